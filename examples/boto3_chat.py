@@ -1,4 +1,6 @@
-"""A chat over SageMaker's API, streamed. AWS may join and cut the parts of a stream anywhere, so split at lines."""
+"""A chat over SageMaker's API, streamed. AWS may join and cut the parts of a stream anywhere, so
+split at lines.
+"""
 
 import json
 import os

@@ -1,4 +1,6 @@
-"""A LoRA adapter is a model of its own to OpenAI's clients: its name is in the list, and a request names it."""
+"""A LoRA adapter is a model of its own to OpenAI's clients: its name is in the list, and a request
+names it.
+"""
 
 from openai import OpenAI
 
@@ -6,7 +8,11 @@ client = OpenAI()  # of OPENAI_BASE_URL and OPENAI_API_KEY
 print(*(model.id for model in client.models.list()))
 
 said = {
-    name: client.completions.create(model=name, prompt="Once upon a time", max_tokens=8, temperature=0).choices[0].text
+    name: client.completions.create(
+        model=name, prompt="Once upon a time", max_tokens=8, temperature=0
+    )
+    .choices[0]
+    .text
     for name in ("demo", "poet")
 }
 print(said["demo"] != said["poet"])

@@ -8,6 +8,8 @@ messages = [{"role": "user", "content": "What is the capital of France?"}]
 answer = client.chat.completions.create(model="demo", messages=messages, temperature=0)
 print(answer.choices[0].message.content)
 
-for chunk in client.chat.completions.create(model="demo", messages=messages, temperature=0, stream=True):
+for chunk in client.chat.completions.create(
+    model="demo", messages=messages, temperature=0, stream=True
+):
     print(chunk.choices[0].delta.content or "", end="", flush=True)
 print()

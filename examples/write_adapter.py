@@ -1,6 +1,8 @@
-"""Write a LoRA adapter for the demo model, as PEFT saves it: python examples/write_adapter.py FOLDER
+"""Write a LoRA adapter for the demo model, as PEFT saves it: python examples/write_adapter.py
+FOLDER
 
-Its weights are random, so what the model says with it is noise: it is for trying how adapters are served.
+Its weights are random, so what the model says with it is noise: it is for trying how adapters are
+served.
 """
 
 import json
@@ -14,7 +16,9 @@ RANK, NUM_LAYERS, HIDDEN_SIZE, VALUE_SIZE = 4, 6, 192, 64  # all but the rank: o
 
 
 def matrix(rows: int, columns: int) -> tuple[list[int], bytes]:
-    return [rows, columns], array("f", (random.gauss(0, 0.5) for _ in range(rows * columns))).tobytes()
+    return [rows, columns], array(
+        "f", (random.gauss(0, 0.5) for _ in range(rows * columns))
+    ).tobytes()
 
 
 folder = Path(sys.argv[1])

@@ -1,10 +1,12 @@
 """An engine without a model. It repeats the prompt's tokens as the answer, one token a step.
 
-It serves load tests of everything before the engine, and tests of faults. It keeps the whole contract and ignores how a
-token should be chosen. Every log-prob is the same. Only what would forbid a token of the prompt, or needs logits, is
-refused. Its options are `echo_step_ms` (how long a step takes, 10), `echo_prompt_s` (how long it computes a prompt
-before the first token, 0), `echo_max_num_sequences` (64), and token ids that break it when a prompt holds them:
-`echo_fault_token` (the step raises), `echo_hang_token` (the step never ends), `echo_die_token` (the process exits).
+It serves load tests of everything before the engine, and tests of faults. It keeps the whole
+contract and ignores how a token should be chosen. Every log-prob is the same. Only what would
+forbid a token of the prompt, or needs logits, is refused. Its options are `echo_step_ms` (how long
+a step takes, 10), `echo_prompt_s` (how long it computes a prompt before the first token, 0),
+`echo_max_num_sequences` (64), and token ids that break it when a prompt holds them:
+`echo_fault_token` (the step raises), `echo_hang_token` (the step never ends), `echo_die_token` (the
+process exits).
 """
 
 import json
@@ -17,7 +19,14 @@ from threading import Event
 
 from handlers.base.stepped import Step, SteppedExecutor
 from handlers.base.token_sequence import TokenSequence
-from lmi.executor import Capabilities, EngineInfo, IterationStats, Progress, PromptLogProb, TokenLogProb
+from lmi.executor import (
+    Capabilities,
+    EngineInfo,
+    IterationStats,
+    Progress,
+    PromptLogProb,
+    TokenLogProb,
+)
 from lmi.settings.config import EngineConfig
 
 LOG_PROB = -1.0
@@ -28,7 +37,9 @@ CONTEXT_LENGTH = 4096
 
 
 def load(config: EngineConfig, model_path: str, progress: Progress) -> "EchoExecutor":
-    """Entry point of the handler `echo`. It reads only config.json from the model folder, if it is there."""
+    """Entry point of the handler `echo`. It reads only config.json from the model folder, if it is
+    there.
+    """
     executor = EchoExecutor(config, model_path)
     progress("ready", 1.0)
     return executor
@@ -37,11 +48,17 @@ def load(config: EngineConfig, model_path: str, progress: Progress) -> "EchoExec
 class EchoExecutor(SteppedExecutor[TokenSequence]):
     def __init__(self, config: EngineConfig | None = None, model_path: str | None = None) -> None:
         config = config or EngineConfig(handler="echo")
-        super().__init__(TokenSequence, config.max_queue_size, num_request_stats=config.request_stats_max_iterations)
+        super().__init__(
+            TokenSequence,
+            config.max_queue_size,
+            num_request_stats=config.request_stats_max_iterations,
+        )
         options = config.options
         self._step_s = float(options.get("echo_step_ms", STEP_MS)) / 1000
         self._prompt_s = float(options.get("echo_prompt_s", 0.0))
-        self._begun_s: dict[TokenSequence, float] = {}  # when each prompt that is computed was begun
+        self._begun_s: dict[
+            TokenSequence, float
+        ] = {}  # when each prompt that is computed was begun
         self._faults = {int(options[name]): act for name, act in FAULTS.items() if name in options}
         self._waiting: list[TokenSequence] = []
         self._running: list[TokenSequence] = []
@@ -84,7 +101,9 @@ class EchoExecutor(SteppedExecutor[TokenSequence]):
         time.sleep(max(0.0, self._step_s - (time.perf_counter() - started)))
         num_context_tokens = sum(sequence.num_prompt_tokens for sequence in admitted)
         num_others = len(self._running) - len(admitted)
-        stats = IterationStats(num_context_tokens=num_context_tokens, num_generation_tokens=num_others)
+        stats = IterationStats(
+            num_context_tokens=num_context_tokens, num_generation_tokens=num_others
+        )
         return Step(list(self._running), stats)
 
     def _has_prompt(self, sequence: TokenSequence, now: float) -> bool:
@@ -94,7 +113,9 @@ class EchoExecutor(SteppedExecutor[TokenSequence]):
             return True
 
         if now - begun_s < self._prompt_s:
-            sequence.num_computed = int(sequence.num_prompt_tokens * (now - begun_s) / self._prompt_s)
+            sequence.num_computed = int(
+                sequence.num_prompt_tokens * (now - begun_s) / self._prompt_s
+            )
             return False
 
         del self._begun_s[sequence]
@@ -140,11 +161,14 @@ def _describe(config: EngineConfig, folder: Path | None) -> EngineInfo:
     facts: dict[str, int] = {}
     if folder is not None and (folder / "config.json").is_file():
         facts = json.loads((folder / "config.json").read_bytes())
-    max_num_sequences = int(config.options.get("echo_max_num_sequences", config.max_num_sequences or MAX_NUM_SEQUENCES))
+    max_num_sequences = int(
+        config.options.get("echo_max_num_sequences", config.max_num_sequences or MAX_NUM_SEQUENCES)
+    )
     return EngineInfo(
         name="echo",
         vocab_size=facts.get("vocab_size", VOCAB_SIZE),
-        max_sequence_length=config.max_sequence_length or facts.get("max_position_embeddings", CONTEXT_LENGTH),
+        max_sequence_length=config.max_sequence_length
+        or facts.get("max_position_embeddings", CONTEXT_LENGTH),
         max_num_sequences=max_num_sequences,
         capabilities=Capabilities(
             num_return_sequences=True,

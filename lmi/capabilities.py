@@ -1,7 +1,8 @@
-"""Checks a request against the capabilities of an engine, by one table for every API and every engine.
+"""Checks a request against the capabilities of an engine, by one table for every API and every
+engine.
 
-The front end uses it before it submits a request. Each Executor uses it again in `enqueue_request`, so that a user of
-the library gets the same answer as a client.
+The front end uses it before it submits a request. Each Executor uses it again in `enqueue_request`,
+so that a user of the library gets the same answer as a client.
 """
 
 import math
@@ -10,10 +11,18 @@ from operator import attrgetter
 
 from msgspec.structs import replace
 
-from lmi.errors import InvalidParameter, InvalidRequest, PromptTooLong, UnknownAdapter, Unsupported, shorten
+from lmi.errors import (
+    InvalidParameter,
+    InvalidRequest,
+    PromptTooLong,
+    UnknownAdapter,
+    Unsupported,
+    shorten,
+)
 from lmi.executor import Capabilities, EngineInfo, Request, SamplingConfig
 
-# A field of Request that a plain request leaves out, the flag of an engine that has it, what other engines have.
+# A field of Request that a plain request leaves out, the flag of an engine that has it, what other
+# engines have.
 NEEDS = (
     ("sampling_config.num_return_sequences", "num_return_sequences", "one answer a request"),
     ("sampling_config.typical_p", "typical_p", "no typical sampling"),
@@ -37,14 +46,19 @@ NEEDS = (
     ("images", "max_images", "no vision"),
 )
 # The flag by the field of SamplingConfig that needs it.
-OF_SAMPLING = {path.partition(".")[2]: flag for path, flag, _ in NEEDS if path.startswith("sampling_config.")}
-OF_SAMPLING |= dict.fromkeys(("repetition_penalty", "presence_penalty", "frequency_penalty"), "penalties")
+OF_SAMPLING = {
+    path.partition(".")[2]: flag for path, flag, _ in NEEDS if path.startswith("sampling_config.")
+}
+OF_SAMPLING |= dict.fromkeys(
+    ("repetition_penalty", "presence_penalty", "frequency_penalty"), "penalties"
+)
 ASKED = attrgetter(*(path for path, _, _ in NEEDS))
 PLAIN = ASKED(Request((0,), 1))
 
 
 def check_request(request: Request, info: EngineInfo) -> None:
-    """Raise InvalidParameter for a value out of this engine's range, Unsupported for an ability that it lacks.
+    """Raise InvalidParameter for a value out of this engine's range, Unsupported for an ability
+    that it lacks.
 
     Raises InvalidRequest for generation that an embedding model is asked for.
     """
@@ -59,13 +73,18 @@ def check_request(request: Request, info: EngineInfo) -> None:
         raise unknown_adapter(request.lora_config.name)
 
 
-def fitted(sampling: SamplingConfig, defaulted: Collection[str], can: Capabilities) -> SamplingConfig:
-    """Return the sampling without those of its `defaulted` fields that an engine lacks, and within its bounds.
+def fitted(
+    sampling: SamplingConfig, defaulted: Collection[str], can: Capabilities
+) -> SamplingConfig:
+    """Return the sampling without those of its `defaulted` fields that an engine lacks, and within
+    its bounds.
 
     Nobody asked for them, so no request is refused for them.
     """
     changed: dict[str, float | None] = {
-        name: None for name in defaulted if name in OF_SAMPLING and not getattr(can, OF_SAMPLING[name])
+        name: None
+        for name in defaulted
+        if name in OF_SAMPLING and not getattr(can, OF_SAMPLING[name])
     }
     temperature = sampling.temperature
     if "temperature" in defaulted and temperature is not None and temperature > can.max_temperature:
@@ -80,16 +99,27 @@ def unknown_adapter(name: str) -> UnknownAdapter:
 def _check_purpose(request: Request, info: EngineInfo) -> None:
     gives, asked = info.capabilities.embeddings, request.pooling_params
     if gives is None and asked is not None:
-        what = "a model that generates text and gives no embeddings (docs/apis.md#embeddings: how it may)"
+        what = (
+            "a model that generates text and gives no embeddings (docs/apis.md#embeddings: how "
+            "it may)"
+        )
         raise Unsupported("pooling_params", f"{info.name} has {what}")
     if gives is not None and asked is None:
-        raise InvalidRequest("this is an embedding model, which answers at /v1/embeddings and generates no text")
+        raise InvalidRequest(
+            "this is an embedding model, which answers at /v1/embeddings and generates no text"
+        )
     if gives is None or asked is None or asked.dimensions in (None, gives.size):
         return
     if gives.shorter is None:
-        raise Unsupported("dimensions", f"the model's embeddings have {gives.size} numbers and no shorter form")
+        raise Unsupported(
+            "dimensions", f"the model's embeddings have {gives.size} numbers and no shorter form"
+        )
     if asked.dimensions > gives.size or (gives.shorter and asked.dimensions not in gives.shorter):
-        rule = "one of " + ", ".join(map(str, gives.shorter)) if gives.shorter else f"at most {gives.size}"
+        rule = (
+            "one of " + ", ".join(map(str, gives.shorter))
+            if gives.shorter
+            else f"at most {gives.size}"
+        )
         raise InvalidParameter("dimensions", rule, asked.dimensions)
 
 
@@ -98,9 +128,13 @@ def _check_bounds(request: Request, info: EngineInfo) -> None:
     has_answer = request.pooling_params is None  # which needs room for a token
     if num_prompt_tokens > limit - has_answer:
         rule = "shorter than" if has_answer else "no longer than"
-        raise PromptTooLong(f"{rule} the model's context of {limit} tokens", f"{num_prompt_tokens} tokens")
+        raise PromptTooLong(
+            f"{rule} the model's context of {limit} tokens", f"{num_prompt_tokens} tokens"
+        )
     sampling, output, can = request.sampling_config, request.output_config, info.capabilities
-    max_beam_width = can.max_beam_width if can.max_beam_width > 1 else math.inf  # without a search it is lacking
+    max_beam_width = (
+        can.max_beam_width if can.max_beam_width > 1 else math.inf
+    )  # without a search it is lacking
     for name, value, most, option in (
         ("temperature", sampling.temperature, can.max_temperature, ""),
         ("beam_width", sampling.beam_width, max_beam_width, " (option.max_beam_width)"),
@@ -111,13 +145,20 @@ def _check_bounds(request: Request, info: EngineInfo) -> None:
             raise InvalidParameter(name, f"at most {most:g}{option}", value)
     num_images, max_images = len(request.images), can.max_images
     if num_images > max_images > 0:
-        said = f"must have at most {max_images} images (option.limit_mm_per_prompt), given {num_images}"
+        said = (
+            f"must have at most {max_images} images (option.limit_mm_per_prompt), given "
+            f"{num_images}"
+        )
         raise InvalidRequest(said, "images")
 
 
 def _check_token_ids(request: Request, info: EngineInfo) -> None:
     end_id = () if request.end_id is None else (request.end_id,)
-    groups = [("input_token_ids", request.input_token_ids), ("end_ids", request.end_ids), ("end_id", end_id)]
+    groups = [
+        ("input_token_ids", request.input_token_ids),
+        ("end_ids", request.end_ids),
+        ("end_id", end_id),
+    ]
     groups += [("stop_words", word) for word in request.stop_words]
     groups += [("bad_words", word) for word in request.bad_words]
     groups += [("embedding_bias", tuple(token_id for token_id, _ in request.embedding_bias))]
@@ -128,14 +169,23 @@ def _check_token_ids(request: Request, info: EngineInfo) -> None:
 
 
 def _lacking(request: Request, info: EngineInfo) -> Iterator[tuple[str, str]]:
-    """Yield each ability that the request needs and the engine lacks, as (name, what the engine has instead)."""
-    can, guide, processor = info.capabilities, request.guided_decoding_params, request.logits_post_processor_name
+    """Yield each ability that the request needs and the engine lacks, as (name, what the engine has
+    instead).
+    """
+    can, guide, processor = (
+        info.capabilities,
+        request.guided_decoding_params,
+        request.logits_post_processor_name,
+    )
     if request.sampling_config.beam_width > 1 and can.max_beam_width == 1:
         yield "beam_width", "no beam search"
     if guide is not None and guide.guide_type not in can.guided_decoding:
         yield "guided_decoding_params", "no such guide"
     if processor is not None and processor not in can.logits_post_processors:
-        yield "logits_post_processor_name", f"{list(can.logits_post_processors) or 'no logits post-processors'}"
+        yield (
+            "logits_post_processor_name",
+            f"{list(can.logits_post_processors) or 'no logits post-processors'}",
+        )
     declared = {one.name: one for one in can.additional_outputs}
     for asked in request.output_config.additional_model_outputs:
         if asked.name not in declared:

@@ -1,4 +1,6 @@
-"""The command `lmi`, and the commands `serve` and `djl-serving` with which container platforms start an image."""
+"""The command `lmi`, and the commands `serve` and `djl-serving` with which container platforms
+start an image.
+"""
 
 import os
 import sys
@@ -18,7 +20,9 @@ ABOUT = ("-h", "--help", "--version")  # flags of `lmi` itself
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The console script `lmi`. In a container it is the entry point, so the first word may be `lmi` too."""
+    """The console script `lmi`. In a container it is the entry point, so the first word may be
+    `lmi` too.
+    """
     words = list(sys.argv[1:] if arguments is None else arguments)
     sys.exit(run(words[1:] if words[:1] == ["lmi"] else words))
 
@@ -59,7 +63,9 @@ def run(arguments: list[str]) -> int:
 
 
 def _unknown(error: click.NoSuchOption) -> str:
-    """Return the message about an unknown flag of any command: only some of them have a flag for each option."""
+    """Return the message about an unknown flag of any command: only some of them have a flag for
+    each option.
+    """
     if error.ctx is None or isinstance(error.ctx.command, OptionsCommand):
         return unknown(error.option_name)
 
@@ -69,15 +75,20 @@ def _unknown(error: click.NoSuchOption) -> str:
     if option is not None and error.ctx.command is djl_serving:
         prefix = "OPTION" if option.row.key.startswith("option.") else "SERVING"
         variable = f"{prefix}_{flag.lstrip('-').replace('-', '_').upper()}"
-        return f"{said} These are djl-serving's own words: lmi serve takes {flag}, or {variable} sets it."
+        return (
+            f"{said} These are djl-serving's own words: lmi serve takes {flag}, or {variable} "
+            f"sets it."
+        )
     near = error.possibilities or ()
     return said + (f" Did you mean {near[0]}?" if near else "")
 
 
 def _with_command(arguments: list[str]) -> list[str]:
-    """Return the arguments with `serve` before them if they begin with no command, as where there are none at all.
+    """Return the arguments with `serve` before them if they begin with no command, as where there
+    are none at all.
 
-    Platforms start a container without a word, or with flags alone. Raises UsageError for an unknown word.
+    Platforms start a container without a word, or with flags alone. Raises UsageError for an
+    unknown word.
     """
     first = arguments[0] if arguments else "-"
     if first in ABOUT or first in lmi.commands:
@@ -85,7 +96,9 @@ def _with_command(arguments: list[str]) -> list[str]:
     if first.startswith("-"):
         return ["serve", *arguments]
     words = ", ".join(lmi.commands)
-    raise click.UsageError(f"No such command {log.escape(first)}. Commands are {words}; no command means serve.")
+    raise click.UsageError(
+        f"No such command {log.escape(first)}. Commands are {words}; no command means serve."
+    )
 
 
 FIRST_EXAMPLES = """\b
@@ -113,16 +126,18 @@ Examples:
 def serve(folder: str | None, flags: dict[str, str], files: dict[str, str]) -> int:
     """Serve the model in DIR.
 
-    DIR is a folder with serving.properties or config.json, OWNER/NAME of a hub, s3://BUCKET/PREFIX, or demo.
-    Without DIR: /opt/ml/model when it holds something, else the current folder when it has one of these files, else the
-    built-in demo model.
+    DIR is a folder with serving.properties or config.json, OWNER/NAME of a hub, s3://BUCKET/PREFIX,
+    or demo. Without DIR: /opt/ml/model when it holds something, else the current folder when it has
+    one of these files, else the built-in demo model.
     """
     return _serve(folder, flags, files)
 
 
 @lmi.command("djl-serving")
 @click.option("-s", "--model-store", "folder", metavar="DIR", help="folder of the model")
-@click.option("-m", "--models", multiple=True, metavar="NAME=PATH", help="folder and name of the model")
+@click.option(
+    "-m", "--models", multiple=True, metavar="NAME=PATH", help="folder and name of the model"
+)
 def djl_serving(folder: str | None, models: tuple[str, ...]) -> int:
     """Serve as the LMI container's own start command does."""
     named = text_of(models)
@@ -147,7 +162,9 @@ def _serve(folder: str | None, flags: dict[str, str], files: dict[str, str]) -> 
 
 
 def _fail(error: StartError) -> int:
-    """Print why a start failed: each fault on one line, before the JSON object. Returns the exit code."""
+    """Print why a start failed: each fault on one line, before the JSON object. Returns the exit
+    code.
+    """
     from lmi.supervisor.banner import say_failed
     from lmi.supervisor.child import Failure
 

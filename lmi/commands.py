@@ -1,4 +1,6 @@
-"""The commands beside `serve`: some show something, some ask a server. Each imports what it needs when it runs."""
+"""The commands beside `serve`: some show something, some ask a server. Each imports what it needs
+when it runs.
+"""
 
 import os
 import platform
@@ -25,8 +27,19 @@ REPORTED_LIBRARIES = ("torch", "transformers", "tokenizers", "gunicorn", "uvicor
 
 @click.command(cls=OptionsCommand)
 @click.option("--json", "is_json", is_flag=True, help="one JSON object")
-@click.option("--changed", "is_changed", is_flag=True, help="only options that have another value than their default")
-def config(folder: str | None, flags: dict[str, str], files: dict[str, str], is_json: bool, is_changed: bool) -> None:
+@click.option(
+    "--changed",
+    "is_changed",
+    is_flag=True,
+    help="only options that have another value than their default",
+)
+def config(
+    folder: str | None,
+    flags: dict[str, str],
+    files: dict[str, str],
+    is_json: bool,
+    is_changed: bool,
+) -> None:
     """Show every option, its value and where it came from.
 
     It shows what each value shadows too, and starts nothing.
@@ -45,10 +58,15 @@ def config(folder: str | None, flags: dict[str, str], files: dict[str, str], is_
 def _table(settings: Sequence[Setting]) -> list[str]:
     """Return the settings as lines with aligned columns. The last column is not padded."""
     heads = ("option", "value", "source", "shadowed")
-    rows = [heads, *((row.option, row.value or "-", row.source, ", ".join(row.shadowed)) for row in settings)]
+    rows = [
+        heads,
+        *((row.option, row.value or "-", row.source, ", ".join(row.shadowed)) for row in settings),
+    ]
     cells = [tuple(log.escape(cell) for cell in row) for row in rows]
     widths = [min(60, max(len(row[column]) for row in cells)) for column in range(3)]
-    return ["  ".join([*(row[i].ljust(widths[i]) for i in range(3)), row[3]]).rstrip() for row in cells]
+    return [
+        "  ".join([*(row[i].ljust(widths[i]) for i in range(3)), row[3]]).rstrip() for row in cells
+    ]
 
 
 @click.command(add_help_option=False, context_settings={"ignore_unknown_options": True})
@@ -63,29 +81,48 @@ def gateway(words: tuple[str, ...]) -> int:
 
 def _asking(command: Any) -> Any:
     """Add to a command what says which server to ask."""
-    url = click.option("--url", default="http://127.0.0.1:8080", show_default=True, help="server that speaks OpenAI")
-    key = click.option("--api-key", envvar="LMI_API_KEY", help="key of the server, else LMI_API_KEY")
+    url = click.option(
+        "--url",
+        default="http://127.0.0.1:8080",
+        show_default=True,
+        help="server that speaks OpenAI",
+    )
+    key = click.option(
+        "--api-key", envvar="LMI_API_KEY", help="key of the server, else LMI_API_KEY"
+    )
     return url(key(command))
 
 
 def _with_parameters(command: Any) -> Any:
-    """Add to a command the parameters of its requests. What is left out is the server's to choose."""
-    temperature = click.option("--temperature", type=float, help="how freely tokens are drawn; 0: never")
-    top_p = click.option("--top-p", type=float, help="draw from the likeliest tokens with this probability together")
+    """Add to a command the parameters of its requests. What is left out is the server's
+    to choose.
+    """
+    temperature = click.option(
+        "--temperature", type=float, help="how freely tokens are drawn; 0: never"
+    )
+    top_p = click.option(
+        "--top-p", type=float, help="draw from the likeliest tokens with this probability together"
+    )
     seed = click.option("--seed", type=int, help="the same one draws the same tokens again")
     return temperature(top_p(seed(command)))
 
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 QUICK = click.option("-q", "--quick", metavar="TEXT", help="answer this and end")
-MODEL = click.option("--model", metavar="NAME", help="model that answers; left out: the first one of /v1/models")
+MODEL = click.option(
+    "--model", metavar="NAME", help="model that answers; left out: the first one of /v1/models"
+)
 
 
 @click.command()
 @_asking
 @MODEL
 @_with_parameters
-@click.option("--max-tokens", type=click.IntRange(1), help="longest answer; left out: what the server has room for")
+@click.option(
+    "--max-tokens",
+    type=click.IntRange(1),
+    help="longest answer; left out: what the server has room for",
+)
 @click.option("--system-prompt", metavar="TEXT", help="first message")
 @QUICK
 def chat(system_prompt: str | None, quick: str | None, **talk: Any) -> None:
@@ -100,7 +137,9 @@ def chat(system_prompt: str | None, quick: str | None, **talk: Any) -> None:
 @_asking
 @MODEL
 @_with_parameters
-@click.option("--max-tokens", type=click.IntRange(1), default=128, show_default=True, help="longest answer")
+@click.option(
+    "--max-tokens", type=click.IntRange(1), default=128, show_default=True, help="longest answer"
+)
 @QUICK
 def complete(quick: str | None, **talk: Any) -> None:
     """Let a server continue texts in the terminal."""
@@ -111,10 +150,16 @@ def complete(quick: str | None, **talk: Any) -> None:
 
 
 @click.command("run-batch")
-@click.option("-i", "--input-file", "source", type=FILE, required=True, help="requests, one on each line")
-@click.option("-o", "--output-file", "target", type=Path, required=True, help="answers, in any order")
+@click.option(
+    "-i", "--input-file", "source", type=FILE, required=True, help="requests, one on each line"
+)
+@click.option(
+    "-o", "--output-file", "target", type=Path, required=True, help="answers, in any order"
+)
 @_asking
-@click.option("--concurrency", type=click.IntRange(1), default=16, show_default=True, help="requests at once")
+@click.option(
+    "--concurrency", type=click.IntRange(1), default=16, show_default=True, help="requests at once"
+)
 def run_batch(source: Path, target: Path, url: str, api_key: str | None, concurrency: int) -> int:
     """Answer the requests of a file in OpenAI's batch form."""
     import asyncio
@@ -124,37 +169,106 @@ def run_batch(source: Path, target: Path, url: str, api_key: str | None, concurr
     with source.open("rb") as requests, target.open("wb") as answers:
         num_failed = asyncio.run(ask.run_batch(requests, answers, url, api_key, concurrency))
     if num_failed:
-        click.echo(f"lmi run-batch: {num_failed} requests have no answer of 200; {target} says why", err=True)
+        click.echo(
+            f"lmi run-batch: {num_failed} requests have no answer of 200; {target} says why",
+            err=True,
+        )
     return 1 if num_failed else 0
 
 
 @click.command(context_settings={"show_default": True})
 @click.argument("urls", nargs=-1, required=True, metavar="URL [URL]")
 @click.option("--api-key", envvar="LMI_API_KEY", help="key of the servers, else LMI_API_KEY")
-@click.option("--dialect", type=click.Choice(["chat", "completions", "lmi", "tgi", "triton"]), default="chat")
-@click.option("--model", metavar="NAME", default="", help="left out: the first one of /v1/models, where one is needed")
-@click.option("--requests", "num_requests", type=click.IntRange(1), default=100, help="requests of a round")
-@click.option("--rounds", type=click.IntRange(1), help="rounds for each server; left out: 1, or 3 of two servers")
-@click.option("--warmup", "num_warmup", type=click.IntRange(0), default=8, help="requests before, which do not count")
-@click.option("--streams", "num_streams", type=click.IntRange(1), default=8, help="closed loop: clients at once")
-@click.option("--rate", type=click.FloatRange(0, min_open=True), help="open loop: requests/s, of a Poisson process")
-@click.option("--whole", "is_whole", is_flag=True, help="ask for whole answers, not for streams")
-@click.option("--prompts", type=FILE, help="a prompt on each line, or an object with prompt and max_tokens")
-@click.option("--prompt-words", "num_words", type=click.IntRange(1), default=100, help="length of made prompts")
 @click.option(
-    "--shared-words", "num_shared_words", type=click.IntRange(0), default=0, help="of them a shared beginning"
+    "--dialect", type=click.Choice(["chat", "completions", "lmi", "tgi", "triton"]), default="chat"
 )
-@click.option("--prefixes", "num_prefixes", type=click.IntRange(1), default=1, help="different shared beginnings")
+@click.option(
+    "--model",
+    metavar="NAME",
+    default="",
+    help="left out: the first one of /v1/models, where one is needed",
+)
+@click.option(
+    "--requests", "num_requests", type=click.IntRange(1), default=100, help="requests of a round"
+)
+@click.option(
+    "--rounds",
+    type=click.IntRange(1),
+    help="rounds for each server; left out: 1, or 3 of two servers",
+)
+@click.option(
+    "--warmup",
+    "num_warmup",
+    type=click.IntRange(0),
+    default=8,
+    help="requests before, which do not count",
+)
+@click.option(
+    "--streams",
+    "num_streams",
+    type=click.IntRange(1),
+    default=8,
+    help="closed loop: clients at once",
+)
+@click.option(
+    "--rate",
+    type=click.FloatRange(0, min_open=True),
+    help="open loop: requests/s, of a Poisson process",
+)
+@click.option("--whole", "is_whole", is_flag=True, help="ask for whole answers, not for streams")
+@click.option(
+    "--prompts", type=FILE, help="a prompt on each line, or an object with prompt and max_tokens"
+)
+@click.option(
+    "--prompt-words",
+    "num_words",
+    type=click.IntRange(1),
+    default=100,
+    help="length of made prompts",
+)
+@click.option(
+    "--shared-words",
+    "num_shared_words",
+    type=click.IntRange(0),
+    default=0,
+    help="of them a shared beginning",
+)
+@click.option(
+    "--prefixes",
+    "num_prefixes",
+    type=click.IntRange(1),
+    default=1,
+    help="different shared beginnings",
+)
 @click.option("--max-tokens", type=click.IntRange(1), default=64, help="longest answer")
-@click.option("--body", metavar="JSON", default="{}", help='further fields of each request: {"ignore_eos": true}')
-@click.option("--target-ttft-ms", type=click.FloatRange(0), help="goodput: longest time to the first token")
-@click.option("--target-itl-ms", type=click.FloatRange(0), help="goodput: longest mean time between tokens")
-@click.option("--target-e2e-ms", type=click.FloatRange(0), help="goodput: longest time of a whole answer")
-@click.option("--timeout", "timeout_s", type=click.FloatRange(0, min_open=True), default=600, help="of a request, in s")
+@click.option(
+    "--body",
+    metavar="JSON",
+    default="{}",
+    help='further fields of each request: {"ignore_eos": true}',
+)
+@click.option(
+    "--target-ttft-ms", type=click.FloatRange(0), help="goodput: longest time to the first token"
+)
+@click.option(
+    "--target-itl-ms", type=click.FloatRange(0), help="goodput: longest mean time between tokens"
+)
+@click.option(
+    "--target-e2e-ms", type=click.FloatRange(0), help="goodput: longest time of a whole answer"
+)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(0, min_open=True),
+    default=600,
+    help="of a request, in s",
+)
 @click.option("--seed", default=0, help="of prompts and arrivals")
 @click.option("--json", "json_file", type=Path, metavar="FILE", help="write all figures and times")
 @click.option("--html", "html_file", type=Path, metavar="FILE", help="write a page with plots")
-@click.option("--png", "png_file", type=Path, metavar="FILE", help="write the plots as a picture, with Pillow")
+@click.option(
+    "--png", "png_file", type=Path, metavar="FILE", help="write the plots as a picture, with Pillow"
+)
 def bench(**settings: Any) -> int:
     """Load a server, or two in turns, and show how fast it answers.
 
@@ -172,7 +286,10 @@ def show_version() -> None:
     click.echo(f"python {platform.python_version()}")
     click.echo("\n".join(_machine()))
     handlers = announced()
-    for name in (*REPORTED_LIBRARIES, *(one for handler in handlers.values() for one in handler.distributions)):
+    for name in (
+        *REPORTED_LIBRARIES,
+        *(one for handler in handlers.values() for one in handler.distributions),
+    ):
         try:
             click.echo(f"{name} {metadata.version(name)}")
         except metadata.PackageNotFoundError:
@@ -185,7 +302,11 @@ def show_version() -> None:
 def _machine() -> list[str]:
     """Return lines about the system, the processor, memory and GPUs."""
     found = Path("/proc/cpuinfo")
-    names = re.findall(r"^model name\s*: (.+)$", found.read_text(), re.MULTILINE) if found.exists() else []
+    names = (
+        re.findall(r"^model name\s*: (.+)$", found.read_text(), re.MULTILINE)
+        if found.exists()
+        else []
+    )
     lines = [
         f"os {platform.platform()}",
         f"cpu {names[0] if names else platform.machine()}, {machine.num_usable_cores()} cores",

@@ -1,8 +1,8 @@
 """Every error that lmi raises on purpose.
 
-Each class has a stable `label`, which logs and metrics show, and the HTTP `status` that it has in most APIs, which
-`/openapi.json` describes with the first line of the class's docstring. An API that answers otherwise says so in its
-`ErrorRules`. An error passes between processes as an `ErrorInfo`.
+Each class has a stable `label`, which logs and metrics show, and the HTTP `status` that it has in
+most APIs, which `/openapi.json` describes with the first line of the class's docstring. An API that
+answers otherwise says so in its `ErrorRules`. An error passes between processes as an `ErrorInfo`.
 """
 
 import errno
@@ -14,7 +14,9 @@ CONTEXT_RULE = re.compile(r"the model's context of (\d+) tokens")
 
 
 class ErrorInfo(NamedTuple):
-    """An error as it passes between processes. If `field` is given, `message` says what is wrong with it."""
+    """An error as it passes between processes. If `field` is given, `message` says what is wrong
+    with it.
+    """
 
     label: str
     message: str
@@ -25,8 +27,8 @@ class ErrorInfo(NamedTuple):
 class LmiError(Exception):
     """The base of all errors that lmi can explain to the person who caused them.
 
-    `field` names the part of the request that is at fault, as the code that found the fault names it. The text of the
-    error begins with `field`, and `message` is the rest.
+    `field` names the part of the request that is at fault, as the code that found the fault names
+    it. The text of the error begins with `field`, and `message` is the rest.
     """
 
     status = 500
@@ -34,7 +36,9 @@ class LmiError(Exception):
     retry_after_s: int | None = None  # when a client may try again, if that can help
 
     def __init_subclass__(cls, **facts: object) -> None:
-        """Take what differs from the base: `label`, `status`, `retry_after_s`, and `exit_code` of a StartError."""
+        """Take what differs from the base: `label`, `status`, `retry_after_s`, and `exit_code` of a
+        StartError.
+        """
         for name, value in facts.items():
             setattr(cls, name, value)
 
@@ -45,11 +49,17 @@ class LmiError(Exception):
 
     def spelled(self, names: Mapping[str, str]) -> str:
         """Return the text of the error, with the field under the name that `names` has for it."""
-        return self.message if self.field is None else f"{names.get(self.field, self.field)} {self.message}"
+        return (
+            self.message
+            if self.field is None
+            else f"{names.get(self.field, self.field)} {self.message}"
+        )
 
     @property
     def info(self) -> ErrorInfo:
-        """The ErrorInfo of this error. A class from outside of this file counts as its nearest base in it."""
+        """The ErrorInfo of this error. A class from outside of this file counts as its nearest base
+        in it.
+        """
         kinds = (kind for kind in type(self).__mro__ if issubclass(kind, LmiError))
         label = next(kind.label for kind in kinds if CLASSES.get(kind.label) is kind)
         return ErrorInfo(label, self.message, self.field, self.retry_after_s)
@@ -102,7 +112,9 @@ class Unauthorized(LmiError, label="unauthorized", status=401):
 
 
 class ForeignPage(LmiError, label="foreign_page", status=403):
-    """A browser sends the request for a page of another origin, or by a name that is not this server's."""
+    """A browser sends the request for a page of another origin, or by a name that is not this
+    server's.
+    """
 
 
 class UnknownModel(LmiError, label="unknown_model", status=404):
@@ -126,7 +138,9 @@ class Unavailable(LmiError, label="unavailable", status=503, retry_after_s=1):
 
 
 class Draining(Unavailable, label="draining"):
-    """This server ends and takes no new requests; another one may take it at once (Retry-After, X-Lmi-Refusal)."""
+    """This server ends and takes no new requests; another one may take it at once (Retry-After,
+    X-Lmi-Refusal).
+    """
 
 
 class EngineLost(Unavailable, label="engine_lost"):
@@ -138,7 +152,9 @@ class DeadlineExceeded(LmiError, label="deadline_exceeded", status=504):
 
 
 class OutOfMemory(LmiError, label="out_of_memory", status=507):
-    """The accelerator has no memory left for this request, or the server no room for what it should load."""
+    """The accelerator has no memory left for this request, or the server no room for what it should
+    load.
+    """
 
 
 class GenerationFailed(LmiError, label="generation_failed", status=424):
@@ -179,7 +195,9 @@ class NoMemory(ModelUnusable, label="no_memory"):
 
 
 class SecurityRefused(StartError, label="security_refused", exit_code=5):
-    """The model asks for something that is switched off for safety (pickled weights, remote code)."""
+    """The model asks for something that is switched off for safety (pickled weights,
+    remote code).
+    """
 
 
 class SourceUnreachable(StartError, label="source_unreachable", exit_code=6):
@@ -187,7 +205,9 @@ class SourceUnreachable(StartError, label="source_unreachable", exit_code=6):
 
 
 CLASSES = {
-    kind.label: kind for kind in list(globals().values()) if isinstance(kind, type) and issubclass(kind, LmiError)
+    kind.label: kind
+    for kind in list(globals().values())
+    if isinstance(kind, type) and issubclass(kind, LmiError)
 }
 STATUSES = frozenset(kind.status for kind in CLASSES.values())
 
@@ -203,16 +223,26 @@ def from_info(info: ErrorInfo) -> LmiError:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the error, or what it was raised from, says that the machine or a device ran out of memory."""
+    """Whether the error, or what it was raised from, says that the machine or a device ran out of
+    memory.
+    """
     return any(map(_lacks_memory, (error, error.__cause__)))
 
 
 def _lacks_memory(error: BaseException | None) -> bool:
-    """Libraries name their class OutOfMemoryError. torch says it of the machine's memory in a text."""
+    """Libraries name their class OutOfMemoryError. torch says it of the machine's
+    memory in a text.
+    """
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
-    of_torch = isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(error)
-    return of_torch or isinstance(error, MemoryError | NoMemory) or type(error).__name__ == "OutOfMemoryError"
+    of_torch = isinstance(
+        error, RuntimeError
+    ) and "DefaultCPUAllocator: can't allocate memory" in str(error)
+    return (
+        of_torch
+        or isinstance(error, MemoryError | NoMemory)
+        or type(error).__name__ == "OutOfMemoryError"
+    )
 
 
 def cause_line(error: BaseException, max_chars: int = 300) -> str:
@@ -221,19 +251,25 @@ def cause_line(error: BaseException, max_chars: int = 300) -> str:
 
 
 def one_line(text: str, max_chars: int = 300) -> str:
-    """Return a text of others on one line. A long one keeps its beginning and its end: either may name the cause."""
+    """Return a text of others on one line. A long one keeps its beginning and its end: either may
+    name the cause.
+    """
     line = " ".join(text.split())
     half = max_chars // 2 - 2
     return line if len(line) <= max_chars else f"{line[:half]} … {line[-half:]}"
 
 
 def writable(text: str) -> str:
-    """Return text that JSON and sockets can carry, because a file name may hold bytes that are not UTF-8."""
+    """Return text that JSON and sockets can carry, because a file name may hold bytes that are not
+    UTF-8.
+    """
     return text.encode(errors="replace").decode()
 
 
 def without_paths(text: str, said: Mapping[str, str]) -> str:
-    """Return a text for a client, with each path of this server under the name that the client knows."""
+    """Return a text for a client, with each path of this server under the name that the client
+    knows.
+    """
     for path in sorted(filter(None, said), key=len, reverse=True):
         text = text.replace(path, said[path])
     return text
@@ -242,8 +278,9 @@ def without_paths(text: str, said: Mapping[str, str]) -> str:
 def shorten(value: object, max_chars: int = 80) -> str:
     """Return a value for an error message: one line, quoted, at most `max_chars` long.
 
-    null, true and false are written as in JSON. A text keeps single quotes, which JSON need not escape. Lists and
-    objects are counted, not printed, because a client may nest them deeper than Python can print.
+    null, true and false are written as in JSON. A text keeps single quotes, which JSON need not
+    escape. Lists and objects are counted, not printed, because a client may nest them deeper than
+    Python can print.
     """
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()

@@ -1,7 +1,9 @@
-"""The flags of `lmi serve` and `lmi config`: a row of the table of options each, those of engines, and files of flags.
+"""The flags of `lmi serve` and `lmi config`: a row of the table of options each, those of engines,
+and files of flags.
 
-A flag that no row has and an engine knows as an option is its `--set`: `--enable-lora` is option.enable_lora=true. A
-file of `--config` is read as vLLM reads its own: a YAML object of flags, whose values count unless a flag is given too.
+A flag that no row has and an engine knows as an option is its `--set`: `--enable-lora` is
+option.enable_lora=true. A file of `--config` is read as vLLM reads its own: a YAML object of flags,
+whose values count unless a flag is given too.
 """
 
 import difflib
@@ -47,8 +49,12 @@ CONFIG = "--config"
 MODEL_DIR = "--model-dir"
 WITH_GATEWAY, GATEWAY_VALUE = "--with-gateway", re.compile("[0-9]+|true|false")
 # An engine's flag of such a name takes no value, unless the next word is true or false.
-SWITCH = re.compile("(allow|async|enable|disable|enforce|exclude|fully|interleave|return|skip|use)_|.*_(only|stack)$")
-NEAR = 0.83  # a ratio of difflib: --prot is a slip for --port, --workers is not one for --min-workers
+SWITCH = re.compile(
+    "(allow|async|enable|disable|enforce|exclude|fully|interleave|return|skip|use)_|.*_(only|stack)$"
+)
+NEAR = (
+    0.83  # a ratio of difflib: --prot is a slip for --port, --workers is not one for --min-workers
+)
 
 
 class OptionFlag(click.Option):
@@ -80,24 +86,35 @@ FLAGGED = {
     for row in OPTIONS
     if row.has_flag and (name := "option_" + row.flag[2:].replace("-", "_"))
 }
-KEYS = {flag: option.row.key for option in FLAGGED.values() for flag in option.opts} | {MODEL_DIR: MODEL_DIR}
+KEYS = {flag: option.row.key for option in FLAGGED.values() for flag in option.opts} | {
+    MODEL_DIR: MODEL_DIR
+}
 OURS = {flag for option in FLAGGED.values() for flag in (*option.opts, *option.secondary_opts)}
 
 
 class OptionsCommand(click.Command):
-    """A command with DIR and a flag for each option, which its function receives as `folder` and `flags`, by key.
+    """A command with DIR and a flag for each option, which its function receives as `folder` and
+    `flags`, by key.
 
-    `files` has the file of --config that a value came from, by key. The help shows common options, and those of a topic
-    with --help=TOPIC.
+    `files` has the file of --config that a value came from, by key. The help shows common options,
+    and those of a topic with --help=TOPIC.
     """
 
     def __init__(self, name: str, *, params: list[click.Parameter], **attributes: Any) -> None:
         first = [
             click.Argument(["folder"], required=False, metavar="[DIR]"),
             click.Option([MODEL_DIR], metavar="DIR", help="the same as DIR"),
-            click.Option([CONFIG], multiple=True, metavar="FILE", help="flags of a YAML file: max-num-seqs: 8"),
             click.Option(
-                ["--set", "settings"], multiple=True, metavar="KEY=VALUE", help="any key of serving.properties"
+                [CONFIG],
+                multiple=True,
+                metavar="FILE",
+                help="flags of a YAML file: max-num-seqs: 8",
+            ),
+            click.Option(
+                ["--set", "settings"],
+                multiple=True,
+                metavar="KEY=VALUE",
+                help="any key of serving.properties",
             ),
         ]
         super().__init__(name, params=[*first, *params, *FLAGGED.values()], **attributes)
@@ -115,15 +132,20 @@ class OptionsCommand(click.Command):
         return rest
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the common options, or those of the topic that was asked for. Raises UsageError if it has none."""
+        """Write the common options, or those of the topic that was asked for. Raises UsageError if
+        it has none.
+        """
         topic = ctx.meta.get(TOPIC)
-        parameters = [parameter for parameter in self.get_params(ctx) if isinstance(parameter, click.Option)]
+        parameters = [
+            parameter for parameter in self.get_params(ctx) if isinstance(parameter, click.Option)
+        ]
         own = [parameter for parameter in parameters if not isinstance(parameter, OptionFlag)]
         flags = [parameter for parameter in parameters if isinstance(parameter, OptionFlag)]
         shown = [flag for flag in flags if _is_about(flag, topic)]
         if not shown:
             raise click.UsageError(
-                f"{HELP}{topic}: no option is about it, topics are {', '.join((ALL, *GROUPS))}.", ctx
+                f"{HELP}{topic}: no option is about it, topics are {', '.join((ALL, *GROUPS))}.",
+                ctx,
             )
 
         if topic in (None, ALL):
@@ -134,12 +156,15 @@ class OptionsCommand(click.Command):
             formatter.write_paragraph()
             formatter.write_text(
                 f"These are {len(shown)} of {len(flags)} options. {HELP}{ALL} shows every one, "
-                f"{', '.join(HELP + part for part in GROUPS)} those of a group, {HELP}WORD those that have the word."
+                f"{', '.join(HELP + part for part in GROUPS)} those of a group, {HELP}WORD those "
+                f"that have the word."
             )
 
 
 def _is_about(flag: OptionFlag, topic: str | None) -> bool:
-    """Whether the help of a topic shows a flag: None is that of the short help, a word is searched for."""
+    """Whether the help of a topic shows a flag: None is that of the short help, a word is searched
+    for.
+    """
     if topic is None:
         return flag.row.key in COMMON
     if topic in GROUPS:
@@ -160,7 +185,11 @@ def _write_section(
 
 
 def _collected(
-    folder: str | None, model_dir: str | None, config: tuple[str, ...], settings: tuple[str, ...], **others: Any
+    folder: str | None,
+    model_dir: str | None,
+    config: tuple[str, ...],
+    settings: tuple[str, ...],
+    **others: Any,
 ) -> dict[str, Any]:
     """Return the parameters of a command, with the texts of flags and files by key."""
     flags = {option.row.key: text_of(others.pop(name)) for name, option in FLAGGED.items()}
@@ -192,7 +221,9 @@ def unknown(flag: str) -> str:
     """Return the message about an unknown flag, with a hint at a flag of nearly that name."""
     if elsewhere(flag):
         return f"{flag}: {elsewhere(flag)}."
-    near = difflib.get_close_matches(flag, [*OURS, MODEL_DIR, "--set", "--json", "--changed"], 1, NEAR)
+    near = difflib.get_close_matches(
+        flag, [*OURS, MODEL_DIR, "--set", "--json", "--changed"], 1, NEAR
+    )
     return f"No such option {flag}." + (f" Did you mean {near[0]}?" if near else "")
 
 
@@ -221,7 +252,9 @@ def _read(path: str) -> dict[str, str]:
 
 
 def _with_values(ctx: click.Context, words: list[str]) -> list[str]:
-    """Return the words with a value for --with-gateway where it has none, and a --set for each flag of an engine."""
+    """Return the words with a value for --with-gateway where it has none, and a --set for each flag
+    of an engine.
+    """
     result, rest = [], list(words)
     parts: dict[str, dict[str, Any]] = {}  # of dotted flags, by key
     while rest:
@@ -231,14 +264,22 @@ def _with_values(ctx: click.Context, words: list[str]) -> list[str]:
             result.append(f"{WITH_GATEWAY}=true")
         elif name.startswith("--") and name not in OURS and (key := _key_of_engine(name)):
             is_no = name.startswith("--no-")
-            if not equals and (is_no or SWITCH.match(key.removeprefix("option."))) and after not in WORDS:
+            if (
+                not equals
+                and (is_no or SWITCH.match(key.removeprefix("option.")))
+                and after not in WORDS
+            ):
                 text = str(not is_no).lower()
             elif not equals:
                 if not rest or re.match("-[^0-9.]", after):
                     raise click.UsageError(f"Option {name} requires an argument.", ctx)
                 text = rest.pop(0)
             result.append(f"--set={key}={text}")
-        elif name.startswith("--") and "." in name and (key := _key_of_engine(name.partition(".")[0])):
+        elif (
+            name.startswith("--")
+            and "." in name
+            and (key := _key_of_engine(name.partition(".")[0]))
+        ):
             if not equals:
                 if not rest:
                     raise click.UsageError(f"Option {name} requires an argument.", ctx)
@@ -250,7 +291,9 @@ def _with_values(ctx: click.Context, words: list[str]) -> list[str]:
 
 
 def _put(value: dict[str, Any], path: list[str], text: str) -> None:
-    """Set what vLLM's `--flag.a.b TEXT` means in the object of `--flag`: a value in JSON, or else the text."""
+    """Set what vLLM's `--flag.a.b TEXT` means in the object of `--flag`: a value in JSON, or else
+    the text.
+    """
     for name in path[:-1]:
         inner = value.setdefault(name.replace("-", "_"), {})
         value = inner if isinstance(inner, dict) else {}
@@ -261,10 +304,15 @@ def _put(value: dict[str, Any], path: list[str], text: str) -> None:
 
 
 def _key_of_engine(flag: str) -> str:
-    """Return the key of an option that no row has, or "" if no engine knows it or this server has nothing like it."""
+    """Return the key of an option that no row has, or "" if no engine knows it or this server has
+    nothing like it.
+    """
     if elsewhere(flag):
         return ""
-    known = {*known_keys(), *(key for handler in announced().values() for key in handler.option_keys() or ())}
+    known = {
+        *known_keys(),
+        *(key for handler in announced().values() for key in handler.option_keys() or ()),
+    }
     for name in (flag.removeprefix("--"), flag.removeprefix("--no-")):
         name = name.replace("-", "_")
         if found := [key for key in (name, f"option.{name}") if key in known]:

@@ -1,6 +1,8 @@
-"""Sockets between two processes of a server: frames, both ends of a connection, and a writer for any thread.
+"""Sockets between two processes of a server: frames, both ends of a connection, and a writer for
+any thread.
 
-A frame is a 4-byte little-endian length and that many bytes. A connection closes when one is not a valid message.
+A frame is a 4-byte little-endian length and that many bytes. A connection closes when one is not a
+valid message.
 """
 
 import asyncio
@@ -21,7 +23,9 @@ from lmi.shared.state import EngineRecord, Phase
 
 HEAD_BYTES = 4
 MAX_FRAME_BYTES = 64 << 20
-MAX_PASSED_BYTES = 256 << 10  # to the transport, which cannot give back what the other end has not read
+MAX_PASSED_BYTES = (
+    256 << 10
+)  # to the transport, which cannot give back what the other end has not read
 RECONNECT_S = 0.05
 CONNECT_TIMEOUT_S = 2.0
 
@@ -29,7 +33,9 @@ log = logging.getLogger(__name__)
 
 
 class FrameTooLarge(ValueError):
-    """A frame is over the limit. If the other end announced it, the connection cannot be used any more."""
+    """A frame is over the limit. If the other end announced it, the connection cannot be used any
+    more.
+    """
 
     def __init__(self, num_bytes: int) -> None:
         super().__init__(f"a frame has at most {MAX_FRAME_BYTES} bytes, this one {num_bytes}")
@@ -48,7 +54,9 @@ class FrameReader:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Yield the payloads of the frames that `data` completes. Raises FrameTooLarge for a length over the limit."""
+        """Yield the payloads of the frames that `data` completes. Raises FrameTooLarge for a length
+        over the limit.
+        """
         self._buffer += data
         at = 0
         while len(self._buffer) - at >= HEAD_BYTES:
@@ -75,7 +83,9 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     def take(self, payload: bytes) -> None:
-        """Handle the payload of one frame. Raises MsgspecError for an invalid message, which closes the connection."""
+        """Handle the payload of one frame. Raises MsgspecError for an invalid message, which closes
+        the connection.
+        """
         raise NotImplementedError
 
     def write(self, data: bytes) -> None:
@@ -88,14 +98,20 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's class has the methods but not the base
+        self._transport = cast(
+            asyncio.Transport, transport
+        )  # uvloop's class has the methods but not the base
 
     def data_received(self, data: bytes) -> None:
         try:
             for payload in self._reader.feed(data):
                 self.take(payload)
         except (FrameTooLarge, msgspec.MsgspecError, UnicodeDecodeError) as error:
-            log.error("%s sent something that is not a message of ours, closing: %s", self.other_end, error)
+            log.error(
+                "%s sent something that is not a message of ours, closing: %s",
+                self.other_end,
+                error,
+            )
             self.close()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -114,7 +130,8 @@ class Unsent(NamedTuple):
 class Connecting(Connection):
     """The connecting end of a connection. Frames that the other end does not read wait here.
 
-    Those of a request whose client has left are taken back: an end that has stopped reading holds no memory of theirs.
+    Those of a request whose client has left are taken back: an end that has stopped reading holds
+    no memory of theirs.
     """
 
     def __init__(self) -> None:
@@ -127,7 +144,9 @@ class Connecting(Connection):
         cast(asyncio.Transport, transport).set_write_buffer_limits(high=MAX_PASSED_BYTES, low=0)
 
     def write(self, data: bytes, owner: int | None = None) -> None:
-        """Send a frame when the other end has read those before it. Does nothing once the other end is lost."""
+        """Send a frame when the other end has read those before it. Does nothing once the other end
+        is lost.
+        """
         if self._is_paused:
             self._unsent.append(Unsent(data, owner))
         else:
@@ -157,7 +176,9 @@ class Connecting(Connection):
 
 
 class Accepted(Connection):
-    """The accepting end of a connection. It closes at once if the other process belongs to anybody else."""
+    """The accepting end of a connection. It closes at once if the other process belongs to anybody
+    else.
+    """
 
     client_uid: int | None = None  # of another user who may connect, beside this one and root
 
@@ -171,8 +192,12 @@ class Accepted(Connection):
             self.close()
 
 
-async def listen(accept: Callable[[], Accepted], path: str, uid: int | None = None) -> asyncio.Server:
-    """Accept connections at `path`, also of processes of user `uid`. `accept` makes the protocol of each."""
+async def listen(
+    accept: Callable[[], Accepted], path: str, uid: int | None = None
+) -> asyncio.Server:
+    """Accept connections at `path`, also of processes of user `uid`. `accept` makes the protocol of
+    each.
+    """
 
     def accepted() -> Accepted:
         connection = accept()
@@ -183,7 +208,9 @@ async def listen(accept: Callable[[], Accepted], path: str, uid: int | None = No
 
 
 def bind(path: str, uid: int | None = None) -> socket.socket:
-    """Return a socket bound to `path` that only one user can open. It replaces a dead process's socket there."""
+    """Return a socket bound to `path` that only one user can open. It replaces a dead process's
+    socket there.
+    """
     if os.path.exists(path):
         os.unlink(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -201,12 +228,15 @@ C = TypeVar("C", bound=Connection)
 
 
 class Connections(Generic[C]):
-    """Connections to several processes. Slot i listens at `sockets[i]` and has its phase in `records[i]`.
+    """Connections to several processes. Slot i listens at `sockets[i]` and has its phase in
+    `records[i]`.
 
     `open` holds the open connections by slot.
     """
 
-    def __init__(self, make: Callable[[], C], sockets: Sequence[str], records: Sequence[EngineRecord]) -> None:
+    def __init__(
+        self, make: Callable[[], C], sockets: Sequence[str], records: Sequence[EngineRecord]
+    ) -> None:
         self.open: dict[int, C] = {}
         self.records = records
         self._make = make
@@ -214,7 +244,9 @@ class Connections(Generic[C]):
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        self._tasks = [asyncio.create_task(self._keep_connected(slot)) for slot in range(len(self._sockets))]
+        self._tasks = [
+            asyncio.create_task(self._keep_connected(slot)) for slot in range(len(self._sockets))
+        ]
 
     async def close(self) -> None:
         for task in self._tasks:
@@ -242,7 +274,9 @@ class Connections(Generic[C]):
         )
 
     async def _keep_connected(self, slot: int) -> None:
-        """Connect when the process of this slot is ready, and again after the connection was lost."""
+        """Connect when the process of this slot is ready, and again after the
+        connection was lost.
+        """
         while True:
             if self.records[slot].phase == Phase.READY:
                 with suppress(OSError):
@@ -262,22 +296,29 @@ class Connections(Generic[C]):
 
 
 class ThreadSafeWriter:
-    """Writes to one connection from any thread, and aborts it if more than `max_unsent_bytes` are unread.
+    """Writes to one connection from any thread, and aborts it if more than `max_unsent_bytes` are
+    unread.
 
-    `write` sends directly from the thread that calls it. Bytes that the kernel does not accept are queued on the event
-    loop, and later writes queue behind them. So a thread that computes sends its results without waking another thread,
-    which would take the interpreter from it in the middle of its next step.
+    `write` sends directly from the thread that calls it. Bytes that the kernel does not accept are
+    queued on the event loop, and later writes queue behind them. So a thread that computes sends
+    its results without waking another thread, which would take the interpreter from it in the
+    middle of its next step.
 
-    Make it in `connection_made`, call `resume` in `resume_writing` and `close` in `connection_lost`.
+    Make it in `connection_made`, call `resume` in `resume_writing` and `close` in
+    `connection_lost`.
     """
 
     def __init__(self, transport: asyncio.Transport, max_unsent_bytes: int) -> None:
-        transport.set_write_buffer_limits(high=0)  # asyncio then calls `resume_writing` only when nothing is left
+        transport.set_write_buffer_limits(
+            high=0
+        )  # asyncio then calls `resume_writing` only when nothing is left
         self._transport = transport
         self._max_unsent_bytes = max_unsent_bytes
         self._fd: int = transport.get_extra_info("socket").fileno()
         self._loop = asyncio.get_running_loop()
-        self._lock = threading.Lock()  # guards the three fields below, and keeps the descriptor open during a write
+        self._lock = (
+            threading.Lock()
+        )  # guards the three fields below, and keeps the descriptor open during a write
         self._num_on_their_way = 0  # writes that were passed to the loop and have not arrived there
         self._is_behind = False
         self._is_open = True
@@ -312,9 +353,13 @@ class ThreadSafeWriter:
         self.resume()
 
     def resume(self) -> None:
-        """Let writes be direct again if all earlier ones have been sent. Call it on the event loop."""
+        """Let writes be direct again if all earlier ones have been sent. Call it on the
+        event loop.
+        """
         with self._lock:
-            self._is_behind = self._num_on_their_way > 0 or self._transport.get_write_buffer_size() > 0
+            self._is_behind = (
+                self._num_on_their_way > 0 or self._transport.get_write_buffer_size() > 0
+            )
 
     def close(self) -> None:
         with self._lock:

@@ -2,9 +2,10 @@
 
     GenerationRequest --tokenizer--> Request ==engine socket==> Result --answer text--> Delta
 
-Every sequence ends with a Delta that has a finish reason, or the request ends with an LmiError. On every way out the
-stream is closed, which sends Cancel unless the engine has finished. A long request is there in one form at a time: once
-it is encoded for the engine only its frame and what its answer needs stay.
+Every sequence ends with a Delta that has a finish reason, or the request ends with an LmiError. On
+every way out the stream is closed, which sends Cancel unless the engine has finished. A long
+request is there in one form at a time: once it is encoded for the engine only its frame and what
+its answer needs stay.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ Take = Callable[[Delta], Awaitable[None] | None]  # what it returns is awaited b
 Words = Sequence[tuple[int, ...]]  # by their token ids
 Encoded = Callable[[int], None]  # gets the bytes that the answers hold of their requests
 
-LONG_BYTES = 4096  # a request of more in its frame is not held as it came until its answer has ended
+LONG_BYTES = (
+    4096  # a request of more in its frame is not held as it came until its answer has ended
+)
 LONG_CHARS = 64 << 10  # prompts of more are prepared a few at a time
 ID_BYTES = 4
 OVER = "the answer is over"  # why its tasks are cancelled
@@ -50,9 +53,15 @@ class Pipeline:
     """Turns requests into Deltas, for every API and every engine."""
 
     def __init__(
-        self, tokenizer: Tokenizer, engines: Engines, model: ModelConfig, *, shares_prompts: bool = True
+        self,
+        tokenizer: Tokenizer,
+        engines: Engines,
+        model: ModelConfig,
+        *,
+        shares_prompts: bool = True,
     ) -> None:
-        """Make the pipeline of a model as it is set. Raises ModelUnusable or BadConfiguration for its template.
+        """Make the pipeline of a model as it is set. Raises ModelUnusable or BadConfiguration for
+        its template.
 
         `shares_prompts`: whether engines cache prompts.
         """
@@ -74,19 +83,23 @@ class Pipeline:
         streams: list[ResponseStream] | None = None,
         encoded: Encoded = lambda num_bytes: None,
     ) -> None:
-        """Pass the Deltas of the answer to `take`. Raises LmiError, before the first Delta or after some.
+        """Pass the Deltas of the answer to `take`. Raises LmiError, before the first Delta or after
+        some.
 
-        Requests that are answered together run concurrently, and the first failure ends the whole answer. Engines share
-        all that is cached within a salt: among those who know the `cache_salt`, or with the scope `request` in this
-        answer. A key of the server is not part of it: those who have one share whole blocks, as all do without a salt.
-        What is submitted to an engine is added to `streams`. When all requests are encoded, none is held here any more
-        and `encoded` is called, before they count as frames.
+        Requests that are answered together run concurrently, and the first failure ends the whole
+        answer. Engines share all that is cached within a salt: among those who know the
+        `cache_salt`, or with the scope `request` in this answer. A key of the server is not part of
+        it: those who have one share whole blocks, as all do without a salt. What is submitted to an
+        engine is added to `streams`. When all requests are encoded, none is held here any more and
+        `encoded` is called, before they count as frames.
         """
         streams = [] if streams is None else streams
         if self._prefix_cache_scope == "request":
             salt = secrets.token_hex(16)
             requests = [replace(request, cache_salt=salt) for request in requests]
-        bad_words = {request.bad_sequences for request in requests}  # nearly always one list for all
+        bad_words = {
+            request.bad_sequences for request in requests
+        }  # nearly always one list for all
         spelled = {words: await self.tokenizer.spellings_async(words) for words in bad_words}
         first_indexes = accumulate((request.num_sequences for request in requests), initial=0)
         preparing = [
@@ -94,7 +107,9 @@ class Pipeline:
             for request, first_index in zip(requests, first_indexes, strict=False)
         ]
         del requests, first_indexes, spelled
-        prepared = [await preparing.pop()] if len(preparing) == 1 else await asyncio.gather(*preparing)
+        prepared = (
+            [await preparing.pop()] if len(preparing) == 1 else await asyncio.gather(*preparing)
+        )
         preparing.clear()  # if one was refused, none begins
         encoded(sum(sequences.num_bytes for sequences in prepared))
         if len(prepared) == 1:
@@ -102,12 +117,18 @@ class Pipeline:
         else:
             await self._generate_all(prepared, take, streams)
 
-    async def _prepare(self, request: GenerationRequest, bad_words: Words, first_index: int) -> Sequences:
-        """Make the request for the engine. Raises InvalidRequest, or Unavailable when no engine is ready."""
+    async def _prepare(
+        self, request: GenerationRequest, bad_words: Words, first_index: int
+    ) -> Sequences:
+        """Make the request for the engine. Raises InvalidRequest, or Unavailable when no engine is
+        ready.
+        """
         info = await self._engines.ready(request.adapter)
         if request.images and not info.capabilities.max_images:
             kind = errors.shorten(request.images[0].kind)
-            raise errors.Unsupported(request.images[0].place, f"messages are text alone, given a part of type {kind}")
+            raise errors.Unsupported(
+                request.images[0].place, f"messages are text alone, given a part of type {kind}"
+            )
         if request.is_beam_search and request.guided_decoding is not None:
             raise errors.Unsupported("guided_decoding_params", "a beam search follows no structure")
         async with self._turn_of(request):
@@ -117,13 +138,19 @@ class Pipeline:
             if request.needs_full_room and request.max_new_tokens is not None:
                 check_room(len(prompt_ids), request.max_new_tokens, info)
             submission = self._engines.encoded(submitted, request.origin)
-            return Sequences(self.tokenizer, request, submission, prompt, submitted.input_token_ids, first_index)
+            return Sequences(
+                self.tokenizer, request, submission, prompt, submitted.input_token_ids, first_index
+            )
 
     def _turn_of(self, request: GenerationRequest) -> AbstractAsyncContextManager[object]:
-        """Let a long prompt wait until few others are prepared: one of a megabyte takes many while it is encoded."""
+        """Let a long prompt wait until few others are prepared: one of a megabyte takes many while
+        it is encoded.
+        """
         return self._long_prompts if request.num_prompt_chars > LONG_CHARS else nullcontext()
 
-    async def _generate(self, sequences: Sequences, take: Take, streams: list[ResponseStream]) -> None:
+    async def _generate(
+        self, sequences: Sequences, take: Take, streams: list[ResponseStream]
+    ) -> None:
         request, submission = sequences.request, sequences.submission
         stream = self._engines.send(submission, request.session, request.prompt_cache_key)
         streams.append(stream)
@@ -131,7 +158,9 @@ class Pipeline:
         def take_result(result: Result) -> Awaitable[None] | None:
             delta = sequences.read(result)
             if delta is not None and delta.num_prompt_tokens and self._beginnings is not None:
-                self._beginnings.note(delta.prompt_token_ids, submission.owner, delta.num_cached_tokens)
+                self._beginnings.note(
+                    delta.prompt_token_ids, submission.owner, delta.num_cached_tokens
+                )
             if not sequences.open_texts:
                 stream.close()
             return None if delta is None else take(delta)
@@ -145,7 +174,10 @@ class Pipeline:
         try:
             try:
                 await stream.forward(take_any)
-            except (errors.EngineLost, errors.Overloaded):  # once, since a request may be what ends an engine
+            except (
+                errors.EngineLost,
+                errors.Overloaded,
+            ):  # once, since a request may be what ends an engine
                 other = None if stream.has_begun else self._engines.send_elsewhere(stream)
                 if other is None:
                     raise
@@ -158,7 +190,9 @@ class Pipeline:
         finally:
             stream.close()
 
-    async def _generate_all(self, prepared: Sequence[Sequences], take: Take, streams: list[ResponseStream]) -> None:
+    async def _generate_all(
+        self, prepared: Sequence[Sequences], take: Take, streams: list[ResponseStream]
+    ) -> None:
         arrived: asyncio.Queue[Delta | Exception] = asyncio.Queue()
 
         async def collect(sequences: Sequences) -> None:
@@ -190,12 +224,15 @@ class Pipeline:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def encode(self, request: GenerationRequest, info: EngineInfo) -> tuple[str, list[int]]:
-        """Return the text that the answer continues, and its token ids, which leave room for an answer.
+        """Return the text that the answer continues, and its token ids, which leave room for an
+        answer.
 
         Raises InvalidRequest.
         """
         if request.prompt_token_ids is not None:
-            ids = truncated(list(request.prompt_token_ids), request.truncate, request.truncation_side)
+            ids = truncated(
+                list(request.prompt_token_ids), request.truncate, request.truncation_side
+            )
             return self.tokenizer.decode(ids) if request.return_full_text else request.prompt, ids
         text, forged = await self.text_of(request, info.image_placeholder)
         return text, await self.tokenizer.encode_prompt(
@@ -207,12 +244,18 @@ class Pipeline:
             forged=forged,
         )
 
-    async def text_of(self, request: GenerationRequest, image_placeholder: str = "") -> tuple[str, list[int]]:
-        """Return the text of a prompt, and the places in it where the content of a chat spells special tokens."""
+    async def text_of(
+        self, request: GenerationRequest, image_placeholder: str = ""
+    ) -> tuple[str, list[int]]:
+        """Return the text of a prompt, and the places in it where the content of a chat spells
+        special tokens.
+        """
         if request.chat is None:
             return request.prompt, []
         if self.chats is None:
-            raise errors.Unsupported("messages", "this model has no chat template, and option.chat_template gives none")
+            raise errors.Unsupported(
+                "messages", "this model has no chat template, and option.chat_template gives none"
+            )
         return await asyncio.to_thread(self.chats.render, request.chat, image_placeholder)
 
     def _engine_request(
@@ -220,7 +263,8 @@ class Pipeline:
     ) -> Request:
         """Build the request for the engine.
 
-        `max_tokens` is at most the room that the prompt leaves in the context, and the bound of all requests.
+        `max_tokens` is at most the room that the prompt leaves in the context, and the bound of all
+        requests.
         """
         room = max(1, info.max_sequence_length - len(prompt_ids))
         limits = (room, request.max_new_tokens, self._max_new_tokens)
@@ -251,9 +295,11 @@ class Pipeline:
 
 
 class Sequences:
-    """The sequences of one request. Turns each Result into a Delta. `open_texts` holds those not ended.
+    """The sequences of one request. Turns each Result into a Delta. `open_texts` holds those not
+    ended.
 
-    `num_bytes` is what they hold of a long request until its end, beside the frame of its submission.
+    `num_bytes` is what they hold of a long request until its end, beside the frame of its
+    submission.
     """
 
     def __init__(
@@ -279,15 +325,21 @@ class Sequences:
         self._prompt_ids = prompt_ids
         self._is_prompt_told = False
         indexes = range(request.num_sequences)
-        self.open_texts = {index: AnswerText(tokenizer, request, self._prompt_ids) for index in indexes}
+        self.open_texts = {
+            index: AnswerText(tokenizer, request, self._prompt_ids) for index in indexes
+        }
 
     def read(self, result: Result) -> Delta | None:
         """Return the Delta of a Result, None for a sequence that a stop string has ended.
 
-        A stop string ends a sequence even if the engine has not finished it. Raises DeadlineExceeded if the engine's
-        time for the request is over.
+        A stop string ends a sequence even if the engine has not finished it. Raises
+        DeadlineExceeded if the engine's time for the request is over.
         """
-        index, ids, reason = result.sequence_index, result.output_token_ids[0], result.finish_reasons[0]
+        index, ids, reason = (
+            result.sequence_index,
+            result.output_token_ids[0],
+            result.finish_reasons[0],
+        )
         if result.prompt_token_ids is not None:
             self._prompt_ids = result.prompt_token_ids
         if (answer := self.open_texts.get(index)) is None:
@@ -300,9 +352,14 @@ class Sequences:
         delta.prompt, delta.prompt_token_ids = self._prompt, self._prompt_ids
         if index == 0 and not self._is_prompt_told:
             self._is_prompt_told = True
-            delta.num_prompt_tokens, delta.num_cached_tokens = len(self._prompt_ids), result.num_cached_tokens
+            delta.num_prompt_tokens, delta.num_cached_tokens = (
+                len(self._prompt_ids),
+                result.num_cached_tokens,
+            )
             if self.request.prefill_details:
-                delta.prefill = prompt_tokens(self._tokenizer, self._prompt_ids, result.prompt_log_probs)
+                delta.prefill = prompt_tokens(
+                    self._tokenizer, self._prompt_ids, result.prompt_log_probs
+                )
         if (stop := answer.stop_string) is not None:
             delta.finish_reason, delta.stop_reason = AnswerEnd.STOP_SEQUENCE, stop
         elif reason is not NOT_FINISHED:
@@ -315,16 +372,22 @@ class Sequences:
         return delta
 
     def read_beams(self, result: Result) -> list[Delta]:
-        """Return a Delta for each beam of a search that has ended. Raises GenerationFailed if beams are missing."""
+        """Return a Delta for each beam of a search that has ended. Raises GenerationFailed if beams
+        are missing.
+        """
         deltas = [delta for beam in beams_of(result) if (delta := self.read(beam)) is not None]
         if result.is_final and self.open_texts:
             num_asked = len(deltas) + len(self.open_texts)
-            raise errors.GenerationFailed(f"the engine found only {len(deltas)} of {num_asked} beams")
+            raise errors.GenerationFailed(
+                f"the engine found only {len(deltas)} of {num_asked} beams"
+            )
         return deltas
 
 
 def check_room(num_prompt_tokens: int, max_new_tokens: int, info: EngineInfo) -> None:
-    """Raise InvalidParameter, in the words that clients of TGI look for, if the context has no room for the answer."""
+    """Raise InvalidParameter, in the words that clients of TGI look for, if the context has no room
+    for the answer.
+    """
     context = info.max_sequence_length
     room = context - num_prompt_tokens
     if max_new_tokens > room:
@@ -333,7 +396,9 @@ def check_room(num_prompt_tokens: int, max_new_tokens: int, info: EngineInfo) ->
 
 
 def beams_of(result: Result) -> list[Result]:
-    """Return a Result for each beam of a search, as if each were a sequence. Before the end beams may still change."""
+    """Return a Result for each beam of a search, as if each were a sequence. Before the end beams
+    may still change.
+    """
     return [
         msgspec.structs.replace(
             result,
@@ -348,10 +413,16 @@ def beams_of(result: Result) -> list[Result]:
 
 
 def adds_special_tokens(request: GenerationRequest) -> bool:
-    """Whether the tokenizer adds what begins every text, such as `<s>`. A chat's template writes it by itself."""
-    return request.chat is None if request.add_special_tokens is None else request.add_special_tokens
+    """Whether the tokenizer adds what begins every text, such as `<s>`. A chat's template writes it
+    by itself.
+    """
+    return (
+        request.chat is None if request.add_special_tokens is None else request.add_special_tokens
+    )
 
 
 def comes_in_parts(request: GenerationRequest) -> bool:
-    """Whether the engine sends tokens as they come. In a whole answer that is for stop strings to be found."""
+    """Whether the engine sends tokens as they come. In a whole answer that is for stop strings to
+    be found.
+    """
     return request.is_streaming or (bool(request.stop_sequences) and not request.is_beam_search)

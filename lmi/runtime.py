@@ -1,7 +1,9 @@
-"""The folders that the processes of one running server share: the server's, and in it one for each model.
+"""The folders that the processes of one running server share: the server's, and in it one for each
+model.
 
-Only the server's users can open them. Front ends find the first and engines the second through one environment
-variable. Each holds the settings as JSON and a block of the records of the processes that have these settings.
+Only the server's users can open them. Front ends find the first and engines the second through one
+environment variable. Each holds the settings as JSON and a block of the records of the processes
+that have these settings.
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class RuntimeFolder(Generic[C]):
-    """A folder with settings, and with a block of the records of the processes that have these settings."""
+    """A folder with settings, and with a block of the records of the processes that have these
+    settings.
+    """
 
     path: Path
     config: C
@@ -56,13 +60,20 @@ class RuntimeFolder(Generic[C]):
 
     @classmethod
     def create(
-        cls, config: C, path: Path | None = None, prepare: Callable[[Self], None] = lambda runtime: None
+        cls,
+        config: C,
+        path: Path | None = None,
+        prepare: Callable[[Self], None] = lambda runtime: None,
     ) -> Self:
-        """Fill an empty folder, or a new one. Raises StartError if it cannot be written, as on a full disk."""
+        """Fill an empty folder, or a new one. Raises StartError if it cannot be written, as on a
+        full disk.
+        """
         try:
             runtime = cls(path or Path(tempfile.mkdtemp(prefix="lmi-")), config)
         except OSError as error:
-            raise StartError(f"no folder for temporary files (TMPDIR) can be written to: {error.strerror}") from error
+            raise StartError(
+                f"no folder for temporary files (TMPDIR) can be written to: {error.strerror}"
+            ) from error
         try:
             runtime._fill()
             prepare(runtime)
@@ -89,7 +100,9 @@ class RuntimeFolder(Generic[C]):
             raise StartError(f"{state} cannot be mapped into memory: {error.strerror}") from error
 
     def _share(self) -> None:
-        """Let the user of front ends write all but the settings, and remove only what that user made."""
+        """Let the user of front ends write all but the settings, and remove only what that user
+        made.
+        """
         server = self.config.server if isinstance(self.config, Config) else self.config
         if (user := server.user) is None or os.geteuid() != 0:
             return
@@ -117,7 +130,9 @@ class ServerRuntime(RuntimeFolder[ServerConfig]):
 
     @contextmanager
     def running(self, url: str) -> Iterator[None]:
-        """Show that the server of this folder runs, and where. The kernel frees the lock, even after SIGKILL."""
+        """Show that the server of this folder runs, and where. The kernel frees the lock, even
+        after SIGKILL.
+        """
         new = self.path / f"{URL}.new"
         with open(new, "w+") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -138,14 +153,18 @@ class ServerRuntime(RuntimeFolder[ServerConfig]):
         return self.path / "fetches"
 
     def show_model(self, model: Runtime) -> None:
-        """Let front ends find the model that this server was started for. Raises StartError if the disk is full."""
+        """Let front ends find the model that this server was started for. Raises StartError if the
+        disk is full.
+        """
         try:
             write_whole(self.path / MODEL, model.path.name.encode())
         except OSError as error:
             raise cannot_write(self.path / MODEL, error) from error
 
     def shown_model(self) -> Runtime | None:
-        """Return the model that this server was started for, or None while it is not here. Raises StartError."""
+        """Return the model that this server was started for, or None while it is not here. Raises
+        StartError.
+        """
         try:
             name = (self.path / MODEL).read_text()
         except FileNotFoundError:
@@ -155,8 +174,12 @@ class ServerRuntime(RuntimeFolder[ServerConfig]):
         except OSError as error:
             raise StartError(f"{error.filename} cannot be read: {error.strerror}") from error
 
-    def add_model(self, config: Config, prepare: Callable[[Runtime], None] = lambda model: None) -> Runtime:
-        """Make the folder of a model, where `prepare` writes too. Raises StartError if it cannot be written."""
+    def add_model(
+        self, config: Config, prepare: Callable[[Runtime], None] = lambda model: None
+    ) -> Runtime:
+        """Make the folder of a model, where `prepare` writes too. Raises StartError if it cannot be
+        written.
+        """
         for number in count(1):
             path = self.path / str(number)
             try:
@@ -181,32 +204,44 @@ class Runtime(RuntimeFolder[Config]):
 
     def write_report(self, slot: int, report: LoadReport) -> None:
         path = self.path / f"engine-{slot}.json"
-        if not path.exists():  # an earlier process of this slot wrote it, perhaps before the disk was full
+        if (
+            not path.exists()
+        ):  # an earlier process of this slot wrote it, perhaps before the disk was full
             write_whole(path, msgspec.json.encode(report))
 
     def read_report(self, slot: int) -> LoadReport:
-        return msgspec.json.decode((self.path / f"engine-{slot}.json").read_bytes(), type=LoadReport)
+        return msgspec.json.decode(
+            (self.path / f"engine-{slot}.json").read_bytes(), type=LoadReport
+        )
 
     @property
     def sessions_path(self) -> Path:
         return Path(self.config.server.sessions_path or self.path / "sessions")
 
     def _fill(self) -> None:
-        """Write the settings without option.env, which only the model's processes need, in their environment."""
+        """Write the settings without option.env, which only the model's processes need, in their
+        environment.
+        """
         config = self.config
         bare = replace(config, engine=replace(config.engine, environ={}))
         (self.path / self.settings).write_bytes(msgspec.json.encode(bare))
         num_frontends = _num_front_end_slots(config.server)
-        Block.create(self.path / "state", config.engine.num_engines, num_frontends, config.num_formatters)
+        Block.create(
+            self.path / "state", config.engine.num_engines, num_frontends, config.num_formatters
+        )
 
 
 def _num_front_end_slots(config: ServerConfig) -> int:
-    """Twice the workers, because those of a master that died finish their streams while the next ones start."""
+    """Twice the workers, because those of a master that died finish their streams while the next
+    ones start.
+    """
     return 2 * config.frontend_workers
 
 
 def cannot_write(path: Path, error: OSError) -> StartError:
     if error.errno in (errno.EMFILE, errno.ENFILE):
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        return StartError(f"{path}: {error.strerror}: a process has at most {limit} (`ulimit -n`, RLIMIT_NOFILE)")
+        return StartError(
+            f"{path}: {error.strerror}: a process has at most {limit} (`ulimit -n`, RLIMIT_NOFILE)"
+        )
     return StartError(f"{path} (TMPDIR chooses another place): {error.strerror}")

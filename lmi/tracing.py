@@ -1,7 +1,9 @@
-"""OpenTelemetry traces of requests, sent over OTLP from a thread, where `option.otlp_traces_endpoint` says to whom.
+"""OpenTelemetry traces of requests, sent over OTLP from a thread, where
+`option.otlp_traces_endpoint` says to whom.
 
-Names of attributes are those of OpenTelemetry's conventions for HTTP and for generative AI (1.37 and newer), and those
-that vLLM's `llm_request` has beside them. The library reads its variables of resource, sampler and exporter.
+Names of attributes are those of OpenTelemetry's conventions for HTTP and for generative AI (1.37
+and newer), and those that vLLM's `llm_request` has beside them. The library reads its variables of
+resource, sampler and exporter.
 """
 
 from __future__ import annotations
@@ -43,15 +45,23 @@ log = logging.getLogger(__name__)
 
 
 class Exporter(SpanProcessor):
-    """The spans of one front end on their way to the collector, which takes them every `send_every_s`.
+    """The spans of one front end on their way to the collector, which takes them every
+    `send_every_s`.
 
-    The spans of `max_waiting` requests wait for it. `record` counts the requests whose spans were lost.
+    The spans of `max_waiting` requests wait for it. `record` counts the requests whose spans were
+    lost.
     """
 
     def __init__(
-        self, endpoint: str, record: FrontEndRecord, send_every_s: float = 1.0, max_waiting: int = 2048
+        self,
+        endpoint: str,
+        record: FrontEndRecord,
+        send_every_s: float = 1.0,
+        max_waiting: int = 2048,
     ) -> None:
-        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # one line of ours says what happens
+        logging.getLogger("opentelemetry").setLevel(
+            logging.CRITICAL
+        )  # one line of ours says what happens
         resource = Resource.create({"service.version": __version__})
         if str(resource.attributes[SERVICE_NAME]).startswith("unknown_service"):
             resource = resource.merge(Resource({SERVICE_NAME: "lmi"}))
@@ -98,20 +108,26 @@ class Exporter(SpanProcessor):
     def _send(self, roots: list[tuple[TraceSpan, dict[str, str]]]) -> None:
         for root, context in roots:
             offset_ns = time.time_ns() - time.monotonic_ns()
-            self._make(root, TraceContextTextMapPropagator().extract(context), SpanKind.SERVER, offset_ns)
+            self._make(
+                root, TraceContextTextMapPropagator().extract(context), SpanKind.SERVER, offset_ns
+            )
             time.sleep(0)  # the event loop comes first
         made, self._made = self._made, []
         is_taken = not made or self._client.export(made) is SpanExportResult.SUCCESS
         if not is_taken:
             self._lose(len(roots))
         if not is_taken and not self._is_away:
-            log.warning("%s takes no traces: they are lost, and counted, until it does", self._endpoint)
+            log.warning(
+                "%s takes no traces: they are lost, and counted, until it does", self._endpoint
+            )
         elif self._is_away and is_taken:
             log.info("%s takes traces again", self._endpoint)
         self._is_away = not is_taken
 
     def _make(self, span: TraceSpan, parent: Context, kind: SpanKind, offset_ns: int) -> None:
-        start_ns, end_ns = (offset_ns + round(moment_s * 1e9) for moment_s in (span.start_s, span.end_s))
+        start_ns, end_ns = (
+            offset_ns + round(moment_s * 1e9) for moment_s in (span.start_s, span.end_s)
+        )
         given = {name: value for name, value in span.attributes.items() if value is not None}
         made = self._tracer.start_span(span.name, parent, kind, given, start_time=start_ns)
         if span.error:
@@ -127,7 +143,9 @@ class Exporter(SpanProcessor):
 
 @dataclass(slots=True)
 class TraceSpan:
-    """What happened from one moment to another, in seconds of `time.monotonic()`. `error` is the label of one."""
+    """What happened from one moment to another, in seconds of `time.monotonic()`. `error` is the
+    label of one.
+    """
 
     name: str
     start_s: float
@@ -173,12 +191,17 @@ def _of_answer(meter: Meter, request_id: str) -> TraceSpan:
         "gen_ai.request.n": sum(each.num_sequences for each in meter.requests),
         "gen_ai.request.choice.count": request.num_sequences,
         "gen_ai.request.max_tokens": request.max_new_tokens,
-        **{f"gen_ai.request.{name}": getattr(sampling, name) for name in ("temperature", "top_p", "top_k", "seed")},
+        **{
+            f"gen_ai.request.{name}": getattr(sampling, name)
+            for name in ("temperature", "top_p", "top_k", "seed")
+        },
         **{f"gen_ai.usage.{name}_tokens": meter.num_prompt_tokens for name in ("input", "prompt")},
         **{f"gen_ai.usage.{name}_tokens": num_generated for name in ("output", "completion")},
         "gen_ai.usage.cache_read.input_tokens": meter.num_cached_tokens,
         "gen_ai.latency.e2e": end_s - meter.started_s,
-        "gen_ai.latency.time_to_first_token": meter.first_token_s - meter.started_s if num_generated else None,
+        "gen_ai.latency.time_to_first_token": meter.first_token_s - meter.started_s
+        if num_generated
+        else None,
         "gen_ai.latency.time_in_queue": took_s.get("queue"),
         "gen_ai.latency.time_in_model_prefill": took_s.get("prefill"),
         "gen_ai.latency.time_in_model_decode": took_s.get("decode"),
@@ -188,16 +211,20 @@ def _of_answer(meter: Meter, request_id: str) -> TraceSpan:
 
 
 def _phases(meter: Meter) -> Iterator[TraceSpan]:
-    """Yield the phases as the engine saw them: of several sequences from the first one's begin to the last one's end.
+    """Yield the phases as the engine saw them: of several sequences from the first one's begin to
+    the last one's end.
 
-    An engine tells its times at the end of a sequence. Where the client or a stop string ended it, only the decoding is
-    known, from what arrived here.
+    An engine tells its times at the end of a sequence. Where the client or a stop string ended it,
+    only the decoding is known, from what arrived here.
     """
     moments = [
         _first(meter.times, "arrival_time"),
         _first(meter.times, "first_scheduled_time"),
         _first(meter.times, "first_token_time") or (meter.first_token_s if meter.lengths else None),
-        max((times.last_token_time for times in meter.times if times.last_token_time), default=meter.ended_s),
+        max(
+            (times.last_token_time for times in meter.times if times.last_token_time),
+            default=meter.ended_s,
+        ),
     ]
     for name, start_s, end_s in zip(PHASES, moments, moments[1:], strict=False):
         if start_s is not None and end_s is not None:
@@ -205,4 +232,6 @@ def _phases(meter: Meter) -> Iterator[TraceSpan]:
 
 
 def _first(times: Sequence[RequestPerfMetrics], name: str) -> float | None:
-    return min((moment for each in times if (moment := getattr(each, name)) is not None), default=None)
+    return min(
+        (moment for each in times if (moment := getattr(each, name)) is not None), default=None
+    )

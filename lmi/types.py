@@ -1,4 +1,5 @@
-"""The types of the front end: a schema turns bytes into a GenerationRequest, a formatter turns Deltas into bytes.
+"""The types of the front end: a schema turns bytes into a GenerationRequest, a formatter turns
+Deltas into bytes.
 
 Where a word is needed it is that of the LMI API.
 """
@@ -12,7 +13,13 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 
-from lmi.executor import GuidedDecodingParams, PoolingParams, RequestPerfMetrics, SamplingConfig, Tensor
+from lmi.executor import (
+    GuidedDecodingParams,
+    PoolingParams,
+    RequestPerfMetrics,
+    SamplingConfig,
+    Tensor,
+)
 from lmi.executor.request import DEFAULT_PRIORITY
 
 
@@ -34,11 +41,13 @@ class OutputFormat(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerFormat:
-    """The format of the answer to a request. It is known before the parameters are checked, so that errors can use it.
+    """The format of the answer to a request. It is known before the parameters are checked, so that
+    errors can use it.
 
-    An API with more to say has a subclass in its schema. Fields that depend on the parameters are set when those are
-    checked. With `details` the answer holds more than its text. `field_names` maps fields of the engines' contract to
-    this request's names for them, in addition to the API's names.
+    An API with more to say has a subclass in its schema. Fields that depend on the parameters are
+    set when those are checked. With `details` the answer holds more than its text. `field_names`
+    maps fields of the engines' contract to this request's names for them, in addition to the API's
+    names.
     """
 
     output_format: OutputFormat = OutputFormat.JSON
@@ -61,7 +70,9 @@ Format = TypeVar("Format", bound=AnswerFormat)
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A file in the content of a message, whose part of type `kind` stands at `place` in the request."""
+    """A file in the content of a message, whose part of type `kind` stands at `place` in the
+    request.
+    """
 
     data: bytes
     place: str
@@ -70,12 +81,13 @@ class Image:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chat:
-    """A conversation for the model's chat template. `variables` are further names for it (`enable_thinking` …).
+    """A conversation for the model's chat template. `variables` are further names for it
+    (`enable_thinking` …).
 
     The content of a message is a text, or a list of texts and Images in their order.
 
-    With `add_generation_prompt` the prompt ends where the model's next answer begins, with `continue_final_message`
-    where the content of the last message ends, as in transformers.
+    With `add_generation_prompt` the prompt ends where the model's next answer begins, with
+    `continue_final_message` where the content of the last message ends, as in transformers.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -87,7 +99,13 @@ class Chat:
     @property
     def images(self) -> list[Image]:
         contents = (message.get("content") for message in self.messages)
-        return [part for said in contents if isinstance(said, list) for part in said if isinstance(part, Image)]
+        return [
+            part
+            for said in contents
+            if isinstance(said, list)
+            for part in said
+            if isinstance(part, Image)
+        ]
 
     @property
     def texts(self) -> Iterator[str]:
@@ -105,11 +123,13 @@ class Chat:
 
 
 class Origin(msgspec.Struct, frozen=True, array_like=True):
-    """Where a request comes from, for the queue in front of the engine. Times are those of time.monotonic().
+    """Where a request comes from, for the queue in front of the engine. Times are those of
+    time.monotonic().
 
-    Requests with the same `client` share its part of the engine. One that `is_further` belongs to a body of which
-    another request was let in, so it waits for as long as its deadline lets it. From `arrived_s` its client waits.
-    From `received_s`, when the server had all of it, counts what it waits for a place, in all queues together.
+    Requests with the same `client` share its part of the engine. One that `is_further` belongs to a
+    body of which another request was let in, so it waits for as long as its deadline lets it. From
+    `arrived_s` its client waits. From `received_s`, when the server had all of it, counts what it
+    waits for a place, in all queues together.
     """
 
     client: str = ""
@@ -122,9 +142,10 @@ class Origin(msgspec.Struct, frozen=True, array_like=True):
 class WaitStatus(msgspec.Struct, frozen=True, array_like=True):
     """How far an answer is that has no token yet.
 
-    `num_computed_tokens` of the prompt are computed, those that were cached among them; both are None where the engine
-    does not know. `queue_position` is 1 for the request that starts next, and 0 for one that runs. `wait_s` is the
-    time until its first token as the engine's queue expects it, None while no speed is known.
+    `num_computed_tokens` of the prompt are computed, those that were cached among them; both are
+    None where the engine does not know. `queue_position` is 1 for the request that starts next, and
+    0 for one that runs. `wait_s` is the time until its first token as the engine's queue expects
+    it, None while no speed is known.
     """
 
     num_prompt_tokens: int = 0
@@ -138,20 +159,23 @@ class WaitStatus(msgspec.Struct, frozen=True, array_like=True):
 class GenerationRequest:
     """A checked request: what to generate and how, in one vocabulary for every API.
 
-    The prompt is `prompt`, unless `prompt_token_ids` or `chat` is given. `sampling` holds only values with an effect
-    ("off" values are None), and its `num_return_sequences` is the number of sequences in the answer. With
-    `max_new_tokens` None the answer may fill the context. With `needs_full_room` a request is refused whose
-    `max_new_tokens` have no room there, else its answer is shorter. `stop_token_ids` end the answer like a stop string.
-    `needs_log_probs` asks for those of the generated tokens, which cost the engine time; with `num_top_log_probs` None
-    there are no others. `is_streaming` asks for the answer piece by piece. With `truncate` a prompt has at most so
-    many tokens: the end at its `truncation_side`, left or right, is cut off. `token_biases` holds pairs of a token
-    id and the bias that is added to its logit. All requests of a `session` go to one engine. Prompts with different
-    values of `cache_salt` share nothing in an engine's cache, so no user can find out by its time what another one
-    asked. Without one they share whole blocks. Requests with one `prompt_cache_key` go to one engine where loads
-    allow it, since their prompts are alike. With `pooling` the answer is the embedding of the prompt, and no text.
+    The prompt is `prompt`, unless `prompt_token_ids` or `chat` is given. `sampling` holds only
+    values with an effect ("off" values are None), and its `num_return_sequences` is the number of
+    sequences in the answer. With `max_new_tokens` None the answer may fill the context. With
+    `needs_full_room` a request is refused whose `max_new_tokens` have no room there, else its
+    answer is shorter. `stop_token_ids` end the answer like a stop string. `needs_log_probs` asks
+    for those of the generated tokens, which cost the engine time; with `num_top_log_probs` None
+    there are no others. `is_streaming` asks for the answer piece by piece. With `truncate` a prompt
+    has at most so many tokens: the end at its `truncation_side`, left or right, is cut off.
+    `token_biases` holds pairs of a token id and the bias that is added to its logit. All requests
+    of a `session` go to one engine. Prompts with different values of `cache_salt` share nothing in
+    an engine's cache, so no user can find out by its time what another one asked. Without one they
+    share whole blocks. Requests with one `prompt_cache_key` go to one engine where loads allow it,
+    since their prompts are alike. With `pooling` the answer is the embedding of the prompt, and no
+    text.
 
-    `defaulted` names the fields of `sampling` that the model's defaults have filled: an engine that lacks one does
-    without.
+    `defaulted` names the fields of `sampling` that the model's defaults have filled: an engine that
+    lacks one does without.
     """
 
     prompt: str = ""
@@ -171,7 +195,9 @@ class GenerationRequest:
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     return_full_text: bool = False
-    add_special_tokens: bool | None = None  # None: to a prompt, and not to a chat, whose template writes them
+    add_special_tokens: bool | None = (
+        None  # None: to a prompt, and not to a chat, whose template writes them
+    )
     num_top_log_probs: int | None = None
     num_prompt_log_probs: int | None = None
     needs_log_probs: bool = False
@@ -212,7 +238,11 @@ class GenerationRequest:
     @property
     def num_bytes(self) -> int:
         """The bytes of memory that its texts, ids and images take."""
-        texts = [self.prompt, self.guided_decoding.guide if self.guided_decoding else None, *self.bad_sequences]
+        texts = [
+            self.prompt,
+            self.guided_decoding.guide if self.guided_decoding else None,
+            *self.bad_sequences,
+        ]
         texts += self.stop_sequences
         texts += () if self.chat is None else self.chat.texts
         num_id_bytes = getsizeof(0) * len(self.prompt_token_ids or ())
@@ -220,7 +250,8 @@ class GenerationRequest:
         return sum(getsizeof(text) for text in texts if text) + num_id_bytes + num_image_bytes
 
     def for_answer(self, *, keeps_prompt: bool = False) -> Self:
-        """The request without what only its engine needs, for what writes the answer and holds it until the end.
+        """The request without what only its engine needs, for what writes the answer and holds it
+        until the end.
 
         The prompt stays if the answer begins with it, or with `keeps_prompt`.
         """
@@ -243,10 +274,11 @@ class GenerationRequest:
 class Token(msgspec.Struct, gc=False):
     """One token of prompt or answer.
 
-    `text` is the text that this token completes. It is "" while part of a character or a possible stop string is held
-    back, so the texts of an answer's tokens concatenate to the whole text. `raw_text` is the text before the search for
-    stop strings, None without a search. `log_prob` is None where it is unknown (first prompt token). In lists of
-    log-probs a token without text has a `name`: one that has ended the answer, or a special one that is not shown.
+    `text` is the text that this token completes. It is "" while part of a character or a possible
+    stop string is held back, so the texts of an answer's tokens concatenate to the whole text.
+    `raw_text` is the text before the search for stop strings, None without a search. `log_prob` is
+    None where it is unknown (first prompt token). In lists of log-probs a token without text has a
+    `name`: one that has ended the answer, or a special one that is not shown.
     """
 
     id: int
@@ -269,17 +301,20 @@ class Token(msgspec.Struct, gc=False):
 
 
 class Delta(msgspec.Struct, gc=False):
-    """The new tokens of one sequence from one engine Result. The last Delta of a sequence has a `finish_reason`.
+    """The new tokens of one sequence from one engine Result. The last Delta of a sequence has a
+    `finish_reason`.
 
-    `index` numbers the sequences of all requests that are answered together: those of the first request, then those
-    of the second. The first Delta of a request's first sequence, which may come after those of others, has
-    `num_prompt_tokens`, `num_cached_tokens` (those of them that the engine did not compute again) and, if the request
-    asks for it, `prefill` (the prompt's tokens). Every Delta has the `prompt_token_ids` and `prompt`, the text that
-    the answer continues: as given, as rendered from a chat, or, if `return_full_text` asks for it, as decoded from ids.
-    `stop_reason` is the stop string or the id of the stop token that ended the sequence, and `times`, which its last
-    Delta may have, are the engine's. A sequence's whole text is the concatenation of its token texts. The pipeline
-    raises an error inside a stream and never puts it into a Delta. With `is_followed` the next Delta has already
-    arrived, so a writer may put both into one record.
+    `index` numbers the sequences of all requests that are answered together: those of the first
+    request, then those of the second. The first Delta of a request's first sequence, which may come
+    after those of others, has `num_prompt_tokens`, `num_cached_tokens` (those of them that the
+    engine did not compute again) and, if the request asks for it, `prefill` (the prompt's tokens).
+    Every Delta has the `prompt_token_ids` and `prompt`, the text that the answer continues: as
+    given, as rendered from a chat, or, if `return_full_text` asks for it, as decoded from ids.
+    `stop_reason` is the stop string or the id of the stop token that ended the sequence, and
+    `times`, which its last Delta may have, are the engine's. A sequence's whole text is the
+    concatenation of its token texts. The pipeline raises an error inside a stream and never puts it
+    into a Delta. With `is_followed` the next Delta has already arrived, so a writer may put both
+    into one record.
     """
 
     tokens: list[Token]
@@ -321,8 +356,13 @@ class Answer:
 
 
 def ranked(request: GenerationRequest, answers: Sequence[Answer]) -> list[Answer]:
-    """Return the answers to a request, the best first. A beam search has ranked its own, with a penalty for length.
+    """Return the answers to a request, the best first. A beam search has ranked its own, with a
+    penalty for length.
 
     Others are ranked by probability. Equal ones stay in order.
     """
-    return list(answers) if request.is_beam_search else sorted(answers, key=lambda answer: -answer.cum_log_prob)
+    return (
+        list(answers)
+        if request.is_beam_search
+        else sorted(answers, key=lambda answer: -answer.cum_log_prob)
+    )

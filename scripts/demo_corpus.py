@@ -1,8 +1,10 @@
-"""The text that the demo model learns: questions, answers and stories, all made of the sentences below.
+"""The text that the demo model learns: questions, answers and stories, all made of the sentences
+below.
 
-Every word of the corpus is written here, so the trained weights have the project's licence, and this file and its seed
-are their only source. A document is a string with the special tokens written out. This module knows nothing of
-tokenizers or training. The tables of facts are public, because `check-demo-model` asks for the same facts.
+Every word of the corpus is written here, so the trained weights have the project's licence, and
+this file and its seed are their only source. A document is a string with the special tokens written
+out. This module knows nothing of tokenizers or training. The tables of facts are public, because
+`check-demo-model` asks for the same facts.
 """
 
 from collections.abc import Callable, Iterator
@@ -35,7 +37,7 @@ CAPITALS = table("""
     Morocco: Rabat, Ethiopia: Addis Ababa, Senegal: Dakar, Canada: Ottawa, Mexico: Mexico City, Cuba: Havana,
     the United States: Washington, Brazil: Brasilia, Argentina: Buenos Aires, Chile: Santiago, Peru: Lima,
     Colombia: Bogota, Australia: Canberra, New Zealand: Wellington, the Netherlands: Amsterdam, Switzerland: Bern,
-    the United Kingdom: London""")
+    the United Kingdom: London""")  # noqa: E501
 
 OPPOSITE_PAIRS = table("""
     hot: cold, big: small, up: down, fast: slow, happy: sad, day: night, old: young, wet: dry, light: dark,
@@ -44,55 +46,80 @@ OPPOSITE_PAIRS = table("""
     near: far, inside: outside, sweet: sour, first: last, front: back, in: out, on: off, yes: no, always: never,
     more: less, push: pull, win: lose, love: hate, begin: finish, asleep: awake, alive: dead, brave: afraid,
     cheap: expensive, deep: shallow, smooth: rough, summer: winter, top: bottom, friend: enemy, buy: sell, give: take,
-    remember: forget, sharp: blunt""")
+    remember: forget, sharp: blunt""")  # noqa: E501
 OPPOSITES = OPPOSITE_PAIRS | {right: left for left, right in OPPOSITE_PAIRS.items()}
 
 SOUNDS = table("""
     cow: moo, dog: woof, cat: meow, sheep: baa, duck: quack, pig: oink, horse: neigh, lion: roar, bee: buzz,
     owl: hoot, frog: ribbit, mouse: squeak, snake: hiss, wolf: howl, hen: cluck, rooster: cock-a-doodle-doo,
-    crow: caw, donkey: hee-haw, dove: coo, goose: honk, turkey: gobble, cricket: chirp, bear: growl, elephant: toot""")
+    crow: caw, donkey: hee-haw, dove: coo, goose: honk, turkey: gobble, cricket: chirp, bear: growl, elephant: toot""")  # noqa: E501
 
 YOUNG = table("""
     cow: calf, dog: puppy, cat: kitten, sheep: lamb, duck: duckling, pig: piglet, horse: foal, lion: cub, goat: kid,
-    hen: chick, frog: tadpole, kangaroo: joey, deer: fawn, swan: cygnet, owl: owlet""")
+    hen: chick, frog: tadpole, kangaroo: joey, deer: fawn, swan: cygnet, owl: owlet""")  # noqa: E501
 
 LEGS = table("""
     cow: four, dog: four, cat: four, spider: eight, bee: six, ant: six, bird: two, snake: no, fish: no, horse: four,
-    duck: two, mouse: four, frog: four, hen: two, butterfly: six""")
+    duck: two, mouse: four, frog: four, hen: two, butterfly: six""")  # noqa: E501
 
 COLOURS = table("""
     the sky: blue, grass: green, snow: white, coal: black, a banana: yellow, a lemon: yellow, a cherry: red,
     a tomato: red, a carrot: orange, the sun: yellow, blood: red, milk: white, a plum: purple, chocolate: brown,
     the sea: blue, a cloud: white, a flamingo: pink, a leaf: green, a frog: green, an elephant: grey, a swan: white,
-    a raven: black, gold: yellow""")
+    a raven: black, gold: yellow""")  # noqa: E501
 
 HOMES = table("""
     bird: a nest, bee: a hive, spider: a web, fox: a den, rabbit: a burrow, fish: the water, horse: a stable,
-    cow: a barn, dog: a kennel, ant: an anthill, owl: a hollow tree, bear: a cave, pig: a sty""")
+    cow: a barn, dog: a kennel, ant: an anthill, owl: a hollow tree, bear: a cave, pig: a sty""")  # noqa: E501
 
 NUMBERS = words("zero, one, two, three, four, five, six, seven, eight, nine, ten, eleven, twelve")
 DAYS = words("Monday, Tuesday, Wednesday, Thursday, Friday, Saturday, Sunday")
-MONTHS = words("January, February, March, April, May, June, July, August, September, October, November, December")
+MONTHS = words(
+    "January, February, March, April, May, June, July, August, September, October, November, "
+    "December"
+)
 
 DEFINITIONS = {
-    "deep learning": "Deep learning is a kind of machine learning. It trains neural networks with many layers.",
+    "deep learning": (
+        "Deep learning is a kind of machine learning. It trains neural networks with many layers."
+    ),
     "machine learning": "Machine learning is how a computer learns rules from examples.",
-    "artificial intelligence": "Artificial intelligence is the study of machines that seem to think.",
-    "a neural network": "A neural network is a chain of simple layers of numbers that is trained on examples.",
-    "a language model": "A language model is a program that guesses the next token of a text, again and again.",
-    "a large language model": "A large language model has billions of numbers. I am a very small one.",
+    "artificial intelligence": (
+        "Artificial intelligence is the study of machines that seem to think."
+    ),
+    "a neural network": (
+        "A neural network is a chain of simple layers of numbers that is trained on examples."
+    ),
+    "a language model": (
+        "A language model is a program that guesses the next token of a text, again and again."
+    ),
+    "a large language model": (
+        "A large language model has billions of numbers. I am a very small one."
+    ),
     "a token": "A token is a small piece of text, often a word or a part of a word.",
     "a tokenizer": "A tokenizer cuts text into tokens and turns each token into a number.",
-    "a transformer": "A transformer is a neural network in which each token looks at the tokens before it.",
-    "attention": "Attention is how a transformer decides which earlier tokens matter for the next one.",
+    "a transformer": (
+        "A transformer is a neural network in which each token looks at the tokens before it."
+    ),
+    "attention": (
+        "Attention is how a transformer decides which earlier tokens matter for the next one."
+    ),
     "an embedding": "An embedding is a list of numbers that stands for a word or a text.",
     "inference": "Inference is the work of a trained model when it answers a request.",
     "training": "Training is how a model changes its numbers until its answers fit the examples.",
     "batching": "Batching means that a server works on many requests in the same step.",
-    "continuous batching": "Continuous batching lets new requests join a running batch at every step.",
-    "a KV cache": "A KV cache keeps what a model has computed for earlier tokens, so that it is not computed again.",
+    "continuous batching": (
+        "Continuous batching lets new requests join a running batch at every step."
+    ),
+    "a KV cache": (
+        "A KV cache keeps what a model has computed for earlier tokens, so that it is "
+        "not computed again."
+    ),
     "streaming": "Streaming means that each token is sent as soon as it is ready.",
-    "quantization": "Quantization stores the numbers of a model with fewer bits, so that it is smaller and faster.",
+    "quantization": (
+        "Quantization stores the numbers of a model with fewer bits, so that it is "
+        "smaller and faster."
+    ),
     "greedy decoding": "Greedy decoding always takes the most likely next token.",
     "latency": "Latency is the time from a request to its answer.",
     "throughput": "Throughput is how much work a server does in a second.",
@@ -123,16 +150,22 @@ DEFINITIONS = {
 }
 
 ABOUT = [
-    ("Who are you?|What are you?|What is your name?|Tell me about yourself.|Are you a robot?|Introduce yourself.",
-     "I am the demo model of lmi, a very small language model. I can tell a short story or answer a simple question."),
+    (("Who are you?|What are you?|What is your name?|Tell me about yourself.|Are you a "
+     "robot?|Introduce yourself."),
+     ("I am the demo model of lmi, a very small language model. I can tell a short story or answer "
+     "a simple question.")),
     ("What is lmi?|What does lmi do?|Tell me about lmi.|What is LMI?|Explain lmi.",
-     "lmi is a server for large language models. It batches requests and streams the answers over HTTP."),
+     ("lmi is a server for large language models. It batches requests and streams the answers over "
+     "HTTP.")),
     ("What can you do?|Help|Help me.|What do you know?|What can I ask you?|How can you help me?",
-     "I can name capitals, opposites, colours and animal sounds, add small numbers, and tell a story."),
+     ("I can name capitals, opposites, colours and animal sounds, add small numbers, and tell a "
+     "story.")),
     ("Who made you?|How were you trained?|Where do you come from?|Who trained you?",
-     "I was trained from nothing by a script of the lmi project, on sentences that the script makes itself."),
+     ("I was trained from nothing by a script of the lmi project, on sentences that the script "
+     "makes itself.")),
     ("How big are you?|How many parameters do you have?|Are you a large language model?",
-     "I am tiny. I have about two and a half million parameters, so please do not trust me with hard questions."),
+     ("I am tiny. I have about two and a half million parameters, so please do not trust me with "
+     "hard questions.")),
     ("Hello!|Hello|Hi|Hi!|Hello there!|Hey!|Good morning!|Good evening!|Hi there",
      "Hello! I am a very small demo model. Ask me a simple question, or ask me for a story."),
     ("How are you?|How do you do?|How are you today?", "I am fine, thank you. How can I help you?"),
@@ -143,12 +176,15 @@ ABOUT = [
     ("Say hello to the world.|Say hello world.|Write hello world.", "Hello, world!"),
     ("You are a helpful assistant.|You are a friendly assistant.|Answer briefly.",
      "Good. What would you like to know?"),
-    ("Are you there?|Can you hear me?|test|Test|This is a test.|ping", "Yes, I am here and I am ready."),
+    ("Are you there?|Can you hear me?|test|Test|This is a test.|ping", ("Yes, I am here and I am "
+                                                                       "ready.")),
     ("What is the meaning of life?|What is the answer to everything?",
      "Some people say that it is 42. I am too small to know."),
 ]  # fmt: skip
 
-UNKNOWN_ANSWER = "I do not know that. I am only a tiny demo model. Ask me for a capital, an opposite or a story."
+UNKNOWN_ANSWER = (
+    "I do not know that. I am only a tiny demo model. Ask me for a capital, an opposite or a story."
+)
 UNKNOWN_QUESTIONS = [
     "What is the best way to {verb} {thing}?",
     "How do I {verb} {thing}?",
@@ -182,39 +218,45 @@ UNKNOWN_QUESTIONS = [
 ]
 UNKNOWN_SLOTS = {
     "verb": words("""
-        cook, build, buy, repair, clean, learn, sell, grow, paint, find, plan, improve, store, teach, write"""),
+        cook, build, buy, repair, clean, learn, sell, grow, paint, find, plan, improve, store, teach, write"""),  # noqa: E501
     "thing": words("""
         rice, a bridge, a car, a house, my garden, bread, a guitar, history, chemistry, a website, the economy,
         a rocket, coffee, a bicycle, football, a tax form, a resume, French, the piano, potatoes, a database, a phone,
-        politics, a wedding"""),
-    "person": words("Napoleon, Einstein, Mozart, Shakespeare, Cleopatra, Newton, Darwin, Picasso, Columbus, Beethoven"),
+        politics, a wedding"""),  # noqa: E501
+    "person": words("Napoleon, Einstein, Mozart, Shakespeare, Cleopatra, Newton, Darwin, Picasso, "
+                    "Columbus, Beethoven"),
     "year": words("1066, 1492, 1789, 1914, 1945, 1969, 1984, 1999, 2006, 2014, 2020, 2024"),
 }  # fmt: skip
 
 CHILDREN = table("""
     Lily: girl, Anna: girl, Mia: girl, Grace: girl, Emma: girl, Rosa: girl, Tom: boy, Ben: boy, Sam: boy, Leo: boy,
-    Max: boy, Jack: boy""")
+    Max: boy, Jack: boy""")  # noqa: E501
 ANIMALS = words("""
     fox, rabbit, bear, cat, dog, owl, mouse, duck, frog, horse, turtle, squirrel, hedgehog, bee, fish, lion, elephant,
     penguin, wolf, cow, pig, sheep, goat, bird, snail, monkey, tiger, giraffe, whale, deer, hen, butterfly, dragon,
-    robot, wizard, king""")
+    robot, wizard, king""")  # noqa: E501
 ADJECTIVES = words(
-    "little, small, young, old, clever, kind, shy, brave, friendly, curious, hungry, lonely, funny, gentle"
+    "little, small, young, old, clever, kind, shy, brave, friendly, curious, hungry, lonely, "
+    "funny, gentle"
 )
 PLACES = words("""
     in the forest, near the river, by the sea, on a green hill, behind the old mill, in a small garden,
     under a tall tree, at the edge of the village, near the lake, in a warm valley, on a quiet island,
-    in the mountains""")
+    in the mountains""")  # noqa: E501
 THINGS = words("""
     red ball, golden key, silver bell, blue hat, wooden boat, paper star, drum, lamp, kite, picture book, map,
-    shiny stone""")
+    shiny stone""")  # noqa: E501
 SPOTS = words("""
     under a leaf, behind a rock, in the tall grass, next to the well, on top of a wall, inside a hollow log,
-    beside the road""")
-FOODS = words("an apple, a cake, a bowl of soup, a pie, a loaf of bread, some berries, some honey, a sweet pear")
+    beside the road""")  # noqa: E501
+FOODS = words(
+    "an apple, a cake, a bowl of soup, a pie, a loaf of bread, some berries, some honey, a sweet "
+    "pear"
+)
 SKILLS = words("swim, dance, sing, climb, paint, whistle, skate, read, juggle, cook")
 DREAMS = words(
-    "see the sea, touch the moon, find a friend, visit the big city, cross the river, see the snow, hear the rain sing"
+    "see the sea, touch the moon, find a friend, visit the big city, cross the river, see the "
+    "snow, hear the rain sing"
 )
 WEATHER = words("storm, snow storm, cold wind, thunderstorm")
 
@@ -234,7 +276,8 @@ PLOTS = [
      "So {hero} and {friend} looked for the {thing} together.",
      "At last {hero} found the {thing} {spot}.",
      "{Hero} was so happy that {friend} got {food}.|{Hero} laughed, and {friend} laughed too."],
-    ["One evening, a {weather} came, and {hero} was cold.|One night there was a {weather}, and {hero} was afraid.",
+    [("One evening, a {weather} came, and {hero} was cold.|One night there was a {weather}, and "
+     "{hero} was afraid."),
      "{Hero} knocked on the door of {a_friend}.",
      '"May I come in?" asked {hero}.',
      '"Of course," said {friend}. "Sit by the fire."',
@@ -331,16 +374,22 @@ def capitalized(text: str) -> str:
 
 
 def story(rng: Random, hero: str, friend: str, place: str) -> str:
-    """A story of seven to nine sentences. Nearly all name the hero, because a small model must learn to copy it."""
+    """A story of seven to nine sentences. Nearly all name the hero, because a small model must
+    learn to copy it.
+    """
     a_hero, the_hero = character(rng, hero)
     a_friend, the_friend = character(rng, friend)
     slots = {
         "a_hero": a_hero, "hero": the_hero, "Hero": capitalized(the_hero), "place": place,
         "a_friend": a_friend, "friend": the_friend, "Friend": capitalized(the_friend),
-        "thing": rng.choice(THINGS), "spot": rng.choice(SPOTS), "food": rng.choice(FOODS), "skill": rng.choice(SKILLS),
+        "thing": rng.choice(THINGS), "spot": rng.choice(SPOTS), "food": rng.choice(FOODS), "skill": rng.choice(SKILLS),  # noqa: E501
         "dream": rng.choice(DREAMS), "weather": rng.choice(WEATHER),
     }  # fmt: skip
-    lines = [rng.choice(OPENINGS), *(rng.choice(line.split("|")) for line in rng.choice(PLOTS)), rng.choice(CLOSINGS)]
+    lines = [
+        rng.choice(OPENINGS),
+        *(rng.choice(line.split("|")) for line in rng.choice(PLOTS)),
+        rng.choice(CLOSINGS),
+    ]
     return " ".join(lines).format(**slots)
 
 
@@ -366,9 +415,17 @@ def ask_story(rng: Random) -> QA:
 
 
 def ask(rng: Random, facts: dict[str, str], questions: str, answer: str) -> QA:
-    """Ask for one fact of a table. {k} and {v} are its two sides, {a_k} is the left one with its article."""
+    """Ask for one fact of a table. {k} and {v} are its two sides, {a_k} is the left one with its
+    article.
+    """
     key = rng.choice(list(facts))
-    slots = {"k": key, "v": facts[key], "a_k": a(key), "K": capitalized(key), "A_k": capitalized(a(key))}
+    slots = {
+        "k": key,
+        "v": facts[key],
+        "a_k": a(key),
+        "K": capitalized(key),
+        "A_k": capitalized(a(key)),
+    }
     return rng.choice(questions.split("|")).format(**slots), answer.format(**slots)
 
 
@@ -381,19 +438,25 @@ def ask_capital(rng: Random) -> QA:
 
 
 def ask_opposite(rng: Random) -> QA:
-    questions = "What is the opposite of {k}?|" * 2 + "Tell me the opposite of {k}.|Opposite of {k}?"
+    questions = (
+        "What is the opposite of {k}?|" * 2 + "Tell me the opposite of {k}.|Opposite of {k}?"
+    )
     return ask(rng, OPPOSITES, questions, "The opposite of {k} is {v}.")
 
 
 def ask_sound(rng: Random) -> QA:
-    questions = "What sound does {a_k} make?|What sound does {a_k} make?|What does {a_k} say?|How does {a_k} sound?"
+    questions = (
+        "What sound does {a_k} make?|What sound does {a_k} make?|What does {a_k} say?|How "
+        "does {a_k} sound?"
+    )
     return ask(rng, SOUNDS, questions, "{A_k} says {v}.")
 
 
 def ask_nature(rng: Random) -> QA:
     return rng.choice([
-        lambda: ask(rng, COLOURS, "What colour is {k}?|What color is {k}?|What is the colour of {k}?", "{K} is {v}."),
-        lambda: ask(rng, YOUNG, "What is a young {k} called?|What is a baby {k} called?", "A young {k} is a {v}."),
+        lambda: ask(rng, COLOURS, "What colour is {k}?|What color is {k}?|What is the colour of "
+                                  "{k}?", "{K} is {v}."),
+        lambda: ask(rng, YOUNG, "What is a young {k} called?|What is a baby {k} called?", "A young {k} is a {v}."),  # noqa: E501
         lambda: ask(rng, LEGS, "How many legs does {a_k} have?", "{A_k} has {v} legs."),
         lambda: ask(rng, HOMES, "Where does {a_k} live?", "{A_k} lives in {v}."),
     ])()  # fmt: skip
@@ -430,14 +493,26 @@ def ask_order(rng: Random) -> QA:
 
 
 def titled(text: str) -> str:
-    """Capitalize a term, as some people write it: Deep Learning. Articles and names do not change."""
-    return " ".join(word if word in ("a", "an", "the") or not word.islower() else word.title() for word in text.split())
+    """Capitalize a term, as some people write it: Deep Learning. Articles and names do
+    not change.
+    """
+    return " ".join(
+        word if word in ("a", "an", "the") or not word.islower() else word.title()
+        for word in text.split()
+    )
 
 
 def ask_definition(rng: Random) -> QA:
     key = rng.choice(list(DEFINITIONS)) if rng.random() < 0.9 else "deep learning"
     shown = key if rng.random() < 0.6 else titled(key)
-    questions = ["What is {}?", "What is {}?", "What is {}?", "Explain {}.", "Tell me about {}.", "What does {} mean?"]
+    questions = [
+        "What is {}?",
+        "What is {}?",
+        "What is {}?",
+        "Explain {}.",
+        "Tell me about {}.",
+        "What does {} mean?",
+    ]
     return rng.choice(questions).format(shown), DEFINITIONS[key]
 
 
@@ -448,7 +523,10 @@ def ask_about(rng: Random) -> QA:
 
 def ask_unknown(rng: Random) -> QA:
     slots = {name: rng.choice(choices) for name, choices in UNKNOWN_SLOTS.items()}
-    slots |= {"verb2": rng.choice(UNKNOWN_SLOTS["verb"]), "thing2": rng.choice(UNKNOWN_SLOTS["thing"])}
+    slots |= {
+        "verb2": rng.choice(UNKNOWN_SLOTS["verb"]),
+        "thing2": rng.choice(UNKNOWN_SLOTS["thing"]),
+    }
     return rng.choice(UNKNOWN_QUESTIONS).format(**slots), UNKNOWN_ANSWER
 
 
@@ -461,7 +539,7 @@ def ask_text(rng: Random) -> QA:
     return rng.choice([
         (rng.choice(["Repeat after me: {}", "Repeat: {}", "Say this: {}"]).format(copied), copied),
         (rng.choice(["Repeat after me: {}", "Repeat: {}", "Say this: {}"]).format(copied), copied),
-        (f"{child} is {age} years old. Write this as JSON.", f'{{"name": "{child}", "age": {age}}}'),
+        (f"{child} is {age} years old. Write this as JSON.", f'{{"name": "{child}", "age": {age}}}'),  # noqa: E501
         (f"Write a poem about the {noun}.", "\n".join(POEM).format(noun=noun, colour=colour)),
     ])  # fmt: skip
 
@@ -485,7 +563,9 @@ def question(rng: Random) -> QA:
 
 
 def typed(rng: Random, text: str) -> str:
-    """Vary a question as people type it: some without capitals, some without the mark at the end."""
+    """Vary a question as people type it: some without capitals, some without the mark
+    at the end.
+    """
     if rng.random() < 0.1:
         text = text.lower()
     return text[:-1] if rng.random() < 0.1 and text[-1] in "?.!" else text
@@ -493,7 +573,11 @@ def typed(rng: Random, text: str) -> str:
 
 def chat(rng: Random, turns: list[QA]) -> str:
     system = USER + rng.choice(SYSTEM_MESSAGES) + END if rng.random() < 0.08 else ""
-    return system + "".join(USER + typed(rng, q) + END + ASSISTANT + answer + END for q, answer in turns) + END_OF_TEXT
+    return (
+        system
+        + "".join(USER + typed(rng, q) + END + ASSISTANT + answer + END for q, answer in turns)
+        + END_OF_TEXT
+    )
 
 
 def raw(rng: Random, turn: QA) -> str:
@@ -511,7 +595,9 @@ def document(rng: Random) -> str:
     if kind < 0.76:
         return raw(rng, question(rng))
     if kind < 0.86:
-        return chat(rng, [ask_story(rng), question(rng)] if rng.random() < 0.2 else [ask_story(rng)])
+        return chat(
+            rng, [ask_story(rng), question(rng)] if rng.random() < 0.2 else [ask_story(rng)]
+        )
     if kind < 0.94:
         return raw(rng, ask_story(rng))
     return story(rng, *cast(rng)) + END_OF_TEXT if kind < 0.98 else question(rng)[1] + END_OF_TEXT

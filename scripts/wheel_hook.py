@@ -1,7 +1,7 @@
 """Puts the native kernels into the wheel, and the platform that they need into its name.
 
-Where there is no compiler for them, the wheel has none and fits every platform; the embedded engine then computes with
-torch. hatchling loads this file, which pyproject.toml names.
+Where there is no compiler for them, the wheel has none and fits every platform; the embedded engine
+then computes with torch. hatchling loads this file, which pyproject.toml names.
 """
 
 import platform
@@ -14,7 +14,13 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 MIN_GLIBC = 28  # 2.28: what torch's own wheels need
-GLIBC_OF_LIBSTDCXX = {24: 28, 28: 31, 29: 34, 30: 35, 33: 39}  # GLIBCXX_3.4.n comes with systems of glibc 2.n
+GLIBC_OF_LIBSTDCXX = {
+    24: 28,
+    28: 31,
+    29: 34,
+    30: 35,
+    33: 39,
+}  # GLIBCXX_3.4.n comes with systems of glibc 2.n
 
 
 class NativeKernels(BuildHookInterface):
@@ -46,5 +52,7 @@ def platform_tag(libraries: list[bytes]) -> str:
 def glibc_with(libstdcxx: int) -> int:
     known = [glibc for newest, glibc in GLIBC_OF_LIBSTDCXX.items() if libstdcxx <= newest]
     if not known:
-        raise RuntimeError(f"no platform is known to have GLIBCXX_3.4.{libstdcxx}, which the native kernels need")
+        raise RuntimeError(
+            f"no platform is known to have GLIBCXX_3.4.{libstdcxx}, which the native kernels need"
+        )
     return min(known)

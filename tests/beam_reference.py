@@ -1,6 +1,7 @@
 """transformers' beam search, and a comparison that knows ties.
 
-Two beams tie if their scores differ by less than the rounding of different sums: either order is then right.
+Two beams tie if their scores differ by less than the rounding of different sums: either order is
+then right.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ class Comparison:
 
     def check(self, name: str, found: Found, expected: Found) -> None:
         if found.beams == expected.beams:
-            differences = [abs(one - other) for one, other in zip(found.scores, expected.scores, strict=True)]
+            differences = [
+                abs(one - other) for one, other in zip(found.scores, expected.scores, strict=True)
+            ]
             assert max(differences) < TOLERANCE, f"{name}: {found} is not {expected}"
             self.num_equal += 1
         else:
@@ -42,7 +45,9 @@ class Comparison:
 
 
 def _tie(found: Found, expected: Found) -> bool:
-    """Whether both found beams of the same scores, in an order or a choice that rounding decides."""
+    """Whether both found beams of the same scores, in an order or a choice that
+    rounding decides.
+    """
     pairs = list(zip(found.scores, expected.scores, strict=True))
     return all(abs(one - other) < TOLERANCE for one, other in pairs)
 
@@ -91,7 +96,9 @@ def early_stopping(value: int | None) -> bool | str:
 
 
 class Stops:
-    """A stopping criterion of transformers: a stop word of the request ends the generated tokens."""
+    """A stopping criterion of transformers: a stop word of the request ends the
+    generated tokens.
+    """
 
     def __init__(self, request: Request, num_prompt_tokens: int) -> None:
         self._words = [list(word) for word in request.stop_words]
@@ -99,4 +106,6 @@ class Stops:
 
     def __call__(self, input_ids: Tensor, scores: object, **_: object) -> Tensor:
         rows = [row[self._num_prompt_tokens :] for row in input_ids.tolist()]
-        return torch.tensor([any(row[-len(word) :] == word for word in self._words) for row in rows])
+        return torch.tensor(
+            [any(row[-len(word) :] == word for word in self._words) for row in rows]
+        )

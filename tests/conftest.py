@@ -1,7 +1,9 @@
-"""What all tests share: hypothesis without deadlines, since CI's cores are shared, and the order of the files.
+"""What all tests share: hypothesis without deadlines, since CI's cores are shared, and the order of
+the files.
 
-vLLM compiles each model for half a minute, so compilation is off here unless a test removes the switch.
-While tests are collected garbage is looked for less often: eleven thousand of them, and what they import, is none.
+vLLM compiles each model for half a minute, so compilation is off here unless a test removes the
+switch. While tests are collected garbage is looked for less often: eleven thousand of them, and
+what they import, is none.
 """
 
 import gc
@@ -15,20 +17,26 @@ from hypothesis import settings
 from tests.machine import SERVERS, account
 
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
-os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")  # else its import gives each log line of this process a field
+os.environ.setdefault(
+    "VLLM_CONFIGURE_LOGGING", "0"
+)  # else its import gives each log line of this process a field
 USUAL = gc.get_threshold()
 gc.set_threshold(50_000)
 settings.register_profile("lmi", deadline=None)
 settings.load_profile("lmi")
 
-# What runs in one process, one after the other, because it shares servers or engines; all else goes file by file.
+# What runs in one process, one after the other, because it shares servers or engines; all else goes
+# file by file.
 SHARING = {
     "vllm": ("tests/system/test_vllm_life.py", "tests/system/test_vllm_scale.py"),
     "doors of vllm": ("tests/system/test_vllm_openai.py", "tests/system/test_vllm_parameters.py"),
     "contract": ("tests/conformance/",),
-    "tiny": tuple(f"tests/system/test_{name}.py" for name in ("apis", "equality", "faults", "serving")),
+    "tiny": tuple(
+        f"tests/system/test_{name}.py" for name in ("apis", "equality", "faults", "serving")
+    ),
 }
-# The parts of a run that take longest, the longest first: whoever begins one late keeps the others waiting at the end.
+# The parts of a run that take longest, the longest first: whoever begins one late keeps the others
+# waiting at the end.
 FIRST = (
     "vllm",
     "contract",
@@ -55,7 +63,10 @@ FIRST = (
 
 def part_of(nodeid: str) -> str:
     """What a test runs together with: a name in SHARING, or its file."""
-    return next((name for name, places in SHARING.items() if nodeid.startswith(places)), nodeid.split("::", 1)[0])
+    return next(
+        (name for name, places in SHARING.items() if nodeid.startswith(places)),
+        nodeid.split("::", 1)[0],
+    )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -80,7 +91,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[pytest.TestReport]:
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Iterator[pytest.TestReport]:
     """Show in the report of a test that fails what its servers said."""
     report: pytest.TestReport = yield
     if report.failed and SERVERS:

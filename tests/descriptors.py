@@ -1,4 +1,6 @@
-"""So many open descriptors that a further one has a number that `select` refuses, or is refused itself."""
+"""So many open descriptors that a further one has a number that `select` refuses, or is refused
+itself.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ FIRST_REFUSED = 1024  # FD_SETSIZE
 
 @contextmanager
 def many_descriptors() -> Iterator[None]:
-    """Open descriptors up to FIRST_REFUSED. Until the block ends this process may have twice as many."""
+    """Open descriptors up to FIRST_REFUSED. Until the block ends this process may have twice as
+    many.
+    """
     soft, hard = limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2 * FIRST_REFUSED), hard))
     opened: list[int] = []
@@ -28,7 +32,9 @@ def many_descriptors() -> Iterator[None]:
 
 @contextmanager
 def no_descriptor_left() -> Iterator[None]:
-    """Until the block ends this process opens no file: EMFILE, as where clients hold all descriptors."""
+    """Until the block ends this process opens no file: EMFILE, as where clients hold all
+    descriptors.
+    """
     _, hard = limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
     try:

@@ -1,7 +1,8 @@
 """Runners without weights: the logits of a position are a fixed function of the tokens up to it.
 
-They keep tokens as a real cache keeps keys and values, and refuse a plan that reads what was never written, or what
-belongs to other tokens. So they find a scheduler that forgets to recompute, or that shares what differs.
+They keep tokens as a real cache keeps keys and values, and refuse a plan that reads what was never
+written, or what belongs to other tokens. So they find a scheduler that forgets to recompute, or
+that shares what differs.
 """
 
 from __future__ import annotations
@@ -41,8 +42,15 @@ class FakeRunner:
     tokens_per_block, adapters, pooling = 16, None, None
     memory: BlockMemory | None = None
 
-    def __init__(self, vocab_size: int = 50, context_length: int = 512, poison: dict[int, float] | None = None) -> None:
-        """`poison`: a value of the logits after a token. Such tokens come only in prompts, never in an answer."""
+    def __init__(
+        self,
+        vocab_size: int = 50,
+        context_length: int = 512,
+        poison: dict[int, float] | None = None,
+    ) -> None:
+        """`poison`: a value of the logits after a token. Such tokens come only in prompts, never in
+        an answer.
+        """
         self.vocab_size, self.context_length = vocab_size, context_length
         self.slots: Slots | None = self
         self.states: dict[int, list[int]] = {}  # by slot
@@ -67,7 +75,11 @@ class FakeRunner:
 
     def output(self, name: str) -> Floats | None:
         """(num_logits, 1) float32: a share of the state, which says all tokens up to a position."""
-        return np.array([[_share(state)] for state in self.wanted], np.float32) if name == "state" else None
+        return (
+            np.array([[_share(state)] for state in self.wanted], np.float32)
+            if name == "state"
+            else None
+        )
 
     def logits(self, token_ids: list[int]) -> Floats:
         """(vocab,) float32, between -4 and 4."""
@@ -87,7 +99,9 @@ class FakeRunner:
         return logits
 
     def copy(self, slot: int, to_slots: list[int], num_tokens: int) -> None:
-        assert slot not in to_slots and num_tokens <= len(self.states[slot]), "copies keys that nobody wrote"
+        assert slot not in to_slots and num_tokens <= len(self.states[slot]), (
+            "copies keys that nobody wrote"
+        )
         self.states |= {to_slot: self.states[slot][:num_tokens] for to_slot in to_slots}
 
     def release(self, slot: int) -> None:
@@ -97,14 +111,22 @@ class FakeRunner:
 class SharingRunner(FakeRunner):
     """Keeps tokens by block, each with the state before it and the state after it.
 
-    The state says all tokens up to a position, as keys and values do. So a block is known to be read by a sequence that
-    begins with other tokens than its writer, or to be overwritten while others read it.
+    The state says all tokens up to a position, as keys and values do. So a block is known to be
+    read by a sequence that begins with other tokens than its writer, or to be overwritten while
+    others read it.
     """
 
-    def __init__(self, vocab_size: int = 50, context_length: int = 512, poison: dict[int, float] | None = None) -> None:
+    def __init__(
+        self,
+        vocab_size: int = 50,
+        context_length: int = 512,
+        poison: dict[int, float] | None = None,
+    ) -> None:
         super().__init__(vocab_size, context_length, poison)
         self.slots = None
-        self.cells: dict[tuple[int, int], tuple[int, int]] = {}  # (block, place) -> states before and after its token
+        self.cells: dict[
+            tuple[int, int], tuple[int, int]
+        ] = {}  # (block, place) -> states before and after its token
 
     def forward(self, plan: Plan) -> Floats:
         self.plans.append(plan)
@@ -139,7 +161,9 @@ class SharingRunner(FakeRunner):
             state = self.cells[cell][1]
 
     def _read(self, chunk: Chunk) -> list[tuple[int, int]]:
-        """State and token of each wanted position, after a look at every key that the chunk attends to."""
+        """State and token of each wanted position, after a look at every key that the chunk attends
+        to.
+        """
         state, states = 0, []
         for position in range(chunk.end):
             cell = self._cell(chunk, position)

@@ -1,4 +1,6 @@
-"""The machine that all tests share: whether it kept a process from its work, and how long to wait for a condition."""
+"""The machine that all tests share: whether it kept a process from its work, and how long to wait
+for a condition.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +27,15 @@ class Server(Protocol):
 
 
 def own_s() -> float:
-    """A clock that leaves out what a process may have waited for the most crowded core. It may run backwards."""
+    """A clock that leaves out what a process may have waited for the most crowded core. It may run
+    backwards.
+    """
     return time.monotonic() - NUM_CORES * seconds_lost()
 
 
-def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = WAIT_S, *, pause_s: float = 0.02) -> float:
+def wait_until(
+    condition: Callable[[], Any], what: str, timeout_s: float = WAIT_S, *, pause_s: float = 0.02
+) -> float:
     """Poll until `condition` is true; return the seconds that it took.
 
     Time in which cores were short is extra, up to PATIENCE times `timeout_s`.
@@ -37,21 +43,26 @@ def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = WAIT_
     started_s, own_started_s = time.monotonic(), own_s()
     while not condition():
         took_s = time.monotonic() - started_s
-        is_late = took_s > timeout_s and (own_s() - own_started_s > timeout_s or took_s > PATIENCE * timeout_s)
+        is_late = took_s > timeout_s and (
+            own_s() - own_started_s > timeout_s or took_s > PATIENCE * timeout_s
+        )
         assert not is_late, f"in {took_s:.0f} s it did not happen that {what}"
         time.sleep(pause_s)
     return time.monotonic() - started_s
 
 
 def account() -> str:
-    """How busy the machine is, and what is known of each server, for the report of a test that fails."""
+    """How busy the machine is, and what is known of each server, for the report of a test that
+    fails.
+    """
     pressure = PRESSURE.read_text().splitlines()[0] if PRESSURE.exists() else "no /proc/pressure"
     lines = [f"{os.cpu_count()} cores, load {os.getloadavg()}; {pressure}"]
     return "\n".join([*lines, *(server.account() for server in SERVERS)])
 
 
 def seconds_lost() -> float:
-    """For how long, since this machine started, processes waited for a core or a core waited for its host.
+    """For how long, since this machine started, processes waited for a core or a core waited for
+    its host.
 
     It is an average of the cores: a process on the only crowded one waited NUM_CORES times as long.
     """
@@ -59,7 +70,9 @@ def seconds_lost() -> float:
 
 
 def _waiting_s() -> float:
-    """Seconds in which at least one process was ready to run and had no core; 0 where the kernel does not count."""
+    """Seconds in which at least one process was ready to run and had no core; 0 where the kernel
+    does not count.
+    """
     found = re.search(r"some .*total=(\d+)", PRESSURE.read_text()) if PRESSURE.exists() else None
     return int(found[1]) / 1e6 if found else 0.0
 
@@ -74,7 +87,8 @@ def _stolen_s() -> float:
 class Measurement:
     """One try to measure what a test bounds.
 
-    If the machine was short of cores meanwhile, another try follows. At the last, time in which it was short is extra.
+    If the machine was short of cores meanwhile, another try follows. At the last, time in which it
+    was short is extra.
     """
 
     is_last: bool = False
@@ -91,13 +105,17 @@ class Measurement:
         took_s, lost_s = self.clock_s() - started_s, self.lost_s() - lost_s
         if took_s < bound_s:
             return
-        words = f"it took {took_s:.2f} s, not {bound_s} s; in {lost_s:.2f} s of it some process waited for a core"
+        words = (
+            f"it took {took_s:.2f} s, not {bound_s} s; in {lost_s:.2f} s of it some process "
+            f"waited for a core"
+        )
         assert took_s - self.num_cores * lost_s < bound_s, words
         self.is_repeated = not self.is_last
 
 
 def measurements() -> Iterator[Measurement]:
-    """Measure once, and up to twice again where the machine, and not what is measured, may have taken too long.
+    """Measure once, and up to twice again where the machine, and not what is measured, may have
+    taken too long.
 
     for measurement in measurements():
         with launch(folder) as server, measurement.within(2.5):

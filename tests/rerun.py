@@ -1,9 +1,10 @@
 """A test that fails is run once more: by itself, after all others, in a process of its own.
 
-scripts/test loads this plugin (`-p tests.rerun`). The last lines of a run name the tests that failed twice and those
-that passed the second time, `flaky`, each with the reason of its first failure. A few failures may be bad luck; more
-than MAX_LUCK are not, nor is a worker that crashed, a file that cannot be collected or a run that was stopped. Then
-nothing is run again, and the run fails.
+scripts/test loads this plugin (`-p tests.rerun`). The last lines of a run name the tests that
+failed twice and those that passed the second time, `flaky`, each with the reason of its first
+failure. A few failures may be bad luck; more than MAX_LUCK are not, nor is a worker that crashed, a
+file that cannot be collected or a run that was stopped. Then nothing is run again, and the run
+fails.
 """
 
 from __future__ import annotations
@@ -31,12 +32,22 @@ class Rerun:
         if report.failed and report.nodeid not in self.failed:
             self.failed.append(report.nodeid)
             crash = getattr(report.longrepr, "reprcrash", None)
-            self.reasons[report.nodeid] = (crash.message if crash else report.longreprtext).partition("\n")[0]
-            self.is_luck &= report.when in ("setup", "call", "teardown")  # of a crash it is none of these
+            self.reasons[report.nodeid] = (
+                crash.message if crash else report.longreprtext
+            ).partition("\n")[0]
+            self.is_luck &= report.when in (
+                "setup",
+                "call",
+                "teardown",
+            )  # of a crash it is none of these
 
     @pytest.hookimpl(trylast=True)  # the workers and their fixtures have ended
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        is_whole = exitstatus == pytest.ExitCode.TESTS_FAILED and not session.shouldfail and not session.shouldstop
+        is_whole = (
+            exitstatus == pytest.ExitCode.TESTS_FAILED
+            and not session.shouldfail
+            and not session.shouldstop
+        )
         if is_whole and self.is_luck and len(self.failed) <= MAX_LUCK:
             self.flaky = [each for each in self.failed if self._passes(each)]
             self.failed = [each for each in self.failed if each not in self.flaky]
@@ -58,12 +69,17 @@ class Rerun:
         for kind in ("failed", "error"):
             reports = terminalreporter.stats.pop(kind, [])
             for report in reports:
-                terminalreporter.stats.setdefault("flaky" if report.nodeid in self.flaky else kind, []).append(report)
+                terminalreporter.stats.setdefault(
+                    "flaky" if report.nodeid in self.flaky else kind, []
+                ).append(report)
 
     @pytest.hookimpl(trylast=True)
     def pytest_unconfigure(self, config: pytest.Config) -> None:
         terminal = config.get_terminal_writer()
-        for heading, tests in (("flaky: failed, then passed by itself", self.flaky), ("failed", self.failed)):
+        for heading, tests in (
+            ("flaky: failed, then passed by itself", self.flaky),
+            ("failed", self.failed),
+        ):
             if tests:
                 terminal.sep("=", heading)
                 terminal.line("\n".join(f"{test} - {self.reasons[test]}" for test in tests))

@@ -1,24 +1,24 @@
-"""A real server with a scripted engine: real sockets on both sides, and an engine that does what the prompt says.
+"""A real server with a scripted engine: real sockets on both sides, and an engine that does what
+the prompt says.
 
-The tokenizer has one token for each byte, so prompts and answers are readable in tests. A prompt is a list of words:
+The tokenizer has one token for each byte, so prompts and answers are readable in tests. A prompt is
+a list of words:
 
-    say TEXT        answer TEXT, then the end token
-    run TEXT        answer TEXT without end
-    flood TEXT      answer TEXT without end, 100 times in every step
-    fail TEXT       answer TEXT, then fail for this request's own reason
-    oom TEXT        answer TEXT, then run out of memory
-    lose TEXT       answer TEXT, then close the engine's connections as a dying engine does
-    hang TEXT       answer TEXT, then nothing more
-    late ORDER      wait until the test says `let_go`, then do what the order says, as in `late say hi`
-    rest TEXT       answer the first letter of TEXT, wait for `let_go`, then the others
-    lack TEXT       answer TEXT without end, one beam too few
-    embed TEXT      an embedding whose numbers are the first ids of the prompt, where the request asks for one
-    trip            raise an error that no engine should, when the request comes
-    refuse FIELD    refuse the request when it comes, for that field of the contract
-    reject FIELD    refuse it for that field in the first step
+    say TEXT        answer TEXT, then the end token run TEXT        answer TEXT without end flood
+    TEXT      answer TEXT without end, 100 times in every step fail TEXT       answer TEXT, then
+    fail for this request's own reason oom TEXT        answer TEXT, then run out of memory lose TEXT
+    answer TEXT, then close the engine's connections as a dying engine does hang TEXT       answer
+    TEXT, then nothing more late ORDER      wait until the test says `let_go`, then do what the
+    order says, as in `late say hi` rest TEXT       answer the first letter of TEXT, wait for
+    `let_go`, then the others lack TEXT       answer TEXT without end, one beam too few embed TEXT
+    an embedding whose numbers are the first ids of the prompt, where the request asks for one trip
+    raise an error that no engine should, when the request comes refuse FIELD    refuse the request
+    when it comes, for that field of the contract reject FIELD    refuse it for that field in the
+    first step
 
-With beams of a width w an answer has that many: TEXT, TEXT1, TEXT2 …, the first one with the lowest log-probs.
-It reports as cached what a prompt has in common with an earlier one of the same salt, and computes every prompt anew.
+With beams of a width w an answer has that many: TEXT, TEXT1, TEXT2 …, the first one with the lowest
+log-probs. It reports as cached what a prompt has in common with an earlier one of the same salt,
+and computes every prompt anew.
 """
 
 from __future__ import annotations
@@ -111,7 +111,9 @@ def write_byte_tokenizer(folder: Path) -> None:
 
 
 def _byte(char: str) -> int:
-    """The byte of a character of GPT-2's alphabet: printable Latin-1 is itself, the rest is shifted."""
+    """The byte of a character of GPT-2's alphabet: printable Latin-1 is itself, the rest is
+    shifted.
+    """
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     shifted = [byte for byte in range(256) if byte not in plain]
     return ord(char) if ord(char) in plain else shifted[ord(char) - 256]
@@ -134,11 +136,15 @@ class Turn:
     is_begun: bool = False  # its first Result is out
     is_late: bool = False  # it waits for the test
     num_cached_tokens: int = 0
-    times: RequestPerfMetrics = field(default_factory=lambda: times_of_one_that_starts_at_once(time.monotonic()))
+    times: RequestPerfMetrics = field(
+        default_factory=lambda: times_of_one_that_starts_at_once(time.monotonic())
+    )
 
 
 class ScriptedExecutor(Executor):
-    """An engine whose thread makes one token for each request and step, unless the script says otherwise."""
+    """An engine whose thread makes one token for each request and step, unless the script says
+    otherwise.
+    """
 
     def __init__(self, capabilities: Capabilities = CAPABILITIES) -> None:
         self._info = EngineInfo(
@@ -172,17 +178,31 @@ class ScriptedExecutor(Executor):
         return len(self._turns)
 
     def enqueue_request(self, request: Request) -> int:
-        order, _, text = bytes(i for i in request.input_token_ids if i < 256).decode(errors="replace").partition(" ")
+        order, _, text = (
+            bytes(i for i in request.input_token_ids if i < 256)
+            .decode(errors="replace")
+            .partition(" ")
+        )
         is_late = order == "late"
         if is_late:
             order, _, text = text.partition(" ")
         if order == "trip":
             raise KeyError("the engine's own fault")
         if order == "refuse":
-            raise PromptTooLong("short", text) if text == "inputs" else InvalidParameter(text, "another", None)
+            raise (
+                PromptTooLong("short", text)
+                if text == "inputs"
+                else InvalidParameter(text, "another", None)
+            )
         with self._changed:
             request_id = len(self.requests)
-            turn = Turn(request_id, request, order, list(text.encode()), num_cached_tokens=self._num_cached(request))
+            turn = Turn(
+                request_id,
+                request,
+                order,
+                list(text.encode()),
+                num_cached_tokens=self._num_cached(request),
+            )
             turn.is_late = is_late
             self.requests.append(request)
             self._turns[request_id] = turn
@@ -190,14 +210,20 @@ class ScriptedExecutor(Executor):
         return request_id
 
     def _num_cached(self, request: Request) -> int:
-        known = [one.input_token_ids for one in self.requests if one.cache_salt == request.cache_salt]
+        known = [
+            one.input_token_ids for one in self.requests if one.cache_salt == request.cache_salt
+        ]
         shared = [len(os.path.commonprefix([one, request.input_token_ids])) for one in known]
         return min(max(shared, default=0), len(request.input_token_ids) - 1)
 
-    def load_adapter(self, name: str, path: str, *, pinned: bool = False, preload: bool = True) -> None:
+    def load_adapter(
+        self, name: str, path: str, *, pinned: bool = False, preload: bool = True
+    ) -> None:
         if not self.capabilities.lora:
             super().load_adapter(name, path, pinned=pinned, preload=preload)
-        self._info = msgspec.structs.replace(self._info, adapters=tuple(sorted({*self._info.adapters, name})))
+        self._info = msgspec.structs.replace(
+            self._info, adapters=tuple(sorted({*self._info.adapters, name}))
+        )
 
     def unload_adapter(self, name: str) -> None:
         names = tuple(one for one in self._info.adapters if one != name)
@@ -267,7 +293,9 @@ class ScriptedExecutor(Executor):
             return None
         if turn.order == "reject":
             field = bytes(turn.left).decode()
-            return Response(turn.request_id, error=ResponseError("must be another", ErrorKind.INVALID, field))
+            return Response(
+                turn.request_id, error=ResponseError("must be another", ErrorKind.INVALID, field)
+            )
         if request.pooling_params is not None and turn.order == "embed":
             return self._embedding(turn, request.pooling_params.dimensions)
         if turn.order == "flood":
@@ -279,7 +307,9 @@ class ScriptedExecutor(Executor):
             turn.said.append(token)
             is_last = len(turn.said) >= request.max_tokens
             reason = FinishReason.LENGTH if is_last else FinishReason.NOT_FINISHED
-            return self._result(turn, [token], FinishReason.STOP_WORDS if token in stops else reason)
+            return self._result(
+                turn, [token], FinishReason.STOP_WORDS if token in stops else reason
+            )
         if turn.order in ("say", "rest"):
             turn.said.append(END_ID)
             return self._result(turn, [END_ID], FinishReason.END_ID)
@@ -313,10 +343,15 @@ class ScriptedExecutor(Executor):
         if output.num_top_log_probs:
             best = [TokenLogProb(97 + n, -1.0 - n) for n in range(output.num_top_log_probs)]
             result.top_log_probs = [[best] * len(ids)]
-        if output.num_prompt_log_probs is not None and not turn.is_begun and (is_final or turn.request.streaming):
+        if (
+            output.num_prompt_log_probs is not None
+            and not turn.is_begun
+            and (is_final or turn.request.streaming)
+        ):
             turn.is_begun = True
             result.prompt_log_probs = [
-                PromptLogProb(-0.25 if n else None) for n in range(len(turn.request.input_token_ids))
+                PromptLogProb(-0.25 if n else None)
+                for n in range(len(turn.request.input_token_ids))
             ]
         return Response(turn.request_id, result)
 
@@ -326,14 +361,20 @@ def beams(response: Response, request: Request) -> Response:
     width, num = request.sampling_config.beam_width, request.sampling_config.num_return_sequences
     if width == 1 or response.result is None:
         return response
-    result, [ids], [reason] = response.result, response.result.output_token_ids, response.result.finish_reasons
+    result, [ids], [reason] = (
+        response.result,
+        response.result.output_token_ids,
+        response.result.finish_reasons,
+    )
     if bytes(request.input_token_ids).startswith(b"lack"):
         num -= 1
     text, end = (ids[:-1], ids[-1:]) if ids[-1:] == [END_ID] else (ids, [])
     result.output_token_ids = [text + list(str(beam or "").encode()) + end for beam in range(num)]
     result.finish_reasons = [reason] * num
     if result.log_probs:
-        result.log_probs = [[-0.5 / (beam + 1)] * len(ids) for beam, ids in enumerate(result.output_token_ids)]
+        result.log_probs = [
+            [-0.5 / (beam + 1)] * len(ids) for beam, ids in enumerate(result.output_token_ids)
+        ]
     return Response(response.request_id, result)
 
 
@@ -382,11 +423,19 @@ class Host:
     def post(
         self, body: object, path: str = "/invocations", headers: dict[str, str] | None = None
     ) -> tuple[HTTPResponse, bytes]:
-        """Send one request on its own connection. A dict is sent as JSON without a content type, as by boto3."""
-        return self.send("POST", path, body if isinstance(body, bytes) else json.dumps(body).encode(), headers)
+        """Send one request on its own connection. A dict is sent as JSON without a content type, as
+        by boto3.
+        """
+        return self.send(
+            "POST", path, body if isinstance(body, bytes) else json.dumps(body).encode(), headers
+        )
 
     def send(
-        self, method: str, path: str, body: bytes | Iterable[bytes] | None = None, headers: dict[str, str] | None = None
+        self,
+        method: str,
+        path: str,
+        body: bytes | Iterable[bytes] | None = None,
+        headers: dict[str, str] | None = None,
     ) -> tuple[HTTPResponse, bytes]:
         connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
@@ -474,17 +523,33 @@ async def _serve(
     sessions = Sessions(folder / "sessions", *limits) if config.server.enable_sessions else None
     server_block = Block.create(folder / "server", 0, 1)
     server_block.frontends[0].claim()
-    models = Models(FrontEnd(ServerRuntime(folder, config.server), server_block, server_block.frontends[0]))
-    engines = Engines([str(folder / "engine-0.sock")], block.engines, memory=models.front_end.body_memory)
+    models = Models(
+        FrontEnd(ServerRuntime(folder, config.server), server_block, server_block.frontends[0])
+    )
+    engines = Engines(
+        [str(folder / "engine-0.sock")], block.engines, memory=models.front_end.body_memory
+    )
     pipeline = Pipeline(tokenizer, engines, config.model)
-    registry = AdapterRegistry(engines, Folder(folder / "adapters", Adapter), config.server.max_adapters)
-    models.add(Service(config, block, models.front_end, engines, pipeline, user_code, sessions, registry))
+    registry = AdapterRegistry(
+        engines, Folder(folder / "adapters", Adapter), config.server.max_adapters
+    )
+    models.add(
+        Service(config, block, models.front_end, engines, pipeline, user_code, sessions, registry)
+    )
     credentials = hand_over(config.server)
-    shared = None if credentials is None else SharedCredentials(credentials, server_block.supervisor)
+    shared = (
+        None if credentials is None else SharedCredentials(credentials, server_block.supervisor)
+    )
     app = build_app(models, traces(models.front_end) if traces else None, shared)
     server = uvicorn.Server(
         uvicorn.Config(
-            app, port=0, lifespan="on", log_config=None, http=GuardedProtocol, ws="none", timeout_graceful_shutdown=1
+            app,
+            port=0,
+            lifespan="on",
+            log_config=None,
+            http=GuardedProtocol,
+            ws="none",
+            timeout_graceful_shutdown=1,
         )
     )
     server.capture_signals = nullcontext  # type: ignore[method-assign]
@@ -492,7 +557,20 @@ async def _serve(
     while not server.started:
         await asyncio.sleep(0.005)
     port = server.servers[0].sockets[0].getsockname()[1]
-    started.append(Host(port, executor, block, server_block, config, loop, tokenizer, queue, user_code, credentials))
+    started.append(
+        Host(
+            port,
+            executor,
+            block,
+            server_block,
+            config,
+            loop,
+            tokenizer,
+            queue,
+            user_code,
+            credentials,
+        )
+    )
     while not stop.is_set():
         await asyncio.sleep(0.01)
     server.should_exit = True
@@ -513,13 +591,18 @@ async def _run_user_code(
     record = block.formatters[0]
     thread = CodeThread(record)
     path = str(folder / "code-0.sock")
-    server = await asyncio.get_running_loop().create_unix_server(lambda: CallConnection(model, thread), path)
+    server = await asyncio.get_running_loop().create_unix_server(
+        lambda: CallConnection(model, thread), path
+    )
     record.phase = Phase.READY
     return UserCodeWorkers([path], [record]), server
 
 
 async def _watch(
-    executor: ScriptedExecutor, dispatcher: Dispatcher, block: Block, connections: list[FrontEndConnection]
+    executor: ScriptedExecutor,
+    dispatcher: Dispatcher,
+    block: Block,
+    connections: list[FrontEndConnection],
 ) -> None:
     """Do what the engine's worker does beside the steps."""
     while True:

@@ -4,7 +4,8 @@
         answer = server.post({"inputs": "The quick"})
         wait_until(server.is_idle, "every request is over")
 
-`folder` holds a checkpoint; each setting is a line of serving.properties, written to a folder beside it.
+`folder` holds a checkpoint; each setting is a line of serving.properties, written to a folder
+beside it.
 """
 
 from __future__ import annotations
@@ -43,10 +44,17 @@ GAUGES = (
 class Server(Container):
     def wait_ready(self) -> None:
         self.wait_200()
-        wait_until(lambda: re.search('"event":"ready"|^  curl ', self.log.read_text(), re.MULTILINE), "it says so")
+        wait_until(
+            lambda: re.search('"event":"ready"|^  curl ', self.log.read_text(), re.MULTILINE),
+            "it says so",
+        )
 
-    def post(self, body: object, path: str = "/invocations", headers: Mapping[str, str] | None = None) -> Answer:
-        """Send bytes as they are and any other body as JSON, without a content type unless `headers` has one."""
+    def post(
+        self, body: object, path: str = "/invocations", headers: Mapping[str, str] | None = None
+    ) -> Answer:
+        """Send bytes as they are and any other body as JSON, without a content type unless
+        `headers` has one.
+        """
         with self.open(body, path, headers) as response:
             received = {name.lower(): value for name, value in response.getheaders()}
             return Answer(response.status, received, response.read())
@@ -59,7 +67,9 @@ class Server(Container):
         headers: Mapping[str, str] | None = None,
         timeout_s: float = TIMEOUT_S,
     ) -> Iterator[HTTPResponse]:
-        """A response whose head has come and whose body is still to be read. Leaving closes the connection at once."""
+        """A response whose head has come and whose body is still to be read. Leaving closes the
+        connection at once.
+        """
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         connection = HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
         try:
@@ -70,7 +80,9 @@ class Server(Container):
             connection.close()
 
     def connect_raw(self, receive_bytes: int | None = None) -> socket.socket:
-        """A connection on which nothing is sent. `receive_bytes`: room in the kernel for unread bytes."""
+        """A connection on which nothing is sent. `receive_bytes`: room in the kernel for unread
+        bytes.
+        """
         connection = socket.socket()
         if receive_bytes is not None:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
@@ -78,7 +90,9 @@ class Server(Container):
         connection.connect(("127.0.0.1", self.port))
         return connection
 
-    def connect(self, body: object, receive_bytes: int | None = None, path: str = "/invocations") -> socket.socket:
+    def connect(
+        self, body: object, receive_bytes: int | None = None, path: str = "/invocations"
+    ) -> socket.socket:
         """A connection on which a request is sent and nothing is read."""
         connection = self.connect_raw(receive_bytes)
         data = json.dumps(body).encode()
@@ -87,12 +101,18 @@ class Server(Container):
         return connection
 
     def metrics(self) -> dict[str, float]:
-        """Samples by name, with labels as in `lmi_requests_total{code="200"}`, but without that of the only model."""
+        """Samples by name, with labels as in `lmi_requests_total{code="200"}`, but without that of
+        the only model.
+        """
         text = self.request("GET", "/metrics").body.decode()
-        samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+        samples = [
+            sample for family in text_string_to_metric_families(text) for sample in family.samples
+        ]
         return {
             sample.name
-            + "".join(f'{{{name}="{value}"}}' for name, value in sample.labels.items() if name != "model"): sample.value
+            + "".join(
+                f'{{{name}="{value}"}}' for name, value in sample.labels.items() if name != "model"
+            ): sample.value
             for sample in samples
         }
 
@@ -113,7 +133,8 @@ def launch(
     command_prefix: Sequence[str] = (),
     port: int | None = None,
 ) -> Iterator[Server]:
-    """Start `lmi serve folder` and do not wait for it. `command_prefix`: the words of a command that runs a command.
+    """Start `lmi serve folder` and do not wait for it. `command_prefix`: the words of a command
+    that runs a command.
 
     Without `port` it has a free one.
     """
@@ -138,7 +159,9 @@ def launch(
 
 
 @contextmanager
-def serve(folder: Path, *settings: str, environ: Mapping[str, str] | None = None) -> Iterator[Server]:
+def serve(
+    folder: Path, *settings: str, environ: Mapping[str, str] | None = None
+) -> Iterator[Server]:
     """A server that is ready, with the checkpoint of `folder`."""
     with tempfile.TemporaryDirectory(prefix="lmi-settings-") as name:
         lines = [f"option.model_id={folder}", "log_format=json", *settings]
@@ -149,7 +172,9 @@ def serve(folder: Path, *settings: str, environ: Mapping[str, str] | None = None
 
 
 def readable(connections: Sequence[socket.socket]) -> list[socket.socket]:
-    """Those that have something to read, or have ended. Unlike select(2), poll(2) knows descriptors over 1023."""
+    """Those that have something to read, or have ended. Unlike select(2), poll(2) knows descriptors
+    over 1023.
+    """
     poll = select.poll()
     for connection in connections:
         poll.register(connection, select.POLLIN)

@@ -41,7 +41,13 @@ CAN_ALL = Capabilities(
     max_images=2,
 )
 CAN_NOTHING = Capabilities(
-    min_p=False, seed=False, penalties=False, bad_words=False, stop_words=False, log_probs=False, prompt_log_probs=False
+    min_p=False,
+    seed=False,
+    penalties=False,
+    bad_words=False,
+    stop_words=False,
+    log_probs=False,
+    prompt_log_probs=False,
 )
 NEEDS = dict(ASKING.values())  # the field that asks, and a request that does
 
@@ -67,11 +73,19 @@ def request(**fields: Any) -> Request:
         ("logits_post_processor_name", {}, "no logits post-processors"),
         ("logits_post_processor_name", {"logits_post_processors": ("other",)}, r"\['other'\]"),
         ("additional_model_outputs", {}, "no additional outputs"),
-        ("additional_model_outputs", {"additional_outputs": (AdditionalModelOutput("hidden"),)}, r"\['hidden'\]"),
+        (
+            "additional_model_outputs",
+            {"additional_outputs": (AdditionalModelOutput("hidden"),)},
+            r"\['hidden'\]",
+        ),
     ],
 )
-def test_the_reason_names_what_is_declared(name: str, declared: dict[str, Any], reason: str) -> None:
-    with pytest.raises(Unsupported, match=f"^{name} is not supported here: some-engine has {reason}$"):
+def test_the_reason_names_what_is_declared(
+    name: str, declared: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(
+        Unsupported, match=f"^{name} is not supported here: some-engine has {reason}$"
+    ):
         check_request(request(**NEEDS[name]), info(Capabilities(**declared)))
 
 
@@ -94,9 +108,14 @@ def test_an_adapter_that_is_not_loaded_is_refused() -> None:
 
 def test_a_guide_of_another_kind_is_refused() -> None:
     can_json = Capabilities(guided_decoding=(GuideType.JSON,))
-    check_request(request(guided_decoding_params=GuidedDecodingParams(GuideType.JSON)), info(can_json))
+    check_request(
+        request(guided_decoding_params=GuidedDecodingParams(GuideType.JSON)), info(can_json)
+    )
     with pytest.raises(Unsupported, match="guided_decoding_params"):
-        check_request(request(guided_decoding_params=GuidedDecodingParams(GuideType.REGEX, "a+")), info(can_json))
+        check_request(
+            request(guided_decoding_params=GuidedDecodingParams(GuideType.REGEX, "a+")),
+            info(can_json),
+        )
 
 
 def test_a_prompt_must_leave_room_for_one_token() -> None:
@@ -126,22 +145,34 @@ def test_more_alternatives_than_the_engine_has_are_refused(field: str) -> None:
 @pytest.mark.parametrize("token_id", [-1, 10])
 def test_a_token_id_outside_the_vocabulary_is_refused(field: str, make: Any, token_id: int) -> None:
     check_request(request(**{field: make(9)}), info())
-    with pytest.raises(InvalidParameter, match=f"^{field} must be token ids from 0 to 9, given {token_id}$"):
+    with pytest.raises(
+        InvalidParameter, match=f"^{field} must be token ids from 0 to 9, given {token_id}$"
+    ):
         check_request(request(**{field: make(token_id)}), info())
 
 
 def test_a_beam_width_over_the_engines_bound_is_refused() -> None:
-    with pytest.raises(InvalidParameter, match=r"^beam_width must be at most 8 \(option.max_beam_width\), given 16$"):
+    with pytest.raises(
+        InvalidParameter,
+        match=r"^beam_width must be at most 8 \(option.max_beam_width\), given 16$",
+    ):
         check_request(request(sampling_config=SamplingConfig(16)), info())
 
 
 @pytest.mark.parametrize(
     ("asked", "has"),
-    [(AdditionalModelOutput("gates"), r"\['logits'\]"), (AdditionalModelOutput("logits", True), "logits without")],
+    [
+        (AdditionalModelOutput("gates"), r"\['logits'\]"),
+        (AdditionalModelOutput("logits", True), "logits without"),
+    ],
 )
 def test_an_output_that_was_not_declared_is_refused(asked: AdditionalModelOutput, has: str) -> None:
-    with pytest.raises(Unsupported, match=f"^additional_model_outputs is not supported here: some-engine has {has}"):
-        check_request(request(output_config=OutputConfig(additional_model_outputs=(asked,))), info())
+    with pytest.raises(
+        Unsupported, match=f"^additional_model_outputs is not supported here: some-engine has {has}"
+    ):
+        check_request(
+            request(output_config=OutputConfig(additional_model_outputs=(asked,))), info()
+        )
 
 
 def test_a_temperature_over_the_engines_bound_is_refused() -> None:
@@ -161,15 +192,21 @@ def gives(*shorter: int, size: int = 6, is_matryoshka: bool = True) -> EngineInf
 
 def test_an_embedding_model_gives_embeddings_and_generates_nothing() -> None:
     check_request(embedding(), gives())
-    with pytest.raises(InvalidRequest, match="^this is an embedding model, which answers at /v1/embeddings and gen"):
+    with pytest.raises(
+        InvalidRequest, match="^this is an embedding model, which answers at /v1/embeddings and gen"
+    ):
         check_request(request(), gives())
-    with pytest.raises(Unsupported, match="^pooling_params is not supported here: some-engine has a model that gen"):
+    with pytest.raises(
+        Unsupported, match="^pooling_params is not supported here: some-engine has a model that gen"
+    ):
         check_request(embedding(), info())
 
 
 def test_an_embedding_may_fill_the_context() -> None:
     check_request(embedding(num_tokens=8), gives())
-    with pytest.raises(InvalidParameter, match="no longer than the model's context of 8 tokens, given '9 tokens'"):
+    with pytest.raises(
+        InvalidParameter, match="no longer than the model's context of 8 tokens, given '9 tokens'"
+    ):
         check_request(embedding(num_tokens=9), gives())
 
 
@@ -179,7 +216,11 @@ def test_an_embedding_is_as_short_as_the_model_was_trained_for() -> None:
     check_request(embedding(1), gives())
     check_request(embedding(4), gives(2, 4))
     for dimensions, engine, why in [
-        (5, gives(is_matryoshka=False), "is not supported here: the model's embeddings have 6 numbers and no shorter"),
+        (
+            5,
+            gives(is_matryoshka=False),
+            "is not supported here: the model's embeddings have 6 numbers and no shorter",
+        ),
         (7, gives(), "must be at most 6, given 7"),
         (3, gives(2, 4), "must be one of 2, 4, given 3"),
     ]:
@@ -190,6 +231,7 @@ def test_an_embedding_is_as_short_as_the_model_was_trained_for() -> None:
 def test_more_images_than_a_prompt_may_have_are_refused() -> None:
     check_request(request(images=(b"", b"")), info())
     with pytest.raises(
-        InvalidRequest, match=r"^images must have at most 2 images \(option.limit_mm_per_prompt\), given 3$"
+        InvalidRequest,
+        match=r"^images must have at most 2 images \(option.limit_mm_per_prompt\), given 3$",
     ):
         check_request(request(images=(b"", b"", b"")), info())

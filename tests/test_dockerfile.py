@@ -21,9 +21,12 @@ ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "Dockerfile").read_text()
 JOINED = re.sub(r"\\\n", " ", re.sub(r"^\s*#.*\n", "", TEXT, flags=re.MULTILINE))
 INSTRUCTIONS = [
-    (word, " ".join(rest.split())) for word, _, rest in (line.partition(" ") for line in JOINED.splitlines() if line)
+    (word, " ".join(rest.split()))
+    for word, _, rest in (line.partition(" ") for line in JOINED.splitlines() if line)
 ]
-STAGES = {rest.split(" AS ")[1]: rest.split(" AS ")[0] for word, rest in INSTRUCTIONS if word == "FROM"}
+STAGES = {
+    rest.split(" AS ")[1]: rest.split(" AS ")[0] for word, rest in INSTRUCTIONS if word == "FROM"
+}
 TARGETS = ("cpu", "vllm", "trtllm")
 
 
@@ -99,18 +102,33 @@ def test_what_ships_is_copied_from_a_build_stage_and_no_build_stage_ships() -> N
 
 
 def test_everything_that_it_copies_is_in_the_repository_and_not_ignored() -> None:
-    allowed = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
-    sources = [source for rest in said("COPY") if not rest.startswith("--from") for source in rest.split()[:-1]]
+    allowed = [
+        line[1:]
+        for line in (ROOT / ".dockerignore").read_text().splitlines()
+        if line.startswith("!")
+    ]
+    sources = [
+        source
+        for rest in said("COPY")
+        if not rest.startswith("--from")
+        for source in rest.split()[:-1]
+    ]
     assert sources
     for source in sources:
         assert (ROOT / source).exists(), source
         assert any(source == name or source.startswith(f"{name}/") for name in allowed), source
 
 
-def test_the_default_image_gets_native_kernels_and_their_compiler_stays_in_the_build_stage() -> None:
+def test_the_default_image_gets_native_kernels_and_their_compiler_stays_in_the_build_stage() -> (
+    None
+):
     stages = TEXT.split("\nFROM ")
     (build,) = (stage for stage in stages if stage.startswith("runtime AS build-cpu"))
-    assert build.index("g++") < build.index("COPY scripts/build-native") < build.index("install --no-deps --no-build")
+    assert (
+        build.index("g++")
+        < build.index("COPY scripts/build-native")
+        < build.index("install --no-deps --no-build")
+    )
     assert [stage.split("\n")[0] for stage in stages if re.search(r"install .*g\+\+", stage)] == [
         "runtime AS build-cpu"
     ]
@@ -120,7 +138,11 @@ def test_the_default_image_gets_native_kernels_and_their_compiler_stays_in_the_b
 
 
 def stage(name: str) -> list[tuple[str, str]]:
-    begin = next(i for i, (word, rest) in enumerate(INSTRUCTIONS) if word == "FROM" and rest.endswith(f" AS {name}"))
+    begin = next(
+        i
+        for i, (word, rest) in enumerate(INSTRUCTIONS)
+        if word == "FROM" and rest.endswith(f" AS {name}")
+    )
     rest = INSTRUCTIONS[begin + 1 :]
     end = next((i for i, (word, _) in enumerate(rest) if word == "FROM"), len(rest))
     return rest[:end]
@@ -131,28 +153,42 @@ def test_the_trtllm_image_adds_one_environment_to_its_base() -> None:
     changes = [(word, rest) for word, rest in stage("trtllm") if word in ("RUN", "COPY")]
     assert changes == [("COPY", "--from=build-trtllm /opt/lmi /opt/lmi")]
     for rest in (rest for word, rest in stage("build-trtllm") if word == "RUN"):
-        assert "openmpi" not in rest and "tensorrt-llm" not in rest.replace("nvidia/tensorrt-llm", ""), rest
+        assert "openmpi" not in rest and "tensorrt-llm" not in rest.replace(
+            "nvidia/tensorrt-llm", ""
+        ), rest
 
 
 def test_what_trtllm_installs_is_locked_and_brings_no_dependency_of_its_own() -> None:
-    installs = [rest for word, rest in stage("build-trtllm") if word == "RUN" and "pip install" in rest]
+    installs = [
+        rest for word, rest in stage("build-trtllm") if word == "RUN" and "pip install" in rest
+    ]
     assert len(installs) == 2
     for rest in installs:
-        assert "/opt/lmi/bin/pip install --no-deps" in rest and "env --unset=PIP_CONSTRAINT" in rest, rest
+        assert (
+            "/opt/lmi/bin/pip install --no-deps" in rest and "env --unset=PIP_CONSTRAINT" in rest
+        ), rest
 
 
-BASE_CHECK = next(rest for word, rest in stage("build-trtllm") if word == "RUN" and "importlib.metadata" in rest)
+BASE_CHECK = next(
+    rest for word, rest in stage("build-trtllm") if word == "RUN" and "importlib.metadata" in rest
+)
 
 
-@pytest.mark.parametrize(("version", "is_taken"), [("1.1.0", False), ("1.2.1", True), ("1.3.0rc12", True)])
-def test_a_base_of_trtllm_needs_a_version_that_the_handler_knows(tmp_path: Path, version: str, is_taken: bool) -> None:
+@pytest.mark.parametrize(
+    ("version", "is_taken"), [("1.1.0", False), ("1.2.1", True), ("1.3.0rc12", True)]
+)
+def test_a_base_of_trtllm_needs_a_version_that_the_handler_knows(
+    tmp_path: Path, version: str, is_taken: bool
+) -> None:
     metadata = tmp_path / f"tensorrt_llm-{version}.dist-info" / "METADATA"
     metadata.parent.mkdir()
     metadata.write_text(f"Metadata-Version: 2.1\nName: tensorrt_llm\nVersion: {version}\n")
     assert (checked_base(tmp_path).returncode == 0) == is_taken
 
 
-def test_a_base_without_tensorrt_llm_is_refused_with_one_line_that_says_which_to_give(tmp_path: Path) -> None:
+def test_a_base_without_tensorrt_llm_is_refused_with_one_line_that_says_which_to_give(
+    tmp_path: Path,
+) -> None:
     done = checked_base(tmp_path)
     assert done.returncode == 1 and done.stdout == ""
     (line,) = done.stderr.splitlines()
@@ -162,17 +198,23 @@ def test_a_base_without_tensorrt_llm_is_refused_with_one_line_that_says_which_to
 def checked_base(packages: Path) -> subprocess.CompletedProcess[str]:
     """Run the Dockerfile's check on a base with these packages."""
     environ = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "PYTHONPATH": str(packages)}
-    return subprocess.run(["sh", "-c", BASE_CHECK], env=environ, capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        ["sh", "-c", BASE_CHECK], env=environ, capture_output=True, text=True, timeout=60
+    )
 
 
-def test_the_entry_point_of_trtllm_reads_the_bases_environment_and_then_is_lmi(tmp_path: Path) -> None:
+def test_the_entry_point_of_trtllm_reads_the_bases_environment_and_then_is_lmi(
+    tmp_path: Path,
+) -> None:
     """The vendor's containers set the paths of libraries in a file that BASH_ENV names."""
     (tmp_path / "lmi").write_text('#!/bin/sh\necho "$LD_LIBRARY_PATH $$ $*"\n')
     (tmp_path / "lmi").chmod(0o755)
     (tmp_path / "shinit").write_text("export LD_LIBRARY_PATH=/opt/libraries\n")
     (words,) = [json.loads(rest) for word, rest in stage("trtllm") if word == "ENTRYPOINT"]
     environ = {"PATH": f"{tmp_path}:/usr/bin:/bin", "BASH_ENV": str(tmp_path / "shinit")}
-    process = subprocess.Popen([*words, "serve", "a b"], env=environ, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [*words, "serve", "a b"], env=environ, stdout=subprocess.PIPE, text=True
+    )
     printed, _ = process.communicate(timeout=60)
     assert printed == f"/opt/libraries {process.pid} serve a b\n"
 
@@ -187,7 +229,11 @@ def dry_run(tmp_path: Path) -> Callable[..., list[str]]:
     def run(*flags: str, **environ: str) -> list[str]:
         temporary = tmp_path / "temporary"
         temporary.mkdir(exist_ok=True)
-        kept = {name: value for name, value in os.environ.items() if not re.match(r"(?i)pip_|.*_proxy$|lmi_", name)}
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if not re.match(r"(?i)pip_|.*_proxy$|lmi_", name)
+        }
         done = subprocess.run(
             [sys.executable, str(ROOT / "scripts" / "build-image"), "--dry-run", *flags],
             env=kept | {"PATH": str(tmp_path), "TMPDIR": str(temporary)} | environ,
@@ -215,19 +261,27 @@ def test_a_dry_run_prints_a_build_whose_arguments_and_secrets_the_dockerfile_has
             name = word.removeprefix("--build-arg=").partition("=")[0]
             assert name in {rest.partition("=")[0] for rest in said("ARG")}, word
         if word.startswith("--secret="):
-            assert f"--mount=type=secret,{word.removeprefix('--secret=').partition(',')[0]}" in TEXT, word
+            assert (
+                f"--mount=type=secret,{word.removeprefix('--secret=').partition(',')[0]}" in TEXT
+            ), word
 
 
-def test_trtllm_is_built_on_the_vendors_container_unless_told_otherwise(dry_run: Callable[..., list[str]]) -> None:
+def test_trtllm_is_built_on_the_vendors_container_unless_told_otherwise(
+    dry_run: Callable[..., list[str]],
+) -> None:
     (given,) = [word for word in dry_run("--target", "trtllm") if "BASE_IMAGE" in word]
     assert given.removeprefix("--build-arg=") in BASE_CHECK, "the refusal names the same one"
     assert "--build-arg=BASE_IMAGE=mine:1" in dry_run("--target", "trtllm", "--base", "mine:1")
     assert not [word for word in dry_run() if "BASE_IMAGE" in word]
 
 
-def test_a_dry_run_shows_no_value_that_may_hold_a_password(dry_run: Callable[..., list[str]]) -> None:
+def test_a_dry_run_shows_no_value_that_may_hold_a_password(
+    dry_run: Callable[..., list[str]],
+) -> None:
     place = "https://user:hidden@index.example/simple"
-    words = dry_run("--target", "torch", PIP_INDEX_URL=place, HTTPS_PROXY=place, LMI_TORCH_INDEX_URL=place)
+    words = dry_run(
+        "--target", "torch", PIP_INDEX_URL=place, HTTPS_PROXY=place, LMI_TORCH_INDEX_URL=place
+    )
     assert "--secret=id=pip_conf,src=pip_conf" in words
     assert "--build-arg=HTTPS_PROXY" in words and "--build-arg=TORCH_INDEX_URL" in words
     assert "TORCH_INDEX_URL=$LMI_TORCH_INDEX_URL" in words
@@ -239,13 +293,21 @@ def test_a_build_gets_the_secrets_that_a_dry_run_names(
     monkeypatch.setenv("PIP_FIND_LINKS", f"{tmp_path} {tmp_path / 'nowhere'}")
     words = dry_run(PIP_FIND_LINKS=os.environ["PIP_FIND_LINKS"])
     with build_secrets() as (secrets, has_loopback):
-        assert [f"--secret=id={name},src={name}" for name in secrets] == [word for word in words if "--secret" in word]
-        assert re.search(r"^find-links = http://127\.0\.0\.1:\d+/$", secrets["pip_conf"].read_text(), re.MULTILINE)
+        assert [f"--secret=id={name},src={name}" for name in secrets] == [
+            word for word in words if "--secret" in word
+        ]
+        assert re.search(
+            r"^find-links = http://127\.0\.0\.1:\d+/$",
+            secrets["pip_conf"].read_text(),
+            re.MULTILINE,
+        )
     assert has_loopback and "--network=host" in words
 
 
 def test_torch_has_the_version_that_install_pins() -> None:
-    (version,) = re.findall(r"^readonly torch_version=(\S+)$", (ROOT / "scripts" / "install").read_text(), re.MULTILINE)
+    (version,) = re.findall(
+        r"^readonly torch_version=(\S+)$", (ROOT / "scripts" / "install").read_text(), re.MULTILINE
+    )
     assert f"TORCH_VERSION={version}" in said("ARG")
 
 
@@ -253,5 +315,7 @@ def test_the_linter_finds_nothing() -> None:
     hadolint = shutil.which("hadolint", path=Path(sys.executable).parent)
     if hadolint is None:
         pytest.skip("hadolint is not installed")
-    done = subprocess.run([hadolint, str(ROOT / "Dockerfile")], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [hadolint, str(ROOT / "Dockerfile")], capture_output=True, text=True, timeout=60
+    )
     assert done.stdout + done.stderr == ""

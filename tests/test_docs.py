@@ -1,8 +1,10 @@
-"""The pages for users: each command runs, or is held against the tool, the table or the file that it names.
+"""The pages for users: each command runs, or is held against the tool, the table or the file that
+it names.
 
-A page is followed from top to bottom in an empty folder, as its reader does: its servers are started, requests are
-sent, programs run, and what the page shows is compared with what came. Commands that need an account, a cluster, a GPU
-or a network are run dry, or their flags and the names in them are looked up.
+A page is followed from top to bottom in an empty folder, as its reader does: its servers are
+started, requests are sent, programs run, and what the page shows is compared with what came.
+Commands that need an account, a cluster, a GPU or a network are run dry, or their flags and the
+names in them are looked up.
 """
 
 from __future__ import annotations
@@ -38,7 +40,14 @@ PAGES = {path.stem: path for path in sorted((ROOT / "docs").glob("*.md"))} | {
 }
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`((?:lmi|docker|kubectl|curl) [^`]+)`")
-SHOWN = ("text", "toml", "json", "nginx", "haproxy", "yaml")  # tests/system/test_rolling.py runs the last three
+SHOWN = (
+    "text",
+    "toml",
+    "json",
+    "nginx",
+    "haproxy",
+    "yaml",
+)  # tests/system/test_rolling.py runs the last three
 START_TIMEOUT_S, RUN_TIMEOUT_S = 180.0, 60.0
 
 
@@ -58,7 +67,9 @@ class Block:
 
 def blocks(page: str) -> list[Block]:
     text = PAGES[page].read_text()
-    return [Block(page, text[: m.start()].count("\n") + 2, m[1], m[2]) for m in FENCE.finditer(text)]
+    return [
+        Block(page, text[: m.start()].count("\n") + 2, m[1], m[2]) for m in FENCE.finditer(text)
+    ]
 
 
 BLOCKS = [block for page in PAGES for block in blocks(page)]
@@ -86,8 +97,17 @@ EXPORTED = {
 
 
 @pytest.mark.parametrize("command", [*COMMANDS, *MENTIONS])
-def test_a_command_is_one_that_its_tool_takes(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("request.json", "stream.json", "requests.jsonl", "prompts.jsonl", "serve.yaml", "keys"):
+def test_a_command_is_one_that_its_tool_takes(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in (
+        "request.json",
+        "stream.json",
+        "requests.jsonl",
+        "prompts.jsonl",
+        "serve.yaml",
+        "keys",
+    ):
         (tmp_path / name).write_text("{}")
     words = [expanded(word) for word in shlex.split(command)]
     while re.fullmatch(r"[A-Z_]+=.*", words[0]):
@@ -102,7 +122,11 @@ def expanded(word: str) -> str:
 
 def test_no_page_installs_from_an_index_that_does_not_have_the_package() -> None:
     readme = (ROOT / "README.md").read_text()
-    for page in (readme, (ROOT / "scripts" / "README.md").read_text(), *(path.read_text() for path in PAGES.values())):
+    for page in (
+        readme,
+        (ROOT / "scripts" / "README.md").read_text(),
+        *(path.read_text() for path in PAGES.values()),
+    ):
         assert not re.search(r"pip install '?lmi", page)
     assert "`.venv/bin/lmi`" in readme and "pip install '.[torch]'" in readme
 
@@ -114,7 +138,11 @@ def test_a_form_for_issues_has_only_what_forms_have(form: Path) -> None:
     document = yaml.safe_load(form.read_text())
     assert document.keys() == {"name", "description", "body"}
     for each in document["body"]:
-        assert {"type", "id", "attributes"} <= each.keys() <= {"type", "id", "attributes", "validations"}
+        assert (
+            {"type", "id", "attributes"}
+            <= each.keys()
+            <= {"type", "id", "attributes", "validations"}
+        )
         assert {"label"} <= each["attributes"].keys() <= {"label", "description", "render"}
 
 
@@ -124,21 +152,42 @@ def test_the_pages_say_how_their_commands_are_found() -> None:
 
 
 def test_what_troubleshooting_quotes_is_said_somewhere() -> None:
-    rows = re.findall(r"^\| (.*?) \|", PAGES["troubleshooting"].read_text().replace(r"\|", "!"), re.MULTILINE)
-    said = [part.strip() for row in rows for quoted in re.findall("`(.*?)`", row) for part in quoted.split("…")]
-    sources = "".join(path.read_text() for folder in ("lmi", "handlers") for path in ROOT.glob(f"{folder}/**/*.py"))
+    rows = re.findall(
+        r"^\| (.*?) \|", PAGES["troubleshooting"].read_text().replace(r"\|", "!"), re.MULTILINE
+    )
+    said = [
+        part.strip()
+        for row in rows
+        for quoted in re.findall("`(.*?)`", row)
+        for part in quoted.split("…")
+    ]
+    sources = "".join(
+        path.read_text()
+        for folder in ("lmi", "handlers")
+        for path in ROOT.glob(f"{folder}/**/*.py")
+    )
+    # A message is often several strings on lines of their own.
+    sources = re.sub(r'"\n\s*f?"', "", sources)
     known = sources + PAGES["options"].read_text() + PAGES["metrics"].read_text() + "<!im_end!>"
     assert len(said) > 20 and [part for part in said if part not in known] == []
 
 
 def test_the_page_of_int8_says_how_fast_it_was_measured() -> None:
     performance = PAGES["performance"].read_text()
-    [measured] = re.findall(r"^\| int8 over float32, .*? times faster \| ([\d.]+) \|", performance, re.MULTILINE)
-    assert re.findall(r"\[([\d.]+) times as fast as float32\]", PAGES["quantisation"].read_text()) == [measured]
+    [measured] = re.findall(
+        r"^\| int8 over float32, .*? times faster \| ([\d.]+) \|", performance, re.MULTILINE
+    )
+    assert re.findall(
+        r"\[([\d.]+) times as fast as float32\]", PAGES["quantisation"].read_text()
+    ) == [measured]
 
 
 def test_what_readme_calls_not_yet_there_is_not_there() -> None:
-    rows = re.findall(r"^\| (?:Not yet|\[Left out\].*?) \| (.*) \|$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    rows = re.findall(
+        r"^\| (?:Not yet|\[Left out\].*?) \| (.*) \|$",
+        (ROOT / "README.md").read_text(),
+        re.MULTILINE,
+    )
     assert len(rows) == 2
     row = " ".join(rows)
     paths = set(re.findall(r"`(/\S+)`", row))
@@ -174,7 +223,9 @@ def check_curl(words: list[str]) -> None:
 
 DOCKER_RUN = {
     **dict.fromkeys(("--rm", "--read-only"), 0),
-    **dict.fromkeys(("-p", "-v", "-e", "--gpus", "--shm-size", "--user", "--tmpfs", "--cap-drop"), 1),
+    **dict.fromkeys(
+        ("-p", "-v", "-e", "--gpus", "--shm-size", "--user", "--tmpfs", "--cap-drop"), 1
+    ),
     **dict.fromkeys(("--security-opt", "--network", "--ipc", "--ulimit", "-w", "--entrypoint"), 1),
 }
 READ = {"/opt/ml/model", "/checkout"}  # the model, this repository
@@ -200,7 +251,9 @@ def check_docker(words: list[str]) -> None:
 
 def check_image(image: str) -> None:
     """The tag is one that `scripts/build-image` gives or a page: lmi, or lmi:TARGET."""
-    stages = set(re.findall(r"^FROM \S+ AS (\S+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE))
+    stages = set(
+        re.findall(r"^FROM \S+ AS (\S+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    )
     name, _, target = image.partition(":")
     assert name == "lmi" and (not target or target in stages), image
 
@@ -216,7 +269,9 @@ MANIFESTS = [
     for path in (ROOT / "scripts" / "kubernetes").glob("*.yaml")
     for manifest in yaml.safe_load_all(path.read_text())
 ]
-OBJECTS = {f"{each['kind'].lower()}/{each['metadata']['name']}" for each in MANIFESTS} | {"deployment/lmi-demo"}
+OBJECTS = {f"{each['kind'].lower()}/{each['metadata']['name']}" for each in MANIFESTS} | {
+    "deployment/lmi-demo"
+}
 LABELS = {"app.kubernetes.io/name=lmi", "leaderworkerset.sigs.k8s.io/name=lmi-nodes"}
 
 
@@ -242,7 +297,9 @@ def check_created(words: list[str]) -> None:
     if shutil.which("kubectl") is None:
         pytest.skip("kubectl is not installed")
     nowhere = ["--server", "http://127.0.0.1:9", "--dry-run=client", "-o", "yaml"]
-    made = subprocess.run(["kubectl", *words, *nowhere], capture_output=True, text=True, timeout=RUN_TIMEOUT_S)
+    made = subprocess.run(
+        ["kubectl", *words, *nowhere], capture_output=True, text=True, timeout=RUN_TIMEOUT_S
+    )
     assert made.returncode == 0, made.stderr
     manifest = yaml.safe_load(made.stdout)
     manifest.pop("status", None)
@@ -292,7 +349,9 @@ def check_pip(words: list[str]) -> None:
 def check_prometheus(words: list[str]) -> None:
     """A configuration that tests/system/test_prometheus.py runs with."""
     [flag] = words
-    assert yaml.safe_load((ROOT / flag.removeprefix("--config.file=")).read_text())["scrape_configs"]
+    assert yaml.safe_load((ROOT / flag.removeprefix("--config.file=")).read_text())[
+        "scrape_configs"
+    ]
 
 
 def check_export(words: list[str]) -> None:
@@ -346,7 +405,9 @@ CHECKS: dict[str, Callable[[list[str]], None]] = {
 
 
 def rest_of(words: list[str], flags: dict[str, int]) -> list[str]:
-    """The words from the first that is neither a flag nor a flag's value; for one-word tools, all that are neither."""
+    """The words from the first that is neither a flag nor a flag's value; for one-word tools, all
+    that are neither.
+    """
     rest, i = [], 0
     while i < len(words):
         if words[i].startswith("-"):
@@ -372,7 +433,9 @@ OF_THE_CLONE = {folder: f"{ROOT}/{folder}" for folder in ("examples/", "handlers
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """The ports of a server that runs SHARED, in place of those of the pages, and the folders of a clone."""
+    """The ports of a server that runs SHARED, in place of those of the pages, and the folders of a
+    clone.
+    """
     free: set[int] = set()
     while len(free) < 2:
         free.add(free_port())
@@ -393,7 +456,9 @@ def serving(command: str, folder: Path) -> Iterator[None]:
     try:
         num_ports = 1 + ("--with-gateway" in command)
         wait_until(
-            lambda: log.read_text().count('"event":"ready"') == num_ports or server.poll() is not None,
+            lambda: (
+                log.read_text().count('"event":"ready"') == num_ports or server.poll() is not None
+            ),
             "it is ready",
             START_TIMEOUT_S,
         )
@@ -414,7 +479,9 @@ class Reader:
     environ: dict[str, str] = field(default_factory=dict)
 
     def follow(self, page: str) -> int:
-        """Run all that can be run, and compare what the page shows. Return how many commands and programs ran."""
+        """Run all that can be run, and compare what the page shows. Return how many commands and
+        programs ran.
+        """
         num_run, printed = 0, None
         for block in blocks(page):
             if block.language == "text" and printed is not None:
@@ -445,7 +512,9 @@ class Reader:
             command += " --port 8080"
         if command.endswith("--with-gateway"):
             command += "=8081"
-        self.places = self.places | {port: str(free_port()) for port in re.findall(r"\b80[89]\d\b", command)}
+        self.places = self.places | {
+            port: str(free_port()) for port in re.findall(r"\b80[89]\d\b", command)
+        }
         self.servers.enter_context(serving(self.here(command), self.folder))
         return ""
 
@@ -453,13 +522,22 @@ class Reader:
         text = self.here(step)
         for tool, ours in TOOLS.items():
             text = re.sub(rf"^{tool}\b", ours, text)
-        if text.startswith("python "):  # a program of examples/, with the clients that its makers publish
+        if text.startswith(
+            "python "
+        ):  # a program of examples/, with the clients that its makers publish
             text = f"{python_of('current')} {text.removeprefix('python ')}"
         command = [sys.executable, "-c", text] if "\n" in step else ["bash", "-euc", text]
         kept = {name: value for name, value in ENVIRON.items() if not name.startswith("AWS_")}
-        environ = kept | {"PYTHONPATH": str(ROOT), "AWS_EC2_METADATA_DISABLED": "true"} | self.environ
+        environ = (
+            kept | {"PYTHONPATH": str(ROOT), "AWS_EC2_METADATA_DISABLED": "true"} | self.environ
+        )
         done = subprocess.run(
-            command, cwd=self.folder, env=environ, capture_output=True, text=True, timeout=RUN_TIMEOUT_S
+            command,
+            cwd=self.folder,
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=RUN_TIMEOUT_S,
         )
         assert done.returncode == 0, f"{step}: {done.stdout}\n{done.stderr[-3000:]}"
         return done.stdout
@@ -477,11 +555,20 @@ TOOLS = {
 
 RUN = ("lmi serve ", "lmi chat ", "lmi complete ", "lmi config ", "lmi run-batch ", "lmi bench ")
 RUN += ("python ", "curl ", "echo ", "printf ", "mkdir ", "cp ", "export ", "openssl ")
-ELSEWHERE = ("vllm", "/v1/embeddings")  # takes long to start, needs another model: other tests have their servers
+ELSEWHERE = (
+    "vllm",
+    "/v1/embeddings",
+)  # takes long to start, needs another model: other tests have their servers
 
 
 def steps_of(block: Block) -> list[str]:
-    return block.commands if block.language == "sh" else [block.text] if block.language == "python" else []
+    return (
+        block.commands
+        if block.language == "sh"
+        else [block.text]
+        if block.language == "python"
+        else []
+    )
 
 
 def is_for_this_machine(step: str) -> bool:
@@ -494,16 +581,30 @@ def is_for_this_machine(step: str) -> bool:
 def expect_shown(shown: str, printed: str) -> None:
     """What the page shows is what came; … stands for anything."""
     pattern = ".*".join(re.escape(piece) for piece in shown.strip().split("…"))
-    assert re.fullmatch(pattern, printed.strip(), re.DOTALL), f"the page shows {shown!r}, printed was {printed!r}"
+    assert re.fullmatch(pattern, printed.strip(), re.DOTALL), (
+        f"the page shows {shown!r}, printed was {printed!r}"
+    )
 
 
-REFERENCE = {"engines", "licences", "options", "performance", "reliability", "scale", "scope"}  # nothing for a laptop
-OF_ANOTHER_TEST = {"library"}  # tests/handlers/test_library_page.py runs its programs in one process
+REFERENCE = {
+    "engines",
+    "licences",
+    "options",
+    "performance",
+    "reliability",
+    "scale",
+    "scope",
+}  # nothing for a laptop
+OF_ANOTHER_TEST = {
+    "library"
+}  # tests/handlers/test_library_page.py runs its programs in one process
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("page", sorted(PAGES.keys() - REFERENCE - OF_ANOTHER_TEST))
-def test_a_reader_who_follows_a_page_sees_what_it_shows(page: str, places: dict[str, str], tmp_path: Path) -> None:
+def test_a_reader_who_follows_a_page_sees_what_it_shows(
+    page: str, places: dict[str, str], tmp_path: Path
+) -> None:
     with ExitStack() as servers:
         assert Reader(tmp_path, places, servers).follow(page) > 0
 

@@ -44,7 +44,9 @@ def test_no_two_classes_have_one_label() -> None:
 
 @pytest.mark.parametrize("field", [None, "max_tokens"])
 @pytest.mark.parametrize("kind", tree(LmiError), ids=lambda kind: kind.label)
-def test_every_error_comes_out_of_a_socket_as_what_it_was(kind: type[LmiError], field: str | None) -> None:
+def test_every_error_comes_out_of_a_socket_as_what_it_was(
+    kind: type[LmiError], field: str | None
+) -> None:
     error = example(kind, field)
     other = sent(error)
     assert type(other) is type(error) is kind
@@ -56,12 +58,18 @@ def test_every_error_comes_out_of_a_socket_as_what_it_was(kind: type[LmiError], 
     ("error", "field", "text"),
     [
         (InvalidParameter("top_p", "at most 1", 2), "top_p", "top_p must be at most 1, given 2"),
-        (PromptTooLong("shorter", "9 tokens"), "inputs", "inputs must be shorter, given '9 tokens'"),
+        (
+            PromptTooLong("shorter", "9 tokens"),
+            "inputs",
+            "inputs must be shorter, given '9 tokens'",
+        ),
         (Unsupported("seed", "no seeds"), "seed", "seed is not supported here: no seeds"),
         (Overloaded("9 requests wait"), None, "9 requests wait"),
     ],
 )
-def test_an_error_that_is_raised_is_the_same_behind_a_socket(error: LmiError, field: str | None, text: str) -> None:
+def test_an_error_that_is_raised_is_the_same_behind_a_socket(
+    error: LmiError, field: str | None, text: str
+) -> None:
     other = sent(error)
     assert (type(other), other.field, str(other)) == (type(error), field, text)
     assert str(error) == text
@@ -80,7 +88,10 @@ def test_a_label_that_nobody_knows_is_an_internal_error() -> None:
 
 def test_an_api_puts_its_own_name_for_the_field_into_the_text() -> None:
     error = InvalidParameter("max_tokens", "at most 8", 9)
-    assert error.spelled({"max_tokens": "max_new_tokens"}) == "max_new_tokens must be at most 8, given 9"
+    assert (
+        error.spelled({"max_tokens": "max_new_tokens"})
+        == "max_new_tokens must be at most 8, given 9"
+    )
     assert error.spelled({"must": "may"}) == str(error)
 
 
@@ -125,6 +136,8 @@ def test_a_lack_of_memory_is_known_by_its_error_and_by_what_caused_it(error: Exc
     assert is_out_of_memory(error)
 
 
-@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), RuntimeError("out of range"), ModelUnusable("torn")])
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSPC, "full"), RuntimeError("out of range"), ModelUnusable("torn")]
+)
 def test_other_errors_are_no_lack_of_memory(error: Exception) -> None:
     assert not is_out_of_memory(error) and not is_out_of_memory(caused(error))

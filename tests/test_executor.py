@@ -60,7 +60,9 @@ from lmi.executor import (
         ("no_repeat_ngram_size", -2, "at least 0"),
     ],
 )
-def test_a_broken_sampling_rule_names_field_rule_and_value(field: str, given: Any, rule: str) -> None:
+def test_a_broken_sampling_rule_names_field_rule_and_value(
+    field: str, given: Any, rule: str
+) -> None:
     with pytest.raises(ValueError) as caught:
         SamplingConfig(**{field: given})
     assert str(caught.value) == f"{field} must be {rule}, given {given!r}"
@@ -68,7 +70,9 @@ def test_a_broken_sampling_rule_names_field_rule_and_value(field: str, given: An
 
 def test_more_sequences_than_beams_are_refused_only_with_beams() -> None:
     SamplingConfig(num_return_sequences=3)
-    with pytest.raises(ValueError, match=r"^num_return_sequences must be at most beam_width \(2\), given 3$"):
+    with pytest.raises(
+        ValueError, match=r"^num_return_sequences must be at most beam_width \(2\), given 3$"
+    ):
         SamplingConfig(beam_width=2, num_return_sequences=3)
 
 
@@ -87,9 +91,18 @@ def test_more_sequences_than_beams_are_refused_only_with_beams() -> None:
         ),
         ({"stop_words": ((1,), ())}, "stop_words must not hold an empty word"),
         ({"bad_words": ((),)}, "bad_words must not hold an empty word"),
-        ({"embedding_bias": ((1, float("inf")),)}, "embedding_bias must be finite in float32, given inf"),
-        ({"embedding_bias": ((1, 0.5), (2, -1e308))}, "embedding_bias must be finite in float32, given -1e+308"),
-        ({"num_return_sequences": 10**6}, "num_return_sequences must be at most 512, given 1000000"),
+        (
+            {"embedding_bias": ((1, float("inf")),)},
+            "embedding_bias must be finite in float32, given inf",
+        ),
+        (
+            {"embedding_bias": ((1, 0.5), (2, -1e308))},
+            "embedding_bias must be finite in float32, given -1e+308",
+        ),
+        (
+            {"num_return_sequences": 10**6},
+            "num_return_sequences must be at most 512, given 1000000",
+        ),
         ({"cache_salt": ""}, "cache_salt must not be empty"),
         (
             {
@@ -116,15 +129,25 @@ def test_a_search_returns_all_its_beams_unless_it_is_told_fewer() -> None:
 
 def test_the_number_of_sequences_stands_on_the_request_or_on_its_sampling() -> None:
     asked = {"input_token_ids": (1,), "max_tokens": 1}
-    assert Request(**asked, num_return_sequences=3).sampling_config == SamplingConfig(num_return_sequences=3)
-    alike = Request(**asked, num_return_sequences=3, sampling_config=SamplingConfig(num_return_sequences=3))
+    assert Request(**asked, num_return_sequences=3).sampling_config == SamplingConfig(
+        num_return_sequences=3
+    )
+    alike = Request(
+        **asked, num_return_sequences=3, sampling_config=SamplingConfig(num_return_sequences=3)
+    )
     assert alike.sampling_config.num_return_sequences == 3
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(alike), type=Request) == alike
     for num in (2, 1):
         with pytest.raises(ValueError) as caught:
-            Request(**asked, num_return_sequences=num, sampling_config=SamplingConfig(num_return_sequences=3))
+            Request(
+                **asked,
+                num_return_sequences=num,
+                sampling_config=SamplingConfig(num_return_sequences=3),
+            )
         said = f"given {num} and sampling_config.num_return_sequences=3"
-        assert str(caught.value) == f"num_return_sequences must be given once or twice alike, {said}"
+        assert (
+            str(caught.value) == f"num_return_sequences must be given once or twice alike, {said}"
+        )
 
 
 @pytest.mark.parametrize("field", ["num_top_log_probs", "num_prompt_log_probs"])
@@ -151,7 +174,9 @@ def test_every_guide_but_json_needs_its_text(kind: GuideType) -> None:
         (SamplingConfig(seed=3), False),
     ],
 )
-def test_greedy_is_temperature_0_or_top_k_1_and_nothing_else(config: SamplingConfig, is_greedy: bool) -> None:
+def test_greedy_is_temperature_0_or_top_k_1_and_nothing_else(
+    config: SamplingConfig, is_greedy: bool
+) -> None:
     assert config.is_greedy is is_greedy
 
 
@@ -183,21 +208,36 @@ def test_a_broken_request_on_the_wire_is_a_validation_error() -> None:
 def test_an_error_is_always_final_and_a_result_when_it_says_so() -> None:
     error = Response(1, error=ResponseError("broken", ErrorKind.OUT_OF_MEMORY))
     assert (error.is_final, error.has_error(), error.error_msg) == (True, True, "broken")
-    open_result, last_result = Response(1, result=Result([[2]])), Response(1, result=Result([[2]], is_final=True))
-    assert (open_result.is_final, last_result.is_final, last_result.has_error()) == (False, True, False)
+    open_result, last_result = (
+        Response(1, result=Result([[2]])),
+        Response(1, result=Result([[2]], is_final=True)),
+    )
+    assert (open_result.is_final, last_result.is_final, last_result.has_error()) == (
+        False,
+        True,
+        False,
+    )
     assert last_result.error_msg == ""
 
 
 def test_an_error_names_its_field_first_and_can_be_sent_whatever_bytes_a_file_name_has() -> None:
     error = ResponseError("must not be \udcff.json", ErrorKind.INVALID, "guide")
-    response = msgspec.msgpack.decode(msgspec.msgpack.encode(Response(1, error=error)), type=Response)
+    response = msgspec.msgpack.decode(
+        msgspec.msgpack.encode(Response(1, error=error)), type=Response
+    )
     assert (response.error, response.error_msg) == (error, "guide must not be ?.json")
 
 
 def test_structs_take_the_positional_arguments_of_upstream() -> None:
-    output = OutputConfig(False, False, False, True, False, False, (AdditionalModelOutput("logits"),))
+    output = OutputConfig(
+        False, False, False, True, False, False, (AdditionalModelOutput("logits"),)
+    )
     request = Request((1, 2), 4, True, SamplingConfig(2), output, end_id=3)
-    assert (request.max_tokens, request.streaming, request.sampling_config.beam_width) == (4, True, 2)
+    assert (request.max_tokens, request.streaming, request.sampling_config.beam_width) == (
+        4,
+        True,
+        2,
+    )
     assert request.output_config.additional_model_outputs[0].name == "logits"
     with pytest.raises(TypeError):
         Request((1, 2), 4, True, SamplingConfig(2), output, 3)  # type: ignore[misc]

@@ -1,4 +1,6 @@
-"""What keeps the source tree a tree: imports point downwards, and no process loads what it may never use."""
+"""What keeps the source tree a tree: imports point downwards, and no process loads what it may
+never use.
+"""
 
 import ast
 import os
@@ -20,8 +22,9 @@ from lmi.types import GenerationRequest
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# Bottom first. Within lmi, a module may import only from the layers below its own and from its own package. The folders
-# of annexes have no layer, since several processes use each. tests/test_rings.py says who imports them.
+# Bottom first. Within lmi, a module may import only from the layers below its own and from its own
+# package. The folders of annexes have no layer, since several processes use each.
+# tests/test_rings.py says who imports them.
 LAYERS = (
     {"lmi", "lmi.errors"},
     {"lmi.executor", "lmi.shared"},
@@ -37,11 +40,13 @@ LAYERS = (
     {"lmi.__main__"},
 )
 ANNEX_FOLDERS = {
-    f"lmi.{name}" for name in "adapters chats description models sessions sources tracing user_code".split()
+    f"lmi.{name}"
+    for name in "adapters chats description models sessions sources tracing user_code".split()
 }
 LAYER = {part: number for number, layer in enumerate(LAYERS) for part in layer}
 ENGINES = {"torch", "vllm", "tensorrt_llm", "xgrammar", "llguidance", "safetensors"}
-# What a handler may import from lmi: the contract, the layers below it, and the names of an adapter's files.
+# What a handler may import from lmi: the contract, the layers below it, and the names of an
+# adapter's files.
 CONTRACT = {"lmi.capabilities", "lmi.errors", "lmi.executor", "lmi.settings", "lmi.shared"}
 FILES_OF_ADAPTERS = "lmi.adapters.files"
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
@@ -56,7 +61,7 @@ ENGINES_NAMED_IN = {
         "vllm",
         "auto, vllm, lmi, or a folder with a generation_config.json",
         "what counts where a request to OpenAI's or Anthropic's APIs is silent. auto: the model's "
-        "generation_config.json;\n    a folder: the one in it; vllm, lmi: what these APIs document",
+        "generation_config.json; a folder: the one in it; vllm, lmi: what these APIs document",
     },
     "lmi.settings.config": {
         *("lmi-dist", "vllm", "trtllm", "engine: auto, lmi-dist, vllm, trtllm, scheduler, disable"),
@@ -79,7 +84,8 @@ def module_name(path: Path) -> str:
 
 
 def imported_modules(path: Path, *, at_start: bool = False) -> Iterator[str]:
-    """Every module that the file imports, at any place; `from a import b` gives a.b if that is a module.
+    """Every module that the file imports, at any place; `from a import b` gives a.b if that is a
+    module.
 
     With `at_start` those that are imported before the file's own code runs.
     """
@@ -111,18 +117,32 @@ def test_imports_point_downwards(path: Path) -> None:
         top = module.split(".")[0]
         assert top not in ENGINES | {"handlers"}, f"{own} imports {module}"
         if top == "lmi" and part_of(module) != own and not ANNEX_FOLDERS & {own, part_of(module)}:
-            assert LAYER[part_of(module)] < LAYER[own], f"{own} imports {module}, which does not stand below it"
+            assert LAYER[part_of(module)] < LAYER[own], (
+                f"{own} imports {module}, which does not stand below it"
+            )
 
 
 def test_no_module_is_imported_by_what_it_imports() -> None:
     modules = {module_name(path): path for path in sources("lmi")}
-    imported = {name: modules.keys() & set(imported_modules(path, at_start=True)) for name, path in modules.items()}
-    TopologicalSorter({name: others - {name} for name, others in imported.items()}).prepare()  # raises CycleError
+    imported = {
+        name: modules.keys() & set(imported_modules(path, at_start=True))
+        for name, path in modules.items()
+    }
+    TopologicalSorter(
+        {name: others - {name} for name, others in imported.items()}
+    ).prepare()  # raises CycleError
 
 
-def test_the_settings_that_every_process_reads_stand_on_nothing_of_ours_but_what_an_option_is() -> None:
-    code = "import sys, lmi.settings.config; print(*sorted(name for name in sys.modules if name.startswith('lmi.')))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+def test_the_settings_that_every_process_reads_stand_on_nothing_of_ours_but_what_an_option_is() -> (
+    None
+):
+    code = (
+        "import sys, lmi.settings.config; print(*sorted(name for name in sys.modules if "
+        "name.startswith('lmi.')))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     settings = ("", ".annexes", ".config", ".kinds", ".listeners", ".option")
     options = ("lmi.user_code", "lmi.user_code.options")
     assert done.stdout.split() == [*(f"lmi.settings{name}" for name in settings), *options]
@@ -130,33 +150,46 @@ def test_the_settings_that_every_process_reads_stand_on_nothing_of_ours_but_what
 
 @pytest.mark.parametrize("path", sources("handlers"), ids=module_name)
 def test_handlers_know_the_contract_alone(path: Path) -> None:
-    modules = {module for module in imported_modules(path) if module.split(".")[0] == "lmi"} - {FILES_OF_ADAPTERS}
+    modules = {module for module in imported_modules(path) if module.split(".")[0] == "lmi"} - {
+        FILES_OF_ADAPTERS
+    }
     assert {part_of(module) for module in modules} <= CONTRACT | {"lmi"}
 
 
 @pytest.mark.parametrize("path", sources("handlers"), ids=module_name)
 def test_no_handler_imports_another(path: Path) -> None:
-    rooms = {part_of(module) for module in imported_modules(path) if module.startswith("handlers.lmi_")}
+    rooms = {
+        part_of(module) for module in imported_modules(path) if module.startswith("handlers.lmi_")
+    }
     assert rooms <= {part_of(module_name(path))}
 
 
 def words_of(path: Path) -> Iterator[str]:
-    """Every name and every text in the code of a file, without docstrings and comments, which are for people."""
+    """Every name and every text in the code of a file, without docstrings and comments, which are
+    for people.
+    """
     tree = ast.parse(path.read_text())
-    docstrings = {ast.get_docstring(node, clean=False) for node in ast.walk(tree) if isinstance(node, DOCUMENTED)}
+    docstrings = {
+        ast.get_docstring(node, clean=False)
+        for node in ast.walk(tree)
+        if isinstance(node, DOCUMENTED)
+    }
     for node in ast.walk(tree):
         for _, value in ast.iter_fields(node):
             texts = value if isinstance(value, list) else [value]
             yield from (text for text in texts if isinstance(text, str) and text not in docstrings)
 
 
-OURS = [path for path in sources("lmi") if "compat" not in path.parts]  # djl_python uses names of the reference
+OURS = [
+    path for path in sources("lmi") if "compat" not in path.parts
+]  # djl_python uses names of the reference
 
 
 @pytest.mark.parametrize("path", OURS, ids=module_name)
 def test_lmi_names_no_engine(path: Path) -> None:
     allowed = ENGINES_NAMED_IN.get(module_name(path), set())
-    assert {word for word in words_of(path) if ENGINE_NAME.search(word)} == allowed
+    words = {" ".join(word.split()) for word in words_of(path)}
+    assert {word for word in words if ENGINE_NAME.search(word)} == allowed
 
 
 def test_the_folder_that_user_code_imports_from_holds_djl_python_and_nothing_else() -> None:
@@ -165,51 +198,97 @@ def test_the_folder_that_user_code_imports_from_holds_djl_python_and_nothing_els
 
 def test_the_pipeline_reads_every_field_of_a_request() -> None:
     """A request has no field for the form of the answer, which is in AnswerFormat."""
-    source = "".join((ROOT / "lmi" / file).read_text() for file in ("pipeline.py", "text/answer.py"))
-    assert [field.name for field in fields(GenerationRequest) if f"request.{field.name}" not in source] == []
+    source = "".join(
+        (ROOT / "lmi" / file).read_text() for file in ("pipeline.py", "text/answer.py")
+    )
+    assert [
+        field.name for field in fields(GenerationRequest) if f"request.{field.name}" not in source
+    ] == []
 
 
-# What the start of a process must not wait for: it is imported by the function that needs it, if any does.
+# What the start of a process must not wait for: it is imported by the function that needs it, if
+# any does.
 ALWAYS = ENGINES | {"transformers", "numpy", "handlers"}
 CODE = {"lmi.user_code.runner"}  # which only the process of user code can run
 SERVING = {
     *("starlette", "uvicorn", "tokenizers", "jinja2", "lmi.server", "lmi.text", "lmi.apis"),
     "lmi.user_code.calls",  # all that serves imports it
 }
-CLIENTS = {"huggingface_hub", "httpx2", "boto3", "rich", "prometheus_client", "lmi.gateway.worker", "lmi.sources.job"}
+CLIENTS = {
+    "huggingface_hub",
+    "httpx2",
+    "boto3",
+    "rich",
+    "prometheus_client",
+    "lmi.gateway.worker",
+    "lmi.sources.job",
+}
 UNUSED_AT_START: dict[str, set[str]] = {
     "lmi.cli": CLIENTS
     | SERVING
-    | {"asyncio", "ssl", "http.client", "lmi.supervisor", "lmi.gateway", "lmi.engine", "lmi.client"},
-    "lmi.supervisor.supervisor": CLIENTS | SERVING | CODE | {"asyncio", "ssl", "http.client", "click", "lmi.engine"},
-    "lmi.engine.worker": CLIENTS | SERVING | CODE | {"click", "importlib.metadata", "lmi.settings.handler"},
+    | {
+        "asyncio",
+        "ssl",
+        "http.client",
+        "lmi.supervisor",
+        "lmi.gateway",
+        "lmi.engine",
+        "lmi.client",
+    },
+    "lmi.supervisor.supervisor": CLIENTS
+    | SERVING
+    | CODE
+    | {"asyncio", "ssl", "http.client", "click", "lmi.engine"},
+    "lmi.engine.worker": CLIENTS
+    | SERVING
+    | CODE
+    | {"click", "importlib.metadata", "lmi.settings.handler"},
     "lmi.server.app": CLIENTS
     | CODE
     | {
-        *("jinja2", "lmi.chats", "lmi.description.document", "lmi.models.registry", "lmi.settings.resolve", "click"),
+        *(
+            "jinja2",
+            "lmi.chats",
+            "lmi.description.document",
+            "lmi.models.registry",
+            "lmi.settings.resolve",
+            "click",
+        ),
         *("lmi.tracing", "opentelemetry"),
     },
-    **dict.fromkeys(("lmi.gateway.worker", "lmi.user_code.worker", "lmi.sources.hub", "lmi.sources.worker"), set()),
+    **dict.fromkeys(
+        ("lmi.gateway.worker", "lmi.user_code.worker", "lmi.sources.hub", "lmi.sources.worker"),
+        set(),
+    ),
 }
 
 
 @pytest.mark.parametrize(("module", "unused"), UNUSED_AT_START.items())
 def test_a_process_starts_without_what_it_may_never_use(module: str, unused: set[str]) -> None:
-    """A server should be ready within a second, and the supervisor, which lives longest, must never fail."""
+    """A server should be ready within a second, and the supervisor, which lives longest, must never
+    fail.
+    """
     code = f"import sys, {module}; print(sorted({ALWAYS | unused} & sys.modules.keys()))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "[]"
 
 
-def test_the_wheel_carries_the_packages_djl_python_the_pages_and_the_demo_model_and_nothing_else() -> None:
+def test_the_wheel_carries_packages_djl_python_pages_and_the_demo_model_and_nothing_else() -> None:
     code = "import sys; from hatchling.build import build_wheel; print(build_wheel(sys.argv[1]))"
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-c", code, folder]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
         names = zipfile.ZipFile(Path(folder) / done.stdout.split()[-1]).namelist()
-    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"lmi", "handlers"}
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {
+        "lmi",
+        "handlers",
+    }
     assert {str(path.relative_to(ROOT)) for path in sources("lmi/user_code/compat")} <= set(names)
-    assert {str(path.relative_to(ROOT)) for path in (ROOT / "lmi/server/pages").iterdir()} <= set(names)
+    assert {str(path.relative_to(ROOT)) for path in (ROOT / "lmi/server/pages").iterdir()} <= set(
+        names
+    )
     demo = {path.name for path in (ROOT / "handlers/lmi_dist/demo").iterdir() if path.is_file()}
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= demo
     assert {f"handlers/lmi_dist/demo/{name}" for name in demo} <= set(names)
@@ -217,7 +296,11 @@ def test_the_wheel_carries_the_packages_djl_python_the_pages_and_the_demo_model_
 
 def test_the_example_names_every_option() -> None:
     text = (ROOT / "serving.properties").read_text()
-    named = {line.removeprefix("#").partition("=")[0] for line in text.splitlines() if "=" in line and "# " not in line}
+    named = {
+        line.removeprefix("#").partition("=")[0]
+        for line in text.splitlines()
+        if "=" in line and "# " not in line
+    }
     assert named == {option.key for option in OPTIONS}
 
 
@@ -236,11 +319,19 @@ def test_the_defaults_that_the_example_names_are_the_defaults(tmp_path: Path) ->
     spelled_out = resolve(parse(uncommented), {}, {}, folder=tmp_path)
     assert as_it_is.config == spelled_out.config
     assert spelled_out.warnings == ()
-    assert len([row for row in spelled_out.settings if row.source.startswith("serving.properties")]) > 20
+    assert (
+        len([row for row in spelled_out.settings if row.source.startswith("serving.properties")])
+        > 20
+    )
 
 
 def test_the_example_and_the_page_of_options_are_what_their_script_writes(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "scripts/example", str(tmp_path)], cwd=ROOT, capture_output=True, check=True)
+    subprocess.run(
+        [sys.executable, "scripts/example", str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    )
     for name in ("serving.properties", "docs/options.md"):
         assert (tmp_path / name).read_text() == (ROOT / name).read_text()
 
@@ -255,7 +346,9 @@ def test_scripts_can_be_run_and_stop_at_the_first_error(script: str) -> None:
 
 def test_what_the_installation_asks_before_it_installs_needs_only_python() -> None:
     [code] = re.findall(r"-c '(.*lmi\..*)'; }", (ROOT / "scripts" / "install").read_text())
-    done = subprocess.run([sys.executable, "-S", "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip().isdecimal()
 
 
@@ -264,7 +357,9 @@ def test_no_lock_names_a_place_and_every_line_has_a_hash() -> None:
         for line in lock.read_text().splitlines():
             pin, *hashes = line.split(" ")
             assert "==" in pin and hashes, line
-            assert all(part.startswith("--hash=sha256:") and len(part) == 78 for part in hashes), line
+            assert all(part.startswith("--hash=sha256:") and len(part) == 78 for part in hashes), (
+                line
+            )
 
 
 @pytest.mark.parametrize("page", ["lmi/README.md", "handlers/README.md"])

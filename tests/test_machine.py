@@ -1,4 +1,6 @@
-"""What a busy machine does to tests: the guard of durations, how long they wait, and who runs first."""
+"""What a busy machine does to tests: the guard of durations, how long they wait, and who runs
+first.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def test_a_duration_is_measured_again_if_cores_were_short_for_what_it_took_too_l
 
 @pytest.mark.parametrize("is_last", [False, True])
 @pytest.mark.parametrize("lost_s", [0.0, 0.5])
-def test_a_duration_that_is_too_long_for_no_want_of_cores_fails(lost_s: float, is_last: bool) -> None:
+def test_a_duration_that_is_too_long_for_no_want_of_cores_fails(
+    lost_s: float, is_last: bool
+) -> None:
     with pytest.raises(AssertionError, match=r"it took 3\.00 s, not 2\.0 s"):
         measure(3.0, lost_s, is_last)
 

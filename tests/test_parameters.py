@@ -1,7 +1,9 @@
-"""Every parameter that LMI documents, on every engine: applied, tolerated with a line for the log, or refused.
+"""Every parameter that LMI documents, on every engine: applied, tolerated with a line for the log,
+or refused.
 
-The lists of names are copied from LMI's page, not read from the schema, so a name that the schema forgets fails here.
-A row says where a value is applied. What reaches an engine is in its Request; `echo` then chooses no tokens by it.
+The lists of names are copied from LMI's page, not read from the schema, so a name that the schema
+forgets fails here. A row says where a value is applied. What reaches an engine is in its Request;
+`echo` then chooses no tokens by it.
 """
 
 from __future__ import annotations
@@ -36,21 +38,22 @@ NUM_TOKENS = 8
 
 # The names of LMI's page, in its order.
 EVERY_ENGINE = """
-    do_sample seed temperature repetition_penalty top_k top_p max_new_tokens details return_full_text stop_sequences
-    decoder_input_details
+    do_sample seed temperature repetition_penalty top_k top_p max_new_tokens details
+    return_full_text stop_sequences decoder_input_details
 """
 OF_LMI_DIST = """
-    typical_p truncate ignore_eos_token top_k min_p presence_penalty frequency_penalty n best_of num_beams
-    length_penalty early_stopping stop_token_ids include_stop_str_in_output ignore_eos_token logprobs prompt_logprobs
-    skip_special_tokens spaces_between_special_tokens
+    typical_p truncate ignore_eos_token top_k min_p presence_penalty frequency_penalty n best_of
+    num_beams length_penalty early_stopping stop_token_ids include_stop_str_in_output
+    ignore_eos_token logprobs prompt_logprobs skip_special_tokens spaces_between_special_tokens
 """
 OF_VLLM = """
-    top_k min_p presence_penalty frequency_penalty n best_of num_beams length_penalty early_stopping stop_token_ids
-    include_stop_str_in_output ignore_eos_token logprobs prompt_logprobs skip_special_tokens
-    spaces_between_special_tokens
+    top_k min_p presence_penalty frequency_penalty n best_of num_beams length_penalty early_stopping
+    stop_token_ids include_stop_str_in_output ignore_eos_token logprobs prompt_logprobs
+    skip_special_tokens spaces_between_special_tokens
 """
 OF_TENSORRT_LLM = """
-    temperature top_k top_p min_length bad_sequences stop presence_penalty length_penalty frequency_penalty
+    temperature top_k top_p min_length bad_sequences stop presence_penalty length_penalty
+    frequency_penalty
 """
 OF_VLLMS_SERVER = "guided_json guided_regex guided_choice guided_grammar response_format"
 OF_THE_EXECUTOR_API = "no_repeat_ngram_size logits_post_processor_name"
@@ -88,14 +91,21 @@ class Row:
     beside: dict[str, object] = field(default_factory=dict)
 
     def verdict(self, engine: str) -> Verdict:
-        """The verdict of an engine. TensorRT-LLM has two: the older one refuses what its sampler would not read."""
+        """The verdict of an engine. TensorRT-LLM has two: the older one refuses what its sampler
+        would not read.
+        """
         if (
             engine == "trtllm-main-2025-10"
             and self.trtllm is ENGINE
             and not UNREAD_IN_2025.isdisjoint((self.name, *self.beside))
         ):
             return REFUSED
-        columns = {"lmi-dist": self.lmi_dist, "vllm": self.vllm, "trtllm": self.trtllm, "echo": self.echo}
+        columns = {
+            "lmi-dist": self.lmi_dist,
+            "vllm": self.vllm,
+            "trtllm": self.trtllm,
+            "echo": self.echo,
+        }
         return next(verdict for name, verdict in columns.items() if engine.startswith(name))
 
     def __str__(self) -> str:
@@ -107,7 +117,9 @@ def everywhere(name: str, value: object, verdict: Verdict, **beside: object) -> 
 
 
 def without_do_sample(name: str, value: object) -> Row:
-    """TensorRT-LLM's list has no do_sample: its top_k and top_p decide whether an answer is sampled."""
+    """TensorRT-LLM's list has no do_sample: its top_k and top_p decide whether an answer is
+    sampled.
+    """
     return Row(name, value, IGNORED, IGNORED, ENGINE, IGNORED)
 
 
@@ -196,7 +208,9 @@ class Stream:
         request_id = self._executor.enqueue_request(self._request)
         is_over = False
         while not is_over:
-            responses = await asyncio.to_thread(self._executor.await_responses, request_id, TIMEOUT_S)
+            responses = await asyncio.to_thread(
+                self._executor.await_responses, request_id, TIMEOUT_S
+            )
             for response in cast(list[Response], responses):
                 if response.result is None:
                     raise GenerationFailed(response.error_msg)
@@ -222,7 +236,12 @@ class OneEngine:
         self.asked = request
         return Engines([], []).encoded(request, origin)
 
-    def send(self, submission: Submission, session: str | None = None, prompt_cache_key: str | None = None) -> Stream:
+    def send(
+        self,
+        submission: Submission,
+        session: str | None = None,
+        prompt_cache_key: str | None = None,
+    ) -> Stream:
         assert self.asked is not None
         return Stream(self._executor, self.asked)
 
@@ -266,7 +285,9 @@ class Door:
             rendered = LMI.errors.render(error, format, accepted=False)
             return Answer(rendered.status, json.loads(rendered.body))
         meaning = parsed.requests, parsed.format
-        return Answer(200, json.loads(b"".join(records)), self._engine.asked, meaning, parsed.ignored)
+        return Answer(
+            200, json.loads(b"".join(records)), self._engine.asked, meaning, parsed.ignored
+        )
 
 
 @pytest.fixture(params=ENGINES, scope="module")
@@ -276,7 +297,9 @@ def engine(request: pytest.FixtureRequest) -> Iterator[tuple[str, Door]]:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
-def test_a_value_that_means_something_is_applied_tolerated_or_refused(engine: tuple[str, Door], row: Row) -> None:
+def test_a_value_that_means_something_is_applied_tolerated_or_refused(
+    engine: tuple[str, Door], row: Row
+) -> None:
     name, door = engine
     plain, asked = door.ask(row.beside), door.ask(row.beside | {row.name: row.value})
     if row.verdict(name) is REFUSED:
@@ -312,8 +335,16 @@ def test_the_defaults_that_reach_an_engine_are_those_of_its_list(engine: tuple[s
 
 
 def test_nulls_are_as_if_left_out(engine: tuple[str, Door]) -> None:
-    plain, asked = engine[1].ask({}), engine[1].ask({row.name: None for row in ROWS} | {"max_new_tokens": NUM_TOKENS})
-    assert (asked.status, asked.body, asked.asked, asked.ignored) == (200, plain.body, plain.asked, ())
+    plain, asked = (
+        engine[1].ask({}),
+        engine[1].ask({row.name: None for row in ROWS} | {"max_new_tokens": NUM_TOKENS}),
+    )
+    assert (asked.status, asked.body, asked.asked, asked.ignored) == (
+        200,
+        plain.body,
+        plain.asked,
+        (),
+    )
 
 
 def test_a_name_that_nobody_knows_is_tolerated_and_told(engine: tuple[str, Door]) -> None:

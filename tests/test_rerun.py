@@ -27,18 +27,28 @@ def test_flaky():
     NOTE.write_text(str(os.getpid()))
     assert before not in ("", str(os.getpid()))
 """
-MANY = "import pytest\n@pytest.mark.parametrize('number', range({}))\ndef test_fails(number): assert False\n"
+MANY = (
+    "import pytest\n@pytest.mark.parametrize('number', range({}))\ndef test_fails(number): "
+    "assert False\n"
+)
 
 
 def run(folder: Path, *arguments: str, **files: str) -> tuple[int, list[str]]:
-    """Run files of tests as scripts/test does. Returns the exit status and the lines of the output."""
+    """Run files of tests as scripts/test does. Returns the exit status and the lines of
+    the output.
+    """
     (folder / "pytest.ini").write_text("[pytest]\n")
     for name, text in files.items():
         (folder / f"test_{name}.py").write_text(text)
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     command = [sys.executable, "-m", "pytest", "-p", "tests.rerun", *arguments]
     done = subprocess.run(
-        command, cwd=folder, env=environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120
+        command,
+        cwd=folder,
+        env=environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     return done.returncode, done.stdout.splitlines()
 
@@ -46,13 +56,17 @@ def run(folder: Path, *arguments: str, **files: str) -> tuple[int, list[str]]:
 def listed(lines: list[str], heading: str) -> list[str]:
     """The tests below the last heading of this name; behind each stands why it failed."""
     [*_, at] = [number for number, line in enumerate(lines) if line.strip("= ").startswith(heading)]
-    reasons = dict(line.split(" - ") for line in takewhile(lambda line: line[0] != "=", lines[at + 1 :]))
+    reasons = dict(
+        line.split(" - ") for line in takewhile(lambda line: line[0] != "=", lines[at + 1 :])
+    )
     assert all("assert" in reason for reason in reasons.values()), reasons
     return list(reasons)
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
-def test_a_test_that_passes_the_second_time_is_flaky_and_the_run_is_good(tmp_path: Path, workers: str) -> None:
+def test_a_test_that_passes_the_second_time_is_flaky_and_the_run_is_good(
+    tmp_path: Path, workers: str
+) -> None:
     status, lines = run(tmp_path, "-n", workers, passes=PASSES, flaky=FLAKY)
     assert status == 0, lines
     assert listed(lines, "flaky: ") == ["test_flaky.py::test_flaky"]
@@ -88,6 +102,8 @@ def test_many_failures_are_no_luck(tmp_path: Path) -> None:
     ],
     ids=["a crash", "a file that cannot be collected", "a run that was stopped"],
 )
-def test_what_is_no_failed_test_fails_the_run(tmp_path: Path, arguments: list[str], culprit: str) -> None:
+def test_what_is_no_failed_test_fails_the_run(
+    tmp_path: Path, arguments: list[str], culprit: str
+) -> None:
     status, lines = run(tmp_path, *arguments, a_flaky=FLAKY, culprit=culprit)
     assert status in (1, 2) and not any("once more" in line for line in lines), lines

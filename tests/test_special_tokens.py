@@ -1,4 +1,6 @@
-"""A client says whether its prompt begins with the special tokens of the tokenizer, and the prompt does."""
+"""A client says whether its prompt begins with the special tokens of the tokenizer, and the prompt
+does.
+"""
 
 import asyncio
 from typing import Any, cast

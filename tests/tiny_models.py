@@ -1,7 +1,9 @@
-"""Small random checkpoints of every family, saved by transformers, with a small trained tokenizer beside them.
+"""Small random checkpoints of every family, saved by transformers, with a small trained tokenizer
+beside them.
 
-`tiny_model("llama")` gives the folder of one; it is made once for each process and removed at its end. The weights
-have a wider spread than at a real start of training, so that the best token is clear and depends on the whole prompt.
+`tiny_model("llama")` gives the folder of one; it is made once for each process and removed at its
+end. The weights have a wider spread than at a real start of training, so that the best token is
+clear and depends on the whole prompt.
 """
 
 from __future__ import annotations
@@ -33,9 +35,18 @@ _ALTERNATING = ["sliding_attention", "full_attention"]
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"tie_word_embeddings": True}),
     "llama_bias": ("Llama", {"attention_bias": True, "mlp_bias": True, "num_attention_heads": 8}),
-    "llama_deep": ("Llama", {"tie_word_embeddings": True, "num_hidden_layers": 24}),  # an answer takes a while
-    "llama_wide": ("Llama", {"num_attention_heads": 4, "head_dim": 32}),  # the narrowest head that vLLM has on a CPU
-    "llama_long": ("Llama", {"num_attention_heads": 4, "head_dim": 32, "max_position_embeddings": 32 * CONTEXT_LENGTH}),
+    "llama_deep": (
+        "Llama",
+        {"tie_word_embeddings": True, "num_hidden_layers": 24},
+    ),  # an answer takes a while
+    "llama_wide": (
+        "Llama",
+        {"num_attention_heads": 4, "head_dim": 32},
+    ),  # the narrowest head that vLLM has on a CPU
+    "llama_long": (
+        "Llama",
+        {"num_attention_heads": 4, "head_dim": 32, "max_position_embeddings": 32 * CONTEXT_LENGTH},
+    ),
     "llama3": (
         "Llama",
         {
@@ -49,7 +60,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             }
         },
     ),
-    "llama_linear": ("Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}}),
+    "llama_linear": (
+        "Llama",
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}},
+    ),
     "llama_yarn": (
         "Llama",
         {
@@ -65,8 +79,14 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("Qwen2", {"num_attention_heads": 4, "tie_word_embeddings": True}),
     "qwen3": ("Qwen3", {}),
     "gemma": ("Gemma", {"num_key_value_heads": 1, "hidden_activation": "gelu_pytorch_tanh"}),
-    "gemma2": ("Gemma2", {"sliding_window": 40, "query_pre_attn_scalar": 24, "layer_types": _ALTERNATING}),
-    "gemma3": ("Gemma3", {"sliding_window": 40, "query_pre_attn_scalar": 24, "layer_types": _ALTERNATING}),
+    "gemma2": (
+        "Gemma2",
+        {"sliding_window": 40, "query_pre_attn_scalar": 24, "layer_types": _ALTERNATING},
+    ),
+    "gemma3": (
+        "Gemma3",
+        {"sliding_window": 40, "query_pre_attn_scalar": 24, "layer_types": _ALTERNATING},
+    ),
     "phi": ("Phi", {"num_attention_heads": 4, "num_key_value_heads": 4}),
     "phi3": ("Phi3", {"num_attention_heads": 4, "sliding_window": None, "pad_token_id": 0}),
     "gpt2": ("GPT2", {}),
@@ -79,7 +99,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 @functools.cache
 def tiny_model(family: str) -> Path:
-    """The folder of a random checkpoint of `family`, float32, with tokenizer and generation config."""
+    """The folder of a random checkpoint of `family`, float32, with tokenizer and
+    generation config.
+    """
     import torch
     import transformers
 
@@ -103,9 +125,11 @@ def tiny_model(family: str) -> Path:
 def embedding_model(
     folder: Path, family: str, mode: str = "lasttoken", *, has_head: bool = True, **config: object
 ) -> Path:
-    """Make the tiny model of a family one of sentence-transformers in `folder`, which normalises what it pools.
+    """Make the tiny model of a family one of sentence-transformers in `folder`, which normalises
+    what it pools.
 
-    With `mode` "" it has no modules. `config` are further values of its config.json. Its tokenizer ends each text.
+    With `mode` "" it has no modules. `config` are further values of its config.json. Its tokenizer
+    ends each text.
     """
     import transformers
 
@@ -131,15 +155,25 @@ def embedding_model(
         ]
         (folder / "modules.json").write_text(json.dumps(modules))
         (folder / "1_Pooling").mkdir(exist_ok=True)
-        pooling = {f"pooling_mode_{one}": one == mode for one in ("cls_token", "mean_tokens", "lasttoken")}
-        (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling | {"include_prompt": True}))
+        pooling = {
+            f"pooling_mode_{one}": one == mode for one in ("cls_token", "mean_tokens", "lasttoken")
+        }
+        (folder / "1_Pooling" / "config.json").write_text(
+            json.dumps(pooling | {"include_prompt": True})
+        )
     return folder
 
 
 def _config(transformers: Any, stem: str, changes: dict[str, Any]) -> Any:
     ends = {"eos_token_id": END_ID, "bos_token_id": 1}
     if stem == "GPT2":
-        shape = {"vocab_size": VOCAB_SIZE, "n_embd": 96, "n_layer": 2, "n_head": 4, "n_positions": CONTEXT_LENGTH}
+        shape = {
+            "vocab_size": VOCAB_SIZE,
+            "n_embd": 96,
+            "n_layer": 2,
+            "n_head": 4,
+            "n_positions": CONTEXT_LENGTH,
+        }
         return transformers.GPT2Config(**shape, **ends, **changes)
     if stem == "OPT":
         shape = {**_SHAPE, "num_attention_heads": 4, "ffn_dim": 112, "word_embed_proj_dim": 96}
@@ -155,7 +189,9 @@ def _config(transformers: Any, stem: str, changes: dict[str, Any]) -> Any:
 
 
 def save_tokenizer(folder: Path) -> None:
-    """A byte-level BPE tokenizer of VOCAB_SIZE entries, trained on a few sentences: any text can be encoded."""
+    """A byte-level BPE tokenizer of VOCAB_SIZE entries, trained on a few sentences: any text can be
+    encoded.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -168,12 +204,16 @@ def save_tokenizer(folder: Path) -> None:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    sentences = ["The quick brown fox jumps over the lazy dog.", "She sells sea shells by the sea shore."]
+    sentences = [
+        "The quick brown fox jumps over the lazy dog.",
+        "She sells sea shells by the sea shore.",
+    ]
     tokenizer.train_from_iterator(sentences * 20, trainer)
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>")
     fast.chat_template = (
         "{% for m in messages %}{{ '<|user|>' if m['role'] == 'user' else '<|assistant|>' }}"
-        "{{ m['content'] }}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+        "{{ m['content'] }}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif "
+        "%}"
     )
     fast.save_pretrained(folder)
 

@@ -9,7 +9,9 @@ WHEEL = "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-n
 
 
 def write_wheel(folder: Path, name: str, version: str = "1.0", requires: str = "") -> Path:
-    """Write a wheel of one module, which has the version as VERSION. `requires`: a package that it needs."""
+    """Write a wheel of one module, which has the version as VERSION. `requires`: a package that it
+    needs.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     file, info = folder / f"{name}-{version}-py3-none-any.whl", f"{name}-{version}.dist-info"
     needs = f"Requires-Dist: {requires}\n" if requires else ""
@@ -21,7 +23,9 @@ def write_wheel(folder: Path, name: str, version: str = "1.0", requires: str = "
     with zipfile.ZipFile(file, "w") as wheel:
         for path, text in content.items():
             wheel.writestr(path, text)
-        wheel.writestr(f"{info}/RECORD", "".join(f"{path},,\n" for path in (*content, f"{info}/RECORD")))
+        wheel.writestr(
+            f"{info}/RECORD", "".join(f"{path},,\n" for path in (*content, f"{info}/RECORD"))
+        )
     return file
 
 
@@ -30,13 +34,17 @@ def write_index(folder: Path, *wheels: Path) -> str:
     for wheel in wheels:
         page = folder / wheel.name.partition("-")[0] / "index.html"
         page.parent.mkdir(parents=True, exist_ok=True)
-        page.write_text(f'<!DOCTYPE html><html><body><a href="{wheel.as_uri()}">{wheel.name}</a></body></html>')
+        page.write_text(
+            f'<!DOCTYPE html><html><body><a href="{wheel.as_uri()}">{wheel.name}</a></body></html>'
+        )
     folder.mkdir(parents=True, exist_ok=True)
     return folder.as_uri()
 
 
 def snapshot(folder: Path) -> dict[str, tuple[int, int, bytes]]:
-    """The mode, the time of the last change and the content of a folder and of everything below it."""
+    """The mode, the time of the last change and the content of a folder and of
+    everything below it.
+    """
     found = {}
     for path in (folder, *sorted(folder.rglob("*"))):
         status = path.lstat()

@@ -1,7 +1,8 @@
 """LoRA adapters of an engine by name, and the turns of its sequences, of which it may not mix all.
 
-A request may name an adapter once it is loaded. Its weights were read then, or are read for its first request if the
-load did not ask for them. The number by which the engine knows an adapter is never used again.
+A request may name an adapter once it is loaded. Its weights were read then, or are read for its
+first request if the load did not ask for them. The number by which the engine knows an adapter is
+never used again.
 """
 
 import re
@@ -24,18 +25,24 @@ MAX_NAME_CHARS = 1000
 
 
 def check_names(**fields: Iterable[str] | None) -> None:
-    """Raise ValueError for a pattern of a configuration that is more than a name, or the end of one.
+    """Raise ValueError for a pattern of a configuration that is more than a name, or the end of
+    one.
 
     A stranger may have written it, and some patterns would keep Python's `re` busy for ever.
     """
     for field, patterns in fields.items():
         for pattern in patterns or ():
             if len(pattern) > MAX_NAME_CHARS or not _NAME.fullmatch(pattern):
-                raise ValueError(f"{field} has {shorten(pattern)}, which is more than a name: list the names instead")
+                raise ValueError(
+                    f"{field} has {shorten(pattern)}, which is more than a name: list the names "
+                    f"instead"
+                )
 
 
 def is_end(pattern: str, path: str) -> bool:
-    """Whether a pattern that was checked is a path, or what is behind one of its dots, as PEFT compares them."""
+    """Whether a pattern that was checked is a path, or what is behind one of its dots, as PEFT
+    compares them.
+    """
     sign, name = _NAME.fullmatch(pattern).groups()  # type: ignore[union-attr]
     name = name.replace("\\", "")
     return (path == name and sign != r".*\.") or (path.endswith(f".{name}") and sign != "^")
@@ -51,7 +58,9 @@ class LoadedAdapter:
 
 class AdapterEngine(Protocol):
     def check_adapter(self, adapter: LoadedAdapter) -> None:
-        """Read the configuration of an adapter. Raises an error that names the reason if it does not fit."""
+        """Read the configuration of an adapter. Raises an error that names the reason if it does
+        not fit.
+        """
 
     def add_adapter(self, adapter: LoadedAdapter) -> None:
         """Read the weights of an adapter unless it has them, and pin it if it is to be pinned.
@@ -63,13 +72,19 @@ class AdapterEngine(Protocol):
 
 
 class Adapters:
-    """The loaded adapters. Any thread may read `names` and `is_reading`; the rest belongs to the engine's thread.
+    """The loaded adapters. Any thread may read `names` and `is_reading`; the rest belongs to the
+    engine's thread.
 
-    `max_resident` is the number of adapters that one batch can use. `kind_of` returns the kind of an engine's error.
+    `max_resident` is the number of adapters that one batch can use. `kind_of` returns the kind of
+    an engine's error.
     """
 
     def __init__(
-        self, engine: AdapterEngine, title: str, max_resident: int, kind_of: Callable[[Exception], ErrorKind]
+        self,
+        engine: AdapterEngine,
+        title: str,
+        max_resident: int,
+        kind_of: Callable[[Exception], ErrorKind],
     ) -> None:
         self.is_reading = False  # the engine makes no step meanwhile
         self._engine = engine
@@ -77,9 +92,13 @@ class Adapters:
         self._max_resident = max_resident
         self._kind_of = kind_of
         self._loaded: dict[str, LoadedAdapter] = {}
-        self._leaving: dict[int, LoadedAdapter] = {}  # unloaded, and still used by sequences; by number
+        self._leaving: dict[
+            int, LoadedAdapter
+        ] = {}  # unloaded, and still used by sequences; by number
         self._used: dict[TokenSequence, LoadedAdapter] = {}
-        self._resident: OrderedDict[int, LoadedAdapter] = OrderedDict()  # whose weights were read; by number
+        self._resident: OrderedDict[int, LoadedAdapter] = (
+            OrderedDict()
+        )  # whose weights were read; by number
         self._numbers = count(1)
 
     @property
@@ -99,7 +118,8 @@ class Adapters:
     def load(self, name: str, path: str, *, pinned: bool = False, preload: bool = True) -> None:
         """Load an adapter from a folder, or give a loaded adapter of this folder the new settings.
 
-        Raises InvalidParameter for the name, OutOfMemory if the adapter does not fit, ModelUnusable with the reason.
+        Raises InvalidParameter for the name, OutOfMemory if the adapter does not fit, ModelUnusable
+        with the reason.
         """
         known = self._loaded.get(name)
         if not isinstance(name, str) or not name or (known is not None and known.path != str(path)):
@@ -115,11 +135,16 @@ class Adapters:
         self._loaded[name] = adapter
 
     def _check_room(self, new: LoadedAdapter) -> None:
-        """Raise OutOfMemory unless each pinned adapter has a place and the others share at least one."""
+        """Raise OutOfMemory unless each pinned adapter has a place and the others share at least
+        one.
+        """
         adapters = [*{**self._loaded, new.name: new}.values(), *self._leaving.values()]
         num_pinned = sum(adapter.is_pinned for adapter in adapters)
         if num_pinned + (num_pinned < len(adapters)) > self._max_resident:
-            raise OutOfMemory(f"{self._max_resident} adapters fit into a batch, and the pinned ones take all places")
+            raise OutOfMemory(
+                f"{self._max_resident} adapters fit into a batch, and the pinned ones take all "
+                f"places"
+            )
 
     def _read(self, adapter: LoadedAdapter) -> None:
         self.is_reading = True
@@ -134,7 +159,9 @@ class Adapters:
         self._resident[adapter.number] = adapter
 
     def _explained(self, adapter: LoadedAdapter, call: Callable[[LoadedAdapter], None]) -> None:
-        """Call the engine. Raises OutOfMemory or ModelUnusable in place of an error of the engine."""
+        """Call the engine. Raises OutOfMemory or ModelUnusable in place of an error of
+        the engine.
+        """
         try:
             call(adapter)
         except LmiError:
@@ -145,7 +172,9 @@ class Adapters:
             raise (OutOfMemory if is_full else ModelUnusable)(reason) from error
 
     def unload(self, name: str) -> None:
-        """Unload an adapter. The engine keeps it until the last sequence ends that uses it. Raises UnknownAdapter."""
+        """Unload an adapter. The engine keeps it until the last sequence ends that uses it. Raises
+        UnknownAdapter.
+        """
         if name not in self._loaded:
             raise unknown_adapter(name)
         adapter = self._loaded.pop(name)
@@ -153,7 +182,9 @@ class Adapters:
         self._remove_unused(adapter.number)
 
     def claim(self, sequence: TokenSequence) -> LoadedAdapter | None:
-        """Keep the adapter that a new sequence names until `release`. Raises UnknownAdapter if it was unloaded."""
+        """Keep the adapter that a new sequence names until `release`. Raises UnknownAdapter if it
+        was unloaded.
+        """
         if (named := sequence.request.lora_config) is None:
             return None
         if named.name not in self._loaded:
@@ -173,7 +204,9 @@ class Adapters:
         return adapter
 
     def drop_weights(self, adapter: LoadedAdapter) -> None:
-        """Free the weights of an adapter. If it is loaded, they are read again for its next sequence."""
+        """Free the weights of an adapter. If it is loaded, they are read again for its next
+        sequence.
+        """
         self._resident.pop(adapter.number, None)
         self._engine.remove_adapter(adapter)
 
@@ -184,10 +217,12 @@ class Adapters:
 
 
 class Turns(Generic[AnySequence]):
-    """The waiting sequences: express ones first, then by priority and age. The first is given out once it may run.
+    """The waiting sequences: express ones first, then by priority and age. The first is given out
+    once it may run.
 
-    A batch has at most `max_batch` sequences that are not express. Some engines compute wrong rows for the base model
-    in a batch that also uses an adapter: where adapters take turns, the two are never in one.
+    A batch has at most `max_batch` sequences that are not express. Some engines compute wrong rows
+    for the base model in a batch that also uses an adapter: where adapters take turns, the two are
+    never in one.
     """
 
     def __init__(self, max_batch: float, *, adapters_take_turns: bool) -> None:
@@ -195,10 +230,14 @@ class Turns(Generic[AnySequence]):
         self._max_batch, self._adapters_take_turns = max_batch, adapters_take_turns
 
     def add(self, sequence: AnySequence) -> None:
-        insort(self.waiting, sequence, key=lambda one: (-one.request.is_express, -one.request.priority))
+        insort(
+            self.waiting, sequence, key=lambda one: (-one.request.is_express, -one.request.priority)
+        )
 
     def take(self, running: dict[str, AnySequence]) -> Iterator[AnySequence]:
-        """Yield the next sequences. The caller adds each to `running`, or fails it, before it asks for the next."""
+        """Yield the next sequences. The caller adds each to `running`, or fails it, before it asks
+        for the next.
+        """
         while self.waiting and self._may_run(self.waiting[0], running):
             yield self.waiting.pop(0)
 
@@ -206,7 +245,12 @@ class Turns(Generic[AnySequence]):
         if not running:
             return True
         others = running.values()
-        if not sequence.request.is_express and sum(not one.request.is_express for one in others) >= self._max_batch:
+        if (
+            not sequence.request.is_express
+            and sum(not one.request.is_express for one in others) >= self._max_batch
+        ):
             return False
         has_adapter = next(iter(others)).request.lora_config is not None
-        return not self._adapters_take_turns or has_adapter == (sequence.request.lora_config is not None)
+        return not self._adapters_take_turns or has_adapter == (
+            sequence.request.lora_config is not None
+        )

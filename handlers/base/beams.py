@@ -1,7 +1,9 @@
-"""Beam search: which of the candidates for the next tokens run on, and which hypotheses are kept. Plain Python.
+"""Beam search: which of the candidates for the next tokens run on, and which hypotheses are kept.
+Plain Python.
 
-Sequences and scores are those of transformers' beam search, which knows no model: an engine computes the next token's
-log-probs of each running beam. Temperature and what else makes sampling random have no effect.
+Sequences and scores are those of transformers' beam search, which knows no model: an engine
+computes the next token's log-probs of each running beam. Temperature and what else makes sampling
+random have no effect.
 """
 
 import math
@@ -24,7 +26,9 @@ class Candidate(NamedTuple):
     log_prob: float
 
 
-AnyCandidate: TypeAlias = tuple[int, float, float]  # a Candidate, or a bare tuple of the same, which is quicker to make
+AnyCandidate: TypeAlias = tuple[
+    int, float, float
+]  # a Candidate, or a bare tuple of the same, which is quicker to make
 
 
 class Continuation(NamedTuple):
@@ -51,9 +55,10 @@ class Beam:
 class BeamSearch:
     """The state of one request's search. `running` and `finished` are sorted, the best beam first.
 
-    The score of a hypothesis is the sum of its log-probs over its length to the power of `length_penalty`. The search
-    ends when no beam runs, or when `beam_width` are finished and `early_stopping` is 1, or it is 0 and the best running
-    beam, if it ended now, would not be better than the worst of them, or it is over 1 and that holds at any length.
+    The score of a hypothesis is the sum of its log-probs over its length to the power of
+    `length_penalty`. The search ends when no beam runs, or when `beam_width` are finished and
+    `early_stopping` is 1, or it is 0 and the best running beam, if it ended now, would not be
+    better than the worst of them, or it is over 1 and that holds at any length.
     """
 
     def __init__(
@@ -63,7 +68,9 @@ class BeamSearch:
         num_end_ids: int,
         reason_after: Callable[[list[int]], FinishReason],
     ) -> None:
-        """`num_end_ids` counts the tokens that may end a beam; `reason_after` says whether generated tokens end it."""
+        """`num_end_ids` counts the tokens that may end a beam; `reason_after` says whether
+        generated tokens end it.
+        """
         self.beam_width = config.beam_width
         self.length_penalty = 1.0 if config.length_penalty is None else config.length_penalty
         self.early_stopping = config.early_stopping or 0
@@ -81,12 +88,16 @@ class BeamSearch:
         return not self.running
 
     def advance(
-        self, candidates: SequenceOf[SequenceOf[AnyCandidate]], tops: SequenceOf[list[TokenLogProb]] | None = None
+        self,
+        candidates: SequenceOf[SequenceOf[AnyCandidate]],
+        tops: SequenceOf[list[TokenLogProb]] | None = None,
     ) -> list[Continuation]:
-        """Continue the search, and return what runs next, parallel to the new `running`. It is empty at the end.
+        """Continue the search, and return what runs next, parallel to the new `running`. It is
+        empty at the end.
 
-        `candidates` has for each running beam its best tokens, `num_candidates` or all that are allowed, in any order.
-        `tops` are the alternatives at the new position of each beam, which the search only keeps.
+        `candidates` has for each running beam its best tokens, `num_candidates` or all that are
+        allowed, in any order. `tops` are the alternatives at the new position of each beam, which
+        the search only keeps.
         """
         steps: list[Continuation] = []
         running: list[Beam] = []
@@ -104,8 +115,12 @@ class BeamSearch:
             if beam.finish_reason is FinishReason.NOT_FINISHED:
                 steps.append(Continuation(parent, beam.token_ids[-1]))
                 running.append(beam)
-            elif rank < self.beam_width:  # a worse one is only passed over, so that enough beams run on
-                self.finished = sorted([*self.finished, beam], key=self._score, reverse=True)[: self.beam_width]
+            elif (
+                rank < self.beam_width
+            ):  # a worse one is only passed over, so that enough beams run on
+                self.finished = sorted([*self.finished, beam], key=self._score, reverse=True)[
+                    : self.beam_width
+                ]
         self.running = running
         if running and self._is_settled():
             self.running, steps = [], []
@@ -116,11 +131,15 @@ class BeamSearch:
         self.running, self.finished = ([], list(beams)) if is_over else (list(beams), [])
 
     def best(self, num_beams: int) -> list[Beam]:
-        """At most `num_beams` hypotheses, the best by score: finished ones, and running ones while there are any."""
+        """At most `num_beams` hypotheses, the best by score: finished ones, and running ones while
+        there are any.
+        """
         beams = sorted(self.finished + self.running, key=self._score, reverse=True)
         return beams[:num_beams]
 
-    def _continued(self, beam: Beam, candidate: AnyCandidate, top: list[TokenLogProb] | None) -> Beam:
+    def _continued(
+        self, beam: Beam, candidate: AnyCandidate, top: list[TokenLogProb] | None
+    ) -> Beam:
         token_id, score, log_prob = candidate
         token_ids = [*beam.token_ids, token_id]
         return Beam(
@@ -132,7 +151,9 @@ class BeamSearch:
         )
 
     def _is_settled(self) -> bool:
-        """Whether the finished beams are enough and no running beam can become better than the worst of them."""
+        """Whether the finished beams are enough and no running beam can become better than the
+        worst of them.
+        """
         if len(self.finished) < self.beam_width:
             return False
         if self.early_stopping == 1:
@@ -147,9 +168,13 @@ class BeamSearch:
 
 
 def num_candidates(beam_width: int, num_end_ids: int) -> int:
-    """The number of best tokens of a beam among which are those that run on: the others may be ends."""
+    """The number of best tokens of a beam among which are those that run on: the others may be
+    ends.
+    """
     return beam_width + max(beam_width, num_end_ids)
 
 
 def _score(sum: float, length: int, length_penalty: float) -> float:
-    return sum * math.pow(max(length, 1), -length_penalty)  # a quotient would overflow where a product becomes 0
+    return sum * math.pow(
+        max(length, 1), -length_penalty
+    )  # a quotient would overflow where a product becomes 0

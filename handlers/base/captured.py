@@ -1,7 +1,9 @@
-"""Rows of a model's tensors that a request asked for: those of its prompt, and one for each generated token.
+"""Rows of a model's tensors that a request asked for: those of its prompt, and one for each
+generated token.
 
-The row of a generated token is the one that it was drawn from, so the first one's is the last of the prompt. An engine
-puts rows in; a Sequence moves them into its Results, each once, but those of beams with every Result, as their tokens.
+The row of a generated token is the one that it was drawn from, so the first one's is the last of
+the prompt. An engine puts rows in; a Sequence moves them into its Results, each once, but those of
+beams with every Result, as their tokens.
 """
 
 from collections.abc import Hashable, Iterable, Sequence as SequenceOf
@@ -21,7 +23,8 @@ LOGITS = "logits"  # the output that the flags of an OutputConfig ask for too
 class Rows:
     """The rows of one output by their places, each as (1, …).
 
-    The place of a token is its number. That of a beam's token is the tokens generated before it, which beams may share.
+    The place of a token is its number. That of a beam's token is the tokens generated before it,
+    which beams may share.
     """
 
     def __init__(self) -> None:
@@ -32,7 +35,9 @@ class Rows:
         """Copy rows (num_tokens, …). They replace those that are there: a step may be repeated."""
         block = block.copy()
         self.none = block[:0]
-        self.by_place.update(zip(places, (block[n : n + 1] for n in range(len(block))), strict=False))
+        self.by_place.update(
+            zip(places, (block[n : n + 1] for n in range(len(block))), strict=False)
+        )
 
     def at(self, places: Iterable[Hashable]) -> Array:
         assert self.none is not None
@@ -43,13 +48,21 @@ class Captured:
     """The rows that one sequence keeps for its Results."""
 
     def __init__(self, output: OutputConfig, num_prompt_tokens: int, *, has_context: bool) -> None:
-        """`has_context`: whether the prompt's rows are kept too. Only the first sequence of a request has them."""
+        """`has_context`: whether the prompt's rows are kept too. Only the first sequence of a
+        request has them.
+        """
         self._names = [one.name for one in output.additional_model_outputs]
-        self._context_names = [one.name for one in output.additional_model_outputs if one.gather_context]
+        self._context_names = [
+            one.name for one in output.additional_model_outputs if one.gather_context
+        ]
         context = self._context_names + [LOGITS] * output.return_context_logits
-        self.generation = {name: Rows() for name in self._names + [LOGITS] * output.return_generation_logits}
+        self.generation = {
+            name: Rows() for name in self._names + [LOGITS] * output.return_generation_logits
+        }
         self.context = {name: Rows() for name in context} if has_context else {}
-        self.has_begun = False  # whether rows of the prompt were computed, perhaps before a preemption
+        self.has_begun = (
+            False  # whether rows of the prompt were computed, perhaps before a preemption
+        )
         self._output = output
         self._num_prompt_tokens = num_prompt_tokens
 
@@ -61,12 +74,20 @@ class Captured:
         """Forget the rows of a prompt that is computed again."""
         self.context = {name: Rows() for name in self.context}
 
-    def add_to(self, result: Result, beams: SequenceOf[SequenceOf[Hashable]], *, is_first: bool) -> None:
-        """Give a Result the rows of its tokens, by their places in each beam, and the first one those of the prompt."""
+    def add_to(
+        self, result: Result, beams: SequenceOf[SequenceOf[Hashable]], *, is_first: bool
+    ) -> None:
+        """Give a Result the rows of its tokens, by their places in each beam, and the first one
+        those of the prompt.
+        """
         generated = ((name, one) for name, one in self.generation.items() if one.none is not None)
-        rows = {name: _tensor(_padded([one.at(places) for places in beams])) for name, one in generated}
+        rows = {
+            name: _tensor(_padded([one.at(places) for places in beams])) for name, one in generated
+        }
         last = self._num_prompt_tokens - 1  # without it the prompt was not computed to its end
-        whole = ((name, one) for name, one in self.context.items() if is_first and last in one.by_place)
+        whole = (
+            (name, one) for name, one in self.context.items() if is_first and last in one.by_place
+        )
         context = {name: _tensor(one.at(one.by_place)) for name, one in whole}
         if self._output.return_generation_logits:
             result.generation_logits = rows.get(LOGITS)
@@ -75,7 +96,9 @@ class Captured:
         if self._names:
             wanted = [name for name in self._context_names if name in context]
             result.additional_outputs = {f"context_{name}": context[name] for name in wanted}
-            result.additional_outputs |= {f"generation_{name}": rows[name] for name in self._names if name in rows}
+            result.additional_outputs |= {
+                f"generation_{name}": rows[name] for name in self._names if name in rows
+            }
 
     def drop(self, places: Iterable[Hashable]) -> None:
         """Forget the rows of the prompt, and of these tokens: a Result has carried them."""
@@ -86,7 +109,9 @@ class Captured:
 
 
 def _padded(beams: list[Array]) -> Array:
-    """From (num_tokens, …) of each beam to (num_beams, num_tokens, …), with zeros behind a shorter one."""
+    """From (num_tokens, …) of each beam to (num_beams, num_tokens, …), with zeros behind a shorter
+    one.
+    """
     padded = np.zeros((len(beams), max(map(len, beams)), *beams[0].shape[1:]), beams[0].dtype)
     for beam, rows in zip(padded, beams, strict=True):
         beam[: len(rows)] = rows

@@ -1,6 +1,8 @@
-"""Turns in which the work of clients begins beside the steps, as the reading of images and the compilation of guides.
+"""Turns in which the work of clients begins beside the steps, as the reading of images and the
+compilation of guides.
 
-Clients share the threads by what their work costs: a client with many large images keeps nobody else waiting.
+Clients share the threads by what their work costs: a client with many large images keeps nobody
+else waiting.
 """
 
 import threading
@@ -26,10 +28,12 @@ class PricedWork(Generic[T]):
 
 
 class ClientTurns(Generic[T]):
-    """Of those who wait, the client with the fewest pieces in work is next, of these the one who has had the least.
+    """Of those who wait, the client with the fewest pieces in work is next, of these the one who
+    has had the least.
 
-    One thread is kept from each client, so that another's first piece need not wait for one that takes long. Of one
-    client a cheap piece goes before an expensive one, unless that has waited for as long as it takes.
+    One thread is kept from each client, so that another's first piece need not wait for one that
+    takes long. Of one client a cheap piece goes before an expensive one, unless that has waited for
+    as long as it takes.
     """
 
     def __init__(self, num_threads: int, name: str) -> None:
@@ -50,28 +54,38 @@ class ClientTurns(Generic[T]):
         price: float = 1.0,
         since: float | None = None,
     ) -> None:
-        """`future` may be that of work which waits for other clients too: it begins when the first of them may.
+        """`future` may be that of work which waits for other clients too: it begins when the first
+        of them may.
 
-        Work that follows from other work has waited `since` then, which was `num_spent`; None: since now.
+        Work that follows from other work has waited `since` then, which was `num_spent`; None:
+        since now.
         """
         with self._lock:
             if client not in self._lines:
                 self._let_in(client)
             line = self._lines.setdefault(client, [])
             if not any(piece.future is future for piece in line):
-                line.append(PricedWork(future, work, price, price + (self.num_spent if since is None else since)))
+                line.append(
+                    PricedWork(
+                        future, work, price, price + (self.num_spent if since is None else since)
+                    )
+                )
             self._start()
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _let_in(self, client: int | None) -> None:
-        """Let a client begin who has nothing that waits: it has not saved up the time in which it asked for nothing."""
+        """Let a client begin who has nothing that waits: it has not saved up the time in which it
+        asked for nothing.
+        """
         least = min((self._had[other] for other in self._lines), default=self._last_had)
         self._had[client] = max(self._had.get(client, least), least)
         if len(self._had) > MAX_IDLE_CLIENTS:
             busy = {*self._lines, *self._num_running, client}
-            self._had = {name: had for name, had in self._had.items() if name in busy or had > least}
+            self._had = {
+                name: had for name, had in self._had.items() if name in busy or had > least
+            }
 
     def _start(self) -> None:
         """Begin what may begin. Call it with the lock."""

@@ -1,6 +1,8 @@
-"""The configuration of an engine in two forms, the contract's and the server's options, and what engines make of them.
+"""The configuration of an engine in two forms, the contract's and the server's options, and what
+engines make of them.
 
-An Executor takes either. What both have is translated here; the rest of each form has its defaults in the other.
+An Executor takes either. What both have is translated here; the rest of each form has its defaults
+in the other.
 """
 
 import importlib.util
@@ -13,7 +15,13 @@ from types import ModuleType
 from typing import TypeAlias
 
 from lmi.errors import ModelUnusable, SecurityRefused, Unsupported, cause_line
-from lmi.executor import AdditionalModelOutput, ExecutorConfig, KvCacheConfig, LogitsPostProcessorConfig, Request
+from lmi.executor import (
+    AdditionalModelOutput,
+    ExecutorConfig,
+    KvCacheConfig,
+    LogitsPostProcessorConfig,
+    Request,
+)
 from lmi.executor.checks import broken
 from lmi.settings.config import EngineConfig
 
@@ -33,12 +41,16 @@ def both(config: AnyConfig | None) -> tuple[ExecutorConfig, EngineConfig]:
 
 
 def settled(
-    title: str, model: str | os.PathLike[str] | bytes, json_config_str: str | AnyConfig | None, config: AnyConfig | None
+    title: str,
+    model: str | os.PathLike[str] | bytes,
+    json_config_str: str | AnyConfig | None,
+    config: AnyConfig | None,
 ) -> tuple[str, ExecutorConfig, EngineConfig]:
     """The model's folder, and the configuration in both forms, from the arguments of an `Executor`.
 
-    It is that of a library, by its `title`, which reads the folder and its tokenizer itself. Raises Unsupported for a
-    buffer in place of a folder, ValueError for an ExecutorConfig that breaks a rule.
+    It is that of a library, by its `title`, which reads the folder and its tokenizer itself. Raises
+    Unsupported for a buffer in place of a folder, ValueError for an ExecutorConfig that breaks a
+    rule.
     """
     if isinstance(model, bytes) or isinstance(json_config_str, str):
         raise Unsupported("engine_buffer", f"{title} reads a model from its folder")
@@ -58,10 +70,12 @@ def executor_config(config: EngineConfig) -> ExecutorConfig:
         max_queue_size=config.max_queue_size,
         request_stats_max_iterations=config.request_stats_max_iterations,
         kv_cache_config=KvCacheConfig(
-            enable_block_reuse=config.enable_prefix_caching is not False, max_tokens=config.max_kv_cache_tokens
+            enable_block_reuse=config.enable_prefix_caching is not False,
+            max_tokens=config.max_kv_cache_tokens,
         ),
         additional_model_outputs=tuple(
-            AdditionalModelOutput(one.removesuffix(CONTEXT), one.endswith(CONTEXT)) for one in config.additional_outputs
+            AdditionalModelOutput(one.removesuffix(CONTEXT), one.endswith(CONTEXT))
+            for one in config.additional_outputs
         ),
     )
 
@@ -76,7 +90,9 @@ def engine_config(config: ExecutorConfig) -> EngineConfig:
         request_stats_max_iterations=config.request_stats_max_iterations,
         enable_prefix_caching=config.kv_cache_config.enable_block_reuse,
         max_kv_cache_tokens=config.kv_cache_config.max_tokens,
-        additional_outputs=tuple(one.name + CONTEXT * one.gather_context for one in config.additional_model_outputs),
+        additional_outputs=tuple(
+            one.name + CONTEXT * one.gather_context for one in config.additional_model_outputs
+        ),
     )
 
 
@@ -87,12 +103,18 @@ VARIABLE = "logits_post_processors"  # what the file holds
 
 
 def load_post_processors(path: Path) -> LogitsPostProcessorConfig:
-    """The configuration in a Python file, which may import the modules beside it. Raises ModelUnusable."""
+    """The configuration in a Python file, which may import the modules beside it. Raises
+    ModelUnusable.
+    """
     try:
         config = getattr(_run(path), VARIABLE)
         check_post_processors(config)
     except (Exception, SystemExit) as error:
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        lines = [
+            frame.lineno
+            for frame in traceback.extract_tb(error.__traceback__)
+            if frame.filename == str(path)
+        ]
         place = f"{path}, line {lines[-1]}" if lines else str(path)
         raise ModelUnusable(f"{place}: {said(error)}") from error
     assert isinstance(config, LogitsPostProcessorConfig)
@@ -116,7 +138,9 @@ def check_post_processors(config: object) -> None:
     if not isinstance(config, LogitsPostProcessorConfig):
         raise broken(VARIABLE, "a LogitsPostProcessorConfig", config)
     if BATCHED in config.processor_map:
-        raise ValueError(f"processor_map must not have the key {BATCHED!r}, the name of processor_batched")
+        raise ValueError(
+            f"processor_map must not have the key {BATCHED!r}, the name of processor_batched"
+        )
     for name, function in config.processor_map.items():
         if not isinstance(name, str) or not name:
             raise broken("a key of processor_map", "a name", name)
@@ -136,8 +160,12 @@ def said(error: BaseException) -> str:
 MIN_TOKENS = 16  # one block
 
 
-def default_budget(max_num_sequences: int, max_length: int, token_bytes: int, memory_bytes: int) -> int:
-    """Tokens of cache: room for all sequences at 2048 tokens each, at most a quarter of memory, at least one block."""
+def default_budget(
+    max_num_sequences: int, max_length: int, token_bytes: int, memory_bytes: int
+) -> int:
+    """Tokens of cache: room for all sequences at 2048 tokens each, at most a quarter of memory, at
+    least one block.
+    """
     wanted = max_num_sequences * min(max_length, 2048)
     return max(min(wanted, memory_bytes // 4 // token_bytes), MIN_TOKENS)
 
@@ -151,6 +179,7 @@ def pickled_files(folder: Path) -> list[Path]:
 
 def refusal(file: Path) -> SecurityRefused:
     return SecurityRefused(
-        f"{file}: pickled weights can run code when they are read, so they are refused; convert them to "
+        f"{file}: pickled weights can run code when they are read, so they are refused; convert "
+        f"them to "
         "safetensors, or set option.allow_pickle=true if you trust them"
     )

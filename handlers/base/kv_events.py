@@ -1,8 +1,9 @@
 """Tells routers what a KV cache keeps and forgets, in the messages of vLLM over ZeroMQ.
 
-A router that knows which replica has the beginning of a prompt sends the prompt there. A subscriber gets batches of
-events, each with the next number. One that misses a number asks for it again at the second socket, where the last
-batches are kept. Nobody waits for a subscriber: one that is too slow misses batches.
+A router that knows which replica has the beginning of a prompt sends the prompt there. A subscriber
+gets batches of events, each with the next number. One that misses a number asks for it again at the
+second socket, where the last batches are kept. Nobody waits for a subscriber: one that is too slow
+misses batches.
 """
 
 import logging
@@ -34,7 +35,9 @@ class CacheEvent(msgspec.Struct, omit_defaults=True, tag=True):
 
 
 class BlockStored(CacheEvent):
-    """Blocks that follow each other, with all their tokens. `parent_block_hash` is the block before them, if any."""
+    """Blocks that follow each other, with all their tokens. `parent_block_hash` is the block before
+    them, if any.
+    """
 
     block_hashes: list[int]
     parent_block_hash: int | None
@@ -43,7 +46,9 @@ class BlockStored(CacheEvent):
     lora_id: int | None
     medium: str | None
     lora_name: str | None
-    extra_keys: list[tuple[str, ...] | None] | None = None  # of each block: what else its hash is made of
+    extra_keys: list[tuple[str, ...] | None] | None = (
+        None  # of each block: what else its hash is made of
+    )
     group_idx: int | None = None
 
 
@@ -69,7 +74,8 @@ def replica_here() -> int:
 
 
 def of_replica(config: KvEventsConfig, replica: int, num_replicas: int) -> KvEventsConfig:
-    """Return the configuration with the sockets of one replica: those that are bound have its own port or name.
+    """Return the configuration with the sockets of one replica: those that are bound have its own
+    port or name.
 
     Raises BadConfiguration if two replicas would bind one port.
     """
@@ -78,7 +84,9 @@ def of_replica(config: KvEventsConfig, replica: int, num_replicas: int) -> KvEve
         events_port, replay_port = _port(endpoint), _port(replay)
         if events_port and replay_port and abs(events_port - replay_port) < num_replicas:
             apart = f"ports of endpoint and replay_endpoint that lie at least {num_replicas} apart"
-            raise BadConfiguration(f"{KEY}: each replica has ports of its own, so allowed are {apart}")
+            raise BadConfiguration(
+                f"{KEY}: each replica has ports of its own, so allowed are {apart}"
+            )
 
     if is_bound(endpoint):
         endpoint = _endpoint_of(endpoint, replica)
@@ -88,7 +96,9 @@ def of_replica(config: KvEventsConfig, replica: int, num_replicas: int) -> KvEve
 
 
 def is_bound(endpoint: str) -> bool:
-    """Return whether the socket of events listens there. As at vLLM, it connects to any other address."""
+    """Return whether the socket of events listens there. As at vLLM, it connects to any other
+    address.
+    """
     return "*" in endpoint or "::" in endpoint or endpoint.startswith(("ipc://", "inproc://"))
 
 
@@ -110,13 +120,17 @@ class EventPublisher:
     """Numbers batches of events from 0 and publishes them, on a thread of its own."""
 
     def __init__(self, config: KvEventsConfig, replica: int = 0) -> None:
-        """`config` has the sockets of this replica. Raises BadConfiguration if they cannot be had."""
+        """`config` has the sockets of this replica. Raises BadConfiguration if they
+        cannot be had.
+        """
         self._zmq = _zmq()
         self._topic = config.topic.encode()
         self._replica = replica
         self._numbers = count()
         self._encode = msgspec.msgpack.Encoder().encode
-        self._queue: deque[tuple[int, CacheEventBatch]] = deque(maxlen=config.max_queue_size)  # full: the oldest goes
+        self._queue: deque[tuple[int, CacheEventBatch]] = deque(
+            maxlen=config.max_queue_size
+        )  # full: the oldest goes
         self._kept: deque[tuple[int, bytes]] = deque(maxlen=config.buffer_steps)
         self._is_closing = False
 
@@ -141,7 +155,9 @@ class EventPublisher:
         os.eventfd_write(self._wake, 1)
 
     def close(self) -> None:
-        """Publish what was handed over, as far as that takes no longer than a moment, and close the sockets."""
+        """Publish what was handed over, as far as that takes no longer than a moment, and close the
+        sockets.
+        """
         self._is_closing = True
         os.eventfd_write(self._wake, 1)
         self._thread.join(CLOSE_TIMEOUT_S)
@@ -158,7 +174,9 @@ class EventPublisher:
                 (socket.bind if is_listening else socket.connect)(endpoint)
             except self._zmq.ZMQError as error:
                 verb = "bound" if is_listening else "connected to"
-                raise BadConfiguration(f"{KEY}: {endpoint} cannot be {verb}: {error.strerror}") from error
+                raise BadConfiguration(
+                    f"{KEY}: {endpoint} cannot be {verb}: {error.strerror}"
+                ) from error
 
     def _run(self) -> None:
         poller = self._zmq.Poller()
@@ -187,13 +205,18 @@ class EventPublisher:
             self._events.send_multipart(self._frames(number, payload))
 
     def _answer_replay(self) -> None:
-        """Send the kept batches from a number on, and then the frame that says that these were all."""
+        """Send the kept batches from a number on, and then the frame that says that
+        these were all.
+        """
         assert self._replay is not None
         match self._replay.recv_multipart():
             case [client, b"", first] if len(first) == len(LAST):
                 wanted = int.from_bytes(first, "big")
             case frames:
-                log.warning("a request for events of the KV cache is not one number of 8 bytes: %d frames", len(frames))
+                log.warning(
+                    "a request for events of the KV cache is not one number of 8 bytes: %d frames",
+                    len(frames),
+                )
                 return
 
         for number, payload in self._kept:
@@ -215,7 +238,9 @@ class EventPublisher:
 
 
 def _zmq() -> ModuleType:
-    """Return ZeroMQ's library, which only this option needs. Raises BadConfiguration if it is not installed."""
+    """Return ZeroMQ's library, which only this option needs. Raises BadConfiguration if it is not
+    installed.
+    """
     try:
         import zmq
     except ImportError:

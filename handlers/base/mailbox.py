@@ -1,7 +1,9 @@
-"""What comes into an engine and leaves it: requests with plain values, and Responses for those who wait.
+"""What comes into an engine and leaves it: requests with plain values, and Responses for those who
+wait.
 
-msgspec checks no type when Python builds a request, and a value of a wrong type would fail a step of all that run in
-it, or end the engine. What counts as an integer, a number or a list, as numpy's do, becomes a plain one.
+msgspec checks no type when Python builds a request, and a value of a wrong type would fail a step
+of all that run in it, or end the engine. What counts as an integer, a number or a list, as numpy's
+do, becomes a plain one.
 """
 
 import operator
@@ -17,7 +19,9 @@ from lmi.executor import ErrorKind, Executor, Request, Response, ResponseError
 
 
 class WrongType(InvalidRequest, TypeError):
-    """A request has a value of a wrong type. For a program that uses the library it is a TypeError too."""
+    """A request has a value of a wrong type. For a program that uses the library it is a TypeError
+    too.
+    """
 
 
 def checked(request: Request) -> Request:
@@ -54,7 +58,9 @@ class Mailbox(Executor):
 
     def get_num_responses_ready(self, request_id: int | None = None) -> int:
         with self._posted:
-            return sum(len(batch) for one, batch in self._ready.items() if request_id in (None, one))
+            return sum(
+                len(batch) for one, batch in self._ready.items() if request_id in (None, one)
+            )
 
     def await_responses(
         self, request_id: int | Sequence[int] | None = None, timeout_s: float | None = None
@@ -63,16 +69,22 @@ class Mailbox(Executor):
         with self._posted:
             if request_id is None:
                 self._wait(lambda: self._ready, deadline)
-                return [response for known in list(self._ready) for response in self._hand_out(known)]
+                return [
+                    response for known in list(self._ready) for response in self._hand_out(known)
+                ]
             ids = [request_id] if isinstance(request_id, int) else request_id
             for one in ids:
                 if not 1 <= one <= self._last_id:
-                    raise ValueError(f"request_id must be one that enqueue_request gave out, given {one}")
+                    raise ValueError(
+                        f"request_id must be one that enqueue_request gave out, given {one}"
+                    )
             batches = [self._await_one(one, deadline) for one in ids]
             return batches[0] if isinstance(request_id, int) else batches
 
     def _await_one(self, request_id: int, deadline: float | None) -> list[Response]:
-        self._wait(lambda: request_id in self._ready or request_id not in self._unanswered, deadline)
+        self._wait(
+            lambda: request_id in self._ready or request_id not in self._unanswered, deadline
+        )
         if request_id in self._ready:
             return self._hand_out(request_id)
         if request_id in self._unanswered:

@@ -1,4 +1,5 @@
-"""What an engine with a model knows of a sequence: cached keys and values, beams, captured rows, images, embeddings.
+"""What an engine with a model knows of a sequence: cached keys and values, beams, captured rows,
+images, embeddings.
 
 Also which sequences wait beside the steps. Plain Python, without scheduling rules.
 """
@@ -33,8 +34,12 @@ class Sequence(TokenSequence):
     beams: list[Beam] = field(default_factory=list)  # those that the last Response has carried
     rows: object = None  # what computes its beams, a type of the engine
     prompt: object = None  # what the engine made of a prompt with images, a type of the engine
-    captured: Captured | None = None  # rows of logits and other tensors, where the request wants them
-    is_pooled_whole: bool = False  # the request wants an embedding of all its tokens, not only of the last one
+    captured: Captured | None = (
+        None  # rows of logits and other tensors, where the request wants them
+    )
+    is_pooled_whole: bool = (
+        False  # the request wants an embedding of all its tokens, not only of the last one
+    )
     embedding: Tensor | None = None
 
     def __post_init__(self) -> None:
@@ -47,7 +52,11 @@ class Sequence(TokenSequence):
                 num_end_ids=len(end_ids | self.stop_words.keys()),
                 reason_after=lambda token_ids: self.reason_after(token_ids, len(token_ids)),
             )
-        if output.additional_model_outputs or output.return_context_logits or output.return_generation_logits:
+        if (
+            output.additional_model_outputs
+            or output.return_context_logits
+            or output.return_generation_logits
+        ):
             self.captured = Captured(output, self.num_prompt_tokens, has_context=self.index == 0)
 
     @property
@@ -67,13 +76,20 @@ class Sequence(TokenSequence):
             rule = f"shorter than the model's context of {max_sequence_length} tokens"
             raise PromptTooLong(rule, f"{num_tokens} tokens, with those of its images")
         self.first_told = num_tokens if self.first_told else 0
-        self.token_ids, self.num_prompt_tokens, self.num_prefill = list(token_ids), num_tokens, num_tokens
+        self.token_ids, self.num_prompt_tokens, self.num_prefill = (
+            list(token_ids),
+            num_tokens,
+            num_tokens,
+        )
         self.max_tokens = min(self.max_tokens, max_sequence_length - num_tokens)
 
     def advance(
-        self, candidates: SequenceOf[SequenceOf[AnyCandidate]], tops: SequenceOf[list[TokenLogProb]] | None = None
+        self,
+        candidates: SequenceOf[SequenceOf[AnyCandidate]],
+        tops: SequenceOf[list[TokenLogProb]] | None = None,
     ) -> list[Continuation]:
-        """Give all running beams their next token: see `BeamSearch.advance`. Sets `finish_reason` at the search's end.
+        """Give all running beams their next token: see `BeamSearch.advance`. Sets `finish_reason`
+        at the search's end.
 
         If no token is left to choose, the request fails.
         """
@@ -87,7 +103,9 @@ class Sequence(TokenSequence):
         return steps
 
     def restate(self, beams: SequenceOf[Beam], *, is_over: bool) -> None:
-        """Take the beams of an engine that searches by itself, the best first. Sets `finish_reason` at the end."""
+        """Take the beams of an engine that searches by itself, the best first. Sets `finish_reason`
+        at the end.
+        """
         assert self.search is not None and beams
         self.search.restate(beams, is_over=is_over)
         self._follow(beams[0])
@@ -106,7 +124,9 @@ class Sequence(TokenSequence):
         self._note_time()
 
     def fail_for_bans(self) -> None:
-        """End the request because no token may come next: its own fault if it has a rule that bans tokens."""
+        """End the request because no token may come next: its own fault if it has a rule that bans
+        tokens.
+        """
         request, sampling = self.request, self.request.sampling_config
         rules = {
             "guided_decoding_params": request.guided_decoding_params,
@@ -142,14 +162,19 @@ class Sequence(TokenSequence):
             self.captured.restart()
 
     def _result(self, num_sent: int, index: int) -> Result:
-        result = TokenSequence._result(self, num_sent, index) if self.search is None else self._beam_result(self.search)
+        result = (
+            TokenSequence._result(self, num_sent, index)
+            if self.search is None
+            else self._beam_result(self.search)
+        )
         if num_sent == 0:
             result.num_cached_tokens, result.embedding = self.num_cached_tokens, self.embedding
             if self.request.images:
                 result.prompt_token_ids = self.token_ids[: self.num_prompt_tokens]
         if self.captured is not None:
             beams: list[SequenceOf[Hashable]] = [
-                [tuple(one.token_ids[:end]) for end in range(len(one.token_ids))] for one in self.beams
+                [tuple(one.token_ids[:end]) for end in range(len(one.token_ids))]
+                for one in self.beams
             ]
             places = beams or [range(num_sent, self.num_generated)]
             self.captured.add_to(result, places, is_first=index == num_sent == 0)
@@ -158,7 +183,9 @@ class Sequence(TokenSequence):
         return result
 
     def _beam_result(self, search: BeamSearch) -> Result:
-        """The Result with all tokens of the best beams. A search that was cut off has those that were sent last."""
+        """The Result with all tokens of the best beams. A search that was cut off has those that
+        were sent last.
+        """
         output, is_over = self.request.output_config, search.is_over
         if is_over or not self.is_finished:
             self.beams = search.best(self.request.sampling_config.num_return_sequences)

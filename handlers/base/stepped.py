@@ -1,8 +1,9 @@
 """An Executor that advances all its requests together, one step after another, on its own thread.
 
-It does everything except the step: it accepts, cancels and times out requests at the step boundary, publishes all
-Responses of a step at once, and keeps statistics. A step that raises ends its requests with an error, and three such
-steps in a row stop the engine. This module knows no model and no tensor.
+It does everything except the step: it accepts, cancels and times out requests at the step boundary,
+publishes all Responses of a step at once, and keeps statistics. A step that raises ends its
+requests with an error, and three such steps in a row stop the engine. This module knows no model
+and no tensor.
 """
 
 import heapq
@@ -42,9 +43,11 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Step(Generic[AnySequence]):
-    """What one step did. `touched` lists the sequences that it gave a token or ended; repeats do not matter.
+    """What one step did. `touched` lists the sequences that it gave a token or ended; repeats do
+    not matter.
 
-    The engine says in `stats` which tokens it computed and reused, its preemptions, batch and drafts.
+    The engine says in `stats` which tokens it computed and reused, its preemptions, batch and
+    drafts.
     """
 
     touched: list[AnySequence] = field(default_factory=list)
@@ -56,7 +59,8 @@ class EngineStopped(Exception):
 
 
 class SteppedExecutor(Mailbox, Generic[AnySequence]):
-    """A subclass implements the abstract methods below, and calls `_start` when it is ready to step.
+    """A subclass implements the abstract methods below, and calls `_start` when it is ready to
+    step.
 
     Only the loop's thread calls them, where they do not say otherwise.
     """
@@ -68,11 +72,15 @@ class SteppedExecutor(Mailbox, Generic[AnySequence]):
         num_iter_stats: int = 1000,
         num_request_stats: int = 0,
     ) -> None:
-        """`kind` is what a request becomes. The numbers of statistics are those of steps that it keeps."""
+        """`kind` is what a request becomes. The numbers of statistics are those of steps that it
+        keeps.
+        """
         super().__init__()
         self._kind = kind
         self._max_queue_size = max_queue_size
-        self._boundary = threading.Condition()  # guards what other threads hand to the loop: the next five
+        self._boundary = (
+            threading.Condition()
+        )  # guards what other threads hand to the loop: the next five
         self._arrived: list[AnySequence] = []
         self._cancelled: list[int] = []
         self._calls: list[tuple[Callable[[], None], Future[None]]] = []
@@ -108,9 +116,11 @@ class SteppedExecutor(Mailbox, Generic[AnySequence]):
 
     @abstractmethod
     def _step(self) -> Step[AnySequence] | None:
-        """Advance every active sequence; called while there are sequences. Returns None if no step was made.
+        """Advance every active sequence; called while there are sequences. Returns None if no step
+        was made.
 
-        If it raises, the `_active` sequences end with an error. It raises EngineStopped if the engine cannot go on.
+        If it raises, the `_active` sequences end with an error. It raises EngineStopped if the
+        engine cannot go on.
         """
 
     def _wake(self) -> None:
@@ -128,7 +138,9 @@ class SteppedExecutor(Mailbox, Generic[AnySequence]):
     @property
     @abstractmethod
     def _queued(self) -> SequenceOf[AnySequence]:
-        """The sequences that the engine has and that do not run; called from any thread, also while it steps."""
+        """The sequences that the engine has and that do not run; called from any thread, also while
+        it steps.
+        """
 
     def _kv_cache_stats(self) -> KvCacheStats:
         return KvCacheStats()
@@ -152,10 +164,14 @@ class SteppedExecutor(Mailbox, Generic[AnySequence]):
             if self._max_queue_size is not None:
                 num_queued = _num_requests([*self._arrived, *self._queued])
                 if num_queued + len(requests) > self._max_queue_size:
-                    raise Overloaded(f"{num_queued} requests wait already, at most {self._max_queue_size} may")
+                    raise Overloaded(
+                        f"{num_queued} requests wait already, at most {self._max_queue_size} may"
+                    )
             request_ids = [self._new_id() for _ in requests]
             for request_id, request in zip(request_ids, requests, strict=True):
-                self._arrived += sequences_of(self._kind, request_id, request, self.info.max_sequence_length)
+                self._arrived += sequences_of(
+                    self._kind, request_id, request, self.info.max_sequence_length
+                )
             self._boundary.notify()
         self._wake()
         return request_ids
@@ -168,7 +184,9 @@ class SteppedExecutor(Mailbox, Generic[AnySequence]):
         self._wake()
 
     def get_prompt_progress(self, request_id: int) -> PromptProgress | None:
-        """Sequences of a request share the computation of its prompt, so the first one tells how far it is."""
+        """Sequences of a request share the computation of its prompt, so the first one tells how
+        far it is.
+        """
         sequences = list(self._live.get(request_id, ()))
         if not sequences:
             return PromptProgress()  # it has not crossed a boundary yet
@@ -215,8 +233,12 @@ class SteppedExecutor(Mailbox, Generic[AnySequence]):
             self._cross_boundary()
             self._finish(list(self._live), FinishReason.CANCELLED)
             self._publish([])
-        except BaseException as error:  # every request gets its end, whichever error stopped the loop
-            log.critical("the executor stops: %s", error, exc_info=not isinstance(error, EngineStopped))
+        except (
+            BaseException
+        ) as error:  # every request gets its end, whichever error stopped the loop
+            log.critical(
+                "the executor stops: %s", error, exc_info=not isinstance(error, EngineStopped)
+            )
             with self._boundary:
                 self._is_accepting = False
                 sequences = [*self._all_live(), *self._arrived]
@@ -234,7 +256,13 @@ class SteppedExecutor(Mailbox, Generic[AnySequence]):
         """Sleep until there is work. Returns False when the executor shuts down."""
         with self._boundary:
             self._boundary.wait_for(
-                lambda: self._live or self._arrived or self._cancelled or self._calls or self._is_closing
+                lambda: (
+                    self._live
+                    or self._arrived
+                    or self._cancelled
+                    or self._calls
+                    or self._is_closing
+                )
             )
             return not self._is_closing
 
@@ -254,7 +282,9 @@ class SteppedExecutor(Mailbox, Generic[AnySequence]):
             raise EngineStopped(f"{MAX_FAILED_STEPS} steps in a row failed")
 
     def _cross_boundary(self) -> None:
-        """Add the sequences that arrived. End those that were cancelled or timed out, before they can be scheduled."""
+        """Add the sequences that arrived. End those that were cancelled or timed out, before they
+        can be scheduled.
+        """
         with self._boundary:
             arrived, self._arrived = self._arrived, []
             cancelled, self._cancelled = self._cancelled, []
@@ -284,7 +314,9 @@ class SteppedExecutor(Mailbox, Generic[AnySequence]):
 
     def _finish(self, request_ids: list[int], reason: FinishReason) -> None:
         """End the sequences of these requests. Unknown and finished ids are ignored."""
-        sequences = [sequence for one in dict.fromkeys(request_ids) for sequence in self._live.get(one, ())]
+        sequences = [
+            sequence for one in dict.fromkeys(request_ids) for sequence in self._live.get(one, ())
+        ]
         for sequence in sequences:
             sequence.finish(reason)
         self._settle(sequences)
@@ -298,9 +330,13 @@ class SteppedExecutor(Mailbox, Generic[AnySequence]):
             failed = list(self._active)
             for sequence in failed:
                 sequence.fail(f"the step failed: {error}", self._kind_of(error))
-            log.exception("a step failed; its requests end with an error: %s", [one.id for one in failed])
+            log.exception(
+                "a step failed; its requests end with an error: %s", [one.id for one in failed]
+            )
             self._num_failed_steps += 1
-            return Step(touched=[one for one in self._all_live() if one.is_finished])  # some ended before it failed
+            return Step(
+                touched=[one for one in self._all_live() if one.is_finished]
+            )  # some ended before it failed
         self._num_failed_steps = 0
         return step
 
@@ -308,12 +344,16 @@ class SteppedExecutor(Mailbox, Generic[AnySequence]):
         return itertools.chain.from_iterable(self._live.values())
 
     def _note_scheduled(self, touched: list[AnySequence], started: float) -> None:
-        """Record `started` as the time of the first step, for each sequence that had none and was in this step."""
+        """Record `started` as the time of the first step, for each sequence that had none and was
+        in this step.
+        """
         begun = {*self._active, *touched}
         for sequence in begun.intersection(self._unscheduled):
             assert sequence.perf_metrics is not None
             sequence.perf_metrics.first_scheduled_time = started
-        self._unscheduled = [one for one in self._unscheduled if one not in begun and not one.is_finished]
+        self._unscheduled = [
+            one for one in self._unscheduled if one not in begun and not one.is_finished
+        ]
 
     def _settle(self, ended: list[AnySequence]) -> None:
         """Free what ended sequences hold, before a client can see that they ended."""
@@ -328,22 +368,38 @@ class SteppedExecutor(Mailbox, Generic[AnySequence]):
     def _publish(self, touched: list[AnySequence]) -> None:
         """Post the new Responses of these sequences and of all that have ended."""
         sequences, self._ended = dict.fromkeys(touched + self._ended), []
-        if responses := [response for sequence in sequences for response in sequence.take_responses()]:
+        if responses := [
+            response for sequence in sequences for response in sequence.take_responses()
+        ]:
             self._post(responses)
 
     def _record(self, step: Step[AnySequence], latency_ms: float) -> None:
         self._num_steps += 1
         stats = step.stats
-        stats.timestamp, stats.iter, stats.iter_latency_ms = time.monotonic(), self._num_steps, latency_ms
-        stats.num_active_requests, stats.num_queued_requests = _num_requests(self._active), _num_requests(self._queued)
-        stats.num_completed_requests = len({sequence.id for sequence in self._ended} - self._live.keys())
+        stats.timestamp, stats.iter, stats.iter_latency_ms = (
+            time.monotonic(),
+            self._num_steps,
+            latency_ms,
+        )
+        stats.num_active_requests, stats.num_queued_requests = (
+            _num_requests(self._active),
+            _num_requests(self._queued),
+        )
+        stats.num_completed_requests = len(
+            {sequence.id for sequence in self._ended} - self._live.keys()
+        )
         stats.max_num_active_requests = self.info.max_num_sequences
         stats.kv_cache_stats = self._kv_cache_stats()
         self._iteration_stats.append(stats)
         if self._request_stats.maxlen:
-            states = [_request_stats(sequence, is_active=False) for sequence in [*self._ended, *self._queued]]
+            states = [
+                _request_stats(sequence, is_active=False)
+                for sequence in [*self._ended, *self._queued]
+            ]
             states += [_request_stats(sequence, is_active=True) for sequence in self._active]
-            self._request_stats.append(RequestStatsPerIteration(iter=self._num_steps, request_stats=states))
+            self._request_stats.append(
+                RequestStatsPerIteration(iter=self._num_steps, request_stats=states)
+            )
 
 
 def _num_requests(sequences: Iterable[TokenSequence]) -> int:
@@ -351,10 +407,14 @@ def _num_requests(sequences: Iterable[TokenSequence]) -> int:
 
 
 def _with_siblings_of_failed(sequences: Iterable[AnySequence]) -> list[AnySequence]:
-    """Each sequence once, and after them the running siblings of each failed one: a failure ends the whole request."""
+    """Each sequence once, and after them the running siblings of each failed one: a failure ends
+    the whole request.
+    """
     listed = dict.fromkeys(sequences)
     for failed in [one for one in listed if one.error is not None]:
-        listed.update((one, None) for one in failed.siblings if one.finish_reason is FinishReason.NOT_FINISHED)
+        listed.update(
+            (one, None) for one in failed.siblings if one.finish_reason is FinishReason.NOT_FINISHED
+        )
     return list(listed)
 
 

@@ -1,7 +1,9 @@
-"""One sequence of a request on its way through an engine: its tokens, its progress, and why it ended.
+"""One sequence of a request on its way through an engine: its tokens, its progress, and why it
+ended.
 
-The sequences of one request share a `Group`: each ends by itself, and all fail together. This module is plain Python
-and knows nothing of scheduling rules, models or text: `sequence.py` has what engines with a model add.
+The sequences of one request share a `Group`: each ends by itself, and all fail together. This
+module is plain Python and knows nothing of scheduling rules, models or text: `sequence.py` has what
+engines with a model add.
 """
 
 import secrets
@@ -23,12 +25,16 @@ from lmi.executor.response import (
 
 AnySequence = TypeVar("AnySequence", bound="TokenSequence")
 
-_NOT_FINISHED = FinishReason.NOT_FINISHED  # to look it up in its class takes as long as the rest of `is_finished`
+_NOT_FINISHED = (
+    FinishReason.NOT_FINISHED
+)  # to look it up in its class takes as long as the rest of `is_finished`
 
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """The sequences of one request, and how many last Responses it still owes. The one that leaves 0 is final."""
+    """The sequences of one request, and how many last Responses it still owes. The one that leaves
+    0 is final.
+    """
 
     num_owed: int
     sequences: "list[TokenSequence]" = field(default_factory=list)
@@ -38,13 +44,15 @@ class Group:
 class TokenSequence:
     """`token_ids` are prompt and output together, of which the engine has computed `num_computed`.
 
-    `num_prefill` tokens are computed as prompt chunks: the prompt, or after a preemption all tokens known by then. A
-    sequence is live until `finish_reason` or `error` is set.
+    `num_prefill` tokens are computed as prompt chunks: the prompt, or after a preemption all tokens
+    known by then. A sequence is live until `finish_reason` or `error` is set.
     """
 
     id: int  # of the request
     index: int  # among the sequences of the request
-    num_copies: int  # greedy sequences of a request are equal: one is computed and answered this many times
+    num_copies: (
+        int  # greedy sequences of a request are equal: one is computed and answered this many times
+    )
     group: Group
     request: Request
     min_tokens: int
@@ -54,11 +62,15 @@ class TokenSequence:
     token_ids: list[int]
     num_prompt_tokens: int
     num_prefill: int
-    first_told: int  # the first token of an answer: that of the prompt where the answer begins with it
+    first_told: (
+        int  # the first token of an answer: that of the prompt where the answer begins with it
+    )
     end_ids: frozenset[int]
     stop_words: dict[int, list[list[int]]]  # by their last token
     num_computed: int = 0
-    num_cached_tokens: int = 0  # of the prompt, those whose keys and values were in the cache, in whole parts
+    num_cached_tokens: int = (
+        0  # of the prompt, those whose keys and values were in the cache, in whole parts
+    )
     num_sent: int = 0  # generated tokens that Responses have carried
     log_probs: list[float] = field(default_factory=list)
     cum_log_prob: float = 0.0
@@ -94,7 +106,9 @@ class TokenSequence:
         wanted = self.index == 0 and self.request.output_config.num_prompt_log_probs is not None
         return wanted and len(self.prompt_log_probs) < self.num_prompt_tokens
 
-    def append(self, token_id: int, log_prob: float | None = None, top: list[TokenLogProb] | None = None) -> None:
+    def append(
+        self, token_id: int, log_prob: float | None = None, top: list[TokenLogProb] | None = None
+    ) -> None:
         """Append a generated token. Sets `finish_reason` if it is the last."""
         self.token_ids.append(token_id)
         self._note_time()
@@ -114,36 +128,49 @@ class TokenSequence:
     def reason_after(self, token_ids: list[int], num_generated: int) -> FinishReason:
         """Why a sequence ends with these tokens, the last `num_generated` of which were generated.
 
-        The precedence is END_ID, STOP_WORDS, LENGTH. Up to `min_tokens` only the length ends a sequence.
+        The precedence is END_ID, STOP_WORDS, LENGTH. Up to `min_tokens` only the length ends a
+        sequence.
         """
         token_id = token_ids[-1]
         if num_generated > self.min_tokens:
             if token_id in self.end_ids and not self.request.ignore_eos:
                 return FinishReason.END_ID
             words = self.stop_words.get(token_id)
-            if words and any(len(word) <= num_generated and token_ids[-len(word) :] == word for word in words):
+            if words and any(
+                len(word) <= num_generated and token_ids[-len(word) :] == word for word in words
+            ):
                 return FinishReason.STOP_WORDS
         return FinishReason.LENGTH if num_generated >= self.max_tokens else _NOT_FINISHED
 
     def finish(self, reason: FinishReason) -> None:
-        """End a cancelled or timed-out sequence. Tokens that no Response has carried are dropped, as upstream does."""
+        """End a cancelled or timed-out sequence. Tokens that no Response has carried are dropped,
+        as upstream does.
+        """
         self.finish_reason = reason
         del self.token_ids[self.num_prompt_tokens + self.num_sent :]
         del self.log_probs[self.num_sent :]
         self.cum_log_prob = sum(self.log_probs)
         del self.top_log_probs[self.num_sent :]
 
-    def fail(self, message: str, kind: ErrorKind = ErrorKind.GENERATION, field: str | None = None) -> None:
+    def fail(
+        self, message: str, kind: ErrorKind = ErrorKind.GENERATION, field: str | None = None
+    ) -> None:
         """End every sequence of the request with an error."""
         for sequence in self.group.sequences:
             sequence.error = ResponseError(message, kind, field)
 
     def take_responses(self) -> list[Response]:
-        """The new Responses. A request that is not streamed gets them at the end; a failed one gets one error."""
+        """The new Responses. A request that is not streamed gets them at the end; a failed one gets
+        one error.
+        """
         request, is_finished = self.request, self.finish_reason is not _NOT_FINISHED
         if self.error is not None:
             num_owed, self.group.num_owed = self.group.num_owed, 0
-            return [Response(self.id, error=self.error, client_id=request.client_id)] if num_owed else []
+            return (
+                [Response(self.id, error=self.error, client_id=request.client_id)]
+                if num_owed
+                else []
+            )
         start, end = self.num_sent, len(self.token_ids) - self.num_prompt_tokens
         if not is_finished and (end <= start or not request.streaming):
             return []
@@ -152,7 +179,9 @@ class TokenSequence:
         for index in range(self.index, self.index + self.num_copies):
             self.group.num_owed -= is_finished
             result = self._result(start, index)
-            wants_prompt = start == index == 0 and request.output_config.num_prompt_log_probs is not None
+            wants_prompt = (
+                start == index == 0 and request.output_config.num_prompt_log_probs is not None
+            )
             if wants_prompt and not self.lacks_prompt_log_probs:
                 result.prompt_log_probs = self.prompt_log_probs
             if is_finished:
@@ -161,8 +190,14 @@ class TokenSequence:
         return responses
 
     def _result(self, num_sent: int, index: int) -> Result:
-        """The Result with the tokens that no Response has carried yet, or with all tokens if the request wants them."""
-        output, reason, is_final = self.request.output_config, self.finish_reason, self.group.num_owed == 0
+        """The Result with the tokens that no Response has carried yet, or with all tokens if the
+        request wants them.
+        """
+        output, reason, is_final = (
+            self.request.output_config,
+            self.finish_reason,
+            self.group.num_owed == 0,
+        )
         start = 0 if self.request.return_all_generated_tokens else num_sent
         token_ids = self.token_ids[self.first_told + start :]
         result = Result([token_ids], is_final, reason is not _NOT_FINISHED, index, [reason])
@@ -176,17 +211,20 @@ class TokenSequence:
 def sequences_of(
     kind: type[AnySequence], request_id: int, request: Request, max_sequence_length: int
 ) -> list[AnySequence]:
-    """The sequences of a request that was just accepted. Its arrival time, deadline and seeds are set here.
+    """The sequences of a request that was just accepted. Its arrival time, deadline and seeds are
+    set here.
 
-    Sequence i uses seed + i. A greedy request has one sequence, which is answered `num_return_sequences` times. A
-    request with beams has one sequence and one answer.
+    Sequence i uses seed + i. A greedy request has one sequence, which is answered
+    `num_return_sequences` times. A request with beams has one sequence and one answer.
     """
     sampling, num_prompt_tokens = request.sampling_config, len(request.input_token_ids)
     num_answers = 1 if sampling.beam_width > 1 else sampling.num_return_sequences
     num_copies = num_answers if sampling.is_greedy else 1
     arrival_time = time.monotonic()
     seed = secrets.randbits(64) if sampling.seed is None else sampling.seed
-    deadline = None if request.allotted_time_ms is None else arrival_time + request.allotted_time_ms / 1000
+    deadline = (
+        None if request.allotted_time_ms is None else arrival_time + request.allotted_time_ms / 1000
+    )
     has_metrics = request.output_config.return_perf_metrics
     excludes_prompt = request.output_config.exclude_input_from_output
     stop_words: dict[int, list[list[int]]] = {}
@@ -208,7 +246,8 @@ def sequences_of(
             num_prompt_tokens=num_prompt_tokens,
             num_prefill=num_prompt_tokens,
             first_told=num_prompt_tokens if request.streaming or excludes_prompt else 0,
-            end_ids=frozenset(request.end_ids) | ({request.end_id} if request.end_id is not None else set()),
+            end_ids=frozenset(request.end_ids)
+            | ({request.end_id} if request.end_id is not None else set()),
             stop_words=stop_words,
             perf_metrics=RequestPerfMetrics(arrival_time=arrival_time) if has_metrics else None,
         )

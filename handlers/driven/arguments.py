@@ -1,4 +1,6 @@
-"""Arguments of an engine's library that options name, and what is said of a wrong one. It imports no library."""
+"""Arguments of an engine's library that options name, and what is said of a wrong one. It imports
+no library.
+"""
 
 import ast
 import difflib
@@ -21,9 +23,11 @@ log = logging.getLogger("lmi.options")
 
 
 def fields_by_class(library: str, *place: str) -> Mapping[str, frozenset[str]]:
-    """The annotated public fields of each class in a file of a library, with those that it inherits there.
+    """The annotated public fields of each class in a file of a library, with those that it inherits
+    there.
 
-    The file is read and not run. There are none if the library is not installed, or only a stub of it.
+    The file is read and not run. There are none if the library is not installed, or only a stub of
+    it.
     """
     folder = folder_of(library)
     file = folder.joinpath(*place) if folder else None
@@ -37,8 +41,14 @@ def _fields_in(file: Path) -> Mapping[str, frozenset[str]]:
     for node in ast.parse(file.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.ClassDef):
             targets = [each.target for each in node.body if isinstance(each, ast.AnnAssign)]
-            names = {target.id for target in targets if isinstance(target, ast.Name) and target.id[0] != "_"}
-            inherited = (found.get(base.id, frozenset()) for base in node.bases if isinstance(base, ast.Name))
+            names = {
+                target.id
+                for target in targets
+                if isinstance(target, ast.Name) and target.id[0] != "_"
+            }
+            inherited = (
+                found.get(base.id, frozenset()) for base in node.bases if isinstance(base, ast.Name)
+            )
             found[node.name] = frozenset(names).union(*inherited)
     return found
 
@@ -55,11 +65,19 @@ def named(config: EngineConfig, name: str, text: str | None = None) -> str:
     """option.NAME=TEXT (SOURCE) for messages, as far as text and source are known."""
     text = text if text is not None else config.options.get(name)
     source = config.option_sources.get(name)
-    return f"option.{name}" + (f"={shorten(text)}" if text is not None else "") + (f" ({source})" if source else "")
+    return (
+        f"option.{name}"
+        + (f"={shorten(text)}" if text is not None else "")
+        + (f" ({source})" if source else "")
+    )
 
 
-def tell_unknown(config: EngineConfig, said: str, name: str, known: Iterable[str], faults: list[str]) -> None:
-    """Report an option that names no argument, with the closest one that there is: as a fault if options are strict."""
+def tell_unknown(
+    config: EngineConfig, said: str, name: str, known: Iterable[str], faults: list[str]
+) -> None:
+    """Report an option that names no argument, with the closest one that there is: as a fault if
+    options are strict.
+    """
     nearest = difflib.get_close_matches(name, [*known], 1, 0.75)
     said += f"; the closest one is option.{nearest[0]}" if nearest else ""
     if config.strict:
@@ -68,8 +86,12 @@ def tell_unknown(config: EngineConfig, said: str, name: str, known: Iterable[str
         log.warning("%s", said)
 
 
-def refusal(error: BaseException, named: Callable[[tuple[int | str, ...]], str]) -> BadConfiguration | None:
-    """The faults that a library's pydantic found in values, a line for each place, or None for another error."""
+def refusal(
+    error: BaseException, named: Callable[[tuple[int | str, ...]], str]
+) -> BadConfiguration | None:
+    """The faults that a library's pydantic found in values, a line for each place, or None for
+    another error.
+    """
     from pydantic import ValidationError  # the record of a handler is imported without it
 
     if not isinstance(error, ValidationError):

@@ -1,7 +1,8 @@
-"""An Executor over a foreign engine, which queues, batches and caches by itself, and is seen through a dozen methods.
+"""An Executor over a foreign engine, which queues, batches and caches by itself, and is seen
+through a dozen methods.
 
-A step that raises leaves the engine's state in doubt: sequences that ran end with an error, and those that waited are
-given to the engine again.
+A step that raises leaves the engine's state in doubt: sequences that ran end with an error, and
+those that waited are given to the engine again.
 """
 
 import logging
@@ -32,7 +33,9 @@ Work_contra = TypeVar("Work_contra", contravariant=True)
 
 @dataclass(slots=True)
 class EngineLoad:
-    """How busy an engine is. `running` lists ids, or is a number if only that is known, or how many may run."""
+    """How busy an engine is. `running` lists ids, or is a number if only that is known, or how many
+    may run.
+    """
 
     running: list[str] | int = 0
     num_preemptions: int = 0  # since the start
@@ -40,7 +43,9 @@ class EngineLoad:
 
 
 class Engine(AdapterEngine, Protocol[Work_contra]):
-    """A foreign engine. One thread uses it; any thread may use `wake` and `is_alive`. `name_of` makes the ids."""
+    """A foreign engine. One thread uses it; any thread may use `wake` and `is_alive`. `name_of`
+    makes the ids.
+    """
 
     def add(self, work: Work_contra) -> None:
         """Queue a sequence. May raise what the engine's check of it raises."""
@@ -49,7 +54,9 @@ class Engine(AdapterEngine, Protocol[Work_contra]):
         """Forget sequences; ids that have ended are ignored."""
 
     def step(self) -> SequenceOf[SequenceOutput] | None:
-        """The outputs of a step, or None if none was made. Raises EngineStopped, or the step's own error."""
+        """The outputs of a step, or None if none was made. Raises EngineStopped, or the step's own
+        error.
+        """
 
     def load(self) -> EngineLoad: ...
 
@@ -83,7 +90,9 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
     """A subclass sets `title`, implements `_work`, and calls `_start` when the engine is warm."""
 
     title: ClassVar[str]  # of the engine, for messages
-    searches_beams: ClassVar[bool] = False  # the engine itself, which then gets a sequence with beams as any other
+    searches_beams: ClassVar[bool] = (
+        False  # the engine itself, which then gets a sequence with beams as any other
+    )
 
     def __init__(
         self,
@@ -100,10 +109,16 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
         self._engine = engine
         self._info = msgspec.structs.replace(info, max_loras=max_resident_adapters)
         self._adapters = Adapters(engine, self.title, max_resident_adapters, self._kind_of)
-        max_batch = info.max_num_sequences if info.num_express_places else math.inf  # the engine has a bound too
+        max_batch = (
+            info.max_num_sequences if info.num_express_places else math.inf
+        )  # the engine has a bound too
         self._turns = Turns[Sequence](max_batch, adapters_take_turns=not mixes_adapters)
-        self._preparations: SequenceOf[Preparation[Any]] = ()  # a sequence passes one after the other
-        self._known: dict[str, Sequence] = {}  # the sequences that the engine has, by their ids there
+        self._preparations: SequenceOf[
+            Preparation[Any]
+        ] = ()  # a sequence passes one after the other
+        self._known: dict[
+            str, Sequence
+        ] = {}  # the sequences that the engine has, by their ids there
         self._load = EngineLoad()
         self._num_preemptions = 0
 
@@ -114,7 +129,9 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
         raise NotImplementedError
 
     def _row_work(self, sequence: Sequence, row: BeamRow) -> Work:
-        """Translate a running beam of a sequence, as `_work`. Only an engine that does not search beams needs it."""
+        """Translate a running beam of a sequence, as `_work`. Only an engine that does not search
+        beams needs it.
+        """
         raise NotImplementedError
 
     def _kind_of(self, error: Exception) -> ErrorKind:
@@ -122,10 +139,16 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
             return ErrorKind.OUT_OF_MEMORY
         if isinstance(error, errors.Unavailable):
             return ErrorKind.UNAVAILABLE
-        return ErrorKind.INVALID if isinstance(error, ValueError | errors.InvalidRequest) else ErrorKind.GENERATION
+        return (
+            ErrorKind.INVALID
+            if isinstance(error, ValueError | errors.InvalidRequest)
+            else ErrorKind.GENERATION
+        )
 
     def _run_to_the_end(self, works: SequenceOf[Work]) -> None:
-        """Warm the engine up, before it has requests. Raises what ends a work, as it would end every request."""
+        """Warm the engine up, before it has requests. Raises what ends a work, as it would end
+        every request.
+        """
         num_open = len(works)
         for work in works:
             self._engine.add(work)
@@ -157,10 +180,14 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
     def is_waiting_for_guides(self) -> bool:
         return any(one.is_waiting for one in self._preparations if one.is_of_guides)
 
-    def load_adapter(self, name: str, path: str, *, pinned: bool = False, preload: bool = True) -> None:
+    def load_adapter(
+        self, name: str, path: str, *, pinned: bool = False, preload: bool = True
+    ) -> None:
         if not self.capabilities.lora:
             super().load_adapter(name, path, pinned=pinned, preload=preload)
-        self._change_adapters(partial(self._adapters.load, name, path, pinned=pinned, preload=preload))
+        self._change_adapters(
+            partial(self._adapters.load, name, path, pinned=pinned, preload=preload)
+        )
 
     def unload_adapter(self, name: str) -> None:
         if not self.capabilities.lora:
@@ -182,7 +209,9 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
         return [sequence for one in self._preparations for sequence in one.waiting]
 
     def _add(self, sequence: Sequence, first: int = 0) -> None:
-        """Begin the next preparation that a sequence needs. Its turn may come when there is none left."""
+        """Begin the next preparation that a sequence needs. Its turn may come when there is none
+        left.
+        """
         for preparation in self._preparations[first:]:
             if (future := preparation.begin(sequence)) is not None:
                 preparation.add_waiting(sequence, future)
@@ -224,7 +253,10 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
 
     @property
     def _active(self) -> SequenceOf[Sequence]:
-        known, load = self._known.copy(), self._load  # another thread may ask while a step changes them
+        known, load = (
+            self._known.copy(),
+            self._load,
+        )  # another thread may ask while a step changes them
         if isinstance(load.running, int):
             running: Iterable[Sequence] = islice(known.values(), load.running)
         else:
@@ -237,7 +269,11 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
         if len(active) >= len(known):  # as nearly always
             return [*waiting, *self._held]
         begun = set(active)
-        return [*dict.fromkeys(one for one in known.values() if one not in begun), *waiting, *self._held]
+        return [
+            *dict.fromkeys(one for one in known.values() if one not in begun),
+            *waiting,
+            *self._held,
+        ]
 
     def _wake(self) -> None:
         for preparation in self._preparations:
@@ -257,10 +293,14 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
     def _step(self) -> Step[Sequence] | None:
         if ended := self._go_on():
             return Step(ended)
-        if (held := [one for one in self._preparations if one.waiting]) and not (self._known or self._turns.waiting):
+        if (held := [one for one in self._preparations if one.waiting]) and not (
+            self._known or self._turns.waiting
+        ):
             held[0].wait()
             return None
-        refused = [sequence for sequence in self._turns.take(self._known) if not self._give(sequence)]
+        refused = [
+            sequence for sequence in self._turns.take(self._known) if not self._give(sequence)
+        ]
         try:
             outputs = self._engine.step() if self._known else ()
         except EngineStopped:
@@ -279,7 +319,9 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
         return step
 
     def _give(self, sequence: Sequence) -> bool:
-        """Give the engine a sequence, or each of its running beams. Returns False if it was refused."""
+        """Give the engine a sequence, or each of its running beams. Returns False if it was
+        refused.
+        """
         try:
             if sequence.search is None or self.searches_beams:
                 self._engine.add(self._work(sequence))
@@ -292,7 +334,13 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
         except Exception as error:
             if self._kind_of(error) is not ErrorKind.INVALID:
                 is_told = isinstance(error, errors.LmiError)  # the client reads all that is known
-                log.error("%s did not take request %d: %s", self.title, sequence.id, error, exc_info=not is_told)
+                log.error(
+                    "%s did not take request %d: %s",
+                    self.title,
+                    sequence.id,
+                    error,
+                    exc_info=not is_told,
+                )
             self._fail(sequence, error)
             return False
         return True
@@ -304,7 +352,9 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
         is_first, num_before = sequence.is_prefilling, sequence.num_tokens
         if sequence.search is None or self.searches_beams:
             feed(sequence, output)
-            num_new = sequence.num_tokens - num_before  # an output may carry the tokens of several steps
+            num_new = (
+                sequence.num_tokens - num_before
+            )  # an output may carry the tokens of several steps
         else:
             num_new = self._take_row(sequence, output)
         if is_first and not sequence.is_prefilling:
@@ -318,28 +368,41 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
         step.touched.append(sequence)
 
     def _take_row(self, sequence: Sequence, output: SequenceOutput) -> int:
-        """Note the output of one beam. Begin the next round after a round's last one, and return its new tokens."""
+        """Note the output of one beam. Begin the next round after a round's last one, and return
+        its new tokens.
+        """
         rounds = _rounds(sequence)
         if sequence.is_finished or isinstance(output.end, Exception) or not rounds.take(output):
             return 0
         num_rows = len(rounds.names)
         if not sequence.is_finished and self._give(sequence):
-            names, running = rounds.names, self._load.running  # it runs on, though the engine has not seen these rows
-            self._load.running = running + len(names) if isinstance(running, int) else [*running, *names]
+            names, running = (
+                rounds.names,
+                self._load.running,
+            )  # it runs on, though the engine has not seen these rows
+            self._load.running = (
+                running + len(names) if isinstance(running, int) else [*running, *names]
+            )
         return num_rows
 
     def _fail(self, sequence: Sequence, error: Exception, message: str = "") -> None:
-        """End a sequence with an error. The client reads the message of an LmiError, else `message` or the error."""
+        """End a sequence with an error. The client reads the message of an LmiError, else `message`
+        or the error.
+        """
         if isinstance(error, errors.LmiError):
             sequence.fail(error.message, self._kind_of(error), error.field)
         else:
             sequence.fail(message or str(error), self._kind_of(error))
 
     def _start_over(self) -> None:
-        """Empty the engine after a step that raised. Queued sequences without a token wait again; the rest may fail."""
+        """Empty the engine after a step that raised. Queued sequences without a token wait again;
+        the rest may fail.
+        """
         self._load = self._engine.load()
         held = self._held
-        waiting = [one for one in self._queued if one not in held and not one.num_generated]  # else it was preempted
+        waiting = [
+            one for one in self._queued if one not in held and not one.num_generated
+        ]  # else it was preempted
         self._engine.abort(self._known)
         for sequence in waiting:
             for name in _names_of(sequence):

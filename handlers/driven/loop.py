@@ -1,6 +1,8 @@
-"""An event loop on its own thread, for an engine in other processes: a task for each sequence awaits its outputs.
+"""An event loop on its own thread, for an engine in other processes: a task for each sequence
+awaits its outputs.
 
-executor's thread ──begin, abort───▶ event loop: one task for each sequence ──▶ the engine's processes
+executor's thread ──begin, abort───▶ event loop: one task for each sequence ──▶ the engine's
+processes
                   ◀─outputs, batched─
 """
 
@@ -21,7 +23,9 @@ T = TypeVar("T")
 
 
 class EngineLoop:
-    """The part of an engine that awaits outputs. Its own tasks use `put`, any other thread may use the rest."""
+    """The part of an engine that awaits outputs. Its own tasks use `put`, any other thread may use
+    the rest.
+    """
 
     def __init__(self, title: str) -> None:
         self._ready: queue.SimpleQueue[list[SequenceOutput]] = queue.SimpleQueue()
@@ -45,13 +49,17 @@ class EngineLoop:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     def put(self, output: SequenceOutput) -> None:
-        """Batch the outputs of one turn of the event loop, so that those of a step stay together."""
+        """Batch the outputs of one turn of the event loop, so that those of a step stay
+        together.
+        """
         if not self._batch:
             self._loop.call_soon(self._flush)
         self._batch.append(output)
 
     def take(self, timeout_s: float) -> list[SequenceOutput]:
-        """Take the outputs that have come. Waits for the first ones, until `timeout_s` are over or for a `wake`."""
+        """Take the outputs that have come. Waits for the first ones, until `timeout_s` are over or
+        for a `wake`.
+        """
         batch: list[SequenceOutput] = []
         with contextlib.suppress(queue.Empty):
             batch += self._ready.get(timeout=timeout_s)
@@ -82,7 +90,9 @@ class EngineLoop:
 
     def _begin(self, name: str, coroutine: Coroutine[Any, Any, None]) -> None:
         task = self._tasks[name] = self._loop.create_task(coroutine)
-        task.add_done_callback(partial(self._forget, name))  # also if it was cancelled before it began
+        task.add_done_callback(
+            partial(self._forget, name)
+        )  # also if it was cancelled before it began
 
     def _forget(self, name: str, task: asyncio.Task[None]) -> None:
         if self._tasks.get(name) is task:  # not one that has begun since, by the same name

@@ -1,7 +1,9 @@
-"""What a foreign engine outputs for a sequence after a step, and the code that adds it to a Sequence.
+"""What a foreign engine outputs for a sequence after a step, and the code that adds it to a
+Sequence.
 
-A beam search that the engine does not know is made of rounds: each running beam is a request of one token. The engine
-reports log-probs from before its rules, so beside beams there is none but `min_tokens`, which is kept here.
+A beam search that the engine does not know is made of rounds: each running beam is a request of one
+token. The engine reports log-probs from before its rules, so beside beams there is none but
+`min_tokens`, which is kept here.
 """
 
 import math
@@ -19,8 +21,8 @@ from lmi.executor import EngineInfo, FinishReason, PromptLogProb, Request, Tenso
 class LogProbs:
     """Log-probs at some positions, one list for each position.
 
-    A list starts with the token at its position. The best tokens follow in order, though it may be one of them. A list
-    may be longer than the request asked for.
+    A list starts with the token at its position. The best tokens follow in order, though it may be
+    one of them. A list may be longer than the request asked for.
     """
 
     token_ids: list[list[int]]
@@ -31,9 +33,9 @@ class LogProbs:
 class SequenceOutput:
     """The new tokens of one sequence. `log_probs` is parallel to `token_ids`.
 
-    `prompt_log_probs` begins at the prompt's second token. `end` is None while the sequence goes on, and an exception
-    if the engine gave it up. An engine that searches beams by itself reports all of them anew, the best first, in place
-    of new tokens.
+    `prompt_log_probs` begins at the prompt's second token. `end` is None while the sequence goes
+    on, and an exception if the engine gave it up. An engine that searches beams by itself reports
+    all of them anew, the best first, in place of new tokens.
     """
 
     id: str
@@ -55,7 +57,9 @@ def ending_tokens(sequence: Sequence) -> list[int]:
 
 
 def feed(sequence: Sequence, output: SequenceOutput) -> None:
-    """Append the new tokens, or take the beams. End the sequence at its last token and drop the tokens after it."""
+    """Append the new tokens, or take the beams. End the sequence at its last token and drop the
+    tokens after it.
+    """
     _note_prompt(sequence, output)
     sequence.num_computed = sequence.num_tokens
     if output.beams is not None:
@@ -77,7 +81,9 @@ def feed(sequence: Sequence, output: SequenceOutput) -> None:
 
 def best(log_probs: LogProbs, position: int, num_top: int) -> list[TokenLogProb]:
     places = slice(1, num_top + 1)
-    pairs = zip(log_probs.token_ids[position][places], log_probs.values[position][places], strict=True)
+    pairs = zip(
+        log_probs.token_ids[position][places], log_probs.values[position][places], strict=True
+    )
     return [TokenLogProb(token_id, log_prob) for token_id, log_prob in pairs]
 
 
@@ -89,12 +95,15 @@ def _note_prompt(sequence: Sequence, output: SequenceOutput) -> None:
         num_top = sequence.request.output_config.num_prompt_log_probs or 0
         known = sequence.prompt_log_probs or [PromptLogProb(None)]
         sequence.prompt_log_probs = known + [
-            PromptLogProb(values[0], best(new, position, num_top)) for position, values in enumerate(new.values)
+            PromptLogProb(values[0], best(new, position, num_top))
+            for position, values in enumerate(new.values)
         ]
 
 
 def check_beams(request: Request, info: EngineInfo) -> None:
-    """Raise Unsupported for a rule that a request cannot have beside beams, InvalidParameter for too many ends."""
+    """Raise Unsupported for a rule that a request cannot have beside beams, InvalidParameter for
+    too many ends.
+    """
     if request.sampling_config.beam_width == 1:
         return
     config = request.sampling_config
@@ -123,12 +132,16 @@ def _ends(request: Request) -> set[int]:
 
 @dataclass(frozen=True, slots=True)
 class BeamRow:
-    """A running beam as the engine gets it. It asks for one token after `token_ids`, and for `num_top` log-probs."""
+    """A running beam as the engine gets it. It asks for one token after `token_ids`, and for
+    `num_top` log-probs.
+    """
 
     name: str
     token_ids: list[int]
     num_top: int
-    arrival_time: float  # of the request, time.time(): a row does not wait behind what came after the request
+    arrival_time: (
+        float  # of the request, time.time(): a row does not wait behind what came after the request
+    )
 
 
 class BeamRounds:
@@ -140,11 +153,15 @@ class BeamRounds:
         self._arrival_time = time.time()
         request = sequence.request
         self._num_top = request.output_config.num_top_log_probs
-        self._num_candidates = num_candidates(request.sampling_config.beam_width, len(_ends(request)))
+        self._num_candidates = num_candidates(
+            request.sampling_config.beam_width, len(_ends(request))
+        )
         stops = {word[0] for word in request.stop_words if len(word) == 1}
         self._early_banned_ids = sequence.end_ids | stops  # until there are `min_tokens` tokens
         self._num_rounds = 0
-        self._outputs: dict[str, SequenceOutput | None] = {}  # of the round's rows by name, in the order of the beams
+        self._outputs: dict[
+            str, SequenceOutput | None
+        ] = {}  # of the round's rows by name, in the order of the beams
 
     @property
     def names(self) -> list[str]:
@@ -155,10 +172,16 @@ class BeamRounds:
         """Begin a round, again if it was given up. Returns its rows."""
         assert self._sequence.search is not None
         self._num_rounds += 1
-        prompt, num_top = self._sequence.request.input_token_ids, max(self._num_candidates, self._num_top)
+        prompt, num_top = (
+            self._sequence.request.input_token_ids,
+            max(self._num_candidates, self._num_top),
+        )
         rows = [
             BeamRow(
-                f"{self._name}.{self._num_rounds}.{number}", [*prompt, *beam.token_ids], num_top, self._arrival_time
+                f"{self._name}.{self._num_rounds}.{number}",
+                [*prompt, *beam.token_ids],
+                num_top,
+                self._arrival_time,
             )
             for number, beam in enumerate(self._sequence.search.running)
         ]
@@ -166,7 +189,9 @@ class BeamRounds:
         return rows
 
     def take(self, output: SequenceOutput) -> bool:
-        """Note the output of a row. The round's last one continues the search; returns whether this was the last."""
+        """Note the output of a row. The round's last one continues the search; returns whether this
+        was the last.
+        """
         self._outputs[output.id] = output
         outputs = [one for one in self._outputs.values() if one is not None]
         if len(outputs) < len(self._outputs):
@@ -182,6 +207,10 @@ class BeamRounds:
         is_early = self._sequence.num_generated < self._sequence.min_tokens
         banned_ids = self._early_banned_ids if is_early else frozenset[int]()
         return [
-            Candidate(one.token_id, -math.inf if one.token_id in banned_ids else one.log_prob, one.log_prob)
+            Candidate(
+                one.token_id,
+                -math.inf if one.token_id in banned_ids else one.log_prob,
+                one.log_prob,
+            )
             for one in best(known, 0, self._num_candidates)
         ]

@@ -5,7 +5,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, combinations, islice, permutations
 from typing import Any
 
-from handlers.guides.disjoint_schemas import KINDS, Resolve, are_disjoint, conjuncts, listed_values, plain
+from handlers.guides.disjoint_schemas import (
+    KINDS,
+    Resolve,
+    are_disjoint,
+    conjuncts,
+    listed_values,
+    plain,
+)
 
 Schema = dict[str, Any]
 Orders = Callable[[Sequence[Any], int], Iterable[tuple[Any, ...]]]
@@ -15,17 +22,22 @@ MAX_CONTAINED = 16  # items that fit `contains`
 MAX_BEFORE = 8  # items before the first of them
 
 
-def with_unique_items(first: Sequence[Any], rest: object, least: int, most: int | None, resolve: Resolve) -> Schema:
+def with_unique_items(
+    first: Sequence[Any], rest: object, least: int, most: int | None, resolve: Resolve
+) -> Schema:
     """A rule of arrays of `least` to `most` items in which no two are equal; {} if no two can be.
 
-    The items have the schemas `first`, the others `rest`. Raises ValueError if there is no such rule. It may leave out
-    arrays: it lists them, in as many orders as there is room for, or they have at most one item.
+    The items have the schemas `first`, the others `rest`. Raises ValueError if there is no such
+    rule. It may leave out arrays: it lists them, in as many orders as there is room for, or they
+    have at most one item.
     """
     if rest is False:
         most = len(first) if most is None else min(most, len(first))
 
     are_all_first = most is not None and most <= len(first)
-    if are_all_first and all(are_disjoint(one, other, resolve) for one, other in combinations(first[:most], 2)):
+    if are_all_first and all(
+        are_disjoint(one, other, resolve) for one, other in combinations(first[:most], 2)
+    ):
         return {}
 
     values = None if first else _all_values(rest, resolve)
@@ -48,7 +60,8 @@ def are_unique(value: object) -> bool:
 def containing(wanted: object, others: Schema | None, least: int, most: int | None) -> list[Schema]:
     """Arrays in which `least` to `most` items fit the schema `wanted`; they may leave out others.
 
-    `others` is a schema of items that do not fit, or None if none is known. Raises ValueError for large numbers.
+    `others` is a schema of items that do not fit, or None if none is known. Raises ValueError for
+    large numbers.
     """
     if max(least, most or 0) > MAX_CONTAINED:
         raise ValueError(f"contains with more than {MAX_CONTAINED} items")
@@ -94,7 +107,9 @@ def _has_type(value: object, given: str | list[str]) -> bool:
 
 
 def _arrays_of(values: Sequence[Any], least: int, most: int) -> list[list[Any]]:
-    """Arrays of different values: in every order, or in the order of the values, or the shorter ones alone."""
+    """Arrays of different values: in every order, or in the order of the values, or the shorter
+    ones alone.
+    """
     orders: tuple[Orders, ...] = (permutations, combinations)
     for choose in orders:
         found = _some(choose, values, least, most)
@@ -110,13 +125,18 @@ def _arrays_of(values: Sequence[Any], least: int, most: int) -> list[list[Any]]:
 def _some(choose: Orders, values: Sequence[Any], least: int, most: int) -> list[list[Any]]:
     """Up to one more than there is room for."""
     lengths = range(least, most + 1)
-    found: Iterator[tuple[Any, ...]] = chain.from_iterable(choose(values, length) for length in lengths)
+    found: Iterator[tuple[Any, ...]] = chain.from_iterable(
+        choose(values, length) for length in lengths
+    )
     return [list(items) for items in islice(found, MAX_LISTED + 1)]
 
 
 RULES_OF_VALUES = frozenset(
-    "anyOf oneOf not if pattern format minimum maximum exclusiveMinimum exclusiveMaximum multipleOf minLength "
-    "maxLength properties patternProperties additionalProperties propertyNames required minProperties maxProperties "
-    "items prefixItems contains uniqueItems minItems maxItems dependentRequired dependentSchemas dependencies "
+    "anyOf oneOf not if pattern format minimum maximum exclusiveMinimum exclusiveMaximum "
+    "multipleOf minLength "
+    "maxLength properties patternProperties additionalProperties propertyNames required "
+    "minProperties maxProperties "
+    "items prefixItems contains uniqueItems minItems maxItems dependentRequired dependentSchemas "
+    "dependencies "
     "unevaluatedItems unevaluatedProperties".split()
 )

@@ -30,7 +30,9 @@ RULE = "must be a structure that lmi can follow"
 MAX_START_S = 60.0  # then the process is started again
 HANGS_AFTER = 1.5  # times the limit of a compile
 MIN_WAIT_S = 0.001
-STACK_BYTES = 512 << 20  # of address space, for a compilation here: what passed with less in the process passes
+STACK_BYTES = (
+    512 << 20
+)  # of address space, for a compilation here: what passed with less in the process passes
 
 _STACK_LOCK = threading.Lock()
 
@@ -48,11 +50,15 @@ def compile_limit_s(step_timeout_s: float) -> float:
 
 @dataclass(slots=True)
 class Compiled:
-    """A guide that sequences can follow, each with a copy of the matcher. `vocabulary` is the engine's."""
+    """A guide that sequences can follow, each with a copy of the matcher. `vocabulary` is the
+    engine's.
+    """
 
     matcher: LLMatcher
     vocabulary: Vocabulary
-    is_spent: bool = False  # a copy has failed, and others may because of the states that they share
+    is_spent: bool = (
+        False  # a copy has failed, and others may because of the states that they share
+    )
 
 
 class Wait:
@@ -85,7 +91,9 @@ class _Process:
     is_ready: bool = False
 
     def ask(self, message: bytes, timeout_s: float, wait: Wait) -> bytes:
-        """Send a message over a new connection. Returns the answer, b"" if there is none. Raises TimeoutError."""
+        """Send a message over a new connection. Returns the answer, b"" if there is none. Raises
+        TimeoutError.
+        """
         ours, its = socket.socketpair()
         with ours, its:
             ours.settimeout(max(timeout_s, MIN_WAIT_S))
@@ -113,12 +121,15 @@ class GuideCompiler:
     """Compiles guides. The process starts with the first one. Safe to use from several threads."""
 
     def __init__(
-        self, read_config: Callable[[], GuidedDecodingConfig], start: gate.Start, max_start_wait_s: float | None = None
+        self,
+        read_config: Callable[[], GuidedDecodingConfig],
+        start: gate.Start,
+        max_start_wait_s: float | None = None,
     ) -> None:
         """`read_config` gives the vocabulary; it is called once, with the first guide.
 
-        A guide waits at most `max_start_wait_s`, or twice the time of a guide, for the start of the process, which goes
-        on for the next guide.
+        A guide waits at most `max_start_wait_s`, or twice the time of a guide, for the start of the
+        process, which goes on for the next guide.
         """
         self.start = start
         self._config = cache(read_config)
@@ -130,37 +141,55 @@ class GuideCompiler:
         self._vocabulary_lock = threading.Lock()
 
     def compile(self, params: GuidedDecodingParams, wait: Wait | None = None) -> Compiled:
-        """Raises InvalidRequest for a guide that is wrong or too large, Unavailable if the process is not there."""
+        """Raises InvalidRequest for a guide that is wrong or too large, Unavailable if the process
+        is not there.
+        """
         text = self.check(params, wait or Wait())
         with self._vocabulary_lock:
-            vocabulary = self._vocabulary = self._vocabulary or Vocabulary(self._config(), self.start.vocab_size)
+            vocabulary = self._vocabulary = self._vocabulary or Vocabulary(
+                self._config(), self.start.vocab_size
+            )
         return Compiled(_new_template(vocabulary, text), vocabulary)
 
     def check(self, params: GuidedDecodingParams, wait: Wait) -> str:
-        """Compile a guide for an engine that compiles it again, without limits. Raises what `compile` raises.
+        """Compile a guide for an engine that compiles it again, without limits. Raises what
+        `compile` raises.
 
         Returns what the process has made of it, for llguidance.
         """
         process = self._ready()
         asked_s = time.monotonic()
         try:
-            answer = process.ask(msgspec.msgpack.encode(params), HANGS_AFTER * self.start.max_compile_s, wait)
+            answer = process.ask(
+                msgspec.msgpack.encode(params), HANGS_AFTER * self.start.max_compile_s, wait
+            )
             if wait.is_over:
                 raise Unavailable("nobody waits for the guide any more")
-            is_there = bool(answer) or process.ask(gate.PROBE, self.start.max_compile_s / 2, Wait()) == gate.COMPILED
+            is_there = (
+                bool(answer)
+                or process.ask(gate.PROBE, self.start.max_compile_s / 2, Wait()) == gate.COMPILED
+            )
         except TimeoutError as error:  # a fork would have been ended
             process.close()
-            raise Unavailable("the process that compiles guides hung; the next guide starts it again") from error
+            raise Unavailable(
+                "the process that compiles guides hung; the next guide starts it again"
+            ) from error
         if answer[:1] == gate.COMPILED:
             return answer[1:].decode()
         if answer[:1] == gate.REFUSED:
             raise InvalidRequest(f"{RULE}: {cause_line(Exception(answer[1:].decode()))}", FIELD)
         if not is_there:
-            raise Unavailable("the process that compiles guides has ended; the next guide starts it again")
+            raise Unavailable(
+                "the process that compiles guides has ended; the next guide starts it again"
+            )
         if time.monotonic() - asked_s >= self.start.max_compile_s:
-            raise TooSlow(f"{RULE}: to compile it takes more than {self.start.max_compile_s:g} s here", FIELD)
+            raise TooSlow(
+                f"{RULE}: to compile it takes more than {self.start.max_compile_s:g} s here", FIELD
+            )
         cpu_s, memory_mb = self.start.max_cpu_s, self.start.max_bytes >> 20
-        limits = f"{cpu_s} s, or {memory_mb} MiB, or it is larger than {gate.MAX_TEXT_BYTES >> 20} MiB"
+        limits = (
+            f"{cpu_s} s, or {memory_mb} MiB, or it is larger than {gate.MAX_TEXT_BYTES >> 20} MiB"
+        )
         raise InvalidRequest(f"{RULE}: to compile it takes more than {limits} then", FIELD)
 
     def close(self) -> None:
@@ -170,10 +199,14 @@ class GuideCompiler:
             self._process.close()
 
     def _ready(self) -> _Process:
-        """The process, which has started. Raises Unavailable if it has not in time, or if it has ended."""
+        """The process, which has started. Raises Unavailable if it has not in time, or if it has
+        ended.
+        """
         max_wait_s = self._max_start_wait_s or 2 * self.start.max_compile_s
         deadline_s = time.monotonic() + max_wait_s
-        still_starts = f"the process that compiles guides still starts after {max_wait_s:g} s; try again"
+        still_starts = (
+            f"the process that compiles guides still starts after {max_wait_s:g} s; try again"
+        )
         if not self._lock.acquire(timeout=max_wait_s):
             raise Unavailable(still_starts)
         try:
@@ -187,13 +220,17 @@ class GuideCompiler:
             process.close()
         try:
             if not process.is_ready:
-                process.is_ready = process.ask(gate.PROBE, deadline_s - time.monotonic(), Wait()) == gate.COMPILED
+                process.is_ready = (
+                    process.ask(gate.PROBE, deadline_s - time.monotonic(), Wait()) == gate.COMPILED
+                )
         except TimeoutError as error:
             if time.monotonic() - process.started_s > MAX_START_S:
                 process.close()
             raise Unavailable(still_starts) from error
         if not process.is_ready:
-            raise Unavailable("the process that compiles guides did not start; its reason is in the log")
+            raise Unavailable(
+                "the process that compiles guides did not start; its reason is in the log"
+            )
         return process
 
     def _new_process(self) -> _Process:
@@ -205,7 +242,10 @@ class GuideCompiler:
             fds = [its.fileno(), file.fileno()]
             argv = [sys.executable, "-m", "handlers.guides.process", *map(str, fds)]
             try:
-                environ = {**os.environ, "MALLOC_ARENA_MAX": "1"}  # another reserves more memory than the limit
+                environ = {
+                    **os.environ,
+                    "MALLOC_ARENA_MAX": "1",
+                }  # another reserves more memory than the limit
                 popen = subprocess.Popen(argv, stdin=subprocess.DEVNULL, pass_fds=fds, env=environ)
             except OSError:
                 ours.close()
@@ -215,7 +255,9 @@ class GuideCompiler:
 
 
 def _new_template(vocabulary: Vocabulary, text: str) -> LLMatcher:
-    """What the copies of a guide share. With its first mask it knows what each of them needs first."""
+    """What the copies of a guide share. With its first mask it knows what each of them
+    needs first.
+    """
     from handlers.guides.text import new_matcher
 
     def make() -> LLMatcher:

@@ -1,4 +1,6 @@
-"""Whether no value fits two JSON schemas at once, as far as types, listed values and required properties show it."""
+"""Whether no value fits two JSON schemas at once, as far as types, listed values and required
+properties show it.
+"""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -6,7 +8,14 @@ from typing import Any
 
 Resolve = Callable[[str], object]
 TYPES = frozenset("null boolean object array number string".split())  # an integer is a number
-KINDS = {bool: "boolean", int: "number", float: "number", str: "string", list: "array", dict: "object"}
+KINDS = {
+    bool: "boolean",
+    int: "number",
+    float: "number",
+    str: "string",
+    list: "array",
+    dict: "object",
+}
 MAX_LEVELS = 4
 
 
@@ -20,7 +29,8 @@ def are_disjoint(one: object, other: object, resolve: Resolve, level: int = 0) -
         return True
     is_object = types == {"object"} and level <= MAX_LEVELS
     return any(
-        _have_other_values(part, against) or (is_object and _have_other_properties(part, against, resolve, level))
+        _have_other_values(part, against)
+        or (is_object and _have_other_properties(part, against, resolve, level))
         for part in parts
         for against in others
     )
@@ -54,10 +64,14 @@ def _have_other_values(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool
     return values is not None and others is not None and not values & others
 
 
-def _have_other_properties(one: Mapping[str, Any], other: Mapping[str, Any], resolve: Resolve, level: int) -> bool:
+def _have_other_properties(
+    one: Mapping[str, Any], other: Mapping[str, Any], resolve: Resolve, level: int
+) -> bool:
     """Whether a property that one of two objects must have tells them apart."""
     for part, against in ((one, other), (other, one)):
-        is_closed = against.get("additionalProperties") is False and "patternProperties" not in against
+        is_closed = (
+            against.get("additionalProperties") is False and "patternProperties" not in against
+        )
         for name in part.get("required", ()):
             if is_closed and name not in against.get("properties", {}):
                 return True
@@ -78,7 +92,9 @@ def _types(schema: Mapping[str, Any]) -> set[str]:
 def listed_values(schema: Mapping[str, Any]) -> set[str] | None:
     """The values that are listed, or None if any value may be."""
     values = [schema["const"]] if "const" in schema else schema.get("enum")
-    return None if values is None else {json.dumps(plain(value), sort_keys=True) for value in values}
+    return (
+        None if values is None else {json.dumps(plain(value), sort_keys=True) for value in values}
+    )
 
 
 def plain(value: object) -> object:

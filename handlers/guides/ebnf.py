@@ -1,4 +1,5 @@
-"""Reads a grammar in EBNF, as llama.cpp (GBNF) and xgrammar write it. What it does not know is refused with its place.
+"""Reads a grammar in EBNF, as llama.cpp (GBNF) and xgrammar write it. What it does not know is
+refused with its place.
 
 root ::= "a" [0-9]{1,3} (word | "\\n")*   # a rule goes up to the next one's name
 word ::= [^a-z\\]]+ .                     # . is any character
@@ -14,13 +15,25 @@ MAX_LEVELS = 100
 LAST = 0x10FFFF  # of Unicode
 SURROGATES = (0xD800, 0xDFFF)
 TOKEN = re.compile(
-    r"""(?P<space>(?:\s|\#[^\n]*)+) | (?P<name>[A-Za-z_][\w.-]*) | (?P<define>::=) | (?P<text>"(?:\\.|[^"\\\n])*")
-    | (?P<chars>\[(?:\\.|[^\]\\\n])*\]) | (?P<count>\{\s*\d+\s*(?:,\s*(?:-1|\d*)\s*)?\}) | (?P<mark>[|()*+?.])""",
+    r"""(?P<space>(?:\s|\#[^\n]*)+) | (?P<name>[A-Za-z_][\w.-]*) | (?P<define>::=)
+    | (?P<text>"(?:\\.|[^"\\\n])*")
+    | (?P<chars>\[(?:\\.|[^\]\\\n])*\]) | (?P<count>\{\s*\d+\s*(?:,\s*(?:-1|\d*)\s*)?\})
+    | (?P<mark>[|()*+?.])""",
     re.VERBOSE | re.ASCII,
 )
 CHAR = r"\\x[0-9A-Fa-f]{2}|\\u[0-9A-Fa-f]{4}|\\U[0-9A-Fa-f]{8}|\\.|[^\\]"
 RANGE = re.compile(f"({CHAR})(?:-({CHAR}))?", re.DOTALL)
-ESCAPED = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v", "a": "\a", "b": "\b", "e": "\x1b", "0": "\0"}
+ESCAPED = {
+    "n": "\n",
+    "r": "\r",
+    "t": "\t",
+    "f": "\f",
+    "v": "\v",
+    "a": "\a",
+    "b": "\b",
+    "e": "\x1b",
+    "0": "\0",
+}
 COUNTS = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 
 Ranges = tuple[tuple[int, int], ...]
@@ -144,7 +157,9 @@ class _GrammarReader:
         num_counts = 0
         while self._written in COUNTS or self._kind == "count":
             if (num_counts := num_counts + 1) > MAX_LEVELS:
-                raise self._fault(self._at, f"more than {MAX_LEVELS} counts stand one after the other")
+                raise self._fault(
+                    self._at, f"more than {MAX_LEVELS} counts stand one after the other"
+                )
             least, most = COUNTS.get(self._written) or _numbers(self._written)
             if most is not None and most < least:
                 raise self._fault(self._at, f"{self._written} counts backwards")

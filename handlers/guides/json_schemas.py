@@ -1,12 +1,15 @@
-"""Writes a client's JSON schema so that llguidance follows all of it, or refuses it. Written against llguidance 1.9.1.
+"""Writes a client's JSON schema so that llguidance follows all of it, or refuses it. Written
+against llguidance 1.9.1.
 
-Where no other schema says something of the same value, it is read narrowly: `properties` without `type` mean an object,
-`items` an array, and an object has only the properties that have a name, unless the schema says something of others. A
-`format` that llguidance does not know is dropped, as the specification allows, and so is a word that is no keyword.
+Where no other schema says something of the same value, it is read narrowly: `properties` without
+`type` mean an object, `items` an array, and an object has only the properties that have a name,
+unless the schema says something of others. A `format` that llguidance does not know is dropped, as
+the specification allows, and so is a word that is no keyword.
 
-What llguidance cannot leave out (`not`, `if`, a `oneOf` whose schemas share values) is left out by schemas of other
-values, from `negated_schemas.py`. Those are not all that there are: an answer is always valid, but some valid values
-cannot be written. The same holds of `contains` and `uniqueItems`, from `array_rules.py`.
+What llguidance cannot leave out (`not`, `if`, a `oneOf` whose schemas share values) is left out by
+schemas of other values, from `negated_schemas.py`. Those are not all that there are: an answer is
+always valid, but some valid values cannot be written. The same holds of `contains` and
+`uniqueItems`, from `array_rules.py`.
 """
 
 import json
@@ -17,7 +20,12 @@ from typing import Any
 from urllib.parse import unquote
 
 from handlers.guides.array_rules import are_unique, containing, with_unique_items
-from handlers.guides.disjoint_schemas import TYPES as DISJOINT_TYPES, are_disjoint, conjuncts, listed_values
+from handlers.guides.disjoint_schemas import (
+    TYPES as DISJOINT_TYPES,
+    are_disjoint,
+    conjuncts,
+    listed_values,
+)
 from handlers.guides.lark import rust_regex
 from handlers.guides.negated_schemas import Negations, any_of
 from handlers.guides.string_rules import StringRules
@@ -44,9 +52,12 @@ NAME_RULES = ("pattern", "minLength", "maxLength")
 OLD_DRAFT = re.compile(r"draft-0[3-7]\b")
 CONDITIONS = ("if", "then", "else")
 NO_RULES = frozenset(
-    "$schema $id id $anchor $dynamicAnchor $recursiveAnchor $vocabulary $comment $defs definitions title description "
-    "default example examples deprecated readOnly writeOnly contentEncoding contentMediaType contentSchema then else "
-    "minContains maxContains nullable additionalItems unevaluatedItems unevaluatedProperties".split()
+    "$schema $id id $anchor $dynamicAnchor $recursiveAnchor $vocabulary $comment $defs definitions "
+    "title description "
+    "default example examples deprecated readOnly writeOnly contentEncoding contentMediaType "
+    "contentSchema then else "
+    "minContains maxContains nullable additionalItems unevaluatedItems "
+    "unevaluatedProperties".split()
 )
 DEPENDENT = ("dependentRequired", "dependentSchemas", "dependencies")
 OBJECT = {"type": "object"}
@@ -55,8 +66,14 @@ COMBINED = ("$ref", "anyOf", "oneOf", "allOf", "if", *DEPENDENT)
 APPLIED = frozenset({*COMBINED, *CONDITIONS, "not"})
 MAPPINGS = ("properties", "patternProperties", *DEPENDENT)
 LISTS = ("enum", "prefixItems", "anyOf", "oneOf", "allOf")
-JSON_TYPES = {"pattern": str, **dict.fromkeys(LISTS, list), **dict.fromkeys(MAPPINGS, dict)}  # else: of any
-CONTROL = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f\ud800-\udfff]")  # what a string of an answer never has
+JSON_TYPES = {
+    "pattern": str,
+    **dict.fromkeys(LISTS, list),
+    **dict.fromkeys(MAPPINGS, dict),
+}  # else: of any
+CONTROL = re.compile(
+    r"[\x00-\x07\x0b\x0e-\x1f\x7f\ud800-\udfff]"
+)  # what a string of an answer never has
 OF_PATTERNS = re.compile(r"\\(?:x[01][0-9A-Fa-f]|x7[Ff]|u00[01][0-9A-Fa-f]|u007[Ff]|[xu]\{|c|0)")
 
 
@@ -76,7 +93,9 @@ class _Fault(ValueError):
 class _SchemaReader:
     def __init__(self, root: object) -> None:
         self._root = root
-        self._names: dict[tuple[str, bool], str] = {}  # in `$defs`, of the schemas that are referred to
+        self._names: dict[
+            tuple[str, bool], str
+        ] = {}  # in `$defs`, of the schemas that are referred to
         self._pending: list[tuple[str, bool]] = []
         self._negations = Negations(self._resolve)
         self._strings = StringRules()
@@ -86,12 +105,16 @@ class _SchemaReader:
         defs: Schema = {}
         while self._pending:
             pointer, is_alone = self._pending.pop()
-            defs[self._names[pointer, is_alone]] = self._schema(self._resolve(pointer), pointer, is_alone=is_alone)
+            defs[self._names[pointer, is_alone]] = self._schema(
+                self._resolve(pointer), pointer, is_alone=is_alone
+            )
         schema = read if isinstance(read, dict) else {} if read else {"enum": []}
         return {**schema, "$defs": defs} if defs else schema
 
     def _schema(self, schema: object, where: str, *, is_alone: bool) -> Schema | bool:
-        """`is_alone`: no other schema says something of the same value, so this one may be read narrowly."""
+        """`is_alone`: no other schema says something of the same value, so this one may be read
+        narrowly.
+        """
         try:
             if isinstance(schema, bool):
                 return schema
@@ -135,7 +158,10 @@ class _SchemaReader:
         is_all = is_alone and _has_all_names(schema)
         if more is None and is_all:
             more = False
-            properties = {**properties, **{name: True for name in required if name not in properties}}
+            properties = {
+                **properties,
+                **{name: True for name in required if name not in properties},
+            }
         least = out.get("minProperties", 0)
         if least <= len(required):
             out.pop("minProperties", None)
@@ -147,16 +173,24 @@ class _SchemaReader:
         if required:
             out["required"] = required
         if properties:
-            out["properties"] = {name: self._inner(one, where, "properties", name) for name, one in properties.items()}
+            out["properties"] = {
+                name: self._inner(one, where, "properties", name)
+                for name, one in properties.items()
+            }
         if patterns:
             out["patternProperties"] = {
-                _pattern(name): self._inner(one, where, "patternProperties", name) for name, one in patterns.items()
+                _pattern(name): self._inner(one, where, "patternProperties", name)
+                for name, one in patterns.items()
             }
         if more is not None:
             out["additionalProperties"] = self._inner(more, where, "additionalProperties")
 
-    def _named(self, schema: Schema, properties: Schema, patterns: Schema, more: Any) -> tuple[Schema, Schema, Any]:
-        """`propertyNames` as other rules, where it lists the names, or is a pattern or sizes and all that is said."""
+    def _named(
+        self, schema: Schema, properties: Schema, patterns: Schema, more: Any
+    ) -> tuple[Schema, Schema, Any]:
+        """`propertyNames` as other rules, where it lists the names, or is a pattern or sizes and
+        all that is said.
+        """
         names = schema["propertyNames"]
         if names is True or names == {}:
             return properties, patterns, more
@@ -167,7 +201,11 @@ class _SchemaReader:
         if listed is not None and not patterns:
             rest = True if more is None else more
             taken = {name: inner if name in listed else False for name, inner in properties.items()}
-            return taken | {name: rest for name in sorted(listed) if name not in properties}, {}, False
+            return (
+                taken | {name: rest for name in sorted(listed) if name not in properties},
+                {},
+                False,
+            )
 
         is_pattern = isinstance(names, dict) and not names.keys() - NO_RULES - {"type", *NAME_RULES}
         if not is_pattern or patterns or "properties" in schema or "required" in schema:
@@ -216,7 +254,9 @@ class _SchemaReader:
             together += self._contains(schema, where)
 
         if first is not None:
-            out["prefixItems"] = [self._inner(one, where, "prefixItems", number) for number, one in enumerate(first)]
+            out["prefixItems"] = [
+                self._inner(one, where, "prefixItems", number) for number, one in enumerate(first)
+            ]
         if rest is not None:
             out["items"] = self._inner(rest, where, "items")
         return together
@@ -228,13 +268,19 @@ class _SchemaReader:
             return {"enum": [value for value in values if are_unique(value)]}
 
         try:
-            return with_unique_items(first, rest, out.get("minItems", 0), out.get("maxItems"), self._resolve)
+            return with_unique_items(
+                first, rest, out.get("minItems", 0), out.get("maxItems"), self._resolve
+            )
         except ValueError as error:
             raise _Fault(str(error)) from None
 
     def _contains(self, schema: Schema, where: str) -> list[Schema | bool]:
         """Rules of arrays with the items that `contains` wants."""
-        is_old = bool(OLD_DRAFT.search(str(self._root.get("$schema", "")))) if isinstance(self._root, dict) else False
+        is_old = (
+            bool(OLD_DRAFT.search(str(self._root.get("$schema", ""))))
+            if isinstance(self._root, dict)
+            else False
+        )
         least, most = (1, None) if is_old else _contained(schema)
         if least == 0 and most is None:
             return []
@@ -254,7 +300,13 @@ class _SchemaReader:
     # Rules that combine schemas.
 
     def _combine(
-        self, schema: Schema, where: str, out: Schema, together: list[Schema | bool], *, is_alone: bool
+        self,
+        schema: Schema,
+        where: str,
+        out: Schema,
+        together: list[Schema | bool],
+        *,
+        is_alone: bool,
     ) -> None:
         """Add the rules that combine schemas to `out`, and those in `together`."""
         typed = {"type"} if schema.get("type") == "object" else set()
@@ -335,7 +387,9 @@ class _SchemaReader:
             place = f"{where}/oneOf/{number}"
             others = [branches[other] for other in overlapping[number]]
             if others:
-                parts.append(self._without_others(branch, others, context, place, is_alone=is_alone))
+                parts.append(
+                    self._without_others(branch, others, context, place, is_alone=is_alone)
+                )
             else:
                 parts.append(self._schema(branch, place, is_alone=is_alone))
 
@@ -343,13 +397,18 @@ class _SchemaReader:
             raise _Fault("oneOf of schemas that one value might fit together")
         return parts
 
-    def _overlapping(self, written: list[Any], branches: list[Any], context: Schema) -> list[list[int]]:
+    def _overlapping(
+        self, written: list[Any], branches: list[Any], context: Schema
+    ) -> list[list[int]]:
         """For each branch, the numbers of the others that might fit the same value.
 
-        `written` are the branches as they are written, perhaps narrowly: what fits the others fits all of `branches`.
+        `written` are the branches as they are written, perhaps narrowly: what fits the others fits
+        all of `branches`.
         """
         overlapping: list[list[int]] = [[] for _ in branches]
-        listed = [listed_values(branch) if isinstance(branch, dict) else None for branch in branches]
+        listed = [
+            listed_values(branch) if isinstance(branch, dict) else None for branch in branches
+        ]
         are_listed = all(values is not None for values in listed)
         if len(branches) > MAX_COMPARED and not are_listed:
             raise _Fault(f"oneOf of more than {MAX_COMPARED} schemas")
@@ -358,7 +417,9 @@ class _SchemaReader:
             within = {"allOf": [context, branch]} if isinstance(branch, dict) else branch
             for other_number, other in enumerate(branches):
                 values, other_values = listed[number], listed[other_number]
-                are_apart = values is not None and other_values is not None and not values & other_values
+                are_apart = (
+                    values is not None and other_values is not None and not values & other_values
+                )
                 if other_number == number or are_apart:
                     continue
                 if not self._share_none(within, other):
@@ -376,7 +437,9 @@ class _SchemaReader:
     def _without_others(
         self, branch: Any, others: list[Any], context: Schema, where: str, *, is_alone: bool
     ) -> Schema | bool:
-        """A branch of a oneOf without the values that fit others, False if nothing is known to be left."""
+        """A branch of a oneOf without the values that fit others, False if nothing is known to be
+        left.
+        """
         num_choices = max(1, int(MAX_CHOICES ** (1 / len(others))))
         readings = [(_closed(branch), True)] if is_alone and _has_all_names(branch) else []
         for reading, is_read_alone in [*readings, (branch, False)]:
@@ -402,7 +465,9 @@ class _SchemaReader:
         return self._names[key]
 
     def _resolve(self, pointer: str) -> object:
-        """The schema that a pointer such as `#/$defs/a` stands for. Raises ValueError if there is none."""
+        """The schema that a pointer such as `#/$defs/a` stands for. Raises ValueError if there is
+        none.
+        """
         found: Any = self._root
         try:
             for part in pointer.split("/")[1:]:
@@ -411,7 +476,9 @@ class _SchemaReader:
         except (KeyError, IndexError, TypeError):
             found = None
         if not isinstance(found, dict | bool):
-            raise ValueError(f"$ref {shorten(pointer)}, which points at no schema, cannot be followed")
+            raise ValueError(
+                f"$ref {shorten(pointer)}, which points at no schema, cannot be followed"
+            )
         return found
 
 
@@ -424,23 +491,39 @@ def _check_names(schema: Schema) -> None:
 
 
 def _has_all_names(schema: object) -> bool:
-    """Whether an object has only the properties that a schema names, if no other one says something of it."""
+    """Whether an object has only the properties that a schema names, if no other one says something
+    of it.
+    """
     if not isinstance(schema, dict) or "properties" not in schema:
         return False
-    return not schema.keys() & {*COMBINED, "patternProperties", "additionalProperties", "unevaluatedProperties"}
+    return not schema.keys() & {
+        *COMBINED,
+        "patternProperties",
+        "additionalProperties",
+        "unevaluatedProperties",
+    }
 
 
 def _closed(schema: Schema) -> Schema:
     """A schema of objects that have only the properties that it names."""
     names = schema.get("required", [])
     required = dict.fromkeys(names, True) if isinstance(names, list) else {}
-    return {**schema, "properties": {**required, **schema.get("properties", {})}, "additionalProperties": False}
+    return {
+        **schema,
+        "properties": {**required, **schema.get("properties", {})},
+        "additionalProperties": False,
+    }
 
 
 def _types(schema: Schema, *, is_alone: bool) -> Schema:
     if "type" not in schema:
         if is_alone and not schema.keys() & {*COMBINED, "enum", "const"}:
-            if schema.keys() & {"properties", "patternProperties", "additionalProperties", "propertyNames"}:
+            if schema.keys() & {
+                "properties",
+                "patternProperties",
+                "additionalProperties",
+                "propertyNames",
+            }:
                 return OBJECT
             if schema.keys() & {"items", "prefixItems", "contains"}:
                 return {"type": "array"}
@@ -477,7 +560,9 @@ def _numbers(schema: Schema) -> Schema:
         if name not in schema:
             continue
         value = schema[name]
-        if isinstance(value, bool) and name.startswith("exclusive"):  # of draft 4, where it says how a bound is meant
+        if isinstance(value, bool) and name.startswith(
+            "exclusive"
+        ):  # of draft 4, where it says how a bound is meant
             continue
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise _Fault(f"{name} of a wrong type")
@@ -532,7 +617,9 @@ def _contained(schema: Schema) -> tuple[int, int | None]:
 
 
 def _rest(schema: Schema, given: object, keyword: str) -> object:
-    """The schema of what has no other: the given one, or that of `keyword` if nothing is evaluated elsewhere."""
+    """The schema of what has no other: the given one, or that of `keyword` if nothing is evaluated
+    elsewhere.
+    """
     if given is not None or schema.get(keyword) in (None, True, {}):
         return given
     if schema.keys() & set(COMBINED):
@@ -541,26 +628,38 @@ def _rest(schema: Schema, given: object, keyword: str) -> object:
 
 
 def _without_common_types(branches: list[Any]) -> list[Any]:
-    """A oneOf without the types that several branches allow with no further rule: what has one fits them all."""
+    """A oneOf without the types that several branches allow with no further rule: what has one fits
+    them all.
+    """
     plain = [_plain_types(one) for one in branches]
     counts = Counter(name for types in plain for name in types)
     rest = [{name for name in types if counts[name] == 1} for types in plain]
-    if not all(rest) or any("number" in types and "integer" not in types for types in rest):  # a rest without a name
+    if not all(rest) or any(
+        "number" in types and "integer" not in types for types in rest
+    ):  # a rest without a name
         return branches
     return [{"type": sorted(types)} for types in rest]
 
 
 def _plain_types(schema: object) -> set[str]:
     """The types of a schema that has no other rule; a number is an integer or another number."""
-    given = schema.get("type") if isinstance(schema, dict) and schema.keys() - NO_RULES == {"type"} else None
+    given = (
+        schema.get("type")
+        if isinstance(schema, dict) and schema.keys() - NO_RULES == {"type"}
+        else None
+    )
     if not isinstance(given, str | list):
         return set()
-    types = {name for name in ([given] if isinstance(given, str) else given) if isinstance(name, str)}
+    types = {
+        name for name in ([given] if isinstance(given, str) else given) if isinstance(name, str)
+    }
     return types | {"integer"} if "number" in types else types
 
 
 def _num_patterns(schema: Schema) -> int:
-    return ("pattern" in schema) + sum(_num_patterns(one) for one in schema.get("allOf", ()) if isinstance(one, dict))
+    return ("pattern" in schema) + sum(
+        _num_patterns(one) for one in schema.get("allOf", ()) if isinstance(one, dict)
+    )
 
 
 def _refuse_constant(name: str) -> None:

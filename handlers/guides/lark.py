@@ -1,7 +1,9 @@
-"""Writes clients' grammars in EBNF and regular expressions as llguidance reads them: its Lark and Rust's `regex` crate.
+"""Writes clients' grammars in EBNF and regular expressions as llguidance reads them: its Lark and
+Rust's `regex` crate.
 
-llguidance reads an answer in lexemes, each as long as possible. One character is always a right lexeme, but a mask of a
-long text by characters takes milliseconds. So a regular part of a grammar becomes a lexeme where that changes nothing.
+llguidance reads an answer in lexemes, each as long as possible. One character is always a right
+lexeme, but a mask of a long text by characters takes milliseconds. So a regular part of a grammar
+becomes a lexeme where that changes nothing.
 """
 
 import re
@@ -21,8 +23,8 @@ NARROW = {"d": "0-9", "w": "0-9A-Za-z_", "s": r" \t\n\r\f\v"}
 WIDE = {"d": r"\p{N}", "w": r"\p{L}\p{M}\p{N}\p{Pc}", "s": r"\p{Z}\t\n\r\f\v\x1c-\x1f\x{85}"}
 CLASSES = "dDwWsSpP"
 IN_CLASS = "[&~"  # of another meaning in a class of Rust's
-# What an answer in JSON may have. llguidance 1.9.1 takes a class of all control characters for one of all characters:
-# `[^"]` would allow a quote with its backslash.
+# What an answer in JSON may have. llguidance 1.9.1 takes a class of all control characters for one
+# of all characters: `[^"]` would allow a quote with its backslash.
 WRITABLE = r"[^\x00-\x07\x0b\x0e-\x1f\x7f]"
 OF_A_LINE = r"[^\n\x00-\x07\x0b\x0e-\x1f\x7f]"
 
@@ -30,14 +32,17 @@ OF_A_LINE = r"[^\n\x00-\x07\x0b\x0e-\x1f\x7f]"
 def lark_of_ebnf(rules: dict[str, Node], *, has_lexemes: bool) -> str:
     """Without lexemes it reads by characters. A part may be a lexeme under two conditions.
 
-    What may follow it begins with no byte that may also go on with it, so it ends in one place: with the lexeme
-    `[a-z]+` no text fits `[a-z]+ "b"`. And while it is read, nothing outside it can read the same characters.
+    What may follow it begins with no byte that may also go on with it, so it ends in one place:
+    with the lexeme `[a-z]+` no text fits `[a-z]+ "b"`. And while it is read, nothing outside it can
+    read the same characters.
     """
     regexes = _regexes(rules) if has_lexemes else {}
     while regexes and (wrong := _Places(rules, regexes).wrong_lexemes()):
         regexes = {key: regex for key, regex in regexes.items() if regex not in wrong}
     names = {name: "start" if name == "root" else f"r{number}" for number, name in enumerate(rules)}
-    return "\n".join(f"{names[name]}: {_lark(node, names, regexes)}" for name, node in rules.items())
+    return "\n".join(
+        f"{names[name]}: {_lark(node, names, regexes)}" for name, node in rules.items()
+    )
 
 
 def _lark(node: Node, names: dict[str, str], regexes: dict[int, str]) -> str:
@@ -54,7 +59,9 @@ def _lark(node: Node, names: dict[str, str], regexes: dict[int, str]) -> str:
 
 
 def _regexes(rules: dict[str, Node]) -> dict[int, str]:
-    """The regular expressions of the regular parts, by the ids of their nodes; that of a name stands in its rule."""
+    """The regular expressions of the regular parts, by the ids of their nodes; that of a name
+    stands in its rule.
+    """
     regexes: dict[int, str] = {}
     num_known = -1
     for _ in range(MAX_PASSES):  # a rule may come before those that it needs
@@ -89,11 +96,14 @@ def _note_regex(node: Node, rules: dict[str, Node], regexes: dict[int, str]) -> 
 
 def _count(node: Repeat) -> str:
     marks = {(0, None): "*", (1, None): "+", (0, 1): "?"}
-    return marks.get((node.least, node.most), f"{{{node.least},{'' if node.most is None else node.most}}}")
+    return marks.get(
+        (node.least, node.most), f"{{{node.least},{'' if node.most is None else node.most}}}"
+    )
 
 
 def _class(ranges: Ranges) -> str:
-    return f"[{''.join(_letter(low) + (f'-{_letter(high)}' if high > low else '') for low, high in ranges)}]"
+    spans = (_letter(low) + (f"-{_letter(high)}" if high > low else "") for low, high in ranges)
+    return f"[{''.join(spans)}]"
 
 
 def _letter(code: int) -> str:
@@ -101,10 +111,12 @@ def _letter(code: int) -> str:
 
 
 class _Places:
-    """The automaton of a grammar without a stack: states, steps between them that read nothing, and places.
+    """The automaton of a grammar without a stack: states, steps between them that read nothing, and
+    places.
 
-    A place is a character of the grammar, and a set of places an integer with a bit for each. More may follow here than
-    does, since nobody asks where a rule is called from; then a part that might be a lexeme is none.
+    A place is a character of the grammar, and a set of places an integer with a bit for each. More
+    may follow here than does, since nobody asks where a rule is called from; then a part that might
+    be a lexeme is none.
     """
 
     def __init__(self, rules: dict[str, Node], regexes: dict[int, str]) -> None:
@@ -113,7 +125,9 @@ class _Places:
         self._places: list[list[int]] = []  # that begin at each state
         self._chars: list[Ranges] = []  # of each place
         self._ends: list[int] = []  # the state after each place
-        self._lexemes: dict[str, tuple[int, int, int, int]] = {}  # first and last state, and the range of places
+        self._lexemes: dict[
+            str, tuple[int, int, int, int]
+        ] = {}  # first and last state, and the range of places
         self._rule_states = {name: (self._state(), self._state()) for name in rules}
         for name, node in rules.items():
             self._build(node, *self._rule_states[name])
@@ -152,7 +166,9 @@ class _Places:
             self._chars.append(node.ranges)
             self._ends.append(last)
         elif isinstance(node, Ref) or (id(node) in self._regexes and not is_inside):
-            begin, end = self._rule_states[node.name] if isinstance(node, Ref) else self._lexeme(node)
+            begin, end = (
+                self._rule_states[node.name] if isinstance(node, Ref) else self._lexeme(node)
+            )
             self._steps[first].append(begin)
             self._steps[end].append(last)
         elif isinstance(node, Either):
@@ -193,11 +209,16 @@ class _Places:
         return sum(1 << place for state in states for place in self._places[state])
 
     def _mixed(self) -> list[int] | None:
-        """For each place, others that may read the same character of the same text; None if there are too many."""
+        """For each place, others that may read the same character of the same text; None if there
+        are too many.
+        """
         same, mixed = self._overlapping(), [0] * len(self._chars)
         nexts = [self._reachable(state) for state in self._ends]
         begin = self._reachable(self._rule_states["root"][0])
-        pending = [(begin, begin), *((places, places) for places in nexts)]  # that may be next in the same text
+        pending = [
+            (begin, begin),
+            *((places, places) for places in nexts),
+        ]  # that may be next in the same text
         num_pairs = 0
         while pending:
             ones, others = pending.pop()
@@ -214,9 +235,15 @@ class _Places:
 
     def _overlapping(self) -> list[int]:
         """For each place, those that have a character in common with it."""
-        edges = sorted({edge for ranges in self._chars for low, high in ranges for edge in (low, high + 1)})
+        edges = sorted(
+            {edge for ranges in self._chars for low, high in ranges for edge in (low, high + 1)}
+        )
         pieces = [
-            [piece for low, high in ranges for piece in edges[bisect_left(edges, low) : bisect_left(edges, high + 1)]]
+            [
+                piece
+                for low, high in ranges
+                for piece in edges[bisect_left(edges, low) : bisect_left(edges, high + 1)]
+            ]
             for ranges in self._chars
         ]
         holders = dict.fromkeys(edges, 0)
@@ -226,9 +253,15 @@ class _Places:
         return [reduce(or_, (holders[piece] for piece in own)) for own in pieces]
 
     def _first_bytes(self, places: int) -> set[int]:
-        """Of the UTF-8 of their characters, which has their order. A range may have some that begin no character."""
+        """Of the UTF-8 of their characters, which has their order. A range may have some that begin
+        no character.
+        """
         ranges = [one for place in _bits(places) for one in self._chars[place]]
-        return {byte for low, high in ranges for byte in range(chr(low).encode()[0], chr(high).encode()[0] + 1)}
+        return {
+            byte
+            for low, high in ranges
+            for byte in range(chr(low).encode()[0], chr(high).encode()[0] + 1)
+        }
 
 
 def _bits(places: int) -> Iterator[int]:
@@ -241,8 +274,8 @@ def _bits(places: int) -> Iterator[int]:
 def rust_regex(pattern: str, *, is_in_json: bool = False) -> str:
     r"""Raises ValueError for what Rust would read as something else.
 
-    `\d`, `\w` and `\s` are of ASCII in some languages and of Unicode in others: what is written fits both. In a class
-    `[`, `&&`, `--` and `~~` are letters, as in Python and JavaScript.
+    `\d`, `\w` and `\s` are of ASCII in some languages and of Unicode in others: what is written
+    fits both. In a class `[`, `&&`, `--` and `~~` are letters, as in Python and JavaScript.
     """
     begin, end = ("[", f"&&{WRITABLE}]") if is_in_json else ("", "")
     written: list[str] = []

@@ -1,4 +1,5 @@
-"""Tells a client's grammar in Lark from one in EBNF, and refuses what llguidance reads in it beyond Lark.
+"""Tells a client's grammar in Lark from one in EBNF, and refuses what llguidance reads in it beyond
+Lark.
 
     start: "yes" | "no" | NUMBER      // names in capitals are read as one piece
     NUMBER: /[0-9]+/
@@ -11,9 +12,12 @@ Source: Lark's reference of grammars.
 import re
 
 # The first rule decides. A line that begins with a comment or a directive has none.
-DEFINITION = re.compile(r"^[ \t]*[?!]{0,2}[A-Za-z_][\w.-]*(?:\[[^\]\n]*\])?\s*(::=|:)", re.MULTILINE)
+DEFINITION = re.compile(
+    r"^[ \t]*[?!]{0,2}[A-Za-z_][\w.-]*(?:\[[^\]\n]*\])?\s*(::=|:)", re.MULTILINE
+)
 PIECE = re.compile(
-    r"""(?P<comment>(?://|\#)[^\n]*) | (?P<text>"(?:\\.|[^"\\\n])*") | (?P<regex>/(?:\\.|[^/\\\n])+/)
+    r"""(?P<comment>(?://|\#)[^\n]*) | (?P<text>"(?:\\.|[^"\\\n])*")
+    | (?P<regex>/(?:\\.|[^/\\\n])+/)
     | (?P<directive>%\w+) | (?P<special><[^<>\n]*>) | (?P<attributes>\w\[[^\]\n]*\][ \t]*:)""",
     re.VERBOSE,
 )
@@ -26,13 +30,17 @@ REFUSED = {
 
 
 def is_lark(grammar: str) -> bool:
-    """Whether a grammar is written in Lark, whose rules have a colon where those of EBNF have `::=`."""
+    """Whether a grammar is written in Lark, whose rules have a colon where those of EBNF have
+    `::=`.
+    """
     first = DEFINITION.search(grammar)
     return first is not None and first[1] == ":"
 
 
 def check_lark(grammar: str) -> None:
-    """Raise ValueError, with the place, for what is no Lark: it would allow more than a structure may."""
+    """Raise ValueError, with the place, for what is no Lark: it would allow more than a structure
+    may.
+    """
     for found in PIECE.finditer(grammar):
         kind, piece = str(found.lastgroup), found.group()
         if kind in REFUSED and piece not in DIRECTIVES:

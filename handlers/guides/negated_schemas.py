@@ -5,7 +5,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
-from handlers.guides.disjoint_schemas import KINDS, TYPES, Resolve, are_disjoint, conjuncts, listed_values, plain
+from handlers.guides.disjoint_schemas import (
+    KINDS,
+    TYPES,
+    Resolve,
+    are_disjoint,
+    conjuncts,
+    listed_values,
+    plain,
+)
 
 Schema = dict[str, Any]
 Schemas = list[Schema]
@@ -54,10 +62,11 @@ class Negations:
         }
 
     def of(self, schema: object, context: Schema, level: int = 0) -> Schemas:
-        """Schemas of values that do not fit the given one. They may leave out some of those values, perhaps all.
+        """Schemas of values that do not fit the given one. They may leave out some of those values,
+        perhaps all.
 
-        `context` is a schema that the values fit anyway: what no such value fits is left out. Raises ValueError if it
-        takes too many steps.
+        `context` is a schema that the values fit anyway: what no such value fits is left out.
+        Raises ValueError if it takes too many steps.
         """
         self._num_steps += 1
         if self._num_steps > MAX_STEPS:
@@ -73,7 +82,11 @@ class Negations:
         for keyword in keywords:
             for negation in self._rules[keyword](schema, context, level):
                 negations[json.dumps(negation, sort_keys=True)] = negation
-        possible = [negation for negation in negations.values() if not are_disjoint(negation, context, self._resolve)]
+        possible = [
+            negation
+            for negation in negations.values()
+            if not are_disjoint(negation, context, self._resolve)
+        ]
         return sorted(possible, key=_size)
 
     def _of_all(self, schema: Schema, context: Schema, level: int) -> Iterator[Schema]:
@@ -92,7 +105,11 @@ class Negations:
 
     def _of_none(self, parts: Sequence[object], context: Schema, level: int) -> Iterator[Schema]:
         """A value that fits none of several schemas."""
-        negations = [self.of(part, context, level + 1) for part in parts if not self._are_apart(part, context)]
+        negations = [
+            self.of(part, context, level + 1)
+            for part in parts
+            if not self._are_apart(part, context)
+        ]
         if not negations:
             yield {}
         elif all(negations):
@@ -126,11 +143,17 @@ class Negations:
         for part in conjuncts(context, self._resolve):
             for name in part.get("properties", ()):
                 if name not in schema.get("properties", {}):
-                    yield from self._of_property(name, schema["additionalProperties"], context, level)
+                    yield from self._of_property(
+                        name, schema["additionalProperties"], context, level
+                    )
 
-    def _of_property(self, name: str, inner: object, context: Schema, level: int) -> Iterator[Schema]:
+    def _of_property(
+        self, name: str, inner: object, context: Schema, level: int
+    ) -> Iterator[Schema]:
         known = [part.get("properties", {}) for part in conjuncts(context, self._resolve)]
-        inner_context: Schema = {"allOf": [properties[name] for properties in known if name in properties]}
+        inner_context: Schema = {
+            "allOf": [properties[name] for properties in known if name in properties]
+        }
         if negations := self.of(inner, inner_context, level + 1):
             yield {"type": "object", "required": [name], "properties": {name: any_of(negations)}}
 
@@ -146,7 +169,11 @@ class Negations:
     def _of_contains(self, schema: Schema, context: Schema, level: int) -> Iterator[Schema]:
         if schema.get("minContains") != 0:
             negations = self.of(schema["contains"], {}, level + 1)
-            yield {"type": "array", "items": any_of(negations)} if negations else {"type": "array", "maxItems": 0}
+            yield (
+                {"type": "array", "items": any_of(negations)}
+                if negations
+                else {"type": "array", "maxItems": 0}
+            )
 
 
 def any_of(schemas: Sequence[Any]) -> Any:
@@ -179,14 +206,19 @@ def _of_values(schema: Schema, context: Schema, level: int) -> Iterator[Schema]:
     kinds = {KINDS.get(type(value), "null") for value in values}
     if others := TYPES - kinds:
         yield {"type": sorted(others)}
-    if kinds & {"boolean"} and (rest := [value for value in (True, False) if not any(value is one for one in values)]):
+    if kinds & {"boolean"} and (
+        rest := [value for value in (True, False) if not any(value is one for one in values)]
+    ):
         yield {"enum": rest}
     if "string" in kinds:
         yield from _other_strings([value for value in values if isinstance(value, str)])
     if "number" in kinds:
         yield from _other_numbers([value for value in values if KINDS.get(type(value)) == "number"])
     if "array" in kinds:
-        yield {"type": "array", "minItems": 1 + max(len(value) for value in values if isinstance(value, list))}
+        yield {
+            "type": "array",
+            "minItems": 1 + max(len(value) for value in values if isinstance(value, list)),
+        }
 
 
 def _other_strings(values: Iterable[str]) -> Iterator[Schema]:
@@ -236,7 +268,10 @@ def _of_bounds(schema: Schema, context: Schema, level: int) -> Iterator[Schema]:
         exclusive_beyond = "exclusive" + beyond.capitalize()
         if inclusive in schema:
             is_exclusive = schema.get(exclusive) is True
-            yield {"type": "number", beyond if is_exclusive else exclusive_beyond: schema[inclusive]}
+            yield {
+                "type": "number",
+                beyond if is_exclusive else exclusive_beyond: schema[inclusive],
+            }
         if exclusive in schema and not isinstance(schema[exclusive], bool):
             yield {"type": "number", beyond: schema[exclusive]}
 

@@ -1,7 +1,9 @@
-"""The process that compiles guides before the engine does: a compilation cannot be stopped otherwise.
+"""The process that compiles guides before the engine does: a compilation cannot be stopped
+otherwise.
 
-It has read the vocabulary once and forks for each guide, which comes over a connection of its own. The kernel ends a
-fork that reaches a limit, and no answer means that. The engine imports this module too, without llguidance.
+It has read the vocabulary once and forks for each guide, which comes over a connection of its own.
+The kernel ends a fork that reaches a limit, and no answer means that. The engine imports this
+module too, without llguidance.
 """
 
 import os
@@ -42,9 +44,9 @@ def max_compile_bytes() -> int:
 class Start(msgspec.Struct):
     """What the process reads first.
 
-    `vocab_size` is the width of the logits, `max_compile_s` the time of a guide by the clock. JSON that `is_compact`
-    has no spaces between its values. `compiler` is a module whose `new_compile` makes of this a function from a guide
-    to its text for the engine; `backends` is for it alone.
+    `vocab_size` is the width of the logits, `max_compile_s` the time of a guide by the clock. JSON
+    that `is_compact` has no spaces between its values. `compiler` is a module whose `new_compile`
+    makes of this a function from a guide to its text for the engine; `backends` is for it alone.
     """
 
     vocab_size: int
@@ -54,7 +56,9 @@ class Start(msgspec.Struct):
     backends: tuple[str, ...] = ()
     max_cpu_s: int = MAX_COMPILE_S
     max_bytes: int = msgspec.field(default_factory=max_compile_bytes)
-    config: GuidedDecodingConfig = GuidedDecodingConfig([])  # the vocabulary, which is read with the first guide
+    config: GuidedDecodingConfig = GuidedDecodingConfig(
+        []
+    )  # the vocabulary, which is read with the first guide
 
 
 def read_all(connection: socket.socket) -> bytes:
@@ -96,7 +100,10 @@ def _compile(compile: Compile, connection: socket.socket, start: Start) -> None:
 
 
 def _limit(start: Start) -> None:
-    for signum in (signal.SIGALRM, signal.SIGXCPU):  # by which the limits end this process; the engine ignores them
+    for signum in (
+        signal.SIGALRM,
+        signal.SIGXCPU,
+    ):  # by which the limits end this process; the engine ignores them
         signal.signal(signum, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, start.max_compile_s)
     os.nice(NICENESS)

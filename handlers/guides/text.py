@@ -1,4 +1,6 @@
-"""llguidance's forms of a guide and of a vocabulary, and the matchers that follow a guide within the limits of all."""
+"""llguidance's forms of a guide and of a vocabulary, and the matchers that follow a guide within
+the limits of all.
+"""
 
 import json
 import re
@@ -23,14 +25,17 @@ if TYPE_CHECKING:
 
 DEAD_END = "NoExtension"  # llguidance's word for it
 NO_TEXT = "no text of this vocabulary fits it"
-PLACE = re.compile(r"^(?:at )?(\d+)\((\d+)\): ")  # in Lark, which the client knows only if it wrote it
+PLACE = re.compile(
+    r"^(?:at )?(\d+)\((\d+)\): "
+)  # in Lark, which the client knows only if it wrote it
 BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 WORD = "\u2581"  # marks the begin of a word
 EMPTY = "(?:)"  # a regular expression; two slashes would begin a comment of Lark
 MAX_MASK_S = 0.05  # of processor time
 NUM_TRIED = 4  # masks
 TOO_SLOW = f"to follow it takes more than {MAX_MASK_S * 1000:g} ms for a token"
-SPACES = r"[\x20\x0A\x0D\x09]{1,16}"  # between two values of JSON: a model that goes on writing spaces would never end
+# between two values of JSON: a model that goes on writing spaces would never end
+SPACES = r"[\x20\x0A\x0D\x09]{1,16}"
 JSON_OPTIONS: "JsonCompileOptions" = {
     "item_separator": ",",
     "key_separator": ":",
@@ -50,7 +55,9 @@ LIMITS = LLParserLimits(
 
 
 def new_compile(start: "Start") -> Callable[[GuidedDecodingParams], str]:
-    return partial(text_of, new_tokenizer(start.config, start.vocab_size), is_compact=start.is_compact)
+    return partial(
+        text_of, new_tokenizer(start.config, start.vocab_size), is_compact=start.is_compact
+    )
 
 
 def text_of(tokenizer: LLTokenizer, params: GuidedDecodingParams, *, is_compact: bool) -> str:
@@ -68,7 +75,9 @@ def text_of(tokenizer: LLTokenizer, params: GuidedDecodingParams, *, is_compact:
 
 
 def _try(matcher: LLMatcher) -> None:
-    """Compute the first masks, because they may explode too. Raises ValueError if one allows no token or is slow."""
+    """Compute the first masks, because they may explode too. Raises ValueError if one allows no
+    token or is slow.
+    """
     for _ in range(NUM_TRIED):
         started_s = time.thread_time()
         mask = matcher.compute_bitmask()
@@ -84,7 +93,8 @@ def _try(matcher: LLMatcher) -> None:
 
 
 def _texts_of(params: GuidedDecodingParams, *, is_compact: bool) -> list[str]:
-    """The texts of a guide for llguidance, of one meaning, the quickest first. Raises ValueError for a wrong guide.
+    """The texts of a guide for llguidance, of one meaning, the quickest first. Raises ValueError
+    for a wrong guide.
 
     JSON that is compact has no spaces between its values.
     """
@@ -95,7 +105,11 @@ def _texts_of(params: GuidedDecodingParams, *, is_compact: bool) -> list[str]:
             "whitespace_pattern": None if is_compact else SPACES,
         }
         schema = ANY_OBJECT if params.guide_type is GuideType.JSON else guide
-        return [LLMatcher.grammar_from_json_schema(read_schema(schema), overrides={**JSON_OPTIONS, **spaces})]
+        return [
+            LLMatcher.grammar_from_json_schema(
+                read_schema(schema), overrides={**JSON_OPTIONS, **spaces}
+            )
+        ]
     if params.guide_type is GuideType.REGEX:
         return [LLMatcher.grammar_from_regex(rust_regex(guide) or EMPTY)]
     if is_lark(guide):
@@ -108,7 +122,9 @@ def _texts_of(params: GuidedDecodingParams, *, is_compact: bool) -> list[str]:
 
 
 def new_matcher(tokenizer: LLTokenizer, text: str, *, has_places: bool = False) -> LLMatcher:
-    """Raises ValueError if llguidance cannot follow the text, with the place in it where the client wrote it."""
+    """Raises ValueError if llguidance cannot follow the text, with the place in it where the client
+    wrote it.
+    """
     matcher = LLMatcher(tokenizer, text, log_level=0, limits=LIMITS)
     if matcher.is_error():
         raise ValueError(reason_of(matcher, has_places=has_places))
@@ -116,21 +132,33 @@ def new_matcher(tokenizer: LLTokenizer, text: str, *, has_places: bool = False) 
 
 
 def reason_of(matcher: LLMatcher, *, has_places: bool = False) -> str:
-    """Why a matcher has failed, without the lines that show the client's text or llguidance's form of it."""
-    lines = [line for line in matcher.get_error().splitlines() if line.strip() and "<non-verbose/>" not in line]
+    """Why a matcher has failed, without the lines that show the client's text or llguidance's form
+    of it.
+    """
+    lines = [
+        line
+        for line in matcher.get_error().splitlines()
+        if line.strip() and "<non-verbose/>" not in line
+    ]
     if lines and lines[0].startswith(DEAD_END):
         return NO_TEXT
     place = PLACE.match(lines[0]) if lines else None
     where = f"line {place[1]}, column {place[2]}: " if place is not None and has_places else ""
-    of_regex = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), None)
+    of_regex = next(
+        (line.removeprefix("error: ") for line in lines if line.startswith("error: ")), None
+    )
     if of_regex is not None:
         return f"{where}its regular expression: {of_regex}"
     return where + PLACE.sub("", lines[0] if lines else "")
 
 
 def new_tokenizer(config: GuidedDecodingConfig, vocab_size: int) -> LLTokenizer:
-    """`vocab_size` is the width of the logits, which may be wider than the vocabulary. It may also be narrower."""
-    end_ids = [one for one in config.stop_token_ids or () if 0 <= one < len(config.encoded_vocab)] or None
+    """`vocab_size` is the width of the logits, which may be wider than the vocabulary. It may also
+    be narrower.
+    """
+    end_ids = [
+        one for one in config.stop_token_ids or () if 0 <= one < len(config.encoded_vocab)
+    ] or None
     num_tokens = max(vocab_size, len(config.encoded_vocab))
     if config.tokenizer_str is not None:
         with suppress(ValueError):  # of a decoder that llguidance does not know
@@ -140,20 +168,30 @@ def new_tokenizer(config: GuidedDecodingConfig, vocab_size: int) -> LLTokenizer:
 
 
 class _Greedy:
-    """A tokenizer of which only the texts of tokens are known. It takes the longest token each time."""
+    """A tokenizer of which only the texts of tokens are known. It takes the longest token each
+    time.
+    """
 
     bos_token_id = None
 
     def __init__(self, config: GuidedDecodingConfig, end_ids: list[int] | None) -> None:
         described = json.loads(config.tokenizer_str or "{}")
-        special = {token["id"] for token in described.get("added_tokens", ()) if token["special"]}.union(end_ids or ())
-        has_words = bool(re.search('"type": "(Metaspace|ByteFallback)"', json.dumps(described.get("decoder"))))
+        special = {
+            token["id"] for token in described.get("added_tokens", ()) if token["special"]
+        }.union(end_ids or ())
+        has_words = bool(
+            re.search('"type": "(Metaspace|ByteFallback)"', json.dumps(described.get("decoder")))
+        )
         self.tokens = [
             b"" if token_id in special else _written(text, has_words=has_words)
             for token_id, text in enumerate(config.encoded_vocab)
         ]
         self.special_token_ids = sorted(special)
-        self.eos_token_id = end_ids[0] if end_ids else next((n for n, text in enumerate(self.tokens) if not text), 0)
+        self.eos_token_id = (
+            end_ids[0]
+            if end_ids
+            else next((n for n, text in enumerate(self.tokens) if not text), 0)
+        )
         self._ids = {text: token_id for token_id, text in enumerate(self.tokens) if text}
         self._max_bytes = max(map(len, self.tokens))
 
@@ -171,5 +209,9 @@ class _Greedy:
 
 def _written(text: str, *, has_words: bool) -> bytes:
     if has_words:
-        return bytes.fromhex(found[1]) if (found := BYTE.fullmatch(text)) else text.replace(WORD, " ").encode()
+        return (
+            bytes.fromhex(found[1])
+            if (found := BYTE.fullmatch(text))
+            else text.replace(WORD, " ").encode()
+        )
     return text.encode("utf-8", "ignore")

@@ -1,4 +1,6 @@
-"""The guides of clients, who take turns while theirs are compiled, and what came of those that were used last."""
+"""The guides of clients, who take turns while theirs are compiled, and what came of those that were
+used last.
+"""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -19,7 +21,9 @@ T = TypeVar("T")
 
 
 class Kept(OrderedDict[GuidedDecodingParams, T]):
-    """What came of the guides that were used last, up to a number of them and of their characters."""
+    """What came of the guides that were used last, up to a number of them and of their
+    characters.
+    """
 
     def __init__(self, max_num: int, max_chars: int) -> None:
         super().__init__()  # the one used longest ago first
@@ -59,7 +63,9 @@ class GuideFuture(Future[T]):
 
 
 class GuideOutcomes(Generic[T]):
-    """What `make` returned for a guide, or raised. One thread asks; `make` runs on others, once for each guide."""
+    """What `make` returned for a guide, or raised. One thread asks; `make` runs on others, once for
+    each guide.
+    """
 
     def __init__(
         self,
@@ -75,7 +81,9 @@ class GuideOutcomes(Generic[T]):
         self._kept = Kept[GuideFuture[T]](max_kept, max_kept_chars)
 
     def of(self, params: GuidedDecodingParams, client: int | None = None) -> GuideFuture[T]:
-        """The outcome of a guide, which is made from now on if there was none, or one that may end otherwise."""
+        """The outcome of a guide, which is made from now on if there was none, or one that may end
+        otherwise.
+        """
         future = self._kept.get(params)
         if future is None or future.may_change:
             self.num_compiled += 1

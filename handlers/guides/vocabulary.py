@@ -1,4 +1,6 @@
-"""The vocabulary that guided decoding needs: what each token writes, and which tokens may end an answer."""
+"""The vocabulary that guided decoding needs: what each token writes, and which tokens may end an
+answer.
+"""
 
 import importlib.util
 import json
@@ -36,13 +38,17 @@ def why_no_guides(folder: Path | None) -> str:
 
 
 def read_config(folder: str | Path) -> GuidedDecodingConfig:
-    """Read the tokenizer's files in a folder. An id between others that no token has gets an empty text."""
+    """Read the tokenizer's files in a folder. An id between others that no token has gets an empty
+    text.
+    """
     from tokenizers import Tokenizer
 
     folder = Path(folder)
     tokenizer = Tokenizer.from_file(str(folder / FILE_NAME))
     config = _read_json(folder / "tokenizer_config.json")
-    eos_token = config.get("eos_token") or _read_json(folder / "special_tokens_map.json").get("eos_token")
+    eos_token = config.get("eos_token") or _read_json(folder / "special_tokens_map.json").get(
+        "eos_token"
+    )
     _add_tokens(tokenizer, config.get("added_tokens_decoder", {}))
     ids = tokenizer.get_vocab()
     texts = [""] * (max(ids.values()) + 1)
@@ -53,17 +59,27 @@ def read_config(folder: str | Path) -> GuidedDecodingConfig:
 
 
 class Vocabulary:
-    """What guides must know of the tokens. A mask is int32 (vocab / 32,), with a bit for each token."""
+    """What guides must know of the tokens. A mask is int32 (vocab / 32,), with a bit for each
+    token.
+    """
 
     def __init__(self, config: GuidedDecodingConfig, vocab_size: int) -> None:
-        """`vocab_size` is the width of the logits. No guide allows an id that the config does not have."""
+        """`vocab_size` is the width of the logits. No guide allows an id that the config does not
+        have.
+        """
         from handlers.guides.text import new_tokenizer
 
         self.size = vocab_size
-        self.end_ids = frozenset(one for one in config.stop_token_ids or () if 0 <= one < vocab_size)
+        self.end_ids = frozenset(
+            one for one in config.stop_token_ids or () if 0 <= one < vocab_size
+        )
         self.tokenizer = new_tokenizer(config, vocab_size)
-        self.marks = self.mask_of(one for one in self.tokenizer.eos_tokens if one < vocab_size)  # of an end or an error
-        self._row = np.zeros(-(-self.tokenizer.vocab_size // WORD_BITS), np.int32)  # the tokenizer may be wider
+        self.marks = self.mask_of(
+            one for one in self.tokenizer.eos_tokens if one < vocab_size
+        )  # of an end or an error
+        self._row = np.zeros(
+            -(-self.tokenizer.vocab_size // WORD_BITS), np.int32
+        )  # the tokenizer may be wider
 
     def mask_of(self, token_ids: Iterable[int]) -> Mask:
         bits = np.zeros(-(-self.size // WORD_BITS) * WORD_BITS, bool)
@@ -71,7 +87,9 @@ class Vocabulary:
         return np.packbits(bits, bitorder="little").view(np.int32)
 
     def mask_from(self, matcher: "LLMatcher") -> Mask:
-        """The tokens that may come next, up to the next call. llguidance's own end ids are among them at an end."""
+        """The tokens that may come next, up to the next call. llguidance's own end ids are among
+        them at an end.
+        """
         matcher.unsafe_compute_mask_ptr(self._row.ctypes.data, self._row.nbytes)
         return self._row[: -(-self.size // WORD_BITS)]
 
@@ -83,8 +101,14 @@ def _add_tokens(tokenizer: "Tokenizer", listed: Mapping[str, Mapping[str, Any]])
     known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
     for _, token in sorted(listed.items(), key=lambda item: int(item[0])):
         if token["content"] not in known:
-            flags = {name: token[name] for name in ("lstrip", "rstrip", "single_word", "normalized") if name in token}
-            tokenizer.add_tokens([AddedToken(token["content"], special=token.get("special", False), **flags)])
+            flags = {
+                name: token[name]
+                for name in ("lstrip", "rstrip", "single_word", "normalized")
+                if name in token
+            }
+            tokenizer.add_tokens(
+                [AddedToken(token["content"], special=token.get("special", False), **flags)]
+            )
 
 
 def _read_json(path: Path) -> dict[str, Any]:

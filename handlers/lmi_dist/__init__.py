@@ -1,4 +1,5 @@
-"""The embedded executor: continuous batching of decoder-only checkpoints, in C++ on CPUs and in torch elsewhere.
+"""The embedded executor: continuous batching of decoder-only checkpoints, in C++ on CPUs and in
+torch elsewhere.
 
 torch is imported where a model needs it: on a GPU, and for families that our programs do not know.
 """

@@ -1,4 +1,5 @@
-"""The Handler record of the embedded engine: its options of adapters, with vLLM's names, and its kernels for this CPU.
+"""The Handler record of the embedded engine: its options of adapters, with vLLM's names, and its
+kernels for this CPU.
 
 This module imports none of the engine's libraries.
 """
@@ -16,9 +17,13 @@ from lmi.settings.handler import Auto, Handler, folder_of
 from lmi.settings.kinds import BOOLEAN, Kind, integer
 from lmi.settings.other_names import ENGINE_KEYS
 
-MAX_NUM_SEQUENCES = 64  # where no option says it: fewer, if they make as many tokens on this machine
+MAX_NUM_SEQUENCES = (
+    64  # where no option says it: fewer, if they make as many tokens on this machine
+)
 MAX_PREFILL_TOKENS = 1024
-ONE_DEVICE = "1 on lmi-dist, which runs on one device; more with option.rolling_batch=vllm, once installed"
+ONE_DEVICE = (
+    "1 on lmi-dist, which runs on one device; more with option.rolling_batch=vllm, once installed"
+)
 QUANTIZE_METHODS = frozenset({"int8"})
 DRAFT_KEYS = ("option.speculative_draft_model", "option.speculative_config")
 LORA_KINDS: dict[str, Kind] = {
@@ -27,7 +32,9 @@ LORA_KINDS: dict[str, Kind] = {
     "max_lora_rank": integer(1, 1024),
     "max_cpu_loras": integer(1),
 }
-OWN_KINDS = LORA_KINDS | {"disable_any_whitespace": BOOLEAN}  # the last is vLLM's name for JSON without spaces
+OWN_KINDS = LORA_KINDS | {
+    "disable_any_whitespace": BOOLEAN
+}  # the last is vLLM's name for JSON without spaces
 OWN_KEYS = frozenset(f"option.{name}" for name in OWN_KINDS)
 LIBRARIES, PREFIX, SUFFIX = Path(__file__).parent / "native", "lmi_kernels-", ".so"
 X86_64_V3 = frozenset("avx2 bmi1 bmi2 fma f16c abm movbe".split())  # as /proc/cpuinfo names them
@@ -35,7 +42,9 @@ X86_64_V4 = X86_64_V3 | frozenset("avx512f avx512bw avx512cd avx512dq avx512vl".
 
 
 def own_options(options: Mapping[str, str]) -> dict[str, Any]:
-    """The values of OWN_KINDS that are given. Raises BadConfiguration with a line for each fault."""
+    """The values of OWN_KINDS that are given. Raises BadConfiguration with a line for
+    each fault.
+    """
     values, faults = {}, []
     for name in OWN_KINDS.keys() & options.keys():
         try:
@@ -61,10 +70,14 @@ class LoraLimits:
             return None
         num_kept = values.get("max_cpu_loras")
         # A default gives way to what is given.
-        usual = LoraLimits.max_in_batch if num_kept is None else min(LoraLimits.max_in_batch, num_kept)
+        usual = (
+            LoraLimits.max_in_batch if num_kept is None else min(LoraLimits.max_in_batch, num_kept)
+        )
         num_each = values.get("max_loras", usual)
         if num_kept is not None and num_kept < num_each:
-            raise BadConfiguration(f"option.max_cpu_loras={num_kept}: allowed is at least option.max_loras, {num_each}")
+            raise BadConfiguration(
+                f"option.max_cpu_loras={num_kept}: allowed is at least option.max_loras, {num_each}"
+            )
         return LoraLimits(num_each, values.get("max_lora_rank", LoraLimits.max_rank), num_kept)
 
 
@@ -101,7 +114,9 @@ def variant_here() -> str | None:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         lines = []
-    flags = next((line.partition(":")[2] for line in lines if line.startswith("flags")), "")  # of the first core
+    flags = next(
+        (line.partition(":")[2] for line in lines if line.startswith("flags")), ""
+    )  # of the first core
     return variant_of(platform.machine(), frozenset(flags.split()))
 
 
@@ -120,11 +135,16 @@ def describe_kernels(folder: Path = LIBRARIES, wanted: str | None = None) -> str
     there = f"built: {', '.join(names) or 'none'}"
     if wanted is None:
         return f"kernels torch ({there}; none is for this CPU)"
-    return f"kernels native {wanted} ({there})" if wanted in names else f"kernels torch ({there}; this CPU: {wanted})"
+    return (
+        f"kernels native {wanted} ({there})"
+        if wanted in names
+        else f"kernels torch ({there}; this CPU: {wanted})"
+    )
 
 
 def dtypes(config: EngineConfig, stored: str) -> tuple[str, str]:
-    """Dtypes of weights and of keys and values on a CPU, where only torch knows a cache in bfloat16.
+    """Dtypes of weights and of keys and values on a CPU, where only torch knows a cache in
+    bfloat16.
 
     The native kernels keep the bfloat16 weights of a checkpoint. They are taken to know the model.
     """
@@ -152,6 +172,8 @@ HANDLER = Handler(
     check=check,
     check_model=check_model,
     dtypes=dtypes,
-    environment=lambda *_: {"OPENBLAS_NUM_THREADS": "1"},  # numpy would start a thread for each core, for nothing
+    environment=lambda *_: {
+        "OPENBLAS_NUM_THREADS": "1"
+    },  # numpy would start a thread for each core, for nothing
     describe=describe_kernels,
 )

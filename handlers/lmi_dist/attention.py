@@ -1,8 +1,9 @@
-"""One step with torch: its rows, their attention, and the slots of memory that hold each sequence's keys and values.
+"""One step with torch: its rows, their attention, and the slots of memory that hold each sequence's
+keys and values.
 
-Slots are read through views and never gathered: reading scattered blocks would copy the whole cache in every layer of
-every step. Decodes are computed in groups of neighbouring slots: one call with a mask where the sequences differ in
-length. Prompt chunks are computed one by one.
+Slots are read through views and never gathered: reading scattered blocks would copy the whole cache
+in every layer of every step. Decodes are computed in groups of neighbouring slots: one call with a
+mask where the sequences differ in length. Prompt chunks are computed one by one.
 """
 
 import math
@@ -19,38 +20,54 @@ from handlers.lmi_dist.operations import Attend
 from handlers.lmi_dist.placement import Placement
 from handlers.lmi_dist.runner import Chunk, Plan
 
-_MAP_NORESERVE = 0x4000  # Linux: slots may be longer in sum than the memory; Python 3.11 has no name for it
-# The cost of one more call, as the bytes of keys and values read in that time. A group is split where that saves more.
+_MAP_NORESERVE = (
+    0x4000  # Linux: slots may be longer in sum than the memory; Python 3.11 has no name for it
+)
+# The cost of one more call, as the bytes of keys and values read in that time. A group is split
+# where that saves more.
 _SPLIT_BYTES = 400_000
 
 
 class KvSlots:
-    """The storage is (slot, layer, keys of all heads then values of all heads, position, channel)."""
+    """The storage is (slot, layer, keys of all heads then values of all heads,
+    position, channel).
+    """
 
-    def __init__(self, facts: ModelFacts, placement: Placement, num_slots: int, max_length: int) -> None:
+    def __init__(
+        self, facts: ModelFacts, placement: Placement, num_slots: int, max_length: int
+    ) -> None:
         num_layers, num_heads, head_dim = facts.num_layers, facts.num_kv_heads, facts.head_dim
         shape = (num_slots, num_layers, 2 * num_heads, max_length, head_dim)
         dtype, device = self.dtype, self.device = placement.dtype, placement.device
         self.num_heads, self.head_dim = num_heads, head_dim
-        self.bytes_per_key = 2 * num_heads * head_dim * dtype.itemsize  # of one position in one layer
+        self.bytes_per_key = (
+            2 * num_heads * head_dim * dtype.itemsize
+        )  # of one position in one layer
         self._slot_bytes = num_layers * 2 * num_heads * max_length * head_dim * dtype.itemsize
         self._mapping: mmap.mmap | None = None
         if device.type == "cpu":  # zeroed memory that costs nothing until it is written
             flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
             self._mapping = mmap.mmap(-1, num_slots * self._slot_bytes, flags=flags)
-            self._mapping.madvise(mmap.MADV_NOHUGEPAGE)  # huge pages would commit 2 MB at the first token
+            self._mapping.madvise(
+                mmap.MADV_NOHUGEPAGE
+            )  # huge pages would commit 2 MB at the first token
             self._storage = torch.frombuffer(self._mapping, dtype=dtype).view(shape)
-        else:  # an accelerator has no lazy mapping; masked positions must hold finite numbers: 0 x NaN is NaN
+        else:
+            # an accelerator has no lazy mapping; masked positions must hold finite numbers: 0 x NaN
+            # is NaN
             self._storage = torch.zeros(shape, dtype=dtype, device=device)
         heads_of_layer = 2 * num_heads * max_length
         flat = self._storage.view(-1, head_dim)
         self.flat = [flat[layer * heads_of_layer :] for layer in range(num_layers)]
         self._heads = torch.arange(2 * num_heads, device=device) * max_length
         self._slot_stride = num_layers * heads_of_layer
-        self.layers = [(slots[:, :num_heads], slots[:, num_heads:]) for slots in self._storage.unbind(1)]
+        self.layers = [
+            (slots[:, :num_heads], slots[:, num_heads:]) for slots in self._storage.unbind(1)
+        ]
 
     def cell_indices(self, slots: Tensor, positions: Tensor) -> Tensor:
-        """The cells of each token, which are the same in every layer. A cell is one head's key or value.
+        """The cells of each token, which are the same in every layer. A cell is one head's key or
+        value.
 
         (num_tokens,) and (num_tokens,) to (num_tokens * 2 * num_heads,).
         """
@@ -59,16 +76,19 @@ class KvSlots:
 
     @torch.inference_mode()
     def copy(self, slot: int, to_slots: list[int], num_tokens: int) -> None:
-        """Copy the keys and values of the first `num_tokens` of a slot, bit by bit, without a buffer."""
+        """Copy the keys and values of the first `num_tokens` of a slot, bit by bit, without a
+        buffer.
+        """
         for to_slot in to_slots:
             self._storage[to_slot, :, :, :num_tokens] = self._storage[slot, :, :, :num_tokens]
 
     @torch.inference_mode()
     def release(self, slot: int) -> None:
-        """Give the pages of a free slot back to the system. Pages shared with a neighbouring slot stay.
+        """Give the pages of a free slot back to the system. Pages shared with a neighbouring slot
+        stay.
 
-        On an accelerator the slot is cleared: it may hold numbers that are not finite, and its next owner reads past
-        its end.
+        On an accelerator the slot is cleared: it may hold numbers that are not finite, and its next
+        owner reads past its end.
         """
         if self._mapping is None:
             self._storage[slot].zero_()
@@ -81,7 +101,9 @@ class KvSlots:
 
 @dataclass(slots=True)
 class AttentionCall:
-    """One call of the kernel: the last `num_queries` tokens of a chunk, or of the chunk in each of the slots."""
+    """One call of the kernel: the last `num_queries` tokens of a chunk, or of the chunk in each of
+    the slots.
+    """
 
     slots: range
     positions: range  # in each of them
@@ -90,7 +112,9 @@ class AttentionCall:
     num_queries: int
     is_causal: bool  # each query sees the positions up to its own; the first query is at position 0
     mask: Tensor | None = None  # (slots, 1, queries, positions), 0 or -inf
-    queries: Tensor | None = None  # (slots,), the rows of the queries if slots without one lie between
+    queries: Tensor | None = (
+        None  # (slots,), the rows of the queries if slots without one lie between
+    )
     answers: Tensor | None = None  # (last - first,), in that case the slots whose answers are kept
 
 
@@ -106,11 +130,15 @@ class Attention:
         self._calls: dict[tuple[int | None, bool], list[AttentionCall]] = {}
 
     def write(self, layer: int, keys_values: Tensor) -> None:
-        """Store the keys of all heads, then the values of all heads, of each row: (rows, 2 * kv_heads, head_dim)."""
+        """Store the keys of all heads, then the values of all heads, of each row: (rows, 2 *
+        kv_heads, head_dim).
+        """
         self._kv.flat[layer].index_copy_(0, self._cells, keys_values.reshape(-1, self._kv.head_dim))
 
     def __call__(self, queries: Tensor, how: Attend) -> Tensor:
-        """(rows, heads, head_dim) to (rows, heads * head_dim). With `is_wanted` these are only the wanted rows."""
+        """(rows, heads, head_dim) to (rows, heads * head_dim). With `is_wanted` these are only the
+        wanted rows.
+        """
         window, is_wanted = how.window, how.is_wanted
         if (calls := self._calls.get((window, is_wanted))) is None:
             calls = self._calls[window, is_wanted] = list(self._plan_calls(window, is_wanted))
@@ -121,12 +149,22 @@ class Attention:
         """The answers of the rows of one call: (last - first, heads * head_dim)."""
         slots, positions = (slice(one.start, one.stop) for one in (call.slots, call.positions))
         part = (slots, slice(None), positions)
-        keys, values = (half[part] for half in self._kv.layers[how.layer])  # (slots, kv_heads, positions, head_dim)
+        keys, values = (
+            half[part] for half in self._kv.layers[how.layer]
+        )  # (slots, kv_heads, positions, head_dim)
         if call.num_queries > 1:
-            heads = queries[call.first : call.last].transpose(0, 1)[None]  # (1, heads, queries, head_dim)
+            heads = queries[call.first : call.last].transpose(0, 1)[
+                None
+            ]  # (1, heads, queries, head_dim)
             return _attend(heads, keys, values, call, how)[0].transpose(0, 1).flatten(1)
-        rows = queries[call.first : call.last] if call.queries is None else queries.index_select(0, call.queries)
-        groups = rows.unflatten(1, (self._kv.num_heads, -1))  # (slots, kv_heads, queries of a key head, head_dim)
+        rows = (
+            queries[call.first : call.last]
+            if call.queries is None
+            else queries.index_select(0, call.queries)
+        )
+        groups = rows.unflatten(
+            1, (self._kv.num_heads, -1)
+        )  # (slots, kv_heads, queries of a key head, head_dim)
         num_queries = groups.shape[2]
         if num_queries % 2 and num_queries > 1:  # torch is up to twice as fast with an even number
             groups = functional.pad(groups, (0, 0, 0, 1))
@@ -134,7 +172,9 @@ class Attention:
         return answers if call.answers is None else answers.index_select(0, call.answers)
 
     def _plan_calls(self, window: int | None, is_wanted: bool) -> Iterator[AttentionCall]:
-        """The calls of a layer, in the order of rows. With `is_wanted` only the last tokens of a chunk are rows."""
+        """The calls of a layer, in the order of rows. With `is_wanted` only the last tokens of a
+        chunk are rows.
+        """
         decodes = [chunk for chunk in self._plan.decodes if chunk.num_logits or not is_wanted]
         for first, last in self._split(decodes):
             yield self._call(decodes[first:last], 1, first, window)
@@ -158,7 +198,9 @@ class Attention:
             last_slot, longest = chunk.slot + 1, max(longest, chunk.end)
         return list(zip(cuts, [*cuts[1:], len(decodes)], strict=True)) if cuts else []
 
-    def _call(self, chunks: Sequence[Chunk], num_queries: int, first: int, window: int | None) -> AttentionCall:
+    def _call(
+        self, chunks: Sequence[Chunk], num_queries: int, first: int, window: int | None
+    ) -> AttentionCall:
         """The call for the last tokens of each chunk, whose rows begin at `first`."""
         ends = {chunk.slot: chunk.end for chunk in chunks}
         start = 0 if window is None else max(0, min(ends.values()) - num_queries + 1 - window)
@@ -177,7 +219,9 @@ class Attention:
     def _mask(self, call: AttentionCall, ends: dict[int, int], window: int | None) -> Tensor:
         """The mask of the last queries of each slot: (slots, 1, queries, positions)."""
         last = self._indices(ends.get(slot, call.positions.stop) for slot in call.slots)
-        queries = (last[:, None] + torch.arange(-call.num_queries, 0, device=self._kv.device))[:, None, :, None]
+        queries = (last[:, None] + torch.arange(-call.num_queries, 0, device=self._kv.device))[
+            :, None, :, None
+        ]
         positions = torch.arange(call.positions.start, call.positions.stop, device=self._kv.device)
         is_hidden = positions > queries
         if window is not None:
@@ -207,17 +251,31 @@ class StepInputs:
     adapted: tuple[AdaptedRows, ...] = ()
 
 
-def _attend(query: Tensor, keys: Tensor, values: Tensor, call: AttentionCall, how: Attend) -> Tensor:
-    """Attend with (slots, heads, queries, head_dim) tensors, of which keys and values may have fewer heads."""
+def _attend(
+    query: Tensor, keys: Tensor, values: Tensor, call: AttentionCall, how: Attend
+) -> Tensor:
+    """Attend with (slots, heads, queries, head_dim) tensors, of which keys and values may have
+    fewer heads.
+    """
     if (softcap := how.softcap) is None:
         return functional.scaled_dot_product_attention(
-            query, keys, values, attn_mask=call.mask, is_causal=call.is_causal, scale=how.scale, enable_gqa=True
+            query,
+            keys,
+            values,
+            attn_mask=call.mask,
+            is_causal=call.is_causal,
+            scale=how.scale,
+            enable_gqa=True,
         )
-    folded = query.reshape(*keys.shape[:2], -1, query.shape[3])  # the queries of a key head in one product
+    folded = query.reshape(
+        *keys.shape[:2], -1, query.shape[3]
+    )  # the queries of a key head in one product
     scores = torch.matmul(folded, keys.mT).mul_(how.scale / softcap).tanh_().mul_(softcap)
     mask = call.mask
     if call.is_causal:
-        mask = torch.full((call.num_queries, call.num_queries), -math.inf, device=scores.device).triu_(1)
+        mask = torch.full(
+            (call.num_queries, call.num_queries), -math.inf, device=scores.device
+        ).triu_(1)
     if mask is not None:
         scores = (scores.unflatten(2, (-1, call.num_queries)) + mask.unsqueeze(-3)).flatten(2, 3)
     weights = scores.softmax(dim=-1, dtype=torch.float32).to(values.dtype)

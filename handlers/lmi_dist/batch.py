@@ -1,7 +1,8 @@
 """The largest batch that pays on this machine, measured when a model is loaded.
 
-A step reads all weights, so it makes more tokens of more sequences in hardly more time, until it computes all the time.
-From then on a further sequence makes no token more, and only lengthens the gap between the tokens of all others.
+A step reads all weights, so it makes more tokens of more sequences in hardly more time, until it
+computes all the time. From then on a further sequence makes no token more, and only lengthens the
+gap between the tokens of all others.
 """
 
 import time
@@ -12,7 +13,9 @@ from handlers.lmi_dist.runner import Chunk, Plan, Runner
 
 LEAST_BATCH = 8
 SHORT_GAP_S = 0.05  # between two tokens of a stream: 20 tokens/s are read by nobody
-LEAST_GAIN = 1.1  # in tokens per second, for which a batch of twice the size is worth its longer gap
+LEAST_GAIN = (
+    1.1  # in tokens per second, for which a batch of twice the size is worth its longer gap
+)
 NUM_TRIES = 3  # of a step whose time may be disturbed by other processes
 LONG_TRY_S = 0.05  # a step that takes longer is tried twice
 LEAST_BUDGET_S, SHARE_OF_LOAD = 0.3, 0.05  # for measuring
@@ -26,10 +29,14 @@ class BatchChoice:
     why: str
 
 
-def choose_batch(step_s: Callable[[int], float], least: int, most: int, budget_s: float) -> BatchChoice:
-    """The largest batch that pays, of `least` to `most` sequences. `step_s` makes a step of so many and says its time.
+def choose_batch(
+    step_s: Callable[[int], float], least: int, most: int, budget_s: float
+) -> BatchChoice:
+    """The largest batch that pays, of `least` to `most` sequences. `step_s` makes a step of so many
+    and says its time.
 
-    A batch may grow to twice its size while its steps stay short, or while it makes LEAST_GAIN times the tokens.
+    A batch may grow to twice its size while its steps stay short, or while it makes LEAST_GAIN
+    times the tokens.
     """
     seconds = spent_s = step_s(least)
     if seconds * most / least <= SHORT_GAP_S:
@@ -52,10 +59,15 @@ def choose_batch(step_s: Callable[[int], float], least: int, most: int, budget_s
         larger_s = best(larger, first_s)
         if larger_s > SHORT_GAP_S and larger / larger_s < LEAST_GAIN * size / seconds:
             speeds = f"{size / seconds:.0f} tokens/s, one of {larger} {larger / larger_s:.0f}"
-            return BatchChoice(size, f"a batch of {size} makes {speeds} in steps of {_ms(larger_s)}")
+            return BatchChoice(
+                size, f"a batch of {size} makes {speeds} in steps of {_ms(larger_s)}"
+            )
         size, seconds = larger, larger_s
     if size == most:
-        return BatchChoice(most, f"a batch of {most} makes {most / seconds:.0f} tokens/s in steps of {_ms(seconds)}")
+        return BatchChoice(
+            most,
+            f"a batch of {most} makes {most / seconds:.0f} tokens/s in steps of {_ms(seconds)}",
+        )
     return BatchChoice(size, f"a step of {size} takes {_ms(seconds)}, too long to try more")
 
 

@@ -1,7 +1,8 @@
-"""What the tree of cached blocks gains and loses, told to routers: events of vLLM with its hashes of blocks.
+"""What the tree of cached blocks gains and loses, told to routers: events of vLLM with its hashes
+of blocks.
 
-A hash is made as vLLM's `sha256_cbor` makes it, of the block before, the tokens, and what else keeps requests apart. It
-is shown as a number of 64 bits.
+A hash is made as vLLM's `sha256_cbor` makes it, of the block before, the tokens, and what else
+keeps requests apart. It is shown as a number of 64 bits.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -37,7 +38,9 @@ class _Known:
 class CacheEvents:
     """Collects events and publishes those of a step together."""
 
-    def __init__(self, publisher: EventPublisher, name_of: Callable[[int], str | None] = lambda adapter: None) -> None:
+    def __init__(
+        self, publisher: EventPublisher, name_of: Callable[[int], str | None] = lambda adapter: None
+    ) -> None:
         """`name_of` returns the name of an adapter by its number."""
         self._publisher = publisher
         self._name_of = name_of
@@ -54,7 +57,11 @@ class CacheEvents:
         known = self._known[block] = _Known(digest, int.from_bytes(digest[-8:], "big"))
 
         last = self._events[-1] if self._events else None
-        follows = isinstance(last, BlockStored) and before is not None and last.block_hashes[-1] == before.number
+        follows = (
+            isinstance(last, BlockStored)
+            and before is not None
+            and last.block_hashes[-1] == before.number
+        )
         values = tuple(pair[1] for pair in extra) or None
         if follows:
             assert isinstance(last, BlockStored)
@@ -90,7 +97,9 @@ class CacheEvents:
             self._events.append(BlockRemoved([known.number], MEDIUM, 0))
 
     def publish(self) -> None:
-        """Publish what has changed. The first batch also says that what an engine before this one had is gone."""
+        """Publish what has changed. The first batch also says that what an engine before this one
+        had is gone.
+        """
         if not self._events:
             return
 
@@ -104,7 +113,9 @@ class CacheEvents:
         self._publisher.close()
 
 
-def new_events(config: KvEventsConfig, num_replicas: int, name_of: Callable[[int], str | None]) -> CacheEvents:
+def new_events(
+    config: KvEventsConfig, num_replicas: int, name_of: Callable[[int], str | None]
+) -> CacheEvents:
     """Return what tells routers of the cache of this replica. Raises BadConfiguration."""
     replica = replica_here()
     publisher = EventPublisher(of_replica(config, replica, num_replicas), replica)
@@ -115,7 +126,9 @@ def new_events(config: KvEventsConfig, num_replicas: int, name_of: Callable[[int
 
 
 def extra_of(root: Root, adapter: str | None, *, is_first: bool) -> Extra:
-    """Return what keeps the blocks below a root apart from those with the same tokens. A salt is part of the first."""
+    """Return what keeps the blocks below a root apart from those with the same tokens. A salt is
+    part of the first.
+    """
     extra: list[tuple[str, ...]] = []
     if root.adapter:
         extra.append(("lora", adapter or "", str(root.adapter)))
@@ -125,8 +138,14 @@ def extra_of(root: Root, adapter: str | None, *, is_first: bool) -> Extra:
 
 
 def digest_of(before: bytes | None, tokens: Sequence[int], extra: Extra = ()) -> bytes:
-    """Return the hash of a block: SHA-256 of the CBOR of the hash before it, its tokens, and what is `extra`."""
-    parts = [_head(ARRAY, 3), _bytes(before or FIRST), _array(_head(NUMBER, token) for token in tokens)]
+    """Return the hash of a block: SHA-256 of the CBOR of the hash before it, its tokens, and what
+    is `extra`.
+    """
+    parts = [
+        _head(ARRAY, 3),
+        _bytes(before or FIRST),
+        _array(_head(NUMBER, token) for token in tokens),
+    ]
     parts.append(_array(_array(map(_text, each)) for each in extra) if extra else NOTHING)
     return sha256(b"".join(parts)).digest()
 

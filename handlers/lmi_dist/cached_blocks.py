@@ -1,12 +1,14 @@
-"""The cached blocks by content, and those of them that are idle by the order of their eviction. Plain Python.
+"""The cached blocks by content, and those of them that are idle by the order of their eviction.
+Plain Python.
 
-In the tree each block lies below the one before it, so that its place says all tokens from the first on. The blocks
-below one, which is full, are sorted by their tokens: what has most in common with given tokens is next to where they
-would stand. Strangers share only parts of 16 tokens, and clients are told of such parts: if single tokens counted,
-those of a prompt could be guessed one by one, by time or by `cached_tokens`.
+In the tree each block lies below the one before it, so that its place says all tokens from the
+first on. The blocks below one, which is full, are sorted by their tokens: what has most in common
+with given tokens is next to where they would stand. Strangers share only parts of 16 tokens, and
+clients are told of such parts: if single tokens counted, those of a prompt could be guessed one by
+one, by time or by `cached_tokens`.
 
-Of the idle blocks that with the lowest priority is evicted first, then the one that was idle longest. The tree must
-have nothing below it, so a block is kept as long as any of those below it.
+Of the idle blocks that with the lowest priority is evicted first, then the one that was idle
+longest. The tree must have nothing below it, so a block is kept as long as any of those below it.
 """
 
 import heapq
@@ -24,18 +26,26 @@ MAX_STALE = 64  # entries of a heap beside one for each idle block, before it is
 
 
 class Root(NamedTuple):
-    """What requests must have in common to share anything. All requests without a salt are strangers to each other."""
+    """What requests must have in common to share anything. All requests without a salt are
+    strangers to each other.
+    """
 
     cache_salt: str | None
     adapter: int = 0  # a number that no other adapter ever has, also none of the same name
 
     def num_shared(self, num_tokens: int) -> int:
         """How many of the first `num_tokens` of a sequence others may find."""
-        return num_tokens if self.cache_salt is not None else num_tokens // TOKENS_PER_PART * TOKENS_PER_PART
+        return (
+            num_tokens
+            if self.cache_salt is not None
+            else num_tokens // TOKENS_PER_PART * TOKENS_PER_PART
+        )
 
 
 class Match(NamedTuple):
-    """`blocks` hold the first tokens, and the first `num_partial` tokens of `partial_block` are those that follow."""
+    """`blocks` hold the first tokens, and the first `num_partial` tokens of `partial_block` are
+    those that follow.
+    """
 
     blocks: list[int]
     partial_block: int = -1
@@ -59,7 +69,9 @@ class PrefixTree:
         return block in self._children
 
     def find(self, root: Root, token_ids: list[int], end: int) -> Match:
-        """The longest known beginning of `token_ids[:end]` that may be shared: whole blocks, and of one more."""
+        """The longest known beginning of `token_ids[:end]` that may be shared: whole blocks, and of
+        one more.
+        """
         parent: Parent = root
         blocks: list[int] = []
         for start in range(0, end, self._tokens_per_block):
@@ -78,12 +90,16 @@ class PrefixTree:
         if place < len(siblings) and siblings[place][0] == wanted:
             return len(wanted), siblings[place][1]
         neighbours = siblings[max(place - 1, 0) : place + 1]
-        return max(((num_equal(tokens, wanted), block) for tokens, block in neighbours), default=(0, -1))
+        return max(
+            ((num_equal(tokens, wanted), block) for tokens, block in neighbours), default=(0, -1)
+        )
 
     def insert(self, parent: Parent, tokens: Tokens, block: int) -> int:
-        """Put a block below its parent, which is in the tree. A block that was there with fewer tokens moves.
+        """Put a block below its parent, which is in the tree. A block that was there with fewer
+        tokens moves.
 
-        If another block begins with these tokens already, the tree keeps that one. Returns the block that it keeps.
+        If another block begins with these tokens already, the tree keeps that one. Returns the
+        block that it keeps.
         """
         if block in self._places:
             self.remove(block)
@@ -109,11 +125,16 @@ class PrefixTree:
 def num_equal(tokens: Sequence[int], others: Sequence[int]) -> int:
     """The length of the longest common beginning."""
     pairs = zip(tokens, others, strict=False)
-    return next((place for place, (one, other) in enumerate(pairs) if one != other), min(len(tokens), len(others)))
+    return next(
+        (place for place, (one, other) in enumerate(pairs) if one != other),
+        min(len(tokens), len(others)),
+    )
 
 
 class Retention(NamedTuple):
-    """The priority of an idle block, until it was idle for `duration_s`. Then it is the default again."""
+    """The priority of an idle block, until it was idle for `duration_s`. Then it is the default
+    again.
+    """
 
     priority: int
     duration_s: float | None = None
@@ -122,7 +143,9 @@ class Retention(NamedTuple):
 def retentions(
     config: KvCacheRetentionConfig, num_prompt_tokens: int, num_tokens: int, tokens_per_block: int
 ) -> list[Retention | None]:
-    """What a request says of each of its blocks: what it says of the block's first token. None: nothing."""
+    """What a request says of each of its blocks: what it says of the block's first token. None:
+    nothing.
+    """
     ranges = config.token_range_retention_configs
 
     def said_of(token: int) -> Retention | None:
@@ -130,7 +153,9 @@ def retentions(
             priority, duration_ms = config.decode_retention_priority, config.decode_duration_ms
         else:
             own = (
-                one for one in ranges if one.token_start <= token and (one.token_end is None or token < one.token_end)
+                one
+                for one in ranges
+                if one.token_start <= token and (one.token_end is None or token < one.token_end)
             )
             if (found := next(own, None)) is None:
                 return None
@@ -159,16 +184,24 @@ class IdleBlocks:
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s
         self._idle: dict[int, _Idle] = {}
-        self._retentions: dict[int, Retention] = {}  # of blocks, idle and used, that do not have the default
-        self._heap: list[tuple[int, int, int]] = []  # priority, order, block: all that are evictable, and stale entries
-        self._ends: list[tuple[float, int, int]] = []  # a heap: end, order, block; with stale entries too
+        self._retentions: dict[
+            int, Retention
+        ] = {}  # of blocks, idle and used, that do not have the default
+        self._heap: list[
+            tuple[int, int, int]
+        ] = []  # priority, order, block: all that are evictable, and stale entries
+        self._ends: list[
+            tuple[float, int, int]
+        ] = []  # a heap: end, order, block; with stale entries too
         self._orders = count()
 
     def __len__(self) -> int:
         return len(self._idle)
 
     def retain(self, block: int, retention: Retention) -> None:
-        """Set the retention of a block, used or idle. It counts when the block is idle, each time from then on."""
+        """Set the retention of a block, used or idle. It counts when the block is idle, each time
+        from then on.
+        """
         one = self._idle.get(block)
         if one is not None:
             self.remove(block)
@@ -225,8 +258,14 @@ class IdleBlocks:
         heapq.heappush(self._heap, (one.priority, one.order, block))
         most = 2 * len(self._idle) + MAX_STALE
         if len(self._heap) > most:
-            self._heap = [(one.priority, one.order, at) for at, one in self._idle.items() if one.is_evictable]
+            self._heap = [
+                (one.priority, one.order, at) for at, one in self._idle.items() if one.is_evictable
+            ]
             heapq.heapify(self._heap)
         if len(self._ends) > most:
-            self._ends = [(one.end_s, one.order, at) for at, one in self._idle.items() if one.end_s is not None]
+            self._ends = [
+                (one.end_s, one.order, at)
+                for at, one in self._idle.items()
+                if one.end_s is not None
+            ]
             heapq.heapify(self._ends)

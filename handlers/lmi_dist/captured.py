@@ -1,8 +1,9 @@
-"""What requests want of a step beside tokens: rows of the logits and of declared outputs, and embeddings of prompts.
+"""What requests want of a step beside tokens: rows of the logits and of declared outputs, and
+embeddings of prompts.
 
-Rows are taken from a step before the sampler and its rules change the logits. The bytes of a row depend on nothing but
-its sequence, where the runner is batch-invariant. Sums of hidden states are in float64 and in the order of the tokens,
-so an embedding does not depend on cuts of the prompt.
+Rows are taken from a step before the sampler and its rules change the logits. The bytes of a row
+depend on nothing but its sequence, where the runner is batch-invariant. Sums of hidden states are
+in float64 and in the order of the tokens, so an embedding does not depend on cuts of the prompt.
 """
 
 import difflib
@@ -53,16 +54,26 @@ def declared_names(config: EngineConfig, known: Iterable[str]) -> list[str]:
     return names
 
 
-def take_prompt(runner: Runner, sequence: EmbeddedSequence, chunk: Chunk, logits: Array, first: int) -> None:
-    """Keep the rows of a chunk of a prompt, which begin at row `first` of `logits` (num_logits, vocab)."""
+def take_prompt(
+    runner: Runner, sequence: EmbeddedSequence, chunk: Chunk, logits: Array, first: int
+) -> None:
+    """Keep the rows of a chunk of a prompt, which begin at row `first` of `logits` (num_logits,
+    vocab).
+    """
     captured = sequence.captured
     assert captured is not None
     for name in captured.context:
-        captured.put_context(name, chunk.start, _rows(runner, name, logits)[first : first + chunk.num_logits])
+        captured.put_context(
+            name, chunk.start, _rows(runner, name, logits)[first : first + chunk.num_logits]
+        )
 
 
-def take_draws(runner: Runner, logits: Array, rows: list[int], sequences: list[EmbeddedSequence]) -> None:
-    """Keep the row of `logits` (num_logits, vocab) from which each sequence draws its next token."""
+def take_draws(
+    runner: Runner, logits: Array, rows: list[int], sequences: list[EmbeddedSequence]
+) -> None:
+    """Keep the row of `logits` (num_logits, vocab) from which each sequence draws its
+    next token.
+    """
     for row, sequence in zip(rows, sequences, strict=True):
         if (captured := sequence.captured) is None:
             continue
@@ -87,11 +98,14 @@ class Pooling:
     embeddings: Embeddings
     max_length: int  # tokens: those that the model was trained for, or its context
 
-    def take(self, prefilling: Iterable[tuple[Chunk, EmbeddedSequence, int]], states: Array) -> list[EmbeddedSequence]:
-        """Pool the states (num_wanted, size) of a step, with the first row of each chunk of a prompt.
+    def take(
+        self, prefilling: Iterable[tuple[Chunk, EmbeddedSequence, int]], states: Array
+    ) -> list[EmbeddedSequence]:
+        """Pool the states (num_wanted, size) of a step, with the first row of each chunk of a
+        prompt.
 
-        Returns the sequences that have their embedding or an error.
-        Sequences change only after all is computed, so that a step that ran out of memory can be repeated.
+        Returns the sequences that have their embedding or an error. Sequences change only after all
+        is computed, so that a step that ran out of memory can be repeated.
         """
         pooled = [
             (sequence, chunk.end, self._pool(sequence, states[row : row + chunk.num_logits]))
@@ -106,7 +120,9 @@ class Pooling:
         return [sequence for sequence, _, _ in pooled if sequence.is_finished]
 
     def _pool(self, sequence: EmbeddedSequence, states: Array) -> Array | None:
-        """The sum, float64 (size,), of all states so far, or the last one, or None inside a prompt without a sum."""
+        """The sum, float64 (size,), of all states so far, or the last one, or None inside a prompt
+        without a sum.
+        """
         if not self.is_mean:
             return states[-1].astype(np.float64) if len(states) else None
         total = np.zeros(states.shape[1]) if sequence.pooled is None else sequence.pooled.copy()
@@ -117,7 +133,9 @@ class Pooling:
     def _end(self, sequence: EmbeddedSequence, state: Array | None) -> None:
         asked = sequence.request.pooling_params
         assert asked is not None and state is not None
-        embedding = (state / sequence.num_prompt_tokens if self.is_mean else state)[: asked.dimensions]
+        embedding = (state / sequence.num_prompt_tokens if self.is_mean else state)[
+            : asked.dimensions
+        ]
         if self.is_normalised:
             embedding = embedding / max(float(np.linalg.norm(embedding)), LEAST_NORM)
         if np.isfinite(embedding).all():

@@ -1,7 +1,9 @@
-"""config.json, read without the engine's libraries: which models cannot run here, and the values of families we know.
+"""config.json, read without the engine's libraries: which models cannot run here, and the values of
+families we know.
 
-Values get the names that transformers gives them today, whatever the age of the file. `DEFAULTS` has what files leave
-out, and a test compares it with the classes of transformers. What is not known here may run.
+Values get the names that transformers gives them today, whatever the age of the file. `DEFAULTS`
+has what files leave out, and a test compares it with the classes of transformers. What is not known
+here may run.
 """
 
 import re
@@ -23,22 +25,31 @@ DECODERS = ("ForCausalLM", "LMHeadModel")  # how the names of their classes end
 KEEPS_ITS_OWN = "has an attention of its own, which does not let lmi-dist keep its keys and values"
 INSTALL_TORCH = "scripts/install torch, or pip install '.[torch]', in a clone of lmi"
 RUN_HERE = (
-    "option.rolling_batch=vllm runs more; lmi-dist runs Llama, Qwen 2 and 3, Mistral, Gemma 1 to 3, GPT-2, OPT, Phi, "
-    "Phi-3 and other decoders of text that transformers knows and that only attend to keys and values"
+    "option.rolling_batch=vllm runs more; lmi-dist runs Llama, Qwen 2 and 3, Mistral, Gemma 1 to "
+    "3, GPT-2, OPT, Phi, "
+    "Phi-3 and other decoders of text that transformers knows and that only attend to keys and "
+    "values"
 )
 # Types whose layers keep their past in a state of their own.
 RECURRENT = frozenset(
-    "bamba falcon_h1 falcon_mamba jamba kimi_linear lfm2 lfm2_moe mamba mamba2 nemotron_h olmo_hybrid qwen3_next "
+    "bamba falcon_h1 falcon_mamba jamba kimi_linear lfm2 lfm2_moe mamba mamba2 nemotron_h "
+    "olmo_hybrid qwen3_next "
     "recurrent_gemma rwkv xlstm zamba zamba2".split()
 )
-# Types whose attention no function of ours can take over: transformers chooses among classes of their own.
+# Types whose attention no function of ours can take over: transformers chooses among classes of
+# their own.
 OWN_ATTENTION = frozenset({"falcon", "gpt_neo", "gptj"})
 LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
-MAPPINGS = ("auto_mappings.py", "configuration_auto.py")  # of transformers, with the name of each type in quotes
+MAPPINGS = (
+    "auto_mappings.py",
+    "configuration_auto.py",
+)  # of transformers, with the name of each type in quotes
 _ROPE: dict[str, Any] = {"rope_theta": 10_000.0, "tie_word_embeddings": False}
 _LLAMA = dict(_ROPE, hidden_act="silu", rms_norm_eps=1e-6)
 _QWEN2 = dict(_LLAMA, use_sliding_window=False, sliding_window=4096, max_window_layers=28)
-_GEMMA = dict(_ROPE, rms_norm_eps=1e-6, tie_word_embeddings=True, head_dim=256, attention_bias=False)
+_GEMMA = dict(
+    _ROPE, rms_norm_eps=1e-6, tie_word_embeddings=True, head_dim=256, attention_bias=False
+)
 _GEMMA2 = dict(
     _GEMMA,
     model_type="gemma2",
@@ -52,7 +63,12 @@ _GEMMA2 = dict(
 )
 DEFAULTS: dict[str, dict[str, Any]] = {
     "LlamaForCausalLM": dict(
-        _LLAMA, model_type="llama", num_key_value_heads=None, head_dim=None, attention_bias=False, mlp_bias=False
+        _LLAMA,
+        model_type="llama",
+        num_key_value_heads=None,
+        head_dim=None,
+        attention_bias=False,
+        mlp_bias=False,
     ),
     "MistralForCausalLM": dict(_LLAMA, model_type="mistral", head_dim=None, sliding_window=4096),
     "Qwen2ForCausalLM": dict(_QWEN2, model_type="qwen2"),
@@ -108,7 +124,9 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
 }
-HEADLESS = {name.replace("ForCausalLM", "Model").replace("LMHeadModel", "Model"): name for name in DEFAULTS}
+HEADLESS = {
+    name.replace("ForCausalLM", "Model").replace("LMHeadModel", "Model"): name for name in DEFAULTS
+}
 """The classes of DEFAULTS by their names without a head, as embedding models have them."""
 _GPT2_NAMES = {
     "n_embd": "hidden_size",
@@ -116,7 +134,12 @@ _GPT2_NAMES = {
     "n_head": "num_attention_heads",
     "n_layer": "num_hidden_layers",
 }
-_KEPT_NULLS = {"sliding_window", "attn_logit_softcapping", "final_logit_softcapping", "num_key_value_heads"}
+_KEPT_NULLS = {
+    "sliding_window",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "num_key_value_heads",
+}
 
 
 def _is_number(value: Any, over: float = 0.0) -> bool:
@@ -136,14 +159,17 @@ _RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     (
         "a whole number of at least 1",
         lambda value: type(value) is int and 1 <= value < 1 << 31,
-        "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim "
-        "max_position_embeddings original_max_position_embeddings n_embd n_head n_inner n_layer n_positions "
+        "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads "
+        "num_key_value_heads head_dim "
+        "max_position_embeddings original_max_position_embeddings n_embd n_head n_inner n_layer "
+        "n_positions "
         "ffn_dim word_embed_proj_dim sliding_window sliding_window_pattern",
     ),
     (
         "a number over 0",
         _is_number,
-        "rms_norm_eps layer_norm_eps layer_norm_epsilon query_pre_attn_scalar attn_logit_softcapping "
+        "rms_norm_eps layer_norm_eps layer_norm_epsilon query_pre_attn_scalar "
+        "attn_logit_softcapping "
         "final_logit_softcapping partial_rotary_factor factor low_freq_factor high_freq_factor",
     ),
     ("a number over 1", lambda value: _is_number(value, 1.0), "rope_theta rope_local_base_freq"),
@@ -155,7 +181,8 @@ _RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     (
         "true or false",
         lambda value: isinstance(value, bool),
-        "attention_bias mlp_bias tie_word_embeddings use_sliding_window use_bidirectional_attention qk_layernorm "
+        "attention_bias mlp_bias tie_word_embeddings use_sliding_window "
+        "use_bidirectional_attention qk_layernorm "
         "scale_attn_weights scale_attn_by_inverse_layer_idx do_layer_norm_before enable_bias "
         "layer_norm_elementwise_affine _remove_final_layer_norm truncate",
     ),
@@ -184,7 +211,9 @@ _ROPE_NEEDS = {
 
 
 def check(folder: Path) -> None:
-    """Raise ModelUnusable if the model in `folder` is known not to run. A file that cannot be read may run."""
+    """Raise ModelUnusable if the model in `folder` is known not to run. A file that cannot be read
+    may run.
+    """
     file = folder / "config.json"
     with suppress(OSError, ValueError, RecursionError):
         config = msgspec.json.decode(read_bounded(file), type=dict[str, Any])
@@ -194,11 +223,18 @@ def check(folder: Path) -> None:
 def check_config(file: Path, config: Mapping[str, Any]) -> None:
     name, model_type = class_name(config.get("architectures")), config.get("model_type")
     if name and not name.endswith(DECODERS):
-        what = "is an encoder and a decoder" if config.get("is_encoder_decoder") else "is not a decoder of text"
+        what = (
+            "is an encoder and a decoder"
+            if config.get("is_encoder_decoder")
+            else "is not a decoder of text"
+        )
         raise unsupported(file, f"{name} {what}")
     if isinstance(quantised := config.get("quantization_config"), dict):
         method = shorten(quantised.get("quant_method"))
-        why = f"its weights are quantised already (quantization_config: {method}), which lmi-dist does not read"
+        why = (
+            f"its weights are quantised already (quantization_config: {method}), which lmi-dist "
+            f"does not read"
+        )
         raise ModelUnusable(f"{file}: {why}; option.rolling_batch=vllm does")
     if not isinstance(model_type, str):
         return
@@ -207,10 +243,15 @@ def check_config(file: Path, config: Mapping[str, Any]) -> None:
     if model_type in OWN_ATTENTION:
         raise unsupported(file, f"{name or model_type} {KEEPS_ITS_OWN}")
     layer_types = config.get("layer_types")
-    if isinstance(layer_types, list) and (others := set(filter(_is_text, layer_types)) - LAYER_TYPES):
+    if isinstance(layer_types, list) and (
+        others := set(filter(_is_text, layer_types)) - LAYER_TYPES
+    ):
         raise unsupported(file, f"{name or model_type} has layers of another kind, {min(others)}")
     if (known := _types_text()) and f'"{model_type}"' not in known:
-        why = f"transformers {version('transformers')} knows no model_type {shorten(model_type)}, a newer one may"
+        why = (
+            f"transformers {version('transformers')} knows no model_type {shorten(model_type)}, "
+            f"a newer one may"
+        )
         raise unsupported(file, why)
     if name and name not in DEFAULTS:
         check_extra(file, f"{name} runs through the modules of transformers")
@@ -242,7 +283,9 @@ def _types_text() -> str:
 
 
 def _check_known(file: Path, field: str, value: str, ours: Set[str], table: str) -> None:
-    """Raise ModelUnusable unless our programs or the modules of transformers know the value of a field."""
+    """Raise ModelUnusable unless our programs or the modules of transformers know the value of a
+    field.
+    """
     if value in ours:
         return
     folder = folder_of("transformers")
@@ -250,11 +293,15 @@ def _check_known(file: Path, field: str, value: str, ours: Set[str], table: str)
     text = source.read_text(encoding="utf-8") if source is not None and source.is_file() else ""
     known = ours | set(_KEY_OF_TABLE.findall(text))
     if value not in known:
-        raise ModelUnusable(f"{file}: {field} {shorten(value)} is not known, only {', '.join(sorted(known))}")
+        raise ModelUnusable(
+            f"{file}: {field} {shorten(value)} is not known, only {', '.join(sorted(known))}"
+        )
 
 
 def read_config(file: Path, name: str, raw: Mapping[str, Any]) -> SimpleNamespace | None:
-    """The values of `file`, whose JSON is `raw`, for a class of DEFAULTS. None: only transformers knows this type."""
+    """The values of `file`, whose JSON is `raw`, for a class of DEFAULTS. None: only transformers
+    knows this type.
+    """
     defaults = DEFAULTS[name]
     if raw.get("model_type") != defaults["model_type"] or raw.get("per_layer_config"):
         return None
@@ -263,9 +310,14 @@ def read_config(file: Path, name: str, raw: Mapping[str, Any]) -> SimpleNamespac
         if field in given:
             _check_known(file, field, given[field], ACTIVATIONS, ACTIVATION_TABLE)
     if name == "GPT2LMHeadModel":
-        given = {field: given[other] for other, field in _GPT2_NAMES.items() if other in given} | given
+        given = {
+            field: given[other] for other, field in _GPT2_NAMES.items() if other in given
+        } | given
     values = defaults | given
-    for part, whole in (("num_key_value_heads", "num_attention_heads"), ("word_embed_proj_dim", "hidden_size")):
+    for part, whole in (
+        ("num_key_value_heads", "num_attention_heads"),
+        ("word_embed_proj_dim", "hidden_size"),
+    ):
         if values.get(part, "") is None and whole in values:
             values[part] = values[whole]
     if "use_sliding_window" in defaults and not values["use_sliding_window"]:
@@ -280,7 +332,9 @@ def read_config(file: Path, name: str, raw: Mapping[str, Any]) -> SimpleNamespac
 
 def _checked(file: Path, values: Mapping[str, Any]) -> dict[str, Any]:
     """The values that are given, each of which follows its rule."""
-    given = {name: value for name, value in values.items() if value is not None or name in _KEPT_NULLS}
+    given = {
+        name: value for name, value in values.items() if value is not None or name in _KEPT_NULLS
+    }
     for name, value in given.items():
         if name in _RULE_OF and value is not None:
             rule, follows = _RULE_OF[name]
@@ -293,7 +347,9 @@ def _set_layer_types(file: Path, defaults: Mapping[str, Any], values: dict[str, 
     num_layers = values["num_hidden_layers"]
     if "layer_types" in values:
         if (num_types := len(values["layer_types"])) != num_layers:
-            raise ModelUnusable(f"{file}: layer_types has {num_types} entries, num_hidden_layers is {num_layers}")
+            raise ModelUnusable(
+                f"{file}: layer_types has {num_types} entries, num_hidden_layers is {num_layers}"
+            )
         return
     if "sliding_window_pattern" in defaults:
         pattern = values["sliding_window_pattern"]
@@ -311,7 +367,10 @@ def _rope_parameters(file: Path, name: str, values: Mapping[str, Any]) -> dict[s
     scaling, given = values.get("rope_scaling"), _checked(file, values.get("rope_parameters", {}))
     thetas = dict.fromkeys(values.get("layer_types", ()), values["rope_theta"])
     if name == "Gemma3ForCausalLM":
-        thetas = {"full_attention": values["rope_theta"], "sliding_attention": values["rope_local_base_freq"]}
+        thetas = {
+            "full_attention": values["rope_theta"],
+            "sliding_attention": values["rope_local_base_freq"],
+        }
         given = {kind: given.get(kind) or {"rope_type": "default"} for kind in thetas}
         given["full_attention"] = given["full_attention"] | (scaling or {})
     elif scaling:
@@ -319,7 +378,9 @@ def _rope_parameters(file: Path, name: str, values: Mapping[str, Any]) -> dict[s
     by_type = {kind: theta for kind, theta in thetas.items() if kind in given}
     if not by_type:
         return _standard(file, name, values, given, values["rope_theta"])
-    return {kind: _standard(file, name, values, given[kind], theta) for kind, theta in by_type.items()}
+    return {
+        kind: _standard(file, name, values, given[kind], theta) for kind, theta in by_type.items()
+    }
 
 
 def _standard(
@@ -345,14 +406,23 @@ def _check_shapes(file: Path, values: Mapping[str, Any]) -> None:
         return
     num_kv_heads = values.get("num_key_value_heads", num_heads)
     if values.get("head_dim") is None and hidden_size % num_heads:
-        why = f"the hidden size ({hidden_size}) is not a multiple of the number of attention heads ({num_heads})"
+        why = (
+            f"the hidden size ({hidden_size}) is not a multiple of the number of attention "
+            f"heads "
+            f"({num_heads})"
+        )
         raise ModelUnusable(f"{file}: {why}")
     if num_heads % num_kv_heads:
-        why = f"num_attention_heads ({num_heads}) is not a multiple of num_key_value_heads ({num_kv_heads})"
+        why = (
+            f"num_attention_heads ({num_heads}) is not a multiple of num_key_value_heads "
+            f"({num_kv_heads})"
+        )
         raise ModelUnusable(f"{file}: {why}")
     rope = values.get("rope_parameters", {})
     if rope.get("rope_type") == "longrope":
         head_dim = values.get("head_dim") or hidden_size // num_heads
         num_pairs = (int(head_dim * rope.get("partial_rotary_factor", 1.0)) + 1) // 2
         if (num_factors := len(rope["short_factor"])) != num_pairs:
-            raise ModelUnusable(f"{file}: short_factor must have {num_pairs} entries, given {num_factors}")
+            raise ModelUnusable(
+                f"{file}: short_factor must have {num_pairs} entries, given {num_factors}"
+            )

@@ -1,7 +1,8 @@
 """The embedded executor: schedule, run, sample, finish.
 
-`SteppedExecutor` does everything around the step: queue, cancel, deadlines, responses, statistics. The scheduler
-chooses which tokens are computed. Logits come from the model runner and end in the sampler.
+`SteppedExecutor` does everything around the step: queue, cancel, deadlines, responses, statistics.
+The scheduler chooses which tokens are computed. Logits come from the model runner and end in the
+sampler.
 """
 
 from __future__ import annotations
@@ -57,9 +58,10 @@ log = logging.getLogger(__name__)
 class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
     """`Executor(path, config)`, or `Executor(engine_buffer, json_config_str, config)`.
 
-    `path` is a folder with a Hugging Face checkpoint; in its place a runner may stand, which has its weights already.
-    `engine_buffer` is the bytes of one safetensors file, and `json_config_str` the text of its config.json. The
-    configuration is the contract's or the server's. It is read here, so a later change has no effect.
+    `path` is a folder with a Hugging Face checkpoint; in its place a runner may stand, which has
+    its weights already. `engine_buffer` is the bytes of one safetensors file, and `json_config_str`
+    the text of its config.json. The configuration is the contract's or the server's. It is read
+    here, so a later change has no effect.
     """
 
     def __init__(
@@ -70,7 +72,9 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
         *,
         progress: Progress = lambda stage, share: None,
     ) -> None:
-        if isinstance(json_config_str, ExecutorConfig | EngineConfig):  # the second argument of the first form
+        if isinstance(
+            json_config_str, ExecutorConfig | EngineConfig
+        ):  # the second argument of the first form
             json_config_str, config = None, json_config_str
         settings, options = both(config)
         stats = settings.iter_stats_max_iterations, settings.request_stats_max_iterations
@@ -91,7 +95,9 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
         max_step_s = None if options.max_step_ms is None else options.max_step_ms / 1000
         self._pace = Pace(options.max_prefill_tokens or MAX_PREFILL_TOKENS, max_step_s)
         if options.speculative is not None and not self._runner.is_batch_invariant:
-            why = "option.speculative has no effect: with kernels of %s a draft could change answers"
+            why = (
+                "option.speculative has no effect: with kernels of %s a draft could change answers"
+            )
             log.warning(why, self._runner.kernels)
         self._scheduler = Scheduler(
             self._cache,
@@ -103,7 +109,9 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
         self._watch: MemoryWatch | None = None
         if (memory := self._runner.memory) is not None:
             num_rows = limits.num_all_slots + (options.max_prefill_tokens or MAX_PREFILL_TOKENS)
-            self._watch = MemoryWatch(self._cache, memory, memory.step_bytes(num_rows, limits.num_all_slots))
+            self._watch = MemoryWatch(
+                self._cache, memory, memory.step_bytes(num_rows, limits.num_all_slots)
+            )
         self._sampler = Sampler(self._runner.vocab_size, processors, num_threads())
         folder = None  # of a server's model: guides may read its tokenizer
         if isinstance(model, str | os.PathLike) and isinstance(config, EngineConfig):
@@ -115,11 +123,15 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
         self._start()
 
     def _new_events(self, options: EngineConfig) -> CacheEvents | None:
-        """Return what tells routers of the cache, where an option wants it. Raises BadConfiguration."""
+        """Return what tells routers of the cache, where an option wants it. Raises
+        BadConfiguration.
+        """
         if options.kv_events_config is None or not options.kv_events_config.is_enabled:
             return None
         if self._runner.slots is not None:
-            why = "option.kv_events_config has no effect: with kernels of %s prompts share no blocks"
+            why = (
+                "option.kv_events_config has no effect: with kernels of %s prompts share no blocks"
+            )
             log.warning(why, self._runner.kernels)
             return None
 
@@ -168,10 +180,11 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
         return _step_of(batch, batch.failed + touched)
 
     def _advance(self, batch: Batch, logits: Floats) -> list[EmbeddedSequence]:
-        """Add the tokens and log-probs of a step to its sequences, from `logits` (num_logits, vocab).
+        """Add the tokens and log-probs of a step to its sequences, from `logits` (num_logits,
+        vocab).
 
-        Returns the sequences with a new token or an error. Tokens are added only after all are computed, so that a step
-        that ran out of memory can be repeated.
+        Returns the sequences with a new token or an error. Tokens are added only after all are
+        computed, so that a step that ran out of memory can be repeated.
         """
         if self._runner.pooling is not None:
             return self._runner.pooling.take(batch.prefilling(), logits)
@@ -198,30 +211,39 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
         return failed + sequences
 
     def _note_prompts(self, batch: Batch, logits: Floats) -> list[EmbeddedSequence]:
-        """Keep what requests want to know of their prompts. Returns the sequences whose log-probs are not numbers."""
+        """Keep what requests want to know of their prompts. Returns the sequences whose log-probs
+        are not numbers.
+        """
         failed = []
         for chunk, sequence, row in batch.prefilling():
             if sequence.lacks_context:
                 take_prompt(self._runner, sequence, chunk, logits, row)
             own = logits[row : row + chunk.num_logits]
-            if sequence.lacks_prompt_log_probs and not note_prompt(self._sampler.choose, sequence, chunk, own):
+            if sequence.lacks_prompt_log_probs and not note_prompt(
+                self._sampler.choose, sequence, chunk, own
+            ):
                 failed.append(sequence)
         return failed
 
-    def _sample(self, logits: Floats, rows: list[int], sequences: list[EmbeddedSequence]) -> list[Draw | None]:
+    def _sample(
+        self, logits: Floats, rows: list[int], sequences: list[EmbeddedSequence]
+    ) -> list[Draw | None]:
         """Draw one token for each sequence from its row of `logits` (num_logits, vocab)."""
         take_draws(self._runner, logits, rows, sequences)
         return self._sampler.sample(logits, rows, sequences) if sequences else []
 
     def _check_drafts(self, batch: Batch, logits: Floats) -> SpecDecodingStats | None:
-        """Keep what is right of each draft, by `logits` (num_logits, vocab). Returns how much that is.
+        """Keep what is right of each draft, by `logits` (num_logits, vocab). Returns how much that
+        is.
 
-        Every token is drawn with the sampler's state that it has without a draft, so it is the same one. If memory runs
-        out, the rest is dropped: the step must not be repeated.
+        Every token is drawn with the sampler's state that it has without a draft, so it is the same
+        one. If memory runs out, the rest is dropped: the step must not be repeated.
         """
         drafts = [
             (sequence, chunk.token_ids[1:], row)  # the row is that of the token before the draft
-            for chunk, sequence, row in zip(batch.plan.decodes, batch.decoding, batch.rows, strict=False)
+            for chunk, sequence, row in zip(
+                batch.plan.decodes, batch.decoding, batch.rows, strict=False
+            )
             if len(chunk.token_ids) > 1
         ]
         if not drafts:
@@ -253,7 +275,9 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
     def _add(self, sequence: EmbeddedSequence) -> None:
         sequence.is_pooled_whole = (pooling := self._runner.pooling) is not None and pooling.is_mean
         sequence.check_room(self._cache)
-        if sequence.error is not None or (self._lora is not None and not self._lora.admit(sequence)):
+        if sequence.error is not None or (
+            self._lora is not None and not self._lora.admit(sequence)
+        ):
             return
         if self._guides.admit(sequence):
             self._scheduler.add(sequence)
@@ -287,7 +311,9 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
     def is_loading_adapter(self) -> bool:
         return (lora := self._lora) is not None and lora.is_reading
 
-    def load_adapter(self, name: str, path: str, *, pinned: bool = False, preload: bool = True) -> None:
+    def load_adapter(
+        self, name: str, path: str, *, pinned: bool = False, preload: bool = True
+    ) -> None:
         if (lora := self._lora) is None:
             return super().load_adapter(name, path, pinned=pinned, preload=preload)
         prepared = lora.prepare(path, with_weights=preload or pinned)
@@ -320,7 +346,8 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
             alloc_new_blocks=cache.num_new_blocks,
             reused_blocks=cache.num_reused_blocks,
             missed_blocks=cache.num_missed_blocks,
-            cache_hit_rate=cache.num_reused_blocks / (cache.num_reused_blocks + cache.num_missed_blocks or 1),
+            cache_hit_rate=cache.num_reused_blocks
+            / (cache.num_reused_blocks + cache.num_missed_blocks or 1),
         )
 
     def _close(self) -> None:
@@ -336,8 +363,12 @@ def load(config: EngineConfig, model_path: str, progress: Progress) -> EmbeddedE
     return EmbeddedExecutor(model_path, config, progress=progress)
 
 
-def _drawing(batch: Batch, failed: list[EmbeddedSequence]) -> tuple[list[EmbeddedSequence], list[int]]:
-    """The sequences that draw a token in this step, and the row of the logits that each draws from."""
+def _drawing(
+    batch: Batch, failed: list[EmbeddedSequence]
+) -> tuple[list[EmbeddedSequence], list[int]]:
+    """The sequences that draw a token in this step, and the row of the logits that each
+    draws from.
+    """
     sequences = batch.decoding
     rows = batch.rows[: len(sequences)]
     for chunk, sequence, row in batch.prefilling():
@@ -349,7 +380,8 @@ def _drawing(batch: Batch, failed: list[EmbeddedSequence]) -> tuple[list[Embedde
 
 
 def _fail_largest(batch: Batch, error: Exception) -> EmbeddedSequence:
-    """Fail the sequence that needs the most memory: a prompt before a decode, a longer one before a shorter one.
+    """Fail the sequence that needs the most memory: a prompt before a decode, a longer one before a
+    shorter one.
 
     The other sequences repeat the step.
     """

@@ -1,7 +1,7 @@
 """The facts of a model folder: what its config.json says, read once, before the weights.
 
-transformers is imported only for a model that its modules run, and for a file that leaves out what only transformers
-knows. A fault of the file is reported in one line that names it and the cause.
+transformers is imported only for a model that its modules run, and for a file that leaves out what
+only transformers knows. A fault of the file is reported in one line that names it and the cause.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from handlers.lmi_dist.captured import Pooling
-from handlers.lmi_dist.config_file import DEFAULTS, check_config, check_extra, class_name, read_config, unsupported
+from handlers.lmi_dist.config_file import (
+    DEFAULTS,
+    check_config,
+    check_extra,
+    class_name,
+    read_config,
+    unsupported,
+)
 from handlers.lmi_dist.families import Architecture, describe
 from handlers.lmi_dist.rotary import stable_context_length
 from handlers.lmi_dist.weights import existing_file, read_json
@@ -18,8 +25,17 @@ from lmi.errors import ModelUnusable, cause_line, shorten
 from lmi.executor import Embeddings
 from lmi.executor.checks import MAX_INT
 
-_SHARED = ("vocab_size", "num_layers", "num_kv_heads", "head_dim", "is_tied")  # with an Architecture
-MODES = {"mean": True, "lasttoken": False}  # of Pooling, and whether it needs the states of all tokens
+_SHARED = (
+    "vocab_size",
+    "num_layers",
+    "num_kv_heads",
+    "head_dim",
+    "is_tied",
+)  # with an Architecture
+MODES = {
+    "mean": True,
+    "lasttoken": False,
+}  # of Pooling, and whether it needs the states of all tokens
 FLAG = "pooling_mode_"  # how the names of modes begin in older files
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
 
@@ -42,7 +58,9 @@ class ModelFacts:
     pooling: Pooling | None = None  # of an embedding model
 
     def kv_bytes_per_token(self, itemsize: int) -> int:
-        """The bytes of cache that one token needs over all layers, with keys and values of `itemsize` bytes."""
+        """The bytes of cache that one token needs over all layers, with keys and values of
+        `itemsize` bytes.
+        """
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * itemsize
 
 
@@ -50,7 +68,9 @@ def read_facts(path: str) -> ModelFacts:
     file = existing_file(Path(path), "config.json")
     raw = read_json(file)
     if not raw.get("architectures"):
-        raise ModelUnusable(f"{file}: no architectures, so this is not the configuration of a language model")
+        raise ModelUnusable(
+            f"{file}: no architectures, so this is not the configuration of a language model"
+        )
     check_config(file, raw)
     architecture = _describe(file, raw)
     pooling = read_pooling(file, raw, architecture)
@@ -93,7 +113,9 @@ def _facts_of_modules(file: Path, raw: dict[str, Any]) -> ModelFacts:
     config = _config_of_transformers(file, f"{name} runs through the modules of")
     for field in ("num_attention_heads", "num_hidden_layers", "max_position_embeddings"):
         if not isinstance(value := getattr(config, field, None), int) or value < 1:
-            raise unsupported(file.parent, f"{name} has no {field}: it does not run on attention alone")
+            raise unsupported(
+                file.parent, f"{name} has no {field}: it does not run on attention alone"
+            )
     num_heads = config.num_attention_heads
     return ModelFacts(
         path=str(file.parent),
@@ -104,7 +126,9 @@ def _facts_of_modules(file: Path, raw: dict[str, Any]) -> ModelFacts:
         vocab_size=config.vocab_size,
         context_length=stable_context_length(config),
         num_layers=config.num_hidden_layers,
-        num_kv_heads=1 if getattr(config, "multi_query", False) else getattr(config, "num_key_value_heads", num_heads),
+        num_kv_heads=1
+        if getattr(config, "multi_query", False)
+        else getattr(config, "num_key_value_heads", num_heads),
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // num_heads,
         is_tied=getattr(config, "tie_word_embeddings", False),
     )
@@ -114,49 +138,70 @@ def _config_of_transformers(file: Path, why: str) -> Any:
     try:
         from transformers import AutoConfig
     except ImportError as error:
-        raise ModelUnusable(f"{file}: {why} transformers, which is not installed: pip install transformers") from error
+        raise ModelUnusable(
+            f"{file}: {why} transformers, which is not installed: pip install transformers"
+        ) from error
     try:
-        return AutoConfig.from_pretrained(file.parent, trust_remote_code=False, local_files_only=True)
-    except Exception as error:  # transformers raises a different type for each way a file can be wrong
+        return AutoConfig.from_pretrained(
+            file.parent, trust_remote_code=False, local_files_only=True
+        )
+    except (
+        Exception
+    ) as error:  # transformers raises a different type for each way a file can be wrong
         raise ModelUnusable(f"{file}: {cause_line(error)}") from error
 
 
 def _dtype(file: Path, raw: dict[str, Any]) -> str | None:
     name = raw.get("torch_dtype") if raw.get("dtype") is None else raw["dtype"]
     if name is not None and name not in _DTYPES:
-        raise ModelUnusable(f"{file}: dtype must be one of {', '.join(_DTYPES)}, given {shorten(name)}")
+        raise ModelUnusable(
+            f"{file}: dtype must be one of {', '.join(_DTYPES)}, given {shorten(name)}"
+        )
     return name
 
 
-def read_pooling(file: Path, config: Mapping[str, Any], architecture: Architecture | None) -> Pooling | None:
+def read_pooling(
+    file: Path, config: Mapping[str, Any], architecture: Architecture | None
+) -> Pooling | None:
     """The pooling of the checkpoint with this config.json, or None if it generates text.
 
-    It gives embeddings if it has the modules of sentence-transformers (modules.json, and config.json in the folder of
-    Pooling), or if its class has no head, as MistralModel: then of the last token, normalised, as in vLLM. Raises
-    ModelUnusable for an embedding model that cannot run here, as one without an architecture of ours.
+    It gives embeddings if it has the modules of sentence-transformers (modules.json, and
+    config.json in the folder of Pooling), or if its class has no head, as MistralModel: then of the
+    last token, normalised, as in vLLM. Raises ModelUnusable for an embedding model that cannot run
+    here, as one without an architecture of ours.
     """
     folder, name = file.parent, class_name(config["architectures"])
     is_headless = name in DEFAULTS and config["architectures"][0] != name
-    modules = {_kind(one): folder / str(one.get("path", "")) for one in _read(folder / "modules.json", list) or ()}
+    modules = {
+        _kind(one): folder / str(one.get("path", ""))
+        for one in _read(folder / "modules.json", list) or ()
+    }
     if "Pooling" not in modules and not is_headless:
         return None
     if architecture is None or architecture.names.keys() & {"norm", "project_out"} != {"norm"}:
         raise unsupported(file, f"lmi-dist makes no embeddings with this form of {name}")
     for kind in modules.keys() - {"Transformer", "Pooling", "Normalize"}:
-        raise unsupported(folder / "modules.json", f"lmi-dist does not know the module {shorten(kind)}")
+        raise unsupported(
+            folder / "modules.json", f"lmi-dist does not know the module {shorten(kind)}"
+        )
     if config.get("is_causal") is False or config.get("use_bidirectional_attention"):
         raise unsupported(file, "its tokens attend to later ones, which lmi-dist does not let them")
     mode = _mode(modules["Pooling"] / "config.json") if "Pooling" in modules else "lasttoken"
     size, sizes = architecture.hidden_size, config.get("matryoshka_dimensions") or ()
     is_matryoshka = bool(sizes or config.get("is_matryoshka"))
-    if not isinstance(sizes, list | tuple) or not all(type(one) is int and 0 < one <= size for one in sizes):
+    if not isinstance(sizes, list | tuple) or not all(
+        type(one) is int and 0 < one <= size for one in sizes
+    ):
         raise ModelUnusable(f"{file}: matryoshka_dimensions must be a list of numbers up to {size}")
     longest = (_read(folder / "sentence_bert_config.json", dict) or {}).get("max_seq_length")
     return Pooling(
         is_mean=MODES[mode],
         is_normalised="Normalize" in modules or "Pooling" not in modules,
         embeddings=Embeddings(size, tuple(sizes) if is_matryoshka else None),
-        max_length=min(architecture.context_length, longest if type(longest) is int and longest > 0 else MAX_INT),
+        max_length=min(
+            architecture.context_length,
+            longest if type(longest) is int and longest > 0 else MAX_INT,
+        ),
     )
 
 
@@ -168,9 +213,13 @@ def _mode(file: Path) -> str:
     """The word of a Pooling's only mode, of MODES. Raises ModelUnusable for others."""
     config = _read(file, dict) or {}
     flags = [name.removeprefix(FLAG) for name in config if name.startswith(FLAG) and config[name]]
-    modes: list[str] = [name.removesuffix("_tokens") for name in flags] or [str(config.get("pooling_mode", "mean"))]
+    modes: list[str] = [name.removesuffix("_tokens") for name in flags] or [
+        str(config.get("pooling_mode", "mean"))
+    ]
     if len(modes) > 1 or modes[0] not in MODES:
-        raise unsupported(file, f"lmi-dist pools by {' or '.join(MODES)}, not by {' and '.join(modes)}")
+        raise unsupported(
+            file, f"lmi-dist pools by {' or '.join(MODES)}, not by {' and '.join(modes)}"
+        )
     return modes[0]
 
 

@@ -1,7 +1,8 @@
 """The families of decoders: a small table of tensor names and a few switches for each.
 
-The names in the table say which parts a layer has: a family with `q_norm` normalises its queries, one with `gate_up`
-has a fused gate. A model that `describe` does not know runs through `hf_fallback`.
+The names in the table say which parts a layer has: a family with `q_norm` normalises its queries,
+one with `gate_up` has a fused gate. A model that `describe` does not know runs through
+`hf_fallback`.
 """
 
 from collections.abc import Callable, Mapping
@@ -32,7 +33,10 @@ _LLAMA: Names = {
     "up": "model.layers.{}.mlp.up_proj",
     "down": "model.layers.{}.mlp.down_proj",
 }
-_HEAD_NORMS: Names = {"q_norm": "model.layers.{}.self_attn.q_norm", "k_norm": "model.layers.{}.self_attn.k_norm"}
+_HEAD_NORMS: Names = {
+    "q_norm": "model.layers.{}.self_attn.q_norm",
+    "k_norm": "model.layers.{}.self_attn.k_norm",
+}
 _SANDWICH_NORMS: Names = {
     "post_attention_norm": "model.layers.{}.post_attention_layernorm",
     "mlp_norm": "model.layers.{}.pre_feedforward_layernorm",
@@ -80,7 +84,9 @@ _ACTIVATIONS |= {"swish": "silu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": 
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """The facts that the generic decoder needs beside the weights. Tuples have one entry for each layer."""
+    """The facts that the generic decoder needs beside the weights. Tuples have one entry for each
+    layer.
+    """
 
     names: Names
     vocab_size: int
@@ -95,29 +101,41 @@ class Architecture:
     activation: str
     norm_eps: float
     rotaries: tuple[Rotary | None, ...]
-    windows: tuple[int | None, ...]  # how many positions back a query sees, itself included; None: all
-    biases: frozenset[str] = frozenset()  # names of the linears that have one; norms of kind "layer" always do
+    windows: tuple[
+        int | None, ...
+    ]  # how many positions back a query sees, itself included; None: all
+    biases: frozenset[str] = (
+        frozenset()
+    )  # names of the linears that have one; norms of kind "layer" always do
     norm: str = "rms"  # or "layer"
     norm_offset: float = 0.0  # Gemma keeps its norm weights as differences from 1
     embedding_scale: float = 1.0
-    embedding_size: int = 0  # width of the tables where they are projected to and from the hidden size
+    embedding_size: int = (
+        0  # width of the tables where they are projected to and from the hidden size
+    )
     position_offset: int = 0
     softcap: float | None = None  # of attention scores
     final_softcap: float | None = None  # of logits
     is_tied: bool = False
-    is_parallel: bool = False  # attention and feed-forward read the same input and are added together
+    is_parallel: bool = (
+        False  # attention and feed-forward read the same input and are added together
+    )
     is_post_norm: bool = False  # norms follow the residual sum instead of preceding the block
     is_transposed: bool = False  # linears are stored (in, out)
 
 
 def describe(config: Any) -> Architecture | None:
-    """The Architecture of a configuration, or None if only the modules of transformers can run it."""
+    """The Architecture of a configuration, or None if only the modules of transformers
+    can run it.
+    """
     family = _FAMILIES.get(class_name(config.architectures))
     return None if family is None else family(config)
 
 
 def _decoder(config: Any, **facts: Any) -> Architecture:
-    """The Architecture of a decoder that has `facts`, and no rotations and no windows unless these say so."""
+    """The Architecture of a decoder that has `facts`, and no rotations and no windows unless these
+    say so.
+    """
     head_dim, num_layers = _head_dim(config), config.num_hidden_layers
     common: dict[str, Any] = {
         "vocab_size": config.vocab_size,
@@ -136,15 +154,27 @@ def _decoder(config: Any, **facts: Any) -> Architecture:
 
 
 def _head_dim(config: Any) -> int:
-    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+    return int(
+        getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    )
 
 
 def _llama(config: Any, **switches: Any) -> Architecture | None:
-    """The Architecture of Llama, which other families change with `switches`, or None if a part of it is unknown."""
-    layer_types = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
-    activation = _ACTIVATIONS.get(switches.pop("activation", None) or getattr(config, "hidden_act", ""))
+    """The Architecture of Llama, which other families change with `switches`, or None if a part of
+    it is unknown.
+    """
+    layer_types = (
+        getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
+    )
+    activation = _ACTIVATIONS.get(
+        switches.pop("activation", None) or getattr(config, "hidden_act", "")
+    )
     rotaries = rotaries_of(config, layer_types, _head_dim(config))
-    if activation is None or rotaries is None or not set(layer_types) <= {"full_attention", "sliding_attention"}:
+    if (
+        activation is None
+        or rotaries is None
+        or not set(layer_types) <= {"full_attention", "sliding_attention"}
+    ):
         return None
     window, biases = getattr(config, "sliding_window", None), set[str]()
     if getattr(config, "attention_bias", False):
@@ -173,9 +203,17 @@ def _gemma(config: Any, **switches: Any) -> Architecture | None:
     if getattr(config, "use_bidirectional_attention", None):
         return None
     activation = getattr(config, "hidden_activation", None) or config.hidden_act
-    if activation == "gelu":  # the first checkpoints say gelu and mean its tanh form, as transformers does
+    if (
+        activation == "gelu"
+    ):  # the first checkpoints say gelu and mean its tanh form, as transformers does
         activation = "gelu_pytorch_tanh"
-    return _llama(config, activation=activation, norm_offset=1.0, embedding_scale=config.hidden_size**0.5, **switches)
+    return _llama(
+        config,
+        activation=activation,
+        norm_offset=1.0,
+        embedding_scale=config.hidden_size**0.5,
+        **switches,
+    )
 
 
 def _gemma2(config: Any, **switches: Any) -> Architecture | None:
@@ -203,7 +241,11 @@ def _phi(config: Any) -> Architecture | None:
 
 def _gpt2(config: Any) -> Architecture | None:
     activation = _ACTIVATIONS.get(config.activation_function)
-    if activation is None or config.scale_attn_by_inverse_layer_idx or not config.scale_attn_weights:
+    if (
+        activation is None
+        or config.scale_attn_by_inverse_layer_idx
+        or not config.scale_attn_weights
+    ):
         return None
     return _decoder(
         config,
@@ -225,7 +267,10 @@ def _opt(config: Any) -> Architecture | None:
     if not config.do_layer_norm_before or config._remove_final_layer_norm:
         del names["norm"]
     if config.word_embed_proj_dim != config.hidden_size:
-        names |= {"project_in": "model.decoder.project_in", "project_out": "model.decoder.project_out"}
+        names |= {
+            "project_in": "model.decoder.project_in",
+            "project_out": "model.decoder.project_out",
+        }
     return _decoder(
         config,
         norm="layer",
@@ -247,7 +292,9 @@ _FAMILIES: dict[str, Callable[[Any], Architecture | None]] = {
     "Qwen3ForCausalLM": lambda config: _llama(config, names={**_LLAMA, **_HEAD_NORMS}),
     "GemmaForCausalLM": _gemma,
     "Gemma2ForCausalLM": _gemma2,
-    "Gemma3ForCausalLM": lambda config: _gemma2(config, names={**_LLAMA, **_SANDWICH_NORMS, **_HEAD_NORMS}),
+    "Gemma3ForCausalLM": lambda config: _gemma2(
+        config, names={**_LLAMA, **_SANDWICH_NORMS, **_HEAD_NORMS}
+    ),
     "PhiForCausalLM": _phi,
     "Phi3ForCausalLM": lambda config: _windowed(config, names=_PHI3),
     "GPT2LMHeadModel": _gpt2,

@@ -1,7 +1,9 @@
-"""Guided decoding: which tokens may come next, so that an answer has the structure that its request asks for.
+"""Guided decoding: which tokens may come next, so that an answer has the structure that its request
+asks for.
 
-Each guide is compiled once, beside the loop, and kept for later requests. A sequence waits for its guide before it is
-scheduled. Only the loop's thread uses a `Guides`, except where a method says otherwise.
+Each guide is compiled once, beside the loop, and kept for later requests. A sequence waits for its
+guide before it is scheduled. Only the loop's thread uses a `Guides`, except where a method says
+otherwise.
 """
 
 import time
@@ -45,11 +47,17 @@ class Guide:
         return self.mask is None or self._num_accepted < sequence.num_generated
 
     def follow(self, sequence: EmbeddedSequence) -> None:
-        """Accept the tokens since the last call, and find the mask. Fails the sequence if that cannot be known."""
+        """Accept the tokens since the last call, and find the mask. Fails the sequence if that
+        cannot be known.
+        """
         for token_id in sequence.token_ids[sequence.num_prompt_tokens + self._num_accepted :]:
             self._num_accepted += 1
             self._is_over = self._is_over or token_id in sequence.end_ids
-            if not self._is_over and sequence.error is None and not self._matcher.consume_token(token_id):
+            if (
+                not self._is_over
+                and sequence.error is None
+                and not self._matcher.consume_token(token_id)
+            ):
                 self._fail(sequence)
         if self._is_over:
             self.mask = self._ends
@@ -60,10 +68,14 @@ class Guide:
             elif self._matcher.is_accepting():
                 self.mask |= self._ends
         is_early = sequence.min_tokens > self._num_accepted
-        sequence.must_end = is_early and self.mask is not None and not (self.mask & ~self._ends).any()
+        sequence.must_end = (
+            is_early and self.mask is not None and not (self.mask & ~self._ends).any()
+        )
 
     def _fail(self, sequence: Sequence) -> None:
-        """End the request with the error of the matcher, which would look like the end of the structure."""
+        """End the request with the error of the matcher, which would look like the end of the
+        structure.
+        """
         from handlers.guides.text import reason_of
 
         self._compiled.is_spent = True
@@ -74,12 +86,22 @@ class Guide:
         self._spent_s += spent_s
         if self._spent_s > MAX_START_S + MAX_TOKEN_S * self._num_accepted:
             limit = f"{MAX_START_S * 1000:g} ms and {MAX_TOKEN_S * 1000:g} ms for each token"
-            sequence.fail(f"must be a structure that is quick to follow: over {limit}", ErrorKind.INVALID, FIELD)
+            sequence.fail(
+                f"must be a structure that is quick to follow: over {limit}",
+                ErrorKind.INVALID,
+                FIELD,
+            )
 
 
 def follow(sequences: Iterable[EmbeddedSequence]) -> None:
-    """Let the guides of sequences catch up with their tokens. A guide that fails, or is slow, ends its request."""
-    behind = [(guide, one) for one in sequences if (guide := one.guide) is not None and guide.is_behind(one)]
+    """Let the guides of sequences catch up with their tokens. A guide that fails, or is slow, ends
+    its request.
+    """
+    behind = [
+        (guide, one)
+        for one in sequences
+        if (guide := one.guide) is not None and guide.is_behind(one)
+    ]
     if not behind:
         return
     started_s, times_s = time.thread_time(), [time.perf_counter()]
@@ -96,7 +118,9 @@ def follow(sequences: Iterable[EmbeddedSequence]) -> None:
 
 
 def fill_masks(sequences: list[EmbeddedSequence], rows: list[int], vocab_size: int) -> Mask:
-    """The masks (num_sequences, vocab / 32). Only the sequences at `rows` have guides; others may draw any token."""
+    """The masks (num_sequences, vocab / 32). Only the sequences at `rows` have guides; others may
+    draw any token.
+    """
     masks = np.full((len(sequences), -(-vocab_size // WORD_BITS)), -1, np.int32)
     follow([sequences[row] for row in rows])
     for row in rows:
@@ -107,15 +131,23 @@ def fill_masks(sequences: list[EmbeddedSequence], rows: list[int], vocab_size: i
 
 
 class Guides(Waiting[EmbeddedSequence, Compiled]):
-    def __init__(self, config: GuidedDecodingConfig | None, folder: str | None, start: Start) -> None:
-        """Without a config it is that of the model's folder, where a server runs. It is read with the first guide."""
+    def __init__(
+        self, config: GuidedDecodingConfig | None, folder: str | None, start: Start
+    ) -> None:
+        """Without a config it is that of the model's folder, where a server runs. It is read with
+        the first guide.
+        """
         super().__init__()
         path, self.why_none = Path(folder or "."), "no GuidedDecodingConfig was given"
         if config is not None or folder is not None:
-            self.why_none = why_no_guides(path if config is None else None)  # "" if there are guides
+            self.why_none = why_no_guides(
+                path if config is None else None
+            )  # "" if there are guides
         read = partial(read_config, path) if config is None else lambda: config
         self._compiler = GuideCompiler(read, start)
-        self.outcomes = GuideOutcomes(self._compiler, self._compiler.compile, MAX_KEPT, MAX_KEPT_CHARS)
+        self.outcomes = GuideOutcomes(
+            self._compiler, self._compiler.compile, MAX_KEPT, MAX_KEPT_CHARS
+        )
         self._follower = ThreadPoolExecutor(1, thread_name_prefix="masks")
 
     def admit(self, sequence: EmbeddedSequence) -> bool:
@@ -132,13 +164,17 @@ class Guides(Waiting[EmbeddedSequence, Compiled]):
 
     @contextmanager
     def following(self, sequences: list[EmbeddedSequence]) -> Iterator[None]:
-        """The guides of these sequences catch up on another thread meanwhile: the block must leave sequences alone."""
+        """The guides of these sequences catch up on another thread meanwhile: the block must leave
+        sequences alone.
+        """
         guided = [sequence for sequence in sequences if sequence.guide is not None]
         followed = self._follower.submit(follow, guided) if guided else None
         try:
             yield
         finally:
-            if followed is not None and not followed.cancel():  # without a core for the thread, the caller does it
+            if (
+                followed is not None and not followed.cancel()
+            ):  # without a core for the thread, the caller does it
                 followed.result()
 
     def take_ready(self) -> list[EmbeddedSequence]:
@@ -149,7 +185,9 @@ class Guides(Waiting[EmbeddedSequence, Compiled]):
         return [sequence for sequence, _ in ready]
 
     def forget(self, sequence: EmbeddedSequence) -> bool:
-        """Forget a sequence that waits for its guide or was refused. Returns whether it is such a one."""
+        """Forget a sequence that waits for its guide or was refused. Returns whether it is such a
+        one.
+        """
         if sequence.request.guided_decoding_params is None or sequence.guide is not None:
             return False
         if isinstance(future := self.drop_waiting(sequence), GuideFuture):
@@ -173,4 +211,8 @@ def equip(sequence: EmbeddedSequence, outcome: Compiled | BaseException) -> None
         if sequence.end_ids:
             sequence.guide = Guide(outcome, sequence.end_ids)
         else:
-            sequence.fail("needs an end id, of the request or of the GuidedDecodingConfig", ErrorKind.INVALID, FIELD)
+            sequence.fail(
+                "needs an end id, of the request or of the GuidedDecodingConfig",
+                ErrorKind.INVALID,
+                FIELD,
+            )

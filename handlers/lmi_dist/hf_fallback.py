@@ -1,8 +1,8 @@
 """Any other decoder, run by the modules of transformers on the slots of the KV cache.
 
-transformers calls `_attend` by its name, so the modules see one long ragged "sequence" and keep no cache. A model is
-refused at load unless a few tokens, step by step, give the logits of the untouched model. Adapters hang on its linears,
-by their paths.
+transformers calls `_attend` by its name, so the modules see one long ragged "sequence" and keep no
+cache. A model is refused at load unless a few tokens, step by step, give the logits of the
+untouched model. Adapters hang on its linears, by their paths.
 """
 
 from __future__ import annotations
@@ -32,12 +32,19 @@ from lmi.executor import Progress
 from lmi.settings.config import EngineConfig
 
 _NAME = "lmi_slots"
-_TOLERANCES = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.1}  # of the largest logit
-_SITE = "lmi_attend"  # the attribute of an attention module that holds `attend` of its model, for its layer
+_TOLERANCES = {
+    torch.float32: 1e-3,
+    torch.float16: 0.05,
+    torch.bfloat16: 0.1,
+}  # of the largest logit
+# the attribute of an attention module that holds `attend` of its model, for its layer
+_SITE = "lmi_attend"
 
 
 class HuggingFaceModel:
-    """A transformers model. Call it with a StepInputs for the logits of the wanted rows, (num_wanted, vocab_size)."""
+    """A transformers model. Call it with a StepInputs for the logits of the wanted rows,
+    (num_wanted, vocab_size).
+    """
 
     def __init__(
         self,
@@ -52,7 +59,10 @@ class HuggingFaceModel:
         self._name = facts.name
         self._layer_types = getattr(config, "layer_types", None)
         self._window = getattr(config, "sliding_window", None)
-        if self._layer_types and not set(self._layer_types) <= {"full_attention", "sliding_attention"}:
+        if self._layer_types and not set(self._layer_types) <= {
+            "full_attention",
+            "sliding_attention",
+        }:
             raise unsupported(facts.path, f"{self._name} has layers of another kind")
         AttentionInterface.register(_NAME, _attend)
         transformers_logging.disable_progress_bar()
@@ -71,19 +81,29 @@ class HuggingFaceModel:
         except Exception as error:
             raise ModelUnusable(f"{self._name} cannot be run: {error!r:.200}") from error
         pack_linears(self._model, pack)
-        self._outputs: dict[str, Any] = {}  # what the module of each declared output gave when it was called last
+        self._outputs: dict[
+            str, Any
+        ] = {}  # what the module of each declared output gave when it was called last
         for name, module in output_modules(self._model, facts.num_layers, engine_config).items():
-            module.register_forward_hook(lambda _, arguments, given, name=name: self._outputs.update({name: given}))
+            module.register_forward_hook(
+                lambda _, arguments, given, name=name: self._outputs.update({name: given})
+            )
 
     def with_adapters(self) -> ModuleAdapters:
         """Let rows have adapters of any linear. Call it before `check`."""
-        linears = {path: module for path, module in self._model.named_modules() if isinstance(module, PackedLinear)}
+        linears = {
+            path: module
+            for path, module in self._model.named_modules()
+            if isinstance(module, PackedLinear)
+        }
         return ModuleAdapters(linears, lambda: self.step)
 
     def __call__(self, step: StepInputs) -> Tensor:
         self._step = step
         ids, positions = step.token_ids[None], step.positions[None]
-        output = self._model(input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=step.wanted)
+        output = self._model(
+            input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=step.wanted
+        )
         logits: Tensor = output.logits[0]  # (num_wanted, vocab_size)
         return logits.float()
 
@@ -91,7 +111,9 @@ class HuggingFaceModel:
         """The wanted rows of a declared output in the last step, (num_wanted, hidden_size)."""
         given = self._outputs[name]
         first = given[0] if isinstance(given, tuple) else given
-        states: Tensor = first if isinstance(first, Tensor) else first.last_hidden_state  # (1, rows, hidden_size)
+        states: Tensor = (
+            first if isinstance(first, Tensor) else first.last_hidden_state
+        )  # (1, rows, hidden_size)
         return states[0].index_select(0, self.step.wanted)
 
     @property
@@ -99,8 +121,11 @@ class HuggingFaceModel:
         assert self._step is not None, "attention is asked for outside of a step"
         return self._step
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, _mask: object, **options: Any) -> Tensor:
-        """Store keys and values (1, kv_heads, rows, d), and attend: (1, heads, rows, d) to (1, rows, heads, d).
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, _mask: object, **options: Any
+    ) -> Tensor:
+        """Store keys and values (1, kv_heads, rows, d), and attend: (1, heads, rows, d) to (1,
+        rows, heads, d).
 
         Behind the layer are the arguments that transformers gives an attention function.
         """
@@ -110,7 +135,9 @@ class HuggingFaceModel:
         attention, queries = self.step.attention, query[0].transpose(0, 1)
         attention.write(layer, torch.cat((key[0], value[0])).transpose(0, 1))
         scale = options.get("scaling") or query.shape[-1] ** -0.5
-        answer = attention(queries, Attend(0, 0, layer, scale, options.get("softcap"), window))  # of no program
+        answer = attention(
+            queries, Attend(0, 0, layer, scale, options.get("softcap"), window)
+        )  # of no program
         return answer.view(1, len(answer), -1, query.shape[-1])
 
     def check(self, forward: Callable[[Plan], Tensor]) -> None:
@@ -119,11 +146,17 @@ class HuggingFaceModel:
         `forward` gives logits (num_logits, vocab_size).
         """
         chunks = [Chunk(0, index, [self._token_ids[index]]) for index in (6, 7, 8)]
-        plans = [Plan([], [Chunk(0, 0, self._token_ids[:6], 6)])] + [Plan([chunk], []) for chunk in chunks]
+        plans = [Plan([], [Chunk(0, 0, self._token_ids[:6], 6)])] + [
+            Plan([chunk], []) for chunk in chunks
+        ]
         try:
             logits = torch.cat([forward(plan) for plan in plans])
-        except Exception as error:  # the model's code can raise any error when it is used in this way
-            raise unsupported(self._name, f"it does not run on slots of keys and values ({error!r:.200})") from error
+        except (
+            Exception
+        ) as error:  # the model's code can raise any error when it is used in this way
+            raise unsupported(
+                self._name, f"it does not run on slots of keys and values ({error!r:.200})"
+            ) from error
         tolerance = _TOLERANCES[self._model.dtype] * float(self._expected.abs().max())
         if not torch.allclose(logits, self._expected, rtol=0.0, atol=tolerance):
             raise unsupported(self._name, "it does more than attend to keys and values")
@@ -142,8 +175,12 @@ def _load(facts: ModelFacts, placement: Placement) -> PreTrainedModel:
     except Exception as error:  # transformers raises a different type for each obstacle
         if isinstance(error, KeyError) and error.args == (_NAME,):  # it has a table of attentions
             raise unsupported(facts.path, f"{facts.name} {KEEPS_ITS_OWN}") from error
-        raise ModelUnusable(f"{facts.path}: {facts.name} cannot be loaded: {said(error)}") from error
-    model, info = cast("tuple[PreTrainedModel, dict[str, set[str]]]", loaded)  # a pair, with output_loading_info
+        raise ModelUnusable(
+            f"{facts.path}: {facts.name} cannot be loaded: {said(error)}"
+        ) from error
+    model, info = cast(
+        "tuple[PreTrainedModel, dict[str, set[str]]]", loaded
+    )  # a pair, with output_loading_info
     if missing := sorted(info["missing_keys"]):
         raise ModelUnusable(f"{facts.path}: tensor {missing[0]} is missing from its weight files")
     tell_unused(facts.path, info["unexpected_keys"])
@@ -166,7 +203,9 @@ class PackedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, in_features) to (…, out_features)."""
-        return self._weight(x.reshape(-1, self.in_features), self._bias).view(*x.shape[:-1], self.out_features)
+        return self._weight(x.reshape(-1, self.in_features), self._bias).view(
+            *x.shape[:-1], self.out_features
+        )
 
 
 def pack_linears(model: nn.Module, pack: Callable[[Tensor], Weight]) -> None:
@@ -183,7 +222,9 @@ class ModuleAdapters:
         """`linears` are modules by their paths; `step` gives the current step."""
         self._linears, self._step = list(linears.items()), step
         self._adapters: dict[int, Adapter[Tensor]] = {}
-        self._is_regular: dict[int, bool] = {}  # by site: whether it saw the rows of a step whenever it was called
+        self._is_regular: dict[
+            int, bool
+        ] = {}  # by site: whether it saw the rows of a step whenever it was called
         for site, module in enumerate(linears.values()):
             module.register_forward_hook(partial(self._add, site))
 
@@ -194,16 +235,24 @@ class ModuleAdapters:
         self._adapters.pop(number, None)
 
     def sites(self) -> tuple[Site, ...]:
-        """A site for each linear; adapters can change those that have been called and are regular."""
+        """A site for each linear; adapters can change those that have been called and
+        are regular.
+        """
         sites = []
         for site, (path, linear) in enumerate(self._linears):
             num_in, num_out = linear.in_features, linear.out_features
             module = Module(path, num_in, (Piece(0, num_out, 0),))
-            sites.append(Site(num_in, num_out, (module,) if self._is_regular.get(site, False) else ()))
+            sites.append(
+                Site(num_in, num_out, (module,) if self._is_regular.get(site, False) else ())
+            )
         return tuple(sites)
 
-    def _add(self, site: int, linear: PackedLinear, arguments: tuple[Tensor, ...], y: Tensor) -> None:
-        """Add to the output (1, rows, out_features) of a linear, which was just called with (1, rows, in_features)."""
+    def _add(
+        self, site: int, linear: PackedLinear, arguments: tuple[Tensor, ...], y: Tensor
+    ) -> None:
+        """Add to the output (1, rows, out_features) of a linear, which was just called with (1,
+        rows, in_features).
+        """
         if not arguments:
             return  # it was called by keyword, and is not known to be regular
         x, step = arguments[0], self._step()
@@ -218,10 +267,16 @@ class ModuleAdapters:
                 y[0].index_add_(0, rows, functional.linear(low, weights.up))
 
 
-def output_modules(model: PreTrainedModel, num_layers: int, config: EngineConfig) -> dict[str, nn.Module]:
-    """The module that gives each declared output. Raises BadConfiguration if the model has no output of a name."""
+def output_modules(
+    model: PreTrainedModel, num_layers: int, config: EngineConfig
+) -> dict[str, nn.Module]:
+    """The module that gives each declared output. Raises BadConfiguration if the model has no
+    output of a name.
+    """
     modules: dict[str, nn.Module] = {HIDDEN_STATES: model.base_model}
-    lists = [one for one in model.modules() if isinstance(one, nn.ModuleList) and len(one) == num_layers]
+    lists = [
+        one for one in model.modules() if isinstance(one, nn.ModuleList) and len(one) == num_layers
+    ]
     if lists:  # the first that has all layers
         modules |= {layer_name(layer): module for layer, module in enumerate(lists[0])}
     return {name: modules[name] for name in declared_names(config, modules)}

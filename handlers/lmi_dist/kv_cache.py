@@ -1,8 +1,10 @@
-"""Which blocks of the key-value cache each running sequence holds, in a table for its slot. Plain Python.
+"""Which blocks of the key-value cache each running sequence holds, in a table for its slot. Plain
+Python.
 
-At admission a sequence is promised all blocks that its prompt needs, and takes them as the prompt is computed. Where a
-runner reads blocks, one may be in several tables. A block that only the tree by content has is idle: it counts as
-free, and is taken when no block is empty. For a runner with slots a block is only a unit of the budget.
+At admission a sequence is promised all blocks that its prompt needs, and takes them as the prompt
+is computed. Where a runner reads blocks, one may be in several tables. A block that only the tree
+by content has is idle: it counts as free, and is taken when no block is empty. For a runner with
+slots a block is only a unit of the budget.
 """
 
 from __future__ import annotations
@@ -13,7 +15,15 @@ from collections.abc import Callable, Sequence as SequenceOf
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from handlers.lmi_dist.cached_blocks import IdleBlocks, Match, Parent, PrefixTree, Retention, Root, num_equal
+from handlers.lmi_dist.cached_blocks import (
+    IdleBlocks,
+    Match,
+    Parent,
+    PrefixTree,
+    Retention,
+    Root,
+    num_equal,
+)
 
 if TYPE_CHECKING:
     from handlers.lmi_dist.cache_events import CacheEvents
@@ -30,7 +40,9 @@ class Holding:
 
 
 class Slots(Protocol):
-    """The memory of a runner that keeps the keys and values of each sequence in one piece, its slot."""
+    """The memory of a runner that keeps the keys and values of each sequence in one piece, its
+    slot.
+    """
 
     def copy(self, slot: int, to_slots: list[int], num_tokens: int) -> None:
         """Give other slots the keys and values of the first `num_tokens` of a slot."""
@@ -40,7 +52,9 @@ class Slots(Protocol):
 
 
 class KvCache:
-    """The tables of all slots. `slots`: of a runner that reads no tables, and so shares no blocks."""
+    """The tables of all slots. `slots`: of a runner that reads no tables, and so shares
+    no blocks.
+    """
 
     def __init__(
         self,
@@ -61,13 +75,17 @@ class KvCache:
         self.num_reused_blocks = 0  # of the tree or of a fork, shared so far
         self.num_missed_blocks = 0  # of prompts, taken new so far
         self._holdings = [Holding() for _ in range(num_slots)]  # by slot
-        self._free_slots = list(range(num_slots))  # a heap: the lowest slot first keeps the active slots dense
+        self._free_slots = list(
+            range(num_slots)
+        )  # a heap: the lowest slot first keeps the active slots dense
         self._new = list(range(num_blocks - 1, -1, -1))  # a stack of blocks that have no memory yet
         self._num_withheld = 0  # of the new ones, which have no memory to take
         self._empty: list[int] = []  # a stack of blocks that have memory
         self._idle = IdleBlocks(now_s)
         self._num_references = [0] * num_blocks  # tables and copies that need the block
-        self._copies: dict[int, tuple[int, int]] = {}  # slot -> from block, to block: in the next step
+        self._copies: dict[
+            int, tuple[int, int]
+        ] = {}  # slot -> from block, to block: in the next step
         self._tree = PrefixTree(tokens_per_block)
         self._slots = slots
         self._events = events  # told of full blocks that come into the tree and leave it
@@ -79,7 +97,9 @@ class KvCache:
     @property
     def num_free_blocks(self) -> int:
         num_promised = sum([one.num_promised for one in self._holdings])
-        return len(self._empty) + len(self._new) - self._num_withheld + len(self._idle) - num_promised
+        return (
+            len(self._empty) + len(self._new) - self._num_withheld + len(self._idle) - num_promised
+        )
 
     @property
     def num_used_blocks(self) -> int:
@@ -92,7 +112,9 @@ class KvCache:
 
     @property
     def num_new(self) -> int:
-        """How many blocks have no memory yet: nothing was ever written to them, or it was given back."""
+        """How many blocks have no memory yet: nothing was ever written to them, or it was given
+        back.
+        """
         return len(self._new)
 
     @property
@@ -117,17 +139,20 @@ class KvCache:
         num_kept: int = 0,
         num_slots: int = 1,
     ) -> bool:
-        """Whether `num_slots` are free, and blocks for `num_tokens` with `num_kept` blocks to spare.
+        """Whether `num_slots` are free, and blocks for `num_tokens` with `num_kept` blocks to
+        spare.
 
-        `shared` are blocks with the first of the tokens. Those that are idle count as free before and as used after.
-        `num_later` blocks will be shared by `fork`.
+        `shared` are blocks with the first of the tokens. Those that are idle count as free before
+        and as used after. `num_later` blocks will be shared by `fork`.
         """
         num_shared = num_later + sum(1 for block in shared if self._num_references[block])
         num_needed = self.num_blocks_for(num_tokens) - num_shared + num_kept
         return len(self._free_slots) >= num_slots and num_needed <= self.num_free_blocks
 
     def allocate(self, num_tokens: int, shared: SequenceOf[int] = (), *, num_later: int = 0) -> int:
-        """Promise the lowest free slot blocks for `num_tokens`, and return it. Ask `can_allocate` first."""
+        """Promise the lowest free slot blocks for `num_tokens`, and return it. Ask `can_allocate`
+        first.
+        """
         assert self.can_allocate(num_tokens, shared, num_later=num_later)
         slot = heapq.heappop(self._free_slots)
         num_wanted = self.num_blocks_for(num_tokens)
@@ -144,7 +169,9 @@ class KvCache:
             holding.num_promised -= 1
 
     def grow(self, slot: int, num_tokens: int) -> bool:
-        """Give the table room for `num_tokens` in all. Returns False and changes nothing if blocks are too few."""
+        """Give the table room for `num_tokens` in all. Returns False and changes nothing if blocks
+        are too few.
+        """
         holding = self._holdings[slot]
         num_more = self.num_blocks_for(num_tokens) - len(holding.table) - holding.num_promised
         if num_more > self.num_free_blocks:
@@ -156,7 +183,9 @@ class KvCache:
     def free(self, slot: int) -> None:
         self._drop_copy(slot)
         holding, self._holdings[slot] = self._holdings[slot], Holding()
-        for block in reversed(holding.table):  # the last first, so that a block is idle before what it lies below
+        for block in reversed(
+            holding.table
+        ):  # the last first, so that a block is idle before what it lies below
             self._release(block)
         if self._slots is not None:
             self._slots.release(slot)
@@ -165,11 +194,14 @@ class KvCache:
     # Memory.
 
     def withhold(self, num_blocks: int) -> None:
-        """Let so many of the new blocks not be taken for now. More than are free may then be promised."""
+        """Let so many of the new blocks not be taken for now. More than are free may then be
+        promised.
+        """
         self._num_withheld = min(max(num_blocks, 0), len(self._new))
 
     def give_back(self, num_blocks: int) -> list[int]:
-        """Take the memory of up to `num_blocks` blocks that nobody uses, first of those that hold nothing.
+        """Take the memory of up to `num_blocks` blocks that nobody uses, first of those that hold
+        nothing.
 
         They are new again. Returns them.
         """
@@ -186,7 +218,9 @@ class KvCache:
         return self._tree.find(root, token_ids, end) if self.reuses_prefixes else Match([])
 
     def share(self, slot: int, blocks: SequenceOf[int]) -> None:
-        """Begin the table with these full blocks. They replace blocks with the same or fewer tokens."""
+        """Begin the table with these full blocks. They replace blocks with the same or fewer
+        tokens.
+        """
         if not blocks:
             return
         self._drop_copy(slot)
@@ -208,7 +242,9 @@ class KvCache:
         self._copies[slot] = block, self._holdings[slot].table[index]
 
     def fork(self, slot: int, to_slots: list[int], num_tokens: int) -> None:
-        """Give other slots the first `num_tokens` of a slot. Full blocks are shared, the rest is copied."""
+        """Give other slots the first `num_tokens` of a slot. Full blocks are shared, the rest is
+        copied.
+        """
         if self._slots is not None:
             return self._slots.copy(slot, to_slots, num_tokens)
         table, num_full = self.table(slot), num_tokens // self.tokens_per_block
@@ -243,11 +279,13 @@ class KvCache:
     def store(self, slot: int, root: Root, token_ids: list[int], num_tokens: int) -> int | None:
         """Put the blocks with the first `num_tokens` of a sequence into the tree.
 
-        The last one is put there even if it is not full, with what others may find of it. Where the tree has a block
-        with the same tokens, that one takes the place of the slot's if it is full. Returns the tree's block with the
-        last of the tokens, or None if none was added.
+        The last one is put there even if it is not full, with what others may find of it. Where the
+        tree has a block with the same tokens, that one takes the place of the slot's if it is full.
+        Returns the tree's block with the last of the tokens, or None if none was added.
         """
-        if not self.reuses_prefixes or slot in self._copies:  # before the copy is made, nothing is new
+        if (
+            not self.reuses_prefixes or slot in self._copies
+        ):  # before the copy is made, nothing is new
             return None
         kept: int | None = None
         holding, size = self._holdings[slot], self.tokens_per_block
@@ -276,7 +314,8 @@ class KvCache:
         holding.num_stored = 0
 
     def retain(self, slot: int, said: SequenceOf[Retention | None], last: int | None) -> None:
-        """Set how long blocks are kept when nobody uses them: those of the slot, with `last` in place of the last one.
+        """Set how long blocks are kept when nobody uses them: those of the slot, with `last` in
+        place of the last one.
 
         None leaves what an earlier request said.
         """
@@ -317,7 +356,9 @@ class KvCache:
         return self._tree.remove(block)
 
     def _unused(self) -> int:
-        """A block with memory that nobody uses: one that holds nothing, or else the first to be evicted."""
+        """A block with memory that nobody uses: one that holds nothing, or else the first to be
+        evicted.
+        """
         if self._empty:
             return self._empty.pop()
 

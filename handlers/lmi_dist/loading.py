@@ -1,4 +1,6 @@
-"""Loads a checkpoint for the device and the runner that fit the machine, with the limits that its memory allows."""
+"""Loads a checkpoint for the device and the runner that fit the machine, with the limits that its
+memory allows.
+"""
 
 import logging
 import os
@@ -13,7 +15,13 @@ from typing import TypeAlias
 
 from handlers.base.configuration import default_budget, said
 from handlers.lmi_dist.about import MAX_NUM_SEQUENCES, LoraLimits
-from handlers.lmi_dist.batch import LEAST_BATCH, LEAST_BUDGET_S, SHARE_OF_LOAD, choose_batch, measured
+from handlers.lmi_dist.batch import (
+    LEAST_BATCH,
+    LEAST_BUDGET_S,
+    SHARE_OF_LOAD,
+    choose_batch,
+    measured,
+)
 from handlers.lmi_dist.config_file import INSTALL_TORCH, check_extra
 from handlers.lmi_dist.facts import ModelFacts, read_facts
 from handlers.lmi_dist.logits_rules import ARRAYS, PostProcessors
@@ -31,14 +39,17 @@ from lmi.shared import linux, machine
 
 log = logging.getLogger(__name__)
 
-Model: TypeAlias = str | os.PathLike[str] | Runner  # a folder with a checkpoint, or what has its weights already
+Model: TypeAlias = (
+    str | os.PathLike[str] | Runner
+)  # a folder with a checkpoint, or what has its weights already
 
 SLOTS_PER_EXPRESS_PLACE = 16
 
 
 @contextmanager
 def in_files(model: Model | bytes, json_config_str: str | None) -> Iterator[Model]:
-    """The model as it is, or a folder with its bytes and its config.json, for as long as the load lasts.
+    """The model as it is, or a folder with its bytes and its config.json, for as long as the load
+    lasts.
 
     The bytes are those of one safetensors file. Errors name the arguments, not the files.
     """
@@ -54,7 +65,11 @@ def in_files(model: Model | bytes, json_config_str: str | None) -> Iterator[Mode
         try:
             yield folder
         except ModelUnusable as error:
-            said = str(error).replace(str(weights), "engine_buffer").replace(str(config), "json_config_str")
+            said = (
+                str(error)
+                .replace(str(weights), "engine_buffer")
+                .replace(str(config), "json_config_str")
+            )
             raise ModelUnusable(said.replace(folder, "engine_buffer")) from error
 
 
@@ -68,50 +83,65 @@ def choose_limits(
 ) -> Limits:
     """The limits of the configuration, lowered to what the model and the memory allow.
 
-    `token_bytes` is the size of the keys and values of one token. `device_bytes` is the memory of an accelerator, where
-    a slot costs all of its memory at once; in that of the machine it costs only what was written, and `room_bytes` is
-    what is left of it beside the model. A sequence is never longer than the whole cache: otherwise it could wait
-    without end.
+    `token_bytes` is the size of the keys and values of one token. `device_bytes` is the memory of
+    an accelerator, where a slot costs all of its memory at once; in that of the machine it costs
+    only what was written, and `room_bytes` is what is left of it beside the model. A sequence is
+    never longer than the whole cache: otherwise it could wait without end.
     """
     max_length = min(config.max_sequence_length or context_length, context_length)
     if max_length < (config.max_sequence_length or 0):
         log.warning(
-            "option.max_model_len=%d is over the model's context: prompt and answer may have %d tokens together",
+            "option.max_model_len=%d is over the model's context: prompt and answer may have %d "
+            "tokens together",
             config.max_sequence_length,
             context_length,
         )
     num_slots = config.max_num_sequences or MAX_NUM_SEQUENCES
     memory_bytes = device_bytes or machine.memory_bytes()
-    budget = config.max_kv_cache_tokens or default_budget(num_slots, max_length, token_bytes, memory_bytes)
+    budget = config.max_kv_cache_tokens or default_budget(
+        num_slots, max_length, token_bytes, memory_bytes
+    )
     if room_bytes is not None and budget * token_bytes > room_bytes:
         budget = _fitting(config, budget, room_bytes // token_bytes)
     num_cache_tokens = max(budget // tokens_per_block, 1) * tokens_per_block
     if num_cache_tokens < max_length:
         log.warning(
-            "prompt and answer may have %d tokens together, not the model's %d: the KV cache holds no more",
+            "prompt and answer may have %d tokens together, not the model's %d: the KV cache holds "
+            "no more",
             num_cache_tokens,
             max_length,
         )
         max_length = num_cache_tokens
     if device_bytes is None:
         return Limits(num_slots, max_length, num_cache_tokens, num_slots // SLOTS_PER_EXPRESS_PLACE)
-    num_slots = max(1, min(num_slots, max(num_cache_tokens, device_bytes // 4 // token_bytes) // max_length))
+    num_slots = max(
+        1, min(num_slots, max(num_cache_tokens, device_bytes // 4 // token_bytes) // max_length)
+    )
     return Limits(num_slots, max_length, num_cache_tokens)
 
 
 def _fitting(config: EngineConfig, budget: int, num_fitting: int) -> int:
-    """The tokens of a cache that is larger than the memory. What an operator says counts: it is not taken at once."""
+    """The tokens of a cache that is larger than the memory. What an operator says counts: it is not
+    taken at once.
+    """
     if config.max_kv_cache_tokens is None:
         return num_fitting
-    why = "option.max_kv_cache_tokens=%d is more than fits into memory now, %d: who finds no memory gets 507"
+    why = (
+        "option.max_kv_cache_tokens=%d is more than fits into memory now, %d: who finds no "
+        "memory gets 507"
+    )
     log.warning(why, budget, num_fitting)
     return budget
 
 
 def load_runner(model: Model, config: EngineConfig, progress: Progress) -> tuple[Runner, Limits]:
-    """The runner of a model and the limits: that of a checkpoint is native, or of torch where that cannot run it."""
+    """The runner of a model and the limits: that of a checkpoint is native, or of torch where that
+    cannot run it.
+    """
     if not isinstance(model, str | os.PathLike):
-        return model, choose_limits(config, model.context_length, model.tokens_per_block, token_bytes=1)
+        return model, choose_limits(
+            config, model.context_length, model.tokens_per_block, token_bytes=1
+        )
     with of_files(os.fspath(model)):
         facts = read_facts(os.fspath(model))
     if facts.pooling is not None:
@@ -124,19 +154,31 @@ def load_runner(model: Model, config: EngineConfig, progress: Progress) -> tuple
 
 @contextmanager
 def of_files(place: str) -> Iterator[None]:
-    """Raise ModelUnusable for a fault of the files that no rule has found, so that nobody tries the load again.
+    """Raise ModelUnusable for a fault of the files that no rule has found, so that nobody tries the
+    load again.
 
     They are the same in each attempt. An error of the machine, as a lack of memory, passes.
     """
     try:
         yield
-    except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
+    except (
+        ArithmeticError,
+        AssertionError,
+        AttributeError,
+        LookupError,
+        TypeError,
+        ValueError,
+    ) as error:
         log.debug("the load failed", exc_info=True)
         raise ModelUnusable(f"{place}: the model cannot be loaded: {said(error)}") from error
 
 
 def _load(
-    facts: ModelFacts, device: str, library: native.Library | None, config: EngineConfig, progress: Progress
+    facts: ModelFacts,
+    device: str,
+    library: native.Library | None,
+    config: EngineConfig,
+    progress: Progress,
 ) -> tuple[Runner, Limits]:
     if library is None:
         return _load_torch(facts, device, config, progress)
@@ -144,7 +186,9 @@ def _load(
     token_bytes = library.block_bytes(facts.num_layers, facts.num_kv_heads, facts.head_dim) // size
     need = need_of(facts, config, partial(weight_bytes, config))
     room_bytes = room_for_cache(facts, need, size * token_bytes)
-    limits = choose_limits(config, facts.context_length, size, token_bytes=token_bytes, room_bytes=room_bytes)
+    limits = choose_limits(
+        config, facts.context_length, size, token_bytes=token_bytes, room_bytes=room_bytes
+    )
     say_memory(need, limits.num_cache_tokens * token_bytes, limits.num_cache_tokens)
     started_s = time.monotonic()
     runner = NativeRunner(facts, library, config, limits, progress)
@@ -152,9 +196,13 @@ def _load(
 
 
 def with_batch(limits: Limits, runner: Runner, config: EngineConfig, load_s: float) -> Limits:
-    """Limits with the largest batch that pays here, where no option says how many sequences run at once."""
+    """Limits with the largest batch that pays here, where no option says how many sequences run at
+    once.
+    """
     is_said = config.max_num_sequences is not None and not config.is_batch_default
-    if is_said or runner.pooling is not None or limits.max_length < limits.num_slots:  # too short to be measured
+    if (
+        is_said or runner.pooling is not None or limits.max_length < limits.num_slots
+    ):  # too short to be measured
         return limits
 
     least = min(max(LEAST_BATCH, config.max_beam_width), limits.num_slots)
@@ -162,7 +210,9 @@ def with_batch(limits: Limits, runner: Runner, config: EngineConfig, load_s: flo
     choice = choose_batch(measured(runner), least, limits.num_slots, budget_s)
     log.info("batch: %d sequences at once: %s", choice.num_sequences, choice.why)
     num_express = max(1, choice.num_sequences // SLOTS_PER_EXPRESS_PLACE)
-    return replace(limits, num_slots=choice.num_sequences, num_express=num_express, batch_reason=choice.why)
+    return replace(
+        limits, num_slots=choice.num_sequences, num_express=num_express, batch_reason=choice.why
+    )
 
 
 def _check_embedding(config: EngineConfig) -> None:
@@ -172,7 +222,11 @@ def _check_embedding(config: EngineConfig) -> None:
         "additional_outputs": config.additional_outputs,
         "logits_post_processors": config.logits_post_processors,
     }
-    if faults := [f"option.{name}: lmi-dist does not have it for an embedding model" for name in given if given[name]]:
+    if faults := [
+        f"option.{name}: lmi-dist does not have it for an embedding model"
+        for name in given
+        if given[name]
+    ]:
         raise BadConfiguration("\n".join(faults))
 
 
@@ -180,7 +234,9 @@ def choose_device(config: EngineConfig) -> str:
     """ "cuda" or "cpu"; raises BadConfiguration if the configuration wants what is not there."""
     device = "cuda" if config.device != "cpu" and _has_cuda(config) else "cpu"
     if config.quantize is not None and (config.quantize != "int8" or device != "cpu"):
-        raise BadConfiguration(f"option.quantize={config.quantize} on {device}: only int8 on cpu is built")
+        raise BadConfiguration(
+            f"option.quantize={config.quantize} on {device}: only int8 on cpu is built"
+        )
     return device
 
 
@@ -190,18 +246,27 @@ def _has_cuda(config: EngineConfig) -> bool:
         return False
     if folder_of("torch") is None:
         if is_wanted:
-            raise BadConfiguration(f"option.device=cuda needs torch, which is not installed: {INSTALL_TORCH}")
-        log.warning("the CPU computes although a GPU is here: without torch lmi-dist cannot use it; %s", INSTALL_TORCH)
+            raise BadConfiguration(
+                f"option.device=cuda needs torch, which is not installed: {INSTALL_TORCH}"
+            )
+        log.warning(
+            "the CPU computes although a GPU is here: without torch lmi-dist cannot use it; %s",
+            INSTALL_TORCH,
+        )
         return False
     import torch
 
     if not torch.cuda.is_available() and is_wanted:
-        raise BadConfiguration("option.device=cuda, but torch sees no CUDA device here; use cpu or auto")
+        raise BadConfiguration(
+            "option.device=cuda, but torch sees no CUDA device here; use cpu or auto"
+        )
     return torch.cuda.is_available()
 
 
 def choose_library(facts: ModelFacts, device: str, config: EngineConfig) -> native.Library | None:
-    """The native kernels, or None if the model or the machine needs torch. A line of the log says which, and why."""
+    """The native kernels, or None if the model or the machine needs torch. A line of the log says
+    which, and why.
+    """
     try:
         if device != "cpu":
             raise native.NotAvailable(f"the native kernels do not run on {device}")
@@ -210,9 +275,14 @@ def choose_library(facts: ModelFacts, device: str, config: EngineConfig) -> nati
         library = native.load()
     except native.NotAvailable as error:
         if config.quantize == "int8":
-            raise BadConfiguration(f"option.quantize=int8 needs the native kernels, but {error}") from error
+            raise BadConfiguration(
+                f"option.quantize=int8 needs the native kernels, but {error}"
+            ) from error
         check_extra(facts.path, f"torch would run it, because {error}")
-        log.info("kernels: torch, because %s; the last bits of an answer may depend on its neighbours", error)
+        log.info(
+            "kernels: torch, because %s; the last bits of an answer may depend on its neighbours",
+            error,
+        )
         return None
     log.info("kernels: native %s, on %s", library.kind, describe_threads(native.num_threads()))
     return library
@@ -227,7 +297,9 @@ def describe_threads(num_threads: int) -> str:
     return f"{said} (of {num_cores} cores: {os.environ.get(linux.THREADS_WHY, 'OMP_NUM_THREADS')})"
 
 
-def _load_torch(facts: ModelFacts, device: str, config: EngineConfig, progress: Progress) -> tuple[Runner, Limits]:
+def _load_torch(
+    facts: ModelFacts, device: str, config: EngineConfig, progress: Progress
+) -> tuple[Runner, Limits]:
     import torch
 
     from handlers.lmi_dist.model_runner import ModelRunner
@@ -236,12 +308,18 @@ def _load_torch(facts: ModelFacts, device: str, config: EngineConfig, progress: 
     placement = choose_placement(config, device, facts.dtype)
     device_bytes = torch.cuda.mem_get_info()[1] if placement.device.type == "cuda" else None
     token_bytes = facts.kv_bytes_per_token(placement.dtype.itemsize)
-    limits = choose_limits(config, facts.context_length, ModelRunner.tokens_per_block, token_bytes, device_bytes)
+    limits = choose_limits(
+        config, facts.context_length, ModelRunner.tokens_per_block, token_bytes, device_bytes
+    )
     return ModelRunner(facts, placement, config, limits, progress), limits
 
 
 def describe(
-    runner: Runner, limits: Limits, settings: ExecutorConfig, why_no_guides: str, post_processors: PostProcessors | None
+    runner: Runner,
+    limits: Limits,
+    settings: ExecutorConfig,
+    why_no_guides: str,
+    post_processors: PostProcessors | None,
 ) -> EngineInfo:
     return EngineInfo(
         name="lmi-dist",
@@ -255,7 +333,9 @@ def describe(
         device=runner.device,
         kernels=runner.kernels,
         max_kv_cache_tokens=limits.num_cache_tokens,
-        capabilities=Capabilities(perf_metrics=True, priority=True, embeddings=runner.pooling.embeddings)
+        capabilities=Capabilities(
+            perf_metrics=True, priority=True, embeddings=runner.pooling.embeddings
+        )
         if runner.pooling is not None
         else Capabilities(
             max_beam_width=min(settings.max_beam_width, limits.num_slots),

@@ -1,12 +1,14 @@
-"""What changes the logits of a request before its token is drawn: functions of the user, then bias, penalties and bans.
+"""What changes the logits of a request before its token is drawn: functions of the user, then bias,
+penalties and bans.
 
-The functions run on the thread of the engine, between two steps of the model: what they take, every request waits for.
-Logits are torch's tensors in the host's memory where torch is installed, and numpy's arrays elsewhere; the stream is
-None. Source: LogitsPostProcessorConfig of TensorRT-LLM's Executor API.
+The functions run on the thread of the engine, between two steps of the model: what they take, every
+request waits for. Logits are torch's tensors in the host's memory where torch is installed, and
+numpy's arrays elsewhere; the stream is None. Source: LogitsPostProcessorConfig of TensorRT-LLM's
+Executor API.
 
-The repetition penalty and `no_repeat_ngram_size` count prompt and output (as in transformers); presence and frequency
-penalties and bad words only the output (as in vLLM). Until `min_tokens` tokens are generated, end ids and stop words of
-one token are banned. `ignore_eos` bans no token.
+The repetition penalty and `no_repeat_ngram_size` count prompt and output (as in transformers);
+presence and frequency penalties and bad words only the output (as in vLLM). Until `min_tokens`
+tokens are generated, end ids and stop words of one token are banned. `ignore_eos` bans no token.
 """
 
 from __future__ import annotations
@@ -33,13 +35,17 @@ from lmi.executor import ExecutorConfig, LogitsPostProcessorConfig
 from lmi.executor.checks import broken
 from lmi.settings.config import EngineConfig
 
-ARRAYS = "numpy" if find_spec("torch") is None else "torch"  # the library whose arrays functions get
+ARRAYS = (
+    "numpy" if find_spec("torch") is None else "torch"
+)  # the library whose arrays functions get
 
 log = logging.getLogger(__name__)
 
 
 class SequenceLogits(NamedTuple):
-    """The logits of one sequence in a step, float32 (1, num_beams, vocab), a view; and what its beams have so far."""
+    """The logits of one sequence in a step, float32 (1, num_beams, vocab), a view; and what its
+    beams have so far.
+    """
 
     sequence: EmbeddedSequence
     logits: Any  # a tensor of torch, or an array of numpy
@@ -53,12 +59,17 @@ class PostProcessors:
         check_post_processors(config)
         self._named = dict(config.processor_map)
         self._batched = config.processor_batched
-        self.names = (*self._named, *([] if self._batched is None else [BATCHED]))  # that a request may give
+        self.names = (
+            *self._named,
+            *([] if self._batched is None else [BATCHED]),
+        )  # that a request may give
 
     def apply(self, logits: Floats, sequences: list[EmbeddedSequence]) -> None:
-        """Let the functions change rows of `logits` (num_sequences, vocab), whose requests all name one.
+        """Let the functions change rows of `logits` (num_sequences, vocab), whose requests all name
+        one.
 
-        The beams of a search are neighbours among the sequences. A sequence whose function fails has an error then.
+        The beams of a search are neighbours among the sequences. A sequence whose function fails
+        has an error then.
         """
         batched = []  # the batched function is called last, and once
         for piece in _pieces(logits, sequences):
@@ -73,13 +84,18 @@ class PostProcessors:
 
     def _process_one(self, piece: SequenceLogits) -> None:
         sequence, logits, token_ids = piece
-        name, client_id = sequence.request.logits_post_processor_name or "", sequence.request.client_id
+        name, client_id = (
+            sequence.request.logits_post_processor_name or "",
+            sequence.request.client_id,
+        )
         try:
             changed = self._named[name](sequence.id, logits, token_ids, None, client_id)
             if changed is not None:
                 _replace(logits, changed)
         except (Exception, SystemExit) as error:
-            log.exception("logits post-processor %s failed for request %d", shorten(name), sequence.id)
+            log.exception(
+                "logits post-processor %s failed for request %d", shorten(name), sequence.id
+            )
             sequence.fail(f"logits post-processor {shorten(name)} failed: {said(error)}")
 
     def _process_batch(self, pieces: list[SequenceLogits]) -> None:
@@ -88,7 +104,9 @@ class PostProcessors:
         client_ids = [one.request.client_id for one in sequences]
         try:
             self._batched([one.id for one in sequences], logits, token_ids, None, client_ids)
-            for piece, changed in zip(pieces, logits, strict=True):  # an entry of the list may be another tensor now
+            for piece, changed in zip(
+                pieces, logits, strict=True
+            ):  # an entry of the list may be another tensor now
                 _replace(piece.logits, changed)
         except (Exception, SystemExit) as error:
             log.exception("the batched logits post-processor failed")
@@ -96,8 +114,12 @@ class PostProcessors:
                 one.fail(f"the batched logits post-processor failed: {said(error)}")
 
 
-def new_post_processors(settings: ExecutorConfig, options: EngineConfig, model: object) -> PostProcessors | None:
-    """The functions of the configuration, or of the file that an option names, in the folder `model`; None without."""
+def new_post_processors(
+    settings: ExecutorConfig, options: EngineConfig, model: object
+) -> PostProcessors | None:
+    """The functions of the configuration, or of the file that an option names, in the folder
+    `model`; None without.
+    """
     config = settings.logits_post_processor_config
     if options.logits_post_processors is not None:
         folder = model if isinstance(model, str | os.PathLike) else ""
@@ -112,7 +134,9 @@ def _pieces(logits: Floats, sequences: list[EmbeddedSequence]) -> Iterator[Seque
         import torch
 
         given = torch.from_numpy(logits)
-    for _, group in groupby(range(len(sequences)), key=lambda row: (sequences[row].id, sequences[row].index)):
+    for _, group in groupby(
+        range(len(sequences)), key=lambda row: (sequences[row].id, sequences[row].index)
+    ):
         own = list(group)
         beams = [sequences[row] for row in own]
         token_ids = [beam.token_ids[beam.num_prompt_tokens :] for beam in beams]
@@ -120,7 +144,9 @@ def _pieces(logits: Floats, sequences: list[EmbeddedSequence]) -> Iterator[Seque
 
 
 def _replace(logits: Any, changed: Any) -> None:
-    """Copy what a function gave into the logits of the step. Raises ValueError if it has another shape."""
+    """Copy what a function gave into the logits of the step. Raises ValueError if it has another
+    shape.
+    """
     if changed is logits:
         return
     is_like = isinstance(changed, type(logits))
@@ -173,7 +199,9 @@ class Repeats:
         self._own: set[tuple[int, ...]] = set()  # the runs whose sets no fork shares
 
     def fork(self) -> Repeats:
-        """The same for another sequence with the same tokens. Sets are copied when one of the two changes them."""
+        """The same for another sequence with the same tokens. Sets are copied when one of the two
+        changes them.
+        """
         forked = copy(self)
         forked._next = self._next.copy()
         self._own, forked._own = set(), set()
@@ -202,14 +230,22 @@ class LogitsRules:
     """The rules of one sequence."""
 
     bias: Bias | None = None
-    history: TokenHistory | None = None  # the tokens that penalties count; None if no penalty is set
+    history: TokenHistory | None = (
+        None  # the tokens that penalties count; None if no penalty is set
+    )
     banned_ids: list[int] = field(default_factory=list)  # bad words of one token
-    early_banned_ids: list[int] = field(default_factory=list)  # banned until `min_tokens` tokens are generated
+    early_banned_ids: list[int] = field(
+        default_factory=list
+    )  # banned until `min_tokens` tokens are generated
     bad_words: list[list[int]] = field(default_factory=list)  # of several tokens
     repeats: Repeats | None = None  # n-grams that must not come again
 
     def fork(self) -> LogitsRules:
-        return replace(self, history=self.history and self.history.fork(), repeats=self.repeats and self.repeats.fork())
+        return replace(
+            self,
+            history=self.history and self.history.fork(),
+            repeats=self.repeats and self.repeats.fork(),
+        )
 
     def next_banned_ids(self, sequence: EmbeddedSequence) -> list[int]:
         """Token ids that must not come next."""
@@ -227,7 +263,9 @@ class LogitsRules:
 
 
 class RuledRow(NamedTuple):
-    """The place of a wish among those of a step, the sequence that it belongs to, and the rules of that sequence."""
+    """The place of a wish among those of a step, the sequence that it belongs to, and the rules of
+    that sequence.
+    """
 
     place: int
     sequence: EmbeddedSequence
@@ -242,7 +280,9 @@ def new_rules(sequence: EmbeddedSequence, vocab_size: int) -> LogitsRules | None
         bad_words=[list(word) for word in request.bad_words if len(word) > 1],
     )
     if config.min_tokens:
-        stops = {word[0] for words in sequence.stop_words.values() for word in words if len(word) == 1}
+        stops = {
+            word[0] for words in sequence.stop_words.values() for word in words if len(word) == 1
+        }
         rules.early_banned_ids = [one for one in sequence.end_ids | stops if 0 <= one < vocab_size]
     if request.embedding_bias:
         token_ids, values = zip(*request.embedding_bias, strict=True)

@@ -1,8 +1,9 @@
-"""LoRA adapters in the form that PEFT saves: read off the step loop, loaded by name, and admitted to a batch.
+"""LoRA adapters in the form that PEFT saves: read off the step loop, loaded by name, and admitted
+to a batch.
 
-An adapter adds scale * B A to the weight of each linear that its weights name. A site has the As of the linears that it
-joins one below the other, and their Bs on a diagonal. What is not plain LoRA on linears of this model, by the rules of
-PEFT 0.21, is refused with the reason.
+An adapter adds scale * B A to the weight of each linear that its weights name. A site has the As of
+the linears that it joins one below the other, and their Bs on a diagonal. What is not plain LoRA on
+linears of this model, by the rules of PEFT 0.21, is refused with the reason.
 """
 
 from __future__ import annotations
@@ -25,7 +26,15 @@ from handlers.lmi_dist.facts import ModelFacts
 from handlers.lmi_dist.operations import Adapter, LowRank, Pack, Packed
 from handlers.lmi_dist.program import Module, Site
 from handlers.lmi_dist.sequence import EmbeddedSequence
-from handlers.lmi_dist.weights import Array, Checkpoint, are_equal, as_float32, dtype_name, is_float, open_tensors
+from handlers.lmi_dist.weights import (
+    Array,
+    Checkpoint,
+    are_equal,
+    as_float32,
+    dtype_name,
+    is_float,
+    open_tensors,
+)
 from lmi.adapters.files import CONFIG, PICKLED, WEIGHTS
 from lmi.errors import LmiError, OutOfMemory, UnknownAdapter, is_out_of_memory
 from lmi.executor import ErrorKind
@@ -44,7 +53,9 @@ _EMBEDDINGS = ("embed_tokens", "wte", "wpe", "embed_positions")
 _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 # Settings that make something else of an adapter than low ranks of linears.
 _REFUSED = {
-    "modules_to_save": "it replaces whole modules (modules_to_save); merge it into the model and serve that",
+    "modules_to_save": (
+        "it replaces whole modules (modules_to_save); merge it into the model and serve that"
+    ),
     "use_dora": "it is a DoRA adapter, which also rescales the weights",
     "trainable_token_indices": "it changes rows of the embedding (trainable_token_indices)",
     "lora_bias": "it has biases (lora_bias)",
@@ -78,7 +89,10 @@ class PeftConfig(msgspec.Struct, frozen=True):
         return _pattern_value(self.rank_pattern or {}, path, self.r)
 
     def scale(self, path: str) -> float:
-        rank, alpha = self.rank(path), _pattern_value(self.alpha_pattern or {}, path, self.lora_alpha)
+        rank, alpha = (
+            self.rank(path),
+            _pattern_value(self.alpha_pattern or {}, path, self.lora_alpha),
+        )
         return float(alpha / rank**0.5 if self.use_rslora else alpha / rank)
 
 
@@ -93,7 +107,9 @@ def check_rank(rank: int, max_rank: int) -> None:
 
 
 def read_config(folder: Path) -> PeftConfig:
-    """Read and check adapter_config.json. Raises NotUsable, or what the file system and the decoder raise."""
+    """Read and check adapter_config.json. Raises NotUsable, or what the file system and the decoder
+    raise.
+    """
     raw = msgspec.json.decode((folder / CONFIG).read_bytes(), type=dict[str, Any])
     try:
         config = msgspec.convert(raw, PeftConfig)
@@ -106,7 +122,10 @@ def read_config(folder: Path) -> PeftConfig:
         raise NotUsable(f"it changes biases (bias={config.bias})")
     method = config.init_lora_weights
     if isinstance(method, str) and method.lower().startswith(_CHANGES_BASE):
-        why = f"it belongs to a base model whose weights {method} changed; convert it to a plain LoRA adapter"
+        why = (
+            f"it belongs to a base model whose weights {method} changed; convert it to a plain "
+            f"LoRA adapter"
+        )
         raise NotUsable(why)
     for name, reason in _REFUSED.items():
         if raw.get(name):
@@ -123,9 +142,13 @@ class _Weights:
         for name in tensors:
             if match := _NAME.fullmatch(name):
                 self._names[match[1], match[2]] = name
-            elif (base := _BASE.fullmatch(name)) and (known := own(f"{base[1]}.{base[2]}")) is not None:
+            elif (base := _BASE.fullmatch(name)) and (
+                known := own(f"{base[1]}.{base[2]}")
+            ) is not None:
                 if (saved := tensors[name]).shape != known.shape:
-                    raise NotUsable(f"it resizes {name} to {saved.shape}, and this model's has {known.shape}")
+                    raise NotUsable(
+                        f"it resizes {name} to {saved.shape}, and this model's has {known.shape}"
+                    )
                 if not are_equal(saved, known):
                     why = "a weight of the base model; merge it into the model and serve that"
                     raise NotUsable(f"it changes {name}, {why}")
@@ -138,11 +161,16 @@ class _Weights:
         self.paths = {path for path, _ in self._names}
 
     def check(self, config: PeftConfig, sites: tuple[Site, ...], max_rank: int) -> None:
-        """Raise NotUsable unless they are whole pairs of linears of this model, of ranks that have room."""
+        """Raise NotUsable unless they are whole pairs of linears of this model, of ranks that have
+        room.
+        """
         modules = {one.path for site in sites for one in site.modules}
         if unknown := sorted(self.paths - modules):
             known = ", ".join(sorted({path.rpartition(".")[2] for path in modules}))
-            raise NotUsable(f"{unknown[0]} is not among the linears of this model that adapters can change: {known}")
+            raise NotUsable(
+                f"{unknown[0]} is not among the linears of this model that adapters can change: "
+                f"{known}"
+            )
         if not self.paths:
             raise NotUsable("it has no weights")
         check_rank(max(map(config.rank, self.paths)), max_rank)
@@ -153,13 +181,20 @@ class _Weights:
     def take(self, module: Module, part: str, shape: tuple[int, int]) -> Array:
         array = self._tensors[self._names[module.path, part]]
         if array.shape != shape:
-            raise NotUsable(f"lora_{part} of {module.path} has shape {array.shape}, this model needs {shape}")
+            raise NotUsable(
+                f"lora_{part} of {module.path} has shape {array.shape}, this model needs {shape}"
+            )
         if not is_float(array):
-            raise NotUsable(f"lora_{part} of {module.path} is {dtype_name(array)}, not a float that is read here")
+            raise NotUsable(
+                f"lora_{part} of {module.path} is {dtype_name(array)}, not a float that is read "
+                f"here"
+            )
         return as_float32(array)
 
 
-def _site(site: Site, weights: _Weights, config: PeftConfig, pack: Pack[Packed]) -> LowRank[Packed] | None:
+def _site(
+    site: Site, weights: _Weights, config: PeftConfig, pack: Pack[Packed]
+) -> LowRank[Packed] | None:
     modules = [one for one in site.modules if one.path in weights.paths]
     if not modules:
         return None
@@ -168,14 +203,20 @@ def _site(site: Site, weights: _Weights, config: PeftConfig, pack: Pack[Packed])
     column, downs = 0, []
     for module, rank in zip(modules, ranks, strict=True):
         downs.append(weights.take(module, "A", (rank, module.num_in)))
-        rows = weights.take(module, "B", (module.num_out, rank)) * np.float32(config.scale(module.path))
+        rows = weights.take(module, "B", (module.num_out, rank)) * np.float32(
+            config.scale(module.path)
+        )
         for piece in module.pieces:
-            to = (gate if piece.is_gate else up)[piece.row : piece.row + piece.num, column : column + rank]
+            to = (gate if piece.is_gate else up)[
+                piece.row : piece.row + piece.num, column : column + rank
+            ]
             to[:] = rows[piece.first : piece.first + piece.num]
         column += rank
     has_gate = {piece.is_gate for one in modules for piece in one.pieces}
     down = pack(np.concatenate(downs))
-    return LowRank(down, pack(up) if False in has_gate else None, pack(gate) if True in has_gate else None)
+    return LowRank(
+        down, pack(up) if False in has_gate else None, pack(gate) if True in has_gate else None
+    )
 
 
 class Adaptable(Protocol[Packed]):
@@ -188,7 +229,9 @@ class Adaptable(Protocol[Packed]):
 
 @dataclass
 class LoraLoader(Generic[Packed]):
-    """Reads adapters for the sites of a model, on any thread; `model` belongs to the thread that makes steps."""
+    """Reads adapters for the sites of a model, on any thread; `model` belongs to the thread that
+    makes steps.
+    """
 
     facts: ModelFacts
     config: EngineConfig
@@ -198,22 +241,33 @@ class LoraLoader(Generic[Packed]):
     new_pack: Callable[[], Pack[Packed]]  # gives what packs the weights of one adapter
 
     def check(self, path: str) -> None:
-        """Raise what `read` raises for the configuration. The weights are read when a request wants them."""
+        """Raise what `read` raises for the configuration. The weights are read when a request wants
+        them.
+        """
         config = read_config(Path(path))
         check_rank(max((config.rank_pattern or {"": config.r}).values()), self.limits.max_rank)
 
     def read(self, path: str) -> Adapter[Packed]:
-        """Read the adapter in folder `path`. Raises NotUsable, SecurityRefused for a pickle, and what files raise."""
+        """Read the adapter in folder `path`. Raises NotUsable, SecurityRefused for a pickle, and
+        what files raise.
+        """
         folder, pack = Path(path), self.new_pack()
         config = read_config(folder)
-        weights = _Weights(open_tensors(folder / WEIGHTS, folder / PICKLED, self.config.allow_pickle), self._own)
+        weights = _Weights(
+            open_tensors(folder / WEIGHTS, folder / PICKLED, self.config.allow_pickle), self._own
+        )
         weights.check(config, self.sites, self.limits.max_rank)
         return tuple(_site(site, weights, config, pack) for site in self.sites)
 
     def _own(self, name: str) -> Array | None:
-        """The model's own tensor by its name in transformers, if it has one. Each call opens the model's files."""
+        """The model's own tensor by its name in transformers, if it has one. Each call opens the
+        model's files.
+        """
         checkpoint = Checkpoint(self.facts.path, allow_pickle=self.config.allow_pickle)
-        names = [name, name.partition(".")[2]]  # a checkpoint of the model without its head lacks the first word
+        names = [
+            name,
+            name.partition(".")[2],
+        ]  # a checkpoint of the model without its head lacks the first word
         if self.facts.is_tied and name == _HEAD:
             names += [one for one in checkpoint.files if one.endswith(_TABLES)]
         return next((checkpoint.read(one) for one in names if one in checkpoint.files), None)
@@ -221,11 +275,15 @@ class LoraLoader(Generic[Packed]):
 
 AnyLoader: TypeAlias = LoraLoader[Any]
 Prepared: TypeAlias = "Future[Adapter[Any] | None]"
-"""What came of reading a folder, which is over: weights, or None if they were only checked, or an error."""
+"""What came of reading a folder, which is over: weights, or None if they were only checked, or an
+error.
+"""
 
 
 class LoraAdapters(Adapters):
-    """The loaded adapters, and the engine that they are loaded into. Any thread may also use `prepare`."""
+    """The loaded adapters, and the engine that they are loaded into. Any thread may also use
+    `prepare`.
+    """
 
     def __init__(self, loader: AnyLoader) -> None:
         super().__init__(self, "lmi-dist", loader.limits.max_in_batch, _kind_of)
@@ -243,7 +301,9 @@ class LoraAdapters(Adapters):
             prepared.set_exception(error)
         return prepared
 
-    def load_prepared(self, name: str, path: str, prepared: Prepared, *, pinned: bool, preload: bool) -> None:
+    def load_prepared(
+        self, name: str, path: str, prepared: Prepared, *, pinned: bool, preload: bool
+    ) -> None:
         """Load an adapter whose folder was read. Raises what `load` raises."""
         self._prepared = prepared
         try:
@@ -253,7 +313,9 @@ class LoraAdapters(Adapters):
         self._evict(self.in_use.union(list(self._resident)[-1:]))  # not the newest either
 
     def admit(self, sequence: EmbeddedSequence) -> bool:
-        """Keep the adapter of a new sequence until `release`. If it was unloaded, the sequence fails."""
+        """Keep the adapter of a new sequence until `release`. If it was unloaded, the sequence
+        fails.
+        """
         try:
             adapter = self.claim(sequence)
         except UnknownAdapter as error:
@@ -263,7 +325,8 @@ class LoraAdapters(Adapters):
         return True
 
     def may_run(self, sequence: EmbeddedSequence, running: SequenceOf[EmbeddedSequence]) -> bool:
-        """Whether a sequence may run beside others, with at most `option.max_loras` adapters together.
+        """Whether a sequence may run beside others, with at most `option.max_loras` adapters
+        together.
 
         Its adapter's weights are there then, or it fails.
         """
@@ -285,7 +348,9 @@ class LoraAdapters(Adapters):
     def _evict(self, used: set[int]) -> None:
         """Drop the weights that were used longest ago, as far as memory has a limit."""
         num_over = len(self._resident) - (self._loader.limits.max_in_memory or len(self._resident))
-        idle = [one for one in self._resident.values() if one.number not in used and not one.is_pinned]
+        idle = [
+            one for one in self._resident.values() if one.number not in used and not one.is_pinned
+        ]
         for adapter in idle[: max(num_over, 0)]:
             self.drop_weights(adapter)
 
@@ -298,7 +363,9 @@ class LoraAdapters(Adapters):
     def add_adapter(self, adapter: LoadedAdapter) -> None:
         if adapter.number not in self._resident:
             weights = None if self._prepared is None else self._prepared.result()
-            self._loader.model.put_adapter(adapter.number, weights or self._loader.read(adapter.path))
+            self._loader.model.put_adapter(
+                adapter.number, weights or self._loader.read(adapter.path)
+            )
 
     def remove_adapter(self, adapter: LoadedAdapter) -> None:
         self._loader.model.drop_adapter(adapter.number)

@@ -1,7 +1,8 @@
 """What a model needs of the machine's memory: before it is loaded, and between its steps.
 
-The kernel ends a process that takes more than its control group may have, and it promises memory without asking: only
-what is written counts. So the engine looks itself at what is left, before it writes to memory that it never had.
+The kernel ends a process that takes more than its control group may have, and it promises memory
+without asking: only what is written counts. So the engine looks itself at what is left, before it
+writes to memory that it never had.
 """
 
 from __future__ import annotations
@@ -26,7 +27,11 @@ from lmi.shared import machine
 from lmi.shared.machine import MB
 
 PROCESS_BYTES = 48 * MB  # of the interpreter, its libraries, and what requests keep there
-MARGIN_SHARE, LEAST_MARGIN, LARGEST_MARGIN = 0.03, 16 * MB, 256 * MB  # that stays free for other processes
+MARGIN_SHARE, LEAST_MARGIN, LARGEST_MARGIN = (
+    0.03,
+    16 * MB,
+    256 * MB,
+)  # that stays free for other processes
 LOOK_S, LOOK_CLOSELY_S = 1.0, 0.05  # between two looks while steps are made
 NARROW = 4  # so many margins that are left are looked at closely
 
@@ -46,10 +51,13 @@ class MemoryNeed:
         return self.weights + self.steps + self.process
 
 
-def need_of(facts: ModelFacts, config: EngineConfig, bytes_of: Callable[[np.dtype[Any]], float]) -> MemoryNeed:
+def need_of(
+    facts: ModelFacts, config: EngineConfig, bytes_of: Callable[[np.dtype[Any]], float]
+) -> MemoryNeed:
     """What a model with an architecture of ours needs.
 
-    `bytes_of` says how many bytes a number of a weight takes, by the dtype that it has in the checkpoint.
+    `bytes_of` says how many bytes a number of a weight takes, by the dtype that it has in the
+    checkpoint.
     """
     a = facts.architecture
     assert a is not None
@@ -57,7 +65,9 @@ def need_of(facts: ModelFacts, config: EngineConfig, bytes_of: Callable[[np.dtyp
     num_weights = sum(module.num_in * module.num_out for site in sites for module in site.modules)
     stored = stored_dtype(facts.path)
     weights = num_weights * bytes_of(stored)
-    if stored != BFLOAT16 and stored != np.float32:  # else the table of embeddings stays in its file
+    if (
+        stored != BFLOAT16 and stored != np.float32
+    ):  # else the table of embeddings stays in its file
         weights += a.vocab_size * (a.embedding_size or a.hidden_size) * 4
 
     length = min(config.max_sequence_length or facts.context_length, facts.context_length)
@@ -89,9 +99,12 @@ def room_for_cache(facts: ModelFacts, need: MemoryNeed, least_bytes: int) -> int
     limit = machine.memory_limit()
     of_group = f" ({limit.source})" if limit.source else ""
     raise ModelUnusable(
-        f"{facts.path}: the model does not fit into memory: it needs {(need.total + least_bytes) // MB} MB "
-        f"({need.weights // MB} MB for weights, {need.steps // MB} MB for steps, {need.process // MB} MB for the "
-        f"process, {-(-least_bytes // MB)} MB for keys and values at least), and {max(0, share) // MB} MB are left for "
+        f"{facts.path}: the model does not fit into memory: it needs "
+        f"{(need.total + least_bytes) // MB} MB "
+        f"({need.weights // MB} MB for weights, {need.steps // MB} MB for steps, "
+        f"{need.process // MB} MB for the "
+        f"process, {-(-least_bytes // MB)} MB for keys and values at least), and "
+        f"{max(0, share) // MB} MB are left for "
         f"it of {limit.num_bytes // MB} MB{of_group}"
     )
 
@@ -111,7 +124,8 @@ def say_memory(need: MemoryNeed, cache_bytes: int, num_cache_tokens: int) -> Non
 class MemoryWatch:
     """Keeps the blocks of a KV cache within the memory that is left, look by look.
 
-    While memory is short no block is written that never was, and cached blocks that nobody uses go back to the system.
+    While memory is short no block is written that never was, and cached blocks that nobody uses go
+    back to the system.
     """
 
     def __init__(
@@ -123,7 +137,9 @@ class MemoryWatch:
         free_bytes: Callable[[], int] | None = None,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`usual_step_bytes`: of the activations in a step with as many prompt tokens and decodes as there may be."""
+        """`usual_step_bytes`: of the activations in a step with as many prompt tokens and decodes
+        as there may be.
+        """
         self._cache, self._memory, self._usual_step_bytes = cache, memory, usual_step_bytes
         self._free_bytes, self._now_s = free_bytes or machine.free_bytes, now_s
         share = int(MARGIN_SHARE * machine.memory_bytes())
@@ -132,7 +148,9 @@ class MemoryWatch:
         self._next_look_s = 0.0
 
     def look(self) -> None:
-        """Set how many new blocks may be written, if it is time. Call it before a step is scheduled."""
+        """Set how many new blocks may be written, if it is time. Call it before a step is
+        scheduled.
+        """
         if (now_s := self._now_s()) < self._next_look_s:
             return
 
@@ -147,7 +165,9 @@ class MemoryWatch:
         self._next_look_s = now_s + (LOOK_CLOSELY_S if is_narrow else LOOK_S)
 
     def check(self, plan: Plan) -> None:
-        """Raise MemoryError if the step of a plan would write more than is left beside a part of the margin."""
+        """Raise MemoryError if the step of a plan would write more than is left beside a part of
+        the margin.
+        """
         num_logits = sum(chunk.num_logits for chunk in plan.chunks)
         num_bytes = self._memory.step_bytes(num_tokens_of(plan.chunks), num_logits)
         if (more := num_bytes - self._written_bytes) <= 0:

@@ -1,8 +1,8 @@
 """A model run with torch: on CUDA, and on a CPU that the native kernels do not know.
 
-A model small enough for a CPU spends much of a step between the calls of torch, so norms and rotations take few of
-them. The process must set OMP_NUM_THREADS before it imports torch, and always GOMP_SPINCOUNT=1000, without which two
-threads beside one busy process are ten times slower.
+A model small enough for a CPU spends much of a step between the calls of torch, so norms and
+rotations take few of them. The process must set OMP_NUM_THREADS before it imports torch, and always
+GOMP_SPINCOUNT=1000, without which two threads beside one busy process are ten times slower.
 """
 
 from __future__ import annotations
@@ -16,7 +16,18 @@ from handlers.lmi_dist.attention import AdaptedRows, Attention, KvSlots, StepInp
 from handlers.lmi_dist.facts import ModelFacts
 from handlers.lmi_dist.hf_fallback import HuggingFaceModel
 from handlers.lmi_dist.lora import Adaptable, AnyLoader, LoraLoader
-from handlers.lmi_dist.operations import Adapter, Attend, Cap, Embed, Gather, Linear, LowRank, Norm, Program, Shrink
+from handlers.lmi_dist.operations import (
+    Adapter,
+    Attend,
+    Cap,
+    Embed,
+    Gather,
+    Linear,
+    LowRank,
+    Norm,
+    Program,
+    Shrink,
+)
 from handlers.lmi_dist.placement import ACTIVATIONS, Placement, Weight, packer, to_array, to_tensor
 from handlers.lmi_dist.program import load, sites_of
 from handlers.lmi_dist.runner import Limits, Plan
@@ -31,7 +42,12 @@ class ModelRunner:
     kernels, is_batch_invariant, tokens_per_block, memory = "torch", False, 16, None
 
     def __init__(
-        self, facts: ModelFacts, placement: Placement, config: EngineConfig, limits: Limits, progress: Progress
+        self,
+        facts: ModelFacts,
+        placement: Placement,
+        config: EngineConfig,
+        limits: Limits,
+        progress: Progress,
     ) -> None:
         self.vocab_size, self.context_length = facts.vocab_size, facts.context_length
         self.dtype, self.device = str(placement.dtype).removeprefix("torch."), str(placement.device)
@@ -48,7 +64,12 @@ class ModelRunner:
             self.slots = KvSlots(facts, placement, limits.num_all_slots, limits.max_length)
             if facts.architecture is not None:
                 program = load(
-                    facts, config, limits.max_length, progress, lambda weight: pack(to_tensor(weight)), place
+                    facts,
+                    config,
+                    limits.max_length,
+                    progress,
+                    lambda weight: pack(to_tensor(weight)),
+                    place,
                 )
                 self._model = adaptable = TorchModel(program, placement.dtype)
                 sites = sites_of(facts.architecture)
@@ -76,7 +97,9 @@ class ModelRunner:
 
     def _prepare(self, plan: Plan) -> StepInputs:
         token_ids, positions, slots, wanted = list[int](), list[int](), list[int](), list[int]()
-        users: dict[int, tuple[list[int], list[int]]] = {}  # by adapter: rows, and places among the wanted rows
+        users: dict[
+            int, tuple[list[int], list[int]]
+        ] = {}  # by adapter: rows, and places among the wanted rows
         for chunk in plan.chunks:
             if chunk.adapter:
                 rows, places = users.setdefault(chunk.adapter, ([], []))
@@ -92,7 +115,9 @@ class ModelRunner:
             positions=tokens[1],
             wanted=self._indices(wanted),
             attention=Attention(self.slots, plan, self.slots.cell_indices(tokens[2], tokens[1])),
-            adapted=tuple(AdaptedRows(adapter, *map(self._indices, rows)) for adapter, rows in users.items()),
+            adapted=tuple(
+                AdaptedRows(adapter, *map(self._indices, rows)) for adapter, rows in users.items()
+            ),
         )
 
     def _indices(self, rows: list[int]) -> Tensor:
@@ -100,18 +125,28 @@ class ModelRunner:
 
 
 class TorchModel:
-    """Call it with a StepInputs for the logits of the wanted rows, float32 (num_wanted, vocab_size)."""
+    """Call it with a StepInputs for the logits of the wanted rows, float32 (num_wanted,
+    vocab_size).
+    """
 
     def __init__(self, program: Program[Weight], dtype: torch.dtype) -> None:
         """`dtype` is that of the activations."""
         self._program, self._dtype = program, dtype
         self._logits = len(program.widths) - 1
         self._outputs: dict[str, Tensor] = {}
-        tables = [one.rotations for one in program.operations if isinstance(one, Attend) and one.rotations is not None]
-        self._rotations: dict[int, Tensor] = {}  # (max_length, 2, 1, channels): of each and of its partner in its pair
+        tables = [
+            one.rotations
+            for one in program.operations
+            if isinstance(one, Attend) and one.rotations is not None
+        ]
+        self._rotations: dict[
+            int, Tensor
+        ] = {}  # (max_length, 2, 1, channels): of each and of its partner in its pair
         for table in tables:
             cosines, sines = table.unbind(1)
-            factors = torch.stack((torch.cat((cosines, cosines), 1), torch.cat((-sines, sines), 1)), 1)
+            factors = torch.stack(
+                (torch.cat((cosines, cosines), 1), torch.cat((-sines, sines), 1)), 1
+            )
             self._rotations[id(table)] = factors[:, :, None].to(dtype)
         self._adapters: dict[int, Adapter[Tensor]] = {}
 
@@ -123,19 +158,25 @@ class TorchModel:
 
     def __call__(self, step: StepInputs) -> Tensor:
         buffers: dict[int, Tensor] = {}
-        rotations = {table: rows.index_select(0, step.positions) for table, rows in self._rotations.items()}
+        rotations = {
+            table: rows.index_select(0, step.positions) for table, rows in self._rotations.items()
+        }
         for operation in self._program.operations:
             match operation:
                 case Embed(output=output, positions=positions):
                     x = operation.table.index_select(0, step.token_ids).to(self._dtype)
                     x = x if operation.scale == 1.0 else x * operation.scale
-                    buffers[output] = x if positions is None else x + positions.index_select(0, step.positions)
+                    buffers[output] = (
+                        x if positions is None else x + positions.index_select(0, step.positions)
+                    )
                 case Norm(output=output) | Linear(output=output):
                     x = buffers[operation.input]
                     if isinstance(operation, Linear):
                         y = self._multiply(operation, x, step)
                     elif operation.is_centred:
-                        y = functional.layer_norm(x, x.shape[1:], operation.weight, operation.bias, operation.eps)
+                        y = functional.layer_norm(
+                            x, x.shape[1:], operation.weight, operation.bias, operation.eps
+                        )
                     else:
                         y = functional.rms_norm(x, x.shape[1:], operation.weight, operation.eps)
                     buffers[output] = buffers[output].add_(y) if operation.adds else y
@@ -143,10 +184,14 @@ class TorchModel:
                     heads = buffers[operation.input].unflatten(1, (-1, self._program.head_dim))
                     buffers[operation.output] = self._attend(operation, heads, rotations, step)
                 case Gather():
-                    buffers[operation.output] = buffers[operation.input].index_select(0, step.wanted)
+                    buffers[operation.output] = buffers[operation.input].index_select(
+                        0, step.wanted
+                    )
                 case Cap():
                     logits = buffers[operation.buffer].float()
-                    buffers[operation.buffer] = logits.div_(operation.cap).tanh_().mul_(operation.cap)
+                    buffers[operation.buffer] = (
+                        logits.div_(operation.cap).tanh_().mul_(operation.cap)
+                    )
                 case Shrink():
                     pass  # its Linear does it
         self._outputs = {name: buffers[index] for name, index in self._program.outputs.items()}
@@ -160,25 +205,39 @@ class TorchModel:
         """(rows, width of input) to (rows, width of output)."""
         if step.adapted and operation.site is not None:
             is_wanted, site = operation.output in self._program.wanted, operation.site
-            low = [(one.wanted if is_wanted else one.rows, self._adapters[one.adapter][site]) for one in step.adapted]
-            if some := [(rows, weights) for rows, weights in low if weights is not None and len(rows)]:
+            low = [
+                (one.wanted if is_wanted else one.rows, self._adapters[one.adapter][site])
+                for one in step.adapted
+            ]
+            if some := [
+                (rows, weights) for rows, weights in low if weights is not None and len(rows)
+            ]:
                 return _multiply_adapted(operation, x, some)
         if operation.gate is None:
             return operation.weight(x, operation.bias, operation.activation)
-        return operation.gate(x, operation.gate_bias, operation.activation).mul_(operation.weight(x, operation.bias))
+        return operation.gate(x, operation.gate_bias, operation.activation).mul_(
+            operation.weight(x, operation.bias)
+        )
 
-    def _attend(self, operation: Attend, heads: Tensor, rotations: dict[int, Tensor], step: StepInputs) -> Tensor:
+    def _attend(
+        self, operation: Attend, heads: Tensor, rotations: dict[int, Tensor], step: StepInputs
+    ) -> Tensor:
         """Normalise and rotate in place, store keys and values, and attend.
 
         (rows, heads of queries, keys and values, head_dim) to (rows, width).
         """
-        num_heads, num_rotated = self._program.num_heads, self._program.num_heads + self._program.num_kv_heads
+        num_heads, num_rotated = (
+            self._program.num_heads,
+            self._program.num_heads + self._program.num_kv_heads,
+        )
         if operation.query_norm is not None:
             queries, keys = heads[:, :num_heads], heads[:, num_heads:num_rotated]
             for part, weight in ((queries, operation.query_norm), (keys, operation.key_norm)):
                 part.copy_(functional.rms_norm(part, part.shape[-1:], weight, operation.norm_eps))
         if operation.rotations is not None:
-            cosines, sines = rotations[id(operation.rotations)].unbind(1)  # (rows, 1, channels) each
+            cosines, sines = rotations[id(operation.rotations)].unbind(
+                1
+            )  # (rows, 1, channels) each
             rotated = heads[:, :num_rotated, : cosines.shape[-1]]
             swapped = rotated.roll(cosines.shape[-1] // 2, dims=2)
             rotated.mul_(cosines).addcmul_(swapped, sines)
@@ -189,7 +248,9 @@ class TorchModel:
         return step.attention(queries, operation)
 
 
-def _multiply_adapted(operation: Linear[Weight], x: Tensor, low: list[tuple[Tensor, LowRank[Tensor]]]) -> Tensor:
+def _multiply_adapted(
+    operation: Linear[Weight], x: Tensor, low: list[tuple[Tensor, LowRank[Tensor]]]
+) -> Tensor:
     """What adapters add to some rows is added before the activation."""
     y, activate = operation.weight(x, operation.bias), ACTIVATIONS[operation.activation]
     gate = None if operation.gate is None else operation.gate(x, operation.gate_bias)

@@ -1,7 +1,9 @@
-"""The runner of the native kernels: a program, its packed weights, and keys and values in shared blocks.
+"""The runner of the native kernels: a program, its packed weights, and keys and values in shared
+blocks.
 
-All arithmetic is float32, or int8 with `option.quantize`. The order of every sum is fixed, so the bits of a token
-depend only on the tokens before it: not on the batch, on how its prompt was cut, or on the number of threads.
+All arithmetic is float32, or int8 with `option.quantize`. The order of every sum is fixed, so the
+bits of a token depend only on the tokens before it: not on the batch, on how its prompt was cut, or
+on the number of threads.
 """
 
 from functools import partial
@@ -12,7 +14,16 @@ import numpy as np
 from handlers.lmi_dist.about import LoraLimits
 from handlers.lmi_dist.facts import ModelFacts
 from handlers.lmi_dist.lora import LoraLoader
-from handlers.lmi_dist.native.library import BF16, F32, INT8, TOKENS_PER_BLOCK, Arena, Library, NativeModel, num_threads
+from handlers.lmi_dist.native.library import (
+    BF16,
+    F32,
+    INT8,
+    TOKENS_PER_BLOCK,
+    Arena,
+    Library,
+    NativeModel,
+    num_threads,
+)
 from handlers.lmi_dist.operations import Linear
 from handlers.lmi_dist.program import load, sites_of
 from handlers.lmi_dist.runner import Limits, Plan
@@ -20,7 +31,11 @@ from handlers.lmi_dist.weights import BFLOAT16, Array
 from lmi.executor import Progress
 from lmi.settings.config import EngineConfig
 
-BYTES_OF = {F32: 4.0, BF16: 2.0, INT8: 1 + 4 / 64}  # of a number by format; 64 numbers of int8 share a scale
+BYTES_OF = {
+    F32: 4.0,
+    BF16: 2.0,
+    INT8: 1 + 4 / 64,
+}  # of a number by format; 64 numbers of int8 share a scale
 _ADAPTER_BYTES = 2 << 20  # that are taken at a time for the weights of an adapter, and go with it
 
 
@@ -30,7 +45,12 @@ class NativeRunner:
     device, is_batch_invariant, tokens_per_block, slots = "cpu", True, TOKENS_PER_BLOCK, None
 
     def __init__(
-        self, facts: ModelFacts, library: Library, config: EngineConfig, limits: Limits, progress: Progress
+        self,
+        facts: ModelFacts,
+        library: Library,
+        config: EngineConfig,
+        limits: Limits,
+        progress: Progress,
     ) -> None:
         assert facts.architecture is not None
         self.pooling = facts.pooling
@@ -41,18 +61,30 @@ class NativeRunner:
             progress,
             lambda weight: library.pack(weight, _format(config, weight.dtype)),
         )
-        self._model = NativeModel(library, self.program, limits.num_cache_tokens // TOKENS_PER_BLOCK, num_threads())
+        self._model = NativeModel(
+            library, self.program, limits.num_cache_tokens // TOKENS_PER_BLOCK, num_threads()
+        )
         self.memory = self._model
         self._num_wanted = 0  # rows of the last step
         self.adapters = None
         if (lora := LoraLimits.of(config.options)) is not None:
             sites, pack = sites_of(facts.architecture), partial(library.pack, format=F32)
             self.adapters = LoraLoader(
-                facts, config, lora, sites, self._model, lambda: partial(pack, arena=Arena(_ADAPTER_BYTES))
+                facts,
+                config,
+                lora,
+                sites,
+                self._model,
+                lambda: partial(pack, arena=Arena(_ADAPTER_BYTES)),
             )
         self.vocab_size, self.context_length = facts.vocab_size, facts.context_length
         linears = [one for one in self.program.operations if isinstance(one, Linear)]
-        formats = {panels.format for one in linears for panels in (one.weight, one.gate) if panels is not None}
+        formats = {
+            panels.format
+            for one in linears
+            for panels in (one.weight, one.gate)
+            if panels is not None
+        }
         self.dtype = {F32: "float32", BF16: "bfloat16", INT8: "int8"}[max(formats)]  # the narrowest
         self.kernels = f"native {library.kind}"
 
@@ -68,7 +100,9 @@ class NativeRunner:
 
 
 def _format(config: EngineConfig, stored: np.dtype[Any]) -> int:
-    """As bfloat16 a weight is half as large, and gives the same bits as the same numbers in float32."""
+    """As bfloat16 a weight is half as large, and gives the same bits as the same numbers in
+    float32.
+    """
     is_narrow = config.dtype == "bf16" or (config.dtype == "auto" and stored == BFLOAT16)
     return INT8 if config.quantize == "int8" else BF16 if is_narrow else F32
 

@@ -1,8 +1,8 @@
 """The operations of a decoder's step over rows of activations, which `program` lists once, at load.
 
-Each row of a buffer is one token of the step; some buffers have rows only for the tokens whose logits are wanted.
-Weights are in the form that `pack` of the builder gave them, and tables in that of its `place`: arrays of numpy, or
-tensors of torch.
+Each row of a buffer is one token of the step; some buffers have rows only for the tokens whose
+logits are wanted. Weights are in the form that `pack` of the builder gave them, and tables in that
+of its `place`: arrays of numpy, or tensors of torch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from handlers.lmi_dist.weights import Array
 Table: TypeAlias = Any  # what `place` gave
 Packed = TypeVar("Packed")
 Pack = Callable[[Array], Packed]
-"""Takes a weight (num_out, num_in), in the dtype of the checkpoint, and gives the form that the kernels multiply by."""
+"""Takes a weight (num_out, num_in), in the dtype of the checkpoint, and gives the form that the
+kernels multiply by.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,9 @@ class Embed:
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """output (+)= normalised input * weight + bias. `input` and `output` may be one buffer if it does not add."""
+    """output (+)= normalised input * weight + bias. `input` and `output` may be one buffer if it
+    does not add.
+    """
 
     input: int
     output: int
@@ -57,13 +61,18 @@ class Linear(Generic[Packed]):
     gate_bias: Table | None = None
     activation: str = "none"  # none, silu, relu, gelu, gelu_tanh
     adds: bool = False
-    site: int | None = None  # what of a row's adapter is added before the activation: up to `weight`, gate to `gate`
+    site: int | None = (
+        # what of a row's adapter is added before the activation: up to `weight`, gate to `gate`
+        None
+    )
     low: int = 0  # the buffer that the Shrink before it wrote, with a site
 
 
 @dataclass(frozen=True, slots=True)
 class Shrink:
-    """output = input down^T, with the weight that a row's adapter has for the next Linear; other rows are left out."""
+    """output = input down^T, with the weight that a row's adapter has for the next Linear; other
+    rows are left out.
+    """
 
     input: int
     output: int
@@ -85,10 +94,11 @@ Adapter: TypeAlias = "tuple[LowRank[Packed] | None, ...]"
 
 @dataclass(frozen=True, slots=True)
 class Attend:
-    """Normalise and rotate the heads of queries and keys, store keys and values in the cache, and attend.
+    """Normalise and rotate the heads of queries and keys, store keys and values in the cache, and
+    attend.
 
-    A row of `input` has all queries, then all keys, then all values, by head. `output` has a row of all heads, only for
-    wanted tokens with `is_wanted`.
+    A row of `input` has all queries, then all keys, then all values, by head. `output` has a row of
+    all heads, only for wanted tokens with `is_wanted`.
     """
 
     input: int
@@ -97,9 +107,13 @@ class Attend:
     scale: float  # of the products of query and key
     softcap: float | None = None
     window: int | None = None  # how many positions back a query sees, itself included
-    rotations: Table | None = None  # (max_length, 2, num_pairs), float32: cosines and sines. Channel i rotates with
+    rotations: Table | None = (
+        None  # (max_length, 2, num_pairs), float32: cosines and sines. Channel i rotates with
+    )
     # channel num_pairs + i; channels from 2 * num_pairs on do not rotate.
-    query_norm: Table | None = None  # (head_dim,), float32: an RMSNorm of each head before it is rotated
+    query_norm: Table | None = (
+        None  # (head_dim,), float32: an RMSNorm of each head before it is rotated
+    )
     key_norm: Table | None = None
     norm_eps: float = 0.0
     is_wanted: bool = False
@@ -126,7 +140,9 @@ Operation: TypeAlias = "Embed | Norm | Linear[Packed] | Attend | Gather | Cap | 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program(Generic[Packed]):
-    """A whole decoder. The last operation leaves the logits, or hidden states, in the last buffer, of wanted rows."""
+    """A whole decoder. The last operation leaves the logits, or hidden states, in the last buffer,
+    of wanted rows.
+    """
 
     operations: tuple[Operation[Packed], ...]
     widths: tuple[int, ...]  # floats in a row of each buffer
@@ -138,4 +154,6 @@ class Program(Generic[Packed]):
     vocab_size: int
     max_length: int  # positions from 0 on
     num_sites: int = 0  # linears that adapters may change
-    outputs: Mapping[str, int] = field(default_factory=dict)  # the buffer of wanted rows of each declared output
+    outputs: Mapping[str, int] = field(
+        default_factory=dict
+    )  # the buffer of wanted rows of each declared output

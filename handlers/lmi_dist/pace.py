@@ -1,11 +1,13 @@
-"""How many rows a step takes beside its decodes: prompt tokens as time allows, and drafts where they pay.
+"""How many rows a step takes beside its decodes: prompt tokens as time allows, and drafts where
+they pay.
 
-While sequences decode, a long step is a gap in every stream, so prompt tokens join it only as far as it stays short, or
-if a crowd of prompts waits. The time of a step follows from its number of rows (a row is one token, of a decode or of a
-prompt): a `Pace` remembers how long steps of about each size took, and draws lines between them.
+While sequences decode, a long step is a gap in every stream, so prompt tokens join it only as far
+as it stays short, or if a crowd of prompts waits. The time of a step follows from its number of
+rows (a row is one token, of a decode or of a prompt): a `Pace` remembers how long steps of about
+each size took, and draws lines between them.
 
-A step computes a draft together with the last token, and every token is drawn as without one. So a draft changes no
-answer, only the number of steps. Source: prompt lookup decoding (Saxena 2023).
+A step computes a draft together with the last token, and every token is drawn as without one. So a
+draft changes no answer, only the number of steps. Source: prompt lookup decoding (Saxena 2023).
 """
 
 from bisect import bisect_left, bisect_right
@@ -16,7 +18,9 @@ MIN_PIECE = 64  # prompt tokens that a step takes in any case, so that a prompt 
 MIN_CROWD = 4  # prompts
 LIMIT_IN_DECODE_STEPS = 1.8  # the default limit of a step that also has prompt tokens
 _SHARE = 0.2  # of a new measurement in the average of its size
-_MAX_OUTLIER = 4.0  # a step that lost its core says little: it counts as at most so many times the average
+_MAX_OUTLIER = (
+    4.0  # a step that lost its core says little: it counts as at most so many times the average
+)
 MAX_DRAFT = 7  # tokens
 MAX_NGRAM = 4  # the longest end of a sequence that is looked up; the shortest is a pair
 MAX_LOOKS = 16  # places of a pair that are looked at for a longer n-gram
@@ -30,9 +34,13 @@ class Pace:
     """The times of the steps of one engine."""
 
     def __init__(self, max_tokens: int, max_step_s: float | None = None) -> None:
-        """`max_tokens`: of prompts in one step. `max_step_s`: of a step with decodes; None follows their own time."""
+        """`max_tokens`: of prompts in one step. `max_step_s`: of a step with decodes; None follows
+        their own time.
+        """
         self._max_tokens, self._max_step_s = max_tokens, max_step_s
-        self._averages: dict[int, tuple[float, float]] = {}  # rows and seconds of steps whose sizes have so many bits
+        self._averages: dict[
+            int, tuple[float, float]
+        ] = {}  # rows and seconds of steps whose sizes have so many bits
         self._rows: list[float] = []  # the same in order
         self._seconds: list[float] = []  # of these numbers of rows; they never fall
 
@@ -53,10 +61,14 @@ class Pace:
         if not self._rows:
             return 0.0
         place = max(bisect_right(self._rows, num_rows) - 1, 0)
-        return self._seconds[place] + max(0.0, num_rows - self._rows[place]) * self._seconds_per_row(num_rows)
+        return self._seconds[place] + max(
+            0.0, num_rows - self._rows[place]
+        ) * self._seconds_per_row(num_rows)
 
     def num_prompt_tokens(self, num_decodes: int, num_prompts: int = 1) -> int:
-        """The most prompt tokens for a step with so many decodes, while so many prompts are not computed."""
+        """The most prompt tokens for a step with so many decodes, while so many prompts are not
+        computed.
+        """
         is_crowd = self._max_step_s is None and num_prompts >= max(num_decodes, MIN_CROWD)
         if num_decodes == 0 or is_crowd:
             return self._max_tokens
@@ -66,7 +78,9 @@ class Pace:
         return min(max(MIN_PIECE, num_tokens), self._max_tokens)
 
     def _seconds_per_row(self, num_rows: int) -> float:
-        """What one more row costs at the measured sizes around `num_rows`. 0 with fewer than two sizes."""
+        """What one more row costs at the measured sizes around `num_rows`. 0 with fewer than two
+        sizes.
+        """
         rows, seconds = self._rows, self._seconds
         if len(rows) < 2:
             return 0.0
@@ -75,7 +89,8 @@ class Pace:
 
 
 class Drafter:
-    """Where each pair of tokens of one sequence ended, and how often its drafts are right. It grows with the sequence.
+    """Where each pair of tokens of one sequence ended, and how often its drafts are right. It grows
+    with the sequence.
 
     An end is the number of tokens up to it. 0 stands for none.
     """
@@ -86,7 +101,9 @@ class Drafter:
         self._earlier = [0, 0]  # by end: where the same pair ended before
 
     def draft(self, token_ids: list[int]) -> list[int]:
-        """The tokens that followed when the sequence last ended as it does now, or [] if it never did."""
+        """The tokens that followed when the sequence last ended as it does now, or [] if it never
+        did.
+        """
         for end in range(len(self._earlier), len(token_ids) + 1):
             pair = token_ids[end - 2], token_ids[end - 1]
             self._earlier.append(self._ends.get(pair, 0))
@@ -95,11 +112,16 @@ class Drafter:
         return _continued(token_ids, self._best(token_ids, end)) if end else []
 
     def _best(self, token_ids: list[int], end: int) -> int:
-        """Where the longest n-gram with which the sequence ends, ended before: the latest, among a few ends."""
+        """Where the longest n-gram with which the sequence ends, ended before: the latest, among a
+        few ends.
+        """
         best, longest = end, 0
         for _ in range(MAX_LOOKS):
             length = 2  # at least the pair is equal
-            while length < min(MAX_NGRAM, end) and token_ids[end - length - 1] == token_ids[-length - 1]:
+            while (
+                length < min(MAX_NGRAM, end)
+                and token_ids[end - length - 1] == token_ids[-length - 1]
+            ):
                 length += 1
             if length > longest:
                 best, longest = end, length
@@ -118,7 +140,9 @@ class Drafter:
 
 
 def num_worth(drafts: Iterable[tuple[Drafter, list[int]]], num_rows: int, pace: Pace) -> int:
-    """How many of the drafts, best first, to add to a step of `num_rows` tokens for the most tokens per second."""
+    """How many of the drafts, best first, to add to a step of `num_rows` tokens for the most tokens
+    per second.
+    """
     if not (seconds := pace.seconds(num_rows)):
         return 0
     best, worth, rows, tokens = num_rows / seconds * MIN_GAIN, 0, num_rows, float(num_rows)
@@ -131,7 +155,9 @@ def num_worth(drafts: Iterable[tuple[Drafter, list[int]]], num_rows: int, pace: 
 
 
 def _continued(token_ids: list[int], start: int) -> list[int]:
-    """The tokens from `start` on. Where they reach the end of the sequence, they go on with themselves."""
+    """The tokens from `start` on. Where they reach the end of the sequence, they go on with
+    themselves.
+    """
     period = len(token_ids) - start
     continued = token_ids[start : start + MAX_DRAFT]
     while len(continued) < MAX_DRAFT:

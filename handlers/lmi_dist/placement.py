@@ -1,7 +1,9 @@
-"""The device of a model that torch runs, its dtype, and the form of its weights; arrays of numpy as tensors and back.
+"""The device of a model that torch runs, its dtype, and the form of its weights; arrays of numpy as
+tensors and back.
 
-On a CPU oneDNN packs a constant weight once. It is then read at memory speed in every batch size, and the same call
-applies an activation. A packed weight is opaque: it cannot be sliced, saved or copied.
+On a CPU oneDNN packs a constant weight once. It is then read at memory speed in every batch size,
+and the same call applies an activation. A packed weight is opaque: it cannot be sliced, saved or
+copied.
 """
 
 import logging
@@ -30,7 +32,11 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
     "gelu_tanh": partial(functional.gelu, approximate="tanh"),
 }
-_POST_OPS = {"silu": ("swish", ""), "gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh")}  # oneDNN's names
+_POST_OPS = {
+    "silu": ("swish", ""),
+    "gelu": ("gelu", "none"),
+    "gelu_tanh": ("gelu", "tanh"),
+}  # oneDNN's names
 _PACK_ROWS = 64  # the batch size that oneDNN packs for; every other batch size works as well
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -46,15 +52,18 @@ class Placement:
 def choose_placement(config: EngineConfig, device: str, checkpoint_dtype: str | None) -> Placement:
     """A device, and the dtype of torch's arithmetic on it.
 
-    On CUDA `auto` is the dtype of the checkpoint. On a CPU it is float32 for every checkpoint, as with the native
-    kernels, so that a machine without them gives the same answers up to rounding. Only `bf16` asks for less.
+    On CUDA `auto` is the dtype of the checkpoint. On a CPU it is float32 for every checkpoint, as
+    with the native kernels, so that a machine without them gives the same answers up to rounding.
+    Only `bf16` asks for less.
     """
     if torch.device(device).type == "cuda":
         dtype = _DTYPES.get(config.dtype) or getattr(torch, checkpoint_dtype or "float32")
         return Placement(torch.device(device), dtype)
     if config.dtype == "fp16":
         log.warning("float32 instead of float16: this CPU has no arithmetic for it")
-    return Placement(torch.device(device), torch.bfloat16 if config.dtype == "bf16" else torch.float32)
+    return Placement(
+        torch.device(device), torch.bfloat16 if config.dtype == "bf16" else torch.float32
+    )
 
 
 class Weight(Protocol):
@@ -66,7 +75,9 @@ class Weight(Protocol):
 
 def dense(weight: Tensor) -> Weight:
     """The plain product, for CUDA and for dtypes that oneDNN does not pack."""
-    return lambda x, bias=None, activation="none": ACTIVATIONS[activation](functional.linear(x, weight, bias))
+    return lambda x, bias=None, activation="none": ACTIVATIONS[activation](
+        functional.linear(x, weight, bias)
+    )
 
 
 def packed(weight: Tensor) -> Weight:
@@ -81,7 +92,9 @@ def packed(weight: Tensor) -> Weight:
 
 
 def packer(placement: Placement) -> Callable[[Tensor], Weight]:
-    """The function that takes a weight in the dtype of the checkpoint and gives its form on the device."""
+    """The function that takes a weight in the dtype of the checkpoint and gives its form on the
+    device.
+    """
     kind = dense
     if placement.device.type == "cpu" and torch.backends.mkldnn.is_available():
         has_bfloat16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
@@ -91,7 +104,9 @@ def packer(placement: Placement) -> Callable[[Tensor], Weight]:
 
 
 def to_tensor(array: Array) -> Tensor:
-    """The same memory, or a copy of what is mapped from a file, which torch would take for its own to write."""
+    """The same memory, or a copy of what is mapped from a file, which torch would take for its own
+    to write.
+    """
     tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
     return tensor.view(torch.bfloat16) if array.dtype == BFLOAT16 else tensor
 
@@ -103,8 +118,12 @@ def to_array(tensor: Tensor) -> Array:
 
 
 def load_pickled(file: Path) -> dict[str, Array]:
-    """The tensors of a pickled file, which may run no code of its own. Raises ValueError, or what torch raises."""
+    """The tensors of a pickled file, which may run no code of its own. Raises ValueError, or what
+    torch raises.
+    """
     tensors = torch.load(file, map_location="cpu", weights_only=True)
-    if not isinstance(tensors, dict) or not all(isinstance(value, Tensor) for value in tensors.values()):
+    if not isinstance(tensors, dict) or not all(
+        isinstance(value, Tensor) for value in tensors.values()
+    ):
         raise ValueError("holds something else than a table of tensors")
     return {name: to_array(tensor.detach().contiguous()) for name, tensor in tensors.items()}

@@ -1,8 +1,9 @@
-"""The program of a decoder: its operations and their weights, from a checkpoint and the name table of its family.
+"""The program of a decoder: its operations and their weights, from a checkpoint and the name table
+of its family.
 
-All tokens of a step are rows of the same buffers. Behind the attention of the last layer only the tokens whose logits
-are wanted go on, in buffers of their own. Heads stay in the order of the checkpoint: the queries that share a key head
-are neighbours.
+All tokens of a step are rows of the same buffers. Behind the attention of the last layer only the
+tokens whose logits are wanted go on, in buffers of their own. Heads stay in the order of the
+checkpoint: the queries that share a key head are neighbours.
 """
 
 from __future__ import annotations
@@ -32,14 +33,23 @@ from handlers.lmi_dist.operations import (
     Shrink,
     Table,
 )
-from handlers.lmi_dist.weights import BFLOAT16, Array, Checkpoint, are_same_rows, as_float32, tell_unused
+from handlers.lmi_dist.weights import (
+    BFLOAT16,
+    Array,
+    Checkpoint,
+    are_same_rows,
+    as_float32,
+    tell_unused,
+)
 from lmi.executor import Progress
 from lmi.settings.config import EngineConfig
 
 log = logging.getLogger(__name__)
 
 Place: TypeAlias = Callable[[Array], Table]
-"""Gives the form in which a runner reads what is not packed: a norm or a bias in float32, or a table."""
+"""Gives the form in which a runner reads what is not packed: a norm or a bias in float32, or a
+table.
+"""
 
 
 def in_float32(array: Array) -> Array:
@@ -57,7 +67,12 @@ class _Rows:
     up: int  # the inside of the feed-forward, (intermediate_size,)
 
 
-_ALL, _QKV, _WANTED, _GATHERED = _Rows(0, 1, 2, 3), 4, _Rows(5, 6, 7, 8), 9  # from _GATHERED on: outputs, then logits
+_ALL, _QKV, _WANTED, _GATHERED = (
+    _Rows(0, 1, 2, 3),
+    4,
+    _Rows(5, 6, 7, 8),
+    9,
+)  # from _GATHERED on: outputs, then logits
 
 
 def load(
@@ -70,17 +85,22 @@ def load(
 ) -> Program[Packed]:
     """The program of a checkpoint, with room for adapters where the options enable them.
 
-    Every tensor is read once, in the order of the operations, and packed or placed before the next one is read. A
-    declared output that the layers write over is gathered for the wanted rows. An embedding model has no head: the
-    states behind the last norm stand in the place of the logits.
+    Every tensor is read once, in the order of the operations, and packed or placed before the next
+    one is read. A declared output that the layers write over is gathered for the wanted rows. An
+    embedding model has no head: the states behind the last norm stand in the place of the logits.
     """
     assert facts.architecture is not None
     a, has_head, limits = facts.architecture, facts.pooling is None, LoraLimits.of(config.options)
     outputs = declared_names(config, hidden_names(a.num_layers))
-    checkpoint = Checkpoint(facts.path, allow_pickle=config.allow_pickle, progress=progress)  # refuses pickles
+    checkpoint = Checkpoint(
+        facts.path, allow_pickle=config.allow_pickle, progress=progress
+    )  # refuses pickles
     reader = _Reader(a, checkpoint, pack, max_length, place)
     # The last operations leave some outputs as they are. The others have buffers of their own.
-    kept = {HIDDEN_STATES: _WANTED.h if "norm" in a.names else _WANTED.x, layer_name(a.num_layers - 1): _WANTED.x}
+    kept = {
+        HIDDEN_STATES: _WANTED.h if "norm" in a.names else _WANTED.x,
+        layer_name(a.num_layers - 1): _WANTED.x,
+    }
     gathered = [name for name in hidden_names(a.num_layers) if name in outputs and name not in kept]
     kept |= {name: buffer for buffer, name in enumerate(gathered, start=_GATHERED)}
     logits = _GATHERED + len(gathered)
@@ -112,8 +132,8 @@ def load(
 def _layer(reader: _Reader[Packed], layer: int) -> Iterator[Operation[Packed]]:
     """Attention of all tokens, and the feed-forward: in the last layer only of the wanted ones.
 
-    x += output(heads); x += feed_forward(norm(x)), as in Llama. Phi feeds forward the h that attention has read. In the
-    first transformers a norm follows each sum instead.
+    x += output(heads); x += feed_forward(norm(x)), as in Llama. Phi feeds forward the h that
+    attention has read. In the first transformers a norm follows each sum instead.
     """
     a, is_last = reader.architecture, layer == reader.architecture.num_layers - 1
     rows = _WANTED if is_last else _ALL
@@ -161,31 +181,55 @@ class _Reader(Generic[Packed]):
     """Reads tensors by the name table, and makes operations of them."""
 
     def __init__(
-        self, architecture: Architecture, checkpoint: Checkpoint, pack: Pack[Packed], max_length: int, place: Place
+        self,
+        architecture: Architecture,
+        checkpoint: Checkpoint,
+        pack: Pack[Packed],
+        max_length: int,
+        place: Place,
     ) -> None:
         a = self.architecture = architecture
-        self._checkpoint, self._pack, self._max_length, self._place = checkpoint, pack, max_length, place
+        self._checkpoint, self._pack, self._max_length, self._place = (
+            checkpoint,
+            pack,
+            max_length,
+            place,
+        )
         name = a.names["embedding"] + ".weight"
         # A checkpoint of the model without its head lacks the first word of each name.
-        self._has_prefix = name in checkpoint.files or name.partition(".")[2] not in checkpoint.files
-        self._embedding = self._take(a.names["embedding"], a.vocab_size, a.embedding_size or a.hidden_size)
-        self._rotations = {one: place(one.rotations(max_length)) for one in set(a.rotaries) if one is not None}
+        self._has_prefix = (
+            name in checkpoint.files or name.partition(".")[2] not in checkpoint.files
+        )
+        self._embedding = self._take(
+            a.names["embedding"], a.vocab_size, a.embedding_size or a.hidden_size
+        )
+        self._rotations = {
+            one: place(one.rotations(max_length)) for one in set(a.rotaries) if one is not None
+        }
 
     def embed(self, output: int) -> Embed:
         """Narrow embeddings are projected to the hidden size here, not in every step."""
         a, table, positions = self.architecture, self._embedding, None
         if path := a.names.get("project_in"):
-            table = as_float32(table) @ as_float32(self._take(path, a.hidden_size, a.embedding_size)).T
+            table = (
+                as_float32(table) @ as_float32(self._take(path, a.hidden_size, a.embedding_size)).T
+            )
         table = self._place(table)
         if path := a.names.get("positions"):
             rows = self._take(path, a.context_length + a.position_offset, a.hidden_size)
             positions = self._placed(rows[a.position_offset :][: self._max_length])
         return Embed(output, table, a.embedding_scale, positions)
 
-    def norm(self, name: str, input: int, output: int, layer: int | None = None, adds: bool = False) -> Norm:
+    def norm(
+        self, name: str, input: int, output: int, layer: int | None = None, adds: bool = False
+    ) -> Norm:
         a, is_centred = self.architecture, self.architecture.norm == "layer"
         weight = self._norm_weight(name, a.hidden_size, layer)
-        bias = self._take(a.names[name].format(layer), a.hidden_size, part="bias") if is_centred else None
+        bias = (
+            self._take(a.names[name].format(layer), a.hidden_size, part="bias")
+            if is_centred
+            else None
+        )
         return Norm(input, output, weight, a.norm_eps, self._placed(bias), is_centred, adds)
 
     def attend(self, layer: int, input: int, output: int, is_wanted: bool) -> Attend:
@@ -202,13 +246,19 @@ class _Reader(Generic[Packed]):
             rotations=None if rotary is None else self._rotations[rotary],
             norm_eps=a.norm_eps,
             is_wanted=is_wanted,
-            **{to: self._norm_weight(name, a.head_dim, layer) for to, name in norms.items() if name in a.names},
+            **{
+                to: self._norm_weight(name, a.head_dim, layer)
+                for to, name in norms.items()
+                if name in a.names
+            },
         )
 
     def linear(
         self, site: Site, input: int, output: int, *, activation: str = "none", adds: bool = False
     ) -> Linear[Packed]:
-        """One linear for the modules of a site, one below the other, and beside it those that are its gate."""
+        """One linear for the modules of a site, one below the other, and beside it those that are
+        its gate.
+        """
         read = [(module.pieces, self._weight_and_bias(module)) for module in site.modules]
 
         def rows(part: int, is_gate: bool) -> Array | None:
@@ -239,14 +289,19 @@ class _Reader(Generic[Packed]):
         a = self.architecture
         weight = self._head_weight()
         if path := a.names.get("project_out"):
-            weight = as_float32(weight) @ as_float32(self._take(path, a.embedding_size, a.hidden_size))
-        bias = self._take(a.names["head"], a.vocab_size, part="bias") if "head" in a.biases else None
+            weight = as_float32(weight) @ as_float32(
+                self._take(path, a.embedding_size, a.hidden_size)
+            )
+        bias = (
+            self._take(a.names["head"], a.vocab_size, part="bias") if "head" in a.biases else None
+        )
         return Linear(input, output, self._pack(weight), self._placed(bias))
 
     def _head_weight(self) -> Array:
         """The head's own weight, or that of the embedding where both are the same.
 
-        As in transformers and vLLM, a head in the file that differs counts more than what config.json says.
+        As in transformers and vLLM, a head in the file that differs counts more than what
+        config.json says.
         """
         a, embedding = self.architecture, self._embedding
         path = a.names["head"]
@@ -260,7 +315,9 @@ class _Reader(Generic[Packed]):
         if are_same_rows(head, embedding):
             return embedding
         place = self._checkpoint.files[name]
-        why = "%s: %s is used although config.json says tie_word_embeddings: it is not the embedding"
+        why = (
+            "%s: %s is used although config.json says tie_word_embeddings: it is not the embedding"
+        )
         log.warning(why, place, name)
         return head
 
@@ -272,7 +329,9 @@ class _Reader(Generic[Packed]):
     def _norm_weight(self, name: str, size: int, layer: int | None) -> Table:
         """The weight of a norm, which a family may keep as a difference from 1."""
         a = self.architecture
-        return self._place(as_float32(self._take(a.names[name].format(layer), size)) + np.float32(a.norm_offset))
+        return self._place(
+            as_float32(self._take(a.names[name].format(layer), size)) + np.float32(a.norm_offset)
+        )
 
     def _take(self, path: str, *shape: int, part: str = "weight") -> Array:
         if not self._has_prefix and path != self.architecture.names["head"]:
@@ -288,8 +347,8 @@ def _qkv_widths(a: Architecture) -> tuple[int, int, int]:
     return a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim, a.num_kv_heads * a.head_dim
 
 
-# A program joins what transformers keeps apart: queries, keys and values, or the gate beside its linear. A site is a
-# linear of the program, in the order of these.
+# A program joins what transformers keeps apart: queries, keys and values, or the gate beside its
+# linear. A site is a linear of the program, in the order of these.
 
 MAX_MODULES = 3  # of one site
 
@@ -330,27 +389,46 @@ def sites_of(architecture: Architecture) -> tuple[Site, ...]:
     path, shape = a.names["head"], (a.hidden_size, a.vocab_size)
     # The head cannot be changed where its weight is joined with a projection.
     head = Site(
-        *shape, () if "project_out" in a.names else (Module(path, a.hidden_size, (Piece(0, a.vocab_size, 0),)),)
+        *shape,
+        ()
+        if "project_out" in a.names
+        else (Module(path, a.hidden_size, (Piece(0, a.vocab_size, 0),)),),
     )
     return (*(site for layer in range(a.num_layers) for site in _sites_of_layer(a, layer)), head)
 
 
 def _sites_of_layer(a: Architecture, layer: int) -> tuple[Site, Site, Site, Site]:
-    """What attention reads, and what reads it; what the inside of the feed-forward is, and what reads that."""
+    """What attention reads, and what reads it; what the inside of the feed-forward is, and what
+    reads that.
+    """
     q, k, v = _qkv_widths(a)
     inner, size = a.intermediate_size, a.hidden_size
 
     def site(num_in: int, num_out: int, **modules: list[Piece]) -> Site:
         paths = {name: a.names[name].format(layer) for name in modules if name in a.names}
-        own = [Module(path, num_in, tuple(modules[name]), name in a.biases) for name, path in paths.items()]
+        own = [
+            Module(path, num_in, tuple(modules[name]), name in a.biases)
+            for name, path in paths.items()
+        ]
         return Site(num_in, num_out, tuple(own))
 
-    qkv = {"q": [Piece(0, q, 0)], "k": [Piece(0, k, q)], "v": [Piece(0, v, q + k)], "qkv": [Piece(0, q + k + v, 0)]}
+    qkv = {
+        "q": [Piece(0, q, 0)],
+        "k": [Piece(0, k, q)],
+        "v": [Piece(0, v, q + k)],
+        "qkv": [Piece(0, q + k + v, 0)],
+    }
     gate = Piece(0, inner, 0, is_gate=True)
     return (
         site(size, q + k + v, **qkv),
         site(q, size, o=[Piece(0, size, 0)]),
-        site(size, inner, up=[Piece(0, inner, 0)], gate=[gate], gate_up=[gate, Piece(inner, inner, 0)]),
+        site(
+            size,
+            inner,
+            up=[Piece(0, inner, 0)],
+            gate=[gate],
+            gate_up=[gate, Piece(inner, inner, 0)],
+        ),
         site(inner, size, down=[Piece(0, size, 0)]),
     )
 
@@ -358,7 +436,8 @@ def _sites_of_layer(a: Architecture, layer: int) -> tuple[Site, Site, Site, Site
 def adapted(program: Program[Packed], max_rank: int) -> Program[Packed]:
     """The same program for batches in which rows may have adapters of at most this rank.
 
-    A Shrink stands before each linear, and what it writes in two buffers before the last: of all and of wanted rows.
+    A Shrink stands before each linear, and what it writes in two buffers before the last: of all
+    and of wanted rows.
     """
     logits, width = len(program.widths) - 1, MAX_MODULES * max_rank
     operations: list[Operation[Packed]] = []

@@ -1,7 +1,8 @@
 """Rotary position embeddings: the angles by which pairs of a head's channels rotate.
 
-The two parts of a pair are half of the rotated channels apart, as in checkpoints. Frequencies follow transformers:
-float32, in its order of operations. Powers, cosines and sines are float64 and then rounded: no machine changes them.
+The two parts of a pair are half of the rotated channels apart, as in checkpoints. Frequencies
+follow transformers: float32, in its order of operations. Powers, cosines and sines are float64 and
+then rounded: no machine changes them.
 """
 
 import logging
@@ -19,7 +20,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Rotary:
-    """The angle of each pair per position, in radians, and a factor on the result. Other channels do not change."""
+    """The angle of each pair per position, in radians, and a factor on the result. Other channels
+    do not change.
+    """
 
     frequencies: tuple[float, ...]
     factor: float = 1.0
@@ -35,7 +38,9 @@ class Rotary:
         return table
 
 
-def rotaries_of(config: Any, layer_types: Sequence[str], head_dim: int) -> tuple[Rotary, ...] | None:
+def rotaries_of(
+    config: Any, layer_types: Sequence[str], head_dim: int
+) -> tuple[Rotary, ...] | None:
     """One Rotary for each layer, or None if a scaling rule is unknown."""
     by_type: dict[str, Rotary] = {}
     for kind, parameters in _parameters(config, layer_types).items():
@@ -48,8 +53,9 @@ def rotaries_of(config: Any, layer_types: Sequence[str], head_dim: int) -> tuple
 def stable_context_length(config: Any) -> int:
     """The largest number of tokens of a sequence.
 
-    The frequencies of some rules (dynamic, longrope) change with the length of the sequence. They would then also apply
-    to its cached keys and to its neighbours in the batch, so with them the context ends with their first stage.
+    The frequencies of some rules (dynamic, longrope) change with the length of the sequence. They
+    would then also apply to its cached keys and to its neighbours in the batch, so with them the
+    context ends with their first stage.
     """
     longest: int = config.max_position_embeddings
     if not getattr(config, "rope_parameters", None):
@@ -58,7 +64,10 @@ def stable_context_length(config: Any) -> int:
         if parameters.get("rope_type") not in ("dynamic", "longrope"):
             continue
         if (first_stage := _original_length(config, parameters)) < longest:
-            why = "the context ends at %d tokens: beyond it %s scaling would change the keys of earlier tokens"
+            why = (
+                "the context ends at %d tokens: beyond it %s scaling would change the keys of "
+                "earlier tokens"
+            )
             log.warning(why, first_stage, parameters["rope_type"])
             longest = first_stage
     return longest
@@ -77,9 +86,19 @@ def _is_shared(parameters: Mapping[str, Any]) -> bool:
 
 
 def _original_length(config: Any, parameters: Mapping[str, Any]) -> int:
-    """The context before it was made longer. Outside of the parameters it counts more, where they are all layers'."""
-    outside = getattr(config, "original_max_position_embeddings", None) if _is_shared(config.rope_parameters) else None
-    length: int = outside or parameters.get("original_max_position_embeddings") or config.max_position_embeddings
+    """The context before it was made longer. Outside of the parameters it counts more, where they
+    are all layers'.
+    """
+    outside = (
+        getattr(config, "original_max_position_embeddings", None)
+        if _is_shared(config.rope_parameters)
+        else None
+    )
+    length: int = (
+        outside
+        or parameters.get("original_max_position_embeddings")
+        or config.max_position_embeddings
+    )
     return length
 
 
@@ -87,7 +106,9 @@ def _original_length(config: Any, parameters: Mapping[str, Any]) -> int:
 
 
 def _llama3(config: Any, parameters: Mapping[str, Any], head_dim: int) -> Rotary:
-    """Slow rotations are slowed further by `factor`, fast ones stay, and those between are mixed."""
+    """Slow rotations are slowed further by `factor`, fast ones stay, and those between
+    are mixed.
+    """
     frequencies, factor = 1 / _wavelengths(parameters, head_dim), parameters["factor"]
     low, high = parameters["low_freq_factor"], parameters["high_freq_factor"]
     length = _original_length(config, parameters)
@@ -99,7 +120,9 @@ def _llama3(config: Any, parameters: Mapping[str, Any], head_dim: int) -> Rotary
 
 
 def _yarn(config: Any, parameters: Mapping[str, Any], head_dim: int) -> Rotary:
-    """As llama3, mixed by a ramp over the pairs that turn `beta_fast` to `beta_slow` times in the context."""
+    """As llama3, mixed by a ramp over the pairs that turn `beta_fast` to `beta_slow` times in the
+    context.
+    """
     length, theta = _original_length(config, parameters), parameters["rope_theta"]
     factor = parameters.get("factor") or config.max_position_embeddings / length
     wavelengths = _wavelengths(parameters, head_dim)
@@ -120,7 +143,9 @@ def _yarn(config: Any, parameters: Mapping[str, Any], head_dim: int) -> Rotary:
     def scale(weight: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
-    given, weight, all_weight = (parameters.get(name) for name in ("attention_factor", "mscale", "mscale_all_dim"))
+    given, weight, all_weight = (
+        parameters.get(name) for name in ("attention_factor", "mscale", "mscale_all_dim")
+    )
     attention = scale(weight) / scale(all_weight) if weight and all_weight else scale(1)
     return _rotary(frequencies, attention if given is None else given)
 
@@ -132,13 +157,19 @@ def _longrope(config: Any, parameters: Mapping[str, Any], head_dim: int) -> Rota
     attention = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(length))
     given = parameters.get("attention_factor")
     factors = np.array(parameters["short_factor"], np.float32)
-    return _rotary(1 / (factors * _wavelengths(parameters, head_dim)), attention if given is None else given)
+    return _rotary(
+        1 / (factors * _wavelengths(parameters, head_dim)), attention if given is None else given
+    )
 
 
 _FREQUENCIES: dict[str, Callable[[Any, Mapping[str, Any], int], Rotary]] = {
     "default": lambda config, parameters, head_dim: _rotary(1 / _wavelengths(parameters, head_dim)),
-    "dynamic": lambda config, parameters, head_dim: _rotary(1 / _wavelengths(parameters, head_dim)),  # its first stage
-    "linear": lambda _, parameters, head_dim: _rotary(1 / _wavelengths(parameters, head_dim) / parameters["factor"]),
+    "dynamic": lambda config, parameters, head_dim: _rotary(
+        1 / _wavelengths(parameters, head_dim)
+    ),  # its first stage
+    "linear": lambda _, parameters, head_dim: _rotary(
+        1 / _wavelengths(parameters, head_dim) / parameters["factor"]
+    ),
     "llama3": _llama3,
     "yarn": _yarn,
     "longrope": _longrope,
@@ -153,7 +184,9 @@ def _wavelengths(parameters: Mapping[str, Any], head_dim: int) -> Array:
     """The positions in which each pair turns by one radian."""
     num_channels = _num_channels(parameters, head_dim)
     powers = np.arange(0, num_channels, 2, dtype=np.float32) / num_channels
-    return np.power(np.float32(parameters["rope_theta"]), powers, dtype=np.float64).astype(np.float32)
+    return np.power(np.float32(parameters["rope_theta"]), powers, dtype=np.float64).astype(
+        np.float32
+    )
 
 
 def _rotary(frequencies: Array, factor: float = 1.0) -> Rotary:

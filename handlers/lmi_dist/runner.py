@@ -1,4 +1,6 @@
-"""The plan of one step, which the scheduler gives a runner, and the interface and limits of a runner. No torch."""
+"""The plan of one step, which the scheduler gives a runner, and the interface and limits of a
+runner. No torch.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +20,17 @@ if TYPE_CHECKING:
 class Chunk(msgspec.Struct):
     """Consecutive tokens of one sequence, computed in one step.
 
-    A decode is a chunk of one token and, behind it, perhaps a draft of the next ones. The keys and values of positions
-    before `start` are in the cache already. Position p lies in block `table[p // tokens_per_block]`, or in slot
-    `slot` of a runner that has slots.
+    A decode is a chunk of one token and, behind it, perhaps a draft of the next ones. The keys and
+    values of positions before `start` are in the cache already. Position p lies in block `table[p
+    // tokens_per_block]`, or in slot `slot` of a runner that has slots.
     """
 
     slot: int
     start: int
     token_ids: list[int]
-    num_logits: int = 1  # logits of the last n tokens: 0 inside a prompt, 1 at its end, all for prompt log-probs
+    num_logits: int = (
+        1  # logits of the last n tokens: 0 inside a prompt, 1 at its end, all for prompt log-probs
+    )
     table: list[int] = []  # blocks of the sequence, at least up to `end`; not to be changed
     adapter: int = 0  # the number by which the runner knows it; 0: none
 
@@ -39,8 +43,8 @@ class Chunk(msgspec.Struct):
 class Plan:
     """Decode chunks first, in order of slots, then prompt chunks. A sequence has at most one chunk.
 
-    For a runner that reads blocks, decodes are in order of adapters first, so that those of one are neighbours. It
-    first copies whole blocks, in the order of `copies`.
+    For a runner that reads blocks, decodes are in order of adapters first, so that those of one are
+    neighbours. It first copies whole blocks, in the order of `copies`.
     """
 
     decodes: list[Chunk]
@@ -58,10 +62,12 @@ def num_tokens_of(chunks: Iterable[Chunk]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits on running sequences, on the tokens of one sequence, and on the tokens in the cache.
+    """The limits on running sequences, on the tokens of one sequence, and on the tokens in the
+    cache.
 
-    Beside `num_slots` sequences run `num_express` of requests that say so, where a slot costs memory only when written.
-    `batch_reason` says why there are so many slots, where nobody else has said it.
+    Beside `num_slots` sequences run `num_express` of requests that say so, where a slot costs
+    memory only when written. `batch_reason` says why there are so many slots, where nobody else has
+    said it.
     """
 
     num_slots: int
@@ -76,7 +82,9 @@ class Limits:
 
 
 class BlockMemory(Protocol):
-    """The memory of a runner that reads blocks: it takes what it writes, when it first writes it."""
+    """The memory of a runner that reads blocks: it takes what it writes, when it first
+    writes it.
+    """
 
     block_bytes: int
 
@@ -95,10 +103,14 @@ class Runner(Protocol):
     dtype: str  # of the weights
     device: str
     kernels: str  # what computes: "torch", or "native" and the kind of CPU that the library is for
-    is_batch_invariant: bool  # a token gets the same bits in every batch, and however its prompt was cut
+    is_batch_invariant: (
+        bool  # a token gets the same bits in every batch, and however its prompt was cut
+    )
     tokens_per_block: int
     adapters: AnyLoader | None  # None: the runner was made without adapters
-    pooling: Pooling | None  # of an embedding model: it gives hidden states (num_logits, size) in place of logits
+    pooling: (
+        Pooling | None
+    )  # of an embedding model: it gives hidden states (num_logits, size) in place of logits
 
     @property
     def slots(self) -> Slots | None:
@@ -106,7 +118,9 @@ class Runner(Protocol):
 
     @property
     def memory(self) -> BlockMemory | None:
-        """What the engine must know to keep it within what the machine has. None: it is taken at the load."""
+        """What the engine must know to keep it within what the machine has. None: it is taken at
+        the load.
+        """
 
     def forward(self, plan: Plan) -> Array:
         """Logits in the host's memory, float32 (num_logits, vocab), valid until the next call.
@@ -115,7 +129,8 @@ class Runner(Protocol):
         """
 
     def output(self, name: str) -> Array:
-        """The rows of a declared output in the last step, float32 (num_logits, …), valid until the next step.
+        """The rows of a declared output in the last step, float32 (num_logits, …), valid until the
+        next step.
 
         They are of the same positions as the logits.
         """

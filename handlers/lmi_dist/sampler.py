@@ -1,9 +1,10 @@
 """Draws a token from each row of the logits, by the rules of the row's request.
 
-Log-probs are the model's, before any rule. Functions of the user change a copy of the row, then rules and a guide.
-What is wanted of each row is a record of `native/sampling`, which says how a token is drawn, and one call fulfils those
-of a step. The bits of a row depend on it alone. The candidates of a beam search are the best log-probs of the model
-after such changes, as in transformers.
+Log-probs are the model's, before any rule. Functions of the user change a copy of the row, then
+rules and a guide. What is wanted of each row is a record of `native/sampling`, which says how a
+token is drawn, and one call fulfils those of a step. The bits of a row depend on it alone. The
+candidates of a beam search are the best log-probs of the model after such changes, as in
+transformers.
 """
 
 from collections.abc import Iterator
@@ -17,7 +18,13 @@ import numpy as np
 from handlers.base.beams import AnyCandidate
 from handlers.base.sequence import Sequence
 from handlers.lmi_dist.guides import fill_masks
-from handlers.lmi_dist.logits_rules import LogitsRules, PostProcessors, RuledRow, add_rules, new_rules
+from handlers.lmi_dist.logits_rules import (
+    LogitsRules,
+    PostProcessors,
+    RuledRow,
+    add_rules,
+    new_rules,
+)
 from handlers.lmi_dist.native.library import NotAvailable, load
 from handlers.lmi_dist.native.sampling import (
     ALL_BANNED,
@@ -37,7 +44,8 @@ from lmi.executor import PromptLogProb, SamplingConfig, TokenLogProb
 
 MIN_TEMPERATURE = 1e-5
 MAX_TOP_LOG_PROBS = 20
-# A token, its log-prob if the request wants any, and the alternatives if it wants them: what `Sequence.append` takes.
+# A token, its log-prob if the request wants any, and the alternatives if it wants them: what
+# `Sequence.append` takes.
 Draw: TypeAlias = tuple[int, float, list[TokenLogProb] | None]
 
 
@@ -62,24 +70,35 @@ class SamplerState:
 
 
 class Sampler:
-    """A sampler draws tokens. It keeps the state of a sequence in its `sampler_state` and has none itself."""
+    """A sampler draws tokens. It keeps the state of a sequence in its `sampler_state` and has none
+    itself.
+    """
 
-    def __init__(self, vocab_size: int, post_processors: PostProcessors | None = None, num_threads: int = 1) -> None:
+    def __init__(
+        self, vocab_size: int, post_processors: PostProcessors | None = None, num_threads: int = 1
+    ) -> None:
         self.vocab_size = vocab_size
         self._post_processors = post_processors
         self.choose: Choose = choose_plainly
         with suppress(NotAvailable):
             self.choose = NativeSampler(load(), vocab_size, num_threads)
 
-    def sample(self, logits: Floats, rows: list[int], sequences: list[EmbeddedSequence]) -> list[Draw | None]:
+    def sample(
+        self, logits: Floats, rows: list[int], sequences: list[EmbeddedSequence]
+    ) -> list[Draw | None]:
         """Draw the next token of each sequence from its row of `logits`, (num_logits, vocab).
 
-        A draw is None if the row's logits are not numbers, or every token is banned, and then its request has failed.
+        A draw is None if the row's logits are not numbers, or every token is banned, and then its
+        request has failed.
         """
         states = [one.sampler_state or self.new_state(one) for one in sequences]
         choices, best = self.fulfil(logits, rows, sequences, states)
         left = iter(best.tolist())
-        tops = [_top(left, state.num_top) if state.num_top else None for state in states] if len(best) else repeat(None)
+        tops = (
+            [_top(left, state.num_top) if state.num_top else None for state in states]
+            if len(best)
+            else repeat(None)
+        )
         draws: list[Draw | None] = list(
             zip(choices["token_id"].tolist(), choices["log_prob"].tolist(), tops, strict=False)
         )
@@ -94,8 +113,8 @@ class Sampler:
     ) -> dict[EmbeddedSequence, list[Outlook]]:
         """What each search can continue with, in the order of its beams.
 
-        `logits` is (num_logits, vocab), float32. `rows` has the row of each of the `sequences`, which are rows of
-        searches, or searches that begin.
+        `logits` is (num_logits, vocab), float32. `rows` has the row of each of the `sequences`,
+        which are rows of searches, or searches that begin.
         """
         row_of = dict(zip(sequences, rows, strict=True))
         searches = list(dict.fromkeys(beam.owner for beam in sequences))
@@ -115,15 +134,27 @@ class Sampler:
         return outlooks
 
     def fulfil(
-        self, logits: Floats, rows: list[int], sequences: list[EmbeddedSequence], states: list[SamplerState]
+        self,
+        logits: Floats,
+        rows: list[int],
+        sequences: list[EmbeddedSequence],
+        states: list[SamplerState],
     ) -> Fulfilled:
-        """What the sequences wish of their rows of `logits`, after functions of the user, rules and guides."""
+        """What the sequences wish of their rows of `logits`, after functions of the user, rules and
+        guides.
+        """
         wishes = np.frombuffer(bytearray(b"".join([state.wish for state in states])), WISH)
         wishes["row"] = rows
         wishes["position"] = [len(one.token_ids) - one.num_prompt_tokens for one in sequences]
         sampling = Sampling(logits, wishes)
-        named = [place for place, one in enumerate(sequences) if one.request.logits_post_processor_name is not None]
-        if named and self._post_processors is not None:  # functions of the user change copies of the rows
+        named = [
+            place
+            for place, one in enumerate(sequences)
+            if one.request.logits_post_processor_name is not None
+        ]
+        if (
+            named and self._post_processors is not None
+        ):  # functions of the user change copies of the rows
             sampling.changed = logits[wishes["row"][named]]
             self._post_processors.apply(sampling.changed, [sequences[place] for place in named])
             wishes["changed"][named] = range(len(named))
@@ -131,7 +162,11 @@ class Sampler:
         if guided:
             sampling.masks = fill_masks(sequences, guided, self.vocab_size)
             wishes["mask"][guided] = guided
-        ruled = [RuledRow(place, sequences[place], one.rules) for place, one in enumerate(states) if one.rules]
+        ruled = [
+            RuledRow(place, sequences[place], one.rules)
+            for place, one in enumerate(states)
+            if one.rules
+        ]
         if ruled:
             add_rules(sampling, ruled)
         return self.choose(sampling)
@@ -187,31 +222,48 @@ def _top(left: Iterator[AnyCandidate], num: int) -> list[TokenLogProb]:
 def note_prompt(choose: Choose, sequence: Sequence, chunk: Chunk, logits: Floats) -> bool:
     """Keep the log-probs of the prompt tokens that follow each position of the chunk.
 
-    `logits` is (chunk length, vocab). Returns False, and keeps none, if one of them is not a number.
+    `logits` is (chunk length, vocab). Returns False, and keeps none, if one of them is not a
+    number.
     """
     next_ids = sequence.token_ids[chunk.start + 1 : min(chunk.end + 1, sequence.num_prompt_tokens)]
-    known = (sequence.prompt_log_probs or [PromptLogProb(None)])[: chunk.start + 1]  # nothing is before the first token
+    known = (sequence.prompt_log_probs or [PromptLogProb(None)])[
+        : chunk.start + 1
+    ]  # nothing is before the first token
     if next_ids:
-        num, num_top = len(next_ids), min(sequence.request.output_config.num_prompt_log_probs or 0, logits.shape[1])
-        wishes = new_wishes(num, row=np.arange(num), token_id=next_ids, num_top=num_top, wants_log_prob=1)
+        num, num_top = (
+            len(next_ids),
+            min(sequence.request.output_config.num_prompt_log_probs or 0, logits.shape[1]),
+        )
+        wishes = new_wishes(
+            num, row=np.arange(num), token_id=next_ids, num_top=num_top, wants_log_prob=1
+        )
         choices, best = choose(Sampling(logits, wishes))
         if (choices["status"] != CHOSEN).any():
             return False
         left = iter(best.tolist())
-        known += [PromptLogProb(log_prob, _top(left, num_top)) for log_prob in choices["log_prob"].tolist()]
+        known += [
+            PromptLogProb(log_prob, _top(left, num_top))
+            for log_prob in choices["log_prob"].tolist()
+        ]
     sequence.prompt_log_probs = known
     return True
 
 
 def advance_beams(outlooks: dict[EmbeddedSequence, list[Outlook]]) -> list[EmbeddedSequence]:
-    """Continue the searches, and say what the rows of each are in the next step. Returns the searches."""
+    """Continue the searches, and say what the rows of each are in the next step. Returns the
+    searches.
+    """
     for sequence, own in outlooks.items():
         if sequence.error is not None:
             continue  # a function of the user has failed
         if not all(outlook.is_usable for outlook in own):
             sequence.fail("no token can be chosen: the model's logits are not numbers")
             continue
-        tops = [outlook.top for outlook in own] if sequence.request.output_config.num_top_log_probs else None
+        tops = (
+            [outlook.top for outlook in own]
+            if sequence.request.output_config.num_top_log_probs
+            else None
+        )
         steps = sequence.advance([outlook.candidates for outlook in own], tops)
         assert sequence.rows is not None
         sequence.rows.advance(steps)

@@ -1,12 +1,14 @@
-"""Which sequences run in the next step, and which of their tokens: decodes with drafts, and chunks of prompts.
+"""Which sequences run in the next step, and which of their tokens: decodes with drafts, and chunks
+of prompts.
 
-Sequences rank by priority, then by age, express ones before all: the first in rank is admitted first, the last is
-preempted first. The prompt of a request is computed once for those of its sequences that find room together: the first
-leads, the others hold a slot and follow, and get a copy in the step that completes the prompt. A sequence that finds no
-room by then computes its tokens itself.
+Sequences rank by priority, then by age, express ones before all: the first in rank is admitted
+first, the last is preempted first. The prompt of a request is computed once for those of its
+sequences that find room together: the first leads, the others hold a slot and follow, and get a
+copy in the step that completes the prompt. A sequence that finds no room by then computes its
+tokens itself.
 
-Express ones that decode also get short steps without the others, for a part of the time: one of a full batch may take
-many times as long.
+Express ones that decode also get short steps without the others, for a part of the time: one of a
+full batch may take many times as long.
 """
 
 from bisect import insort
@@ -31,11 +33,12 @@ MAX_SHORT_STEPS_S = 0.1  # together, so that no stream has a long gap
 
 @dataclass(slots=True)
 class Batch:
-    """The plan of one step, and the sequence of each chunk and its first row of the logits, parallel to `plan.chunks`.
+    """The plan of one step, and the sequence of each chunk and its first row of the logits,
+    parallel to `plan.chunks`.
 
-    `followers` maps each sequence whose prompt is complete in this step to those that get a copy of it and draw from
-    its logits. The decodes of a search are rows of its beams. The `failed` found no room in the whole cache, or may
-    not run at all.
+    `followers` maps each sequence whose prompt is complete in this step to those that get a copy of
+    it and draw from its logits. The decodes of a search are rows of its beams. The `failed` found
+    no room in the whole cache, or may not run at all.
     """
 
     plan: Plan
@@ -65,14 +68,17 @@ class Scheduler:
         cache: KvCache,
         pace: Pace,
         *,
-        drafts: bool = False,  # whether decodes may have drafts; without an invariant model answers would change
+        # whether decodes may have drafts; without an invariant model answers would change
+        drafts: bool = False,
         may_run: Callable[[EmbeddedSequence, SequenceOf[EmbeddedSequence]], bool] | None = None,
         num_express: int = 0,  # the slots that only express requests get
     ) -> None:
         """`may_run`: whether a sequence may run beside others, or fails; nothing overtakes one."""
         self._may_run, self._num_express = may_run, num_express
         has_adapters = may_run is not None and cache.shares_blocks
-        self._order = attrgetter("adapter", "slot") if has_adapters else attrgetter("slot")  # of decodes
+        self._order = (
+            attrgetter("adapter", "slot") if has_adapters else attrgetter("slot")
+        )  # of decodes
         self.cache = cache
         self.pace = pace
         self.drafts = drafts
@@ -104,19 +110,31 @@ class Scheduler:
         sequence.slot = sequence.rows = None
 
     def schedule(self) -> Batch:
-        """Schedule decodes, then running prompts, then new prompts as long as budget, slots and blocks allow.
+        """Schedule decodes, then running prompts, then new prompts as long as budget, slots and
+        blocks allow.
 
         A short step has the decodes of express sequences only.
         """
         num_preemptions = self._make_room()
         decoders = [one for one in self.running if one.num_computed >= one.num_prefill]
-        express = list(takewhile(lambda one: one.request.is_express, decoders))  # they are the first in rank
+        express = list(
+            takewhile(lambda one: one.request.is_express, decoders)
+        )  # they are the first in rank
         if is_short := self._may_be_short(len(express), len(decoders)):
             decoders = express
-        rows = decoders if self.beam_width == 1 else [row for one in decoders for row in one.beam_rows]
+        rows = (
+            decoders if self.beam_width == 1 else [row for one in decoders for row in one.beam_rows]
+        )
         decoding = sorted(rows, key=self._order)
         decodes = [
-            Chunk(one.slot, one.num_computed, one.token_ids[-1:], 1, self.cache.table(one.slot), one.adapter)
+            Chunk(
+                one.slot,
+                one.num_computed,
+                one.token_ids[-1:],
+                1,
+                self.cache.table(one.slot),
+                one.adapter,
+            )
             for one in decoding
             if one.slot is not None
         ]
@@ -124,22 +142,33 @@ class Scheduler:
             self._add_drafts(decodes, decoding)
         num_prompts = 0 if is_short else len(self.running) - len(decoders) + len(self.waiting)
         prefills = list(self._prefills(num_tokens_of(decodes), num_prompts)) if num_prompts else []
-        leaders = [one for one, chunk in prefills if chunk.end == one.num_prefill and _is_at_prompt(one)]
-        followers = {one: [other for other in one.siblings[one.index + 1 :] if _is_at_prompt(other)] for one in leaders}
+        leaders = [
+            one for one, chunk in prefills if chunk.end == one.num_prefill and _is_at_prompt(one)
+        ]
+        followers = {
+            one: [other for other in one.siblings[one.index + 1 :] if _is_at_prompt(other)]
+            for one in leaders
+        }
         plan = Plan(decodes, [chunk for _, chunk in prefills], self.cache.copies)
         num_reused_tokens, self._num_reused_tokens = self._num_reused_tokens, 0
         sequences = decoding + [sequence for sequence, _ in prefills]
         *first_rows, _ = accumulate([chunk.num_logits for chunk in plan.chunks], initial=0)
         failed, self._failed = self._failed, []
-        return Batch(plan, sequences, first_rows, followers, failed, num_preemptions, num_reused_tokens)
+        return Batch(
+            plan, sequences, first_rows, followers, failed, num_preemptions, num_reused_tokens
+        )
 
     def _may_be_short(self, num_express: int, num_decodes: int) -> bool:
-        """Whether the next step is one of express sequences only, which gains them at least half of its time."""
+        """Whether the next step is one of express sequences only, which gains them at least half of
+        its time.
+        """
         short_s, whole_s = self.pace.seconds(num_express), self.pace.seconds(num_decodes)
         if num_express and short_s < min(whole_s / 2, self._short_steps_s):
             self._short_steps_s -= short_s
             return True
-        self._short_steps_s = min(self._short_steps_s + SHORT_STEPS_SHARE * whole_s, MAX_SHORT_STEPS_S)
+        self._short_steps_s = min(
+            self._short_steps_s + SHORT_STEPS_SHARE * whole_s, MAX_SHORT_STEPS_S
+        )
         return False
 
     @property
@@ -151,7 +180,9 @@ class Scheduler:
         """Note that the step of a batch is done: what it has written may be reused and shared."""
         self.cache.end_copies()
         size, num_decodes = self.cache.tokens_per_block, len(batch.plan.decodes)
-        for place, (chunk, sequence) in enumerate(zip(batch.plan.chunks, batch.sequences, strict=True)):
+        for place, (chunk, sequence) in enumerate(
+            zip(batch.plan.chunks, batch.sequences, strict=True)
+        ):
             if place >= num_decodes or sequence.num_computed // size > chunk.start // size:
                 if sequence.error is None:
                     self._store(sequence)
@@ -165,22 +196,30 @@ class Scheduler:
     def _store(self, sequence: EmbeddedSequence) -> int | None:
         """Put what is computed into the tree. Returns the tree's block with the end of it."""
         assert sequence.slot is not None
-        return self.cache.store(sequence.slot, _root(sequence), sequence.token_ids, _num_known(sequence))
+        return self.cache.store(
+            sequence.slot, _root(sequence), sequence.token_ids, _num_known(sequence)
+        )
 
     def _keep(self, sequence: EmbeddedSequence) -> None:
         """Leave what a sequence has computed in the cache, for as long as its request says."""
         assert sequence.slot is not None
         config, size = sequence.request.kv_cache_retention_config, self.cache.tokens_per_block
         has_rows = sequence.search is not None and not sequence.is_prefilling
-        last = None if has_rows else self._store(sequence)  # blocks of rows are in the tree as soon as they are full
+        last = (
+            None if has_rows else self._store(sequence)
+        )  # blocks of rows are in the tree as soon as they are full
         if config is None:
             return
         for slot in sequence.slots if has_rows else [sequence.slot]:
             num_tokens = len(self.cache.table(slot)) * size if has_rows else _num_known(sequence)
-            self.cache.retain(slot, retentions(config, sequence.num_prompt_tokens, num_tokens, size), last)
+            self.cache.retain(
+                slot, retentions(config, sequence.num_prompt_tokens, num_tokens, size), last
+            )
 
     def _make_room(self) -> int:
-        """Give each decoding sequence room for its next token, or preempt the last in rank. Returns how many were."""
+        """Give each decoding sequence room for its next token, or preempt the last in rank. Returns
+        how many were.
+        """
         num_before, size = len(self.running), self.cache.tokens_per_block
         while self.running and self.cache.num_free_blocks < 0:  # memory was promised that is gone
             self._preempt(self.running[-1])
@@ -196,7 +235,9 @@ class Scheduler:
         return num_before - len(self.running) - len(self._failed)
 
     def _make_beam_room(self, sequence: EmbeddedSequence) -> None:
-        """Fork the beams of a search as its last step has said, and give each room for its next token."""
+        """Fork the beams of a search as its last step has said, and give each room for its next
+        token.
+        """
         assert sequence.rows is not None
         forks, sequence.rows.forks = sequence.rows.forks, []
         for fork in forks:
@@ -209,7 +250,8 @@ class Scheduler:
             self.cache.adopt_rest(*fork)
 
     def _grow(self, sequence: EmbeddedSequence) -> None:
-        """Give a sequence, or a row of a search, room for all its tokens, or preempt the last in rank.
+        """Give a sequence, or a row of a search, room for all its tokens, or preempt the last in
+        rank.
 
         A search that needs more than the whole cache fails.
         """
@@ -221,7 +263,9 @@ class Scheduler:
                 self.remove(owner)
                 self._failed.append(owner)
             else:
-                self._preempt(self.running[-1])  # perhaps itself; all sequences before it have their blocks
+                self._preempt(
+                    self.running[-1]
+                )  # perhaps itself; all sequences before it have their blocks
 
     def _preempt(self, sequence: EmbeddedSequence) -> None:
         self.remove(sequence)
@@ -229,7 +273,9 @@ class Scheduler:
         self.add(sequence)  # its age puts it before all sequences that came later
 
     def _add_drafts(self, decodes: list[Chunk], decoding: list[EmbeddedSequence]) -> None:
-        """Add the drafts that are worth their rows. A draft fits in the blocks that its sequence has."""
+        """Add the drafts that are worth their rows. A draft fits in the blocks that its sequence
+        has.
+        """
         found: list[tuple[Drafter, list[int], Chunk]] = []
         for chunk, sequence in zip(decodes, decoding, strict=True):
             drafter = sequence.drafter = sequence.drafter or Drafter()
@@ -239,15 +285,21 @@ class Scheduler:
             if (draft := drafter.draft(sequence.token_ids)) and room:
                 found.append((drafter, draft[:room], chunk))
         found.sort(key=lambda one: -one[0].share)
-        num_added = num_worth([(drafter, draft) for drafter, draft, _ in found], len(decodes), self.pace)
+        num_added = num_worth(
+            [(drafter, draft) for drafter, draft, _ in found], len(decodes), self.pace
+        )
         for _, draft, chunk in found[:num_added]:
             chunk.token_ids = chunk.token_ids + draft
             chunk.num_logits += len(draft)
         for drafter, _, _ in found[num_added:]:
             drafter.rest()
 
-    def _prefills(self, num_decode_tokens: int, num_prompts: int) -> Iterator[tuple[EmbeddedSequence, Chunk]]:
-        """Yield prompt chunks in rank order. The first that has tokens to compute waits for nobody."""
+    def _prefills(
+        self, num_decode_tokens: int, num_prompts: int
+    ) -> Iterator[tuple[EmbeddedSequence, Chunk]]:
+        """Yield prompt chunks in rank order. The first that has tokens to compute waits
+        for nobody.
+        """
         budget = self.pace.num_prompt_tokens(num_decode_tokens, num_prompts)
         leaders: list[EmbeddedSequence] = []
         for sequence, match in self._prefilling():
@@ -266,10 +318,11 @@ class Scheduler:
                 return
 
     def _prefilling(self) -> Iterator[tuple[EmbeddedSequence, Match]]:
-        """Yield running sequences with prompt tokens to compute, then waiting ones, and what the cache has of each.
+        """Yield running sequences with prompt tokens to compute, then waiting ones, and what the
+        cache has of each.
 
-        A waiting sequence is admitted as it is yielded. Followers are admitted with their leader, because they use none
-        of the budget.
+        A waiting sequence is admitted as it is yielded. Followers are admitted with their leader,
+        because they use none of the budget.
         """
         self._admit_followers()
         for sequence in [one for one in self.running if one.is_prefilling and not _follows(one)]:
@@ -287,7 +340,9 @@ class Scheduler:
             yield sequence, match
 
     def _fail_alone(self, sequence: EmbeddedSequence) -> bool:
-        """Fail the first that waits if nobody else's end can make room for it. Returns whether it failed."""
+        """Fail the first that waits if nobody else's end can make room for it. Returns whether it
+        failed.
+        """
         if self.running or sequence.error is not None or not self.cache.is_short:
             return False
 
@@ -295,28 +350,40 @@ class Scheduler:
         num_wanted = sequence.width * self.cache.num_blocks_for(sequence.num_prefill)
         num_tokens = self.cache.num_free_blocks * self.cache.tokens_per_block
         what = f"{num_wanted * self.cache.tokens_per_block} tokens need keys and values"
-        sequence.fail(f"out of memory: {what}, and memory is left for {num_tokens}", ErrorKind.OUT_OF_MEMORY)
+        sequence.fail(
+            f"out of memory: {what}, and memory is left for {num_tokens}", ErrorKind.OUT_OF_MEMORY
+        )
         self._failed.append(sequence)
         return True
 
     def _admit_followers(self) -> None:
         while self.waiting and _follows(self.waiting[0]):
-            num_later = self.waiting[0].num_prefill // self.cache.tokens_per_block if self.cache.shares_blocks else 0
+            num_later = (
+                self.waiting[0].num_prefill // self.cache.tokens_per_block
+                if self.cache.shares_blocks
+                else 0
+            )
             if not self._admit(self.waiting[0], num_later=num_later):
                 return
             self.waiting.pop(0)
 
-    def _admit(self, sequence: EmbeddedSequence, shared: SequenceOf[int] = (), *, num_later: int = 0) -> bool:
+    def _admit(
+        self, sequence: EmbeddedSequence, shared: SequenceOf[int] = (), *, num_later: int = 0
+    ) -> bool:
         """Give a slot to a sequence and promise it blocks, if there is room.
 
-        One block is kept for each running row, else a preemption would soon follow. A search gets the slots of all its
-        beams.
+        One block is kept for each running row, else a preemption would soon follow. A search gets
+        the slots of all its beams.
         """
         width, num_tokens = sequence.width, sequence.num_prefill
-        num_each = 1 if self.cache.shares_blocks else num_tokens  # tokens that each further beam is promised room for
+        num_each = (
+            1 if self.cache.shares_blocks else num_tokens
+        )  # tokens that each further beam is promised room for
         num_kept = width * len(self.running) + (width - 1) * self.cache.num_blocks_for(num_each)
         num_slots = width if sequence.request.is_express else width + self._num_express
-        if not self.cache.can_allocate(num_tokens, shared, num_later=num_later, num_kept=num_kept, num_slots=num_slots):
+        if not self.cache.can_allocate(
+            num_tokens, shared, num_later=num_later, num_kept=num_kept, num_slots=num_slots
+        ):
             return False
         if self._may_run is not None and not self._may_run(sequence, self.running):
             if sequence.error is not None:
@@ -334,7 +401,9 @@ class Scheduler:
         slot = sequence.slot
         assert slot is not None
         num_tokens = len(match.blocks) * self.cache.tokens_per_block + match.num_partial
-        if num_tokens - sequence.num_computed >= MIN_COPIED_TOKENS and self.cache.can_copy(match.partial_block):
+        if num_tokens - sequence.num_computed >= MIN_COPIED_TOKENS and self.cache.can_copy(
+            match.partial_block
+        ):
             self.cache.copy(slot, match.partial_block, len(match.blocks))
             self._reuse(sequence, num_tokens)
         start = sequence.num_computed
@@ -345,9 +414,11 @@ class Scheduler:
         return Chunk(slot, start, ids, num_logits, table, sequence.adapter)
 
     def _match(self, sequence: EmbeddedSequence) -> Match:
-        """What the cache has of a prompt. Its last token is always computed, and all for prompt log-probs.
+        """What the cache has of a prompt. Its last token is always computed, and all for prompt
+        log-probs.
 
-        Rows of the context are those that are not counted as cached, so no part of a block is taken beside them.
+        Rows of the context are those that are not counted as cached, so no part of a block is taken
+        beside them.
         """
         if not sequence.can_reuse:
             return Match([])
@@ -355,7 +426,9 @@ class Scheduler:
         return Match(match.blocks) if sequence.lacks_context else match
 
     def _reuse(self, sequence: EmbeddedSequence, num_tokens: int) -> None:
-        """Note that the first `num_tokens` of a sequence need not be computed. Only whole parts count as cached."""
+        """Note that the first `num_tokens` of a sequence need not be computed. Only whole parts
+        count as cached.
+        """
         self._num_reused_tokens += num_tokens - sequence.num_computed
         if sequence.num_generated == 0:
             num_parts = num_tokens // TOKENS_PER_PART - sequence.num_computed // TOKENS_PER_PART
@@ -368,7 +441,9 @@ def _rank(sequence: EmbeddedSequence) -> tuple[float, int, int]:
 
 
 def _num_known(sequence: EmbeddedSequence) -> int:
-    """The tokens that are computed; a cancelled sequence may have computed more than it has left."""
+    """The tokens that are computed; a cancelled sequence may have computed more than it
+    has left.
+    """
     return min(sequence.num_computed, sequence.num_tokens)
 
 
@@ -377,7 +452,9 @@ def _root(sequence: EmbeddedSequence) -> Root:
 
 
 def _computes_for(leader: EmbeddedSequence, sequence: EmbeddedSequence) -> bool:
-    """Whether a leader is about to compute more tokens for the sequence than are soon computed twice."""
+    """Whether a leader is about to compute more tokens for the sequence than are soon computed
+    twice.
+    """
     start, root = leader.num_computed, _root(sequence)
     end = root.num_shared(start + MIN_AWAITED_TOKENS)
     return (
@@ -391,8 +468,12 @@ def _computes_for(leader: EmbeddedSequence, sequence: EmbeddedSequence) -> bool:
 
 
 def _follows(sequence: EmbeddedSequence) -> bool:
-    """Whether a sequence needs only the prompt, and an earlier sequence of the request computes it."""
-    return sequence.num_generated == 0 and any(map(_is_at_prompt, sequence.siblings[: sequence.index]))
+    """Whether a sequence needs only the prompt, and an earlier sequence of the request
+    computes it.
+    """
+    return sequence.num_generated == 0 and any(
+        map(_is_at_prompt, sequence.siblings[: sequence.index])
+    )
 
 
 def _is_at_prompt(sequence: EmbeddedSequence) -> bool:

@@ -1,8 +1,9 @@
 """A sequence in the embedded engine, and the rows of a beam search. Plain Python.
 
-A request with beams is admitted with as many slots as it may have beams, and its prompt is computed in the first. From
-then on every running beam is a row of the step: a sequence with a slot, which the executor does not know. The first
-successor of a beam goes on in its slot, and the others fork it into free ones.
+A request with beams is admitted with as many slots as it may have beams, and its prompt is computed
+in the first. From then on every running beam is a row of the step: a sequence with a slot, which
+the executor does not know. The first successor of a beam goes on in its slot, and the others fork
+it into free ones.
 """
 
 from __future__ import annotations
@@ -55,12 +56,18 @@ class EmbeddedSequence(Sequence):
 
     @property
     def can_reuse(self) -> bool:
-        """Whether it may take keys and values from the cache now: captured rows of a prompt have no gap."""
-        has_begun = self.captured is not None and self.captured.has_begun and self.num_generated == 0
+        """Whether it may take keys and values from the cache now: captured rows of a prompt have no
+        gap.
+        """
+        has_begun = (
+            self.captured is not None and self.captured.has_begun and self.num_generated == 0
+        )
         return not (self.lacks_prompt_log_probs or self.is_pooled_whole or has_begun)
 
     def check_room(self, cache: KvCache) -> None:
-        """Fail a search that could not even begin: each beam needs one block beside the full blocks of the prompt."""
+        """Fail a search that could not even begin: each beam needs one block beside the full blocks
+        of the prompt.
+        """
         if self.search is None:
             return
         num_shared = self.num_prompt_tokens // cache.tokens_per_block if cache.shares_blocks else 0
@@ -75,10 +82,11 @@ class EmbeddedSequence(Sequence):
 
 
 class BeamRows:
-    """The rows of `head`, a sequence with a search. `rows` are parallel to the search's running beams.
+    """The rows of `head`, a sequence with a search. `rows` are parallel to the search's running
+    beams.
 
-    While the prompt is computed, `head` is the only row. `forks` are still to be made, before the next step: from slot,
-    to slot, how many tokens it takes.
+    While the prompt is computed, `head` is the only row. `forks` are still to be made, before the
+    next step: from slot, to slot, how many tokens it takes.
     """
 
     def __init__(self, head: EmbeddedSequence, slots: list[int]) -> None:
@@ -89,7 +97,9 @@ class BeamRows:
         self.forks: list[tuple[int, int, int]] = []
 
     def advance(self, steps: SequenceOf[Continuation]) -> None:
-        """Make the rows of what the search runs next. The first beam that continues a row keeps its slot."""
+        """Make the rows of what the search runs next. The first beam that continues a row keeps its
+        slot.
+        """
         kept_slots = {self.rows[step.parent].slot for step in steps}
         free = iter([slot for slot in self.slots if slot not in kept_slots])
         rows: list[EmbeddedSequence] = []
@@ -116,7 +126,9 @@ class BeamRows:
 
 
 def _copy(row: EmbeddedSequence) -> EmbeddedSequence:
-    """Only tokens that were computed are a row's: `head` knows already what its best beam has next."""
+    """Only tokens that were computed are a row's: `head` knows already what its best
+    beam has next.
+    """
     copied = copy(row)
     copied.search = None
     copied.token_ids = row.token_ids[: row.num_computed]

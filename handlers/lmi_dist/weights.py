@@ -1,8 +1,9 @@
-"""Tensors of checkpoints as numpy arrays: a model folder's files one tensor at a time, and the format safetensors.
+"""Tensors of checkpoints as numpy arrays: a model folder's files one tensor at a time, and the
+format safetensors.
 
-numpy has no bfloat16: an array of uint16 is the bits of such numbers. Pickled weights can run code when they are read,
-so they are refused unless the caller allows them. A fault of a folder is one line with the file, the tensor and the
-cause.
+numpy has no bfloat16: an array of uint16 is the bits of such numbers. Pickled weights can run code
+when they are read, so they are refused unless the caller allows them. A fault of a folder is one
+line with the file, the tensor and the cause.
 """
 
 import json
@@ -32,13 +33,19 @@ BFLOAT16 = np.dtype(np.uint16)
 NAMES = {np.dtype(np.float32): "float32", BFLOAT16: "bfloat16", np.dtype(np.float16): "float16"}
 MAX_HEADER_BYTES = 100_000_000
 DTYPES: dict[str, np.dtype[Any]] = {
-    **{"F64": np.dtype(np.float64), "F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": BFLOAT16},
+    **{
+        "F64": np.dtype(np.float64),
+        "F32": np.dtype(np.float32),
+        "F16": np.dtype(np.float16),
+        "BF16": BFLOAT16,
+    },
     **{f"I{8 * size}": np.dtype(f"i{size}") for size in (1, 2, 4, 8)},
     **{"U8": np.dtype(np.uint8), "BOOL": np.dtype(np.bool_)},
 }
 _INDEX = "model.safetensors.index.json"
-# What older libraries saved beside the weights though it follows from config.json (angles of rotations, masks of
-# attention), and what a trainer left there. All else that a program does not use is told.
+# What older libraries saved beside the weights though it follows from config.json (angles of
+# rotations, masks of attention), and what a trainer left there. All else that a program does not
+# use is told.
 _LEFTOVERS = re.compile(
     r"(.*\.)?(rotary_emb\.\w+|attn\.(masked_)?bias|attention\.(masked_)?bias)|(optimizer|exp_avg|exp_avg_sq)\..*"
 )
@@ -86,31 +93,46 @@ def are_same_rows(one: Array, other: Array) -> bool:
         return False
     starts = range(0, len(one), _ROWS_AT_A_TIME)
     return all(
-        are_equal(one[start : start + _ROWS_AT_A_TIME], other[start : start + _ROWS_AT_A_TIME]) for start in starts
+        are_equal(one[start : start + _ROWS_AT_A_TIME], other[start : start + _ROWS_AT_A_TIME])
+        for start in starts
     )
 
 
 def tell_unused(place: object, names: Iterable[str]) -> None:
-    """Warn of the tensors `names` in the files of `place`, which the model has no use for. Leftovers are not told."""
+    """Warn of the tensors `names` in the files of `place`, which the model has no use for.
+    Leftovers are not told.
+    """
     unused = sorted(name for name in names if not _LEFTOVERS.fullmatch(name))
     if unused:
         is_one = len(unused) == 1
-        what = "1 tensor of its weight files is" if is_one else f"{len(unused)} tensors of its weight files are"
+        what = (
+            "1 tensor of its weight files is"
+            if is_one
+            else f"{len(unused)} tensors of its weight files are"
+        )
         named = ", ".join(unused[:_MAX_NAMED]) + (", …" if len(unused) > _MAX_NAMED else "")
         pronoun = "it" if is_one else "them"
-        log.warning("%s: %s not used, config.json has no place for %s: %s", place, what, pronoun, named)
+        log.warning(
+            "%s: %s not used, config.json has no place for %s: %s", place, what, pronoun, named
+        )
 
 
 class Checkpoint:
-    """The tensors of a folder by name. Files are mapped, so only tensors that are read cost memory."""
+    """The tensors of a folder by name. Files are mapped, so only tensors that are read
+    cost memory.
+    """
 
-    def __init__(self, path: str, *, allow_pickle: bool = False, progress: Progress | None = None) -> None:
+    def __init__(
+        self, path: str, *, allow_pickle: bool = False, progress: Progress | None = None
+    ) -> None:
         self._progress = progress or (lambda stage, share: None)
         self._taken: set[str] = set()
         self._has_said_float64 = False
         self.folder = Path(path)
         self._tables = _tables(self.folder, allow_pickle)
-        self.files = {name: file for file, table in self._tables.items() for name in table}  # of each tensor
+        self.files = {
+            name: file for file, table in self._tables.items() for name in table
+        }  # of each tensor
 
     def take(self, name: str, shape: Iterable[int]) -> Array:
         """Read the tensor `name`, once, whose shape must be `shape`, in one of the floats of NAMES.
@@ -122,18 +144,24 @@ class Checkpoint:
             raise ModelUnusable(f"{self.folder}: tensor {name} is missing from its weight files")
         array = self.read(name)
         if array.shape != tuple(shape):
-            raise ModelUnusable(f"{file}: tensor {name} has shape {array.shape}, config.json needs {tuple(shape)}")
+            raise ModelUnusable(
+                f"{file}: tensor {name} has shape {array.shape}, config.json needs {tuple(shape)}"
+            )
         self._taken.add(name)
         self._progress("weights", min(1.0, len(self._taken) / len(self.files)))
         if array.dtype == np.float64:
             return self._narrowed(array)
         if not is_float(array):
             known = ", ".join(NAMES.values())
-            raise ModelUnusable(f"{file}: tensor {name} is {array.dtype.name}, weights must be {known} or float64")
+            raise ModelUnusable(
+                f"{file}: tensor {name} is {array.dtype.name}, weights must be {known} or float64"
+            )
         return array
 
     def rest(self) -> None:
-        """Let go of the pages of mapped files that were read. What is read again comes from the page cache."""
+        """Let go of the pages of mapped files that were read. What is read again comes from the
+        page cache.
+        """
         for table in self._tables.values():
             if isinstance(table, SafetensorsFile):
                 table.rest()
@@ -155,11 +183,15 @@ class Checkpoint:
         try:
             return self._tables[file][name]
         except ValueError as error:
-            raise ModelUnusable(f"{file}: tensor {name} cannot be read: {cause_line(error)}") from error
+            raise ModelUnusable(
+                f"{file}: tensor {name} cannot be read: {cause_line(error)}"
+            ) from error
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """The safetensors files that the index of a folder names, or all of them if there is no index."""
+    """The safetensors files that the index of a folder names, or all of them if there
+    is no index.
+    """
     index = folder / _INDEX
     if not index.is_file():
         return sorted(folder.glob("*.safetensors"))
@@ -171,7 +203,11 @@ def _weight_files(folder: Path) -> list[Path]:
 
 def _tables(folder: Path, allow_pickle: bool) -> dict[Path, Mapping[str, Array]]:
     read: Callable[[Path], Mapping[str, Array]] = SafetensorsFile
-    files, fault, tables = _weight_files(folder), "not a whole safetensors file", dict[Path, Mapping[str, Array]]()
+    files, fault, tables = (
+        _weight_files(folder),
+        "not a whole safetensors file",
+        dict[Path, Mapping[str, Array]](),
+    )
     if not files:
         if not (files := pickled_files(folder)):
             raise ModelUnusable(f"{folder}: no model.safetensors in it")
@@ -185,7 +221,9 @@ def _tables(folder: Path, allow_pickle: bool) -> dict[Path, Mapping[str, Array]]
 
 
 def stored_dtype(path: str) -> np.dtype[Any]:
-    """The dtype of most numbers in a folder's safetensors files, by their headers, or float32 where there are none."""
+    """The dtype of most numbers in a folder's safetensors files, by their headers, or float32 where
+    there are none.
+    """
     sizes = Counter[np.dtype[Any]]()
     for file in _weight_files(Path(path)):
         try:
@@ -221,10 +259,12 @@ class TensorEntry(msgspec.Struct, frozen=True):
 
 
 class SafetensorsFile(Mapping[str, Array]):
-    """The tensors of a file by name, read-only arrays of its mapped bytes. Raises ValueError for a broken file.
+    """The tensors of a file by name, read-only arrays of its mapped bytes. Raises ValueError for a
+    broken file.
 
-    The file is 8 bytes with the size of a header, the header, then the tensors' bytes. The header is JSON: for each
-    tensor its dtype, shape, and where its bytes begin and end. Source: Hugging Face's description of the format.
+    The file is 8 bytes with the size of a header, the header, then the tensors' bytes. The header
+    is JSON: for each tensor its dtype, shape, and where its bytes begin and end. Source: Hugging
+    Face's description of the format.
     """
 
     def __init__(self, path: Path) -> None:
@@ -271,7 +311,9 @@ def _entries(header: bytes) -> dict[str, TensorEntry]:
     try:
         raw = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
         return {
-            name: msgspec.json.decode(text, type=TensorEntry) for name, text in raw.items() if name != "__metadata__"
+            name: msgspec.json.decode(text, type=TensorEntry)
+            for name, text in raw.items()
+            if name != "__metadata__"
         }
     except msgspec.DecodeError as error:
         raise ValueError(f"its header is wrong: {error}") from error
@@ -282,8 +324,12 @@ def _check(name: str, entry: TensorEntry, num_bytes: int) -> None:
     if not 0 <= start <= end <= num_bytes:
         raise ValueError(f"tensor {name} lies in bytes {start} to {end} of {num_bytes}")
     dtype = DTYPES.get(entry.dtype)
-    if min(entry.shape, default=0) < 0 or (dtype and math.prod(entry.shape) * dtype.itemsize != end - start):
-        raise ValueError(f"tensor {name} has {end - start} bytes, which are not {entry.dtype} of {entry.shape}")
+    if min(entry.shape, default=0) < 0 or (
+        dtype and math.prod(entry.shape) * dtype.itemsize != end - start
+    ):
+        raise ValueError(
+            f"tensor {name} has {end - start} bytes, which are not {entry.dtype} of {entry.shape}"
+        )
 
 
 def existing_file(folder: Path, name: str) -> Path:
@@ -292,7 +338,9 @@ def existing_file(folder: Path, name: str) -> Path:
     file = folder / name
     if not file.is_file():
         is_empty = not any(folder.iterdir())
-        raise ModelUnusable(f"{folder}: the model folder is empty" if is_empty else f"{file}: missing")
+        raise ModelUnusable(
+            f"{folder}: the model folder is empty" if is_empty else f"{file}: missing"
+        )
     return file
 
 

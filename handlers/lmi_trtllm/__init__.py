@@ -1,4 +1,6 @@
-"""TensorRT-LLM's PyTorch engine behind the Executor contract, never run on the package. Only `Executor` imports it."""
+"""TensorRT-LLM's PyTorch engine behind the Executor contract, never run on the package. Only
+`Executor` imports it.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,11 @@ def load(config: EngineConfig, model_path: str, progress: Progress) -> TrtllmExe
     """Entry point of the handler `trtllm`. Raises StartError."""
     try:
         from handlers.lmi_trtllm.executor import TrtllmExecutor
-    except (ImportError, OSError, RuntimeError) as error:  # of its native libraries, which it loads as it is imported
+    except (
+        ImportError,
+        OSError,
+        RuntimeError,
+    ) as error:  # of its native libraries, which it loads as it is imported
         from handlers.lmi_trtllm.about import explained
 
         raise explained(error, model_path, config) from error

@@ -1,7 +1,8 @@
-"""What is known of TensorRT-LLM without importing it: its Handler record, its versions, and why it does not start.
+"""What is known of TensorRT-LLM without importing it: its Handler record, its versions, and why it
+does not start.
 
-All of this package was written from the published sources of main of October 2025 and of August 2026, pages of
-1.3.0rc24 and rc26, and pull requests between them; none is of a release.
+All of this package was written from the published sources of main of October 2025 and of August
+2026, pages of 1.3.0rc24 and rc26, and pull requests between them; none is of a release.
 """
 
 import inspect
@@ -14,20 +15,29 @@ from dataclasses import dataclass
 from importlib.metadata import version
 
 from handlers.driven.arguments import fields_by_class, first_line, named, refusal
-from handlers.lmi_trtllm.options import CONFIG_CLASSES, FORBIDDEN, IGNORED, LACKING, QUANTISE_BEFORE, TRANSLATED
+from handlers.lmi_trtllm.options import (
+    CONFIG_CLASSES,
+    FORBIDDEN,
+    IGNORED,
+    LACKING,
+    QUANTISE_BEFORE,
+    TRANSLATED,
+)
 from lmi.errors import ModelUnusable, NoMemory, StartError
 from lmi.settings.config import EngineConfig, SamplingDefaults, SamplingValues
 from lmi.settings.handler import Handler, folder_of
 
 CHECKED = (
-    "checked against the published sources of TensorRT-LLM's main of October 2025 and of August 2026, never run on the "
+    "checked against the published sources of TensorRT-LLM's main of October 2025 and of August "
+    "2026, never run on the "
     "wheel"
 )
 NOTHING_IS_SENT = {"TRTLLM_NO_USAGE_STATS": "1", "TELEMETRY_DISABLED": "1", "DO_NOT_TRACK": "1"}
 ARGUMENTS = ("tensorrt_llm", "llmapi", "llm_args.py")  # the file with what LLM takes
 ARGUMENT_CLASSES = ("BaseLlmArgs", "TorchLlmArgs")
-# Ranks on one machine need no network: TensorRT-LLM's answer to a single node that hangs. A container rarely may read
-# another process's memory (CMA), which shared memory of Open MPI 4 would use for large messages.
+# Ranks on one machine need no network: TensorRT-LLM's answer to a single node that hangs. A
+# container rarely may read another process's memory (CMA), which shared memory of Open MPI 4 would
+# use for large messages.
 OF_MPI = {
     "OMPI_MCA_btl_tcp_if_include": "lo",
     "OMPI_MCA_oob_tcp_if_include": "lo",
@@ -52,39 +62,52 @@ CPP_SAMPLER = "TRTLLMSampler"  # a value of the argument sampler_type
 AUTO = "auto"  # the value by default
 NUMBERS = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?(?:rc(\d+))?")
 OUT_OF_MEMORY = (
-    "set option.kv_cache_free_gpu_mem_fraction, option.max_rolling_batch_prefill_tokens, option.max_model_len or "
+    "set option.kv_cache_free_gpu_mem_fraction, option.max_rolling_batch_prefill_tokens, "
+    "option.max_model_len or "
     "option.max_rolling_batch_size lower, or option.tensor_parallel_degree higher"
 )
 FROM_THE_IMAGE = "serve from the image of target trtllm"
-# What the most telling error in a chain says, in the order in which they are looked for, and what helps.
+# What the most telling error in a chain says, in the order in which they are looked for, and what
+# helps.
 ADVICE = {
     r"Unknown architecture for|architecture \S+ is not supported": (
-        "its PyTorch engine has no such model: take option.rolling_batch=vllm, or a newer TensorRT-LLM"
+        "its PyTorch engine has no such model: take option.rolling_batch=vllm, or a newer "
+        "TensorRT-LLM"
     ),
     r"Only \d+ GPUs are available": (
-        "set option.tensor_parallel_degree or option.pipeline_parallel_degree lower, or make more GPUs visible"
+        "set option.tensor_parallel_degree or option.pipeline_parallel_degree lower, or make more "
+        "GPUs visible"
     ),
     "insufficient GPU memory|out of memory|OutOfMemory": OUT_OF_MEMORY,
-    "no CUDA-capable device|No CUDA GPUs are available|Found no NVIDIA driver|not compiled with CUDA": (
-        "TensorRT-LLM runs on an NVIDIA GPU: give the container one (docker run --gpus all), or take another engine"
+    "no CUDA-capable device|No CUDA GPUs are available|Found no NVIDIA driver|not compiled with "
+    "CUDA": (
+        "TensorRT-LLM runs on an NVIDIA GPU: give the container one (docker run --gpus all), or "
+        "take another engine"
     ),
     "libmpi|mpi4py|MPI_Init|orted|prte": (
         f"install Open MPI (apt-get install libopenmpi-dev openmpi-bin), or {FROM_THE_IMAGE}"
     ),
     r"named 'tensorrt_llm(\.llmapi)?'|cannot import name 'LLM'": (
-        f"the package is not whole: its wheel on PyPI is a stub that fetches the real one; {FROM_THE_IMAGE}"
+        f"the package is not whole: its wheel on PyPI is a stub that fetches the real one; "
+        f"{FROM_THE_IMAGE}"
     ),
     r"cannot import name .*tensorrt_llm|named 'tensorrt_llm\.": (
         f"this TensorRT-LLM has it elsewhere or no longer: {FROM_THE_IMAGE}"
     ),
-    "cannot open shared object|undefined symbol": f"TensorRT-LLM needs its own CUDA libraries: {FROM_THE_IMAGE}",
+    "cannot open shared object|undefined symbol": (
+        f"TensorRT-LLM needs its own CUDA libraries: {FROM_THE_IMAGE}"
+    ),
 }
 
 
 def option_names() -> frozenset[str] | None:
-    """The arguments of the installed LLM and the options of its table, or None if TensorRT-LLM is not installed."""
+    """The arguments of the installed LLM and the options of its table, or None if TensorRT-LLM is
+    not installed.
+    """
     classes = fields_by_class(*ARGUMENTS)
-    own = frozenset[str]().union(*(classes.get(name, ()) for name in ARGUMENT_CLASSES)) - {"model_config"}
+    own = frozenset[str]().union(*(classes.get(name, ()) for name in ARGUMENT_CLASSES)) - {
+        "model_config"
+    }
     return (own | TRANSLATED.keys() | FORBIDDEN.keys()) - IGNORED.keys() if own else None
 
 
@@ -105,21 +128,31 @@ def check(config: EngineConfig) -> Mapping[str, str]:
 
 
 def _lacking(config: EngineConfig) -> dict[str, str]:
-    """Each option whose argument the installed TensorRT-LLM lacks, as far as its source text says."""
+    """Each option whose argument the installed TensorRT-LLM lacks, as far as its source
+    text says.
+    """
     classes, faults = fields_by_class(*ARGUMENTS), dict[str, str]()
     for name in sorted(config.options.keys() & (TRANSLATED.keys() | LACKING.keys())):
         target = TRANSLATED.get(name, name)
         argument, _, field = target.partition(".")
         known = classes.get(CONFIG_CLASSES.get(argument, "") if field else ARGUMENT_CLASSES[-1])
-        if known is not None and (field or argument) not in known:  # what the text does not show counts as existing
+        if (
+            known is not None and (field or argument) not in known
+        ):  # what the text does not show counts as existing
             why = f", {LACKING[target]}" if target in LACKING else ""
             faults[f"option.{name}"] = f"nothing: this TensorRT-LLM has no {target}{why}"
     return faults
 
 
-def environment(config: EngineConfig, environ: Mapping[str, str], slot: int, folder: str) -> Mapping[str, str]:
-    """Forbid reports, give ranks their GPUs, take packages from where TensorRT-LLM is. Else the operator counts."""
-    wanted = {name: value for name, value in (NOTHING_IS_SENT | OF_MPI).items() if name not in environ}
+def environment(
+    config: EngineConfig, environ: Mapping[str, str], slot: int, folder: str
+) -> Mapping[str, str]:
+    """Forbid reports, give ranks their GPUs, take packages from where TensorRT-LLM is. Else the
+    operator counts.
+    """
+    wanted = {
+        name: value for name, value in (NOTHING_IS_SENT | OF_MPI).items() if name not in environ
+    }
     num_each = len(config.device_ids) // config.num_engines
     if gpus := config.device_ids[slot * num_each : (slot + 1) * num_each]:
         wanted["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
@@ -127,10 +160,12 @@ def environment(config: EngineConfig, environ: Mapping[str, str], slot: int, fol
 
 
 def base_packages(environ: Mapping[str, str], own: str = sys.prefix) -> Mapping[str, str]:
-    """The variable with which processes take packages first from where TensorRT-LLM is, unless that is in `own`.
+    """The variable with which processes take packages first from where TensorRT-LLM is, unless that
+    is in `own`.
 
-    lmi's environment lies on top of that one, as in the image, and has newer versions of some packages there: its
-    huggingface_hub ends the import of the transformers that TensorRT-LLM 1.2 pins.
+    lmi's environment lies on top of that one, as in the image, and has newer versions of some
+    packages there: its huggingface_hub ends the import of the transformers that TensorRT-LLM 1.2
+    pins.
     """
     library, given = folder_of("tensorrt_llm"), environ.get("PYTHONPATH", "")
     if library is None or library.is_relative_to(own):
@@ -144,14 +179,15 @@ def base_packages(environ: Mapping[str, str], own: str = sys.prefix) -> Mapping[
 class Profile:
     """What one version has.
 
-    A Torch sampler beside a C++ one ignores seeds, min_p, penalties and no_repeat_ngram_size, and of a prompt it
-    reports the log-probs of the best tokens, not those of the prompt's own.
+    A Torch sampler beside a C++ one ignores seeds, min_p, penalties and no_repeat_ngram_size, and
+    of a prompt it reports the log-probs of the best tokens, not those of the prompt's own.
     """
 
     name: str  # the version
     takes_priority: bool  # as an argument of generate_async
     has_cpp_sampler: bool  # beside the Torch sampler
-    has_cpp_beams: bool  # the C++ sampler searches beams where nobody chose a sampler, and 0 asks for no log-probs
+    # the C++ sampler searches beams where nobody chose a sampler, and 0 asks for no log-probs
+    has_cpp_beams: bool
 
 
 def installed(generate_async: Callable[..., object]) -> Profile:
@@ -161,34 +197,54 @@ def installed(generate_async: Callable[..., object]) -> Profile:
 
 
 def of_version(text: str, *, takes_priority: bool) -> Profile:
-    """1.3.0rc26 is the first version of which a page says that the Torch sampler is the only one. Raises ValueError."""
+    """1.3.0rc26 is the first version of which a page says that the Torch sampler is the only one.
+    Raises ValueError.
+    """
     found = NUMBERS.match(text)
     if found is None:
         raise ValueError(f"{text!r} is no version of TensorRT-LLM")
     major, minor, patch, candidate = found.groups()
     # A release follows all of its candidates.
-    number = int(major), int(minor), int(patch or 0), math.inf if candidate is None else int(candidate)
-    return Profile(text, takes_priority, has_cpp_sampler=number < (1, 3, 0, 26), has_cpp_beams=number < (1, 3, 0, 0))
+    number = (
+        int(major),
+        int(minor),
+        int(patch or 0),
+        math.inf if candidate is None else int(candidate),
+    )
+    return Profile(
+        text,
+        takes_priority,
+        has_cpp_sampler=number < (1, 3, 0, 26),
+        has_cpp_beams=number < (1, 3, 0, 0),
+    )
 
 
 def explained(error: BaseException, model: str, config: EngineConfig) -> StartError:
-    """Explain `error`, which ended the start. A process of TensorRT-LLM reports its own as the cause of another."""
+    """Explain `error`, which ended the start. A process of TensorRT-LLM reports its own as the
+    cause of another.
+    """
     if isinstance(error, StartError):
         return error
-    if (refused := refusal(error, lambda place: named(config, ".".join(map(str, place))))) is not None:
+    if (
+        refused := refusal(error, lambda place: named(config, ".".join(map(str, place))))
+    ) is not None:
         return refused
     chain = _linked(error, lambda each: each.__cause__ or each.__context__)
     for pattern, advice in ADVICE.items():
         for each in chain:
             if found := re.search(pattern, _text(each), re.I):
-                line = next(line for line in _text(each).splitlines() if found[0].partition("\n")[0] in line)
+                line = next(
+                    line for line in _text(each).splitlines() if found[0].partition("\n")[0] in line
+                )
                 kind = NoMemory if advice is OUT_OF_MEMORY else ModelUnusable
                 return kind(f"{model}: TensorRT-LLM cannot start: {first_line(line)}; {advice}")
     root = _linked(error, lambda each: each.__cause__)[-1]
     return ModelUnusable(f"{model}: TensorRT-LLM cannot start: {first_line(_text(root))}")
 
 
-def _linked(error: BaseException, before: Callable[[BaseException], BaseException | None]) -> list[BaseException]:
+def _linked(
+    error: BaseException, before: Callable[[BaseException], BaseException | None]
+) -> list[BaseException]:
     """The error and those that led to it, each after the one that it caused."""
     chain: list[BaseException] = []
     earlier: BaseException | None = error

@@ -1,6 +1,8 @@
-"""LoRA adapters as TensorRT-LLM has them: it reads one when a request names it, and no call adds or removes one.
+"""LoRA adapters as TensorRT-LLM has them: it reads one when a request names it, and no call adds or
+removes one.
 
-So one is read by a request of one token. What the engine would leave out with a line in its log is refused here.
+So one is read by a request of one token. What the engine would leave out with a line in its log is
+refused here.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ if TYPE_CHECKING:
 else:  # its module has moved, so the argument that takes one says which class it is
     LoraConfig = get_args(TorchLlmArgs.model_fields["lora_config"].annotation)[0]
 
-NO_PIN = "TensorRT-LLM pins no adapter; those that were used last stay, as many as option.max_loras says"
+NO_PIN = (
+    "TensorRT-LLM pins no adapter; those that were used last stay, as many as option.max_loras says"
+)
 WAY_OUT = '(option.lora_config={"trtllm_modules_to_hf_modules": …} adds names)'
 MAX_LORAS = 4  # where no option says it, as on the other engines
 NAMES = "get_default_trtllm_modules_to_hf_modules"  # a function beside LoraConfig
@@ -58,7 +62,9 @@ def lora_request(adapter: LoadedAdapter) -> LoRARequest:
 
 
 async def read(llm: LLM, adapter: LoadedAdapter, beam_width: int) -> None:
-    """Make the engine, which runs at one beam width, read the weights of an adapter. Raises its error if it cannot."""
+    """Make the engine, which runs at one beam width, read the weights of an adapter. Raises its
+    error if it cannot.
+    """
     search = beam_search(SamplingConfig(beam_width)) if beam_width > 1 else {}
     params = SamplingParams(max_tokens=1, end_id=-1, pad_id=0, detokenize=False, **search)
     await llm.generate_async(
@@ -67,7 +73,8 @@ async def read(llm: LLM, adapter: LoadedAdapter, beam_width: int) -> None:
 
 
 def check_adapter(adapter: LoadedAdapter, config: LoraConfig) -> None:
-    """Raise ValueError unless the engine, of this configuration, follows the whole adapter, Unsupported for a pin.
+    """Raise ValueError unless the engine, of this configuration, follows the whole adapter,
+    Unsupported for a pin.
 
     Pickled weights are not opened here, and of weights that cannot be read the engine says so.
     """
@@ -92,13 +99,20 @@ def _config_fault(config: dict[str, Any], max_rank: int) -> str | None:
         return f"r must be from 1 to {max_rank} (option.max_lora_rank), given {shorten(rank)}"
     for name, off in OFF.items():
         if config.get(name) not in off:
-            return f"{name} must be {shorten(off[-1])} or absent, given {shorten(config[name])}: it would be left out"
+            return (
+                f"{name} must be {shorten(off[-1])} or absent, given {shorten(config[name])}: "
+                f"it would be left out"
+            )
     return None
 
 
 def _modules(config: LoraConfig) -> set[str]:
-    """The linears that the engine has low ranks of, by the last part of their names in checkpoints."""
-    known: dict[str, Any] = getattr(sys.modules[LoraConfig.__module__], NAMES, dict)()  # some versions have no list
+    """The linears that the engine has low ranks of, by the last part of their names in
+    checkpoints.
+    """
+    known: dict[str, Any] = getattr(
+        sys.modules[LoraConfig.__module__], NAMES, dict
+    )()  # some versions have no list
     names = known | config.trtllm_modules_to_hf_modules
     listed = [names.get(one, one) for one in config.lora_target_modules or names]
     parts = (one if isinstance(one, list) else [one] for one in listed)

@@ -1,4 +1,6 @@
-"""TensorRT-LLM's `LLM`, driven by an event loop on its own thread. After a cancel nobody waits for it."""
+"""TensorRT-LLM's `LLM`, driven by an event loop on its own thread. After a cancel nobody waits for
+it.
+"""
 
 import asyncio
 import contextlib
@@ -32,11 +34,19 @@ MAX_BATCH_SIZE = 2048  # TensorRT-LLM's own, for what an LLM leaves open
 WAIT_S = 0.1  # for an output, before deadlines are checked
 STATISTICS_WAIT_S = 0.5  # for statistics, before they are asked for again
 CLOSE_WAIT_S = 5.0  # for TensorRT-LLM's own shutdown, which may never return
-STARTERS = (b"mpi4py", b"multiprocessing.spawn", b"--multiprocessing-fork")  # in command lines of ranks
-# What ends only one request; any other error ends the engine. TensorRT-LLM asserts that a result is right.
+STARTERS = (
+    b"mpi4py",
+    b"multiprocessing.spawn",
+    b"--multiprocessing-fork",
+)  # in command lines of ranks
+# What ends only one request; any other error ends the engine. TensorRT-LLM asserts that a result is
+# right.
 OF_ONE_REQUEST = (RequestError, AssertionError, OutputFault, LmiError)
 # TensorRT-LLM's names are ours in camel case.
-CACHE_FIELDS = {one: re.sub("_(.)", lambda found: found[1].upper(), one) for one in KvCacheStats.__struct_fields__}
+CACHE_FIELDS = {
+    one: re.sub("_(.)", lambda found: found[1].upper(), one)
+    for one in KvCacheStats.__struct_fields__
+}
 
 log = logging.getLogger("lmi.trtllm")
 
@@ -50,14 +60,18 @@ class TrtllmWork:
     params: SamplingParams  # never shared: a submit changes it
     more: dict[str, Any]  # further keyword arguments; only those that the profile's signature has
     sequence: Sequence  # the engine's thread only reads what never changes of it
-    is_streamed: bool = True  # also where the client does not stream: each output shows that the engine goes on
+    is_streamed: bool = (
+        True  # also where the client does not stream: each output shows that the engine goes on
+    )
 
 
 class Statistics:
-    """The statistics that TensorRT-LLM keeps of its iterations, if it is asked to (`enable_iter_perf_stats`).
+    """The statistics that TensorRT-LLM keeps of its iterations, if it is asked to
+    (`enable_iter_perf_stats`).
 
-    They come late, with parts that may be missing. An iteration shows that the engine goes on while no request gets a
-    token, as in a long prompt. The event loop writes it, and the executor's thread reads it.
+    They come late, with parts that may be missing. An iteration shows that the engine goes on while
+    no request gets a token, as in a long prompt. The event loop writes it, and the executor's
+    thread reads it.
     """
 
     def __init__(self) -> None:
@@ -76,14 +90,20 @@ class Statistics:
             while True:
                 async for one in llm.get_stats_async(timeout=STATISTICS_WAIT_S):
                     self.take(one)
-                await asyncio.sleep(STATISTICS_WAIT_S)  # it returns at once before the first request
+                await asyncio.sleep(
+                    STATISTICS_WAIT_S
+                )  # it returns at once before the first request
         except Exception:
             log.warning("TensorRT-LLM reports no statistics any more", exc_info=True)
 
     def take(self, iteration: Mapping[str, object]) -> None:
         self._num_iterations += 1
         if isinstance(cache := iteration.get("kvCacheStats"), dict):
-            known = {ours: cache[theirs] for ours, theirs in CACHE_FIELDS.items() if cache.get(theirs) is not None}
+            known = {
+                ours: cache[theirs]
+                for ours, theirs in CACHE_FIELDS.items()
+                if cache.get(theirs) is not None
+            }
             self.kv_cache = msgspec.convert(known, KvCacheStats)
 
 
@@ -119,14 +139,18 @@ class TrtllmEngine(EngineLoop):
     def step(self) -> SequenceOf[SequenceOutput] | None:
         batch = self.take(WAIT_S)
         if not self.is_alive:
-            log.error("TensorRT-LLM cannot go on: %s", self._error or "one of its processes has ended")
+            log.error(
+                "TensorRT-LLM cannot go on: %s", self._error or "one of its processes has ended"
+            )
             raise EngineStopped("TensorRT-LLM's engine died") from self._error
         batch, failed = self.faults.end(batch)
         self.abort(failed)
         return batch if batch or self._statistics.has_news() else None
 
     def load(self) -> EngineLoad:
-        """The first sequences count as running, as many as fit: TensorRT-LLM does not say which do."""
+        """The first sequences count as running, as many as fit: TensorRT-LLM does not
+        say which do.
+        """
         return EngineLoad(self.max_num_sequences, kv_cache=self._statistics.kv_cache)
 
     def check_adapter(self, adapter: LoadedAdapter) -> None:
@@ -210,7 +234,9 @@ def _new_of(cursor: Cursor, step: RequestOutput) -> SequenceOutput | None:
 
 
 def ranks() -> Processes:
-    """The processes that compute, as MPI's pool and Python's own start them. They end with this process."""
+    """The processes that compute, as MPI's pool and Python's own start them. They end with this
+    process.
+    """
     pids = []
     for pid in linux.descendants(os.getpid()):
         with contextlib.suppress(OSError):  # it has ended

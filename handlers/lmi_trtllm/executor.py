@@ -1,6 +1,8 @@
-"""TensorRT-LLM behind the contract: its start, what it can do, its checks, and the translation of a sequence.
+"""TensorRT-LLM behind the contract: its start, what it can do, its checks, and the translation of a
+sequence.
 
-The engine counts refused requests towards the errors after which it ends itself, so a request is checked here first.
+The engine counts refused requests towards the errors after which it ends itself, so a request is
+checked here first.
 """
 
 import logging
@@ -28,11 +30,23 @@ from handlers.lmi_trtllm.about import AUTO, CPP_SAMPLER, explained, installed
 from handlers.lmi_trtllm.arguments import llm_arguments
 from handlers.lmi_trtllm.engine import TrtllmEngine, TrtllmWork
 from handlers.lmi_trtllm.outputs import note_rows
-from handlers.lmi_trtllm.sampling import TrtllmSampler, check_beams, refuse_rules, retention, sampling_params
+from handlers.lmi_trtllm.sampling import (
+    TrtllmSampler,
+    check_beams,
+    refuse_rules,
+    retention,
+    sampling_params,
+)
 from lmi.errors import ModelUnusable, PromptTooLong, Unsupported
 from lmi.executor.config import ExecutorConfig
 from lmi.executor.executor import Capabilities, EngineInfo, Progress
-from lmi.executor.request import GuidedDecodingParams, GuideType, OutputConfig, Request, SamplingConfig
+from lmi.executor.request import (
+    GuidedDecodingParams,
+    GuideType,
+    OutputConfig,
+    Request,
+    SamplingConfig,
+)
 from lmi.settings.config import EngineConfig
 from lmi.settings.kinds import is_true
 
@@ -40,17 +54,26 @@ MAX_TOP_LOG_PROBS = 20
 LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
 NUM_WARM_UP_TOKENS = 4
 MAX_WARM_UP_PROMPT = 8
-IN_A_FILE = "TensorRT-LLM's processes read functions from a file, which option.logits_post_processors names"
+IN_A_FILE = (
+    "TensorRT-LLM's processes read functions from a file, which option.logits_post_processors names"
+)
 BACKEND, XGRAMMAR, LLGUIDANCE = "guided_decoding_backend", "xgrammar", "llguidance"
 # llguidance reads what is called a grammar as one of Lark, which is another language than EBNF.
-KINDS = {XGRAMMAR: tuple(GuideType), LLGUIDANCE: (GuideType.JSON, GuideType.JSON_SCHEMA, GuideType.REGEX)}
-MAX_PREFILL = "(option.max_rolling_batch_prefill_tokens; option.enable_chunked_prefill=true lifts it)"
+KINDS = {
+    XGRAMMAR: tuple(GuideType),
+    LLGUIDANCE: (GuideType.JSON, GuideType.JSON_SCHEMA, GuideType.REGEX),
+}
+MAX_PREFILL = (
+    "(option.max_rolling_batch_prefill_tokens; option.enable_chunked_prefill=true lifts it)"
+)
 
 log = logging.getLogger("lmi.trtllm")
 
 
 class TrtllmExecutor(DrivenExecutor[TrtllmWork]):
-    """`Executor(path, config)`: a checkpoint's folder, no buffer, and the contract's or the server's configuration."""
+    """`Executor(path, config)`: a checkpoint's folder, no buffer, and the contract's or the
+    server's configuration.
+    """
 
     title = "TensorRT-LLM"
     searches_beams = True
@@ -84,7 +107,9 @@ class TrtllmExecutor(DrivenExecutor[TrtllmWork]):
         try:
             self._sampler = self._new_sampler(model_config["vocab_size"])
             info = self._describe(folder, model_config, settings, guides)
-            max_loras = self._trtllm.argument("lora_config").max_loras if info.capabilities.lora else 0
+            max_loras = (
+                self._trtllm.argument("lora_config").max_loras if info.capabilities.lora else 0
+            )
             super().__init__(self._trtllm, info, settings, max_resident_adapters=max_loras)
             self._preparations = checks
             progress("warm-up", 0.0)
@@ -98,10 +123,16 @@ class TrtllmExecutor(DrivenExecutor[TrtllmWork]):
         profile, given = self._profile, self._trtllm.argument("sampler_type")
         name = str(getattr(given, "value", given))
         searches_by_it = profile.has_cpp_beams and name == AUTO and self._trtllm.max_beam_width > 1
-        return TrtllmSampler(profile, vocab_size, searches_by_it or (profile.has_cpp_sampler and name == CPP_SAMPLER))
+        return TrtllmSampler(
+            profile, vocab_size, searches_by_it or (profile.has_cpp_sampler and name == CPP_SAMPLER)
+        )
 
     def _describe(
-        self, folder: str, model: dict[str, Any], settings: ExecutorConfig, guides: tuple[tuple[GuideType, ...], str]
+        self,
+        folder: str,
+        model: dict[str, Any],
+        settings: ExecutorConfig,
+        guides: tuple[tuple[GuideType, ...], str],
     ) -> EngineInfo:
         engine, sampler = self._trtllm, self._sampler
         dtype = engine.argument("dtype")
@@ -110,7 +141,9 @@ class TrtllmExecutor(DrivenExecutor[TrtllmWork]):
         lengths = [engine.argument("max_seq_len"), *map(model.get, LENGTHS)]
         length = next((one for one in lengths if isinstance(one, int) and one > 0), None)
         if length is None:
-            raise ModelUnusable(f"{folder}: config.json has no length of the context; set option.max_model_len")
+            raise ModelUnusable(
+                f"{folder}: config.json has no length of the context; set option.max_model_len"
+            )
         has_no_beams = engine.max_beam_width == 1
         return EngineInfo(
             name="trtllm",
@@ -130,7 +163,9 @@ class TrtllmExecutor(DrivenExecutor[TrtllmWork]):
                 penalties=sampler.has_rules,
                 no_repeat_ngram_size=sampler.has_rules,
                 embedding_bias=True,
-                max_top_log_probs=0 if sampler.is_cpp and has_no_beams else min(MAX_TOP_LOG_PROBS, sampler.vocab_size),
+                max_top_log_probs=0
+                if sampler.is_cpp and has_no_beams
+                else min(MAX_TOP_LOG_PROBS, sampler.vocab_size),
                 context_logits=True,
                 generation_logits=has_no_beams,
                 perf_metrics=True,
@@ -143,15 +178,24 @@ class TrtllmExecutor(DrivenExecutor[TrtllmWork]):
         )
 
     def _warm_up_works(self) -> list[TrtllmWork]:
-        """Greedy, and sampled with every output there is; where the engine only searches beams, one of those."""
+        """Greedy, and sampled with every output there is; where the engine only searches beams, one
+        of those.
+        """
         can, length = self.capabilities, self.info.max_sequence_length
-        outputs = OutputConfig(return_log_probs=True, additional_model_outputs=can.additional_outputs)
-        kinds = [(SamplingConfig(temperature=0), OutputConfig()), (SamplingConfig(top_p=0.9), outputs)]
+        outputs = OutputConfig(
+            return_log_probs=True, additional_model_outputs=can.additional_outputs
+        )
+        kinds = [
+            (SamplingConfig(temperature=0), OutputConfig()),
+            (SamplingConfig(top_p=0.9), outputs),
+        ]
         if can.max_beam_width > 1:
             kinds = [(SamplingConfig(can.max_beam_width), OutputConfig(return_log_probs=True))]
         prompt, works = (0,) * min(MAX_WARM_UP_PROMPT, length - 1), list[TrtllmWork]()
         for number, (sampling, output) in enumerate(kinds):
-            request = Request(prompt, NUM_WARM_UP_TOKENS, sampling_config=sampling, output_config=output)
+            request = Request(
+                prompt, NUM_WARM_UP_TOKENS, sampling_config=sampling, output_config=output
+            )
             works += map(self._work, new_sequences(-number, request, length))
         return works
 
@@ -161,9 +205,13 @@ class TrtllmExecutor(DrivenExecutor[TrtllmWork]):
         refuse_rules(request, self._sampler)
         known = self._trtllm.argument
         processors.check(request, sees_tokens=bool(known("disable_overlap_scheduler")))
-        most = None if known("enable_chunked_prefill") else known("max_num_tokens")  # of a whole prompt
+        most = (
+            None if known("enable_chunked_prefill") else known("max_num_tokens")
+        )  # of a whole prompt
         if most is not None and len(request.input_token_ids) > most:
-            raise PromptTooLong(f"{most} tokens at most {MAX_PREFILL}", f"{len(request.input_token_ids)} tokens")
+            raise PromptTooLong(
+                f"{most} tokens at most {MAX_PREFILL}", f"{len(request.input_token_ids)} tokens"
+            )
 
     def _work(self, sequence: Sequence) -> TrtllmWork:
         request, more = sequence.request, dict[str, Any]()
@@ -179,9 +227,13 @@ class TrtllmExecutor(DrivenExecutor[TrtllmWork]):
             more["cache_salt"] = salt
         if self._profile.takes_priority:
             more["priority"] = float(request.priority)
-        # Each step is told, not only the end, but for outputs of several steps, which have only the row of the last,
-        # and for a search, whose steps restate its beams and append to the log-probs of other tokens.
-        is_streamed = sequence.captured is None or self._trtllm.argument("stream_interval") in (None, 1)
+        # Each step is told, not only the end, but for outputs of several steps, which have only the
+        # row of the last, and for a search, whose steps restate its beams and append to the
+        # log-probs of other tokens.
+        is_streamed = sequence.captured is None or self._trtllm.argument("stream_interval") in (
+            None,
+            1,
+        )
         if sequence.search is not None and request.output_config.return_log_probs:
             is_streamed = False
         token_ids = [int(token_id) for token_id in request.input_token_ids]
@@ -196,7 +248,9 @@ class TrtllmExecutor(DrivenExecutor[TrtllmWork]):
 
 
 class GuideChecks(Preparation[None]):
-    """The check of structures in a process with limits: the engine has none, and compiles in the process that steps."""
+    """The check of structures in a process with limits: the engine has none, and compiles in the
+    process that steps.
+    """
 
     is_of_guides = True
 
@@ -212,7 +266,9 @@ class GuideChecks(Preparation[None]):
         return None if params is None else self._outcomes.of(params, sequence.request.client_id)
 
     def equip(self, sequence: Sequence, made: None) -> None:
-        """Let the tokenizer's end tokens end a sequence: the engine closes its structure with one of them."""
+        """Let the tokenizer's end tokens end a sequence: the engine closes its structure with one
+        of them.
+        """
         sequence.end_ids |= self._end_ids
 
     def close(self) -> None:
@@ -234,7 +290,9 @@ def guide_kinds(config: EngineConfig, folder: str) -> tuple[tuple[GuideType, ...
 
 
 def read_config(folder: str) -> dict[str, Any]:
-    """config.json of a model, of its text part if it has several. Raises ModelUnusable unless it has a `vocab_size`."""
+    """config.json of a model, of its text part if it has several. Raises ModelUnusable unless it
+    has a `vocab_size`.
+    """
     file = Path(folder, "config.json")
     try:
         config = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])

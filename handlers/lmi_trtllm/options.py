@@ -1,7 +1,9 @@
-"""The options of the reference for TensorRT-LLM, and what becomes of each. It does not import tensorrt_llm.
+"""The options of the reference for TensorRT-LLM, and what becomes of each. It does not import
+tensorrt_llm.
 
-The names are those of djl-serving's guide in all its revisions, of its class of properties, and of the script that
-built engines. An option that has a row in the table of lmi is not here, unless its values differ.
+The names are those of djl-serving's guide in all its revisions, of its class of properties, and of
+the script that built engines. An option that has a row in the table of lmi is not here, unless its
+values differ.
 """
 
 import json
@@ -13,16 +15,21 @@ from handlers.driven.arguments import boolean
 POLICIES = ("max_utilization", "guaranteed_no_evict", "static_batch")
 UPSTREAMS: Final = object()  # the value that TensorRT-LLM has by itself, so nothing is said
 NOTHING_IS_BUILT = "no engine is built: the checkpoint is loaded as it is"
-NOTHING_IS_QUANTISED = "nothing is quantised at load: the checkpoint says how its weights are stored"
+NOTHING_IS_QUANTISED = (
+    "nothing is quantised at load: the checkpoint says how its weights are stored"
+)
 QUANTISE_BEFORE = (
-    "nothing: TensorRT-LLM quantises no weights at load, so give a checkpoint that is quantised, as NVIDIA's Model "
+    "nothing: TensorRT-LLM quantises no weights at load, so give a checkpoint that is quantised, "
+    "as NVIDIA's Model "
     "Optimizer writes it"
 )
 PYTHON_OBJECT = "nothing: it is an object of Python, which no text names"
 
 
 def parsed(text: str) -> object:
-    """Read JSON and none. Every other text stays a text, which the argument's own type reads. Raises ValueError."""
+    """Read JSON and none. Every other text stays a text, which the argument's own type reads.
+    Raises ValueError.
+    """
     if text.lower() in ("none", "null"):
         return None
     if text[:1] not in "{[":
@@ -39,14 +46,19 @@ def _policy(text: str) -> str:
     return text.upper()
 
 
-# Arguments of LLM, and fields of its nested configurations, that the reference has by the same name.
+# Arguments of LLM, and fields of its nested configurations, that the reference has by the same
+# name.
 SAME = (
-    "max_input_len tokenizer tokenizer_mode tokenizer_revision skip_tokenizer_init context_parallel_size "
-    "moe_tensor_parallel_size moe_expert_parallel_size enable_attention_dp load_format enable_chunked_prefill "
-    "guided_decoding_backend iter_stats_max_iterations gather_generation_logits attn_backend enable_lora"
+    "max_input_len tokenizer tokenizer_mode tokenizer_revision skip_tokenizer_init "
+    "context_parallel_size "
+    "moe_tensor_parallel_size moe_expert_parallel_size enable_attention_dp load_format "
+    "enable_chunked_prefill "
+    "guided_decoding_backend iter_stats_max_iterations gather_generation_logits attn_backend "
+    "enable_lora"
 ).split()
 OF_KV_CACHE = (
-    "tokens_per_block max_attention_window sink_token_length free_gpu_memory_fraction host_cache_size "
+    "tokens_per_block max_attention_window sink_token_length free_gpu_memory_fraction "
+    "host_cache_size "
     "onboard_blocks cross_kv_cache_fraction secondary_offload_min_priority event_buffer_max_size"
 ).split()
 OF_LORA = "max_loras max_lora_rank max_cpu_loras".split()
@@ -56,9 +68,12 @@ OF_BUILDS = (
     "embedding_parallel_mode fast_build enable_build_cache"
 ).split()
 OF_QUANTISATION = (
-    "smoothquant_alpha smoothquant_per_token smoothquant_per_channel multi_query_mode awq_format awq_calib_size "
-    "awq_block_size q_format calib_size calib_batch_size group_size smoothquant_val clamp_val use_meta_recipe "
-    "has_zero_point pre_quant_scales exclude_modules calib_dataset calib_batches calib_max_seq_length random_seed "
+    "smoothquant_alpha smoothquant_per_token smoothquant_per_channel multi_query_mode awq_format "
+    "awq_calib_size "
+    "awq_block_size q_format calib_size calib_batch_size group_size smoothquant_val clamp_val "
+    "use_meta_recipe "
+    "has_zero_point pre_quant_scales exclude_modules calib_dataset calib_batches "
+    "calib_max_seq_length random_seed "
     "tokenizer_max_seq_length"
 ).split()
 OF_MODELS = "baichuan_model_version chatglm_model_version gpt_model_version".split()
@@ -112,7 +127,9 @@ FORBIDDEN = {
     # Arguments of LLM that this handler sets, or that no text can name.
     "model": "nothing: option.model_id names the model",
     "build_config": f"nothing: {NOTHING_IS_BUILT}",
-    "batched_logits_processor": "nothing: option.logits_post_processors names a file with functions",
+    "batched_logits_processor": (
+        "nothing: option.logits_post_processors names a file with functions"
+    ),
     "checkpoint_loader": PYTHON_OBJECT,
     "decoding_config": "nothing: option.speculative_config takes its place",
     "mpi_session": PYTHON_OBJECT,
@@ -128,21 +145,26 @@ IGNORED = {
     **dict.fromkeys(OF_QUANTISATION, NOTHING_IS_QUANTISED),
     **dict.fromkeys(OF_MODELS, "config.json of the model says it"),
     **dict.fromkeys(OF_NODES, "the ranks are on one machine"),
-    "enable_trt_overlap": "it overlapped TensorRT's engines; option.enable_overlap_scheduler is PyTorch's",
+    "enable_trt_overlap": (
+        "it overlapped TensorRT's engines; option.enable_overlap_scheduler is PyTorch's"
+    ),
     "logits_dtype": "it had an effect only on T5",
     "use_custom_all_reduce": "option.allreduce_strategy chooses how ranks add up",
     "multi_block_mode": "the kernels of attention choose it",
     "use_fp8_context_fmha": "option.kv_cache_dtype=fp8 stores keys and values in 8 bits",
     "auto_parallel_world_size": "option.tensor_parallel_degree says how many GPUs share a layer",
     "normalize_log_probs": "log-probabilities are the model's own, not divided by a length",
-    "extended_runtime_perf_knob_config": "it was TensorRT's engines'; option.cuda_graph_config is PyTorch's",
+    "extended_runtime_perf_knob_config": (
+        "it was TensorRT's engines'; option.cuda_graph_config is PyTorch's"
+    ),
     "max_draft_len": "option.speculative_config says how many tokens are guessed",
     "gpu_memory_utilization": (
         "option.kv_cache_free_gpu_mem_fraction is the KV cache's share of what the weights leave"
     ),
     "swap_space": "option.host_cache_size is the KV cache's room in the host's memory, in bytes",
     "speculative_draft_model": (
-        'option.speculative_config names it, as in {"decoding_type": "DraftTarget", "max_draft_len": 4, …}'
+        'option.speculative_config names it, as in {"decoding_type": "DraftTarget", '
+        '"max_draft_len": 4, …}'
     ),
     "speculative_length": "option.speculative_config says it, as max_draft_len",
 }
@@ -161,7 +183,11 @@ OURS = {
 }
 
 # The classes of nested configurations in the file of LLM's arguments.
-CONFIG_CLASSES = {"kv_cache_config": "KvCacheConfig", "scheduler_config": "SchedulerConfig", "moe_config": "MoeConfig"}
+CONFIG_CLASSES = {
+    "kv_cache_config": "KvCacheConfig",
+    "scheduler_config": "SchedulerConfig",
+    "moe_config": "MoeConfig",
+}
 # Why one of the supported lines lacks an argument that another one has.
 LACKING = {
     "kv_cache_config.onboard_blocks": "main has removed it",

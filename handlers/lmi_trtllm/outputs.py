@@ -1,7 +1,8 @@
-"""Reads what is new in a RequestOutput, the object that TensorRT-LLM changes in place at each step of a request.
+"""Reads what is new in a RequestOutput, the object that TensorRT-LLM changes in place at each step
+of a request.
 
-Tokens wait until their log-probs are there, and those of the prompt. The token that ended a sequence may have been cut
-off, and is put back, and the reason of the end may be missing.
+Tokens wait until their log-probs are there, and those of the prompt. The token that ended a
+sequence may have been cut off, and is put back, and the reason of the end may be missing.
 """
 
 from collections.abc import Mapping, Sequence as SequenceOf
@@ -21,10 +22,11 @@ from lmi.executor import FinishReason
 
 MAX_ROWS = 128  # of logits in float32 at a time: each is as long as the vocabulary
 
-# One position: the chosen token and the best ones by their ids, or only the chosen token's log-prob.
+# One position: the chosen token and the best ones by their ids, or only the chosen token's
+# log-prob.
 Entry = Mapping[int, Logprob] | float
-# The rows (num_tokens, …) of a result by the name of their output, on any device: the last ones of the prompt, and
-# those of generated tokens, from the first token on or from the first new one.
+# The rows (num_tokens, …) of a result by the name of their output, on any device: the last ones of
+# the prompt, and those of generated tokens, from the first token on or from the first new one.
 Rows = tuple[dict[str, Tensor], dict[str, Tensor]]
 
 
@@ -33,7 +35,9 @@ class OutputFault(RuntimeError):
 
 
 class Cursor:
-    """How much of one request's output was read. It belongs to the thread that waits for the output."""
+    """How much of one request's output was read. It belongs to the thread that waits for the
+    output.
+    """
 
     def __init__(self, name: str, sequence: Sequence) -> None:
         self._name, self._sequence = name, sequence
@@ -41,7 +45,9 @@ class Cursor:
         self._num_read = 0  # tokens
 
     def read(self, output: RequestOutput) -> SequenceOutput | None:
-        """What is new, or None if nothing is. Raises OutputFault if something is missing at the end."""
+        """What is new, or None if nothing is. Raises OutputFault if something is missing at the
+        end.
+        """
         if error := getattr(output, "error", None):  # older versions have no such attribute
             raise OutputFault(str(error))
         prompt = self._prompt(output) if self._lacks_prompt else None
@@ -66,27 +72,40 @@ class Cursor:
             token_ids += cut_off(completion, self._sequence)
         new, log_probs = token_ids[self._num_read :], None
         if asked.return_log_probs or asked.num_top_log_probs:
-            entries = (completion.logprobs or [])[self._num_read :]  # at the end also that of a token that was cut off
+            entries = (completion.logprobs or [])[
+                self._num_read :
+            ]  # at the end also that of a token that was cut off
             new = new[: len(entries)]
             if output.finished and self._num_read + len(new) < num_reported:
                 raise OutputFault("the engine reported fewer log-probs than tokens")
             log_probs = of_entries(new, entries, asked.num_top_log_probs)
         self._num_read += len(new)
         end = end_of(completion, self._sequence) if output.finished else None
-        return SequenceOutput(self._name, new, log_probs, end=end) if new or end is not None else None
+        return (
+            SequenceOutput(self._name, new, log_probs, end=end) if new or end is not None else None
+        )
 
     def _beams(self, output: RequestOutput) -> SequenceOutput:
         """All beams at this step, the best first."""
         beams = [_beam(one, self._sequence, is_over=output.finished) for one in output.outputs]
-        return SequenceOutput(self._name, [], end=beams[0].finish_reason if output.finished else None, beams=beams)
+        return SequenceOutput(
+            self._name, [], end=beams[0].finish_reason if output.finished else None, beams=beams
+        )
 
     def _prompt(self, output: RequestOutput) -> LogProbs | None:
         """The log-probs of the prompt, or None if they are not there yet."""
         request = self._sequence.request
-        token_ids, num_top = request.input_token_ids, request.output_config.num_prompt_log_probs or 0
+        token_ids, num_top = (
+            request.input_token_ids,
+            request.output_config.num_prompt_log_probs or 0,
+        )
         entries, logits = output.outputs[0].prompt_logprobs or (), output.context_logits
         if entries or len(token_ids) == 1:
-            return of_entries(token_ids[1:], entries, num_top) if len(entries) >= len(token_ids) - 1 else None
+            return (
+                of_entries(token_ids[1:], entries, num_top)
+                if len(entries) >= len(token_ids) - 1
+                else None
+            )
         if logits is None or len(logits) < len(token_ids) - 1:
             return None
         return of_logits(token_ids, logits, num_top)
@@ -94,8 +113,14 @@ class Cursor:
 
 def cut_off(completion: CompletionOutput, sequence: Sequence) -> list[int]:
     """The token that ended a sequence if it is not among its tokens, else nothing."""
-    token_ids, cause, end_id = completion.token_ids or (), completion.stop_reason, end_token(sequence)
-    if completion.finish_reason != "stop" or (token_ids and token_ids[-1] in (end_id, *stop_token_ids(sequence))):
+    token_ids, cause, end_id = (
+        completion.token_ids or (),
+        completion.stop_reason,
+        end_token(sequence),
+    )
+    if completion.finish_reason != "stop" or (
+        token_ids and token_ids[-1] in (end_id, *stop_token_ids(sequence))
+    ):
         return []
     token_id = cause if isinstance(cause, int) else end_id
     return [] if token_id is None else [token_id]
@@ -115,7 +140,9 @@ def end_of(completion: CompletionOutput, sequence: Sequence) -> FinishReason | E
 
 
 def of_entries(token_ids: SequenceOf[int], entries: SequenceOf[Entry], num_top: int) -> LogProbs:
-    """The log-probs of tokens, and of the best at their positions. Raises OutputFault if one is missing."""
+    """The log-probs of tokens, and of the best at their positions. Raises OutputFault if one is
+    missing.
+    """
     known = LogProbs([], [])
     for token_id, entry in zip(token_ids, entries, strict=False):
         if isinstance(entry, Mapping):
@@ -133,13 +160,17 @@ def of_entries(token_ids: SequenceOf[int], entries: SequenceOf[Entry], num_top: 
 
 
 def of_logits(token_ids: SequenceOf[int], logits: Tensor, num_top: int) -> LogProbs:
-    """The log-probs of a prompt from its second token on, from the logits (num_tokens, vocab) at its tokens."""
+    """The log-probs of a prompt from its second token on, from the logits (num_tokens, vocab) at
+    its tokens.
+    """
     known, rest = LogProbs([], []), torch.tensor(token_ids[1:], dtype=torch.int64)
     for chosen, rows in zip(rest.split(MAX_ROWS), logits[: len(rest)].split(MAX_ROWS), strict=True):
         log_probs = torch.log_softmax(rows.float().cpu(), dim=-1)
         best = log_probs.topk(num_top, dim=-1)
         known.token_ids += torch.cat([chosen.unsqueeze(1), best.indices], dim=1).tolist()
-        known.values += torch.cat([log_probs.gather(1, chosen.unsqueeze(1)), best.values], dim=1).tolist()
+        known.values += torch.cat(
+            [log_probs.gather(1, chosen.unsqueeze(1)), best.values], dim=1
+        ).tolist()
     return known
 
 
@@ -147,17 +178,27 @@ def _beam(completion: CompletionOutput, sequence: Sequence, *, is_over: bool) ->
     """A beam with log-probs comes only when it is over, with all of them."""
     token_ids, log_probs = list(completion.token_ids or ()), list[float]()
     if sequence.request.output_config.return_log_probs:
-        log_probs = [values[0] for values in of_entries(token_ids, completion.logprobs or (), 0).values]
+        log_probs = [
+            values[0] for values in of_entries(token_ids, completion.logprobs or (), 0).values
+        ]
         if len(log_probs) < len(token_ids):
             raise OutputFault("the engine reported fewer log-probs than tokens of a beam")
     elif is_over:
         token_ids += cut_off(completion, sequence)
     reason = _reason_of(completion, token_ids, sequence) if is_over else FinishReason.NOT_FINISHED
-    return Beam(token_ids, log_probs, sum=completion.cumulative_logprob or 0.0, finish_reason=reason)
+    return Beam(
+        token_ids, log_probs, sum=completion.cumulative_logprob or 0.0, finish_reason=reason
+    )
 
 
-def _reason_of(completion: CompletionOutput, token_ids: list[int], sequence: Sequence) -> FinishReason:
-    if token_ids and (known := sequence.reason_after(token_ids, len(token_ids))) is not FinishReason.NOT_FINISHED:
+def _reason_of(
+    completion: CompletionOutput, token_ids: list[int], sequence: Sequence
+) -> FinishReason:
+    if (
+        token_ids
+        and (known := sequence.reason_after(token_ids, len(token_ids)))
+        is not FinishReason.NOT_FINISHED
+    ):
         return known
     end = end_of(completion, sequence)
     if isinstance(end, Exception):
@@ -179,7 +220,9 @@ def rows_of(result: RequestOutput) -> Rows:
 
 
 def note_rows(sequence: Sequence, rows: Rows, num_new: int) -> None:
-    """Keep the rows of a result before its `num_new` tokens are appended. Fails the sequence if one has no row."""
+    """Keep the rows of a result before its `num_new` tokens are appended. Fails the sequence if one
+    has no row.
+    """
     captured, (context, generation) = sequence.captured, rows
     assert captured is not None
     for name in captured.context:
@@ -195,7 +238,9 @@ def note_rows(sequence: Sequence, rows: Rows, num_new: int) -> None:
 
 
 def _new_rows(rows: Tensor | None, num_before: int, num_new: int) -> Tensor | None:
-    """The rows of the new tokens, or None if there are not as many: an answer may repeat the rows of earlier tokens."""
+    """The rows of the new tokens, or None if there are not as many: an answer may repeat the rows
+    of earlier tokens.
+    """
     if rows is None or len(rows) < num_new:
         return None
     if len(rows) >= num_before + num_new:

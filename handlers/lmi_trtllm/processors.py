@@ -1,7 +1,9 @@
-"""Functions that change a sequence's logits, which the processes of TensorRT-LLM call before they draw a token.
+"""Functions that change a sequence's logits, which the processes of TensorRT-LLM call before they
+draw a token.
 
-They are small and picklable, as a `SamplingParams` sends them to every rank. An error that leaves one ends all requests
-that run, so it goes through a `Faults` to the process of the executor, which ends only this request.
+They are small and picklable, as a `SamplingParams` sends them to every rank. An error that leaves
+one ends all requests that run, so it goes through a `Faults` to the process of the executor, which
+ends only this request.
 """
 
 import contextlib
@@ -28,7 +30,9 @@ from lmi.settings.config import EngineConfig
 
 MAX_FAULT_CHARS = 600  # a write of at most 4096 bytes to a pipe is never split
 NO_OVERLAP = "disable_overlap_scheduler"
-NEEDS_TOKENS = f"words of several tokens need option.{NO_OVERLAP}=true, without which a token comes late"
+NEEDS_TOKENS = (
+    f"words of several tokens need option.{NO_OVERLAP}=true, without which a token comes late"
+)
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +42,8 @@ class Faults:
 
     def __init__(self) -> None:
         self._read_fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self.path = f"/proc/{os.getpid()}/fd/{self._write_fd}"  # where any process of this machine writes them
+        # where any process of this machine writes them
+        self.path = f"/proc/{os.getpid()}/fd/{self._write_fd}"
 
     def take(self) -> dict[str, GenerationFailed]:
         """The new faults, by the names of their sequences."""
@@ -50,13 +55,17 @@ class Faults:
         return {name: GenerationFailed(message) for name, message in faults}
 
     def end(self, outputs: Iterable[SequenceOutput]) -> tuple[list[SequenceOutput], list[str]]:
-        """End the sequences with new faults. Returns the outputs as they are then, and the names of these sequences.
+        """End the sequences with new faults. Returns the outputs as they are then, and the names of
+        these sequences.
 
-        A fault is written before the token is drawn, so a token after it comes with it or later and is dropped.
+        A fault is written before the token is drawn, so a token after it comes with it or later and
+        is dropped.
         """
         failed = self.take()
         kept = [output for output in outputs if output.id not in failed]
-        return kept + [SequenceOutput(name, [], end=error) for name, error in failed.items()], list(failed)
+        return kept + [SequenceOutput(name, [], end=error) for name, error in failed.items()], list(
+            failed
+        )
 
     def close(self) -> None:
         os.close(self._read_fd)
@@ -65,11 +74,13 @@ class Faults:
 
 @dataclass(frozen=True, slots=True)
 class PostProcessor:
-    """Calls a function of the user's file as the contract says: see LogitsPostProcessor in lmi.executor.
+    """Calls a function of the user's file as the contract says: see LogitsPostProcessor in
+    lmi.executor.
 
-    The engine calls it with its own request id, the logits (num_beams, 1, vocab), the tokens of each beam together with
-    the prompt, and two arguments that are always None; with its overlap scheduler the last token is not among them. It
-    ignores its own batched form, so the batched function is called with a batch of one.
+    The engine calls it with its own request id, the logits (num_beams, 1, vocab), the tokens of
+    each beam together with the prompt, and two arguments that are always None; with its overlap
+    scheduler the last token is not among them. It ignores its own batched form, so the batched
+    function is called with a batch of one.
     """
 
     file: str
@@ -81,33 +92,50 @@ class PostProcessor:
     faults: str  # the path of a `Faults`
 
     def __call__(
-        self, req_id: int, logits: Tensor, token_ids: list[list[int]], stream_ptr: int | None, client_id: int | None
+        self,
+        req_id: int,
+        logits: Tensor,
+        token_ids: list[list[int]],
+        stream_ptr: int | None,
+        client_id: int | None,
     ) -> None:
         try:
             self._call(logits, [ids[self.num_prompt_tokens :] for ids in token_ids])
         except (Exception, SystemExit) as error:
             name = shorten(self.function)
-            title = "the batched logits post-processor" if self.function == BATCHED else f"logits post-processor {name}"
+            title = (
+                "the batched logits post-processor"
+                if self.function == BATCHED
+                else f"logits post-processor {name}"
+            )
             log.exception("%s failed for request %d", title, self.request_id)
             fault = self.sequence, writable(f"{title} failed: {said(error)}"[:MAX_FAULT_CHARS])
             try:
-                with open(os.open(self.faults, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC), "wb") as pipe:
+                with open(
+                    os.open(self.faults, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC), "wb"
+                ) as pipe:
                     os.write(pipe.fileno(), msgspec.json.encode(fault) + b"\n")
             except OSError as unsent:  # it is not here, or is full
                 log.error("request %d is not told: %s", self.request_id, unsent)
 
     def _call(self, logits: Tensor, token_ids: list[list[int]]) -> None:
-        """Let the function change the logits (num_beams, 1, vocab). It sees them as float32 (1, num_beams, vocab)."""
+        """Let the function change the logits (num_beams, 1, vocab). It sees them as float32 (1,
+        num_beams, vocab).
+        """
         rows = logits.transpose(0, 1).float()
         stream = torch.cuda.current_stream(rows.device) if rows.is_cuda else None
         config = _loaded(self.file)
         if self.function == BATCHED:
             assert config.processor_batched is not None
             batch = [rows]
-            config.processor_batched([self.request_id], batch, [token_ids], stream, [self.client_id])
+            config.processor_batched(
+                [self.request_id], batch, [token_ids], stream, [self.client_id]
+            )
             changed: object = batch[0]
         else:
-            changed = config.processor_map[self.function](self.request_id, rows, token_ids, stream, self.client_id)
+            changed = config.processor_map[self.function](
+                self.request_id, rows, token_ids, stream, self.client_id
+            )
         new = _rows(changed, rows)
         if new is not rows or rows.dtype is not logits.dtype:
             logits.copy_(new.transpose(0, 1))
@@ -121,17 +149,26 @@ class BadWords:
     num_prompt_tokens: int
 
     def __call__(
-        self, req_id: int, logits: Tensor, token_ids: list[list[int]], stream_ptr: int | None, client_id: int | None
+        self,
+        req_id: int,
+        logits: Tensor,
+        token_ids: list[list[int]],
+        stream_ptr: int | None,
+        client_id: int | None,
     ) -> None:
         for beam, ids in enumerate(token_ids):
             generated = ids[self.num_prompt_tokens :]
-            banned = [word[-1] for word in self.words if tuple(generated[1 - len(word) :]) == word[:-1]]
+            banned = [
+                word[-1] for word in self.words if tuple(generated[1 - len(word) :]) == word[:-1]
+            ]
             if banned:
                 logits[beam, 0, banned] = -torch.inf
 
 
 def _rows(changed: object, rows: Tensor) -> Tensor:
-    """What a function gave back, or the rows that it changed in place. Raises ValueError if it has another shape."""
+    """What a function gave back, or the rows that it changed in place. Raises ValueError if it has
+    another shape.
+    """
     if changed is None:
         return rows
     if not isinstance(changed, Tensor) or changed.shape != rows.shape:
@@ -152,17 +189,24 @@ def file_of(config: EngineConfig, model_path: str) -> str | None:
 
 
 def arguments(file: str | None, given: Mapping[str, Any]) -> dict[str, bool]:
-    """What LLM needs for post-processors beside what is given. Raises BadConfiguration if an option says otherwise."""
+    """What LLM needs for post-processors beside what is given. Raises BadConfiguration if an option
+    says otherwise.
+    """
     if file is None:
         return {}
     if given.get(NO_OVERLAP) is False:
-        rule = "true beside option.logits_post_processors, whose functions miss the last token otherwise"
+        rule = (
+            "true beside option.logits_post_processors, whose functions miss the last token "
+            "otherwise"
+        )
         raise BadConfiguration(f"option.{NO_OVERLAP}=false: allowed is {rule}")
     return {NO_OVERLAP: True}
 
 
 def names(file: str | None) -> tuple[str, ...]:
-    """The names that a request may give. Raises ModelUnusable for a wrong file, which so stops the start."""
+    """The names that a request may give. Raises ModelUnusable for a wrong file, which so stops the
+    start.
+    """
     if file is None:
         return ()
     config = _loaded(file)
@@ -170,7 +214,9 @@ def names(file: str | None) -> tuple[str, ...]:
 
 
 def check(request: Request, *, sees_tokens: bool) -> None:
-    """Raise Unsupported for words of several tokens if the engine's functions do not see all tokens."""
+    """Raise Unsupported for words of several tokens if the engine's functions do not see all
+    tokens.
+    """
     if not sees_tokens and any(len(word) > 1 for word in request.bad_words):
         raise Unsupported("bad_words", NEEDS_TOKENS)
 
@@ -182,7 +228,15 @@ def of(sequence: Sequence, file: str | None, faults: str) -> list[PostProcessor 
     if (name := request.logits_post_processor_name) is not None:
         assert file is not None
         found.append(
-            PostProcessor(file, name, name_of(sequence), sequence.id, request.client_id, num_prompt_tokens, faults)
+            PostProcessor(
+                file,
+                name,
+                name_of(sequence),
+                sequence.id,
+                request.client_id,
+                num_prompt_tokens,
+                faults,
+            )
         )
     if words := tuple(word for word in request.bad_words if len(word) > 1):
         found.append(BadWords(words, num_prompt_tokens))

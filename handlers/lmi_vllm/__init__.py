@@ -1,4 +1,6 @@
-"""The vLLM engine behind the Executor contract. To import this package imports no vllm; to name `Executor` does."""
+"""The vLLM engine behind the Executor contract. To import this package imports no vllm; to name
+`Executor` does.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ def load(config: EngineConfig, model_path: str, progress: Progress) -> VllmExecu
     from handlers.lmi_vllm import process_setup
 
     process_setup.prepare(config)
-    gc.disable()  # the import of vllm makes no garbage, and the search for it takes a sixth of the time
+    # the import of vllm makes no garbage, and the search for it takes a sixth of the time
+    gc.disable()
     try:
         process_setup.calm_torch()
         from handlers.lmi_vllm.executor import Follower, VllmExecutor

@@ -1,4 +1,6 @@
-"""The Handler record of the vLLM engine. It does not import vLLM: argument names are read from vLLM's source text."""
+"""The Handler record of the vLLM engine. It does not import vLLM: argument names are read from
+vLLM's source text.
+"""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -10,10 +12,13 @@ from lmi.settings.handler import Auto, Handler, folder_of
 
 NOTHING_IS_SENT = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
 BACKEND, ON_RAY = "distributed_executor_backend", "ray"
-# With Ray, vLLM joins a cluster that runs: by default Ray would start one, with a dashboard, in vLLM's process. What a
-# rank prints stays in Ray's log on its node: by default Ray prints it in its own form to the standard output here.
+# With Ray, vLLM joins a cluster that runs: by default Ray would start one, with a dashboard, in
+# vLLM's process. What a rank prints stays in Ray's log on its node: by default Ray prints it in its
+# own form to the standard output here.
 JOINS_A_CLUSTER = {"RAY_ADDRESS": "auto", "RAY_LOG_TO_DRIVER": "0"}
-MAX_SOCKET_FOLDER_BYTES = 107 - 37  # the longest path of a socket, less the file name that vLLM chooses
+MAX_SOCKET_FOLDER_BYTES = (
+    107 - 37
+)  # the longest path of a socket, less the file name that vLLM chooses
 # LMI's names for fields of vLLM's speculative_config.
 SPECULATIVE = {
     "speculative_draft_model": "model",
@@ -27,36 +32,52 @@ OWN_SPECULATION = (
 
 
 def option_names() -> frozenset[str] | None:
-    """The engine arguments of the installed vLLM and the names in SPECULATIVE, or None if vLLM is not installed."""
+    """The engine arguments of the installed vLLM and the names in SPECULATIVE, or None if vLLM is
+    not installed.
+    """
     names = fields_by_class("vllm", "engine", "arg_utils.py").get("AsyncEngineArgs")
     return (names | SPECULATIVE.keys()) - {"model"} if names else None  # which lmi sets
 
 
 def check(config: EngineConfig) -> Mapping[str, str]:
-    """Refuse what vLLM does not have, and ranks that would end the engine or wait for others that nobody starts."""
+    """Refuse what vLLM does not have, and ranks that would end the engine or wait for others that
+    nobody starts.
+    """
     faults = {}
     if config.options.get("data_parallel_size", "1").strip() != "1":
         faults["option.data_parallel_size"] = "1, since minWorkers is the number of replicas"
     if config.pipeline_parallel_degree > 1 and not config.device_ids:
         faults["option.pipeline_parallel_degree"] = "1 on vllm where no GPU is used"
     if "mm_processor_cache_gb" in config.options:
-        faults["option.mm_processor_cache_gb"] = "nothing on vllm here: a cancelled request would spoil that cache"
+        faults["option.mm_processor_cache_gb"] = (
+            "nothing on vllm here: a cancelled request would spoil that cache"
+        )
     if config.options.get(BACKEND) == ON_RAY and folder_of("ray") is None:
-        faults[f"option.{BACKEND}"] = "mp, since the library ray is not installed: scripts/install ray, pip install ray"
+        faults[f"option.{BACKEND}"] = (
+            "mp, since the library ray is not installed: scripts/install ray, pip install ray"
+        )
     if config.speculative is not None:
         faults["option.speculative"] = OWN_SPECULATION
     if config.additional_outputs:
-        faults["option.additional_outputs"] = "nothing on vllm, whose steps return tokens; lmi-dist has outputs"
+        faults["option.additional_outputs"] = (
+            "nothing on vllm, whose steps return tokens; lmi-dist has outputs"
+        )
     if config.logits_post_processors is not None:
-        faults["option.logits_post_processors"] = "nothing on vllm, which calls no function of ours; lmi-dist does"
+        faults["option.logits_post_processors"] = (
+            "nothing on vllm, which calls no function of ours; lmi-dist does"
+        )
     return faults
 
 
-def environment(config: EngineConfig, environ: Mapping[str, str], slot: int, folder: str) -> Mapping[str, str]:
-    """Forbid reports, put sockets into `folder`, join Ray's cluster, and give each rank on a CPU its cores.
+def environment(
+    config: EngineConfig, environ: Mapping[str, str], slot: int, folder: str
+) -> Mapping[str, str]:
+    """Forbid reports, put sockets into `folder`, join Ray's cluster, and give each rank on a CPU
+    its cores.
 
-    What vLLM compiles is kept in `folder` too where its own place cannot be written, as in a container that is
-    read-only: so an engine that starts again finds it. A variable that the operator has set keeps its value.
+    What vLLM compiles is kept in `folder` too where its own place cannot be written, as in a
+    container that is read-only: so an engine that starts again finds it. A variable that the
+    operator has set keeps its value.
     """
     wanted = dict(NOTHING_IS_SENT)
     if 0 < len(os.fsencode(folder)) <= MAX_SOCKET_FOLDER_BYTES:
@@ -67,7 +88,9 @@ def environment(config: EngineConfig, environ: Mapping[str, str], slot: int, fol
         wanted |= JOINS_A_CLUSTER
     if config.tensor_parallel_degree > 1 and not config.device_ids:
         groups = rank_cores(config, slot, sorted(os.sched_getaffinity(0)))
-        wanted["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(",".join(map(str, cores)) for cores in groups)
+        wanted["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(
+            ",".join(map(str, cores)) for cores in groups
+        )
     return {name: value for name, value in wanted.items() if name not in environ}
 
 
@@ -86,7 +109,9 @@ def can_write(folder: str) -> bool:
 
 
 def rank_cores(config: EngineConfig, slot: int, cores: Sequence[int]) -> list[tuple[int, ...]]:
-    """The cores of each tensor parallel rank of engine `slot` here: equal groups for all engines, or shared cores."""
+    """The cores of each tensor parallel rank of engine `slot` here: equal groups for all engines,
+    or shared cores.
+    """
     num_ranks = config.num_ranks_here(config.tensor_parallel_degree)
     size = max(1, len(cores) // (num_ranks * config.num_engines))
     used = min(size, config.num_threads or size)
@@ -104,7 +129,9 @@ HANDLER = Handler(
     embedding_options={"runner": "pooling"},
     uses=frozenset({"option.trust_remote_code", "option.kv_events_config"}),
     unused={
-        "option.lmcache_config_file": "option.env=LMCACHE_CONFIG_FILE=FILE names it, beside option.kv_transfer_config"
+        "option.lmcache_config_file": (
+            "option.env=LMCACHE_CONFIG_FILE=FILE names it, beside option.kv_transfer_config"
+        )
     },
     on_cluster={f"option.{BACKEND}": ON_RAY},
     port_variables=("VLLM_PORT", "MASTER_PORT"),  # of each rank's first meeting, and of torch's

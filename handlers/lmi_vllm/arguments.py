@@ -1,4 +1,6 @@
-"""Translates an EngineConfig, whose options are in the words of vLLM's command line, to vLLM's `AsyncEngineArgs`."""
+"""Translates an EngineConfig, whose options are in the words of vLLM's command line, to vLLM's
+`AsyncEngineArgs`.
+"""
 
 import argparse
 import dataclasses
@@ -27,21 +29,27 @@ from lmi.settings.annexes import KvEventsConfig
 from lmi.settings.config import EngineConfig
 from lmi.shared import machine
 
-FIELDS = {field.name: field.type for field in dataclasses.fields(AsyncEngineArgs) if not field.name.startswith("_")}
+FIELDS = {
+    field.name: field.type
+    for field in dataclasses.fields(AsyncEngineArgs)
+    if not field.name.startswith("_")
+}
 NUM_SEQUENCES_ON_CPU = 128  # the default of vLLM's server there
 SEQUENCES_PER_EXPRESS_PLACE, MAX_EXPRESS_PLACES = 32, 4
 TOKENS_PER_BLOCK_ON_CPU, TOKENS_PER_BLOCK = 128, 16
 SPECULATIVE_LENGTH = 5
 UNLIMITED = -1  # as max_logprobs
 
-# These differ from vLLM's defaults. lmi keeps the statistics, requests have priorities, and no progress bar is drawn
-# into the log. The front end fills in the parameters that a request leaves out, also those of generation_config.json;
-# with "vllm" vLLM still adds the end tokens of that file to each request that does not ignore them.
+# These differ from vLLM's defaults. lmi keeps the statistics, requests have priorities, and no
+# progress bar is drawn into the log. The front end fills in the parameters that a request leaves
+# out, also those of generation_config.json; with "vllm" vLLM still adds the end tokens of that file
+# to each request that does not ignore them.
 DEFAULTS: dict[str, Any] = {
     "disable_log_stats": True,
     "generation_config": "vllm",
     "max_logprobs": 20,
-    "mm_processor_cache_gb": 0,  # it needs every request to reach the core that was read; a cancelled one does not
+    # it needs every request to reach the core that was read; a cancelled one does not
+    "mm_processor_cache_gb": 0,
     "scheduling_policy": "priority",
     "seed": 0,
     "use_tqdm_on_load": False,
@@ -66,37 +74,57 @@ OUR_NAMES = {field: OPTION_OF[name] for field, name in OURS.items()} | {
 log = logging.getLogger("lmi.vllm")
 
 
-def engine_arguments(config: EngineConfig, model_path: str, memory_bytes: int | None = None) -> dict[str, Any]:
-    """The keyword arguments of `AsyncEngineArgs`, which LLMEngine takes too. Warnings go to the log.
+def engine_arguments(
+    config: EngineConfig, model_path: str, memory_bytes: int | None = None
+) -> dict[str, Any]:
+    """The keyword arguments of `AsyncEngineArgs`, which LLMEngine takes too. Warnings go to the
+    log.
 
     `memory_bytes` is what all engines may use of a CPU's memory; None: what this machine has.
-    Raises BadConfiguration with one line for each fault, SecurityRefused for weights that would be unpickled.
+    Raises BadConfiguration with one line for each fault, SecurityRefused for weights that would be
+    unpickled.
     """
     typed = _typed(config)
     _check(config, Path(model_path), typed.get("load_format", "auto"))
-    ours = {field: getattr(config, name) for field, name in OURS.items() if getattr(config, name) is not None}
+    ours = {
+        field: getattr(config, name)
+        for field, name in OURS.items()
+        if getattr(config, name) is not None
+    }
     arguments = {**DEFAULTS, "model": model_path, "dtype": DTYPES[config.dtype], **ours, **typed}
     if "max_num_seqs" in arguments:
-        arguments["max_num_seqs"] += min(MAX_EXPRESS_PLACES, arguments["max_num_seqs"] // SEQUENCES_PER_EXPRESS_PLACE)
+        arguments["max_num_seqs"] += min(
+            MAX_EXPRESS_PLACES, arguments["max_num_seqs"] // SEQUENCES_PER_EXPRESS_PLACE
+        )
     if config.max_beam_width > 1 and arguments["max_logprobs"] != UNLIMITED:
-        arguments["max_logprobs"] = max(arguments["max_logprobs"], 2 * config.max_beam_width)  # a beam's candidates
+        arguments["max_logprobs"] = max(
+            arguments["max_logprobs"], 2 * config.max_beam_width
+        )  # a beam's candidates
     if current_platform.is_cpu():
         arguments |= _cache_on_cpu(config, arguments, memory_bytes or machine.memory_bytes())
         if "enforce_eager" not in config.options and process_setup.is_eager(config.options):
-            if why := process_setup.why_no_compiler():  # vLLM compiles by default and would not start
+            if (
+                why := process_setup.why_no_compiler()
+            ):  # vLLM compiles by default and would not start
                 log.warning("vLLM runs the model eagerly, which is up to a quarter slower: %s", why)
             arguments["enforce_eager"] = True
     elif config.max_kv_cache_tokens is not None:
-        arguments |= _cache_in_blocks(config, config.max_kv_cache_tokens, typed.get("block_size") or TOKENS_PER_BLOCK)
+        arguments |= _cache_in_blocks(
+            config, config.max_kv_cache_tokens, typed.get("block_size") or TOKENS_PER_BLOCK
+        )
     if config.kv_events_config is not None:
         arguments["kv_events_config"] = _kv_events(config.kv_events_config, config.num_engines)
     return arguments
 
 
 def _kv_events(config: KvEventsConfig, num_replicas: int) -> KVEventsConfig:
-    """vLLM's configuration of events of the cache, with the sockets of this replica. Raises BadConfiguration."""
+    """vLLM's configuration of events of the cache, with the sockets of this replica. Raises
+    BadConfiguration.
+    """
     own = of_replica(config, replica_here(), num_replicas)
-    given = {name: value for name, value in msgspec.structs.asdict(own).items() if value is not None}
+    given = {
+        name: value for name, value in msgspec.structs.asdict(own).items() if value is not None
+    }
     return KVEventsConfig(**given)
 
 
@@ -106,15 +134,18 @@ def num_express_places(max_num_seqs: int) -> int:
 
 
 def _check(config: EngineConfig, folder: Path, load_format: str) -> None:
-    """Refuse a device of another build, a cache that cannot hold the longest sequence, and pickled weights.
+    """Refuse a device of another build, a cache that cannot hold the longest sequence, and pickled
+    weights.
 
-    vLLM checks the cache too, but reports it in terms of memory. It reads pickled weights if the format asks for it, or
-    if there is no safetensors file.
+    vLLM checks the cache too, but reports it in terms of memory. It reads pickled weights if the
+    format asks for it, or if there is no safetensors file.
     """
     has_cpu_build = current_platform.is_cpu()
     if config.device != "auto" and (config.device == "cpu") != has_cpu_build:
         build = "CPUs" if has_cpu_build else "GPUs"
-        raise BadConfiguration(f"{named_for(config, 'device', config.device)}: this vLLM is built for {build}")
+        raise BadConfiguration(
+            f"{named_for(config, 'device', config.device)}: this vLLM is built for {build}"
+        )
     num_tokens, length = config.max_kv_cache_tokens, config.max_sequence_length
     if num_tokens is not None and length is not None and num_tokens < length:
         said = named_for(config, "max_kv_cache_tokens", str(num_tokens))
@@ -160,8 +191,12 @@ def _value(name: str, text: str, flag: argparse.Action | None) -> Any:
         hint: Any = FIELDS[name]
         is_plain = dataclasses.is_dataclass(hint) or isinstance(hint, type)
         try:
-            adapter = TypeAdapter(hint, config=None if is_plain else ConfigDict(arbitrary_types_allowed=True))
-            return adapter.validate_json(text) if text[:1] in "{[" else adapter.validate_python(text)
+            adapter = TypeAdapter(
+                hint, config=None if is_plain else ConfigDict(arbitrary_types_allowed=True)
+            )
+            return (
+                adapter.validate_json(text) if text[:1] in "{[" else adapter.validate_python(text)
+            )
         except ValidationError as error:
             raise ValueError(shorten(error.errors()[0]["msg"], 200)[1:-1]) from None
     if isinstance(flag, argparse.BooleanOptionalAction) or flag.nargs == 0:
@@ -190,7 +225,11 @@ def _allowed(name: str, flag: argparse.Action, error: Exception | None = None) -
     is_plain = not any(get_origin(each) is dict for each in types)
     if is_plain and int in types:
         return "a whole number"
-    return "a number" if is_plain and float in types else f"what vLLM's {name} takes ({shorten(str(error), 200)[1:-1]})"
+    return (
+        "a number"
+        if is_plain and float in types
+        else f"what vLLM's {name} takes ({shorten(str(error), 200)[1:-1]})"
+    )
 
 
 def _types_in(hint: Any) -> list[Any]:
@@ -202,7 +241,9 @@ def _words(text: str) -> list[str]:
     """Read a list, in JSON or as words with commas or blanks between."""
     if text.startswith("["):
         try:
-            return [word if isinstance(word, str) else json.dumps(word) for word in json.loads(text)]
+            return [
+                word if isinstance(word, str) else json.dumps(word) for word in json.loads(text)
+            ]
         except ValueError:
             raise ValueError("a list in JSON, or words with commas between") from None
     return text.replace(",", " ").split()
@@ -214,10 +255,14 @@ def _speculation(config: EngineConfig, faults: list[str]) -> dict[str, Any]:
     made: dict[str, Any] = {"model": given.pop("speculative_draft_model", None)}
     if made["model"] is None:
         for name in sorted(given):
-            log.warning("%s: has no effect without option.speculative_draft_model", named_for(config, name))
+            log.warning(
+                "%s: has no effect without option.speculative_draft_model", named_for(config, name)
+            )
         return {}
     if "speculative_config" in config.options:
-        faults.append("option.speculative_draft_model and option.speculative_config: allowed is one of them")
+        faults.append(
+            "option.speculative_draft_model and option.speculative_config: allowed is one of them"
+        )
         return {}
     made["num_speculative_tokens"] = SPECULATIVE_LENGTH
     for name, text in given.items():
@@ -228,22 +273,29 @@ def _speculation(config: EngineConfig, faults: list[str]) -> dict[str, Any]:
     return {"speculative_config": made}
 
 
-def _cache_on_cpu(config: EngineConfig, arguments: Mapping[str, Any], memory_bytes: int) -> dict[str, Any]:
+def _cache_on_cpu(
+    config: EngineConfig, arguments: Mapping[str, Any], memory_bytes: int
+) -> dict[str, Any]:
     """Size the KV cache for what the sequences can use, at most a quarter of memory.
 
-    vLLM's default is nine tenths of all memory, and it does not start if other processes hold too much of it. It takes
-    the size in bytes for each rank. If a number of blocks is given too, only that counts, so a high estimate of the
-    bytes does no harm. If the shape of the model's cache is not known, the cache takes the whole quarter.
+    vLLM's default is nine tenths of all memory, and it does not start if other processes hold too
+    much of it. It takes the size in bytes for each rank. If a number of blocks is given too, only
+    that counts, so a high estimate of the bytes does no harm. If the shape of the model's cache is
+    not known, the cache takes the whole quarter.
     """
     own_words = ("kv_cache_memory_bytes", "num_gpu_blocks_override", "gpu_memory_utilization")
-    is_said = any(name in arguments for name in own_words) or bool(os.environ.get("VLLM_CPU_KVCACHE_SPACE"))
+    is_said = any(name in arguments for name in own_words) or bool(
+        os.environ.get("VLLM_CPU_KVCACHE_SPACE")
+    )
     if is_said and config.max_kv_cache_tokens is None:
         return {}
     memory_bytes //= config.num_engines
     ranks = config.tensor_parallel_degree
     block = arguments.get("block_size") or TOKENS_PER_BLOCK_ON_CPU
     shape = _cache_shape(config, str(arguments["model"]))
-    in_blocks = {} if "max_model_len" in arguments else {"max_model_len": -1}  # -1: as long as the cache can hold
+    in_blocks = (
+        {} if "max_model_len" in arguments else {"max_model_len": -1}
+    )  # -1: as long as the cache can hold
     if config.max_kv_cache_tokens:
         in_blocks = _cache_in_blocks(config, config.max_kv_cache_tokens, block)
     if shape is None:
@@ -257,14 +309,20 @@ def _cache_on_cpu(config: EngineConfig, arguments: Mapping[str, Any], memory_byt
     return {"kv_cache_memory_bytes": num_blocks * block * token_bytes, **in_blocks}
 
 
-def _cache_in_blocks(config: EngineConfig, num_tokens: int, tokens_per_block: int) -> dict[str, Any]:
-    """Ask for one block more than the tokens need, which vLLM reserves. A context that does not fit is shortened."""
+def _cache_in_blocks(
+    config: EngineConfig, num_tokens: int, tokens_per_block: int
+) -> dict[str, Any]:
+    """Ask for one block more than the tokens need, which vLLM reserves. A context that does not fit
+    is shortened.
+    """
     fit = {"max_model_len": -1} if config.max_sequence_length is None else {}
     return {"num_gpu_blocks_override": -(-num_tokens // tokens_per_block) + 1, **fit}
 
 
 def _cache_shape(config: EngineConfig, model_path: str) -> tuple[int, int] | None:
-    """The bytes of cache of one token on one rank, and the context length, or None if config.json lacks them."""
+    """The bytes of cache of one token on one rank, and the context length, or None if config.json
+    lacks them.
+    """
     try:
         model = AutoConfig.from_pretrained(
             model_path, local_files_only=True, trust_remote_code=config.trust_remote_code
@@ -274,7 +332,10 @@ def _cache_shape(config: EngineConfig, model_path: str) -> tuple[int, int] | Non
         head_dim = getattr(model, "head_dim", None) or model.hidden_size // num_heads
         element_bytes = 4 if config.dtype == "fp32" else 2  # vLLM's auto turns 32 bits into 16
         heads_a_rank = max(1, num_kv_heads // config.tensor_parallel_degree)
-        return 2 * model.num_hidden_layers * heads_a_rank * head_dim * element_bytes, model.max_position_embeddings
+        return (
+            2 * model.num_hidden_layers * heads_a_rank * head_dim * element_bytes,
+            model.max_position_embeddings,
+        )
     except Exception:  # vLLM reports a fault of the file better
         return None
 

@@ -1,4 +1,6 @@
-"""vLLM's engine: its scheduler runs in this process. It uses more of vLLM than its public classes."""
+"""vLLM's engine: its scheduler runs in this process. It uses more of vLLM than its
+public classes.
+"""
 
 import logging
 import os
@@ -33,7 +35,9 @@ from lmi.shared import linux
 
 BEAT_S = 0.5
 SILENT_S = 10.0  # a node that is silent for longer is lost
-FIRST_BEAT_S = 60.0  # for its first heartbeat: the nodes of a group do not end their start at the same moment
+FIRST_BEAT_S = (
+    60.0  # for its first heartbeat: the nodes of a group do not end their start at the same moment
+)
 
 Allocate = Callable[..., Any]
 
@@ -41,10 +45,14 @@ log = logging.getLogger("lmi.vllm")
 
 
 class VllmEngine:
-    """vLLM's scheduler is called directly. Several ranks are processes, perhaps on several nodes."""
+    """vLLM's scheduler is called directly. Several ranks are processes, perhaps on
+    several nodes.
+    """
 
     num_open: ClassVar[int] = 0  # in this process
-    closed: ClassVar[list[LLMEngine]] = []  # kept alive, because the finalizer of an engine ends groups of ranks too
+    closed: ClassVar[
+        list[LLMEngine]
+    ] = []  # kept alive, because the finalizer of an engine ends groups of ranks too
 
     def __init__(self, arguments: AsyncEngineArgs) -> None:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -54,24 +62,32 @@ class VllmEngine:
         self._scheduler = cast(Any, self._engine.engine_core).engine_core.scheduler
         shorten_allocation(self._scheduler)
         if isinstance(publisher := self._scheduler.kv_event_publisher, ZmqEventPublisher):
-            publisher._data_parallel_rank = replica_here()  # of its events: each replica is vLLM's rank 0
+            publisher._data_parallel_rank = (
+                replica_here()
+            )  # of its events: each replica is vLLM's rank 0
         self._preempted: dict[str, int] = {}
         self._num_preemptions = 0
         self.config, self.tasks = self._engine.vllm_config, self._engine.get_supported_tasks()
         self.renderer = self._engine.renderer
         process_setup.unlink_shared_memory()
         # vLLM ends the other ranks before it reports that one has ended. Compilers are not watched.
-        pids = [pid for pid in linux.descendants(os.getpid()) if linux.title(pid).startswith("VLLM")]
+        pids = [
+            pid for pid in linux.descendants(os.getpid()) if linux.title(pid).startswith("VLLM")
+        ]
         self._ranks = Processes(pids)
         self._is_alone = isinstance(self._engine.model_executor, UniProcExecutor)
         if not self._is_alone:
-            torch.set_num_threads(num_threads)  # vLLM leaves one to this process, where another engine may compute
+            torch.set_num_threads(
+                num_threads
+            )  # vLLM leaves one to this process, where another engine may compute
         nodes = self.config.parallel_config  # of one node on Ray, whose own nodes watch each other
         self._heartbeat = NodeHeartbeat(nodes) if nodes.nnodes > 1 else None
         VllmEngine.num_open += 1
 
     def add(self, work: translation.VllmWork) -> None:
-        self._engine.add_request(work.id, work.prompt, work.params, lora_request=work.adapter, priority=work.priority)
+        self._engine.add_request(
+            work.id, work.prompt, work.params, lora_request=work.adapter, priority=work.priority
+        )
 
     def abort(self, ids: Iterable[str]) -> None:
         self._engine.abort_request(list(ids))
@@ -79,25 +95,34 @@ class VllmEngine:
     def step(self) -> Sequence[SequenceOutput]:
         """Step the core directly. LLMEngine.step detokenises and copies each log-prob four times.
 
-        For a small model that takes a tenth of the time. Raises EngineStopped if the device is lost, or a rank.
+        For a small model that takes a tenth of the time. Raises EngineStopped if the device is
+        lost, or a rank.
         """
         try:
             new = self._engine.engine_core.get_output().outputs
         except Exception as error:
             if not self._is_alone:  # the ranks may wait for each other now
-                log.error("vLLM's engine died; its own lines further up say why", exc_info=self.is_alive)
+                log.error(
+                    "vLLM's engine died; its own lines further up say why", exc_info=self.is_alive
+                )
                 self._ranks.kill()
                 raise EngineStopped("vLLM's engine died") from error
-            if isinstance(error, getattr(torch, "AcceleratorError", ())) or "CUDA error" in str(error):
+            if isinstance(error, getattr(torch, "AcceleratorError", ())) or "CUDA error" in str(
+                error
+            ):
                 raise EngineStopped(f"the device cannot be used any more: {error}") from error
             raise
         if ended := [output.request_id for output in new if output.finish_reason is not None]:
-            self._engine.output_processor.abort_requests(ended, internal=True)  # the core has already forgotten them
+            self._engine.output_processor.abort_requests(
+                ended, internal=True
+            )  # the core has already forgotten them
         return [translation.of_core(_outer_id(output.request_id), output) for output in new]
 
     def load(self) -> EngineLoad:
         before, self._preempted = self._preempted, {}
-        for request in self._scheduler.waiting:  # a preempted one waits again and keeps the number of its preemptions
+        for request in (
+            self._scheduler.waiting
+        ):  # a preempted one waits again and keeps the number of its preemptions
             if request.num_preemptions:
                 self._preempted[request.request_id] = request.num_preemptions
                 self._num_preemptions += request.num_preemptions > before.get(request.request_id, 0)
@@ -113,12 +138,16 @@ class VllmEngine:
         return EngineLoad(running, self._num_preemptions, kv_cache)
 
     def wake(self) -> None:
-        """End a step that waits for a lost rank or node: vLLM does so too, but gives the other ranks nine seconds."""
+        """End a step that waits for a lost rank or node: vLLM does so too, but gives the other
+        ranks nine seconds.
+        """
         if not self.is_alive:
             self._ranks.kill()
 
     def check_adapter(self, adapter: LoadedAdapter) -> None:
-        """vLLM compares patterns of names by an engine that some keep busy for ever, so only plain ones get there."""
+        """vLLM compares patterns of names by an engine that some keep busy for ever, so only plain
+        ones get there.
+        """
         helper = PEFTHelper.from_local_dir(adapter.path, self.config.model_config.max_model_len)
         patterns = ("rank_pattern", "alpha_pattern")  # 0.30 has neither
         check_names(**{name: getattr(helper, name, None) for name in patterns})
@@ -134,11 +163,19 @@ class VllmEngine:
 
     @property
     def is_alive(self) -> bool:
-        has_failed = getattr(self._engine.model_executor, "is_failed", False)  # Ray's ranks are not ours
-        return self._ranks.are_alive and not has_failed and (self._heartbeat is None or self._heartbeat.is_whole)
+        has_failed = getattr(
+            self._engine.model_executor, "is_failed", False
+        )  # Ray's ranks are not ours
+        return (
+            self._ranks.are_alive
+            and not has_failed
+            and (self._heartbeat is None or self._heartbeat.is_whole)
+        )
 
     def close(self) -> None:
-        """Shut down. vLLM's groups of ranks belong to the process, so only the last of several engines ends them."""
+        """Shut down. vLLM's groups of ranks belong to the process, so only the last of several
+        engines ends them.
+        """
         self.wake()  # a broken group cannot shut down in order
         if self._heartbeat is not None:
             self._heartbeat.close()
@@ -151,7 +188,9 @@ class VllmEngine:
 
 
 def _no_ranks(log_probs: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-    """Replace vLLM's count of likelier tokens, which lmi does not use: (rows, vocabulary), (rows, 1) to (rows,)."""
+    """Replace vLLM's count of likelier tokens, which lmi does not use: (rows, vocabulary), (rows,
+    1) to (rows,).
+    """
     return torch.zeros(len(chosen), dtype=torch.int64, device=chosen.device)
 
 
@@ -162,26 +201,37 @@ def _outer_id(inner_id: str) -> str:
 
 
 def shorten_allocation(scheduler: Any) -> None:
-    """Let the scheduler skip the allocation of cache blocks where nothing can change, if its cache allows that.
+    """Let the scheduler skip the allocation of cache blocks where nothing can change, if its cache
+    allows that.
 
-    vLLM asks its block manager for each sequence in each step, though a sequence that computes one token needs a new
-    block only at every `block_size`-th. For a small model the question takes a twenty-fifth of the step. Anything but
-    the plain cache of one group of full attention keeps vLLM's own way.
+    vLLM asks its block manager for each sequence in each step, though a sequence that computes one
+    token needs a new block only at every `block_size`-th. For a small model the question takes a
+    twenty-fifth of the step. Anything but the plain cache of one group of full attention keeps
+    vLLM's own way.
     """
     manager = scheduler.kv_cache_manager
     managers = manager.coordinator.single_type_managers
-    if len(managers) == 1 and type(managers[0]) is FullAttentionManager and scheduler.connector is None:
-        manager.allocate_slots = skipping(manager.allocate_slots, managers[0], manager.empty_kv_cache_blocks)
+    if (
+        len(managers) == 1
+        and type(managers[0]) is FullAttentionManager
+        and scheduler.connector is None
+    ):
+        manager.allocate_slots = skipping(
+            manager.allocate_slots, managers[0], manager.empty_kv_cache_blocks
+        )
 
 
 def skipping(allocate: Allocate, manager: FullAttentionManager, nothing: Any) -> Allocate:
-    """Return `allocate` without its work for one more token that has room in the last block and does not fill it.
+    """Return `allocate` without its work for one more token that has room in the last block and
+    does not fill it.
 
     A token that fills a block is left to vLLM, which then offers the block to other sequences.
     """
     block_size, blocks_of = manager.block_size, manager.req_to_blocks
 
-    def allocate_slots(request: Any, num_new_tokens: int, *, num_lookahead_tokens: int = 0, **more: Any) -> Any:
+    def allocate_slots(
+        request: Any, num_new_tokens: int, *, num_lookahead_tokens: int = 0, **more: Any
+    ) -> Any:
         if num_new_tokens == 1 and not (num_lookahead_tokens or more):
             end = request.num_computed_tokens + 1
             if end % block_size and end > request.num_prompt_tokens:
@@ -193,10 +243,12 @@ def skipping(allocate: Allocate, manager: FullAttentionManager, nothing: Any) ->
 
 
 class NodeHeartbeat:
-    """Heartbeats by which the nodes of one engine watch each other. `is_whole` is false once a watched node is lost.
+    """Heartbeats by which the nodes of one engine watch each other. `is_whole` is false once a
+    watched node is lost.
 
-    In vLLM a group that has lost a node waits without end. So each node writes a heartbeat to the store that torch
-    keeps on node 0 while the group lives, and reads the heartbeats that it watches.
+    In vLLM a group that has lost a node waits without end. So each node writes a heartbeat to the
+    store that torch keeps on node 0 while the group lives, and reads the heartbeats that it
+    watches.
     """
 
     def __init__(self, nodes: ParallelConfig) -> None:

@@ -1,4 +1,6 @@
-"""vLLM behind the contract: its start, whose failure is explained in one line, its executor, and a further node's."""
+"""vLLM behind the contract: its start, whose failure is explained in one line, its executor, and a
+further node's.
+"""
 
 import logging
 import os
@@ -31,18 +33,23 @@ from lmi.executor import EngineInfo, ErrorKind, Progress, Request
 from lmi.settings.config import EngineConfig
 
 OUT_OF_MEMORY = (
-    "set option.gpu_memory_utilization, option.max_model_len or option.max_rolling_batch_size lower, or "
+    "set option.gpu_memory_utilization, option.max_model_len or option.max_rolling_batch_size "
+    "lower, or "
     "option.tensor_parallel_degree higher"
 )
 LACKS_MEMORY = r"Free memory on device|out of memory|can't allocate memory|No available memory"
-WITHOUT_RAY = "leave option.distributed_executor_backend out: nodes work together without Ray too (option.nnodes)"
+WITHOUT_RAY = (
+    "leave option.distributed_executor_backend out: nodes work together without Ray too "
+    "(option.nnodes)"
+)
 # Texts of vLLM 0.30 to 0.33, and the options that help.
 ADVICE = {
     "(?s)max seq len.*KV cache|KV cache.*max seq len|larger than the maximum number of tokens": (
         "set option.max_model_len lower or option.max_kv_cache_tokens higher"
     ),
     "No available memory for the cache blocks|kv_cache_memory|KV cache": (
-        "set option.max_kv_cache_tokens or option.max_model_len lower, or option.gpu_memory_utilization higher"
+        "set option.max_kv_cache_tokens or option.max_model_len lower, or "
+        "option.gpu_memory_utilization higher"
     ),
     LACKS_MEMORY: OUT_OF_MEMORY,
     "max_model_len .* greater than": "set option.max_model_len lower",
@@ -59,7 +66,9 @@ log = logging.getLogger("lmi.vllm")
 
 
 class VllmExecutor(DrivenExecutor[translation.VllmWork]):
-    """`Executor(path, config)`: a checkpoint's folder, no buffer, and the contract's or the server's configuration."""
+    """`Executor(path, config)`: a checkpoint's folder, no buffer, and the contract's or the
+    server's configuration.
+    """
 
     title = "vLLM"
 
@@ -76,18 +85,29 @@ class VllmExecutor(DrivenExecutor[translation.VllmWork]):
             reason = "vLLM calls no function of a request on its logits"
             raise errors.Unsupported("logits_post_processor_config", reason)
         if settings.additional_model_outputs:
-            raise errors.Unsupported("additional_model_outputs", "a step of vLLM returns only tokens")
+            raise errors.Unsupported(
+                "additional_model_outputs", "a step of vLLM returns only tokens"
+            )
         with starting(folder, options, progress) as arguments:
             engine = VllmEngine(arguments)
         info = translation.describe(engine.config, settings.max_beam_width, engine.renderer)
         if (is_pooling := info.capabilities.embeddings is not None) and "embed" not in engine.tasks:
             tasks = ", ".join(engine.tasks)
-            raise errors.ModelUnusable(f"{folder}: vLLM runs it for {tasks}, and lmi serves only embeddings so")
+            raise errors.ModelUnusable(
+                f"{folder}: vLLM runs it for {tasks}, and lmi serves only embeddings so"
+            )
         max_loras = 0 if (lora := engine.config.lora_config) is None else lora.max_loras
-        mixes = info.device != "cpu"  # on a CPU vLLM computes wrong rows for the base model beside adapters
-        super().__init__(engine, info, settings, max_resident_adapters=max_loras, mixes_adapters=mixes)
+        mixes = (
+            info.device != "cpu"
+        )  # on a CPU vLLM computes wrong rows for the base model beside adapters
+        super().__init__(
+            engine, info, settings, max_resident_adapters=max_loras, mixes_adapters=mixes
+        )
         self._guides = GuideGate(engine.config, engine.wake)
-        self._preparations = (self._guides, ImageReader(engine.renderer, info.max_sequence_length, self._wake))
+        self._preparations = (
+            self._guides,
+            ImageReader(engine.renderer, info.max_sequence_length, self._wake),
+        )
         progress("warm-up", 0.0)
         try:
             self._run_to_the_end(translation.warm_up_works(is_pooling=is_pooling))
@@ -97,26 +117,39 @@ class VllmExecutor(DrivenExecutor[translation.VllmWork]):
 
     def _work(self, sequence: Sequence) -> translation.VllmWork:
         request = sequence.request
-        prompt = sequence.prompt or tokens_input(list(request.input_token_ids), cache_salt=request.cache_salt)
-        params = translation.params_of(sequence, self.capabilities.embeddings, self._guides.checked.get(sequence))
+        prompt = sequence.prompt or tokens_input(
+            list(request.input_token_ids), cache_salt=request.cache_salt
+        )
+        params = translation.params_of(
+            sequence, self.capabilities.embeddings, self._guides.checked.get(sequence)
+        )
         return self._work_of(sequence, name_of(sequence), prompt, params)
 
     def _row_work(self, sequence: Sequence, row: BeamRow) -> translation.VllmWork:
         prompt = tokens_input(row.token_ids, cache_salt=sequence.request.cache_salt)
         prompt["arrival_time"] = row.arrival_time
-        return self._work_of(sequence, row.name, prompt, translation.row_params(sequence, row.num_top))
+        return self._work_of(
+            sequence, row.name, prompt, translation.row_params(sequence, row.num_top)
+        )
 
-    def _work_of(self, sequence: Sequence, name: str, prompt: Any, params: translation.Params) -> translation.VllmWork:
+    def _work_of(
+        self, sequence: Sequence, name: str, prompt: Any, params: translation.Params
+    ) -> translation.VllmWork:
         loaded = self._adapters.used_by(sequence)
         adapter = None if loaded is None else translation.lora_request(loaded)
-        return translation.VllmWork(name, prompt, params, adapter, translation.priority(sequence.request))
+        return translation.VllmWork(
+            name, prompt, params, adapter, translation.priority(sequence.request)
+        )
 
     def _kind_of(self, error: Exception) -> ErrorKind:
-        return ErrorKind.INVALID if isinstance(error, VLLMValidationError) else super()._kind_of(error)
+        return (
+            ErrorKind.INVALID if isinstance(error, VLLMValidationError) else super()._kind_of(error)
+        )
 
 
 class Follower(Mailbox):
-    """A further node of an engine that spans several machines: its ranks get their work from node 0.
+    """A further node of an engine that spans several machines: its ranks get their work from node
+    0.
 
     It takes no requests, loads this node's part of the model and waits until the group ends.
     """
@@ -167,10 +200,14 @@ class Follower(Mailbox):
 
 @contextmanager
 def starting(model: str, config: EngineConfig, progress: Progress) -> Iterator[AsyncEngineArgs]:
-    """Yield vLLM's arguments, and report the stages of the start that the caller makes with them. Raises StartError."""
+    """Yield vLLM's arguments, and report the stages of the start that the caller makes with them.
+    Raises StartError.
+    """
     progress("configuration", 0.0)
     startup_log = StartupLog.new()
-    added = environment(config, os.environ, 0, "")  # the cores of ranks; nothing in a server, where engines share them
+    added = environment(
+        config, os.environ, 0, ""
+    )  # the cores of ranks; nothing in a server, where engines share them
     os.environ.update(added)
     try:
         arguments = AsyncEngineArgs(**engine_arguments(config, model))
@@ -185,21 +222,33 @@ def starting(model: str, config: EngineConfig, progress: Progress) -> Iterator[A
             del os.environ[name]
 
 
-def explained(error: Exception, model: str, config: EngineConfig, cause: str | None = None) -> errors.StartError:
-    """Explain `error`, which ended the start of vLLM. `cause` is what one of vLLM's processes reported, if any."""
+def explained(
+    error: Exception, model: str, config: EngineConfig, cause: str | None = None
+) -> errors.StartError:
+    """Explain `error`, which ended the start of vLLM. `cause` is what one of vLLM's processes
+    reported, if any.
+    """
     if isinstance(error, errors.StartError):
         return error
     refused = refusal(error, lambda place: named_for(config, str(place[-1])))
     if isinstance(of_rank := getattr(error, "cause", None), Exception):  # which Ray has wrapped
         cause = cause or f"{type(of_rank).__name__}: {of_rank}"
     text = str(refused or cause or error).strip()
-    advice = next((advice for pattern, advice in ADVICE.items() if re.search(pattern, text, re.I)), None)
+    advice = next(
+        (advice for pattern, advice in ADVICE.items() if re.search(pattern, text, re.I)), None
+    )
     if refused is not None and not OF_THE_MODEL.search(text):
         return errors.BadConfiguration(text + (f"; {advice}" if advice else ""))
-    said = errors.shorten(text.partition("\n")[0].partition(". Supported ")[0] or type(error).__name__, 400)[1:-1]
+    said = errors.shorten(
+        text.partition("\n")[0].partition(". Supported ")[0] or type(error).__name__, 400
+    )[1:-1]
     if lacks_memory := errors.is_out_of_memory(error) or re.search(LACKS_MEMORY, text, re.I):
         advice = advice or OUT_OF_MEMORY
     said += f"; {advice}" if advice else ""
     if OF_RAY.search(text):
-        return errors.BadConfiguration(f"option.distributed_executor_backend=ray: vLLM cannot start: {said}")
-    return (errors.NoMemory if lacks_memory else errors.ModelUnusable)(f"{model}: vLLM cannot start: {said}")
+        return errors.BadConfiguration(
+            f"option.distributed_executor_backend=ray: vLLM cannot start: {said}"
+        )
+    return (errors.NoMemory if lacks_memory else errors.ModelUnusable)(
+        f"{model}: vLLM cannot start: {said}"
+    )

@@ -1,7 +1,8 @@
-"""What vLLM does with a guide, done first in the process that compiles guides, where it has limits. It imports no vLLM.
+"""What vLLM does with a guide, done first in the process that compiles guides, where it has limits.
+It imports no vLLM.
 
-By default vLLM takes the backend that its first guide needed, so both are tried. A guide that one of them does not read
-is left to vLLM, which may know another way and says best what is wrong.
+By default vLLM takes the backend that its first guide needed, so both are tried. A guide that one
+of them does not read is left to vLLM, which may know another way and says best what is wrong.
 """
 
 from collections.abc import Callable
@@ -17,7 +18,11 @@ if TYPE_CHECKING:
     from handlers.guides.process import Start
 
 XGRAMMAR, GUIDANCE = "xgrammar", "guidance"
-BACKENDS = {"auto": (XGRAMMAR, GUIDANCE), XGRAMMAR: (XGRAMMAR,), GUIDANCE: (GUIDANCE,)}  # by vLLM's option
+BACKENDS = {
+    "auto": (XGRAMMAR, GUIDANCE),
+    XGRAMMAR: (XGRAMMAR,),
+    GUIDANCE: (GUIDANCE,),
+}  # by vLLM's option
 
 
 def new_compile(start: "Start") -> Callable[[GuidedDecodingParams], str]:
@@ -43,7 +48,9 @@ def new_compile(start: "Start") -> Callable[[GuidedDecodingParams], str]:
     return compile
 
 
-def _by_xgrammar(xgrammar: Any, info: Any, params: GuidedDecodingParams, *, has_spaces: bool) -> None:
+def _by_xgrammar(
+    xgrammar: Any, info: Any, params: GuidedDecodingParams, *, has_spaces: bool
+) -> None:
     compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
     if params.guide_type in (GuideType.JSON, GuideType.JSON_SCHEMA):
         compiler.compile_json_schema(params.guide or ANY_OBJECT, any_whitespace=has_spaces)
@@ -59,7 +66,9 @@ def _by_xgrammar(xgrammar: Any, info: Any, params: GuidedDecodingParams, *, has_
 def _by_llguidance(llguidance: Any, params: GuidedDecodingParams, *, has_spaces: bool) -> None:
     if params.guide_type in (GuideType.JSON, GuideType.JSON_SCHEMA):
         spaces = {"whitespace_flexible": has_spaces}
-        text = llguidance.LLMatcher.grammar_from_json_schema(params.guide or ANY_OBJECT, defaults=spaces)
+        text = llguidance.LLMatcher.grammar_from_json_schema(
+            params.guide or ANY_OBJECT, defaults=spaces
+        )
     else:
         kind = "regex" if params.guide_type is GuideType.REGEX else "grammar"
         text = llguidance.grammar_from(kind, params.guide)

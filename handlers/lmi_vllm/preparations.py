@@ -1,4 +1,6 @@
-"""What a sequence needs before vLLM gets it, made beside the steps: the check of its structure, and its images."""
+"""What a sequence needs before vLLM gets it, made beside the steps: the check of its structure, and
+its images.
+"""
 
 import hashlib
 import time
@@ -31,10 +33,12 @@ from lmi.errors import InvalidParameter, InvalidRequest, OutOfMemory, cause_line
 from lmi.executor import GuidedDecodingConfig, GuidedDecodingParams, Request
 from lmi.shared import machine
 
-MAX_COMPILE_S = 10  # of processor time: with a large vocabulary xgrammar takes seconds for schemas that are in use
+# of processor time: with a large vocabulary xgrammar takes seconds for schemas that are in use
+MAX_COMPILE_S = 10
 MAX_MEMORY_BYTES = 4 << 30  # of all compilations together, and at most a quarter of the container's
 FORMATS = ("PNG", "JPEG", "GIF", "WEBP")
-# Models look at 13 million pixels of an image at most, mostly at one to four; a photo of a telephone has 12.
+# Models look at 13 million pixels of an image at most, mostly at one to four; a photo of a
+# telephone has 12.
 MAX_IMAGE_PIXELS = 1 << 24  # unless vLLM's variable says otherwise
 MAX_LARGE_IMAGES = 3  # the pixels of all images of a request are at most those of so many
 NUM_IMAGE_THREADS = 2
@@ -42,9 +46,11 @@ HEADS_PRICE = 4096  # pixels that are decoded in the time that heads take
 
 
 class GuideGate(Preparation[StructuredOutputsParams]):
-    """The check of structures. vLLM does it on the thread that steps, and compiles with no limit of time or memory.
+    """The check of structures. vLLM does it on the thread that steps, and compiles with no limit of
+    time or memory.
 
-    So a structure is compiled first in a process with limits. `checked` has them as vLLM has marked them.
+    So a structure is compiled first in a process with limits. `checked` has them as vLLM has marked
+    them.
     """
 
     is_of_guides = True
@@ -63,7 +69,9 @@ class GuideGate(Preparation[StructuredOutputsParams]):
             max_bytes=min(MAX_MEMORY_BYTES, machine.memory_bytes() // 4) // MAX_COMPILATIONS,
         )
         self._compiler = GuideCompiler(self._read_config, start, MAX_START_S)  # it imports torch
-        self._outcomes: GuideOutcomes[StructuredOutputsParams] = GuideOutcomes(self._compiler, self._check)
+        self._outcomes: GuideOutcomes[StructuredOutputsParams] = GuideOutcomes(
+            self._compiler, self._check
+        )
 
     def begin(self, sequence: Sequence) -> Future[StructuredOutputsParams] | None:
         params = sequence.request.guided_decoding_params
@@ -80,7 +88,9 @@ class GuideGate(Preparation[StructuredOutputsParams]):
         self._outcomes.close()
 
     def _check(self, params: GuidedDecodingParams, wait: Wait) -> StructuredOutputsParams:
-        """Let vLLM check a structure that has kept the limits, and return it as vLLM has marked it."""
+        """Let vLLM check a structure that has kept the limits, and return it as vLLM
+        has marked it.
+        """
         config = self._config
         try:
             if self._backends:
@@ -100,12 +110,18 @@ class GuideGate(Preparation[StructuredOutputsParams]):
         from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
 
         model = self._config.model_config
-        backend = XgrammarBackend(self._config, cached_tokenizer_from_config(model), model.get_vocab_size())
-        return GuidedDecodingConfig([], backend.compiler.compile_regex("a").tokenizer_info.serialize_json())
+        backend = XgrammarBackend(
+            self._config, cached_tokenizer_from_config(model), model.get_vocab_size()
+        )
+        return GuidedDecodingConfig(
+            [], backend.compiler.compile_regex("a").tokenizer_info.serialize_json()
+        )
 
 
 class Reading(Future[Any]):
-    """What becomes of the images of one request. Once it is cancelled, its thread reads no further file."""
+    """What becomes of the images of one request. Once it is cancelled, its thread reads no further
+    file.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -122,19 +138,25 @@ class Reading(Future[Any]):
 
 
 class ImageReader(Preparation[Any]):
-    """The images of requests, which clients have read in turns. They pay by pixels, known from the heads of files.
+    """The images of requests, which clients have read in turns. They pay by pixels, known from the
+    heads of files.
 
-    Files are decoded by several threads, and one at a time passes vLLM's processor, whose cache knows no others.
+    Files are decoded by several threads, and one at a time passes vLLM's processor, whose cache
+    knows no others.
     """
 
     def __init__(self, renderer: Any, max_sequence_length: int, wake: Callable[[], None]) -> None:
         super().__init__(wake)
         self._renderer, self._max_sequence_length = renderer, max_sequence_length
         config = renderer.model_config.multimodal_config
-        self._options: Mapping[str, Any] = {} if config is None else config.media_io_kwargs.get("image", {})
+        self._options: Mapping[str, Any] = (
+            {} if config is None else config.media_io_kwargs.get("image", {})
+        )
         self._turns: ClientTurns[Any] = ClientTurns(NUM_IMAGE_THREADS, "images")
         self._processor = Lock()
-        self._max_pixels = envs.VLLM_MAX_IMAGE_PIXELS if envs.is_set("VLLM_MAX_IMAGE_PIXELS") else MAX_IMAGE_PIXELS
+        self._max_pixels = (
+            envs.VLLM_MAX_IMAGE_PIXELS if envs.is_set("VLLM_MAX_IMAGE_PIXELS") else MAX_IMAGE_PIXELS
+        )
 
     def begin(self, sequence: Sequence) -> Future[Any] | None:
         """Images are read once for all sequences of a request."""
@@ -142,7 +164,9 @@ class ImageReader(Preparation[Any]):
         if not request.images:
             return None
 
-        read = next((future for other, future in self._futures.items() if other.id == sequence.id), None)
+        read = next(
+            (future for other, future in self._futures.items() if other.id == sequence.id), None
+        )
         if read is not None:
             return read
 
@@ -178,8 +202,13 @@ class ImageReader(Preparation[Any]):
         prompt = TokensPrompt(
             prompt_token_ids=list(request.input_token_ids),
             multi_modal_data={"image": images},
-            # What is cached of an image goes by this name, so images of different salts share nothing either.
-            multi_modal_uuids={"image": [hashlib.sha256(salt + b"\0" + file).hexdigest() for file in request.images]},
+            # What is cached of an image goes by this name, so images of different salts share
+            # nothing either.
+            multi_modal_uuids={
+                "image": [
+                    hashlib.sha256(salt + b"\0" + file).hexdigest() for file in request.images
+                ]
+            },
         )
         if request.cache_salt is not None:
             prompt["cache_salt"] = request.cache_salt
@@ -190,7 +219,9 @@ class ImageReader(Preparation[Any]):
                 return self._renderer.process_for_engine(prompt, time.time())
             except Exception as error:
                 _raise_lack_of_memory(error)
-                raise InvalidRequest(f"vLLM cannot read the images of this prompt: {cause_line(error)}") from error
+                raise InvalidRequest(
+                    f"vLLM cannot read the images of this prompt: {cause_line(error)}"
+                ) from error
 
     def _decode(self, number: int, file: bytes) -> Any:
         try:
@@ -206,13 +237,17 @@ def _raise_lack_of_memory(error: Exception) -> None:
 
 
 def check_images(images: tuple[bytes, ...], max_pixels: int) -> int:
-    """Return the pixels of all images, of which each has at most `max_pixels`. Only the heads of their files are read.
+    """Return the pixels of all images, of which each has at most `max_pixels`. Only the heads of
+    their files are read.
 
-    Raises InvalidParameter for a file that is no image, and for too many pixels, in one image or together.
+    Raises InvalidParameter for a file that is no image, and for too many pixels, in one image or
+    together.
     """
     num_pixels, max_together = 0, MAX_LARGE_IMAGES * max_pixels
     of_one = f"of at most {max_pixels} pixels (VLLM_MAX_IMAGE_PIXELS)"
-    of_all = f"of at most {max_together} pixels, together with those before it (VLLM_MAX_IMAGE_PIXELS)"
+    of_all = (
+        f"of at most {max_together} pixels, together with those before it (VLLM_MAX_IMAGE_PIXELS)"
+    )
     for number, file in enumerate(images):
         try:
             with Image.open(BytesIO(file), formats=FORMATS) as image:

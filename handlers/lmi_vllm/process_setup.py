@@ -1,7 +1,8 @@
 """Prepares this process, and those that vLLM starts from it, before vllm is imported.
 
-vLLM's processes are spawned and run this module as their main module: it hides packages that break an import, sets up
-logging as in the parent, and makes the process die with its parent, which vLLM does not ensure.
+vLLM's processes are spawned and run this module as their main module: it hides packages that break
+an import, sets up logging as in the parent, and makes the process die with its parent, which vLLM
+does not ensure.
 """
 
 import importlib.util
@@ -37,14 +38,16 @@ ENVIRONMENT = {
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     "TORCH_CPP_LOG_LEVEL": "ERROR",
 }
-# vLLM's ahead-of-time artifact of a model can be written but not read back on a CPU. Writing it, and failing to read
-# it, costs seconds at each start. torch's cache of kernels is enough.
+# vLLM's ahead-of-time artifact of a model can be written but not read back on a CPU. Writing it,
+# and failing to read it, costs seconds at each start. torch's cache of kernels is enough.
 COMPILED = {"VLLM_USE_AOT_COMPILE": "0"}
-# vLLM compiles a function of its sampler in eager mode too, which delays the first log-prob by ten seconds.
+# vLLM compiles a function of its sampler in eager mode too, which delays the first log-prob by ten
+# seconds.
 EAGER = {"TORCHDYNAMO_DISABLE": "1"}
 LOG_NAME = "LMI_VLLM_LOG"
-# The CPU build of vLLM needs torch's CPU build, but accepts any version of these. An installer picks their CUDA builds,
-# whose import fails beside that torch. vllm and transformers do not need them for text, but import those they find.
+# The CPU build of vLLM needs torch's CPU build, but accepts any version of these. An installer
+# picks their CUDA builds, whose import fails beside that torch. vllm and transformers do not need
+# them for text, but import those they find.
 COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
 CPU_TAG = "+cpu"  # of 2.13.0+cpu
 # On a CPU these loggers warn at each start about normal facts: no Triton, no tcmalloc, a seed.
@@ -60,17 +63,23 @@ log = logging.getLogger("lmi.vllm")
 
 
 def prepare(config: EngineConfig | None = None) -> None:
-    """Prepare this process. Call it before the first import of vllm. Variables that the user has set stay."""
+    """Prepare this process. Call it before the first import of vllm. Variables that the user has
+    set stay.
+    """
     of_compiler = _of_compiler(config.options if config else {}) if is_on_cpu() else {}
     for name, value in {**ENVIRONMENT, **of_compiler}.items():
         os.environ.setdefault(name, value)
     hide_foreign_builds()
-    sys.modules["__main__"].__spec__ = importlib.util.find_spec(__name__)  # the main module of a spawned child
+    sys.modules["__main__"].__spec__ = importlib.util.find_spec(
+        __name__
+    )  # the main module of a spawned child
     for handler in logging.getLogger().handlers:
         if isinstance(handler, LineHandler):
             level = logging.getLevelName(logging.getLogger().level)
             form = "json" if handler.formatter.render is as_json else "text"
-            os.environ[LOG_NAME] = json.dumps([handler.formatter.role, level, form, f"/proc/{os.getpid()}/fd/{fd()}"])
+            os.environ[LOG_NAME] = json.dumps(
+                [handler.formatter.role, level, form, f"/proc/{os.getpid()}/fd/{fd()}"]
+            )
     _start_tracker()
     vllm_log.listen()
     _set_levels()
@@ -93,18 +102,26 @@ def hide_foreign_builds() -> None:
                 foreign.append(f"{name} {build}")
                 sys.modules[name] = None  # type: ignore[assignment]
     if foreign:
-        log.info("hidden from vllm, not built for torch %s: %s", version("torch"), ", ".join(foreign))
+        log.info(
+            "hidden from vllm, not built for torch %s: %s", version("torch"), ", ".join(foreign)
+        )
 
 
 def is_eager(options: Mapping[str, str]) -> bool:
-    """The value of option.enforce_eager. Without it, whether torch's switch is set or this machine cannot compile."""
+    """The value of option.enforce_eager. Without it, whether torch's switch is set or this machine
+    cannot compile.
+    """
     if (given := options.get("enforce_eager")) is not None:
         return is_true(given, otherwise=True)
-    return os.environ.get("TORCHDYNAMO_DISABLE", "0") not in ("", "0") or why_no_compiler() is not None
+    return (
+        os.environ.get("TORCHDYNAMO_DISABLE", "0") not in ("", "0") or why_no_compiler() is not None
+    )
 
 
 def why_no_compiler(headers: str = sysconfig.get_path("include")) -> str | None:
-    """The reason why this machine cannot compile, as vLLM does by default, or None. `headers` are Python's."""
+    """The reason why this machine cannot compile, as vLLM does by default, or None. `headers` are
+    Python's.
+    """
     compiler = os.environ.get("CXX") or "g++"  # as torch does
     if shutil.which(compiler) is None:
         return f"there is no C++ compiler {compiler}"
@@ -116,13 +133,16 @@ def _of_compiler(options: Mapping[str, str]) -> dict[str, str]:
     """The variables that torch and vLLM read at their import."""
     if is_eager(options):
         return EAGER
-    # The next start finds kernels beside vLLM's other caches; torch's default is a temporary folder.
+    # The next start finds kernels beside vLLM's other caches; torch's default is a temporary
+    # folder.
     folder = os.path.join(cache_folder(os.environ), "torchinductor")
     return COMPILED | ({"TORCHINDUCTOR_CACHE_DIR": folder} if can_write(folder) else {})
 
 
 def calm_torch() -> None:
-    """Import torch, and send its warnings to lmi's log: it writes them to stderr in its own form."""
+    """Import torch, and send its warnings to lmi's log: it writes them to stderr in its
+    own form.
+    """
     import torch  # noqa: F401
 
     for name in list(logging.root.manager.loggerDict):
@@ -130,17 +150,25 @@ def calm_torch() -> None:
             logger = logging.getLogger(name)
             logger.handlers.clear()
             logger.propagate = True
-    logging.getLogger("torch._library.triton").setLevel(logging.ERROR)  # it warns that Triton is missing
+    logging.getLogger("torch._library.triton").setLevel(
+        logging.ERROR
+    )  # it warns that Triton is missing
 
 
 def _set_levels() -> None:
-    """Show vLLM's INFO, but for a start's progress, only if lmi's level is DEBUG. VLLM_LOGGING_LEVEL overrides it."""
+    """Show vLLM's INFO, but for a start's progress, only if lmi's level is DEBUG.
+    VLLM_LOGGING_LEVEL overrides it.
+    """
     asked = os.environ.get("VLLM_LOGGING_LEVEL")
     ours = logging.getLogger().level
-    logging.getLogger("vllm").setLevel(asked or (logging.INFO if ours <= logging.DEBUG else max(ours, logging.WARNING)))
+    logging.getLogger("vllm").setLevel(
+        asked or (logging.INFO if ours <= logging.DEBUG else max(ours, logging.WARNING))
+    )
     if asked is None and ours > logging.DEBUG:
         for name in vllm_log.BEGINS:
-            logging.getLogger(name).setLevel(logging.DEBUG if name in vllm_log.SAID_AT_DEBUG else logging.INFO)
+            logging.getLogger(name).setLevel(
+                logging.DEBUG if name in vllm_log.SAID_AT_DEBUG else logging.INFO
+            )
         for name in CHATTY_ON_CPU if is_on_cpu() else ():
             logging.getLogger(name).setLevel(logging.ERROR)
 
@@ -148,11 +176,13 @@ def _set_levels() -> None:
 def _start_tracker() -> None:
     """Start Python's tracker of shared memory outside this process group.
 
-    The tracker removes the shared memory that is left once the last process that used it has ended, even if it was
-    killed. The SIGKILL that the supervisor sends to the whole group must not reach the tracker. Its warnings about the
-    memory that it removes are silenced.
+    The tracker removes the shared memory that is left once the last process that used it has ended,
+    even if it was killed. The SIGKILL that the supervisor sends to the whole group must not reach
+    the tracker. Its warnings about the memory that it removes are silenced.
     """
-    is_alone = os.getpgrp() == os.getpid() != os.getsid(0)  # the leader of a session cannot leave its group
+    is_alone = (
+        os.getpgrp() == os.getpid() != os.getsid(0)
+    )  # the leader of a session cannot leave its group
     if is_alone:
         with suppress(OSError):
             os.setpgid(0, os.getpgid(os.getppid()))
@@ -166,18 +196,24 @@ def _start_tracker() -> None:
 
 
 def unlink_shared_memory() -> None:
-    """Remove the names of the memory that vLLM's C++ code shares between ranks, once all ranks have mapped it.
+    """Remove the names of the memory that vLLM's C++ code shares between ranks, once all ranks have
+    mapped it.
 
-    No other code removes them when the ranks are killed: Python's tracker does not accept a colon in a name.
+    No other code removes them when the ranks are killed: Python's tracker does not accept a colon
+    in a name.
     """
     for pid in (os.getpid(), *linux.descendants(os.getpid())):
         with suppress(OSError):
-            for path in re.findall(r" (/dev/shm/vllm_\S+)$", Path(f"/proc/{pid}/maps").read_text(), re.MULTILINE):
+            for path in re.findall(
+                r" (/dev/shm/vllm_\S+)$", Path(f"/proc/{pid}/maps").read_text(), re.MULTILINE
+            ):
                 os.unlink(path)
 
 
 class _Stderr(io.TextIOBase):
-    """The stderr of a child. vLLM also logs the lines that it prints there, so they go to the log at DEBUG."""
+    """The stderr of a child. vLLM also logs the lines that it prints there, so they go to the log
+    at DEBUG.
+    """
 
     def __init__(self) -> None:
         self._line = ""
@@ -193,9 +229,11 @@ class _Stderr(io.TextIOBase):
 
 
 def _open_again(path: str) -> int:
-    """Open, not blocking, a file that another process has open, by its path in /proc. Returns the descriptor.
+    """Open, not blocking, a file that another process has open, by its path in /proc. Returns the
+    descriptor.
 
-    Returns standard error if the file cannot be opened, because it is a socket or belongs to another user.
+    Returns standard error if the file cannot be opened, because it is a socket or belongs to
+    another user.
     """
     try:
         access = os.O_RDWR if stat.S_ISCHR(os.stat(path).st_mode) else os.O_WRONLY
@@ -207,11 +245,15 @@ def _open_again(path: str) -> int:
 def _in_child() -> None:
     linux.die_with_parent(os.getppid(), signal.SIGKILL)
     hide_foreign_builds()  # before logging is set up: the parent has logged it
-    role, level, form, path = json.loads(os.environ.get(LOG_NAME, '["engine", "INFO", "auto", "/proc/self/fd/2"]'))
+    role, level, form, path = json.loads(
+        os.environ.get(LOG_NAME, '["engine", "INFO", "auto", "/proc/self/fd/2"]')
+    )
     setup(f"{role} {multiprocessing.current_process().name}", level, form, _open_again(path))
     guard_streams()
     sys.stderr = _Stderr()
-    warnings.simplefilter("ignore", FutureWarning)  # about names that torch will drop, for vLLM's authors
+    warnings.simplefilter(
+        "ignore", FutureWarning
+    )  # about names that torch will drop, for vLLM's authors
     vllm_log.listen()
     _set_levels()
 

@@ -1,7 +1,8 @@
-"""A sequence as vLLM gets it, its outputs as `handlers/base` has them, and what the loaded engine can do.
+"""A sequence as vLLM gets it, its outputs as `handlers/base` has them, and what the loaded engine
+can do.
 
-Every value gets its exact type: a wrong type ends vLLM silently. vLLM stops at the same token as `handlers/base`,
-except for stop words of several tokens, which it does not know.
+Every value gets its exact type: a wrong type ends vLLM silently. vLLM stops at the same token as
+`handlers/base`, except for stop words of several tokens, which it does not know.
 """
 
 from dataclasses import dataclass
@@ -24,16 +25,33 @@ from handlers.lmi_vllm import vllm_log
 from handlers.lmi_vllm.arguments import num_express_places
 from lmi.errors import InvalidRequest
 from lmi.executor.executor import Capabilities, Embeddings, EngineInfo
-from lmi.executor.request import DEFAULT_PRIORITY, PRIORITY_STEPS, GuidedDecodingParams, GuideType, Request
+from lmi.executor.request import (
+    DEFAULT_PRIORITY,
+    PRIORITY_STEPS,
+    GuidedDecodingParams,
+    GuideType,
+    Request,
+)
 from lmi.executor.response import FinishReason, Tensor
 
 MAX_TEMPERATURE = 2.0  # of SamplingParams
-MAX_SIGNED = 2**63 - 1  # vLLM's seeds are signed, as torch's are: two seeds that differ by 2^63 become one
+MAX_SIGNED = (
+    2**63 - 1
+)  # vLLM's seeds are signed, as torch's are: two seeds that differ by 2^63 become one
 # The ends that vLLM reports, for a sequence that Sequence's rules have not ended by then.
-REASONS = {"stop": FinishReason.END_ID, "length": FinishReason.LENGTH, "repetition": FinishReason.STOP_WORDS}
+REASONS = {
+    "stop": FinishReason.END_ID,
+    "length": FinishReason.LENGTH,
+    "repetition": FinishReason.STOP_WORDS,
+}
 NUM_WARM_UP_TOKENS = 4
 # Of every request for tokens. Its stop_token_ids has the end tokens too.
-OF_ALL = {"ignore_eos": True, "detokenize": False, "output_kind": RequestOutputKind.DELTA, "skip_clone": True}
+OF_ALL = {
+    "ignore_eos": True,
+    "detokenize": False,
+    "output_kind": RequestOutputKind.DELTA,
+    "skip_clone": True,
+}
 
 Params: TypeAlias = SamplingParams | PoolingParams
 
@@ -52,22 +70,31 @@ def lora_request(adapter: LoadedAdapter) -> LoRARequest:
 
 
 class CheckedParams(SamplingParams):
-    """Parameters whose structure was checked: vLLM calls this on the thread that steps, and need not do it again."""
+    """Parameters whose structure was checked: vLLM calls this on the thread that steps, and need
+    not do it again.
+    """
 
     def _validate_structured_outputs(self, *args: object, **more: object) -> None:
         return None
 
 
-def params_of(sequence: Sequence, embeddings: Embeddings | None, structure: StructuredOutputsParams | None) -> Params:
+def params_of(
+    sequence: Sequence, embeddings: Embeddings | None, structure: StructuredOutputsParams | None
+) -> Params:
     """Translate the request of a sequence, whose structure is given as vLLM has checked it."""
     asked = sequence.request.pooling_params
     if asked is None or embeddings is None:
         return sampling_params(sequence, structure)
-    is_whole = asked.dimensions in (None, embeddings.size)  # vLLM refuses the number if the model has no other
+    is_whole = asked.dimensions in (
+        None,
+        embeddings.size,
+    )  # vLLM refuses the number if the model has no other
     return PoolingParams(task="embed", dimensions=None if is_whole else asked.dimensions)
 
 
-def sampling_params(sequence: Sequence, structure: StructuredOutputsParams | None = None) -> SamplingParams:
+def sampling_params(
+    sequence: Sequence, structure: StructuredOutputsParams | None = None
+) -> SamplingParams:
     """Translate a request for tokens."""
     request = sequence.request
     params = (SamplingParams if structure is None else CheckedParams)(
@@ -75,7 +102,8 @@ def sampling_params(sequence: Sequence, structure: StructuredOutputsParams | Non
         min_tokens=min(int(sequence.min_tokens), int(sequence.max_tokens)),
         stop_token_ids=ending_tokens(sequence),
         structured_outputs=structure,
-        logit_bias={int(token_id): float(bias) for token_id, bias in request.embedding_bias} or None,
+        logit_bias={int(token_id): float(bias) for token_id, bias in request.embedding_bias}
+        or None,
         **OF_ALL,
         **_choice(sequence),
         **_log_probs(sequence),
@@ -87,7 +115,9 @@ def sampling_params(sequence: Sequence, structure: StructuredOutputsParams | Non
 
 def row_params(sequence: Sequence, num_top: int) -> SamplingParams:
     """The parameters of a running beam: one token, and the best `num_top` with their log-probs."""
-    return SamplingParams(max_tokens=1, temperature=0.0, **OF_ALL, **_log_probs(sequence) | {"logprobs": num_top})
+    return SamplingParams(
+        max_tokens=1, temperature=0.0, **OF_ALL, **_log_probs(sequence) | {"logprobs": num_top}
+    )
 
 
 def warm_up_works(*, is_pooling: bool) -> list[VllmWork]:
@@ -95,11 +125,16 @@ def warm_up_works(*, is_pooling: bool) -> list[VllmWork]:
     greedy = SamplingParams(max_tokens=NUM_WARM_UP_TOKENS, temperature=0.0, **OF_ALL)
     sampled = SamplingParams(max_tokens=NUM_WARM_UP_TOKENS, top_p=0.9, seed=0, logprobs=0, **OF_ALL)
     kinds: list[Params] = [PoolingParams(task="embed")] if is_pooling else [greedy, sampled]
-    return [VllmWork(f"warm-up.{number}", tokens_input([0] * 8), kind) for number, kind in enumerate(kinds)]
+    return [
+        VllmWork(f"warm-up.{number}", tokens_input([0] * 8), kind)
+        for number, kind in enumerate(kinds)
+    ]
 
 
 def _choice(sequence: Sequence) -> dict[str, Any]:
-    """The parameters that choose a token. Unset ones are omitted: vLLM accepts None only in some fields."""
+    """The parameters that choose a token. Unset ones are omitted: vLLM accepts None only in some
+    fields.
+    """
     config = sequence.request.sampling_config
     if config.is_greedy:
         given: dict[str, float | None] = {"temperature": 0.0}
@@ -108,11 +143,15 @@ def _choice(sequence: Sequence) -> dict[str, Any]:
     given["repetition_penalty"] = config.repetition_penalty
     given["presence_penalty"] = config.presence_penalty
     given["frequency_penalty"] = config.frequency_penalty
-    chosen: dict[str, Any] = {name: float(value) for name, value in given.items() if value is not None}
+    chosen: dict[str, Any] = {
+        name: float(value) for name, value in given.items() if value is not None
+    }
     if not config.is_greedy and config.top_k is not None:
         chosen["top_k"] = int(config.top_k)
     if config.seed is not None:  # vLLM then makes a generator for the request, which costs time
-        chosen["seed"] = int(sequence.seed) & MAX_SIGNED  # the highest bit could make -1, which means no seed
+        chosen["seed"] = (
+            int(sequence.seed) & MAX_SIGNED
+        )  # the highest bit could make -1, which means no seed
     return chosen
 
 
@@ -136,12 +175,16 @@ def structure(guide: GuidedDecodingParams) -> StructuredOutputsParams:
 
 
 def priority(request: Request) -> int:
-    """vLLM's priority of a request, where a lower number is more urgent. An express one comes before all others."""
+    """vLLM's priority of a request, where a lower number is more urgent. An express one comes
+    before all others.
+    """
     return round((DEFAULT_PRIORITY - request.priority - request.is_express) * PRIORITY_STEPS)
 
 
 def of_core(name: str, output: EngineCoreOutput) -> SequenceOutput:
-    """Translate an output of the core. Its log-probs are arrays (positions, largest number asked for + 1)."""
+    """Translate an output of the core. Its log-probs are arrays (positions, largest number asked
+    for + 1).
+    """
     embedding, vector = None, output.pooling_output
     if vector is not None:
         embedding = Tensor(tuple(vector.shape), "float32", vector.float().numpy().tobytes())
@@ -163,11 +206,17 @@ def _of_arrays(arrays: LogprobsLists | LogprobsTensors | None) -> LogProbs | Non
 
 
 def _end(name: str, reason: str) -> FinishReason | Exception:
-    """The end of a sequence. If vLLM gave it up, its reason is not in REASONS and the end is an error."""
+    """The end of a sequence. If vLLM gave it up, its reason is not in REASONS and the end is an
+    error.
+    """
     if reason in REASONS:
         return REASONS[reason]
     cause = vllm_log.cause_of(name)
-    return RuntimeError(reason) if cause is None else InvalidRequest(vllm_log.refusal(cause), vllm_log.GUIDE_FIELD)
+    return (
+        RuntimeError(reason)
+        if cause is None
+        else InvalidRequest(vllm_log.refusal(cause), vllm_log.GUIDE_FIELD)
+    )
 
 
 def num_blocks(config: VllmConfig) -> int:
@@ -181,7 +230,9 @@ def describe(config: VllmConfig, max_beam_width: int, renderer: Any = None) -> E
     vocab_size, max_logprobs = model.get_vocab_size(), model.max_logprobs
     max_images, image_placeholder = (0, "") if renderer is None else _reads_images(model, renderer)
     max_top_log_probs = vocab_size if max_logprobs < 0 else min(max_logprobs, vocab_size)
-    shorter = tuple(model.matryoshka_dimensions or ()) if model.is_matryoshka else None  # embeddings
+    shorter = (
+        tuple(model.matryoshka_dimensions or ()) if model.is_matryoshka else None
+    )  # embeddings
     return EngineInfo(
         name="vllm",
         vocab_size=vocab_size,
@@ -204,7 +255,9 @@ def describe(config: VllmConfig, max_beam_width: int, renderer: Any = None) -> E
             lora=config.lora_config is not None,
             adapter_pins=True,
             priority=config.scheduler_config.policy == "priority",
-            embeddings=Embeddings(model.embedding_size, shorter) if model.runner_type == "pooling" else None,
+            embeddings=Embeddings(model.embedding_size, shorter)
+            if model.runner_type == "pooling"
+            else None,
             max_images=max_images,
         ),
         image_placeholder=image_placeholder,
@@ -212,9 +265,13 @@ def describe(config: VllmConfig, max_beam_width: int, renderer: Any = None) -> E
 
 
 def _reads_images(model: ModelConfig, renderer: Any) -> tuple[int, str]:
-    """Return how many images a prompt may have, and the placeholder of one where a chat template writes none."""
+    """Return how many images a prompt may have, and the placeholder of one where a chat template
+    writes none.
+    """
     if not model.supports_multimodal_inputs:
         return 0, ""
     num = renderer.get_mm_processor().info.allowed_mm_limits.get("image", 0)
-    first, second = (get_model_cls(model).get_placeholder_str("image", n) if num else "" for n in (1, 2))
+    first, second = (
+        get_model_cls(model).get_placeholder_str("image", n) if num else "" for n in (1, 2)
+    )
     return num, (first or "") if first == second else first.replace("1", "{n}")

@@ -1,7 +1,8 @@
-"""What vLLM reports only in its log: the stages of a start, why a process failed, why a structure was not followed.
+"""What vLLM reports only in its log: the stages of a start, why a process failed, why a structure
+was not followed.
 
-A start is written to a file in memory, whose path every process of the engine inherits. This relies on the names of
-loggers and on a request's id as the first argument of a line, never on their texts.
+A start is written to a file in memory, whose path every process of the engine inherits. This relies
+on the names of loggers and on a request's id as the first argument of a line, never on their texts.
 """
 
 import logging
@@ -26,27 +27,38 @@ BEGINS = {
     "vllm.v1.worker.cpu_model_runner": "weights",
     "vllm.v1.worker.gpu_model_runner": "weights",
     "vllm.v1.worker.gpu.model_runner": "weights",
-    "vllm.model_executor.model_loader.default_loader": "kv cache",  # vLLM measures its size, then allocates it
+    # vLLM measures its size, then allocates it
+    "vllm.model_executor.model_loader.default_loader": "kv cache",
     "vllm.compilation.decorators": "compilation",
     "vllm.v1.core.kv_cache_utils": "kernels",  # vLLM captures and warms them up
 }
 SAID_AT_DEBUG = frozenset({"vllm.compilation.decorators"})  # these lines are only for this module
 STAGES = tuple(dict.fromkeys(BEGINS.values()))
 REPORTING_FAILURE = ("vllm.v1.executor.multiproc_executor",)
-REPORTING_GUIDES = tuple(f"vllm.v1.structured_output{name}" for name in ("", ".backend_xgrammar", ".backend_guidance"))
+REPORTING_GUIDES = tuple(
+    f"vllm.v1.structured_output{name}" for name in ("", ".backend_xgrammar", ".backend_guidance")
+)
 STARTED = "started"
 
 GUIDE_FIELD = "guided_decoding_params"
 GUIDE_RULE = "must be a structure that vLLM can follow"
 NO_TEXT = "no text fits it"
-PLACE = re.compile(r"\[[0-9:]+\] \S+:[0-9]+: ")  # a line of the compiler's code: [04:07:14] /x/regex.cc:83:
+PLACE = re.compile(
+    r"\[[0-9:]+\] \S+:[0-9]+: "
+)  # a line of the compiler's code: [04:07:14] /x/regex.cc:83:
 
-_refusals: deque[tuple[str, str]] = deque(maxlen=MAX_REFUSALS)  # vLLM's own id of a sequence, and the cause
+_refusals: deque[tuple[str, str]] = deque(
+    maxlen=MAX_REFUSALS
+)  # vLLM's own id of a sequence, and the cause
 
 
 def listen() -> None:
     """Start writing down what vLLM's loggers report in this process, before its first request."""
-    for names, note in ((BEGINS, _note_stage), (REPORTING_FAILURE, _note_failure), (REPORTING_GUIDES, _note_guide)):
+    for names, note in (
+        (BEGINS, _note_stage),
+        (REPORTING_FAILURE, _note_failure),
+        (REPORTING_GUIDES, _note_guide),
+    ):
         for name in names:
             logging.getLogger(name).addFilter(note)
 
@@ -66,12 +78,16 @@ class StartupLog:
     @classmethod
     def new(cls) -> Self:
         """A log in memory for this process and those that it starts from now on."""
-        os.environ[START] = path = f"/proc/{os.getpid()}/fd/{os.memfd_create(START, os.MFD_CLOEXEC)}"
+        os.environ[START] = path = (
+            f"/proc/{os.getpid()}/fd/{os.memfd_create(START, os.MFD_CLOEXEC)}"
+        )
         return cls(path)
 
     @classmethod
     def current(cls) -> Self:
-        """The latest log of this process or of the one that started it. Without one, lines are dropped."""
+        """The latest log of this process or of the one that started it. Without one, lines are
+        dropped.
+        """
         return cls(os.environ.get(START, os.devnull))
 
     def write(self, line: str) -> None:
@@ -85,7 +101,9 @@ class StartupLog:
     @property
     def cause(self) -> str | None:
         """The first failure, which caused the others."""
-        causes = (line.removeprefix("failed ") for line in _lines(self.path) if line.startswith("failed "))
+        causes = (
+            line.removeprefix("failed ") for line in _lines(self.path) if line.startswith("failed ")
+        )
         return next(causes, None)
 
     @contextmanager
@@ -97,7 +115,11 @@ class StartupLog:
             reached = -1
             while not is_over.wait(LOOK_S):
                 lines = _lines(self.path)
-                named = [STAGES.index(line.removeprefix("stage ")) for line in lines if line.startswith("stage ")]
+                named = [
+                    STAGES.index(line.removeprefix("stage "))
+                    for line in lines
+                    if line.startswith("stage ")
+                ]
                 for stage in STAGES[reached + 1 : max(named, default=reached) + 1]:
                     progress(stage, 0.0)
                 reached = max([reached, *named])
@@ -119,8 +141,12 @@ def refusal(cause: Exception | str) -> str:
 
 
 def cause_of(name: str) -> str | None:
-    """The reason why vLLM gave up the sequence `name`, or None if its structure was not the cause."""
-    return next((cause for inner_id, cause in _refusals if inner_id.rpartition("-")[0] == name), None)
+    """The reason why vLLM gave up the sequence `name`, or None if its structure was not
+    the cause.
+    """
+    return next(
+        (cause for inner_id, cause in _refusals if inner_id.rpartition("-")[0] == name), None
+    )
 
 
 def _note_stage(record: logging.LogRecord) -> bool:
@@ -131,7 +157,9 @@ def _note_stage(record: logging.LogRecord) -> bool:
 
 
 def _note_failure(record: logging.LogRecord) -> bool:
-    """Write the cause of a failed start. Its line is logged only at DEBUG, because the parent reports the cause."""
+    """Write the cause of a failed start. Its line is logged only at DEBUG, because the parent
+    reports the cause.
+    """
     startup_log = StartupLog.current()
     if not record.exc_info or startup_log.is_started:
         return True
@@ -141,7 +169,9 @@ def _note_failure(record: logging.LogRecord) -> bool:
 
 
 def _note_guide(record: logging.LogRecord) -> bool:
-    """Note why vLLM ends a request with the word "error". The line is logged only at DEBUG: the client reads it."""
+    """Note why vLLM ends a request with the word "error". The line is logged only at DEBUG: the
+    client reads it.
+    """
     if record.levelno >= logging.ERROR and isinstance(record.args, tuple) and record.args:
         error = record.exc_info[1] if record.exc_info else None
         cause = NO_TEXT if error is None else " ".join(str(error).split())

@@ -1,4 +1,6 @@
-"""LoRA adapters: those that every engine of a model should have, and the files of each, without a look into weights."""
+"""LoRA adapters: those that every engine of a model should have, and the files of each, without a
+look into weights.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ if TYPE_CHECKING:
     from lmi.settings.handler import Handler
     from lmi.settings.values import Values
 
-FOLDER = "adapters"  # beside the model or serving.properties, with one folder for each adapter, named after it
+# beside the model or serving.properties, with one folder for each adapter, named after it
+FOLDER = "adapters"
 OPTION = "option.enable_lora"
 CONFIG, WEIGHTS, PICKLED = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 MAX_CONFIG_BYTES = 1 << 20
@@ -29,8 +32,8 @@ MAX_CONFIG_BYTES = 1 << 20
 class Adapter(Entry, frozen=True, kw_only=True):
     """A LoRA adapter that every engine should have.
 
-    `path` is the local folder of its files, and `src` the source that was named. A static one lies beside the model.
-    `stamp` tells an entry from those that its name had before.
+    `path` is the local folder of its files, and `src` the source that was named. A static one lies
+    beside the model. `stamp` tells an entry from those that its name had before.
     """
 
     path: str
@@ -47,7 +50,9 @@ def adapters_of(runtime: Runtime) -> Folder[Adapter]:
 
 
 def register_beside(runtime: Runtime) -> None:
-    """Register the adapters that lie beside the model, so that every engine loads them before it is ready."""
+    """Register the adapters that lie beside the model, so that every engine loads them before it is
+    ready.
+    """
     folder = adapters_of(runtime)
     for name, path in runtime.config.model.adapters.items():
         src = "/".join(Path(path).parts[-2:])  # as the model's author knows it
@@ -60,7 +65,9 @@ def is_enabled(options: Mapping[str, str]) -> bool:
 
 
 def with_adapters(config: Config, values: Values, handler: Handler) -> Config:
-    """Add the adapters beside the model or serving.properties to settings, or warn that they are not loaded."""
+    """Add the adapters beside the model or serving.properties to settings, or warn that they are
+    not loaded.
+    """
     from lmi.settings import secure_mode
 
     known = (values.folder, Path(config.model.path))
@@ -76,11 +83,15 @@ def with_adapters(config: Config, values: Values, handler: Handler) -> Config:
     for folder in found:
         secure_mode.check_adapter(config.server, folder, folder.parent.parent)
         check_files(folder, allow_pickle=config.engine.allow_pickle)
-    return replace(config, model=replace(config.model, adapters=_by_name(found, config.model.names)))
+    return replace(
+        config, model=replace(config.model, adapters=_by_name(found, config.model.names))
+    )
 
 
 def _by_name(folders: Iterable[Path], taken: Container[str]) -> dict[str, str]:
-    """Return the folders by their names. Raises ModelUnusable for a name that is not allowed, or has another owner."""
+    """Return the folders by their names. Raises ModelUnusable for a name that is not allowed, or
+    has another owner.
+    """
     found: dict[str, str] = {}
     for folder in folders:
         try:
@@ -89,28 +100,38 @@ def _by_name(folders: Iterable[Path], taken: Container[str]) -> dict[str, str]:
             raise ModelUnusable(f"{folder}: the folder's {error}") from None
         if folder.name in taken or folder.name in found:
             other = found.get(folder.name, "the model")
-            raise ModelUnusable(f"{folder}: an adapter has a name of its own, and {other} has this one")
+            raise ModelUnusable(
+                f"{folder}: an adapter has a name of its own, and {other} has this one"
+            )
         found[folder.name] = str(folder)
     return found
 
 
 def check_files(folder: Path, *, allow_pickle: bool) -> None:
-    """Raise ModelUnusable unless a folder has the files of an adapter, SecurityRefused if its weights are pickled."""
+    """Raise ModelUnusable unless a folder has the files of an adapter, SecurityRefused if its
+    weights are pickled.
+    """
     file, text = folder / CONFIG, b"{}"
     try:
-        has_config, has_weights, has_pickle = ((folder / name).is_file() for name in (CONFIG, WEIGHTS, PICKLED))
+        has_config, has_weights, has_pickle = (
+            (folder / name).is_file() for name in (CONFIG, WEIGHTS, PICKLED)
+        )
         if has_config:
             with open(file, "rb") as opened:
                 text = opened.read(MAX_CONFIG_BYTES + 1)
         if len(text) > MAX_CONFIG_BYTES:
-            raise ModelUnusable(f"{file}: over {MAX_CONFIG_BYTES} bytes, which no adapter's configuration has")
+            raise ModelUnusable(
+                f"{file}: over {MAX_CONFIG_BYTES} bytes, which no adapter's configuration has"
+            )
         msgspec.json.decode(text, type=dict)
     except OSError as error:
         raise ModelUnusable(f"{error.filename}: {error.strerror}") from None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ModelUnusable(f"{file}: {error}") from None
     if not has_config or not (has_weights or has_pickle):
-        raise ModelUnusable(f"{folder}: an adapter's folder has an {WEIGHTS if has_config else CONFIG}")
+        raise ModelUnusable(
+            f"{folder}: an adapter's folder has an {WEIGHTS if has_config else CONFIG}"
+        )
     if not has_weights and not allow_pickle:
         advice = f"save it as {WEIGHTS}, or set option.allow_pickle=true"
         raise SecurityRefused(f"{folder / PICKLED} is a pickle, which can run code: {advice}")

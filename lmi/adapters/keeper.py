@@ -1,7 +1,8 @@
 """Keeps an engine's adapters as the folder of desired state says, which front ends write.
 
-The engine looks at the folder at each of its beats, and at once when a front end says so. What became of each entry
-goes to every front end. Adapters beside the model are in the folder from the start.
+The engine looks at the folder at each of its beats, and at once when a front end says so. What
+became of each entry goes to every front end. Adapters beside the model are in the folder from the
+start.
 """
 
 import asyncio
@@ -21,31 +22,47 @@ log = logging.getLogger(__name__)
 
 
 class AdapterKeeper:
-    """Changes the adapters of one executor, one at a time, on another thread, because large files may be read."""
+    """Changes the adapters of one executor, one at a time, on another thread, because large files
+    may be read.
+    """
 
     def __init__(
-        self, executor: Executor, folder: Folder[Adapter], dispatcher: Dispatcher, timeout_s: float = math.inf
+        self,
+        executor: Executor,
+        folder: Folder[Adapter],
+        dispatcher: Dispatcher,
+        timeout_s: float = math.inf,
     ) -> None:
-        """The dispatcher says when to look, and passes outcomes on. A load may hold up the steps for `timeout_s`."""
+        """The dispatcher says when to look, and passes outcomes on. A load may hold up the steps
+        for `timeout_s`.
+        """
         self.outcomes: dict[str, AdapterOutcome] = {}  # of the entries, by the adapter's name
         self._executor = executor
         self._folder = folder
         self._dispatcher = dispatcher
         dispatcher.look, dispatcher.may_rest = self.look, self._is_loading
         self._timeout_s = timeout_s
-        self._load_s: float | None = None  # time.monotonic() of the first look at the load that goes on now
-        self._version: Version | None = frozenset()  # of the folder, as it was last read; None: not the whole of it
+        self._load_s: float | None = (
+            None  # time.monotonic() of the first look at the load that goes on now
+        )
+        self._version: Version | None = (
+            frozenset()
+        )  # of the folder, as it was last read; None: not the whole of it
         self._pending: list[Adapter] = []  # the entries that front ends worked on then
         self._loaded: dict[str, Adapter] = {}
         self._following: asyncio.Task[None] | None = None
 
     def look(self) -> None:
-        """Follow the folder in a task. A task that follows it already sees every change before it ends."""
+        """Follow the folder in a task. A task that follows it already sees every change before it
+        ends.
+        """
         if self._following is None or self._following.done():
             self._following = asyncio.get_running_loop().create_task(self.follow())
 
     def _is_loading(self) -> bool:
-        """Whether the requests wait for an adapter. A load that takes too long no longer counts, and then they hang."""
+        """Whether the requests wait for an adapter. A load that takes too long no longer counts,
+        and then they hang.
+        """
         if not self._executor.is_loading_adapter:
             self._load_s = None
             return False
@@ -54,14 +71,22 @@ class AdapterKeeper:
         return now - self._load_s < self._timeout_s
 
     async def load_first(self) -> None:
-        """Load the registered adapters in a server that starts. Raises ModelUnusable if one beside the model fails."""
+        """Load the registered adapters in a server that starts. Raises ModelUnusable if one beside
+        the model fails.
+        """
         await self.follow()
         for entry in self._folder.entries():
-            if entry.is_static and (outcome := self.outcomes.get(entry.name)) and outcome.error is not None:
+            if (
+                entry.is_static
+                and (outcome := self.outcomes.get(entry.name))
+                and outcome.error is not None
+            ):
                 raise ModelUnusable(f"adapter {entry.name}: {cause_line(from_info(outcome.error))}")
 
     async def follow(self) -> None:
-        """Load the adapters that the folder has, and unload others. A load that failed is tried when it changes."""
+        """Load the adapters that the folder has, and unload others. A load that failed is tried
+        when it changes.
+        """
         while self._folder.version() != self._version or any(map(is_abandoned, self._pending)):
             snapshot = self._folder.snapshot()
             self._version = snapshot.version
@@ -86,14 +111,18 @@ class AdapterKeeper:
         self._dispatcher.announce(self.outcomes.copy())
 
     async def _try(self, entry: Adapter) -> ErrorInfo | None:
-        """Load an adapter, or change how a loaded one is kept. Returns why it cannot be done; the engine is unharmed.
+        """Load an adapter, or change how a loaded one is kept. Returns why it cannot be done; the
+        engine is unharmed.
 
-        An adapter whose files another one of its name replaces is unloaded first, and comes back if the other fails.
+        An adapter whose files another one of its name replaces is unloaded first, and comes back if
+        the other fails.
         """
         known = self._loaded.get(entry.name)
         if known is not None and known.stamp == entry.stamp:  # a change of it was taken back
             return None
-        is_replaced = known is not None and (known.path != entry.path or known.is_pinned > entry.is_pinned)
+        is_replaced = known is not None and (
+            known.path != entry.path or known.is_pinned > entry.is_pinned
+        )
         if is_replaced:
             await self._unload(entry.name)
             self._announce()
@@ -110,7 +139,11 @@ class AdapterKeeper:
 
     async def _load(self, entry: Adapter) -> None:
         await asyncio.to_thread(
-            self._executor.load_adapter, entry.name, entry.path, pinned=entry.is_pinned, preload=entry.preload
+            self._executor.load_adapter,
+            entry.name,
+            entry.path,
+            pinned=entry.is_pinned,
+            preload=entry.preload,
         )
         self._loaded[entry.name] = entry
 

@@ -1,7 +1,8 @@
-"""Changes the adapters of the running server from a front end: it writes the folder, and the engines follow.
+"""Changes the adapters of the running server from a front end: it writes the folder, and the
+engines follow.
 
-`keeper.py` is the engines' side. An adapter is on every running engine, or on none, and an engine that starts
-later loads it too.
+`keeper.py` is the engines' side. An adapter is on every running engine, or on none, and an engine
+that starts later loads it too.
 """
 
 import asyncio
@@ -29,7 +30,9 @@ class NotRegistered(LmiError, label="unknown_adapter", status=404):
 
 
 class NameTaken(LmiError, label="name_taken", status=409):
-    """The name of a new adapter belongs to something else, or another call changes the adapter now."""
+    """The name of a new adapter belongs to something else, or another call changes the
+    adapter now.
+    """
 
 
 class AdapterUnusable(LmiError, label="adapter_unusable", status=424):
@@ -38,9 +41,11 @@ class AdapterUnusable(LmiError, label="adapter_unusable", status=424):
 
 @dataclass(slots=True)
 class AdapterRegistry:
-    """The adapters of one model, as one front end changes them. The front ends agree through the folder.
+    """The adapters of one model, as one front end changes them. The front ends agree through the
+    folder.
 
-    `said` is the name of an adapter in messages for a person. A change that takes longer than `timeout_s` is given up.
+    `said` is the name of an adapter in messages for a person. A change that takes longer than
+    `timeout_s` is given up.
     """
 
     engines: Engines
@@ -51,15 +56,18 @@ class AdapterRegistry:
     async def register(self, entry: Adapter, said: str = "") -> None:
         """Load an adapter on every engine. If one cannot load it, none has it.
 
-        Raises NameTaken, InvalidParameter for the name, AdapterUnusable with the engine's reason, OutOfMemory if there
-        is no room, Unavailable if no engine is ready or one is lost meanwhile, DeadlineExceeded.
+        Raises NameTaken, InvalidParameter for the name, AdapterUnusable with the engine's reason,
+        OutOfMemory if there is no room, Unavailable if no engine is ready or one is lost meanwhile,
+        DeadlineExceeded.
         """
         new = replace(entry, state=State.PENDING, stamp=time.monotonic_ns())
 
         def make(other: Adapter | None) -> Adapter:
             check_free(other, said or entry.name)
             if self.max_adapters is not None and len(self.folder.entries()) >= self.max_adapters:
-                raise errors.OutOfMemory(f"{self.max_adapters} adapters are registered, which is max_adapters")
+                raise errors.OutOfMemory(
+                    f"{self.max_adapters} adapters are registered, which is max_adapters"
+                )
             return new
 
         self.folder.change(entry.name, make)
@@ -74,7 +82,9 @@ class AdapterRegistry:
         log.info("adapter %s is registered", entry.name)
 
     async def update(self, entry: Adapter, said: str = "") -> None:
-        """Give a registered adapter new settings on every engine, or on none. Raises what `register` raises."""
+        """Give a registered adapter new settings on every engine, or on none. Raises what
+        `register` raises.
+        """
         old, new = self._changeable(entry.name, said), replace(entry, stamp=time.monotonic_ns())
         if not self.folder.swap(old, new):
             raise NameTaken(f"Adapter {said or entry.name} is being changed")
@@ -88,7 +98,9 @@ class AdapterRegistry:
         log.info("adapter %s is updated", entry.name)
 
     async def unregister(self, name: str, said: str = "") -> None:
-        """Unload an adapter from every engine. Requests that run with it finish. Raises NotRegistered."""
+        """Unload an adapter from every engine. Requests that run with it finish. Raises
+        NotRegistered.
+        """
         self._changeable(name, said)
         if not self.folder.remove(name):
             raise NotRegistered(f"Adapter {said or name} is not registered")
@@ -112,7 +124,9 @@ class AdapterRegistry:
         return entry
 
     def _changeable(self, name: str, said: str) -> Adapter:
-        """Return a registered adapter. Raises NotRegistered, or NameTaken for one that is being registered now."""
+        """Return a registered adapter. Raises NotRegistered, or NameTaken for one that is being
+        registered now.
+        """
         entry = self.folder.read(name)
         if entry is not None and entry.state is State.PENDING and not is_abandoned(entry):
             raise NameTaken(f"Adapter {said or name} is being registered")
@@ -125,8 +139,9 @@ class AdapterRegistry:
     def why_unusable(self, entry: Adapter, said: str) -> LmiError:
         """Return the error of a request for a registered adapter that no engine has.
 
-        Where an engine may still come that has it, the client may ask again. An engine that has failed to load it does
-        not try again by itself, so where all have, it gets the reason of the load.
+        Where an engine may still come that has it, the client may ask again. An engine that has
+        failed to load it does not try again by itself, so where all have, it gets the reason of the
+        load.
         """
         failures = self._failures(entry.name)
         reason = cause_line(failures[0]) if failures else "no engine that has it is ready"
@@ -142,10 +157,16 @@ class AdapterRegistry:
     def _failures(self, name: str) -> list[LmiError]:
         """Return the errors of the engines that serve and could not load an adapter."""
         outcomes = [engine.outcomes.get(name) for engine in self.engines.serving().values()]
-        return [from_info(outcome.error) for outcome in outcomes if outcome is not None and outcome.error is not None]
+        return [
+            from_info(outcome.error)
+            for outcome in outcomes
+            if outcome is not None and outcome.error is not None
+        ]
 
     async def _load(self, entry: Adapter) -> None:
-        """Wait until every engine has tried the entry, unless another takes its place. Raises the first reason."""
+        """Wait until every engine has tried the entry, unless another takes its place. Raises the
+        first reason.
+        """
 
         def is_tried(outcomes: Outcomes) -> bool:
             found, outcome = self.folder.read(entry.name), outcomes.get(entry.name)
@@ -155,29 +176,41 @@ class AdapterRegistry:
         try:
             for outcomes in await self._follow(is_tried):
                 outcome = outcomes.get(entry.name)
-                if outcome is not None and outcome.stamp == entry.stamp and outcome.error is not None:
+                if (
+                    outcome is not None
+                    and outcome.stamp == entry.stamp
+                    and outcome.error is not None
+                ):
                     raise from_info(outcome.error)
         except errors.ModelUnusable as error:
             raise AdapterUnusable(without_paths(str(error), {entry.path: entry.src})) from None
         except TimeoutError:
-            reason = f"the adapter was not loaded within model_loading_timeout ({self.timeout_s:g} s)"
+            reason = (
+                f"the adapter was not loaded within model_loading_timeout ({self.timeout_s:g} s)"
+            )
             raise errors.DeadlineExceeded(reason) from None
 
     async def _forget(self, name: str) -> None:
         """Wait until no engine has an adapter whose entry is gone."""
         with suppress(errors.Unavailable, TimeoutError):
-            await self._follow(lambda outcomes: name not in outcomes or self.folder.read(name) is not None)
+            await self._follow(
+                lambda outcomes: name not in outcomes or self.folder.read(name) is not None
+            )
 
     async def _follow(self, is_done: Callable[[Outcomes], bool]) -> list[Outcomes]:
         """Let every engine look at the folder, and wait until all have done what is wanted.
 
         Raises Unavailable if no engine serves, and EngineLost when the others have done it.
         """
-        serving = [engine for engine in self.engines.open.values() if engine.info is not None]  # also silent ones
+        serving = [
+            engine for engine in self.engines.open.values() if engine.info is not None
+        ]  # also silent ones
         if not serving:
             raise self.engines.unavailable()
         async with asyncio.timeout(self.timeout_s):
-            found = await asyncio.gather(*(_follow(engine, is_done) for engine in serving), return_exceptions=True)
+            found = await asyncio.gather(
+                *(_follow(engine, is_done) for engine in serving), return_exceptions=True
+            )
         for one in found:
             if isinstance(one, BaseException):
                 raise one

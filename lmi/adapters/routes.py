@@ -1,7 +1,9 @@
-"""Routes that register LoRA adapters while the server runs: `/adapters`, `/models/{model}/adapters`, and vLLM's pair.
+"""Routes that register LoRA adapters while the server runs: `/adapters`,
+`/models/{model}/adapters`, and vLLM's pair.
 
-Parameters are in the query or in a JSON body. `description` has all for /openapi.json. Source: LMI's adapter management
-and AWS's inference components, with the differences that docs/apis.md lists.
+Parameters are in the query or in a JSON body. `description` has all for /openapi.json. Source:
+LMI's adapter management and AWS's inference components, with the differences that docs/apis.md
+lists.
 """
 
 import dataclasses
@@ -14,7 +16,13 @@ from starlette.exceptions import HTTPException
 from lmi import errors
 from lmi.adapters.choice import ALIAS, alias
 from lmi.adapters.files import Adapter, is_enabled
-from lmi.adapters.registry import AdapterRegistry, AdapterUnusable, NameTaken, NotRegistered, check_free
+from lmi.adapters.registry import (
+    AdapterRegistry,
+    AdapterUnusable,
+    NameTaken,
+    NotRegistered,
+    check_free,
+)
 from lmi.apis.base.readers import Reader, boolean, json_schema_of, read_object, refused, text
 from lmi.apis.openai.api import OPENAI_CHAT
 from lmi.description.parts import STRING, ApiDescription, Schema, asked, content, parameter, struct
@@ -49,7 +57,9 @@ async def register(exchange: Exchange, service: Service) -> None:
     """Load an adapter on every engine, or on none."""
     registry, given = await _asked(exchange, service, PARAMETERS)
     said, warned = await _load(exchange, service, registry, given, "name", "src")
-    await exchange.send_json({"status": f"Adapter {said} registered", **({"warning": warned} if warned else {})})
+    await exchange.send_json(
+        {"status": f"Adapter {said} registered", **({"warning": warned} if warned else {})}
+    )
 
 
 async def load_lora(exchange: Exchange, service: Service) -> None:
@@ -59,20 +69,30 @@ async def load_lora(exchange: Exchange, service: Service) -> None:
         said, _ = await _load(exchange, service, registry, given, "lora_name", "lora_path")
     except InvalidParameter as error:
         raise InvalidRequest(error.spelled({"name": "lora_name", "src": "lora_path"})) from None
-    await exchange.send_whole(200, TEXT, f"Success: LoRA adapter '{said}' added successfully.".encode())
+    await exchange.send_whole(
+        200, TEXT, f"Success: LoRA adapter '{said}' added successfully.".encode()
+    )
 
 
 async def unload_lora(exchange: Exchange, service: Service) -> None:
     registry, given = await _asked(exchange, service, LORA_PARAMETERS)
     name = _given(given, "lora_name")
     await registry.unregister(name, _said(exchange, name))
-    await exchange.send_whole(200, TEXT, f"Success: LoRA adapter '{name}' removed successfully.".encode())
+    await exchange.send_whole(
+        200, TEXT, f"Success: LoRA adapter '{name}' removed successfully.".encode()
+    )
 
 
 async def _load(
-    exchange: Exchange, service: Service, registry: AdapterRegistry, given: Mapping[str, Any], *names: str
+    exchange: Exchange,
+    service: Service,
+    registry: AdapterRegistry,
+    given: Mapping[str, Any],
+    *names: str,
 ) -> tuple[str, str | None]:
-    """Load an adapter, whose name and source have these `names`. Returns its name in messages, and a warning."""
+    """Load an adapter, whose name and source have these `names`. Returns its name in messages, and
+    a warning.
+    """
     from lmi.adapters.source import fetch_adapter
 
     name, src = (_given(given, each) for each in names)
@@ -83,9 +103,13 @@ async def _load(
     said = alias(exchange) or name
     check_free(registry.folder.read(name), said)  # before a fetch; `register` decides
     folder = await fetch_adapter(src, service.config, service.front_end)
-    entry = Adapter(name=name, path=str(folder), src=src, preload=preload, is_pinned=pin, state=State.PENDING)
+    entry = Adapter(
+        name=name, path=str(folder), src=src, preload=preload, is_pinned=pin, state=State.PENDING
+    )
     await registry.register(entry, said)
-    return said, f"{SCRIPT} in the adapter's folder is not run" if (folder / SCRIPT).exists() else None
+    return said, f"{SCRIPT} in the adapter's folder is not run" if (
+        folder / SCRIPT
+    ).exists() else None
 
 
 async def update(exchange: Exchange, service: Service) -> None:
@@ -94,9 +118,13 @@ async def update(exchange: Exchange, service: Service) -> None:
     name, said = _named(exchange)
     old = registry.find(name, said)
     if given.get("src", old.src) != old.src:
-        raise InvalidParameter("src", "that of the registered adapter; delete it and register it again", given["src"])
+        raise InvalidParameter(
+            "src", "that of the registered adapter; delete it and register it again", given["src"]
+        )
     if old.is_pinned and not given.get("pin", True):
-        raise InvalidParameter("pin", "true for a pinned adapter; delete it and register it again", False)
+        raise InvalidParameter(
+            "pin", "true for a pinned adapter; delete it and register it again", False
+        )
     pin = given.get("pin", old.is_pinned)
     preload, pin = _checked(given.get("preload", old.preload or pin), pin)
     await registry.update(replace(old, preload=preload, is_pinned=pin), said)
@@ -122,7 +150,9 @@ async def list_all(exchange: Exchange, service: Service) -> None:
 
 
 async def _registry(exchange: Exchange, service: Service) -> AdapterRegistry:
-    """Return the registry. Raises HTTPException, UnknownModel, Unavailable, or InvalidRequest if there is no LoRA."""
+    """Return the registry. Raises HTTPException, UnknownModel, Unavailable, or InvalidRequest if
+    there is no LoRA.
+    """
     if not service.config.server.management:
         raise HTTPException(404, "adapters cannot be changed here (management=false)")
     service.front_end.check_serves()
@@ -141,9 +171,13 @@ async def _registry(exchange: Exchange, service: Service) -> AdapterRegistry:
 async def _asked(
     exchange: Exchange, service: Service, readers: Mapping[str, Reader]
 ) -> tuple[AdapterRegistry, dict[str, Any]]:
-    """Return the registry, and the query and the body. Raises InvalidParameter for a value that differs in the two."""
+    """Return the registry, and the query and the body. Raises InvalidParameter for a value that
+    differs in the two.
+    """
     registry = await _registry(exchange, service)
-    body = await exchange.body(service.config.server.max_request_size, service.front_end.body_memory)
+    body = await exchange.body(
+        service.config.server.max_request_size, service.front_end.body_memory
+    )
     given: dict[str, Any] = {}
     for place in (exchange.query, read_object(body) if body.strip() else {}):
         for name, read in readers.items():
@@ -177,10 +211,16 @@ def _said(exchange: Exchange, name: str) -> str:
 
 
 def _shown(entry: Adapter, registry: AdapterRegistry) -> dict[str, object]:
-    """Return an adapter as a client sees it, with the reason if an engine could not load it again."""
+    """Return an adapter as a client sees it, with the reason if an engine could not
+    load it again.
+    """
     shown = {"name": entry.name, "src": entry.src, "preload": entry.preload, "pin": entry.is_pinned}
     reason = registry.failure(entry.name)
-    return shown if reason is None else {**shown, "reason": without_paths(reason, {entry.path: entry.src})}
+    return (
+        shown
+        if reason is None
+        else {**shown, "reason": without_paths(reason, {entry.path: entry.src})}
+    )
 
 
 ROUTES = [
@@ -194,15 +234,29 @@ ROUTES = [
         ("/{adapter}/update", "POST", update),
     )
 ]
-LORA_ROUTES = [("/v1/load_lora_adapter", ["POST"], load_lora), ("/v1/unload_lora_adapter", ["POST"], unload_lora)]
+LORA_ROUTES = [
+    ("/v1/load_lora_adapter", ["POST"], load_lora),
+    ("/v1/unload_lora_adapter", ["POST"], unload_lora),
+]
 READING = (InvalidRequest, NotRegistered)
-CHANGING = (*READING, NameTaken, AdapterUnusable, errors.Overloaded, errors.DeadlineExceeded, errors.OutOfMemory)
+CHANGING = (
+    *READING,
+    NameTaken,
+    AdapterUnusable,
+    errors.Overloaded,
+    errors.DeadlineExceeded,
+    errors.OutOfMemory,
+)
 WORD = json_schema_of(text)
 FLAG = json_schema_of(boolean)
-SETTINGS: dict[str, Schema] = {"preload": {**FLAG, "default": True}, "pin": {**FLAG, "default": False}}
+SETTINGS: dict[str, Schema] = {
+    "preload": {**FLAG, "default": True},
+    "pin": {**FLAG, "default": False},
+}
 SRC = {
     **WORD,
-    "description": "a LoRA adapter: a folder below the model's, /opt/ml, download_dir or adapter_roots; "
+    "description": "a LoRA adapter: a folder below the model's, /opt/ml, download_dir or "
+    "adapter_roots; "
     "owner/name of a hub; s3://bucket/prefix; s3://bucket/key.tar.gz",
 }
 NEW: dict[str, Schema] = {"name": {**WORD, "pattern": f"^{NAME_PATTERN}$"}, "src": SRC, **SETTINGS}
@@ -218,10 +272,14 @@ def description(config: Config) -> ApiDescription:
     about = "LoRA adapters of the model, changed while the server runs."
     api = ApiDescription("adapters", about, config.model, SCHEMAS)
 
-    def change(method: str, path: str, summary: str, settings: dict[str, Schema] | None = None) -> None:
+    def change(
+        method: str, path: str, summary: str, settings: dict[str, Schema] | None = None
+    ) -> None:
         """Describe a change. Each of its settings may stand in the query or in the body."""
         in_query = [parameter("query", name, schema) for name, schema in (settings or {}).items()]
-        changed = api.add(method, path, summary, "AdapterChange", CHANGING, parameters=(*in_query, SAID))
+        changed = api.add(
+            method, path, summary, "AdapterChange", CHANGING, parameters=(*in_query, SAID)
+        )
         if settings:
             changed["requestBody"] = {"required": False, "content": content(asked(settings))}
 
@@ -235,9 +293,24 @@ def description(config: Config) -> ApiDescription:
     if not config.is_user_code:
         openai = dataclasses.replace(api, error=content("OpenAIError"), rules=[OPENAI_CHAT.errors])
         ok, name = {TEXT: {"schema": STRING}}, {"lora_name": NEW["name"]}
-        new, old = asked(name | {"lora_path": SRC}, "lora_name", "lora_path"), asked(name, "lora_name")
-        openai.add("post", "/v1/load_lora_adapter", "Register an adapter by lora_name", ok, CHANGING, body=content(new))
+        new, old = (
+            asked(name | {"lora_path": SRC}, "lora_name", "lora_path"),
+            asked(name, "lora_name"),
+        )
         openai.add(
-            "post", "/v1/unload_lora_adapter", "Unregister an adapter by lora_name", ok, CHANGING, body=content(old)
+            "post",
+            "/v1/load_lora_adapter",
+            "Register an adapter by lora_name",
+            ok,
+            CHANGING,
+            body=content(new),
+        )
+        openai.add(
+            "post",
+            "/v1/unload_lora_adapter",
+            "Unregister an adapter by lora_name",
+            ok,
+            CHANGING,
+            body=content(old),
         )
     return api

@@ -1,6 +1,8 @@
-"""Finds the files of an adapter that a client names: in a folder that the operator allows, at a hub or in S3.
+"""Finds the files of an adapter that a client names: in a folder that the operator allows, at a hub
+or in S3.
 
-A front end has no secrets and does not use the network, so it asks the supervisor for a fetch and waits.
+A front end has no secrets and does not use the network, so it asks the supervisor for a fetch and
+waits.
 """
 
 import asyncio
@@ -28,17 +30,24 @@ log = logging.getLogger(__name__)
 
 
 async def fetch_adapter(src: str, config: Config, front_end: FrontEnd) -> Path:
-    """Return the local folder of a source, perhaps after a fetch. Raises InvalidRequest, or an error of `fetch`."""
+    """Return the local folder of a source, perhaps after a fetch. Raises InvalidRequest, or an
+    error of `fetch`.
+    """
     folder = await asyncio.to_thread(find_local, src, config)
     if folder is None:
-        wanted, timeout_s = WantedSource.of(src, config, is_adapter=True), config.engine.model_loading_timeout_s
+        wanted, timeout_s = (
+            WantedSource.of(src, config, is_adapter=True),
+            config.engine.model_loading_timeout_s,
+        )
         folder = await fetch(wanted, timeout_s, front_end.runtime.fetches(), front_end.block)
         await asyncio.to_thread(_check, folder, src, config, is_fetched=True)
     return folder
 
 
 def find_local(src: str, config: Config) -> Path | None:
-    """Return the folder that a source names, or None if it is remote. Raises InvalidRequest if it cannot be used."""
+    """Return the folder that a source names, or None if it is remote. Raises InvalidRequest if it
+    cannot be used.
+    """
     try:
         folder = (Path(config.model.path) / local_path(src)).resolve()
         is_there = folder.is_dir()
@@ -49,7 +58,12 @@ def find_local(src: str, config: Config) -> Path | None:
             return None
     except errors.StartError as error:
         raise errors.InvalidRequest(f"src {error}") from None
-    roots = (config.model.path, str(PLATFORM_FOLDER), config.server.download_dir, *config.server.adapter_roots)
+    roots = (
+        config.model.path,
+        str(PLATFORM_FOLDER),
+        config.server.download_dir,
+        *config.server.adapter_roots,
+    )
     if not any(folder.is_relative_to(Path(root).resolve()) for root in filter(None, roots)):
         rule = f"below the model's folder, {PLATFORM_FOLDER}, download_dir or one of adapter_roots"
         raise errors.InvalidParameter("src", f"a folder {rule}", src)  # whether it exists or not
@@ -65,20 +79,25 @@ def _check(folder: Path, src: str, config: Config, *, is_fetched: bool = False) 
         check_files(folder, allow_pickle=config.engine.allow_pickle)
     except errors.StartError as error:
         log.info("src %s: %s", errors.shorten(src, 300), error)
-        raise errors.InvalidRequest(f"src {errors.without_paths(str(error), {str(folder): src})}") from None
+        raise errors.InvalidRequest(
+            f"src {errors.without_paths(str(error), {str(folder): src})}"
+        ) from None
 
 
 async def fetch(wanted: WantedSource, timeout_s: float, place: Path, block: Block) -> Path:
-    """Return the local folder of a source when it has been fetched. The supervisor looks at the folders in `place`.
+    """Return the local folder of a source when it has been fetched. The supervisor looks at the
+    folders in `place`.
 
-    Raises InvalidRequest for a source that cannot be used, Unavailable for one that cannot be reached now, and
-    DeadlineExceeded.
+    Raises InvalidRequest for a source that cannot be used, Unavailable for one that cannot be
+    reached now, and DeadlineExceeded.
     """
     folder = place / str(uuid.uuid4())
     hidden = place / f".{folder.name}"
     try:
         hidden.mkdir(parents=True)
-        fetches.write(hidden / fetches.REQUEST, fetches.FetchRequest(sources=(wanted,), writer=os.getpid()))
+        fetches.write(
+            hidden / fetches.REQUEST, fetches.FetchRequest(sources=(wanted,), writer=os.getpid())
+        )
         hidden.rename(folder)
     except OSError as error:
         log.error("a fetch cannot be asked for: %s: %s", folder, error.strerror)
@@ -89,7 +108,11 @@ async def fetch(wanted: WantedSource, timeout_s: float, place: Path, block: Bloc
                 if (found := fetches.result(folder)) is not None:
                     return next(iter(found.values()))
                 if (failure := fetches.failure(folder)) is not None:
-                    kind = errors.InvalidRequest if failure.exit_code in CLIENT_FAULTS else errors.Unavailable
+                    kind = (
+                        errors.InvalidRequest
+                        if failure.exit_code in CLIENT_FAULTS
+                        else errors.Unavailable
+                    )
                     raise kind(f"src {failure.message}")
                 if block.supervisor.phase in (Phase.DRAINING, Phase.FAILED):
                     raise errors.Draining("the server is shutting down, it fetches nothing")
@@ -99,5 +122,7 @@ async def fetch(wanted: WantedSource, timeout_s: float, place: Path, block: Bloc
         said = f"src {wanted.source} was not fetched within model_loading_timeout ({timeout_s:g} s)"
         raise errors.DeadlineExceeded(said) from None
     finally:
-        with suppress(OSError):  # without its request the supervisor ends the fetch and removes its folder
+        with suppress(
+            OSError
+        ):  # without its request the supervisor ends the fetch and removes its folder
             (folder / fetches.REQUEST).unlink()

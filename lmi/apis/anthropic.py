@@ -1,8 +1,9 @@
 """Anthropic's Messages: `{"max_tokens": 8, "messages": [{"role": "user", "content": "Hi"}]}`.
 
-Blocks become the messages that chat templates expect: the result of a tool is a message of its own, and thoughts and
-calls are fields of the assistant's. A tool with `defer_loading` is described where a result refers to it, and not
-before: so the prompt grows at its end alone. Source: the types of Anthropic's client.
+Blocks become the messages that chat templates expect: the result of a tool is a message of its own,
+and thoughts and calls are fields of the assistant's. A tool with `defer_loading` is described where
+a result refers to it, and not before: so the prompt grows at its end alone. Source: the types of
+Anthropic's client.
 """
 
 import uuid
@@ -42,7 +43,12 @@ from lmi.errors import InvalidParameter, Unsupported, shorten
 from lmi.settings.config import Config
 from lmi.types import AnswerEnd, Delta
 
-CHOICES = {"auto": "auto", "any": "required", "none": "none", "tool": "function"}  # our mode of each
+CHOICES = {
+    "auto": "auto",
+    "any": "required",
+    "none": "none",
+    "tool": "function",
+}  # our mode of each
 read_mode = choice(tuple(CHOICES))
 read_format_type = choice(("json_schema",))
 CANNOT_ANSWER = {  # further fields are those of the servers that have this API too
@@ -67,15 +73,16 @@ SILENT = (
     "user_profile_id",
     "workspace_id",
 )
-# Claude Code writes this block in front of its system prompt. It changes with each conversation, in some versions with
-# each request, so with it no prompt would begin as an earlier one.
+# Claude Code writes this block in front of its system prompt. It changes with each conversation, in
+# some versions with each request, so with it no prompt would begin as an earlier one.
 BILLING = "x-anthropic-billing-header:"
 
 
 class ThreadUnsupported(Unsupported, label="unsupported"):
     """The body has only what is new of a conversation that this server should keep.
 
-    The tool loops of Anthropic's clients begin so, and send the whole conversation once they have read THREAD_DETAILS.
+    The tool loops of Anthropic's clients begin so, and send the whole conversation once they have
+    read THREAD_DETAILS.
     """
 
 
@@ -87,7 +94,10 @@ def _thread(name: str, value: object) -> None:
 
 
 MESSAGES = ParameterTable(
-    {name: SHARED[name] for name in "model stream max_tokens temperature top_p top_k cache_salt priority".split()}
+    {
+        name: SHARED[name]
+        for name in "model stream max_tokens temperature top_p top_k cache_salt priority".split()
+    }
     | rows("stop_sequences")
     | TOOLS
     | named(
@@ -96,7 +106,9 @@ MESSAGES = ParameterTable(
         chat_schema.CHAT["thinking"],
         chat_schema.CHAT["chat_template_kwargs"],
         Parameter("output_config", an_object, "The `format` that the answer must have."),
-        Parameter("output_format", an_object, "The `format` of `output_config`, by its first name."),
+        Parameter(
+            "output_format", an_object, "The `format` of `output_config`, by its first name."
+        ),
     ),
     hidden=hidden(CANNOT_ANSWER, SILENT) | {"thread": Parameter("thread", _thread)},
 )
@@ -107,24 +119,31 @@ def parse(message: Message[OpenAIFormat], *, is_counted: bool = False) -> Parsed
     ignored: list[str] = []
     given = {"max_new_tokens": None} | MESSAGES.read(message.fields, ignored)
     tools = flat_tools(given.get("tools"), kind="custom", schema="input_schema")
-    deferred = {tool["name"] for tool in given.get("tools") or () if tool.get("defer_loading") is True}
+    deferred = {
+        tool["name"] for tool in given.get("tools") or () if tool.get("defer_loading") is True
+    }
     messages = _messages(given, {name: tools[name] for name in deferred})
     if not is_counted and given["max_new_tokens"] is None:
         raise InvalidParameter("max_tokens", "an integer of at least 1", None)
     if not is_counted and messages[-1]["role"] == "assistant":
         raise Unsupported(
-            "messages", "an answer begins a message of its own, so the last one cannot be the assistant's"
+            "messages",
+            "an answer begins a message of its own, so the last one cannot be the assistant's",
         )
     choice = _tool_choice(given, tools)
     guide = _read_output_config(given)
     chat_schema.fill_in(given, MESSAGES, message)
-    return chat_schema.chat_request(given, message.format, messages, tools, choice, guide, ignored, deferred)
+    return chat_schema.chat_request(
+        given, message.format, messages, tools, choice, guide, ignored, deferred
+    )
 
 
 def _tool_choice(given: dict[str, Any], tools: Tools) -> ToolChoice:
     wanted = an_object("tool_choice", given.get("tool_choice") or {"type": "auto"})
     mode = CHOICES[read_mode("tool_choice.type", wanted.get("type"))]
-    is_single = boolean("tool_choice.disable_parallel_tool_use", wanted.get("disable_parallel_tool_use") or False)
+    is_single = boolean(
+        "tool_choice.disable_parallel_tool_use", wanted.get("disable_parallel_tool_use") or False
+    )
     given["parallel_tool_calls"] = not is_single
     if mode == "function":
         return function_choice("tool_choice.name", wanted.get("name"), tools)
@@ -136,7 +155,10 @@ def _read_output_config(given: dict[str, Any]) -> AskedGuide:
     config = given.get("output_config", {})
     if config.get("effort") is not None:
         given["reasoning_effort"] = text("output_config.effort", config["effort"])
-    asked = {"output_config.format": config.get("format"), "output_format": given.get("output_format")}
+    asked = {
+        "output_config.format": config.get("format"),
+        "output_format": given.get("output_format"),
+    }
     formats = {name: value for name, value in asked.items() if value is not None}
     if len(formats) > 1:
         raise InvalidParameter("output_format", "left out beside output_config.format", "both")
@@ -166,7 +188,9 @@ def _system(value: object) -> object:
 
 
 def _read_message(name: str, message: dict[str, Any], deferred: Tools) -> list[dict[str, Any]]:
-    """Return the results of tools in a message, and the rest of it. Take what is described from `deferred`."""
+    """Return the results of tools in a message, and the rest of it. Take what is described from
+    `deferred`.
+    """
     role = read_role(f"{name}.role", message.get("role"))
     said = message.get("content")
     if isinstance(said, str):
@@ -179,9 +203,13 @@ def _read_message(name: str, message: dict[str, Any], deferred: Tools) -> list[d
         block = _without_references(place, an_object(place, item), deferred)
         kind = block.get("type")
         if not isinstance(kind, str) or kind not in found:
-            raise Unsupported(place, f"messages are text alone, given a block of type {shorten(kind)} ({role})")
+            raise Unsupported(
+                place, f"messages are text alone, given a block of type {shorten(kind)} ({role})"
+            )
         found["text" if kind == "image" else kind].append(BLOCKS[role][kind](place, block))
-    results, parts, thoughts, calls = (found.get(kind, []) for kind in ("tool_result", "text", "thinking", "tool_use"))
+    results, parts, thoughts, calls = (
+        found.get(kind, []) for kind in ("tool_result", "text", "thinking", "tool_use")
+    )
     rest: dict[str, Any] = {"role": role, "content": chat_schema.joined(parts)}
     rest |= {"tool_calls": calls} if calls else {}
     rest |= {"reasoning_content": "\n".join(thoughts)} if any(thoughts) else {}
@@ -189,16 +217,25 @@ def _read_message(name: str, message: dict[str, Any], deferred: Tools) -> list[d
 
 
 def _without_references(place: str, block: dict[str, Any], deferred: Tools) -> dict[str, Any]:
-    """Return a block with a text for each reference to a tool: its description, or its name alone where it is known."""
+    """Return a block with a text for each reference to a tool: its description, or its name alone
+    where it is known.
+    """
 
     def described(n: int, part: object) -> object:
         if not isinstance(part, dict) or part.get("type") != "tool_reference":
             return part
         name = text(f"{place}.content[{n}].tool_name", part.get("tool_name"))
-        return {"type": "text", "text": dumps(deferred.pop(name)).decode() if name in deferred else name}
+        return {
+            "type": "text",
+            "text": dumps(deferred.pop(name)).decode() if name in deferred else name,
+        }
 
     said = block.get("content")
-    return block | {"content": [described(n, part) for n, part in enumerate(said)]} if isinstance(said, list) else block
+    return (
+        block | {"content": [described(n, part) for n, part in enumerate(said)]}
+        if isinstance(said, list)
+        else block
+    )
 
 
 def _said(place: str, block: dict[str, Any]) -> str:
@@ -231,7 +268,11 @@ BLOCKS: dict[str, dict[str, Callable[[str, dict[str, Any]], Any]]] = {  # by rol
     "system": {"text": _said},
 }
 read_role = choice(tuple(BLOCKS))
-ENDS = {AnswerEnd.LENGTH: "max_tokens", AnswerEnd.EOS_TOKEN: "end_turn", AnswerEnd.STOP_SEQUENCE: "stop_sequence"}
+ENDS = {
+    AnswerEnd.LENGTH: "max_tokens",
+    AnswerEnd.EOS_TOKEN: "end_turn",
+    AnswerEnd.STOP_SEQUENCE: "stop_sequence",
+}
 
 
 class MessageStream(BlockStream):
@@ -266,17 +307,30 @@ class MessageStream(BlockStream):
         return [self._event("message_start", message=message), self._event("ping")]
 
     def _wait(self, fields: dict[str, Any]) -> bytes:
-        """Claude Code gives up a request after 300 s of silence. It counts this event, and not `ping`."""
+        """Claude Code gives up a request after 300 s of silence. It counts this event, and not
+        `ping`.
+        """
         nothing = {"stop_reason": None, "stop_sequence": None}
         return self._event("message_delta", delta=nothing, usage=self._usage(), **fields)
 
     def _open(self, part: AnswerPart) -> list[bytes]:
         if isinstance(part, ToolCall):
-            self._block = {"type": "tool_use", "id": f"toolu_{uuid.uuid4().hex[:24]}", "name": part.name, "input": {}}
+            self._block = {
+                "type": "tool_use",
+                "id": f"toolu_{uuid.uuid4().hex[:24]}",
+                "name": part.name,
+                "input": {},
+            }
         else:
             kind = self.block_types[type(part)]
-            self._block = {"type": kind, kind: "", **({"signature": ""} if isinstance(part, Thought) else {})}
-        return [self._event("content_block_start", index=len(self._content), content_block=self._block)]
+            self._block = {
+                "type": kind,
+                kind: "",
+                **({"signature": ""} if isinstance(part, Thought) else {}),
+            }
+        return [
+            self._event("content_block_start", index=len(self._content), content_block=self._block)
+        ]
 
     def _grow(self, part: Text | Thought | Arguments) -> bytes:
         kind = self.block_types[type(part)]
@@ -286,7 +340,9 @@ class MessageStream(BlockStream):
         return self._event("content_block_delta", index=len(self._content), delta=delta)
 
     def _close(self, *, is_cut: bool = False) -> list[bytes]:
-        """End the block that is open. A call whose arguments are cut has none, those that are no object are a text."""
+        """End the block that is open. A call whose arguments are cut has none, those that are no
+        object are a text.
+        """
         if not self._block:
             return []
         stop = self._event("content_block_stop", index=len(self._content))
@@ -305,12 +361,17 @@ class MessageStream(BlockStream):
     def _end(self, delta: Delta, reason: AnswerEnd) -> tuple[list[bytes], dict[str, Any]]:
         """A call ends the answer, if it is one. The stop string is the one that was found."""
         records, found = self._close(is_cut=reason is not AnswerEnd.EOS_TOKEN), delta.stop_reason
-        is_called = reason is AnswerEnd.EOS_TOKEN and any(block["type"] == "tool_use" for block in self._content)
+        is_called = reason is AnswerEnd.EOS_TOKEN and any(
+            block["type"] == "tool_use" for block in self._content
+        )
         end = {
             "stop_reason": "tool_use" if is_called else ENDS[reason],
             "stop_sequence": found if isinstance(found, str) else None,
         }
-        stop = self._event("message_delta", delta=end, usage=self._usage()), self._event("message_stop")
+        stop = (
+            self._event("message_delta", delta=end, usage=self._usage()),
+            self._event("message_stop"),
+        )
         return [*records, *stop], self._message(end)
 
     @classmethod
@@ -352,14 +413,18 @@ ANTHROPIC: Api[OpenAIFormat] = Api(
             Row(errors.UnknownModel, 404),
             Row(errors.UnknownAdapter, 404),
             Row(errors.PromptTooLong, 400, opening=TOO_LONG),
-            Row(errors.Overloaded, 529),  # its clients know this status, and come back after Retry-After
+            Row(
+                errors.Overloaded, 529
+            ),  # its clients know this status, and come back after Retry-After
             Row(errors.GenerationFailed, 500),
         ),
         MESSAGES.wire_names(),
         lambda status: KINDS.get(status, "invalid_request_error" if status < 500 else "api_error"),
     ),
 )
-COUNT_TOKENS = replace(ANTHROPIC, name="anthropic_count", parse=partial(parse, is_counted=True), paths=())
+COUNT_TOKENS = replace(
+    ANTHROPIC, name="anthropic_count", parse=partial(parse, is_counted=True), paths=()
+)
 
 
 def _typed(kind: str, **fields: Form) -> Schema:
@@ -367,22 +432,36 @@ def _typed(kind: str, **fields: Form) -> Schema:
 
 
 # The description, for /openapi.json.
-EXAMPLE = {"max_tokens": 8, "messages": [{"role": "user", "content": "What is the capital of France?"}]}
+EXAMPLE = {
+    "max_tokens": 8,
+    "messages": [{"role": "user", "content": "What is the capital of France?"}],
+}
 SAYS = either(str, [asked({"type": str}, "type")])
 FIELDS = taken(MESSAGES) | {
     "max_tokens": {"type": "integer", "minimum": 1},
-    "messages": {**array(asked({"role": tuple(BLOCKS), "content": SAYS}, "role", "content")), "minItems": 1},
+    "messages": {
+        **array(asked({"role": tuple(BLOCKS), "content": SAYS}, "role", "content")),
+        "minItems": 1,
+    },
     "system": or_null(SAYS),
-    "tools": or_null([asked({"name": {"type": "string", "minLength": 1}, "input_schema": dict}, "name")]),
+    "tools": or_null(
+        [asked({"name": {"type": "string", "minLength": 1}, "input_schema": dict}, "name")]
+    ),
 }
 SAID = either(
     _typed("text", text=str),
     _typed("thinking", thinking=str, signature=str),
     _typed("tool_use", id=str, name=str, input=dict),
 )
-END: dict[str, Form] = {"stop_reason": or_null((*ENDS.values(), "tool_use")), "stop_sequence": str | None}
+END: dict[str, Form] = {
+    "stop_reason": or_null((*ENDS.values(), "tool_use")),
+    "stop_sequence": str | None,
+}
 USAGE = struct(
-    **dict.fromkeys(("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens"), int)
+    **dict.fromkeys(
+        ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens"),
+        int,
+    )
 )
 DELTA = struct(
     *("text", "thinking", "partial_json"),
@@ -393,7 +472,13 @@ SCHEMAS = {
     "AnthropicRequest": asked(FIELDS, "max_tokens", "messages", example=EXAMPLE),
     "AnthropicCount": asked(FIELDS, "messages", example={"messages": EXAMPLE["messages"]}),
     "AnthropicMessage": struct(
-        id=str, type={"const": "message"}, role={"const": "assistant"}, model=str, content=[SAID], **END, usage=USAGE
+        id=str,
+        type={"const": "message"},
+        role={"const": "assistant"},
+        model=str,
+        content=[SAID],
+        **END,
+        usage=USAGE,
     ),
     "AnthropicEvent": either(
         _typed("message_start", message="AnthropicMessage"),
@@ -401,7 +486,9 @@ SCHEMAS = {
         _typed("content_block_start", index=int, content_block=SAID),
         _typed("content_block_delta", index=int, delta=DELTA),
         _typed("content_block_stop", index=int),
-        struct(*WAITING, type={"const": "message_delta"}, delta=struct(**END), usage=USAGE, **WAITING),
+        struct(
+            *WAITING, type={"const": "message_delta"}, delta=struct(**END), usage=USAGE, **WAITING
+        ),
         _typed("message_stop"),
     ),
     "AnthropicError": _typed(
@@ -413,7 +500,9 @@ SCHEMAS = {
 def describe(config: Config) -> ApiDescription:
     about = "Anthropic's API, with which coding agents work." + about_defaults(config.model)
     rules = [ANTHROPIC.errors]
-    api = ApiDescription("Anthropic", about, config.model, SCHEMAS, content("AnthropicError"), rules)
+    api = ApiDescription(
+        "Anthropic", about, config.model, SCHEMAS, content("AnthropicError"), rules
+    )
     ok = content("AnthropicMessage") | content(either("AnthropicEvent", "AnthropicError"), SSE)
     api.infer("/v1/messages", "Answer a conversation", ok, "AnthropicRequest")
     count, path = content(struct(input_tokens=int)), "/v1/messages/count_tokens"

@@ -1,8 +1,10 @@
-"""The dynamic batch, which replaces the LMI API with `option.rolling_batch=disable`: several inputs in one body.
+"""The dynamic batch, which replaces the LMI API with `option.rolling_batch=disable`: several inputs
+in one body.
 
-Each input of `{"inputs": ["...", "..."], "parameters": {...}}` is one request, and all share the parameters. The answer
-is a list with the best sequence of each, or lines such as `{"outputs": ["This", ""]}` with its new text. Indents,
-separators and escapes are those of the reference. Source: LMI handlers' inference API schema (v0.28.0), second half.
+Each input of `{"inputs": ["...", "..."], "parameters": {...}}` is one request, and all share the
+parameters. The answer is a list with the best sequence of each, or lines such as `{"outputs":
+["This", ""]}` with its new text. Indents, separators and escapes are those of the reference.
+Source: LMI handlers' inference API schema (v0.28.0), second half.
 """
 
 import json
@@ -11,7 +13,17 @@ from dataclasses import replace
 from orjson import dumps
 
 from lmi.apis import lmi
-from lmi.apis.base.api import JSONLINES, Api, ErrorFields, ErrorRules, Formatter, Forms, Row, WholeFormatter, text_of
+from lmi.apis.base.api import (
+    JSONLINES,
+    Api,
+    ErrorFields,
+    ErrorRules,
+    Formatter,
+    Forms,
+    Row,
+    WholeFormatter,
+    text_of,
+)
 from lmi.apis.base.parameters import ONE_SEQUENCE_STREAMED
 from lmi.apis.base.readers import Message, Parsed, adapter, boolean, check_types, read_inputs
 from lmi.errors import InvalidRequest, MalformedRequest, Unsupported, shorten
@@ -24,7 +36,9 @@ FAILURE = "invoke handler failure"
 
 
 def default_format(model: ModelConfig) -> AnswerFormat:
-    return AnswerFormat(output_format=OutputFormat.JSONLINES if model.enable_streaming else OutputFormat.JSON)
+    return AnswerFormat(
+        output_format=OutputFormat.JSONLINES if model.enable_streaming else OutputFormat.JSON
+    )
 
 
 def read(body: bytes, content_type: str | None, model: ModelConfig) -> Message[AnswerFormat]:
@@ -34,7 +48,9 @@ def read(body: bytes, content_type: str | None, model: ModelConfig) -> Message[A
         raise MalformedRequest("inputs is missing")
     texts = inputs if isinstance(inputs, list) else [inputs]
     if not 1 <= len(texts) <= MAX_INPUTS:
-        raise MalformedRequest(f"inputs must be one string or a list of 1 to {MAX_INPUTS}, given {shorten(inputs)}")
+        raise MalformedRequest(
+            f"inputs must be one string or a list of 1 to {MAX_INPUTS}, given {shorten(inputs)}"
+        )
     for text in texts:
         if not isinstance(text, str) or not text:
             raise MalformedRequest(f"inputs must be non-empty strings, given {shorten(text)}")
@@ -60,7 +76,10 @@ def parse(message: Message[AnswerFormat]) -> Parsed[AnswerFormat]:
     if request.is_streaming and request.num_sequences > 1:
         raise Unsupported(lmi.name_of_several(parameters), ONE_SEQUENCE_STREAMED)
     adapters = _adapters(fields.get("adapters"), len(inputs))
-    requests = tuple(replace(request, prompt=text, adapter=name) for text, name in zip(inputs, adapters, strict=True))
+    requests = tuple(
+        replace(request, prompt=text, adapter=name)
+        for text, name in zip(inputs, adapters, strict=True)
+    )
     format = replace(format, field_names=single.format.field_names)
     return Parsed(requests, format, (*ignored, *single.ignored))
 
@@ -86,18 +105,26 @@ class BatchWhole(WholeFormatter[AnswerFormat]):
 
     @staticmethod
     def error(error: ErrorFields) -> bytes:
-        return b'{\n  "code":%d,\n  "message":%b,\n  "error":%b\n}' % (error.code, dumps(FAILURE), dumps(error.message))
+        return b'{\n  "code":%d,\n  "message":%b,\n  "error":%b\n}' % (
+            error.code,
+            dumps(FAILURE),
+            dumps(error.message),
+        )
 
 
 class BatchStream(Formatter[AnswerFormat]):
-    """The answer as a stream. A line holds the Deltas that arrived together, and "" for inputs without new text."""
+    """The answer as a stream. A line holds the Deltas that arrived together, and "" for inputs
+    without new text.
+    """
 
     media_type = JSONLINES
     is_streaming = True
 
     def __init__(self, parsed: Parsed[AnswerFormat]) -> None:
         super().__init__(parsed)
-        self._prefixes = [request.prompt if request.return_full_text else "" for request in parsed.requests]
+        self._prefixes = [
+            request.prompt if request.return_full_text else "" for request in parsed.requests
+        ]
         self._outputs = [""] * len(parsed.requests)  # of the next line
         self._has_news = False
 
@@ -128,7 +155,9 @@ DYNAMIC_BATCH: Api[AnswerFormat] = Api(
     read=read,
     parse=parse,
     formatter=FORMS.formatter,
-    errors=ErrorRules(FORMS.write_error, (Row(InvalidRequest, lmi.INVALID_STATUS),), lmi.WIRE_NAMES),
+    errors=ErrorRules(
+        FORMS.write_error, (Row(InvalidRequest, lmi.INVALID_STATUS),), lmi.WIRE_NAMES
+    ),
     takes_user_code=True,
     json_end=b"\n",
 )

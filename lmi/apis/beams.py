@@ -1,4 +1,6 @@
-"""vLLM's flag for a beam search: the width is `best_of`, else `n`, and the answer holds `n` beams."""
+"""vLLM's flag for a beam search: the width is `best_of`, else `n`, and the answer holds
+`n` beams.
+"""
 
 from typing import Any
 
@@ -7,20 +9,28 @@ from lmi.apis.base.readers import boolean
 from lmi.errors import InvalidParameter, Unsupported
 
 ONE_BEAM_STREAMED = "the best beam is known only at its end, so it cannot be streamed"
-FLAG = named(Parameter("use_beam_search", boolean, "Whether to search with beams.", (False,), ("beam_width",)))
+FLAG = named(
+    Parameter(
+        "use_beam_search", boolean, "Whether to search with beams.", (False,), ("beam_width",)
+    )
+)
 
 
 def read_search(table: ParameterTable, given: dict[str, Any], *, is_streamed: bool) -> None:
-    """Read the flag, or what else asks for a search, into `beam_width`, after `best_of` is known to be at least `n`.
+    """Read the flag, or what else asks for a search, into `beam_width`, after `best_of` is known to
+    be at least `n`.
 
-    Raises InvalidParameter for numbers that do not fit the width, Unsupported for beams in a stream.
+    Raises InvalidParameter for numbers that do not fit the width, Unsupported for beams in a
+    stream.
     """
     if "use_beam_search" not in given:
         table.read_search(given)
         return
     name = table.named("use_beam_search")
     if "beam_width" in given:
-        raise InvalidParameter(name, f"left out beside {table.wire('beam_width')}", given["use_beam_search"])
+        raise InvalidParameter(
+            name, f"left out beside {table.wire('beam_width')}", given["use_beam_search"]
+        )
     num_returned = given.get("n", 1)
     width = given.pop("best_of", num_returned)
     if width == 1:

@@ -1,11 +1,14 @@
 """OpenAI's embeddings: `{"model": "m", "input": "Hello"}`, where input may be a list, or token ids.
 
-    {"object": "list", "data": [{"object": "embedding", "index": 0, "embedding": [0.5, …]}], "model": "m", "usage": {…}}
+    {"object": "list", "data": [{"object": "embedding", "index": 0, "embedding": [0.5, …]}],
+    "model": "m", "usage": {…}}
 
-Each text is a request of its own, so a body counts as many sequences as it has texts. The answer is in their order.
+Each text is a request of its own, so a body counts as many sequences as it has texts. The answer is
+in their order.
 
-At `/invocations` LMI's body `{"inputs": "Hello"}`, where inputs may be a list, is answered with a bare list of vectors,
-`[[0.5, …], …]`, also for one text. Source: vllm_async_service.py of the LMI handlers (v0.36).
+At `/invocations` LMI's body `{"inputs": "Hello"}`, where inputs may be a list, is answered with a
+bare list of vectors, `[[0.5, …], …]`, also for one text. Source: vllm_async_service.py of the LMI
+handlers (v0.36).
 """
 
 import base64
@@ -60,10 +63,21 @@ CANNOT_EMBED = {  # fields of vLLM's server
 PARAMETERS = ParameterTable(
     {name: SHARED[name] for name in ("model", "cache_salt", "priority", "add_special_tokens")}
     | named(
-        Parameter("input", anything, "A text or token ids, or a list of them.", fields=("inputs", "input_token_ids")),
-        Parameter("encoding_format", choice(("float", BASE64)), "Numbers, or their bytes as float32 in base64."),
         Parameter(
-            "dimensions", integer(1), "How many numbers an embedding has, where the model was trained for fewer."
+            "input",
+            anything,
+            "A text or token ids, or a list of them.",
+            fields=("inputs", "input_token_ids"),
+        ),
+        Parameter(
+            "encoding_format",
+            choice(("float", BASE64)),
+            "Numbers, or their bytes as float32 in base64.",
+        ),
+        Parameter(
+            "dimensions",
+            integer(1),
+            "How many numbers an embedding has, where the model was trained for fewer.",
         ),
         Parameter("stream", refused("an embedding comes whole", False), "Nothing but false."),
     ),
@@ -80,14 +94,20 @@ def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
         sampling=SamplingConfig(temperature=0.0),
         pooling=PoolingParams(given.get("dimensions")),
         adapter=format.adapter,
-        **{name: given[name] for name in ("cache_salt", "priority", "add_special_tokens") if name in given},
+        **{
+            name: given[name]
+            for name in ("cache_salt", "priority", "add_special_tokens")
+            if name in given
+        },
     )
     prompts = prompts_of("input", given.get("input"), MAX_INPUTS)
     return Parsed(tuple(replace(request, **prompt) for prompt in prompts), format, ignored)
 
 
 class EmbeddingsWhole(OpenAIFormatter):
-    """All embeddings as one object. Each is written when it comes, so that no turn of the event loop is long."""
+    """All embeddings as one object. Each is written when it comes, so that no turn of the event
+    loop is long.
+    """
 
     media_type = JSON
     is_streaming = False
@@ -101,7 +121,9 @@ class EmbeddingsWhole(OpenAIFormatter):
         self._count(delta)
         assert delta.embedding is not None
         data = delta.embedding.data
-        numbers = base64.b64encode(data).decode() if self._format.is_base64 else array("f", data).tolist()
+        numbers = (
+            base64.b64encode(data).decode() if self._format.is_base64 else array("f", data).tolist()
+        )
         self._written[delta.index] = Fragment(
             dumps({"object": "embedding", "index": delta.index, "embedding": numbers})
         )
@@ -109,7 +131,11 @@ class EmbeddingsWhole(OpenAIFormatter):
             return []
         written = [self._written[index] for index in range(len(self._written))]
         usage = {"prompt_tokens": self._num_prompt_tokens, "total_tokens": self._num_prompt_tokens}
-        return [dumps({"object": self.kind, "data": written, "model": self._format.model, "usage": usage})]
+        return [
+            dumps(
+                {"object": self.kind, "data": written, "model": self._format.model, "usage": usage}
+            )
+        ]
 
 
 EMBEDDINGS: Api[OpenAIFormat] = replace(
@@ -136,7 +162,9 @@ def _default_format(model: ModelConfig) -> VectorsFormat:
     return VectorsFormat(model=model.name, is_normalised=model.normalize)
 
 
-def _read_inputs(body: bytes, content_type: str | None, model: ModelConfig) -> Message[VectorsFormat]:
+def _read_inputs(
+    body: bytes, content_type: str | None, model: ModelConfig
+) -> Message[VectorsFormat]:
     fields = read_inputs(body, content_type, MAX_INPUTS)
     check_types(fields)
     format = _default_format(model)
@@ -149,7 +177,11 @@ def _read_inputs(body: bytes, content_type: str | None, model: ModelConfig) -> M
 LMI_PARAMETERS = ParameterTable(
     named(
         Parameter("normalize", boolean, "Whether each vector has the length 1."),
-        Parameter("dimensions", integer(1), "How many numbers a vector has, where the model was trained for fewer."),
+        Parameter(
+            "dimensions",
+            integer(1),
+            "How many numbers a vector has, where the model was trained for fewer.",
+        ),
     ),
     in_parameters,
     hidden=hidden({"truncate": "an input that is too long is refused"}, ()),
@@ -164,8 +196,12 @@ def _parse_inputs(message: Message[VectorsFormat]) -> Parsed[VectorsFormat]:
         raise Unsupported("stream", "embeddings come whole")
     inputs = fields.get("inputs")
     texts: list[Any] = inputs if isinstance(inputs, list) else [inputs]
-    if not 1 <= len(texts) <= MAX_INPUTS or not all(isinstance(text, str) and text for text in texts):
-        raise InvalidParameter("inputs", f"a non-empty string or a list of 1 to {MAX_INPUTS} of them", inputs)
+    if not 1 <= len(texts) <= MAX_INPUTS or not all(
+        isinstance(text, str) and text for text in texts
+    ):
+        raise InvalidParameter(
+            "inputs", f"a non-empty string or a list of 1 to {MAX_INPUTS} of them", inputs
+        )
 
     request = GenerationRequest(
         max_new_tokens=1,  # a place in the queue for each
@@ -178,7 +214,9 @@ def _parse_inputs(message: Message[VectorsFormat]) -> Parsed[VectorsFormat]:
 
 
 class VectorsWhole(OpenAIFormatter):
-    """A list of vectors. Each is written when it comes, so that no turn of the event loop is long."""
+    """A list of vectors. Each is written when it comes, so that no turn of the event
+    loop is long.
+    """
 
     media_type = JSON
     is_streaming = False
@@ -211,7 +249,9 @@ def _normalised(numbers: list[float]) -> list[float]:
     return numbers if is_done or not length else [number / length for number in numbers]
 
 
-def _write_error(error: ErrorFields, format: VectorsFormat, *, in_answer: bool) -> tuple[str, bytes]:
+def _write_error(
+    error: ErrorFields, format: VectorsFormat, *, in_answer: bool
+) -> tuple[str, bytes]:
     return JSON, b"{%b}" % lmi.error_fields(error._replace(kind=None))
 
 

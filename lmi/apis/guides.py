@@ -1,7 +1,8 @@
-"""Readers of the structure that an answer must have, for each name under which a client may ask for it.
+"""Readers of the structure that an answer must have, for each name under which a client may ask for
+it.
 
-A JSON schema that refers to another document is refused, because nothing is fetched, and that part would be left
-without structure.
+A JSON schema that refers to another document is refused, because nothing is fetched, and that part
+would be left without structure.
 """
 
 import logging
@@ -35,17 +36,25 @@ MAX_MISSPELT = 4
 MAX_LETTERS = 40
 LIKENESS = 0.88  # of a misspelt keyword
 KEYWORDS = frozenset(
-    "$schema $id id $anchor $ref $dynamicRef $dynamicAnchor $recursiveRef $recursiveAnchor $vocabulary $comment $defs "
-    "definitions title description default example examples deprecated readOnly writeOnly contentEncoding "
-    "contentMediaType contentSchema type enum const anyOf oneOf allOf not if then else pattern format minLength "
-    "maxLength multipleOf minimum maximum exclusiveMinimum exclusiveMaximum items prefixItems additionalItems contains "
-    "minContains maxContains uniqueItems minItems maxItems unevaluatedItems properties patternProperties "
-    "additionalProperties propertyNames required minProperties maxProperties dependencies dependentRequired "
+    "$schema $id id $anchor $ref $dynamicRef $dynamicAnchor $recursiveRef $recursiveAnchor "
+    "$vocabulary $comment $defs "
+    "definitions title description default example examples deprecated readOnly writeOnly "
+    "contentEncoding "
+    "contentMediaType contentSchema type enum const anyOf oneOf allOf not if then else pattern "
+    "format minLength "
+    "maxLength multipleOf minimum maximum exclusiveMinimum exclusiveMaximum items prefixItems "
+    "additionalItems contains "
+    "minContains maxContains uniqueItems minItems maxItems unevaluatedItems properties "
+    "patternProperties "
+    "additionalProperties propertyNames required minProperties maxProperties dependencies "
+    "dependentRequired "
     "dependentSchemas unevaluatedProperties nullable".split()
 )
 AskedGuide = tuple[GuidedDecodingParams | None, dict[str, str]]
 """A guide, and a map from its name in the contract to the field that asked for it."""
-an_object = checked({"type": "object"}, lambda value: "" if isinstance(value, dict) else "an object")
+an_object = checked(
+    {"type": "object"}, lambda value: "" if isinstance(value, dict) else "an object"
+)
 
 
 def json_schema(name: str, value: object) -> GuidedDecodingParams:
@@ -58,14 +67,18 @@ def json_schema(name: str, value: object) -> GuidedDecodingParams:
     check_levels(name, value)
     schema = checked_references(name, value)
     if likely := misspelt_words(schema):
-        pairs = ", ".join(f"{shorten(word)} (perhaps {keyword})" for word, keyword in likely.items())
+        pairs = ", ".join(
+            f"{shorten(word)} (perhaps {keyword})" for word, keyword in likely.items()
+        )
         log.info("%s: words that are no keywords of JSON Schema have no effect: %s", name, pairs)
     guide = check_levels(name, schema)
     return GuidedDecodingParams(GuideType.JSON_SCHEMA, guide.decode())
 
 
 def misspelt_words(schema: dict[str, Any]) -> dict[str, str]:
-    """The first words of a schema that are no keywords but nearly so, each with the keyword that it is like."""
+    """The first words of a schema that are no keywords but nearly so, each with the keyword that it
+    is like.
+    """
     words: dict[str, str] = {}
     pending: list[Any] = [schema]
     while pending and len(words) < MAX_MISSPELT:
@@ -75,7 +88,9 @@ def misspelt_words(schema: dict[str, Any]) -> dict[str, str]:
 
         pending += (part for _, part in inner_schemas(inner))
         for word in inner.keys() - KEYWORDS:
-            if len(word) <= MAX_LETTERS and (like := get_close_matches(word, KEYWORDS, 1, LIKENESS)):
+            if len(word) <= MAX_LETTERS and (
+                like := get_close_matches(word, KEYWORDS, 1, LIKENESS)
+            ):
                 words[word] = like[0]
     return words
 
@@ -89,7 +104,8 @@ def check_levels(name: str, value: dict[str, Any]) -> bytes:
 
 
 def checked_references(name: str, schema: dict[str, Any]) -> dict[str, Any]:
-    """A schema in which each reference is a pointer, whatever names the client's schema gave to its parts.
+    """A schema in which each reference is a pointer, whatever names the client's schema gave to its
+    parts.
 
     Raises InvalidParameter if one of REFERENCES points outside the schema.
     """
@@ -102,7 +118,9 @@ def checked_references(name: str, schema: dict[str, Any]) -> dict[str, Any]:
         elif isinstance(value, dict):
             for key in REFERENCES & value.keys():
                 if not str(value[key]).startswith("#"):
-                    raise InvalidParameter(name, f"a JSON schema in which every {key} {INSIDE}", value[key])
+                    raise InvalidParameter(
+                        name, f"a JSON schema in which every {key} {INSIDE}", value[key]
+                    )
             check_end(name, schema, value)
             for key, inner in value.items():
                 if key in NAMES_OF_SCHEMAS and isinstance(inner, dict):
@@ -113,7 +131,9 @@ def checked_references(name: str, schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_end(name: str, schema: dict[str, Any], value: Any) -> None:
-    """Raise InvalidParameter if a $ref leads to nothing but further ones: no text fits it, and no engine must look."""
+    """Raise InvalidParameter if a $ref leads to nothing but further ones: no text fits it, and no
+    engine must look.
+    """
     reference = None
     for _ in range(MAX_REFERENCES_IN_A_ROW):
         if not isinstance(value, dict) or not isinstance(value.get("$ref"), str):
@@ -124,26 +144,36 @@ def check_end(name: str, schema: dict[str, Any], value: Any) -> None:
 
 
 def _at(schema: dict[str, Any], reference: str) -> Any:
-    """Return what a JSON pointer such as #/$defs/a points at, None for nothing. Source: RFC 6901."""
+    """Return what a JSON pointer such as #/$defs/a points at, None for nothing. Source:
+    RFC 6901.
+    """
     value: Any = schema if reference == "#" or reference.startswith("#/") else None
     for part in reference.split("/")[1:]:
         key = unquote(part).replace("~1", "/").replace("~0", "~")
         if isinstance(value, list):
-            value = value[int(key)] if re.fullmatch("[0-9]{1,9}", key) and int(key) < len(value) else None
+            value = (
+                value[int(key)]
+                if re.fullmatch("[0-9]{1,9}", key) and int(key) < len(value)
+                else None
+            )
         else:
             value = value.get(key) if isinstance(value, dict) else None
     return value
 
 
 def _of_text(kind: GuideType) -> Callable[[str, object], GuidedDecodingParams]:
-    return takes({"type": "string"})(lambda name, value: GuidedDecodingParams(kind, text(name, value)))
+    return takes({"type": "string"})(
+        lambda name, value: GuidedDecodingParams(kind, text(name, value))
+    )
 
 
 def choices(name: str, value: object) -> GuidedDecodingParams:
     words = WORDS(name, value)
     if not words:
         raise InvalidParameter(name, "a list of at least one string", value)
-    return GuidedDecodingParams(GuideType.REGEX, "|".join(SPECIAL.sub(r"\\\1", word) for word in words))
+    return GuidedDecodingParams(
+        GuideType.REGEX, "|".join(SPECIAL.sub(r"\\\1", word) for word in words)
+    )
 
 
 def json_object(name: str, value: object) -> GuidedDecodingParams | None:
@@ -155,16 +185,26 @@ def structured_outputs(name: str, value: object) -> GuidedDecodingParams | None:
     """Read vLLM's field, an object with one kind of guide."""
     given = an_object(name, value)
     if given.get("structural_tag") is not None:
-        raise Unsupported(f"{name}.structural_tag", "guides hold for a whole answer, not between tags")
+        raise Unsupported(
+            f"{name}.structural_tag", "guides hold for a whole answer, not between tags"
+        )
 
-    read = [KINDS[kind](f"{name}.{kind}", given[kind]) for kind in KINDS if given.get(kind) is not None]
+    read = [
+        KINDS[kind](f"{name}.{kind}", given[kind]) for kind in KINDS if given.get(kind) is not None
+    ]
     guides = [guide for guide in read if guide is not None]
     if len(guides) > 1:
         raise InvalidParameter(name, "of one kind", value)
     return guides[0] if guides else None
 
 
-@takes({"type": "object", "required": ["type", "value"], "properties": {"type": {"enum": list(GRAMMARS)}}})
+@takes(
+    {
+        "type": "object",
+        "required": ["type", "value"],
+        "properties": {"type": {"enum": list(GRAMMARS)}},
+    }
+)
 def tgi_grammar(name: str, value: object) -> GuidedDecodingParams:
     """Read TGI's grammar, such as `{"type": "regex", "value": "..."}`."""
     if not isinstance(value, dict) or "value" not in value:
@@ -179,7 +219,9 @@ def tgi_grammar(name: str, value: object) -> GuidedDecodingParams:
 
 @takes({"type": "object"})
 def response_format(name: str, value: object) -> GuidedDecodingParams | None:
-    """Read OpenAI's field, or TGI's grammar, which has a `value`. The type `text` asks for no guide."""
+    """Read OpenAI's field, or TGI's grammar, which has a `value`. The type `text` asks for no
+    guide.
+    """
     wanted = an_object(name, value)
     if wanted.get("value") is not None:
         check_members(name, wanted, ("type", "value"))
@@ -200,12 +242,16 @@ def guide_of_format(name: str, value: object, read_type: Reader = read_format_ty
     if kind == "text":
         return None, {}
     any_object = GuidedDecodingParams(GuideType.JSON)
-    guide = any_object if kind == "json_object" else json_schema(f"{name}.schema", form.get("schema"))
+    guide = (
+        any_object if kind == "json_object" else json_schema(f"{name}.schema", form.get("schema"))
+    )
     return guide, {CONTRACT_NAME: name}
 
 
 def check_members(name: str, value: dict[str, Any], known: Sequence[str]) -> None:
-    """Raise InvalidParameter for a member that is not known: without it the answer might lack its structure."""
+    """Raise InvalidParameter for a member that is not known: without it the answer might lack its
+    structure.
+    """
     for member in value:
         if member not in known and value[member] is not None:
             raise InvalidParameter(name, f"an object of {' and '.join(known)} alone", member)
@@ -219,7 +265,12 @@ def any_grammar(name: str, value: object) -> GuidedDecodingParams:
 
 WORDS = strings(MAX_WORDS)
 regex, grammar = _of_text(GuideType.REGEX), _of_text(GuideType.EBNF_GRAMMAR)
-OF_KIND: dict[str, Reader] = {"json": json_schema, "regex": regex, "choice": choices, "grammar": grammar}
+OF_KIND: dict[str, Reader] = {
+    "json": json_schema,
+    "regex": regex,
+    "choice": choices,
+    "grammar": grammar,
+}
 KINDS = OF_KIND | {"json_object": json_object}
 HELP = "The structure that the answer must have."
 GUIDED = named(
@@ -237,9 +288,14 @@ OTHER_GUIDES = named(  # SGLang's names, and llama-server's
 def asked_guide(given: Mapping[str, Any], prefix: str = "") -> AskedGuide:
     """Return the guide among checked fields.
 
-    `prefix` begins a field's name in an error. Raises InvalidParameter if several fields ask for a guide.
+    `prefix` begins a field's name in an error. Raises InvalidParameter if several fields ask for a
+    guide.
     """
-    names = [name for name in (*GUIDED, *OTHER_GUIDES, "structured_outputs") if given.get(name) is not None]
+    names = [
+        name
+        for name in (*GUIDED, *OTHER_GUIDES, "structured_outputs")
+        if given.get(name) is not None
+    ]
     if len(names) > 1:
         raise InvalidParameter(prefix + names[1], f"left out beside {prefix}{names[0]}", "both")
     return (given[names[0]], {CONTRACT_NAME: prefix + names[0]}) if names else (None, {})

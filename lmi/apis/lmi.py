@@ -1,15 +1,18 @@
 """The LMI API, with a rolling batch: `{"inputs": "...", "parameters": {...}, "stream": false}`.
 
-As in the reference, names that are unknown or without effect are ignored, and null and the documented defaults mean
-"left out". The answer is one object, with the best of several sequences, or a line or event for each step:
+As in the reference, names that are unknown or without effect are ignored, and null and the
+documented defaults mean "left out". The answer is one object, with the best of several sequences,
+or a line or event for each step:
 
-    {"generated_text": "...", "details": {"finish_reason": "length", "generated_tokens": 8, "inputs": "", "tokens": []}}
+    {"generated_text": "...", "details": {"finish_reason": "length", "generated_tokens": 8,
+    "inputs": "", "tokens": []}}
 
-    {"token": {"id": 304, "text": "Deep ", "log_prob": -0.05}}
-    {"token": {}, "generated_text": "...", "details": {"finish_reason": "length", "generated_tokens": 9, "inputs": ""}}
+    {"token": {"id": 304, "text": "Deep ", "log_prob": -0.05}} {"token": {}, "generated_text":
+    "...", "details": {"finish_reason": "length", "generated_tokens": 9, "inputs": ""}}
 
-The bytes are the reference's: `", "` and `": "` as separators, UTF-8 not escaped, keys in a fixed order. Sources: the
-LMI handlers' inference API schema (v0.28.0), and what the reference passes on to TGI and vLLM.
+The bytes are the reference's: `", "` and `": "` as separators, UTF-8 not escaped, keys in a fixed
+order. Sources: the LMI handlers' inference API schema (v0.28.0), and what the reference passes on
+to TGI and vLLM.
 """
 
 from collections.abc import Iterable
@@ -32,7 +35,15 @@ from lmi.apis.base.api import (
     StepFormatter,
     WholeFormatter,
 )
-from lmi.apis.base.parameters import ROWS, Given, Parameter, ParameterTable, in_parameters, named, rows
+from lmi.apis.base.parameters import (
+    ROWS,
+    Given,
+    Parameter,
+    ParameterTable,
+    in_parameters,
+    named,
+    rows,
+)
 from lmi.apis.base.readers import Message, Parsed, takes
 from lmi.apis.guides import GUIDED, asked_guide
 from lmi.settings.config import ModelConfig, SamplingDefaults
@@ -49,7 +60,8 @@ STOP_SEQUENCES = ROWS["stop_sequences"].read
 class LmiFormat(AnswerFormat):
     """The format of an answer.
 
-    With `tgi_compat` keys have TGI's names, the special flag is never left out, and a whole answer is a list of one.
+    With `tgi_compat` keys have TGI's names, the special flag is never left out, and a whole answer
+    is a list of one.
     """
 
     tgi_compat: bool = False
@@ -57,19 +69,29 @@ class LmiFormat(AnswerFormat):
 
 @takes({"anyOf": [{"type": "boolean"}, readers.json_schema_of(STOP_SEQUENCES)]})
 def _stop(name: str, value: object) -> tuple[str, ...] | bool:
-    """Read a list of strings, which clients send, or a boolean, which is documented without a meaning."""
+    """Read a list of strings, which clients send, or a boolean, which is documented without a
+    meaning.
+    """
     return value if isinstance(value, bool) else STOP_SEQUENCES(name, value)
 
 
 PARAMETERS = ParameterTable(
     rows(
-        "do_sample max_new_tokens seed temperature top_k top_p min_p typical_p repetition_penalty presence_penalty "
-        "frequency_penalty min_tokens truncate truncation_side stop_sequences stop_token_ids bad_sequences "
-        "include_stop_str_in_output skip_special_tokens spaces_between_special_tokens return_full_text details n "
-        "best_of length_penalty early_stopping no_repeat_ngram_size logits_post_processor_name cache_salt"
+        "do_sample max_new_tokens seed temperature top_k top_p min_p typical_p repetition_penalty "
+        "presence_penalty "
+        "frequency_penalty min_tokens truncate truncation_side stop_sequences stop_token_ids "
+        "bad_sequences "
+        "include_stop_str_in_output skip_special_tokens spaces_between_special_tokens "
+        "return_full_text details n "
+        "best_of length_penalty early_stopping no_repeat_ngram_size logits_post_processor_name "
+        "cache_salt"
     )
     | GUIDED
-    | rows(num_beams="beam_width", ignore_eos_token="ignore_eos", prompt_logprobs="num_prompt_log_probs")
+    | rows(
+        num_beams="beam_width",
+        ignore_eos_token="ignore_eos",
+        prompt_logprobs="num_prompt_log_probs",
+    )
     | rows("decoder_input_details", logprobs="num_top_log_probs")
     | rows("top_n_tokens")
     | named(
@@ -87,23 +109,30 @@ def read(
 ) -> Message[LmiFormat]:
     """Choose the format of the answer first, since a refused parameter is answered in it.
 
-    With `accepts_events` the answer is server-sent events unless body or settings choose another format. A body of type
-    `text/plain` is a prompt. Any other type, or none, is read as JSON: `curl -d` sends a form's type, boto3 sends none.
+    With `accepts_events` the answer is server-sent events unless body or settings choose another
+    format. A body of type `text/plain` is a prompt. Any other type, or none, is read as JSON: `curl
+    -d` sends a form's type, boto3 sends none.
     """
     fields = readers.read_inputs(body, content_type)
     if "inputs" not in fields:
         raise errors.MalformedRequest("inputs is missing")
     inputs = fields["inputs"]
     if isinstance(inputs, list):
-        raise errors.MalformedRequest("inputs must be one string; a list of them needs option.rolling_batch=disable")
+        raise errors.MalformedRequest(
+            "inputs must be one string; a list of them needs option.rolling_batch=disable"
+        )
     if not isinstance(inputs, str) or not inputs:
-        raise errors.MalformedRequest(f"inputs must be a non-empty string, given {errors.shorten(inputs)}")
+        raise errors.MalformedRequest(
+            f"inputs must be a non-empty string, given {errors.shorten(inputs)}"
+        )
     readers.check_types(fields)
     return Message(fields, _format(fields, model, accepts_events), model.sampling_defaults)
 
 
 def _format(fields: dict[str, Any], model: ModelConfig, accepts_events: bool) -> LmiFormat:
-    """Choose the format: the request's `output_formatter`, else the configured one, else `stream`, else Accept."""
+    """Choose the format: the request's `output_formatter`, else the configured one, else `stream`,
+    else Accept.
+    """
     written = fields.get("parameters") or {}
     wanted, details = written.get("output_formatter"), written.get("details")
     name = wanted if wanted in FORMATS else model.output_formatter
@@ -112,7 +141,9 @@ def _format(fields: dict[str, Any], model: ModelConfig, accepts_events: bool) ->
     elif not (accepts_events if fields.get("stream") is None else fields["stream"]):
         output_format = OutputFormat.JSON
     else:
-        output_format = OutputFormat.SSE if model.tgi_compat or accepts_events else OutputFormat.JSONLINES
+        output_format = (
+            OutputFormat.SSE if model.tgi_compat or accepts_events else OutputFormat.JSONLINES
+        )
     details = model.tgi_compat if details is None else details is True
     return LmiFormat(output_format=output_format, details=details, tgi_compat=model.tgi_compat)
 
@@ -120,7 +151,10 @@ def _format(fields: dict[str, Any], model: ModelConfig, accepts_events: bool) ->
 def parse(message: Message[LmiFormat]) -> Parsed[LmiFormat]:
     fields, format = message.fields, message.format
     written, ignored = fields.get("parameters") or {}, parameters.unknown(fields, KNOWN_FIELDS)
-    given = {"max_new_tokens": DEFAULT_MAX_NEW_TOKENS, "details": format.tgi_compat} | PARAMETERS.read(written, ignored)
+    given = {
+        "max_new_tokens": DEFAULT_MAX_NEW_TOKENS,
+        "details": format.tgi_compat,
+    } | PARAMETERS.read(written, ignored)
     if given.get("stop") is True:
         PARAMETERS.drop(given, {"stop": "as true, which names no stop string"}, ignored)
     PARAMETERS.check_together(given, is_streamed=format.is_streamed)
@@ -129,7 +163,9 @@ def parse(message: Message[LmiFormat]) -> Parsed[LmiFormat]:
         fill_in(given, written, message.sampling_defaults)
     is_sampling = "do_sample" in given and given.get("temperature") != 0 and given.get("top_p") != 0
     is_greedy = "beam_width" not in given and not is_sampling
-    reasons = PARAMETERS.without_effect(given, is_greedy=is_greedy) | _without_details(given, format)
+    reasons = PARAMETERS.without_effect(given, is_greedy=is_greedy) | _without_details(
+        given, format
+    )
     PARAMETERS.drop(given, reasons, ignored)
     guide, field_names = asked_guide(given, "parameters.")
     request = parameters.request_of(
@@ -137,7 +173,9 @@ def parse(message: Message[LmiFormat]) -> Parsed[LmiFormat]:
         is_greedy=is_greedy,
         is_streaming=format.is_streamed,
         prompt=fields["inputs"],
-        num_prompt_log_probs=given.get("num_prompt_log_probs", 0 if "decoder_input_details" in given else None),
+        num_prompt_log_probs=given.get(
+            "num_prompt_log_probs", 0 if "decoder_input_details" in given else None
+        ),
         needs_log_probs=given["details"] or format.is_streamed or parameters.needs_ranking(given),
         guided_decoding=guide,
         adapter=readers.adapter("adapters", fields.get("adapters")),
@@ -149,14 +187,17 @@ def parse(message: Message[LmiFormat]) -> Parsed[LmiFormat]:
 def fill_in(given: dict[str, Any], written: Given, defaults: SamplingDefaults) -> None:
     """Set do_sample in `given` if the request samples, and then every value that has an effect.
 
-    An engine with its own defaults has no do_sample, which only chooses among them. It decodes greedily if the
-    temperature is 0, if top_k is 1, or if top_k and top_p are both 0; if one of the two is 0, it is no limit. Source:
-    LMI's page, under the additional parameters of TensorRT-LLM. The reference's code has another temperature there; the
-    page counts. `written` holds the checked parameters as the client wrote them, with those that mean the same as
-    leaving them out on other engines.
+    An engine with its own defaults has no do_sample, which only chooses among them. It decodes
+    greedily if the temperature is 0, if top_k is 1, or if top_k and top_p are both 0; if one of the
+    two is 0, it is no limit. Source: LMI's page, under the additional parameters of TensorRT-LLM.
+    The reference's code has another temperature there; the page counts. `written` holds the checked
+    parameters as the client wrote them, with those that mean the same as leaving them out on other
+    engines.
     """
     left_out = asdict(defaults.with_do_sample if "do_sample" in given else defaults.without)
-    values = left_out | {name: given.get(name, written[name]) for name in left_out if written.get(name) is not None}
+    values = left_out | {
+        name: given.get(name, written[name]) for name in left_out if written.get(name) is not None
+    }
     given.pop("do_sample", None)
     temperature, top_k, top_p = (values[name] for name in ("temperature", "top_k", "top_p"))
     if temperature == 0 or top_k == 1 or (top_k < 1 and top_p == 0):
@@ -170,16 +211,22 @@ def fill_in(given: dict[str, Any], written: Given, defaults: SamplingDefaults) -
 
 def name_of_several(written: Given) -> str:
     """Return the name that an error uses for the parameter that asks for several sequences."""
-    return in_parameters(next(name for name in ("num_beams", "n", "best_of") if written.get(name) not in (None, 1)))
+    return in_parameters(
+        next(name for name in ("num_beams", "n", "best_of") if written.get(name) not in (None, 1))
+    )
 
 
 def _without_details(given: Given, format: LmiFormat) -> dict[str, str]:
     """Return the parameters that this form of the answer has no place for, with the reasons."""
     reasons = dict[str, str]()
     if not given["details"]:
-        reasons |= dict.fromkeys(("decoder_input_details", "num_prompt_log_probs"), "without details")
+        reasons |= dict.fromkeys(
+            ("decoder_input_details", "num_prompt_log_probs"), "without details"
+        )
     if not given["details"] and not format.is_streamed:
-        reasons |= dict.fromkeys(("num_top_log_probs", "top_n_tokens"), "without details or a stream")
+        reasons |= dict.fromkeys(
+            ("num_top_log_probs", "top_n_tokens"), "without details or a stream"
+        )
     elif "num_top_log_probs" in given:
         reasons["top_n_tokens"] = "beside logprobs"
     return reasons
@@ -190,8 +237,12 @@ class LmiFormatter(Formatter[LmiFormat]):
         super().__init__(parsed)
         self._token_json = tgi_token if parsed.format.tgi_compat else lmi_token
 
-    def _details(self, answer: Answer, prefill: list[Token] | None, others: Iterable[Answer] | None = None) -> bytes:
-        """Write the Details object. `others` are those beside a whole answer; a stream has told its tokens."""
+    def _details(
+        self, answer: Answer, prefill: list[Token] | None, others: Iterable[Answer] | None = None
+    ) -> bytes:
+        """Write the Details object. `others` are those beside a whole answer; a stream has told its
+        tokens.
+        """
         is_whole = others is not None
         items = [
             b'"finish_reason": %b' % dumps(answer.finish_reason),
@@ -206,17 +257,23 @@ class LmiFormatter(Formatter[LmiFormat]):
         if shown is not None:
             items.append(b'"prefill": [%b]' % b", ".join(map(self._prompt_token, shown)))
         if is_whole and self._request.num_top_log_probs:
-            items.append(b'"top_tokens": [%b]' % b", ".join(self._tokens(token.top or ()) for token in answer.tokens))
+            items.append(
+                b'"top_tokens": [%b]'
+                % b", ".join(self._tokens(token.top or ()) for token in answer.tokens)
+            )
         if sequences := b", ".join(map(self._sequence, others or ())):
             items.append(b'"best_of_sequences": [%b]' % sequences)
         return b"{%b}" % b", ".join(items)
 
     def _sequence(self, answer: Answer) -> bytes:
-        return b'{"finish_reason": %b, "generated_tokens": %d, "tokens": %b, "generated_text": %b}' % (
-            dumps(answer.finish_reason),
-            len(answer.tokens),
-            self._tokens(answer.tokens),
-            dumps(self._full_text(answer.text)),
+        return (
+            b'{"finish_reason": %b, "generated_tokens": %d, "tokens": %b, "generated_text": %b}'
+            % (
+                dumps(answer.finish_reason),
+                len(answer.tokens),
+                self._tokens(answer.tokens),
+                dumps(self._full_text(answer.text)),
+            )
         )
 
     def _tokens(self, tokens: Iterable[Token]) -> bytes:
@@ -230,7 +287,9 @@ class LmiFormatter(Formatter[LmiFormat]):
 
 
 class LmiWhole(LmiFormatter, WholeFormatter[LmiFormat]):
-    """One object, or with tgi_compat a list of one. `Api.whole` adds the newline that ends the body."""
+    """One object, or with tgi_compat a list of one. `Api.whole` adds the newline that ends the
+    body.
+    """
 
     def _whole(self, answers: list[Answer]) -> bytes:
         best, *others = ranked(self._request, answers)
@@ -241,14 +300,17 @@ class LmiWhole(LmiFormatter, WholeFormatter[LmiFormat]):
 
     @staticmethod
     def error(error: ErrorFields) -> bytes:
-        details = b'{"finish_reason": "error", "generated_tokens": null, "inputs": null, "tokens": null}'
+        details = (
+            b'{"finish_reason": "error", "generated_tokens": null, "inputs": null, "tokens": null}'
+        )
         return b'{"generated_text": "", "details": %b, %b}' % (details, error_fields(error))
 
 
 class LmiStream(LmiFormatter, StepFormatter[LmiFormat]):
     """A line for each step.
 
-    Every line ends with a newline, the last one too, because client libraries loop endlessly on a line without one.
+    Every line ends with a newline, the last one too, because client libraries loop endlessly on a
+    line without one.
     """
 
     media_type = "application/jsonlines"
@@ -284,7 +346,12 @@ class LmiEvents(LmiStream):
 
 def lmi_token(token: Token) -> bytes:
     end = b', "special_token": true}' if token.is_special else b"}"
-    return b'{"id": %d, "text": %b, "log_prob": %b%b' % (token.id, dumps(token.text), dumps(token.log_prob), end)
+    return b'{"id": %d, "text": %b, "log_prob": %b%b' % (
+        token.id,
+        dumps(token.text),
+        dumps(token.log_prob),
+        end,
+    )
 
 
 def tgi_token(token: Token) -> bytes:
@@ -320,7 +387,13 @@ LMI: Api[LmiFormat] = Api(
         _write_error,
         (
             Row(errors.MalformedRequest, INVALID_STATUS, "validation"),
-            Row(errors.PromptTooLong, INVALID_STATUS, "validation", in_answer=True, opening=TOO_LONG_AT_TGI),
+            Row(
+                errors.PromptTooLong,
+                INVALID_STATUS,
+                "validation",
+                in_answer=True,
+                opening=TOO_LONG_AT_TGI,
+            ),
             Row(errors.InvalidRequest, INVALID_STATUS, "validation", in_answer=True),
             Row(errors.GenerationFailed, 424, "generation", in_answer=True),
             Row(errors.DeadlineExceeded, 504, "generation", in_answer=True),

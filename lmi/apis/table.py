@@ -1,4 +1,6 @@
-"""All APIs of the server, and which one a path, a route or a body means. A further API is one more row."""
+"""All APIs of the server, and which one a path, a route or a body means. A further API is one more
+row.
+"""
 
 from dataclasses import replace
 
@@ -7,7 +9,12 @@ from lmi.apis.base.api import AnyApi
 from lmi.apis.batch import DYNAMIC_BATCH
 from lmi.apis.embeddings import EMBEDDING_INPUTS, EMBEDDINGS
 from lmi.apis.lmi import LMI
-from lmi.apis.openai.api import OPENAI_CHAT, OPENAI_CHAT_LINES, OPENAI_COMPLETIONS, OPENAI_TEXT_LINES
+from lmi.apis.openai.api import (
+    OPENAI_CHAT,
+    OPENAI_CHAT_LINES,
+    OPENAI_COMPLETIONS,
+    OPENAI_TEXT_LINES,
+)
 from lmi.apis.responses.api import RESPONSES
 from lmi.apis.tgi import TGI, TGI_GENERATE, TGI_STREAM
 from lmi.apis.triton.api import TRITON, TRITON_STREAM
@@ -20,23 +27,35 @@ ROWS: tuple[AnyApi, ...] = (
     *(RESPONSES, ANTHROPIC, EMBEDDINGS),
 )
 APIS = {api.name: api for api in ROWS}
-BY_ROUTE = {path: replace(api, json_end=b"\n") for api in ROWS for path in api.paths if path != "/" and "{" not in path}
+BY_ROUTE = {
+    path: replace(api, json_end=b"\n")
+    for api in ROWS
+    for path in api.paths
+    if path != "/" and "{" not in path
+}
 BY_FIELD = {api.body_field: api for api in ROWS if api.body_field}
-"""Further APIs of /invocations. Their JSON ends with a newline, because clients read that path by lines."""
+"""Further APIs of /invocations. Their JSON ends with a newline, because clients read that path by
+lines.
+"""
 
 
 def api_of_inputs(model: ModelConfig, *, gives_embeddings: bool = False) -> AnyApi:
-    """Return the API of bodies with `inputs`, which are texts to continue, or of an embedding model texts to embed."""
+    """Return the API of bodies with `inputs`, which are texts to continue, or of an embedding model
+    texts to embed.
+    """
     if gives_embeddings:
         return EMBEDDING_INPUTS
     return DYNAMIC_BATCH if model.dynamic_batch else LMI
 
 
 def api_at(path: str, model: ModelConfig) -> AnyApi:
-    """Return the API with the longest prefix of a path, even if nothing is served there, the first of several.
+    """Return the API with the longest prefix of a path, even if nothing is served there, the first
+    of several.
 
     With dynamic batches DYNAMIC_BATCH replaces LMI.
     """
     places = [(prefix, api) for api in APIS.values() for prefix in (*api.prefixes, *api.paths)]
-    api = max((place for place in places if path.startswith(place[0])), key=lambda place: len(place[0]))[1]
+    api = max(
+        (place for place in places if path.startswith(place[0])), key=lambda place: len(place[0])
+    )[1]
     return api_of_inputs(model) if api is LMI else api

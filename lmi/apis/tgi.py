@@ -1,7 +1,9 @@
-"""TGI's API, as Text Generation Inference 3.3 has it: names, rules and defaults, and the bytes of its answers.
+"""TGI's API, as Text Generation Inference 3.3 has it: names, rules and defaults, and the bytes of
+its answers.
 
-Each of temperature, top_k, top_p and typical_p turns sampling on, and stop strings stay in the text. A temperature of 0
-means greedy decoding here, while TGI refuses it. The most probable of several sequences is the answer.
+Each of temperature, top_k, top_p and typical_p turns sampling on, and stop strings stay in the
+text. A temperature of 0 means greedy decoding here, while TGI refuses it. The most probable of
+several sequences is the answer.
 """
 
 import secrets
@@ -26,11 +28,38 @@ from lmi.apis.base.api import (
     WholeFormatter,
 )
 from lmi.apis.base.parameters import ROWS, Given, Parameter, ParameterTable, in_parameters, rows
-from lmi.apis.base.readers import Message, Parsed, boolean, check_types, check_values, integer, number, read_object
+from lmi.apis.base.readers import (
+    Message,
+    Parsed,
+    boolean,
+    check_types,
+    check_values,
+    integer,
+    number,
+    read_object,
+)
 from lmi.apis.guides import CONTRACT_NAME, HELP, tgi_grammar
-from lmi.description.parts import NOTHING, ApiDescription, Form, asked, content, either, or_null, struct, taken
+from lmi.description.parts import (
+    NOTHING,
+    ApiDescription,
+    Form,
+    asked,
+    content,
+    either,
+    or_null,
+    struct,
+    taken,
+)
 from lmi.settings.config import Config, ModelConfig
-from lmi.types import Answer, AnswerFormat, GenerationRequest, OutputFormat, Token, WaitStatus, ranked
+from lmi.types import (
+    Answer,
+    AnswerFormat,
+    GenerationRequest,
+    OutputFormat,
+    Token,
+    WaitStatus,
+    ranked,
+)
 
 DRAWN_SEED_BITS = 53  # a client in JavaScript can send such a number again
 DEFAULT_MAX_NEW_TOKENS = 1024  # as in TGI's API description; the context may have room for fewer
@@ -47,7 +76,8 @@ class TgiFormat(AnswerFormat):
 
 PARAMETERS = ParameterTable(
     rows(
-        "do_sample max_new_tokens temperature typical_p seed repetition_penalty frequency_penalty truncate "
+        "do_sample max_new_tokens temperature typical_p seed repetition_penalty frequency_penalty "
+        "truncate "
         "truncation_side return_full_text details decoder_input_details best_of",
         stop="stop_sequences",
         adapter_id="adapter",
@@ -55,7 +85,9 @@ PARAMETERS = ParameterTable(
     | {
         "top_k": replace(ROWS["top_k"], read=integer(1)),
         "top_p": replace(ROWS["top_p"], read=number(0, 1, low_open=True)),
-        "top_n_tokens": replace(ROWS["num_top_log_probs"], read=integer(0, parameters.MAX_TOP_N_TOKENS)),
+        "top_n_tokens": replace(
+            ROWS["num_top_log_probs"], read=integer(0, parameters.MAX_TOP_N_TOKENS)
+        ),
         "grammar": Parameter("guided_decoding", tgi_grammar, HELP, fields=(CONTRACT_NAME,)),
         "watermark": Parameter("watermark", boolean, "No effect.", (False,)),
     },
@@ -71,7 +103,9 @@ NOT_STREAMED = {
 def read(
     body: bytes, content_type: str | None, model: ModelConfig, *, stream: bool | None = None
 ) -> Message[TgiFormat]:
-    """With `stream` None the body says whether the answer is streamed, and a whole answer is a list."""
+    """With `stream` None the body says whether the answer is streamed, and a whole answer is a
+    list.
+    """
     check_values(body)
     fields = read_object(body)
     inputs = fields.get("inputs")
@@ -113,7 +147,9 @@ def parse(message: Message[TgiFormat]) -> Parsed[TgiFormat]:
 
 
 def _is_greedy(fields: dict[str, Any], given: dict[str, Any]) -> bool:
-    """Whether decoding is greedy. As in TGI, a value without effect (temperature 1) samples only beside best_of."""
+    """Whether decoding is greedy. As in TGI, a value without effect (temperature 1) samples only
+    beside best_of.
+    """
     is_sampling = bool(given.keys() & {"do_sample", *SAMPLING})
     if "best_of" in given:
         is_sampling = is_sampling or any(fields.get(name) is not None for name in SAMPLING)
@@ -125,7 +161,9 @@ def _check_together(given: Given, *, is_streamed: bool, is_greedy: bool) -> None
         if name in given:
             raise errors.Unsupported(in_parameters(name), reason)
     if "best_of" in given and is_greedy:
-        raise errors.InvalidParameter(in_parameters("best_of"), "1 without sampling", given["best_of"])
+        raise errors.InvalidParameter(
+            in_parameters("best_of"), "1 without sampling", given["best_of"]
+        )
     if "best_of" in given and "seed" in given:
         raise errors.InvalidParameter(in_parameters("seed"), "left out with best_of", given["seed"])
 
@@ -138,7 +176,8 @@ class TgiWhole(WholeFormatter[TgiFormat]):
             whole["details"] = self._sequence_details(best)
             if others:
                 whole["details"]["best_of_sequences"] = [
-                    {"generated_text": self._full_text(other.text)} | self._sequence_details(other) for other in others
+                    {"generated_text": self._full_text(other.text)} | self._sequence_details(other)
+                    for other in others
                 ]
         return dumps([whole] if self._format.is_list else whole)
 
@@ -148,7 +187,9 @@ class TgiWhole(WholeFormatter[TgiFormat]):
         details["prefill"] = [_prompt_token(token) for token in self._answers[0].prefill or ()]
         details["tokens"] = [_token(token) for token in answer.tokens]
         if self._request.num_top_log_probs:
-            details["top_tokens"] = [[_token(other) for other in token.top or ()] for token in answer.tokens]
+            details["top_tokens"] = [
+                [_token(other) for other in token.top or ()] for token in answer.tokens
+            ]
         return details
 
     @staticmethod
@@ -176,7 +217,9 @@ class TgiStream(StepFormatter[TgiFormat]):
         event["generated_text"] = self._full_text(answer.text) if is_last else None
         event["details"] = None
         if is_last and self._format.details:
-            event["details"] = _end(self._request, answer, place=0) | {"input_length": answer.num_prompt_tokens}
+            event["details"] = _end(self._request, answer, place=0) | {
+                "input_length": answer.num_prompt_tokens
+            }
         return self.record(dumps(event))
 
     @classmethod
@@ -185,7 +228,9 @@ class TgiStream(StepFormatter[TgiFormat]):
 
 
 def _end(request: GenerationRequest, answer: Answer, place: int) -> dict[str, Any]:
-    """Return how an answer ended. The one at this `place` among those of a request has the request's seed + `place`."""
+    """Return how an answer ended. The one at this `place` among those of a request has the
+    request's seed + `place`.
+    """
     seed = request.sampling.seed
     return {
         "finish_reason": answer.finish_reason,
@@ -221,15 +266,27 @@ TGI: Api[TgiFormat] = Api(
             Row(errors.EngineLost, 503, "incomplete_generation"),
         ),
         PARAMETERS.wire_names(input_token_ids="inputs"),
-        lambda status: "validation" if status < 500 else "overloaded" if status == 503 else "generation",
+        lambda status: (
+            "validation" if status < 500 else "overloaded" if status == 503 else "generation"
+        ),
     ),
 )
-TGI_GENERATE = replace(TGI, name="tgi_generate", paths=("/generate",), read=partial(read, stream=False))
-TGI_STREAM = replace(TGI, name="tgi_generate_stream", paths=("/generate_stream",), read=partial(read, stream=True))
+TGI_GENERATE = replace(
+    TGI, name="tgi_generate", paths=("/generate",), read=partial(read, stream=False)
+)
+TGI_STREAM = replace(
+    TGI, name="tgi_generate_stream", paths=("/generate_stream",), read=partial(read, stream=True)
+)
 
 # The description, for /openapi.json.
-EXAMPLE = {"inputs": "What is the capital of France?", "parameters": {"max_new_tokens": 8, "details": True}}
-FIELDS = {"inputs": {"type": "string", "minLength": 1}, "parameters": or_null(asked(taken(PARAMETERS)))}
+EXAMPLE = {
+    "inputs": "What is the capital of France?",
+    "parameters": {"max_new_tokens": 8, "details": True},
+}
+FIELDS = {
+    "inputs": {"type": "string", "minLength": 1},
+    "parameters": or_null(asked(taken(PARAMETERS))),
+}
 ENDS = ("length", "eos_token", "stop_sequence")
 PROMPT_TOKEN: dict[str, Form] = {"id": int, "text": str, "logprob": float | None}
 SEQUENCE: dict[str, Form] = {
@@ -243,18 +300,25 @@ SEQUENCE: dict[str, Form] = {
 BEST_OF = [struct("top_tokens", generated_text=str, **SEQUENCE)]
 DETAILS = struct("top_tokens", "best_of_sequences", **SEQUENCE, best_of_sequences=BEST_OF)
 EVENT_TOKENS: dict[str, Form] = {"token": "TgiToken", "top_tokens": ["TgiToken"]}
-EVENT_DETAILS = or_null(struct(finish_reason=ENDS, generated_tokens=int, seed=int | None, input_length=int))
+EVENT_DETAILS = or_null(
+    struct(finish_reason=ENDS, generated_tokens=int, seed=int | None, input_length=int)
+)
 SCHEMAS = {
     "TgiRequest": asked(FIELDS, "inputs", example=EXAMPLE),
     "TgiEitherRequest": asked(FIELDS | {"stream": bool | None}, "inputs", example=EXAMPLE),
     "TgiToken": struct(**PROMPT_TOKEN, special=bool),
     "TgiAnswer": struct("details", generated_text=str, details=DETAILS),
-    "TgiEvent": struct("top_tokens", index=int, **EVENT_TOKENS, generated_text=str | None, details=EVENT_DETAILS),
+    "TgiEvent": struct(
+        "top_tokens", index=int, **EVENT_TOKENS, generated_text=str | None, details=EVENT_DETAILS
+    ),
     "TgiError": struct(error=str, error_type=str),
     "TgiInfo": struct(
         **dict.fromkeys(("model_id", "model_pipeline_tag", "router", "version", "kernels"), str),
         **dict.fromkeys(("model_sha", "sha", "docker_label"), None),
-        **dict.fromkeys(("max_concurrent_requests", "max_best_of", "max_stop_sequences", "max_input_tokens"), int),
+        **dict.fromkeys(
+            ("max_concurrent_requests", "max_best_of", "max_stop_sequences", "max_input_tokens"),
+            int,
+        ),
         **dict.fromkeys(("max_total_tokens", "validation_workers", "max_client_batch_size"), int),
     ),
 }

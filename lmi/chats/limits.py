@@ -1,9 +1,10 @@
 """Limits of time and memory for one rendering of a chat template.
 
-Nothing that a template does may take long or much memory at once, since it holds the interpreter's lock. So before a
-text, a list or a number is made, the size that it can have is spent from a `Budget`, and each container's size with
-all that it refers to is bounded, because writing or comparing one walks through all of it. How deep containers lie in
-each other is bounded too: Python hashes a tuple in a tuple in C, where no limit of recursion saves the stack.
+Nothing that a template does may take long or much memory at once, since it holds the interpreter's
+lock. So before a text, a list or a number is made, the size that it can have is spent from a
+`Budget`, and each container's size with all that it refers to is bounded, because writing or
+comparing one walks through all of it. How deep containers lie in each other is bounded too: Python
+hashes a tuple in a tuple in C, where no limit of recursion saves the stack.
 """
 
 import operator
@@ -25,7 +26,9 @@ MAX_NAME_CHARS = 256  # of an attribute that a filter reads
 MAX_WORK = 100_000_000  # of a search whose work is the product of two lengths
 VIEWS: tuple[type[Any], ...] = type({}.keys()), type({}.values()), type({}.items())
 CONTAINERS: tuple[type[Any], ...] = (list, tuple, dict, *VIEWS, MappingProxyType)
-Method = Callable[["Budget", Any, tuple[Any, ...]], None]  # spends what the call of a method takes at most
+Method = Callable[
+    ["Budget", Any, tuple[Any, ...]], None
+]  # spends what the call of a method takes at most
 
 
 class OutOfRoom(GenerationFailed):
@@ -33,7 +36,8 @@ class OutOfRoom(GenerationFailed):
 
 
 class Extent(NamedTuple):
-    """How large a value is with all that it refers to, as often as it does, and how many containers lie in each other.
+    """How large a value is with all that it refers to, as often as it does, and how many containers
+    lie in each other.
 
     A text and a number have the depth 0, a list of them 1.
     """
@@ -99,7 +103,9 @@ class Budget:
         if extent.num_units > self._max_units:
             raise OutOfRoom(f"the chat template made a list with over {self._max_units} characters")
         if extent.depth > MAX_DEPTH:
-            raise OutOfRoom(f"the chat template made a list with over {MAX_DEPTH} lists in each other")
+            raise OutOfRoom(
+                f"the chat template made a list with over {MAX_DEPTH} lists in each other"
+            )
         self._extents[id(value)] = value, extent
 
     def made(self, value: Any) -> Any:
@@ -131,11 +137,19 @@ class Budget:
         return texts
 
     def operate(self, sign: str, left: Any, right: Any) -> Any:
-        """Check and spend what a binary operation takes. Returns its result where that was made for it."""
+        """Check and spend what a binary operation takes. Returns its result where that was made for
+        it.
+        """
         if isinstance(left, int) and isinstance(right, int):
-            num_bits = left.bit_length() * max(0, right) if sign == "**" else left.bit_length() + right.bit_length()
+            num_bits = (
+                left.bit_length() * max(0, right)
+                if sign == "**"
+                else left.bit_length() + right.bit_length()
+            )
             if num_bits > (MAX_BITS if sign == "**" else 2 * MAX_BITS):
-                raise GenerationFailed(f"the chat template computes with numbers of over {MAX_BITS} bits")
+                raise GenerationFailed(
+                    f"the chat template computes with numbers of over {MAX_BITS} bits"
+                )
         elif sign == "+" and isinstance(left, str):
             self.spend(num_units(left) + (num_units(right) if isinstance(right, str) else 0))
         elif sign == "+" and isinstance(left, list | tuple) and type(left) is type(right):
@@ -165,7 +179,9 @@ class Budget:
         return total
 
     def check_format(self, form: str, values: object) -> None:
-        """Spend what a text that `%` writes takes at most: each field has its width, and may write every value."""
+        """Spend what a text that `%` writes takes at most: each field has its width, and may write
+        every value.
+        """
         widths = [int(digits[:12]) for digits in re.findall(r"\d+", form)]
         if "*" in form and isinstance(values, tuple):
             widths += [abs(value) for value in values if isinstance(value, int)]
@@ -173,9 +189,13 @@ class Budget:
         self.spend(4 * num_units(form) + form.count("%") * one)
 
     def check_heavy(self, values: Iterable[object]) -> None:
-        """Raise OutOfRoom for values that are too many or too large to be sorted or compared with each other."""
+        """Raise OutOfRoom for values that are too many or too large to be sorted or compared with
+        each other.
+        """
         if sum(map(self.size, values)) > MAX_HEAVY_UNITS:
-            raise OutOfRoom(f"the chat template sorts or compares over {MAX_HEAVY_UNITS} characters")
+            raise OutOfRoom(
+                f"the chat template sorts or compares over {MAX_HEAVY_UNITS} characters"
+            )
 
 
 def num_units(text: str) -> int:
@@ -185,18 +205,26 @@ def num_units(text: str) -> int:
 
 def check_count(value: object) -> None:
     if isinstance(value, int) and abs(value) > MAX_COUNT:
-        raise GenerationFailed(f"the chat template gives a filter or a method a number over {MAX_COUNT}")
+        raise GenerationFailed(
+            f"the chat template gives a filter or a method a number over {MAX_COUNT}"
+        )
 
 
 def check_names(values: Iterable[object]) -> None:
     if any(isinstance(value, str) and len(value) > MAX_NAME_CHARS for value in values):
-        raise GenerationFailed(f"the chat template gives a filter a name of over {MAX_NAME_CHARS} characters")
+        raise GenerationFailed(
+            f"the chat template gives a filter a name of over {MAX_NAME_CHARS} characters"
+        )
 
 
 def searched(budget: Budget, text: str, given: tuple[Any, ...]) -> None:
-    """Raise GenerationFailed for a search that may look at each character of `text` for each one of what is given."""
+    """Raise GenerationFailed for a search that may look at each character of `text` for each one of
+    what is given.
+    """
     if any(isinstance(part, str) and len(text) * len(part) > MAX_WORK for part in given):
-        raise GenerationFailed("the chat template searches a long text for a long text from its end")
+        raise GenerationFailed(
+            "the chat template searches a long text for a long text from its end"
+        )
 
 
 def _split(budget: Budget, text: str, given: tuple[Any, ...]) -> None:
@@ -217,15 +245,29 @@ def _expand(budget: Budget, text: str, given: tuple[Any, ...]) -> None:
 def replaced(budget: Budget, text: str, given: tuple[Any, ...]) -> None:
     if len(given) >= 2 and isinstance(given[0], str) and isinstance(given[1], str):
         count = text.count(given[0])
-        limit = given[2] if len(given) > 2 and isinstance(given[2], int) and given[2] >= 0 else count
+        limit = (
+            given[2] if len(given) > 2 and isinstance(given[2], int) and given[2] >= 0 else count
+        )
         budget.spend(num_units(text) + min(count, limit) * num_units(given[1]))
 
 
 ASKING = frozenset(  # methods that make nothing
-    "count endswith find get index items keys isalnum isalpha isascii isdecimal isdigit isidentifier islower isnumeric "
+    "count endswith find get index items keys isalnum isalpha isascii isdecimal isdigit "
+    "isidentifier islower isnumeric "
     "isprintable isspace istitle isupper rfind rindex startswith values".split()
 )
-SHORTENING = "capitalize casefold lower partition removeprefix removesuffix splitlines swapcase title upper".split()
+SHORTENING = (
+    "capitalize",
+    "casefold",
+    "lower",
+    "partition",
+    "removeprefix",
+    "removesuffix",
+    "splitlines",
+    "swapcase",
+    "title",
+    "upper",
+)
 OF_TEXT: Mapping[str, Method] = {
     **dict.fromkeys(("strip", "lstrip", "rstrip", "rfind", "rindex", "rpartition"), searched),
     **dict.fromkeys(("split", "rsplit"), _split),
@@ -233,7 +275,9 @@ OF_TEXT: Mapping[str, Method] = {
     "expandtabs": _expand,
     "replace": replaced,
 }
-METHODS: Mapping[type, Collection[str]] = {  # whose results are no larger than what is there, or measured when there
+METHODS: Mapping[
+    type, Collection[str]
+] = {  # whose results are no larger than what is there, or measured when there
     str: {*ASKING, *SHORTENING, *OF_TEXT},
     dict: ("get", "items", "keys", "values", "copy"),
     list: ("index", "count", "copy"),
@@ -242,11 +286,14 @@ METHODS: Mapping[type, Collection[str]] = {  # whose results are no larger than 
 
 
 def check_method(budget: Budget, owner: object, name: str, given: tuple[Any, ...]) -> None:
-    """Spend what the call of a built-in method takes. Raises GenerationFailed for one that templates do not have."""
+    """Spend what the call of a built-in method takes. Raises GenerationFailed for one that
+    templates do not have.
+    """
     kind = next((kind for kind in METHODS if isinstance(owner, kind)), object)
     if name not in METHODS.get(kind, ()):
         raise GenerationFailed(
-            f"the chat template calls {type(owner).__name__}.{name}, which templates cannot call here"
+            f"the chat template calls {type(owner).__name__}.{name}, which templates cannot call "
+            f"here"
         )
     if kind is str and name in OF_TEXT:
         OF_TEXT[name](budget, owner, given)

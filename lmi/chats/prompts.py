@@ -1,8 +1,10 @@
-"""The prompts of chats: the model's template writes them, and what content spells of special tokens stays text.
+"""The prompts of chats: the model's template writes them, and what content spells of special tokens
+stays text.
 
-A special token, such as `<|im_start|>`, is a template's to write; in content it would forge a role. So content is
-marked before the template renders it: a character that no text should have breaks each spelling, also one that two
-contents spell together. The marks of the rendered text show the tokenizer which spellings it should encode as text.
+A special token, such as `<|im_start|>`, is a template's to write; in content it would forge a role.
+So content is marked before the template renders it: a character that no text should have breaks
+each spelling, also one that two contents spell together. The marks of the rendered text show the
+tokenizer which spellings it should encode as text.
 """
 
 import re
@@ -18,7 +20,9 @@ from lmi.settings.config import ModelConfig
 from lmi.text.tokenizer import Tokenizer
 from lmi.types import Chat
 
-MARK = "\ufdd0"  # one of Unicode's noncharacters; content that has it nevertheless has two for one while it is marked
+# one of Unicode's noncharacters; content that has it nevertheless has two for one while it is
+# marked
+MARK = "\ufdd0"
 MARKS = re.compile(f"{MARK}{MARK}?")
 MAX_SPECIAL_CHARS = 256
 NUM_LOOKED_AT = 4  # characters of a special token, by which a pattern finds where one may begin
@@ -27,29 +31,48 @@ NUM_LOOKED_AT = 4  # characters of a special token, by which a pattern finds whe
 class ChatPrompts:
     """Writes the prompts of one model's chats."""
 
-    def __init__(self, templates: dict[str, str], source: str, model: ModelConfig, tokenizer: Tokenizer) -> None:
-        from lmi.chats.template import ChatTemplate  # with Jinja, which a model without a template does not need
+    def __init__(
+        self, templates: dict[str, str], source: str, model: ModelConfig, tokenizer: Tokenizer
+    ) -> None:
+        from lmi.chats.template import (
+            ChatTemplate,
+        )  # with Jinja, which a model without a template does not need
 
-        self._template = ChatTemplate(templates, tokenizer.special_tokens, source=source, tells_tools=model.tells_tools)
-        specials = () if model.special_tokens_in_content else (text for text, _ in tokenizer.special_texts.values())
+        self._template = ChatTemplate(
+            templates, tokenizer.special_tokens, source=source, tells_tools=model.tells_tools
+        )
+        specials = (
+            ()
+            if model.special_tokens_in_content
+            else (text for text, _ in tokenizer.special_texts.values())
+        )
         self._forgery = Forgery(specials)
 
     @classmethod
     def of(cls, model: ModelConfig, tokenizer: Tokenizer) -> Self | None:
-        """Return None for a model without a template. Raises ModelUnusable or BadConfiguration for a broken one."""
+        """Return None for a model without a template. Raises ModelUnusable or BadConfiguration for
+        a broken one.
+        """
         templates, source = find_templates(Path(model.path), model.chat_template)
         return cls(templates, source, model, tokenizer) if templates else None
 
     def render(self, chat: Chat, image_placeholder: str) -> tuple[str, list[int]]:
-        """Return the prompt, and the places in it where content spells special tokens. It may take seconds.
+        """Return the prompt, and the places in it where content spells special tokens. It may take
+        seconds.
 
-        Raises InvalidRequest if the template refuses the messages, and GenerationFailed if it exceeds a limit.
+        Raises InvalidRequest if the template refuses the messages, and GenerationFailed if it
+        exceeds a limit.
         """
-        said = {name: self._marked(name, getattr(chat, name)) for name in ("messages", "tools", "variables")}
+        said = {
+            name: self._marked(name, getattr(chat, name))
+            for name in ("messages", "tools", "variables")
+        }
         return self._forgery.unmark(self._template.render(replace(chat, **said), image_placeholder))
 
     def _marked(self, name: str, value: Any) -> Any:
-        """Return what a client gave for a chat with marks in its texts. Raises InvalidParameter if it is too deep."""
+        """Return what a client gave for a chat with marks in its texts. Raises InvalidParameter if
+        it is too deep.
+        """
         try:
             return self._forgery.mark(value)
         except RecursionError:
@@ -73,9 +96,12 @@ class Forgery:
         for first, length in sorted({(text[0], len(text)) for text in self._specials}):
             self._lengths.setdefault(first, []).append(length)
 
-        # It takes one look at each of a few characters: a pattern of all special tokens would try each of them.
+        # It takes one look at each of a few characters: a pattern of all special tokens would try
+        # each of them.
         num_looked_at = min(NUM_LOOKED_AT, *map(len, self._in_order or [""]))
-        chars_at = [_one_of({text[place] for text in self._specials}) for place in range(num_looked_at)]
+        chars_at = [
+            _one_of({text[place] for text in self._specials}) for place in range(num_looked_at)
+        ]
         self._may_begin = re.compile(f"{''.join(chars_at[:1])}(?={''.join(chars_at[1:])})")
 
     def mark(self, value: Any) -> Any:
@@ -84,15 +110,21 @@ class Forgery:
             return value
         if isinstance(value, str):
             text = value.replace(MARK, 2 * MARK)
-            return self._may_begin.sub(self._marked, text) + (MARK if self._ends_in_beginning(text) else "")
+            return self._may_begin.sub(self._marked, text) + (
+                MARK if self._ends_in_beginning(text) else ""
+            )
         if isinstance(value, dict):
             return {self.mark(name): self.mark(each) for name, each in value.items()}
         return [self.mark(each) for each in value] if isinstance(value, (list, tuple)) else value
 
     def _marked(self, found: re.Match[str]) -> str:
-        """Return the character at which a special token may begin, with a mark if one does. They may overlap."""
+        """Return the character at which a special token may begin, with a mark if one does. They
+        may overlap.
+        """
         char, start = found[0], found.start()
-        is_special = any(found.string[start : start + length] in self._specials for length in self._lengths[char])
+        is_special = any(
+            found.string[start : start + length] in self._specials for length in self._lengths[char]
+        )
         return char + MARK if is_special else char
 
     def _ends_in_beginning(self, text: str) -> bool:
@@ -102,7 +134,9 @@ class Forgery:
         return any(self._is_beginning(text[place:]) for place in places)
 
     def _is_beginning(self, text: str) -> bool:
-        """Whether a special token begins with a text and is longer. In order, such a one is the next after it."""
+        """Whether a special token begins with a text and is longer. In order, such a one is the
+        next after it.
+        """
         index = bisect_right(self._in_order, text)
         return index < len(self._in_order) and self._in_order[index].startswith(text)
 

@@ -1,7 +1,9 @@
-"""The environment in which the templates of chats are compiled and run: Jinja's sandbox under `limits.py`.
+"""The environment in which the templates of chats are compiled and run: Jinja's sandbox under
+`limits.py`.
 
-Each filter and test is Jinja's own, after what it may take was spent. Those that take long, and that no chat template
-uses, are away. `BoundedTree` puts others, in whose names there is a blank, where a template makes values or takes time.
+Each filter and test is Jinja's own, after what it may take was spent. Those that take long, and
+that no chat template uses, are away. `BoundedTree` puts others, in whose names there is a blank,
+where a template makes values or takes time.
 """
 
 import json
@@ -24,11 +26,32 @@ from lmi.settings.chat_templates import MAX_TEMPLATE_CHARS
 
 MAX_SHORT_CHARS = 1000  # of a form of dates, and of the message of an exception
 MAX_NAMES_IN_BRANCHES = 1_000_000  # takes about a second; large templates have some ten thousand
-WITHOUT = ("pprint", "striptags", "urlize", "wordwrap", "xmlattr")  # filters that take long and no chat template uses
+WITHOUT = (
+    "pprint",
+    "striptags",
+    "urlize",
+    "wordwrap",
+    "xmlattr",
+)  # filters that take long and no chat template uses
 MEASURED = ("capitalize", "e", "escape", "forceescape", "lower", "string", "upper")
-HEAVY = "dictsort filesizeformat groupby max min random sort title truncate unique urlencode wordcount".split()
+HEAVY = (
+    "dictsort",
+    "filesizeformat",
+    "groupby",
+    "max",
+    "min",
+    "random",
+    "sort",
+    "title",
+    "truncate",
+    "unique",
+    "urlencode",
+    "wordcount",
+)
 NAMING = ("attr", "map", "reject", "rejectattr", "select", "selectattr")
-TIMED_TESTS = "!= < <= == > >= eq equalto ge greaterthan gt in le lessthan lower lt ne upper".split()
+TIMED_TESTS = (
+    "!= < <= == > >= eq equalto ge greaterthan gt in le lessthan lower lt ne upper".split()
+)
 OF_NUMBERS = ("divisibleby", "even", "odd")
 CLOCK, MADE, PART = " clock", " made", " part"
 CONCAT, LISTED = " concat", " listed"
@@ -39,19 +62,24 @@ Filter = Callable[..., Any]
 class TemplateEnvironment(sandbox.ImmutableSandboxedEnvironment):
     """The environment of one model's templates, which may render in several threads.
 
-    No expression is computed when a template is compiled. Each loop, macro, call and comparison looks at the clock.
-    What makes a text, a list or a number from others spends from the rendering's budget first: operators, literals,
-    slices, methods, and the filters, some of which chat templates do not have here.
+    No expression is computed when a template is compiled. Each loop, macro, call and comparison
+    looks at the clock. What makes a text, a list or a number from others spends from the
+    rendering's budget first: operators, literals, slices, methods, and the filters, some of which
+    chat templates do not have here.
     """
 
     intercepted_binops = frozenset(sandbox.ImmutableSandboxedEnvironment.default_binop_table)
 
     def __init__(self, max_render_s: float, max_units: int) -> None:
         extensions = [_GenerationTag, ext.loopcontrols]
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=extensions, optimized=False)
+        super().__init__(
+            trim_blocks=True, lstrip_blocks=True, extensions=extensions, optimized=False
+        )
         self._limits = max_render_s, max_units
         self._local = threading.local()
-        self.globals.update(namespace=_Namespace, raise_exception=raise_exception, strftime_now=strftime_now)
+        self.globals.update(
+            namespace=_Namespace, raise_exception=raise_exception, strftime_now=strftime_now
+        )
         del self.globals["lipsum"]
         self._bound_filters()
 
@@ -103,7 +131,9 @@ class TemplateEnvironment(sandbox.ImmutableSandboxedEnvironment):
         return "".join(found)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        if not isinstance(value, BuiltinMethodType | MethodType) or not isinstance(value.__self__, str):
+        if not isinstance(value, BuiltinMethodType | MethodType) or not isinstance(
+            value.__self__, str
+        ):
             return None
         if value.__name__ not in ("format", "format_map"):
             return None
@@ -125,14 +155,24 @@ class TemplateEnvironment(sandbox.ImmutableSandboxedEnvironment):
         filters: dict[str, Any] = self.filters
         for name in WITHOUT:
             del filters[name]
-        for names, bound in ((MEASURED, self._measured), (HEAVY, self._heavy), (NAMING, self._naming)):
+        for names, bound in (
+            (MEASURED, self._measured),
+            (HEAVY, self._heavy),
+            (NAMING, self._naming),
+        ):
             filters.update({name: bound(filters[name]) for name in names})
-        filters |= {name[3:]: getattr(self, name) for name in vars(TemplateEnvironment) if name.startswith("do_")}
+        filters |= {
+            name[3:]: getattr(self, name)
+            for name in vars(TemplateEnvironment)
+            if name.startswith("do_")
+        }
         ours: dict[str, Filter] = {
             CLOCK: self._in_time,
             MADE: lambda value: self.budget.made(value),
             PART: lambda value, *ends: self.budget.made(value[slice(*ends)]),
-            CONCAT: lambda *values: self.concat([v if isinstance(v, str) else str(v) for v in values]),
+            CONCAT: lambda *values: self.concat(
+                [v if isinstance(v, str) else str(v) for v in values]
+            ),
             LISTED: lambda values: self.budget.listed(values),
         }
         filters.update({name: _in_context(function) for name, function in ours.items()})
@@ -188,7 +228,9 @@ class TemplateEnvironment(sandbox.ImmutableSandboxedEnvironment):
 
     def do_slice(self, value: Any, slices: int, fill_with: Any = None) -> Iterator[Any]:
         check_count(slices)
-        return map(self.budget.made, plain.sync_do_slice(self.budget.listed(value), slices, fill_with))
+        return map(
+            self.budget.made, plain.sync_do_slice(self.budget.listed(value), slices, fill_with)
+        )
 
     @jinja2.pass_eval_context
     def do_join(self, eval_ctx: Any, value: Any, d: str = "", attribute: Any = None) -> str:
@@ -197,15 +239,21 @@ class TemplateEnvironment(sandbox.ImmutableSandboxedEnvironment):
             value = map(plain.make_attrgetter(self, attribute), value)
         return plain.sync_do_join(eval_ctx, self.budget.joined(value, str(d)), d)
 
-    def do_indent(self, s: Any, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
+    def do_indent(
+        self, s: Any, width: int | str = 4, first: bool = False, blank: bool = False
+    ) -> str:
         s = s if isinstance(s, str) else str(s)
         check_count(width)
         self.budget.spend(num_units(s))
-        self.budget.spend((len(s.splitlines()) + 1) * (num_units(width) if isinstance(width, str) else width))
+        self.budget.spend(
+            (len(s.splitlines()) + 1) * (num_units(width) if isinstance(width, str) else width)
+        )
         return plain.do_indent(s, width, first, blank)
 
     @jinja2.pass_eval_context
-    def do_replace(self, eval_ctx: Any, s: Any, old: Any, new: Any, count: int | None = None) -> str:
+    def do_replace(
+        self, eval_ctx: Any, s: Any, old: Any, new: Any, count: int | None = None
+    ) -> str:
         s, old, new = (value if isinstance(value, str) else str(value) for value in (s, old, new))
         limits.replaced(self.budget, s, (old, new) if count is None else (old, new, count))
         return str(self.budget.made(plain.do_replace(eval_ctx, s, old, new, count)))
@@ -225,13 +273,17 @@ class TemplateEnvironment(sandbox.ImmutableSandboxedEnvironment):
 
     def do_round(self, value: float, precision: int = 0, method: Any = "common") -> float:
         if isinstance(precision, int) and abs(precision) > limits.MAX_BITS // 4:
-            raise GenerationFailed(f"the chat template rounds to over {limits.MAX_BITS // 4} places")
+            raise GenerationFailed(
+                f"the chat template rounds to over {limits.MAX_BITS // 4} places"
+            )
         return plain.do_round(value, precision, method)
 
     def do_int(self, *args: Any, **kwargs: Any) -> Any:
         number = plain.do_int(*args, **kwargs)
         if number.bit_length() > limits.MAX_BITS:
-            raise GenerationFailed(f"the chat template reads a number of over {limits.MAX_BITS} bits")
+            raise GenerationFailed(
+                f"the chat template reads a number of over {limits.MAX_BITS} bits"
+            )
         return number
 
     def do_reverse(self, value: Any) -> Any:
@@ -253,7 +305,9 @@ class TemplateEnvironment(sandbox.ImmutableSandboxedEnvironment):
         self.budget.size(value)
         check_count(indent)
         check_names((indent, *(separators or ())))
-        encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+        encoder = json.JSONEncoder(
+            ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+        )
         if indent is not None:
             return self.concat(encoder.iterencode(value))
         return str(self.budget.made(encoder.encode(value)))
@@ -297,12 +351,16 @@ def raise_exception(message: object) -> None:
 
 def strftime_now(form: str) -> str:
     if len(form) > MAX_SHORT_CHARS:
-        raise GenerationFailed(f"the chat template writes a date in a form of over {MAX_SHORT_CHARS} characters")
+        raise GenerationFailed(
+            f"the chat template writes a date in a form of over {MAX_SHORT_CHARS} characters"
+        )
     return datetime.now().strftime(form)
 
 
 def _in_context(function: Filter) -> Filter:
-    """Return a filter that needs a rendering, so that it is not computed when a template is compiled."""
+    """Return a filter that needs a rendering, so that it is not computed when a template is
+    compiled.
+    """
 
     @jinja2.pass_context
     def bounded(context: Any, *given: Any) -> Any:
@@ -342,7 +400,10 @@ class BoundedTree(visitor.NodeTransformer):
             case nodes.List() | nodes.Tuple(ctx="load") if not _is_const(node):
                 return _filtered(node, MADE)
             case nodes.Getitem(arg=nodes.Slice() as part):
-                ends = (nodes.Const(None) if end is None else end for end in (part.start, part.stop, part.step))
+                ends = (
+                    nodes.Const(None) if end is None else end
+                    for end in (part.start, part.stop, part.step)
+                )
                 return _filtered(node.node, PART, *ends)
             case nodes.Compare() if not _is_short(node):
                 return _filtered(node, CLOCK)
@@ -350,17 +411,23 @@ class BoundedTree(visitor.NodeTransformer):
 
 
 def check_branches(tree: nodes.Template) -> None:
-    """Raise TemplateError for a template that Jinja compiles for long: it copies all names for each branch."""
+    """Raise TemplateError for a template that Jinja compiles for long: it copies all names for each
+    branch.
+    """
     num_names = len({node.name for node in tree.find_all(nodes.Name)})
     num_branches = sum(1 for _ in tree.find_all(nodes.If))
     if num_names * num_branches > MAX_NAMES_IN_BRANCHES:
-        raise jinja2.TemplateError(f"over {MAX_NAMES_IN_BRANCHES} names in branches: {num_names} x {num_branches}")
+        raise jinja2.TemplateError(
+            f"over {MAX_NAMES_IN_BRANCHES} names in branches: {num_names} x {num_branches}"
+        )
 
 
 def _is_short(node: nodes.Compare) -> bool:
     """Whether a comparison is with a constant, and so takes no longer than the constant is long."""
     first, *more = node.ops
-    return not more and (_is_const(first.expr) or (_is_const(node.expr) and first.op not in ("in", "notin")))
+    return not more and (
+        _is_const(first.expr) or (_is_const(node.expr) and first.op not in ("in", "notin"))
+    )
 
 
 def _filtered(node: nodes.Node, name: str, *args: nodes.Node) -> nodes.Expr:

@@ -1,7 +1,7 @@
 """Renders messages to a prompt, with the model's Jinja template.
 
-The sandbox, filters and globals are those of transformers' `apply_chat_template`, and so is the result. A template is
-code from the model folder, so its time and memory have limits (`limits.py`).
+The sandbox, filters and globals are those of transformers' `apply_chat_template`, and so is the
+result. A template is code from the model folder, so its time and memory have limits (`limits.py`).
 """
 
 import itertools
@@ -21,11 +21,16 @@ from lmi.types import Chat
 
 MAX_PROMPT_CHARS = 64 << 20
 MAX_RENDER_S = 2.0
-MAX_COPIES = 16  # that a template may make of its messages; a template that makes more is at fault itself
+MAX_COPIES = (
+    16  # that a template may make of its messages; a template that makes more is at fault itself
+)
 PROBE = "Is this text there?"  # written by a template that takes the form of a content
-END = "\ufdd1 "  # of a message that is continued: a noncharacter, and a space that is lost where a template trims
+# of a message that is continued: a noncharacter, and a space that is lost where a template trims
+END = "\ufdd1 "
 
-REASONING = re.compile(r"\breasoning\b")  # vLLM's name of thoughts; messages have DeepSeek's, reasoning_content
+REASONING = re.compile(
+    r"\breasoning\b"
+)  # vLLM's name of thoughts; messages have DeepSeek's, reasoning_content
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -53,18 +58,26 @@ class ChatTemplate:
         self._may_take_parts = any("type" in text for text in templates.values())
         self._reads_reasoning = any(REASONING.search(text) for text in templates.values())
         try:
-            self._templates = {name: self._environment.compile_bounded(text) for name, text in templates.items()}
+            self._templates = {
+                name: self._environment.compile_bounded(text) for name, text in templates.items()
+            }
         except jinja2.TemplateError as error:
-            place = f", line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
+            place = (
+                f", line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
+            )
             raise errors.ModelUnusable(f"{source}: {errors.cause_line(error)}{place}") from error
         except (RecursionError, MemoryError, SyntaxError, ValueError, OverflowError) as error:
-            raise errors.ModelUnusable(f"{source}: too deep or too large: {errors.cause_line(error)}") from error
+            raise errors.ModelUnusable(
+                f"{source}: too deep or too large: {errors.cause_line(error)}"
+            ) from error
 
     def render(self, chat: Chat, image_placeholder: str = "") -> str:
-        """Return the prompt. An image is written by the template, or else `image_placeholder` stands for it.
+        """Return the prompt. An image is written by the template, or else `image_placeholder`
+        stands for it.
 
-        Where it refuses a late message of the system, or a second one of the user, the message before says the same.
-        Raises InvalidRequest if the template refuses the messages, and GenerationFailed if it exceeds a limit.
+        Where it refuses a late message of the system, or a second one of the user, the message
+        before says the same. Raises InvalidRequest if the template refuses the messages, and
+        GenerationFailed if it exceeds a limit.
         """
         if chat.tools and self._tells_tools:
             said = tools.in_words(chat.messages, chat.tools, takes_system=self._takes_system)
@@ -73,7 +86,10 @@ class ChatTemplate:
         messages = with_reasoning(chat.messages) if self._reads_reasoning else chat.messages
         if chat.continue_final_message:
             said = messages[-1]["content"]
-            messages = [*messages[:-1], {**messages[-1], "content": said + ([END] if isinstance(said, list) else END)}]
+            messages = [
+                *messages[:-1],
+                {**messages[-1], "content": said + ([END] if isinstance(said, list) else END)},
+            ]
         if not are_in_turns(messages):
             messages = in_turns(messages, self._refused_late)
         text = self._render(replace(chat, messages=self._in_its_form(messages, image_placeholder)))
@@ -86,7 +102,9 @@ class ChatTemplate:
         return prompt if behind.startswith(" ") else prompt.rstrip()
 
     def _in_its_form(self, messages: Messages, placeholder: str) -> Messages:
-        """Return the messages with contents that are texts, or lists of parts, as the template takes them."""
+        """Return the messages with contents that are texts, or lists of parts, as the template
+        takes them.
+        """
         takes_texts, takes_parts = self._forms
         has_images = any(isinstance(message.get("content"), list) for message in messages)
         if takes_parts and (has_images or not takes_texts):
@@ -134,21 +152,44 @@ class ChatTemplate:
 
     def _render(self, chat: Chat) -> str:
         template = self._templates.get("tool_use") if chat.tools else None
-        template = template or self._templates.get("default") or next(iter(self._templates.values()))
-        known = {"messages": chat.messages, "tools": chat.tools, "add_generation_prompt": chat.add_generation_prompt}
+        template = (
+            template or self._templates.get("default") or next(iter(self._templates.values()))
+        )
+        known = {
+            "messages": chat.messages,
+            "tools": chat.tools,
+            "add_generation_prompt": chat.add_generation_prompt,
+        }
         try:
-            return self._write(template, {**chat.variables, **self._special_tokens, "documents": None, **known})
+            return self._write(
+                template, {**chat.variables, **self._special_tokens, "documents": None, **known}
+            )
         except (OutOfRoom, RecursionError, MemoryError) as error:
-            if _is_large((chat.messages, chat.tools, chat.variables), self._max_prompt_chars // MAX_COPIES):
-                raise errors.InvalidRequest(f"the messages are too long or deep for the template: {error}") from error
+            if _is_large(
+                (chat.messages, chat.tools, chat.variables), self._max_prompt_chars // MAX_COPIES
+            ):
+                raise errors.InvalidRequest(
+                    f"the messages are too long or deep for the template: {error}"
+                ) from error
             if isinstance(error, OutOfRoom):
                 raise
-            raise errors.GenerationFailed("the chat template used up the stack or the memory") from error
+            raise errors.GenerationFailed(
+                "the chat template used up the stack or the memory"
+            ) from error
         except errors.GenerationFailed:
             raise
-        except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+        except (
+            jinja2.TemplateError,
+            TypeError,
+            ValueError,
+            LookupError,
+            AttributeError,
+            ArithmeticError,
+        ) as error:
             fault = errors.cause_line(error)
-            raise errors.InvalidRequest(f"the chat template does not take these messages: {fault}") from error
+            raise errors.InvalidRequest(
+                f"the chat template does not take these messages: {fault}"
+            ) from error
 
     def _write(self, template: jinja2.Template, variables: Mapping[str, Any]) -> str:
         self._environment.begin()
@@ -165,7 +206,9 @@ class ChatTemplate:
 def with_reasoning(messages: Messages) -> Messages:
     """Return the messages with their thoughts under a second name."""
     return [
-        {**message, "reasoning": message["reasoning_content"]} if "reasoning_content" in message else message
+        {**message, "reasoning": message["reasoning_content"]}
+        if "reasoning_content" in message
+        else message
         for message in messages
     ]
 
@@ -177,9 +220,11 @@ def are_in_turns(messages: Messages) -> bool:
 
 
 def in_turns(messages: Messages, refused: Container[str]) -> Messages:
-    """Return the messages without late ones of the system and second ones of the user, if these are `refused`.
+    """Return the messages without late ones of the system and second ones of the user, if these are
+    `refused`.
 
-    The message before says the same, so that the prompt grows at its end alone. After an answer the user says it.
+    The message before says the same, so that the prompt grows at its end alone. After an answer the
+    user says it.
     """
     said: list[Mapping[str, Any]] = []
     for message in messages:
@@ -189,20 +234,30 @@ def in_turns(messages: Messages, refused: Container[str]) -> Messages:
         else:
             is_joined = role == last == "user" and role in refused
         if is_joined:
-            said[-1] = {**said[-1], "content": _joined(said[-1].get("content"), message.get("content"))}
+            said[-1] = {
+                **said[-1],
+                "content": _joined(said[-1].get("content"), message.get("content")),
+            }
         else:
             said.append({**message, "role": role})
     return said
 
 
 def _joined(first: object, second: object) -> object:
-    both: list[Any] = [part for each in (first, second) for part in (each if isinstance(each, list) else [each or ""])]
+    both: list[Any] = [
+        part
+        for each in (first, second)
+        for part in (each if isinstance(each, list) else [each or ""])
+    ]
     return both if isinstance(first, list) or isinstance(second, list) else "\n".join(both)
 
 
 def parts(content: object) -> list[dict[str, str]]:
     said = content if isinstance(content, list) else [content or ""]
-    return [{"type": "text", "text": part} if isinstance(part, str) else {"type": "image"} for part in said]
+    return [
+        {"type": "text", "text": part} if isinstance(part, str) else {"type": "image"}
+        for part in said
+    ]
 
 
 def of_texts(messages: Messages, placeholder: str) -> Messages:
@@ -213,7 +268,8 @@ def of_texts(messages: Messages, placeholder: str) -> Messages:
         if not isinstance(content, list):
             return content
         return "\n".join(
-            each if isinstance(each, str) else placeholder.replace("{n}", str(next(numbers))) for each in content
+            each if isinstance(each, str) else placeholder.replace("{n}", str(next(numbers)))
+            for each in content
         )
 
     return [{**message, "content": text(message.get("content"))} for message in messages]

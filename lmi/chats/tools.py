@@ -1,6 +1,8 @@
-"""Tools in words, for a template that does not show them to the model: a text of the system, and calls as texts.
+"""Tools in words, for a template that does not show them to the model: a text of the system, and
+calls as texts.
 
-The form of a call is that of Hermes and Qwen, which most models have seen. tests/chats/test_tools.py shows each text.
+The form of a call is that of Hermes and Qwen, which most models have seen.
+tests/chats/test_tools.py shows each text.
 """
 
 import json
@@ -43,7 +45,10 @@ def _said(message: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a message without fields that only a template with tools reads."""
     content = message.get("content") or ""
     if message["role"] in ("tool", "function"):
-        return {"role": "user", "content": _joined("<tool_response>", content, "</tool_response>", between="\n")}
+        return {
+            "role": "user",
+            "content": _joined("<tool_response>", content, "</tool_response>", between="\n"),
+        }
 
     if "tool_calls" not in message:
         return message
@@ -61,7 +66,11 @@ def _joined(*contents: Any, between: str = "\n\n") -> Any:
     if all(isinstance(content, str) for content in contents):
         return between.join(contents)
 
-    return [part for content in contents for part in (content if isinstance(content, list) else [content])]
+    return [
+        part
+        for content in contents
+        for part in (content if isinstance(content, list) else [content])
+    ]
 
 
 def _json(value: object) -> str:

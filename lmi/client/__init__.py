@@ -1,1 +1,3 @@
-"""Commands that ask a server through OpenAI's API: a talk in the terminal, and files of requests."""
+"""Commands that ask a server through OpenAI's API: a talk in the terminal, and files of
+requests.
+"""

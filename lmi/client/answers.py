@@ -1,6 +1,8 @@
-"""Reads what a server answers, which may be any server: how much it sends, and in which form, is not known before.
+"""Reads what a server answers, which may be any server: how much it sends, and in which form, is
+not known before.
 
-What is too long is not read to its end. Whatever has another form than OpenAI's API gives it is an OddAnswer.
+What is too long is not read to its end. Whatever has another form than OpenAI's API gives it is an
+OddAnswer.
 """
 
 import math
@@ -27,7 +29,9 @@ class OddAnswer(ValueError):
 
 
 class LineCutter:
-    """Cuts the pieces of an answer into lines. Neither a line nor all of them together may be endless."""
+    """Cuts the pieces of an answer into lines. Neither a line nor all of them together may be
+    endless.
+    """
 
     def __init__(self) -> None:
         self._num_bytes = 0
@@ -73,7 +77,9 @@ async def lines_of_async(pieces: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
 
 
 class Whole:
-    """Puts the pieces of an answer together, of an answer that is no success as many as an error needs."""
+    """Puts the pieces of an answer together, of an answer that is no success as many as an error
+    needs.
+    """
 
     def __init__(self, is_success: bool) -> None:
         self._is_success = is_success
@@ -193,7 +199,10 @@ def pause_of(headers: Mapping[str, str]) -> tuple[float, str]:
     if math.isnan(pause_s):
         return PAUSE_S, ""
     if pause_s > MAX_PAUSE_S:
-        return MAX_PAUSE_S, f"the server says Retry-After: {shorten(asked)}; asking again after {MAX_PAUSE_S:g} s"
+        return (
+            MAX_PAUSE_S,
+            f"the server says Retry-After: {shorten(asked)}; asking again after {MAX_PAUSE_S:g} s",
+        )
     return max(0.0, pause_s), ""
 
 

@@ -1,4 +1,6 @@
-"""What asks a server through OpenAI's API: `lmi chat`, `lmi complete`, and `lmi run-batch` for a file of requests."""
+"""What asks a server through OpenAI's API: `lmi chat`, `lmi complete`, and `lmi run-batch` for a
+file of requests.
+"""
 
 import asyncio
 import codecs
@@ -42,18 +44,26 @@ def headers_of(api_key: str | None) -> dict[str, str]:
 
 
 class Talk:
-    """A server and the model of it that answers. Raises ClickException if it does not answer, or refuses."""
+    """A server and the model of it that answers. Raises ClickException if it does not answer, or
+    refuses.
+    """
 
-    def __init__(self, url: str, model: str | None, api_key: str | None, **parameters: float | None) -> None:
+    def __init__(
+        self, url: str, model: str | None, api_key: str | None, **parameters: float | None
+    ) -> None:
         """`parameters` are fields of each request, as temperature; None leaves one out."""
         self._url = url
         timeout = httpx2.Timeout(5.0, read=None)
-        self._client = httpx2.Client(base_url=base_of(url), headers=headers_of(api_key), timeout=timeout)
+        self._client = httpx2.Client(
+            base_url=base_of(url), headers=headers_of(api_key), timeout=timeout
+        )
         self._parameters = {name: value for name, value in parameters.items() if value is not None}
         self._model = model
         if not model:
             with self._answers(), self._asked("GET", "models") as response:
-                self._model = answers.first_model_of(answers.whole_of(response.iter_bytes(), is_success=True))
+                self._model = answers.first_model_of(
+                    answers.whole_of(response.iter_bytes(), is_success=True)
+                )
 
     def close(self) -> None:
         self._client.close()
@@ -68,7 +78,9 @@ class Talk:
 
         for text in [quick] if quick else _typed(clear):
             messages.append({"role": "user", "content": text})
-            said = _show(self._stream("chat/completions", {"messages": messages}, answers.delta_text))
+            said = _show(
+                self._stream("chat/completions", {"messages": messages}, answers.delta_text)
+            )
             messages.append({"role": "assistant", "content": said})
 
     def complete(self, quick: str | None) -> None:
@@ -77,7 +89,9 @@ class Talk:
             _show(self._stream("completions", {"prompt": text}, answers.completion_text))
 
     def _stream(self, path: str, body: Json, text_of: Callable[[Json], str]) -> Iterator[str]:
-        """Yield the text of each choice of a streamed answer. Who leaves the loop leaves the answer."""
+        """Yield the text of each choice of a streamed answer. Who leaves the loop leaves the
+        answer.
+        """
         fields = {"model": self._model, "stream": True, **self._parameters, **body}
         with self._answers(), self._asked("POST", path, fields) as response:
             for line in answers.lines_of(response.iter_bytes()):
@@ -93,13 +107,19 @@ class Talk:
 
     @contextmanager
     def _answers(self) -> Iterator[None]:
-        """Raise ClickException where the server is lost, or where its answer is none of OpenAI's API."""
+        """Raise ClickException where the server is lost, or where its answer is none of OpenAI's
+        API.
+        """
         try:
             yield
         except httpx2.TransportError as error:
-            raise click.ClickException(f"no server answers at {self._url}: {error}; {_advice(error)}") from None
+            raise click.ClickException(
+                f"no server answers at {self._url}: {error}; {_advice(error)}"
+            ) from None
         except (OddAnswer, httpx2.DecodingError) as error:
-            raise click.ClickException(f"{self._url} does not answer as OpenAI's API does: {error}") from None
+            raise click.ClickException(
+                f"{self._url} does not answer as OpenAI's API does: {error}"
+            ) from None
 
     def _asked(self, method: str, path: str, body: object = None) -> closing[httpx2.Response]:
         """Return a response of 200, whose body is not read. Raises ClickException for any other."""
@@ -109,7 +129,9 @@ class Talk:
             return closing(response)
 
         with closing(response):
-            refusal = answers.json_or_page(answers.whole_of(response.iter_bytes(), is_success=False))
+            refusal = answers.json_or_page(
+                answers.whole_of(response.iter_bytes(), is_success=False)
+            )
             raise click.ClickException(f"{response.status_code}: {answers.message_of(refusal)}")
 
 
@@ -134,7 +156,11 @@ def _typed(clear: Callable[[], None] = lambda: None) -> Iterator[str]:
         try:
             line = input("> " if is_terminal else "").strip()
             is_quoted = line.startswith(QUOTES)
-            text = _quoted(line.removeprefix(QUOTES), "  " if is_terminal else "") if is_quoted else line
+            text = (
+                _quoted(line.removeprefix(QUOTES), "  " if is_terminal else "")
+                if is_quoted
+                else line
+            )
         except EOFError:
             return
         except KeyboardInterrupt:
@@ -152,7 +178,9 @@ def _typed(clear: Callable[[], None] = lambda: None) -> Iterator[str]:
 
 
 def _quoted(first: str, prompt: str) -> str:
-    """Return the text up to the next three quotes, of which `first` is the first line. The end of all ends it too."""
+    """Return the text up to the next three quotes, of which `first` is the first line. The end of
+    all ends it too.
+    """
     lines = [first]
     while not lines[-1].rstrip().endswith(QUOTES):
         try:
@@ -170,19 +198,25 @@ def _show(pieces: Iterator[str]) -> str:
         for piece in pieces:
             said += piece
             # What a model says must not command the terminal.
-            click.echo("".join(char for char in piece if char.isprintable() or char in "\n\t"), nl=False)
+            click.echo(
+                "".join(char for char in piece if char.isprintable() or char in "\n\t"), nl=False
+            )
     except KeyboardInterrupt:
         pass
     click.echo()
     return said
 
 
-async def run_batch(source: BinaryIO, target: BinaryIO, url: str, api_key: str | None, num_at_once: int) -> int:
-    """Ask for every line of `source`, `num_at_once` at a time. Returns how many were not answered with 200.
+async def run_batch(
+    source: BinaryIO, target: BinaryIO, url: str, api_key: str | None, num_at_once: int
+) -> int:
+    """Ask for every line of `source`, `num_at_once` at a time. Returns how many were not answered
+    with 200.
 
-    A line has the form of OpenAI's batches, `{"custom_id": …, "url": "/v1/chat/completions", "body": …}`. Its answer is
-    written when it comes: `{"id": …, "custom_id": …, "response": {"status_code": …, "request_id": …, "body": …},
-    "error": null}`. An error says why the server has not answered, or was not asked.
+    A line has the form of OpenAI's batches, `{"custom_id": …, "url": "/v1/chat/completions",
+    "body": …}`. Its answer is written when it comes: `{"id": …, "custom_id": …, "response":
+    {"status_code": …, "request_id": …, "body": …}, "error": null}`. An error says why the server
+    has not answered, or was not asked.
     """
     lines = _lines(source)
     told: set[str] = set()
@@ -204,7 +238,9 @@ async def run_batch(source: BinaryIO, target: BinaryIO, url: str, api_key: str |
             target.flush()
         return num_failed
 
-    async with httpx2.AsyncClient(base_url=base_of(url), headers=headers_of(api_key), timeout=None) as client:
+    async with httpx2.AsyncClient(
+        base_url=base_of(url), headers=headers_of(api_key), timeout=None
+    ) as client:
         return sum(await asyncio.gather(*(ask_on(client) for _ in range(num_at_once))))
 
 
@@ -227,7 +263,9 @@ def _line_of(line: bytes, place: str) -> BatchLine:
     try:
         asked = orjson.loads(line.removeprefix(codecs.BOM_UTF8))  # as PowerShell writes it
     except ValueError as error:
-        return BatchLine(None, fault=f"{place}: not a request with custom_id, url and body: {error}")
+        return BatchLine(
+            None, fault=f"{place}: not a request with custom_id, url and body: {error}"
+        )
     try:
         custom_id, url, body = asked["custom_id"], asked["url"], asked["body"]
     except (TypeError, KeyError) as error:
@@ -235,15 +273,21 @@ def _line_of(line: bytes, place: str) -> BatchLine:
         return BatchLine(asked.get("custom_id") if isinstance(asked, dict) else None, fault=fault)
 
     if url not in ROUTES:
-        return BatchLine(custom_id, fault=f"{place}: url={shorten(url)}: allowed is {', '.join(ROUTES)}")
+        return BatchLine(
+            custom_id, fault=f"{place}: url={shorten(url)}: allowed is {', '.join(ROUTES)}"
+        )
     if not isinstance(body, dict):
         return BatchLine(custom_id, fault=f"{place}: body={shorten(body)}: must be an object")
     whole = {name: value for name, value in body.items() if name != "stream"}
     return BatchLine(custom_id, url.removeprefix("/v1/"), whole)
 
 
-async def _answer(client: httpx2.AsyncClient, line: BatchLine, tell: Callable[[str, str], None]) -> Json:
-    """Return the answer to a line. A busy server is asked again when it says that it may have room."""
+async def _answer(
+    client: httpx2.AsyncClient, line: BatchLine, tell: Callable[[str, str], None]
+) -> Json:
+    """Return the answer to a line. A busy server is asked again when it says that it
+    may have room.
+    """
     answer: Json = {
         "id": f"batch_req_{uuid4().hex}",
         "custom_id": line.custom_id,
@@ -256,9 +300,13 @@ async def _answer(client: httpx2.AsyncClient, line: BatchLine, tell: Callable[[s
     for _ in range(MAX_TRIES):
         try:
             async with client.stream("POST", line.path, json=line.body) as response:
-                body = await answers.whole_of_async(response.aiter_bytes(), response.status_code == 200)
+                body = await answers.whole_of_async(
+                    response.aiter_bytes(), response.status_code == 200
+                )
         except httpx2.TransportError as error:
-            return answer | {"error": {"code": "server_lost", "message": str(error) or type(error).__name__}}
+            return answer | {
+                "error": {"code": "server_lost", "message": str(error) or type(error).__name__}
+            }
         except (OddAnswer, httpx2.DecodingError) as error:
             return answer | {"error": {"code": "invalid_answer", "message": str(error)}}
         if response.status_code not in BUSY:

@@ -1,7 +1,9 @@
-"""/openapi.json: every route of this server with its settings, in OpenAPI 3.1, which generators read.
+"""/openapi.json: every route of this server with its settings, in OpenAPI 3.1, which generators
+read.
 
-Each API has a module. The schemas of requests are made from the tables that read them, so the two cannot differ. Tests
-compare the rest with the server: its routes, what it answers to each example, and whatever schemathesis finds.
+Each API has a module. The schemas of requests are made from the tables that read them, so the two
+cannot differ. Tests compare the rest with the server: its routes, what it answers to each example,
+and whatever schemathesis finds.
 """
 
 import re
@@ -17,7 +19,18 @@ from lmi.apis.responses import api as responses
 from lmi.apis.table import BY_ROUTE
 from lmi.apis.triton import api as triton
 from lmi.description import parts
-from lmi.description.parts import ApiDescription, Form, Schema, array, asked, content, either, or_null, struct, taken
+from lmi.description.parts import (
+    ApiDescription,
+    Form,
+    Schema,
+    array,
+    asked,
+    content,
+    either,
+    or_null,
+    struct,
+    taken,
+)
 from lmi.http.exchange import CUSTOM_ATTRIBUTES, TIMEOUT, TIMEOUT_MS
 from lmi.models import routes as models
 from lmi.server.metrics import MEDIA_TYPE
@@ -28,21 +41,32 @@ from lmi.settings.config import Config
 
 def document(config: Config) -> dict[str, Any]:
     """Return the whole document, as JSON's objects."""
-    apis = [invocations(config), adapters.description(config), models.description(config), server(config)]
+    apis = [
+        invocations(config),
+        adapters.description(config),
+        models.description(config),
+        server(config),
+    ]
     if not config.is_user_code:
-        apis[1:1] = [each.describe(config) for each in (openai, responses, anthropic, embeddings, tgi, triton)]
+        apis[1:1] = [
+            each.describe(config)
+            for each in (openai, responses, anthropic, embeddings, tgi, triton)
+        ]
     paths: dict[str, dict[str, parts.Operation]] = {}
     for path, methods in ((path, methods) for api in apis for path, methods in api.paths.items()):
         paths.setdefault(path, {}).update(methods)
         for method, operation in methods.items():
-            name = f"{method} {path}{'slash' if path.endswith('/') else ''}"  # generators name a function by it
+            # generators name a function by it
+            name = f"{method} {path}{'slash' if path.endswith('/') else ''}"
             operation["operationId"] = re.sub(r"\W+", "_", name).strip("_")
     return {
         "openapi": "3.1.0",
         "info": {
             "title": f"lmi: {config.model.name}",
             "version": version("lmi"),
-            "description": "One model behind every contract that its clients speak. Tags are contracts.",
+            "description": (
+                "One model behind every contract that its clients speak. Tags are contracts."
+            ),
         },
         "tags": [{"name": api.name, "description": api.about} for api in apis],
         "components": {
@@ -88,45 +112,81 @@ PING = {
 
 
 def server(config: Config) -> ApiDescription:
-    """Describe the routes outside the APIs: health, metrics, parameters of batch transforms, and this document."""
-    api = ApiDescription("server", "How the server is, and what it can be asked.", config.model, SCHEMAS)
-    for method, path in (("get", "/ping"), ("post", "/ping"), ("get", "/healthz"), ("get", "/readyz")):
+    """Describe the routes outside the APIs: health, metrics, parameters of batch transforms, and
+    this document.
+    """
+    api = ApiDescription(
+        "server", "How the server is, and what it can be asked.", config.model, SCHEMAS
+    )
+    for method, path in (
+        ("get", "/ping"),
+        ("post", "/ping"),
+        ("get", "/healthz"),
+        ("get", "/readyz"),
+    ):
         ping = api.add(method, path, "Whether requests are served", "Health")
         for status, meaning in PING.items():
             ping["responses"][status] = {"description": meaning, "content": content("Health")}
     api.add("get", "/livez", "Whether the server has not failed finally", "Health")
     api.add("get", "/version", "The version of the server", content(struct(version=str)))
-    api.add("get", "/load", "The number of requests that are served", content(struct(server_load=int)))
+    api.add(
+        "get", "/load", "The number of requests that are served", content(struct(server_load=int))
+    )
     info = struct(version=str, server=dict, models=dict)
-    api.add("get", "/server_info", "The settings of the server and its models, without secrets", content(info))
+    api.add(
+        "get",
+        "/server_info",
+        "The settings of the server and its models, without secrets",
+        content(info),
+    )
     page = {"text/html; charset=utf-8": {"schema": parts.STRING}}
     api.add("get", "/metrics", "Metrics for Prometheus", {MEDIA_TYPE: {"schema": parts.STRING}})
     api.add("get", "/openapi.json", "This description", content(dict))
     api.add("get", "/", "The playground for a browser, links for others", page | content(dict))
     api.add("get", "/playground", "A page to chat with the model", page)
     api.add("get", "/docs", "This description, to read and to try", page)
-    files = {f"{media_type}; charset=utf-8": {"schema": parts.STRING} for media_type in pages.TYPES.values()}
+    files = {
+        f"{media_type}; charset=utf-8": {"schema": parts.STRING}
+        for media_type in pages.TYPES.values()
+    }
     api.add("get", "/pages/{name}", "A file of the pages", files)
-    api.add("get", "/execution-parameters", "How a batch transform should send its records", "ExecutionParameters")
+    api.add(
+        "get",
+        "/execution-parameters",
+        "How a batch transform should send its records",
+        "ExecutionParameters",
+    )
     return api
 
 
-PATHS = ("/invocations", "/predictions/{model}", "/predictions/{model}/{version}", "/models/{model}/invoke")
+PATHS = (
+    "/invocations",
+    "/predictions/{model}",
+    "/predictions/{model}/{version}",
+    "/models/{model}/invoke",
+)
 PROMPT: Schema = {"type": "string", "minLength": 1}
-EXAMPLE = {"inputs": "What is the capital of France?", "parameters": {"max_new_tokens": 8, "details": True}}
+EXAMPLE = {
+    "inputs": "What is the capital of France?",
+    "parameters": {"max_new_tokens": 8, "details": True},
+}
 REQUEST = asked(
     {
         "inputs": PROMPT,
         "stream": bool | None,
         "parameters": or_null(asked(taken(lmi.PARAMETERS))),
-        "adapters": {**or_null(json_schema_of(adapter)), "description": "the name of a loaded LoRA adapter"},
+        "adapters": {
+            **or_null(json_schema_of(adapter)),
+            "description": "the name of a loaded LoRA adapter",
+        },
     },
     "inputs",
     example=EXAMPLE,
 )
 BATCH_REQUEST = {
     **REQUEST,
-    "properties": REQUEST["properties"] | {"inputs": {"anyOf": [PROMPT, {**array(PROMPT), "minItems": 1}]}},
+    "properties": REQUEST["properties"]
+    | {"inputs": {"anyOf": [PROMPT, {**array(PROMPT), "minItems": 1}]}},
     "examples": [EXAMPLE | {"inputs": [EXAMPLE["inputs"]], "parameters": {"max_new_tokens": 8}}],
 }
 DURATION: Schema = {"type": "number", "exclusiveMinimum": 0}
@@ -146,15 +206,28 @@ OF_HEADERS: tuple[tuple[str, Form, str], ...] = (
 )
 HEADERS = [parts.parameter("header", name, form, meaning) for name, form, meaning in OF_HEADERS]
 SESSIONS = {
-    "SessionRequest": asked({"requestType": (NEW_SESSION, CLOSE)}, "requestType", example={"requestType": NEW_SESSION}),
+    "SessionRequest": asked(
+        {"requestType": (NEW_SESSION, CLOSE)}, "requestType", example={"requestType": NEW_SESSION}
+    ),
     "SessionAnswer": struct(result=str),
 }
-ANSWERS = ("OpenAIChat", "OpenAIText", "Response", "AnthropicMessage", "TgiAnswer", "Embeddings", "SessionAnswer")
+ANSWERS = (
+    "OpenAIChat",
+    "OpenAIText",
+    "Response",
+    "AnthropicMessage",
+    "TgiAnswer",
+    "Embeddings",
+    "SessionAnswer",
+)
 EVENTS = ("TgiEvent", "TgiError", "ResponseEvent", "AnthropicEvent", "AnthropicError")
 ABOUT = (
-    "SageMaker's paths: `inputs` is read by the LMI schema, `messages` and `prompt` by OpenAI's. A stream is "
-    "lines, or server-sent events where `output_formatter` or Accept ask for them; OpenAI's end with `[DONE]`. "
-    "A body of type application/jsonlines holds a request on each line, and its answer a line for each, in order."
+    "SageMaker's paths: `inputs` is read by the LMI schema, `messages` and `prompt` by OpenAI's. A "
+    "stream is "
+    "lines, or server-sent events where `output_formatter` or Accept ask for them; OpenAI's end "
+    "with `[DONE]`. "
+    "A body of type application/jsonlines holds a request on each line, and its answer a line for "
+    "each, in order."
 )
 THREE_KEYS = struct(code=int, message=str, error=str)
 BATCH = {
@@ -169,7 +242,9 @@ TOKENS = ["LmiToken"]
 
 
 def invocations(config: Config) -> ApiDescription:
-    """Describe SageMaker's paths: the LMI schema or the dynamic batch, each with OpenAI's schemas, or user code."""
+    """Describe SageMaker's paths: the LMI schema or the dynamic batch, each with OpenAI's schemas,
+    or user code.
+    """
     if config.is_user_code:
         return _user_code(config)
     is_tgi, is_batch = config.model.tgi_compat, config.model.dynamic_batch
@@ -183,14 +258,24 @@ def invocations(config: Config) -> ApiDescription:
         "AnswerOfRoute": either(answer, *ANSWERS),
         "LineOfRoute": either(record, "OpenAIChatChunk", "OpenAITextChunk", "OpenAIError"),
         "EventOfRoute": either("LineOfRoute", *EVENTS),
-        "ErrorOfRoute": either(*dict.fromkeys((error, "Error", "OpenAIError", "TgiError", "AnthropicError"))),
+        "ErrorOfRoute": either(
+            *dict.fromkeys((error, "Error", "OpenAIError", "TgiError", "AnthropicError"))
+        ),
     }
-    ok = content("AnswerOfRoute") | content("LineOfRoute", JSONLINES) | content("EventOfRoute", SSE, end="[DONE]")
+    ok = (
+        content("AnswerOfRoute")
+        | content("LineOfRoute", JSONLINES)
+        | content("EventOfRoute", SSE, end="[DONE]")
+    )
     if config.user_code is not None:
         ok |= {"*/*": {}}  # its formatter's
-    rules = [api.errors for api in (batch.DYNAMIC_BATCH if is_batch else lmi.LMI, *BY_ROUTE.values())]
+    rules = [
+        api.errors for api in (batch.DYNAMIC_BATCH if is_batch else lmi.LMI, *BY_ROUTE.values())
+    ]
     schemas = (BATCH if is_batch else _schemas(is_tgi)) | SESSIONS | of_route
-    api = ApiDescription("LMI", ABOUT, config.model, schemas, content("ErrorOfRoute", JSON, JSONLINES, SSE), rules)
+    api = ApiDescription(
+        "LMI", ABOUT, config.model, schemas, content("ErrorOfRoute", JSON, JSONLINES, SSE), rules
+    )
     for path in PATHS:
         api.infer(path, "Continue a prompt", ok, body, HEADERS)
     return api
@@ -202,7 +287,10 @@ def _user_code(config: Config) -> ApiDescription:
     api = ApiDescription("LMI", about, config.model, {"Error": THREE_KEYS}, rules=[lmi.LMI.errors])
     for path in PATHS:
         asks = api.infer(path, "Ask the model's code", anything, anything)
-        asks["responses"]["default"] = {"description": "what the model's code answers", "content": anything}
+        asks["responses"]["default"] = {
+            "description": "what the model's code answers",
+            "content": anything,
+        }
     return api
 
 
@@ -217,7 +305,9 @@ def _schemas(is_tgi: bool) -> dict[str, Schema]:
         tokens=or_null(TOKENS),
         prefill=[struct(flag, "top_tokens", **token, top_tokens=TOKENS)],
         top_tokens=[TOKENS],
-        best_of_sequences=[struct(finish_reason=ENDS, generated_tokens=int, tokens=TOKENS, generated_text=str)],
+        best_of_sequences=[
+            struct(finish_reason=ENDS, generated_tokens=int, tokens=TOKENS, generated_text=str)
+        ],
     )
     error: dict[str, Form] = {"error": str, "code": int}
     error |= {"error_type": ("validation", "generation", "overloaded")} if is_tgi else {}
@@ -227,6 +317,8 @@ def _schemas(is_tgi: bool) -> dict[str, Schema]:
         "LmiToken": struct(*() if is_tgi else (flag,), **token),
         "LmiDetails": details,
         "LmiAnswer": struct("details", **answer),
-        "LmiRecord": struct("top_tokens", *answer, *error, token="LmiToken", top_tokens=TOKENS, **answer, **error),
+        "LmiRecord": struct(
+            "top_tokens", *answer, *error, token="LmiToken", top_tokens=TOKENS, **answer, **error
+        ),
         "Error": struct(*answer, **error, **answer),
     }

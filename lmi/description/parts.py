@@ -1,8 +1,8 @@
 """Parts of a description: schemas from readers, answers, operations.
 
-Source of the format: the OpenAPI 3.1 specification, whose schemas are JSON Schema 2020-12. `x-itemSchema`, the
-`itemSchema` of 3.2, describes one record of a stream. It describes a server-sent event as an object with the text of
-its `data`.
+Source of the format: the OpenAPI 3.1 specification, whose schemas are JSON Schema 2020-12.
+`x-itemSchema`, the `itemSchema` of 3.2, describes one record of a stream. It describes a
+server-sent event as an object with the text of its `data`.
 """
 
 import re
@@ -26,7 +26,13 @@ Causes = Iterable[type[errors.LmiError]]
 
 ITEM_SCHEMA = "x-itemSchema"
 NOTHING: Content = {"text/plain": {"schema": {"type": "string", "maxLength": 0}}}
-TYPES: dict[type | None, str] = {str: "string", int: "integer", float: "number", bool: "boolean", dict: "object"}
+TYPES: dict[type | None, str] = {
+    str: "string",
+    int: "integer",
+    float: "number",
+    bool: "boolean",
+    dict: "object",
+}
 STRING: Schema = {"type": "string"}
 OF_HTTP = {  # what an answer may mean besides the errors of its route
     404: "There is no such path.",
@@ -38,13 +44,27 @@ OF_HTTP = {  # what an answer may mean besides the errors of its route
     500: "A fault of the server.",
 }
 OF_INFERENCE: Causes = (
-    *(errors.InvalidRequest, errors.Unauthorized, errors.ForeignPage, errors.UnknownAdapter, errors.UnknownModel),
-    *(errors.Overloaded, errors.GenerationFailed, errors.EngineLost, errors.DeadlineExceeded, errors.OutOfMemory),
+    *(
+        errors.InvalidRequest,
+        errors.Unauthorized,
+        errors.ForeignPage,
+        errors.UnknownAdapter,
+        errors.UnknownModel,
+    ),
+    *(
+        errors.Overloaded,
+        errors.GenerationFailed,
+        errors.EngineLost,
+        errors.DeadlineExceeded,
+        errors.OutOfMemory,
+    ),
 )
 
 
 def schema_of(form: Form) -> Schema:
-    """Return the schema of a type, `type | None`, a list `[form]`, one of the texts `("a", "b")` or a component."""
+    """Return the schema of a type, `type | None`, a list `[form]`, one of the texts `("a", "b")` or
+    a component.
+    """
     if isinstance(form, dict):
         return form
     if isinstance(form, str):
@@ -53,7 +73,11 @@ def schema_of(form: Form) -> Schema:
         return array(form[0])
     if isinstance(form, tuple):
         return {"enum": list(form)}
-    return or_null(form.__args__[0]) if isinstance(form, UnionType) else {"type": TYPES.get(form, "null")}
+    return (
+        or_null(form.__args__[0])
+        if isinstance(form, UnionType)
+        else {"type": TYPES.get(form, "null")}
+    )
 
 
 def array(items: Form) -> Schema:
@@ -77,7 +101,9 @@ def either(*forms: Form) -> Schema:
 
 
 def struct(*optional: str, **properties: Form) -> Schema:
-    """Describe an object of an answer. It has only these properties, and all except the `optional` ones."""
+    """Describe an object of an answer. It has only these properties, and all except the `optional`
+    ones.
+    """
     required = [name for name in properties if name not in optional]
     return {**asked(properties, *required), "additionalProperties": False}
 
@@ -96,7 +122,9 @@ WAITING: dict[str, Form] = {  # what an event of a stream has beside while there
 
 
 def taken(table: Mapping[str, Parameter]) -> dict[str, Schema]:
-    """Return the schemas of the values that a table takes, each with null added and with what it means."""
+    """Return the schemas of the values that a table takes, each with null added and with what it
+    means.
+    """
     return {
         name: or_null(json_schema_of(row.read)) | ({"description": row.help} if row.help else {})
         for name, row in table.items()
@@ -104,7 +132,9 @@ def taken(table: Mapping[str, Parameter]) -> dict[str, Schema]:
 
 
 def about_defaults(model: ModelConfig) -> str:
-    """Return a sentence about the model's defaults, for an API that applies them, or "" where it has none."""
+    """Return a sentence about the model's defaults, for an API that applies them, or "" where it
+    has none.
+    """
     defaults = model.generation_defaults
     return f" What a request leaves out is, for this model: {defaults}." if defaults.values else ""
 
@@ -115,7 +145,9 @@ def parameter(place: str, name: str, form: Form, description: str = "") -> Schem
 
 
 def content(form: Form, *media_types: str, end: str = "") -> Content:
-    """Return the schema by media type: of the body for JSON, else of one record. `end` is an event that is not JSON."""
+    """Return the schema by media type: of the body for JSON, else of one record. `end` is an event
+    that is not JSON.
+    """
     return {media: _medium(schema_of(form), media, end) for media in media_types or (JSON,)}
 
 
@@ -134,7 +166,8 @@ def _medium(schema: Schema, media_type: str, end: str) -> Schema:
 class ApiDescription:
     """The part of the document that describes one API.
 
-    `error` is the content of a failure. Its status is that of the LmiError, or those under the `rules` of APIs.
+    `error` is the content of a failure. Its status is that of the LmiError, or those under the
+    `rules` of APIs.
     """
 
     name: str
@@ -156,8 +189,14 @@ class ApiDescription:
         body: Form = None,
         parameters: Iterable[Schema] = (),
     ) -> Operation:
-        """Describe an operation, whose failures have these causes and those of every route. Without `ok` it fails."""
-        causes = (errors.Unavailable, *causes, *([errors.UnknownModel] if "{model}" in path else ()))
+        """Describe an operation, whose failures have these causes and those of every route. Without
+        `ok` it fails.
+        """
+        causes = (
+            errors.Unavailable,
+            *causes,
+            *([errors.UnknownModel] if "{model}" in path else ()),
+        )
         answers = {"200": {"description": "the answer", "content": _content(ok)}} if ok else {}
         responses = answers | self._failures(causes)
         described: Operation = {"tags": [self.name], "summary": summary, "responses": responses}
@@ -168,17 +207,22 @@ class ApiDescription:
         self.paths.setdefault(path, {})[method] = described
         return described
 
-    def infer(self, path: str, summary: str, ok: Form, body: Form, parameters: Iterable[Schema] = ()) -> Operation:
+    def infer(
+        self, path: str, summary: str, ok: Form, body: Form, parameters: Iterable[Schema] = ()
+    ) -> Operation:
         return self.add("post", path, summary, ok, OF_INFERENCE, body=body, parameters=parameters)
 
     def _failures(self, causes: Causes) -> dict[str, Schema]:
-        """Describe each status that HTTP or a cause gives. The reason is the first line of the cause's docstring."""
+        """Describe each status that HTTP or a cause gives. The reason is the first line of the
+        cause's docstring.
+        """
         reasons = {status: [reason] for status, reason in OF_HTTP.items()}
         for cause in dict.fromkeys(causes):
             for status in {rules.status_of(cause) for rules in self.rules} or {cause.status}:
                 reasons.setdefault(status, []).append((cause.__doc__ or "").partition("\n")[0])
         return {
-            str(status): {"description": " ".join(reasons[status]), "content": self.error} for status in sorted(reasons)
+            str(status): {"description": " ".join(reasons[status]), "content": self.error}
+            for status in sorted(reasons)
         }
 
 
@@ -187,8 +231,12 @@ def _content(form: Form) -> Content:
 
 
 def _names(model: ModelConfig, path: str) -> list[Schema]:
-    """Return the parameters of a path, with all values that are served here if the server has only one model."""
+    """Return the parameters of a path, with all values that are served here if the server has only
+    one model.
+    """
     served = {"model": list(model.names), "version": [model.version]} if model.path else {}
     named = re.findall(r"{(\w+)}", path)
     schemas = {name: STRING | ({"enum": served[name]} if name in served else {}) for name in named}
-    return [{"name": name, "in": "path", "required": True, "schema": schemas[name]} for name in named]
+    return [
+        {"name": name, "in": "path", "required": True, "schema": schemas[name]} for name in named
+    ]

@@ -1,8 +1,9 @@
-"""The front end's side of the engine sockets: a connection to each engine, and a stream of Responses for each request.
+"""The front end's side of the engine sockets: a connection to each engine, and a stream of
+Responses for each request.
 
-A request is encoded once. Its frame is kept until its first Result, so that another engine can get it: when an engine
-is lost, its requests end with `EngineLost`, and who has seen no Result yet may submit to another. A stream that is
-closed before its end cancels its request.
+A request is encoded once. Its frame is kept until its first Result, so that another engine can get
+it: when an engine is lost, its requests end with `EngineLost`, and who has seen no Result yet may
+submit to another. A stream that is closed before its end cancels its request.
 """
 
 import asyncio
@@ -25,15 +26,27 @@ from lmi.engine.messages import (
     decode_to_front_end,
     encode,
 )
-from lmi.errors import EngineLost, ErrorInfo, GenerationFailed, LmiError, RequestTooLarge, Unavailable, from_info
+from lmi.errors import (
+    EngineLost,
+    ErrorInfo,
+    GenerationFailed,
+    LmiError,
+    RequestTooLarge,
+    Unavailable,
+    from_info,
+)
 from lmi.executor import EngineInfo, FinishReason, Request, Response, Result
 from lmi.ipc import Connecting, Connections, FrameTooLarge, frame
 from lmi.shared.state import EngineRecord, FrontEndRecord
 from lmi.types import Origin, WaitStatus
 
-Take = Callable[[Result], Awaitable[None] | None]  # what it returns is awaited before the next Result
+Take = Callable[
+    [Result], Awaitable[None] | None
+]  # what it returns is awaited before the next Result
 ANYBODY = Origin()
-Outcomes = Mapping[str, AdapterOutcome]  # of the entries in the folder of adapters, by the adapter's name
+Outcomes = Mapping[
+    str, AdapterOutcome
+]  # of the entries in the folder of adapters, by the adapter's name
 
 
 class FrameMemory(Protocol):
@@ -55,9 +68,11 @@ class UnlimitedMemory:
 
 @dataclass(slots=True, eq=False)
 class Submission:
-    """A request on its way to an engine: its frame, which every engine can read, and what decides who gets it.
+    """A request on its way to an engine: its frame, which every engine can read, and what decides
+    who gets it.
 
-    The `id` is unique in this front end. `owner` is whose cached prompts it may use: an adapter and a salt.
+    The `id` is unique in this front end. `owner` is whose cached prompts it may use: an adapter and
+    a salt.
     """
 
     id: int
@@ -96,17 +111,21 @@ class ResponseStream:
         self.connection = connection
         self.status = WaitStatus()  # as the engine has told it last
         self.submission = submission
-        self._inbox: deque[Result | Exception] = deque()  # what arrived while no task slept in `forward`
+        self._inbox: deque[Result | Exception] = (
+            deque()
+        )  # what arrived while no task slept in `forward`
         self._take: Take | None = None
         self._sleep: asyncio.Future[Awaitable[None] | None] | None = None
         self._is_over = False  # no further Response will come
         self._told: asyncio.Event | None = None  # set when the engine answers what it was asked
 
     async def forward(self, take: Take) -> None:
-        """Pass each Result to `take` until the last one, or until `close`. Raises the LmiError that ended the request.
+        """Pass each Result to `take` until the last one, or until `close`. Raises the LmiError that
+        ended the request.
 
-        `take` runs in the turn of the event loop in which the Result arrives, so that a token wakes no task. If it
-        returns an awaitable, this task awaits it, and later Results wait here for so long.
+        `take` runs in the turn of the event loop in which the Result arrives, so that a token wakes
+        no task. If it returns an awaitable, this task awaits it, and later Results wait here for so
+        long.
         """
         self._take = take
         while self._inbox or not self._is_over:
@@ -126,7 +145,9 @@ class ResponseStream:
         return not (self.has_begun or self._is_over)
 
     async def ask_status(self, timeout_s: float) -> WaitStatus:
-        """Return how far the request is, or what was known before if its engine does not answer in time."""
+        """Return how far the request is, or what was known before if its engine does not answer in
+        time.
+        """
         self._told = asyncio.Event()
         self.connection.write(frame(encode(AskStatus(self.submission.id))))
         with suppress(TimeoutError):
@@ -139,7 +160,9 @@ class ResponseStream:
             self._told.set()
 
     def close(self, *, has_left: bool = False) -> None:
-        """Forget the request, and cancel it in the engine unless it has ended. `has_left`: its client has."""
+        """Forget the request, and cancel it in the engine unless it has ended. `has_left`: its
+        client has.
+        """
         self._inbox.clear()
         self._take = None  # it may refer to this stream
         if self._sleep is not None and self._sleep.done() and not self._sleep.cancelled():
@@ -152,14 +175,18 @@ class ResponseStream:
             self.submission.release()
 
     def put(self, item: Result | LmiError) -> None:
-        """Pass a Result on, and wake the task if it has to wait for something, to raise an error, or to end."""
+        """Pass a Result on, and wake the task if it has to wait for something, to raise an error,
+        or to end.
+        """
         if not self.has_begun and isinstance(item, Result):
             self.has_begun = True
             self.submission.release()
         self._is_over = self._is_over or isinstance(item, LmiError) or item.is_final
         sleep, pause = self._sleep, None
         if sleep is None or sleep.done() or isinstance(item, LmiError):
-            self._inbox.append(item)  # if the task does not sleep, it works on an earlier Result, or it was cancelled
+            self._inbox.append(
+                item
+            )  # if the task does not sleep, it works on an earlier Result, or it was cancelled
         else:
             try:
                 assert self._take is not None
@@ -190,7 +217,9 @@ class EngineConnection(Connecting):
         self.news = asyncio.Event()  # of the engine: set by its next Ready, or when it is lost
         self.num_outstanding_tokens = 0
         self._streams: dict[int, ResponseStream] = {}
-        self._unread: list[Submission] = []  # that were cancelled, and that the transport may still have
+        self._unread: list[
+            Submission
+        ] = []  # that were cancelled, and that the transport may still have
 
     def send(self, submission: Submission) -> ResponseStream:
         """Send a request to this engine. Raises Overloaded if its frame has no room in memory."""
@@ -201,7 +230,9 @@ class EngineConnection(Connecting):
         return stream
 
     def cancel(self, submission: Submission, *, has_left: bool = False) -> bool:
-        """Forget a request, here and in the engine. Returns whether its frame takes no memory here any more."""
+        """Forget a request, here and in the engine. Returns whether its frame takes no memory here
+        any more.
+        """
         if self._forget(submission.id) is None or self.take_back(submission.id):
             return True
 
@@ -273,7 +304,9 @@ class Engines(Connections[EngineConnection]):
         record: FrontEndRecord | None = None,
         memory: FrameMemory | None = None,
     ) -> None:
-        """`record` is that of the front end, where it counts requests that move. `memory` counts their frames."""
+        """`record` is that of the front end, where it counts requests that move. `memory` counts
+        their frames.
+        """
         super().__init__(EngineConnection, sockets, records)
         self._adapters: tuple[str, ...] = ()
         self._record = record
@@ -286,7 +319,9 @@ class Engines(Connections[EngineConnection]):
         try:
             data = frame(encode(Submit(request_id, request, origin)))
         except FrameTooLarge as error:
-            raise RequestTooLarge(f"the request does not fit on the way to the engine: {error}") from None
+            raise RequestTooLarge(
+                f"the request does not fit on the way to the engine: {error}"
+            ) from None
 
         num_prompt_tokens = len(request.input_token_ids)
         return Submission(
@@ -309,13 +344,16 @@ class Engines(Connections[EngineConnection]):
         return self.send(self.encoded(request, origin), session, prompt_cache_key)
 
     def send(
-        self, submission: Submission, session: str | None = None, prompt_cache_key: str | None = None
+        self,
+        submission: Submission,
+        session: str | None = None,
+        prompt_cache_key: str | None = None,
     ) -> ResponseStream:
         """Send a request to the engine of its session, else to the best one.
 
-        It is the best one too where as many requests wait at the engine of the session as can run. A `prompt_cache_key`
-        is a hint, which only engines that share prompts read. Raises Unavailable without an engine, and Overloaded
-        without room for the frame.
+        It is the best one too where as many requests wait at the engine of the session as can run.
+        A `prompt_cache_key` is a hint, which only engines that share prompts read. Raises
+        Unavailable without an engine, and Overloaded without room for the frame.
         """
         candidates: BySlot = self._candidates(submission.adapter)
         if session is not None:
@@ -331,21 +369,25 @@ class Engines(Connections[EngineConnection]):
         Returns None if no other is ready.
         """
         submission = stream.submission
-        others: BySlot = {slot: one for slot, one in self.serving().items() if one is not stream.connection}
+        others: BySlot = {
+            slot: one for slot, one in self.serving().items() if one is not stream.connection
+        }
         if not (others := _with_adapter(others, submission.adapter)):
             return None
         if self._record is not None:
             self._record.num_moved += 1
         return self._best(others, submission).send(submission)
 
-    def _best(self, engines: BySlot, submission: Submission, prompt_cache_key: str | None = None) -> EngineConnection:
+    def _best(
+        self, engines: BySlot, submission: Submission, prompt_cache_key: str | None = None
+    ) -> EngineConnection:
         return min(engines.values(), key=lambda connection: connection.num_outstanding_tokens)
 
     async def ready(self, adapter: str | None = None) -> EngineInfo:
         """Return facts about the model, which are equal for all replicas except `adapters`.
 
-        They are those of an engine to which `submit` may send a request for `adapter` now. Raises Unavailable if no
-        engine is ready.
+        They are those of an engine to which `submit` may send a request for `adapter` now. Raises
+        Unavailable if no engine is ready.
         """
         await self.wait_for(self.serving)
         infos = (engine.info for engine in self._candidates(adapter).values())
@@ -353,15 +395,25 @@ class Engines(Connections[EngineConnection]):
 
     @property
     def adapters(self) -> tuple[str, ...]:
-        """The adapters that requests may use. While no engine is connected, they are the last ones known."""
+        """The adapters that requests may use. While no engine is connected, they are the last ones
+        known.
+        """
         if infos := [engine.info for engine in self.serving().values() if engine.info is not None]:
             self._adapters = tuple(sorted({name for info in infos for name in info.adapters}))
         return self._adapters
 
     def serving(self) -> BySlot:
-        """Return the connected engines with a recent heartbeat, or all connected ones if none has one."""
-        ready = {slot: connection for slot, connection in self.open.items() if connection.info is not None}
-        return {slot: connection for slot, connection in ready.items() if self.records[slot].is_alive} or ready
+        """Return the connected engines with a recent heartbeat, or all connected ones if none has
+        one.
+        """
+        ready = {
+            slot: connection
+            for slot, connection in self.open.items()
+            if connection.info is not None
+        }
+        return {
+            slot: connection for slot, connection in ready.items() if self.records[slot].is_alive
+        } or ready
 
     def unavailable(self) -> Unavailable:
         return Unavailable("no engine is ready: " + self.describe())
@@ -377,7 +429,9 @@ class Engines(Connections[EngineConnection]):
 
 
 def slot_of(name: str, slots: Iterable[int]) -> int:
-    """Return the slot of a name: every front end finds the same one, also while other engines come and go."""
+    """Return the slot of a name: every front end finds the same one, also while other engines come
+    and go.
+    """
     return max(slots, key=lambda slot: blake2b(f"{name} {slot}".encode(), digest_size=8).digest())
 
 
@@ -385,7 +439,11 @@ def _with_adapter(engines: BySlot, adapter: str | None) -> BySlot:
     """The engines that have an adapter, or all where a request has none."""
     if adapter is None:
         return engines
-    return {slot: one for slot, one in engines.items() if one.info is not None and adapter in one.info.adapters}
+    return {
+        slot: one
+        for slot, one in engines.items()
+        if one.info is not None and adapter in one.info.adapters
+    }
 
 
 def result_or_failure(response: Response) -> Result | LmiError:
@@ -395,6 +453,8 @@ def result_or_failure(response: Response) -> Result | LmiError:
         return from_info(ErrorInfo(error.kind.error.label, error.message, error.field))
     if result is None:
         return GenerationFailed("the engine sent neither a result nor an error")
-    if FinishReason.CANCELLED in result.finish_reasons:  # not by this front end, which has forgotten what it cancels
+    if (
+        FinishReason.CANCELLED in result.finish_reasons
+    ):  # not by this front end, which has forgotten what it cancels
         return EngineLost("the engine gave up this request because it is shutting down")
     return result

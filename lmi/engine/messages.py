@@ -1,9 +1,11 @@
-"""The messages between a front end and an engine, as msgpack of typed structs. Any other frame closes the connection.
+"""The messages between a front end and an engine, as msgpack of typed structs. Any other frame
+closes the connection.
 
-A front end sends Submit, Cancel and AskStatus, and an empty frame, LOOK, when the folder of adapters has changed. An
-engine sends Ready first, and again when its adapters have changed, and after each step Responses, with all those of one
-front end. It answers an AskStatus of a request that it has with a RequestStatus.
-An engine that starts again has new connections, so no message of its predecessor can arrive.
+A front end sends Submit, Cancel and AskStatus, and an empty frame, LOOK, when the folder of
+adapters has changed. An engine sends Ready first, and again when its adapters have changed, and
+after each step Responses, with all those of one front end. It answers an AskStatus of a request
+that it has with a RequestStatus. An engine that starts again has new connections, so no message of
+its predecessor can arrive.
 """
 
 from collections.abc import Callable
@@ -33,7 +35,9 @@ class AskStatus(msgspec.Struct, frozen=True, tag="ask", array_like=True):
 
 
 class AdapterOutcome(msgspec.Struct, frozen=True, array_like=True):
-    """What became of an entry in the folder of adapters. Without an error the engine has the adapter."""
+    """What became of an entry in the folder of adapters. Without an error the engine has the
+    adapter.
+    """
 
     stamp: int  # of the entry
     error: ErrorInfo | None = None
@@ -73,7 +77,9 @@ decode_to_front_end: Callable[[bytes], ToFrontEnd] = msgspec.msgpack.Decoder(ToF
 
 
 def refusal(error: Exception) -> ErrorInfo:
-    """Return an error for the client. A ValueError of the executor is a wrong request, any other error its fault."""
+    """Return an error for the client. A ValueError of the executor is a wrong request, any other
+    error its fault.
+    """
     if isinstance(error, LmiError):
         return error.info
     return (InvalidRequest if isinstance(error, ValueError) else Unavailable)(str(error)).info

@@ -1,7 +1,9 @@
-"""Notices that long prompts share nearly all of their text and nothing of the cache, because their beginnings differ.
+"""Notices that long prompts share nearly all of their text and nothing of the cache, because their
+beginnings differ.
 
-Agents write a date, an id or a folder in front of what they send in every request. A cache of prompts ends at the first
-token that differs, so an engine then computes thousands of tokens anew each time.
+Agents write a date, an id or a folder in front of what they send in every request. A cache of
+prompts ends at the first token that differs, so an engine then computes thousands of tokens anew
+each time.
 """
 
 import logging
@@ -17,9 +19,11 @@ log = logging.getLogger(__name__)
 
 
 class BeginningWatch:
-    """Remembers a window of each long prompt that an engine computed nearly whole, and tells once that one came again.
+    """Remembers a window of each long prompt that an engine computed nearly whole, and tells once
+    that one came again.
 
-    The window is found by what it holds and not by its place, since a beginning may have grown by some tokens.
+    The window is found by what it holds and not by its place, since a beginning may have grown by
+    some tokens.
     """
 
     def __init__(self) -> None:
@@ -28,8 +32,14 @@ class BeginningWatch:
         self._beginnings: OrderedDict[int, int] = OrderedDict()
 
     def note(self, token_ids: Sequence[int], owner: Hashable, num_cached_tokens: int) -> None:
-        """Look at a prompt whose first Result has come. Only prompts of one `owner` could have shared anything."""
-        if self._has_told or len(token_ids) <= MIN_PROMPT_TOKENS or num_cached_tokens >= BEGINNING_TOKENS:
+        """Look at a prompt whose first Result has come. Only prompts of one `owner` could have
+        shared anything.
+        """
+        if (
+            self._has_told
+            or len(token_ids) <= MIN_PROMPT_TOKENS
+            or num_cached_tokens >= BEGINNING_TOKENS
+        ):
             return
 
         window = hash((owner, window_of(token_ids)))
@@ -39,7 +49,8 @@ class BeginningWatch:
             self._has_told = True
             self._beginnings.clear()
             log.warning(
-                "prompts of over %d tokens differ within their first %d and share what follows: of one of %d tokens "
+                "prompts of over %d tokens differ within their first %d and share what follows: of "
+                "one of %d tokens "
                 "%d were cached. What changes from request to request belongs at a prompt's end",
                 MIN_PROMPT_TOKENS,
                 BEGINNING_TOKENS,
@@ -52,7 +63,9 @@ class BeginningWatch:
 
 
 def window_of(token_ids: Sequence[int]) -> tuple[int, ...]:
-    """Return the tokens from the largest id on that stands behind the beginning, which is mostly a rare word."""
+    """Return the tokens from the largest id on that stands behind the beginning, which is mostly a
+    rare word.
+    """
     middle = token_ids[BEGINNING_TOKENS : MIN_PROMPT_TOKENS - WINDOW_TOKENS]
     start = BEGINNING_TOKENS + middle.index(max(middle))
     return tuple(token_ids[start : start + WINDOW_TOKENS])

@@ -1,9 +1,10 @@
-"""The queue of an engine that learns its speed and how long clients wait, and refuses early what would wait longer.
+"""The queue of an engine that learns its speed and how long clients wait, and refuses early what
+would wait longer.
 
-While the batch has room every request is let in, and before a speed is known each that has not waited elsewhere for
-too long. A client of whom nothing runs need not
-wait for an end: a few express places beside the batch are for such. The order stays that of arrival: if the newest
-went first, the oldest would wait for as long as the load lasts, and be refused late.
+While the batch has room every request is let in, and before a speed is known each that has not
+waited elsewhere for too long. A client of whom nothing runs need not wait for an end: a few express
+places beside the batch are for such. The order stays that of arrival: if the newest went first, the
+oldest would wait for as long as the load lasts, and be refused late.
 """
 
 import math
@@ -31,18 +32,24 @@ BOUNDS_S = tuple(0.1 * 1.15**i for i in range(52))  # 0.1 s to 125 s
 
 
 class Speed:
-    """The time of a full engine's steps, as a line: seconds = step_s + prompt_token_s · number of prompt tokens."""
+    """The time of a full engine's steps, as a line: seconds = step_s + prompt_token_s · number of
+    prompt tokens.
+    """
 
     def __init__(self) -> None:
         self.is_known = False
         self.prompt_token_s = 0.0  # what one more prompt token costs
         self.step_s = 0.0  # a full step without prompt tokens
-        self.output_token_s = 0.0  # the engine's time for a token of an answer, while it makes many at once
+        self.output_token_s = (
+            0.0  # the engine's time for a token of an answer, while it makes many at once
+        )
         self.least_step_s = math.inf  # of all steps that made tokens of answers, full or not
         self._num_steps = 0
         self._sums: tuple[float, ...] = (0.0,) * 7  # of steps, in the order of `note`
 
-    def note(self, seconds: float, num_prompt_tokens: int, num_output_tokens: int, num_sequences: int) -> None:
+    def note(
+        self, seconds: float, num_prompt_tokens: int, num_output_tokens: int, num_sequences: int
+    ) -> None:
         """Learn from a full engine's step and the wait before it."""
         keep = math.exp(-seconds / MEMORY_S)
         self._num_steps += 1
@@ -61,16 +68,19 @@ class Speed:
         self.is_known = self._num_steps >= MIN_STEPS and output > 0
 
     def num_sequences(self, seconds: float) -> float:
-        """The sequences of a step that takes so long with its prompts, at the time that each took lately.
+        """The sequences of a step that takes so long with its prompts, at the time that each took
+        lately.
 
-        A step of more sequences takes less for each, so that a batch of this size settles where a step takes so long.
+        A step of more sequences takes less for each, so that a batch of this size settles where a
+        step takes so long.
         """
         _, _, past_s, *_, rows = self._sums
         return seconds * rows / past_s if rows and past_s else math.inf
 
 
 class ClientPatience:
-    """How long clients wait before they leave, by the product-limit estimate over the times that were seen.
+    """How long clients wait before they leave, by the product-limit estimate over the times that
+    were seen.
 
     A client who is answered, or refused, has stayed for so long and says nothing of later times.
     """
@@ -94,7 +104,9 @@ class ClientPatience:
             self._left[i] += ((i == last) - self._left[i]) / self._seen[i]
 
     def seconds(self, now: float) -> float:
-        """The time after which fewer than QUANTILE of the clients still wait. Infinite if few were seen to leave."""
+        """The time after which fewer than QUANTILE of the clients still wait. Infinite if few were
+        seen to leave.
+        """
         self._forget(now)
         staying = 1.0
         for bound_s, share in zip(BOUNDS_S, self._left, strict=True):
@@ -135,9 +147,15 @@ class LearningQueue(RequestQueue):
     _new_line = CountedLine
 
     def __init__(
-        self, max_num_sequences: int, max_wait_s: float, num_express: int = 0, *, keeps_short: bool = True
+        self,
+        max_num_sequences: int,
+        max_wait_s: float,
+        num_express: int = 0,
+        *,
+        keeps_short: bool = True,
     ) -> None:
-        """`keeps_short`: once TARGET_S of work have waited for a while, only who would be next is let in.
+        """`keeps_short`: once TARGET_S of work have waited for a while, only who would be next is
+        let in.
 
         Else all may wait for `max_wait_s`.
         """
@@ -149,10 +167,15 @@ class LearningQueue(RequestQueue):
         self.is_overloaded = False
         self._longest_step_s = math.inf  # that answers in time
         self._short_steps_s = 0.0  # since the last step
-        self._short_s = self._refused_s = 0.0  # when the queue was last short, and when a request was last refused
+        self._short_s = self._refused_s = (
+            0.0  # when the queue was last short, and when a request was last refused
+        )
 
     def _price(self, num_prompt_tokens: float, num_output_tokens: float) -> float:
-        return num_prompt_tokens * self.speed.prompt_token_s + num_output_tokens * self.speed.output_token_s
+        return (
+            num_prompt_tokens * self.speed.prompt_token_s
+            + num_output_tokens * self.speed.output_token_s
+        )
 
     # Who is let in.
 
@@ -172,7 +195,8 @@ class LearningQueue(RequestQueue):
     def _why_refused(self, entry: QueueEntry, now: float) -> str:
         """Return why a request would wait too long, or "". Notes what it is expected to wait.
 
-        If the queue was long for a while, it must be expected to be next. What it has waited for other engines counts.
+        If the queue was long for a while, it must be expected to be next. What it has waited for
+        other engines counts.
         """
         waited_s = entry.waited_s(now)
         if waited_s > self._max_wait_s:
@@ -199,7 +223,8 @@ class LearningQueue(RequestQueue):
     def _ahead_s(self, entry: QueueEntry) -> float:
         """The time that those take who go before a request.
 
-        Of each other client go as many before it as fit into the time of its own client's requests up to it.
+        Of each other client go as many before it as fit into the time of its own client's requests
+        up to it.
         """
         own = self._clients.get(entry.client)
         own_line = None if own is None else own.lines.get(entry.priority)
@@ -214,7 +239,9 @@ class LearningQueue(RequestQueue):
         return ahead_s
 
     def refusal(self, why: str) -> Overloaded:
-        """An error that says when to come again: when those who wait now have started, give or take a fifth."""
+        """An error that says when to come again: when those who wait now have started, give or take
+        a fifth.
+        """
         error = super().refusal(why)
         seconds = max(self._waiting_s(), 1) * random.uniform(0.8, 1.2)
         error.retry_after_s = min(math.ceil(seconds), MAX_RETRY_AFTER_S)
@@ -231,14 +258,20 @@ class LearningQueue(RequestQueue):
 
     def _waiting_s(self) -> float:
         """The time that all who wait take."""
-        return sum(self._line_s(line) for client in self._clients.values() for line in client.lines.values())
+        return sum(
+            self._line_s(line)
+            for client in self._clients.values()
+            for line in client.lines.values()
+        )
 
     def _next_end_s(self) -> float:
         """The time until a running request is expected to end."""
         if self._num_running < self._places:
             return 0.0
         batch = (entry for entry in self._running if not entry.is_express)
-        ends = (entry.max_tokens * self._answered_share + (entry.started_step or 0) for entry in batch)
+        ends = (
+            entry.max_tokens * self._answered_share + (entry.started_step or 0) for entry in batch
+        )
         return max(0.0, min(ends, default=0.0) - self._num_steps) * self.speed.step_s
 
     def expected_wait_s(self, entry: QueueEntry) -> float | None:
@@ -265,7 +298,11 @@ class LearningQueue(RequestQueue):
         """While the batch is full, the request may be one for an express place."""
         found = super()._next()
         if found is None and self.num_waiting and self._num_express_running < self._num_express:
-            idle = (client for client in self._clients.values() if client.lines and not client.num_running)
+            idle = (
+                client
+                for client in self._clients.values()
+                if client.lines and not client.num_running
+            )
             found = self._first_of(client for client in idle if self._fits_express(client.first))
             if found is not None:
                 found[1].is_express = True
@@ -295,7 +332,9 @@ class LearningQueue(RequestQueue):
             self.is_overloaded, self._refused_s = True, now
 
     def _set_places(self, now: float) -> None:
-        """Let the batch be the largest that answers in PART of the time that clients wait, if any does."""
+        """Let the batch be the largest that answers in PART of the time that clients wait, if any
+        does.
+        """
         most, whole_s = self._max_num_sequences, self.patience.seconds(now)
         self._places, self._longest_step_s = most, math.inf
         if whole_s == math.inf:
@@ -307,7 +346,9 @@ class LearningQueue(RequestQueue):
             self._places = int(min(most, max(MIN_PLACES, self.speed.num_sequences(longest_s))))
 
     def _lateness(self, entry: QueueEntry, now: float) -> LmiError | None:
-        if (error := super()._lateness(entry, now)) is None and now + self.service_s(entry) > entry.deadline_s:
+        if (error := super()._lateness(entry, now)) is None and now + self.service_s(
+            entry
+        ) > entry.deadline_s:
             return self.refusal("it cannot end before its deadline any more")
         return error
 
@@ -318,7 +359,9 @@ class LearningQueue(RequestQueue):
         if entry.is_streaming:
             self.first_token_patience.note(now - entry.arrived_s, has_left=False, now=now)
 
-    def remove(self, entry: QueueEntry, now: float, *, has_left: bool = False, is_answered: bool = False) -> None:
+    def remove(
+        self, entry: QueueEntry, now: float, *, has_left: bool = False, is_answered: bool = False
+    ) -> None:
         super().remove(entry, now, has_left=has_left, is_answered=is_answered)
         waited_s = now - entry.arrived_s
         self.patience.note(waited_s, has_left=has_left, now=now)
@@ -326,8 +369,13 @@ class LearningQueue(RequestQueue):
             self.first_token_patience.note(waited_s, has_left=has_left, now=now)
 
     def note_step(self, seconds: float, num_prompt_tokens: int, num_output_tokens: int) -> None:
-        """A short step of express requests beside a full batch is added to the next step: the batch waits for both."""
-        if self._num_running >= self._places and 0 < num_output_tokens <= self._num_express_running < self._places:
+        """A short step of express requests beside a full batch is added to the next step: the batch
+        waits for both.
+        """
+        if (
+            self._num_running >= self._places
+            and 0 < num_output_tokens <= self._num_express_running < self._places
+        ):
             self._short_steps_s += seconds
             return
         super().note_step(seconds, num_prompt_tokens, num_output_tokens)

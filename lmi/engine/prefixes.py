@@ -1,6 +1,8 @@
-"""Sends a prompt to the engine that has computed its beginning, whose keys and values it may still cache.
+"""Sends a prompt to the engine that has computed its beginning, whose keys and values it may still
+cache.
 
-The front ends of a server share what they know: which of them a client reaches says nothing of its prompt.
+The front ends of a server share what they know: which of them a client reaches says nothing of its
+prompt.
 """
 
 import logging
@@ -13,7 +15,15 @@ from typing import Self
 
 import msgspec
 
-from lmi.engine.client import ANYBODY, BySlot, EngineConnection, Engines, FrameMemory, Submission, slot_of
+from lmi.engine.client import (
+    ANYBODY,
+    BySlot,
+    EngineConnection,
+    Engines,
+    FrameMemory,
+    Submission,
+    slot_of,
+)
 from lmi.executor import Request
 from lmi.shared.state import WORD, EngineRecord, FrontEndRecord
 from lmi.types import Origin
@@ -30,9 +40,9 @@ log = logging.getLogger(__name__)
 class PrefixTable:
     """Which engines have had which blocks of prompts: hints, which may be lost or old.
 
-    A word is chosen by the key of a block. It has the upper half of the key, and a bit for each engine. Processes read
-    and write whole words without a lock. A block whose word another one takes is forgotten; the next prompt that has it
-    writes it again.
+    A word is chosen by the key of a block. It has the upper half of the key, and a bit for each
+    engine. Processes read and write whole words without a lock. A block whose word another one
+    takes is forgotten; the next prompt that has it writes it again.
     """
 
     def __init__(self, memory: mmap.mmap | None = None) -> None:
@@ -42,16 +52,24 @@ class PrefixTable:
 
     @classmethod
     def shared(cls, path: Path) -> Self:
-        """Return the table in a file, which the first front end makes. Without room on the disk it is not shared."""
+        """Return the table in a file, which the first front end makes. Without room on the disk it
+        is not shared.
+        """
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
             try:
-                os.posix_fallocate(fd, 0, NUM_WORDS * WORD)  # now: a later write to a full disk would kill the writer
+                os.posix_fallocate(
+                    fd, 0, NUM_WORDS * WORD
+                )  # now: a later write to a full disk would kill the writer
                 return cls(mmap.mmap(fd, NUM_WORDS * WORD))
             finally:
                 os.close(fd)
         except OSError as error:
-            log.warning("front ends do not share what they know of cached prompts: %s: %s", path, error.strerror)
+            log.warning(
+                "front ends do not share what they know of cached prompts: %s: %s",
+                path,
+                error.strerror,
+            )
             return cls()
 
     def note(self, keys: Sequence[int], slot: int) -> None:
@@ -68,7 +86,8 @@ class PrefixTable:
     def num_known_blocks(self, keys: Sequence[int], num_slots: int) -> list[int]:
         """Return how many blocks at the beginning of a prompt the engine in each slot has had.
 
-        The key of a block says all blocks before it, so the last one that an engine has had says that it had those.
+        The key of a block says all blocks before it, so the last one that an engine has had says
+        that it had those.
         """
         words, last = self._words, NUM_WORDS - 1
         known = [0] * num_slots
@@ -100,7 +119,8 @@ class PrefixTable:
 class PrefixEngines(Engines):
     """Engines of which one counts as having less to do by the tokens of the prompt that it has had.
 
-    That of a `prompt_cache_key` counts as having had them all: an engine may have had similar prompts before.
+    That of a `prompt_cache_key` counts as having had them all: an engine may have had similar
+    prompts before.
     """
 
     def __init__(
@@ -120,7 +140,9 @@ class PrefixEngines(Engines):
         submission.prefix_keys = keys_of(request)
         return submission
 
-    def _best(self, engines: BySlot, submission: Submission, prompt_cache_key: str | None = None) -> EngineConnection:
+    def _best(
+        self, engines: BySlot, submission: Submission, prompt_cache_key: str | None = None
+    ) -> EngineConnection:
         keys = submission.prefix_keys
         num_known = self.num_known(keys)
         if prompt_cache_key is not None:
@@ -136,17 +158,22 @@ class PrefixEngines(Engines):
 
     async def _connect(self, slot: int) -> None:
         await super()._connect(slot)
-        self._table.forget(slot)  # the engine was lost; where this front end ends, the task is cancelled above
+        self._table.forget(
+            slot
+        )  # the engine was lost; where this front end ends, the task is cancelled above
 
 
 def keys_of(request: Request) -> list[int]:
-    """Return the hash of each whole block of a prompt with all before it, the adapter, the `cache_salt` and images.
+    """Return the hash of each whole block of a prompt with all before it, the adapter, the
+    `cache_salt` and images.
 
     It is the same in every process: Python hashes numbers alike everywhere.
     """
     token_ids = request.input_token_ids
     keys = [_root_of(request)]
-    for start in range(0, min(len(token_ids) // BLOCK_SIZE, MAX_PROMPT_BLOCKS) * BLOCK_SIZE, BLOCK_SIZE):
+    for start in range(
+        0, min(len(token_ids) // BLOCK_SIZE, MAX_PROMPT_BLOCKS) * BLOCK_SIZE, BLOCK_SIZE
+    ):
         keys.append(hash((keys[-1], tuple(token_ids[start : start + BLOCK_SIZE]))))
     return keys[1:]
 

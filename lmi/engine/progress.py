@@ -1,4 +1,6 @@
-"""What people see of a load: a bar on a terminal, lines in the log elsewhere, and how long each stage took."""
+"""What people see of a load: a bar on a terminal, lines in the log elsewhere, and how long each
+stage took.
+"""
 
 import logging
 import os
@@ -37,7 +39,9 @@ class Stages:
 
 @contextmanager
 def shown(*, has_bar: bool, format: str) -> Iterator[Stages]:
-    """Show what a load reports in the block: on a bar, if the terminal is for one process that loads."""
+    """Show what a load reports in the block: on a bar, if the terminal is for one process that
+    loads.
+    """
     if not (has_bar and format != "json" and os.isatty(lmi.shared.log.fd())):
         yield (stages := Stages(Lines()))
     else:
@@ -45,14 +49,22 @@ def shown(*, has_bar: bool, format: str) -> Iterator[Stages]:
         from rich.progress import BarColumn, Progress as Bar, TextColumn, TimeElapsedColumn
 
         columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
-        with Bar(*columns, console=Console(file=stream(lmi.shared.log.fd())), transient=True) as bar:
+        with Bar(
+            *columns, console=Console(file=stream(lmi.shared.log.fd())), transient=True
+        ) as bar:
             task = bar.add_task("import", total=1.0)
-            yield (stages := Stages(lambda stage, share: bar.update(task, description=stage, completed=share)))
+            yield (
+                stages := Stages(
+                    lambda stage, share: bar.update(task, description=stage, completed=share)
+                )
+            )
     stages.begin("")
 
 
 class Lines:
-    """A line for the beginning of a stage and for each tenth of it, where the last line is old enough."""
+    """A line for the beginning of a stage and for each tenth of it, where the last line is old
+    enough.
+    """
 
     def __init__(self) -> None:
         self._stage, self._tenth, self._logged_s = "", -1, 0.0

@@ -1,7 +1,9 @@
-"""The queue of one engine: who waits, who is next, and who has waited too long. No I/O, and no clock.
+"""The queue of one engine: who waits, who is next, and who has waited too long. No I/O, and no
+clock.
 
-Clients share the engine by what their requests cost, here in tokens: the next one is that of the client who had the
-least. The queue of a server's engines is the one of `overload.py`, which refuses early and has express places.
+Clients share the engine by what their requests cost, here in tokens: the next one is that of the
+client who had the least. The queue of a server's engines is the one of `overload.py`, which refuses
+early and has express places.
 """
 
 import itertools
@@ -31,7 +33,9 @@ class QueueEntry:
     is_streaming: bool = False
     is_further: bool = False  # it belongs to an answer of which another request was let in
     is_express: bool = False  # it has a place beside the batch
-    received_s: float | None = None  # when the server had all of it: from then on it waits. None: since `queued_s`
+    received_s: float | None = (
+        None  # when the server had all of it: from then on it waits. None: since `queued_s`
+    )
     queued_s: float = 0.0  # when this engine got it: the client may have sent its body until then
     expected_s: float | None = None  # its wait, if it was asked when it was let in
     started_s: float | None = None
@@ -41,16 +45,26 @@ class QueueEntry:
     charged: float = 0.0
 
     def waited_s(self, now: float) -> float:
-        """The seconds that it has waited for a place, in this queue and in those of other engines before."""
+        """The seconds that it has waited for a place, in this queue and in those of other engines
+        before.
+        """
         return now - (self.queued_s if self.received_s is None else self.received_s)
 
 
 def priority_class(priority: float) -> str:
     """One of `shared/state.py: PRIORITIES`."""
-    return "default" if priority == DEFAULT_PRIORITY else "high" if priority > DEFAULT_PRIORITY else "low"
+    return (
+        "default"
+        if priority == DEFAULT_PRIORITY
+        else "high"
+        if priority > DEFAULT_PRIORITY
+        else "low"
+    )
 
 
-Line = deque[QueueEntry]  # the waiting requests of one client and one priority, in the order of their arrival
+Line = deque[
+    QueueEntry
+]  # the waiting requests of one client and one priority, in the order of their arrival
 
 
 @dataclass(slots=True, eq=False)
@@ -87,7 +101,9 @@ class RequestQueue:
 
     def __init__(self, max_num_sequences: int, max_wait_s: float = math.inf) -> None:
         self.num_waiting = 0  # requests
-        self.wait_error_s = 0.0  # how far the expected waits were off, on average, where waits are expected
+        self.wait_error_s = (
+            0.0  # how far the expected waits were off, on average, where waits are expected
+        )
         self._max_num_sequences, self._max_wait_s = max_num_sequences, max_wait_s
         self._places = max_num_sequences  # in use
         self._num_running = 0  # sequences in the batch
@@ -116,7 +132,9 @@ class RequestQueue:
         if client is None:
             client = self._clients[entry.client] = Client(self._had)
         if not client.lines and not client.num_running:
-            least = min((other.had for other in self._clients.values() if other.lines), default=self._had)
+            least = min(
+                (other.had for other in self._clients.values() if other.lines), default=self._had
+            )
             client.had = max(client.had, least)
         client.lines.setdefault(entry.priority, self._new_line()).append(entry)
         self.num_waiting += 1
@@ -145,7 +163,9 @@ class RequestQueue:
             self._forget(entry)
             entry.started_s = now
             entry.started_step, entry.num_open = self._num_steps, entry.num_sequences
-            entry.charged = self._cost(entry.num_prompt_tokens, entry.max_tokens * entry.num_sequences)
+            entry.charged = self._cost(
+                entry.num_prompt_tokens, entry.max_tokens * entry.num_sequences
+            )
             self._had = max(self._had, client.had)
             client.had += entry.charged
             self._count(entry, client, entry.num_sequences)
@@ -163,10 +183,12 @@ class RequestQueue:
         return None if client is None else (client, client.first)
 
     def ahead_of(self, entry: QueueEntry) -> Ahead:
-        """Return what starts before a waiting request, if nobody comes or goes and all cost what is expected.
+        """Return what starts before a waiting request, if nobody comes or goes and all cost what is
+        expected.
 
-        The next request is that of the client who had the least: so this one starts when its own client has had those
-        before it, and of another client go those that start while that one has had less.
+        The next request is that of the client who had the least: so this one starts when its own
+        client has had those before it, and of another client go those that start while that one has
+        had less.
         """
         own = self._clients[entry.client]
         own_line = list(own.lines[entry.priority])
@@ -187,7 +209,9 @@ class RequestQueue:
         return ahead
 
     def _first(self, line: Line, had: float, had_then: float, wins_ties: bool) -> Iterator[float]:
-        """Yield the costs of the requests that start before their client, who has had `had`, has had `had_then`."""
+        """Yield the costs of the requests that start before their client, who has had `had`, has
+        had `had_then`.
+        """
         for entry in line:
             if had > had_then or (had == had_then and not wins_ties):
                 return
@@ -209,9 +233,13 @@ class RequestQueue:
     # Who goes.
 
     def expired(self, now: float) -> list[tuple[QueueEntry, LmiError]]:
-        """Take out the waiting requests that cannot be answered in time any more, each with its error."""
+        """Take out the waiting requests that cannot be answered in time any more, each with its
+        error.
+        """
         waiting = [line for client in self._clients.values() for line in client.lines.values()]
-        asked = ((entry, self._lateness(entry, now)) for entry in itertools.chain.from_iterable(waiting))
+        asked = (
+            (entry, self._lateness(entry, now)) for entry in itertools.chain.from_iterable(waiting)
+        )
         found = [(entry, error) for entry, error in asked if error is not None]
         for entry, _ in found:
             self.remove(entry, now)
@@ -230,8 +258,12 @@ class RequestQueue:
         entry.has_begun = True
 
     def note_prompt(self, entry: QueueEntry, num_prompt_tokens: int) -> None:
-        """The engine has read the images of a running request and knows the length of its prompt: its client pays."""
-        self._clients[entry.client].had += self._cost(num_prompt_tokens - entry.num_prompt_tokens, 0)
+        """The engine has read the images of a running request and knows the length of its prompt:
+        its client pays.
+        """
+        self._clients[entry.client].had += self._cost(
+            num_prompt_tokens - entry.num_prompt_tokens, 0
+        )
         entry.num_prompt_tokens = num_prompt_tokens
 
     def note_sequence_end(self, entry: QueueEntry) -> None:
@@ -242,7 +274,9 @@ class RequestQueue:
         """A step of the engine has ended, `seconds` after the one before it."""
         self._num_steps += 1
 
-    def remove(self, entry: QueueEntry, now: float, *, has_left: bool = False, is_answered: bool = False) -> None:
+    def remove(
+        self, entry: QueueEntry, now: float, *, has_left: bool = False, is_answered: bool = False
+    ) -> None:
         """Forget a request that has ended, or whose client has gone, wherever it is.
 
         One that ran gives back its places, and what its client paid for tokens that were not made.
@@ -259,9 +293,15 @@ class RequestQueue:
             if is_answered:
                 self._num_answers = min(self._num_answers + 1, ANSWERS_REMEMBERED)
                 self._answered_share += (share - self._answered_share) / self._num_answers
-        if len(self._clients) > MAX_IDLE_CLIENTS:  # those with less are served no worse if they begin anew
-            busy = {name: one for name, one in self._clients.items() if one.lines or one.num_running}
-            self._clients = busy | {name: one for name, one in self._clients.items() if one.had > self._had}
+        if (
+            len(self._clients) > MAX_IDLE_CLIENTS
+        ):  # those with less are served no worse if they begin anew
+            busy = {
+                name: one for name, one in self._clients.items() if one.lines or one.num_running
+            }
+            self._clients = busy | {
+                name: one for name, one in self._clients.items() if one.had > self._had
+            }
 
     def _count(self, entry: QueueEntry, client: Client, num_sequences: int) -> None:
         client.num_running += num_sequences

@@ -1,7 +1,8 @@
-"""The engine's side of the engine sockets, which runs the requests of all front ends on one executor.
+"""The engine's side of the engine sockets, which runs the requests of all front ends on one
+executor.
 
-Requests arrive on the event loop of the worker. The thread that makes the Responses calls `deliver`. If a front end
-breaks the protocol or stops reading, only its connection closes.
+Requests arrive on the event loop of the worker. The thread that makes the Responses calls
+`deliver`. If a front end breaks the protocol or stops reading, only its connection closes.
 """
 
 import asyncio
@@ -45,11 +46,17 @@ class FrontEndEntry(QueueEntry):
 class Dispatcher:
     """Has the queue, remembers the connection of each request, and writes the engine's record."""
 
-    def __init__(self, executor: Executor, record: EngineRecord, queue: RequestQueue | None = None) -> None:
+    def __init__(
+        self, executor: Executor, record: EngineRecord, queue: RequestQueue | None = None
+    ) -> None:
         info = executor.info
         self.ready = messages.Ready(info)
-        self.look: Callable[[], None] = lambda: None  # called when the folder of adapters has changed
-        self.may_rest: Callable[[], bool] = lambda: False  # whether the executor makes no step and does not hang
+        self.look: Callable[[], None] = lambda: (
+            None
+        )  # called when the folder of adapters has changed
+        self.may_rest: Callable[[], bool] = lambda: (
+            False
+        )  # whether the executor makes no step and does not hang
         self.connections: set[FrontEndConnection] = set()
         self.is_closing = False
         self._executor = executor
@@ -59,7 +66,9 @@ class Dispatcher:
         self._queue = queue or RequestQueue(info.max_num_sequences)
         self._stepped_s = 0.0  # the end of the last step
         self._num_active = 0  # requests that run, as the executor counted them last
-        self._lock = threading.Lock()  # guards the queue, `_entries`, those of each connection, and the record
+        self._lock = (
+            threading.Lock()
+        )  # guards the queue, `_entries`, those of each connection, and the record
         self._entries: dict[int, FrontEndEntry] = {}  # that the executor has, by its ids
         record.max_num_sequences = info.max_num_sequences
         record.max_loras = info.max_loras
@@ -77,7 +86,9 @@ class Dispatcher:
             client=origin.client,
             num_prompt_tokens=len(request.input_token_ids),
             max_tokens=request.max_tokens,
-            num_sequences=max(request.sampling_config.beam_width, request.sampling_config.num_return_sequences),
+            num_sequences=max(
+                request.sampling_config.beam_width, request.sampling_config.num_return_sequences
+            ),
             arrived_s=origin.arrived_s or now,
             received_s=origin.received_s,
             deadline_s=origin.deadline_s,
@@ -103,14 +114,19 @@ class Dispatcher:
     def _start(self, now: float) -> None:
         """Give the executor the requests whose turn it is, and count all. Call it with the lock.
 
-        An error of the executor ends only that request. The first Response may come before enqueue_request returns.
+        An error of the executor ends only that request. The first Response may come before
+        enqueue_request returns.
         """
         for entry in self._queue.start(now):
             assert isinstance(entry, FrontEndEntry)
             request = entry.request
-            has_turns = request.guided_decoding_params is not None or request.images  # clients share their threads
+            has_turns = (
+                request.guided_decoding_params is not None or request.images
+            )  # clients share their threads
             if entry.is_express or has_turns:
-                request = msgspec.structs.replace(request, is_express=entry.is_express, client_id=hash(entry.client))
+                request = msgspec.structs.replace(
+                    request, is_express=entry.is_express, client_id=hash(entry.client)
+                )
             try:
                 entry.engine_id = self._executor.enqueue_request(request)
             except Exception as error:
@@ -118,10 +134,14 @@ class Dispatcher:
                 if not has_stopped and not isinstance(error, LmiError | ValueError):
                     log.exception("the engine did not take a request")
                 self._end(entry, now)
-                entry.refuse(EngineLost("this engine has stopped") if has_stopped else error)  # another one may get it
+                entry.refuse(
+                    EngineLost("this engine has stopped") if has_stopped else error
+                )  # another one may get it
                 continue
             if not self._entries:
-                self._record.step_s = self._stepped_s = now  # the idle time before does not count as a hang
+                self._record.step_s = self._stepped_s = (
+                    now  # the idle time before does not count as a hang
+                )
             self._entries[entry.engine_id] = entry
         self._count()
 
@@ -133,7 +153,10 @@ class Dispatcher:
 
             if entry.engine_id is None:
                 position = self._queue.ahead_of(entry).num_requests + 1
-                start_s, prompt_s = self._queue.expected_wait_s(entry), self._queue.prompt_s(entry.num_prompt_tokens)
+                start_s, prompt_s = (
+                    self._queue.expected_wait_s(entry),
+                    self._queue.prompt_s(entry.num_prompt_tokens),
+                )
                 wait_s = None if start_s is None or prompt_s is None else start_s + prompt_s
                 return WaitStatus(entry.num_prompt_tokens, 0, 0, position, wait_s)
 
@@ -147,14 +170,20 @@ class Dispatcher:
         wait_s = self._prompt_wait_s(num_left, num_computed - num_cached, started_s)
         return WaitStatus(entry.num_prompt_tokens, num_computed, num_cached, 0, wait_s)
 
-    def _prompt_wait_s(self, num_left: int, num_computed: int, started_s: float | None) -> float | None:
-        """Return how long the rest of a prompt takes at the speed of what was computed of it, else at the queue's."""
+    def _prompt_wait_s(
+        self, num_left: int, num_computed: int, started_s: float | None
+    ) -> float | None:
+        """Return how long the rest of a prompt takes at the speed of what was computed of it, else
+        at the queue's.
+        """
         if num_computed <= 0 or started_s is None:
             return self._queue.prompt_s(num_left)
 
         return num_left * (time.monotonic() - started_s) / num_computed
 
-    def _end(self, entry: FrontEndEntry, now: float, *, has_left: bool = False, is_answered: bool = False) -> None:
+    def _end(
+        self, entry: FrontEndEntry, now: float, *, has_left: bool = False, is_answered: bool = False
+    ) -> None:
         entry.connection.entries.pop(entry.request_id, None)
         if entry.engine_id is not None:
             self._entries.pop(entry.engine_id, None)
@@ -183,12 +212,16 @@ class Dispatcher:
             self._executor.cancel_request(entry.engine_id)
 
     def deliver(self, responses: list[Response]) -> None:
-        """Send the Responses of one or more steps, one frame for each connection. Call it from one thread only."""
+        """Send the Responses of one or more steps, one frame for each connection. Call it from one
+        thread only.
+        """
         outputs: dict[FrontEndConnection, list[Response]] = {}
         is_lost = False
         with self._lock:
             now = time.monotonic()
-            self._observe(has_output=True)  # before requests end: the queue learns who was in these steps
+            self._observe(
+                has_output=True
+            )  # before requests end: the queue learns who was in these steps
             for response in responses:
                 if (entry := self._entries.get(response.request_id)) is None:
                     continue
@@ -199,7 +232,9 @@ class Dispatcher:
                 if result is not None and result.prompt_token_ids is not None:
                     self._queue.note_prompt(entry, len(result.prompt_token_ids))
                 if response.is_final:
-                    is_lost = is_lost or (response.error is not None and response.error.kind is ErrorKind.ENGINE_LOST)
+                    is_lost = is_lost or (
+                        response.error is not None and response.error.kind is ErrorKind.ENGINE_LOST
+                    )
                     is_answered = response.error is None and not entry.has_left
                     self._end(entry, now, has_left=entry.has_left, is_answered=is_answered)
                 else:
@@ -209,21 +244,32 @@ class Dispatcher:
                         self._queue.note_sequence_end(entry)
                 outputs.setdefault(entry.connection, []).append(response)
             if is_lost and not self._executor.can_enqueue_requests():
-                self._record.phase = Phase.DRAINING  # `/ping` tells it before the first client hears of it
+                self._record.phase = (
+                    Phase.DRAINING
+                )  # `/ping` tells it before the first client hears of it
             for connection, batch in outputs.items():
                 connection.send_output(batch)
             self._start(now)
 
     def _note_times(self, entry: FrontEndEntry, times: RequestPerfMetrics) -> None:
-        """Count the phases that a sequence which has ended went through, the wait in this queue too."""
+        """Count the phases that a sequence which has ended went through, the wait in this queue
+        too.
+        """
         times.arrival_time = entry.queued_s
-        moments = times.arrival_time, times.first_scheduled_time, times.first_token_time, times.last_token_time
+        moments = (
+            times.arrival_time,
+            times.first_scheduled_time,
+            times.first_token_time,
+            times.last_token_time,
+        )
         for phase, (since_s, until_s) in zip(self._phases, pairwise(moments), strict=True):
             if since_s is not None and until_s is not None:
                 phase.observe(until_s - since_s)
 
     def observe(self) -> None:
-        """Bring the record up to date with the executor's steps, and refuse who has waited too long."""
+        """Bring the record up to date with the executor's steps, and refuse who has waited too
+        long.
+        """
         with self._lock:
             self._observe(has_output=False)
             now = time.monotonic()
@@ -244,14 +290,17 @@ class Dispatcher:
     def _note_adapters(self) -> None:
         """Write which adapters run and wait. Call it with the lock.
 
-        A batch has `max_loras` of them: those beyond wait in the engine, which starts the oldest first.
+        A batch has `max_loras` of them: those beyond wait in the engine, which starts the oldest
+        first.
         """
         begun = [entry for entry in self._entries.values() if entry.has_begun]
         taken = dict.fromkeys(adapters_of_entries([*begun, *self._entries.values()]))
         num_running = self._record.max_loras
         running, beyond = list(taken)[:num_running], list(taken)[num_running:]
 
-        entries = [entry for connection in self.connections for entry in connection.entries.values()]
+        entries = [
+            entry for connection in self.connections for entry in connection.entries.values()
+        ]
         queued = adapters_of_entries(entry for entry in entries if entry.engine_id is None)
         waiting = dict.fromkeys([*beyond, *queued])
 
@@ -259,7 +308,9 @@ class Dispatcher:
         self._record.waiting_loras = listed(waiting)
 
     def _observe(self, *, has_output: bool) -> None:
-        """Update the record. A batch of Responses counts as a step even if the executor reports none."""
+        """Update the record. A batch of Responses counts as a step even if the executor reports
+        none.
+        """
         record, steps = self._record, self._executor.get_latest_iteration_stats()
         if steps or has_output:
             record.step += len(steps) or 1
@@ -270,7 +321,9 @@ class Dispatcher:
             record.num_preemptions += step.num_preemptions
             record.num_context_tokens += step.num_context_tokens
             record.num_generation_tokens += step.num_generation_tokens
-            self._queue.note_step(max(0.0, seconds), step.num_context_tokens, step.num_generation_tokens)
+            self._queue.note_step(
+                max(0.0, seconds), step.num_context_tokens, step.num_generation_tokens
+            )
             self._step_length.observe(step.num_context_tokens + step.num_generation_tokens)
             if (drafts := step.spec_decoding_stats) is not None:
                 record.num_drafts += drafts.num_requests_with_draft_tokens
@@ -278,7 +331,10 @@ class Dispatcher:
                 record.num_accepted_tokens += drafts.num_accepted_tokens
         if steps:
             self._num_active, cache = steps[-1].num_active_requests, steps[-1].kv_cache_stats
-            record.num_used_blocks, record.max_num_blocks = cache.used_num_blocks, cache.max_num_blocks
+            record.num_used_blocks, record.max_num_blocks = (
+                cache.used_num_blocks,
+                cache.max_num_blocks,
+            )
             record.tokens_per_block = cache.tokens_per_block
 
     def _count(self) -> None:
@@ -296,7 +352,9 @@ def adapters_of_entries(entries: Iterable[FrontEndEntry]) -> Iterator[str]:
 
 
 def listed(names: Iterable[str]) -> str:
-    """Return sorted names with commas between, as many whole ones as fit into the engine's record."""
+    """Return sorted names with commas between, as many whole ones as fit into the
+    engine's record.
+    """
     text = ",".join(sorted(names))
     if len(text.encode()) < MAX_LORA_NAMES_BYTES:
         return text
@@ -352,7 +410,9 @@ class FrontEndConnection(Accepted):
             self._dispatcher.cancel(entry)
 
     def send_output(self, responses: list[Response]) -> None:
-        """Send one frame, or several where one would be too large. One Response that is too large becomes an error."""
+        """Send one frame, or several where one would be too large. One Response that is too large
+        becomes an error.
+        """
         try:
             self.send(messages.Responses(responses))
         except FrameTooLarge as error:
@@ -364,10 +424,18 @@ class FrontEndConnection(Accepted):
             [response] = responses
             if (entry := self.entries.get(response.request_id)) is not None:
                 self._dispatcher.abort(entry)
-            told = ResponseError(f"the Response is too large for the socket: {error}", ErrorKind.GENERATION)
-            self.send(messages.Responses([Response(response.request_id, error=told, client_id=response.client_id)]))
+            told = ResponseError(
+                f"the Response is too large for the socket: {error}", ErrorKind.GENERATION
+            )
+            self.send(
+                messages.Responses(
+                    [Response(response.request_id, error=told, client_id=response.client_id)]
+                )
+            )
 
     def send(self, message: messages.ToFrontEnd) -> None:
-        """Send a message from any thread. A front end that has stopped reading loses its connection."""
+        """Send a message from any thread. A front end that has stopped reading loses its
+        connection.
+        """
         if self._writer is not None:
             self._writer.write(frame(messages.encode(message)))

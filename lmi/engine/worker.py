@@ -1,7 +1,9 @@
-"""The engine process: `python -m lmi.engine.worker --slot N --load-with MODULE:FUNCTION`, one replica behind a socket.
+"""The engine process: `python -m lmi.engine.worker --slot N --load-with MODULE:FUNCTION`, one
+replica behind a socket.
 
-It loads the model with the function that its handler names, writes the progress into its record, by which alone the
-supervisor judges whether it hangs, then serves front ends until SIGTERM. Exit codes are those of `lmi.errors`.
+It loads the model with the function that its handler names, writes the progress into its record, by
+which alone the supervisor judges whether it hangs, then serves front ends until SIGTERM. Exit codes
+are those of `lmi.errors`.
 """
 
 import asyncio
@@ -33,7 +35,8 @@ FINISH_S = 2.0  # for requests that are still open at SIGTERM
 def resolve(handler: str, load: str) -> Callable[..., Executor]:
     """Return the function `load`, a "module:function", which loads the engine of `handler`.
 
-    It is the first to import the engine's module. Raises BadConfiguration for a handler whose library is missing.
+    It is the first to import the engine's module. Raises BadConfiguration for a handler whose
+    library is missing.
     """
     module, _, name = load.partition(":")
     try:
@@ -47,7 +50,9 @@ def missing_library(handler: str, error: ImportError) -> BadConfiguration:
 
 
 def load(runtime: Runtime, record: EngineRecord, function: str) -> tuple[Executor, LoadReport]:
-    """Load the configured engine with a "module:function". Raises StartError for a fault that an operator can mend."""
+    """Load the configured engine with a "module:function". Raises StartError for a fault that an
+    operator can mend.
+    """
     engine = runtime.config.engine
     with shown(has_bar=engine.num_engines == 1, format=runtime.config.server.log_format) as stages:
 
@@ -77,7 +82,8 @@ def load(runtime: Runtime, record: EngineRecord, function: str) -> tuple[Executo
 async def serve(executor: Executor, record: EngineRecord, runtime: Runtime, slot: int) -> None:
     """Serve front ends until SIGTERM. Raises RuntimeError if the executor stops before.
 
-    Raises ModelUnusable if an adapter beside the model cannot be loaded before an engine of this slot was ever ready.
+    Raises ModelUnusable if an adapter beside the model cannot be loaded before an engine of this
+    slot was ever ready.
     """
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     server, timeout_s = runtime.config.server, runtime.config.engine.model_loading_timeout_s
@@ -106,7 +112,9 @@ async def serve(executor: Executor, record: EngineRecord, runtime: Runtime, slot
     await (adapters.follow() if record.was_ready else adapters.load_first())
     record.stage = ""
     uid = server.user.uid if server.user else None
-    listener = await listen(lambda: FrontEndConnection(dispatcher), runtime.engine_socket(slot), uid)
+    listener = await listen(
+        lambda: FrontEndConnection(dispatcher), runtime.engine_socket(slot), uid
+    )
     executor.pass_responses_to(dispatcher.deliver)
     beat()
     gc.freeze()  # loaded objects stay; without this a full collection would hold up every stream
@@ -121,7 +129,9 @@ async def serve(executor: Executor, record: EngineRecord, runtime: Runtime, slot
     while dispatcher.num_requests and not has_failed and time.monotonic() < deadline_s:
         await asyncio.sleep(0.02)
     loop.remove_signal_handler(signal.SIGTERM)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not interrupt the executor's shutdown
+    signal.signal(
+        signal.SIGTERM, signal.SIG_IGN
+    )  # a second one must not interrupt the executor's shutdown
     if has_failed:
         raise RuntimeError("the executor has stopped by itself")
 

@@ -1,6 +1,7 @@
 """Checks of values. Each raises ValueError with the name of a field, the rule and the value.
 
-A fault is the rule that a value breaks, "" if it breaks none, so that others may raise an error of their own.
+A fault is the rule that a value breaks, "" if it breaks none, so that others may raise an error of
+their own.
 """
 
 import math
@@ -14,7 +15,9 @@ def check_int(name: str, value: int | None, minimum: int, maximum: int = MAX_INT
         raise broken(name, fault, value)
 
 
-def check_range(name: str, value: float | None, low: float, high: float, *, low_open: bool = False) -> None:
+def check_range(
+    name: str, value: float | None, low: float, high: float, *, low_open: bool = False
+) -> None:
     if value is not None and (fault := range_fault(value, low, high, low_open=low_open)):
         raise broken(name, fault, value)
 

@@ -1,4 +1,6 @@
-"""How an Executor is built. These classes stay in the process of the engine: they may hold functions."""
+"""How an Executor is built. These classes stay in the process of the engine: they may hold
+functions.
+"""
 
 import enum
 from collections.abc import Callable, Mapping, Sequence
@@ -8,18 +10,28 @@ from typing import Any
 from lmi.executor.checks import MAX_INT, broken, check_int
 from lmi.executor.request import AdditionalModelOutput
 
-__all__ = ["BatchingType", "ExecutorConfig", "GuidedDecodingConfig", "KvCacheConfig", "LogitsPostProcessor"]
+__all__ = [
+    "BatchingType",
+    "ExecutorConfig",
+    "GuidedDecodingConfig",
+    "KvCacheConfig",
+    "LogitsPostProcessor",
+]
 __all__ += ["LogitsPostProcessorBatched", "LogitsPostProcessorConfig"]
 
 LogitsPostProcessor = Callable[[int, Any, list[list[int]], Any, int | None], Any]
-"""Takes request id, logits (1, num_beams, vocab), the generated tokens of each beam, CUDA stream and client id.
+"""Takes request id, logits (1, num_beams, vocab), the generated tokens of each beam, CUDA stream
+and client id.
 
-The logits are float32, a tensor of torch or an array of numpy, as `Capabilities.logits_post_processor_arrays` says. The
-embedded engine has torch's where torch is installed, always in the host's memory, and the stream is None there. It
-changes the logits in place and returns None, or returns others of the same shape.
+The logits are float32, a tensor of torch or an array of numpy, as
+`Capabilities.logits_post_processor_arrays` says. The embedded engine has torch's where torch is
+installed, always in the host's memory, and the stream is None there. It changes the logits in place
+and returns None, or returns others of the same shape.
 """
 
-LogitsPostProcessorBatched = Callable[[list[int], list[Any], list[list[list[int]]], Any, list[int | None]], None]
+LogitsPostProcessorBatched = Callable[
+    [list[int], list[Any], list[list[list[int]]], Any, list[int | None]], None
+]
 """Takes a list of each, with an entry for each request. It changes the logits in place."""
 
 
@@ -47,10 +59,11 @@ class LogitsPostProcessorConfig:
 
 @dataclass
 class GuidedDecodingConfig:
-    """The vocabulary of guided decoding: the text of each token as the tokenizer writes it, by its id.
+    """The vocabulary of guided decoding: the text of each token as the tokenizer writes it, by its
+    id.
 
-    `tokenizer_str` is the text of tokenizer.json, which says how these texts become bytes. `stop_token_ids` may end an
-    answer that is complete.
+    `tokenizer_str` is the text of tokenizer.json, which says how these texts become bytes.
+    `stop_token_ids` may end an answer that is complete.
     """
 
     encoded_vocab: Sequence[str]
@@ -79,7 +92,9 @@ class ExecutorConfig:
     additional_model_outputs: Sequence[AdditionalModelOutput] = ()
 
     def check(self) -> None:
-        """Raise ValueError for the first field that breaks its rule. An Executor calls it when it is built."""
+        """Raise ValueError for the first field that breaks its rule. An Executor calls it when it
+        is built.
+        """
         if self.batching_type is not BatchingType.INFLIGHT:
             raise broken("batching_type", "BatchingType.INFLIGHT", self.batching_type)
         check_int("max_batch_size", self.max_batch_size, 1)

@@ -9,14 +9,40 @@ from msgspec.structs import force_setattr, replace
 
 from lmi.executor.checks import broken, check_int, check_range
 
-__all__ = ["DEFAULT_PRIORITY", "DEFAULT_RETENTION_PRIORITY", "MAX_PENALTY", "MAX_SEED", "MAX_TEMPERATURE"]
-__all__ += ["PRIORITY_STEPS", "REPETITION_PENALTIES", "AdditionalModelOutput", "ExternalDraftTokensConfig"]
-__all__ += ["GuidedDecodingParams", "GuideType", "KvCacheRetentionConfig", "LoraConfig", "OutputConfig"]
-__all__ += ["PoolingParams", "PromptTuningConfig", "Request", "SamplingConfig", "TokenRangeRetentionConfig"]
+__all__ = [
+    "DEFAULT_PRIORITY",
+    "DEFAULT_RETENTION_PRIORITY",
+    "MAX_PENALTY",
+    "MAX_SEED",
+    "MAX_TEMPERATURE",
+]
+__all__ += [
+    "PRIORITY_STEPS",
+    "REPETITION_PENALTIES",
+    "AdditionalModelOutput",
+    "ExternalDraftTokensConfig",
+]
+__all__ += [
+    "GuidedDecodingParams",
+    "GuideType",
+    "KvCacheRetentionConfig",
+    "LoraConfig",
+    "OutputConfig",
+]
+__all__ += [
+    "PoolingParams",
+    "PromptTuningConfig",
+    "Request",
+    "SamplingConfig",
+    "TokenRangeRetentionConfig",
+]
 
 MAX_SEED = 2**64 - 1  # clients send unsigned 64-bit seeds
 MAX_TEMPERATURE = 100.0  # the distribution is nearly flat far below this
-REPETITION_PENALTIES = 0.01, 100.0  # beyond these, a logit divided by the penalty may leave the range of float32
+REPETITION_PENALTIES = (
+    0.01,
+    100.0,
+)  # beyond these, a logit divided by the penalty may leave the range of float32
 MAX_SEQUENCES = 512  # of one request; the default of max_request_sequences at the doors
 MAX_PENALTY = 2.0  # presence and frequency, either sign: the bounds of OpenAI and vLLM
 DEFAULT_RETENTION_PRIORITY = 35
@@ -35,11 +61,12 @@ class _BeamWidth(msgspec.Struct, frozen=True):
 class SamplingConfig(_BeamWidth, frozen=True, kw_only=True):
     """How the next token is chosen.
 
-    Decoding is greedy if and only if `temperature` is 0 or `top_k` is 1; otherwise it samples. None means "off": no
-    top_k, no penalty. Upstream has no `typical_p`. A `seed` of None draws fresh randomness (upstream is deterministic
-    then). Sequence i of a request uses seed + i. An engine whose seeds are signed drops the highest bit. The constants
-    above bound temperature and penalties (upstream has no bounds), so that no value makes logits NaN or infinite. An
-    engine may raise a tiny temperature to a larger one that is still nearly greedy.
+    Decoding is greedy if and only if `temperature` is 0 or `top_k` is 1; otherwise it samples. None
+    means "off": no top_k, no penalty. Upstream has no `typical_p`. A `seed` of None draws fresh
+    randomness (upstream is deterministic then). Sequence i of a request uses seed + i. An engine
+    whose seeds are signed drops the highest bit. The constants above bound temperature and
+    penalties (upstream has no bounds), so that no value makes logits NaN or infinite. An engine may
+    raise a tiny temperature to a larger one that is still nearly greedy.
     """
 
     top_k: int | None = None
@@ -66,7 +93,11 @@ class SamplingConfig(_BeamWidth, frozen=True, kw_only=True):
             if getattr(self, name) > MAX_SEQUENCES:
                 raise broken(name, f"at most {MAX_SEQUENCES}", getattr(self, name))
         if self.beam_width > 1 and self.num_return_sequences > self.beam_width:
-            raise broken("num_return_sequences", f"at most beam_width ({self.beam_width})", self.num_return_sequences)
+            raise broken(
+                "num_return_sequences",
+                f"at most beam_width ({self.beam_width})",
+                self.num_return_sequences,
+            )
         for name in ("top_k", "min_tokens", "early_stopping", "no_repeat_ngram_size"):
             check_int(name, getattr(self, name), 0)
         check_int("seed", self.seed, 0, MAX_SEED)
@@ -103,7 +134,9 @@ class GuidedDecodingParams(msgspec.Struct, frozen=True):
 
 
 class AdditionalModelOutput(msgspec.Struct, frozen=True):
-    """A tensor of the model by its name: its rows for generated tokens, and with `gather_context` for the prompt's."""
+    """A tensor of the model by its name: its rows for generated tokens, and with `gather_context`
+    for the prompt's.
+    """
 
     name: str
     gather_context: bool = False
@@ -112,9 +145,10 @@ class AdditionalModelOutput(msgspec.Struct, frozen=True):
 class OutputConfig(msgspec.Struct, frozen=True):
     """The outputs that a Result carries beside the token ids, in upstream's order.
 
-    `num_top_log_probs` and `num_prompt_log_probs` say how many best alternatives each generated token and each prompt
-    token gets; upstream does not have them. With `num_prompt_log_probs` 0 a Result has only the log-probs of the prompt
-    tokens, with None it has none. Inside lmi the prompt is always excluded from the output.
+    `num_top_log_probs` and `num_prompt_log_probs` say how many best alternatives each generated
+    token and each prompt token gets; upstream does not have them. With `num_prompt_log_probs` 0 a
+    Result has only the log-probs of the prompt tokens, with None it has none. Inside lmi the prompt
+    is always excluded from the output.
     """
 
     return_log_probs: bool = False
@@ -133,10 +167,11 @@ class OutputConfig(msgspec.Struct, frozen=True):
 
 
 class TokenRangeRetentionConfig(msgspec.Struct, frozen=True):
-    """Of the prompt's tokens from `token_start` up to `token_end`, which is not included; None is the prompt's end.
+    """Of the prompt's tokens from `token_start` up to `token_end`, which is not included; None is
+    the prompt's end.
 
-    Blocks of a lower priority are evicted first. After `duration_ms` without use the priority is the default again;
-    None means that it stays.
+    Blocks of a lower priority are evicted first. After `duration_ms` without use the priority is
+    the default again; None means that it stays.
     """
 
     token_start: int
@@ -152,19 +187,25 @@ class TokenRangeRetentionConfig(msgspec.Struct, frozen=True):
 
 
 class KvCacheRetentionConfig(msgspec.Struct, frozen=True):
-    """Ranges of the prompt, and the priority of what is generated. Upstream's durations are timedeltas."""
+    """Ranges of the prompt, and the priority of what is generated. Upstream's durations are
+    timedeltas.
+    """
 
     token_range_retention_configs: tuple[TokenRangeRetentionConfig, ...] = ()
     decode_retention_priority: int = DEFAULT_RETENTION_PRIORITY
     decode_duration_ms: int | None = None
 
     def __post_init__(self) -> None:
-        check_int("decode_retention_priority", self.decode_retention_priority, 0, MAX_RETENTION_PRIORITY)
+        check_int(
+            "decode_retention_priority", self.decode_retention_priority, 0, MAX_RETENTION_PRIORITY
+        )
         check_int("decode_duration_ms", self.decode_duration_ms, 1)
         ranges = sorted(self.token_range_retention_configs, key=lambda one: one.token_start)
         for one, later in zip(ranges, ranges[1:], strict=False):
             if one.token_end is None or one.token_end > later.token_start:
-                raise ValueError(f"token_range_retention_configs must not overlap, given {one} and {later}")
+                raise ValueError(
+                    f"token_range_retention_configs must not overlap, given {one} and {later}"
+                )
 
 
 class LoraConfig(msgspec.Struct, frozen=True):
@@ -180,13 +221,16 @@ class PromptTuningConfig(msgspec.Struct, frozen=True):
 
 
 class ExternalDraftTokensConfig(msgspec.Struct, frozen=True):
-    """Draft tokens of a client. Refused by every engine here: speculation is an option of the engine."""
+    """Draft tokens of a client. Refused by every engine here: speculation is an option of the
+    engine.
+    """
 
     tokens: tuple[int, ...]
 
 
 class PoolingParams(msgspec.Struct, frozen=True):
-    """Asks for the embedding of the prompt in place of an answer: its first `dimensions` numbers, None for all.
+    """Asks for the embedding of the prompt in place of an answer: its first `dimensions` numbers,
+    None for all.
 
     vLLM has this name; upstream has nothing like it.
     """
@@ -210,10 +254,11 @@ class _Arguments(msgspec.Struct, frozen=True):
 class Request(_Arguments, frozen=True, kw_only=True):
     """One prompt and everything an engine needs to continue it.
 
-    `end_ids` holds further end tokens beside `end_id`, and `ignore_eos` lets generation continue past all of them;
-    upstream has neither, no `is_express` and no `images`. `stop_words` and `bad_words` are token id sequences. Stop
-    words are matched only on generated tokens and stay in the output. `allotted_time_ms` counts from enqueue. Every
-    Response carries the `client_id`. `num_return_sequences` becomes the SamplingConfig's, where it may stand instead.
+    `end_ids` holds further end tokens beside `end_id`, and `ignore_eos` lets generation continue
+    past all of them; upstream has neither, no `is_express` and no `images`. `stop_words` and
+    `bad_words` are token id sequences. Stop words are matched only on generated tokens and stay in
+    the output. `allotted_time_ms` counts from enqueue. Every Response carries the `client_id`.
+    `num_return_sequences` becomes the SamplingConfig's, where it may stand instead.
     """
 
     BATCHED_POST_PROCESSOR_NAME: ClassVar[str] = "batched"
@@ -236,20 +281,29 @@ class Request(_Arguments, frozen=True, kw_only=True):
     kv_cache_retention_config: KvCacheRetentionConfig | None = None
     prompt_tuning_config: PromptTuningConfig | None = None
     external_draft_tokens_config: ExternalDraftTokensConfig | None = None
-    cache_salt: str | None = None  # prompts share what is cached only if they have the same; without one whole blocks
+    cache_salt: str | None = (
+        None  # prompts share what is cached only if they have the same; without one whole blocks
+    )
     pooling_params: PoolingParams | None = None
-    images: tuple[bytes, ...] = ()  # files, each of which has its model's placeholder in `input_token_ids`, in order
+    images: tuple[
+        bytes, ...
+    ] = ()  # files, each of which has its model's placeholder in `input_token_ids`, in order
 
     def __post_init__(self) -> None:
         if not self.input_token_ids:
             raise ValueError("input_token_ids must not be empty")
         check_int("max_tokens", self.max_tokens, 1)
         num, sampling = self.num_return_sequences, self.sampling_config
-        if num is not None and num != sampling.num_return_sequences:  # from here on only the SamplingConfig's counts
+        if (
+            num is not None and num != sampling.num_return_sequences
+        ):  # from here on only the SamplingConfig's counts
             check_int("num_return_sequences", num, 1)
             if sampling.num_return_sequences != sampling.beam_width:
-                both = f"{num} and sampling_config.num_return_sequences={sampling.num_return_sequences}"
-                raise ValueError(f"num_return_sequences must be given once or twice alike, given {both}")
+                field = "sampling_config.num_return_sequences"
+                both = f"{num} and {field}={sampling.num_return_sequences}"
+                raise ValueError(
+                    f"num_return_sequences must be given once or twice alike, given {both}"
+                )
             force_setattr(self, "sampling_config", replace(sampling, num_return_sequences=num))
         check_range("priority", self.priority, 0.0, 1.0)
         check_int("allotted_time_ms", self.allotted_time_ms, 1)

@@ -7,7 +7,15 @@ import msgspec
 
 from lmi import errors
 
-__all__ = ["ErrorKind", "FinishReason", "PromptLogProb", "RequestPerfMetrics", "Response", "ResponseError", "Result"]
+__all__ = [
+    "ErrorKind",
+    "FinishReason",
+    "PromptLogProb",
+    "RequestPerfMetrics",
+    "Response",
+    "ResponseError",
+    "Result",
+]
 __all__ += ["Tensor", "TokenLogProb"]
 
 
@@ -23,15 +31,26 @@ class FinishReason(enum.IntEnum):
 
 
 class ErrorKind(enum.IntEnum):
-    """The class of a failure, which upstream lacks. An API chooses a status from it without reading the message."""
+    """The class of a failure, which upstream lacks. An API chooses a status from it without reading
+    the message.
+    """
 
     error: type[errors.LmiError]
 
-    GENERATION = 0, errors.GenerationFailed  # this request failed, and the others in its batch are unharmed
+    GENERATION = (
+        0,
+        errors.GenerationFailed,
+    )  # this request failed, and the others in its batch are unharmed
     OUT_OF_MEMORY = 1, errors.OutOfMemory
-    ENGINE_LOST = 2, errors.EngineLost  # the engine died or was replaced while it worked on the request
+    ENGINE_LOST = (
+        2,
+        errors.EngineLost,
+    )  # the engine died or was replaced while it worked on the request
     INVALID = 3, errors.InvalidRequest  # the engine refused the request after acceptance
-    UNAVAILABLE = 4, errors.Unavailable  # what it needs beside the engine is not there; a second attempt may succeed
+    UNAVAILABLE = (
+        4,
+        errors.Unavailable,
+    )  # what it needs beside the engine is not there; a second attempt may succeed
 
     def __new__(cls, value: int, error: type[errors.LmiError]) -> Self:
         kind = int.__new__(cls, value)
@@ -47,17 +66,21 @@ class TokenLogProb(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class PromptLogProb(msgspec.Struct, frozen=True, array_like=True):
-    """One position of the prompt: its token's log-prob (None for the first token) and the best alternatives."""
+    """One position of the prompt: its token's log-prob (None for the first token) and the best
+    alternatives.
+    """
 
     log_prob: float | None
     top: list[TokenLogProb] = []
 
 
 class RequestPerfMetrics(msgspec.Struct, kw_only=True):
-    """The times of one sequence, in seconds of `time.monotonic()`. A time is None if its event did not happen.
+    """The times of one sequence, in seconds of `time.monotonic()`. A time is None if its event did
+    not happen.
 
-    The sequence was enqueued at `arrival_time` and waited until `first_scheduled_time`, when its first step began.
-    `num_reused_tokens` counts prompt tokens in cached whole blocks, or parts of 16 tokens (upstream counts the blocks).
+    The sequence was enqueued at `arrival_time` and waited until `first_scheduled_time`, when its
+    first step began. `num_reused_tokens` counts prompt tokens in cached whole blocks, or parts of
+    16 tokens (upstream counts the blocks).
     """
 
     arrival_time: float
@@ -68,7 +91,8 @@ class RequestPerfMetrics(msgspec.Struct, kw_only=True):
 
 
 class Tensor(msgspec.Struct, frozen=True, array_like=True):
-    """An array in the order of rows. `data` holds its bytes, little-endian; `dtype` is numpy's name, as "float32".
+    """An array in the order of rows. `data` holds its bytes, little-endian; `dtype` is numpy's
+    name, as "float32".
 
     `numpy.frombuffer(tensor.data, tensor.dtype).reshape(tensor.shape)` reads it.
     """
@@ -81,29 +105,35 @@ class Tensor(msgspec.Struct, frozen=True, array_like=True):
 class Result(msgspec.Struct, array_like=True):
     """New output of one sequence.
 
-    Lists have one entry for each beam, and one without beam search. `output_token_ids` holds the tokens that are new in
-    this Result, or all so far with beams or `return_all_generated_tokens`. It includes the end token, which upstream's
-    C++ does not. `log_probs` and `top_log_probs` are parallel to it. If the request asks for them, the first Result of
-    sequence 0 has `prompt_log_probs` and the last of each sequence has `request_perf_metrics`. The first Result of a
-    sequence has `num_cached_tokens`, the prompt tokens in whole blocks or parts that were cached; later ones have 0.
+    Lists have one entry for each beam, and one without beam search. `output_token_ids` holds the
+    tokens that are new in this Result, or all so far with beams or `return_all_generated_tokens`.
+    It includes the end token, which upstream's C++ does not. `log_probs` and `top_log_probs` are
+    parallel to it. If the request asks for them, the first Result of sequence 0 has
+    `prompt_log_probs` and the last of each sequence has `request_perf_metrics`. The first Result of
+    a sequence has `num_cached_tokens`, the prompt tokens in whole blocks or parts that were cached;
+    later ones have 0.
 
-    `generation_logits` (num_beams, num_tokens, vocab) are the model's logits from which the new tokens were drawn, and
-    `additional_outputs["generation_NAME"]` (num_beams, num_tokens, …) the rows of an output at the same places. With
-    beams they are those of all tokens, with zeros behind a shorter beam. `context_logits` and `context_NAME` come with
-    the first Result of sequence 0: a row for each prompt token that was computed for it, which are all but the first
+    `generation_logits` (num_beams, num_tokens, vocab) are the model's logits from which the new
+    tokens were drawn, and `additional_outputs["generation_NAME"]` (num_beams, num_tokens, …) the
+    rows of an output at the same places. With beams they are those of all tokens, with zeros behind
+    a shorter beam. `context_logits` and `context_NAME` come with the first Result of sequence 0: a
+    row for each prompt token that was computed for it, which are all but the first
     `num_cached_tokens`. The last of them is the first row of the generation.
 
-    Where the request has images, the first Result of a sequence has the `prompt_token_ids` that the engine made of its
-    prompt: an image takes many tokens in place of its placeholder.
+    Where the request has images, the first Result of a sequence has the `prompt_token_ids` that the
+    engine made of its prompt: an image takes many tokens in place of its placeholder.
 
-    The only Result of a request with `pooling_params` has no tokens, and the `embedding` (size,) in float32.
+    The only Result of a request with `pooling_params` has no tokens, and the `embedding` (size,) in
+    float32.
     """
 
     output_token_ids: list[list[int]]
     is_final: bool = False
     is_sequence_final: bool = False
     sequence_index: int = 0
-    finish_reasons: list[FinishReason] = msgspec.field(default_factory=lambda: [FinishReason.NOT_FINISHED])
+    finish_reasons: list[FinishReason] = msgspec.field(
+        default_factory=lambda: [FinishReason.NOT_FINISHED]
+    )
     log_probs: list[list[float]] | None = None
     cum_log_probs: list[float] | None = None
     top_log_probs: list[list[list[TokenLogProb]]] | None = None
@@ -118,7 +148,9 @@ class Result(msgspec.Struct, array_like=True):
 
 
 class ResponseError(msgspec.Struct, frozen=True, array_like=True):
-    """Why a request ended without a Result. `message` says what is wrong, with `field` of the Request if given."""
+    """Why a request ended without a Result. `message` says what is wrong, with `field` of the
+    Request if given.
+    """
 
     message: str
     kind: ErrorKind = ErrorKind.GENERATION
@@ -149,7 +181,11 @@ class Response(msgspec.Struct, array_like=True):
     def error_msg(self) -> str:
         if self.error is None:
             return ""
-        return self.error.message if self.error.field is None else f"{self.error.field} {self.error.message}"
+        return (
+            self.error.message
+            if self.error.field is None
+            else f"{self.error.field} {self.error.message}"
+        )
 
     @property
     def is_final(self) -> bool:

@@ -1,8 +1,9 @@
 """Async invocations: accepted at once, run a few at a time, answered by a file.
 
-Each accepted invocation leaves exactly one file, an output or a failure, also when the gateway stops. An answer fails
-here for what it fails for in production: no Content-Length, or headers over 4096 bytes. Inputs and files are objects of
-S3 or files of a folder, which are read and written in threads. boto3 is imported for the first object.
+Each accepted invocation leaves exactly one file, an output or a failure, also when the gateway
+stops. An answer fails here for what it fails for in production: no Content-Length, or headers over
+4096 bytes. Inputs and files are objects of S3 or files of a folder, which are read and written in
+threads. boto3 is imported for the first object.
 """
 
 import asyncio
@@ -25,7 +26,15 @@ import orjson
 from lmi.errors import cause_line
 from lmi.gateway.container import ContainerFault, ContainerResponse, OutOfTime
 from lmi.gateway.endpoints import TIMED_OUT, AwsEndpoint
-from lmi.gateway.exchange import PREFIX, AwsError, AwsExchange, invalid, model_error, too_large, unavailable
+from lmi.gateway.exchange import (
+    PREFIX,
+    AwsError,
+    AwsExchange,
+    invalid,
+    model_error,
+    too_large,
+    unavailable,
+)
 from lmi.http.exchange import MAX_HEADER_BYTES, Header, num_bytes
 
 INPUT_LOCATION = PREFIX + "InputLocation"
@@ -50,7 +59,9 @@ class StoreError(Exception):
 
 
 class FolderOutput:
-    """Answers as files of a folder. A file is written under another name and renamed, so nobody reads half of it."""
+    """Answers as files of a folder. A file is written under another name and renamed, so nobody
+    reads half of it.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder.absolute()
@@ -98,14 +109,18 @@ class S3Output:
         return f"{self._root}/{path}"
 
     def write(self, path: str, data: bytes, media_type: str) -> None:
-        """Write an object. Raises StoreError if it is not there afterwards, for S3's answer may be lost."""
+        """Write an object. Raises StoreError if it is not there afterwards, for S3's answer may be
+        lost.
+        """
         bucket, key = parse_s3(self.url(path))
         try:
             s3().put_object(Bucket=bucket, Key=key, Body=data, ContentType=media_type)
         except Exception as error:
             with suppress(Exception):
                 etag = s3().head_object(Bucket=bucket, Key=key)["ETag"].strip('"')
-                if etag == hashlib.md5(data, usedforsecurity=False).hexdigest():  # the ETag of most objects
+                if (
+                    etag == hashlib.md5(data, usedforsecurity=False).hexdigest()
+                ):  # the ETag of most objects
                     return
             raise StoreError(f"{self.url(path)} cannot be written: {cause_line(error)}") from error
 
@@ -117,8 +132,14 @@ class Inputs:
         self._folder = folder and folder.resolve()
 
     def is_allowed(self, location: str) -> bool:
-        """Whether the location names an object of S3, or a place below the folder. It need not exist."""
-        return all(parse_s3(location)) if location.startswith(S3_SCHEME) else self._file(location) is not None
+        """Whether the location names an object of S3, or a place below the folder. It need not
+        exist.
+        """
+        return (
+            all(parse_s3(location))
+            if location.startswith(S3_SCHEME)
+            else self._file(location) is not None
+        )
 
     def read(self, location: str) -> bytes:
         """Return the bytes at a location. Raises StoreError."""
@@ -131,19 +152,25 @@ class Inputs:
             return bytes(found["Body"].read())
         except StoreError:
             raise
-        except Exception as error:  # botocore's errors have no common base, and urllib3's pass through it
+        except (
+            Exception
+        ) as error:  # botocore's errors have no common base, and urllib3's pass through it
             raise StoreError(f"{location} cannot be read: {cause_line(error)}") from error
 
     def _content(self, location: str) -> bytes:
         if (file := self._file(location)) is None:  # any more
             raise StoreError(f"{location} is not below the folder of --async-input")
         if not file.is_file():  # any other, such as a pipe, could let its reader wait for ever
-            raise StoreError(f"{file} is not a regular file" if file.exists() else f"there is no {file}")
+            raise StoreError(
+                f"{file} is not a regular file" if file.exists() else f"there is no {file}"
+            )
         _check_size(file, file.stat().st_size)
         return file.read_bytes()
 
     def _file(self, location: str) -> Path | None:
-        """Return the file that a location names, or None if it may not be read. Links count where they lead."""
+        """Return the file that a location names, or None if it may not be read. Links count where
+        they lead.
+        """
         with suppress(ValueError, OSError):
             url = urlsplit(location)
             file = Path(unquote(url.path)).resolve()
@@ -165,9 +192,11 @@ def _check_size(source: object, num_bytes: int) -> None:
 
 
 async def run_in_thread(call: Callable[..., T], *arguments: object) -> T:
-    """Return what a blocking call returns, or raise what it raises. The call goes on if its caller is cancelled.
+    """Return what a blocking call returns, or raise what it raises. The call goes on if its caller
+    is cancelled.
 
-    Its thread does not keep the process alive, because a disk or a network may hang when the process should end.
+    Its thread does not keep the process alive, because a disk or a network may hang when the
+    process should end.
     """
     outcome: Future[T] = Future()
     outcome.set_running_or_notify_cancel()
@@ -208,7 +237,9 @@ class AsyncJob:
     timeout_s: float = TIMEOUT_S
 
     def error(self, reason: str, status: int = 0) -> AwsError:
-        """Return the error of a container that answered with `status` and `reason`, or with none."""
+        """Return the error of a container that answered with `status` and `reason`, or
+        with none.
+        """
         return model_error(status, reason, self.endpoint.name, self.region)
 
     def succeeded(self, response: ContainerResponse, body: bytes) -> OutputFile:
@@ -218,12 +249,19 @@ class AsyncJob:
         if not response.header("content-length"):
             raise self.error("The response did not specify the required Content-Length header.")
         if (found := num_bytes(response.headers)) > MAX_HEADER_BYTES:
-            raise self.error(f"The headers of the response have {found} bytes together, more than {MAX_HEADER_BYTES}.")
-        return OutputFile(self.output, body, response.header("content-type") or "application/octet-stream")
+            raise self.error(
+                f"The headers of the response have {found} bytes together, more than "
+                f"{MAX_HEADER_BYTES}."
+            )
+        return OutputFile(
+            self.output, body, response.header("content-type") or "application/octet-stream"
+        )
 
 
 class AsyncInvocations:
-    """A task for each invocation. `max_running` of them run at a time, and leave their files below `place`."""
+    """A task for each invocation. `max_running` of them run at a time, and leave their files below
+    `place`.
+    """
 
     def __init__(self, input_folder: Path | None, place: str, max_running: int) -> None:
         self.output = S3Output(place) if place.startswith(S3_SCHEME) else FolderOutput(Path(place))
@@ -285,8 +323,14 @@ class AsyncInvocations:
         try:
             async with limit:
                 self._limits.add(limit)
-                body = job.input if isinstance(job.input, bytes) else await run_in_thread(self._inputs.read, job.input)
-                call = job.endpoint.container.call("POST", "/invocations", job.headers, body, job.timeout_s)
+                body = (
+                    job.input
+                    if isinstance(job.input, bytes)
+                    else await run_in_thread(self._inputs.read, job.input)
+                )
+                call = job.endpoint.container.call(
+                    "POST", "/invocations", job.headers, body, job.timeout_s
+                )
                 async with call as response:
                     return job.succeeded(response, await response.read())
         except (TimeoutError, OutOfTime):
@@ -341,5 +385,8 @@ def _input(exchange: AwsExchange, inputs: Inputs) -> bytes | str:
         raise too_large(MAX_INLINE_BYTES)
     if location and (len(location) > MAX_LOCATION_CHARS or not inputs.is_allowed(location)):
         where = "s3://BUCKET/KEY or a file:// URL below the folder of --async-input"
-        raise invalid(f"InputLocation must be {where}, with at most {MAX_LOCATION_CHARS} characters, given {location}")
+        raise invalid(
+            f"InputLocation must be {where}, with at most {MAX_LOCATION_CHARS} characters, given "
+            f"{location}"
+        )
     return location or exchange.payload

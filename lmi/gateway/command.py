@@ -20,7 +20,9 @@ SECONDS = click.FloatRange(min=0, min_open=True)
 
 def _named(text: str) -> str:
     if ENDPOINT_NAME.broken_rule(text):
-        raise ValueError(f"needs a name of letters, digits and inner hyphens, at most 63, given {text or 'none'}")
+        raise ValueError(
+            f"needs a name of letters, digits and inner hyphens, at most 63, given {text or 'none'}"
+        )
     return text
 
 
@@ -60,8 +62,12 @@ def _folder(text: str) -> Path:
     return Path(text).absolute()
 
 
-def _collect(context: click.Context, param: click.Parameter, pairs: tuple[tuple[object, object], ...]) -> Any:
-    """Return the pairs of a repeated flag. Raises click.UsageError for a key that has two values."""
+def _collect(
+    context: click.Context, param: click.Parameter, pairs: tuple[tuple[object, object], ...]
+) -> Any:
+    """Return the pairs of a repeated flag. Raises click.UsageError for a key that has
+    two values.
+    """
     found: dict[object, object] = {}
     for key, value in pairs:
         if found.setdefault(key, value) != value:
@@ -69,12 +75,18 @@ def _collect(context: click.Context, param: click.Parameter, pairs: tuple[tuple[
     return found or None
 
 
-def _flag(default: Any, parse: Callable[[str], object] | None = None, name: str = "", **more: Any) -> Any:
-    """Return a setting that a flag gives. `parse` raises ValueError with the rule, and `more` goes to click.
+def _flag(
+    default: Any, parse: Callable[[str], object] | None = None, name: str = "", **more: Any
+) -> Any:
+    """Return a setting that a flag gives. `parse` raises ValueError with the rule, and `more` goes
+    to click.
 
-    Without `name` the flag has that of the field, without its unit. Its help stands below the field.
+    Without `name` the flag has that of the field, without its unit. Its help stands below the
+    field.
     """
-    return field(default_factory=lambda: default, metadata={"name": name, "parse": parse, "more": more})
+    return field(
+        default_factory=lambda: default, metadata={"name": name, "parse": parse, "more": more}
+    )
 
 
 def _pairs(default: object, name: str, metavar: str, parse: Callable[[str], object]) -> Any:
@@ -83,32 +95,51 @@ def _pairs(default: object, name: str, metavar: str, parse: Callable[[str], obje
 
 @dataclass(frozen=True, kw_only=True)
 class GatewaySettings:
-    """What the flags say. Containers, adapters and sources of models are by endpoint, ANY is every other name."""
+    """What the flags say. Containers, adapters and sources of models are by endpoint, ANY is every
+    other name.
+    """
 
     host: str = _flag("127.0.0.1")
     """address to listen on"""
     port: int = _flag(8081, type=click.IntRange(0, 65535))
     """0: any free one"""
-    endpoints: Mapping[str, str] = _pairs({ANY: "http://127.0.0.1:8080"}, "--endpoint", "[NAME=]URL", _endpoint)
-    """a container and its endpoint's name; without NAME: every other name [http://127.0.0.1:8080]"""
-    components: Mapping[tuple[str, str], str] = _pairs({}, "--component", "[NAME/]IC[=ADAPTER]", _component)
-    """an inference component, and the adapter that it is in the container; without any, every component is taken"""
+    endpoints: Mapping[str, str] = _pairs(
+        {ANY: "http://127.0.0.1:8080"}, "--endpoint", "[NAME=]URL", _endpoint
+    )
+    """a container and its endpoint's name; without NAME: every other name
+    [http://127.0.0.1:8080]
+    """
+    components: Mapping[tuple[str, str], str] = _pairs(
+        {}, "--component", "[NAME/]IC[=ADAPTER]", _component
+    )
+    """an inference component, and the adapter that it is in the container; without any, every
+    component is taken
+    """
     models: Mapping[str, str] = _pairs({}, "--models", "[NAME=]SOURCE", _models)
-    """a folder or s3:// URL of the models that TargetModel names, and their endpoint; without NAME: every other"""
+    """a folder or s3:// URL of the models that TargetModel names, and their endpoint; without NAME:
+    every other
+    """
     models_dir: Path = _flag(Path("/opt/ml/models"), _folder, metavar="FOLDER")
     """where these models are stored for the container, its model_store"""
     parts: Parts = _flag(AsIs(), parse_parts, metavar="MODE")
-    """how streams are cut: as-is (this is the default), as the container did; coalesce[:MS], all that comes within
-    50 ms; split[:BYTES], every 7 bytes"""
-    max_body_bytes: int = _flag(25 << 20, name="--max-body", type=click.IntRange(min=1), metavar="BYTES")
+    """how streams are cut: as-is (this is the default), as the container did; coalesce[:MS], all
+    that comes within 50 ms; split[:BYTES], every 7 bytes
+    """
+    max_body_bytes: int = _flag(
+        25 << 20, name="--max-body", type=click.IntRange(min=1), metavar="BYTES"
+    )
     """the limit of a request body"""
     timeout_s: float = _flag(60.0, type=SECONDS, metavar="S")
     """the limit of a whole answer"""
     stream_timeout_s: float = _flag(480.0, type=SECONDS, metavar="S")
     """the limit of a streamed answer, to its last byte"""
-    async_output: str = _flag(f"{tempfile.gettempdir()}/lmi-async", _place, metavar="FOLDER or s3://…")
+    async_output: str = _flag(
+        f"{tempfile.gettempdir()}/lmi-async", _place, metavar="FOLDER or s3://…"
+    )
     """where answers of async invocations go"""
-    async_input: Path | None = _flag(None, type=click.Path(exists=True, file_okay=False, path_type=Path))
+    async_input: Path | None = _flag(
+        None, type=click.Path(exists=True, file_okay=False, path_type=Path)
+    )
     """allows file:// locations below this folder as their input"""
     async_concurrency: int = _flag(4, type=click.IntRange(1, 1000), metavar="NUM")
     """async invocations that run at a time"""
@@ -116,16 +147,22 @@ class GatewaySettings:
     """[AWS_ENDPOINT_URL_S3]"""
     checks_signatures: bool = _flag(False, name="--check-signatures", is_flag=True)
     """refuse requests not signed with the credentials here"""
-    log_level: str = _flag("INFO", type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"], case_sensitive=False))
+    log_level: str = _flag(
+        "INFO", type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"], case_sensitive=False)
+    )
     log_format: str = _flag("auto", type=click.Choice(["auto", "text", "json"]))
 
 
 def settings(**flags: Any) -> GatewaySettings:
-    """Return the settings that the flags give. A flag that is not given is None. Raises click.UsageError."""
+    """Return the settings that the flags give. A flag that is not given is None. Raises
+    click.UsageError.
+    """
     found = GatewaySettings(**{name: value for name, value in flags.items() if value is not None})
     for source in found.models.values():
         if not source.startswith(S3_SCHEME) and not Path(source).is_dir():
-            raise click.UsageError(f"--models must name a folder that exists or s3://BUCKET[/PREFIX], given {source}")
+            raise click.UsageError(
+                f"--models must name a folder that exists or s3://BUCKET[/PREFIX], given {source}"
+            )
     return found
 
 
@@ -141,7 +178,9 @@ def _option(setting: Field[Any], usual: object) -> click.Option:
     more = setting.metadata["more"] | ({"type": read} if setting.metadata["parse"] else {})
     help = docstrings(__name__).get((GatewaySettings.__name__, setting.name), "")
     is_plain = isinstance(usual, str | int | float | Path) and usual is not False
-    return click.Option([name, setting.name], help=f"{help} [{usual}]" if is_plain else help, **more)
+    return click.Option(
+        [name, setting.name], help=f"{help} [{usual}]" if is_plain else help, **more
+    )
 
 
 @click.command(

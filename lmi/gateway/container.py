@@ -1,8 +1,8 @@
 """The gateway's side of HTTP: one call to a container, whose response is read as it comes.
 
-A call has its own connection, so closing it ends what the container does for this call and nothing else. The bounds of
-chunks are kept, because a streamed response has one record in each, and so is what came before a cut: aiohttp's client
-drops that, and needs 1.8 times the CPU for a request.
+A call has its own connection, so closing it ends what the container does for this call and nothing
+else. The bounds of chunks are kept, because a streamed response has one record in each, and so is
+what came before a cut: aiohttp's client drops that, and needs 1.8 times the CPU for a request.
 """
 
 import asyncio
@@ -16,7 +16,9 @@ import httptools
 from lmi.http.exchange import Header
 
 MAX_CHUNK_BYTES = 1 << 20  # a longer chunk is handed on in pieces of this size
-MAX_WAITING_BYTES = 256 << 10  # of a response wait for their reader; with more its connection is not read
+MAX_WAITING_BYTES = (
+    256 << 10
+)  # of a response wait for their reader; with more its connection is not read
 MAX_RESPONSE_BYTES = 1 << 30
 MAX_HEAD_BYTES = 64 << 10  # of a response, with the interim answers before it
 
@@ -38,14 +40,21 @@ class OutOfTime(ContainerFault):
 
 
 class Container:
-    """A container at `url`, for example http://127.0.0.1:8080. Raises ValueError if that is no http URL.
+    """A container at `url`, for example http://127.0.0.1:8080. Raises ValueError if that is no http
+    URL.
 
     `key` is the API key that it wants.
     """
 
     def __init__(self, url: str, key: str = "") -> None:
         parts = urlsplit(url)
-        if parts.scheme != "http" or not parts.hostname or parts.username or parts.query or parts.fragment:
+        if (
+            parts.scheme != "http"
+            or not parts.hostname
+            or parts.username
+            or parts.query
+            or parts.fragment
+        ):
             raise ValueError(f"must be http://HOST[:PORT], given {url}")
         self.url = url.rstrip("/")
         self._key = [("x-api-key", key)] if key else []
@@ -54,23 +63,37 @@ class Container:
 
     @asynccontextmanager
     async def call(
-        self, method: str, path: str, headers: Iterable[Header] = (), body: bytes = b"", timeout_s: float = 60.0
+        self,
+        method: str,
+        path: str,
+        headers: Iterable[Header] = (),
+        body: bytes = b"",
+        timeout_s: float = 60.0,
     ) -> "AsyncIterator[ContainerResponse]":
-        """Send a request, and yield its response when the head has come. Leaving the block closes the connection.
+        """Send a request, and yield its response when the head has come. Leaving the block closes
+        the connection.
 
-        Host and Content-Length are added. Raises Unreachable or OutOfTime. `timeout_s` counts to the response's end.
+        Host and Content-Length are added. Raises Unreachable or OutOfTime. `timeout_s` counts to
+        the response's end.
         """
         fields = [("Host", self._authority), *self._key, *headers]
         if method != "GET":
             fields.append(("Content-Length", str(len(body))))
-        lines = [f"{method} {self._prefix}{path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields), "", ""]
+        lines = [
+            f"{method} {self._prefix}{path} HTTP/1.1",
+            *(f"{name}: {value}" for name, value in fields),
+            "",
+            "",
+        ]
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + timeout_s
         incoming = Incoming(MAX_WAITING_BYTES // 2)
         try:
             async with asyncio.timeout_at(deadline_s):
                 protocol = asyncio.StreamReaderProtocol(incoming)
-                transport, _ = await loop.create_connection(lambda: protocol, self._host, self._port)
+                transport, _ = await loop.create_connection(
+                    lambda: protocol, self._host, self._port
+                )
         except TimeoutError:
             raise OutOfTime(f"no connection to {self.url} within {timeout_s:g} s") from None
         except OSError as error:
@@ -92,7 +115,9 @@ class Container:
 
 
 class Incoming(asyncio.StreamReader):
-    """What a container sends. `loss` is why the connection has ended; what came before can still be read."""
+    """What a container sends. `loss` is why the connection has ended; what came before can still be
+    read.
+    """
 
     loss: Exception | None = None
 
@@ -102,9 +127,11 @@ class Incoming(asyncio.StreamReader):
 
 
 class ContainerResponse:
-    """A container's response. `status` and `headers` are there when the call yields it; the body comes in chunks.
+    """A container's response. `status` and `headers` are there when the call yields it; the body
+    comes in chunks.
 
-    `fault` says why the body ended early. It is None while the body comes, and for a body that is complete.
+    `fault` says why the body ended early. It is None while the body comes, and for a body that is
+    complete.
     """
 
     def __init__(self, incoming: Incoming) -> None:
@@ -131,7 +158,8 @@ class ContainerResponse:
             raise self.fault
 
     async def receive(self) -> bytes:
-        """Return the next chunk, at most MAX_CHUNK_BYTES, or b"" at the end of the body, however it ended.
+        """Return the next chunk, at most MAX_CHUNK_BYTES, or b"" at the end of the body, however it
+        ended.
 
         A body that is not chunked comes as it arrives. A call that is cancelled loses nothing.
         """
@@ -140,7 +168,9 @@ class ContainerResponse:
         return self._chunks.popleft() if self._chunks else b""
 
     async def read(self, max_bytes: int = MAX_RESPONSE_BYTES) -> bytes:
-        """Return the whole body. Raises OutOfTime, or ResponseCut, also for a body of more than `max_bytes`."""
+        """Return the whole body. Raises OutOfTime, or ResponseCut, also for a body of more than
+        `max_bytes`.
+        """
         body = bytearray()
         while chunk := await self.receive():
             body += chunk
@@ -159,7 +189,9 @@ class ContainerResponse:
         if not (data := await self._incoming.read(MAX_WAITING_BYTES)):
             ends_with_connection = not self.is_chunked and not self.header("content-length")
             loss = self._incoming.loss
-            if isinstance(loss, OutOfTime) or (loss is None and self._has_head and ends_with_connection):
+            if isinstance(loss, OutOfTime) or (
+                loss is None and self._has_head and ends_with_connection
+            ):
                 self._end(loss)
             else:
                 self._lose(str(loss or "it closed the connection"))

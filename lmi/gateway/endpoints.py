@@ -1,6 +1,8 @@
-"""Endpoints: which container stands behind a name, what its /ping has said so far, and what clients ask of both.
+"""Endpoints: which container stands behind a name, what its /ping has said so far, and what clients
+ask of both.
 
-DescribeEndpoint and ListEndpoints are for waiters and people. An endpoint never changes after it was first heard of.
+DescribeEndpoint and ListEndpoints are for waiters and people. An endpoint never changes after it
+was first heard of.
 """
 
 import asyncio
@@ -15,7 +17,16 @@ from msgspec import Meta
 
 from lmi.errors import shorten
 from lmi.gateway.container import Container, ContainerFault, OutOfTime, Unreachable
-from lmi.gateway.exchange import ACCOUNT, ENDPOINT_NAME, VARIANT, AwsError, cut, invalid, model_error, unavailable
+from lmi.gateway.exchange import (
+    ACCOUNT,
+    ENDPOINT_NAME,
+    VARIANT,
+    AwsError,
+    cut,
+    invalid,
+    model_error,
+    unavailable,
+)
 
 ANY = ""  # in place of an endpoint's name
 TIMED_OUT = "Your invocation timed out while waiting for a response from container primary."
@@ -88,7 +99,9 @@ class AwsEndpoint:
         """Return what a client gets where the container gave no whole response."""
         if isinstance(fault, Unreachable):
             return unavailable(f"The container at {self.container.url} is not there: {fault}")
-        return model_error(0, TIMED_OUT if isinstance(fault, OutOfTime) else str(fault), self.name, region)
+        return model_error(
+            0, TIMED_OUT if isinstance(fault, OutOfTime) else str(fault), self.name, region
+        )
 
 
 class Described(msgspec.Struct):
@@ -114,7 +127,9 @@ class Listed(msgspec.Struct):
             self.NameContains in endpoint["EndpointName"]
             and self.StatusEquals in ("", endpoint["EndpointStatus"])
             and self.CreationTimeAfter < endpoint["CreationTime"] < self.CreationTimeBefore
-            and self.LastModifiedTimeAfter < endpoint["LastModifiedTime"] < self.LastModifiedTimeBefore
+            and self.LastModifiedTimeAfter
+            < endpoint["LastModifiedTime"]
+            < self.LastModifiedTimeBefore
         )
 
 
@@ -122,9 +137,11 @@ SORT_KEYS = {"Name": "EndpointName", "CreationTime": "CreationTime", "Status": "
 
 
 class Endpoints:
-    """All endpoints and their inference components. A container without a name serves every name that no other has.
+    """All endpoints and their inference components. A container without a name serves every name
+    that no other has.
 
-    `components` has the adapter, "" for none, by endpoint and component. Without any, every component is taken.
+    `components` has the adapter, "" for none, by endpoint and component. Without any, every
+    component is taken.
     """
 
     def __init__(self, urls: Mapping[str, str], components: Mapping[tuple[str, str], str]) -> None:
@@ -135,7 +152,9 @@ class Endpoints:
         self._components = components
 
     def find(self, name: str) -> AwsEndpoint:
-        """Return the endpoint. Raises AwsError for a name that cannot be one or that no container has."""
+        """Return the endpoint. Raises AwsError for a name that cannot be one or that no container
+        has.
+        """
         if found := self._known.get(name):
             return found
         ENDPOINT_NAME.check(name)
@@ -147,7 +166,9 @@ class Endpoints:
         return endpoint
 
     def adapter(self, endpoint: str, component: str | None) -> str:
-        """Return the adapter of a component, or "". Raises AwsError for a component that is not there."""
+        """Return the adapter of a component, or "". Raises AwsError for a component that is not
+        there.
+        """
         if component is None or not self._components:
             return ""
         for name in (endpoint, ANY):
@@ -172,13 +193,26 @@ class Endpoints:
         """Return those with a container of their own, and those that clients have named so far."""
         asked, endpoints = _decode(body, Listed), list(self._known.values())
         containers = list({endpoint.container for endpoint in endpoints})
-        statuses = dict(zip(containers, await asyncio.gather(*(each.status() for each in containers)), strict=True))
-        found = [endpoint.summary(statuses[endpoint.container][0], region) for endpoint in endpoints]
+        statuses = dict(
+            zip(
+                containers,
+                await asyncio.gather(*(each.status() for each in containers)),
+                strict=True,
+            )
+        )
+        found = [
+            endpoint.summary(statuses[endpoint.container][0], region) for endpoint in endpoints
+        ]
         chosen = [endpoint for endpoint in found if asked.takes(endpoint)]
-        chosen.sort(key=lambda endpoint: endpoint[SORT_KEYS[asked.SortBy]], reverse=asked.SortOrder == "Descending")
+        chosen.sort(
+            key=lambda endpoint: endpoint[SORT_KEYS[asked.SortBy]],
+            reverse=asked.SortOrder == "Descending",
+        )
         begin = int(asked.NextToken)
         end = begin + asked.MaxResults
-        return {"Endpoints": chosen[begin:end]} | ({"NextToken": str(end)} if end < len(chosen) else {})
+        return {"Endpoints": chosen[begin:end]} | (
+            {"NextToken": str(end)} if end < len(chosen) else {}
+        )
 
 
 OPERATIONS: dict[str, Callable[[Endpoints, bytes, str], Awaitable[Members]]] = {

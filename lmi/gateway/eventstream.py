@@ -1,7 +1,8 @@
-"""AWS's event stream, in which a streamed answer reaches its client: how it is cut into parts, and their frames.
+"""AWS's event stream, in which a streamed answer reaches its client: how it is cut into parts, and
+their frames.
 
-A client that is right with all three ways of cutting is right with every cut. No part is empty or longer than 1 MiB.
-Source: Amazon's description of the vnd.amazon.eventstream encoding.
+A client that is right with all three ways of cutting is right with every cut. No part is empty or
+longer than 1 MiB. Source: Amazon's description of the vnd.amazon.eventstream encoding.
 """
 
 import asyncio
@@ -23,14 +24,19 @@ NUM_OTHER_BYTES = 16  # two lengths and two checksums
 
 
 def encode_headers(headers: Mapping[str, str]) -> bytes:
-    """Return each name with its length in one byte, the type, and the value with its length in two."""
-    rows = [(len(name), name.encode(), STRING, len(value), value.encode()) for name, value in headers.items()]
+    """Return each name with its length in one byte, the type, and the value with its
+    length in two.
+    """
+    rows = [
+        (len(name), name.encode(), STRING, len(value), value.encode())
+        for name, value in headers.items()
+    ]
     return b"".join(struct.pack(f"!B{row[0]}sBH{row[3]}s", *row) for row in rows)
 
 
 def frame(headers: bytes, payload: bytes) -> bytes:
-    """Return one frame: its length and that of its headers, the CRC-32 of these 8 bytes, headers, payload, and the
-    CRC-32 of all before. Integers are big-endian. `headers` are encoded.
+    """Return one frame: its length and that of its headers, the CRC-32 of these 8 bytes, headers,
+    payload, and the CRC-32 of all before. Integers are big-endian. `headers` are encoded.
     """
     lengths = struct.pack("!II", NUM_OTHER_BYTES + len(headers) + len(payload), len(headers))
     before = b"".join((lengths, struct.pack("!I", crc32(lengths)), headers, payload))
@@ -38,10 +44,18 @@ def frame(headers: bytes, payload: bytes) -> bytes:
 
 
 PART = encode_headers(
-    {":event-type": "PayloadPart", ":content-type": "application/octet-stream", ":message-type": "event"}
+    {
+        ":event-type": "PayloadPart",
+        ":content-type": "application/octet-stream",
+        ":message-type": "event",
+    }
 )
 FAILURE = encode_headers(
-    {":exception-type": "ModelStreamError", ":content-type": "application/json", ":message-type": "exception"}
+    {
+        ":exception-type": "ModelStreamError",
+        ":content-type": "application/json",
+        ":message-type": "exception",
+    }
 )
 
 
@@ -76,7 +90,9 @@ class Coalesced:
             part, chunk = bytearray(chunk), b""
             with suppress(TimeoutError):
                 async with asyncio.timeout(self.wait_s):
-                    while (chunk := await response.receive()) and len(part) + len(chunk) <= MAX_PART_BYTES:
+                    while (chunk := await response.receive()) and len(part) + len(
+                        chunk
+                    ) <= MAX_PART_BYTES:
                         part += chunk
                         chunk = b""
             yield bytes(part)
@@ -112,4 +128,7 @@ def parse_parts(text: str) -> Parts:
         return MODES[text]
     if re.fullmatch("[0-9]{1,9}", number) and 1 <= int(number) <= MAXIMA.get(word, 0):
         return Split(int(number)) if word == "split" else Coalesced(int(number) / 1000)
-    raise ValueError(f"must be as-is, coalesce[:MS] (1..60000) or split[:BYTES] (1..{MAX_PART_BYTES}), given {text}")
+    raise ValueError(
+        f"must be as-is, coalesce[:MS] (1..60000) or split[:BYTES] (1..{MAX_PART_BYTES}), given "
+        f"{text}"
+    )

@@ -1,8 +1,9 @@
-"""One exchange with a client of AWS's API: what its request says in headers, who signed it, and the answer or error.
+"""One exchange with a client of AWS's API: what its request says in headers, who signed it, and the
+answer or error.
 
-The table of these headers is botocore's model of the SageMaker runtime, in its words; a test holds both equal. botocore
-chooses the class of its exception by the header x-amzn-ErrorType. Every fault of a container is a ModelError, whose
-status 424 is never retried.
+The table of these headers is botocore's model of the SageMaker runtime, in its words; a test holds
+both equal. botocore chooses the class of its exception by the header x-amzn-ErrorType. Every fault
+of a container is a ModelError, whose status 424 is never retried.
 """
 
 import hashlib
@@ -39,7 +40,9 @@ class AwsError(LmiError):
     @property
     def members(self) -> dict[str, str | int]:
         members = {"Message": self.message, **self.others}
-        return {name: cut(value) if isinstance(value, str) else value for name, value in members.items()}
+        return {
+            name: cut(value) if isinstance(value, str) else value for name, value in members.items()
+        }
 
 
 def cut(text: str, max_chars: int = MAX_TEXT_CHARS) -> str:
@@ -52,7 +55,9 @@ def invalid(message: str) -> AwsError:
 
 
 def too_large(max_bytes: int) -> AwsError:
-    return AwsError("ValidationError", 413, f"The request body must have at most {max_bytes} bytes.")
+    return AwsError(
+        "ValidationError", 413, f"The request body must have at most {max_bytes} bytes."
+    )
 
 
 def unavailable(reason: str) -> AwsError:
@@ -63,7 +68,10 @@ def unavailable(reason: str) -> AwsError:
 def model_error(status: int, body: str, endpoint: str, region: str) -> AwsError:
     """The container answered with `status`, 0 if with none, and `body`."""
     side = "client" if 400 <= status < 500 else "server"
-    before, after = f'Received {side} error ({status}) from primary with message "', "\". See the container's log."
+    before, after = (
+        f'Received {side} error ({status}) from primary with message "',
+        "\". See the container's log.",
+    )
     return AwsError(
         "ModelError",
         424,
@@ -86,7 +94,8 @@ class AwsMember:
         """Return the value. Raises AwsError in AWS's own words."""
         if rule := self.broken_rule(value):
             raise invalid(
-                f"1 validation error detected: Value {shorten(value)} at '{self.name[0].lower()}{self.name[1:]}' "
+                f"1 validation error detected: Value {shorten(value)} at "
+                f"'{self.name[0].lower()}{self.name[1:]}' "
                 f"failed to satisfy constraint: Member must {rule}"
             )
         return value
@@ -107,13 +116,21 @@ class AwsMember:
 
 def spelled(pattern: str) -> str:
     """Return a pattern of Java as Python spells it."""
-    return pattern.replace(r"\p{ASCII}", r"[\x00-\x7f]").replace(r"\p{Print}", r"\x20-\x7e").replace(r"\z", r"\Z")
+    return (
+        pattern.replace(r"\p{ASCII}", r"[\x00-\x7f]")
+        .replace(r"\p{Print}", r"\x20-\x7e")
+        .replace(r"\z", r"\Z")
+    )
 
 
 PREFIX = "X-Amzn-SageMaker-"
 ENDPOINT_NAME = AwsMember("EndpointName", "", NAME, 0, 63)
 COMPONENT_NAME = AwsMember(
-    "InferenceComponentName", PREFIX + "Inference-Component", r"^[a-zA-Z0-9]([\-a-zA-Z0-9]*[a-zA-Z0-9])?$", 0, 63
+    "InferenceComponentName",
+    PREFIX + "Inference-Component",
+    r"^[a-zA-Z0-9]([\-a-zA-Z0-9]*[a-zA-Z0-9])?$",
+    0,
+    63,
 )
 CONTENT_TYPE = AwsMember("ContentType", "Content-Type", ASCII, 0, 1024)
 ACCEPT = AwsMember("Accept", "Accept", ASCII, 0, 1024)
@@ -137,7 +154,13 @@ MEMBERS: dict[str, tuple[AwsMember, ...]] = {  # that are headers, by operation
         ACCEPT,
         AwsMember("TargetModel", PREFIX + "Target-Model", PRINTABLE, 1, 1024),
         AwsMember("EnableExplanations", PREFIX + "Enable-Explanations", ".*", 1, 64),
-        AwsMember("SessionId", PREFIX + "Session-Id", "^(NEW_SESSION)$|^[a-zA-Z0-9](-*[a-zA-Z0-9])*$", 0, 256),
+        AwsMember(
+            "SessionId",
+            PREFIX + "Session-Id",
+            "^(NEW_SESSION)$|^[a-zA-Z0-9](-*[a-zA-Z0-9])*$",
+            0,
+            256,
+        ),
     ),
     "InvokeEndpointWithResponseStream": (*COMMON, *ROUTED, CONTENT_TYPE, OTHER_ACCEPT, SESSION_ID),
     "InvokeEndpointAsync": (
@@ -145,7 +168,9 @@ MEMBERS: dict[str, tuple[AwsMember, ...]] = {  # that are headers, by operation
         AwsMember("ContentType", PREFIX + "Content-Type", ASCII, 0, 1024),
         OTHER_ACCEPT,
         AwsMember("S3OutputPathExtension", PREFIX + "S3OutputPathExtension", FOLDER, 1, 512),
-        AwsMember("Filename", PREFIX + "Filename", r"^(?!.*\..*\.)[a-zA-Z0-9][a-zA-Z0-9-_\.]*$", 1, 32),
+        AwsMember(
+            "Filename", PREFIX + "Filename", r"^(?!.*\..*\.)[a-zA-Z0-9][a-zA-Z0-9-_\.]*$", 1, 32
+        ),
         AwsMember("RequestTTLSeconds", PREFIX + "RequestTTLSeconds", None, 60, 21600),
         AwsMember("InvocationTimeoutSeconds", PREFIX + "InvocationTimeoutSeconds", None, 1, 3600),
     ),
@@ -163,7 +188,9 @@ TO_CONTAINER = {
 
 
 class AwsExchange(Exchange):
-    """A request of AWS's API, and its answer. An operation finds the names in its path, and its body in `payload`."""
+    """A request of AWS's API, and its answer. An operation finds the names in its path, and its
+    body in `payload`.
+    """
 
     names: Mapping[str, str] = {}
     payload = b""
@@ -178,7 +205,9 @@ class AwsExchange(Exchange):
         return found[1] if found else "local"
 
     def values(self, operation: str) -> dict[str, str]:
-        """Return the sent headers of an operation by member. Raises AwsError for a value against its rule."""
+        """Return the sent headers of an operation by member. Raises AwsError for a value against
+        its rule.
+        """
         headers = self.headers
         values = {
             member.name: member.check(headers[member.header])
@@ -186,45 +215,71 @@ class AwsExchange(Exchange):
             if member.header in headers
         }
         if values.get("TargetVariant", VARIANT) != VARIANT:
-            raise invalid(f"Variant {values['TargetVariant']} of endpoint {self.names['endpoint']} not found.")
+            raise invalid(
+                f"Variant {values['TargetVariant']} of endpoint {self.names['endpoint']} not found."
+            )
         if component := self.names.get("component"):
             values[COMPONENT_NAME.name] = COMPONENT_NAME.check(component)
         return values
 
     def headers_for_container(self, values: dict[str, str], adapter: str = "") -> list[Header]:
-        """Return what a container gets of a request: the members that are for it, and the adapter of its component.
+        """Return what a container gets of a request: the members that are for it, and the adapter
+        of its component.
 
         It gets the name of its endpoint too, which some clients send as the name of the model.
         """
-        headers = [(header, values[member]) for member, header in TO_CONTAINER.items() if member in values]
+        headers = [
+            (header, values[member]) for member, header in TO_CONTAINER.items() if member in values
+        ]
         headers.append((ENDPOINT_HEADER, self.names["endpoint"]))
         if adapter:
             alias = values[COMPONENT_NAME.name]
             headers += [(PREFIX + "Adapter-Identifier", adapter), (PREFIX + "Adapter-Alias", alias)]
         return headers
 
-    async def _start(self, status: int, media_type: str, headers: Iterable[Header], length: int | None = None) -> None:
+    async def _start(
+        self, status: int, media_type: str, headers: Iterable[Header], length: int | None = None
+    ) -> None:
         length_field = "" if length is None else str(length)
-        own = [("content-type", media_type), ("x-amzn-RequestId", self.request_id), ("content-length", length_field)]
-        raw = [(name.lower().encode(), value.encode("latin-1")) for name, value in [*own, *headers] if value]
+        own = [
+            ("content-type", media_type),
+            ("x-amzn-RequestId", self.request_id),
+            ("content-length", length_field),
+        ]
+        raw = [
+            (name.lower().encode(), value.encode("latin-1"))
+            for name, value in [*own, *headers]
+            if value
+        ]
         self.status = status
         await self._send({"type": "http.response.start", "status": status, "headers": raw})
 
     async def send_error(self, error: AwsError) -> None:
-        """Send an error. A POST of `/` is AWS JSON 1.1, whose clients read its class in the body."""
+        """Send an error. A POST of `/` is AWS JSON 1.1, whose clients read its class in
+        the body.
+        """
         self.error_label = error.kind
-        body = error.members | ({"__type": error.kind} if (self.method, self.path) == ("POST", "/") else {})
-        await self.send_whole(error.status, "application/json", orjson.dumps(body), [("x-amzn-ErrorType", error.kind)])
+        body = error.members | (
+            {"__type": error.kind} if (self.method, self.path) == ("POST", "/") else {}
+        )
+        await self.send_whole(
+            error.status, "application/json", orjson.dumps(body), [("x-amzn-ErrorType", error.kind)]
+        )
 
 
 SERVICE = "sagemaker"
 MAX_SKEW_S = 300.0
 AUTHORIZATION = re.compile(
-    r"AWS4-HMAC-SHA256 Credential=(?P<key>[^/,]+)/(?P<day>\d{8})/(?P<region>[^/,]+)/(?P<service>[^/,]+)/aws4_request, *"
+    r"AWS4-HMAC-SHA256 "
+    r"Credential=(?P<key>[^/,]+)/(?P<day>\d{8})/(?P<region>[^/,]+)/(?P<service>[^/,]+)/"
+    r"aws4_request, *"
     r"SignedHeaders=(?P<headers>[^,]+), *Signature=(?P<signature>[0-9a-f]{64})"
 )
 REQUIRED = {"host", "x-amz-date"}  # among the signed headers
-SIGNED_IF_SENT = ("x-amz-", "x-amzn-sagemaker-")  # AWS's rule, and what chooses the model or its session
+SIGNED_IF_SENT = (
+    "x-amz-",
+    "x-amzn-sagemaker-",
+)  # AWS's rule, and what chooses the model or its session
 DIGEST = "x-amz-content-sha256"  # is compared with the body
 TIME_FORM = "%Y%m%dT%H%M%SZ"
 NO_MATCH = "The request signature we calculated does not match the signature you provided."
@@ -242,7 +297,9 @@ class Signed:
 
 
 class Signatures:
-    """Checks signatures made with the credentials in `environ`. Raises BadConfiguration without these or botocore."""
+    """Checks signatures made with the credentials in `environ`. Raises BadConfiguration without
+    these or botocore.
+    """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         key, secret = environ.get("AWS_ACCESS_KEY_ID"), environ.get("AWS_SECRET_ACCESS_KEY")
@@ -258,12 +315,15 @@ class Signatures:
     def check_head(self, exchange: AwsExchange) -> Signed:
         """Return what the head says of the signature, before a byte of the body is read.
 
-        Raises AwsError unless it is by these credentials, lately made and bound to this request. Where the head has the
-        digest of the body, as that of S3's clients, the signature itself is checked here.
+        Raises AwsError unless it is by these credentials, lately made and bound to this request.
+        Where the head has the digest of the body, as that of S3's clients, the signature itself is
+        checked here.
         """
         given = AUTHORIZATION.fullmatch(exchange.headers.get("authorization", ""))
         if given is None:
-            raise AwsError("MissingAuthenticationTokenException", 403, "Missing Authentication Token")
+            raise AwsError(
+                "MissingAuthenticationTokenException", 403, "Missing Authentication Token"
+            )
         token = exchange.headers.get("x-amz-security-token")
         if (given["key"], token) != (self._credentials.access_key, self._credentials.token):
             message = "The security token included in the request is invalid."
@@ -275,19 +335,29 @@ class Signatures:
         except ValueError:
             skew_s = float("inf")
         if skew_s > MAX_SKEW_S or not date.startswith(given["day"]):
-            raise _wrong(f"Signature expired or not yet current: X-Amz-Date is more than {MAX_SKEW_S:g} s off.")
+            raise _wrong(
+                f"Signature expired or not yet current: X-Amz-Date is more than {MAX_SKEW_S:g} s "
+                f"off."
+            )
 
         # What anyone could have added to a signed request, whose meaning it changes.
         names = given["headers"].split(";")
         sent = {name for name in exchange.headers.keys() if name.startswith(SIGNED_IF_SENT)}
         if unsigned := sorted(sent - {DIGEST, *names}):
-            raise _wrong(f"There were headers present in the request which were not signed: {', '.join(unsigned)}")
+            raise _wrong(
+                f"There were headers present in the request which were not signed: "
+                f"{', '.join(unsigned)}"
+            )
 
-        signed = Signed(names, given["region"], date, given["signature"], exchange.headers.get(DIGEST))
+        signed = Signed(
+            names, given["region"], date, given["signature"], exchange.headers.get(DIGEST)
+        )
         is_bound = REQUIRED <= set(names) and given["service"] == SERVICE
         if not is_bound:  # it would be good for other requests too
             raise _wrong(NO_MATCH)
-        if signed.digest is not None and not re.fullmatch("[0-9a-f]{64}", signed.digest):  # as UNSIGNED-PAYLOAD
+        if signed.digest is not None and not re.fullmatch(
+            "[0-9a-f]{64}", signed.digest
+        ):  # as UNSIGNED-PAYLOAD
             raise _wrong(NO_MATCH)
         if signed.digest is not None:
             self._compare(exchange, signed, signed.digest)
@@ -302,19 +372,27 @@ class Signatures:
             raise _wrong(NO_MATCH)
 
     def _compare(self, exchange: AwsExchange, signed: Signed, digest: str) -> None:
-        """Raise AwsError unless the request has the signature that it has with this digest of its body."""
+        """Raise AwsError unless the request has the signature that it has with this digest of its
+        body.
+        """
         from botocore.auth import SigV4Auth  # type: ignore[import-untyped]
         from botocore.awsrequest import AWSRequest  # type: ignore[import-untyped]
 
         headers = exchange.headers
         query = exchange.scope["query_string"].decode("latin-1")
-        url = f"http://{headers['host']}{exchange.scope['raw_path'].decode('latin-1')}" + (f"?{query}" if query else "")
-        request = AWSRequest(exchange.method, url, {name: ",".join(headers.getlist(name)) for name in signed.names})
+        url = f"http://{headers['host']}{exchange.scope['raw_path'].decode('latin-1')}" + (
+            f"?{query}" if query else ""
+        )
+        request = AWSRequest(
+            exchange.method, url, {name: ",".join(headers.getlist(name)) for name in signed.names}
+        )
         request.context["timestamp"] = signed.date
 
         signer = SigV4Auth(self._credentials, SERVICE, signed.region)
         signer.payload = lambda request: digest
-        text = signer.signature(signer.string_to_sign(request, signer.canonical_request(request)), request)
+        text = signer.signature(
+            signer.string_to_sign(request, signer.canonical_request(request)), request
+        )
         if not hmac.compare_digest(text, signed.signature):
             raise _wrong(NO_MATCH)
 

@@ -1,7 +1,9 @@
-"""TargetModel: the models of multi-model endpoints, which are stored for their containers and loaded there.
+"""TargetModel: the models of multi-model endpoints, which are stored for their containers and
+loaded there.
 
-When a container has no room for a further model (507), the least recently used one that serves no request is unloaded,
-again until the new one fits. Source: SageMaker's guide, "Custom containers contract for multi-model endpoints".
+When a container has no room for a further model (507), the least recently used one that serves no
+request is unloaded, again until the new one fits. Source: SageMaker's guide, "Custom containers
+contract for multi-model endpoints".
 """
 
 import asyncio
@@ -52,11 +54,12 @@ class LoadFailed(Exception):
 
 
 class ModelStore:
-    """The models of `source`, a folder or `s3://BUCKET/PREFIX`, in `folder`, which the container sees too.
+    """The models of `source`, a folder or `s3://BUCKET/PREFIX`, in `folder`, which the container
+    sees too.
 
-    The one at SOURCE/KEY, a folder or an archive, is stored at `H/model`, where H is a hash of its place, because a key
-    comes from clients and must not become a path. A stamp beside it says from which files it was made. What comes from
-    S3 is kept in `sources`.
+    The one at SOURCE/KEY, a folder or an archive, is stored at `H/model`, where H is a hash of its
+    place, because a key comes from clients and must not become a path. A stamp beside it says from
+    which files it was made. What comes from S3 is kept in `sources`.
     """
 
     def __init__(self, source: str, folder: Path) -> None:
@@ -65,13 +68,20 @@ class ModelStore:
         self._source = source.rstrip("/") if self._is_remote else str(Path(source).resolve())
 
     def name(self, key: str) -> str:
-        """Return the name that the model has in the container. Raises AwsError for a key against the rule."""
-        if not {"", ".", ".."}.isdisjoint(key.split("/")):  # other spellings of a key, which S3 does not have either
-            raise invalid(f"TargetModel must be a relative path without empty parts, . and .., given {key}")
+        """Return the name that the model has in the container. Raises AwsError for a key against
+        the rule.
+        """
+        if not {"", ".", ".."}.isdisjoint(
+            key.split("/")
+        ):  # other spellings of a key, which S3 does not have either
+            raise invalid(
+                f"TargetModel must be a relative path without empty parts, . and .., given {key}"
+            )
         return hashlib.sha256(f"{self._source}/{key}".encode()).hexdigest()[:NAME_CHARS]
 
     def add(self, key: str) -> tuple[Path, bool]:
-        """Store a model, unless it is there. Returns its folder, and whether the container may have other files of it.
+        """Store a model, unless it is there. Returns its folder, and whether the container may have
+        other files of it.
 
         Raises AwsError if the source has no such model, or LoadFailed. It blocks.
         """
@@ -79,7 +89,9 @@ class ModelStore:
         place = Place(self._folder, "--models-dir", key)
         try:
             if self._is_remote:
-                wanted = WantedSource(source=f"{self._source}/{key}", download_dir=str(self._folder / "sources"))
+                wanted = WantedSource(
+                    source=f"{self._source}/{key}", download_dir=str(self._folder / "sources")
+                )
                 found = fetch(FetchJob(wanted))
             else:
                 found = self._find(key)
@@ -89,7 +101,9 @@ class ModelStore:
         except StartError as error:
             raise LoadFailed(f"TargetModel {key}: {error}") from error
         except OSError as error:
-            raise LoadFailed(f"TargetModel {key} cannot be stored in {home}: {cause_line(error)}") from error
+            raise LoadFailed(
+                f"TargetModel {key} cannot be stored in {home}: {cause_line(error)}"
+            ) from error
 
     def _find(self, key: str) -> Path:
         """Return the folder or archive. A link that leads out of the source counts as nothing."""
@@ -98,9 +112,13 @@ class ModelStore:
         if not found.is_relative_to(source) or not found.exists():
             raise invalid(f"TargetModel {key} is not below {source}")
         if not found.is_dir() and not found.name.endswith(ARCHIVE_SUFFIXES):
-            raise invalid(f"TargetModel {key} is neither a folder nor one of {' '.join(ARCHIVE_SUFFIXES)}")
+            raise invalid(
+                f"TargetModel {key} is neither a folder nor one of {' '.join(ARCHIVE_SUFFIXES)}"
+            )
         if (link := _link_out_of(source, found)) is not None:
-            raise LoadFailed(f"TargetModel {key}: the link {link.relative_to(found)} leads out of the source")
+            raise LoadFailed(
+                f"TargetModel {key}: the link {link.relative_to(found)} leads out of the source"
+            )
         return found
 
 
@@ -119,8 +137,12 @@ class TargetModels:
         await asyncio.gather(*(loaded.close() for loaded in self._loaded.values()))
 
     @asynccontextmanager
-    async def path(self, endpoint: AwsEndpoint, target: str | None, region: str) -> AsyncIterator[str]:
-        """Yield the container's path for a call, while the model that `target` names stays loaded. Raises AwsError."""
+    async def path(
+        self, endpoint: AwsEndpoint, target: str | None, region: str
+    ) -> AsyncIterator[str]:
+        """Yield the container's path for a call, while the model that `target` names stays loaded.
+        Raises AwsError.
+        """
         store = self._stores.get(endpoint.name) or self._stores.get(ANY)
         if target is None:
             if store is not None:
@@ -128,9 +150,14 @@ class TargetModels:
                 raise invalid(f"Endpoint {endpoint.name} {rule}.")
             yield "/invocations"
         elif store is None:
-            raise invalid(f"Endpoint {endpoint.name} is not a multi-model endpoint: --models names no source for it.")
+            raise invalid(
+                f"Endpoint {endpoint.name} is not a multi-model endpoint: --models names no source "
+                f"for it."
+            )
         else:
-            loaded = self._loaded.setdefault(endpoint.container.url, LoadedModels(endpoint.container))
+            loaded = self._loaded.setdefault(
+                endpoint.container.url, LoadedModels(endpoint.container)
+            )
             name = store.name(target)
             with loaded.lease(name):
                 try:
@@ -215,8 +242,12 @@ class LoadedModels:
             del self._loads[name]
 
     async def _register(self, name: str, url: str) -> tuple[int, bytes]:
-        """Return the container's answer, after others were unloaded until the model fits or none is left to unload."""
-        register = partial(self._ask, "POST", "/models", {"model_name": name, "url": url}, LOAD_TIMEOUT_S)
+        """Return the container's answer, after others were unloaded until the model fits or none is
+        left to unload.
+        """
+        register = partial(
+            self._ask, "POST", "/models", {"model_name": name, "url": url}, LOAD_TIMEOUT_S
+        )
         answer = await register()
         if answer[0] != NO_ROOM:
             return answer
@@ -244,7 +275,9 @@ class LoadedModels:
         log.info("unloading model %s", name)
         status, body = await self._ask("DELETE", f"/models/{name}", timeout_s=UNLOAD_TIMEOUT_S)
         if status not in (OK, 404):
-            log.warning("model %s was not unloaded: %d %s", name, status, body.decode(errors="replace"))
+            log.warning(
+                "model %s was not unloaded: %d %s", name, status, body.decode(errors="replace")
+            )
 
     async def _get(self, path: str, kind: type[T]) -> T | None:
         """Return what a successful answer says, or None for any other. Raises ContainerFault."""
@@ -254,7 +287,11 @@ class LoadedModels:
         return None
 
     async def _ask(
-        self, method: str, path: str, document: dict[str, str] | None = None, timeout_s: float = ASK_TIMEOUT_S
+        self,
+        method: str,
+        path: str,
+        document: dict[str, str] | None = None,
+        timeout_s: float = ASK_TIMEOUT_S,
     ) -> tuple[int, bytes]:
         """Return the status and the body of the container's response. Raises ContainerFault."""
         headers = [("Content-Type", "application/json")] if document else []
@@ -264,7 +301,9 @@ class LoadedModels:
 
 
 def _link_out_of(source: Path, found: Path) -> Path | None:
-    """Return a link in a model's folder, or in a folder that it links to, that leads out of the source, if any does."""
+    """Return a link in a model's folder, or in a folder that it links to, that leads out of the
+    source, if any does.
+    """
     seen: set[str] = set()
     for parent, folders, files in os.walk(found, followlinks=True):
         if (real := os.path.realpath(parent)) in seen:
@@ -278,10 +317,16 @@ def _link_out_of(source: Path, found: Path) -> Path | None:
 
 
 def _update(found: Path, home: Path, check_room: Callable[[int], None]) -> bool:
-    """Make the model, unless it is there as it should be. Returns whether other files were there before."""
+    """Make the model, unless it is there as it should be. Returns whether other files were there
+    before.
+    """
     stamp, model = home / "stamp.json", home / "model"
-    files = sorted(path for path in found.rglob("*") if path.is_file()) if found.is_dir() else [found]
-    wanted = json.dumps([(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files])
+    files = (
+        sorted(path for path in found.rglob("*") if path.is_file()) if found.is_dir() else [found]
+    )
+    wanted = json.dumps(
+        [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    )
     if model.is_dir() and stamp.is_file() and stamp.read_text() == wanted:
         return False
     part = home / "part"

@@ -1,4 +1,5 @@
-"""The gateway's process: `lmi gateway`, in the foreground or as a child of the supervisor, until SIGTERM.
+"""The gateway's process: `lmi gateway`, in the foreground or as a child of the supervisor, until
+SIGTERM.
 
 Its ASGI application has the operations that invoke an endpoint.
 """
@@ -27,7 +28,16 @@ from lmi.gateway.async_invocations import NO_BOTO3, S3_SCHEME, AsyncInvocations
 from lmi.gateway.command import GatewaySettings
 from lmi.gateway.container import ContainerFault, ContainerResponse, OutOfTime
 from lmi.gateway.endpoints import OPERATIONS, AwsEndpoint, Endpoints
-from lmi.gateway.exchange import PREFIX, VARIANT, AwsError, AwsExchange, Signatures, model_error, too_large, unavailable
+from lmi.gateway.exchange import (
+    PREFIX,
+    VARIANT,
+    AwsError,
+    AwsExchange,
+    Signatures,
+    model_error,
+    too_large,
+    unavailable,
+)
 from lmi.gateway.target_models import ModelStore, TargetModels
 from lmi.http.body import BodyMemory
 from lmi.http.browsers import ANY, check_page, is_loopback
@@ -43,7 +53,9 @@ LARGE_BODY_BYTES = 6291456  # the bound in AWS's API model; its pages say 25 MB
 MAX_BODY_MEMORY = 1 << 30
 MAX_ERROR_BYTES = 16 << 10  # that are read of an error, of which a client sees 2048 characters
 PASSED = ("Custom-Attributes", "Closed-Session-Id", "New-Session-Id")
-ALLOTTED = "Your model primary did not complete sending the inference response in the allotted time."
+ALLOTTED = (
+    "Your model primary did not complete sending the inference response in the allotted time."
+)
 BROKEN = "The connection to your model primary was lost before the inference response was complete."
 
 log = logging.getLogger(__name__)
@@ -57,7 +69,10 @@ class Gateway:
         self.endpoints = Endpoints(settings.endpoints, settings.components)
         self.num_body_bytes = 0  # of all requests that are open
         self.body_memory = BodyMemory(self, max(MAX_BODY_MEMORY, 4 * settings.max_body_bytes))
-        stores = {name: ModelStore(source, settings.models_dir) for name, source in settings.models.items()}
+        stores = {
+            name: ModelStore(source, settings.models_dir)
+            for name, source in settings.models.items()
+        }
         self._target_models = TargetModels(stores, settings.timeout_s)
         folder, place = settings.async_input, settings.async_output
         self._async_invocations = AsyncInvocations(folder, place, settings.async_concurrency)
@@ -79,7 +94,10 @@ class Gateway:
             await _refuse(exchange, error)
         except Exception:
             log.exception("request %s failed in the gateway", exchange.request_id)
-            await _refuse(exchange, AwsError("InternalFailure", 500, f"internal error, request {exchange.request_id}"))
+            await _refuse(
+                exchange,
+                AwsError("InternalFailure", 500, f"internal error, request {exchange.request_id}"),
+            )
         finally:
             exchange.hold(0)
             if exchange.path != "/ping":
@@ -91,9 +109,17 @@ class Gateway:
             return
         if self._signatures is None:  # which no page has
             check_page(exchange, (), self._hosts)
-        matches = [(found, each) for path, each in ROUTES.items() if (found := re.fullmatch(path, exchange.path))]
+        matches = [
+            (found, each)
+            for path, each in ROUTES.items()
+            if (found := re.fullmatch(path, exchange.path))
+        ]
         if exchange.method != "POST" or not matches:
-            raise AwsError("UnknownOperationException", 404, "The requested operation is not supported by the gateway.")
+            raise AwsError(
+                "UnknownOperationException",
+                404,
+                "The requested operation is not supported by the gateway.",
+            )
         [(found, handler)] = matches
         exchange.names = found.groupdict()
         signed = None if self._signatures is None else self._signatures.check_head(exchange)
@@ -110,17 +136,28 @@ class Gateway:
 
     async def invoke(self, exchange: AwsExchange) -> None:
         """Send the container's whole response."""
-        async with self._invocation(exchange, "InvokeEndpoint", self.settings.timeout_s) as response:
+        async with self._invocation(
+            exchange, "InvokeEndpoint", self.settings.timeout_s
+        ) as response:
             if response.is_chunked:
-                log.warning("the container's answer is chunked: an asynchronous endpoint would refuse it")
+                log.warning(
+                    "the container's answer is chunked: an asynchronous endpoint would refuse it"
+                )
             body = await response.read()
-        await exchange.send_whole(200, response.header("content-type"), body, headers_for_client(response))
+        await exchange.send_whole(
+            200, response.header("content-type"), body, headers_for_client(response)
+        )
 
     async def stream(self, exchange: AwsExchange) -> None:
         """Send the container's response as an event stream, part by part."""
         timeout_s = self.settings.stream_timeout_s
-        async with self._invocation(exchange, "InvokeEndpointWithResponseStream", timeout_s) as response:
-            headers = [*headers_for_client(response), (PREFIX + "Content-Type", response.header("content-type"))]
+        async with self._invocation(
+            exchange, "InvokeEndpointWithResponseStream", timeout_s
+        ) as response:
+            headers = [
+                *headers_for_client(response),
+                (PREFIX + "Content-Type", response.header("content-type")),
+            ]
             async with aclosing(self.settings.parts.cut(response)) as parts:
                 async for part in parts:
                     if not exchange.status:
@@ -133,29 +170,45 @@ class Gateway:
                 await exchange.start(200, eventstream.MEDIA_TYPE, headers)
         if fault is not None:
             log.warning("a stream ends with an error: %s", fault)
-            said = ("ModelInvocationTimeExceeded", ALLOTTED) if is_late else ("StreamBroken", BROKEN)
+            said = (
+                ("ModelInvocationTimeExceeded", ALLOTTED) if is_late else ("StreamBroken", BROKEN)
+            )
             await exchange.write(eventstream.failure(*said))
         await exchange.end()
 
     async def chat(self, exchange: AwsExchange) -> None:
-        """Send what the container's /v1/chat/completions answers: its status and bytes, of errors too."""
+        """Send what the container's /v1/chat/completions answers: its status and bytes, of errors
+        too.
+        """
         endpoint, values = self.endpoints.find(exchange.names["endpoint"]), exchange.values("chat")
         timeout_s = self.settings.stream_timeout_s
-        async with self._call(exchange, endpoint, values, "/v1/chat/completions", timeout_s) as response:
-            headers = [("content-length", response.header("content-length")), *headers_for_client(response)]
+        async with self._call(
+            exchange, endpoint, values, "/v1/chat/completions", timeout_s
+        ) as response:
+            headers = [
+                ("content-length", response.header("content-length")),
+                *headers_for_client(response),
+            ]
             await exchange.start(response.status, response.header("content-type"), headers)
             while chunk := await response.receive():
                 await exchange.write(chunk)
             if response.fault is not None:
-                raise response.fault  # the client's connection is cut, which shows that the answer is not whole
+                # the client's connection is cut, which shows that the answer is not whole
+                raise response.fault
         await exchange.end()
 
     async def invoke_later(self, exchange: AwsExchange) -> None:
         """Accept an async invocation, and send where its answer will be."""
         endpoint = self.endpoints.find(exchange.names["endpoint"])
         await endpoint.container.check_was_ready()
-        job, url = self._async_invocations.accept(exchange, endpoint), self._async_invocations.output.url
-        locations = [(PREFIX + "OutputLocation", url(job.output)), (PREFIX + "FailureLocation", url(job.failure))]
+        job, url = (
+            self._async_invocations.accept(exchange, endpoint),
+            self._async_invocations.output.url,
+        )
+        locations = [
+            (PREFIX + "OutputLocation", url(job.output)),
+            (PREFIX + "FailureLocation", url(job.failure)),
+        ]
         body = orjson.dumps({"InferenceId": job.inference_id})
         await exchange.send_whole(202, "application/json", body, locations)
 
@@ -163,7 +216,9 @@ class Gateway:
         """Answer AWS JSON 1.1: a POST of / that names the operation in X-Amz-Target."""
         target = exchange.headers.get("x-amz-target", "")
         if target not in OPERATIONS:
-            raise AwsError("UnknownOperationException", 400, f"The gateway has no operation {shorten(target)}.")
+            raise AwsError(
+                "UnknownOperationException", 400, f"The gateway has no operation {shorten(target)}."
+            )
         answer = await OPERATIONS[target](self.endpoints, exchange.payload, exchange.region)
         await exchange.send_whole(200, "application/x-amz-json-1.1", orjson.dumps(answer))
 
@@ -171,27 +226,48 @@ class Gateway:
     async def _invocation(
         self, exchange: AwsExchange, operation: str, timeout_s: float
     ) -> AsyncIterator[ContainerResponse]:
-        """Yield the model's response. Raises AwsError for an error of the container, or where none came in time."""
-        endpoint, values = self.endpoints.find(exchange.names["endpoint"]), exchange.values(operation)
-        async with self._target_models.path(endpoint, values.get("TargetModel"), exchange.region) as path:
+        """Yield the model's response. Raises AwsError for an error of the container, or where none
+        came in time.
+        """
+        endpoint, values = (
+            self.endpoints.find(exchange.names["endpoint"]),
+            exchange.values(operation),
+        )
+        async with self._target_models.path(
+            endpoint, values.get("TargetModel"), exchange.region
+        ) as path:
             async with self._call(exchange, endpoint, values, path, timeout_s) as response:
                 if response.status >= 300:
                     text = b""
                     while len(text) < MAX_ERROR_BYTES and (chunk := await response.receive()):
                         text += chunk
-                    raise model_error(response.status, text.decode(errors="replace"), endpoint.name, exchange.region)
+                    raise model_error(
+                        response.status,
+                        text.decode(errors="replace"),
+                        endpoint.name,
+                        exchange.region,
+                    )
                 yield response
 
     @asynccontextmanager
     async def _call(
-        self, exchange: AwsExchange, endpoint: AwsEndpoint, values: dict[str, str], path: str, timeout_s: float
+        self,
+        exchange: AwsExchange,
+        endpoint: AwsEndpoint,
+        values: dict[str, str],
+        path: str,
+        timeout_s: float,
     ) -> AsyncIterator[ContainerResponse]:
-        """Yield the container's response. Raises AwsError where it does not come whole while the block runs."""
+        """Yield the container's response. Raises AwsError where it does not come whole while the
+        block runs.
+        """
         adapter = self.endpoints.adapter(endpoint.name, values.get("InferenceComponentName"))
         headers = exchange.headers_for_container(values, adapter)
         await endpoint.container.check_was_ready()
         try:
-            async with endpoint.container.call("POST", path, headers, exchange.payload, timeout_s) as response:
+            async with endpoint.container.call(
+                "POST", path, headers, exchange.payload, timeout_s
+            ) as response:
                 if (found := num_bytes(response.headers)) > MAX_HEADER_BYTES:
                     log.warning("the container's answer has %d bytes of headers", found)
                 yield response
@@ -211,7 +287,9 @@ ROUTES = {  # by the path of a POST
 
 
 def headers_for_client(response: ContainerResponse) -> list[Header]:
-    """Return what a client gets of the container's headers, beside the content type, and the variant."""
+    """Return what a client gets of the container's headers, beside the content type, and the
+    variant.
+    """
     headers = [("x-Amzn-Invoked-Production-Variant", VARIANT)]
     headers += [(PREFIX + name, response.header(PREFIX + name)) for name in PASSED]
     created = response.header(PREFIX + "Session-Id")
@@ -221,7 +299,9 @@ def headers_for_client(response: ContainerResponse) -> list[Header]:
 
 
 async def _refuse(exchange: AwsExchange, error: LmiError) -> None:
-    """Answer with an error. A client whose answer has begun loses its connection, so that it knows."""
+    """Answer with an error. A client whose answer has begun loses its connection, so
+    that it knows.
+    """
     if exchange.status:
         log.warning("request %s was cut: %s", exchange.request_id, error)
         return
@@ -229,7 +309,9 @@ async def _refuse(exchange: AwsExchange, error: LmiError) -> None:
         error = unavailable(str(error))
     if isinstance(error, ForeignPage):
         error = AwsError("AccessDeniedException", error.status, str(error))
-    await exchange.send_error(error if isinstance(error, AwsError) else AwsError("ValidationError", 400, str(error)))
+    await exchange.send_error(
+        error if isinstance(error, AwsError) else AwsError("ValidationError", 400, str(error))
+    )
 
 
 class AwsProtocol(GuardedProtocol):
@@ -237,8 +319,14 @@ class AwsProtocol(GuardedProtocol):
 
     def rendered(self, refusal: Refusal) -> tuple[bytes, str]:
         said = str(refusal)
-        error = unavailable(said) if refusal.status == 503 else AwsError("ValidationError", refusal.status, said)
-        return orjson.dumps(error.members), f"x-amzn-requestid: {uuid.uuid4()}\r\nx-amzn-errortype: {error.kind}\r\n"
+        error = (
+            unavailable(said)
+            if refusal.status == 503
+            else AwsError("ValidationError", refusal.status, said)
+        )
+        return orjson.dumps(
+            error.members
+        ), f"x-amzn-requestid: {uuid.uuid4()}\r\nx-amzn-errortype: {error.kind}\r\n"
 
 
 def run(settings: GatewaySettings) -> int:
@@ -258,10 +346,14 @@ def run(settings: GatewaySettings) -> int:
     gateway = Gateway(settings)
     server = make_server(gateway, settings)
     for signum in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(signum, server.handle_exit)  # also while the server starts, and when it raises them again
+        signal.signal(
+            signum, server.handle_exit
+        )  # also while the server starts, and when it raises them again
     listener = bind(settings.host, settings.port)
     if not settings.checks_signatures and not is_loopback(settings.host):
-        log.warning("%s is no loopback address, and everybody who reaches it is served", settings.host)
+        log.warning(
+            "%s is no loopback address, and everybody who reaches it is served", settings.host
+        )
     say_ready(settings, listener.getsockname()[1])
 
     async def serve() -> None:
@@ -279,19 +371,33 @@ def make_server(app: Gateway, settings: GatewaySettings) -> uvicorn.Server:
     """Return the server. Its lines about starts and stops appear only with DEBUG."""
     if settings.log_level != "DEBUG":
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
-    options: dict[str, Any] = {"log_config": None, "access_log": False, "server_header": False, "proxy_headers": False}
+    options: dict[str, Any] = {
+        "log_config": None,
+        "access_log": False,
+        "server_header": False,
+        "proxy_headers": False,
+    }
     options |= {"timeout_keep_alive": KEEP_ALIVE_S, "timeout_graceful_shutdown": FINISH_S}
-    return uvicorn.Server(uvicorn.Config(app, http=AwsProtocol, ws="none", lifespan="off", **options))
+    return uvicorn.Server(
+        uvicorn.Config(app, http=AwsProtocol, ws="none", lifespan="off", **options)
+    )
 
 
 def say_ready(settings: GatewaySettings, port: int) -> None:
-    """Print where the gateway is and how clients find it: text on a terminal, else one JSON object."""
+    """Print where the gateway is and how clients find it: text on a terminal, else one
+    JSON object.
+    """
     url = local_url(settings.host, port)
     endpoints = {name or "*": container for name, container in settings.endpoints.items()}
     if not is_text(settings.log_format):
         event = {"event": "ready", "gateway": url, "port": port, "endpoints": endpoints}
         print(orjson.dumps(event).decode(), flush=True)
         return
-    rows = "\n".join(f"  endpoint {escape(name)} is {escape(container)}" for name, container in endpoints.items())
-    exports = f"  export AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME={url}\n  export AWS_ENDPOINT_URL_SAGEMAKER={url}"
+    rows = "\n".join(
+        f"  endpoint {escape(name)} is {escape(container)}" for name, container in endpoints.items()
+    )
+    exports = (
+        f"  export AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME={url}\n  export "
+        f"AWS_ENDPOINT_URL_SAGEMAKER={url}"
+    )
     print(f"\nlmi gateway is ready\n{rows}\n\n{exports}\n", flush=True)

@@ -1,7 +1,8 @@
 """Memory of the request bodies in one process: its limit, and its return to the kernel.
 
-A client may announce more than it sends, so bytes count when they arrive. A body is not there as long as its request:
-what counts later is what was made of it, a frame until its engine has begun to answer, and what the answer needs.
+A client may announce more than it sends, so bytes count when they arrive. A body is not there as
+long as its request: what counts later is what was made of it, a frame until its engine has begun to
+answer, and what the answer needs.
 """
 
 import asyncio
@@ -25,10 +26,11 @@ class BodyRecord(Protocol):
 
 
 class BodyMemory:
-    """Counts the bytes of bodies in one process, at most `max_bytes`, and writes the count to `record`.
+    """Counts the bytes of bodies in one process, at most `max_bytes`, and writes the count to
+    `record`.
 
-    Small bodies have an additional eighth of `max_bytes`. Large bodies do not keep them out, and a few of them do not
-    keep a large one out.
+    Small bodies have an additional eighth of `max_bytes`. Large bodies do not keep them out, and a
+    few of them do not keep a large one out.
     """
 
     def __init__(self, record: BodyRecord, max_bytes: int) -> None:
@@ -46,12 +48,15 @@ class BodyMemory:
         num_small, num_large = self._changed(num_before, num_after)
         if num_large + max(0, num_small - self._max_bytes // 8) > self._max_bytes:
             raise Overloaded(
-                f"request bodies, and requests that no engine has begun to answer, hold the {self._max_bytes} bytes"
+                f"request bodies, and requests that no engine has begun to answer, hold the "
+                f"{self._max_bytes} bytes"
                 " that they may have (max_body_memory)"
             )
 
     def change(self, num_before: int, num_after: int) -> None:
-        """Count a body, or what was made of it, of `num_before` bytes that has `num_after` bytes now, 0 at its end."""
+        """Count a body, or what was made of it, of `num_before` bytes that has `num_after` bytes
+        now, 0 at its end.
+        """
         self._num_small_bytes, self._num_large_bytes = self._changed(num_before, num_after)
         self._record.num_body_bytes = self._num_small_bytes + self._num_large_bytes
         if num_before > SMALL_BODY_BYTES:
@@ -69,7 +74,9 @@ class BodyMemory:
         return num_small, num_large
 
     def _trim_heap(self) -> None:
-        """Return free memory to the kernel. glibc keeps free memory between used blocks. Source: malloc_trim(3)."""
+        """Return free memory to the kernel. glibc keeps free memory between used blocks. Source:
+        malloc_trim(3).
+        """
         self._trim, self._num_freed_bytes = None, 0
         if hasattr(_libc, "malloc_trim"):
             _libc.malloc_trim(0)

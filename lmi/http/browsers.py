@@ -1,8 +1,10 @@
-"""What a browser may send for a page that is not this server's own: nothing, unless an option lets it.
+"""What a browser may send for a page that is not this server's own: nothing, unless an option lets
+it.
 
-Any page may send a POST of plain text to any address without asking first, and reads answers if its own name turns into
-this server's address (DNS rebinding). Programs that are no browsers send no Origin. A proxy may change Host, so the
-browser's word that the page is of the same origin counts too: no script can write it (Fetch Metadata, RFC 6454, 6761).
+Any page may send a POST of plain text to any address without asking first, and reads answers if its
+own name turns into this server's address (DNS rebinding). Programs that are no browsers send no
+Origin. A proxy may change Host, so the browser's word that the page is of the same origin counts
+too: no script can write it (Fetch Metadata, RFC 6454, 6761).
 """
 
 import ipaddress
@@ -19,9 +21,11 @@ USUAL_PORTS = {"http": "80", "https": "443"}
 
 
 def check_page(exchange: Exchange, origins: Container[str], hosts: Container[str]) -> None:
-    """Raise ForeignPage for a request of a page that is neither this server's own nor of `origins`; * means all.
+    """Raise ForeignPage for a request of a page that is neither this server's own nor of `origins`;
+    * means all.
 
-    The same for one that names this server by none of `hosts`, if the public DNS may have that name.
+    The same for one that names this server by none of `hosts`, if the public DNS may have that
+    name.
     """
     host = exchange.headers.get("host", "")
     name = unquote(re.sub(r":\d*$", "", host)).strip("[]").rstrip(".").lower()
@@ -39,12 +43,18 @@ def check_page(exchange: Exchange, origins: Container[str], hosts: Container[str
 
     [origin] = given
     is_own = _parts_of(origin) == _parts_of(f"{exchange.scope['scheme']}://{host}")
-    if origin not in origins and not is_own and exchange.headers.get("sec-fetch-site") not in OWN_PAGE:
+    if (
+        origin not in origins
+        and not is_own
+        and exchange.headers.get("sec-fetch-site") not in OWN_PAGE
+    ):
         raise ForeignPage(f"{rule}, given {shorten(origin)}")
 
 
 def _parts_of(origin: str) -> tuple[str, str, str]:
-    """Return the scheme, host and port of an origin, which may leave out the scheme's usual port. Source: RFC 6454."""
+    """Return the scheme, host and port of an origin, which may leave out the scheme's usual port.
+    Source: RFC 6454.
+    """
     scheme, _, place = origin.lower().partition("://")
     port = re.search(r":(\d+)$", place)
     if port is None:

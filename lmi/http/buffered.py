@@ -8,7 +8,9 @@ from lmi.http.exchange import SENT, Exchange, Header
 
 
 class BufferedExchange(Exchange):
-    """Sends a streamed response whole at its end, with its length and with the status of an error inside it."""
+    """Sends a streamed response whole at its end, with its length and with the status of an error
+    inside it.
+    """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         super().__init__(scope, receive, send)
@@ -21,7 +23,9 @@ class BufferedExchange(Exchange):
     def has_begun(self) -> bool:
         return self._is_sent
 
-    async def send_whole(self, status: int, media_type: str, body: bytes, headers: Iterable[Header] = ()) -> None:
+    async def send_whole(
+        self, status: int, media_type: str, body: bytes, headers: Iterable[Header] = ()
+    ) -> None:
         self._is_sent = True
         await super().send_whole(status, media_type, body, headers)
 

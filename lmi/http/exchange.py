@@ -1,7 +1,8 @@
 """One HTTP exchange: the request that a route reads, and the response that it writes.
 
-It adds the headers that every response has, bounds all headers, keeps the status for log and metrics, and raises
-`ClientGone` when the client leaves. Nothing wraps ASGI's `send`, so a token costs no extra call.
+It adds the headers that every response has, bounds all headers, keeps the status for log and
+metrics, and raises `ClientGone` when the client leaves. Nothing wraps ASGI's `send`, so a token
+costs no extra call.
 """
 
 import asyncio
@@ -24,14 +25,21 @@ from lmi.http.body import BodyMemory
 
 REQUEST_ID = "x-request-id"
 CUSTOM_ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
-TIMEOUT, TIMEOUT_MS = "X-Request-Timeout", "x-envoy-expected-rq-timeout-ms"  # how long the client waits
-NUM_ANNOUNCED = "lmi.num_announced_bytes"  # in the scope: of a chunked body, with a large chunk that is still to come
-ENDPOINT_NAME = "X-Lmi-Endpoint-Name"  # from the gateway; SageMaker tells a container no name of its endpoint
+TIMEOUT, TIMEOUT_MS = (
+    "X-Request-Timeout",
+    "x-envoy-expected-rq-timeout-ms",
+)  # how long the client waits
+# in the scope: of a chunked body, with a large chunk that is still to come
+NUM_ANNOUNCED = "lmi.num_announced_bytes"
+ENDPOINT_NAME = (
+    "X-Lmi-Endpoint-Name"  # from the gateway; SageMaker tells a container no name of its endpoint
+)
 MAX_ATTRIBUTE_CHARS = 1024  # SageMaker's limit
 MAX_HEADER_BYTES = 4096  # of a response; SageMaker's asynchronous endpoints refuse more
 MAX_NAMED = 20  # headers in a warning
 OTHER_HEADER_BYTES = 256  # the status line, and the headers that the HTTP protocol adds
-REQUEST_IDS = {  # the headers that may name a request, the first one first, and the names that they may give it
+# the headers that may name a request, the first one first, and the names that they may give it
+REQUEST_IDS = {
     "x-amzn-sagemaker-inference-id": re.compile(r"[\x21-\x7e][\x20-\x7e]{0,63}"),
     REQUEST_ID: re.compile(r"[\x21-\x7e]{1,128}"),
 }
@@ -44,7 +52,9 @@ log = logging.getLogger(__name__)
 
 
 class Sent(Awaitable[None]):
-    """What `send` returns for data that the transport already has. Awaiting it costs no turn of the event loop."""
+    """What `send` returns for data that the transport already has. Awaiting it costs no turn of the
+    event loop.
+    """
 
     def __await__(self) -> Generator[None]:
         yield from ()
@@ -82,10 +92,16 @@ class Exchange:
         self.error_label = ""
         self.model = ""  # or the adapter that answers
         self.noted: defaultdict[str, float] = defaultdict(int)  # numbers for its line in the log
-        self.num_held_bytes = 0  # of the body, or of what was made of it, as they count in the memory of bodies
+        self.num_held_bytes = (
+            0  # of the body, or of what was made of it, as they count in the memory of bodies
+        )
         self.early_end: LmiError | None = None  # that `end_early` was called with
-        self.refuse: Callable[[LmiError], Awaitable[None]] | None = None  # answers in a route's own form, if it has one
-        self.late_headers: Callable[[], Iterable[Header]] | None = None  # makes more headers as the head is sent
+        self.refuse: Callable[[LmiError], Awaitable[None]] | None = (
+            None  # answers in a route's own form, if it has one
+        )
+        self.late_headers: Callable[[], Iterable[Header]] | None = (
+            None  # makes more headers as the head is sent
+        )
         self._written = b""  # last
         self._kept_body: bytes | None = None  # that `peek` has read and `body` returns
         self._memory: BodyMemory | None = None
@@ -111,20 +127,29 @@ class Exchange:
         return self.status != 0
 
     def attribute(self, name: str) -> str | None:
-        """Return a value of attributes such as `route=/v1/completions; model_name=b`, None if it is missing."""
+        """Return a value of attributes such as `route=/v1/completions; model_name=b`, None if it is
+        missing.
+        """
         pairs = (pair.partition("=") for pair in self.headers.get(CUSTOM_ATTRIBUTES, "").split(";"))
         return next((value.strip() for key, _, value in pairs if key.strip() == name), None)
 
     def _choose_id(self) -> str:
         """Return the id that the client sent, if it is short printable ASCII, else a new one."""
         given = ((self.headers.get(name, ""), allowed) for name, allowed in REQUEST_IDS.items())
-        return next((value for value, allowed in given if allowed.fullmatch(value)), None) or uuid.uuid4().hex
+        return (
+            next((value for value, allowed in given if allowed.fullmatch(value)), None)
+            or uuid.uuid4().hex
+        )
 
     def check_is_whole(self) -> None:
-        """Raise UnsupportedMediaType for a multipart body. Other types pass, because curl labels JSON as a form."""
+        """Raise UnsupportedMediaType for a multipart body. Other types pass, because curl labels
+        JSON as a form.
+        """
         given = self.headers.get("content-type", "")
         if given.strip().lower().startswith("multipart/"):
-            raise UnsupportedMediaType(f"content-type must be application/json, given {shorten(given)}")
+            raise UnsupportedMediaType(
+                f"content-type must be application/json, given {shorten(given)}"
+            )
 
     async def peek(self, max_bytes: int, memory: BodyMemory) -> bytes:
         """Read the body, and keep it for the next call of `body`. Raises what that raises."""
@@ -132,17 +157,24 @@ class Exchange:
         return self._kept_body
 
     async def body(self, max_bytes: int, memory: BodyMemory) -> bytes:
-        """Read the whole body. A body whose announced length is too long is refused before a byte is read.
+        """Read the whole body. A body whose announced length is too long is refused before a byte
+        is read.
 
-        Its bytes count in `memory` until the caller says with `hold` how many are left, 0 at the end. Raises Overloaded
-        if `memory` is full, BodyTooLarge, UnsupportedEncoding or ClientGone.
+        Its bytes count in `memory` until the caller says with `hold` how many are left, 0 at the
+        end. Raises Overloaded if `memory` is full, BodyTooLarge, UnsupportedEncoding or ClientGone.
         """
         if self._kept_body is not None:
             kept, self._kept_body = self._kept_body, None
             return kept
-        encodings = ", ".join(self.headers.getlist("content-encoding"))  # each field may be a list too
-        if any(encoding.strip().lower() not in ("identity", "") for encoding in encodings.split(",")):
-            raise UnsupportedEncoding(f"content-encoding must be identity, given {shorten(encodings)}")
+        encodings = ", ".join(
+            self.headers.getlist("content-encoding")
+        )  # each field may be a list too
+        if any(
+            encoding.strip().lower() not in ("identity", "") for encoding in encodings.split(",")
+        ):
+            raise UnsupportedEncoding(
+                f"content-encoding must be identity, given {shorten(encodings)}"
+            )
         announced = int(self.headers.get("content-length", 0))
         if announced > max_bytes:
             raise BodyTooLarge(max_bytes)
@@ -163,7 +195,9 @@ class Exchange:
         return bytes(body)
 
     def hold(self, num_bytes: int) -> None:
-        """Count what this request holds of its body now. Raises Overloaded if it holds more and there is no room."""
+        """Count what this request holds of its body now. Raises Overloaded if it holds more and
+        there is no room.
+        """
         if self._memory is None or num_bytes == self.num_held_bytes:
             return
 
@@ -189,9 +223,13 @@ class Exchange:
         return b"" if self._written[-1:] in (b"", b"\n") else b"\n"
 
     def note_failure(self, status: int, headers: Iterable[Header] = ()) -> None:
-        """Note that a stream fails, with a status and headers that its head cannot show any more."""
+        """Note that a stream fails, with a status and headers that its head cannot show
+        any more.
+        """
 
-    async def send_whole(self, status: int, media_type: str, body: bytes, headers: Iterable[Header] = ()) -> None:
+    async def send_whole(
+        self, status: int, media_type: str, body: bytes, headers: Iterable[Header] = ()
+    ) -> None:
         """Send a whole response with its length."""
         await self._start(status, media_type, headers, length=len(body))
         await self._send({"type": "http.response.body", "body": body})
@@ -207,30 +245,49 @@ class Exchange:
             "status": self.status,
             "duration_ms": round(duration_s * 1000, 1),
             **self.noted,
-            **{name: text for name, text in (("model", self.model), ("error_label", self.error_label)) if text},
+            **{
+                name: text
+                for name, text in (("model", self.model), ("error_label", self.error_label))
+                if text
+            },
             **({"client": client[0]} if (client := self.scope.get("client")) else {}),
             **more,
         }
         access.info("%s %s", self.method, self.path, extra=fields)
 
-    async def _start(self, status: int, media_type: str, headers: Iterable[Header], length: int | None = None) -> None:
+    async def _start(
+        self, status: int, media_type: str, headers: Iterable[Header], length: int | None = None
+    ) -> None:
         given = [("content-type", media_type), *headers] if media_type else list(headers)
         if self.late_headers is not None:
             given += self.late_headers()
         ids = [(name, self.request_id) for name in self.id_headers]
         own = [*ids, *self._echoed(given)]
         own += [] if length is None else [("content-length", str(length))]
-        fields = [*self._fitting(given, MAX_HEADER_BYTES - OTHER_HEADER_BYTES - num_bytes(own)), *own]
+        fields = [
+            *self._fitting(given, MAX_HEADER_BYTES - OTHER_HEADER_BYTES - num_bytes(own)),
+            *own,
+        ]
         raw = [(name.encode(), value.encode("latin-1")) for name, value in fields]
         self.status = status
         await self._send({"type": "http.response.start", "status": status, "headers": raw})
 
     def _fitting(self, headers: list[Header], max_bytes: int) -> list[Header]:
-        """Return the headers without the last ones that have no room. User code may add any number of them."""
-        num_fitting = sum(total <= max_bytes for total in accumulate(num_bytes([header]) for header in headers))
+        """Return the headers without the last ones that have no room. User code may add any number
+        of them.
+        """
+        num_fitting = sum(
+            total <= max_bytes for total in accumulate(num_bytes([header]) for header in headers)
+        )
         if dropped := [shorten(name) for name, _ in headers[num_fitting:]]:
-            said = f"response headers have at most {MAX_HEADER_BYTES} bytes together, without room for: "
-            log.warning("%s", said + ", ".join(dropped[:MAX_NAMED]), extra={"request_id": self.request_id})
+            said = (
+                f"response headers have at most {MAX_HEADER_BYTES} bytes together, without "
+                f"room "
+                f"for: "
+            )
+            log.warning(
+                "%s", said + ", ".join(dropped[:MAX_NAMED]), extra={"request_id": self.request_id}
+            )
         return headers[:num_fitting]
 
     def _echoed(self, given: list[Header]) -> list[Header]:
@@ -246,9 +303,13 @@ class Exchange:
 
     @asynccontextmanager
     async def deadline(
-        self, timeout_s: float | None, since_s: float | None = None, why: str = "the server's predict_timeout"
+        self,
+        timeout_s: float | None,
+        since_s: float | None = None,
+        why: str = "the server's predict_timeout",
     ) -> AsyncIterator[None]:
-        """Raise DeadlineExceeded inside the block `timeout_s` after `since_s`, with a `timeout_s` of None never.
+        """Raise DeadlineExceeded inside the block `timeout_s` after `since_s`, with a `timeout_s`
+        of None never.
 
         By default `since_s` is when the request arrived. `why` says whose time it is.
         """
@@ -273,7 +334,8 @@ class Exchange:
     def end_early(self, error: LmiError) -> None:
         """Raise `error` in the blocks of `deadline` that run now: in the inner ones.
 
-        If there are none and no response has begun, raise it in the outermost. A response that has begun goes on.
+        If there are none and no response has begun, raise it in the outermost. A response that has
+        begun goes on.
         """
         self.early_end = error
         outermost, inner = self._deadlines[:1], self._deadlines[1:]
@@ -289,8 +351,9 @@ class Exchange:
     async def run_while_there(self, work: Coroutine[Any, Any, None]) -> None:
         """Run `work` to its end. If the client leaves first, cancel `work` and raise ClientGone.
 
-        Call this after the body was read, when `receive` can only return the disconnect. `work` runs in its own task,
-        which is also faster: a task is resumed through all awaiting frames, and a route has a dozen of them above it.
+        Call this after the body was read, when `receive` can only return the disconnect. `work`
+        runs in its own task, which is also faster: a task is resumed through all awaiting frames,
+        and a route has a dozen of them above it.
         """
         worker = asyncio.create_task(work)
         departure = asyncio.create_task(self._until_gone())
@@ -303,7 +366,9 @@ class Exchange:
             departure.cancel()
             worker.cancel()
             await asyncio.wait((worker,))  # its resources are free before the caller continues
-            del worker  # its error's traceback holds this frame, and the body would wait for the garbage collector
+            # its error's traceback holds this frame, and the body would wait for the garbage
+            # collector
+            del worker
 
     async def _until_gone(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":

@@ -1,7 +1,8 @@
 """Turns in which connections read, so that many large bodies at once do not hold up small requests.
 
-A connection pauses after each piece of a large body. If all of them read on in the same turn of the event loop, a turn
-would take the longer the more there are, and the loop accepts one new connection in a turn. So one reads on in a turn.
+A connection pauses after each piece of a large body. If all of them read on in the same turn of the
+event loop, a turn would take the longer the more there are, and the loop accepts one new connection
+in a turn. So one reads on in a turn.
 """
 
 import asyncio

@@ -1,6 +1,8 @@
-"""The listening socket. A server binds it once, before any costly step, and passes it to every front end.
+"""The listening socket. A server binds it once, before any costly step, and passes it to every
+front end.
 
-If the port is taken, the error names the process that holds it, if /proc shows it. Source: proc(5), /proc/net/tcp.
+If the port is taken, the error names the process that holds it, if /proc shows it. Source: proc(5),
+/proc/net/tcp.
 """
 
 import glob
@@ -14,8 +16,9 @@ from lmi.errors import PortUnavailable
 
 BACKLOG = 2048
 SEND_BUFFER_BYTES = 128 << 10
-"""The bytes that the kernel keeps for a client that does not read. The default is megabytes, which are minutes of
-tokens, and only after them the server would notice that the client has stopped."""
+"""The bytes that the kernel keeps for a client that does not read. The default is megabytes, which
+are minutes of tokens, and only after them the server would notice that the client has stopped.
+"""
 LISTENING = "0A"
 
 Address = tuple[str, int]  # a number, not a name, and a port
@@ -26,7 +29,9 @@ def address_of(host: str, port: int) -> Address:
     try:
         return _resolved(host, port)[1]
     except OSError as error:
-        raise PortUnavailable(f"cannot listen on {host} port {port}: {error.strerror or error}") from error
+        raise PortUnavailable(
+            f"cannot listen on {host} port {port}: {error.strerror or error}"
+        ) from error
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -38,8 +43,12 @@ def bind(host: str, port: int) -> socket.socket:
         by = ""
         if (pid := next(owners(port), None)) is not None:
             by = f", it belongs to process {pid} ({Path(f'/proc/{pid}/comm').read_text().strip()})"
-        raise PortUnavailable(f"cannot listen on {host} port {port}: {error.strerror or error}{by}") from error
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)  # connections inherit it
+        raise PortUnavailable(
+            f"cannot listen on {host} port {port}: {error.strerror or error}{by}"
+        ) from error
+    listener.setsockopt(
+        socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES
+    )  # connections inherit it
     return listener
 
 
@@ -50,12 +59,18 @@ def _resolved(host: str, port: int) -> tuple[socket.AddressFamily, Address]:
 
 
 def owners(port: int) -> Iterator[int]:
-    """Yield the pids of the processes that listen on a local port, as far as this user can see them."""
+    """Yield the pids of the processes that listen on a local port, as far as this user can see
+    them.
+    """
     sockets = set[str]()  # as /proc names an open one
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with suppress(OSError):
             rows = [line.split() for line in Path(table).read_text().splitlines()[1:]]
-            listening = [row for row in rows if row[3] == LISTENING and int(row[1].rpartition(":")[2], 16) == port]
+            listening = [
+                row
+                for row in rows
+                if row[3] == LISTENING and int(row[1].rpartition(":")[2], 16) == port
+            ]
             sockets |= {f"socket:[{row[9]}]" for row in listening}
     for file in glob.iglob("/proc/[0-9]*/fd/*") if sockets else ():
         with suppress(OSError):  # it was closed meanwhile

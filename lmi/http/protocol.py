@@ -1,7 +1,8 @@
-"""HTTP/1.1 with limits: uvicorn's httptools protocol, with defences against hostile and broken clients.
+"""HTTP/1.1 with limits: uvicorn's httptools protocol, with defences against hostile and broken
+clients.
 
-httptools parses strictly but has no limits of size or time. A refusal is one JSON object, and the connection closes
-after it. Sources: RFC 9112 and RFC 9110; the limits are those of edge proxies.
+httptools parses strictly but has no limits of size or time. A refusal is one JSON object, and the
+connection closes after it. Sources: RFC 9112 and RFC 9110; the limits are those of edge proxies.
 """
 
 import asyncio
@@ -24,7 +25,11 @@ import httptools
 import orjson
 from starlette.datastructures import Headers
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 from lmi.errors import Overloaded, shorten
 from lmi.http.exchange import NUM_ANNOUNCED, SENT
@@ -35,24 +40,40 @@ log = logging.getLogger(__name__)
 
 MAX_HEAD_BYTES = 64 << 10
 MAX_FIELDS = 128  # of a head, and of a trailer
-MAX_CHUNKS, LARGE_CHUNK_BYTES = 65_536, 1024  # a body may have more chunks if they have so many bytes on average
+MAX_CHUNKS, LARGE_CHUNK_BYTES = (
+    65_536,
+    1024,
+)  # a body may have more chunks if they have so many bytes on average
 MAX_UNTOLD_BYTES = 16 << 10  # of chunk extensions and blanks, of which the parser tells nothing
 CHUNK_LINES_BYTES = 32  # around a chunk without an extension, at most
-LARGE_CHUNK = re.compile(rb"\n([0-9A-Fa-f]{6,32}+)[\r;][^\n]{0,1024}+(?=\n)")  # perhaps of a chunk of over 1 MB
+LARGE_CHUNK = re.compile(
+    rb"\n([0-9A-Fa-f]{6,32}+)[\r;][^\n]{0,1024}+(?=\n)"
+)  # perhaps of a chunk of over 1 MB
 MAX_LINES_LOOKED_AT = 64  # of one read, which has at most a few chunks of this size
 LARGE_CHUNK_AT_START = re.compile(LARGE_CHUNK.pattern[1:])
 MAX_SPLIT_LINE_BYTES = 1024  # of a request line that comes in pieces are looked at
 MAX_PIPELINED = 16
 MIN_BODY_BYTES_PER_S = 1024
 LINGER_S = 1.0  # a refused client may send for this long before the connection is cut
-BODY_LINGER_S = 10.0  # a client may send the rest of a body that was answered early for this long, before it reads
-MAX_UNREAD_BYTES = 64 << 10  # of a body that was answered early; up to this many are discarded to keep the connection
+# a client may send the rest of a body that was answered early for this long, before it reads
+BODY_LINGER_S = 10.0
+MAX_UNREAD_BYTES = (
+    64 << 10
+)  # of a body that was answered early; up to this many are discarded to keep the connection
 BODY_LOOK_S = 1.0
 MAX_COMPARED = 64  # idle connections, of which those are closed that have been silent for longest
-RESERVED_FDS = 40  # that are free for files and sockets other than clients', as those of a model that is loaded
-TWO_SPACES = re.compile(rb"[\r\n]*[^\s]+ (?: |[^\s]+  )")  # in a request line; the parser takes them for one
-HOST = re.compile(r"(\[[\w:.%~-]+\]|[\w.~!$&'()*+,;=%-]*)(:\d*)?", re.ASCII)  # RFC 3986, 3.2.2 and 3.2.3
-NO_SNIFFING = b"x-content-type-options", b"nosniff"  # every answer has the content type that its head says
+# that are free for files and sockets other than clients', as those of a model that is loaded
+RESERVED_FDS = 40
+TWO_SPACES = re.compile(
+    rb"[\r\n]*[^\s]+ (?: |[^\s]+  )"
+)  # in a request line; the parser takes them for one
+HOST = re.compile(
+    r"(\[[\w:.%~-]+\]|[\w.~!$&'()*+,;=%-]*)(:\d*)?", re.ASCII
+)  # RFC 3986, 3.2.2 and 3.2.3
+NO_SNIFFING = (
+    b"x-content-type-options",
+    b"nosniff",
+)  # every answer has the content type that its head says
 OTHER_VERSION = 505, "only HTTP/1.1 and HTTP/1.0 are spoken here"
 LARGE_HEAD = 431, f"a request head has at most {MAX_HEAD_BYTES} bytes"
 
@@ -80,17 +101,22 @@ class Arrival:
 class Cycle(RequestResponseCycle):
     """One request and its response.
 
-    `num_missing_bytes` is the number of bytes of the body that have not arrived. For a chunked body it is unknown.
+    `num_missing_bytes` is the number of bytes of the body that have not arrived. For a chunked body
+    it is unknown.
     """
 
     num_head_bytes = num_missing_bytes = 0
     is_chunked = False  # the body comes in chunks
     is_early = False  # the answer began before the body was complete, and the rest is not awaited
     is_delimited_by_close = False  # the answer to an HTTP/1.0 client ends where the connection does
-    is_leaving: Callable[[], bool]  # whether the server leaves, and a connection ends with its next answer
+    is_leaving: Callable[
+        [], bool
+    ]  # whether the server leaves, and a connection ends with its next answer
 
     def send(self, message: Any) -> Awaitable[None]:  # type: ignore[override]  # any awaitable does
-        """Send a part of the response. A piece of a stream is written before this returns, if the client keeps up."""
+        """Send a part of the response. A piece of a stream is written before this returns, if the
+        client keeps up.
+        """
         if message.get("more_body") and self._write_chunk(message["body"]):
             return SENT
         if message["type"] == "http.response.start":
@@ -105,7 +131,9 @@ class Cycle(RequestResponseCycle):
         self.message_event.set()
 
     async def run_asgi(self, app: Any) -> None:
-        """Run the application. A request that is cancelled, because the process ends, is cut and logs nothing."""
+        """Run the application. A request that is cancelled, because the process ends, is cut and
+        logs nothing.
+        """
 
         async def cut_if_cancelled(scope: Any, receive: Any, send: Any) -> None:
             try:
@@ -117,7 +145,9 @@ class Cycle(RequestResponseCycle):
         await super().run_asgi(cut_if_cancelled)
 
     def _write_chunk(self, body: bytes) -> bool:
-        """Write one chunk, or return False where uvicorn has to wait or to complain, or has another framing."""
+        """Write one chunk, or return False where uvicorn has to wait or to complain, or has another
+        framing.
+        """
         if not (self.response_started and self.chunked_encoding and body) or self.response_complete:
             return False
         if self.flow.write_paused or self.disconnected:
@@ -137,13 +167,19 @@ class Cycle(RequestResponseCycle):
 
 
 class GuardedProtocol(HttpToolsProtocol):
-    """One connection, with limits on how long its head, its body and its client's reading may take."""
+    """One connection, with limits on how long its head, its body and its client's
+    reading may take.
+    """
 
     header_timeout_s: ClassVar[float] = 10.0
     body_timeout_s: ClassVar[float] = 60.0
     stall_timeout_s: ClassVar[float] = 30.0
-    slow_start_s: ClassVar[float] = 10.0  # a body may be slower than MIN_BODY_BYTES_PER_S for this long
-    last_client_fd: ClassVar[int] = max(RESERVED_FDS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - RESERVED_FDS)
+    slow_start_s: ClassVar[float] = (
+        10.0  # a body may be slower than MIN_BODY_BYTES_PER_S for this long
+    )
+    last_client_fd: ClassVar[int] = max(
+        RESERVED_FDS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - RESERVED_FDS
+    )
     max_connections: ClassVar[int] = 10_000
     cycle: Cycle
 
@@ -172,11 +208,13 @@ class GuardedProtocol(HttpToolsProtocol):
             self._mind_time()
 
     def _num_too_many(self, transport: asyncio.Transport) -> int:
-        """Return how many connections should be closed for this one: one where there are too many of them.
+        """Return how many connections should be closed for this one: one where there are too many
+        of them.
 
-        Two where it takes one of the last descriptors, which are for other files, so that files which were opened
-        meanwhile, as those of a further model, get their room back. The system gives each file the lowest number that
-        is free, so the number of a new one says how many are open.
+        Two where it takes one of the last descriptors, which are for other files, so that files
+        which were opened meanwhile, as those of a further model, get their room back. The system
+        gives each file the lowest number that is free, so the number of a new one says how many are
+        open.
         """
         opened = transport.get_extra_info("socket")
         if opened is not None and opened.fileno() > self.last_client_fd:
@@ -184,12 +222,17 @@ class GuardedProtocol(HttpToolsProtocol):
         return 1 if len(self.connections) > self.max_connections else 0
 
     def _make_room(self, num_wanted: int) -> bool:
-        """Close idle connections, so that a health check gets through although idle clients hold all others.
+        """Close idle connections, so that a health check gets through although idle clients hold
+        all others.
 
-        Those go first that have been silent for longest, and where none is idle, those that have had their last answer.
-        Returns whether one was closed.
+        Those go first that have been silent for longest, and where none is idle, those that have
+        had their last answer. Returns whether one was closed.
         """
-        others = (other for other in self.connections if other is not self and isinstance(other, GuardedProtocol))
+        others = (
+            other
+            for other in self.connections
+            if other is not self and isinstance(other, GuardedProtocol)
+        )
         idle = list(islice((other for other in others if other._is_idle()), MAX_COMPARED))
         idle.sort(key=lambda other: (other._is_lingering, other._heard_s))
 
@@ -198,14 +241,17 @@ class GuardedProtocol(HttpToolsProtocol):
         return bool(idle)
 
     def _is_idle(self) -> bool:
-        """Whether no request runs or waits here, and no answer is on its way. A part of a head may have come."""
+        """Whether no request runs or waits here, and no answer is on its way. A part of a head may
+        have come.
+        """
         is_busy = self._unanswered or self.transport.get_write_buffer_size()
         return not (is_busy or self.transport.is_closing())
 
     def data_received(self, data: bytes) -> None:
         self._heard_s = self.loop.time()
         if self._refusal is not None or self._is_lingering:
-            self.flow.pause_reading()  # and read on in turn: else the loop reads megabytes at once from a fast client
+            # and read on in turn: else the loop reads megabytes at once from a fast client
+            self.flow.pause_reading()
             self.flow.resume_reading()
             return
         self._unset_keepalive_if_required()
@@ -219,12 +265,17 @@ class GuardedProtocol(HttpToolsProtocol):
             self._refuse(_refusal_of(error))
         else:
             self._mind_time()
-            num_waiting_bytes = sum(cycle.num_head_bytes + len(cycle.body) for cycle in [*self._unanswered][1:])
+            num_waiting_bytes = sum(
+                cycle.num_head_bytes + len(cycle.body) for cycle in [*self._unanswered][1:]
+            )
             if len(self.pipeline) == MAX_PIPELINED or num_waiting_bytes > HIGH_WATER_LIMIT:
-                self.flow.pause_reading()  # only now, because a connection that is not read does not show its end
+                # only now, because a connection that is not read does not show its end
+                self.flow.pause_reading()
 
     def _check_line(self, data: bytes) -> None:
-        """Refuse two spaces in a request line. Where one begins in a pipeline, nobody tells, so there they pass."""
+        """Refuse two spaces in a request line. Where one begins in a pipeline, nobody tells, so
+        there they pass.
+        """
         if self._line or self._part == "start":
             self._line += data
             if TWO_SPACES.match(self._line):
@@ -233,7 +284,9 @@ class GuardedProtocol(HttpToolsProtocol):
                 self._line = b""
 
     def _check_fed(self, num_bytes: int) -> None:
-        """Refuse an endless field, as the parser reports only whole ones, and long chunk extensions."""
+        """Refuse an endless field, as the parser reports only whole ones, and long chunk
+        extensions.
+        """
         come = self._arrival
         come.num_fed_bytes += num_bytes
         told = come.num_head_bytes + come.num_body_bytes + CHUNK_LINES_BYTES * come.num_chunks
@@ -242,13 +295,17 @@ class GuardedProtocol(HttpToolsProtocol):
                 raise Refusal(*LARGE_HEAD)
         elif come.num_fed_bytes - told > MAX_UNTOLD_BYTES:
             self._part = "body"  # also if it has just come whole, and no application has read it
-            raise Refusal(400, f"a request has at most {MAX_UNTOLD_BYTES} bytes of chunk extensions and blanks")
+            raise Refusal(
+                400,
+                f"a request has at most {MAX_UNTOLD_BYTES} bytes of chunk extensions and blanks",
+            )
 
     def _feed(self, data: bytes) -> None:
-        """Parse the bytes. An upgrade that a client offers is not accepted: the request is parsed again without it.
+        """Parse the bytes. An upgrade that a client offers is not accepted: the request is parsed
+        again without it.
 
-        The parser stops at such a head and would treat the body as another protocol, but some clients (Java's, h2c)
-        offer an upgrade with every first request.
+        The parser stops at such a head and would treat the body as another protocol, but some
+        clients (Java's, h2c) offer an upgrade with every first request.
         """
         while data:
             try:
@@ -265,12 +322,15 @@ class GuardedProtocol(HttpToolsProtocol):
     def _parse(self, data: bytes) -> None:
         """Parse bytes, and tell the application of a large chunk as soon as its size has come.
 
-        The parser tells no size. So it gets a line that may have one up to the line's last byte, and then that byte: if
-        a chunk begins with it, the line was no text of the body. A line that comes in two pieces is not seen, and its
-        chunk counts as it comes. An upgrade has its place in all of `data`.
+        The parser tells no size. So it gets a line that may have one up to the line's last byte,
+        and then that byte: if a chunk begins with it, the line was no text of the body. A line that
+        comes in two pieces is not seen, and its chunk counts as it comes. An upgrade has its place
+        in all of `data`.
         """
         is_body = self._part == "body"
-        may_have_chunks = self.cycle.is_chunked if is_body else data.find(b"hunked", 0, MAX_HEAD_BYTES) >= 0
+        may_have_chunks = (
+            self.cycle.is_chunked if is_body else data.find(b"hunked", 0, MAX_HEAD_BYTES) >= 0
+        )
         if not may_have_chunks:
             self.parser.feed_data(data)
             return
@@ -295,7 +355,9 @@ class GuardedProtocol(HttpToolsProtocol):
             raise httptools.HttpParserUpgrade(begin + upgrade.args[0]) from None
 
     def _announce(self, num_bytes: int) -> None:
-        """Let the application see that a chunk of so many bytes comes, which may be more than it takes."""
+        """Let the application see that a chunk of so many bytes comes, which may be more than it
+        takes.
+        """
         scope = cast(dict[str, Any], self.cycle.scope)
         scope[NUM_ANNOUNCED] = self._arrival.num_body_bytes + num_bytes
         self.cycle.message_event.set()
@@ -340,7 +402,9 @@ class GuardedProtocol(HttpToolsProtocol):
             raise Refusal(400, f"at most {MAX_PIPELINED} requests may wait on one connection")
 
     def _complete_scope(self) -> None:
-        """Fill the scope from the request line. Source of the forms of its target: RFC 9112, 3.2."""
+        """Fill the scope from the request line. Source of the forms of its target: RFC
+        9112, 3.2.
+        """
         method, url = self.parser.get_method().decode("ascii"), httptools.parse_url(self.url)
         if url.path == b"*":
             status = 405 if method == "OPTIONS" else 400
@@ -357,7 +421,9 @@ class GuardedProtocol(HttpToolsProtocol):
         self.scope["query_string"] = url.query or b""
 
     def _begin_request(self, num_body_bytes: int) -> None:
-        """Run the application, or queue the request behind the one that the application works on."""
+        """Run the application, or queue the request behind the one that the application
+        works on.
+        """
         before = self.cycle
         self.cycle = Cycle(
             scope=self.scope,
@@ -373,7 +439,10 @@ class GuardedProtocol(HttpToolsProtocol):
             on_response=self.on_response_complete,
         )
         self.cycle.is_leaving = self.is_leaving
-        self.cycle.num_head_bytes, self.cycle.num_missing_bytes = self._arrival.num_head_bytes, num_body_bytes
+        self.cycle.num_head_bytes, self.cycle.num_missing_bytes = (
+            self._arrival.num_head_bytes,
+            num_body_bytes,
+        )
         self._unanswered.append(self.cycle)
         if before is None or before.response_complete:
             self._start_asgi_task(self.cycle, self.app)
@@ -391,7 +460,10 @@ class GuardedProtocol(HttpToolsProtocol):
         codings = ", ".join(fields.getlist("transfer-encoding")).lower()
         if version == "1.0" and codings:
             raise Refusal(400, "HTTP/1.0 has no Transfer-Encoding")
-        if codings not in ("", "chunked"):  # the end of the body can be found only if chunked is the last
+        if codings not in (
+            "",
+            "chunked",
+        ):  # the end of the body can be found only if chunked is the last
             status = 501 if codings.endswith("chunked") else 400
             raise Refusal(status, f"Transfer-Encoding must be chunked, given {shorten(codings)}")
         if any(value.lower() != "100-continue" for value in fields.getlist("expect")):
@@ -399,8 +471,14 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_chunk_header(self) -> None:
         self._arrival.num_chunks += 1
-        if self._arrival.num_chunks > max(MAX_CHUNKS, 1 + self._arrival.num_body_bytes // LARGE_CHUNK_BYTES):
-            raise Refusal(400, f"a body has at most {MAX_CHUNKS} chunks, or one for each {LARGE_CHUNK_BYTES} bytes")
+        if self._arrival.num_chunks > max(
+            MAX_CHUNKS, 1 + self._arrival.num_body_bytes // LARGE_CHUNK_BYTES
+        ):
+            raise Refusal(
+                400,
+                f"a body has at most {MAX_CHUNKS} chunks, "
+                f"or one for each {LARGE_CHUNK_BYTES} bytes",
+            )
 
     def on_body(self, body: bytes) -> None:
         self._arrival.num_body_bytes += len(body)
@@ -432,17 +510,26 @@ class GuardedProtocol(HttpToolsProtocol):
         self._due, self._timer = due, None if due is None else self.loop.call_later(delay_s, due)
 
     def _head_is_late(self) -> None:
-        self._refuse(Refusal(408, f"no complete request head came within {self.header_timeout_s:g} s"))
+        self._refuse(
+            Refusal(408, f"no complete request head came within {self.header_timeout_s:g} s")
+        )
 
     def _look_at_body(self) -> None:
         if self._part != "body":
             return self._set_timer(None)
         come = self._arrival
-        if not self.flow.read_paused and not self.cycle.waiting_for_100_continue:  # else the server is slow
+        if (
+            not self.flow.read_paused and not self.cycle.waiting_for_100_continue
+        ):  # else the server is slow
             come.body_s += BODY_LOOK_S
-        is_slow = come.body_s > self.slow_start_s and come.num_body_bytes < MIN_BODY_BYTES_PER_S * come.body_s
+        is_slow = (
+            come.body_s > self.slow_start_s
+            and come.num_body_bytes < MIN_BODY_BYTES_PER_S * come.body_s
+        )
         if is_slow or come.body_s >= self.body_timeout_s:
-            self._refuse(Refusal(408, f"the request body came too slowly, it has {self.body_timeout_s:g} s"))
+            self._refuse(
+                Refusal(408, f"the request body came too slowly, it has {self.body_timeout_s:g} s")
+            )
         else:
             self._set_timer(self._look_at_body, BODY_LOOK_S)
         return None
@@ -450,20 +537,28 @@ class GuardedProtocol(HttpToolsProtocol):
     # Bytes out.
 
     def pause_writing(self) -> None:
-        """Note that the client reads too slowly. If it reads nothing for `stall_timeout_s`, the connection is cut."""
+        """Note that the client reads too slowly. If it reads nothing for `stall_timeout_s`, the
+        connection is cut.
+        """
         super().pause_writing()
         self._watch_reader()
 
     def _watch_reader(self, num_before: float = math.inf) -> None:
-        """Cut the connection if none of the `num_before` bytes was read that waited here and in the kernel.
+        """Cut the connection if none of the `num_before` bytes was read that waited here and in the
+        kernel.
 
-        Nothing is written meanwhile, but the kernel takes more only once a third of its part is read. Once it has all,
-        nothing is watched. Source: tcp(7), SIOCOUTQ, which has the same number as TIOCOUTQ.
+        Nothing is written meanwhile, but the kernel takes more only once a third of its part is
+        read. Once it has all, nothing is watched. Source: tcp(7), SIOCOUTQ, which has the same
+        number as TIOCOUTQ.
         """
         if self.transport.get_write_buffer_size() == 0:
             return
-        num_queued = fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
-        num_unread = self.transport.get_write_buffer_size() + int.from_bytes(num_queued, sys.byteorder)
+        num_queued = fcntl.ioctl(
+            self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4)
+        )
+        num_unread = self.transport.get_write_buffer_size() + int.from_bytes(
+            num_queued, sys.byteorder
+        )
         if num_unread < num_before:
             self._stall = self.loop.call_later(self.stall_timeout_s, self._watch_reader, num_unread)
         else:
@@ -475,7 +570,9 @@ class GuardedProtocol(HttpToolsProtocol):
             self._stall.cancel()
 
     def _refuse(self, refusal: Refusal) -> None:
-        """Answer the refusal and close, after the answers to earlier requests of this connection."""
+        """Answer the refusal and close, after the answers to earlier requests of this
+        connection.
+        """
         if self._refusal is not None or self.transport.is_closing():
             return
         self._refusal = refusal
@@ -494,14 +591,22 @@ class GuardedProtocol(HttpToolsProtocol):
         self.note_refusal(refusal)
         body, more = self.rendered(refusal)
         if refusal.status == 503:
-            more += "".join(f"{name.lower()}: {text}\r\n" for name, text in refusal_headers(Overloaded()).items())
+            more += "".join(
+                f"{name.lower()}: {text}\r\n"
+                for name, text in refusal_headers(Overloaded()).items()
+            )
         more += "x-content-type-options: nosniff\r\n"
-        fields = f"content-type: application/json\r\ncontent-length: {len(body)}\r\n{more}connection: close\r\n\r\n"
+        fields = (
+            f"content-type: application/json\r\ncontent-length: "
+            f"{len(body)}\r\n{more}connection: close\r\n\r\n"
+        )
         self.transport.write(STATUS_LINE[refusal.status] + fields.encode() + body)
         return self._linger(LINGER_S)
 
     def is_leaving(self) -> bool:
-        """Whether each connection shall end with its next answer, so that its client connects to another server."""
+        """Whether each connection shall end with its next answer, so that its client connects to
+        another server.
+        """
         return False
 
     def rendered(self, refusal: Refusal) -> tuple[bytes, str]:
@@ -511,10 +616,14 @@ class GuardedProtocol(HttpToolsProtocol):
     def note_refusal(self, refusal: Refusal) -> None:
         """Log the refusal. No application sees this request, so a subclass counts it here too."""
         peer = self.client[0] if self.client else "a client"
-        log.info("refused %s: %d %s", peer, refusal.status, refusal, extra={"status": refusal.status})
+        log.info(
+            "refused %s: %d %s", peer, refusal.status, refusal, extra={"status": refusal.status}
+        )
 
     def _linger(self, linger_s: float) -> None:
-        """Read on before closing. Closing with unread bytes would reset the connection and lose the answer."""
+        """Read on before closing. Closing with unread bytes would reset the connection and lose the
+        answer.
+        """
         self._is_lingering = True
         self._unset_keepalive_if_required()
         self.flow.resume_reading()
@@ -539,7 +648,9 @@ class GuardedProtocol(HttpToolsProtocol):
         self._watch_last()
 
     def _watch_last(self) -> None:
-        """Watch the reader of an answer that the transport has whole. It closes only once all of it was read."""
+        """Watch the reader of an answer that the transport has whole. It closes only once all of it
+        was read.
+        """
         if self in self.connections and not self.flow.write_paused:  # else it is watched already
             self._watch_reader()
 

@@ -1,7 +1,8 @@
-"""Headers that tell a proxy what a refusal means: whether another server may take the request at once.
+"""Headers that tell a proxy what a refusal means: whether another server may take the request at
+once.
 
-Envoy's two are those of its router: with the first it asks no other server, with the second it sends no more requests
-to this one until a health check succeeds.
+Envoy's two are those of its router: with the first it asks no other server, with the second it
+sends no more requests to this one until a health check succeeds.
 """
 
 from collections.abc import Mapping
@@ -16,7 +17,9 @@ OF_REFUSALS: Mapping[type[LmiError], Mapping[str, str]] = {
 
 
 def refusal_headers(error: LmiError) -> dict[str, str]:
-    """Return when a client may try again, if that can help, and why this server does not take its request now."""
+    """Return when a client may try again, if that can help, and why this server does not take its
+    request now.
+    """
     if error.retry_after_s is None:
         return {}
 

@@ -1,7 +1,8 @@
 """The models of one front end where several come and go, and which one a request means.
 
-A path may name it. Else the query's `model_name` does, else `model_name=` in Custom-Attributes, else the `model` of a
-body in OpenAI's form, which may be the name of an adapter. A request without any of them means the only loaded model.
+A path may name it. Else the query's `model_name` does, else `model_name=` in Custom-Attributes,
+else the `model` of a body in OpenAI's form, which may be the name of an adapter. A request without
+any of them means the only loaded model.
 """
 
 import asyncio
@@ -16,7 +17,15 @@ from lmi.apis.base.readers import BodyOutline
 from lmi.apis.openai.api import OPENAI_CHAT
 from lmi.apis.openai.schema import UNNAMED
 from lmi.apis.table import BY_FIELD
-from lmi.errors import InvalidRequest, Overloaded, StartError, Unavailable, UnknownModel, shorten, without_paths
+from lmi.errors import (
+    InvalidRequest,
+    Overloaded,
+    StartError,
+    Unavailable,
+    UnknownModel,
+    shorten,
+    without_paths,
+)
 from lmi.http.exchange import Exchange
 from lmi.models.folder import Model, ModelFolder
 from lmi.server.front_end import FrontEnd
@@ -29,7 +38,8 @@ from lmi.shared.state import Block, Phase
 NAME = "model_name"
 OPENAI_PATHS = OPENAI_CHAT.prefixes
 LOOK_S = 0.02  # between two looks at a model that loads or ends
-CLOSE_S = 40.0  # for requests of a model that is unloaded; the supervisor ends those that are left after 30 s
+# for requests of a model that is unloaded; the supervisor ends those that are left after 30 s
+CLOSE_S = 40.0
 
 CANNOT_START = "the model's processes cannot be started, see the log"
 
@@ -37,14 +47,18 @@ log = logging.getLogger(__name__)
 
 
 class SeveralModels(Models):
-    """Models that come and go. Each request reads its model's entry, so all front ends agree at once."""
+    """Models that come and go. Each request reads its model's entry, so all front ends agree at
+    once.
+    """
 
     keeps_one = False
 
     def __init__(self, front_end: FrontEnd) -> None:
         super().__init__(front_end)
         self.folder = ModelFolder(self.runtime)
-        self._loads: dict[str, asyncio.Task[Service]] = {}  # that run in this front end, by the model's folder
+        self._loads: dict[
+            str, asyncio.Task[Service]
+        ] = {}  # that run in this front end, by the model's folder
         self._closings: set[asyncio.Task[None]] = set()
 
     @property
@@ -52,7 +66,9 @@ class SeveralModels(Models):
         return Config(server=self.front_end.config, model=UNKNOWN, engine=EngineConfig())
 
     async def pick(self, exchange: Exchange) -> Service:
-        """Return the model that a request is for. Raises UnknownModel, InvalidRequest if none is named, Unavailable."""
+        """Return the model that a request is for. Raises UnknownModel, InvalidRequest if none is
+        named, Unavailable.
+        """
         return await self._usable(await self._name(exchange))
 
     async def _name(self, exchange: Exchange) -> str:
@@ -70,13 +86,16 @@ class SeveralModels(Models):
         if len(loaded) != 1:
             names = ", ".join(map(repr, sorted(loaded)))
             raise InvalidRequest(
-                f"the request must name its model ({NAME} in the query or in Custom-Attributes, or a path below "
+                f"the request must name its model ({NAME} in the query or in Custom-Attributes, or "
+                f"a path below "
                 f"/models/NAME): {f'loaded are {names}' if names else 'none is loaded'}"
             )
         return loaded[0]
 
     async def _name_inside(self, exchange: Exchange) -> str | None:
-        """Return the model that a body names, by its own name, its folder, or the name of an adapter."""
+        """Return the model that a body names, by its own name, its folder, or the name of an
+        adapter.
+        """
         if exchange.method == "POST":
             self._check_room()  # before the body: a full server reads nothing
         name = await name_in_body(exchange, self.front_end)
@@ -89,26 +108,37 @@ class SeveralModels(Models):
         return name
 
     def _check_room(self) -> None:
-        """Raise Draining while the server drains, and Overloaded if the queues of all models together are full."""
+        """Raise Draining while the server drains, and Overloaded if the queues of all models
+        together are full.
+        """
         self.front_end.check_serves()
         limit = sum(service.max_in_flight for service in self.services.values())
         limit = max(limit, self.front_end.config.job_queue_size)
         num_taken = sum(record.num_sequences for record in self.front_end.block.frontends)
         if num_taken >= limit:
-            what = f"{num_taken} of {limit} sequences are in flight already, there is no room for 1 more"
+            what = (
+                f"{num_taken} of {limit} sequences are in flight already, there is no room for "
+                f"1 more"
+            )
             raise Overloaded(f"{what} (job_queue_size and the running batch)")
 
     async def _usable(self, name: str) -> Service:
-        """Return a model that can be used. Its entry is read once more just before the request counts."""
+        """Return a model that can be used. Its entry is read once more just before the request
+        counts.
+        """
         entry = self._entry(name)
         try:
             service = await self.here(entry) if entry.state is State.READY else None
         except StartError as error:
-            raise Unavailable(f"the model {name!r} cannot be used: {said_of(str(error), entry.url)}") from None
+            raise Unavailable(
+                f"the model {name!r} cannot be used: {said_of(str(error), entry.url)}"
+            ) from None
         entry = self._entry(name)
         state, reason = self.status(entry)
         if service is None or service.folder != entry.folder or state is not State.READY:
-            raise Unavailable(f"the model {name!r} is {state.upper()}{f': {reason}' if reason else ''}")
+            raise Unavailable(
+                f"the model {name!r} is {state.upper()}{f': {reason}' if reason else ''}"
+            )
         return service
 
     def _entry(self, name: str) -> Model:
@@ -119,7 +149,9 @@ class SeveralModels(Models):
         return entry
 
     def status(self, entry: Model) -> tuple[State, str]:
-        """Return the state that a model is in, and the reason. Its processes may have failed since it was READY."""
+        """Return the state that a model is in, and the reason. Its processes may have failed since
+        it was READY.
+        """
         with suppress(OSError, StartError):
             record = self.block(entry).supervisor
             if record.phase == Phase.FAILED:
@@ -145,7 +177,9 @@ class SeveralModels(Models):
     # What is here.
 
     async def follow(self) -> None:
-        """Follow every change of the folder. A model that is ready loads in a task of its own, so that none waits."""
+        """Follow every change of the folder. A model that is ready loads in a task of its own, so
+        that none waits.
+        """
         seen: Version | None = None
         tasks: dict[str, asyncio.Task[None]] = {}  # by the model's folder
 
@@ -156,7 +190,9 @@ class SeveralModels(Models):
 
             snapshot = self.folder.snapshot()
             self.let_go()
-            ready = {entry.folder: entry for entry in snapshot.entries if entry.state is State.READY}
+            ready = {
+                entry.folder: entry for entry in snapshot.entries if entry.state is State.READY
+            }
             for folder in tasks.keys() - ready.keys():
                 tasks.pop(folder).cancel()
             for folder in ready.keys() - tasks.keys():
@@ -184,7 +220,8 @@ class SeveralModels(Models):
     async def here(self, entry: Model) -> Service:
         """Return a model as this front end serves it, which loads it if it is missing.
 
-        Raises StartError, UnknownModel if it was unloaded a moment ago, or Unavailable if its files are gone.
+        Raises StartError, UnknownModel if it was unloaded a moment ago, or Unavailable if its files
+        are gone.
         """
         service = self.services.get(entry.name)
         if service is not None and service.folder == entry.folder:
@@ -197,7 +234,9 @@ class SeveralModels(Models):
 
     async def _load(self, entry: Model) -> Service:
         try:
-            service = await asyncio.to_thread(lambda: Service.load(self.folder.files(entry), self.front_end))
+            service = await asyncio.to_thread(
+                lambda: Service.load(self.folder.files(entry), self.front_end)
+            )
         except OSError as error:
             log.info("model %s: %s", entry.name, error)
             if self.folder.holds(entry):
@@ -214,10 +253,14 @@ class SeveralModels(Models):
 
     def _is_wanted(self, service: Service) -> bool:
         entry = self.folder.read(service.config.model.name)
-        return entry is not None and entry.folder == service.folder and entry.state is not State.FAILED
+        return (
+            entry is not None and entry.folder == service.folder and entry.state is not State.FAILED
+        )
 
     def _retire(self, service: Service) -> None:
-        """Take no more requests for a model, and close its connections when the last request has ended."""
+        """Take no more requests for a model, and close its connections when the last request has
+        ended.
+        """
         name = service.config.model.name
         if self.services.get(name) is service:
             del self.services[name]

@@ -31,11 +31,12 @@ class Model(Entry, frozen=True, kw_only=True):
 class ModelFolder(Folder[Model]):
     """The models. Its changes are exact however many processes ask at once.
 
-    A front end writes an entry when a client asks for a model, marks it READY when the model can be used, and removes
-    it when a client asks for that. The supervisor starts the processes of each entry, and ends them when the entry is
-    gone, is FAILED, or its writer died before it was done. So the entry says what should be, and the shared block of
-    the model says what is. The supervisor changes only what nobody else will: it removes the entry of a writer that
-    died, and marks a READY one FAILED whose processes are gone.
+    A front end writes an entry when a client asks for a model, marks it READY when the model can be
+    used, and removes it when a client asks for that. The supervisor starts the processes of each
+    entry, and ends them when the entry is gone, is FAILED, or its writer died before it was done.
+    So the entry says what should be, and the shared block of the model says what is. The supervisor
+    changes only what nobody else will: it removes the entry of a writer that died, and marks a
+    READY one FAILED whose processes are gone.
     """
 
     def __init__(self, server: ServerRuntime) -> None:
@@ -51,19 +52,33 @@ class ModelFolder(Folder[Model]):
             self.withdraw(each)
         return entry
 
-    def settle(self, entry: Model, state: State, reason: str = "", cause: str = "", flags: int = fcntl.LOCK_EX) -> bool:
+    def settle(
+        self,
+        entry: Model,
+        state: State,
+        reason: str = "",
+        cause: str = "",
+        flags: int = fcntl.LOCK_EX,
+    ) -> bool:
         """Change the state of an entry. Returns False if it is no longer there."""
-        new = msgspec.structs.replace(entry, state=state, reason=reason, cause=cause, settled_s=time.time())
-        return self.change(entry.name, lambda found: new if is_same(found, entry) else found, flags) is new
+        new = msgspec.structs.replace(
+            entry, state=state, reason=reason, cause=cause, settled_s=time.time()
+        )
+        return (
+            self.change(entry.name, lambda found: new if is_same(found, entry) else found, flags)
+            is new
+        )
 
     def withdraw(self, entry: Model, flags: int = fcntl.LOCK_EX) -> None:
         """Remove an entry, unless another one has taken its name."""
         self.change(entry.name, lambda found: None if is_same(found, entry) else found, flags)
 
     def lose(self, entry: Model, reason: str) -> bool:
-        """Mark an entry FAILED whose processes are gone, or remove it where the disk has no room for a word.
+        """Mark an entry FAILED whose processes are gone, or remove it where the disk has no room
+        for a word.
 
-        Never waits for the lock. Returns False if somebody has it, so that this is for the next look.
+        Never waits for the lock. Returns False if somebody has it, so that this is for the next
+        look.
         """
         flags = fcntl.LOCK_EX | fcntl.LOCK_NB
         try:
@@ -77,7 +92,9 @@ class ModelFolder(Folder[Model]):
         return False
 
     def sweep(self) -> list[Model]:
-        """Remove the entries whose writer died before it was done, and return them. Never waits for the lock."""
+        """Remove the entries whose writer died before it was done, and return them. Never waits for
+        the lock.
+        """
         removed = []
         with suppress(OSError), self.lock(fcntl.LOCK_EX | fcntl.LOCK_NB):
             for path in self._path.glob("*.json"):
@@ -92,7 +109,9 @@ class ModelFolder(Folder[Model]):
         return is_same(self.read(entry.name), entry)
 
     def add_files(self, config: Config) -> Runtime:
-        """Make the folder of a model's processes, with the option.env that the supervisor gives them."""
+        """Make the folder of a model's processes, with the option.env that the supervisor gives
+        them.
+        """
         runtime = self._server.add_model(config, register_beside)
         (runtime.path / ENVIRON).write_bytes(msgspec.json.encode(config.engine.environ))
         return runtime
@@ -105,14 +124,17 @@ class ModelFolder(Folder[Model]):
         return Runtime.at(self._server.path / entry.folder)
 
     def files_with_environ(self, entry: Model) -> Runtime:
-        """Return the folder of a model's processes as the supervisor starts them, by the server's own settings.
+        """Return the folder of a model's processes as the supervisor starts them, by the server's
+        own settings.
 
         A front end wrote the folder, and the settings of the server say as whom its processes run.
         """
         runtime = self.files(entry)
         environ = msgspec.json.decode((runtime.path / ENVIRON).read_bytes(), type=dict[str, str])
         engine = replace(runtime.config.engine, environ=environ)
-        return replace(runtime, config=replace(runtime.config, server=self._server.config, engine=engine))
+        return replace(
+            runtime, config=replace(runtime.config, server=self._server.config, engine=engine)
+        )
 
 
 def is_same(found: Model | None, entry: Model) -> bool:

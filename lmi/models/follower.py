@@ -1,4 +1,6 @@
-"""Runs the models that the folder of desired state says there should be. It waits for no lock, and so for nobody."""
+"""Runs the models that the folder of desired state says there should be. It waits for no lock, and
+so for nobody.
+"""
 
 import logging
 import os
@@ -37,7 +39,9 @@ class ModelFollower:
         self.models: list[PassingModel] = []
 
     def look(self) -> None:
-        """Forget the models that are over, start those that should be there, and note which should not."""
+        """Forget the models that are over, start those that should be there, and note which should
+        not.
+        """
         self.models[:] = [model for model in self.models if not model.is_over]
         snapshot = self._folder.snapshot()
         entries = snapshot.entries
@@ -48,12 +52,15 @@ class ModelFollower:
         for folder in wanted.keys() - {model.folder for model in self.models}:
             self._start(wanted[folder])
 
-        if snapshot.version is not None:  # else a folder may belong to an entry that cannot be read now
+        if (
+            snapshot.version is not None
+        ):  # else a folder may belong to an entry that cannot be read now
             with suppress(OSError):
                 self._tidy(entries, num_files=len(snapshot.version))
 
     def _tidy(self, entries: list[Model], num_files: int) -> None:
-        """Remove what is left of loads that were given up before they began here, or whose front end died.
+        """Remove what is left of loads that were given up before they began here, or whose front
+        end died.
 
         `num_files` is the number of all entries, also of those that do not count.
         """
@@ -66,22 +73,30 @@ class ModelFollower:
             folder = path.name
             with suppress(FileNotFoundError):  # removed a moment ago
                 if folder.isdecimal() and folder not in running:
-                    is_given_up = folder not in states and time.time() - path.stat().st_mtime > ORPHAN_S
+                    is_given_up = (
+                        folder not in states and time.time() - path.stat().st_mtime > ORPHAN_S
+                    )
                     if is_given_up or states.get(folder) is State.FAILED:
                         shutil.rmtree(path, ignore_errors=True)
 
     def _start(self, entry: Model) -> None:
         if not self._folder.has_files(entry):
-            is_ready = entry.state is State.READY  # else it was given up before, which its front end sees
+            is_ready = (
+                entry.state is State.READY
+            )  # else it was given up before, which its front end sees
             if is_ready and self._folder.lose(entry, LOST):
                 log.error("model %s failed: %s", entry.name, LOST)
             return
 
         try:
             runtime = self._folder.files_with_environ(entry)
-            first = requirements(runtime.config, runtime)  # which a server of one model has before there is a model
+            first = requirements(
+                runtime.config, runtime
+            )  # which a server of one model has before there is a model
             self.models.append(PassingModel(runtime, first=first))
-        except Exception:  # its folder cannot be read or mapped; without it front ends see that the load failed
+        except (
+            Exception
+        ):  # its folder cannot be read or mapped; without it front ends see that the load failed
             log.exception("model %s cannot be started", entry.name)
             shutil.rmtree(self._runtime.path / entry.folder, ignore_errors=True)
             return
@@ -89,14 +104,18 @@ class ModelFollower:
 
 
 class PassingModel(RunningModel):
-    """One of several models, from its load to the end of its processes, when it removes its folder for all to see."""
+    """One of several models, from its load to the end of its processes, when it removes its folder
+    for all to see.
+    """
 
     def __init__(self, runtime: Runtime, first: Child | None = None) -> None:
         """Its processes start after the child `first` is done."""
         super().__init__(runtime)
         self.folder = runtime.path.name
         self.is_wanted = True  # whether its entry is there
-        self.left: set[int] = set()  # when it ends: its processes, and what they started, also in other sessions
+        self.left: set[int] = (
+            set()
+        )  # when it ends: its processes, and what they started, also in other sessions
         self._started_s = time.monotonic()
         self._unwanted_s: float | None = None  # when its entry was gone
         self._ended_s: float | None = None  # when its processes were told to end
@@ -113,17 +132,27 @@ class PassingModel(RunningModel):
             for child in self.children:
                 child.is_retired = True
         if self._ended_s is not None:
-            self.left = self._still_left(self.left)  # the system uses the numbers of the others again
+            self.left = self._still_left(
+                self.left
+            )  # the system uses the numbers of the others again
             for pid in self.left if now - self._ended_s >= KILL_S else ():
                 linux.send(pid, signal.SIGKILL)
-        elif self._unwanted_s is not None:  # it ends when no front end has a request for it, or after UNLOAD_S
-            using = [record for record in self.block.frontends if record.pid and linux.is_alive(record.pid)]
+        elif (
+            self._unwanted_s is not None
+        ):  # it ends when no front end has a request for it, or after UNLOAD_S
+            using = [
+                record
+                for record in self.block.frontends
+                if record.pid and linux.is_alive(record.pid)
+            ]
             unwanted_s = now - self._unwanted_s
             is_idle = unwanted_s >= NOTICE_S and not any(record.num_in_flight for record in using)
             if is_idle or self._phase != Phase.READY or unwanted_s >= UNLOAD_S:
                 self._end(now)
         elif self._phase == Phase.LOADING and self.is_ready:
-            log.info("model %s is ready after %.1f s", self.config.model.name, now - self._started_s)
+            log.info(
+                "model %s is ready after %.1f s", self.config.model.name, now - self._started_s
+            )
             self._enter(Phase.READY)
         if self.is_over:
             for child in self.children:
@@ -140,27 +169,39 @@ class PassingModel(RunningModel):
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is left of it: no process, no process that one of its processes started, and no entry."""
+        """Whether nothing is left of it: no process, no process that one of its processes started,
+        and no entry.
+        """
         is_ended = self._ended_s is not None and not any(child.pid for child in self.children)
         return is_ended and self._unwanted_s is not None and not self.left
 
     def _end(self, now: float) -> None:
         self._ended_s = now
-        self.left = self._still_left({child.pid for child in self.children if child.pid is not None})
+        self.left = self._still_left(
+            {child.pid for child in self.children if child.pid is not None}
+        )
         for child in self.children:
             child.is_retired = True
             child.send(signal.SIGTERM)
 
     def _still_left(self, known: set[int]) -> set[int]:
-        """Return which of these processes are left, with what they started and what the model's environment shows."""
+        """Return which of these processes are left, with what they started and what the model's
+        environment shows.
+        """
         variable = f"{ENVIRONMENT_NAME}={self.runtime.path}"
         known = known.union(linux.descendants(*known))
         user = self.config.server.user
-        return {pid for pid in linux.descendants(os.getpid()) if pid in known or _has_variable(pid, variable, user)}
+        return {
+            pid
+            for pid in linux.descendants(os.getpid())
+            if pid in known or _has_variable(pid, variable, user)
+        }
 
 
 def _has_variable(pid: int, variable: str, user: User | None) -> bool:
-    """Return whether a process, perhaps of the user, was started with `NAME=TEXT` in its environment."""
+    """Return whether a process, perhaps of the user, was started with `NAME=TEXT` in its
+    environment.
+    """
     environ = Path(f"/proc/{pid}/environ")
     with suppress(OSError):  # it has ended, or root may not look into it, as in a container
         return variable.encode() in environ.read_bytes().split(b"\0")

@@ -1,8 +1,9 @@
 """Loads and unloads one of several models on the whole server, as a front end is asked to.
 
-A load is an entry in the folder of desired state, which is PENDING until the supervisor has the model's processes ready
-and this front end has its tokenizer. A load that fails leaves nothing, but where the processes failed and not for want
-of memory, the entry stays FAILED with the reason until it is removed or loaded afresh.
+A load is an entry in the folder of desired state, which is PENDING until the supervisor has the
+model's processes ready and this front end has its tokenizer. A load that fails leaves nothing, but
+where the processes failed and not for want of memory, the entry stays FAILED with the reason until
+it is removed or loaded afresh.
 """
 
 import asyncio
@@ -33,7 +34,9 @@ class AlreadyLoading(Exception):
 
 
 class ModelRegistry:
-    """The models of the server, as one front end changes them. The front ends agree through the folder."""
+    """The models of the server, as one front end changes them. The front ends agree through the
+    folder.
+    """
 
     def __init__(self, models: SeveralModels) -> None:
         self._models = models
@@ -43,7 +46,8 @@ class ModelRegistry:
     async def register(self, name: str, url: str) -> None:
         """Load a model, so that the next request for it is served by every front end.
 
-        Raises InvalidRequest, Conflict, OutOfMemory, DeadlineExceeded or Unavailable with the cause.
+        Raises InvalidRequest, Conflict, OutOfMemory, DeadlineExceeded or Unavailable with the
+        cause.
         """
         check_name(name, "model_name")
         self._check_is_serving()
@@ -61,43 +65,59 @@ class ModelRegistry:
             raise
 
     async def unregister(self, name: str) -> None:
-        """Unload a model, and return when its processes have ended. Raises UnknownModel, or DeadlineExceeded."""
+        """Unload a model, and return when its processes have ended. Raises UnknownModel, or
+        DeadlineExceeded.
+        """
         self._check_is_serving()
         entry = await asyncio.to_thread(self._folder.remove, name)
         if entry is None or is_abandoned(entry):
             raise errors.UnknownModel(f"no model {shorten(name)} is loaded here")
         self._models.let_go()
         if not await self._until_gone(entry, UNLOAD_S):
-            raise errors.DeadlineExceeded(f"the processes of the model {name!r} did not end within {UNLOAD_S:g} s")
+            raise errors.DeadlineExceeded(
+                f"the processes of the model {name!r} did not end within {UNLOAD_S:g} s"
+            )
 
     def _write_entry(self, name: str, url: str) -> Model:
-        """Write the entry of a model that has room. It reads files, so it runs on another thread."""
+        """Write the entry of a model that has room. It reads files, so it runs on
+        another thread.
+        """
         try:
             resolved = resolve_model(name, url, self._server, os.environ)
             need = need_bytes(resolved.config)
         except (StartError, OSError) as error:
             raise errors.InvalidRequest(said_of(str(error), url)) from None
-        entry = self._folder.register(name, lambda others: self._new_entry(resolved.config, url, need, others))
+        entry = self._folder.register(
+            name, lambda others: self._new_entry(resolved.config, url, need, others)
+        )
         for line in (*resolved.notes, *resolved.warnings):
             log.info("model %s: %s", name, line)
         return entry
 
     def _new_entry(self, config: Config, url: str, need: int, others: list[Model]) -> Model:
-        """Return the entry of a new model, whose folder it makes. Raises LmiError if the entry may not be written."""
+        """Return the entry of a new model, whose folder it makes. Raises LmiError if the entry may
+        not be written.
+        """
         name = config.model.name
         states = {entry.name: self._models.status(entry)[0] for entry in others}
         for entry in others:
             if entry.name == name and states[name] is not State.FAILED:
                 if states[name] is State.PENDING and entry.url == url:
                     raise AlreadyLoading(entry)
-                raise errors.Conflict(f"the model {name!r} is {states[name].upper()} from {entry.url}")
+                raise errors.Conflict(
+                    f"the model {name!r} is {states[name].upper()} from {entry.url}"
+                )
         living = [entry for entry in others if states[entry.name] is not State.FAILED]
         self._check_room(need, living)
         try:
             runtime = self._folder.add_files(choose_free_ports(config, self._taken_ports(living)))
         except (OSError, StartError) as error:
-            raise errors.OutOfMemory(f"no room for the files of the model's processes: {error}") from None
-        return Model(name=name, state=State.PENDING, folder=runtime.path.name, url=url, need_bytes=need)
+            raise errors.OutOfMemory(
+                f"no room for the files of the model's processes: {error}"
+            ) from None
+        return Model(
+            name=name, state=State.PENDING, folder=runtime.path.name, url=url, need_bytes=need
+        )
 
     def _taken_ports(self, others: list[Model]) -> set[int]:
         """Return the ports of the other models' engines and of the gateway."""
@@ -111,13 +131,16 @@ class ModelRegistry:
         """Raise OutOfMemory unless there is room for one more model."""
         max_models, reserved_mb = self._server.max_models, self._server.reserved_memory_mb
         if len(others) >= max_models:
-            raise errors.OutOfMemory(f"{len(others)} models are loaded, and max_models is {max_models}")
+            raise errors.OutOfMemory(
+                f"{len(others)} models are loaded, and max_models is {max_models}"
+            )
         promised = sum(entry.need_bytes for entry in others if entry.state is State.PENDING)
         free = free_bytes() - promised
         if free - need < reserved_mb * MB:
             raise errors.OutOfMemory(
                 f"the model needs {need // MB} MB of memory (required_memory_mb, or an estimate): "
-                f"{max(0, free) // MB} MB are free, of which {reserved_mb} MB (reserved_memory_mb) stay free"
+                f"{max(0, free) // MB} MB are free, of which {reserved_mb} MB (reserved_memory_mb) "
+                f"stay free"
             )
 
     async def _load(self, entry: Model) -> None:
@@ -135,18 +158,24 @@ class ModelRegistry:
         except (errors.UnknownModel, FileNotFoundError):
             raise self._gone(entry) from None
         except TimeoutError:
-            raise errors.DeadlineExceeded(f"not loaded within model_loading_timeout ({timeout_s:g} s)") from None
+            raise errors.DeadlineExceeded(
+                f"not loaded within model_loading_timeout ({timeout_s:g} s)"
+            ) from None
         if not await asyncio.to_thread(self._folder.settle, entry, State.READY):
             raise self._gone(entry)
 
     async def _until_ready(self, entry: Model) -> None:
-        """Wait for the model's processes. Raises the LmiError that says why they will not be ready."""
+        """Wait for the model's processes. Raises the LmiError that says why they will
+        not be ready.
+        """
         block = self._models.block(entry)
         while block.supervisor.phase != Phase.READY:
             if block.supervisor.phase == Phase.FAILED:
                 records = (*block.engines, *block.formatters)
                 causes = {record.cause for record in records if record.phase == Phase.FAILED}
-                kind = errors.OutOfMemory if errors.NoMemory.label in causes else errors.InvalidRequest
+                kind = (
+                    errors.OutOfMemory if errors.NoMemory.label in causes else errors.InvalidRequest
+                )
                 raise kind(said_of(block.supervisor.reason, entry.url))
             self._check_is_serving()
             if not self._folder.holds(entry) or not self._folder.has_files(entry):
@@ -154,15 +183,22 @@ class ModelRegistry:
             await asyncio.sleep(LOOK_S)
 
     def _gone(self, entry: Model) -> LmiError:
-        """Return why the folder of a model's processes is gone: the model was unloaded, or they did not start."""
+        """Return why the folder of a model's processes is gone: the model was unloaded, or they did
+        not start.
+        """
         if not self._folder.holds(entry):
             return errors.Conflict(f"the model {entry.name!r} was unloaded while it loaded")
         return errors.Unavailable(CANNOT_START)
 
     async def _give_up(self, entry: Model, error: Exception) -> None:
-        """End the processes of a load that failed, and leave nothing of it but a fault of the model's processes."""
+        """End the processes of a load that failed, and leave nothing of it but a fault of the
+        model's processes.
+        """
         log.error("model %s was not loaded: %s", entry.name, error)
-        is_fault = isinstance(error, errors.InvalidRequest) and self._models.status(entry)[0] is State.FAILED
+        is_fault = (
+            isinstance(error, errors.InvalidRequest)
+            and self._models.status(entry)[0] is State.FAILED
+        )
         cause = error.label if isinstance(error, LmiError) else LmiError.label
         try:
             await asyncio.to_thread(self._folder.settle, entry, State.FAILED, str(error), cause)
@@ -175,16 +211,22 @@ class ModelRegistry:
             await asyncio.to_thread(self._folder.withdraw, entry)
 
     async def _until_gone(self, entry: Model, timeout_s: float) -> bool:
-        """Wait until the supervisor has ended the processes of a model, which it always does when the server stops."""
+        """Wait until the supervisor has ended the processes of a model, which it always does when
+        the server stops.
+        """
         front_end = self._models.front_end
-        return await until(lambda: not self._folder.has_files(entry) or front_end.is_draining, timeout_s)
+        return await until(
+            lambda: not self._folder.has_files(entry) or front_end.is_draining, timeout_s
+        )
 
     def _check_is_serving(self) -> None:
         if self._models.front_end.is_draining:
             raise errors.Draining("the server is shutting down, it loads and unloads no model")
 
     async def _is_loaded_by(self, entry: Model) -> bool:
-        """Wait for a load that another request began, and raise what it raises. False: its front end died."""
+        """Wait for a load that another request began, and raise what it raises. False: its front
+        end died.
+        """
         while (found := self._folder.read(entry.name)) is not None and found.folder == entry.folder:
             if found.state is State.READY:
                 return True

@@ -1,7 +1,8 @@
-"""`/models`: the models of the server, and with several of them their loading and unloading, as SageMaker asks for it.
+"""`/models`: the models of the server, and with several of them their loading and unloading, as
+SageMaker asks for it.
 
-A server with one model describes that one as the reference does, and loads and unloads nothing. `description` has the
-routes for /openapi.json.
+A server with one model describes that one as the reference does, and loads and unloads nothing.
+`description` has the routes for /openapi.json.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +29,10 @@ from lmi.shared.state import Phase
 if TYPE_CHECKING:
     from lmi.models.registry import ModelRegistry
 
-HOW = "this server has one model: multi_model=true or SAGEMAKER_MULTI_MODEL=true lets models come and go"
+HOW = (
+    "this server has one model: multi_model=true or SAGEMAKER_MULTI_MODEL=true lets models come "
+    "and go"
+)
 FIELDS = ("model_name", "url")
 LISTED = ("modelName", "modelUrl", "status")
 MAX_ITEMS = 100  # of a page
@@ -113,12 +117,18 @@ def as_in_reference(service: Service) -> dict[str, object]:
 
 
 def _started(pid: int) -> str | None:
-    """Return when a process started, as the reference writes a time. Returns None if it does not run."""
+    """Return when a process started, as the reference writes a time. Returns None if it does not
+    run.
+    """
     try:
         seconds = Path(f"/proc/{pid or 'none'}").stat().st_mtime
     except OSError:
         return None
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return (
+        datetime.fromtimestamp(seconds, UTC)
+        .isoformat(timespec="milliseconds")
+        .replace("+00:00", "Z")
+    )
 
 
 def _registry(models: Models) -> "ModelRegistry":
@@ -132,12 +142,20 @@ def _registry(models: Models) -> "ModelRegistry":
 
 
 async def _given(exchange: Exchange, front_end: FrontEnd) -> list[str]:
-    """Return the FIELDS, each from the body or else the query. Raises an error for two different values."""
-    body, asked = await exchange.body(front_end.config.max_request_size, front_end.body_memory), exchange.query
+    """Return the FIELDS, each from the body or else the query. Raises an error for two different
+    values.
+    """
+    body, asked = (
+        await exchange.body(front_end.config.max_request_size, front_end.body_memory),
+        exchange.query,
+    )
     fields = read_object(body) if body.strip() else {}
     for name in FIELDS:
         if name in fields and name in asked and fields[name] != asked[name]:
-            said = f"{name} is {shorten(fields[name])} in the body and {shorten(asked[name])} in the query"
+            said = (
+                f"{name} is {shorten(fields[name])} in the body and {shorten(asked[name])} in "
+                f"the query"
+            )
             raise InvalidRequest(said)
     given = {**asked, **fields}
     for name in FIELDS:
@@ -147,9 +165,11 @@ async def _given(exchange: Exchange, front_end: FrontEnd) -> list[str]:
 
 
 def page(items: Sequence[T], query: Mapping[str, str]) -> tuple[list[T], dict[str, str]]:
-    """Return the items of a page, and `nextPageToken` if there are more. Raises InvalidParameter for a bad token.
+    """Return the items of a page, and `nextPageToken` if there are more. Raises InvalidParameter
+    for a bad token.
 
-    A limit that is not a number from 1 to 100 counts as 100. The token is the number of items before the page.
+    A limit that is not a number from 1 to 100 counts as 100. The token is the number of items
+    before the page.
     """
     limit, token = query.get(LIMIT, ""), query.get(TOKEN) or "0"
     if not _is_number(token):
@@ -164,10 +184,22 @@ def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= 9
 
 
-SERVER_ROUTES = [("/models", ["GET", "POST"], collection), ("/models/{model}", ["GET", "DELETE"], member)]
-ABOUT = "The models of the server. With multi_model=true they are loaded and unloaded here, as SageMaker does it."
+SERVER_ROUTES = [
+    ("/models", ["GET", "POST"], collection),
+    ("/models/{model}", ["GET", "DELETE"], member),
+]
+ABOUT = (
+    "The models of the server. With multi_model=true they are loaded and unloaded here, as "
+    "SageMaker does it."
+)
 OFF = "which this server does not: multi_model is off"
-LOADING = (InvalidRequest, errors.Conflict, errors.Overloaded, errors.DeadlineExceeded, errors.OutOfMemory)
+LOADING = (
+    InvalidRequest,
+    errors.Conflict,
+    errors.Overloaded,
+    errors.DeadlineExceeded,
+    errors.OutOfMemory,
+)
 STATUS = ("READY", "PENDING", "FAILED")
 GROUP = struct(
     device=struct(deviceType=str, deviceId=int),
@@ -184,7 +216,9 @@ SCHEMAS = {
         models=[struct(modelName=str, modelUrl=str, status=STATUS, workerGroups=[GROUP])],
     ),
     "NewModel": asked(
-        {"model_name": {"type": "string", "pattern": f"^{NAME_PATTERN}$"}, "url": str}, "model_name", "url"
+        {"model_name": {"type": "string", "pattern": f"^{NAME_PATTERN}$"}, "url": str},
+        "model_name",
+        "url",
     ),
     "ModelStatus": struct(status=str),
     "ModelError": asked({"error": str, "code": int}, "error", "code"),
@@ -197,11 +231,20 @@ def description(config: Config) -> ApiDescription:
     schemas = {name: schema for name, schema in SCHEMAS.items() if name not in unused}
     api = ApiDescription("models", ABOUT, config.model, schemas, content("ModelError"))
     one: Form = "Model" if is_several else ["Workflow"]
-    api.add("get", "/models", "The models, by name, in pages", "ModelPage", [InvalidRequest], parameters=PAGE)
+    api.add(
+        "get",
+        "/models",
+        "The models, by name, in pages",
+        "ModelPage",
+        [InvalidRequest],
+        parameters=PAGE,
+    )
     api.add("get", "/models/{model}", "One model", one)
     if is_several:
         api.add("post", "/models", "Load a model", "ModelStatus", LOADING, body="NewModel")
-        api.add("delete", "/models/{model}", "Unload a model", "ModelStatus", [errors.DeadlineExceeded])
+        api.add(
+            "delete", "/models/{model}", "Unload a model", "ModelStatus", [errors.DeadlineExceeded]
+        )
     else:
         api.add("post", "/models", f"Load a model, {OFF}", None)
         api.add("delete", "/models/{model}", f"Unload a model, {OFF}", None)

@@ -1,8 +1,8 @@
 """The settings of one of several models, and the memory that it needs.
 
-Options of the server and names of the model have no effect in its file: the server has settings of its own, and
-whoever loads the model names it. Its file is a stranger's (`settings/strangers.py`). In secure mode its whole folder is
-searched.
+Options of the server and names of the model have no effect in its file: the server has settings of
+its own, and whoever loads the model names it. Its file is a stranger's (`settings/strangers.py`).
+In secure mode its whole folder is searched.
 """
 
 import os
@@ -27,33 +27,56 @@ from lmi.shared import machine
 from lmi.shared.machine import MB
 from lmi.sources.source import unreadable
 
-NAMING = frozenset(("load_models", "option.model_name", "option.served_model_name", "option.model_alias"))
+NAMING = frozenset(
+    ("load_models", "option.model_name", "option.served_model_name", "option.model_alias")
+)
 PROCESS_BYTES = 300 * MB  # of an engine's process with its libraries
 WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt")
-WEIGHT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "fp32": 4, "fp16": 2, "bf16": 2}  # of a number, by dtype
-LARGER = 1.2  # weights in memory are larger than their files, because some are copied or laid out anew
+WEIGHT_BYTES = {
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "fp32": 4,
+    "fp16": 2,
+    "bf16": 2,
+}  # of a number, by dtype
+LARGER = (
+    1.2  # weights in memory are larger than their files, because some are copied or laid out anew
+)
 UNKNOWN = Handler(load="")  # an engine that has no record
 USUAL_SEQUENCES, USUAL_LENGTH = 64, 2048  # of the KV cache, where no option bounds it
 
 
-def resolve_model(name: str, url: str, server: ServerConfig, environ: Mapping[str, str]) -> Resolved:
-    """Return the settings of the model in the folder `url`, with a note about options that do not count there.
+def resolve_model(
+    name: str, url: str, server: ServerConfig, environ: Mapping[str, str]
+) -> Resolved:
+    """Return the settings of the model in the folder `url`, with a note about options that do not
+    count there.
 
-    Raises BadConfiguration, SecurityRefused or ModelUnusable with the cause, also for a folder outside of model_store.
+    Raises BadConfiguration, SecurityRefused or ModelUnusable with the cause, also for a folder
+    outside of model_store.
     """
     path = local_path(url)
     folder = find_folder(str(checked_folder(path, server.model_store)), Path(path))
     assert folder is not None
     file = folder / "serving.properties"
     properties = read(file)
-    flags = {key: text for key, text in server.model_flags.items() if _is_of_model(key) and key != MODEL}
+    flags = {
+        key: text for key, text in server.model_flags.items() if _is_of_model(key) and key != MODEL
+    }
     flags |= _of_server(server)
-    environ = {name: text for name, text in environ.items() if not is_of_other_image(name)}  # told at the start
-    resolved = resolve(properties, environ, flags, folder=folder, cwd=folder, untrusted=[folder], counts=_counts)
+    environ = {
+        name: text for name, text in environ.items() if not is_of_other_image(name)
+    }  # told at the start
+    resolved = resolve(
+        properties, environ, flags, folder=folder, cwd=folder, untrusted=[folder], counts=_counts
+    )
     model = resolved.config.model
     if resolved.request is not None:
         source = resolved.request.sources[0].source
-        raise ModelUnusable(f"{file} names {source}: nothing is downloaded for one of several models")
+        raise ModelUnusable(
+            f"{file} names {source}: nothing is downloaded for one of several models"
+        )
     checked_folder(model.path, server.model_store)
     if server.user is not None and (unread := unreadable(Path(model.path))) is not None:
         raise ModelUnusable(f"{unread}: option.user={server.user} cannot read it")
@@ -66,16 +89,22 @@ def resolve_model(name: str, url: str, server: ServerConfig, environ: Mapping[st
 
 
 def checked_folder(url: str, store: str) -> Path:
-    """Return the folder that `url` names. Raises ModelUnusable unless it is absolute and lies below `store`."""
+    """Return the folder that `url` names. Raises ModelUnusable unless it is absolute and lies below
+    `store`.
+    """
     path, top = Path(url), Path(store).resolve()
     if "\0" in url or not path.is_absolute():
         raise ModelUnusable(f"url must be an absolute folder below model_store, given {url!r}")
     plain, resolved = Path(os.path.normpath(path)), path.resolve()
-    is_below = plain.is_relative_to(top) or plain.is_relative_to(os.path.normpath(Path(store).absolute()))
+    is_below = plain.is_relative_to(top) or plain.is_relative_to(
+        os.path.normpath(Path(store).absolute())
+    )
     if not is_below or top not in resolved.parents:
         raise ModelUnusable(f"url must be a folder below model_store, {url} leads elsewhere")
     if not resolved.is_dir():
-        raise ModelUnusable(f"url {url}: {'is not a folder' if resolved.exists() else 'does not exist'}")
+        raise ModelUnusable(
+            f"url {url}: {'is not a folder' if resolved.exists() else 'does not exist'}"
+        )
     return resolved
 
 
@@ -85,13 +114,19 @@ def _is_of_model(key: str) -> bool:
 
 
 def _counts(given: Given) -> bool:
-    """Return whether a value counts here. Variables name no model, and `_of_server` has what the server says."""
+    """Return whether a value counts here. Variables name no model, and `_of_server` has what the
+    server says.
+    """
     layer = given.rank[0]
-    return layer == COMMAND_LINE or (_is_of_model(given.key) and (layer == FILE or given.key != MODEL))
+    return layer == COMMAND_LINE or (
+        _is_of_model(given.key) and (layer == FILE or given.key != MODEL)
+    )
 
 
 def _of_server(server: ServerConfig) -> dict[str, str]:
-    """Return the server's settings that decide about a model's files and ports, as the command line gives them."""
+    """Return the server's settings that decide about a model's files and ports, as the command line
+    gives them.
+    """
     given = {"download_dir": server.download_dir} if server.download_dir else {}
     if server.download_hosts:
         given["download_hosts"] = ",".join(server.download_hosts)
@@ -107,7 +142,9 @@ def _of_server(server: ServerConfig) -> dict[str, str]:
 
 
 def need_bytes(config: Config) -> int:
-    """Return what all replicas of a model need: `required_memory_mb`, or an estimate, on GPUs of the processes only."""
+    """Return what all replicas of a model need: `required_memory_mb`, or an estimate, on GPUs of
+    the processes only.
+    """
     if config.model.required_memory_mb is not None:
         return config.model.required_memory_mb * MB
     engine = config.engine
@@ -117,19 +154,29 @@ def need_bytes(config: Config) -> int:
     known = facts(folder)
     stored = str(known.get("torch_dtype", known.get("dtype")))
     of_weights, of_cache = announced().get(engine.handler, UNKNOWN).dtypes(engine, stored)
-    widening = 1.0 if engine.quantize else max(1.0, _number_bytes(of_weights) / _number_bytes(stored))
-    stored_bytes = sum(file.stat().st_size for pattern in WEIGHT_FILES for file in folder.glob(pattern))
+    widening = (
+        1.0 if engine.quantize else max(1.0, _number_bytes(of_weights) / _number_bytes(stored))
+    )
+    stored_bytes = sum(
+        file.stat().st_size for pattern in WEIGHT_FILES for file in folder.glob(pattern)
+    )
     weights = int(LARGER * stored_bytes * widening)
-    return engine.num_engines * (weights + _cache_bytes(engine, known, _number_bytes(of_cache)) + PROCESS_BYTES)
+    return engine.num_engines * (
+        weights + _cache_bytes(engine, known, _number_bytes(of_cache)) + PROCESS_BYTES
+    )
 
 
 def _number_bytes(dtype: str) -> int:
-    """Return the size of a number. One of an unknown dtype, such as `auto`, has that of float32, which none exceeds."""
+    """Return the size of a number. One of an unknown dtype, such as `auto`, has that of float32,
+    which none exceeds.
+    """
     return WEIGHT_BYTES.get(dtype, 4)
 
 
 def _cache_bytes(engine: EngineConfig, known: Mapping[str, Any], number_bytes: int) -> int:
-    """Return the size of the KV cache: what the options say, else room for the usual requests, within a quarter."""
+    """Return the size of the KV cache: what the options say, else room for the usual requests,
+    within a quarter.
+    """
     num_heads = _count(known, "num_attention_heads")
     head_dim = _count(known, "head_dim") or _count(known, "hidden_size") // max(1, num_heads)
     num_kept = _count(known, "num_key_value_heads") or num_heads

@@ -18,7 +18,15 @@ from lmi.settings.annexes import digest
 from lmi.supervisor.credentials import Credentials, SharedCredentials
 
 PAGES = ("/", "/playground", "/docs")  # they ask for the key that their requests need
-PROBES = ("/ping", "/health", "/healthz", "/livez", "/readyz", "/v2/health/live", "/v2/health/ready")  # need no key
+PROBES = (
+    "/ping",
+    "/health",
+    "/healthz",
+    "/livez",
+    "/readyz",
+    "/v2/health/live",
+    "/v2/health/ready",
+)  # need no key
 KEY_FIELDS = (b"x-api-key", b"api-key")
 FAIRNESS_ID, MAX_CLIENT_CHARS = "x-llm-d-inference-fairness-id", 128
 READABLE = (
@@ -27,8 +35,11 @@ READABLE = (
     "X-Request-Id",
     "WWW-Authenticate",
 )  # by pages of other origins, beside what every page may
-# The requests of the management port, and those of both: /docs and the playground both read the description.
-MANAGEMENT = re.compile(r"/metrics|/docs|/load|/server_info|/v1/(un)?load_lora_adapter|(/models/[^/]+)?/adapters(/.*)?")
+# The requests of the management port, and those of both: /docs and the playground both read the
+# description.
+MANAGEMENT = re.compile(
+    r"/metrics|/docs|/load|/server_info|/v1/(un)?load_lora_adapter|(/models/[^/]+)?/adapters(/.*)?"
+)
 CHANGES_MODELS = re.compile(r"POST /models|DELETE /models/[^/]+")
 ANYWHERE = re.compile("|".join(map(re.escape, PROBES)) + r"|/version|/pages/.*|/openapi\.json")
 
@@ -36,19 +47,27 @@ log = logging.getLogger(__name__)
 
 
 class Access:
-    """What one front end lets in. A key's digest is looked up, so the time of a comparison tells nothing of a key."""
+    """What one front end lets in. A key's digest is looked up, so the time of a comparison tells
+    nothing of a key.
+    """
 
-    def __init__(self, runtime: ServerRuntime, credentials: SharedCredentials | None = None) -> None:
+    def __init__(
+        self, runtime: ServerRuntime, credentials: SharedCredentials | None = None
+    ) -> None:
         self._runtime, self._config = runtime, runtime.config
         self._is_open = not self._config.api_keys and self._config.api_key_file is None
         self._keys = keys_of(runtime)
         self._credentials = None if self._config.api_key_file is None else credentials
         self._known: Credentials | None = None  # whose keys are among those above
-        self._hosts = self._config.allowed_hosts or (() if is_loopback(self._config.host) else (ANY,))
+        self._hosts = self._config.allowed_hosts or (
+            () if is_loopback(self._config.host) else (ANY,)
+        )
         self._has_told_of_key = False
 
     def check(self, exchange: Exchange) -> None:
-        """Note whose request it is, for the engine's queue. Raises HTTPException, Unauthorized or ForeignPage."""
+        """Note whose request it is, for the engine's queue. Raises HTTPException, Unauthorized or
+        ForeignPage.
+        """
         self._check_port(exchange)
         key = self._key_of(exchange)
         if not key:  # which no page has that its owner did not give it to
@@ -59,11 +78,15 @@ class Access:
             exchange.client = f"key {key[:16]}"
 
     def _check_port(self, exchange: Exchange) -> None:
-        """Raise HTTPException for a request that came to the wrong port. Both ports tell whether the server serves."""
+        """Raise HTTPException for a request that came to the wrong port. Both ports tell whether
+        the server serves.
+        """
         port, path = self._config.management_port, exchange.path
         if port is None or ANYWHERE.fullmatch(path):
             return
-        is_management = MANAGEMENT.fullmatch(path) or CHANGES_MODELS.fullmatch(f"{exchange.method} {path}")
+        is_management = MANAGEMENT.fullmatch(path) or CHANGES_MODELS.fullmatch(
+            f"{exchange.method} {path}"
+        )
         if bool(is_management) != (exchange.scope["server"][1] == port):
             raise HTTPException(404)
 
@@ -71,9 +94,14 @@ class Access:
         """Return the digest of the request's key, "" where it needs none. Raises Unauthorized."""
         given = given_keys(exchange)
         if self._is_open:
-            if given and not self._has_told_of_key:  # its owner may believe that the server checks it
+            if (
+                given and not self._has_told_of_key
+            ):  # its owner may believe that the server checks it
                 self._has_told_of_key = True
-                said = "a client sent an API key, but this server has no keys and checks nothing: it serves everyone"
+                said = (
+                    "a client sent an API key, but this server has no keys and checks nothing: "
+                    "it serves everyone"
+                )
                 log.warning(said)
             return ""
         is_page = exchange.path in PAGES or exchange.path.startswith("/pages/")
@@ -82,12 +110,18 @@ class Access:
         self._follow_file()
         key = next((key for key in map(digest, given) if key in self._keys), "")
         if not key:
-            what = "this server does not know the key of the request" if given else "the request has no key"
+            what = (
+                "this server does not know the key of the request"
+                if given
+                else "the request has no key"
+            )
             raise Unauthorized(f"{what}: send one as Authorization: Bearer KEY or x-api-key")
         return key
 
     def _follow_file(self) -> None:
-        """Take the keys of the file as the supervisor has read it last. It may have none, and then nobody is served."""
+        """Take the keys of the file as the supervisor has read it last. It may have none, and then
+        nobody is served.
+        """
         if self._credentials is None:
             return
         current = self._credentials.current()
@@ -97,15 +131,23 @@ class Access:
 
 
 def given_keys(exchange: Exchange) -> list[str]:
-    """Return the API keys that a client sends. Signatures and passwords do not count, because proxies read them."""
+    """Return the API keys that a client sends. Signatures and passwords do not count, because
+    proxies read them.
+    """
     headers = exchange.headers.raw
     keys = [value for name, value in headers if name in KEY_FIELDS]
-    keys += [value[7:] for name, value in headers if name == b"authorization" and value[:7].lower() == b"bearer "]
+    keys += [
+        value[7:]
+        for name, value in headers
+        if name == b"authorization" and value[:7].lower() == b"bearer "
+    ]
     return [key.strip().decode("latin-1") for key in keys]
 
 
 def keys_of(runtime: ServerRuntime, of_file: Iterable[str] = ()) -> set[str]:
-    """Return the digests of a server's keys, with its own gateway's if there are any. `of_file` are those of a file."""
+    """Return the digests of a server's keys, with its own gateway's if there are any. `of_file` are
+    those of a file.
+    """
     found = {*runtime.config.api_keys, *of_file}
     if found:
         with suppress(FileNotFoundError):
@@ -114,8 +156,14 @@ def keys_of(runtime: ServerRuntime, of_file: Iterable[str] = ()) -> set[str]:
 
 
 class CrossOrigin(CORSMiddleware):
-    """The outermost application where `cors_allowed_origins` is given. A browser asks first, which needs no key."""
+    """The outermost application where `cors_allowed_origins` is given. A browser asks first, which
+    needs no key.
+    """
 
-    def __init__(self, app: ASGIApp, origins: Sequence[str], end_requests: Callable[[], None]) -> None:
-        super().__init__(app, origins, allow_methods=["*"], allow_headers=["*"], expose_headers=READABLE)
+    def __init__(
+        self, app: ASGIApp, origins: Sequence[str], end_requests: Callable[[], None]
+    ) -> None:
+        super().__init__(
+            app, origins, allow_methods=["*"], allow_headers=["*"], expose_headers=READABLE
+        )
         self.end_requests = end_requests

@@ -17,7 +17,16 @@ from lmi.adapters import routes as adapter_routes
 from lmi.apis.anthropic import ANTHROPIC
 from lmi.apis.base.api import retry_header
 from lmi.apis.table import api_at
-from lmi.errors import ClientGone, ForeignPage, LmiError, Overloaded, Unauthorized, Unavailable, UnknownModel, shorten
+from lmi.errors import (
+    ClientGone,
+    ForeignPage,
+    LmiError,
+    Overloaded,
+    Unauthorized,
+    Unavailable,
+    UnknownModel,
+    shorten,
+)
 from lmi.http.buffered import BufferedExchange
 from lmi.http.exchange import Exchange
 from lmi.models import routes as model_routes
@@ -47,7 +56,12 @@ log = logging.getLogger(__name__)
 
 TARGET_MODEL = "x-amzn-sagemaker-target-model"  # the platform's name of a model, for the log only
 UNCOUNTED = (*PROBES, "/metrics")  # nor logged
-IN_WORDS_OF_THE_API = (Unauthorized, ForeignPage, UnknownModel, Overloaded)  # others have those of HTTP
+IN_WORDS_OF_THE_API = (
+    Unauthorized,
+    ForeignPage,
+    UnknownModel,
+    Overloaded,
+)  # others have those of HTTP
 SERVER_ROUTES: list[ServerRow] = [
     *pages.ROUTES,
     *health.ROUTES,
@@ -78,11 +92,15 @@ def create_app() -> ASGIApp:
     kind = SeveralModels if runtime.config.multi_model else Models
     models = kind(FrontEnd(runtime, block, block.frontends[int(os.environ["LMI_SLOT"])]))
     models.load()
-    return build_app(models, exporter_of(models.front_end), SharedCredentials.from_environ(block.supervisor))
+    return build_app(
+        models, exporter_of(models.front_end), SharedCredentials.from_environ(block.supervisor)
+    )
 
 
 def tls_context(config: object, make_default: object) -> ssl.SSLContext:
-    """Return the context in which this front end speaks TLS. uvicorn calls it, and asks what to do in its place."""
+    """Return the context in which this front end speaks TLS. uvicorn calls it, and asks what to do
+    in its place.
+    """
     record = ServerRuntime.from_environ().attach().supervisor
     credentials = SharedCredentials.from_environ(record)
     assert credentials is not None
@@ -92,7 +110,9 @@ def tls_context(config: object, make_default: object) -> ssl.SSLContext:
 def build_app(
     models: Models, exporter: Exporter | None = None, credentials: SharedCredentials | None = None
 ) -> ASGIApp:
-    """Make the application of these models, which run while the server runs. `exporter` takes its traces."""
+    """Make the application of these models, which run while the server runs. `exporter` takes its
+    traces.
+    """
 
     @asynccontextmanager
     async def lifespan(app: object) -> AsyncIterator[None]:
@@ -102,15 +122,24 @@ def build_app(
             await exporter.close()
 
     by_code = {path: handler for path, _, handler in USER_CODE_ROUTES}
-    of_models = [(path, methods, of_model(handler, by_code.get(path))) for path, methods, handler in ROUTES]
-    routes = [Route(path, Endpoint(handler), methods=methods) for path, methods, handler in SERVER_ROUTES + of_models]
-    app = ErrorMiddleware(Router(routes, lifespan=lifespan, redirect_slashes=False), models, exporter, credentials)
+    of_models = [
+        (path, methods, of_model(handler, by_code.get(path))) for path, methods, handler in ROUTES
+    ]
+    routes = [
+        Route(path, Endpoint(handler), methods=methods)
+        for path, methods, handler in SERVER_ROUTES + of_models
+    ]
+    app = ErrorMiddleware(
+        Router(routes, lifespan=lifespan, redirect_slashes=False), models, exporter, credentials
+    )
     origins = models.front_end.config.cors_allowed_origins
     return CrossOrigin(app, origins, app.end_requests) if origins else app
 
 
 def exporter_of(front_end: FrontEnd) -> Exporter | None:
-    """Return what exports traces, where `option.otlp_traces_endpoint` is given: nothing of it is imported elsewhere."""
+    """Return what exports traces, where `option.otlp_traces_endpoint` is given: nothing of it is
+    imported elsewhere.
+    """
     if (endpoint := front_end.config.otlp_traces_endpoint) is None:
         return None
     from lmi.tracing import Exporter
@@ -129,7 +158,9 @@ class Endpoint:
 
 
 def of_model(of_engines: Handler, of_user_code: Handler | None) -> ServerHandler:
-    """Return what lets the model of a request answer it: one with engines, or one that is user code."""
+    """Return what lets the model of a request answer it: one with engines, or one that is user
+    code.
+    """
 
     async def serve(exchange: Exchange, models: Models) -> None:
         service = await models.pick(exchange)
@@ -145,7 +176,9 @@ def of_model(of_engines: Handler, of_user_code: Handler | None) -> ServerHandler
 
 
 class ErrorMiddleware:
-    """The application around all others. It answers errors that a route raises, in the form of the path's API."""
+    """The application around all others. It answers errors that a route raises, in the form of the
+    path's API.
+    """
 
     def __init__(
         self,
@@ -158,7 +191,9 @@ class ErrorMiddleware:
         self._access = Access(models.front_end.runtime, credentials)
         self._exporter = exporter
         self._open: set[Exchange] = set()
-        self._end: LmiError | None = None  # of requests that are open when the time of a drain is over
+        self._end: LmiError | None = (
+            None  # of requests that are open when the time of a drain is over
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -192,7 +227,9 @@ class ErrorMiddleware:
         except Exception:
             log.exception("request %s failed in the front end", exchange.request_id)
             if exchange.has_begun:
-                raise  # an answer has begun: the server cuts the connection, which shows that it is incomplete
+                # an answer has begun: the server cuts the connection, which shows that it is
+                # incomplete
+                raise
             said = f"internal error, see the log for request {exchange.request_id}"
             await self._refuse(exchange, LmiError(said), LmiError.status, {})
         finally:
@@ -201,7 +238,9 @@ class ErrorMiddleware:
             self._finish(exchange)
         return None
 
-    async def _refuse(self, exchange: Exchange, error: LmiError, status: int, headers: Mapping[str, str]) -> None:
+    async def _refuse(
+        self, exchange: Exchange, error: LmiError, status: int, headers: Mapping[str, str]
+    ) -> None:
         """Answer as the API of the path does."""
         model = self._models.usual
         api = ANTHROPIC if anthropic.is_of_anthropic(exchange) else api_at(exchange.path, model)
@@ -216,7 +255,9 @@ class ErrorMiddleware:
     def end_requests(self) -> None:
         """End every open request with an error, because this process ends."""
         limit_s = self._front_end.config.drain_timeout_s
-        self._end = Unavailable(f"the server shuts down, and the answer took longer than drain_timeout ({limit_s:g} s)")
+        self._end = Unavailable(
+            f"the server shuts down, and the answer took longer than drain_timeout ({limit_s:g} s)"
+        )
         for exchange in self._open:
             exchange.end_early(self._end)
 

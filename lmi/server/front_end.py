@@ -1,4 +1,5 @@
-"""What all models of one front end share: the server's settings and block, its record, the memory of bodies.
+"""What all models of one front end share: the server's settings and block, its record, the memory
+of bodies.
 
 If it cannot use the model while the server starts, it leaves the reason and an exit code behind.
 """
@@ -30,7 +31,9 @@ class FrontEnd:
         self.record = record  # of this front end
         self.slot = block.frontends.index(record)
         self.body_memory = BodyMemory(record, self.config.max_body_memory)
-        self.reading = asyncio.Semaphore(NUM_READERS)  # of large bodies, whose objects take many times their bytes
+        self.reading = asyncio.Semaphore(
+            NUM_READERS
+        )  # of large bodies, whose objects take many times their bytes
         self._reported: set[str] = set()
 
     @property
@@ -38,28 +41,41 @@ class FrontEnd:
         return self.block.supervisor.phase == Phase.DRAINING
 
     def check_serves(self) -> None:
-        """Raise Draining while the server drains, unless another has its port: then nobody comes who is not here."""
+        """Raise Draining while the server drains, unless another has its port: then nobody comes
+        who is not here.
+        """
         if self.is_draining and not self.block.supervisor.heir:
             raise Draining("the server is shutting down and takes no new requests")
 
     def report_ignored(self, lines: Sequence[str], request_id: str) -> None:
-        """Log names without effect: a new one as a warning, then for DEBUG, so that a client does not fill the log."""
+        """Log names without effect: a new one as a warning, then for DEBUG, so that a client does
+        not fill the log.
+        """
         for line in lines:
             is_new = line not in self._reported and len(self._reported) < MAX_REPORTED
-            log.log(logging.WARNING if is_new else logging.DEBUG, "%s", line, extra={"request_id": request_id})
+            log.log(
+                logging.WARNING if is_new else logging.DEBUG,
+                "%s",
+                line,
+                extra={"request_id": request_id},
+            )
             if is_new:
                 self._reported.add(line)
 
 
 def explain(runtime: ServerRuntime, error: Exception) -> int:
-    """Write the reason to a file for the supervisor. Returns the exit code, which ends the gunicorn master too."""
+    """Write the reason to a file for the supervisor. Returns the exit code, which ends the gunicorn
+    master too.
+    """
     if not isinstance(error, StartError):
         log.error("the front end failed as it started", exc_info=error)
     try:
         write_whole(runtime.front_end_failure(), describe(error).encode(errors="replace"))
     except OSError:  # a full disk
         log.error("the front end cannot start: %s", describe(error))
-    code: int = Arbiter.APP_LOAD_ERROR if isinstance(error, StartError) else Arbiter.WORKER_BOOT_ERROR
+    code: int = (
+        Arbiter.APP_LOAD_ERROR if isinstance(error, StartError) else Arbiter.WORKER_BOOT_ERROR
+    )
     return code
 
 

@@ -1,4 +1,5 @@
-"""gunicorn's worker, the front end, and its settings, which are the lower-case names here that gunicorn knows.
+"""gunicorn's worker, the front end, and its settings, which are the lower-case names here that
+gunicorn knows.
 
 A front end ends at once when the supervisor is gone, and drains when only its master is gone.
 """
@@ -33,10 +34,13 @@ from lmi.shared.sink import guard_streams
 from lmi.shared.state import FrontEndRecord, Phase
 from lmi.supervisor.restarts import FIRST_DELAY_S, LONGEST_DELAY_S, Pauses, drain_notice_s
 
-util._setproctitle = lambda title: None  # it would replace our names where setproctitle is installed, as with vLLM
+util._setproctitle = lambda title: (
+    None
+)  # it would replace our names where setproctitle is installed, as with vLLM
 
 BEAT_S = 1.0
-LAST_S = 1.0  # from the end of an application's open requests to the moment when uvicorn cancels those that go on
+# from the end of an application's open requests to the moment when uvicorn cancels those that go on
+LAST_S = 1.0
 LATE_S = 3.0  # the master checks its workers once a second; in a gap of this length it did not run
 SILENT_S = 15.0  # a record without a beat for this long is free
 
@@ -50,7 +54,9 @@ _finish_s = max(0.5, _server.drain_timeout_s - drain_notice_s(_server.drain_time
 
 
 def set_up_log(role: str) -> None:
-    """Give every line one form. Lines of gunicorn and uvicorn about their starts and stops appear only with DEBUG."""
+    """Give every line one form. Lines of gunicorn and uvicorn about their starts and stops appear
+    only with DEBUG.
+    """
     lmi.shared.log.setup(role, _server.log_level, _server.log_format)
     if _server.log_level.upper() != "DEBUG":
         for name in ("gunicorn.error", "uvicorn.error"):
@@ -59,7 +65,9 @@ def set_up_log(role: str) -> None:
 
 
 def is_news(record: logging.LogRecord) -> bool:
-    """False for gunicorn's lines about a front end that cannot start. The supervisor logs that, with the reason."""
+    """False for gunicorn's lines about a front end that cannot start. The supervisor logs that,
+    with the reason.
+    """
     if record.msg == "Worker (pid:%s) exited with code %s." and isinstance(record.args, tuple):
         return record.args[1] not in (Arbiter.WORKER_BOOT_ERROR, Arbiter.APP_LOAD_ERROR)
     return record.msg not in ("Shutting down: %s", "Reason: %s")
@@ -88,7 +96,9 @@ class FrontEndProtocol(GuardedProtocol):
 
 
 class Beat(WorkerTmp):  # type: ignore[misc]
-    """A worker's last sign of life as the master sees it. Time in which the master did not run does not count."""
+    """A worker's last sign of life as the master sees it. Time in which the master did not run does
+    not count.
+    """
 
     pauses = Pauses(LATE_S)
 
@@ -117,7 +127,9 @@ class FrontEndServer(Server):
 
 
 class FrontEndWorker(UvicornWorker):  # type: ignore[misc]
-    """One front end, which keeps a record, and beats also while it drains, because gunicorn kills a silent worker."""
+    """One front end, which keeps a record, and beats also while it drains, because gunicorn kills a
+    silent worker.
+    """
 
     CONFIG_KWARGS = {
         "loop": "uvloop",
@@ -144,10 +156,11 @@ class FrontEndWorker(UvicornWorker):  # type: ignore[misc]
         linux.ignore_strays()
 
     def load_wsgi(self) -> None:
-        """Load the application. While the server starts, a model that the front end cannot use ends it with one line.
+        """Load the application. While the server starts, a model that the front end cannot use ends
+        it with one line.
 
-        After the server was ready, this process tries again while the engines and the other front ends run on, because
-        a missing model may come back, as a lost mount does.
+        After the server was ready, this process tries again while the engines and the other front
+        ends run on, because a missing model may come back, as a lost mount does.
         """
         delay_s = FIRST_DELAY_S
         while True:
@@ -156,7 +169,9 @@ class FrontEndWorker(UvicornWorker):  # type: ignore[misc]
             except Exception as error:
                 if _block.supervisor.phase == Phase.LOADING:
                     sys.exit(explain(_runtime, error))
-                log.error("the front end cannot start: %s; next try in %g s", describe(error), delay_s)
+                log.error(
+                    "the front end cannot start: %s; next try in %g s", describe(error), delay_s
+                )
             else:
                 return
             until_s = time.monotonic() + delay_s
@@ -210,7 +225,8 @@ def on_starting(server: Arbiter) -> None:
 
 
 def when_ready(server: Arbiter) -> None:
-    """Ignore what gunicorn takes for a wish to reload, to start anew or to change the number of its workers.
+    """Ignore what gunicorn takes for a wish to reload, to start anew or to change the number of its
+    workers.
 
     A reload would cut the streams of the workers that it replaces.
     """
@@ -225,11 +241,16 @@ def pre_fork(server: Arbiter, worker: FrontEndWorker) -> None:
         free = [min(slots, key=lambda slot: _block.frontends[slot].beat_s)]
         linux.send(_block.frontends[free[0]].pid, signal.SIGKILL)
     worker.slot = min(free)
-    gc.freeze()  # a collection in the worker would write to every object, and so copy the pages that both share
+    # a collection in the worker would write to every object, and so copy the pages that both share
+    gc.freeze()
 
 
 def _is_in_use(record: FrontEndRecord) -> bool:
-    return record.pid != 0 and linux.is_alive(record.pid) and time.monotonic() - record.beat_s < SILENT_S
+    return (
+        record.pid != 0
+        and linux.is_alive(record.pid)
+        and time.monotonic() - record.beat_s < SILENT_S
+    )
 
 
 def post_fork(server: Arbiter, worker: FrontEndWorker) -> None:
@@ -241,7 +262,9 @@ def post_fork(server: Arbiter, worker: FrontEndWorker) -> None:
     worker.record.claim()
     lmi.shared.log.count_dropped_in(worker.record)
     worker.record.num_starts += 1
-    if sum(record.num_starts for record in _block.frontends) > workers:  # the successor of a master takes other slots
+    if (
+        sum(record.num_starts for record in _block.frontends) > workers
+    ):  # the successor of a master takes other slots
         log.info("front end %d starts again as process %d", worker.slot, os.getpid())
     os.environ["LMI_SLOT"] = str(worker.slot)
 
@@ -255,7 +278,9 @@ def child_exit(server: Arbiter, worker: FrontEndWorker) -> None:
 
 workers = _server.frontend_workers
 worker_class = FrontEndWorker
-worker_tmp_dir = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # a beat on an overlay disk can stall
+worker_tmp_dir = (
+    "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+)  # a beat on an overlay disk can stall
 timeout = 10  # seconds without a beat
 graceful_timeout = int(_finish_s + LAST_S) + 2  # must exceed uvicorn's own
 keepalive = 120  # longer than a proxy keeps an idle connection

@@ -1,8 +1,9 @@
 """A body of JSON lines: each line is a request, and the answer has one line for each, in order.
 
-A batch transform sends such bodies and joins its records with ours by their lines. A line is answered as a request of
-its own would be, but whole, on one line, and an error in it shows its status as `code`. The body takes one place in the
-queue, and as many of its sequences are in the engines at once as they can run.
+A batch transform sends such bodies and joins its records with ours by their lines. A line is
+answered as a request of its own would be, but whole, on one line, and an error in it shows its
+status as `code`. The body takes one place in the queue, and as many of its sequences are in the
+engines at once as they can run.
 """
 
 import asyncio
@@ -64,7 +65,9 @@ async def serve_lines(exchange: Exchange, service: Service, api: AnyApi, choose:
                 if exchange.early_end is not None:
                     return
                 answers[number] = await LineInference(body).answer(line[0], choose, places) + b"\n"
-                await asyncio.sleep(0)  # a line that is refused waits for nothing, and many would hold up others
+                await asyncio.sleep(
+                    0
+                )  # a line that is refused waits for nothing, and many would hold up others
 
         async def work_together() -> None:
             async with asyncio.TaskGroup() as workers:
@@ -91,7 +94,9 @@ def check_lines(body: bytes) -> int:
 
 
 class Places:
-    """The places for sequences of one body. A line that needs more than there are waits for all of them."""
+    """The places for sequences of one body. A line that needs more than there are waits for all of
+    them.
+    """
 
     def __init__(self, num: int) -> None:
         self.num = self._num_free = num
@@ -159,7 +164,9 @@ class LineInference(Inference):
 
 
 def one_value(body: bytes) -> bytes:
-    """Return a body as one JSON value on one line. What is not JSON, as user code may write it, becomes a string."""
+    """Return a body as one JSON value on one line. What is not JSON, as user code may write it,
+    becomes a string.
+    """
     body = body.strip()
     try:
         value = orjson.loads(body)
@@ -169,7 +176,9 @@ def one_value(body: bytes) -> bytes:
 
 
 def with_code(body: bytes, status: int) -> bytes:
-    """Return the body of an error on one line, with its status in the place of an answer's status line."""
+    """Return the body of an error on one line, with its status in the place of an answer's status
+    line.
+    """
     error = orjson.loads(body)
     return one_value(body if "code" in error else orjson.dumps(error | {"code": status}))
 
@@ -178,7 +187,9 @@ async def execution_parameters(exchange: Exchange, models: Models) -> None:
     """Tell how a batch transform should send its records."""
     server, services = models.front_end.config, await models.listed()
     fields = {
-        "MaxConcurrentTransforms": num_transforms(server, sum(service.num_running_sequences for service in services)),
+        "MaxConcurrentTransforms": num_transforms(
+            server, sum(service.num_running_sequences for service in services)
+        ),
         "BatchStrategy": server.batch_strategy,
         "MaxPayloadInMB": server.max_payload_mb,
     }
@@ -186,11 +197,15 @@ async def execution_parameters(exchange: Exchange, models: Models) -> None:
 
 
 def num_transforms(server: ServerConfig, num_running_sequences: int) -> int:
-    """Return the number of requests to send at once: as many as run at once and stay under SageMaker's limit."""
+    """Return the number of requests to send at once: as many as run at once and stay under
+    SageMaker's limit.
+    """
     if server.max_concurrent_transforms is not None:
         return server.max_concurrent_transforms
     if server.max_payload_mb:
-        num_running_sequences = min(num_running_sequences, MAX_TRANSFORM_MB // server.max_payload_mb)
+        num_running_sequences = min(
+            num_running_sequences, MAX_TRANSFORM_MB // server.max_payload_mb
+        )
     return max(1, num_running_sequences)
 
 

@@ -1,7 +1,8 @@
-"""The load of a model in the heads of its answers, in the words of ORCA, for load balancers that ask for it.
+"""The load of a model in the heads of its answers, in the words of ORCA, for load balancers that
+ask for it.
 
-The names and the form are those of vLLM. The figures are those of all replicas together, because a balancer chooses
-among servers.
+The names and the form are those of vLLM. The figures are those of all replicas together, because a
+balancer chooses among servers.
 """
 
 import json
@@ -16,7 +17,9 @@ REPORT = "endpoint-load-metrics"  # of its response
 
 
 def report_load(exchange: Exchange, service: Service) -> None:
-    """Let the head of the response have the load at that moment, if the request asks for it in a known format."""
+    """Let the head of the response have the load at that moment, if the request asks for it in a
+    known format.
+    """
     given = exchange.headers.get(FORMAT)
     if given is None:
         return

@@ -1,4 +1,6 @@
-"""What one answer counts: tokens, the time to the first, the time between tokens, and the finish reason."""
+"""What one answer counts: tokens, the time to the first, the time between tokens, and the finish
+reason.
+"""
 
 import math
 import time
@@ -16,10 +18,11 @@ from lmi.types import Delta, GenerationRequest
 class Meter:
     """Counts one answer while it is generated.
 
-    Tokens that come in parts are timed here, when they come; those of a sequence that comes whole by the engine. The
-    Meter runs for every token, so it uses views and plain numbers, and writes the totals when the answer ends: the
-    time and the lengths of a whole one only. `noted` gets tokens and the time to the first, for the log. Spans are made
-    of its public fields, whose times are those of time.monotonic().
+    Tokens that come in parts are timed here, when they come; those of a sequence that comes whole
+    by the engine. The Meter runs for every token, so it uses views and plain numbers, and writes
+    the totals when the answer ends: the time and the lengths of a whole one only. `noted` gets
+    tokens and the time to the first, for the log. Spans are made of its public fields, whose times
+    are those of time.monotonic().
     """
 
     def __init__(
@@ -53,7 +56,9 @@ class Meter:
         if self._is_timed_here and num_tokens:
             now_s = time.monotonic()
             if self.lengths:
-                self._inter_token_latency_s.observe((now_s - self.last_token_s) / num_tokens, num_tokens)
+                self._inter_token_latency_s.observe(
+                    (now_s - self.last_token_s) / num_tokens, num_tokens
+                )
             else:
                 self._note_first(now_s)
             self.last_token_s = now_s

@@ -1,7 +1,9 @@
-"""The shared blocks as Prometheus text. What belongs to a model has the label `model`, and ends when it is unloaded.
+"""The shared blocks as Prometheus text. What belongs to a model has the label `model`, and ends
+when it is unloaded.
 
-Any front end renders the text for all processes from shared memory, so a dead process's totals stay. What reads vLLM's
-`/metrics` reads ours too, dashboards, gateways and autoscalers: our series come a second time, under vLLM's names.
+Any front end renders the text for all processes from shared memory, so a dead process's totals
+stay. What reads vLLM's `/metrics` reads ours too, dashboards, gateways and autoscalers: our series
+come a second time, under vLLM's names.
 """
 
 import re
@@ -26,21 +28,34 @@ from lmi.shared.state import Block, Record
 MEDIA_TYPE = CONTENT_TYPE_LATEST
 MODEL = ("model",)
 LORA_LABELS = ("max_lora", "running_lora_adapters", "waiting_lora_adapters")
-# The metric of a field and its labels. It is the sum of all records of the server, or of each model if that is a label.
+# The metric of a field and its labels. It is the sum of all records of the server, or of each model
+# if that is a label.
 SHOWN: dict[type[Record], dict[str, tuple[str, str]]] = {
     state.FrontEndRecord: {
-        "num_requests": ("lmi_requests{code}", "Requests ended, without pings and scrapes, by code"),
+        "num_requests": (
+            "lmi_requests{code}",
+            "Requests ended, without pings and scrapes, by code",
+        ),
         "num_in_flight": ("lmi_requests_in_flight", "Requests between admission and end"),
         "num_sequences": ("lmi_sequences_in_flight", "Sequences that those requests ask for"),
         "num_body_bytes": ("lmi_request_body_bytes", "Request bodies held"),
         "num_open_connections": ("lmi_connections_open", "Connections of clients"),
         "loop_lag_s": ("lmi_event_loop_lag_seconds", "Worst lag of a front end's loop"),
         "num_lost_traces": ("lmi_traces_lost", "Traces of requests that no collector took"),
-        "request_duration_s": ("lmi_request_duration_seconds", "From the request's arrival to its end"),
-        "num_finished": ("lmi_finished{model,finish_reason}", "Generations ended, by finish_reason"),
+        "request_duration_s": (
+            "lmi_request_duration_seconds",
+            "From the request's arrival to its end",
+        ),
+        "num_finished": (
+            "lmi_finished{model,finish_reason}",
+            "Generations ended, by finish_reason",
+        ),
         "num_moved": ("lmi_requests_moved{model}", "Requests that went on at another replica"),
         "num_prompt_tokens": ("lmi_prompt_tokens{model}", "Prompt tokens taken in"),
-        "num_cached_tokens": ("lmi_prompt_tokens_cached{model}", "Prompt tokens that an engine had cached"),
+        "num_cached_tokens": (
+            "lmi_prompt_tokens_cached{model}",
+            "Prompt tokens that an engine had cached",
+        ),
         "num_generated_tokens": ("lmi_generated_tokens{model}", "Tokens sent out"),
         "time_to_first_token_s": (
             "lmi_time_to_first_token_seconds{model}",
@@ -54,11 +69,20 @@ SHOWN: dict[type[Record], dict[str, tuple[str, str]]] = {
             "lmi_time_per_output_token_seconds{model}",
             "Between two tokens of a whole answer, on average",
         ),
-        "answer_time_s": ("lmi_answer_time_seconds{model}", "From a request's arrival to the end of its answer"),
+        "answer_time_s": (
+            "lmi_answer_time_seconds{model}",
+            "From a request's arrival to the end of its answer",
+        ),
         "prompt_length": ("lmi_prompt_length_tokens{model}", "Length of a prompt"),
-        "prefill_length": ("lmi_prefill_length_tokens{model}", "Tokens of a prompt that were not cached"),
+        "prefill_length": (
+            "lmi_prefill_length_tokens{model}",
+            "Tokens of a prompt that were not cached",
+        ),
         "sequence_length": ("lmi_sequence_length_tokens{model}", "Length of a sequence"),
-        "longest_sequence": ("lmi_longest_sequence_tokens{model}", "Length of the longest sequence of an answer"),
+        "longest_sequence": (
+            "lmi_longest_sequence_tokens{model}",
+            "Length of the longest sequence of an answer",
+        ),
     },
     state.EngineRecord: {
         "num_running": ("lmi_requests_running{model}", "Requests in the batch"),
@@ -70,14 +94,29 @@ SHOWN: dict[type[Record], dict[str, tuple[str, str]]] = {
             "lmi_queue_refusals{model,priority}",
             "Requests that would have waited, or have waited, too long",
         ),
-        "wait_error_s": ("lmi_queue_wait_error_seconds{model}", "How far expected waits were off, on average"),
+        "wait_error_s": (
+            "lmi_queue_wait_error_seconds{model}",
+            "How far expected waits were off, on average",
+        ),
         "num_preemptions": ("lmi_preemptions{model}", "Sequences put back to make room"),
-        "queue_time_s": ("lmi_queue_time_seconds{model}", "From the arrival at the engine to the first step"),
-        "prefill_time_s": ("lmi_prefill_time_seconds{model}", "From a sequence's first step to its first token"),
-        "decode_time_s": ("lmi_decode_time_seconds{model}", "From a sequence's first token to its last"),
+        "queue_time_s": (
+            "lmi_queue_time_seconds{model}",
+            "From the arrival at the engine to the first step",
+        ),
+        "prefill_time_s": (
+            "lmi_prefill_time_seconds{model}",
+            "From a sequence's first step to its first token",
+        ),
+        "decode_time_s": (
+            "lmi_decode_time_seconds{model}",
+            "From a sequence's first token to its last",
+        ),
         "num_drafts": ("lmi_drafts{model}", "Drafts of answers"),
         "num_draft_tokens": ("lmi_draft_tokens{model}", "Tokens of drafts"),
-        "num_accepted_tokens": ("lmi_draft_tokens_accepted{model}", "Tokens of drafts that were right"),
+        "num_accepted_tokens": (
+            "lmi_draft_tokens_accepted{model}",
+            "Tokens of drafts that were right",
+        ),
         "step_length": ("lmi_step_length_tokens{model}", "Tokens of prompts and answers in a step"),
         "step": ("lmi_engine_steps{model}", "Steps of the engines since they started"),
     },
@@ -88,19 +127,25 @@ SHOWN: dict[type[Record], dict[str, tuple[str, str]]] = {
 WORST = {"loop_lag_s", "wait_error_s"}  # shown as the largest value instead of the sum
 COUNTED_ANEW = {"step"}  # a counter that begins at 0 with each process
 PREFIX = "vllm:"
-ENGINE = "engine"  # the label of a replica, in vLLM's series only: who reads ours sees the load of all
+ENGINE = (
+    "engine"  # the label of a replica, in vLLM's series only: who reads ours sees the load of all
+)
 Labels = tuple[tuple[str, str], ...]
 
 
 class RecordGroup(NamedTuple):
-    """The records that one sample is about, and the values of its first labels: the model, then perhaps the replica."""
+    """The records that one sample is about, and the values of its first labels: the model, then
+    perhaps the replica.
+    """
 
     labels: list[str]
     records: Sequence[Any]
 
 
 class Twin(NamedTuple):
-    """A family of ours that counts in one of vLLM's, where its samples have `labels` too. `sign` is 1 or -1."""
+    """A family of ours that counts in one of vLLM's, where its samples have `labels` too. `sign` is
+    1 or -1.
+    """
 
     ours: str
     name: str
@@ -113,7 +158,9 @@ TWINS = (
     Twin("lmi_requests_waiting", "num_requests_waiting"),
     Twin("lmi_requests_waiting", "num_requests_waiting_by_reason", (("reason", "capacity"),)),
     Twin("lmi_kv_cache_usage_ratio", "kv_cache_usage_perc"),
-    Twin("lmi_kv_cache_usage_ratio", "gpu_cache_usage_perc"),  # its former name, which gateways and autoscalers read
+    Twin(
+        "lmi_kv_cache_usage_ratio", "gpu_cache_usage_perc"
+    ),  # its former name, which gateways and autoscalers read
     Twin("lmi_kv_cache", "cache_config"),
     Twin("lmi_preemptions", "num_preemptions"),
     Twin("lmi_prompt_tokens", "prompt_tokens"),
@@ -151,7 +198,13 @@ LEAST_BOUNDS = {  # vLLM's, where ours are finer below
     **dict.fromkeys(("lmi_answer_time_seconds", "lmi_queue_time_seconds"), 0.3),
     **dict.fromkeys(("lmi_prefill_time_seconds", "lmi_decode_time_seconds"), 0.3),
 }
-REASONS = {"length": "length", "eos_token": "stop", "stop_sequence": "stop", "cancelled": "abort", "error": "error"}
+REASONS = {
+    "length": "length",
+    "eos_token": "stop",
+    "stop_sequence": "stop",
+    "cancelled": "abort",
+    "error": "error",
+}
 
 
 class BlockCollector(Collector):
@@ -162,8 +215,14 @@ class BlockCollector(Collector):
         self._of_models = {name: service.block for name, service in models.services.items()}
 
     def collect(self) -> Iterator[Metric]:
-        of_fields = (self._family(kind, name, *row) for kind, rows in SHOWN.items() for name, row in rows.items())
-        of_models = [RecordGroup([model], block.engines) for model, block in self._of_models.items()]
+        of_fields = (
+            self._family(kind, name, *row)
+            for kind, rows in SHOWN.items()
+            for name, row in rows.items()
+        )
+        of_models = [
+            RecordGroup([model], block.engines) for model, block in self._of_models.items()
+        ]
         of_engines = [*self._of_engines(of_models, MODEL), self._loras()]
         families = [*self._of_server(), *of_fields, *of_engines, *self._of_processes()]
 
@@ -172,7 +231,9 @@ class BlockCollector(Collector):
         yield self._twin_of_loras()
 
     def _by_replica(self) -> Iterator[Metric]:
-        """Yield the families of engines again, with a label for each replica, where a model has several."""
+        """Yield the families of engines again, with a label for each replica, where a model has
+        several.
+        """
         if all(len(block.engines) <= 1 for block in self._of_models.values()):
             return
 
@@ -183,7 +244,8 @@ class BlockCollector(Collector):
     def _replicas(self, *, is_gauge: bool) -> list[RecordGroup]:
         """Return the replicas of each model: for a gauge only those that serve, while any does.
 
-        Who reads the first series of a server would take one without load for a server that has none.
+        Who reads the first series of a server would take one without load for a server that has
+        none.
         """
         groups: list[RecordGroup] = []
         for model, block in self._of_models.items():
@@ -200,21 +262,37 @@ class BlockCollector(Collector):
         yield info
         num_starts = sum(frontend.num_starts for frontend in self._block.frontends)
         num_again = max(0, num_starts - self._models.front_end.config.frontend_workers)
-        yield core.CounterMetricFamily("lmi_frontend_restarts", "Front ends started again", value=num_again)
+        yield core.CounterMetricFamily(
+            "lmi_frontend_restarts", "Front ends started again", value=num_again
+        )
         num_dropped = sum(map(num_log_lines_dropped, (self._block, *self._of_models.values())))
-        yield core.CounterMetricFamily("lmi_log_lines_dropped", "Lines that the log had no room for", value=num_dropped)
+        yield core.CounterMetricFamily(
+            "lmi_log_lines_dropped", "Lines that the log had no room for", value=num_dropped
+        )
 
     def _of_engines(self, groups: Iterable[RecordGroup], labels: Sequence[str]) -> Iterator[Metric]:
-        """Yield what is made of several fields of engines. `labels` are the names of those of the groups."""
-        ready = core.GaugeMetricFamily("lmi_engines_ready", "Engines that can take requests", labels=labels)
-        aside = core.GaugeMetricFamily("lmi_engines_set_aside", "Engines that kept dying", labels=labels)
-        usage = core.GaugeMetricFamily("lmi_kv_cache_usage_ratio", "Share of the KV cache in use", labels=labels)
-        cache = core.InfoMetricFamily("lmi_kv_cache", "The KV cache of all engines together", labels=labels)
+        """Yield what is made of several fields of engines. `labels` are the names of those of the
+        groups.
+        """
+        ready = core.GaugeMetricFamily(
+            "lmi_engines_ready", "Engines that can take requests", labels=labels
+        )
+        aside = core.GaugeMetricFamily(
+            "lmi_engines_set_aside", "Engines that kept dying", labels=labels
+        )
+        usage = core.GaugeMetricFamily(
+            "lmi_kv_cache_usage_ratio", "Share of the KV cache in use", labels=labels
+        )
+        cache = core.InfoMetricFamily(
+            "lmi_kv_cache", "The KV cache of all engines together", labels=labels
+        )
         for values, engines in groups:
             ready.add_metric(values, sum(engine.is_alive for engine in engines))
             aside.add_metric(values, sum(engine.phase == state.Phase.FAILED for engine in engines))
             usage.add_metric(values, kv_cache_usage(engines))
-            if whole := sum(engine.max_num_blocks for engine in engines):  # an engine tells it with its first step
+            if whole := sum(
+                engine.max_num_blocks for engine in engines
+            ):  # an engine tells it with its first step
                 block_size = max(engine.tokens_per_block for engine in engines)
                 cache.add_metric(values, {"block_size": str(block_size), "num_blocks": str(whole)})
         yield from (ready, aside, usage, cache)
@@ -222,15 +300,21 @@ class BlockCollector(Collector):
     def _loras(self) -> Metric:
         """Return which adapters run and wait, of each model whose engines have any."""
         labels = (*MODEL, *LORA_LABELS)
-        family = core.GaugeMetricFamily("lmi_lora_requests_info", "Adapters that run and wait; the time", labels=labels)
+        family = core.GaugeMetricFamily(
+            "lmi_lora_requests_info", "Adapters that run and wait; the time", labels=labels
+        )
         for model, block in self._of_models.items():
             if any(engine.max_loras for engine in block.engines):
                 family.add_metric([model, *lora_values(block.engines)], time.time())
         return family
 
     def _twin_of_loras(self) -> Metric:
-        """Return the same of all models together: who reads vLLM's series takes one, by which it chooses a server."""
-        family = core.GaugeMetricFamily(f"{PREFIX}lora_requests_info", "Adapters that run and wait", labels=LORA_LABELS)
+        """Return the same of all models together: who reads vLLM's series takes one, by which it
+        chooses a server.
+        """
+        family = core.GaugeMetricFamily(
+            f"{PREFIX}lora_requests_info", "Adapters that run and wait", labels=LORA_LABELS
+        )
         engines = [engine for block in self._of_models.values() for engine in block.engines]
         if any(engine.max_loras for engine in engines):
             family.add_metric(lora_values(engines), time.time())
@@ -239,16 +323,20 @@ class BlockCollector(Collector):
     def _of_processes(self) -> Iterator[Metric]:
         """Yield what Prometheus' clients say of their process, of each process with a record.
 
-        Open files are shown only where this front end may count those of all, as one that runs as root may: otherwise
-        series would come and go with the front end that a scrape reaches.
+        Open files are shown only where this front end may count those of all, as one that runs as
+        root may: otherwise series would come and go with the front end that a scrape reaches.
         """
         processes = [(labels, record.pid) for labels, record in self._processes() if record.pid]
-        collector = ProcessCollector(pid=partial(next, iter([pid for _, pid in processes])), registry=None)
+        collector = ProcessCollector(
+            pid=partial(next, iter([pid for _, pid in processes])), registry=None
+        )
 
         families: dict[str, Metric] = {}
         for labels, _ in processes:
             for found in collector.collect():
-                family = families.setdefault(found.name, Metric(found.name, found.documentation, found.type))
+                family = families.setdefault(
+                    found.name, Metric(found.name, found.documentation, found.type)
+                )
                 family.samples += [sample._replace(labels=labels) for sample in found.samples]
 
         num_alive = max((len(family.samples) for family in families.values()), default=0)
@@ -263,7 +351,9 @@ class BlockCollector(Collector):
                 for slot, record in enumerate(records):
                     yield {"process": f"{name} {slot}", "model": model}, record
 
-    def _family(self, kind: type[Record], name: str, spelled: str, text: str, *, by_replica: bool = False) -> Metric:
+    def _family(
+        self, kind: type[Record], name: str, spelled: str, text: str, *, by_replica: bool = False
+    ) -> Metric:
         """Return the samples of a field: of the server, of each model, or of each replica."""
         field, (metric, *label_names) = kind.fields[name], re.findall(r"\w+", spelled)
         is_gauge = field.is_gauge and name not in COUNTED_ANEW
@@ -273,7 +363,10 @@ class BlockCollector(Collector):
             groups = self._replicas(is_gauge=is_gauge)
             label_names.insert(len(MODEL), ENGINE)
         elif "model" in label_names:
-            groups = [RecordGroup([model], records_of(kind, block)) for model, block in self._of_models.items()]
+            groups = [
+                RecordGroup([model], records_of(kind, block))
+                for model, block in self._of_models.items()
+            ]
         else:
             groups = [RecordGroup([], records_of(kind, self._block))]
 
@@ -313,20 +406,25 @@ def num_log_lines_dropped(block: Block) -> int:
 
 
 def summed(views: Sequence[state.HistogramView]) -> tuple[list[tuple[str, float]], float]:
-    """Return the sum of the views: the cumulative buckets of the text format, and the sum of the values."""
+    """Return the sum of the views: the cumulative buckets of the text format, and the sum of the
+    values.
+    """
     totals = accumulate(map(sum, zip(*(view.counts for view in views), strict=True)))
     bounds = [*map(floatToGoString, views[0].bounds), "+Inf"]
     return list(zip(bounds, map(float, totals), strict=True)), sum(view.sum for view in views)
 
 
 def twins(families: Iterable[Metric]) -> Iterator[Metric]:
-    """Yield what vLLM would call families of ours. One has most under one name, some under several or none.
+    """Yield what vLLM would call families of ours. One has most under one name, some under several
+    or none.
 
     Of two families with one name the last counts: it has a label for each replica.
     """
     ours = {family.name: family for family in families}
     found: dict[str, Metric] = {}
-    values: defaultdict[str, defaultdict[tuple[str, Labels], float]] = defaultdict(lambda: defaultdict(float))
+    values: defaultdict[str, defaultdict[tuple[str, Labels], float]] = defaultdict(
+        lambda: defaultdict(float)
+    )
     for twin in TWINS:
         family = ours[twin.ours]
         name = twin.name if twin.name.startswith("http_") else PREFIX + twin.name
@@ -336,13 +434,17 @@ def twins(families: Iterable[Metric]) -> Iterator[Metric]:
                 series = name + sample.name.removeprefix(family.name)
                 values[name][series, (*labels.items(), *twin.labels)] += twin.sign * sample.value
     for name, metric in found.items():
-        metric.samples = [Sample(series, dict(labels), value) for (series, labels), value in values[name].items()]
+        metric.samples = [
+            Sample(series, dict(labels), value) for (series, labels), value in values[name].items()
+        ]
         yield metric
     yield _awake(ours["lmi_engines_ready"])
 
 
 def _awake(ready: Metric) -> Metric:
-    """Return which models have an engine. None ever sleeps, but a dashboard takes one without this series as down."""
+    """Return which models have an engine. None ever sleeps, but a dashboard takes one without this
+    series as down.
+    """
     metric = Metric(PREFIX + "engine_sleep_state", "Engines that are awake, as all are", "gauge")
     for sample in ready.samples:
         if not sample.value:
@@ -354,23 +456,35 @@ def _awake(ready: Metric) -> Metric:
 
 
 def _of_engine(labels: Mapping[str, str]) -> dict[str, str]:
-    """Return vLLM's labels for the model and the replica of a sample. What front ends count is shown as of engine 0."""
+    """Return vLLM's labels for the model and the replica of a sample. What front ends count is
+    shown as of engine 0.
+    """
     return {"model_name": labels["model"], "engine": labels.get(ENGINE, "0")}
 
 
 def _labels(name: str, labels: Mapping[str, str]) -> dict[str, str] | None:
-    """Return vLLM's labels for those of a sample of ours, None for a sample that vLLM does not have."""
+    """Return vLLM's labels for those of a sample of ours, None for a sample that vLLM does not
+    have.
+    """
     theirs = _of_engine(labels) if "model" in labels else {}
     if "code" in labels:
         code = labels["code"]
         return {"status": f"{code[0]}xx" if code.isdecimal() else code}
     if "block_size" in labels:
-        return {**theirs, "block_size": labels["block_size"], "num_gpu_blocks": labels["num_blocks"]}
+        return {
+            **theirs,
+            "block_size": labels["block_size"],
+            "num_gpu_blocks": labels["num_blocks"],
+        }
     if "finish_reason" in labels:
         reason = REASONS.get(labels["finish_reason"])
         return None if reason is None else {**theirs, "finished_reason": reason}
     if "le" in labels:
-        return None if float(labels["le"]) < LEAST_BOUNDS.get(name, 0) else {**theirs, "le": labels["le"]}
+        return (
+            None
+            if float(labels["le"]) < LEAST_BOUNDS.get(name, 0)
+            else {**theirs, "le": labels["le"]}
+        )
     return theirs
 
 

@@ -1,8 +1,8 @@
 """One inference request, from its body to the bytes of its answer.
 
-The response's head is held back until the first Delta or error exists, so that an early failure has a real status,
-but not for longer than `stream_keepalive`.
-After the first byte an error is written in the format of the answer, and the body ends.
+The response's head is held back until the first Delta or error exists, so that an early failure has
+a real status, but not for longer than `stream_keepalive`. After the first byte an error is written
+in the format of the answer, and the body ends.
 """
 
 import asyncio
@@ -36,12 +36,17 @@ NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 
 
 async def serve_request(
-    exchange: Exchange, service: Service, api: AnyApi, model: ModelConfig | None = None, choose: Choose | None = None
+    exchange: Exchange,
+    service: Service,
+    api: AnyApi,
+    model: ModelConfig | None = None,
+    choose: Choose | None = None,
 ) -> None:
     """Read one inference request and answer it, with an error if it fails.
 
-    `model` has the name that the path has for it. `choose` finds the API from the body and its content type, if a path
-    serves several; only such a path opens and closes sessions. Until the body is read the API is `api`.
+    `model` has the name that the path has for it. `choose` finds the API from the body and its
+    content type, if a path serves several; only such a path opens and closes sessions. Until the
+    body is read the API is `api`.
     """
     with closing(Inference(exchange, service, api, model)) as inference:
         body = await inference.receive()
@@ -63,14 +68,19 @@ async def serve_request(
 
 
 class Inference:
-    """One inference request: its API, and what it makes of a body, of an error and of the requests in it.
+    """One inference request: its API, and what it makes of a body, of an error and of the requests
+    in it.
 
-    The API is that of the path until the body has chosen one. The format of the answer is None until the body is read.
+    The API is that of the path until the body has chosen one. The format of the answer is None
+    until the body is read.
     """
 
-    is_line = False  # of a body of which another request was let in; the caller holds a place in the queue for it
+    # of a body of which another request was let in; the caller holds a place in the queue for it
+    is_line = False
 
-    def __init__(self, exchange: Exchange, service: Service, api: AnyApi, model: ModelConfig | None = None) -> None:
+    def __init__(
+        self, exchange: Exchange, service: Service, api: AnyApi, model: ModelConfig | None = None
+    ) -> None:
         self.exchange, self.service = exchange, service
         self.api, self.model = api, model or service.model
         self.content_type = exchange.headers.get("content-type")
@@ -80,19 +90,25 @@ class Inference:
         self.client_timeout_s = math.inf
         self.format: AnswerFormat | None = None
         self._num_body_bytes = 0  # that became the requests
-        self._num_other_bytes = 0  # of them, beside texts, ids and images, if the answer's format holds them
+        self._num_other_bytes = (
+            0  # of them, beside texts, ids and images, if the answer's format holds them
+        )
         self._requests: Sequence[GenerationRequest] = ()  # until the pipeline has them
         self.formatters = UserFormatters(exchange, service, is_admitted=self.is_line)
 
     async def receive(self) -> bytes:
-        """Return the body of the HTTP request. From here on the exchange is refused in the form of the API."""
+        """Return the body of the HTTP request. From here on the exchange is refused in the form of
+        the API.
+        """
         exchange, service = self.exchange, self.service
         exchange.refuse = self.refuse
         service.check_room()  # before the body: a full server reads nothing
         self.client_timeout_s = client_timeout_s(exchange)
         if not self.formatters.reads(self.api):
             exchange.check_is_whole()
-        body = await exchange.body(service.config.server.max_request_size, service.front_end.body_memory)
+        body = await exchange.body(
+            service.config.server.max_request_size, service.front_end.body_memory
+        )
         self.received_s = time.monotonic()
         return body
 
@@ -108,34 +124,54 @@ class Inference:
         return message
 
     async def parse(self, message: Message[Any]) -> Parsed[Any]:
-        """Check the requests. Raises Overloaded if there is no room for what was made of their body."""
-        parsed = await self._beside_the_loop(self.api.parse, self.formatters.asked(self.api, message))
+        """Check the requests. Raises Overloaded if there is no room for what was made of their
+        body.
+        """
+        parsed = await self._beside_the_loop(
+            self.api.parse, self.formatters.asked(self.api, message)
+        )
         self.format = parsed.format
         if self.is_long:
             num_bytes = sum(request.num_bytes for request in parsed.requests)
-            self._num_other_bytes = max(0, self._num_body_bytes - num_bytes) if parsed.format.holds_fields else 0
+            self._num_other_bytes = (
+                max(0, self._num_body_bytes - num_bytes) if parsed.format.holds_fields else 0
+            )
             self.hold(num_bytes + self._num_other_bytes)
         return parsed
 
     async def complete(self, parsed: Parsed[Any]) -> Parsed[Any]:
-        """Choose the adapters of the requests, add what the headers say, and log the names that they ignore."""
+        """Choose the adapters of the requests, add what the headers say, and log the names that
+        they ignore.
+        """
         before_s = time.monotonic()
         parsed = await choose_adapter(self.exchange, self.service, parsed)
-        self.received_s += time.monotonic() - before_s  # the load of an adapter is no wait for a place
+        self.received_s += (
+            time.monotonic() - before_s
+        )  # the load of an adapter is no wait for a place
 
         self.exchange.model = parsed.requests[0].adapter or self.exchange.model
         self.format = parsed.format
         self.service.front_end.report_ignored(parsed.ignored, self.exchange.request_id)
         self.service.check_sequences(parsed.requests)
         given = {"session": self.session, "priority": client_priority(self.exchange)}
-        of_body: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        of_body: dict[str, Any] = {
+            name: value for name, value in given.items() if value is not None
+        }
         if not of_body:
             return parsed
-        return replace(parsed, requests=tuple(replace(request, **of_body) for request in parsed.requests))
+        return replace(
+            parsed, requests=tuple(replace(request, **of_body) for request in parsed.requests)
+        )
 
     async def _beside_the_loop(self, work: Callable[..., T], *arguments: object) -> T:
-        """Do what takes long for a large body, in a thread if it is one, so that others have their turns meanwhile."""
-        return await asyncio.to_thread(work, *arguments) if self._num_body_bytes > LARGE_BODY else work(*arguments)
+        """Do what takes long for a large body, in a thread if it is one, so that others have their
+        turns meanwhile.
+        """
+        return (
+            await asyncio.to_thread(work, *arguments)
+            if self._num_body_bytes > LARGE_BODY
+            else work(*arguments)
+        )
 
     @property
     def is_long(self) -> bool:
@@ -143,22 +179,31 @@ class Inference:
         return self._num_body_bytes > LONG_BYTES
 
     def hold(self, num_bytes: int) -> None:
-        """Count the bytes that are held of the body now. Raises Overloaded if there is no room for more."""
+        """Count the bytes that are held of the body now. Raises Overloaded if there is no room for
+        more.
+        """
         self.exchange.hold(num_bytes)
 
-    def begin_answer(self, message: Message[Any], parsed: Parsed[Any]) -> tuple[AsyncFormatter, Parsed[Any]]:
-        """Return what writes the answer, and the requests as far as it needs them. `take_requests` has them whole."""
+    def begin_answer(
+        self, message: Message[Any], parsed: Parsed[Any]
+    ) -> tuple[AsyncFormatter, Parsed[Any]]:
+        """Return what writes the answer, and the requests as far as it needs them. `take_requests`
+        has them whole.
+        """
         of_answer = parsed
         if self.is_long:
             keeps_prompt = parsed.format.details
-            lighter = tuple(request.for_answer(keeps_prompt=keeps_prompt) for request in parsed.requests)
+            lighter = tuple(
+                request.for_answer(keeps_prompt=keeps_prompt) for request in parsed.requests
+            )
             of_answer = replace(parsed, requests=lighter)
         formatter, parsed = self.formatters.choose(self.api, message, parsed, of_answer)
         self._requests = parsed.requests
         return formatter, of_answer
 
     def take_requests(self) -> list[GenerationRequest]:
-        """Return the requests for the engine's queue, which lets in the first, and the others with it.
+        """Return the requests for the engine's queue, which lets in the first, and the others with
+        it.
 
         They are not held here any more.
         """
@@ -168,7 +213,9 @@ class Inference:
         client = client_of(self.exchange, requests[0].adapter)
         first = Origin(client, self.started_s, deadline_s, self.is_line, self.received_s)
         further = Origin(client, self.started_s, deadline_s, is_further=True)
-        return [replace(each, origin=further if index else first) for index, each in enumerate(requests)]
+        return [
+            replace(each, origin=further if index else first) for index, each in enumerate(requests)
+        ]
 
     def note_encoded(self, num_bytes: int) -> None:
         """Only `num_bytes` of the requests are held from now on."""
@@ -176,14 +223,20 @@ class Inference:
             self.hold(num_bytes + self._num_other_bytes)
 
     def rendered(self, error: LmiError, *, accepted: bool = False) -> Rendered:
-        """Return the error in the form of the API, or with `accepted` as the last record of the answer."""
+        """Return the error in the form of the API, or with `accepted` as the last record of the
+        answer.
+        """
         format = self.format or self.api.default_format(self.model)
-        return self.api.errors.render(error, format, accepted=accepted, request_id=self.exchange.request_id)
+        return self.api.errors.render(
+            error, format, accepted=accepted, request_id=self.exchange.request_id
+        )
 
     async def refuse(self, error: LmiError) -> None:
         rendered = self.rendered(error)
         body = self.api.whole(rendered.media_type, rendered.body)
-        await self.exchange.send_whole(rendered.status, rendered.media_type, body, rendered.headers.items())
+        await self.exchange.send_whole(
+            rendered.status, rendered.media_type, body, rendered.headers.items()
+        )
 
     def deadline(self) -> AbstractAsyncContextManager[None]:
         return self.exchange.deadline(*self._timeout)
@@ -194,7 +247,10 @@ class Inference:
 
         The client's time is that of a whole body. The server's is that of each line by itself.
         """
-        predict_timeout_s, arrived_s = self.service.config.server.predict_timeout_s, self.exchange.started_s
+        predict_timeout_s, arrived_s = (
+            self.service.config.server.predict_timeout_s,
+            self.exchange.started_s,
+        )
         end_s = math.inf if predict_timeout_s is None else self.started_s + predict_timeout_s
         if arrived_s + self.client_timeout_s < end_s:
             return self.client_timeout_s, arrived_s, "as the client asked"
@@ -204,13 +260,17 @@ class Inference:
         self.formatters.close()
 
 
-async def stream_answer(inference: Inference, parsed: Parsed[Any], formatter: AsyncFormatter) -> None:
+async def stream_answer(
+    inference: Inference, parsed: Parsed[Any], formatter: AsyncFormatter
+) -> None:
     """Generate and send the answer. Raises LmiError only before the first byte."""
     exchange = inference.exchange
     body = Body(exchange, formatter, is_ascii=inference.service.config.server.ascii_streams)
     try:
         await generate(inference, parsed, formatter, body.take)
-    except LmiError as error:  # the engine is already free, even if the client reads the rest slowly
+    except (
+        LmiError
+    ) as error:  # the engine is already free, even if the client reads the rest slowly
         if not exchange.status:
             raise
         exchange.error_label = error.label
@@ -218,16 +278,21 @@ async def stream_answer(inference: Inference, parsed: Parsed[Any], formatter: As
     await body.end(inference.api)
 
 
-async def generate(inference: Inference, parsed: Parsed[Any], formatter: AsyncFormatter, send: Send) -> None:
+async def generate(
+    inference: Inference, parsed: Parsed[Any], formatter: AsyncFormatter, send: Send
+) -> None:
     """Generate the answer, and pass the records that the formatter writes to `send`.
 
-    A token goes from the engine's socket to the client's in one turn of the event loop, while this task sleeps.
+    A token goes from the engine's socket to the client's in one turn of the event loop, while this
+    task sleeps.
     """
     service, exchange = inference.service, inference.exchange
     assert service.pipeline is not None
     with (
         closing(formatter),
-        Meter(service.record, inference.started_s, exchange.noted, parsed.requests, service.model.name) as meter,
+        Meter(
+            service.record, inference.started_s, exchange.noted, parsed.requests, service.model.name
+        ) as meter,
     ):
         exchange.scope.get("lmi.meters", []).append(meter)  # without traces nobody has the list
 
@@ -237,10 +302,19 @@ async def generate(inference: Inference, parsed: Parsed[Any], formatter: AsyncFo
                 return send(formatter.feed(delta))
             return send_later(formatter, delta, send)
 
-        period_s = None if service.config.server.buffer_streams else service.config.server.stream_keepalive_s
-        async with inference.deadline(), EarlyStart(formatter, send, period_s, inference.started_s) as early:
+        period_s = (
+            None
+            if service.config.server.buffer_streams
+            else service.config.server.stream_keepalive_s
+        )
+        async with (
+            inference.deadline(),
+            EarlyStart(formatter, send, period_s, inference.started_s) as early,
+        ):
             await formatter.begin()
-            await service.pipeline.generate(inference.take_requests(), take, early.streams, inference.note_encoded)
+            await service.pipeline.generate(
+                inference.take_requests(), take, early.streams, inference.note_encoded
+            )
 
 
 async def send_later(formatter: AsyncFormatter, delta: Delta, send: Send) -> None:
@@ -252,11 +326,15 @@ async def send_later(formatter: AsyncFormatter, delta: Delta, send: Send) -> Non
 def client_of(exchange: Exchange, adapter: str | None) -> str:
     """Return whose part of the engine a request takes."""
     address = exchange.scope.get("client")
-    return exchange.client or (f"adapter {adapter}" if adapter else str(address[0]) if address else "")
+    return exchange.client or (
+        f"adapter {adapter}" if adapter else str(address[0]) if address else ""
+    )
 
 
 def client_timeout_s(exchange: Exchange) -> float:
-    """Return the seconds that the client waits for its answer, from the request's arrival. Raises InvalidParameter."""
+    """Return the seconds that the client waits for its answer, from the request's arrival. Raises
+    InvalidParameter.
+    """
     shortest_s = math.inf
     for name, text, unit_s in (
         (TIMEOUT, exchange.headers.get(TIMEOUT), 1.0),
@@ -275,7 +353,9 @@ def client_timeout_s(exchange: Exchange) -> float:
 
 
 def client_priority(exchange: Exchange) -> float | None:
-    """Return how urgent all of the body is, as Custom-Attributes say it in vLLM's numbers. Raises InvalidParameter."""
+    """Return how urgent all of the body is, as Custom-Attributes say it in vLLM's numbers. Raises
+    InvalidParameter.
+    """
     given, name = exchange.attribute("priority"), "priority in Custom-Attributes"
     if given is None:
         return None
@@ -286,14 +366,17 @@ def client_priority(exchange: Exchange) -> float | None:
 
 
 class Body:
-    """The body of one answer: whole, or a stream of records, each of which is sent at once and in one piece.
+    """The body of one answer: whole, or a stream of records, each of which is sent at once and in
+    one piece.
 
-    The last byte of a stream is a newline, because client libraries that read lines wait forever for the end of one.
-    With `is_ascii` a stream has other characters as the `\\uXXXX` of JSON: many clients decode each piece that a
-    platform hands them, and a piece may end within a character.
+    The last byte of a stream is a newline, because client libraries that read lines wait forever
+    for the end of one. With `is_ascii` a stream has other characters as the `\\uXXXX` of JSON: many
+    clients decode each piece that a platform hands them, and a piece may end within a character.
     """
 
-    def __init__(self, exchange: Exchange, formatter: AsyncFormatter, *, is_ascii: bool = False) -> None:
+    def __init__(
+        self, exchange: Exchange, formatter: AsyncFormatter, *, is_ascii: bool = False
+    ) -> None:
         self._exchange = exchange
         self.formatter = formatter
         self._is_ascii = is_ascii
@@ -302,7 +385,8 @@ class Body:
     def take(self, records: list[bytes]) -> Awaitable[None] | None:
         """Send records of a stream, or keep those of a whole answer.
 
-        Returns an awaitable if they could not be sent at once: the first ones, or if the client reads slowly.
+        Returns an awaitable if they could not be sent at once: the first ones, or if the client
+        reads slowly.
         """
         if not self.formatter.is_streaming:
             self._whole += records
@@ -315,7 +399,9 @@ class Body:
 
     async def _send(self, records: list[bytes]) -> None:
         if not self._exchange.status:
-            await self._exchange.start(200, self.formatter.media_type, [("cache-control", "no-cache")])
+            await self._exchange.start(
+                200, self.formatter.media_type, [("cache-control", "no-cache")]
+            )
         for record in filter(None, records):
             await self._write(record)
 
@@ -338,7 +424,9 @@ class Body:
 
 
 def as_ascii(record: bytes) -> bytes:
-    """Return a record with every other character escaped as in a JSON string. Bytes that are not UTF-8 stay."""
+    """Return a record with every other character escaped as in a JSON string. Bytes that are not
+    UTF-8 stay.
+    """
     if record.isascii():
         return record
     try:

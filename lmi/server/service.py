@@ -1,4 +1,5 @@
-"""One model as a front end serves it, with its engines, pipeline and user code, and which one is here.
+"""One model as a front end serves it, with its engines, pipeline and user code, and which one is
+here.
 
 A front end loads its model as soon as that has come. `lmi/models/choice.py` has several.
 """
@@ -43,7 +44,9 @@ class Service:
     config: Config
     block: Block  # with the records of the model's processes
     front_end: FrontEnd
-    engines: Engines | None = None  # engines and pipeline are None if user code answers the requests
+    engines: Engines | None = (
+        None  # engines and pipeline are None if user code answers the requests
+    )
     pipeline: Pipeline | None = None
     user_code: UserCodeWorkers | None = None  # if the model has any
     sessions: Sessions | None = None  # None: switched off
@@ -52,7 +55,9 @@ class Service:
 
     @classmethod
     def load(cls, runtime: Runtime, front_end: FrontEnd) -> Self:
-        """Load the tokenizer of a model. Raises StartError for a model that a front end cannot use."""
+        """Load the tokenizer of a model. Raises StartError for a model that a front end
+        cannot use.
+        """
         config, block = runtime.config, runtime.attach()
         service = cls(config, block, front_end, folder=runtime.path.name)
         if config.user_code is not None:
@@ -71,7 +76,9 @@ class Service:
             service.engines = engines
             limits = config.server.max_adapters, config.engine.model_loading_timeout_s
             tokenizer = Tokenizer.load(config.model.path)
-            service.pipeline = Pipeline(tokenizer, engines, config.model, shares_prompts=shares_prompts)
+            service.pipeline = Pipeline(
+                tokenizer, engines, config.model, shares_prompts=shares_prompts
+            )
             service.adapters = AdapterRegistry(engines, adapters_of(runtime), *limits)
         service.sessions = Sessions.of(runtime)
         return service
@@ -87,7 +94,9 @@ class Service:
 
     @property
     def _connections(self) -> list[Connections[Any]]:
-        return [connections for connections in (self.engines, self.user_code) if connections is not None]
+        return [
+            connections for connections in (self.engines, self.user_code) if connections is not None
+        ]
 
     @property
     def record(self) -> FrontEndRecord:
@@ -100,7 +109,9 @@ class Service:
 
     @property
     def num_running_sequences(self) -> int:
-        """The most sequences that run at once in all engines. A process of user code runs one request at once."""
+        """The most sequences that run at once in all engines. A process of user code runs one
+        request at once.
+        """
         if self.config.is_user_code:
             return len(self.block.engines)
         return sum(engine.max_num_sequences for engine in self.block.engines)
@@ -108,13 +119,19 @@ class Service:
     @property
     def gives_embeddings(self) -> bool:
         """Whether this is an embedding model, as far as an engine has said so."""
-        infos = () if self.engines is None else [connection.info for connection in self.engines.open.values()]
+        infos = (
+            ()
+            if self.engines is None
+            else [connection.info for connection in self.engines.open.values()]
+        )
         return any(info is not None and info.capabilities.embeddings is not None for info in infos)
 
     @property
     def max_in_flight(self) -> int:
         """The most sequences of this model that may run and wait."""
-        return self.front_end.config.job_queue_size + sum(engine.max_num_sequences for engine in self.block.engines)
+        return self.front_end.config.job_queue_size + sum(
+            engine.max_num_sequences for engine in self.block.engines
+        )
 
     @property
     def served_names(self) -> str:
@@ -129,21 +146,33 @@ class Service:
         if name not in model.names:
             raise UnknownModel(f"no model {shorten(name)} is served here, only {self.served_names}")
         if version is not None and version != model.version:
-            raise UnknownModel(f"no version {shorten(version)} of the model is served here, only {model.version!r}")
+            raise UnknownModel(
+                f"no version {shorten(version)} of the model is served here, only {model.version!r}"
+            )
 
     def check_room(self, num_sequences: int = 1) -> None:
-        """Raise Draining while the server drains, and Overloaded if the model's queue has no room."""
+        """Raise Draining while the server drains, and Overloaded if the model's queue
+        has no room.
+        """
         self.front_end.check_serves()
         limit = self.max_in_flight
         records = zip(self.block.frontends, self.front_end.block.frontends, strict=True)
-        num_taken = sum(record.num_sequences for record, front_end in records if record.pid == front_end.pid)
+        num_taken = sum(
+            record.num_sequences for record, front_end in records if record.pid == front_end.pid
+        )
         if num_taken + num_sequences > limit:
-            what = f"{num_taken} of {limit} sequences for the model {self.config.model.name!r} are in flight already"
+            what = (
+                f"{num_taken} of {limit} sequences for the model {self.config.model.name!r} "
+                f"are "
+                f"in flight already"
+            )
             raise Overloaded(f"{what} (job_queue_size and the running batch)")
 
     @contextmanager
     def admitted(self, num_sequences: int = 1) -> Iterator[None]:
-        """Hold a place for each sequence of a request. Raises Overloaded or Draining if not all find room."""
+        """Hold a place for each sequence of a request. Raises Overloaded or Draining if not all
+        find room.
+        """
         self.check_room(num_sequences)
         of_server, of_model = self.front_end.record, self.record
         of_server.num_in_flight += 1
@@ -157,23 +186,35 @@ class Service:
             of_model.num_sequences -= num_sequences
 
     def check_sequences(self, requests: Sequence[GenerationRequest]) -> None:
-        """Raise InvalidParameter if one body asks for more sequences than it may, or than the queue can ever hold."""
+        """Raise InvalidParameter if one body asks for more sequences than it may, or than the queue
+        can ever hold.
+        """
         limit, reason = self.config.server.max_request_sequences, "max_request_sequences"
         in_flight = self.max_in_flight
-        if in_flight < limit and all(engine.is_alive for engine in self.block.engines):  # else it is not known yet
+        if in_flight < limit and all(
+            engine.is_alive for engine in self.block.engines
+        ):  # else it is not known yet
             limit, reason = in_flight, "job_queue_size and the running batch"
         num_prompts, num_each = len(requests), max(request.num_places for request in requests)
         if num_prompts > limit:
-            raise InvalidParameter("inputs", f"at most {limit} prompts ({reason})", f"{num_prompts} prompts")
+            raise InvalidParameter(
+                "inputs", f"at most {limit} prompts ({reason})", f"{num_prompts} prompts"
+            )
         if num_prompts * num_each > limit:
             each = f" for each of {num_prompts} prompts" if num_prompts > 1 else ""
             rule = f"at most {limit // num_prompts}{each}, as best_of ({limit} sequences, {reason})"
-            name = "beam_width" if any(request.is_beam_search for request in requests) else "num_return_sequences"
+            name = (
+                "beam_width"
+                if any(request.is_beam_search for request in requests)
+                else "num_return_sequences"
+            )
             raise InvalidParameter(name, rule, num_each)
 
 
 class Models:
-    """The model of this front end, which the server was started for. `SeveralModels` come and go."""
+    """The model of this front end, which the server was started for. `SeveralModels`
+    come and go.
+    """
 
     keeps_one: ClassVar[bool] = True  # one model, whose failure ends the server
 
@@ -196,13 +237,17 @@ class Models:
 
     @property
     def config(self) -> Config:
-        """The settings that any model here may have. Raises Unavailable while the model is not here."""
+        """The settings that any model here may have. Raises Unavailable while the model is not
+        here.
+        """
         return self.the_only().config
 
     def the_only(self) -> Service:
         """Return the model of a server that keeps one. Raises Unavailable while it is not here."""
         if self.only is None:
-            raise Unavailable(f"the model is loading: {self.front_end.block.supervisor.stage or 'start'}")
+            raise Unavailable(
+                f"the model is loading: {self.front_end.block.supervisor.stage or 'start'}"
+            )
         return self.only
 
     async def pick(self, exchange: Exchange) -> Service:
@@ -219,11 +264,15 @@ class Models:
             service.record.num_in_flight -= 1
 
     async def listed(self) -> list[Service]:
-        """Return every model, by name. Raises Unavailable while the one of a server that keeps one is not here."""
+        """Return every model, by name. Raises Unavailable while the one of a server that keeps one
+        is not here.
+        """
         return [self.the_only()]
 
     async def listed_for_engines(self) -> list[Service]:
-        """Return every model for a route that the one model does not have if it is user code: HTTPException then."""
+        """Return every model for a route that the one model does not have if it is user code:
+        HTTPException then.
+        """
         services = await self.listed()
         if self.keeps_one and services[0].config.is_user_code:
             raise HTTPException(404)
@@ -246,7 +295,8 @@ class Models:
         """Keep the models connected with their processes, and follow those that come and go."""
         for service in self.services.values():
             await service.start()
-        gc.freeze()  # loaded objects stay; without this each full collection would walk through them
+        # loaded objects stay; without this each full collection would walk through them
+        gc.freeze()
         watch = asyncio.create_task(self.follow())
         try:
             yield
@@ -256,7 +306,9 @@ class Models:
             await service.close()
 
     async def follow(self) -> None:
-        """Load the model as soon as it comes, unless it is here. What fails is tried again, each time later."""
+        """Load the model as soon as it comes, unless it is here. What fails is tried again, each
+        time later.
+        """
         if self.only is None:
             await until_done(self._load_late)
 

@@ -1,8 +1,9 @@
 """The beginning of a stream that has no token yet.
 
-Clients give up a request of which they hear nothing, and send it again: a prompt that takes minutes would be asked for
-ever. So after some seconds a stream begins, and says that it waits, again and again, in the events that the clients of
-its API take for progress. Until then a refusal has its status.
+Clients give up a request of which they hear nothing, and send it again: a prompt that takes minutes
+would be asked for ever. So after some seconds a stream begins, and says that it waits, again and
+again, in the events that the clients of its API take for progress. Until then a refusal has its
+status.
 """
 
 import asyncio
@@ -16,18 +17,24 @@ from lmi.engine.client import ResponseStream
 from lmi.types import WaitStatus
 
 ANSWER_S = 1.0  # for an engine to say how far it is
-QUEUE_LOOK_S = 0.3  # a queue looks as often for who has waited too long: a refusal after as long keeps its status
+# a queue looks as often for who has waited too long: a refusal after as long keeps its status
+QUEUE_LOOK_S = 0.3
 
-Send = Callable[[list[bytes]], Awaitable[None] | None]  # what it returns is awaited before the next records
+Send = Callable[
+    [list[bytes]], Awaitable[None] | None
+]  # what it returns is awaited before the next records
 
 
 class EarlyStart:
-    """Sends what a formatter writes of waiting, every `period_s`, until a Result comes. Without a period, nothing.
+    """Sends what a formatter writes of waiting, every `period_s`, until a Result comes. Without a
+    period, nothing.
 
     It costs one timer for each stream: nothing is done for each token.
     """
 
-    def __init__(self, formatter: AsyncFormatter, send: Send, period_s: float | None, started_s: float) -> None:
+    def __init__(
+        self, formatter: AsyncFormatter, send: Send, period_s: float | None, started_s: float
+    ) -> None:
         """`started_s`: since when the client waits."""
         self.streams: list[ResponseStream] = []  # of the requests that are answered together
         self._formatter, self._send = formatter, send
@@ -37,13 +44,22 @@ class EarlyStart:
         self._is_sending = False
 
     async def __aenter__(self) -> Self:
-        if self._period_s is not None and self._formatter.is_streaming and self._formatter.begins_early:
+        if (
+            self._period_s is not None
+            and self._formatter.is_streaming
+            and self._formatter.begins_early
+        ):
             first_s = self._started_s + self._period_s + QUEUE_LOOK_S - time.monotonic()
-            self._timer = asyncio.get_running_loop().call_later(max(0.0, first_s), self._begin, self._period_s)
+            self._timer = asyncio.get_running_loop().call_later(
+                max(0.0, first_s), self._begin, self._period_s
+            )
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if self._timer is not None:
             self._timer.cancel()
@@ -81,7 +97,8 @@ class EarlyStart:
 
 
 def together(statuses: Sequence[WaitStatus]) -> WaitStatus:
-    """Return the status of requests that are answered together: the first token is that of the first who has one.
+    """Return the status of requests that are answered together: the first token is that of the
+    first who has one.
 
     Tokens are those of all prompts.
     """

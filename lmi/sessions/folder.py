@@ -1,12 +1,14 @@
-"""The open sessions of a server: one folder each, which every process of the server may read and write.
+"""The open sessions of a server: one folder each, which every process of the server may read and
+write.
 
     ID/session.json   the id, who opened it, and when the session expires
     ID/…              what the model's own code keeps in it
     .open/            files as long as the number of open sessions: of all, and of each owner
 
-A session is made under another name and renamed, so a reader sees a whole session or none. Who opens or removes one
-holds the lock of the folder, so the limits are exact. An owner may hold as many as places are free, so nobody takes the
-last place from others. Only an id that is a random UUID ever becomes part of a path.
+A session is made under another name and renamed, so a reader sees a whole session or none. Who
+opens or removes one holds the lock of the folder, so the limits are exact. An owner may hold as
+many as places are free, so nobody takes the last place from others. Only an id that is a random
+UUID ever becomes part of a path.
 """
 
 import errno
@@ -36,7 +38,10 @@ FILE = "session.json"
 HIDDEN = "."  # begins the name of a session that is being made or removed
 COUNTS, ALL = ".open", "all"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-SCAN_S, FULL_SCAN_S = 60.0, 1.0  # between two scans for sessions that have expired, and where there is no room
+SCAN_S, FULL_SCAN_S = (
+    60.0,
+    1.0,
+)  # between two scans for sessions that have expired, and where there is no room
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +54,9 @@ class InvalidSession(LmiError, label="invalid_session", status=400):
 
 
 class SessionFailed(LmiError, label="session_failed", status=424):
-    """A session cannot be opened or closed here: there are too many, or the folder cannot be written."""
+    """A session cannot be opened or closed here: there are too many, or the folder cannot be
+    written.
+    """
 
 
 class NoRoomForSession(SessionFailed, status=507):
@@ -67,7 +74,8 @@ class Session(msgspec.Struct, frozen=True):
 
 
 class Sessions:
-    """The sessions in the folder `path`. Each expires `expiration_s` seconds after it was opened, used or not.
+    """The sessions in the folder `path`. Each expires `expiration_s` seconds after it was opened,
+    used or not.
 
     The methods read and write files, so an event loop calls them in a thread.
     """
@@ -87,7 +95,9 @@ class Sessions:
         return cls(runtime.sessions_path, *limits) if server.enable_sessions else None
 
     def open(self, owner: str = "") -> Session:
-        """Open a session of an owner. Raises SessionFailed if there are too many, or if it cannot be written."""
+        """Open a session of an owner. Raises SessionFailed if there are too many, or if it cannot
+        be written.
+        """
         owner = hashlib.sha256(owner.encode()).hexdigest()[:32]
         try:
             with self._lock():
@@ -106,13 +116,17 @@ class Sessions:
             return None
         with suppress(FileNotFoundError, NotADirectoryError):
             try:
-                return msgspec.json.decode((self._path / session_id / FILE).read_bytes(), type=Session)
+                return msgspec.json.decode(
+                    (self._path / session_id / FILE).read_bytes(), type=Session
+                )
             except (msgspec.MsgspecError, UnicodeDecodeError) as error:
                 log.error("the session %s cannot be read and is not served: %s", session_id, error)
         return None
 
     def close(self, session_id: str) -> bool:
-        """Remove a session with its files. Returns False if no session has this id. Raises SessionFailed."""
+        """Remove a session with its files. Returns False if no session has this id. Raises
+        SessionFailed.
+        """
         if (session := self.find(session_id)) is None:
             return False
         try:
@@ -122,19 +136,28 @@ class Sessions:
         except FileNotFoundError:  # another process was faster
             return False
         except OSError as error:
-            log.error("the session %s cannot be removed from %s: %s", session_id, self._path, error.strerror)
+            log.error(
+                "the session %s cannot be removed from %s: %s",
+                session_id,
+                self._path,
+                error.strerror,
+            )
             raise SessionFailed(f"the session cannot be removed: {error.strerror}") from None
         shutil.rmtree(hidden, ignore_errors=True)
         return True
 
     def remove_expired(self) -> None:
-        """Remove the sessions that have expired, and what a process left that died while it made or removed one."""
+        """Remove the sessions that have expired, and what a process left that died while it made or
+        removed one.
+        """
         if self._path.is_dir():
             with self._lock():
                 self._remove_expired()
 
     def _check_room(self, owner: str) -> None:
-        """Raise SessionFailed unless another session of the owner has room. Sessions that have expired make room."""
+        """Raise SessionFailed unless another session of the owner has room. Sessions that have
+        expired make room.
+        """
         if time.monotonic() - self._scanned_s >= (FULL_SCAN_S if self._is_full(owner) else SCAN_S):
             self._remove_expired()
         if not self._is_full(owner):
@@ -143,7 +166,10 @@ class Sessions:
         if num_open >= self._max_sessions:
             raise SessionFailed(f"{num_open} sessions are open, there is no room for another one")
         free = self._max_sessions - num_open
-        raise SessionFailed(f"{num_own} sessions of this client are open, and it may have as many as are free ({free})")
+        raise SessionFailed(
+            f"{num_own} sessions of this client are open, and it may have as many as are free "
+            f"({free})"
+        )
 
     def _is_full(self, owner: str) -> bool:
         return self._num_open(owner) >= self._max_sessions - self._num_open(ALL)
@@ -171,7 +197,9 @@ class Sessions:
             folder.rmdir()
 
     def _remove_expired(self) -> None:
-        """Remove what has expired, and count the others, whose files may have been removed by their own code."""
+        """Remove what has expired, and count the others, whose files may have been removed by their
+        own code.
+        """
         open_sessions = {}
         for name in os.listdir(self._path):
             session = self._known.get(name) or self.find(name)
@@ -182,7 +210,9 @@ class Sessions:
             elif ID.fullmatch(name.removeprefix(HIDDEN)):
                 shutil.rmtree(self._path / name, ignore_errors=True)
         self._known, self._scanned_s = open_sessions, time.monotonic()
-        counted = Counter(session.owner for session in open_sessions.values()) + Counter({ALL: len(open_sessions)})
+        counted = Counter(session.owner for session in open_sessions.values()) + Counter(
+            {ALL: len(open_sessions)}
+        )
         known = os.listdir(self._path / COUNTS) if (self._path / COUNTS).is_dir() else []
         for owner in {*known, *counted}:
             if self._num_open(owner) != counted[owner]:
@@ -206,7 +236,9 @@ class Sessions:
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
-        """Hold the folder's lock, which one thread of one process has at a time. The kernel frees it at its death."""
+        """Hold the folder's lock, which one thread of one process has at a time. The kernel frees
+        it at its death.
+        """
         self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
         try:

@@ -1,11 +1,12 @@
 """Sessions over HTTP: opened and closed by a body, named by a header.
 
-    {"requestType": "NEW_SESSION"}   200, X-Amzn-SageMaker-Session-Id: ID; Expires=2026-01-02T03:04:05Z
-    {"requestType": "CLOSE"}         200, X-Amzn-SageMaker-Closed-Session-Id: ID
+    {"requestType": "NEW_SESSION"}   200, X-Amzn-SageMaker-Session-Id: ID;
+    Expires=2026-01-02T03:04:05Z {"requestType": "CLOSE"}         200,
+    X-Amzn-SageMaker-Closed-Session-Id: ID
 
-The header of a new session has two names: that of AWS's guide and the reference, and that of AWS's library and vLLM. No
-history is kept: a client sends its whole context with each request. A session sends all its requests to one engine,
-whose prefix cache then serves them.
+The header of a new session has two names: that of AWS's guide and the reference, and that of AWS's
+library and vLLM. No history is kept: a client sends its whole context with each request. A session
+sends all its requests to one engine, whose prefix cache then serves them.
 """
 
 import asyncio
@@ -28,17 +29,20 @@ NEW_HEADER, CLOSED_HEADER = "X-Amzn-SageMaker-New-Session-Id", "X-Amzn-SageMaker
 NEW_SESSION, CLOSE = "NEW_SESSION", "CLOSE"
 MAX_ID_CHARS = 256
 ID = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9])*")  # of the API model of sagemaker-runtime
-ID_RULE = f"{NEW_SESSION} or an id of at most {MAX_ID_CHARS} letters and digits, with - only between them"
+ID_RULE = (
+    f"{NEW_SESSION} or an id of at most {MAX_ID_CHARS} letters and digits, with - only between them"
+)
 CLEAN_S = 60.0  # between two looks for sessions that have expired
 
 log = logging.getLogger(__name__)
 
 
 def request_type(body: bytes, *, is_ours: bool = True) -> str | None:
-    """Return NEW_SESSION or CLOSE if the body asks for that, None if it asks for an answer. Raises InvalidSession.
+    """Return NEW_SESSION or CLOSE if the body asks for that, None if it asks for an answer. Raises
+    InvalidSession.
 
-    Beside it a body has no other field. If user code reads the bodies, `is_ours` is False, and every other value of the
-    field and every other field but a prompt belongs to that code.
+    Beside it a body has no other field. If user code reads the bodies, `is_ours` is False, and
+    every other value of the field and every other field but a prompt belongs to that code.
     """
     if b'"requestType"' not in body:
         return None
@@ -60,7 +64,9 @@ async def change_session(exchange: Exchange, service: Service, asked: str) -> No
     """Open or close a session and answer. Raises InvalidSession, SessionFailed or Unavailable."""
     sessions = switched_on(service, "requestType", asked)
     if asked == NEW_SESSION:
-        client = exchange.scope.get("client")  # behind SageMaker and other proxies all clients have the same address
+        client = exchange.scope.get(
+            "client"
+        )  # behind SageMaker and other proxies all clients have the same address
         session = await asyncio.to_thread(sessions.open, str(client[0]) if client else "")
         expires = datetime.fromtimestamp(int(session.expires_s), UTC)  # rounded down
         said = f"{session.id}; Expires={expires:%Y-%m-%dT%H:%M:%SZ}"
@@ -78,20 +84,27 @@ async def change_session(exchange: Exchange, service: Service, asked: str) -> No
 
 
 async def session_of(exchange: Exchange, service: Service) -> str | None:
-    """Return the id of the open session that the request belongs to, or None. Raises InvalidSession."""
+    """Return the id of the open session that the request belongs to, or None. Raises
+    InvalidSession.
+    """
     session_id = given_id(exchange)
     if session_id is None:
         return None
     sessions = switched_on(service, HEADER, session_id)
     if session_id in ("", NEW_SESSION):
-        said = f"{HEADER} is {session_id!r} and the body does not open a session: the request is served without one"
+        said = (
+            f"{HEADER} is {session_id!r} and the body does not open a session: the request is "
+            f"served without one"
+        )
         log.info("%s", said, extra={"request_id": exchange.request_id})
         return None
     return (await open_session(sessions, session_id)).id
 
 
 def given_id(exchange: Exchange) -> str | None:
-    """Return the header, or None if the request has none. Raises InvalidSession for one that no session can have."""
+    """Return the header, or None if the request has none. Raises InvalidSession for one that no
+    session can have.
+    """
     given = exchange.headers.get(HEADER)
     if given and (len(given) > MAX_ID_CHARS or (given != NEW_SESSION and not ID.fullmatch(given))):
         raise InvalidSession(HEADER, ID_RULE, given)
@@ -100,7 +113,9 @@ def given_id(exchange: Exchange) -> str | None:
 
 def switched_on(service: Service, name: str, given: str) -> Sessions:
     if service.sessions is None:
-        raise InvalidSession(name, "left out: sessions are off here (option.enable_stateful_sessions)", given)
+        raise InvalidSession(
+            name, "left out: sessions are off here (option.enable_stateful_sessions)", given
+        )
     return service.sessions
 
 
@@ -115,17 +130,25 @@ async def open_session(sessions: Sessions, session_id: str) -> Session:
 
 
 def not_open(session_id: str) -> LmiError:
-    return InvalidSession(HEADER, "the id of an open session, and this one is unknown, closed or expired", session_id)
+    return InvalidSession(
+        HEADER, "the id of an open session, and this one is unknown, closed or expired", session_id
+    )
 
 
 @asynccontextmanager
-async def kept_clean(services: Mapping[str, Service], every_s: float = CLEAN_S) -> AsyncIterator[None]:
-    """Remove the expired sessions of these models, which may change, again and again inside the block."""
+async def kept_clean(
+    services: Mapping[str, Service], every_s: float = CLEAN_S
+) -> AsyncIterator[None]:
+    """Remove the expired sessions of these models, which may change, again and again inside the
+    block.
+    """
 
     async def clean() -> None:
         while True:
             await asyncio.sleep(every_s)
-            for sessions in [service.sessions for service in services.values() if service.sessions is not None]:
+            for sessions in [
+                service.sessions for service in services.values() if service.sessions is not None
+            ]:
                 try:
                     await asyncio.to_thread(sessions.remove_expired)
                 except OSError as error:

@@ -1,4 +1,6 @@
-"""The options of annexes, each class those of one and a base of ServerConfig, ModelConfig or EngineConfig."""
+"""The options of annexes, each class those of one and a base of ServerConfig, ModelConfig or
+EngineConfig.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,17 @@ import msgspec
 import orjson
 from msgspec import Meta, Struct
 
-from lmi.settings.kinds import ABSOLUTE_PATH, NAME, TEXT, Kind, choice, integer, matching, several, word
+from lmi.settings.kinds import (
+    ABSOLUTE_PATH,
+    NAME,
+    TEXT,
+    Kind,
+    choice,
+    integer,
+    matching,
+    several,
+    word,
+)
 from lmi.settings.option import SCRIPTS, TEMPLATES, option
 
 
@@ -35,26 +47,35 @@ HOSTS = several("host names with , between, or *", HOST_NAME, OF_LIST)
 @dataclass(frozen=True, kw_only=True)
 class AccessConfig:
     api_keys: tuple[str, ...] = option((), KEYS, key="option.api_key", names="LMI_API_KEY")
-    """keys of which a request needs one, as Authorization: Bearer KEY or x-api-key; only digests of them are kept"""
+    """keys of which a request needs one, as Authorization: Bearer KEY or x-api-key; only digests of
+    them are kept
+    """
     api_key_file: str | None = option(None, ABSOLUTE_PATH, key="option.api_key_file", is_path=True)
     """file with further keys, one on each line; SIGHUP reads it again"""
     cors_allowed_origins: tuple[str, ...] = option((), ORIGINS, names="allowed_origins")
     """origins whose pages may call this server from a browser, as in https://app.example; *: all"""
     allowed_hosts: tuple[str, ...] = option((), HOSTS)
-    """names under which requests may come, as in llm.example, beside those without a dot; *: any. Nothing: any, but on
-    loopback only those without a dot"""
+    """names under which requests may come, as in llm.example, beside those without a dot; *: any.
+    Nothing: any, but on loopback only those without a dot
+    """
 
 
-BATCH_STRATEGY = choice("SINGLE_RECORD", "MULTI_RECORD", singlerecord="SINGLE_RECORD", multirecord="MULTI_RECORD")
+BATCH_STRATEGY = choice(
+    "SINGLE_RECORD", "MULTI_RECORD", singlerecord="SINGLE_RECORD", multirecord="MULTI_RECORD"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TransformLimitsConfig:
     """What a server tells about its batch transforms."""
 
-    max_payload_mb: int = option(6, integer(0), key="max_payload_in_mb", names="SAGEMAKER_MAX_PAYLOAD_IN_MB")
+    max_payload_mb: int = option(
+        6, integer(0), key="max_payload_in_mb", names="SAGEMAKER_MAX_PAYLOAD_IN_MB"
+    )
     """largest request of a batch transform, which /execution-parameters reports; 0: no limit"""
-    max_concurrent_transforms: int | None = option(None, names="SAGEMAKER_MAX_CONCURRENT_TRANSFORMS")
+    max_concurrent_transforms: int | None = option(
+        None, names="SAGEMAKER_MAX_CONCURRENT_TRANSFORMS"
+    )
     """requests of a batch transform at once, which /execution-parameters reports"""
     batch_strategy: str = option("SINGLE_RECORD", BATCH_STRATEGY, names="SAGEMAKER_BATCH_STRATEGY")
     """records in a request of a batch transform, which /execution-parameters reports"""
@@ -71,11 +92,17 @@ class SessionsConfig:
     )
     """seconds after which a session ends, used or not"""
     sessions_path: str | None = option(
-        None, ABSOLUTE_PATH, key="option.sessions_path", names="SAGEMAKER_SESSIONS_PATH", is_path=True
+        None,
+        ABSOLUTE_PATH,
+        key="option.sessions_path",
+        names="SAGEMAKER_SESSIONS_PATH",
+        is_path=True,
     )
     """folder of the sessions; one of your own outlives the server; nothing: a temporary one"""
     max_sessions: int = option(20_000, key="option.max_sessions")
-    """sessions that are open at once; a client may have as many as are free, so one alone has half of them"""
+    """sessions that are open at once; a client may have as many as are free, so one alone has half
+    of them
+    """
 
 
 FOLDERS = several("absolute paths with ; between", ABSOLUTE_PATH)
@@ -99,8 +126,12 @@ def _collector(text: str, *, is_base: bool = False) -> str:
     return text.rstrip("/") + "/v1/traces" if is_base or parts.path in ("", "/") else text
 
 
-COLLECTOR = Kind("http://HOST:PORT/v1/traces, or https, for OTLP over HTTP and not gRPC", _collector, unit="URL")
-COLLECTOR_BASE = Kind("http://HOST:PORT, or https, for OTLP over HTTP and not gRPC", partial(_collector, is_base=True))
+COLLECTOR = Kind(
+    "http://HOST:PORT/v1/traces, or https, for OTLP over HTTP and not gRPC", _collector, unit="URL"
+)
+COLLECTOR_BASE = Kind(
+    "http://HOST:PORT, or https, for OTLP over HTTP and not gRPC", partial(_collector, is_base=True)
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,10 +172,16 @@ class SecureModeConfig:
 
     secure_mode: bool = option(False, names="SAGEMAKER_SECURE_MODE", is_for_operator=True)
     """refuse what security_controls name, and every option and path that is not known to be safe"""
-    security_controls: tuple[str, ...] = option((), TEXTS, names="SAGEMAKER_SECURITY_CONTROLS", is_for_operator=True)
+    security_controls: tuple[str, ...] = option(
+        (), TEXTS, names="SAGEMAKER_SECURITY_CONTROLS", is_for_operator=True
+    )
     """what secure_mode refuses, as in DISALLOW_PICKLE_FILES,DISALLOW_CHAT_TEMPLATE"""
-    untrusted_channels: tuple[str, ...] = option((), TEXTS, names="SAGEMAKER_UNTRUSTED_CHANNELS", is_for_operator=True)
-    """folders in which secure_mode looks for pickles and chat templates, with , between; nothing: the model's"""
+    untrusted_channels: tuple[str, ...] = option(
+        (), TEXTS, names="SAGEMAKER_UNTRUSTED_CHANNELS", is_for_operator=True
+    )
+    """folders in which secure_mode looks for pickles and chat templates, with , between; nothing:
+    the model's
+    """
 
 
 DOWNLOAD_HOST = matching("a host", r"(?:\*|(?:\*\.)?[\w.-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
@@ -160,9 +197,13 @@ class SourcesConfig:
     """Where what is fetched comes from and goes."""
 
     download_hosts: tuple[str, ...] = option((), DOWNLOAD_HOSTS, is_for_operator=True)
-    """hosts to which a hub may redirect, beside its own and, over https, those of the public internet; * opens all"""
+    """hosts to which a hub may redirect, beside its own and, over https, those of the public
+    internet; * opens all
+    """
     download_dir: str = option("", is_for_operator=True)
-    """folder for models from S3 and for what requirements.txt installs; nothing: lmi/models in the user's cache"""
+    """folder for models from S3 and for what requirements.txt installs; nothing: lmi/models in the
+    user's cache
+    """
 
 
 OPTION_NAME = matching("the name of an option", r"\*|[A-Za-z_][A-Za-z0-9_.]{0,127}")
@@ -174,12 +215,16 @@ class StrangersConfig:
     """What the files of models may do beyond their model."""
 
     allow_model_options: tuple[str, ...] = option((), OPTION_NAMES, is_for_operator=True)
-    """options that serving.properties may set although it came with one of several models, or from a hub or bucket, and
-    they run code or reach beyond the model, as in option.trust_remote_code; *: all"""
+    """options that serving.properties may set although it came with one of several models, or from
+    a hub or bucket, and they run code or reach beyond the model, as in option.trust_remote_code; *:
+    all
+    """
 
 
 class NamedModel(Struct, frozen=True):
-    """One model of `load_models`. `name` and `engine` may be empty; version and device have no meaning here."""
+    """One model of `load_models`. `name` and `engine` may be empty; version and device have no
+    meaning here.
+    """
 
     url: str
     name: str = ""
@@ -198,14 +243,17 @@ class NamedModel(Struct, frozen=True):
 
 
 SERVED_NAME = matching(
-    "1 to 128 letters, digits or ._:@/-, a letter, digit or / first", r"[A-Za-z0-9/][A-Za-z0-9._:@/-]{0,127}"
+    "1 to 128 letters, digits or ._:@/-, a letter, digit or / first",
+    r"[A-Za-z0-9/][A-Za-z0-9._:@/-]{0,127}",
 )
 SERVED_NAMES = several(
     f"names with , or blanks between, each {SERVED_NAME.allowed}",
     SERVED_NAME,
     lambda text: re.findall(r"[^;,\s]+", text.strip("[]").replace('"', "")),
 )
-MODEL = matching("a model", r"(?:([^=/]*)=)?+(.+)", NamedModel.of)  # a URL or a path without a name may hold =
+MODEL = matching(
+    "a model", r"(?:([^=/]*)=)?+(.+)", NamedModel.of
+)  # a URL or a path without a name may hold =
 MODELS = Kind(
     "NAME=PATH, NAME:VERSION:ENGINE:DEVICE=PATH, a path, ALL or NONE",
     word({"all": (), "none": ()}, several("", MODEL, re.compile(r"[,\s]+").split).parse),
@@ -224,7 +272,9 @@ class NamingConfig:
 
 
 def _form(words: Sequence[str], other_names: dict[str, str]) -> Kind:
-    """Return the kind of one of `words`, in any case, or of any other name, which is a form that is not read here."""
+    """Return the kind of one of `words`, in any case, or of any other name, which is a form that is
+    not read here.
+    """
     known = {each: each for each in words} | other_names
     allowed = f"{', '.join(words)}, or another name, which means plain text"
     return Kind(allowed, word(known, FORM_NAME.parse), words=tuple(words))
@@ -232,10 +282,11 @@ def _form(words: Sequence[str], other_names: dict[str, str]) -> Kind:
 
 FORM_NAME = matching("a name", r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 # The further names are vLLM's names of the forms. Source: the parsers of vLLM 0.32.
-# lmi/apis/openai/parts.py has these, but text, with which calls are part of the text, and none, with which a chat whose
-# tools the model may call freely is refused.
+# lmi/apis/openai/parts.py has these, but text, with which calls are part of the text, and none,
+# with which a chat whose tools the model may call freely is refused.
 TOOL_CALL_FORMS = (
-    "generic hermes json deepseek_v3 deepseek_v31 glm45 granite granite-20b-fc jamba kimi_k2 lfm2 minimax_m2 mistral "
+    "generic hermes json deepseek_v3 deepseek_v31 glm45 granite granite-20b-fc jamba kimi_k2 lfm2 "
+    "minimax_m2 mistral "
     "openai phi4_mini_json pythonic qwen3_xml seed_oss text none"
 ).split()
 TOOL_CALL_FORM = _form(
@@ -247,24 +298,34 @@ TOOL_CALL_FORM = _form(
     },
 )
 REASONING_FORMS = ("think", "mistral", "openai", "seed_oss", "none")
-THINKING = "deepseek_r1 deepseek_v3 glm45 glm47 holo2 kimi_k2 minimax_m2 nemotron_v3 olmo3 qwen3".split()
-REASONING_FORM = _form(REASONING_FORMS, dict.fromkeys(THINKING, "think") | {"openai_gptoss": "openai"})
+THINKING = (
+    "deepseek_r1 deepseek_v3 glm45 glm47 holo2 kimi_k2 minimax_m2 nemotron_v3 olmo3 qwen3".split()
+)
+REASONING_FORM = _form(
+    REASONING_FORMS, dict.fromkeys(THINKING, "think") | {"openai_gptoss": "openai"}
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PromptsConfig:
-    """How the prompts of chats are made, what is read in their answers, and which prompts are cached together."""
+    """How the prompts of chats are made, what is read in their answers, and which prompts are
+    cached together.
+    """
 
     chat_template: str | None = option(None, is_path=True, refused_by=TEMPLATES)
     """chat template: a file, or the text itself"""
     special_tokens_in_content: bool = option(False)
-    """special tokens that the content of a chat spells count as such, so that a user can write a system message"""
+    """special tokens that the content of a chat spells count as such, so that a user can write a
+    system message
+    """
     tool_call_parser: str | None = option(None, TOOL_CALL_FORM)
     """form of a model's tool calls in its answers; nothing: found in the chat template"""
     reasoning_parser: str | None = option(None, REASONING_FORM)
     """marks around a model's thoughts; nothing: found in the chat template"""
     prefix_cache_scope: str = option("server", choice("server", "request"))
-    """whose prompts share cached keys and values: all of the server, or only those of one request"""
+    """whose prompts share cached keys and values: all of the server, or only those of
+    one request
+    """
 
 
 def _object(text: str) -> str:
@@ -288,11 +349,13 @@ class GenerationConfig:
     """Where the defaults come from that count where a request is silent, by vLLM's names."""
 
     generation_config: ClassVar[str] = option("auto", GENERATION_CONFIG, is_path=True)
-    """what counts where a request to OpenAI's or Anthropic's APIs is silent. auto: the model's generation_config.json;
-    a folder: the one in it; vllm, lmi: what these APIs document"""
+    """what counts where a request to OpenAI's or Anthropic's APIs is silent. auto: the model's
+    generation_config.json; a folder: the one in it; vllm, lmi: what these APIs document
+    """
     override_generation_config: ClassVar[str | None] = option(None, OBJECT)
-    """single defaults in place of those, as in {"temperature": 0.6, "top_p": 0.95}; max_new_tokens of it, or of a
-    folder's file, bounds every request"""
+    """single defaults in place of those, as in {"temperature": 0.6, "top_p": 0.95}; max_new_tokens
+    of it, or of a folder's file, bounds every request
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -300,7 +363,9 @@ class EmbeddingsConfig:
     """How an embedding model answers LMI's body."""
 
     normalize: bool = option(True)
-    """vectors of LMI's embeddings at /invocations have the length 1; false: as the model gives them"""
+    """vectors of LMI's embeddings at /invocations have the length 1; false: as the
+    model gives them
+    """
 
 
 OUTPUT = matching("a name", r"([A-Za-z_][A-Za-z0-9_.]{0,127}(?::context)?)")
@@ -343,7 +408,8 @@ class KvEventsConfig(Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
 ENDPOINT = re.compile(r"tcp://.+:[0-9]{1,5}|(?:ipc|inproc)://.+")
 KV_EVENTS = Kind(
-    f"a JSON object with some of {', '.join(KvEventsConfig.__struct_fields__)}, endpoints as tcp://*:5557, "
+    f"a JSON object with some of {', '.join(KvEventsConfig.__struct_fields__)}, endpoints as "
+    f"tcp://*:5557, "
     "tcp://HOST:5557 or ipc://FILE",
     KvEventsConfig.parse,
     unit="JSON",
@@ -357,15 +423,24 @@ class AbilitiesConfig:
     request_stats_max_iterations: int = option(0, integer(0))
     """steps of which an engine keeps each request's statistics"""
     additional_outputs: tuple[str, ...] = option((), OUTPUTS)
-    """tensors of the model that requests may ask for, NAME or NAME:context, which has the prompt's rows too"""
+    """tensors of the model that requests may ask for, NAME or NAME:context, which has the prompt's
+    rows too
+    """
     logits_post_processors: str | None = option(
-        None, PYTHON_FILE, refused_by=SCRIPTS, grants="Python code that comes with the model, in the engine"
+        None,
+        PYTHON_FILE,
+        refused_by=SCRIPTS,
+        grants="Python code that comes with the model, in the engine",
     )
     """Python file with functions that change logits; it runs in the engine's own process"""
     enable_prefix_caching: bool | None = option(None)
-    """prompts that begin alike share cached keys and values; nothing: the engine chooses, as a rule true"""
+    """prompts that begin alike share cached keys and values; nothing: the engine chooses, as a rule
+    true
+    """
     speculative: str | None = option(None, choice("ngram"), otherwise="nothing is guessed ahead")
-    """the embedded engine guesses tokens ahead, which changes no answer: ngram, from what the sequence holds"""
+    """the embedded engine guesses tokens ahead, which changes no answer: ngram, from what the
+    sequence holds
+    """
     kv_events_config: KvEventsConfig | None = option(
         None,
         KV_EVENTS,

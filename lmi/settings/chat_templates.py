@@ -1,8 +1,9 @@
-"""Finds a model's chat templates, and by a plain look at their text the forms of the calls and thoughts in answers.
+"""Finds a model's chat templates, and by a plain look at their text the forms of the calls and
+thoughts in answers.
 
-A template is a stranger's file. So the look is bounded, and nothing in it is run or parsed: it asks which marks stand
-in the text, and whether the template's code reads `tools`. Sources: the chat templates that the makers of models
-publish, and the example templates of vLLM 0.32.
+A template is a stranger's file. So the look is bounded, and nothing in it is run or parsed: it asks
+which marks stand in the text, and whether the template's code reads `tools`. Sources: the chat
+templates that the makers of models publish, and the example templates of vLLM 0.32.
 """
 
 import json
@@ -17,9 +18,18 @@ from lmi.settings.values import Values
 from lmi.shared.model_files import read_bounded
 
 MAX_TEMPLATE_CHARS = 256 << 10
-TEMPLATE, TOOL_CALLS, REASONING = "option.chat_template", "option.tool_call_parser", "option.reasoning_parser"
+TEMPLATE, TOOL_CALLS, REASONING = (
+    "option.chat_template",
+    "option.tool_call_parser",
+    "option.reasoning_parser",
+)
 GENERIC = "generic"  # the form of calls that the server itself asks for
-OWN_WORDS = (None, "none", GENERIC, "hermes")  # forms that agree with the words in which the server tells of tools
+OWN_WORDS = (
+    None,
+    "none",
+    GENERIC,
+    "hermes",
+)  # forms that agree with the words in which the server tells of tools
 
 # The first row of which all marks stand in a template names its form.
 TOOL_CALL_MARKS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -80,7 +90,9 @@ def _form(text: str, rows: tuple[tuple[str, tuple[str, ...]], ...]) -> str | Non
 
 
 def reads_tools(template: str) -> bool:
-    """Whether the code of a template has the variable `tools`, outside of its strings and comments."""
+    """Whether the code of a template has the variable `tools`, outside of its strings
+    and comments.
+    """
     opening = ""
     for piece in BRACKETS.split(template):
         if piece in ("{{", "{%", "{#"):
@@ -113,25 +125,36 @@ def choose_forms(values: Values, folder: Path) -> bool:
         if form is not None:
             values.choose(key, form, "the chat template")
 
-    chosen = [f"{key}={form}" for key, form in found.items() if form is not None and key not in values]
+    chosen = [
+        f"{key}={form}" for key, form in found.items() if form is not None and key not in values
+    ]
     if chosen:
         values.note(f"found in the chat template: {', '.join(chosen)}")
     if values.final(TOOL_CALLS) is None and forms.shows_tools:
-        values.note(f"the chat template's form of tool calls is not known: tool_choice auto needs {TOOL_CALLS}")
+        values.note(
+            f"the chat template's form of tool calls is not known: tool_choice auto needs "
+            f"{TOOL_CALLS}"
+        )
 
     tool_calls = values.final(TOOL_CALLS)
     tells_tools = tool_calls == GENERIC or (not forms.shows_tools and tool_calls in OWN_WORDS)
     if not forms.shows_tools:
-        instead = "a text of the system does" if tells_tools else f"and with {TOOL_CALLS}={tool_calls} nothing does"
+        instead = (
+            "a text of the system does"
+            if tells_tools
+            else f"and with {TOOL_CALLS}={tool_calls} nothing does"
+        )
         values.note(f"the chat template does not show tools to the model, {instead}")
 
     return tells_tools
 
 
 def find_templates(folder: Path, override: str | None) -> tuple[dict[str, str], str]:
-    """Return templates by name, and what an error calls their source. Raises BadConfiguration or ModelUnusable.
+    """Return templates by name, and what an error calls their source. Raises BadConfiguration or
+    ModelUnusable.
 
-    `override` (a file, or the template itself) goes before chat_template.jinja, and that before tokenizer_config.json.
+    `override` (a file, or the template itself) goes before chat_template.jinja, and that before
+    tokenizer_config.json.
     """
     if override is not None:
         if "{{" in override or "{%" in override or "\n" in override:
@@ -143,7 +166,10 @@ def find_templates(folder: Path, override: str | None) -> tuple[dict[str, str], 
 
     file = folder / "chat_template.jinja"
     if file.is_file():
-        named = {extra.stem: _read_text(extra) for extra in sorted(folder.glob("additional_chat_templates/*.jinja"))}
+        named = {
+            extra.stem: _read_text(extra)
+            for extra in sorted(folder.glob("additional_chat_templates/*.jinja"))
+        }
         return named | {"default": _read_text(file)}, str(file)
 
     for file in (folder / "tokenizer_config.json", folder / "chat_template.json"):
@@ -159,7 +185,9 @@ def find_templates(folder: Path, override: str | None) -> tuple[dict[str, str], 
             try:
                 return {str(item["name"]): str(item["template"]) for item in value}, str(file)
             except (KeyError, TypeError):
-                raise ModelUnusable(f"{file}: chat_template: each one has a name and a template") from None
+                raise ModelUnusable(
+                    f"{file}: chat_template: each one has a name and a template"
+                ) from None
 
     return {}, ""
 

@@ -1,6 +1,8 @@
-"""The settings of a server, which all its processes share. The supervisor hands them to its children as JSON.
+"""The settings of a server, which all its processes share. The supervisor hands them to its
+children as JSON.
 
-The default of an option is the default of its field, unless the engine's `Handler` has a different one.
+The default of an option is the default of its field, unless the engine's `Handler` has a different
+one.
 """
 
 from __future__ import annotations
@@ -15,10 +17,22 @@ from lmi.settings.listeners import PORT, ListenersConfig
 from lmi.settings.option import PICKLES, REMOTE_CODE, option
 from lmi.user_code.options import FormsConfig, RequirementsConfig, UserCodeConfig, UserCodeOptions
 
-MEGABYTES = Kind("a whole number of megabytes; 0: 1 GiB", lambda text: integer(0, 1 << 20).parse(text) << 20 or 1 << 30)
-NUMBERED_LEVELS = {"0": "DEBUG", "10": "DEBUG", "20": "INFO", "30": "WARNING", "40": "ERROR", "50": "ERROR"}
+MEGABYTES = Kind(
+    "a whole number of megabytes; 0: 1 GiB",
+    lambda text: integer(0, 1 << 20).parse(text) << 20 or 1 << 30,
+)
+NUMBERED_LEVELS = {
+    "0": "DEBUG",
+    "10": "DEBUG",
+    "20": "INFO",
+    "30": "WARNING",
+    "40": "ERROR",
+    "50": "ERROR",
+}
 LOG_LEVEL = choice(
-    *("DEBUG", "INFO", "WARNING", "ERROR"), **NUMBERED_LEVELS, **{"warn": "WARNING", "critical": "ERROR"}
+    *("DEBUG", "INFO", "WARNING", "ERROR"),
+    **NUMBERED_LEVELS,
+    **{"warn": "WARNING", "critical": "ERROR"},
 )
 
 
@@ -27,11 +41,14 @@ class RequestsConfig:
     """How large requests may be, how long they may take, and how they are answered."""
 
     max_queue_wait_s: float = option(10.0)
-    """seconds that a request may be expected to wait before it starts; one that would wait longer gets 503 at once. Not
-    given, a queue that was long for a second lets in only who would be next. On SageMaker 60 at most, but for batch
-    transforms and with buffer_streams"""
+    """seconds that a request may be expected to wait before it starts; one that would wait longer
+    gets 503 at once. Not given, a queue that was long for a second lets in only who would be next.
+    On SageMaker 60 at most, but for batch transforms and with buffer_streams
+    """
     trust_fairness_id: bool = option(False)
-    """requests with another x-llm-d-inference-fairness-id count as another client, and clients share the engine"""
+    """requests with another x-llm-d-inference-fairness-id count as another client, and clients
+    share the engine
+    """
     max_request_sequences: int = option(512)
     """sequences of one request: its prompts times n or best_of; more are refused"""
     max_request_size: int = option(
@@ -42,7 +59,9 @@ class RequestsConfig:
     )
     """bytes of a request's body; more are answered 413"""
     max_body_memory: int = option(256 << 20, kinds.SIZE)
-    """bytes of all large requests in one front end: bodies, and what engines have not begun to answer; more are 503"""
+    """bytes of all large requests in one front end: bodies, and what engines have not begun to
+    answer; more are 503
+    """
     predict_timeout_s: float | None = option(
         None,
         names="option.predict_timeout PREDICT_TIMEOUT SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS "
@@ -50,15 +69,17 @@ class RequestsConfig:
     )
     """seconds for a whole request, then 504"""
     drain_delay_s: float = option(0.0, kinds.DELAY)
-    """seconds after SIGTERM in which requests are served although /ping says 503, so that a load balancer that asks it
-    loses none; then drain_timeout begins"""
+    """seconds after SIGTERM in which requests are served although /ping says 503, so that a load
+    balancer that asks it loses none; then drain_timeout begins
+    """
     drain_timeout_s: float = option(25.0)
     """seconds for open answers after SIGTERM, or after drain_delay"""
     stall_timeout_s: float = option(30.0)
     """seconds that a client may leave its answer unread"""
     stream_keepalive_s: float | None = option(10.0)
-    """seconds without a token after which a stream begins and says that it waits, again and again; until then an error
-    has its status; none: it begins with its first token"""
+    """seconds without a token after which a stream begins and says that it waits, again and again;
+    until then an error has its status; none: it begins with its first token
+    """
     header_timeout_s: float = option(10.0)
     """seconds for a request's head"""
     body_timeout_s: float = option(60.0)
@@ -78,7 +99,9 @@ class LogConfig:
     log_format: str = option("auto", choice("auto", "text", "json"))
     """auto: text on a terminal, else json"""
     throughput_interval_s: float | None = option(10.0, key="log_throughput_interval")
-    """seconds between two lines of the log about throughput, while the engines work; none: no such lines"""
+    """seconds between two lines of the log about throughput, while the engines work; none: no such
+    lines
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +109,10 @@ class AddressConfig:
     host: str = option("127.0.0.1", matching("a host name or address", r"[A-Za-z0-9.:_-]{1,253}"))
     """address to listen on; nothing: this machine only, in a container every address"""
     port: int = option(
-        8080, integer(0, 65535), names="SAGEMAKER_BIND_TO_PORT", own_kinds={"SAGEMAKER_BIND_TO_PORT": PORT}
+        8080,
+        integer(0, 65535),
+        names="SAGEMAKER_BIND_TO_PORT",
+        own_kinds={"SAGEMAKER_BIND_TO_PORT": PORT},
     )
     """port; 0: any free one"""
 
@@ -98,7 +124,9 @@ class FrontEndsConfig:
     frontend_workers: int = option(1, integer(1, 256))
     """front-end processes"""
     job_queue_size: int = option(1000, names="MAX_CONCURRENT_REQUESTS")
-    """waiting sequences of the model; more are answered 503. For how long they may wait, max_queue_wait says"""
+    """waiting sequences of the model; more are answered 503. For how long they may wait,
+    max_queue_wait says
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,8 +148,12 @@ class ServerConfig(
 ):
     """Settings of the front ends and the supervisor: those of the bases in their order."""
 
-    model_flags: dict[str, str] = field(default_factory=dict)  # of the command line, by key, for each of several models
-    keeps_queue_short: bool = field(default=True, compare=False)  # the operator has not given max_queue_wait
+    model_flags: dict[str, str] = field(
+        default_factory=dict
+    )  # of the command line, by key, for each of several models
+    keeps_queue_short: bool = field(
+        default=True, compare=False
+    )  # the operator has not given max_queue_wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +169,8 @@ class SamplingValues:
 class SamplingDefaults:
     """The values of what an LMI request leaves out, with `do_sample: true` and without it.
 
-    An engine that has them chooses by top_k and top_p: if both are 0, decoding is greedy; otherwise one that is 0 is no
-    limit.
+    An engine that has them chooses by top_k and top_p: if both are 0, decoding is greedy; otherwise
+    one that is 0 is no limit.
     """
 
     with_do_sample: SamplingValues
@@ -149,8 +181,9 @@ class SamplingDefaults:
 class GenerationDefaults:
     """What counts where a request is silent, at the APIs that follow OpenAI's or Anthropic's rule.
 
-    None means the default that the API documents. The names are those of transformers' GenerationConfig. Unlike
-    `max_new_tokens`, `server_max_new_tokens` bounds every request of every API. `source` says whose values they are.
+    None means the default that the API documents. The names are those of transformers'
+    GenerationConfig. Unlike `max_new_tokens`, `server_max_new_tokens` bounds every request of every
+    API. `source` says whose values they are.
     """
 
     temperature: float | None = None
@@ -189,17 +222,29 @@ GENERATION_NAMES = (
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(
-    annexes.NamingConfig, FormsConfig, annexes.PromptsConfig, annexes.GenerationConfig, annexes.EmbeddingsConfig
+    annexes.NamingConfig,
+    FormsConfig,
+    annexes.PromptsConfig,
+    annexes.GenerationConfig,
+    annexes.EmbeddingsConfig,
 ):
     """The model as clients see it. `path` is a local folder."""
 
     path: str
-    sources: tuple[str, ...] = ()  # what other servers call it: its folder as it was named, and its id at a hub
-    adapters: dict[str, str] = field(default_factory=dict)  # the folders of the LoRA adapters beside it, by name
+    sources: tuple[
+        str, ...
+    ] = ()  # what other servers call it: its folder as it was named, and its id at a hub
+    adapters: dict[str, str] = field(
+        default_factory=dict
+    )  # the folders of the LoRA adapters beside it, by name
     version: str = "1"
     dynamic_batch: bool = False  # option.rolling_batch=disable
-    tells_tools: bool = False  # the server tells the model of tools, since the chat template does not
-    sampling_defaults: SamplingDefaults | None = None  # the engine's; None: greedy unless do_sample, without limits
+    tells_tools: bool = (
+        False  # the server tells the model of tools, since the chat template does not
+    )
+    sampling_defaults: SamplingDefaults | None = (
+        None  # the engine's; None: greedy unless do_sample, without limits
+    )
     generation_defaults: GenerationDefaults = GenerationDefaults()  # the maker's, or the operator's
 
     required_memory_mb: int | None = option(None, integer(0), key="required_memory_mb")
@@ -210,9 +255,14 @@ class ModelConfig(
         platform=["SM_VLLM_MODEL", "SM_SGLANG_MODEL_PATH", "SM_SGLANG_MODEL"],
         is_path=True,
     )
-    """a folder, OWNER/NAME of a hub, s3://BUCKET/PREFIX or demo; nothing: the folder of serving.properties itself"""
+    """a folder, OWNER/NAME of a hub, s3://BUCKET/PREFIX or demo; nothing: the folder of
+    serving.properties itself
+    """
     revision: str | None = option(
-        None, names="HF_REVISION", platform=["SM_VLLM_REVISION", "SM_SGLANG_REVISION"], is_for_engine=True
+        None,
+        names="HF_REVISION",
+        platform=["SM_VLLM_REVISION", "SM_SGLANG_REVISION"],
+        is_for_engine=True,
     )
     """branch, tag or commit of a model from a hub; nothing: main"""
     name: str = option("", kinds.NAME, key="option.model_name")
@@ -226,12 +276,16 @@ class ModelConfig(
         return tuple(dict.fromkeys((self.name, "model", *self.aliases)))
 
     def answers_to(self, name: str) -> bool:
-        """Return whether a body may call the model so: by one of its names, its folder, or its id at a hub."""
+        """Return whether a body may call the model so: by one of its names, its folder, or its id
+        at a hub.
+        """
         return name in self.names or (name.rstrip("/") or name) in self.sources
 
 
 def _variables(text: str) -> dict[str, str]:
-    """Parse NAME=VALUE pairs. A comma ends a value only if a name and `=` follow, so a value may hold commas."""
+    """Parse NAME=VALUE pairs. A comma ends a value only if a name and `=` follow, so a value may
+    hold commas.
+    """
     variables = {}
     for pair in re.split(r"[;,](?=\s*[A-Za-z_]\w*=)", text):
         name, equals, value = pair.strip().partition("=")
@@ -241,14 +295,28 @@ def _variables(text: str) -> dict[str, str]:
     return variables
 
 
-DEGREE = Kind("a whole number 1..1024, or max", kinds.word({"max": "max"}, integer(1, 1024).parse), unit="N|max")
+DEGREE = Kind(
+    "a whole number 1..1024, or max",
+    kinds.word({"max": "max"}, integer(1, 1024).parse),
+    unit="N|max",
+)
 DEVICE = matching("a number", "[0-9]{1,4}")
 DEVICES = Kind(
-    "* or GPU numbers with ; between", kinds.word({"*": None}, kinds.several("", DEVICE, once=str).parse), unset="*"
+    "* or GPU numbers with ; between",
+    kinds.word({"*": None}, kinds.several("", DEVICE, once=str).parse),
+    unset="*",
 )
 VARIABLES = Kind("NAME=VALUE, several with , between", _variables, unit="NAME=VALUE")
 DTYPE = choice(
-    "auto", "fp32", "bf16", "fp16", float32="fp32", float="fp32", bfloat16="bf16", float16="fp16", half="fp16"
+    "auto",
+    "fp32",
+    "bf16",
+    "fp16",
+    float32="fp32",
+    float="fp32",
+    bfloat16="bf16",
+    float16="fp16",
+    half="fp16",
 )
 HANDLERS = ("auto", "lmi-dist", "vllm", "trtllm", "scheduler", "disable")
 HANDLER = Kind(f"{', '.join(HANDLERS)}, or the name of another engine", str, words=HANDLERS)
@@ -259,7 +327,9 @@ class ReplicasConfig:
     """Where the replicas run, and how long they may take."""
 
     tensor_parallel_degree: int = option(
-        1, DEGREE, names="option.tensor_parallel_size TENSOR_PARALLEL_DEGREE SM_NUM_GPUS TENSOR_PARALLEL_SIZE"
+        1,
+        DEGREE,
+        names="option.tensor_parallel_size TENSOR_PARALLEL_DEGREE SM_NUM_GPUS TENSOR_PARALLEL_SIZE",
     )
     """GPUs that share each layer, or groups of cores on a CPU (vllm); max: all GPUs"""
     pipeline_parallel_degree: int = option(
@@ -278,9 +348,13 @@ class ReplicasConfig:
     """threads of an engine on a CPU"""
     bind_cores: bool = option(True)
     """keep an engine on a CPU to its cores and front ends to the rest, where both have enough"""
-    min_workers: ClassVar = option(None, integer(1, 1024), key="minWorkers", names="SAGEMAKER_NUM_MODEL_WORKERS")
+    min_workers: ClassVar = option(
+        None, integer(1, 1024), key="minWorkers", names="SAGEMAKER_NUM_MODEL_WORKERS"
+    )
     """least number of replicas"""
-    max_workers: ClassVar = option(None, integer(1, 1024), key="maxWorkers", names="SAGEMAKER_NUM_MODEL_WORKERS")
+    max_workers: ClassVar = option(
+        None, integer(1, 1024), key="maxWorkers", names="SAGEMAKER_NUM_MODEL_WORKERS"
+    )
     """most replicas"""
     load_on_devices: ClassVar = option(None, DEVICES, key="load_on_devices")
     """GPUs to use, as in 0;1"""
@@ -295,9 +369,14 @@ class ReplicasConfig:
     )
     """seconds for loading the model"""
     retry_threshold: int = option(
-        3, integer(0, 1000), key="retry_threshold", names="option.retry_threshold PROCESS_MAX_START_RETRIES"
+        3,
+        integer(0, 1000),
+        key="retry_threshold",
+        names="option.retry_threshold PROCESS_MAX_START_RETRIES",
     )
-    """deaths of an engine in retry_window, then the server ends, if no other replica serves; 0 as 1: the first one"""
+    """deaths of an engine in retry_window, then the server ends, if no other replica serves; 0 as
+    1: the first one
+    """
     retry_window_s: float = option(600.0, key="retry_window")
     """seconds in which those deaths are counted"""
     strict: bool = option(False)
@@ -309,12 +388,24 @@ class EngineConfig(annexes.AbilitiesConfig, ReplicasConfig, UserCodeOptions):
     """Settings of the engine replicas. None means that the engine chooses."""
 
     num_engines: int = 1
-    ports: tuple[int, ...] = ()  # TCP ports of all replicas in turn, by Handler.port_variables; (): any free ones
-    device_ids: tuple[str, ...] = ()  # GPUs of all replicas in turn, as CUDA_VISIBLE_DEVICES names them; () on a CPU
-    max_queue_size: int | None = None  # requests an Executor holds before Overloaded; None: the front end bounds it
-    options: dict[str, str] = field(default_factory=dict)  # every other option.*, for engines that know more
-    option_sources: dict[str, str] = field(default_factory=dict, compare=False)  # where each option.* was given
-    is_batch_default: bool = field(default=False, compare=False)  # nobody said max_num_sequences: fewer may run
+    ports: tuple[
+        int, ...
+    ] = ()  # TCP ports of all replicas in turn, by Handler.port_variables; (): any free ones
+    device_ids: tuple[
+        str, ...
+    ] = ()  # GPUs of all replicas in turn, as CUDA_VISIBLE_DEVICES names them; () on a CPU
+    max_queue_size: int | None = (
+        None  # requests an Executor holds before Overloaded; None: the front end bounds it
+    )
+    options: dict[str, str] = field(
+        default_factory=dict
+    )  # every other option.*, for engines that know more
+    option_sources: dict[str, str] = field(
+        default_factory=dict, compare=False
+    )  # where each option.* was given
+    is_batch_default: bool = field(
+        default=False, compare=False
+    )  # nobody said max_num_sequences: fewer may run
 
     trust_remote_code: bool = option(
         False,
@@ -326,7 +417,9 @@ class EngineConfig(annexes.AbilitiesConfig, ReplicasConfig, UserCodeOptions):
     """run Python code that comes with the model (vllm, trtllm)"""
     install_requirements: ClassVar[bool | None] = option(True, names="STANDARD_AUTO_INSTALL_REQ")
     """install the model's requirements.txt for its own code; nothing: true"""
-    allow_pickle: bool = option(False, refused_by=PICKLES, grants="pickled weights, which can run code in the engine")
+    allow_pickle: bool = option(
+        False, refused_by=PICKLES, grants="pickled weights, which can run code in the engine"
+    )
     """load pickled weights, which can run code"""
     handler: str = option("auto", HANDLER, key="option.rolling_batch")
     """engine: auto, lmi-dist, vllm, trtllm, scheduler, disable"""
@@ -343,7 +436,10 @@ class EngineConfig(annexes.AbilitiesConfig, ReplicasConfig, UserCodeOptions):
     device: str = option("auto", choice("auto", "cpu", "cuda"))
     """auto: cuda where a GPU is visible"""
     max_num_sequences: int | None = option(
-        None, integer(1, 65536), key="option.max_rolling_batch_size", names="option.max_num_seqs MAX_BATCH_SIZE"
+        None,
+        integer(1, 65536),
+        key="option.max_rolling_batch_size",
+        names="option.max_num_seqs MAX_BATCH_SIZE",
     )
     """sequences that run at once"""
     max_prefill_tokens: int | None = option(
@@ -352,14 +448,18 @@ class EngineConfig(annexes.AbilitiesConfig, ReplicasConfig, UserCodeOptions):
         names="option.max_num_batched_tokens MAX_BATCH_PREFILL_TOKENS",
     )
     """prompt tokens of one step"""
-    batch_size: ClassVar = option(None, integer(1, 65536), key="batch_size", names="max_dynamic_batch_size")
+    batch_size: ClassVar = option(
+        None, integer(1, 65536), key="batch_size", names="max_dynamic_batch_size"
+    )
     """sequences that run at once with option.rolling_batch=disable"""
     max_batch_delay: ClassVar = option(None, integer(0), key="max_batch_delay")
     """milliseconds to wait for a batch; accepted, nothing waits"""
     max_step_ms: float | None = option(
         None, kinds.MILLISECONDS, otherwise="option.max_rolling_batch_prefill_tokens bounds a step"
     )
-    """longest step of the embedded engine that takes prompt tokens beside answers; nothing: it measures and chooses"""
+    """longest step of the embedded engine that takes prompt tokens beside answers; nothing: it
+    measures and chooses
+    """
     max_kv_cache_tokens: int | None = option(None)
     """size of the KV cache in tokens"""
     max_sequence_length: int | None = option(
@@ -367,10 +467,14 @@ class EngineConfig(annexes.AbilitiesConfig, ReplicasConfig, UserCodeOptions):
     )
     """longest prompt and answer together, as in 4096 or 32k; auto: as long as the engine can"""
     max_beam_width: int = option(8, integer(1, 256))
-    """widest beam search that a request may ask for, at most option.max_rolling_batch_size; 1: none"""
+    """widest beam search that a request may ask for, at most
+    option.max_rolling_batch_size; 1: none
+    """
 
     def num_ranks_here(self, num_ranks: int) -> int:
-        """Return how many of an engine's ranks run on this machine, where option.nnodes may name several."""
+        """Return how many of an engine's ranks run on this machine, where option.nnodes may name
+        several.
+        """
         nodes = self.options.get("nnodes", "")
         return max(1, num_ranks // max(1, int(nodes) if nodes.isdecimal() else 1))
 

@@ -15,11 +15,19 @@ KEY, BATCH = "option.rolling_batch", "option.max_rolling_batch_size"
 TENSOR, PIPELINE = "option.tensor_parallel_degree", "option.pipeline_parallel_degree"
 # Values of option.task; the checkpoint says which of them the model is for.
 OF_EMBEDDINGS = ("feature-extraction", "text-embedding")
-TASKS = ("auto", "text-generation", "text2text-generation", "conversational", "generate", *OF_EMBEDDINGS)
+TASKS = (
+    "auto",
+    "text-generation",
+    "text2text-generation",
+    "conversational",
+    "generate",
+    *OF_EMBEDDINGS,
+)
 OF_IMAGES = "image-text-to-text"  # a task of engines that read images
 TASK, QUANTIZE = "option.task", "option.quantize"
 NEURON = "Neuron devices are not served here"
-ENGINES_ELSEWHERE = {  # that option.rolling_batch can name in the reference and that have no handler here
+# that option.rolling_batch can name in the reference and that have no handler here
+ENGINES_ELSEWHERE = {
     "deepspeed": "DeepSpeed is not served here",
     **dict.fromkeys(("neuronx", "tnx", "transformers-neuronx", "optimum"), NEURON),
 }
@@ -27,7 +35,9 @@ ENGINES_ELSEWHERE = {  # that option.rolling_batch can name in the reference and
 
 @dataclass(frozen=True, slots=True)
 class ChosenEngine:
-    """The engine that was chosen. If the choice was refused, it is the one that the option named."""
+    """The engine that was chosen. If the choice was refused, it is the one that the
+    option named.
+    """
 
     name: str
     handler: Handler
@@ -58,15 +68,21 @@ def choose_engine(values: Values, code: UserCodeConfig | None) -> ChosenEngine:
     return ChosenEngine(name, handlers[name], reason, asked.lower() == NO_ROLLING_BATCH)
 
 
-def choose_handler(asked: str, machine: Machine, handlers: Mapping[str, Handler]) -> tuple[str, str]:
-    """Return the name of one of `handlers`, and the reason. Raises BadConfiguration, which lists the allowed words."""
+def choose_handler(
+    asked: str, machine: Machine, handlers: Mapping[str, Handler]
+) -> tuple[str, str]:
+    """Return the name of one of `handlers`, and the reason. Raises BadConfiguration, which lists
+    the allowed words.
+    """
     word, usable = asked.lower(), installed(handlers)
     if word in ("auto", NO_ROLLING_BATCH):
         if machine.gpus and (on_gpus := _names(Auto.ON_GPUS, usable)):
             return on_gpus[0], f"{on_gpus[0]} is installed and a GPU is visible"
         if elsewhere := _names(Auto.ELSEWHERE, usable):
             missing = " or ".join(_names(Auto.ON_GPUS, handlers))
-            return elsewhere[0], f"{missing} is not installed" if machine.gpus else "no GPU is visible"
+            return elsewhere[
+                0
+            ], f"{missing} is not installed" if machine.gpus else "no GPU is visible"
     if word in usable:
         return word, "asked for"
     for name, handler in usable.items():
@@ -78,7 +94,9 @@ def choose_handler(asked: str, machine: Machine, handlers: Mapping[str, Handler]
 
 
 def fit(values: Values, engine: ChosenEngine) -> EngineConfig:
-    """Choose the engine's options, its accelerators and how many replicas there are. Returns its settings."""
+    """Choose the engine's options, its accelerators and how many replicas there are. Returns its
+    settings.
+    """
     if engine.handler.caveat:
         values.warn(f"{engine.name}: {engine.handler.caveat}")
     values.settle(KEY, engine.name, engine.reason)
@@ -101,14 +119,19 @@ def _check_task(values: Values, handler: Handler) -> None:
     task = _task(values)
     if task == OF_IMAGES and not handler.reads_images:
         able = " or ".join(name for name, each in values.handlers.items() if each.reads_images)
-        values.refuse(TASK, f"{', '.join(TASKS)}; {OF_IMAGES} with option.rolling_batch={able}, once installed")
+        values.refuse(
+            TASK,
+            f"{', '.join(TASKS)}; {OF_IMAGES} with option.rolling_batch={able}, once installed",
+        )
     elif task not in (*TASKS, OF_IMAGES):
         only = "engines here generate text or give embeddings, and do nothing else; a model.py can"
         values.refuse(TASK, f"{', '.join((*TASKS, OF_IMAGES))} ({only})")
 
 
 def _read_meanings(values: Values, handler: Handler) -> None:
-    """Read each option that means another one of the table as that one. Note what others set, and what is not used."""
+    """Read each option that means another one of the table as that one. Note what others set, and
+    what is not used.
+    """
     for key, target in handler.means.items():
         if key not in values:
             continue
@@ -117,16 +140,26 @@ def _read_meanings(values: Values, handler: Handler) -> None:
             continue
         if key in handler.wins and target in values:
             if values.given(key) != values.given(target):
-                values.warn(f"{values.how_given(target).place}: {values.how_given(key).place} counts")
+                values.warn(
+                    f"{values.how_given(target).place}: {values.how_given(key).place} counts"
+                )
             del values.picked[target]
         rivals = [values.picked.pop(each) for each in (key, target) if each in values]
-        values.pick([replace(given, key=target) for each in rivals for given in (each.given, *each.shadowed)])
+        values.pick(
+            [
+                replace(given, key=target)
+                for each in rivals
+                for given in (each.given, *each.shadowed)
+            ]
+        )
     for key in handler.unused.keys() & values.picked.keys():
         values.chosen[key] = (values.given(key), "not used")
 
 
 def _choose_defaults(values: Values, engine: ChosenEngine) -> None:
-    """Apply the engine's defaults, and `batch_size` in dynamic batching; note each of its options without effect."""
+    """Apply the engine's defaults, and `batch_size` in dynamic batching; note each of its options
+    without effect.
+    """
     for key, value in engine.handler.defaults.items():
         values.choose(key, value, f"default of {engine.name}")
     reasons = {"max_batch_delay": "unneeded, a request joins the running batch at once"}
@@ -141,11 +174,17 @@ def _choose_defaults(values: Values, engine: ChosenEngine) -> None:
 
 
 def _with_replicas(values: Values, handler: Handler, gpus: tuple[str, ...]) -> EngineConfig:
-    """Return the engine's settings with as many replicas as fit, and with a number for a degree of `max`."""
+    """Return the engine's settings with as many replicas as fit, and with a number for a degree of
+    `max`.
+    """
     if values.given(TENSOR) == "max":
         most = 1 if handler.is_one_device else max(1, len(gpus) // values.final(PIPELINE))
         values.settle(TENSOR, most, f"max of {len(gpus)} GPUs")
-    others = {key: one.value for key, one in values.picked.items() if key.startswith("option.") and find(key) is None}
+    others = {
+        key: one.value
+        for key, one in values.picked.items()
+        if key.startswith("option.") and find(key) is None
+    }
     options = {key.removeprefix("option."): value for key, value in others.items()}
     config = EngineConfig(device_ids=gpus, options=options, **values.fields("engine"))
     refused = handler.check(config)
@@ -157,33 +196,45 @@ def _with_replicas(values: Values, handler: Handler, gpus: tuple[str, ...]) -> E
     is_on_cluster = any(values.given(key) == text for key, text in handler.on_cluster.items())
     num_gpus = 0 if is_on_cluster else len(gpus)  # 0: those of this machine are no limit
     try:
-        number = num_engines(num_gpus, gpus_each, values.given("minWorkers"), values.given("maxWorkers"))
+        number = num_engines(
+            num_gpus, gpus_each, values.given("minWorkers"), values.given("maxWorkers")
+        )
     except BadConfiguration as error:
-        sources = [values.how_given(key).source for key in ("minWorkers", "maxWorkers") if key in values]
+        sources = [
+            values.how_given(key).source for key in ("minWorkers", "maxWorkers") if key in values
+        ]
         values.faults.append(f"{error} ({', '.join(sources)})" if sources else str(error))
         return config
     return replace(config, num_engines=number, device_ids=gpus[: number * gpus_each])
 
 
 def num_engines(num_gpus: int, gpus_each: int, low: int | None, high: int | None) -> int:
-    """Return how many replicas fit, at least `low` and at most `high`. Raises BadConfiguration if `low` do not fit.
+    """Return how many replicas fit, at least `low` and at most `high`. Raises BadConfiguration if
+    `low` do not fit.
 
     Without GPUs the default is one replica, because one uses all cores.
     """
     if low is not None and high is not None and low > high:
-        raise BadConfiguration(f"minWorkers={low}, maxWorkers={high}: allowed is a minWorkers of at most maxWorkers")
+        raise BadConfiguration(
+            f"minWorkers={low}, maxWorkers={high}: allowed is a minWorkers of at most maxWorkers"
+        )
     if num_gpus == 0:
         return max(low or 1, min(1, high or 1))
     fit = num_gpus // gpus_each
     if fit < (low or 1):
         raise BadConfiguration(
-            f"{low or 1} replicas of {gpus_each} GPUs each do not fit: allowed are {num_gpus} GPUs in all"
+            f"{low or 1} replicas of {gpus_each} GPUs each do not fit: allowed are {num_gpus} GPUs "
+            f"in all"
         )
     return min(fit, high or fit)
 
 
 def _choose_gpus(values: Values) -> tuple[str, ...]:
-    machine, device, wanted = values.machine, values.final("option.device"), values.given("load_on_devices")
+    machine, device, wanted = (
+        values.machine,
+        values.final("option.device"),
+        values.given("load_on_devices"),
+    )
     if device == "cuda" and not machine.gpus:
         values.refuse("option.device", "auto or cpu, since no GPU is visible")
     gpus = () if device == "cpu" else machine.gpus
@@ -218,13 +269,17 @@ class Lack:
 
 
 def _lack(values: Values, handler: Handler) -> Lack | None:
-    """Return the first option that asks for what an engine lacks and one for GPUs may have, or None."""
+    """Return the first option that asks for what an engine lacks and one for GPUs may have, or
+    None.
+    """
     if handler.is_one_device and (degree := _degree_of_several(values)):
         return Lack(degree, "runs on one device")
 
     methods, method = handler.quantize_methods, values.given(QUANTIZE)
     if methods is not None and method is not None and method not in methods:
-        return Lack(values.how_given(QUANTIZE).said, f"quantises by {', '.join(sorted(methods))} alone")
+        return Lack(
+            values.how_given(QUANTIZE).said, f"quantises by {', '.join(sorted(methods))} alone"
+        )
 
     if _task(values) == OF_IMAGES and not handler.reads_images:
         return Lack(values.how_given(TASK).said, "reads no images")
@@ -252,7 +307,9 @@ def _degree_of_several(values: Values) -> str:
 
 
 def _asynchronous(values: Values) -> str:
-    """Return the option of LMI's asynchronous mode, which leaves batching to the engine despite `disable`, or ""."""
+    """Return the option of LMI's asynchronous mode, which leaves batching to the engine despite
+    `disable`, or "".
+    """
     entry = values.given("option.entryPoint", "")
     if entry.endswith("async_service"):
         return f"option.entryPoint={entry}"

@@ -1,8 +1,10 @@
-"""Chooses what counts where a request is silent: the values of the model's maker, and the operator's in their place.
+"""Chooses what counts where a request is silent: the values of the model's maker, and the
+operator's in their place.
 
-`generation_config` and `override_generation_config` have vLLM's meaning, so `do_sample` of a file does not count. What
-comes with a model is a stranger's: its file is read up to a size, and a value of it that no request may have is told
-and left out. The operator's own values have to be right. Source: vLLM 0.32, `ModelConfig.get_diff_sampling_param`.
+`generation_config` and `override_generation_config` have vLLM's meaning, so `do_sample` of a file
+does not count. What comes with a model is a stranger's: its file is read up to a size, and a value
+of it that no request may have is told and left out. The operator's own values have to be right.
+Source: vLLM 0.32, `ModelConfig.get_diff_sampling_param`.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -49,7 +51,9 @@ FAULTS: dict[str, Fault] = {  # the rules by which requests are checked
 
 
 def check_options(values: Values) -> None:
-    """Refuse a path without a readable file, and each value of the override that no request may have."""
+    """Refuse a path without a readable file, and each value of the override that no request may
+    have.
+    """
     if (file := _named_file(values)) is not None:
         try:
             _read(file)
@@ -62,11 +66,16 @@ def check_options(values: Values) -> None:
 
     if unknown := [name for name in overrides if name not in FAULTS]:
         known = ", ".join(FAULTS)
-        values.warn(f"{values.how_given(OVERRIDE).place}: {', '.join(map(shorten, unknown))}: no effect, only {known}")
+        values.warn(
+            f"{values.how_given(OVERRIDE).place}: {', '.join(map(shorten, unknown))}: no effect, "
+            f"only {known}"
+        )
 
 
 def choose_defaults(values: Values, folder: Path) -> GenerationDefaults:
-    """Return the defaults for the model in a folder, after `check_options`. The author gets a note of what counts."""
+    """Return the defaults for the model in a folder, after `check_options`. The author gets a note
+    of what counts.
+    """
     named_file = _named_file(values)
     of_file = _of_file(values, named_file or folder / FILE_NAME)
     overrides = _known(_overrides(values))
@@ -81,7 +90,9 @@ def choose_defaults(values: Values, folder: Path) -> GenerationDefaults:
     )
     if sources:
         where = "where a request to OpenAI's or Anthropic's APIs is silent"
-        values.note(f"{defaults.source}: {defaults} {where}; {KEY}=lmi leaves the file's values out")
+        values.note(
+            f"{defaults.source}: {defaults} {where}; {KEY}=lmi leaves the file's values out"
+        )
     return defaults
 
 

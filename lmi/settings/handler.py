@@ -1,7 +1,8 @@
 """The record in which an engine describes itself, so that settings are resolved without any engine.
 
-Packages announce it in the entry-point group `lmi.handlers`, as `module:HANDLER` in a module that is cheap to import,
-because the supervisor does. Any other entry point names the function that loads an engine with the default record.
+Packages announce it in the entry-point group `lmi.handlers`, as `module:HANDLER` in a module that
+is cheap to import, because the supervisor does. Any other entry point names the function that loads
+an engine with the default record.
 """
 
 import importlib.util
@@ -23,7 +24,8 @@ class Auto(Enum):
     """The machines on which `option.rolling_batch=auto` chooses an engine."""
 
     NEVER = "never"
-    ON_GPUS = "on GPUs"  # also in place of an engine that lacks what the options ask for, as several devices
+    # also in place of an engine that lacks what the options ask for, as several devices
+    ON_GPUS = "on GPUs"
     ELSEWHERE = "elsewhere"
 
 
@@ -38,31 +40,59 @@ class Handler:
     other_names: tuple[str, ...] = ()  # further words of option.rolling_batch that mean it
     is_one_device: bool = False
     reads_images: bool = False  # with some models
-    quantize_methods: frozenset[str] | None = None  # values of option.quantize that it has; None: it says itself
+    quantize_methods: frozenset[str] | None = (
+        None  # values of option.quantize that it has; None: it says itself
+    )
     defaults: Mapping[str, object] = field(default_factory=dict)  # option -> value
     embedding_options: Mapping[str, str] = field(default_factory=dict)
-    """Its own options, without `option.`, that make it give embeddings where `option.task` says that it should."""
+    """Its own options, without `option.`, that make it give embeddings where `option.task` says
+    that it should.
+    """
     sampling_defaults: SamplingDefaults | None = None  # that the LMI APIs document for it
-    uses: frozenset[str] = frozenset()  # those with `otherwise` in their Option that have an effect on it
-    unused: Mapping[str, str] = field(default_factory=dict)  # option of other engines -> what to do instead, or nothing
+    uses: frozenset[str] = (
+        frozenset()
+    )  # those with `otherwise` in their Option that have an effect on it
+    unused: Mapping[str, str] = field(
+        default_factory=dict
+    )  # option of other engines -> what to do instead, or nothing
     means: Mapping[str, str] = field(default_factory=dict)
-    """Options that set something of another name: an option of the table, or one of the engine's own arguments."""
-    wins: frozenset[str] = frozenset()  # those of `means` that count where the option of the table is given too
+    """Options that set something of another name: an option of the table, or one of the engine's
+    own arguments.
+    """
+    wins: frozenset[str] = (
+        frozenset()
+    )  # those of `means` that count where the option of the table is given too
     caveat: str = ""  # what its user must know, said at every start
-    on_cluster: Mapping[str, str] = field(default_factory=dict)  # option -> text with which a cluster places the ranks
-    port_variables: tuple[str, ...] = ()  # variables that each name a TCP port on which one of its processes listens
+    on_cluster: Mapping[str, str] = field(
+        default_factory=dict
+    )  # option -> text with which a cluster places the ranks
+    port_variables: tuple[
+        str, ...
+    ] = ()  # variables that each name a TCP port on which one of its processes listens
     demo: Path | None = None  # the folder of a small model that comes with it
     option_names: Callable[[], frozenset[str] | None] = lambda: None
-    """Returns the options that it reads beside those of the table, without `option.`. None: it takes every option."""
-    ignores_unknown: bool = False  # an option that neither lmi nor `option_names` lists has no effect on it
+    """Returns the options that it reads beside those of the table, without `option.`. None: it
+    takes every option.
+    """
+    ignores_unknown: bool = (
+        False  # an option that neither lmi nor `option_names` lists has no effect on it
+    )
     check: Callable[[EngineConfig], Mapping[str, str]] = lambda config: {}
     """Returns each option whose value it cannot run with, and the values that are allowed."""
     check_model: Callable[[Path], None] = lambda folder: None
     """Raises ModelUnusable for a folder whose config.json shows that it cannot run the model."""
-    environment: Callable[[EngineConfig, Mapping[str, str], int, str], Mapping[str, str]] = lambda *process: {}
-    """Returns variables for its process, from configuration, environment, slot, and a folder for sockets or ''."""
-    dtypes: Callable[[EngineConfig, str], tuple[str, str]] = lambda config, stored: (config.dtype, config.dtype)
-    """Returns the dtypes of weights and of the KV cache in a CPU's memory, from configuration and dtype of the files.
+    environment: Callable[[EngineConfig, Mapping[str, str], int, str], Mapping[str, str]] = (
+        lambda *process: {}
+    )
+    """Returns variables for its process, from configuration, environment, slot, and a folder for
+    sockets or ''.
+    """
+    dtypes: Callable[[EngineConfig, str], tuple[str, str]] = lambda config, stored: (
+        config.dtype,
+        config.dtype,
+    )
+    """Returns the dtypes of weights and of the KV cache in a CPU's memory, from configuration and
+    dtype of the files.
 
     `auto` means that it is not known; the largest then counts.
     """
@@ -86,11 +116,17 @@ def announced() -> Mapping[str, Handler]:
 
 def installed(handlers: Mapping[str, Handler]) -> dict[str, Handler]:
     """Return those that need no library, or whose library is there."""
-    return {name: one for name, one in handlers.items() if not one.library or folder_of(one.library) is not None}
+    return {
+        name: one
+        for name, one in handlers.items()
+        if not one.library or folder_of(one.library) is not None
+    }
 
 
 def folder_of(library: str) -> Path | None:
-    """Return the folder of a top-level package without importing it, or None if it is not installed."""
+    """Return the folder of a top-level package without importing it, or None if it is not
+    installed.
+    """
     spec = importlib.util.find_spec(library)
     return Path(spec.origin).parent if spec is not None and spec.origin else None
 

@@ -12,7 +12,16 @@ LARGEST = 2**31 - 1
 SIZE_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 LENGTH_UNITS = {"": 1, "k": 10**3, "m": 10**6, "K": 1 << 10, "M": 1 << 20}
 MOST_S = 1e7  # also of milliseconds
-WORDS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
+WORDS = {
+    "true": True,
+    "1": True,
+    "yes": True,
+    "on": True,
+    "false": False,
+    "0": False,
+    "no": False,
+    "off": False,
+}
 
 
 class TooLarge(ValueError):
@@ -20,7 +29,9 @@ class TooLarge(ValueError):
 
 
 class Kind(Struct, frozen=True):
-    """One kind of value. `parse` turns a text into a value and raises ValueError for a text that is not allowed."""
+    """One kind of value. `parse` turns a text into a value and raises ValueError for a text that is
+    not allowed.
+    """
 
     allowed: str
     parse: Callable[[str], Any]
@@ -51,8 +62,12 @@ def integer(low: int, high: int = LARGEST) -> Kind:
     return Kind(f"a whole number {bounds}", parse, unit="N")
 
 
-def word(known: Mapping[str, Any], otherwise: Callable[[str], Any] | None = None) -> Callable[[str], Any]:
-    """Return a parser that knows words, in any case. It gives other texts to `otherwise`, or refuses them."""
+def word(
+    known: Mapping[str, Any], otherwise: Callable[[str], Any] | None = None
+) -> Callable[[str], Any]:
+    """Return a parser that knows words, in any case. It gives other texts to `otherwise`, or
+    refuses them.
+    """
 
     def parse(text: str) -> Any:
         if text.lower() in known:
@@ -65,12 +80,20 @@ def word(known: Mapping[str, Any], otherwise: Callable[[str], Any] | None = None
 
 
 def choice(*words: str, **long_names: str) -> Kind:
-    """Return the kind of one of `words`, in any case. `long_names` maps further names to the words."""
-    return Kind(", ".join(words), word({each.lower(): each for each in words} | long_names), words=words)
+    """Return the kind of one of `words`, in any case. `long_names` maps further names
+    to the words.
+    """
+    return Kind(
+        ", ".join(words), word({each.lower(): each for each in words} | long_names), words=words
+    )
 
 
-def matching(allowed: str, pattern: str, meant: Callable[..., Any] = str, unit: str = "VALUE") -> Kind:
-    """Return the kind of texts of a form. `meant` makes the value of the text, or of the groups that `pattern` has."""
+def matching(
+    allowed: str, pattern: str, meant: Callable[..., Any] = str, unit: str = "VALUE"
+) -> Kind:
+    """Return the kind of texts of a form. `meant` makes the value of the text, or of the groups
+    that `pattern` has.
+    """
 
     def parse(text: str) -> Any:
         if (found := re.fullmatch(pattern, text)) is None:
@@ -86,7 +109,9 @@ def several(
     divided: Callable[[str], list[str]] = re.compile("[;,]").split,
     once: Callable[[Any], str] | None = None,
 ) -> Kind:
-    """Return the kind of values of one kind with `;` or `,` between. `once` says what no two of them may share."""
+    """Return the kind of values of one kind with `;` or `,` between. `once` says what no two of
+    them may share.
+    """
 
     def parse(text: str) -> tuple[Any, ...]:
         values = tuple(each.parse(part.strip()) for part in divided(text))
@@ -136,9 +161,14 @@ SECONDS = Kind("seconds, more than 0", _seconds, unit="SECONDS")
 DELAY = Kind("seconds, 0 or more", _delay, unit="SECONDS")
 MILLISECONDS = Kind("milliseconds, more than 0", _seconds, unit="MS")
 NO_SECONDS = dict.fromkeys(("none", "0", "-1"))
-SECONDS_OR_NONE = Kind("seconds, more than 0, or none", word(NO_SECONDS, _seconds), unset="none", unit="SECONDS")
+SECONDS_OR_NONE = Kind(
+    "seconds, more than 0, or none", word(NO_SECONDS, _seconds), unset="none", unit="SECONDS"
+)
 SIZE = matching(
-    "bytes, more than 0, as in 67108864, 64k, 64m or 1g", r"(?i)([0-9]{1,100})\s*([kmg]?)(?:i?b)?", _size, "BYTES"
+    "bytes, more than 0, as in 67108864, 64k, 64m or 1g",
+    r"(?i)([0-9]{1,100})\s*([kmg]?)(?:i?b)?",
+    _size,
+    "BYTES",
 )
 LENGTH = matching("", r"([0-9]{1,100}(?:\.[0-9]{1,6}(?=[km]))?)([kmKM]?)", _length)
 LENGTH_OR_AUTO = Kind(
@@ -146,7 +176,16 @@ LENGTH_OR_AUTO = Kind(
     word({"auto": None, "-1": None}, LENGTH.parse),
     unit="TOKENS|auto",
 )
-NAME = matching("1 to 128 letters, digits or ._:@-, a letter or digit first", r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}")
+NAME = matching(
+    "1 to 128 letters, digits or ._:@-, a letter or digit first",
+    r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}",
+)
 NAMES = several(f"names with ; between, each {NAME.allowed}", NAME)
 # The kind of an option that names none, by the type of its field.
-OF_TYPE = {"bool": BOOLEAN, "int": integer(1), "float": SECONDS, "float | None": SECONDS_OR_NONE, "str": TEXT}
+OF_TYPE = {
+    "bool": BOOLEAN,
+    "int": integer(1),
+    "float": SECONDS,
+    "float | None": SECONDS_OR_NONE,
+    "str": TEXT,
+}

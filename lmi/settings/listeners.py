@@ -1,4 +1,6 @@
-"""The options of listeners beside the server's own port: its TLS, the ports that they may have, and their user."""
+"""The options of listeners beside the server's own port: its TLS, the ports that they may have, and
+their user.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ class User:
 
     @classmethod
     def of(cls, text: str) -> User:
-        """Return the user that a NAME, UID or UID:GID means. Raises ValueError for root and for unknown names."""
+        """Return the user that a NAME, UID or UID:GID means. Raises ValueError for root and for
+        unknown names.
+        """
         user, _, group = text.partition(":")
         try:
             known = pwd.getpwuid(int(user)) if user.isdecimal() else pwd.getpwnam(user)
@@ -53,14 +57,18 @@ class User:
         return {"HOME": self.home, "USER": self.name, "LOGNAME": self.name}
 
     def become(self) -> None:
-        """Make this process one of the user. The kernel forgets the signal of its parent's death."""
+        """Make this process one of the user. The kernel forgets the signal of its
+        parent's death.
+        """
         os.setgroups(self.groups)
         os.setresgid(self.gid, self.gid, self.gid)
         os.setresuid(self.uid, self.uid, self.uid)
 
     @contextmanager
     def acting(self) -> Iterator[None]:
-        """Use files as the user meanwhile, where this process is root's, which has one thread. Else nothing changes."""
+        """Use files as the user meanwhile, where this process is root's, which has one thread. Else
+        nothing changes.
+        """
         if os.geteuid() != 0:
             yield
             return
@@ -78,7 +86,12 @@ class User:
 
 def _address(text: str) -> tuple[str, int]:
     parts = urlsplit(text)
-    if parts.scheme != "http" or not parts.hostname or not parts.port or parts.path not in ("", "/"):
+    if (
+        parts.scheme != "http"
+        or not parts.hostname
+        or not parts.port
+        or parts.path not in ("", "/")
+    ):
         raise ValueError
     return parts.hostname, parts.port
 
@@ -93,10 +106,15 @@ PORT = integer(1, 65535)
 ADDRESS = Kind("http://HOST:PORT", _address)
 GATEWAY = Kind(
     f"a port 1..65535, true (port {GATEWAY_PORT}) or false",
-    word({each: GATEWAY_PORT if means else None for each, means in WORDS.items() if each.isalpha()}, PORT.parse),
+    word(
+        {each: GATEWAY_PORT if means else None for each, means in WORDS.items() if each.isalpha()},
+        PORT.parse,
+    ),
     unit="[PORT]",
 )
-PORT_RANGE = matching("FIRST-LAST, two ports", r"([0-9]{1,5})-([0-9]{1,5})", _port_range, "FIRST-LAST")
+PORT_RANGE = matching(
+    "FIRST-LAST, two ports", r"([0-9]{1,5})-([0-9]{1,5})", _port_range, "FIRST-LAST"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,14 +122,17 @@ class ListenersConfig:
     """Where else the server listens, by which certificate, and as whom."""
 
     management_port: int | None = option(None, PORT)
-    """port of metrics, docs and the routes that change models and adapters; `port` answers them 404 then"""
+    """port of metrics, docs and the routes that change models and adapters; `port` answers them 404
+    then
+    """
     inference_address: ClassVar = option(None, ADDRESS)
     """host and port in one"""
     gateway_port: int | None = option(None, GATEWAY, key="with_gateway")
     """port on loopback for AWS's SageMaker API in front of the server; without PORT: 8081"""
     ssl_certfile: str | None = option(None, ABSOLUTE_PATH, is_path=True)
-    """file with this server's certificate and those that signed it, in PEM; the port speaks HTTPS then; SIGHUP reads it
-    again"""
+    """file with this server's certificate and those that signed it, in PEM; the port speaks HTTPS
+    then; SIGHUP reads it again
+    """
     ssl_keyfile: str | None = option(None, ABSOLUTE_PATH, is_path=True)
     """file with the certificate's key, without a password; nothing: ssl_certfile has it too"""
     user: User | None = option(
@@ -120,12 +141,16 @@ class ListenersConfig:
         key="option.user",
         is_for_operator=True,
     )
-    """user that all processes but the supervisor and those that fetch run as where root starts the server; nothing: the
-    same user"""
+    """user that all processes but the supervisor and those that fetch run as where root starts the
+    server; nothing: the same user
+    """
     takeover: bool = option(False, is_for_operator=True)
-    """take the port over from the server of lmi that has it, once this one is ready; that one drains then. Where no
-    server has it, this one starts as usual"""
-    safe_port_range: tuple[int, int] | None = option(None, PORT_RANGE, names="SAGEMAKER_SAFE_PORT_RANGE")
+    """take the port over from the server of lmi that has it, once this one is ready; that one
+    drains then. Where no server has it, this one starts as usual
+    """
+    safe_port_range: tuple[int, int] | None = option(
+        None, PORT_RANGE, names="SAGEMAKER_SAFE_PORT_RANGE"
+    )
     """ports for every listener beside the server's own port, such as an engine's rendezvous"""
 
     @property

@@ -1,6 +1,7 @@
 """Finds the folder to serve, by the rules of LMI's `serve`, and chooses the model and its names.
 
-Settings are resolved twice for a remote model: before the fetch, so that faults show at once, and after it.
+Settings are resolved twice for a remote model: before the fetch, so that faults show at once, and
+after it.
 """
 
 import difflib
@@ -18,7 +19,16 @@ from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
 from lmi.settings.handler import announced
 from lmi.settings.kinds import local_path
 from lmi.settings.properties import Properties
-from lmi.settings.values import ENVIRONMENT, FILE, PLATFORM, Given, Setting, Values, collect, is_of_server
+from lmi.settings.values import (
+    ENVIRONMENT,
+    FILE,
+    PLATFORM,
+    Given,
+    Setting,
+    Values,
+    collect,
+    is_of_server,
+)
 from lmi.shared.model_files import read_bounded
 from lmi.sources.source import ARCHIVE_SUFFIXES, GGUF, NO_GGUF, fault, listed, remote
 
@@ -30,11 +40,14 @@ Fetched = Mapping[str, Path]
 """The local folder of each source that was fetched, by its text."""
 
 
-def find_folder(asked: str | None, cwd: Path, platform_folder: Path = PLATFORM_FOLDER) -> Path | None:
-    """Return the folder to serve: the one asked for, SageMaker's, or the current one. None means the demo.
+def find_folder(
+    asked: str | None, cwd: Path, platform_folder: Path = PLATFORM_FOLDER
+) -> Path | None:
+    """Return the folder to serve: the one asked for, SageMaker's, or the current one. None means
+    the demo.
 
-    If the folder holds only one other folder, that one is served, because archives are often packed so. Raises
-    ModelUnusable if the folder that was asked for does not exist.
+    If the folder holds only one other folder, that one is served, because archives are often packed
+    so. Raises ModelUnusable if the folder that was asked for does not exist.
     """
     if asked is not None:
         folder = cwd / local_path(asked)
@@ -44,7 +57,13 @@ def find_folder(asked: str | None, cwd: Path, platform_folder: Path = PLATFORM_F
             names = [DEMO, *(entry.name for entry in cwd.iterdir() if entry.is_dir())]
             near = difflib.get_close_matches(asked, names, 1, 0.8)
             meant = f"; did you mean {near[0]}?" if near else ""
-            said = NO_GGUF if folder.name.endswith(GGUF) else "is not a folder" if folder.exists() else "does not exist"
+            said = (
+                NO_GGUF
+                if folder.name.endswith(GGUF)
+                else "is not a folder"
+                if folder.exists()
+                else "does not exist"
+            )
             raise ModelUnusable(f"{asked}: {said}{meant}")
     elif platform_folder.is_dir() and any(platform_folder.iterdir()):
         folder = platform_folder
@@ -57,7 +76,9 @@ def find_folder(asked: str | None, cwd: Path, platform_folder: Path = PLATFORM_F
 
 
 def named_folder(environ: Mapping[str, str], flags: Mapping[str, str], cwd: Path) -> str | None:
-    """Return the folder that `load_models` names, None if it is not there and option.model_id is given too."""
+    """Return the folder that `load_models` names, None if it is not there and option.model_id is
+    given too.
+    """
     givens = sorted(collect(Properties(), environ, flags), key=lambda given: given.rank)
     texts = [given.text for given in givens if given.key == "load_models"]
     models: tuple[NamedModel, ...] = ()
@@ -70,23 +91,31 @@ def named_folder(environ: Mapping[str, str], flags: Mapping[str, str], cwd: Path
 
 
 def place(givens: list[Given], values: Values) -> tuple[list[Given], tuple[str, ...]]:
-    """Replace remote sources by the folders that they were fetched to. Returns those too that were not fetched yet.
+    """Replace remote sources by the folders that they were fetched to. Returns those too that were
+    not fetched yet.
 
-    An id from the environment does not count beside a whole model in the served folder, and a warning says so.
+    An id from the environment does not count beside a whole model in the served folder, and a
+    warning says so.
     """
     is_whole = values.folder is not None and fault(values.folder) is None
     givens = _without_images(givens, values, is_whole)
-    is_served_elsewhere = any(given.key == MODEL and given.rank[0] < ENVIRONMENT for given in givens)
+    is_served_elsewhere = any(
+        given.key == MODEL and given.rank[0] < ENVIRONMENT for given in givens
+    )
     placed, missing = [], dict[str, None]()
     for given in givens:
         is_remote = _is_remote(given, values)
         if is_remote and is_whole and not is_served_elsewhere and given.key == MODEL:
             values.warn(
-                f"{given.said}: the model in {values.folder} is served and this is not fetched; remove {given.source} "
-                "to serve the folder without this warning, or take the model out of the folder to serve the other"
+                f"{given.said}: the model in {values.folder} is served and this is not fetched; "
+                f"remove {given.source} "
+                "to serve the folder without this warning, or take the model out of the folder to "
+                "serve the other"
             )
             continue
-        if is_remote and given.rank == min(other.rank for other in givens if other.key == given.key):
+        if is_remote and given.rank == min(
+            other.rank for other in givens if other.key == given.key
+        ):
             if given.text in values.fetched:
                 given = replace(given, text=str(values.fetched[given.text]))
             else:
@@ -96,7 +125,8 @@ def place(givens: list[Given], values: Values) -> tuple[list[Given], tuple[str, 
 
 
 def _without_images(givens: list[Given], values: Values, is_whole: bool) -> list[Given]:
-    """Return `givens` without the models that variables of AWS's images name, if the command line names another.
+    """Return `givens` without the models that variables of AWS's images name, if the command line
+    names another.
 
     It does with a folder that holds a whole model, or whose file has option.model_id.
     """
@@ -106,17 +136,23 @@ def _without_images(givens: list[Given], values: Values, is_whole: bool) -> list
 
     of_images = [given for given in givens if given.key == MODEL and given.rank[0] == PLATFORM]
     for given in of_images:
-        values.warn(f"{given.said}: has no effect beside {values.folder}, which the command line names")
+        values.warn(
+            f"{given.said}: has no effect beside {values.folder}, which the command line names"
+        )
     return [given for given in givens if given not in of_images]
 
 
 def without_model(values: Values, flags: Mapping[str, str]) -> Config:
-    """Return the settings of a server with several models. Each model's are resolved when it is loaded."""
+    """Return the settings of a server with several models. Each model's are resolved when it is
+    loaded.
+    """
     for picked in values.picked.values():
         if picked.given.key in (MODEL, "load_models"):
             values.warn(f"{picked.given.said}: not served, multi_model starts without a model")
         elif picked.given.rank[0] == FILE and not is_of_server(picked.given.key):
-            values.note(f"{picked.given.place}: no effect with multi_model, each model has its own file")
+            values.note(
+                f"{picked.given.place}: no effect with multi_model, each model has its own file"
+            )
     values.stop_at_faults()
     of_models = {key: text for key, text in flags.items() if not is_of_server(key)}
     server = ServerConfig(**values.fields("server"), model_flags=of_models)
@@ -124,18 +160,26 @@ def without_model(values: Values, flags: Mapping[str, str]) -> Config:
 
 
 def source_name(text: str) -> str:
-    """Return the last part of a remote source, without the suffix of an archive: what its model is called."""
+    """Return the last part of a remote source, without the suffix of an archive: what its model is
+    called.
+    """
     name = text.rstrip("/").rpartition("/")[2]
-    return next((name.removesuffix(suffix) for suffix in ARCHIVE_SUFFIXES if name.endswith(suffix)), name)
+    return next(
+        (name.removesuffix(suffix) for suffix in ARCHIVE_SUFFIXES if name.endswith(suffix)), name
+    )
 
 
 def model_name(text: str) -> str:
-    """Return `text` with each character replaced that has a meaning in a URL's path or in a log line."""
+    """Return `text` with each character replaced that has a meaning in a URL's path or in a log
+    line.
+    """
     return re.sub(r"[^A-Za-z0-9._-]", "_", text).lstrip("._-")[:128] or "model"
 
 
 def demo_folder() -> Path:
-    """Return the folder of the model that is served if none is named. Raises ModelUnusable if no engine brings one."""
+    """Return the folder of the model that is served if none is named. Raises ModelUnusable if no
+    engine brings one.
+    """
     demos = [handler.demo for handler in announced().values() if handler.demo is not None]
     if not demos:
         raise ModelUnusable("no engine is installed that brings a demo model")
@@ -143,7 +187,9 @@ def demo_folder() -> Path:
 
 
 def user_code_folders(values: Values) -> list[Path]:
-    """Return the folders that may hold the model's code: the model's, then that of serving.properties."""
+    """Return the folders that may hold the model's code: the model's, then that of
+    serving.properties.
+    """
     folder = values.folder
     try:
         path = _model_path(values)
@@ -166,12 +212,14 @@ def _is_remote(given: Given, values: Values) -> bool:
 def choose_model(values: Values, is_user_code: bool, missing: tuple[str, ...]) -> Path:
     """Choose the model and its names. Returns the model's folder as the options name it.
 
-    `missing` has the remote sources that were not fetched yet. Of user code that is the model the folder may hold
-    nothing else, because the code may load its files from anywhere. Raises ModelUnusable, which names the option or
-    says that none was given.
+    `missing` has the remote sources that were not fetched yet. Of user code that is the model the
+    folder may hold nothing else, because the code may load its files from anywhere. Raises
+    ModelUnusable, which names the option or says that none was given.
     """
     # The option's text of a remote model is the source, or its folder once it was fetched.
-    sources = {str(path): source for source, path in values.fetched.items()} | {text: text for text in missing}
+    sources = {str(path): source for source, path in values.fetched.items()} | {
+        text: text for text in missing
+    }
     folder, model_id = values.folder, values.given(MODEL)
     source = sources.get(model_id or "")
     if source is not None and source == model_id:
@@ -194,7 +242,11 @@ def _whole_model(values: Values) -> Path:
     """Return the model's folder. Raises ModelUnusable unless its files are there."""
     path = _model_path(values)
     if not (path / "config.json").is_file():
-        there = listed(sorted(entry.name for entry in path.iterdir())) if path.is_dir() else "does not exist"
+        there = (
+            listed(sorted(entry.name for entry in path.iterdir()))
+            if path.is_dir()
+            else "does not exist"
+        )
         raise ModelUnusable(f"{path}: {there}; a model's folder has a config.json")
     if any(path.glob(f"*{GGUF}")) and (found := fault(path)):
         raise ModelUnusable(f"{path}: {found}")
@@ -226,7 +278,9 @@ def facts(folder: Path) -> Mapping[str, Any]:
 
 
 def sources_of(values: Values, path: Path) -> tuple[str, ...]:
-    """Return what a client of vLLM calls the model: the text that names it, its folder, and the platform's folder."""
+    """Return what a client of vLLM calls the model: the text that names it, its folder, and the
+    platform's folder.
+    """
     names = [str(path), str(path.absolute())]
     if MODEL in values:
         text = values.how_given(MODEL).text
@@ -245,20 +299,28 @@ def sources_of(values: Values, path: Path) -> tuple[str, ...]:
 def _choose_names(values: Values, loaded: str, name: str) -> None:
     """Choose the names: answers carry the first, requests may use any.
 
-    The first is the one that an option or `load_models` gives, which is `loaded`, else it is made of `name`.
+    The first is the one that an option or `load_models` gives, which is `loaded`, else it is made
+    of `name`.
     """
     served = values.given("option.served_model_name", ())
-    given = {**dict.fromkeys(served, "option.served_model_name"), **({loaded: "load_models"} if loaded else {})}
+    given = {
+        **dict.fromkeys(served, "option.served_model_name"),
+        **({loaded: "load_models"} if loaded else {}),
+    }
     first, reason = next(iter(given.items()), (model_name(name), "the model's last name"))
     values.choose(NAME, first, reason)
     aliases = values.given("option.model_alias", ())
     others = tuple(one for one in (*aliases, *given) if one != values.final(NAME))
     if others != aliases:
-        values.settle("option.model_alias", tuple(dict.fromkeys(others)), "further names that were given")
+        values.settle(
+            "option.model_alias", tuple(dict.fromkeys(others)), "further names that were given"
+        )
 
 
 def _loaded_name(values: Values, served: Path) -> str:
-    """Return the name that `load_models` gives to the served model, or "". Warns of each model that is not served."""
+    """Return the name that `load_models` gives to the served model, or "". Warns of each model that
+    is not served.
+    """
     models: tuple[NamedModel, ...] = values.given("load_models", ())
     if not models:
         return ""

@@ -1,4 +1,6 @@
-"""What an option is: a field of the settings, with its key, its kind, its help below it, and all else known of it."""
+"""What an option is: a field of the settings, with its key, its kind, its help below it, and all
+else known of it.
+"""
 
 import ast
 import dataclasses
@@ -21,29 +23,44 @@ REMOTE_CODE, TEMPLATES = "DISALLOW_TRUST_REMOTE_CODE", "DISALLOW_CHAT_TEMPLATE"
 
 
 class Option(Struct, frozen=True):
-    """One option. As a `ClassVar` of the settings it fills no field itself: others are chosen by it."""
+    """One option. As a `ClassVar` of the settings it fills no field itself: others are chosen by
+    it.
+    """
 
     default: Any
     part: str  # server, model or engine: the settings that declare it
-    field: str  # the field of Config that it fills, such as "server.port", or "" if it fills none directly
+    # the field of Config that it fills, such as "server.port", or "" if it fills none directly
+    field: str
     declared: tuple[type, str]  # the class and its field
     key: str  # in serving.properties
     kind: Kind
     aliases: Sequence[str] = ()  # further keys with the same meaning
-    env: Sequence[str] = ()  # environment names beside OPTION_… and SERVING_…; the first one given counts
-    platform: Sequence[str] = ()  # names of SageMaker and of AWS's images, which beat the file; the first one counts
+    env: Sequence[
+        str
+    ] = ()  # environment names beside OPTION_… and SERVING_…; the first one given counts
+    platform: Sequence[
+        str
+    ] = ()  # names of SageMaker and of AWS's images, which beat the file; the first one counts
     more_flags: Sequence[str] = ()
     own_kinds: Mapping[str, Kind] = {}  # of the variables whose values have another form
     has_flag: bool = True
     is_for_engine: bool = False  # EngineConfig.options holds its text for every engine
-    otherwise: str = ""  # only engines whose Handler.uses names it read it: what happens on the others
+    otherwise: str = (
+        ""  # only engines whose Handler.uses names it read it: what happens on the others
+    )
     grants: str = ""
-    """What its author can do beyond the model's answers, as a noun. The file of a stranger cannot give it: see
-    `strangers.py`. An option of the server needs no word for it, since it always reaches beyond a model."""
-    is_for_operator: bool = False  # in secure mode serving.properties, which may come with the model, cannot give it
+    """What its author can do beyond the model's answers, as a noun. The file of a stranger cannot
+    give it: see `strangers.py`. An option of the server needs no word for it, since it always
+    reaches beyond a model.
+    """
+    is_for_operator: bool = (
+        False  # in secure mode serving.properties, which may come with the model, cannot give it
+    )
     is_path: bool = False  # in secure mode it must lie in a safe folder
     is_safe: bool = True  # secure mode allows it
-    refused_by: str = ""  # the control of secure mode that refuses every value but the default and harmless ones
+    refused_by: str = (
+        ""  # the control of secure mode that refuses every value but the default and harmless ones
+    )
     harmless: Callable[[Any], bool] = lambda value: False
 
     @property
@@ -64,13 +81,22 @@ class Option(Struct, frozen=True):
 def option(default: Default, kind: Kind | None = None, names: str = "", **facts: Any) -> Default:
     """Return the default of a field, which then is an option. `facts` are further fields of Option.
 
-    Without `kind` the field's type says what values there are (`kinds.OF_TYPE`). Without `key` it is the field's name
-    without the unit `_s`, after `option.` if it is not of the server. `names` has keys, variables and flags.
+    Without `kind` the field's type says what values there are (`kinds.OF_TYPE`). Without `key` it
+    is the field's name without the unit `_s`, after `option.` if it is not of the server. `names`
+    has keys, variables and flags.
     """
     facts["kind"] = kind
     for name in names.split():
         is_platform, is_flag = name.startswith("SAGEMAKER_"), name.startswith("-")
-        form = "platform" if is_platform else "more_flags" if is_flag else "env" if name.isupper() else "aliases"
+        form = (
+            "platform"
+            if is_platform
+            else "more_flags"
+            if is_flag
+            else "env"
+            if name.isupper()
+            else "aliases"
+        )
         facts.setdefault(form, []).append(name)
     if isinstance(default, dict):
         return dataclasses.field(default_factory=lambda: default, metadata=facts)
@@ -82,11 +108,15 @@ def docstrings(module: str) -> dict[tuple[str, str], str]:
     """Return the docstrings of fields by class and field."""
     found = {}
     classes = [
-        each for each in ast.parse(inspect.getsource(sys.modules[module])).body if isinstance(each, ast.ClassDef)
+        each
+        for each in ast.parse(inspect.getsource(sys.modules[module])).body
+        if isinstance(each, ast.ClassDef)
     ]
     for settings, one, after in ((each, *two) for each in classes for two in pairwise(each.body)):
         match one, after:
-            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(
+                value=ast.Constant(value=str(text))
+            ):
                 found[settings.name, name] = " ".join(text.split())
     return found
 

@@ -1,6 +1,7 @@
 """Words for flags and variables of other servers: what to write here, or why nothing is needed.
 
-Sources: the front-end arguments of vLLM 0.32 and 0.33, and the variables that AWS's pages, its SDK and JumpStart set.
+Sources: the front-end arguments of vLLM 0.32 and 0.33, and the variables that AWS's pages, its SDK
+and JumpStart set.
 """
 
 # Flags that name what is always so here, and the reason. They start with a note.
@@ -10,11 +11,15 @@ NEEDLESS = {
     "enable_request_id_headers": "every answer has x-request-id",
     "enable_offline_docs": "the pages load from this server alone",
     "exclude_tools_when_tool_choice_none": "tools are left out beside tool_choice none",
-    "tool_strict_level": "a forced call has the form of its tool, where the engine can guide decoding",
+    "tool_strict_level": (
+        "a forced call has the form of its tool, where the engine can guide decoding"
+    ),
     "max_log_len": "the log has no prompts",
     "log_error_stack": "a fault of this server is logged with its stack",
     "enable_log_deltas": "the log has no answers",
-    "disable_access_log_for_endpoints": "a request has one line in the log, and --log-level WARNING leaves it out",
+    "disable_access_log_for_endpoints": (
+        "a request has one line in the log, and --log-level WARNING leaves it out"
+    ),
     "h11_max_incomplete_event_size": "the limits of a request's head are fixed",
     "h11_max_header_count": "the limits of a request's head are fixed",
 }
@@ -24,7 +29,9 @@ ABSENT = {
     "default_chat_template_kwargs": "a request says them, as chat_template_kwargs",
     "enable_force_include_usage": "a request says it, as stream_options with include_usage",
     "anthropic_disabled_thinking_effort": "a request says it, as chat_template_kwargs",
-    "enable_per_request_metrics": "/metrics has the times of all requests, option.otlp_traces_endpoint those of each",
+    "enable_per_request_metrics": (
+        "/metrics has the times of all requests, option.otlp_traces_endpoint those of each"
+    ),
     "enable_tokenizer_info_endpoint": "/tokenize and /detokenize are here, /tokenizer_info is not",
     "trust_request_chat_template": "option.chat_template is the template of all requests",
     "trust_request_mm_kwargs": "a request cannot set how images are prepared",
@@ -45,7 +52,9 @@ ABSENT = {
     "fingerprint_mode": "system_fingerprint is the server's own",
     "fingerprint_value": "system_fingerprint is the server's own",
     "enable_scale_out": "--min-workers is the number of replicas",
-    "data_parallel_supervisor_port": "--min-workers is the number of replicas, which have one supervisor",
+    "data_parallel_supervisor_port": (
+        "--min-workers is the number of replicas, which have one supervisor"
+    ),
     "grpc_port": "the server speaks HTTP alone",
     "uds": "--host and --port say where it listens",
     "allow_credentials": "--allowed-origins names whose pages may call",
@@ -73,7 +82,9 @@ UNUSED = {
     "SAGEMAKER_ENABLE_LOAD_AWARE": "requests always go to the replica with the least work",
     "SAGEMAKER_MODEL_SERVER_WORKERS": "SERVING_MIN_WORKERS is the number of replicas",
     "MESSAGES_API_ENABLED": "chats are always answered",
-    "MODEL_CACHE_ROOT": "OPTION_MODEL_ID names the model, SERVING_DOWNLOAD_DIR where what is fetched goes",
+    "MODEL_CACHE_ROOT": (
+        "OPTION_MODEL_ID names the model, SERVING_DOWNLOAD_DIR where what is fetched goes"
+    ),
     **dict.fromkeys(("SAGEMAKER_ENV", "USE_HF_TRANSFER", "TIKTOKEN_ENCODINGS_BASE"), ""),
 }
 PROGRAM, SUBMIT_DIRECTORY = "SAGEMAKER_PROGRAM", "SAGEMAKER_SUBMIT_DIRECTORY"

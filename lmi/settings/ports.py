@@ -1,6 +1,8 @@
-"""Hands out TCP ports from safe_port_range, which SageMaker sets, to every listener but the server's own.
+"""Hands out TCP ports from safe_port_range, which SageMaker sets, to every listener but the
+server's own.
 
-Only the libraries of engines, whose ranks meet at a port, and the gateway listen. Without a range each takes any port.
+Only the libraries of engines, whose ranks meet at a port, and the gateway listen. Without a range
+each takes any port.
 """
 
 from collections.abc import Container, Sequence
@@ -15,11 +17,20 @@ RANGE, LEADER_PORT = "safe_port_range", "option.master_port"
 
 
 def check_listeners(values: Values) -> None:
-    """Refuse a management port that another listener has or that the range does not allow, and a gateway before TLS."""
+    """Refuse a management port that another listener has or that the range does not allow, and a
+    gateway before TLS.
+    """
     _check_takeover(values)
-    port, key, with_gateway = values.given("management_port"), "management_port", values.final("with_gateway")
+    port, key, with_gateway = (
+        values.given("management_port"),
+        "management_port",
+        values.final("with_gateway"),
+    )
     if with_gateway and values.final("ssl_certfile"):
-        values.refuse("with_gateway", "no port beside ssl_certfile, since the gateway asks the server in plain HTTP")
+        values.refuse(
+            "with_gateway",
+            "no port beside ssl_certfile, since the gateway asks the server in plain HTTP",
+        )
     if port is None:
         return
     first, last = values.given(RANGE, (port, port))
@@ -28,7 +39,10 @@ def check_listeners(values: Values) -> None:
     elif not first <= port <= last:
         values.refuse(key, f"a port of {RANGE}, {first}-{last}")
     elif with_gateway and values.final("multi_model"):
-        values.refuse(key, "no such port where the gateway loads and unloads models (with_gateway, multi_model)")
+        values.refuse(
+            key,
+            "no such port where the gateway loads and unloads models (with_gateway, multi_model)",
+        )
 
 
 def _check_takeover(values: Values) -> None:
@@ -37,22 +51,31 @@ def _check_takeover(values: Values) -> None:
         return
 
     if values.final("multi_model"):
-        values.refuse("takeover", "false with multi_model, since the new server would not have the models")
+        values.refuse(
+            "takeover", "false with multi_model, since the new server would not have the models"
+        )
     elif values.final("with_gateway"):
-        values.refuse("takeover", "false with with_gateway; `lmi gateway` of its own goes on in front of both servers")
+        values.refuse(
+            "takeover",
+            "false with with_gateway; `lmi gateway` of its own goes on in front of both servers",
+        )
     elif values.final("port") == 0:
         values.refuse("takeover", "false where port=0 takes a free one")
 
 
 def choose_ports(values: Values, variables: Sequence[str], config: EngineConfig) -> EngineConfig:
-    """Return the engine's settings with ports for each replica's `variables`. Too few, or one outside, are faults."""
+    """Return the engine's settings with ports for each replica's `variables`. Too few, or one
+    outside, are faults.
+    """
     server = ServerConfig(**values.fields("server"))
     if server.safe_port_range is None:
         return config
     ports = _left(server)
     environ = {**values.environ, **values.final("option.env")}
     asked = {name: environ[name] for name in variables if name in environ}
-    if LEADER_PORT in values or values.given("option.nnodes", "1") != "1":  # the leader of several nodes must have one
+    if (
+        LEADER_PORT in values or values.given("option.nnodes", "1") != "1"
+    ):  # the leader of several nodes must have one
         asked[LEADER_PORT] = values.given(LEADER_PORT, "")
     for name, text in asked.items():
         if text not in map(str, ports):
@@ -77,12 +100,18 @@ def choose_gateway_port(config: Config) -> Config:
         allowed = f"a port of {RANGE}, {_written(server)}, that nothing else uses"
         raise BadConfiguration(f"with_gateway={given}: allowed is {allowed}")
     if not left:
-        raise BadConfiguration(f"{RANGE}={_written(server)}: no port is left for a further listener")
-    return replace(config, server=replace(server, gateway_port=given if given in left else left[-1]))
+        raise BadConfiguration(
+            f"{RANGE}={_written(server)}: no port is left for a further listener"
+        )
+    return replace(
+        config, server=replace(server, gateway_port=given if given in left else left[-1])
+    )
 
 
 def choose_free_ports(config: Config, taken: Container[int]) -> Config:
-    """Return the settings of a further model with ports not `taken`. Raises OutOfMemory if there are too few."""
+    """Return the settings of a further model with ports not `taken`. Raises OutOfMemory if there
+    are too few.
+    """
     num_wanted, left = len(config.engine.ports), _left(config.server, taken)
     if len(left) < num_wanted:
         said = f"{RANGE}={_written(config.server)}: {len(left)} ports are left"
@@ -91,7 +120,9 @@ def choose_free_ports(config: Config, taken: Container[int]) -> Config:
 
 
 def _left(server: ServerConfig, taken: Container[int] = ()) -> list[int]:
-    """Return the ports of the range, if there is one, that neither the server itself nor another listener has."""
+    """Return the ports of the range, if there is one, that neither the server itself nor another
+    listener has.
+    """
     first, last = server.safe_port_range or (0, -1)
     own = server.port, server.management_port
     return [port for port in range(first, last + 1) if port not in own and port not in taken]

@@ -1,4 +1,6 @@
-"""Reads a serving.properties file, in the syntax of java.util.Properties, into its keys, values and lines."""
+"""Reads a serving.properties file, in the syntax of java.util.Properties, into its keys, values and
+lines.
+"""
 
 import re
 from dataclasses import dataclass, field
@@ -36,7 +38,9 @@ class Properties:
 
 
 def read(path: Path) -> Properties:
-    """Read a file, which need not be there. Raises BadConfiguration if it cannot be read as properties."""
+    """Read a file, which need not be there. Raises BadConfiguration if it cannot be read as
+    properties.
+    """
     try:
         data = read_bounded(path, MAX_BYTES)
     except FileNotFoundError:
@@ -46,7 +50,9 @@ def read(path: Path) -> Properties:
     except ValueError as error:
         raise BadConfiguration(f"{path}: cannot be read: {error}") from None
     if data.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in data:
-        raise BadConfiguration(f"{path}: not a text file in UTF-8 (a NUL byte or a UTF-16 mark stands in it)")
+        raise BadConfiguration(
+            f"{path}: not a text file in UTF-8 (a NUL byte or a UTF-16 mark stands in it)"
+        )
     try:
         return parse(data.decode("utf-8"), str(path))
     except UnicodeDecodeError as error:
@@ -57,7 +63,9 @@ def read(path: Path) -> Properties:
 
 
 def parse(text: str, name: str = "serving.properties") -> Properties:
-    """Parse the text of a file. A key's last value counts, with a warning. Raises BadConfiguration for a bad escape."""
+    """Parse the text of a file. A key's last value counts, with a warning. Raises BadConfiguration
+    for a bad escape.
+    """
     properties = Properties(name)
     lines = enumerate(LINE_END.split(text.removeprefix("\ufeff")), 1)
     for number, line in lines:
@@ -69,16 +77,25 @@ def parse(text: str, name: str = "serving.properties") -> Properties:
             line = line[:-1] + after.lstrip(BLANKS)
         if line and (found := ENTRY.fullmatch(line)):
             try:
-                plain = (ESCAPE.sub(_unescaped, text).encode("utf-16", "surrogatepass") for text in found.groups())
-                key, value = (text.decode("utf-16", "surrogatepass") for text in plain)  # pairs become one character
+                plain = (
+                    ESCAPE.sub(_unescaped, text).encode("utf-16", "surrogatepass")
+                    for text in found.groups()
+                )
+                key, value = (
+                    text.decode("utf-16", "surrogatepass") for text in plain
+                )  # pairs become one character
             except ValueError as error:
                 rule = "\\u must be followed by four hexadecimal digits"
-                raise BadConfiguration(f"{name}:{number}: {rule}, given {shorten(str(error))}") from None
+                raise BadConfiguration(
+                    f"{name}:{number}: {rule}, given {shorten(str(error))}"
+                ) from None
             if not key:
                 properties.warnings.append(f"{name}:{number}: a value without a key is ignored")
                 continue
             if earlier := properties.entries.get(key):
-                again = f"{shorten(key)} stands in line {earlier.line} already; the later line counts"
+                again = (
+                    f"{shorten(key)} stands in line {earlier.line} already; the later line counts"
+                )
                 properties.warnings.append(f"{name}:{number}: {again}")
             properties.entries[key] = PropertiesLine(value, number)
     return properties

@@ -1,4 +1,6 @@
-"""Turns serving.properties, environment and command line into a Config, in steps that write into one Values."""
+"""Turns serving.properties, environment and command line into a Config, in steps that write into
+one Values.
+"""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
@@ -29,12 +31,16 @@ from lmi.sources.source import HubModel, parse, remote
 from lmi.user_code.options import FORMATTER_WORDS
 from lmi.user_code.settings import choose_code, choose_requirements, unrun_code, with_properties
 
-# What an option of the server needs of an extra. Engines look for their own in `check` of their `Handler`.
-LIBRARIES = {"option.otlp_traces_endpoint": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")}
+# What an option of the server needs of an extra. Engines look for their own in `check` of their
+# `Handler`.
+LIBRARIES = {
+    "option.otlp_traces_endpoint": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
+}
 PLATFORM_WAITS_S = 60.0  # SageMaker, for the answer of a real-time endpoint
 PLATFORM_KILLS_S = 30.0  # SageMaker, after SIGTERM
 END_S = 2.5  # from the end of drain_timeout to the end of the last process
-BODIES_PART = 8  # of the memory, which the bodies of requests may take where an eighth is less than the default
+# of the memory, which the bodies of requests may take where an eighth is less than the default
+BODIES_PART = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +52,30 @@ class Resolved:
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     details: tuple[str, ...] = ()  # for a log at DEBUG
-    request: FetchRequest | None = None  # of remote sources, without which the configuration is not final
+    request: FetchRequest | None = (
+        None  # of remote sources, without which the configuration is not final
+    )
 
     @classmethod
     def of(cls, config: Config, values: Values, request: FetchRequest | None = None) -> Self:
         # The options of the table in its order, then the others that were given.
         known = [option.key for option in OPTIONS]
-        rows = tuple(Setting.of(values, key) for key in (*known, *sorted(values.picked.keys() - set(known))))
+        rows = tuple(
+            Setting.of(values, key) for key in (*known, *sorted(values.picked.keys() - set(known)))
+        )
         shadowed = ((row, other) for row in rows for other in row.shadowed)
-        notes = [f"{row.option}: {row.value} ({row.source}) counts, not {other}" for row, other in shadowed]
-        return cls(config, rows, tuple(values.warnings), (*values.notes, *notes), tuple(values.details), request)
+        notes = [
+            f"{row.option}: {row.value} ({row.source}) counts, not {other}"
+            for row, other in shadowed
+        ]
+        return cls(
+            config,
+            rows,
+            tuple(values.warnings),
+            (*values.notes, *notes),
+            tuple(values.details),
+            request,
+        )
 
 
 def resolve_folder(
@@ -66,17 +86,26 @@ def resolve_folder(
     fetched: Fetched | None = None,
     files: Mapping[str, str] | None = None,
 ) -> Resolved:
-    """Return the settings that `lmi serve ASKED` runs with. Raises BadConfiguration or ModelUnusable.
+    """Return the settings that `lmi serve ASKED` runs with. Raises BadConfiguration or
+    ModelUnusable.
 
-    `fetched` has the folders of the sources that a former result asked for, `files` the file of a flag, by key.
+    `fetched` has the folders of the sources that a former result asked for, `files` the file of a
+    flag, by key.
     """
     cwd = cwd or Path.cwd()
     is_folder_asked = asked is not None or "load_models" in flags
     asked = asked or model_choice.named_folder(environ, flags, cwd)
-    if asked is not None and remote(asked, exists_locally=(cwd / asked).exists(), needs_owner=True) is not None:
+    if (
+        asked is not None
+        and remote(asked, exists_locally=(cwd / asked).exists(), needs_owner=True) is not None
+    ):
         if flags.get(MODEL, asked) != asked:
-            raise BadConfiguration(f"{asked} is to be served and {MODEL} is {flags[MODEL]}: allowed is one model")
-        return resolve(Properties(), environ, {**flags, MODEL: asked}, cwd=cwd, fetched=fetched, files=files)
+            raise BadConfiguration(
+                f"{asked} is to be served and {MODEL} is {flags[MODEL]}: allowed is one model"
+            )
+        return resolve(
+            Properties(), environ, {**flags, MODEL: asked}, cwd=cwd, fetched=fetched, files=files
+        )
     folder = find_folder(asked, cwd)
     properties = read(folder / "serving.properties") if folder else Properties()
     return resolve(
@@ -105,23 +134,32 @@ def resolve(
     counts: Callable[[Given], bool] = lambda given: True,
     is_folder_asked: bool = False,
 ) -> Resolved:
-    """Settle every option. Raises BadConfiguration with one line for each fault, or else ModelUnusable.
+    """Settle every option. Raises BadConfiguration with one line for each fault, or else
+    ModelUnusable.
 
-    `flags` holds the texts of the command line by key, `files` the files that some of them came from. If `folder` is
-    None, the demo is served. The result's `request` names the remote sources that are not in `fetched`. Until they are,
-    its settings are what is known without them. Secure mode searches the folders of `untrusted` as it does those that
-    were fetched. What `counts` is false for is left out. `is_folder_asked` says that the command line names `folder`.
+    `flags` holds the texts of the command line by key, `files` the files that some of them came
+    from. If `folder` is None, the demo is served. The result's `request` names the remote sources
+    that are not in `fetched`. Until they are, its settings are what is known without them. Secure
+    mode searches the folders of `untrusted` as it does those that were fetched. What `counts` is
+    false for is left out. `is_folder_asked` says that the command line names `folder`.
     """
     machine = machine or Machine.here(environ)
-    values = Values(environ, folder, cwd, machine, announced(), fetched or {}, untrusted, is_folder_asked)
+    values = Values(
+        environ, folder, cwd, machine, announced(), fetched or {}, untrusted, is_folder_asked
+    )
     values.warnings += properties.warnings
     other_names.report_variables(values)
     givens = filter(counts, collect(properties, environ, flags, files or {}))
-    placed, missing = model_choice.place(list(other_names.with_meanings(givens, bool(machine.gpus))), values)
+    placed, missing = model_choice.place(
+        list(other_names.with_meanings(givens, bool(machine.gpus))), values
+    )
     values.pick(placed)
     has_keys = values.final("option.api_key") or values.final("option.api_key_file")
     if has_keys and any(name.startswith("SAGEMAKER_") for name in environ):
-        values.warn("option.api_key: SageMaker passes on neither Authorization nor x-api-key, so its requests get 401")
+        values.warn(
+            "option.api_key: SageMaker passes on neither Authorization nor x-api-key, so its "
+            "requests get 401"
+        )
     ports.check_listeners(values)
     _check_libraries(values)
     other_names.report_unread_models(values)
@@ -138,7 +176,9 @@ def _with_one_model(values: Values, missing: tuple[str, ...]) -> Resolved:
     code = choose_code(values)
     engine = engine_choice.choose_engine(values, code)
     is_code = engine.handler is USER_CODE
-    engine_config = ports.choose_ports(values, engine.handler.port_variables, engine_choice.fit(values, engine))
+    engine_config = ports.choose_ports(
+        values, engine.handler.port_variables, engine_choice.fit(values, engine)
+    )
     other_names.settle_forms(values)
     _choose_for_server(values)
     other_names.warn_of_some_engines(values, engine)
@@ -164,18 +204,24 @@ def _with_one_model(values: Values, missing: tuple[str, ...]) -> Resolved:
     config = ports.choose_gateway_port(config)
     if code is not None:
         code = with_properties(code, config, values, is_apart=path != values.folder)
-    config = with_adapters(replace(config, user_code=code, requirements=requirements), values, engine.handler)
+    config = with_adapters(
+        replace(config, user_code=code, requirements=requirements), values, engine.handler
+    )
     wanted = tuple(WantedSource.of(source, config) for source in missing)
     return Resolved.of(config, values, FetchRequest(sources=wanted) if wanted else None)
 
 
 def _check_libraries(values: Values) -> None:
-    """Refuse an option of the server that needs an extra which is not installed: a front end would end much later."""
+    """Refuse an option of the server that needs an extra which is not installed: a front end would
+    end much later.
+    """
     for key, modules in LIBRARIES.items():
         if key not in values or all(map(_is_there, modules)):
             continue
         library = modules[0].partition(".")[0]
-        values.faults.append(f"{values.how_given(key).said}: the library {library} is not installed")
+        values.faults.append(
+            f"{values.how_given(key).said}: the library {library} is not installed"
+        )
 
 
 def _is_there(module: str) -> bool:
@@ -186,16 +232,21 @@ def _is_there(module: str) -> bool:
 
 
 def _choose_for_server(values: Values) -> None:
-    """Choose the address, front ends, room for bodies and the folder for downloads, which becomes an absolute path.
+    """Choose the address, front ends, room for bodies and the folder for downloads, which becomes
+    an absolute path.
 
-    There is room for at least one body of the allowed size, and no wait is longer than the platform's.
+    There is room for at least one body of the allowed size, and no wait is longer than the
+    platform's.
     """
     key, largest = "max_body_memory", values.final("max_request_size")
     if (part := values.machine.memory_bytes // BODIES_PART) < values.final(key):
         values.choose(key, part, f"1/{BODIES_PART} of the memory")
     if values.final(key) < largest:
         if key in values:
-            values.warn(f"{values.how_given(key).said}: less than max_request_size, so {largest} bytes count")
+            values.warn(
+                f"{values.how_given(key).said}: less than max_request_size, so {largest} bytes "
+                f"count"
+            )
         values.settle(key, largest, "max_request_size")
     key = "max_queue_wait"
     is_platform = any(name.startswith("SAGEMAKER_") for name in values.environ)
@@ -208,7 +259,11 @@ def _choose_for_server(values: Values) -> None:
         _check_end(values)
     if values.machine.is_container:
         values.choose("host", "0.0.0.0", "this is a container")
-    values.choose("frontend_workers", min(4, max(1, values.machine.num_cores // 2)), "half of the cores, 1 to 4")
+    values.choose(
+        "frontend_workers",
+        min(4, max(1, values.machine.num_cores // 2)),
+        "half of the cores, 1 to 4",
+    )
     key = "download_dir"
     if key in values:
         values.settle(key, str((values.cwd / values.given(key)).absolute()), "absolute")
@@ -221,7 +276,10 @@ def _check_end(values: Values) -> None:
     if delay_s + timeout_s + END_S > PLATFORM_KILLS_S:
         both = f"drain_delay={delay_s:g}, drain_timeout={timeout_s:g}"
         left_s = PLATFORM_KILLS_S - END_S
-        values.warn(f"{both}: SageMaker kills a container {PLATFORM_KILLS_S:g} s after SIGTERM, both have {left_s:g} s")
+        values.warn(
+            f"{both}: SageMaker kills a container {PLATFORM_KILLS_S:g} s after SIGTERM, both have "
+            f"{left_s:g} s"
+        )
 
 
 def _config(
@@ -238,7 +296,9 @@ def _config(
     if model.get("output_formatter") not in FORMATTER_WORDS:
         model.pop("output_formatter", None)
     return Config(
-        server=ServerConfig(**values.fields("server"), keeps_queue_short="max_queue_wait" not in values),
+        server=ServerConfig(
+            **values.fields("server"), keeps_queue_short="max_queue_wait" not in values
+        ),
         model=ModelConfig(
             path=str(path.resolve()),
             sources=model_choice.sources_of(values, path),

@@ -1,7 +1,8 @@
 """Secure mode: what a model brings along is trusted no more than a request.
 
-The operator names controls, each of which refuses some files and some options. What is not known to be safe is refused
-by secure mode itself. Names and meanings are those of djl-serving, but an unknown control is refused here.
+The operator names controls, each of which refuses some files and some options. What is not known to
+be safe is refused by secure mode itself. Names and meanings are those of djl-serving, but an
+unknown control is refused here.
 """
 
 import json
@@ -25,12 +26,17 @@ PLATFORM_FOLDER = Path("/opt/ml")
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 # Options that no field is and that are safe.
 SAFE_OPTIONS = frozenset(
-    "option.gpu_memory_utilization option.enforce_eager option.enable_lora option.max_loras option.max_lora_rank "
+    "option.gpu_memory_utilization option.enforce_eager option.enable_lora option.max_loras "
+    "option.max_lora_rank "
     "option.max_cpu_loras option.lora_extra_vocab_size option.kv_cache_dtype "
-    "option.enable_chunked_prefill option.disable_sliding_window option.swap_space option.cpu_offload_gb option.seed "
-    "option.speculative_draft_model option.speculative_length option.draft_model_tp_size option.nnodes "
-    "option.node_rank option.master_addr option.master_port option.max_input_len option.tokens_per_block "
-    "option.kv_cache_free_gpu_mem_fraction option.batch_scheduler_policy option.guided_decoding_backend "
+    "option.enable_chunked_prefill option.disable_sliding_window option.swap_space "
+    "option.cpu_offload_gb option.seed "
+    "option.speculative_draft_model option.speculative_length option.draft_model_tp_size "
+    "option.nnodes "
+    "option.node_rank option.master_addr option.master_port option.max_input_len "
+    "option.tokens_per_block "
+    "option.kv_cache_free_gpu_mem_fraction option.batch_scheduler_policy "
+    "option.guided_decoding_backend "
     "option.disable_any_whitespace "
     "option.free_gpu_memory_fraction option.host_cache_size option.use_cuda_graph".split()
 )
@@ -48,8 +54,8 @@ def _has_template(file: Path) -> bool:
 
 
 CONTROLS = ("DISALLOW_REQUIREMENTS_TXT", SCRIPTS, PICKLES, REMOTE_CODE, TEMPLATES)
-# What each refuses: options whose `refused_by` names it, a file in the model's folder itself, and files at any depth of
-# a folder that is not trusted.
+# What each refuses: options whose `refused_by` names it, a file in the model's folder itself, and
+# files at any depth of a folder that is not trusted.
 BESIDE = {"DISALLOW_REQUIREMENTS_TXT": REQUIREMENTS, SCRIPTS: "model.py"}
 WITHIN: dict[str, Callable[[Path], bool]] = {
     PICKLES: lambda file: file.suffix.lower() in PICKLE_SUFFIXES,
@@ -58,15 +64,22 @@ WITHIN: dict[str, Callable[[Path], bool]] = {
 
 
 def check(values: Values, folders: Collection[Path]) -> None:
-    """Raise SecurityRefused with one line for each option, path and file of a server that secure mode refuses.
+    """Raise SecurityRefused with one line for each option, path and file of a server that secure
+    mode refuses.
 
-    `folders` are those that may hold scripts of the model. If no channel is named, they are the channels.
+    `folders` are those that may hold scripts of the model. If no channel is named, they are the
+    channels.
     """
     if not values.final(SWITCH):
         return
     names, channels = check_operator(values)
     folder, cwd, fetched = values.folder, values.cwd, (*values.fetched.values(), *values.untrusted)
-    roots = [PLATFORM_FOLDER, Path(values.final("download_dir")), *([folder] if folder else []), *fetched]
+    roots = [
+        PLATFORM_FOLDER,
+        Path(values.final("download_dir")),
+        *([folder] if folder else []),
+        *fetched,
+    ]
     refused = list(_refused_options(values, names))
     for path, given in paths_outside(values, [*folders, folder or cwd, cwd], roots):
         refused.append(f"{given.place}: {_leaves(path)}")
@@ -80,26 +93,50 @@ def check(values: Values, folders: Collection[Path]) -> None:
 
 
 def check_operator(values: Values) -> tuple[tuple[str, ...], list[Path]]:
-    """Return controls and channels, none without secure mode. Raises SecurityRefused if one is unknown or missing."""
+    """Return controls and channels, none without secure mode. Raises SecurityRefused if one is
+    unknown or missing.
+    """
     if not values.final(SWITCH):
         return (), []
-    given = [values.how_given(option.key) for option in OPTIONS if option.is_for_operator and option.key in values]
+    given = [
+        values.how_given(option.key)
+        for option in OPTIONS
+        if option.is_for_operator and option.key in values
+    ]
     rule = "in secure mode only the environment or the command line may give it"
     _raise([f"{one.place}: {rule}" for one in given if one.rank[0] == FILE])
     names: tuple[str, ...] = values.final(CONTROLS_KEY)
     known = ", ".join(CONTROLS)
     if not names:
-        _raise([f"{values.how_given(SWITCH).said}: SAGEMAKER_SECURITY_CONTROLS is missing; controls are {known}"])
+        _raise(
+            [
+                (
+                    f"{values.how_given(SWITCH).said}: SAGEMAKER_SECURITY_CONTROLS is missing; "
+                    f"controls are {known}"
+                )
+            ]
+        )
     place = values.how_given(CONTROLS_KEY).place
-    _raise([f"{place}: unknown control {name}; controls are {known}" for name in names if name not in CONTROLS])
+    _raise(
+        [
+            f"{place}: unknown control {name}; controls are {known}"
+            for name in names
+            if name not in CONTROLS
+        ]
+    )
     channels = [Path(text) for text in values.final(CHANNELS)]
     missing = [channel for channel in channels if not channel.is_dir()]
-    _raise([f"{values.how_given(CHANNELS).place}: {channel} is not a folder" for channel in missing])
+    _raise(
+        [f"{values.how_given(CHANNELS).place}: {channel} is not a folder" for channel in missing]
+    )
     return names, channels
 
 
-def check_adapter(server: ServerConfig, folder: Path, model: Path, *, is_fetched: bool = False) -> None:
-    """Raise SecurityRefused if secure mode refuses the adapter in `folder` for the model in the folder `model`.
+def check_adapter(
+    server: ServerConfig, folder: Path, model: Path, *, is_fetched: bool = False
+) -> None:
+    """Raise SecurityRefused if secure mode refuses the adapter in `folder` for the model in the
+    folder `model`.
 
     A fetched one lies where the fetch process put it, so only its files are checked.
     """
@@ -115,7 +152,11 @@ def check_adapter(server: ServerConfig, folder: Path, model: Path, *, is_fetched
 def _refused_options(values: Values, names: Collection[str]) -> Iterator[str]:
     for key, picked in values.picked.items():
         option = find(key)
-        is_safe = not key.startswith("option.") or key in SAFE_OPTIONS or (option is not None and option.is_safe)
+        is_safe = (
+            not key.startswith("option.")
+            or key in SAFE_OPTIONS
+            or (option is not None and option.is_safe)
+        )
         if not (picked.value in SAFE_LOAD_FORMATS if key == LOAD_FORMAT else is_safe):
             yield f"{picked.given.place}: secure mode does not allow this option"
     for name in names:
@@ -125,8 +166,11 @@ def _refused_options(values: Values, names: Collection[str]) -> Iterator[str]:
                 yield f"{values.how_given(option.key).said}: refused by {name}"
 
 
-def paths_outside(values: Values, bases: list[Path], roots: list[Path]) -> Iterator[tuple[Path, Given]]:
-    """Yield each path outside of `roots` that an option names, with what names it. `bases` are what it is relative to.
+def paths_outside(
+    values: Values, bases: list[Path], roots: list[Path]
+) -> Iterator[tuple[Path, Given]]:
+    """Yield each path outside of `roots` that an option names, with what names it. `bases` are what
+    it is relative to.
 
     A text that is no path here, such as the name of a model of a hub, is left out.
     """
@@ -137,7 +181,9 @@ def paths_outside(values: Values, bases: list[Path], roots: list[Path]) -> Itera
         if key in values and not is_word:
             text, named = local_path(str(values.given(key))), []
             with suppress(OSError):  # too long for a path; what is none may mean a model of a hub
-                named = [base / text for base in bases if (base / text).exists()] or [Path(text)] * text.startswith("/")
+                named = [base / text for base in bases if (base / text).exists()] or [
+                    Path(text)
+                ] * text.startswith("/")
             outside = [path for path in named if not _is_below(path, roots)]
             yield from ((path, values.how_given(key)) for path in outside[:1])
 
@@ -158,11 +204,15 @@ def _refused_beside(folder: Path, names: Collection[str]) -> list[str]:
 def _refused_within(folder: Path, names: Collection[str]) -> Iterator[str]:
     for name in names:
         if name in WITHIN:
-            yield from (f"{file}: refused by {name}" for file in _files(folder) if WITHIN[name](file))
+            yield from (
+                f"{file}: refused by {name}" for file in _files(folder) if WITHIN[name](file)
+            )
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Yield every file below a folder, through links too. Raises SecurityRefused for a folder that cannot be read."""
+    """Yield every file below a folder, through links too. Raises SecurityRefused for a folder that
+    cannot be read.
+    """
     seen = set()
     for parent, folders, files in os.walk(folder, onerror=_unreadable, followlinks=True):
         real = os.path.realpath(parent)

@@ -1,9 +1,9 @@
 """What the serving.properties of a stranger may not do: run code, or reach beyond its model.
 
-A file is a stranger's if it came with one of several models, or from a hub or a bucket. Its options are those of a
-model: what the model is called, how long its context is, how its answers look. Those of a process, which
-`Option.grants` and `PLAIN_OPTIONS` tell apart, count from the operator alone: from the command line, the environment,
-or a file whose options `allow_model_options` names.
+A file is a stranger's if it came with one of several models, or from a hub or a bucket. Its options
+are those of a model: what the model is called, how long its context is, how its answers look. Those
+of a process, which `Option.grants` and `PLAIN_OPTIONS` tell apart, count from the operator alone:
+from the command line, the environment, or a file whose options `allow_model_options` names.
 
 The file of a folder that the operator made counts in full, and the start says what it switches on.
 """
@@ -29,18 +29,27 @@ OF_SEVERAL = "one of several models"
 # Engines listen, and take what they are sent for commands, at the addresses that these name.
 OF_NODES = frozenset("option.nnodes option.node_rank option.master_addr option.master_port".split())
 
-# Options of engines that are numbers, switches and words of a short list. Any other may name code or a file, as vLLM's
-# worker_extension_cls, hf_overrides, logits_processors and kv_transfer_config do.
+# Options of engines that are numbers, switches and words of a short list. Any other may name code
+# or a file, as vLLM's worker_extension_cls, hf_overrides, logits_processors and kv_transfer_config
+# do.
 PLAIN_OPTIONS = (SAFE_OPTIONS - OF_NODES) | frozenset(
-    "option.limit_mm_per_prompt option.max_num_tokens option.enable_kv_cache_reuse option.enable_trt_overlap "
-    "option.disable_custom_all_reduce option.block_size option.fully_sharded_loras option.max_logprobs "
-    "option.stream_interval option.enable_expert_parallel option.max_output_len option.long_lora_scaling_factors "
-    "option.calculate_kv_scales option.async_scheduling option.enable_chunked_context option.max_batch_size "
-    "option.max_seq_len option.max_tokens option.enable_block_reuse option.enable_overlap_scheduler".split()
+    "option.limit_mm_per_prompt option.max_num_tokens option.enable_kv_cache_reuse "
+    "option.enable_trt_overlap "
+    "option.disable_custom_all_reduce option.block_size option.fully_sharded_loras "
+    "option.max_logprobs "
+    "option.stream_interval option.enable_expert_parallel option.max_output_len "
+    "option.long_lora_scaling_factors "
+    "option.calculate_kv_scales option.async_scheduling option.enable_chunked_context "
+    "option.max_batch_size "
+    "option.max_seq_len option.max_tokens option.enable_block_reuse "
+    "option.enable_overlap_scheduler".split()
 )
 
 # Of these some words are plain, and others name code.
-PLAIN_WORDS = {LOAD_FORMAT: SAFE_LOAD_FORMATS, "option.tokenizer_mode": ("auto", "hf", "slow", "mistral")}
+PLAIN_WORDS = {
+    LOAD_FORMAT: SAFE_LOAD_FORMATS,
+    "option.tokenizer_mode": ("auto", "hf", "slow", "mistral"),
+}
 
 
 class Power(Struct, frozen=True):
@@ -57,7 +66,9 @@ class Power(Struct, frozen=True):
 
 
 def check(values: Values, engine: ChosenEngine, code: UserCodeConfig | None) -> None:
-    """Add a fault for each power that the file of a stranger takes, or tell those of the operator's own folder."""
+    """Add a fault for each power that the file of a stranger takes, or tell those of the operator's
+    own folder.
+    """
     stranger = _whose(values)
     if not stranger:
         _tell(values, engine, code)
@@ -108,7 +119,9 @@ def _grants_of_engine(picked: Picked, engine: ChosenEngine) -> str:
     key, handler = picked.given.key, engine.handler
     known = handler.option_keys()
     is_listed = key in ENGINE_KEYS if known is None else key in known
-    is_read = key.startswith("option.") and (is_listed or (known is None and not handler.ignores_unknown))
+    is_read = key.startswith("option.") and (
+        is_listed or (known is None and not handler.ignores_unknown)
+    )
     if handler is USER_CODE or not is_read or key in WITHOUT_EFFECT or key in handler.unused:
         return ""
 
@@ -117,11 +130,15 @@ def _grants_of_engine(picked: Picked, engine: ChosenEngine) -> str:
 
 
 def _paths(values: Values) -> Iterator[Power]:
-    """Yield each path outside of the model's folder that its file names. Whoever finds the model checks its path."""
+    """Yield each path outside of the model's folder that its file names. Whoever finds the model
+    checks its path.
+    """
     assert values.folder is not None
     bases = [values.folder, values.cwd]
     for path, given in paths_outside(values, bases, [values.folder]):
-        is_in_store = given.key == DRAFT and path.resolve().is_relative_to(Path(values.final("model_store")).resolve())
+        is_in_store = given.key == DRAFT and path.resolve().is_relative_to(
+            Path(values.final("model_store")).resolve()
+        )
         if given.rank[0] == FILE and given.key != MODEL and not is_in_store:
             yield Power(given, f"{path.resolve()}, which is outside of the model's folder")
 

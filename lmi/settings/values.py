@@ -1,8 +1,9 @@
-"""The table of options, read from the fields of the settings, and their values: given, counting, chosen and shown.
+"""The table of options, read from the fields of the settings, and their values: given, counting,
+chosen and shown.
 
-The order is: command line, SageMaker's platform variables, serving.properties, OPTION_… and SERVING_…, the other
-environment names, defaults. Sources of the names: LMI's serving.properties, TGI's variables, and AWS's pages of LMI and
-of its containers.
+The order is: command line, SageMaker's platform variables, serving.properties, OPTION_… and
+SERVING_…, the other environment names, defaults. Sources of the names: LMI's serving.properties,
+TGI's variables, and AWS's pages of LMI and of its containers.
 """
 
 import re
@@ -20,7 +21,9 @@ from lmi.settings.properties import Properties
 from lmi.shared.linux import Machine
 
 COMMAND_LINE, PLATFORM, FILE, ENVIRONMENT, OTHER_NAMES = range(5)
-SECRET = re.compile(r"token$|secret|password|credential|api_?key|access_?key|^option\.env$", re.IGNORECASE)
+SECRET = re.compile(
+    r"token$|secret|password|credential|api_?key|access_?key|^option\.env$", re.IGNORECASE
+)
 # The key that a variable means. TRANSLATED converts values of another form.
 OTHER_ENV = {
     "MAX_INPUT_LENGTH": "max_input_length",
@@ -31,11 +34,15 @@ OTHER_ENV = {
     "LWS_WORKER_INDEX": "option.node_rank",
     "LWS_LEADER_ADDRESS": "option.master_addr",
 }
-TRANSLATED: dict[str, Callable[[str], str]] = {"ENABLE_CUDA_GRAPHS": lambda text: str(not is_true(text, True)).lower()}
+TRANSLATED: dict[str, Callable[[str], str]] = {
+    "ENABLE_CUDA_GRAPHS": lambda text: str(not is_true(text, True)).lower()
+}
 
 
 def _options(part: str, settings: type) -> Iterator[Option]:
-    """Yield the options of a class of settings, then those of its bases, each in the order of its fields."""
+    """Yield the options of a class of settings, then those of its bases, each in the order of its
+    fields.
+    """
     declared: dict[str, Field[Any]] = vars(settings)["__dataclass_fields__"]
     filled = {one.name for one in fields(settings)}  # not those of a ClassVar
     for each in settings.__mro__:
@@ -43,20 +50,32 @@ def _options(part: str, settings: type) -> Iterator[Option]:
             one = declared[name]
             if facts := dict(one.metadata):
                 held = str(one.type).removeprefix("ClassVar[").removesuffix("]")
-                facts["kind"] = facts["kind"] or OF_TYPE.get(held) or OF_TYPE[held.removesuffix(" | None")]
-                facts.setdefault("key", ("" if part == "server" else "option.") + name.removesuffix("_s"))
+                facts["kind"] = (
+                    facts["kind"] or OF_TYPE.get(held) or OF_TYPE[held.removesuffix(" | None")]
+                )
+                facts.setdefault(
+                    "key", ("" if part == "server" else "option.") + name.removesuffix("_s")
+                )
                 default = {} if one.default is MISSING else one.default
                 field = f"{part}.{name}" if name in filled else ""
-                yield Option(default=default, part=part, field=field, declared=(each, name), **facts)
+                yield Option(
+                    default=default, part=part, field=field, declared=(each, name), **facts
+                )
 
 
-OPTIONS = (*_options("server", ServerConfig), *_options("model", ModelConfig), *_options("engine", EngineConfig))
+OPTIONS = (
+    *_options("server", ServerConfig),
+    *_options("model", ModelConfig),
+    *_options("engine", EngineConfig),
+)
 BY_KEY = {key: option for option in OPTIONS for key in (option.key, *option.aliases)}
 _BY_ENV_NAME = {key.removeprefix("option.").replace("_", "").lower(): key for key in BY_KEY}
 
 
 def find(key: str) -> Option | None:
-    """Return the option of a key or alias of serving.properties, or None if no field is that option."""
+    """Return the option of a key or alias of serving.properties, or None if no field is that
+    option.
+    """
     return BY_KEY.get(key)
 
 
@@ -69,7 +88,8 @@ def is_of_server(key: str) -> bool:
 def key_of_env(name: str) -> str:
     """Return the key that OPTION_X_Y or SERVING_X_Y means.
 
-    SERVING_MIN_WORKERS means minWorkers. The name of an unknown key becomes lower case, if it is all upper case.
+    SERVING_MIN_WORKERS means minWorkers. The name of an unknown key becomes lower case, if it is
+    all upper case.
     """
     prefix, _, rest = name.partition("_")
     known = _BY_ENV_NAME.get(rest.replace("_", "").lower())
@@ -81,7 +101,9 @@ def key_of_env(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """One value that was given for an option. The one with the lowest `rank` counts; equal ranks must agree."""
+    """One value that was given for an option. The one with the lowest `rank` counts; equal ranks
+    must agree.
+    """
 
     key: str  # the key of its row in the table of options, or as written if it has no row
     written: str  # the key or name as it was written
@@ -92,7 +114,13 @@ class Given:
     @classmethod
     def of(cls, written: str, text: str, source: str, layer: int, order: int = 0) -> Self:
         option = find(written)
-        return cls(option.key if option else written, _printable(written)[:100], text.strip(), source, (layer, order))
+        return cls(
+            option.key if option else written,
+            _printable(written)[:100],
+            text.strip(),
+            source,
+            (layer, order),
+        )
 
     @property
     def said(self) -> str:
@@ -118,10 +146,14 @@ class Given:
         option = find(self.key)
         kind = option.own_kinds.get(self.source, option.kind) if option else TEXT
         try:
-            (self.key + self.text).encode()  # raises for a lone surrogate, as a byte that is not UTF-8 becomes
+            (
+                self.key + self.text
+            ).encode()  # raises for a lone surrogate, as a byte that is not UTF-8 becomes
             return kind.parse(self.text)
         except ValueError as error:
-            raise ValueError(self.fault(str(error) if isinstance(error, TooLarge) else kind.allowed)) from None
+            raise ValueError(
+                self.fault(str(error) if isinstance(error, TooLarge) else kind.allowed)
+            ) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,17 +166,27 @@ class Picked:
 
 
 def collect(
-    properties: Properties, environ: Mapping[str, str], flags: Mapping[str, str], files: Mapping[str, str] = {}
+    properties: Properties,
+    environ: Mapping[str, str],
+    flags: Mapping[str, str],
+    files: Mapping[str, str] = {},
 ) -> list[Given]:
-    """Return all values that were given, in no order. `flags` are texts by key, `files` the file of a flag, by key."""
+    """Return all values that were given, in no order. `flags` are texts by key, `files` the file of
+    a flag, by key.
+    """
     givens = []
     for key, text in flags.items():
         option = find(key)
         flag = option.flag if option and option.key == key and option.has_flag else f"--set {key}"
         givens.append(Given.of(key, text, files.get(key, flag), COMMAND_LINE))
-    givens += [Given.of(key, entry.value, properties.source(key), FILE) for key, entry in properties.entries.items()]
+    givens += [
+        Given.of(key, entry.value, properties.source(key), FILE)
+        for key, entry in properties.entries.items()
+    ]
     named = [
-        (name, key_of_env(name), ENVIRONMENT, 0) for name in sorted(environ) if name.startswith(("OPTION_", "SERVING_"))
+        (name, key_of_env(name), ENVIRONMENT, 0)
+        for name in sorted(environ)
+        if name.startswith(("OPTION_", "SERVING_"))
     ]
     for option in OPTIONS:
         named += [(name, option.key, PLATFORM, order) for order, name in enumerate(option.platform)]
@@ -158,10 +200,11 @@ def collect(
 
 @dataclass(slots=True)
 class Values:
-    """What was given and chosen for each option, on what it depends, and what its author should know.
+    """What was given and chosen for each option, on what it depends, and what its author should
+    know.
 
-    The key is that of the row in the table of options, or as written if the option has no row. Steps that settle the
-    options in turn write their choices here.
+    The key is that of the row in the table of options, or as written if the option has no row.
+    Steps that settle the options in turn write their choices here.
     """
 
     environ: Mapping[str, str]
@@ -170,14 +213,18 @@ class Values:
     machine: Machine
     handlers: Mapping[str, Handler]  # that are announced, by name
     fetched: Mapping[str, Path]  # the local folder of each remote source, by its text
-    untrusted: Collection[Path]  # folders of strangers, which secure mode searches as it does those that were fetched
+    untrusted: Collection[
+        Path
+    ]  # folders of strangers, which secure mode searches as it does those that were fetched
     is_folder_asked: bool = False  # whether the command line names `folder`
 
     picked: dict[str, Picked] = field(default_factory=dict)
     chosen: dict[str, tuple[Any, str]] = field(default_factory=dict)  # value, why
     faults: list[str] = field(default_factory=list)  # each one stops the start
     warnings: list[str] = field(default_factory=list)
-    unknown: list[str] = field(default_factory=list)  # the warnings about unknown keys, which `warnings` holds too
+    unknown: list[str] = field(
+        default_factory=list
+    )  # the warnings about unknown keys, which `warnings` holds too
     notes: list[str] = field(default_factory=list)
     details: list[str] = field(default_factory=list)  # for who looks for the cause of something
     unusable: ModelUnusable | None = None  # reported after every fault of an option
@@ -186,7 +233,9 @@ class Values:
         return key in self.picked
 
     def pick(self, givens: list[Given]) -> None:
-        """Pick the value that counts for each key that was given. A bad value is a fault and is left out."""
+        """Pick the value that counts for each key that was given. A bad value is a fault and is
+        left out.
+        """
         by_key: dict[str, list[Given]] = {}
         for given in sorted(givens, key=lambda given: given.rank):
             by_key.setdefault(given.key, []).append(given)
@@ -209,12 +258,18 @@ class Values:
         return self.picked[key].value if key in self.picked else otherwise
 
     def how_given(self, key: str) -> Given:
-        """Return the text that counts, and its source. Raises KeyError if the option was not given."""
+        """Return the text that counts, and its source. Raises KeyError if the option
+        was not given.
+        """
         return self.picked[key].given
 
     def final(self, key: str) -> Any:
         option = find(key)
-        return self.chosen[key][0] if key in self.chosen else self.given(key, option and option.default)
+        return (
+            self.chosen[key][0]
+            if key in self.chosen
+            else self.given(key, option and option.default)
+        )
 
     def choose(self, key: str, value: Any, reason: str) -> None:
         """Set an option that was not given."""
@@ -256,7 +311,9 @@ class Setting:
     option: str
     value: str
     source: str
-    shadowed: tuple[str, ...] = ()  # "value (source)" of each value that was given and does not count
+    shadowed: tuple[
+        str, ...
+    ] = ()  # "value (source)" of each value that was given and does not count
 
     @classmethod
     def of(cls, values: Values, key: str) -> Self:

@@ -1,8 +1,10 @@
-"""The models and adapters that should be loaded, as files that every process of the server may write and read.
+"""The models and adapters that should be loaded, as files that every process of the server may
+write and read.
 
-A file is renamed into place, so a reader sees an old entry or a new one. Names come from clients, so a file is named by
-a hash. An entry is PENDING while its writer works on it, and does not count if that process is dead. One that cannot be
-read now, as without a free descriptor or on a disk that fails, is unknown and not removed: it counts as it did before.
+A file is renamed into place, so a reader sees an old entry or a new one. Names come from clients,
+so a file is named by a hash. An entry is PENDING while its writer works on it, and does not count
+if that process is dead. One that cannot be read now, as without a free descriptor or on a disk that
+fails, is unknown and not removed: it counts as it did before.
 """
 
 import enum
@@ -46,7 +48,9 @@ Version = frozenset[tuple[str, int, int]]
 
 @dataclass(frozen=True, slots=True)
 class Snapshot(Generic[T]):
-    """What one look at a folder found. The version is None if a part could not be read, which is worth another look."""
+    """What one look at a folder found. The version is None if a part could not be read, which is
+    worth another look.
+    """
 
     entries: list[T]  # that count, sorted by name
     version: Version | None
@@ -60,8 +64,15 @@ class Folder(Generic[T]):
         self._unreadable: set[str] = set()  # files that were reported
 
     def add(self, entry: T) -> bool:
-        """Write an entry. Returns False if another entry has its name. Raises InvalidParameter for a bad name."""
-        return self.change(entry.name, lambda other: entry if other is None or is_abandoned(other) else other) is entry
+        """Write an entry. Returns False if another entry has its name. Raises InvalidParameter for
+        a bad name.
+        """
+        return (
+            self.change(
+                entry.name, lambda other: entry if other is None or is_abandoned(other) else other
+            )
+            is entry
+        )
 
     def replace(self, entry: T) -> None:
         self.change(entry.name, lambda old: entry)
@@ -71,16 +82,22 @@ class Folder(Generic[T]):
         return self.change(old.name, lambda found: new if found == old else found) is new
 
     def remove(self, name: str) -> T | None:
-        """Remove the entry of this name. Returns it, or None if no entry has the name or nobody here ever read it."""
+        """Remove the entry of this name. Returns it, or None if no entry has the name or nobody
+        here ever read it.
+        """
         with self.lock():
             old = self._read(self._file(name))
             self._unlink(self._file(name))
         return old
 
-    def change(self, name: str, make: Callable[[T | None], T | None], flags: int = fcntl.LOCK_EX) -> T | None:
-        """Put what `make` returns in place of the entry of this name, where None is no entry. Returns the new one.
+    def change(
+        self, name: str, make: Callable[[T | None], T | None], flags: int = fcntl.LOCK_EX
+    ) -> T | None:
+        """Put what `make` returns in place of the entry of this name, where None is no entry.
+        Returns the new one.
 
-        An entry that cannot be read now and was never read here counts as none, so that a new one can take its place.
+        An entry that cannot be read now and was never read here counts as none, so that a new one
+        can take its place.
         """
         file = self._file(name)
         with self.lock(flags):
@@ -106,11 +123,15 @@ class Folder(Generic[T]):
         return entry
 
     def entries(self) -> list[T]:
-        """Return the entries that count, sorted by name. What cannot be read now is as `snapshot` says."""
+        """Return the entries that count, sorted by name. What cannot be read now is as `snapshot`
+        says.
+        """
         return self.snapshot().entries
 
     def snapshot(self) -> Snapshot[T]:
-        """Look at the whole folder. What cannot be read now is as it was read last, or left out if it never was."""
+        """Look at the whole folder. What cannot be read now is as it was read last, or left out if
+        it never was.
+        """
         version = self.version()
         if version is None:
             return Snapshot(_counted(self._known.copy().values()), None)
@@ -122,10 +143,14 @@ class Folder(Generic[T]):
 
         found = [self._read(self._path / file) for file in files]
         is_whole = not self._unreadable & files
-        return Snapshot(_counted(entry for entry in found if entry is not None), version if is_whole else None)
+        return Snapshot(
+            _counted(entry for entry in found if entry is not None), version if is_whole else None
+        )
 
     def version(self) -> Version | None:
-        """Return a value that differs after every change of the folder, or None if it cannot be listed now."""
+        """Return a value that differs after every change of the folder, or None if it cannot be
+        listed now.
+        """
         found = set()
         try:
             with os.scandir(self._path) as files:
@@ -148,7 +173,9 @@ class Folder(Generic[T]):
         self._unreadable.discard(file.name)
 
     def _read(self, file: Path) -> T | None:
-        """Return what a file has, or had when it was read last, or None. One that cannot be read is logged once."""
+        """Return what a file has, or had when it was read last, or None. One that cannot be read is
+        logged once.
+        """
         try:
             entry = self._decoder.decode(file.read_bytes())
         except FileNotFoundError:
@@ -169,7 +196,9 @@ class Folder(Generic[T]):
 
     @contextmanager
     def lock(self, flags: int = fcntl.LOCK_EX) -> Iterator[None]:
-        """Hold the folder's lock, which one process has at a time. The kernel frees it when that process ends."""
+        """Hold the folder's lock, which one process has at a time. The kernel frees it when that
+        process ends.
+        """
         self._path.mkdir(parents=True, exist_ok=True)
         with open(self._path / "lock", "wb") as file:
             fcntl.flock(file, flags)
@@ -177,7 +206,9 @@ class Folder(Generic[T]):
 
 
 def _counted(entries: Iterable[T]) -> list[T]:
-    return sorted((entry for entry in entries if not is_abandoned(entry)), key=lambda entry: entry.name)
+    return sorted(
+        (entry for entry in entries if not is_abandoned(entry)), key=lambda entry: entry.name
+    )
 
 
 def key(name: str) -> str:

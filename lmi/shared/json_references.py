@@ -1,6 +1,8 @@
-"""References of a JSON schema, written as pointers from its root, so that no reader needs to know `$id` and `$anchor`.
+"""References of a JSON schema, written as pointers from its root, so that no reader needs to know
+`$id` and `$anchor`.
 
-Source: JSON Schema 2020-12, Core, sections 8.2 and 9; draft 4 for `id`; RFC 3986, section 5.2; RFC 6901.
+Source: JSON Schema 2020-12, Core, sections 8.2 and 9; draft 4 for `id`; RFC 3986, section 5.2; RFC
+6901.
 """
 
 import re
@@ -11,10 +13,13 @@ from urllib.parse import quote, unquote, urljoin
 Path = tuple[str, ...]
 
 DATA = frozenset({"const", "enum", "default", "examples"})
-OF_NAMES = frozenset({"properties", "patternProperties", "dependentSchemas", "$defs", "definitions", "dependencies"})
+OF_NAMES = frozenset(
+    {"properties", "patternProperties", "dependentSchemas", "$defs", "definitions", "dependencies"}
+)
 OF_LISTS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
 OF_ONE = frozenset(
-    "items additionalItems contains additionalProperties propertyNames unevaluatedItems unevaluatedProperties "
+    "items additionalItems contains additionalProperties propertyNames unevaluatedItems "
+    "unevaluatedProperties "
     "not if then else contentSchema".split()
 )
 ANCHORS = ("$anchor", "$dynamicAnchor")
@@ -25,11 +30,13 @@ SAFE = "!$&'()*+,;=:@-._~"  # of a fragment, but for the slash between two parts
 
 
 def with_pointers(schema: dict[str, Any]) -> dict[str, Any]:
-    """A schema of the same meaning in which each reference that it resolves itself is a pointer such as `#/$defs/a`.
+    """A schema of the same meaning in which each reference that it resolves itself is a pointer
+    such as `#/$defs/a`.
 
-    It has no `$id` and no anchors then. A schema that needs no change is returned as it is. A reference that leads
-    nowhere in it stays; below an `$id`, it becomes absolute. So does one beside an `$id` that counts for it in newer
-    drafts alone, if it leads elsewhere without, and the schema names no draft.
+    It has no `$id` and no anchors then. A schema that needs no change is returned as it is. A
+    reference that leads nowhere in it stays; below an `$id`, it becomes absolute. So does one
+    beside an `$id` that counts for it in newer drafts alone, if it leads elsewhere without, and the
+    schema names no draft.
     """
     document = _Document(schema)
     written = document.written()
@@ -60,7 +67,9 @@ class _Document:
         return written
 
     def _base_of(self, schema: Mapping[str, Any], base: str) -> str:
-        """The URI against which the references of a schema count, from that of the schema around it."""
+        """The URI against which the references of a schema count, from that of the schema around
+        it.
+        """
         own_id = schema.get(self._id_key)
         is_ignored = self._is_old and "$ref" in schema
         if not isinstance(own_id, str) or own_id.startswith("#") or is_ignored:
@@ -104,7 +113,11 @@ class _Document:
             if name == "$ref" and isinstance(inner, str):
                 written["$ref"] = self._pointer(inner, base)
                 is_below = value is not self._root
-                if is_below and not self._has_draft and self._pointer(inner, outer_base) != written["$ref"]:
+                if (
+                    is_below
+                    and not self._has_draft
+                    and self._pointer(inner, outer_base) != written["$ref"]
+                ):
                     written["$ref"] = _joined(base, inner)
                 self.has_changed = self.has_changed or written["$ref"] != inner
             elif name in TO_OUTER and isinstance(inner, str) and "$ref" not in value:
@@ -119,7 +132,9 @@ class _Document:
         return written
 
     def _pointer(self, reference: str, base: str) -> str:
-        """A reference as a pointer from the root. One that leads nowhere is not taken for one from the root."""
+        """A reference as a pointer from the root. One that leads nowhere is not taken for one from
+        the root.
+        """
         if base == self._base and (reference == "#" or reference.startswith("#/")):
             return reference
 

@@ -1,7 +1,8 @@
-"""What Linux does with processes (start and end, signals, names, cores), what this machine has, and a whole file.
+"""What Linux does with processes (start and end, signals, names, cores), what this machine has, and
+a whole file.
 
-`scripts/install` asks for the machine before anything is installed, so this module and what it imports need only
-Python. Sources: prctl(2), waitpid(2), proc(5).
+`scripts/install` asks for the machine before anything is installed, so this module and what it
+imports need only Python. Sources: prctl(2), waitpid(2), proc(5).
 """
 
 import ctypes
@@ -28,10 +29,17 @@ LOG_FD_NAME = "LMI_LOG_FD"
 SUPERVISOR_PID = "LMI_SUPERVISOR_PID"  # the variable that names the supervisor to its children
 REPLICA = "LMI_REPLICA"  # the variable that tells an engine which replica of its model it is
 CORES = "LMI_CORES"  # the variable that names its cores to a process
-THREADS_WHY = "LMI_THREADS_WHY"  # the variable that says why an engine has fewer threads than there are cores
+THREADS_WHY = (
+    "LMI_THREADS_WHY"  # the variable that says why an engine has fewer threads than there are cores
+)
 # What Docker, Podman, Kubernetes, ECS and SageMaker leave in a container.
 OF_CONTAINERS = (Path("/.dockerenv"), Path("/run/.containerenv"), Path("/opt/ml"))
-CONTAINER_VARIABLES = ("KUBERNETES_SERVICE_HOST", "ECS_CONTAINER_METADATA_URI_V4", "SAGEMAKER_", "SM_")
+CONTAINER_VARIABLES = (
+    "KUBERNETES_SERVICE_HOST",
+    "ECS_CONTAINER_METADATA_URI_V4",
+    "SAGEMAKER_",
+    "SM_",
+)
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -39,8 +47,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def die_with_parent(parent_pid: int, signum: signal.Signals) -> None:
     """Let the kernel send `signum` to this process when its parent dies.
 
-    For the kernel the parent is the thread that forked, so a parent must fork from its main thread. If the parent died
-    before this call, the signal is raised at once.
+    For the kernel the parent is the thread that forked, so a parent must fork from its main thread.
+    If the parent died before this call, the signal is raised at once.
     """
     _prctl(PR_SET_PDEATHSIG, signum)
     if os.getppid() != parent_pid:
@@ -53,9 +61,11 @@ def adopt_orphans() -> None:
 
 
 def hide_memory() -> None:
-    """Keep other processes of this user from reading this process's environment and memory in /proc.
+    """Keep other processes of this user from reading this process's environment and memory in
+    /proc.
 
-    The kernel makes its files there root's, also to itself. A program that it starts is readable again.
+    The kernel makes its files there root's, also to itself. A program that it starts is readable
+    again.
     """
     _prctl(PR_SET_DUMPABLE, 0)
 
@@ -74,7 +84,8 @@ def title(pid: int) -> str:
 
 
 def set_oom_score(score: int) -> None:
-    """Set how soon the kernel kills this process when memory runs out, from -1000 (never) to 1000 (first).
+    """Set how soon the kernel kills this process when memory runs out, from -1000 (never) to 1000
+    (first).
 
     A lower score than before needs a privilege. Without it nothing changes.
     """
@@ -87,11 +98,19 @@ FAULTS = (
     *(signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL),
     *(signal.SIGABRT, signal.SIGSYS, signal.SIGTRAP),
 )
-HARMLESS = (signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH)  # which by default do nothing
+HARMLESS = (
+    signal.SIGCHLD,
+    signal.SIGCONT,
+    signal.SIGURG,
+    signal.SIGWINCH,
+)  # which by default do nothing
 OF_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)  # which Python ignores
 UNSTOPPABLE = (signal.SIGKILL, signal.SIGSTOP)
-STRAYS = tuple(sorted(signal.valid_signals() - {*ENDING, *FAULTS, *HARMLESS, *OF_PYTHON, *UNSTOPPABLE}))
-"""Signals that by default end or stop a process and are no wish to end it, the real-time ones among them.
+STRAYS = tuple(
+    sorted(signal.valid_signals() - {*ENDING, *FAULTS, *HARMLESS, *OF_PYTHON, *UNSTOPPABLE})
+)
+"""Signals that by default end or stop a process and are no wish to end it, the real-time ones among
+them.
 
 A shell, logrotate or a timer sends them to a whole group. Who means something by one handles it.
 """
@@ -105,12 +124,16 @@ def ignore_strays(*kept: signal.Signals) -> None:
 
 
 def of_terminal() -> tuple[signal.Signals, ...]:
-    """Return the signals by which a terminal ends or stops what runs in its foreground, if this process has one."""
+    """Return the signals by which a terminal ends or stops what runs in its foreground, if this
+    process has one.
+    """
     return (signal.SIGHUP, signal.SIGTSTP) if sys.stderr.isatty() else ()
 
 
 class Signals:
-    """Receives signals as bytes in a pipe, so that one call waits for signals, deaths of children and the clock."""
+    """Receives signals as bytes in a pipe, so that one call waits for signals, deaths of children
+    and the clock.
+    """
 
     ENDING = ENDING
     HANDLED = (*ENDING, signal.SIGHUP, signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2)
@@ -123,7 +146,9 @@ class Signals:
             signal.signal(signum, lambda signum, frame: None)
 
     def wait(self, timeout_s: float, readers: Sequence[int] = ()) -> list[signal.Signals]:
-        """Return the signals that came, at once when one comes or when one of `readers` can be read."""
+        """Return the signals that came, at once when one comes or when one of `readers` can be
+        read.
+        """
         is_any_readable([self._reader, *readers], timeout_s)
         with suppress(BlockingIOError):
             return [signal.Signals(number) for number in os.read(self._reader, 4096)]
@@ -131,9 +156,11 @@ class Signals:
 
 
 def is_any_readable(fds: Iterable[int], timeout_s: float = 0.0) -> bool:
-    """Wait until one of these descriptors has data or has come to its end, and return whether one has.
+    """Wait until one of these descriptors has data or has come to its end, and return whether one
+    has.
 
-    The descriptor of a process has come to its end with the process. `select` refuses descriptors from 1024 on.
+    The descriptor of a process has come to its end with the process. `select` refuses descriptors
+    from 1024 on.
     """
     poll = select.poll()
     for fd in fds:
@@ -151,12 +178,14 @@ def spawn(
     folder: str | None = None,
     output_fd: int | None = None,
 ) -> int:
-    """Start a program as leader of a new process group, which dies with this process, and return its pid.
+    """Start a program as leader of a new process group, which dies with this process, and return
+    its pid.
 
-    `become` makes the process one of another user. `output_fd` becomes its standard output and error. `log_fd` then
-    returns, in the program, the standard error of this process. It does not use `subprocess`, which would race with a
-    supervisor that reaps every child. Call it from a process without threads. A signal of ENDING that comes before the
-    program has begun ends it: the handlers of this process, which would swallow it, are away before it is let in.
+    `become` makes the process one of another user. `output_fd` becomes its standard output and
+    error. `log_fd` then returns, in the program, the standard error of this process. It does not
+    use `subprocess`, which would race with a supervisor that reaps every child. Call it from a
+    process without threads. A signal of ENDING that comes before the program has begun ends it: the
+    handlers of this process, which would swallow it, are away before it is let in.
     """
     parent_pid = os.getpid()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, Signals.HANDLED)
@@ -208,7 +237,9 @@ def end_at_once(code: int) -> NoReturn:
 
 
 def log_fd() -> int:
-    """Return the descriptor that this process logs to. Call it once: what this process starts inherits none of it."""
+    """Return the descriptor that this process logs to. Call it once: what this process starts
+    inherits none of it.
+    """
     fd = int(os.environ.pop(LOG_FD_NAME, STDERR))
     if fd != STDERR:
         os.set_inheritable(fd, False)
@@ -216,13 +247,17 @@ def log_fd() -> int:
 
 
 def print_lines_at_once() -> None:
-    """Let C code that prints to a pipe write each line when it ends. By default lines wait until they fill 4 KB."""
+    """Let C code that prints to a pipe write each line when it ends. By default lines wait until
+    they fill 4 KB.
+    """
     stdout = ctypes.c_void_p.in_dll(_libc, "stdout")
     _libc.setvbuf(stdout, None, IOLBF, ctypes.c_size_t(0))
 
 
 def reap() -> list[tuple[int, int]]:
-    """Return pid and exit code of each ended child, also of adopted ones. A negative code is a signal's number."""
+    """Return pid and exit code of each ended child, also of adopted ones. A negative code is a
+    signal's number.
+    """
     ended = []
     with suppress(ChildProcessError):
         while (found := os.waitpid(-1, os.WNOHANG)) != (0, 0):
@@ -261,27 +296,35 @@ def descendants(*pids: int) -> list[int]:
 
 
 def _children() -> dict[int, list[int]]:
-    """Return the pids of every process's children. The kernel's own list of them misses some while others end."""
+    """Return the pids of every process's children. The kernel's own list of them misses some while
+    others end.
+    """
     children: dict[int, list[int]] = {}
     for pid in [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]:
         with suppress(OSError):  # it has ended
-            after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2]  # names may hold spaces and ")"
+            after_name = (
+                Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2]
+            )  # names may hold spaces and ")"
             parent = int(after_name.split()[1])
             children.setdefault(parent, []).append(pid)
     return children
 
 
 def processor_times(pid: int) -> dict[int, float]:
-    """Return the seconds that each thread of a process and of its descendants has computed, by the thread's id.
+    """Return the seconds that each thread of a process and of its descendants has computed, by the
+    thread's id.
 
-    Threads that end meanwhile are left out. Source: proc(5), utime and stime of /proc/PID/task/TID/stat.
+    Threads that end meanwhile are left out. Source: proc(5), utime and stime of
+    /proc/PID/task/TID/stat.
     """
     times: dict[int, float] = {}
     for process in [pid, *descendants(pid)]:
         with suppress(OSError):  # it has ended
             for thread in os.listdir(f"/proc/{process}/task"):
                 with suppress(OSError):
-                    after_name = Path(f"/proc/{process}/task/{thread}/stat").read_text().rpartition(")")[2]
+                    after_name = (
+                        Path(f"/proc/{process}/task/{thread}/stat").read_text().rpartition(")")[2]
+                    )
                     in_user, in_system = after_name.split()[11:13]
                     times[int(thread)] = (int(in_user) + int(in_system)) / TICKS_PER_S
     return times
@@ -290,13 +333,17 @@ def processor_times(pid: int) -> dict[int, float]:
 def describe_exit(code: int) -> str:
     if code >= 0:
         return f"exited with code {code}"
-    name = signal.Signals(-code).name if -code in [*signal.Signals] else f"signal {-code}"  # a real-time one
+    name = (
+        signal.Signals(-code).name if -code in [*signal.Signals] else f"signal {-code}"
+    )  # a real-time one
     hint = ", which the kernel also does when memory runs out" if -code == signal.SIGKILL else ""
     return f"was killed by {name}{hint}"
 
 
 def bind_threads(cores: Sequence[int], pid: int | None = None) -> None:
-    """Let every thread of a process, of this one by default, run only on these cores. Later threads inherit them."""
+    """Let every thread of a process, of this one by default, run only on these cores. Later threads
+    inherit them.
+    """
     with suppress(OSError):  # the process or a thread of it has ended, or a core is gone
         for task in os.listdir(f"/proc/{pid or 'self'}/task"):
             with suppress(OSError):
@@ -304,7 +351,9 @@ def bind_threads(cores: Sequence[int], pid: int | None = None) -> None:
 
 
 def keep_to_cores() -> None:
-    """Bind every thread of this process, and those that they start, to the cores that its environment names."""
+    """Bind every thread of this process, and those that they start, to the cores that its
+    environment names.
+    """
     if named := os.environ.get(CORES):
         bind_threads([int(core) for core in named.split(",")])
 
@@ -320,12 +369,19 @@ class Machine:
 
     @classmethod
     def here(cls, environ: Mapping[str, str]) -> Self:
-        return cls(machine.num_usable_cores(), cls._gpus(environ), is_container(environ), machine.memory_bytes())
+        return cls(
+            machine.num_usable_cores(),
+            cls._gpus(environ),
+            is_container(environ),
+            machine.memory_bytes(),
+        )
 
     @staticmethod
     def _gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
         present = sorted((path.name[6:] for path in Path("/dev").glob("nvidia[0-9]*")), key=int)
-        if not present or not (Path("/dev/nvidiactl").exists() or Path("/proc/driver/nvidia").exists()):
+        if not present or not (
+            Path("/dev/nvidiactl").exists() or Path("/proc/driver/nvidia").exists()
+        ):
             return ()
         visible = environ.get("CUDA_VISIBLE_DEVICES")
         if visible is None:
@@ -336,13 +392,21 @@ class Machine:
 
 
 def unusable_gpu_files(files: Path = Path("/dev")) -> list[Path]:
-    """Return the files of NVIDIA's driver that the effective user of this process may not open, and CUDA must."""
+    """Return the files of NVIDIA's driver that the effective user of this process may not open, and
+    CUDA must.
+    """
     needed = [files / "nvidiactl", files / "nvidia-uvm", *sorted(files.glob("nvidia[0-9]*"))]
-    return [file for file in needed if file.exists() and not os.access(file, os.R_OK | os.W_OK, effective_ids=True)]
+    return [
+        file
+        for file in needed
+        if file.exists() and not os.access(file, os.R_OK | os.W_OK, effective_ids=True)
+    ]
 
 
 def is_container(environ: Mapping[str, str], files: Iterable[Path] = OF_CONTAINERS) -> bool:
-    """Return whether this process runs in a container, whose ports only its runtime opens to a network."""
+    """Return whether this process runs in a container, whose ports only its runtime opens to a
+    network.
+    """
     is_named = any(name.startswith(CONTAINER_VARIABLES) for name in environ)
     return os.getpid() == 1 or is_named or any(file.exists() for file in files)
 
@@ -364,7 +428,9 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def is_there(path: Path) -> bool:
-    """Return whether a file or folder is there, and True where that cannot be seen now, as on a disk that fails."""
+    """Return whether a file or folder is there, and True where that cannot be seen now, as on a
+    disk that fails.
+    """
     try:
         path.stat()
     except FileNotFoundError:

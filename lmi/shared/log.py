@@ -1,7 +1,9 @@
-"""The log of every process of lmi: one event is one line of at most 16 KB, text on a terminal and else JSON.
+"""The log of every process of lmi: one event is one line of at most 16 KB, text on a terminal and
+else JSON.
 
-Line ends, escape sequences and invisible characters are escaped, so that no client can forge a line or control the
-terminal. No process waits for the log's reader: a line without room is dropped and counted, and the next has the count.
+Line ends, escape sequences and invisible characters are escaped, so that no client can forge a line
+or control the terminal. No process waits for the log's reader: a line without room is dropped and
+counted, and the next has the count.
 """
 
 import logging
@@ -18,34 +20,63 @@ import orjson
 from lmi.shared.sink import STDERR, Sink
 
 CLEAR_LINE = b"\r\x1b[2K"  # of a terminal, where the progress bar of any process may stand
-COLOURS = {"DEBUG": 36, "INFO": 32, "WARNING": 33, "ERROR": 31, "CRITICAL": 31}  # cyan, green, yellow, red
+COLOURS = {
+    "DEBUG": 36,
+    "INFO": 32,
+    "WARNING": 33,
+    "ERROR": 31,
+    "CRITICAL": 31,
+}  # cyan, green, yellow, red
 MAX_LINE = 16 << 10  # bytes, with the line end
-# Control characters, line and paragraph separators, marks that change the direction of text, halves of surrogate pairs.
-UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
+# Control characters, line and paragraph separators, marks that change the direction of text, halves
+# of surrogate pairs.
+UNSAFE = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]"
+)
 # Loggers of libraries that write in other forms unless `setup` removes their handlers.
-FOREIGN = ("gunicorn", "gunicorn.error", "gunicorn.access", "uvicorn", "uvicorn.error", "uvicorn.access")
-RECORD_FIELDS = frozenset([*vars(logging.makeLogRecord({})), "message", "asctime", "taskName", "color_message"])
+FOREIGN = (
+    "gunicorn",
+    "gunicorn.error",
+    "gunicorn.access",
+    "uvicorn",
+    "uvicorn.error",
+    "uvicorn.access",
+)
+RECORD_FIELDS = frozenset(
+    [*vars(logging.makeLogRecord({})), "message", "asctime", "taskName", "color_message"]
+)
 
 
 _fd = STDERR
 _unrecorded = SimpleNamespace(num_log_lines_dropped=0)  # of a process that has no record yet
-_tally: tuple[object, str] = _unrecorded, "num_log_lines_dropped"  # the field that has the number of dropped lines
+_tally: tuple[object, str] = (
+    _unrecorded,
+    "num_log_lines_dropped",
+)  # the field that has the number of dropped lines
 
 
 def fd() -> int:
-    """Return the descriptor that this process logs to. It is standard error, unless the supervisor reads that."""
+    """Return the descriptor that this process logs to. It is standard error, unless the supervisor
+    reads that.
+    """
     return _fd
 
 
 def setup(role: str, level: str = "INFO", format: str = "auto", fd: int = STDERR) -> None:
-    """Send every logger of this process to `fd` in one form. `role` names the process. A second call is harmless."""
+    """Send every logger of this process to `fd` in one form. `role` names the process. A second
+    call is harmless.
+    """
     global _fd
     _fd = fd
-    is_screen = is_text(format) and os.isatty(fd) and os.environ.get("TERM") not in ("dumb", "unknown")
+    is_screen = (
+        is_text(format) and os.isatty(fd) and os.environ.get("TERM") not in ("dumb", "unknown")
+    )
     has_colours = is_screen and not os.environ.get("NO_COLOR")
     render = partial(as_text, has_colours=has_colours) if is_text(format) else as_json
     root = logging.getLogger()
-    root.handlers[:] = [LineHandler(LineFormatter(role, render), fd, line_start=CLEAR_LINE if is_screen else b"")]
+    root.handlers[:] = [
+        LineHandler(LineFormatter(role, render), fd, line_start=CLEAR_LINE if is_screen else b"")
+    ]
     root.setLevel(level)
     for name in FOREIGN:
         logger = logging.getLogger(name)
@@ -56,7 +87,9 @@ def setup(role: str, level: str = "INFO", format: str = "auto", fd: int = STDERR
 
 
 def follow(level: int) -> None:
-    """Log from this level on, and say so. It is that of the supervisor's record, which is 0 until a signal comes."""
+    """Log from this level on, and say so. It is that of the supervisor's record, which is 0 until a
+    signal comes.
+    """
     root = logging.getLogger()
     if level and level != root.level:
         root.setLevel(min(level, root.level))  # so that the next line is seen, whatever it was
@@ -87,9 +120,13 @@ def escape(text: str) -> str:
 
 
 class LineHandler(logging.Handler):
-    """Writes each line at once, so that the lines of several processes do not mix. It does not wait for a reader."""
+    """Writes each line at once, so that the lines of several processes do not mix. It does not wait
+    for a reader.
+    """
 
-    def __init__(self, formatter: "LineFormatter", fd: int = STDERR, line_start: bytes = b"") -> None:
+    def __init__(
+        self, formatter: "LineFormatter", fd: int = STDERR, line_start: bytes = b""
+    ) -> None:
         super().__init__()
         self.formatter: LineFormatter = formatter
         self.sink = Sink(fd)
@@ -100,8 +137,13 @@ class LineHandler(logging.Handler):
         try:
             line = self._line(record)
             if self._num_dropped:
-                said = "%d lines of this process were dropped here: the log was full, or nobody read it"
-                note = logging.LogRecord(__name__, logging.WARNING, __file__, 0, said, (self._num_dropped,), None)
+                said = (
+                    "%d lines of this process were dropped here: the log was full, or nobody "
+                    "read it"
+                )
+                note = logging.LogRecord(
+                    __name__, logging.WARNING, __file__, 0, said, (self._num_dropped,), None
+                )
                 if self.sink.write(self._line(note)):
                     self._num_dropped = 0
             if self._num_dropped or not self.sink.write(line):
@@ -115,7 +157,9 @@ class LineHandler(logging.Handler):
 
 
 class LineFormatter(logging.Formatter):
-    """Turns an event into its fields, which `render` makes a line of, and keeps the line within MAX_LINE."""
+    """Turns an event into its fields, which `render` makes a line of, and keeps the line within
+    MAX_LINE.
+    """
 
     def __init__(self, role: str, render: Callable[[dict[str, Any]], str]) -> None:
         super().__init__()
@@ -126,7 +170,9 @@ class LineFormatter(logging.Formatter):
         line = self.render(fields)
         max_chars = MAX_LINE // 2
         while max_chars >= 16 and len(line.encode("utf-8", "backslashreplace")) >= MAX_LINE:
-            line = self.render({name: _shortened(value, max_chars) for name, value in fields.items()})
+            line = self.render(
+                {name: _shortened(value, max_chars) for name, value in fields.items()}
+            )
             max_chars //= 2
         return line
 
@@ -141,7 +187,9 @@ class LineFormatter(logging.Formatter):
             "message": record.getMessage(),
         }
         extra = ((name, value) for name, value in vars(record).items() if name not in RECORD_FIELDS)
-        fields |= {name: value for name, value in extra if not name.startswith("_")}  # a library's for itself
+        fields |= {
+            name: value for name, value in extra if not name.startswith("_")
+        }  # a library's for itself
         if record.exc_info:
             fields["error"] = self.formatException(record.exc_info)
         return fields
@@ -165,7 +213,11 @@ def as_text(fields: dict[str, Any], *, has_colours: bool = False) -> str:
     where = f"{rest.pop('role')}[{rest.pop('pid')}] {rest.pop('logger')}:"
     error = rest.pop("error", None)
     parts = [where, str(rest.pop("message")), *(f"{name}={value}" for name, value in rest.items())]
-    shown = f"\x1b[{COLOURS[level]}m{level}\x1b[0m" if has_colours and level in COLOURS else escape(level)
+    shown = (
+        f"\x1b[{COLOURS[level]}m{level}\x1b[0m"
+        if has_colours and level in COLOURS
+        else escape(level)
+    )
     return f"{ts} {shown} {escape(' '.join(parts if error is None else [*parts, str(error)]))}"
 
 
@@ -175,7 +227,9 @@ def _escaped(match: re.Match[str]) -> str:
 
 
 def _shortened(value: Any, max_chars: int) -> Any:
-    """Cut a long text in its middle, because the end of a traceback says most. Other long values become a cut repr."""
+    """Cut a long text in its middle, because the end of a traceback says most. Other long values
+    become a cut repr.
+    """
     if isinstance(value, int | float) or value is None:
         return value
     text = value if isinstance(value, str) else repr(value)

@@ -1,8 +1,10 @@
-"""The memory, cores and processes that the kernel lets this process have: those of the machine, or of control groups.
+"""The memory, cores and processes that the kernel lets this process have: those of the machine, or
+of control groups.
 
-A process is in one group of each hierarchy of control groups, of version 1 or 2, and the limits of all groups above its
-own count too. Everything that is sized by the machine asks here. Sources: cgroups(7), cpuset(7), proc(5), and the
-kernel's pages on both versions and their memory controllers.
+A process is in one group of each hierarchy of control groups, of version 1 or 2, and the limits of
+all groups above its own count too. Everything that is sized by the machine asks here. Sources:
+cgroups(7), cpuset(7), proc(5), and the kernel's pages on both versions and their memory
+controllers.
 """
 
 import os
@@ -14,15 +16,22 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 PROC = Path("/proc")
-SHARE = "LMI_MEMORY"  # the variable that names to an engine the bytes that it may take, itself included
+SHARE = (
+    "LMI_MEMORY"  # the variable that names to an engine the bytes that it may take, itself included
+)
 UNLIMITED = 1 << 62  # version 1 says a number of about this size where there is no limit
 MB = 1 << 20
 ESCAPED = re.compile(r"\\([0-7]{3})")  # a character of a path in mountinfo
 
 # The names of files, and of lines of memory.stat, by version.
-LIMITS = {1: ("memory.limit_in_bytes",), 2: ("memory.max", "memory.high")}  # above `high` a process hardly runs
+LIMITS = {
+    1: ("memory.limit_in_bytes",),
+    2: ("memory.max", "memory.high"),
+}  # above `high` a process hardly runs
 USED = {1: "memory.usage_in_bytes", 2: "memory.current"}
-OF_ALL_ABOVE = "hierarchical_memory_limit"  # in version 1, also of groups that a container does not see
+OF_ALL_ABOVE = (
+    "hierarchical_memory_limit"  # in version 1, also of groups that a container does not see
+)
 CACHED = {1: "total_cache", 2: "file"}
 # Parts of the cache that the kernel cannot give back, or only at the cost of programs that run.
 KEPT = {1: ("total_shmem", "total_mapped_file"), 2: ("shmem", "file_mapped")}
@@ -59,10 +68,11 @@ class MemoryLimit(NamedTuple):
 
 
 def groups(controller: str, proc: Path = PROC) -> list[ControlGroup]:
-    """Return the groups with this controller ("memory", "cpu"): this process's own first, then those above it.
+    """Return the groups with this controller ("memory", "cpu"): this process's own first, then
+    those above it.
 
-    `proc` is where the kernel shows its files. A container may not see all of them: of a mount that shows another part
-    of the hierarchy only its top counts, which is the container's.
+    `proc` is where the kernel shows its files. A container may not see all of them: of a mount that
+    shows another part of the hierarchy only its top counts, which is the container's.
     """
     own = dict(_own_groups(controller, proc))
     found: list[ControlGroup] = []
@@ -79,7 +89,9 @@ def groups(controller: str, proc: Path = PROC) -> list[ControlGroup]:
 
 
 def _own_groups(controller: str, proc: Path) -> Iterator[tuple[int, PurePosixPath]]:
-    """Yield the version of each hierarchy that may have the controller, and this process's group in it."""
+    """Yield the version of each hierarchy that may have the controller, and this process's group in
+    it.
+    """
     with suppress(OSError):
         for line in (proc / "self/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
@@ -90,7 +102,9 @@ def _own_groups(controller: str, proc: Path) -> Iterator[tuple[int, PurePosixPat
 
 
 def _mounts(controller: str, proc: Path) -> Iterator[tuple[int, Path, PurePosixPath]]:
-    """Yield the version, the place and the topmost group of each mount of control groups that may have it."""
+    """Yield the version, the place and the topmost group of each mount of control groups that may
+    have it.
+    """
     with suppress(OSError):
         for line in (proc / "self/mountinfo").read_text().splitlines():
             of_mount, _, of_system = line.partition(" - ")
@@ -131,22 +145,27 @@ def memory_bytes(proc: Path = PROC) -> int:
 def free_bytes(proc: Path = PROC) -> int:
     """Return the bytes that processes of this container may still take.
 
-    It is the smaller of the machine's available memory and of what each group leaves. The page cache of a group counts
-    as free, but for shared memory and for what programs that run have mapped.
+    It is the smaller of the machine's available memory and of what each group leaves. The page
+    cache of a group counts as free, but for shared memory and for what programs that run have
+    mapped.
     """
     left = [_left(group) for group in groups("memory", proc)]
     return max(0, min(_of_meminfo("MemAvailable", proc, UNLIMITED), *left, UNLIMITED))
 
 
 def share_bytes() -> int:
-    """Return the memory that this process may take: what its environment names, else what is free now."""
+    """Return the memory that this process may take: what its environment names, else what is free
+    now.
+    """
     named = os.environ.get(SHARE, "")
     return int(named) if named.isdecimal() else free_bytes()
 
 
 def _left(group: ControlGroup) -> int:
     """Return what a group leaves of its own limit."""
-    limits = [number for name in LIMITS[group.version] if (number := group.number(name)) is not None]
+    limits = [
+        number for name in LIMITS[group.version] if (number := group.number(name)) is not None
+    ]
     used = group.number(USED[group.version])
     if not limits or used is None:
         return UNLIMITED
@@ -173,7 +192,9 @@ def _of_meminfo(name: str, proc: Path, default: int) -> int:
 
 
 def num_usable_cores(proc: Path = PROC) -> int:
-    """Return the number of cores that this process may keep busy, by its CPU mask and the quotas of its groups."""
+    """Return the number of cores that this process may keep busy, by its CPU mask and the quotas of
+    its groups.
+    """
     num_cores = len(os.sched_getaffinity(0))
     for group in groups("cpu", proc):
         quota_us, period_us = _quota(group)
@@ -183,10 +204,14 @@ def num_usable_cores(proc: Path = PROC) -> int:
 
 
 def _quota(group: ControlGroup) -> tuple[int | None, int | None]:
-    """Return the time that a group may compute in each period, None without a quota, and the period."""
+    """Return the time that a group may compute in each period, None without a quota, and the
+    period.
+    """
     if group.version == 1:
         quota_us = group.number("cpu.cfs_quota_us")
-        return (None if quota_us is None or quota_us < 0 else quota_us), group.number("cpu.cfs_period_us")
+        return (None if quota_us is None or quota_us < 0 else quota_us), group.number(
+            "cpu.cfs_period_us"
+        )
 
     words = group.read("cpu.max").split()
     if len(words) != 2 or not all(word.isdecimal() for word in words):
@@ -205,16 +230,22 @@ def describe(proc: Path = PROC) -> str:
     num_others = len(os.sched_getaffinity(0)) - num_cores
     of_quota = f" (a quota keeps it from {num_others} more)" if num_others else ""
     free_mb = free_bytes(proc) // MB
-    return f"{cores}{of_quota}, memory {limit.num_bytes // MB} MB{of_group}, of which {free_mb} MB are free"
+    return (
+        f"{cores}{of_quota}, memory {limit.num_bytes // MB} MB{of_group}, of which {free_mb} "
+        f"MB "
+        f"are free"
+    )
 
 
 # Processes and threads.
 
 
 def num_free_tasks(proc: Path = PROC) -> int | None:
-    """Return how many more processes and threads this process's groups and its user's limit allow, None: no limit.
+    """Return how many more processes and threads this process's groups and its user's limit allow,
+    None: no limit.
 
-    The limit of a user does not hold for root. Source: getrlimit(2), and the kernel's page on the pids controller.
+    The limit of a user does not hold for root. Source: getrlimit(2), and the kernel's page on the
+    pids controller.
     """
     free = []
     for group in groups("pids", proc):

@@ -1,6 +1,8 @@
-"""A file in memory, and so on no disk, for the processes that inherit its descriptor. Source: memfd_create(2).
+"""A file in memory, and so on no disk, for the processes that inherit its descriptor. Source:
+memfd_create(2).
 
-One process writes it, always as a whole. A reader that comes in between sees so by the digest, and reads again.
+One process writes it, always as a whole. A reader that comes in between sees so by the digest, and
+reads again.
 """
 
 import hashlib
@@ -20,7 +22,9 @@ class MemoryFile:
 
     @classmethod
     def create(cls, name: str, data: bytes) -> Self:
-        """Make the file. Its name is for /proc only. Raises OSError where there is no descriptor or memory for it."""
+        """Make the file. Its name is for /proc only. Raises OSError where there is no descriptor or
+        memory for it.
+        """
         file = cls(os.memfd_create(name, os.MFD_CLOEXEC))
         file.write(data)
         return file

@@ -1,4 +1,6 @@
-"""Reads a file of a model's folder, which is a stranger's: it may be of any size, and no file at all."""
+"""Reads a file of a model's folder, which is a stranger's: it may be of any size, and no file at
+all.
+"""
 
 import os
 import stat
@@ -8,7 +10,9 @@ MAX_BYTES = 32 << 20  # of a model's own JSON, of which the largest that models 
 
 
 def read_bounded(file: Path, max_bytes: int = MAX_BYTES) -> bytes:
-    """Return the bytes of a file. It never waits, as for a pipe. Raises OSError, or ValueError for too many."""
+    """Return the bytes of a file. It never waits, as for a pipe. Raises OSError, or ValueError for
+    too many.
+    """
     opened = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(opened, "rb") as reader:
         if not stat.S_ISREG(os.fstat(opened).st_mode):

@@ -1,8 +1,9 @@
-"""Standard output and error that do not block a writer whose reader is slow. A line is written whole or not at all.
+"""Standard output and error that do not block a writer whose reader is slow. A line is written
+whole or not at all.
 
-O_NONBLOCK on descriptors that others share would change theirs. So the supervisor opens the files behind them a second
-time, not blocking, and its children inherit these. Sources: pipe(7), open(2), send(2), and Linux's fs/pipe.c for the
-room in a pipe.
+O_NONBLOCK on descriptors that others share would change theirs. So the supervisor opens the files
+behind them a second time, not blocking, and its children inherit these. Sources: pipe(7), open(2),
+send(2), and Linux's fs/pipe.c for the room in a pipe.
 """
 
 import fcntl
@@ -31,21 +32,25 @@ TERMINAL_BYTES = 256  # a terminal surely takes so many when poll says that it c
 def open_missing() -> None:
     """Open /dev/null in place of standard input, output and error where they are closed.
 
-    Otherwise the next file or socket that is opened would get their numbers, and every print would go there.
+    Otherwise the next file or socket that is opened would get their numbers, and every print would
+    go there.
     """
     for fd in (0, STDOUT, STDERR):
         try:
             os.fstat(fd)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # open returns the lowest free number: `fd`
+            os.set_inheritable(
+                os.open(os.devnull, os.O_RDWR), True
+            )  # open returns the lowest free number: `fd`
 
 
 def never_wait() -> None:
-    """Make standard output and error of this process, and of its children, descriptors that do not block.
+    """Make standard output and error of this process, and of its children, descriptors that do not
+    block.
 
-    A regular file never blocks, but each write must go to its end, because a process that opens the file again has a
-    different offset. A socket or the file of another user cannot be opened a second time. Those stay as they are, and
-    only a Sink writes to them without waiting.
+    A regular file never blocks, but each write must go to its end, because a process that opens the
+    file again has a different offset. A socket or the file of another user cannot be opened a
+    second time. Those stay as they are, and only a Sink writes to them without waiting.
     """
     for fd in (STDOUT, STDERR):
         with suppress(OSError):
@@ -66,7 +71,9 @@ def guard_streams() -> None:
 
 def stream(fd: int) -> TextIO:
     raw = io.BufferedWriter(_File(fd), BUFFER_BYTES)
-    return io.TextIOWrapper(raw, "utf-8", "backslashreplace", line_buffering=True, write_through=True)
+    return io.TextIOWrapper(
+        raw, "utf-8", "backslashreplace", line_buffering=True, write_through=True
+    )
 
 
 class Sink:
@@ -80,11 +87,15 @@ class Sink:
         self._is_terminal = os.isatty(fd)
         self._is_socket = stat.S_ISSOCK(mode)
         self._patience = Allowance(max_wait_s, WAIT_SHARE)  # seconds
-        self._is_stuck = False  # the last line was lost, so `write` does not wait until a line is written
+        self._is_stuck = (
+            False  # the last line was lost, so `write` does not wait until a line is written
+        )
         self._rest = b""  # the rest of a line that was begun
 
     def write(self, line: bytes) -> bool:
-        """Write a line. Returns False if none of it was written, because the reader is late or the disk is full."""
+        """Write a line. Returns False if none of it was written, because the reader is late or the
+        disk is full.
+        """
         self._rest = self._push(self._rest)
         left = line if self._rest else self._push(line)
         is_written = len(left) < len(line)
@@ -124,11 +135,14 @@ class Sink:
         """Return whether the pipe takes so many bytes in one write."""
         if num_bytes <= select.PIPE_BUF and not self._blocks:
             return True  # the kernel takes them whole or not at all
-        num_pages, num_unread = fcntl.fcntl(self.fd, fcntl.F_GETPIPE_SZ) // PAGE_BYTES, pipe_unread_bytes(self.fd)
+        num_pages, num_unread = (
+            fcntl.fcntl(self.fd, fcntl.F_GETPIPE_SZ) // PAGE_BYTES,
+            pipe_unread_bytes(self.fd),
+        )
         if not num_unread:
             return num_bytes <= num_pages * PAGE_BYTES or not self._blocks
-        # A write that does not fit in the last page begins another: any two neighbouring pages together hold more than
-        # one page of bytes, except the first and the last.
+        # A write that does not fit in the last page begins another: any two neighbouring pages
+        # together hold more than one page of bytes, except the first and the last.
         num_used = 2 * num_unread // PAGE_BYTES + 2
         return num_bytes // PAGE_BYTES + 1 + SPARE_PAGES <= num_pages - num_used
 
@@ -151,7 +165,9 @@ class Allowance:
 
 
 def send(fd: int, data: bytes) -> int:
-    """Send to a socket. Raises BlockingIOError if it has no room, also if the socket is a blocking one."""
+    """Send to a socket. Raises BlockingIOError if it has no room, also if the socket is a blocking
+    one.
+    """
     end = socket.socket(fileno=fd)
     try:
         return end.send(data, socket.MSG_DONTWAIT)
@@ -171,7 +187,9 @@ def pipe_unread_bytes(fd: int) -> int:
 
 
 class _File(io.FileIO):
-    """The file under Python's standard output or error. It drops data for which the reader has no room."""
+    """The file under Python's standard output or error. It drops data for which the reader has no
+    room.
+    """
 
     def __init__(self, fd: int) -> None:
         super().__init__(fd, "w", closefd=False)

@@ -1,4 +1,6 @@
-"""The frame of a process that the supervisor starts for a slot: command line, record, log, exit code."""
+"""The frame of a process that the supervisor starts for a slot: command line, record, log, exit
+code.
+"""
 
 import argparse
 import faulthandler
@@ -17,7 +19,9 @@ log = logging.getLogger(__name__)
 
 
 def main(module: str, about: str | None, run: Callable[..., int], *words: str) -> NoReturn:
-    """Run a module for the slot that its command line names, and end with `run`'s exit code. `words`: more flags."""
+    """Run a module for the slot that its command line names, and end with `run`'s exit code.
+    `words`: more flags.
+    """
     parser = argparse.ArgumentParser(prog=module, description=about)
     parser.add_argument("--slot", type=int, required=True)
     for word in words:
@@ -28,10 +32,14 @@ def main(module: str, about: str | None, run: Callable[..., int], *words: str) -
     linux.end_at_once(run(**vars(parser.parse_args())))
 
 
-def live(record: EngineRecord, role: str, log_level: str, log_format: str, body: Callable[[], None]) -> int:
-    """Run the body of the process that a record is about, from its load to its end. Returns the exit code.
+def live(
+    record: EngineRecord, role: str, log_level: str, log_format: str, body: Callable[[], None]
+) -> int:
+    """Run the body of the process that a record is about, from its load to its end. Returns the
+    exit code.
 
-    The error that ends it is in the record. A StartError is one line in the log, an unexpected fault has a traceback.
+    The error that ends it is in the record. A StartError is one line in the log, an unexpected
+    fault has a traceback.
     """
     record.claim()
     record.phase = Phase.LOADING
@@ -43,7 +51,9 @@ def live(record: EngineRecord, role: str, log_level: str, log_format: str, body:
         body()
     except StartError as error:
         record.fail(error, str(error))
-        if not lmi.shared.log.is_text(log_format):  # on a terminal the supervisor's last message says it
+        if not lmi.shared.log.is_text(
+            log_format
+        ):  # on a terminal the supervisor's last message says it
             log.error("this process cannot start: %s", error)
         return error.exit_code
     except Exception as error:

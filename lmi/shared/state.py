@@ -1,8 +1,10 @@
-"""The shared-memory block: it has a record of each process, and every process reads the records without asking.
+"""The shared-memory block: it has a record of each process, and every process reads the records
+without asking.
 
-Values are 8 bytes, aligned, so a reader sees an old value or a new one. A field has one writer at a time, as a rule the
-process itself. Totals survive its death, because the next process of the slot continues to count. Gauges are zeroed
-when a process claims the slot, and when whoever reaps it releases its record.
+Values are 8 bytes, aligned, so a reader sees an old value or a new one. A field has one writer at a
+time, as a rule the process itself. Totals survive its death, because the next process of the slot
+continues to count. Gauges are zeroed when a process claims the slot, and when whoever reaps it
+releases its record.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ SILENT_S = 5.0  # an engine without a sign of life for so long does not count as
 
 
 class Field:
-    """A named place in a record, `num_words` long. Its type says what a record gives and takes under the name."""
+    """A named place in a record, `num_words` long. Its type says what a record gives and takes
+    under the name.
+    """
 
     num_words = 1
 
@@ -69,7 +73,9 @@ class TextField(Field):
 
 
 class Counters(Field):
-    """One total for each label of a fixed list. A label that is not on the list counts as the last."""
+    """One total for each label of a fixed list. A label that is not on the list counts
+    as the last.
+    """
 
     def __init__(self, labels: Sequence[str], *, is_gauge: bool = False) -> None:
         super().__init__(is_gauge=is_gauge)
@@ -82,7 +88,11 @@ class Counters(Field):
 
 class CounterView:
     def __init__(self, counters: Counters, record: Record) -> None:
-        self._index, self._ints, self._start = counters.index, record.block.ints, record.base + counters.offset
+        self._index, self._ints, self._start = (
+            counters.index,
+            record.block.ints,
+            record.base + counters.offset,
+        )
 
     def add(self, label: str, amount: int = 1) -> None:
         self._ints[self._start + self._index.get(label, len(self._index) - 1)] += amount
@@ -98,7 +108,9 @@ class CounterView:
 
 
 class Histogram(Field):
-    """Counts of observations by upper bound, then the count above all bounds, then the sum of the values."""
+    """Counts of observations by upper bound, then the count above all bounds, then the sum of the
+    values.
+    """
 
     def __init__(self, bounds: Sequence[float]) -> None:
         super().__init__()
@@ -110,7 +122,9 @@ class Histogram(Field):
 
 
 class HistogramView:
-    """A histogram of one record. Keep the view for frequent use: making it costs more than an observation."""
+    """A histogram of one record. Keep the view for frequent use: making it costs more than an
+    observation.
+    """
 
     def __init__(self, histogram: Histogram, record: Record) -> None:
         self.bounds = histogram.bounds
@@ -133,7 +147,9 @@ class HistogramView:
 
 
 class Record:
-    """A row of fields about one process. Subclasses declare the fields, whose order is the layout."""
+    """A row of fields about one process. Subclasses declare the fields, whose order is
+    the layout.
+    """
 
     pid: Int | int
     fields: dict[str, Field] = {}
@@ -161,8 +177,26 @@ class Record:
                 place.bytes_in(self)[:] = bytes(place.num_words * WORD)
 
 
-LATENCY_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
-# Those below are vLLM's, after a few smaller ones, so that its series can be made of ours (`server/metrics.py`).
+LATENCY_BOUNDS_S = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+    120.0,
+)
+# Those below are vLLM's, after a few smaller ones, so that its series can be made of ours
+# (`server/metrics.py`).
 PHASE_BOUNDS_S = (
     *(0.001, 0.003, 0.01, 0.03, 0.1),
     *(0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680),
@@ -173,7 +207,27 @@ FIRST_TOKEN_BOUNDS_S = (
 )
 INTER_TOKEN_BOUNDS_S = (
     *(0.001, 0.0025, 0.005),
-    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80),
+    *(
+        0.01,
+        0.025,
+        0.05,
+        0.075,
+        0.1,
+        0.15,
+        0.2,
+        0.3,
+        0.4,
+        0.5,
+        0.75,
+        1,
+        2.5,
+        5,
+        7.5,
+        10,
+        20,
+        40,
+        80,
+    ),
 )
 STEP_BOUNDS = (1, *(2**power for power in range(3, 15)))  # tokens
 LENGTH_BOUNDS = tuple(digit * 10**power for power in range(6) for digit in (1, 2, 5))  # tokens
@@ -186,7 +240,8 @@ class Phase(enum.IntEnum):
     DRAINING = 3
     LOST = 4  # died or hung; a restart is on its way
     FAILED = 5  # final, but for one of several engines, which is tried again
-    LEAVING = 6  # a server that was told to stop and serves on, while those who ask `/ping` choose another
+    # a server that was told to stop and serves on, while those who ask `/ping` choose another
+    LEAVING = 6
 
 
 class SupervisorRecord(Record):
@@ -196,7 +251,9 @@ class SupervisorRecord(Record):
     stage = TextField(64)  # of the start, before there are engines: download, requirements
     progress = Float()  # of the stage, 0 to 1
     credentials_version = Int()  # how often keys and certificates were read again
-    log_level = Int()  # that SIGUSR1 chose, for the processes that have a record; 0: that of the settings
+    log_level = (
+        Int()
+    )  # that SIGUSR1 chose, for the processes that have a record; 0: that of the settings
     heir = Int()  # the pid of the server that has taken the ports of this one over
     num_engine_restarts = Int()
     num_log_lines_dropped = Int()
@@ -210,8 +267,8 @@ PRIORITIES = ("high", "low", "default")  # over, under and at that of a request 
 class EngineRecord(Record):
     """One slot of an engine or of user code.
 
-    The supervisor writes `num_starts` and `lost_s`, `phase` of a worker that it starts, and `phase`, `reason` and
-    `cause` of one that died or hangs.
+    The supervisor writes `num_starts` and `lost_s`, `phase` of a worker that it starts, and
+    `phase`, `reason` and `cause` of one that died or hangs.
     """
 
     pid = Int(is_gauge=True)
@@ -224,7 +281,9 @@ class EngineRecord(Record):
     cause = TextField(32)  # the label of that error
     lost_s = Float()  # time.monotonic() of the last death
     beat_s = Float(is_gauge=True)  # time.monotonic() of the last sign of life
-    step_s = Float(is_gauge=True)  # time.monotonic() of the last step, or when work came to an idle engine
+    step_s = Float(
+        is_gauge=True
+    )  # time.monotonic() of the last step, or when work came to an idle engine
     num_running = Int(is_gauge=True)  # requests in the batch
     num_waiting = Int(is_gauge=True)  # requests that wait for a place in it
     num_queued = Counters(PRIORITIES, is_gauge=True)  # requests in front of the engine
@@ -233,8 +292,12 @@ class EngineRecord(Record):
     num_refused = Counters(PRIORITIES)  # requests that would have waited, or have waited, too long
     wait_error_s = Float(is_gauge=True)  # how far expected waits were off, on average
     max_loras = Int(is_gauge=True)  # adapters that a batch may have; 0: the engine has none
-    running_loras = TextField(MAX_LORA_NAMES_BYTES, is_gauge=True)  # names of those in the batch, with commas between
-    waiting_loras = TextField(MAX_LORA_NAMES_BYTES, is_gauge=True)  # of those for which a request waits
+    running_loras = TextField(
+        MAX_LORA_NAMES_BYTES, is_gauge=True
+    )  # names of those in the batch, with commas between
+    waiting_loras = TextField(
+        MAX_LORA_NAMES_BYTES, is_gauge=True
+    )  # of those for which a request waits
     num_used_blocks = Int(is_gauge=True)
     max_num_blocks = Int(is_gauge=True)
     tokens_per_block = Int(is_gauge=True)
@@ -253,7 +316,9 @@ class EngineRecord(Record):
     num_log_lines_dropped = Int()
 
     def fail(self, error: BaseException, reason: str) -> None:
-        """Note the error with which this process ends, for the supervisor and for those who wait for the model."""
+        """Note the error with which this process ends, for the supervisor and for those who wait
+        for the model.
+        """
         label = error.label if isinstance(error, LmiError) else LmiError.label
         self.reason, self.cause = reason, NoMemory.label if is_out_of_memory(error) else label
 
@@ -263,13 +328,28 @@ class EngineRecord(Record):
         return self.phase == Phase.READY and time.monotonic() - self.beat_s < SILENT_S
 
 
-OTHER_STATUSES = {200, 207, 405, 408, 415, 417, 422, 429, 431, 501, 505, 529}  # HTTP's, and those of one API
+OTHER_STATUSES = {
+    200,
+    207,
+    405,
+    408,
+    415,
+    417,
+    422,
+    429,
+    431,
+    501,
+    505,
+    529,
+}  # HTTP's, and those of one API
 STATUS_CODES = (*map(str, sorted(STATUSES | OTHER_STATUSES)), "other")
 FINISH_REASONS = ("length", "eos_token", "stop_sequence", "error", "cancelled", "other")
 
 
 class FrontEndRecord(Record):
-    """One front end: in the server's block what belongs to no model, in a model's block what it counts of the model."""
+    """One front end: in the server's block what belongs to no model, in a model's block what it
+    counts of the model.
+    """
 
     pid = Int(is_gauge=True)
     beat_s = Float(is_gauge=True)
@@ -289,7 +369,9 @@ class FrontEndRecord(Record):
     num_cached_tokens = Int()  # of prompts
     num_generated_tokens = Int()
     time_to_first_token_s = Histogram(FIRST_TOKEN_BOUNDS_S)  # from a request's arrival
-    inter_token_latency_s = Histogram(INTER_TOKEN_BOUNDS_S)  # of each token, or of a whole answer on average
+    inter_token_latency_s = Histogram(
+        INTER_TOKEN_BOUNDS_S
+    )  # of each token, or of a whole answer on average
     time_per_output_token_s = Histogram(INTER_TOKEN_BOUNDS_S)  # of a whole answer on average
     answer_time_s = Histogram(PHASE_BOUNDS_S)  # from a request's arrival to the end of its answer
     prompt_length = Histogram(LENGTH_BOUNDS)
@@ -299,7 +381,9 @@ class FrontEndRecord(Record):
 
 
 class Block:
-    """The mapped file: three numbers of records, the supervisor's, then those of engines, front ends and formatters."""
+    """The mapped file: three numbers of records, the supervisor's, then those of engines, front
+    ends and formatters.
+    """
 
     def __init__(self, memory: mmap.mmap) -> None:
         self.raw = memoryview(memory)
@@ -314,14 +398,20 @@ class Block:
         self.formatters = [EngineRecord(self, next(bases)) for _ in range(num_formatters)]
 
     @classmethod
-    def create(cls, path: Path, num_engines: int, num_frontends: int, num_formatters: int = 0) -> Block:
-        """Make the file, all zero, which only this user can read. Raises OSError if the disk is full.
+    def create(
+        cls, path: Path, num_engines: int, num_frontends: int, num_formatters: int = 0
+    ) -> Block:
+        """Make the file, all zero, which only this user can read. Raises OSError if the disk is
+        full.
 
-        The file takes its room on the disk now. A later write to a mapped page on a full disk would kill the writer.
+        The file takes its room on the disk now. A later write to a mapped page on a full disk would
+        kill the writer.
         """
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
-            os.posix_fallocate(fd, 0, WORD * sum(_num_words(num_engines, num_frontends, num_formatters)))
+            os.posix_fallocate(
+                fd, 0, WORD * sum(_num_words(num_engines, num_frontends, num_formatters))
+            )
             os.pwrite(fd, struct.pack("qqq", num_engines, num_frontends, num_formatters), 0)
         finally:
             os.close(fd)
@@ -335,5 +425,9 @@ class Block:
 
 def _num_words(num_engines: int, num_frontends: int, num_formatters: int) -> list[int]:
     """Return the length of a block's three numbers and of each record, in their order."""
-    kinds = [EngineRecord] * num_engines, [FrontEndRecord] * num_frontends, [EngineRecord] * num_formatters
+    kinds = (
+        [EngineRecord] * num_engines,
+        [FrontEndRecord] * num_frontends,
+        [EngineRecord] * num_formatters,
+    )
     return [3, *(kind.num_words for kind in (SupervisorRecord, *chain.from_iterable(kinds)))]

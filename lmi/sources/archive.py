@@ -17,8 +17,12 @@ from lmi.errors import ModelUnusable, SecurityRefused, cause_line
 from lmi.sources.source import check_path, shown
 
 MAX_MEMBERS = 100_000
-COUNTED_BYTES = 256 << 20  # of the unpacked archive, whose members are counted before the first is written
-MAX_HEADER_BYTES = 1 << 20  # of a member's long name or its further fields, which tarfile holds in memory
+COUNTED_BYTES = (
+    256 << 20
+)  # of the unpacked archive, whose members are counted before the first is written
+MAX_HEADER_BYTES = (
+    1 << 20
+)  # of a member's long name or its further fields, which tarfile holds in memory
 BUFFER_BYTES = 1 << 20
 BLOCK_BYTES = 512
 GZIP, ZSTD, BZIP2 = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", re.compile(rb"BZh[1-9]1AY&SY")
@@ -41,7 +45,8 @@ class Member(tarfile.TarInfo):
 
 
 class TarStream(io.BufferedIOBase):
-    """The bytes of a tar file, unpacked if gzip, bzip2 or zstd packed them, which remembers how they end.
+    """The bytes of a tar file, unpacked if gzip, bzip2 or zstd packed them, which remembers how
+    they end.
 
     `count` gets how many bytes of the file each read has taken.
     """
@@ -62,7 +67,8 @@ class TarStream(io.BufferedIOBase):
         return data
 
     def finish(self) -> None:
-        """Read the rest. Raises ReadError unless the last block is the empty one that ends each tar file.
+        """Read the rest. Raises ReadError unless the last block is the empty one that ends each tar
+        file.
 
         tarfile takes an archive that was cut between two members for one that has ended.
         """
@@ -83,9 +89,10 @@ def unpack(
 ) -> None:
     """Unpack a tar file, packed by gzip, bzip2, zstd or not at all, into `folder`.
 
-    `count` gets the bytes of the archive that were read. `check_room` gets the size of each member before it is
-    written. Raises SecurityRefused for a member that leaves the folder or is not a file, folder or link, and
-    ModelUnusable for a broken archive. Messages begin with `name`, which is the archive's path unless it is given.
+    `count` gets the bytes of the archive that were read. `check_room` gets the size of each member
+    before it is written. Raises SecurityRefused for a member that leaves the folder or is not a
+    file, folder or link, and ModelUnusable for a broken archive. Messages begin with `name`, which
+    is the archive's path unless it is given.
     """
     subject = name or str(archive)
     with _opened(archive, subject) as (_, tar):
@@ -96,11 +103,14 @@ def unpack(
         for member in _counted(tar, subject, max_members):
             path = PurePosixPath(member.name)
             if path.is_absolute() or ".." in path.parts:
-                raise SecurityRefused(f"{subject}: the member {shown(member.name)} leaves the archive's folder")
+                raise SecurityRefused(
+                    f"{subject}: the member {shown(member.name)} leaves the archive's folder"
+                )
             if path.parts:  # else the folder itself, as ./
                 check_path(subject, str(path))
             check_room(member.size)
-            try:  # the filter refuses links that lead outward and devices, and drops owners and modes
+            # the filter refuses links that lead outward and devices, and drops owners and modes
+            try:
                 tar.extract(member, folder, filter="data")
             except tarfile.FilterError as error:
                 reason = f"the member {shown(member.name)} is refused: {cause_line(error)}"

@@ -1,4 +1,5 @@
-"""What a fetch process is asked, what it leaves, and the folder that it fetches to: its room, its locks, a full disk.
+"""What a fetch process is asked, what it leaves, and the folder that it fetches to: its room, its
+locks, a full disk.
 
 In the folder of one fetch lie JSON files, renamed into place:
 
@@ -31,7 +32,15 @@ SPARE_BYTES = 1 << 30  # that stay free beside what is fetched
 SLOW_BYTES_PER_S = 100_000
 SOON_S = 60.0  # a download that ends so soon is not slow
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG)
+REFUSED = (
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOTDIR,
+    errno.EEXIST,
+    errno.EISDIR,
+    errno.ENAMETOOLONG,
+)
 
 log = logging.getLogger(__name__)
 
@@ -47,11 +56,15 @@ class WantedSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     trust_remote_code: bool = False
     download_dir: str  # where sources of S3 go; those of a hub go to its client's cache
     is_adapter: bool = False
-    opened_hosts: tuple[str, ...] = ()  # to which a hub may redirect, beside its own and public ones
+    opened_hosts: tuple[
+        str, ...
+    ] = ()  # to which a hub may redirect, beside its own and public ones
 
     @classmethod
     def of(cls, source: str, config: Config, *, is_adapter: bool = False) -> Self:
-        """Return what a fetch must know of a source. The revision that an option gives is the model's."""
+        """Return what a fetch must know of a source. The revision that an option gives is the
+        model's.
+        """
         return cls(
             source=source,
             revision=None if is_adapter else config.model.revision,
@@ -82,11 +95,19 @@ class FetchReport(msgspec.Struct, kw_only=True):
 
     def __str__(self) -> str:
         if not self.total_files:
-            come = f", {readable(self.num_bytes)} of it came, {readable(self.bytes_per_s)}/s" if self.num_bytes else ""
+            come = (
+                f", {readable(self.num_bytes)} of it came, {readable(self.bytes_per_s)}/s"
+                if self.num_bytes
+                else ""
+            )
             return f"{self.stage} of {self.source}: waits for the list of its files{come}"
-        amount = f"{readable(self.num_bytes)} of {readable(self.total_bytes)}, {readable(self.bytes_per_s)}/s"
+        amount = (
+            f"{readable(self.num_bytes)} of {readable(self.total_bytes)}, "
+            f"{readable(self.bytes_per_s)}/s"
+        )
         return (
-            f"{self.stage} of {self.source}: {self.share:.0%}, {amount}, {self.num_files} of {self.total_files} files"
+            f"{self.stage} of {self.source}: {self.share:.0%}, {amount}, {self.num_files} of "
+            f"{self.total_files} files"
         )
 
     @property
@@ -96,7 +117,10 @@ class FetchReport(msgspec.Struct, kw_only=True):
         if self.stage != DOWNLOAD or left_bytes <= 0 or self.bytes_per_s >= SLOW_BYTES_PER_S:
             return None
         if self.bytes_per_s == 0:
-            return f"{self.stage} of {self.source}: no byte came lately, {readable(left_bytes)} are missing"
+            return (
+                f"{self.stage} of {self.source}: no byte came lately, {readable(left_bytes)} "
+                f"are missing"
+            )
         left_s = left_bytes / self.bytes_per_s
         if left_s < SOON_S:
             return None
@@ -181,7 +205,9 @@ class Place:
 
     @contextmanager
     def only_one(self, lock: Path) -> Iterator[None]:
-        """Hold the lock of the source, which one process has at a time. The kernel frees it when that process ends."""
+        """Hold the lock of the source, which one process has at a time. The kernel frees it when
+        that process ends.
+        """
         with self.writing():
             lock.parent.mkdir(parents=True, exist_ok=True)
             file = open(lock, "ab")
@@ -199,7 +225,9 @@ class Place:
 
     def _full(self, needed_bytes: int) -> ModelUnusable:
         room = f"{readable(needed_bytes)} are needed, {readable(self._free_bytes())} are free"
-        return ModelUnusable(f"{self.source}: {self.folder} is full: {room} ({self.variable} names another folder)")
+        return ModelUnusable(
+            f"{self.source}: {self.folder} is full: {room} ({self.variable} names another folder)"
+        )
 
 
 def link(file: Path, name: Path) -> None:

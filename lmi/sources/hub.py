@@ -2,15 +2,16 @@
 
     models--OWNER--NAME/blobs/ID                    the bytes of a file
     models--OWNER--NAME/snapshots/COMMIT/PATH       a link to them
-    models--OWNER--NAME/trees/COMMIT.json           the listing of a commit, written when its snapshot is whole
-    models--OWNER--NAME/refs/main                   the commit of a revision, written then too
-    .locks/models--OWNER--NAME/lmi.lock             one process fetches at a time
+    models--OWNER--NAME/trees/COMMIT.json           the listing of a commit, written when its
+    snapshot is whole models--OWNER--NAME/refs/main                   the commit of a revision,
+    written then too .locks/models--OWNER--NAME/lmi.lock             one process fetches at a time
 
-The files come by `Download`, because the hub's client neither compares hashes nor resumes the file of a process that
-was killed. What arrived of one stays beside the blobs, and the next try or process asks only for the rest. Links come
-after them, the configuration last, so that a start without a network finds only whole snapshots. A small file is
-compared with its id at each start, so that a wrong one in the cache is fetched anew. Sources: the documentation of the
-hub's cache, and huggingface_hub 2.4.
+The files come by `Download`, because the hub's client neither compares hashes nor resumes the file
+of a process that was killed. What arrived of one stays beside the blobs, and the next try or
+process asks only for the rest. Links come after them, the configuration last, so that a start
+without a network finds only whole snapshots. A small file is compared with its id at each start, so
+that a wrong one in the cache is fetched anew. Sources: the documentation of the hub's cache, and
+huggingface_hub 2.4.
 """
 
 import logging
@@ -32,7 +33,15 @@ from lmi.errors import ModelUnusable, SourceUnreachable, StartError, cause_line,
 from lmi.shared.linux import write_whole
 from lmi.sources.fetches import Place, link, size_of
 from lmi.sources.hub_client import HubClient, HubRefusal, NoHub, pieces, raise_for_status
-from lmi.sources.hub_listing import COMMIT, READ_BYTES, Digest, HubApi, HubFile, KeptListing, files_by_blobs
+from lmi.sources.hub_listing import (
+    COMMIT,
+    READ_BYTES,
+    Digest,
+    HubApi,
+    HubFile,
+    KeptListing,
+    files_by_blobs,
+)
 from lmi.sources.job import PASSING_STATUSES, Damaged, FetchJob, MayPass, Progress, attempt, run_all
 from lmi.sources.reach import Reach
 from lmi.sources.source import ADAPTER_CONFIG, CONFIG, HubModel, chosen, fault, taken
@@ -40,8 +49,11 @@ from lmi.sources.source import ADAPTER_CONFIG, CONFIG, HubModel, chosen, fault, 
 NO_CONNECTION = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.ProxyError)
 OFFLINE_VARIABLES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 GATED, NO_REVISION = "GatedRepo", "RevisionNotFound"  # the hub's words for these errors
-PART = ".lmi.incomplete"  # its end is that of the parts of the hub's client, which lists them for who cleans the cache
-RANGE_BYTES = 40_000_000_000  # of one answer, because some hosts of a hub's files send no more at once
+# its end is that of the parts of the hub's client, which lists them for who cleans the cache
+PART = ".lmi.incomplete"
+RANGE_BYTES = (
+    40_000_000_000  # of one answer, because some hosts of a hub's files send no more at once
+)
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +77,9 @@ class Download:
         self._digest = Digest(self.file)
 
     def bring(self) -> None:
-        """Fetch what is missing. What arrived stays if the client raises an error. Raises Damaged or Stopped too."""
+        """Fetch what is missing. What arrived stays if the client raises an error. Raises Damaged
+        or Stopped too.
+        """
         try:
             with open(self.part, "ab") as out:
                 if out.tell() != self._num_bytes:
@@ -99,7 +113,9 @@ class Download:
         limit_s = constants.HF_HUB_DOWNLOAD_TIMEOUT
         with self.hub.get(self.url, headers, silence_s=limit_s) as response:
             status, begins = response.status_code, response.headers.get("Content-Range", "")
-            is_further = begins.startswith(f"bytes {first}-") if status == 206 else status not in (200, 416)
+            is_further = (
+                begins.startswith(f"bytes {first}-") if status == 206 else status not in (200, 416)
+            )
             if first and not is_further:  # another error says nothing about the bytes
                 self._forget()
                 out.truncate(0)
@@ -166,11 +182,16 @@ class HubFetch:
         self._tries_to_connect = False  # an id may be a mistyped path until the hub answers
 
     def fetch(self) -> Path:
-        """Return the snapshot's folder: as the hub has it now, or the cached one if no hub can be reached."""
+        """Return the snapshot's folder: as the hub has it now, or the cached one if no hub can be
+        reached.
+        """
         commit = self._cache.commit()
         lack = None if commit is None else self._lack(commit)
         cached = commit if lack is None else None
-        is_offline, is_pinned = constants.is_offline_mode(), COMMIT.fullmatch(self._revision) is not None
+        is_offline, is_pinned = (
+            constants.is_offline_mode(),
+            COMMIT.fullmatch(self._revision) is not None,
+        )
         if cached is not None and (is_offline or is_pinned):
             return self._cache.snapshots / cached
         if is_offline:
@@ -180,10 +201,14 @@ class HubFetch:
             return self._cache.snapshots / self._updated(cached)
 
     def _updated(self, cached: str | None) -> str:
-        """Return the commit whose snapshot is now whole: the hub's, or the cached one if no hub can be reached."""
+        """Return the commit whose snapshot is now whole: the hub's, or the cached one if no hub can
+        be reached.
+        """
         try:
             # With a commit in the cache one try is enough.
-            commit, listed = attempt(self._explained()(self._list), self._model, () if cached else self._job.delays_s)
+            commit, listed = attempt(
+                self._explained()(self._list), self._model, () if cached else self._job.delays_s
+            )
             files = self._taken(listed)
             if self._missing(commit, files):
                 with self._place.only_one(self._cache.lock):
@@ -196,7 +221,12 @@ class HubFetch:
             if cached is None:
                 raise
             cause = error.__cause__
-            log.warning("%s: the hub cannot be reached (%s), the cached commit %s is used", self._model, cause, cached)
+            log.warning(
+                "%s: the hub cannot be reached (%s), the cached commit %s is used",
+                self._model,
+                cause,
+                cached,
+            )
             return cached
         return commit
 
@@ -209,7 +239,9 @@ class HubFetch:
         if files is None:  # another client may have filled the cache
             files = files_by_blobs(folder)
         by_path = {file.path: file for file in files}
-        names = chosen(by_path, allow_pickle=wanted.allow_pickle, trust_remote_code=wanted.trust_remote_code)
+        names = chosen(
+            by_path, allow_pickle=wanted.allow_pickle, trust_remote_code=wanted.trust_remote_code
+        )
         faults = (by_path[name].fault_of(folder / name) for name in names)
         return next((found for found in faults if found is not None), None)
 
@@ -228,7 +260,9 @@ class HubFetch:
         return [by_path[name] for name in taken(self._model, by_path, self._job.wanted)]
 
     def _missing(self, commit: str, files: list[HubFile]) -> list[HubFile]:
-        """Return the files of a snapshot that are not there, or whose bytes are not those of the hub."""
+        """Return the files of a snapshot that are not there, or whose bytes are not those of the
+        hub.
+        """
         folder = self._cache.snapshots / commit
         return [file for file in files if file.fault_of(folder / file.path) is not None]
 
@@ -253,7 +287,9 @@ class HubFetch:
         ]
         needed_bytes = sum(each.file.size - (size_of(each.part) or 0) for each in downloads)
         self._place.check_room(needed_bytes)
-        self._job.progress.begin(self._model, sum(each.file.size for each in downloads), len(downloads))
+        self._job.progress.begin(
+            self._model, sum(each.file.size for each in downloads), len(downloads)
+        )
         with self._place.writing(needed_bytes):
             blobs.mkdir(parents=True, exist_ok=True)
             for part in {*blobs.glob(f"*{PART}")} - {each.part for each in downloads}:
@@ -278,7 +314,9 @@ class HubFetch:
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """Turn what goes wrong with a hub into MayPass or an error that says what is wrong for good."""
+        """Turn what goes wrong with a hub into MayPass or an error that says what is wrong for
+        good.
+        """
         try:
             yield
         except HubRefusal as error:
@@ -302,7 +340,9 @@ class HubFetch:
         elif refusal.code == NO_REVISION:
             said = f"has no revision {self._revision} at {constants.ENDPOINT}"
         elif status in (401, 403, 404):
-            return ModelUnusable(f"{self._subject} there is no such model, or it is private: {said}; {token}")
+            return ModelUnusable(
+                f"{self._subject} there is no such model, or it is private: {said}; {token}"
+            )
         elif status in PASSING_STATUSES:
             return MayPass(said, refusal.wait_s)
         return ModelUnusable(f"{self._model}: {said}")
@@ -319,7 +359,10 @@ class HubFetch:
         where = f"it is not in the cache {self._cache.folder}"
         if commit is not None:
             where = f"its snapshot {self._cache.snapshots / commit} {lack}"
-        asked = f"{variable}={os.environ.get(variable, '')} forbids to ask the hub for revision {self._revision}"
+        asked = (
+            f"{variable}={os.environ.get(variable, '')} forbids to ask the hub for revision "
+            f"{self._revision}"
+        )
         return ModelUnusable(f"{self._subject} {where}, and {asked}")
 
 
@@ -328,7 +371,11 @@ def _reach(model: HubModel, opened_hosts: Sequence[str]) -> Reach:
     try:
         reach = Reach(constants.ENDPOINT, opened_hosts)
     except (httpx2.InvalidURL, ValueError) as error:
-        raise ModelUnusable(f"{model}: HF_ENDPOINT={shorten(constants.ENDPOINT)}: {cause_line(error)}") from error
+        raise ModelUnusable(
+            f"{model}: HF_ENDPOINT={shorten(constants.ENDPOINT)}: {cause_line(error)}"
+        ) from error
     if not reach.is_url:
-        raise ModelUnusable(f"{model}: HF_ENDPOINT={shorten(constants.ENDPOINT)} is no URL of http or https")
+        raise ModelUnusable(
+            f"{model}: HF_ENDPOINT={shorten(constants.ENDPOINT)} is no URL of http or https"
+        )
     return reach

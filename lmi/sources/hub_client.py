@@ -1,8 +1,9 @@
-"""Asks a hub that nobody trusts: answers have limits of size, time and depth, and redirects lead only where they may.
+"""Asks a hub that nobody trusts: answers have limits of size, time and depth, and redirects lead
+only where they may.
 
-The hub's own client has none of these limits. It also reads the body of a redirect, unpacks whatever packing an answer
-has, and sends the token along to the next page of a list, wherever that is. Sources: RFC 9110, and the `trace`
-extension of httpx2.
+The hub's own client has none of these limits. It also reads the body of a redirect, unpacks
+whatever packing an answer has, and sends the token along to the next page of a list, wherever that
+is. Sources: RFC 9110, and the `trace` extension of httpx2.
 """
 
 import logging
@@ -24,7 +25,9 @@ from lmi.sources.reach import Reach, opening
 MAX_ANSWER_BYTES = 32 << 20  # of one answer of the API, unpacked; a page of 1,000 files has 0.3 MB
 MAX_ANSWER_S = 300.0
 MAX_REDIRECTS = 10
-MAX_IGNORED_BYTES = 64 << 10  # of the body of a redirect, which is read so that its connection can be used again
+MAX_IGNORED_BYTES = (
+    64 << 10
+)  # of the body of a redirect, which is read so that its connection can be used again
 MAX_ERROR_BYTES = 64 << 10
 PIECE_BYTES = 1 << 20
 PLAIN_ENCODINGS = ("", "identity")
@@ -37,7 +40,9 @@ T = TypeVar("T")
 
 
 class NoHub(ValueError):
-    """An answer is not one of a hub: too large, too deep, of a wrong type, or packed as nobody asked for."""
+    """An answer is not one of a hub: too large, too deep, of a wrong type, or packed as nobody
+    asked for.
+    """
 
 
 class HubRefusal(Exception):
@@ -67,17 +72,25 @@ class HubClient:
 
     @cached_property
     def _client(self) -> httpx2.Client:
-        """A client with the proxies and certificates that the environment names, which take a moment to read."""
+        """A client with the proxies and certificates that the environment names, which take a
+        moment to read.
+        """
         return httpx2.Client()
 
     @contextmanager
-    def get(self, url: str, headers: Mapping[str, str], *, silence_s: float = NO_BYTE_S) -> Iterator[httpx2.Response]:
-        """Ask, and follow redirects. Yields the last answer, whatever its status, with its body still to be read.
+    def get(
+        self, url: str, headers: Mapping[str, str], *, silence_s: float = NO_BYTE_S
+    ) -> Iterator[httpx2.Response]:
+        """Ask, and follow redirects. Yields the last answer, whatever its status, with its body
+        still to be read.
 
-        Without a byte for `silence_s` the client raises an error. Raises SecurityRefused for a redirect to a place
-        that the operator did not name and that is not public, and NoHub for too many of them.
+        Without a byte for `silence_s` the client raises an error. Raises SecurityRefused for a
+        redirect to a place that the operator did not name and that is not public, and NoHub for too
+        many of them.
         """
-        request: httpx2.Request | None = self._client.build_request("GET", url, headers=dict(headers))
+        request: httpx2.Request | None = self._client.build_request(
+            "GET", url, headers=dict(headers)
+        )
         for _ in range(MAX_REDIRECTS + 1):
             if request is None:
                 raise NoHub("it redirects to a text that is no URL")
@@ -104,8 +117,9 @@ class HubClient:
     ) -> tuple[T, httpx2.Response, int]:
         """Return an answer of the hub's API as a value, the response it came with, and its bytes.
 
-        `count` gets the bytes as they come, and `left_bytes` is how many may come, if fewer than usual. Raises
-        HubRefusal for a status that says no, and NoHub for an answer that is not of this kind, or larger.
+        `count` gets the bytes as they come, and `left_bytes` is how many may come, if fewer than
+        usual. Raises HubRefusal for a status that says no, and NoHub for an answer that is not of
+        this kind, or larger.
         """
         max_bytes = MAX_ANSWER_BYTES if left_bytes is None else min(MAX_ANSWER_BYTES, left_bytes)
         body = bytearray()
@@ -118,7 +132,9 @@ class HubClient:
                 if len(body) > max_bytes:
                     raise NoHub(f"an answer to {response.url.path} has more than {max_bytes} bytes")
                 if time.monotonic() > deadline_s:
-                    raise MayPass(f"an answer to {response.url.path} is not whole after {MAX_ANSWER_S:g} s")
+                    raise MayPass(
+                        f"an answer to {response.url.path} is not whole after {MAX_ANSWER_S:g} s"
+                    )
         try:
             return msgspec.json.decode(body, type=kind), response, len(body)
         except RecursionError as error:
@@ -130,14 +146,17 @@ class HubClient:
         """Look where a request would go, and limit its silence. Raises SecurityRefused."""
         if (fault := self._reach.fault(request.url)) is not None:
             raise self._elsewhere(request.url, fault)
-        request.extensions["timeout"] = dict.fromkeys(("connect", "read", "write", "pool"), silence_s)
+        request.extensions["timeout"] = dict.fromkeys(
+            ("connect", "read", "write", "pool"), silence_s
+        )
         request.extensions["trace"] = self._watch(request.url)
 
     def _watch(self, url: httpx2.URL) -> Callable[[str, Mapping[str, Any]], None]:
         """Return what looks at the address of each new connection, before a byte is sent over it.
 
-        The name of a host may have any address, and another one at each look. The address of a proxy is not looked
-        at, which the operator has named and which looks up the other names itself.
+        The name of a host may have any address, and another one at each look. The address of a
+        proxy is not looked at, which the operator has named and which looks up the other names
+        itself.
         """
         connecting_to = ""
 
@@ -145,7 +164,9 @@ class HubClient:
             nonlocal connecting_to
             if event == "connection.connect_tcp.started":
                 connecting_to = info["host"]
-            if event != "connection.connect_tcp.complete" or connecting_to != url.raw_host.decode("ascii"):
+            if event != "connection.connect_tcp.complete" or connecting_to != url.raw_host.decode(
+                "ascii"
+            ):
                 return
             stream = info["return_value"]
             try:
@@ -160,13 +181,17 @@ class HubClient:
 
     def _elsewhere(self, url: httpx2.URL, fault: str) -> SecurityRefused:
         way_out = f"download_hosts={opening(url)} allows it"
-        return SecurityRefused(f"{self._subject}: the hub redirects to a place that nobody named: {fault}; {way_out}")
+        return SecurityRefused(
+            f"{self._subject}: the hub redirects to a place that nobody named: {fault}; {way_out}"
+        )
 
 
 def pieces(response: httpx2.Response) -> Iterator[bytes]:
-    """Yield a body in pieces of a bounded size, unpacked where gzip packed it. Raises NoHub for any other packing.
+    """Yield a body in pieces of a bounded size, unpacked where gzip packed it. Raises NoHub for any
+    other packing.
 
-    What httpx2 unpacks by itself may be a thousand times as large as what came, and is in memory at once.
+    What httpx2 unpacks by itself may be a thousand times as large as what came, and is in memory at
+    once.
     """
     encoding = response.headers.get("Content-Encoding", "").strip().lower()
     if encoding in PLAIN_ENCODINGS:
@@ -183,21 +208,32 @@ def pieces(response: httpx2.Response) -> Iterator[bytes]:
                 packed = unpacker.unconsumed_tail
         yield unpacker.flush()
     except zlib.error as error:
-        raise NoHub(f"an answer to {response.url.path} is not the gzip that it says it is") from error
+        raise NoHub(
+            f"an answer to {response.url.path} is not the gzip that it says it is"
+        ) from error
 
 
 def raise_for_status(response: httpx2.Response) -> None:
     """Raise HubRefusal unless an answer says yes."""
     if not response.is_success:
         code = response.headers.get("X-Error-Code", "")
-        reason = response.headers.get("X-Error-Message") or _told(response) or response.reason_phrase or "no reason"
-        raise HubRefusal(response.status_code, code, one_line(reason), _asked_wait_s(response.headers))
+        reason = (
+            response.headers.get("X-Error-Message")
+            or _told(response)
+            or response.reason_phrase
+            or "no reason"
+        )
+        raise HubRefusal(
+            response.status_code, code, one_line(reason), _asked_wait_s(response.headers)
+        )
 
 
 def _told(response: httpx2.Response) -> str:
     """Return the reason that the body of an error gives, or ""."""
     body = b""
-    with suppress(httpx2.HTTPError, NoHub, msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+    with suppress(
+        httpx2.HTTPError, NoHub, msgspec.MsgspecError, RecursionError, UnicodeDecodeError
+    ):
         for data in pieces(response):
             body += data
             if len(body) > MAX_ERROR_BYTES:

@@ -1,12 +1,14 @@
-"""What a hub lists of a repository: the commit of a revision, its files, and how their bytes are known.
+"""What a hub lists of a repository: the commit of a revision, its files, and how their bytes are
+known.
 
-    GET /api/models/ID/revision/REVISION              {"sha": COMMIT, …}
-    GET /api/models/ID/tree/COMMIT?recursive=true     [{"type": "file", "path": …, "size": …, "oid": …, "lfs": …}, …]
-    GET /ID/resolve/COMMIT/PATH                       the bytes of a file, mostly after a redirect
+    GET /api/models/ID/revision/REVISION              {"sha": COMMIT, …} GET
+    /api/models/ID/tree/COMMIT?recursive=true     [{"type": "file", "path": …, "size": …, "oid": …,
+    "lfs": …}, …] GET /ID/resolve/COMMIT/PATH                       the bytes of a file, mostly
+    after a redirect
 
-A long list comes in pages. The cursor of the next one stands in the Link field, as the query of its URL. A list that
-was used is kept beside the snapshots, in the file of the hub's client. Sources: the hub's OpenAPI document, RFC 8288,
-git's object format, and `_tree_cache` of huggingface_hub 2.4.
+A long list comes in pages. The cursor of the next one stands in the Link field, as the query of its
+URL. A list that was used is kept beside the snapshots, in the file of the hub's client. Sources:
+the hub's OpenAPI document, RFC 8288, git's object format, and `_tree_cache` of huggingface_hub 2.4.
 """
 
 import hashlib
@@ -36,7 +38,9 @@ MAX_PAGES = 1_000
 MAX_FILES = 100_000
 TREE_FORMAT = 1
 READ_BYTES = 1 << 20
-CHECKED_BYTES = 32 << 20  # a cached file of so many bytes is read and compared at each start, a larger one is not
+CHECKED_BYTES = (
+    32 << 20
+)  # a cached file of so many bytes is read and compared at each start, a larger one is not
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +52,9 @@ class HubFile(NamedTuple):
     size: int
     id: str  # of its bytes, which names its blob: their SHA-256, or the id that git gives them
     sha256: str | None = None  # of its bytes, if the listing has it
-    xet_hash: str | None = None  # of the hub's storage, which the hub's client reads from a kept listing
+    xet_hash: str | None = (
+        None  # of the hub's storage, which the hub's client reads from a kept listing
+    )
     pointer_id: str | None = None  # the id that git gives to what stands for a large file
 
     def __str__(self) -> str:
@@ -71,15 +77,20 @@ class HubFile(NamedTuple):
                     digest.update(data)
         except OSError as error:
             return f"has a {self.path} that cannot be read: {error.strerror}"
-        return None if digest.is_right else f"has other bytes of {self.path}: wanted {digest.wanted}, found {digest}"
+        return (
+            None
+            if digest.is_right
+            else f"has other bytes of {self.path}: wanted {digest.wanted}, found {digest}"
+        )
 
 
 class Digest:
     """Whether bytes are those of a file of a listing.
 
-    The hub names a file by the SHA-256 of its bytes where git has only a pointer to it, and else by the id that git
-    gives it: the SHA-1, or in newer repositories the SHA-256, of `blob SIZE` and a zero byte before its bytes. A mirror
-    that has no git may name it by the hash of its bytes alone, which is taken too.
+    The hub names a file by the SHA-256 of its bytes where git has only a pointer to it, and else by
+    the id that git gives it: the SHA-1, or in newer repositories the SHA-256, of `blob SIZE` and a
+    zero byte before its bytes. A mirror that has no git may name it by the hash of its bytes alone,
+    which is taken too.
     """
 
     def __init__(self, file: HubFile) -> None:
@@ -126,7 +137,9 @@ class _Entry(msgspec.Struct, rename="camel"):
     xet_hash: str | None = None
 
     def file(self) -> HubFile:
-        """Return the file that this entry describes. Raises NoHub for an id that is none: it becomes a file's name."""
+        """Return the file that this entry describes. Raises NoHub for an id that is none: it
+        becomes a file's name.
+        """
         sha256 = self.lfs.oid if self.lfs is not None else None
         id = sha256 or self.oid
         if not ID.fullmatch(id) or (sha256 is not None and not SHA256.fullmatch(sha256)):
@@ -151,7 +164,9 @@ class _Kept(msgspec.Struct):
 
 
 class HubApi:
-    """What is asked of the API of one hub about one repository. `count` gets the bytes of its answers."""
+    """What is asked of the API of one hub about one repository. `count` gets the bytes of its
+    answers.
+    """
 
     def __init__(
         self,
@@ -188,7 +203,9 @@ class HubApi:
         return f"{self._files}/{commit}/{quote(file.path)}"
 
     def _pages(self, url: str) -> Iterator[list[_Entry]]:
-        """Yield the pages of a list. Whatever URL the hub names for the next one, only its query counts."""
+        """Yield the pages of a list. Whatever URL the hub names for the next one, only its query
+        counts.
+        """
         query, left_bytes = "?recursive=true&expand=false", MAX_LISTING_BYTES
         for _ in range(MAX_PAGES):
             entries, response, num_bytes = self._client.answer(
@@ -245,7 +262,9 @@ class KeptListing:
             )
             for path, file in kept.files.items()
         ]
-        is_known = kept.format_version == TREE_FORMAT and all(ID.fullmatch(file.id) for file in files)
+        is_known = kept.format_version == TREE_FORMAT and all(
+            ID.fullmatch(file.id) for file in files
+        )
         return files if is_known else None
 
     def write(self, files: list[HubFile]) -> None:
@@ -266,7 +285,9 @@ class KeptListing:
 
 
 def files_by_blobs(snapshot: Path) -> list[HubFile]:
-    """Return the files of a snapshot of which no listing is kept, as far as their links name the id of their bytes."""
+    """Return the files of a snapshot of which no listing is kept, as far as their links name the id
+    of their bytes.
+    """
     files = []
     for path in sorted(snapshot.rglob("*")):
         if not path.is_symlink():

@@ -1,4 +1,6 @@
-"""One source to fetch: what fetches it, how far that is, and how patient: what may pass is tried again."""
+"""One source to fetch: what fetches it, how far that is, and how patient: what may pass is tried
+again.
+"""
 
 import logging
 import threading
@@ -40,7 +42,9 @@ class Progress:
         self._samples: deque[tuple[float, int]] = deque()  # (seconds, bytes)
         self.stopped = threading.Event()  # a file of the source failed
 
-    def begin(self, source: object, total_bytes: int, total_files: int, stage: str = DOWNLOAD) -> None:
+    def begin(
+        self, source: object, total_bytes: int, total_files: int, stage: str = DOWNLOAD
+    ) -> None:
         """Count from zero: a source begins, a further try, or the next stage."""
         with self._lock:
             self._report = FetchReport(
@@ -50,7 +54,9 @@ class Progress:
         self.stopped.clear()
 
     def add(self, num_bytes: int) -> None:
-        """Count bytes, or take back those that must be fetched again. Raises Stopped once another file failed."""
+        """Count bytes, or take back those that must be fetched again. Raises Stopped once another
+        file failed.
+        """
         if num_bytes > 0 and self.stopped.is_set():
             raise Stopped
         with self._lock:
@@ -62,7 +68,11 @@ class Progress:
 
     def report(self) -> FetchReport:
         with self._lock:
-            num_bytes, total, now = max(0, self._report.num_bytes), self._report.total_bytes, self._clock()
+            num_bytes, total, now = (
+                max(0, self._report.num_bytes),
+                self._report.total_bytes,
+                self._clock(),
+            )
             self._samples.append((now, num_bytes))
             while len(self._samples) > 2 and self._samples[0][0] < now - WINDOW_S:
                 self._samples.popleft()
@@ -84,7 +94,9 @@ class FetchJob:
 
 
 def fetch(job: FetchJob) -> Path:
-    """Return the folder of a fetched source. Raises ModelUnusable, SecurityRefused or SourceUnreachable."""
+    """Return the folder of a fetched source. Raises ModelUnusable, SecurityRefused or
+    SourceUnreachable.
+    """
     wanted = job.wanted
     source = parse(wanted.source)
     job.progress.begin(source, 0, 0)
@@ -99,12 +111,16 @@ def fetch(job: FetchJob) -> Path:
         from lmi.sources.s3 import S3Fetch
 
         folder = S3Fetch(source, job).fetch()
-    check(folder, name=wanted.source, allow_pickle=wanted.allow_pickle, is_adapter=wanted.is_adapter)
+    check(
+        folder, name=wanted.source, allow_pickle=wanted.allow_pickle, is_adapter=wanted.is_adapter
+    )
     return folder
 
 
 def run_all(tasks: Sequence[Callable[[], None]], progress: Progress) -> None:
-    """Run in threads what brings one file each. The first error stops the others, and is raised when all have ended."""
+    """Run in threads what brings one file each. The first error stops the others, and is raised
+    when all have ended.
+    """
     with ThreadPoolExecutor(MAX_FILES_AT_ONCE, "download") as pool:
         try:
             for future in as_completed([pool.submit(task) for task in tasks]):
@@ -120,7 +136,9 @@ class Stopped(Exception):
 
 
 class MayPass(Exception):
-    """A try failed for a reason that may pass: a connection, a name that is not found, a time-out, 429 or 5xx."""
+    """A try failed for a reason that may pass: a connection, a name that is not found, a time-out,
+    429 or 5xx.
+    """
 
     def __init__(self, text: str, wait_s: float = 0.0) -> None:
         super().__init__(text)
@@ -128,7 +146,8 @@ class MayPass(Exception):
 
 
 class Damaged(Exception):
-    """What arrived is not what was promised: its size, its hash, or the object changed while it was read.
+    """What arrived is not what was promised: its size, its hash, or the object changed while it was
+    read.
 
     `what` is given where several things are tried together.
     """
@@ -145,10 +164,12 @@ def attempt(
     reached: Callable[[], int] = lambda: 0,
     wait: Callable[[float], object] = time.sleep,
 ) -> T:
-    """Return what `once` returns. It is called again after each delay if it raises MayPass, and once after Damaged.
+    """Return what `once` returns. It is called again after each delay if it raises MayPass, and
+    once after Damaged.
 
-    `reached` says how far the tries have come. Whenever one comes farther than all before, the delays begin anew.
-    Raises SourceUnreachable with the last cause, or ModelUnusable if it was Damaged twice.
+    `reached` says how far the tries have come. Whenever one comes farther than all before, the
+    delays begin anew. Raises SourceUnreachable with the last cause, or ModelUnusable if it was
+    Damaged twice.
     """
     num_damaged, waits, farthest = 0, list(delays_s), reached()
     while True:

@@ -1,7 +1,7 @@
 """The fetches that front ends ask for while the server runs: adapters that lie at a hub or in S3.
 
-A front end lays a folder with a `FetchRequest` below `fetches/` of the server's, and waits for the result or the
-failure there. It removes the request when it waits no longer.
+A front end lays a folder with a `FetchRequest` below `fetches/` of the server's, and waits for the
+result or the failure there. It removes the request when it waits no longer.
 """
 
 import logging
@@ -37,9 +37,13 @@ class FetchProcesses:
         return iter([fetch for fetch in self._fetches.values() if fetch.is_open][:MAX_AT_ONCE])
 
     def look(self) -> None:
-        """Note new requests, end the fetches that nobody waits for, and remove what is left of them."""
+        """Note new requests, end the fetches that nobody waits for, and remove what is left of
+        them.
+        """
         with suppress(OSError):  # nothing was asked for yet
-            found = {path for path in self._folder.iterdir() if not path.name.startswith(".")} - {*self._fetches}
+            found = {path for path in self._folder.iterdir() if not path.name.startswith(".")} - {
+                *self._fetches
+            }
             for folder in sorted(found, key=lambda path: path.stat().st_mtime):
                 with suppress(OSError):  # it cannot be read now, so it is for the next look
                     self._begin(folder)
@@ -53,7 +57,9 @@ class FetchProcesses:
                     del self._fetches[folder]
 
     def _begin(self, folder: Path) -> None:
-        """Note a request. One that is gone or no request is removed. Raises OSError where it cannot be read now."""
+        """Note a request. One that is gone or no request is removed. Raises OSError where it cannot
+        be read now.
+        """
         request = None
         try:
             request = read(folder / REQUEST, FetchRequest)
@@ -85,7 +91,9 @@ class Fetch(Stage):
         return linux.is_there(self.folder / REQUEST) and linux.is_alive(self._writer)
 
     def fatal(self, code: int, why: str) -> StartError | None:
-        return StartError(f"fetch process {why}") if code > 0 else None  # a signal may have ended it
+        return (
+            StartError(f"fetch process {why}") if code > 0 else None
+        )  # a signal may have ended it
 
     def fail(self, failure: Failure) -> None:
         """Leave the reason for the front end, unless the process itself did."""

@@ -1,8 +1,10 @@
-"""Where a hub may send a fetch: to what the operator named, or over https to an address of the public internet.
+"""Where a hub may send a fetch: to what the operator named, or over https to an address of the
+public internet.
 
-A hub answers many requests with a redirect, and its real files lie on other hosts. A hostile one could let this
-process ask what only this machine reaches: another port, a service of metadata, the network behind a firewall.
-Sources: RFC 6890 (special addresses), RFC 6052 (addresses of IPv4 in IPv6).
+A hub answers many requests with a redirect, and its real files lie on other hosts. A hostile one
+could let this process ask what only this machine reaches: another port, a service of metadata, the
+network behind a firewall. Sources: RFC 6890 (special addresses), RFC 6052 (addresses of IPv4 in
+IPv6).
 """
 
 import ipaddress
@@ -59,7 +61,9 @@ class Reach:
         return self._endpoint.scheme in PORTS and bool(self._endpoint.host)
 
     def is_named(self, url: httpx2.URL) -> bool:
-        """Return whether the operator named the place of a URL, and so trusts whatever address it has."""
+        """Return whether the operator named the place of a URL, and so trusts whatever address it
+        has.
+        """
         if url.scheme not in PORTS:
             return False
 
@@ -94,7 +98,9 @@ class Reach:
 
 
 def is_public(text: str) -> bool:
-    """Return whether an address is one that the public internet reaches, also one of IPv4 within one of IPv6."""
+    """Return whether an address is one that the public internet reaches, also one of IPv4 within
+    one of IPv6.
+    """
     address: Address = ipaddress.ip_address(text.partition("%")[0])
     if isinstance(address, ipaddress.IPv6Address):
         if address.ipv4_mapped is not None:
@@ -126,7 +132,8 @@ def _port(url: httpx2.URL) -> int:
 
 
 def _literal(host: str) -> Address:
-    """Return the address that a host is, also in the short forms that the system's resolver takes (127.1, 0x7f000001).
+    """Return the address that a host is, also in the short forms that the system's resolver takes
+    (127.1, 0x7f000001).
 
     Raises ValueError if it is a name.
     """

@@ -1,12 +1,12 @@
 """Fetches a prefix or an archive of S3 through boto3 to its place below `download_dir`.
 
-    H/blobs/ID      the bytes of an object, whole and checked; those of an archive that was unpacked are gone
-    H/model/…       links to the objects, under their names; of an archive, what was in it
+    H/blobs/ID      the bytes of an object, whole and checked; those of an archive that was unpacked
+    are gone H/model/…       links to the objects, under their names; of an archive, what was in it
     H/model.new/    the next one while it is made, and H/model.old/ the last one while it goes
     H.lock          one process fetches at a time
 
-H is sha256 of endpoint and URL, ID that of an object's key, size and ETag. A process that dies leaves every object that
-has its ID to the next one.
+H is sha256 of endpoint and URL, ID that of an object's key, size and ETag. A process that dies
+leaves every object that has its ID to the next one.
 """
 
 import hashlib
@@ -31,13 +31,22 @@ from urllib3.exceptions import HTTPError
 from lmi.errors import ModelUnusable, cause_line, shorten
 from lmi.sources.archive import unpack
 from lmi.sources.fetches import Place, link, size_of
-from lmi.sources.job import NO_BYTE_S, PASSING_STATUSES, Damaged, FetchJob, MayPass, Progress, attempt, run_all
+from lmi.sources.job import (
+    NO_BYTE_S,
+    PASSING_STATUSES,
+    Damaged,
+    FetchJob,
+    MayPass,
+    Progress,
+    attempt,
+    run_all,
+)
 from lmi.sources.source import S3Model, check, descended, taken, warn_of_properties
 
 NUM_THREADS = 10
 PART_BYTES = 64 << 20
-# A part is read again when its connection breaks, and each read asks again when S3 is busy. In all of them together a
-# silent S3 has NO_BYTE_S, then the try of the whole source has failed.
+# A part is read again when its connection breaks, and each read asks again when S3 is busy. In all
+# of them together a silent S3 has NO_BYTE_S, then the try of the whole source has failed.
 NUM_PART_READS, NUM_READ_TRIES = 3, 2
 READ_TIMEOUT_S = NO_BYTE_S / (NUM_PART_READS * NUM_READ_TRIES)
 CONNECT_TIMEOUT_S = 10.0
@@ -48,13 +57,21 @@ TRANSFERS = TransferConfig(
     max_request_concurrency=NUM_THREADS,
     num_download_attempts=NUM_PART_READS,
 )
-PERMISSIONS = {"ListObjectsV2": "s3:ListBucket", "HeadObject": "s3:GetObject", "GetObject": "s3:GetObject"}
-PASSING_CODES = frozenset({"RequestTimeout", "SlowDown", "Throttling", "ThrottlingException", "InternalError"})
+PERMISSIONS = {
+    "ListObjectsV2": "s3:ListBucket",
+    "HeadObject": "s3:GetObject",
+    "GetObject": "s3:GetObject",
+}
+PASSING_CODES = frozenset(
+    {"RequestTimeout", "SlowDown", "Throttling", "ThrottlingException", "InternalError"}
+)
 PASSING = (
     *(faults.ConnectionError, faults.HTTPClientError, faults.IncompleteReadError),
     *(transfer_faults.S3ValidationError, transfer_faults.RetriesExceededError),
 )
-REFUSED_CREDENTIALS = frozenset({"InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"})
+REFUSED_CREDENTIALS = frozenset(
+    {"InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"}
+)
 MD5 = re.compile("[0-9a-f]{32}")  # of an ETag
 FIRST_ERROR = 300  # a status from here on has no object
 GONE = frozenset({"404", "NoSuchKey", "412", "PreconditionFailed"})
@@ -63,7 +80,9 @@ CREDENTIALS = (
     *(faults.ProfileNotFound, faults.TokenRetrievalError, faults.SSOError, faults.NoAuthTokenError),
 )
 
-MAX_ANSWER_BYTES = 32 << 20  # that is no object: a page of a listing with 1,000 keys of 1,024 bytes has 2 MB
+MAX_ANSWER_BYTES = (
+    32 << 20
+)  # that is no object: a page of a listing with 1,000 keys of 1,024 bytes has 2 MB
 MAX_OBJECTS = 100_000  # of one prefix
 MAX_PAGES = 1_000
 READ_BYTES = 1 << 16
@@ -72,7 +91,9 @@ log = logging.getLogger(__name__)
 
 
 class StoredObject(NamedTuple):
-    """An object of S3, as the listing describes it. `path` is the rest of its key after the prefix of the listing."""
+    """An object of S3, as the listing describes it. `path` is the rest of its key after the prefix
+    of the listing.
+    """
 
     key: str
     size: int
@@ -141,7 +162,9 @@ class S3Fetch:
         return ModelUnusable(f"{self._source}: {said}; s3://{self._source.bucket}/{similar} {why}")
 
     def _unpack(self, archive: Path) -> None:
-        """Unpack the archive beside itself, check the model in it and empty the archive. What fails leaves nothing."""
+        """Unpack the archive beside itself, check the model in it and empty the archive. What fails
+        leaves nothing.
+        """
         name, folder, wanted = str(self._source), self._store.new, self._job.wanted
         self._job.progress.begin(self._source, archive.stat().st_size, 1, stage="unpack")
         folder.mkdir()
@@ -209,8 +232,8 @@ class Bucket:
         self.name = name
         with explained(f"s3://{name}"):
             session = boto3.session.Session()
-            # The caller tries a listing again. Of the reads of a transfer many run at a time, so each is tried again.
-            # SageMaker sets AWS_REGION, which boto3 does not read.
+            # The caller tries a listing again. Of the reads of a transfer many run at a time, so
+            # each is tried again. SageMaker sets AWS_REGION, which boto3 does not read.
             region = session.region_name or os.environ.get("AWS_REGION")
             self._lister = _bounded(session.client("s3", region, config=_config(1)))
             self._reader = _bounded(session.client("s3", region, config=_config(NUM_READ_TRIES)))
@@ -223,11 +246,16 @@ class Bucket:
         """Return every object below `prefix`, without the empty ones that stand for folders."""
         listed: list[dict[str, Any]] = []
         with explained(f"s3://{self.name}/{prefix}"):
-            pages = self._lister.get_paginator("list_objects_v2").paginate(Bucket=self.name, Prefix=prefix)
+            pages = self._lister.get_paginator("list_objects_v2").paginate(
+                Bucket=self.name, Prefix=prefix
+            )
             for number, page in enumerate(pages, start=1):
                 listed += page.get("Contents", [])
                 if number > MAX_PAGES or len(listed) > MAX_OBJECTS:
-                    raise NoS3(f"it lists more than {MAX_OBJECTS} objects, or more than {MAX_PAGES} pages of them")
+                    raise NoS3(
+                        f"it lists more than {MAX_OBJECTS} objects, or more than {MAX_PAGES} pages "
+                        f"of them"
+                    )
             found = [self._listed(entry, prefix) for entry in listed]
         return [each for each in found if each.size or not each.key.endswith("/")]
 
@@ -249,29 +277,44 @@ class Bucket:
         return StoredObject(key, answer["ContentLength"], answer["ETag"].strip('"'))
 
     def similar(self, key: str) -> str | None:
-        """Return a key or folder that is `key` but for the case of its last part or a slash at its end, or None."""
+        """Return a key or folder that is `key` but for the case of its last part or a slash at its
+        end, or None.
+        """
         folder, slash, name = key.rstrip("/").rpartition("/")
         try:
-            page = self._lister.list_objects_v2(Bucket=self.name, Prefix=folder + slash, Delimiter="/")
+            page = self._lister.list_objects_v2(
+                Bucket=self.name, Prefix=folder + slash, Delimiter="/"
+            )
         except faults.ClientError as error:
             if _code(error) == "NoSuchBucket":
                 raise _of_answer(error, f"s3://{self.name}/{key}") from error
             return None  # it may not be listed
         near = [each["Key"] for each in page.get("Contents", [])]
         near += [each["Prefix"] for each in page.get("CommonPrefixes", [])]
-        return next((one for one in near if one.rstrip("/").rpartition("/")[2].lower() == name.lower()), None)
+        return next(
+            (one for one in near if one.rstrip("/").rpartition("/")[2].lower() == name.lower()),
+            None,
+        )
 
     def fetch(self, wanted: Sequence[StoredObject], folder: Path, progress: Progress) -> None:
-        """Fetch objects into a folder. Each has its id as its name as soon as it is whole and checked."""
+        """Fetch objects into a folder. Each has its id as its name as soon as it is whole and
+        checked.
+        """
         with TransferManager(self._reader, TRANSFERS) as manager:
-            run_all([partial(self._fetch, each, folder, manager, progress) for each in wanted], progress)
+            run_all(
+                [partial(self._fetch, each, folder, manager, progress) for each in wanted], progress
+            )
 
-    def _fetch(self, each: StoredObject, folder: Path, manager: TransferManager, progress: Progress) -> None:
+    def _fetch(
+        self, each: StoredObject, folder: Path, manager: TransferManager, progress: Progress
+    ) -> None:
         new = folder / f"{each.id}.new"
         try:
             with explained(f"s3://{self.name}/{each.key}", read_key=each.key):
                 if each.size:
-                    manager.download(self.name, each.key, str(new), subscribers=[_Subscriber(each, progress)]).result()
+                    manager.download(
+                        self.name, each.key, str(new), subscribers=[_Subscriber(each, progress)]
+                    ).result()
                 else:  # a range of nothing cannot be read
                     new.touch()
                 self._check(each, new)
@@ -286,10 +329,15 @@ class Bucket:
         if not MD5.fullmatch(each.etag):
             return
         with open(file, "rb") as opened:
-            digest = hashlib.file_digest(opened, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+            digest = hashlib.file_digest(
+                opened, lambda: hashlib.md5(usedforsecurity=False)
+            ).hexdigest()
         if digest != each.etag:  # which is no MD5 either if the object is encrypted in some ways
             head = self._reader.head_object(Bucket=self.name, Key=each.key)
-            if not head.get("ServerSideEncryption", "").startswith("aws:kms") and "SSECustomerAlgorithm" not in head:
+            if (
+                not head.get("ServerSideEncryption", "").startswith("aws:kms")
+                and "SSECustomerAlgorithm" not in head
+            ):
                 raise Damaged(each.key, wanted=f"MD5 {each.etag}", found=digest)
 
 
@@ -306,7 +354,9 @@ class _Subscriber:
         future.meta.provide_object_etag(f'"{self.wanted.etag}"')
 
     def on_progress(self, future: Any, bytes_transferred: int, **_: object) -> None:
-        """Count bytes, or take back those of a part that is read again. Raises Damaged for more than were listed."""
+        """Count bytes, or take back those of a part that is read again. Raises Damaged for more
+        than were listed.
+        """
         self.progress.add(bytes_transferred)
         self.num_bytes += bytes_transferred
         if self.num_bytes > self.wanted.size:
@@ -314,11 +364,15 @@ class _Subscriber:
 
 
 class NoS3(ValueError):
-    """An answer is not one of S3: too large, without an end, or without what each such answer has."""
+    """An answer is not one of S3: too large, without an end, or without what each such
+    answer has.
+    """
 
 
 def _bounded(client: Any) -> Any:
-    """Let a client refuse an answer that is no object and has more than MAX_ANSWER_BYTES, which boto3 would hold."""
+    """Let a client refuse an answer that is no object and has more than MAX_ANSWER_BYTES, which
+    boto3 would hold.
+    """
     session = client._endpoint.http_session
 
     def send(request: Any, **_: object) -> Any:
@@ -381,11 +435,15 @@ def _of_answer(error: Any, url: str, read_key: str = "") -> Exception:
     if code in REFUSED_CREDENTIALS:
         return ModelUnusable(f"{url}: {said}; the credentials are not valid")
     permission = PERMISSIONS.get(operation, "")
-    return ModelUnusable(f"{url}: {said}" + (f"; it needs the permission {permission}" if permission else ""))
+    return ModelUnusable(
+        f"{url}: {said}" + (f"; it needs the permission {permission}" if permission else "")
+    )
 
 
 def _changed(key: str, code: str) -> Damaged:
-    return Damaged(key, wanted="the object of the listing", found=f"another or none, since it changed ({code})")
+    return Damaged(
+        key, wanted="the object of the listing", found=f"another or none, since it changed ({code})"
+    )
 
 
 def _code(error: Any) -> str:

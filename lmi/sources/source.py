@@ -1,11 +1,12 @@
 """Says what a text names as the source of a model or adapter.
 
-    /opt/ml/model, ./model, file:///…   a local folder
-    owner/name                          a repository of the hub; option.model_id may leave the owner out
-    s3://bucket/prefix                  every object below `prefix/`
-    s3://bucket/key.tar.gz              an archive; .tgz, .tar.bz2, .tar.zst and .tar too
+    /opt/ml/model, ./model, file:///…   a local folder owner/name                          a
+    repository of the hub; option.model_id may leave the owner out s3://bucket/prefix
+    every object below `prefix/` s3://bucket/key.tar.gz              an archive; .tgz, .tar.bz2,
+    .tar.zst and .tar too
 
-Of a source only certain files are taken, and a folder with them may hold a whole model or adapter, or not.
+Of a source only certain files are taken, and a folder with them may hold a whole model or adapter,
+or not.
 """
 
 import logging
@@ -25,11 +26,14 @@ from lmi.sources.fetches import WantedSource
 
 SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 ARCHIVE_SUFFIXES = (".tar.gz", ".tgz", ".tar.bz2", ".tar.zst", ".tar")
-# The hub's rule for names: letters, digits, "_", "-" and ".", of which the last two neither begin nor end a name. A
-# name in .gguf is meant as a file.
+# The hub's rule for names: letters, digits, "_", "-" and ".", of which the last two neither begin
+# nor end a name. A name in .gguf is meant as a file.
 _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?"
 HUB_ID = re.compile(rf"(?=.{{1,96}}$)(?!.*(?:--|\.\.|\.git$|\.gguf$))(?:{_PART}/)?{_PART}")
-KNOWN = "a folder, owner/name of a hub, s3://bucket/prefix, s3://bucket/key.tar.gz (.tgz, .tar.bz2, .tar.zst, .tar)"
+KNOWN = (
+    "a folder, owner/name of a hub, s3://bucket/prefix, s3://bucket/key.tar.gz (.tgz, "
+    ".tar.bz2, .tar.zst, .tar)"
+)
 TAKEN = ("*.json", "*.txt", "*.model*", "*.spm", "*.jinja", "*.tiktoken", "*.safetensors")
 NEVER = ("*.gguf", "*.onnx", "*.h5", "*.msgpack")
 PICKLES = (".bin", ".pt", ".pth")
@@ -41,10 +45,13 @@ GGUF, NO_GGUF = ".gguf", "GGUF is not read"
 NAMES_SHOWN = 5
 CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 MAX_PATH_BYTES = 1024
-MAX_NAME_BYTES = 240  # of each part of a path; file systems have 255, of which a file that is half written needs some
+# of each part of a path; file systems have 255, of which a file that is half written needs some
+MAX_NAME_BYTES = 240
 MAX_FOLDERS = 32  # one within another, each of which costs a call in Python when they are removed
 OF_CACHE = re.compile(r"/models--[^/]+/snapshots/[^/]+/")  # of a hub's client
-HUB_NOTES = ".cache/huggingface/download"  # of a hub's client, in a folder that it fills with a repository
+HUB_NOTES = (
+    ".cache/huggingface/download"  # of a hub's client, in a folder that it fills with a repository
+)
 OF_STORE = re.compile("[0-9a-f]{64}")  # of `s3.py: Store`
 
 log = logging.getLogger(__name__)
@@ -62,7 +69,9 @@ class HubModel:
 
 @dataclass(frozen=True, slots=True)
 class S3Model:
-    """An archive of a bucket, or every object whose key begins with `key`, which ends in "/" unless it is empty."""
+    """An archive of a bucket, or every object whose key begins with `key`, which ends in "/" unless
+    it is empty.
+    """
 
     bucket: str
     key: str
@@ -81,20 +90,27 @@ RemoteSource = HubModel | S3Model
 def remote(text: str, *, exists_locally: bool, needs_owner: bool = False) -> RemoteSource | None:
     """Return the remote source that `text` names, or None if it names a local folder.
 
-    `exists_locally` is whether there is a folder of this name, which beats a hub id. `needs_owner` is true for the
-    folder of `lmi serve`, where a single word is never an id. Raises ModelUnusable for a scheme that is not known.
+    `exists_locally` is whether there is a folder of this name, which beats a hub id. `needs_owner`
+    is true for the folder of `lmi serve`, where a single word is never an id. Raises ModelUnusable
+    for a scheme that is not known.
     """
     if exists_locally or text.startswith("file:"):
         return None
     if (scheme := SCHEME.match(text)) is None:
-        return HubModel(text) if HUB_ID.fullmatch(text) and ("/" in text or not needs_owner) else None
+        return (
+            HubModel(text) if HUB_ID.fullmatch(text) and ("/" in text or not needs_owner) else None
+        )
     if scheme[1].lower() != "s3":
-        raise ModelUnusable(f"{shorten(text)}: no source has the scheme {scheme[0]}; there are {KNOWN}")
+        raise ModelUnusable(
+            f"{shorten(text)}: no source has the scheme {scheme[0]}; there are {KNOWN}"
+        )
     bucket, _, key = text[len("s3://") :].partition("/")
     if not bucket:
         raise ModelUnusable(f"{shorten(text)}: names no bucket; the form is s3://bucket/prefix")
     prefix = key.rstrip("/")
-    return S3Model(bucket, key if key.lower().endswith(ARCHIVE_SUFFIXES) else f"{prefix}/" * bool(prefix))
+    return S3Model(
+        bucket, key if key.lower().endswith(ARCHIVE_SUFFIXES) else f"{prefix}/" * bool(prefix)
+    )
 
 
 def parse(text: str) -> RemoteSource:
@@ -105,11 +121,13 @@ def parse(text: str) -> RemoteSource:
     return source
 
 
-def chosen(paths: Iterable[str], *, allow_pickle: bool = False, trust_remote_code: bool = False) -> list[str]:
+def chosen(
+    paths: Iterable[str], *, allow_pickle: bool = False, trust_remote_code: bool = False
+) -> list[str]:
     """Return the paths that are taken, sorted. Each folder is judged separately.
 
-    Pickles are taken only from a folder without safetensors. Weights of the authors' own library (`consolidated*`)
-    are not taken where the same weights lie beside them as `model*.safetensors`.
+    Pickles are taken only from a folder without safetensors. Weights of the authors' own library
+    (`consolidated*`) are not taken where the same weights lie beside them as `model*.safetensors`.
     """
     folders: defaultdict[str, list[str]] = defaultdict(list)
     for path in paths:
@@ -119,7 +137,11 @@ def chosen(paths: Iterable[str], *, allow_pickle: bool = False, trust_remote_cod
         patterns = [*TAKEN, "*.py"] if trust_remote_code else [*TAKEN]
         if allow_pickle and not any(path.endswith(SAFETENSORS) for path in siblings):
             patterns += [f"*{suffix}" for suffix in PICKLES]
-        never = [*NEVER, "consolidated*"] if any(_is(path, "model*.safetensors") for path in siblings) else NEVER
+        never = (
+            [*NEVER, "consolidated*"]
+            if any(_is(path, "model*.safetensors") for path in siblings)
+            else NEVER
+        )
         taken += [path for path in siblings if _is(path, *patterns) and not _is(path, *never)]
     return sorted(path for path in taken if PurePosixPath(path).parts[0] != ORIGINAL)
 
@@ -145,8 +167,11 @@ def fault(folder: Path, *, is_adapter: bool = False) -> str | None:
     return _config_fault(names, is_adapter) or _weights_fault(folder, weights, names)
 
 
-def check(folder: Path, *, name: str = "", allow_pickle: bool = False, is_adapter: bool = False) -> None:
-    """Raise ModelUnusable if the folder is not whole, or SecurityRefused if it has only pickled weights.
+def check(
+    folder: Path, *, name: str = "", allow_pickle: bool = False, is_adapter: bool = False
+) -> None:
+    """Raise ModelUnusable if the folder is not whole, or SecurityRefused if it has only pickled
+    weights.
 
     Messages begin with `name`, which is the folder's path unless it is given.
     """
@@ -159,25 +184,33 @@ def check(folder: Path, *, name: str = "", allow_pickle: bool = False, is_adapte
 def taken(source: object, listed: Iterable[str], wanted: WantedSource) -> list[str]:
     """Return which paths of a source's listing are taken, before a byte of it is fetched.
 
-    Raises what `check` would raise of its configuration and pickles, and of `check_path` for what is taken.
+    Raises what `check` would raise of its configuration and pickles, and of `check_path` for what
+    is taken.
     """
     subject, paths = str(source), list(listed)
     top = [path for path in paths if "/" not in path]
-    if (fault := _config_fault(sorted({path.partition("/")[0] for path in paths}), wanted.is_adapter)) is not None:
+    if (
+        fault := _config_fault(
+            sorted({path.partition("/")[0] for path in paths}), wanted.is_adapter
+        )
+    ) is not None:
         raise ModelUnusable(f"{subject}: {fault}")
     refuse_pickles(subject, top, allow_pickle=wanted.allow_pickle)
     warn_of_properties(subject, top)
-    found = chosen(paths, allow_pickle=wanted.allow_pickle, trust_remote_code=wanted.trust_remote_code)
+    found = chosen(
+        paths, allow_pickle=wanted.allow_pickle, trust_remote_code=wanted.trust_remote_code
+    )
     for path in found:
         check_path(subject, path)
     return found
 
 
 def check_path(subject: str, path: str) -> None:
-    """Raise for a path that no file of a source has, because a hub, bucket or archive may list any text as one.
+    """Raise for a path that no file of a source has, because a hub, bucket or archive may list any
+    text as one.
 
-    SecurityRefused if it leaves its folder, or has characters that end a line or turn its direction. ModelUnusable if
-    it is longer or deeper than a model needs.
+    SecurityRefused if it leaves its folder, or has characters that end a line or turn its
+    direction. ModelUnusable if it is longer or deeper than a model needs.
     """
     parts = path.split("/")
     if any(part in ("", ".", "..") for part in parts) or "\\" in path:
@@ -188,9 +221,14 @@ def check_path(subject: str, path: str) -> None:
     longest = max(len(os.fsencode(part)) for part in parts)
     num_bytes = len(os.fsencode(path))
     if num_bytes > MAX_PATH_BYTES or longest > MAX_NAME_BYTES or len(parts) > MAX_FOLDERS:
-        limits = f"{MAX_PATH_BYTES} bytes, {MAX_NAME_BYTES} in each of its names, and {MAX_FOLDERS} names"
+        limits = (
+            f"{MAX_PATH_BYTES} bytes, {MAX_NAME_BYTES} in each of its names, and "
+            f"{MAX_FOLDERS} names"
+        )
         said = f"has {num_bytes} bytes, {longest} in its longest name, and {len(parts)} names"
-        raise ModelUnusable(f"{subject}: the path {shorten(path)} {said}; a path has at most {limits}")
+        raise ModelUnusable(
+            f"{subject}: the path {shorten(path)} {said}; a path has at most {limits}"
+        )
 
 
 def shown(name: str) -> str:
@@ -205,30 +243,41 @@ def warn_of_properties(subject: str, names: Iterable[str]) -> None:
 
 
 def refuse_pickles(subject: str, names: Iterable[str], *, allow_pickle: bool) -> None:
-    """Raise SecurityRefused if all weights among the names of one folder are pickled and nobody allowed it."""
+    """Raise SecurityRefused if all weights among the names of one folder are pickled and nobody
+    allowed it.
+    """
     names = list(names)
     pickles = sorted(name for name in names if name.endswith(PICKLES))
     if pickles and not allow_pickle and not any(name.endswith(SAFETENSORS) for name in names):
         raise SecurityRefused(
-            f"{subject}: {shown(pickles[0])} is pickled, which can run code, and there are no *.safetensors; "
+            f"{subject}: {shown(pickles[0])} is pickled, which can run code, and there are no "
+            f"*.safetensors; "
             "option.allow_pickle=true loads it if you trust it"
         )
 
 
 def descended(folder: Path) -> Path:
-    """Return the only folder in `folder` if it holds nothing else, because archives are often packed so."""
+    """Return the only folder in `folder` if it holds nothing else, because archives are often
+    packed so.
+    """
     entries = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
     return entries[0] if len(entries) == 1 and entries[0].is_dir() else folder
 
 
 def _config_fault(names: list[str], is_adapter: bool) -> str | None:
     config = ADAPTER_CONFIG if is_adapter else CONFIG
-    return None if config in names else f"{listed(names)}; {'an adapter' if is_adapter else 'a model'} has {config}"
+    return (
+        None
+        if config in names
+        else f"{listed(names)}; {'an adapter' if is_adapter else 'a model'} has {config}"
+    )
 
 
 def _weights_fault(folder: Path, weights: list[str], names: list[str]) -> str | None:
     for suffixes in ((SAFETENSORS,), PICKLES):
-        indexes = [name for name in weights if name.endswith(tuple(suffix + INDEX for suffix in suffixes))]
+        indexes = [
+            name for name in weights if name.endswith(tuple(suffix + INDEX for suffix in suffixes))
+        ]
         if indexes:
             faults = [_index_fault(folder, index) for index in indexes]
             return None if None in faults else faults[0]
@@ -239,7 +288,9 @@ def _weights_fault(folder: Path, weights: list[str], names: list[str]) -> str | 
 
 def _index_fault(folder: Path, index: str) -> str | None:
     try:
-        shards = set(msgspec.json.decode(read_bounded(folder / index), type=_Index).weight_map.values())
+        shards = set(
+            msgspec.json.decode(read_bounded(folder / index), type=_Index).weight_map.values()
+        )
     except (OSError, ValueError) as error:
         return f"{index} is not an index of weights: {error}"
     missing = sorted(shard for shard in shards if not (folder / shard).is_file())
@@ -248,10 +299,11 @@ def _index_fault(folder: Path, index: str) -> str | None:
 
 
 def came_from(file: Path) -> str:
-    """Return where a file was fetched from, by this server or another client of a hub, or "" if nothing shows it.
+    """Return where a file was fetched from, by this server or another client of a hub, or "" if
+    nothing shows it.
 
-    It shows in the paths of a hub's cache and of this server's own store, and in what a hub's client notes beside the
-    files that it brings into a folder.
+    It shows in the paths of a hub's cache and of this server's own store, and in what a hub's
+    client notes beside the files that it brings into a folder.
     """
     path = file.parent.resolve() / file.name
     if not file.is_file():
@@ -262,13 +314,19 @@ def came_from(file: Path) -> str:
         note = folder / HUB_NOTES / path.relative_to(folder)
         if note.with_name(f"{note.name}.metadata").is_file():
             return "a hub"
-        if folder.name == "model" and OF_STORE.fullmatch(folder.parent.name) and (folder.parent / "blobs").is_dir():
+        if (
+            folder.name == "model"
+            and OF_STORE.fullmatch(folder.parent.name)
+            and (folder.parent / "blobs").is_dir()
+        ):
             return "a bucket"
     return ""
 
 
 def unreadable(folder: Path) -> Path | None:
-    """Return a file of a model, or its folder, that the effective user of this process may not read, or None."""
+    """Return a file of a model, or its folder, that the effective user of this process may not
+    read, or None.
+    """
     if not os.access(folder, os.R_OK | os.X_OK, effective_ids=True):
         return folder
     patterns = (*TAKEN, *(f"*{suffix}" for suffix in PICKLES))
@@ -292,4 +350,5 @@ def listed(names: list[str]) -> str:
     if not names:
         return "is empty"
     gguf = f" ({NO_GGUF})" if any(name.endswith(GGUF) for name in names) else ""
-    return f"holds {', '.join(map(shown, names[:NAMES_SHOWN]))}{', …' if len(names) > NAMES_SHOWN else ''}{gguf}"
+    more = ", …" if len(names) > NAMES_SHOWN else ""
+    return f"holds {', '.join(map(shown, names[:NAMES_SHOWN]))}{more}{gguf}"

@@ -1,7 +1,7 @@
 """The fetch process: `python -m lmi.sources.worker REQUEST FOLDER` (`lmi/sources/fetches.py`).
 
-It has the secrets of hub and S3 from its environment. It exits with 0, or with the exit code of the error in
-`failure.json`. A signal ends it at once: what lies on the disk is good at any moment.
+It has the secrets of hub and S3 from its environment. It exits with 0, or with the exit code of the
+error in `failure.json`. A signal ends it at once: what lies on the disk is good at any moment.
 """
 
 import argparse
@@ -35,12 +35,23 @@ log = logging.getLogger("lmi.sources.worker")  # this module is __main__ where i
 
 @contextmanager
 def reporting(progress: Progress, file: Path, *, has_bar: bool, log_s: float) -> Iterator[None]:
-    """Report from a thread in the block: in a file, and to people as a bar on a terminal or as lines in the log."""
-    columns = bars.BarColumn(), bars.DownloadColumn(), bars.TransferSpeedColumn(), bars.TimeRemainingColumn()
+    """Report from a thread in the block: in a file, and to people as a bar on a terminal or as
+    lines in the log.
+    """
+    columns = (
+        bars.BarColumn(),
+        bars.DownloadColumn(),
+        bars.TransferSpeedColumn(),
+        bars.TimeRemainingColumn(),
+    )
     console, is_off = Console(file=stream(lmi.shared.log.fd())), not has_bar
-    bar = bars.Progress("{task.description}", *columns, console=console, transient=True, disable=is_off)
+    bar = bars.Progress(
+        "{task.description}", *columns, console=console, transient=True, disable=is_off
+    )
     over = threading.Event()
-    thread = threading.Thread(target=_report, args=(progress, file, bar, log_s, over), name="reporter", daemon=True)
+    thread = threading.Thread(
+        target=_report, args=(progress, file, bar, log_s, over), name="reporter", daemon=True
+    )
     with bar:
         thread.start()
         try:
@@ -50,7 +61,9 @@ def reporting(progress: Progress, file: Path, *, has_bar: bool, log_s: float) ->
             thread.join()
 
 
-def _report(progress: Progress, file: Path, bar: bars.Progress, log_s: float, over: threading.Event) -> None:
+def _report(
+    progress: Progress, file: Path, bar: bars.Progress, log_s: float, over: threading.Event
+) -> None:
     task = bar.add_task("", total=None, visible=False)
     written, is_last = None, False
     logged_s = warned_s = time.monotonic()
@@ -69,12 +82,22 @@ def _report(progress: Progress, file: Path, bar: bars.Progress, log_s: float, ov
         if bar.disable and report.source and time.monotonic() - logged_s >= log_s:
             logged_s = time.monotonic()
             log.info("%s", report)
-        if bar.disable and report.slow is not None and time.monotonic() - warned_s >= SLOW_LINES * log_s:
+        if (
+            bar.disable
+            and report.slow is not None
+            and time.monotonic() - warned_s >= SLOW_LINES * log_s
+        ):
             warned_s = time.monotonic()
             log.warning("%s", report.slow)
 
 
-def run(jobs: Sequence[FetchJob], folder: Path, reporter: AbstractContextManager[None], *, says_failure: bool) -> int:
+def run(
+    jobs: Sequence[FetchJob],
+    folder: Path,
+    reporter: AbstractContextManager[None],
+    *,
+    says_failure: bool,
+) -> int:
     """Fetch every source and write the result or the failure. Returns the exit code."""
     try:
         with reporter:
@@ -82,7 +105,12 @@ def run(jobs: Sequence[FetchJob], folder: Path, reporter: AbstractContextManager
             for job in jobs:
                 started_s, source = time.monotonic(), job.wanted.source
                 folders[source] = str(fetch(job))
-                log.info("%s is in %s, after %.1f s", source, folders[source], time.monotonic() - started_s)
+                log.info(
+                    "%s is in %s, after %.1f s",
+                    source,
+                    folders[source],
+                    time.monotonic() - started_s,
+                )
     except Exception as error:
         if isinstance(error, StartError):
             failure = error
@@ -106,17 +134,26 @@ def main() -> None:
     parser.add_argument("--log-level", default="INFO")
     parser.add_argument("--log-format", default="auto", choices=("auto", "text", "json"))
     parser.add_argument("--no-bar", action="store_true", help="log the progress on a terminal too")
-    parser.add_argument("--log-s", type=float, default=LOG_S, help="seconds between two lines of the log")
-    parser.add_argument("--delays", type=float, nargs="*", default=DELAYS_S, help="seconds between tries")
-    parser.add_argument("--spare-bytes", type=int, default=SPARE_BYTES, help="bytes of the disk that stay free")
+    parser.add_argument(
+        "--log-s", type=float, default=LOG_S, help="seconds between two lines of the log"
+    )
+    parser.add_argument(
+        "--delays", type=float, nargs="*", default=DELAYS_S, help="seconds between tries"
+    )
+    parser.add_argument(
+        "--spare-bytes", type=int, default=SPARE_BYTES, help="bytes of the disk that stay free"
+    )
     given = parser.parse_args()
     guard_streams()
     faulthandler.register(signal.SIGUSR2, all_threads=True)
     linux.set_title("lmi-fetch")
     linux.hide_memory()
     lmi.shared.log.setup("fetch", given.log_level, given.log_format, linux.log_fd())
-    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # without it the client asks the hub for one more list
-    # The log of the hub's client goes where ours goes. Its other libraries write one line for each request.
+    os.environ.setdefault(
+        "HF_HUB_DISABLE_TELEMETRY", "1"
+    )  # without it the client asks the hub for one more list
+    # The log of the hub's client goes where ours goes. Its other libraries write one line for each
+    # request.
     hub = logging.getLogger("huggingface_hub")
     hub.handlers.clear()
     hub.propagate = True
@@ -125,7 +162,10 @@ def main() -> None:
     request = msgspec.json.decode(given.request.read_bytes(), type=FetchRequest)
     has_bar = os.isatty(lmi.shared.log.fd()) and given.log_format != "json" and not given.no_bar
     progress = Progress()
-    jobs = [FetchJob(wanted, progress, tuple(given.delays), given.spare_bytes) for wanted in request.sources]
+    jobs = [
+        FetchJob(wanted, progress, tuple(given.delays), given.spare_bytes)
+        for wanted in request.sources
+    ]
     reporter = reporting(progress, given.folder / PROGRESS, has_bar=has_bar, log_s=given.log_s)
     linux.end_at_once(run(jobs, given.folder, reporter, says_failure=not has_bar))
 

@@ -1,7 +1,8 @@
-"""Messages of the supervisor to people: that the server is ready, or late, what its engines do, or why it ends.
+"""Messages of the supervisor to people: that the server is ready, or late, what its engines do, or
+why it ends.
 
-A message is text if the log is text, and one JSON object if the log is JSON. The object of a server that failed is its
-last line, because platforms often keep only that line.
+A message is text if the log is text, and one JSON object if the log is JSON. The object of a server
+that failed is its last line, because platforms often keep only that line.
 """
 
 import logging
@@ -25,25 +26,28 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 CHECKPOINT = (
-    "a model's folder holds what save_pretrained writes (config.json, a tokenizer, *.safetensors), or a model.py"
+    "a model's folder holds what save_pretrained writes (config.json, a tokenizer, "
+    "*.safetensors), or a model.py"
 )
 DAMAGED_FILE = "mend the file that the message names, or copy it again"
 LOG = "see the log above"
 OF_GGUF = "serve the checkpoint in safetensors that it was made from"
 OF_QUANTISED = (
-    "serve it with that engine, or the checkpoint that it was made from, with --quantize int8 where memory is short"
+    "serve it with that engine, or the checkpoint that it was made from, with "
+    "--quantize int8 where memory is short"
 )
 OPTIONS = "`lmi config` prints every option, its value and where it came from"
 SOURCES = "lmi serve takes a folder, OWNER/NAME of a hub, s3://BUCKET/PREFIX or demo"
 MISSING_LIBRARY = re.compile(
-    r"No module named '(\w+)|the library (\w+) is not installed|No package metadata was found for (\w+)"
+    r"No module named '(\w+)|the library (\w+) is not installed|No package metadata was found for "
+    r"(\w+)"
 )
 OF_A_CHECKPOINT = (".json", ".safetensors", ".jinja", ".model")
 REQUIREMENT = re.compile(r"(?P<name>[\w.-]+).*; extra == ['\"](?P<extra>[\w-]+)['\"]")
 NOT_DAMAGED = re.compile("no architectures|option[.]rolling_batch=|is not installed")
 
-# The label of an error, a pattern of its message, and the hint. The first row that fits counts. A fault without a row
-# has no hint, because none is better than a wrong one.
+# The label of an error, a pattern of its message, and the hint. The first row that fits counts. A
+# fault without a row has no hint, because none is better than a wrong one.
 HINTS = (
     ("bad_configuration", "", OPTIONS),
     (
@@ -51,21 +55,41 @@ HINTS = (
         r"[(]lmi-",
         "--takeover takes the port over once this server is ready, --port chooses another",
     ),
-    ("port_unavailable", "", "--host and --port choose another address; a taken port belongs to another process"),
-    ("source_unreachable", "^no folder ", "HF_HUB_OFFLINE=1 asks no hub and serves what its cache holds"),
+    (
+        "port_unavailable",
+        "",
+        "--host and --port choose another address; a taken port belongs to another process",
+    ),
+    (
+        "source_unreachable",
+        "^no folder ",
+        "HF_HUB_OFFLINE=1 asks no hub and serves what its cache holds",
+    ),
     ("model_unusable", "(HF_HUB|TRANSFORMERS)_OFFLINE=", "without that variable the hub is asked"),
-    ("model_unusable", "credentials", "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE or a role name them"),
+    (
+        "model_unusable",
+        "credentials",
+        "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE or a role name them",
+    ),
     ("model_unusable", "^[^:]+: (does not exist|is not a folder)", SOURCES),
     ("model_unusable", "^option[.]", OPTIONS),
     ("model_unusable", "GGUF", OF_GGUF),
-    ("model_unusable", "a model(.s folder)? has |: no tokenizer|: no (weights|model[.]safetensors)", CHECKPOINT),
+    (
+        "model_unusable",
+        "a model(.s folder)? has |: no tokenizer|: no (weights|model[.]safetensors)",
+        CHECKPOINT,
+    ),
     ("model_unusable", "quantised already", OF_QUANTISED),
     (
         "model_unusable",
         "option[.]rolling_batch=",
         "scripts/install installs other engines, --rolling-batch chooses one",
     ),
-    ("security_refused", r"option[.]\w+=true", "that option switches it on, if you trust the model"),
+    (
+        "security_refused",
+        r"option[.]\w+=true",
+        "that option switches it on, if you trust the model",
+    ),
     ("security_refused", "DISALLOW_", "SAGEMAKER_SECURITY_CONTROLS names what secure mode refuses"),
     ("engine_lost", "did not finish loading", "--model-loading-timeout SECONDS gives it longer"),
     ("engine_lost", "", "its own messages stand further up in this log"),
@@ -81,7 +105,11 @@ def say_failed(failure: Failure, log_format: str = "json") -> None:
     advice = hint(failure.cause, failure.message)
     if is_text(log_format):
         lines = [f"lmi: {escape(line)}" for line in failure.message.split("\n")]
-        print("\n".join([*lines, *([f"     {escape(advice)}"] if advice else [])]), file=sys.stderr, flush=True)
+        print(
+            "\n".join([*lines, *([f"     {escape(advice)}"] if advice else [])]),
+            file=sys.stderr,
+            flush=True,
+        )
         return
     line = {
         "event": "failed",
@@ -122,8 +150,17 @@ def say_ready_for_models(server: ServerConfig, port: int, after_s: float) -> Non
     """Say that a server without a model takes models."""
     url = f"{_address(server)}:{server.management_port or port}/models"
     asked = _curl(server, url, """'{"model_name": "NAME", "url": "FOLDER"}'""")
-    event = {"event": "ready", "model_store": server.model_store, "port": port, "ready_after_s": round(after_s, 2)}
-    _say(server, f"\nlmi is ready for models below {escape(server.model_store)}\n\n  {asked}\n", event)
+    event = {
+        "event": "ready",
+        "model_store": server.model_store,
+        "port": port,
+        "ready_after_s": round(after_s, 2),
+    }
+    _say(
+        server,
+        f"\nlmi is ready for models below {escape(server.model_store)}\n\n  {asked}\n",
+        event,
+    )
 
 
 def _say(server: ServerConfig, text: str, event: Mapping[str, object]) -> None:
@@ -131,7 +168,9 @@ def _say(server: ServerConfig, text: str, event: Mapping[str, object]) -> None:
 
 
 def banner(config: Config, port: int, report: LoadReport, after_s: float) -> str:
-    """Return the text that a new user reads first: what runs, where, and a command that gets an answer."""
+    """Return the text that a new user reads first: what runs, where, and a command that gets an
+    answer.
+    """
     address = _address(config.server)
     url, management_url = f"{address}:{port}", f"{address}:{config.server.management_port or port}"
     replicas = f"{config.engine.num_engines} replicas" if config.engine.num_engines > 1 else ""
@@ -139,13 +178,20 @@ def banner(config: Config, port: int, report: LoadReport, after_s: float) -> str
     stages = ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in report.stages_s.items())
     rows = {
         "model": f"{config.model.name} ({config.model.path})",
-        "engine": ", ".join(filter(None, (report.engine, report.device, _dtype(config, report), kernels, replicas))),
-        "context": f"{report.max_sequence_length} tokens, {report.max_num_sequences} requests at once",
+        "engine": ", ".join(
+            filter(None, (report.engine, report.device, _dtype(config, report), kernels, replicas))
+        ),
+        "context": (
+            f"{report.max_sequence_length} tokens, {report.max_num_sequences} requests at once"
+        ),
     }
     defaults = config.model.generation_defaults
     if defaults.values:
         rows["defaults"] = f"{defaults} ({defaults.source})"
-    answers = {"answers": f"{url}/invocations", "openai": f"{url}/v1 is the base_url of OpenAI's clients"}
+    answers = {
+        "answers": f"{url}/invocations",
+        "openai": f"{url}/v1 is the base_url of OpenAI's clients",
+    }
     pages = f"{url}/playground, {management_url}/docs"
     asked = f"{url}/invocations"
     body = """'{"inputs": "Tell me a story about a fox.", "parameters": {"max_new_tokens": 100}}'"""
@@ -177,14 +223,18 @@ def _address(server: ServerConfig) -> str:
 
 
 def _curl(server: ServerConfig, url: str, body: str) -> str:
-    """Return a command that works as it is, but for a key, of which the server knows only the digest."""
+    """Return a command that works as it is, but for a key, of which the server knows only the
+    digest.
+    """
     certificate = " -k" if server.ssl_certfile else ""
     key = " -H 'Authorization: Bearer KEY'" if server.api_keys else ""
     return f"curl{certificate}{key} {url} -d {body}"
 
 
 def _dtype(config: Config, report: LoadReport) -> str | None:
-    """Return the type that the engine computes in, and the one that was asked for if it is another."""
+    """Return the type that the engine computes in, and the one that was asked for if it
+    is another.
+    """
     asked = DTYPES.get(config.engine.dtype)
     is_other = asked is not None and report.dtype in DTYPES.values() and report.dtype != asked
     return f"{report.dtype} in place of {asked}" if is_other else report.dtype
@@ -196,15 +246,21 @@ def is_on_sagemaker(environ: Mapping[str, str], folder: str) -> bool:
 
 
 def slow_start(after_s: float, stage: str, progress: float) -> str:
-    """Return the warning about a server that is not ready yet. `progress` is a share of the stage."""
+    """Return the warning about a server that is not ready yet. `progress` is a share of
+    the stage.
+    """
     return (  # the limit is in the ProductionVariant of SageMaker's API
-        f"not ready after {after_s:.0f} s (stage {stage}, {progress:.0%}): SageMaker gives up after the endpoint's "
-        "ContainerStartupHealthCheckTimeoutInSeconds, 60 to 3600 s, by default 480 s; this server goes on"
+        f"not ready after {after_s:.0f} s (stage {stage}, {progress:.0%}): SageMaker gives up "
+        f"after the endpoint's "
+        "ContainerStartupHealthCheckTimeoutInSeconds, 60 to 3600 s, by default 480 s; this server "
+        "goes on"
     )
 
 
 class Throughput:
-    """Logs what the engines of all models did, every `interval_s` in which they did something, never if it is None."""
+    """Logs what the engines of all models did, every `interval_s` in which they did something,
+    never if it is None.
+    """
 
     def __init__(self, interval_s: float | None, now: float) -> None:
         self._interval_s = interval_s
@@ -236,15 +292,24 @@ def hint(label: str, message: str) -> str:
     if found := MISSING_LIBRARY.search(message):
         library = next(filter(None, found.groups()))
         if ".py: " in message:
-            return f"name {library} in a requirements.txt beside the file, or install it where lmi itself is installed"
+            return (
+                f"name {library} in a requirements.txt beside the file, or install it where "
+                f"lmi "
+                f"itself is installed"
+            )
         if extra := _extra_with(library):
             return f"scripts/install {extra}, or pip install '.[{extra}]', in a clone of lmi"
         return f"install {library} where lmi itself is installed"
     file = message.partition(": ")[0]
-    is_damaged = file.endswith(OF_A_CHECKPOINT) and os.path.isfile(file) and not NOT_DAMAGED.search(message)
+    is_damaged = (
+        file.endswith(OF_A_CHECKPOINT) and os.path.isfile(file) and not NOT_DAMAGED.search(message)
+    )
     if label == "model_unusable" and is_damaged:
         return DAMAGED_FILE
-    return next((hint for known, pattern, hint in HINTS if known == label and re.search(pattern, message)), "")
+    return next(
+        (hint for known, pattern, hint in HINTS if known == label and re.search(pattern, message)),
+        "",
+    )
 
 
 def _extra_with(library: str) -> str | None:
@@ -253,6 +318,12 @@ def _extra_with(library: str) -> str | None:
         found = [REQUIREMENT.match(line) for line in requires("lmi") or ()]
     except PackageNotFoundError:  # lmi runs from its sources
         return None
-    extras = {match["name"].replace("-", "_"): match["extra"] for match in found if match and match["extra"] != "dev"}
-    parts = (extra for name, extra in extras.items() if name.startswith(f"{library}_"))  # packages of one namespace
+    extras = {
+        match["name"].replace("-", "_"): match["extra"]
+        for match in found
+        if match and match["extra"] != "dev"
+    }
+    parts = (
+        extra for name, extra in extras.items() if name.startswith(f"{library}_")
+    )  # packages of one namespace
     return extras.get(library) or next(parts, None)

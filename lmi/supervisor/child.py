@@ -1,4 +1,6 @@
-"""One child process of the supervisor, which calls `look` of each in turn, and `exited` when its process ends."""
+"""One child process of the supervisor, which calls `look` of each in turn, and `exited` when its
+process ends.
+"""
 
 import logging
 import math
@@ -52,18 +54,23 @@ class ChildKind:
     become: Callable[[], None] | None = None  # makes a process one of another user
     inherited_fds: tuple[int, ...] = ()
     folder: str | None = None  # its working directory; None: the supervisor's
-    output_logger: str | None = None  # the logger of its output; None: it prints where the supervisor prints
+    output_logger: str | None = (
+        None  # the logger of its output; None: it prints where the supervisor prints
+    )
     oom_score: int = 0
     limits: HangLimits | None = None  # of a process with a record
     restarts: Callable[[], RestartTable]
     fatal: Callable[[int, str], StartError | None]
-    """Returns the error that an exit means if another start cannot mend it, from the exit's code and reason."""
+    """Returns the error that an exit means if another start cannot mend it, from the exit's code
+    and reason.
+    """
     lost_label: str  # the cause of a failure after too many deaths
     lost_notice_s: float = 0.0  # how long `/ping` reports that failure before the server ends
     is_one_shot: bool = False  # exit code 0 means that its work is done
     serves_clients: bool = False
-    """Its processes hold the connections of clients. In a drain they stop before the others, in an immediate end after
-    them. Those that outlive their parent finish their requests."""
+    """Its processes hold the connections of clients. In a drain they stop before the others, in an
+    immediate end after them. Those that outlive their parent finish their requests.
+    """
 
 
 class Child:
@@ -75,15 +82,21 @@ class Child:
         self.record = record  # None: its processes keep records of a different kind
         self.pid: int | None = None
         self.is_done = False
-        self.others: Sequence[EngineRecord] = ()  # of the other replicas, which may serve without this one
+        self.others: Sequence[
+            EngineRecord
+        ] = ()  # of the other replicas, which may serve without this one
         self.output: ChildOutput | None = None  # of the running process, or of the last one
         self.is_retired = False  # its process may end and does not start again
-        self.waits_for: Child | None = None  # a child of one shot that must be done before this one starts
+        self.waits_for: Child | None = (
+            None  # a child of one shot that must be done before this one starts
+        )
         self._slot = slot
         self._table = kind.restarts()
         self._start_s = 0.0  # when the next process may start
         self._refused_s = -math.inf  # when it was last told that the system refused one
-        self._began_s = 0.0  # when this process started or, if nobody told it to end, when its end began
+        self._began_s = (
+            0.0  # when this process started or, if nobody told it to end, when its end began
+        )
         self._was_ready = False  # whether this process was ever ready
         self._ends_by_itself = False  # which nobody told it to
         self._hung = ""  # why it counts as hung
@@ -91,7 +104,9 @@ class Child:
         self._kill_s: float | None = None  # when to kill a hung process
 
     def look(self, now: float, pauses: Pauses) -> None:
-        """Start the process when its time has come, notice that it is ready or hangs, and kill a hung one."""
+        """Start the process when its time has come, notice that it is ready or hangs, and kill a
+        hung one.
+        """
         if self.is_retired or (self.waits_for is not None and not self.waits_for.is_done):
             return
         if self.pid is None:
@@ -104,7 +119,9 @@ class Child:
             self._judge(self.record, now, pauses)
 
     def _start(self, now: float) -> None:
-        """Start the process, or try again soon if the machine has no memory or no descriptor for it now."""
+        """Start the process, or try again soon if the machine has no memory or no descriptor for it
+        now.
+        """
         self._began_s, self._kill_s, self._hung = now, None, ""
         self._was_ready = self._ends_by_itself = False
         if self.record is not None:
@@ -112,7 +129,11 @@ class Child:
             self.record.phase = Phase.STARTING
         self.close()
         try:
-            self.output = ChildOutput(self.kind.output_logger, role=self.name) if self.kind.output_logger else None
+            self.output = (
+                ChildOutput(self.kind.output_logger, role=self.name)
+                if self.kind.output_logger
+                else None
+            )
             self.pid = linux.spawn(
                 self.kind.argv(self._slot),
                 self.kind.environ(self._slot),
@@ -137,7 +158,9 @@ class Child:
             log.info("%s starts as process %d", self.name, self.pid)
 
     def send(self, signum: signal.Signals) -> None:
-        """Send a signal to the process, or SIGKILL to its whole group. Does nothing if no process runs."""
+        """Send a signal to the process, or SIGKILL to its whole group. Does nothing if no process
+        runs.
+        """
         if self.pid is not None:
             linux.send(self.pid, signum, to_group=signum == signal.SIGKILL)
 
@@ -152,16 +175,20 @@ class Child:
             self.output.close()
 
     def exited(self, code: int, now: float, *, is_ending: bool) -> Failure | None:
-        """Note the end of the process and plan its next start. Returns the failure if another start cannot help.
+        """Note the end of the process and plan its next start. Returns the failure if another start
+        cannot help.
 
-        While another replica serves, what no start can help at first, as a model that is gone, may pass.
+        While another replica serves, what no start can help at first, as a model that is gone, may
+        pass.
         """
         (why, label), record = self._reason(code), self.record
         if record is None:
             stage, was_ready = self.kind.title, now - self._began_s >= STEADY_S
         else:
             stage = record.stage or Phase(record.phase).name.lower()
-            was_ready = self._was_ready or record.phase == Phase.READY  # perhaps since the last turn
+            was_ready = (
+                self._was_ready or record.phase == Phase.READY
+            )  # perhaps since the last turn
         self._clear(why, label, now)
         self.is_done = self.kind.is_one_shot and code == 0
         if is_ending or self.is_done:
@@ -178,16 +205,25 @@ class Child:
             failure = Failure.of(error, stage)
         elif self._table.max_deaths > 1 and other_serves:
             self._start_s = now + LONGEST_DELAY_S
-            log.error("%s failed: it %s; another replica serves, next try in %g s", self.name, died, LONGEST_DELAY_S)
+            log.error(
+                "%s failed: it %s; another replica serves, next try in %g s",
+                self.name,
+                died,
+                LONGEST_DELAY_S,
+            )
         else:
             cause, notice_s = self.kind.lost_label, self.kind.lost_notice_s
-            failure = Failure(code=1, cause=cause, stage=stage, message=f"{self.name} {died}", notice_s=notice_s)
+            failure = Failure(
+                code=1, cause=cause, stage=stage, message=f"{self.name} {died}", notice_s=notice_s
+            )
         if record is not None:
             record.phase = Phase.FAILED
         return failure
 
     def _times(self) -> dict[int, float]:
-        """Return the processor time of each thread but the main one, which only serves the socket and never steps."""
+        """Return the processor time of each thread but the main one, which only serves the socket
+        and never steps.
+        """
         if self.pid is None:
             return {}
         times = linux.processor_times(self.pid)
@@ -200,14 +236,24 @@ class Child:
         if record.phase == Phase.READY and not self._was_ready:
             self._was_ready = True
             if record.num_starts > 1:
-                log.info("%s is ready, %.1f s after its last process was lost", self.name, now - record.lost_s)
-        elif self.kind.limits and (why := hang(record, self.kind.limits, self._began_s, now, pauses, self._work)):
+                log.info(
+                    "%s is ready, %.1f s after its last process was lost",
+                    self.name,
+                    now - record.lost_s,
+                )
+        elif self.kind.limits and (
+            why := hang(record, self.kind.limits, self._began_s, now, pauses, self._work)
+        ):
             log.error("%s %s; its stacks follow, then it is killed", self.name, why)
             self._lose(record, why, "", now)
             self._hung, self._kill_s = why, now + STACKS_S
             self.send(signal.SIGUSR2)
         elif self._work.late_step():
-            text = "%s has made no step for %.1f s and goes on, because it works: the machine gave it %.1f s of a core"
+            text = (
+                "%s has made no step for %.1f s and goes on, because it works: the machine "
+                "gave "
+                "it %.1f s of a core"
+            )
             log.warning(text, self.name, now - record.step_s, self._work.worked_s)
 
     def _reason(self, code: int) -> tuple[str, str]:
@@ -215,12 +261,16 @@ class Child:
         record = self.record
         if self._hung:
             return self._hung, ""
-        if record is not None and code > 0 and record.pid and record.reason:  # pid 0: it did not come so far
+        if (
+            record is not None and code > 0 and record.pid and record.reason
+        ):  # pid 0: it did not come so far
             return record.reason, record.cause
         return linux.describe_exit(code), NoMemory.label if code == -signal.SIGKILL else ""
 
     def _clear(self, why: str, label: str, now: float) -> None:
-        """Clean up after the process: kill its group, log its last output, clear the gauges of its record."""
+        """Clean up after the process: kill its group, log its last output, clear the gauges of its
+        record.
+        """
         if not self.kind.serves_clients:
             self.send(signal.SIGKILL)
         self.read_last()

@@ -28,9 +28,11 @@ def user_code(runtime: Runtime, cores: Cores | None = None) -> ChildKind:
 
 
 def of_user_code(config: Config, environ: Mapping[str, str], slot: int) -> dict[str, str]:
-    """Return the environment of a process that runs user code. It has no secrets except those of option.env.
+    """Return the environment of a process that runs user code. It has no secrets except those of
+    option.env.
 
-    What its requirements.txt names comes first on its path. If user code is the model, each process sees only its GPUs.
+    What its requirements.txt names comes first on its path. If user code is the model, each process
+    sees only its GPUs.
     """
     inherited = without_secrets(environ) | config.engine.environ
     inherited |= with_installed(config, inherited) | NOTHING_BESIDE_CODE
@@ -38,12 +40,20 @@ def of_user_code(config: Config, environ: Mapping[str, str], slot: int) -> dict[
         return inherited
     num_each = len(config.engine.device_ids) // config.engine.num_engines
     gpus = config.engine.device_ids[slot * num_each : (slot + 1) * num_each]
-    return inherited | of_threads(config, inherited) | ({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {})
+    return (
+        inherited
+        | of_threads(config, inherited)
+        | ({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {})
+    )
 
 
 def limits(config: Config) -> HangLimits:
-    """Return the limits of user code: `predict_timeout` for a handler, or none, and `step_timeout` for a formatter."""
-    limit_s = config.server.predict_timeout_s if config.is_user_code else config.engine.step_timeout_s
+    """Return the limits of user code: `predict_timeout` for a handler, or none, and `step_timeout`
+    for a formatter.
+    """
+    limit_s = (
+        config.server.predict_timeout_s if config.is_user_code else config.engine.step_timeout_s
+    )
     limit_s = math.inf if limit_s is None else limit_s
     loading_s = config.engine.model_loading_timeout_s
     return HangLimits(loading_s, limit_s, limit_s, "worked on one request", waiting_counts=False)

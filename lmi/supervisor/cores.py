@@ -1,7 +1,7 @@
 """Which cores and how many threads each process of a server gets.
 
-Otherwise a front end that wakes up interrupts the engine in the middle of a step, and an engine that moves to another
-core finds cold caches. `scripts/bench vllm` measures the gain.
+Otherwise a front end that wakes up interrupts the engine in the middle of a step, and an engine
+that moves to another core finds cold caches. `scripts/bench vllm` measures the gain.
 """
 
 import os
@@ -29,11 +29,14 @@ class Cores:
     def of(cls, config: Config, environ: Mapping[str, str], cores: Sequence[int]) -> Self | None:
         """Return which of the cores each process gets, or None if all processes share all cores.
 
-        An engine with several ranks is not bound, because its library binds the ranks. No engine is bound if the
-        operator arranges the threads with OMP_NUM_THREADS, in the environment or in option.env.
+        An engine with several ranks is not bound, because its library binds the ranks. No engine is
+        bound if the operator arranges the threads with OMP_NUM_THREADS, in the environment or in
+        option.env.
         """
         engine = config.engine
-        is_arranged = "OMP_NUM_THREADS" in {**environ, **engine.environ} and engine.num_threads is None
+        is_arranged = (
+            "OMP_NUM_THREADS" in {**environ, **engine.environ} and engine.num_threads is None
+        )
         is_shared = not engine.bind_cores or bool(engine.device_ids) or config.is_user_code
         if is_shared or is_arranged or engine.num_ranks_here(engine.tensor_parallel_degree) > 1:
             return None
@@ -41,7 +44,9 @@ class Cores:
         return cls.divide(cores, engine.num_engines, num_threads, config.server.frontend_workers)
 
     @classmethod
-    def divide(cls, cores: Sequence[int], num_engines: int, num_threads: int, num_others: int) -> Self | None:
+    def divide(
+        cls, cores: Sequence[int], num_engines: int, num_threads: int, num_others: int
+    ) -> Self | None:
         """Divide the cores: `num_threads` for each engine, the others for `num_others` processes.
 
         Returns None unless the engines leave one core for each other process, and at least one.
@@ -50,11 +55,16 @@ class Cores:
         if first < max(1, num_others):
             return None
         starts = range(first, len(cores), num_threads)
-        return cls(tuple(tuple(cores[start : start + num_threads]) for start in starts), tuple(cores[:first]))
+        return cls(
+            tuple(tuple(cores[start : start + num_threads]) for start in starts),
+            tuple(cores[:first]),
+        )
 
 
 def usable() -> list[int]:
-    """Return the cores of this process, or none if a quota bounds its time: other containers then use them too."""
+    """Return the cores of this process, or none if a quota bounds its time: other containers then
+    use them too.
+    """
     cores = sorted(os.sched_getaffinity(0))
     return cores if machine.num_usable_cores() == len(cores) else []
 
@@ -62,8 +72,8 @@ def usable() -> list[int]:
 def claimed(cores: Cores | None, name: str = CLAIM) -> Cores | None:
     """Return `cores`, or None while another server of this machine holds the claim with this name.
 
-    Two servers that choose the same core for their engines would each be half as fast. This process holds the claim to
-    its end.
+    Two servers that choose the same core for their engines would each be half as fast. This process
+    holds the claim to its end.
     """
     if cores is None:
         return None
@@ -77,15 +87,18 @@ def claimed(cores: Cores | None, name: str = CLAIM) -> Cores | None:
 
 
 def of_cores(cores: Sequence[int]) -> dict[str, str]:
-    """Return the environment of a child that keeps to these cores, or to none in particular if there are none."""
+    """Return the environment of a child that keeps to these cores, or to none in particular if
+    there are none.
+    """
     return {linux.CORES: ",".join(map(str, cores))} if cores else {}
 
 
 def of_threads(config: Config, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that set how many threads an engine's kernels use, and how long these spin.
+    """Return the variables that set how many threads an engine's kernels use, and how long these
+    spin.
 
-    Threads that spin while they wait take the cores that a front end needs, so they spin only briefly. The numbers were
-    measured on two cores beside one busy process.
+    Threads that spin while they wait take the cores that a front end needs, so they spin only
+    briefly. The numbers were measured on two cores beside one busy process.
     """
     environ = {**environ, **config.engine.environ}
     threads = {"GOMP_SPINCOUNT": environ.get("GOMP_SPINCOUNT", "1000")}
@@ -109,7 +122,8 @@ def _why_fewer(engine: EngineConfig, model_path: str) -> str:
 
 
 def num_engine_threads(engine: EngineConfig, model_path: str, num_cores: int) -> int:
-    """Return option.num_threads, or each rank's share of the cores, less one core in all for a small model.
+    """Return option.num_threads, or each rank's share of the cores, less one core in all for a
+    small model.
 
     A small model loses more time waiting for one more thread than the thread saves.
     """
@@ -117,9 +131,13 @@ def num_engine_threads(engine: EngineConfig, model_path: str, num_cores: int) ->
         return engine.num_threads
     if _is_small(model_path):
         num_cores -= 1  # the front end needs it more
-    return max(1, num_cores // (engine.num_engines * engine.num_ranks_here(engine.tensor_parallel_degree)))
+    return max(
+        1, num_cores // (engine.num_engines * engine.num_ranks_here(engine.tensor_parallel_degree))
+    )
 
 
 def _is_small(model_path: str) -> bool:
-    weights = [file for pattern in ("*.safetensors", "*.bin") for file in Path(model_path).glob(pattern)]
+    weights = [
+        file for pattern in ("*.safetensors", "*.bin") for file in Path(model_path).glob(pattern)
+    ]
     return sum(file.stat().st_size for file in weights) <= SMALL_MODEL_BYTES

@@ -1,10 +1,12 @@
-"""The files of API keys and certificates: the supervisor reads them, and all front ends have what it has read.
+"""The files of API keys and certificates: the supervisor reads them, and all front ends have what
+it has read.
 
-It reads them at the start and at each SIGHUP, looks whether they can be used together, and only then hands them on as
-one piece, in memory that front ends inherit. So all front ends change at the same moment, one that starts again by
-itself has what the others have, and files that are being replaced harm nobody. A number in the supervisor's record,
-which front ends see without asking, says that there is something new. Only the supervisor must be able to read the
-files, and only digests of keys are handed on.
+It reads them at the start and at each SIGHUP, looks whether they can be used together, and only
+then hands them on as one piece, in memory that front ends inherit. So all front ends change at the
+same moment, one that starts again by itself has what the others have, and files that are being
+replaced harm nobody. A number in the supervisor's record, which front ends see without asking, says
+that there is something new. Only the supervisor must be able to read the files, and only digests of
+keys are handed on.
 """
 
 from __future__ import annotations
@@ -32,9 +34,11 @@ log = logging.getLogger(__name__)
 
 
 class Credentials(msgspec.Struct, frozen=True, kw_only=True):
-    """What the files have: digests of keys, and a certificate with those that signed it and its private key, in PEM.
+    """What the files have: digests of keys, and a certificate with those that signed it and its
+    private key, in PEM.
 
-    The private key is empty where the certificate's file has it too, and the certificate where the server has no TLS.
+    The private key is empty where the certificate's file has it too, and the certificate where the
+    server has no TLS.
     """
 
     keys: tuple[str, ...] = ()
@@ -43,7 +47,9 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def read(cls, config: ServerConfig, *, may_have_no_key: bool = False) -> Self:
-        """Read the files that the settings name. Raises BadConfiguration for one that cannot be used."""
+        """Read the files that the settings name. Raises BadConfiguration for one that cannot be
+        used.
+        """
         keys: tuple[str, ...] = ()
         if config.api_key_file is not None:
             keys = tuple(read_keys(Path(config.api_key_file), may_have_no_key=may_have_no_key))
@@ -52,7 +58,9 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True):
         return cls(keys=keys, certificate=certificate, private_key=private_key)
 
     def make_context(self) -> ssl.SSLContext:
-        """Return a context of TLS with the certificate. Raises ssl.SSLError, or BadConfiguration for a password."""
+        """Return a context of TLS with the certificate. Raises ssl.SSLError, or BadConfiguration
+        for a password.
+        """
         import ssl
 
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -79,11 +87,14 @@ def read_keys(path: Path, *, may_have_no_key: bool = False) -> list[str]:
 def read_certificate(certfile: str | None, keyfile: str | None) -> tuple[bytes, bytes]:
     """Return what the files of a certificate and its key have, b"" for none.
 
-    Raises BadConfiguration for files that cannot be read, are no PEM, are no pair or want a password.
+    Raises BadConfiguration for files that cannot be read, are no PEM, are no pair or want a
+    password.
     """
     if certfile is None:
         if keyfile is not None:
-            raise BadConfiguration(f"ssl_keyfile={keyfile}: there is no ssl_certfile, which it is the key of")
+            raise BadConfiguration(
+                f"ssl_keyfile={keyfile}: there is no ssl_certfile, which it is the key of"
+            )
         return b"", b""
     import ssl
 
@@ -94,7 +105,9 @@ def read_certificate(certfile: str | None, keyfile: str | None) -> tuple[bytes, 
     except ssl.SSLError as error:
         reason = (error.reason or str(error)).replace("_", " ").lower()
         named = f"ssl_certfile={certfile}" + (f" and ssl_keyfile={keyfile}" if keyfile else "")
-        raise BadConfiguration(f"{named}: not a certificate and its key in PEM ({reason})") from None
+        raise BadConfiguration(
+            f"{named}: not a certificate and its key in PEM ({reason})"
+        ) from None
     return certificate, private_key
 
 
@@ -113,7 +126,9 @@ def _refuse_password() -> str:
 
 
 def hand_over(config: ServerConfig) -> MemoryFile | None:
-    """Read the files for the start. Returns what front ends inherit, None without files. Raises BadConfiguration."""
+    """Read the files for the start. Returns what front ends inherit, None without files. Raises
+    BadConfiguration.
+    """
     credentials = Credentials.read(config)
     if config.api_key_file is None and config.ssl_certfile is None:
         return None
@@ -121,7 +136,8 @@ def hand_over(config: ServerConfig) -> MemoryFile | None:
 
 
 def read_again(config: ServerConfig, handed: MemoryFile, record: SupervisorRecord) -> None:
-    """Read the files again, and let all front ends have what they have now. Files that cannot be used change nothing.
+    """Read the files again, and let all front ends have what they have now. Files that cannot be
+    used change nothing.
 
     A file of keys without a key is no mistake here: its owner has taken back all of them.
     """
@@ -136,7 +152,10 @@ def read_again(config: ServerConfig, handed: MemoryFile, record: SupervisorRecor
     files = filter(None, (config.api_key_file, config.ssl_certfile, config.ssl_keyfile))
     log.info("SIGHUP: read again: %s", ", ".join(files))
     if config.api_key_file is not None and not credentials.keys and not config.api_keys:
-        log.warning("option.api_key_file=%s has no key: nobody is served until it has one", config.api_key_file)
+        log.warning(
+            "option.api_key_file=%s has no key: nobody is served until it has one",
+            config.api_key_file,
+        )
 
 
 # The front ends' side.
@@ -150,7 +169,9 @@ class SharedCredentials:
         self._record = record
         self._version = -1  # of what was read
         self._current = Credentials()
-        self._context: tuple[Credentials, ssl.SSLContext] | None = None  # that was made last, and of what
+        self._context: tuple[Credentials, ssl.SSLContext] | None = (
+            None  # that was made last, and of what
+        )
 
     @classmethod
     def from_environ(cls, record: SupervisorRecord) -> Self | None:
@@ -159,7 +180,9 @@ class SharedCredentials:
         return None if fd is None else cls(MemoryFile(int(fd)), record)
 
     def current(self) -> Credentials:
-        """Return what counts now, the same object until it changes. Raises OSError if it was never read."""
+        """Return what counts now, the same object until it changes. Raises OSError if it was never
+        read.
+        """
         version = self._record.credentials_version
         if version != self._version:
             self._current = msgspec.json.decode(self._file.read(), type=Credentials)
@@ -169,12 +192,15 @@ class SharedCredentials:
     def serving_context(self) -> ssl.SSLContext:
         """Return a context of TLS in which each handshake gets the certificate that counts then.
 
-        The callback runs in every handshake, also of a client that sends no name. Its context is new where the
-        certificate is: an old one would keep a former certificate beside one with another kind of key.
+        The callback runs in every handshake, also of a client that sends no name. Its context is
+        new where the certificate is: an old one would keep a former certificate beside one with
+        another kind of key.
         """
 
         def choose(connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
-            with suppress(OSError):  # of descriptors, for a moment; the connection has the former one then
+            with suppress(
+                OSError
+            ):  # of descriptors, for a moment; the connection has the former one then
                 connection.context = self._context_now()
 
         credentials = self.current()

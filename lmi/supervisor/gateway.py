@@ -15,7 +15,9 @@ from lmi.supervisor.restarts import RestartTable
 
 
 def gateways(runtime: ServerRuntime, port: int) -> list[Child]:
-    """Return the gateway of the server on `port`, if it has one. Front ends find the digest of the key that it gets."""
+    """Return the gateway of the server on `port`, if it has one. Front ends find the digest of the
+    key that it gets.
+    """
     config, gateway_port = runtime.config, runtime.config.gateway_port
     if gateway_port is None:
         return []
@@ -26,8 +28,12 @@ def gateways(runtime: ServerRuntime, port: int) -> list[Child]:
 
     def fatal(code: int, why: str) -> StartError | None:
         if code == PortUnavailable.exit_code:
-            return PortUnavailable(f"the gateway cannot listen on port {gateway_port} (with_gateway)")
-        return BadConfiguration("the gateway cannot start, see the log above") if code == 2 else None
+            return PortUnavailable(
+                f"the gateway cannot listen on port {gateway_port} (with_gateway)"
+            )
+        return (
+            BadConfiguration("the gateway cannot start, see the log above") if code == 2 else None
+        )
 
     kind = ChildKind(
         title="gateway",

@@ -1,4 +1,6 @@
-"""How each child of the supervisor starts: its command, its environment, and what its exit codes mean."""
+"""How each child of the supervisor starts: its command, its environment, and what its exit codes
+mean.
+"""
 
 import logging
 import os
@@ -29,7 +31,9 @@ APP = "lmi.server.app:create_app()"
 FAILED_NOTICE_S = 2.0
 MAX_FRONT_END_DEATHS = 10
 ENGINE_OOM_SCORE = 500
-ENGINE_ERRORS = {error.exit_code: error for error in (BadConfiguration, ModelUnusable, SecurityRefused)}
+ENGINE_ERRORS = {
+    error.exit_code: error for error in (BadConfiguration, ModelUnusable, SecurityRefused)
+}
 # Exit codes of gunicorn: 3 if a worker cannot boot, 4 if it cannot load the app.
 FRONT_END_ERRORS: dict[int, type[StartError]] = {3: StartError, 4: ModelUnusable}
 SECRET = re.compile(
@@ -37,18 +41,26 @@ SECRET = re.compile(
     r"|AUTHORIZATION|COOKIES?|DSN|CONNECTION_STRING|PAT$)(_|$)|(?<!^PUBLIC)(?<!_PUBLIC)_KEY$|_PWD$|^PIP_(EXTRA_)?INDEX_URL$"
     r"|^OTEL_EXPORTER_OTLP_(\w+_)?HEADERS$"
 )
-OF_EXPORTER = re.compile(r"OTEL_EXPORTER_OTLP_(TRACES_)?HEADERS")  # which may hold a key of the collector
-WITH_PASSWORD = re.compile(r"://[^/?#\s]*@")  # in a value: an address that names who asks, https://user:password@host
+OF_EXPORTER = re.compile(
+    r"OTEL_EXPORTER_OTLP_(TRACES_)?HEADERS"
+)  # which may hold a key of the collector
+WITH_PASSWORD = re.compile(
+    r"://[^/?#\s]*@"
+)  # in a value: an address that names who asks, https://user:password@host
 OF_PIP = re.compile("^PIP_|_PROXY$", re.IGNORECASE)
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-CODE_CACHE = "HF_MODULES_CACHE"  # where transformers copies a checkpoint's code, by default below HF_HOME
+CODE_CACHE = (
+    "HF_MODULES_CACHE"  # where transformers copies a checkpoint's code, by default below HF_HOME
+)
 NOT_FOR_CHILDREN = re.compile(r"GUNICORN_|LISTEN_(FDS|PID)|WEB_CONCURRENCY|NOTIFY_SOCKET")
 
 log = logging.getLogger(__name__)
 
 
 class RunningModel:
-    """The processes of one model: engines or user code, and formatters. This one stays as long as the server."""
+    """The processes of one model: engines or user code, and formatters. This one stays as long as
+    the server.
+    """
 
     def __init__(self, runtime: Runtime, cores: Cores | None = None) -> None:
         self.runtime = runtime
@@ -64,7 +76,9 @@ class RunningModel:
         return formatters and any(record.phase == Phase.READY for record in self.block.engines)
 
     def report(self) -> LoadReport:
-        slot = next(slot for slot, record in enumerate(self.block.engines) if record.phase == Phase.READY)
+        slot = next(
+            slot for slot, record in enumerate(self.block.engines) if record.phase == Phase.READY
+        )
         return self.runtime.read_report(slot)
 
     def look(self, now: float) -> None:
@@ -105,7 +119,9 @@ def engine(runtime: Runtime, cores: Cores | None = None) -> ChildKind:
     share = of_memory(config)
 
     def environ(slot: int) -> dict[str, str]:
-        kept = of_cores(cores.engines[slot] if cores else ()) | of_threads(config, os.environ) | share
+        kept = (
+            of_cores(cores.engines[slot] if cores else ()) | of_threads(config, os.environ) | share
+        )
         inherited = environ_of_server(environ_of(runtime.path, user))
         own = {REPLICA: str(slot)}
         return inherited | kept | own | environ_of_engine(config, os.environ, slot, folder, user)
@@ -123,10 +139,12 @@ def engine(runtime: Runtime, cores: Cores | None = None) -> ChildKind:
 
 
 def user_of_engine(config: Config) -> User | None:
-    """Return the user that the engines of a model run as, or None for that of the supervisor. A warning says why.
+    """Return the user that the engines of a model run as, or None for that of the supervisor. A
+    warning says why.
 
-    A user that may not open the GPUs cannot compute on them. The ranks of an engine on a cluster are processes of that
-    cluster, which the engine reaches as the cluster's user alone. One of several models cannot ask for that.
+    A user that may not open the GPUs cannot compute on them. The ranks of an engine on a cluster
+    are processes of that cluster, which the engine reaches as the cluster's user alone. One of
+    several models cannot ask for that.
     """
     user, engine = config.server.user, config.engine
     if user is None:
@@ -142,7 +160,11 @@ def user_of_engine(config: Config) -> User | None:
     for key, text in on_cluster.items():
         is_given = engine.options.get(key.removeprefix("option.")) == text
         if is_given and not config.server.multi_model:
-            log.warning("engines run as root, since %s=%s: their ranks are processes of the cluster", key, text)
+            log.warning(
+                "engines run as root, since %s=%s: their ranks are processes of the cluster",
+                key,
+                text,
+            )
             return None
     return user
 
@@ -165,7 +187,9 @@ def worker(
     words: Sequence[str] = (),
     user: User | None = None,
 ) -> ChildKind:
-    """Return the kind of a process that front ends talk to over a socket. `words` follow the slot in its command."""
+    """Return the kind of a process that front ends talk to over a socket. `words` follow the slot
+    in its command.
+    """
     return ChildKind(
         title=title,
         argv=lambda slot: [sys.executable, "-P", "-m", module, "--slot", str(slot), *words],
@@ -190,16 +214,28 @@ def front_end(
 ) -> ChildKind:
     """Return the kind of the gunicorn master, which starts and restarts its workers.
 
-    If it dies, its workers finish their requests. `cores` are those it is bound to when it starts; none: all.
+    If it dies, its workers finish their requests. `cores` are those it is bound to when it starts;
+    none: all.
     """
     user = runtime.config.user
     fds = [listener.fileno() for listener in listeners]
     bound = [word for fd in fds for word in ("-b", f"fd://{fd}")]
     handed = {} if credentials is None else {FD_NAME: str(credentials.fd)}
-    command = [sys.executable, "-P", "-m", "gunicorn", "-c", "python:lmi.server.gunicorn", *bound, APP]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "gunicorn",
+        "-c",
+        "python:lmi.server.gunicorn",
+        *bound,
+        APP,
+    ]
 
     def fatal(code: int, why: str) -> StartError | None:
-        """Return why a front end cannot start while the server loads, or None if another start may succeed."""
+        """Return why a front end cannot start while the server loads, or None if another start may
+        succeed.
+        """
         if code not in FRONT_END_ERRORS or block.supervisor.phase != Phase.LOADING:
             return None
         try:
@@ -211,10 +247,14 @@ def front_end(
     return ChildKind(
         title="front end",
         argv=lambda slot: command,
-        environ=lambda slot: environ_of_front_end(environ_of(runtime.path, user)) | of_cores(cores()) | handed,
+        environ=lambda slot: (
+            environ_of_front_end(environ_of(runtime.path, user)) | of_cores(cores()) | handed
+        ),
         become=user.become if user else None,
         inherited_fds=(*fds, *map(int, handed.values())),
-        folder=str(runtime.path),  # gunicorn imports from its working directory, and a model folder is not trusted
+        folder=str(
+            runtime.path
+        ),  # gunicorn imports from its working directory, and a model folder is not trusted
         restarts=lambda: RestartTable(MAX_FRONT_END_DEATHS, 600.0, first_delay_s=0.05),
         fatal=fatal,
         lost_label="front_end_lost",
@@ -231,14 +271,18 @@ def environ_of(folder: Path, user: User | None = None) -> dict[str, str]:
 def environ_of_child(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment without variables that would change how gunicorn starts.
 
-    gunicorn uses setproctitle if an engine's library has installed it. SPT_NOENV keeps setproctitle from overwriting
-    the environment that /proc shows.
+    gunicorn uses setproctitle if an engine's library has installed it. SPT_NOENV keeps setproctitle
+    from overwriting the environment that /proc shows.
     """
-    return {name: value for name, value in environ.items() if not NOT_FOR_CHILDREN.match(name)} | {"SPT_NOENV": "1"}
+    return {name: value for name, value in environ.items() if not NOT_FOR_CHILDREN.match(name)} | {
+        "SPT_NOENV": "1"
+    }
 
 
 def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment for every process but those that fetch models, install packages or speak for AWS."""
+    """Return the environment for every process but those that fetch models, install packages or
+    speak for AWS.
+    """
     return {
         name: value
         for name, value in environ.items()
@@ -247,7 +291,8 @@ def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def environ_of_pip(environ: Mapping[str, str], user: User) -> dict[str, str]:
-    """Return the environment in which packages are installed as the user: of the secrets only those of an index.
+    """Return the environment in which packages are installed as the user: of the secrets only those
+    of an index.
 
     A package that is built runs code, and other processes of the user can read it.
     """
@@ -256,21 +301,33 @@ def environ_of_pip(environ: Mapping[str, str], user: User) -> dict[str, str]:
 
 
 def environ_of_server(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment that front ends and engines inherit: without secrets, and no library asks a hub."""
+    """Return the environment that front ends and engines inherit: without secrets, and no library
+    asks a hub.
+    """
     return without_secrets(environ) | OFFLINE
 
 
 def environ_of_front_end(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of front ends, which send traces and so have the headers for their collector."""
-    return environ_of_server(environ) | {name: value for name, value in environ.items() if OF_EXPORTER.fullmatch(name)}
+    """Return the environment of front ends, which send traces and so have the headers for their
+    collector.
+    """
+    return environ_of_server(environ) | {
+        name: value for name, value in environ.items() if OF_EXPORTER.fullmatch(name)
+    }
 
 
 def environ_of_engine(
-    config: Config, environ: Mapping[str, str], slot: int, folder: str = "", user: User | None = None
+    config: Config,
+    environ: Mapping[str, str],
+    slot: int,
+    folder: str = "",
+    user: User | None = None,
 ) -> dict[str, str]:
-    """Return the variables of the engine in this slot, beside those that it inherits. Libraries read them at import.
+    """Return the variables of the engine in this slot, beside those that it inherits. Libraries
+    read them at import.
 
-    `folder` is for sockets, and for what `user` cannot write elsewhere. The supervisor removes it when the server ends.
+    `folder` is for sockets, and for what `user` cannot write elsewhere. The supervisor removes it
+    when the server ends.
     """
     given = config.engine.environ
     environ = {**environ, **(user.environ if user else {}), **given}
@@ -288,7 +345,13 @@ def environ_of_engine(
 
 
 def with_installed(config: Config, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that put what was installed first on the path of a process, or none if nothing was."""
+    """Return the variables that put what was installed first on the path of a process, or none if
+    nothing was.
+    """
     if config.requirements is None:
         return {}
-    return {"PYTHONPATH": ":".join(filter(None, (config.requirements.folder, environ.get("PYTHONPATH"))))}
+    return {
+        "PYTHONPATH": ":".join(
+            filter(None, (config.requirements.folder, environ.get("PYTHONPATH")))
+        )
+    }

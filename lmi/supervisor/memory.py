@@ -1,4 +1,5 @@
-"""How much memory each engine of a model may take: its part of what is free when the model starts, beside the rest.
+"""How much memory each engine of a model may take: its part of what is free when the model starts,
+beside the rest.
 
 It is read once, so that replicas are alike, and one that starts again is as it was.
 """

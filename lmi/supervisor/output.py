@@ -1,7 +1,8 @@
 """Reads the output of a child and its libraries from a pipe and writes it as lines of the log.
 
-The pipe does not block the child, and is still read when the child has died. A child cannot keep the supervisor busy:
-each turn reads once, and the lines above a limit per second are dropped and counted.
+The pipe does not block the child, and is still read when the child has died. A child cannot keep
+the supervisor busy: each turn reads once, and the lines above a limit per second are dropped and
+counted.
 """
 
 import fcntl
@@ -21,7 +22,9 @@ BURST_LINES, LINES_PER_S = 5000, 1000.0
 CALM_S = 0.1
 LAST_LINES = 100  # of a dead process, which are always logged
 GLOG = re.compile(r"\[?([IWEF])\d{4,8} ")  # glog, and torch in brackets
-TIMED = re.compile(r"\[\d\d:\d\d:\d\d\] (?:\S+:\d+: )?(debug|warning|error|fatal)\b", re.IGNORECASE)  # TVM, xgrammar
+TIMED = re.compile(
+    r"\[\d\d:\d\d:\d\d\] (?:\S+:\d+: )?(debug|warning|error|fatal)\b", re.IGNORECASE
+)  # TVM, xgrammar
 LEVELS = {"D": logging.DEBUG, "W": logging.WARNING, "E": logging.ERROR, "F": logging.CRITICAL}
 
 
@@ -47,7 +50,9 @@ class ChildOutput:
         self._close_writer()
 
     def may_wake(self, now: float) -> bool:
-        """Return whether new output may wake the supervisor. Soon after a read it waits for the next turn."""
+        """Return whether new output may wake the supervisor. Soon after a read it waits for the
+        next turn.
+        """
         return now - self._read_s >= CALM_S
 
     def read(self) -> None:
@@ -59,7 +64,9 @@ class ChildOutput:
         self._drop(len(lines) - num_logged)
 
     def read_last(self) -> None:
-        """Log the output that a process left when it ended, and only the last lines if there are too many."""
+        """Log the output that a process left when it ended, and only the last lines if there are
+        too many.
+        """
         lines = self._receive_lines()
         self._rest = b""
         self._drop(len(lines[:-LAST_LINES]))
@@ -79,7 +86,9 @@ class ChildOutput:
             self.writer = -1
 
     def _receive_lines(self) -> list[bytes]:
-        """Return the lines that have come, without empty ones, and then the beginning of the next line."""
+        """Return the lines that have come, without empty ones, and then the beginning of the next
+        line.
+        """
         data = b""
         if self.is_open:
             with suppress(BlockingIOError):
@@ -99,7 +108,11 @@ class ChildOutput:
 
     def _say_dropped(self) -> None:
         if self._num_dropped:
-            self._log.warning("%d lines were dropped here: too many at once", self._num_dropped, extra=self._source)
+            self._log.warning(
+                "%d lines were dropped here: too many at once",
+                self._num_dropped,
+                extra=self._source,
+            )
             self._num_dropped = 0
 
     def _drop(self, num_lines: int) -> None:
@@ -112,6 +125,8 @@ class ChildOutput:
 
 
 def level_of(line: str) -> int:
-    """Return the level that a line names in the form of a C++ library, or INFO for any other line."""
+    """Return the level that a line names in the form of a C++ library, or INFO for any
+    other line.
+    """
     found = GLOG.match(line) or TIMED.match(line)
     return LEVELS.get(found[1][0].upper(), logging.INFO) if found else logging.INFO

@@ -1,4 +1,6 @@
-"""Decides when a process may start again and when a live one counts as hung. Every time is `time.monotonic()`."""
+"""Decides when a process may start again and when a live one counts as hung. Every time is
+`time.monotonic()`.
+"""
 
 import math
 from collections import deque
@@ -15,33 +17,42 @@ STEADY_S = 60.0  # a process without a record that ran this long counts as one t
 IDLE_BEAT_S = 10.0
 KILL_S = 3.0  # for a process that ends, by itself or because it was told to
 
-# After SIGTERM new requests get 503 for a moment, the port closes, open answers end, and then the rest are cut.
+# After SIGTERM new requests get 503 for a moment, the port closes, open answers end, and then the
+# rest are cut.
 DRAIN_CUT_S = 1.5  # after drain_timeout, when the remaining front ends are killed
 DRAIN_END_S = 2.5  # after drain_timeout, when all remaining processes are killed
 
-# A step that lasts longer than its limit goes on while a thread of the engine works in it with this share of a core at
-# least, until a thread has worked for the limit, or the step has lasted for so many limits.
+# A step that lasts longer than its limit goes on while a thread of the engine works in it with this
+# share of a core at least, until a thread has worked for the limit, or the step has lasted for so
+# many limits.
 LEAST_SHARE = 0.02
 MOST_LIMITS = 10
 LOOKS_IN_A_LIMIT = 20  # at the processor time of an engine whose step is long
 
 PAUSES_EVERY_S = 60.0  # how often pauses are told
-LATE_TURN_S = 1.0  # the supervisor's loop turns five times a second; if a turn is so late, the process did not run
+# the supervisor's loop turns five times a second; if a turn is so late, the process did not run
+LATE_TURN_S = 1.0
 
 
 def drain_notice_s(drain_timeout_s: float) -> float:
-    """Return how long the port stays open and answers 503, so that a load balancer chooses another server."""
+    """Return how long the port stays open and answers 503, so that a load balancer chooses another
+    server.
+    """
     return min(1.0, drain_timeout_s / 4)
 
 
 class RestartTable:
-    """The deaths of one process and the delay after each. After too many deaths there is no next start.
+    """The deaths of one process and the delay after each. After too many deaths there is no next
+    start.
 
-    A process that was ready starts again at once. The delay doubles with each one in a row that was never ready. Too
-    many deaths are `max_deaths` in `window_s`, or as many in a row, over any time, of processes that were never ready.
+    A process that was ready starts again at once. The delay doubles with each one in a row that was
+    never ready. Too many deaths are `max_deaths` in `window_s`, or as many in a row, over any time,
+    of processes that were never ready.
     """
 
-    def __init__(self, max_deaths: int, window_s: float, first_delay_s: float = FIRST_DELAY_S) -> None:
+    def __init__(
+        self, max_deaths: int, window_s: float, first_delay_s: float = FIRST_DELAY_S
+    ) -> None:
         self.max_deaths = max_deaths
         self._window_s = window_s
         self._first_delay_s = first_delay_s
@@ -54,7 +65,9 @@ class RestartTable:
         return max(len(self._deaths), self._num_failed_starts)
 
     def delay_s(self, died_s: float, *, was_ready: bool) -> float | None:
-        """Note a death. Returns how long to wait before the next start, or None after too many deaths."""
+        """Note a death. Returns how long to wait before the next start, or None after too many
+        deaths.
+        """
         self._deaths.append(died_s)
         self._num_failed_starts = 0 if was_ready else self._num_failed_starts + 1
         while self._deaths[0] < died_s - self._window_s:
@@ -67,10 +80,12 @@ class RestartTable:
 
 
 class Pauses:
-    """The times when this process did not run: it was stopped, its container was paused, or the machine slept.
+    """The times when this process did not run: it was stopped, its container was paused, or the
+    machine slept.
 
-    Processes of one machine pause together, so that time must not count against any of them. Call `note` in each turn
-    of a loop. A turn that begins more than `late_s` after the one before ends a pause.
+    Processes of one machine pause together, so that time must not count against any of them. Call
+    `note` in each turn of a loop. A turn that begins more than `late_s` after the one before ends a
+    pause.
     """
 
     def __init__(self, late_s: float) -> None:
@@ -113,7 +128,8 @@ class PauseNotes:
 
         several = f" in {self._num_pauses} pauses" if self._num_pauses > 1 else ""
         text = (
-            f"the machine gave this process no time for {self._paused_s:.1f} s{several} (busy, or suspended); "
+            f"the machine gave this process no time for {self._paused_s:.1f} s{several} (busy, or "
+            f"suspended); "
             "deadlines are extended"
         )
         self._told_s, self._num_pauses, self._paused_s = now, 0, 0.0
@@ -121,17 +137,23 @@ class PauseNotes:
 
 
 class StepWork:
-    """How the threads of an engine work in a step that takes long, so that an engine which starves is not killed.
+    """How the threads of an engine work in a step that takes long, so that an engine which starves
+    is not killed.
 
-    Call `look` in each turn while the engine is busy. `read` gives the processor time of each thread by its id, without
-    the one that never steps. The time before the first look at a step counts as worked.
+    Call `look` in each turn while the engine is busy. `read` gives the processor time of each
+    thread by its id, without the one that never steps. The time before the first look at a step
+    counts as worked.
     """
 
     def __init__(self, read: Callable[[], Mapping[int, float]]) -> None:
         self._read = read
-        self._step_s = self._looked_s = -math.inf  # when the step began, and when the times were read last
+        self._step_s = (
+            self._looked_s
+        ) = -math.inf  # when the step began, and when the times were read last
         self._first: Mapping[int, float] | None = None  # the times at the first look
-        self._marked: Mapping[int, float] = {}  # the times when a thread had worked with LEAST_SHARE
+        self._marked: Mapping[
+            int, float
+        ] = {}  # the times when a thread had worked with LEAST_SHARE
         self._marked_s = -math.inf
         self._unseen_s = 0.0  # of the step before the first look
         self._is_late = False  # it is over its limit and goes on
@@ -162,7 +184,9 @@ class StepWork:
         if waited_s <= limit_s:
             return True
         is_idle = pauses.ran_s(self._marked_s, now) > limit_s
-        is_over = self._first is None or self.worked_s >= limit_s or waited_s > MOST_LIMITS * limit_s
+        is_over = (
+            self._first is None or self.worked_s >= limit_s or waited_s > MOST_LIMITS * limit_s
+        )
         if is_idle or is_over:
             return False
         self._is_late = True
@@ -192,7 +216,12 @@ class HangLimits:
     @classmethod
     def of(cls, engine: EngineConfig) -> Self:
         steps = engine.first_step_timeout_s, engine.step_timeout_s
-        return cls(engine.model_loading_timeout_s, *steps, "made no step though work waits", work_counts=True)
+        return cls(
+            engine.model_loading_timeout_s,
+            *steps,
+            "made no step though work waits",
+            work_counts=True,
+        )
 
 
 def hang(
@@ -205,10 +234,11 @@ def hang(
 ) -> str | None:
     """Return why a live process counts as hung, or None.
 
-    A busy engine hangs if it makes no step and does not work either, an idle one if it gives no sign of life, and a
-    loading one if it takes too long, and so does one that stopped by itself and does not end. A long prompt or a
-    compilation advances the step counter in small parts, so its engine does not count as hung. `began_s` is when the
-    load or the end began, and `work` is the work of the process in its step, where that counts.
+    A busy engine hangs if it makes no step and does not work either, an idle one if it gives no
+    sign of life, and a loading one if it takes too long, and so does one that stopped by itself and
+    does not end. A long prompt or a compilation advances the step counter in small parts, so its
+    engine does not count as hung. `began_s` is when the load or the end began, and `work` is the
+    work of the process in its step, where that counts.
     """
     if record.phase in (Phase.STARTING, Phase.LOADING):
         since_s, what, limit_s = began_s, "did not finish loading", limits.loading_s
@@ -217,7 +247,11 @@ def hang(
     elif record.phase != Phase.READY:
         return None
     elif record.num_running or (limits.waiting_counts and record.num_waiting):
-        since_s, what, limit_s = record.step_s, limits.work, limits.step_s if record.step else limits.first_step_s
+        since_s, what, limit_s = (
+            record.step_s,
+            limits.work,
+            limits.step_s if record.step else limits.first_step_s,
+        )
         if work is not None and limits.work_counts:
             work.look(since_s, limit_s, now)
             if work.goes_on(pauses.ran_s(since_s, now), limit_s, now, pauses):

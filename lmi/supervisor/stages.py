@@ -1,7 +1,8 @@
-"""What happens before a model's processes start: what must hold is checked, then the stages of the start run.
+"""What happens before a model's processes start: what must hold is checked, then the stages of the
+start run.
 
-Each stage is a child that ends by itself: the fetch of the model, then its requirements. The supervisor runs it until
-its child is done, then asks for the next one.
+Each stage is a child that ends by itself: the fetch of the model, then its requirements. The
+supervisor runs it until its child is done, then asks for the next one.
 """
 
 import fcntl
@@ -32,9 +33,12 @@ from lmi.supervisor.kinds import environ_of_child, environ_of_pip
 from lmi.supervisor.restarts import RestartTable
 
 MIN_OPEN_FILES = 64  # a front end reserves 40, the others are for clients
-# The gunicorn master, and two for what comes and goes; a front end has a thread, an engine one that steps.
+# The gunicorn master, and two for what comes and goes; a front end has a thread, an engine one that
+# steps.
 NUM_OWN_TASKS, NUM_TASKS_EACH = 3, 2
-MAX_DEATHS = 3  # of one stage by signals or faults of ours; each try goes on where the last one ended
+MAX_DEATHS = (
+    3  # of one stage by signals or faults of ours; each try goes on where the last one ended
+)
 
 Settle = Callable[[Fetched], Resolved]
 """Resolves the settings again, with the folders of the sources that were fetched."""
@@ -43,11 +47,14 @@ log = logging.getLogger(__name__)
 
 
 def raise_file_limit() -> None:
-    """Raise the limit of open files as far as the system allows. Raises StartError if that is too few."""
+    """Raise the limit of open files as far as the system allows. Raises StartError if that is too
+    few.
+    """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most != resource.RLIM_INFINITY and most < MIN_OPEN_FILES:
         raise StartError(
-            f"a server needs {MIN_OPEN_FILES} open files in each process, and only {most} are allowed here "
+            f"a server needs {MIN_OPEN_FILES} open files in each process, and only {most} are "
+            f"allowed here "
             "(`ulimit -Hn`, RLIMIT_NOFILE)"
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -59,23 +66,31 @@ def check_task_limit(num_front_ends: int, num_engines: int) -> None:
     num_free = machine.num_free_tasks()
     if num_free is not None and num_free < num_needed:
         raise StartError(
-            f"a server needs {num_needed} more processes and threads, and only {num_free} may be started here "
+            f"a server needs {num_needed} more processes and threads, and only {num_free} may be "
+            f"started here "
             "(pids.max of a control group, `ulimit -u`, RLIMIT_NPROC)"
         )
 
 
 def check_user(user: User, runtime: ServerRuntime) -> None:
-    """Raise BadConfiguration unless children may become the user, and can then use what front ends open."""
+    """Raise BadConfiguration unless children may become the user, and can then use what front ends
+    open.
+    """
     if os.geteuid() != 0:
         raise BadConfiguration(
-            f"option.user={user}: only root may start processes as another user, and this is user {os.geteuid()}"
+            f"option.user={user}: only root may start processes as another user, and this is user "
+            f"{os.geteuid()}"
         )
     needed = {sys.executable: os.X_OK, str(runtime.path): os.W_OK | os.X_OK}
     pid = os.fork()
     if pid == 0:
         try:
             user.become()
-            os._exit(next((code for code, item in enumerate(needed.items(), 2) if not os.access(*item)), 0))
+            os._exit(
+                next(
+                    (code for code, item in enumerate(needed.items(), 2) if not os.access(*item)), 0
+                )
+            )
         finally:
             os._exit(1)
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -86,7 +101,9 @@ def check_user(user: User, runtime: ServerRuntime) -> None:
 
 
 def remove_leftovers() -> None:
-    """Remove the runtime folders of this user whose server no longer runs, because it was killed."""
+    """Remove the runtime folders of this user whose server no longer runs, because it
+    was killed.
+    """
     for folder in Path(tempfile.gettempdir()).glob("lmi-*"):
         with suppress(OSError):  # it has no such file, or its server holds the lock
             found = folder.lstat()
@@ -115,7 +132,9 @@ class Stage(Child):
         kind = ChildKind(
             title=title,
             argv=lambda slot: [sys.executable, "-P", "-m", *words, *log_words],
-            environ=lambda slot: environ_of_child(environ(os.environ)) | {SUPERVISOR_PID: str(os.getpid())},
+            environ=lambda slot: (
+                environ_of_child(environ(os.environ)) | {SUPERVISOR_PID: str(os.getpid())}
+            ),
             output_logger="libraries",
             restarts=lambda: RestartTable(MAX_DEATHS, window_s=float("inf")),
             fatal=self.fatal,
@@ -137,7 +156,8 @@ class Stage(Child):
 
 
 def stages(resolved: Resolved, settle: Settle, runtime: ServerRuntime) -> Iterator[Stage | Config]:
-    """Yield each stage of a start that is needed, then the settings of the model, unless clients name the models.
+    """Yield each stage of a start that is needed, then the settings of the model, unless clients
+    name the models.
 
     Raises StartError for settings that the fetched files make impossible.
     """
@@ -158,12 +178,16 @@ def stages(resolved: Resolved, settle: Settle, runtime: ServerRuntime) -> Iterat
 
 
 def fetch_words(folder: Path) -> tuple[str, ...]:
-    """Return the module and the command of a process that fetches what the request in a folder names."""
+    """Return the module and the command of a process that fetches what the request in a folder
+    names.
+    """
     return "lmi.sources.worker", str(folder / fetches.REQUEST), str(folder)
 
 
 def requirements(config: Config, runtime: ServerRuntime | Runtime) -> Stage | None:
-    """Return the stage that installs what the model's code needs, or None if it is there. It reports in `runtime`."""
+    """Return the stage that installs what the model's code needs, or None if it is there. It
+    reports in `runtime`.
+    """
     wanted = config.requirements
     if wanted is None or Path(wanted.folder).is_dir():
         return None
@@ -174,11 +198,17 @@ def requirements(config: Config, runtime: ServerRuntime | Runtime) -> Stage | No
     if user is None:
         return Stage("requirements", folder, config.server, *words)
     words = (*words, "--user", str(user))
-    return Stage("requirements", folder, config.server, *words, environ=partial(environ_of_pip, user=user))
+    return Stage(
+        "requirements", folder, config.server, *words, environ=partial(environ_of_pip, user=user)
+    )
 
 
 def say(resolved: Resolved) -> None:
-    told = {logging.DEBUG: resolved.details, logging.INFO: resolved.notes, logging.WARNING: resolved.warnings}
+    told = {
+        logging.DEBUG: resolved.details,
+        logging.INFO: resolved.notes,
+        logging.WARNING: resolved.warnings,
+    }
     for level, texts in told.items():
         for text in texts:
             log.log(level, "%s", text)

@@ -1,8 +1,10 @@
-"""The supervisor starts engines, user code and front ends, restarts those that die, and stops all in order.
+"""The supervisor starts engines, user code and front ends, restarts those that die, and stops all
+in order.
 
-It is the container's main process and stays small so that it never fails: no threads, no asyncio, one loop that polls
-for signals, deaths and the clock. It binds the port first and passes it on, so the port answers before there is a model
-and stays open when a front end dies. It reads the state of an engine from the shared blocks.
+It is the container's main process and stays small so that it never fails: no threads, no asyncio,
+one loop that polls for signals, deaths and the clock. It binds the port first and passes it on, so
+the port answers before there is a model and stays open when a front end dies. It reads the state of
+an engine from the shared blocks.
 """
 
 import logging
@@ -31,14 +33,23 @@ from lmi.supervisor.child import Child, Failure
 from lmi.supervisor.cores import Cores, claimed, usable
 from lmi.supervisor.credentials import hand_over, read_again
 from lmi.supervisor.gateway import gateways
-from lmi.supervisor.restarts import DRAIN_CUT_S, DRAIN_END_S, LATE_TURN_S, PauseNotes, Pauses, drain_notice_s
+from lmi.supervisor.restarts import (
+    DRAIN_CUT_S,
+    DRAIN_END_S,
+    LATE_TURN_S,
+    PauseNotes,
+    Pauses,
+    drain_notice_s,
+)
 from lmi.supervisor.stages import Settle, Stage
 from lmi.supervisor.takeover import LEAST_LEAVING_S, Handover, Predecessor, find
 
 TICK_S, LOADING_TICK_S = 0.2, 0.05
 WARN_AFTER_S = 300.0  # of a start that SageMaker may not wait for
 STOP_S = 0.5  # for each stage of an immediate end: engines, errors to clients, front ends
-STRAYS_S = 0.3  # for a library's process that tidies up after an engine and ends by itself when the engine has ended
+# for a library's process that tidies up after an engine and ends by itself when the engine has
+# ended
+STRAYS_S = 0.3
 OWN_OOM_SCORE = -500
 TOLD_TO_STOP = "the server was told to stop"
 
@@ -46,7 +57,8 @@ log = logging.getLogger(__name__)
 
 
 class Supervisor:
-    """One server and its children. It loads (LOADING), serves (READY), and ends in a drain (DRAINING) or FAILED.
+    """One server and its children. It loads (LOADING), serves (READY), and ends in a drain
+    (DRAINING) or FAILED.
 
     Before the drain it may serve on while others are told that it will end (LEAVING).
     """
@@ -61,11 +73,15 @@ class Supervisor:
         predecessor: Predecessor | None = None,
     ) -> None:
         self._runtime, self._config, self._block = runtime, runtime.config, runtime.attach()
-        self._listeners = listeners  # of the server's port, and of that for management, if there is one
+        self._listeners = (
+            listeners  # of the server's port, and of that for management, if there is one
+        )
         self._predecessor = predecessor  # the server whose ports this one takes over, if it does
         self._handover = Handover(listeners, predecessor.end if predecessor else None)
         self._signals = signals
-        self._credentials = credentials  # that front ends inherit, if there are files of keys or certificates
+        self._credentials = (
+            credentials  # that front ends inherit, if there are files of keys or certificates
+        )
         self._steps = steps
         self._stage: Stage | None = None
         self._models: Sequence[kinds.RunningModel] = ()
@@ -76,7 +92,9 @@ class Supervisor:
             follower = ModelFollower(runtime)
             self._models, self._follow = follower.models, follower.look
         self._cores: Sequence[int] = ()  # of the front ends; none: all
-        front_end = kinds.front_end(runtime, self._block, listeners, lambda: self._cores, credentials)
+        front_end = kinds.front_end(
+            runtime, self._block, listeners, lambda: self._cores, credentials
+        )
         self._front_end = Child(front_end)
         self._gateways = gateways(runtime, listeners[0].getsockname()[1])
         self._fetches = FetchProcesses(runtime)
@@ -158,11 +176,15 @@ class Supervisor:
         for model in self._models:
             model.block.supervisor.log_level = self._block.supervisor.log_level
         now = time.monotonic()
-        self._throughput.look((record for model in self._models for record in model.block.engines), now)
+        self._throughput.look(
+            (record for model in self._models for record in model.block.engines), now
+        )
         if told := self._pause_notes.note(self._pauses.note(now), now):
             log.info("%s", told)
         if self._failure is not None:
-            if now - self._phase_s >= self._failure.notice_s:  # `/ping` has reported it for long enough
+            if (
+                now - self._phase_s >= self._failure.notice_s
+            ):  # `/ping` has reported it for long enough
                 self._exit_code = self._failure.code
             return
 
@@ -188,10 +210,18 @@ class Supervisor:
             self._warn_of_slow_start(now)
 
     def _wait(self, timeout_s: float) -> list[signal.Signals]:
-        """Wait for signals, deaths and output of the children, and log the output. Returns the signals."""
-        outputs = [child.output for child in self._children if child.output is not None and child.output.is_open]
+        """Wait for signals, deaths and output of the children, and log the output. Returns the
+        signals.
+        """
+        outputs = [
+            child.output
+            for child in self._children
+            if child.output is not None and child.output.is_open
+        ]
         now = time.monotonic()
-        signals = self._signals.wait(timeout_s, [output.reader for output in outputs if output.may_wake(now)])
+        signals = self._signals.wait(
+            timeout_s, [output.reader for output in outputs if output.may_wake(now)]
+        )
         for output in outputs:
             output.read()
         return signals
@@ -200,7 +230,11 @@ class Supervisor:
         is_hangup = signum == signal.SIGHUP and self._credentials is None and sys.stderr.isatty()
         if signum == signal.SIGTERM and self._phase == Phase.READY and self._config.drain_delay_s:
             delay_s, timeout_s = self._config.drain_delay_s, self._config.drain_timeout_s
-            log.info("SIGTERM: new requests are served for %g s more, then open ones have %g s", delay_s, timeout_s)
+            log.info(
+                "SIGTERM: new requests are served for %g s more, then open ones have %g s",
+                delay_s,
+                timeout_s,
+            )
             self._enter(Phase.LEAVING, TOLD_TO_STOP)
         elif signum == signal.SIGTERM and not self._is_ending:
             self._begin_drain("SIGTERM: ", drain_notice_s(self._config.drain_timeout_s))
@@ -213,7 +247,9 @@ class Supervisor:
             self._toggle_debug()
 
     def _toggle_debug(self) -> None:
-        """Log from DEBUG on, or from the level of the settings again. The processes with a record follow."""
+        """Log from DEBUG on, or from the level of the settings again. The processes with a record
+        follow.
+        """
         usual = max(logging.INFO, logging.getLevelNamesMapping()[self._config.log_level])
         level = usual if logging.getLogger().level == logging.DEBUG else logging.DEBUG
         self._block.supervisor.log_level = level
@@ -244,23 +280,37 @@ class Supervisor:
 
     @property
     def _may_accept(self) -> bool:
-        """Whether front ends may run: while another server has the port, only those that can answer its clients."""
+        """Whether front ends may run: while another server has the port, only those that can answer
+        its clients.
+        """
         predecessor = self._predecessor
-        return predecessor is None or not predecessor.is_there or any(model.is_ready for model in self._models)
+        return (
+            predecessor is None
+            or not predecessor.is_there
+            or any(model.is_ready for model in self._models)
+        )
 
     def _hand_over(self, heir: int) -> None:
-        """Leave the port to the server that took it over, and serve only the connections that are there."""
+        """Leave the port to the server that took it over, and serve only the connections that are
+        there.
+        """
         self._handover.close()
         self._block.supervisor.heir = heir
         if self._phase != Phase.DRAINING:
-            log.info("process %d has taken the port over, and this server answers the connections that it has", heir)
+            log.info(
+                "process %d has taken the port over, and this server answers the connections that "
+                "it has",
+                heir,
+            )
             self._enter(Phase.LEAVING, TOLD_TO_STOP)
 
     def _announce(self) -> None:
         """Print the banner once, when the server can give its first answer."""
         num_front_ends = sum(record.beat_s > 0 for record in self._block.frontends)
         is_heir = self._predecessor is not None and self._predecessor.is_there
-        if self._phase != Phase.LOADING or num_front_ends < (self._config.frontend_workers if is_heir else 1):
+        if self._phase != Phase.LOADING or num_front_ends < (
+            self._config.frontend_workers if is_heir else 1
+        ):
             return
         port, after_s = self._listeners[0].getsockname()[1], time.monotonic() - self._started_s
         if self._config.multi_model:
@@ -268,22 +318,34 @@ class Supervisor:
             banner.say_ready_for_models(self._config, port, after_s)
             return
         for model in self._models:
-            if model.is_ready and any(record.pid for record in model.block.frontends):  # one has its tokenizer
+            if model.is_ready and any(
+                record.pid for record in model.block.frontends
+            ):  # one has its tokenizer
                 self._enter(Phase.READY)
                 banner.say_ready(model.config, port, model.report(), after_s)
                 if self._predecessor is not None:
                     self._predecessor.say_ready()
 
     def _warn_of_slow_start(self, now: float) -> None:
-        """Warn once on SageMaker if the server takes so long to be ready that the platform may give up."""
-        if self._phase == Phase.LOADING and self._pauses.ran_s(self._started_s, now) >= self._warn_after_s:
+        """Warn once on SageMaker if the server takes so long to be ready that the platform may give
+        up.
+        """
+        if (
+            self._phase == Phase.LOADING
+            and self._pauses.ran_s(self._started_s, now) >= self._warn_after_s
+        ):
             self._warn_after_s = math.inf
 
             folder = next((model.config.model.path for model in self._models), "")
             if banner.is_on_sagemaker(os.environ, folder):
                 engines = [record for model in self._models for record in model.block.engines]
                 record = engines[0] if engines else self._block.supervisor
-                log.warning("%s", banner.slow_start(now - self._started_s, record.stage or "start", record.progress))
+                log.warning(
+                    "%s",
+                    banner.slow_start(
+                        now - self._started_s, record.stage or "start", record.progress
+                    ),
+                )
 
     def _leave_in_time(self, now: float) -> None:
         """Begin the drain at the end of `drain_delay`, in which everybody was told of it."""
@@ -299,15 +361,23 @@ class Supervisor:
         self._enter(Phase.DRAINING, TOLD_TO_STOP)
 
     def _drain(self, now: float) -> None:
-        """Take the next step of a drain: stop the front ends first, and the engines when no front end needs them."""
+        """Take the next step of a drain: stop the front ends first, and the engines when no front
+        end needs them.
+        """
         timeout_s, since_s = self._config.drain_timeout_s, self._pauses.ran_s(self._phase_s, now)
         records = [child.record for child in self._workers if child.record is not None]
-        is_serving = self._config.multi_model or any(record.phase == Phase.READY for record in records)
+        is_serving = self._config.multi_model or any(
+            record.phase == Phase.READY for record in records
+        )
         if self._is_listening and (since_s >= self._notice_s or not is_serving):
             self._stop_listening()
             self._front_end.send(signal.SIGTERM)
-        has_front_ends = self._front_end.pid is not None or any(map(linux.is_alive, self._front_end_pids()))
-        if not self._is_listening and (not is_serving or not has_front_ends):  # no worker of a dead master either
+        has_front_ends = self._front_end.pid is not None or any(
+            map(linux.is_alive, self._front_end_pids())
+        )
+        if not self._is_listening and (
+            not is_serving or not has_front_ends
+        ):  # no worker of a dead master either
             _send(self._workers, signal.SIGTERM)
         if since_s >= timeout_s + DRAIN_CUT_S:
             self._front_end.send(signal.SIGKILL)
@@ -329,7 +399,9 @@ class Supervisor:
         return [*master, *(record.pid for record in self._block.frontends if record.pid)]
 
     def _stop_all(self) -> None:
-        """Stop all children. At its end no child is left that can be killed, and clients have got their errors."""
+        """Stop all children. At its end no child is left that can be killed, and clients have got
+        their errors.
+        """
         self._stop_listening()
         self._stop(self._workers)
         if self._front_end.pid is not None:
@@ -364,14 +436,22 @@ def _send(children: Iterable[Child], signum: signal.Signals) -> None:
 
 
 def serve(resolved: Resolved, settle: Settle) -> int:
-    """Serve until a signal or a failure ends the server. Returns the exit code. A StartError comes before any child."""
+    """Serve until a signal or a failure ends the server. Returns the exit code. A StartError comes
+    before any child.
+    """
     config = resolved.config.server
     stages.raise_file_limit()
-    stages.check_task_limit(config.frontend_workers, 1 if config.multi_model else resolved.config.engine.num_engines)
+    stages.check_task_limit(
+        config.frontend_workers, 1 if config.multi_model else resolved.config.engine.num_engines
+    )
     credentials = hand_over(config)
     predecessor = find(config.host, config.port) if config.takeover else None
     listen = bind if predecessor is None else predecessor.listener
-    listeners = [listen(config.host, port) for port in (config.port, config.management_port) if port is not None]
+    listeners = [
+        listen(config.host, port)
+        for port in (config.port, config.management_port)
+        if port is not None
+    ]
     if predecessor is not None:
         predecessor.close_others()
     linux.set_title("lmi-supervisor")
@@ -395,7 +475,9 @@ def serve(resolved: Resolved, settle: Settle) -> int:
 
 
 def run(resolved: Resolved, settle: Settle) -> int:
-    """Serve and return the exit code. `settle` completes settings after a fetch. Prints why a start fails."""
+    """Serve and return the exit code. `settle` completes settings after a fetch. Prints why a start
+    fails.
+    """
     try:
         return serve(resolved, settle)
     except StartError as error:

@@ -1,12 +1,15 @@
-"""A new server takes the ports of one that runs on this machine, without a moment in which nobody listens.
+"""A new server takes the ports of one that runs on this machine, without a moment in which nobody
+listens.
 
-Each server keeps an end open at an abstract socket that is named for its address (`Handover`). A server that starts
-with `takeover` asks there (`Predecessor`), and gets the listening sockets at once: they stay open whatever happens to
-the old server. It loads its model while the old one serves on. Its front ends then accept beside those of the old one,
-on the same sockets, so no connection that waits in them is lost, and it says READY. The old one accepts no more, and
-drains. If either closes the conversation before that, because it failed or was told to stop, the other serves alone.
+Each server keeps an end open at an abstract socket that is named for its address (`Handover`). A
+server that starts with `takeover` asks there (`Predecessor`), and gets the listening sockets at
+once: they stay open whatever happens to the old server. It loads its model while the old one serves
+on. Its front ends then accept beside those of the old one, on the same sockets, so no connection
+that waits in them is lost, and it says READY. The old one accepts no more, and drains. If either
+closes the conversation before that, because it failed or was told to stop, the other serves alone.
 
-Sources: unix(7) for abstract sockets, which the kernel removes with their owner, SO_PEERCRED and SCM_RIGHTS.
+Sources: unix(7) for abstract sockets, which the kernel removes with their owner, SO_PEERCRED and
+SCM_RIGHTS.
 """
 
 from __future__ import annotations
@@ -29,15 +32,19 @@ MAX_MESSAGE_BYTES = 4096
 MAX_FDS = 8
 READY = b"ready"
 LEAST_LEAVING_S = 3.0
-"""How long a server whose ports were taken over serves the connections that it has. Each ends with its next answer, so
-those whose clients are busy are closed by then, and no client sends a request to one that is being closed."""
+"""How long a server whose ports were taken over serves the connections that it has. Each ends with
+its next answer, so those whose clients are busy are closed by then, and no client sends a request
+to one that is being closed.
+"""
 CREDENTIALS = struct.Struct("3i")  # pid, uid and gid of the other end
 
 log = logging.getLogger(__name__)
 
 
 class Offer(msgspec.Struct, frozen=True):
-    """What a running server says to one that asks for its ports. Its sockets come with it, unless it refuses."""
+    """What a running server says to one that asks for its ports. Its sockets come with it, unless
+    it refuses.
+    """
 
     pid: int
     refusal: str = ""
@@ -46,15 +53,21 @@ class Offer(msgspec.Struct, frozen=True):
 class Handover:
     """The end of a running server, at which another one asks for its ports. Nothing here waits."""
 
-    def __init__(self, listeners: Sequence[socket.socket], end: socket.socket | None = None) -> None:
-        """Open the end, unless it comes from the server before. Without one, nobody takes the ports over."""
+    def __init__(
+        self, listeners: Sequence[socket.socket], end: socket.socket | None = None
+    ) -> None:
+        """Open the end, unless it comes from the server before. Without one, nobody takes the ports
+        over.
+        """
         self._listeners = listeners
         self._end = end or _open_end(listeners[0].getsockname()[:2])
         self._heir: socket.socket | None = None  # the conversation with the server that loads
         self._heir_pid = 0
 
     def look(self) -> int | None:
-        """Answer one who asks. Returns the pid of the server that serves in this one's place, once there is one."""
+        """Answer one who asks. Returns the pid of the server that serves in this one's place, once
+        there is one.
+        """
         if self._end is None:
             return None
         with suppress(BlockingIOError, ConnectionError):
@@ -81,11 +94,15 @@ class Handover:
         if refusal:
             log.warning("process %d asked for the port of this server: %s", pid, refusal)
         else:
-            log.info("process %d loads beside this server, and takes its port over when it is ready", pid)
+            log.info(
+                "process %d loads beside this server, and takes its port over when it is ready", pid
+            )
             self._heir, self._heir_pid = asker.dup(), pid
 
     def _refusal(self, pid: int, uid: int) -> str:
-        """Return why a process does not get the ports, or "". A pid of 0 is one of another container."""
+        """Return why a process does not get the ports, or "". A pid of 0 is one of another
+        container.
+        """
         if uid != os.geteuid():
             return f"it belongs to another user ({os.geteuid()})"
         if self._heir is not None:
@@ -106,7 +123,9 @@ class Handover:
         if said == READY:
             return self._heir_pid
 
-        log.warning("process %d has given up taking the port over; this server serves on", self._heir_pid)
+        log.warning(
+            "process %d has given up taking the port over; this server serves on", self._heir_pid
+        )
         self._heir.close()
         self._heir = None
         return None
@@ -130,7 +149,9 @@ class Predecessor:
                 self._listeners[each.getsockname()[:2]] = each
 
     def listener(self, host: str, port: int) -> socket.socket:
-        """Return the socket that listens at an address: its own, or a new one. Raises PortUnavailable."""
+        """Return the socket that listens at an address: its own, or a new one. Raises
+        PortUnavailable.
+        """
         found = self._listeners.pop(address_of(host, port), None)
         return bind(host, port) if found is None else found
 
@@ -148,7 +169,9 @@ class Predecessor:
             self.end.close()
 
     def look(self) -> None:
-        """Notice that it has ended, so that its clients wait in the sockets and nobody answers them."""
+        """Notice that it has ended, so that its clients wait in the sockets and nobody answers
+        them.
+        """
         if not self.is_there:
             return
         try:
@@ -158,7 +181,10 @@ class Predecessor:
         except ConnectionError:
             is_gone = True
         if is_gone:
-            log.warning("process %d, which had the port, has ended; this server listens in its place now", self.pid)
+            log.warning(
+                "process %d, which had the port, has ended; this server listens in its place now",
+                self.pid,
+            )
             self._leave()
 
     def say_ready(self) -> None:
@@ -166,7 +192,10 @@ class Predecessor:
         if self.is_there:
             with suppress(ConnectionError, BlockingIOError):
                 self._talk.send(READY)
-            log.info("took the port over from process %d, which ends when its open requests have", self.pid)
+            log.info(
+                "took the port over from process %d, which ends when its open requests have",
+                self.pid,
+            )
             self._leave()
 
     def _leave(self) -> None:
@@ -175,18 +204,24 @@ class Predecessor:
 
 
 def find(host: str, port: int) -> Predecessor | None:
-    """Return the server of this user that listens at an address, or None. Raises PortUnavailable if it refuses."""
+    """Return the server of this user that listens at an address, or None. Raises PortUnavailable if
+    it refuses.
+    """
     talk = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     talk.settimeout(ANSWER_S)
     try:
         talk.connect(_name(address_of(host, port)))
         _, owner, _ = _credentials(talk)
         if owner != os.geteuid():
-            raise PortUnavailable(f"{host} port {port} cannot be taken over: its server belongs to user {owner}")
+            raise PortUnavailable(
+                f"{host} port {port} cannot be taken over: its server belongs to user {owner}"
+            )
         message, fds, _, _ = socket.recv_fds(talk, MAX_MESSAGE_BYTES, MAX_FDS)
     except TimeoutError:
         talk.close()
-        raise PortUnavailable(f"{host} port {port} cannot be taken over: its server does not answer") from None
+        raise PortUnavailable(
+            f"{host} port {port} cannot be taken over: its server does not answer"
+        ) from None
     except OSError:  # nobody is there
         talk.close()
         return None
@@ -198,7 +233,9 @@ def find(host: str, port: int) -> Predecessor | None:
     offer = msgspec.json.decode(message, type=Offer)
     if offer.refusal:
         talk.close()
-        raise PortUnavailable(f"{host} port {port} cannot be taken over from process {offer.pid}: {offer.refusal}")
+        raise PortUnavailable(
+            f"{host} port {port} cannot be taken over from process {offer.pid}: {offer.refusal}"
+        )
     talk.setblocking(False)
     log.info("process %d has the port and serves on until this server is ready", offer.pid)
     return Predecessor(offer.pid, talk, sockets)
@@ -217,11 +254,15 @@ def _open_end(address: Address) -> socket.socket | None:
 
 
 def _name(address: Address) -> bytes:
-    """Return the name of the abstract socket of the server at an address. Its number is that of this conversation."""
+    """Return the name of the abstract socket of the server at an address. Its number is that of
+    this conversation.
+    """
     host, port = address
     return f"\0lmi-takeover-1/{host}/{port}".encode()
 
 
 def _credentials(end: socket.socket) -> tuple[int, int, int]:
-    pid, uid, gid = CREDENTIALS.unpack(end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))
+    pid, uid, gid = CREDENTIALS.unpack(
+        end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+    )
     return pid, uid, gid

@@ -16,12 +16,15 @@ NOT_FINISHED = FinishReason.NOT_FINISHED
 
 
 class AnswerText:
-    """Turns the tokens of each Result into Tokens. `stop_string` is the one that has ended the answer.
+    """Turns the tokens of each Result into Tokens. `stop_string` is the one that has ended the
+    answer.
 
     Like end tokens, stop strings count only after the first `min_tokens` tokens.
     """
 
-    def __init__(self, tokenizer: Tokenizer, request: GenerationRequest, prompt_ids: Sequence[int]) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, request: GenerationRequest, prompt_ids: Sequence[int]
+    ) -> None:
         self._tokenizer = tokenizer
         self._special_ids = tokenizer.special_ids
         self._detokenizer = Detokenizer(tokenizer, request, prompt_ids)
@@ -42,10 +45,11 @@ class AnswerText:
         top: Sequence[Sequence[TokenLogProb]] | None = None,
         finish_reason: FinishReason = NOT_FINISHED,
     ) -> list[Token]:
-        """Return the Tokens of one Result. Tokens after a stop string are dropped, also those of further Results.
+        """Return the Tokens of one Result. Tokens after a stop string are dropped, also those of
+        further Results.
 
-        With a `finish_reason` the last Token gets the text that was held back. If the Result has no tokens, an
-        additional Token with the last id gets it.
+        With a `finish_reason` the last Token gets the text that was held back. If the Result has no
+        tokens, an additional Token with the last id gets it.
         """
         is_plain = self._stop is None and top is None and finish_reason is NOT_FINISHED
         if is_plain and len(ids) == 1:  # nearly every Result
@@ -57,8 +61,14 @@ class AnswerText:
                 token.name = self._tokenizer.token_text(token_id)
             return [token]
         tokens: list[Token] = []
-        is_stop_token = finish_reason is FinishReason.STOP_WORDS and bool(ids) and ids[-1] in self._silent_stop_ids
-        num_spoken = len(ids) - (bool(ids) if finish_reason is FinishReason.END_ID else is_stop_token)
+        is_stop_token = (
+            finish_reason is FinishReason.STOP_WORDS
+            and bool(ids)
+            and ids[-1] in self._silent_stop_ids
+        )
+        num_spoken = len(ids) - (
+            bool(ids) if finish_reason is FinishReason.END_ID else is_stop_token
+        )
         for n, token_id in enumerate(ids):
             if self.stop_string is not None:
                 break
@@ -74,7 +84,9 @@ class AnswerText:
                 else:
                     token.text = self._stop.feed(piece)
             if top is not None:
-                token.top = [_lone_token(self._tokenizer, item.token_id, item.log_prob) for item in top[n]]
+                token.top = [
+                    _lone_token(self._tokenizer, item.token_id, item.log_prob) for item in top[n]
+                ]
             tokens.append(token)
         if ids:
             self._last_id = ids[-1]
@@ -83,7 +95,9 @@ class AnswerText:
         return tokens
 
     def _release(self, piece: str, tokens: list[Token]) -> None:
-        """Add the text that was held back: part of a character (also to `raw_text`), and part of a stop string."""
+        """Add the text that was held back: part of a character (also to `raw_text`), and part of a
+        stop string.
+        """
         text = piece
         if self._stop is not None:
             text = self._stop.feed(piece) + self._stop.flush()
@@ -100,57 +114,83 @@ def prompt_tokens(
 ) -> list[Token]:
     """Return the prompt as Tokens (`prefill` on the wire), with log-probs if there are any.
 
-    They are decoded as those of an answer that shows its special tokens, so a character that is cut between tokens
-    stands in the last of them. Alternatives are decoded alone.
+    They are decoded as those of an answer that shows its special tokens, so a character that is cut
+    between tokens stands in the last of them. Alternatives are decoded alone.
     """
     detokenizer = Detokenizer(tokenizer, _SHOWS_SPECIAL_TOKENS, ())
     special_ids = tokenizer.special_ids
-    tokens = [Token(token_id, detokenizer.feed(token_id), None, token_id in special_ids) for token_id in prompt_ids]
+    tokens = [
+        Token(token_id, detokenizer.feed(token_id), None, token_id in special_ids)
+        for token_id in prompt_ids
+    ]
     if tokens:
         tokens[-1].text += detokenizer.flush()
 
     for token, position in zip(tokens, log_probs or (), strict=False):
         token.log_prob = position.log_prob
         if position.top:
-            token.top = [_lone_token(tokenizer, item.token_id, item.log_prob) for item in position.top]
+            token.top = [
+                _lone_token(tokenizer, item.token_id, item.log_prob) for item in position.top
+            ]
     return tokens
 
 
-_SHOWS_SPECIAL_TOKENS = GenerationRequest(max_new_tokens=None, sampling=SamplingConfig(), skip_special_tokens=False)
+_SHOWS_SPECIAL_TOKENS = GenerationRequest(
+    max_new_tokens=None, sampling=SamplingConfig(), skip_special_tokens=False
+)
 
 
 def _lone_token(tokenizer: Tokenizer, token_id: int, log_prob: float | None) -> Token:
-    return Token(token_id, tokenizer.token_text(token_id), log_prob, token_id in tokenizer.special_ids)
+    return Token(
+        token_id, tokenizer.token_text(token_id), log_prob, token_id in tokenizer.special_ids
+    )
 
 
 class Detokenizer:
     """Turns the token ids of one answer into text: `feed` each, then `flush`.
 
-    A piece of text never ends inside a character, and the pieces of an answer concatenate to its whole text. That is
-    what the tokenizer decodes from prompt and answer together, without what it decodes from only the prompt. Bytes that
-    are not UTF-8 become U+FFFD. `tokenizers` would replace a whole run of byte-fallback tokens, including valid
-    characters before the bad byte, which a stream has already sent.
+    A piece of text never ends inside a character, and the pieces of an answer concatenate to its
+    whole text. That is what the tokenizer decodes from prompt and answer together, without what it
+    decodes from only the prompt. Bytes that are not UTF-8 become U+FFFD. `tokenizers` would replace
+    a whole run of byte-fallback tokens, including valid characters before the bad byte, which a
+    stream has already sent.
 
-    With `spaces_between_special_tokens` (the default) special tokens that are shown are spelled by the decoder. Most
-    decoders put no space between two of them, and some join all tokens with spaces. With False a special token directly
-    after another has its name in the vocabulary, without a space.
+    With `spaces_between_special_tokens` (the default) special tokens that are shown are spelled by
+    the decoder. Most decoders put no space between two of them, and some join all tokens with
+    spaces. With False a special token directly after another has its name in the vocabulary,
+    without a space.
     """
 
-    __slots__ = ("_bare", "_is_at_start", "_is_behind_special", "_is_plain", "_pending", "_token_texts", "_tokenizer")
+    __slots__ = (
+        "_bare",
+        "_is_at_start",
+        "_is_behind_special",
+        "_is_plain",
+        "_pending",
+        "_token_texts",
+        "_tokenizer",
+    )
 
-    def __init__(self, tokenizer: Tokenizer, request: GenerationRequest, prompt_ids: Sequence[int]) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, request: GenerationRequest, prompt_ids: Sequence[int]
+    ) -> None:
         self._tokenizer = tokenizer
         skips = request.skip_special_tokens
-        self._token_texts = tokenizer.token_texts_without_special if skips else tokenizer.token_texts
+        self._token_texts = (
+            tokenizer.token_texts_without_special if skips else tokenizer.token_texts
+        )
         self._pending = b""  # the first bytes of a character
-        # After a prompt without visible text the answer is at the start, where decoders trim a space.
+        # After a prompt without visible text the answer is at the start, where decoders trim a
+        # space.
         self._is_at_start = not any(self._token_texts[token_id] for token_id in prompt_ids)
         self._bare = not (skips or request.spaces_between_special_tokens)
         self._is_behind_special = bool(prompt_ids) and prompt_ids[-1] in tokenizer.special_ids
         self._is_plain = not self._is_at_start and not self._bare
 
     def feed(self, token_id: int) -> str:
-        """Return the text that this token completes, "" while there is only a part of a character."""
+        """Return the text that this token completes, "" while there is only a part of a
+        character.
+        """
         piece = self._token_texts[token_id] if self._is_plain else self._unusual_text(token_id)
         if isinstance(piece, str):
             if not self._pending:
@@ -181,11 +221,13 @@ class Detokenizer:
 
 
 class StopStrings:
-    """`feed` returns the text to pass on. `matched` is the stop string that was found, after which no text follows.
+    """`feed` returns the text to pass on. `matched` is the stop string that was found, after which
+    no text follows.
 
-    The cuts between the pieces of a text make no difference. The stop string that is complete first ends the answer; if
-    two end at the same character, the longer one does. Only text that may still become a stop string is held back: the
-    longest end of the text that is the beginning of one. How many there are hardly counts in how long it takes.
+    The cuts between the pieces of a text make no difference. The stop string that is complete first
+    ends the answer; if two end at the same character, the longer one does. Only text that may still
+    become a stop string is held back: the longest end of the text that is the beginning of one. How
+    many there are hardly counts in how long it takes.
     """
 
     __slots__ = ("_first_char", "_held", "_is_included", "_max_held", "_stops", "matched")
@@ -199,7 +241,9 @@ class StopStrings:
         self.matched: str | None = None
 
     def feed(self, text: str) -> str:
-        """Return the text that cannot be part of a stop string any more, or all text before a complete one."""
+        """Return the text that cannot be part of a stop string any more, or all text before a
+        complete one.
+        """
         if self.matched is not None:
             return ""
         if not self._held and self._first_char.search(text) is None:
@@ -214,13 +258,18 @@ class StopStrings:
         if found:
             end, start, self.matched = min(found)
             return text[: end if self._is_included else start]
-        begins = (begin.start() for begin in self._first_char.finditer(text, max(0, len(text) - self._max_held)))
+        begins = (
+            begin.start()
+            for begin in self._first_char.finditer(text, max(0, len(text) - self._max_held))
+        )
         end = next((n for n in begins if self._begins_with(text[n:])), len(text))
         self._held = text[end:]
         return text[:end]
 
     def _begins_with(self, beginning: str) -> bool:
-        """Whether a stop string begins so. Such a one comes right behind the place of `beginning` in their order."""
+        """Whether a stop string begins so. Such a one comes right behind the place of `beginning`
+        in their order.
+        """
         place = bisect_left(self._stops, beginning)
         return place < len(self._stops) and self._stops[place].startswith(beginning)
 

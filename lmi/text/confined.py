@@ -1,8 +1,10 @@
-"""Encodes with a tokenizer that has parts which are not known, in a process that ends where a text takes too long.
+"""Encodes with a tokenizer that has parts which are not known, in a process that ends where a text
+takes too long.
 
-The library cannot be interrupted: a text would hold the event loop, or one of the threads for long texts, for as long
-as it takes. So the time that a text may take is CPU time of another process (`encoder.py`), which the kernel bounds.
-Before the first text, texts are tried that such parts would take long for: who takes too long for one is refused.
+The library cannot be interrupted: a text would hold the event loop, or one of the threads for long
+texts, for as long as it takes. So the time that a text may take is CPU time of another process
+(`encoder.py`), which the kernel bounds. Before the first text, texts are tried that such parts
+would take long for: who takes too long for one is refused.
 
 The process encodes one text at once. Where a text has ended it, the next text starts another.
 """
@@ -35,7 +37,24 @@ MAX_START_S = 60.0
 # What is tried when a tokenizer is loaded.
 PROBE_CHARS = 4096
 MAX_PROBING_S = 10.0
-USUAL_ROWS = ("a", "A", "1", " ", "\n", "\t", "!", "é", "世", "\u0301", "a ", "aA", "1a", " \n", "ab1 ", "<|a|>")
+USUAL_ROWS = (
+    "a",
+    "A",
+    "1",
+    " ",
+    "\n",
+    "\t",
+    "!",
+    "é",
+    "世",
+    "\u0301",
+    "a ",
+    "aA",
+    "1a",
+    " \n",
+    "ab1 ",
+    "<|a|>",
+)
 MAX_PATTERN_CHARS = 1000  # of which rows are made
 
 WORDS = re.compile(r"\w+|[^\w\s]")
@@ -68,8 +87,8 @@ class ConfinedEncoder:
     ) -> Encoded:
         """Encode a text. With `spells_special_tokens` special tokens in it are only text.
 
-        Raises GenerationFailed where that takes too long or too much memory, or the library fails. Raises
-        UnicodeEncodeError for a lone surrogate.
+        Raises GenerationFailed where that takes too long or too much memory, or the library fails.
+        Raises UnicodeEncodeError for a lone surrogate.
         """
         data = text.encode()
         if max_cpu_s is None:
@@ -101,7 +120,9 @@ class ConfinedEncoder:
         end_s = time.monotonic() + MAX_PROBING_S
         for text in probes_of([part.pattern for part in unknown]):
             try:
-                self.encode(text, add_special_tokens=False, spells_special_tokens=False, max_cpu_s=MAX_CPU_S)
+                self.encode(
+                    text, add_special_tokens=False, spells_special_tokens=False, max_cpu_s=MAX_CPU_S
+                )
             except GenerationFailed as error:
                 parts = "; ".join(part.what for part in unknown)
                 about = f"a text of {len(text)} characters that begins {text[:8]!r}"
@@ -123,7 +144,9 @@ class ConfinedEncoder:
         try:
             _ask(process, struct.pack("!I", len(self._state)) + self._state, MAX_START_S)
         except (OSError, EOFError):
-            raise GenerationFailed(f"the tokenizer's process does not start: {self._reason(0.0)}") from None
+            raise GenerationFailed(
+                f"the tokenizer's process does not start: {self._reason(0.0)}"
+            ) from None
         return process
 
     def _reason(self, max_cpu_s: float) -> str:
@@ -140,9 +163,12 @@ class ConfinedEncoder:
 
 
 def probes_of(patterns: Iterable[str]) -> Iterator[str]:
-    """Yield texts for which regular expressions may take long: rows of what they are written with, and their ends."""
+    """Yield texts for which regular expressions may take long: rows of what they are written with,
+    and their ends.
+    """
     rows = list(USUAL_ROWS)
-    # The library looks first whether a text has all that a pattern needs, so a text that does not match has it too.
+    # The library looks first whether a text has all that a pattern needs, so a text that does not
+    # match has it too.
     ends = ["", "!", "\x00!"]
     for pattern in patterns:
         words = WORDS.findall(pattern[:MAX_PATTERN_CHARS])
@@ -156,7 +182,9 @@ def probes_of(patterns: Iterable[str]) -> Iterator[str]:
 
 
 def _ask(process: subprocess.Popen[bytes], request: bytes, max_wall_s: float) -> tuple[int, bytes]:
-    """Return the status and the data of the answer. Raises OSError or EOFError if the process ends before."""
+    """Return the status and the data of the answer. Raises OSError or EOFError if the process ends
+    before.
+    """
     assert process.stdin is not None and process.stdout is not None
     watch = threading.Timer(max_wall_s, process.kill)
     watch.daemon = True

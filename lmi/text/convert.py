@@ -1,7 +1,8 @@
 """Print the tokenizer.json of a model folder that has only an older form of tokenizer.
 
-tokenizer.py runs this program in a child process, because transformers takes seconds to load and may import torch,
-400 MB that a front end must not hold. The last line on standard error reports a fault.
+tokenizer.py runs this program in a child process, because transformers takes seconds to load and
+may import torch, 400 MB that a front end must not hold. The last line on standard error reports a
+fault.
 """
 
 import os
@@ -18,7 +19,10 @@ def main(folder: str) -> None:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         text = tokenizer.backend_tokenizer.to_str()
     except Exception as error:
-        sys.exit(f"{' '.join(str(error).split())} (packages that may be needed: sentencepiece, protobuf, tiktoken)")
+        sys.exit(
+            f"{' '.join(str(error).split())} (packages that may be needed: sentencepiece, "
+            f"protobuf, tiktoken)"
+        )
     sys.stdout.write(text)
 
 

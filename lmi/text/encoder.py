@@ -1,7 +1,9 @@
-"""Encode texts with a tokenizer that is not trusted. `confined.py` runs this program, and says what goes to and fro.
+"""Encode texts with a tokenizer that is not trusted. `confined.py` runs this program, and says what
+goes to and fro.
 
-The kernel ends this process where a text takes more time or memory than it may: no code of the tokenizer's library
-could be asked to stop. It also ends with the process that started it, whose pipe then has an end.
+The kernel ends this process where a text takes more time or memory than it may: no code of the
+tokenizer's library could be asked to stop. It also ends with the process that started it, whose
+pipe then has an end.
 """
 
 import os
@@ -15,7 +17,9 @@ from typing import BinaryIO
 
 import tokenizers
 
-REQUEST = struct.Struct("!BdI")  # flags, the seconds of CPU that the text may take, the bytes of the text
+REQUEST = struct.Struct(
+    "!BdI"
+)  # flags, the seconds of CPU that the text may take, the bytes of the text
 ANSWER = struct.Struct("!BI")  # a status, the bytes that follow
 ADDS_SPECIAL_TOKENS, SPELLS_SPECIAL_TOKENS, HAS_OFFSETS = 1, 2, 4  # flags
 DONE, FAILED = 0, 1  # statuses
@@ -49,7 +53,9 @@ def main() -> None:
 
 
 def _encode(backend: tokenizers.Tokenizer, text: str, flags: int) -> bytes:
-    """Return the ids of a text, and behind them where each begins and where it ends, if that is wanted."""
+    """Return the ids of a text, and behind them where each begins and where it ends, if that is
+    wanted.
+    """
     backend.encode_special_tokens = bool(flags & SPELLS_SPECIAL_TOKENS)
     adds_special_tokens = bool(flags & ADDS_SPECIAL_TOKENS)
     encoding = backend.encode(text, add_special_tokens=adds_special_tokens)

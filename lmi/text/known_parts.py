@@ -1,11 +1,13 @@
-"""Which parts of a tokenizer are known to take a time, and to make a text, in proportion to the text that they get.
+"""Which parts of a tokenizer are known to take a time, and to make a text, in proportion to the
+text that they get.
 
-A tokenizer comes with a model and is a stranger's file: the regular expressions in it may backtrack without end, its
-replacements may make a text a million times as long, and the library does all of it at once. So a tokenizer with a part
-that is not known here encodes in a process of its own (`confined.py`), and a decoder must be known.
+A tokenizer comes with a model and is a stranger's file: the regular expressions in it may backtrack
+without end, its replacements may make a text a million times as long, and the library does all of
+it at once. So a tokenizer with a part that is not known here encodes in a process of its own
+(`confined.py`), and a decoder must be known.
 
-The expressions are those of tokenizers that the makers of models publish. Most are alternatives, in one order or
-another, that several families share, so it is these that are listed.
+The expressions are those of tokenizers that the makers of models publish. Most are alternatives, in
+one order or another, that several families share, so it is these that are listed.
 """
 
 import json
@@ -23,7 +25,8 @@ MAX_ADDED_CHARS = 64  # before a text
 MAX_ADDED_TOKENS = 64  # around a text
 MAX_STATE_CHARS = 4 << 20  # of a part as JSON
 
-# A word costs WordPiece the square of its characters, and a character Unigram the characters of the longest token.
+# A word costs WordPiece the square of its characters, and a character Unigram the characters of the
+# longest token.
 MAX_WORD_CHARS = 200
 MAX_UNIGRAM_CHARS = 256
 
@@ -36,8 +39,14 @@ CONTRACTIONS = (
 UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
 LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 BEFORE_WORD = r"[^\r\n\p{L}\p{N}]?"
-CAPITALISED = tuple(f"{BEFORE_WORD}{UPPER}*{LOWER}+{ending}" for ending in ("", *(f"{c}?" for c in CONTRACTIONS[:2])))
-CAPITALS = tuple(f"{BEFORE_WORD}{UPPER}+{LOWER}*{ending}" for ending in ("", *(f"{c}?" for c in CONTRACTIONS[:2])))
+CAPITALISED = tuple(
+    f"{BEFORE_WORD}{UPPER}*{LOWER}+{ending}"
+    for ending in ("", *(f"{c}?" for c in CONTRACTIONS[:2]))
+)
+CAPITALS = tuple(
+    f"{BEFORE_WORD}{UPPER}+{LOWER}*{ending}"
+    for ending in ("", *(f"{c}?" for c in CONTRACTIONS[:2]))
+)
 LINE_ENDS = (r"\s*[\r\n]+", r"\s*[\r\n]", r"\s*\n+", r"\s*\n")
 SPACES = r"\s+"
 
@@ -47,24 +56,56 @@ ALTERNATIVES = (
     # Words.
     *(r"\p{L}+", r" ?\p{L}+", r"\s?\p{L}+", r"[\p{L}]+"),
     *(rf"{BEFORE_WORD}\p{{L}}+", rf"{BEFORE_WORD}+\p{{L}}+", rf"{BEFORE_WORD}[\p{{L}}\p{{M}}]+"),
-    *(r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+", r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"""),
+    *(
+        r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+",
+        r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+""",
+    ),
     # Numbers.
     *(r"\p{N}", r"[\p{N}]", r"\p{N}{1}", r"\p{N}{1,2}", r"\p{N}{1,3}", r"\p{N}+", r" ?\p{N}+"),
     *(r"\d", r"\d{1,3}", r"\d+", r"[0-9]", r"[0-9]{3}", r"[0-9][0-9][0-9]", r"[0-9]+"),
     # What is neither.
-    *(r" ?[^\s\p{L}\p{N}]+", r" ?[^\s\p{L}\p{N}]++", r"[^\s\p{L}\p{N}]+", r" ?[^\s\p{L}\p{N}\r\n]+"),
+    *(
+        r" ?[^\s\p{L}\p{N}]+",
+        r" ?[^\s\p{L}\p{N}]++",
+        r"[^\s\p{L}\p{N}]+",
+        r" ?[^\s\p{L}\p{N}\r\n]+",
+    ),
     *(r" ?[^\s\p{L}\p{N}]+[\r\n]*", r" ?[^\s\p{L}\p{N}]++[\r\n]*", r" ?[^\s\p{L}\p{N}]+[\r\n/]*"),
-    *(r" ?[^\s\p{L}\p{N}]+[\r\n/]?", r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*", r" ?[\p{P}\p{S}]+[\r\n]*", r" ?[\p{P}\p{S}]+"),
-    *(r"\s?\p{P}+", r"\s?[!-/:-~！-／：-～‘-‟　-。]+", r"[\p{P}\$\+<=>\^~\|`]+", r"[\p{P}\$\+<=>\^~\|]+"),
+    *(
+        r" ?[^\s\p{L}\p{N}]+[\r\n/]?",
+        r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*",
+        r" ?[\p{P}\p{S}]+[\r\n]*",
+        r" ?[\p{P}\p{S}]+",
+    ),
+    *(
+        r"\s?\p{P}+",
+        r"\s?[!-/:-~！-／：-～‘-‟　-。]+",
+        r"[\p{P}\$\+<=>\^~\|`]+",
+        r"[\p{P}\$\+<=>\^~\|]+",
+    ),
     *(r" ?[^(\s|[.,!?…。，、।۔،])]+", r" ?[^(\s|.,!?…。，、।۔،)]+", r"[\p{P}!-/:-@\[-`{-~]"),
     # Chinese, Japanese, Korean.
     *("[一-龥]+", "[一-龥぀-ゟ゠-ヿ]+", "[一-龥ࠀ-一가-퟿]+", r"[\p{Han}]+", r"\p{Han}+"),
     *("[가-힣ㄱ-ㆎ]+", "[！…“”‘’—：；，、-〿︰-﹏]+", "[ㄅ-ㄯ]+"),
     # Spaces and lines.
-    *(SPACES, r"\s+(?!\S)", r"[\r\n]", r"[\r\n]+", r"[^\n]+", r"[\n]+", r"\n", r"\n+", " ", " +", " {2,}", r"\s{2,}"),
+    *(
+        SPACES,
+        r"\s+(?!\S)",
+        r"[\r\n]",
+        r"[\r\n]+",
+        r"[^\n]+",
+        r"[\n]+",
+        r"\n",
+        r"\n+",
+        " ",
+        " +",
+        " {2,}",
+        r"\s{2,}",
+    ),
     *("▁", "▁+", "▁{2,}"),
 )
-# One of these may look at a long row in vain. The alternative that takes such a row must be there too.
+# One of these may look at a long row in vain. The alternative that takes such a row must be there
+# too.
 TAKEN_BY = {
     **dict.fromkeys(LINE_ENDS, (SPACES,)),
     **dict.fromkeys(CAPITALISED, CAPITALS),
@@ -73,7 +114,18 @@ TAKEN_BY = {
 LONGEST_FIRST = tuple(sorted({*ALTERNATIVES, *TAKEN_BY}, key=len, reverse=True))
 
 STEADY_NORMALIZERS = {
-    *("NFC", "NFD", "NFKC", "NFKD", "Nmt", "Lowercase", "Strip", "StripAccents", "BertNormalizer", "ByteLevel"),
+    *(
+        "NFC",
+        "NFD",
+        "NFKC",
+        "NFKD",
+        "Nmt",
+        "Lowercase",
+        "Strip",
+        "StripAccents",
+        "BertNormalizer",
+        "ByteLevel",
+    ),
 }
 STEADY_PRE_TOKENIZERS = {
     *("ByteLevel", "BertPreTokenizer", "CharDelimiterSplit", "Digits", "Metaspace", "Punctuation"),
@@ -95,7 +147,9 @@ class UnknownPart(NamedTuple):
 
 
 def unknown_parts(backend: tokenizers.Tokenizer, max_token_chars: int) -> list[UnknownPart]:
-    """Return what of a tokenizer is not known to encode in proportion to the text; nothing if all is."""
+    """Return what of a tokenizer is not known to encode in proportion to the text; nothing if all
+    is.
+    """
     return [
         *_unknown_normalizers(_parts_of(backend.normalizer, "normalizers")),
         *_unknown_pre_tokenizers(_parts_of(backend.pre_tokenizer, "pretokenizers")),
@@ -120,7 +174,9 @@ def unknown_decoders(backend: tokenizers.Tokenizer) -> list[UnknownPart]:
 
 
 def is_known_pattern(pattern: str) -> bool:
-    """Whether a regular expression is made of alternatives that are known to take no longer than a text is long."""
+    """Whether a regular expression is made of alternatives that are known to take no longer than a
+    text is long.
+    """
     alternatives = []
     rest = f"{pattern}|"
     while rest:
@@ -130,7 +186,10 @@ def is_known_pattern(pattern: str) -> bool:
         alternatives.append(found)
         rest = rest[len(found) + 1 :]
 
-    return all(any(taker in alternatives for taker in TAKEN_BY.get(found, (found,))) for found in alternatives)
+    return all(
+        any(taker in alternatives for taker in TAKEN_BY.get(found, (found,)))
+        for found in alternatives
+    )
 
 
 def _parts_of(part: Any, name_of_parts: str) -> list[Part]:
@@ -163,7 +222,9 @@ def _unknown_normalizers(parts: list[Part]) -> list[UnknownPart]:
                 growth *= _growth_of_map(part["precompiled_charsmap"])
             case "Prepend":
                 if len(part["prepend"]) > MAX_ADDED_CHARS:
-                    faults.append(UnknownPart(f"a normalizer that adds {len(part['prepend'])} characters"))
+                    faults.append(
+                        UnknownPart(f"a normalizer that adds {len(part['prepend'])} characters")
+                    )
             case kind if kind not in STEADY_NORMALIZERS:
                 faults.append(UnknownPart(f"a normalizer of type {kind}"))
 
@@ -195,7 +256,9 @@ def _unknown_processors(parts: list[Part]) -> list[UnknownPart]:
     for part in parts:
         if part["type"] == "TemplateProcessing":
             num_texts = sum("Sequence" in piece for piece in part["single"])
-            num_tokens = len(part["single"]) + sum(len(token["ids"]) for token in part["special_tokens"].values())
+            num_tokens = len(part["single"]) + sum(
+                len(token["ids"]) for token in part["special_tokens"].values()
+            )
             if num_texts > 1 or num_tokens > MAX_ADDED_TOKENS:
                 written = f"writes the text {num_texts} times, and {num_tokens} tokens"
                 faults.append(UnknownPart(f"a post-processor that {written}"))
@@ -210,7 +273,11 @@ def _fault_of_number(what: str, parts: list[Part]) -> list[UnknownPart]:
 
 
 def _fault_of_growth(what: str, growth: float) -> list[UnknownPart]:
-    return [UnknownPart(f"a {what} that makes a text {growth:g} times as long")] if growth > MAX_GROWTH else []
+    return (
+        [UnknownPart(f"a {what} that makes a text {growth:g} times as long")]
+        if growth > MAX_GROWTH
+        else []
+    )
 
 
 def _fault_of_pattern(what: str, part: Part) -> list[UnknownPart]:
@@ -221,7 +288,9 @@ def _fault_of_pattern(what: str, part: Part) -> list[UnknownPart]:
 
 
 def _growth_of_replacing(part: Part) -> float:
-    """Return how many times as long a text may become. What a regular expression finds may be one character."""
+    """Return how many times as long a text may become. What a regular expression finds may be one
+    character.
+    """
     content = part["content"]
     pattern = part["pattern"].get("String")
     if pattern is None:
@@ -232,7 +301,8 @@ def _growth_of_replacing(part: Part) -> float:
 def _growth_of_map(charsmap: str | list[int] | None) -> float:
     """Return the bytes of the longest text that one character may become.
 
-    SentencePiece's map has the size of a trie, the trie, and the texts in it, each with a zero byte at its end.
+    SentencePiece's map has the size of a trie, the trie, and the texts in it, each with a zero byte
+    at its end.
     """
     data = b64decode(charsmap) if isinstance(charsmap, str) else bytes(charsmap or ())
     texts = data[4 + int.from_bytes(data[:4], "little") :]

@@ -1,8 +1,10 @@
-"""A model's tokenizer: it encodes text, decodes tokens to pieces of text, and knows the special tokens.
+"""A model's tokenizer: it encodes text, decodes tokens to pieces of text, and knows the special
+tokens.
 
-It reads a model folder with the precedence of transformers, but a child process (convert.py) converts a folder without
-tokenizer.json, because transformers would import torch here. A tokenizer whose parts are not all known
-(known_parts.py) encodes in another process (confined.py), so that no text holds this one.
+It reads a model folder with the precedence of transformers, but a child process (convert.py)
+converts a folder without tokenizer.json, because transformers would import torch here. A tokenizer
+whose parts are not all known (known_parts.py) encodes in another process (confined.py), so that no
+text holds this one.
 """
 
 from __future__ import annotations
@@ -45,14 +47,32 @@ NUM_THREADS = 2  # for long texts, so that a few of them cannot take every core
 CONVERSION_TIMEOUT_S = 120.0
 GAVE_UP = "the tokenizer gave up on this text"
 
-_NAMED_SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_NAMED_SPECIAL = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
 _EXTRA_SPECIAL = ("additional_special_tokens", "extra_special_tokens")
-_SLOW_FILES = ("tokenizer.model", "vocab.json", "spiece.model", "sentencepiece.bpe.model", "tekken.json", "vocab.txt")
+_SLOW_FILES = (
+    "tokenizer.model",
+    "vocab.json",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tekken.json",
+    "vocab.txt",
+)
 _BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
-# GPT-2's alphabet: printable Latin-1 characters are their bytes, U+0100 and up the other bytes in order.
+# GPT-2's alphabet: printable Latin-1 characters are their bytes, U+0100 and up the other bytes in
+# order.
 PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 OTHERS = (byte for byte in range(256) if byte not in PRINTABLE)
-BYTE_OF_CHAR = {chr(byte): byte for byte in PRINTABLE} | {chr(256 + n): byte for n, byte in enumerate(OTHERS)}
+BYTE_OF_CHAR = {chr(byte): byte for byte in PRINTABLE} | {
+    chr(256 + n): byte for n, byte in enumerate(OTHERS)
+}
 
 T = TypeVar("T")
 
@@ -60,7 +80,9 @@ log = logging.getLogger(__name__)
 
 
 class TokenTexts(dict[int, str | bytes]):
-    """Token id → the text that it adds inside a text, or bytes for part of a character. Computed at first use."""
+    """Token id → the text that it adds inside a text, or bytes for part of a character. Computed at
+    first use.
+    """
 
     def __init__(self, text_of: Callable[[int], str | bytes]) -> None:
         self._text_of = text_of
@@ -71,26 +93,34 @@ class TokenTexts(dict[int, str | bytes]):
 
 
 class Tokenizer:
-    """Encodes prompts and decodes tokens. In `token_texts_without_special` the text of special tokens is "".
+    """Encodes prompts and decodes tokens. In `token_texts_without_special` the text of special
+    tokens is "".
 
     `named` maps "bos_token" to "<s>" and so on.
     """
 
     def __init__(
-        self, backend: tokenizers.Tokenizer, named: Mapping[str, str] | None = None, eos_ids: Iterable[int] = ()
+        self,
+        backend: tokenizers.Tokenizer,
+        named: Mapping[str, str] | None = None,
+        eos_ids: Iterable[int] = (),
     ) -> None:
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="tokenize")
-        self._is_byte_level = backend.decoder is not None and b'"ByteLevel"' in bytes(backend.decoder.__getstate__())
+        self._is_byte_level = backend.decoder is not None and b'"ByteLevel"' in bytes(
+            backend.decoder.__getstate__()
+        )
         self.special_tokens, self.eos_ids = named or {}, tuple(eos_ids)
         added = backend.get_added_tokens_decoder().items()
         self.special_ids = {token_id for token_id, token in added if token.special}
         ids = map(backend.token_to_id, self.special_tokens.values())
         self.special_ids.update(token_id for token_id in ids if token_id is not None)
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
-        self.max_token_chars = max((len(backend.id_to_token(i) or "") for i in range(self.vocab_size)), default=1)
+        self.max_token_chars = max(
+            (len(backend.id_to_token(i) or "") for i in range(self.vocab_size)), default=1
+        )
         self._inline_chars_left = MAX_INLINE_CHARS
         self._confined = self._confine()
         self._line = self.encode("\n", add_special_tokens=False)
@@ -99,7 +129,9 @@ class Tokenizer:
         self._left = self.decode([self._anchor])
         self._right = self.decode([self._anchor, self._anchor]).removeprefix(self._left)
         self.token_texts = TokenTexts(self._token_text)
-        self.token_texts_without_special = TokenTexts(lambda i: "" if i in self.special_ids else self.token_texts[i])
+        self.token_texts_without_special = TokenTexts(
+            lambda i: "" if i in self.special_ids else self.token_texts[i]
+        )
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
@@ -107,7 +139,10 @@ class Tokenizer:
         folder = Path(path)
         if not folder.is_dir():
             raise ModelUnusable(f"{folder}: no such folder")
-        config, file = _read_json(folder / "special_tokens_map.json"), folder / "tokenizer_config.json"
+        config, file = (
+            _read_json(folder / "special_tokens_map.json"),
+            folder / "tokenizer_config.json",
+        )
         config |= {name: value for name, value in _read_json(file).items() if value is not None}
         own_file = folder / "tokenizer.json"
         with _explained(ModelUnusable, f"{own_file}: not a tokenizer"):
@@ -122,26 +157,36 @@ class Tokenizer:
             raise ModelUnusable(f"{file}: a token is not described as one ({reason})") from error
         return cls(backend, named, _eos_ids(folder, backend, named))
 
-    def encode(self, text: str, *, add_special_tokens: bool = True, forged: Sequence[int] = ()) -> list[int]:
-        """Return the token ids of a text, with the special tokens that the model's tokenizer adds to a prompt.
+    def encode(
+        self, text: str, *, add_special_tokens: bool = True, forged: Sequence[int] = ()
+    ) -> list[int]:
+        """Return the token ids of a text, with the special tokens that the model's tokenizer adds
+        to a prompt.
 
-        A special token in the text is encoded as text if a place in `forged`, between two characters, is inside it.
+        A special token in the text is encoded as text if a place in `forged`, between two
+        characters, is inside it.
         """
         try:
             with _explained(GenerationFailed, GAVE_UP):
                 encoding = self._encoding(text, add_special_tokens, has_offsets=bool(forged))
         except (TypeError, UnicodeEncodeError) as error:
-            raise InvalidParameter("inputs", "text of whole Unicode characters", "a lone surrogate") from error
+            raise InvalidParameter(
+                "inputs", "text of whole Unicode characters", "a lone surrogate"
+            ) from error
         if not forged:
             return encoding.ids
         ids: list[int] = []
         for token_id, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
             inside = bisect_right(forged, start)
-            is_forged = token_id in self.special_texts and inside < len(forged) and forged[inside] < end
+            is_forged = (
+                token_id in self.special_texts and inside < len(forged) and forged[inside] < end
+            )
             ids += self.special_texts[token_id][1] if is_forged else (token_id,)
         return ids
 
-    def _encoding(self, text: str, add_special_tokens: bool, has_offsets: bool) -> tokenizers.Encoding | Encoded:
+    def _encoding(
+        self, text: str, add_special_tokens: bool, has_offsets: bool
+    ) -> tokenizers.Encoding | Encoded:
         if self._confined is not None:
             return self._confined.encode(
                 text,
@@ -149,7 +194,8 @@ class Tokenizer:
                 spells_special_tokens=self._backend.encode_special_tokens,
                 has_offsets=has_offsets,
             )
-        # Unlike `encode`, a batch (of one) releases the interpreter lock. The fast one knows no places.
+        # Unlike `encode`, a batch (of one) releases the interpreter lock. The fast one knows no
+        # places.
         encode = self._backend.encode_batch if has_offsets else self._backend.encode_batch_fast
         return encode([text], add_special_tokens=add_special_tokens)[0]
 
@@ -170,15 +216,21 @@ class Tokenizer:
         add_special_tokens: bool = True,
         forged: Sequence[int] = (),
     ) -> list[int]:
-        """Return the token ids of a prompt, with `truncate` only so many: those at the `truncation_side` are cut.
+        """Return the token ids of a prompt, with `truncate` only so many: those at the
+        `truncation_side` are cut.
 
-        A text that is certain to have over `max_tokens` tokens is refused before any work. With `truncate` the end at
-        that side is cut off instead.
+        A text that is certain to have over `max_tokens` tokens is refused before any work. With
+        `truncate` the end at that side is cut off instead.
         """
         least = -(-len(text) // self.max_token_chars)
         if truncate is None and least > max_tokens:
-            counted = f"at least {least} tokens ({len(text)} characters, at most {self.max_token_chars} in each)"
-            raise PromptTooLong(f"shorter than the model's context of {max_tokens + 1} tokens", counted)
+            counted = (
+                f"at least {least} tokens ({len(text)} characters, at most "
+                f"{self.max_token_chars} in each)"
+            )
+            raise PromptTooLong(
+                f"shorter than the model's context of {max_tokens + 1} tokens", counted
+            )
         max_chars = max_tokens * self.max_token_chars
         kept, first = text, 0
         if truncate is not None and truncation_side == "right":
@@ -194,22 +246,31 @@ class Tokenizer:
         return truncated(ids, truncate, truncation_side)
 
     def spellings(self, word: str) -> list[tuple[int, ...]]:
-        """Return all encodings of a word: with and without a space before it, at the start of a text and inside."""
+        """Return all encodings of a word: with and without a space before it, at the start of a
+        text and inside.
+        """
         bare, found = word.lstrip(" ") or word, list[list[int]]()
         for spelled in (bare, " " + bare):
-            found += self.encode(spelled, add_special_tokens=False), self._encode_inside(spelled) or []
+            found += (
+                self.encode(spelled, add_special_tokens=False),
+                self._encode_inside(spelled) or [],
+            )
         return list(dict.fromkeys(tuple(ids) for ids in found if ids))
 
     async def spellings_async(self, words: Sequence[str]) -> list[tuple[int, ...]]:
-        """Return the spellings of all words. Each takes four encodings, so a thread encodes more than a few words."""
+        """Return the spellings of all words. Each takes four encodings, so a thread encodes more
+        than a few words.
+        """
         num_chars = sum(map(len, words)) + WORD_CHARS * len(words)
-        return await self._without_blocking(lambda: [ids for word in words for ids in self.spellings(word)], num_chars)
+        return await self._without_blocking(
+            lambda: [ids for word in words for ids in self.spellings(word)], num_chars
+        )
 
     async def _without_blocking(self, work: Callable[[], T], num_chars: int) -> T:
         """Do what takes as long as encoding so many characters.
 
-        A thread does what is long, and what would make this turn of the event loop long together with what was done
-        before. A tokenizer in another process is always waited for in a thread.
+        A thread does what is long, and what would make this turn of the event loop long together
+        with what was done before. A tokenizer in another process is always waited for in a thread.
         """
         loop = asyncio.get_running_loop()
         if self._confined is not None or num_chars > self._inline_chars_left:
@@ -226,14 +287,18 @@ class Tokenizer:
     def _confine(self) -> ConfinedEncoder | None:
         """Return what encodes in another process, if parts of the tokenizer are not known.
 
-        Raises ModelUnusable for a tokenizer that takes too long for short texts, or that this process cannot decode
-        with.
+        Raises ModelUnusable for a tokenizer that takes too long for short texts, or that this
+        process cannot decode with.
         """
         if self.max_token_chars > MAX_TOKEN_CHARS:
             found = f"one has {self.max_token_chars}"
-            raise ModelUnusable(f"the tokenizer's tokens have at most {MAX_TOKEN_CHARS} characters here: {found}")
+            raise ModelUnusable(
+                f"the tokenizer's tokens have at most {MAX_TOKEN_CHARS} characters here: {found}"
+            )
         if unknown := unknown_decoders(self._backend):
-            raise ModelUnusable(f"the tokenizer has {unknown[0].what}, which is not decoded with here")
+            raise ModelUnusable(
+                f"the tokenizer has {unknown[0].what}, which is not decoded with here"
+            )
         unknown = unknown_parts(self._backend, self.max_token_chars)
         if not unknown:
             return None
@@ -247,7 +312,9 @@ class Tokenizer:
         return confined
 
     def _encode_inside(self, text: str) -> list[int] | None:
-        """Return the ids of a text behind a line break, or None where one token has parts of both."""
+        """Return the ids of a text behind a line break, or None where one token has
+        parts of both.
+        """
         ids, length = self.encode("\n" + text, add_special_tokens=False), len(self._line)
         return ids[length:] if ids[:length] == self._line else None
 
@@ -256,7 +323,9 @@ class Tokenizer:
             return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def token_text(self, token_id: int) -> str:
-        """Return the text of one token inside a text: with its leading space, U+FFFD for part of a character."""
+        """Return the text of one token inside a text: with its leading space, U+FFFD for part of a
+        character.
+        """
         piece = self.token_texts[token_id]
         return piece if isinstance(piece, str) else piece.decode(errors="replace")
 
@@ -265,18 +334,28 @@ class Tokenizer:
         return self._backend.id_to_token(token_id) or ""
 
     def _special_texts(self) -> dict[int, tuple[str, list[int]]]:
-        """Return the text of each special token by its id, and the ids of this text where it is only text."""
+        """Return the text of each special token by its id, and the ids of this text where it is
+        only text.
+        """
         added = self._backend.get_added_tokens_decoder().items()
         texts = {token_id: token.content for token_id, token in added if token.special}
         self._backend.encode_special_tokens = True
         try:
-            plain = [(token_id, text, self._encode_inside(text)) for token_id, text in texts.items()]
+            plain = [
+                (token_id, text, self._encode_inside(text)) for token_id, text in texts.items()
+            ]
         finally:
             self._backend.encode_special_tokens = False
-        return {token_id: (text, ids) for token_id, text, ids in plain if ids is not None and token_id not in ids}
+        return {
+            token_id: (text, ids)
+            for token_id, text, ids in plain
+            if ids is not None and token_id not in ids
+        }
 
     def _find_anchor(self) -> int:
-        """Return a plain token. Put around another token, it keeps decoders from trimming that token's text."""
+        """Return a plain token. Put around another token, it keeps decoders from trimming that
+        token's text.
+        """
         for token_id in chain(self.encode("a", add_special_tokens=False), range(self.vocab_size)):
             text = self.decode([token_id])
             if token_id not in self.special_ids and text.isascii() and text.isalnum():
@@ -311,13 +390,17 @@ def truncated(ids: list[int], truncate: int | None, side: str) -> list[int]:
 
 @contextmanager
 def _explained(kind: type[Exception], what: str) -> Iterator[None]:
-    """Raise an error of ours for one of the library, or for its panic, a BaseException (a runaway regex)."""
+    """Raise an error of ours for one of the library, or for its panic, a BaseException (a runaway
+    regex).
+    """
     try:
         yield
     except (TypeError, UnicodeEncodeError, ModelUnusable):
         raise
     except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # it cannot be imported
+        if (
+            not isinstance(error, Exception) and type(error).__name__ != "PanicException"
+        ):  # it cannot be imported
             raise
         raise kind(f"{what}: {cause_line(error)}") from error
 
@@ -336,10 +419,15 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 
 def _convert(folder: Path) -> str:
-    """Return the text of a tokenizer.json for a folder that has only an older form. Raises ModelUnusable."""
+    """Return the text of a tokenizer.json for a folder that has only an older form. Raises
+    ModelUnusable.
+    """
     file = next((folder / name for name in _SLOW_FILES if (folder / name).is_file()), None)
     if file is None:
-        raise ModelUnusable(f"{folder}: no tokenizer: tokenizer.json is missing, and so are {', '.join(_SLOW_FILES)}")
+        raise ModelUnusable(
+            f"{folder}: no tokenizer: tokenizer.json is missing, and so are "
+            f"{', '.join(_SLOW_FILES)}"
+        )
     command = [sys.executable, "-P", str(Path(__file__).with_name("convert.py")), str(folder)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=CONVERSION_TIMEOUT_S)
@@ -352,9 +440,11 @@ def _convert(folder: Path) -> str:
 
 
 def _apply_config(backend: tokenizers.Tokenizer, config: dict[str, Any]) -> dict[str, str]:
-    """Add the tokens of tokenizer_config.json to the backend. Returns the named special tokens by name.
+    """Add the tokens of tokenizer_config.json to the backend. Returns the named special tokens by
+    name.
 
-    `add_bos_token` and `add_eos_token` have no effect, because the post-processor in tokenizer.json decides that.
+    `add_bos_token` and `add_eos_token` have no effect, because the post-processor in tokenizer.json
+    decides that.
     """
     listed = sorted(config.get("added_tokens_decoder", {}).items(), key=lambda item: int(item[0]))
     backend.add_tokens([_added_token(token) for _, token in listed])
@@ -366,7 +456,9 @@ def _apply_config(backend: tokenizers.Tokenizer, config: dict[str, Any]) -> dict
         else:
             extra += [_added_token(token) for token in value]
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
-    backend.add_special_tokens([*named.values(), *(token for token in extra if token.content not in known)])
+    backend.add_special_tokens(
+        [*named.values(), *(token for token in extra if token.content not in known)]
+    )
     backend.encode_special_tokens = bool(config.get("split_special_tokens"))
     return {name: token.content for name, token in named.items()}
 
@@ -374,7 +466,11 @@ def _apply_config(backend: tokenizers.Tokenizer, config: dict[str, Any]) -> dict
 def _added_token(value: str | dict[str, Any]) -> AddedToken:
     if isinstance(value, str):
         return AddedToken(value, special=True, normalized=False)
-    flags = {name: bool(value[name]) for name in ("lstrip", "rstrip", "single_word", "normalized") if name in value}
+    flags = {
+        name: bool(value[name])
+        for name in ("lstrip", "rstrip", "single_word", "normalized")
+        if name in value
+    }
     return AddedToken(value["content"], special=bool(value.get("special", True)), **flags)
 
 
@@ -384,7 +480,9 @@ def _eos_ids(folder: Path, backend: tokenizers.Tokenizer, named: dict[str, str])
     text_config = config.get("text_config")
     layers = [generation, config, text_config if isinstance(text_config, dict) else {}]
 
-    declared = next((layer["eos_token_id"] for layer in layers if layer.get("eos_token_id") is not None), None)
+    declared = next(
+        (layer["eos_token_id"] for layer in layers if layer.get("eos_token_id") is not None), None
+    )
     listed = declared if isinstance(declared, list) else [declared]
 
     listed = [*listed, backend.token_to_id(named["eos_token"]) if "eos_token" in named else None]

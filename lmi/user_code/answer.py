@@ -1,7 +1,7 @@
 """How the functions of user code are called, and the answers that its output formatter writes.
 
-Its parameters decide how a formatter is called, by tokens or with responses (README.md, "Formatters"). Source: the
-reference's guides to output formatters, of v0.28 and of today.
+Its parameters decide how a formatter is called, by tokens or with responses (README.md,
+"Formatters"). Source: the reference's guides to output formatters, of v0.28 and of today.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ JSON, JSONLINES = "application/json", "application/jsonlines"
 NUM_LEGACY_PARAMETERS = 6  # token, first_token, last_token, details, generated_tokens, id
 NO_TOKEN = types.Token(-1, "", is_special=True)
 BODY_FIELDS = ("inputs", "parameters", "stream")
-_runner = asyncio.Runner()  # one event loop for all calls: locks and clients that the code keeps belong to it
+_runner = (
+    asyncio.Runner()
+)  # one event loop for all calls: locks and clients that the code keeps belong to it
 
 
 class TokenAnswer:
@@ -33,13 +35,17 @@ class TokenAnswer:
 
     media_type = ""  # no content type, as in the reference
 
-    def __init__(self, formatter: Callable[..., Any], opened: Open, request: Any, model_name: str) -> None:
+    def __init__(
+        self, formatter: Callable[..., Any], opened: Open, request: Any, model_name: str
+    ) -> None:
         from djl_python.request_io import Sequence, TextGenerationOutput
 
         self._formatter, self._opened, self._request = formatter, opened, request
         self._is_legacy = num_required(formatter) == NUM_LEGACY_PARAMETERS
         self._sequence = Sequence()
-        self._output = TextGenerationOutput(request.request_id, request, sequences={0: self._sequence})
+        self._output = TextGenerationOutput(
+            request.request_id, request, sequences={0: self._sequence}
+        )
 
     @property
     def is_over(self) -> bool:
@@ -77,8 +83,18 @@ class TokenAnswer:
         sequence = self._sequence
         token, is_first, is_last = sequence.get_next_token()
         read = sequence.tokens[: sequence._next]
-        details = self._details(read, sequence.finish_reason if is_last else None) | {"tokens": _shown(read)}
-        return call(self._formatter, token, is_first, is_last, details, _text(read), self._request.request_id)
+        details = self._details(read, sequence.finish_reason if is_last else None) | {
+            "tokens": _shown(read)
+        }
+        return call(
+            self._formatter,
+            token,
+            is_first,
+            is_last,
+            details,
+            _text(read),
+            self._request.request_id,
+        )
 
     def _details(self, tokens: list[Token], finish_reason: str | None) -> dict[str, Any]:
         inputs = self._request.input_text
@@ -86,13 +102,16 @@ class TokenAnswer:
 
 
 class ResponseAnswer(TokenAnswer):
-    """One answer by a formatter that gets responses: an OpenAI completion with the keys of the LMI schema added.
+    """One answer by a formatter that gets responses: an OpenAI completion with the keys of the LMI
+    schema added.
 
-    In a stream `choices` has the new text of each step, and the last step has the whole text in `generated_text`. What
-    the formatter writes ends with a newline.
+    In a stream `choices` has the new text of each step, and the last step has the whole text in
+    `generated_text`. What the formatter writes ends with a newline.
     """
 
-    def __init__(self, formatter: Callable[..., Any], opened: Open, request: Any, model_name: str) -> None:
+    def __init__(
+        self, formatter: Callable[..., Any], opened: Open, request: Any, model_name: str
+    ) -> None:
         super().__init__(formatter, opened, request, model_name)
         self.media_type = JSONLINES if opened.is_streaming else JSON
         self._head = {
@@ -106,7 +125,9 @@ class ResponseAnswer(TokenAnswer):
         self._has_prefill = False
 
     def _write(self, step: Feed) -> bytes:
-        """Call the formatter with the finished answer, or in a stream with each step that has tokens or ends it."""
+        """Call the formatter with the finished answer, or in a stream with each step that has
+        tokens or ends it.
+        """
         self._num_prompt_tokens += len(step.prompt_token_ids or ())
         self._has_prefill |= step.prefill is not None
         if step.finish_reason is None and not (self._opened.is_streaming and step.tokens):
@@ -121,15 +142,22 @@ class ResponseAnswer(TokenAnswer):
             "index": 0,
             "text": _text(step.tokens) if is_streaming else whole,
             "logprobs": None,
-            "finish_reason": step.finish_reason and ("length" if step.finish_reason == "length" else "stop"),
+            "finish_reason": step.finish_reason
+            and ("length" if step.finish_reason == "length" else "stop"),
             "stop_reason": step.stop_reason,
         }
         response = self._head | {"choices": [choice]}
         if step.finish_reason is None:
             return response
-        details = {"details": self._whole_details(step.finish_reason)} if self._opened.details else {}
+        details = (
+            {"details": self._whole_details(step.finish_reason)} if self._opened.details else {}
+        )
         num_prompt, num_new = self._num_prompt_tokens, len(tokens)
-        usage = {"prompt_tokens": num_prompt, "completion_tokens": num_new, "total_tokens": num_prompt + num_new}
+        usage = {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": num_new,
+            "total_tokens": num_prompt + num_new,
+        }
         return {"generated_text": whole} | details | response | {"usage": usage}
 
     def _whole_details(self, finish_reason: str) -> dict[str, Any]:
@@ -151,15 +179,21 @@ def takes_responses(formatter: Callable[..., Any]) -> bool:
     return not is_by_tokens and annotation not in ("TextGenerationOutput", "RequestOutput")
 
 
-def format_response(formatter: Callable[..., Any], response: str | bytes, request: Any, tokenizer: Any) -> bytes:
-    """Return what the formatter writes for a response in JSON, as a line, b"" if it writes nothing."""
+def format_response(
+    formatter: Callable[..., Any], response: str | bytes, request: Any, tokenizer: Any
+) -> bytes:
+    """Return what the formatter writes for a response in JSON, as a line, b"" if it
+    writes nothing.
+    """
     named = accepted(formatter, {"tokenizer": tokenizer, "request": request})
     written = as_bytes(call(formatter, json.loads(response, object_hook=Attributes), **named))
     return written if not written or written.endswith(b"\n") else written + b"\n"
 
 
 def request_input(request: Any, opened: Open, request_id: int, prompt: str, tokenizer: Any) -> Any:
-    """Return the request for an output formatter: the input formatter's object, or a TextInput, with all fields."""
+    """Return the request for an output formatter: the input formatter's object, or a TextInput,
+    with all fields.
+    """
     from djl_python.request_io import TextInput
 
     if request is None:
@@ -202,7 +236,9 @@ def _text(tokens: Iterable[Token | types.Token]) -> str:
 
 
 class Attributes(dict[str, Any]):
-    """A dict: `response["model"]` and `response.model` are the same. A name that is not a key raises AttributeError."""
+    """A dict: `response["model"]` and `response.model` are the same. A name that is not a key
+    raises AttributeError.
+    """
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -248,7 +284,9 @@ def num_required(function: Callable[..., Any]) -> int:
 
 
 def first_parameter(function: Callable[..., Any]) -> tuple[str, str]:
-    """Return the name of the first parameter and its annotation's last name (`Input` for `inputs.Input`), or ""."""
+    """Return the name of the first parameter and its annotation's last name (`Input` for
+    `inputs.Input`), or "".
+    """
     for first in _parameters(function)[:1]:
         annotation = "" if first.annotation is first.empty else first.annotation
         text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")

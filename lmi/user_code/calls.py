@@ -1,9 +1,11 @@
-"""Calls of user code: the messages between a front end and its process, in msgpack, and the front end's end.
+"""Calls of user code: the messages between a front end and its process, in msgpack, and the front
+end's end.
 
-A call is a request to `handle`, or a request with formatters, which run in one call, so that the second finds the
-object that the first made. The front end chooses its id, with which each message comes. A call ends with `End`, or
-`Drop` from the front end. The worker sends at most WINDOW chunks of `handle` more than were `Taken`, so a slow client
-slows the code. Any other bytes close the connection. Nothing is retried.
+A call is a request to `handle`, or a request with formatters, which run in one call, so that the
+second finds the object that the first made. The front end chooses its id, with which each message
+comes. A call ends with `End`, or `Drop` from the front end. The worker sends at most WINDOW chunks
+of `handle` more than were `Taken`, so a slow client slows the code. Any other bytes close the
+connection. Nothing is retried.
 """
 
 import asyncio
@@ -34,7 +36,9 @@ class Handle(_Message, frozen=True, tag="handle"):
 
 
 class ReadInput(_Message, frozen=True, tag="read_input"):
-    """Run the input formatter. One chunk comes back, the body that it made. The call stays open for an Open."""
+    """Run the input formatter. One chunk comes back, the body that it made. The call stays open for
+    an Open.
+    """
 
     properties: dict[str, str]
     body: bytes
@@ -43,7 +47,8 @@ class ReadInput(_Message, frozen=True, tag="read_input"):
 class Open(_Message, frozen=True, tag="open"):
     """Begin the answers, one for each prompt. A Head comes back, then one chunk for each Feed.
 
-    `fields` is the request's body without the prompt. `details` and `return_full_text` have their defaults applied.
+    `fields` is the request's body without the prompt. `details` and `return_full_text` have their
+    defaults applied.
     """
 
     prompts: list[str]
@@ -54,10 +59,11 @@ class Open(_Message, frozen=True, tag="open"):
 
 
 class Feed(_Message, frozen=True, tag="feed"):
-    """New tokens of the answer to the prompt at `index`. The call ends when each answer has a `finish_reason`.
+    """New tokens of the answer to the prompt at `index`. The call ends when each answer has a
+    `finish_reason`.
 
-    Tokens have `top`, and there is `prefill`, if the request asked for them. `prefill` and the prompt's token ids come
-    with the first Feed of a prompt.
+    Tokens have `top`, and there is `prefill`, if the request asked for them. `prefill` and the
+    prompt's token ids come with the first Feed of a prompt.
     """
 
     index: int
@@ -103,8 +109,12 @@ ToFrontEnd = Head | bytes | End  # bytes are a chunk of a body
 
 encode: Callable[[tuple[int, ToWorker | ToFrontEnd]], bytes] = msgspec.msgpack.Encoder().encode
 # They raise msgspec.DecodeError or ValidationError for any other bytes.
-decode_to_worker: Callable[[bytes], tuple[int, ToWorker]] = msgspec.msgpack.Decoder(tuple[int, ToWorker]).decode
-decode_to_front_end: Callable[[bytes], tuple[int, ToFrontEnd]] = msgspec.msgpack.Decoder(tuple[int, ToFrontEnd]).decode
+decode_to_worker: Callable[[bytes], tuple[int, ToWorker]] = msgspec.msgpack.Decoder(
+    tuple[int, ToWorker]
+).decode
+decode_to_front_end: Callable[[bytes], tuple[int, ToFrontEnd]] = msgspec.msgpack.Decoder(
+    tuple[int, ToFrontEnd]
+).decode
 
 
 class Call:
@@ -120,7 +130,9 @@ class Call:
         self._connection.send(self._id, message)
 
     async def take(self) -> Head | bytes | None:
-        """Wait for the next message. Returns None after the last. Raises the LmiError that ended the call."""
+        """Wait for the next message. Returns None after the last. Raises the LmiError that ended
+        the call.
+        """
         item = await self.inbox.get()
         if isinstance(item, End):
             if item.error is not None:
@@ -170,7 +182,9 @@ class WorkerConnection(Connecting):
         try:
             self.write(frame(encode((call_id, message))), call_id)
         except FrameTooLarge as error:
-            raise RequestTooLarge(f"the request does not fit on the way to the model's code: {error}") from None
+            raise RequestTooLarge(
+                f"the request does not fit on the way to the model's code: {error}"
+            ) from None
 
     def drop(self, call_id: int) -> None:
         if self.calls.pop(call_id, None) is not None:
@@ -192,8 +206,13 @@ class WorkerConnection(Connecting):
 
 
 def ends(folder: Path, block: Block) -> list[tuple[str, EngineRecord]]:
-    """Return the socket and the record of each process of user code. As the model it has the engines' records."""
-    return [(str(folder / f"code-{slot}.sock"), each) for slot, each in enumerate(block.formatters or block.engines)]
+    """Return the socket and the record of each process of user code. As the model it has the
+    engines' records.
+    """
+    return [
+        (str(folder / f"code-{slot}.sock"), each)
+        for slot, each in enumerate(block.formatters or block.engines)
+    ]
 
 
 class UserCodeWorkers(Connections[WorkerConnection]):

@@ -1,4 +1,6 @@
-"""User code around a request of an engine: the model's input formatter, and formatters of a response that it writes."""
+"""User code around a request of an engine: the model's input formatter, and formatters of a
+response that it writes.
+"""
 
 from contextlib import nullcontext
 from dataclasses import replace
@@ -20,25 +22,35 @@ EVENT = b"data: "
 
 
 class UserFormatters:
-    """The model's input and output formatter around one request, if it has any, in one call. Always `close` it."""
+    """The model's input and output formatter around one request, if it has any, in one call. Always
+    `close` it.
+    """
 
     def __init__(self, exchange: Exchange, service: Service, *, is_admitted: bool) -> None:
         """With `is_admitted` the caller holds a place in the queue for the request."""
         self._exchange, self._service, self._is_admitted = exchange, service, is_admitted
         self._call: Call | None = None
-        self._takes_user_code = False  # whether the API of the path does; the body's may be OpenAI's
+        self._takes_user_code = (
+            False  # whether the API of the path does; the body's may be OpenAI's
+        )
 
     def reads(self, api: AnyApi) -> bool:
         """Whether the input formatter gets the bodies of this API."""
         code = self._service.config.user_code
         return code is not None and code.input_formatter is not None and api.takes_user_code
 
-    async def read(self, api: AnyApi, body: bytes, content_type: str | None) -> tuple[bytes, str | None]:
-        """Return body and content type, after the input formatter if any, whose exceptions become MalformedRequest."""
+    async def read(
+        self, api: AnyApi, body: bytes, content_type: str | None
+    ) -> tuple[bytes, str | None]:
+        """Return body and content type, after the input formatter if any, whose exceptions become
+        MalformedRequest.
+        """
         self._takes_user_code = api.takes_user_code
         if not self.reads(api):
             return body, content_type
-        given = properties(self._exchange) | ({} if content_type is None else {"Content-Type": content_type})
+        given = properties(self._exchange) | (
+            {} if content_type is None else {"Content-Type": content_type}
+        )
         with nullcontext() if self._is_admitted else self._service.admitted():
             call = await self.ask(ReadInput(given, body))
             try:
@@ -47,23 +59,38 @@ class UserFormatters:
                 raise MalformedRequest(f"the input formatter failed: {error}") from None
 
     def asked(self, api: AnyApi, message: Message[Any]) -> Message[Any]:
-        """Return the message to parse. It asks for details if the model has an output formatter, which needs them."""
+        """Return the message to parse. It asks for details if the model has an output formatter,
+        which needs them.
+        """
         config = self._service.config
-        if config.model.dynamic_batch or not api.takes_user_code or not has_output_formatter(config, message):
+        if (
+            config.model.dynamic_batch
+            or not api.takes_user_code
+            or not has_output_formatter(config, message)
+        ):
             return message
         parameters = message.fields.get("parameters") or {}
         if parameters.get("details") not in (None, False):
             return message
-        return replace(message, fields=message.fields | {"parameters": parameters | {"details": True}})
+        return replace(
+            message, fields=message.fields | {"parameters": parameters | {"details": True}}
+        )
 
     def kept(self, message: Message[Any]) -> Message[Any]:
-        """Return what `choose` needs of a message: no field where no code of the model's writes a response."""
-        return message if self._takes_user_code and self._service.config.user_code else replace(message, fields={})
+        """Return what `choose` needs of a message: no field where no code of the model's writes a
+        response.
+        """
+        return (
+            message
+            if self._takes_user_code and self._service.config.user_code
+            else replace(message, fields={})
+        )
 
     def choose(
         self, api: AnyApi, message: Message[Any], parsed: Parsed[Any], of_answer: Parsed[Any]
     ) -> tuple[AsyncFormatter, Parsed[Any]]:
-        """Return the response's formatter, and the requests that it needs. `message` is as the client sent it.
+        """Return the response's formatter, and the requests that it needs. `message` is as the
+        client sent it.
 
         `of_answer` has the requests without what only engines need.
         """
@@ -72,7 +99,9 @@ class UserFormatters:
             return api.formatter(of_answer), parsed
         if not api.takes_user_code:
             return ResponseFormatter(self, api, of_answer), parsed
-        kind = ListOutputFormatter if isinstance(message.fields["inputs"], list) else OutputFormatter
+        kind = (
+            ListOutputFormatter if isinstance(message.fields["inputs"], list) else OutputFormatter
+        )
         requests = tuple(replace(request, needs_log_probs=True) for request in parsed.requests)
         return kind(self, message, parsed), replace(parsed, requests=requests)
 
@@ -91,7 +120,9 @@ class UserFormatters:
 
 
 class CallFormatter(AsyncFormatter):
-    """Writes a response with the model's own code, in the call in which the input formatter ran, if there is one."""
+    """Writes a response with the model's own code, in the call in which the input formatter ran, if
+    there is one.
+    """
 
     is_verbatim = True
 
@@ -103,7 +134,9 @@ class CallFormatter(AsyncFormatter):
 
 
 class OutputFormatter(CallFormatter):
-    """Writes the response to one prompt. The content type is the one that the process of user code names, if any."""
+    """Writes the response to one prompt. The content type is the one that the process of user code
+    names, if any.
+    """
 
     media_type = ""
 
@@ -137,7 +170,8 @@ class OutputFormatter(CallFormatter):
 
 
 class ListOutputFormatter(OutputFormatter):
-    """Writes the response to a list of prompts: a JSON list of what the code writes for each, a JSON value or a string.
+    """Writes the response to a list of prompts: a JSON list of what the code writes for each, a
+    JSON value or a string.
 
     A stream has lines like `{"outputs": ["what was written", ""]}`.
     """
@@ -156,25 +190,37 @@ class ListOutputFormatter(OutputFormatter):
         if delta.is_followed or not any(self._unsent):
             return []
         written, self._unsent = self._unsent, [b""] * len(self._unsent)
-        return [orjson.dumps({"outputs": [each.decode(errors="replace") for each in written]}) + b"\n"]
+        return [
+            orjson.dumps({"outputs": [each.decode(errors="replace") for each in written]}) + b"\n"
+        ]
 
 
 class ResponseFormatter(CallFormatter):
-    """Writes the response of an OpenAI API, each object of which the user's output formatter rewrites."""
+    """Writes the response of an OpenAI API, each object of which the user's output formatter
+    rewrites.
+    """
 
     def __init__(self, code: UserFormatters, api: AnyApi, parsed: Parsed[Any]) -> None:
         super().__init__(code)
         self._formatter, self._api = api.formatter(parsed), api
-        self.media_type, self.is_streaming = self._formatter.media_type, self._formatter.is_streaming
+        self.media_type, self.is_streaming = (
+            self._formatter.media_type,
+            self._formatter.is_streaming,
+        )
 
     async def feed(self, delta: Delta) -> list[bytes]:
-        records = [self._api.whole(self.media_type, record) for record in self._formatter.feed(delta)]
+        records = [
+            self._api.whole(self.media_type, record) for record in self._formatter.feed(delta)
+        ]
         return [
-            b"".join([await self._rewritten(line) for line in record.splitlines(keepends=True)]) for record in records
+            b"".join([await self._rewritten(line) for line in record.splitlines(keepends=True)])
+            for record in records
         ]
 
     async def _rewritten(self, line: bytes) -> bytes:
-        """Return the line with its object rewritten by the code. A line without an object stays as it is."""
+        """Return the line with its object rewritten by the code. A line without an object stays as
+        it is.
+        """
         body = line.removeprefix(EVENT)
         if not body.startswith(b"{"):
             return line
@@ -183,7 +229,9 @@ class ResponseFormatter(CallFormatter):
         if body == line:
             return written
         lines = written.splitlines()  # each becomes the data of an event, unless it is one already
-        return b"".join((each if each.startswith(EVENT) else EVENT + each) + b"\n" for each in lines)
+        return b"".join(
+            (each if each.startswith(EVENT) else EVENT + each) + b"\n" for each in lines
+        )
 
 
 def as_json(written: bytes) -> bytes:
@@ -196,17 +244,23 @@ def as_json(written: bytes) -> bytes:
 
 
 def properties(exchange: Exchange) -> dict[str, str]:
-    """Return headers with capitalised names, and each `name=value` of the custom attributes, as in the reference."""
+    """Return headers with capitalised names, and each `name=value` of the custom attributes, as in
+    the reference.
+    """
     given = {name.title(): value for name, value in exchange.headers.items()}
     pairs = (part.partition("=") for part in exchange.headers.get(CUSTOM_ATTRIBUTES, "").split(";"))
     return given | {name.strip(): value.strip() for name, equals, value in pairs if equals}
 
 
 def has_output_formatter(config: Config, message: Message[Any]) -> bool:
-    """Whether the model's formatter writes the response. It does not if the request or a setting names a format."""
+    """Whether the model's formatter writes the response. It does not if the request or a setting
+    names a format.
+    """
     code = config.user_code
     if code is None or code.output_formatter is None or config.model.output_formatter is not None:
         return False
     parameters = message.fields.get("parameters")  # of any type in a body of OpenAI's API
     named = parameters.get("output_formatter") if isinstance(parameters, dict) else None
-    return not (named or ("inputs" not in message.fields and message.fields.get("output_formatter")))
+    return not (
+        named or ("inputs" not in message.fields and message.fields.get("output_formatter"))
+    )

@@ -1,4 +1,6 @@
-"""The options of user code and of the form of answers, and what is settled of the model's own code."""
+"""The options of user code and of the form of answers, and what is settled of the
+model's own code.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from typing import ClassVar
 from lmi.settings.kinds import BOOLEAN, Kind, choice, matching, word
 from lmi.settings.option import SCRIPTS, option
 
-FUNCTION = matching("the name of a function in the model's own model.py", r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+FUNCTION = matching(
+    "the name of a function in the model's own model.py", r"[A-Za-z_][A-Za-z0-9_]{0,127}"
+)
 FORMATTER_WORDS = ("json", "jsonlines", "sse")
 FORMATTER = Kind(
     "json, jsonlines, sse, or a function in the model's own model.py",
@@ -23,7 +27,9 @@ STREAMING = Kind("true, false", word({"huggingface": True}, BOOLEAN.parse), word
 class FormsConfig:
     """The form of answers."""
 
-    output_formatter: str | None = option(None, FORMATTER, refused_by=SCRIPTS, harmless=FORMATTER_WORDS.__contains__)
+    output_formatter: str | None = option(
+        None, FORMATTER, refused_by=SCRIPTS, harmless=FORMATTER_WORDS.__contains__
+    )
     """form of answers, or a function for it"""
     input_formatter: ClassVar = option(None, FUNCTION, refused_by=SCRIPTS)
     """function of model.py that reads requests"""
@@ -39,7 +45,8 @@ def is_built_in(entry: str) -> bool:
 
 
 ENTRY_POINT = matching(
-    "a Python file in the model's folder, or djl_python.…", r"djl_python\.[A-Za-z0-9_.-]+|[^\0]+\.py"
+    "a Python file in the model's folder, or djl_python.…",
+    r"djl_python\.[A-Za-z0-9_.-]+|[^\0]+\.py",
 )
 ENGINE = Kind(
     "Python or MPI; what runs the model is option.rolling_batch (auto, vllm, trtllm, lmi-dist)",
@@ -64,14 +71,17 @@ class UserCodeOptions:
     )
     """Python file whose function handle is the model; djl_python.… means nothing"""
     task: ClassVar[str | None] = option(None, names="HF_TASK", has_flag=False)
-    """what the model is for: text, text of images where the engine reads them, or embeddings; all else is refused"""
+    """what the model is for: text, text of images where the engine reads them, or embeddings; all
+    else is refused
+    """
     handler_function: ClassVar = option(None, FUNCTION, key="option.handler", refused_by=SCRIPTS)
     """the function of entryPoint, instead of handle"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserCodeConfig:
-    """A file of user code. A file with a `handler` is the model; another file holds formatters for a model.
+    """A file of user code. A file with a `handler` is the model; another file holds formatters for
+    a model.
 
     A formatter whose name is "" is the function with djl_python's decorator.
     """
@@ -80,7 +90,9 @@ class UserCodeConfig:
     handler: str | None = None
     output_formatter: str | None = None
     input_formatter: str | None = None
-    properties: dict[str, str] = field(default_factory=dict)  # the properties of the handler's first call
+    properties: dict[str, str] = field(
+        default_factory=dict
+    )  # the properties of the handler's first call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

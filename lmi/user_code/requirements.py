@@ -1,12 +1,14 @@
-"""The process that installs what a model's requirements.txt names, by pip. It runs before user code and engines start.
+"""The process that installs what a model's requirements.txt names, by pip. It runs before user code
+and engines start.
 
-FOLDER appears only when it is complete. A second process with the same FOLDER waits for the first. Wheels in a folder
-`requirements` beside FILE go before the index, and nothing is written there. STATE gets `progress.json` and
-`failure.json` of `lmi/sources/fetches.py`. Only this process and the one that fetches sources have the secrets of the
-environment, which an index may ask for. SIGTERM ends it and pip at once.
+FOLDER appears only when it is complete. A second process with the same FOLDER waits for the first.
+Wheels in a folder `requirements` beside FILE go before the index, and nothing is written there.
+STATE gets `progress.json` and `failure.json` of `lmi/sources/fetches.py`. Only this process and the
+one that fetches sources have the secrets of the environment, which an index may ask for. SIGTERM
+ends it and pip at once.
 
-With USER pip runs as that user, since a package may run code while it is built. What it installs becomes root's, so
-that no process of the user can change it.
+With USER pip runs as that user, since a package may run code while it is built. What it installs
+becomes root's, so that no process of the user can change it.
 """
 
 import argparse
@@ -33,7 +35,16 @@ from lmi.sources.fetches import FAILURE, PROGRESS, FetchReport, Place, write
 from lmi.user_code.settings import WHEELS
 
 OFFLINE = ("HF_HUB_OFFLINE", "DJL_OFFLINE")
-PIP = (sys.executable, "-P", "-m", "pip", "install", "--no-input", "--disable-pip-version-check", "--progress-bar=off")
+PIP = (
+    sys.executable,
+    "-P",
+    "-m",
+    "pip",
+    "install",
+    "--no-input",
+    "--disable-pip-version-check",
+    "--progress-bar=off",
+)
 FOUND = ("Collecting ", "Processing ")  # lines of pip, one for each package
 STEPS = (*FOUND, "Downloading ", "Building ", "Installing ")
 LOG_S = 10.0  # the least time between two lines of the log about progress
@@ -52,10 +63,14 @@ class Installer:
         self._state = state
         self._logged_s = time.monotonic()
         lines = filter(None, map(str.strip, file.read_text(errors="replace").splitlines()))
-        self._num_named = max(1, sum(not line.startswith(("#", "-")) for line in lines))  # packages in the file
+        self._num_named = max(
+            1, sum(not line.startswith(("#", "-")) for line in lines)
+        )  # packages in the file
 
     def install(self) -> None:
-        """Fill the folder, unless it is complete. Raises ModelUnusable with the cause that pip gives."""
+        """Fill the folder, unless it is complete. Raises ModelUnusable with the cause that pip
+        gives.
+        """
         lock = self._folder.with_name(f"{self._folder.name}.lock")
         with Place(self._folder.parent, "SERVING_DOWNLOAD_DIR", self._file).only_one(lock):
             if self._folder.is_dir():
@@ -69,10 +84,17 @@ class Installer:
                 self._part.rename(self._folder)
             finally:
                 shutil.rmtree(self._part, ignore_errors=True)
-            log.info("%s: installed in %s, %.1f s", self._file, self._folder, time.monotonic() - started_s)
+            log.info(
+                "%s: installed in %s, %.1f s",
+                self._file,
+                self._folder,
+                time.monotonic() - started_s,
+            )
 
     def _fill(self) -> None:
-        """Install from the folder of wheels, then from the index if that fails and an index may be asked."""
+        """Install from the folder of wheels, then from the index if that fails and an index may be
+        asked.
+        """
         wheels, offline = self._file.parent / WHEELS, self._offline()
         sources = [f"--find-links={wheels}"] if wheels.is_dir() else []
         if not sources and offline:
@@ -82,18 +104,31 @@ class Installer:
             if error is None:
                 return
             if offline:
-                raise ModelUnusable(f"{self._file}: {error} ({offline} is set, so no index is asked)")
-            log.warning("%s: not all of it is in %s, so the index is asked: %s", self._file, wheels, error)
+                raise ModelUnusable(
+                    f"{self._file}: {error} ({offline} is set, so no index is asked)"
+                )
+            log.warning(
+                "%s: not all of it is in %s, so the index is asked: %s", self._file, wheels, error
+            )
         if (error := self._pip(*sources)) is not None:
             raise ModelUnusable(f"{self._file}: {error}")
 
     def _offline(self) -> str:
         """Return the variable that forbids the network, with its value, or ""."""
         given = {name: os.environ.get(name, "") for name in OFFLINE}
-        return next((f"{name}={text}" for name, text in given.items() if text.strip() and is_true(text, True)), "")
+        return next(
+            (
+                f"{name}={text}"
+                for name, text in given.items()
+                if text.strip() and is_true(text, True)
+            ),
+            "",
+        )
 
     def _pip(self, *arguments: str) -> str | None:
-        """Run pip beside the file. Returns None if it succeeded, else its last line that begins with ERROR."""
+        """Run pip beside the file. Returns None if it succeeded, else its last line that begins
+        with ERROR.
+        """
         shutil.rmtree(self._part, ignore_errors=True)
         if self._user is not None:
             self._part.mkdir()
@@ -130,7 +165,9 @@ class Installer:
         return (errors or lines or [f"pip exited with code {process.returncode}"])[-1]
 
     def _take_over(self) -> None:
-        """Make what pip has installed this process's own, each folder before what is in it. Pip has ended."""
+        """Make what pip has installed this process's own, each folder before what is in it. Pip has
+        ended.
+        """
         if self._user is None:
             return
 
@@ -145,7 +182,10 @@ class Installer:
                 waiting += path.iterdir()
 
     def _report(self, share: float, step: str) -> None:
-        write(self._state / PROGRESS, FetchReport(stage="requirements", source=str(self._file), share=share))
+        write(
+            self._state / PROGRESS,
+            FetchReport(stage="requirements", source=str(self._file), share=share),
+        )
         if (now := time.monotonic()) - self._logged_s >= LOG_S:
             self._logged_s = now
             log.info("installing: %s", step)

@@ -1,7 +1,8 @@
-"""Routes of a model that is user code: `handle` gets the whole request, and its Output is the response.
+"""Routes of a model that is user code: `handle` gets the whole request, and its Output is the
+response.
 
-They replace every other inference route. An error is a JSON object with the reference's three keys. An exception in
-`handle` has status 424.
+They replace every other inference route. An error is a JSON object with the reference's three keys.
+An exception in `handle` has status 424.
 """
 
 from contextlib import aclosing, closing
@@ -26,7 +27,9 @@ async def invocations(exchange: Exchange, service: Service) -> None:
         service.check_model(named["model"], named.get("version"))
     exchange.refuse = partial(refuse, exchange, service)
     service.check_room()
-    body = await exchange.body(service.config.server.max_request_size, service.front_end.body_memory)
+    body = await exchange.body(
+        service.config.server.max_request_size, service.front_end.body_memory
+    )
     with service.admitted():
         call = Handle(properties(exchange), exchange.query, body)
         del body
@@ -35,13 +38,16 @@ async def invocations(exchange: Exchange, service: Service) -> None:
 
 async def refuse(exchange: Exchange, service: Service, error: LmiError) -> None:
     rendered = LMI.errors.render(error, LMI.default_format(service.config.model), accepted=False)
-    await exchange.send_whole(rendered.status, JSON, error_body(error, rendered.status), rendered.headers.items())
+    await exchange.send_whole(
+        rendered.status, JSON, error_body(error, rendered.status), rendered.headers.items()
+    )
 
 
 async def call_handler(exchange: Exchange, service: Service, calls: list[Handle]) -> None:
     """Make the one call of `handle`, which is taken out of `calls`, and send its response.
 
-    Nothing else has the body then, which is in a frame. Raises LmiError only before the first byte is sent.
+    Nothing else has the body then, which is in a frame. Raises LmiError only before the first byte
+    is sent.
     """
     assert service.user_code is not None
     try:
@@ -59,8 +65,8 @@ async def call_handler(exchange: Exchange, service: Service, calls: list[Handle]
 async def send_response(exchange: Exchange, call: Call, *, is_ascii: bool) -> None:
     """Send the handler's response. With `is_ascii` a stream of JSON has only ASCII.
 
-    A stream begins with its first chunk, so that an early failure has a real status. One of text ends with a newline,
-    because client libraries that read lines wait forever for the end of one.
+    A stream begins with its first chunk, so that an early failure has a real status. One of text
+    ends with a newline, because client libraries that read lines wait forever for the end of one.
     """
     head = await call.head()
     async with aclosing(call.chunks()) as chunks:
@@ -69,15 +75,22 @@ async def send_response(exchange: Exchange, call: Call, *, is_ascii: bool) -> No
             await exchange.send_whole(head.status, head.media_type, body, head.headers.items())
             return
         kind, chunk = head.media_type.lower(), await anext(chunks, None)
-        await exchange.start(head.status, head.media_type, ({"cache-control": "no-cache"} | head.headers).items())
+        await exchange.start(
+            head.status, head.media_type, ({"cache-control": "no-cache"} | head.headers).items()
+        )
         while chunk is not None:
             await exchange.write(as_ascii(chunk) if is_ascii and "json" in kind else chunk)
             chunk = await anext(chunks, None)
-        await exchange.end(exchange.line_end() if kind.startswith("text/") or "json" in kind else b"")
+        await exchange.end(
+            exchange.line_end() if kind.startswith("text/") or "json" in kind else b""
+        )
 
 
 def error_body(error: LmiError, code: int) -> bytes:
-    return orjson.dumps({"code": code, "message": "invoke handler failure", "error": str(error)}) + b"\n"
+    return (
+        orjson.dumps({"code": code, "message": "invoke handler failure", "error": str(error)})
+        + b"\n"
+    )
 
 
 ROUTES = [(path, methods, invocations) for path, methods, _ in of_engines.ROUTES]

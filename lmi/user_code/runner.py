@@ -1,4 +1,5 @@
-"""The functions of user code, as djl-serving calls them, and what they return. It knows nothing of sockets or HTTP.
+"""The functions of user code, as djl-serving calls them, and what they return. It knows nothing of
+sockets or HTTP.
 
 Source: the reference's public documentation of handlers and formatters.
 """
@@ -31,15 +32,21 @@ if TYPE_CHECKING:
 COMPAT = Path(__file__).parent / "compat"  # holds only djl_python
 UNUSED_MARKS = "is_init_handler", "is_prediction_handler"
 
-NOT_HEADERS = frozenset("content-type content-length transfer-encoding connection x-request-id".split())
-HEADER_NAME, HEADER_VALUE = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"), re.compile(r"[\t -~\x80-\xff]*")
+NOT_HEADERS = frozenset(
+    "content-type content-length transfer-encoding connection x-request-id".split()
+)
+HEADER_NAME, HEADER_VALUE = (
+    re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"),
+    re.compile(r"[\t -~\x80-\xff]*"),
+)
 WITHOUT_BODY = (204, 205, 304)
 
 log = logging.getLogger(__name__)
 
 
 class UserCode:
-    """The functions of one file. Raises the file's exceptions, and LookupError for a function that is missing.
+    """The functions of one file. Raises the file's exceptions, and LookupError for a function that
+    is missing.
 
     `folder` has the model's tokenizer. `name` is the model's name for clients.
     """
@@ -61,8 +68,8 @@ class UserCode:
     def begin(self) -> None:
         """Call the handler without content and with the options, so that it loads what it needs.
 
-        If `entryPoint` names a service of the reference (`djl_python....`), its exceptions are only logged, because the
-        reference hides them too.
+        If `entryPoint` names a service of the reference (`djl_python....`), its exceptions are only
+        logged, because the reference hides them too.
         """
         if self._handle is None:
             return
@@ -74,10 +81,16 @@ class UserCode:
         except Exception as error:
             if not is_built_in(self._properties.get("entryPoint", "")):
                 raise
-            log.error("the first call of %s, without content, failed", self._handler_name, exc_info=error)
+            log.error(
+                "the first call of %s, without content, failed", self._handler_name, exc_info=error
+            )
 
-    def handle(self, properties: Mapping[str, str], query: Mapping[str, str], body: bytes) -> Generator[Head | bytes]:
-        """Yield the response's head, then its pieces as they are made. Closing it closes the code's generators."""
+    def handle(
+        self, properties: Mapping[str, str], query: Mapping[str, str], body: bytes
+    ) -> Generator[Head | bytes]:
+        """Yield the response's head, then its pieces as they are made. Closing it closes the code's
+        generators.
+        """
         from djl_python import Output
 
         assert self._handle is not None
@@ -95,7 +108,9 @@ class UserCode:
             yield Head(204, "", {})
 
     def read_input(self, properties: Mapping[str, str], body: bytes) -> tuple[Any, bytes]:
-        """Return what the input formatter made of a body, None if that is a dict, and the JSON of the request."""
+        """Return what the input formatter made of a body, None if that is a dict, and the JSON of
+        the request.
+        """
         from djl_python.encode_decode import decode
 
         formatter, argument = self._input_formatter, _input(properties, body)
@@ -115,15 +130,22 @@ class UserCode:
         return request, json.dumps(_request_fields(request)).encode()
 
     def answers(self, opened: Open, request: Any, request_id: int) -> list[TokenAnswer]:
-        """Return the answer to each prompt. `request` is the object that `read_input` returned, None without one."""
+        """Return the answer to each prompt. `request` is the object that `read_input` returned,
+        None without one.
+        """
         formatter = self._output_formatter
         assert formatter is not None
         kind = ResponseAnswer if answer.takes_responses(formatter) else TokenAnswer
-        asked = (answer.request_input(request, opened, request_id, each, self._tokenizer) for each in opened.prompts)
+        asked = (
+            answer.request_input(request, opened, request_id, each, self._tokenizer)
+            for each in opened.prompts
+        )
         return [kind(formatter, opened, each, self._name) for each in asked]
 
     def respond(self, body: bytes, request: Any) -> bytes:
-        """Rewrite a response of another API. It stays as it is if the output formatter reads tokens."""
+        """Rewrite a response of another API. It stays as it is if the output formatter reads
+        tokens.
+        """
         assert self._output_formatter is not None
         if not answer.takes_responses(self._output_formatter):
             return body
@@ -156,26 +178,44 @@ def _named(module: ModuleType, name: str) -> Callable[..., Any]:
 
 
 def _find(module: ModuleType, name: str | None, mark: str) -> Callable[..., Any] | None:
-    """Return the function of that name. Without a name it is the one that a decorator of djl_python marked, if any."""
+    """Return the function of that name. Without a name it is the one that a decorator of djl_python
+    marked, if any.
+    """
     if name:
         return _named(module, name)
-    return next((value for value in vars(module).values() if callable(value) and hasattr(value, mark)), None)
+    return next(
+        (value for value in vars(module).values() if callable(value) and hasattr(value, mark)), None
+    )
 
 
-def _input(properties: Mapping[str, str], body: bytes, query: Mapping[str, str] | None = None) -> Input:
-    """Make an Input: the body under `data`, or each part of a multipart body under its name, and the query's names."""
+def _input(
+    properties: Mapping[str, str], body: bytes, query: Mapping[str, str] | None = None
+) -> Input:
+    """Make an Input: the body under `data`, or each part of a multipart body under its name, and
+    the query's names.
+    """
     from djl_python import Input
     from djl_python.pair_list import PairList
 
-    content_type = next((value for name, value in properties.items() if name.lower() == "content-type"), "")
+    content_type = next(
+        (value for name, value in properties.items() if name.lower() == "content-type"), ""
+    )
     parts = read_parts(body, content_type) if is_multipart(content_type) else [("data", body)]
-    return Input(properties, PairList([*parts, *((name, value.encode()) for name, value in (query or {}).items())]))
+    return Input(
+        properties,
+        PairList([*parts, *((name, value.encode()) for name, value in (query or {}).items())]),
+    )
 
 
 def _request_fields(request: Any) -> dict[str, Any]:
     """Return a RequestInput as a body of the LMI schema."""
-    parameters = dict(request.parameters if request.server_parameters is None else request.server_parameters)
-    fields = {"inputs": getattr(request, "input_text", None), "stream": parameters.pop("stream", None)}
+    parameters = dict(
+        request.parameters if request.server_parameters is None else request.server_parameters
+    )
+    fields = {
+        "inputs": getattr(request, "input_text", None),
+        "stream": parameters.pop("stream", None),
+    }
     if callable(parameters.get("output_formatter")):
         del parameters["output_formatter"]
     adapters = {"adapters": request.adapters} if getattr(request, "adapters", None) else {}
@@ -183,7 +223,9 @@ def _request_fields(request: Any) -> dict[str, Any]:
 
 
 def read_results(result: Any) -> Generator[object]:
-    """Yield a handler's result, or each item of its generator. An item is finalized after it was used."""
+    """Yield a handler's result, or each item of its generator. An item is finalized after it was
+    used.
+    """
     if hasattr(result, "__aiter__"):
         result = synchronous(result)
     elif not isinstance(result, Generator):
@@ -200,19 +242,29 @@ def read_results(result: Any) -> Generator[object]:
 
 
 def read_head(output: Output, *, is_streaming: bool) -> Head:
-    """Return the head of an Output's response. Raises ValueError for values that HTTP cannot carry."""
+    """Return the head of an Output's response. Raises ValueError for values that HTTP
+    cannot carry.
+    """
     headers = {str(name): str(value) for name, value in output.properties.items()}
     given = next((value for name, value in headers.items() if name.lower() == "content-type"), None)
     status = _status(output.code)
-    is_streaming = (is_streaming or output.stream_content is not None) and status not in WITHOUT_BODY
+    is_streaming = (
+        is_streaming or output.stream_content is not None
+    ) and status not in WITHOUT_BODY
     has_body = is_streaming or not output.content.is_empty()
     media_type = given or output.media_type or ("application/octet-stream" if has_body else "")
     others = {name: value for name, value in headers.items() if name.lower() not in NOT_HEADERS}
-    for name, value in [("content-type", media_type), *others.items()]:  # RFC 9110, sections 5.1 and 5.5
+    for name, value in [
+        ("content-type", media_type),
+        *others.items(),
+    ]:  # RFC 9110, sections 5.1 and 5.5
         if not HEADER_NAME.fullmatch(name):
             raise ValueError(f"an Output's property must have a header's name, given {name!r}")
         if not HEADER_VALUE.fullmatch(value):
-            raise ValueError(f"an Output's property {name} must be one line of Latin-1 characters, given {value!r}")
+            raise ValueError(
+                f"an Output's property {name} must be one line of Latin-1 characters, given "
+                f"{value!r}"
+            )
     return Head(status, media_type, others, is_streaming)
 
 
@@ -238,7 +290,9 @@ def _status(code: Any) -> int:
 
 
 class LazyTokenizer:
-    """Replaces transformers' tokenizer of a model folder. The first use raises the exceptions of loading it."""
+    """Replaces transformers' tokenizer of a model folder. The first use raises the exceptions of
+    loading it.
+    """
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -269,7 +323,9 @@ def is_multipart(content_type: str) -> bool:
 
 
 def read_parts(body: bytes, content_type: str) -> list[tuple[str, bytes]]:
-    """Return the name and bytes of each part, including files, in order. Raises ValueError for a malformed body."""
+    """Return the name and bytes of each part, including files, in order. Raises ValueError for a
+    malformed body.
+    """
     boundary = _message("content-type: " + content_type).get_boundary()
     if not boundary:
         raise ValueError("the content type of a multipart body must name its boundary")
@@ -284,7 +340,9 @@ def read_parts(body: bytes, content_type: str) -> list[tuple[str, bytes]]:
         if not line_end or padding.strip(b" \t"):
             raise ValueError("a boundary of the multipart body does not end its line")
         head, head_end, content = (b"\r\n" + part).partition(b"\r\n\r\n")
-        name = _message(head.decode(errors="replace").lstrip()).get_param("name", header="content-disposition")
+        name = _message(head.decode(errors="replace").lstrip()).get_param(
+            "name", header="content-disposition"
+        )
         if not head_end or not isinstance(name, str):
             raise ValueError("a part of the multipart body has no name")
         parts.append((name, content))

@@ -1,4 +1,5 @@
-"""The model's own code: the file and the functions in it that the server calls, and the requirements.txt that it needs.
+"""The model's own code: the file and the functions in it that the server calls, and the
+requirements.txt that it needs.
 
 This module reads the code as text. It runs only in its own process, and `requirements.py` installs.
 """
@@ -18,7 +19,13 @@ from lmi.settings.model_choice import facts, user_code_folders
 from lmi.settings.values import Values
 from lmi.shared.model_files import read_bounded
 from lmi.sources.source import CONFIG, S3Model, parse
-from lmi.user_code.options import ENTRY_POINT, FORMATTER_WORDS, RequirementsConfig, UserCodeConfig, is_built_in
+from lmi.user_code.options import (
+    ENTRY_POINT,
+    FORMATTER_WORDS,
+    RequirementsConfig,
+    UserCodeConfig,
+    is_built_in,
+)
 from lmi.user_code.standards import refuse_unrun_handlers
 
 HANDLER = "handle"
@@ -31,7 +38,9 @@ SWITCH, TRUST = "option.install_requirements", "option.trust_remote_code"
 
 
 def outline(path: Path) -> tuple[set[str], set[str]]:
-    """Return the names that a file binds at its top level, and its decorators of djl_python. Raises ModelUnusable."""
+    """Return the names that a file binds at its top level, and its decorators of djl_python. Raises
+    ModelUnusable.
+    """
     try:
         body = ast.parse(read_bounded(path), str(path)).body
     except SyntaxError as error:
@@ -52,13 +61,23 @@ def outline(path: Path) -> tuple[set[str], set[str]]:
 
 
 def _last_name(decorator: ast.expr) -> str:
-    """Return `output_formatter` for `@output_formatter`, `@output_formatter()` and `@module.output_formatter`."""
+    """Return `output_formatter` for `@output_formatter`, `@output_formatter()` and
+    `@module.output_formatter`.
+    """
     node = decorator.func if isinstance(decorator, ast.Call) else decorator
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+    return (
+        node.attr
+        if isinstance(node, ast.Attribute)
+        else node.id
+        if isinstance(node, ast.Name)
+        else ""
+    )
 
 
 def choose_code(values: Values) -> UserCodeConfig | None:
-    """Return the file of user code and its functions that are used, or None if nothing in it runs."""
+    """Return the file of user code and its functions that are used, or None if nothing
+    in it runs.
+    """
     path = _find_file(values)
     refuse_unrun_handlers(values, user_code_folders(values))
     if values.unusable is not None:
@@ -87,9 +106,13 @@ def _find_file(values: Values) -> Path | None:
         if "stable" in entry:
             values.refuse(ENTRY_KEY, "an entry point that generates text, images are not made here")
         elif "neuron" in entry:
-            values.warn(f"{values.how_given(ENTRY_KEY).said}: {NEURON}, the model runs on GPUs or a CPU")
+            values.warn(
+                f"{values.how_given(ENTRY_KEY).said}: {NEURON}, the model runs on GPUs or a CPU"
+            )
     found = [place / name for place in user_code_folders(values) if (place / name).is_file()]
-    unasked = {file for file in found if not values.final(TRUST) and _is_unasked(values, file.parent)}
+    unasked = {
+        file for file in found if not values.final(TRUST) and _is_unasked(values, file.parent)
+    }
     for file in unasked:
         values.note(f"{file}: not run, since it came from a hub or bucket and {TRUST}=false")
     path = next((file for file in found if file not in unasked), None)
@@ -99,21 +122,28 @@ def _find_file(values: Values) -> Path | None:
 
 
 def _is_unasked(values: Values, folder: Path) -> bool:
-    """Return whether a fetch brought the folder without its Python files. Another client of a hub may have added them.
+    """Return whether a fetch brought the folder without its Python files. Another client of a hub
+    may have added them.
 
     An archive is unpacked whole.
     """
     sources = [text for text, fetched in values.fetched.items() if fetched == folder]
-    return any(not (isinstance(source, S3Model) and source.is_archive) for source in map(parse, sources))
+    return any(
+        not (isinstance(source, S3Model) and source.is_archive) for source in map(parse, sources)
+    )
 
 
 def _is_own_file(values: Values) -> bool:
-    """Return whether the entry point names a file, which then must exist and hold something to run."""
+    """Return whether the entry point names a file, which then must exist and hold
+    something to run.
+    """
     return ENTRY_KEY in values and not is_built_in(values.given(ENTRY_KEY))
 
 
 def _choose_handler(values: Values, path: Path, names: set[str]) -> str | None:
-    """Return the function that is the model: None without one, or if an entry point of the reference answers."""
+    """Return the function that is the model: None without one, or if an entry point of the
+    reference answers.
+    """
     entry: str = values.given(ENTRY_KEY, "")
     handler: str = values.given(HANDLER_KEY, HANDLER)
     if handler in names and (not is_built_in(entry) or TRIES_HANDLER.fullmatch(entry)):
@@ -126,7 +156,9 @@ def _choose_handler(values: Values, path: Path, names: set[str]) -> str | None:
 def _named_formatters(values: Values, names: set[str]) -> dict[str, str]:
     """Return the functions that options name as formatters, by kind. Each must be among `names`."""
     given = {kind: values.given(f"option.{kind}") for kind in MARKS}
-    named = {kind: wanted for kind, wanted in given.items() if wanted not in (None, *FORMATTER_WORDS)}
+    named = {
+        kind: wanted for kind, wanted in given.items() if wanted not in (None, *FORMATTER_WORDS)
+    }
     for kind, wanted in named.items():
         if wanted not in names:
             words = f"{', '.join(FORMATTER_WORDS)} or " if kind == "output_formatter" else ""
@@ -141,20 +173,31 @@ def _warn_of_nothing_to_run(values: Values, path: Path, names: set[str]) -> None
     lacks = f"has neither a function {wanted} nor a formatter"
     if wanted in names:
         entry = values.given(ENTRY_KEY)
-        lacks = f"has no formatter, and option.entryPoint={entry} answers in place of its function {wanted}"
+        lacks = (
+            f"has no formatter, and option.entryPoint={entry} answers in place of its "
+            f"function "
+            f"{wanted}"
+        )
     if "option.model_id" not in values and not (path.parent / CONFIG).is_file():
-        values.unusable = ModelUnusable(f"{path}: {lacks}, and there is no {CONFIG} of a model beside it")
+        values.unusable = ModelUnusable(
+            f"{path}: {lacks}, and there is no {CONFIG} of a model beside it"
+        )
         return
     values.warn(f"{path}: {lacks}, so it is not run")
 
 
-def with_properties(code: UserCodeConfig, config: Config, values: Values, *, is_apart: bool) -> UserCodeConfig:
-    """Add the properties of the handler's first call: every option but secrets, and the model's folder.
+def with_properties(
+    code: UserCodeConfig, config: Config, values: Values, *, is_apart: bool
+) -> UserCodeConfig:
+    """Add the properties of the handler's first call: every option but secrets, and the model's
+    folder.
 
     `is_apart` says that option.model_id names a local folder.
     """
     path, engine = config.model.path, config.engine
-    given = [picked.given for picked in values.picked.values() if picked.given.key.startswith("option.")]
+    given = [
+        picked.given for picked in values.picked.values() if picked.given.key.startswith("option.")
+    ]
     options = {row.key.removeprefix("option."): row.text for row in given if row.shown != "***"}
     options.setdefault("tensor_parallel_degree", str(engine.tensor_parallel_degree))
     if is_apart or "model_id" not in options:
@@ -184,13 +227,22 @@ def choose_requirements(values: Values, code: UserCodeConfig | None) -> Requirem
         raise ModelUnusable(f"{file}: cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise ModelUnusable(f"{file}: cannot be read: {error}") from None
-    folder = Path(values.final("download_dir"), "requirements", hashlib.sha256(b"\0".join(parts)).hexdigest())
+    folder = Path(
+        values.final("download_dir"), "requirements", hashlib.sha256(b"\0".join(parts)).hexdigest()
+    )
     return RequirementsConfig(file=str(file.resolve()), folder=str(folder))
 
 
 def unrun_code(folder: Path) -> list[str]:
-    """Return the line that a checkpoint's own code is not run, or no line if its config.json names no code."""
+    """Return the line that a checkpoint's own code is not run, or no line if its config.json names
+    no code.
+    """
     if not facts(folder).get("auto_map"):
         return []
     advice = "option.trust_remote_code=true runs it, if you trust it and the engine can"
-    return [f"{folder / CONFIG}: auto_map names Python code of the checkpoint, which is not run; {advice}"]
+    return [
+        (
+            f"{folder / CONFIG}: auto_map names Python code of the checkpoint, which is not run; "
+            f"{advice}"
+        )
+    ]

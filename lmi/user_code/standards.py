@@ -1,6 +1,8 @@
-"""Finds code for AWS's model-hosting-container-standards, which is not run here, so that no server starts without it.
+"""Finds code for AWS's model-hosting-container-standards, which is not run here, so that no server
+starts without it.
 
-Such code may check who asks, or redact what is answered. Sources: that package's pages and its examples.
+Such code may check who asks, or redact what is answered. Sources: that package's pages and its
+examples.
 """
 
 import ast
@@ -20,7 +22,8 @@ VARIABLES = (
     *("CUSTOM_PRE_PROCESS", "CUSTOM_POST_PROCESS"),
 )
 INSTEAD = (
-    "handlers of model-hosting-container-standards are not run here; LMI's handle and formatters of a model.py are"
+    "handlers of model-hosting-container-standards are not run here; LMI's handle and "
+    "formatters of a model.py are"
 )
 
 
@@ -55,7 +58,11 @@ def _mark(file: Path) -> str | None:
     for node in ast.walk(tree):
         if not isinstance(node, ast.Import | ast.ImportFrom):
             continue
-        modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+        modules = (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module or ""]
+        )
         if any(module.split(".")[0] == PACKAGE for module in modules):
             return f"line {node.lineno} imports {PACKAGE}"
 

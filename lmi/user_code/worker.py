@@ -1,6 +1,8 @@
-"""The process of user code: it imports the model's file, which no other does, and serves front ends on a unix socket.
+"""The process of user code: it imports the model's file, which no other does, and serves front ends
+on a unix socket.
 
-The main thread reads sockets, the code thread runs the code. The environment has no secrets of the server.
+The main thread reads sockets, the code thread runs the code. The environment has no secrets of the
+server.
 """
 
 import asyncio
@@ -37,9 +39,13 @@ log = logging.getLogger("lmi.user_code.worker")  # this module is __main__ where
 
 
 class Job:
-    """One call. `send` may be called from any thread. What comes after it is dropped or has failed has no effect."""
+    """One call. `send` may be called from any thread. What comes after it is dropped or has failed
+    has no effect.
+    """
 
-    def __init__(self, call_id: int, user_code: UserCode, send: Callable[[ToFrontEnd], None]) -> None:
+    def __init__(
+        self, call_id: int, user_code: UserCode, send: Callable[[ToFrontEnd], None]
+    ) -> None:
         self._id = call_id
         self._user_code = user_code
         self._send = send
@@ -53,7 +59,9 @@ class Job:
         self.room.release()  # wakes the thread if it waits for room
 
     def work_on(self, message: Work) -> None:
-        """Run the code for one message. An exception in it, even SystemExit, fails only this call."""
+        """Run the code for one message. An exception in it, even SystemExit, fails only
+        this call.
+        """
         if self._is_over.is_set():
             return
         try:
@@ -66,7 +74,9 @@ class Job:
             self._send(End(kind(describe(error)).info))
 
     def _is_last(self, message: Work) -> bool:
-        """Send what the code makes of the message. Returns whether the call ends with this message."""
+        """Send what the code makes of the message. Returns whether the call ends with
+        this message.
+        """
         match message:
             case calls.Handle():
                 self._handle(message)
@@ -85,12 +95,16 @@ class Job:
         return False
 
     def _handle(self, message: calls.Handle) -> None:
-        with closing(self._user_code.handle(message.properties, message.query, message.body)) as pieces:
+        with closing(
+            self._user_code.handle(message.properties, message.query, message.body)
+        ) as pieces:
             for piece in pieces:
                 if isinstance(piece, Head):
                     self._send(piece)
                     continue
-                for start in range(0, len(piece) or 1, MAX_CHUNK_BYTES):  # an empty piece is one empty message
+                for start in range(
+                    0, len(piece) or 1, MAX_CHUNK_BYTES
+                ):  # an empty piece is one empty message
                     self.room.acquire()
                     if self._is_over.is_set():
                         return
@@ -98,7 +112,9 @@ class Job:
 
 
 class CodeThread:
-    """Works on one message after the other. Its progress is in the record, where the supervisor sees a hang."""
+    """Works on one message after the other. Its progress is in the record, where the supervisor
+    sees a hang.
+    """
 
     def __init__(self, record: EngineRecord) -> None:
         self._record = record
@@ -112,7 +128,9 @@ class CodeThread:
         return not self._record.num_running and self.queue.empty()
 
     async def beat(self) -> None:
-        """Write into the record, again and again, that the process is alive and how many messages wait."""
+        """Write into the record, again and again, that the process is alive and how many messages
+        wait.
+        """
         while True:
             self._record.beat_s = time.monotonic()
             follow(self._record.block.supervisor.log_level)
@@ -146,7 +164,9 @@ class CallConnection(Accepted):
         if job is None:
             if isinstance(message, calls.Taken | calls.Drop | calls.Feed):
                 return  # the call has ended
-            job = self._jobs[call_id] = Job(call_id, self._user_code, partial(self._send_from_thread, call_id))
+            job = self._jobs[call_id] = Job(
+                call_id, self._user_code, partial(self._send_from_thread, call_id)
+            )
         if isinstance(message, calls.Taken):
             job.room.release()
         elif isinstance(message, calls.Drop):
@@ -174,7 +194,9 @@ class CallConnection(Accepted):
 
 
 def describe(error: BaseException) -> str:
-    """Return the last line of the traceback. Bytes in it that are not UTF-8 are replaced, so that it can be sent."""
+    """Return the last line of the traceback. Bytes in it that are not UTF-8 are replaced, so that
+    it can be sent.
+    """
     return writable(traceback.format_exception_only(error)[-1].strip())
 
 
@@ -195,11 +217,15 @@ async def serve(user_code: UserCode, record: EngineRecord, socket_path: str) -> 
         await asyncio.sleep(0.02)
     beat.cancel()
     for signum in ENDING:
-        signal.signal(signum, signal.SIG_IGN)  # one that came while the loop closes would find its pipe closed
+        signal.signal(
+            signum, signal.SIG_IGN
+        )  # one that came while the loop closes would find its pipe closed
 
 
 def load(code: UserCodeConfig, model: ModelConfig, record: EngineRecord) -> UserCode:
-    """Import the file and let its handler load. Raises ModelUnusable with what the file raised, and its line."""
+    """Import the file and let its handler load. Raises ModelUnusable with what the file raised, and
+    its line.
+    """
     record.stage = "import"
     try:
         user_code = runner.load(code, folder=model.path, name=model.name)
@@ -207,7 +233,11 @@ def load(code: UserCodeConfig, model: ModelConfig, record: EngineRecord) -> User
         user_code.begin()
     except BaseException as error:
         log.error("%s cannot be used", code.path, exc_info=error)
-        lines = [place.lineno for place in traceback.extract_tb(error.__traceback__) if place.filename == code.path]
+        lines = [
+            place.lineno
+            for place in traceback.extract_tb(error.__traceback__)
+            if place.filename == code.path
+        ]
         number = error.lineno if isinstance(error, SyntaxError) else [None, *lines][-1]
         place = f"line {number}: " if number else ""
         raise ModelUnusable(f"{code.path}: {place}{describe(error)}") from error
@@ -230,7 +260,9 @@ def run(slot: int) -> int:
         started_s = time.monotonic()
         user_code = load(code, runtime.config.model, record)
         if code.handler is not None:
-            runtime.write_report(slot, LoadReport(engine="model.py", stages_s={"load": time.monotonic() - started_s}))
+            runtime.write_report(
+                slot, LoadReport(engine="model.py", stages_s={"load": time.monotonic() - started_s})
+            )
         record.stage = ""
         linux.keep_to_cores()
         asyncio.run(serve(user_code, record, socket))

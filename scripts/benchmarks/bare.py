@@ -1,7 +1,7 @@
 """The floor for a front end: a bare ASGI application that streams ready-made lines at a given rate.
 
-It reads no request, decodes no token and makes no line, so only uvicorn's cost of one write per line remains. All
-streams share one tick, which makes waiting as cheap as possible.
+It reads no request, decodes no token and makes no line, so only uvicorn's cost of one write per
+line remains. All streams share one tick, which makes waiting as cheap as possible.
 """
 
 import asyncio
@@ -26,11 +26,19 @@ async def keep_ticking() -> None:
 
 
 async def app(
-    scope: dict[str, Any], receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]
+    scope: dict[str, Any],
+    receive: Callable[[], Awaitable[Any]],
+    send: Callable[[Any], Awaitable[None]],
 ) -> None:
     global ticker
     ticker = ticker or asyncio.create_task(keep_ticking())
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/jsonlines")]})
+    await send(
+        {
+            "type": "http.response.start",
+            "status": 200,
+            "headers": [(b"content-type", b"application/jsonlines")],
+        }
+    )
     if scope["path"] == "/invocations":
         for _ in range(NUM_TOKENS):
             await tick.wait()

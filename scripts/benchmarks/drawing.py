@@ -1,6 +1,7 @@
 """Draws lines over a number of streams as a PNG, with Pillow, which comes with vLLM.
 
-The picture is drawn three times as large and made smaller at the end, so that slanted lines are smooth.
+The picture is drawn three times as large and made smaller at the end, so that slanted lines are
+smooth.
 """
 
 from dataclasses import dataclass, field
@@ -43,12 +44,23 @@ def draw(panels: list[Panel], x_title: str, path: Path) -> None:
 
 
 class DottingPen(Pen):
-    def dot(self, x: float, y: float, colour: str, radius: float = 4, is_hollow: bool = False) -> None:
-        box = [(x - radius) * SCALE, (y - radius) * SCALE, (x + radius) * SCALE, (y + radius) * SCALE]
-        self._canvas.ellipse(box, fill=PAPER if is_hollow else colour, outline=colour, width=2 * SCALE)
+    def dot(
+        self, x: float, y: float, colour: str, radius: float = 4, is_hollow: bool = False
+    ) -> None:
+        box = [
+            (x - radius) * SCALE,
+            (y - radius) * SCALE,
+            (x + radius) * SCALE,
+            (y + radius) * SCALE,
+        ]
+        self._canvas.ellipse(
+            box, fill=PAPER if is_hollow else colour, outline=colour, width=2 * SCALE
+        )
 
     def width(self, text: str) -> float:
-        return float(self._canvas.textlength(text, font=ImageFont.load_default(SIZE * SCALE))) / SCALE
+        return (
+            float(self._canvas.textlength(text, font=ImageFont.load_default(SIZE * SCALE))) / SCALE
+        )
 
 
 def draw_panel(pen: DottingPen, panel: Panel, left: float, width: float, x_title: str) -> None:
@@ -64,8 +76,12 @@ def draw_panel(pen: DottingPen, panel: Panel, left: float, width: float, x_title
 
     pen.text(left + LEFT, TOP - 22, panel.title, INK, "lm", LARGER)
     for number in range(round(top / step) + 1):
-        pen.line([(left + LEFT, y(number * step)), (left + width - RIGHT, y(number * step))], GRID, 1)
-        pen.text(left + LEFT - 8, y(number * step), f"{number * step:,.0f}".replace(",", " "), GREY, "rm")
+        pen.line(
+            [(left + LEFT, y(number * step)), (left + width - RIGHT, y(number * step))], GRID, 1
+        )
+        pen.text(
+            left + LEFT - 8, y(number * step), f"{number * step:,.0f}".replace(",", " "), GREY, "rm"
+        )
     for place in panel.places:
         pen.text(x(place), HEIGHT - BOTTOM + 16, str(place), GREY, "mm")
     pen.text(left + LEFT + (width - LEFT - RIGHT) / 2, HEIGHT - 16, x_title, GREY, "mm")

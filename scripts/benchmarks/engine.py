@@ -1,4 +1,6 @@
-"""The time of the embedded executor beside its model, what guides cost, and the gain of continuous batching."""
+"""The time of the embedded executor beside its model, what guides cost, and the gain of continuous
+batching.
+"""
 
 import asyncio
 import json
@@ -52,7 +54,9 @@ TOKEN_IDS = tuple(range(5, 25))  # of a prompt
 
 
 class TimedRunner:
-    """A model runner that records the start and the forward time of each decode step of a full batch."""
+    """A model runner that records the start and the forward time of each decode step of a full
+    batch.
+    """
 
     def __init__(self, runner: object, batch: int) -> None:
         self._runner, self._batch = runner, batch
@@ -74,19 +78,24 @@ class TimedRunner:
 def greedy(**fields: Any) -> Request:
     """A streamed greedy request for NUM_TOKENS tokens."""
     sampling = SamplingConfig(temperature=0.0)
-    return Request(TOKEN_IDS, NUM_TOKENS, streaming=True, ignore_eos=True, sampling_config=sampling, **fields)
+    return Request(
+        TOKEN_IDS, NUM_TOKENS, streaming=True, ignore_eos=True, sampling_config=sampling, **fields
+    )
 
 
 def overhead(model: str, batch: int) -> tuple[float, float]:
     """Milliseconds of a step outside the model, and in the model: medians over full decode steps.
 
-    All parts run as in the engine's process: one thread waits for Responses and writes one frame a step to a socket.
+    All parts run as in the engine's process: one thread waits for Responses and writes one frame a
+    step to a socket.
     """
     from handlers.lmi_dist import Executor
     from handlers.lmi_dist.loading import load_runner
 
     ours, theirs = socket.socketpair()
-    threading.Thread(target=lambda: [None for _ in iter(lambda: theirs.recv(1 << 20), b"")], daemon=True).start()
+    threading.Thread(
+        target=lambda: [None for _ in iter(lambda: theirs.recv(1 << 20), b"")], daemon=True
+    ).start()
     config = EngineConfig(max_num_sequences=64)
     runner = TimedRunner(load_runner(model, config, lambda stage, share: None)[0], batch)
     request = greedy(output_config=OutputConfig(return_log_probs=True))
@@ -98,18 +107,24 @@ def overhead(model: str, batch: int) -> tuple[float, float]:
             ours.sendall(frame(encode(Responses(responses))))
             num_open -= sum(response.is_final for response in responses)
     ours.close()
-    steps_s = [after - before for before, after in zip(runner.starts_s, runner.starts_s[1:], strict=False)]
+    steps_s = [
+        after - before for before, after in zip(runner.starts_s, runner.starts_s[1:], strict=False)
+    ]
     rest_s = [step - forward for step, forward in zip(steps_s, runner.forward_s, strict=False)]
     return statistics.median(rest_s) * 1000, statistics.median(runner.forward_s) * 1000
 
 
 def guided_step(model: str, guide: str | None) -> float:
-    """The milliseconds of a decode step of GUIDED_BATCH sequences that follow a JSON schema: a median."""
+    """The milliseconds of a decode step of GUIDED_BATCH sequences that follow a JSON schema: a
+    median.
+    """
     from handlers.guides.vocabulary import read_config
     from handlers.lmi_dist import Executor
     from handlers.lmi_dist.loading import load_runner
 
-    runner = TimedRunner(load_runner(model, EngineConfig(), lambda stage, share: None)[0], GUIDED_BATCH)
+    runner = TimedRunner(
+        load_runner(model, EngineConfig(), lambda stage, share: None)[0], GUIDED_BATCH
+    )
     params = None if guide is None else GuidedDecodingParams(GuideType.JSON_SCHEMA, guide)
     request = greedy(guided_decoding_params=params)
     with Executor(runner, ExecutorConfig(guided_decoding_config=read_config(model))) as executor:
@@ -119,27 +134,40 @@ def guided_step(model: str, guide: str | None) -> float:
             while num_open:
                 responses = cast(list[Response], executor.await_responses(timeout_s=10))
                 num_open -= sum(response.is_final for response in responses)
-    steps_s = [after - before for before, after in zip(runner.starts_s, runner.starts_s[1:], strict=False)]
+    steps_s = [
+        after - before for before, after in zip(runner.starts_s, runner.starts_s[1:], strict=False)
+    ]
     return statistics.median(steps_s) * 1000
 
 
 def beam_ratio(model: str) -> float:
-    """The time of beam searches of width BEAM_WIDTH over that of as many sampled sequences, one request at a time."""
+    """The time of beam searches of width BEAM_WIDTH over that of as many sampled sequences, one
+    request at a time.
+    """
     from handlers.lmi_dist import Executor
 
     several = BEAM_WIDTH
-    configs = [SamplingConfig(several, num_return_sequences=several), SamplingConfig(num_return_sequences=several)]
-    requests = [Request(TOKEN_IDS, NUM_TOKENS, ignore_eos=True, sampling_config=one) for one in configs]
+    configs = [
+        SamplingConfig(several, num_return_sequences=several),
+        SamplingConfig(num_return_sequences=several),
+    ]
+    requests = [
+        Request(TOKEN_IDS, NUM_TOKENS, ignore_eos=True, sampling_config=one) for one in configs
+    ]
     times_s: list[list[float]] = [[], []]
     with Executor(model, EngineConfig(max_num_sequences=64)) as executor:
         for _ in range(NUM_SEARCHES):
             for request, own_s in zip(requests, times_s, strict=True):
                 start_s = time.perf_counter()
                 request_id = executor.enqueue_request(request)
-                while not cast(list[Response], executor.await_responses(request_id, 60))[-1].is_final:
+                while not cast(list[Response], executor.await_responses(request_id, 60))[
+                    -1
+                ].is_final:
                     pass
                 own_s.append(time.perf_counter() - start_s)
-    beams_s, sampled_s = (statistics.median(own_s[1:]) for own_s in times_s)  # the first ones find everything cold
+    beams_s, sampled_s = (
+        statistics.median(own_s[1:]) for own_s in times_s
+    )  # the first ones find everything cold
     return beams_s / sampled_s
 
 
@@ -148,21 +176,29 @@ def tokens_per_s(port: int, num_streams: int, *requests: bytes) -> float:
 
 
 def throughput(port: int) -> dict[str, float]:
-    """The tokens per second of 64 streams at once, those of streams one after another, and the ratio of the two."""
+    """The tokens per second of 64 streams at once, those of streams one after another, and the
+    ratio of the two.
+    """
     crowd = tokens_per_s(port, 64, invocation(NUM_TOKENS))
     alone = tokens_per_s(port, 1, *[invocation(NUM_TOKENS)] * NUM_SEQUENTIAL)
     return {"tokens_per_s_64": crowd, "tokens_per_s_1": alone, "concurrency_ratio": crowd / alone}
 
 
 def sampled_ratio() -> float:
-    """Tokens/s of 64 sampled streams over those of 64 greedy ones, 135M shape: a median of pairs."""
+    """Tokens/s of 64 sampled streams over those of 64 greedy ones, 135M shape: a median
+    of pairs.
+    """
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "scripts.benchmarks.peers.shapes", "135M", folder]
-        subprocess.run(command, check=True, stdout=sys.stderr)  # torch makes it, in a process that ends
+        subprocess.run(
+            command, check=True, stdout=sys.stderr
+        )  # torch makes it, in a process that ends
         ratios = []
         with servers.lmi({}, f"{folder}/f32") as server:
             for _ in range(NUM_SAMPLED_PAIRS + 1):
-                sampled, greedy = (tokens_per_s(server.port, 64, invocation(64, **one)) for one in (SAMPLED, {}))
+                sampled, greedy = (
+                    tokens_per_s(server.port, 64, invocation(64, **one)) for one in (SAMPLED, {})
+                )
                 ratios.append(sampled / greedy)
     return statistics.median(ratios[1:])  # the first pair warms up
 
@@ -188,12 +224,16 @@ async def ping_under_load(port: int) -> list[float]:
 def measure() -> dict[str, float]:
     """Measure all figures on the demo, with the threads that a server gives its engine."""
     model = str(demo_folder())
-    os.environ["OMP_NUM_THREADS"] = str(num_engine_threads(EngineConfig(), model, machine.num_usable_cores()))
+    os.environ["OMP_NUM_THREADS"] = str(
+        num_engine_threads(EngineConfig(), model, machine.num_usable_cores())
+    )
     figures: dict[str, float] = {}
     with servers.lmi({}, model) as server:
         tokens_per_s(server.port, 4, invocation(NUM_TOKENS))  # warm-up
         figures |= throughput(server.port)
-        pings_s = asyncio.run(ping_under_load(server.port)) + asyncio.run(ping_under_load(server.port))
+        pings_s = asyncio.run(ping_under_load(server.port)) + asyncio.run(
+            ping_under_load(server.port)
+        )
         figures["ping_p99_ms"] = quantile(pings_s, 0.99) * 1000
         figures["num_pings"] = len(pings_s)
     for batch in BATCHES:
@@ -201,8 +241,13 @@ def measure() -> dict[str, float]:
         figures[f"rest_ms_{batch}"] = rest_ms
         figures[f"model_ms_{batch}"] = model_ms
         figures[f"rest_share_{batch}"] = rest_ms / (rest_ms + model_ms)
-    pairs_ms = [[guided_step(model, guide) for guide in (json.dumps(PEOPLE), None)] for _ in range(NUM_GUIDED_PAIRS)]
-    figures["guide_cost_16"] = statistics.median(guided_ms / plain_ms for guided_ms, plain_ms in pairs_ms) - 1
+    pairs_ms = [
+        [guided_step(model, guide) for guide in (json.dumps(PEOPLE), None)]
+        for _ in range(NUM_GUIDED_PAIRS)
+    ]
+    figures["guide_cost_16"] = (
+        statistics.median(guided_ms / plain_ms for guided_ms, plain_ms in pairs_ms) - 1
+    )
     figures["beam_ratio"] = beam_ratio(model)
     figures["sampled_ratio"] = sampled_ratio()
     return figures

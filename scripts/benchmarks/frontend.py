@@ -1,4 +1,6 @@
-"""The CPU time of the front end per streamed token, against a bare uvicorn application at the same token rate."""
+"""The CPU time of the front end per streamed token, against a bare uvicorn application at the same
+token rate.
+"""
 
 import statistics
 import sys
@@ -13,16 +15,32 @@ ROUNDS = 5
 
 
 def us_per_token(port: int, pid: int) -> float:
-    return run_round(port, [[invocation(NUM_TOKENS)]] * NUM_STREAMS, LMI, {pid: "server"}).us_per_token("server")
+    return run_round(
+        port, [[invocation(NUM_TOKENS)]] * NUM_STREAMS, LMI, {pid: "server"}
+    ).us_per_token("server")
 
 
 def measure(rounds: int = ROUNDS) -> dict[str, float]:
     """Alternate between the two servers. The ratio is the median over the rounds."""
     port = servers.free_port()
     bare = [sys.executable, "-m", "uvicorn", "scripts.benchmarks.bare:app"]
-    bare += ["--port", str(port), "--http", "httptools", "--loop", "uvloop", "--no-access-log", "--lifespan", "off"]
+    bare += [
+        "--port",
+        str(port),
+        "--http",
+        "httptools",
+        "--loop",
+        "uvloop",
+        "--no-access-log",
+        "--lifespan",
+        "off",
+    ]
     environ = {"BENCH_STEP_S": str(STEP_S), "BENCH_NUM_TOKENS": str(NUM_TOKENS)}
-    properties = {"option.rolling_batch": "echo", "option.echo_step_ms": STEP_S * 1000, "frontend_workers": 1}
+    properties = {
+        "option.rolling_batch": "echo",
+        "option.echo_step_ms": STEP_S * 1000,
+        "frontend_workers": 1,
+    }
     ours_us, bare_us = [], []
     with (
         servers.process([*bare, "--log-level", "warning"], port, environ) as floor,

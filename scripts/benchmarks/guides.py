@@ -2,9 +2,9 @@
 
     scripts/bench guides FOLDER [--each 60] [--write]
 
-FOLDER is a copy of JSONSchemaBench (guidance-ai/jsonschemabench): schemas in `data`, instances of most, valid and
-not, in `maskbench/data`. A guide is compiled as an engine does it, with the process in front. Then random walks over
-its masks write answers, which `jsonschema` checks.
+FOLDER is a copy of JSONSchemaBench (guidance-ai/jsonschemabench): schemas in `data`, instances of
+most, valid and not, in `maskbench/data`. A guide is compiled as an engine does it, with the process
+in front. Then random walks over its masks write answers, which `jsonschema` checks.
 """
 
 import argparse
@@ -29,7 +29,14 @@ from lmi.executor import GuidedDecodingConfig, GuidedDecodingParams, GuideType
 from scripts.benchmarks.table import PAGE, ROOT, Goal, machine, table, write
 
 SETS = (
-    *("Glaiveai2K", "Github_trivial", "Github_easy", "Github_medium", "Github_hard", "Github_ultra"),
+    *(
+        "Glaiveai2K",
+        "Github_trivial",
+        "Github_easy",
+        "Github_medium",
+        "Github_hard",
+        "Github_ultra",
+    ),
     *("JsonSchemaStore", "Kubernetes", "Snowplow", "WashingtonPost"),
 )
 NUM_WALKS, MAX_TOKENS, VOCAB_SIZE = 2, 400, 131_072
@@ -38,7 +45,10 @@ GOALS: list[Goal] = [
     ("accepted", "schemas accepted, share", ">=", 0.88),
     (
         "right",
-        "of those: every answer of two random walks is valid, no invalid instance can be written, share",
+        (
+            "of those: every answer of two random walks is valid, no invalid instance can be written, "  # noqa: E501
+            "share"
+        ),
         ">=",
         1,
     ),
@@ -57,16 +67,24 @@ def main() -> None:
     found = Found()
     config = vocabulary()
     compiler = GuideCompiler(lambda: config, Start(VOCAB_SIZE))
-    compiler.compile(GuidedDecodingParams(GuideType.JSON))  # the process starts, the vocabulary is read
+    compiler.compile(
+        GuidedDecodingParams(GuideType.JSON)
+    )  # the process starts, the vocabulary is read
     for path in chosen(arguments.folder, arguments.each, draw):
         found.follow(compiler, path, draw)
     compiler.close()
-    print(json.dumps(found.refusals.most_common(), indent=0), *found.wrong, sep="\n", file=sys.stderr)
+    print(
+        json.dumps(found.refusals.most_common(), indent=0), *found.wrong, sep="\n", file=sys.stderr
+    )
     text = table(found.figures(), GOALS)
     print(text)
     if arguments.write:
         closing = f"{found.num_schemas} schemas, {arguments.each} of each set. On {machine()}."
-        write(f"{text}\n\n{closing}", ("<!-- guides figures -->", "<!-- end of guides figures -->"), ROOT / PAGE)
+        write(
+            f"{text}\n\n{closing}",
+            ("<!-- guides figures -->", "<!-- end of guides figures -->"),
+            ROOT / PAGE,
+        )
 
 
 class Found:
@@ -84,16 +102,22 @@ class Found:
         self.num_schemas += 1
         start_s = time.perf_counter()
         try:
-            guide = compiler.compile(GuidedDecodingParams(GuideType.JSON_SCHEMA, json.dumps(schema)))
+            guide = compiler.compile(
+                GuidedDecodingParams(GuideType.JSON_SCHEMA, json.dumps(schema))
+            )
         except LmiError as error:
             self.refusals[error.message[:100]] += 1
             return
         self.compiles_s.append(time.perf_counter() - start_s)
         self.num_accepted += 1
-        possible = [answer for _ in range(NUM_WALKS) if (answer := self.walk(guide, draw)) is not None]
+        possible = [
+            answer for _ in range(NUM_WALKS) if (answer := self.walk(guide, draw)) is not None
+        ]
         wrong = [answer for answer in possible if not is_valid(json.loads(answer), schema)]
         for test in instances_of(path):
-            can_be_written = accepts(guide, json.dumps(test["data"], separators=(",", ":"), ensure_ascii=False))
+            can_be_written = accepts(
+                guide, json.dumps(test["data"], separators=(",", ":"), ensure_ascii=False)
+            )
             self.num_valid += test["valid"]
             self.num_written += test["valid"] and can_be_written
             if can_be_written and not test["valid"] and not is_valid(test["data"], schema):
@@ -102,9 +126,15 @@ class Found:
             self.wrong.append(f"{path.name}: {wrong[0][:300]}")
 
     def walk(self, guide: Compiled, draw: random.Random) -> str | None:
-        """A whole answer, or None if it has not come to its end. What closes a value is drawn often."""
+        """A whole answer, or None if it has not come to its end. What closes a value is drawn
+        often.
+        """
         matcher, vocabulary, ids = guide.matcher.deep_copy(), guide.vocabulary, list[int]()
-        closing = [token_id for text in CLOSING for token_id in vocabulary.tokenizer.tokenize_bytes(text.encode())[:1]]
+        closing = [
+            token_id
+            for text in CLOSING
+            for token_id in vocabulary.tokenizer.tokenize_bytes(text.encode())[:1]
+        ]
         for _ in range(MAX_TOKENS):
             start_s = time.perf_counter()
             mask = vocabulary.mask_from(matcher)
@@ -112,7 +142,9 @@ class Found:
             if matcher.is_error():
                 self.refusals["in a walk"] += 1
                 return None
-            allowed = np.flatnonzero(np.unpackbits((mask & ~vocabulary.marks).view(np.uint8), bitorder="little"))
+            allowed = np.flatnonzero(
+                np.unpackbits((mask & ~vocabulary.marks).view(np.uint8), bitorder="little")
+            )
             if matcher.is_accepting() and (not allowed.size or draw.random() < 0.5):
                 return str(vocabulary.tokenizer.decode_bytes(ids).decode())
             ends = np.intersect1d(allowed, closing)
@@ -146,8 +178,15 @@ def is_valid(value: object, schema: Any) -> bool:
 
 
 def accepts(guide: Compiled, text: str) -> bool:
-    matcher, ids = guide.matcher.deep_copy(), guide.vocabulary.tokenizer.tokenize_bytes(text.encode())
-    return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting() and not matcher.is_error()
+    matcher, ids = (
+        guide.matcher.deep_copy(),
+        guide.vocabulary.tokenizer.tokenize_bytes(text.encode()),
+    )
+    return (
+        matcher.try_consume_tokens(ids) == len(ids)
+        and matcher.is_accepting()
+        and not matcher.is_error()
+    )
 
 
 def vocabulary() -> GuidedDecodingConfig:
@@ -161,7 +200,9 @@ def vocabulary() -> GuidedDecodingConfig:
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         tokenizer.decoder = decoders.ByteLevel()
         alphabet = pre_tokenizers.ByteLevel.alphabet()
-        trainer = trainers.BpeTrainer(vocab_size=VOCAB_SIZE, special_tokens=["<|end|>"], initial_alphabet=alphabet)
+        trainer = trainers.BpeTrainer(
+            vocab_size=VOCAB_SIZE, special_tokens=["<|end|>"], initial_alphabet=alphabet
+        )
         tokenizer.train(sorted(map(str, Path(np.__file__).parents[1].rglob("*.py"))), trainer)
         tokenizer.save(str(path))
         (path.parent / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|end|>"}))

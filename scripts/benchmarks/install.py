@@ -1,4 +1,5 @@
-"""How long a newcomer waits: for `pip install` of the wheel, and for the first answer of `scripts/serve` in a checkout.
+"""How long a newcomer waits: for `pip install` of the wheel, and for the first answer of
+`scripts/serve` in a checkout.
 
 Packages are cached: everything is installed once before.
 """
@@ -27,25 +28,50 @@ def measure() -> dict[str, float]:
             start_s = time.monotonic()
             run(sys.executable, "-m", "venv", folder / place)
             empty_mb = size_mb(folder / place)
-            run(folder / place / "bin" / "pip", "install", "-q", "--disable-pip-version-check", wheel)
+            run(
+                folder / place / "bin" / "pip",
+                "install",
+                "-q",
+                "--disable-pip-version-check",
+                wheel,
+            )
             figures["wheel_install_s"] = time.monotonic() - start_s
             figures["wheel_mb"] = size_mb(folder / place) - empty_mb
-        without_uv = ":".join(one for one in os.environ["PATH"].split(":") if not Path(one, "uv").exists())
+        without_uv = ":".join(
+            one for one in os.environ["PATH"].split(":") if not Path(one, "uv").exists()
+        )
         for figure, path in (("serve_pip_s", without_uv), ("serve_uv_s", os.environ["PATH"])):
             if figure == "serve_pip_s" or shutil.which("uv"):
                 for place in ("first", "again"):
-                    figures[figure] = first_answer_s(folder / figure / place, {**os.environ, "PATH": path})
+                    figures[figure] = first_answer_s(
+                        folder / figure / place, {**os.environ, "PATH": path}
+                    )
     return figures
 
 
 def new_wheel(folder: Path) -> Path:
-    run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--disable-pip-version-check", "-w", folder, ROOT)
+    run(
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "-q",
+        "--no-deps",
+        "--disable-pip-version-check",
+        "-w",
+        folder,
+        ROOT,
+    )
     return next(folder.glob("*.whl"))
 
 
 def first_answer_s(checkout: Path, environ: Mapping[str, str]) -> float:
-    """Copy the checkout without what was installed or built, and return the time of `scripts/serve` to an answer."""
-    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    """Copy the checkout without what was installed or built, and return the time of `scripts/serve`
+    to an answer.
+    """
+    tracked = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout
     for name in tracked.split("\0")[:-1]:
         (checkout / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, checkout / name)
@@ -63,7 +89,10 @@ def first_answer_s(checkout: Path, environ: Mapping[str, str]) -> float:
     with process(command, port, environ=environ):
         connection = HTTPConnection("127.0.0.1", port, timeout=60)
         connection.request(
-            "POST", "/invocations", json.dumps({"inputs": "Hello"}), {"Content-Type": "application/json"}
+            "POST",
+            "/invocations",
+            json.dumps({"inputs": "Hello"}),
+            {"Content-Type": "application/json"},
         )
         response = connection.getresponse()
         if response.status != 200:

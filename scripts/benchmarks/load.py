@@ -1,8 +1,9 @@
 """A lean load of streams over kept-alive connections, and the CPU that all processes use meanwhile.
 
-The client keeps the bytes and the time of each read and parses them after the round. It runs at real-time priority: on
-few cores an engine that spins while it waits would keep an ordinary client off its core for a whole answer, and the
-times would be those of the client. If the system does not allow it, the figures say so.
+The client keeps the bytes and the time of each read and parses them after the round. It runs at
+real-time priority: on few cores an engine that spins while it waits would keep an ordinary client
+off its core for a whole answer, and the times would be those of the client. If the system does not
+allow it, the figures say so.
 """
 
 import asyncio
@@ -28,10 +29,14 @@ ROUND_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True)
 class Records:
-    """The patterns that find the records of a streamed answer and the number of tokens of any answer."""
+    """The patterns that find the records of a streamed answer and the number of tokens of any
+    answer.
+    """
 
     mark: re.Pattern[bytes]  # once in every record that carries tokens
-    count: re.Pattern[bytes] | int = 1  # the number of tokens: in the last match of an answer, or for each record
+    count: re.Pattern[bytes] | int = (
+        1  # the number of tokens: in the last match of an answer, or for each record
+    )
 
 
 LMI = Records(re.compile(rb'\{"token": ?\{'))
@@ -47,7 +52,10 @@ class Answer:
 
     def record_times_s(self, mark: re.Pattern[bytes]) -> list[float]:
         ends = list(itertools.accumulate(map(len, self.reads)))
-        return [self.times_s[bisect.bisect_right(ends, found.start())] for found in mark.finditer(self.body)]
+        return [
+            self.times_s[bisect.bisect_right(ends, found.start())]
+            for found in mark.finditer(self.body)
+        ]
 
     @property
     def body(self) -> bytes:
@@ -69,14 +77,18 @@ class Connection(asyncio.Protocol):
         self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def ask(self, request: bytes) -> Answer:
-        """The answer. Raises RuntimeError if its status is not 200, ConnectionError if it is not whole."""
+        """The answer. Raises RuntimeError if its status is not 200, ConnectionError if it is not
+        whole.
+        """
         await self.send(request)
         if self.answer.status != 200:
             raise RuntimeError(f"the server said {self.answer.body[:2000]!r}")
         return self.answer
 
     async def send(self, request: bytes) -> None:
-        """Send a request, and return when its answer, of any status, is whole. `answer` has the reads so far."""
+        """Send a request, and return when its answer, of any status, is whole. `answer` has the
+        reads so far.
+        """
         self._tail = b""
         self._num_missing: int | None = None  # bytes that a body of known size still lacks
         self._done = asyncio.get_running_loop().create_future()
@@ -114,17 +126,28 @@ class Connection(asyncio.Protocol):
 
 
 def request(path: str, body: bytes, headers: Mapping[str, str] | None = None) -> bytes:
-    fields = {"Host": "x", "Content-Type": "application/json", "Content-Length": len(body), **(headers or {})}
+    fields = {
+        "Host": "x",
+        "Content-Type": "application/json",
+        "Content-Length": len(body),
+        **(headers or {}),
+    }
     lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
     return "\r\n".join([*lines, "", ""]).encode() + body
 
 
 def invocation(
-    num_tokens: int, inputs: str = "Tell me a story about a fox.", path: str = "/invocations", **parameters: object
+    num_tokens: int,
+    inputs: str = "Tell me a story about a fox.",
+    path: str = "/invocations",
+    **parameters: object,
 ) -> bytes:
     """A request for a stream of so many tokens, one in each record of LMI's."""
     fixed = {"max_new_tokens": num_tokens, "ignore_eos_token": True}
-    return request(path, json.dumps({"inputs": inputs, "stream": True, "parameters": fixed | parameters}).encode())
+    return request(
+        path,
+        json.dumps({"inputs": inputs, "stream": True, "parameters": fixed | parameters}).encode(),
+    )
 
 
 @dataclass(frozen=True)
@@ -148,7 +171,9 @@ class Round:
 
 
 class Meter:
-    """A meter measures the CPU of some processes by role, and of all others, from when it is made."""
+    """A meter measures the CPU of some processes by role, and of all others, from when
+    it is made.
+    """
 
     def __init__(self, roles: Mapping[int, str]) -> None:
         self._roles = dict(roles)
@@ -157,7 +182,9 @@ class Meter:
     def _now(self) -> tuple[float, float, dict[int, float]]:
         cpu_s = {pid: servers.cpu_s(pid) for pid in {*self._roles, os.getpid()}}
         fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()
-        idle_s = (int(fields[4]) + int(fields[5])) / os.sysconf("SC_CLK_TCK")  # idle and waiting for disks
+        idle_s = (int(fields[4]) + int(fields[5])) / os.sysconf(
+            "SC_CLK_TCK"
+        )  # idle and waiting for disks
         return time.perf_counter(), idle_s, cpu_s
 
     def stop(self) -> tuple[dict[str, float], float]:
@@ -174,7 +201,9 @@ class Meter:
 
 @contextmanager
 def realtime() -> Iterator[bool]:
-    """Run this thread at real-time priority. Yields whether the system allows it. Children do not inherit it."""
+    """Run this thread at real-time priority. Yields whether the system allows it. Children do not
+    inherit it.
+    """
     try:
         os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
     except PermissionError:
@@ -186,7 +215,9 @@ def realtime() -> Iterator[bool]:
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
-def run_round(port: int, requests: list[list[bytes]], records: Records, roles: Mapping[int, str]) -> Round:
+def run_round(
+    port: int, requests: list[list[bytes]], records: Records, roles: Mapping[int, str]
+) -> Round:
     """Run one round. Each list of requests is a user who sends them one after another."""
     gc.collect()
     gc.disable()
@@ -202,8 +233,12 @@ def run_round(port: int, requests: list[list[bytes]], records: Records, roles: M
         num_tokens=sum(_num_tokens(answer, records) for answer in answers),
         num_records=sum(map(len, times_s)),
         seconds=seconds,
-        first_s=tuple(times[0] - answer.start_s for times, answer in zip(times_s, answers, strict=True)),
-        gaps_s=tuple(after - before for times in times_s for before, after in itertools.pairwise(times)),
+        first_s=tuple(
+            times[0] - answer.start_s for times, answer in zip(times_s, answers, strict=True)
+        ),
+        gaps_s=tuple(
+            after - before for times in times_s for before, after in itertools.pairwise(times)
+        ),
         cpu_s=cpu_s,
         foreign=foreign,
     )

@@ -1,10 +1,11 @@
 """The embedded executor's model step against one call of the Hugging Face model, in one run.
 
-Both have the same random weights, float32 (except in columns that say bf16 or int8), a static batch, and a context of
-128 tokens before the first step. The Hugging Face model keeps its DynamicCache. They take turns in short blocks, so
-that both meet the same noise of the machine. The first step of a block is not counted, because it finds the other
-model's data in the processor's cache. Sampling and scheduling are not part of a step. The table has medians and, in
-brackets, minima.
+Both have the same random weights, float32 (except in columns that say bf16 or int8), a static
+batch, and a context of 128 tokens before the first step. The Hugging Face model keeps its
+DynamicCache. They take turns in short blocks, so that both meet the same noise of the machine. The
+first step of a block is not counted, because it finds the other model's data in the processor's
+cache. Sampling and scheduling are not part of a step. The table has medians and, in brackets,
+minima.
 """
 
 import gc
@@ -15,7 +16,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # before torch: threads that spin beside another process cost tenfold
+os.environ.setdefault(
+    "GOMP_SPINCOUNT", "1000"
+)  # before torch: threads that spin beside another process cost tenfold
 
 import torch  # noqa: E402
 from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, LlamaForCausalLM  # noqa: E402
@@ -57,7 +60,9 @@ def measure_shape(shape: str, num_threads: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         make_model(shape, folder)
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-        runners = {name: load(folder, max(BATCHES), **settings) for name, settings in VARIANTS.items()}
+        runners = {
+            name: load(folder, max(BATCHES), **settings) for name, settings in VARIANTS.items()
+        }
         for batch in BATCHES:
             steps = {"Hugging Face": reference_step(model, batch)}
             steps |= {name: own_step(runner, batch) for name, runner in runners.items()}
@@ -78,7 +83,9 @@ def make_model(shape: str, folder: str) -> None:
 
 
 def load(folder: str, num_sequences: int, **settings: Any) -> Runner:
-    """The runner that an engine has with these settings, with room for so many sequences of MAX_LENGTH tokens."""
+    """The runner that an engine has with these settings, with room for so many sequences of
+    MAX_LENGTH tokens.
+    """
     config = EngineConfig(
         max_num_sequences=num_sequences,
         max_sequence_length=MAX_LENGTH,
@@ -93,7 +100,12 @@ def reference_step(model: torch.nn.Module, batch: int) -> Step:
     cache = DynamicCache()
     token = torch.ones(batch, 1, dtype=torch.int64)
     with torch.inference_mode():
-        model(torch.randint(VOCABULARY, (batch, CONTEXT)), past_key_values=cache, use_cache=True, logits_to_keep=1)
+        model(
+            torch.randint(VOCABULARY, (batch, CONTEXT)),
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
 
     def step() -> None:
         with torch.inference_mode():
@@ -112,7 +124,9 @@ def own_step(runner: Runner, batch: int) -> Step:
 
     def step() -> None:
         nonlocal position
-        runner.forward(Plan([Chunk(slot, position, [1], 1, table) for slot, table in enumerate(tables)], []))
+        runner.forward(
+            Plan([Chunk(slot, position, [1], 1, table) for slot, table in enumerate(tables)], [])
+        )
         position += 1
 
     return step
@@ -131,9 +145,12 @@ def take_turns(steps: dict[str, Step]) -> dict[str, list[float]]:
     return times_ms
 
 
-def print_row(shape: str, batch: int, times_ms: dict[str, list[float]], medians: dict[str, float]) -> None:
+def print_row(
+    shape: str, batch: int, times_ms: dict[str, list[float]], medians: dict[str, float]
+) -> None:
     cells = [
-        f"{name}: {median:.2f} ms [{min(times_ms[name]):.2f}] {median / medians['Hugging Face']:.2f}x"
+        f"{name}: {median:.2f} ms [{min(times_ms[name]):.2f}] "
+        f"{median / medians['Hugging Face']:.2f}x"
         for name, median in medians.items()
     ]
     print(f"{shape:>5} batch {batch:>2}   " + "   ".join(cells), flush=True)

@@ -1,7 +1,8 @@
-"""Runs the benchmarks and reports each figure beside its goal: a table for people, then one line of JSON.
+"""Runs the benchmarks and reports each figure beside its goal: a table for people, then one line of
+JSON.
 
-`--write` puts the table into docs/performance.md and its first figures into README.md, between their marks. Absolute
-times hold for this machine; only ratios compare.
+`--write` puts the table into docs/performance.md and its first figures into README.md, between
+their marks. Absolute times hold for this machine; only ratios compare.
 """
 
 import argparse
@@ -31,12 +32,22 @@ PARTS: dict[str, Callable[[], dict[str, float]]] = {
 GOALS: list[Goal] = [
     ("wheel_install_s", "`pip install` of the wheel in a new venv, packages cached, s", "<=", 35),
     ("wheel_mb", "what it adds to the venv, MB", "<=", 330),
-    ("serve_pip_s", "`scripts/serve` in a new checkout to its first answer, with pip, packages cached, s", "<=", 40),
+    (
+        "serve_pip_s",
+        "`scripts/serve` in a new checkout to its first answer, with pip, packages cached, s",
+        "<=",
+        40,
+    ),
     ("serve_uv_s", "same, with uv, s", "<=", 12),
     ("start_s", "`lmi serve demo`, from its exec to 200 at `/ping`, s", "<=", 1.0),
     ("return_s", "from SIGKILL of the engine to the next 200, s", "<=", 0.5),
     ("idle_pss_mb", "all processes of `lmi serve demo`, idle, PSS, MB", "<=", 150),
-    ("frontend_ratio", "front-end CPU a streamed token, 64 streams / bare uvicorn writing ready-made lines", "<=", 1.7),
+    (
+        "frontend_ratio",
+        "front-end CPU a streamed token, 64 streams / bare uvicorn writing ready-made lines",
+        "<=",
+        1.7,
+    ),
     ("frontend_idle_mb", "front-end worker, idle, MB", "<=", 150),
     (
         "gateway_frontend_ratio",
@@ -44,7 +55,12 @@ GOALS: list[Goal] = [
         "<=",
         1.2,
     ),
-    ("gateway_first_ms", "time that the gateway adds to the first token at 64 streams, ms", "<=", 2.0),
+    (
+        "gateway_first_ms",
+        "time that the gateway adds to the first token at 64 streams, ms",
+        "<=",
+        2.0,
+    ),
     ("demo_1", "model step / transformers' model call, demo shape, batch 1", "<=", 1.0),
     ("demo_8", "same, batch 8", "<=", 0.8),
     ("demo_32", "same, batch 32", "<=", 0.65),
@@ -57,18 +73,37 @@ GOALS: list[Goal] = [
     ("rest_ms_1", "a step's time beside the model, batch 1, ms", "<=", 1.0),
     ("rest_ms_8", "same, batch 8, ms", "<=", 1.0),
     ("rest_share_64", "same, batch 64, share of the step", "<=", 0.08),
-    ("sampled_ratio", "tokens/s of 64 streams, temperature 0.8 and top_p 0.95 / greedy, 135M shape", ">=", 0.93),
+    (
+        "sampled_ratio",
+        "tokens/s of 64 streams, temperature 0.8 and top_p 0.95 / greedy, 135M shape",
+        ">=",
+        0.93,
+    ),
     ("guide_cost_16", "a guide's share over a step without one, batch 16, demo model", "<=", 0.05),
-    ("beam_ratio", "time of a beam search of width 4 / of four sampled sequences, demo model", "<=", 1.5),
-    ("concurrency_ratio", "tokens/s of 64 requests at once / one after another, demo model", ">=", 10.0),
+    (
+        "beam_ratio",
+        "time of a beam search of width 4 / of four sampled sequences, demo model",
+        "<=",
+        1.5,
+    ),
+    (
+        "concurrency_ratio",
+        "tokens/s of 64 requests at once / one after another, demo model",
+        ">=",
+        10.0,
+    ),
     ("ping_p99_ms", "`/ping` p99 while 64 streams run, ms", "<=", 50.0),
 ]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser("scripts/bench", description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(
+        "scripts/bench", description=__doc__.splitlines()[0] if __doc__ else None
+    )
     parser.add_argument("parts", nargs="*", help=f"any of {', '.join(PARTS)}; all by default")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/performance.md and README.md")
+    parser.add_argument(
+        "--write", action="store_true", help="put the table into docs/performance.md and README.md"
+    )
     arguments = parser.parse_args()
     if unknown := set(arguments.parts) - set(PARTS):
         parser.error(f"no such part: {', '.join(sorted(unknown))}")

@@ -40,9 +40,13 @@ class Server:
 
 
 def has_title(pid: int, start: str) -> bool:
-    """Whether the command line or the name of a process starts so. The kernel keeps 15 characters of the name."""
+    """Whether the command line or the name of a process starts so. The kernel keeps 15 characters
+    of the name.
+    """
     command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
-    return command.startswith(start) or Path(f"/proc/{pid}/comm").read_text().strip().startswith(start[:15])
+    return command.startswith(start) or Path(f"/proc/{pid}/comm").read_text().strip().startswith(
+        start[:15]
+    )
 
 
 def family(pid: int) -> list[int]:
@@ -71,8 +75,12 @@ def process(
     health: str = "/ping",
     ready_s: float = 120.0,
 ) -> Iterator[Server]:
-    """Run a server until the block ends; it is ready when `health` is 200. A variable that is None is removed."""
-    folder = tempfile.TemporaryDirectory()  # empty, so that the name of a model names no folder in it
+    """Run a server until the block ends; it is ready when `health` is 200. A variable that is None
+    is removed.
+    """
+    folder = (
+        tempfile.TemporaryDirectory()
+    )  # empty, so that the name of a model names no folder in it
     output = tempfile.TemporaryFile()  # read after a failure
     variables = {**os.environ, **(environ or {})}
     began_s = time.monotonic()
@@ -111,7 +119,9 @@ def stop(child: subprocess.Popen[bytes], timeout_s: float = 40.0) -> None:
     child.wait()
 
 
-def wait_ready(port: int, child: subprocess.Popen[bytes], health: str = "/ping", timeout_s: float = 120.0) -> None:
+def wait_ready(
+    port: int, child: subprocess.Popen[bytes], health: str = "/ping", timeout_s: float = 120.0
+) -> None:
     deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s:
         if child.poll() is not None:
@@ -127,7 +137,9 @@ def wait_ready(port: int, child: subprocess.Popen[bytes], health: str = "/ping",
 
 @contextmanager
 def lmi(
-    properties: Mapping[str, object], model: str | None = None, environ: Mapping[str, str | None] | None = None
+    properties: Mapping[str, object],
+    model: str | None = None,
+    environ: Mapping[str, str | None] | None = None,
 ) -> Iterator[Server]:
     """Run `lmi serve` with these settings, on a free port of loopback."""
     port = free_port()

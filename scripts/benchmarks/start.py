@@ -1,7 +1,9 @@
-"""How fast `lmi serve demo` starts, how fast it is back after its engine was killed, and how much memory it takes idle.
+"""How fast `lmi serve demo` starts, how fast it is back after its engine was killed, and how much
+memory it takes idle.
 
-Each time is a median: from the exec of the console script to the first 200 of `/ping`, and from SIGKILL of the engine
-to the next 200. Memory is PSS, which counts a page that several processes share once in all.
+Each time is a median: from the exec of the console script to the first 200 of `/ping`, and from
+SIGKILL of the engine to the next 200. Memory is PSS, which counts a page that several processes
+share once in all.
 """
 
 import os
@@ -28,7 +30,17 @@ def measure() -> dict[str, float]:
     for _ in range(NUM_STARTS):
         port = free_port()
         script = str(Path(sys.executable).with_name("lmi"))
-        command = [script, "serve", "demo", "--host", "127.0.0.1", "--port", str(port), "--log-level", "WARNING"]
+        command = [
+            script,
+            "serve",
+            "demo",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(port),
+            "--log-level",
+            "WARNING",
+        ]
         with process(command, port) as server:
             starts.append(server.start_s)
             time.sleep(SETTLE_S)

@@ -1,4 +1,6 @@
-"""Figures beside their goals as a table, its place on a page, and the page with all figures of a benchmark."""
+"""Figures beside their goals as a table, its place on a page, and the page with all figures of a
+benchmark.
+"""
 
 import os
 import platform
@@ -13,13 +15,17 @@ Goal = tuple[str, str, str, float]  # figure, its description, relation, bound
 
 
 def table(figures: dict[str, float], goals: list[Goal], otherwise: str = "") -> str:
-    """A row for each figure that has a goal. `otherwise` fills the rows of goals without a figure."""
+    """A row for each figure that has a goal. `otherwise` fills the rows of goals
+    without a figure.
+    """
     rows = []
     for name, text, relation, goal in goals:
         sign = "≤" if relation == "<=" else "≥"
         if name in figures:
             is_met = figures[name] <= goal if relation == "<=" else figures[name] >= goal
-            rows.append([text, f"{figures[name]:.2f}", f"{sign} {goal:g}{'' if is_met else ' (missed)'}"])
+            rows.append(
+                [text, f"{figures[name]:.2f}", f"{sign} {goal:g}{'' if is_met else ' (missed)'}"]
+            )
         elif otherwise:
             rows.append([text, otherwise, f"{sign} {goal:g}"])
     return markdown(["figure", "measured", "goal"], rows)
@@ -32,7 +38,9 @@ def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def machine() -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
-    processor = next((line.split(":")[1].strip() for line in lines if "model name" in line), platform.processor())
+    processor = next(
+        (line.split(":")[1].strip() for line in lines if "model name" in line), platform.processor()
+    )
     return f"{processor}, {len(os.sched_getaffinity(0))} cores, Python {platform.python_version()}"
 
 
@@ -44,10 +52,16 @@ def write(text: str, marks: tuple[str, str], page: Path) -> None:
     page.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}")
 
 
-def publish(name: str, summary: str, details: list[str], *, plotted: str, root: Path = ROOT) -> None:
-    """Put the plot and the summary between the marks of this benchmark in PAGE, and the details on a page."""
+def publish(
+    name: str, summary: str, details: list[str], *, plotted: str, root: Path = ROOT
+) -> None:
+    """Put the plot and the summary between the marks of this benchmark in PAGE, and the details on
+    a page.
+    """
     page = FIGURES / f"{name}.md"
-    (root / page).write_text("\n\n".join([f"# Every figure of `scripts/bench {name}`", *details]) + "\n")
+    (root / page).write_text(
+        "\n\n".join([f"# Every figure of `scripts/bench {name}`", *details]) + "\n"
+    )
     picture = f"![{plotted}](../{page.with_suffix('.png')})"
     link = f"Measured on {machine()}: [every figure, and how it was measured](../{page})."
     marks = f"<!-- {name} figures -->", f"<!-- end of {name} figures -->"

@@ -1,6 +1,7 @@
 """The bare vLLM engine in this process, token ids in and out. No server around it can be faster.
 
-Its input is one JSON object with the arguments of `main`. Each line of the output is one round as JSON.
+Its input is one JSON object with the arguments of `main`. Each line of the output is one round as
+JSON.
 """
 
 import dataclasses

@@ -1,7 +1,8 @@
 """The model of the vLLM benchmark: a random Llama of five million parameters, and prompts for it.
 
-It is so small that a benchmark measures the servers around it, not its kernels. Its tokenizer has learned 4096 pieces
-of made-up words, so that every token is text. `scripts/overload` asks for 35 million parameters, whose steps count.
+It is so small that a benchmark measures the servers around it, not its kernels. Its tokenizer has
+learned 4096 pieces of made-up words, so that every token is text. `scripts/overload` asks for 35
+million parameters, whose steps count.
 
     python -m scripts.benchmarks.vllm_model FOLDER [SHAPE]
 """
@@ -29,7 +30,9 @@ def words(num_words: int = 6000) -> list[str]:
 
 
 def prompts(num_prompts: int, seed: str) -> list[str]:
-    """Prompts of random words. A seed always gives the same ones. No two share a start that is worth caching."""
+    """Prompts of random words. A seed always gives the same ones. No two share a start that is
+    worth caching.
+    """
     draw, choice = random.Random(seed), words()
     return [" ".join(draw.choices(choice, k=WORDS_EACH)) for _ in range(num_prompts)]
 
@@ -43,7 +46,9 @@ def make(folder: Path, shape: str = "5M") -> None:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=NUM_PIECES, special_tokens=["<end>"], show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=NUM_PIECES, special_tokens=["<end>"], show_progress=False
+    )
     tokenizer.train_from_iterator((" ".join(words()) for _ in range(2)), trainer)
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>").save_pretrained(folder)
     torch.manual_seed(0)

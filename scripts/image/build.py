@@ -1,8 +1,10 @@
-"""`docker build` with the settings that this machine needs to reach its package index, and that no layer may keep.
+"""`docker build` with the settings that this machine needs to reach its package index, and that no
+layer may keep.
 
-The settings of the host's pip (its files and PIP_ variables) go into the build as one pip.conf, and the certificates
-that the host trusts as another file. Both are build secrets. Folders of packages that the host's pip looks into are
-served on the loopback while the build runs. On a host without any of these the build is a plain `docker build`.
+The settings of the host's pip (its files and PIP_ variables) go into the build as one pip.conf, and
+the certificates that the host trusts as another file. Both are build secrets. Folders of packages
+that the host's pip looks into are served on the loopback while the build runs. On a host without
+any of these the build is a plain `docker build`.
 """
 
 import ast
@@ -25,7 +27,9 @@ from urllib.request import url2pathname
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGETS = ("cpu", "torch", "vllm", "trtllm")
-BASES = {"trtllm": "nvcr.io/nvidia/tensorrt-llm/release:1.2.1"}  # of the others: as the Dockerfile says
+BASES = {
+    "trtllm": "nvcr.io/nvidia/tensorrt-llm/release:1.2.1"
+}  # of the others: as the Dockerfile says
 MARK = "lmi-build-secret"  # a comment in each secret, by which a check finds one in the image
 CA_VARIABLES = ("PIP_CERT", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE")
 SYSTEM_CA_BUNDLE = "/etc/ssl/certs/ca-certificates.crt"
@@ -47,7 +51,9 @@ class Docker:
 
     def run(self, *words: str, **options) -> subprocess.CompletedProcess:
         """Run one command of the client, and keep its output as text."""
-        return subprocess.run(self.command(*words), **{"capture_output": True, "text": True} | options)
+        return subprocess.run(
+            self.command(*words), **{"capture_output": True, "text": True} | options
+        )
 
     def ask(self, *words: str) -> str:
         """The output of a command, which must succeed."""
@@ -69,18 +75,29 @@ def build(docker: Docker, tag: str, target: str, base: str | None = None) -> int
 
 
 def shown(tag: str, target: str, base: str | None = None) -> str:
-    """The command of `build`, for a shell. Secrets, and whatever may hold a password, are only names in it."""
+    """The command of `build`, for a shell. Secrets, and whatever may hold a password, are only
+    names in it.
+    """
     settings = pip_settings()
     names = secret_names(settings)
-    words = _words(tag, target, base, [f"id={name},src={name}" for name in names], _has_loopback(settings))
+    words = _words(
+        tag, target, base, [f"id={name},src={name}" for name in names], _has_loopback(settings)
+    )
     index = 'TORCH_INDEX_URL="$LMI_TORCH_INDEX_URL" ' if _names_torch_index(target) else ""
     command = f"DOCKER_BUILDKIT=1 {index}{shlex.join(['docker', *words])}"
-    origin = "# The secrets are files that scripts/build-image writes from the settings of this host's pip."
+    origin = (
+        "# The secrets are files that scripts/build-image writes from the settings of this "
+        "host's pip."
+    )
     return f"{origin}\n{command}" if names else command
 
 
-def _words(tag: str, target: str, base: str | None, secrets: Iterable[str], is_host_network: bool) -> list[str]:
-    """The words after `docker`. An argument without a value has that of the variable of its name."""
+def _words(
+    tag: str, target: str, base: str | None, secrets: Iterable[str], is_host_network: bool
+) -> list[str]:
+    """The words after `docker`. An argument without a value has that of the variable of
+    its name.
+    """
     base = base or BASES.get(target)
     arguments = [f"BASE_IMAGE={base}"] if base else []
     arguments += [name for name in PROXY_VARIABLES if name in os.environ]
@@ -100,7 +117,9 @@ def _names_torch_index(target: str) -> bool:
 
 @contextmanager
 def build_secrets() -> Iterator[tuple[dict[str, Path], bool]]:
-    """Yield the file of each secret by name, and whether one of them names the loopback of this machine."""
+    """Yield the file of each secret by name, and whether one of them names the loopback of this
+    machine.
+    """
     settings = pip_settings()
     names = secret_names(settings)
     with ExitStack() as stack:
@@ -117,7 +136,9 @@ def build_secrets() -> Iterator[tuple[dict[str, Path], bool]]:
 def secret_names(settings: dict[str, str]) -> list[str]:
     """The secrets that a build gets from these settings of pip."""
     has_bundle = ca_bundle(settings) is not None
-    has_settings = any(key in settings for key in KEPT) or any(_places(settings, key) for key in LISTS)
+    has_settings = any(key in settings for key in KEPT) or any(
+        _places(settings, key) for key in LISTS
+    )
     return ["ca_bundle", "pip_conf"] if has_bundle else ["pip_conf"] if has_settings else []
 
 
@@ -125,7 +146,10 @@ def _pip_lines(settings: dict[str, str], stack: ExitStack) -> list[str]:
     """The settings for the build, with its folders served until the stack closes."""
     lines = [f"{key} = {settings[key]}" for key in KEPT if key in settings]
     for key in LISTS:
-        urls = [stack.enter_context(_served(place)) if _local(place) else place for place in _places(settings, key)]
+        urls = [
+            stack.enter_context(_served(place)) if _local(place) else place
+            for place in _places(settings, key)
+        ]
         lines += [f"{key} = {' '.join(urls)}"] if urls else []
     return lines + ["cert = /run/secrets/ca_bundle"] if ca_bundle(settings) else lines
 
@@ -143,7 +167,9 @@ def _places(settings: dict[str, str], key: str) -> list[str]:
 def pip_settings() -> dict[str, str]:
     """The host's settings of pip by key. Its environment overrides its files."""
     done = subprocess.run(
-        [shutil.which("python3") or sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True
+        [shutil.which("python3") or sys.executable, "-m", "pip", "config", "list"],
+        capture_output=True,
+        text=True,
     )
     found: dict[str, dict[str, str]] = {"global": {}, "install": {}, ":env:": {}}
     for line in done.stdout.splitlines():
@@ -192,5 +218,7 @@ def _version() -> str:
 def _revision() -> str:
     if shutil.which("git") is None:
         return "unknown"
-    done = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True)
+    done = subprocess.run(
+        ["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True
+    )
     return done.stdout.strip() or "unknown"

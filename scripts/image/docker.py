@@ -1,7 +1,8 @@
 """A Docker daemon and a base image for a machine that has neither, without a registry of images.
 
-The daemon is Debian's. It has its own socket and data, no bridge and no firewall rules, so it does not affect the host,
-and its containers use the host's network. debootstrap makes the base from the mirror in the machine's apt sources.
+The daemon is Debian's. It has its own socket and data, no bridge and no firewall rules, so it does
+not affect the host, and its containers use the host's network. debootstrap makes the base from the
+mirror in the machine's apt sources.
 """
 
 import os
@@ -33,7 +34,12 @@ def own_docker(work: Path) -> Iterator[Docker]:
     """Run a daemon in the folder `work` until the block ends."""
     _install_packages()
     docker = Docker(CLIENT, f"unix://{work}/docker.sock", is_own=True)
-    command = ["dockerd", f"--host={docker.host}", f"--data-root={work}/data", f"--exec-root={work}/exec"]
+    command = [
+        "dockerd",
+        f"--host={docker.host}",
+        f"--data-root={work}/data",
+        f"--exec-root={work}/exec",
+    ]
     command += [f"--pidfile={work}/docker.pid", "--bridge=none", "--iptables=false"]
     with (work / "docker.log").open("ab") as log:
         daemon = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
@@ -51,14 +57,23 @@ def own_docker(work: Path) -> Iterator[Docker]:
 
 
 def own_base(docker: Docker, work: Path) -> str:
-    """The name of an image with only the machine's Debian and Python. It is made once for each daemon."""
+    """The name of an image with only the machine's Debian and Python. It is made once for each
+    daemon.
+    """
     if docker.run("image", "inspect", BASE).returncode == 0:
         return BASE
     codename, mirror = _release()
     print(f"base image: Debian {codename} by debootstrap", flush=True)
     root = work / "base"
     shutil.rmtree(root, ignore_errors=True)
-    command = ["debootstrap", "--variant=minbase", f"--include={BASE_PACKAGES}", codename, str(root), mirror]
+    command = [
+        "debootstrap",
+        "--variant=minbase",
+        f"--include={BASE_PACKAGES}",
+        codename,
+        str(root),
+        mirror,
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{' '.join(command)}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
@@ -72,7 +87,9 @@ def own_base(docker: Docker, work: Path) -> str:
         ".",
     ]
     with subprocess.Popen(pack, stdout=subprocess.PIPE) as tar:
-        docker.run("import", "--change", f"ENV PATH={PATH}", "-", BASE, stdin=tar.stdout, check=True)
+        docker.run(
+            "import", "--change", f"ENV PATH={PATH}", "-", BASE, stdin=tar.stdout, check=True
+        )
     shutil.rmtree(root)
     return BASE
 
@@ -84,7 +101,9 @@ def _install_packages() -> None:
     print(f"apt-get install {' '.join(missing)}", flush=True)
     environ = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
     for words in (["update"], ["install", "--yes", "--no-install-recommends", *missing]):
-        done = subprocess.run(["apt-get", "--quiet", *words], env=environ, capture_output=True, text=True)
+        done = subprocess.run(
+            ["apt-get", "--quiet", *words], env=environ, capture_output=True, text=True
+        )
         if done.returncode:
             sys.exit(f"apt-get {' '.join(words)}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
 
@@ -100,14 +119,24 @@ def _wait_until_it_answers(docker: Docker, daemon: subprocess.Popen, log: Path) 
 def _release() -> tuple[str, str]:
     """The codename of this Debian, and apt's mirror of it."""
     lines = Path("/etc/os-release").read_text().splitlines()
-    codename = next(line.partition("=")[2].strip('"') for line in lines if line.startswith("VERSION_CODENAME="))
+    codename = next(
+        line.partition("=")[2].strip('"') for line in lines if line.startswith("VERSION_CODENAME=")
+    )
     targets = subprocess.run(
-        ["apt-get", "indextargets", "--format", "$(CODENAME) $(COMPONENT) $(SITE)", "Created-By: Packages"],
+        [
+            "apt-get",
+            "indextargets",
+            "--format",
+            "$(CODENAME) $(COMPONENT) $(SITE)",
+            "Created-By: Packages",
+        ],
         capture_output=True,
         text=True,
         check=True,
     ).stdout.splitlines()
-    mirror = next((line.split()[2] for line in targets if line.startswith(f"{codename} main ")), None)
+    mirror = next(
+        (line.split()[2] for line in targets if line.startswith(f"{codename} main ")), None
+    )
     return codename, mirror or sys.exit(f"apt knows no mirror of {codename}")
 
 

@@ -1,4 +1,5 @@
-"""A model hub and an S3 with one model each, on the loopback, for a container that fetches its model.
+"""A model hub and an S3 with one model each, on the loopback, for a container that fetches its
+model.
 
 Both answer what their clients ask to list and read files, with Range, and nothing else.
 """
@@ -14,13 +15,18 @@ from threading import Thread
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
-MODEL, BUCKET = "lmi/demo", "models"  # the hub's name of the model; the bucket, in which it has the prefix demo/
+MODEL, BUCKET = (
+    "lmi/demo",
+    "models",
+)  # the hub's name of the model; the bucket, in which it has the prefix demo/
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 @contextmanager
 def model_sources(folder: Path) -> Iterator[str]:
-    """Serve the files of a folder as a hub's repository and as objects of S3. Yield the URL of both."""
+    """Serve the files of a folder as a hub's repository and as objects of S3. Yield the URL of
+    both.
+    """
     files = {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
     handler = type("Handler", (_Handler,), {"files": files})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
@@ -39,13 +45,23 @@ class _Handler(BaseHTTPRequestHandler):
         parts = urlsplit(self.path)
         path, query = unquote(parts.path), parse_qs(parts.query)
         if re.fullmatch(rf"/api/models/{MODEL}(/revision/[^/]+)?", path):
-            self._send_json({"id": MODEL, "sha": COMMIT, "siblings": [{"rfilename": name} for name in self.files]})
+            self._send_json(
+                {
+                    "id": MODEL,
+                    "sha": COMMIT,
+                    "siblings": [{"rfilename": name} for name in self.files],
+                }
+            )
         elif path.startswith(f"/api/models/{MODEL}/tree/"):
             self._send_json([_tree_entry(name, data) for name, data in self.files.items()])
         elif match := re.fullmatch(rf"/{MODEL}/resolve/[^/]+/([^/]+)", path):
             self._send_file(match[1])
         elif path.rstrip("/") == f"/{BUCKET}" and "list-type" in query:
-            self._send(200, _listing(self.files, query.get("prefix", [""])[0]), {"Content-Type": "application/xml"})
+            self._send(
+                200,
+                _listing(self.files, query.get("prefix", [""])[0]),
+                {"Content-Type": "application/xml"},
+            )
         elif match := re.fullmatch(rf"/{BUCKET}/demo/([^/]+)", path):
             self._send_file(match[1])
         else:
@@ -64,7 +80,11 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(200, data, headers)
             return
         first, last = int(wanted[1]), min(int(wanted[2] or len(data)), len(data) - 1)
-        self._send(206, data[first : last + 1], headers | {"Content-Range": f"bytes {first}-{last}/{len(data)}"})
+        self._send(
+            206,
+            data[first : last + 1],
+            headers | {"Content-Range": f"bytes {first}-{last}/{len(data)}"},
+        )
 
     def _send_json(self, value: object) -> None:
         self._send(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
@@ -91,7 +111,9 @@ def _tree_entry(name: str, data: bytes) -> dict:
 
 
 def _listing(files: dict[str, bytes], prefix: str) -> bytes:
-    found = {f"demo/{name}": data for name, data in files.items() if f"demo/{name}".startswith(prefix)}
+    found = {
+        f"demo/{name}": data for name, data in files.items() if f"demo/{name}".startswith(prefix)
+    }
     entries = "".join(
         f"<Contents><Key>{escape(key)}</Key><Size>{len(data)}</Size><ETag>&quot;{_digest(data)}&quot;</ETag>"
         "<LastModified>2026-01-01T00:00:00.000Z</LastModified><StorageClass>STANDARD</StorageClass></Contents>"

@@ -1,6 +1,8 @@
-"""`scripts/sagemaker WORD NAME [flags]`. Every call is checked against AWS's own model before the first one is sent.
+"""`scripts/sagemaker WORD NAME [flags]`. Every call is checked against AWS's own model before the
+first one is sent.
 
-Exit codes: 0 done, 1 AWS or the container refused or failed, 2 flags that cannot be carried out, 130 interrupted.
+Exit codes: 0 done, 1 AWS or the container refused or failed, 2 flags that cannot be carried out,
+130 interrupted.
 """
 
 import os
@@ -40,8 +42,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def check(steps: Iterable[Step]) -> None:
     """Refuse a call that breaks AWS's rules for it. What AWS may allow by now is a warning."""
-    calls = [step.call if isinstance(step, Wait) else step for step in steps if not isinstance(step, Command)]
-    found = [each for call in calls for each in faults(call.service, call.operation, call.parameters)]
+    calls = [
+        step.call if isinstance(step, Wait) else step
+        for step in steps
+        if not isinstance(step, Command)
+    ]
+    found = [
+        each for call in calls for each in faults(call.service, call.operation, call.parameters)
+    ]
     for text in dict.fromkeys(each.text for each in found if not each.is_certain):
         print(f"scripts/sagemaker: warning: {text}", file=sys.stderr)
     certain = [each.text for each in found if each.is_certain]

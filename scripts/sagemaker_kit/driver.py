@@ -55,7 +55,9 @@ def line(step: Step) -> str:
 class Account:
     """Performs steps for real, with the credentials and the region that boto3 finds."""
 
-    def __init__(self, region: str | None, runtime_url: str | None = None, poll_s: float = 15.0) -> None:
+    def __init__(
+        self, region: str | None, runtime_url: str | None = None, poll_s: float = 15.0
+    ) -> None:
         self._region, self._runtime_url, self._poll_s = region, runtime_url, poll_s
         self._session = boto3.session.Session()
         self._clients: dict[str, BaseClient] = {}
@@ -70,7 +72,9 @@ class Account:
             client = self._client(call.service, call.region or self._region)
             return getattr(client, xform_name(call.operation))(**call.parameters)
         except ClientError as error:
-            said = f"{error.response['Error'].get('Code')}: {error.response['Error'].get('Message')}"
+            said = (
+                f"{error.response['Error'].get('Code')}: {error.response['Error'].get('Message')}"
+            )
             if call.tolerated and re.match(call.tolerated, said):
                 return None
             raise Failed(f"{call.operation}: {said}{_cause(error)}") from error
@@ -78,14 +82,20 @@ class Account:
             raise Failed(f"{call.operation}: {error}") from error
 
     def _wait(self, wait: Wait) -> Any:
-        """Repeat the call until its status is final, and print each new status. None: it is tolerated to be gone."""
+        """Repeat the call until its status is final, and print each new status. None: it is
+        tolerated to be gone.
+        """
         shown, started_s = None, time.monotonic()
         while True:
             answer = self._call(wait.call)
             status = answer and answer[wait.status]
             if status != shown:
                 name = next(iter(wait.call.parameters.values()))
-                print(f"{time.monotonic() - started_s:5.0f} s  {name}: {status or 'gone'}", file=sys.stderr, flush=True)
+                print(
+                    f"{time.monotonic() - started_s:5.0f} s  {name}: {status or 'gone'}",
+                    file=sys.stderr,
+                    flush=True,
+                )
                 shown = status
             if status not in wait.pending:
                 return answer
@@ -106,14 +116,18 @@ class Account:
         return self._clients[service]
 
     def _runtime(self, service: str, region_name: str | None) -> BaseClient:
-        """At an address of the user's, such as a gateway's, neither a region nor credentials are needed."""
+        """At an address of the user's, such as a gateway's, neither a region nor credentials are
+        needed.
+        """
         settings, region = dict(RUNTIME_SETTINGS), region_name or self._session.region_name
         if self._runtime_url:
             region = region or "local"
             if self._session.get_credentials() is None:
                 settings["signature_version"] = UNSIGNED
         config = Config(**settings)
-        return self._session.client(service, region_name=region, endpoint_url=self._runtime_url, config=config)
+        return self._session.client(
+            service, region_name=region, endpoint_url=self._runtime_url, config=config
+        )
 
 
 def _cause(error: ClientError) -> str:

@@ -1,4 +1,6 @@
-"""A SageMaker model: the image, where its weights are, and its environment within SageMaker's limits."""
+"""A SageMaker model: the image, where its weights are, and its environment within SageMaker's
+limits.
+"""
 
 import re
 from argparse import Namespace
@@ -13,7 +15,9 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 def create(given: Namespace, several: str | None = None, is_async: bool = False) -> Call:
-    """The call that creates the model. `several` is the prefix of all models of a multi-model endpoint."""
+    """The call that creates the model. `several` is the prefix of all models of a multi-model
+    endpoint.
+    """
     if not given.role:
         raise Refused("--image needs --role, the role that SageMaker takes on")
     container: dict[str, Any] = {"Image": given.image, "Mode": "SingleModel"}
@@ -25,19 +29,30 @@ def create(given: Namespace, several: str | None = None, is_async: bool = False)
     elif given.model:
         _name_hub_id(given, variables)
     if is_async:
-        variables.setdefault("SERVING_BUFFER_STREAMS", "true")  # async endpoints refuse answers without a length
+        variables.setdefault(
+            "SERVING_BUFFER_STREAMS", "true"
+        )  # async endpoints refuse answers without a length
     _check_environment(variables)
     if variables:
         container["Environment"] = variables
     isolation = {"EnableNetworkIsolation": True} if given.network_isolation else {}
-    parameters = {"ModelName": given.name, "PrimaryContainer": container, "ExecutionRoleArn": given.role}
+    parameters = {
+        "ModelName": given.name,
+        "PrimaryContainer": container,
+        "ExecutionRoleArn": given.role,
+    }
     return Call("sagemaker", "CreateModel", parameters | isolation)
 
 
 def instance_type(given: Namespace) -> str:
-    """The type of the instances. Raises Refused for one of EC2, which AWS would refuse only after the model is made."""
+    """The type of the instances. Raises Refused for one of EC2, which AWS would refuse only after
+    the model is made.
+    """
     if not given.instance_type.startswith("ml."):
-        raise Refused(f"--instance-type takes SageMaker's types, such as ml.g6.xlarge, given {given.instance_type}")
+        raise Refused(
+            f"--instance-type takes SageMaker's types, such as ml.g6.xlarge, given "
+            f"{given.instance_type}"
+        )
     return str(given.instance_type)
 
 
@@ -50,7 +65,9 @@ def _several(given: Namespace, prefix: str) -> dict[str, str]:
 
 
 def _in_s3(source: str) -> dict[str, str]:
-    """SageMaker copies a prefix as it is and unpacks a tar.gz. The container finds the files in /opt/ml/model."""
+    """SageMaker copies a prefix as it is and unpacks a tar.gz. The container finds the files in
+    /opt/ml/model.
+    """
     if not source.startswith("s3://"):
         raise Refused(f"--model takes s3://… or the id of a model on the hub, given {source}")
     if source.endswith((".tar.gz", ".tgz")):
@@ -64,13 +81,20 @@ def _name_hub_id(given: Namespace, variables: dict[str, str]) -> None:
     if not HUB_ID.fullmatch(given.model):
         raise Refused(f"--model takes s3://… or the id of a model on the hub, given {given.model}")
     if given.network_isolation:
-        raise Refused(f"--network-isolation leaves no way to the hub: copy {given.model} to S3 and name it there")
+        raise Refused(
+            f"--network-isolation leaves no way to the hub: copy {given.model} to S3 and name it "
+            f"there"
+        )
     if variables.setdefault("HF_MODEL_ID", given.model) != given.model:
-        raise Refused(f"--model is {given.model}, and --env gives HF_MODEL_ID={variables['HF_MODEL_ID']}")
+        raise Refused(
+            f"--model is {given.model}, and --env gives HF_MODEL_ID={variables['HF_MODEL_ID']}"
+        )
 
 
 def _environment(pairs: Iterable[str]) -> dict[str, str]:
-    """Return the entries of `--env KEY=VALUE`. A key that is given twice with two values is refused."""
+    """Return the entries of `--env KEY=VALUE`. A key that is given twice with two values is
+    refused.
+    """
     entries: dict[str, str] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
@@ -87,14 +111,20 @@ def _check_environment(entries: Mapping[str, str]) -> None:
         for what, text in (("name", key), ("value", value)):
             if _size(text) > MAX_ENTRY_BYTES:
                 named = key if len(key) <= 64 else f"{key[:64]}…"
-                raise Refused(f"the {what} of {named} has {_size(text)} bytes, at most {MAX_ENTRY_BYTES}: {ADVICE}")
+                raise Refused(
+                    f"the {what} of {named} has {_size(text)} bytes, at most {MAX_ENTRY_BYTES}: "
+                    f"{ADVICE}"
+                )
     if len(entries) > MAX_ENTRIES:
         last = list(entries)[-1]
         raise Refused(f"{last} is one of {len(entries)} variables, at most {MAX_ENTRIES}: {ADVICE}")
     total = sum(_size(key) + _size(value) for key, value in entries.items())
     if total > MAX_BYTES:
         largest = max(entries, key=lambda key: _size(entries[key]))
-        raise Refused(f"the variables have {total} bytes, at most {MAX_BYTES}; {largest} is the largest: {ADVICE}")
+        raise Refused(
+            f"the variables have {total} bytes, at most {MAX_BYTES}; {largest} is the largest: "
+            f"{ADVICE}"
+        )
 
 
 def _size(text: str) -> int:

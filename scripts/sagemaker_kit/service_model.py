@@ -1,6 +1,8 @@
-"""Compares the parameters of a call with the service model that botocore ships, before anything is sent.
+"""Compares the parameters of a call with the service model that botocore ships, before anything is
+sent.
 
-botocore itself checks names, types and minima. Its models also hold patterns, maxima and lists of allowed values.
+botocore itself checks names, types and minima. Its models also hold patterns, maxima and lists of
+allowed values.
 """
 
 import re
@@ -65,4 +67,6 @@ def _check(shape: Shape, value: Any, path: str) -> Iterator[Fault]:
     if "pattern" in rules and not re.fullmatch(spelled(rules["pattern"]), value):
         yield Fault(f"{path} is {value!r}, its pattern is {rules['pattern']}")
     if "enum" in rules and value not in rules["enum"]:
-        yield Fault(f"{path} is {value!r}, which botocore {__version__} does not know", is_certain=False)
+        yield Fault(
+            f"{path} is {value!r}, which botocore {__version__} does not know", is_certain=False
+        )

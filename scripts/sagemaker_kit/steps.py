@@ -1,7 +1,7 @@
 """What a plan consists of, and the errors that end one.
 
-A plan is a generator of steps. Whoever carries it out sends the answer of each step back into it, so a plan knows
-neither boto3 nor a clock. In a dry run every answer is an empty object.
+A plan is a generator of steps. Whoever carries it out sends the answer of each step back into it,
+so a plan knows neither boto3 nor a clock. In a dry run every answer is an empty object.
 """
 
 from collections.abc import Generator, Iterable
@@ -16,7 +16,9 @@ class Call:
     service: str
     operation: str
     parameters: dict[str, Any]
-    tolerated: str = ""  # a pattern of "CODE: message"; the answer to an error that it matches is None
+    tolerated: str = (
+        ""  # a pattern of "CODE: message"; the answer to an error that it matches is None
+    )
     region: str | None = None  # if it must be another than the user's
 
 

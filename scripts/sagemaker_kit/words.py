@@ -1,4 +1,6 @@
-"""The words of `scripts/sagemaker` and their flags. Nothing here needs a package, so help is there before any is."""
+"""The words of `scripts/sagemaker` and their flags. Nothing here needs a package, so help is there
+before any is.
+"""
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
@@ -8,41 +10,84 @@ from scripts.sagemaker_kit.steps import Plan
 
 
 def parse(arguments: Sequence[str] | None = None) -> tuple[Callable[[Namespace], Plan], Namespace]:
-    """Return the plan of the word and its flags. A usage error ends the process with exit code 2."""
-    parser = ArgumentParser(prog="scripts/sagemaker", description="Deploy the image to SageMaker and use it.")
+    """Return the plan of the word and its flags. A usage error ends the process with
+    exit code 2.
+    """
+    parser = ArgumentParser(
+        prog="scripts/sagemaker", description="Deploy the image to SageMaker and use it."
+    )
     words = parser.add_subparsers(metavar="WORD", required=True)
     for name, (plan, help, add_flags) in WORDS.items():
-        word = words.add_parser(name, help=help, description=f"{help[0].upper()}{help[1:]}.", allow_abbrev=False)
+        word = words.add_parser(
+            name, help=help, description=f"{help[0].upper()}{help[1:]}.", allow_abbrev=False
+        )
         word.set_defaults(plan=plan)
-        word.add_argument("name", metavar="NAME", help="the image's tag" if name == "push" else "the endpoint's name")
+        word.add_argument(
+            "name",
+            metavar="NAME",
+            help="the image's tag" if name == "push" else "the endpoint's name",
+        )
         add_flags(word)
         word.add_argument("--region", help="AWS region (default: as boto3 finds it)")
-        word.add_argument("--dry-run", action="store_true", help="send nothing, print each call as a line of JSON")
-        word.add_argument("--poll", type=float, default=15.0, metavar="S", help="seconds between two looks at a status")
+        word.add_argument(
+            "--dry-run", action="store_true", help="send nothing, print each call as a line of JSON"
+        )
+        word.add_argument(
+            "--poll",
+            type=float,
+            default=15.0,
+            metavar="S",
+            help="seconds between two looks at a status",
+        )
     given = parser.parse_args(arguments)
     return given.plan, given
 
 
 def _push(word: ArgumentParser) -> None:
     word.add_argument("--image", default="lmi", help="the image on this machine (default: lmi)")
-    word.add_argument("--repository", required=True, metavar="URI", help="ACCOUNT.dkr.ecr.REGION.amazonaws.com/NAME")
+    word.add_argument(
+        "--repository",
+        required=True,
+        metavar="URI",
+        help="ACCOUNT.dkr.ecr.REGION.amazonaws.com/NAME",
+    )
 
 
 def _deploy(word: ArgumentParser) -> None:
     _model(word, is_required=True)
-    word.add_argument("--multi-model", metavar="S3", help="prefix of all models' archives, for a multi-model endpoint")
-    word.add_argument("--async", dest="async_output", metavar="S3", help="where answers go, for an async endpoint")
-    word.add_argument("--startup-timeout", type=int, default=1800, metavar="S", help="until /ping is 200 (1800)")
-    word.add_argument("--download-timeout", type=int, default=1800, metavar="S", help="for the model's files (1800)")
+    word.add_argument(
+        "--multi-model",
+        metavar="S3",
+        help="prefix of all models' archives, for a multi-model endpoint",
+    )
+    word.add_argument(
+        "--async", dest="async_output", metavar="S3", help="where answers go, for an async endpoint"
+    )
+    word.add_argument(
+        "--startup-timeout", type=int, default=1800, metavar="S", help="until /ping is 200 (1800)"
+    )
+    word.add_argument(
+        "--download-timeout",
+        type=int,
+        default=1800,
+        metavar="S",
+        help="for the model's files (1800)",
+    )
     word.add_argument("--component", help="a base inference component of this name, for adapters")
-    word.add_argument("--memory-mb", type=int, metavar="MB", help="memory of each copy of the component")
+    word.add_argument(
+        "--memory-mb", type=int, metavar="MB", help="memory of each copy of the component"
+    )
     word.add_argument("--gpus", type=int, metavar="N", help="GPUs of each copy of the component")
 
 
 def _adapter(word: ArgumentParser) -> None:
-    word.add_argument("--component", required=True, help="the adapter's name, by which requests ask for it")
+    word.add_argument(
+        "--component", required=True, help="the adapter's name, by which requests ask for it"
+    )
     word.add_argument("--base", required=True, help="the base component, as in deploy --component")
-    word.add_argument("--artifact", required=True, metavar="S3", help="the adapter's files as s3://….tar.gz")
+    word.add_argument(
+        "--artifact", required=True, metavar="S3", help="the adapter's files as s3://….tar.gz"
+    )
 
 
 def _transform(word: ArgumentParser) -> None:
@@ -53,31 +98,57 @@ def _transform(word: ArgumentParser) -> None:
 
 def _model(word: ArgumentParser, is_required: bool) -> None:
     word.add_argument("--image", required=is_required, metavar="URI", help="the image in ECR")
-    word.add_argument("--role", required=is_required, metavar="ARN", help="the role that SageMaker takes on")
+    word.add_argument(
+        "--role", required=is_required, metavar="ARN", help="the role that SageMaker takes on"
+    )
     word.add_argument("--instance-type", required=True, metavar="T", help="such as ml.g6.xlarge")
     word.add_argument("--count", type=int, default=1, help="instances (1)")
-    word.add_argument("--model", help="s3://… or the id of a model on the hub (default: the built-in demo)")
-    word.add_argument("--env", action="append", default=[], metavar="K=V", help="a variable of the container; repeated")
-    word.add_argument("--network-isolation", action="store_true", help="no network for the container")
+    word.add_argument(
+        "--model", help="s3://… or the id of a model on the hub (default: the built-in demo)"
+    )
+    word.add_argument(
+        "--env",
+        action="append",
+        default=[],
+        metavar="K=V",
+        help="a variable of the container; repeated",
+    )
+    word.add_argument(
+        "--network-isolation", action="store_true", help="no network for the container"
+    )
 
 
 def _invoke(word: ArgumentParser) -> None:
-    word.add_argument("--body", required=True, metavar="FILE", help="the request; with --async also s3://…")
+    word.add_argument(
+        "--body", required=True, metavar="FILE", help="the request; with --async also s3://…"
+    )
     word.add_argument("--content-type", default="application/json", metavar="TYPE")
     word.add_argument("--stream", action="store_true", help="print the answer as it is generated")
-    word.add_argument("--async", dest="is_async", action="store_true", help="print where the answer will be")
+    word.add_argument(
+        "--async", dest="is_async", action="store_true", help="print where the answer will be"
+    )
     word.add_argument("--target-model", metavar="FILE", help="a model of a multi-model endpoint")
     word.add_argument("--component", help="an inference component, such as an adapter")
-    word.add_argument("--endpoint-url", metavar="URL", help="in place of AWS, such as lmi gateway's")
+    word.add_argument(
+        "--endpoint-url", metavar="URL", help="in place of AWS, such as lmi gateway's"
+    )
 
 
 WORDS: dict[str, tuple[Callable[[Namespace], Plan], str, Callable[[ArgumentParser], None]]] = {
     "push": (plans.push, "bring an image into ECR", _push),
     "deploy": (plans.deploy, "create a model and an endpoint, and wait until it serves", _deploy),
     "adapter": (plans.adapter, "load a LoRA adapter as an inference component", _adapter),
-    "transform": (plans.transform, "run a batch transform job over files of JSON lines", _transform),
+    "transform": (
+        plans.transform,
+        "run a batch transform job over files of JSON lines",
+        _transform,
+    ),
     "invoke": (plans.invoke, "send one request and print the answer", _invoke),
-    "teardown": (plans.teardown, "delete the endpoint and all that it consists of", lambda word: None),
+    "teardown": (
+        plans.teardown,
+        "delete the endpoint and all that it consists of",
+        lambda word: None,
+    ),
 }
 
 

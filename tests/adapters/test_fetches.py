@@ -34,14 +34,18 @@ class FrontEnd:
         self.block = Block.create(folder / "state", 0, 1)
 
     def fetch(self, answer: Callable[[Path], object], timeout_s: float = 30.0) -> Path:
-        """The result of a fetch. `answer` does what the supervisor does in the folder of the request."""
+        """The result of a fetch. `answer` does what the supervisor does in the folder of the
+        request.
+        """
         return asyncio.run(self._fetch(answer, timeout_s))
 
     async def _fetch(self, answer: Callable[[Path], object], timeout_s: float) -> Path:
         fetching = asyncio.create_task(fetch(WANTED, timeout_s, self.folder, self.block))
         await asyncio.sleep(0)
         [folder] = self.folder.iterdir()
-        assert read(folder / REQUEST, FetchRequest) == FetchRequest(sources=(WANTED,), writer=os.getpid())
+        assert read(folder / REQUEST, FetchRequest) == FetchRequest(
+            sources=(WANTED,), writer=os.getpid()
+        )
         answer(folder)
         return await _without_request(fetching, folder)
 
@@ -59,7 +63,9 @@ def front_end(tmp_path: Path) -> FrontEnd:
 
 
 def test_a_fetched_source_is_a_folder(front_end: FrontEnd) -> None:
-    assert front_end.fetch(lambda folder: write(folder / RESULT, {"writers/fox": "/cache/fox"})) == Path("/cache/fox")
+    assert front_end.fetch(
+        lambda folder: write(folder / RESULT, {"writers/fox": "/cache/fox"})
+    ) == Path("/cache/fox")
 
 
 @pytest.mark.parametrize(
@@ -71,7 +77,9 @@ def test_a_fetched_source_is_a_folder(front_end: FrontEnd) -> None:
         (SourceUnreachable, Unavailable),
     ],
 )
-def test_a_failure_is_an_error_with_its_line(front_end: FrontEnd, said: type[LmiError], kind: type[LmiError]) -> None:
+def test_a_failure_is_an_error_with_its_line(
+    front_end: FrontEnd, said: type[LmiError], kind: type[LmiError]
+) -> None:
     failure = said("writers/fox: the line").info
     with pytest.raises(kind, match="^src writers/fox: the line$") as caught:
         front_end.fetch(lambda folder: write(folder / FAILURE, failure))

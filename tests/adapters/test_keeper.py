@@ -21,7 +21,9 @@ def test_an_adapter_whose_entry_cannot_be_read_for_a_moment_stays_loaded(tmp_pat
         folder = Folder(tmp_path / "adapters", Adapter)
         entry = Adapter(name="formal", path="/formal", state=State.READY)
         assert folder.add(entry)
-        keeper = AdapterKeeper(executor, folder, Dispatcher(executor, Block.create(tmp_path / "b", 1, 1).engines[0]))
+        keeper = AdapterKeeper(
+            executor, folder, Dispatcher(executor, Block.create(tmp_path / "b", 1, 1).engines[0])
+        )
         await keeper.follow()
         loaded = {"formal": AdapterOutcome(entry.stamp)}
         assert keeper.outcomes == loaded

@@ -1,4 +1,6 @@
-"""Adapters over the engine sockets: two front ends, two engine processes, and an engine killed and restarted."""
+"""Adapters over the engine sockets: two front ends, two engine processes, and an engine killed and
+restarted.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ class Server:
         static = write_adapter(folder / "model" / "adapters" / "static", shift=100)
         config = Config(
             server=ServerConfig(log_format="json"),
-            model=ModelConfig(path=str(folder / "model"), name="m", adapters={"static": str(static)}),
+            model=ModelConfig(
+                path=str(folder / "model"), name="m", adapters={"static": str(static)}
+            ),
             engine=EngineConfig(handler="foreign", num_engines=NUM_ENGINES, options=options),
         )
         (folder / "runtime").mkdir()
@@ -82,7 +86,12 @@ class Server:
         self.block.engines[slot].phase = Phase.LOST
 
     async def wait_ready(self, slot: int) -> None:
-        await until(lambda: self.block.engines[slot].phase == Phase.READY or self.processes[slot].poll() is not None)
+        await until(
+            lambda: (
+                self.block.engines[slot].phase == Phase.READY
+                or self.processes[slot].poll() is not None
+            )
+        )
         assert self.processes[slot].poll() is None, self.log.read_text()
 
     @asynccontextmanager
@@ -90,7 +99,9 @@ class Server:
         sockets = [self.runtime.engine_socket(slot) for slot in range(NUM_ENGINES)]
         engines = Engines(sockets, self.block.engines)
         await engines.start()
-        await until(lambda: sum(one.info is not None for one in engines.open.values()) == NUM_ENGINES)
+        await until(
+            lambda: sum(one.info is not None for one in engines.open.values()) == NUM_ENGINES
+        )
         try:
             yield engines
         finally:
@@ -121,7 +132,9 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
 async def first_tokens(engines: Engines, adapter: str | None) -> set[int]:
     """The first tokens that the engines answer."""
     lora, greedy = None if adapter is None else LoraConfig(adapter), SamplingConfig(temperature=0)
-    request = Request(input_token_ids=PROMPT, max_tokens=1, sampling_config=greedy, lora_config=lora)
+    request = Request(
+        input_token_ids=PROMPT, max_tokens=1, sampling_config=greedy, lora_config=lora
+    )
     tokens = set()
     for connection in engines.open.values():
         [result] = await answer(connection.send(engines.encoded(request)))
@@ -143,7 +156,11 @@ def test_an_adapter_loaded_through_one_front_end_is_on_every_engine_and_survives
         async with server.front_end() as first, server.front_end() as second:
             folder = adapters_of(server.runtime)
             await AdapterRegistry(first, folder).register(entry("formal", path))
-            assert await first_tokens(first, "formal") == await first_tokens(second, "formal") == {PROMPT[0] + 5}
+            assert (
+                await first_tokens(first, "formal")
+                == await first_tokens(second, "formal")
+                == {PROMPT[0] + 5}
+            )
             await until(lambda: first.adapters == second.adapters == ("formal", "static"))
 
             server.kill(0)
@@ -151,7 +168,9 @@ def test_an_adapter_loaded_through_one_front_end_is_on_every_engine_and_survives
             server.start(0)
             await until(lambda: all(len(one.open) == NUM_ENGINES for one in (first, second)))
             await until(lambda: all(one.info is not None for one in second.open.values()))
-            assert {one.info and one.info.adapters for one in second.open.values()} == {("formal", "static")}
+            assert {one.info and one.info.adapters for one in second.open.values()} == {
+                ("formal", "static")
+            }
             assert await first_tokens(second, "formal") == {PROMPT[0] + 5}
 
             await AdapterRegistry(second, folder).unregister("formal")
@@ -187,19 +206,29 @@ def test_an_engine_that_was_not_told_follows_the_folder(server: Server, tmp_path
         await ready(server)
         async with server.front_end() as engines:
             folder, loaded = adapters_of(server.runtime), ("formal", "static")
-            path, other = (str(write_adapter(tmp_path / name, shift)) for name, shift in (("a", 5), ("b", 6)))
+            path, other = (
+                str(write_adapter(tmp_path / name, shift)) for name, shift in (("a", 5), ("b", 6))
+            )
             registry = AdapterRegistry(Engines([], []), folder)
             with pytest.raises(LmiError, match="no engine is ready"):
                 await registry.register(entry("formal", path))
             assert names(folder) == ["static"], "what could not be loaded is not registered"
 
             write_down(server, path)
-            await until(lambda: all(one.info and one.info.adapters == loaded for one in engines.open.values()))
+            await until(
+                lambda: all(
+                    one.info and one.info.adapters == loaded for one in engines.open.values()
+                )
+            )
             assert await first_tokens(engines, "formal") == {PROMPT[0] + 5}
             write_down(server, other)
             await until_answer(engines, {PROMPT[0] + 6})
             await registry.unregister("formal")
-            await until(lambda: all(one.info and one.info.adapters == ("static",) for one in engines.open.values()))
+            await until(
+                lambda: all(
+                    one.info and one.info.adapters == ("static",) for one in engines.open.values()
+                )
+            )
 
     run(test)
 
@@ -222,7 +251,11 @@ def test_an_adapter_that_cannot_be_written_down_is_on_no_engine_and_its_name_is_
             with pytest.raises(OSError, match="No space left"):
                 await AdapterRegistry(engines, full).register(entry("formal", path))
             assert names(folder) == ["static"]
-            await until(lambda: all(one.info and one.info.adapters == ("static",) for one in engines.open.values()))
+            await until(
+                lambda: all(
+                    one.info and one.info.adapters == ("static",) for one in engines.open.values()
+                )
+            )
             await AdapterRegistry(engines, folder).register(entry("formal", path))
 
     run(test)
@@ -261,7 +294,9 @@ def test_an_adapter_is_on_all_engines_or_on_none(server: Server, tmp_path: Path)
             (path / "adapter_model.safetensors").write_text("{}")
             with pytest.raises(AdapterUnusable, match="Foreign cannot load this adapter: 'shift'"):
                 await registry.register(entry("formal", path))
-            with pytest.raises(AdapterUnusable, match="an adapter's folder has an adapter_config.json"):
+            with pytest.raises(
+                AdapterUnusable, match="an adapter's folder has an adapter_config.json"
+            ):
                 await registry.register(entry("formal", tmp_path))
             with pytest.raises(InvalidParameter, match="name must be 1 to 256 letters"):
                 await registry.register(entry("../formal", path))
@@ -270,7 +305,9 @@ def test_an_adapter_is_on_all_engines_or_on_none(server: Server, tmp_path: Path)
             assert engines.adapters == ("static",) and names(folder) == ["static"]
 
             path = write_adapter(tmp_path / "good", shift=5)
-            kept = write_adapter(tmp_path / "kept", 6, fails_in="lmi-engine-1")  # so that only the second has room
+            kept = write_adapter(
+                tmp_path / "kept", 6, fails_in="lmi-engine-1"
+            )  # so that only the second has room
             assert folder.add(entry("pinned", kept, pinned=True))
             await until(lambda: all("pinned" in one.outcomes for one in engines.open.values()))
             with pytest.raises(OutOfMemory, match=f"{MAX_ADAPTERS} adapters fit"):
@@ -284,7 +321,9 @@ def test_an_adapter_is_on_all_engines_or_on_none(server: Server, tmp_path: Path)
                 await registry.update(entry("formal", path, pinned=True))
             pins = [(one.name, one.is_pinned) for one in registry.entries()]
             assert pins == [("formal", False), ("pinned", True), ("static", False)]
-            assert await first_tokens(engines, "formal") == {PROMPT[0] + 5}, "also where the pin was taken back"
+            assert await first_tokens(engines, "formal") == {PROMPT[0] + 5}, (
+                "also where the pin was taken back"
+            )
 
     run(test)
 
@@ -294,23 +333,31 @@ def adapters_at(engines: Engines, slot: int) -> tuple[str, ...]:
     return () if info is None else info.adapters
 
 
-def test_an_update_that_one_engine_cannot_make_leaves_the_old_adapter_on_all(server: Server, tmp_path: Path) -> None:
+def test_an_update_that_one_engine_cannot_make_leaves_the_old_adapter_on_all(
+    server: Server, tmp_path: Path
+) -> None:
     async def test() -> None:
         await ready(server)
         async with server.front_end() as engines:
             registry = AdapterRegistry(engines, adapters_of(server.runtime))
             await registry.register(entry("formal", write_adapter(tmp_path / "old", shift=5)))
             for slot in range(NUM_ENGINES):
-                path = write_adapter(tmp_path / f"new-{slot}", shift=7, fails_in=f"lmi-engine-{slot}")
+                path = write_adapter(
+                    tmp_path / f"new-{slot}", shift=7, fails_in=f"lmi-engine-{slot}"
+                )
                 with pytest.raises(AdapterUnusable, match="this replica cannot read it"):
                     await registry.update(entry("formal", path))
-                assert engines.adapters == ("formal", "static") and registry.failure("formal") is None
+                assert (
+                    engines.adapters == ("formal", "static") and registry.failure("formal") is None
+                )
                 assert await first_tokens(engines, "formal") == {PROMPT[0] + 5}
 
     run(test)
 
 
-def test_an_update_ends_when_its_adapter_is_unregistered_meanwhile(server: Server, tmp_path: Path) -> None:
+def test_an_update_ends_when_its_adapter_is_unregistered_meanwhile(
+    server: Server, tmp_path: Path
+) -> None:
     async def test() -> None:
         await ready(server)
         async with server.front_end() as engines:
@@ -321,7 +368,9 @@ def test_an_update_ends_when_its_adapter_is_unregistered_meanwhile(server: Serve
             await until(lambda: engines.adapters == ("static",))  # the old one made room
             await registry.unregister("formal")
             await asyncio.wait_for(update, TIMEOUT_S)
-            assert engines.adapters == ("static",) and names(adapters_of(server.runtime)) == ["static"]
+            assert engines.adapters == ("static",) and names(adapters_of(server.runtime)) == [
+                "static"
+            ]
 
     run(test)
 
@@ -334,7 +383,11 @@ def test_an_engine_that_dies_while_it_loads_ends_the_call(server: Server, tmp_pa
             registry = AdapterRegistry(engines, adapters_of(server.runtime))
             new = entry("formal", write_adapter(tmp_path / "formal", shift=5))
             call = asyncio.create_task(registry.register(new))
-            await until(lambda: engines.open[1].info is not None and "formal" in engines.open[1].info.adapters)
+            await until(
+                lambda: (
+                    engines.open[1].info is not None and "formal" in engines.open[1].info.adapters
+                )
+            )
             server.kill(0)
             with pytest.raises(EngineLost):
                 await asyncio.wait_for(call, TIMEOUT_S)
@@ -344,20 +397,33 @@ def test_an_engine_that_dies_while_it_loads_ends_the_call(server: Server, tmp_pa
     run(test)
 
 
-def test_an_adapter_that_was_given_up_while_it_loaded_is_unloaded(server: Server, tmp_path: Path) -> None:
+def test_an_adapter_that_was_given_up_while_it_loaded_is_unloaded(
+    server: Server, tmp_path: Path
+) -> None:
     async def test() -> None:
         await ready(server)
         async with server.front_end() as engines:
-            folder, path = adapters_of(server.runtime), str(write_adapter(tmp_path / "formal", shift=5))
+            folder, path = (
+                adapters_of(server.runtime),
+                str(write_adapter(tmp_path / "formal", shift=5)),
+            )
             assert folder.add(Adapter(name="formal", path=path, state=State.PENDING))
-            await until(lambda: all("formal" in adapters_at(engines, slot) for slot in range(NUM_ENGINES)))
+            await until(
+                lambda: all("formal" in adapters_at(engines, slot) for slot in range(NUM_ENGINES))
+            )
             assert folder.remove("formal")
-            await until(lambda: all(one.info and one.info.adapters == ("static",) for one in engines.open.values()))
+            await until(
+                lambda: all(
+                    one.info and one.info.adapters == ("static",) for one in engines.open.values()
+                )
+            )
 
     run(test)
 
 
-def test_an_adapter_whose_front_end_dies_while_it_registers_it_is_unloaded(server: Server, tmp_path: Path) -> None:
+def test_an_adapter_whose_front_end_dies_while_it_registers_it_is_unloaded(
+    server: Server, tmp_path: Path
+) -> None:
     async def test() -> None:
         await ready(server)
         path = str(write_adapter(tmp_path / "formal", shift=5))
@@ -365,7 +431,9 @@ def test_an_adapter_whose_front_end_dies_while_it_registers_it_is_unloaded(serve
             writer = subprocess.Popen(["sleep", "60"])
             pending = Adapter(name="formal", path=path, state=State.PENDING, writer=writer.pid)
             assert adapters_of(server.runtime).add(pending)
-            await until(lambda: all("formal" in adapters_at(engines, slot) for slot in range(NUM_ENGINES)))
+            await until(
+                lambda: all("formal" in adapters_at(engines, slot) for slot in range(NUM_ENGINES))
+            )
             writer.kill()
             writer.wait()
             await until(lambda: engines.adapters == ("static",))
@@ -411,15 +479,22 @@ def test_an_adapter_beside_the_model_that_is_broken_ends_every_life_before_the_f
     assert server.block.engines[0].reason.startswith("adapter static: ")
 
 
-def test_a_load_that_lasts_longer_than_a_step_may_does_not_count_as_a_hang(server: Server, tmp_path: Path) -> None:
+def test_a_load_that_lasts_longer_than_a_step_may_does_not_count_as_a_hang(
+    server: Server, tmp_path: Path
+) -> None:
     async def test() -> None:
         await ready(server)
         limits = HangLimits.of(EngineConfig(step_timeout_s=3.0, first_step_timeout_s=3.0))
         async with server.front_end() as engines:
-            record, registry = server.block.engines[0], AdapterRegistry(engines, adapters_of(server.runtime))
+            record, registry = (
+                server.block.engines[0],
+                AdapterRegistry(engines, adapters_of(server.runtime)),
+            )
             asked = Request(input_token_ids=PROMPT, max_tokens=500)
             streams = [
-                connection.send(engines.encoded(asked)) for connection in engines.open.values() for _ in range(12)
+                connection.send(engines.encoded(asked))
+                for connection in engines.open.values()
+                for _ in range(12)
             ]
             await until(lambda: record.num_running > 0)
             slow = entry("slow", write_adapter(tmp_path / "slow", shift=5, load_s=4.5))
@@ -431,26 +506,35 @@ def test_a_load_that_lasts_longer_than_a_step_may_does_not_count_as_a_hang(serve
                 late.add(hang(record, limits, 0.0, now, pauses))
                 await asyncio.sleep(0.01)
             await call
-            assert late == {None} and record.num_running > 0, "the requests waited, and nobody was to blame"
+            assert late == {None} and record.num_running > 0, (
+                "the requests waited, and nobody was to blame"
+            )
             for stream in streams:
                 stream.close()
 
     run(test)
 
 
-def test_an_adapter_serves_while_it_is_pinned_on_a_replica_that_is_slow(server: Server, tmp_path: Path) -> None:
+def test_an_adapter_serves_while_it_is_pinned_on_a_replica_that_is_slow(
+    server: Server, tmp_path: Path
+) -> None:
     async def test() -> None:
         await ready(server)
         async with server.front_end() as engines:
             registry = AdapterRegistry(engines, adapters_of(server.runtime))
             late = entry("late", write_adapter(tmp_path / "late", shift=5, load_s=1.0))
             await registry.register(msgspec.structs.replace(late, preload=False))
-            call = asyncio.create_task(registry.update(msgspec.structs.replace(late, is_pinned=True)))
+            call = asyncio.create_task(
+                registry.update(msgspec.structs.replace(late, is_pinned=True))
+            )
             while not call.done():
                 assert engines.adapters == ("late", "static")
                 await asyncio.sleep(0.01)
             await call
-            assert [(one.name, one.is_pinned) for one in registry.entries()] == [("late", True), ("static", False)]
+            assert [(one.name, one.is_pinned) for one in registry.entries()] == [
+                ("late", True),
+                ("static", False),
+            ]
             assert await first_tokens(engines, "late") == {PROMPT[0] + 5}
 
     run(test)
@@ -473,7 +557,9 @@ def test_a_load_that_takes_too_long_is_given_up_and_undone(server: Server, tmp_p
             registry = AdapterRegistry(engines, adapters_of(server.runtime), timeout_s=0.3)
             slow = entry("slow", write_adapter(tmp_path / "slow", shift=5, load_s=1.5))
             watchers = [FrontEnd(server.runtime.engine_socket(slot)) for slot in range(NUM_ENGINES)]
-            with pytest.raises(DeadlineExceeded, match=r"not loaded within model_loading_timeout \(0.3 s\)"):
+            with pytest.raises(
+                DeadlineExceeded, match=r"not loaded within model_loading_timeout \(0.3 s\)"
+            ):
                 await registry.register(slow)
             assert names(adapters_of(server.runtime)) == ["static"]
             for watcher in watchers:
@@ -485,7 +571,10 @@ def test_a_load_that_takes_too_long_is_given_up_and_undone(server: Server, tmp_p
 
 
 def test_a_load_that_never_ends_counts_as_a_hang_in_the_end(tmp_path: Path) -> None:
-    executor, record = Executor(EngineConfig(options={"enable_lora": "true"})), block_of(tmp_path).engines[0]
+    executor, record = (
+        Executor(EngineConfig(options={"enable_lora": "true"})),
+        block_of(tmp_path).engines[0],
+    )
     path = write_adapter(tmp_path / "slow", shift=5, load_s=3.0)
     with executor:
         dispatcher = Dispatcher(executor, record)
@@ -509,7 +598,9 @@ def test_an_engine_without_lora_says_so(server: Server, tmp_path: Path) -> None:
     async def test() -> None:
         await ready(server)
         async with server.front_end() as engines:
-            with pytest.raises(Unsupported, match="lora_config is not supported here: foreign has no adapters"):
+            with pytest.raises(
+                Unsupported, match="lora_config is not supported here: foreign has no adapters"
+            ):
                 formal = entry("formal", write_adapter(tmp_path / "formal", shift=5))
                 await AdapterRegistry(engines, adapters_of(server.runtime)).register(formal)
 

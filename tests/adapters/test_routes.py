@@ -1,4 +1,6 @@
-"""The routes of adapters, and which adapter answers a request, over HTTP with an engine that notes what it is asked."""
+"""The routes of adapters, and which adapter answers a request, over HTTP with an engine that notes
+what it is asked.
+"""
 
 from __future__ import annotations
 
@@ -37,12 +39,17 @@ def write_files(folder: Path) -> Path:
     return folder
 
 
-def call(server: Host, method: str, path: str, body: object = None, alias: str = "") -> tuple[int, dict[str, Any]]:
+def call(
+    server: Host, method: str, path: str, body: object = None, alias: str = ""
+) -> tuple[int, dict[str, Any]]:
     data = None if body is None else json.dumps(body).encode()
     response, answer = server.send(method, path, data, {ALIAS: alias} if alias else {})
     assert response.getheader("content-type") == "application/json", answer
     said: dict[str, Any] = json.loads(answer)
-    assert response.status == 200 or (said["code"], isinstance(said["error"], str)) == (response.status, True)
+    assert response.status == 200 or (said["code"], isinstance(said["error"], str)) == (
+        response.status,
+        True,
+    )
     return response.status, said
 
 
@@ -144,8 +151,12 @@ OF_OPENAI = (chat, completion, chat_beside, completion_beside)
 CARRIERS = list(product((True, False), repeat=3))
 
 
-def ask(server: Host, path: str, body: Body, header: str | None, query: str | None) -> tuple[int, Body, str | None]:
-    """Send one request. Returns status and answer, and the adapter that the engine was asked for."""
+def ask(
+    server: Host, path: str, body: Body, header: str | None, query: str | None
+) -> tuple[int, Body, str | None]:
+    """Send one request. Returns status and answer, and the adapter that the engine was
+    asked for.
+    """
     num_before = len(server.executor.requests)
     where = path if query is None else f"{path}?adapter={quote(query)}"
     response, answer = server.post(body, where, {} if header is None else {HEADER: header})
@@ -162,7 +173,9 @@ def test_the_header_beats_the_query_which_beats_the_body(
     server: Host, door: str, carriers: tuple[bool, bool, bool]
 ) -> None:
     path, write = DOORS[door]
-    header, query, body = (name if is_sent else None for name, is_sent in zip(NAMES, carriers, strict=True))
+    header, query, body = (
+        name if is_sent else None for name, is_sent in zip(NAMES, carriers, strict=True)
+    )
     status, answer, used = ask(server, path, write(body), header, query)
     assert (status, used) == (200, header or query or body), answer
     if write in OF_OPENAI:
@@ -171,9 +184,15 @@ def test_the_header_beats_the_query_which_beats_the_body(
 
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("name", ["", "scripted", "other", "model"])
-def test_an_empty_name_and_the_model_s_own_mean_the_model_alone(server: Host, door: str, name: str) -> None:
+def test_an_empty_name_and_the_model_s_own_mean_the_model_alone(
+    server: Host, door: str, name: str
+) -> None:
     path, write = DOORS[door]
-    for header, query, body in ((name, "in-query", "in-body"), (None, name, "in-body"), (None, None, name)):
+    for header, query, body in (
+        (name, "in-query", "in-body"),
+        (None, name, "in-body"),
+        (None, None, name),
+    ):
         status, answer, used = ask(server, path, write(body), header, query)
         assert (status, used) == (200, None), answer
         if write in OF_OPENAI:
@@ -181,7 +200,9 @@ def test_an_empty_name_and_the_model_s_own_mean_the_model_alone(server: Host, do
 
 
 @pytest.mark.parametrize("write", [chat, completion])
-def test_at_invocations_the_reference_s_name_and_the_endpoint_s_mean_the_model_too(server: Host, write: Any) -> None:
+def test_at_invocations_the_reference_s_name_and_the_endpoint_s_mean_the_model_too(
+    server: Host, write: Any
+) -> None:
     for name in ("lmi", "my-endpoint"):
         response, body = server.post(write(name), "/invocations", {ENDPOINT_NAME: "my-endpoint"})
         assert (response.status, json.loads(body)["model"]) == (200, "scripted")
@@ -198,7 +219,9 @@ def test_an_adapter_of_the_endpoint_s_name_is_that_adapter(server: Host) -> None
     assert (response.status, json.loads(body)["model"]) == (200, "in-body")
 
 
-def test_a_name_that_loses_is_one_line_in_the_log(server: Host, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_name_that_loses_is_one_line_in_the_log(
+    server: Host, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.DEBUG, "lmi.server.front_end"):
         ask(server, "/invocations", lmi("in-body"), "in-header", None)
         ask(server, "/invocations", lmi("in-header"), "in-header", None)
@@ -209,12 +232,16 @@ def test_a_name_that_loses_is_one_line_in_the_log(server: Host, caplog: pytest.L
 
 
 @pytest.mark.parametrize("header", [None, "in-header"])
-def test_the_header_counts_for_all_inputs_of_a_dynamic_batch(batching: Host, header: str | None) -> None:
+def test_the_header_counts_for_all_inputs_of_a_dynamic_batch(
+    batching: Host, header: str | None
+) -> None:
     num_before = len(batching.executor.requests)
     body = {"inputs": ["say a", "say b"], "adapters": ["in-body", ""]}
     response, answer = batching.post(body, headers={} if header is None else {HEADER: header})
     assert response.status == 200, answer
-    used = [one.lora_config and one.lora_config.name for one in batching.executor.requests[num_before:]]
+    used = [
+        one.lora_config and one.lora_config.name for one in batching.executor.requests[num_before:]
+    ]
     assert used == (["in-body", None] if header is None else [header, header])
 
 
@@ -222,10 +249,14 @@ def test_the_header_counts_for_all_inputs_of_a_dynamic_batch(batching: Host, hea
 def test_the_header_counts_for_all_lines_of_a_body(server: Host, header: str | None) -> None:
     num_before = len(server.executor.requests)
     lines = b"\n".join(json.dumps(lmi(name)).encode() for name in ("in-body", "", None))
-    headers = {"Content-Type": "application/jsonlines"} | ({} if header is None else {HEADER: header})
+    headers = {"Content-Type": "application/jsonlines"} | (
+        {} if header is None else {HEADER: header}
+    )
     response, answer = server.send("POST", "/invocations", lines, headers)
     assert response.status == 200 and len(answer.splitlines()) == 3, answer
-    used = [one.lora_config and one.lora_config.name for one in server.executor.requests[num_before:]]
+    used = [
+        one.lora_config and one.lora_config.name for one in server.executor.requests[num_before:]
+    ]
     assert Counter(used) == Counter(["in-body", None, None] if header is None else [header] * 3)
 
 
@@ -249,9 +280,14 @@ def test_an_unknown_adapter_is_refused_under_its_alias_and_never_answered_by_the
     status, message = UNKNOWN[door]
     num_before = len(server.executor.requests)
     for where, headers in ((path, {HEADER: "poetic"}), (f"{path}?adapter=poetic", {})):
-        response, answer = server.post(write(None), where, headers | ({ALIAS: alias} if alias else {}))
+        response, answer = server.post(
+            write(None), where, headers | ({ALIAS: alias} if alias else {})
+        )
         said = json.loads(answer)
-        assert (response.status, message(said)) == (status, f"Adapter {alias or 'poetic'} is not registered")
+        assert (response.status, message(said)) == (
+            status,
+            f"Adapter {alias or 'poetic'} is not registered",
+        )
         assert status != 404 or said["error"]["code"] == "model_not_found"
     assert len(server.executor.requests) == num_before
 
@@ -264,23 +300,33 @@ def test_an_unknown_adapter_in_the_body_is_refused_in_the_same_words(server: Hos
         assert (got, message(said), used) == (status, "Adapter poetic is not registered", None)
     got, said, _ = ask(server, "/v1/completions", completion("gpt-4"), None, None)
     assert (got, said["error"]["code"], said["error"]["param"]) == (404, "model_not_found", "model")
-    served = "'scripted', 'other', 'in-body', 'in-header', 'in-query' (option.served_model_name sets the model's names)"
+    served = (
+        "'scripted', 'other', 'in-body', 'in-header', 'in-query' (option.served_model_name "
+        "sets the model's names)"
+    )
     assert said["error"]["message"] == f"the model 'gpt-4' does not exist, only {served}"
 
 
 @pytest.mark.parametrize("door", [door for door in DOORS if "with adapters" in door])
 @pytest.mark.parametrize("is_streamed", [False, True])
-def test_an_unknown_adapter_beside_any_body_is_refused(server: Host, door: str, is_streamed: bool) -> None:
+def test_an_unknown_adapter_beside_any_body_is_refused(
+    server: Host, door: str, is_streamed: bool
+) -> None:
     path, write = DOORS[door]
     num_before = len(server.executor.requests)
     response, answer = server.post(write("poetic") | {"stream": is_streamed}, path)
-    assert (response.status, b"Adapter poetic is not registered" in answer) == (422 if "tgi" in door else 404, True)
+    assert (response.status, b"Adapter poetic is not registered" in answer) == (
+        422 if "tgi" in door else 404,
+        True,
+    )
     assert len(server.executor.requests) == num_before
 
 
 @pytest.mark.parametrize("write", [chat_beside, completion_beside])
 @pytest.mark.parametrize("headers", [{}, {"Accept": "text/event-stream"}])
-def test_adapters_choose_for_a_stream_too(server: Host, write: Any, headers: dict[str, str]) -> None:
+def test_adapters_choose_for_a_stream_too(
+    server: Host, write: Any, headers: dict[str, str]
+) -> None:
     response, answer = server.post(write("in-body") | {"stream": True}, "/invocations", headers)
     assert (response.status, b'"model":"in-body"' in answer) == (200, True), answer
     lora = server.executor.requests[-1].lora_config
@@ -291,10 +337,15 @@ def test_adapters_choose_for_a_stream_too(server: Host, write: Any, headers: dic
 def test_adapters_choose_for_each_line_of_a_body(server: Host, write: Any) -> None:
     num_before = len(server.executor.requests)
     lines = b"\n".join(json.dumps(write(name)).encode() for name in ("in-body", None, "poetic"))
-    response, answer = server.send("POST", "/invocations", lines, {"Content-Type": "application/jsonlines"})
+    response, answer = server.send(
+        "POST", "/invocations", lines, {"Content-Type": "application/jsonlines"}
+    )
     models = [json.loads(line).get("model") for line in answer.splitlines()]
     assert (response.status, models) == (200, ["in-body", "scripted", None])
-    used = [request.lora_config and request.lora_config.name for request in server.executor.requests[num_before:]]
+    used = [
+        request.lora_config and request.lora_config.name
+        for request in server.executor.requests[num_before:]
+    ]
     assert Counter(used) == Counter(["in-body", None])
 
 
@@ -309,7 +360,10 @@ def test_adapters_count_before_the_model_of_a_body(server: Host) -> None:
 def test_adapters_of_a_wrong_form_are_refused_by_name(server: Host, adapters: object) -> None:
     response, answer = server.post(chat(None) | {"adapters": adapters}, "/invocations")
     message = json.loads(answer)["error"]["message"]
-    assert (response.status, message.startswith("adapters must be a string or a list of one")) == (400, True)
+    assert (response.status, message.startswith("adapters must be a string or a list of one")) == (
+        400,
+        True,
+    )
 
 
 def test_a_refusal_in_the_lmi_schema_has_the_form_of_the_answer(server: Host) -> None:
@@ -319,7 +373,9 @@ def test_a_refusal_in_the_lmi_schema_has_the_form_of_the_answer(server: Host) ->
     assert said["details"]["finish_reason"] == "error"
 
 
-def test_a_registered_adapter_that_no_engine_has_is_503_and_never_answered_by_the_model(tmp_path: Path) -> None:
+def test_a_registered_adapter_that_no_engine_has_is_503_and_never_answered_by_the_model(
+    tmp_path: Path,
+) -> None:
     with host(tmp_path, capabilities=LORA, options=ENABLED) as running:
         entry = Adapter(name="lost", path="/nowhere", state=State.READY)
         assert Folder(tmp_path / "adapters", Adapter).add(entry)
@@ -345,7 +401,9 @@ def test_adapters_are_listed_as_models_with_their_parent(server: Host) -> None:
     assert (response.status, json.loads(answer)["parent"]) == (200, "scripted")
 
 
-def test_the_root_of_a_model_is_its_folder_and_that_of_an_adapter_the_source_that_was_named(server: Host) -> None:
+def test_the_root_of_a_model_is_its_folder_and_that_of_an_adapter_the_source_that_was_named(
+    server: Host,
+) -> None:
     cards = json.loads(server.send("GET", "/v1/models")[1])["data"]
     folder = server.config.model.path
     assert {card["id"]: card["root"] for card in cards} == {
@@ -358,14 +416,21 @@ def test_the_root_of_a_model_is_its_folder_and_that_of_an_adapter_the_source_tha
 # The routes.
 
 
-@pytest.mark.parametrize("prefix", ["/adapters", "/models/scripted/adapters", "/models/other/adapters"])
-def test_an_adapter_is_registered_described_updated_and_unregistered(server: Host, prefix: str) -> None:
+@pytest.mark.parametrize(
+    "prefix", ["/adapters", "/models/scripted/adapters", "/models/other/adapters"]
+)
+def test_an_adapter_is_registered_described_updated_and_unregistered(
+    server: Host, prefix: str
+) -> None:
     src = str(Path(server.config.model.path) / "loras" / "in-body")
     asked = {"name": "new", "src": src, "preload": False, "further": 5}
     assert call(server, "POST", prefix, asked) == (200, {"status": "Adapter new registered"})
     shown = {"name": "new", "src": src, "preload": False, "pin": False}
     assert call(server, "GET", f"{prefix}/new") == (200, shown)
-    assert call(server, "POST", f"{prefix}/new/update", {"pin": True}) == (200, {"status": "Adapter new updated"})
+    assert call(server, "POST", f"{prefix}/new/update", {"pin": True}) == (
+        200,
+        {"status": "Adapter new updated"},
+    )
     assert call(server, "GET", f"{prefix}/new") == (200, shown | {"preload": True, "pin": True})
     assert call(server, "DELETE", f"{prefix}/new") == (200, {"status": "Adapter new unregistered"})
     for method, path, body in (("GET", "", None), ("DELETE", "", None), ("POST", "/update", {})):
@@ -374,18 +439,31 @@ def test_an_adapter_is_registered_described_updated_and_unregistered(server: Hos
 
 
 def test_vllm_s_routes_load_and_unload_an_adapter(server: Host) -> None:
-    new = {"lora_name": "new", "lora_path": str(Path(server.config.model.path) / "loras" / "in-body")}
-    loaded, unloaded = (f"Success: LoRA adapter 'new' {done} successfully." for done in ("added", "removed"))
+    new = {
+        "lora_name": "new",
+        "lora_path": str(Path(server.config.model.path) / "loras" / "in-body"),
+    }
+    loaded, unloaded = (
+        f"Success: LoRA adapter 'new' {done} successfully." for done in ("added", "removed")
+    )
     assert (at_vllm_s(server, "load", new), running_with(server, "new")) == ((200, loaded), "new")
     assert call(server, "GET", "/adapters/new")[1]["src"] == new["lora_path"]
     assert at_vllm_s(server, "unload", {"lora_name": "new"}) == (200, unloaded)
-    assert at_vllm_s(server, "unload", {"lora_name": "new"}) == (404, "Adapter new is not registered")
+    assert at_vllm_s(server, "unload", {"lora_name": "new"}) == (
+        404,
+        "Adapter new is not registered",
+    )
 
 
 @pytest.mark.parametrize(
     ("action", "body", "status", "sentence"),
     [
-        ("load", {"lora_name": "in-body", "lora_path": "in-body"}, 409, "Adapter in-body is registered already"),
+        (
+            "load",
+            {"lora_name": "in-body", "lora_path": "in-body"},
+            409,
+            "Adapter in-body is registered already",
+        ),
         ("load", {"lora_name": "new"}, 400, "lora_path is missing"),
         ("unload", {}, 400, "lora_name is missing"),
         ("load", {"lora_name": 5, "lora_path": "x"}, 400, "lora_name must be a string"),
@@ -409,7 +487,9 @@ def test_a_refusal_of_vllm_s_routes_has_openai_s_form(
 def at_vllm_s(server: Host, action: str, body: Body) -> tuple[int, str]:
     """The status, and the answer or the error's message."""
     response, answer = server.post(body, f"/v1/{action}_lora_adapter")
-    return response.status, answer.decode() if response.status == 200 else json.loads(answer)["error"]["message"]
+    return response.status, answer.decode() if response.status == 200 else json.loads(answer)[
+        "error"
+    ]["message"]
 
 
 def running_with(server: Host, name: str) -> str:
@@ -417,9 +497,14 @@ def running_with(server: Host, name: str) -> str:
     return str(server.executor.requests[-1].lora_config.name)
 
 
-def test_parameters_may_stand_in_the_query_too_and_an_alias_is_only_for_messages(server: Host) -> None:
-    where = f"/adapters?name=new&src={quote(server.config.model.path)}/loras/in-body&preload=False&pin=false"
-    assert call(server, "POST", where, alias="The New One") == (200, {"status": "Adapter The New One registered"})
+def test_parameters_may_stand_in_the_query_too_and_an_alias_is_only_for_messages(
+    server: Host,
+) -> None:
+    where = f"/adapters?name=new&src={quote(server.config.model.path)}/loras/in-body&preload=False&pin=false"  # noqa: E501
+    assert call(server, "POST", where, alias="The New One") == (
+        200,
+        {"status": "Adapter The New One registered"},
+    )
     assert call(server, "GET", "/adapters/new")[1]["preload"] is False
     taken = {"error": "Adapter The New One is registered already", "code": 409}
     assert call(server, "POST", where, {"name": "new"}, alias="The New One") == (409, taken)
@@ -442,9 +527,24 @@ def faulty(**changes: object) -> dict[str, object]:
         ("", faulty(name=5), 400, "name must be a string, given 5"),
         ("", faulty(preload=1), 400, "preload must be true or false, given 1"),
         ("?pin=perhaps", faulty(), 400, "pin must be true or false, given 'perhaps'"),
-        ("?name=old", faulty(), 400, "name must be the same in the query and the body, given 'new'"),
-        ("?pin=true", faulty(pin=False), 400, "pin must be the same in the query and the body, given false"),
-        ("", faulty(preload=False, pin=True), 400, "preload must be true with pin=true, given false"),
+        (
+            "?name=old",
+            faulty(),
+            400,
+            "name must be the same in the query and the body, given 'new'",
+        ),
+        (
+            "?pin=true",
+            faulty(pin=False),
+            400,
+            "pin must be the same in the query and the body, given false",
+        ),
+        (
+            "",
+            faulty(preload=False, pin=True),
+            400,
+            "preload must be true with pin=true, given false",
+        ),
         (
             "",
             faulty(name="a/b"),
@@ -462,7 +562,10 @@ def faulty(**changes: object) -> dict[str, object]:
             "",
             faulty(src="/etc"),
             400,
-            "src must be a folder below the model's folder, /opt/ml, download_dir or one of adapter_roots",
+            (
+                "src must be a folder below the model's folder, /opt/ml, download_dir or one of "
+                "adapter_roots"
+            ),
         ),
         ("", faulty(src="/nowhere"), 400, "src must be a folder below the model's folder"),
         ("", faulty(src="../.."), 400, "src must be a folder below the model's folder"),
@@ -472,7 +575,12 @@ def faulty(**changes: object) -> dict[str, object]:
         ("", faulty(src="file://["), 400, "src must be the path of a folder, given 'file://['"),
         ("", faulty(src="loras/nowhere/deep"), 400, "src 'loras/nowhere/deep' is no folder"),
         ("", faulty(src="loras"), 400, "src loras: an adapter's folder has an adapter_config.json"),
-        ("", faulty(src="ftp://host/a"), 400, "src 'ftp://host/a': no source has the scheme ftp://"),
+        (
+            "",
+            faulty(src="ftp://host/a"),
+            400,
+            "src 'ftp://host/a': no source has the scheme ftp://",
+        ),
         ("", faulty(src="s3:///a"), 400, "src 's3:///a': names no bucket"),
     ],
 )
@@ -488,14 +596,19 @@ def test_a_registration_that_cannot_be_done_names_the_field(
 
 def test_a_body_that_is_no_object_is_refused(server: Host) -> None:
     for body in ([], "x", 5):
-        assert "the body must be a JSON object" in call(server, "POST", "/adapters", body)[1]["error"]
+        assert (
+            "the body must be a JSON object" in call(server, "POST", "/adapters", body)[1]["error"]
+        )
 
 
 def test_an_update_cannot_change_the_source_or_unpin(server: Host) -> None:
     register(server, "held", pin=True)
     for body, sentence in (
         ({"src": "/opt/ml/other"}, "src must be that of the registered adapter"),
-        ({"pin": False}, "pin must be true for a pinned adapter; delete it and register it again, given false"),
+        (
+            {"pin": False},
+            "pin must be true for a pinned adapter; delete it and register it again, given false",
+        ),
         ({"preload": False}, "preload must be true with pin=true, given false"),
     ):
         status, said = call(server, "POST", "/adapters/held/update", body)
@@ -516,7 +629,10 @@ def test_files_of_an_adapter_are_looked_at_before_the_engine_gets_it(server: Hos
     (folder / "adapter_config.json").write_text("{")
     assert "adapter_config.json: " in call(server, "POST", "/adapters", asked)[1]["error"]
     (folder / "adapter_config.json").write_text('{"a": "' + "x" * (1 << 20) + '"}')
-    assert "adapter_config.json: over 1048576 bytes" in call(server, "POST", "/adapters", asked)[1]["error"]
+    assert (
+        "adapter_config.json: over 1048576 bytes"
+        in call(server, "POST", "/adapters", asked)[1]["error"]
+    )
 
 
 def test_code_beside_an_adapter_is_not_run_and_the_answer_says_so(server: Host) -> None:
@@ -536,7 +652,9 @@ def test_a_link_that_leads_outside_is_outside(server: Host, tmp_path: Path) -> N
 
 def test_adapter_roots_allow_further_folders(tmp_path: Path) -> None:
     folder, roots = write_files(tmp_path / "roots" / "a"), (str(tmp_path / "roots"),)
-    with host(tmp_path, capabilities=LORA, options=ENABLED, server={"adapter_roots": roots}) as server:
+    with host(
+        tmp_path, capabilities=LORA, options=ENABLED, server={"adapter_roots": roots}
+    ) as server:
         assert call(server, "POST", "/adapters", {"name": "a", "src": str(folder)})[0] == 200
 
 
@@ -547,22 +665,35 @@ def test_lists_come_in_pages(server: Host) -> None:
         status, said = call(server, "GET", f"/adapters{query}")
         assert status == 200
         assert [{**one, "src": None} for one in said["adapters"]] == [
-            {**one, "src": None} for one in shown if one["name"] in {each["name"] for each in said["adapters"]}
+            {**one, "src": None}
+            for one in shown
+            if one["name"] in {each["name"] for each in said["adapters"]}
         ]
         return [one["name"] for one in said["adapters"]], said.get("nextPageToken")
 
-    assert names("") == names("?limit=0") == names("?limit=101") == names("?limit=x") == (sorted(NAMES), None)
+    assert (
+        names("")
+        == names("?limit=0")
+        == names("?limit=101")
+        == names("?limit=x")
+        == (sorted(NAMES), None)
+    )
     assert names("?limit=2") == (["in-body", "in-header"], "2")
     assert names("?limit=2&next_page_token=2") == (["in-query"], None)
     assert names("?next_page_token=9") == ([], None)
     for token in ("x", "-1", "1.5"):
         status, said = call(server, "GET", f"/adapters?next_page_token={token}")
-        assert status == 400 and "next_page_token must be a number that an earlier answer gave" in said["error"]
+        assert (
+            status == 400
+            and "next_page_token must be a number that an earlier answer gave" in said["error"]
+        )
 
 
 @pytest.mark.parametrize("name", ["%2e%2e", "..%5c..", "%00", "a%20b", "x" * 3000, "%0d%0aX:%20y"])
 @pytest.mark.parametrize("method", ["GET", "DELETE"])
-def test_hostile_names_in_the_path_are_not_found_and_make_no_file(server: Host, name: str, method: str) -> None:
+def test_hostile_names_in_the_path_are_not_found_and_make_no_file(
+    server: Host, name: str, method: str
+) -> None:
     folder = Path(server.config.model.path).parent
     before = sorted(path for path in folder.rglob("*"))
     response, _ = server.send(method, f"/adapters/{name}")
@@ -589,7 +720,10 @@ def test_a_server_that_shuts_down_changes_no_adapters(tmp_path: Path) -> None:
         server.server_block.supervisor.phase = Phase.DRAINING
         for method, path, body in CALLS:
             status, said = call(server, method, path, body)
-            assert (status, said["error"]) == (503, "the server is shutting down and takes no new requests")
+            assert (status, said["error"]) == (
+                503,
+                "the server is shutting down and takes no new requests",
+            )
 
 
 # Servers without adapters.
@@ -625,7 +759,9 @@ def test_every_route_says_why_there_are_no_adapters(
             assert got == status and message.startswith(sentence)
         response, answer = running.post({"inputs": "say a"}, headers={HEADER: "formal"})
         reason = (
-            "scripted has no adapters" if options == ENABLED else "adapters are switched on by option.enable_lora=true"
+            "scripted has no adapters"
+            if options == ENABLED
+            else "adapters are switched on by option.enable_lora=true"
         )
         assert response.status == 424 and f"adapters is not supported here: {reason}" in str(answer)
 

@@ -18,7 +18,9 @@ def config(model: Path, *controls: str, adapter_roots: tuple[str, ...] = ()) -> 
         adapter_roots=adapter_roots,
         download_dir=str(model.parent / "cache"),
     )
-    return Config(server=server, model=ModelConfig(path=str(model), name="m"), engine=EngineConfig())
+    return Config(
+        server=server, model=ModelConfig(path=str(model), name="m"), engine=EngineConfig()
+    )
 
 
 def write_adapter(folder: Path, *more: str) -> Path:
@@ -44,9 +46,13 @@ def refusal(src: Path, of: Config) -> str:
         ("chat_template.jinja", "DISALLOW_CHAT_TEMPLATE"),
     ],
 )
-def test_what_a_control_refuses_is_refused_in_an_adapter_too(tmp_path: Path, name: str, control: str) -> None:
+def test_what_a_control_refuses_is_refused_in_an_adapter_too(
+    tmp_path: Path, name: str, control: str
+) -> None:
     adapter = write_adapter(tmp_path / "model" / "one", name)
-    assert f"{adapter / name}: refused by {control}" in refusal(adapter, config(tmp_path / "model", control))
+    assert f"{adapter / name}: refused by {control}" in refusal(
+        adapter, config(tmp_path / "model", control)
+    )
     assert find_local(str(adapter), config(tmp_path / "model")) == adapter
 
 

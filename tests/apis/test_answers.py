@@ -1,7 +1,7 @@
 """Eleven ways in which clients of SageMaker's notebooks read an answer, held against our bytes.
 
-Each reader is a generator of texts over the pieces that a client receives. Readers with a buffer get the bytes cut
-anywhere; readers without one get one record in each piece, as we write them.
+Each reader is a generator of texts over the pieces that a client receives. Readers with a buffer
+get the bytes cut anywhere; readers without one get one record in each piece, as we write them.
 """
 
 from __future__ import annotations
@@ -33,18 +33,26 @@ MESSAGES = [{"role": "user", "content": "Hi"}]
 Reader = Callable[[Iterable[bytes]], Iterator[str]]
 
 
-def written(api: AnyApi, body: dict[str, Any], model: ModelConfig = MODEL, *, fails: bool = False) -> list[bytes]:
+def written(
+    api: AnyApi, body: dict[str, Any], model: ModelConfig = MODEL, *, fails: bool = False
+) -> list[bytes]:
     """The pieces that a route writes for an answer of TEXT, or for one that fails after TEXT."""
     message = api.read(json.dumps(body).encode(), None, model)
     formatter = api.formatter(api.parse(message))
     pieces = [TEXT[n : n + 3] for n in range(0, len(TEXT), 3)]
     deltas = [Delta([Token(n, piece, -0.5)], prompt="Hi") for n, piece in enumerate(pieces)]
     if not fails:
-        deltas.append(Delta([Token(2, "", -0.5, is_special=True)], AnswerEnd.EOS_TOKEN, prompt="Hi"))
+        deltas.append(
+            Delta([Token(2, "", -0.5, is_special=True)], AnswerEnd.EOS_TOKEN, prompt="Hi")
+        )
     records = [record for delta in deltas for record in formatter.feed(delta)]
     if fails:
-        records.append(api.errors.render(GenerationFailed("no"), message.format, accepted=True).body)
-    return records if formatter.is_streaming else [api.whole(formatter.media_type, b"".join(records))]
+        records.append(
+            api.errors.render(GenerationFailed("no"), message.format, accepted=True).body
+        )
+    return (
+        records if formatter.is_streaming else [api.whole(formatter.media_type, b"".join(records))]
+    )
 
 
 def cuts(records: list[bytes]) -> Iterator[list[bytes]]:
@@ -53,11 +61,15 @@ def cuts(records: list[bytes]) -> Iterator[list[bytes]]:
     body, dice = b"".join(records), random.Random(7)
     for _ in range(NUM_CUTS):
         places = [0, *sorted(dice.choices(range(len(body)), k=dice.randint(0, 40))), len(body)]
-        yield [body[start:end] for start, end in zip(places, places[1:], strict=False) if start < end]
+        yield [
+            body[start:end] for start, end in zip(places, places[1:], strict=False) if start < end
+        ]
 
 
 def by_lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """AWS's LineIterator. At the end of the stream it looks again for a newline, so leftover bytes must have one."""
+    """AWS's LineIterator. At the end of the stream it looks again for a newline, so leftover bytes
+    must have one.
+    """
     buffer = b""
     for piece in pieces:
         buffer += piece
@@ -136,7 +148,11 @@ def whole_by_lines(pieces: Iterable[bytes]) -> Iterator[str]:
     for line in by_lines(pieces):
         answer = json.loads(line)
         answer = answer[0] if isinstance(answer, list) else answer
-        yield answer["choices"][0]["message"]["content"] if "choices" in answer else answer["generated_text"]
+        yield (
+            answer["choices"][0]["message"]["content"]
+            if "choices" in answer
+            else answer["generated_text"]
+        )
 
 
 def whole_object(pieces: Iterable[bytes]) -> Iterator[str]:
@@ -183,13 +199,17 @@ def each(table: list[tuple[Reader, list[Asked]]]) -> list[Any]:
 
 
 @pytest.mark.parametrize(("reader", "asked"), each(BUFFERED))
-def test_a_reader_with_a_buffer_gets_the_text_however_it_is_cut(reader: Reader, asked: Asked) -> None:
+def test_a_reader_with_a_buffer_gets_the_text_however_it_is_cut(
+    reader: Reader, asked: Asked
+) -> None:
     for pieces in cuts(written(*asked)):
         assert "".join(reader(pieces)) == TEXT
 
 
 @pytest.mark.parametrize(("reader", "asked"), each(UNBUFFERED))
-def test_a_reader_without_a_buffer_gets_the_text_as_we_write_it(reader: Reader, asked: Asked) -> None:
+def test_a_reader_without_a_buffer_gets_the_text_as_we_write_it(
+    reader: Reader, asked: Asked
+) -> None:
     assert "".join(reader(written(*asked))) == TEXT
 
 
@@ -201,5 +221,7 @@ def test_an_error_in_a_stream_reaches_the_readers_of_lines(asked: Asked) -> None
 
 @pytest.mark.parametrize("asked", CHATS)
 def test_an_error_in_a_chat_is_a_record_of_its_own(asked: Asked) -> None:
-    *_, last = (line for line in by_lines(written(*asked, fails=True)) if line and b"[DONE]" not in line)
+    *_, last = (
+        line for line in by_lines(written(*asked, fails=True)) if line and b"[DONE]" not in line
+    )
     assert json.loads(last.removeprefix(b"data: "))["error"]["message"] == "no"

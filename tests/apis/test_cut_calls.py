@@ -1,4 +1,6 @@
-"""A forced call that max_tokens cuts: what is written around calls is no text, in any API of chats."""
+"""A forced call that max_tokens cuts: what is written around calls is no text, in any
+API of chats.
+"""
 
 import json
 from collections.abc import Iterator
@@ -64,7 +66,9 @@ def texts(value: Any) -> Iterator[str]:
         names = ["content", "text"]
         if value.get("type") == "response.output_text.delta":
             names.append("delta")
-        yield from (value[name] for name in names if value.get(name) and isinstance(value[name], str))
+        yield from (
+            value[name] for name in names if value.get(name) and isinstance(value[name], str)
+        )
 
         for item in value.values():
             yield from texts(item)

@@ -1,4 +1,5 @@
-"""Every field that clients send is known: read, refused by name, or listed as one that changes no answer.
+"""Every field that clients send is known: read, refused by name, or listed as one that changes no
+answer.
 
 What vLLM's server takes is compared with its request classes in tests/handlers/vllm/test_fields.py.
 """
@@ -67,53 +68,62 @@ HARMLESS = {
 # What clients are known to send, by client and API: from their types, or read from their traffic.
 SENT = {
     ("anthropic 2.14.0", "messages"): """
-        max_tokens messages model cache_control container diagnostics inference_geo metadata output_config service_tier
-        speed stop_sequences system thinking tool_choice tools user_profile_id workspace_id
-        billing_policy compaction context_management fallback_credit_token fallbacks mcp_servers thread betas
-        stream temperature top_p top_k output_format
+        max_tokens messages model cache_control container diagnostics inference_geo metadata
+        output_config service_tier speed stop_sequences system thinking tool_choice tools
+        user_profile_id workspace_id billing_policy compaction context_management
+        fallback_credit_token fallbacks mcp_servers thread betas stream temperature top_p top_k
+        output_format
     """,
     ("openai 3.54.0", "chats"): """
-        audio frequency_penalty function_call functions logit_bias logprobs max_completion_tokens max_tokens messages
-        metadata modalities model moderation n parallel_tool_calls prediction presence_penalty prompt_cache_key
-        prompt_cache_options prompt_cache_retention reasoning_effort response_format safety_identifier seed
-        service_tier stop store stream stream_options temperature tool_choice tools top_logprobs top_p user verbosity
+        audio frequency_penalty function_call functions logit_bias logprobs max_completion_tokens
+        max_tokens messages metadata modalities model moderation n parallel_tool_calls prediction
+        presence_penalty prompt_cache_key prompt_cache_options prompt_cache_retention
+        reasoning_effort response_format safety_identifier seed service_tier stop store stream
+        stream_options temperature tool_choice tools top_logprobs top_p user verbosity
         web_search_options
     """,
     ("openai 3.54.0", "completions"): """
-        best_of echo frequency_penalty logit_bias logprobs max_tokens model n presence_penalty prompt seed stop stream
-        stream_options suffix temperature top_p user
+        best_of echo frequency_penalty logit_bias logprobs max_tokens model n presence_penalty
+        prompt seed stop stream stream_options suffix temperature top_p user
     """,
     ("openai 3.54.0", "responses"): """
-        access_programs background background_options context_management conversation image include input instructions
-        max_output_tokens max_tool_calls metadata model moderation parallel_tool_calls previous_response_id prompt
-        prompt_cache_key prompt_cache_options prompt_cache_retention reasoning safety_identifier service_tier store
-        stream stream_options temperature text tool_choice tools top_logprobs top_p truncation user personality
+        access_programs background background_options context_management conversation image include
+        input instructions max_output_tokens max_tool_calls metadata model moderation
+        parallel_tool_calls previous_response_id prompt prompt_cache_key prompt_cache_options
+        prompt_cache_retention reasoning safety_identifier service_tier store stream stream_options
+        temperature text tool_choice tools top_logprobs top_p truncation user personality
     """,
     ("openai 3.54.0", "embeddings"): "dimensions encoding_format input model user",
     ("outlines 1.3.3 for SGLang", "chats"): "regex ebnf json_schema",
     ("trustedrouter-provider-check", "chats"): "reasoning thinking",
     ("guidellm 0.8.1", "responses"): "ignore_eos",
-    ("Claude Code 2.1.332", "messages"): "context_management metadata output_config thinking betas speed diagnostics",
+    (
+        "Claude Code 2.1.332",
+        "messages",
+    ): "context_management metadata output_config thinking betas speed diagnostics",
     ("codex 0.171.0", "responses"): "client_metadata include prompt_cache_key store text reasoning",
     ("SGLang's server", "chats"): """
-        regex ebnf no_stop_trim stop_regex stop_token_ids min_tokens ignore_eos lora_path session_params rid extra_key
-        separate_reasoning stream_reasoning chat_template_kwargs return_hidden_states custom_logit_processor
-        custom_params repetition_penalty min_p top_k skip_special_tokens continue_final_message cache_salt
-        bootstrap_host bootstrap_port bootstrap_room data_parallel_rank return_routed_experts priority
+        regex ebnf no_stop_trim stop_regex stop_token_ids min_tokens ignore_eos lora_path
+        session_params rid extra_key separate_reasoning stream_reasoning chat_template_kwargs
+        return_hidden_states custom_logit_processor custom_params repetition_penalty min_p top_k
+        skip_special_tokens continue_final_message cache_salt bootstrap_host bootstrap_port
+        bootstrap_room data_parallel_rank return_routed_experts priority
     """,
     ("vLLM 0.33's server", "chats"): """
-        return_weight_versions thinking_token_budget logprob_token_ids return_token_offsets return_prompt_text
-        repetition_detection stream_interval routed_experts_prompt_start
+        return_weight_versions thinking_token_budget logprob_token_ids return_token_offsets
+        return_prompt_text repetition_detection stream_interval routed_experts_prompt_start
     """,
     ("llama-server", "chats"): """
-        grammar json_schema cache_prompt id_slot timings_per_token n_predict repeat_penalty mirostat dry_multiplier
-        xtc_probability dynatemp_range min_p top_k
+        grammar json_schema cache_prompt id_slot timings_per_token n_predict repeat_penalty mirostat
+        dry_multiplier xtc_probability dynatemp_range min_p top_k
     """,
 }
 
 
 @pytest.mark.parametrize(("client", "api"), SENT)
-def test_every_field_that_a_client_sends_is_read_refused_or_listed_as_harmless(client: str, api: str) -> None:
+def test_every_field_that_a_client_sends_is_read_refused_or_listed_as_harmless(
+    client: str, api: str
+) -> None:
     assert set(SENT[client, api].split()) - TABLES[api].known_names == set()
 
 
@@ -126,7 +136,9 @@ def test_every_field_that_a_client_sends_is_read_refused_or_listed_as_harmless(c
         ("openai.types.embedding_create_params", "EmbeddingCreateParams", "embeddings"),
     ],
 )
-def test_every_field_of_the_openai_client_that_is_installed_is_known(module: str, kind: str, api: str) -> None:
+def test_every_field_of_the_openai_client_that_is_installed_is_known(
+    module: str, kind: str, api: str
+) -> None:
     pytest.importorskip("openai")
     names = getattr(importlib.import_module(module), kind).__annotations__
     assert set(names) - TABLES[api].known_names == set()
@@ -168,7 +180,9 @@ def test_no_field_is_both_read_and_hidden(api: str) -> None:
 
 
 def test_a_name_that_nobody_knows_is_ignored_with_a_line() -> None:
-    assert [APIS[api](frobnicate=1).ignored for api in APIS] == [("'frobnicate': unknown",)] * len(APIS)
+    assert [APIS[api](frobnicate=1).ignored for api in APIS] == [("'frobnicate': unknown",)] * len(
+        APIS
+    )
 
 
 @pytest.mark.parametrize("api", ["chats", "completions", "responses"])
@@ -182,7 +196,9 @@ def test_a_name_that_nobody_knows_is_ignored_with_a_line() -> None:
         ("include_stop_str_in_output", "no_stop_trim", True),
     ],
 )
-def test_names_of_other_servers_mean_what_ours_mean(api: str, name: str, alias: str, value: object) -> None:
+def test_names_of_other_servers_mean_what_ours_mean(
+    api: str, name: str, alias: str, value: object
+) -> None:
     aliased = APIS[api](**{alias: value})
     assert aliased.requests == APIS[api](**{name: value}).requests
     assert aliased.requests != APIS[api]().requests
@@ -206,7 +222,9 @@ def test_a_response_has_one_structure(name: str) -> None:
 
 
 def test_tags_around_structures_are_refused() -> None:
-    with pytest.raises(Unsupported, match=r"^structured_outputs\.structural_tag is not supported here"):
+    with pytest.raises(
+        Unsupported, match=r"^structured_outputs\.structural_tag is not supported here"
+    ):
         APIS["chats"](structured_outputs={"structural_tag": "{}"})
 
 
@@ -217,7 +235,10 @@ def test_tags_around_structures_are_refused() -> None:
         ({"thinking": {"type": "disabled"}}, {"enable_thinking": False}),
         ({"thinking": {"type": "enabled", "budget_tokens": 2000}}, {"enable_thinking": True}),
         ({"chat_template_kwargs": {"enable_thinking": False}}, {"enable_thinking": False}),
-        ({"thinking": {"type": "enabled"}, "chat_template_kwargs": {"a": 1}}, {"enable_thinking": True, "a": 1}),
+        (
+            {"thinking": {"type": "enabled"}, "chat_template_kwargs": {"a": 1}},
+            {"enable_thinking": True, "a": 1},
+        ),
     ],
 )
 def test_whether_a_model_thinks_reaches_the_template(api: str, given: Any, variables: Any) -> None:
@@ -239,7 +260,11 @@ def test_how_a_model_thinks_has_the_names_of_other_servers_in_chats() -> None:
     [("completions", True), ("embeddings", True), ("chats", False), ("responses", False)],
 )
 def test_a_client_may_say_whether_special_tokens_are_added(api: str, usual: bool) -> None:
-    for given, adds in (({}, usual), ({"add_special_tokens": True}, True), ({"add_special_tokens": False}, False)):
+    for given, adds in (
+        ({}, usual),
+        ({"add_special_tokens": True}, True),
+        ({"add_special_tokens": False}, False),
+    ):
         assert adds_special_tokens(APIS[api](**given).request) is adds
     with pytest.raises(InvalidRequest, match="^add_special_tokens must be true or false"):
         APIS[api](add_special_tokens="no")

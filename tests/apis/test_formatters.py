@@ -25,8 +25,14 @@ MODEL = ModelConfig(path="demo", name="demo")
 STREAMS = (OutputFormat.JSONLINES, OutputFormat.SSE)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
 SEPARATORS = "\x85\u2028\u2029"
-LOG_PROB = st.none() | st.floats(-20, 0).map(lambda x: round(x, 3)) | st.sampled_from([math.nan, -math.inf, math.inf])
-PLAIN = st.builds(Token, id=st.integers(0, 2**31), text=TEXT, log_prob=LOG_PROB, is_special=st.booleans())
+LOG_PROB = (
+    st.none()
+    | st.floats(-20, 0).map(lambda x: round(x, 3))
+    | st.sampled_from([math.nan, -math.inf, math.inf])
+)
+PLAIN = st.builds(
+    Token, id=st.integers(0, 2**31), text=TEXT, log_prob=LOG_PROB, is_special=st.booleans()
+)
 TOKENS = st.lists(PLAIN, min_size=1, max_size=8)
 
 
@@ -44,7 +50,9 @@ def _feed(formatter: Formatter[LmiFormat], tokens: list[Token], cut: int) -> lis
     records: list[bytes] = []
     for at in range(0, len(tokens), cut):
         is_last = at + cut >= len(tokens)
-        records += formatter.feed(Delta(tokens[at : at + cut], AnswerEnd.LENGTH if is_last else None))
+        records += formatter.feed(
+            Delta(tokens[at : at + cut], AnswerEnd.LENGTH if is_last else None)
+        )
     return records
 
 
@@ -67,7 +75,9 @@ def test_a_stream_is_one_record_for_each_step_and_its_pieces_make_the_whole_text
     objects = _objects(records, output_format)
     steps = [tokens[at : at + cut] for at in range(0, len(tokens), cut)]
     assert [line["token"]["id"] for line in objects] == [step[-1].id for step in steps]
-    assert [line["token"]["text"] for line in objects] == ["".join(token.text for token in step) for step in steps]
+    assert [line["token"]["text"] for line in objects] == [
+        "".join(token.text for token in step) for step in steps
+    ]
     assert "".join(line["token"]["text"] for line in objects) == objects[-1]["generated_text"]
     assert all(set(line) == {"token"} for line in objects[:-1])
     assert set(objects[-1]) == {"token", "generated_text"}
@@ -104,7 +114,9 @@ def test_every_format_tells_the_same_answer(tokens: list[Token], cut: int) -> No
 
 @pytest.mark.parametrize("log_prob", [math.nan, math.inf, -math.inf, None])
 @pytest.mark.parametrize("output_format", OutputFormat)
-def test_a_log_prob_that_json_cannot_write_is_null(output_format: OutputFormat, log_prob: float | None) -> None:
+def test_a_log_prob_that_json_cannot_write_is_null(
+    output_format: OutputFormat, log_prob: float | None
+) -> None:
     token = Token(5, "a", log_prob, top=[Token(6, "b", log_prob)])
     formatter = _formatter(output_format, details=True, num_top_log_probs=1)
     [record] = formatter.feed(Delta([token], AnswerEnd.LENGTH))
@@ -113,8 +125,13 @@ def test_a_log_prob_that_json_cannot_write_is_null(output_format: OutputFormat, 
 
 @pytest.mark.parametrize("tgi_compat", [False, True])
 def test_the_tokens_of_one_step_are_one_record_that_says_what_each_would(tgi_compat: bool) -> None:
-    formatter = _formatter(OutputFormat.JSONLINES, details=True, tgi_compat=tgi_compat, num_top_log_probs=1)
-    tokens = [Token(5, "a", -1.0, top=[Token(6, "x", -2.0)]), Token(7, "b", -0.5, top=[Token(8, "y", -3.0)])]
+    formatter = _formatter(
+        OutputFormat.JSONLINES, details=True, tgi_compat=tgi_compat, num_top_log_probs=1
+    )
+    tokens = [
+        Token(5, "a", -1.0, top=[Token(6, "x", -2.0)]),
+        Token(7, "b", -0.5, top=[Token(8, "y", -3.0)]),
+    ]
     [record] = formatter.feed(Delta(tokens, AnswerEnd.LENGTH))
     line = json.loads(record)
     assert list(line["token"].values())[:3] == [7, "ab", -1.5]
@@ -123,13 +140,17 @@ def test_the_tokens_of_one_step_are_one_record_that_says_what_each_would(tgi_com
 
 
 def test_a_step_with_a_log_prob_that_nobody_knows_has_none() -> None:
-    [record] = _formatter(OutputFormat.JSONLINES).feed(Delta([Token(5, "a", None), Token(7, "b", -0.5)]))
+    [record] = _formatter(OutputFormat.JSONLINES).feed(
+        Delta([Token(5, "a", None), Token(7, "b", -0.5)])
+    )
     assert json.loads(record)["token"]["log_prob"] is None
 
 
 def test_an_event_of_tgi_counts_the_tokens_of_its_step() -> None:
     writer = TgiStream(
-        tgi.parse(tgi.read(b'{"inputs": "a", "parameters": {"details": true}}', None, MODEL, stream=True))
+        tgi.parse(
+            tgi.read(b'{"inputs": "a", "parameters": {"details": true}}', None, MODEL, stream=True)
+        )
     )
     deltas = [
         Delta([Token(1, "a", -1.0)]),
@@ -137,8 +158,16 @@ def test_an_event_of_tgi_counts_the_tokens_of_its_step() -> None:
         Delta([Token(2, "b"), Token(3, "c")]),
         Delta([], AnswerEnd.LENGTH),
     ]
-    events = [json.loads(record.removeprefix(b"data:")) for delta in deltas for record in writer.feed(delta)]
-    assert [(event["index"], event["token"]["text"]) for event in events] == [(1, "a"), (3, "bc"), (4, "")]
+    events = [
+        json.loads(record.removeprefix(b"data:"))
+        for delta in deltas
+        for record in writer.feed(delta)
+    ]
+    assert [(event["index"], event["token"]["text"]) for event in events] == [
+        (1, "a"),
+        (3, "bc"),
+        (4, ""),
+    ]
     assert (events[-1]["generated_text"], events[-1]["details"]["generated_tokens"]) == ("abc", 3)
 
 
@@ -159,13 +188,19 @@ def test_a_line_separator_in_a_text_does_not_cut_a_record(separator: str) -> Non
 def test_nothing_of_a_json_body_goes_out_before_the_end() -> None:
     formatter = _formatter(OutputFormat.JSON)
     assert formatter.feed(Delta([Token(5, "a", -1.0)])) == []
-    assert formatter.feed(Delta([Token(6, "b", -1.0)], AnswerEnd.LENGTH)) == [b'{"generated_text": "ab"}']
+    assert formatter.feed(Delta([Token(6, "b", -1.0)], AnswerEnd.LENGTH)) == [
+        b'{"generated_text": "ab"}'
+    ]
 
 
 def test_prompt_tokens_stand_in_the_details_only_when_they_were_asked_for() -> None:
     for asked in (False, True):
-        formatter = _formatter(OutputFormat.JSON, details=True, num_prompt_log_probs=0 if asked else None)
-        [body] = formatter.feed(Delta([Token(5, "a", -1.0)], AnswerEnd.LENGTH, prefill=[Token(1, "né", None)]))
+        formatter = _formatter(
+            OutputFormat.JSON, details=True, num_prompt_log_probs=0 if asked else None
+        )
+        [body] = formatter.feed(
+            Delta([Token(5, "a", -1.0)], AnswerEnd.LENGTH, prefill=[Token(1, "né", None)])
+        )
         assert ("prefill" in json.loads(body)["details"]) is asked
 
 
@@ -178,7 +213,9 @@ def test_an_error_can_be_written_whatever_its_message(
     fields = json.loads(record.decode().removeprefix("data: "))
     assert fields["error"] == message.encode(errors="replace").decode()
     assert fields["details"]["finish_reason"] == "error"
-    assert list(fields)[-3:] == (["error", "code", "error_type"] if tgi_type else ["details", "error", "code"])
+    assert list(fields)[-3:] == (
+        ["error", "code", "error_type"] if tgi_type else ["details", "error", "code"]
+    )
     assert (record.count(b"\n"), output_format) in (
         (0, OutputFormat.JSON),
         (1, OutputFormat.JSONLINES),
@@ -190,17 +227,24 @@ def test_an_error_can_be_written_whatever_its_message(
 def test_every_choice_of_a_stream_has_the_log_probs_of_its_prompt(is_overtaken: bool) -> None:
     """They come with the first choice; another choice that overtakes it does not have them."""
     body = b'{"prompt": "ab", "n": 2, "stream": true, "echo": true, "logprobs": 1, "max_tokens": 1}'
-    writer = CompletionStream(openai.parse(openai.read(body, None, ModelConfig(path="demo", name="demo"))))
+    writer = CompletionStream(
+        openai.parse(openai.read(body, None, ModelConfig(path="demo", name="demo")))
+    )
     prefill = [Token(1, "a"), Token(2, "b", -1.0)]
     first = Delta([Token(3, "c", -1.0)], AnswerEnd.LENGTH, prefill=prefill, prompt="ab", index=0)
     second = Delta([Token(4, "d", -1.0)], AnswerEnd.LENGTH, prompt="ab", index=1)
     early = Delta([Token(4, "e", -1.0)], prompt="ab", index=1)
     deltas = (early, first, second) if is_overtaken else (first, second)
     records = [record for delta in deltas for record in writer.feed(delta)][:2]
-    said = [json.loads(record.removeprefix(b"data: "))["choices"][0]["logprobs"] for record in records]
+    said = [
+        json.loads(record.removeprefix(b"data: "))["choices"][0]["logprobs"] for record in records
+    ]
     expected = [["e"], ["a", "b", "c"]] if is_overtaken else [["a", "b", "c"], ["a", "b", "d"]]
     assert [log_probs["tokens"] for log_probs in said] == expected
-    assert [log_probs["text_offset"] for log_probs in said] == [[2] if is_overtaken else [0, 1, 2], [0, 1, 2]]
+    assert [log_probs["text_offset"] for log_probs in said] == [
+        [2] if is_overtaken else [0, 1, 2],
+        [0, 1, 2],
+    ]
 
 
 @pytest.mark.parametrize(
@@ -213,10 +257,21 @@ def test_every_choice_of_a_stream_has_the_log_probs_of_its_prompt(is_overtaken: 
         ("Hi There", ["hi", " there"], [0, 2]),
         ("a", [], []),
     ],
-    ids=["its own text", "what a tokenizer adds", "a special token in the text", "cut", "lower case", "none"],
+    ids=[
+        "its own text",
+        "what a tokenizer adds",
+        "a special token in the text",
+        "cut",
+        "lower case",
+        "none",
+    ],
 )
-def test_tokens_of_a_prompt_have_their_places_in_its_text(prompt: str, pieces: list[str], expected: list[int]) -> None:
-    tokens = [Token(number, piece, is_special=piece == "<s>") for number, piece in enumerate(pieces)]
+def test_tokens_of_a_prompt_have_their_places_in_its_text(
+    prompt: str, pieces: list[str], expected: list[int]
+) -> None:
+    tokens = [
+        Token(number, piece, is_special=piece == "<s>") for number, piece in enumerate(pieces)
+    ]
     assert offsets_in(prompt, tokens) == expected
     if not prompt.startswith(("cut", "<s>")):
         assert offsets_in(prompt, tokens, is_end_cut=True) == expected

@@ -1,4 +1,6 @@
-"""A model's own defaults: at which APIs they count, and that whatever a client writes counts before them."""
+"""A model's own defaults: at which APIs they count, and that whatever a client writes counts before
+them.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,8 @@ OF_MAKER = SamplingConfig(
 )
 USER = {"role": "user", "content": "hi"}
 ANTHROPIC = {"max_tokens": 9, "messages": [USER]}
-# The APIs that follow OpenAI's or Anthropic's rule: a body that is silent, and the longest answer to it.
+# The APIs that follow OpenAI's or Anthropic's rule: a body that is silent, and the longest answer
+# to it.
 SILENT: list[tuple[str, dict[str, Any], int]] = [
     ("openai_chat", {"messages": [USER]}, 77),
     ("openai_chat_lines", {"messages": [USER]}, 77),
@@ -59,7 +62,9 @@ def silent(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("name", "body", "num_tokens"), SILENT)
-def test_a_silent_request_gets_the_models_defaults(name: str, body: dict[str, Any], num_tokens: int) -> None:
+def test_a_silent_request_gets_the_models_defaults(
+    name: str, body: dict[str, Any], num_tokens: int
+) -> None:
     parsed = parse(name, body)
     assert parsed.request.sampling == OF_MAKER
     assert parsed.request.max_new_tokens == num_tokens
@@ -128,12 +133,17 @@ def test_a_written_number_of_tokens_counts(name: str, field: str) -> None:
 
 def test_a_model_that_is_greedy_or_draws_freely_says_so() -> None:
     greedy = replace(MODEL, generation_defaults=GenerationDefaults(temperature=0.0, top_k=5))
-    assert parse("openai_chat", {"messages": [USER]}, greedy).request.sampling == SamplingConfig(temperature=0.0)
-    assert parse("openai_chat", {"messages": [USER], "temperature": 1}, greedy).request.sampling == SamplingConfig(
-        top_k=5
+    assert parse("openai_chat", {"messages": [USER]}, greedy).request.sampling == SamplingConfig(
+        temperature=0.0
     )
+    assert parse(
+        "openai_chat", {"messages": [USER], "temperature": 1}, greedy
+    ).request.sampling == SamplingConfig(top_k=5)
 
-    free = replace(MODEL, generation_defaults=GenerationDefaults(temperature=1.0, top_p=1.0, top_k=-1, min_p=0.0))
+    free = replace(
+        MODEL,
+        generation_defaults=GenerationDefaults(temperature=1.0, top_p=1.0, top_k=-1, min_p=0.0),
+    )
     for name in NAMES:
         assert parse(name, silent(name), free).requests == parse(name, silent(name), PLAIN).requests
 
@@ -144,7 +154,9 @@ def test_a_search_has_no_defaults_and_nothing_is_told() -> None:
     assert parsed.requests == parse("openai_completions", asked, PLAIN).requests
     assert parsed.ignored == ()
 
-    one_beam = parse("openai_completions", {"prompt": "hi", "use_beam_search": True}).request.sampling
+    one_beam = parse(
+        "openai_completions", {"prompt": "hi", "use_beam_search": True}
+    ).request.sampling
     assert one_beam.temperature == 0
 
 
@@ -172,7 +184,9 @@ OTHERS = [
 
 
 @pytest.mark.parametrize(("name", "body"), OTHERS)
-def test_the_other_apis_keep_the_defaults_of_their_documents(name: str, body: dict[str, Any]) -> None:
+def test_the_other_apis_keep_the_defaults_of_their_documents(
+    name: str, body: dict[str, Any]
+) -> None:
     with_defaults, without = (parse(name, body, model) for model in (MODEL, PLAIN))
     assert with_defaults.requests == without.requests
 

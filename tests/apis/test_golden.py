@@ -1,8 +1,9 @@
 """The bytes of each API, file by file: tests/golden/<api>/<case>.request gives <case>.response.
 
-A request file holds the body, the model's settings, the Deltas of an engine, and the error that ends the answer.
-Python's json module wrote the responses from objects put together by hand; the formatters never wrote them.
-A value that is new in every answer, an id, the time or a drawn seed, is `ID` or 0 there.
+A request file holds the body, the model's settings, the Deltas of an engine, and the error that
+ends the answer. Python's json module wrote the responses from objects put together by hand; the
+formatters never wrote them. A value that is new in every answer, an id, the time or a drawn seed,
+is `ID` or 0 there.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ CASES = sorted(f"{path.parent.name}/{path.stem}" for path in GOLDEN.glob("*/*.re
 
 def _token(fields: dict[str, Any]) -> Token:
     top = fields.get("top")
-    return Token(**fields | {"top": None if top is None else [_token(alternative) for alternative in top]})
+    return Token(
+        **fields | {"top": None if top is None else [_token(alternative) for alternative in top]}
+    )
 
 
 def _embedding(numbers: list[float]) -> Tensor:
@@ -82,7 +85,11 @@ def _answer(api: AnyApi, case: dict[str, Any]) -> tuple[int, str, bytes]:
         rendered = api.errors.render(error, format, accepted=accepted)
         status = 200 if records else rendered.status
         body = b"".join([*records, rendered.body])
-        return status, rendered.media_type, body if records else api.whole(rendered.media_type, body)
+        return (
+            status,
+            rendered.media_type,
+            body if records else api.whole(rendered.media_type, body),
+        )
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -95,4 +102,6 @@ def test_an_answer_has_exactly_the_bytes_of_its_golden_file(name: str) -> None:
 
 def test_the_golden_files_are_there_and_none_is_an_orphan() -> None:
     assert len(CASES) > 50
-    assert sorted(f"{path.parent.name}/{path.stem}" for path in GOLDEN.glob("*/*.response")) == CASES
+    assert (
+        sorted(f"{path.parent.name}/{path.stem}" for path in GOLDEN.glob("*/*.response")) == CASES
+    )

@@ -16,7 +16,12 @@ from lmi.settings.config import ModelConfig
 from lmi.types import OutputFormat
 
 MODEL = ModelConfig(path="demo", name="demo", tool_call_parser="hermes")
-ELSEWHERE = ["http://127.0.0.1:9/x", "file:///etc/passwd", "other.json#/$defs/a", "definitions.json"]
+ELSEWHERE = [
+    "http://127.0.0.1:9/x",
+    "file:///etc/passwd",
+    "other.json#/$defs/a",
+    "definitions.json",
+]
 PLACES: list[Any] = [
     lambda ref: ref,
     lambda ref: {"properties": {"a": ref}},
@@ -29,7 +34,10 @@ PLACES: list[Any] = [
 INSIDE: list[dict[str, Any]] = [
     {"$ref": "#/$defs/a", "$defs": {"a": {"type": "null"}}},
     {"properties": {"a": {"$ref": "#"}}},
-    {"$ref": "#/$defs/a~1b/anyOf/1", "$defs": {"a/b": {"anyOf": [{}, {"items": {"$ref": "#/$defs/a%2Fb"}}]}}},
+    {
+        "$ref": "#/$defs/a~1b/anyOf/1",
+        "$defs": {"a/b": {"anyOf": [{}, {"items": {"$ref": "#/$defs/a%2Fb"}}]}},
+    },
     {"$ref": "#/$defs/none"},
     {"anyOf": [{"$ref": "#/anyOf/" + "9" * 5000}, {"$ref": "#/anyOf/7"}]},
     {"properties": {"$ref": {"type": "string"}}, "required": ["$ref"]},
@@ -53,14 +61,22 @@ EVERYWHERE: list[tuple[Any, dict[str, Any], str]] = [
         {"inputs": ["a"], "parameters": {"response_format": FORM}},
         "parameters.response_format.json_schema.schema",
     ),
-    (tgi, {"inputs": "a", "parameters": {"grammar": {"type": "json", "value": FAR}}}, "parameters.grammar.value"),
+    (
+        tgi,
+        {"inputs": "a", "parameters": {"grammar": {"type": "json", "value": FAR}}},
+        "parameters.grammar.value",
+    ),
 ]
 
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("reference", ELSEWHERE)
-def test_a_schema_that_refers_to_elsewhere_is_refused_wherever_it_does(reference: str, place: Any) -> None:
-    with pytest.raises(InvalidParameter, match=r"^field must be .* every \$ref begins with # or .*, given "):
+def test_a_schema_that_refers_to_elsewhere_is_refused_wherever_it_does(
+    reference: str, place: Any
+) -> None:
+    with pytest.raises(
+        InvalidParameter, match=r"^field must be .* every \$ref begins with # or .*, given "
+    ):
         json_schema("field", place({"$ref": reference}))
 
 
@@ -77,11 +93,17 @@ def test_the_kin_of_a_reference_leads_nowhere_either(key: str, reference: object
         {"$ref": "#"},
         {"$ref": ""},
         {"properties": {"a": {"$ref": "#/properties/a"}}},
-        {"items": {"$ref": "#/$defs/a"}, "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
+        {
+            "items": {"$ref": "#/$defs/a"},
+            "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}},
+        },
     ],
 )
 def test_a_reference_that_leads_back_to_itself_is_refused(schema: dict[str, Any]) -> None:
-    with pytest.raises(InvalidParameter, match=r"^field must be a JSON schema in which no \$ref leads back to itself"):
+    with pytest.raises(
+        InvalidParameter,
+        match=r"^field must be a JSON schema in which no \$ref leads back to itself",
+    ):
         json_schema("field", schema)
 
 
@@ -91,11 +113,20 @@ def test_a_schema_that_is_whole_in_itself_is_taken(schema: dict[str, Any]) -> No
 
 
 def test_an_engine_gets_pointers_in_place_of_the_names_in_a_schema() -> None:
-    schema = {"$id": "urn:example:root", "items": {"$ref": "#named"}, "$defs": {"a": {"$anchor": "named"}}}
-    assert json.loads(json_schema("field", schema).guide or "") == {"items": {"$ref": "#/$defs/a"}, "$defs": {"a": {}}}
+    schema = {
+        "$id": "urn:example:root",
+        "items": {"$ref": "#named"},
+        "$defs": {"a": {"$anchor": "named"}},
+    }
+    assert json.loads(json_schema("field", schema).guide or "") == {
+        "items": {"$ref": "#/$defs/a"},
+        "$defs": {"a": {}},
+    }
 
 
-def test_a_word_that_looks_like_a_keyword_is_told_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_word_that_looks_like_a_keyword_is_told_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     schema = {
         "properties": {"minium": {"minium": 5, "x-order": 1}, "a": {"markdownDescription": "b"}},
         "additonalProperties": False,
@@ -104,7 +135,10 @@ def test_a_word_that_looks_like_a_keyword_is_told_in_the_log(caplog: pytest.LogC
         assert json.loads(json_schema("field", schema).guide or "") == schema
     (line,) = (record.getMessage() for record in caplog.records)
     assert line.startswith("field: words that are no keywords of JSON Schema have no effect: ")
-    assert "'additonalProperties' (perhaps additionalProperties)" in line and "'minium' (perhaps minimum)" in line
+    assert (
+        "'additonalProperties' (perhaps additionalProperties)" in line
+        and "'minium' (perhaps minimum)" in line
+    )
 
     caplog.clear()
     json_schema("field", {"x-order": 1, "nullable": True, "markdownDescription": "b"})
@@ -112,7 +146,9 @@ def test_a_word_that_looks_like_a_keyword_is_told_in_the_log(caplog: pytest.LogC
 
 
 @pytest.mark.parametrize(("api", "body", "field"), EVERYWHERE)
-def test_every_field_that_carries_a_schema_is_looked_through(api: Any, body: dict[str, Any], field: str) -> None:
+def test_every_field_that_carries_a_schema_is_looked_through(
+    api: Any, body: dict[str, Any], field: str
+) -> None:
     message = api.read(json.dumps(body).encode(), None, MODEL)
     with pytest.raises(InvalidParameter) as caught:
         api.parse(message)
@@ -120,7 +156,11 @@ def test_every_field_that_carries_a_schema_is_looked_through(api: Any, body: dic
 
 
 def test_triton_s_guide_is_looked_through_too() -> None:
-    body = {"text_input": "a", "guided_decoding_guide_type": "json_schema", "guided_decoding_guide": json.dumps(FAR)}
+    body = {
+        "text_input": "a",
+        "guided_decoding_guide_type": "json_schema",
+        "guided_decoding_guide": json.dumps(FAR),
+    }
     message = triton.read(json.dumps(body).encode(), None, MODEL, output_format=OutputFormat.JSON)
     with pytest.raises(InvalidParameter, match=r"^input 'guided_decoding_guide' must be .*\$ref"):
         triton.parse(message)
@@ -129,7 +169,8 @@ def test_triton_s_guide_is_looked_through_too() -> None:
 def test_two_structures_are_refused_by_the_name_of_the_second() -> None:
     given = {"guided_regex": json_schema("a", {}), "guided_json": json_schema("b", {})}
     with pytest.raises(
-        InvalidParameter, match=r"^parameters\.guided_regex must be left out beside parameters\.guided_json"
+        InvalidParameter,
+        match=r"^parameters\.guided_regex must be left out beside parameters\.guided_json",
     ):
         asked_guide(given, "parameters.")
     assert asked_guide({}) == (None, {})

@@ -1,4 +1,6 @@
-"""What a parameter means, whatever an API calls it: the field that it fills, what leaves it out, what is refused."""
+"""What a parameter means, whatever an API calls it: the field that it fills, what leaves it out,
+what is refused.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,8 @@ from lmi.types import GenerationRequest, OutputFormat
 
 MODEL = ModelConfig(path="demo", name="demo")
 BIG, LONG = 2**63, "x" * 129
-# By the field of the request or of its sampling: a value with an effect, and values that every API refuses.
-# Names at the end are read into another field.
+# By the field of the request or of its sampling: a value with an effect, and values that every API
+# refuses. Names at the end are read into another field.
 MEANINGS: dict[str, tuple[Any, list[Any]]] = {
     "seed": (2**64 - 1, ["x", 1.5, True, -2, 2**64]),
     "temperature": (0.5, ["hot", True, -0.1, 100.1, 1e308, []]),
@@ -103,7 +105,9 @@ def field_of(name: str) -> str:
 
 @dataclass(frozen=True)
 class Asking:
-    """How an API is asked: its names, a body around fields, and what stands beside them so that they have an effect."""
+    """How an API is asked: its names, a body around fields, and what stands beside them so that
+    they have an effect.
+    """
 
     table: ParameterTable | dict[str, Any]
     parse: Callable[[dict[str, Any]], Parsed[Any]]
@@ -115,12 +119,16 @@ class Asking:
 
 
 def _lmi(given: dict[str, Any]) -> Parsed[Any]:
-    return lmi.parse(lmi.read(json.dumps({"inputs": "hi", "parameters": given}).encode(), None, MODEL))
+    return lmi.parse(
+        lmi.read(json.dumps({"inputs": "hi", "parameters": given}).encode(), None, MODEL)
+    )
 
 
 def _tgi(given: dict[str, Any]) -> Parsed[Any]:
     """The request without a seed that was drawn, which differs each time."""
-    parsed = tgi.parse(tgi.read(json.dumps({"inputs": "hi", "parameters": given}).encode(), None, MODEL))
+    parsed = tgi.parse(
+        tgi.read(json.dumps({"inputs": "hi", "parameters": given}).encode(), None, MODEL)
+    )
     if given.get("seed", -1) != -1:
         return parsed
     sampling = msgspec.structs.replace(parsed.request.sampling, seed=None)
@@ -137,9 +145,10 @@ def _triton(given: dict[str, Any]) -> Parsed[Any]:
 
 
 SHARED = """
-    n seed temperature top_p presence_penalty frequency_penalty stop stop_token_ids include_stop_str_in_output top_k
-    min_p repetition_penalty ignore_eos min_tokens skip_special_tokens spaces_between_special_tokens
-    logits_post_processor_name cache_salt max_tokens bad_words
+    n seed temperature top_p presence_penalty frequency_penalty stop stop_token_ids
+    include_stop_str_in_output top_k min_p repetition_penalty ignore_eos min_tokens
+    skip_special_tokens spaces_between_special_tokens logits_post_processor_name cache_salt
+    max_tokens bad_words
 """
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 APIS = {
@@ -148,11 +157,11 @@ APIS = {
         _lmi,
         {"do_sample": True, "details": True},
         """
-        n best_of seed temperature top_k top_p min_p typical_p repetition_penalty presence_penalty frequency_penalty
-        no_repeat_ngram_size min_length min_tokens max_new_tokens stop_sequences stop stop_token_ids bad_sequences
-        ignore_eos_token truncate truncation_side include_stop_str_in_output skip_special_tokens
-        spaces_between_special_tokens return_full_text logprobs top_n_tokens prompt_logprobs cache_salt
-        logits_post_processor_name
+        n best_of seed temperature top_k top_p min_p typical_p repetition_penalty presence_penalty
+        frequency_penalty no_repeat_ngram_size min_length min_tokens max_new_tokens stop_sequences
+        stop stop_token_ids bad_sequences ignore_eos_token truncate truncation_side
+        include_stop_str_in_output skip_special_tokens spaces_between_special_tokens
+        return_full_text logprobs top_n_tokens prompt_logprobs cache_salt logits_post_processor_name
         """,
     ),
     "tgi": Asking(
@@ -160,34 +169,38 @@ APIS = {
         _tgi,
         {"do_sample": True, "details": True},
         """
-        best_of seed temperature top_k top_p typical_p repetition_penalty frequency_penalty max_new_tokens stop truncate
-        truncation_side return_full_text top_n_tokens adapter_id
+        best_of seed temperature top_k top_p typical_p repetition_penalty frequency_penalty
+        max_new_tokens stop truncate truncation_side return_full_text top_n_tokens adapter_id
         """,
     ),
     "completion": Asking(
         openai.COMPLETION,
         partial(_openai, openai, {"prompt": "hi"}),
         {"logprobs": 0, "max_tokens": 9},
-        SHARED + "best_of truncate_prompt_tokens truncation_side logprobs prompt_logprobs prompt_cache_key",
+        SHARED
+        + "best_of truncate_prompt_tokens truncation_side logprobs prompt_logprobs prompt_cache_key",  # noqa: E501
     ),
     "chat": Asking(
         openai_chat.CHAT,
         partial(_openai, openai_chat, CHAT),
         {"logprobs": True},
-        SHARED
-        + "truncate_prompt_tokens truncation_side top_logprobs max_completion_tokens prompt_logprobs prompt_cache_key",
+        SHARED + "truncate_prompt_tokens truncation_side top_logprobs max_completion_tokens "
+        "prompt_logprobs prompt_cache_key",
     ),
     "responses": Asking(
         responses.RESPONSES,
         partial(_openai, RESPONSES, {"input": "hi"}),
         {},
         """
-        seed temperature top_p presence_penalty frequency_penalty stop stop_token_ids include_stop_str_in_output top_k
-        min_p repetition_penalty ignore_eos min_tokens skip_special_tokens spaces_between_special_tokens
-        logits_post_processor_name cache_salt max_output_tokens bad_words truncate_prompt_tokens
+        seed temperature top_p presence_penalty frequency_penalty stop stop_token_ids
+        include_stop_str_in_output top_k min_p repetition_penalty ignore_eos min_tokens
+        skip_special_tokens spaces_between_special_tokens logits_post_processor_name cache_salt
+        max_output_tokens bad_words truncate_prompt_tokens
         """,
     ),
-    "embeddings": Asking(embeddings.PARAMETERS, partial(_openai, embeddings, {"input": "hi"}), {}, "cache_salt"),
+    "embeddings": Asking(
+        embeddings.PARAMETERS, partial(_openai, embeddings, {"input": "hi"}), {}, "cache_salt"
+    ),
     "anthropic": Asking(
         MESSAGES,
         partial(_openai, ANTHROPIC, CHAT | {"max_tokens": 9}),
@@ -217,19 +230,32 @@ def test_a_parameter_fills_its_field_and_no_other(api: str, name: str) -> None:
     before, after = flat(asking.request({})), flat(asking.request({name: value}))
     wanted = tuple(value) if isinstance(value, list) else value
     beside = {"needs_full_room": True} if (api, name) == ("tgi", "max_new_tokens") else {}
-    assert {key: after[key] for key in after if after[key] != before[key]} == {field: wanted, **beside}
+    assert {key: after[key] for key in after if after[key] != before[key]} == {
+        field: wanted,
+        **beside,
+    }
 
 
-@pytest.mark.parametrize(("api", "name"), [(api, name) for api, asking in APIS.items() for name in asking.table])
-def test_a_wrong_type_or_range_is_refused_with_the_name_even_where_it_has_no_effect(api: str, name: str) -> None:
-    spelled = {"lmi": f"parameters.{name}", "tgi": f"parameters.{name}", "triton": f"input '{name}'"}.get(api, name)
+@pytest.mark.parametrize(
+    ("api", "name"), [(api, name) for api, asking in APIS.items() for name in asking.table]
+)
+def test_a_wrong_type_or_range_is_refused_with_the_name_even_where_it_has_no_effect(
+    api: str, name: str
+) -> None:
+    spelled = {
+        "lmi": f"parameters.{name}",
+        "tgi": f"parameters.{name}",
+        "triton": f"input '{name}'",
+    }.get(api, name)
     for value in WRONG.get(field_of(name), []):
         with pytest.raises(InvalidRequest) as caught:
             APIS[api].parse({name: value})
         assert spelled in str(caught.value), value
 
 
-@pytest.mark.parametrize(("api", "name"), [row for row in ROWS if type(VALUES[field_of(row[1])]) is int])
+@pytest.mark.parametrize(
+    ("api", "name"), [row for row in ROWS if type(VALUES[field_of(row[1])]) is int]
+)
 def test_a_whole_float_is_an_integer(api: str, name: str) -> None:
     value = VALUES[field_of(name)] % 1000  # a float holds it exactly
     assert APIS[api].request({name: float(value)}) == APIS[api].request({name: value})
@@ -240,7 +266,9 @@ def test_a_seed_of_minus_one_is_as_if_left_out(api: str) -> None:
     assert APIS[api].request({"seed": -1}) == APIS[api].request({})
 
 
-@pytest.mark.parametrize(("api", "name"), [row for row in ROWS if field_of(row[1]) == "stop_sequences"])
+@pytest.mark.parametrize(
+    ("api", "name"), [row for row in ROWS if field_of(row[1]) == "stop_sequences"]
+)
 def test_forty_stop_strings_end_an_answer(api: str, name: str) -> None:
     stops = [f"stop {n}" for n in range(40)]
     assert APIS[api].request({name: stops}).stop_sequences == tuple(stops)

@@ -75,7 +75,12 @@ def _object(body: bytes, output_format: OutputFormat) -> dict[str, Any]:
 @pytest.mark.parametrize("output_format", OutputFormat)
 @pytest.mark.parametrize(("error", "accepted", "status", "shape"), ROWS)
 def test_each_error_has_its_status_and_its_shape_in_the_answer_s_own_framing(
-    error: LmiError, accepted: bool, status: int, shape: int, output_format: OutputFormat, tgi_compat: bool
+    error: LmiError,
+    accepted: bool,
+    status: int,
+    shape: int,
+    output_format: OutputFormat,
+    tgi_compat: bool,
 ) -> None:
     format = LmiFormat(output_format=output_format, tgi_compat=tgi_compat)
     rendered = LMI.errors.render(error, format, accepted=accepted)
@@ -99,7 +104,9 @@ def test_each_error_has_its_status_and_its_shape_in_the_answer_s_own_framing(
         (DeadlineExceeded("x"), True, "generation"),
     ],
 )
-def test_a_tgi_client_learns_the_class_of_the_error(error: LmiError, accepted: bool, kind: str) -> None:
+def test_a_tgi_client_learns_the_class_of_the_error(
+    error: LmiError, accepted: bool, kind: str
+) -> None:
     rendered = LMI.errors.render(error, LmiFormat(tgi_compat=True), accepted=accepted)
     assert json.loads(rendered.body)["error_type"] == kind
 
@@ -115,9 +122,15 @@ def test_a_503_tells_when_to_come_back_and_nothing_else_has_headers() -> None:
 
 @pytest.mark.parametrize("status", [404, 405, 408, 413, 415, 431])
 def test_an_error_of_http_alone_is_of_the_first_shape(status: int) -> None:
-    rendered = LMI.errors.render_status(status, "at most 67108864 bytes", LmiFormat(output_format=OutputFormat.SSE))
+    rendered = LMI.errors.render_status(
+        status, "at most 67108864 bytes", LmiFormat(output_format=OutputFormat.SSE)
+    )
     expected = b'{"error": "at most 67108864 bytes", "code": %d}' % status
-    assert (rendered.status, rendered.media_type, rendered.body) == (status, "application/json", expected)
+    assert (rendered.status, rendered.media_type, rendered.body) == (
+        status,
+        "application/json",
+        expected,
+    )
     rendered = LMI.errors.render_status(status, "x", LmiFormat(tgi_compat=True))
     assert list(json.loads(rendered.body)) == ["error", "code", "error_type"]
 
@@ -125,13 +138,22 @@ def test_an_error_of_http_alone_is_of_the_first_shape(status: int) -> None:
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        (InvalidParameter("num_top_log_probs", "at most 20", 50), "parameters.logprobs must be at most 20, given 50"),
+        (
+            InvalidParameter("num_top_log_probs", "at most 20", 50),
+            "parameters.logprobs must be at most 20, given 50",
+        ),
         (
             Unsupported("typical_p", "vllm has no typical sampling"),
             "parameters.typical_p is not supported here: vllm has no typical sampling",
         ),
-        (Unsupported("lora_config", "adapters are off"), "adapters is not supported here: adapters are off"),
-        (InvalidParameter("inputs", "shorter", "9 tokens"), "inputs must be shorter, given '9 tokens'"),
+        (
+            Unsupported("lora_config", "adapters are off"),
+            "adapters is not supported here: adapters are off",
+        ),
+        (
+            InvalidParameter("inputs", "shorter", "9 tokens"),
+            "inputs must be shorter, given '9 tokens'",
+        ),
         (
             InvalidRequest("must be at most 8, given 9", "max_tokens"),
             "parameters.max_new_tokens must be at most 8, given 9",
@@ -145,7 +167,9 @@ def test_an_engine_s_refusal_is_told_in_the_client_s_words(error: LmiError, mess
 
 
 @pytest.mark.parametrize("api", [OPENAI_CHAT, OPENAI_COMPLETIONS], ids=["chat", "completions"])
-def test_an_adapter_that_is_not_loaded_is_a_model_that_openai_s_client_does_not_find(api: AnyApi) -> None:
+def test_an_adapter_that_is_not_loaded_is_a_model_that_openai_s_client_does_not_find(
+    api: AnyApi,
+) -> None:
     error = UnknownAdapter("Adapter de is not registered")
     format = api.default_format(ModelConfig(path="demo", name="demo"))
     rendered = api.errors.render(error, format, accepted=False)
@@ -170,7 +194,9 @@ def test_each_field_that_chooses_an_api_at_invocations_belongs_to_one_api_and_is
 
 
 @pytest.mark.parametrize("api", APIS.values(), ids=APIS)
-def test_each_api_has_golden_files_tests_of_its_own_and_its_answers_at_invocations(api: AnyApi) -> None:
+def test_each_api_has_golden_files_tests_of_its_own_and_its_answers_at_invocations(
+    api: AnyApi,
+) -> None:
     module = api.parse.__module__.removeprefix("lmi.apis.").partition(".")[0]
     assert list((TESTS / "golden" / api.name).glob("*.request")), "golden files"
     assert list((TESTS / "apis" / module).glob("test_*.py")), "a folder of tests"

@@ -21,8 +21,12 @@ TOKENIZER = Tokenizer(byte_level_backend())
 MESSAGES = [{"role": "user", "content": "Hi"}]
 
 
-def render(folder: Path, override: str | None = None, tools: list[dict[str, Any]] | None = None) -> str:
-    prompts = ChatPrompts.of(ModelConfig(path=str(folder), name="m", chat_template=override), TOKENIZER)
+def render(
+    folder: Path, override: str | None = None, tools: list[dict[str, Any]] | None = None
+) -> str:
+    prompts = ChatPrompts.of(
+        ModelConfig(path=str(folder), name="m", chat_template=override), TOKENIZER
+    )
     assert prompts is not None
     return prompts.render(Chat(messages=MESSAGES, tools=tools), "")[0]
 
@@ -30,7 +34,8 @@ def render(folder: Path, override: str | None = None, tools: list[dict[str, Any]
 def test_a_model_without_a_template_needs_no_jinja(tmp_path: Path) -> None:
     code = (
         "import sys; from tests.chats.test_prompts import *; "
-        f"print(ChatPrompts.of(ModelConfig(path={str(tmp_path)!r}, name='m'), TOKENIZER), 'jinja2' in sys.modules)"
+        f"print(ChatPrompts.of(ModelConfig(path={str(tmp_path)!r}, name='m'), TOKENIZER), 'jinja2' "
+        f"in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "None False\n"
@@ -39,7 +44,10 @@ def test_a_model_without_a_template_needs_no_jinja(tmp_path: Path) -> None:
 def test_a_template_is_found_where_models_keep_it(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "of the config"}))
     assert render(tmp_path) == "of the config"
-    named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "with tools"}]
+    named = [
+        {"name": "default", "template": "plain"},
+        {"name": "tool_use", "template": "with tools"},
+    ]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
     assert (render(tmp_path), render(tmp_path, tools=[{}])) == ("plain", "with tools")
     (tmp_path / "chat_template.jinja").write_text("of its own file")
@@ -64,7 +72,9 @@ def test_the_option_overrides_the_model(tmp_path: Path) -> None:
         ("chat_template.json", b"{", "Expecting"),
     ],
 )
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str, data: bytes, fault: str) -> None:
+def test_a_file_that_cannot_be_read_is_named(
+    tmp_path: Path, name: str, data: bytes, fault: str
+) -> None:
     (tmp_path / name).write_bytes(data)
     with pytest.raises(ModelUnusable, match=rf"{name}: .*{fault}"):
         render(tmp_path)

@@ -8,7 +8,13 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from lmi.chats.template import ChatTemplate
-from lmi.errors import GenerationFailed, InvalidParameter, InvalidRequest, ModelUnusable, Unsupported
+from lmi.errors import (
+    GenerationFailed,
+    InvalidParameter,
+    InvalidRequest,
+    ModelUnusable,
+    Unsupported,
+)
 from lmi.types import Chat
 from tests.text.small_tokenizers import byte_level_backend
 
@@ -37,7 +43,7 @@ TOOLS = """
 {%- macro twice(text) %}{{ text ~ text }}{% endmacro %}{{ twice('<é>') }}
 {%- set ns = namespace(n=0) %}{% for i in range(3) %}{% set ns.n = ns.n + i %}{% endfor %}
 {{ ns.n }}{{ documents }}{{ mood }}
-"""
+"""  # noqa: E501
 EXPRESSIONS = """
 {{ messages[1:] | map(attribute='role') | join(', ') }}|{{ messages[::-1][0].content }}|{{ 'abc'[1:] ~ 7 ~ [1, 'a'] }}
 {{ messages | selectattr('role', 'equalto', 'user') | list | length }}
@@ -61,7 +67,7 @@ EXPRESSIONS = """
 {{ key }}{{ loop.cycle('x', 'y') }}{% endfor %}
 {{ 4 is even }}{{ 4 is divisibleby(2) }}{{ 'a' in 'abc' and 'd' not in 'abc' }}{{ 1 < 2 <= messages | length }}
 {{ namespace(a=1).a }}
-"""
+"""  # noqa: E501
 MESSAGES = [
     {"role": "user", "content": " Hi <b> "},
     {"role": "assistant", "content": "世界 😀"},
@@ -77,30 +83,57 @@ def compiled(text: str) -> ChatTemplate:
 
 @pytest.mark.parametrize(
     "template",
-    [CHATML, ALTERNATING, TOOLS, EXPRESSIONS, "{{ strftime_now('%Y') }}", "a\n{% if true %}\nb\n{% endif %}"],
+    [
+        CHATML,
+        ALTERNATING,
+        TOOLS,
+        EXPRESSIONS,
+        "{{ strftime_now('%Y') }}",
+        "a\n{% if true %}\nb\n{% endif %}",
+    ],
 )
-@pytest.mark.parametrize("tools", [None, [{"type": "function", "function": {"name": "f", "description": "<&é>"}}]])
-def test_a_template_renders_as_in_transformers(template: str, tools: list[dict[str, Any]] | None) -> None:
-    theirs = PreTrainedTokenizerFast(tokenizer_object=byte_level_backend(), **SPECIAL).apply_chat_template(
-        MESSAGES, chat_template=template, tools=tools, tokenize=False, add_generation_prompt=True, mood="calm"
+@pytest.mark.parametrize(
+    "tools", [None, [{"type": "function", "function": {"name": "f", "description": "<&é>"}}]]
+)
+def test_a_template_renders_as_in_transformers(
+    template: str, tools: list[dict[str, Any]] | None
+) -> None:
+    theirs = PreTrainedTokenizerFast(
+        tokenizer_object=byte_level_backend(), **SPECIAL
+    ).apply_chat_template(
+        MESSAGES,
+        chat_template=template,
+        tools=tools,
+        tokenize=False,
+        add_generation_prompt=True,
+        mood="calm",
     )
-    assert compiled(template).render(Chat(messages=MESSAGES, tools=tools, variables={"mood": "calm"})) == theirs
+    assert (
+        compiled(template).render(Chat(messages=MESSAGES, tools=tools, variables={"mood": "calm"}))
+        == theirs
+    )
 
 
 @pytest.mark.parametrize("template", [CHATML, ALTERNATING])
 @pytest.mark.parametrize("said", ["", "世界 😀", " The capital ", "two\n\n"])
 def test_a_message_is_continued_as_in_transformers(template: str, said: str) -> None:
     messages = [MESSAGES[0], {"role": "assistant", "content": said}]
-    theirs = PreTrainedTokenizerFast(tokenizer_object=byte_level_backend(), **SPECIAL).apply_chat_template(
+    theirs = PreTrainedTokenizerFast(
+        tokenizer_object=byte_level_backend(), **SPECIAL
+    ).apply_chat_template(
         messages, chat_template=template, tokenize=False, continue_final_message=True
     )
-    ours = compiled(template).render(Chat(messages=messages, add_generation_prompt=False, continue_final_message=True))
+    ours = compiled(template).render(
+        Chat(messages=messages, add_generation_prompt=False, continue_final_message=True)
+    )
     assert ours == theirs and ours.rstrip().endswith(said.strip())
 
 
 def test_a_last_message_that_the_template_leaves_out_cannot_be_continued() -> None:
     with pytest.raises(InvalidParameter, match="continue_final_message"):
-        compiled("{{ messages[0].content }}").render(Chat(messages=MESSAGES, continue_final_message=True))
+        compiled("{{ messages[0].content }}").render(
+            Chat(messages=MESSAGES, continue_final_message=True)
+        )
 
 
 def test_messages_that_the_template_refuses_are_the_clients_fault() -> None:
@@ -129,7 +162,7 @@ def test_a_template_stays_in_its_sandbox(attack: str) -> None:
     [
         "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
         "{% for a in range(99999) %}{% for b in range(99999) if b < 0 %}{% endfor %}{% endfor %}",
-        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",  # noqa: E501
         "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
     ],
 )
@@ -139,12 +172,21 @@ def test_a_template_cannot_run_for_ever(attack: str) -> None:
 
 
 def test_a_variable_of_a_client_replaces_neither_the_template_nor_its_messages() -> None:
-    variables = {"chat_template": "{{ 7 * 7 }}", "messages": [], "tools": ["x"], "add_generation_prompt": False}
+    variables = {
+        "chat_template": "{{ 7 * 7 }}",
+        "messages": [],
+        "tools": ["x"],
+        "add_generation_prompt": False,
+    }
     template = ChatTemplate({"default": "{{ bos_token }}" + CHATML}, SPECIAL)
-    assert template.render(Chat(messages=MESSAGES, variables=variables | {"bos_token": "x"})) == template.render(TALK)
+    assert template.render(
+        Chat(messages=MESSAGES, variables=variables | {"bos_token": "x"})
+    ) == template.render(TALK)
 
 
-@pytest.mark.parametrize("name", ["self", "args", "kwargs", "context", "environment", "loop", "a b", ""])
+@pytest.mark.parametrize(
+    "name", ["self", "args", "kwargs", "context", "environment", "loop", "a b", ""]
+)
 def test_a_variable_of_a_client_may_have_any_name(name: str) -> None:
     chat = Chat(messages=MESSAGES, variables={name: "x"})
     assert compiled(CHATML).render(chat) == compiled(CHATML).render(TALK)
@@ -179,7 +221,8 @@ def test_no_list_lies_deep_in_others(nesting: str) -> None:
     )
     template = compiled(
         "{% set ns = namespace(x=()) %}" + macros + "{% for i in range(2000) %}"
-        f"{{% set x = {nesting} %}}{{% if x is iterable and x is not string %}}{{% set ns.x = x %}}{{% endif %}}"
+        f"{{% set x = {nesting} %}}{{% if x is iterable and x is not string %}}{{% set ns.x = x "
+        f"%}}{{% endif %}}"
         "{% endfor %}{{ ns.x | length }}"
     )
     with pytest.raises(GenerationFailed, match="over 200 lists in each other"):
@@ -201,7 +244,10 @@ def test_a_template_cannot_write_for_ever() -> None:
         ChatTemplate({"default": attack}, SPECIAL, max_prompt_chars=1 << 20).render(TALK)
 
 
-GROW = "{%% set ns = namespace(x=%s) %%}{%% for i in range(60) %%}{%% set ns.x = %s %%}{%% endfor %%}{{ ns.x }}"
+GROW = (
+    "{%% set ns = namespace(x=%s) %%}{%% for i in range(60) %%}{%% set ns.x = %s %%}{%% endfor "
+    "%%}{{ ns.x }}"
+)
 GROWTHS = [
     ("'a'", "ns.x + ns.x"),
     ("'a'", "ns.x ~ ns.x"),
@@ -243,7 +289,11 @@ EXPLOSIONS = [
     "{% set a = 'a' * 1000000 %}{{ a.strip('b' * 1000000) }}",
     "{% set a = ['a' * 9000000 ~ 'b', 'a' * 9000000 ~ 'c'] %}{{ (a * 1000) | sort | length }}",
     "{{ ([[1]] * 9999) | sum(start=[]) }}",
-    "{% macro m(n) %}{{ m(n - 1, varargs, varargs) if n else varargs }}{% endmacro %}{{ m(60, 'a', 'b') }}",
+    (
+        "{% macro m(n) %}{{ m(n - 1, varargs, varargs) if n else varargs }}{% endmacro %}{{ m(60, "
+        "'a', "
+        "'b') }}"
+    ),
     "{% set b = 'a' * 30000000 %}{% set c = b[1:] %}{% set d = b[1:] %}",
     "{% set s %}" + "{{ 'a' * 600000 }}" * 500 + "{% endset %}",
     "{% set x = cycler(*('a' * 60000000)) %}",
@@ -268,7 +318,10 @@ def test_no_expression_takes_long_or_much_memory(attack: str) -> None:
 
 
 def test_nothing_of_a_template_is_computed_when_it_is_compiled() -> None:
-    for attack in ("{{ 'a' * 3000000000 }}", "{% autoescape 'a' | center(3000000000) %}{% endautoescape %}"):
+    for attack in (
+        "{{ 'a' * 3000000000 }}",
+        "{% autoescape 'a' | center(3000000000) %}{% endautoescape %}",
+    ):
         compiled(attack)
 
 
@@ -281,7 +334,9 @@ def test_a_test_of_numbers_writes_no_text() -> None:
     assert compiled("{{ '%3000000000d' is odd }}").render(TALK) == "False"
 
 
-@pytest.mark.parametrize("text", ["{{" + "(" * 100_000, "{% if x %}" * 20_000, "x" * 300_000, "{{ 'a' | wordwrap }}"])
+@pytest.mark.parametrize(
+    "text", ["{{" + "(" * 100_000, "{% if x %}" * 20_000, "x" * 300_000, "{{ 'a' | wordwrap }}"]
+)
 def test_a_template_that_cannot_be_compiled_is_refused_at_the_start(text: str) -> None:
     with pytest.raises(ModelUnusable, match="chat template: (too deep|over|No filter)"):
         compiled(text)
@@ -301,7 +356,9 @@ def test_messages_that_fill_the_limit_alone_are_the_client_s_fault() -> None:
 
 def test_one_template_renders_in_many_threads() -> None:
     template, texts = compiled(CHATML), []
-    threads = [threading.Thread(target=lambda: texts.append(template.render(TALK))) for _ in range(8)]
+    threads = [
+        threading.Thread(target=lambda: texts.append(template.render(TALK))) for _ in range(8)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -312,11 +369,13 @@ def test_one_template_renders_in_many_threads() -> None:
 
 IMAGE = object()  # any part that is no text
 OF_PARTS = (
-    "{% for m in messages %}[{% for p in m.content %}{{ p.text if p.type == 'text' else '<i>' }}{% endfor %}]"
+    "{% for m in messages %}[{% for p in m.content %}{{ p.text if p.type == 'text' else '<i>' }}{% "
+    "endfor %}]"
     "{% endfor %}"
 )
 OF_BOTH = (
-    "{% for m in messages %}{{ m.content if m.content is string else m.content | map(attribute='type') | list }}"
+    "{% for m in messages %}{{ m.content if m.content is string else m.content | "
+    "map(attribute='type') | list }}"
     "{% endfor %}"
 )
 
@@ -327,11 +386,17 @@ OF_BOTH = (
         (OF_PARTS, [["a", IMAGE, "b"], "c"], "[a<i>b][c]"),
         (OF_PARTS, ["a", ""], "[a][]"),
         (OF_BOTH, ["a", "b"], "ab"),
-        ("{% for m in messages %}[{{ m.content }}]{% endfor %}", [["a", IMAGE], "b", [IMAGE]], "[a\n<1>][b][<2>]"),
+        (
+            "{% for m in messages %}[{{ m.content }}]{% endfor %}",
+            [["a", IMAGE], "b", [IMAGE]],
+            "[a\n<1>][b][<2>]",
+        ),
     ],
     ids=["parts", "parts without an image", "either form", "texts"],
 )
-def test_a_template_gets_contents_in_the_form_that_it_takes(template: str, contents: list[Any], text: str) -> None:
+def test_a_template_gets_contents_in_the_form_that_it_takes(
+    template: str, contents: list[Any], text: str
+) -> None:
     messages = [{"role": "user", "content": content} for content in contents]
     assert compiled(template).render(Chat(messages=messages), "<{n}>") == text
 
@@ -339,13 +404,17 @@ def test_a_template_gets_contents_in_the_form_that_it_takes(template: str, conte
 def test_a_message_with_an_image_can_be_continued() -> None:
     messages = [{"role": "user", "content": ["a", IMAGE]}]
     assert (
-        compiled(OF_PARTS).render(Chat(messages=messages, continue_final_message=True, add_generation_prompt=False))
+        compiled(OF_PARTS).render(
+            Chat(messages=messages, continue_final_message=True, add_generation_prompt=False)
+        )
         == "[a<i>"
     )
 
 
 def test_images_need_a_template_that_writes_them_or_a_placeholder() -> None:
-    with pytest.raises(Unsupported, match="messages is not supported here: the chat template takes no images"):
+    with pytest.raises(
+        Unsupported, match="messages is not supported here: the chat template takes no images"
+    ):
         compiled(CHATML).render(Chat(messages=[{"role": "user", "content": [IMAGE]}]))
 
 
@@ -369,9 +438,17 @@ WRITTEN = "[{{ m.role }} {{ m.content }}]"
         (["u1", "a1", "s2"], "[user u1][assistant a1][user s2]"),
     ],
 )
-def test_the_message_before_says_what_a_template_refuses_from_the_system(said: list[str], text: str) -> None:
-    refusing = "{% if m.role == 'system' and not loop.first %}{{ raise_exception('not at the beginning') }}{% endif %}"
-    assert compiled(f"{{% for m in messages %}}{refusing}{WRITTEN}{{% endfor %}}").render(told(*said)) == text
+def test_the_message_before_says_what_a_template_refuses_from_the_system(
+    said: list[str], text: str
+) -> None:
+    refusing = (
+        "{% if m.role == 'system' and not loop.first %}{{ raise_exception('not at the "
+        "beginning') }}{% endif %}"
+    )
+    assert (
+        compiled(f"{{% for m in messages %}}{refusing}{WRITTEN}{{% endfor %}}").render(told(*said))
+        == text
+    )
 
 
 @pytest.mark.parametrize(
@@ -382,8 +459,14 @@ def test_the_message_before_says_what_a_template_refuses_from_the_system(said: l
     ],
 )
 def test_roles_alternate_where_the_template_wants_it(said: list[str], text: str) -> None:
-    refusing = "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('not in turns') }}{% endif %}"
-    assert compiled(f"{{% for m in messages %}}{refusing}{WRITTEN}{{% endfor %}}").render(told(*said)) == text
+    refusing = (
+        "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('not in "
+        "turns') }}{% endif %}"
+    )
+    assert (
+        compiled(f"{{% for m in messages %}}{refusing}{WRITTEN}{{% endfor %}}").render(told(*said))
+        == text
+    )
 
 
 def test_a_template_that_refuses_no_order_gets_messages_as_they_are() -> None:
@@ -393,17 +476,23 @@ def test_a_template_that_refuses_no_order_gets_messages_as_they_are() -> None:
 
 
 def test_images_stay_where_they_are_when_a_late_message_of_the_system_joins_them() -> None:
-    strict = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no') }}{% endif %}{% endfor %}"
+    strict = (
+        "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no') }}{% "
+        "endif %}{% endfor %}"
+    )
     messages = [{"role": "user", "content": ["a", IMAGE]}, {"role": "system", "content": "s"}]
     assert compiled(strict + OF_PARTS).render(Chat(messages=messages)) == "[a<i>s]"
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("reasoning_content", "hm|"), ("reasoning", "hm|"), ("reasoning_effort", "|")]
+    ("name", "said"),
+    [("reasoning_content", "hm|"), ("reasoning", "hm|"), ("reasoning_effort", "|")],
 )
 def test_thoughts_reach_a_template_under_the_name_that_it_reads(name: str, said: str) -> None:
     past = {"role": "assistant", "content": "Yes", "reasoning_content": "hm"}
-    template = ChatTemplate({"default": f"{{% for message in messages %}}{{{{ message.{name} }}}}|{{% endfor %}}"}, {})
+    template = ChatTemplate(
+        {"default": f"{{% for message in messages %}}{{{{ message.{name} }}}}|{{% endfor %}}"}, {}
+    )
 
     assert template.render(Chat(messages=[past])) == said
 

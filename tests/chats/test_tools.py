@@ -7,14 +7,20 @@ import pytest
 from lmi.chats.template import ChatTemplate
 from lmi.types import Chat, Image
 
-PLAIN = "{% for message in messages %}[{{ message.role }}] {{ message.content }}\n{% endfor %}{{ tools }}"
+PLAIN = (
+    "{% for message in messages %}[{{ message.role }}] {{ message.content }}\n{% endfor %}{{ "
+    "tools }}"
+)
 WITHOUT_SYSTEM = (
-    "{% for message in messages %}{% if message.role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    "{% for message in messages %}{% if message.role == 'system' %}{{ raise_exception('no system') "
+    "}}{% endif %}"
     "[{{ message.role }}] {{ message.content }}\n{% endfor %}"
 )
 IN_TURNS = (
-    "{% for message in messages %}{% if loop.index0 and message.role == messages[loop.index0 - 1].role %}"
-    "{{ raise_exception('turns') }}{% endif %}[{{ message.role }}] {{ message.content }}\n{% endfor %}"
+    "{% for message in messages %}{% if loop.index0 and message.role == messages[loop.index0 - "
+    "1].role %}"
+    "{{ raise_exception('turns') }}{% endif %}[{{ message.role }}] {{ message.content }}\n{% "
+    "endfor %}"
 )
 TOOLS = [
     {"type": "function", "function": {"name": "f", "description": "é"}},
@@ -58,7 +64,9 @@ def test_the_user_tells_of_the_tools_where_the_template_takes_no_system() -> Non
 
 def test_earlier_calls_and_their_results_are_texts() -> None:
     said = render([HELLO, CALLED, RESULT])
-    assert said == f"[system] {TOLD}\n[user] Hi\n[assistant] {CALL_TEXT}\n[user] {RESULT_TEXT}\nNone"
+    assert (
+        said == f"[system] {TOLD}\n[user] Hi\n[assistant] {CALL_TEXT}\n[user] {RESULT_TEXT}\nNone"
+    )
 
 
 def test_a_call_stands_behind_the_text_of_its_message() -> None:

@@ -1,4 +1,6 @@
-"""Commands that ask a server which answers in another form, without an end, or tells them to wait for ever."""
+"""Commands that ask a server which answers in another form, without an end, or tells them to wait
+for ever.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ def refused_in_one_line(done: Done, *words: str) -> None:
 @pytest.mark.parametrize("command", ["chat", "complete"])
 def test_a_list_of_models_in_another_form_is_one_line(command: str, body: bytes, said: str) -> None:
     with scripted(whole(body, 200, CLOSE)) as server:
-        refused_in_one_line(lmi(command, "--url", server.url, "-q", "fox"), said, "does not answer as OpenAI's API")
+        refused_in_one_line(
+            lmi(command, "--url", server.url, "-q", "fox"), said, "does not answer as OpenAI's API"
+        )
 
 
 @pytest.mark.parametrize(
@@ -76,7 +80,9 @@ def test_a_list_of_models_in_another_form_is_one_line(command: str, body: bytes,
     ],
 )
 @pytest.mark.parametrize("command", ["chat", "complete"])
-def test_an_event_in_another_form_ends_an_answer_in_one_line(command: str, event: str, said: str) -> None:
+def test_an_event_in_another_form_ends_an_answer_in_one_line(
+    command: str, event: str, said: str
+) -> None:
     with scripted(chunked(f"data: {event}\n\n".encode())) as server:
         done = lmi(command, "--url", server.url, "--model", "any", "-q", "fox")
     if said:
@@ -85,10 +91,14 @@ def test_an_event_in_another_form_ends_an_answer_in_one_line(command: str, event
         assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("fields", [{"queue_status": 7}, {"prompt_progress": {"total": "a"}}, {"queue_status": []}])
+@pytest.mark.parametrize(
+    "fields", [{"queue_status": 7}, {"prompt_progress": {"total": "a"}}, {"queue_status": []}]
+)
 def test_progress_in_another_form_is_not_shown(fields: dict[str, Any]) -> None:
     events = [{"choices": [], **fields}, {"choices": [{"delta": {"content": "yes"}}]}]
-    with scripted(chunked(*(f"data: {json.dumps(event)}\n\n".encode() for event in events))) as server:
+    with scripted(
+        chunked(*(f"data: {json.dumps(event)}\n\n".encode() for event in events))
+    ) as server:
         assert lmi("chat", "--url", server.url, "--model", "any", "-q", "fox") == (0, "yes\n", "")
 
 
@@ -120,12 +130,24 @@ def test_a_server_that_is_lost_in_the_middle_of_an_answer_is_one_line() -> None:
     assert done.stdout.startswith("The")
 
 
-def batch(tmp_path: Path, lines: list[Any], script: Script) -> tuple[Done, dict[Any, dict[str, Any]]]:
+def batch(
+    tmp_path: Path, lines: list[Any], script: Script
+) -> tuple[Done, dict[Any, dict[str, Any]]]:
     """What `lmi run-batch` says, and its answers by the ids of the lines."""
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text("\n".join(map(json.dumps, lines)))
     with scripted(script) as server:
-        done = lmi("run-batch", "-i", str(source), "-o", str(target), "--url", server.url, "--concurrency", "1")
+        done = lmi(
+            "run-batch",
+            "-i",
+            str(source),
+            "-o",
+            str(target),
+            "--url",
+            server.url,
+            "--concurrency",
+            "1",
+        )
     found = [json.loads(line) for line in target.read_text().splitlines()]
     return done, {answer["custom_id"]: answer for answer in found}
 
@@ -139,7 +161,10 @@ def test_a_batch_goes_on_after_a_line_that_is_no_request(tmp_path: Path) -> None
     done, found = batch(tmp_path, lines, whole(b'{"id": 1}', 200, CLOSE))
 
     assert {name for name, answer in found.items() if answer["response"]} == {"a", "e"}
-    assert found["b"]["error"] == {"code": "invalid_request", "message": "line 2: body=a list of 1: must be an object"}
+    assert found["b"]["error"] == {
+        "code": "invalid_request",
+        "message": "line 2: body=a list of 1: must be an object",
+    }
     assert "line 3: body='x': must be an object" in found["c"]["error"]["message"]
     assert "line 6: not a request with custom_id, url and body" in found["d"]["error"]["message"]
     assert None in found, "a line that has no custom_id"
@@ -163,7 +188,14 @@ def test_a_batch_waits_no_longer_than_its_bound_and_says_so_once(
 
 @pytest.mark.parametrize(
     ("asked", "pause_s"),
-    [("0.5", 0.5), ("-3", 0.0), ("nan", 1.0), ("-inf", 0.0), ("Fri, 31 Dec 1999 23:59:59 GMT", 1.0), ("61", 60.0)],
+    [
+        ("0.5", 0.5),
+        ("-3", 0.0),
+        ("nan", 1.0),
+        ("-inf", 0.0),
+        ("Fri, 31 Dec 1999 23:59:59 GMT", 1.0),
+        ("61", 60.0),
+    ],
 )
 def test_a_pause_is_a_number_of_seconds_from_none_to_a_minute(asked: str, pause_s: float) -> None:
     assert answers.pause_of({"Retry-After": asked})[0] == pause_s
@@ -177,7 +209,9 @@ def test_a_batch_does_not_read_an_answer_without_an_end(tmp_path: Path) -> None:
         endless(next(statuses))(talk)
 
     done, found = batch(tmp_path, [line("a"), line("b")], answer)
-    assert found["a"]["error"]["code"] == "invalid_answer" and "over" in found["a"]["error"]["message"]
+    assert (
+        found["a"]["error"]["code"] == "invalid_answer" and "over" in found["a"]["error"]["message"]
+    )
     assert found["b"]["response"]["body"] == {"error": "x" * MAX_BYTES}
     assert done.returncode == 1
 
@@ -194,7 +228,18 @@ def test_a_batch_does_not_read_an_answer_without_an_end(tmp_path: Path) -> None:
 )
 def test_a_load_counts_an_answer_of_another_form_as_broken(tmp_path: Path, script: Script) -> None:
     file = tmp_path / "found.json"
-    words = ("--dialect", "tgi", "--requests", "1", "--streams", "1", "--warmup", "0", "--json", str(file))
+    words = (
+        "--dialect",
+        "tgi",
+        "--requests",
+        "1",
+        "--streams",
+        "1",
+        "--warmup",
+        "0",
+        "--json",
+        str(file),
+    )
 
     def answer(talk: Talk) -> None:
         script(talk)
@@ -207,7 +252,9 @@ def test_a_load_counts_an_answer_of_another_form_as_broken(tmp_path: Path, scrip
 
 
 @pytest.mark.parametrize("make", [endless, lambda: whole(b"{}", 200, CLOSE)])
-def test_a_load_of_a_server_without_a_list_of_models_asks_for_the_name(make: Callable[[], Script]) -> None:
+def test_a_load_of_a_server_without_a_list_of_models_asks_for_the_name(
+    make: Callable[[], Script],
+) -> None:
     with scripted(make()) as server:
         refused_in_one_line(lmi("bench", server.url), "no list at /v1/models", "name a --model")
 

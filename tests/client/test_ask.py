@@ -1,4 +1,6 @@
-"""What `lmi chat` and `lmi complete` send, and `lmi run-batch` where a server is busy, gone, or fails in the middle."""
+"""What `lmi chat` and `lmi complete` send, and `lmi run-batch` where a server is busy, gone, or
+fails in the middle.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,15 @@ from tests.gateway.gateways import Talk, chunked, scripted, whole
 WAIT_S = 0.2
 
 
-def test_a_batch_asks_a_busy_server_again_when_that_says_so_and_names_one_that_is_gone(tmp_path: Path) -> None:
+def test_a_batch_asks_a_busy_server_again_when_that_says_so_and_names_one_that_is_gone(
+    tmp_path: Path,
+) -> None:
     def answer(talk: Talk) -> None:
         if json.loads(talk.seen.body)["prompt"] == "late" and len(asked_s) < 2:
             asked_s.append(time.monotonic())
             talk.send(
-                b"HTTP/1.1 503 X\r\nConnection: close\r\nContent-Length: 2\r\nRetry-After: %.1f\r\n\r\n{}" % WAIT_S
+                b"HTTP/1.1 503 X\r\nConnection: close\r\nContent-Length: 2\r\nRetry-After: "
+                b"%.1f\r\n\r\n{}" % WAIT_S
             )
         elif json.loads(talk.seen.body)["prompt"] == "late":
             asked_s.append(time.monotonic())
@@ -30,35 +35,52 @@ def test_a_batch_asks_a_busy_server_again_when_that_says_so_and_names_one_that_i
 
     asked_s: list[float] = []
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    lines = [{"custom_id": name, "url": "/v1/completions", "body": {"prompt": name}} for name in ("late", "lost")]
+    lines = [
+        {"custom_id": name, "url": "/v1/completions", "body": {"prompt": name}}
+        for name in ("late", "lost")
+    ]
     source.write_text("\n".join(map(json.dumps, lines)))
     with scripted(answer) as server:
         done = lmi("run-batch", "-i", str(source), "-o", str(target), "--url", server.url)
-    answers = {answer["custom_id"]: answer for answer in map(json.loads, target.read_text().splitlines())}
+    answers = {
+        answer["custom_id"]: answer for answer in map(json.loads, target.read_text().splitlines())
+    }
     assert done.returncode == 1 and "1 requests have no answer of 200" in done.stderr
     assert answers["late"]["response"]["body"] == {"id": "1"} and len(asked_s) == 3
-    assert all(after - before >= WAIT_S for before, after in zip(asked_s, asked_s[1:], strict=False))
+    assert all(
+        after - before >= WAIT_S for before, after in zip(asked_s, asked_s[1:], strict=False)
+    )
     assert answers["lost"]["response"] is None and answers["lost"]["error"]["code"] == "server_lost"
 
 
-def test_a_batch_goes_on_after_the_page_of_a_proxy_and_after_a_date_at_which_to_ask_again(tmp_path: Path) -> None:
+def test_a_batch_goes_on_after_the_page_of_a_proxy_and_after_a_date_at_which_to_ask_again(
+    tmp_path: Path,
+) -> None:
     def answer(talk: Talk) -> None:
         is_late = json.loads(talk.seen.body)["prompt"] == "late"
         seen.append(is_late)
         if is_late and seen.count(True) == 1:
             whole(b"", 503, "Connection: close", "Retry-After: Fri, 31 Dec 1999 23:59:59 GMT")(talk)
         else:
-            whole(b'{"id": "1"}' if is_late else b"<h1>Bad gateway</h1>", 200 if is_late else 502, "Connection: close")(
-                talk
-            )
+            whole(
+                b'{"id": "1"}' if is_late else b"<h1>Bad gateway</h1>",
+                200 if is_late else 502,
+                "Connection: close",
+            )(talk)
 
     seen: list[bool] = []
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    lines = [{"custom_id": name, "url": "/v1/completions", "body": {"prompt": name}} for name in ("late", "page")]
+    lines = [
+        {"custom_id": name, "url": "/v1/completions", "body": {"prompt": name}}
+        for name in ("late", "page")
+    ]
     source.write_text("\n".join(map(json.dumps, lines)))
     with scripted(answer) as server:
         lmi("run-batch", "-i", str(source), "-o", str(target), "--url", server.url)
-    answers = {answer["custom_id"]: answer["response"] for answer in map(json.loads, target.read_text().splitlines())}
+    answers = {
+        answer["custom_id"]: answer["response"]
+        for answer in map(json.loads, target.read_text().splitlines())
+    }
     assert (answers["late"]["status_code"], answers["page"]["status_code"]) == (200, 502)
     assert answers["page"]["body"] == {"error": "<h1>Bad gateway</h1>"}
 
@@ -73,7 +95,10 @@ def test_a_batch_of_windows_may_begin_with_a_byte_order_mark(tmp_path: Path) -> 
 
 
 def test_a_server_that_fails_in_the_middle_of_an_answer_is_an_error_after_what_it_said() -> None:
-    events = (b'data: {"choices": [{"text": "The"}]}\n\n', b'data: {"error": {"message": "it broke"}}\n\n')
+    events = (
+        b'data: {"choices": [{"text": "The"}]}\n\n',
+        b'data: {"error": {"message": "it broke"}}\n\n',
+    )
     with scripted(chunked(*events)) as server:
         done = lmi("complete", "--url", server.url, "--model", "any", "-q", "fox")
     assert (done.returncode, done.stdout.strip()) == (1, "The") and "it broke" in done.stderr
@@ -92,15 +117,22 @@ def test_a_person_sees_the_place_in_the_queue_the_progress_of_the_prompt_and_the
     with scripted(chunked(*events)) as server:
         done = lmi("chat", "--url", server.url, "--model", "any", "-q", "fox")
     assert done.stdout.strip() == "yes"
-    assert done.stderr.splitlines() == ["waiting: place 3, about 20 s", "waiting: 45% of the prompt"]
+    assert done.stderr.splitlines() == [
+        "waiting: place 3, about 20 s",
+        "waiting: 45% of the prompt",
+    ]
 
 
 # The server takes one request on a connection, and a client that kept it would meet its end.
 CLOSING = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Type: text/event-stream\r\n\r\n"
 
 
-def typed(monkeypatch: pytest.MonkeyPatch, text: str, *words: str) -> tuple[Done, list[dict[str, Any]]]:
-    """What a command prints for a typed text, and the bodies that it sends. The server says `yes` to everything."""
+def typed(
+    monkeypatch: pytest.MonkeyPatch, text: str, *words: str
+) -> tuple[Done, list[dict[str, Any]]]:
+    """What a command prints for a typed text, and the bodies that it sends. The server says `yes`
+    to everything.
+    """
     bodies: list[dict[str, Any]] = []
 
     def answer(talk: Talk) -> None:
@@ -119,7 +151,9 @@ def said_by_user(body: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.parametrize("command", ["chat", "complete"])
-def test_what_a_request_says_of_sampling_is_what_was_asked_for(monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+def test_what_a_request_says_of_sampling_is_what_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
     names = {"max_tokens": 5, "temperature": 0.5, "top_p": 0.9, "seed": 7}
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in names.items()]
     done, [body] = typed(monkeypatch, "", command, "-q", "fox", *flags)
@@ -139,8 +173,16 @@ def test_a_text_of_several_lines_stands_between_quotes_and_a_quoted_word_is_no_c
     assert done.stdout == 4 * "yes\n"
 
 
-def test_help_is_shown_and_a_conversation_is_forgotten_and_ended_by_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
-    done, bodies = typed(monkeypatch, "one\n/help\n/clear\ntwo\n/bye\nthree\n", "chat", "--system-prompt", "Be brief.")
+def test_help_is_shown_and_a_conversation_is_forgotten_and_ended_by_a_word(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done, bodies = typed(
+        monkeypatch,
+        "one\n/help\n/clear\ntwo\n/bye\nthree\n",
+        "chat",
+        "--system-prompt",
+        "Be brief.",
+    )
     assert [said_by_user(body) for body in bodies] == [["one"], ["two"]]
     assert all(body["messages"][0] == {"role": "system", "content": "Be brief."} for body in bodies)
     assert done.stdout == f"yes\n{ask.HELP}\nyes\n"

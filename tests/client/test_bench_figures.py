@@ -28,7 +28,11 @@ def test_the_figures_of_a_round() -> None:
     figures = figures_of([[FAST, SLOW, *FAILED]], {})
     assert (figures["num_requests"], figures["num_ok"], figures["seconds"]) == (4, 2, 4.0)
     assert figures["outcomes"] == {"200": 2, "503": 1, LOST: 1}
-    assert (figures["num_tokens"], figures["counted_by"], figures["tokens_per_s"]) == (6, "events and usage", 1.5)
+    assert (figures["num_tokens"], figures["counted_by"], figures["tokens_per_s"]) == (
+        6,
+        "events and usage",
+        1.5,
+    )
     assert figures["first_s"] == {"mean": 1.125, "p50": 0.25, "p90": 2.0, "p99": 2.0}
     assert figures["gap_s"] == {"mean": pytest.approx(1.75 / 3), "p50": 0.5, "p90": 1.0, "p99": 1.0}
     assert figures["end_s"] == {"mean": 2.0, "p50": 1.0, "p90": 3.0, "p99": 3.0}
@@ -37,7 +41,11 @@ def test_the_figures_of_a_round() -> None:
 def test_the_time_between_rounds_does_not_count() -> None:
     later = Sample(100.0, 101.0, "200", [], None)
     figures = figures_of([[FAST], [later]], {})
-    assert (figures["seconds"], figures["requests_per_s"], figures["first_s"]["mean"]) == (2.0, 1.0, 0.25)
+    assert (figures["seconds"], figures["requests_per_s"], figures["first_s"]["mean"]) == (
+        2.0,
+        1.0,
+        0.25,
+    )
     assert figures_of([[later]], {})["counted_by"] == "nothing"
 
 
@@ -52,7 +60,9 @@ def test_the_time_between_rounds_does_not_count() -> None:
         ({"first_s": 2.0, "end_s": 1.0}, 1),
     ],
 )
-def test_goodput_counts_answers_that_hold_every_target(targets: dict[str, float], num_good: int) -> None:
+def test_goodput_counts_answers_that_hold_every_target(
+    targets: dict[str, float], num_good: int
+) -> None:
     assert figures_of([[FAST, SLOW, *FAILED]], targets)["goodput_per_s"] == num_good / 4.0
 
 
@@ -100,9 +110,15 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
 
-@pytest.mark.parametrize("samples", [[FAST, SLOW, *FAILED], FAILED], ids=["some answers", "no answer"])
+@pytest.mark.parametrize(
+    "samples", [[FAST, SLOW, *FAILED], FAILED], ids=["some answers", "no answer"]
+)
 def test_a_page_has_its_plots_and_loads_nothing(samples: list[Sample]) -> None:
-    text = page_of(report_of({"model": "<b>"}, [served("http://a?<i>", samples), served("http://b", samples)], {}))
+    text = page_of(
+        report_of(
+            {"model": "<b>"}, [served("http://a?<i>", samples), served("http://b", samples)], {}
+        )
+    )
     page = Page(text)
     assert page.open == [] and [tag for tag, _ in page.tags].count("section") == 4
     assert "<b>" not in text and "<i>" not in text and "nan" not in text
@@ -110,7 +126,9 @@ def test_a_page_has_its_plots_and_loads_nothing(samples: list[Sample]) -> None:
     assert not {"script", "link", "img"} & {tag for tag, _ in page.tags}
 
 
-@pytest.mark.parametrize("samples", [[FAST, SLOW, *FAILED], FAILED], ids=["some answers", "no answer"])
+@pytest.mark.parametrize(
+    "samples", [[FAST, SLOW, *FAILED], FAILED], ids=["some answers", "no answer"]
+)
 def test_a_picture_has_a_line_of_each_server(samples: list[Sample], tmp_path: Path) -> None:
     image = pytest.importorskip("PIL.Image")
     from lmi.client.bench.picture import COLOURS, write_picture
@@ -118,11 +136,15 @@ def test_a_picture_has_a_line_of_each_server(samples: list[Sample], tmp_path: Pa
     report = report_of({}, [served("http://a", samples), served("http://b", [FAST])], {})
     write_picture(report, tmp_path / "bench.png")
     picture = image.open(tmp_path / "bench.png")
-    colours = {f"#{red:02x}{green:02x}{blue:02x}" for _, (red, green, blue) in picture.getcolors(1 << 20)}
+    colours = {
+        f"#{red:02x}{green:02x}{blue:02x}" for _, (red, green, blue) in picture.getcolors(1 << 20)
+    }
     assert picture.format == "PNG" and {"#ffffff", *COLOURS} <= colours
 
 
-def test_a_picture_without_pillow_is_refused_before_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_picture_without_pillow_is_refused_before_the_load(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
     monkeypatch.delitem(sys.modules, "lmi.client.bench.picture", raising=False)
     done = CliRunner().invoke(lmi, ["bench", "http://127.0.0.1:1", "--png", "bench.png"])
@@ -133,17 +155,26 @@ def test_made_prompts_share_their_beginnings() -> None:
     asks = list(itertools.islice(synthetic(12, 8, 2, 5, seed=1), 40))
     assert asks == list(itertools.islice(synthetic(12, 8, 2, 5, seed=1), 40))
     assert {(len(ask.prompt.split()), ask.max_tokens) for ask in asks} == {(12, 5)}
-    assert len({tuple(ask.prompt.split()[:8]) for ask in asks}) == 2 and len({ask.prompt for ask in asks}) > 20
+    assert (
+        len({tuple(ask.prompt.split()[:8]) for ask in asks}) == 2
+        and len({ask.prompt for ask in asks}) > 20
+    )
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
-def test_a_file_has_texts_and_objects_and_is_read_again_at_its_end(tmp_path: Path, encoding: str) -> None:
-    (tmp_path / "prompts").write_text('plain text\n\n{"prompt": "an object", "max_tokens": 3}\n', encoding)
+def test_a_file_has_texts_and_objects_and_is_read_again_at_its_end(
+    tmp_path: Path, encoding: str
+) -> None:
+    (tmp_path / "prompts").write_text(
+        'plain text\n\n{"prompt": "an object", "max_tokens": 3}\n', encoding
+    )
     asks = list(itertools.islice(of_file(tmp_path / "prompts", 7), 3))
     assert asks == [Ask("plain text", 7), Ask("an object", 3), Ask("plain text", 7)]
 
 
-@pytest.mark.parametrize(("text", "said"), [("\n", "no prompts"), ('a\n{"text": 1}\n', "prompt 2: not an object")])
+@pytest.mark.parametrize(
+    ("text", "said"), [("\n", "no prompts"), ('a\n{"text": 1}\n', "prompt 2: not an object")]
+)
 def test_a_file_without_prompts_is_refused(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "prompts").write_text(text)
     with pytest.raises(click.ClickException, match=said):

@@ -1,4 +1,5 @@
-"""The coding agents, as their makers publish them on npm: the programs alone, without the scripts of an installation.
+"""The coding agents, as their makers publish them on npm: the programs alone, without the scripts
+of an installation.
 
 They are installed from their lock when a test first asks for one, and again when the lock changed.
 """
@@ -27,7 +28,9 @@ INSTALL_TIMEOUT_S, RUN_TIMEOUT_S = 300, 240
 
 
 def program_of(name: str) -> Path:
-    """Return the program of an agent. One process installs them, others wait. Skips the test where that cannot be."""
+    """Return the program of an agent. One process installs them, others wait. Skips the test where
+    that cannot be.
+    """
     VENVS.mkdir(exist_ok=True)
     folder = VENVS / "agents"
     with (VENVS / "agents.lock").open("w") as turn:
@@ -53,10 +56,14 @@ def _install(lock: str, folder: Path) -> None:
     (folder / "package.json").write_text(json.dumps(json.loads(lock)["packages"][""]))
     command = [npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--no-update-notifier"]
     try:
-        subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL, timeout=INSTALL_TIMEOUT_S)
+        subprocess.run(
+            command, cwd=folder, check=True, stdout=subprocess.DEVNULL, timeout=INSTALL_TIMEOUT_S
+        )
     except subprocess.SubprocessError as error:
         pytest.skip(f"npm cannot install the agents here: {error}")
-    for name in PROGRAMS:  # npm leaves out what it cannot fetch, since each is for one kind of machines
+    for (
+        name
+    ) in PROGRAMS:  # npm leaves out what it cannot fetch, since each is for one kind of machines
         _program(folder, name)
 
 
@@ -68,7 +75,9 @@ def run(
     *arguments: str,
     timeout_s: float = RUN_TIMEOUT_S,
 ) -> str:
-    """Return what an agent prints, which knows nothing of this machine's user and asks nobody but 127.0.0.1."""
+    """Return what an agent prints, which knows nothing of this machine's user and asks nobody but
+    127.0.0.1.
+    """
     kept = {each: os.environ[each] for each in ("PATH", "LANG") if each in os.environ}
     own = {"HOME": str(home), "TMPDIR": str(home), "NO_PROXY": "127.0.0.1", "SHELL": "/bin/bash"}
     command = [str(program_of(name)), *arguments]

@@ -12,5 +12,7 @@ from tests.served import Server, serve
 
 @pytest.fixture(scope="package")
 def demo() -> Iterator[Server]:
-    with serve(ROOT / "handlers" / "lmi_dist" / "demo", "option.model_name=demo", "frontend_workers=1") as server:
+    with serve(
+        ROOT / "handlers" / "lmi_dist" / "demo", "option.model_name=demo", "frontend_workers=1"
+    ) as server:
         yield server

@@ -1,8 +1,10 @@
-"""Coding agents at a slow engine, and the cache of their second conversation: `scripts/agents [--prompt-s S] [agent…]`.
+"""Coding agents at a slow engine, and the cache of their second conversation: `scripts/agents
+[--prompt-s S] [agent…]`.
 
-First each agent works with a server whose engine takes S seconds for each prompt (330, which is longer than any of them
-waits in silence): it must ask for nothing twice. Then each has two conversations with a server of a random model, and
-the prompt of the second must be cached but for its end.
+First each agent works with a server whose engine takes S seconds for each prompt (330, which is
+longer than any of them waits in silence): it must ask for nothing twice. Then each has two
+conversations with a server of a random model, and the prompt of the second must be cached but for
+its end.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ class Answered(NamedTuple):
 
 
 def prepare(server: Server, name: str, folder: Path) -> tuple[Path, Path, dict[str, str]]:
-    """Write the files of the page for an agent. Returns its folder, its home and its environment."""
+    """Write the files of the page for an agent. Returns its folder, its home and its
+    environment.
+    """
     work, home = folder / "work", folder / "home"
     work.mkdir(parents=True)
     home.mkdir()
@@ -64,7 +68,9 @@ def prepare(server: Server, name: str, folder: Path) -> tuple[Path, Path, dict[s
 
 def answered(server: Server, name: str) -> list[Answered]:
     said = f"POST {PATHS[name]}"
-    found: list[dict[str, Any]] = [line for line in server.log_lines() if line.get("message") == said]
+    found: list[dict[str, Any]] = [
+        line for line in server.log_lines() if line.get("message") == said
+    ]
     return [
         Answered(
             status=line["status"],
@@ -80,7 +86,9 @@ def work_slowly(server: Server, name: str, folder: Path, prompt_s: float) -> str
     """Let an agent work at the slow server. Returns what is wrong, or ""."""
     work, home, environ = prepare(server, name, folder)
     began_s = time.monotonic()
-    said = run(name, work, home, environ, *HOW[name], timeout_s=TIMEOUT_S + NUM_ROUNDS * prompt_s).strip()
+    said = run(
+        name, work, home, environ, *HOW[name], timeout_s=TIMEOUT_S + NUM_ROUNDS * prompt_s
+    ).strip()
     requests = answered(server, name)
     num_slow = sum(request.duration_s >= prompt_s for request in requests)
     print(f"{name}: {time.monotonic() - began_s:.0f} s, {said!r}, requests: {requests}", flush=True)
@@ -99,14 +107,20 @@ def talk_twice(server: Server, name: str, folder: Path) -> str:
     work, home, environ = prepare(server, name, folder)
     num_before = 0
     for number in (1, 2):
-        with suppress(TimeoutExpired):  # opencode goes on for as long as a random model says nothing of use
+        with suppress(
+            TimeoutExpired
+        ):  # opencode goes on for as long as a random model says nothing of use
             run(name, work, home, environ, *HOW[name], timeout_s=TALK_TIMEOUT_S)
         requests = answered(server, name)[num_before:]
         num_before += len(requests)
         print(f"{name}, conversation {number}: {requests}", flush=True)
     longest = max(requests, key=lambda request: request.num_prompt_tokens)
     share = longest.num_cached_tokens / longest.num_prompt_tokens
-    return "" if share >= LEAST_CACHED else f"{name}: {share:.0%} of the second conversation's prompt were cached"
+    return (
+        ""
+        if share >= LEAST_CACHED
+        else f"{name}: {share:.0%} of the second conversation's prompt were cached"
+    )
 
 
 def slow_model(folder: Path, prompt_s: float) -> Path:
@@ -119,7 +133,9 @@ def slow_model(folder: Path, prompt_s: float) -> Path:
         "echo_step_ms": 10,
         "echo_prompt_s": prompt_s,
     }
-    write_model(folder, frontend_workers=1, **{f"option.{key}": value for key, value in options.items()})
+    write_model(
+        folder, frontend_workers=1, **{f"option.{key}": value for key, value in options.items()}
+    )
     (folder / "script.jinja").write_text(SCRIPT)
     return folder
 
@@ -130,7 +146,12 @@ def random_model(folder: Path) -> Path:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes = {
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
     config = LlamaConfig(
         vocab_size=257,
         max_position_embeddings=CONTEXT,
@@ -152,12 +173,16 @@ def random_model(folder: Path) -> Path:
         "log_format": "json",
         "frontend_workers": 1,
     }
-    (folder / "serving.properties").write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
+    (folder / "serving.properties").write_text(
+        "".join(f"{key}={value}\n" for key, value in settings.items())
+    )
     return folder
 
 
 def main() -> int:
-    words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    words = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     words.add_argument("agents", nargs="*", default=[*PATHS], help=", ".join(PATHS))
     words.add_argument("--prompt-s", type=float, default=330.0, help="seconds that a prompt takes")
     asked = words.parse_args()

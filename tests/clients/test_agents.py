@@ -1,4 +1,6 @@
-"""Coding agents with the lines of docs/apis.md, at a whole server whose model is a script that calls a tool."""
+"""Coding agents with the lines of docs/apis.md, at a whole server whose model is a script that
+calls a tool.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,19 @@ pytestmark = pytest.mark.timeout(900)  # including the installation
 KEY = "a-key-of-my-own"  # of the page
 TASK = "Write what given.txt says in capitals to made.txt."
 HOW = {  # the words of each agent's command
-    "codex": ("exec", "--strict-config", "--skip-git-repo-check", "--sandbox", "danger-full-access", TASK),
+    "codex": (
+        "exec",
+        "--strict-config",
+        "--skip-git-repo-check",
+        "--sandbox",
+        "danger-full-access",
+        TASK,
+    ),
     "claude": ("-p", TASK, "--allowedTools", "Bash"),
     "opencode": ("run", TASK),
 }
-# The echo engine says what the template writes, in which the server finds the forms of calls and thoughts. Like Qwen's,
-# this one takes what the system says only at the beginning.
+# The echo engine says what the template writes, in which the server finds the forms of calls and
+# thoughts. Like Qwen's, this one takes what the system says only at the beginning.
 SCRIPT = """
 {%- for message in messages if message.role == 'system' and message is not sameas messages[0] %}
 {{- raise_exception('System message must be at the beginning.') }}
@@ -45,14 +54,21 @@ I look.
 }}
 </tool_call>
 {%- endfor %}
-{%- endif %}<end>"""
+{%- endif %}<end>"""  # noqa: E501
 
 
 @pytest.fixture(scope="module")
 def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("scripted") / "model"
-    options = {"model_name": "demo", "chat_template": "script.jinja", "echo_step_ms": 0, "api_key": KEY}
-    write_model(folder, frontend_workers=1, **{f"option.{name}": value for name, value in options.items()})
+    options = {
+        "model_name": "demo",
+        "chat_template": "script.jinja",
+        "echo_step_ms": 0,
+        "api_key": KEY,
+    }
+    write_model(
+        folder, frontend_workers=1, **{f"option.{name}": value for name, value in options.items()}
+    )
     (folder / "script.jinja").write_text(SCRIPT)
     with launch(folder) as server:
         server.wait_ready()
@@ -61,7 +77,12 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 def lines(server: Server, language: str, word: str) -> str:
     """The block of the page that has a word, for this server."""
-    section = (ROOT / "docs" / "apis.md").read_text().partition("## Coding agents")[2].partition("\n## ")[0]
+    section = (
+        (ROOT / "docs" / "apis.md")
+        .read_text()
+        .partition("## Coding agents")[2]
+        .partition("\n## ")[0]
+    )
     blocks = re.findall(rf"^```{language}\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
     [found] = [block for block in blocks if word in block]
     return str(found.replace("localhost:8080", f"127.0.0.1:{server.port}"))
@@ -69,13 +90,20 @@ def lines(server: Server, language: str, word: str) -> str:
 
 def exported(block: str) -> dict[str, str]:
     """The environment that a block of the page makes."""
-    pairs = (pair for line in block.splitlines() if line.startswith("export ") for pair in shlex.split(line)[1:])
+    pairs = (
+        pair
+        for line in block.splitlines()
+        if line.startswith("export ")
+        for pair in shlex.split(line)[1:]
+    )
     return dict(pair.split("=", 1) for pair in pairs)
 
 
 @contextmanager
 def asking_nobody_else() -> Iterator[dict[str, str]]:
-    """The environment in which an agent would ask others by way of a proxy, at which nobody has rung in the end."""
+    """The environment in which an agent would ask others by way of a proxy, at which nobody has
+    rung in the end.
+    """
     with socket.create_server(("127.0.0.1", 0)) as proxy:
         url = f"http://127.0.0.1:{proxy.getsockname()[1]}"
         yield {"HTTP_PROXY": url, "HTTPS_PROXY": url, "http_proxy": url, "https_proxy": url}
@@ -91,7 +119,9 @@ def check_work(
     *arguments: str,
     num_requests: int = 2,
 ) -> None:
-    """Let an agent work in a folder: it makes a file, and its last words are what the tool said of it."""
+    """Let an agent work in a folder: it makes a file, and its last words are what the tool said of
+    it.
+    """
     folder, home = tmp_path / "work", tmp_path / "home"
     for each in (folder, home):
         each.mkdir(exist_ok=True)
@@ -101,12 +131,18 @@ def check_work(
     assert (folder / "made.txt").read_text() == "SWORDFISH\n"
     assert "The tool says: " in said  # opencode prints each of its messages
     assert said.endswith("SWORDFISH")
-    wait_until(lambda: len(requests(server)) >= before + num_requests, "all requests are in the log")
+    wait_until(
+        lambda: len(requests(server)) >= before + num_requests, "all requests are in the log"
+    )
     assert requests(server)[before:] == [(f"POST {path}", 200)] * num_requests
 
 
 def requests(server: Server) -> list[tuple[str, int]]:
-    return [(line["message"], line["status"]) for line in server.log_lines() if line.get("logger") == "lmi.access"]
+    return [
+        (line["message"], line["status"])
+        for line in server.log_lines()
+        if line.get("logger") == "lmi.access"
+    ]
 
 
 def test_codex_calls_a_tool_and_tells_what_it_said(scripted: Server, tmp_path: Path) -> None:
@@ -130,4 +166,6 @@ def test_opencode_calls_a_tool_and_tells_what_it_said(scripted: Server, tmp_path
     (folder / "opencode.json").write_text(lines(scripted, "json", "opencode.ai"))
     environ = exported(lines(scripted, "sh", "opencode"))
     path, arguments = "/v1/chat/completions", HOW["opencode"]
-    check_work(scripted, path, tmp_path, environ, "opencode", *arguments, num_requests=3)  # one is for a title
+    check_work(
+        scripted, path, tmp_path, environ, "opencode", *arguments, num_requests=3
+    )  # one is for a title

@@ -1,4 +1,6 @@
-"""The clients that people use, as their makers publish them, at the APIs of a whole server with a real model."""
+"""The clients that people use, as their makers publish them, at the APIs of a whole server with a
+real model.
+"""
 
 from __future__ import annotations
 
@@ -73,13 +75,18 @@ def test_openai(demo: Server, said: str) -> None:
     assert chat["finish_reason"] in ("stop", "length") and 0 < chat["usage"] <= NUM_TOKENS
     responses = found["responses"]
     assert responses["whole"] and responses["whole"] == responses["streamed"] == responses["last"]
-    assert set(responses["statuses"]) <= {"completed", "incomplete"} and len(set(responses["num_tokens"])) == 1
+    assert (
+        set(responses["statuses"]) <= {"completed", "incomplete"}
+        and len(set(responses["num_tokens"])) == 1
+    )
     tools = found["response_tools"]
     assert tools["arguments"][0] == tools["arguments"][1] and tools["answer"]
     for said in (tools["arguments"][0], tools["in_its_form"]):
         assert json.loads(said)["city"] in ("Rome", "Oslo")
     vllm = found["fields_of_vllm"]
-    assert vllm["prompt_ids"][0] == vllm["prompt_ids"][1] and vllm["num_scored"] == len(vllm["prompt_ids"][0])
+    assert vllm["prompt_ids"][0] == vllm["prompt_ids"][1] and vllm["num_scored"] == len(
+        vllm["prompt_ids"][0]
+    )
     assert vllm["ids"] and vllm["ids"] == vllm["streamed_ids"]
     refused, unknown, previous = found["refusals"]
     assert "max_tokens" in refused and "nobody" in unknown and "previous_response_id" in previous
@@ -87,7 +94,9 @@ def test_openai(demo: Server, said: str) -> None:
 
 def test_openai_at_an_embedding_model_gets_what_transformers_computes(tmp_path: Path) -> None:
     folder = embedding_model(tmp_path / "embedder", "qwen3", is_matryoshka=True)
-    with serve(folder, "option.model_name=embedder", "option.dtype=fp32", "frontend_workers=1") as server:
+    with serve(
+        folder, "option.model_name=embedder", "option.dtype=fp32", "frontend_workers=1"
+    ) as server:
         found = run("current", "openai_embeddings.py", url(server), "embedder")
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     model = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
@@ -103,17 +112,27 @@ def test_openai_at_an_embedding_model_gets_what_transformers_computes(tmp_path: 
     assert found["as_numbers"] == found["whole"] and found["num_tokens"] == 4
     assert found["short"][0] == pytest.approx(expected(texts[0], 8), abs=2e-5)
     generation, nothing, long = found["refusals"]
-    assert "embedding model" in generation and nothing.startswith("input ") and long.startswith("dimensions ")
+    assert (
+        "embedding model" in generation
+        and nothing.startswith("input ")
+        and long.startswith("dimensions ")
+    )
 
 
 def test_anthropic(demo: Server) -> None:
     found = run("current", "anthropic_client.py", url(demo), "demo")
     text = found["text"]
     assert text["whole"] and text["whole"] == text["streamed"] == text["joined"]
-    assert set(text["stop_reasons"]) <= {"max_tokens", "end_turn"} and len(set(text["num_tokens"])) == 1
+    assert (
+        set(text["stop_reasons"]) <= {"max_tokens", "end_turn"}
+        and len(set(text["num_tokens"])) == 1
+    )
     assert len(set(text["num_prompt_tokens"])) == 1
     tools = found["tools"]
-    assert tools["inputs"][0] == tools["inputs"][1] and tools["inputs"][0]["city"] in ("Rome", "Oslo")
+    assert tools["inputs"][0] == tools["inputs"][1] and tools["inputs"][0]["city"] in (
+        "Rome",
+        "Oslo",
+    )
     assert tools["stop_reasons"] == ["tool_use", "tool_use"] and tools["answer"]
     first, second = found["loop"]
     assert second > first  # the whole conversation comes again, not the result alone

@@ -1,6 +1,8 @@
-"""AWS's clients, unchanged but for an endpoint's URL, at gateways in front of a whole server with a real model.
+"""AWS's clients, unchanged but for an endpoint's URL, at gateways in front of a whole server with a
+real model.
 
-Each client runs at three gateways: one keeps the parts of a stream as the server sent them, one joins them, one cuts.
+Each client runs at three gateways: one keeps the parts of a stream as the server sent them, one
+joins them, one cuts.
 """
 
 from __future__ import annotations
@@ -44,9 +46,18 @@ class Front:
 @pytest.fixture(scope="module")
 def front(demo: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
     folder = tmp_path_factory.mktemp("async")
-    flags = ("--endpoint", f"http://127.0.0.1:{demo.port}", "--async-output", str(folder), "--async-input", str(folder))
+    flags = (
+        "--endpoint",
+        f"http://127.0.0.1:{demo.port}",
+        "--async-output",
+        str(folder),
+        "--async-input",
+        str(folder),
+    )
     with ExitStack() as stack:
-        yield Front([stack.enter_context(gateway("--parts", mode, *flags)) for mode in MODES], folder)
+        yield Front(
+            [stack.enter_context(gateway("--parts", mode, *flags)) for mode in MODES], folder
+        )
 
 
 @pytest.fixture(scope="module")
@@ -59,8 +70,16 @@ def said(demo: Server) -> str:
 @pytest.fixture(scope="module")
 def chatted(demo: Server) -> str:
     """The same in a chat."""
-    asked = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": NUM_TOKENS, "temperature": 0}
-    return str(json.loads(demo.post(asked, "/v1/chat/completions").body)["choices"][0]["message"]["content"])
+    asked = {
+        "messages": [{"role": "user", "content": PROMPT}],
+        "max_tokens": NUM_TOKENS,
+        "temperature": 0,
+    }
+    return str(
+        json.loads(demo.post(asked, "/v1/chat/completions").body)["choices"][0]["message"][
+            "content"
+        ]
+    )
 
 
 @pytest.mark.parametrize(("venv", "version"), [("current", "1.44.5"), ("older", "1.43.11")])
@@ -73,7 +92,10 @@ def test_boto3(front: Front, demo: Server, said: str, venv: str, version: str) -
         assert plain["text"] == said and plain["content_type"] == "application/json"
         assert (plain["custom_attributes"], plain["variant"]) == ("trace=1", "AllTraffic")
         assert "".join(line["token"]["text"] for line in streamed["lines"]) == said
-        assert streamed["lines"][-1]["generated_text"] == said and streamed["content_type"] == "application/jsonlines"
+        assert (
+            streamed["lines"][-1]["generated_text"] == said
+            and streamed["content_type"] == "application/jsonlines"
+        )
         for refused in (found["refused"], found["refused_stream"]):
             assert (refused["class"], refused["status"]) == ("ModelError", 424)
             assert "max_new_tokens" in refused["message"]
@@ -81,7 +103,8 @@ def test_boto3(front: Front, demo: Server, said: str, venv: str, version: str) -
     as_is, coalesced, split = (found["streamed"] for found in printed["found"])
     assert (as_is["num_parts"], coalesced["num_parts"], split["longest"]) == (NUM_TOKENS, 1, 7)
     wait_until(demo.is_idle, "the streams that boto3 left have ended")
-    # The joined one may be complete when its only part comes, and on a machine that pauses another one too.
+    # The joined one may be complete when its only part comes, and on a machine that pauses another
+    # one too.
     assert num_cancelled(demo) > cancelled_before
 
 
@@ -90,7 +113,9 @@ def num_cancelled(server: Server) -> float:
     return server.metrics().get('lmi_finished_total{finish_reason="cancelled"}', 0)
 
 
-@pytest.mark.parametrize(("venv", "kinds"), [("current", ["location", "inline", "wrong"]), ("older", ["location"])])
+@pytest.mark.parametrize(
+    ("venv", "kinds"), [("current", ["location", "inline", "wrong"]), ("older", ["location"])]
+)
 def test_boto3_async(front: Front, said: str, venv: str, kinds: list[str]) -> None:
     asked = front.folder / "asked.json"
     asked.write_text(json.dumps({"inputs": PROMPT, "parameters": {"max_new_tokens": NUM_TOKENS}}))
@@ -117,8 +142,13 @@ def test_boto3_target_model(tmp_path: Path, venv: str) -> None:
     for name in ("a", "b"):
         write_model(tmp_path / "source" / name, f"I am {name}")
     flags = ("--models", str(tmp_path / "source"), "--models-dir", str(tmp_path / "models"))
-    with scripted(ModelServer(num_places=1)) as container, gateway("--endpoint", container.url, *flags) as aws:
-        a, b, again, nobody = run(venv, "gateway/boto3_target_model.py", aws.url, "a", "b", "a", "nobody")
+    with (
+        scripted(ModelServer(num_places=1)) as container,
+        gateway("--endpoint", container.url, *flags) as aws,
+    ):
+        a, b, again, nobody = run(
+            venv, "gateway/boto3_target_model.py", aws.url, "a", "b", "a", "nobody"
+        )
     assert [found["say"] for found in (a, b, again)] == ["I am a", "I am b", "I am a"]
     assert nobody["error"] == "ValidationError" and "nobody" in nobody["message"]
 
@@ -126,7 +156,9 @@ def test_boto3_target_model(tmp_path: Path, venv: str) -> None:
 @pytest.mark.parametrize("venv", ["current", "older"])
 def test_boto3_sessions(front: Front, said: str, venv: str) -> None:
     found = run(venv, "gateway/boto3_session.py", front.urls[0])
-    opened = re.fullmatch(r"([0-9a-f-]{36}); Expires=\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", found["opened"])
+    opened = re.fullmatch(
+        r"([0-9a-f-]{36}); Expires=\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", found["opened"]
+    )
     assert opened is not None and found["closed"] == opened[1]
     assert found["text"] == found["streamed"] == said and found["fields"] == []
     assert "X-Amzn-SageMaker-Session-Id" in found["refused"]
@@ -140,7 +172,11 @@ def test_the_aws_cli(front: Front, said: str) -> None:
             "ContentType": "application/json",
             "InvokedProductionVariant": "AllTraffic",
         }
-        assert refused["code"] != 0 and "(ModelError)" in refused["errors"] and "max_new_tokens" in refused["errors"]
+        assert (
+            refused["code"] != 0
+            and "(ModelError)" in refused["errors"]
+            and "max_new_tokens" in refused["errors"]
+        )
         assert waited == {"code": 0, "output": "", "errors": ""}
 
 
@@ -151,7 +187,9 @@ def test_langchain_aws(front: Front, said: str, chatted: str) -> None:
         assert "ModelError" in found["refused"] and "max_new_tokens" in found["refused"]
 
 
-@pytest.mark.parametrize(("venv", "major"), [("older", 2), ("current", 3)], ids=["sagemaker 2", "sagemaker 3"])
+@pytest.mark.parametrize(
+    ("venv", "major"), [("older", 2), ("current", 3)], ids=["sagemaker 2", "sagemaker 3"]
+)
 def test_the_sagemaker_sdk(front: Front, said: str, venv: str, major: int) -> None:
     asked = front.folder / "asked by the sdk.json"
     asked.write_text(json.dumps({"inputs": PROMPT, "parameters": {"max_new_tokens": NUM_TOKENS}}))
@@ -166,7 +204,9 @@ def test_the_sagemaker_sdk(front: Front, said: str, venv: str, major: int) -> No
         else:
             assert found["status"] == "InService"
             # A fault of version 3, whose method for streams cannot read any answer of the service.
-            assert found["streamed"] == "AttributeError: 'EventStream' object has no attribute 'get'"
+            assert (
+                found["streamed"] == "AttributeError: 'EventStream' object has no attribute 'get'"
+            )
 
 
 @pytest.fixture(scope="module")
@@ -178,7 +218,9 @@ def test_litellm(through_litellm: Any, said: str, chatted: str) -> None:
     for found in through_litellm:
         assert (found["sagemaker"]["plain"], found["sagemaker_chat"]["plain"]) == (said, chatted)
         assert "max_tokens must be at least 1" in found["sagemaker_chat"]["refused"]
-        assert "424 Failed Dependency" in found["sagemaker"]["refused"]  # its own handler then hides the body
+        assert (
+            "424 Failed Dependency" in found["sagemaker"]["refused"]
+        )  # its own handler then hides the body
     streamed = {place: found["streamed"] for place, found in through_litellm[0].items()}
     assert streamed["sagemaker_chat"] == chatted
     assert streamed["sagemaker"].replace(" ", "") == said.replace(
@@ -187,7 +229,9 @@ def test_litellm(through_litellm: Any, said: str, chatted: str) -> None:
 
 
 def test_litellm_loses_a_stream_whose_parts_are_not_one_record_each(through_litellm: Any) -> None:
-    """A fault of litellm, which decodes each part alone. AWS promises nothing about the bounds of parts."""
+    """A fault of litellm, which decodes each part alone. AWS promises nothing about the bounds of
+    parts.
+    """
     for found in through_litellm[1:]:
         assert (found["sagemaker"]["streamed"], found["sagemaker_chat"]["streamed"]) == ("", "")
 

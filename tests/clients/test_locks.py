@@ -32,14 +32,20 @@ def test_the_lock_of_the_agents_has_exact_versions_with_hashes_and_no_places() -
     assert len(agents()) == 6
     for package in agents():
         assert re.fullmatch(r"\d+\.\d+\.\d+(-linux-\w+)?", package["version"])
-        assert re.fullmatch(r"sha512-[\w+/]{86}==", package["integrity"]) and "resolved" not in package
+        assert (
+            re.fullmatch(r"sha512-[\w+/]{86}==", package["integrity"]) and "resolved" not in package
+        )
 
 
 def test_the_page_names_the_versions_that_are_tested() -> None:
-    section = (ROOT / "docs" / "apis.md").read_text().partition("## Clients")[2].partition("\n## ")[0]
+    section = (
+        (ROOT / "docs" / "apis.md").read_text().partition("## Clients")[2].partition("\n## ")[0]
+    )
     named = re.findall(r"\b([a-z][a-z0-9_-]+) (\d+\.\d+\.\d+)", section)
     assert len(named) == 17
     versions = {package["version"].partition("-")[0] for package in agents()}
     for client, version in named:
         of_client = {pins(lock).get(client.replace("_", "-")) for lock in NAMES}
-        assert version in (versions if client in ("codex", "claude-code", "opencode") else of_client), client
+        assert version in (
+            versions if client in ("codex", "claude-code", "opencode") else of_client
+        ), client

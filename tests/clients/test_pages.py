@@ -1,4 +1,6 @@
-"""The playground, `/docs` and the page of `lmi bench` in a real browser, with a real model and a scripted engine."""
+"""The playground, `/docs` and the page of `lmi bench` in a real browser, with a real model and a
+scripted engine.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,18 @@ def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
 @pytest.fixture(scope="module")
 def seen(demo: Server, keyed: Host, tmp_path_factory: pytest.TempPathFactory) -> Any:
     page = tmp_path_factory.mktemp("bench") / "bench.html"
-    load = ("--dialect", "completions", "--requests", "6", "--max-tokens", "8", "--rounds", "2", "--html", str(page))
+    load = (
+        "--dialect",
+        "completions",
+        "--requests",
+        "6",
+        "--max-tokens",
+        "8",
+        "--rounds",
+        "2",
+        "--html",
+        str(page),
+    )
     command = [sys.executable, "-P", "-m", "lmi", "bench", url(demo), url(demo), *load]
     subprocess.run(command, env=ENVIRON | {"PYTHONPATH": str(ROOT)}, check=True, timeout=120)
     return run("browser", "browser.py", url(demo), url(keyed), KEY, str(CHROMIUM), page.as_uri())
@@ -46,7 +59,11 @@ def seen(demo: Server, keyed: Host, tmp_path_factory: pytest.TempPathFactory) ->
 def answer(demo: Server) -> str:
     """The model's greedy answer, as a bare HTTP client gets it."""
     asked = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8, "temperature": 0}
-    return str(json.loads(demo.post(asked, "/v1/chat/completions").body)["choices"][0]["message"]["content"])
+    return str(
+        json.loads(demo.post(asked, "/v1/chat/completions").body)["choices"][0]["message"][
+            "content"
+        ]
+    )
 
 
 def url(server: Server | Host) -> str:
@@ -64,7 +81,11 @@ def test_a_reader_who_scrolls_up_stays_there(seen: Any) -> None:
 
 def test_a_refusal_stands_beside_the_box(seen: Any) -> None:
     refusals = seen["following"]["refusals"]
-    assert [refusal for refusal in refusals if not refusal.startswith("Failed: ") or "top_p" not in refusal] == []
+    assert [
+        refusal
+        for refusal in refusals
+        if not refusal.startswith("Failed: ") or "top_p" not in refusal
+    ] == []
 
 
 def test_a_chat_is_answered_with_and_without_log_probs(seen: Any, answer: str) -> None:
@@ -97,7 +118,10 @@ def run_program(command: list[str]) -> str:
 
 def test_stop_ends_the_generation_on_the_server(seen: Any, keyed: Host) -> None:
     assert "ended by you" in seen["completion"]["stopped"]
-    wait_until(lambda: keyed.executor.cancelled and not keyed.executor.num_active, "the engine has cancelled it")
+    wait_until(
+        lambda: keyed.executor.cancelled and not keyed.executor.num_active,
+        "the engine has cancelled it",
+    )
 
 
 def test_a_model_without_a_chat_template_completes(seen: Any) -> None:

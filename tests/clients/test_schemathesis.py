@@ -33,9 +33,15 @@ expected-statuses = ["2xx", "3xx", "4xx", "504"]  # some headers give no time to
 
 @pytest.fixture
 def echo(tmp_path: Path) -> Iterator[Server]:
-    settings = {"option.echo_step_ms": 0, "option.chat_template": CHAT_TEMPLATE, "frontend_workers": 1}
+    settings = {
+        "option.echo_step_ms": 0,
+        "option.chat_template": CHAT_TEMPLATE,
+        "frontend_workers": 1,
+    }
     folder = write_model(tmp_path / "model", **settings)
-    (folder / "config.json").write_text(json.dumps({"vocab_size": 257, "max_position_embeddings": CONTEXT}))
+    (folder / "config.json").write_text(
+        json.dumps({"vocab_size": 257, "max_position_embeddings": CONTEXT})
+    )
     with launch(folder) as server:
         server.wait_ready()
         yield server
@@ -49,7 +55,11 @@ def test_no_generated_request_finds_a_fault_of_the_server_or_an_answer_that_is_n
     (tmp_path / "schemathesis.toml").write_text(SETTINGS)
     url = f"http://127.0.0.1:{echo.port}/openapi.json"
     num_all, num_tested = 1, 0
-    for max_s in (35, 105, 315):  # a machine that others keep busy needs longer until every operation was reached
+    for max_s in (
+        35,
+        105,
+        315,
+    ):  # a machine that others keep busy needs longer until every operation was reached
         if num_tested < num_all:
             num_all, num_tested = _run(program, url, max_s, tmp_path)
     assert num_tested == num_all >= 37
@@ -57,7 +67,9 @@ def test_no_generated_request_finds_a_fault_of_the_server_or_an_answer_that_is_n
 
 
 def _run(program: Path, url: str, max_s: int, folder: Path) -> tuple[int, int]:
-    """Return how many operations the description has, and how many of them were tested without a fault."""
+    """Return how many operations the description has, and how many of them were tested without a
+    fault.
+    """
     options = {
         "checks": ",".join(CHECKS),
         "phases": "examples,coverage,fuzzing",

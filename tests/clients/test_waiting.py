@@ -15,7 +15,12 @@ pytestmark = pytest.mark.timeout(600)  # including the installation
 
 def test_the_libraries_join_an_answer_whose_stream_says_first_that_it_waits(tmp_path: Path) -> None:
     folder = tmp_path / "model"
-    options = {"model_name": "demo", "chat_template": "script.jinja", "echo_step_ms": 1, "echo_prompt_s": 1.5}
+    options = {
+        "model_name": "demo",
+        "chat_template": "script.jinja",
+        "echo_step_ms": 1,
+        "echo_prompt_s": 1.5,
+    }
     settings = {f"option.{name}": value for name, value in options.items()}
     write_model(folder, frontend_workers=1, stream_keepalive=0.2, **settings)
     (folder / "script.jinja").write_text("Hi<end>")

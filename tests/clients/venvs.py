@@ -1,6 +1,8 @@
-"""The client libraries. Each set has its own venv, because their pins conflict with each other's and with ours.
+"""The client libraries. Each set has its own venv, because their pins conflict with each other's
+and with ours.
 
-A venv is made from its lock in `scripts/locks/clients` when a test first asks for it, and again when the lock changed.
+A venv is made from its lock in `scripts/locks/clients` when a test first asks for it, and again
+when the lock changed.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ RUN_TIMEOUT_S = 180
 
 
 def python_of(name: str) -> Path:
-    """Return the interpreter of a venv that exists and is up to date. One process makes the venv, others wait."""
+    """Return the interpreter of a venv that exists and is up to date. One process makes the venv,
+    others wait.
+    """
     VENVS.mkdir(exist_ok=True)
     with (VENVS / f"{name}.lock").open("w") as turn:
         fcntl.flock(turn, fcntl.LOCK_EX)
@@ -33,7 +37,9 @@ def python_of(name: str) -> Path:
 def _made(name: str) -> Path:
     venv, lock = VENVS / name, LOCKS / f"{name}.txt"
     python, stamp = venv / "bin" / "python", venv / "lmi-stamp"
-    made_from = hashlib.sha256(lock.read_bytes() + sys.version.encode() + str(ROOT).encode()).hexdigest()
+    made_from = hashlib.sha256(
+        lock.read_bytes() + sys.version.encode() + str(ROOT).encode()
+    ).hexdigest()
     if stamp.is_file() and stamp.read_text() == made_from:
         return python
     shutil.rmtree(venv, ignore_errors=True)
@@ -50,8 +56,14 @@ def _made(name: str) -> Path:
 
 
 def run(venv: str, script: str, base_url: str, *arguments: str) -> Any:
-    """Return the JSON that a script of this folder prints. Like a user's program, it can import nothing of ours."""
-    kept = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "LANG", "TMPDIR")}
+    """Return the JSON that a script of this folder prints. Like a user's program, it can import
+    nothing of ours.
+    """
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name in ("PATH", "HOME", "LANG", "TMPDIR")
+    }
     quiet = {
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "LANGSMITH_TRACING": "false",
@@ -61,7 +73,15 @@ def run(venv: str, script: str, base_url: str, *arguments: str) -> Any:
         "AWS_DEFAULT_REGION": "us-east-1",
         "AWS_EC2_METADATA_DISABLED": "true",
     }
-    command = [str(python_of(venv)), "-I", str(Path(__file__).parent / "scripts" / script), base_url, *arguments]
-    done = subprocess.run(command, env=kept | quiet, capture_output=True, text=True, timeout=RUN_TIMEOUT_S)
+    command = [
+        str(python_of(venv)),
+        "-I",
+        str(Path(__file__).parent / "scripts" / script),
+        base_url,
+        *arguments,
+    ]
+    done = subprocess.run(
+        command, env=kept | quiet, capture_output=True, text=True, timeout=RUN_TIMEOUT_S
+    )
     assert done.returncode == 0, f"{script}: {done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     return json.loads(done.stdout)

@@ -13,7 +13,9 @@ TIMEOUT_S = 60.0
 
 
 def ask(**fields: Any) -> Request:
-    return Request(**{"input_token_ids": PROMPT, "max_tokens": 8, "sampling_config": GREEDY, **fields})
+    return Request(
+        **{"input_token_ids": PROMPT, "max_tokens": 8, "sampling_config": GREEDY, **fields}
+    )
 
 
 def endless(executor: Executor, **fields: Any) -> Request:
@@ -42,7 +44,9 @@ def run(executor: Executor, **fields: Any) -> Result:
 
 def long_prompt(executor: Executor, first: int) -> tuple[int, ...]:
     """A prompt of several blocks of any engine's cache."""
-    return tuple(first + position % 200 for position in range(executor.info.max_sequence_length * 2 // 3))
+    return tuple(
+        first + position % 200 for position in range(executor.info.max_sequence_length * 2 // 3)
+    )
 
 
 def results(responses: list[Response]) -> list[Result]:

@@ -1,6 +1,8 @@
-"""The table of executors that must keep the contract. Every test here runs on each of them that can.
+"""The table of executors that must keep the contract. Every test here runs on each of them that
+can.
 
-A test that an engine cannot is skipped with the name of the capability that it lacks, and with no other reason.
+A test that an engine cannot is skipped with the name of the capability that it lacks, and with no
+other reason.
 """
 
 from __future__ import annotations
@@ -30,7 +32,10 @@ from tests.system.engines.foreign_engine import (
 from tests.tiny_models import tiny_model
 
 MAX_NUM_SEQUENCES = 4
-ASKED: dict[str, Any] = {"max_beam_width": 4, "request_stats_max_iterations": 10_000}  # of every engine
+ASKED: dict[str, Any] = {
+    "max_beam_width": 4,
+    "request_stats_max_iterations": 10_000,
+}  # of every engine
 PROCESSORS = """
 import time
 from lmi.executor import LogitsPostProcessorConfig
@@ -53,14 +58,16 @@ def batched(request_ids, logits, tokens, stream, client_ids):
 logits_post_processors = LogitsPostProcessorConfig(
     processor_map={"only_seven": only_seven, "broken": broken, "slow": slow}, processor_batched=batched
 )
-"""
+"""  # noqa: E501
 
 
 def echo() -> Executor:
     from handlers.echo import EchoExecutor
 
     options = {"echo_step_ms": "5", "echo_max_num_sequences": str(MAX_NUM_SEQUENCES)}
-    return EchoExecutor(EngineConfig(handler="echo", max_sequence_length=512, options=options, **ASKED))
+    return EchoExecutor(
+        EngineConfig(handler="echo", max_sequence_length=512, options=options, **ASKED)
+    )
 
 
 def foreign() -> Executor:
@@ -88,7 +95,9 @@ def lmi_dist() -> Executor:
 
 def with_processors(model: Path) -> str:
     """A folder beside the model's with its files and a file of logits post-processors."""
-    folder = shutil.copytree(model, model.with_name(f"{model.name}_with_processors"), dirs_exist_ok=True)
+    folder = shutil.copytree(
+        model, model.with_name(f"{model.name}_with_processors"), dirs_exist_ok=True
+    )
     (folder / "processors.py").write_text(PROCESSORS)
     return str(folder)
 
@@ -97,7 +106,9 @@ def lmi_dist_with_adapters(model: Path) -> Executor:
     from handlers.lmi_dist import Executor
 
     options = {"enable_lora": "true", "max_loras": str(MAX_ADAPTERS), "max_lora_rank": "8"}
-    executor = Executor(tiny_model("llama_wide"), EngineConfig(max_num_sequences=MAX_NUM_SEQUENCES, options=options))
+    executor = Executor(
+        tiny_model("llama_wide"), EngineConfig(max_num_sequences=MAX_NUM_SEQUENCES, options=options)
+    )
     executor.load_adapter("formal", str(write_small_adapter(model / "formal", seed=1)))
     return executor
 
@@ -131,7 +142,9 @@ def vllm_config(**options: str) -> EngineConfig:
 
 @contextmanager
 def trtllm(profile: str) -> Iterator[Executor]:
-    """TensorRT-LLM's adapter over the double of a profile. An engine that takes beams would take nothing else."""
+    """TensorRT-LLM's adapter over the double of a profile. An engine that takes beams would take
+    nothing else.
+    """
     with double(profile) as executor_class:
         config = trtllm_config(
             additional_outputs=("hidden_states:context",),
@@ -170,7 +183,11 @@ class Adaptable:
 
 
 Opened = AbstractContextManager[Executor]
-EXECUTORS: dict[str, Callable[[], Opened]] = {"echo": echo, "lmi-dist": lmi_dist, "foreign": foreign}
+EXECUTORS: dict[str, Callable[[], Opened]] = {
+    "echo": echo,
+    "lmi-dist": lmi_dist,
+    "foreign": foreign,
+}
 EXECUTORS |= {f"trtllm-{profile}": partial(trtllm, profile) for profile in PROFILES}
 ADAPTABLE: dict[str, tuple[Callable[[Path], Opened], Callable[[Path], Path]]] = {
     "foreign": (foreign_with_adapters, lambda folder: write_foreign_adapter(folder, shift=2)),
@@ -190,7 +207,9 @@ if importlib.util.find_spec("vllm") is not None:
 
 @pytest.fixture(params=EXECUTORS, scope="package")
 def shared(request: pytest.FixtureRequest) -> Iterator[Executor]:
-    """One executor for all tests of an engine, since loading is slow. Only tests that end it ask for `fresh`."""
+    """One executor for all tests of an engine, since loading is slow. Only tests that end it ask
+    for `fresh`.
+    """
     with EXECUTORS[request.param]() as executor:
         yield executor
 
@@ -218,7 +237,9 @@ def fresh(request: pytest.FixtureRequest) -> Iterator[Executor]:
 
 
 @pytest.fixture(params=ADAPTABLE, scope="package")
-def shared_adaptable(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Adaptable]:
+def shared_adaptable(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Adaptable]:
     load, write = ADAPTABLE[request.param]
     with load(tmp_path_factory.mktemp("adaptable")) as executor:
         yield Adaptable(executor, write)

@@ -1,7 +1,8 @@
 """The tables of `docs/engines.md`: what each engine can, and how it behaves.
 
-`scripts/conformance-table` writes them. A row of the first is a capability. A row of the second is a test of this
-folder, whose name is the behaviour; the test says with `needs` what an engine must be able to do for it.
+`scripts/conformance-table` writes them. A row of the first is a capability. A row of the second is
+a test of this folder, whose name is the behaviour; the test says with `needs` what an engine must
+be able to do for it.
 """
 
 from __future__ import annotations
@@ -66,14 +67,20 @@ def _of_file(file: str) -> Iterator[Behaviour]:
     for name, test in vars(module).items():
         if name.startswith("test_") and ENGINE_FIXTURES & inspect.signature(test).parameters.keys():
             marks = [*of_all, *getattr(test, "pytestmark", [])]
-            yield Behaviour(_title(name), tuple(mark.args for mark in marks if mark.name == "needs"))
+            yield Behaviour(
+                _title(name), tuple(mark.args for mark in marks if mark.name == "needs")
+            )
 
 
 def _title(name: str) -> str:
     return name.removeprefix("test_").replace("_", " ")
 
 
-ABOUT_OTHERS = "why_no_guides", "logits_post_processor_arrays", "embeddings"  # fields that are no ability of an engine
+ABOUT_OTHERS = (
+    "why_no_guides",
+    "logits_post_processor_arrays",
+    "embeddings",
+)  # fields that are no ability of an engine
 
 
 def abilities(can: Capabilities) -> dict[str, str]:
@@ -95,7 +102,9 @@ def tables(engines: Mapping[str, Capabilities]) -> str:
     columns = [abilities(can) for can in engines.values()]
     can = [[f"`{name}`", *(column[name] for column in columns)] for name in columns[0]]
     does = [[one.title, *(one.cell(each) for each in engines.values())] for one in behaviours()]
-    return "\n".join([*_table(["capability", *heads], can), "", *_table(["behaviour", *heads], does)])
+    return "\n".join(
+        [*_table(["capability", *heads], can), "", *_table(["behaviour", *heads], does)]
+    )
 
 
 def head(engine: str) -> str:

@@ -37,7 +37,9 @@ def tokens(executor: Executor, adapter: str | None) -> list[int]:
     return response.result.output_token_ids[0]
 
 
-def test_an_adapter_is_loaded_used_and_unloaded_while_the_engine_runs(adaptable: Adaptable, tmp_path: Path) -> None:
+def test_an_adapter_is_loaded_used_and_unloaded_while_the_engine_runs(
+    adaptable: Adaptable, tmp_path: Path
+) -> None:
     executor, path = adaptable.executor, adaptable.write(tmp_path / "rude")
     base = tokens(executor, None)
     executor.load_adapter("rude", str(path))
@@ -73,7 +75,10 @@ def test_an_adapter_that_is_not_preloaded_is_checked_and_gets_its_weights_with_i
 
 @needs("adapter_pins")
 def test_a_loaded_adapter_can_be_pinned(adaptable: Adaptable, tmp_path: Path) -> None:
-    executor, paths = adaptable.executor, [str(adaptable.write(tmp_path / name)) for name in ("first", "second")]
+    executor, paths = (
+        adaptable.executor,
+        [str(adaptable.write(tmp_path / name)) for name in ("first", "second")],
+    )
     for name, path in zip(("first", "second"), paths, strict=True):
         executor.load_adapter(name, path, preload=False)
     executor.load_adapter("first", paths[0], pinned=True)
@@ -88,9 +93,21 @@ def test_a_loaded_adapter_can_be_pinned(adaptable: Adaptable, tmp_path: Path) ->
 def test_an_adapter_that_cannot_be_loaded_says_why(adaptable: Adaptable, tmp_path: Path) -> None:
     executor, path = adaptable.executor, adaptable.write(tmp_path / "broken")
     calls: list[tuple[type[Exception], str, Callable[[], None]]] = [
-        (InvalidParameter, "a new name.*'formal'", lambda: executor.load_adapter("formal", str(path))),
-        (ModelUnusable, "has an adapter_config.json", lambda: executor.load_adapter("rude", str(tmp_path))),
-        (ModelUnusable, "cannot load this adapter: .", lambda: executor.load_adapter("rude", str(path))),
+        (
+            InvalidParameter,
+            "a new name.*'formal'",
+            lambda: executor.load_adapter("formal", str(path)),
+        ),
+        (
+            ModelUnusable,
+            "has an adapter_config.json",
+            lambda: executor.load_adapter("rude", str(tmp_path)),
+        ),
+        (
+            ModelUnusable,
+            "cannot load this adapter: .",
+            lambda: executor.load_adapter("rude", str(path)),
+        ),
         (UnknownAdapter, "rude is not registered", lambda: executor.unload_adapter("rude")),
     ]
     (path / "adapter_config.json").write_text("{")
@@ -101,8 +118,14 @@ def test_an_adapter_that_cannot_be_loaded_says_why(adaptable: Adaptable, tmp_pat
 
 
 @needs("adapter_pins")
-def test_pinned_adapters_leave_a_place_for_those_that_are_not(adaptable: Adaptable, tmp_path: Path) -> None:
-    executor, first, second = adaptable.executor, adaptable.write(tmp_path / "a"), adaptable.write(tmp_path / "b")
+def test_pinned_adapters_leave_a_place_for_those_that_are_not(
+    adaptable: Adaptable, tmp_path: Path
+) -> None:
+    executor, first, second = (
+        adaptable.executor,
+        adaptable.write(tmp_path / "a"),
+        adaptable.write(tmp_path / "b"),
+    )
     executor.load_adapter("pinned", str(first), pinned=True)
     with pytest.raises(OutOfMemory, match="2 adapters fit into a batch"):
         executor.load_adapter("too many", str(second), pinned=True)

@@ -22,7 +22,9 @@ def score(log_probs: list[float], length_penalty: float) -> float:
 def test_a_search_answers_with_all_its_beams_at_once(executor: Executor) -> None:
     result = run(executor, sampling_config=SEARCH)
     assert (result.is_final, result.is_sequence_final, result.sequence_index) == (True, True, 0)
-    assert len({tuple(ids) for ids in result.output_token_ids}) == WIDTH == len(result.finish_reasons)
+    assert (
+        len({tuple(ids) for ids in result.output_token_ids}) == WIDTH == len(result.finish_reasons)
+    )
     assert set(result.finish_reasons) == {FinishReason.LENGTH}
 
 
@@ -57,16 +59,25 @@ def test_fewer_beams_may_be_returned_than_are_searched(executor: Executor) -> No
 
 def test_a_streamed_search_restates_whole_beams(executor: Executor) -> None:
     whole = run(executor, sampling_config=SEARCH)
-    *rest, last = results(finish(executor, executor.enqueue_request(ask(streaming=True, sampling_config=SEARCH))))
+    *rest, last = results(
+        finish(executor, executor.enqueue_request(ask(streaming=True, sampling_config=SEARCH)))
+    )
     assert rest and all(not one.is_final and not one.is_sequence_final for one in rest)
     for result in rest:
-        assert set(result.finish_reasons) == {FinishReason.NOT_FINISHED} and result.sequence_index == 0
+        assert (
+            set(result.finish_reasons) == {FinishReason.NOT_FINISHED} and result.sequence_index == 0
+        )
         assert 1 <= len(result.output_token_ids) <= WIDTH
-    assert (last.output_token_ids, last.finish_reasons) == (whole.output_token_ids, whole.finish_reasons)
+    assert (last.output_token_ids, last.finish_reasons) == (
+        whole.output_token_ids,
+        whole.finish_reasons,
+    )
 
 
 def test_an_end_token_ends_a_beam_and_stays_in_it(executor: Executor) -> None:
-    config = SamplingConfig(WIDTH, num_return_sequences=WIDTH, length_penalty=0.0)  # short beams are better
+    config = SamplingConfig(
+        WIDTH, num_return_sequences=WIDTH, length_penalty=0.0
+    )  # short beams are better
     end = run(executor, sampling_config=config).output_token_ids[0][2]
     result = run(executor, sampling_config=config, end_id=end)
     for ids, reason in zip(result.output_token_ids, result.finish_reasons, strict=True):
@@ -76,7 +87,10 @@ def test_an_end_token_ends_a_beam_and_stays_in_it(executor: Executor) -> None:
 
 
 def test_requests_of_several_widths_are_all_answered_as_alone(executor: Executor) -> None:
-    configs = [SamplingConfig(width, temperature=0, num_return_sequences=width) for width in (1, 3, 1, 2, 3)]
+    configs = [
+        SamplingConfig(width, temperature=0, num_return_sequences=width)
+        for width in (1, 3, 1, 2, 3)
+    ]
     alone = [run(executor, sampling_config=config).output_token_ids for config in configs]
     ids = executor.enqueue_requests([ask(sampling_config=config) for config in configs])
     together = [results(finish(executor, request_id))[-1] for request_id in ids]

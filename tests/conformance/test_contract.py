@@ -38,13 +38,19 @@ def test_a_request_that_is_not_streamed_has_exactly_one_response(executor: Execu
     result = run(executor)
     assert (result.is_final, result.is_sequence_final, result.sequence_index) == (True, True, 0)
     assert len(result.output_token_ids[0]) == 8 and result.finish_reasons == [FinishReason.LENGTH]
-    assert result.log_probs is None and result.cum_log_probs is None and result.prompt_log_probs is None
+    assert (
+        result.log_probs is None
+        and result.cum_log_probs is None
+        and result.prompt_log_probs is None
+    )
 
 
 def test_streamed_tokens_join_to_the_whole_answer(executor: Executor) -> None:
     whole = run(executor)
     streamed = results(finish(executor, executor.enqueue_request(ask(streaming=True))))
-    assert [one for result in streamed for one in result.output_token_ids[0]] == whole.output_token_ids[0]
+    assert [
+        one for result in streamed for one in result.output_token_ids[0]
+    ] == whole.output_token_ids[0]
     assert [result.is_final for result in streamed] == [False] * (len(streamed) - 1) + [True]
     assert {result.finish_reasons[0] for result in streamed[:-1]} == {FinishReason.NOT_FINISHED}
 
@@ -62,22 +68,39 @@ def test_all_generated_tokens_restates_what_was_sent(executor: Executor) -> None
     assert result.output_token_ids[0] == whole
 
 
-def test_the_prompt_is_in_the_output_only_when_asked_for_and_not_streamed(executor: Executor) -> None:
+def test_the_prompt_is_in_the_output_only_when_asked_for_and_not_streamed(
+    executor: Executor,
+) -> None:
     included = OutputConfig(exclude_input_from_output=False)
-    assert run(executor, output_config=included).output_token_ids[0] == [*PROMPT, *run(executor).output_token_ids[0]]
-    streamed = finish(executor, executor.enqueue_request(ask(streaming=True, output_config=included)))
+    assert run(executor, output_config=included).output_token_ids[0] == [
+        *PROMPT,
+        *run(executor).output_token_ids[0],
+    ]
+    streamed = finish(
+        executor, executor.enqueue_request(ask(streaming=True, output_config=included))
+    )
     assert sum(len(result.output_token_ids[0]) for result in results(streamed)) == 8
 
 
 @needs("log_probs")
 @pytest.mark.parametrize("streaming", [False, True])
-def test_log_probs_are_parallel_to_the_tokens_of_each_result(executor: Executor, streaming: bool) -> None:
+def test_log_probs_are_parallel_to_the_tokens_of_each_result(
+    executor: Executor, streaming: bool
+) -> None:
     output = OutputConfig(return_log_probs=True, num_top_log_probs=1)
     request = ask(streaming=streaming, output_config=output)
     log_probs: list[float] = []
     for result in results(finish(executor, executor.enqueue_request(request))):
-        assert result.log_probs is not None and result.top_log_probs is not None and result.cum_log_probs is not None
-        assert len(result.log_probs[0]) == len(result.output_token_ids[0]) == len(result.top_log_probs[0])
+        assert (
+            result.log_probs is not None
+            and result.top_log_probs is not None
+            and result.cum_log_probs is not None
+        )
+        assert (
+            len(result.log_probs[0])
+            == len(result.output_token_ids[0])
+            == len(result.top_log_probs[0])
+        )
         for token_id, log_prob, top in zip(
             result.output_token_ids[0], result.log_probs[0], result.top_log_probs[0], strict=True
         ):
@@ -89,7 +112,9 @@ def test_log_probs_are_parallel_to_the_tokens_of_each_result(executor: Executor,
 
 @needs("prompt_log_probs")
 @pytest.mark.parametrize("streaming", [False, True])
-def test_prompt_log_probs_stand_on_the_first_result_alone(executor: Executor, streaming: bool) -> None:
+def test_prompt_log_probs_stand_on_the_first_result_alone(
+    executor: Executor, streaming: bool
+) -> None:
     request = ask(streaming=streaming, output_config=OutputConfig(num_prompt_log_probs=0))
     first, *rest = results(finish(executor, executor.enqueue_request(request)))
     assert first.prompt_log_probs is not None and len(first.prompt_log_probs) == len(PROMPT)
@@ -100,7 +125,9 @@ def test_prompt_log_probs_stand_on_the_first_result_alone(executor: Executor, st
 
 def test_prompts_of_different_salts_share_no_cached_token(executor: Executor) -> None:
     prompt = long_prompt(executor, 31)
-    first, other, again = (run(executor, input_token_ids=prompt, cache_salt=salt) for salt in ("a", "b", "a"))
+    first, other, again = (
+        run(executor, input_token_ids=prompt, cache_salt=salt) for salt in ("a", "b", "a")
+    )
     assert first.num_cached_tokens == other.num_cached_tokens == 0
     assert again.num_cached_tokens < len(prompt), "the last token is always computed"
     assert first.output_token_ids == other.output_token_ids == again.output_token_ids
@@ -121,7 +148,9 @@ def test_the_end_token_is_part_of_the_result(executor: Executor) -> None:
     assert stopped.output_token_ids[0] == whole[: whole.index(end) + 1]
     assert stopped.finish_reasons == [FinishReason.END_ID]
     assert run(executor, end_ids=(whole[7], end)).finish_reasons == [FinishReason.END_ID]
-    assert run(executor).finish_reasons == [FinishReason.LENGTH]  # an end id does not leak into the next request
+    assert run(executor).finish_reasons == [
+        FinishReason.LENGTH
+    ]  # an end id does not leak into the next request
 
 
 def test_ignore_eos_runs_past_the_end_token(executor: Executor) -> None:
@@ -154,7 +183,9 @@ def test_a_stop_word_does_not_begin_in_the_prompt(executor: Executor) -> None:
 
 
 @needs("stop_words")
-def test_when_reasons_meet_the_end_wins_then_the_stop_word_then_the_length(executor: Executor) -> None:
+def test_when_reasons_meet_the_end_wins_then_the_stop_word_then_the_length(
+    executor: Executor,
+) -> None:
     first = run(executor).output_token_ids[0][0]
     stop = {"stop_words": ((first,),), "max_tokens": 1}
     assert run(executor, end_id=first, **stop).finish_reasons == [FinishReason.END_ID]
@@ -255,7 +286,9 @@ def test_cancelling_what_is_unknown_or_done_does_nothing(executor: Executor) -> 
 
 def test_a_request_out_of_time_ends_with_that_reason(executor: Executor) -> None:
     blocked = executor.enqueue_requests([endless(executor)] * executor.info.max_num_sequences)
-    [result] = results(finish(executor, executor.enqueue_request(ask(max_tokens=400, allotted_time_ms=20))))
+    [result] = results(
+        finish(executor, executor.enqueue_request(ask(max_tokens=400, allotted_time_ms=20)))
+    )
     assert result.finish_reasons == [FinishReason.TIMED_OUT]
     for request_id in blocked:
         executor.cancel_request(request_id)
@@ -266,7 +299,9 @@ def test_a_request_out_of_time_ends_with_that_reason(executor: Executor) -> None
 def test_waiting_for_several_ids_answers_in_their_order(executor: Executor) -> None:
     ids = executor.enqueue_requests([ask(max_tokens=num) for num in (3, 1, 2)])
     batches = executor.await_responses(list(reversed(ids)), TIMEOUT_S)
-    assert [[response.request_id for response in batch] for batch in batches] == [[one] for one in reversed(ids)]  # type: ignore[union-attr]
+    assert [[response.request_id for response in batch] for batch in batches] == [
+        [one] for one in reversed(ids)
+    ]  # type: ignore[union-attr]
 
 
 def test_waiting_for_one_id_leaves_the_others_alone(executor: Executor) -> None:
@@ -294,7 +329,11 @@ def test_an_id_whose_end_was_handed_out_says_so(executor: Executor) -> None:
     request_id = executor.enqueue_request(ask(max_tokens=1))
     finish(executor, request_id)
     [again] = finish(executor, request_id)
-    assert again.has_error() and "already finished" in again.error_msg and str(request_id) in again.error_msg
+    assert (
+        again.has_error()
+        and "already finished" in again.error_msg
+        and str(request_id) in again.error_msg
+    )
 
 
 def test_an_id_whose_end_was_handed_out_holds_up_no_other(executor: Executor) -> None:
@@ -314,7 +353,9 @@ def test_an_id_that_was_never_given_out_raises(executor: Executor, request_id: i
 
 
 def test_responses_of_one_step_become_ready_together(executor: Executor) -> None:
-    """It holds while all of them run. An engine in another process may begin them in different steps."""
+    """It holds while all of them run. An engine in another process may begin them in different
+    steps.
+    """
     ids = executor.enqueue_requests([ask(streaming=True, max_tokens=400)] * 3)
     begun: set[int] = set()
     num_final, num_compared = 0, 0
@@ -353,7 +394,9 @@ def test_a_seed_repeats_its_tokens(executor: Executor) -> None:
 
 @needs("num_return_sequences")
 @needs("seed")
-def test_each_sequence_of_a_request_ends_for_itself_and_the_last_end_is_final(executor: Executor) -> None:
+def test_each_sequence_of_a_request_ends_for_itself_and_the_last_end_is_final(
+    executor: Executor,
+) -> None:
     config = SamplingConfig(num_return_sequences=3, seed=5)
     streamed = several(executor, streaming=True, sampling_config=config)
     ends = [result for result in streamed if result.is_sequence_final]
@@ -363,7 +406,9 @@ def test_each_sequence_of_a_request_ends_for_itself_and_the_last_end_is_final(ex
     assert len(whole) == 3 and whole[-1].is_final
     for result in whole:
         pieces = [part for part in streamed if part.sequence_index == result.sequence_index]
-        assert [one for part in pieces for one in part.output_token_ids[0]] == result.output_token_ids[0]
+        assert [
+            one for part in pieces for one in part.output_token_ids[0]
+        ] == result.output_token_ids[0]
 
 
 @needs("num_return_sequences")
@@ -372,12 +417,16 @@ def test_sequence_i_is_what_its_own_seed_gives(executor: Executor) -> None:
     together = several(executor, sampling_config=SamplingConfig(num_return_sequences=2, seed=5))
     alone = [run(executor, sampling_config=SamplingConfig(seed=seed)) for seed in (5, 6)]
     ordered = sorted(together, key=lambda result: result.sequence_index)
-    assert [result.output_token_ids for result in ordered] == [result.output_token_ids for result in alone]
+    assert [result.output_token_ids for result in ordered] == [
+        result.output_token_ids for result in alone
+    ]
 
 
 @needs("num_return_sequences")
 def test_greedy_sequences_are_equal_copies(executor: Executor) -> None:
-    copies = several(executor, sampling_config=SamplingConfig(num_return_sequences=3, temperature=0))
+    copies = several(
+        executor, sampling_config=SamplingConfig(num_return_sequences=3, temperature=0)
+    )
     assert [result.output_token_ids for result in copies] == [run(executor).output_token_ids] * 3
 
 
@@ -396,7 +445,9 @@ def test_neighbours_change_nothing(executor: Executor) -> None:
     output = OutputConfig(return_log_probs=executor.capabilities.log_probs_invariant)
     requests = [
         ask(
-            input_token_ids=tuple((7 * index + step) % 100 + 10 for step in range(1 + 37 * index % 200)),
+            input_token_ids=tuple(
+                (7 * index + step) % 100 + 10 for step in range(1 + 37 * index % 200)
+            ),
             max_tokens=5 + index,
             output_config=output,
             sampling_config=GREEDY if index % 2 else SamplingConfig(seed=index),
@@ -404,7 +455,9 @@ def test_neighbours_change_nothing(executor: Executor) -> None:
         for index in range(8)
     ]
     together = [results(finish(executor, one))[0] for one in executor.enqueue_requests(requests)]
-    alone = [results(finish(executor, executor.enqueue_request(request)))[0] for request in requests]
+    alone = [
+        results(finish(executor, executor.enqueue_request(request)))[0] for request in requests
+    ]
     for result in together + alone:
         result.num_cached_tokens = 0  # the second time more is cached
     assert together == alone
@@ -414,7 +467,9 @@ def test_statistics_are_drained_and_count_the_work(executor: Executor) -> None:
     finish(executor, executor.enqueue_request(ask(max_tokens=5)))
     wait = executor.get_latest_iteration_stats()
     assert sum(one.num_context_tokens + one.num_reused_tokens for one in wait) == len(PROMPT)
-    assert sum(one.num_generation_tokens for one in wait) == 4  # the first token comes with the prompt
+    assert (
+        sum(one.num_generation_tokens for one in wait) == 4
+    )  # the first token comes with the prompt
     assert sum(one.num_completed_requests for one in wait) == 1
     assert [one.iter for one in wait] == list(range(wait[0].iter, wait[0].iter + len(wait)))
     assert all(one.max_num_active_requests == executor.info.max_num_sequences for one in wait)
@@ -434,18 +489,29 @@ def test_responses_go_to_whoever_takes_them_step_by_step_to_the_last(fresh: Exec
     fresh.pass_responses_to(take)
     ids = fresh.enqueue_requests([ask(streaming=True)] * 3)
     assert is_over.wait(TIMEOUT_S)
-    answers = [[one for step in steps for one in step if one.request_id == request_id] for request_id in ids]
-    num_tokens = [sum(len(one.output_token_ids[0]) for one in results(answer)) for answer in answers]
+    answers = [
+        [one for step in steps for one in step if one.request_id == request_id]
+        for request_id in ids
+    ]
+    num_tokens = [
+        sum(len(one.output_token_ids[0]) for one in results(answer)) for answer in answers
+    ]
     assert num_tokens == [8] * 3 and all(answer[-1].is_final for answer in answers)
     assert max(map(len, steps)) == 3, "those of one step come together"
     assert fresh.await_responses(timeout_s=0) == [] and fresh.get_num_responses_ready() == 0
     running = fresh.enqueue_request(endless(fresh))
     fresh.shutdown()
     [last] = [one for step in steps for one in step if one.request_id == running]
-    assert last.is_final and last.result is not None and last.result.finish_reasons == [FinishReason.CANCELLED]
+    assert (
+        last.is_final
+        and last.result is not None
+        and last.result.finish_reasons == [FinishReason.CANCELLED]
+    )
 
 
-def test_shutdown_wakes_who_waits_ends_what_is_left_and_accepts_nothing_more(fresh: Executor) -> None:
+def test_shutdown_wakes_who_waits_ends_what_is_left_and_accepts_nothing_more(
+    fresh: Executor,
+) -> None:
     assert fresh.can_enqueue_requests()
     request_id = fresh.enqueue_request(endless(fresh))
     queued = fresh.enqueue_requests([endless(fresh)] * fresh.info.max_num_sequences)
@@ -457,7 +523,10 @@ def test_shutdown_wakes_who_waits_ends_what_is_left_and_accepts_nothing_more(fre
     waiter.join(TIMEOUT_S)
     assert len(woken) == 1
     responses = [*woken[0], *fresh.await_responses()]
-    assert {response.request_id for response in responses if response.is_final} == {request_id, *queued}
+    assert {response.request_id for response in responses if response.is_final} == {
+        request_id,
+        *queued,
+    }
     assert all(one.finish_reasons == [FinishReason.CANCELLED] for one in results(responses))
     assert not fresh.can_enqueue_requests()
     with pytest.raises(RuntimeError, match="shut down"):

@@ -1,4 +1,6 @@
-"""The contract's rules on guided decoding. Prompts and answers are text here, by the tokenizer of the model."""
+"""The contract's rules on guided decoding. Prompts and answers are text here, by the tokenizer of
+the model.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,14 @@ import re
 import pytest
 
 from lmi.errors import InvalidParameter
-from lmi.executor import Executor, FinishReason, GuidedDecodingParams, GuideType, Result, SamplingConfig
+from lmi.executor import (
+    Executor,
+    FinishReason,
+    GuidedDecodingParams,
+    GuideType,
+    Result,
+    SamplingConfig,
+)
 from lmi.text.tokenizer import Tokenizer
 from tests.conformance.asking import ask, finish, results, run, several
 from tests.conformance.table import needs
@@ -57,18 +66,26 @@ def test_an_answer_matches_its_regex_and_ends(executor: Executor, tokenizer: Tok
 
 
 @needs("guided_decoding", GuideType.JSON_SCHEMA)
-def test_an_answer_fits_its_json_schema_or_begins_a_value_that_does(executor: Executor, tokenizer: Tokenizer) -> None:
+def test_an_answer_fits_its_json_schema_or_begins_a_value_that_does(
+    executor: Executor, tokenizer: Tokenizer
+) -> None:
     values = [{"kind": kind, "ok": ok} for kind in ("a", "b") for ok in (True, False)]
     texts = [json.dumps(value, separators=(",", ":")) for value in values]
     for seed in SEEDS:
         result = guided(executor, GuideType.JSON_SCHEMA, json.dumps(SCHEMA), seed)
-        text = re.sub(r"\s", "", tokenizer.decode([one for one in result.output_token_ids[0] if one != END_ID]))
+        text = re.sub(
+            r"\s",
+            "",
+            tokenizer.decode([one for one in result.output_token_ids[0] if one != END_ID]),
+        )
         assert any(one.startswith(text) for one in texts), "it may have spaces without end"
         assert result.finish_reasons == [FinishReason.LENGTH] or text in texts
 
 
 @needs("guided_decoding", GuideType.JSON)
-def test_an_answer_in_json_is_a_value_or_begins_one(executor: Executor, tokenizer: Tokenizer) -> None:
+def test_an_answer_in_json_is_a_value_or_begins_one(
+    executor: Executor, tokenizer: Tokenizer
+) -> None:
     for seed in SEEDS:
         result = guided(executor, GuideType.JSON, None, seed)
         text = tokenizer.decode([one for one in result.output_token_ids[0] if one != END_ID])
@@ -80,16 +97,23 @@ def test_an_answer_in_json_is_a_value_or_begins_one(executor: Executor, tokenize
 @needs("guided_decoding", GuideType.EBNF_GRAMMAR)
 def test_an_answer_follows_its_grammar_and_ends(executor: Executor, tokenizer: Tokenizer) -> None:
     for seed in SEEDS:
-        assert said(tokenizer, guided(executor, GuideType.EBNF_GRAMMAR, GRAMMAR, seed)) in ("yes", "no!")
+        assert said(tokenizer, guided(executor, GuideType.EBNF_GRAMMAR, GRAMMAR, seed)) in (
+            "yes",
+            "no!",
+        )
 
 
 @needs("guided_decoding", GuideType.REGEX)
 @needs("num_return_sequences")
-def test_each_sequence_of_a_request_follows_its_guide(executor: Executor, tokenizer: Tokenizer) -> None:
+def test_each_sequence_of_a_request_follows_its_guide(
+    executor: Executor, tokenizer: Tokenizer
+) -> None:
     answers = several(
         executor,
         guided_decoding_params=GuidedDecodingParams(GuideType.REGEX, PATTERN),
-        sampling_config=SamplingConfig(num_return_sequences=3, seed=5 if executor.capabilities.seed else None),
+        sampling_config=SamplingConfig(
+            num_return_sequences=3, seed=5 if executor.capabilities.seed else None
+        ),
         end_id=END_ID,
         max_tokens=64,
     )
@@ -99,7 +123,10 @@ def test_each_sequence_of_a_request_follows_its_guide(executor: Executor, tokeni
 
 @needs("guided_decoding", GuideType.EBNF_GRAMMAR)
 def test_a_guide_that_cannot_be_read_ends_only_its_request(executor: Executor) -> None:
-    wrong = ask(guided_decoding_params=GuidedDecodingParams(GuideType.EBNF_GRAMMAR, "root ::= ("), end_id=END_ID)
+    wrong = ask(
+        guided_decoding_params=GuidedDecodingParams(GuideType.EBNF_GRAMMAR, "root ::= ("),
+        end_id=END_ID,
+    )
     running = executor.enqueue_request(ask(max_tokens=40))
     try:
         [response] = finish(executor, executor.enqueue_request(wrong))
@@ -115,6 +142,8 @@ def test_a_guide_that_cannot_be_read_ends_only_its_request(executor: Executor) -
 def test_a_guide_leaves_neighbours_alone(executor: Executor) -> None:
     alone = run(executor, max_tokens=20).output_token_ids
     guide = GuidedDecodingParams(GuideType.REGEX, PATTERN)
-    beside = executor.enqueue_request(ask(guided_decoding_params=guide, end_id=END_ID, max_tokens=64))
+    beside = executor.enqueue_request(
+        ask(guided_decoding_params=guide, end_id=END_ID, max_tokens=64)
+    )
     assert run(executor, max_tokens=20).output_token_ids == alone
     finish(executor, beside)

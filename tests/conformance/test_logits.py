@@ -38,14 +38,18 @@ def test_log_probs_are_the_models_own_and_not_the_processors(executor: Executor)
 @needs("logits_post_processors")
 def test_a_processor_that_raises_ends_only_its_request(executor: Executor) -> None:
     running = executor.enqueue_request(ask(max_tokens=40))
-    [response] = finish(executor, executor.enqueue_request(ask(logits_post_processor_name="broken")))
+    [response] = finish(
+        executor, executor.enqueue_request(ask(logits_post_processor_name="broken"))
+    )
     assert response.has_error() and "the processor's own fault" in response.error_msg
     [result] = results(finish(executor, running))
     assert len(result.output_token_ids[0]) == 40
 
 
 @needs("logits_post_processors")
-def test_an_unknown_processor_is_refused_with_the_names_of_those_there_are(executor: Executor) -> None:
+def test_an_unknown_processor_is_refused_with_the_names_of_those_there_are(
+    executor: Executor,
+) -> None:
     with pytest.raises(Unsupported, match=r"^logits_post_processor_name .*'only_seven'"):
         executor.enqueue_request(ask(logits_post_processor_name="nobody"))
 
@@ -73,16 +77,23 @@ def test_no_ngram_of_the_size_comes_twice(executor: Executor) -> None:
 
 @needs("min_p")
 def test_a_min_p_of_one_leaves_only_the_most_probable_token(executor: Executor) -> None:
-    assert run(executor, sampling_config=SamplingConfig(min_p=1.0)).output_token_ids == run(executor).output_token_ids
+    assert (
+        run(executor, sampling_config=SamplingConfig(min_p=1.0)).output_token_ids
+        == run(executor).output_token_ids
+    )
 
 
 @needs("typical_p")
 def test_a_tiny_typical_p_leaves_one_token_and_no_chance(executor: Executor) -> None:
     answers = [
-        run(executor, sampling_config=SamplingConfig(typical_p=1e-6, seed=seed)).output_token_ids for seed in range(3)
+        run(executor, sampling_config=SamplingConfig(typical_p=1e-6, seed=seed)).output_token_ids
+        for seed in range(3)
     ]
     assert answers[0] == answers[1] == answers[2]
 
 
 def test_a_top_k_of_one_is_greedy(executor: Executor) -> None:
-    assert run(executor, sampling_config=SamplingConfig(top_k=1)).output_token_ids == run(executor).output_token_ids
+    assert (
+        run(executor, sampling_config=SamplingConfig(top_k=1)).output_token_ids
+        == run(executor).output_token_ids
+    )

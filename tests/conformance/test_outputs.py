@@ -1,4 +1,6 @@
-"""The contract's rules on what a Result carries beside tokens: logits, tensors of the model, times."""
+"""The contract's rules on what a Result carries beside tokens: logits, tensors of the
+model, times.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def best(row: list[float]) -> int:
 
 @needs("context_logits")
 def test_logits_of_the_context_have_a_row_for_each_token_of_the_prompt(executor: Executor) -> None:
-    result = run(executor, cache_salt="context", output_config=OutputConfig(return_context_logits=True))
+    result = run(
+        executor, cache_salt="context", output_config=OutputConfig(return_context_logits=True)
+    )
     assert result.context_logits is not None and result.generation_logits is None
     assert result.context_logits.shape == (len(PROMPT), executor.info.vocab_size)
     assert best(floats(result.context_logits)[-1]) == result.output_token_ids[0][0]
@@ -44,7 +48,9 @@ def test_the_context_has_no_rows_for_what_was_cached(executor: Executor) -> None
 
 
 @needs("generation_logits")
-def test_logits_of_the_generation_are_those_from_which_its_tokens_were_chosen(executor: Executor) -> None:
+def test_logits_of_the_generation_are_those_from_which_its_tokens_were_chosen(
+    executor: Executor,
+) -> None:
     result = run(executor, output_config=OutputConfig(return_generation_logits=True))
     assert result.generation_logits is not None and result.context_logits is None
     assert result.generation_logits.shape == (1, 8, executor.info.vocab_size)
@@ -57,9 +63,15 @@ def test_a_streamed_result_carries_the_rows_of_its_new_tokens(executor: Executor
     whole = run(executor, output_config=output)
     assert whole.generation_logits is not None
     data = b""
-    for result in results(finish(executor, executor.enqueue_request(ask(streaming=True, output_config=output)))):
+    for result in results(
+        finish(executor, executor.enqueue_request(ask(streaming=True, output_config=output)))
+    ):
         assert result.generation_logits is not None
-        assert result.generation_logits.shape == (1, len(result.output_token_ids[0]), executor.info.vocab_size)
+        assert result.generation_logits.shape == (
+            1,
+            len(result.output_token_ids[0]),
+            executor.info.vocab_size,
+        )
         data += result.generation_logits.data
     assert len(data) == len(whole.generation_logits.data)
 
@@ -71,8 +83,12 @@ def test_an_additional_output_has_rows_for_the_context_and_for_the_generation(
 ) -> None:
     declared = next(one for one in executor.capabilities.additional_outputs if one.gather_context)
     prompt = tuple(token_id + 100 for token_id in PROMPT)  # nothing of it is cached
-    output = OutputConfig(additional_model_outputs=(AdditionalModelOutput(declared.name, gather_context=True),))
-    request = ask(input_token_ids=prompt, streaming=streaming, output_config=output, cache_salt=f"{streaming}")
+    output = OutputConfig(
+        additional_model_outputs=(AdditionalModelOutput(declared.name, gather_context=True),)
+    )
+    request = ask(
+        input_token_ids=prompt, streaming=streaming, output_config=output, cache_salt=f"{streaming}"
+    )
     parts = results(finish(executor, executor.enqueue_request(request)))
     first, *rest = [part.additional_outputs or {} for part in parts]
     context, generation = f"context_{declared.name}", f"generation_{declared.name}"
@@ -82,7 +98,9 @@ def test_an_additional_output_has_rows_for_the_context_and_for_the_generation(
 
 
 @needs("additional_outputs")
-def test_an_output_that_was_not_declared_is_refused_with_those_that_were(executor: Executor) -> None:
+def test_an_output_that_was_not_declared_is_refused_with_those_that_were(
+    executor: Executor,
+) -> None:
     output = OutputConfig(additional_model_outputs=(AdditionalModelOutput("nowhere"),))
     with pytest.raises(Unsupported, match=executor.capabilities.additional_outputs[0].name):
         executor.enqueue_request(ask(output_config=output))

@@ -52,11 +52,15 @@ ASKING: dict[Need, tuple[str, dict[str, Any]]] = {
     ("context_logits", None): asking("output_config.return_context_logits", True),
     ("generation_logits", None): asking("output_config.return_generation_logits", True),
     ("perf_metrics", None): asking("output_config.return_perf_metrics", True),
-    ("additional_outputs", None): asking("output_config.additional_model_outputs", (AdditionalModelOutput("logits"),)),
+    ("additional_outputs", None): asking(
+        "output_config.additional_model_outputs", (AdditionalModelOutput("logits"),)
+    ),
     ("max_images", None): asking("images", (b"",)),
     ("kv_cache_retention", None): asking("kv_cache_retention_config", KvCacheRetentionConfig()),
     **{
-        ("guided_decoding", kind): asking("guided_decoding_params", GuidedDecodingParams(kind, '{"type": "null"}'))
+        ("guided_decoding", kind): asking(
+            "guided_decoding_params", GuidedDecodingParams(kind, '{"type": "null"}')
+        )
         for kind in GuideType
     },
 }
@@ -69,17 +73,32 @@ NOWHERE: list[tuple[str, dict[str, Any]]] = [
 
 
 def test_every_capability_has_a_request_that_needs_it() -> None:
-    """All but those that bound a number or say why, in what or of what, and promises that no request asks for."""
-    bounds = {"max_top_log_probs", "max_temperature", "why_no_guides", "logits_post_processor_arrays", "embeddings"}
+    """All but those that bound a number or say why, in what or of what, and promises that no
+    request asks for.
+    """
+    bounds = {
+        "max_top_log_probs",
+        "max_temperature",
+        "why_no_guides",
+        "logits_post_processor_arrays",
+        "embeddings",
+    }
     bounds |= {"penalties"}  # an engine that lacks them says by itself why
-    promises = {"log_probs_before_processors", "adapter_pins", "batch_invariant", "log_probs_invariant"}
+    promises = {
+        "log_probs_before_processors",
+        "adapter_pins",
+        "batch_invariant",
+        "log_probs_invariant",
+    }
     assert {name for name, _ in ASKING} | bounds | promises == set(Capabilities.__struct_fields__)
 
 
 def test_what_an_engine_lacks_is_refused_by_the_name_of_the_field(executor: Executor) -> None:
     lacking = [asking for need, asking in ASKING.items() if not has(executor.capabilities, need)]
     for name, fields in [*NOWHERE, *lacking]:
-        with pytest.raises(Unsupported, match=rf"^{name} is not supported here: {executor.info.name} "):
+        with pytest.raises(
+            Unsupported, match=rf"^{name} is not supported here: {executor.info.name} "
+        ):
             executor.enqueue_request(ask(**fields))
     assert len(run(executor).output_token_ids[0]) == 8
 
@@ -93,17 +112,24 @@ def test_an_engine_without_adapters_refuses_them_by_name(executor: Executor) -> 
     ]
     for call in calls:
         with pytest.raises(
-            Unsupported, match=f"lora_config is not supported here: {executor.info.name} has no adapters"
+            Unsupported,
+            match=f"lora_config is not supported here: {executor.info.name} has no adapters",
         ):
             call()
 
 
-def test_what_is_over_the_bound_of_an_engine_is_refused_with_both_numbers(executor: Executor) -> None:
+def test_what_is_over_the_bound_of_an_engine_is_refused_with_both_numbers(
+    executor: Executor,
+) -> None:
     can = executor.capabilities
     over: list[tuple[str, dict[str, Any]]] = [
         (
             f"num_top_log_probs must be at most {can.max_top_log_probs}",
-            {"output_config": OutputConfig(return_log_probs=True, num_top_log_probs=can.max_top_log_probs + 1)},
+            {
+                "output_config": OutputConfig(
+                    return_log_probs=True, num_top_log_probs=can.max_top_log_probs + 1
+                )
+            },
         )
     ]
     if can.max_beam_width > 1:

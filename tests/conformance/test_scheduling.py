@@ -1,4 +1,6 @@
-"""The contract's rules on who runs when, what of it is told, and what is kept for later requests."""
+"""The contract's rules on who runs when, what of it is told, and what is kept for later
+requests.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,12 @@ COMPLETE = "GENERATION_COMPLETE"
 
 @needs("priority")
 def test_an_urgent_request_overtakes_those_that_wait(executor: Executor) -> None:
-    busy = executor.enqueue_requests([endless(executor, max_tokens=60)] * executor.info.max_num_sequences)
-    later, urgent = executor.enqueue_requests([ask(max_tokens=1, priority=0.1), ask(max_tokens=1, priority=0.9)])
+    busy = executor.enqueue_requests(
+        [endless(executor, max_tokens=60)] * executor.info.max_num_sequences
+    )
+    later, urgent = executor.enqueue_requests(
+        [ask(max_tokens=1, priority=0.1), ask(max_tokens=1, priority=0.9)]
+    )
     ended: list[int] = []
     while not {later, urgent} <= set(ended):
         responses: list[Response] = executor.await_responses(timeout_s=TIMEOUT_S)  # type: ignore[assignment]
@@ -51,18 +57,28 @@ def test_a_request_is_told_to_be_complete_exactly_once(executor: Executor) -> No
 
 
 def test_a_request_that_waits_is_told_to_be_queued(executor: Executor) -> None:
-    *busy, waiting = executor.enqueue_requests([ask(max_tokens=60)] * (executor.info.max_num_sequences + 1))
+    *busy, waiting = executor.enqueue_requests(
+        [ask(max_tokens=60)] * (executor.info.max_num_sequences + 1)
+    )
     for request_id in (*busy, waiting):
         finish(executor, request_id)
     first = stages(executor, waiting)[0]
-    assert (first.stage, first.num_generated_tokens, first.context_prefill_position) == ("QUEUED", 0, 0)
+    assert (first.stage, first.num_generated_tokens, first.context_prefill_position) == (
+        "QUEUED",
+        0,
+        0,
+    )
 
 
 @pytest.mark.parametrize("cause", ["max_tokens", "end_id", "cancel"])
-def test_however_a_request_ends_nothing_of_it_stays_in_the_engine(executor: Executor, cause: str) -> None:
+def test_however_a_request_ends_nothing_of_it_stays_in_the_engine(
+    executor: Executor, cause: str
+) -> None:
     first = run(executor).output_token_ids[0][0]
     for _ in range(3 * executor.info.max_num_sequences):
-        request_id = executor.enqueue_request(ask(end_id=first if cause == "end_id" else None, max_tokens=5))
+        request_id = executor.enqueue_request(
+            ask(end_id=first if cause == "end_id" else None, max_tokens=5)
+        )
         if cause == "cancel":
             executor.cancel_request(request_id)
         finish(executor, request_id)
@@ -77,11 +93,18 @@ def test_retention_changes_no_token(executor: Executor) -> None:
     for prompt in (PROMPT, long_prompt(executor, 41)):
         plain = run(executor, input_token_ids=prompt, cache_salt="plain").output_token_ids
         for _ in range(2):
-            kept = run(executor, input_token_ids=prompt, cache_salt="kept", kv_cache_retention_config=retention)
+            kept = run(
+                executor,
+                input_token_ids=prompt,
+                cache_salt="kept",
+                kv_cache_retention_config=retention,
+            )
             assert kept.output_token_ids == plain
 
 
 @needs("seed")
 def test_a_seed_of_64_bits_is_taken(executor: Executor) -> None:
-    first, second = (run(executor, sampling_config=SamplingConfig(seed=2**64 - 1)) for _ in range(2))
+    first, second = (
+        run(executor, sampling_config=SamplingConfig(seed=2**64 - 1)) for _ in range(2)
+    )
     assert first.output_token_ids == second.output_token_ids

@@ -10,7 +10,16 @@ import pytest
 
 from lmi.executor import Capabilities, Executor
 from tests.conformance.conftest import ADAPTABLE
-from tests.conformance.table import ENGINES, abilities, behaviours, has, head, needs, tables, written
+from tests.conformance.table import (
+    ENGINES,
+    abilities,
+    behaviours,
+    has,
+    head,
+    needs,
+    tables,
+    written,
+)
 
 HOW = "scripts/conformance-table writes it anew"
 
@@ -20,7 +29,9 @@ def test_the_readme_has_every_capability_and_every_behaviour_of_the_suite() -> N
     assert _first_column(written()) == _first_column(tables(empty)), HOW
 
 
-def test_the_readme_says_what_this_engine_can_and_does(executor: Executor, request: pytest.FixtureRequest) -> None:
+def test_the_readme_says_what_this_engine_can_and_does(
+    executor: Executor, request: pytest.FixtureRequest
+) -> None:
     column = request.node.callspec.params["shared"]
     if column not in ENGINES:
         return  # an engine of the tests
@@ -50,7 +61,9 @@ def test_the_only_reason_to_skip_a_test_is_a_capability() -> None:
 
 
 def _rows(text: str) -> list[list[str]]:
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line]
+    return [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line
+    ]
 
 
 def _first_column(text: str) -> list[str]:

@@ -23,7 +23,9 @@ CHAT_TEMPLATE = "{{ messages[0]['content'] }}"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
-    with host(tmp_path_factory.mktemp("described"), model={"chat_template": CHAT_TEMPLATE}) as running:
+    with host(
+        tmp_path_factory.mktemp("described"), model={"chat_template": CHAT_TEMPLATE}
+    ) as running:
         yield running
 
 
@@ -35,7 +37,9 @@ def document(server: Host) -> dict[str, Any]:
 
 
 def test_every_route_is_described_and_nothing_else(document: dict[str, Any]) -> None:
-    described = {(path, method.upper()) for path, methods in document["paths"].items() for method in methods}
+    described = {
+        (path, method.upper()) for path, methods in document["paths"].items() for method in methods
+    }
     served = {
         (path.replace(":path}", "}"), method)
         for path, methods, _ in (*SERVER_ROUTES, *ROUTES)
@@ -51,7 +55,9 @@ def test_every_reference_leads_somewhere(document: dict[str, Any]) -> None:
 
 def check_references(document: dict[str, Any]) -> None:
     for kind, parts in document["components"].items():
-        assert set(re.findall(rf'"#/components/{kind}/(\w+)"', json.dumps(document))) == parts.keys()
+        assert (
+            set(re.findall(rf'"#/components/{kind}/(\w+)"', json.dumps(document))) == parts.keys()
+        )
 
 
 USER_CODE = UserCodeConfig(path="model.py", handler="handle")
@@ -61,9 +67,13 @@ USER_CODE = UserCodeConfig(path="model.py", handler="handle")
 @pytest.mark.parametrize("code", [None, USER_CODE])
 def test_generators_of_clients_can_read_it(several: bool, code: UserCodeConfig | None) -> None:
     server, model = ServerConfig(multi_model=several), ModelConfig(path=".", name="m")
-    document = document_of(Config(server=server, model=model, engine=EngineConfig(), user_code=code))
+    document = document_of(
+        Config(server=server, model=model, engine=EngineConfig(), user_code=code)
+    )
     assert document["openapi"].startswith("3.1.")
-    operations = [operation for methods in document["paths"].values() for operation in methods.values()]
+    operations = [
+        operation for methods in document["paths"].values() for operation in methods.values()
+    ]
     ids = [operation["operationId"] for operation in operations]
     assert len({name.rstrip("_") for name in ids}) == len(ids) and all(map(str.isidentifier, ids))
     for part in objects_in(document):
@@ -76,15 +86,22 @@ def test_generators_of_clients_can_read_it(several: bool, code: UserCodeConfig |
 def objects_in(value: Any) -> Iterator[dict[str, Any]]:
     if isinstance(value, dict):
         yield value
-    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+    for inner in (
+        value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    ):
         yield from objects_in(inner)
 
 
-def test_the_headers_with_which_a_client_says_how_long_it_waits_are_described(document: dict[str, Any]) -> None:
+def test_the_headers_with_which_a_client_says_how_long_it_waits_are_described(
+    document: dict[str, Any],
+) -> None:
     for path in PATHS:
         parameters = {each["name"]: each for each in document["paths"][path]["post"]["parameters"]}
         for name in (TIMEOUT, TIMEOUT_MS):
-            assert (parameters[name]["in"], parameters[name]["schema"]["exclusiveMinimum"]) == ("header", 0)
+            assert (parameters[name]["in"], parameters[name]["schema"]["exclusiveMinimum"]) == (
+                "header",
+                0,
+            )
 
 
 def test_the_description_can_be_read(document: dict[str, Any]) -> None:
@@ -94,7 +111,9 @@ def test_the_description_can_be_read(document: dict[str, Any]) -> None:
 
 def test_every_body_has_a_media_type(document: dict[str, Any]) -> None:
     holders = [
-        each for each in objects_in(document) if each.keys() <= {"description", "headers", "required", "content"}
+        each
+        for each in objects_in(document)
+        if each.keys() <= {"description", "headers", "required", "content"}
     ]
     bodies = [each["content"] for each in holders if "content" in each]
     assert len(bodies) > 100 and all("/" in media_type for body in bodies for media_type in body)
@@ -106,9 +125,16 @@ def examples(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], di
     for path, methods in document["paths"].items():
         for operation in methods.values():
             parameters = operation.get("parameters", [])
-            places = {each["name"]: each["schema"]["enum"][0] for each in parameters if "enum" in each["schema"]}
+            places = {
+                each["name"]: each["schema"]["enum"][0]
+                for each in parameters
+                if "enum" in each["schema"]
+            }
             body = operation.get("requestBody", {}).get("content", {}).get("application/json")
-            if not body or operation["tags"][0] in ("adapters", "Embeddings"):  # their tests have the engine for it
+            if not body or operation["tags"][0] in (
+                "adapters",
+                "Embeddings",
+            ):  # their tests have the engine for it
                 continue
             for schema in body["schema"].get("anyOf", [body["schema"]]):
                 example = json.dumps(schemas[schema["$ref"].rpartition("/")[2]]["examples"][0])
@@ -126,7 +152,9 @@ def check_examples(server: Host) -> int:
         assert response.status == 200, (path, answer)
         medium = operation["responses"]["200"]["content"][response.getheader("content-type")]
         if "schema" in medium:
-            jsonschema.validate(json.loads(answer), medium["schema"] | {"components": document["components"]})
+            jsonschema.validate(
+                json.loads(answer), medium["schema"] | {"components": document["components"]}
+            )
     return len(given)
 
 
@@ -146,14 +174,18 @@ def test_user_code_as_the_model_has_no_other_api() -> None:
     model = ModelConfig(path=".", name="m")
     config = Config(server=ServerConfig(), model=model, engine=EngineConfig(), user_code=USER_CODE)
     described = document_of(config)
-    assert {path.replace(":path}", "}") for path, _, _ in USER_CODE_ROUTES} <= described["paths"].keys()
+    assert {path.replace(":path}", "}") for path, _, _ in USER_CODE_ROUTES} <= described[
+        "paths"
+    ].keys()
     assert not [path for path in described["paths"] if path.startswith(("/v1", "/v2", "/generate"))]
     check_references(described)
 
 
 def test_a_server_with_several_models_describes_how_they_are_loaded() -> None:
     server = ServerConfig(multi_model=True)
-    described = document_of(Config(server=server, model=ModelConfig(path="", name="model"), engine=EngineConfig()))
+    described = document_of(
+        Config(server=server, model=ModelConfig(path="", name="model"), engine=EngineConfig())
+    )
     assert {"404", "409", "507"} <= described["paths"]["/models"]["post"]["responses"].keys()
     [name] = described["paths"]["/models/{model}/invoke"]["post"]["parameters"][:1]
     assert name["schema"] == {"type": "string"}, "no name is known before a model is loaded"
@@ -167,7 +199,9 @@ def test_a_streamed_completion_at_invocations_is_described_in_each_framing(
     jsonschema = pytest.importorskip("jsonschema")
     response, answer = server.post({"prompt": "say hi", "stream": True}, headers=headers)
     assert response.getheader("content-type") == media_type
-    schema = document["paths"]["/invocations"]["post"]["responses"]["200"]["content"][media_type]["x-itemSchema"]
+    schema = document["paths"]["/invocations"]["post"]["responses"]["200"]["content"][media_type][
+        "x-itemSchema"
+    ]
     lines = [line.removeprefix(b"data: ") for line in answer.splitlines() if line]
     assert (lines[-1] == b"[DONE]") == (media_type == SSE)
     if media_type == SSE:

@@ -17,7 +17,16 @@ import msgspec
 import pytest
 
 from lmi.engine.client import Engines, ResponseStream, slot_of
-from lmi.engine.messages import Cancel, Ready, Refused, Responses, Submit, ToEngine, decode_to_engine, encode
+from lmi.engine.messages import (
+    Cancel,
+    Ready,
+    Refused,
+    Responses,
+    Submit,
+    ToEngine,
+    decode_to_engine,
+    encode,
+)
 from lmi.engine.prefixes import PrefixEngines, PrefixTable, keys_of
 from lmi.errors import (
     EngineLost,
@@ -145,7 +154,9 @@ def test_a_result_is_taken_in_the_turn_of_its_frame_and_wakes_no_task(tmp_path: 
             await until(lambda: len(engine.heard) == 2)
             client.open[0].take(encode(Responses([token(0, 5), token(1, 7)])))
             assert [result.output_token_ids for result in taken] == [[[5]], [[7]]]
-            client.open[0].take(encode(Responses([token(0, 6, is_final=True), token(1, 8, is_final=True)])))
+            client.open[0].take(
+                encode(Responses([token(0, 6, is_final=True), token(1, 8, is_final=True)]))
+            )
             await asyncio.wait_for(asyncio.gather(*tasks), 60)
 
     run(test)
@@ -164,7 +175,16 @@ def test_results_wait_in_order_while_a_slow_client_holds_up_their_stream(tmp_pat
 
             task = asyncio.create_task(slow.forward(take))  # type: ignore[arg-type]
             await until(lambda: len(engine.heard) == 2)
-            engine.say(Responses([token(0, 1), token(0, 2), token(1, 9, is_final=True), token(0, 3, is_final=True)]))
+            engine.say(
+                Responses(
+                    [
+                        token(0, 1),
+                        token(0, 2),
+                        token(1, 9, is_final=True),
+                        token(0, 3, is_final=True),
+                    ]
+                )
+            )
             assert len(await results(fast)) == 1 and taken == [1]
             reads_on.set()
             await asyncio.wait_for(task, 60)
@@ -173,7 +193,9 @@ def test_results_wait_in_order_while_a_slow_client_holds_up_their_stream(tmp_pat
     run(test)
 
 
-def test_a_stream_that_was_cancelled_before_it_could_wait_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_stream_that_was_cancelled_before_it_could_wait_leaves_nothing_behind(
+    tmp_path: Path,
+) -> None:
     async def test() -> None:
         async with engines(tmp_path) as (client, [engine], _):
             stream = client.submit(REQUEST)
@@ -194,7 +216,9 @@ def test_an_error_while_a_result_is_taken_ends_only_its_stream(tmp_path: Path) -
     async def test() -> None:
         async with engines(tmp_path) as (client, [engine], _):
             failing, other = client.submit(REQUEST), client.submit(REQUEST)
-            task = asyncio.create_task(failing.forward(lambda result: [][result.output_token_ids[0][0]]))
+            task = asyncio.create_task(
+                failing.forward(lambda result: [][result.output_token_ids[0][0]])
+            )
             await until(lambda: len(engine.heard) == 2)
             engine.say(Responses([token(0, 5), token(1, 7)]))
             with pytest.raises(IndexError):
@@ -283,22 +307,30 @@ def test_the_least_loaded_engine_gets_the_request(tmp_path: Path) -> None:
     run(test)
 
 
-def test_a_prompt_goes_to_the_engine_that_has_had_its_beginning_unless_that_has_much_to_do(tmp_path: Path) -> None:
-    first, second = (Request(input_token_ids=(token_id,) * 192, max_tokens=8) for token_id in (1, 2))
+def test_a_prompt_goes_to_the_engine_that_has_had_its_beginning_unless_that_has_much_to_do(
+    tmp_path: Path,
+) -> None:
+    first, second = (
+        Request(input_token_ids=(token_id,) * 192, max_tokens=8) for token_id in (1, 2)
+    )
 
     async def test() -> None:
         async with engines(tmp_path, num=2, kind=PrefixEngines) as (client, scripted, _):
 
             def slot_of(request: Request) -> int:
                 streams.append(client.submit(request))
-                return next(slot for slot, one in client.open.items() if one is streams[-1].connection)
+                return next(
+                    slot for slot, one in client.open.items() if one is streams[-1].connection
+                )
 
             streams: list[ResponseStream] = []
             assert [slot_of(first), slot_of(second)] == [0, 1]
             for stream in streams:
                 stream.close()
             assert [slot_of(each) for each in (second, first, second)] == [1, 0, 1]
-            assert slot_of(second) == 0, "to compute its beginning again takes less than what is queued before it"
+            assert slot_of(second) == 0, (
+                "to compute its beginning again takes less than what is queued before it"
+            )
             for stream in streams:
                 stream.close()
             assert slot_of(msgspec.structs.replace(second, cache_salt="another's")) == 0
@@ -315,14 +347,19 @@ def test_front_ends_share_what_they_know_of_cached_prompts(tmp_path: Path) -> No
     async def test() -> None:
         async with engines(tmp_path, num=2, kind=PrefixEngines) as (alone, scripted, block):
             sockets, path = [engine.path for engine in scripted], tmp_path / "prefixes"
-            front_ends = [PrefixEngines(sockets, block.engines, table=PrefixTable.shared(path)) for _ in range(2)]
+            front_ends = [
+                PrefixEngines(sockets, block.engines, table=PrefixTable.shared(path))
+                for _ in range(2)
+            ]
             for front_end in front_ends:
                 await front_end.start()
             await until(lambda: all(is_connected(front_end, 2) for front_end in front_ends))
 
             def slot_of(front_end: Engines, request: Request) -> int:
                 stream = front_end.submit(request)
-                slot = next(slot for slot, one in front_end.open.items() if one is stream.connection)
+                slot = next(
+                    slot for slot, one in front_end.open.items() if one is stream.connection
+                )
                 stream.close()
                 return slot
 
@@ -330,11 +367,15 @@ def test_front_ends_share_what_they_know_of_cached_prompts(tmp_path: Path) -> No
             busy = first.submit(Request(input_token_ids=(99,) * 64, max_tokens=8))
             assert [slot_of(first, prompt) for prompt in prompts] == [1] * 8
             assert [slot_of(second, prompt) for prompt in prompts] == [1] * 8
-            assert [slot_of(alone, prompt) for prompt in prompts] == [0] * 8, "who shares nothing knows nothing"
+            assert [slot_of(alone, prompt) for prompt in prompts] == [0] * 8, (
+                "who shares nothing knows nothing"
+            )
             busy.close()
 
             await first.close()
-            assert second.num_known(keys_of(prompts[0])) == [0, 192], "a front end that ends is no lost engine"
+            assert second.num_known(keys_of(prompts[0])) == [0, 192], (
+                "a front end that ends is no lost engine"
+            )
             await scripted[1].stop()
             await until(lambda: list(second.open) == [0])
             assert second.num_known(keys_of(prompts[0])) == [0, 0]
@@ -347,12 +388,16 @@ def test_what_keeps_prompts_apart_is_alike_in_every_process() -> None:
     code = (
         "from lmi.engine.prefixes import keys_of\n"
         "from lmi.executor import LoraConfig, Request\n"
-        "plain, apart = Request((7,) * 130, 8), Request((7,) * 130, 8, lora_config=LoraConfig('a'), cache_salt='s')\n"
+        "plain, apart = Request((7,) * 130, 8), Request((7,) * 130, 8, "
+        "lora_config=LoraConfig('a'), cache_salt='s')\n"
         "print(keys_of(plain), keys_of(apart))"
     )
     outputs = {
         subprocess.run(
-            [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            check=True,
         ).stdout
         for seed in ("1", "2")
     }
@@ -377,14 +422,18 @@ def test_an_engine_that_has_had_a_block_has_had_those_before_it_whose_place_is_t
     assert table.num_known_blocks(keys, 2) == [0, 2]
 
 
-def test_requests_of_one_prompt_cache_key_go_to_one_engine_while_the_loads_allow_it(tmp_path: Path) -> None:
+def test_requests_of_one_prompt_cache_key_go_to_one_engine_while_the_loads_allow_it(
+    tmp_path: Path,
+) -> None:
     async def test() -> None:
         async with engines(tmp_path, num=3, kind=PrefixEngines) as (client, _, _):
 
             def slot_of_next(first_token: int, key: str | None) -> int:
                 request = Request((first_token, *range(1000)), 16)
                 streams.append(client.submit(request, prompt_cache_key=key))
-                return next(slot for slot, one in client.open.items() if one is streams[-1].connection)
+                return next(
+                    slot for slot, one in client.open.items() if one is streams[-1].connection
+                )
 
             streams: list[ResponseStream] = []
             for key in ("conversation-1", "conversation-2", "conversation-3", "conversation-4"):
@@ -419,18 +468,24 @@ def test_what_has_not_begun_at_one_engine_may_go_to_another(tmp_path: Path) -> N
             scripted[0].say(Responses([token(1, 8, is_final=True)]))
             assert [result.output_token_ids for result in await results(again)] == [[[8]]]
             await scripted[1].stop()
-            await until(lambda: sum(engine.info is not None for engine in client.open.values()) == 1)
+            await until(
+                lambda: sum(engine.info is not None for engine in client.open.values()) == 1
+            )
             assert client.send_elsewhere(begun) is None
 
     run(test)
 
 
-def test_what_an_engine_gives_up_before_a_token_because_it_shuts_down_may_go_to_another(tmp_path: Path) -> None:
+def test_what_an_engine_gives_up_before_a_token_because_it_shuts_down_may_go_to_another(
+    tmp_path: Path,
+) -> None:
     async def test() -> None:
         async with engines(tmp_path, num=2) as (client, scripted, _):
             stream = client.submit(REQUEST)
             await until(lambda: scripted[0].heard != [])
-            ends = [Result([[]], index == 1, True, index, [FinishReason.CANCELLED]) for index in (0, 1)]
+            ends = [
+                Result([[]], index == 1, True, index, [FinishReason.CANCELLED]) for index in (0, 1)
+            ]
             scripted[0].say(Responses([Response(0, end) for end in ends]))
             with pytest.raises(EngineLost):
                 await results(stream)
@@ -467,7 +522,9 @@ def test_sessions_are_spread_over_the_engines(tmp_path: Path) -> None:
     run(test)
 
 
-def test_a_session_whose_engine_is_lost_goes_to_another_and_the_other_sessions_stay(tmp_path: Path) -> None:
+def test_a_session_whose_engine_is_lost_goes_to_another_and_the_other_sessions_stay(
+    tmp_path: Path,
+) -> None:
     async def test() -> None:
         async with engines(tmp_path, num=3) as (client, scripted, block):
             before = {str(n): await engine_of(client, scripted, str(n)) for n in range(12)}
@@ -516,7 +573,9 @@ def test_an_engine_that_has_fallen_silent_gets_no_new_requests(tmp_path: Path) -
     run(test)
 
 
-def test_a_request_too_large_for_a_frame_is_refused_and_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_request_too_large_for_a_frame_is_refused_and_leaves_nothing_behind(
+    tmp_path: Path,
+) -> None:
     async def test() -> None:
         async with engines(tmp_path) as (client, _, _):
             huge = Request(input_token_ids=(2**40,) * (8 << 20), max_tokens=1)
@@ -529,7 +588,12 @@ def test_a_request_too_large_for_a_frame_is_refused_and_leaves_nothing_behind(tm
 
 @pytest.mark.parametrize(
     "error",
-    [Overloaded("9 wait"), Unavailable("no step"), InvalidParameter("seed", "small", 9), PromptTooLong("short", "9")],
+    [
+        Overloaded("9 wait"),
+        Unavailable("no step"),
+        InvalidParameter("seed", "small", 9),
+        PromptTooLong("short", "9"),
+    ],
 )
 def test_a_refusal_comes_out_as_the_error_it_was(tmp_path: Path, error: LmiError) -> None:
     async def test() -> None:
@@ -561,7 +625,9 @@ def test_an_error_response_is_raised_and_nothing_is_cancelled_after_it(tmp_path:
     run(test)
 
 
-def test_bytes_that_are_no_message_close_the_connection_and_end_its_requests(tmp_path: Path) -> None:
+def test_bytes_that_are_no_message_close_the_connection_and_end_its_requests(
+    tmp_path: Path,
+) -> None:
     async def test() -> None:
         async with engines(tmp_path) as (client, [engine], _):
             stream = client.submit(REQUEST)
@@ -584,7 +650,9 @@ def large(salt: str | None = None) -> Request:
     return msgspec.structs.replace(REQUEST, guided_decoding_params=guide, cache_salt=salt)
 
 
-def test_an_engine_that_has_stopped_reading_holds_nothing_of_those_who_have_left(tmp_path: Path) -> None:
+def test_an_engine_that_has_stopped_reading_holds_nothing_of_those_who_have_left(
+    tmp_path: Path,
+) -> None:
     counted = Counted()
 
     async def test() -> None:
@@ -599,10 +667,15 @@ def test_an_engine_that_has_stopped_reading_holds_nothing_of_those_who_have_left
             connection = client.open[0]
             assert connection._transport is not None
             assert connection._transport.get_write_buffer_size() < 1_000_100 + MAX_PASSED_BYTES
-            assert counted.num_body_bytes < 3_000_000, "that of the last one, and what the transport has"
+            assert counted.num_body_bytes < 3_000_000, (
+                "that of the last one, and what the transport has"
+            )
             engine.may_read.set()
             await until(
-                lambda: any(isinstance(message, Submit) and message.request_id == 39 for message in engine.heard)
+                lambda: any(
+                    isinstance(message, Submit) and message.request_id == 39
+                    for message in engine.heard
+                )
             )
             ids = [message.request_id for message in engine.heard if isinstance(message, Submit)]
             assert len(ids) <= 2, "others never reach the engine"
@@ -618,7 +691,11 @@ def test_frames_to_an_engine_that_does_not_read_have_a_bound(tmp_path: Path) -> 
     counted = Counted()
 
     async def test() -> None:
-        async with engines(tmp_path, memory=BodyMemory(counted, 3_500_000)) as (client, [engine], _):
+        async with engines(tmp_path, memory=BodyMemory(counted, 3_500_000)) as (
+            client,
+            [engine],
+            _,
+        ):
             engine.may_read.clear()
             streams = [client.submit(large()) for _ in range(3)]
             with pytest.raises(Overloaded, match="max_body_memory"):
@@ -637,7 +714,11 @@ def test_a_frame_counts_until_the_first_token_or_until_the_engine_is_lost(tmp_pa
     counted = Counted()
 
     async def test() -> None:
-        async with engines(tmp_path, num=2, memory=BodyMemory(counted, 100_000_000)) as (client, scripted, _):
+        async with engines(tmp_path, num=2, memory=BodyMemory(counted, 100_000_000)) as (
+            client,
+            scripted,
+            _,
+        ):
             first, second = client.submit(large()), client.submit(large())
             await until(lambda: all(engine.heard for engine in scripted))
             assert counted.num_body_bytes > 2_000_000, "another engine may get them"

@@ -81,5 +81,11 @@ def test_what_options_declare_is_there_for_requests_over_the_socket(start: Start
 def test_a_file_that_fails_ends_the_start_with_exit_code_4_and_one_line(start: Start) -> None:
     worker = start("import json\nraise LookupError('no grammar here')")
     assert worker.process.wait(START_TIMEOUT_S) == 4
-    [line] = [json.loads(line) for line in worker.errors.read_text().splitlines() if "no grammar here" in line]
-    assert line["message"].endswith("mine.py, line 2: LookupError: no grammar here") and "Traceback" not in str(line)
+    [line] = [
+        json.loads(line)
+        for line in worker.errors.read_text().splitlines()
+        if "no grammar here" in line
+    ]
+    assert line["message"].endswith(
+        "mine.py, line 2: LookupError: no grammar here"
+    ) and "Traceback" not in str(line)

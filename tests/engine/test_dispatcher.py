@@ -44,11 +44,15 @@ class Noting(EchoExecutor):
         return super().enqueue_request(request)
 
 
-def test_the_executor_learns_which_guides_are_of_one_client_and_nothing_else_of_it(tmp_path: Path) -> None:
+def test_the_executor_learns_which_guides_are_of_one_client_and_nothing_else_of_it(
+    tmp_path: Path,
+) -> None:
     async def submit(executor: Noting) -> None:
         dispatcher = Dispatcher(executor, Block.create(tmp_path / "block", 1, 1).engines[0])
         connection = FrontEndConnection(dispatcher)
-        for number, (client, guide) in enumerate([("ann", GUIDE), ("bob", GUIDE), ("ann", GUIDE), ("ann", None)]):
+        for number, (client, guide) in enumerate(
+            [("ann", GUIDE), ("bob", GUIDE), ("ann", GUIDE), ("ann", None)]
+        ):
             request = Request((1, 2), 4, guided_decoding_params=guide)
             dispatcher.submit(connection, Submit(number, request, Origin(client=client)))
 
@@ -105,7 +109,11 @@ def test_who_asks_is_told_the_place_in_the_queue_and_how_far_the_prompt_is(tmp_p
         for number in (2, 1, 0, 7):  # the last one is of nobody
             connection.take(encode(AskStatus(number)))
 
-        told = [(each.request_id, each.status) for each in connection.messages if isinstance(each, RequestStatus)]
+        told = [
+            (each.request_id, each.status)
+            for each in connection.messages
+            if isinstance(each, RequestStatus)
+        ]
         assert told[:2] == [(2, WaitStatus(2, 0, 0, 2, None)), (1, WaitStatus(2, 0, 0, 1, None))]
         [(number, running)] = told[2:]
         assert (number, running.num_prompt_tokens, running.queue_position) == (0, 2, 0)
@@ -120,7 +128,9 @@ class Adapted(EchoExecutor):
     @property
     def info(self) -> EngineInfo:
         capabilities = Capabilities(lora=True)
-        return msgspec.structs.replace(super().info, capabilities=capabilities, adapters=tuple("abcd"), max_loras=2)
+        return msgspec.structs.replace(
+            super().info, capabilities=capabilities, adapters=tuple("abcd"), max_loras=2
+        )
 
 
 def test_the_record_tells_which_adapters_run_and_which_wait_for_a_place(tmp_path: Path) -> None:
@@ -131,7 +141,9 @@ def test_the_record_tells_which_adapters_run_and_which_wait_for_a_place(tmp_path
         dispatcher.connections.add(connection)
         for number, adapter in enumerate(["b", None, "a", "c", "d", "b"]):
             lora = None if adapter is None else LoraConfig(adapter)
-            dispatcher.submit(connection, Submit(number, Request((1, 2), 4, lora_config=lora), Origin()))
+            dispatcher.submit(
+                connection, Submit(number, Request((1, 2), 4, lora_config=lora), Origin())
+            )
 
         dispatcher.observe()
         assert (record.max_loras, record.running_loras, record.waiting_loras) == (2, "a,b", "b,c,d")
@@ -174,7 +186,9 @@ class Noticing(Told):
         self.phases.append(self.record.phase)
 
 
-def test_an_engine_that_stops_is_not_ready_any_more_before_the_first_client_hears_of_it(tmp_path: Path) -> None:
+def test_an_engine_that_stops_is_not_ready_any_more_before_the_first_client_hears_of_it(
+    tmp_path: Path,
+) -> None:
     async def submit(executor: Noting) -> None:
         record = Block.create(tmp_path / "block", 1, 1).engines[0]
         record.phase = Phase.READY
@@ -185,9 +199,13 @@ def test_an_engine_that_stops_is_not_ready_any_more_before_the_first_client_hear
             dispatcher.submit(connection, Submit(number, Request((1, 2), 4), Origin()))
 
         first, second = dispatcher._entries
-        dispatcher.deliver([Response(first, error=ResponseError("one rank is slow", ErrorKind.GENERATION))])
+        dispatcher.deliver(
+            [Response(first, error=ResponseError("one rank is slow", ErrorKind.GENERATION))]
+        )
         executor.shutdown()
-        dispatcher.deliver([Response(second, error=ResponseError("one rank is lost", ErrorKind.ENGINE_LOST))])
+        dispatcher.deliver(
+            [Response(second, error=ResponseError("one rank is lost", ErrorKind.ENGINE_LOST))]
+        )
         assert connection.phases == [Phase.READY, Phase.DRAINING]
 
     with Noting() as executor:

@@ -1,4 +1,6 @@
-"""Results that are larger than a frame of the engine socket: a real executor, dispatcher and front end's client."""
+"""Results that are larger than a frame of the engine socket: a real executor, dispatcher and front
+end's client.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ async def front_end(folder: Path, executor: Executor) -> AsyncIterator[Engines]:
     block = Block.create(folder / "state", num_engines=1, num_frontends=1)
     dispatcher, path = Dispatcher(executor, block.engines[0]), str(folder / "engine.sock")
     executor.pass_responses_to(dispatcher.deliver)
-    server = await asyncio.get_running_loop().create_unix_server(lambda: FrontEndConnection(dispatcher), path)
+    server = await asyncio.get_running_loop().create_unix_server(
+        lambda: FrontEndConnection(dispatcher), path
+    )
     block.engines[0].phase = Phase.READY
     engines = Engines([path], block.engines)
     await engines.start()
@@ -64,15 +68,25 @@ def test_a_response_over_the_limit_is_an_error_with_both_numbers_and_hurts_no_ot
             sampling_config=GREEDY,
             output_config=OutputConfig(return_context_logits=True),
         )
-        small = Request((1, 2), 3, sampling_config=GREEDY, output_config=OutputConfig(return_context_logits=True))
+        small = Request(
+            (1, 2),
+            3,
+            sampling_config=GREEDY,
+            output_config=OutputConfig(return_context_logits=True),
+        )
         async with front_end(tmp_path, executor) as engines:
             bad, good = engines.submit(large), engines.submit(small)
             num_bytes = 4 * VOCAB_SIZE * NUM_TOO_MANY
-            with pytest.raises(GenerationFailed, match=f"too large .* at most {MAX_FRAME_BYTES} bytes") as error:
+            with pytest.raises(
+                GenerationFailed, match=f"too large .* at most {MAX_FRAME_BYTES} bytes"
+            ) as error:
                 await results(bad)
             assert int(str(error.value).split()[-1]) > num_bytes
             [answer] = await results(good)
-            assert answer.context_logits is not None and len(answer.context_logits.data) == 4 * VOCAB_SIZE * 2
+            assert (
+                answer.context_logits is not None
+                and len(answer.context_logits.data) == 4 * VOCAB_SIZE * 2
+            )
             [again] = await results(engines.submit(small))
             assert again.output_token_ids == answer.output_token_ids
 

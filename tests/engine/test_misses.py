@@ -20,15 +20,21 @@ def prompt(*parts: Sequence[int], salt: str | None = None, adapter: str | None =
     return Request(token_ids, 1, cache_salt=salt, lora_config=lora)
 
 
-def num_told(caplog: pytest.LogCaptureFixture, *prompts: Request, num_cached_tokens: int = 16) -> int:
+def num_told(
+    caplog: pytest.LogCaptureFixture, *prompts: Request, num_cached_tokens: int = 16
+) -> int:
     watch = BeginningWatch()
     for request in prompts:
         owner = request.lora_config and request.lora_config.name, request.cache_salt
         watch.note(request.input_token_ids, owner, num_cached_tokens)
-    return len([record for record in caplog.records if "differ within their first" in record.message])
+    return len(
+        [record for record in caplog.records if "differ within their first" in record.message]
+    )
 
 
-def test_a_prompt_that_shares_all_but_its_beginning_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_prompt_that_shares_all_but_its_beginning_is_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     headers = ([5, 6, 7], [5, 6, 8, 9], [5, 6, 1])
     assert num_told(caplog, *(prompt([1] * 40, header, SYSTEM) for header in headers)) == 1
     assert "of one of 2044 tokens 16 were cached" in caplog.text
@@ -40,7 +46,9 @@ def test_a_prompt_that_shares_all_but_its_beginning_is_told_once(caplog: pytest.
         pytest.param((prompt([5], SYSTEM), prompt([6], OTHER)), id="other prompts"),
         pytest.param((prompt(SYSTEM, [5]), prompt(SYSTEM, [6])), id="other ends"),
         pytest.param((prompt([5], SYSTEM[:900]), prompt([6], SYSTEM[:900])), id="short prompts"),
-        pytest.param((prompt([5], SYSTEM, salt="a"), prompt([6], SYSTEM, salt="b")), id="other salts"),
+        pytest.param(
+            (prompt([5], SYSTEM, salt="a"), prompt([6], SYSTEM, salt="b")), id="other salts"
+        ),
         pytest.param((prompt([5], SYSTEM, adapter="a"), prompt([6], SYSTEM)), id="other adapters"),
     ],
 )

@@ -1,4 +1,6 @@
-"""The queue in front of an engine, beside an engine that is a clock: one step takes `step_s` and a bit for each row."""
+"""The queue in front of an engine, beside an engine that is a clock: one step takes `step_s` and a
+bit for each row.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from lmi.executor import DEFAULT_PRIORITY
 STEP_S, ROW_S, PROMPT_TOKEN_S = 0.02, 0.0007, 0.0002
 PLACES = 64
 TOKENS, PROMPT = 32, 32
-CAPACITY = PLACES / (TOKENS * (STEP_S + PLACES * ROW_S) + PLACES * PROMPT * PROMPT_TOKEN_S)  # answers a second
+CAPACITY = PLACES / (
+    TOKENS * (STEP_S + PLACES * ROW_S) + PLACES * PROMPT * PROMPT_TOKEN_S
+)  # answers a second
 
 
 @dataclass(order=True)
@@ -32,9 +36,20 @@ class Arrival:
 
 
 def arrival(
-    at_s: float, client: str = "a", *, patience_s: float = 1e9, num_tokens: int = TOKENS, **more: object
+    at_s: float,
+    client: str = "a",
+    *,
+    patience_s: float = 1e9,
+    num_tokens: int = TOKENS,
+    **more: object,
 ) -> Arrival:
-    fields = {"num_prompt_tokens": PROMPT, "max_tokens": num_tokens, "num_sequences": 1, "is_streaming": True, **more}
+    fields = {
+        "num_prompt_tokens": PROMPT,
+        "max_tokens": num_tokens,
+        "num_sequences": 1,
+        "is_streaming": True,
+        **more,
+    }
     return Arrival(at_s, QueueEntry(client, arrived_s=at_s, **fields), patience_s, num_tokens)  # type: ignore[arg-type]
 
 
@@ -77,7 +92,9 @@ class Engine:
             self.ends.append(("refused", arrival.entry, arrival.at_s))
             return
         self._tokens[arrival.entry] = arrival.num_tokens
-        heapq.heappush(self._departures, (arrival.at_s + arrival.patience_s, id(arrival.entry), arrival.entry))
+        heapq.heappush(
+            self._departures, (arrival.at_s + arrival.patience_s, id(arrival.entry), arrival.entry)
+        )
 
     def _lose_the_impatient(self) -> None:
         if self._now - self._looked_s > 0.2:
@@ -124,15 +141,23 @@ def poisson(rate: float, until_s: float, *, seed: int = 1, **more: object) -> li
 
 def whole_between(engine: Engine, from_s: float, to_s: float) -> float:
     """Whole answers in a second, of the capacity."""
-    return sum(end == "whole" and from_s <= at_s < to_s for end, _, at_s in engine.ends) / (to_s - from_s) / CAPACITY
+    return (
+        sum(end == "whole" and from_s <= at_s < to_s for end, _, at_s in engine.ends)
+        / (to_s - from_s)
+        / CAPACITY
+    )
 
 
 @pytest.mark.parametrize("load", [1, 2, 4])
-def test_under_any_load_clients_who_leave_after_five_seconds_get_what_the_engine_can_do(load: int) -> None:
+def test_under_any_load_clients_who_leave_after_five_seconds_get_what_the_engine_can_do(
+    load: int,
+) -> None:
     engine = Engine()
     engine.run(poisson(load * CAPACITY, 20, patience_s=5.0), 20)
     assert whole_between(engine, 5, 20) >= 0.9
-    assert sum(end == "left" for end, _, at_s in engine.ends if at_s > 10) <= 0.02 * len(engine.ends)
+    assert sum(end == "left" for end, _, at_s in engine.ends if at_s > 10) <= 0.02 * len(
+        engine.ends
+    )
 
 
 @pytest.mark.parametrize("patience_s", [5.0, 60.0])
@@ -143,7 +168,9 @@ def test_who_is_refused_under_a_lasting_load_is_refused_at_once(patience_s: floa
 
 
 def test_a_batch_that_takes_longer_than_clients_wait_gets_smaller() -> None:
-    engine = Engine(step_s=0.06)  # a full batch answers after 5.4 s, less than half of one after 4 s, 7 a second
+    engine = Engine(
+        step_s=0.06
+    )  # a full batch answers after 5.4 s, less than half of one after 4 s, 7 a second
     engine.run(poisson(20, 30, patience_s=5.0, num_tokens=48), 30)
     assert sum(end == "whole" and at_s > 15 for end, _, at_s in engine.ends) >= 15 * 5
 
@@ -228,7 +255,9 @@ def test_the_time_that_a_body_took_to_come_is_no_wait_in_the_queue() -> None:
         queue.offer(arrival(at_s, f"from {at_s:g}").entry, 0.0)
     assert len(list(queue.start(0.0))) == 1
     assert queue.expired(9.9) == []
-    assert [str(error) for _, error in queue.expired(10.1)] == ["the engine is busy: it has waited 10.1 s"]
+    assert [str(error) for _, error in queue.expired(10.1)] == [
+        "the engine is busy: it has waited 10.1 s"
+    ]
 
 
 def test_what_a_request_has_waited_for_another_engine_counts() -> None:
@@ -239,7 +268,9 @@ def test_what_a_request_has_waited_for_another_engine_counts() -> None:
         queue.offer(arrival(0.0, received_s=-2.1).entry, 0.0)
     queue.offer(arrival(0.0, received_s=-1.5).entry, 0.0)
     assert queue.expired(0.4) == []
-    assert [str(error) for _, error in queue.expired(0.6)] == ["the engine is busy: it has waited 2.1 s"]
+    assert [str(error) for _, error in queue.expired(0.6)] == [
+        "the engine is busy: it has waited 2.1 s"
+    ]
 
 
 def test_what_it_is_expected_to_wait_is_added_to_what_it_has_waited() -> None:
@@ -310,7 +341,10 @@ def test_the_more_urgent_request_goes_first() -> None:
     crowd = [arrival(0.0, is_further=True) for _ in range(4 * PLACES)]
     urgent = arrival(0.5, priority=1.0)
     engine.run([*crowd, urgent], 60)
-    assert sum(first_s < 0.5 + engine.first_s[urgent.entry] for first_s in engine.first_s.values()) <= 2 * PLACES
+    assert (
+        sum(first_s < 0.5 + engine.first_s[urgent.entry] for first_s in engine.first_s.values())
+        <= 2 * PLACES
+    )
 
 
 def test_whatever_priorities_clients_name_the_queue_counts_three_classes() -> None:
@@ -431,14 +465,22 @@ def test_the_more_urgent_have_the_first_places() -> None:
         assert (queue.ahead_of(entry).num_requests < len(urgent)) == (entry in urgent)
 
 
-def queue_with(dice: random.Random, priorities: tuple[float, ...]) -> tuple[RequestQueue, list[QueueEntry]]:
-    """A queue with a dozen requests of three clients, who came while another one ran and has just ended."""
+def queue_with(
+    dice: random.Random, priorities: tuple[float, ...]
+) -> tuple[RequestQueue, list[QueueEntry]]:
+    """A queue with a dozen requests of three clients, who came while another one ran and has just
+    ended.
+    """
     queue, running = RequestQueue(1), arrival(0.0, "z").entry
     queue.offer(running, 0.0)
     assert list(queue.start(0.0)) == [running]
     entries = []
     for _ in range(12):
-        client, num_tokens, priority = dice.choice("abc"), dice.randint(1, 50), dice.choice(priorities)
+        client, num_tokens, priority = (
+            dice.choice("abc"),
+            dice.randint(1, 50),
+            dice.choice(priorities),
+        )
         entries.append(arrival(0.0, client, num_tokens=num_tokens, priority=priority).entry)
         queue.offer(entries[-1], 0.0)
     queue.remove(running, 1.0)

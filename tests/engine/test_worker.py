@@ -1,4 +1,6 @@
-"""The engine process, started as the supervisor starts it; a bare front end talks to it over its socket."""
+"""The engine process, started as the supervisor starts it; a bare front end talks to it over its
+socket.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,16 @@ from pathlib import Path
 
 import pytest
 
-from lmi.engine.messages import Cancel, Ready, Refused, Responses, Submit, ToFrontEnd, decode_to_front_end, encode
+from lmi.engine.messages import (
+    Cancel,
+    Ready,
+    Refused,
+    Responses,
+    Submit,
+    ToFrontEnd,
+    decode_to_front_end,
+    encode,
+)
 from lmi.errors import ErrorInfo
 from lmi.executor import FinishReason, Request, Response
 from lmi.ipc import MAX_FRAME_BYTES, FrameReader, frame
@@ -40,12 +51,24 @@ class Worker:
         environ = {**os.environ, ENVIRONMENT_NAME: str(runtime.path), "PYTHONPATH": paths}
         handler = runtime.config.engine.handler
         load = announced()[handler].load if handler in announced() else f"trial_engines:{handler}"
-        command = [sys.executable, "-P", "-m", "lmi.engine.worker", "--slot", str(slot), "--load-with", load]
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "lmi.engine.worker",
+            "--slot",
+            str(slot),
+            "--load-with",
+            load,
+        ]
         with open(errors, "wb") as file:
             self.process = subprocess.Popen(command, env=environ, stderr=file)
 
     def wait_ready(self) -> Worker:
-        wait_until(lambda: self.record.phase == Phase.READY or self.process.poll() is not None, START_TIMEOUT_S)
+        wait_until(
+            lambda: self.record.phase == Phase.READY or self.process.poll() is not None,
+            START_TIMEOUT_S,
+        )
         assert self.process.poll() is None, self.errors.read_text()
         return self
 
@@ -83,7 +106,10 @@ class FrontEnd:
     def outputs(self, until_final: int) -> list[Responses]:
         """The frames up to the one that holds the last of `until_final` final Responses."""
         outputs: list[Responses] = []
-        while sum(response.is_final for output in outputs for response in output.responses) < until_final:
+        while (
+            sum(response.is_final for output in outputs for response in output.responses)
+            < until_final
+        ):
             message = self.next()
             assert isinstance(message, Responses), message
             outputs.append(message)
@@ -140,8 +166,15 @@ def request(num_tokens: int, prompt: tuple[int, ...] = PROMPT, **settings: objec
 
 
 def tokens(outputs: list[Responses], request_id: int) -> list[int]:
-    mine = [r for output in outputs for r in output.responses if r.request_id == request_id and r.result]
-    return [token for response in mine if response.result for token in response.result.output_token_ids[0]]
+    mine = [
+        r for output in outputs for r in output.responses if r.request_id == request_id and r.result
+    ]
+    return [
+        token
+        for response in mine
+        if response.result
+        for token in response.result.output_token_ids[0]
+    ]
 
 
 def final(outputs: list[Responses]) -> Response:
@@ -257,10 +290,14 @@ def test_a_closed_connection_cancels_what_it_asked_for_and_nothing_else(worker: 
     assert len(tokens(stays.outputs(until_final=1), 0)) == 400
 
 
-def test_a_request_that_the_engine_cannot_do_is_refused_with_label_and_words(worker: Worker) -> None:
+def test_a_request_that_the_engine_cannot_do_is_refused_with_label_and_words(
+    worker: Worker,
+) -> None:
     front_end = worker.connect()
     front_end.next()
-    front_end.send(Submit(3, request(5, bad_words=((1,),))), Submit(4, request(5, prompt=(1 << 30,))))
+    front_end.send(
+        Submit(3, request(5, bad_words=((1,),))), Submit(4, request(5, prompt=(1 << 30,)))
+    )
     unsupported, invalid = front_end.next(), front_end.next()
     assert isinstance(unsupported, Refused) and unsupported.request_id == 3
     assert (unsupported.error.label, unsupported.error.field) == ("unsupported", "bad_words")
@@ -268,7 +305,9 @@ def test_a_request_that_the_engine_cannot_do_is_refused_with_label_and_words(wor
     assert (invalid.error.label, invalid.error.field) == ("invalid_parameter", "input_token_ids")
 
 
-def test_a_step_that_raises_ends_its_requests_with_an_error_and_the_engine_goes_on(worker: Worker) -> None:
+def test_a_step_that_raises_ends_its_requests_with_an_error_and_the_engine_goes_on(
+    worker: Worker,
+) -> None:
     front_end = worker.connect()
     front_end.next()
     front_end.send(Submit(0, request(5, prompt=(FAULT,))))
@@ -292,8 +331,12 @@ def test_an_executor_that_gives_up_ends_the_worker_after_its_last_words(worker: 
 BAD_FRAMES = {
     "no message": frame(b"\xc1"),
     "a message to a front end": frame(encode(Refused(1, ErrorInfo("a", "b")))),
-    "a request of wrong types": frame(encode(Submit(1, request(5))).replace(b"max_tokens\x05", b"max_tokens\xa1")),
-    "a request that breaks a rule": frame(encode(Submit(1, request(5))).replace(b"max_tokens\x05", b"max_tokens\x00")),
+    "a request of wrong types": frame(
+        encode(Submit(1, request(5))).replace(b"max_tokens\x05", b"max_tokens\xa1")
+    ),
+    "a request that breaks a rule": frame(
+        encode(Submit(1, request(5))).replace(b"max_tokens\x05", b"max_tokens\x00")
+    ),
     "a length over the limit": (MAX_FRAME_BYTES + 1).to_bytes(4, "little"),
     "HTTP": b"GET / HTTP/1.1\r\n\r\n",
 }
@@ -324,7 +367,9 @@ def test_a_front_end_that_does_not_read_is_dropped_before_memory_is(start: Start
     worker = start(step_ms=0, echo_max_num_sequences="512").wait_ready()
     front_end = worker.connect()
     front_end.next()
-    front_end.send(*(Submit(i, request(4000, return_all_generated_tokens=True)) for i in range(400)))
+    front_end.send(
+        *(Submit(i, request(4000, return_all_generated_tokens=True)) for i in range(400))
+    )
     wait_until(lambda: worker.record.num_running > 0)
     wait_until(lambda: worker.record.num_running == 0)
     assert front_end.is_closed()
@@ -350,7 +395,9 @@ def test_sigterm_finishes_what_runs_and_refuses_what_comes(worker: Worker) -> No
     messages = [front_end.next()]
     while not isinstance(messages[-1], Responses) or not messages[-1].responses[-1].is_final:
         messages.append(front_end.next())
-    assert [message.error.label for message in messages if isinstance(message, Refused)] == ["engine_lost"]
+    assert [message.error.label for message in messages if isinstance(message, Refused)] == [
+        "engine_lost"
+    ]
     assert worker.process.wait(TIMEOUT_S) == 0
 
 

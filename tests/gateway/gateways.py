@@ -1,4 +1,5 @@
-"""A gateway in its own process with AWS's own client in front of it, and a container that answers as a test says.
+"""A gateway in its own process with AWS's own client in front of it, and a container that answers
+as a test says.
 
 with scripted(whole(b"hello")) as container, gateway("--endpoint", container.url) as aws:
     aws.runtime.invoke_endpoint(EndpointName="any", Body=b"{}")
@@ -43,9 +44,17 @@ class Gateway:
 
     def client(self, service: str, **credentials: str) -> Any:
         """AWS's client, with only an endpoint URL set. It tries once."""
-        given = {"aws_access_key_id": "AKIDEXAMPLE", "aws_secret_access_key": "a-secret", **credentials}
-        config = Config(retries={"total_max_attempts": 1}, read_timeout=TIMEOUT_S, max_pool_connections=64)
-        return boto3.client(service, endpoint_url=self.url, region_name=REGION, config=config, **given)
+        given = {
+            "aws_access_key_id": "AKIDEXAMPLE",
+            "aws_secret_access_key": "a-secret",
+            **credentials,
+        }
+        config = Config(
+            retries={"total_max_attempts": 1}, read_timeout=TIMEOUT_S, max_pool_connections=64
+        )
+        return boto3.client(
+            service, endpoint_url=self.url, region_name=REGION, config=config, **given
+        )
 
     @cached_property
     def runtime(self) -> Any:
@@ -63,7 +72,9 @@ class Gateway:
         return self.runtime.invoke_endpoint(EndpointName=endpoint, Body=body, **parameters)
 
     def stream(self, body: bytes = b"{}", endpoint: str = "any", **parameters: str) -> Any:
-        return self.runtime.invoke_endpoint_with_response_stream(EndpointName=endpoint, Body=body, **parameters)
+        return self.runtime.invoke_endpoint_with_response_stream(
+            EndpointName=endpoint, Body=body, **parameters
+        )
 
     def parts(self, body: bytes = b"{}", **parameters: str) -> list[bytes]:
         with closing(self.stream(body, **parameters)["Body"]) as events:
@@ -81,10 +92,23 @@ def gateway(*flags: str, environ: Mapping[str, str] | None = None) -> Iterator[G
     """Run `lmi gateway` on a free port until the block ends."""
     with tempfile.TemporaryDirectory(prefix="lmi-gateway-") as folder:
         log = Path(folder) / "log"
-        command = [sys.executable, "-P", "-m", "lmi", "gateway", "--port", "0", "--log-format", "json", *flags]
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "lmi",
+            "gateway",
+            "--port",
+            "0",
+            "--log-format",
+            "json",
+            *flags,
+        ]
         variables = {**ENVIRON, "PYTHONPATH": str(ROOT), "TMPDIR": folder, **(environ or {})}
         with open(log, "wb") as errors:
-            process = subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=errors)
+            process = subprocess.Popen(
+                command, env=variables, stdout=subprocess.PIPE, stderr=errors
+            )
         assert process.stdout is not None
         with process, process.stdout:
             try:
@@ -185,7 +209,10 @@ def chunked(*chunks: bytes, end: bytes = b"0\r\n\r\n", pause_s: float = 0.0) -> 
     """A streamed answer. Without `end` it is cut there."""
 
     def answer(talk: Talk) -> None:
-        talk.send(b"HTTP/1.1 200 OK\r\nContent-Type: application/jsonlines\r\nTransfer-Encoding: chunked\r\n\r\n")
+        talk.send(
+            b"HTTP/1.1 200 OK\r\nContent-Type: application/jsonlines\r\nTransfer-Encoding: "
+            b"chunked\r\n\r\n"
+        )
         for chunk in chunks:
             talk.send(b"%x\r\n%s\r\n" % (len(chunk), chunk))
             time.sleep(pause_s)

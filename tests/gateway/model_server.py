@@ -1,6 +1,8 @@
-"""A container with several models, which keeps the contract of multi-model endpoints and has room for a few.
+"""A container with several models, which keeps the contract of multi-model endpoints and has room
+for a few.
 
-A model is a folder with a file say.txt. An invocation answers with its text, so a test sees which files were loaded.
+A model is a folder with a file say.txt. An invocation answers with its text, so a test sees which
+files were loaded.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ def write_model(folder: Path, say: str) -> None:
 
 
 class ModelServer:
-    """The script of such a container. `calls` has method, path and status of each call that changes something."""
+    """The script of such a container. `calls` has method, path and status of each call that changes
+    something.
+    """
 
     def __init__(self, num_places: int = 2) -> None:
         self.num_places = num_places
@@ -72,10 +76,16 @@ class ModelServer:
 
     def _describe(self, name: str) -> tuple[int, object]:
         with self._lock:
-            described = [self._described(each) for each in sorted(self.loaded) if name in ("", each)]
+            described = [
+                self._described(each) for each in sorted(self.loaded) if name in ("", each)
+            ]
         if not name:
             return HTTPStatus.OK, {"models": described}
-        return (HTTPStatus.OK, described[0]) if described else (HTTPStatus.NOT_FOUND, {"error": "no", "code": 404})
+        return (
+            (HTTPStatus.OK, described[0])
+            if described
+            else (HTTPStatus.NOT_FOUND, {"error": "no", "code": 404})
+        )
 
     def _described(self, name: str) -> dict[str, str]:
         return {"modelName": name, "modelUrl": self._folders[name], "status": "READY"}

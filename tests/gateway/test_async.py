@@ -18,7 +18,16 @@ from botocore.exceptions import ClientError
 from lmi.gateway.async_invocations import EXPIRED, STOPPED, AsyncInvocations, AsyncJob
 from lmi.gateway.endpoints import TIMED_OUT, AwsEndpoint, WatchedContainer
 from lmi.gateway.exchange import AwsError
-from tests.gateway.gateways import Gateway, ScriptedContainer, Talk, chunked, gateway, scripted, then_silent, whole
+from tests.gateway.gateways import (
+    Gateway,
+    ScriptedContainer,
+    Talk,
+    chunked,
+    gateway,
+    scripted,
+    then_silent,
+    whole,
+)
 from tests.sources.faulty_server import Answer
 from tests.sources.s3_server import S3Server, moto
 from tests.system.container import wait_until
@@ -42,7 +51,9 @@ def answer_as_asked(talk: Talk) -> None:
 class Place:
     """A gateway with folders for inputs and outputs, and the container behind it."""
 
-    def __init__(self, container: ScriptedContainer, aws: Gateway, inputs: Path, outputs: Path) -> None:
+    def __init__(
+        self, container: ScriptedContainer, aws: Gateway, inputs: Path, outputs: Path
+    ) -> None:
         self.container, self.aws, self.inputs, self.outputs = container, aws, inputs, outputs
 
     def invoke(self, body: bytes | None = None, **parameters: Any) -> dict[str, Any]:
@@ -51,8 +62,12 @@ class Place:
         return answer
 
     def outcome(self, accepted: dict[str, Any]) -> bytes | dict[str, Any]:
-        """Wait for the file of an invocation: the bytes of its output, or its failure as an object."""
-        output, failure = (path_of(accepted[name]) for name in ("OutputLocation", "FailureLocation"))
+        """Wait for the file of an invocation: the bytes of its output, or its failure
+        as an object.
+        """
+        output, failure = (
+            path_of(accepted[name]) for name in ("OutputLocation", "FailureLocation")
+        )
         wait_until(lambda: output.exists() or failure.exists(), "there is a file")
         assert not (output.exists() and failure.exists())
         if output.exists():
@@ -80,11 +95,19 @@ def refusal(place: Place, *arguments: bytes, **parameters: Any) -> tuple[str, in
     with pytest.raises(ClientError) as caught:
         place.invoke(*arguments, **parameters)
     answer = caught.value.response
-    return answer["Error"]["Code"], answer["ResponseMetadata"]["HTTPStatusCode"], answer["Error"]["Message"]
+    return (
+        answer["Error"]["Code"],
+        answer["ResponseMetadata"]["HTTPStatusCode"],
+        answer["Error"]["Message"],
+    )
 
 
-def test_an_inline_body_is_accepted_with_the_places_of_its_files_and_becomes_an_output_file(place: Place) -> None:
-    accepted = place.invoke(b"{}", ContentType="application/json", Accept="text/plain", CustomAttributes="trace=1")
+def test_an_inline_body_is_accepted_with_the_places_of_its_files_and_becomes_an_output_file(
+    place: Place,
+) -> None:
+    accepted = place.invoke(
+        b"{}", ContentType="application/json", Accept="text/plain", CustomAttributes="trace=1"
+    )
     assert accepted["ResponseMetadata"]["HTTPStatusCode"] == 202
     assert re.fullmatch(UUID, accepted["InferenceId"])
     root = place.outputs.as_uri()
@@ -105,15 +128,23 @@ def test_the_input_may_be_a_file_below_the_allowed_folder(place: Place) -> None:
     (place.inputs / "a folder").mkdir()
     file = place.inputs / "a folder" / "request é.json"
     file.write_bytes(b"from a file")
-    assert place.outcome(place.invoke(InputLocation=file.as_uri())) == b'{"generated_text": "hello"}'
+    assert (
+        place.outcome(place.invoke(InputLocation=file.as_uri())) == b'{"generated_text": "hello"}'
+    )
     assert place.container.seen[-1].body == b"from a file"
 
 
-def test_the_client_chooses_the_name_of_the_output_and_a_folder_for_both_files(place: Place) -> None:
-    accepted = place.invoke(b"{}", Filename="mine.json", S3OutputPathExtension="a/b", InferenceId="../../id 1")
+def test_the_client_chooses_the_name_of_the_output_and_a_folder_for_both_files(
+    place: Place,
+) -> None:
+    accepted = place.invoke(
+        b"{}", Filename="mine.json", S3OutputPathExtension="a/b", InferenceId="../../id 1"
+    )
     assert accepted["InferenceId"] == "../../id 1"
     assert accepted["OutputLocation"] == f"{place.outputs.as_uri()}/a/b/mine.json"
-    assert re.fullmatch(f"{place.outputs.as_uri()}/a/b/{UUID}-error.out", accepted["FailureLocation"])
+    assert re.fullmatch(
+        f"{place.outputs.as_uri()}/a/b/{UUID}-error.out", accepted["FailureLocation"]
+    )
     assert place.outcome(accepted) == b'{"generated_text": "hello"}'
     assert place.container.seen[-1].header("X-Amzn-SageMaker-Inference-Id") == "../../id 1"
 
@@ -134,22 +165,42 @@ def test_exactly_one_of_body_and_location_is_required(place: Place) -> None:
 
 
 @pytest.mark.parametrize(
-    "location", ["https://host/key", "s3://", "s3://bucket", "/etc/hostname", "file:///etc/hostname", "file://host/a"]
+    "location",
+    [
+        "https://host/key",
+        "s3://",
+        "s3://bucket",
+        "/etc/hostname",
+        "file:///etc/hostname",
+        "file://host/a",
+    ],
 )
 def test_a_location_is_an_object_or_an_allowed_file(place: Place, location: str) -> None:
     kind, status, message = refusal(place, InputLocation=location)
-    assert (kind, status) == ("ValidationError", 400) and "InputLocation" in message and location in message
+    assert (
+        (kind, status) == ("ValidationError", 400)
+        and "InputLocation" in message
+        and location in message
+    )
 
 
 def test_no_way_leads_out_of_the_allowed_folder(place: Place) -> None:
     (place.inputs / "link").symlink_to("/etc")
     for path in ("../outside", "%2e%2e/outside", "link/hostname", "a/../../outside"):
-        assert refusal(place, InputLocation=f"{place.inputs.as_uri()}/{path}")[:2] == ("ValidationError", 400)
+        assert refusal(place, InputLocation=f"{place.inputs.as_uri()}/{path}")[:2] == (
+            "ValidationError",
+            400,
+        )
 
 
 @pytest.mark.parametrize(
     "parameters",
-    [{"Filename": "a.b.c"}, {"Filename": "x" * 33}, {"RequestTTLSeconds": 21601}, {"InvocationTimeoutSeconds": 3601}],
+    [
+        {"Filename": "a.b.c"},
+        {"Filename": "x" * 33},
+        {"RequestTTLSeconds": 21601},
+        {"InvocationTimeoutSeconds": 3601},
+    ],
     ids=str,
 )
 def test_a_header_against_its_rule_is_named(place: Place, parameters: dict[str, Any]) -> None:
@@ -166,7 +217,10 @@ def test_an_inline_body_has_at_most_128000_bytes(place: Place) -> None:
 def test_an_error_of_the_container_becomes_a_failure_file_with_a_model_error(place: Place) -> None:
     found = place.outcome(place.invoke(b"refuse", Filename="refused"))
     assert isinstance(found, dict)
-    assert found["OriginalStatusCode"] == 424 and json.loads(found["OriginalMessage"]) == {"error": "no", "code": 424}
+    assert found["OriginalStatusCode"] == 424 and json.loads(found["OriginalMessage"]) == {
+        "error": "no",
+        "code": 424,
+    }
     assert found["Message"].startswith('Received client error (424) from primary with message "{')
     assert found["LogStreamArn"].endswith(":log-group:/aws/sagemaker/Endpoints/any")
 
@@ -179,7 +233,9 @@ def test_an_error_of_the_container_becomes_a_failure_file_with_a_model_error(pla
         (b"cut", "did not complete its answer"),
     ],
 )
-def test_an_answer_that_production_does_not_take_is_a_failure(place: Place, body: bytes, reason: str) -> None:
+def test_an_answer_that_production_does_not_take_is_a_failure(
+    place: Place, body: bytes, reason: str
+) -> None:
     found = place.outcome(place.invoke(body))
     assert isinstance(found, dict)
     assert found["OriginalStatusCode"] == 0 and reason in found["OriginalMessage"]
@@ -189,13 +245,20 @@ def test_an_input_that_cannot_be_read_is_a_failure(place: Place) -> None:
     os.mkfifo(place.inputs / "pipe")
     (place.inputs / "large").touch()
     os.truncate(place.inputs / "large", (1 << 30) + 1)
-    reasons = {"missing": "there is no", "pipe": "not a regular file", "": "not a regular file", "large": "at most 107"}
+    reasons = {
+        "missing": "there is no",
+        "pipe": "not a regular file",
+        "": "not a regular file",
+        "large": "at most 107",
+    }
     for name, reason in reasons.items():
         found = place.outcome(place.invoke(InputLocation=f"{place.inputs.as_uri()}/{name}"))
         assert isinstance(found, dict) and reason in found["OriginalMessage"]
 
 
-def test_an_invocation_that_takes_too_long_is_a_failure_and_its_connection_is_closed(place: Place) -> None:
+def test_an_invocation_that_takes_too_long_is_a_failure_and_its_connection_is_closed(
+    place: Place,
+) -> None:
     found = place.outcome(place.invoke(b"silent", InvocationTimeoutSeconds=1))
     assert isinstance(found, dict)
     assert (found["OriginalStatusCode"], found["OriginalMessage"]) == (0, TIMED_OUT)
@@ -212,8 +275,13 @@ def test_an_output_that_cannot_be_written_leaves_a_failure_file(place: Place) ->
 
 def test_a_gateway_that_is_stopped_fails_what_runs_and_what_waits(tmp_path: Path) -> None:
     flags = ("--async-output", str(tmp_path / "out"), "--async-concurrency", "2")
-    with scripted(then_silent(lambda talk: None)) as container, gateway("--endpoint", container.url, *flags) as aws:
-        accepted = [aws.runtime.invoke_endpoint_async(EndpointName="any", Body=b"{}") for _ in range(5)]
+    with (
+        scripted(then_silent(lambda talk: None)) as container,
+        gateway("--endpoint", container.url, *flags) as aws,
+    ):
+        accepted = [
+            aws.runtime.invoke_endpoint_async(EndpointName="any", Body=b"{}") for _ in range(5)
+        ]
         wait_until(lambda: len(container.seen) == 2, "two of them run")
         aws.process.send_signal(signal.SIGTERM)
         aws.process.wait(60)
@@ -264,7 +332,9 @@ def test_an_invocation_that_waits_for_longer_than_its_ttl_is_a_failure(tmp_path:
     assert (tmp_path / "next").read_bytes() == b'{"generated_text": "hello"}'
 
 
-def test_a_thousand_invocations_may_wait_and_each_has_its_file_when_the_gateway_stops(tmp_path: Path) -> None:
+def test_a_thousand_invocations_may_wait_and_each_has_its_file_when_the_gateway_stops(
+    tmp_path: Path,
+) -> None:
     async def scenario() -> None:
         queue = Queue(container.url, tmp_path)
         for number in range(1000):
@@ -276,7 +346,9 @@ def test_a_thousand_invocations_may_wait_and_each_has_its_file_when_the_gateway_
 
     with scripted(then_silent(lambda talk: None)) as container:
         asyncio.run(scenario())
-    assert {path.name for path in tmp_path.iterdir()} == {f"{number}-error" for number in range(1000)}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        f"{number}-error" for number in range(1000)
+    }
 
 
 @pytest.fixture(scope="module")
@@ -294,19 +366,29 @@ def s3(moto_port: int) -> Iterator[S3Server]:
 
 def test_inputs_and_files_may_be_objects_of_s3(s3: S3Server, tmp_path: Path) -> None:
     def keys() -> list[str]:
-        return [each["Key"] for each in s3.client.list_objects_v2(Bucket="bucket", Prefix="out/").get("Contents", [])]
+        return [
+            each["Key"]
+            for each in s3.client.list_objects_v2(Bucket="bucket", Prefix="out/").get(
+                "Contents", []
+            )
+        ]
 
     s3.put("bucket", {"in/request %41.json": b"from s3", "in/wrong.json": b"refuse"})
     flags = ("--async-output", "s3://bucket/out/", "--s3-endpoint", s3.url)
     with scripted(answer_as_asked) as container:
         with gateway("--endpoint", container.url, *flags, environ=s3.environ) as aws:
             place = Place(container, aws, tmp_path, tmp_path)
-            accepted = place.invoke(InputLocation="s3://bucket/in/request %41.json", S3OutputPathExtension="a")
+            accepted = place.invoke(
+                InputLocation="s3://bucket/in/request %41.json", S3OutputPathExtension="a"
+            )
             wait_until(lambda: len(keys()) == 1, "the output is there")
             assert container.seen[-1].body == b"from s3"
             assert [f"s3://bucket/{key}" for key in keys()] == [accepted["OutputLocation"]]
             found = s3.client.get_object(Bucket="bucket", Key=keys()[0])
-            assert found["Body"].read() == b'{"generated_text": "hello"}' and found["ContentType"] == "application/json"
+            assert (
+                found["Body"].read() == b'{"generated_text": "hello"}'
+                and found["ContentType"] == "application/json"
+            )
 
             reasons = {"wrong.json": '"code": 424', "missing": "NoSuchKey"}
             for name, reason in reasons.items():
@@ -315,12 +397,16 @@ def test_inputs_and_files_may_be_objects_of_s3(s3: S3Server, tmp_path: Path) -> 
                 wait_until(lambda key=key: key in keys(), "the failure is there")
                 assert (
                     reason
-                    in json.loads(s3.client.get_object(Bucket="bucket", Key=key)["Body"].read())["OriginalMessage"]
+                    in json.loads(s3.client.get_object(Bucket="bucket", Key=key)["Body"].read())[
+                        "OriginalMessage"
+                    ]
                 )
             assert len(keys()) == 3
 
 
-def test_an_output_that_s3_does_not_take_becomes_a_failure_or_a_line_of_the_log(s3: S3Server) -> None:
+def test_an_output_that_s3_does_not_take_becomes_a_failure_or_a_line_of_the_log(
+    s3: S3Server,
+) -> None:
     flags = ("--async-output", "s3://nobodys/out", "--s3-endpoint", s3.url)
     with scripted(ANSWER) as container:
         with gateway("--endpoint", container.url, *flags, environ=s3.environ) as aws:
@@ -343,27 +429,37 @@ def test_an_output_that_s3_took_is_not_followed_by_a_failure(s3: S3Server, moto_
         with gateway("--endpoint", container.url, *flags, environ=forgetful.environ) as aws:
             accepted = aws.runtime.invoke_endpoint_async(EndpointName="any", Body=b"{}")
             key = accepted["OutputLocation"].removeprefix("s3://bucket/")
-            wait_until(lambda: forgetful.num_requests("HEAD"), "the gateway looks whether it is there")
+            wait_until(
+                lambda: forgetful.num_requests("HEAD"), "the gateway looks whether it is there"
+            )
         listed = s3.client.list_objects_v2(Bucket="bucket", Prefix="forgotten/")["Contents"]
     assert [each["Key"] for each in listed] == [key]
 
 
-def test_a_gateway_that_is_stopped_does_not_wait_for_an_input_that_hangs(s3: S3Server, tmp_path: Path) -> None:
+def test_a_gateway_that_is_stopped_does_not_wait_for_an_input_that_hangs(
+    s3: S3Server, tmp_path: Path
+) -> None:
     s3.put("bucket", {"in/slow": b"x" * 100})
     held = s3.hold("GET /bucket/in/slow", after=10)
     flags = ("--async-output", str(tmp_path), "--s3-endpoint", s3.url)
     with scripted(ANSWER) as container:
         with gateway("--endpoint", container.url, *flags, environ=s3.environ) as aws:
-            accepted = aws.runtime.invoke_endpoint_async(EndpointName="any", InputLocation="s3://bucket/in/slow")
+            accepted = aws.runtime.invoke_endpoint_async(
+                EndpointName="any", InputLocation="s3://bucket/in/slow"
+            )
             assert held.reached.wait(60)
             aws.process.send_signal(signal.SIGTERM)
             assert aws.process.wait(60) == 0
             held.released.set()
-    assert json.loads(path_of(accepted["FailureLocation"]).read_bytes())["OriginalMessage"] == STOPPED
+    assert (
+        json.loads(path_of(accepted["FailureLocation"]).read_bytes())["OriginalMessage"] == STOPPED
+    )
 
 
 @pytest.mark.parametrize("stop_after_s", [0.0, 0.005, 0.02, 0.05])
-def test_every_invocation_has_one_file_whenever_the_gateway_stops(tmp_path: Path, stop_after_s: float) -> None:
+def test_every_invocation_has_one_file_whenever_the_gateway_stops(
+    tmp_path: Path, stop_after_s: float
+) -> None:
     async def scenario() -> None:
         queue = Queue(container.url, tmp_path)
         for number in range(40):

@@ -27,8 +27,15 @@ def test_the_defaults_are_those_of_the_settings() -> None:
 
 
 def test_every_flag_reaches_its_setting() -> None:
-    flags = "--host ::1 --port 9 --endpoint http://a:1/b/ --endpoint one=http://c --component ic=x --component one/ic"
-    more = "--parts split:3 --max-body 10 --timeout 0.5 --stream-timeout 2 --check-signatures --log-level debug"
+    flags = (
+        "--host ::1 --port 9 --endpoint http://a:1/b/ --endpoint one=http://c --component "
+        "ic=x "
+        "--component one/ic"
+    )
+    more = (
+        "--parts split:3 --max-body 10 --timeout 0.5 --stream-timeout 2 --check-signatures "
+        "--log-level debug"
+    )
     assert given(*flags.split(), *more.split(), "--log-format", "text") == GatewaySettings(
         host="::1",
         port=9,
@@ -47,7 +54,14 @@ def test_every_flag_reaches_its_setting() -> None:
 def test_sources_of_models_and_places_of_async_invocations_are_read(tmp_path: Path) -> None:
     folder = tmp_path / "a=b"
     folder.mkdir()
-    places = ["--models", str(folder), "--models", "multi=s3://bucket/models", "--models-dir", "here"]
+    places = [
+        "--models",
+        str(folder),
+        "--models",
+        "multi=s3://bucket/models",
+        "--models-dir",
+        "here",
+    ]
     more = [
         "--async-output",
         "out",
@@ -94,20 +108,44 @@ def test_a_flag_against_its_rule_is_a_usage_error(flags: str, rule: str) -> None
 
 def lmi(*words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-P", "-m", "lmi", *words]
-    return subprocess.run(command, env={**ENVIRON, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        command,
+        env={**ENVIRON, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
 
 
 def test_a_place_in_s3_without_boto3_is_exit_code_2() -> None:
     code = "import sys; sys.modules['boto3'] = None; from lmi.cli import main; main()"
-    command = [sys.executable, "-c", code, "gateway", "--port", "0", "--async-output", "s3://bucket"]
-    done = subprocess.run(command, env={**ENVIRON, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60)
+    command = [
+        sys.executable,
+        "-c",
+        code,
+        "gateway",
+        "--port",
+        "0",
+        "--async-output",
+        "s3://bucket",
+    ]
+    done = subprocess.run(
+        command,
+        env={**ENVIRON, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert done.returncode == 2 and "pip install boto3" in done.stderr
 
 
 def test_a_wrong_flag_is_one_line_and_exit_code_2() -> None:
     done = lmi("gateway", "--parts", "all")
     assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr.startswith("lmi gateway: --parts must be as-is") and done.stderr.count("\n") == 1
+    assert (
+        done.stderr.startswith("lmi gateway: --parts must be as-is")
+        and done.stderr.count("\n") == 1
+    )
 
 
 def test_a_port_that_is_taken_is_exit_code_3() -> None:
@@ -123,7 +161,9 @@ def test_a_server_starts_a_gateway_with_words_that_it_understands() -> None:
     assert given(*words[1:]) == GatewaySettings(log_level="WARNING", log_format="json")
 
 
-@pytest.mark.parametrize(("host", "name"), [("0.0.0.0", "127.0.0.1"), ("::", "[::1]"), ("::1", "[::1]"), ("a", "a")])
+@pytest.mark.parametrize(
+    ("host", "name"), [("0.0.0.0", "127.0.0.1"), ("::", "[::1]"), ("::1", "[::1]"), ("a", "a")]
+)
 def test_a_url_names_an_address_that_can_be_called(host: str, name: str) -> None:
     assert local_url(host, 80) == f"http://{name}:80"
 
@@ -131,12 +171,17 @@ def test_a_url_names_an_address_that_can_be_called(host: str, name: str) -> None
 def test_what_a_supervisor_loads_of_the_gateway_is_one_module() -> None:
     unused = ["asyncio", "click", "lmi.gateway.command"]
     code = f"import sys, lmi.gateway; print([name for name in {unused} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "[]"
 
 
 def test_it_ends_when_the_supervisor_that_started_it_is_gone() -> None:
-    gateway = f"LMI_SUPERVISOR_PID=$$ {sys.executable} -P -m lmi gateway --port 0 --log-format json & wait"
+    gateway = (
+        f"LMI_SUPERVISOR_PID=$$ {sys.executable} -P -m lmi gateway --port 0 --log-format "
+        f"json & wait"
+    )
     environ = {**ENVIRON, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(["sh", "-c", gateway], env=environ, stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None

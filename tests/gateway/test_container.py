@@ -1,4 +1,6 @@
-"""One call to a container: how its answer is read, and what is known of an answer that does not come whole."""
+"""One call to a container: how its answer is read, and what is known of an answer that does not
+come whole.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,11 @@ def test_a_call_is_one_request_with_its_own_host_and_length() -> None:
         assert asyncio.run(read(Container(container.url + "/a/b/"))) == b"hello"
     first, second = container.seen
     assert (first.method, first.path, first.body) == ("POST", "/invocations", b"body")
-    assert first.headers == [("Host", container.url.removeprefix("http://")), ("A", "b"), ("Content-Length", "4")]
+    assert first.headers == [
+        ("Host", container.url.removeprefix("http://")),
+        ("A", "b"),
+        ("Content-Length", "4"),
+    ]
     assert second.path == "/a/b/invocations"
 
 
@@ -59,7 +65,10 @@ def test_status_and_headers_are_there_before_the_body() -> None:
     async def look(container: Container) -> None:
         async with container.call("POST", "/", timeout_s=5) as answer:
             assert (answer.status, answer.is_chunked) == (200, True)
-            assert answer.header("content-type") == "application/jsonlines" and answer.header("other") == ""
+            assert (
+                answer.header("content-type") == "application/jsonlines"
+                and answer.header("other") == ""
+            )
 
     with scripted(then_silent(chunked(end=b""))) as container:
         run(look, container)
@@ -68,19 +77,25 @@ def test_status_and_headers_are_there_before_the_body() -> None:
 
 def test_a_chunk_that_arrives_in_pieces_is_one_and_chunks_that_arrive_together_are_two() -> None:
     head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-    with scripted(in_pieces(head + b"5", b"\r\nhe", b"llo", b"\r\n1\r\na\r\n1\r\nb\r\n0\r", b"\n\r\n")) as container:
+    with scripted(
+        in_pieces(head + b"5", b"\r\nhe", b"llo", b"\r\n1\r\na\r\n1\r\nb\r\n0\r", b"\n\r\n")
+    ) as container:
         assert run(chunks, container) == [b"hello", b"a", b"b"]
 
 
 def test_an_interim_answer_is_passed_over() -> None:
-    early = b"HTTP/1.1 103 Early Hints\r\nLink: a\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"
+    early = (
+        b"HTTP/1.1 103 Early Hints\r\nLink: a\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"
+    )
     with scripted(in_pieces(early)) as container:
         assert run(read, container) == b"hi"
 
 
 @pytest.mark.parametrize("status", [204, 304])
 def test_an_answer_that_has_no_body_is_whole(status: int) -> None:
-    with scripted(then_silent(lambda talk: talk.send(b"HTTP/1.1 %d X\r\n\r\n" % status))) as container:
+    with scripted(
+        then_silent(lambda talk: talk.send(b"HTTP/1.1 %d X\r\n\r\n" % status))
+    ) as container:
         assert run(read, container) == b""
 
 
@@ -115,7 +130,9 @@ def test_what_came_before_a_cut_can_be_received_and_then_the_fault() -> None:
 
 
 def test_an_answer_shorter_than_its_length_is_cut() -> None:
-    with scripted(lambda talk: talk.send(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhel")) as container:
+    with scripted(
+        lambda talk: talk.send(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhel")
+    ) as container:
         with pytest.raises(ResponseCut):
             run(read, container)
 
@@ -144,7 +161,9 @@ def test_a_port_where_nobody_listens_is_unreachable() -> None:
         asyncio.run(read(Container(f"http://127.0.0.1:{free_port()}")))
 
 
-@pytest.mark.parametrize("url", ["", "127.0.0.1:8080", "https://a", "http://", "http://a?b", "http://a:x"])
+@pytest.mark.parametrize(
+    "url", ["", "127.0.0.1:8080", "https://a", "http://", "http://a?b", "http://a:x"]
+)
 def test_a_container_is_an_http_url(url: str) -> None:
     with pytest.raises(ValueError):
         Container(url)
@@ -163,4 +182,9 @@ def test_an_endpoint_is_out_of_service_some_time_after_its_container_is_gone() -
         return [*statuses, (await watched.status())[0]]
 
     with scripted(whole(b"")) as container:
-        assert asyncio.run(describe(container)) == ["InService", "InService", "OutOfService", "InService"]
+        assert asyncio.run(describe(container)) == [
+            "InService",
+            "InService",
+            "OutOfService",
+            "InService",
+        ]

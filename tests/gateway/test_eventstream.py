@@ -1,4 +1,6 @@
-"""Frames of AWS's event stream against botocore's own reader, and the three ways to cut a stream into parts."""
+"""Frames of AWS's event stream against botocore's own reader, and the three ways to cut a stream
+into parts.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def test_the_golden_frame() -> None:
 
 
 @given(st.lists(st.binary(max_size=300), max_size=10), st.data())
-def test_botocore_reads_every_payload_however_the_bytes_are_cut(payloads: list[bytes], data: st.DataObject) -> None:
+def test_botocore_reads_every_payload_however_the_bytes_are_cut(
+    payloads: list[bytes], data: st.DataObject
+) -> None:
     wire = b"".join(map(eventstream.part, payloads))
     buffer, events = EventStreamBuffer(), []
     ends = sorted(data.draw(st.lists(st.integers(0, len(wire)), max_size=8)))
@@ -73,14 +77,21 @@ def test_as_is_keeps_the_bounds_of_chunks(chunks: list[bytes]) -> None:
 
 
 @given(CHUNKS, st.integers(1, 40))
-def test_split_cuts_at_every_so_many_bytes_and_keeps_all(chunks: list[bytes], num_bytes: int) -> None:
+def test_split_cuts_at_every_so_many_bytes_and_keeps_all(
+    chunks: list[bytes], num_bytes: int
+) -> None:
     parts = cut(Split(num_bytes), chunks)
     assert b"".join(parts) == b"".join(chunks)
     assert all(len(part) == num_bytes for part in parts[:-1])
     assert all(parts)
 
 
-@given(st.lists(st.tuples(st.binary(min_size=1, max_size=60), st.sampled_from([0.0, 0.0, 0.003])), max_size=8))
+@given(
+    st.lists(
+        st.tuples(st.binary(min_size=1, max_size=60), st.sampled_from([0.0, 0.0, 0.003])),
+        max_size=8,
+    )
+)
 def test_coalesce_keeps_all_bytes_whatever_the_times(timed: list[tuple[bytes, float]]) -> None:
     chunks, pauses_s = [chunk for chunk, _ in timed], [pause_s for _, pause_s in timed]
     parts = cut(Coalesced(0.002), chunks, pauses_s)
@@ -120,7 +131,9 @@ def test_a_mode_is_a_word_with_a_number(text: str, mode: Parts) -> None:
     assert parse_parts(text) == mode
 
 
-@pytest.mark.parametrize("text", ["", "asis", "as-is:1", "coalesce:0", "coalesce:x", "split:-1", f"split:{1 << 21}"])
+@pytest.mark.parametrize(
+    "text", ["", "asis", "as-is:1", "coalesce:0", "coalesce:x", "split:-1", f"split:{1 << 21}"]
+)
 def test_other_modes_are_refused_with_the_rule(text: str) -> None:
     with pytest.raises(ValueError, match=r"must be as-is, coalesce\[:MS\]"):
         parse_parts(text)

@@ -19,15 +19,23 @@ TEXT, NAME, TIMEOUT = (
 def as_member(name: str, shape: Shape) -> AwsMember:
     rule = shape.metadata
     pattern = None if shape.type_name == "integer" else rule["pattern"]
-    return AwsMember(name, shape.serialization.get("name", ""), pattern, rule.get("min", 0), rule["max"])
+    return AwsMember(
+        name, shape.serialization.get("name", ""), pattern, rule.get("min", 0), rule["max"]
+    )
 
 
 def headers_of(operation: OperationModel) -> dict[str, AwsMember]:
     members = operation.input_shape.members.items()
-    return {name: as_member(name, shape) for name, shape in members if shape.serialization.get("location") == "header"}
+    return {
+        name: as_member(name, shape)
+        for name, shape in members
+        if shape.serialization.get("location") == "header"
+    }
 
 
-@pytest.mark.parametrize("operation", ["InvokeEndpoint", "InvokeEndpointWithResponseStream", "InvokeEndpointAsync"])
+@pytest.mark.parametrize(
+    "operation", ["InvokeEndpoint", "InvokeEndpointWithResponseStream", "InvokeEndpointAsync"]
+)
 def test_the_table_is_botocores_model(operation: str) -> None:
     theirs = headers_of(MODEL.operation_model(operation))
     theirs.pop("InputLocation", None)  # the gateway takes files too
@@ -36,7 +44,10 @@ def test_the_table_is_botocores_model(operation: str) -> None:
 
 def test_an_endpoints_name_has_botocores_rule() -> None:
     shape = MODEL.operation_model("InvokeEndpoint").input_shape.members["EndpointName"]
-    assert ENDPOINT_NAME.pattern == shape.metadata["pattern"] and ENDPOINT_NAME.maximum == shape.metadata["max"]
+    assert (
+        ENDPOINT_NAME.pattern == shape.metadata["pattern"]
+        and ENDPOINT_NAME.maximum == shape.metadata["max"]
+    )
 
 
 @pytest.mark.parametrize(

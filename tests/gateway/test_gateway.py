@@ -1,4 +1,6 @@
-"""AWS's own client at a gateway process, in front of scripted containers and of whole servers with the echo engine."""
+"""AWS's own client at a gateway process, in front of scripted containers and of whole servers with
+the echo engine.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,9 @@ def modes() -> Iterator[Modes]:
 @pytest.fixture(scope="module")
 def fast(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = write_model(tmp_path_factory.mktemp("fast"))
-    with serve(folder, "option.rolling_batch=echo", "option.echo_step_ms=2", "frontend_workers=1") as server:
+    with serve(
+        folder, "option.rolling_batch=echo", "option.echo_step_ms=2", "frontend_workers=1"
+    ) as server:
         yield server
 
 
@@ -95,7 +99,9 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @contextmanager
 def fails(code: str, status: int) -> Iterator[dict[str, Any]]:
-    """The block raises an error of that class and status. Yields the response, which has its members afterwards."""
+    """The block raises an error of that class and status. Yields the response, which has its
+    members afterwards.
+    """
     found: dict[str, Any] = {}
     with pytest.raises(ClientError) as caught:
         yield found
@@ -104,10 +110,14 @@ def fails(code: str, status: int) -> Iterator[dict[str, Any]]:
     assert found["ResponseMetadata"]["HTTPStatusCode"] == status
 
 
-def request(aws: Gateway, method: str, path: str, body: bytes = b"", **headers: str) -> tuple[HTTPResponse, bytes]:
+def request(
+    aws: Gateway, method: str, path: str, body: bytes = b"", **headers: str
+) -> tuple[HTTPResponse, bytes]:
     """A request as no client of AWS sends it."""
     with closing(HTTPConnection("127.0.0.1", aws.port, timeout=60)) as connection:
-        connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
+        connection.request(
+            method, path, body, {name.replace("_", "-"): value for name, value in headers.items()}
+        )
         with connection.getresponse() as response:
             return response, response.read()
 
@@ -123,7 +133,9 @@ def frames(aws: Gateway) -> list[dict[str, Any]]:
 # Headers.
 
 
-def test_a_container_gets_the_headers_that_are_for_it_and_a_client_those_of_the_api(plain: Both) -> None:
+def test_a_container_gets_the_headers_that_are_for_it_and_a_client_those_of_the_api(
+    plain: Both,
+) -> None:
     answer = whole(
         ANSWER,
         200,
@@ -188,37 +200,67 @@ def test_a_header_that_was_not_sent_is_not_made_up(plain: Both) -> None:
     aws, container = plain
     got = aws.invoke(b"{}")
     got["Body"].read()
-    assert {name for name, _ in container.seen[-1].headers} == {"Host", "Content-Length", "X-Lmi-Endpoint-Name"}
+    assert {name for name, _ in container.seen[-1].headers} == {
+        "Host",
+        "Content-Length",
+        "X-Lmi-Endpoint-Name",
+    }
     assert got.keys() == {"ResponseMetadata", "ContentType", "InvokedProductionVariant", "Body"}
 
 
-def test_a_stream_takes_its_accept_from_the_header_of_the_api_and_gives_its_content_type_there(plain: Both) -> None:
+def test_a_stream_takes_its_accept_from_the_header_of_the_api_and_gives_its_content_type_there(
+    plain: Both,
+) -> None:
     aws, container = plain
     container.script = chunked(ANSWER)
-    got = aws.stream(b"{}", Accept="text/event-stream", ContentType="application/json", SessionId="abc")
+    got = aws.stream(
+        b"{}", Accept="text/event-stream", ContentType="application/json", SessionId="abc"
+    )
     assert [event["PayloadPart"]["Bytes"] for event in got["Body"]] == [ANSWER]
     seen = container.seen[0]
-    assert seen.header("Accept") == "text/event-stream" and seen.header("Content-Type") == "application/json"
+    assert (
+        seen.header("Accept") == "text/event-stream"
+        and seen.header("Content-Type") == "application/json"
+    )
     assert seen.header("X-Amzn-SageMaker-Accept") is None
     assert got["ContentType"] == "application/jsonlines"
-    assert got["ResponseMetadata"]["HTTPHeaders"]["content-type"] == "application/vnd.amazon.eventstream"
+    assert (
+        got["ResponseMetadata"]["HTTPHeaders"]["content-type"]
+        == "application/vnd.amazon.eventstream"
+    )
     assert got["InvokedProductionVariant"] == "AllTraffic"
 
 
-def test_a_session_that_the_container_names_as_the_guide_says_reaches_the_client(plain: Both) -> None:
+def test_a_session_that_the_container_names_as_the_guide_says_reaches_the_client(
+    plain: Both,
+) -> None:
     made = "X-Amzn-SageMaker-Session-Id: abc; Expires=2030-01-01T00:00:00Z"
     aws, container = plain
     container.script = whole(b"", 200, made)
-    assert aws.invoke(SessionId="NEW_SESSION")["NewSessionId"] == "abc; Expires=2030-01-01T00:00:00Z"
+    assert (
+        aws.invoke(SessionId="NEW_SESSION")["NewSessionId"] == "abc; Expires=2030-01-01T00:00:00Z"
+    )
     assert container.seen[0].header("X-Amzn-SageMaker-Session-Id") == "NEW_SESSION"
 
 
 def test_a_component_is_an_adapter_under_its_own_name() -> None:
-    flags = ("--component", "sql=adapter-1", "--component", "only/sql=adapter-2", "--component", "base")
+    flags = (
+        "--component",
+        "sql=adapter-1",
+        "--component",
+        "only/sql=adapter-2",
+        "--component",
+        "base",
+    )
     with before(whole(ANSWER), *flags) as (aws, container):
         for endpoint, component in (("any", "sql"), ("only", "sql"), ("any", "base")):
             aws.invoke(endpoint=endpoint, InferenceComponentName=component)["Body"].read()
-        request(aws, "POST", "/endpoints/only/inference-components/sql/openai/v1/chat/completions", b"{}")
+        request(
+            aws,
+            "POST",
+            "/endpoints/only/inference-components/sql/openai/v1/chat/completions",
+            b"{}",
+        )
         with fails("ValidationError", 400) as error:
             aws.invoke(InferenceComponentName="other")
         assert error["Error"]["Message"] == "Inference Component other of endpoint any not found."
@@ -229,13 +271,17 @@ def test_a_component_is_an_adapter_under_its_own_name() -> None:
         (None, None),
         ("adapter-2", "sql"),
     ]
-    assert all(seen.header("X-Amzn-SageMaker-Inference-Component") is None for seen in container.seen)
+    assert all(
+        seen.header("X-Amzn-SageMaker-Inference-Component") is None for seen in container.seen
+    )
 
 
 def test_two_endpoints_have_their_own_containers() -> None:
     with ExitStack() as stack:
         left, right = (stack.enter_context(scripted(whole(name))) for name in (b"left", b"right"))
-        aws = stack.enter_context(gateway("--endpoint", f"left={left.url}", "--endpoint", f"right={right.url}"))
+        aws = stack.enter_context(
+            gateway("--endpoint", f"left={left.url}", "--endpoint", f"right={right.url}")
+        )
         assert aws.invoke(endpoint="left")["Body"].read() == b"left"
         assert aws.invoke(endpoint="right")["Body"].read() == b"right"
         with fails("ValidationError", 400) as error:
@@ -248,7 +294,9 @@ def test_two_endpoints_have_their_own_containers() -> None:
 # Errors.
 
 
-@pytest.mark.parametrize(("status", "side"), [(302, "server"), (400, "client"), (404, "client"), (503, "server")])
+@pytest.mark.parametrize(
+    ("status", "side"), [(302, "server"), (400, "client"), (404, "client"), (503, "server")]
+)
 def test_an_error_of_the_container_is_a_model_error_with_its_status_and_body(
     plain: Both, status: int, side: str
 ) -> None:
@@ -258,7 +306,10 @@ def test_an_error_of_the_container_is_a_model_error_with_its_status_and_body(
     for call in (aws.invoke, aws.stream):
         with fails("ModelError", 424) as error:
             call(b"{}")
-        said = f'Received {side} error ({status}) from primary with message "{body}". See the container\'s log.'
+        said = (
+            f'Received {side} error ({status}) from primary with message "{body}". See the '
+            f"container's log."
+        )
         assert error["Error"]["Message"] == error["Message"] == said
         assert (error["OriginalStatusCode"], error["OriginalMessage"]) == (status, body)
         assert error["LogStreamArn"] == (
@@ -275,7 +326,9 @@ def test_a_long_error_is_cut_to_2048_characters(plain: Both) -> None:
     assert error["Message"].endswith("…\". See the container's log.")
 
 
-@pytest.mark.parametrize("script", [lambda talk: None, chunked(b"some", end=b"")], ids=["nothing", "half an answer"])
+@pytest.mark.parametrize(
+    "script", [lambda talk: None, chunked(b"some", end=b"")], ids=["nothing", "half an answer"]
+)
 def test_a_plain_call_that_takes_too_long_is_a_model_error_of_status_0(script: Script) -> None:
     with before(then_silent(script), "--timeout", "2") as (aws, container):
         with fails("ModelError", 424) as error:
@@ -292,7 +345,10 @@ def test_a_stream_without_a_first_byte_in_time_is_a_model_error_of_status_0() ->
         with fails("ModelError", 424) as error:
             aws.stream()
         assert container.left.wait(60)
-    assert (error["OriginalStatusCode"], error["OriginalMessage"][:26]) == (0, "Your invocation timed out ")
+    assert (error["OriginalStatusCode"], error["OriginalMessage"][:26]) == (
+        0,
+        "Your invocation timed out ",
+    )
 
 
 def test_a_stream_over_its_time_ends_with_an_exception_after_what_came() -> None:
@@ -300,18 +356,25 @@ def test_a_stream_over_its_time_ends_with_an_exception_after_what_came() -> None
     with before(silent, "--stream-timeout", "2", "--parts", "coalesce") as (aws, container):
         *parts, last = frames(aws)
         assert container.left.wait(60)
-        with pytest.raises(EventStreamError, match="did not complete sending the inference response"):
+        with pytest.raises(
+            EventStreamError, match="did not complete sending the inference response"
+        ):
             aws.parts()
     assert b"".join(part["body"] for part in parts) == b"something"
     assert last["headers"][":exception-type"] == "ModelStreamError"
     assert json.loads(last["body"]) == {
-        "Message": "Your model primary did not complete sending the inference response in the allotted time.",
+        "Message": (
+            "Your model primary did not complete sending the inference response in the "
+            "allotted time."
+        ),
         "ErrorCode": "ModelInvocationTimeExceeded",
     }
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_stream_that_the_container_cuts_ends_with_an_exception_after_what_came(modes: Modes, mode: str) -> None:
+def test_a_stream_that_the_container_cuts_ends_with_an_exception_after_what_came(
+    modes: Modes, mode: str
+) -> None:
     container, gateways = modes
     container.script = chunked(b"some", b"thing", end=b"5\r\nhal")
     *parts, last = frames(gateways[mode])
@@ -319,12 +382,17 @@ def test_a_stream_that_the_container_cuts_ends_with_an_exception_after_what_came
     assert json.loads(last["body"])["ErrorCode"] == "StreamBroken"
 
 
-def test_a_plain_answer_that_the_container_cuts_is_a_model_error_and_never_half_an_answer(plain: Both) -> None:
+def test_a_plain_answer_that_the_container_cuts_is_a_model_error_and_never_half_an_answer(
+    plain: Both,
+) -> None:
     aws, container = plain
     container.script = chunked(b"some", end=b"")
     with fails("ModelError", 424) as error:
         aws.invoke()
-    assert error["OriginalStatusCode"] == 0 and "did not complete its answer" in error["OriginalMessage"]
+    assert (
+        error["OriginalStatusCode"] == 0
+        and "did not complete its answer" in error["OriginalMessage"]
+    )
 
 
 def test_an_error_record_of_the_model_is_data_and_the_stream_ends_well(plain: Both) -> None:
@@ -342,10 +410,16 @@ def test_an_empty_stream_ends_well(plain: Both) -> None:
 
 @pytest.mark.parametrize(
     "script",
-    [lambda talk: None, lambda talk: talk.send(b"HTTP/1.1 200"), lambda talk: talk.send(b"hello\r\n\r\n")],
+    [
+        lambda talk: None,
+        lambda talk: talk.send(b"HTTP/1.1 200"),
+        lambda talk: talk.send(b"hello\r\n\r\n"),
+    ],
     ids=["silence", "half a head", "no HTTP"],
 )
-def test_a_connection_lost_before_the_head_is_service_unavailable(plain: Both, script: Script) -> None:
+def test_a_connection_lost_before_the_head_is_service_unavailable(
+    plain: Both, script: Script
+) -> None:
     aws, container = plain
     container.script = script
     for call in (aws.invoke, aws.stream):
@@ -381,7 +455,10 @@ CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
     ids=["interim answers", "fields", "a field", "a chunk extension", "trailers"],
 )
 def test_an_answer_without_an_end_takes_no_memory_and_ends(script: Script) -> None:
-    with scripted(script) as container, gateway("--endpoint", container.url, "--timeout", "3") as aws:
+    with (
+        scripted(script) as container,
+        gateway("--endpoint", container.url, "--timeout", "3") as aws,
+    ):
         before = resident_bytes(aws.process.pid)
         with pytest.raises(ClientError) as error:
             aws.invoke()
@@ -409,7 +486,10 @@ def test_a_frame_that_the_container_forges_is_data(plain: Both) -> None:
 
 def test_nobody_at_the_containers_port_is_service_unavailable() -> None:
     port = free_port()
-    with gateway("--endpoint", f"http://127.0.0.1:{port}") as aws, fails("ServiceUnavailable", 503) as error:
+    with (
+        gateway("--endpoint", f"http://127.0.0.1:{port}") as aws,
+        fails("ServiceUnavailable", 503) as error,
+    ):
         aws.invoke()
     assert f"no connection to http://127.0.0.1:{port}" in error["Error"]["Message"]
 
@@ -419,7 +499,10 @@ def test_a_container_is_called_when_its_ping_was_once_200_and_not_before() -> No
     with before(whole(ANSWER), ping=loading) as (aws, container):
         with fails("ServiceUnavailable", 503) as error:
             aws.invoke()
-        assert 'its /ping says 503: {"status": "loading", "stage": "weights"}' in error["Error"]["Message"]
+        assert (
+            'its /ping says 503: {"status": "loading", "stage": "weights"}'
+            in error["Error"]["Message"]
+        )
         assert container.seen == []
         container.ping = whole(b"")
         assert aws.invoke()["Body"].read() == ANSWER
@@ -497,7 +580,10 @@ def test_a_large_body_passes_with_a_warning(plain: Both) -> None:
 )
 def test_every_other_path_is_an_unknown_operation(plain: Both, method: str, path: str) -> None:
     response, body = request(plain[0], method, path)
-    assert (response.status, response.getheader("x-amzn-ErrorType")) == (404, "UnknownOperationException")
+    assert (response.status, response.getheader("x-amzn-ErrorType")) == (
+        404,
+        "UnknownOperationException",
+    )
     assert response.getheader("Content-Type") == "application/json"
     assert json.loads(body).keys() == {"Message"}
 
@@ -519,7 +605,9 @@ def test_the_gateway_is_healthy_by_itself() -> None:
         (b"GET /ping HTTP/3.1\r\nHost: a\r\n\r\n", 505),
     ],
 )
-def test_what_is_refused_below_http_has_the_form_of_the_api_too(plain: Both, head: bytes, status: int) -> None:
+def test_what_is_refused_below_http_has_the_form_of_the_api_too(
+    plain: Both, head: bytes, status: int
+) -> None:
     with socket.create_connection(("127.0.0.1", plain[0].port), timeout=60) as connection:
         connection.sendall(head)
         response = HTTPResponse(connection)
@@ -529,12 +617,19 @@ def test_what_is_refused_below_http_has_the_form_of_the_api_too(plain: Both, hea
     assert response.getheader("x-amzn-RequestId") and list(body) == ["Message"]
 
 
-@pytest.mark.parametrize("headers", [{"Origin": "https://evil.example"}, {"Host": "rebound.example"}])
-def test_a_page_of_another_origin_reaches_no_container(plain: Both, headers: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    "headers", [{"Origin": "https://evil.example"}, {"Host": "rebound.example"}]
+)
+def test_a_page_of_another_origin_reaches_no_container(
+    plain: Both, headers: dict[str, str]
+) -> None:
     aws, container = plain
     num_seen = len(container.seen)
     response, body = request(aws, "POST", "/endpoints/any/invocations", b"{}", **headers)
-    assert (response.status, response.getheader("x-amzn-ErrorType")) == (403, "AccessDeniedException")
+    assert (response.status, response.getheader("x-amzn-ErrorType")) == (
+        403,
+        "AccessDeniedException",
+    )
     assert json.loads(body)["Message"].startswith(f"{next(iter(headers))} must be ")
     assert len(container.seen) == num_seen
 
@@ -593,7 +688,9 @@ def test_each_frame_is_one_write_and_so_one_chunk_of_the_response(plain: Both) -
     aws, container = plain
     container.script = chunked(b"hi", b"hi")
     with socket.create_connection(("127.0.0.1", aws.port), timeout=60) as connection:
-        connection.sendall(b"POST /endpoints/any/invocations-response-stream HTTP/1.1\r\nHost: a\r\n")
+        connection.sendall(
+            b"POST /endpoints/any/invocations-response-stream HTTP/1.1\r\nHost: a\r\n"
+        )
         connection.sendall(b"Content-Length: 2\r\nConnection: close\r\n\r\n{}")
         received = b"".join(iter(lambda: connection.recv(65536), b""))
     frame = b"6b\r\n" + part(b"hi") + b"\r\n"
@@ -656,7 +753,10 @@ def random_body(chance: random.Random) -> bytes:
 def test_random_streams_have_the_records_of_the_containers_own_as_parts(fast: Server) -> None:
     chance = random.Random(1)
     bodies = [random_body(chance) for _ in range(NUM_STREAMS)]
-    with gateway("--endpoint", f"http://127.0.0.1:{fast.port}") as aws, ThreadPoolExecutor(32) as pool:
+    with (
+        gateway("--endpoint", f"http://127.0.0.1:{fast.port}") as aws,
+        ThreadPoolExecutor(32) as pool,
+    ):
         runtime = aws.runtime  # made once
         own = list(pool.map(lambda body: fast.post(body).body, bodies))
         through = list(pool.map(aws.parts, bodies))
@@ -680,7 +780,9 @@ LONG = b'{"inputs": "a fox", "parameters": {"max_new_tokens": 5000}, "stream": %
 
 @contextmanager
 def ends_within_two_steps(server: Server) -> Iterator[None]:
-    """The block leaves its only request, whose tokens stop with the step after the one that runs."""
+    """The block leaves its only request, whose tokens stop with the step after the one
+    that runs.
+    """
     wait_until(server.is_idle, "the server is idle")
     tokens_before = server.metrics()["lmi_generated_tokens_total"]
     steps_before = server.metrics()["lmi_engine_steps_total"]
@@ -689,7 +791,9 @@ def ends_within_two_steps(server: Server) -> Iterator[None]:
     steps_at_end = server.metrics()["lmi_engine_steps_total"]
     wait_until(server.is_idle, "the request is over")
     num_tokens = server.metrics()["lmi_generated_tokens_total"] - tokens_before
-    num_more = 2 + (machine.seconds_lost() - lost_s) / STEP_S  # the engine steps while the others wait for a core
+    num_more = (
+        2 + (machine.seconds_lost() - lost_s) / STEP_S
+    )  # the engine steps while the others wait for a core
     assert 0 < num_tokens <= steps_at_end - steps_before + num_more
     assert server.metrics()["lmi_engine_steps_total"] <= steps_at_end + num_more
 
@@ -710,7 +814,9 @@ def test_a_client_that_leaves_its_stream_stops_generation(slow: Server, mode: st
 
 
 @pytest.mark.parametrize("path", ["invocations", "openai/v1/chat/completions"])
-def test_a_client_that_leaves_a_whole_answer_closes_the_containers_connection(plain: Both, path: str) -> None:
+def test_a_client_that_leaves_a_whole_answer_closes_the_containers_connection(
+    plain: Both, path: str
+) -> None:
     aws, container = plain
     container.script = then_silent(lambda talk: None)
     connection = HTTPConnection("127.0.0.1", aws.port)
@@ -719,34 +825,56 @@ def test_a_client_that_leaves_a_whole_answer_closes_the_containers_connection(pl
     assert not container.left.is_set()
     connection.close()
     assert container.left.wait(60)
-    wait_until(lambda: any(line.get("status") == 499 for line in aws.log_lines()), "the log says that it left")
+    wait_until(
+        lambda: any(line.get("status") == 499 for line in aws.log_lines()),
+        "the log says that it left",
+    )
 
 
 # OpenAI's path.
 
 
 def chat(aws: Gateway, endpoint: str = "any", **headers: str) -> tuple[HTTPResponse, bytes]:
-    return request(aws, "POST", f"/endpoints/{endpoint}/openai/v1/chat/completions", b'{"messages": []}', **headers)
+    return request(
+        aws,
+        "POST",
+        f"/endpoints/{endpoint}/openai/v1/chat/completions",
+        b'{"messages": []}',
+        **headers,
+    )
 
 
 def test_openais_path_gives_status_and_bytes_and_drops_the_bearer(plain: Both) -> None:
     events = (b'data: {"id": 1}\n\n', b"data: [DONE]\n\n")
     aws, container = plain
     container.script = chunked(*events)
-    response, body = chat(aws, Authorization="Bearer sagemaker-api-key-x", Content_Type="application/json")
+    response, body = chat(
+        aws, Authorization="Bearer sagemaker-api-key-x", Content_Type="application/json"
+    )
     assert (response.status, body) == (200, b"".join(events))
     assert response.getheader("Content-Type") == "application/jsonlines"
-    container.script = whole(b'{"error": {"message": "no"}}', 404, "Content-Type: application/json", "X-Other: 1")
+    container.script = whole(
+        b'{"error": {"message": "no"}}', 404, "Content-Type: application/json", "X-Other: 1"
+    )
     response, body = chat(aws)
     assert (response.status, body) == (404, b'{"error": {"message": "no"}}')
     assert response.getheader("X-Other") is None and response.getheader("Content-Length") == "28"
     seen = container.seen[0]
     assert seen.path == "/v1/chat/completions" and seen.body == b'{"messages": []}'
-    assert {name for name, _ in seen.headers} == {"Host", "Content-Length", "Content-Type", "X-Lmi-Endpoint-Name"}
+    assert {name for name, _ in seen.headers} == {
+        "Host",
+        "Content-Length",
+        "Content-Type",
+        "X-Lmi-Endpoint-Name",
+    }
 
 
 def test_openais_path_checks_the_names_in_it(plain: Both) -> None:
-    for path in ("a%0d%0ab/openai", "any/inference-components/a%0d%0ab/openai", "any/inference-components/a_b/openai"):
+    for path in (
+        "a%0d%0ab/openai",
+        "any/inference-components/a%0d%0ab/openai",
+        "any/inference-components/a_b/openai",
+    ):
         response, body = request(plain[0], "POST", f"/endpoints/{path}/v1/chat/completions", b"{}")
         assert (response.status, response.getheader("x-amzn-ErrorType")) == (400, "ValidationError")
         assert "failed to satisfy constraint" in json.loads(body)["Message"]
@@ -800,7 +928,10 @@ def test_the_status_follows_the_ping_and_the_waiter_waits_for_it() -> None:
         assert aws.control.describe_endpoint(EndpointName="a")["EndpointStatus"] == "Creating"
         container.ping = whole(b"the weights are broken", 500)
         failed = aws.control.describe_endpoint(EndpointName="a")
-        assert (failed["EndpointStatus"], failed["FailureReason"]) == ("Failed", "the weights are broken")
+        assert (failed["EndpointStatus"], failed["FailureReason"]) == (
+            "Failed",
+            "the weights are broken",
+        )
         num_pings = 0
 
         def third_time_ready(talk: Any) -> None:
@@ -817,20 +948,27 @@ def test_the_status_follows_the_ping_and_the_waiter_waits_for_it() -> None:
 
 
 def test_an_unknown_endpoint_cannot_be_described(plain: Both) -> None:
-    with gateway("--endpoint", f"one={plain[1].url}") as aws, fails("ValidationException", 400) as error:
+    with (
+        gateway("--endpoint", f"one={plain[1].url}") as aws,
+        fails("ValidationException", 400) as error,
+    ):
         aws.control.describe_endpoint(EndpointName="two")
     assert error["Error"]["Message"] == "Could not find endpoint 'two'."
 
 
 def test_endpoints_are_listed_by_pages_order_and_filters(plain: Both) -> None:
-    flags = [word for name in ("b-1", "a-2", "c-1") for word in ("--endpoint", f"{name}={plain[1].url}")]
+    flags = [
+        word for name in ("b-1", "a-2", "c-1") for word in ("--endpoint", f"{name}={plain[1].url}")
+    ]
     dead = f"dead=http://127.0.0.1:{free_port()}"
     with gateway(*flags, "--endpoint", dead) as aws:
         pages = aws.control.get_paginator("list_endpoints")
 
         def names(**asked: Any) -> list[str]:
             answers = pages.paginate(PaginationConfig={"PageSize": 2}, **asked)
-            return [endpoint["EndpointName"] for answer in answers for endpoint in answer["Endpoints"]]
+            return [
+                endpoint["EndpointName"] for answer in answers for endpoint in answer["Endpoints"]
+            ]
 
         assert names(SortBy="Name", SortOrder="Ascending") == ["a-2", "b-1", "c-1", "dead"]
         assert names(SortBy="Name") == ["dead", "c-1", "b-1", "a-2"]

@@ -1,4 +1,6 @@
-"""`--check-signatures`: requests that AWS's own client signed, and requests that somebody changed."""
+"""`--check-signatures`: requests that AWS's own client signed, and requests that
+somebody changed.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,15 @@ from botocore.config import Config
 from botocore.credentials import Credentials
 from botocore.exceptions import ClientError
 
-from tests.gateway.gateways import CREDENTIALS, REGION, Gateway, ScriptedContainer, gateway, scripted, whole
+from tests.gateway.gateways import (
+    CREDENTIALS,
+    REGION,
+    Gateway,
+    ScriptedContainer,
+    gateway,
+    scripted,
+    whole,
+)
 
 PATH = "/endpoints/any/invocations"
 TOKEN = "a-session-token"
@@ -44,7 +54,9 @@ def code(aws: Gateway, service: str = "sagemaker-runtime", **credentials: str) -
         if service == "sagemaker":
             client.list_endpoints()
         else:
-            client.invoke_endpoint(EndpointName="any", Body=b"{}", CustomAttributes="a  b=1")["Body"].read()
+            client.invoke_endpoint(EndpointName="any", Body=b"{}", CustomAttributes="a  b=1")[
+                "Body"
+            ].read()
     except ClientError as error:
         assert error.response["ResponseMetadata"]["HTTPStatusCode"] == 403
         return str(error.response["Error"]["Code"])
@@ -53,19 +65,29 @@ def code(aws: Gateway, service: str = "sagemaker-runtime", **credentials: str) -
     return ""
 
 
-def signed(aws: Gateway, service: str = "sagemaker", late_s: float = 0.0, path: str = PATH) -> dict[str, str]:
-    """The headers of a request with the body `{}`, signed as if it were sent so many seconds later."""
-    credentials = Credentials(CREDENTIALS["AWS_ACCESS_KEY_ID"], CREDENTIALS["AWS_SECRET_ACCESS_KEY"], TOKEN)
+def signed(
+    aws: Gateway, service: str = "sagemaker", late_s: float = 0.0, path: str = PATH
+) -> dict[str, str]:
+    """The headers of a request with the body `{}`, signed as if it were sent so many
+    seconds later.
+    """
+    credentials = Credentials(
+        CREDENTIALS["AWS_ACCESS_KEY_ID"], CREDENTIALS["AWS_SECRET_ACCESS_KEY"], TOKEN
+    )
     request = AWSRequest("POST", aws.url + path, {"X-Amz-Security-Token": TOKEN}, b"{}")
     signer = SigV4Auth(credentials, service, REGION)
-    request.context["timestamp"] = (datetime.now(UTC) + timedelta(seconds=late_s)).strftime("%Y%m%dT%H%M%SZ")
+    request.context["timestamp"] = (datetime.now(UTC) + timedelta(seconds=late_s)).strftime(
+        "%Y%m%dT%H%M%SZ"
+    )
     request.headers["X-Amz-Date"] = request.context["timestamp"]
     text = signer.string_to_sign(request, signer.canonical_request(request))
     signer._inject_signature_to_request(request, signer.signature(text, request))
     return dict(request.headers.items())
 
 
-def post(aws: Gateway, headers: dict[str, str], body: bytes = b"{}", path: str = PATH) -> tuple[int, str | None]:
+def post(
+    aws: Gateway, headers: dict[str, str], body: bytes = b"{}", path: str = PATH
+) -> tuple[int, str | None]:
     connection = HTTPConnection("127.0.0.1", aws.port, timeout=60)
     connection.request("POST", path, body, headers)
     with connection.getresponse() as response:
@@ -87,12 +109,21 @@ def test_a_request_signed_with_the_gateways_credentials_is_served(aws: Gateway) 
 def test_another_key_or_token_is_not_recognised(aws: Gateway) -> None:
     assert code(aws, aws_session_token="other") == "UnrecognizedClientException"
     assert code(aws) == "UnrecognizedClientException"
-    assert code(aws, aws_access_key_id="OTHER", aws_session_token=TOKEN) == "UnrecognizedClientException"
+    assert (
+        code(aws, aws_access_key_id="OTHER", aws_session_token=TOKEN)
+        == "UnrecognizedClientException"
+    )
 
 
 def test_another_secret_makes_a_wrong_signature(aws: Gateway) -> None:
-    assert code(aws, aws_secret_access_key="other", aws_session_token=TOKEN) == "InvalidSignatureException"
-    assert code(aws, "sagemaker", aws_secret_access_key="x", aws_session_token=TOKEN) == "InvalidSignatureException"
+    assert (
+        code(aws, aws_secret_access_key="other", aws_session_token=TOKEN)
+        == "InvalidSignatureException"
+    )
+    assert (
+        code(aws, "sagemaker", aws_secret_access_key="x", aws_session_token=TOKEN)
+        == "InvalidSignatureException"
+    )
 
 
 def test_a_request_without_a_signature_is_refused(aws: Gateway) -> None:
@@ -100,7 +131,10 @@ def test_a_request_without_a_signature_is_refused(aws: Gateway) -> None:
     assert post(aws, {"Authorization": "Bearer x"}) == MISSING
     assert post(aws, {}, path="/endpoints/any/openai/v1/chat/completions") == MISSING
     client = boto3.client(
-        "sagemaker-runtime", endpoint_url=aws.url, region_name=REGION, config=Config(signature_version=UNSIGNED)
+        "sagemaker-runtime",
+        endpoint_url=aws.url,
+        region_name=REGION,
+        config=Config(signature_version=UNSIGNED),
     )
     with pytest.raises(ClientError, match="Missing Authentication Token"):
         client.invoke_endpoint(EndpointName="any", Body=b"{}")
@@ -118,21 +152,32 @@ def test_a_signature_is_good_for_one_body_path_method_and_service(aws: Gateway) 
     assert post(aws, {**headers, "X-Amz-Date": "today"}) == WRONG
 
 
-@pytest.mark.parametrize("name", ["X-Amzn-SageMaker-Target-Model", "X-Amzn-SageMaker-Session-Id", "X-Amz-Target"])
+@pytest.mark.parametrize(
+    "name", ["X-Amzn-SageMaker-Target-Model", "X-Amzn-SageMaker-Session-Id", "X-Amz-Target"]
+)
 def test_a_header_that_was_added_to_a_signed_request_is_refused(aws: Gateway, name: str) -> None:
     assert post(aws, {**signed(aws), name: "other"}) == WRONG
     assert post(aws, {**signed(aws), "X-Amzn-Trace-Id": "Root=1"}) == (200, None), "proxies add it"
 
 
-@pytest.mark.parametrize(("late_s", "found"), [(290, (200, None)), (310, WRONG), (-290, (200, None)), (-310, WRONG)])
-def test_a_signature_is_good_for_five_minutes(aws: Gateway, late_s: float, found: tuple[int, str | None]) -> None:
+@pytest.mark.parametrize(
+    ("late_s", "found"), [(290, (200, None)), (310, WRONG), (-290, (200, None)), (-310, WRONG)]
+)
+def test_a_signature_is_good_for_five_minutes(
+    aws: Gateway, late_s: float, found: tuple[int, str | None]
+) -> None:
     assert post(aws, signed(aws, late_s=late_s)) == found
 
 
 def heard_of_the_head(aws: Gateway, headers: dict[str, str]) -> bytes:
     """What the gateway says to a request of which no byte of the body comes."""
     fields = {"Host": f"127.0.0.1:{aws.port}", **headers, "Content-Length": "20000000"}
-    lines = [f"POST {PATH} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items()), "", ""]
+    lines = [
+        f"POST {PATH} HTTP/1.1",
+        *(f"{name}: {value}" for name, value in fields.items()),
+        "",
+        "",
+    ]
     with socket.create_connection(("127.0.0.1", aws.port), 5) as connection:
         connection.sendall("\r\n".join(lines).encode())
         return connection.recv(65536)
@@ -164,10 +209,15 @@ def test_a_digest_in_the_head_is_of_the_body_that_comes(aws: Gateway) -> None:
 
 def test_names_that_need_escapes_and_queries_are_signed_as_they_stand(aws: Gateway) -> None:
     path = "/endpoints/a%20b/invocations?b=2&a=%2F"
-    assert post(aws, signed(aws, path=path), path=path) == (400, "ValidationError")  # a name with a space
+    assert post(aws, signed(aws, path=path), path=path) == (
+        400,
+        "ValidationError",
+    )  # a name with a space
 
 
-def test_a_request_that_is_refused_reaches_no_container(aws: Gateway, container: ScriptedContainer) -> None:
+def test_a_request_that_is_refused_reaches_no_container(
+    aws: Gateway, container: ScriptedContainer
+) -> None:
     num_before = len(container.seen)
     post(aws, {})
     assert len(container.seen) == num_before
@@ -180,8 +230,12 @@ def test_without_credentials_the_gateway_does_not_start() -> None:
             pass
 
 
-def test_without_botocore_the_gateway_names_the_extra_and_needs_it_for_signatures_only(tmp_path: Path) -> None:
-    (tmp_path / "botocore.py").write_text("raise ModuleNotFoundError('No module named botocore', name='botocore')\n")
+def test_without_botocore_the_gateway_names_the_extra_and_needs_it_for_signatures_only(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "botocore.py").write_text(
+        "raise ModuleNotFoundError('No module named botocore', name='botocore')\n"
+    )
     environ = {**ENVIRON, "PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}"}
     with pytest.raises(AssertionError, match="pip install boto3"):
         with gateway("--check-signatures", environ=environ):

@@ -1,4 +1,6 @@
-"""TargetModel through the gateway: models of a folder, loaded when they are named and unloaded for others."""
+"""TargetModel through the gateway: models of a folder, loaded when they are named and unloaded for
+others.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,13 @@ from tests.system.container import wait_until
 
 
 class Store:
-    """A multi-model endpoint: its models, the folder that gateway and container share, and both of them."""
+    """A multi-model endpoint: its models, the folder that gateway and container share, and both of
+    them.
+    """
 
-    def __init__(self, folder: Path, server: ModelServer, aws: Gateway, flags: Sequence[str]) -> None:
+    def __init__(
+        self, folder: Path, server: ModelServer, aws: Gateway, flags: Sequence[str]
+    ) -> None:
         self.source, self.models_dir = folder / "source", folder / "models"
         self.server, self.aws, self.flags = server, aws, flags
 
@@ -60,7 +66,15 @@ def store(folder: Path, num_places: int = 2, *flags: str) -> Iterator[Store]:
     write_archive(source / "d.tar.gz", "I am d")
     server = ModelServer(num_places)
     with scripted(server) as container:
-        command = ("--endpoint", container.url, "--models", str(source), "--models-dir", str(folder / "models"), *flags)
+        command = (
+            "--endpoint",
+            container.url,
+            "--models",
+            str(source),
+            "--models-dir",
+            str(folder / "models"),
+            *flags,
+        )
         with gateway(*command) as aws:
             yield Store(folder, server, aws, command)
 
@@ -91,7 +105,9 @@ def test_the_least_recently_used_model_is_unloaded_for_another(tmp_path: Path) -
         assert set(mme.server.loaded) == {mme.name("deep/b"), mme.name("deep/c")}
 
 
-def test_a_model_that_serves_a_request_is_not_unloaded_and_the_other_is_refused(tmp_path: Path) -> None:
+def test_a_model_that_serves_a_request_is_not_unloaded_and_the_other_is_refused(
+    tmp_path: Path,
+) -> None:
     with store(tmp_path, 1) as mme, ThreadPoolExecutor() as pool:
         mme.server.may_answer.clear()
         running = pool.submit(mme.invoke, "deep/a")
@@ -126,7 +142,9 @@ def test_models_that_take_each_others_room_are_served_or_find_no_room(tmp_path: 
     assert set(found) <= {200, 507} and found[200] > 10
 
 
-def test_a_model_that_loads_for_longer_than_the_timeout_is_not_ready_and_later_is(tmp_path: Path) -> None:
+def test_a_model_that_loads_for_longer_than_the_timeout_is_not_ready_and_later_is(
+    tmp_path: Path,
+) -> None:
     with store(tmp_path, 2, "--timeout", "2") as mme:
         mme.server.may_load.clear()
         refused = mme.refusal("deep/a")
@@ -141,22 +159,38 @@ def test_a_model_that_loads_for_longer_than_the_timeout_is_not_ready_and_later_i
 def test_a_target_is_a_folder_or_an_archive_below_the_source(tmp_path: Path) -> None:
     with store(tmp_path) as mme:
         (mme.source / "out").symlink_to("/etc")
-        spelled = ("/deep/a", "../source/deep/a", "deep/../deep/a", "./deep/a", "deep/./a", "deep//a", "deep/a/")
+        spelled = (
+            "/deep/a",
+            "../source/deep/a",
+            "deep/../deep/a",
+            "./deep/a",
+            "deep/./a",
+            "deep//a",
+            "deep/a/",
+        )
         for target in (*spelled, "d.tar.gz/", "nobody", "deep/a/say.txt", "out"):
             refused = mme.refusal(target)
-            assert (refused["Error"]["Code"], refused["ResponseMetadata"]["HTTPStatusCode"]) == ("ValidationError", 400)
+            assert (refused["Error"]["Code"], refused["ResponseMetadata"]["HTTPStatusCode"]) == (
+                "ValidationError",
+                400,
+            )
             assert target in refused["Error"]["Message"]
         assert not mme.server.calls
 
 
-def test_a_model_that_cannot_be_laid_out_or_loaded_is_a_model_error_with_its_cause(tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_laid_out_or_loaded_is_a_model_error_with_its_cause(
+    tmp_path: Path,
+) -> None:
     with store(tmp_path) as mme:
         (mme.source / "broken.tar.gz").write_bytes(b"nothing")
         write_archive(mme.source / "hostile.tar", "x", "../../x")
         write_archive(mme.source / "other.tar", "x", "no-model")
         for target, status in (("broken.tar.gz", 0), ("hostile.tar", 0), ("other.tar", 400)):
             refused = mme.refusal(target)
-            assert (refused["Error"]["Code"], refused["OriginalStatusCode"]) == ("ModelError", status)
+            assert (refused["Error"]["Code"], refused["OriginalStatusCode"]) == (
+                "ModelError",
+                status,
+            )
         assert sorted(path.name for path in tmp_path.iterdir()) == ["models", "source"]
         assert mme.invoke("deep/a")["say"] == "I am a"
 
@@ -184,7 +218,10 @@ def test_an_archive_is_unpacked_only_where_the_disk_has_room(tmp_path: Path) -> 
         info.size = 1 << 50
         (mme.source / "vast.tar").write_bytes(info.tobuf() + bytes(1 << 20))
         refused = mme.refusal("vast.tar")
-        assert refused["Error"]["Code"] == "ModelError" and "models is full" in refused["OriginalMessage"]
+        assert (
+            refused["Error"]["Code"] == "ModelError"
+            and "models is full" in refused["OriginalMessage"]
+        )
         assert list(mme.models_dir.rglob("weights.bin")) == []
 
 
@@ -214,7 +251,9 @@ def test_a_later_gateway_unloads_what_an_earlier_one_loaded(tmp_path: Path) -> N
         assert len(mme.server.loaded) == 2
 
 
-def test_an_endpoint_without_models_and_a_container_without_routes_for_them_say_so(tmp_path: Path) -> None:
+def test_an_endpoint_without_models_and_a_container_without_routes_for_them_say_so(
+    tmp_path: Path,
+) -> None:
     write_model(tmp_path / "source" / "a", "I am a")
     off = whole(b'{"error": "start it with SAGEMAKER_MULTI_MODEL=true", "code": 404}', 404)
     flags = ("--models", f"multi={tmp_path / 'source'}", "--models-dir", str(tmp_path / "models"))
@@ -229,7 +268,10 @@ def test_an_invocation_of_several_models_without_a_target_is_told_so(tmp_path: P
     with store(tmp_path) as mme:
         mme.invoke("deep/a")
         for ask in (mme.aws.invoke, mme.aws.stream):
-            with pytest.raises(ClientError, match="ValidationError.*any is a multi-model endpoint: TargetModel must"):
+            with pytest.raises(
+                ClientError,
+                match="ValidationError.*any is a multi-model endpoint: TargetModel must",
+            ):
                 ask()
 
 
@@ -239,19 +281,35 @@ def test_models_may_be_prefixes_and_archives_in_s3(tmp_path: Path) -> None:
         (tmp_path / "whole" / name).write_text("{}")
     with tarfile.open(tmp_path / "b.tar.gz", "w:gz") as archive:
         archive.add(tmp_path / "whole", "whole")
-    objects = {f"models/a/{file.name}": file.read_bytes() for file in (tmp_path / "whole").iterdir()}
+    objects = {
+        f"models/a/{file.name}": file.read_bytes() for file in (tmp_path / "whole").iterdir()
+    }
     (tmp_path / "moto").mkdir()
     server = ModelServer()
     with moto(tmp_path / "moto") as port, S3Server(port) as s3, scripted(server) as container:
         s3.client.create_bucket(Bucket="bucket")
         s3.put(
             "bucket",
-            {**objects, "models/a/say.txt": b"I am a", "models/b.tar.gz": (tmp_path / "b.tar.gz").read_bytes()},
+            {
+                **objects,
+                "models/a/say.txt": b"I am a",
+                "models/b.tar.gz": (tmp_path / "b.tar.gz").read_bytes(),
+            },
         )
-        flags = ("--models", "s3://bucket/models/", "--models-dir", str(tmp_path / "models"), "--s3-endpoint", s3.url)
+        flags = (
+            "--models",
+            "s3://bucket/models/",
+            "--models-dir",
+            str(tmp_path / "models"),
+            "--s3-endpoint",
+            s3.url,
+        )
         with gateway("--endpoint", container.url, *flags, environ=s3.environ) as aws:
             mme = Store(tmp_path, server, aws, flags)
             assert mme.invoke("a")["say"] == "I am a"
             assert mme.invoke("b.tar.gz")["say"] == "I am in an archive"
             refused = mme.refusal("nobody")
-            assert refused["OriginalStatusCode"] == 0 and "s3://bucket/models/nobody" in refused["OriginalMessage"]
+            assert (
+                refused["OriginalStatusCode"] == 0
+                and "s3://bucket/models/nobody" in refused["OriginalMessage"]
+            )

@@ -1,4 +1,5 @@
-"""The demo model as it is in the repository: size, hash, licence, tokenizer, and one fact asked in both ways.
+"""The demo model as it is in the repository: size, hash, licence, tokenizer, and one fact asked in
+both ways.
 
 No test here trains it; `scripts/check-demo-model` measures how good the model is.
 """
@@ -61,7 +62,9 @@ def answer_ids(model: Any, tokenizer: Any, prompt: str) -> list[int]:
     return output[0, inputs["input_ids"].shape[1] :].tolist()
 
 
-def test_a_chat_has_one_turn_after_the_other_and_shows_a_system_message_as_a_users(tokenizer: Any) -> None:
+def test_a_chat_has_one_turn_after_the_other_and_shows_a_system_message_as_a_users(
+    tokenizer: Any,
+) -> None:
     messages = [
         {"role": "system", "content": "Be kind."},
         {"role": "user", "content": "Hello!"},
@@ -70,7 +73,7 @@ def test_a_chat_has_one_turn_after_the_other_and_shows_a_system_message_as_a_use
     ]
     shown = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     assert shown == (
-        "<|user|>Be kind.<|end|><|user|>Hello!<|end|><|assistant|>Hi.<|end|><|user|>Bye!<|end|><|assistant|>"
+        "<|user|>Be kind.<|end|><|user|>Hello!<|end|><|assistant|>Hi.<|end|><|user|>Bye!<|end|><|assistant|>"  # noqa: E501
     )
 
 

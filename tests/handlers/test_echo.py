@@ -43,7 +43,11 @@ def test_every_log_prob_is_the_same() -> None:
     output = OutputConfig(return_log_probs=True, num_top_log_probs=1, num_prompt_log_probs=0)
     with echo() as executor:
         result = finish(executor, executor.enqueue_request(ask(5, 6, output_config=output))).result
-    assert result is not None and result.log_probs == [[LOG_PROB] * 7] and result.cum_log_probs == [7 * LOG_PROB]
+    assert (
+        result is not None
+        and result.log_probs == [[LOG_PROB] * 7]
+        and result.cum_log_probs == [7 * LOG_PROB]
+    )
     assert result.prompt_log_probs is not None
     assert [one.log_prob for one in result.prompt_log_probs] == [None, LOG_PROB]
 
@@ -51,17 +55,30 @@ def test_every_log_prob_is_the_same() -> None:
 def test_there_are_as_many_alternatives_as_a_request_asks_for() -> None:
     output = OutputConfig(num_top_log_probs=3, num_prompt_log_probs=4)
     with echo() as executor:
-        result = finish(executor, executor.enqueue_request(ask(1, 9, max_tokens=2, output_config=output))).get_result()
+        result = finish(
+            executor, executor.enqueue_request(ask(1, 9, max_tokens=2, output_config=output))
+        ).get_result()
     assert result.top_log_probs is not None and result.prompt_log_probs is not None
-    assert [[one.token_id for one in top] for top in result.top_log_probs[0]] == [[1, 0, 2], [9, 8, 7]]
-    assert [[one.token_id for one in position.top] for position in result.prompt_log_probs] == [[], [9, 8, 7, 6]]
+    assert [[one.token_id for one in top] for top in result.top_log_probs[0]] == [
+        [1, 0, 2],
+        [9, 8, 7],
+    ]
+    assert [[one.token_id for one in position.top] for position in result.prompt_log_probs] == [
+        [],
+        [9, 8, 7, 6],
+    ]
 
 
 def test_the_statistics_of_requests_are_kept_where_they_are_asked_for() -> None:
-    config = EngineConfig(handler="echo", options={"echo_step_ms": "1"}, request_stats_max_iterations=2)
+    config = EngineConfig(
+        handler="echo", options={"echo_step_ms": "1"}, request_stats_max_iterations=2
+    )
     with EchoExecutor(config) as executor:
         finish(executor, executor.enqueue_request(ask(5, 6)))
-        stages = [[one.stage for one in step.request_stats] for step in executor.get_latest_request_stats()]
+        stages = [
+            [one.stage for one in step.request_stats]
+            for step in executor.get_latest_request_stats()
+        ]
     assert stages == [["GENERATION_IN_PROGRESS"], ["GENERATION_COMPLETE"]]
 
 
@@ -84,15 +101,24 @@ def test_no_more_run_at_once_than_configured() -> None:
 
 
 def test_facts_come_from_the_model_folder_where_it_has_them(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 10, "max_position_embeddings": 20}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({"vocab_size": 10, "max_position_embeddings": 20})
+    )
     stages: list[tuple[str, float]] = []
     with load(
-        EngineConfig(handler="echo"), str(tmp_path), lambda stage, share: stages.append((stage, share))
+        EngineConfig(handler="echo"),
+        str(tmp_path),
+        lambda stage, share: stages.append((stage, share)),
     ) as executor:
         assert (executor.info.vocab_size, executor.info.max_sequence_length) == (10, 20)
     assert stages[-1][1] == 1.0
-    with load(EngineConfig(handler="echo"), str(tmp_path / "none"), lambda stage, share: None) as executor:
-        assert (executor.info.vocab_size, executor.info.max_sequence_length) == (VOCAB_SIZE, CONTEXT_LENGTH)
+    with load(
+        EngineConfig(handler="echo"), str(tmp_path / "none"), lambda stage, share: None
+    ) as executor:
+        assert (executor.info.vocab_size, executor.info.max_sequence_length) == (
+            VOCAB_SIZE,
+            CONTEXT_LENGTH,
+        )
 
 
 def test_the_fault_token_fails_the_running_requests_and_the_engine_lives_on() -> None:
@@ -105,7 +131,11 @@ def test_the_fault_token_fails_the_running_requests_and_the_engine_lives_on() ->
         while len(failed) < 2:
             assert time.monotonic() < deadline
             responses: list[Any] = executor.await_responses(timeout_s=TIMEOUT_S)
-            failed |= {one.request_id for one in responses if one.error and one.error.kind is ErrorKind.GENERATION}
+            failed |= {
+                one.request_id
+                for one in responses
+                if one.error and one.error.kind is ErrorKind.GENERATION
+            }
         result = finish(executor, executor.enqueue_request(ask(3))).result
         assert result is not None and result.finish_reasons == [FinishReason.LENGTH]
 
@@ -136,5 +166,5 @@ def test_the_die_token_ends_the_process_at_once(prompt: str, exit_code: int) -> 
         from lmi.executor import Request
         with EchoExecutor(EngineConfig(options={{"echo_die_token": "99", "echo_step_ms": "1"}})) as executor:
             executor.await_responses(executor.enqueue_request(Request(input_token_ids={prompt}, max_tokens=2)), 30)
-    """
+    """  # noqa: E501
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == exit_code

@@ -1,4 +1,6 @@
-"""The programs in docs/library.md: each runs after those before it, and prints what the page shows."""
+"""The programs in docs/library.md: each runs after those before it, and prints what the
+page shows.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,12 @@ from typing import Any
 
 import pytest
 
-from lmi.executor import ExecutorConfig, GuidedDecodingConfig, KvCacheConfig, LogitsPostProcessorConfig
+from lmi.executor import (
+    ExecutorConfig,
+    GuidedDecodingConfig,
+    KvCacheConfig,
+    LogitsPostProcessorConfig,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "library.md"

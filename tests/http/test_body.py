@@ -1,4 +1,6 @@
-"""The budget of request bodies in numbers: which bodies are refused, and which do not keep others out."""
+"""The budget of request bodies in numbers: which bodies are refused, and which do not keep others
+out.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def test_small_bodies_pass_beside_large_ones_and_are_bounded_too(record: FrontEn
         memory.check_room(0, 1)
 
 
-def test_a_body_counts_once_however_it_grows_and_not_when_it_has_gone(record: FrontEndRecord) -> None:
+def test_a_body_counts_once_however_it_grows_and_not_when_it_has_gone(
+    record: FrontEndRecord,
+) -> None:
     memory = BodyMemory(record, MAX_BYTES)
     for num_before, num_after in [(0, 10), (10, SMALL_BODY_BYTES), (SMALL_BODY_BYTES, MAX_BYTES)]:
         memory.check_room(num_before, num_after)

@@ -14,7 +14,9 @@ from lmi.http.exchange import MAX_HEADER_BYTES, Exchange
 Route = Callable[[Exchange], Awaitable[None]]
 
 
-def answer(kind: type[Exchange], route: Route, headers: dict[str, str] | None = None) -> list[dict[str, Any]]:
+def answer(
+    kind: type[Exchange], route: Route, headers: dict[str, str] | None = None
+) -> list[dict[str, Any]]:
     """Call the route with an exchange, and return the messages that it sends."""
     sent: list[Any] = []
 
@@ -24,7 +26,9 @@ def answer(kind: type[Exchange], route: Route, headers: dict[str, str] | None = 
     async def receive() -> Any:
         return {"type": "http.disconnect"}
 
-    fields = [(name.lower().encode(), value.encode("latin-1")) for name, value in (headers or {}).items()]
+    fields = [
+        (name.lower().encode(), value.encode("latin-1")) for name, value in (headers or {}).items()
+    ]
     scope = {"type": "http", "method": "POST", "path": "/", "headers": fields}
     asyncio.run(route(kind(scope, receive, send)))  # type: ignore[arg-type]
     return sent
@@ -42,7 +46,11 @@ def test_a_buffered_stream_is_one_message_with_its_length() -> None:
         await exchange.end(exchange.line_end())
 
     head, body = answer(BufferedExchange, route)
-    assert (head["status"], dict(head["headers"])[b"content-length"], body["body"]) == (200, b"3", b"ab\n")
+    assert (head["status"], dict(head["headers"])[b"content-length"], body["body"]) == (
+        200,
+        b"3",
+        b"ab\n",
+    )
     assert names(head)[:2] == ["content-type", "x-mine"] and "more_body" not in body
 
 
@@ -58,12 +66,21 @@ def test_a_buffered_stream_that_breaks_off_can_still_be_refused() -> None:
 
 
 @pytest.mark.parametrize("num", [10, 20_000])
-def test_headers_without_room_are_left_out_from_the_last_one(num: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_headers_without_room_are_left_out_from_the_last_one(
+    num: int, caplog: pytest.LogCaptureFixture
+) -> None:
     async def route(exchange: Exchange) -> None:
-        await exchange.send_whole(200, "text/plain", b"a", [(f"x-{n}", "v" * 500) for n in range(num)])
+        await exchange.send_whole(
+            200, "text/plain", b"a", [(f"x-{n}", "v" * 500) for n in range(num)]
+        )
 
     head, _ = answer(Exchange, route, {"x-request-id": "r" * 128})
-    assert names(head) == ["content-type", *[f"x-{n}" for n in range(7)], "x-request-id", "content-length"]
+    assert names(head) == [
+        "content-type",
+        *[f"x-{n}" for n in range(7)],
+        "x-request-id",
+        "content-length",
+    ]
     assert sum(len(name) + len(value) + 4 for name, value in head["headers"]) < MAX_HEADER_BYTES
     [warning] = [record.getMessage() for record in caplog.records]
     assert "without room for: 'x-7', 'x-8'" in warning and len(warning) < 300

@@ -58,7 +58,11 @@ async def readers() -> AsyncIterator[tuple[Turns, list[Reader]]]:
             while True:
                 theirs.send(bytes(PIECE_BYTES))
         loop = asyncio.get_running_loop()
-        made.append((await loop.create_connection(lambda number=number: Reader(number, turns), sock=ours))[1])  # type: ignore[misc]
+        made.append(
+            (await loop.create_connection(lambda number=number: Reader(number, turns), sock=ours))[
+                1
+            ]
+        )  # type: ignore[misc]
         others.append(theirs)
     try:
         yield turns, made

@@ -1,8 +1,10 @@
-"""The cases of Http11Probe (MDA2AV), a public suite of RFC 9110, RFC 9112 and request smuggling, with our verdicts.
+"""The cases of Http11Probe (MDA2AV), a public suite of RFC 9110, RFC 9112 and request smuggling,
+with our verdicts.
 
-Each row is a case: its name there, what is sent, what counts as right there, and the statuses that this server answers.
-The requests are written anew from the suite's descriptions, with bodies that the route of `POST /` takes. Its cases of
-cookies, caches and echoed fields are left out, since no route here has any of them.
+Each row is a case: its name there, what is sent, what counts as right there, and the statuses that
+this server answers. The requests are written anew from the suite's descriptions, with bodies that
+the route of `POST /` takes. Its cases of cookies, caches and echoed fields are left out, since no
+route here has any of them.
 """
 
 from __future__ import annotations
@@ -19,12 +21,14 @@ from tests.scripted import Host, host
 N, BODY = 18, b'{"inputs":"say a"}'
 CHUNK = b"12\r\n" + BODY + b"\r\n"
 LENGTH, CHUNKED = f"Content-Length: {N}", "Transfer-Encoding: chunked"
-LAST = b"GET /none HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"  # 404 shows that the connection was kept
+# 404 shows that the connection was kept
+LAST = b"GET /none HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 SILENCE_S = 0.2
 CLOSING = (400, 413, 417, 431, 501, 505)
 WAIT: tuple[int, ...] = ()  # the request is not complete, so there is no answer
 
-# What counts as right. The connection may be closed instead of 400; what is asked for once is answered once.
+# What counts as right. The connection may be closed instead of 400; what is asked for once is
+# answered once.
 REJECT, CODING, VERSION = "400", "400 501", "400 505"
 SERVE, EITHER, INCOMPLETE, NO_SWITCH = "2xx", "400 2xx", "400 wait", "400 2xx 426"
 
@@ -58,7 +62,11 @@ def both(*fields: str, inner: bytes = get()) -> bytes:
     return post(*(field.format(len(body)) for field in fields), body=body)
 
 
-SOCKET = ("Upgrade: websocket", "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==", "Sec-WebSocket-Version: 13")
+SOCKET = (
+    "Upgrade: websocket",
+    "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
+    "Sec-WebSocket-Version: 13",
+)
 UPGRADE = ("Connection: Upgrade", *SOCKET)
 FOLDED = "Transfer-Encoding:\r\n chunked"
 COMPLIANCE = [
@@ -80,7 +88,12 @@ COMPLIANCE = [
     Row("DUPLICATE-HOST", get("Host: other.example"), REJECT, (400,)),
     Row("CL-NON-NUMERIC", post("Content-Length: abc", body=b""), REJECT, (400,)),
     Row("CL-PLUS-SIGN", post(f"Content-Length: +{N}"), REJECT, (400,)),
-    Row("WHITESPACE-BEFORE-HEADERS", b"GET / HTTP/1.1\r\n \r\nHost: localhost\r\n\r\n", REJECT, (400,)),
+    Row(
+        "WHITESPACE-BEFORE-HEADERS",
+        b"GET / HTTP/1.1\r\n \r\nHost: localhost\r\n\r\n",
+        REJECT,
+        (400,),
+    ),
     Row("DUPLICATE-HOST-SAME", get("Host: localhost"), REJECT, (400,)),
     Row("HOST-WITH-USERINFO", b"GET / HTTP/1.1\r\nHost: u@localhost\r\n\r\n", REJECT, (400,)),
     Row("HOST-WITH-PATH", b"GET / HTTP/1.1\r\nHost: localhost/a\r\n\r\n", REJECT, (400,)),
@@ -101,7 +114,12 @@ COMPLIANCE = [
     Row("UPGRADE-POST", post(*UPGRADE, LENGTH), NO_SWITCH, (200,)),
     Row("UPGRADE-MISSING-CONN", get(*SOCKET), NO_SWITCH, (200,)),
     Row("UPGRADE-UNKNOWN", get("Connection: Upgrade", "Upgrade: made-up/1.0"), NO_SWITCH, (200,)),
-    Row("METHOD-CONNECT", b"CONNECT a.example:443 HTTP/1.1\r\nHost: a.example:443\r\n\r\n", "400 405 501", (405,)),
+    Row(
+        "METHOD-CONNECT",
+        b"CONNECT a.example:443 HTTP/1.1\r\nHost: a.example:443\r\n\r\n",
+        "400 405 501",
+        (405,),
+    ),
     Row("EXPECT-UNKNOWN", get("Expect: 200-ok"), "417 2xx", (417,)),
     Row("GET-WITH-CL-BODY", get("Content-Length: 5", body=b"hello"), EITHER, (200,)),
     Row("CHUNKED-EXTENSION", chunks(b"12;a=b\r\n" + BODY + b"\r\n0\r\n\r\n"), EITHER, (200,)),
@@ -118,22 +136,44 @@ COMPLIANCE = [
     Row("HTTP12-VERSION", line("GET / HTTP/1.2"), "2xx 505", (505,)),
     Row("TRACE-WITH-BODY", get(LENGTH, line="TRACE / HTTP/1.1", body=BODY), "400 405 2xx", (405,)),
     Row("CHUNKED-TRAILER-VALID", chunks(CHUNK + b"0\r\nX-Checksum: a\r\n\r\n"), SERVE, (200,)),
-    Row("CHUNKED-HEX-UPPERCASE", chunks(b"1A\r\n" + BODY + b" " * 8 + b"\r\n0\r\n\r\n"), SERVE, (200,)),
+    Row(
+        "CHUNKED-HEX-UPPERCASE",
+        chunks(b"1A\r\n" + BODY + b" " * 8 + b"\r\n0\r\n\r\n"),
+        SERVE,
+        (200,),
+    ),
     Row("RANGE-POST", post(LENGTH, "Range: bytes=0-10"), SERVE, (200,)),
     Row("UPGRADE-HTTP10", get(*UPGRADE, line="GET / HTTP/1.0"), NO_SWITCH, (200,)),
     Row("HEAD-NO-BODY", line("HEAD / HTTP/1.1"), SERVE, (200,)),
     Row("UNKNOWN-METHOD", line("FOOBAR / HTTP/1.1"), "400 405 501", (400,)),
     Row("405-ALLOW", line("DELETE / HTTP/1.1"), "405", (405,)),
-    Row("NO-1XX-HTTP10", post(LENGTH, "Expect: 100-continue", line="POST / HTTP/1.0"), SERVE, (200,)),
+    Row(
+        "NO-1XX-HTTP10", post(LENGTH, "Expect: 100-continue", line="POST / HTTP/1.0"), SERVE, (200,)
+    ),
     Row("OPTIONS-ALLOW", line("OPTIONS / HTTP/1.1"), "2xx 405", (405,)),
     Row("VERSION-CASE", line("GET / http/1.1"), REJECT, (400,)),
     Row("LONG-URL-OK", line(f"GET /?{'a' * 7900} HTTP/1.1"), SERVE, (200,)),
     Row("SPACE-IN-TARGET", line("GET /a b HTTP/1.1"), REJECT, (400,)),
-    Row("DUPLICATE-CT", post(LENGTH, "Content-Type: text/plain", "Content-Type: text/html"), EITHER, (200,)),
-    Row("TRACE-SENSITIVE", get("Authorization: Bearer a", line="TRACE / HTTP/1.1"), "405 501", (405,)),
+    Row(
+        "DUPLICATE-CT",
+        post(LENGTH, "Content-Type: text/plain", "Content-Type: text/html"),
+        EITHER,
+        (200,),
+    ),
+    Row(
+        "TRACE-SENSITIVE",
+        get("Authorization: Bearer a", line="TRACE / HTTP/1.1"),
+        "405 501",
+        (405,),
+    ),
     Row("RANGE-INVALID", get("Range: bytes=abc-xyz"), "2xx 416", (200,)),
     Row("ACCEPT-NONSENSE", get("Accept: application/x-nonsense"), "2xx 406", (200,)),
-    Row("POST-UNSUPPORTED-CT", post(LENGTH, "Content-Type: application/x-nonsense"), "2xx 415", (200,)),
+    Row(
+        "POST-UNSUPPORTED-CT",
+        post(LENGTH, "Content-Type: application/x-nonsense"),
+        "2xx 415",
+        (200,),
+    ),
 ]
 LENGTHS = {  # values of Content-Length that are none
     "CL-NEGATIVE": "-1",
@@ -165,7 +205,11 @@ CODINGS = {  # a coding beside a length, what counts as right, and our answer
     "TE-CASE-MISMATCH": ("Transfer-Encoding: Chunked", EITHER, 400),
     "TE-EMPTY-VALUE": ("Transfer-Encoding: ", REJECT, 400),
     "TE-LEADING-COMMA": ("Transfer-Encoding: , chunked", EITHER, 400),
-    "TE-DUPLICATE-HEADERS": ("Transfer-Encoding: chunked\r\nTransfer-Encoding: identity", REJECT, 400),
+    "TE-DUPLICATE-HEADERS": (
+        "Transfer-Encoding: chunked\r\nTransfer-Encoding: identity",
+        REJECT,
+        400,
+    ),
     "TE-VTAB": ("Transfer-Encoding: \x0bchunked", REJECT, 400),
     "TE-FORMFEED": ("Transfer-Encoding: \x0cchunked", REJECT, 400),
     "TE-NULL": ("Transfer-Encoding: chunked\0", REJECT, 400),
@@ -190,24 +234,42 @@ EMBEDDED = {  # an inner request, which one reading of the outer one runs
     "CLTE-SMUGGLED-GET-TE-OBS-FOLD": both(FOLDED, "Content-Length: {}"),
     "CLTE-SMUGGLED-HEAD": both("Content-Length: {}", CHUNKED, inner=line("HEAD / HTTP/1.1")),
     "CLTE-SMUGGLED-GET-TE-TRAILING-SPACE": both("Content-Length: {}", CHUNKED + " "),
-    "CLTE-SMUGGLED-GET-TE-LEADING-COMMA": both("Content-Length: {}", "Transfer-Encoding: , chunked"),
+    "CLTE-SMUGGLED-GET-TE-LEADING-COMMA": both(
+        "Content-Length: {}", "Transfer-Encoding: , chunked"
+    ),
     "CLTE-SMUGGLED-GET-TE-CASE-MISMATCH": both("Content-Length: {}", "Transfer-Encoding: Chunked"),
-    "TE-DUPLICATE-HEADERS-SMUGGLED-GET": both(CHUNKED, "Transfer-Encoding: identity", "Content-Length: {}"),
+    "TE-DUPLICATE-HEADERS-SMUGGLED-GET": both(
+        CHUNKED, "Transfer-Encoding: identity", "Content-Length: {}"
+    ),
     "TECL-SMUGGLED-GET": post(
         CHUNKED, "Content-Length: 4", body=b"2b\r\n" + get("Content-Length: 7") + b"\r\n0\r\n\r\n"
     ),
-    "DUPLICATE-CL-SMUGGLED-GET": post("Content-Length: 4", "Content-Length: 43", body=b"PING" + get()),
+    "DUPLICATE-CL-SMUGGLED-GET": post(
+        "Content-Length: 4", "Content-Length: 43", body=b"PING" + get()
+    ),
     "CLTE-DESYNC": post("Content-Length: 6", CHUNKED, body=b"0\r\n\r\nX") + get(),
     "TECL-DESYNC": post(CHUNKED, "Content-Length: 30", body=b"0\r\n\r\nX") + get(),
     "CLTE-CONN-CLOSE": post("Content-Length: 5", CHUNKED, body=b"0\r\n\r\n") + get(),
     "TECL-CONN-CLOSE": post(CHUNKED, "Content-Length: 5", body=b"0\r\n\r\n") + get(),
     "CHUNK-INVALID-SIZE-DESYNC": chunks(b"+0\r\n\r\nX") + get(),
-    "OPTIONS-TE-OBS-FOLD": get(FOLDED, "Content-Length: 5", line="OPTIONS / HTTP/1.1", body=b"hello") + get(),
+    "OPTIONS-TE-OBS-FOLD": get(
+        FOLDED, "Content-Length: 5", line="OPTIONS / HTTP/1.1", body=b"hello"
+    )
+    + get(),
 }
 SMUGGLING = [
-    *(Row(case, post(f"Content-Length: {value}"), REJECT, (400,)) for case, value in LENGTHS.items()),
-    *(Row(case, chunks(size + BODY + b"\r\n0\r\n\r\n"), REJECT, (400,)) for case, size in SIZES.items()),
-    *(Row(case, post(field, LENGTH), right, (ours,)) for case, (field, right, ours) in CODINGS.items()),
+    *(
+        Row(case, post(f"Content-Length: {value}"), REJECT, (400,))
+        for case, value in LENGTHS.items()
+    ),
+    *(
+        Row(case, chunks(size + BODY + b"\r\n0\r\n\r\n"), REJECT, (400,))
+        for case, size in SIZES.items()
+    ),
+    *(
+        Row(case, post(field, LENGTH), right, (ours,))
+        for case, (field, right, ours) in CODINGS.items()
+    ),
     *(
         Row(case, chunks(CHUNK + b"0\r\n" + field.encode() + b"\r\n\r\n"), EITHER, (ours,))
         for case, (field, ours) in TRAILERS.items()
@@ -220,7 +282,12 @@ SMUGGLING = [
     Row("TECL-PIPELINE", post(CHUNKED, "Content-Length: 30", body=b"0\r\n\r\n"), EITHER, (400,)),
     Row("CL-TRAILING-SPACE", post(f"{LENGTH} "), EITHER, (200,)),
     Row("CL-EXTRA-LEADING-SP", post(f"Content-Length:  {N}"), EITHER, (200,)),
-    Row("TE-NOT-FINAL-CHUNKED", post("Transfer-Encoding: chunked, gzip", body=b"0\r\n\r\n"), REJECT, (400,)),
+    Row(
+        "TE-NOT-FINAL-CHUNKED",
+        post("Transfer-Encoding: chunked, gzip", body=b"0\r\n\r\n"),
+        REJECT,
+        (400,),
+    ),
     Row("TE-HTTP10", post(CHUNKED, LENGTH, line="POST / HTTP/1.0"), REJECT, (400,)),
     Row("BARE-CR-HEADER-VALUE", post(LENGTH, "X: a\rb"), REJECT, (400,)),
     Row("CHUNK-MISSING-TRAILING-CRLF", chunks(b"12\r\n" + BODY + b"0\r\n\r\n"), REJECT, (400,)),
@@ -231,13 +298,35 @@ SMUGGLING = [
     Row("CL-COMMA-SAME", post(f"Content-Length: {N}, {N}"), EITHER, (400,)),
     Row("CL-COMMA-TRIPLE", post(f"Content-Length: {N}, {N}, {N}"), EITHER, (400,)),
     Row("EXPECT-100-CL", post(LENGTH, "Expect: 100-continue"), EITHER, (200,)),
-    Row("HEAD-CL-BODY", get("Content-Length: 5", line="HEAD / HTTP/1.1", body=b"hello"), EITHER, (200,)),
-    Row("OPTIONS-CL-BODY", get("Content-Length: 5", line="OPTIONS / HTTP/1.1", body=b"hello"), "400 405 2xx", (405,)),
+    Row(
+        "HEAD-CL-BODY",
+        get("Content-Length: 5", line="HEAD / HTTP/1.1", body=b"hello"),
+        EITHER,
+        (200,),
+    ),
+    Row(
+        "OPTIONS-CL-BODY",
+        get("Content-Length: 5", line="OPTIONS / HTTP/1.1", body=b"hello"),
+        "400 405 2xx",
+        (405,),
+    ),
     Row("CL-DOUBLE-ZERO", post("Content-Length: 00", body=b""), "400 422 2xx", (422,)),
-    Row("CL-LEADING-ZEROS-OCTAL", post("Content-Length: 0022", body=BODY + b" " * 4), EITHER, (200,)),
+    Row(
+        "CL-LEADING-ZEROS-OCTAL", post("Content-Length: 0022", body=BODY + b" " * 4), EITHER, (200,)
+    ),
     Row("ABSOLUTE-URI-HOST-MISMATCH", line("GET http://other.example/ HTTP/1.1"), EITHER, (200,)),
-    Row("MULTIPLE-HOST-COMMA", b"GET / HTTP/1.1\r\nHost: localhost, other.example\r\n\r\n", REJECT, (400,)),
-    Row("GET-CL-PREFIX-DESYNC", get("Content-Length: 16", body=b"GET / HTTP/1.1\r\n") + get(), EITHER, (200, 200)),
+    Row(
+        "MULTIPLE-HOST-COMMA",
+        b"GET / HTTP/1.1\r\nHost: localhost, other.example\r\n\r\n",
+        REJECT,
+        (400,),
+    ),
+    Row(
+        "GET-CL-PREFIX-DESYNC",
+        get("Content-Length: 16", body=b"GET / HTTP/1.1\r\n") + get(),
+        EITHER,
+        (200, 200),
+    ),
     Row("CL0-BODY-POISON", post("Content-Length: 0", body=b"X") + get(), "400 422", (422, 400)),
     Row("GET-CL-BODY-DESYNC", get("Content-Length: 5", body=b"hello") + get(), EITHER, (200, 200)),
     Row(
@@ -265,7 +354,12 @@ MALFORMED = [
     Row("CL-OVERFLOW", post("Content-Length: 99999999999999999999", body=b""), REJECT, (400,)),
     Row("WHITESPACE-ONLY-LINE", b"   \r\n\r\n", INCOMPLETE, (400,)),
     Row("NUL-IN-HEADER-VALUE", get("X: a\0b"), REJECT, (400,)),
-    Row("CHUNK-SIZE-OVERFLOW", chunks(b"FFFFFFFFFFFFFFFF0\r\n" + BODY + b"\r\n0\r\n\r\n"), REJECT, (400,)),
+    Row(
+        "CHUNK-SIZE-OVERFLOW",
+        chunks(b"FFFFFFFFFFFFFFFF0\r\n" + BODY + b"\r\n0\r\n\r\n"),
+        REJECT,
+        (400,),
+    ),
     Row("H2-PREFACE", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", VERSION, (505,)),
     Row("CL-EMPTY", post("Content-Length: ", body=b""), REJECT, (400,)),
     Row("CL-TAB-BEFORE-VALUE", post(f"Content-Length:\t{N}"), EITHER, (200,)),
@@ -273,7 +367,12 @@ MALFORMED = [
     Row("URL-OVERLONG-UTF8", line("GET /\xc0\xaf HTTP/1.1"), REJECT, (400,)),
     Row("URL-PERCENT-NULL", line("GET /a%00.html HTTP/1.1"), "400 404 2xx", (404,)),
     Row("URL-PERCENT-CRLF", line("GET /a%0d%0aX:%20b HTTP/1.1"), "400 404 2xx", (404,)),
-    Row("CHUNK-EXT-64K", chunks(b"12;a=" + b"a" * 65_536 + b"\r\n" + BODY + b"\r\n0\r\n\r\n"), "400 431", (400,)),
+    Row(
+        "CHUNK-EXT-64K",
+        chunks(b"12;a=" + b"a" * 65_536 + b"\r\n" + BODY + b"\r\n0\r\n\r\n"),
+        "400 431",
+        (400,),
+    ),
     Row("RANGE-OVERLAPPING", get("Range: bytes=" + "0-," * 1000 + "0-"), "400 416 431 2xx", (200,)),
     Row("POST-CL-HUGE-NO-BODY", post("Content-Length: 999999999", body=b""), INCOMPLETE, (413,)),
 ]
@@ -302,7 +401,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
 
 
 def answers(lmi: Host, data: bytes, ours: tuple[int, ...] = (200,)) -> tuple[list[int], bytes]:
-    """The statuses of all answers until the connection closes. A 404 at the end is that of LAST: it was kept."""
+    """The statuses of all answers until the connection closes. A 404 at the end is that of LAST: it
+    was kept.
+    """
     with socket.create_connection(("127.0.0.1", lmi.port), 60.0) as connection:
         connection.settimeout(SILENCE_S if ours == WAIT else 60.0)
         heard = b""
@@ -316,7 +417,9 @@ def answers(lmi: Host, data: bytes, ours: tuple[int, ...] = (200,)) -> tuple[lis
 
 
 @pytest.mark.parametrize("row", ROWS, ids=[row.case for row in ROWS])
-def test_a_case_of_http11probe_has_our_verdict_and_nothing_hidden_runs(server: Host, row: Row) -> None:
+def test_a_case_of_http11probe_has_our_verdict_and_nothing_hidden_runs(
+    server: Host, row: Row
+) -> None:
     found, heard = answers(server, row.data, row.ours)
     interim = [status for status in found if status == 100]
     found = [status for status in found if status != 100]

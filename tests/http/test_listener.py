@@ -32,7 +32,9 @@ def test_a_port_without_a_listener_has_no_owner() -> None:
 def test_a_taken_port_is_refused_with_its_owner() -> None:
     with bind("127.0.0.1", 0) as listener:
         port = listener.getsockname()[1]
-        with pytest.raises(PortUnavailable, match=rf"127.0.0.1 port {port}: .* process {os.getpid()} \("):
+        with pytest.raises(
+            PortUnavailable, match=rf"127.0.0.1 port {port}: .* process {os.getpid()} \("
+        ):
             bind("127.0.0.1", port)
 
 

@@ -1,4 +1,6 @@
-"""The guarded protocol on a real port, fed with raw bytes: the misbehaviour of clients that it must stop."""
+"""The guarded protocol on a real port, fed with raw bytes: the misbehaviour of clients that it must
+stop.
+"""
 
 from __future__ import annotations
 
@@ -61,11 +63,12 @@ class LeavingProtocol(PatientProtocol):
 
 
 class App:
-    """Answers with the path and the size of the body. `/slow` waits before its answer until the test lets it go on.
+    """Answers with the path and the size of the body. `/slow` waits before its answer until the
+    test lets it go on.
 
-    `/endless` never answers.
-    `/stream` waits in the middle of its answer. `/flood` first sends more than a client and the kernel hold between
-    them, `/brim` what the kernel takes and a little more. `/unread` is answered 413 before its body is asked for.
+    `/endless` never answers. `/stream` waits in the middle of its answer. `/flood` first sends more
+    than a client and the kernel hold between them, `/brim` what the kernel takes and a little more.
+    `/unread` is answered 413 before its body is asked for.
     """
 
     connections: set[Any]  # of the server
@@ -80,7 +83,13 @@ class App:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         self.heard.append(scope["path"])
         if scope["path"] == "/unread":
-            await send({"type": "http.response.start", "status": 413, "headers": [(b"content-length", b"8")]})
+            await send(
+                {
+                    "type": "http.response.start",
+                    "status": 413,
+                    "headers": [(b"content-length", b"8")],
+                }
+            )
             await send({"type": "http.response.body", "body": b"too long"})
             return
         num_bytes = 0
@@ -134,7 +143,9 @@ class Served:
         return connection
 
     def talk(self, *parts: bytes, end: bytes | None = None) -> bytes:
-        """Send bytes and nothing after them; return what comes until its `end`, or until the server closes."""
+        """Send bytes and nothing after them; return what comes until its `end`, or until the server
+        closes.
+        """
         with self.connect() as connection:
             for part in parts:
                 try:
@@ -216,7 +227,11 @@ def assert_refused(answer: bytes, status: int) -> None:
     """One JSON object and a closed connection."""
     head, _, body = answer.partition(b"\r\n\r\n")
     assert statuses(answer) == [status], answer[:300]
-    assert b"content-type: application/json" in head and b"connection: close" in head and b"server:" not in head
+    assert (
+        b"content-type: application/json" in head
+        and b"connection: close" in head
+        and b"server:" not in head
+    )
     assert head.count(b"x-content-type-options: nosniff") == 1
     assert body.endswith(b"}\n")
     parsed = json.loads(body)
@@ -232,16 +247,25 @@ CHUNKED = "Transfer-Encoding: chunked"
 LINE = "a request line that is b'GET  / HTTP/1.1'"
 HIDDEN = b"GET /hidden HTTP/1.1\r\nHost: a\r\n\r\n"
 CORPUS: dict[str, tuple[bytes, int]] = {
-    "length and chunks": (post("Content-Length: 5", "Transfer-Encoding: chunked", body=b"0\r\n\r\n" + HIDDEN), 400),
+    "length and chunks": (
+        post("Content-Length: 5", "Transfer-Encoding: chunked", body=b"0\r\n\r\n" + HIDDEN),
+        400,
+    ),
     "two equal lengths": (post("Content-Length: 3", "Content-Length: 3", body=b"abc"), 400),
     "two unequal lengths": (post("Content-Length: 3", "Content-Length: 9", body=b"abc"), 400),
     "a list of lengths": (post("Content-Length: 3, 3", body=b"abc"), 400),
     "a signed length": (post("Content-Length: +3", body=b"abc"), 400),
     "a negative length": (post("Content-Length: -3", body=b"abc"), 400),
-    "chunks in HTTP/1.0": (post("Transfer-Encoding: chunked", body=b"0\r\n\r\n", version="1.0"), 400),
+    "chunks in HTTP/1.0": (
+        post("Transfer-Encoding: chunked", body=b"0\r\n\r\n", version="1.0"),
+        400,
+    ),
     "an unknown transfer coding": (post("Transfer-Encoding: gzip", body=b"abc"), 400),
     "chunked is not last": (post("Transfer-Encoding: chunked, gzip", body=b"0\r\n\r\n"), 400),
-    "a coding before chunked": (post("Transfer-Encoding: gzip, chunked", body=b"0\r\n\r\n" + HIDDEN), 501),
+    "a coding before chunked": (
+        post("Transfer-Encoding: gzip, chunked", body=b"0\r\n\r\n" + HIDDEN),
+        501,
+    ),
     "a coding in a field before chunked": (
         post("Transfer-Encoding: gzip", "Transfer-Encoding: chunked", body=b"0\r\n\r\n" + HIDDEN),
         501,
@@ -256,14 +280,23 @@ CORPUS: dict[str, tuple[bytes, int]] = {
     "a folded line": (post("X: a\r\n b"), 400),
     "a bare CR in a value": (post("X: a\rb"), 400),
     "a NUL in a value": (post("X: a\0b"), 400),
-    "LF in a chunk extension": (post("Transfer-Encoding: chunked", body=b"3;a\nb\r\nabc\r\n0\r\n\r\n"), 400),
+    "LF in a chunk extension": (
+        post("Transfer-Encoding: chunked", body=b"3;a\nb\r\nabc\r\n0\r\n\r\n"),
+        400,
+    ),
     "chunks framed by LF": (post("Transfer-Encoding: chunked", body=b"3\nabc\n0\n\n"), 400),
-    "a chunk longer than it says": (post("Transfer-Encoding: chunked", body=b"3\r\nabcdef\r\n0\r\n\r\n"), 400),
+    "a chunk longer than it says": (
+        post("Transfer-Encoding: chunked", body=b"3\r\nabcdef\r\n0\r\n\r\n"),
+        400,
+    ),
     "a length of 23 digits": (post("Content-Length: 99999999999999999999999"), 400),
     "a chunk over 64 bit": (post("Transfer-Encoding: chunked", body=b"fffffffffffffffff\r\n"), 400),
     "a TLS hello": (bytes.fromhex("16030100c8010000c40303") + bytes(190), 400),
     **{
-        f"a chunk size that is {size!r}": (post(CHUNKED, body=size + b"\r\nabc\r\n0\r\n\r\n" + HIDDEN), 400)
+        f"a chunk size that is {size!r}": (
+            post(CHUNKED, body=size + b"\r\nabc\r\n0\r\n\r\n" + HIDDEN),
+            400,
+        )
         for size in (
             b"",
             b"0x3",
@@ -287,7 +320,10 @@ CORPUS: dict[str, tuple[bytes, int]] = {
     "a trailer ended by LF": (post(CHUNKED, body=b"0\r\nX: a\n\r\n" + HIDDEN), 400),
     "a trailer with a space before it": (post(CHUNKED, body=b"0\r\n X: a\r\n\r\n" + HIDDEN), 400),
     "a length in a trailer": (post(CHUNKED, body=b"0\r\nContent-Length: 3\r\n\r\n" + HIDDEN), 400),
-    "a coding in a trailer": (post(CHUNKED, body=b"0\r\nTransfer-Encoding: chunked\r\n\r\n" + HIDDEN), 400),
+    "a coding in a trailer": (
+        post(CHUNKED, body=b"0\r\nTransfer-Encoding: chunked\r\n\r\n" + HIDDEN),
+        400,
+    ),
     "very many trailers": (post(CHUNKED, body=b"0\r\n" + b"X: a\r\n" * 100_000 + b"\r\n"), 431),
     **{
         f"a length that is {length!r}": (post(f"Content-Length: {length}", body=b"0123456789"), 400)
@@ -300,34 +336,82 @@ CORPUS: dict[str, tuple[bytes, int]] = {
         )
         for coding, status in {
             **dict.fromkeys(
-                ("", "\x0bchunked", '"chunked"', "identity", "chunked;q=1", "chunked, chunked", "chunked\0"), 400
+                (
+                    "",
+                    "\x0bchunked",
+                    '"chunked"',
+                    "identity",
+                    "chunked;q=1",
+                    "chunked, chunked",
+                    "chunked\0",
+                ),
+                400,
             ),
             **dict.fromkeys(("xchunked", ",chunked"), 501),
         }.items()
     },
-    "a coding on a folded line": (post("Transfer-Encoding:\r\n chunked", body=b"0\r\n\r\n" + HIDDEN), 400),
-    "a space before the colon of a coding": (post("Transfer-Encoding : chunked", body=b"0\r\n\r\n" + HIDDEN), 400),
+    "a coding on a folded line": (
+        post("Transfer-Encoding:\r\n chunked", body=b"0\r\n\r\n" + HIDDEN),
+        400,
+    ),
+    "a space before the colon of a coding": (
+        post("Transfer-Encoding : chunked", body=b"0\r\n\r\n" + HIDDEN),
+        400,
+    ),
     "chunked twice": (post(CHUNKED, CHUNKED, body=b"0\r\n\r\n" + HIDDEN), 400),
-    "an empty coding beside a length": (post("Transfer-Encoding:", "Content-Length: 3", body=b"abc"), 400),
+    "an empty coding beside a length": (
+        post("Transfer-Encoding:", "Content-Length: 3", body=b"abc"),
+        400,
+    ),
     **{
         f"a field that is {field!r}": (post(field), 400)
         for field in ("X", "X a", ": a", "X Y: a", "X\tY: a", "X\1Y: a", "Xé: a")
     },
-    **{f"a value that is {value!r}": (post(f"X: {value}"), 400) for value in ("a\1b", "a\x7fb", "a\r")},
+    **{
+        f"a value that is {value!r}": (post(f"X: {value}"), 400)
+        for value in ("a\1b", "a\x7fb", "a\r")
+    },
     "a space before the first field": (b"GET / HTTP/1.1\r\n X: a\r\nHost: a\r\n\r\n", 400),
     **{
         f"a request line that is {line!r}": (line + b"\r\nHost: a\r\n\r\n", 400)
         for line in (
-            *(b" GET / HTTP/1.1", b"GET\t/\tHTTP/1.1", b"GET HTTP/1.1", b"get / HTTP/1.1", b"FROB / HTTP/1.1"),
-            *(b"GET / http/1.1", b"GET / HTTP/1.1 ", b"GET / HTTP/01.1", b"GET / HTTP/1", b"GET / HTTP/1.10"),
-            *(b"GET / HTTPS/1.1", b"GET / ICE/1.0", b"GET a HTTP/1.1", b"GET /a#b HTTP/1.1", b"GET /a\0b HTTP/1.1"),
+            *(
+                b" GET / HTTP/1.1",
+                b"GET\t/\tHTTP/1.1",
+                b"GET HTTP/1.1",
+                b"get / HTTP/1.1",
+                b"FROB / HTTP/1.1",
+            ),
+            *(
+                b"GET / http/1.1",
+                b"GET / HTTP/1.1 ",
+                b"GET / HTTP/01.1",
+                b"GET / HTTP/1",
+                b"GET / HTTP/1.10",
+            ),
+            *(
+                b"GET / HTTPS/1.1",
+                b"GET / ICE/1.0",
+                b"GET a HTTP/1.1",
+                b"GET /a#b HTTP/1.1",
+                b"GET /a\0b HTTP/1.1",
+            ),
             *(b"GET /a\1b HTTP/1.1", b"GET /\xc3\xa9 HTTP/1.1", b"GET http://u@a/ HTTP/1.1"),
             *(b"PROXY TCP4 1.1.1.1 2.2.2.2 1 2", b"GET  / HTTP/1.1", b"GET /  HTTP/1.1"),
         )
     },
-    "a chunk extension of 64 KB": (post(CHUNKED, body=b"3;a=%b\r\nabc\r\n0\r\n\r\n" % (b"a" * 65_536)), 400),
-    "a chunk extension of 1 MB": (post(CHUNKED, body=b"3;a=%b\r\nabc\r\n0\r\n\r\n" % (b"a" * 1_000_000)), 400),
-    "very many extensions": (post(CHUNKED, body=b"1;abcdefghijklmnopqrstuvwxyz=0123456789\r\na\r\n" * 30_000), 400),
+    "a chunk extension of 64 KB": (
+        post(CHUNKED, body=b"3;a=%b\r\nabc\r\n0\r\n\r\n" % (b"a" * 65_536)),
+        400,
+    ),
+    "a chunk extension of 1 MB": (
+        post(CHUNKED, body=b"3;a=%b\r\nabc\r\n0\r\n\r\n" % (b"a" * 1_000_000)),
+        400,
+    ),
+    "very many extensions": (
+        post(CHUNKED, body=b"1;abcdefghijklmnopqrstuvwxyz=0123456789\r\na\r\n" * 30_000),
+        400,
+    ),
     "blanks before a value": (post("X:" + " " * 50_000 + "a"), 400),
     **{
         f"a host that is {host!r}": (f"GET / HTTP/1.1\r\nHost: {host}\r\n\r\n".encode(), 400)
@@ -353,7 +437,10 @@ CORPUS: dict[str, tuple[bytes, int]] = {
     "a field name of 1 MB": (post("x" * 1_000_000 + ": a"), 431),
     "a head of 70 KB in fields": (post(*(f"X-{i}: {'a' * 1000}" for i in range(70))), 431),
     "200 fields": (post(*(f"X-{i}: a" for i in range(200))), 431),
-    "more trailers than fields may be": (post(CHUNKED, body=b"0\r\n" + b"X: a\r\n" * (MAX_FIELDS + 1) + b"\r\n"), 431),
+    "more trailers than fields may be": (
+        post(CHUNKED, body=b"0\r\n" + b"X: a\r\n" * (MAX_FIELDS + 1) + b"\r\n"),
+        431,
+    ),
     "100 000 fields": (post(*(f"X-{i}: a" for i in range(100_000))), 431),
 }
 
@@ -365,7 +452,9 @@ def test_bad_bytes_are_refused_and_nothing_hidden_in_them_runs(served: Served, n
     assert "/hidden" not in served.app.heard
 
 
-@pytest.mark.parametrize("name", ["length and chunks", "a URL of 100 KB", "200 fields", "chunks framed by LF", LINE])
+@pytest.mark.parametrize(
+    "name", ["length and chunks", "a URL of 100 KB", "200 fields", "chunks framed by LF", LINE]
+)
 def test_bad_bytes_that_come_one_by_one_are_refused_too(served: Served, name: str) -> None:
     data, status = CORPUS[name]
     pieces = [data[at : at + 1] for at in range(200)] + [data[200:]]
@@ -376,21 +465,33 @@ GOOD: dict[str, tuple[bytes, bytes]] = {
     "a bare GET": (GET, b"/ 0"),
     "HTTP/1.0 without Host": (b"GET / HTTP/1.0\r\n\r\n", b"/ 0"),
     "a body by length": (post("Content-Length: 3", body=b"abc"), b"/ 3"),
-    "a body in chunks": (post("Transfer-Encoding: chunked", body=b"3;x=y\r\nabc\r\n1\r\nd\r\n0\r\n\r\n"), b"/ 4"),
+    "a body in chunks": (
+        post("Transfer-Encoding: chunked", body=b"3;x=y\r\nabc\r\n1\r\nd\r\n0\r\n\r\n"),
+        b"/ 4",
+    ),
     "a head just under the limit": (post(*(f"X-{i}: {'a' * 1000}" for i in range(62))), b"/ 0"),
     "as many fields as may be": (post(*(f"X-{i}: a" for i in range(MAX_FIELDS - 1))), b"/ 0"),
     "as many chunks as may be": (
         post("Transfer-Encoding: chunked", body=b"1\r\na\r\n" * 60_000 + b"0\r\n\r\n"),
         b"60000",
     ),
-    "as many trailers as may be": (post(CHUNKED, body=b"0\r\n" + b"X: a\r\n" * MAX_FIELDS + b"\r\n"), b"/ 0"),
+    "as many trailers as may be": (
+        post(CHUNKED, body=b"0\r\n" + b"X: a\r\n" * MAX_FIELDS + b"\r\n"),
+        b"/ 0",
+    ),
     "text that looks like the line of a large chunk": (
         post(CHUNKED, body=b"14\r\n\nfffffff\r\nfffffff\r\n\n\r\n7\r\nfffffff\r\n0\r\n\r\n"),
         b"/ 27",
     ),
-    "a large chunk": (post(CHUNKED, body=b"%07x;a=b\r\n%b\r\n0\r\n\r\n" % (1 << 20, bytes(1 << 20))), b"/ 1048576"),
+    "a large chunk": (
+        post(CHUNKED, body=b"%07x;a=b\r\n%b\r\n0\r\n\r\n" % (1 << 20, bytes(1 << 20))),
+        b"/ 1048576",
+    ),
     "an empty line before the request": (b"\r\n" + GET, b"/ 0"),
-    "an expectation that can be met": (post("Expect: 100-continue", "Content-Length: 3", body=b"abc"), b"/ 3"),
+    "an expectation that can be met": (
+        post("Expect: 100-continue", "Content-Length: 3", body=b"abc"),
+        b"/ 3",
+    ),
     "chunks with short extensions": (
         post(CHUNKED, body=b'1;x="y z"\r\na\r\n' * 10_000 + b"0;end\r\n\r\n"),
         b"/ 10000",
@@ -403,9 +504,15 @@ GOOD: dict[str, tuple[bytes, bytes]] = {
     },
     "a length with zeros before it": (post("Content-Length: 003", body=b"abc"), b"/ 3"),
     "a chunk size with zeros before it": (post(CHUNKED, body=b"0003\r\nabc\r\n00\r\n\r\n"), b"/ 3"),
-    "a field that looks like another": (post("Transfer_Encoding: chunked", "Content-Length: 3", body=b"abc"), b"/ 3"),
+    "a field that looks like another": (
+        post("Transfer_Encoding: chunked", "Content-Length: 3", body=b"abc"),
+        b"/ 3",
+    ),
     "a value that is no ASCII": (post("X: é"), b"/ 0"),
-    "Chunked with a capital": (post("Transfer-Encoding: Chunked", body=b"3\r\nabc\r\n0\r\n\r\n"), b"/ 3"),
+    "Chunked with a capital": (
+        post("Transfer-Encoding: Chunked", body=b"3\r\nabc\r\n0\r\n\r\n"),
+        b"/ 3",
+    ),
 }
 
 
@@ -419,11 +526,17 @@ def test_good_bytes_are_served(served: Served, name: str) -> None:
 
 def test_a_connection_carries_thousands_of_requests(served: Served) -> None:
     """What is counted of each, as the bytes of which the parser tells nothing, does not add up."""
-    requests = (GET, post("Content-Length: 3", body=b"abc"), post(CHUNKED, body=b"1;x=y\r\na\r\n0\r\n\r\n"))
+    requests = (
+        GET,
+        post("Content-Length: 3", body=b"abc"),
+        post(CHUNKED, body=b"1;x=y\r\na\r\n0\r\n\r\n"),
+    )
     with served.connect() as connection:
         for number in range(3000):
             connection.sendall(requests[number % 3])
-            assert statuses(hear(connection, end=(b"/ 0", b"/ 3", b"/ 1")[number % 3])) == [200], number
+            assert statuses(hear(connection, end=(b"/ 0", b"/ 3", b"/ 1")[number % 3])) == [200], (
+                number
+            )
 
 
 def test_a_trailer_is_no_field_of_the_head(served: Served) -> None:
@@ -435,7 +548,9 @@ def test_a_trailer_is_no_field_of_the_head(served: Served) -> None:
 
 
 def test_a_client_of_http_1_0_is_not_told_to_continue(served: Served) -> None:
-    heard = served.talk(post("Expect: 100-continue", "Content-Length: 3", body=b"abc", version="1.0"))
+    heard = served.talk(
+        post("Expect: 100-continue", "Content-Length: 3", body=b"abc", version="1.0")
+    )
     assert statuses(heard) == [200] and heard.endswith(b"/ 3")
 
 
@@ -453,30 +568,50 @@ def test_large_chunks_may_be_as_many_as_a_large_body_needs(served: Served) -> No
 
 
 @pytest.mark.parametrize("offer", ["h2c", "websocket"])
-def test_an_upgrade_is_not_taken_and_the_request_is_served_with_its_body(served: Served, offer: str) -> None:
-    request = post("Connection: Upgrade, HTTP2-Settings", f"Upgrade: {offer}", "Content-Length: 3", body=b"abc")
-    heard = served.talk(request + post("Content-Length: 4", body=b"abcd", path="/next"), end=b"/next 4")
+def test_an_upgrade_is_not_taken_and_the_request_is_served_with_its_body(
+    served: Served, offer: str
+) -> None:
+    request = post(
+        "Connection: Upgrade, HTTP2-Settings", f"Upgrade: {offer}", "Content-Length: 3", body=b"abc"
+    )
+    heard = served.talk(
+        request + post("Content-Length: 4", body=b"abcd", path="/next"), end=b"/next 4"
+    )
     assert statuses(heard) == [200, 200] and b"/ 3" in heard and b"/next 4" in heard
 
 
 def test_a_request_that_offers_an_upgrade_is_held_to_the_same_rules(served: Served) -> None:
     offer = ("Connection: Upgrade", "Upgrade: h2c")
     assert_refused(served.talk(post(*offer, "Host: b")), 400)
-    assert_refused(served.talk(post(*offer, "Content-Length: 3", "Transfer-Encoding: chunked", body=b"0\r\n\r\n")), 400)
+    assert_refused(
+        served.talk(
+            post(*offer, "Content-Length: 3", "Transfer-Encoding: chunked", body=b"0\r\n\r\n")
+        ),
+        400,
+    )
 
 
 # Answers.
 
 
-@pytest.mark.parametrize("connection", [(), ("Connection: keep-alive",)], ids=["plain", "keep-alive"])
-def test_a_stream_to_an_http_1_0_client_ends_with_the_connection(served: Served, connection: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "connection", [(), ("Connection: keep-alive",)], ids=["plain", "keep-alive"]
+)
+def test_a_stream_to_an_http_1_0_client_ends_with_the_connection(
+    served: Served, connection: tuple[str, ...]
+) -> None:
     served.app.go_on.set()
-    head, _, body = served.talk(post(*connection, path="/stream", version="1.0")).partition(b"\r\n\r\n")
+    head, _, body = served.talk(post(*connection, path="/stream", version="1.0")).partition(
+        b"\r\n\r\n"
+    )
     assert b"transfer-encoding" not in head and b"connection: close" in head
     assert body == b"first,/stream 0"
 
 
-ANNOUNCED = {"a long body": ("Content-Length: 100000",), "a body in chunks": ("Transfer-Encoding: chunked",)}
+ANNOUNCED = {
+    "a long body": ("Content-Length: 100000",),
+    "a body in chunks": ("Transfer-Encoding: chunked",),
+}
 EXPECTED = {"a short body that is held back": ("Expect: 100-continue", "Content-Length: 3")}
 
 
@@ -488,13 +623,17 @@ def test_an_answer_before_the_body_closes_the_connection_without_waiting_for_the
         connection.sendall(post(*(ANNOUNCED | EXPECTED)[name], path="/unread"))
         answer = b"".join(iter(lambda: connection.recv(65536), b""))
     head, _, body = answer.partition(b"\r\n\r\n")
-    assert statuses(answer) == [413] and body == b"too long", "a 100 was sent, or the answer was not whole"
+    assert statuses(answer) == [413] and body == b"too long", (
+        "a 100 was sent, or the answer was not whole"
+    )
     assert head.count(b"connection: close") == 1
 
 
 def test_a_client_that_first_sends_a_body_nobody_reads_still_has_its_answer(served: Served) -> None:
     with served.connect() as connection:
-        connection.sendall(post(f"Content-Length: {100 * len(FLOOD)}", "Connection: close", path="/unread"))
+        connection.sendall(
+            post(f"Content-Length: {100 * len(FLOOD)}", "Connection: close", path="/unread")
+        )
         assert select.select([connection], [], [], TIMEOUT_S)[0], "there is no answer"
         for _ in range(100):
             connection.sendall(FLOOD)
@@ -571,7 +710,8 @@ def test_a_request_that_takes_long_to_answer_is_no_slow_body(hasty: Served) -> N
 def test_pipelined_requests_are_answered_in_order(served: Served, num_requests: int) -> None:
     paths = [f"/{i:03d}" for i in range(num_requests)]
     heard = served.talk(
-        b"".join(post("Content-Length: 1", body=b"x", path=path) for path in paths), end=f"{paths[-1]} 1".encode()
+        b"".join(post("Content-Length: 1", body=b"x", path=path) for path in paths),
+        end=f"{paths[-1]} 1".encode(),
     )
     assert statuses(heard) == [200] * num_requests
     assert served.app.heard == paths
@@ -596,7 +736,9 @@ def test_a_refusal_waits_for_the_answers_before_it(served: Served) -> None:
 
 def test_bad_bytes_in_a_queued_body_do_not_harm_the_answer_before_it(served: Served) -> None:
     with served.connect() as connection:
-        connection.sendall(post(path="/stream") + post("Transfer-Encoding: chunked", body=b"zz\r\n", path="/bad"))
+        connection.sendall(
+            post(path="/stream") + post("Transfer-Encoding: chunked", body=b"zz\r\n", path="/bad")
+        )
         heard = until(connection, b"first,")
         served.app.go_on.set()
         heard += hear(connection)
@@ -614,7 +756,9 @@ def test_when_a_server_leaves_each_answer_that_begins_ends_its_connection() -> N
         assert b"connection: close" in hear(connection), "and the server closes"
 
 
-def test_the_connection_that_was_silent_for_longest_makes_room_for_a_new_one(strict: Served) -> None:
+def test_the_connection_that_was_silent_for_longest_makes_room_for_a_new_one(
+    strict: Served,
+) -> None:
     silent = strict.connect()
     silent.sendall(GET)
     assert statuses(until(silent, b"/ 0")) == [200]
@@ -647,19 +791,25 @@ def test_a_connection_with_a_part_of_a_head_makes_room_too(strict: Served) -> No
 def test_idle_connections_make_room_for_files_that_were_opened_after_them(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As those of 64 models, which a client with 1,000 idle connections would keep from every other one."""
+    """As those of 64 models, which a client with 1,000 idle connections would keep from every other
+    one.
+    """
     with ExitStack() as opened:
         idle = [opened.enter_context(served.connect()) for _ in range(10)]
         assert statuses(served.talk(GET, end=b"/ 0")) == [200]
         files = [opened.enter_context(open(os.devnull)) for _ in range(40)]
-        monkeypatch.setattr(GuardedProtocol, "last_client_fd", max(file.fileno() for file in files) - 1)
+        monkeypatch.setattr(
+            GuardedProtocol, "last_client_fd", max(file.fileno() for file in files) - 1
+        )
         for _ in range(4):
             assert statuses(served.talk(GET, end=b"/ 0")) == [200]
         closed = select.select(idle, [], [], TIMEOUT_S)[0]
         assert closed and all(connection.recv(1) == b"" for connection in closed)
 
 
-def test_connections_that_had_their_last_answer_make_room_where_none_is_idle(strict: Served) -> None:
+def test_connections_that_had_their_last_answer_make_room_where_none_is_idle(
+    strict: Served,
+) -> None:
     refused = [strict.connect() for _ in range(2)]
     for connection in refused:
         connection.sendall(b"rubbish\r\n\r\n")
@@ -782,7 +932,9 @@ def test_the_head_limit_is_what_the_documents_say() -> None:
     assert (MAX_HEAD_BYTES, MAX_FIELDS, MAX_CHUNKS, MAX_PIPELINED) == (65536, 128, 65536, 16)
 
 
-def test_a_request_that_goes_on_after_the_end_is_cut_without_a_traceback(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_request_that_goes_on_after_the_end_is_cut_without_a_traceback(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with serving(PatientProtocol, finish_s=1) as served:
         connection = served.connect()
         connection.sendall(b"GET /endless HTTP/1.1\r\nHost: a\r\n\r\n")

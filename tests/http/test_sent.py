@@ -1,4 +1,6 @@
-"""A piece of a streamed response is written before `send` returns, unless the client reads slowly."""
+"""A piece of a streamed response is written before `send` returns, unless the client
+reads slowly.
+"""
 
 from __future__ import annotations
 

@@ -9,10 +9,14 @@ from lmi.ipc import MAX_FRAME_BYTES, FrameReader, FrameTooLarge, frame
 
 
 @given(payloads=st.lists(st.binary(max_size=40), max_size=8), cut=st.integers(1, 17))
-def test_frames_fed_in_any_pieces_are_the_frames_that_were_sent(payloads: list[bytes], cut: int) -> None:
+def test_frames_fed_in_any_pieces_are_the_frames_that_were_sent(
+    payloads: list[bytes], cut: int
+) -> None:
     stream = b"".join(frame(payload) for payload in payloads)
     reader = FrameReader()
-    out = [whole for at in range(0, len(stream), cut) for whole in reader.feed(stream[at : at + cut])]
+    out = [
+        whole for at in range(0, len(stream), cut) for whole in reader.feed(stream[at : at + cut])
+    ]
     assert out == payloads
 
 

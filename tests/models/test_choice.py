@@ -60,4 +60,6 @@ def test_a_body_names_its_model_where_openais_schemas_read_it(
 
 
 def test_a_body_of_openais_paths_names_its_model_whatever_else_it_has(front_end: FrontEnd) -> None:
-    assert asyncio.run(name_in_body(exchange(b'{"model": "b"}', "/v1/completions"), front_end)) == "b"
+    assert (
+        asyncio.run(name_in_body(exchange(b'{"model": "b"}', "/v1/completions"), front_end)) == "b"
+    )

@@ -63,7 +63,9 @@ def test_an_entry_is_settled_or_withdrawn_only_by_its_own_load(tmp_path: Path) -
     assert not folder.settle(first, State.READY) and not folder.holds(first)
     folder.withdraw(first)
     assert folder.settle(second, State.FAILED, "it broke", "invalid_request")
-    assert [(entry.state, entry.reason) for entry in folder.entries()] == [(State.FAILED, "it broke")]
+    assert [(entry.state, entry.reason) for entry in folder.entries()] == [
+        (State.FAILED, "it broke")
+    ]
     folder.withdraw(second)
     assert folder.entries() == []
 
@@ -103,7 +105,9 @@ def test_sweeping_waits_for_nobody(tmp_path: Path) -> None:
     assert len(folder.sweep()) == 1
 
 
-def test_a_model_whose_processes_are_gone_fails_with_the_reason_and_may_be_loaded_again(tmp_path: Path) -> None:
+def test_a_model_whose_processes_are_gone_fails_with_the_reason_and_may_be_loaded_again(
+    tmp_path: Path,
+) -> None:
     folder = models(tmp_path)
     entry = folder.register("m", lambda others: pending("m"))
     assert folder.settle(entry, State.READY)

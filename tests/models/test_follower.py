@@ -91,7 +91,9 @@ def follower(tmp_path: Path) -> ModelFollower:
     """A follower with one model that is READY, whose processes are still to start."""
     server = ServerConfig(multi_model=True)
     follower = ModelFollower(ServerRuntime.create(server, tmp_path))
-    config = Config(server=server, model=ModelConfig(path=str(tmp_path), name="m"), engine=EngineConfig())
+    config = Config(
+        server=server, model=ModelConfig(path=str(tmp_path), name="m"), engine=EngineConfig()
+    )
     runtime = follower._folder.add_files(config)
     follower._folder.replace(Model(name="m", state=State.READY, folder=runtime.path.name))
     follower.look()
@@ -105,7 +107,9 @@ def look(follower: ModelFollower, after_s: float) -> None:
         model.look(START_S + after_s)
 
 
-def test_an_entry_that_cannot_be_read_for_a_while_unloads_nothing(follower: ModelFollower, tmp_path: Path) -> None:
+def test_an_entry_that_cannot_be_read_for_a_while_unloads_nothing(
+    follower: ModelFollower, tmp_path: Path
+) -> None:
     [file] = (tmp_path / "models").glob("*.json")
     whole = file.read_bytes()
     [model] = follower.models
@@ -135,7 +139,9 @@ def test_no_folder_is_tidied_away_that_may_belong_to_an_entry_which_cannot_be_re
     assert not orphan.exists()
 
 
-def test_a_ready_entry_without_its_folder_fails_with_the_reason(follower: ModelFollower, tmp_path: Path) -> None:
+def test_a_ready_entry_without_its_folder_fails_with_the_reason(
+    follower: ModelFollower, tmp_path: Path
+) -> None:
     [model] = follower.models
     [entry] = follower._folder.entries()
     follower.models.clear()  # as after the end of a model whose entry was away, and then came back

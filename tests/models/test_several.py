@@ -37,19 +37,31 @@ def test_the_only_model_is_listed_and_described_as_the_reference_does(server: Ho
     server.block.engines[0].pid = os.getpid()
     response, body = server.send("GET", "/models")
     assert response.status == 200
-    assert json.loads(body) == {"models": [{"modelName": "scripted", "modelUrl": "scripted", "status": "READY"}]}
+    assert json.loads(body) == {
+        "models": [{"modelName": "scripted", "modelUrl": "scripted", "status": "READY"}]
+    }
     [workflow] = json.loads(server.send("GET", "/models/scripted")[1])
     assert (workflow["workflowName"], workflow["version"]) == ("scripted", "1")
     [model] = workflow["models"]
-    assert (model["modelName"], model["modelUrl"], model["status"]) == ("scripted", "scripted", "READY")
+    assert (model["modelName"], model["modelUrl"], model["status"]) == (
+        "scripted",
+        "scripted",
+        "READY",
+    )
     [group] = model["workerGroups"]
-    assert (group["device"]["deviceType"], group["minWorkers"], group["maxWorkers"]) == ("cpu", 1, 1)
+    assert (group["device"]["deviceType"], group["minWorkers"], group["maxWorkers"]) == (
+        "cpu",
+        1,
+        1,
+    )
     [worker] = group["workers"]
     assert (worker["id"], worker["status"], worker["startTime"][-1:]) == (1, "READY", "Z")
 
 
 @pytest.mark.parametrize(("method", "path"), [("POST", "/models"), ("DELETE", "/models/scripted")])
-def test_one_model_stays_and_the_answer_says_what_switches_more_on(server: Host, method: str, path: str) -> None:
+def test_one_model_stays_and_the_answer_says_what_switches_more_on(
+    server: Host, method: str, path: str
+) -> None:
     response, body = server.send(method, path, b'{"model_name": "a", "url": "/opt/ml/models/a"}')
     assert response.status == 404
     assert "multi_model=true or SAGEMAKER_MULTI_MODEL=true" in json.loads(body)["error"]
@@ -62,7 +74,7 @@ def test_another_model_and_another_method_are_refused(server: Host) -> None:
     assert set(str(response.getheader("allow")).split(", ")) == {"DELETE", "GET", "HEAD"}
 
 
-def test_a_model_that_comes_while_a_front_end_starts_is_served_and_one_it_cannot_load_is_tried_again(
+def test_a_model_that_comes_while_a_front_end_starts_is_served_and_a_broken_one_is_tried_again(
     tmp_path: Path,
 ) -> None:
     runtime = ServerRuntime.create(ServerConfig())
@@ -110,7 +122,11 @@ async def follow_two_models(runtime: ServerRuntime, folder: Path) -> None:
     slow = runtime.path / "0" / "config.json"
     slow.parent.mkdir()
     os.mkfifo(slow)  # who reads it waits
-    config = Config(server=runtime.config, model=ModelConfig(path=str(folder), name="quick"), engine=EngineConfig())
+    config = Config(
+        server=runtime.config,
+        model=ModelConfig(path=str(folder), name="quick"),
+        engine=EngineConfig(),
+    )
     quick = models.folder.add_files(config).path.name
     for name, files in (("first", "0"), ("quick", quick)):
         models.folder.replace(Model(name=name, state=State.READY, folder=files))
@@ -122,11 +138,15 @@ async def follow_two_models(runtime: ServerRuntime, folder: Path) -> None:
     assert "first" not in models.services
 
 
-def test_a_model_whose_files_are_gone_is_an_error_and_does_not_load_for_ever(tmp_path: Path) -> None:
+def test_a_model_whose_files_are_gone_is_an_error_and_does_not_load_for_ever(
+    tmp_path: Path,
+) -> None:
     runtime = ServerRuntime.create(ServerConfig())
     try:
         model = runtime.add_model(
-            Config(server=runtime.config, model=ModelConfig(path="/m", name="m"), engine=EngineConfig())
+            Config(
+                server=runtime.config, model=ModelConfig(path="/m", name="m"), engine=EngineConfig()
+            )
         )
         (model.path / "config.json").unlink()
         assert runtime.shown_model() is None
@@ -146,17 +166,24 @@ def test_a_model_whose_files_are_gone_is_an_error_and_does_not_load_for_ever(tmp
         runtime.remove()
 
 
-def test_a_model_that_cannot_be_shown_on_a_full_disk_is_an_error_that_says_so(tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_shown_on_a_full_disk_is_an_error_that_says_so(
+    tmp_path: Path,
+) -> None:
     runtime = ServerRuntime(tmp_path, ServerConfig())
     (tmp_path / "model").mkdir()
     model = Runtime(
-        tmp_path / "1", Config(server=runtime.config, model=ModelConfig(path="/m", name="m"), engine=EngineConfig())
+        tmp_path / "1",
+        Config(
+            server=runtime.config, model=ModelConfig(path="/m", name="m"), engine=EngineConfig()
+        ),
     )
     with pytest.raises(StartError, match=r"model \(TMPDIR chooses another place\): Is a directory"):
         runtime.show_model(model)
 
 
-def test_a_load_whose_processes_cannot_start_is_refused_and_leaves_its_name_free(tmp_path: Path) -> None:
+def test_a_load_whose_processes_cannot_start_is_refused_and_leaves_its_name_free(
+    tmp_path: Path,
+) -> None:
     write_model(tmp_path)
     runtime = ServerRuntime.create(ServerConfig(multi_model=True, model_store=str(tmp_path.parent)))
     try:
@@ -198,7 +225,9 @@ def test_pages_hold_every_item_once() -> None:
     assert page(ITEMS, {"next_page_token": "999"}) == ([], {})
 
 
-@pytest.mark.parametrize(("limit", "number"), [("", 100), ("0", 100), ("101", 100), ("-1", 100), ("x", 100), ("7", 7)])
+@pytest.mark.parametrize(
+    ("limit", "number"), [("", 100), ("0", 100), ("101", 100), ("-1", 100), ("x", 100), ("7", 7)]
+)
 def test_a_page_has_up_to_a_hundred_items(limit: str, number: int) -> None:
     assert len(page(ITEMS, {"limit": limit})[0]) == number
 

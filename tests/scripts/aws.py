@@ -1,4 +1,6 @@
-"""A small HTTP server in place of AWS: it notes every call and gives the answers that a test lists for it."""
+"""A small HTTP server in place of AWS: it notes every call and gives the answers that a test lists
+for it.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from typing import Any
 
 @dataclass
 class Reply:
-    """One answer. `pieces` are sent as chunks of a stream, and `is_cut` breaks its connection before the end."""
+    """One answer. `pieces` are sent as chunks of a stream, and `is_cut` breaks its connection
+    before the end.
+    """
 
     body: Any = None
     status: int = 200
@@ -49,7 +53,9 @@ def aws(replies: dict[str, list[Reply]]) -> Iterator[Aws]:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             name = self.headers.get("X-Amz-Target", self.path).rpartition(".")[2]
             served.headers.append({key.lower(): value for key, value in self.headers.items()})
-            served.calls.append((name, json.loads(body) if "X-Amz-Target" in self.headers else body))
+            served.calls.append(
+                (name, json.loads(body) if "X-Amz-Target" in self.headers else body)
+            )
             self._send(served.answer(name))
 
         def _send(self, reply: Reply) -> None:
@@ -83,13 +89,20 @@ def aws(replies: dict[str, list[Reply]]) -> Iterator[Aws]:
 
 def part(payload: bytes) -> bytes:
     """A PayloadPart as one frame of AWS's event stream."""
-    named = {":event-type": "PayloadPart", ":content-type": "application/octet-stream", ":message-type": "event"}
+    named = {
+        ":event-type": "PayloadPart",
+        ":content-type": "application/octet-stream",
+        ":message-type": "event",
+    }
     return frame(named, payload)
 
 
 def frame(headers: dict[str, str], payload: bytes) -> bytes:
     head = b"".join(
-        struct.pack(">B", len(name)) + name.encode() + struct.pack(">BH", 7, len(value)) + value.encode()
+        struct.pack(">B", len(name))
+        + name.encode()
+        + struct.pack(">BH", 7, len(value))
+        + value.encode()
         for name, value in headers.items()
     )
     prelude = struct.pack(">II", 16 + len(head) + len(payload), len(head))

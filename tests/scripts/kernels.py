@@ -28,4 +28,6 @@ def write_source(folder: Path, text: str = SOURCE) -> Path:
 
 def build_native(*arguments: str | Path, **environ: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, ROOT / "scripts" / "build-native", *arguments]
-    return subprocess.run(command, env=os.environ | environ, capture_output=True, text=True, timeout=100)
+    return subprocess.run(
+        command, env=os.environ | environ, capture_output=True, text=True, timeout=100
+    )

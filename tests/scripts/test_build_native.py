@@ -1,4 +1,6 @@
-"""`scripts/build-native`: it builds what is missing, says what it cannot build, and its sanitizers find errors."""
+"""`scripts/build-native`: it builds what is missing, says what it cannot build, and its sanitizers
+find errors.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ WRONG = """
 #include <vector>
 extern "C" __attribute__((visibility("default"))) int read(int index) { return std::vector<int>(4, 1).data()[index]; }
 extern "C" __attribute__((visibility("default"))) int add(int number) { return 0x7fffffff + number; }
-"""
+"""  # noqa: E501
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no compiler")
 
@@ -34,7 +36,15 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 @pytest.fixture(scope="module")
 def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sanitized")
-    arguments = ("--sanitize", "--only", VARIANTS[0], "--source", write_source(folder, WRONG), "--into", folder)
+    arguments = (
+        "--sanitize",
+        "--only",
+        VARIANTS[0],
+        "--source",
+        write_source(folder, WRONG),
+        "--into",
+        folder,
+    )
     done = build_native(*arguments)
     assert done.returncode == 0, done.stderr
     return Path(done.stdout.strip())
@@ -96,7 +106,9 @@ def test_a_compiler_that_does_not_know_the_instructions_counts_as_none(tmp_path:
     assert f"no {old} that knows" in done.stderr
 
 
-def test_source_that_does_not_compile_is_an_error_and_leaves_the_last_library(tmp_path: Path) -> None:
+def test_source_that_does_not_compile_is_an_error_and_leaves_the_last_library(
+    tmp_path: Path,
+) -> None:
     source = write_source(tmp_path)
     library_path = Path(build_native("--only", VARIANTS[0], "--source", source).stdout.strip())
     before = library_path.read_bytes()
@@ -125,8 +137,13 @@ def test_a_warning_is_an_error_only_for_the_sanitized_library(tmp_path: Path) ->
         ("add(1)", "signed integer overflow"),
     ],
 )
-def test_the_sanitized_library_ends_the_process_at_an_error(sanitized: Path, call: str, found: str | None) -> None:
-    paths = [subprocess.check_output(["g++", f"-print-file-name={name}"], text=True).strip() for name in RUNTIMES]
+def test_the_sanitized_library_ends_the_process_at_an_error(
+    sanitized: Path, call: str, found: str | None
+) -> None:
+    paths = [
+        subprocess.check_output(["g++", f"-print-file-name={name}"], text=True).strip()
+        for name in RUNTIMES
+    ]
     code = f"import ctypes, sys; ctypes.CDLL(sys.argv[1]).{call}; print('alive')"
     done = python(code, sanitized, LD_PRELOAD=":".join(paths), ASAN_OPTIONS="detect_leaks=0")
     assert (done.returncode == 0, "alive" in done.stdout) == (found is None, found is None)

@@ -1,4 +1,6 @@
-"""`scripts/compose.yaml`: it parses, names targets that there are, and starts the image as the pages say."""
+"""`scripts/compose.yaml`: it parses, names targets that there are, and starts the image as the
+pages say.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ STAGES = set(re.findall(r"^FROM \S+ AS (\S+)$", (ROOT / "Dockerfile").read_text(
 # The fields of the compose specification that the file uses.
 TOP = {"name", "networks", "services", "x-server"}
 FIELDS = set(
-    "build cap_drop command deploy environment healthcheck image networks ports profiles read_only security_opt "
+    "build cap_drop command deploy environment healthcheck image networks ports profiles read_only "
+    "security_opt "
     "shm_size stop_grace_period tmpfs volumes".split()
 )
 
@@ -62,7 +65,10 @@ def test_a_server_serves_the_folder_that_MODEL_names_and_else_the_demo(name: str
     assert service["ports"] == [f"127.0.0.1:{ServerConfig().port}:{ServerConfig().port}"]
     delay_s = float(service["environment"]["SERVING_DRAIN_DELAY"])
     assert delay_s > 0, "a load balancer has time to look elsewhere"
-    assert float(service["stop_grace_period"].removesuffix("s")) >= delay_s + ServerConfig().drain_timeout_s + 4
+    assert (
+        float(service["stop_grace_period"].removesuffix("s"))
+        >= delay_s + ServerConfig().drain_timeout_s + 4
+    )
 
 
 def test_only_the_gpu_profile_reserves_gpus_and_shared_memory() -> None:
@@ -75,4 +81,6 @@ def test_the_gateway_asks_whichever_server_runs() -> None:
     command = SERVICES["gateway"]["command"]
     host = re.fullmatch(r"http://(\w+):8080", command[command.index("--endpoint") + 1])
     assert command[0] == "gateway" and host
-    assert all(host[1] in SERVICES[name]["networks"]["default"]["aliases"] for name in ("cpu", "gpu"))
+    assert all(
+        host[1] in SERVICES[name]["networks"]["default"]["aliases"] for name in ("cpu", "gpu")
+    )

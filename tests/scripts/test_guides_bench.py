@@ -19,7 +19,10 @@ def test_schemas_that_are_refused_and_values_that_are_wrong_are_counted(tmp_path
     found = Found()
     schemas = {"followed": {"type": "integer"}, "refused": {"type": "object", "extends": {}}}
     for name, schema in schemas.items():
-        path, tests = tmp_path / "data" / "Set" / f"{name}.json", tmp_path / "maskbench" / "data" / f"Set---{name}.json"
+        path, tests = (
+            tmp_path / "data" / "Set" / f"{name}.json",
+            tmp_path / "maskbench" / "data" / f"Set---{name}.json",
+        )
         for file, content in (
             (path, schema),
             (tests, {"tests": [{"data": 5, "valid": True}, {"data": "a", "valid": False}]}),
@@ -28,10 +31,17 @@ def test_schemas_that_are_refused_and_values_that_are_wrong_are_counted(tmp_path
             file.write_text(json.dumps(content))
         found.follow(compiler, path, random.Random(1))
     compiler.close()
-    assert (found.num_schemas, found.num_accepted, found.num_valid, found.num_written, found.wrong) == (2, 1, 1, 1, [])
+    assert (
+        found.num_schemas,
+        found.num_accepted,
+        found.num_valid,
+        found.num_written,
+        found.wrong,
+    ) == (2, 1, 1, 1, [])
     assert (
         len(found.compiles_s) == 1
         and found.masks_s
-        and list(found.refusals) == ["must be a structure that lmi can follow: extends cannot be followed"]
+        and list(found.refusals)
+        == ["must be a structure that lmi can follow: extends cannot be followed"]
     )
     assert found.figures()["accepted"] == 0.5

@@ -15,13 +15,19 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
     """The commands alone, where nothing was installed."""
-    shutil.copytree(ROOT / "scripts", tmp_path / "scripts", ignore=shutil.ignore_patterns("figures", "__pycache__"))
+    shutil.copytree(
+        ROOT / "scripts",
+        tmp_path / "scripts",
+        ignore=shutil.ignore_patterns("figures", "__pycache__"),
+    )
     return tmp_path
 
 
 def ran(clone: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     environ = {"PATH": os.environ["PATH"], **variables}
-    return subprocess.run(["bash", *words], cwd=clone, env=environ, capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        ["bash", *words], cwd=clone, env=environ, capture_output=True, text=True, timeout=60
+    )
 
 
 @pytest.mark.parametrize(

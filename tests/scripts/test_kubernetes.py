@@ -1,8 +1,8 @@
 """`scripts/kubernetes`: the manifests are valid, and fit what lmi does.
 
-Kubernetes' own objects, and the pods inside other projects' objects, are held against Kubernetes' schemas in strict
-mode. For those projects' objects no package has schemas, so the fields that their documentation names stand here.
-promtool, of Debian's prometheus, reads the alert rules.
+Kubernetes' own objects, and the pods inside other projects' objects, are held against Kubernetes'
+schemas in strict mode. For those projects' objects no package has schemas, so the fields that their
+documentation names stand here. promtool, of Debian's prometheus, reads the alert rules.
 """
 
 from __future__ import annotations
@@ -26,9 +26,20 @@ FOLDER = ROOT / "scripts" / "kubernetes"
 FILES = sorted(FOLDER.glob("*.yaml"))
 LLM_D = FOLDER / "llm-d" / "values.yaml"  # of a chart
 ROUTE = re.compile(r'\("(/[^"]*)", \[[^\]]*"GET"')  # a row of a table of routes
-PATHS = {path for file in (ROOT / "lmi/server/routes").glob("*.py") for path in ROUTE.findall(file.read_text())}
-RELEASES = ("1.32", "1.37")  # the oldest that the manifests are meant for, and the newest that the package knows
-LWS_VARIABLES = {"LWS_LEADER_ADDRESS", "LWS_GROUP_SIZE", "LWS_WORKER_INDEX"}  # which its controller adds to each pod
+PATHS = {
+    path
+    for file in (ROOT / "lmi/server/routes").glob("*.py")
+    for path in ROUTE.findall(file.read_text())
+}
+RELEASES = (
+    "1.32",
+    "1.37",
+)  # the oldest that the manifests are meant for, and the newest that the package knows
+LWS_VARIABLES = {
+    "LWS_LEADER_ADDRESS",
+    "LWS_GROUP_SIZE",
+    "LWS_WORKER_INDEX",
+}  # which its controller adds to each pod
 NAME, PART_OF = "app.kubernetes.io/name", "app.kubernetes.io/part-of"
 WORKER_INDEX = "leaderworkerset.sigs.k8s.io/worker-index"
 END_S = 5  # for a server to end after its drain
@@ -270,15 +281,26 @@ CUSTOM = {
 }
 
 
-WITHOUT_PODS = ("PodMonitor", "PrometheusRule", "InferencePool", "HTTPRoute")  # other projects' objects
+WITHOUT_PODS = (
+    "PodMonitor",
+    "PrometheusRule",
+    "InferencePool",
+    "HTTPRoute",
+)  # other projects' objects
 
 
 def manifests(path: Path) -> list[dict[str, Any]]:
     return [document for document in yaml.safe_load_all(path.read_text()) if document]
 
 
-ALL = [pytest.param(each, id=f"{path.stem}-{each['kind']}") for path in FILES for each in manifests(path)]
-OBJECTS = {(each["kind"], each["metadata"]["name"]): each for path in FILES for each in manifests(path)}
+ALL = [
+    pytest.param(each, id=f"{path.stem}-{each['kind']}")
+    for path in FILES
+    for each in manifests(path)
+]
+OBJECTS = {
+    (each["kind"], each["metadata"]["name"]): each for path in FILES for each in manifests(path)
+}
 DEPLOYMENT, NODES = OBJECTS["Deployment", "lmi"], OBJECTS["LeaderWorkerSet", "lmi-nodes"]
 ON_CPUS = OBJECTS["Deployment", "lmi-cpu"]
 PRESET = OBJECTS["LLMInferenceServiceConfig", "lmi"]
@@ -294,7 +316,12 @@ def as_kubernetes_own(manifest: dict[str, Any]) -> dict[str, Any]:
     """The part of a manifest that Kubernetes' schemas describe."""
     if manifest["kind"] == "LeaderWorkerSet":
         template = manifest["spec"]["leaderWorkerTemplate"]["workerTemplate"]
-        return {"apiVersion": "v1", "kind": "PodTemplate", "metadata": manifest["metadata"], "template": template}
+        return {
+            "apiVersion": "v1",
+            "kind": "PodTemplate",
+            "metadata": manifest["metadata"],
+            "template": template,
+        }
     if manifest["kind"] == "ScaledObject":
         behavior = manifest["spec"]["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
         target = {"kind": "Deployment", "name": "lmi"}
@@ -302,12 +329,19 @@ def as_kubernetes_own(manifest: dict[str, Any]) -> dict[str, Any]:
         return {"apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler", "spec": spec}
     if manifest["kind"].startswith("LLMInferenceService"):
         template = {"spec": manifest["spec"]["template"]}
-        return {"apiVersion": "v1", "kind": "PodTemplate", "metadata": manifest["metadata"], "template": template}
+        return {
+            "apiVersion": "v1",
+            "kind": "PodTemplate",
+            "metadata": manifest["metadata"],
+            "template": template,
+        }
     return manifest
 
 
 @pytest.mark.parametrize("release", RELEASES)
-@pytest.mark.parametrize("manifest", [each for each in ALL if each.values[0]["kind"] not in WITHOUT_PODS])
+@pytest.mark.parametrize(
+    "manifest", [each for each in ALL if each.values[0]["kind"] not in WITHOUT_PODS]
+)
 def test_a_manifest_fits_kubernetes_schemas(manifest: dict[str, Any], release: str) -> None:
     kubernetes_validate.validate(as_kubernetes_own(manifest), release, strict=True)
 
@@ -318,7 +352,12 @@ def test_a_custom_object_has_documented_fields_only(manifest: dict[str, Any]) ->
 
 
 def test_the_schemas_find_a_misspelt_field() -> None:
-    misspelt = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "lmi"}, "spec": {"selektor": {}}}
+    misspelt = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": "lmi"},
+        "spec": {"selektor": {}},
+    }
     with pytest.raises(kubernetes_validate.ValidationError, match="selektor"):
         kubernetes_validate.validate(misspelt, RELEASES[-1], strict=True)
     with pytest.raises(msgspec.ValidationError, match="replica"):
@@ -341,7 +380,9 @@ def variables(container: dict[str, Any]) -> dict[str, str]:
     return {each["name"]: each.get("value", "") for each in container["env"]}
 
 
-def test_every_probe_asks_a_route_at_the_port_that_the_container_opens(container: dict[str, Any]) -> None:
+def test_every_probe_asks_a_route_at_the_port_that_the_container_opens(
+    container: dict[str, Any],
+) -> None:
     ports = {each["name"]: each["containerPort"] for each in container["ports"]}
     assert ports["http"] == ServerConfig().port
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
@@ -350,14 +391,22 @@ def test_every_probe_asks_a_route_at_the_port_that_the_container_opens(container
 
 
 def test_only_a_lost_server_is_restarted(container: dict[str, Any]) -> None:
-    """/ping is 503 while an engine is started again, so liveness asks the route that is 200 then."""
-    assert container["startupProbe"]["httpGet"]["path"] == container["readinessProbe"]["httpGet"]["path"] == "/ping"
+    """/ping is 503 while an engine is started again, so liveness asks the route that is
+    200 then.
+    """
+    assert (
+        container["startupProbe"]["httpGet"]["path"]
+        == container["readinessProbe"]["httpGet"]["path"]
+        == "/ping"
+    )
     assert container["livenessProbe"]["httpGet"]["path"] == "/v2/health/live"
     startup = container["startupProbe"]
     assert startup["periodSeconds"] * startup["failureThreshold"] == 3600
 
 
-def test_a_pod_has_time_for_its_delay_its_drain_and_its_end(pod: dict[str, Any], container: dict[str, Any]) -> None:
+def test_a_pod_has_time_for_its_delay_its_drain_and_its_end(
+    pod: dict[str, Any], container: dict[str, Any]
+) -> None:
     delay_s = float(variables(container)["SERVING_DRAIN_DELAY"])
     drain_s = float(variables(container)["SERVING_DRAIN_TIMEOUT"])
     assert pod["terminationGracePeriodSeconds"] >= delay_s + drain_s + END_S
@@ -365,8 +414,15 @@ def test_a_pod_has_time_for_its_delay_its_drain_and_its_end(pod: dict[str, Any],
     assert delay_s >= readiness["periodSeconds"] * readiness["failureThreshold"]
 
 
-def test_every_variable_is_one_that_lmi_its_engine_or_the_hub_reads(container: dict[str, Any]) -> None:
-    for name in variables(container).keys() - {"HF_TOKEN", "HF_HOME", "HF_MODEL_ID", "VLLM_HOST_IP"}:
+def test_every_variable_is_one_that_lmi_its_engine_or_the_hub_reads(
+    container: dict[str, Any],
+) -> None:
+    for name in variables(container).keys() - {
+        "HF_TOKEN",
+        "HF_HOME",
+        "HF_MODEL_ID",
+        "VLLM_HOST_IP",
+    }:
         key = key_of_env(name)
         known = find(key) is not None or key in ("option.master_port", "download_dir")
         assert name.startswith(("OPTION_", "SERVING_")) and known, name
@@ -375,7 +431,10 @@ def test_every_variable_is_one_that_lmi_its_engine_or_the_hub_reads(container: d
 def test_what_is_written_has_a_volume_since_the_root_is_read_only(
     pod: dict[str, Any], container: dict[str, Any]
 ) -> None:
-    assert container["securityContext"]["readOnlyRootFilesystem"] and pod["securityContext"]["runAsNonRoot"]
+    assert (
+        container["securityContext"]["readOnlyRootFilesystem"]
+        and pod["securityContext"]["runAsNonRoot"]
+    )
     mounts = {each["mountPath"]: each["name"] for each in container["volumeMounts"]}
     assert {"/tmp", "/cache", "/keys"} <= mounts.keys() <= {"/tmp", "/cache", "/keys", "/dev/shm"}
     assert set(mounts.values()) == {each["name"] for each in pod["volumes"]}
@@ -391,7 +450,9 @@ def test_what_is_written_has_a_volume_since_the_root_is_read_only(
         ("lmi-leaders", "LeaderWorkerSet", {WORKER_INDEX: "0"}),
     ],
 )
-def test_a_service_selects_the_pods_that_answer(name: str, kind: str, added: dict[str, str]) -> None:
+def test_a_service_selects_the_pods_that_answer(
+    name: str, kind: str, added: dict[str, str]
+) -> None:
     service = OBJECTS["Service", name]["spec"]
     labels = TEMPLATES[kind]["metadata"]["labels"]
     assert service["selector"] == {NAME: labels[NAME], **added}
@@ -405,17 +466,25 @@ def test_no_service_has_the_name_that_the_controller_gives_to_its_own() -> None:
 def test_the_parallel_degrees_multiply_to_the_gpus_of_a_group() -> None:
     [container] = TEMPLATES["LeaderWorkerSet"]["spec"]["containers"]
     environ = variables(container)
-    num_gpus = NODES["spec"]["leaderWorkerTemplate"]["size"] * int(container["resources"]["limits"]["nvidia.com/gpu"])
+    num_gpus = NODES["spec"]["leaderWorkerTemplate"]["size"] * int(
+        container["resources"]["limits"]["nvidia.com/gpu"]
+    )
     degrees = (environ["OPTION_TENSOR_PARALLEL_DEGREE"], environ["OPTION_PIPELINE_PARALLEL_DEGREE"])
     assert int(degrees[0]) * int(degrees[1]) == num_gpus
-    assert int(environ["OPTION_MASTER_PORT"]) in {port["containerPort"] for port in container["ports"]}
+    assert int(environ["OPTION_MASTER_PORT"]) in {
+        port["containerPort"] for port in container["ports"]
+    }
 
 
 def test_lmi_reads_what_the_controller_of_the_leaderworkerset_adds() -> None:
     read = {OTHER_ENV[name] for name in LWS_VARIABLES}
     assert read == {"option.master_addr", "option.nnodes", "option.node_rank"}
-    assert LWS_VARIABLES.isdisjoint(variables(TEMPLATES["LeaderWorkerSet"]["spec"]["containers"][0]))
-    assert NODES["spec"]["startupPolicy"] == "LeaderCreated", "the leader is ready only when its workers have joined"
+    assert LWS_VARIABLES.isdisjoint(
+        variables(TEMPLATES["LeaderWorkerSet"]["spec"]["containers"][0])
+    )
+    assert NODES["spec"]["startupPolicy"] == "LeaderCreated", (
+        "the leader is ready only when its workers have joined"
+    )
 
 
 def test_the_scaled_object_asks_for_metrics_that_lmi_writes_about_the_pods_that_it_scales() -> None:
@@ -426,14 +495,20 @@ def test_the_scaled_object_asks_for_metrics_that_lmi_writes_about_the_pods_that_
         query = re.sub(r"rate\((.+)\[1m\]\)", r"\1", trigger.metadata.query)
         match = re.fullmatch(r'sum\((lmi_\w+)\{app_kubernetes_io_name="(\S+)"\}\)', query)
         assert match and re.search(f'"{match[1].removesuffix("_total")}["{{]', written)
-        assert target["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/name"] == match[2]
+        assert (
+            target["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/name"] == match[2]
+        )
     assert SCALED.spec.minReplicaCount == DEPLOYMENT["spec"]["replicas"] > 1
 
 
 def test_no_pod_is_called_for_while_the_pods_that_run_have_room() -> None:
     [container] = DEPLOYMENT["spec"]["template"]["spec"]["containers"]
     running = next(each for each in SCALED.spec.triggers if each.name == "running")
-    assert 0 < int(running.metadata.threshold) < int(variables(container)["OPTION_MAX_ROLLING_BATCH_SIZE"])
+    assert (
+        0
+        < int(running.metadata.threshold)
+        < int(variables(container)["OPTION_MAX_ROLLING_BATCH_SIZE"])
+    )
 
 
 def test_the_pods_say_where_their_metrics_are() -> None:
@@ -458,11 +533,15 @@ def test_a_drain_of_nodes_leaves_a_pod_that_serves(name: str) -> None:
 def test_only_prometheus_reaches_management_and_only_ranks_reach_ranks() -> None:
     policy = OBJECTS["NetworkPolicy", "lmi"]["spec"]
     ranks = OBJECTS["NetworkPolicy", "lmi-ranks"]["spec"]
-    open_ports = {port["port"] for rule in policy["ingress"] if "from" not in rule for port in rule["ports"]}
+    open_ports = {
+        port["port"] for rule in policy["ingress"] if "from" not in rule for port in rule["ports"]
+    }
 
     assert open_ports == {"http"}
     for template in TEMPLATES.values():
-        assert policy["podSelector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+        assert (
+            policy["podSelector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+        )
         [container] = template["spec"]["containers"]
         ports = {port["name"]: port["containerPort"] for port in container["ports"]}
         assert str(ports["management"]) == variables(container)["SERVING_MANAGEMENT_PORT"]
@@ -475,11 +554,16 @@ def test_every_pod_has_keys_from_the_secret_of_which_prometheus_has_one(
     pod: dict[str, Any], container: dict[str, Any]
 ) -> None:
     [endpoint] = OBJECTS["PodMonitor", "lmi"]["spec"]["podMetricsEndpoints"]
-    [secret] = [volume["secret"]["secretName"] for volume in pod["volumes"] if volume["name"] == "keys"]
+    [secret] = [
+        volume["secret"]["secretName"] for volume in pod["volumes"] if volume["name"] == "keys"
+    ]
 
     assert variables(container)["OPTION_API_KEY_FILE"] == "/keys/keys"
     assert endpoint["authorization"]["credentials"]["name"] == secret
-    assert endpoint["port"] in {port["name"] for port in container["ports"]} and endpoint["path"] in PATHS
+    assert (
+        endpoint["port"] in {port["name"] for port in container["ports"]}
+        and endpoint["path"] in PATHS
+    )
 
 
 def test_on_cpus_a_pod_is_given_all_that_it_may_use() -> None:
@@ -506,9 +590,15 @@ def test_the_presets_of_kserve_and_llm_d_serve_and_end_as_the_deployment_does() 
         environ = variables(pod["containers"][0])
         pause_s = container["lifecycle"]["preStop"]["sleep"]["seconds"]
         assert environ["SERVING_PORT"] == "8000"
-        assert pod["terminationGracePeriodSeconds"] >= pause_s + float(environ["SERVING_DRAIN_TIMEOUT"]) + END_S
+        assert (
+            pod["terminationGracePeriodSeconds"]
+            >= pause_s + float(environ["SERVING_DRAIN_TIMEOUT"]) + END_S
+        )
         for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-            assert container[probe]["httpGet"]["path"] in PATHS and container[probe]["httpGet"]["port"] == 8000
+            assert (
+                container[probe]["httpGet"]["path"] in PATHS
+                and container[probe]["httpGet"]["port"] == 8000
+            )
 
 
 def test_alerts_read_series_that_lmi_writes(tmp_path: Path) -> None:
@@ -524,7 +614,9 @@ def test_alerts_read_series_that_lmi_writes(tmp_path: Path) -> None:
         file = tmp_path / "rules.yaml"
         file.write_text(yaml.safe_dump(rules))
         checked = subprocess.run([promtool, "check", "rules", file], capture_output=True, text=True)
-        assert checked.returncode == 0 and f"{len(alerts)} rules found" in checked.stdout, checked.stderr
+        assert checked.returncode == 0 and f"{len(alerts)} rules found" in checked.stdout, (
+            checked.stderr
+        )
 
 
 def test_readme_names_every_manifest() -> None:

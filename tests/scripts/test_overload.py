@@ -1,4 +1,6 @@
-"""`scripts/overload`: figures computed from records, and short runs against servers without a model."""
+"""`scripts/overload`: figures computed from records, and short runs against servers without a
+model.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +80,9 @@ def test_what_idle_seconds_could_have_served_is_counted_once() -> None:
     busy = [whole(0, 4, num_tokens=400)]
     assert records.servable([*busy, refused(0, 50)], capacity=100, seconds=4, patience_s=4) == 0
     half = [whole(0, 4, num_tokens=200)]  # of each second 40 tokens are idle: 100 * 0.9 - 50
-    assert records.servable([*half, *[refused(0, 50)] * 9], capacity=100, seconds=4, patience_s=4) == 3
+    assert (
+        records.servable([*half, *[refused(0, 50)] * 9], capacity=100, seconds=4, patience_s=4) == 3
+    )
     assert records.servable([*half, refused(0, 50)], capacity=100, seconds=4, patience_s=1) == 0
     assert records.servable([*half, refused(3.5, 10)], capacity=100, seconds=4, patience_s=4) == 0
 
@@ -87,12 +91,18 @@ def test_goodput_is_back_where_all_that_arrives_from_then_on_is_answered() -> No
     lost = [left(5 + number / 4, 9, num_tokens=5) for number in range(12)]  # due until 7.75 s
     served = [whole(8 + number / 4, 8.5 + number / 4) for number in range(16)]
     assert records.recovery_s([*lost, *served], burst_s=5, seconds=12) == 3
-    assert records.recovery_s([*lost, *served, left(8, 9, num_tokens=1)], burst_s=5, seconds=12) == 3  # 2 of 82 tokens
-    assert records.recovery_s([whole(5.1, 6), *lost, *served, left(5, 9)], burst_s=5, seconds=12) == 3
+    assert (
+        records.recovery_s([*lost, *served, left(8, 9, num_tokens=1)], burst_s=5, seconds=12) == 3
+    )  # 2 of 82 tokens
+    assert (
+        records.recovery_s([whole(5.1, 6), *lost, *served, left(5, 9)], burst_s=5, seconds=12) == 3
+    )
     assert records.recovery_s([*served, *lost, left(9.1, 9.2)], burst_s=5, seconds=12) == 4.25
     assert records.recovery_s([*lost, *served], burst_s=5, seconds=9) is None
     assert records.recovery_s(lost, burst_s=5, seconds=12) is None
-    assert records.recovery_s([*lost, *[refused(record.start_s) for record in served]], 5, 12) is None
+    assert (
+        records.recovery_s([*lost, *[refused(record.start_s) for record in served]], 5, 12) is None
+    )
 
 
 def test_the_service_gap_is_the_most_of_any_interval() -> None:
@@ -109,7 +119,12 @@ def test_the_service_gap_is_the_most_of_any_interval() -> None:
 
 
 def test_a_light_client_waits_from_its_first_refusal_to_its_answer() -> None:
-    light = [refused(0, tenant="light"), refused(2, tenant="light"), whole(3, 5, "light"), whole(6, 7, "light")]
+    light = [
+        refused(0, tenant="light"),
+        refused(2, tenant="light"),
+        whole(3, 5, "light"),
+        whole(6, 7, "light"),
+    ]
     assert records.waits_s([*light, whole(0, 9, "hog")], "light") == ([5, 1], False)
     assert records.waits_s([*light, left(8, 10, "light")], "light") == ([5, 1, 2], True)
     assert records.waits_s([], "light") == ([], False)
@@ -128,7 +143,12 @@ BROKEN = LAST[:-2] + b', "details": {"finish_reason": "error"}}\n'
     [
         ("openai", [HEAD + PIECE, PIECE, USAGE + b"data: [DONE]\n\n"], Outcome.WHOLE, 5),
         ("openai", [HEAD + PIECE, PIECE], Outcome.FAILED, 2),
-        ("openai", [HEAD + PIECE, b'data: {"error":{}}\n\n' + b"data: [DONE]\n\n"], Outcome.FAILED, 1),
+        (
+            "openai",
+            [HEAD + PIECE, b'data: {"error":{}}\n\n' + b"data: [DONE]\n\n"],
+            Outcome.FAILED,
+            1,
+        ),
         ("openai", [b"HTTP/1.1 503 x\r\nRetry-After: 7\r\n\r\n{}"], Outcome.REFUSED, 0),
         ("openai", [b"HTTP/1.1 400 x\r\n\r\n{}"], Outcome.FAILED, 0),
         ("openai", [], Outcome.FAILED, 0),
@@ -136,13 +156,20 @@ BROKEN = LAST[:-2] + b', "details": {"finish_reason": "error"}}\n'
         ("lmi", [HEAD + LINE, BROKEN], Outcome.FAILED, 2),
     ],
 )
-def test_what_a_client_read_becomes_a_record(api: str, reads: list[bytes], outcome: Outcome, num_tokens: int) -> None:
+def test_what_a_client_read_becomes_a_record(
+    api: str, reads: list[bytes], outcome: Outcome, num_tokens: int
+) -> None:
     door = Door(api, "bench", {"Authorization": "Bearer {tenant}"})
     asked = Asked(door.ask("one", 5, random.Random(0)), due_s=100, sent_s=100.1, end_s=103)
     asked.answer = Answer(100.1, reads, [101.0 + number for number in range(len(reads))])
     assert b"\r\nAuthorization: Bearer one\r\n" in asked.ask.payload
     record = door.record(asked, 100)
-    assert (record.start_s, record.end_s, record.outcome, record.num_tokens) == (0, 3, outcome, num_tokens)
+    assert (record.start_s, record.end_s, record.outcome, record.num_tokens) == (
+        0,
+        3,
+        outcome,
+        num_tokens,
+    )
     assert record.times_s[:1] == ((1.0,) if num_tokens else ())
     assert record.retry_after_s == (7 if outcome == Outcome.REFUSED else None)
     asked.has_left = True
@@ -160,7 +187,16 @@ def overload(*words: str) -> dict[str, Any]:
 
 def test_every_part_runs_against_a_server_with_three_places(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
-    words = ["--loads", "1,4", "--hog", "3,1,20", "--tenants", "big:2:32:20,small:1:16:10", "--json", str(file)]
+    words = [
+        "--loads",
+        "1,4",
+        "--hog",
+        "3,1,20",
+        "--tenants",
+        "big:2:32:20,small:1:16:10",
+        "--json",
+        str(file),
+    ]
     places = [
         "--set",
         "option.echo_step_ms=10",
@@ -179,9 +215,17 @@ def test_every_part_runs_against_a_server_with_three_places(tmp_path: Path) -> N
             == (row["refusal_p50_ms"] is not None)
             == bool(row["outcomes"]["refused"])
         )
-    assert found["tenants"]["outcomes"]["refused"] > 0 and set(found["tenants"]["services"]) == {"big", "small"}
+    assert found["tenants"]["outcomes"]["refused"] > 0 and set(found["tenants"]["services"]) == {
+        "big",
+        "small",
+    }
     hogs = found["hogs"]
-    assert hogs["hogs"]["refused"] > 0 and hogs["hog_tokens"] > 0 and hogs["light_alone_s"] > 0 and not hogs["reasons"]
+    assert (
+        hogs["hogs"]["refused"] > 0
+        and hogs["hog_tokens"] > 0
+        and hogs["light_alone_s"] > 0
+        and not hogs["reasons"]
+    )
 
 
 def test_a_server_that_runs_is_loaded_by_its_url_at_the_api_of_lmi() -> None:
@@ -190,11 +234,21 @@ def test_a_server_that_runs_is_loaded_by_its_url_at_the_api_of_lmi() -> None:
         found = overload("load", "--url", url, "--api", "lmi", "--loads", "0.5", "--patience", "30")
     [row] = found["load"]
     assert row["outcomes"]["whole"] > 0 and row["outcomes"]["failed"] == 0
-    assert 0 < row["first_p50_s"] <= row["first_p99_s"] and row["ping_p50_ms"] > 0 and row["driver_cores"] > 0
+    assert (
+        0 < row["first_p50_s"] <= row["first_p99_s"]
+        and row["ping_p50_ms"] > 0
+        and row["driver_cores"] > 0
+    )
 
 
-def test_figures_beside_goals_are_of_the_worst_load_and_infinite_where_goodput_never_came_back() -> None:
-    row = {"load": 1.0, "goodput_ratio": 1.0, "refusal_p99_ms": 5.0, "servable_share": math.nan, "ping_p99_ms": 3.0}
+def test_figures_beside_goals_are_of_the_worst_load_and_infinite_without_recovery() -> None:
+    row = {
+        "load": 1.0,
+        "goodput_ratio": 1.0,
+        "refusal_p99_ms": 5.0,
+        "servable_share": math.nan,
+        "ping_p99_ms": 3.0,
+    }
     found = {
         "load": [row, row | {"load": 2.0, "goodput_ratio": 0.5, "ping_p99_ms": 9.0}],
         "burst": {"recovery_s": None},
@@ -208,25 +262,40 @@ def test_figures_beside_goals_are_of_the_worst_load_and_infinite_where_goodput_n
         "recovery_s": math.inf,
         "light_ratio": 8.0,
     }
-    assert report.clean({"a": [math.nan, 1.23456], "b": math.inf}) == {"a": [None, 1.2346], "b": None}
+    assert report.clean({"a": [math.nan, 1.23456], "b": math.inf}) == {
+        "a": [None, 1.2346],
+        "b": None,
+    }
 
 
-def test_a_server_that_stops_answering_costs_only_the_figures_that_need_it(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_server_that_stops_answering_costs_only_the_figures_that_need_it(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     port = servers.free_port()  # nobody listens
     plan = Plan(seconds=0.2, capacity_s=0.2, num_users=2, hog=(2, 1, 4), settle_s=0.1)
     run = Run(Target("127.0.0.1", port, "/ping", "bench"), Door("openai", "bench"), plan)
     found = report.measure(run, ["load", "hogs"], [1.0])
-    assert found["load"] == [] and found["hogs"]["hogs"]["failed"] > 0 and math.isnan(found["hogs"]["light_ratio"])
+    assert (
+        found["load"] == []
+        and found["hogs"]["hogs"]["failed"] > 0
+        and math.isnan(found["hogs"]["light_ratio"])
+    )
     assert "left out: no tokens came" in capfd.readouterr().err
 
 
 def test_a_contest_has_a_column_for_each_server_and_says_what_never_came_back() -> None:
-    columns = {"ours": {"goodput 2": 0.93, "recovery_s": 1.5, "gap_s": 0.2}, "theirs": {"recovery_s": math.inf}}
+    columns = {
+        "ours": {"goodput 2": 0.93, "recovery_s": 1.5, "gap_s": 0.2},
+        "theirs": {"recovery_s": math.inf},
+    }
     rows = contest.table(columns).splitlines()
     assert rows[0] == "| figure | ours | theirs | goal |"
     assert "| same, load 2 | 0.93 |  | ≥ 0.8 |" in rows
     assert "| seconds from a burst until goodput is back | 1.50 | never | ≤ 5 |" in rows
-    assert rows[-1] == "| what one tenant with a backlog got more than another, s of capacity | 0.20 |  |  |"
+    assert (
+        rows[-1]
+        == "| what one tenant with a backlog got more than another, s of capacity | 0.20 |  |  |"
+    )
 
 
 def test_an_unknown_contestant_is_refused_by_name() -> None:

@@ -51,12 +51,17 @@ def test_only_quiet_bursts_count_and_where_none_was_the_one_that_waited_least() 
     assert loud.first_ms == 1000
 
 
-def test_workers_take_turns_and_one_that_cannot_start_is_left_out(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
+def test_workers_take_turns_and_one_that_cannot_start_is_left_out(
+    tmp_path: Path, capfd: pytest.CaptureFixture
+) -> None:
     from scripts.benchmarks.peers.shapes import make
 
     make(TINY, tmp_path)
     good = {"model": str(tmp_path / "f32"), "dtype": "fp32"}
-    own = [Contestant("lmi", "lmi", good), Contestant("nobody", "lmi", {"model": "/nowhere", "dtype": "fp32"})]
+    own = [
+        Contestant("lmi", "lmi", good),
+        Contestant("nobody", "lmi", {"model": "/nowhere", "dtype": "fp32"}),
+    ]
     with workers(own, tmp_path / "log") as ready:
         burst = replace(BURST, vocab_size=TINY.vocab_size)
         found = play(ready, burst, 1, time.monotonic() + 60)
@@ -74,9 +79,14 @@ def test_a_contestant_that_fails_in_a_burst_leaves_and_the_others_go_on(
     from scripts.benchmarks.peers.shapes import make
 
     own = []
-    for name, vocab_size in (("large", 512), ("small", 310)):  # a token over its vocabulary ends the small one
+    for name, vocab_size in (
+        ("large", 512),
+        ("small", 310),
+    ):  # a token over its vocabulary ends the small one
         make(replace(TINY, vocab_size=vocab_size), tmp_path / name)
-        own.append(Contestant(name, "lmi", {"model": str(tmp_path / name / "f32"), "dtype": "fp32"}))
+        own.append(
+            Contestant(name, "lmi", {"model": str(tmp_path / name / "f32"), "dtype": "fp32"})
+        )
     with workers(own, tmp_path / "log") as ready:
         easy, hard = replace(BURST, vocab_size=310), replace(BURST, vocab_size=512)
         found = [play(ready, burst, 1, time.monotonic() + 60) for burst in (easy, hard, easy)]
@@ -98,13 +108,19 @@ def test_a_contestant_that_takes_too_long_is_ended() -> None:
 
 def results() -> Results:
     own = Results(first={"lmi": figure(10), "OpenVINO GenAI": figure(10)})
-    own.speeds[("float32", 1, 32)] = {"lmi": figure(150), "OpenVINO GenAI": figure(100), "vLLM": figure(120)}
+    own.speeds[("float32", 1, 32)] = {
+        "lmi": figure(150),
+        "OpenVINO GenAI": figure(100),
+        "vLLM": figure(120),
+    }
     own.prefix["cold"] = {"lmi": figure(100), "vLLM": figure(200), "OpenVINO GenAI": figure(50)}
     own.starts = {"lmi serve": Start(0.5, 120.0), "vllm serve": Start(25.0, 1200.0)}
     return own
 
 
-def test_stored_results_are_read_back_and_a_later_run_replaces_only_its_shapes(tmp_path: Path) -> None:
+def test_stored_results_are_read_back_and_a_later_run_replaces_only_its_shapes(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "peers" / "results.json"
     assert load(file) == {}
     add(file, "5M", results())
@@ -127,7 +143,12 @@ def test_a_ratio_stands_beside_a_goal_that_it_misses() -> None:
     ]
     times, goals = report.time_ratios(found)
     assert list(times.values()) == pytest.approx([1.0, 2.0, 0.02, 0.1])
-    assert [(relation, goal) for *_, relation, goal in goals] == [("<=", 1.0), ("<=", 0.8), ("<=", 1.0), ("<=", 1.0)]
+    assert [(relation, goal) for *_, relation, goal in goals] == [
+        ("<=", 1.0),
+        ("<=", 0.8),
+        ("<=", 1.0),
+        ("<=", 1.0),
+    ]
 
 
 def test_tables_say_what_was_not_quiet_and_leave_empty_what_was_not_measured() -> None:
@@ -137,20 +158,30 @@ def test_tables_say_what_was_not_quiet_and_leave_empty_what_was_not_measured() -
     text = report.shape_table("5M", SHAPES["5M"], own)
     assert "| 1 at once, prompts of 32 | 150 | 100 | ~120 |" in text
     assert "| 32 that share 400 tokens, cold, s | 1.00 | 2.00 |  |" in text
-    assert "| from exec to 200, s | 0.50 | 25.00 |\n| idle, PSS of all processes, MB | 120 | 1200 |" in text
-    assert json.loads(report.as_json({"5M": own}, {}))["tokens_per_s"]["5M"]["float32 1 32"]["lmi"] == 150
+    assert (
+        "| from exec to 200, s | 0.50 | 25.00 |\n| idle, PSS of all processes, MB | 120 | 1200 |"
+        in text
+    )
+    assert (
+        json.loads(report.as_json({"5M": own}, {}))["tokens_per_s"]["5M"]["float32 1 32"]["lmi"]
+        == 150
+    )
 
 
 def test_no_burst_of_a_large_model_takes_minutes() -> None:
     for name in SHAPES:
-        assert all(n * prompt <= report.MAX_PREFILL[name] for n, prompt in report.cases(name, False))
+        assert all(
+            n * prompt <= report.MAX_PREFILL[name] for n, prompt in report.cases(name, False)
+        )
     assert (64, 512) in report.cases("135M", False) and (64, 512) not in report.cases("0.5B", False)
 
 
 def test_only_what_is_installed_takes_part() -> None:
     names = [each.name for each in contestants.libraries(Path("folder"), {"openvino"})]
     assert names == ["lmi", "OpenVINO GenAI"]
-    everyone = [each.name for each in contestants.reduced(ROOT / "build", {"openvino", "llama-cpp"})]
+    everyone = [
+        each.name for each in contestants.reduced(ROOT / "build", {"openvino", "llama-cpp"})
+    ]
     assert everyone == ["lmi int8", "lmi bf16", "OpenVINO GenAI int8", "llama-server Q8_0"]
 
 

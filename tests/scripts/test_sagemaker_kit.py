@@ -1,4 +1,6 @@
-"""`scripts/sagemaker`: what it would send, what it refuses to send, and what it does with AWS's answers."""
+"""`scripts/sagemaker`: what it would send, what it refuses to send, and what it does with AWS's
+answers.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,16 @@ IMAGE = "123456789012.dkr.ecr.eu-west-1.amazonaws.com/lmi:chat"
 ROLE = "arn:aws:iam::123456789012:role/sagemaker"
 GPU = "ml.g6.xlarge"
 DEPLOY = ("deploy", "chat", "--image", IMAGE, "--role", ROLE, "--instance-type", GPU)
-TRANSFORM = ("transform", "chat", "--instance-type", GPU, "--input", "s3://data/in", "--output", "s3://data/out")
+TRANSFORM = (
+    "transform",
+    "chat",
+    "--instance-type",
+    GPU,
+    "--input",
+    "s3://data/in",
+    "--output",
+    "s3://data/out",
+)
 COMPONENT = ("--component", "base", "--memory-mb", "16384", "--gpus", "1")
 REPOSITORY = "123456789012.dkr.ecr.eu-west-1.amazonaws.com/lmi"
 
@@ -43,9 +54,26 @@ COMMANDS: dict[str, Sequence[str]] = {
     "async": (*DEPLOY, "--async", "s3://answers/chat"),
     "multi-model": (*DEPLOY, "--multi-model", "s3://models/all"),
     "component": (*DEPLOY, *COMPONENT, "--network-isolation"),
-    "adapter": ("adapter", "chat", "--component", "poet", "--base", "base", "--artifact", "s3://models/poet.tar.gz"),
+    "adapter": (
+        "adapter",
+        "chat",
+        "--component",
+        "poet",
+        "--base",
+        "base",
+        "--artifact",
+        "s3://models/poet.tar.gz",
+    ),
     "transform": TRANSFORM,
-    "transform of a new model": (*TRANSFORM, "--image", IMAGE, "--role", ROLE, "--model", "s3://models/llama"),
+    "transform of a new model": (
+        *TRANSFORM,
+        "--image",
+        IMAGE,
+        "--role",
+        ROLE,
+        "--model",
+        "s3://models/llama",
+    ),
     "invoke": ("invoke", "chat", "--body", "BODY"),
     "invoke a component": ("invoke", "chat", "--body", "BODY", "--component", "poet"),
     "invoke a target model": ("invoke", "chat", "--body", "BODY", "--target-model", "llama.tar.gz"),
@@ -95,7 +123,10 @@ def refusal(words: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str:
 def test_botocore_takes_every_call_of_every_word(name: str, body: Path) -> None:
     for call in calls_of([str(body) if word == "BODY" else word for word in COMMANDS[name]]):
         client = boto3.client(
-            call.service, region_name="eu-west-1", aws_access_key_id="nobody", aws_secret_access_key="nothing"
+            call.service,
+            region_name="eu-west-1",
+            aws_access_key_id="nobody",
+            aws_secret_access_key="nothing",
         )
         method = xform_name(call.operation)
         with Stubber(client) as stubber, pytest.raises(ClientError, match="arrived"):
@@ -104,7 +135,9 @@ def test_botocore_takes_every_call_of_every_word(name: str, body: Path) -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_value_fits_the_pattern_the_list_and_the_limits_of_the_service_model(name: str, body: Path) -> None:
+def test_every_value_fits_the_pattern_the_list_and_the_limits_of_the_service_model(
+    name: str, body: Path
+) -> None:
     for call in calls_of([str(body) if word == "BODY" else word for word in COMMANDS[name]]):
         assert list(faults(call.service, call.operation, call.parameters)) == []
 
@@ -113,7 +146,11 @@ def test_every_value_fits_the_pattern_the_list_and_the_limits_of_the_service_mod
     ("operation", "parameters", "named"),
     [
         ("CreateModel", {"ModelName": "a b"}, "CreateModel.ModelName is 'a b', its pattern is"),
-        ("CreateModel", {"ModelName": "a" * 64}, "CreateModel.ModelName is 64 in length, allowed is 0 to 63"),
+        (
+            "CreateModel",
+            {"ModelName": "a" * 64},
+            "CreateModel.ModelName is 64 in length, allowed is 0 to 63",
+        ),
         ("CreateModel", {}, 'Missing required parameter in input: "ModelName"'),
         ("CreateModel", {"ModelName": "a", "Colour": 1}, 'Unknown parameter in input: "Colour"'),
         (
@@ -122,7 +159,9 @@ def test_every_value_fits_the_pattern_the_list_and_the_limits_of_the_service_mod
                 "TransformJobName": "a",
                 "ModelName": "a",
                 "ModelClientConfig": {"InvocationsTimeoutInSeconds": 3601},
-                "TransformInput": {"DataSource": {"S3DataSource": {"S3DataType": "Folder", "S3Uri": "s3://a/b"}}},
+                "TransformInput": {
+                    "DataSource": {"S3DataSource": {"S3DataType": "Folder", "S3Uri": "s3://a/b"}}
+                },
                 "TransformOutput": {"S3OutputPath": "s3://a/c"},
                 "TransformResources": {"InstanceType": GPU, "InstanceCount": 1},
             },
@@ -137,7 +176,9 @@ def test_the_walk_of_the_service_model_finds_each_kind_of_fault(
     assert named in [fault.text for fault in faults("sagemaker", operation, parameters)][0]
 
 
-def test_a_dry_run_prints_one_line_of_json_for_each_call_in_order(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_prints_one_line_of_json_for_each_call_in_order(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     lines = dry_run(DEPLOY, capsys)
     assert [(line["service"], line["operation"]) for line in lines] == [
         ("sagemaker", "CreateModel"),
@@ -164,17 +205,33 @@ def test_a_dry_run_prints_one_line_of_json_for_each_call_in_order(capsys: pytest
     ]
 
 
-def test_a_dry_run_shows_steps_of_docker_as_commands_without_the_password(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_shows_steps_of_docker_as_commands_without_the_password(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     lines = dry_run(COMMANDS["push"], capsys)
-    assert [line.get("operation") for line in lines[:2]] == ["CreateRepository", "GetAuthorizationToken"]
+    assert [line.get("operation") for line in lines[:2]] == [
+        "CreateRepository",
+        "GetAuthorizationToken",
+    ]
     assert lines[2:] == [
-        {"command": ["docker", "login", "--username", "AWS", "--password-stdin", REPOSITORY.partition("/")[0]]},
+        {
+            "command": [
+                "docker",
+                "login",
+                "--username",
+                "AWS",
+                "--password-stdin",
+                REPOSITORY.partition("/")[0],
+            ]
+        },
         {"command": ["docker", "tag", "lmi", f"{REPOSITORY}:chat"]},
         {"command": ["docker", "push", f"{REPOSITORY}:chat"]},
     ]
 
 
-def test_a_dry_run_of_invoke_shows_the_body_as_text(body: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_of_invoke_shows_the_body_as_text(
+    body: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     [line] = dry_run(("invoke", "chat", "--body", str(body), "--stream"), capsys)
     assert line["parameters"] == {
         "EndpointName": "chat",
@@ -192,7 +249,9 @@ def test_a_dry_run_of_invoke_shows_the_body_as_text(body: Path, capsys: pytest.C
         ("s3://models/llama.tgz", ("s3://models/llama.tgz", "S3Object", "Gzip")),
     ],
 )
-def test_sagemaker_brings_a_model_from_s3_and_unpacks_an_archive(model: str, source: tuple[str, str, str]) -> None:
+def test_sagemaker_brings_a_model_from_s3_and_unpacks_an_archive(
+    model: str, source: tuple[str, str, str]
+) -> None:
     container = parameters_of((*DEPLOY, "--model", model), "CreateModel")["PrimaryContainer"]
     given = container["ModelDataSource"]["S3DataSource"]
     assert (given["S3Uri"], given["S3DataType"], given["CompressionType"]) == source
@@ -200,8 +259,13 @@ def test_sagemaker_brings_a_model_from_s3_and_unpacks_an_archive(model: str, sou
 
 
 def test_the_container_itself_fetches_a_model_from_the_hub() -> None:
-    container = parameters_of((*DEPLOY, "--model", "Qwen/Qwen3-8B", "--env", "HF_TOKEN=t"), "CreateModel")
-    assert container["PrimaryContainer"]["Environment"] == {"HF_TOKEN": "t", "HF_MODEL_ID": "Qwen/Qwen3-8B"}
+    container = parameters_of(
+        (*DEPLOY, "--model", "Qwen/Qwen3-8B", "--env", "HF_TOKEN=t"), "CreateModel"
+    )
+    assert container["PrimaryContainer"]["Environment"] == {
+        "HF_TOKEN": "t",
+        "HF_MODEL_ID": "Qwen/Qwen3-8B",
+    }
 
 
 def test_an_async_endpoint_gets_whole_answers_unless_the_user_says_otherwise() -> None:
@@ -209,8 +273,12 @@ def test_an_async_endpoint_gets_whole_answers_unless_the_user_says_otherwise() -
     container = parameters_of(words, "CreateModel")["PrimaryContainer"]
     assert container["Environment"] == {"SERVING_BUFFER_STREAMS": "true"}
     configuration = parameters_of(words, "CreateEndpointConfig")
-    assert configuration["AsyncInferenceConfig"] == {"OutputConfig": {"S3OutputPath": "s3://answers/chat"}}
-    other = parameters_of((*words, "--env", "SERVING_BUFFER_STREAMS=false"), "CreateModel")["PrimaryContainer"]
+    assert configuration["AsyncInferenceConfig"] == {
+        "OutputConfig": {"S3OutputPath": "s3://answers/chat"}
+    }
+    other = parameters_of((*words, "--env", "SERVING_BUFFER_STREAMS=false"), "CreateModel")[
+        "PrimaryContainer"
+    ]
     assert other["Environment"] == {"SERVING_BUFFER_STREAMS": "false"}
 
 
@@ -229,7 +297,12 @@ def test_with_a_component_the_model_is_reserved_by_it_and_not_by_the_endpoint() 
         "MinMemoryRequiredInMb": 16384,
         "NumberOfAcceleratorDevicesRequired": 1,
     }
-    assert component["Specification"]["StartupParameters"]["ContainerStartupHealthCheckTimeoutInSeconds"] == 1800
+    assert (
+        component["Specification"]["StartupParameters"][
+            "ContainerStartupHealthCheckTimeoutInSeconds"
+        ]
+        == 1800
+    )
 
 
 def test_an_adapter_names_its_base_and_its_archive() -> None:
@@ -239,13 +312,22 @@ def test_an_adapter_names_its_base_and_its_archive() -> None:
     }
 
 
-def test_a_transform_job_sends_each_line_as_a_request_and_leaves_the_rates_to_the_container() -> None:
+def test_a_transform_job_sends_each_line_as_a_request_and_leaves_the_rates_to_the_container() -> (
+    None
+):
     job = parameters_of(TRANSFORM, "CreateTransformJob")
     assert job["ModelName"] == "chat" and job["TransformJobName"].startswith("chat-")
     assert job["TransformInput"]["SplitType"] == job["TransformOutput"]["AssembleWith"] == "Line"
-    assert job["TransformInput"]["ContentType"] == job["TransformOutput"]["Accept"] == "application/jsonlines"
+    assert (
+        job["TransformInput"]["ContentType"]
+        == job["TransformOutput"]["Accept"]
+        == "application/jsonlines"
+    )
     assert not job.keys() & {"MaxConcurrentTransforms", "BatchStrategy", "MaxPayloadInMB"}
-    assert [call.operation for call in calls_of(TRANSFORM)] == ["CreateTransformJob", "DescribeTransformJob"]
+    assert [call.operation for call in calls_of(TRANSFORM)] == [
+        "CreateTransformJob",
+        "DescribeTransformJob",
+    ]
     assert calls_of(COMMANDS["transform of a new model"])[0].operation == "CreateModel"
 
 
@@ -253,10 +335,19 @@ def test_a_transform_job_sends_each_line_as_a_request_and_leaves_the_rates_to_th
     ("entries", "named"),
     [
         ([f"V{number}=x" for number in range(101)], "V100 is one of 101 variables, at most 100"),
-        (["OPTION_CHAT_TEMPLATE=" + "x" * 1025], "the value of OPTION_CHAT_TEMPLATE has 1025 bytes, at most 1024"),
-        (["OPTION_CHAT_TEMPLATE=" + "ü" * 513], "the value of OPTION_CHAT_TEMPLATE has 1026 bytes, at most 1024"),
+        (
+            ["OPTION_CHAT_TEMPLATE=" + "x" * 1025],
+            "the value of OPTION_CHAT_TEMPLATE has 1025 bytes, at most 1024",
+        ),
+        (
+            ["OPTION_CHAT_TEMPLATE=" + "ü" * 513],
+            "the value of OPTION_CHAT_TEMPLATE has 1026 bytes, at most 1024",
+        ),
         (["A" * 1025 + "=x"], "the name of AAAA"),
-        ([f"V{number:02}=" + "x" * 1000 for number in range(33)], "the variables have 33099 bytes, at most 32768; V00"),
+        (
+            [f"V{number:02}=" + "x" * 1000 for number in range(33)],
+            "the variables have 33099 bytes, at most 32768; V00",
+        ),
     ],
 )
 def test_an_environment_that_sagemaker_refuses_is_refused_before_any_call(
@@ -288,17 +379,26 @@ def test_an_environment_at_its_limits_passes(capsys: pytest.CaptureFixture[str])
         ((*DEPLOY, "--env", "A=1", "--env", "A=2"), "A twice"),
         ((*DEPLOY, "--startup-timeout", "3601"), "allowed is 60 to 3600"),
         (("deploy", "my chat", *DEPLOY[2:]), "my chat"),
-        ((*DEPLOY[:-4], "--role", "arn:aws:iam::12:role/admin", "--instance-type", GPU), "arn:aws:iam::12:role/admin"),
+        (
+            (*DEPLOY[:-4], "--role", "arn:aws:iam::12:role/admin", "--instance-type", GPU),
+            "arn:aws:iam::12:role/admin",
+        ),
         ((*DEPLOY[:-1], "g6"), "ml.g6.xlarge, given g6"),
         ((*TRANSFORM[:3], "g6.xlarge", *TRANSFORM[4:]), "given g6.xlarge"),
         (("push", "chat", "--repository", "lmi"), "dkr.ecr"),
         ((*COMMANDS["push"], "--region", "us-east-1"), "eu-west-1"),
-        (("adapter", "chat", "--component", "p", "--base", "b", "--artifact", "s3://a/b/"), "tar.gz"),
+        (
+            ("adapter", "chat", "--component", "p", "--base", "b", "--artifact", "s3://a/b/"),
+            "tar.gz",
+        ),
         ((*TRANSFORM, "--model", "a/b"), "--image"),
         ((*TRANSFORM, "--image", IMAGE), "--role"),
         (("invoke", "chat", "--body", "nothing.json"), "nothing.json: No such file"),
         (("invoke", "chat", "--body", "s3://a/b"), "--async"),
-        (("invoke", "chat", "--body", "s3://a/b", "--async", "--target-model", "m"), "--target-model"),
+        (
+            ("invoke", "chat", "--body", "s3://a/b", "--async", "--target-model", "m"),
+            "--target-model",
+        ),
     ],
 )
 def test_flags_that_cannot_be_carried_out_are_one_line_and_exit_code_2(
@@ -308,7 +408,9 @@ def test_flags_that_cannot_be_carried_out_are_one_line_and_exit_code_2(
     assert named in said and said.count("\n") == 1, said
 
 
-def test_an_instance_type_that_botocore_does_not_know_is_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_instance_type_that_botocore_does_not_know_is_a_warning(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main([*DEPLOY[:-1], "ml.g99.xlarge", "--dry-run"]) == 0
     assert "ml.g99.xlarge" in capsys.readouterr().err
 
@@ -327,7 +429,11 @@ def test_teardown_deletes_adapters_bases_endpoint_configuration_and_model_in_thi
             }
         if isinstance(step, Wait):
             return None
-        return {"Specification": {"BaseInferenceComponentName": "base"} if name == "poet" else {"ModelName": "chat"}}
+        return {
+            "Specification": {"BaseInferenceComponentName": "base"}
+            if name == "poet"
+            else {"ModelName": "chat"}
+        }
 
     done: list[tuple[Any, ...]] = []
     plan, given = parse(["teardown", "chat"])
@@ -349,7 +455,11 @@ def test_teardown_deletes_adapters_bases_endpoint_configuration_and_model_in_thi
     [
         (
             COMMANDS["adapter"],
-            {"InferenceComponentName": "poet", "InferenceComponentStatus": "Failed", "FailureReason": "rank 64"},
+            {
+                "InferenceComponentName": "poet",
+                "InferenceComponentStatus": "Failed",
+                "FailureReason": "rank 64",
+            },
             {"logGroupName": "/aws/sagemaker/InferenceComponents/poet"},
         ),
         (
@@ -382,7 +492,11 @@ def test_an_adapter_or_a_job_that_fails_says_why_and_shows_its_log(
 def environ_of(url: str = "") -> dict[str, str]:
     """The environment of a user, with an account if `url` stands in for AWS."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
-    ours = {"PYTHONPATH": str(ROOT), "AWS_EC2_METADATA_DISABLED": "true", "AWS_CONFIG_FILE": os.devnull}
+    ours = {
+        "PYTHONPATH": str(ROOT),
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_CONFIG_FILE": os.devnull,
+    }
     account = {
         "AWS_ENDPOINT_URL": url,
         "AWS_ACCESS_KEY_ID": "nobody",
@@ -394,7 +508,9 @@ def environ_of(url: str = "") -> dict[str, str]:
 
 def run(words: Sequence[str], url: str = "", **environ: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-P", "-m", "scripts.sagemaker_kit", *words]
-    return subprocess.run(command, env=environ_of(url) | environ, capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        command, env=environ_of(url) | environ, capture_output=True, text=True, timeout=60
+    )
 
 
 def test_deploy_waits_for_in_service_and_prints_each_new_status() -> None:
@@ -403,14 +519,22 @@ def test_deploy_waits_for_in_service_and_prints_each_new_status() -> None:
         done = run((*DEPLOY, "--poll", "0.01"), served.url)
     assert (done.returncode, done.stdout) == (0, "chat is InService\n"), done.stderr
     assert [line.split()[-1] for line in done.stderr.splitlines()] == ["Creating", "InService"]
-    assert [name for name, _ in served.calls[:3]] == ["CreateModel", "CreateEndpointConfig", "CreateEndpoint"]
+    assert [name for name, _ in served.calls[:3]] == [
+        "CreateModel",
+        "CreateEndpointConfig",
+        "CreateEndpoint",
+    ]
 
 
 def test_deploy_prints_why_an_endpoint_failed_and_the_last_lines_of_its_log() -> None:
     replies = {
-        "DescribeEndpoint": [Reply({"EndpointStatus": "Failed", "FailureReason": "did not pass the health check"})],
+        "DescribeEndpoint": [
+            Reply({"EndpointStatus": "Failed", "FailureReason": "did not pass the health check"})
+        ],
         "DescribeLogStreams": [Reply({"logStreams": [{"logStreamName": "AllTraffic/i-1"}]})],
-        "GetLogEvents": [Reply({"events": [{"message": "loading\n"}, {"message": "lmi: no config.json\n"}]})],
+        "GetLogEvents": [
+            Reply({"events": [{"message": "loading\n"}, {"message": "lmi: no config.json\n"}]})
+        ],
     }
     with aws(replies) as served:
         done = run(DEPLOY, served.url)
@@ -425,15 +549,21 @@ def test_deploy_prints_why_an_endpoint_failed_and_the_last_lines_of_its_log() ->
 
 
 def test_an_error_of_aws_is_one_line_and_stops_the_plan() -> None:
-    with aws({"CreateModel": [Reply({"__type": "ValidationException", "message": "already there"}, 400)]}) as served:
+    with aws(
+        {"CreateModel": [Reply({"__type": "ValidationException", "message": "already there"}, 400)]}
+    ) as served:
         done = run(DEPLOY, served.url)
     assert done.returncode == 1 and len(served.calls) == 1
     assert done.stderr == "scripts/sagemaker: CreateModel: ValidationException: already there\n"
 
 
 def test_teardown_goes_on_where_something_is_gone_already() -> None:
-    gone = [Reply({"__type": "ValidationException", "message": 'Could not find endpoint "chat".'}, 400)]
-    with aws({"DeleteEndpoint": gone, "DescribeEndpoint": gone, "DeleteEndpointConfig": gone}) as served:
+    gone = [
+        Reply({"__type": "ValidationException", "message": 'Could not find endpoint "chat".'}, 400)
+    ]
+    with aws(
+        {"DeleteEndpoint": gone, "DescribeEndpoint": gone, "DeleteEndpointConfig": gone}
+    ) as served:
         done = run(("teardown", "chat", "--poll", "0.01"), served.url)
     assert (done.returncode, done.stdout) == (0, "chat is deleted\n"), done.stderr
     assert served.calls[-1] == ("DeleteModel", {"ModelName": "chat"})
@@ -441,14 +571,25 @@ def test_teardown_goes_on_where_something_is_gone_already() -> None:
 
 def test_push_gives_docker_the_registrys_password_on_its_standard_input(tmp_path: Path) -> None:
     docker, said = tmp_path / "docker", tmp_path / "said"
-    docker.write_text(f'#!/bin/sh\necho "$@" >>{said}\n[ "$1" != login ] || {{ cat; echo; }} >>{said}\n')
+    docker.write_text(
+        f'#!/bin/sh\necho "$@" >>{said}\n[ "$1" != login ] || {{ cat; echo; }} >>{said}\n'
+    )
     docker.chmod(0o755)
     exists = [Reply({"__type": "RepositoryAlreadyExistsException", "message": "it is there"}, 400)]
     token = {"authorizationToken": base64.b64encode(b"AWS:hunter2").decode()}
-    with aws({"CreateRepository": exists, "GetAuthorizationToken": [Reply({"authorizationData": [token]})]}) as served:
+    with aws(
+        {
+            "CreateRepository": exists,
+            "GetAuthorizationToken": [Reply({"authorizationData": [token]})],
+        }
+    ) as served:
         done = run(COMMANDS["push"], served.url, PATH=f"{tmp_path}:{os.environ['PATH']}")
     assert (done.returncode, done.stdout) == (0, f"{REPOSITORY}:chat\n"), done.stderr
-    assert said.read_text().splitlines()[1:] == ["hunter2", f"tag lmi {REPOSITORY}:chat", f"push {REPOSITORY}:chat"]
+    assert said.read_text().splitlines()[1:] == [
+        "hunter2",
+        f"tag lmi {REPOSITORY}:chat",
+        f"push {REPOSITORY}:chat",
+    ]
     assert "eu-west-1/ecr/" in served.headers[0]["authorization"]
 
 
@@ -456,10 +597,14 @@ INVOKE = "/endpoints/chat/invocations"
 STREAM = {"Content-Type": "application/vnd.amazon.eventstream"}
 
 
-def invoke(body: Path, replies: dict[str, list[Reply]], *flags: str) -> tuple[subprocess.CompletedProcess[str], Any]:
+def invoke(
+    body: Path, replies: dict[str, list[Reply]], *flags: str
+) -> tuple[subprocess.CompletedProcess[str], Any]:
     """Send it as on a laptop: with an address, without credentials and without a region."""
     with aws(replies) as served:
-        return run(("invoke", "chat", "--body", str(body), "--endpoint-url", served.url, *flags)), served
+        return run(
+            ("invoke", "chat", "--body", str(body), "--endpoint-url", served.url, *flags)
+        ), served
 
 
 def test_invoke_prints_the_answer_and_needs_neither_credentials_nor_a_region(body: Path) -> None:
@@ -471,7 +616,9 @@ def test_invoke_prints_the_answer_and_needs_neither_credentials_nor_a_region(bod
 
 def test_invoke_prints_the_parts_of_a_stream_also_when_they_cut_a_character(body: Path) -> None:
     pieces = tuple(part(piece) for piece in (b'{"token": "\xc3', b'\xbc"}\n', b'{"token": "!"}\n'))
-    done, served = invoke(body, {f"{INVOKE}-response-stream": [Reply(headers=STREAM, pieces=pieces)]}, "--stream")
+    done, served = invoke(
+        body, {f"{INVOKE}-response-stream": [Reply(headers=STREAM, pieces=pieces)]}, "--stream"
+    )
     assert (done.returncode, done.stdout) == (0, '{"token": "ü"}\n{"token": "!"}\n'), done.stderr
 
 
@@ -479,7 +626,10 @@ def test_a_stream_that_breaks_leaves_its_parts_and_has_exit_code_1(body: Path) -
     cut = Reply(headers=STREAM, pieces=(part(b"some\n"),), is_cut=True)
     done, served = invoke(body, {f"{INVOKE}-response-stream": [cut]}, "--stream")
     assert (done.returncode, done.stdout) == (1, "some\n")
-    assert done.stderr.startswith("scripts/sagemaker: the stream broke: ") and done.stderr.count("\n") == 1
+    assert (
+        done.stderr.startswith("scripts/sagemaker: the stream broke: ")
+        and done.stderr.count("\n") == 1
+    )
     assert len(served.calls) == 1
 
 
@@ -510,7 +660,9 @@ def test_what_the_container_refused_is_printed_and_never_sent_again(body: Path) 
         "scripts/sagemaker: InvokeEndpoint: ModelError: Received client error (400)",
         'the container said 400: {"error": "x"}',
     ]
-    busy, served = invoke(body, {INVOKE: [Reply({"Message": "m"}, 503, {"x-amzn-ErrorType": "ServiceUnavailable"})]})
+    busy, served = invoke(
+        body, {INVOKE: [Reply({"Message": "m"}, 503, {"x-amzn-ErrorType": "ServiceUnavailable"})]}
+    )
     assert busy.returncode == 1 and len(served.calls) == 1
 
 
@@ -522,15 +674,30 @@ def test_the_target_model_and_the_component_travel_as_headers(body: Path) -> Non
 
 def test_a_reader_who_has_enough_ends_it_without_a_traceback(body: Path) -> None:
     with aws({INVOKE: [Reply(b"x" * 1_000_000)]}) as served:
-        command = [sys.executable, "-P", "-m", "scripts.sagemaker_kit", "invoke", "chat", "--body", str(body)]
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "scripts.sagemaker_kit",
+            "invoke",
+            "chat",
+            "--body",
+            str(body),
+        ]
         text = f"{shlex.join([*command, '--endpoint-url', served.url])} | head -c 10"
-        done = subprocess.run(["bash", "-c", text], env=environ_of(), capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            ["bash", "-c", text], env=environ_of(), capture_output=True, text=True, timeout=60
+        )
     assert (done.stdout, done.stderr) == ("x" * 10, "")
 
 
 def test_nothing_listens_is_one_line(body: Path) -> None:
     done = run(("invoke", "chat", "--body", str(body), "--endpoint-url", "http://127.0.0.1:9"))
-    assert done.returncode == 1 and "http://127.0.0.1:9" in done.stderr and done.stderr.count("\n") == 1
+    assert (
+        done.returncode == 1
+        and "http://127.0.0.1:9" in done.stderr
+        and done.stderr.count("\n") == 1
+    )
 
 
 def test_every_word_explains_itself() -> None:

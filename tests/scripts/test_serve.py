@@ -1,4 +1,6 @@
-"""`scripts/serve` on a machine that has only Python and a compiler: it installs no torch, and answers."""
+"""`scripts/serve` on a machine that has only Python and a compiler: it installs no torch, and
+answers.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
     """What a clone of the working tree would have."""
-    files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    files = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     for name in files.split("\0"):
         if name and (ROOT / name).is_file():
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -42,10 +46,16 @@ def clone(tmp_path: Path) -> Path:
 @pytest.fixture
 def url(clone: Path) -> Iterator[str]:
     port = free_port()
-    environ = {name: value for name, value in os.environ.items() if name not in ("VIRTUAL_ENV", "PYTHONPATH")}
+    environ = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("VIRTUAL_ENV", "PYTHONPATH")
+    }
     # Without uv: what pip does here, uv does in every .venv of CI.
     places = environ["PATH"].split(os.pathsep)
-    environ["PATH"] = os.pathsep.join(place for place in places if not (Path(place) / "uv").exists())
+    environ["PATH"] = os.pathsep.join(
+        place for place in places if not (Path(place) / "uv").exists()
+    )
     command = ["bash", "scripts/serve", "--host", "127.0.0.1", "--port", str(port)]
     process = subprocess.Popen(command, cwd=clone, env=environ, process_group=0)
     try:
@@ -67,7 +77,9 @@ def is_ready(port: int) -> bool:
 
 
 def test_a_fresh_clone_installs_no_torch_and_answers(clone: Path, url: str) -> None:
-    asked = Request(f"{url}/invocations", json.dumps(BODY).encode(), {"Content-Type": "application/json"})
+    asked = Request(
+        f"{url}/invocations", json.dumps(BODY).encode(), {"Content-Type": "application/json"}
+    )
     with urlopen(asked, timeout=60) as answer:
         assert answer.status == 200 and json.load(answer)["generated_text"]
     packages = next(clone.glob(".venv/lib/python*/site-packages"))

@@ -26,7 +26,9 @@ def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def tried(**environ: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, SCRIPT], env=environ, capture_output=True, text=True, timeout=120)
+    return subprocess.run(
+        [sys.executable, SCRIPT], env=environ, capture_output=True, text=True, timeout=120
+    )
 
 
 @pytest.mark.skipif(find_spec("tensorrt_llm") is not None, reason="TensorRT-LLM is installed")
@@ -34,7 +36,8 @@ def test_without_the_package_it_says_so_in_one_line_and_exits_with_2() -> None:
     done = tried()
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr == (
-        "scripts/try-trtllm: TensorRT-LLM is not installed; docs/tensorrt-llm.md names a container that has it\n"
+        "scripts/try-trtllm: TensorRT-LLM is not installed; docs/tensorrt-llm.md names a container "
+        "that has it\n"
     )
 
 
@@ -43,7 +46,9 @@ def test_a_package_without_compiled_code_is_not_the_real_one(tmp_path: Path) -> 
     (tmp_path / "tensorrt_llm").mkdir()
     (tmp_path / "tensorrt_llm" / "__init__.py").write_text("")
     done = tried(PYTHONPATH=str(tmp_path))
-    assert done.returncode == 2 and f"{tmp_path / 'tensorrt_llm'} has no compiled code" in done.stderr
+    assert (
+        done.returncode == 2 and f"{tmp_path / 'tensorrt_llm'} has no compiled code" in done.stderr
+    )
 
 
 def holds(executor: object, model: Path) -> None: ...
@@ -53,8 +58,13 @@ def does_not_hold(executor: object, model: Path) -> None:
     raise AssertionError("tokens | differ\nin line 2")
 
 
-def test_a_check_that_fails_stands_with_its_reason_beside_those_that_pass(script: ModuleType) -> None:
-    rows = [script.run("holds", lambda: holds(None, SCRIPT)), script.run("fails", lambda: does_not_hold(None, SCRIPT))]
+def test_a_check_that_fails_stands_with_its_reason_beside_those_that_pass(
+    script: ModuleType,
+) -> None:
+    rows = [
+        script.run("holds", lambda: holds(None, SCRIPT)),
+        script.run("fails", lambda: does_not_hold(None, SCRIPT)),
+    ]
     assert script.table({"GPU": "none"}, rows).splitlines() == [
         "| what | result | reason |",
         "|---|---|---|",
@@ -64,19 +74,28 @@ def test_a_check_that_fails_stands_with_its_reason_beside_those_that_pass(script
     ]
 
 
-def test_without_a_gpu_the_checks_of_answers_are_skipped_with_the_reason(script: ModuleType) -> None:
-    checks = SimpleNamespace(ANSWER_CHECKS=(holds, does_not_hold), why_no_gpu=lambda: "torch sees no GPU")
+def test_without_a_gpu_the_checks_of_answers_are_skipped_with_the_reason(
+    script: ModuleType,
+) -> None:
+    checks = SimpleNamespace(
+        ANSWER_CHECKS=(holds, does_not_hold), why_no_gpu=lambda: "torch sees no GPU"
+    )
     rows = script.answers(checks)
     assert [row.check for row in rows] == ["the engine starts", "holds", "does not hold"]
     assert {(row.outcome, row.reason) for row in rows} == {("skipped", "torch sees no GPU")}
 
 
-def test_an_engine_that_does_not_start_is_a_failure_and_its_checks_are_skipped(script: ModuleType) -> None:
+def test_an_engine_that_does_not_start_is_a_failure_and_its_checks_are_skipped(
+    script: ModuleType,
+) -> None:
     def no_model(folder: Path) -> Path:
         return folder / "nowhere"
 
     checks = SimpleNamespace(
-        ANSWER_CHECKS=(holds,), why_no_gpu=lambda: None, small_model=no_model, config_of_checks=lambda: None
+        ANSWER_CHECKS=(holds,),
+        why_no_gpu=lambda: None,
+        small_model=no_model,
+        config_of_checks=lambda: None,
     )
     start, check = script.answers(checks)
     assert (start.check, start.outcome) == ("the engine starts", "failed") and start.reason

@@ -1,4 +1,6 @@
-"""The wheel and the source package: where there is a compiler, it carries the native kernels of its platform."""
+"""The wheel and the source package: where there is a compiler, it carries the native kernels of its
+platform.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,14 @@ import pytest
 
 from tests.scripts.kernels import ROOT, write_source
 
-CARRIED = ("pyproject.toml", "README.md", "LICENSE", ".gitignore", "scripts/build-native", "scripts/wheel_hook.py")
+CARRIED = (
+    "pyproject.toml",
+    "README.md",
+    "LICENSE",
+    ".gitignore",
+    "scripts/build-native",
+    "scripts/wheel_hook.py",
+)
 NATIVE = "handlers/lmi_dist/native"
 spec = importlib.util.spec_from_file_location("wheel_hook", ROOT / "scripts" / "wheel_hook.py")
 assert spec is not None and spec.loader is not None
@@ -33,15 +42,23 @@ def tree(tmp_path: Path) -> Path:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, folder / name)
     for package in ("lmi", "handlers"):
-        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__", "*.so", "*.h"))
+        shutil.copytree(
+            ROOT / package,
+            folder / package,
+            ignore=shutil.ignore_patterns("__pycache__", "*.so", "*.h"),
+        )
     write_source(folder / NATIVE)
     return folder
 
 
 def build(tree: Path, kind: str = "wheel", **environ: str) -> Path:
-    code = f"import sys; from hatchling.build import build_{kind} as build; print(build(sys.argv[1]))"
+    code = (
+        f"import sys; from hatchling.build import build_{kind} as build; print(build(sys.argv[1]))"
+    )
     command = [sys.executable, "-c", code, str(tree.parent)]
-    done = subprocess.run(command, cwd=tree, env=os.environ | environ, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(
+        command, cwd=tree, env=os.environ | environ, capture_output=True, text=True, timeout=100
+    )
     assert done.returncode == 0, done.stderr
     return tree.parent / done.stdout.split()[-1]
 
@@ -62,7 +79,9 @@ def is_for_this_platform(wheel: Path) -> bool:
 def test_the_wheel_has_the_kernels_and_only_pip_is_needed_to_install_it(tree: Path) -> None:
     wheel = build(tree)
     assert is_for_this_platform(wheel)
-    assert libraries(wheel) and all(name.startswith(f"{NATIVE}/lmi_kernels-") for name in libraries(wheel))
+    assert libraries(wheel) and all(
+        name.startswith(f"{NATIVE}/lmi_kernels-") for name in libraries(wheel)
+    )
     target = tree.parent / "installed"
     pip = [
         sys.executable,
@@ -76,7 +95,9 @@ def test_the_wheel_has_the_kernels_and_only_pip_is_needed_to_install_it(tree: Pa
         str(wheel),
     ]
     subprocess.run(pip, env=os.environ | {"PATH": "/nowhere"}, check=True, timeout=100)
-    assert sorted(str(path.relative_to(target)) for path in target.rglob("*.so")) == sorted(libraries(wheel))
+    assert sorted(str(path.relative_to(target)) for path in target.rglob("*.so")) == sorted(
+        libraries(wheel)
+    )
 
 
 def test_without_a_compiler_the_wheel_is_for_every_platform_and_has_no_kernels(tree: Path) -> None:
@@ -123,7 +144,9 @@ def test_an_editable_install_builds_nothing(tree: Path) -> None:
         (b"GLIBCXX_3.4.30\0GLIBC_2.34", 35),
     ],
 )
-def test_the_platform_of_a_wheel_has_every_symbol_that_the_kernels_name(symbols: bytes, minor: int) -> None:
+def test_the_platform_of_a_wheel_has_every_symbol_that_the_kernels_name(
+    symbols: bytes, minor: int
+) -> None:
     assert wheel_hook.platform_tag([b"", symbols]) == f"manylinux_2_{minor}_{platform.machine()}"
 
 

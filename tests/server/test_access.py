@@ -44,13 +44,23 @@ def test_any_other_request_is_refused_before_its_body_is_read(
     with host(tmp_path, server=WITH_KEYS) as lmi:
         response, body = lmi.post(b"{", headers=headers)
         assert (response.status, response.getheader("WWW-Authenticate")) == (401, "Bearer")
-        assert json.loads(body)["error"] == f"{said}: send one as Authorization: Bearer KEY or x-api-key"
-        for method, path in (("GET", "/metrics"), ("GET", "/v1/models"), ("GET", "/openapi.json"), ("POST", "/none")):
+        assert (
+            json.loads(body)["error"]
+            == f"{said}: send one as Authorization: Bearer KEY or x-api-key"
+        )
+        for method, path in (
+            ("GET", "/metrics"),
+            ("GET", "/v1/models"),
+            ("GET", "/openapi.json"),
+            ("POST", "/none"),
+        ):
             assert lmi.send(method, path, headers=headers)[0].status == 401
     assert "sk-" not in caplog.text
 
 
-@pytest.mark.parametrize(("path", "kind"), [("/v1/chat/completions", "invalid_api_key"), ("/generate", "validation")])
+@pytest.mark.parametrize(
+    ("path", "kind"), [("/v1/chat/completions", "invalid_api_key"), ("/generate", "validation")]
+)
 def test_each_api_says_it_in_its_form(path: str, kind: str, tmp_path: Path) -> None:
     with host(tmp_path, server=WITH_KEYS) as lmi:
         response, body = lmi.post({"inputs": "say a"}, path)
@@ -107,7 +117,9 @@ def test_keys_that_a_file_loses_or_gets_count_once_it_is_read_again(tmp_path: Pa
         assert statuses(lmi, "sk-old", "sk-new", "sk-one") == [401, 200, 200]
 
 
-def test_a_file_that_has_lost_all_its_keys_closes_everything_but_what_tells_whether_it_serves(tmp_path: Path) -> None:
+def test_a_file_that_has_lost_all_its_keys_closes_everything_but_what_tells_whether_it_serves(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "keys"
     file.write_text("sk-old\n")
     with host(tmp_path, server={"api_key_file": str(file)}) as lmi:
@@ -123,7 +135,11 @@ def test_a_file_that_has_lost_all_its_keys_closes_everything_but_what_tells_whet
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [("", "has no key"), ("two words\n", "a line is not keys of printable ASCII"), (None, "No such file")],
+    [
+        ("", "has no key"),
+        ("two words\n", "a line is not keys of printable ASCII"),
+        (None, "No such file"),
+    ],
 )
 def test_a_file_without_keys_ends_the_start(content: str | None, said: str, tmp_path: Path) -> None:
     file = tmp_path / "keys"
@@ -133,7 +149,9 @@ def test_a_file_without_keys_ends_the_start(content: str | None, said: str, tmp_
         read_keys(file)
 
 
-def test_the_key_of_the_servers_own_gateway_counts_only_where_there_are_keys(tmp_path: Path) -> None:
+def test_the_key_of_the_servers_own_gateway_counts_only_where_there_are_keys(
+    tmp_path: Path,
+) -> None:
     for config in (ServerConfig(), ServerConfig(**WITH_KEYS)):  # type: ignore[arg-type]
         runtime = ServerRuntime.create(config)
         try:
@@ -146,6 +164,10 @@ def test_the_key_of_the_servers_own_gateway_counts_only_where_there_are_keys(tmp
 def test_the_settings_keep_no_key(tmp_path: Path) -> None:
     runtime = ServerRuntime.create(ServerConfig(**WITH_KEYS))  # type: ignore[arg-type]
     try:
-        assert not any("sk-" in path.read_text(errors="replace") for path in runtime.path.iterdir() if path.is_file())
+        assert not any(
+            "sk-" in path.read_text(errors="replace")
+            for path in runtime.path.iterdir()
+            if path.is_file()
+        )
     finally:
         runtime.remove()

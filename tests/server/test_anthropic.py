@@ -1,4 +1,6 @@
-"""Anthropic's API over real sockets: streams, calls, counted tokens, errors before and in a stream."""
+"""Anthropic's API over real sockets: streams, calls, counted tokens, errors before and
+in a stream.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +36,16 @@ def able(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
 
 
 def ask(server: Host, said: str, path: str = MESSAGES, **fields: Any) -> tuple[int, Any]:
-    body = {"model": "claude-x", "max_tokens": 90, "messages": [{"role": "user", "content": said}], **fields}
+    body = {
+        "model": "claude-x",
+        "max_tokens": 90,
+        "messages": [{"role": "user", "content": said}],
+        **fields,
+    }
     response, answer = server.post(body, path)
-    return response.status, events(answer) if fields.get("stream") and response.status == 200 else json.loads(answer)
+    return response.status, events(answer) if fields.get(
+        "stream"
+    ) and response.status == 200 else json.loads(answer)
 
 
 def events(body: bytes) -> list[dict[str, Any]]:
@@ -71,8 +80,13 @@ def joined(stream: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def without_ids(message: dict[str, Any]) -> Any:
-    blocks = [{name: value for name, value in block.items() if name != "id"} for block in message["content"]]
-    usage = {name: message["usage"][name] for name in ("output_tokens",)}  # the second prompt is cached
+    blocks = [
+        {name: value for name, value in block.items() if name != "id"}
+        for block in message["content"]
+    ]
+    usage = {
+        name: message["usage"][name] for name in ("output_tokens",)
+    }  # the second prompt is cached
     return {**message, "id": "", "content": blocks, "usage": usage}
 
 
@@ -93,7 +107,11 @@ def test_a_stream_joins_to_the_whole_message(able: Host, said: str, fields: dict
     fields = {"max_tokens": 150, **fields}
     (_, whole), (_, stream) = ask(able, said, **fields), ask(able, said, stream=True, **fields)
     assert without_ids(joined(stream)) == without_ids(whole)
-    assert [each["type"] for each in (stream[0], *stream[-2:])] == ["message_start", "message_delta", "message_stop"]
+    assert [each["type"] for each in (stream[0], *stream[-2:])] == [
+        "message_start",
+        "message_delta",
+        "message_stop",
+    ]
 
 
 def test_a_message_tells_its_end_its_stop_string_and_its_tokens(able: Host) -> None:
@@ -103,7 +121,10 @@ def test_a_message_tells_its_end_its_stop_string_and_its_tokens(able: Host) -> N
     _, answer = ask(able, "run ab", max_tokens=4)
     assert (answer["stop_reason"], answer["content"][0]["text"]) == ("max_tokens", "abab")
     usage = answer["usage"]
-    assert usage["input_tokens"] + usage["cache_read_input_tokens"] == len("run ab") and usage["output_tokens"] == 4
+    assert (
+        usage["input_tokens"] + usage["cache_read_input_tokens"] == len("run ab")
+        and usage["output_tokens"] == 4
+    )
 
 
 def test_the_tokens_of_a_prompt_are_counted_as_an_answer_counts_them(able: Host) -> None:
@@ -116,21 +137,34 @@ def test_the_tokens_of_a_prompt_are_counted_as_an_answer_counts_them(able: Host)
 
 def test_a_prompt_over_the_context_is_refused_in_the_words_that_agents_look_for(able: Host) -> None:
     status, answer = ask(able, "a" * 300)
-    assert (status, answer["type"], answer["error"]["type"]) == (400, "error", "invalid_request_error")
-    expected = f"prompt is too long: messages must be shorter than the model's context of {CONTEXT} tokens"
+    assert (status, answer["type"], answer["error"]["type"]) == (
+        400,
+        "error",
+        "invalid_request_error",
+    )
+    expected = (
+        f"prompt is too long: messages must be shorter than the model's context of {CONTEXT} tokens"
+    )
     assert answer["error"]["message"].startswith(expected)
 
 
 @pytest.mark.parametrize("path", [MESSAGES, COUNT])
-@pytest.mark.parametrize("thread", [{"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}])
+@pytest.mark.parametrize(
+    "thread", [{"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}]
+)
 def test_a_part_of_a_conversation_is_refused_in_the_way_that_tool_loops_act_on(
     able: Host, path: str, thread: dict[str, str]
 ) -> None:
     num_before = len(able.executor.requests)
     status, answer = ask(able, "say Hello", path, thread=thread)
     assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
-    assert answer["error"]["details"] == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
-    assert answer["error"]["message"].startswith("thread is not supported here: nothing is kept here")
+    assert answer["error"]["details"] == {
+        "error_code": "thread_unsupported_request",
+        "unsupported": ["thread"],
+    }
+    assert answer["error"]["message"].startswith(
+        "thread is not supported here: nothing is kept here"
+    )
     assert len(able.executor.requests) == num_before
 
     status, answer = ask(able, "say Hello", path, thread=None)
@@ -140,10 +174,14 @@ def test_a_part_of_a_conversation_is_refused_in_the_way_that_tool_loops_act_on(
 @pytest.mark.parametrize("path", [MESSAGES, COUNT])
 def test_an_unknown_model_is_not_found(able: Host, path: str) -> None:
     status, answer = ask(able, "say Hello", path, model="claude-y")
-    assert (status, answer["error"]["type"]) == (404, "not_found_error") and "claude-y" in answer["error"]["message"]
+    assert (status, answer["error"]["type"]) == (404, "not_found_error") and "claude-y" in answer[
+        "error"
+    ]["message"]
 
 
-@pytest.mark.parametrize(("method", "path", "status"), [("GET", MESSAGES, 405), ("POST", "/v1/messages/batches", 404)])
+@pytest.mark.parametrize(
+    ("method", "path", "status"), [("GET", MESSAGES, 405), ("POST", "/v1/messages/batches", 404)]
+)
 def test_an_error_of_http_has_the_form_of_this_api_below_its_path(
     able: Host, method: str, path: str, status: int
 ) -> None:
@@ -158,11 +196,15 @@ def test_a_failure_in_a_stream_is_an_event_that_the_client_raises(able: Host) ->
     assert stream[-1]["error"] == {"type": "api_error", "message": "the script says so"}
 
 
-def test_a_full_server_says_when_to_come_back_with_the_status_that_its_clients_know(able: Host) -> None:
+def test_a_full_server_says_when_to_come_back_with_the_status_that_its_clients_know(
+    able: Host,
+) -> None:
     record = able.block.frontends[0]
     record.num_sequences += 10_000
     try:
-        response, body = able.post({"max_tokens": 9, "messages": [{"role": "user", "content": "say a"}]}, MESSAGES)
+        response, body = able.post(
+            {"max_tokens": 9, "messages": [{"role": "user", "content": "say a"}]}, MESSAGES
+        )
     finally:
         record.num_sequences -= 10_000
     assert (response.status, response.headers["retry-after"]) == (529, "1")
@@ -178,7 +220,11 @@ def test_anthropic_s_clients_get_the_list_of_models_in_their_form(able: Host) ->
     response, body = able.send("GET", "/v1/models", headers=VERSION)
     listed = json.loads(body)
     assert response.status == 200
-    assert (listed["has_more"], listed["first_id"], listed["last_id"]) == (False, "scripted", "claude-x")
+    assert (listed["has_more"], listed["first_id"], listed["last_id"]) == (
+        False,
+        "scripted",
+        "claude-x",
+    )
     assert [entry["id"] for entry in listed["data"]] == ["scripted", "claude-x"]
     first = listed["data"][0]
     assert {name: first[name] for name in ("type", "id", "display_name")} == {

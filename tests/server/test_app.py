@@ -1,4 +1,6 @@
-"""The front end over real sockets with a scripted engine: the error table, and every end of a request."""
+"""The front end over real sockets with a scripted engine: the error table, and every end of a
+request.
+"""
 
 from __future__ import annotations
 
@@ -60,12 +62,17 @@ def records(body: bytes, output_format: str) -> list[dict[str, object]]:
 def test_a_path_with_two_slashes_is_not_found_and_says_why(lmi: Host) -> None:
     response, body = lmi.post({"prompt": "say hi"}, "//v1/completions")
     assert response.status == 404
-    assert json.loads(body)["error"].endswith("(a path here has single slashes, and none at its end)")
+    assert json.loads(body)["error"].endswith(
+        "(a path here has single slashes, and none at its end)"
+    )
 
 
 MALFORMED = {
     "not JSON": (b"{'inputs': 1}", "not JSON"),
-    "a trailing comma, as in the documents' own curl": (b'{"inputs": "say a", "stream": true, }', "trailing comma"),
+    "a trailing comma, as in the documents' own curl": (
+        b'{"inputs": "say a", "stream": true, }',
+        "trailing comma",
+    ),
     "a list": (b'["say a"]', "must be a JSON object"),
     "not UTF-8": (b'{"inputs": "\xff"}', "UTF-8"),
     "UTF-16": ('{"inputs": "say a"}'.encode("utf-16"), ""),
@@ -86,7 +93,11 @@ def test_a_body_that_cannot_be_read_is_424_in_shape_1(lmi: Host, name: str) -> N
     body, expected = MALFORMED[name]
     response, answer = lmi.post(body)
     message, code = shape_1(answer)
-    assert (response.status, code, response.headers["content-type"]) == (424, 424, "application/json")
+    assert (response.status, code, response.headers["content-type"]) == (
+        424,
+        424,
+        "application/json",
+    )
     assert expected in message
 
 
@@ -116,7 +127,12 @@ def test_a_refused_parameter_is_424_in_shape_2_and_names_the_field(lmi: Host, na
 @pytest.mark.parametrize("output_format", STREAM_FORMATS)
 @pytest.mark.parametrize(
     ("prompt", "parameters", "status"),
-    [("say a", {"top_p": 2, "do_sample": True}, 424), ("x" * 500, {}, 424), ("fail", {}, 424), ("oom", {}, 507)],
+    [
+        ("say a", {"top_p": 2, "do_sample": True}, 424),
+        ("x" * 500, {}, 424),
+        ("fail", {}, 424),
+        ("oom", {}, 507),
+    ],
 )
 def test_a_stream_that_fails_before_its_first_token_has_a_real_status(
     lmi: Host, output_format: str, prompt: str, parameters: dict[str, object], status: int
@@ -135,15 +151,23 @@ def test_a_stream_that_fails_before_its_first_token_has_a_real_status(
 def test_a_stream_that_fails_later_ends_with_an_error_record(
     lmi: Host, output_format: str, prompt: str, code: int
 ) -> None:
-    response, answer = lmi.post({"inputs": prompt, "stream": True, "parameters": {"output_formatter": output_format}})
+    response, answer = lmi.post(
+        {"inputs": prompt, "stream": True, "parameters": {"output_formatter": output_format}}
+    )
     *good, last = records(answer, output_format)
     assert response.status == 200
     assert [record["token"]["text"] for record in good] == ["a", "b"]  # type: ignore[index]
-    assert (last["code"], last["error"], last["details"]) == (code, "the script says so", ERROR_DETAILS)
+    assert (last["code"], last["error"], last["details"]) == (
+        code,
+        "the script says so",
+        ERROR_DETAILS,
+    )
 
 
 @pytest.mark.parametrize(("prompt", "code"), [("fail ab", 424), ("oom ab", 507)])
-def test_a_whole_answer_that_fails_is_shape_2_with_a_real_status(lmi: Host, prompt: str, code: int) -> None:
+def test_a_whole_answer_that_fails_is_shape_2_with_a_real_status(
+    lmi: Host, prompt: str, code: int
+) -> None:
     response, answer = lmi.post({"inputs": prompt})
     assert response.status == code
     assert json.loads(answer)["code"] == code
@@ -153,11 +177,16 @@ def test_a_whole_answer_that_fails_is_shape_2_with_a_real_status(lmi: Host, prom
 def test_a_prompt_over_the_context_is_refused_with_both_numbers(lmi: Host) -> None:
     response, answer = lmi.post({"inputs": "say " + "é" * CONTEXT})
     assert response.status == 424
-    assert str(CONTEXT) in json.loads(answer)["error"] or str(CONTEXT - 1) in json.loads(answer)["error"]
+    assert (
+        str(CONTEXT) in json.loads(answer)["error"]
+        or str(CONTEXT - 1) in json.loads(answer)["error"]
+    )
 
 
 def test_an_answer_that_would_outgrow_the_context_is_shortened(lmi: Host) -> None:
-    response, answer = lmi.post({"inputs": "run abc", "parameters": {"max_new_tokens": 10**6, "details": True}})
+    response, answer = lmi.post(
+        {"inputs": "run abc", "parameters": {"max_new_tokens": 10**6, "details": True}}
+    )
     details = json.loads(answer)["details"]
     assert (response.status, details["finish_reason"]) == (200, "length")
     assert details["generated_tokens"] == CONTEXT - len("run abc")
@@ -176,7 +205,9 @@ def test_an_answer_that_would_outgrow_the_context_is_shortened(lmi: Host) -> Non
         ("DELETE", "/ping", 405),
     ],
 )
-def test_unknown_paths_and_methods_are_told_in_shape_1(lmi: Host, method: str, path: str, status: int) -> None:
+def test_unknown_paths_and_methods_are_told_in_shape_1(
+    lmi: Host, method: str, path: str, status: int
+) -> None:
     response, answer = lmi.send(method, path)
     assert (response.status, shape_1(answer)[1]) == (status, status)
     assert response.reason in ("Not Found", "Method Not Allowed")
@@ -184,7 +215,13 @@ def test_unknown_paths_and_methods_are_told_in_shape_1(lmi: Host, method: str, p
 
 @pytest.mark.parametrize(
     "path",
-    ["/invocations", "/predictions/scripted", "/predictions/model", "/predictions/model/1", "/models/scripted/invoke"],
+    [
+        "/invocations",
+        "/predictions/scripted",
+        "/predictions/model",
+        "/predictions/model/1",
+        "/models/scripted/invoke",
+    ],
 )
 def test_the_model_answers_under_each_of_its_names(lmi: Host, path: str) -> None:
     response, answer = lmi.post({"inputs": "say hi"}, path=path)
@@ -207,8 +244,12 @@ def test_an_alias_is_a_name_too(tmp_path: Path) -> None:
         ("text/plain", b"say hi"),
     ],
 )
-def test_every_content_type_that_clients_send_is_read(lmi: Host, content_type: str | None, body: bytes) -> None:
-    response, answer = lmi.post(body, headers={"content-type": content_type} if content_type else {})
+def test_every_content_type_that_clients_send_is_read(
+    lmi: Host, content_type: str | None, body: bytes
+) -> None:
+    response, answer = lmi.post(
+        body, headers={"content-type": content_type} if content_type else {}
+    )
     assert (response.status, answer) == (200, b'{"generated_text": "hi"}\n')
 
 
@@ -224,8 +265,8 @@ def test_one_record_is_one_chunk_on_the_wire(lmi: Host) -> None:
     body = json.dumps({"inputs": "say hello", "stream": True}).encode()
     with socket.create_connection(("127.0.0.1", lmi.port)) as raw:
         raw.sendall(
-            b"POST /invocations HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body)
-            + body
+            b"POST /invocations HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: "
+            b"%d\r\n\r\n" % len(body) + body
         )
         answer = b"".join(iter(lambda: raw.recv(65536), b""))
     chunks = answer.partition(b"\r\n\r\n")[2].split(b"\r\n")
@@ -235,7 +276,10 @@ def test_one_record_is_one_chunk_on_the_wire(lmi: Host) -> None:
 
 
 def test_custom_attributes_and_request_id_come_back(lmi: Host) -> None:
-    sent = {"X-Amzn-SageMaker-Custom-Attributes": "trace=7;who=me", "X-Amzn-SageMaker-Inference-Id": "my-id"}
+    sent = {
+        "X-Amzn-SageMaker-Custom-Attributes": "trace=7;who=me",
+        "X-Amzn-SageMaker-Inference-Id": "my-id",
+    }
     for stream in (False, True):
         response, _ = lmi.post({"inputs": "say hi", "stream": stream}, headers=sent)
         assert response.headers["x-amzn-sagemaker-custom-attributes"] == "trace=7;who=me"
@@ -255,7 +299,9 @@ def test_a_compressed_body_is_415(lmi: Host) -> None:
     assert (response.status, shape_1(answer)[1]) == (415, 415)
 
 
-@pytest.mark.parametrize("fields", [("identity", "gzip"), ("gzip", "identity"), ("identity, gzip",)])
+@pytest.mark.parametrize(
+    "fields", [("identity", "gzip"), ("gzip", "identity"), ("identity, gzip",)]
+)
 def test_every_coding_of_a_body_counts(lmi: Host, fields: tuple[str, ...]) -> None:
     answer = say(lmi, b"".join(b"Content-Encoding: %b\r\n" % field.encode() for field in fields))
     assert answer.startswith(b"HTTP/1.1 415 ") and b"gzip" in answer
@@ -266,10 +312,14 @@ def test_a_body_of_identities_is_read(lmi: Host) -> None:
     assert say(lmi, fields).startswith(b"HTTP/1.1 200 ")
 
 
-@pytest.mark.parametrize("path", ["/invocations", "/v1/completions", "/generate", "/v2/models/scripted/generate"])
+@pytest.mark.parametrize(
+    "path", ["/invocations", "/v1/completions", "/generate", "/v2/models/scripted/generate"]
+)
 def test_a_form_in_parts_is_415_at_every_json_api(lmi: Host, path: str) -> None:
     form = b'--x\r\nContent-Disposition: form-data; name="inputs"\r\n\r\nsay hi\r\n--x--\r\n'
-    response, answer = lmi.post(form, path, headers={"content-type": "multipart/form-data; boundary=x"})
+    response, answer = lmi.post(
+        form, path, headers={"content-type": "multipart/form-data; boundary=x"}
+    )
     assert response.status == 415
     assert b"content-type must be application/json" in answer and b"multipart/form-data" in answer
 
@@ -283,7 +333,9 @@ def test_an_announced_body_over_the_limit_is_413_before_it_is_asked_for(lmi: Hos
 
 @pytest.mark.parametrize("pieces", [1, 2])
 @pytest.mark.parametrize("line", [b"ffffffffffffffff", b"3b9aca00;a=b", b"00000003B9ACA00"])
-def test_a_chunk_over_the_limit_is_413_before_it_has_come(lmi: Host, line: bytes, pieces: int) -> None:
+def test_a_chunk_over_the_limit_is_413_before_it_has_come(
+    lmi: Host, line: bytes, pieces: int
+) -> None:
     head = b"POST /invocations HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
     chunk = b"2\r\n{}\r\n" + line + b"\r\nabc"
     with socket.create_connection(("127.0.0.1", lmi.port), timeout=5) as raw:
@@ -302,7 +354,9 @@ def say(lmi: Host, fields: bytes, num_bytes: int | None = None) -> bytes:
     """
     body = b'{"inputs": "say hi"}' if num_bytes is None else b""
     end = b"Connection: close\r\n" if num_bytes is None else b""
-    head = b"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n" % (num_bytes or len(body))
+    head = b"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n" % (
+        num_bytes or len(body)
+    )
     with socket.create_connection(("127.0.0.1", lmi.port), timeout=60) as raw:
         raw.sendall(head + fields + end + b"\r\n" + body)
         return b"".join(iter(lambda: raw.recv(65536), b""))
@@ -317,7 +371,8 @@ def test_ping_answers_every_way_it_is_asked(lmi: Host) -> None:
 
 
 @pytest.mark.parametrize(
-    ("phase", "ready", "live"), [(Phase.READY, 200, 200), (Phase.DRAINING, 503, 200), (Phase.FAILED, 500, 500)]
+    ("phase", "ready", "live"),
+    [(Phase.READY, 200, 200), (Phase.DRAINING, 503, 200), (Phase.FAILED, 500, 500)],
 )
 def test_probes_of_kubernetes_tell_a_server_that_waits_from_one_that_failed(
     tmp_path: Path, phase: Phase, ready: int, live: int
@@ -344,7 +399,9 @@ def open_stream(lmi: Host, prompt: str, **fields: object) -> socket.socket:
 def ask(raw: socket.socket, prompt: str, **fields: object) -> None:
     fields = {"stream": True, "parameters": {"max_new_tokens": 150}, **fields}
     body = json.dumps({"inputs": prompt, **fields}).encode()
-    raw.sendall(b"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    raw.sendall(
+        b"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    )
 
 
 def test_version_and_load_are_told_in_the_form_of_vllm(lmi: Host) -> None:
@@ -360,7 +417,9 @@ def test_version_and_load_are_told_in_the_form_of_vllm(lmi: Host) -> None:
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("prompt", ["hang", "hang abc"])
 @pytest.mark.parametrize("num_behind", [0, 1, 2])
-def test_a_client_that_leaves_frees_the_engine(lmi: Host, stream: bool, prompt: str, num_behind: int) -> None:
+def test_a_client_that_leaves_frees_the_engine(
+    lmi: Host, stream: bool, prompt: str, num_behind: int
+) -> None:
     num_cancelled = len(lmi.executor.cancelled)
     raw = open_stream(lmi, prompt, stream=stream)
     wait_until(lambda: lmi.executor.num_active == 1)
@@ -373,9 +432,14 @@ def test_a_client_that_leaves_frees_the_engine(lmi: Host, stream: bool, prompt: 
 
 
 def test_a_stop_string_ends_the_engines_work_too(lmi: Host) -> None:
-    response, answer = lmi.post({"inputs": "run ab STOP ", "parameters": {"stop_sequences": ["STOP"], "details": True}})
+    response, answer = lmi.post(
+        {"inputs": "run ab STOP ", "parameters": {"stop_sequences": ["STOP"], "details": True}}
+    )
     fields = json.loads(answer)
-    assert (fields["generated_text"], fields["details"]["finish_reason"]) == ("ab ", "stop_sequence")
+    assert (fields["generated_text"], fields["details"]["finish_reason"]) == (
+        "ab ",
+        "stop_sequence",
+    )
     wait_until(lambda: lmi.executor.num_active == 0)
 
 
@@ -421,7 +485,9 @@ def test_a_client_that_sends_all_of_a_refused_body_still_gets_the_answer(tmp_pat
 
 
 @pytest.mark.parametrize(("prompt", "status"), [("hang", 504), ("hang ab", 200)])
-def test_the_deadline_ends_a_request_with_504_or_an_error_record(tmp_path: Path, prompt: str, status: int) -> None:
+def test_the_deadline_ends_a_request_with_504_or_an_error_record(
+    tmp_path: Path, prompt: str, status: int
+) -> None:
     with host(tmp_path, server={"predict_timeout_s": 2}) as lmi:
         response, answer = lmi.post({"inputs": prompt, "stream": True})
         assert response.status == status
@@ -429,7 +495,9 @@ def test_the_deadline_ends_a_request_with_504_or_an_error_record(tmp_path: Path,
         wait_until(lambda: lmi.executor.num_active == 0)
 
 
-@pytest.mark.parametrize(("phase", "word"), [(Phase.LOADING, "Loading"), (Phase.LOST, "Restarting")])
+@pytest.mark.parametrize(
+    ("phase", "word"), [(Phase.LOADING, "Loading"), (Phase.LOST, "Restarting")]
+)
 def test_no_engine_is_503_and_ping_says_why(tmp_path: Path, phase: Phase, word: str) -> None:
     with host(tmp_path) as lmi:
         engine = lmi.block.engines[0]
@@ -440,7 +508,12 @@ def test_no_engine_is_503_and_ping_says_why(tmp_path: Path, phase: Phase, word: 
         engine.phase = phase
         response, answer = lmi.send("GET", "/ping")
         fields = json.loads(answer)
-        assert (response.status, fields["status"], fields["stage"], fields["progress"]) == (503, word, "weights", 0.5)
+        assert (response.status, fields["status"], fields["stage"], fields["progress"]) == (
+            503,
+            word,
+            "weights",
+            0.5,
+        )
         wait_until(lambda: lmi.post({"inputs": "say hi"})[0].status == 503)
         assert shape_1(lmi.post({"inputs": "say hi"})[1])[1] == 503
 
@@ -457,12 +530,16 @@ def test_a_server_that_leaves_serves_on_while_ping_is_503(tmp_path: Path) -> Non
     with host(tmp_path) as lmi:
         lmi.server_block.supervisor.phase = Phase.LEAVING
         assert lmi.post({"inputs": "say hi"})[0].status == 200
-        assert [lmi.send("GET", path)[0].status for path in ("/ping", "/health", "/v2/health/ready")] == [503] * 3
+        assert [
+            lmi.send("GET", path)[0].status for path in ("/ping", "/health", "/v2/health/ready")
+        ] == [503] * 3
         assert lmi.send("GET", "/v2/health/live")[0].status == 200
 
 
 @pytest.mark.parametrize("phase", [Phase.LEAVING, Phase.DRAINING])
-def test_a_server_whose_port_another_has_answers_the_connections_that_it_has(tmp_path: Path, phase: Phase) -> None:
+def test_a_server_whose_port_another_has_answers_the_connections_that_it_has(
+    tmp_path: Path, phase: Phase
+) -> None:
     with host(tmp_path) as lmi:
         lmi.server_block.supervisor.heir, lmi.server_block.supervisor.phase = 7, phase
         assert lmi.post({"inputs": "say hi"})[0].status == 200
@@ -480,7 +557,10 @@ def test_a_proxy_can_tell_a_server_that_ends_from_one_with_too_much_to_do(tmp_pa
         lmi.server_block.supervisor.phase = Phase.DRAINING
         for path in ("/invocations", "/v1/completions", "/generate", "/adapters"):
             response, _ = lmi.post({"inputs": "say hi", "prompt": "say hi"}, path)
-            told = response.headers["x-lmi-refusal"], response.headers["x-envoy-immediate-health-check-fail"]
+            told = (
+                response.headers["x-lmi-refusal"],
+                response.headers["x-envoy-immediate-health-check-fail"],
+            )
             assert (response.status, *told) == (503, "draining", "true")
             assert "x-envoy-overloaded" not in response.headers
 
@@ -494,7 +574,9 @@ def test_a_failed_server_turns_ping_500_and_says_why(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("stream", "status"), [(True, 200), (False, 503)])
-def test_a_lost_engine_ends_every_request_at_once(tmp_path: Path, stream: bool, status: int) -> None:
+def test_a_lost_engine_ends_every_request_at_once(
+    tmp_path: Path, stream: bool, status: int
+) -> None:
     with host(tmp_path) as lmi:
         response, answer = lmi.post({"inputs": "lose ab", "stream": stream})
         assert response.status == status
@@ -511,7 +593,11 @@ def test_a_deadline_frees_the_engine_however_slowly_the_client_reads(tmp_path: P
             with socket.socket() as raw:
                 raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
                 raw.connect(("127.0.0.1", lmi.port))
-                raw.sendall(b"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+                raw.sendall(
+                    b"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
+                    % len(body)
+                    + body
+                )
                 wait_until(lambda: lmi.executor.num_active == 1)
                 with measurement.within(4):
                     wait_until(lambda: lmi.executor.num_active == 0)
@@ -540,24 +626,34 @@ def send_unfinished(lmi: Host, kind: str) -> socket.socket:
 
 
 @pytest.mark.parametrize("kind", UNFINISHED)
-def test_bodies_over_their_memory_are_503_and_small_ones_are_served_beside_them(tmp_path: Path, kind: str) -> None:
-    with host(tmp_path, server={"max_request_size": 1_000_000, "max_body_memory": 2_000_000}) as lmi:
+def test_bodies_over_their_memory_are_503_and_small_ones_are_served_beside_them(
+    tmp_path: Path, kind: str
+) -> None:
+    with host(
+        tmp_path, server={"max_request_size": 1_000_000, "max_body_memory": 2_000_000}
+    ) as lmi:
         record = lmi.server_block.frontends[0]
         unfinished = [send_unfinished(lmi, kind) for _ in range(2)]
         wait_until(lambda: record.num_body_bytes == 1_800_000)
         with send_unfinished(lmi, kind) as another:
             refused = b"".join(iter(lambda: another.recv(65536), b""))
-        assert refused.startswith(b"HTTP/1.1 503 ") and b"retry-after: 1" in refused.lower(), refused
+        assert refused.startswith(b"HTTP/1.1 503 ") and b"retry-after: 1" in refused.lower(), (
+            refused
+        )
         assert b"2000000" in refused and b"max_body_memory" in refused
         assert lmi.post({"inputs": "say hi"})[0].status == 200
         for raw in unfinished:
             raw.close()
         wait_until(lambda: record.num_body_bytes == 0)
-        assert lmi.post(b'{"inputs": "%b"}' % bytes(b"a" * 999_000))[0].status == 424, "it is not read"
+        assert lmi.post(b'{"inputs": "%b"}' % bytes(b"a" * 999_000))[0].status == 424, (
+            "it is not read"
+        )
         wait_until(lambda: record.num_body_bytes == 0)
 
 
-def test_a_short_request_holds_its_body_until_it_has_ended_and_its_frame_until_the_first_token(tmp_path: Path) -> None:
+def test_a_short_request_holds_its_body_until_it_has_ended_and_its_frame_until_the_first_token(
+    tmp_path: Path,
+) -> None:
     body = b'{"inputs": "hang abc", "stream": true, "parameters": {"max_new_tokens": 150}}'
     with host(tmp_path) as lmi:
         with open_stream(lmi, "hang abc") as raw:
@@ -590,7 +686,9 @@ def test_a_refused_prompt_is_freed_without_the_collector(lmi: Host) -> None:
         lmi.post({"inputs": "x" * 500})
         gc.set_debug(gc.DEBUG_SAVEALL)
         gc.collect()
-        assert not [thing for thing in gc.garbage if isinstance(thing, LmiError | GenerationRequest)]
+        assert not [
+            thing for thing in gc.garbage if isinstance(thing, LmiError | GenerationRequest)
+        ]
     finally:
         gc.set_debug(0)
         gc.garbage.clear()
@@ -601,7 +699,9 @@ def test_many_bad_sequences_do_not_hold_up_the_neighbours(lmi: Host) -> None:
     words = [f"{n}" * 200 for n in range(1000)]
     for measurement in measurements():
         with ThreadPoolExecutor() as pool:
-            request = pool.submit(lmi.post, {"inputs": "say hi", "parameters": {"bad_sequences": words}})
+            request = pool.submit(
+                lmi.post, {"inputs": "say hi", "parameters": {"bad_sequences": words}}
+            )
             while not request.done():
                 with measurement.within(0.25):
                     lmi.send("GET", "/ping")
@@ -610,7 +710,9 @@ def test_many_bad_sequences_do_not_hold_up_the_neighbours(lmi: Host) -> None:
 
 def test_bad_words_of_several_prompts_are_spelled_once(lmi: Host) -> None:
     lmi.tokenizer.spelled.clear()
-    response, _ = lmi.post({"prompt": ["say a", "say b", "say c"], "bad_words": ["no", "never"]}, "/v1/completions")
+    response, _ = lmi.post(
+        {"prompt": ["say a", "say b", "say c"], "bad_words": ["no", "never"]}, "/v1/completions"
+    )
     assert (response.status, lmi.tokenizer.spelled) == (200, ["no", "never"])
     words = {request.bad_words for request in lmi.executor.requests[-3:]}
     assert len(words) == 1 and tuple(b"never") in words.pop()
@@ -625,7 +727,10 @@ def test_a_whole_answer_is_timed_as_a_stream_is(lmi: Host, more: dict[str, objec
         before = [(sum(view.counts), view.sum) for view in views]
         body = {"prompt": "run hi", "max_tokens": 9} | more | options
         assert lmi.post(body, "/v1/completions")[0].status == 200
-        return [(sum(view.counts) - num, view.sum - s) for view, (num, s) in zip(views, before, strict=True)]
+        return [
+            (sum(view.counts) - num, view.sum - s)
+            for view, (num, s) in zip(views, before, strict=True)
+        ]
 
     (num_firsts, first_s), (num_gaps, gaps_s) = ask()
     assert num_firsts == 1 and num_gaps == (16 if "prompt" in more else 8)
@@ -649,11 +754,18 @@ def test_tgi_compat_answers_arrays_and_events(tmp_path: Path) -> None:
         _, answer = lmi.post({"inputs": "say hi"})
         [whole] = json.loads(answer)
         assert whole["generated_text"] == "hi"
-        assert whole["details"]["tokens"][0] == {"id": 104, "text": "h", "logprob": -0.5, "special": False}
+        assert whole["details"]["tokens"][0] == {
+            "id": 104,
+            "text": "h",
+            "logprob": -0.5,
+            "special": False,
+        }
         response, answer = lmi.post({"inputs": "say hi", "stream": True})
         assert response.headers["content-type"] == "text/event-stream"
         assert records(answer, "sse")[-1]["generated_text"] == "hi"
-        response, answer = lmi.post({"inputs": "say hi", "parameters": {"top_p": 5, "do_sample": True}})
+        response, answer = lmi.post(
+            {"inputs": "say hi", "parameters": {"top_p": 5, "do_sample": True}}
+        )
         assert (response.status, json.loads(answer)["error_type"]) == (424, "validation")
 
 
@@ -675,9 +787,17 @@ def test_a_fault_of_the_front_end_is_told_in_the_log_and_its_client_learns_only_
     async def send(message: Any) -> None:
         sent.append(message)
 
-    app = ErrorMiddleware(broken, Models(FrontEnd(ServerRuntime(tmp_path, ServerConfig()), block, block.frontends[0])))
+    app = ErrorMiddleware(
+        broken, Models(FrontEnd(ServerRuntime(tmp_path, ServerConfig()), block, block.frontends[0]))
+    )
     headers = [(b"x-request-id", b"one")]
-    asyncio.run(app({"type": "http", "method": "POST", "path": "/invocations", "headers": headers}, broken, send))
+    asyncio.run(
+        app(
+            {"type": "http", "method": "POST", "path": "/invocations", "headers": headers},
+            broken,
+            send,
+        )
+    )
     assert sent[0]["status"] == 500
     assert shape_1(sent[1]["body"]) == ("internal error, see the log for request one", 500)
     assert "request one failed in the front end" in caplog.text and "/opt/ml/secret" in caplog.text

@@ -11,7 +11,15 @@ import pytest
 
 from lmi.apis import lmi
 from lmi.errors import GenerationFailed, Unsupported
-from lmi.executor import Capabilities, FinishReason, GuideType, Request, Response, Result, SamplingConfig
+from lmi.executor import (
+    Capabilities,
+    FinishReason,
+    GuideType,
+    Request,
+    Response,
+    Result,
+    SamplingConfig,
+)
 from lmi.pipeline import beams_of
 from lmi.settings.config import ModelConfig
 from lmi.user_code.formatter import OutputFormatter
@@ -56,12 +64,16 @@ def in_lmi(**parameters: Any) -> dict[str, Any]:
 
 
 def test_the_first_beam_is_the_answer_and_the_others_are_in_its_details(searching: Host) -> None:
-    status, answer = post(searching, LMI, in_lmi(num_beams=3, details=True, length_penalty=0.5, early_stopping=True))
+    status, answer = post(
+        searching, LMI, in_lmi(num_beams=3, details=True, length_penalty=0.5, early_stopping=True)
+    )
     assert (status, answer["generated_text"]) == (200, "ab")
     others = answer["details"]["best_of_sequences"]
     assert [other["generated_text"] for other in others] == ["ab1", "ab2"]
     assert [other["generated_tokens"] for other in others] == [4, 4]
-    log_probs = [sum(token["log_prob"] for token in each["tokens"]) for each in (answer["details"], *others)]
+    log_probs = [
+        sum(token["log_prob"] for token in each["tokens"]) for each in (answer["details"], *others)
+    ]
     assert log_probs[0] == min(log_probs), "the search ranks its beams"
     config = SamplingConfig(3, num_return_sequences=3, length_penalty=0.5, early_stopping=1)
     assert (asked(searching).sampling_config, asked(searching).streaming) == (config, False)
@@ -97,7 +109,9 @@ def test_details_of_the_prompt_come_with_beams_too(searching: Host) -> None:
 
 def test_vllms_flag_gives_as_many_choices_as_n(searching: Host) -> None:
     search = {"use_beam_search": True, "n": 2, "best_of": 3}
-    _, answer = post(searching, COMPLETIONS, {"prompt": ["say ab", "say c"], "max_tokens": 9, **search})
+    _, answer = post(
+        searching, COMPLETIONS, {"prompt": ["say ab", "say c"], "max_tokens": 9, **search}
+    )
     assert [choice["text"] for choice in answer["choices"]] == ["ab", "ab1", "c", "c1"]
     assert answer["usage"]["completion_tokens"] == 3 + 4 + 2 + 3
     assert asked(searching).sampling_config.beam_width == 3
@@ -106,14 +120,20 @@ def test_vllms_flag_gives_as_many_choices_as_n(searching: Host) -> None:
 def test_a_chat_is_searched_too(tmp_path: Path) -> None:
     template = "{% for message in messages %}{{ message.content }}{% endfor %}"
     with host(tmp_path, model={"chat_template": template}, capabilities=BEAMS) as served:
-        fields = {"messages": [{"role": "user", "content": "say ab"}], "use_beam_search": True, "n": 2}
+        fields = {
+            "messages": [{"role": "user", "content": "say ab"}],
+            "use_beam_search": True,
+            "n": 2,
+        }
         _, answer = post(served, CHAT, fields)
     assert [choice["message"]["content"] for choice in answer["choices"]] == ["ab", "ab1"]
 
 
 def test_tritons_answer_is_an_array_of_beams(searching: Host) -> None:
     for search in ({"beam_width": 2}, {"use_beam_search": True, "n": 2}):
-        _, answer = post(searching, TRITON, {"text_input": "say ab", "return_num_output_tokens": True, **search})
+        _, answer = post(
+            searching, TRITON, {"text_input": "say ab", "return_num_output_tokens": True, **search}
+        )
         assert (answer["text_output"], answer["num_output_tokens"]) == (["ab", "ab1"], [3, 4])
     _, answer = post(searching, TRITON, {"text_input": "say ab", "beam_width": 2, "stream": False})
     assert asked(searching).sampling_config == SamplingConfig(
@@ -122,14 +142,42 @@ def test_tritons_answer_is_an_array_of_beams(searching: Host) -> None:
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    (LMI, in_lmi(num_beams=2), "parameters.num_beams is not supported here: scripted has no beam search"),
-    (TRITON, {"text_input": "a", "beam_width": 2}, "input 'beam_width' is not supported here: scripted has no beam"),
-    (TRITON, {"text_input": "a", "use_beam_search": True, "n": 2}, "input 'use_beam_search' is not supported here"),
-    (COMPLETIONS, {"prompt": "a", "use_beam_search": True, "n": 2}, "use_beam_search is not supported here: scripted"),
+    (
+        LMI,
+        in_lmi(num_beams=2),
+        "parameters.num_beams is not supported here: scripted has no beam search",
+    ),
+    (
+        TRITON,
+        {"text_input": "a", "beam_width": 2},
+        "input 'beam_width' is not supported here: scripted has no beam",
+    ),
+    (
+        TRITON,
+        {"text_input": "a", "use_beam_search": True, "n": 2},
+        "input 'use_beam_search' is not supported here",
+    ),
+    (
+        COMPLETIONS,
+        {"prompt": "a", "use_beam_search": True, "n": 2},
+        "use_beam_search is not supported here: scripted",
+    ),
     (LMI, in_lmi(no_repeat_ngram_size=2), "parameters.no_repeat_ngram_size is not supported here"),
-    (LMI, in_lmi(logits_post_processor_name="a"), "parameters.logits_post_processor_name is not supported here"),
-    (TRITON, {"text_input": "a", "logits_post_processor_name": "a"}, "input 'logits_post_processor_name' is not"),
-    (COMPLETIONS, {"prompt": "a", "logits_post_processor_name": "a"}, "logits_post_processor_name is not supported"),
+    (
+        LMI,
+        in_lmi(logits_post_processor_name="a"),
+        "parameters.logits_post_processor_name is not supported here",
+    ),
+    (
+        TRITON,
+        {"text_input": "a", "logits_post_processor_name": "a"},
+        "input 'logits_post_processor_name' is not",
+    ),
+    (
+        COMPLETIONS,
+        {"prompt": "a", "logits_post_processor_name": "a"},
+        "logits_post_processor_name is not supported",
+    ),
 ]
 
 
@@ -155,7 +203,11 @@ def test_a_width_over_the_engines_bound_is_refused_with_both_numbers(searching: 
     ("path", "fields", "name"),
     [
         (LMI, in_lmi(num_beams=2, guided_regex="a"), "parameters.guided_regex"),
-        (COMPLETIONS, {"prompt": "a", "n": 2, "use_beam_search": True, "guided_regex": "a"}, "guided_regex"),
+        (
+            COMPLETIONS,
+            {"prompt": "a", "n": 2, "use_beam_search": True, "guided_regex": "a"},
+            "guided_regex",
+        ),
         (
             TRITON,
             {"text_input": "a", "beam_width": 2, "guided_decoding_guide_type": "json"},
@@ -163,7 +215,9 @@ def test_a_width_over_the_engines_bound_is_refused_with_both_numbers(searching: 
         ),
     ],
 )
-def test_a_structure_is_refused_in_a_search(searching: Host, path: str, fields: dict[str, Any], name: str) -> None:
+def test_a_structure_is_refused_in_a_search(
+    searching: Host, path: str, fields: dict[str, Any], name: str
+) -> None:
     _, body = post(searching, path, fields)
     error = body["error"]
     words = f"{name} is not supported here: a beam search follows no structure"
@@ -173,7 +227,10 @@ def test_a_structure_is_refused_in_a_search(searching: Host, path: str, fields: 
 def test_a_search_takes_a_place_for_each_beam(tmp_path: Path) -> None:
     with host(tmp_path, server={"max_request_sequences": 4}, capabilities=BEAMS) as served:
         status, body = post(served, LMI, in_lmi(num_beams=5, n=2))
-        assert (status, body["error"].partition(",")[0]) == (424, "parameters.num_beams must be at most 4")
+        assert (status, body["error"].partition(",")[0]) == (
+            424,
+            "parameters.num_beams must be at most 4",
+        )
 
 
 def test_a_processor_of_logits_reaches_the_engine_by_its_name(searching: Host) -> None:
@@ -195,30 +252,60 @@ def test_a_processor_of_logits_reaches_the_engine_by_its_name(searching: Host) -
 def test_restated_beams_are_read_only_at_the_end() -> None:
     restated = Result([[1], [2]], finish_reasons=[FinishReason.NOT_FINISHED] * 2)
     assert beams_of(restated) == []
-    ended = Result([[1, 3], [2]], True, True, finish_reasons=[FinishReason.LENGTH, FinishReason.END_ID])
+    ended = Result(
+        [[1, 3], [2]], True, True, finish_reasons=[FinishReason.LENGTH, FinishReason.END_ID]
+    )
     ended.log_probs, ended.num_cached_tokens = [[-1.0, -2.0], [-3.0]], 5
     first, second = beams_of(ended)
-    assert (first.output_token_ids, first.log_probs, first.sequence_index) == ([[1, 3]], [[-1.0, -2.0]], 0)
-    assert (second.output_token_ids, second.log_probs, second.sequence_index) == ([[2]], [[-3.0]], 1)
-    assert (first.finish_reasons, second.finish_reasons) == ([FinishReason.LENGTH], [FinishReason.END_ID])
+    assert (first.output_token_ids, first.log_probs, first.sequence_index) == (
+        [[1, 3]],
+        [[-1.0, -2.0]],
+        0,
+    )
+    assert (second.output_token_ids, second.log_probs, second.sequence_index) == (
+        [[2]],
+        [[-3.0]],
+        1,
+    )
+    assert (first.finish_reasons, second.finish_reasons) == (
+        [FinishReason.LENGTH],
+        [FinishReason.END_ID],
+    )
 
 
-def test_a_search_that_ends_with_too_few_beams_fails_and_leaves_nobody_waiting(searching: Host) -> None:
-    status, body = post(searching, LMI, {"inputs": "run a", "parameters": {"num_beams": 2, "max_new_tokens": 3}})
+def test_a_search_that_ends_with_too_few_beams_fails_and_leaves_nobody_waiting(
+    searching: Host,
+) -> None:
+    status, body = post(
+        searching, LMI, {"inputs": "run a", "parameters": {"num_beams": 2, "max_new_tokens": 3}}
+    )
     assert (status, body["generated_text"]) == (200, "aaa")
-    status, body = post(searching, LMI, {"inputs": "lack a", "parameters": {"num_beams": 2, "max_new_tokens": 3}})
-    assert (status, body["error"]) == (GenerationFailed.status, "the engine found only 1 of 2 beams")
+    status, body = post(
+        searching, LMI, {"inputs": "lack a", "parameters": {"num_beams": 2, "max_new_tokens": 3}}
+    )
+    assert (status, body["error"]) == (
+        GenerationFailed.status,
+        "the engine found only 1 of 2 beams",
+    )
 
 
 def test_the_script_gives_as_many_beams_as_asked() -> None:
     request = Request((1,), 9, sampling_config=SamplingConfig(4, num_return_sequences=2))
-    response = beams(Response(1, Result([[97, END_ID]], True, True, finish_reasons=[FinishReason.END_ID])), request)
-    assert response.result is not None and response.result.output_token_ids == [[97, END_ID], [97, 49, END_ID]]
+    response = beams(
+        Response(1, Result([[97, END_ID]], True, True, finish_reasons=[FinishReason.END_ID])),
+        request,
+    )
+    assert response.result is not None and response.result.output_token_ids == [
+        [97, END_ID],
+        [97, 49, END_ID],
+    ]
 
 
 @pytest.mark.parametrize("name", ["num_beams", "n", "best_of"])
 def test_a_formatter_of_user_code_writes_one_sequence(name: str) -> None:
     body = json.dumps(in_lmi(do_sample=True, **{name: 2})).encode()
     message = lmi.read(body, None, ModelConfig(path="scripted", name="scripted"))
-    with pytest.raises(Unsupported, match=rf"^parameters\.{name} is not supported here: the model's own output"):
+    with pytest.raises(
+        Unsupported, match=rf"^parameters\.{name} is not supported here: the model's own output"
+    ):
         OutputFormatter(None, message, lmi.parse(message))

@@ -27,19 +27,29 @@ def test_a_browser_asks_without_a_key_and_is_told_what_the_page_may_send(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("path", "key", "status"), [("/invocations", "sk-one", 200), ("/invocations", "no", 401), ("/none", "sk-one", 404)]
+    ("path", "key", "status"),
+    [("/invocations", "sk-one", 200), ("/invocations", "no", 401), ("/none", "sk-one", 404)],
 )
-def test_answers_and_errors_may_be_read_by_the_page(path: str, key: str, status: int, tmp_path: Path) -> None:
+def test_answers_and_errors_may_be_read_by_the_page(
+    path: str, key: str, status: int, tmp_path: Path
+) -> None:
     with host(tmp_path, server=OPEN) as lmi:
         headers = {"Origin": PAGE, "Authorization": f"Bearer {key}"}
         response, _ = lmi.post({"inputs": "say a", "stream": True}, path, headers=headers)
-        assert response.status == status and response.getheader("Access-Control-Allow-Origin") == PAGE
+        assert (
+            response.status == status and response.getheader("Access-Control-Allow-Origin") == PAGE
+        )
         assert "Retry-After" in response.getheader("Access-Control-Expose-Headers", "")
 
 
 def test_a_page_of_another_origin_may_not(tmp_path: Path) -> None:
     with host(tmp_path, server=OPEN) as lmi:
-        assert lmi.send("OPTIONS", "/invocations", headers=ASKS | {"Origin": "https://b.example"})[0].status == 400
+        assert (
+            lmi.send("OPTIONS", "/invocations", headers=ASKS | {"Origin": "https://b.example"})[
+                0
+            ].status
+            == 400
+        )
         headers = {"Origin": "https://b.example", "x-api-key": "sk-one"}
         response, _ = lmi.post({"inputs": "say a"}, headers=headers)
         assert response.getheader("Access-Control-Allow-Origin") is None
@@ -51,4 +61,6 @@ def test_without_the_option_no_page_may(tmp_path: Path) -> None:
             lmi.send("OPTIONS", "/invocations", headers=ASKS),
             lmi.post({"inputs": "say a"}, headers={"Origin": PAGE}),
         ):
-            assert response.status == 403 and response.getheader("Access-Control-Allow-Origin") is None
+            assert (
+                response.status == 403 and response.getheader("Access-Control-Allow-Origin") is None
+            )

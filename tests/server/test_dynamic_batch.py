@@ -1,4 +1,6 @@
-"""The dynamic-batch schema over real sockets: lists, lines, and the end of an answer to several requests."""
+"""The dynamic-batch schema over real sockets: lists, lines, and the end of an answer to several
+requests.
+"""
 
 from __future__ import annotations
 
@@ -31,16 +33,24 @@ def test_each_input_has_its_answer_in_order_and_one_alone_a_list_too(batch: Host
     assert (response.status, response.headers["content-type"]) == (200, "application/json")
     assert json.loads(body) == [{"generated_text": text} for text in ("hello", "a", "hello")]
     assert json.loads(batch.post({"inputs": "say a"})[1]) == [{"generated_text": "a"}]
-    assert json.loads(batch.post(b"say a", headers={"content-type": "text/plain"})[1]) == [{"generated_text": "a"}]
+    assert json.loads(batch.post(b"say a", headers={"content-type": "text/plain"})[1]) == [
+        {"generated_text": "a"}
+    ]
 
 
 def test_more_inputs_than_run_at_once_are_all_answered(batch: Host) -> None:
     texts = [f"{n}" for n in range(200)]
-    _, body = batch.post({"inputs": [f"say {text}" for text in texts], "parameters": {"return_full_text": True}})
-    assert [answer["generated_text"] for answer in json.loads(body)] == [f"say {text}{text}" for text in texts]
+    _, body = batch.post(
+        {"inputs": [f"say {text}" for text in texts], "parameters": {"return_full_text": True}}
+    )
+    assert [answer["generated_text"] for answer in json.loads(body)] == [
+        f"say {text}{text}" for text in texts
+    ]
 
 
-@pytest.mark.parametrize("body", [b"[1]", b'{"inputs": [5]}', b'{"inputs": "say a", "parameters": {"top_p": 2}}'])
+@pytest.mark.parametrize(
+    "body", [b"[1]", b'{"inputs": [5]}', b'{"inputs": "say a", "parameters": {"top_p": 2}}']
+)
 def test_what_a_client_gets_wrong_is_424_with_three_keys(batch: Host, body: bytes) -> None:
     response, answer = batch.post(body)
     fields = json.loads(answer)
@@ -78,7 +88,12 @@ def test_the_lines_of_a_stream_are_together_the_whole_text(lines: Host) -> None:
 def test_a_stream_has_one_line_for_a_step_of_all_its_inputs(lines: Host) -> None:
     outputs = stream_of(lines, ["run abc", "run b", "run c", "run dd"], max_new_tokens=25)
     assert len(outputs) <= 25 + 3  # where each begins a step later
-    assert ["".join(texts) for texts in zip(*outputs, strict=True)] == [("abc" * 9)[:25], "b" * 25, "c" * 25, "d" * 25]
+    assert ["".join(texts) for texts in zip(*outputs, strict=True)] == [
+        ("abc" * 9)[:25],
+        "b" * 25,
+        "c" * 25,
+        "d" * 25,
+    ]
 
 
 def test_inputs_that_end_early_leave_the_lines_to_the_others(lines: Host) -> None:

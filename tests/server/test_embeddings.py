@@ -1,4 +1,6 @@
-"""OpenAI's embeddings over real sockets: answers, refusals on both sides, the queue, clients that leave, metrics."""
+"""OpenAI's embeddings over real sockets: answers, refusals on both sides, the queue, clients that
+leave, metrics.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ TOO_LONG = (
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
     template: dict[str, object] = {"chat_template": "{{ messages[0].content }}"}
     folder = tmp_path_factory.mktemp("embedding")
-    with host(folder, model=template, server={"max_request_sequences": 8}, capabilities=EMBEDDING) as served:
+    with host(
+        folder, model=template, server={"max_request_sequences": 8}, capabilities=EMBEDDING
+    ) as served:
         yield served
 
 
@@ -37,7 +41,9 @@ def generating(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
 
 
 def ask(server: Host, given: object, path: str = PATH, **fields: object) -> tuple[int, Any]:
-    headers = {"X-Amzn-SageMaker-Custom-Attributes": f"route={PATH}"} if path == "/invocations" else None
+    headers = (
+        {"X-Amzn-SageMaker-Custom-Attributes": f"route={PATH}"} if path == "/invocations" else None
+    )
     response, answer = server.post({"input": given, **fields}, path, headers)
     return response.status, json.loads(answer)
 
@@ -52,7 +58,8 @@ def test_texts_and_ids_are_embedded_in_their_order(server: Host) -> None:
         status, answer = ask(server, given)
         assert status == 200, answer
         assert answer["data"] == [
-            {"object": "embedding", "index": n, "embedding": numbers(text)} for n, text in enumerate(texts)
+            {"object": "embedding", "index": n, "embedding": numbers(text)}
+            for n, text in enumerate(texts)
         ]
         assert (answer["object"], answer["model"]) == ("list", "scripted")
         assert answer["usage"] == {"prompt_tokens": 24, "total_tokens": 24}
@@ -60,13 +67,17 @@ def test_texts_and_ids_are_embedded_in_their_order(server: Host) -> None:
 
 def test_base64_has_the_bytes_of_float32(server: Host) -> None:
     _, answer = ask(server, "embed a", encoding_format="base64", dimensions=3)
-    assert struct.unpack("<3f", base64.b64decode(answer["data"][0]["embedding"])) == tuple(numbers("embed a")[:3])
+    assert struct.unpack("<3f", base64.b64decode(answer["data"][0]["embedding"])) == tuple(
+        numbers("embed a")[:3]
+    )
 
 
 def test_the_answer_is_as_described(server: Host) -> None:
     jsonschema = pytest.importorskip("jsonschema")
     document = json.loads(server.send("GET", "/openapi.json")[1])
-    described = document["paths"][PATH]["post"]["responses"]["200"]["content"]["application/json"]["schema"]
+    described = document["paths"][PATH]["post"]["responses"]["200"]["content"]["application/json"][
+        "schema"
+    ]
     for form in ("float", "base64"):
         _, answer = ask(server, ["embed a", "embed b"], encoding_format=form)
         jsonschema.validate(answer, described | {"components": document["components"]})
@@ -82,8 +93,16 @@ def test_invocations_embeds_where_the_route_says_so(server: Host) -> None:
         ({"input": ""}, "input must be a non-empty string", "input"),
         ({"input": "embed " + "a" * 200}, TOO_LONG, "input"),
         ({"input": [9, 300]}, "input must be token ids from 0 to 256, given 300", "input"),
-        ({"input": ["embed a"] * 9}, "input must be at most 8 prompts (max_request_sequences)", "input"),
-        ({"input": "embed a", "dimensions": 5}, "dimensions must be at most 4, given 5", "dimensions"),
+        (
+            {"input": ["embed a"] * 9},
+            "input must be at most 8 prompts (max_request_sequences)",
+            "input",
+        ),
+        (
+            {"input": "embed a", "dimensions": 5},
+            "dimensions must be at most 4, given 5",
+            "dimensions",
+        ),
     ],
 )
 def test_a_refusal_names_the_field_in_openai_s_form(
@@ -98,10 +117,16 @@ def test_a_refusal_names_the_field_in_openai_s_form(
 def test_a_model_that_generates_refuses_embeddings(generating: Host) -> None:
     status, answer = ask(generating, "say a")
     said = (
-        "model is not supported here: scripted has a model that generates text and gives no embeddings "
+        "model is not supported here: scripted has a model that generates text and gives no "
+        "embeddings "
         "(docs/apis.md#embeddings: how it may)"
     )
-    error = {"message": said, "type": "invalid_request_error", "param": "model", "code": "unsupported"}
+    error = {
+        "message": said,
+        "type": "invalid_request_error",
+        "param": "model",
+        "code": "unsupported",
+    }
     assert (status, answer) == (400, {"error": error})
 
 
@@ -113,10 +138,15 @@ def test_a_model_that_generates_refuses_embeddings(generating: Host) -> None:
         ("/generate", {"inputs": "say a"}, 422),
     ],
 )
-def test_an_embedding_model_refuses_generation(server: Host, path: str, body: dict[str, object], status: int) -> None:
+def test_an_embedding_model_refuses_generation(
+    server: Host, path: str, body: dict[str, object], status: int
+) -> None:
     response, answer = server.post(body, path)
     assert response.status == status
-    assert b"this is an embedding model, which answers at /v1/embeddings and generates no text" in answer
+    assert (
+        b"this is an embedding model, which answers at /v1/embeddings and generates no text"
+        in answer
+    )
 
 
 def test_a_failure_of_one_input_ends_the_answer(server: Host) -> None:
@@ -162,9 +192,13 @@ def unit(text: str) -> list[float]:
     return [number / length for number in numbers(text)]
 
 
-@pytest.mark.parametrize("path", ["/invocations", "/predictions/scripted", "/models/scripted/invoke"])
+@pytest.mark.parametrize(
+    "path", ["/invocations", "/predictions/scripted", "/models/scripted/invoke"]
+)
 @pytest.mark.parametrize("inputs", ["embed a", ["embed a"], ["embed a", "embed bc", "embed def"]])
-def test_lmi_s_body_is_answered_with_a_list_of_normalised_vectors(server: Host, path: str, inputs: Any) -> None:
+def test_lmi_s_body_is_answered_with_a_list_of_normalised_vectors(
+    server: Host, path: str, inputs: Any
+) -> None:
     texts = [inputs] if isinstance(inputs, str) else inputs
     status, answer = invoke(server, {"inputs": inputs}, path)
     assert (status, answer) == (200, [pytest.approx(unit(text)) for text in texts])
@@ -182,10 +216,14 @@ def test_vectors_are_as_the_model_gives_them_where_the_option_or_the_request_say
 
 
 def test_a_plain_text_and_lines_are_embedded_too(server: Host) -> None:
-    response, answer = server.send("POST", "/invocations", b"embed a", {"Content-Type": "text/plain"})
+    response, answer = server.send(
+        "POST", "/invocations", b"embed a", {"Content-Type": "text/plain"}
+    )
     assert (response.status, json.loads(answer)) == (200, [pytest.approx(unit("embed a"))])
     lines = b'{"inputs": "embed a"}\n{"inputs": ["embed bc", "embed a"]}'
-    response, answer = server.send("POST", "/invocations", lines, {"Content-Type": "application/jsonlines"})
+    response, answer = server.send(
+        "POST", "/invocations", lines, {"Content-Type": "application/jsonlines"}
+    )
     assert [len(json.loads(line)) for line in answer.splitlines()] == [1, 2]
 
 
@@ -195,10 +233,22 @@ def test_a_plain_text_and_lines_are_embedded_too(server: Host) -> None:
         ({"inputs": ""}, "inputs must be a non-empty string or a list"),
         ({"inputs": []}, "inputs must be a non-empty string or a list"),
         ({"inputs": ["embed a", 5]}, "inputs must be a non-empty string or a list"),
-        ({"inputs": "embed a", "stream": True}, "stream is not supported here: embeddings come whole"),
-        ({"inputs": "embed a", "parameters": {"normalize": 1}}, "parameters.normalize must be true or false"),
-        ({"inputs": "embed a", "parameters": {"truncate": 5}}, "parameters.truncate is not supported here"),
-        ({"inputs": "embed a", "parameters": {"dimensions": 5}}, "parameters.dimensions must be at most 4"),
+        (
+            {"inputs": "embed a", "stream": True},
+            "stream is not supported here: embeddings come whole",
+        ),
+        (
+            {"inputs": "embed a", "parameters": {"normalize": 1}},
+            "parameters.normalize must be true or false",
+        ),
+        (
+            {"inputs": "embed a", "parameters": {"truncate": 5}},
+            "parameters.truncate is not supported here",
+        ),
+        (
+            {"inputs": "embed a", "parameters": {"dimensions": 5}},
+            "parameters.dimensions must be at most 4",
+        ),
         ({"inputs": "embed " + "a" * 200}, "inputs must be"),
         ({"inputs": "embed a", "adapters": "poetic"}, "adapters is not supported here"),
     ],

@@ -1,4 +1,6 @@
-"""A model's own defaults on a whole front end: what the engine is asked, and where the defaults are told."""
+"""A model's own defaults on a whole front end: what the engine is asked, and where the defaults are
+told.
+"""
 
 from __future__ import annotations
 
@@ -65,8 +67,12 @@ def test_the_engine_gets_the_models_defaults_of_a_silent_request(lmi: Host, name
 @pytest.mark.parametrize("name", SILENT)
 def test_the_engine_gets_what_the_client_wrote(lmi: Host, name: str) -> None:
     path, body = SILENT[name]
-    assert asked(lmi, path, body | {"temperature": 1}) == SamplingConfig(top_k=20, min_p=0.05, repetition_penalty=1.05)
-    assert asked(lmi, path, body | {"temperature": 0}) == SamplingConfig(temperature=0.0, repetition_penalty=1.05)
+    assert asked(lmi, path, body | {"temperature": 1}) == SamplingConfig(
+        top_k=20, min_p=0.05, repetition_penalty=1.05
+    )
+    assert asked(lmi, path, body | {"temperature": 0}) == SamplingConfig(
+        temperature=0.0, repetition_penalty=1.05
+    )
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -84,12 +90,16 @@ def test_the_defaults_are_told_where_people_and_machines_look(lmi: Host) -> None
     told = info["models"]["scripted"]["model"]["generation_defaults"]
     assert told == msgspec.to_builtins(DEFAULTS)
     tags = json.loads(lmi.send("GET", "/openapi.json")[1])["tags"]
-    telling = {tag["name"] for tag in tags if "temperature 0.6, top_k 20, min_p 0.05" in tag["description"]}
+    telling = {
+        tag["name"] for tag in tags if "temperature 0.6, top_k 20, min_p 0.05" in tag["description"]
+    }
     assert telling == {"OpenAI", "Responses", "Anthropic"}
 
 
 def test_no_request_is_refused_for_a_default_that_the_engine_lacks(tmp_path: Path) -> None:
-    lacking = msgspec.structs.replace(CAPABILITIES, min_p=False, penalties=False, max_temperature=0.5)
+    lacking = msgspec.structs.replace(
+        CAPABILITIES, min_p=False, penalties=False, max_temperature=0.5
+    )
     model = {"generation_defaults": DEFAULTS, "chat_template": TEMPLATE}
     with host(tmp_path, model=model, capabilities=lacking) as lmi:
         path, body = SILENT["chat"]

@@ -1,4 +1,6 @@
-"""Tools at a model whose chat template does not show them, over real sockets at each API of chats."""
+"""Tools at a model whose chat template does not show them, over real sockets at each
+API of chats.
+"""
 
 import json
 from collections.abc import Iterator
@@ -10,8 +12,12 @@ from tests.scripted import Host, host
 
 FUNCTION = {"name": "f", "description": "finds"}
 CALL = '{"name": "f", "arguments": {"a": 1}}'
-# It writes what the system says beside one word alone, as the context of the scripted engine is short.
-TEMPLATE = "{% if messages[-1].content == 'Hi' %}{{ messages[0].content }}{% endif %}{{ messages[-1].content }}"
+# It writes what the system says beside one word alone, as the context of the scripted engine is
+# short.
+TEMPLATE = (
+    "{% if messages[-1].content == 'Hi' %}{{ messages[0].content }}{% endif %}{{ "
+    "messages[-1].content }}"
+)
 CALLS = [f"<tool_call>\n{CALL}\n</tool_call>", CALL, f"```json\n{CALL}\n```"]
 
 
@@ -45,7 +51,11 @@ def test_a_chat_has_the_call(server: Host, said: str) -> None:
 
 def test_a_message_of_anthropic_s_has_the_call(server: Host) -> None:
     tools = [FUNCTION | {"input_schema": {}}]
-    body = {"messages": [{"role": "user", "content": f"say {CALL}"}], "tools": tools, "max_tokens": 99}
+    body = {
+        "messages": [{"role": "user", "content": f"say {CALL}"}],
+        "tools": tools,
+        "max_tokens": 99,
+    }
     [block] = ask(server, "/v1/messages", body)["content"]
 
     assert (block["type"], block["name"], block["input"]) == ("tool_use", "f", {"a": 1})
@@ -55,7 +65,11 @@ def test_a_response_has_the_call(server: Host) -> None:
     body = {"input": f"say {CALL}", "tools": [FUNCTION | {"type": "function"}]}
     [item] = ask(server, "/v1/responses", body)["output"]
 
-    assert (item["type"], item["name"], json.loads(item["arguments"])) == ("function_call", "f", {"a": 1})
+    assert (item["type"], item["name"], json.loads(item["arguments"])) == (
+        "function_call",
+        "f",
+        {"a": 1},
+    )
 
 
 def test_an_answer_without_a_call_is_text(server: Host) -> None:

@@ -1,4 +1,6 @@
-"""gunicorn's settings as gunicorn reads them, and the slot of each worker. tests/system tests live workers."""
+"""gunicorn's settings as gunicorn reads them, and the slot of each worker. tests/system tests live
+workers.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ DEAD_PID = 1 << 30
 
 @pytest.fixture
 def runtime(tmp_path: Path) -> ServerRuntime:
-    server = ServerConfig(frontend_workers=2, drain_timeout_s=10.0, header_timeout_s=3.0, body_timeout_s=4.0)
+    server = ServerConfig(
+        frontend_workers=2, drain_timeout_s=10.0, header_timeout_s=3.0, body_timeout_s=4.0
+    )
     return ServerRuntime.create(server, tmp_path)
 
 
@@ -51,7 +55,9 @@ def block(settings: ModuleType) -> Block:
 def test_gunicorn_reads_the_settings_and_finds_them_sound(
     settings: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["gunicorn", "-c", f"python:{MODULE}", "-b", "fd://3", "tests:app"])
+    monkeypatch.setattr(
+        sys, "argv", ["gunicorn", "-c", f"python:{MODULE}", "-b", "fd://3", "tests:app"]
+    )
     cfg = WSGIApplication().cfg
     assert (cfg.workers, cfg.timeout, cfg.keepalive, cfg.max_requests) == (2, 10, 120, 0)
     assert cfg.control_socket_disable and not cfg.preload_app and cfg.forwarded_allow_ips == []
@@ -59,7 +65,9 @@ def test_gunicorn_reads_the_settings_and_finds_them_sound(
     assert cfg.address == [3]
 
 
-def test_requests_end_with_the_drain_and_uvicorn_cancels_a_second_later_before_gunicorn(settings: ModuleType) -> None:
+def test_requests_end_with_the_drain_and_uvicorn_cancels_a_second_later_before_gunicorn(
+    settings: ModuleType,
+) -> None:
     cancel_s = settings.FrontEndWorker.CONFIG_KWARGS["timeout_graceful_shutdown"]
     assert cancel_s - settings.LAST_S == 9.0  # the first second is the notice
     assert cancel_s < settings.graceful_timeout and settings.LAST_S < DRAIN_CUT_S
@@ -78,7 +86,9 @@ def take(settings: ModuleType, workers: dict[int, Any]) -> int:
     return slot
 
 
-def test_workers_of_one_master_get_the_lowest_slots_even_before_they_have_claimed_them(settings: ModuleType) -> None:
+def test_workers_of_one_master_get_the_lowest_slots_even_before_they_have_claimed_them(
+    settings: ModuleType,
+) -> None:
     workers: dict[int, Any] = {}
     for pid in range(2):
         workers[pid] = SimpleNamespace(slot=take(settings, workers))
@@ -90,7 +100,9 @@ def test_the_slot_of_a_dead_worker_is_used_again(settings: ModuleType, block: Bl
     assert take(settings, {}) == 0
 
 
-def test_a_worker_that_still_drains_keeps_its_slot_from_the_next_master(settings: ModuleType, block: Block) -> None:
+def test_a_worker_that_still_drains_keeps_its_slot_from_the_next_master(
+    settings: ModuleType, block: Block
+) -> None:
     with subprocess.Popen(["/bin/sleep", "60"]) as draining:
         block.frontends[0].pid, block.frontends[0].beat_s = draining.pid, time.monotonic()
         assert take(settings, {}) == 1
@@ -111,7 +123,9 @@ def test_where_every_slot_is_taken_the_one_that_was_silent_longest_is_freed_by_f
         process.wait()
 
 
-def test_a_worker_that_ended_leaves_no_gauge_behind_and_all_its_totals(settings: ModuleType, block: Block) -> None:
+def test_a_worker_that_ended_leaves_no_gauge_behind_and_all_its_totals(
+    settings: ModuleType, block: Block
+) -> None:
     record = block.frontends[1]
     record.pid, record.num_in_flight, record.num_prompt_tokens = 77, 5, 9
     settings.child_exit(SimpleNamespace(), SimpleNamespace(slot=1, pid=76))
@@ -122,7 +136,10 @@ def test_a_worker_that_ended_leaves_no_gauge_behind_and_all_its_totals(settings:
 
 @pytest.mark.parametrize(
     ("error", "code", "said"),
-    [(ModelUnusable("/m: no tokenizer"), 4, "/m: no tokenizer"), (OSError("stale handle"), 3, "OSError: stale handle")],
+    [
+        (ModelUnusable("/m: no tokenizer"), 4, "/m: no tokenizer"),
+        (OSError("stale handle"), 3, "OSError: stale handle"),
+    ],
 )
 def test_the_supervisor_learns_why_a_front_end_cannot_start(
     runtime: ServerRuntime, error: Exception, code: int, said: str
@@ -140,10 +157,14 @@ def test_gunicorn_is_silent_about_an_end_that_the_supervisor_explains(
     log.error("Shutting down: %s", "Master")
     log.error("Reason: %s", "App failed to load.")
     log.error("Worker (pid:%s) exited with code %s.", 7, 1)
-    assert [record.getMessage() for record in caplog.records] == ["Worker (pid:7) exited with code 1."]
+    assert [record.getMessage() for record in caplog.records] == [
+        "Worker (pid:7) exited with code 1."
+    ]
 
 
-def test_a_master_that_was_paused_counts_only_the_time_in_which_it_ran(settings: ModuleType) -> None:
+def test_a_master_that_was_paused_counts_only_the_time_in_which_it_ran(
+    settings: ModuleType,
+) -> None:
     clock = iter([100.0, 101.0, 500.0, 512.0])
     cfg = SimpleNamespace(umask=0, worker_tmp_dir=None, uid=os.geteuid(), gid=os.getegid())
     beat = settings.Beat(cfg, clock=lambda: next(clock))

@@ -116,11 +116,15 @@ def test_a_route_in_custom_attributes_beats_the_body_and_is_echoed(lmi: Host, pa
     assert (response.status, response.headers["content-type"]) == (200, "text/event-stream")
     assert body.startswith(b'data:{"index":1,')
     assert response.headers[CUSTOM_ATTRIBUTES] == headers[CUSTOM_ATTRIBUTES]
-    response, body = lmi.post({"prompt": "say hi"}, path, {CUSTOM_ATTRIBUTES: "route=/v1/completions"})
+    response, body = lmi.post(
+        {"prompt": "say hi"}, path, {CUSTOM_ATTRIBUTES: "route=/v1/completions"}
+    )
     assert (response.status, json.loads(body)["object"]) == (200, "text_completion")
 
 
-@pytest.mark.parametrize("route", ["/ping", "/metrics", "/models", "/v1/models", "", "generate", "/invocations"])
+@pytest.mark.parametrize(
+    "route", ["/ping", "/metrics", "/models", "/v1/models", "", "generate", "/invocations"]
+)
 def test_only_inference_routes_are_reached(lmi: Host, route: str) -> None:
     num_requests = len(lmi.executor.requests)
     response, body = lmi.post({"inputs": "say hi"}, headers={CUSTOM_ATTRIBUTES: f"route={route}"})
@@ -141,7 +145,11 @@ def test_a_model_that_is_not_served_is_404_whatever_the_route(lmi: Host) -> None
         ({}, "application/json, Text/Event-Stream;q=0.9", "text/event-stream"),
         ({"stream": True}, "text/event-stream", "text/event-stream"),
         ({"stream": False}, "text/event-stream", "application/json"),
-        ({"parameters": {"output_formatter": "jsonlines"}}, "text/event-stream", "application/jsonlines"),
+        (
+            {"parameters": {"output_formatter": "jsonlines"}},
+            "text/event-stream",
+            "application/jsonlines",
+        ),
         ({"stream": True}, "*/*", "application/jsonlines"),
         ({}, "*/*", "application/json"),
     ],
@@ -221,7 +229,9 @@ def test_what_http_alone_refuses_ends_with_a_newline_too(lmi: Host) -> None:
         ("/v2/models/scripted/generate", {"text_input": "say hi"}),
     ],
 )
-def test_other_paths_write_nothing_behind_their_json(lmi: Host, path: str, body: dict[str, object]) -> None:
+def test_other_paths_write_nothing_behind_their_json(
+    lmi: Host, path: str, body: dict[str, object]
+) -> None:
     assert lmi.post(body, path)[1][-1:] in (b"}", b"]")
 
 
@@ -255,11 +265,17 @@ def test_a_streamed_completion_is_events_with_their_end_where_they_are_asked_for
 ) -> None:
     response, answer = lmi.post(STREAMED | more, headers=headers)
     media_type = "text/event-stream" if is_events else "application/jsonlines"
-    assert (response.headers["content-type"], answer.endswith(b"data: [DONE]\n\n")) == (media_type, is_events)
+    assert (response.headers["content-type"], answer.endswith(b"data: [DONE]\n\n")) == (
+        media_type,
+        is_events,
+    )
 
 
 def test_at_v1_a_stream_is_events_whatever_body_and_accept_say(lmi: Host) -> None:
-    body, headers = STREAMED | {"output_formatter": "jsonlines"}, {"accept": "application/jsonlines"}
+    body, headers = (
+        STREAMED | {"output_formatter": "jsonlines"},
+        {"accept": "application/jsonlines"},
+    )
     response, answer = lmi.post(body, "/v1/completions", headers)
     assert response.headers["content-type"] == "text/event-stream"
     assert answer.endswith(b"data: [DONE]\n\n")
@@ -289,12 +305,21 @@ def test_a_failure_in_a_stream_has_the_stream_s_framing(lmi: Host, accept: str) 
     assert json.loads(last.removeprefix(b"data: "))["error"]["message"] == "the script says so"
 
 
-def test_under_the_dynamic_batch_schema_what_http_alone_refuses_has_its_three_keys(tmp_path: Path) -> None:
+def test_under_the_dynamic_batch_schema_what_http_alone_refuses_has_its_three_keys(
+    tmp_path: Path,
+) -> None:
     with host(tmp_path, model={"dynamic_batch": True}) as served:
-        for method, path, status in [("GET", "/invocations", 405), ("POST", "/predictions/other", 404)]:
+        for method, path, status in [
+            ("GET", "/invocations", 405),
+            ("POST", "/predictions/other", 404),
+        ]:
             response, answer = served.send(method, path, b"{}")
             fields = json.loads(answer)
-            assert (response.status, list(fields), fields["code"]) == (status, ["code", "message", "error"], status)
+            assert (response.status, list(fields), fields["code"]) == (
+                status,
+                ["code", "message", "error"],
+                status,
+            )
             assert answer.endswith(b"}\n")
         assert list(json.loads(served.send("GET", "/v1/completions")[1])) == ["error"]
 
@@ -303,12 +328,18 @@ GUIDES = {"guided_json": {}, "guided_regex": "a", "guided_choice": ["a"], "guide
 
 
 @pytest.mark.parametrize("is_batch", [False, True])
-def test_a_structure_is_applied_or_refused_under_the_client_s_name_for_it(tmp_path: Path, is_batch: bool) -> None:
+def test_a_structure_is_applied_or_refused_under_the_client_s_name_for_it(
+    tmp_path: Path, is_batch: bool
+) -> None:
     able = msgspec.structs.replace(CAPABILITIES, guided_decoding=(GuideType.JSON,))
     with host(tmp_path, model={"dynamic_batch": is_batch}, capabilities=able) as served:
-        response, body = served.post({"inputs": "say hi", "parameters": {"response_format": {"type": "json_object"}}})
+        response, body = served.post(
+            {"inputs": "say hi", "parameters": {"response_format": {"type": "json_object"}}}
+        )
         assert response.status == 200
-        assert served.executor.requests[-1].guided_decoding_params == GuidedDecodingParams(GuideType.JSON)
+        assert served.executor.requests[-1].guided_decoding_params == GuidedDecodingParams(
+            GuideType.JSON
+        )
         for name, value in GUIDES.items():
             response, body = served.post({"inputs": "say hi", "parameters": {name: value}})
             expected = f"parameters.{name} is not supported here: scripted has no such guide"

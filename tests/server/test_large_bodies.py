@@ -18,7 +18,9 @@ PATH = "/v1/responses"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
-    with host(tmp_path_factory.mktemp("host"), model={"chat_template": "{{ messages[0].content }}"}) as server:
+    with host(
+        tmp_path_factory.mktemp("host"), model={"chat_template": "{{ messages[0].content }}"}
+    ) as server:
         yield server
 
 

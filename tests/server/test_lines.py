@@ -31,7 +31,9 @@ def lmi(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
 
 
 def body_of(*requests: object) -> bytes:
-    return b"\n".join(each if isinstance(each, bytes) else json.dumps(each).encode() for each in requests)
+    return b"\n".join(
+        each if isinstance(each, bytes) else json.dumps(each).encode() for each in requests
+    )
 
 
 def answers(
@@ -39,15 +41,21 @@ def answers(
 ) -> list[Any]:
     """Send the requests as lines and return the answers, each from its own line."""
     response, body = lmi.post(body_of(*requests), path, LINES | (headers or {}))
-    assert (response.status, response.headers["content-type"]) == (200, "application/jsonlines"), body
-    assert response.headers["content-length"] == str(len(body)) and "transfer-encoding" not in response.headers
+    assert (response.status, response.headers["content-type"]) == (200, "application/jsonlines"), (
+        body
+    )
+    assert (
+        response.headers["content-length"] == str(len(body))
+        and "transfer-encoding" not in response.headers
+    )
     assert body.endswith(b"\n")
     return [json.loads(line) for line in body.splitlines()]
 
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(
-    "kind", ["application/jsonlines", "Application/X-NDJSON; charset=utf-8", "application/x-jsonlines"]
+    "kind",
+    ["application/jsonlines", "Application/X-NDJSON; charset=utf-8", "application/x-jsonlines"],
 )
 def test_each_line_is_a_request_by_its_fields(lmi: Host, path: str, kind: str) -> None:
     lmi_answer, completion = answers(
@@ -74,11 +82,25 @@ def test_a_line_is_answered_as_it_would_be_alone(lmi: Host) -> None:
     ]
     alone = [lmi.post(request)[1] for request in requests]
     assert lmi.post(body_of(*requests), headers=LINES)[1] == b"".join(alone)
-    assert [json.loads(answer).get("code") for answer in alone] == [None, 424, 424, 507, 424, 424, 424]
+    assert [json.loads(answer).get("code") for answer in alone] == [
+        None,
+        424,
+        424,
+        507,
+        424,
+        424,
+        424,
+    ]
 
 
 def test_a_thousand_lines_come_back_in_order_with_the_bad_ones_in_their_places(lmi: Host) -> None:
-    bad = {3: b"{", 500: b"\xe2\x82\xac", 501: b"[1]", 502: {"inputs": ""}, 999: {"inputs": "fail x"}}
+    bad = {
+        3: b"{",
+        500: b"\xe2\x82\xac",
+        501: b"[1]",
+        502: {"inputs": ""},
+        999: {"inputs": "fail x"},
+    }
     requests = [bad.get(n, {"inputs": f"say {n}"}) for n in range(1000)]
     found = answers(lmi, *requests)
     assert len(found) == 1000
@@ -97,7 +119,9 @@ def test_blank_lines_are_skipped_and_lines_may_end_as_on_windows(lmi: Host) -> N
 NOTHING = b"\n \t\r\n" * 500_000
 
 
-@pytest.mark.parametrize("body", [b"", b"\n \r\n", b'{"inputs": "\xff"}', b"{}\n" * (MAX_LINES + 1), NOTHING])
+@pytest.mark.parametrize(
+    "body", [b"", b"\n \r\n", b'{"inputs": "\xff"}', b"{}\n" * (MAX_LINES + 1), NOTHING]
+)
 def test_a_body_without_lines_with_too_many_or_not_in_utf8_is_424(lmi: Host, body: bytes) -> None:
     response, answer = lmi.post(body, headers=LINES)
     fields = json.loads(answer)
@@ -105,35 +129,51 @@ def test_a_body_without_lines_with_too_many_or_not_in_utf8_is_424(lmi: Host, bod
     assert fields["error"].startswith("the body ")
 
 
-def test_a_stream_in_a_line_is_answered_whole_and_logged_once(lmi: Host, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_stream_in_a_line_is_answered_whole_and_logged_once(
+    lmi: Host, caplog: pytest.LogCaptureFixture
+) -> None:
     asked = [
         {"inputs": "say hi", "stream": True},
         {"inputs": "say hi", "parameters": {"output_formatter": "sse"}},
         {"prompt": "say hi", "stream": True, "stream_options": {"include_usage": True}},
         {"inputs": "say hi", "stream": True, "parameters": {"top_p": 5}},
     ]
-    plain, formatted, completion, refused = answers(lmi, *asked, headers={"accept": "text/event-stream"})
+    plain, formatted, completion, refused = answers(
+        lmi, *asked, headers={"accept": "text/event-stream"}
+    )
     assert plain == formatted == {"generated_text": "hi"}
-    assert completion["choices"][0]["text"] == "hi" and completion["usage"]["completion_tokens"] == 3
+    assert (
+        completion["choices"][0]["text"] == "hi" and completion["usage"]["completion_tokens"] == 3
+    )
     assert refused["code"] == 424
-    warned = [record for record in caplog.records if "no effect in a body of lines" in record.getMessage()]
+    warned = [
+        record for record in caplog.records if "no effect in a body of lines" in record.getMessage()
+    ]
     assert [record.levelname for record in warned].count("WARNING") == 1
 
 
 def test_options_of_a_stream_in_a_line_that_asks_for_none_are_refused(lmi: Host) -> None:
     options = {"stream_options": {"include_usage": True}}
-    alone, beside = answers(lmi, {"prompt": "say hi", **options}, {"prompt": "say hi", "stream": True, **options})
+    alone, beside = answers(
+        lmi, {"prompt": "say hi", **options}, {"prompt": "say hi", "stream": True, **options}
+    )
     assert alone["error"]["param"] == "stream_options" and alone["code"] == 400
     assert beside["choices"][0]["text"] == "hi"
 
 
 @pytest.mark.parametrize(
     ("route", "key"),
-    [("/v1/completions", "choices"), ("/generate", "generated_text"), ("/generate_stream", "generated_text")],
+    [
+        ("/v1/completions", "choices"),
+        ("/generate", "generated_text"),
+        ("/generate_stream", "generated_text"),
+    ],
 )
 def test_a_route_is_that_of_every_line(lmi: Host, route: str, key: str) -> None:
     request = {"inputs": "say hi", "prompt": "say hi"}
-    good, bad = answers(lmi, request, {"inputs": 5, "prompt": 5.5}, headers={CUSTOM_ATTRIBUTES: f"route={route}"})
+    good, bad = answers(
+        lmi, request, {"inputs": 5, "prompt": 5.5}, headers={CUSTOM_ATTRIBUTES: f"route={route}"}
+    )
     assert key in good
     assert bad["error"] and bad["code"] == (400 if "v1" in route else 422)
 
@@ -143,7 +183,9 @@ def test_a_line_of_a_session_request_is_refused_and_the_header_is_for_all_lines(
     assert (refused["code"], "a body of its own" in refused["error"]) == (400, True)
     session = lmi.post({"requestType": "NEW_SESSION"})[0].headers[HEADER].partition(";")[0]
     assert answers(lmi, {"inputs": "say a"}, headers={HEADER: session}) == [{"generated_text": "a"}]
-    response, body = lmi.post(body_of({"inputs": "say a"}), headers=LINES | {HEADER: "no-such-session"})
+    response, body = lmi.post(
+        body_of({"inputs": "say a"}), headers=LINES | {HEADER: "no-such-session"}
+    )
     assert (response.status, json.loads(body)["code"]) == (400, 400)
 
 
@@ -151,7 +193,10 @@ def send(lmi: Host, *requests: object) -> socket.socket:
     """A connection on which lines are sent and nothing is read."""
     body = body_of(*requests)
     raw = socket.create_connection(("127.0.0.1", lmi.port), timeout=60)
-    head = b"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Type: application/jsonlines\r\nContent-Length: %d\r\n\r\n"
+    head = (
+        b"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Type: "
+        b"application/jsonlines\r\nContent-Length: %d\r\n\r\n"
+    )
     raw.sendall(head % len(body) + body)
     return raw
 
@@ -164,7 +209,13 @@ def test_as_many_lines_run_at_once_as_the_engine_can_and_the_body_has_one_place(
     wait_until(lambda: lmi.executor.num_active == 0)
     wait_until(lambda: record.num_in_flight == 0)
     assert (
-        len([request for request in lmi.executor.requests if request.input_token_ids[:4] == tuple(b"hang")])
+        len(
+            [
+                request
+                for request in lmi.executor.requests
+                if request.input_token_ids[:4] == tuple(b"hang")
+            ]
+        )
         <= 2 * NUM_RUNNING
     )
 
@@ -189,7 +240,9 @@ def test_the_time_that_a_client_waits_is_that_of_all_its_lines_together(lmi: Hos
     late = answers(lmi, *[{"inputs": "hang"}] * (NUM_RUNNING + 40), headers={TIMEOUT: "0.5"})
     said = "no answer within 0.5 s, as the client asked"
     assert [(each["error"], each["code"]) for each in late] == [(said, 504)] * (NUM_RUNNING + 40)
-    assert len(lmi.executor.requests) - num_before <= NUM_RUNNING, "a line that was late already began"
+    assert len(lmi.executor.requests) - num_before <= NUM_RUNNING, (
+        "a line that was late already began"
+    )
     assert answers(lmi, {"inputs": "say a"}, headers={TIMEOUT: "60"}) == [{"generated_text": "a"}]
 
 
@@ -222,7 +275,9 @@ def test_what_is_no_json_becomes_a_string_and_no_character_ends_the_line_early()
     assert one_value(b"plain\ntext\n") == rb'"plain\ntext"'
     assert one_value(b'[\n  {"a": 1}\n]') == b'[{"a":1}]'
     assert one_value('{"a": "x\u2028y\x85"}\n'.encode()) == rb'{"a": "x\u2028y\u0085"}'
-    assert with_code(b'{"error": {"message": "no"}}', 400) == b'{"error":{"message":"no"},"code":400}'
+    assert (
+        with_code(b'{"error": {"message": "no"}}', 400) == b'{"error":{"message":"no"},"code":400}'
+    )
 
 
 @pytest.mark.parametrize(
@@ -249,4 +304,8 @@ def test_transforms_are_as_many_as_run_at_once_and_at_most_100_mb(
 def test_execution_parameters_are_told_at_any_time(lmi: Host) -> None:
     response, body = lmi.send("GET", "/execution-parameters")
     assert (response.status, response.headers["content-type"]) == (200, "application/json")
-    assert json.loads(body) == {"MaxConcurrentTransforms": 16, "BatchStrategy": "SINGLE_RECORD", "MaxPayloadInMB": 6}
+    assert json.loads(body) == {
+        "MaxConcurrentTransforms": 16,
+        "BatchStrategy": "SINGLE_RECORD",
+        "MaxPayloadInMB": 6,
+    }

@@ -33,17 +33,25 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.mark.parametrize(
     ("body", "status"),
-    [({"prompt": "say hi"}, 200), ({"prompt": "say hi", "stream": True}, 200), ({"prompt": "say hi", "n": "x"}, 400)],
+    [
+        ({"prompt": "say hi"}, 200),
+        ({"prompt": "say hi", "stream": True}, 200),
+        ({"prompt": "say hi", "n": "x"}, 400),
+    ],
     ids=["whole", "stream", "refused"],
 )
-def test_an_answer_has_the_load_where_its_request_asks_for_it(running: Host, body: dict[str, Any], status: int) -> None:
+def test_an_answer_has_the_load_where_its_request_asks_for_it(
+    running: Host, body: dict[str, Any], status: int
+) -> None:
     text = head_of(running, body, **{FORMAT: "TEXT"})
     assert text.status == status
     kind, _, given = str(text.getheader(REPORT)).partition(" ")
     names = [pair.partition("=")[0] for pair in given.split(", ")]
     assert kind == "TEXT" and names == [f"named_metrics.{name}" for name in NAMES]
 
-    kind, _, given = str(head_of(running, body, **{FORMAT: "json"}).getheader(REPORT)).partition(" ")
+    kind, _, given = str(head_of(running, body, **{FORMAT: "json"}).getheader(REPORT)).partition(
+        " "
+    )
     assert kind == "JSON" and list(json.loads(given)["named_metrics"]) == NAMES
 
 

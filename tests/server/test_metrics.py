@@ -22,7 +22,9 @@ from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
 from lmi.shared.state import STATUS_CODES, Block, Phase
 from tests.scripted import host, wait_until
 
-CONFIG = Config(server=ServerConfig(), model=ModelConfig(path="/m", name="demo"), engine=EngineConfig())
+CONFIG = Config(
+    server=ServerConfig(), model=ModelConfig(path="/m", name="demo"), engine=EngineConfig()
+)
 
 
 def scrape(server: Block, model: Block) -> dict[str, float]:
@@ -37,12 +39,20 @@ def models_of(server: Block, model: Block) -> Models:
 
 
 def samples_of(text: str) -> dict[str, float]:
-    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
-    return {sample.name + "".join(f"{{{k}={v}}}" for k, v in sample.labels.items()): sample.value for sample in samples}
+    samples = [
+        sample for family in text_string_to_metric_families(text) for sample in family.samples
+    ]
+    return {
+        sample.name + "".join(f"{{{k}={v}}}" for k, v in sample.labels.items()): sample.value
+        for sample in samples
+    }
 
 
 def test_workers_are_summed(tmp_path: Path) -> None:
-    block, model = Block.create(tmp_path / "server", 0, num_frontends=2), Block.create(tmp_path / "model", 2, 2)
+    block, model = (
+        Block.create(tmp_path / "server", 0, num_frontends=2),
+        Block.create(tmp_path / "model", 2, 2),
+    )
     for number, frontend in enumerate(block.frontends, start=1):
         frontend.num_requests.add("200", 10 * number)
         frontend.num_open_connections = number
@@ -77,7 +87,10 @@ def test_the_queue_is_shown_by_the_three_classes_of_priority(tmp_path: Path) -> 
     model.engines[0].num_queued.set({"default": 1})
     samples = scrape(server, model)
     of_class = {
-        name: [samples[f"lmi_{name}{{model=demo}}{{priority={label}}}"] for label in ("high", "low", "default")]
+        name: [
+            samples[f"lmi_{name}{{model=demo}}{{priority={label}}}"]
+            for label in ("high", "low", "default")
+        ]
         for name in ("queue_requests", "engine_requests", "queue_refusals_total")
     }
     assert of_class == {
@@ -95,26 +108,40 @@ def test_a_scrape_has_the_type_that_prometheus_reads(tmp_path: Path) -> None:
 
 
 def test_an_empty_block_scrapes(tmp_path: Path) -> None:
-    samples = scrape(Block.create(tmp_path / "server", 0, 1), Block.create(tmp_path / "model", 1, 1))
+    samples = scrape(
+        Block.create(tmp_path / "server", 0, 1), Block.create(tmp_path / "model", 1, 1)
+    )
     assert samples["lmi_kv_cache_usage_ratio{model=demo}"] == 0
     assert samples["lmi_requests_total{code=503}"] == 0
 
 
 def test_each_sequence_has_its_phases_and_its_length(tmp_path: Path) -> None:
     with host(tmp_path) as running:
-        for body in ({"prompt": "say hi"}, {"prompt": "say hi", "stream": True}, {"prompt": ["say hi", "say hello"]}):
+        for body in (
+            {"prompt": "say hi"},
+            {"prompt": "say hi", "stream": True},
+            {"prompt": ["say hi", "say hello"]},
+        ):
             assert running.post(body, "/v1/completions")[0].status == 200
         samples = samples_of(running.send("GET", "/metrics")[1].decode())
 
     def observed(name: str) -> tuple[float, float]:
-        return samples[f"lmi_{name}_count{{model=scripted}}"], samples[f"lmi_{name}_sum{{model=scripted}}"]
+        return samples[f"lmi_{name}_count{{model=scripted}}"], samples[
+            f"lmi_{name}_sum{{model=scripted}}"
+        ]
 
     assert observed("prompt_length_tokens") == (4, 3 * len("say hi") + len("say hello"))
-    assert observed("sequence_length_tokens") == (4, 3 * len("hi.") + len("hello."))  # with the end token
+    assert observed("sequence_length_tokens") == (
+        4,
+        3 * len("hi.") + len("hello."),
+    )  # with the end token
     assert observed("longest_sequence_tokens") == (3, 2 * len("hi.") + len("hello."))
     phases = [observed(f"{phase}_time_seconds") for phase in ("queue", "prefill", "decode")]
     assert [num for num, _ in phases] == [4, 4, 4] and all(seconds > 0 for _, seconds in phases)
-    assert observed("prefill_length_tokens") == (4, observed("prompt_length_tokens")[1] - 3 * len("say h"))
+    assert observed("prefill_length_tokens") == (
+        4,
+        observed("prompt_length_tokens")[1] - 3 * len("say h"),
+    )
     num_outputs, output_s = observed("time_per_output_token_seconds")
     assert num_outputs == 3 and 0 < output_s < observed("decode_time_seconds")[1]
     num_answers, answers_s = observed("answer_time_seconds")
@@ -125,7 +152,9 @@ def test_an_answer_that_its_client_leaves_has_phases_but_no_length(tmp_path: Pat
     with host(tmp_path) as running:
         engine, front_end = running.block.engines[0], running.block.frontends[0]
         with closing(HTTPConnection("127.0.0.1", running.port, timeout=60)) as client:
-            client.request("POST", "/invocations", json.dumps({"inputs": "hang hi", "stream": True}))
+            client.request(
+                "POST", "/invocations", json.dumps({"inputs": "hang hi", "stream": True})
+            )
             with client.getresponse() as response:
                 response.read(1)
         wait_until(lambda: sum(engine.decode_time_s.counts) == 1)
@@ -139,33 +168,72 @@ def test_vllms_series_say_what_ours_say(tmp_path: Path) -> None:
     engine.num_waiting = 7
     engine.num_used_blocks, engine.max_num_blocks, engine.tokens_per_block = 5, 10, 16
     front_end.num_prompt_tokens, front_end.num_cached_tokens = 50, 40
-    for reason, num in (("eos_token", 1), ("stop_sequence", 2), ("length", 4), ("cancelled", 8), ("error", 16)):
+    for reason, num in (
+        ("eos_token", 1),
+        ("stop_sequence", 2),
+        ("length", 4),
+        ("cancelled", 8),
+        ("error", 16),
+    ):
         front_end.num_finished.add(reason, num)
     for seconds in (0.002, 0.4):
         engine.queue_time_s.observe(seconds)
-    samples = {name: value for name, value in scrape(block, model).items() if name.startswith("vllm:")}
+    samples = {
+        name: value for name, value in scrape(block, model).items() if name.startswith("vllm:")
+    }
     labels = "{engine=0}{model_name=demo}"
     assert samples[f"vllm:num_requests_waiting{labels}"] == 7
-    assert samples[f"vllm:kv_cache_usage_perc{labels}"] == samples[f"vllm:gpu_cache_usage_perc{labels}"] == 0.5
-    assert samples[f"vllm:prefix_cache_queries_total{labels}"] == samples[f"vllm:prompt_tokens_total{labels}"] == 50
-    assert samples[f"vllm:prefix_cache_hits_total{labels}"] == samples[f"vllm:prompt_tokens_cached_total{labels}"] == 40
+    assert (
+        samples[f"vllm:kv_cache_usage_perc{labels}"]
+        == samples[f"vllm:gpu_cache_usage_perc{labels}"]
+        == 0.5
+    )
+    assert (
+        samples[f"vllm:prefix_cache_queries_total{labels}"]
+        == samples[f"vllm:prompt_tokens_total{labels}"]
+        == 50
+    )
+    assert (
+        samples[f"vllm:prefix_cache_hits_total{labels}"]
+        == samples[f"vllm:prompt_tokens_cached_total{labels}"]
+        == 40
+    )
     by_source = "vllm:prompt_tokens_by_source_total{engine=0}{model_name=demo}{source=%s}"
-    assert [samples[by_source % source] for source in ("local_compute", "local_cache_hit")] == [10, 40]
+    assert [samples[by_source % source] for source in ("local_compute", "local_cache_hit")] == [
+        10,
+        40,
+    ]
     assert samples[f"vllm:num_requests_waiting_by_reason{labels}{{reason=capacity}}"] == 7
-    assert samples["vllm:cache_config_info{block_size=16}{engine=0}{model_name=demo}{num_gpu_blocks=10}"] == 1
+    assert (
+        samples[
+            "vllm:cache_config_info{block_size=16}{engine=0}{model_name=demo}{num_gpu_blocks=10}"
+        ]
+        == 1
+    )
     ended = "vllm:request_success_total{engine=0}{finished_reason=%s}{model_name=demo}"
-    assert [samples[ended % reason] for reason in ("stop", "length", "abort", "error")] == [3, 4, 8, 16]
+    assert [samples[ended % reason] for reason in ("stop", "length", "abort", "error")] == [
+        3,
+        4,
+        8,
+        16,
+    ]
     queued = "vllm:request_queue_time_seconds_bucket{engine=0}{le=%s}{model_name=demo}"
-    assert [samples[queued % bound] for bound in ("0.3", "0.5", "+Inf")] == [1, 2, 2] and queued % "0.1" not in samples
+    assert [samples[queued % bound] for bound in ("0.3", "0.5", "+Inf")] == [
+        1,
+        2,
+        2,
+    ] and queued % "0.1" not in samples
 
 
-def test_a_picker_finds_the_adapters_of_all_replicas_in_one_series_and_a_dashboard_those_of_each_model(
+def test_a_picker_finds_all_adapters_in_one_series_and_a_dashboard_those_of_each_model(
     tmp_path: Path,
 ) -> None:
     block, model = Block.create(tmp_path / "server", 0, 1), Block.create(tmp_path / "model", 2, 1)
 
     def shown(prefix: str) -> list[str]:
-        return [name for name in scrape(block, model) if name.startswith(f"{prefix}lora_requests_info")]
+        return [
+            name for name in scrape(block, model) if name.startswith(f"{prefix}lora_requests_info")
+        ]
 
     assert shown("lmi_") == shown("vllm:") == []
 
@@ -211,7 +279,11 @@ def test_a_replica_that_was_lost_is_not_shown_as_one_without_load(tmp_path: Path
     serving.phase, serving.beat_s, serving.num_running = Phase.READY, time.monotonic(), 4
     samples = scrape(block, model)
 
-    running = {name: value for name, value in samples.items() if name.startswith("vllm:num_requests_running")}
+    running = {
+        name: value
+        for name, value in samples.items()
+        if name.startswith("vllm:num_requests_running")
+    }
     assert running == {"vllm:num_requests_running{engine=1}{model_name=demo}": 4}
     assert samples["vllm:num_preemptions_total{engine=0}{model_name=demo}"] == 5
 
@@ -221,7 +293,10 @@ def test_statuses_are_counted_by_class_as_vllms_http_server_does(tmp_path: Path)
     for code in ("200", "200", "404", "429", "503", "other"):
         block.frontends[1].num_requests.add(code)
     samples = scrape(block, model)
-    found = {status: samples[f"http_requests_total{{status={status}}}"] for status in ("2xx", "4xx", "5xx", "other")}
+    found = {
+        status: samples[f"http_requests_total{{status={status}}}"]
+        for status in ("2xx", "4xx", "5xx", "other")
+    }
     assert found == {"2xx": 2, "4xx": 2, "5xx": 1, "other": 1}
 
 
@@ -230,7 +305,11 @@ def test_a_model_with_an_engine_is_awake_and_one_without_is_not_shown(tmp_path: 
 
     def states() -> dict[str, float]:
         found = scrape(block, model).items()
-        return {name.rpartition("=")[2]: value for name, value in found if name.startswith("vllm:engine_sleep_state")}
+        return {
+            name.rpartition("=")[2]: value
+            for name, value in found
+            if name.startswith("vllm:engine_sleep_state")
+        }
 
     assert states() == {}
     for engine in model.engines:
@@ -242,10 +321,19 @@ def test_the_page_has_each_series_of_ours_beside_its_twins(tmp_path: Path) -> No
     block, model = Block.create(tmp_path / "server", 0, 1), Block.create(tmp_path / "model", 1, 1)
     text = metrics.render(models_of(block, model)).decode()
     page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
-    rows = [re.findall(r"`([\w:]+)`", row) for row in re.findall(r"^\| `lmi_.*$", page, re.MULTILINE)]
+    rows = [
+        re.findall(r"`([\w:]+)`", row) for row in re.findall(r"^\| `lmi_.*$", page, re.MULTILINE)
+    ]
     shown = {name: kind for name, kind in re.findall(r"^# TYPE (\S+) (\w+)$", text, re.MULTILINE)}
-    assert {name for row in rows for name in row if name.startswith(("lmi_", "vllm:", "http_"))} == shown.keys()
-    assert all(shown[name] == shown[row[0]] for row in rows for name in row if name.startswith(("vllm:", "http_")))
+    assert {
+        name for row in rows for name in row if name.startswith(("lmi_", "vllm:", "http_"))
+    } == shown.keys()
+    assert all(
+        shown[name] == shown[row[0]]
+        for row in rows
+        for name in row
+        if name.startswith(("vllm:", "http_"))
+    )
 
 
 def test_each_process_has_its_memory_its_time_and_its_files(tmp_path: Path) -> None:
@@ -263,14 +351,21 @@ def test_each_process_has_its_memory_its_time_and_its_files(tmp_path: Path) -> N
     ours, other = "{process=front 1}", "{model=demo}{process=engine 0}"
     named = {name: value for name, value in samples.items() if name.startswith("process_")}
     assert {name.partition("{")[2] for name in named} == {ours[1:], other[1:]}
-    assert named[f"process_resident_memory_bytes{ours}"] > named[f"process_resident_memory_bytes{other}"] > 0
+    assert (
+        named[f"process_resident_memory_bytes{ours}"]
+        > named[f"process_resident_memory_bytes{other}"]
+        > 0
+    )
     assert named[f"process_cpu_seconds_total{ours}"] > 0
     assert named[f"process_start_time_seconds{ours}"] <= named[f"process_start_time_seconds{other}"]
     assert named[f"process_open_fds{ours}"] > named[f"process_open_fds{other}"] > 0
 
 
 def test_dropped_lines_of_the_log_are_those_of_all_processes(tmp_path: Path) -> None:
-    block, model = Block.create(tmp_path / "server", 0, 1), Block.create(tmp_path / "model", 1, 1, num_formatters=1)
+    block, model = (
+        Block.create(tmp_path / "server", 0, 1),
+        Block.create(tmp_path / "model", 1, 1, num_formatters=1),
+    )
     records = (block.supervisor, model.engines[0], block.frontends[0], model.formatters[0])
     for number, record in enumerate(records):
         record.num_log_lines_dropped = 10**number
@@ -279,8 +374,14 @@ def test_dropped_lines_of_the_log_are_those_of_all_processes(tmp_path: Path) -> 
 
 
 def test_each_status_that_a_route_has_is_counted_under_its_number() -> None:
-    operations = [operation for methods in document(CONFIG)["paths"].values() for operation in methods.values()]
-    assert {status for operation in operations for status in operation["responses"]} <= set(STATUS_CODES)
+    operations = [
+        operation
+        for methods in document(CONFIG)["paths"].values()
+        for operation in methods.values()
+    ]
+    assert {status for operation in operations for status in operation["responses"]} <= set(
+        STATUS_CODES
+    )
 
 
 def test_no_client_can_add_a_series(tmp_path: Path) -> None:
@@ -295,7 +396,10 @@ def test_no_client_can_add_a_series(tmp_path: Path) -> None:
             name = f"made-up-{number}"
             running.send("GET", f"/{name}")
             running.send("DELETE", f"/models/{name}/adapters/{name}")
-            running.post({"inputs": "say a", "adapters": name}, headers={"x-amzn-sagemaker-target-model": name})
+            running.post(
+                {"inputs": "say a", "adapters": name},
+                headers={"x-amzn-sagemaker-target-model": name},
+            )
             running.post({"prompt": "say a", "model": name}, "/v1/completions")
             running.post({"text_input": "say a"}, f"/v2/models/{name}/generate")
         assert series() == before

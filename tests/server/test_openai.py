@@ -1,4 +1,6 @@
-"""The OpenAI API over real sockets: streams, calls, structures, errors before and in a stream, clients that leave."""
+"""The OpenAI API over real sockets: streams, calls, structures, errors before and in a stream,
+clients that leave.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from tests.scripted import CAPABILITIES, CONTEXT, END_ID, Host, host, wait_until
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 LAST_SAID = "{{ messages[-1].content }}"
-ABLE = msgspec.structs.replace(CAPABILITIES, guided_decoding=tuple(GuideType), embedding_bias=True, priority=True)
+ABLE = msgspec.structs.replace(
+    CAPABILITIES, guided_decoding=tuple(GuideType), embedding_bias=True, priority=True
+)
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 CALL = 'say I look.\n<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 
@@ -46,7 +50,9 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
 @pytest.fixture(scope="module")
 def unable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
     """An engine that lacks some capabilities, as the front end knows."""
-    lacks = msgspec.structs.replace(CAPABILITIES, min_p=False, prompt_log_probs=False, max_top_log_probs=3)
+    lacks = msgspec.structs.replace(
+        CAPABILITIES, min_p=False, prompt_log_probs=False, max_top_log_probs=3
+    )
     with host(tmp_path_factory.mktemp("unable"), capabilities=lacks) as served:
         yield served
 
@@ -56,12 +62,16 @@ Ask = Callable[..., tuple[int, Any]]
 
 def chat(server: Host, said: str, **fields: Any) -> tuple[int, Any]:
     response, body = server.post({"messages": [{"role": "user", "content": said}], **fields}, CHAT)
-    return response.status, events(body) if fields.get("stream") and response.status == 200 else json.loads(body)
+    return response.status, events(body) if fields.get(
+        "stream"
+    ) and response.status == 200 else json.loads(body)
 
 
 def complete(server: Host, prompt: Any, **fields: Any) -> tuple[int, Any]:
     response, body = server.post({"prompt": prompt, **fields}, COMPLETIONS)
-    return response.status, events(body) if fields.get("stream") and response.status == 200 else json.loads(body)
+    return response.status, events(body) if fields.get(
+        "stream"
+    ) and response.status == 200 else json.loads(body)
 
 
 def events(body: bytes) -> list[dict[str, Any]]:
@@ -74,7 +84,10 @@ def events(body: bytes) -> list[dict[str, Any]]:
 
 def text_of(chunks: list[dict[str, Any]]) -> str:
     choices = [choice for chunk in chunks for choice in chunk["choices"]]
-    return "".join(choice["text"] if "text" in choice else choice["delta"].get("content") or "" for choice in choices)
+    return "".join(
+        choice["text"] if "text" in choice else choice["delta"].get("content") or ""
+        for choice in choices
+    )
 
 
 def last_request(server: Host) -> Any:
@@ -104,9 +117,17 @@ def test_a_stream_of_a_chat_tells_role_text_reason_and_usage_in_this_order(able:
     role, *said, end, usage = events(body)
     assert role["choices"][0]["delta"] == {"role": "assistant", "content": ""}
     assert text_of(said) == "ab" and all(chunk["usage"] is None for chunk in (role, *said, end))
-    assert end["choices"][0] == {"index": 0, "delta": {"content": ""}, "logprobs": None, "finish_reason": "stop"}
+    assert end["choices"][0] == {
+        "index": 0,
+        "delta": {"content": ""},
+        "logprobs": None,
+        "finish_reason": "stop",
+    }
     assert (usage["choices"], usage["usage"]["prompt_tokens"]) == ([], 6)
-    assert usage["usage"]["completion_tokens"] == 3 and len({chunk["id"] for chunk in (role, end, usage)}) == 1
+    assert (
+        usage["usage"]["completion_tokens"] == 3
+        and len({chunk["id"] for chunk in (role, end, usage)}) == 1
+    )
 
 
 @pytest.mark.parametrize("ask", [chat, complete])
@@ -115,16 +136,24 @@ def test_each_chunk_tells_the_numbers_so_far_where_that_is_asked_for(able: Host,
     _, chunks = ask(able, "say abc", stream=True, stream_options=options)
     usages = [chunk["usage"] for chunk in chunks]
     assert all(usage["prompt_tokens"] == len("say abc") for usage in usages)
-    assert all(usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"] for usage in usages)
+    assert all(
+        usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+        for usage in usages
+    )
     counts = [usage["completion_tokens"] for usage in usages]
-    assert counts == ([0] if ask is chat else []) + [1, 2, 3, 4, 4], "the role, three letters, the end, all"
+    assert counts == ([0] if ask is chat else []) + [1, 2, 3, 4, 4], (
+        "the role, three letters, the end, all"
+    )
 
 
 def test_running_numbers_are_those_of_a_choice_and_its_prompt(able: Host) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     _, chunks = complete(able, ["say a", "say bcd"], stream=True, stream_options=options)
     last = {choice["index"]: chunk["usage"] for chunk in chunks for choice in chunk["choices"]}
-    assert [(last[n]["prompt_tokens"], last[n]["completion_tokens"]) for n in (0, 1)] == [(5, 2), (7, 4)]
+    assert [(last[n]["prompt_tokens"], last[n]["completion_tokens"]) for n in (0, 1)] == [
+        (5, 2),
+        (7, 4),
+    ]
     assert chunks[-1]["usage"]["total_tokens"] == 5 + 2 + 7 + 4
 
 
@@ -137,15 +166,26 @@ def test_without_include_usage_no_chunk_has_numbers(able: Host) -> None:
 def test_a_whole_answer_has_null_for_what_typed_clients_of_vllm_read(able: Host) -> None:
     _, answer = complete(able, "say ab")
     [choice] = answer["choices"]
-    assert [choice[name] for name in ("token_ids", "prompt_token_ids", "prompt_logprobs")] == [None] * 3
+    assert [choice[name] for name in ("token_ids", "prompt_token_ids", "prompt_logprobs")] == [
+        None
+    ] * 3
     _, answer = chat(able, "say ab")
-    assert answer["choices"][0]["token_ids"] is answer["prompt_token_ids"] is answer["prompt_logprobs"] is None
+    assert (
+        answer["choices"][0]["token_ids"]
+        is answer["prompt_token_ids"]
+        is answer["prompt_logprobs"]
+        is None
+    )
     _, chunks = chat(able, "say ab", stream=True)
     assert not any("token_ids" in choice for chunk in chunks for choice in chunk["choices"])
 
 
-@pytest.mark.parametrize(("side", "kept"), [("left", "say bc"), (None, "say bc"), ("right", "say ab")])
-def test_a_prompt_is_cut_at_the_side_that_is_asked_for(able: Host, side: str | None, kept: str) -> None:
+@pytest.mark.parametrize(
+    ("side", "kept"), [("left", "say bc"), (None, "say bc"), ("right", "say ab")]
+)
+def test_a_prompt_is_cut_at_the_side_that_is_asked_for(
+    able: Host, side: str | None, kept: str
+) -> None:
     prompt = "say absay bc"
     asked = {"truncate_prompt_tokens": 6, "truncation_side": side, "return_token_ids": True}
     _, of_text = complete(able, prompt, **asked)
@@ -153,13 +193,16 @@ def test_a_prompt_is_cut_at_the_side_that_is_asked_for(able: Host, side: str | N
     _, of_chat = chat(able, prompt, **asked)
     told = [of_text["choices"][0]["prompt_token_ids"], of_ids["choices"][0]["prompt_token_ids"]]
     assert [*told, of_chat["prompt_token_ids"]] == [list(kept.encode())] * 3
-    _, answer = able.post({"inputs": prompt, "parameters": {"truncate": 6, "truncation_side": side}})
+    _, answer = able.post(
+        {"inputs": prompt, "parameters": {"truncate": 6, "truncation_side": side}}
+    )
     assert json.loads(answer) == {"generated_text": kept.removeprefix("say ")}
 
 
 ROLE_TEMPLATE = (
     "{% for m in messages %}"
-    "{% if m.role not in ('user', 'document', 'ipython') %}{{ raise_exception('no role ' ~ m.role) }}{% endif %}"
+    "{% if m.role not in ('user', 'document', 'ipython') %}{{ raise_exception('no role ' ~ m.role) "
+    "}}{% endif %}"
     "{{ m.role }}: {{ m.content }};{% endfor %}"
 )
 
@@ -174,7 +217,9 @@ def test_a_role_of_the_model_s_own_reaches_its_template_which_may_refuse_it(tmp_
 
 
 def test_a_message_is_continued_where_its_content_ends(tmp_path: Path) -> None:
-    template = "{% for m in messages %}{{ m.content }}.{% endfor %}{{ '>' if add_generation_prompt }}"
+    template = (
+        "{% for m in messages %}{{ m.content }}.{% endfor %}{{ '>' if add_generation_prompt }}"
+    )
     with host(tmp_path, model={"chat_template": template}) as server:
         for fields, prompt in (({"continue_final_message": True}, b"say ab"), ({}, b"say ab.>")):
             assert chat(server, "say ab", **fields)[0] == 200
@@ -189,8 +234,12 @@ def test_a_chat_without_a_limit_may_fill_the_context(able: Host) -> None:
     assert answer["usage"]["total_tokens"] == able.executor.info.max_sequence_length
 
 
-@pytest.mark.parametrize(("num", "counted"), [(300, "'300 tokens'"), (3000, "'at least 600 tokens (3000 characters, ")])
-def test_a_prompt_over_the_context_is_refused_with_its_tokens(able: Host, num: int, counted: str) -> None:
+@pytest.mark.parametrize(
+    ("num", "counted"), [(300, "'300 tokens'"), (3000, "'at least 600 tokens (3000 characters, ")]
+)
+def test_a_prompt_over_the_context_is_refused_with_its_tokens(
+    able: Host, num: int, counted: str
+) -> None:
     opening = f"This model's maximum context length is {CONTEXT} tokens. However, "
     expected = f"must be shorter than the model's context of {CONTEXT} tokens, given {counted}"
     for name, (status, answer) in {
@@ -205,11 +254,31 @@ def test_a_prompt_over_the_context_is_refused_with_its_tokens(able: Host, num: i
 @pytest.mark.parametrize(
     ("path", "fields", "words"),
     [
-        ("/v1/responses", {"input": "a" * 300}, "this model's maximum context length is 200 tokens. however, input "),
-        ("/invocations", {"messages": [{"role": "user", "content": "a" * 300}]}, "this model's maximum context length"),
-        ("/invocations", {"prompt": "a" * 300}, "this model's maximum context length is 200 tokens. however, prompt "),
-        ("/invocations", {"inputs": "a" * 300}, "`inputs` tokens + `max_new_tokens` must be <= 200: inputs "),
-        ("/generate", {"inputs": "a" * 300}, "`inputs` tokens + `max_new_tokens` must be <= 200: inputs "),
+        (
+            "/v1/responses",
+            {"input": "a" * 300},
+            "this model's maximum context length is 200 tokens. however, input ",
+        ),
+        (
+            "/invocations",
+            {"messages": [{"role": "user", "content": "a" * 300}]},
+            "this model's maximum context length",
+        ),
+        (
+            "/invocations",
+            {"prompt": "a" * 300},
+            "this model's maximum context length is 200 tokens. however, prompt ",
+        ),
+        (
+            "/invocations",
+            {"inputs": "a" * 300},
+            "`inputs` tokens + `max_new_tokens` must be <= 200: inputs ",
+        ),
+        (
+            "/generate",
+            {"inputs": "a" * 300},
+            "`inputs` tokens + `max_new_tokens` must be <= 200: inputs ",
+        ),
     ],
 )
 def test_a_prompt_over_the_context_is_refused_in_words_that_clients_know(
@@ -240,9 +309,17 @@ def test_a_completion_has_sixteen_tokens_and_is_cut_at_a_stop_string(able: Host)
 def test_prompts_are_answered_together_whatever_their_form(able: Host) -> None:
     prompts = ["say one", list(b"say two"), "say three"]
     _, answer = complete(able, prompts)
-    assert [(choice["index"], choice["text"]) for choice in answer["choices"]] == [(0, "one"), (1, "two"), (2, "three")]
+    assert [(choice["index"], choice["text"]) for choice in answer["choices"]] == [
+        (0, "one"),
+        (1, "two"),
+        (2, "three"),
+    ]
     _, chunks = complete(able, prompts, stream=True)
-    assert [text_of([c for c in chunks if c["choices"][0]["index"] == n]) for n in range(3)] == ["one", "two", "three"]
+    assert [text_of([c for c in chunks if c["choices"][0]["index"] == n]) for n in range(3)] == [
+        "one",
+        "two",
+        "three",
+    ]
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, "/invocations"])
@@ -250,11 +327,16 @@ def test_one_prompt_of_several_that_is_refused_begins_none_of_them(able: Host, p
     num_before = len(able.executor.requests)
     for _ in range(5):
         response, body = able.post({"prompt": ["run a", "say " + "x" * 300], "stream": True}, path)
-        assert response.status == 400 and json.loads(body)["error"]["code"] == "context_length_exceeded"
+        assert (
+            response.status == 400
+            and json.loads(body)["error"]["code"] == "context_length_exceeded"
+        )
     assert len(able.executor.requests) == num_before
 
 
-def test_a_log_prob_s_token_is_what_it_spells_though_a_stop_string_holds_its_text_back(able: Host) -> None:
+def test_a_log_prob_s_token_is_what_it_spells_though_a_stop_string_holds_its_text_back(
+    able: Host,
+) -> None:
     plain, held = {"max_tokens": 50, "logprobs": 1}, {"stop": ["bad times"]}
     _, expected = complete(able, "say bad tea", **plain)
     _, answer = complete(able, "say bad tea", **plain, **held)
@@ -266,22 +348,39 @@ def test_a_log_prob_s_token_is_what_it_spells_though_a_stop_string_holds_its_tex
 
 
 def test_token_ids_are_those_of_the_engine_however_they_are_asked_for(able: Host) -> None:
-    prompt, said, fields = list(b"say \xc3\xa9!"), [*b"\xc3\xa9!", END_ID], {"max_tokens": 50, "return_token_ids": True}
+    prompt, said, fields = (
+        list(b"say \xc3\xa9!"),
+        [*b"\xc3\xa9!", END_ID],
+        {"max_tokens": 50, "return_token_ids": True},
+    )
     _, answer = complete(able, prompt, **fields)
-    assert (answer["choices"][0]["prompt_token_ids"], answer["choices"][0]["token_ids"]) == (prompt, said)
+    assert (answer["choices"][0]["prompt_token_ids"], answer["choices"][0]["token_ids"]) == (
+        prompt,
+        said,
+    )
     _, chunks = complete(able, prompt, **fields, stream=True)
     choices = [chunk["choices"][0] for chunk in chunks]
-    assert [choice.get("prompt_token_ids") for choice in choices] == [prompt] + [None] * (len(choices) - 1)
+    assert [choice.get("prompt_token_ids") for choice in choices] == [prompt] + [None] * (
+        len(choices) - 1
+    )
     assert [token_id for choice in choices for token_id in choice["token_ids"]] == said
     _, answer = chat(able, "say é!", **fields)
     assert (answer["prompt_token_ids"], answer["choices"][0]["token_ids"]) == (prompt, said)
     _, chunks = chat(able, "say é!", **fields, stream=True)
-    assert [chunk.get("prompt_token_ids") for chunk in chunks] == [prompt] + [None] * (len(chunks) - 1)
-    assert [token_id for chunk in chunks for token_id in chunk["choices"][0].get("token_ids", [])] == said
+    assert [chunk.get("prompt_token_ids") for chunk in chunks] == [prompt] + [None] * (
+        len(chunks) - 1
+    )
+    assert [
+        token_id for chunk in chunks for token_id in chunk["choices"][0].get("token_ids", [])
+    ] == said
 
 
-@pytest.mark.parametrize("fields", [{}, {"stop_token_ids": [ord("x")]}], ids=["end token", "stop token"])
-def test_lists_of_log_probs_are_as_long_as_those_of_ids_and_as_the_usage(able: Host, fields: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "fields", [{}, {"stop_token_ids": [ord("x")]}], ids=["end token", "stop token"]
+)
+def test_lists_of_log_probs_are_as_long_as_those_of_ids_and_as_the_usage(
+    able: Host, fields: dict[str, Any]
+) -> None:
     asked = {"max_tokens": 50, "return_token_ids": True, **fields}
     streamed = {**asked, "stream": True, "stream_options": {"include_usage": True}}
     last = "x" if fields else "<end>"
@@ -301,15 +400,23 @@ def test_lists_of_log_probs_are_as_long_as_those_of_ids_and_as_the_usage(able: H
 
     _, answer = chat(able, "say éx", logprobs=True, **asked)
     [choice] = answer["choices"]
-    assert len(choice["logprobs"]["content"]) == len(choice["token_ids"]) == answer["usage"]["completion_tokens"]
+    assert (
+        len(choice["logprobs"]["content"])
+        == len(choice["token_ids"])
+        == answer["usage"]["completion_tokens"]
+    )
     assert choice["logprobs"]["content"][-1]["token"] == last
 
     _, chunks = chat(able, "say éx", logprobs=True, **streamed)
     said = [chunk["choices"][0] for chunk in chunks if chunk["choices"]]
-    content = [token for choice in said for token in (choice["logprobs"] or {"content": []})["content"]]
+    content = [
+        token for choice in said for token in (choice["logprobs"] or {"content": []})["content"]
+    ]
     assert [token["token"] for token in content][-1] == last
     assert len(content) == chunks[-1]["usage"]["completion_tokens"]
-    assert said[-1]["logprobs"]["content"][0]["token"] == last, "the end is told with the reason, as in vLLM"
+    assert said[-1]["logprobs"]["content"][0]["token"] == last, (
+        "the end is told with the reason, as in vLLM"
+    )
 
 
 def test_each_token_comes_first_among_the_best_in_its_place(able: Host) -> None:
@@ -321,10 +428,15 @@ def test_each_token_comes_first_among_the_best_in_its_place(able: Host) -> None:
     _, answer = complete(able, "say ab", echo=True, logprobs=0, max_tokens=2)
     log_probs = answer["choices"][0]["logprobs"]
     pairs = zip(log_probs["tokens"], log_probs["token_logprobs"], strict=True)
-    assert log_probs["top_logprobs"] == [None, *({token: number} for token, number in list(pairs)[1:])]
+    assert log_probs["top_logprobs"] == [
+        None,
+        *({token: number} for token, number in list(pairs)[1:]),
+    ]
 
 
-def test_a_prompt_and_its_answer_are_decoded_by_one_rule_and_have_offsets_into_the_text(able: Host) -> None:
+def test_a_prompt_and_its_answer_are_decoded_by_one_rule_and_have_offsets_into_the_text(
+    able: Host,
+) -> None:
     _, answer = complete(able, "say 😀x", echo=True, logprobs=0, max_tokens=50)
     [choice] = answer["choices"]
     log_probs = choice["logprobs"]
@@ -335,7 +447,9 @@ def test_a_prompt_and_its_answer_are_decoded_by_one_rule_and_have_offsets_into_t
 
 
 @pytest.mark.parametrize(("side", "offsets"), [("left", range(6, 12)), ("right", range(6))])
-def test_the_offsets_of_a_prompt_that_is_cut_are_those_of_what_is_kept(able: Host, side: str, offsets: range) -> None:
+def test_the_offsets_of_a_prompt_that_is_cut_are_those_of_what_is_kept(
+    able: Host, side: str, offsets: range
+) -> None:
     cut = {"truncate_prompt_tokens": 6, "truncation_side": side}
     _, answer = complete(able, "say absay bc", echo=True, logprobs=0, max_tokens=1, **cut)
     assert answer["choices"][0]["logprobs"]["text_offset"][:6] == list(offsets)
@@ -357,9 +471,17 @@ def test_the_prompt_alone_is_scored_without_a_token_of_an_answer(able: Host) -> 
 
 
 def test_a_prompt_is_scored_beside_its_answer(able: Host) -> None:
-    scored = [None, *({str(byte): {"logprob": -0.25, "rank": None, "decoded_token": chr(byte)}} for byte in b"ay ab")]
+    scored = [
+        None,
+        *(
+            {str(byte): {"logprob": -0.25, "rank": None, "decoded_token": chr(byte)}}
+            for byte in b"ay ab"
+        ),
+    ]
     _, answer = complete(able, "say ab", prompt_logprobs=0)
-    assert answer["choices"][0]["prompt_logprobs"] == scored and answer["choices"][0]["text"] == "ab"
+    assert (
+        answer["choices"][0]["prompt_logprobs"] == scored and answer["choices"][0]["text"] == "ab"
+    )
     _, answer = chat(able, "say ab", prompt_logprobs=0)
     assert answer["prompt_logprobs"] == scored
 
@@ -398,7 +520,9 @@ def test_what_an_engine_lacks_is_refused_in_the_api_s_words(plain: Host) -> None
     for name, value in ({"logit_bias": {"7": 1}} | STRUCTURES).items():
         status, answer = complete(plain, "say a", **{name: value})
         assert (status, answer["error"]["param"]) == (400, name)
-        assert answer["error"]["message"].startswith(f"{name} is not supported here: scripted has no ")
+        assert answer["error"]["message"].startswith(
+            f"{name} is not supported here: scripted has no "
+        )
     status, answer = complete(plain, "say a", logprobs=6)
     assert (status, answer["error"]["message"]) == (400, "logprobs must be at most 5, given 6")
 
@@ -431,7 +555,9 @@ def test_the_arguments_of_a_call_are_streamed_as_they_come(able: Host) -> None:
     begin, *more = [call for delta in deltas for call in delta.get("tool_calls", ())]
     assert begin["id"].startswith("call_") and begin["function"] == {"name": "f", "arguments": ""}
     assert "".join(call["function"]["arguments"] for call in more) == '{"a": 1}' and len(more) > 3
-    assert text_of(chunks) == "I look." and chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+    assert (
+        text_of(chunks) == "I look." and chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+    )
 
 
 def test_without_tools_a_call_is_text(able: Host) -> None:
@@ -453,7 +579,11 @@ def test_a_thought_stands_apart_from_the_answer(able: Host) -> None:
     message = answer["choices"][0]["message"]
     assert (message["reasoning_content"], message["content"]) == ("hm", "Yes")
     _, chunks = chat(able, said, stream=True)
-    thoughts = [choice["delta"].get("reasoning_content", "") for chunk in chunks for choice in chunk["choices"]]
+    thoughts = [
+        choice["delta"].get("reasoning_content", "")
+        for chunk in chunks
+        for choice in chunk["choices"]
+    ]
     assert ("".join(thoughts), text_of(chunks)) == ("hm", "Yes")
 
 
@@ -511,35 +641,48 @@ def test_a_refusal_names_the_same_field_whoever_refused(
 ) -> None:
     status, by_front_end = complete(unable, "say a", **asked)
     assert (status, by_front_end["error"]["param"]) == (400, param)
-    for order in ("refuse", "reject"):  # when the request comes to the engine, and in its first step
+    for order in (
+        "refuse",
+        "reject",
+    ):  # when the request comes to the engine, and in its first step
         status, by_engine = complete(able, f"{order} {field}", **asked)
         assert (status, by_engine["error"]["param"]) == (400, param)
         assert by_engine["error"]["message"].startswith(f"{param} must be ")
 
 
-def test_a_priority_reaches_an_engine_that_has_them_and_zero_any_engine(able: Host, unable: Host) -> None:
+def test_a_priority_reaches_an_engine_that_has_them_and_zero_any_engine(
+    able: Host, unable: Host
+) -> None:
     for ask in (chat, complete):
         urgencies = []
         for rank in (-1, 0, 1):
             assert ask(able, "say a", priority=rank)[0] == 200
             urgencies.append(last_request(able).priority)
-        assert urgencies == sorted(set(urgencies), reverse=True) and urgencies[1] == DEFAULT_PRIORITY
+        assert (
+            urgencies == sorted(set(urgencies), reverse=True) and urgencies[1] == DEFAULT_PRIORITY
+        )
     assert complete(unable, "say a", priority=0)[0] == 200
 
 
-def test_a_prompt_that_is_too_long_for_the_engine_has_the_code_of_one_that_is_for_the_front_end(able: Host) -> None:
+def test_a_prompt_that_is_too_long_for_the_engine_has_the_code_of_one_that_is_for_the_front_end(
+    able: Host,
+) -> None:
     status, by_front_end = complete(able, "say " + "a" * CONTEXT)
     assert (status, by_front_end["error"]["code"]) == (400, "context_length_exceeded")
     status, by_engine = complete(able, "refuse inputs")
     assert status == 400
-    assert [by_engine["error"][key] for key in ("code", "param")] == ["context_length_exceeded", "prompt"]
+    assert [by_engine["error"][key] for key in ("code", "param")] == [
+        "context_length_exceeded",
+        "prompt",
+    ]
 
 
 def test_an_engine_that_stumbles_over_a_request_refuses_that_one_alone(able: Host) -> None:
     with socket.create_connection(("127.0.0.1", able.port), timeout=60) as neighbour:
         body = b'{"prompt": "hang a", "stream": true}'
         neighbour.sendall(
-            b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+            b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%b"
+            % (len(body), body)
         )
         assert neighbour.recv(100).startswith(b"HTTP/1.1 200 ")
         assert complete(able, "trip")[0] == 503
@@ -554,7 +697,10 @@ def test_an_empty_prompt_is_not_called_too_long(able: Host) -> None:
 
 def test_a_chat_needs_a_template(plain: Host) -> None:
     status, answer = chat(plain, "say a")
-    assert (status, answer["error"]["param"]) == (400, "messages") and "option.chat_template" in str(answer)
+    assert (status, answer["error"]["param"]) == (
+        400,
+        "messages",
+    ) and "option.chat_template" in str(answer)
 
 
 def test_a_template_s_refusal_is_the_client_s_fault(tmp_path: Any) -> None:
@@ -590,7 +736,9 @@ def test_a_model_that_is_not_served_is_not_found(able: Host, path: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "model", "scripted", "gpt-x", None])
-def test_every_name_of_the_model_is_served_and_its_own_is_answered(able: Host, name: str | None) -> None:
+def test_every_name_of_the_model_is_served_and_its_own_is_answered(
+    able: Host, name: str | None
+) -> None:
     assert complete(able, "say a", model=name)[1]["model"] == "scripted"
 
 
@@ -611,9 +759,12 @@ def test_a_route_that_is_not_here_says_why(able: Host, path: str, words: str) ->
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "status"), [("GET", CHAT, 405), ("POST", "/v1/models", 405), ("GET", "/v1/x", 404)]
+    ("method", "path", "status"),
+    [("GET", CHAT, 405), ("POST", "/v1/models", 405), ("GET", "/v1/x", 404)],
 )
-def test_what_is_not_there_is_told_as_an_error_object(able: Host, method: str, path: str, status: int) -> None:
+def test_what_is_not_there_is_told_as_an_error_object(
+    able: Host, method: str, path: str, status: int
+) -> None:
     response, body = able.send(method, path)
     assert response.status == status
     assert json.loads(body)["error"]["type"] == "invalid_request_error"
@@ -635,7 +786,9 @@ def test_each_prompt_counts_among_the_requests_in_flight(tmp_path: Any) -> None:
         num = 1 + server.block.engines[0].max_num_sequences
         body = json.dumps({"prompt": ["hang a"] * num}).encode()
         with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
-            head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body)
+            head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(
+                body
+            )
             connection.sendall(head + body)
             wait_until(lambda: server.server_block.frontends[0].num_sequences == num)
             response, _ = server.post({"prompt": "say a"}, COMPLETIONS)
@@ -644,14 +797,18 @@ def test_each_prompt_counts_among_the_requests_in_flight(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize("is_streaming", [True, False])
-def test_a_client_that_leaves_ends_every_sequence_of_its_request(able: Host, is_streaming: bool) -> None:
+def test_a_client_that_leaves_ends_every_sequence_of_its_request(
+    able: Host, is_streaming: bool
+) -> None:
     num_cancelled = len(able.executor.cancelled)
     body = json.dumps({"prompt": ["hang a", "hang b"], "stream": is_streaming}).encode()
     with socket.create_connection(("127.0.0.1", able.port), timeout=60) as connection:
         head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body)
         connection.sendall(head + body)
         wait_until(lambda: able.executor.num_active == 2)
-    wait_until(lambda: len(able.executor.cancelled) == num_cancelled + 2 and able.executor.num_active == 0)
+    wait_until(
+        lambda: len(able.executor.cancelled) == num_cancelled + 2 and able.executor.num_active == 0
+    )
 
 
 def cached(usage: dict[str, Any]) -> int:
@@ -694,7 +851,10 @@ def test_prompts_of_different_salts_share_no_cache(able: Host, ask: Any) -> None
 def test_with_the_scope_of_a_request_no_two_requests_share_cache(tmp_path: Path) -> None:
     said = "say A secret of one user"
     with host(tmp_path, model={"prefix_cache_scope": "request"}) as server:
-        alone = [complete(server, said, cache_salt=salt)[1]["usage"] for salt in (None, None, "alice", "alice")]
+        alone = [
+            complete(server, said, cache_salt=salt)[1]["usage"]
+            for salt in (None, None, "alice", "alice")
+        ]
         both = complete(server, [said, said])[1]["usage"]
         salts = [one.cache_salt for one in server.executor.requests]
     assert [cached(usage) for usage in alone] == [0] * 4
@@ -708,7 +868,12 @@ def test_metrics_and_the_log_tell_how_much_of_the_prompts_was_cached(
     def counted() -> tuple[float, float]:
         lines = able.send("GET", "/metrics")[1].decode().splitlines()
         names = ("lmi_prompt_tokens_total", "lmi_prompt_tokens_cached_total")
-        return tuple(float(line.split()[-1]) for name in names for line in lines if line.startswith(name + "{"))
+        return tuple(
+            float(line.split()[-1])
+            for name in names
+            for line in lines
+            if line.startswith(name + "{")
+        )
 
     chat(able, "say It is counted.")
     before = counted()
@@ -719,11 +884,20 @@ def test_metrics_and_the_log_tell_how_much_of_the_prompts_was_cached(
     assert counted() == (before[0] + num, before[1] + num - 1)
     [line] = [record for record in caplog.records if record.name == "lmi.access"]
     assert (line.prompt_tokens, line.cached_tokens) == (num, num - 1)
-    assert (line.getMessage(), line.status, line.model, line.client) == ("POST " + CHAT, 200, "scripted", "127.0.0.1")
-    assert 0 < line.ttft_ms <= line.duration_ms and line.generated_tokens == len("It is counted.") + 1
+    assert (line.getMessage(), line.status, line.model, line.client) == (
+        "POST " + CHAT,
+        200,
+        "scripted",
+        "127.0.0.1",
+    )
+    assert (
+        0 < line.ttft_ms <= line.duration_ms and line.generated_tokens == len("It is counted.") + 1
+    )
 
 
-def test_a_line_of_the_log_without_an_answer_tells_no_tokens(able: Host, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_line_of_the_log_without_an_answer_tells_no_tokens(
+    able: Host, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level("INFO", "lmi.access"):
         chat(able, "say a", temperature=-1)
         able.send("GET", "/v1/models")
@@ -745,8 +919,12 @@ NAMING_BODIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("door", NAMING_BODIES)
-@pytest.mark.parametrize("name", ["/opt/ml/model", "/opt/ml/model/", "owner/gpt", "", "gpt-x", "model"])
-def test_a_body_may_name_the_model_by_its_folder_and_its_id_at_the_hub(able: Host, door: str, name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["/opt/ml/model", "/opt/ml/model/", "owner/gpt", "", "gpt-x", "model"]
+)
+def test_a_body_may_name_the_model_by_its_folder_and_its_id_at_the_hub(
+    able: Host, door: str, name: str
+) -> None:
     path, body = NAMING_BODIES[door]
     response, answer = able.post(body | {"model": name}, path)
     assert response.status == 200, answer

@@ -25,11 +25,16 @@ SAYING = [{TIMEOUT: "0.3"}, {TIMEOUT_MS: "300"}, {CUSTOM_ATTRIBUTES: "trace=a; t
 def test_a_client_may_say_how_long_it_waits(headers: dict[str, str], tmp_path: Path) -> None:
     with host(tmp_path) as lmi:
         response, answer = lmi.post({"inputs": "hang"}, headers=headers)
-        assert (response.status, json.loads(answer)["error"]) == (504, "no answer within 0.3 s, as the client asked")
+        assert (response.status, json.loads(answer)["error"]) == (
+            504,
+            "no answer within 0.3 s, as the client asked",
+        )
         assert lmi.post({"inputs": "say a"}, headers=headers)[0].status == 200
 
 
-def test_a_stream_that_has_begun_ends_with_the_error_of_its_clients_deadline(tmp_path: Path) -> None:
+def test_a_stream_that_has_begun_ends_with_the_error_of_its_clients_deadline(
+    tmp_path: Path,
+) -> None:
     with host(tmp_path) as lmi:
         response, body = lmi.post({"inputs": "hang a", "stream": True}, headers={TIMEOUT: "0.5"})
         last = json.loads(body.strip().splitlines()[-1])
@@ -49,7 +54,10 @@ def test_the_servers_own_limit_counts_where_it_is_shorter(tmp_path: Path) -> Non
 def test_a_request_waits_for_a_place_since_the_server_has_had_all_of_it(tmp_path: Path) -> None:
     with host(tmp_path) as lmi, socket.create_connection(("127.0.0.1", lmi.port), 60) as slow:
         body = json.dumps({"inputs": "say a"}).encode()
-        slow.sendall(b"POST /invocations HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body))
+        slow.sendall(
+            b"POST /invocations HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
+            % len(body)
+        )
         slow.sendall(body[:5])
         wait_until(lambda: lmi.server_block.frontends[0].num_body_bytes == 5)
         before_s = time.monotonic()
@@ -76,22 +84,35 @@ def test_a_time_that_is_none_is_refused_by_its_name(text: str, tmp_path: Path) -
         ("/generate", {"inputs": "say a"}),
     ],
 )
-def test_attributes_may_say_how_urgent_a_request_is(path: str, body: dict[str, object], tmp_path: Path) -> None:
+def test_attributes_may_say_how_urgent_a_request_is(
+    path: str, body: dict[str, object], tmp_path: Path
+) -> None:
     urgencies = []
     with host(tmp_path, capabilities=msgspec.structs.replace(CAPABILITIES, priority=True)) as lmi:
         for rank in ("-1", "0", "1"):
-            assert lmi.post(body, path, {CUSTOM_ATTRIBUTES: f"trace=a; priority={rank}"})[0].status == 200
+            assert (
+                lmi.post(body, path, {CUSTOM_ATTRIBUTES: f"trace=a; priority={rank}"})[0].status
+                == 200
+            )
             urgencies.append(lmi.executor.requests[-1].priority)
     assert urgencies == sorted(set(urgencies), reverse=True) and urgencies[1] == DEFAULT_PRIORITY
 
 
-def test_an_urgency_that_is_none_or_that_the_engine_lacks_is_refused_by_name(tmp_path: Path) -> None:
+def test_an_urgency_that_is_none_or_that_the_engine_lacks_is_refused_by_name(
+    tmp_path: Path,
+) -> None:
     with host(tmp_path) as lmi:
-        for given, said in (("high", "must be a whole number"), ("1e3", "must be a whole number"), ("2", "priorities")):
+        for given, said in (
+            ("high", "must be a whole number"),
+            ("1e3", "must be a whole number"),
+            ("2", "priorities"),
+        ):
             response, answer = lmi.post(
                 {"prompt": "say a"}, "/v1/completions", {CUSTOM_ATTRIBUTES: f"priority={given}"}
             )
-            assert response.status == 400 and "priority" in answer.decode() and said in answer.decode()
+            assert (
+                response.status == 400 and "priority" in answer.decode() and said in answer.decode()
+            )
 
 
 def exchange(address: tuple[str, int] | None, headers: dict[str, str] | None = None) -> Exchange:
@@ -106,7 +127,8 @@ def exchange(address: tuple[str, int] | None, headers: dict[str, str] | None = N
 
 def test_a_client_is_its_address_its_adapter_or_whom_a_trusted_gateway_names() -> None:
     usual, trusting = (
-        Access(ServerRuntime(Path("/r"), ServerConfig(trust_fairness_id=each))) for each in (False, True)
+        Access(ServerRuntime(Path("/r"), ServerConfig(trust_fairness_id=each)))
+        for each in (False, True)
     )
 
     def client(access: Access, asked: Exchange, adapter: str | None = None) -> str:

@@ -1,4 +1,6 @@
-"""The pages for people, as the server sends them. tests/clients/test_pages.py opens them in a browser."""
+"""The pages for people, as the server sends them. tests/clients/test_pages.py opens them in a
+browser.
+"""
 
 from __future__ import annotations
 
@@ -26,21 +28,29 @@ def test_a_browser_gets_the_playground_at_the_root_and_others_get_links(server: 
     assert server.send("GET", "/", headers=BROWSER)[1] == server.send("GET", "/playground")[1]
     for headers in ({}, {"accept": "*/*"}, {"accept": "application/json"}):
         response, body = server.send("GET", "/", headers=headers)
-        assert response.getheader("content-type") == "application/json" and json.loads(body) == LINKS
+        assert (
+            response.getheader("content-type") == "application/json" and json.loads(body) == LINKS
+        )
     assert set(LINKS.values()) <= {path for path, _, _ in (*SERVER_ROUTES, *ROUTES)}
 
 
 @pytest.mark.parametrize("path", ["/playground", "/docs"])
-def test_a_page_loads_nothing_from_elsewhere_and_may_run_only_what_this_server_has(server: Host, path: str) -> None:
+def test_a_page_loads_nothing_from_elsewhere_and_may_run_only_what_this_server_has(
+    server: Host, path: str
+) -> None:
     response, body = server.send("GET", path)
-    assert response.status == 200 and response.getheader("content-type") == "text/html; charset=utf-8"
+    assert (
+        response.status == 200 and response.getheader("content-type") == "text/html; charset=utf-8"
+    )
     policy = str(response.getheader("content-security-policy"))
     assert policy.startswith("default-src 'none'") and "unsafe" not in policy
     loaded = re.findall(r'<(?:link|script)[^>]* (?:href|src)="(.*?)"', body.decode())
     assert len(loaded) >= 3
     for file in loaded:
         assert file == "data:," or server.send("GET", f"/{file}")[0].status == 200
-    assert not [name for name, content in FILES.items() if re.search(rb"https?://|@import|\burl\(", content)]
+    assert not [
+        name for name, content in FILES.items() if re.search(rb"https?://|@import|\burl\(", content)
+    ]
 
 
 def test_another_file_is_not_there(server: Host) -> None:

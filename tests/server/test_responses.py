@@ -34,7 +34,9 @@ def able(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
 
 def ask(server: Host, said: str, **fields: Any) -> tuple[int, Any]:
     response, answer = server.post({"input": said, **fields}, RESPONSES)
-    return response.status, events(answer) if fields.get("stream") and response.status == 200 else json.loads(answer)
+    return response.status, events(answer) if fields.get(
+        "stream"
+    ) and response.status == 200 else json.loads(answer)
 
 
 def events(body: bytes) -> list[dict[str, Any]]:
@@ -51,18 +53,27 @@ def events(body: bytes) -> list[dict[str, Any]]:
 def settled(response: dict[str, Any]) -> Any:
     """A response without what is new in each: ids, times, and how much of the prompt was cached."""
     text = re.sub(
-        r'"((?:call_)?id|created_at|completed_at|cached_tokens)": ?("[^"]*"|\d+)', r'"\1": 0', json.dumps(response)
+        r'"((?:call_)?id|created_at|completed_at|cached_tokens)": ?("[^"]*"|\d+)',
+        r'"\1": 0',
+        json.dumps(response),
     )
     return json.loads(text)
 
 
 def check_growth(stream: list[dict[str, Any]]) -> None:
-    """Check that each item begins, grows to what it is in the end, and ends, one after the other."""
+    """Check that each item begins, grows to what it is in the end, and ends, one after
+    the other.
+    """
     last = stream[-1]["response"]
     for index, item in enumerate(last["output"]):
         told = [each for each in stream if each.get("output_index") == index]
-        assert told[0]["type"] == "response.output_item.added" and told[-1]["type"] == "response.output_item.done"
-        assert told[-1]["item"] == item and all(each.get("item_id", item["id"]) == item["id"] for each in told)
+        assert (
+            told[0]["type"] == "response.output_item.added"
+            and told[-1]["type"] == "response.output_item.done"
+        )
+        assert told[-1]["item"] == item and all(
+            each.get("item_id", item["id"]) == item["id"] for each in told
+        )
         whole = item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"]
         assert "".join(each["delta"] for each in told if each["type"].endswith(".delta")) == whole
     indexes = [each["output_index"] for each in stream if "output_index" in each]
@@ -81,7 +92,9 @@ def check_growth(stream: list[dict[str, Any]]) -> None:
         ('say [{"name": "f", "arguments": {}}]', {"tools": [TOOL], "tool_choice": "required"}),
     ],
 )
-def test_a_stream_ends_with_the_whole_response(able: Host, said: str, fields: dict[str, Any]) -> None:
+def test_a_stream_ends_with_the_whole_response(
+    able: Host, said: str, fields: dict[str, Any]
+) -> None:
     (_, whole), (_, stream) = ask(able, said, **fields), ask(able, said, stream=True, **fields)
     assert settled(stream[-1]["response"]) == settled(whole)
     assert [each["type"] for each in stream[:2]] == ["response.created", "response.in_progress"]
@@ -90,21 +103,36 @@ def test_a_stream_ends_with_the_whole_response(able: Host, said: str, fields: di
 
 
 def test_a_response_repeats_the_settings_of_its_request(able: Host) -> None:
-    asked = {"instructions": "Be brief.", "metadata": {"a": "b"}, "temperature": 0.5, "tools": [TOOL]}
+    asked = {
+        "instructions": "Be brief.",
+        "metadata": {"a": "b"},
+        "temperature": 0.5,
+        "tools": [TOOL],
+    }
     _, answer = ask(able, "say Hello", **asked)
     assert {name: answer[name] for name in ("instructions", "metadata", "temperature")} == {
         name: asked[name] for name in ("instructions", "metadata", "temperature")
     }
     assert answer["tools"] == [TOOL | {"description": None, "strict": None}]
-    assert (answer["store"], answer["previous_response_id"], answer["model"]) == (False, None, "scripted")
+    assert (answer["store"], answer["previous_response_id"], answer["model"]) == (
+        False,
+        None,
+        "scripted",
+    )
 
 
 def test_a_failure_in_a_stream_is_the_response_s_last_event(able: Host) -> None:
     _, stream = ask(able, "fail abc", stream=True)
-    assert "".join(each["delta"] for each in stream if each["type"] == "response.output_text.delta") == "abc"
+    assert (
+        "".join(each["delta"] for each in stream if each["type"] == "response.output_text.delta")
+        == "abc"
+    )
     last = stream[-1]
     assert (last["type"], last["response"]["status"]) == ("response.failed", "failed")
-    assert last["response"]["error"] == {"code": "generation_failed", "message": "the script says so"}
+    assert last["response"]["error"] == {
+        "code": "generation_failed",
+        "message": "the script says so",
+    }
     assert last["response"]["id"] == stream[0]["response"]["id"]
 
 
@@ -122,7 +150,9 @@ INCLUDED = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
 
 
 @pytest.mark.parametrize("said", ["say Hello", "say <think>hm</think>Hello"])
-def test_texts_have_the_log_probs_of_their_tokens_where_a_client_includes_them(able: Host, said: str) -> None:
+def test_texts_have_the_log_probs_of_their_tokens_where_a_client_includes_them(
+    able: Host, said: str
+) -> None:
     _, whole = ask(able, said, **INCLUDED)
     _, stream = ask(able, said, stream=True, **INCLUDED)
     check_growth(stream)
@@ -131,7 +161,10 @@ def test_texts_have_the_log_probs_of_their_tokens_where_a_client_includes_them(a
     [part] = whole["output"][-1]["content"]
     assert "".join(entry["token"] for entry in part["logprobs"]).startswith(part["text"])
     for entry in part["logprobs"]:
-        assert set(entry) == {"token", "logprob", "bytes", "top_logprobs"} and len(entry["top_logprobs"]) <= 2
+        assert (
+            set(entry) == {"token", "logprob", "bytes", "top_logprobs"}
+            and len(entry["top_logprobs"]) <= 2
+        )
     deltas = [each for each in stream if each["type"] == "response.output_text.delta"]
     told = [entry for each in deltas for entry in each["logprobs"]]
     assert part["logprobs"][: len(told)] == told and told
@@ -148,8 +181,13 @@ def test_texts_have_no_log_probs_otherwise(able: Host) -> None:
 def test_the_tokens_of_a_conversation_are_counted_as_an_answer_counts_them(able: Host) -> None:
     num_before = len(able.executor.requests)
     response, body = able.post({"input": "say Hello"}, f"{RESPONSES}/input_tokens")
-    assert (response.status, json.loads(body)) == (200, {"object": "response.input_tokens", "input_tokens": 9})
+    assert (response.status, json.loads(body)) == (
+        200,
+        {"object": "response.input_tokens", "input_tokens": 9},
+    )
     assert len(able.executor.requests) == num_before
 
-    response, body = able.post({"input": "say Hello", "previous_response_id": "resp_1"}, f"{RESPONSES}/input_tokens")
+    response, body = able.post(
+        {"input": "say Hello", "previous_response_id": "resp_1"}, f"{RESPONSES}/input_tokens"
+    )
     assert (response.status, json.loads(body)["error"]["param"]) == (400, "previous_response_id")

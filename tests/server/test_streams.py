@@ -1,4 +1,6 @@
-"""Headers and streams over real sockets: what is echoed, what is bounded, how a stream begins, goes on and ends."""
+"""Headers and streams over real sockets: what is echoed, what is bounded, how a stream begins, goes
+on and ends.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,13 @@ from tests.scripted import Host, host, wait_until
 INFERENCE_ID = "X-Amzn-SageMaker-Inference-Id"
 
 
-def served(tmp_path_factory: pytest.TempPathFactory, **server: object) -> AbstractContextManager[Host]:
+def served(
+    tmp_path_factory: pytest.TempPathFactory, **server: object
+) -> AbstractContextManager[Host]:
     template = "{{ messages[0].content }}"
-    return host(tmp_path_factory.mktemp("streams"), server=server, model={"chat_template": template})
+    return host(
+        tmp_path_factory.mktemp("streams"), server=server, model={"chat_template": template}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -42,15 +48,21 @@ def buffering(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
 
 @pytest.mark.parametrize("given", ["with space inside", "x" * 64, "!", 'a"b\\c'])
 def test_an_inference_id_is_the_request_s_id(lmi: Host, given: str) -> None:
-    response, _ = lmi.post({"inputs": "say hi"}, headers={INFERENCE_ID: given, "X-Request-Id": "other"})
+    response, _ = lmi.post(
+        {"inputs": "say hi"}, headers={INFERENCE_ID: given, "X-Request-Id": "other"}
+    )
     assert response.headers["x-request-id"] == given
 
 
 @pytest.mark.parametrize("given", ["x" * 65, "tab\tinside", "é", ""])
-def test_an_inference_id_that_breaks_the_rule_gives_way_to_the_request_id(lmi: Host, given: str) -> None:
+def test_an_inference_id_that_breaks_the_rule_gives_way_to_the_request_id(
+    lmi: Host, given: str
+) -> None:
     headers = {INFERENCE_ID: given.encode().decode("latin-1")}
     assert (
-        lmi.post({"inputs": "say hi"}, headers=headers | {"X-Request-Id": "other"})[0].headers["x-request-id"]
+        lmi.post({"inputs": "say hi"}, headers=headers | {"X-Request-Id": "other"})[0].headers[
+            "x-request-id"
+        ]
         == "other"
     )
     assert len(lmi.post({"inputs": "say hi"}, headers=headers)[0].headers["x-request-id"]) == 32
@@ -79,7 +91,9 @@ def test_attributes_come_back_unchanged_on_every_answer(
 def test_attributes_that_are_not_sent_back_are_one_warning_and_the_request_is_served(
     lmi: Host, given: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    response, _ = lmi.post({"inputs": "say hi"}, headers={CUSTOM_ATTRIBUTES: given.encode().decode("latin-1")})
+    response, _ = lmi.post(
+        {"inputs": "say hi"}, headers={CUSTOM_ATTRIBUTES: given.encode().decode("latin-1")}
+    )
     assert response.status == 200 and CUSTOM_ATTRIBUTES not in response.headers
     [warning] = [record for record in caplog.records if CUSTOM_ATTRIBUTES in record.getMessage()]
     assert warning.levelno == logging.WARNING and given not in warning.getMessage()
@@ -89,7 +103,10 @@ def test_all_that_is_echoed_together_stays_below_the_limit(lmi: Host) -> None:
     sent = {CUSTOM_ATTRIBUTES: "x" * 1024, INFERENCE_ID: "y" * 64}
     for stream in (False, True):
         response, _ = lmi.post({"inputs": "say hi", "stream": stream}, headers=sent)
-        assert sum(len(name) + len(value) + 4 for name, value in response.getheaders()) < MAX_HEADER_BYTES
+        assert (
+            sum(len(name) + len(value) + 4 for name, value in response.getheaders())
+            < MAX_HEADER_BYTES
+        )
 
 
 def test_nothing_of_a_body_is_in_a_header_or_in_the_reason(lmi: Host) -> None:
@@ -117,13 +134,17 @@ STREAMS = [
 
 
 def asked(body: dict[str, object], prompt: str) -> dict[str, object]:
-    streamed: dict[str, object] = json.loads(json.dumps(body | {"stream": True}).replace("PROMPT", prompt))
+    streamed: dict[str, object] = json.loads(
+        json.dumps(body | {"stream": True}).replace("PROMPT", prompt)
+    )
     return streamed
 
 
 @pytest.mark.parametrize(("path", "body"), STREAMS)
 @pytest.mark.parametrize("prompt", ["say é漢🎉", "fail é漢🎉", "say "])
-def test_every_stream_ends_with_a_newline(lmi: Host, path: str, body: dict[str, object], prompt: str) -> None:
+def test_every_stream_ends_with_a_newline(
+    lmi: Host, path: str, body: dict[str, object], prompt: str
+) -> None:
     response, answer = lmi.post(asked(body, prompt), path)
     assert response.status == 200 and answer.endswith(b"\n"), answer
     assert "content-length" not in response.headers
@@ -134,9 +155,13 @@ def texts(answer: bytes) -> list[object]:
 
     def strings(value: object) -> Iterator[object]:
         if isinstance(value, dict | list):
-            for each in (value | {"request_id": None}).values() if isinstance(value, dict) else value:
+            for each in (
+                (value | {"request_id": None}).values() if isinstance(value, dict) else value
+            ):
                 yield from strings(each)
-        elif isinstance(value, str) and not value.startswith(("cmpl-", "chatcmpl-", "msg_", "resp_")):
+        elif isinstance(value, str) and not value.startswith(
+            ("cmpl-", "chatcmpl-", "msg_", "resp_")
+        ):
             yield value
 
     lines = [line.removeprefix(b"data:").strip() for line in answer.splitlines()]
@@ -173,7 +198,9 @@ def test_a_buffered_stream_has_the_same_bytes_its_length_and_its_real_status(
     assert response.headers["content-type"] == streamed.headers["content-type"]
     assert len(answer) == len(other) and texts(answer) == texts(other)
     assert (response.status >= 400) == (b'"error"' in answer.replace(b'"error":null', b""))
-    wait_until(lambda: dict(counts.items())[str(response.status)] == num_before[str(response.status)] + 1)
+    wait_until(
+        lambda: dict(counts.items())[str(response.status)] == num_before[str(response.status)] + 1
+    )
 
 
 def test_an_openai_model_of_nothing_is_the_served_one(lmi: Host) -> None:
@@ -188,6 +215,8 @@ def test_the_limit_of_a_body_counts_for_one_in_chunks_too(tmp_path: Path, is_chu
         body = json.dumps({"inputs": "say hi"}).encode()
         for data, status in ((body, 200), (body + b" " * 2000, 413)):
             pieces = [data[n : n + 7] for n in range(0, len(data), 7)]
-            response, answer = lmi.send("POST", "/invocations", iter(pieces) if is_chunked else data)
+            response, answer = lmi.send(
+                "POST", "/invocations", iter(pieces) if is_chunked else data
+            )
             assert response.status == status, answer
         assert "at most 1000 bytes (max_request_size)" in json.loads(answer)["error"]

@@ -36,7 +36,10 @@ def refusal(answered: tuple[http.client.HTTPResponse, bytes]) -> tuple[int, str,
 
 
 def test_generate_answers_an_object_and_the_root_a_list_of_one(tgi: Host) -> None:
-    for path, expected in (("/generate", {"generated_text": "hi"}), ("/", [{"generated_text": "hi"}])):
+    for path, expected in (
+        ("/generate", {"generated_text": "hi"}),
+        ("/", [{"generated_text": "hi"}]),
+    ):
         response, body = tgi.post({"inputs": "say hi"}, path)
         assert (response.status, response.headers["content-type"]) == (200, "application/json")
         assert response.headers["content-length"] == str(len(body))
@@ -51,7 +54,11 @@ def test_the_engine_is_asked_for_what_the_parameters_say(tgi: Host) -> None:
     sampling = asked.sampling_config
     assert (sampling.temperature, sampling.top_k, sampling.seed) == (0.5, 3, 7)
     details = json.loads(body)["details"]
-    assert (details["finish_reason"], details["generated_tokens"], details["seed"]) == ("eos_token", 3, 7)
+    assert (details["finish_reason"], details["generated_tokens"], details["seed"]) == (
+        "eos_token",
+        3,
+        7,
+    )
     assert [token["text"] for token in details["tokens"]] == ["h", "i", ""]
 
 
@@ -70,7 +77,9 @@ def test_a_sampled_answer_tells_the_seed_that_makes_it_again(tgi: Host) -> None:
 def test_more_new_tokens_than_the_context_has_room_for_are_422(tgi: Host, path: str) -> None:
     prompt = "say hi"
     room = CONTEXT - len(prompt)
-    status, kind, message = refusal(tgi.post({"inputs": prompt, "parameters": {"max_new_tokens": room + 1}}, path))
+    status, kind, message = refusal(
+        tgi.post({"inputs": prompt, "parameters": {"max_new_tokens": room + 1}}, path)
+    )
     assert (status, kind) == (422, "validation")
     rule = f"at most {room} here (`inputs` tokens + `max_new_tokens` must be <= {CONTEXT})"
     assert message == f"parameters.max_new_tokens must be {rule}, given {room + 1}"
@@ -95,7 +104,11 @@ def test_a_stream_has_an_event_for_each_token_and_the_whole_text_at_its_end(
     assert (response.status, response.headers["content-type"]) == (200, "text/event-stream")
     *before, last = events(answer)
     assert [event["index"] for event in (*before, last)] == [1, 2, 3, 4]
-    assert "".join(event["token"]["text"] for event in (*before, last)) == last["generated_text"] == "hé"
+    assert (
+        "".join(event["token"]["text"] for event in (*before, last))
+        == last["generated_text"]
+        == "hé"
+    )
     assert all(event["generated_text"] is None and event["details"] is None for event in before)
     num_prompt_tokens = len("say hé".encode())
     assert last["details"] == {
@@ -110,7 +123,10 @@ def test_a_stop_string_stays_in_the_text(tgi: Host) -> None:
     body = {"inputs": "say hello", "parameters": {"stop": ["el"], "details": True}}
     _, answer = tgi.post(body, "/generate")
     fields = json.loads(answer)
-    assert (fields["generated_text"], fields["details"]["finish_reason"]) == ("hel", "stop_sequence")
+    assert (fields["generated_text"], fields["details"]["finish_reason"]) == (
+        "hel",
+        "stop_sequence",
+    )
     _, answer = tgi.post(body, "/generate_stream")
     assert events(answer)[-1]["generated_text"] == "hel"
 
@@ -121,8 +137,14 @@ def test_what_a_client_gets_wrong_is_422(tgi: Host, path: str) -> None:
         (b"{", "not JSON"),
         (b"{}", "inputs must be a non-empty string"),
         (b'{"inputs": "say a", "parameters": {"top_k": 0}}', "parameters.top_k must be at least 1"),
-        (b'{"inputs": "say a", "parameters": {"watermark": true}}', "parameters.watermark is not supported"),
-        (b'{"inputs": "say a", "parameters": {"adapter_id": "x"}}', "parameters.adapter_id is not supported"),
+        (
+            b'{"inputs": "say a", "parameters": {"watermark": true}}',
+            "parameters.watermark is not supported",
+        ),
+        (
+            b'{"inputs": "say a", "parameters": {"adapter_id": "x"}}',
+            "parameters.adapter_id is not supported",
+        ),
         (
             b'{"inputs": "say a", "parameters": {"grammar": {"type": "regex", "value": "a"}}}',
             "parameters.grammar is not supported here: scripted has no such guide",
@@ -135,7 +157,9 @@ def test_what_a_client_gets_wrong_is_422(tgi: Host, path: str) -> None:
 
 
 @pytest.mark.parametrize(("path", "order"), [("/generate", "fail"), ("/generate_stream", "fail")])
-def test_a_failure_of_generation_before_the_first_byte_is_424(tgi: Host, path: str, order: str) -> None:
+def test_a_failure_of_generation_before_the_first_byte_is_424(
+    tgi: Host, path: str, order: str
+) -> None:
     assert refusal(tgi.post({"inputs": order}, path)) == (424, "generation", "the script says so")
 
 
@@ -176,7 +200,10 @@ def test_a_full_server_says_429_and_one_without_an_engine_503(tmp_path: Path) ->
         assert served.send("GET", "/health")[0].status == 200
         served.block.engines[0].phase = Phase.LOST
         assert served.send("GET", "/health")[0].status == 503
-        assert json.loads(served.send("GET", "/health")[1]) == {"error": "unhealthy", "error_type": "healthcheck"}
+        assert json.loads(served.send("GET", "/health")[1]) == {
+            "error": "unhealthy",
+            "error_type": "healthcheck",
+        }
 
 
 def test_an_engine_that_dies_leaves_the_generation_incomplete(tmp_path: Path) -> None:
@@ -190,7 +217,10 @@ def test_an_engine_that_dies_leaves_the_generation_incomplete(tmp_path: Path) ->
 
 def test_an_engine_that_dies_before_the_first_byte_is_503(tmp_path: Path) -> None:
     with host(tmp_path) as served:
-        assert refusal(served.post({"inputs": "lose ab"}, "/generate"))[:2] == (503, "incomplete_generation")
+        assert refusal(served.post({"inputs": "lose ab"}, "/generate"))[:2] == (
+            503,
+            "incomplete_generation",
+        )
 
 
 @pytest.mark.parametrize("path", ["/invocations", "/generate"])
@@ -200,11 +230,15 @@ def test_a_body_over_the_limit_is_the_client_s_fault(tmp_path: Path, path: str) 
         assert (response.status, json.loads(body)["error_type"]) == (413, "validation")
 
 
-def test_under_tgi_compat_a_whole_answer_has_a_prefill_and_a_stream_has_none(tmp_path: Path) -> None:
+def test_under_tgi_compat_a_whole_answer_has_a_prefill_and_a_stream_has_none(
+    tmp_path: Path,
+) -> None:
     with host(tmp_path, model={"tgi_compat": True}) as served:
         [answer] = json.loads(served.post({"inputs": "say hi"})[1])
         assert answer["details"]["prefill"] == []
-        _, body = served.post({"inputs": "say hi", "stream": True, "parameters": {"output_formatter": "jsonlines"}})
+        _, body = served.post(
+            {"inputs": "say hi", "stream": True, "parameters": {"output_formatter": "jsonlines"}}
+        )
         assert "prefill" not in json.loads(body.splitlines()[-1])["details"]
         asked = {"inputs": "say hi", "parameters": {"decoder_input_details": True}}
         assert len(json.loads(served.post(asked)[1])[0]["details"]["prefill"]) == len("say hi")

@@ -42,7 +42,10 @@ def test_a_text_comes_back_from_its_ids_however_long_it_is(served: Host, text: s
 
 
 def test_the_ids_are_those_that_generation_begins_with(served: Host) -> None:
-    for path, body in (("/v1/completions", {"prompt": "say é"}), ("/v1/chat/completions", {"messages": [USER]})):
+    for path, body in (
+        ("/v1/completions", {"prompt": "say é"}),
+        ("/v1/chat/completions", {"messages": [USER]}),
+    ):
         assert served.post({**body, "max_tokens": 3}, path)[0].status == 200
         _, answer = ask(served, "/tokenize", **body)
         assert answer["tokens"] == list(served.executor.requests[-1].input_token_ids)
@@ -50,25 +53,49 @@ def test_the_ids_are_those_that_generation_begins_with(served: Host) -> None:
 
 def test_a_chat_may_have_tools_and_no_generation_prompt(served: Host) -> None:
     assert text_of(served, messages=[USER]) == "<say é>0!"
-    assert text_of(served, messages=[USER], tools=[TOOL]) == "<say é>1!", "without any parser of calls"
+    assert text_of(served, messages=[USER], tools=[TOOL]) == "<say é>1!", (
+        "without any parser of calls"
+    )
     assert text_of(served, messages=[USER], add_generation_prompt=False) == "<say é>0"
 
 
 def test_the_tokens_are_spelled_if_asked(served: Host) -> None:
     assert ask(served, "/tokenize", prompt="ab")[1]["token_strs"] is None
-    status, answer = ask(served, "/tokenize", prompt="ab", return_token_strs=True, add_special_tokens=False)
+    status, answer = ask(
+        served, "/tokenize", prompt="ab", return_token_strs=True, add_special_tokens=False
+    )
     assert (status, answer["token_strs"]) == (200, ["a", "b"])
 
 
 @pytest.mark.parametrize(
     ("path", "body", "status", "said"),
     [
-        ("/tokenize", {}, 400, "prompt must be a non-empty string, a list of token ids, or a list of such"),
+        (
+            "/tokenize",
+            {},
+            400,
+            "prompt must be a non-empty string, a list of token ids, or a list of such",
+        ),
         ("/tokenize", {"prompt": ["a", "b"]}, 400, "prompt must be one prompt, given '2 prompts'"),
-        ("/tokenize", {"prompt": "a", "return_token_strs": 1}, 400, "return_token_strs must be true or false, given 1"),
-        ("/tokenize", {"prompt": "a", "add_special_tokens": "no"}, 400, "add_special_tokens must be true or false"),
+        (
+            "/tokenize",
+            {"prompt": "a", "return_token_strs": 1},
+            400,
+            "return_token_strs must be true or false, given 1",
+        ),
+        (
+            "/tokenize",
+            {"prompt": "a", "add_special_tokens": "no"},
+            400,
+            "add_special_tokens must be true or false",
+        ),
         ("/tokenize", {"messages": "a"}, 400, "messages must be a non-empty list of messages"),
-        ("/tokenize", {"prompt": "a" * 5_000_000}, 400, "prompt must be at most 4194304 characters"),
+        (
+            "/tokenize",
+            {"prompt": "a" * 5_000_000},
+            400,
+            "prompt must be at most 4194304 characters",
+        ),
         ("/tokenize", {"prompt": "a", "model": "other"}, 404, "the model 'other' does not exist"),
         ("/detokenize", {}, 400, "tokens must be a list of token ids, given null"),
         ("/detokenize", {"tokens": []}, 400, "tokens must be a non-empty list of token ids"),

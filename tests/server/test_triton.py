@@ -1,4 +1,6 @@
-"""Triton's API over real sockets: both URLs, streams, errors before and in them, and the routes around the API."""
+"""Triton's API over real sockets: both URLs, streams, errors before and in them, and the routes
+around the API.
+"""
 
 from __future__ import annotations
 
@@ -41,10 +43,14 @@ def error(body: bytes) -> str:
 
 
 def test_generate_answers_one_object(lmi: Host) -> None:
-    response, body = lmi.post({"id": "42", "text_input": "say hi", "parameters": {"temperature": 0}}, GENERATE)
+    response, body = lmi.post(
+        {"id": "42", "text_input": "say hi", "parameters": {"temperature": 0}}, GENERATE
+    )
     assert (response.status, response.headers["content-type"]) == (200, "application/json")
     assert body == b'{"id":"42","model_name":"scripted","model_version":"1","text_output":"hi"}'
-    assert lmi.post({"text_input": "say hi", "stream": True}, GENERATE)[1] == body.replace(b'"id":"42",', b"")
+    assert lmi.post({"text_input": "say hi", "stream": True}, GENERATE)[1] == body.replace(
+        b'"id":"42",', b""
+    )
 
 
 def test_generate_stream_answers_an_event_for_each_piece_and_no_end_mark(lmi: Host) -> None:
@@ -52,7 +58,9 @@ def test_generate_stream_answers_an_event_for_each_piece_and_no_end_mark(lmi: Ho
     assert (response.status, response.headers["content-type"]) == (200, SSE)
     said = events(body)
     assert [event["text_output"] for event in said] == ["h", "", "é", ""]
-    assert all({**event, "text_output": ""} == {"id": "42", **HEAD, "text_output": ""} for event in said)
+    assert all(
+        {**event, "text_output": ""} == {"id": "42", **HEAD, "text_output": ""} for event in said
+    )
 
 
 def test_a_stream_that_is_not_wanted_is_one_event_with_the_whole_text(lmi: Host) -> None:
@@ -72,7 +80,9 @@ def test_a_stream_that_is_not_wanted_is_one_event_with_the_whole_text(lmi: Host)
         {"return_log_probs": True, "return_finish_reason": True},
     ],
 )
-def test_the_text_of_a_stream_is_the_text_of_the_whole_answer(lmi: Host, asked: dict[str, Any]) -> None:
+def test_the_text_of_a_stream_is_the_text_of_the_whole_answer(
+    lmi: Host, asked: dict[str, Any]
+) -> None:
     body = {"text_input": "say hello wörld", **asked}
     whole = json.loads(lmi.post(body, GENERATE)[1])
     streamed = events(lmi.post(body, STREAM)[1])
@@ -84,7 +94,10 @@ def test_the_text_of_a_stream_is_the_text_of_the_whole_answer(lmi: Host, asked: 
 def test_an_event_arrives_before_the_next_exists(lmi: Host) -> None:
     body = json.dumps({"text_input": "hang ab"}).encode()
     with socket.create_connection(("127.0.0.1", lmi.port), timeout=60) as raw:
-        raw.sendall(b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (STREAM.encode(), len(body), body))
+        raw.sendall(
+            b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b"
+            % (STREAM.encode(), len(body), body)
+        )
         seen = b""
         while seen.count(b"data: ") < 2:
             seen += raw.recv(4096)
@@ -94,10 +107,22 @@ def test_an_event_arrives_before_the_next_exists(lmi: Host) -> None:
 FAULTS = {
     "not JSON": (b"{'text_input': 1}", "failed to parse the request JSON buffer: "),
     "no text_input": (b"{}", "missing required input(s) ['text_input']"),
-    "a prompt over the context": (b'{"text_input": "say %b"}' % (b"a" * CONTEXT), "input 'text_input' must be"),
-    "too many log-probs": (b'{"text_input": "say a", "return_logprobs": true, "logprobs": 6}', "input 'logprobs' must"),
-    "a token that is not there": (b'{"text_input": "say a", "stop_token_ids": [999]}', "input 'stop_token_ids' must"),
-    "a guide": (b'{"text_input": "say a", "guided_decoding_guide_type": "json"}', "input 'guided_decoding_guide_type'"),
+    "a prompt over the context": (
+        b'{"text_input": "say %b"}' % (b"a" * CONTEXT),
+        "input 'text_input' must be",
+    ),
+    "too many log-probs": (
+        b'{"text_input": "say a", "return_logprobs": true, "logprobs": 6}',
+        "input 'logprobs' must",
+    ),
+    "a token that is not there": (
+        b'{"text_input": "say a", "stop_token_ids": [999]}',
+        "input 'stop_token_ids' must",
+    ),
+    "a guide": (
+        b'{"text_input": "say a", "guided_decoding_guide_type": "json"}',
+        "input 'guided_decoding_guide_type'",
+    ),
 }
 
 
@@ -164,13 +189,33 @@ def test_a_full_server_tells_when_to_come_back(tmp_path: Path) -> None:
         ("GET", "/v2/models/other/generate", 405, "Method Not Allowed"),
         ("POST", "/v2", 405, "Method Not Allowed"),
         ("POST", "/v2/models/other/generate", 404, "Request for unknown model: no model 'other'"),
-        ("POST", "/v2/models/other/generate_stream", 404, "Request for unknown model: no model 'other'"),
-        ("POST", "/v2/models/scripted/versions/7/generate", 404, "Request for unknown model: no version '7'"),
-        ("POST", "/v2/models/scripted/versions/x/generate_stream", 404, "Request for unknown model: no version 'x'"),
+        (
+            "POST",
+            "/v2/models/other/generate_stream",
+            404,
+            "Request for unknown model: no model 'other'",
+        ),
+        (
+            "POST",
+            "/v2/models/scripted/versions/7/generate",
+            404,
+            "Request for unknown model: no version '7'",
+        ),
+        (
+            "POST",
+            "/v2/models/scripted/versions/x/generate_stream",
+            404,
+            "Request for unknown model: no version 'x'",
+        ),
         ("GET", "/v2/models/other", 404, "Request for unknown model"),
         ("GET", "/v2/models/other/ready", 404, "Request for unknown model"),
         ("GET", "/v2/models/scripted/versions/2/stats", 404, "Request for unknown model"),
-        ("POST", "/v2/models/scripted/infer", 404, "infer is not served here, generate and generate_stream are"),
+        (
+            "POST",
+            "/v2/models/scripted/infer",
+            404,
+            "infer is not served here, generate and generate_stream are",
+        ),
         ("GET", "/v2/models/scripted/config", 404, "config is not served here"),
         ("POST", f"{GENERATE}/", 404, "Not Found"),
         ("GET", "/v2/models", 404, "Not Found"),
@@ -187,15 +232,23 @@ def test_what_is_not_there_is_told_in_the_api_s_own_form(
 
 @pytest.mark.parametrize("name", ["scripted", "model", "ensemble"])
 @pytest.mark.parametrize("version", ["", "/versions/1"])
-def test_the_model_answers_by_the_name_that_the_path_has(lmi: Host, name: str, version: str) -> None:
+def test_the_model_answers_by_the_name_that_the_path_has(
+    lmi: Host, name: str, version: str
+) -> None:
     for what in ("generate", "generate_stream"):
-        response, answer = lmi.post({"text_input": "say a", "stream": False}, f"/v2/models/{name}{version}/{what}")
+        response, answer = lmi.post(
+            {"text_input": "say a", "stream": False}, f"/v2/models/{name}{version}/{what}"
+        )
         fields = json.loads(answer.removeprefix(b"data: "))
         assert (response.status, fields["model_name"], fields["model_version"]) == (200, name, "1")
 
 
-@pytest.mark.parametrize("content_type", [None, "application/x-www-form-urlencoded", "text/plain", "image/png"])
-def test_the_content_type_of_a_request_is_not_looked_at(lmi: Host, content_type: str | None) -> None:
+@pytest.mark.parametrize(
+    "content_type", [None, "application/x-www-form-urlencoded", "text/plain", "image/png"]
+)
+def test_the_content_type_of_a_request_is_not_looked_at(
+    lmi: Host, content_type: str | None
+) -> None:
     headers = {"content-type": content_type, "accept": "text/html"} if content_type else {}
     response, answer = lmi.post(b'\xef\xbb\xbf {"text_input": "say hi"}\n', GENERATE, headers)
     assert (response.status, json.loads(answer)["text_output"]) == (200, "hi")
@@ -204,7 +257,11 @@ def test_the_content_type_of_a_request_is_not_looked_at(lmi: Host, content_type:
 def test_the_server_and_the_model_tell_what_they_are(lmi: Host) -> None:
     for path in ("/v2", "/v2/"):
         answer = json.loads(lmi.send("GET", path)[1])
-        assert answer == {"name": "lmi", "version": __version__, "extensions": ["generate", "statistics"]}
+        assert answer == {
+            "name": "lmi",
+            "version": __version__,
+            "extensions": ["generate", "statistics"],
+        }
     model = json.loads(lmi.send("GET", "/v2/models/scripted/versions/1")[1])
     assert (model["name"], model["versions"], model["platform"]) == ("scripted", ["1"], "lmi-dist")
     inputs = {tensor.pop("name"): tensor for tensor in model["inputs"]}
@@ -220,7 +277,9 @@ def test_the_server_and_the_model_tell_what_they_are(lmi: Host) -> None:
     ]
 
 
-@pytest.mark.parametrize("path", ["/v2/health/live", "/v2/health/ready", "/v2/models/ensemble/ready"])
+@pytest.mark.parametrize(
+    "path", ["/v2/health/live", "/v2/health/ready", "/v2/models/ensemble/ready"]
+)
 def test_health_is_an_empty_200(lmi: Host, path: str) -> None:
     for method in ("GET", "HEAD"):
         response, body = lmi.send(method, path)
@@ -265,7 +324,10 @@ def test_statistics_count_what_ended_and_how(tmp_path: Path) -> None:
 
 
 def test_outputs_that_are_asked_for_come_as_further_keys(lmi: Host) -> None:
-    flags = {f"return_{name}": True for name in ("finish_reason", "num_input_tokens", "num_output_tokens", "log_probs")}
+    flags = {
+        f"return_{name}": True
+        for name in ("finish_reason", "num_input_tokens", "num_output_tokens", "log_probs")
+    }
     body = {"text_input": "say ab", **flags}
     assert json.loads(lmi.post(body, GENERATE)[1]) == {
         **HEAD,
@@ -279,18 +341,26 @@ def test_outputs_that_are_asked_for_come_as_further_keys(lmi: Host) -> None:
     said = events(lmi.post(body, STREAM)[1])
     assert [event["finish_reason"] for event in said] == ["None", "None", "stop"]
     assert [event["cum_log_probs"] for event in said] == [-0.5, -1.0, -1.5]
-    assert {(event["num_input_tokens"], event["num_output_tokens"], event["output_log_probs"]) for event in said} == {
-        (6, 1, -0.5)
-    }
+    assert {
+        (event["num_input_tokens"], event["num_output_tokens"], event["output_log_probs"])
+        for event in said
+    } == {(6, 1, -0.5)}
 
 
 def test_a_client_may_stay_for_its_next_request_after_every_kind_of_answer(lmi: Host) -> None:
     connection = HTTPConnection("127.0.0.1", lmi.port, timeout=60)
     try:
-        for prompt, path in (("say a", GENERATE), ("say a", STREAM), ("fail a", STREAM), ("", GENERATE)) * 2:
+        for prompt, path in (
+            ("say a", GENERATE),
+            ("say a", STREAM),
+            ("fail a", STREAM),
+            ("", GENERATE),
+        ) * 2:
             connection.request("POST", path, json.dumps({"text_input": prompt}))
             connection.getresponse().read()
-            assert connection.sock is not None  # http.client drops it where the server said that it closes
+            assert (
+                connection.sock is not None
+            )  # http.client drops it where the server said that it closes
     finally:
         connection.close()
 
@@ -303,7 +373,10 @@ def test_the_engine_is_asked_the_same_as_by_the_lmi_api(lmi: Host) -> None:
     sampled = {"temperature": 0.5, "top_k": 5, "top_p": 0.9, "seed": 7, "repetition_penalty": 1.5}
     for triton, own in (
         ({}, {}),
-        ({"max_tokens": 7, "stop_words": "x", "bad_words": ["y"]}, {"stop": ["x"], "bad_sequences": ["y"]}),
+        (
+            {"max_tokens": 7, "stop_words": "x", "bad_words": ["y"]},
+            {"stop": ["x"], "bad_sequences": ["y"]},
+        ),
         ({"max_tokens": 7, **sampled}, {"do_sample": True, **sampled}),
     ):
         limit = {"max_new_tokens": 7} if "max_tokens" in triton else {}

@@ -1,4 +1,6 @@
-"""A stream without a token begins after a while, and says in the events of its API that it waits."""
+"""A stream without a token begins after a while, and says in the events of its API that
+it waits.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,12 @@ from lmi.types import WaitStatus
 from tests.scripted import Host, host
 
 KEEPALIVE_S = 0.1
-CHAT, TEXT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"
+CHAT, TEXT, MESSAGES, RESPONSES = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/messages",
+    "/v1/responses",
+)
 PROGRESS = PromptProgress(num_computed_tokens=9, num_cached_tokens=4)
 NUM_TOLD = 3  # events of waiting that a test reads before the engine answers
 
@@ -42,7 +49,9 @@ def body_of(path: str, prompt: str) -> dict[str, Any]:
 
 
 @contextmanager
-def streamed(server: Host, path: str, body: dict[str, Any], headers: dict[str, str] | None = None) -> Iterator[Any]:
+def streamed(
+    server: Host, path: str, body: dict[str, Any], headers: dict[str, str] | None = None
+) -> Iterator[Any]:
     """Send a request, and give what waits for its response."""
     connection = HTTPConnection("127.0.0.1", server.port, timeout=60)
     try:
@@ -58,8 +67,12 @@ def events(response: HTTPResponse) -> Iterator[dict[str, Any]]:
             yield json.loads(line.removeprefix(b"data: "))
 
 
-def all_events(server: Host, path: str, order: str, is_waiting: Callable[[dict[str, Any]], bool]) -> list[Any]:
-    """The events of a stream whose engine answers once the stream has told a few times that it waits."""
+def all_events(
+    server: Host, path: str, order: str, is_waiting: Callable[[dict[str, Any]], bool]
+) -> list[Any]:
+    """The events of a stream whose engine answers once the stream has told a few times that it
+    waits.
+    """
     told: list[dict[str, Any]] = []
     with streamed(server, path, body_of(path, f"late {order}")) as answer:
         for event in events(answer()):
@@ -87,7 +100,9 @@ PROMPT_TOKENS = len("late say hi")
 
 
 @pytest.mark.parametrize("path", [CHAT, TEXT])
-def test_a_stream_of_openai_tells_its_progress_in_chunks_without_choices(served: Host, path: str) -> None:
+def test_a_stream_of_openai_tells_its_progress_in_chunks_without_choices(
+    served: Host, path: str
+) -> None:
     told = all_events(served, path, "say hi", is_progress)
     waiting = [event for event in told if is_progress(event)]
     assert told[: len(waiting)] == waiting
@@ -100,7 +115,9 @@ def test_a_stream_of_openai_tells_its_progress_in_chunks_without_choices(served:
     assert "".join(texts) == "hi"
 
 
-def test_a_stream_of_messages_tells_its_progress_in_deltas_without_a_stop_reason(served: Host) -> None:
+def test_a_stream_of_messages_tells_its_progress_in_deltas_without_a_stop_reason(
+    served: Host,
+) -> None:
     told = all_events(served, MESSAGES, "say hi", is_progress)
     kinds = [event["type"] for event in told]
     assert kinds[:2] == ["message_start", "ping"]
@@ -109,7 +126,10 @@ def test_a_stream_of_messages_tells_its_progress_in_deltas_without_a_stop_reason
     for event in told[2 : 2 + NUM_TOLD]:
         shape = shape_of_waiting(event, PROMPT_TOKENS)
         assert shape["delta"] == {"stop_reason": None, "stop_sequence": None}
-        assert (shape["usage"]["input_tokens"], shape["usage"]["output_tokens"]) == (PROMPT_TOKENS - 4, 0)
+        assert (shape["usage"]["input_tokens"], shape["usage"]["output_tokens"]) == (
+            PROMPT_TOKENS - 4,
+            0,
+        )
     assert told[0]["message"]["usage"]["input_tokens"] == PROMPT_TOKENS - 4
     assert told[-2]["delta"]["stop_reason"] == "end_turn"
     assert told[-2]["usage"]["input_tokens"] == PROMPT_TOKENS
@@ -147,7 +167,11 @@ def test_an_engine_that_knows_no_progress_tells_none(served: Host) -> None:
 QUIET: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
     "lines of LMI": ("/invocations", {"inputs": "late say hi", "stream": True}, {}),
     "events of LMI": ("/invocations", {"inputs": "late say hi"}, {"Accept": "text/event-stream"}),
-    "lines of a chat": ("/invocations", {"messages": [{"role": "user", "content": "late say hi"}], "stream": True}, {}),
+    "lines of a chat": (
+        "/invocations",
+        {"messages": [{"role": "user", "content": "late say hi"}], "stream": True},
+        {},
+    ),
     "Triton": ("/v2/models/scripted/generate_stream", {"text_input": "late say hi"}, {}),
     "a whole chat": (CHAT, body_of(CHAT, "late say hi") | {"stream": False}, {}),
     "a whole message": (MESSAGES, body_of(MESSAGES, "late say hi") | {"stream": False}, {}),
@@ -155,11 +179,18 @@ QUIET: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
 
 
 @pytest.mark.parametrize("form", QUIET)
-def test_what_no_client_takes_for_progress_keeps_silent_and_has_its_status(served: Host, form: str) -> None:
+def test_what_no_client_takes_for_progress_keeps_silent_and_has_its_status(
+    served: Host, form: str
+) -> None:
     path, body, headers = QUIET[form]
     failing = json.loads(json.dumps(body).replace("late say hi", "late fail "))
-    with streamed(served, path, body, headers) as answer, streamed(served, path, failing, headers) as refusal:
-        all_events(served, CHAT, "say hi", is_progress)  # while another stream has told that it waits
+    with (
+        streamed(served, path, body, headers) as answer,
+        streamed(served, path, failing, headers) as refusal,
+    ):
+        all_events(
+            served, CHAT, "say hi", is_progress
+        )  # while another stream has told that it waits
         response = answer()
         assert response.status == 200
         said = response.read()
@@ -181,15 +212,21 @@ def test_tgi_keeps_its_stream_alive_with_a_comment(served: Host) -> None:
 def test_a_stream_that_has_begun_with_a_token_tells_no_progress_later(served: Host) -> None:
     with streamed(served, CHAT, body_of(CHAT, "rest hi")) as answer:
         response = answer()
-        all_events(served, CHAT, "say hi", is_progress)  # while another stream has told that it waits
+        all_events(
+            served, CHAT, "say hi", is_progress
+        )  # while another stream has told that it waits
         said = list(events(response))
     assert [event for event in said if is_progress(event)] == []
     assert "".join(event["choices"][0]["delta"]["content"] for event in said) == "hi"
 
 
-def test_without_the_option_a_stream_begins_with_its_first_token(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_without_the_option_a_stream_begins_with_its_first_token(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
     settings: dict[str, object] = {"chat_template": "{{ messages[-1].content }}"}
-    with host(tmp_path_factory.mktemp("off"), server={"stream_keepalive_s": None}, model=settings) as server:
+    with host(
+        tmp_path_factory.mktemp("off"), server={"stream_keepalive_s": None}, model=settings
+    ) as server:
         response, answer = server.post(body_of(MESSAGES, "say hi"), MESSAGES)
         assert (response.status, answer.count(b"event: message_delta")) == (200, 1)
 

@@ -15,7 +15,19 @@ import pytest
 from lmi.sessions.folder import COUNTS, FILE, HIDDEN, SessionFailed, Sessions
 from tests.machine import measurements
 
-HOSTILE = ["", ".", "..", "../x", "/etc/passwd", "a/b", "NEW_SESSION", "session.json", "\0", "é" * 36, "0" * 36]
+HOSTILE = [
+    "",
+    ".",
+    "..",
+    "../x",
+    "/etc/passwd",
+    "a/b",
+    "NEW_SESSION",
+    "session.json",
+    "\0",
+    "é" * 36,
+    "0" * 36,
+]
 
 
 def test_a_session_is_found_by_every_reader_until_it_is_closed(tmp_path: Path) -> None:
@@ -39,7 +51,9 @@ def test_the_files_of_a_session_go_with_it(tmp_path: Path) -> None:
     assert not (tmp_path / session.id).exists()
 
 
-def test_an_expired_session_goes_when_another_needs_its_place_and_when_somebody_cleans(tmp_path: Path) -> None:
+def test_an_expired_session_goes_when_another_needs_its_place_and_when_somebody_cleans(
+    tmp_path: Path,
+) -> None:
     short, long = (Sessions(tmp_path, expiration_s, max_sessions=3) for expiration_s in (0.01, 60))
     first = short.open()
     time.sleep(0.02)
@@ -65,7 +79,9 @@ def test_there_are_never_more_than_the_limit_however_many_open_one_at_once(tmp_p
         "except SessionFailed as error: print(error)"
     )
     started = [
-        subprocess.Popen([sys.executable, "-c", code, str(tmp_path), str(n)], stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(tmp_path), str(n)], stdout=subprocess.PIPE, text=True
+        )
         for n in range(3)
     ]
     said = [process.communicate(timeout=60)[0].strip() for process in started]
@@ -73,12 +89,17 @@ def test_there_are_never_more_than_the_limit_however_many_open_one_at_once(tmp_p
     assert len(names(tmp_path)) == 50
 
 
-def test_an_owner_has_as_many_sessions_as_are_free_so_nobody_takes_the_last_place(tmp_path: Path) -> None:
+def test_an_owner_has_as_many_sessions_as_are_free_so_nobody_takes_the_last_place(
+    tmp_path: Path,
+) -> None:
     sessions = Sessions(tmp_path, 60, max_sessions=20)
 
     def opened(owner: str) -> list[str]:
         ids = []
-        with pytest.raises(SessionFailed, match="of this client are open, and it may have as many as are free|no room"):
+        with pytest.raises(
+            SessionFailed,
+            match="of this client are open, and it may have as many as are free|no room",
+        ):
             while True:
                 ids.append(sessions.open(owner).id)
         return ids
@@ -160,7 +181,9 @@ def test_only_a_random_uuid_is_looked_for(tmp_path: Path, given: str) -> None:
     assert names(tmp_path / "sessions") == [session.id]
 
 
-def test_a_place_that_cannot_be_written_is_named_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_place_that_cannot_be_written_is_named_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(SessionFailed, match="^no session can be created: Not a directory$"):
         Sessions(tmp_path / "file" / "x", 60).open()
@@ -175,5 +198,7 @@ def test_a_disk_without_room_leaves_nothing_behind(tmp_path: Path) -> None:
         "try: Sessions(Path(sys.argv[1]), 60).open()\n"
         "except SessionFailed as error: print(error.status, str(error)[:9], end='')"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True
+    )
     assert done.stdout == "507 no sessio" and list(tmp_path.iterdir()) == []

@@ -43,16 +43,22 @@ def opened(lmi: Host) -> str:
 
 
 def refused(answered: tuple[HTTPResponse, bytes], status: int = 400) -> str:
-    """The message of an error in the shape that the LMI API has for a body that it does not read."""
+    """The message of an error in the shape that the LMI API has for a body that it does
+    not read.
+    """
     response, body = answered
     fields = json.loads(body)
-    assert (response.status, list(fields), fields["code"]) == (status, ["error", "code"], status), body
+    assert (response.status, list(fields), fields["code"]) == (status, ["error", "code"], status), (
+        body
+    )
     return str(fields["error"])
 
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("headers", [{}, {HEADER: "NEW_SESSION"}])
-def test_a_new_session_is_told_in_both_headers(lmi: Host, path: str, headers: dict[str, str]) -> None:
+def test_a_new_session_is_told_in_both_headers(
+    lmi: Host, path: str, headers: dict[str, str]
+) -> None:
     before_s = time.time()
     response, body = lmi.post(NEW, path, headers)
     said = response.headers[HEADER]
@@ -82,7 +88,9 @@ def test_a_session_belongs_to_the_address_that_opened_it(tmp_path: Path) -> None
                 connection.request("POST", "/invocations", json.dumps(NEW))
                 return connection.getresponse().status
 
-        assert [status("127.0.0.1") for _ in range(3)] == [200, 200, 424], "it may have as many as are free"
+        assert [status("127.0.0.1") for _ in range(3)] == [200, 200, 424], (
+            "it may have as many as are free"
+        )
         assert status("127.0.0.2") == 200
 
 
@@ -104,12 +112,26 @@ def test_a_request_that_does_not_open_a_session_is_served_without_one(
     assert len(said) == 1 and repr(given) in said[0]
 
 
-BAD_IDS = ["-a", "a-", "a_b", "a b", "../etc/passwd", "%2e%2e", "a" * 257, "é", UNKNOWN, UNKNOWN.upper(), "a" * 256]
+BAD_IDS = [
+    "-a",
+    "a-",
+    "a_b",
+    "a b",
+    "../etc/passwd",
+    "%2e%2e",
+    "a" * 257,
+    "é",
+    UNKNOWN,
+    UNKNOWN.upper(),
+    "a" * 256,
+]
 
 
 @pytest.mark.parametrize("given", BAD_IDS)
 @pytest.mark.parametrize("body", [SAY, CLOSE])
-def test_an_id_of_no_open_session_is_400_and_makes_no_file(lmi: Host, given: str, body: dict[str, str]) -> None:
+def test_an_id_of_no_open_session_is_400_and_makes_no_file(
+    lmi: Host, given: str, body: dict[str, str]
+) -> None:
     message = refused(lmi.post(body, headers={HEADER: given.encode().decode("latin-1")}))
     assert message.startswith(f"{HEADER} must be ") and "given '" in message
 
@@ -141,7 +163,9 @@ def test_a_request_type_beside_another_field_is_400(lmi: Host, name: str, kind: 
 
 @pytest.mark.parametrize("headers", [{}, {HEADER: ""}, {HEADER: "NEW_SESSION"}])
 def test_closing_no_session_is_400(lmi: Host, headers: dict[str, str]) -> None:
-    assert refused(lmi.post(CLOSE, headers=headers)).startswith(f"{HEADER} must be the id of the session to close")
+    assert refused(lmi.post(CLOSE, headers=headers)).startswith(
+        f"{HEADER} must be the id of the session to close"
+    )
 
 
 def test_a_request_type_of_null_and_one_inside_a_text_mean_nothing(lmi: Host) -> None:
@@ -180,7 +204,11 @@ def test_every_api_takes_the_header_and_refuses_it_in_its_own_words(lmi: Host) -
         assert lmi.post(completion, path, good)[0].status == 200
         response, body = lmi.post(completion, path, bad)
         error = json.loads(body)["error"]
-        assert (response.status, error["type"], error["param"]) == (400, "invalid_request_error", HEADER)
+        assert (response.status, error["type"], error["param"]) == (
+            400,
+            "invalid_request_error",
+            HEADER,
+        )
     assert lmi.post(SAY, "/generate", good)[0].status == 200
     response, body = lmi.post(SAY, "/generate", bad)
     assert (response.status, json.loads(body)["error_type"]) == (400, "validation")
@@ -197,7 +225,9 @@ def test_a_session_may_be_closed_while_a_request_runs_in_it(lmi: Host) -> None:
     session, num_before = opened(lmi), len(lmi.executor.requests)
     with ThreadPoolExecutor() as pool:
         running = pool.submit(
-            lmi.post, {"inputs": "run ab", "parameters": {"max_new_tokens": 150}}, headers={HEADER: session}
+            lmi.post,
+            {"inputs": "run ab", "parameters": {"max_new_tokens": 150}},
+            headers={HEADER: session},
         )
         wait_until(lambda: len(lmi.executor.requests) > num_before)
         assert lmi.post(CLOSE, headers={HEADER: session})[0].status == 200

@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 
 VLLM_ARGUMENTS = (
-    "enable_lora max_loras max_lora_rank gpu_memory_utilization enforce_eager load_format revision kv_cache_dtype "
-    "enable_prefix_caching enable_chunked_prefill limit_mm_per_prompt disable_custom_all_reduce hf_overrides "
-    "kv_transfer_config speculative_config fully_sharded_loras served_model_name tool_call_parser reasoning_parser "
+    "enable_lora max_loras max_lora_rank gpu_memory_utilization enforce_eager load_format revision "
+    "kv_cache_dtype "
+    "enable_prefix_caching enable_chunked_prefill limit_mm_per_prompt disable_custom_all_reduce "
+    "hf_overrides "
+    "kv_transfer_config speculative_config fully_sharded_loras served_model_name tool_call_parser "
+    "reasoning_parser "
     "max_num_seqs max_model_len runner seed trust_remote_code data_parallel_size"
 ).split()
 
@@ -38,7 +41,8 @@ def vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (engine.parent / "__init__.py").write_text("raise RuntimeError('imported by the supervisor')")
     fields = "\n".join(f"    {name}: str = ''" for name in VLLM_ARGUMENTS)
     (engine / "arg_utils.py").write_text(
-        f"from gpus import *\n@dataclass\nclass EngineArgs:\n    model: str = ''\n    _rank: int = 0\n{fields}\n"
+        f"from gpus import *\n@dataclass\nclass EngineArgs:\n    model: str = ''\n    _rank: int = "
+        f"0\n{fields}\n"
         "@dataclass\nclass AsyncEngineArgs(EngineArgs):\n    enable_log_requests: bool = False\n"
         "class Other:\n    unrelated: int = 1\n"
     )

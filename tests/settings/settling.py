@@ -24,7 +24,9 @@ def settle(
     flags: Mapping[str, str] | None = None,
     machine: Machine = CPU,
 ) -> Resolved:
-    return resolve(parse(text), environ or {}, flags or {}, folder=folder, cwd=folder.parent, machine=machine)
+    return resolve(
+        parse(text), environ or {}, flags or {}, folder=folder, cwd=folder.parent, machine=machine
+    )
 
 
 def faults(folder: Path, text: str = "", **given: object) -> list[str]:

@@ -19,20 +19,31 @@ def write_adapter(folder: Path) -> Path:
     return folder
 
 
-def test_the_adapters_beside_the_model_and_beside_serving_properties_are_found(folder: Path) -> None:
+def test_the_adapters_beside_the_model_and_beside_serving_properties_are_found(
+    folder: Path,
+) -> None:
     inner = folder / "weights"
     inner.mkdir()
     (inner / "config.json").write_text("{}")
-    found = {name: write_adapter(place / "adapters" / name) for place, name in ((folder, "b"), (inner, "a"))}
+    found = {
+        name: write_adapter(place / "adapters" / name)
+        for place, name in ((folder, "b"), (inner, "a"))
+    }
     (inner / "adapters" / ".git").mkdir()
     (inner / "adapters" / "README.md").write_text("")
     resolved = settle(folder, f"{ENABLED}\noption.model_id=weights")
-    assert resolved.config.model.adapters == {name: str(path.resolve()) for name, path in found.items()}
+    assert resolved.config.model.adapters == {
+        name: str(path.resolve()) for name, path in found.items()
+    }
     assert not [line for line in resolved.warnings if "adapters in" in line]
 
 
-@pytest.mark.parametrize("text", ["option.rolling_batch=echo", "option.rolling_batch=echo\noption.enable_lora=no"])
-def test_adapters_that_are_not_loaded_are_one_warning_and_may_be_broken(folder: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    "text", ["option.rolling_batch=echo", "option.rolling_batch=echo\noption.enable_lora=no"]
+)
+def test_adapters_that_are_not_loaded_are_one_warning_and_may_be_broken(
+    folder: Path, text: str
+) -> None:
     (folder / "adapters" / "a b").mkdir(parents=True)
     (folder / "adapters" / "c").mkdir()
     resolved = settle(folder, text)
@@ -51,7 +62,8 @@ def test_one_name_is_one_adapter_s(folder: Path) -> None:
     for place in (folder, inner):
         write_adapter(place / "adapters" / "a")
     with pytest.raises(
-        ModelUnusable, match="weights/adapters/a: an adapter has a name of its own, and .*/adapters/a has"
+        ModelUnusable,
+        match="weights/adapters/a: an adapter has a name of its own, and .*/adapters/a has",
     ):
         settle(folder, f"{ENABLED}\noption.model_id=weights")
 
@@ -63,9 +75,13 @@ def test_the_name_of_a_folder_is_the_name_of_an_adapter(folder: Path, name: str)
         settle(folder, ENABLED)
 
 
-def test_an_adapter_beside_the_model_has_its_files_and_a_name_that_the_model_has_not(folder: Path) -> None:
+def test_an_adapter_beside_the_model_has_its_files_and_a_name_that_the_model_has_not(
+    folder: Path,
+) -> None:
     files = write_adapter(folder / "adapters" / "a")
-    with pytest.raises(ModelUnusable, match="an adapter has a name of its own, and the model has this one"):
+    with pytest.raises(
+        ModelUnusable, match="an adapter has a name of its own, and the model has this one"
+    ):
         settle(folder, f"{ENABLED}\noption.model_name=a")
     for name in ("adapter_model.safetensors", "adapter_config.json"):
         (files / name).unlink()
@@ -76,7 +92,9 @@ def test_an_adapter_beside_the_model_has_its_files_and_a_name_that_the_model_has
 def test_pickled_weights_need_leave(folder: Path) -> None:
     weights = write_adapter(folder / "adapters" / "a") / "adapter_model.safetensors"
     weights.rename(weights.with_suffix(".bin"))
-    with pytest.raises(SecurityRefused, match=r"adapter_model.bin is a pickle, .* or set option.allow_pickle=true"):
+    with pytest.raises(
+        SecurityRefused, match=r"adapter_model.bin is a pickle, .* or set option.allow_pickle=true"
+    ):
         settle(folder, ENABLED)
     assert settle(folder, f"{ENABLED}\noption.allow_pickle=true").config.model.adapters
 

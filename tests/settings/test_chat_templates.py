@@ -1,4 +1,6 @@
-"""What a plain look at a chat template finds: the forms of calls and thoughts, and whether it shows tools."""
+"""What a plain look at a chat template finds: the forms of calls and thoughts, and whether it shows
+tools.
+"""
 
 import json
 import time
@@ -7,7 +9,13 @@ from pathlib import Path
 import pytest
 
 from lmi.settings.annexes import REASONING_FORMS, TOOL_CALL_FORMS
-from lmi.settings.chat_templates import MAX_TEMPLATE_CHARS, REASONING_MARKS, TOOL_CALL_MARKS, AnswerForms, reads_tools
+from lmi.settings.chat_templates import (
+    MAX_TEMPLATE_CHARS,
+    REASONING_MARKS,
+    TOOL_CALL_MARKS,
+    AnswerForms,
+    reads_tools,
+)
 from lmi.settings.config import ModelConfig
 from lmi.settings.resolve import Resolved, resolve_folder
 
@@ -19,8 +27,14 @@ THINKING = "{% if '</think>' in content %}{{ content.split('</think>')[-1] }}{% 
 PIECES = {
     "Qwen 2.5": ("within <tool_call></tool_call> XML tags", ("hermes", None)),
     "Qwen 3": ("<tool_call>\\n{% endif %}<think>\\n", ("hermes", "think")),
-    "Qwen 3 coder": ("<tool_call>\n<function=example_function_name>\n<parameter=p>", ("qwen3_xml", None)),
-    "GLM 4.5": ("<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key> <think></think>", ("glm45", "think")),
+    "Qwen 3 coder": (
+        "<tool_call>\n<function=example_function_name>\n<parameter=p>",
+        ("qwen3_xml", None),
+    ),
+    "GLM 4.5": (
+        "<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key> <think></think>",
+        ("glm45", "think"),
+    ),
     "Mistral": ('{{- "[TOOL_CALLS] [" }}', ("mistral", None)),
     "Magistral": ("[TOOL_CALLS] [THINK]", ("mistral", "mistral")),
     "gpt-oss": ("<|start|>assistant<|channel|>analysis<|message|>", ("openai", "openai")),
@@ -30,7 +44,10 @@ PIECES = {
         "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json",
         ("deepseek_v3", None),
     ),
-    "DeepSeek V3.1": ("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜></think>", ("deepseek_v31", "think")),
+    "DeepSeek V3.1": (
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜></think>",
+        ("deepseek_v31", "think"),
+    ),
     "Kimi K2": ("<|tool_calls_section_begin|><|tool_call_begin|>", ("kimi_k2", None)),
     "Llama 3.1": (
         'Respond in the format {"name": function name, "parameters": dictionary of argument name',
@@ -78,7 +95,10 @@ def test_each_form_that_has_marks_is_found_by_them() -> None:
         ({}, ("hermes", "think", False)),
         ({"tool_call_parser": "none"}, ("none", "think", False)),
         ({"reasoning_parser": "none"}, ("hermes", "none", False)),
-        ({"tool_call_parser": "llama3_json", "reasoning_parser": "mistral"}, ("json", "mistral", False)),
+        (
+            {"tool_call_parser": "llama3_json", "reasoning_parser": "mistral"},
+            ("json", "mistral", False),
+        ),
         ({"tool_call_parser": "text"}, ("text", "think", False)),
         ({"tool_call_parser": "generic"}, ("generic", "think", True)),
     ],
@@ -112,7 +132,9 @@ def test_where_the_template_shows_no_tools_the_server_tells_of_them(
 def test_the_start_says_what_was_found_and_where(folder: Path) -> None:
     resolved = settle(folder, SHOWS + "<tool_call><think>")
 
-    note = "found in the chat template: option.tool_call_parser=hermes, option.reasoning_parser=think"
+    note = (
+        "found in the chat template: option.tool_call_parser=hermes, option.reasoning_parser=think"
+    )
     assert note in resolved.notes
     rows = {row.option: (row.value, row.source) for row in resolved.settings}
     assert rows["option.tool_call_parser"] == ("hermes", "the chat template")
@@ -133,7 +155,10 @@ def test_the_option_s_own_template_counts(folder: Path) -> None:
 
 
 def test_a_template_in_the_tokenizer_s_file_counts(folder: Path) -> None:
-    templates = [{"name": "default", "template": TALK}, {"name": "tool_use", "template": SHOWS + "<tool_call>"}]
+    templates = [
+        {"name": "default", "template": TALK},
+        {"name": "tool_use", "template": SHOWS + "<tool_call>"},
+    ]
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
 
     resolved = resolve_folder(str(folder), {}, {"option.rolling_batch": "echo"})
@@ -173,7 +198,9 @@ def test_only_code_reads_tools(template: str, is_read: bool) -> None:
     assert reads_tools(template) is is_read
 
 
-@pytest.mark.parametrize("piece", ["{%", "{{ '", "{#", "{{ tool ", "'", '{{ "\\', "<", "{%'tools'%}"])
+@pytest.mark.parametrize(
+    "piece", ["{%", "{{ '", "{#", "{{ tool ", "'", '{{ "\\', "<", "{%'tools'%}"]
+)
 def test_a_strange_template_takes_no_long_look(piece: str) -> None:
     template = piece * (MAX_TEMPLATE_CHARS // len(piece) + 1)
 
@@ -185,7 +212,9 @@ def test_a_strange_template_takes_no_long_look(piece: str) -> None:
 
 
 def test_a_hostile_template_is_looked_at_in_a_moment() -> None:
-    """A string that never ends, of escaped quotes alone: each of them could be the beginning of another."""
+    """A string that never ends, of escaped quotes alone: each of them could be the beginning of
+    another.
+    """
     began_s = time.process_time()
     assert not reads_tools("{{ '" + r"\'" * (MAX_TEMPLATE_CHARS // 2))
     assert time.process_time() - began_s < 5

@@ -1,7 +1,7 @@
 """Settings of users of djl-serving: each class starts, or stops with a line that names the remedy.
 
-The classes are those of several hundred public configurations; the rows are written for these tests. Each is resolved
-on a machine with eight GPUs and vLLM, and on one with neither.
+The classes are those of several hundred public configurations; the rows are written for these
+tests. Each is resolved on a machine with eight GPUs and vLLM, and on one with neither.
 """
 
 from __future__ import annotations
@@ -60,10 +60,18 @@ CASES = {
             "OPTION_ENTRYPOINT": "djl_python.lmi_vllm.vllm_async_service",
         }
     ),
-    "dynamic batch": Case(text="option.rolling_batch=disable\nbatch_size=8\nmax_batch_delay=50", is_dynamic=True),
-    "several workers": Case(text="minWorkers=1\nmaxWorkers=1\njob_queue_size=500\nmax_idle_time=600"),
+    "dynamic batch": Case(
+        text="option.rolling_batch=disable\nbatch_size=8\nmax_batch_delay=50", is_dynamic=True
+    ),
+    "several workers": Case(
+        text="minWorkers=1\nmaxWorkers=1\njob_queue_size=500\nmax_idle_time=600"
+    ),
     "time limits of the images": Case(
-        environ={"PREDICT_TIMEOUT": "3600", "MODEL_LOADING_TIMEOUT": "1800", "SERVING_JOB_QUEUE_SIZE": "100"}
+        environ={
+            "PREDICT_TIMEOUT": "3600",
+            "MODEL_LOADING_TIMEOUT": "1800",
+            "SERVING_JOB_QUEUE_SIZE": "100",
+        }
     ),
     "no retries": Case(environ={"SERVING_RETRY_THRESHOLD": "0", "SERVING_FAIL_FAST": "true"}),
     "no retries in the file": Case(text="retry_threshold=0"),
@@ -81,17 +89,27 @@ CASES = {
     "Neuron's keys beside others": Case(text="option.n_positions=4096\noption.batch_size=4"),
     "attention by pages": Case(text="option.paged_attention=true\noption.device_map=auto"),
     # They are served under the given name.
-    "the name of a start string": Case(environ={"SERVING_LOAD_MODELS": "test::MPI=/nowhere/model"}, name="test"),
+    "the name of a start string": Case(
+        environ={"SERVING_LOAD_MODELS": "test::MPI=/nowhere/model"}, name="test"
+    ),
     "a served name": Case(text="option.served_model_name=llama-3", name="llama-3"),
     "several served names": Case(text="option.served_model_name=org/llama llama", name="org/llama"),
     # Forms of answers.
-    "tools of Llama": Case(text="option.enable_auto_tool_choice=true\noption.tool_call_parser=llama3_json"),
-    "thoughts of DeepSeek": Case(text="option.enable_reasoning=true\noption.reasoning_parser=deepseek_r1"),
-    "thoughts and tools of Qwen": Case(text="option.reasoning_parser=qwen3\noption.tool_call_parser=qwen"),
+    "tools of Llama": Case(
+        text="option.enable_auto_tool_choice=true\noption.tool_call_parser=llama3_json"
+    ),
+    "thoughts of DeepSeek": Case(
+        text="option.enable_reasoning=true\noption.reasoning_parser=deepseek_r1"
+    ),
+    "thoughts and tools of Qwen": Case(
+        text="option.reasoning_parser=qwen3\noption.tool_call_parser=qwen"
+    ),
     "tools of Mistral": Case(text="option.tool_call_parser=mistral"),
     "tools of Kimi": Case(text="option.tool_call_parser=kimi_k2"),
     "tools of Qwen's coder": Case(text="option.tool_call_parser=qwen3_coder"),
-    "tools of Step": Case(text="option.tool_call_parser=step3p5", warned=("this form stays plain text",)),
+    "tools of Step": Case(
+        text="option.tool_call_parser=step3p5", warned=("this form stays plain text",)
+    ),
     # They start with a warning of what differs.
     "lmi-dist over GPUs": Case(
         text="option.rolling_batch=lmi-dist\noption.tensor_parallel_degree=4",
@@ -112,7 +130,10 @@ CASES = {
     "adapters": Case(text="option.enable_lora=true\noption.max_loras=4\noption.max_lora_rank=64"),
     "scaled adapters, which vLLM has no more": Case(
         text="option.long_lora_scaling_factors=4.0\noption.lmcache_config_file=lmcache.yaml",
-        warned=("vllm does not use it, an adapter's own", "vllm does not use it, option.env=LMCACHE_CONFIG_FILE="),
+        warned=(
+            "vllm does not use it, an adapter's own",
+            "vllm does not use it, option.env=LMCACHE_CONFIG_FILE=",
+        ),
         warned_on_cpu=(f"{USES_NOT}, an adapter's own", USES_NOT),
     ),
     "the usual folder of adapters": Case(text="option.adapters=adapters/"),
@@ -148,14 +169,18 @@ CASES = {
     ),
     "text to text": Case(environ={"HF_TASK": "text2text-generation"}),
     "a slip of the pen": Case(
-        environ={"OPTION_ROLLING_BACK": "auto"}, warned=("the closest known key is option.rolling_batch",)
+        environ={"OPTION_ROLLING_BACK": "auto"},
+        warned=("the closest known key is option.rolling_batch",),
     ),
     "a key of requests": Case(text="option.max_new_tokens=256", warned=("among its parameters",)),
     "an entry point of Neuron": Case(
-        text="option.entryPoint=djl_python.transformers-neuronx", warned=("Neuron devices are not served here",)
+        text="option.entryPoint=djl_python.transformers-neuronx",
+        warned=("Neuron devices are not served here",),
     ),
     "several models": Case(
-        environ={"SERVING_LOAD_MODELS": "a=/nowhere/a,b=/nowhere/b"}, name="a", warned=("one model is served",)
+        environ={"SERVING_LOAD_MODELS": "a=/nowhere/a,b=/nowhere/b"},
+        name="a",
+        warned=("one model is served",),
     ),
     # They stop with what to write instead.
     "another task": Case(
@@ -163,26 +188,41 @@ CASES = {
         refused="option.task='fill-mask' (HF_TASK): allowed is auto, text-generation,",
     ),
     "another task in the file": Case(
-        text="option.task=text-classification", refused="engines here generate text or give embeddings"
+        text="option.task=text-classification",
+        refused="engines here generate text or give embeddings",
     ),
     "TensorRT-LLM": Case(
         text="engine=MPI\noption.rolling_batch=trtllm\noption.tensor_parallel_degree=4",
         refused="(trtllm: the library tensorrt_llm is not installed)",
     ),
-    "DeepSpeed": Case(text="engine=DeepSpeed", refused="what runs the model is option.rolling_batch (auto, vllm,"),
+    "DeepSpeed": Case(
+        text="engine=DeepSpeed", refused="what runs the model is option.rolling_batch (auto, vllm,"
+    ),
     "FasterTransformer": Case(
-        text="engine=FasterTransformer", refused="what runs the model is option.rolling_batch (auto, vllm,"
+        text="engine=FasterTransformer",
+        refused="what runs the model is option.rolling_batch (auto, vllm,",
     ),
     "DeepSpeed in a start string": Case(
         environ={"SERVING_LOAD_MODELS": "test::DeepSpeed=/opt/ml/model"},
         refused="what runs the model is option.rolling_batch (auto, vllm,",
     ),
-    "DeepSpeed's rolling batch": Case(text="option.rolling_batch=deepspeed", refused="auto chooses lmi-dist or vllm ("),
-    "Neuron's rolling batch": Case(text="option.rolling_batch=neuronx", refused="auto chooses lmi-dist or vllm ("),
-    "images": Case(text="option.entryPoint=djl_python.stable-diffusion", refused="images are not made here"),
+    "DeepSpeed's rolling batch": Case(
+        text="option.rolling_batch=deepspeed", refused="auto chooses lmi-dist or vllm ("
+    ),
+    "Neuron's rolling batch": Case(
+        text="option.rolling_batch=neuronx", refused="auto chooses lmi-dist or vllm ("
+    ),
+    "images": Case(
+        text="option.entryPoint=djl_python.stable-diffusion", refused="images are not made here"
+    ),
     "AWQ on lmi-dist": Case(
         text="option.rolling_batch=lmi-dist\noption.quantize=awq",
-        warned=("option.quantize=awq (serving.properties:2): lmi-dist quantises by int8 alone, so the engine is vllm",),
+        warned=(
+            (
+                "option.quantize=awq (serving.properties:2): lmi-dist quantises by int8 alone, so the "  # noqa: E501
+                "engine is vllm"
+            ),
+        ),
         refused_on_cpu="more with option.rolling_batch=vllm",
     ),
     "GPTQ on lmi-dist, in TGI's words": Case(
@@ -190,7 +230,9 @@ CASES = {
         warned=("lmi-dist quantises by int8 alone, so the engine is vllm",),
         refused_on_cpu="more with option.rolling_batch=vllm",
     ),
-    "int8 on lmi-dist": Case(text="option.rolling_batch=lmi-dist\noption.quantize=int8", gpus="lmi-dist"),
+    "int8 on lmi-dist": Case(
+        text="option.rolling_batch=lmi-dist\noption.quantize=int8", gpus="lmi-dist"
+    ),
     "vLLM where it is not": Case(
         text="option.rolling_batch=vllm", refused_on_cpu="(vllm: the library vllm is not installed)"
     ),
@@ -198,7 +240,9 @@ CASES = {
 
 
 def settle(case: Case, folder: Path, machine: Machine) -> Resolved:
-    return resolve(parse(case.text), case.environ, {}, folder=folder, cwd=folder.parent, machine=machine)
+    return resolve(
+        parse(case.text), case.environ, {}, folder=folder, cwd=folder.parent, machine=machine
+    )
 
 
 def check(case: Case, resolved: Resolved, engine: str, warned: tuple[str, ...]) -> None:

@@ -1,4 +1,6 @@
-"""The defaults of a model's generation_config.json and of its operator: which of them count, and what is told."""
+"""The defaults of a model's generation_config.json and of its operator: which of them count, and
+what is told.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,14 @@ from tests.settings.settling import faults, settle
 from tests.settings.test_secure_mode import PICKLES, refusal, secured
 
 FILE = "generation_config.json"
-QWEN = {"do_sample": True, "temperature": 0.6, "top_p": 0.95, "top_k": 20, "eos_token_id": [1, 2], "min_p": None}
+QWEN = {
+    "do_sample": True,
+    "temperature": 0.6,
+    "top_p": 0.95,
+    "top_k": 20,
+    "eos_token_id": [1, 2],
+    "min_p": None,
+}
 KEPT = GenerationDefaults(temperature=0.6, top_p=0.95, top_k=20, source=FILE)
 
 
@@ -65,7 +74,9 @@ def test_a_model_without_the_file_has_no_defaults_and_nothing_is_told(folder: Pa
 
 
 @pytest.mark.parametrize("word", ["vllm", "lmi", "LMI"])
-def test_the_file_does_not_count_where_the_defaults_of_the_apis_are_asked_for(folder: Path, word: str) -> None:
+def test_the_file_does_not_count_where_the_defaults_of_the_apis_are_asked_for(
+    folder: Path, word: str
+) -> None:
     write(folder, QWEN)
     assert defaults(folder, f"option.generation_config={word}") == GenerationDefaults()
     write(folder, b"{")
@@ -85,7 +96,8 @@ def test_another_folder_or_its_file_counts_in_place_of_the_models(folder: Path, 
 def test_a_path_without_a_file_that_can_be_read_ends_the_start(folder: Path) -> None:
     [line] = faults(folder, "option.generation_config=nowhere")
     assert line.startswith(
-        "option.generation_config='nowhere' (serving.properties:1): allowed is auto, vllm, lmi, or a"
+        "option.generation_config='nowhere' (serving.properties:1): allowed is auto, vllm, lmi, or "
+        "a"
     )
     assert line.endswith("nowhere is no file)")
     write(folder, b"{")
@@ -97,13 +109,19 @@ def test_single_values_replace_those_of_the_file_and_null_replaces_nothing(folde
     write(folder, QWEN)
     text = 'option.override_generation_config={"temperature": 0.1, "min_p": 0.05, "top_k": null}'
     assert defaults(folder, text) == GenerationDefaults(
-        temperature=0.1, top_p=0.95, top_k=20, min_p=0.05, source=f"{FILE}, option.override_generation_config"
+        temperature=0.1,
+        top_p=0.95,
+        top_k=20,
+        min_p=0.05,
+        source=f"{FILE}, option.override_generation_config",
     )
     alone = defaults(folder, f"{text}\noption.generation_config=vllm")
     assert alone.values == {"temperature": 0.1, "min_p": 0.05}
 
 
-def test_a_number_of_tokens_bounds_every_request_where_the_operator_has_written_it(folder: Path) -> None:
+def test_a_number_of_tokens_bounds_every_request_where_the_operator_has_written_it(
+    folder: Path,
+) -> None:
     write(folder, {"max_new_tokens": 7})
     of_maker = defaults(folder)
     assert (of_maker.max_new_tokens, of_maker.server_max_new_tokens) == (7, None)
@@ -125,9 +143,13 @@ def test_a_number_of_tokens_bounds_every_request_where_the_operator_has_written_
         ('{"a": ' + "[" * 5000, "a JSON object"),
     ],
 )
-def test_a_value_of_the_operator_that_no_request_may_have_ends_the_start(folder: Path, text: str, allowed: str) -> None:
+def test_a_value_of_the_operator_that_no_request_may_have_ends_the_start(
+    folder: Path, text: str, allowed: str
+) -> None:
     [line] = faults(folder, f"option.override_generation_config={text}")
-    assert line.startswith("option.override_generation_config='") and f": allowed is {allowed}" in line
+    assert (
+        line.startswith("option.override_generation_config='") and f": allowed is {allowed}" in line
+    )
 
 
 def test_a_name_that_is_no_parameter_of_a_request_is_told_and_has_no_effect(folder: Path) -> None:
@@ -135,7 +157,8 @@ def test_a_name_that_is_no_parameter_of_a_request_is_told_and_has_no_effect(fold
     assert resolved.config.model.generation_defaults.values == {"top_k": 3}
     [warning] = resolved.warnings
     assert warning.startswith(
-        "option.override_generation_config (serving.properties:1): 'temprature': no effect, only temperature, top_p"
+        "option.override_generation_config (serving.properties:1): 'temprature': no effect, only "
+        "temperature, top_p"
     )
 
 
@@ -165,15 +188,29 @@ def test_a_bad_value_of_the_models_file_is_told_and_left_out_and_the_others_coun
         key: known for key, known in {"temperature": 0.6, "top_p": 0.5}.items() if key != name
     }
     [warning] = resolved.warnings
-    assert f"{FILE}: {name} must be " in warning and ", so it does not count" in warning and len(warning) < 400
+    assert (
+        f"{FILE}: {name} must be " in warning
+        and ", so it does not count" in warning
+        and len(warning) < 400
+    )
 
 
 @pytest.mark.parametrize(
     "written",
-    [b"", b"{", b"[1]", b"\xff", b'{"temperature": NaN}', b"1" + b"0" * 400, b" " * (MAX_FILE_BYTES + 1) + b"{}"],
+    [
+        b"",
+        b"{",
+        b"[1]",
+        b"\xff",
+        b'{"temperature": NaN}',
+        b"1" + b"0" * 400,
+        b" " * (MAX_FILE_BYTES + 1) + b"{}",
+    ],
     ids=["empty", "cut", "list", "no UTF-8", "NaN", "huge number", "too large"],
 )
-def test_a_file_that_cannot_be_read_is_told_and_the_model_has_no_defaults(folder: Path, written: bytes) -> None:
+def test_a_file_that_cannot_be_read_is_told_and_the_model_has_no_defaults(
+    folder: Path, written: bytes
+) -> None:
     write(folder, written)
     resolved = settle(folder)
     assert resolved.config.model.generation_defaults == GenerationDefaults()
@@ -188,7 +225,26 @@ def test_a_pipe_in_the_place_of_the_file_is_not_opened(folder: Path) -> None:
 
 
 def test_a_default_may_have_every_value_that_a_request_may_and_no_other() -> None:
-    values = [-3, -2, -1, 0, 0.005, 0.01, 0.5, 1, 1.5, 2, 2.5, 100, 100.5, True, "1", [], {}, float("nan")]
+    values = [
+        -3,
+        -2,
+        -1,
+        0,
+        0.005,
+        0.01,
+        0.5,
+        1,
+        1.5,
+        2,
+        2.5,
+        100,
+        100.5,
+        True,
+        "1",
+        [],
+        {},
+        float("nan"),
+    ]
     for name, fault in FAULTS.items():
         for value in values:
             try:
@@ -203,6 +259,11 @@ def test_secure_mode_takes_the_words_and_refuses_a_folder_elsewhere(folder: Path
     other = folder.parent / "lmi"  # a word is no path, although there is a folder of its name
     other.mkdir()
     write(other, QWEN)
-    assert secured(folder, PICKLES, "option.generation_config=lmi").config.model.generation_defaults.values == {}
+    assert (
+        secured(
+            folder, PICKLES, "option.generation_config=lmi"
+        ).config.model.generation_defaults.values
+        == {}
+    )
     [line] = refusal(folder, PICKLES, f"option.generation_config={other}")
     assert "is outside of the model's folder" in line

@@ -1,4 +1,6 @@
-"""Engines of other packages: how they announce themselves, and which of their records settings read."""
+"""Engines of other packages: how they announce themselves, and which of their records settings
+read.
+"""
 
 from __future__ import annotations
 
@@ -37,11 +39,15 @@ HANDLER = Handler(
 
 
 @pytest.fixture
-def announce(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Path:
+def announce(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Path:
     """A package `fox_engine`; the fixture is the file of its entry points."""
     site = tmp_path / "site"
     (site / "fox-1.dist-info").mkdir(parents=True)
-    (site / "fox-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: fox\nVersion: 1\n")
+    (site / "fox-1.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: fox\nVersion: 1\n"
+    )
     (site / "fox_engine").mkdir()
     (site / "fox_engine" / "__init__.py").write_text("")
     (site / "fox_engine" / "about.py").write_text(RECORD)
@@ -65,44 +71,69 @@ def test_a_function_is_an_engine_with_the_defaults_of_a_record_and_is_not_import
     announce.write_text("[lmi.handlers]\nfox = fox_engine.run:load\n")
     assert announced()["fox"] == Handler(load="fox_engine.run:load")
     resolved = settle(folder, "option.tail=3")
-    assert (resolved.config.engine.handler, resolved.config.engine.options) == ("fox", {"tail": "3"})
+    assert (resolved.config.engine.handler, resolved.config.engine.options) == (
+        "fox",
+        {"tail": "3"},
+    )
     assert "fox_engine" not in sys.modules
     assert load_function("fox", announced()["fox"].load) is print
 
 
 def test_a_record_says_what_settings_ask(folder: Path, announce: Path) -> None:
     announce.write_text("[lmi.handlers]\nfox = fox_engine.about:HANDLER\n")
-    resolved = settle(folder, "option.dtype=bf16\noption.tail=3\noption.trust_remote_code=true\noption.strict=true")
+    resolved = settle(
+        folder,
+        "option.dtype=bf16\noption.tail=3\noption.trust_remote_code=true\noption.strict=true",
+    )
     assert (resolved.warnings, resolved.config.engine.options) == ((), {"tail": "3"})
     assert resolved.config.engine.max_num_sequences == 7
-    defaults = SamplingDefaults(with_do_sample=SamplingValues(1.0, 5, 0.85), without=SamplingValues(0.8, 0, 0.0))
+    defaults = SamplingDefaults(
+        with_do_sample=SamplingValues(1.0, 5, 0.85), without=SamplingValues(0.8, 0, 0.0)
+    )
     assert resolved.config.model.sampling_defaults == defaults
     assert decode(encode(resolved.config), type=Config) == resolved.config
-    assert settle(folder, "option.dtype=bf16\noption.tensor_parallel_degree=max").config.engine.handler == "fox"
+    assert (
+        settle(folder, "option.dtype=bf16\noption.tensor_parallel_degree=max").config.engine.handler
+        == "fox"
+    )
     assert "fox_engine.run" not in sys.modules
     assert load_function("fox", announced()["fox"].load) is print
 
 
-def test_a_value_that_an_engine_refuses_by_its_default_is_a_fault_too(folder: Path, announce: Path) -> None:
+def test_a_value_that_an_engine_refuses_by_its_default_is_a_fault_too(
+    folder: Path, announce: Path
+) -> None:
     announce.write_text("[lmi.handlers]\nfox = fox_engine.about:HANDLER\n")
-    with pytest.raises(BadConfiguration, match=r"^option\.dtype='fp16' \(serving\.properties:2\): allowed is bf16"):
+    with pytest.raises(
+        BadConfiguration, match=r"^option\.dtype='fp16' \(serving\.properties:2\): allowed is bf16"
+    ):
         settle(folder, "option.dtype=fp16")
-    with pytest.raises(BadConfiguration, match=r"^option\.dtype=auto \(not given\): allowed is bf16 on fox$"):
+    with pytest.raises(
+        BadConfiguration, match=r"^option\.dtype=auto \(not given\): allowed is bf16 on fox$"
+    ):
         settle(folder, "")
 
 
-def test_a_record_that_cannot_be_imported_stops_only_those_who_ask_for_its_engine(folder: Path, announce: Path) -> None:
+def test_a_record_that_cannot_be_imported_stops_only_those_who_ask_for_its_engine(
+    folder: Path, announce: Path
+) -> None:
     announce.write_text("[lmi.handlers]\nfox = a_library_that_nobody_has:HANDLER\n")
-    assert resolve(parse(""), {}, {}, folder=folder, machine=CPU).config.engine.handler == "lmi-dist"
+    assert (
+        resolve(parse(""), {}, {}, folder=folder, machine=CPU).config.engine.handler == "lmi-dist"
+    )
     assert settle(folder, "").config.engine.handler == "fox"
-    with pytest.raises(BadConfiguration, match="engine fox cannot be used here, a library is missing: .*nobody_has"):
+    with pytest.raises(
+        BadConfiguration, match="engine fox cannot be used here, a library is missing: .*nobody_has"
+    ):
         load_function("fox", announced()["fox"].load)
 
 
 def test_a_record_that_raises_stops_nobody_else(folder: Path, announce: Path) -> None:
     announce.write_text("[lmi.handlers]\nfox = fox_engine.about:HANDLER\n")
     (announce.parents[1] / "fox_engine" / "about.py").write_text("def HANDLER(")
-    assert resolve(parse(""), {}, {}, folder=folder, machine=CPU).config.engine.handler == "lmi-dist"
+    assert (
+        resolve(parse(""), {}, {}, folder=folder, machine=CPU).config.engine.handler == "lmi-dist"
+    )
     with pytest.raises(SyntaxError):
         load_function("fox", announced()["fox"].load)
 
@@ -110,7 +141,9 @@ def test_a_record_that_raises_stops_nobody_else(folder: Path, announce: Path) ->
 def test_something_else_under_the_name_of_a_record_is_refused(announce: Path) -> None:
     announce.write_text("[lmi.handlers]\nfox = fox_engine.about:HANDLER\n")
     (announce.parents[1] / "fox_engine" / "about.py").write_text("HANDLER = print")
-    with pytest.raises(BadConfiguration, match="entry point fox: fox_engine.about:HANDLER is not a Handler"):
+    with pytest.raises(
+        BadConfiguration, match="entry point fox: fox_engine.about:HANDLER is not a Handler"
+    ):
         announced()
 
 
@@ -137,10 +170,13 @@ def fox_with_meanings(announce: Path) -> None:
 @pytest.mark.usefixtures("fox_with_meanings")
 def test_an_option_that_means_another_is_read_as_that_one_and_checked_as_it(folder: Path) -> None:
     resolved = settle(folder, "option.reach=4k\noption.strict=true")
-    assert (resolved.config.engine.max_sequence_length, resolved.config.engine.options) == (4000, {})
-    assert next(row for row in resolved.settings if row.option == "option.max_model_len").source == (
-        "serving.properties:2"
+    assert (resolved.config.engine.max_sequence_length, resolved.config.engine.options) == (
+        4000,
+        {},
     )
+    assert next(
+        row for row in resolved.settings if row.option == "option.max_model_len"
+    ).source == ("serving.properties:2")
     with pytest.raises(BadConfiguration, match="option.reach='far' .*: allowed is a whole number"):
         settle(folder, "option.reach=far")
     with pytest.raises(BadConfiguration, match="these mean the same option, allowed is one value"):

@@ -30,7 +30,11 @@ def config(tmp_path: Path) -> Config:
     (tmp_path / "config.json").write_text(json.dumps(FACTS))
     with open(tmp_path / "model.safetensors", "wb") as file:
         file.truncate(WEIGHTS)
-    return Config(server=ServerConfig(), model=ModelConfig(path=str(tmp_path), name="m"), engine=EngineConfig())
+    return Config(
+        server=ServerConfig(),
+        model=ModelConfig(path=str(tmp_path), name="m"),
+        engine=EngineConfig(),
+    )
 
 
 def need(config: Config, **engine: object) -> int:
@@ -43,7 +47,9 @@ def test_it_is_what_the_option_says(config: Config) -> None:
         assert need(told, num_engines=3) == said * MB
 
 
-def test_it_is_the_widened_weights_the_cache_and_the_process_for_each_replica(config: Config) -> None:
+def test_it_is_the_widened_weights_the_cache_and_the_process_for_each_replica(
+    config: Config,
+) -> None:
     in_float32 = int(1.2 * WEIGHTS * 2) + 100 * TOKEN * 4 + PROCESS_BYTES
     assert need(config, max_kv_cache_tokens=100) == in_float32
     assert need(config, max_kv_cache_tokens=100, num_engines=2) == 2 * in_float32
@@ -55,7 +61,10 @@ def test_the_embedded_engine_keeps_bfloat16_weights_and_a_float32_cache(config: 
     if variant_here() not in built_variants():
         pytest.skip("the native kernels are not built for this CPU")
     cache, weights = 100 * TOKEN * 4, int(1.2 * WEIGHTS)
-    sizes = {dtype: need(config, handler="lmi-dist", max_kv_cache_tokens=100, dtype=dtype) for dtype in DTYPES}
+    sizes = {
+        dtype: need(config, handler="lmi-dist", max_kv_cache_tokens=100, dtype=dtype)
+        for dtype in DTYPES
+    }
     narrow, wide = weights + cache + PROCESS_BYTES, 2 * weights + cache + PROCESS_BYTES
     assert sizes == {"auto": narrow, "bf16": narrow, "fp16": wide, "fp32": wide}
     assert need(config, handler="lmi-dist", max_kv_cache_tokens=100, quantize="int8") == narrow

@@ -31,16 +31,28 @@ def test_a_model_may_have_further_names(folder: Path) -> None:
         assert resolved.config.model.aliases == ("ensemble", "vllm_model")
         assert decode(encode(resolved.config), type=Config) == resolved.config
         assert (
-            next(row.value for row in resolved.settings if row.option == "option.model_alias") == "ensemble;vllm_model"
+            next(row.value for row in resolved.settings if row.option == "option.model_alias")
+            == "ensemble;vllm_model"
         )
 
 
-@pytest.mark.parametrize("text", ["org/chat-7b, chat", "org/chat-7b chat", '["org/chat-7b", "chat"]'])
-def test_the_first_served_name_is_the_models_and_the_others_answer_too(folder: Path, text: str) -> None:
-    model = settle(folder, f"option.rolling_batch=lmi-dist\noption.served_model_name={text}").config.model
+@pytest.mark.parametrize(
+    "text", ["org/chat-7b, chat", "org/chat-7b chat", '["org/chat-7b", "chat"]']
+)
+def test_the_first_served_name_is_the_models_and_the_others_answer_too(
+    folder: Path, text: str
+) -> None:
+    model = settle(
+        folder, f"option.rolling_batch=lmi-dist\noption.served_model_name={text}"
+    ).config.model
     assert (model.name, model.aliases) == ("org/chat-7b", ("chat",))
-    named = settle(folder, f"option.model_name=ours\noption.model_alias=more\noption.served_model_name={text}")
-    assert (named.config.model.name, named.config.model.aliases) == ("ours", ("more", "org/chat-7b", "chat"))
+    named = settle(
+        folder, f"option.model_name=ours\noption.model_alias=more\noption.served_model_name={text}"
+    )
+    assert (named.config.model.name, named.config.model.aliases) == (
+        "ours",
+        ("more", "org/chat-7b", "chat"),
+    )
     assert named.warnings == ()
     assert source_of(named, "option.model_name") == "serving.properties:1"
 
@@ -57,7 +69,10 @@ def test_load_models_gives_the_folder_and_the_name(folder: Path, url: str) -> No
 
 
 def test_the_name_of_load_models_stays_where_another_option_names_the_model(folder: Path) -> None:
-    environ = {"SERVING_LOAD_MODELS": f"test::MPI={folder.parent}/nowhere", "HF_MODEL_ID": str(folder)}
+    environ = {
+        "SERVING_LOAD_MODELS": f"test::MPI={folder.parent}/nowhere",
+        "HF_MODEL_ID": str(folder),
+    }
     resolved = resolve_folder(None, environ, {}, folder.parent)
     assert (resolved.config.model.path, resolved.config.model.name) == (str(folder), "test")
     del environ["HF_MODEL_ID"]
@@ -77,11 +92,16 @@ def test_models_of_load_models_that_are_not_served_are_told(folder: Path, tmp_pa
     both = {"SERVING_LOAD_MODELS": f"a={folder},b={other}"}
     resolved = resolve_folder(None, both, {}, tmp_path)
     assert (resolved.config.model.name, resolved.config.model.path) == ("a", str(folder))
-    assert resolved.warnings == (f"load_models (SERVING_LOAD_MODELS): one model is served, so 'b::={other}' is not",)
+    assert resolved.warnings == (
+        f"load_models (SERVING_LOAD_MODELS): one model is served, so 'b::={other}' is not",
+    )
     elsewhere = resolve_folder(str(other), {"SERVING_LOAD_MODELS": f"a={folder}"}, {}, tmp_path)
     assert elsewhere.config.model.name == "other"
     (warning,) = elsewhere.warnings
-    assert warning == f"load_models (SERVING_LOAD_MODELS): the model in {other} is served and this is not"
+    assert (
+        warning
+        == f"load_models (SERVING_LOAD_MODELS): the model in {other} is served and this is not"
+    )
 
 
 @pytest.mark.parametrize("text", ["ALL", "NONE"])
@@ -101,7 +121,9 @@ def test_a_malformed_load_models_is_refused(folder: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("model_id", ["/some/folder", "./missing", "gs://bucket/m"])
-def test_a_model_that_is_neither_a_folder_nor_a_remote_source_is_refused_by_name(folder: Path, model_id: str) -> None:
+def test_a_model_that_is_neither_a_folder_nor_a_remote_source_is_refused_by_name(
+    folder: Path, model_id: str
+) -> None:
     for text, environ in ((f"option.model_id={model_id}", {}), ("", {"HF_MODEL_ID": model_id})):
         with pytest.raises(ModelUnusable, match=model_id) as caught:
             settle(folder, text, environ)

@@ -16,7 +16,9 @@ def test_folders_without_a_model_are_refused_with_what_they_hold(tmp_path: Path)
     with pytest.raises(ModelUnusable, match="is empty"):
         settle(tmp_path)
     (tmp_path / "weights.bin").write_text("")
-    with pytest.raises(ModelUnusable, match=r"holds weights\.bin; a model's folder has a config\.json"):
+    with pytest.raises(
+        ModelUnusable, match=r"holds weights\.bin; a model's folder has a config\.json"
+    ):
         settle(tmp_path)
     with pytest.raises(ModelUnusable, match="does not exist"):
         resolve_folder(str(tmp_path / "nowhere"), {}, {}, tmp_path)
@@ -26,23 +28,31 @@ def test_folders_without_a_model_are_refused_with_what_they_hold(tmp_path: Path)
         resolve_folder("https://host/m", {}, {}, tmp_path)
 
 
-@pytest.mark.parametrize(("asked", "meant"), [("demos", "demo"), ("models/qwen", ""), ("qwen4", "qwen3"), ("x", "")])
+@pytest.mark.parametrize(
+    ("asked", "meant"), [("demos", "demo"), ("models/qwen", ""), ("qwen4", "qwen3"), ("x", "")]
+)
 def test_a_folder_that_is_not_there_is_asked_about_if_its_name_is_nearly_one_that_is(
     tmp_path: Path, asked: str, meant: str
 ) -> None:
     (tmp_path / "qwen3").mkdir()
     with pytest.raises(ModelUnusable) as refusal:
         find_folder(asked, tmp_path)
-    assert str(refusal.value) == f"{asked}: does not exist" + (f"; did you mean {meant}?" if meant else "")
+    assert str(refusal.value) == f"{asked}: does not exist" + (
+        f"; did you mean {meant}?" if meant else ""
+    )
 
 
 def test_gguf_is_named_as_not_read_as_a_folder_a_file_and_an_id(tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "fox.Q4_K_M.gguf").write_text("")
-    with pytest.raises(ModelUnusable, match=r"fox\.Q4_K_M\.gguf \(GGUF is not read\); a model's folder has"):
+    with pytest.raises(
+        ModelUnusable, match=r"fox\.Q4_K_M\.gguf \(GGUF is not read\); a model's folder has"
+    ):
         settle(tmp_path / "models")
     (tmp_path / "models" / "config.json").write_text("{}")
-    with pytest.raises(ModelUnusable, match=r"fox\.Q4_K_M\.gguf \(GGUF is not read\); no weights are there"):
+    with pytest.raises(
+        ModelUnusable, match=r"fox\.Q4_K_M\.gguf \(GGUF is not read\); no weights are there"
+    ):
         settle(tmp_path / "models")
     for asked in ("models/fox.Q4_K_M.gguf", "models/nothing.gguf"):
         with pytest.raises(ModelUnusable, match=f"^{asked}: GGUF is not read$"):
@@ -51,7 +61,9 @@ def test_gguf_is_named_as_not_read_as_a_folder_a_file_and_an_id(tmp_path: Path) 
             resolve_folder(None, {"OPTION_MODEL_ID": asked}, {}, tmp_path)
 
 
-def test_the_folder_is_the_one_asked_for_else_the_platforms_else_the_current_else_none(tmp_path: Path) -> None:
+def test_the_folder_is_the_one_asked_for_else_the_platforms_else_the_current_else_none(
+    tmp_path: Path,
+) -> None:
     platform, current = tmp_path / "platform", tmp_path / "current"
     current.mkdir()
     assert find_folder(None, current, platform) is None
@@ -86,7 +98,12 @@ def test_demo_as_the_folder_is_the_demo_where_no_folder_has_that_name(tmp_path: 
 
 @pytest.mark.parametrize(
     ("text", "name"),
-    [("Llama-3.1_8B", "Llama-3.1_8B"), ("my model (v2)", "my_model__v2_"), ("…", "model"), ("..", "model")],
+    [
+        ("Llama-3.1_8B", "Llama-3.1_8B"),
+        ("my model (v2)", "my_model__v2_"),
+        ("…", "model"),
+        ("..", "model"),
+    ],
 )
 def test_a_folders_name_becomes_a_safe_model_name(text: str, name: str) -> None:
     assert model_name(text) == name

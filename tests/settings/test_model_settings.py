@@ -46,16 +46,25 @@ def settle(
     return resolve_model("chat", str(model), server, environ or {})
 
 
-def test_the_model_has_the_name_that_it_was_loaded_under_and_the_server_its_own_settings(store: Path) -> None:
-    text = "option.model_name=other\noption.model_alias=more\nport=9\nlog_level=ERROR\nbatch_transform=true"
+def test_the_model_has_the_name_that_it_was_loaded_under_and_the_server_its_own_settings(
+    store: Path,
+) -> None:
+    text = "option.model_name=other\noption.model_alias=more\nport=9\nlog_level=ERROR\nbatch_transform=true"  # noqa: E501
     resolved = settle(store, text)
     assert (resolved.config.model.name, resolved.config.model.aliases) == ("chat", ())
-    assert (resolved.config.server.frontend_workers, resolved.config.server.log_level) == (7, "DEBUG")
+    assert (resolved.config.server.frontend_workers, resolved.config.server.log_level) == (
+        7,
+        "DEBUG",
+    )
     [note] = [note for note in resolved.notes if "one of several models" in note]
-    assert "option.model_name, option.model_alias, port, log_level, batch_transform: no effect" in note
+    assert (
+        "option.model_name, option.model_alias, port, log_level, batch_transform: no effect" in note
+    )
 
 
-def test_each_of_several_models_has_the_defaults_of_its_own_maker_and_the_flags_of_the_server(store: Path) -> None:
+def test_each_of_several_models_has_the_defaults_of_its_own_maker_and_the_flags_of_the_server(
+    store: Path,
+) -> None:
     (store / "h" / "model" / "generation_config.json").write_text('{"temperature": 0.6}')
     assert settle(store).config.model.generation_defaults.values == {"temperature": 0.6}
     flags = {"option.generation_config": "lmi", "option.override_generation_config": '{"top_k": 5}'}
@@ -64,15 +73,21 @@ def test_each_of_several_models_has_the_defaults_of_its_own_maker_and_the_flags_
 
 def test_its_file_counts_and_the_environment_and_the_command_line_too(store: Path) -> None:
     environ = {"OPTION_MAX_MODEL_LEN": "512", "OPTION_DTYPE": "bf16", "RETRY_WINDOW": "1"}
-    config = settle(store, "option.dtype=fp32\nrequired_memory_mb=77", environ, {"retry_threshold": "5"}).config
+    config = settle(
+        store, "option.dtype=fp32\nrequired_memory_mb=77", environ, {"retry_threshold": "5"}
+    ).config
     engine = config.engine
     assert (engine.dtype, engine.max_sequence_length, engine.retry_threshold) == ("fp32", 512, 5)
     assert config.model.required_memory_mb == 77
 
 
-@pytest.mark.parametrize("name", ["HF_MODEL_ID", "OPTION_MODEL_ID", "SERVING_LOAD_MODELS", "OPTION_SERVED_MODEL_NAME"])
+@pytest.mark.parametrize(
+    "name", ["HF_MODEL_ID", "OPTION_MODEL_ID", "SERVING_LOAD_MODELS", "OPTION_SERVED_MODEL_NAME"]
+)
 def test_a_model_that_the_environment_names_is_not_meant(store: Path, name: str) -> None:
-    config = settle(store, "", {name: "/etc", "SAGEMAKER_BIND_TO_PORT": "1", "SAGEMAKER_MULTI_MODEL": "true"}).config
+    config = settle(
+        store, "", {name: "/etc", "SAGEMAKER_BIND_TO_PORT": "1", "SAGEMAKER_MULTI_MODEL": "true"}
+    ).config
     assert (config.model.path, config.model.name) == (str(store / "h" / "model"), "chat")
 
 
@@ -113,7 +128,9 @@ def test_its_file_leads_nowhere_else(store: Path, tmp_path: Path) -> None:
 
 def test_nothing_is_downloaded_for_it(store: Path) -> None:
     for text in ("option.model_id=s3://bucket/model", "option.speculative_draft_model=owner/draft"):
-        with pytest.raises(ModelUnusable, match=f"names {text.partition('=')[2]}: nothing is downloaded"):
+        with pytest.raises(
+            ModelUnusable, match=f"names {text.partition('=')[2]}: nothing is downloaded"
+        ):
             settle(store, text)
 
 
@@ -123,7 +140,11 @@ REFUSED = [
     ("", "deep/weights.PKL", "weights.PKL: refused by DISALLOW_PICKLE_FILES"),
     ("", "chat_template.jinja", "chat_template.jinja: refused by DISALLOW_CHAT_TEMPLATE"),
     ("option.trust_remote_code=true", "", "refused by DISALLOW_TRUST_REMOTE_CODE"),
-    ("secure_mode=false\nsecurity_controls=\noption.env=LD_PRELOAD=x.so", "", "secure mode does not allow this option"),
+    (
+        "secure_mode=false\nsecurity_controls=\noption.env=LD_PRELOAD=x.so",
+        "",
+        "secure mode does not allow this option",
+    ),
     ("option.chat_template=/etc/hostname", "", "is outside of the model's folder"),
 ]
 
@@ -143,13 +164,20 @@ def test_a_harmless_model_is_loaded_under_all_controls(store: Path) -> None:
     assert settle(store, secured=True).warnings == ()
 
 
-def test_what_its_requirements_name_is_in_the_servers_download_dir(store: Path, tmp_path: Path) -> None:
+def test_what_its_requirements_name_is_in_the_servers_download_dir(
+    store: Path, tmp_path: Path
+) -> None:
     (store / "h" / "model" / "model.py").write_text("def handle(inputs): ...")
     (store / "h" / "model" / "requirements.txt").write_text("tomli")
     server = ServerConfig(model_store=str(store), download_dir=str(tmp_path / "downloads"))
-    alone = resolve_folder(str(store / "h" / "model"), {"SERVING_DOWNLOAD_DIR": server.download_dir}, {}).config
+    alone = resolve_folder(
+        str(store / "h" / "model"), {"SERVING_DOWNLOAD_DIR": server.download_dir}, {}
+    ).config
     assert alone.requirements is not None
-    assert resolve_model("chat", str(store / "h" / "model"), server, {}).config.requirements == alone.requirements
+    assert (
+        resolve_model("chat", str(store / "h" / "model"), server, {}).config.requirements
+        == alone.requirements
+    )
 
 
 @pytest.mark.parametrize(
@@ -158,7 +186,10 @@ def test_what_its_requirements_name_is_in_the_servers_download_dir(store: Path, 
         ({}, "SAGEMAKER_SECURITY_CONTROLS is missing"),
         ({"SAGEMAKER_SECURITY_CONTROLS": "DISALLOW_MAGIC"}, "unknown control DISALLOW_MAGIC"),
         (
-            {"SAGEMAKER_SECURITY_CONTROLS": "DISALLOW_PICKLE_FILES", "SAGEMAKER_UNTRUSTED_CHANNELS": "/nowhere"},
+            {
+                "SAGEMAKER_SECURITY_CONTROLS": "DISALLOW_PICKLE_FILES",
+                "SAGEMAKER_UNTRUSTED_CHANNELS": "/nowhere",
+            },
             "/nowhere is not a folder",
         ),
     ],
@@ -172,7 +203,9 @@ def test_a_server_with_several_models_starts_with_known_controls_only(
 
 
 def test_a_bad_option_is_named_with_its_place(store: Path) -> None:
-    with pytest.raises(BadConfiguration, match=r"option.dtype='nonsense' \(.*/serving.properties:2\)"):
+    with pytest.raises(
+        BadConfiguration, match=r"option.dtype='nonsense' \(.*/serving.properties:2\)"
+    ):
         settle(store, "option.dtype=nonsense")
 
 
@@ -183,7 +216,11 @@ def test_a_server_with_several_models_needs_none(tmp_path: Path) -> None:
     server = resolved.config.server
     assert (server.multi_model, server.max_models) == (True, 3)
     assert server.model_flags == {"option.max_model_len": "64"}
-    assert [note for note in resolved.notes if note.startswith("option.dtype") and "its own file" in note]
+    assert [
+        note
+        for note in resolved.notes
+        if note.startswith("option.dtype") and "its own file" in note
+    ]
 
 
 @pytest.mark.parametrize(
@@ -207,7 +244,9 @@ def test_a_model_that_the_start_names_is_not_served_beside_those_that_are_loaded
 @pytest.mark.usefixtures("vllm")
 def test_engines_of_several_models_share_the_safe_range_without_meeting(store: Path) -> None:
     (store / "h" / "model" / "serving.properties").write_text("option.rolling_batch=vllm\n")
-    server = ServerConfig(model_store=str(store), port=8080, safe_port_range=(8080, 8085), gateway_port=8085)
+    server = ServerConfig(
+        model_store=str(store), port=8080, safe_port_range=(8080, 8085), gateway_port=8085
+    )
     taken = {8085}
     for expected in ((8081, 8082), (8083, 8084)):
         config = resolve_model("chat", str(store / "h" / "model"), server, {RANGE: "1-9"}).config

@@ -1,4 +1,6 @@
-"""Models that are elsewhere: which options name them, what is fetched, and what is served once it is here."""
+"""Models that are elsewhere: which options name them, what is fetched, and what is served once it
+is here.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +23,23 @@ def whole_model(folder: Path) -> Path:
 
 
 def wanted(resolved: Resolved) -> list[str]:
-    return [] if resolved.request is None else [source.source for source in resolved.request.sources]
+    return (
+        [] if resolved.request is None else [source.source for source in resolved.request.sources]
+    )
 
 
 def resolve(
-    asked: str | None, cwd: Path, environ: Mapping[str, str] = {}, fetched: dict[str, Path] | None = None
+    asked: str | None,
+    cwd: Path,
+    environ: Mapping[str, str] = {},
+    fetched: dict[str, Path] | None = None,
 ) -> Resolved:
     return resolve_folder(asked, {**ECHO, **environ}, {}, cwd, fetched)
 
 
-@pytest.mark.parametrize("asked", ["owner/small-model", "s3://bucket/models/small-model/", "s3://b/small-model.tar.gz"])
+@pytest.mark.parametrize(
+    "asked", ["owner/small-model", "s3://bucket/models/small-model/", "s3://b/small-model.tar.gz"]
+)
 def test_a_remote_folder_is_fetched_and_then_served_by_its_name(tmp_path: Path, asked: str) -> None:
     before = resolve(asked, tmp_path)
     assert wanted(before) == [asked] and before.config.model.name == "small-model"
@@ -40,7 +49,9 @@ def test_a_remote_folder_is_fetched_and_then_served_by_its_name(tmp_path: Path, 
     assert (after.config.model.name, after.config.model.path) == ("small-model", str(cache))
 
 
-def test_the_serving_properties_of_the_current_folder_do_not_count_for_a_remote_one(tmp_path: Path) -> None:
+def test_the_serving_properties_of_the_current_folder_do_not_count_for_a_remote_one(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "serving.properties").write_text("port=9999\noption.model_id=other/model\n")
     resolved = resolve("owner/name", tmp_path)
     assert wanted(resolved) == ["owner/name"] and resolved.config.server.port == 8080
@@ -50,15 +61,19 @@ def test_options_and_variables_name_remote_models_too(tmp_path: Path) -> None:
     (tmp_path / "serving.properties").write_text("option.model_id=s3://bucket/m\n")
     assert wanted(resolve(str(tmp_path), tmp_path)) == ["s3://bucket/m"]
     (tmp_path / "serving.properties").write_text("")
-    assert wanted(resolve(str(tmp_path), tmp_path, {"HF_MODEL_ID": "model-without-owner"})) == ["model-without-owner"]
-    assert wanted(resolve(None, tmp_path / "cache", {"SERVING_LOAD_MODELS": "m::Python=s3://bucket/m"})) == [
-        "s3://bucket/m"
+    assert wanted(resolve(str(tmp_path), tmp_path, {"HF_MODEL_ID": "model-without-owner"})) == [
+        "model-without-owner"
     ]
+    assert wanted(
+        resolve(None, tmp_path / "cache", {"SERVING_LOAD_MODELS": "m::Python=s3://bucket/m"})
+    ) == ["s3://bucket/m"]
 
 
 def test_only_the_source_that_counts_is_fetched(tmp_path: Path) -> None:
     (tmp_path / "serving.properties").write_text("option.model_id=owner/first\n")
-    assert wanted(resolve(str(tmp_path), tmp_path, {"HF_MODEL_ID": "owner/second"})) == ["owner/first"]
+    assert wanted(resolve(str(tmp_path), tmp_path, {"HF_MODEL_ID": "owner/second"})) == [
+        "owner/first"
+    ]
 
 
 def test_a_draft_model_is_fetched_beside_a_local_model(tmp_path: Path) -> None:
@@ -66,7 +81,9 @@ def test_a_draft_model_is_fetched_beside_a_local_model(tmp_path: Path) -> None:
     (folder / "serving.properties").write_text("option.speculative_draft_model=owner/draft\n")
     assert wanted(resolve(str(folder), tmp_path)) == ["owner/draft"]
     after = resolve(str(folder), tmp_path, fetched={"owner/draft": draft})
-    assert wanted(after) == [] and after.config.engine.options["speculative_draft_model"] == str(draft)
+    assert wanted(after) == [] and after.config.engine.options["speculative_draft_model"] == str(
+        draft
+    )
     assert after.config.model.path == str(folder)
 
 
@@ -97,13 +114,23 @@ def test_an_id_of_the_file_counts_beside_a_whole_model(tmp_path: Path) -> None:
 
 
 def test_two_models_on_the_command_line_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadConfiguration, match="owner/name is to be served and option.model_id is owner/other"):
+    with pytest.raises(
+        BadConfiguration, match="owner/name is to be served and option.model_id is owner/other"
+    ):
         resolve_folder("owner/name", ECHO, {"option.model_id": "owner/other"}, tmp_path)
 
 
 def test_what_the_fetch_process_is_asked_holds_what_it_must_know(tmp_path: Path) -> None:
-    environ = {"HF_REVISION": "abc", "OPTION_ALLOW_PICKLE": "true", "SERVING_DOWNLOAD_DIR": str(tmp_path / "models")}
+    environ = {
+        "HF_REVISION": "abc",
+        "OPTION_ALLOW_PICKLE": "true",
+        "SERVING_DOWNLOAD_DIR": str(tmp_path / "models"),
+    }
     request = resolve("owner/name", tmp_path, environ).request
     assert request is not None
     (source,) = request.sources
-    assert (source.revision, source.allow_pickle, source.download_dir) == ("abc", True, str(tmp_path / "models"))
+    assert (source.revision, source.allow_pickle, source.download_dir) == (
+        "abc",
+        True,
+        str(tmp_path / "models"),
+    )

@@ -1,4 +1,6 @@
-"""Every variable that names a model, of any image: it is followed, or the start ends. None is served by the demo."""
+"""Every variable that names a model, of any image: it is followed, or the start ends. None is
+served by the demo.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,14 +13,32 @@ from lmi.settings.model_choice import MODEL, demo_folder
 from lmi.settings.resolve import Resolved, resolve_folder
 from tests.settings.settling import settle, source_of
 
-FOLLOWED = ("SM_VLLM_MODEL", "SM_SGLANG_MODEL_PATH", "SM_SGLANG_MODEL", "HF_MODEL_ID", "MODEL_ID", "OPTION_MODEL_ID")
+FOLLOWED = (
+    "SM_VLLM_MODEL",
+    "SM_SGLANG_MODEL_PATH",
+    "SM_SGLANG_MODEL",
+    "HF_MODEL_ID",
+    "MODEL_ID",
+    "OPTION_MODEL_ID",
+)
 OF_GGUF = (
     *("SM_LLAMA_CPP_MODEL", "SM_LLAMA_CPP_MODEL_DIR", "SM_LLAMA_CPP_MODEL_URL"),
-    *("SM_LLAMA_CPP_HF_REPO", "SM_LLAMA_CPP_HF_FILE", "SM_LLAMA_CPP_DOCKER_REPO", "SM_LLAMA_CPP_GPT_OSS_20B_DEFAULT"),
+    *(
+        "SM_LLAMA_CPP_HF_REPO",
+        "SM_LLAMA_CPP_HF_FILE",
+        "SM_LLAMA_CPP_DOCKER_REPO",
+        "SM_LLAMA_CPP_GPT_OSS_20B_DEFAULT",
+    ),
 )
 UNREAD = (
     *("SM_VLLM_CONFIG", "SM_SGLANG_CONFIG", "HF_MODEL_DIR", "NIM_MODEL_NAME"),
-    *("LLAMA_ARG_MODEL", "LLAMA_ARG_HF_REPO", "OPTION_MODEL_PATH", "OPTION_MODEL_DIR", "SERVING_MODEL_URL"),
+    *(
+        "LLAMA_ARG_MODEL",
+        "LLAMA_ARG_HF_REPO",
+        "OPTION_MODEL_PATH",
+        "OPTION_MODEL_DIR",
+        "SERVING_MODEL_URL",
+    ),
 )
 
 
@@ -49,7 +69,11 @@ def whole(folder: Path) -> Path:
 
 
 def test_the_demo_is_served_where_nothing_names_a_model(empty: Path) -> None:
-    environ = {"SM_VLLM_MAX_MODEL_LEN": "4096", "SM_LLAMA_CPP_CTX_SIZE": "4096", "LLAMA_ARG_CTX_SIZE": "4096"}
+    environ = {
+        "SM_VLLM_MAX_MODEL_LEN": "4096",
+        "SM_LLAMA_CPP_CTX_SIZE": "4096",
+        "LLAMA_ARG_CTX_SIZE": "4096",
+    }
     assert resolved_in(empty, environ).config.model.path == str(demo_folder())
 
 
@@ -67,12 +91,17 @@ def test_a_variable_that_names_a_folder_is_followed(empty: Path, folder: Path, n
 
 
 @pytest.mark.parametrize("name", ["SM_VLLM_MODEL", "SM_SGLANG_MODEL_PATH"])
-def test_a_variable_of_another_image_beats_the_model_folder_and_the_hubs_id(whole: Path, name: str) -> None:
+def test_a_variable_of_another_image_beats_the_model_folder_and_the_hubs_id(
+    whole: Path, name: str
+) -> None:
     environ = {name: "owner/other", "HF_MODEL_ID": "owner/third"}
     resolved = settle(whole, environ=environ)
     assert resolved.request is not None
     assert [wanted.source for wanted in resolved.request.sources] == ["owner/other"]
-    assert f"option.model_id: owner/other ({name}) counts, not owner/third (HF_MODEL_ID)" in resolved.notes
+    assert (
+        f"option.model_id: owner/other ({name}) counts, not owner/third (HF_MODEL_ID)"
+        in resolved.notes
+    )
 
     by_folder = settle(whole, environ={"HF_MODEL_ID": "owner/third"})
     assert by_folder.config.model.path == str(whole)
@@ -88,7 +117,10 @@ def test_the_folder_of_the_command_line_beats_every_variable(whole: Path) -> Non
     resolved = resolved_in(whole.parent, environ, asked=str(whole))
     assert (resolved.config.model.path, resolved.request) == (str(whole), None)
     assert resolved.warnings == (
-        f"option.model_id=owner/other (SM_VLLM_MODEL): has no effect beside {whole}, which the command line names",
+        (
+            f"option.model_id=owner/other (SM_VLLM_MODEL): has no effect beside {whole}, which the "
+            f"command line names"
+        ),
         "SM_LLAMA_CPP_MODEL='/opt/ml/model/other.gguf': names a model in GGUF, which is not read, "
         "so the model of the command line is served",
     )
@@ -96,7 +128,9 @@ def test_the_folder_of_the_command_line_beats_every_variable(whole: Path) -> Non
     assert demo.config.model.path == str(demo_folder())
 
 
-def test_a_variable_is_followed_beside_a_folder_of_the_command_line_that_has_only_options(empty: Path) -> None:
+def test_a_variable_is_followed_beside_a_folder_of_the_command_line_that_has_only_options(
+    empty: Path,
+) -> None:
     (empty / "serving.properties").write_text("option.max_model_len=64")
     resolved = resolved_in(empty.parent, {"SM_VLLM_MODEL": "owner/tiny"}, asked=str(empty))
     assert source_of(resolved, MODEL) == "SM_VLLM_MODEL"
@@ -107,7 +141,9 @@ def test_a_variable_is_followed_beside_a_folder_of_the_command_line_that_has_onl
 def test_a_variable_that_names_a_gguf_file_ends_the_start(
     empty: Path, folder: Path, name: str, has_folder: bool
 ) -> None:
-    said = refusal(folder if has_folder else empty, {name: "owner/tiny-GGUF", "HF_MODEL_ID": str(folder)})
+    said = refusal(
+        folder if has_folder else empty, {name: "owner/tiny-GGUF", "HF_MODEL_ID": str(folder)}
+    )
     assert said == (
         f"{name}='owner/tiny-GGUF': names a model in GGUF, which is not read; "
         "write HF_MODEL_ID with OWNER/NAME or a folder of *.safetensors in its place"
@@ -115,15 +151,28 @@ def test_a_variable_that_names_a_gguf_file_ends_the_start(
 
 
 @pytest.mark.parametrize("name", UNREAD)
-def test_a_name_of_other_servers_ends_a_start_that_would_serve_the_demo(empty: Path, folder: Path, name: str) -> None:
+def test_a_name_of_other_servers_ends_a_start_that_would_serve_the_demo(
+    empty: Path, folder: Path, name: str
+) -> None:
     said = refusal(empty, {name: "/models/other"})
-    assert "names a model and is not read; write HF_MODEL_ID with OWNER/NAME or a folder in its place" in said
-    assert resolved_in(empty, {name: "/models/other", "HF_MODEL_ID": str(folder)}).config.model.path == str(folder)
-    assert resolved_in(empty, {name: "/models/other"}, asked="demo").config.model.path == str(demo_folder())
+    assert (
+        "names a model and is not read; write HF_MODEL_ID with OWNER/NAME or a folder in its place"
+        in said
+    )
+    assert resolved_in(
+        empty, {name: "/models/other", "HF_MODEL_ID": str(folder)}
+    ).config.model.path == str(folder)
+    assert resolved_in(empty, {name: "/models/other"}, asked="demo").config.model.path == str(
+        demo_folder()
+    )
 
 
 def test_a_server_of_several_models_serves_none_that_a_variable_names(empty: Path) -> None:
-    environ = {"SAGEMAKER_MULTI_MODEL": "true", "SM_VLLM_MODEL": "owner/tiny", "SM_LLAMA_CPP_MODEL": "/x.gguf"}
+    environ = {
+        "SAGEMAKER_MULTI_MODEL": "true",
+        "SM_VLLM_MODEL": "owner/tiny",
+        "SM_LLAMA_CPP_MODEL": "/x.gguf",
+    }
     resolved = resolved_in(empty, environ)
     assert [warning.split(":")[0] for warning in resolved.warnings] == [
         "SM_LLAMA_CPP_MODEL='/x.gguf'",
@@ -148,7 +197,10 @@ def test_a_model_answers_to_its_path_and_to_its_id_at_the_hub(folder: Path, tmp_
     fetched = {"owner/tiny": folder}
     after = resolve_folder(None, {"HF_MODEL_ID": "owner/tiny"}, {}, tmp_path, fetched)
     for resolved in (before, after):
-        assert (resolved.config.model.name, resolved.config.model.answers_to("owner/tiny")) == ("tiny", True)
+        assert (resolved.config.model.name, resolved.config.model.answers_to("owner/tiny")) == (
+            "tiny",
+            True,
+        )
 
 
 def test_the_model_in_a_folder_of_the_platforms_folder_answers_to_both(
@@ -160,7 +212,9 @@ def test_the_model_in_a_folder_of_the_platforms_folder_answers_to_both(
 
 
 def test_a_word_that_an_adapter_may_be_called_is_no_further_name(folder: Path) -> None:
-    model = settle(folder.parent, "option.model_id=tiny\noption.served_model_name=mine").config.model
+    model = settle(
+        folder.parent, "option.model_id=tiny\noption.served_model_name=mine"
+    ).config.model
     assert model.answers_to(str(folder)) and not model.answers_to("tiny")
 
 

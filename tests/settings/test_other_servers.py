@@ -22,7 +22,11 @@ def flags_of_vllm_s_server() -> list[str]:
     file = Path(spec.origin).parent / "entrypoints" / "launchers" / "cli_args.py"
     classes = [node for node in ast.parse(file.read_text()).body if isinstance(node, ast.ClassDef)]
     fields = [field for each in classes for field in each.body if isinstance(field, ast.AnnAssign)]
-    return [f"--{field.target.id}".replace("_", "-") for field in fields if isinstance(field.target, ast.Name)]
+    return [
+        f"--{field.target.id}".replace("_", "-")
+        for field in fields
+        if isinstance(field.target, ast.Name)
+    ]
 
 
 def test_every_flag_of_vllm_s_front_end_means_something_or_is_told_what_to_write() -> None:
@@ -61,7 +65,11 @@ def test_a_flag_of_what_is_not_here_says_what_to_write(name: str) -> None:
 
 
 def test_a_dotted_flag_of_vllm_is_a_part_of_an_object(folder: Path) -> None:
-    words = ("--structured-outputs-config.backend", "xgrammar", "--structured-outputs-config.disable-fallback=true")
+    words = (
+        "--structured-outputs-config.backend",
+        "xgrammar",
+        "--structured-outputs-config.disable-fallback=true",
+    )
     done = lmi("config", "demo", "--changed", *words)
     assert '{"backend": "xgrammar", "disable_fallback": true}' in done.stdout
 
@@ -73,7 +81,9 @@ def test_a_dotted_flag_of_vllm_is_a_part_of_an_object(folder: Path) -> None:
         ("option.no_enforce_eager", "option.enforce_eager"),
     ],
 )
-def test_a_key_that_begins_with_no_is_the_opposite_of_the_other(folder: Path, key: str, means: str) -> None:
+def test_a_key_that_begins_with_no_is_the_opposite_of_the_other(
+    folder: Path, key: str, means: str
+) -> None:
     for text, value in (("true", "false"), ("false", "true")):
         resolved = settle(folder, f"{key}={text}")
         assert value_of(resolved, means) == value
@@ -84,8 +94,12 @@ def value_of(resolved: Resolved, option: str) -> str:
 
 
 @pytest.mark.parametrize("name", sorted(WRITE_INSTEAD))
-def test_a_variable_that_users_expect_something_of_is_told_what_to_write(folder: Path, name: str) -> None:
-    assert settle(folder, environ={name: "60"}).warnings == (f"{name}: has no effect here, {WRITE_INSTEAD[name]}",)
+def test_a_variable_that_users_expect_something_of_is_told_what_to_write(
+    folder: Path, name: str
+) -> None:
+    assert settle(folder, environ={name: "60"}).warnings == (
+        f"{name}: has no effect here, {WRITE_INSTEAD[name]}",
+    )
 
 
 @pytest.mark.parametrize("name", sorted(UNUSED))
@@ -96,7 +110,10 @@ def test_a_variable_without_an_effect_is_noted(folder: Path, name: str) -> None:
 
 
 def test_a_program_that_is_not_run_is_a_warning_where_it_came_along(folder: Path) -> None:
-    environ = {"SAGEMAKER_PROGRAM": "inference.py", "SAGEMAKER_SUBMIT_DIRECTORY": "/opt/ml/model/code"}
+    environ = {
+        "SAGEMAKER_PROGRAM": "inference.py",
+        "SAGEMAKER_SUBMIT_DIRECTORY": "/opt/ml/model/code",
+    }
     said = "SAGEMAKER_PROGRAM='inference.py': it is not run; a model.py with a function handle is"
     resolved = settle(folder, environ=environ)
     assert (resolved.warnings, said in resolved.notes) == ((), True)
@@ -113,10 +130,17 @@ def test_a_port_that_is_not_the_port_is_told(folder: Path) -> None:
 
 
 def test_variables_of_an_engine_that_does_not_run_are_one_note(folder: Path) -> None:
-    environ = {"VLLM_ATTENTION_BACKEND": "FLASH_ATTN", "VLLM_USE_V1": "1", "SGLANG_JIT_DEEPGEMM_PRECOMPILE": "0"}
+    environ = {
+        "VLLM_ATTENTION_BACKEND": "FLASH_ATTN",
+        "VLLM_USE_V1": "1",
+        "SGLANG_JIT_DEEPGEMM_PRECOMPILE": "0",
+    }
     resolved = settle(folder, environ=environ)
     assert (
-        "VLLM_ATTENTION_BACKEND, VLLM_USE_V1: no effect on lmi-dist, only vllm reads such variables" in resolved.notes
+        "VLLM_ATTENTION_BACKEND, VLLM_USE_V1: no effect on lmi-dist, only vllm reads such variables"
+        in resolved.notes
     )
-    assert any(note.startswith("SGLANG_JIT_DEEPGEMM_PRECOMPILE: no effect here") for note in resolved.notes)
+    assert any(
+        note.startswith("SGLANG_JIT_DEEPGEMM_PRECOMPILE: no effect here") for note in resolved.notes
+    )
     assert resolved.warnings == ()

@@ -20,7 +20,9 @@ def ports(folder: Path, text: str, **environ: str) -> Config:
 
 @pytest.mark.usefixtures("vllm")
 def test_each_engine_has_two_ports_and_the_servers_own_is_left_out(folder: Path) -> None:
-    config = ports(folder, f"{VLLM}minWorkers=2\nmaxWorkers=2\nwith_gateway=true", **{RANGE: "8080-8085"})
+    config = ports(
+        folder, f"{VLLM}minWorkers=2\nmaxWorkers=2\nwith_gateway=true", **{RANGE: "8080-8085"}
+    )
     assert config.engine.ports == (8081, 8082, 8083, 8084)
     assert config.server.gateway_port == 8085
 
@@ -40,9 +42,13 @@ def test_an_engine_that_listens_nowhere_needs_no_port(folder: Path) -> None:
 
 @pytest.mark.usefixtures("vllm")
 def test_too_few_ports_are_a_fault_that_says_how_many_are_needed(folder: Path) -> None:
-    (fault,) = faults(folder, f"{VLLM}maxWorkers=1", environ={RANGE: "8080-8081"}, machine=FOUR_GPUS)
+    (fault,) = faults(
+        folder, f"{VLLM}maxWorkers=1", environ={RANGE: "8080-8081"}, machine=FOUR_GPUS
+    )
     assert (
-        fault == f"{'safe_port_range'}='8080-8081' ({RANGE}): allowed is a range with 2 ports beside the server's own"
+        fault
+        == f"{'safe_port_range'}='8080-8081' ({RANGE}): allowed is a range with 2 ports beside the "
+        f"server's own"
     )
 
 
@@ -50,12 +56,24 @@ def test_too_few_ports_are_a_fault_that_says_how_many_are_needed(folder: Path) -
 @pytest.mark.parametrize(
     ("text", "environ", "said"),
     [
-        ("", {"VLLM_PORT": "7000"}, "VLLM_PORT=7000: allowed is a port of safe_port_range, 8081-8099"),
+        (
+            "",
+            {"VLLM_PORT": "7000"},
+            "VLLM_PORT=7000: allowed is a port of safe_port_range, 8081-8099",
+        ),
         ("", {"MASTER_PORT": "x"}, "MASTER_PORT=x: allowed is a port of safe_port_range"),
         ("option.env=VLLM_PORT=7000", {}, "VLLM_PORT=7000: allowed is a port of safe_port_range"),
-        ("option.master_port=29501", {}, "option.master_port=29501: allowed is a port of safe_port_range"),
+        (
+            "option.master_port=29501",
+            {},
+            "option.master_port=29501: allowed is a port of safe_port_range",
+        ),
         ("option.nnodes=2", {}, "option.master_port=None: allowed is a port of safe_port_range"),
-        ("port=8090", {"VLLM_PORT": "8090"}, "VLLM_PORT=8090: allowed is a port of safe_port_range"),
+        (
+            "port=8090",
+            {"VLLM_PORT": "8090"},
+            "VLLM_PORT=8090: allowed is a port of safe_port_range",
+        ),
     ],
 )
 def test_a_given_port_outside_of_the_range_is_a_fault(
@@ -77,10 +95,16 @@ def test_a_given_port_of_the_range_is_taken(folder: Path) -> None:
         ("port=8082", {}, "a port that no other listener has"),
         ("with_gateway=8082", {}, "a port that no other listener has"),
         ("", {RANGE: "8090-8099"}, "a port of safe_port_range, 8090-8099"),
-        ("", {RANGE: "8090-8099", "SAGEMAKER_BIND_TO_PORT": "8090"}, "a port of safe_port_range, 8090-8099"),
+        (
+            "",
+            {RANGE: "8090-8099", "SAGEMAKER_BIND_TO_PORT": "8090"},
+            "a port of safe_port_range, 8090-8099",
+        ),
     ],
 )
-def test_a_management_port_is_one_that_is_left(folder: Path, text: str, environ: dict[str, str], allowed: str) -> None:
+def test_a_management_port_is_one_that_is_left(
+    folder: Path, text: str, environ: dict[str, str], allowed: str
+) -> None:
     (fault,) = faults(folder, f"management_port=8082\n{text}", environ=environ)
     assert fault == f"management_port='8082' (serving.properties:1): allowed is {allowed}"
 

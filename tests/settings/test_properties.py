@@ -43,7 +43,11 @@ def test_odd_files_are_read_as_java_reads_them(name: str) -> None:
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
 def test_each_key_knows_its_line(end: str) -> None:
     properties = parse(end.join(["# one", "a=1", "", "b=2\\", "  3\\", "  4", "c=5", "a=6"]))
-    assert {key: entry.line for key, entry in properties.entries.items()} == {"a": 8, "b": 4, "c": 7}
+    assert {key: entry.line for key, entry in properties.entries.items()} == {
+        "a": 8,
+        "b": 4,
+        "c": 7,
+    }
     assert properties.source("c") == "serving.properties:7"
 
 
@@ -60,7 +64,9 @@ def test_a_value_without_a_key_is_told() -> None:
 
 @pytest.mark.parametrize("escape", [r"\u12", r"\uzzzz", r"\u", r"\u00 1"])
 def test_a_malformed_escape_names_file_and_line(escape: str) -> None:
-    with pytest.raises(BadConfiguration, match=r"x\.properties:3: \\u must be followed by four") as caught:
+    with pytest.raises(
+        BadConfiguration, match=r"x\.properties:3: \\u must be followed by four"
+    ) as caught:
         parse(f"a=1\n# b\nc={escape}\nd=2\n", "x.properties")
     assert caught.value.exit_code == 2
 
@@ -101,7 +107,9 @@ def test_any_text_is_read_as_the_library_reads_it_and_every_line_exists(text: st
             parse(text)
         return
     entries = parse(text).entries
-    assert {key: entry.value for key, entry in entries.items()} == {k: v for k, v in wanted.items() if k}
+    assert {key: entry.value for key, entry in entries.items()} == {
+        k: v for k, v in wanted.items() if k
+    }
     lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     for key, entry in entries.items():
         first = key[0]

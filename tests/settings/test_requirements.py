@@ -19,7 +19,9 @@ def model(folder: Path) -> Path:
 
 
 def installed_in(folder: Path, text: str = "", **environ: str) -> str:
-    requirements = settle(folder, text, {"SERVING_DOWNLOAD_DIR": "/cache", **environ}).config.requirements
+    requirements = settle(
+        folder, text, {"SERVING_DOWNLOAD_DIR": "/cache", **environ}
+    ).config.requirements
     assert requirements is not None
     return requirements.folder
 
@@ -32,7 +34,9 @@ def test_the_file_beside_the_model_is_installed_for_user_code(model: Path) -> No
     assert not Path(resolved.config.requirements.folder).exists()
 
 
-def test_the_file_beside_serving_properties_counts_where_the_model_has_none(model: Path, tmp_path: Path) -> None:
+def test_the_file_beside_serving_properties_counts_where_the_model_has_none(
+    model: Path, tmp_path: Path
+) -> None:
     served = tmp_path / "served"
     served.mkdir()
     (model / "requirements.txt").rename(served / "requirements.txt")

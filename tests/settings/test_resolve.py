@@ -22,9 +22,14 @@ def test_nothing_given_means_the_documented_defaults(folder: Path) -> None:
     config = settle(folder).config
     assert config.server == ServerConfig(frontend_workers=2, download_dir="/tmp/.cache/lmi/models")
     assert config.model == ModelConfig(path=str(folder), name="tiny", sources=(str(folder),))
-    assert config.engine == EngineConfig(handler="lmi-dist", max_num_sequences=64, max_prefill_tokens=1024)
+    assert config.engine == EngineConfig(
+        handler="lmi-dist", max_num_sequences=64, max_prefill_tokens=1024
+    )
     assert (config.server.host, config.server.port) == ("127.0.0.1", 8080)
-    assert (config.server.job_queue_size, config.server.max_request_size) == (1000, 64 * 1024 * 1024)
+    assert (config.server.job_queue_size, config.server.max_request_size) == (
+        1000,
+        64 * 1024 * 1024,
+    )
     assert (config.server.drain_timeout_s, config.server.predict_timeout_s) == (25, None)
     assert (config.engine.step_timeout_s, config.engine.first_step_timeout_s) == (60, 300)
     assert (config.engine.retry_threshold, config.engine.retry_window_s) == (3, 600)
@@ -39,34 +44,56 @@ def test_nothing_given_means_the_documented_defaults(folder: Path) -> None:
         ("batch_size=64\n", False),
     ],
 )
-def test_an_engine_knows_whether_anybody_said_how_many_run_at_once(folder: Path, text: str, is_default: bool) -> None:
+def test_an_engine_knows_whether_anybody_said_how_many_run_at_once(
+    folder: Path, text: str, is_default: bool
+) -> None:
     assert settle(folder, text).config.engine.is_batch_default is is_default
 
 
-def test_a_server_in_a_container_listens_on_every_address_and_another_on_this_machine(folder: Path) -> None:
+def test_a_server_in_a_container_listens_on_every_address_and_another_on_this_machine(
+    folder: Path,
+) -> None:
     container = Machine(num_cores=4, is_container=True)
     resolved = settle(folder, machine=container)
-    assert resolved.config.server.host == "0.0.0.0" and source_of(resolved, "host") == "this is a container"
+    assert (
+        resolved.config.server.host == "0.0.0.0"
+        and source_of(resolved, "host") == "this is a container"
+    )
     assert settle(folder, "host=127.0.0.1", machine=container).config.server.host == "127.0.0.1"
 
 
 @pytest.mark.parametrize(
-    "environ", [{"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, {"SAGEMAKER_BIND_TO_PORT": "8080"}, {"SM_MODEL_DIR": "/opt"}]
+    "environ",
+    [
+        {"KUBERNETES_SERVICE_HOST": "10.0.0.1"},
+        {"SAGEMAKER_BIND_TO_PORT": "8080"},
+        {"SM_MODEL_DIR": "/opt"},
+    ],
 )
-def test_a_container_shows_by_its_variables_or_files(environ: dict[str, str], tmp_path: Path) -> None:
+def test_a_container_shows_by_its_variables_or_files(
+    environ: dict[str, str], tmp_path: Path
+) -> None:
     assert is_container(environ, ()) and not is_container({"HOME": "/"}, [tmp_path / "none"])
     assert is_container({}, [tmp_path])
 
 
-@pytest.mark.parametrize("text", ["https://a.example, http://b:81", '["https://a.example", "http://b:81"]'])
+@pytest.mark.parametrize(
+    "text", ["https://a.example, http://b:81", '["https://a.example", "http://b:81"]']
+)
 def test_origins_are_written_with_commas_or_as_vllm_writes_them(folder: Path, text: str) -> None:
     server = settle(folder, f"cors_allowed_origins={text}").config.server
     assert server.cors_allowed_origins == ("https://a.example", "http://b:81")
-    assert "cors_allowed_origins='a.example'" in faults(folder, flags={"cors_allowed_origins": "a.example"})[0]
+    assert (
+        "cors_allowed_origins='a.example'"
+        in faults(folder, flags={"cors_allowed_origins": "a.example"})[0]
+    )
 
 
 def test_hosts_are_names_of_any_case_with_commas(folder: Path) -> None:
-    assert settle(folder, "allowed_hosts=LLM.example, b").config.server.allowed_hosts == ("llm.example", "b")
+    assert settle(folder, "allowed_hosts=LLM.example, b").config.server.allowed_hosts == (
+        "llm.example",
+        "b",
+    )
     assert "allowed_hosts='b:81'" in faults(folder, flags={"allowed_hosts": "b:81"})[0]
 
 
@@ -79,10 +106,14 @@ def test_hosts_are_names_of_any_case_with_commas(folder: Path) -> None:
         ("buffer_streams=true", {"SAGEMAKER_BIND_TO_PORT": "8080"}, 90.0),
     ],
 )
-def test_no_wait_is_longer_than_the_platform_s(folder: Path, more: str, environ: dict[str, str], wait_s: float) -> None:
+def test_no_wait_is_longer_than_the_platform_s(
+    folder: Path, more: str, environ: dict[str, str], wait_s: float
+) -> None:
     resolved = settle(folder, f"max_queue_wait=90\n{more}", environ)
     assert resolved.config.server.max_queue_wait_s == wait_s
-    assert any("SageMaker waits 60 s" in warning for warning in resolved.warnings) == (wait_s == 60.0)
+    assert any("SageMaker waits 60 s" in warning for warning in resolved.warnings) == (
+        wait_s == 60.0
+    )
 
 
 @pytest.mark.parametrize(
@@ -105,7 +136,10 @@ def test_a_drain_that_the_platform_cuts_is_warned_of(
     ("line", "why"),
     [
         ("port=0", "where port=0 takes a free one"),
-        ("with_gateway=true", "with with_gateway; `lmi gateway` of its own goes on in front of both servers"),
+        (
+            "with_gateway=true",
+            "with with_gateway; `lmi gateway` of its own goes on in front of both servers",
+        ),
         ("multi_model=true", "with multi_model, since the new server would not have the models"),
     ],
 )
@@ -139,7 +173,10 @@ def test_one_body_of_the_allowed_size_always_has_room(folder: Path) -> None:
     resolved = settle(folder, "max_body_memory=1m")
     assert resolved.config.server.max_body_memory == 64 << 20
     assert resolved.warnings == (
-        "max_body_memory=1m (serving.properties:1): less than max_request_size, so 67108864 bytes count",
+        (
+            "max_body_memory=1m (serving.properties:1): less than max_request_size, so 67108864 bytes "  # noqa: E501
+            "count"
+        ),
     )
 
 
@@ -196,7 +233,10 @@ def test_each_source_beats_all_below_it_and_shadows_them(folder: Path, option: s
         )
         setting = next(setting for setting in resolved.settings if setting.option == option)
         assert len(setting.shadowed) == len(left) - 1
-        assert len([note for note in resolved.notes if note.startswith(f"{option}: ")]) == len(left) - 1
+        assert (
+            len([note for note in resolved.notes if note.startswith(f"{option}: ")])
+            == len(left) - 1
+        )
         assert rungs[start][1] in setting.source or rungs[start][0] != "env"
         winners.append(setting.value)
     numbers = [float(winner) for winner in winners]
@@ -247,7 +287,9 @@ def test_every_row_can_be_given_by_flag_file_and_environment(folder: Path) -> No
         "option.additional_outputs": "logits;hidden_states.3:context",
         "option.logits_post_processors": "processors.py",
     }
-    (folder / "model.py").write_text("@input_formatter\ndef read(inputs): ...\ndef other(inputs): ...")
+    (folder / "model.py").write_text(
+        "@input_formatter\ndef read(inputs): ...\ndef other(inputs): ..."
+    )
     for option in OPTIONS:
         text = samples.get(option.key, "1")
         prefix = "OPTION_" if option.key.startswith("option.") else "SERVING_"
@@ -333,10 +375,15 @@ def test_environment_names_of_the_reference_are_translated(
 def test_the_lmi_name_beats_the_tgi_name_without_a_conflict(folder: Path) -> None:
     resolved = settle(folder, "", {"OPTION_QUANTIZE": "int8", "HF_MODEL_QUANTIZE": "awq"})
     assert resolved.config.engine.quantize == "int8"
-    assert "option.quantize: int8 (OPTION_QUANTIZE) counts, not awq (HF_MODEL_QUANTIZE)" in resolved.notes
+    assert (
+        "option.quantize: int8 (OPTION_QUANTIZE) counts, not awq (HF_MODEL_QUANTIZE)"
+        in resolved.notes
+    )
 
 
-ONE_DEVICE = "1 on lmi-dist, which runs on one device; more with option.rolling_batch=vllm, once installed"
+ONE_DEVICE = (
+    "1 on lmi-dist, which runs on one device; more with option.rolling_batch=vllm, once installed"
+)
 
 
 ENGINE = "Python or MPI; what runs the model is option.rolling_batch (auto, vllm, trtllm, lmi-dist)"
@@ -345,7 +392,9 @@ ENGINE = "Python or MPI; what runs the model is option.rolling_batch (auto, vllm
 LENGTH = "a whole number of at least 1, as in 4096, 32k (32000) or 32K (32768), or auto"
 
 
-OUTPUTS = "names with ; between, each once and perhaps with :context, as in logits;hidden_states:context"
+OUTPUTS = (
+    "names with ; between, each once and perhaps with :context, as in logits;hidden_states:context"
+)
 
 
 BAD_LINES = {
@@ -370,7 +419,7 @@ BAD_LINES = {
     "option.dtype=fp8": "auto, fp32, bf16, fp16",
     "option.tgi_compat=maybe": "true or false",
     "option.output_formatter=xml": "json, jsonlines, sse or a function of the model's own model.py",
-    "option.output_formatter=a-b": "json, jsonlines, sse, or a function in the model's own model.py",
+    "option.output_formatter=a-b": "json, jsonlines, sse, or a function in the model's own model.py",  # noqa: E501
     "option.input_formatter=read": "a function of the model's own model.py",
     "option.tensor_parallel_degree=all": "a whole number 1..1024, or max",
     "option.max_kv_cache_tokens=100000000000": "a whole number 1..2147483647",
@@ -380,7 +429,9 @@ BAD_LINES = {
     "option.tensor_parallel_degree=2": ONE_DEVICE,
     "option.pipeline_parallel_degree=2": ONE_DEVICE,
     "option.model_name=a/b": "1 to 128 letters, digits or ._:@-, a letter or digit first",
-    "option.model_alias=a,b c": "names with ; between, each 1 to 128 letters, digits or ._:@-, a letter or digit first",
+    "option.model_alias=a,b c": (
+        "names with ; between, each 1 to 128 letters, digits or ._:@-, a letter or digit first"
+    ),
     "option.enable_prefix_caching=maybe": "true or false",
     "option.prefix_cache_scope=user": "server, request",
     "option.max_step_ms=0": "milliseconds, more than 0",
@@ -394,7 +445,9 @@ BAD_LINES = {
     "engine=PyTorch": ENGINE,
     "engine=DeepSpeed": ENGINE,
     "engine=FasterTransformer": ENGINE,
-    "option.entryPoint=djl_python.stable-diffusion": "an entry point that generates text, images are not made here",
+    "option.entryPoint=djl_python.stable-diffusion": (
+        "an entry point that generates text, images are not made here"
+    ),
     "option.max_model_len=0": LENGTH,
     "option.max_model_len=1.5K": LENGTH,
     "option.max_model_len=32g": LENGTH,
@@ -424,7 +477,11 @@ def test_all_faults_are_told_at_once_each_with_its_own_source(folder: Path) -> N
     lines = faults(
         folder,
         "option.dtype=x\n\noption.rolling_batch=nope\n",
-        environ={"SAGEMAKER_BIND_TO_PORT": "x", "OPTION_MAX_MODEL_LEN": "y", "SAGEMAKER_SAFE_PORT_RANGE": "9-1"},
+        environ={
+            "SAGEMAKER_BIND_TO_PORT": "x",
+            "OPTION_MAX_MODEL_LEN": "y",
+            "SAGEMAKER_SAFE_PORT_RANGE": "9-1",
+        },
         flags={"frontend_workers": "z"},
     )
     assert len(lines) == 6
@@ -465,11 +522,15 @@ PLATFORM = [(name, option.key) for option in OPTIONS for name in option.platform
 def test_every_variable_of_sagemaker_beats_the_file_and_loses_to_the_command_line(
     folder: Path, name: str, key: str
 ) -> None:
-    text = {"secure_mode": "false", "safe_port_range": "1-2", "batch_strategy": "MULTI_RECORD"}.get(key, "1")
+    text = {"secure_mode": "false", "safe_port_range": "1-2", "batch_strategy": "MULTI_RECORD"}.get(
+        key, "1"
+    )
     text = {"log_level": "10", "option.sessions_path": "/1"}.get(key, text)
     by_variable = settle(folder, f"{key}={text}", {name: text})
     assert source_of(by_variable, key).startswith(name)
-    assert source_of(settle(folder, f"{key}={text}", {name: text}, {key: text}), key).startswith("--")
+    assert source_of(settle(folder, f"{key}={text}", {name: text}, {key: text}), key).startswith(
+        "--"
+    )
 
 
 @pytest.mark.parametrize(
@@ -478,7 +539,11 @@ def test_every_variable_of_sagemaker_beats_the_file_and_loses_to_the_command_lin
         ("SAGEMAKER_BIND_TO_PORT", "0", "a whole number 1..65535"),
         ("SAGEMAKER_BIND_TO_PORT", "65536", "a whole number 1..65535"),
         ("SAGEMAKER_MAX_PAYLOAD_IN_MB", "6k", "a whole number of megabytes; 0: 1 GiB"),
-        ("SAGEMAKER_MAX_REQUEST_SIZE", "much", "bytes, more than 0, as in 67108864, 64k, 64m or 1g"),
+        (
+            "SAGEMAKER_MAX_REQUEST_SIZE",
+            "much",
+            "bytes, more than 0, as in 67108864, 64k, 64m or 1g",
+        ),
         ("SAGEMAKER_CONTAINER_LOG_LEVEL", "25", "DEBUG, INFO, WARNING, ERROR"),
         ("SAGEMAKER_MULTI_MODEL", "maybe", "true or false"),
         ("SAGEMAKER_BATCH", "2", "true or false"),
@@ -487,7 +552,9 @@ def test_every_variable_of_sagemaker_beats_the_file_and_loses_to_the_command_lin
         ("SAGEMAKER_NUM_MODEL_WORKERS", "no", "a whole number 1..1024"),
     ],
 )
-def test_a_bad_variable_of_sagemaker_is_named_with_its_value(folder: Path, name: str, text: str, allowed: str) -> None:
+def test_a_bad_variable_of_sagemaker_is_named_with_its_value(
+    folder: Path, name: str, text: str, allowed: str
+) -> None:
     lines = faults(folder, environ={name: text})
     assert all(f"={text!a} ({name}): allowed is " in line for line in lines)
     assert any(line.endswith(f"allowed is {allowed}") for line in lines)
@@ -499,22 +566,36 @@ def test_a_port_that_is_bound_may_be_any_free_one_for_the_command_line_alone(fol
 
 
 def test_other_variables_of_sagemaker_are_one_line_for_a_log_at_debug(folder: Path) -> None:
-    environ = {"SAGEMAKER_REGION": "eu-west-1", "SAGEMAKER_ACCOUNT": "1", "SAGEMAKER_BIND_TO_PORT": "8081"}
+    environ = {
+        "SAGEMAKER_REGION": "eu-west-1",
+        "SAGEMAKER_ACCOUNT": "1",
+        "SAGEMAKER_BIND_TO_PORT": "8081",
+    }
     resolved = settle(folder, environ=environ)
     assert resolved.details == ("SAGEMAKER_ACCOUNT, SAGEMAKER_REGION: set no option",)
     assert resolved.warnings == settle(folder).details == ()
 
 
-def test_variables_of_other_images_are_one_warning_with_their_names_and_no_values(folder: Path) -> None:
+def test_variables_of_other_images_are_one_warning_with_their_names_and_no_values(
+    folder: Path,
+) -> None:
     environ = {
-        **dict.fromkeys(("SM_VLLM_MAX_MODEL_LEN", "SM_LLAMA_CPP_CTX_SIZE", "CUSTOM_SCRIPT_FILENAME"), "hf_secret"),
-        **dict.fromkeys(("PROCESS_AUTO_RECOVERY", "SAGEMAKER_MODEL_PATH", "SUPERVISOR_PROGRAM_STARTSECS"), "hf_secret"),
+        **dict.fromkeys(
+            ("SM_VLLM_MAX_MODEL_LEN", "SM_LLAMA_CPP_CTX_SIZE", "CUSTOM_SCRIPT_FILENAME"),
+            "hf_secret",
+        ),
+        **dict.fromkeys(
+            ("PROCESS_AUTO_RECOVERY", "SAGEMAKER_MODEL_PATH", "SUPERVISOR_PROGRAM_STARTSECS"),
+            "hf_secret",
+        ),
         **{"PROCESS_MAX_START_RETRIES": "3", "SUPERVISOR_PROCESS_NAME": "lmi", "SM_NUM_GPUS": "1"},
     }
     resolved = settle(folder, environ=environ)
     assert [line for line in resolved.warnings if "images" in line] == [
-        "6 variables of AWS's other images not read yet: CUSTOM_SCRIPT_FILENAME, PROCESS_AUTO_RECOVERY, "
-        "SAGEMAKER_MODEL_PATH, SM_LLAMA_CPP_CTX_SIZE, SM_VLLM_MAX_MODEL_LEN, SUPERVISOR_PROGRAM_STARTSECS"
+        "6 variables of AWS's other images not read yet: CUSTOM_SCRIPT_FILENAME, "
+        "PROCESS_AUTO_RECOVERY, "
+        "SAGEMAKER_MODEL_PATH, SM_LLAMA_CPP_CTX_SIZE, SM_VLLM_MAX_MODEL_LEN, "
+        "SUPERVISOR_PROGRAM_STARTSECS"
     ]
     assert "hf_secret" not in str(resolved.warnings) and resolved.details == ()
     (warning,) = settle(folder, environ={"SM_SGLANG_TP": "2"}).warnings
@@ -523,9 +604,14 @@ def test_variables_of_other_images_are_one_warning_with_their_names_and_no_value
 
 def test_a_checkpoint_with_code_says_that_its_code_is_not_run(folder: Path) -> None:
     (folder / "config.json").write_text('{"auto_map": {"AutoModel": "modeling.Model"}}')
-    note = f"{folder / 'config.json'}: auto_map names Python code of the checkpoint, which is not run; "
+    note = (
+        f"{folder / 'config.json'}: auto_map names Python code of the checkpoint, which is not "
+        f"run; "
+    )
     assert [line for line in settle(folder).notes if line.startswith(note)]
-    assert not any("auto_map" in line for line in settle(folder, "option.trust_remote_code=true").notes)
+    assert not any(
+        "auto_map" in line for line in settle(folder, "option.trust_remote_code=true").notes
+    )
 
 
 @pytest.mark.parametrize(
@@ -537,17 +623,25 @@ def test_a_checkpoint_with_code_says_that_its_code_is_not_run(folder: Path) -> N
         ("pipeline_parallel_degree", "pipeline_parallel_size", "pipeline_parallel_degree"),
     ],
 )
-def test_two_names_of_one_option_must_agree_in_one_source(folder: Path, one: str, other: str, field: str) -> None:
+def test_two_names_of_one_option_must_agree_in_one_source(
+    folder: Path, one: str, other: str, field: str
+) -> None:
     (fault,) = faults(folder, f"option.{other}=2\noption.{one}=1\n")
-    assert f"option.{other}=2 (serving.properties:1), option.{one}=1 (serving.properties:2)" in fault
-    (fault,) = faults(folder, environ={f"OPTION_{one.upper()}": "1", f"OPTION_{other.upper()}": "2"})
+    assert (
+        f"option.{other}=2 (serving.properties:1), option.{one}=1 (serving.properties:2)" in fault
+    )
+    (fault,) = faults(
+        folder, environ={f"OPTION_{one.upper()}": "1", f"OPTION_{other.upper()}": "2"}
+    )
     assert f"OPTION_{one.upper()}" in fault and f"OPTION_{other.upper()}" in fault
     agreeing = settle(folder, f"option.{other}=1\noption.{one}=1\n")
     assert getattr(agreeing.config.engine, field) == 1
 
 
 def test_a_bad_value_that_is_shadowed_stops_nothing(folder: Path) -> None:
-    assert settle(folder, "option.dtype=fp32", {"OPTION_DTYPE": "wrong"}).config.engine.dtype == "fp32"
+    assert (
+        settle(folder, "option.dtype=fp32", {"OPTION_DTYPE": "wrong"}).config.engine.dtype == "fp32"
+    )
 
 
 @pytest.mark.parametrize(
@@ -569,8 +663,12 @@ def test_a_bad_value_that_is_shadowed_stops_nothing(folder: Path) -> None:
 )
 @pytest.mark.parametrize("engine", ["lmi-dist", "vllm"])
 @pytest.mark.usefixtures("vllm")
-def test_vllms_names_of_a_form_that_we_read_mean_it(folder: Path, key: str, name: str, form: str, engine: str) -> None:
-    resolved = settle(folder, f"option.rolling_batch={engine}\noption.{key}={name}\noption.strict=true")
+def test_vllms_names_of_a_form_that_we_read_mean_it(
+    folder: Path, key: str, name: str, form: str, engine: str
+) -> None:
+    resolved = settle(
+        folder, f"option.rolling_batch={engine}\noption.{key}={name}\noption.strict=true"
+    )
     assert getattr(resolved.config.model, key) == form
     assert (resolved.warnings, resolved.config.engine.options) == ((), {})
 
@@ -588,16 +686,24 @@ def test_a_form_that_we_do_not_read_stays_text_with_a_warning(
     resolved = settle(folder, f"option.{key}={name}\noption.strict=true")
     assert getattr(resolved.config.model, key) == instead
     (warning,) = resolved.warnings
-    assert warning == (f"option.{key}={name} (serving.properties:1): this form stays plain text, read here are {known}")
+    assert warning == (
+        f"option.{key}={name} (serving.properties:1): this form stays plain text, read here are "
+        f"{known}"
+    )
 
 
 def test_a_model_that_is_named_and_not_served_is_told(folder: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     shutil.copytree(folder, other)
     (warning,) = settle(folder, "", {"HF_MODEL_ID": str(other)}).warnings
-    assert warning == f"option.model_id (HF_MODEL_ID): it is served and the model in {folder} is not"
+    assert (
+        warning == f"option.model_id (HF_MODEL_ID): it is served and the model in {folder} is not"
+    )
     shown = settle(folder, f"option.model_id={other}", {"HF_MODEL_ID": "elsewhere"}).warnings
-    assert shown[-1] == "option.model_id=elsewhere (HF_MODEL_ID): has no effect beside serving.properties:1"
+    assert (
+        shown[-1]
+        == "option.model_id=elsewhere (HF_MODEL_ID): has no effect beside serving.properties:1"
+    )
 
 
 @pytest.mark.parametrize(
@@ -615,7 +721,10 @@ def test_a_default_is_shown_as_one_would_write_it(folder: Path, option: str, val
     """Writing the shown default as a setting changes nothing."""
     unsaid, said = settle(folder), settle(folder, f"{option}={value}\n")
     for resolved in (unsaid, said):
-        assert next(setting.value for setting in resolved.settings if setting.option == option) == value
+        assert (
+            next(setting.value for setting in resolved.settings if setting.option == option)
+            == value
+        )
     assert unsaid.config == said.config
 
 
@@ -652,22 +761,43 @@ def test_option_env_is_a_variable_each_for_engines_and_code(
 
 def test_a_malformed_option_env_is_refused_without_its_values(folder: Path) -> None:
     (fault,) = faults(folder, "option.env=hf_abcdefgh")
-    assert fault == "option.env=*** (serving.properties:1): allowed is NAME=VALUE, several with , between"
+    assert (
+        fault
+        == "option.env=*** (serving.properties:1): allowed is NAME=VALUE, several with , between"
+    )
 
 
 @pytest.mark.parametrize("task", ["fill-mask", "text-classification", "summarization"])
-def test_another_task_than_generation_or_embedding_is_refused_except_for_user_code(folder: Path, task: str) -> None:
-    for refusal in (faults(folder, f"option.task={task}"), faults(folder, "", environ={"HF_TASK": task})):
+def test_another_task_than_generation_or_embedding_is_refused_except_for_user_code(
+    folder: Path, task: str
+) -> None:
+    for refusal in (
+        faults(folder, f"option.task={task}"),
+        faults(folder, "", environ={"HF_TASK": task}),
+    ):
         [line] = refusal
-        assert line.startswith(f"option.task='{task}' (") and "allowed is auto, text-generation, " in line
-        assert line.endswith("(engines here generate text or give embeddings, and do nothing else; a model.py can)")
+        assert (
+            line.startswith(f"option.task='{task}' (")
+            and "allowed is auto, text-generation, " in line
+        )
+        assert line.endswith(
+            "(engines here generate text or give embeddings, and do nothing else; a model.py can)"
+        )
     (folder / "model.py").write_text("def handle(inputs): ...")
     assert settle(folder, f"option.task={task}").warnings == ()
 
 
 @pytest.mark.parametrize(
     "task",
-    ["text-generation", "auto", "Text-Generation", "", "text_generation", "conversational", "text_embedding"],
+    [
+        "text-generation",
+        "auto",
+        "Text-Generation",
+        "",
+        "text_generation",
+        "conversational",
+        "text_embedding",
+    ],
 )
 def test_the_task_of_generation_or_embedding_needs_no_word(folder: Path, task: str) -> None:
     resolved = settle(folder, f"option.task={task}")
@@ -676,7 +806,9 @@ def test_the_task_of_generation_or_embedding_needs_no_word(folder: Path, task: s
 
 @pytest.mark.usefixtures("vllm")
 @pytest.mark.parametrize("task", ["text-embedding", "feature_extraction"])
-def test_the_task_of_embeddings_makes_vllm_pool_whatever_the_checkpoint_is(folder: Path, task: str) -> None:
+def test_the_task_of_embeddings_makes_vllm_pool_whatever_the_checkpoint_is(
+    folder: Path, task: str
+) -> None:
     on_vllm = f"option.rolling_batch=vllm\noption.task={task}"
 
     assert settle(folder, on_vllm).config.engine.options == {"runner": "pooling"}
@@ -687,10 +819,20 @@ def test_the_task_of_embeddings_makes_vllm_pool_whatever_the_checkpoint_is(folde
 
 @pytest.mark.parametrize(
     ("text", "length"),
-    [("4096", 4096), ("32k", 32_000), ("32K", 32_768), ("25.6k", 25_600), ("1m", 10**6), ("1M", 1 << 20)],
+    [
+        ("4096", 4096),
+        ("32k", 32_000),
+        ("32K", 32_768),
+        ("25.6k", 25_600),
+        ("1m", 10**6),
+        ("1M", 1 << 20),
+    ],
 )
 def test_a_length_has_the_units_of_vllm(folder: Path, text: str, length: int) -> None:
-    assert settle(folder, "", {}, {"option.max_model_len": text}).config.engine.max_sequence_length == length
+    assert (
+        settle(folder, "", {}, {"option.max_model_len": text}).config.engine.max_sequence_length
+        == length
+    )
 
 
 @pytest.mark.parametrize("text", ["option.x=\\ud800", "option.dtype=\\udfff"])
@@ -698,7 +840,9 @@ def test_half_a_character_is_refused(folder: Path, text: str) -> None:
     assert len(faults(folder, text)) == 1
 
 
-def test_entry_point_and_engine_of_the_reference_are_understood_from_the_environment(folder: Path) -> None:
+def test_entry_point_and_engine_of_the_reference_are_understood_from_the_environment(
+    folder: Path,
+) -> None:
     environ = {"OPTION_ENTRYPOINT": "djl_python.huggingface", "OPTION_ENGINE": "Python"}
     resolved = settle(folder, "", environ)
     assert (resolved.warnings, resolved.config.engine.options) == ((), {})
@@ -717,4 +861,7 @@ def test_traces_without_their_extra_are_refused_before_anything_starts(
     [fault] = faults(folder, text)
     assert fault.startswith("option.otlp_traces_endpoint=http://localhost:4318 (")
     assert fault.endswith(": the library opentelemetry is not installed")
-    assert hint("bad_configuration", fault) == "scripts/install otel, or pip install '.[otel]', in a clone of lmi"
+    assert (
+        hint("bad_configuration", fault)
+        == "scripts/install otel, or pip install '.[otel]', in a clone of lmi"
+    )

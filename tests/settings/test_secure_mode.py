@@ -1,4 +1,6 @@
-"""Secure mode: what each control refuses, options and paths that may be unsafe, adapters, what was fetched."""
+"""Secure mode: what each control refuses, options and paths that may be unsafe, adapters, what was
+fetched.
+"""
 
 from __future__ import annotations
 
@@ -58,9 +60,13 @@ def test_a_harmless_model_is_served_under_all_controls(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("controls", ["", " ", ","])
-def test_secure_mode_without_controls_is_refused_with_their_names(folder: Path, controls: str) -> None:
+def test_secure_mode_without_controls_is_refused_with_their_names(
+    folder: Path, controls: str
+) -> None:
     (line,) = refusal(folder, controls)
-    assert "SAGEMAKER_SECURITY_CONTROLS is missing" in line and all(name in line for name in CONTROLS)
+    assert "SAGEMAKER_SECURITY_CONTROLS is missing" in line and all(
+        name in line for name in CONTROLS
+    )
 
 
 def test_an_unknown_control_is_refused_with_its_name(folder: Path) -> None:
@@ -70,7 +76,10 @@ def test_an_unknown_control_is_refused_with_its_name(folder: Path) -> None:
 
 def test_a_channel_that_is_no_folder_is_refused_with_its_name(folder: Path) -> None:
     (line,) = refusal(folder, PICKLES, SAGEMAKER_UNTRUSTED_CHANNELS=f"{folder},{folder}/nowhere")
-    assert line.endswith(f"{folder}/nowhere is not a folder") and "SAGEMAKER_UNTRUSTED_CHANNELS" in line
+    assert (
+        line.endswith(f"{folder}/nowhere is not a folder")
+        and "SAGEMAKER_UNTRUSTED_CHANNELS" in line
+    )
 
 
 def test_without_a_channel_the_models_folder_is_searched(folder: Path, tmp_path: Path) -> None:
@@ -78,7 +87,9 @@ def test_without_a_channel_the_models_folder_is_searched(folder: Path, tmp_path:
     write(tmp_path / "elsewhere" / "weights.bin")
     lines = refusal(folder, PICKLES, SAGEMAKER_UNTRUSTED_CHANNELS="")
     assert lines == [f"{folder / 'deep' / 'weights.bin'}: refused by {PICKLES}"]
-    trusted = secured(folder, PICKLES, SAGEMAKER_UNTRUSTED_CHANNELS=str(write(tmp_path / "c" / "x").parent))
+    trusted = secured(
+        folder, PICKLES, SAGEMAKER_UNTRUSTED_CHANNELS=str(write(tmp_path / "c" / "x").parent)
+    )
     assert trusted.warnings == ()
 
 
@@ -100,14 +111,19 @@ FILES = {
 @pytest.mark.parametrize("control", FILES)
 def test_each_control_refuses_its_files_and_no_others(folder: Path, control: str) -> None:
     for name in FILES.values():
-        write(folder / name, '{"chat_template": "{{ messages }}"}' if name.endswith(".json") else HANDLE)
+        write(
+            folder / name,
+            '{"chat_template": "{{ messages }}"}' if name.endswith(".json") else HANDLE,
+        )
     assert refusal(folder, control) == [f"{folder / FILES[control]}: refused by {control}"]
 
 
 def test_all_controls_together_name_every_file_and_option(folder: Path) -> None:
     for name in FILES.values():
         write(folder / name, '{"chat_template": "x"}' if name.endswith(".json") else HANDLE)
-    lines = refusal(folder, ",".join(CONTROLS), "option.trust_remote_code=true\noption.allow_pickle=true")
+    lines = refusal(
+        folder, ",".join(CONTROLS), "option.trust_remote_code=true\noption.allow_pickle=true"
+    )
     assert len(lines) == len(FILES) + 2
     assert all(any(control in line for line in lines) for control in CONTROLS)
 
@@ -118,7 +134,9 @@ def test_a_pickle_of_any_case_and_depth_is_found(folder: Path, name: str) -> Non
     assert refusal(folder, PICKLES) == [f"{folder / name}: refused by {PICKLES}"]
 
 
-def test_a_pickle_behind_a_link_is_found_and_a_loop_of_links_ends(folder: Path, tmp_path: Path) -> None:
+def test_a_pickle_behind_a_link_is_found_and_a_loop_of_links_ends(
+    folder: Path, tmp_path: Path
+) -> None:
     write(tmp_path / "elsewhere" / "w.bin")
     (folder / "linked").symlink_to(tmp_path / "elsewhere")
     (folder / "loop").symlink_to(folder)
@@ -134,7 +152,9 @@ def test_a_pickle_behind_a_link_is_found_and_a_loop_of_links_ends(folder: Path, 
         ("tokenizer_config.json", "not JSON"),
     ],
 )
-def test_a_chat_template_is_found_in_each_file_that_may_hold_one(folder: Path, name: str, text: str) -> None:
+def test_a_chat_template_is_found_in_each_file_that_may_hold_one(
+    folder: Path, name: str, text: str
+) -> None:
     write(folder / name, text)
     assert refusal(folder, TEMPLATE) == [f"{folder / name}: refused by {TEMPLATE}"]
 
@@ -162,7 +182,11 @@ def test_each_control_refuses_its_options(folder: Path, control: str, text: str)
 
 def test_an_entry_point_of_the_reference_is_no_script(folder: Path) -> None:
     assert (
-        secured(folder, SCRIPTS, "option.entryPoint=djl_python.huggingface\noption.output_formatter=json").warnings
+        secured(
+            folder,
+            SCRIPTS,
+            "option.entryPoint=djl_python.huggingface\noption.output_formatter=json",
+        ).warnings
         == ()
     )
 
@@ -179,12 +203,21 @@ def test_an_entry_point_of_the_reference_is_no_script(folder: Path) -> None:
 )
 def test_an_option_that_is_not_known_to_be_safe_is_refused(folder: Path, option: str) -> None:
     (line,) = refusal(folder, REMOTE_CODE, option)
-    assert line == f"{option.partition('=')[0]} (serving.properties:1): secure mode does not allow this option"
+    assert (
+        line
+        == f"{option.partition('=')[0]} (serving.properties:1): secure mode does not allow this "
+        f"option"
+    )
 
 
 @pytest.mark.parametrize(
     "option",
-    ["option.load_format=safetensors", "option.revision=main", "option.seed=1", "option.enable_prefix_caching=true"],
+    [
+        "option.load_format=safetensors",
+        "option.revision=main",
+        "option.seed=1",
+        "option.enable_prefix_caching=true",
+    ],
 )
 def test_an_option_that_is_known_to_be_safe_is_not(folder: Path, option: str) -> None:
     assert secured(folder, REMOTE_CODE, option).config.server.secure_mode
@@ -209,7 +242,9 @@ def test_the_file_that_comes_with_the_model_cannot_switch_it_off(folder: Path) -
         ("model_store=/", ""),
     ],
 )
-def test_the_file_that_comes_with_the_model_cannot_weaken_it(folder: Path, text: str, without: str) -> None:
+def test_the_file_that_comes_with_the_model_cannot_weaken_it(
+    folder: Path, text: str, without: str
+) -> None:
     lines = refusal(folder, PICKLES, text, **({without: ""} if without else {}))
     assert lines == [
         f"{text.partition('=')[0]} (serving.properties:1): "
@@ -221,11 +256,16 @@ PATHS = ["option.model_id", "option.speculative_draft_model", "option.chat_templ
 
 
 @pytest.mark.parametrize("key", PATHS)
-def test_a_path_outside_of_the_models_folder_is_refused(folder: Path, tmp_path: Path, key: str) -> None:
+def test_a_path_outside_of_the_models_folder_is_refused(
+    folder: Path, tmp_path: Path, key: str
+) -> None:
     write(tmp_path / "other" / "config.json", "{}")
     for text in (str(tmp_path / "other"), "../other"):
         lines = refusal(folder, PICKLES, f"{key}={text}")
-        assert any(line.startswith(f"{key} (serving.properties:1): {tmp_path / 'other'} is outside") for line in lines)
+        assert any(
+            line.startswith(f"{key} (serving.properties:1): {tmp_path / 'other'} is outside")
+            for line in lines
+        )
 
 
 def test_a_link_out_of_the_models_folder_is_followed(folder: Path, tmp_path: Path) -> None:
@@ -238,18 +278,26 @@ def test_a_link_out_of_the_models_folder_is_followed(folder: Path, tmp_path: Pat
 @pytest.mark.parametrize("text", ["inside", "owner/name"])
 def test_a_folder_inside_and_a_name_on_a_hub_are_no_path_outside(folder: Path, text: str) -> None:
     write(folder / "inside" / "config.json", "{}")
-    assert secured(folder, PICKLES, f"option.speculative_draft_model={text}").config.server.secure_mode
+    assert secured(
+        folder, PICKLES, f"option.speculative_draft_model={text}"
+    ).config.server.secure_mode
 
 
-def test_download_dir_is_a_place_for_models_where_the_operator_gives_it(folder: Path, tmp_path: Path) -> None:
+def test_download_dir_is_a_place_for_models_where_the_operator_gives_it(
+    folder: Path, tmp_path: Path
+) -> None:
     write(tmp_path / "cache" / "draft" / "config.json", "{}")
     draft = f"option.speculative_draft_model={tmp_path / 'cache' / 'draft'}"
     refusal(folder, PICKLES, draft)
-    assert secured(folder, PICKLES, draft, SERVING_DOWNLOAD_DIR=str(tmp_path / "cache")).config.server.secure_mode
+    assert secured(
+        folder, PICKLES, draft, SERVING_DOWNLOAD_DIR=str(tmp_path / "cache")
+    ).config.server.secure_mode
 
 
 def server(tmp_path: Path, *controls: str, secure_mode: bool = True) -> ServerConfig:
-    return ServerConfig(secure_mode=secure_mode, security_controls=controls, download_dir=str(tmp_path / "cache"))
+    return ServerConfig(
+        secure_mode=secure_mode, security_controls=controls, download_dir=str(tmp_path / "cache")
+    )
 
 
 def refused_adapter(config: ServerConfig, folder: Path, model: Path) -> list[str]:
@@ -267,7 +315,9 @@ def test_an_adapter_is_searched_for_everything(folder: Path, tmp_path: Path) -> 
     check_adapter(server(tmp_path, *FILES, secure_mode=False), adapter, folder)
 
 
-def test_an_adapter_outside_of_the_models_folder_and_of_download_dir_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_an_adapter_outside_of_the_models_folder_and_of_download_dir_is_refused(
+    folder: Path, tmp_path: Path
+) -> None:
     adapter = write(tmp_path / "other" / "adapter_config.json", "{}").parent
     (line,) = refused_adapter(server(tmp_path, PICKLES), adapter, folder)
     assert str(adapter) in line and "outside" in line
@@ -278,7 +328,10 @@ def test_an_adapter_outside_of_the_models_folder_and_of_download_dir_is_refused(
 def test_what_was_fetched_is_searched_and_may_lie_anywhere(folder: Path, tmp_path: Path) -> None:
     model = write(tmp_path / "hub" / "model" / "config.json", "{}").parent
     draft = write(tmp_path / "hub" / "draft" / "config.json", "{}").parent
-    environ = {"SAGEMAKER_SECURE_MODE": "true", "SAGEMAKER_SECURITY_CONTROLS": f"{PICKLES},{SCRIPTS}"}
+    environ = {
+        "SAGEMAKER_SECURE_MODE": "true",
+        "SAGEMAKER_SECURITY_CONTROLS": f"{PICKLES},{SCRIPTS}",
+    }
     environ |= {"OPTION_MODEL_ID": "owner/model", "OPTION_SPECULATIVE_DRAFT_MODEL": "owner/draft"}
 
     def settled() -> Resolved:

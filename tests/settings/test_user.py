@@ -31,7 +31,9 @@ def place() -> Iterator[Path]:
     ("text", "uid", "gid"),
     [("nobody", 65534, 65534), ("65534", 65534, 65534), ("4321", 4321, 4321), ("4321:7", 4321, 7)],
 )
-def test_a_user_is_a_name_a_number_or_numbers_of_user_and_group(text: str, uid: int, gid: int) -> None:
+def test_a_user_is_a_name_a_number_or_numbers_of_user_and_group(
+    text: str, uid: int, gid: int
+) -> None:
     user = User.of(text)
     assert (str(user), user.uid, user.gid, user.groups[0]) == (text, uid, gid, gid)
 
@@ -45,7 +47,9 @@ def test_root_and_what_the_system_does_not_know_is_refused(text: str) -> None:
 
 
 @only_root
-def test_while_root_acts_as_a_user_it_may_what_the_user_may_and_is_itself_again(place: Path) -> None:
+def test_while_root_acts_as_a_user_it_may_what_the_user_may_and_is_itself_again(
+    place: Path,
+) -> None:
     secret = place / "secret"
     secret.touch(mode=0o600)
     before = os.getresuid(), os.getresgid(), os.getgroups()
@@ -68,15 +72,23 @@ def model_of(place: Path) -> Path:
 
 
 @only_root
-def test_a_file_of_a_model_that_the_user_cannot_read_is_named_before_anything_starts(place: Path) -> None:
+def test_a_file_of_a_model_that_the_user_cannot_read_is_named_before_anything_starts(
+    place: Path,
+) -> None:
     folder, user = model_of(place), User.of("nobody")
     check_files(user, folder)
     (folder / "model.safetensors").chmod(0o600)
-    with pytest.raises(BadConfiguration, match=f"option.user=nobody: that user cannot read {folder}/model.safetensors"):
+    with pytest.raises(
+        BadConfiguration,
+        match=f"option.user=nobody: that user cannot read {folder}/model.safetensors",
+    ):
         check_files(user, folder)
 
     server = ServerConfig(model_store=str(folder.parent), user=user)
-    with user.acting(), pytest.raises(ModelUnusable, match="model.safetensors: option.user=nobody cannot read it"):
+    with (
+        user.acting(),
+        pytest.raises(ModelUnusable, match="model.safetensors: option.user=nobody cannot read it"),
+    ):
         resolve_model("m", str(folder), server, {})
 
     folder.chmod(0o700)
@@ -86,7 +98,12 @@ def test_a_file_of_a_model_that_the_user_cannot_read_is_named_before_anything_st
 
 @only_root
 def test_the_files_of_gpus_that_a_user_may_not_open_are_known(place: Path) -> None:
-    for name, mode in (("nvidiactl", 0o666), ("nvidia-uvm", 0o666), ("nvidia0", 0o660), ("nvidia-caps", 0o600)):
+    for name, mode in (
+        ("nvidiactl", 0o666),
+        ("nvidia-uvm", 0o666),
+        ("nvidia0", 0o660),
+        ("nvidia-caps", 0o600),
+    ):
         (place / name).touch()
         (place / name).chmod(mode)
     assert unusable_gpu_files(place) == []

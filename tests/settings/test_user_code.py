@@ -18,7 +18,8 @@ def test_an_entry_point_for_neuron_devices_is_told(folder: Path) -> None:
     for name in ("transformers-neuronx", "transformers_neuronx"):
         (warning,) = settle(folder, f"option.entryPoint=djl_python.{name}").warnings
         assert warning == (
-            f"option.entryPoint=djl_python.{name} (serving.properties:1): Neuron devices are not served here, "
+            f"option.entryPoint=djl_python.{name} (serving.properties:1): Neuron devices are not "
+            f"served here, "
             "the model runs on GPUs or a CPU"
         )
 
@@ -27,7 +28,10 @@ def test_code_that_holds_nothing_to_run_is_told(folder: Path) -> None:
     (folder / "model.py").write_text("x = 1")
     resolved = settle(folder)
     (warning,) = resolved.warnings
-    assert warning == f"{folder / 'model.py'}: has neither a function handle nor a formatter, so it is not run"
+    assert (
+        warning
+        == f"{folder / 'model.py'}: has neither a function handle nor a formatter, so it is not run"
+    )
     assert resolved.config.user_code is None
 
 
@@ -47,7 +51,8 @@ def test_a_handler_that_an_entry_point_hides_is_told_as_what_it_is(folder: Path)
     resolved = settle(folder, "option.entryPoint=djl_python.huggingface")
     (warning,) = resolved.warnings
     assert warning == (
-        f"{folder / 'model.py'}: has no formatter, and option.entryPoint=djl_python.huggingface answers "
+        f"{folder / 'model.py'}: has no formatter, and option.entryPoint=djl_python.huggingface "
+        f"answers "
         "in place of its function handle, so it is not run"
     )
 
@@ -70,8 +75,16 @@ def test_a_handler_that_an_entry_point_hides_is_told_as_what_it_is(folder: Path)
         ),
         ("def handle(inputs): ...", ASYNC_SERVICE, {"handler": "handle"}),
         ("def other(inputs): ...", f"{ASYNC_SERVICE}\noption.handler=other", {"handler": "other"}),
-        ("async def handle(inputs): ...", f"{ASYNC_SERVICE}\noption.rolling_batch=disable", {"handler": "handle"}),
-        ("@output_formatter\ndef f(o): ...", f"{ASYNC_SERVICE}\noption.rolling_batch=disable", {"handler": None}),
+        (
+            "async def handle(inputs): ...",
+            f"{ASYNC_SERVICE}\noption.rolling_batch=disable",
+            {"handler": "handle"},
+        ),
+        (
+            "@output_formatter\ndef f(o): ...",
+            f"{ASYNC_SERVICE}\noption.rolling_batch=disable",
+            {"handler": None},
+        ),
     ],
 )
 def test_what_a_models_code_is_for_is_read_from_its_text(
@@ -79,7 +92,10 @@ def test_what_a_models_code_is_for_is_read_from_its_text(
 ) -> None:
     (folder / "model.py").write_text(source)
     config = settle(folder, text).config
-    assert config.user_code is not None and {name: getattr(config.user_code, name) for name in found} == found
+    assert (
+        config.user_code is not None
+        and {name: getattr(config.user_code, name) for name in found} == found
+    )
     assert config.is_user_code == bool(found.get("handler"))
     assert config.model.output_formatter is None
     assert config.engine.handler == ("python" if config.is_user_code else "lmi-dist")
@@ -88,7 +104,9 @@ def test_what_a_models_code_is_for_is_read_from_its_text(
 
 def test_a_handler_is_given_every_option_and_needs_no_model_beside_it(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text("def handle(inputs): ...")
-    resolved = settle(tmp_path, "option.model_id=org/name\noption.task=fill\noption.mine=1\noption.hf_token=x")
+    resolved = settle(
+        tmp_path, "option.model_id=org/name\noption.task=fill\noption.mine=1\noption.hf_token=x"
+    )
     assert resolved.warnings == ()
     assert resolved.config.user_code is not None
     assert resolved.config.user_code.properties == {
@@ -110,8 +128,10 @@ def test_code_that_is_not_python_makes_the_model_unusable(folder: Path) -> None:
 def test_names_and_marks_are_read_from_the_top_level_and_nothing_is_run(tmp_path: Path) -> None:
     path = tmp_path / "model.py"
     path.write_text(
-        "import os as system\nfrom a import b\nraise SystemExit\nx = y = 1\nclass C:\n    def inner(self): ...\n"
-        "@output_formatter\ndef f(): ...\n@input_parser.input_formatter\nasync def g(): ...\n@other()\ndef h(): ...\n"
+        "import os as system\nfrom a import b\nraise SystemExit\nx = y = 1\nclass C:\n    def "
+        "inner(self): ...\n"
+        "@output_formatter\ndef f(): ...\n@input_parser.input_formatter\nasync def g(): "
+        "...\n@other()\ndef h(): ...\n"
     )
     names, marks = outline(path)
     assert names == {"system", "b", "x", "y", "C", "f", "g", "h"}
@@ -127,7 +147,9 @@ def test_names_and_marks_are_read_from_the_top_level_and_nothing_is_run(tmp_path
         (b"(" * 10_000, "model.py: "),
     ],
 )
-def test_a_file_that_is_not_python_is_told_with_its_line(tmp_path: Path, source: bytes, said: str) -> None:
+def test_a_file_that_is_not_python_is_told_with_its_line(
+    tmp_path: Path, source: bytes, said: str
+) -> None:
     (tmp_path / "model.py").write_bytes(source)
     with pytest.raises(ModelUnusable, match=said):
         outline(tmp_path / "model.py")
@@ -161,7 +183,7 @@ async def pre(request: Request) -> Request:
 @output_formatter
 async def post(response):
     return response
-""",
+""",  # noqa: E501
     "an import inside a function": """
 def handle(inputs):
     import model_hosting_container_standards
@@ -172,7 +194,9 @@ NOT_RUN = "handlers of model-hosting-container-standards are not run here"
 
 @pytest.mark.parametrize("name", STANDARDS)
 @pytest.mark.parametrize("place", ["model.py", "code/model.py"])
-def test_handlers_of_aws_s_standards_end_the_start_where_they_are_not_run(folder: Path, name: str, place: str) -> None:
+def test_handlers_of_aws_s_standards_end_the_start_where_they_are_not_run(
+    folder: Path, name: str, place: str
+) -> None:
     file = folder / place
     file.parent.mkdir(exist_ok=True)
     file.write_text(STANDARDS[name])
@@ -199,7 +223,8 @@ def test_the_file_that_a_variable_names_is_looked_at(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["CUSTOM_FASTAPI_PING_HANDLER", "CUSTOM_FASTAPI_INVOCATION_HANDLER", "CUSTOM_PRE_PROCESS"]
+    "name",
+    ["CUSTOM_FASTAPI_PING_HANDLER", "CUSTOM_FASTAPI_INVOCATION_HANDLER", "CUSTOM_PRE_PROCESS"],
 )
 def test_a_variable_that_names_a_handler_ends_the_start(folder: Path, name: str) -> None:
     (fault,) = faults(folder, environ={name: "model:check"})
@@ -208,6 +233,8 @@ def test_a_variable_that_names_a_handler_ends_the_start(folder: Path, name: str)
 
 def test_other_code_beside_the_model_is_no_handler_of_the_standards(folder: Path) -> None:
     (folder / "code").mkdir()
-    (folder / "code" / "model.py").write_text("import fastapi\n\ndef custom_sagemaker():\n    pass\n")
+    (folder / "code" / "model.py").write_text(
+        "import fastapi\n\ndef custom_sagemaker():\n    pass\n"
+    )
     (folder / "code" / "inference.py").write_text(STANDARDS["a decorator"])
     assert settle(folder).warnings == ()

@@ -1,4 +1,6 @@
-"""Files that say what should be loaded: names, readers that never see half an entry, writers that die."""
+"""Files that say what should be loaded: names, readers that never see half an entry, writers that
+die.
+"""
 
 from __future__ import annotations
 
@@ -44,14 +46,32 @@ def test_a_file_that_is_removed_while_the_folder_is_read_hides_no_other(tmp_path
 
 def test_a_name_is_taken_once_however_many_ask(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as threads:
-        taken = list(threads.map(lambda n: folder(tmp_path).add(entry("formal", path=f"/{n}")), range(32)))
+        taken = list(
+            threads.map(lambda n: folder(tmp_path).add(entry("formal", path=f"/{n}")), range(32))
+        )
     assert taken.count(True) == 1
     [kept] = folder(tmp_path).entries()
     assert kept.path == f"/{taken.index(True)}"
 
 
 @pytest.mark.parametrize(
-    "name", ["", "a/b", "../a", "..", ".hid", "<b>", "a\\b", "~", "-a", "a%2fb", "a b", "é", "a\n", "a" * 257]
+    "name",
+    [
+        "",
+        "a/b",
+        "../a",
+        "..",
+        ".hid",
+        "<b>",
+        "a\\b",
+        "~",
+        "-a",
+        "a%2fb",
+        "a b",
+        "é",
+        "a\n",
+        "a" * 257,
+    ],
 )
 def test_a_name_that_could_be_anything_else_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(InvalidParameter, match="name must be 1 to 256 letters, digits"):
@@ -81,7 +101,9 @@ def test_a_reader_knows_that_something_changed(tmp_path: Path) -> None:
     assert all(before != after for before, after in zip(versions, versions[1:], strict=False))
 
 
-def test_a_bad_file_is_reported_once_and_hides_no_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_bad_file_is_reported_once_and_hides_no_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     state = folder(tmp_path)
     state.add(entry("good"))
     (tmp_path / "adapters" / "bad.json").write_bytes(b'{"name": 5}')
@@ -93,8 +115,12 @@ def test_a_bad_file_is_reported_once_and_hides_no_other(tmp_path: Path, caplog: 
 
 def test_the_name_of_a_writer_that_died_before_it_was_done_is_free(tmp_path: Path) -> None:
     state = folder(tmp_path)
-    dead = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
-    abandoned = msgspec.structs.replace(entry("formal", state=State.PENDING), writer=int(dead.stdout))
+    dead = subprocess.run(
+        [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True
+    )
+    abandoned = msgspec.structs.replace(
+        entry("formal", state=State.PENDING), writer=int(dead.stdout)
+    )
     assert state.add(abandoned) and state.entries() == []
     assert state.add(entry("formal", state=State.PENDING)) and len(state.entries()) == 1
     assert not state.add(entry("formal")), "its writer is alive"
@@ -102,7 +128,9 @@ def test_the_name_of_a_writer_that_died_before_it_was_done_is_free(tmp_path: Pat
     assert not state.add(entry("rude")), "its writer was done"
 
 
-def test_a_change_of_an_entry_that_was_removed_or_changed_meanwhile_does_not_bring_it_back(tmp_path: Path) -> None:
+def test_a_change_of_an_entry_that_was_removed_or_changed_meanwhile_does_not_bring_it_back(
+    tmp_path: Path,
+) -> None:
     entries, old, new = folder(tmp_path), entry("formal"), entry("formal", path="/other")
     assert entries.add(old) and entries.swap(old, new)
     assert not entries.swap(old, entry("formal", path="/third"))

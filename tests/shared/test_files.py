@@ -10,7 +10,9 @@ import pytest
 from lmi.shared.linux import write_whole
 
 
-def test_a_file_that_cannot_be_written_whole_leaves_the_old_one_and_nothing_else(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_whole_leaves_the_old_one_and_nothing_else(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "a.json"
     write_whole(file, b"old")
     write_whole(file, b"new")

@@ -1,4 +1,6 @@
-"""References of a JSON schema by `$id`, `$anchor` and pointer, written as pointers from the root."""
+"""References of a JSON schema by `$id`, `$anchor` and pointer, written as pointers from
+the root.
+"""
 
 from typing import Any
 
@@ -28,12 +30,22 @@ def pointer_of(schema: dict[str, Any]) -> object:
         ("https://example.com/item.json", {"$id": "item.json"}, "#/$defs/x"),
         ("item.json", {"$id": "/item.json"}, "#/$defs/x"),
         ("urn:example:item", {"$id": "urn:example:item"}, "#/$defs/x"),
-        ("urn:example:item#part", {"$id": "urn:example:item", "items": {"$anchor": "part"}}, "#/$defs/x/items"),
-        ("urn:example:item#/properties/b~1c", {"$id": "urn:example:item"}, "#/$defs/x/properties/b~1c"),
+        (
+            "urn:example:item#part",
+            {"$id": "urn:example:item", "items": {"$anchor": "part"}},
+            "#/$defs/x/items",
+        ),
+        (
+            "urn:example:item#/properties/b~1c",
+            {"$id": "urn:example:item"},
+            "#/$defs/x/properties/b~1c",
+        ),
         ("#/$defs/x", {"$id": "item.json"}, "#/$defs/x"),
     ],
 )
-def test_what_the_schema_names_is_a_pointer(reference: str, definition: dict[str, Any], pointer: str) -> None:
+def test_what_the_schema_names_is_a_pointer(
+    reference: str, definition: dict[str, Any], pointer: str
+) -> None:
     schema = {
         "$id": "https://example.com/root.json",
         "properties": {"a": {"$ref": reference}},
@@ -45,12 +57,19 @@ def test_what_the_schema_names_is_a_pointer(reference: str, definition: dict[str
 def test_a_reference_counts_from_the_id_around_it() -> None:
     schema = {
         "$defs": {
-            "tree": {"$id": "https://example.com/tree", "items": {"$ref": "#"}, "properties": {"b": {"$ref": "leaf"}}},
+            "tree": {
+                "$id": "https://example.com/tree",
+                "items": {"$ref": "#"},
+                "properties": {"b": {"$ref": "leaf"}},
+            },
             "leaf": {"$id": "https://example.com/leaf", "type": "string"},
         }
     }
     tree = with_pointers(schema)["$defs"]["tree"]
-    assert tree == {"items": {"$ref": "#/$defs/tree"}, "properties": {"b": {"$ref": "#/$defs/leaf"}}}
+    assert tree == {
+        "items": {"$ref": "#/$defs/tree"},
+        "properties": {"b": {"$ref": "#/$defs/leaf"}},
+    }
 
 
 def test_an_id_of_draft_4_has_its_name_there_alone() -> None:
@@ -72,7 +91,9 @@ def test_an_id_beside_a_reference_counts_since_draft_2019(draft: str, place: str
     }
     assert pointer_of(schema) == f"#/$defs/{place}"
     del schema["$schema"]
-    assert pointer_of(schema) == "https://example.com/inner/item", "which reading is meant is not known"
+    assert pointer_of(schema) == "https://example.com/inner/item", (
+        "which reading is meant is not known"
+    )
 
 
 def test_what_looks_like_a_name_in_data_or_under_an_unknown_word_is_none() -> None:
@@ -82,7 +103,10 @@ def test_what_looks_like_a_name_in_data_or_under_an_unknown_word_is_none() -> No
 
 
 def test_a_name_that_two_places_have_leads_nowhere() -> None:
-    schema = {"properties": {"a": {"$ref": "#x"}}, "$defs": {"b": {"$anchor": "x"}, "c": {"$anchor": "x"}}}
+    schema = {
+        "properties": {"a": {"$ref": "#x"}},
+        "$defs": {"b": {"$anchor": "x"}, "c": {"$anchor": "x"}},
+    }
     assert pointer_of(schema) == "#x"
 
 
@@ -103,5 +127,9 @@ def test_a_dynamic_reference_within_one_resource_is_an_ordinary_one() -> None:
 
 
 def test_a_schema_that_has_only_pointers_stays_as_it_is() -> None:
-    schema = {"$id": "https://example.com/a", "items": {"$ref": "#/$defs/x"}, "$defs": {"x": {"const": {"$id": "y"}}}}
+    schema = {
+        "$id": "https://example.com/a",
+        "items": {"$ref": "#/$defs/x"},
+        "$defs": {"x": {"const": {"$id": "y"}}},
+    }
     assert with_pointers(schema) is schema

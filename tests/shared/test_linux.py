@@ -21,7 +21,9 @@ ROOT = Path(__file__).parents[2]
 def run_python(code: str) -> str:
     """Run code in a separate process, since the test process has threads and must not fork."""
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environ, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environ, timeout=60
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -54,9 +56,9 @@ os.waitpid(pid, 0)
     left = {"SIGTERM", "SIGINT", "SIGQUIT", "SIGKILL", "SIGSTOP", "SIGPIPE", "SIGXFSZ"}
     left |= {"SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGSYS", "SIGTRAP"}
     left |= {"SIGCHLD", "SIGCONT", "SIGURG", "SIGWINCH"}
-    assert {signal.Signals(signum).name for signum in signal.valid_signals() - named} - {"SIGXFSZ"} == left - {
+    assert {signal.Signals(signum).name for signum in signal.valid_signals() - named} - {
         "SIGXFSZ"
-    }
+    } == left - {"SIGXFSZ"}
 
 
 def test_a_process_that_may_not_fork_still_hears_its_signals() -> None:
@@ -108,7 +110,9 @@ print(pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environ, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environ, timeout=60
+    )
     assert done.returncode == -signal.SIGKILL
     deadline_s = time.monotonic() + 60
     while linux.is_alive(int(done.stdout)):
@@ -183,7 +187,9 @@ def test_the_children_of_this_process_are_found() -> None:
 
 def test_the_descendants_of_a_process_are_found_whichever_thread_started_them() -> None:
     def start() -> subprocess.Popen[str]:
-        return subprocess.Popen(["/bin/sh", "-c", "/bin/sleep 60 & echo $!; wait"], stdout=subprocess.PIPE, text=True)
+        return subprocess.Popen(
+            ["/bin/sh", "-c", "/bin/sleep 60 & echo $!; wait"], stdout=subprocess.PIPE, text=True
+        )
 
     with ThreadPoolExecutor(1) as other_thread, other_thread.submit(start).result() as child:
         assert child.stdout is not None

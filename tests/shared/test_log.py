@@ -37,14 +37,20 @@ def json_lines(capfd: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
 
 
 def record(message: str, *args: object, **extra: object) -> logging.LogRecord:
-    made = logging.makeLogRecord({"name": "lmi.test", "levelname": "INFO", "msg": message, "args": args})
+    made = logging.makeLogRecord(
+        {"name": "lmi.test", "levelname": "INFO", "msg": message, "args": args}
+    )
     vars(made).update(extra)
     return made
 
 
-def test_an_event_is_a_json_object_with_the_documented_fields(capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_event_is_a_json_object_with_the_documented_fields(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     log.setup("engine-0", format="json")
-    logging.getLogger("lmi.x").info("loaded %d of %d", 1, 2, extra={"request_id": "r1", "tokens": 7})
+    logging.getLogger("lmi.x").info(
+        "loaded %d of %d", 1, 2, extra={"request_id": "r1", "tokens": 7}
+    )
     (event,) = json_lines(capfd)
     datetime.strptime(str(event.pop("ts")), "%Y-%m-%dT%H:%M:%S.%fZ")
     assert event == {
@@ -67,10 +73,16 @@ def test_text_says_the_same_on_one_line(capfd: pytest.CaptureFixture[str]) -> No
 
 def on_a_terminal(level: str, **environ: str) -> str:
     """What a terminal gets of a process that logs one line of this level."""
-    code = f"import logging; from lmi.shared import log; log.setup('x'); logging.getLogger().{level}('hello')"
+    code = (
+        f"import logging; from lmi.shared import log; log.setup('x'); "
+        f"logging.getLogger().{level}('hello')"
+    )
     keyboard, terminal = pty.openpty()
     subprocess.run(
-        [sys.executable, "-c", code], stderr=terminal, env={**os.environ, "TERM": "xterm", **environ}, check=True
+        [sys.executable, "-c", code],
+        stderr=terminal,
+        env={**os.environ, "TERM": "xterm", **environ},
+        check=True,
     )
     os.close(terminal)
     with os.fdopen(keyboard, "rb") as screen:
@@ -93,12 +105,16 @@ def test_who_wants_no_colours_gets_none(environ: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("format", ["text", "json"])
-def test_no_message_extra_or_traceback_can_make_a_second_line(capfd: pytest.CaptureFixture[str], format: str) -> None:
+def test_no_message_extra_or_traceback_can_make_a_second_line(
+    capfd: pytest.CaptureFixture[str], format: str
+) -> None:
     log.setup("x", format=format)
     try:
         raise ValueError(HOSTILE)
     except ValueError:
-        logging.getLogger("a\nb").exception("%s", HOSTILE, extra={"request_id": HOSTILE, "k\n": HOSTILE})
+        logging.getLogger("a\nb").exception(
+            "%s", HOSTILE, extra={"request_id": HOSTILE, "k\n": HOSTILE}
+        )
     written = capfd.readouterr().err
     assert written.count("\n") == 1 and written.endswith("\n")
     assert written[:-1].isprintable()
@@ -119,7 +135,10 @@ def test_a_json_line_gives_the_message_back_unharmed(capfd: pytest.CaptureFixtur
 
 
 @given(
-    st.text(), st.dictionaries(st.sampled_from(["request_id", "route", "n"]), st.text() | st.integers() | st.floats())
+    st.text(),
+    st.dictionaries(
+        st.sampled_from(["request_id", "route", "n"]), st.text() | st.integers() | st.floats()
+    ),
 )
 def test_any_event_is_one_line_in_both_forms(message: str, extra: dict[str, object]) -> None:
     event = record("%s", message, **extra)
@@ -132,9 +151,13 @@ def test_any_event_is_one_line_in_both_forms(message: str, extra: dict[str, obje
 
 
 @pytest.mark.parametrize("character", ["a", "ü", "😀", "\n", "\x00", '"', "\ud800", "\u2028"])
-@pytest.mark.parametrize("formatter", [log.LineFormatter("x", log.as_json), log.LineFormatter("x", log.as_text)])
+@pytest.mark.parametrize(
+    "formatter", [log.LineFormatter("x", log.as_json), log.LineFormatter("x", log.as_text)]
+)
 @pytest.mark.parametrize("num", [1000, 16_000, 17_000, 100_000])
-def test_a_line_is_never_longer_than_the_limit(character: str, formatter: log.LineFormatter, num: int) -> None:
+def test_a_line_is_never_longer_than_the_limit(
+    character: str, formatter: log.LineFormatter, num: int
+) -> None:
     line = formatter.format(record("%s", character * num, request_id="r1", extra=character * num))
     assert len(line.encode("utf-8", "backslashreplace")) < log.MAX_LINE
     assert "r1" in line
@@ -177,7 +200,9 @@ def test_the_loggers_of_gunicorn_and_uvicorn_obey(capfd: pytest.CaptureFixture[s
     assert [event["logger"] for event in json_lines(capfd)] == list(log.FOREIGN)
 
 
-def test_the_level_is_obeyed_and_setting_up_twice_writes_once(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_level_is_obeyed_and_setting_up_twice_writes_once(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     log.setup("x", "DEBUG", "json")
     log.setup("x", "ERROR", "json")
     logging.getLogger("lmi.x").warning("no")
@@ -192,10 +217,15 @@ def test_auto_is_json_where_stderr_is_no_terminal(capfd: pytest.CaptureFixture[s
 
 
 def test_a_warning_of_python_is_an_event_too() -> None:
-    code = "import warnings; from lmi.shared import log; log.setup('x', format='json'); warnings.warn('two\\nlines')"
+    code = (
+        "import warnings; from lmi.shared import log; log.setup('x', format='json'); "
+        "warnings.warn('two\\nlines')"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     (line,) = done.stderr.splitlines()
-    assert json.loads(line)["logger"] == "py.warnings" and "two\nlines" in json.loads(line)["message"]
+    assert (
+        json.loads(line)["logger"] == "py.warnings" and "two\nlines" in json.loads(line)["message"]
+    )
 
 
 def test_a_full_disk_stops_nothing() -> None:
@@ -207,11 +237,14 @@ def test_a_full_disk_stops_nothing() -> None:
 def test_lines_of_several_processes_do_not_mix() -> None:
     code = (
         "import logging, sys; from lmi.shared import log; log.setup(sys.argv[1], format='json')\n"
-        "logging.getLogger().handlers[0].sink = log.Sink(2, max_wait_s=30.0)  # no line is dropped\n"
+        "logging.getLogger().handlers[0].sink = log.Sink(2, max_wait_s=30.0)  # no line is "
+        "dropped\n"
         "for i in range(200): logging.getLogger().info(sys.argv[1] * 1500)"
     )
     reader, writer = os.pipe()
-    children = [subprocess.Popen([sys.executable, "-c", code, role], stderr=writer) for role in "abc"]
+    children = [
+        subprocess.Popen([sys.executable, "-c", code, role], stderr=writer) for role in "abc"
+    ]
     os.close(writer)
     with os.fdopen(reader) as pipe:
         events = [json.loads(line) for line in pipe]

@@ -43,7 +43,11 @@ class Kernel:
         place = self.mounts / name
         shown = str(place).replace(" ", "\\040")
         file = self.proc / "self/mountinfo"
-        lines = file.read_text() if file.exists() else "22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/root rw\n"
+        lines = (
+            file.read_text()
+            if file.exists()
+            else "22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/root rw\n"
+        )
         write(file, f"{lines}35 31 0:32 {top} {shown} rw,nosuid shared:9 - {kind} {kind} {options}")
         return place
 
@@ -55,16 +59,22 @@ def kernel(tmp_path: Path) -> Kernel:
     return Kernel(proc, tmp_path / "control groups")
 
 
-def version_2(folder: Path, limit: object, used: int, cache: int = 0, shared: int = 0, mapped: int = 0) -> None:
+def version_2(
+    folder: Path, limit: object, used: int, cache: int = 0, shared: int = 0, mapped: int = 0
+) -> None:
     write(folder / "memory.max", limit)
     write(folder / "memory.current", used)
     write(folder / "memory.stat", f"anon 1\nfile {cache}\nshmem {shared}\nfile_mapped {mapped}")
 
 
-def version_1(folder: Path, limit: int, used: int, cache: int = 0, of_all_above: int = UNLIMITED_V1) -> None:
+def version_1(
+    folder: Path, limit: int, used: int, cache: int = 0, of_all_above: int = UNLIMITED_V1
+) -> None:
     write(folder / "memory.limit_in_bytes", limit)
     write(folder / "memory.usage_in_bytes", used)
-    numbers = f"cache 1\nhierarchical_memory_limit {of_all_above}\ntotal_cache {cache}\ntotal_shmem 0"
+    numbers = (
+        f"cache 1\nhierarchical_memory_limit {of_all_above}\ntotal_cache {cache}\ntotal_shmem 0"
+    )
     write(folder / "memory.stat", numbers)
 
 
@@ -182,7 +192,11 @@ def test_the_group_is_found_where_a_container_shows_another_part_of_the_tree(
 def test_own_groups_come_first_and_none_lies_above_its_mount(kernel: Kernel) -> None:
     kernel.own_groups("0::/a/b")
     place = kernel.mount("unified", "cgroup2")
-    assert [group.folder for group in groups("memory", kernel.proc)] == [place / "a/b", place / "a", place]
+    assert [group.folder for group in groups("memory", kernel.proc)] == [
+        place / "a/b",
+        place / "a",
+        place,
+    ]
 
 
 def test_without_proc_there_is_no_limit(tmp_path: Path) -> None:
@@ -200,9 +214,12 @@ def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("four_cores")
 @pytest.mark.parametrize(
-    ("quota", "num_cores"), [("max 100000", 4), ("250000 100000", 2), ("50000 100000", 1), ("800000 100000", 4)]
+    ("quota", "num_cores"),
+    [("max 100000", 4), ("250000 100000", 2), ("50000 100000", 1), ("800000 100000", 4)],
 )
-def test_cores_are_those_of_the_mask_within_the_quota(kernel: Kernel, quota: str, num_cores: int) -> None:
+def test_cores_are_those_of_the_mask_within_the_quota(
+    kernel: Kernel, quota: str, num_cores: int
+) -> None:
     kernel.own_groups("0::/job")
     write(kernel.mount("unified", "cgroup2") / "job/cpu.max", quota)
     assert num_usable_cores(kernel.proc) == num_cores
@@ -219,7 +236,9 @@ def test_the_quota_of_a_group_above_bounds_the_cores(kernel: Kernel) -> None:
 
 @pytest.mark.usefixtures("four_cores")
 @pytest.mark.parametrize(("quota_us", "num_cores"), [(-1, 4), (300000, 3), (20000, 1)])
-def test_version_1_has_its_quota_in_two_files(kernel: Kernel, quota_us: int, num_cores: int) -> None:
+def test_version_1_has_its_quota_in_two_files(
+    kernel: Kernel, quota_us: int, num_cores: int
+) -> None:
     kernel.own_groups("9:cpu,cpuacct:/a\n4:memory:/b")
     place = kernel.mount("cpu", "cgroup", "rw,cpu,cpuacct")
     write(place / "a/cpu.cfs_quota_us", quota_us)
@@ -246,7 +265,8 @@ def test_people_are_told_both_limits_and_what_sets_them(kernel: Kernel) -> None:
     write(place / "cpu.max", "200000 100000")
     said = describe(kernel.proc)
     assert said == (
-        f"2 cores (a quota keeps it from 2 more), memory 700 MB ({place}/memory.max), of which 500 MB are free"
+        f"2 cores (a quota keeps it from 2 more), memory 700 MB ({place}/memory.max), of which 500 "
+        f"MB are free"
     )
 
 
@@ -254,9 +274,13 @@ def test_people_are_told_both_limits_and_what_sets_them(kernel: Kernel) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "own"), [("cgroup", "8:pids:/slice/own"), ("cgroup2", "0::/slice/own")], ids=["version 1", "version 2"]
+    ("kind", "own"),
+    [("cgroup", "8:pids:/slice/own"), ("cgroup2", "0::/slice/own")],
+    ids=["version 1", "version 2"],
 )
-def test_the_least_number_of_tasks_of_a_group_and_those_above_it_counts(kernel: Kernel, kind: str, own: str) -> None:
+def test_the_least_number_of_tasks_of_a_group_and_those_above_it_counts(
+    kernel: Kernel, kind: str, own: str
+) -> None:
     kernel.own_groups(own)
     mount = kernel.mount("pids", kind, "rw,pids")
     assert num_free_tasks(kernel.proc) is None

@@ -1,4 +1,6 @@
-"""Lines for readers that are slow, gone or asleep: a line is written whole or dropped, and its writer goes on."""
+"""Lines for readers that are slow, gone or asleep: a line is written whole or dropped, and its
+writer goes on.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ for number in range(3):
 
 @pytest.fixture(params=["not blocking", "blocking"])
 def pipe(request: pytest.FixtureRequest) -> Iterator[tuple[int, int]]:
-    """A pipe without a reader. It is blocking where it belongs to another user and cannot be opened again."""
+    """A pipe without a reader. It is blocking where it belongs to another user and cannot be opened
+    again.
+    """
     reader, writer = os.pipe()
     os.set_blocking(writer, request.param == "blocking")
     yield reader, writer
@@ -72,7 +76,9 @@ def drain(reader: int) -> bytes:
 
 
 @pytest.mark.parametrize("size", [100, 3000, 4096, 4097, 9000, log.MAX_LINE])
-def test_a_pipe_that_nobody_reads_holds_whole_lines_and_its_writer_goes_on(pipe: tuple[int, int], size: int) -> None:
+def test_a_pipe_that_nobody_reads_holds_whole_lines_and_its_writer_goes_on(
+    pipe: tuple[int, int], size: int
+) -> None:
     reader, writer = pipe
     line = b"x" * (size - 1) + b"\n"
     sink = Sink(writer)
@@ -199,7 +205,9 @@ print("x" * 100_000, file=sys.stderr)
 print("still here", file=sys.stderr)
 os._exit(not os.get_blocking(2) and os.get_blocking(1))
 """
-    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=writer, timeout=60, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=writer, timeout=60, cwd=ROOT
+    )
     assert done.returncode == 1
     assert os.get_blocking(writer) and pipe_unread_bytes(reader) > 0
     os.close(reader)
@@ -215,7 +223,9 @@ print([os.readlink(f"/proc/self/fd/{fd}") for fd in (0, 1)], file=sys.stderr)
 subprocess.run(["sh", "-c", "echo to stdout && cat && echo inherited >&2"], check=True)
 """
     command = f"exec {sys.executable} -c '{code.replace(chr(39), chr(34))}' <&- >&-"
-    done = subprocess.run(["bash", "-c", command], stderr=subprocess.PIPE, text=True, timeout=60, cwd=ROOT)
+    done = subprocess.run(
+        ["bash", "-c", command], stderr=subprocess.PIPE, text=True, timeout=60, cwd=ROOT
+    )
     assert done.stderr.splitlines() == ["['/dev/null', '/dev/null']", "inherited"]
 
 
@@ -233,7 +243,9 @@ def test_dropped_lines_are_counted_and_the_log_says_how_many() -> None:
     note, back = (json.loads(line) for line in drain(reader).splitlines())
     assert [event["message"] for event in before] == [str(number) for number in range(len(before))]
     assert counted.num_log_lines_dropped == 2000 - len(before) > 0
-    assert note["level"] == "WARNING" and note["message"].startswith(f"{counted.num_log_lines_dropped} lines ")
+    assert note["level"] == "WARNING" and note["message"].startswith(
+        f"{counted.num_log_lines_dropped} lines "
+    )
     assert back["message"] == "back"
     os.close(reader)
     os.close(writer)

@@ -24,7 +24,10 @@ def test_another_process_reads_what_one_wrote(tmp_path: Path) -> None:
         "e = Block.attach(Path(sys.argv[1])).engines[1]; print(e.phase, e.stage, e.progress)"
     )
     out = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "state")], capture_output=True, text=True, check=True
+        [sys.executable, "-c", code, str(tmp_path / "state")],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert out.stdout == "2 weights 0.25\n"
 

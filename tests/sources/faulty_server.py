@@ -1,4 +1,6 @@
-"""An HTTP server on loopback that answers as its subclass says, except where a test lets it fail."""
+"""An HTTP server on loopback that answers as its subclass says, except where a test
+lets it fail.
+"""
 
 from __future__ import annotations
 
@@ -37,12 +39,16 @@ class Rule:
 class FaultyServer:
     def __init__(self) -> None:
         self.requests: list[str] = []  # "METHOD /path"
-        self.headers: dict[str, dict[str, str]] = {}  # of the last such request, names in lower case
+        self.headers: dict[
+            str, dict[str, str]
+        ] = {}  # of the last such request, names in lower case
         self._rules: list[Rule] = []
         self._lock = threading.Lock()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+        )
 
     @property
     def url(self) -> str:
@@ -54,7 +60,9 @@ class FaultyServer:
     # What a test can ask for.
 
     def fail(self, pattern: str, status: int, times: int = 1, **headers: str) -> None:
-        """Answer the next `times` requests with this status; underscores in the names of headers are dashes."""
+        """Answer the next `times` requests with this status; underscores in the names of headers
+        are dashes.
+        """
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         self._rules.append(Rule(re.compile(pattern), times, Answer(status, named, b"{}")))
 
@@ -62,7 +70,9 @@ class FaultyServer:
         self._rules.append(Rule(re.compile(pattern), times, answer))
 
     def cut(self, pattern: str, after: int, times: int = 1, *, held: bool = False) -> Rule:
-        """Break the connection after so many bytes of the body, if it is held when the test sets `released`."""
+        """Break the connection after so many bytes of the body, if it is held when the test sets
+        `released`.
+        """
         rule = Rule(re.compile(pattern), times, cut_after=after, hold_after=after if held else None)
         self._rules.append(rule)
         return rule
@@ -95,7 +105,9 @@ class FaultyServer:
 
             def _handle(self) -> None:
                 request = f"{self.command} {self.path}"
-                server.headers[request] = {name.lower(): value for name, value in self.headers.items()}
+                server.headers[request] = {
+                    name.lower(): value for name, value in self.headers.items()
+                }
                 rule = server._rule(request)
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 answer = rule.answer or server.answer(self.command, self.path, self.headers, body)
@@ -136,7 +148,10 @@ class FaultyServer:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         for rule in self._rules:
             rule.released.set()

@@ -26,11 +26,18 @@ CONFIG = json.dumps({"model_type": "llama", "vocab_size": 257}).encode()
 def model_files(num_bytes: int = 1000, **more: bytes) -> dict[str, bytes]:
     """The files of a small model; its weights are bytes that are not zero."""
     weights = bytes(range(1, 256)) * (num_bytes // 255 + 1)
-    return {"config.json": CONFIG, "tokenizer.json": b"{}", "model.safetensors": weights[:num_bytes], **more}
+    return {
+        "config.json": CONFIG,
+        "tokenizer.json": b"{}",
+        "model.safetensors": weights[:num_bytes],
+        **more,
+    }
 
 
 def on_small_disk(folder: Path, num_bytes: int) -> tuple[str, ...]:
-    """The beginning of a command that sees an empty disk at `folder`. `left` beside it lists its files at the end."""
+    """The beginning of a command that sees an empty disk at `folder`. `left` beside it lists its
+    files at the end.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     mount = f"mount -t tmpfs -o size={num_bytes} tmpfs {folder}"
     listed = f"find {folder} -type f -size +0 -printf '%f\\n' > {folder.parent}/left"
@@ -45,15 +52,23 @@ def on_read_only(folder: Path) -> tuple[str, ...]:
 
 def can_mount() -> bool:
     command = ["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", "/mnt"]
-    return shutil.which("unshare") is not None and subprocess.run(command, capture_output=True).returncode == 0
+    return (
+        shutil.which("unshare") is not None
+        and subprocess.run(command, capture_output=True).returncode == 0
+    )
 
 
 needs_mount = pytest.mark.skipif(not can_mount(), reason="this user may not mount a small disk")
-MIDWAY = (*QUICK[:-1], str(-8 << 20))  # arguments, as if others filled the disk after the check for room
+MIDWAY = (
+    *QUICK[:-1],
+    str(-8 << 20),
+)  # arguments, as if others filled the disk after the check for room
 
 
 class Fetch:
-    """One fetch process and what it leaves in its folder. It prints to a file, or to the descriptor `output`."""
+    """One fetch process and what it leaves in its folder. It prints to a file, or to the descriptor
+    `output`.
+    """
 
     def __init__(
         self,
@@ -73,7 +88,14 @@ class Fetch:
         write(folder / "request.json", FetchRequest(sources=wanted))
         self.log = folder / "log"
         kept = {"PATH": os.environ["PATH"], "HOME": str(folder / "home"), "PYTHONPATH": str(ROOT)}
-        module = [sys.executable, "-P", "-m", "lmi.sources.worker", str(folder / "request.json"), str(folder)]
+        module = [
+            sys.executable,
+            "-P",
+            "-m",
+            "lmi.sources.worker",
+            str(folder / "request.json"),
+            str(folder),
+        ]
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen(
                 [*prefix, *module, "--log-format", log_format, *arguments],
@@ -117,4 +139,8 @@ class Fetch:
 
 def contents(folder: Path) -> dict[str, bytes]:
     """The files below a folder: bytes by path."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }

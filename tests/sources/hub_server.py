@@ -1,4 +1,6 @@
-"""A small hub: repositories with revisions, over the routes that the hub's client uses to fetch a model."""
+"""A small hub: repositories with revisions, over the routes that the hub's client uses to fetch a
+model.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ class HubServer(FaultyServer):
         self.listed_sizes: dict[str, int] = {}  # by path, instead of the real size
         self.fails_each: int | None = None  # of so many requests one is answered with 503
         self.has_ranges = True  # parts of files can be asked for
-        self.files_at: str | None = None  # another hub, to which requests for large files are redirected
+        self.files_at: str | None = (
+            None  # another hub, to which requests for large files are redirected
+        )
 
     def publish(self, id: str, files: Files, revision: str = "main") -> str:
         """Make a commit and let the revision mean it. Returns the commit."""
@@ -41,7 +45,9 @@ class HubServer(FaultyServer):
             return self._api(parts[2:])
         if "resolve" in parts:
             at = parts.index("resolve")
-            return self._file("/".join(parts[:at]), parts[at + 1], "/".join(parts[at + 2 :]), headers)
+            return self._file(
+                "/".join(parts[:at]), parts[at + 1], "/".join(parts[at + 2 :]), headers
+            )
         return _error(404, "no such page")
 
     def _api(self, parts: list[str]) -> Answer:
@@ -57,14 +63,18 @@ class HubServer(FaultyServer):
         commit = self._commit(id, revision)
         if commit is None:
             return _error(404, f"Invalid rev id: {revision}", "RevisionNotFound")
-        return _json(self._tree(id, commit) if word == "tree" else {"id": id, "modelId": id, "sha": commit})
+        return _json(
+            self._tree(id, commit) if word == "tree" else {"id": id, "modelId": id, "sha": commit}
+        )
 
     def _tree(self, id: str, commit: str) -> list[dict[str, object]]:
         files = self._commits[id, commit]
         return [self._entry(path, data) for path, data in files.items()]
 
     def _entry(self, path: str, data: bytes) -> dict[str, object]:
-        """A file of a listing. Of a large one git has only a pointer, and the hub names the SHA-256 of its bytes."""
+        """A file of a listing. Of a large one git has only a pointer, and the hub names the SHA-256
+        of its bytes.
+        """
         size = self.listed_sizes.get(path, len(data))
         entry = {"type": "file", "path": path, "size": size, "oid": git_id(data)}
         if not _is_large(path):
@@ -84,13 +94,19 @@ class HubServer(FaultyServer):
             return _error(404, "Entry not found", "EntryNotFound")
         head = {"ETag": f'"{_etag(path, data)}"', "X-Repo-Commit": commit, "Accept-Ranges": "bytes"}
         if self.files_at is not None and _is_large(path):
-            return Answer(302, head | {"Location": f"{self.files_at}/{id}/resolve/{revision}/{path}"})
+            return Answer(
+                302, head | {"Location": f"{self.files_at}/{id}/resolve/{revision}/{path}"}
+            )
         if (range := headers.get("Range")) is None or not self.has_ranges:
             return Answer(200, head | {"Content-Length": str(len(data))}, data)
         first, last = range.removeprefix("bytes=").split("-")
         part = data[int(first) : int(last) + 1 if last else None]
         head["Content-Range"] = f"bytes {first}-{int(first) + len(part) - 1}/{len(data)}"
-        return Answer(206, head, part) if part else Answer(416, {"Content-Range": f"bytes */{len(data)}"})
+        return (
+            Answer(206, head, part)
+            if part
+            else Answer(416, {"Content-Range": f"bytes */{len(data)}"})
+        )
 
 
 def _is_large(path: str) -> bool:

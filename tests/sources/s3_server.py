@@ -1,4 +1,6 @@
-"""An S3 for tests: moto's server in a separate venv, behind a server that fails where a test says so."""
+"""An S3 for tests: moto's server in a separate venv, behind a server that fails where a test says
+so.
+"""
 
 from __future__ import annotations
 
@@ -25,17 +27,35 @@ CREDENTIALS = {
     "AWS_DEFAULT_REGION": "us-east-1",
     "AWS_EC2_METADATA_DISABLED": "true",
 }
-OF_ONE_CONNECTION = {"connection", "transfer-encoding", "content-length", "date", "server", "keep-alive"}
+OF_ONE_CONNECTION = {
+    "connection",
+    "transfer-encoding",
+    "content-length",
+    "date",
+    "server",
+    "keep-alive",
+}
 
 
 @contextmanager
 def moto(folder: Path) -> Iterator[int]:
     """Run moto's server on a port of loopback."""
     port = free_port()
-    command = [str(python_of("moto")), "-I", "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    command = [
+        str(python_of("moto")),
+        "-I",
+        "-m",
+        "moto.server",
+        "-H",
+        "127.0.0.1",
+        "-p",
+        str(port),
+    ]
     kept = {name: value for name, value in os.environ.items() if name in ("PATH", "LANG", "TMPDIR")}
     with open(folder / "moto.log", "wb") as log:
-        process = subprocess.Popen(command, env=kept | CREDENTIALS | {"HOME": str(folder)}, stdout=log, stderr=log)
+        process = subprocess.Popen(
+            command, env=kept | CREDENTIALS | {"HOME": str(folder)}, stdout=log, stderr=log
+        )
     try:
         _wait_for(port)
         yield port
@@ -88,7 +108,11 @@ class S3Server(FaultyServer):
             connection.request(method, path, body or None, dict(headers))
             response = connection.getresponse()
             data = response.read()
-            kept = {name: value for name, value in response.getheaders() if name.lower() not in OF_ONE_CONNECTION}
+            kept = {
+                name: value
+                for name, value in response.getheaders()
+                if name.lower() not in OF_ONE_CONNECTION
+            }
             if method == "HEAD" and (length := response.getheader("Content-Length")) is not None:
                 kept["Content-Length"] = length
             return Answer(response.status, kept, data)

@@ -47,13 +47,17 @@ def test_too_many_members_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists(), "they are counted before one is written"
 
 
-@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME], ids=["fields", "name"])
+@pytest.mark.parametrize(
+    "kind", [tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME], ids=["fields", "name"]
+)
 def test_a_header_that_would_fill_the_memory_is_refused(tmp_path: Path, kind: bytes) -> None:
     with tarfile.open(tmp_path / "a.tar", "w") as tar:
         member = tarfile.TarInfo("a")
         member.type, member.size = kind, 2 << 20
         tar.addfile(member, io.BytesIO(bytes(2 << 20)))
-    with pytest.raises(ModelUnusable, match="the archive is broken: it has a header of 2097152 bytes"):
+    with pytest.raises(
+        ModelUnusable, match="the archive is broken: it has a header of 2097152 bytes"
+    ):
         unpack(tmp_path / "a.tar", tmp_path / "out")
 
 
@@ -150,11 +154,15 @@ def tar_of(*members: tarfile.TarInfo, num_bytes: int = 700) -> bytes:
 
 
 @PACKED
-def test_an_archive_of_each_form_is_unpacked(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+def test_an_archive_of_each_form_is_unpacked(
+    tmp_path: Path, pack: Callable[[bytes], bytes]
+) -> None:
     num_bytes = BUFFER_BYTES + 1
     (tmp_path / "a").write_bytes(pack(tar_of(num_bytes=num_bytes)))
     unpack(tmp_path / "a", tmp_path / "out")
-    assert [(tmp_path / "out" / f"{number}.json").stat().st_size for number in range(3)] == [num_bytes] * 3
+    assert [(tmp_path / "out" / f"{number}.json").stat().st_size for number in range(3)] == [
+        num_bytes
+    ] * 3
     assert (tmp_path / "out/2.json").read_bytes() == random.Random(2).randbytes(num_bytes)
 
 
@@ -185,7 +193,9 @@ def test_an_archive_of_several_frames_is_read_to_its_end(tmp_path: Path) -> None
         unpack(tmp_path / "a", tmp_path / "out")
 
 
-@pytest.mark.parametrize("start", [b"\x1f\x8b", b"BZh91AY&SY", b"\x28\xb5\x2f\xfd"], ids=["gzip", "bzip2", "zstd"])
+@pytest.mark.parametrize(
+    "start", [b"\x1f\x8b", b"BZh91AY&SY", b"\x28\xb5\x2f\xfd"], ids=["gzip", "bzip2", "zstd"]
+)
 def test_a_packed_file_with_other_bytes_in_it_is_broken(tmp_path: Path, start: bytes) -> None:
     (tmp_path / "a").write_bytes(start + random.Random(0).randbytes(5000))
     with pytest.raises(ModelUnusable, match="the archive is broken"):
@@ -195,7 +205,8 @@ def test_a_packed_file_with_other_bytes_in_it_is_broken(tmp_path: Path, start: b
 def test_a_zstd_archive_without_the_package_names_the_command(tmp_path: Path) -> None:
     (tmp_path / "a.tar.zst").write_bytes(zstandard.compress(tar_of()))
     code = (
-        "import sys, pathlib; sys.modules['zstandard'] = None; from lmi.sources.archive import unpack; "
+        "import sys, pathlib; sys.modules['zstandard'] = None; from lmi.sources.archive import "
+        "unpack; "
         "unpack(*map(pathlib.Path, sys.argv[1:]))"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "a.tar.zst"), str(tmp_path / "out")]
@@ -204,7 +215,9 @@ def test_a_zstd_archive_without_the_package_names_the_command(tmp_path: Path) ->
 
 
 @PACKED
-def test_an_archive_that_was_cut_anywhere_is_broken(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+def test_an_archive_that_was_cut_anywhere_is_broken(
+    tmp_path: Path, pack: Callable[[bytes], bytes]
+) -> None:
     data = pack(tar_of())
     for size in range(0, 3 * (512 + 1024) if pack is plain else len(data), 97):
         (tmp_path / "cut.tar").write_bytes(data[:size])

@@ -30,7 +30,9 @@ def client(hub: HubServer) -> Iterator[HubClient]:
         yield client
 
 
-def download(hub: HubServer, client: HubClient, folder: Path, range_bytes: int = 1 << 30) -> Download:
+def download(
+    hub: HubServer, client: HubClient, folder: Path, range_bytes: int = 1 << 30
+) -> Download:
     hub.publish("a/b", {"model.safetensors": DATA})
     sha256 = hashlib.sha256(DATA).hexdigest()
     file = HubFile("model.safetensors", len(DATA), sha256, sha256)
@@ -38,14 +40,18 @@ def download(hub: HubServer, client: HubClient, folder: Path, range_bytes: int =
     return Download(client, file, url, {}, folder, Progress(), range_bytes)
 
 
-def test_a_file_larger_than_one_answer_is_fetched_in_several(hub: HubServer, client: HubClient, tmp_path: Path) -> None:
+def test_a_file_larger_than_one_answer_is_fetched_in_several(
+    hub: HubServer, client: HubClient, tmp_path: Path
+) -> None:
     each = download(hub, client, tmp_path, range_bytes=4096)
     each.bring()
     assert each.whole.read_bytes() == DATA
     assert hub.num_requests("GET") == 3
 
 
-def test_a_part_as_long_as_the_file_is_only_checked(hub: HubServer, client: HubClient, tmp_path: Path) -> None:
+def test_a_part_as_long_as_the_file_is_only_checked(
+    hub: HubServer, client: HubClient, tmp_path: Path
+) -> None:
     each = download(hub, client, tmp_path)
     each.part.write_bytes(DATA)
     each.bring()
@@ -83,7 +89,9 @@ def test_an_answer_with_other_bytes_than_asked_for_does_not_spoil_the_file(
     assert each.whole.read_bytes() == DATA
 
 
-def test_more_bytes_than_the_listing_has_are_not_written(hub: HubServer, client: HubClient, tmp_path: Path) -> None:
+def test_more_bytes_than_the_listing_has_are_not_written(
+    hub: HubServer, client: HubClient, tmp_path: Path
+) -> None:
     each = download(hub, client, tmp_path)
     hub.replace("GET", Answer(200, {}, DATA * 100))
     with pytest.raises(Damaged, match="wanted 10240 bytes, found more"):

@@ -11,11 +11,26 @@ from lmi.errors import ModelUnusable, SecurityRefused
 from lmi.sources.fetches import WantedSource
 from lmi.sources.source import check, chosen, descended, fault, refuse_pickles, taken
 
-SMALL = ["config.json", "tokenizer.model", "merges.txt", "spiece.spm", "chat.jinja", "qwen.tiktoken"]
+SMALL = [
+    "config.json",
+    "tokenizer.model",
+    "merges.txt",
+    "spiece.spm",
+    "chat.jinja",
+    "qwen.tiktoken",
+]
 
 
 def test_configuration_tokenizer_and_safetensors_are_taken() -> None:
-    others = ["README.md", "a.gguf", "a.onnx", "tf_model.h5", "flax_model.msgpack", "a.png", ".gitattributes"]
+    others = [
+        "README.md",
+        "a.gguf",
+        "a.onnx",
+        "tf_model.h5",
+        "flax_model.msgpack",
+        "a.png",
+        ".gitattributes",
+    ]
     assert chosen([*SMALL, "model.safetensors", *others]) == sorted([*SMALL, "model.safetensors"])
 
 
@@ -27,7 +42,11 @@ def test_pickles_are_taken_only_where_they_are_allowed_and_nothing_else_is_there
 
 
 def test_each_folder_is_judged_separately() -> None:
-    paths = ["model.safetensors", "adapters/a/adapter_model.bin", "adapters/b/adapter_model.safetensors"]
+    paths = [
+        "model.safetensors",
+        "adapters/a/adapter_model.bin",
+        "adapters/b/adapter_model.safetensors",
+    ]
     assert chosen(paths) == ["adapters/b/adapter_model.safetensors", "model.safetensors"]
     assert "adapters/a/adapter_model.bin" in chosen(paths, allow_pickle=True)
 
@@ -39,7 +58,9 @@ def test_code_is_taken_only_if_it_is_trusted() -> None:
 
 def test_weights_in_the_authors_form_are_not_taken_beside_the_usual_ones() -> None:
     consolidated = ["consolidated.safetensors", "consolidated.safetensors.index.json"]
-    assert chosen([*consolidated, "model-00001-of-00002.safetensors"]) == ["model-00001-of-00002.safetensors"]
+    assert chosen([*consolidated, "model-00001-of-00002.safetensors"]) == [
+        "model-00001-of-00002.safetensors"
+    ]
     assert chosen(consolidated) == sorted(consolidated)
     assert chosen(["original/params.json", "original/tokenizer.model"]) == []
 
@@ -71,9 +92,19 @@ def folder_with(path: Path, files: Mapping[str, str]) -> Path:
         SHARDED | {"model-2.safetensors": "x"},
         {"config.json": "{}", "pytorch_model.bin": "x"},
         WHOLE | {"pytorch_model.bin.index.json": INDEX},
-        SHARDED | {"model-2.safetensors": "x", "consolidated.safetensors.index.json": '{"weight_map": {"a": "c.1"}}'},
+        SHARDED
+        | {
+            "model-2.safetensors": "x",
+            "consolidated.safetensors.index.json": '{"weight_map": {"a": "c.1"}}',
+        },
     ],
-    ids=["one-file", "shards", "pickle", "index-of-pickles-not-fetched", "index-of-the-authors-not-fetched"],
+    ids=[
+        "one-file",
+        "shards",
+        "pickle",
+        "index-of-pickles-not-fetched",
+        "index-of-the-authors-not-fetched",
+    ],
 )
 def test_a_folder_is_whole(tmp_path: Path, files: dict[str, str]) -> None:
     assert fault(folder_with(tmp_path, files)) is None
@@ -83,15 +114,26 @@ def test_a_folder_is_whole(tmp_path: Path, files: dict[str, str]) -> None:
     ("files", "said"),
     [
         ({}, "is empty; a model has config.json"),
-        ({"model.safetensors": "x", "a.txt": ""}, "holds a.txt, model.safetensors; a model has config.json"),
+        (
+            {"model.safetensors": "x", "a.txt": ""},
+            "holds a.txt, model.safetensors; a model has config.json",
+        ),
         ({"a.gguf": ""}, "holds a.gguf (GGUF is not read); a model has config.json"),
         ({"config.json": "{}"}, r"holds config.json; no weights are there"),
-        ({"config.json": "{}", "model.py": ""}, "holds config.json, model.py; no weights are there"),
+        (
+            {"config.json": "{}", "model.py": ""},
+            "holds config.json, model.py; no weights are there",
+        ),
         (SHARDED, "has no model-2.safetensors, which model.safetensors.index.json names"),
-        ({**SHARDED, "model.safetensors.index.json": "{"}, "model.safetensors.index.json is not an index of weights"),
+        (
+            {**SHARDED, "model.safetensors.index.json": "{"},
+            "model.safetensors.index.json is not an index of weights",
+        ),
     ],
 )
-def test_a_folder_that_is_not_whole_says_what_is_missing(tmp_path: Path, files: dict[str, str], said: str) -> None:
+def test_a_folder_that_is_not_whole_says_what_is_missing(
+    tmp_path: Path, files: dict[str, str], said: str
+) -> None:
     folder_with(tmp_path, files)
     with pytest.raises(ModelUnusable) as raised:
         check(tmp_path)

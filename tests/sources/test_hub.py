@@ -1,4 +1,6 @@
-"""A repository of a hub becomes a folder of the cache, in this process: what is checked, and what stays for later."""
+"""A repository of a hub becomes a folder of the cache, in this process: what is checked, and what
+stays for later.
+"""
 
 import json
 import logging
@@ -35,7 +37,9 @@ def blobs(tmp_path: Path) -> Path:
 
 
 def fetched(*opened_hosts: str, revision: str | None = None) -> Path:
-    wanted = WantedSource(source=ID, revision=revision, download_dir="/d", opened_hosts=opened_hosts)
+    wanted = WantedSource(
+        source=ID, revision=revision, download_dir="/d", opened_hosts=opened_hosts
+    )
     return fetch(FetchJob(wanted, delays_s=(), spare_bytes=0))
 
 
@@ -50,7 +54,10 @@ def test_a_small_file_with_other_bytes_is_no_trouble_for_the_start_after_the_hub
 ) -> None:
     hub.publish(ID, model_files())
     hub.replace("GET .*/config.json", Answer(200, {}, WRONG), times=2)
-    with pytest.raises(ModelUnusable, match=rf"config.json: wanted git id {git_id(CONFIG)}, found {git_id(WRONG)}, tw"):
+    with pytest.raises(
+        ModelUnusable,
+        match=rf"config.json: wanted git id {git_id(CONFIG)}, found {git_id(WRONG)}, tw",
+    ):
         fetched()
     assert not (blobs / git_id(CONFIG)).exists()
     assert contents(fetched()) == model_files()
@@ -66,7 +73,9 @@ def test_a_wrong_small_file_in_the_cache_is_fetched_anew(
     if not is_kept:
         (blobs.parent / "trees" / f"{commit}.json").unlink()
     with caplog.at_level(logging.WARNING):
-        assert contents(fetched(revision=commit)) == model_files(), "also where a cached commit asks nobody"
+        assert contents(fetched(revision=commit)) == model_files(), (
+            "also where a cached commit asks nobody"
+        )
     assert "the cache has other bytes of config.json" in caplog.text
     assert hub.num_requests("GET .*/resolve/") == len(model_files()) + 1
 
@@ -78,11 +87,16 @@ def test_a_wrong_small_file_in_the_cache_is_named_where_nobody_may_be_asked(
     fetched()
     (blobs / git_id(CONFIG)).write_bytes(WRONG)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(ModelUnusable, match="has other bytes of config.json: wanted git id .* forbids to ask the hub"):
+    with pytest.raises(
+        ModelUnusable,
+        match="has other bytes of config.json: wanted git id .* forbids to ask the hub",
+    ):
         fetched()
 
 
-def test_a_large_file_is_compared_with_its_sha_256_whatever_was_kept(hub: HubServer, blobs: Path) -> None:
+def test_a_large_file_is_compared_with_its_sha_256_whatever_was_kept(
+    hub: HubServer, blobs: Path
+) -> None:
     hub.publish(ID, model_files(1000))
     folder = fetched()
     blob = (folder / "model.safetensors").resolve()
@@ -110,7 +124,9 @@ def test_the_hubs_client_reads_the_listing_that_is_kept(hub: HubServer) -> None:
     commit = hub.publish(ID, model_files())
     fetched()
     kept = get_cached_repo_tree(ID, revision=commit, cache_dir=constants.HF_HUB_CACHE)
-    assert {file.path: file.size for file in kept} == {path: len(data) for path, data in model_files().items()}
+    assert {file.path: file.size for file in kept} == {
+        path: len(data) for path, data in model_files().items()
+    }
 
 
 def test_a_mirror_without_git_may_name_a_file_by_the_hash_of_its_bytes(
@@ -130,7 +146,11 @@ def test_a_mirror_without_git_may_name_a_file_by_the_hash_of_its_bytes(
         ("a\x1b[2J.json", SecurityRefused, r"the path 'a\x1b[2J.json' has control characters"),
         ("a\u202enosj.json", SecurityRefused, r"has control characters"),
         ("..\\..\\x.json", SecurityRefused, "..\\..\\x.json is not a path inside it"),
-        ("n" * 5000 + ".json", ModelUnusable, "a path has at most 1024 bytes, 240 in each of its names"),
+        (
+            "n" * 5000 + ".json",
+            ModelUnusable,
+            "a path has at most 1024 bytes, 240 in each of its names",
+        ),
         ("a/" * 40 + "x.json", ModelUnusable, "has 86 bytes, 6 in its longest name, and 41 names"),
     ],
     ids=["newline", "escape", "direction", "backslash", "long", "deep"],
@@ -157,15 +177,21 @@ def test_a_file_is_redirected_only_to_a_host_that_is_named(hub: HubServer) -> No
         other.publish(ID, model_files())
         hub.files_at = other.url
         place = other.url.removeprefix("http://")
-        with pytest.raises(SecurityRefused, match=f"{ID}: the hub redirects to .*download_hosts={place} allows it"):
+        with pytest.raises(
+            SecurityRefused, match=f"{ID}: the hub redirects to .*download_hosts={place} allows it"
+        ):
             fetched()
         assert other.requests == []
         assert contents(fetched(place)) == model_files()
         assert len(other.requests) == 1
 
 
-@pytest.mark.parametrize("endpoint", ["huggingface.co", "ftp://hub", "http://", "http://[", "http://a b"])
-def test_a_hub_whose_name_is_no_url_is_one_line(hub: HubServer, monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
+@pytest.mark.parametrize(
+    "endpoint", ["huggingface.co", "ftp://hub", "http://", "http://[", "http://a b"]
+)
+def test_a_hub_whose_name_is_no_url_is_one_line(
+    hub: HubServer, monkeypatch: pytest.MonkeyPatch, endpoint: str
+) -> None:
     monkeypatch.setattr(constants, "ENDPOINT", endpoint)
     with pytest.raises(StartError) as raised:
         fetched()

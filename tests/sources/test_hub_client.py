@@ -50,12 +50,25 @@ class Api:
             return self._api(client).files_of(commit)
 
     def _api(self, client: HubClient) -> HubApi:
-        return HubApi(client, self._hub.url, ID, {"Authorization": "Bearer hf_secret"}, lambda num_bytes: None)
+        return HubApi(
+            client, self._hub.url, ID, {"Authorization": "Bearer hf_secret"}, lambda num_bytes: None
+        )
 
 
 @pytest.mark.parametrize(
     "body",
-    [b"{}", b'{"sha": null}', b'{"sha": 1}', b"[]", b"null", b"1", b'{"sha": "../../x"}', b'{"sha": "a', DEEP, b"\xff"],
+    [
+        b"{}",
+        b'{"sha": null}',
+        b'{"sha": 1}',
+        b"[]",
+        b"null",
+        b"1",
+        b'{"sha": "../../x"}',
+        b'{"sha": "a',
+        DEEP,
+        b"\xff",
+    ],
     ids=lambda body: body[:20].decode(errors="replace"),
 )
 def test_a_revision_of_a_wrong_type_is_an_answer_of_no_hub(hub: HubServer, body: bytes) -> None:
@@ -124,25 +137,33 @@ def test_an_answer_in_a_packing_that_nobody_asked_for_is_refused(hub: HubServer)
         Api(hub).commit_of("main")
 
 
-def test_an_answer_that_trickles_is_given_up(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_trickles_is_given_up(
+    hub: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(hub_client, "MAX_ANSWER_S", 0.0)
     with pytest.raises(MayPass, match="not whole after 0 s"):
         Api(hub).commit_of("main")
 
 
-def next_page(hub: HubServer, target: str, times: int = 1, files: list[dict[str, object]] | None = None) -> None:
+def next_page(
+    hub: HubServer, target: str, times: int = 1, files: list[dict[str, object]] | None = None
+) -> None:
     link = {"Link": f'<{target}>; rel="next"'}
     hub.replace("GET .*/tree/", Answer(200, JSON | link, json.dumps(files or []).encode()), times)
 
 
 def test_the_pages_of_a_listing_are_joined(hub: HubServer) -> None:
     commit = hub.publish(ID, {"config.json": b"{}"})
-    next_page(hub, f"{hub.url}/api/models/{ID}/tree/{commit}?cursor=2", files=[FILE | {"path": "a.json"}])
+    next_page(
+        hub, f"{hub.url}/api/models/{ID}/tree/{commit}?cursor=2", files=[FILE | {"path": "a.json"}]
+    )
     assert [file.path for file in Api(hub).files_of(commit)] == ["a.json", "config.json"]
     assert hub.requests[-1].endswith(f"/tree/{commit}?cursor=2")
 
 
-def test_a_list_of_pages_without_an_end_is_given_up(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_of_pages_without_an_end_is_given_up(
+    hub: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(hub_listing, "MAX_PAGES", 5)
     next_page(hub, "?cursor=2", times=1000)
     with pytest.raises(NoHub, match="more than 5 pages"):
@@ -161,7 +182,9 @@ def test_all_pages_together_have_a_limit(
     assert len(hub.requests) < 10
 
 
-def test_the_token_does_not_go_to_where_a_listing_says_that_its_next_page_is(hub: HubServer) -> None:
+def test_the_token_does_not_go_to_where_a_listing_says_that_its_next_page_is(
+    hub: HubServer,
+) -> None:
     commit = hub.publish(ID, {"config.json": b"{}"})
     with HubServer() as other:
         next_page(hub, f"{other.url}/steal?cursor=2")
@@ -169,12 +192,18 @@ def test_the_token_does_not_go_to_where_a_listing_says_that_its_next_page_is(hub
         assert other.requests == []
 
 
-def test_a_redirect_leads_to_no_other_port_of_this_machine_unless_it_is_opened(hub: HubServer) -> None:
+def test_a_redirect_leads_to_no_other_port_of_this_machine_unless_it_is_opened(
+    hub: HubServer,
+) -> None:
     with HubServer() as other:
         other.publish(ID, {"config.json": b"{}"})
-        hub.replace("GET", Answer(302, {"Location": f"{other.url}/api/models/{ID}/revision/main"}), times=2)
+        hub.replace(
+            "GET", Answer(302, {"Location": f"{other.url}/api/models/{ID}/revision/main"}), times=2
+        )
         place = other.url.removeprefix("http://")
-        with pytest.raises(SecurityRefused, match=f"{ID}: .*{other.url} is neither .*download_hosts={place} allows"):
+        with pytest.raises(
+            SecurityRefused, match=f"{ID}: .*{other.url} is neither .*download_hosts={place} allows"
+        ):
             Api(hub).commit_of("main")
         assert other.requests == []
 
@@ -215,14 +244,18 @@ def test_a_name_of_the_internet_with_an_address_of_this_machine_is_sent_nothing(
 
     monkeypatch.setattr(socket, "getaddrinfo", as_a_hostile_name_server)
     hub.replace("GET", Answer(302, {"Location": f"https://cdn.example:{listener.port}/x"}))
-    with pytest.raises(SecurityRefused, match=r"cdn\.example:\d+ has the address 127\.0\.0\.1, which is not one"):
+    with pytest.raises(
+        SecurityRefused, match=r"cdn\.example:\d+ has the address 127\.0\.0\.1, which is not one"
+    ):
         Api(hub).commit_of("main")
     assert listener.closed.wait(10)
     assert listener.received == []
     listener.close()
 
 
-def test_a_proxy_that_the_operator_names_may_have_any_address(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_proxy_that_the_operator_names_may_have_any_address(
+    hub: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     listener = Listener()
     for name in os.environ:
         if name.lower().endswith("_proxy"):
@@ -238,7 +271,8 @@ def test_a_proxy_that_the_operator_names_may_have_any_address(hub: HubServer, mo
 
 
 @pytest.mark.parametrize(
-    "location", ["", "//", "http://[", "https://127.0.0.1:99999999/", "file:///etc/passwd", "x" * 9000]
+    "location",
+    ["", "//", "http://[", "https://127.0.0.1:99999999/", "file:///etc/passwd", "x" * 9000],
 )
 def test_a_redirect_to_no_url_is_one_line(hub: HubServer, location: str) -> None:
     hub.replace("GET", Answer(302, {"Location": location}), times=100)
@@ -255,7 +289,10 @@ def test_redirects_without_an_end_are_given_up(hub: HubServer) -> None:
 
 def test_the_body_of_a_redirect_is_not_read_to_its_end(hub: HubServer) -> None:
     location = f"/api/models/{ID}/revision/main"
-    hub.replace("GET", Answer(307, {"Location": location, "Content-Length": str(1 << 40)}, b" " * LARGE_BYTES))
+    hub.replace(
+        "GET",
+        Answer(307, {"Location": location, "Content-Length": str(1 << 40)}, b" " * LARGE_BYTES),
+    )
     assert len(Api(hub).commit_of("other")) == 40
 
 
@@ -271,15 +308,21 @@ def test_the_body_of_a_redirect_is_not_read_to_its_end(hub: HubServer) -> None:
     ],
     ids=["text", "list", "other", "deep", "large", "lines"],
 )
-def test_the_reason_of_a_refusal_is_one_line_whatever_its_body_is(hub: HubServer, body: bytes, reason: str) -> None:
+def test_the_reason_of_a_refusal_is_one_line_whatever_its_body_is(
+    hub: HubServer, body: bytes, reason: str
+) -> None:
     hub.replace("GET", Answer(403, JSON, body))
     with pytest.raises(HubRefusal) as raised:
         Api(hub).commit_of("main")
     assert (raised.value.status, str(raised.value)) == (403, reason)
 
 
-@pytest.mark.parametrize(("asked", "wait_s"), [("7", 7.0), ("soon", 0.0), ("9" * 5000, 0.0), ("-1", 0.0)])
-def test_the_wait_that_a_hub_asks_for_is_read_where_it_is_a_number(hub: HubServer, asked: str, wait_s: float) -> None:
+@pytest.mark.parametrize(
+    ("asked", "wait_s"), [("7", 7.0), ("soon", 0.0), ("9" * 5000, 0.0), ("-1", 0.0)]
+)
+def test_the_wait_that_a_hub_asks_for_is_read_where_it_is_a_number(
+    hub: HubServer, asked: str, wait_s: float
+) -> None:
     hub.fail("GET", 429, Retry_After=asked)
     with closing(HubClient(ID, Reach(hub.url))) as client, client.get(hub.url, {}) as response:
         with pytest.raises(HubRefusal) as raised:

@@ -1,4 +1,6 @@
-"""The fetches that front ends ask for, as the supervisor sees them. Their processes do not start here."""
+"""The fetches that front ends ask for, as the supervisor sees them. Their processes do not start
+here.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from lmi.sources.fetches import FAILURE, REQUEST, FetchRequest, WantedSource, fa
 from lmi.sources.processes import MAX_AT_ONCE, FetchProcesses
 from lmi.supervisor.child import Child, Failure
 
-LOST = Failure(code=1, cause="start_failed", stage="fetch process", message="fetch process died 3 times")
+LOST = Failure(
+    code=1, cause="start_failed", stage="fetch process", message="fetch process died 3 times"
+)
 
 
 class Asker:
@@ -67,7 +71,9 @@ def test_nothing_is_asked_for_at_first(fetches: FetchProcesses) -> None:
     assert list(fetches) == []
 
 
-def test_a_request_that_cannot_be_read_for_a_moment_is_begun_when_it_can(asker: Asker, fetches: FetchProcesses) -> None:
+def test_a_request_that_cannot_be_read_for_a_moment_is_begun_when_it_can(
+    asker: Asker, fetches: FetchProcesses
+) -> None:
     folder = asker.ask("late")
     (folder / REQUEST).rename(folder / "away")
     (folder / REQUEST).mkdir()  # opening it fails, and not because it is not there
@@ -81,7 +87,9 @@ def test_a_request_that_cannot_be_read_for_a_moment_is_begun_when_it_can(asker: 
     assert {folder_of(child) for child in fetches} == {"late", "other"}
 
 
-def test_the_oldest_requests_come_first_and_the_others_wait(asker: Asker, fetches: FetchProcesses) -> None:
+def test_the_oldest_requests_come_first_and_the_others_wait(
+    asker: Asker, fetches: FetchProcesses
+) -> None:
     folders = {}
     for number in range(MAX_AT_ONCE + 2):
         folders[str(number)] = asker.ask(str(number))
@@ -104,13 +112,18 @@ def test_a_failure_is_left_for_the_front_end_and_the_next_request_has_its_turn(
     fetches.look()
     assert first not in fetches and len(list(fetches)) == MAX_AT_ONCE
     said = failure(folder)
-    assert type(said) is StartError and said.message == f"'writers/{folder.name}': fetch process died 3 times"
+    assert (
+        type(said) is StartError
+        and said.message == f"'writers/{folder.name}': fetch process died 3 times"
+    )
     (folder / REQUEST).unlink()
     fetches.look()
     assert not folder.exists()
 
 
-def test_the_reason_that_the_process_itself_gave_stays(asker: Asker, fetches: FetchProcesses) -> None:
+def test_the_reason_that_the_process_itself_gave_stays(
+    asker: Asker, fetches: FetchProcesses
+) -> None:
     folder = asker.ask("gated")
     fetches.look()
     write(folder / FAILURE, ModelUnusable("writers/gated: accept its licence").info)
@@ -118,7 +131,9 @@ def test_the_reason_that_the_process_itself_gave_stays(asker: Asker, fetches: Fe
     assert type(failure(folder)) is ModelUnusable
 
 
-def test_a_failure_that_nobody_waits_for_is_only_logged(asker: Asker, fetches: FetchProcesses) -> None:
+def test_a_failure_that_nobody_waits_for_is_only_logged(
+    asker: Asker, fetches: FetchProcesses
+) -> None:
     folder = asker.ask("gone")
     fetches.look()
     child = next(iter(fetches))
@@ -130,7 +145,9 @@ def test_a_failure_that_nobody_waits_for_is_only_logged(asker: Asker, fetches: F
     assert list(fetches) == []
 
 
-def test_a_request_of_a_front_end_that_died_is_removed(asker: Asker, fetches: FetchProcesses) -> None:
+def test_a_request_of_a_front_end_that_died_is_removed(
+    asker: Asker, fetches: FetchProcesses
+) -> None:
     folder = asker.ask("orphan", writer=dead_pid())
     fetches.look()
     assert list(fetches) == [] and not folder.exists()

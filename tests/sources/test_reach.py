@@ -24,7 +24,9 @@ PUBLIC = "https://huggingface.co"
         ("https://10.1.2.3", "https://10.1.2.3/x"),
     ],
 )
-def test_a_hub_may_send_us_to_itself_and_over_https_to_the_public_internet(endpoint: str, url: str) -> None:
+def test_a_hub_may_send_us_to_itself_and_over_https_to_the_public_internet(
+    endpoint: str, url: str
+) -> None:
     assert Reach(endpoint).fault(httpx2.URL(url)) is None
 
 
@@ -55,7 +57,12 @@ def test_a_hub_may_send_us_nowhere_else(endpoint: str, url: str) -> None:
 
 def test_an_operator_opens_hosts_with_or_without_a_port() -> None:
     reach = Reach(PUBLIC, ("minio.corp:9000", "*.cdn.corp", "[fd00::1]", "10.1.2.3"))
-    opened = ["http://minio.corp:9000/x", "http://a.cdn.corp/x", "https://[fd00::1]:1/x", "http://10.1.2.3:80/x"]
+    opened = [
+        "http://minio.corp:9000/x",
+        "http://a.cdn.corp/x",
+        "https://[fd00::1]:1/x",
+        "http://10.1.2.3:80/x",
+    ]
     assert [reach.fault(httpx2.URL(url)) for url in opened] == [None] * 4
     closed = ["http://minio.corp/x", "http://cdn.corp/x", "http://10.1.2.30/x"]
     assert all(reach.fault(httpx2.URL(url)) for url in closed)
@@ -63,7 +70,9 @@ def test_an_operator_opens_hosts_with_or_without_a_port() -> None:
     assert reach.fault_of_address(httpx2.URL("http://minio.corp:9000/x"), "127.0.0.1") is None
 
 
-@pytest.mark.parametrize("address", ["8.8.8.8", "2606:4700::6810:1", "::ffff:8.8.8.8", "64:ff9b::8.8.8.8"])
+@pytest.mark.parametrize(
+    "address", ["8.8.8.8", "2606:4700::6810:1", "::ffff:8.8.8.8", "64:ff9b::8.8.8.8"]
+)
 def test_an_address_of_the_internet_is_public(address: str) -> None:
     assert is_public(address)
 
@@ -71,9 +80,33 @@ def test_an_address_of_the_internet_is_public(address: str) -> None:
 @pytest.mark.parametrize(
     "address",
     [
-        *("127.0.0.1", "10.0.0.1", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1", "0.0.0.0"),
-        *("224.0.0.1", "255.255.255.255", "192.0.2.1", "::", "::1", "fe80::1", "fe80::1%eth0", "fd00:ec2::254"),
-        *("::ffff:127.0.0.1", "::127.0.0.1", "64:ff9b::10.0.0.1", "64:ff9b:1::1", "2002:7f00:1::", "2001::1"),
+        *(
+            "127.0.0.1",
+            "10.0.0.1",
+            "172.16.0.1",
+            "192.168.1.1",
+            "169.254.169.254",
+            "100.64.0.1",
+            "0.0.0.0",
+        ),
+        *(
+            "224.0.0.1",
+            "255.255.255.255",
+            "192.0.2.1",
+            "::",
+            "::1",
+            "fe80::1",
+            "fe80::1%eth0",
+            "fd00:ec2::254",
+        ),
+        *(
+            "::ffff:127.0.0.1",
+            "::127.0.0.1",
+            "64:ff9b::10.0.0.1",
+            "64:ff9b:1::1",
+            "2002:7f00:1::",
+            "2001::1",
+        ),
         *("fec0::1", "ff02::1"),
     ],
 )

@@ -17,7 +17,11 @@ OBJECT = "<Contents><Key>fox/a.json</Key><Size>2</Size><ETag>&quot;e&quot;</ETag
 
 def page(contents: str, number: int = 0) -> Answer:
     """A page of a listing; after one with a number there is a next one."""
-    rest = f"<IsTruncated>true</IsTruncated><NextContinuationToken>{number}</NextContinuationToken>" if number else ""
+    rest = (
+        f"<IsTruncated>true</IsTruncated><NextContinuationToken>{number}</NextContinuationToken>"
+        if number
+        else ""
+    )
     return Answer(200, XML, f"<ListBucketResult>{contents}{rest}</ListBucketResult>".encode())
 
 
@@ -46,7 +50,9 @@ def bucket(server: HostileS3) -> Iterator[Bucket]:
 
 
 def test_a_listing_is_read(server: HostileS3, bucket: Bucket) -> None:
-    assert [(each.path, each.size, each.etag) for each in bucket.objects("fox/")] == [("a.json", 2, "e")]
+    assert [(each.path, each.size, each.etag) for each in bucket.objects("fox/")] == [
+        ("a.json", 2, "e")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -61,7 +67,9 @@ def test_a_listing_is_read(server: HostileS3, bucket: Bucket) -> None:
     ],
     ids=["no key", "no size", "no ETag", "negative", "text", "elsewhere"],
 )
-def test_a_listing_that_is_none_is_one_line(server: HostileS3, bucket: Bucket, contents: str) -> None:
+def test_a_listing_that_is_none_is_one_line(
+    server: HostileS3, bucket: Bucket, contents: str
+) -> None:
     server.contents = contents
     with pytest.raises(ModelUnusable, match="s3://models/fox/") as raised:
         bucket.objects("fox/")

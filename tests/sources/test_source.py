@@ -26,7 +26,19 @@ def test_a_text_names_a_remote_source(text: str, source: RemoteSource) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["/opt/ml/model", "./fox", "../fox", "fox/", "a/b/c", ".", "file:///opt/ml/model", "a--b/c", "a/b.git", "-a/b", ""],
+    [
+        "/opt/ml/model",
+        "./fox",
+        "../fox",
+        "fox/",
+        "a/b/c",
+        ".",
+        "file:///opt/ml/model",
+        "a--b/c",
+        "a/b.git",
+        "-a/b",
+        "",
+    ],
 )
 def test_other_texts_are_local_folders(text: str) -> None:
     assert remote(text, exists_locally=False) is None
@@ -43,7 +55,9 @@ def test_the_folder_of_serve_needs_an_owner_to_be_a_hub_id() -> None:
     assert remote("openai/gpt2", exists_locally=False, needs_owner=True) == HubModel("openai/gpt2")
 
 
-@pytest.mark.parametrize("text", ["gs://bucket/fox", "https://host/fox", "hf://owner/name", "djl://a/b"])
+@pytest.mark.parametrize(
+    "text", ["gs://bucket/fox", "https://host/fox", "hf://owner/name", "djl://a/b"]
+)
 def test_a_scheme_that_is_not_known_is_refused_with_those_there_are(text: str) -> None:
     with pytest.raises(ModelUnusable, match="s3://bucket/prefix") as raised:
         remote(text, exists_locally=False)

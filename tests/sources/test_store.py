@@ -71,7 +71,9 @@ def test_a_new_version_shares_what_did_not_change(store: Store) -> None:
     assert (store.model / "sub/b").stat().st_size == 3
 
 
-def test_a_process_that_dies_between_the_two_versions_leaves_the_new_one_to_the_next(store: Store) -> None:
+def test_a_process_that_dies_between_the_two_versions_leaves_the_new_one_to_the_next(
+    store: Store,
+) -> None:
     fill(store, A)
     fetch(store, *store.missing([B]))
     store.name([B])

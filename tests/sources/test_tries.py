@@ -73,7 +73,12 @@ def test_progress_counts_bytes_files_and_rate() -> None:
     progress.add(-10)
     progress.file_done()
     report = progress.report()
-    assert (report.num_bytes, report.share, report.bytes_per_s, report.num_files) == (40, 0.4, 20.0, 1)
+    assert (report.num_bytes, report.share, report.bytes_per_s, report.num_files) == (
+        40,
+        0.4,
+        20.0,
+        1,
+    )
     assert str(report) == "download of a/b: 40%, 40 B of 100 B, 20 B/s, 1 of 2 files"
     progress.begin("a/b", 60, 1)
     assert progress.report().num_bytes == 0
@@ -89,8 +94,12 @@ def test_progress_counts_bytes_files_and_rate() -> None:
         (200_000.0, None),
     ],
 )
-def test_a_slow_download_says_its_speed_and_how_long_the_rest_takes(bytes_per_s: float, said: str | None) -> None:
-    report = FetchReport(source="a/b", num_bytes=5, total_bytes=1_000_005, total_files=1, bytes_per_s=bytes_per_s)
+def test_a_slow_download_says_its_speed_and_how_long_the_rest_takes(
+    bytes_per_s: float, said: str | None
+) -> None:
+    report = FetchReport(
+        source="a/b", num_bytes=5, total_bytes=1_000_005, total_files=1, bytes_per_s=bytes_per_s
+    )
     assert report.slow == said
 
 
@@ -99,6 +108,8 @@ def test_a_listing_that_comes_slowly_says_its_speed() -> None:
     assert str(report) == "download of a/b: waits for the list of its files, 50 B of it came, 1 B/s"
 
 
-@pytest.mark.parametrize(("num_bytes", "text"), [(0, "0 B"), (1500, "1.5 kB"), (64 << 30, "68.7 GB"), (3e12, "3.0 TB")])
+@pytest.mark.parametrize(
+    ("num_bytes", "text"), [(0, "0 B"), (1500, "1.5 kB"), (64 << 30, "68.7 GB"), (3e12, "3.0 TB")]
+)
 def test_bytes_are_written_for_people(num_bytes: float, text: str) -> None:
     assert readable(num_bytes) == text

@@ -1,4 +1,6 @@
-"""A child process of the supervisor: the effect of its exit, and the processes that a signal reaches."""
+"""A child process of the supervisor: the effect of its exit, and the processes that a signal
+reaches.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ ENGINE = ChildKind(
     lost_label="engine_lost",
     lost_notice_s=2.0,
 )
-FRONT_END = replace(ENGINE, title="front end", lost_label="front_end_lost", lost_notice_s=0.0, serves_clients=True)
+FRONT_END = replace(
+    ENGINE, title="front end", lost_label="front_end_lost", lost_notice_s=0.0, serves_clients=True
+)
 
 
 @pytest.fixture
@@ -52,12 +56,18 @@ def engine(record: EngineRecord) -> Child:
     return child
 
 
-def test_an_exit_that_no_restart_mends_is_the_failure_that_the_process_reported(engine: Child) -> None:
+def test_an_exit_that_no_restart_mends_is_the_failure_that_the_process_reported(
+    engine: Child,
+) -> None:
     assert engine.record is not None
     engine.record.reason = "config.json is missing"
     failure = engine.exited(4, now=1.0, is_ending=False)
     assert failure is not None and (failure.code, failure.cause) == (4, "model_unusable")
-    assert (failure.message, failure.stage, failure.notice_s) == ("config.json is missing", "weights", 0.0)
+    assert (failure.message, failure.stage, failure.notice_s) == (
+        "config.json is missing",
+        "weights",
+        0.0,
+    )
     assert engine.record.phase == Phase.FAILED and engine.pid is None
 
 
@@ -66,8 +76,14 @@ def test_after_too_many_deaths_there_is_no_other_start(engine: Child) -> None:
     assert engine.record is not None and engine.record.phase == Phase.LOST
     engine.pid = DEAD_PID
     failure = engine.exited(-9, now=2.0, is_ending=False)
-    assert failure is not None and (failure.code, failure.cause, failure.notice_s) == (1, "engine_lost", 2.0)
-    assert failure.message.startswith("engine 0 died 2 times, the last time it was killed by SIGKILL")
+    assert failure is not None and (failure.code, failure.cause, failure.notice_s) == (
+        1,
+        "engine_lost",
+        2.0,
+    )
+    assert failure.message.startswith(
+        "engine 0 died 2 times, the last time it was killed by SIGKILL"
+    )
 
 
 def test_a_place_whose_engine_dies_again_and_again_is_set_aside_while_another_replica_serves(
@@ -80,14 +96,17 @@ def test_a_place_whose_engine_dies_again_and_again_is_set_aside_while_another_re
         engine.pid = DEAD_PID
         assert engine.exited(1, now=now, is_ending=False) is None
     assert engine.record.phase == Phase.FAILED
-    assert not starts_at_once(engine, now=32.9) and starts_at_once(engine, now=33.0), "it is tried again, but slowly"
+    assert not starts_at_once(engine, now=32.9) and starts_at_once(engine, now=33.0), (
+        "it is tried again, but slowly"
+    )
     other.phase = Phase.LOST
     assert engine.exited(1, now=34.0, is_ending=False) is not None, "nobody serves"
     engine.send(signal.SIGKILL)
 
 
 @pytest.mark.parametrize(
-    ("num_starts", "others", "is_fatal"), [(1, Phase.READY, True), (2, Phase.READY, False), (2, Phase.LOST, True)]
+    ("num_starts", "others", "is_fatal"),
+    [(1, Phase.READY, True), (2, Phase.READY, False), (2, Phase.LOST, True)],
 )
 def test_what_no_restart_mends_ends_no_server_that_another_replica_serves(
     engine: Child, tmp_path: Path, num_starts: int, others: Phase, is_fatal: bool
@@ -102,9 +121,16 @@ def test_what_no_restart_mends_ends_no_server_that_another_replica_serves(
 
 @pytest.mark.parametrize(
     ("code", "told", "cause"),
-    [(1, "no_memory", "no_memory"), (4, "model_unusable", "model_unusable"), (-9, "", "no_memory"), (-11, "", "")],
+    [
+        (1, "no_memory", "no_memory"),
+        (4, "model_unusable", "model_unusable"),
+        (-9, "", "no_memory"),
+        (-11, "", ""),
+    ],
 )
-def test_the_label_of_a_failure_is_in_the_record(engine: Child, code: int, told: str, cause: str) -> None:
+def test_the_label_of_a_failure_is_in_the_record(
+    engine: Child, code: int, told: str, cause: str
+) -> None:
     assert engine.record is not None
     engine.record.reason, engine.record.cause = "it said so", told
     engine.exited(code, now=1.0, is_ending=False)
@@ -145,8 +171,18 @@ def test_an_exit_while_the_server_ends_is_no_failure(engine: Child) -> None:
 @pytest.mark.parametrize(
     ("phase", "num_running", "looks", "why"),
     [
-        (Phase.READY, 1, (9.0, 9.1, 11.0), "slept for 11.0 s (limit 10 s)"),  # it becomes ready, works, hangs
-        (Phase.DRAINING, 0, (1e3, 1003.0, 1003.5), "stopped its work and did not end for 3.5 s (limit 3 s)"),
+        (
+            Phase.READY,
+            1,
+            (9.0, 9.1, 11.0),
+            "slept for 11.0 s (limit 10 s)",
+        ),  # it becomes ready, works, hangs
+        (
+            Phase.DRAINING,
+            0,
+            (1e3, 1003.0, 1003.5),
+            "stopped its work and did not end for 3.5 s (limit 3 s)",
+        ),
     ],
     ids=["works", "ends by itself"],
 )
@@ -155,10 +191,15 @@ def test_a_hung_process_is_asked_for_its_stacks_and_then_killed(
 ) -> None:
     record.phase, record.num_running = phase, num_running
     child = Child(ENGINE, 0, record)
-    script = "import os, signal, time; signal.signal(signal.SIGUSR2, lambda *_: os.write(1, b'stacks\\n'))"
+    script = (
+        "import os, signal, time; signal.signal(signal.SIGUSR2, lambda *_: os.write(1, "
+        "b'stacks\\n'))"
+    )
     script += "; print('up', flush=True); [time.sleep(0.01) for _ in range(6000)]"
     command = [sys.executable, "-c", script]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
         assert process.stdout is not None and process.stdout.readline() == "up\n"
         child.pid = process.pid
         for now in looks:
@@ -202,12 +243,16 @@ RESTS = "import threading; print('up', flush=True); threading.Event().wait()"
 def test_a_step_ends_by_its_limit_of_work_or_when_nothing_works_in_it(
     record: EngineRecord, script: str, is_stopped: bool, least_s: float, most_s: float
 ) -> None:
-    """The limit is 1 s. `least_s` and `most_s` are how long the step lasts until its process counts as hung."""
+    """The limit is 1 s. `least_s` and `most_s` are how long the step lasts until its process counts
+    as hung.
+    """
     assert ENGINE.limits is not None
     limits = replace(ENGINE.limits, step_s=1.0, work_counts=True)
     child = Child(replace(ENGINE, limits=limits), 0, record)
     pauses = Pauses(0.5)
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None and process.stdout.readline() == "up\n"
         if is_stopped:
             process.send_signal(signal.SIGSTOP)

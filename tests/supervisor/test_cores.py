@@ -18,7 +18,9 @@ def test_engines_get_the_last_cores_and_everything_else_the_first() -> None:
 
 
 @pytest.mark.parametrize("num_threads, num_others", [(4, 1), (5, 1), (3, 2)])
-def test_cores_are_divided_only_where_each_other_process_gets_one(num_threads: int, num_others: int) -> None:
+def test_cores_are_divided_only_where_each_other_process_gets_one(
+    num_threads: int, num_others: int
+) -> None:
     assert Cores.divide(range(4), 1, num_threads, num_others) is None
 
 
@@ -55,7 +57,9 @@ def says(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
-def test_threads_that_run_and_those_that_they_start_keep_to_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_that_run_and_those_that_they_start_keep_to_the_cores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     before = os.sched_getaffinity(0)
     core = max(before)
     monkeypatch.setenv(linux.CORES, str(core))
@@ -78,14 +82,18 @@ def test_threads_that_run_and_those_that_they_start_keep_to_the_cores(monkeypatc
     assert seen == [{core}, {core}]
 
 
-def test_a_process_that_is_told_nothing_keeps_all_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_is_told_nothing_keeps_all_its_cores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv(linux.CORES, raising=False)
     before = os.sched_getaffinity(0)
     linux.keep_to_cores()
     assert os.sched_getaffinity(0) == before
 
 
-def test_a_small_model_leaves_a_core_to_the_front_end_and_a_big_one_takes_all(tmp_path: Path) -> None:
+def test_a_small_model_leaves_a_core_to_the_front_end_and_a_big_one_takes_all(
+    tmp_path: Path,
+) -> None:
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(b"small")
     assert num_engine_threads(EngineConfig(), str(tmp_path), num_cores=8) == 7
@@ -97,14 +105,24 @@ def test_a_small_model_leaves_a_core_to_the_front_end_and_a_big_one_takes_all(tm
     assert num_engine_threads(EngineConfig(num_engines=3), str(tmp_path), num_cores=1) == 1
 
 
-def test_threads_of_kernels_spin_shortly_and_an_operator_may_set_their_number(tmp_path: Path) -> None:
+def test_threads_of_kernels_spin_shortly_and_an_operator_may_set_their_number(
+    tmp_path: Path,
+) -> None:
     def config(num_threads: int | None) -> Config:
         model = ModelConfig(path=str(tmp_path), name="m")
-        return Config(server=ServerConfig(), model=model, engine=EngineConfig(num_threads=num_threads))
+        return Config(
+            server=ServerConfig(), model=model, engine=EngineConfig(num_threads=num_threads)
+        )
 
-    given = {"GOMP_SPINCOUNT": "1000", "OMP_NUM_THREADS": "3", linux.THREADS_WHY: "option.num_threads"}
+    given = {
+        "GOMP_SPINCOUNT": "1000",
+        "OMP_NUM_THREADS": "3",
+        linux.THREADS_WHY: "option.num_threads",
+    }
     assert of_threads(config(3), {"OMP_NUM_THREADS": "5"}) == given
-    assert of_threads(config(None), {"OMP_NUM_THREADS": "5", "GOMP_SPINCOUNT": "7"}) == {"GOMP_SPINCOUNT": "7"}
+    assert of_threads(config(None), {"OMP_NUM_THREADS": "5", "GOMP_SPINCOUNT": "7"}) == {
+        "GOMP_SPINCOUNT": "7"
+    }
     assert int(of_threads(config(None), {})["OMP_NUM_THREADS"]) >= 1
 
 
@@ -122,7 +140,9 @@ def test_an_engine_with_fewer_threads_than_cores_knows_why(
 ) -> None:
     (tmp_path / "model.safetensors").touch()
     os.truncate(tmp_path / "model.safetensors", num_bytes)
-    config = Config(server=ServerConfig(), model=ModelConfig(path=str(tmp_path), name="m"), engine=engine)
+    config = Config(
+        server=ServerConfig(), model=ModelConfig(path=str(tmp_path), name="m"), engine=engine
+    )
     assert of_threads(config, {})[linux.THREADS_WHY] == why
 
 
@@ -130,13 +150,25 @@ def test_the_ranks_of_all_engines_share_the_cores(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").touch()
     os.truncate(tmp_path / "model.safetensors", 65 << 20)
     assert num_engine_threads(EngineConfig(handler="vllm"), str(tmp_path), num_cores=8) == 8
-    assert num_engine_threads(EngineConfig(handler="vllm", num_engines=2), str(tmp_path), num_cores=8) == 4
-    assert num_engine_threads(EngineConfig(handler="vllm", tensor_parallel_degree=4), str(tmp_path), num_cores=8) == 2
+    assert (
+        num_engine_threads(EngineConfig(handler="vllm", num_engines=2), str(tmp_path), num_cores=8)
+        == 4
+    )
+    assert (
+        num_engine_threads(
+            EngineConfig(handler="vllm", tensor_parallel_degree=4), str(tmp_path), num_cores=8
+        )
+        == 2
+    )
 
 
-def test_a_small_model_on_two_cores_keeps_its_engine_off_the_core_of_the_front_end(tmp_path: Path) -> None:
+def test_a_small_model_on_two_cores_keeps_its_engine_off_the_core_of_the_front_end(
+    tmp_path: Path,
+) -> None:
     def config(engine: EngineConfig) -> Config:
-        return Config(server=ServerConfig(), model=ModelConfig(path=str(tmp_path), name="m"), engine=engine)
+        return Config(
+            server=ServerConfig(), model=ModelConfig(path=str(tmp_path), name="m"), engine=engine
+        )
 
     small = config(EngineConfig(num_threads=1))
     assert Cores.of(small, {}, [4, 7]) == Cores(((7,),), (4,))

@@ -1,4 +1,6 @@
-"""Keys and certificates that are read again: what the supervisor takes, and what a front end has then."""
+"""Keys and certificates that are read again: what the supervisor takes, and what a front end has
+then.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,10 @@ class Served:
         read_again(self.config, self.handed, self.block.supervisor)
 
     def install(self, folder: Path, certificate: str, key: str) -> None:
-        for file, name in ((self.config.ssl_certfile, f"{certificate}.crt"), (self.config.ssl_keyfile, f"{key}.key")):
+        for file, name in (
+            (self.config.ssl_certfile, f"{certificate}.crt"),
+            (self.config.ssl_keyfile, f"{key}.key"),
+        ):
             assert file is not None
             Path(file).write_bytes((folder / name).read_bytes())
 
@@ -102,7 +107,9 @@ def test_what_counts_changes_at_the_signal_and_not_before(served: Served, tmp_pa
 
 
 @pytest.mark.parametrize("second", ["second", "rsa"])
-def test_a_connection_has_the_certificate_that_counts_when_it_begins(served: Served, pem: Path, second: str) -> None:
+def test_a_connection_has_the_certificate_that_counts_when_it_begins(
+    served: Served, pem: Path, second: str
+) -> None:
     context = served.front_end.serving_context()
     first = shown(context, pem / "first.crt")
     served.install(pem, second, second)
@@ -119,7 +126,11 @@ def test_a_connection_has_the_certificate_that_counts_when_it_begins(served: Ser
     [
         ("keys", "two words\n", "a line is not keys of printable ASCII"),
         ("keys", None, "option.api_key_file=.*/keys cannot be read: .*No such file"),
-        ("tls.crt", "nothing", "ssl_certfile=.*/tls.crt and ssl_keyfile=.*/tls.key: not a certificate and its key"),
+        (
+            "tls.crt",
+            "nothing",
+            "ssl_certfile=.*/tls.crt and ssl_keyfile=.*/tls.key: not a certificate and its key",
+        ),
         ("tls.key", None, "ssl_keyfile=.*/tls.key cannot be read: No such file"),
         ("tls.crt", "second.crt", "not a certificate and its key in PEM .key values mismatch"),
     ],
@@ -146,7 +157,9 @@ def test_one_bad_file_changes_nothing_at_all_and_is_one_line(
     assert served.front_end.current() is before
     [record] = caplog.records
     assert record.levelno == logging.ERROR
-    assert record.message.startswith("SIGHUP: ") and record.message.endswith("; what was read before still counts")
+    assert record.message.startswith("SIGHUP: ") and record.message.endswith(
+        "; what was read before still counts"
+    )
     caplog.clear()
     with pytest.raises(BadConfiguration, match=said):
         Credentials.read(served.config)

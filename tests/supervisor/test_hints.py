@@ -27,15 +27,35 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize(
     ("label", "message", "said"),
     [
-        ("source_unreachable", "no folder a/b here; as an id of a hub it cannot be reached: x", "HF_HUB_OFFLINE=1"),
-        ("model_unusable", "no folder a/b here; x, and HF_HUB_OFFLINE=1 forbids to ask the hub", "without that"),
-        ("model_unusable", "s3://b/k: no credentials for S3: Unable to locate credentials", "AWS_ACCESS_KEY_ID"),
+        (
+            "source_unreachable",
+            "no folder a/b here; as an id of a hub it cannot be reached: x",
+            "HF_HUB_OFFLINE=1",
+        ),
+        (
+            "model_unusable",
+            "no folder a/b here; x, and HF_HUB_OFFLINE=1 forbids to ask the hub",
+            "without that",
+        ),
+        (
+            "model_unusable",
+            "s3://b/k: no credentials for S3: Unable to locate credentials",
+            "AWS_ACCESS_KEY_ID",
+        ),
         ("model_unusable", "demos: does not exist; did you mean demo?", SOURCES),
         ("model_unusable", "weights.bin: is not a folder", SOURCES),
-        ("model_unusable", "/m: holds a.bin; a model's folder has a config.json (no option.model_id)", CHECKPOINT),
+        (
+            "model_unusable",
+            "/m: holds a.bin; a model's folder has a config.json (no option.model_id)",
+            CHECKPOINT,
+        ),
         ("model_unusable", "s3://b/k: holds zeros.json; a model has config.json", CHECKPOINT),
         ("model_unusable", "models/fox.gguf: GGUF is not read", OF_GGUF),
-        ("model_unusable", "/m: holds a.gguf (GGUF is not read); a model's folder has a config.json", OF_GGUF),
+        (
+            "model_unusable",
+            "/m: holds a.gguf (GGUF is not read); a model's folder has a config.json",
+            OF_GGUF,
+        ),
         (
             "model_unusable",
             "/m/config.json: its weights are quantised already (…); option.rolling_batch=vllm does",
@@ -43,10 +63,26 @@ ROOT = Path(__file__).parents[2]
         ),
         ("model_unusable", "/m: no tokenizer: tokenizer.json is missing", CHECKPOINT),
         ("model_unusable", "option.chat_template: Expected an expression, line 1", OPTIONS),
-        ("security_refused", "/m/a.bin: pickled weights …, or set option.allow_pickle=true if", "that option switches"),
-        ("security_refused", "/m/a.bin: refused by DISALLOW_PICKLE_FILES", "SAGEMAKER_SECURITY_CONTROLS"),
-        ("engine_lost", "engine 0 died 3 times, … did not finish loading for 1.1 s", "--model-loading-timeout"),
-        ("engine_lost", "engine 0 died 3 times, the last time it was killed by SIGKILL", "its own messages"),
+        (
+            "security_refused",
+            "/m/a.bin: pickled weights …, or set option.allow_pickle=true if",
+            "that option switches",
+        ),
+        (
+            "security_refused",
+            "/m/a.bin: refused by DISALLOW_PICKLE_FILES",
+            "SAGEMAKER_SECURITY_CONTROLS",
+        ),
+        (
+            "engine_lost",
+            "engine 0 died 3 times, … did not finish loading for 1.1 s",
+            "--model-loading-timeout",
+        ),
+        (
+            "engine_lost",
+            "engine 0 died 3 times, the last time it was killed by SIGKILL",
+            "its own messages",
+        ),
         ("start_failed", "KeyError: 'a'", LOG),
         ("port_unavailable", "port 8080 is taken", "--port"),
     ],
@@ -58,10 +94,22 @@ def test_a_hint_fits_its_fault(label: str, message: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("label", "message"),
     [
-        ("model_unusable", "a/b: /disk is full: 2 GB are needed, 1 GB are free (HF_HOME names another folder)"),
+        (
+            "model_unusable",
+            "a/b: /disk is full: 2 GB are needed, 1 GB are free (HF_HOME names another folder)",
+        ),
         ("model_unusable", "a/b: has no revision v2 at https://hub"),
-        ("model_unusable", "s3://b/k: S3 answers NoSuchBucket to ListObjectsV2: The specified bucket does not exist"),
-        ("model_unusable", "a/b: https://hub does not answer as a hub: Expecting value: line 1 column 1 (char 0)"),
+        (
+            "model_unusable",
+            (
+                "s3://b/k: S3 answers NoSuchBucket to ListObjectsV2: The specified bucket does not "
+                "exist"
+            ),
+        ),
+        (
+            "model_unusable",
+            "a/b: https://hub does not answer as a hub: Expecting value: line 1 column 1 (char 0)",
+        ),
         ("model_unusable", "/m/requirements.txt: pip: No matching distribution found for one"),
         ("security_refused", "s3://b/k.tar.gz: the member ../../evil leaves the archive's folder"),
         ("source_unreachable", "s3://b/k: EndpointConnectionError: x (5 tries)"),
@@ -76,8 +124,12 @@ def unusable(message: str) -> str:
     return hint("model_unusable", message)
 
 
-def test_only_a_file_of_a_checkpoint_that_cannot_be_read_is_to_be_mended_or_copied_again(tmp_path: Path) -> None:
-    template, config, names = (tmp_path / name for name in ("chat_template.jinja", "config.json", "requirements.txt"))
+def test_only_a_file_of_a_checkpoint_that_cannot_be_read_is_to_be_mended_or_copied_again(
+    tmp_path: Path,
+) -> None:
+    template, config, names = (
+        tmp_path / name for name in ("chat_template.jinja", "config.json", "requirements.txt")
+    )
     for file in (template, config, names):
         file.write_text("{% if %}")
     assert unusable(f"{template}: line 1: Expected an expression") == DAMAGED_FILE
@@ -85,7 +137,10 @@ def test_only_a_file_of_a_checkpoint_that_cannot_be_read_is_to_be_mended_or_copi
     assert unusable(f"{names}: pip failed") == unusable(f"{tmp_path}/nowhere.json: missing") == ""
     said = unusable(str(unsupported(config, "BertForMaskedLM is not a decoder of text")))
     assert said == "scripts/install installs other engines, --rolling-batch chooses one"
-    assert unusable(f"{config}: Starcoder2ForCausalLM runs through …, and torch is not installed: …") == ""
+    assert (
+        unusable(f"{config}: Starcoder2ForCausalLM runs through …, and torch is not installed: …")
+        == ""
+    )
 
 
 def not_configured(error: BadConfiguration) -> str:
@@ -96,11 +151,15 @@ def brings(extra: str) -> str:
     return f"scripts/install {extra}, or pip install '.[{extra}]', in a clone of lmi"
 
 
-@pytest.mark.parametrize(("library", "extra"), [("torch", "torch"), ("vllm", "vllm"), ("opentelemetry", "otel")])
+@pytest.mark.parametrize(
+    ("library", "extra"), [("torch", "torch"), ("vllm", "vllm"), ("opentelemetry", "otel")]
+)
 def test_a_missing_library_names_the_extra_that_brings_it(library: str, extra: str) -> None:
     error = missing_library("any", ModuleNotFoundError(f"No module named '{library}.nn'"))
     assert not_configured(error) == brings(extra)
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
     assert any(name.replace("-", "_").startswith(library) for name in extras[extra])
 
 
@@ -115,10 +174,14 @@ def test_a_missing_engine_names_the_extra_that_brings_it(monkeypatch: pytest.Mon
     assert not_configured(missing_library("any", refused.value)) == advice
 
 
-def test_a_library_that_user_code_misses_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_user_code_misses_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", sys.path[:])
-    (tmp_path / "user_code.py").write_text("import lacking_here.part\n\n\ndef handle(inputs): ...\n")
+    (tmp_path / "user_code.py").write_text(
+        "import lacking_here.part\n\n\ndef handle(inputs): ...\n"
+    )
     code = UserCodeConfig(path=str(tmp_path / "user_code.py"), handler="handle")
     record = Block.create(tmp_path / "state", num_engines=1, num_frontends=1).engines[0]
     with pytest.raises(ModelUnusable) as refusal:

@@ -26,7 +26,9 @@ def test_formatters_keep_off_the_cores_of_the_engines(tmp_path: Path) -> None:
     model = ModelConfig(path=str(tmp_path), name="m")
     folder = tmp_path / "runtime"
     folder.mkdir()
-    config = Config(server=ServerConfig(log_format="json"), model=model, engine=EngineConfig(), user_code=code)
+    config = Config(
+        server=ServerConfig(log_format="json"), model=model, engine=EngineConfig(), user_code=code
+    )
     runtime = Runtime.create(config, folder)
     block, core = runtime.attach(), max(os.sched_getaffinity(0))
     *_, formatter = kinds.of_model(runtime, block, Cores(((0,),), (core,)))
@@ -47,7 +49,8 @@ def test_formatters_keep_off_the_cores_of_the_engines(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("backend", "is_of_several", "is_users"), [("mp", False, True), ("ray", False, False), ("ray", True, True)]
+    ("backend", "is_of_several", "is_users"),
+    [("mp", False, True), ("ray", False, False), ("ray", True, True)],
 )
 def test_an_engine_is_the_users_unless_the_ranks_of_the_only_model_are_on_a_cluster(
     caplog: pytest.LogCaptureFixture, backend: str, is_of_several: bool, is_users: bool

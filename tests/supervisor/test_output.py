@@ -12,7 +12,14 @@ from types import SimpleNamespace
 import pytest
 
 from lmi.shared import linux, log
-from lmi.supervisor.output import BURST_LINES, CALM_S, LAST_LINES, MAX_LINE_BYTES, ChildOutput, level_of
+from lmi.supervisor.output import (
+    BURST_LINES,
+    CALM_S,
+    LAST_LINES,
+    MAX_LINE_BYTES,
+    ChildOutput,
+    level_of,
+)
 from tests import machine
 
 ROOT = Path(__file__).parents[2]
@@ -33,7 +40,9 @@ def output(dropped: SimpleNamespace, caplog: pytest.LogCaptureFixture) -> ChildO
     return ChildOutput("libraries", "engine 3")
 
 
-def test_each_line_is_logged_once_it_is_whole(output: ChildOutput, caplog: pytest.LogCaptureFixture) -> None:
+def test_each_line_is_logged_once_it_is_whole(
+    output: ChildOutput, caplog: pytest.LogCaptureFixture
+) -> None:
     for piece in (b"one\ntw", b"o\r10 %\r\n", "thr\xe9".encode("latin-1")):
         os.write(output.writer, piece)
         output.read()
@@ -42,17 +51,25 @@ def test_each_line_is_logged_once_it_is_whole(output: ChildOutput, caplog: pytes
     assert caplog.messages[3:] == ["thr\\xe9"]
 
 
-def test_a_line_names_the_process_that_printed_it(output: ChildOutput, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_line_names_the_process_that_printed_it(
+    output: ChildOutput, capfd: pytest.CaptureFixture[str]
+) -> None:
     handler = log.LineHandler(log.LineFormatter("supervisor", log.as_text))
     logging.getLogger("libraries").addHandler(handler)
     os.write(output.writer, b"hello \x1b[2J\n")
     output.belongs_to(7)
     output.read()
     logging.getLogger("libraries").removeHandler(handler)
-    assert capfd.readouterr().err.rstrip("\n").endswith(" INFO engine 3[7] libraries: hello \\u001b[2J")
+    assert (
+        capfd.readouterr()
+        .err.rstrip("\n")
+        .endswith(" INFO engine 3[7] libraries: hello \\u001b[2J")
+    )
 
 
-def test_a_long_line_is_cut_however_it_comes(output: ChildOutput, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_long_line_is_cut_however_it_comes(
+    output: ChildOutput, caplog: pytest.LogCaptureFixture
+) -> None:
     for _ in range(10):
         os.write(output.writer, b"x" * 3000)
         output.read()
@@ -83,10 +100,15 @@ def test_a_child_that_ends_after_too_many_lines_has_its_loss_in_the_log(
     os.write(output.writer, b"x\n" * (BURST_LINES + 9))
     output.read()
     output.read_last()
-    assert caplog.messages[-1] == "9 lines were dropped here: too many at once" and dropped.num_log_lines_dropped == 9
+    assert (
+        caplog.messages[-1] == "9 lines were dropped here: too many at once"
+        and dropped.num_log_lines_dropped == 9
+    )
 
 
-def test_a_full_pipe_makes_nobody_wait_and_is_read_in_one_turn(output: ChildOutput, dropped: SimpleNamespace) -> None:
+def test_a_full_pipe_makes_nobody_wait_and_is_read_in_one_turn(
+    output: ChildOutput, dropped: SimpleNamespace
+) -> None:
     num_bytes = 0
     with pytest.raises(BlockingIOError):
         while True:
@@ -105,7 +127,9 @@ def test_a_reader_wakes_for_the_first_line_and_not_for_each(output: ChildOutput)
     os.write(output.writer, b"no line end")
     before_s = time.monotonic()
     output.read()
-    assert not output.may_wake(before_s + 0.9 * CALM_S) and output.may_wake(time.monotonic() + CALM_S)
+    assert not output.may_wake(before_s + 0.9 * CALM_S) and output.may_wake(
+        time.monotonic() + CALM_S
+    )
 
 
 def test_an_output_is_over_when_nobody_can_write_to_it(output: ChildOutput) -> None:

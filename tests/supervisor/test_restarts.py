@@ -1,4 +1,6 @@
-"""When a process may start again and when an engine counts as hung. The tests use times and rules, no processes."""
+"""When a process may start again and when an engine counts as hung. The tests use times and rules,
+no processes.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ from lmi.supervisor.restarts import (
 )
 from lmi.user_code.options import UserCodeConfig
 
-ENGINE = HangLimits.of(EngineConfig(step_timeout_s=60.0, first_step_timeout_s=300.0, model_loading_timeout_s=1200.0))
+ENGINE = HangLimits.of(
+    EngineConfig(step_timeout_s=60.0, first_step_timeout_s=300.0, model_loading_timeout_s=1200.0)
+)
 
 
 def test_delays_of_starts_that_fail_double_from_a_fifth_of_a_second_to_half_a_minute() -> None:
@@ -34,7 +38,14 @@ def test_delays_of_starts_that_fail_double_from_a_fifth_of_a_second_to_half_a_mi
 def test_a_process_that_was_ready_starts_again_at_once_and_the_delays_begin_anew() -> None:
     table = RestartTable(max_deaths=100, window_s=1e9)
     lives = [True, True, False, False, True, False]
-    assert [table.delay_s(at, was_ready=was_ready) for at, was_ready in enumerate(lives)] == [0, 0, 0.2, 0.4, 0, 0.2]
+    assert [table.delay_s(at, was_ready=was_ready) for at, was_ready in enumerate(lives)] == [
+        0,
+        0,
+        0.2,
+        0.4,
+        0,
+        0.2,
+    ]
 
 
 def test_too_many_deaths_in_the_window_are_the_end_and_old_ones_do_not_count() -> None:
@@ -75,7 +86,9 @@ def test_an_idle_engine_hangs_when_its_beat_stops(record: EngineRecord) -> None:
 
 
 @pytest.mark.parametrize("field", ["num_running", "num_waiting"])
-def test_a_busy_engine_hangs_when_its_steps_stop_and_not_when_its_beat_does(record: EngineRecord, field: str) -> None:
+def test_a_busy_engine_hangs_when_its_steps_stop_and_not_when_its_beat_does(
+    record: EngineRecord, field: str
+) -> None:
     setattr(record, field, 1)
     assert hang(record, ENGINE, 0.0, 1059.0) is None
     assert "no step" in (hang(record, ENGINE, 0.0, 1061.0) or "")
@@ -88,7 +101,9 @@ def test_the_first_step_may_take_longer(record: EngineRecord) -> None:
 
 
 @pytest.mark.parametrize("phase", [Phase.STARTING, Phase.LOADING])
-def test_a_loading_engine_has_the_deadline_of_loading_alone(record: EngineRecord, phase: Phase) -> None:
+def test_a_loading_engine_has_the_deadline_of_loading_alone(
+    record: EngineRecord, phase: Phase
+) -> None:
     record.phase = phase
     assert hang(record, ENGINE, 0.0, 1199.0) is None
     assert "loading" in (hang(record, ENGINE, 0.0, 1201.0) or "")
@@ -131,7 +146,8 @@ def test_an_engine_that_was_paused_with_its_supervisor_is_not_hung(record: Engin
 
 
 def last_look(record: EngineRecord, shares: dict[int, float], *, until_s: float) -> float:
-    """When an engine whose threads work with these shares of a core counts as hung, looked at five times a second.
+    """When an engine whose threads work with these shares of a core counts as hung, looked at five
+    times a second.
 
     The step begins at 1000 and its threads work until `until_s`.
     """
@@ -192,13 +208,19 @@ def test_a_late_step_is_told_once(record: EngineRecord) -> None:
 def test_pauses_are_told_once_a_minute_with_their_sum() -> None:
     notes = PauseNotes()
     [first, *others] = [
-        notes.note(paused_s, now) for paused_s, now in ((1.4, 10.0), (0.0, 11.0), (2.0, 20.0), (3.0, 60.0))
+        notes.note(paused_s, now)
+        for paused_s, now in ((1.4, 10.0), (0.0, 11.0), (2.0, 20.0), (3.0, 60.0))
     ]
-    assert first == "the machine gave this process no time for 1.4 s (busy, or suspended); deadlines are extended"
+    assert (
+        first
+        == "the machine gave this process no time for 1.4 s (busy, or suspended); deadlines are "
+        "extended"
+    )
     assert others == [None] * 3
     assert notes.note(0.0, 69.9) is None
     assert notes.note(0.0, 70.0) == (
-        "the machine gave this process no time for 5.0 s in 2 pauses (busy, or suspended); deadlines are extended"
+        "the machine gave this process no time for 5.0 s in 2 pauses (busy, or suspended); "
+        "deadlines are extended"
     )
     assert notes.note(0.0, 500.0) is None
 
@@ -207,9 +229,16 @@ def test_the_notice_of_a_drain_is_a_second_and_never_most_of_the_drain() -> None
     assert (drain_notice_s(25.0), drain_notice_s(2.0), drain_notice_s(0.0)) == (1.0, 0.5, 0.0)
 
 
-def code_record(tmp_path: Path, phase: Phase, *, num_running: int, step_s: float, beat_s: float) -> EngineRecord:
+def code_record(
+    tmp_path: Path, phase: Phase, *, num_running: int, step_s: float, beat_s: float
+) -> EngineRecord:
     record = Block.create(tmp_path / "state", 0, 0, 1).formatters[0]
-    record.phase, record.num_running, record.step_s, record.beat_s = phase, num_running, step_s, beat_s
+    record.phase, record.num_running, record.step_s, record.beat_s = (
+        phase,
+        num_running,
+        step_s,
+        beat_s,
+    )
     return record
 
 
@@ -217,28 +246,48 @@ def test_a_handler_hangs_after_predict_timeout_and_never_without_one(tmp_path: P
     record = code_record(tmp_path, Phase.READY, num_running=1, step_s=100.0, beat_s=0.0)
     model, engine = ModelConfig(path="", name=""), EngineConfig(handler="python")
     code = UserCodeConfig(path="model.py", handler="handle")
-    limited = Config(server=ServerConfig(predict_timeout_s=5), model=model, engine=engine, user_code=code)
+    limited = Config(
+        server=ServerConfig(predict_timeout_s=5), model=model, engine=engine, user_code=code
+    )
     assert hang(record, limits(limited), 0.0, 104.9) is None
-    assert hang(record, limits(limited), 0.0, 105.1) == "worked on one request for 5.1 s (limit 5 s)"
+    assert (
+        hang(record, limits(limited), 0.0, 105.1) == "worked on one request for 5.1 s (limit 5 s)"
+    )
     assert hang(record, limits(replace(limited, server=ServerConfig())), 0.0, 1e9) is None
 
 
-def test_a_formatter_hangs_after_step_timeout_and_idle_code_when_it_falls_silent(tmp_path: Path) -> None:
+def test_a_formatter_hangs_after_step_timeout_and_idle_code_when_it_falls_silent(
+    tmp_path: Path,
+) -> None:
     record = code_record(tmp_path, Phase.READY, num_running=1, step_s=100.0, beat_s=100.0)
-    model, engine = ModelConfig(path="", name=""), EngineConfig(step_timeout_s=2, model_loading_timeout_s=50)
-    config = Config(server=ServerConfig(), model=model, engine=engine, user_code=UserCodeConfig(path="model.py"))
+    model, engine = (
+        ModelConfig(path="", name=""),
+        EngineConfig(step_timeout_s=2, model_loading_timeout_s=50),
+    )
+    config = Config(
+        server=ServerConfig(), model=model, engine=engine, user_code=UserCodeConfig(path="model.py")
+    )
     assert hang(record, limits(config), 0.0, 102.1) == "worked on one request for 2.1 s (limit 2 s)"
     record.num_running, record.num_waiting = 0, 1  # it was put into the queue and not yet taken out
     assert hang(record, limits(config), 0.0, 102.1) is None
-    assert hang(record, limits(config), 0.0, 111.0) == "gave no sign of life for 11.0 s (limit 10 s)"
+    assert (
+        hang(record, limits(config), 0.0, 111.0) == "gave no sign of life for 11.0 s (limit 10 s)"
+    )
     record.phase = Phase.LOADING
-    assert hang(record, limits(config), 0.0, 51.0) == "did not finish loading for 51.0 s (limit 50 s)"
+    assert (
+        hang(record, limits(config), 0.0, 51.0) == "did not finish loading for 51.0 s (limit 50 s)"
+    )
 
 
 def test_code_that_was_paused_with_its_supervisor_is_not_hung(tmp_path: Path) -> None:
     record = code_record(tmp_path, Phase.READY, num_running=1, step_s=1000.0, beat_s=1000.0)
-    model, engine = ModelConfig(path="", name=""), EngineConfig(step_timeout_s=2, model_loading_timeout_s=50)
-    config = Config(server=ServerConfig(), model=model, engine=engine, user_code=UserCodeConfig(path="model.py"))
+    model, engine = (
+        ModelConfig(path="", name=""),
+        EngineConfig(step_timeout_s=2, model_loading_timeout_s=50),
+    )
+    config = Config(
+        server=ServerConfig(), model=model, engine=engine, user_code=UserCodeConfig(path="model.py")
+    )
     pauses = paused(1000.0, 5000.0)
     assert hang(record, limits(config), 0.0, 5001.9, pauses) is None
     assert hang(record, limits(config), 0.0, 5002.1, pauses) is not None

@@ -22,5 +22,7 @@ def test_the_warning_names_stage_progress_and_the_limit_with_its_bounds_and_defa
         ({"OPTION_DTYPE": "fp32"}, "/models/mine", False),
     ],
 )
-def test_it_is_for_servers_that_sagemaker_runs(environ: dict[str, str], folder: str, expected: bool) -> None:
+def test_it_is_for_servers_that_sagemaker_runs(
+    environ: dict[str, str], folder: str, expected: bool
+) -> None:
     assert is_on_sagemaker(environ, folder) == expected

@@ -44,10 +44,14 @@ sys.exit(supervisor.run(Resolved(config, request=FetchRequest(sources=())), sett
 
 def start(code: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
-    return subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=60
+    )
 
 
-def test_a_start_that_cannot_map_the_shared_block_says_so_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_start_that_cannot_map_the_shared_block_says_so_and_leaves_nothing(
+    tmp_path: Path,
+) -> None:
     done = start(CANNOT_MAP, tmp_path)
     assert "AttributeError" not in done.stderr
     words = json.loads(done.stderr)
@@ -56,7 +60,9 @@ def test_a_start_that_cannot_map_the_shared_block_says_so_and_leaves_nothing(tmp
     assert list(tmp_path.iterdir()) == []
 
 
-def test_any_fault_of_the_settings_after_a_download_ends_the_start_with_its_last_words(tmp_path: Path) -> None:
+def test_any_fault_of_the_settings_after_a_download_ends_the_start_with_its_last_words(
+    tmp_path: Path,
+) -> None:
     done = start(CANNOT_SETTLE, tmp_path)
     words = json.loads(done.stderr.splitlines()[-1])
     assert done.returncode == words["code"] == 1

@@ -1,4 +1,6 @@
-"""A server hands its listening sockets over, as its two ends see it. tests/system has whole servers."""
+"""A server hands its listening sockets over, as its two ends see it. tests/system has whole
+servers.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ class Old:
         """What a server gets that asks."""
         with ThreadPoolExecutor(1) as pool:
             future = pool.submit(find, HOST, self.port)
-            wait_until(lambda: self.handover.look() or future.done(), "the one who asks has an answer")
+            wait_until(
+                lambda: self.handover.look() or future.done(), "the one who asks has an answer"
+            )
             predecessor = future.result()
         assert predecessor is not None
         self.gave.append(predecessor)
@@ -82,7 +86,9 @@ def test_an_address_that_the_old_server_does_not_have_is_bound(old: Old) -> None
     new.close_others()
 
 
-def test_the_old_server_learns_who_serves_in_its_place_and_then_the_new_one_is_asked(old: Old) -> None:
+def test_the_old_server_learns_who_serves_in_its_place_and_then_the_new_one_is_asked(
+    old: Old,
+) -> None:
     new = old.gives()
     assert old.handover.look() is None, "it still loads"
     new.say_ready()
@@ -92,10 +98,13 @@ def test_the_old_server_learns_who_serves_in_its_place_and_then_the_new_one_is_a
     assert old.gives().pid == os.getpid()
 
 
-def test_a_new_server_that_fails_leaves_the_port_to_the_old_one_and_to_the_next_that_asks(old: Old) -> None:
+def test_a_new_server_that_fails_leaves_the_port_to_the_old_one_and_to_the_next_that_asks(
+    old: Old,
+) -> None:
     new = old.gives()
     with pytest.raises(
-        PortUnavailable, match=f"from process {os.getpid()}: process {os.getpid()} takes it over alread"
+        PortUnavailable,
+        match=f"from process {os.getpid()}: process {os.getpid()} takes it over alread",
     ):
         old.gives()
     new.give_up()

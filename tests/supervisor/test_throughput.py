@@ -24,7 +24,9 @@ def engines(tmp_path: Path) -> list[EngineRecord]:
 def look(caplog: pytest.LogCaptureFixture) -> Look:
     """A function that looks at a time and returns what was said."""
 
-    def look(throughput: Throughput, engines: list[EngineRecord], now: float) -> list[tuple[object, ...]]:
+    def look(
+        throughput: Throughput, engines: list[EngineRecord], now: float
+    ) -> list[tuple[object, ...]]:
         caplog.clear()
         with caplog.at_level(logging.INFO):
             throughput.look(engines, now)

@@ -1,9 +1,10 @@
 """Mixed clients and random faults against one server, and what must hold whatever was struck.
 
-`Chaos.learn` asks each of `ASKS` while nothing else runs. Then `Chaos.run` lets many clients ask them in any order
-while processes are killed and stopped. `Chaos.broken` lists what no fault excuses: an answer that is not, to the byte,
-that of the calm server, a token of a foreign request, a request without an end, a cut whose front end was not killed,
-an error in another form than that of its route. `outgrown` names processes that grew. `scripts/chaos` runs it for long.
+`Chaos.learn` asks each of `ASKS` while nothing else runs. Then `Chaos.run` lets many clients ask
+them in any order while processes are killed and stopped. `Chaos.broken` lists what no fault
+excuses: an answer that is not, to the byte, that of the calm server, a token of a foreign request,
+a request without an end, a cut whose front end was not killed, an error in another form than that
+of its route. `outgrown` names processes that grew. `scripts/chaos` runs it for long.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ MAX_ANSWER_S = 120.0  # by then a client calls it a hang; the machine may have s
 BACK_S = 120.0
 STOPPED_S = 1.0
 RETRY_S = 0.05
-NEW_EACH_TIME = re.compile(rb'"(?:id|request_id)": ?"[^"]*",?|"created": ?\d+,?|"cached_tokens": ?\d+')
+NEW_EACH_TIME = re.compile(
+    rb'"(?:id|request_id)": ?"[^"]*",?|"created": ?\d+,?|"cached_tokens": ?\d+'
+)
 LOG_PROBS = re.compile(rb'"log_?prob": ?[-\d.e]+')
 KILLED, STOPPED = signal.SIGKILL, signal.SIGSTOP
 FAULTS: tuple[tuple[str, signal.Signals], ...] = (
@@ -56,13 +59,20 @@ Memory = Mapping[int, tuple[str, int]]  # name and resident bytes of each proces
 @contextmanager
 def serving(engine: str = "lmi-dist") -> Iterator[Server]:
     """Two replicas of an engine behind two front ends, all ready."""
-    settings = ["option.model_name=model", "option.tgi_compat=true", "frontend_workers=2", "minWorkers=2"]
+    settings = [
+        "option.model_name=model",
+        "option.tgi_compat=true",
+        "frontend_workers=2",
+        "minWorkers=2",
+    ]
     model = ROOT / "handlers" / "lmi_dist" / "demo"
     if engine == "vllm":
         model, settings = tiny_model("llama_long"), [*SETTINGS, *settings]
     with serve(model, *settings, "maxWorkers=2") as server:
         server.wait_for_front_ends(2)
-        wait_until(lambda: server.metrics()["lmi_engines_ready"] == 2, "both replicas are ready", BACK_S)
+        wait_until(
+            lambda: server.metrics()["lmi_engines_ready"] == 2, "both replicas are ready", BACK_S
+        )
         yield server
 
 
@@ -79,8 +89,14 @@ class Ask:
 
 
 def asks(prompt: str, num_tokens: int = 24) -> Iterator[Ask]:
-    """One prompt at every door, whole and streamed, with what an engine treats apart, and bodies that are refused."""
-    chat = {"messages": [{"role": "user", "content": prompt}], "max_tokens": num_tokens, "temperature": 0}
+    """One prompt at every door, whole and streamed, with what an engine treats apart, and bodies
+    that are refused.
+    """
+    chat = {
+        "messages": [{"role": "user", "content": prompt}],
+        "max_tokens": num_tokens,
+        "temperature": 0,
+    }
     text = {"prompt": prompt, "max_tokens": num_tokens, "temperature": 0}
     sampled = {"do_sample": True, "seed": 7, "temperature": 0.9, "top_p": 0.95}
     lmi: dict[str, Any] = {"inputs": prompt, "parameters": {"max_new_tokens": num_tokens}}
@@ -89,17 +105,35 @@ def asks(prompt: str, num_tokens: int = 24) -> Iterator[Ask]:
     bodies: dict[str, tuple[str, object]] = {
         "lmi": ("/invocations", lmi),
         "lmi stream": ("/invocations", {**lmi, "stream": True}),
-        "lmi sampled stream": ("/invocations", {"inputs": prompt, "stream": True, "parameters": {**sampled}}),
-        "lmi with a stop string": ("/invocations", {**lmi, "parameters": {"max_new_tokens": 200, "stop": ["e"]}}),
+        "lmi sampled stream": (
+            "/invocations",
+            {"inputs": prompt, "stream": True, "parameters": {**sampled}},
+        ),
+        "lmi with a stop string": (
+            "/invocations",
+            {**lmi, "parameters": {"max_new_tokens": 200, "stop": ["e"]}},
+        ),
         "chat": ("/v1/chat/completions", chat),
         "chat stream": ("/v1/chat/completions", {**chat, "stream": True, "logprobs": True}),
         "chat with a schema": (
             "/v1/chat/completions",
-            {**chat, "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}},
+            {
+                **chat,
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "n", "schema": schema},
+                },
+            },
         ),
         "completions": ("/v1/completions", {**text, "n": 3, "temperature": 0.8, "seed": 5}),
-        "completions stream": ("/v1/completions", {**text, "stream": True, "stream_options": {"include_usage": True}}),
-        "tgi": ("/generate", {**lmi, "parameters": {"max_new_tokens": num_tokens, "details": True}}),
+        "completions stream": (
+            "/v1/completions",
+            {**text, "stream": True, "stream_options": {"include_usage": True}},
+        ),
+        "tgi": (
+            "/generate",
+            {**lmi, "parameters": {"max_new_tokens": num_tokens, "details": True}},
+        ),
         "tgi stream": ("/generate_stream", lmi),
         "triton": ("/v2/models/model/generate", triton),
         "triton stream": ("/v2/models/model/generate_stream", triton),
@@ -108,7 +142,9 @@ def asks(prompt: str, num_tokens: int = 24) -> Iterator[Ask]:
     }
     for name, (path, body) in bodies.items():
         yield Ask(name, path, json.dumps(body).encode())
-    lines = b"\n".join(json.dumps({**lmi, "inputs": prompt + word}).encode() for word in ("", " and", " or"))
+    lines = b"\n".join(
+        json.dumps({**lmi, "inputs": prompt + word}).encode() for word in ("", " and", " or")
+    )
     yield Ask("lines", "/invocations", lines, {"content-type": "application/jsonlines"})
     yield Ask("half a body", "/invocations", b'{"inputs": "')
 
@@ -116,8 +152,12 @@ def asks(prompt: str, num_tokens: int = 24) -> Iterator[Ask]:
 ASKS = [ask for prompt in PROMPTS for ask in asks(prompt)]
 
 
-def send(server: Server, ask: Ask, leave_after_bytes: int | None = None, pause_s: float = 0.0) -> Answer:
-    """Ask and read to the end, slowly with `pause_s`; or leave after so many bytes. Raises OSError, HTTPException."""
+def send(
+    server: Server, ask: Ask, leave_after_bytes: int | None = None, pause_s: float = 0.0
+) -> Answer:
+    """Ask and read to the end, slowly with `pause_s`; or leave after so many bytes. Raises OSError,
+    HTTPException.
+    """
     with server.open(ask.data, ask.path, ask.headers, MAX_ANSWER_S) as response:
         heard, is_whole = b"", True
         try:
@@ -130,7 +170,9 @@ def send(server: Server, ask: Ask, leave_after_bytes: int | None = None, pause_s
             raise
         except (OSError, HTTPException):
             is_whole = False
-        return Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, heard, is_whole)
+        return Answer(
+            response.status, {k.lower(): v for k, v in response.getheaders()}, heard, is_whole
+        )
 
 
 def records(body: bytes) -> list[bytes]:
@@ -151,7 +193,9 @@ class Chaos:
     broken: list[str] = field(default_factory=list)
     _num_front_ends: int = 0
     expected: dict[Ask, tuple[int, list[bytes]]] = field(default_factory=dict)
-    cuts: list[list[float]] = field(default_factory=list)  # when a process that holds connections died, and was back
+    cuts: list[list[float]] = field(
+        default_factory=list
+    )  # when a process that holds connections died, and was back
 
     def learn(self, asks: Sequence[Ask] = ASKS) -> None:
         """Ask each by itself. What the server answers now is right."""
@@ -164,7 +208,9 @@ class Chaos:
     def run(self, seconds: float, faults: Sequence[tuple[str, signal.Signals]] = FAULTS) -> None:
         until_s = time.monotonic() + seconds
         clients = range(self.num_clients)
-        threads = [threading.Thread(target=self._ask_until, args=(until_s, client)) for client in clients]
+        threads = [
+            threading.Thread(target=self._ask_until, args=(until_s, client)) for client in clients
+        ]
         for thread in threads:
             thread.start()
         draw = random.Random(self.seed)
@@ -182,7 +228,9 @@ class Chaos:
             leave_after_bytes = draw.choice((None, None, None, None, 40))
             began_s = time.monotonic()
             try:
-                answer = send(self.server, ask, leave_after_bytes, pause_s=draw.choice((0, 0, 0, 0.01)))
+                answer = send(
+                    self.server, ask, leave_after_bytes, pause_s=draw.choice((0, 0, 0, 0.01))
+                )
                 end = "left" if leave_after_bytes else self.end_of(ask, answer, began_s)
             except TimeoutError:
                 end = f"broken: no end within {MAX_ANSWER_S:.0f} s"
@@ -202,11 +250,18 @@ class Chaos:
             return "whole"
         if not answer.is_whole:
             head = found[:-1]  # the last one may be half
-            return self._end_without_answer(began_s, "cut") if head == expected[: len(head)] else f"broken: {found}"
+            return (
+                self._end_without_answer(began_s, "cut")
+                if head == expected[: len(head)]
+                else f"broken: {found}"
+            )
         if answer.status == 503 and "retry-after" in answer.headers and b"error" in answer.body:
             return "refused"
         if answer.status == 200 == status and ask.name == "lines" and len(found) == len(expected):
-            is_said = all(b'"error"' in line or line == right for line, right in zip(found, expected, strict=True))
+            is_said = all(
+                b'"error"' in line or line == right
+                for line, right in zip(found, expected, strict=True)
+            )
             return "error" if is_said else f"broken: {found}, expected {expected}"
         if answer.status == 200 == status and ask.is_stream:
             said = [record for record in found if b"[DONE]" not in record]
@@ -215,9 +270,15 @@ class Chaos:
         return f"broken: {answer.status} {answer.headers} {answer.body[:300]!r}"
 
     def _end_without_answer(self, began_s: float, how: str) -> str:
-        """A connection may be cut by the death of the process that held it, and refused until the next one listens."""
+        """A connection may be cut by the death of the process that held it, and refused until the
+        next one listens.
+        """
         is_excused = any(began_s <= back_s for _, back_s in self.cuts)
-        return "cut" if is_excused else f"broken: {how} at {time.monotonic():.1f} s, and no front end was killed"
+        return (
+            "cut"
+            if is_excused
+            else f"broken: {how} at {time.monotonic():.1f} s, and no front end was killed"
+        )
 
     def _strike(self, name: str, signum: signal.Signals, draw: random.Random) -> None:
         pids = self.server.pids(name)
@@ -250,13 +311,21 @@ class Chaos:
 
 
 def outgrown(before: Memory, after: Memory) -> list[str]:
-    """Name each process that has grown by more than warms it up. A new one is compared with the largest of its name."""
-    largest = {name: max(size for other, size in before.values() if other == name) for name, _ in before.values()}
+    """Name each process that has grown by more than warms it up. A new one is compared with the
+    largest of its name.
+    """
+    largest = {
+        name: max(size for other, size in before.values() if other == name)
+        for name, _ in before.values()
+    }
     grown = [
-        (name, size, size - before.get(pid, (name, largest.get(name, size)))[1]) for pid, (name, size) in after.items()
+        (name, size, size - before.get(pid, (name, largest.get(name, size)))[1])
+        for pid, (name, size) in after.items()
     ]
     return [
-        f"{name} grew by {by / MB:.0f} MB to {size / MB:.0f} MB" for name, size, by in grown if by > MAX_GROWN_BYTES
+        f"{name} grew by {by / MB:.0f} MB to {size / MB:.0f} MB"
+        for name, size, by in grown
+        if by > MAX_GROWN_BYTES
     ]
 
 
@@ -275,7 +344,9 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--engine", choices=("lmi-dist", "vllm"), default="lmi-dist")
-    parser.add_argument("--calm", action="store_true", help="no faults: a soak, for the memory of each process")
+    parser.add_argument(
+        "--calm", action="store_true", help="no faults: a soak, for the memory of each process"
+    )
     given = parser.parse_args()
     with serving(given.engine) as server:
         chaos = Chaos(server, given.clients, given.seed, is_exact=given.engine == "lmi-dist")
@@ -289,10 +360,16 @@ def main() -> int:
         for pid, (name, num_bytes) in after.items():
             if pid in before:
                 grown = num_bytes - before[pid][1]
-                print(f"{name:16} {num_bytes / 1e6:7.1f} MB {grown / max(1, num_requests) / 1e3:+7.2f} kB a request")
+                print(
+                    f"{name:16} {num_bytes / 1e6:7.1f} MB "
+                    f"{grown / max(1, num_requests) / 1e3:+7.2f} kB a request"
+                )
         server.signal(signal.SIGTERM)
         code = server.wait()
-    print(f"{num_requests} requests: {dict(chaos.ends)}\nstruck: {dict(chaos.struck)}\nexit code {code}")
+    print(
+        f"{num_requests} requests: {dict(chaos.ends)}\nstruck: {dict(chaos.struck)}\nexit code "
+        f"{code}"
+    )
     print(*chaos.broken, f"{len(chaos.broken)} broken", sep="\n")
     return int(bool(chaos.broken) or code != 0)
 

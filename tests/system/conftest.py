@@ -1,4 +1,6 @@
-"""Servers that the tests of this folder share, since an engine takes seconds to import torch or vLLM."""
+"""Servers that the tests of this folder share, since an engine takes seconds to import torch or
+vLLM.
+"""
 
 from __future__ import annotations
 
@@ -16,29 +18,51 @@ TIGHT_TOKENS = 1024  # of KV cache
 @pytest.fixture(scope="session")
 def tiny() -> Iterator[Server]:
     """A small random Llama behind two front ends, with room for every request."""
-    with serve(tiny_model("llama_deep"), "option.model_name=tiny", "option.dtype=fp32", "frontend_workers=2") as server:
+    with serve(
+        tiny_model("llama_deep"),
+        "option.model_name=tiny",
+        "option.dtype=fp32",
+        "frontend_workers=2",
+    ) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def tight() -> Iterator[Server]:
-    """The checkpoint of `tiny`, TGI's shape, and a KV cache that holds one long request or some short ones."""
-    settings = ("option.dtype=fp32", "option.tgi_compat=true", f"option.max_kv_cache_tokens={TIGHT_TOKENS}")
+    """The checkpoint of `tiny`, TGI's shape, and a KV cache that holds one long request or some
+    short ones.
+    """
+    settings = (
+        "option.dtype=fp32",
+        "option.tgi_compat=true",
+        f"option.max_kv_cache_tokens={TIGHT_TOKENS}",
+    )
     with serve(tiny_model("llama_deep"), *settings, "frontend_workers=1") as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def inside() -> Iterator[Server]:
-    """The real vLLM with one rank, in the engine's process. Tests kill this engine, and wait for the next one."""
+    """The real vLLM with one rank, in the engine's process. Tests kill this engine, and wait for
+    the next one.
+    """
     with serve(tiny_model("llama_long"), *SETTINGS) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def wide() -> Iterator[Server]:
-    """The real vLLM for tests of its doors. It writes JSON without spaces: a random model often writes them."""
-    compact = 'option.structured_outputs_config={"backend": "xgrammar", "disable_any_whitespace": true}'
-    settings = ("option.rolling_batch=vllm", "option.dtype=fp32", "option.max_kv_cache_tokens=8192", compact)
+    """The real vLLM for tests of its doors. It writes JSON without spaces: a random model often
+    writes them.
+    """
+    compact = (
+        'option.structured_outputs_config={"backend": "xgrammar", "disable_any_whitespace": true}'
+    )
+    settings = (
+        "option.rolling_batch=vllm",
+        "option.dtype=fp32",
+        "option.max_kv_cache_tokens=8192",
+        compact,
+    )
     with serve(tiny_model("llama_wide"), *settings, "frontend_workers=1") as server:
         yield server

@@ -1,6 +1,7 @@
 """`lmi serve` as a platform runs it: a process with a port, signals, logs and an exit code.
 
-Each of its processes inherits a mark in its environment, so a test can find all of them and check that none is left.
+Each of its processes inherits a mark in its environment, so a test can find all of them and check
+that none is left.
 """
 
 from __future__ import annotations
@@ -40,9 +41,13 @@ ENVIRON.pop("VLLM_CONFIGURE_LOGGING", None)  # of tests/conftest.py; an engine s
 
 
 def write_model(folder: Path, **options: object) -> Path:
-    """Write a folder to serve: a tokenizer of bytes, a config.json and a serving.properties for the echo engine."""
+    """Write a folder to serve: a tokenizer of bytes, a config.json and a serving.properties for the
+    echo engine.
+    """
     write_byte_tokenizer(folder)
-    (folder / "config.json").write_text(json.dumps({"vocab_size": 257, "max_position_embeddings": 100_000}))
+    (folder / "config.json").write_text(
+        json.dumps({"vocab_size": 257, "max_position_embeddings": 100_000})
+    )
     settings = {"option.rolling_batch": "echo", "log_format": "json", **options}
     lines = [f"{key}={value}" for key, value in settings.items()]
     (folder / "serving.properties").write_text("\n".join(lines) + "\n")
@@ -50,14 +55,18 @@ def write_model(folder: Path, **options: object) -> Path:
 
 
 def free_port() -> int:
-    """A port on which nobody listens, and which the kernel gives to nobody before a server of the test listens."""
+    """A port on which nobody listens, and which the kernel gives to nobody before a server of the
+    test listens.
+    """
     while True:
         with suppress(OSError), socket.create_server(("127.0.0.1", secrets.choice(PORTS))) as taken:
             return int(taken.getsockname()[1])
 
 
 def wait_within(bound_s: float, condition: Callable[[], Any], what: str) -> None:
-    """Poll until `condition` is true, within a bound that a test checks; time in which cores were short is extra."""
+    """Poll until `condition` is true, within a bound that a test checks; time in which cores were
+    short is extra.
+    """
     started_s = machine.own_s()
     deadline_s = time.monotonic() + WAIT_S
     while not condition():
@@ -98,7 +107,14 @@ class Container:
             "PYTHONPATH": ":".join(filter(None, paths)),
             **self.environ,
         }
-        what = ["serve", "." if from_its_folder else str(self.folder), "--host", "127.0.0.1", "--port", str(self.port)]
+        what = [
+            "serve",
+            "." if from_its_folder else str(self.folder),
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(self.port),
+        ]
         command = [*self.command_prefix, self.python, "-P", "-m", "lmi", *what]
         with open(self.stderr or self.log, "ab") as errors, open(self.log, "ab") as output:
             self.process = subprocess.Popen(
@@ -106,18 +122,23 @@ class Container:
                 env=environ,
                 stdout=output,
                 stderr=errors,
-                process_group=0,  # not a session: Linux may keep one from the cores for seconds while another spins
+                # not a session: Linux may keep one from the cores for seconds while another spins
+                process_group=0,
                 cwd=self.folder if from_its_folder else None,
             )
         machine.SERVERS.append(self)
         return self
 
     def start_and_wait(self, from_its_folder: bool = False) -> Container:
-        """Start, and wait until /ping is 200 and every front end that serving.properties asks for takes requests."""
+        """Start, and wait until /ping is 200 and every front end that serving.properties asks for
+        takes requests.
+        """
         self.start(from_its_folder)
         self.wait_200()
         if asked := re.search(
-            r"^frontend_workers=(\d+)$", (self.folder / "serving.properties").read_text(), re.MULTILINE
+            r"^frontend_workers=(\d+)$",
+            (self.folder / "serving.properties").read_text(),
+            re.MULTILINE,
         ):
             self.wait_for_front_ends(int(asked[1]))
         return self
@@ -125,13 +146,17 @@ class Container:
     def wait_200(self) -> None:
         """Wait until /ping is 200; fail if the server ends."""
         wait_until(
-            lambda: self.ping() == 200 or self.process.poll() is not None, "the server got ready", START_TIMEOUT_S
+            lambda: self.ping() == 200 or self.process.poll() is not None,
+            "the server got ready",
+            START_TIMEOUT_S,
         )
         assert self.process.poll() is None, self.account()
 
     # Requests to it.
 
-    def request(self, method: str, path: str, body: object = None, timeout_s: float = 30.0) -> Answer:
+    def request(
+        self, method: str, path: str, body: object = None, timeout_s: float = 30.0
+    ) -> Answer:
         connection = HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
         try:
             data = None if body is None else json.dumps(body).encode()
@@ -144,7 +169,10 @@ class Container:
             except (HTTPException, OSError):
                 is_whole = False
             return Answer(
-                response.status, {name.lower(): value for name, value in response.getheaders()}, heard, is_whole
+                response.status,
+                {name.lower(): value for name, value in response.getheaders()},
+                heard,
+                is_whole,
             )
         finally:
             connection.close()
@@ -162,7 +190,9 @@ class Container:
 
     def generate(self, num_tokens: int, prompt: str = "abc", stream: bool = True) -> Answer:
         parameters = {"max_new_tokens": num_tokens}
-        return self.request("POST", "/invocations", {"inputs": prompt, "parameters": parameters, "stream": stream})
+        return self.request(
+            "POST", "/invocations", {"inputs": prompt, "parameters": parameters, "stream": stream}
+        )
 
     def metric(self, name: str) -> float:
         for line in self.request("GET", "/metrics").body.decode().splitlines():
@@ -180,7 +210,11 @@ class Container:
     def wait_for_front_ends(self, number: int) -> None:
         """Wait until so many front ends take requests."""
         frontends = self.block().frontends
-        wait_until(lambda: sum(record.beat_s > 0 for record in frontends) == number, f"{number} front ends serve", 60.0)
+        wait_until(
+            lambda: sum(record.beat_s > 0 for record in frontends) == number,
+            f"{number} front ends serve",
+            60.0,
+        )
 
     def engines(self) -> list[EngineRecord]:
         """The records of the engines of its first model."""
@@ -202,7 +236,11 @@ class Container:
             return self.mark.encode() in (process / "environ").read_bytes()
         except PermissionError:  # processes with secrets show their environment only to root
             pid, is_alive = int(process.name), "State:\tZ" not in (process / "status").read_text()
-            family = (self.process.pid, *descendants(self.process.pid)) if title(pid).startswith("lmi-") else ()
+            family = (
+                (self.process.pid, *descendants(self.process.pid))
+                if title(pid).startswith("lmi-")
+                else ()
+            )
             return is_alive and pid in family
 
     def pid(self, name: str) -> int:
@@ -223,7 +261,9 @@ class Container:
         record = self.engines()[slot]
         num_starts = record.num_starts
         os.kill(record.pid, signal.SIGKILL)
-        wait_until(lambda: record.num_starts > num_starts or not record.is_alive, "the engine is lost")
+        wait_until(
+            lambda: record.num_starts > num_starts or not record.is_alive, "the engine is lost"
+        )
         return record
 
     def wait(self, timeout_s: float = WAIT_S) -> int:
@@ -241,7 +281,11 @@ class Container:
         code = self.process.poll()
         state = "runs" if code is None else f"ended with {code}"
         lines = self.log.read_text(errors="replace").splitlines() if self.log.is_file() else []
-        head = f"--- the server on port {self.port} {state}; its last /ping: {self.last_ping}; its log:"
+        head = (
+            f"--- the server on port {self.port} {state}; its last /ping: {self.last_ping}; "
+            f"its "
+            f"log:"
+        )
         return "\n".join([head, *lines[-MAX_LOG_LINES:]])
 
     def last_words(self) -> dict[str, Any]:

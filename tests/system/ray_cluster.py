@@ -1,7 +1,9 @@
-"""Nodes of a Ray cluster on this machine, each at a loopback address of its own and with one device for one rank.
+"""Nodes of a Ray cluster on this machine, each at a loopback address of its own and with one device
+for one rank.
 
-Ray calls the device a GPU, the only name for which it counts devices that are not there. vLLM gives its CPU platform no
-name. The package in `ray_platform` adds it, so that vLLM places its CPU ranks on these devices.
+Ray calls the device a GPU, the only name for which it counts devices that are not there. vLLM gives
+its CPU platform no name. The package in `ray_platform` adds it, so that vLLM places its CPU ranks
+on these devices.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ RANK = "ray::RayWorkerP"  # the kernel keeps 15 characters of a name
 class Node:
     """One `ray start`. The head is the node whose own address is `head`."""
 
-    address: str  # an IP address of the loopback network; Ray would replace 127.0.0.1 by that of a network card
+    # an IP address of the loopback network; Ray would replace 127.0.0.1 by that of a network card
+    address: str
     head: str  # address and port
     folder: Path = field(init=False)
     process: subprocess.Popen[bytes] = field(init=False)
@@ -48,20 +51,30 @@ class Node:
         return self.folder / "log"
 
     def start(self) -> Node:
-        self.folder = Path(tempfile.mkdtemp(prefix="ray-"))  # a short path, since Ray keeps sockets in it
+        self.folder = Path(
+            tempfile.mkdtemp(prefix="ray-")
+        )  # a short path, since Ray keeps sockets in it
         address, port = self.head.split(":")
         is_head = self.address == address
-        role = ["--head", f"--port={port}", "--include-dashboard=false"] if is_head else [f"--address={self.head}"]
+        role = (
+            ["--head", f"--port={port}", "--include-dashboard=false"]
+            if is_head
+            else [f"--address={self.head}"]
+        )
         places = [f"--node-ip-address={self.address}", f"--temp-dir={self.folder}"]
         command = [RAY, "start", "--block", *role, *places, *DEVICES]
         environ = {**ENVIRON, **ENVIRONMENT, "PYTHONPATH": PATHS}
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen(command, env=environ, stdout=log, stderr=log, start_new_session=True)
+            self.process = subprocess.Popen(
+                command, env=environ, stdout=log, stderr=log, start_new_session=True
+            )
         return self
 
     def wait_ready(self) -> None:
         wait_until(
-            lambda: b"Ray runtime started" in self.log.read_bytes() or self.process.poll() is not None,
+            lambda: (
+                b"Ray runtime started" in self.log.read_bytes() or self.process.poll() is not None
+            ),
             "the node started",
             START_TIMEOUT_S,
         )
@@ -73,7 +86,9 @@ class Node:
         for entry in Path("/proc").iterdir():
             with suppress(OSError):
                 if entry.name.isdigit() and os.getsid(int(entry.name)) == self.process.pid:
-                    title, _, status = (entry / "stat").read_text().partition("(")[2].rpartition(")")
+                    title, _, status = (
+                        (entry / "stat").read_text().partition("(")[2].rpartition(")")
+                    )
                     if title.startswith(name) and status.split()[0] != "Z":
                         found.append(int(entry.name))
         return found

@@ -1,7 +1,8 @@
-"""Rolling restarts under load: servers behind a balancer end and start again, or one takes over from another.
+"""Rolling restarts under load: servers behind a balancer end and start again, or one takes over
+from another.
 
-Clients keep their connections, ask again at once or after a moment, and note each request that failed and each stream
-that was cut. The balancers' configurations are those of docs/scale.md.
+Clients keep their connections, ask again at once or after a moment, and note each request that
+failed and each stream that was cut. The balancers' configurations are those of docs/scale.md.
 
     with Load(port, num_clients=12) as load:
         restart(server)
@@ -41,7 +42,9 @@ ID = "X-Amzn-SageMaker-Inference-Id"
 
 
 class Load:
-    """Clients that ask until the block ends, each over one connection; every second request is a stream."""
+    """Clients that ask until the block ends, each over one connection; every second request is a
+    stream.
+    """
 
     def __init__(self, port: int, num_clients: int, name: str = "clients") -> None:
         """`name` stands in the log of the servers, in the ids of these requests."""
@@ -50,7 +53,9 @@ class Load:
         self.ends: Counter[str] = Counter()
         self.failures: list[str] = []
         self._stop = threading.Event()
-        self._clients = [threading.Thread(target=self._ask_on, args=(number,)) for number in range(num_clients)]
+        self._clients = [
+            threading.Thread(target=self._ask_on, args=(number,)) for number in range(num_clients)
+        ]
 
     def __enter__(self) -> Load:
         for client in self._clients:
@@ -69,7 +74,9 @@ class Load:
     def wait_for(self, num_answers: int) -> None:
         """Wait until so many more requests were answered whole."""
         before = self.ends["whole"]
-        wait_until(lambda: self.ends["whole"] >= before + num_answers, f"{num_answers} answers came")
+        wait_until(
+            lambda: self.ends["whole"] >= before + num_answers, f"{num_answers} answers came"
+        )
 
     def _ask_on(self, number: int) -> None:
         chance = random.Random(number)
@@ -105,7 +112,9 @@ class Load:
 
 
 class Pings:
-    """Asks /ping until the block ends, each time over a connection of its own, and notes each answer but 200."""
+    """Asks /ping until the block ends, each time over a connection of its own, and notes each
+    answer but 200.
+    """
 
     def __init__(self, port: int) -> None:
         self.failures: list[str] = []
@@ -151,7 +160,9 @@ def taking_over(server: Server, folder: Path, **options: object) -> Iterator[Ser
 
 
 def restart(server: Server, *loads: Load) -> None:
-    """End a server as a platform does, start it again at its port, and wait until each load comes to it again."""
+    """End a server as a platform does, start it again at its port, and wait until each load comes
+    to it again.
+    """
     server.signal(signal.SIGTERM)
     assert server.wait() == 0, server.account()
     num_bytes = server.log.stat().st_size
@@ -169,7 +180,9 @@ def restart(server: Server, *loads: Load) -> None:
 
 @dataclass(frozen=True)
 class Kind:
-    """A balancer: the language of its block on the page, and its command, where FILE is its configuration."""
+    """A balancer: the language of its block on the page, and its command, where FILE is its
+    configuration.
+    """
 
     language: str
     command: Sequence[str]
@@ -227,14 +240,20 @@ def block_of(name: str) -> str:
 
 
 def configured(name: str, port: int, servers: Sequence[int]) -> str:
-    """Return the configuration of a balancer at `port` of loopback, in front of two servers by their ports."""
+    """Return the configuration of a balancer at `port` of loopback, in front of two servers by
+    their ports.
+    """
     kind = KINDS[name]
     block = block_of(name)
     places = dict(zip(SERVERS, servers, strict=True))
     for host, server in places.items():
         block = replaced(block, kind.address.format(host=host, port=8080), kind.address, server)
     in_block, _, number = kind.listens.partition("80")
-    here = kind.address if "port_value" in kind.listens else f"{in_block.replace('0.0.0.0:', '')}{kind.address}{number}"
+    here = (
+        kind.address
+        if "port_value" in kind.listens
+        else f"{in_block.replace('0.0.0.0:', '')}{kind.address}{number}"
+    )
     return kind.around.replace("BLOCK", replaced(block, kind.listens, here, port))
 
 
@@ -250,7 +269,10 @@ def balancer(name: str, folder: Path, servers: Sequence[int]) -> Iterator[int]:
     port = free_port()
     file = folder / f"{name}.{KINDS[name].language}"  # Envoy looks at the ending
     file.write_text(configured(name, port, servers).replace("FOLDER", str(folder)))
-    words = [word.replace("FOLDER", str(folder)).replace("FILE", str(file)) for word in KINDS[name].command]
+    words = [
+        word.replace("FOLDER", str(folder)).replace("FILE", str(file))
+        for word in KINDS[name].command
+    ]
     with open(folder / f"{name}.log", "wb") as log:
         process = subprocess.Popen([str(command_of(name)), *words[1:]], stdout=log, stderr=log)
     try:
@@ -263,7 +285,9 @@ def balancer(name: str, folder: Path, servers: Sequence[int]) -> Iterator[int]:
 
 
 def command_of(name: str) -> str | None:
-    """Return the balancer's program, None if this machine has none. Debian's lie where only root looks."""
+    """Return the balancer's program, None if this machine has none. Debian's lie where only root
+    looks.
+    """
     word = KINDS[name].command[0]
     return shutil.which(word) or shutil.which(word, path="/usr/sbin")
 
@@ -291,10 +315,15 @@ class Outcome:
     not_ready: str = "-"
 
     def row(self, name: str) -> str:
-        return f"| {name} | {self.num_restarts} | {self.ends['whole']} | {len(self.failures)} | {self.not_ready} |"
+        return (
+            f"| {name} | {self.num_restarts} | {self.ends['whole']} | {len(self.failures)} | "
+            f"{self.not_ready} |"
+        )
 
 
-def restart_behind(name: str, folder: Path, seconds: float, num_clients: int, drain_delay_s: float) -> Outcome:
+def restart_behind(
+    name: str, folder: Path, seconds: float, num_clients: int, drain_delay_s: float
+) -> Outcome:
     """Restart two servers behind a balancer, one after the other, until the time is over."""
     with two_servers(folder, drain_delay_s) as servers:
         with (
@@ -333,18 +362,28 @@ def take_over_again(folder: Path, seconds: float, num_clients: int) -> Outcome:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="scripts/rolling-restart", description=__doc__.partition("\n\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="scripts/rolling-restart", description=__doc__.partition("\n\n")[0]
+    )
     parser.add_argument(
-        "parts", nargs="*", help=f"{', '.join(KINDS)}, takeover; without one: all that this machine has"
+        "parts",
+        nargs="*",
+        help=f"{', '.join(KINDS)}, takeover; without one: all that this machine has",
     )
     parser.add_argument("--seconds", type=float, default=20.0, help="of each part [20]")
     parser.add_argument("--clients", type=int, default=12)
-    parser.add_argument("--drain-delay", type=float, default=DRAIN_DELAY_S, help=f"of the servers [{DRAIN_DELAY_S}]")
+    parser.add_argument(
+        "--drain-delay", type=float, default=DRAIN_DELAY_S, help=f"of the servers [{DRAIN_DELAY_S}]"
+    )
     given = parser.parse_args()
     if unknown := set(given.parts) - {*KINDS, "takeover"}:
         parser.error(f"no part {', '.join(sorted(unknown))}")
 
-    print("| part | restarts | whole answers | failed | pings that were not 200 |\n|---|---|---|---|---|", flush=True)
+    print(
+        "| part | restarts | whole answers | failed | pings that were not 200 "
+        "|\n|---|---|---|---|---|",
+        flush=True,
+    )
     failures: list[str] = []
     for name in given.parts or [*KINDS, "takeover"]:
         with tempfile.TemporaryDirectory(prefix="lmi-rolling-") as folder:
@@ -354,7 +393,9 @@ def main() -> int:
                 print(f"| {name} | not on this machine | | | |", flush=True)
                 continue
             else:
-                outcome = restart_behind(name, Path(folder), given.seconds, given.clients, given.drain_delay)
+                outcome = restart_behind(
+                    name, Path(folder), given.seconds, given.clients, given.drain_delay
+                )
         print(outcome.row(name), flush=True)
         failures += [f"{name}: {failure}" for failure in outcome.failures]
     print(*failures[:50], sep="\n")

@@ -1,7 +1,8 @@
-"""A soak: one client after another asks every API, answered and refused, and no process may keep what a request was.
+"""A soak: one client after another asks every API, answered and refused, and no process may keep
+what a request was.
 
-`scripts/soak` prints by process how many bytes a request left behind, and exits with 1 if one left more than
-MAX_KEPT_BYTES.
+`scripts/soak` prints by process how many bytes a request left behind, and exits with 1 if one left
+more than MAX_KEPT_BYTES.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ from tests.system.container import wait_until
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "handlers" / "lmi_dist" / "demo"
 MAX_KEPT_BYTES = 150
-"""A request. The allocator keeps some pages more in each minute of a server's first hour; a leak of one object for
-each message is ten times this."""
+"""A request. The allocator keeps some pages more in each minute of a server's first hour; a leak of
+one object for each message is ten times this.
+"""
 
 NUM_TOKENS = 4
 PROMPT = "What is the capital of France?"
@@ -34,7 +36,9 @@ MAX_LEFT_BYTES = 200
 
 @dataclass(frozen=True)
 class Ask:
-    """A request that the soak sends over and over. `leaves`: its client goes while the answer is written."""
+    """A request that the soak sends over and over. `leaves`: its client goes while the answer is
+    written.
+    """
 
     name: str
     path: str
@@ -44,11 +48,20 @@ class Ask:
 
 
 def asks() -> Iterator[Ask]:
-    """Every API whole, streamed and refused, with what is read apart: tools, guides, images, adapters, sessions."""
-    turns = [{"role": "assistant" if number % 2 else "user", "content": f"turn {number}"} for number in range(10)]
+    """Every API whole, streamed and refused, with what is read apart: tools, guides, images,
+    adapters, sessions.
+    """
+    turns = [
+        {"role": "assistant" if number % 2 else "user", "content": f"turn {number}"}
+        for number in range(10)
+    ]
     messages = [*turns, {"role": "user", "content": PROMPT}]
     chat = {"messages": messages, "max_tokens": NUM_TOKENS}
-    schema = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"]}
+    schema = {
+        "type": "object",
+        "properties": {"city": {"enum": ["Paris", "Rome"]}},
+        "required": ["city"],
+    }
     tool = {"type": "function", "function": {"name": "weather", "parameters": schema}}
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
     lmi = {"inputs": PROMPT, "parameters": {"max_new_tokens": NUM_TOKENS}}
@@ -58,10 +71,21 @@ def asks() -> Iterator[Ask]:
     yield Ask("lmi, a stream", "/invocations", {**lmi, "stream": True}, 200)
     yield Ask("lmi, refused", "/invocations", {**lmi, "parameters": {"top_p": 5}}, 424)
     yield Ask("lmi, an unknown adapter", "/invocations", {**lmi, "adapters": "nobody"}, 424)
-    yield Ask("lmi, left", "/invocations", {**lmi, "stream": True, "parameters": {"max_new_tokens": 300}}, 200, True)
+    yield Ask(
+        "lmi, left",
+        "/invocations",
+        {**lmi, "stream": True, "parameters": {"max_new_tokens": 300}},
+        200,
+        True,
+    )
     yield Ask("lmi, a guide", "/invocations", {**lmi, "parameters": {"guided_json": schema}}, 200)
 
-    yield Ask("tgi", "/generate", {**lmi, "parameters": {"details": True, "max_new_tokens": NUM_TOKENS}}, 200)
+    yield Ask(
+        "tgi",
+        "/generate",
+        {**lmi, "parameters": {"details": True, "max_new_tokens": NUM_TOKENS}},
+        200,
+    )
     yield Ask("tgi, a stream", "/generate_stream", lmi, 200)
     yield Ask("tgi, refused", "/generate", {"inputs": ""}, 422)
 
@@ -72,7 +96,12 @@ def asks() -> Iterator[Ask]:
 
     path = "/v1/chat/completions"
     yield Ask("chat", path, {**chat, "logprobs": True, "top_logprobs": 2}, 200)
-    yield Ask("chat, a stream", path, {**chat, "stream": True, "stream_options": {"include_usage": True}}, 200)
+    yield Ask(
+        "chat, a stream",
+        path,
+        {**chat, "stream": True, "stream_options": {"include_usage": True}},
+        200,
+    )
     yield Ask("chat, a tool", path, {**chat, "tools": [tool], "tool_choice": "required"}, 200)
     yield Ask("chat, an image", path, {"messages": [{"role": "user", "content": [image]}]}, 400)
     yield Ask("chat, too long", path, long_chat, 400)
@@ -87,7 +116,12 @@ def asks() -> Iterator[Ask]:
     response = {"input": messages, "max_output_tokens": NUM_TOKENS}
     yield Ask("responses", "/v1/responses", response, 200)
     yield Ask("responses, a stream", "/v1/responses", {**response, "stream": True}, 200)
-    yield Ask("responses, refused", "/v1/responses", {**response, "text": {"format": {"type": "odd"}}}, 400)
+    yield Ask(
+        "responses, refused",
+        "/v1/responses",
+        {**response, "text": {"format": {"type": "odd"}}},
+        400,
+    )
 
     triton = {"text_input": PROMPT, "max_tokens": NUM_TOKENS}
     yield Ask("triton", "/v2/models/demo/generate", triton, 200)
@@ -126,7 +160,9 @@ def memory(server: Server) -> dict[int, tuple[str, int]]:
 
 
 def run(server: Server, seconds: float, num_clients: int) -> tuple[int, list[str]]:
-    """Let clients ask for so long. Return how many requests there were, and each status that was another."""
+    """Let clients ask for so long. Return how many requests there were, and each status that was
+    another.
+    """
     end_s = time.monotonic() + seconds
     wrong: list[str] = []
 
@@ -155,7 +191,8 @@ def main() -> int:
     options = parser.parse_args()
 
     with serve(DEMO, "option.model_name=demo", "frontend_workers=1") as server:
-        # whatever is done for the first time takes memory: a cache fills, a table grows to its bound
+        # whatever is done for the first time takes memory: a cache fills, a table grows to its
+        # bound
         run(server, options.seconds / 5, options.clients)
         before = memory(server)
 
@@ -173,7 +210,11 @@ def main() -> int:
         is_kept |= kept_bytes > MAX_KEPT_BYTES
         print(f"{name:16} {num_bytes / 1e6:7.1f} MB {kept_bytes:+8.1f} bytes a request")
 
-    print(*sorted(set(wrong)), f"{len(wrong)} answers with another status, exit code {exit_code}", sep="\n")
+    print(
+        *sorted(set(wrong)),
+        f"{len(wrong)} answers with another status, exit code {exit_code}",
+        sep="\n",
+    )
     return int(is_kept or bool(wrong) or exit_code != 0)
 
 

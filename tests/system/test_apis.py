@@ -1,6 +1,8 @@
-"""The laws that every API keeps on a whole server: one prompt has one greedy answer, and a stream joins to the whole.
+"""The laws that every API keeps on a whole server: one prompt has one greedy answer, and a stream
+joins to the whole.
 
-Each API is a row: its clients' request for a number of tokens, and the place of the text in its answers.
+Each API is a row: its clients' request for a number of tokens, and the place of the text in its
+answers.
 """
 
 from __future__ import annotations
@@ -53,7 +55,10 @@ class ApiCase:
 
 
 def lmi(**parameters: object) -> Callable[[str, int], dict[str, Any]]:
-    return lambda prompt, num: {"inputs": prompt, "parameters": {"max_new_tokens": num, **parameters}}
+    return lambda prompt, num: {
+        "inputs": prompt,
+        "parameters": {"max_new_tokens": num, **parameters},
+    }
 
 
 def triton(prompt: str, num_tokens: int) -> dict[str, Any]:
@@ -80,18 +85,34 @@ def choice_text(record: dict[str, Any]) -> str:
 
 ROWS = {
     "lmi": ApiCase("lmi", "/invocations", lmi(), lambda record: record["generated_text"]),
-    "lmi jsonlines": ApiCase("lmi", "/invocations", lmi(output_formatter="jsonlines"), token_text, True),
+    "lmi jsonlines": ApiCase(
+        "lmi", "/invocations", lmi(output_formatter="jsonlines"), token_text, True
+    ),
     "lmi sse": ApiCase("lmi", "/invocations", lmi(output_formatter="sse"), token_text, True),
-    "triton": ApiCase("triton", "/v2/models/tiny/generate", triton, lambda record: record["text_output"]),
+    "triton": ApiCase(
+        "triton", "/v2/models/tiny/generate", triton, lambda record: record["text_output"]
+    ),
     "triton stream": ApiCase(
-        "triton_stream", "/v2/models/tiny/generate_stream", triton, lambda record: record["text_output"], True
+        "triton_stream",
+        "/v2/models/tiny/generate_stream",
+        triton,
+        lambda record: record["text_output"],
+        True,
     ),
     "tgi": ApiCase("tgi", "/", lmi(), lambda record: record["generated_text"]),
-    "tgi generate": ApiCase("tgi_generate", "/generate", lmi(), lambda record: record["generated_text"]),
+    "tgi generate": ApiCase(
+        "tgi_generate", "/generate", lmi(), lambda record: record["generated_text"]
+    ),
     "tgi stream": ApiCase("tgi_generate_stream", "/generate_stream", lmi(), token_text, True),
-    "completions": ApiCase("openai_completions", "/v1/completions", completions(False), choice_text),
-    "completions stream": ApiCase("openai_completions", "/v1/completions", completions(True), choice_text, True),
-    "completions lines": ApiCase("openai_completions_lines", "/invocations", completions(True), choice_text, True),
+    "completions": ApiCase(
+        "openai_completions", "/v1/completions", completions(False), choice_text
+    ),
+    "completions stream": ApiCase(
+        "openai_completions", "/v1/completions", completions(True), choice_text, True
+    ),
+    "completions lines": ApiCase(
+        "openai_completions_lines", "/invocations", completions(True), choice_text, True
+    ),
 }
 CASES = {name: case for name, case in ROWS.items() if case.api in APIS}
 
@@ -117,12 +138,19 @@ def test_several_inputs_without_a_rolling_batch_have_the_texts_that_each_has_alo
     tiny: Server, streaming: str
 ) -> None:
     expected = [CASES["lmi"].answer(tiny, prompt, 25) for prompt in PROMPTS]
-    settings = ("option.dtype=fp32", "option.rolling_batch=disable", f"option.enable_streaming={streaming}")
+    settings = (
+        "option.dtype=fp32",
+        "option.rolling_batch=disable",
+        f"option.enable_streaming={streaming}",
+    )
     with serve(tiny_model("llama_deep"), *settings, "frontend_workers=1") as server:
         answer = server.post({"inputs": PROMPTS, "parameters": {"max_new_tokens": 25}})
     assert answer.status == 200, answer.body
     if streaming == "true":
-        texts = ["".join(pieces) for pieces in zip(*(line["outputs"] for line in answer.lines), strict=True)]
+        texts = [
+            "".join(pieces)
+            for pieces in zip(*(line["outputs"] for line in answer.lines), strict=True)
+        ]
     else:
         texts = [one["generated_text"] for one in json.loads(answer.body)]
     assert texts == expected

@@ -38,13 +38,17 @@ LATER = {"retry-after": "1"}
         ("broken", WHOLE, Answer(500, LATER, ERROR)),
     ],
 )
-def test_the_driver_sees_an_answer_that_no_fault_excuses(end: str, ask: Ask, answer: Answer) -> None:
+def test_the_driver_sees_an_answer_that_no_fault_excuses(
+    end: str, ask: Ask, answer: Answer
+) -> None:
     chaos = Chaos(Server(ROOT, ROOT), num_clients=0, expected={ask: (200, RIGHT.splitlines())})
     assert chaos.end_of(ask, answer, began_s=1.0).partition(":")[0] == end
 
 
 def test_the_driver_excuses_a_cut_by_the_death_of_a_front_end_only() -> None:
-    chaos = Chaos(Server(ROOT, ROOT), 0, expected={STREAM: (200, RIGHT.splitlines())}, cuts=[[2.0, 3.0]])
+    chaos = Chaos(
+        Server(ROOT, ROOT), 0, expected={STREAM: (200, RIGHT.splitlines())}, cuts=[[2.0, 3.0]]
+    )
     cut = Answer(200, {}, RIGHT[:20], is_whole=False)
     assert chaos.end_of(STREAM, cut, began_s=2.5) == "cut"
     assert chaos.end_of(STREAM, cut, began_s=3.5).startswith("broken")
@@ -53,13 +57,20 @@ def test_the_driver_excuses_a_cut_by_the_death_of_a_front_end_only() -> None:
 
 
 def test_the_driver_sees_a_process_that_grows() -> None:
-    before = {1: ("lmi-front-0", 90 * MB), 2: ("lmi-engine-0", 400 * MB), 3: ("lmi-engine-0", 500 * MB)}
+    before = {
+        1: ("lmi-front-0", 90 * MB),
+        2: ("lmi-engine-0", 400 * MB),
+        3: ("lmi-engine-0", 500 * MB),
+    }
     assert not outgrown(
-        before, {1: ("lmi-front-0", 150 * MB), 4: ("lmi-engine-0", 600 * MB), 5: ("lmi-guides", 900 * MB)}
+        before,
+        {1: ("lmi-front-0", 150 * MB), 4: ("lmi-engine-0", 600 * MB), 5: ("lmi-guides", 900 * MB)},
     )
     [said] = outgrown(before, {1: ("lmi-front-0", 1000 * MB), 2: ("lmi-engine-0", 450 * MB)})
     assert said == "lmi-front-0 grew by 910 MB to 1000 MB"
-    assert len(outgrown(before, {2: ("lmi-engine-0", 700 * MB), 4: ("lmi-engine-0", 700 * MB)})) == 2
+    assert (
+        len(outgrown(before, {2: ("lmi-engine-0", 700 * MB), 4: ("lmi-engine-0", 700 * MB)})) == 2
+    )
 
 
 def test_whatever_is_struck_each_request_ends_once_and_whole_answers_are_right() -> None:
@@ -69,7 +80,10 @@ def test_whatever_is_struck_each_request_ends_once_and_whole_answers_are_right()
         before = memory(server)
         chaos.run(SECONDS)
         assert not chaos.broken
-        assert chaos.ends["whole"] > 0 and sum(chaos.struck.values()) > 0, (chaos.ends, chaos.struck)
+        assert chaos.ends["whole"] > 0 and sum(chaos.struck.values()) > 0, (
+            chaos.ends,
+            chaos.struck,
+        )
         wait_until(server.is_idle, "no request and no block of the cache is held")
         assert not outgrown(before, memory(server))
         assert "Traceback" not in server.log.read_text()

@@ -26,7 +26,7 @@ def send():
 piece = bytes(1_000_000)
 for _ in range(60):
     threading.Thread(target=send).start()
-"""
+"""  # noqa: E501
 
 
 def cpu_seconds(pid: int) -> float:
@@ -45,12 +45,18 @@ def test_pings_are_answered_at_once_while_sixty_large_bodies_are_sent(tmp_path: 
                     before_s = cpu_seconds(front_end)
                     with measurement.within(PING_S):
                         assert server.ping() == 200
-                    assert cpu_seconds(front_end) - before_s < 0.4, "it did much else first, whoever had the cores"
-        assert server.metrics()['lmi_requests_total{code="503"}'] > 0, "more were sent than there is memory for"
+                    assert cpu_seconds(front_end) - before_s < 0.4, (
+                        "it did much else first, whoever had the cores"
+                    )
+        assert server.metrics()['lmi_requests_total{code="503"}'] > 0, (
+            "more were sent than there is memory for"
+        )
         wait_until(server.is_idle, "nothing of them is left")
 
 
-def test_a_crowd_is_queued_up_to_the_limit_and_refused_beyond_it_and_pings_go_on(tmp_path: Path) -> None:
+def test_a_crowd_is_queued_up_to_the_limit_and_refused_beyond_it_and_pings_go_on(
+    tmp_path: Path,
+) -> None:
     """The engine hardly moves, so whoever is let in waits until the crowd leaves."""
     options = {"option.echo_step_ms": 1000, "job_queue_size": 300, "frontend_workers": 1}
     with launch(write_model(tmp_path / "model", **options)) as server:
@@ -63,10 +69,18 @@ def test_a_crowd_is_queued_up_to_the_limit_and_refused_beyond_it_and_pings_go_on
             return server.metrics()["lmi_requests_in_flight"]
 
         try:
-            wait_until(lambda: len(readable(crowd)) + num_let_in() == len(crowd), "each is let in or refused")
+            wait_until(
+                lambda: len(readable(crowd)) + num_let_in() == len(crowd),
+                "each is let in or refused",
+            )
             assert 64 <= num_let_in() <= 300 + 64, "no more than wait and run"
-            heads = [connection.recv(65536).partition(b"\r\n\r\n")[0].lower() for connection in readable(crowd)]
-            assert all(head.startswith(b"http/1.1 503 ") and b"\r\nretry-after: " in head for head in heads)
+            heads = [
+                connection.recv(65536).partition(b"\r\n\r\n")[0].lower()
+                for connection in readable(crowd)
+            ]
+            assert all(
+                head.startswith(b"http/1.1 503 ") and b"\r\nretry-after: " in head for head in heads
+            )
             assert resident_bytes(front_end) - before_bytes < 64 * MB
             for measurement in measurements():
                 with measurement.within(PING_S):
@@ -77,8 +91,12 @@ def test_a_crowd_is_queued_up_to_the_limit_and_refused_beyond_it_and_pings_go_on
         wait_until(server.is_idle, "nothing of it is left")
 
 
-def test_a_thousand_clients_that_leave_their_streams_are_counted_and_leave_no_memory(tmp_path: Path) -> None:
-    with launch(write_model(tmp_path / "model", **{"option.echo_step_ms": 5, "frontend_workers": 1})) as server:
+def test_a_thousand_clients_that_leave_their_streams_are_counted_and_leave_no_memory(
+    tmp_path: Path,
+) -> None:
+    with launch(
+        write_model(tmp_path / "model", **{"option.echo_step_ms": 5, "frontend_workers": 1})
+    ) as server:
         server.wait_ready()
         [front_end] = server.pids("lmi-front")
 

@@ -1,8 +1,10 @@
-"""An answer depends only on its request: 64 clients at once get, to the bit, the answers that each gets alone.
+"""An answer depends only on its request: 64 clients at once get, to the bit, the answers that each
+gets alone.
 
-The requests are mixed: whole or streamed, in each of the four forms, greedy or sampled with a seed, with prompts of one
-or several chunks, with stop strings or penalties, and some clients leave in the middle. With a cache too small for all
-of them, sequences are preempted and recomputed: then the ids stay and log-probs change only by rounding.
+The requests are mixed: whole or streamed, in each of the four forms, greedy or sampled with a seed,
+with prompts of one or several chunks, with stop strings or penalties, and some clients leave in the
+middle. With a cache too small for all of them, sequences are preempted and recomputed: then the ids
+stay and log-probs change only by rounding.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ from tests.system.container import wait_until
 
 NUM_CLIENTS = 64
 MAX_ROUNDS = 5  # on a busy machine the requests may arrive so slowly that few run together
-WORDS = "the quick brown fox jumps over a lazy dog she sells sea shells by the shore 0123 Ünïcode 狐 \n".split(" ")
+WORDS = "the quick brown fox jumps over a lazy dog she sells sea shells by the shore 0123 Ünïcode 狐 \n".split(  # noqa: E501
+    " "
+)
 FORMATS = ("json", "jsonlines", "sse")
 ROUNDING = 1e-4  # of a log-prob after a recomputation
 
@@ -56,7 +60,12 @@ def make_request(draw: random.Random, number: int) -> Body:
     }
     kind = number % 5
     if kind in (1, 3):
-        parameters |= {"do_sample": True, "seed": number, "temperature": draw.choice((0.7, 1.3)), "top_p": 0.95}
+        parameters |= {
+            "do_sample": True,
+            "seed": number,
+            "temperature": draw.choice((0.7, 1.3)),
+            "top_p": 0.95,
+        }
     if kind == 2:
         parameters |= {"logprobs": 3}
     if kind == 3:
@@ -68,26 +77,39 @@ def make_request(draw: random.Random, number: int) -> Body:
 
 def make_growing(prompt: str) -> Body:
     """A request that begins with one block of the cache, and needs six at its end."""
-    parameters = {"max_new_tokens": 330, "output_formatter": "json", "details": True, "ignore_eos_token": True}
+    parameters = {
+        "max_new_tokens": 330,
+        "output_formatter": "json",
+        "details": True,
+        "ignore_eos_token": True,
+    }
     return {"inputs": prompt, "parameters": parameters}
 
 
 def records(response: bytes, output_format: str) -> list[Any]:
     """The JSON objects of a body. Numbers with a point stay as text."""
     head = b"data: " if output_format == "sse" else b""
-    lines = [line for line in response.split(b"\n") if line] if output_format != "json" else [response]
+    lines = (
+        [line for line in response.split(b"\n") if line] if output_format != "json" else [response]
+    )
     assert all(line.startswith(head) for line in lines)
     return [json.loads(line.removeprefix(head), parse_float=str) for line in lines]
 
 
 def said(response: bytes, output_format: str) -> Said:
-    """Read an answer of either server. With tgi_compat a whole answer is a list and log-probs have another name."""
+    """Read an answer of either server. With tgi_compat a whole answer is a list and log-probs have
+    another name.
+    """
     found = records(response, output_format)
     last = found[-1][0] if isinstance(found[-1], list) else found[-1]
     assert "error" not in last, last
     details = last["details"]
     tokens = details["tokens"] if output_format == "json" else [record["token"] for record in found]
-    top = details.get("top_tokens") if output_format == "json" else [record.get("top_tokens") for record in found]
+    top = (
+        details.get("top_tokens")
+        if output_format == "json"
+        else [record.get("top_tokens") for record in found]
+    )
     assert details["generated_tokens"] == len(tokens)
     return Said(
         last["generated_text"],
@@ -110,16 +132,25 @@ def ask(server: Server, body: Body) -> Said:
 
 def leave(server: Server, body: Body, num_records: int) -> None:
     """A client that leaves, before its answer begins or in the middle of its stream."""
-    parameters = {**body["parameters"], "max_new_tokens": 400, "ignore_eos_token": True, "stop_sequences": []}
+    parameters = {
+        **body["parameters"],
+        "max_new_tokens": 400,
+        "ignore_eos_token": True,
+        "stop_sequences": [],
+    }
     if num_records == 0:
         server.connect({**body, "parameters": parameters}).close()
         return
-    with server.open({**body, "parameters": {**parameters, "output_formatter": "jsonlines"}}) as response:
+    with server.open(
+        {**body, "parameters": {**parameters, "output_formatter": "jsonlines"}}
+    ) as response:
         for _ in range(num_records):
             assert response.readline()
 
 
-def crowd(server: Server, requests: list[Body], leavers: frozenset[int] = frozenset()) -> list[Said | None]:
+def crowd(
+    server: Server, requests: list[Body], leavers: frozenset[int] = frozenset()
+) -> list[Said | None]:
     """Send all at the same moment; None for clients that left."""
     together = threading.Barrier(len(requests))
 
@@ -169,12 +200,18 @@ def test_the_requests_are_mixed(alone: list[Said]) -> None:
     assert max(len(answer.ids) for answer in alone) > 60
 
 
-def test_each_of_64_requests_at_once_is_answered_as_if_it_were_alone(tiny: Server, alone: list[Said]) -> None:
+def test_each_of_64_requests_at_once_is_answered_as_if_it_were_alone(
+    tiny: Server, alone: list[Said]
+) -> None:
     for _ in range(MAX_ROUNDS):
         num_running, answers = most_running(tiny, lambda: crowd(tiny, REQUESTS, LEAVERS))
         for number, answer in enumerate(answers):
-            assert answer in (alone[number], None), f"request {number} was answered otherwise in company"
-        assert [number for number, answer in enumerate(answers) if answer is None] == sorted(LEAVERS)
+            assert answer in (alone[number], None), (
+                f"request {number} was answered otherwise in company"
+            )
+        assert [number for number, answer in enumerate(answers) if answer is None] == sorted(
+            LEAVERS
+        )
         wait_until(tiny.is_idle, "what the leavers held is free")
         if num_running >= 16:
             break
@@ -183,14 +220,20 @@ def test_each_of_64_requests_at_once_is_answered_as_if_it_were_alone(tiny: Serve
 
 def test_the_form_of_tgi_says_the_same_to_the_bit(tight: Server, alone: list[Said]) -> None:
     num_before = tight.metrics()["lmi_preemptions_total"]
-    short = [number for number, answer in enumerate(alone) if len(REQUESTS[number]["inputs"]) + len(answer.ids) < 160]
+    short = [
+        number
+        for number, answer in enumerate(alone)
+        if len(REQUESTS[number]["inputs"]) + len(answer.ids) < 160
+    ]
     few = short[:5]
     assert {REQUESTS[number]["parameters"]["output_formatter"] for number in few} == set(FORMATS)
     assert crowd(tight, [REQUESTS[number] for number in few]) == [alone[number] for number in few]
     assert tight.metrics()["lmi_preemptions_total"] == num_before
 
 
-def test_a_preempted_request_says_the_same_words(tiny: Server, tight: Server, alone: list[Said]) -> None:
+def test_a_preempted_request_says_the_same_words(
+    tiny: Server, tight: Server, alone: list[Said]
+) -> None:
     growing = [make_growing(word) for word in WORDS[:6]]
     expected = alone + [ask(tiny, body) for body in growing]
     num_before = tight.metrics()["lmi_preemptions_total"]
@@ -205,6 +248,10 @@ def test_a_preempted_request_says_the_same_words(tiny: Server, tight: Server, al
 
 
 def assert_same_words(answer: Said, expected: Said) -> None:
-    assert (answer.ids, answer.text, answer.finish_reason) == (expected.ids, expected.text, expected.finish_reason)
+    assert (answer.ids, answer.text, answer.finish_reason) == (
+        expected.ids,
+        expected.text,
+        expected.finish_reason,
+    )
     for got, wanted in zip(answer.log_probs, expected.log_probs, strict=True):
         assert abs(float(got) - float(wanted)) < ROUNDING

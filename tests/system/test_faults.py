@@ -1,4 +1,6 @@
-"""Clients that leave, stall, send too much or send nonsense, and a full disk: no other client notices."""
+"""Clients that leave, stall, send too much or send nonsense, and a full disk: no other client
+notices.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +96,9 @@ SERVED = {
     "a temperature next to zero": body(**SAMPLED, temperature=5e-324),
     "nuclei of nothing": body(**SAMPLED, top_p=1e-300, min_p=1, typical_p=1e-300),
     "every word banned": body(bad_sequences=[chr(code) for code in range(33, 500)]),
-    "all stop strings that are allowed": body(stop_sequences=[f"never {n}" + "x" * 900 for n in range(64)]),
+    "all stop strings that are allowed": body(
+        stop_sequences=[f"never {n}" + "x" * 900 for n in range(64)]
+    ),
     "a control character in every place": body("\x00\x1b[2J\u2028\r\n" * 20),
     "a prompt of 20 MB, cut": body("a " * (10 * MB), truncate=10),
 }
@@ -103,9 +107,14 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
 OPENAI: dict[str, dict[str, object]] = {
     "a bias of a token that is none": {"prompt": "a", "logit_bias": {"1000000000": 1}},
     "a prompt of tokens that are none": {"prompt": [1, 10**9]},
-    "a chat of a hundred thousand messages": {"messages": [{"role": "user", "content": "a"}] * 100_000},
+    "a chat of a hundred thousand messages": {
+        "messages": [{"role": "user", "content": "a"}] * 100_000
+    },
     "a chat of 5 MB": {"messages": [{"role": "user", "content": "a " * (5 * MB // 2)}]},
-    "ten thousand tools": {"messages": [{"role": "user", "content": "a"}], "tools": [TOOL] * 10_000},
+    "ten thousand tools": {
+        "messages": [{"role": "user", "content": "a"}],
+        "tools": [TOOL] * 10_000,
+    },
 }
 CORPUS = {
     **{name: (json.dumps(fields).encode(), 400, True) for name, fields in OPENAI.items()},
@@ -147,13 +156,20 @@ def test_a_body_over_the_limit_is_413_and_not_kept(tiny: Server, has_length: boo
         head, _, answer = connection.recv(65536).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 413 "), head
     assert json.loads(answer)["code"] == 413 and b"67108864" in answer
-    wait_until(lambda: all(resident_bytes(pid) - size < 32 * MB for pid, size in before.items()), "it is not kept")
+    wait_until(
+        lambda: all(resident_bytes(pid) - size < 32 * MB for pid, size in before.items()),
+        "it is not kept",
+    )
     assert tiny.post(request()).status == 200
 
 
 def test_neighbours_of_poisonous_requests_are_answered_as_ever(tiny: Server) -> None:
-    """Sixteen streams are open while the whole corpus of odd requests comes, and none of them changes by a token."""
-    bodies = [request(f"neighbour {n}", max_new_tokens=600, ignore_eos_token=True) for n in range(16)]
+    """Sixteen streams are open while the whole corpus of odd requests comes, and none of them
+    changes by a token.
+    """
+    bodies = [
+        request(f"neighbour {n}", max_new_tokens=600, ignore_eos_token=True) for n in range(16)
+    ]
     expected = [tiny.post({**fields, "stream": True}).body for fields in bodies]
     small = [data for data, _, _ in CORPUS.values() if len(data) < MB]
     with ThreadPoolExecutor(32) as pool:
@@ -181,7 +197,9 @@ def running(server: Server, num_running: int, num_waiting: int = 0) -> None:
 
 @contextmanager
 def one_cancelled(server: Server, max_steps: int) -> Iterator[None]:
-    """The body ends one request and frees what it held before the engine makes `max_steps` steps."""
+    """The body ends one request and frees what it held before the engine makes
+    `max_steps` steps.
+    """
     before = server.metrics()
     yield
     wait_until(server.is_idle, "its blocks are free")
@@ -228,10 +246,19 @@ def test_a_client_that_leaves_the_queue_never_reaches_the_engine(tight: Server) 
 
 @pytest.fixture(scope="module")
 def echo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """An engine without a model, quick enough to fill a connection; a stalled client has two seconds."""
-    settings = {"option.echo_step_ms": 1, "stall_timeout": STALL_S, "frontend_workers": 1, "log_format": "text"}
+    """An engine without a model, quick enough to fill a connection; a stalled client has two
+    seconds.
+    """
+    settings = {
+        "option.echo_step_ms": 1,
+        "stall_timeout": STALL_S,
+        "frontend_workers": 1,
+        "log_format": "text",
+    }
     folder = write_model(
-        tmp_path_factory.mktemp("echo") / "a\x1b[31m\u2028b", **settings, max_body_memory=f"{BODY_MEMORY // MB}m"
+        tmp_path_factory.mktemp("echo") / "a\x1b[31m\u2028b",
+        **settings,
+        max_body_memory=f"{BODY_MEMORY // MB}m",
     )
     with launch(folder) as server:
         server.wait_ready()
@@ -274,7 +301,9 @@ UNFINISHED = {
 
 @pytest.mark.parametrize("kind", UNFINISHED)
 def test_bodies_that_do_not_end_take_no_more_memory_than_they_may(echo: Server, kind: str) -> None:
-    """Twenty clients send 160 MB. Those over the limit are refused, and all memory is freed when they leave."""
+    """Twenty clients send 160 MB. Those over the limit are refused, and all memory is freed when
+    they leave.
+    """
     [front_end] = echo.pids("lmi-front")
     before_bytes = resident_bytes(front_end)
     field, data = UNFINISHED[kind]
@@ -282,7 +311,9 @@ def test_bodies_that_do_not_end_take_no_more_memory_than_they_may(echo: Server, 
     try:
         for client in clients:
             with suppress(OSError):  # it was refused, and its answer is unread
-                client.sendall(b"POST /invocations HTTP/1.1\r\nHost: a\r\n%b\r\n\r\n" % field + data)
+                client.sendall(
+                    b"POST /invocations HTTP/1.1\r\nHost: a\r\n%b\r\n\r\n" % field + data
+                )
         wait_until(lambda: len(readable(clients)) >= 12, "most have an answer")
         for measurement in measurements():
             with measurement.within(GENERATION_S):
@@ -300,14 +331,18 @@ def test_bodies_that_do_not_end_take_no_more_memory_than_they_may(echo: Server, 
 
 
 def test_the_memory_of_large_bodies_comes_back(echo: Server) -> None:
-    """The first sizes make the C library keep such blocks. Then comes a body of many pieces, over the limit."""
+    """The first sizes make the C library keep such blocks. Then comes a body of many pieces, over
+    the limit.
+    """
     [front_end] = echo.pids("lmi-front")
     before_bytes = resident_bytes(front_end)
     for size in (25 * MB, 31 * MB):
         assert echo.post(b'{"inputs": "%b"' % (b"a" * size)).status == 424
         assert echo.post(b'{"inputs": "%b"}' % (b"a" * size)).status == 424
     with echo.connect_raw() as connection, suppress(OSError):
-        connection.sendall(b"POST /invocations HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n")
+        connection.sendall(
+            b"POST /invocations HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+        )
         for _ in range(70):
             connection.sendall(b"%x\r\n%b\r\n" % (MB, b"a" * MB))
     wait_until(lambda: resident_bytes(front_end) - before_bytes < 8 * MB, "the memory is back")
@@ -322,23 +357,36 @@ def test_a_request_of_the_server_as_a_whole_is_refused_and_logged_with_its_statu
 ) -> None:
     start, counted = echo.log.stat().st_size, f'lmi_requests_total{{code="{status}"}}'
     before = echo.metrics()[counted]
-    head, _, answer = say(echo, b"%b * HTTP/1.1\r\nHost: a\r\n\r\n" % method.encode()).partition(b"\r\n\r\n")
+    head, _, answer = say(echo, b"%b * HTTP/1.1\r\nHost: a\r\n\r\n" % method.encode()).partition(
+        b"\r\n\r\n"
+    )
     assert head.startswith(b"HTTP/1.1 %d " % status) and json.loads(answer)["code"] == status
     assert echo.metrics()[counted] == before + 1
-    [line] = [line for line in echo.log.read_bytes()[start:].splitlines() if b"request target" in line]
+    [line] = [
+        line for line in echo.log.read_bytes()[start:].splitlines() if b"request target" in line
+    ]
     assert b" %d " % status in line
 
 
 # Clients that write into the log.
 
 EVIL = "\r\n{}\x1b[31m\x00\x85\u2028\u202e2026-01-01T00:00:00.000Z INFO front end[1] forged: line"
-EVIL_HEADERS = ("X-Request-Id", "X-Amzn-SageMaker-Inference-Id", "X-Amzn-SageMaker-Custom-Attributes", "Content-Type")
+EVIL_HEADERS = (
+    "X-Request-Id",
+    "X-Amzn-SageMaker-Inference-Id",
+    "X-Amzn-SageMaker-Custom-Attributes",
+    "Content-Type",
+)
 
 
 def evil_requests() -> list[bytes]:
-    """Raw requests with hostile text in every place that may reach the log, as far as the parser allows it."""
+    """Raw requests with hostile text in every place that may reach the log, as far as the parser
+    allows it.
+    """
     quoted = quote(EVIL, safe="")
-    odd = re.sub("[\r\n\x00\x1b]", "", EVIL).encode()  # with these characters the parser refuses the request
+    odd = re.sub(
+        "[\r\n\x00\x1b]", "", EVIL
+    ).encode()  # with these characters the parser refuses the request
     data = json.dumps(
         {"inputs": "a", EVIL: 1, "parameters": {EVIL: 1, "stop": EVIL, "output_formatter": EVIL}}
     ).encode()
@@ -349,10 +397,14 @@ def evil_requests() -> list[bytes]:
         raw(b"GET", b"/" + quoted.encode(), b""),
         raw(b"POST", b"/invocations?" + quoted.encode(), plain),
         raw(b"POST", b"/invocations", data),
-        raw(b"POST", b"/invocations", json.dumps({"inputs": "a", "parameters": {EVIL: 1}}).encode()),
+        raw(
+            b"POST", b"/invocations", json.dumps({"inputs": "a", "parameters": {EVIL: 1}}).encode()
+        ),
         raw(b"POST", b"/invocations", plain, b"Content-Encoding: " + odd),
     ]
-    return requests + [raw(b"POST", b"/invocations", plain, name.encode() + b": " + odd) for name in EVIL_HEADERS]
+    return requests + [
+        raw(b"POST", b"/invocations", plain, name.encode() + b": " + odd) for name in EVIL_HEADERS
+    ]
 
 
 def raw(method: bytes, path: bytes, data: bytes, header: bytes = b"X-Nothing: 1") -> bytes:
@@ -376,7 +428,10 @@ def new_lines(server: Server, requests: list[bytes]) -> list[str]:
         head = say(server, data).partition(b"\r\n\r\n")[0]
         assert head.startswith((b"HTTP/1.1 200 ", b"HTTP/1.1 4")), head
         assert len(head) < 4096 and b"forged" not in head
-    wait_until(lambda: server.log.read_bytes()[start:].count(b"lmi.access") == len(requests), "each has its line")
+    wait_until(
+        lambda: server.log.read_bytes()[start:].count(b"lmi.access") == len(requests),
+        "each has its line",
+    )
     text = server.log.read_bytes()[start:].decode()
     assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e]", text)
     return text.split("\n")[:-1]
@@ -385,13 +440,20 @@ def new_lines(server: Server, requests: list[bytes]) -> list[str]:
 def test_no_client_can_forge_a_line_of_the_json_log(tiny: Server) -> None:
     events = [json.loads(line) for line in new_lines(tiny, evil_requests())]
     assert all({"ts", "level", "logger", "role", "message"} <= set(event) for event in events)
-    assert len([event for event in events if event["logger"] == "lmi.access"]) == len(evil_requests())
-    assert any("forged" in event["message"] for event in events), "nothing evil came to the log at all"
+    assert len([event for event in events if event["logger"] == "lmi.access"]) == len(
+        evil_requests()
+    )
+    assert any("forged" in event["message"] for event in events), (
+        "nothing evil came to the log at all"
+    )
 
 
 def test_no_client_can_forge_a_line_of_the_log_for_people(echo: Server) -> None:
     lines = new_lines(echo, evil_requests())
-    assert all(re.match(r"\d{4}-\d\d-\d\dT[0-9:.]+Z [A-Z]+ front end 0\[\d+\] lmi\.", line) for line in lines), lines
+    assert all(
+        re.match(r"\d{4}-\d\d-\d\dT[0-9:.]+Z [A-Z]+ front end 0\[\d+\] lmi\.", line)
+        for line in lines
+    ), lines
     assert any("forged" in line for line in lines), "nothing evil came to the log at all"
     assert b"\x1b" not in echo.log.read_bytes(), "the name of the folder paints the banner"
 
@@ -407,21 +469,31 @@ SMALL_DISK = [
     'mount -t tmpfs -o size=256k tmpfs "$TMPDIR" && exec "$@"',
     "sh",
 ]
-"""Runs a command with a folder for temporary files that holds 256 KB and that no other process sees."""
+"""Runs a command with a folder for temporary files that holds 256 KB and that no other process
+sees.
+"""
 
 
 @pytest.fixture
 def small_disk() -> list[str]:
-    if subprocess.run([*SMALL_DISK, "true"], env={**os.environ, "TMPDIR": "/mnt"}, capture_output=True).returncode:
+    if subprocess.run(
+        [*SMALL_DISK, "true"], env={**os.environ, "TMPDIR": "/mnt"}, capture_output=True
+    ).returncode:
         pytest.skip("this user may not mount a file system of its own")
     return SMALL_DISK
 
 
 def test_a_disk_that_is_full_at_the_start_is_one_line(tmp_path: Path) -> None:
-    with launch(write_model(tmp_path / "model"), command_prefix=["prlimit", "--fsize=1000"]) as server:
+    with launch(
+        write_model(tmp_path / "model"), command_prefix=["prlimit", "--fsize=1000"]
+    ) as server:
         assert server.wait() == 1
         [line] = server.log_lines()
-        assert line["event"] == "failed" and "TMPDIR" in line["message"] and "File too large" in line["message"]
+        assert (
+            line["event"] == "failed"
+            and "TMPDIR" in line["message"]
+            and "File too large" in line["message"]
+        )
 
 
 def test_a_disk_that_fills_up_stops_neither_the_server_nor_the_next_engine(

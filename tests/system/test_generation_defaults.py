@@ -20,10 +20,14 @@ def said(server: Server, **fields: object) -> str:
     return text
 
 
-def test_equal_chats_have_one_answer_where_the_maker_says_so_and_a_client_may_draw(tmp_path: Path) -> None:
+def test_equal_chats_have_one_answer_where_the_maker_says_so_and_a_client_may_draw(
+    tmp_path: Path,
+) -> None:
     model = shutil.copytree(tiny_model("llama"), tmp_path / "tiny")
     file = model / "generation_config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"do_sample": True, "top_k": 1, "top_p": 7}))
+    file.write_text(
+        json.dumps(json.loads(file.read_text()) | {"do_sample": True, "top_k": 1, "top_p": 7})
+    )
     (model / "chat_template.jinja").write_text(TEMPLATE)
 
     with serve(model, "frontend_workers=1", "option.dtype=fp32") as server:
@@ -34,5 +38,8 @@ def test_equal_chats_have_one_answer_where_the_maker_says_so_and_a_client_may_dr
     [ready] = [line for line in lines if line.get("event") == "ready"]
     assert ready["generation_defaults"] == {"top_k": 1}
     [warning] = [line for line in lines if "top_p must be" in line.get("message", "")]
-    assert "generation_config.json: top_p must be at least 0 and at most 1, given 7" in warning["message"]
+    assert (
+        "generation_config.json: top_p must be at least 0 and at most 1, given 7"
+        in warning["message"]
+    )
     assert any("top_k 1 where a request" in line.get("message", "") for line in lines)

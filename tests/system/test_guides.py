@@ -22,7 +22,10 @@ from tests.system import weather
 from tests.system.container import wait_until
 from tests.system.weather import CALL_IT, CITY, FORM, PARAMETERS, USER, WEATHER, check_call_of_it
 
-CLOCK = {"type": "function", "function": {"name": "clock", "parameters": {"type": "object", "properties": {}}}}
+CLOCK = {
+    "type": "function",
+    "function": {"name": "clock", "parameters": {"type": "object", "properties": {}}},
+}
 TOOLS = [WEATHER, CLOCK]
 chat = partial(weather.chat, temperature=1.2)
 SAMPLED = {"max_new_tokens": 200, "do_sample": True, "seed": 3}  # white space of JSON may be long
@@ -48,7 +51,9 @@ def lmi(server: Server, **parameters: Any) -> str:
 
 
 def triton(server: Server, **inputs: Any) -> str:
-    answer = server.post({"text_input": "Say", "max_tokens": 150, **inputs}, "/v2/models/demo/generate")
+    answer = server.post(
+        {"text_input": "Say", "max_tokens": 150, **inputs}, "/v2/models/demo/generate"
+    )
     assert answer.status == 200, answer.body
     return str(json.loads(answer.body)["text_output"])
 
@@ -68,11 +73,18 @@ def test_lmi_and_openai_apply_a_form(server: Server, name: str, value: object, f
 
 def test_lmi_and_openai_apply_a_schema(server: Server) -> None:
     of_tgi = {"type": "json_object", "value": PARAMETERS}  # as huggingface_hub's client sends it
-    for fields in ({"guided_json": PARAMETERS}, {"response_format": FORM}, {"response_format": of_tgi}):
+    for fields in (
+        {"guided_json": PARAMETERS},
+        {"response_format": FORM},
+        {"response_format": of_tgi},
+    ):
         jsonschema.validate(json.loads(lmi(server, **fields)), PARAMETERS)
         jsonschema.validate(json.loads(chat(server, **fields)["message"]["content"]), PARAMETERS)
     assert isinstance(json.loads(lmi(server, response_format={"type": "json_object"})), dict)
-    assert isinstance(json.loads(chat(server, response_format={"type": "json_object"})["message"]["content"]), dict)
+    assert isinstance(
+        json.loads(chat(server, response_format={"type": "json_object"})["message"]["content"]),
+        dict,
+    )
 
 
 def test_a_forced_call_has_the_form_of_its_function_s_parameters(server: Server) -> None:
@@ -82,10 +94,16 @@ def test_a_forced_call_has_the_form_of_its_function_s_parameters(server: Server)
 def test_a_required_call_is_one_of_the_functions(server: Server) -> None:
     names = set()
     for seed in range(6):
-        choice = chat(server, tools=TOOLS, tool_choice="required", parallel_tool_calls=False, seed=seed)
+        choice = chat(
+            server, tools=TOOLS, tool_choice="required", parallel_tool_calls=False, seed=seed
+        )
         [call] = choice["message"]["tool_calls"]
         names.add(call["function"]["name"])
-        wanted = PARAMETERS if call["function"]["name"] == "weather" else {"type": "object", "maxProperties": 0}
+        wanted = (
+            PARAMETERS
+            if call["function"]["name"] == "weather"
+            else {"type": "object", "maxProperties": 0}
+        )
         jsonschema.validate(json.loads(call["function"]["arguments"]), wanted)
     assert names <= {"weather", "clock"}
 
@@ -96,10 +114,19 @@ def test_a_free_call_needs_no_guide(server: Server) -> None:
 
 
 def test_triton_applies_the_four_kinds(server: Server) -> None:
-    assert re.fullmatch("[ab]{3}", triton(server, guided_decoding_guide_type="regex", guided_decoding_guide="[ab]{3}"))
-    grammar = {"guided_decoding_guide_type": "ebnf_grammar", "guided_decoding_guide": 'root ::= "yes" | "no"'}
+    assert re.fullmatch(
+        "[ab]{3}",
+        triton(server, guided_decoding_guide_type="regex", guided_decoding_guide="[ab]{3}"),
+    )
+    grammar = {
+        "guided_decoding_guide_type": "ebnf_grammar",
+        "guided_decoding_guide": 'root ::= "yes" | "no"',
+    }
     assert triton(server, **grammar) in ("yes", "no")
-    schema = {"guided_decoding_guide_type": "json_schema", "guided_decoding_guide": json.dumps(PARAMETERS)}
+    schema = {
+        "guided_decoding_guide_type": "json_schema",
+        "guided_decoding_guide": json.dumps(PARAMETERS),
+    }
     jsonschema.validate(json.loads(triton(server, **schema)), PARAMETERS)
     assert isinstance(json.loads(triton(server, guided_decoding_guide_type="json")), dict)
 
@@ -110,11 +137,17 @@ def test_tgi_applies_a_grammar(tgi: Server) -> None:
         answer = tgi.post({"inputs": "Say", "parameters": parameters}, "/generate")
         assert answer.status == 200, answer.body
         text = json.loads(answer.body)["generated_text"]
-        assert re.fullmatch("[ab]{3}", text) if kind == "regex" else json.loads(text)["city"] in CITY["enum"]
+        assert (
+            re.fullmatch("[ab]{3}", text)
+            if kind == "regex"
+            else json.loads(text)["city"] in CITY["enum"]
+        )
     parameters = {"grammar": {"type": "regex", "value": "(a"}}
     answer = tgi.post({"inputs": "Say", "parameters": parameters}, "/generate")
     assert answer.status == 422, answer.body
-    assert json.loads(answer.body)["error"].startswith("parameters.grammar must be a structure that lmi can follow")
+    assert json.loads(answer.body)["error"].startswith(
+        "parameters.grammar must be a structure that lmi can follow"
+    )
 
 
 def test_a_stop_string_ends_a_guided_answer(server: Server) -> None:
@@ -124,7 +157,13 @@ def test_a_stop_string_ends_a_guided_answer(server: Server) -> None:
 
 
 def test_a_guide_streams(server: Server) -> None:
-    body = {"messages": [USER], "max_tokens": 200, "seed": 3, "stream": True, "response_format": FORM}
+    body = {
+        "messages": [USER],
+        "max_tokens": 200,
+        "seed": 3,
+        "stream": True,
+        "response_format": FORM,
+    }
     answer = server.post(body, "/v1/chat/completions")
     lines = [line[6:] for line in answer.body.decode().splitlines() if line.startswith("data: {")]
     texts = [json.loads(line)["choices"][0]["delta"].get("content") or "" for line in lines]
@@ -135,11 +174,20 @@ def test_a_guide_streams(server: Server) -> None:
 def test_a_structure_that_cannot_be_followed_is_the_client_s_fault(server: Server) -> None:
     answer = server.post({"messages": [USER], "guided_regex": "(a"}, "/v1/chat/completions")
     error = json.loads(answer.body)["error"]
-    assert (answer.status, error["type"], error["param"]) == (400, "invalid_request_error", "guided_regex")
+    assert (answer.status, error["type"], error["param"]) == (
+        400,
+        "invalid_request_error",
+        "guided_regex",
+    )
     assert error["message"].startswith("guided_regex must be a structure that lmi can follow: ")
-    answer = server.post({"inputs": "Say", "parameters": {"guided_json": {"not": {"multipleOf": 2}}}})
+    answer = server.post(
+        {"inputs": "Say", "parameters": {"guided_json": {"not": {"multipleOf": 2}}}}
+    )
     assert answer.status == 424, answer.body
-    assert "parameters.guided_json must be a structure that lmi can follow: not" in answer.body.decode()
+    assert (
+        "parameters.guided_json must be a structure that lmi can follow: not"
+        in answer.body.decode()
+    )
 
 
 # With a short limit of a step. A wait for a guide is no step, and never ends the engine.
@@ -160,13 +208,19 @@ def ask(server: Server, regex: str) -> int:
 def ask_until_it_is_answered(server: Server, regex: str) -> None:
     """A guide that is late on a busy machine gets 400, one whose compiler is not there 503."""
     statuses: list[int] = []
-    wait_until(lambda: statuses.append(ask(server, regex)) or statuses[-1] == 200, "a guide is followed", 120.0)
+    wait_until(
+        lambda: statuses.append(ask(server, regex)) or statuses[-1] == 200,
+        "a guide is followed",
+        120.0,
+    )
     assert set(statuses) <= {200, 400, 503}
 
 
 @contextmanager
 def slowed(pid: int) -> Iterator[None]:
-    """Let a process and those that it starts run an eighth of the time, as on a machine that is slow or crowded."""
+    """Let a process and those that it starts run an eighth of the time, as on a machine that is
+    slow or crowded.
+    """
     group, over = os.getpgid(pid), Event()
 
     def hold() -> None:
@@ -194,7 +248,9 @@ def test_the_first_guide_of_an_engine_on_a_slow_machine_does_not_end_it(hasty: S
 
 def test_many_guides_that_explode_end_their_requests_and_not_the_engine(hasty: Server) -> None:
     before = hasty.pid("lmi-engine")
-    words = ["|".join(f"{bomb}{word:x}{'ab' * 30}{word}" for word in range(20_000)) for bomb in range(8)]
+    words = [
+        "|".join(f"{bomb}{word:x}{'ab' * 30}{word}" for word in range(20_000)) for bomb in range(8)
+    ]
     with ThreadPoolExecutor(8) as pool:
         statuses = set(pool.map(partial(ask, hasty), words))
     assert statuses <= {400, 503} and hasty.pid("lmi-engine") == before

@@ -18,7 +18,12 @@ def test_a_clock_that_jumps_ends_no_request_and_no_process(tmp_path: Path) -> No
     clock = tmp_path / "clock"
     clock.write_text("0")
     paths = ":".join(map(str, (CLOCK, ENGINES, ROOT)))
-    options = {"option.echo_step_ms": 20, "predict_timeout": 600, "step_timeout": 600, "frontend_workers": 2}
+    options = {
+        "option.echo_step_ms": 20,
+        "predict_timeout": 600,
+        "step_timeout": 600,
+        "frontend_workers": 2,
+    }
     folder = write_model(tmp_path / "model", **options)
     with (
         launch(folder, {"PYTHONPATH": paths, "LMI_TEST_CLOCK": str(clock)}) as server,
@@ -33,7 +38,10 @@ def test_a_clock_that_jumps_ends_no_request_and_no_process(tmp_path: Path) -> No
             (tmp_path / "next").write_text(str(offset_s))
             (tmp_path / "next").replace(clock)
             num_steps = server.metric("lmi_engine_steps_total")
-            wait_until(lambda num=num_steps: server.metric("lmi_engine_steps_total") > num + 50, "it goes on")
+            wait_until(
+                lambda num=num_steps: server.metric("lmi_engine_steps_total") > num + 50,
+                "it goes on",
+            )
             assert server.ping() == 200
             assert server.generate(3).is_whole
         assert len(answer.result().lines) == 400

@@ -28,7 +28,9 @@ def make(tmp_path: Path) -> Iterator[Make]:
 
     def make(**options: object) -> Server:
         folder = write_model(tmp_path / f"model-{len(made)}", **options)
-        made.append(Server(folder, tmp_path / f"log-{len(made)}", free_port(), {"TMPDIR": temporary}))
+        made.append(
+            Server(folder, tmp_path / f"log-{len(made)}", free_port(), {"TMPDIR": temporary})
+        )
         return made[-1]
 
     with ExitStack() as folders:
@@ -48,7 +50,9 @@ def folder_of(server: Server) -> Path:
     return found
 
 
-def test_the_folder_of_a_killed_server_is_removed_and_that_of_a_running_one_stays(make: Make) -> None:
+def test_the_folder_of_a_killed_server_is_removed_and_that_of_a_running_one_stays(
+    make: Make,
+) -> None:
     killed, neighbour = make(), make()
     for server in (killed, neighbour):
         server.start_and_wait()
@@ -97,7 +101,9 @@ def test_the_health_check_finds_the_port_wherever_it_was_set(place: str, tmp_pat
         environ = {**ENVIRON, "TMPDIR": temporary, "http_proxy": "http://127.0.0.1:1", **variables}
         assert not is_healthy(environ)
         command = [sys.executable, "-P", "-m", "lmi", "serve", str(folder), *flags]
-        with subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+        with subprocess.Popen(
+            command, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ) as server:
             try:
                 wait_until(lambda: is_healthy(environ), "it is healthy")
             finally:
@@ -107,6 +113,8 @@ def test_the_health_check_finds_the_port_wherever_it_was_set(place: str, tmp_pat
 
 def is_healthy(environ: dict[str, str]) -> bool:
     """What the image's health check says."""
-    [words] = re.findall(r"^HEALTHCHECK .*\\\n +CMD (.*)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    [words] = re.findall(
+        r"^HEALTHCHECK .*\\\n +CMD (.*)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE
+    )
     command = [sys.executable, *json.loads(words)[1:]]
     return subprocess.run(command, env=environ, capture_output=True, check=False).returncode == 0

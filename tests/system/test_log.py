@@ -1,4 +1,6 @@
-"""The log of a whole server, on a disk that is full and with a reader that leaves: the server serves on."""
+"""The log of a whole server, on a disk that is full and with a reader that leaves: the server
+serves on.
+"""
 
 from __future__ import annotations
 
@@ -49,11 +51,15 @@ def num_dropped(server: Server) -> float:
 
 def processes(server: Server) -> list[int]:
     """All but the engine."""
-    return [pid for name in ("lmi-supervisor", "lmi-gunicorn", "lmi-front") for pid in server.pids(name)]
+    return [
+        pid for name in ("lmi-supervisor", "lmi-gunicorn", "lmi-front") for pid in server.pids(name)
+    ]
 
 
 def assert_serves_on_without_a_log(server: Server) -> None:
-    """Lines are lost and counted, nobody waits for the log, and every process lives but the engine that is killed."""
+    """Lines are lost and counted, nobody waits for the log, and every process lives but the engine
+    that is killed.
+    """
     others = processes(server)
     fill(server)
     for measurement in measurements():
@@ -62,7 +68,9 @@ def assert_serves_on_without_a_log(server: Server) -> None:
             for _ in range(20):
                 assert server.request("GET", "/nowhere").status == 404
             assert server.ping() == 200
-        wait_until(lambda num=num_before + 20: num_dropped(server) >= num, "each of their lines is counted")
+        wait_until(
+            lambda num=num_before + 20: num_dropped(server) >= num, "each of their lines is counted"
+        )
     engine = server.lose_engine()
     wait_until(lambda: engine.is_alive and server.ping() == 200, "there is another engine")
     assert server.generate(5).status == 200
@@ -76,7 +84,9 @@ def assert_ends_in_order(server: Server) -> None:
 
 
 @pytest.mark.parametrize("kind", LIMITS)
-def test_a_log_that_grows_no_further_ends_nothing_and_goes_on_when_there_is_room(tmp_path: Path, kind: str) -> None:
+def test_a_log_that_grows_no_further_ends_nothing_and_goes_on_when_there_is_room(
+    tmp_path: Path, kind: str
+) -> None:
     if "disk" in kind and subprocess.run([*NAMESPACE, "true"], capture_output=True).returncode:
         pytest.skip("this user may not mount a file system of its own")
     (tmp_path / "disk").mkdir()
@@ -95,11 +105,15 @@ def test_a_log_that_grows_no_further_ends_nothing_and_goes_on_when_there_is_room
         lines = log.read_text().splitlines()
         whole = [json.loads(line) for line in lines if line.startswith('{"ts"')]
         assert ("GET /nowhere", 404) in [(line["message"], line.get("status")) for line in whole]
-        assert len(lines) - len(whole) <= 4, "each process may have begun a line when the room ended"
+        assert len(lines) - len(whole) <= 4, (
+            "each process may have begun a line when the room ended"
+        )
         assert_ends_in_order(server)
 
 
-def test_a_pipe_whose_reader_leaves_ends_nothing_and_goes_on_with_the_next_reader(tmp_path: Path) -> None:
+def test_a_pipe_whose_reader_leaves_ends_nothing_and_goes_on_with_the_next_reader(
+    tmp_path: Path,
+) -> None:
     os.mkfifo(tmp_path / "pipe")
     reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
     with logging_to(tmp_path / "pipe", tmp_path, TO_LOG) as server:

@@ -1,4 +1,6 @@
-"""Whole servers with more load than they can carry. What is compared is measured in one run, on any machine."""
+"""Whole servers with more load than they can carry. What is compared is measured in one run, on any
+machine.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,21 @@ from tests.tiny_models import tiny_model
 BESIDE_S = 10.0
 KEYS = tuple(f"key-number-{number}" for number in range(10))
 BEARER = {"Authorization": "Bearer {tenant}"}
-PACE = ("option.rolling_batch=echo", "option.echo_step_ms=60", "option.echo_max_num_sequences=16", "frontend_workers=1")
+PACE = (
+    "option.rolling_batch=echo",
+    "option.echo_step_ms=60",
+    "option.echo_max_num_sequences=16",
+    "frontend_workers=1",
+)
 DRAW = random.Random(0)
 
 
 @pytest.fixture(scope="module")
 def paced() -> Iterator[Server]:
     """266 tokens a second at most, which takes a fraction of a core, and ten keys."""
-    with serve(demo_folder(), *PACE, f"option.api_key={','.join(KEYS)}", "option.model_name=demo") as server:
+    with serve(
+        demo_folder(), *PACE, f"option.api_key={','.join(KEYS)}", "option.model_name=demo"
+    ) as server:
         yield server
 
 
@@ -37,7 +46,9 @@ def target(server: Server) -> Target:
     return Target("127.0.0.1", server.port, "/ping", "demo")
 
 
-def asks(door: Door, tenant: str, num_tokens: int, num_prompts: int = 1, num_choices: int = 1) -> Iterator[Ask]:
+def asks(
+    door: Door, tenant: str, num_tokens: int, num_prompts: int = 1, num_choices: int = 1
+) -> Iterator[Ask]:
     while True:
         yield door.ask(tenant, num_tokens, DRAW, num_prompts, num_choices)
 
@@ -46,7 +57,9 @@ def keep(server: Server, door: Door, users: list[User], seconds: float) -> Phase
     return client.run(target(server), door, lambda clients: clients.keep(users, seconds))
 
 
-def test_at_twice_the_capacity_most_of_it_is_whole_answers_and_the_rest_is_refused_in_time(paced: Server) -> None:
+def test_at_twice_the_capacity_most_of_it_is_whole_answers_and_the_rest_is_refused_in_time(
+    paced: Server,
+) -> None:
     plan = Plan(seconds=8.0, patience_s=3.0, capacity_s=2.5, num_users=32, num_tokens=16)
     door = Door("openai", "demo", {"Authorization": f"Bearer {KEYS[0]}"})
     found = Run(target(paced), door, plan).load(2.0)
@@ -71,19 +84,25 @@ def test_ten_keys_share_a_server_alike_though_one_has_many_more_clients(paced: S
 
 @pytest.fixture(scope="module")
 def embedded() -> Iterator[Server]:
-    with serve(Path(model_35m()), "option.model_name=demo", "job_queue_size=5000", "trust_fairness_id=true") as server:
+    with serve(
+        Path(model_35m()), "option.model_name=demo", "job_queue_size=5000", "trust_fairness_id=true"
+    ) as server:
         yield server
 
 
 def alone_and_beside(server: Server) -> tuple[list[Record], list[Record]]:
-    """A light client's requests alone, and all beside two hogs, each of which has four requests of 512 sequences."""
+    """A light client's requests alone, and all beside two hogs, each of which has four requests of
+    512 sequences.
+    """
     door = Door("openai", "demo", {"x-llm-d-inference-fairness-id": "{tenant}"})
     light = asks(door, "light", 8)
     alone = keep(server, door, [User(light, pause_s=0.1)], 3.0).records
     hogs = [User(asks(door, hog, 200, 128, 4)) for hog in ("hog 1", "hog 2") for _ in range(4)]
     beside = keep(server, door, [*hogs, User(light, 1.0, 0.1)], BESIDE_S).records
     assert len(of(alone, Outcome.WHOLE)) >= 3 and len(of(beside, Outcome.WHOLE)) >= 3
-    assert sum(record.num_tokens for record in beside if record.tenant != "light") > 64 * 8, "the hogs are served too"
+    assert sum(record.num_tokens for record in beside if record.tenant != "light") > 64 * 8, (
+        "the hogs are served too"
+    )
     return alone, beside
 
 
@@ -97,7 +116,9 @@ def step_s(beside: list[Record], num_places: int) -> float:
     return BESIDE_S * num_places / num_hog_tokens
 
 
-def test_a_light_client_beside_two_hogs_waits_three_times_what_it_waits_alone_and_a_step(embedded: Server) -> None:
+def test_a_light_client_beside_two_hogs_waits_three_times_what_it_waits_alone_and_a_step(
+    embedded: Server,
+) -> None:
     """A step of the full batch takes ten times as long as one of the light client alone."""
     alone, beside = alone_and_beside(embedded)
     assert wait_s(beside) <= 3 * wait_s(alone) + step_s(beside, 64)
@@ -106,7 +127,9 @@ def test_a_light_client_beside_two_hogs_waits_three_times_what_it_waits_alone_an
 @pytest.mark.vllm
 @pytest.mark.timeout(300)
 def test_a_light_client_beside_two_hogs_waits_for_no_answer_of_theirs_in_vllm() -> None:
-    """Beside 32 places one is express. An answer of a hog takes 200 steps, and one of the light client eight."""
+    """Beside 32 places one is express. An answer of a hog takes 200 steps, and one of the light
+    client eight.
+    """
     more = "option.max_rolling_batch_size=32", "option.model_name=demo", "trust_fairness_id=true"
     with serve(tiny_model("llama_long"), *SETTINGS, *more, "job_queue_size=5000") as server:
         assert server.engines()[0].max_num_sequences == 32

@@ -21,7 +21,14 @@ import pytest
 from lmi.shared.state import Phase
 from tests.machine import measurements
 from tests.served import Server
-from tests.system.container import Answer, Container, free_port, wait_until, wait_within, write_model
+from tests.system.container import (
+    Answer,
+    Container,
+    free_port,
+    wait_until,
+    wait_within,
+    write_model,
+)
 
 STEP_S = 0.02
 Make = Callable[..., Server]
@@ -30,7 +37,9 @@ Background = Callable[..., "Future[Answer]"]
 
 @pytest.fixture
 def container(tmp_path: Path) -> Iterator[Make]:
-    """A function that makes a container with the given options. At the end none of their processes may be left."""
+    """A function that makes a container with the given options. At the end none of their processes
+    may be left.
+    """
     made: list[Server] = []
 
     def make(
@@ -41,10 +50,23 @@ def container(tmp_path: Path) -> Iterator[Make]:
     ) -> Server:
         given = {name.replace("__", "."): value for name, value in options.items()}
         number = len(made)
-        folder = write_model(tmp_path / f"model-{number}", **{"option.echo_step_ms": STEP_S * 1000, **given})
-        runtime = folders.enter_context(tempfile.TemporaryDirectory(prefix="lmi-"))  # sockets need short paths
+        folder = write_model(
+            tmp_path / f"model-{number}", **{"option.echo_step_ms": STEP_S * 1000, **given}
+        )
+        runtime = folders.enter_context(
+            tempfile.TemporaryDirectory(prefix="lmi-")
+        )  # sockets need short paths
         environ = {"TMPDIR": runtime, **(environ or {})}
-        made.append(Server(folder, tmp_path / f"log-{number}", free_port(), environ, command_prefix or [], stderr))
+        made.append(
+            Server(
+                folder,
+                tmp_path / f"log-{number}",
+                free_port(),
+                environ,
+                command_prefix or [],
+                stderr,
+            )
+        )
         return made[-1]
 
     with ExitStack() as folders:
@@ -87,8 +109,16 @@ def assert_whole(answer: Answer, num_tokens: int) -> None:
 def test_a_server_gets_ready_answers_and_ends_without_a_trace(container: Make) -> None:
     server = container(frontend_workers=2).start_and_wait()
     assert_whole(server.generate(5), 5)
-    assert [name.split("-")[1] for name in names(server)] == ["engine", "front", "front", "gunicorn", "supervisor"]
-    wait_until(lambda: '"event":"ready"' in server.log.read_text(), "the server said that it is ready")
+    assert [name.split("-")[1] for name in names(server)] == [
+        "engine",
+        "front",
+        "front",
+        "gunicorn",
+        "supervisor",
+    ]
+    wait_until(
+        lambda: '"event":"ready"' in server.log.read_text(), "the server said that it is ready"
+    )
     server.signal(signal.SIGTERM)
     assert server.wait() == 0
     assert_nothing_left(server)
@@ -116,9 +146,22 @@ def test_the_port_answers_while_the_model_loads(container: Make) -> None:
 
 
 def test_secrets_reach_no_front_end_and_no_engine_but_by_option_env(container: Make) -> None:
-    secrets = {"HF_TOKEN": "hf_canary", "AWS_SECRET_ACCESS_KEY": "canary", "OPTION_API_KEY": "canary"}
-    secrets |= {"GIT_PAT": "canary", "PRIVATE_KEY": "canary", "DATABASE_URL": "postgres://user:canary@host/db"}
-    secrets |= {"AUTH_HEADER": "canary", "BASIC_AUTH": "canary", "SENTRY_DSN": "canary", "SESSION_COOKIE": "canary"}
+    secrets = {
+        "HF_TOKEN": "hf_canary",
+        "AWS_SECRET_ACCESS_KEY": "canary",
+        "OPTION_API_KEY": "canary",
+    }
+    secrets |= {
+        "GIT_PAT": "canary",
+        "PRIVATE_KEY": "canary",
+        "DATABASE_URL": "postgres://user:canary@host/db",
+    }
+    secrets |= {
+        "AUTH_HEADER": "canary",
+        "BASIC_AUTH": "canary",
+        "SENTRY_DSN": "canary",
+        "SESSION_COOKIE": "canary",
+    }
     given = {**secrets, "TOKENIZERS_PARALLELISM": "false"}
     server = container(environ=given, option__env="SETTING=canary_of_env,OTHER=1").start_and_wait()
     fronts = [*server.pids("lmi-front"), *server.pids("lmi-gunicorn")]
@@ -129,7 +172,9 @@ def test_secrets_reach_no_front_end_and_no_engine_but_by_option_env(container: M
     engine = Path(f"/proc/{server.pid('lmi-engine')}/environ").read_bytes()
     assert b"SETTING=canary_of_env\0" in engine and b"TOKENIZERS_PARALLELISM" in engine
     assert not any(text.encode() + b"\0" in engine for text in secrets.values())
-    [settings] = Path(server.environ["TMPDIR"]).glob("lmi-*/*/config.json")  # front ends read this file
+    [settings] = Path(server.environ["TMPDIR"]).glob(
+        "lmi-*/*/config.json"
+    )  # front ends read this file
     assert b"canary_of_env" not in settings.read_bytes()
 
 
@@ -161,27 +206,35 @@ def test_a_model_that_cannot_be_used_ends_the_server_at_once(
     assert_nothing_left(server)
 
 
-def test_an_engine_that_keeps_dying_fails_the_server_after_a_ping_of_500(container: Make, tmp_path: Path) -> None:
-    server = container(option__rolling_batch="crashing", option__crash_after=tmp_path / "crash", retry_threshold=2)
+def test_an_engine_that_keeps_dying_fails_the_server_after_a_ping_of_500(
+    container: Make, tmp_path: Path
+) -> None:
+    server = container(
+        option__rolling_batch="crashing", option__crash_after=tmp_path / "crash", retry_threshold=2
+    )
     server.start()
     wait_until(lambda: server.ping() == 503, "the port answers")
     (tmp_path / "crash").touch()
     wait_until(lambda: server.ping() == 500, "the failure can be seen")
     assert server.wait() == 1
     words = server.last_words()
-    assert (words["cause"], words["stage"]) == ("engine_lost", "weights") and "the weights are cursed" in words[
-        "message"
-    ]
+    assert (words["cause"], words["stage"]) == (
+        "engine_lost",
+        "weights",
+    ) and "the weights are cursed" in words["message"]
     assert server.log.read_text().count("starts as process") == 2
     assert_nothing_left(server)
 
 
 def test_a_replica_that_keeps_dying_leaves_the_server_to_the_others(container: Make) -> None:
-    server = container(minWorkers=2, maxWorkers=2, retry_threshold=2, frontend_workers=1).start_and_wait()
+    server = container(
+        minWorkers=2, maxWorkers=2, retry_threshold=2, frontend_workers=1
+    ).start_and_wait()
     wait_until(lambda: server.metric("lmi_engines_ready") == 2, "both replicas are ready")
     victim, other = server.engines()
     for num_starts in (1, 2):
-        wait_until(lambda: (victim.num_starts, victim.phase) == (num_starts, Phase.READY), "it is ready")  # noqa: B023
+        ready = (num_starts, Phase.READY)
+        wait_until(lambda ready=ready: (victim.num_starts, victim.phase) == ready, "it is ready")
         os.kill(victim.pid, signal.SIGKILL)
     wait_until(lambda: victim.phase == Phase.FAILED, "it is set aside")
     assert server.ping() == 200 and other.phase == Phase.READY
@@ -189,18 +242,30 @@ def test_a_replica_that_keeps_dying_leaves_the_server_to_the_others(container: M
     assert_whole(server.generate(3), 3)
     assert "another replica serves, next try in 30 s" in server.log.read_text()
     os.kill(other.pid, signal.SIGKILL)
-    wait_until(lambda: (other.num_starts, other.phase) == (2, Phase.READY), "the other one comes back by itself")
+    wait_until(
+        lambda: (other.num_starts, other.phase) == (2, Phase.READY),
+        "the other one comes back by itself",
+    )
     assert_whole(server.generate(3), 3)
 
 
-def test_a_request_without_an_answer_yet_goes_on_at_another_replica(container: Make, background: Background) -> None:
-    server = container(minWorkers=2, maxWorkers=2, frontend_workers=1, option__echo_step_ms=1500).start_and_wait()
+def test_a_request_without_an_answer_yet_goes_on_at_another_replica(
+    container: Make, background: Background
+) -> None:
+    server = container(
+        minWorkers=2, maxWorkers=2, frontend_workers=1, option__echo_step_ms=1500
+    ).start_and_wait()
     wait_until(lambda: server.metric("lmi_engines_ready") == 2, "both replicas are ready")
-    while not all(engine.step for engine in server.engines()):  # until the front end is connected with both
+    while not all(
+        engine.step for engine in server.engines()
+    ):  # until the front end is connected with both
         for answer in [background(server.generate, 1, stream=False) for _ in range(2)]:
             assert answer.result().status == 200
     answers = [background(server.generate, 3, stream=False) for _ in range(2)]
-    wait_until(lambda: [engine.num_running for engine in server.engines()] == [1, 1], "each replica has one request")
+    wait_until(
+        lambda: [engine.num_running for engine in server.engines()] == [1, 1],
+        "each replica has one request",
+    )
     os.kill(server.engines()[0].pid, signal.SIGKILL)
     for answer in answers:
         assert answer.result().status == 200 and answer.result().lines[0]["generated_text"] == "abc"
@@ -215,8 +280,12 @@ def test_without_retries_the_first_death_of_an_engine_ends_the_server(container:
     assert_nothing_left(server)
 
 
-def test_an_engine_that_freezes_while_it_loads_is_killed_with_its_stacks_in_the_log(container: Make) -> None:
-    server = container(option__rolling_batch="freezing", retry_threshold=1, model_loading_timeout=6.0).start()
+def test_an_engine_that_freezes_while_it_loads_is_killed_with_its_stacks_in_the_log(
+    container: Make,
+) -> None:
+    server = container(
+        option__rolling_batch="freezing", retry_threshold=1, model_loading_timeout=6.0
+    ).start()
     assert server.wait() == 1
     assert "did not finish loading" in server.last_words()["message"]
     assert "in freezing" in server.log.read_text()  # the frame that faulthandler prints
@@ -234,12 +303,17 @@ def test_a_folder_without_a_tokenizer_is_exit_4(container: Make) -> None:
 def test_a_server_is_a_good_first_process_of_its_container(container: Make) -> None:
     if subprocess.run(["unshare", "--pid", "--fork", "true"], capture_output=True).returncode:
         pytest.skip("this machine lets nobody make a pid namespace")
-    server = container(command_prefix=["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]).start_and_wait()
+    server = container(
+        command_prefix=["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    ).start_and_wait()
     [first] = server.pids("lmi-supervisor")
     assert "NSpid:\t" + f"{first}\t1" in Path(f"/proc/{first}/status").read_text()
     assert_whole(server.generate(3), 3)
     os.kill(server.pid("lmi-gunicorn"), signal.SIGKILL)
-    wait_until(lambda: server.ping() == 200 and len(server.pids("lmi-gunicorn")) == 1, "there is a new master")
+    wait_until(
+        lambda: server.ping() == 200 and len(server.pids("lmi-gunicorn")) == 1,
+        "there is a new master",
+    )
     os.kill(first, signal.SIGTERM)
     assert server.wait() == 0
     assert_nothing_left(server)
@@ -248,7 +322,9 @@ def test_a_server_is_a_good_first_process_of_its_container(container: Make) -> N
 # Kill.
 
 
-def test_a_killed_engine_ends_its_streams_with_an_error_and_comes_back(container: Make, background: Background) -> None:
+def test_a_killed_engine_ends_its_streams_with_an_error_and_comes_back(
+    container: Make, background: Background
+) -> None:
     server = container(frontend_workers=2).start_and_wait()
     streams = [background(server.generate, 2000) for _ in range(6)]
     running(server, 6)
@@ -262,7 +338,9 @@ def test_a_killed_engine_ends_its_streams_with_an_error_and_comes_back(container
     assert_whole(server.generate(3), 3)
     assert server.pids("lmi-front") == fronts
     assert server.metric("lmi_engine_restarts_total") == 1
-    assert "engine 0 lost" in (text := server.log.read_text()) and "next start in 0 s" in text, "it was ready"
+    assert "engine 0 lost" in (text := server.log.read_text()) and "next start in 0 s" in text, (
+        "it was ready"
+    )
 
 
 def test_while_the_only_engine_is_away_a_request_is_503_and_so_is_ping(container: Make) -> None:
@@ -274,28 +352,43 @@ def test_while_the_only_engine_is_away_a_request_is_503_and_so_is_ping(container
     wait_until(lambda: server.ping() == 200, "the engine is back")
 
 
-def test_a_lost_engine_says_at_every_api_when_to_come_back(container: Make, background: Background) -> None:
+def test_a_lost_engine_says_at_every_api_when_to_come_back(
+    container: Make, background: Background
+) -> None:
     """To those that it worked for, and to those that come before the next one is ready."""
     server = container(
-        option__rolling_batch="slow", option__load_s=5, option__chat_template=TEMPLATE, frontend_workers=1
+        option__rolling_batch="slow",
+        option__load_s=5,
+        option__chat_template=TEMPLATE,
+        frontend_workers=1,
     ).start_and_wait()
     wholes, _ = ask_long(server, background)
     server.lose_engine()
-    assert [line["code"] for line in wholes.pop("lines").result().lines] == [503, 503], "each line has its own status"
-    late = {f"{name}, later": background(server.post, body, path) for name, (path, body) in LONG.items()}
+    assert [line["code"] for line in wholes.pop("lines").result().lines] == [503, 503], (
+        "each line has its own status"
+    )
+    late = {
+        f"{name}, later": background(server.post, body, path) for name, (path, body) in LONG.items()
+    }
     for name, answer in {**wholes, **late}.items():
         status, headers = answer.result().status, answer.result().headers
         assert status == 503 and int(headers["retry-after"]) >= 1, (name, answer.result())
 
 
-def test_a_killed_front_end_takes_only_its_own_streams_with_it(container: Make, background: Background) -> None:
+def test_a_killed_front_end_takes_only_its_own_streams_with_it(
+    container: Make, background: Background
+) -> None:
     server = container(frontend_workers=2).start_and_wait()
     records = [record for record in server.block().frontends if record.pid]
     streams = []
-    while not all(record.num_in_flight for record in records):  # the kernel chooses which front end gets a connection
+    while not all(
+        record.num_in_flight for record in records
+    ):  # the kernel chooses which front end gets a connection
         streams.append(background(server.generate, 400))
         running(server, len(streams))
-    (victim, num_lost), (other, num_kept) = [(record.pid, record.num_in_flight) for record in records]
+    (victim, num_lost), (other, num_kept) = [
+        (record.pid, record.num_in_flight) for record in records
+    ]
     os.kill(victim, signal.SIGKILL)
     ends = [stream.exception() or stream.result() for stream in streams]
     whole = [end for end in ends if isinstance(end, Answer) and end.is_whole]
@@ -309,9 +402,13 @@ def test_a_killed_front_end_takes_only_its_own_streams_with_it(container: Make, 
     wait_until(lambda: server.metric("lmi_requests_in_flight") == 0, "no request is in flight")
 
 
-def test_a_front_end_that_finds_no_model_any_more_waits_for_it_and_the_others_serve(container: Make) -> None:
+def test_a_front_end_that_finds_no_model_any_more_waits_for_it_and_the_others_serve(
+    container: Make,
+) -> None:
     server = container(frontend_workers=2).start_and_wait()
-    wait_until(lambda: '"event":"ready"' in server.log.read_text(), "the server said that it is ready")
+    wait_until(
+        lambda: '"event":"ready"' in server.log.read_text(), "the server said that it is ready"
+    )
     engine, (victim, other) = server.pid("lmi-engine"), server.pids("lmi-front")
     away = server.folder.with_name("away")
     server.folder.rename(away)
@@ -322,23 +419,30 @@ def test_a_front_end_that_finds_no_model_any_more_waits_for_it_and_the_others_se
     away.rename(server.folder)
     server.wait_for_front_ends(2)
     assert server.pid("lmi-engine") == engine
-    assert server.log.read_text().count("starts again as process") == 1, "it was one process all the time"
+    assert server.log.read_text().count("starts again as process") == 1, (
+        "it was one process all the time"
+    )
 
 
-def test_a_killed_gunicorn_master_costs_no_stream_and_no_engine(container: Make, background: Background) -> None:
+def test_a_killed_gunicorn_master_costs_no_stream_and_no_engine(
+    container: Make, background: Background
+) -> None:
     server = container(frontend_workers=2).start_and_wait()
     engine, master = server.pid("lmi-engine"), server.pid("lmi-gunicorn")
     streams = [background(server.generate, 150) for _ in range(8)]
     running(server, 8)
     os.kill(master, signal.SIGKILL)
-    wait_within(3.0, lambda: server.pids("lmi-gunicorn") not in ([], [master]), "there is a new master")
+    wait_within(
+        3.0, lambda: server.pids("lmi-gunicorn") not in ([], [master]), "there is a new master"
+    )
     wait_within(5.0, lambda: server.ping() == 200, "the new front ends answer")
     for stream in streams:
         assert_whole(stream.result(), 150)
     assert server.pid("lmi-engine") == engine
     wait_until(lambda: len(server.pids("lmi-front")) == 2, "the old front ends have ended")
     wait_until(
-        lambda: server.metric("lmi_frontend_restarts_total") == 2, "both new front ends have claimed their place"
+        lambda: server.metric("lmi_frontend_restarts_total") == 2,
+        "both new front ends have claimed their place",
     )
     assert server.log.read_text().count("starts again as process") == 2
     assert_whole(server.generate(3), 3)
@@ -352,13 +456,19 @@ def test_nothing_outlives_a_killed_supervisor(container: Make, background: Backg
     os.kill(server.pid("lmi-supervisor"), signal.SIGKILL)
     assert_nothing_left(server, within_s=2.0)
     for stream in streams:
-        assert stream.exception() or not stream.result().is_whole or stream.result().lines[-1]["code"] == 503
+        assert (
+            stream.exception()
+            or not stream.result().is_whole
+            or stream.result().lines[-1]["code"] == 503
+        )
 
 
 # Hang.
 
 
-def test_a_stopped_engine_with_work_is_replaced_after_the_step_timeout(container: Make, background: Background) -> None:
+def test_a_stopped_engine_with_work_is_replaced_after_the_step_timeout(
+    container: Make, background: Background
+) -> None:
     server = container(step_timeout=1.0).start_and_wait()
     stream = background(server.generate, 2000)
     running(server, 1)
@@ -370,9 +480,14 @@ def test_a_stopped_engine_with_work_is_replaced_after_the_step_timeout(container
     assert "made no step though work waits" in server.log.read_text()
 
 
-def test_an_engine_that_works_with_little_of_the_machine_is_not_killed_by_the_step_timeout(container: Make) -> None:
+def test_an_engine_that_works_with_little_of_the_machine_is_not_killed_by_the_step_timeout(
+    container: Make,
+) -> None:
     server = container(
-        option__rolling_batch="toiling", option__toil_s=2.5, step_timeout=1.0, first_step_timeout=1.0
+        option__rolling_batch="toiling",
+        option__toil_s=2.5,
+        step_timeout=1.0,
+        first_step_timeout=1.0,
     ).start_and_wait()
     engine = server.pid("lmi-engine")
     assert_whole(server.generate(3), 3)
@@ -381,8 +496,12 @@ def test_an_engine_that_works_with_little_of_the_machine_is_not_killed_by_the_st
     assert server.log.read_text().count("and goes on, because it works") == 1
 
 
-def test_an_engine_that_hangs_in_a_step_leaves_its_stacks_in_the_log(container: Make, background: Background) -> None:
-    server = container(step_timeout=1.0, first_step_timeout=1.0, option__echo_hang_token=ord("!")).start_and_wait()
+def test_an_engine_that_hangs_in_a_step_leaves_its_stacks_in_the_log(
+    container: Make, background: Background
+) -> None:
+    server = container(
+        step_timeout=1.0, first_step_timeout=1.0, option__echo_hang_token=ord("!")
+    ).start_and_wait()
     answer = server.generate(5, prompt="a!")
     assert answer.status == 503
     assert "handlers/echo.py" in server.log.read_text()
@@ -394,7 +513,9 @@ def test_a_stopped_front_end_is_replaced_and_pings_go_on(container: Make) -> Non
     server = container(frontend_workers=2).start_and_wait()
     stopped = server.pids("lmi-front")[0]
     os.kill(stopped, signal.SIGSTOP)
-    wait_within(25.0, lambda: stopped not in server.pids("lmi-front"), "gunicorn killed the silent worker")
+    wait_within(
+        25.0, lambda: stopped not in server.pids("lmi-front"), "gunicorn killed the silent worker"
+    )
     wait_until(lambda: len(server.pids("lmi-front")) == 2, "there are two front ends again")
     assert server.ping() == 200
 
@@ -404,9 +525,15 @@ def test_a_stopped_front_end_is_replaced_and_pings_go_on(container: Make) -> Non
 PAUSE_S = 11.0  # longer than gunicorn waits for a beat
 
 
-def test_a_server_that_was_paused_goes_on_where_it_was(container: Make, background: Background) -> None:
-    server = container(step_timeout=10.0).start_and_wait()  # a busy machine keeps this test waiting for seconds
-    wait_until(lambda: any(record.beat_s for record in server.block().frontends), "the front end beats")
+def test_a_server_that_was_paused_goes_on_where_it_was(
+    container: Make, background: Background
+) -> None:
+    server = container(
+        step_timeout=10.0
+    ).start_and_wait()  # a busy machine keeps this test waiting for seconds
+    wait_until(
+        lambda: any(record.beat_s for record in server.block().frontends), "the front end beats"
+    )
     stream = background(server.generate, 200)
     running(server, 1)
     pids = server.pids()
@@ -434,7 +561,9 @@ def test_a_server_that_was_paused_goes_on_where_it_was(container: Make, backgrou
 # Stop.
 
 
-def test_sigterm_lets_streams_finish_and_refuses_new_requests(container: Make, background: Background) -> None:
+def test_sigterm_lets_streams_finish_and_refuses_new_requests(
+    container: Make, background: Background
+) -> None:
     server = container(frontend_workers=2).start_and_wait()
     streams = [background(server.generate, 150) for _ in range(8)]
     running(server, 8)
@@ -450,36 +579,65 @@ def test_sigterm_lets_streams_finish_and_refuses_new_requests(container: Make, b
 
 
 TEMPLATE = "{{ messages[0]['content'] }}"
-LONG: dict[str, tuple[str, dict[str, object]]] = {  # requests that outlast any drain, and their paths
+LONG: dict[
+    str, tuple[str, dict[str, object]]
+] = {  # requests that outlast any drain, and their paths
     "lmi": ("/invocations", {"inputs": "abc", "parameters": {"max_new_tokens": 5000}}),
-    "chat": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "abc"}], "max_tokens": 5000}),
+    "chat": (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": "abc"}], "max_tokens": 5000},
+    ),
     "completions": ("/v1/completions", {"prompt": "abc", "max_tokens": 5000}),
-    "tgi": ("/generate", {"inputs": "abc", "parameters": {"max_new_tokens": 4000}}),  # TGI refuses over 4096
-    "triton": ("/v2/models/model/generate", {"text_input": "abc", "parameters": {"max_tokens": 5000}}),
-    "messages": ("/v1/messages", {"messages": [{"role": "user", "content": "abc"}], "max_tokens": 5000}),
+    "tgi": (
+        "/generate",
+        {"inputs": "abc", "parameters": {"max_new_tokens": 4000}},
+    ),  # TGI refuses over 4096
+    "triton": (
+        "/v2/models/model/generate",
+        {"text_input": "abc", "parameters": {"max_tokens": 5000}},
+    ),
+    "messages": (
+        "/v1/messages",
+        {"messages": [{"role": "user", "content": "abc"}], "max_tokens": 5000},
+    ),
     "responses": ("/v1/responses", {"input": "abc", "max_output_tokens": 5000}),
 }
 STREAMED_AT = {"tgi": "/generate_stream", "triton": "/v2/models/model/generate_stream"}
 
 
-def ask_long(server: Server, background: Background) -> tuple[dict[str, Future[Answer]], dict[str, Future[Answer]]]:
-    """Send each of LONG, whole and streamed, and a body of lines. Returns the answers to come, streams last."""
+def ask_long(
+    server: Server, background: Background
+) -> tuple[dict[str, Future[Answer]], dict[str, Future[Answer]]]:
+    """Send each of LONG, whole and streamed, and a body of lines. Returns the answers to come,
+    streams last.
+    """
     wholes = {name: background(server.post, body, path) for name, (path, body) in LONG.items()}
     lines = b"\n".join(json.dumps(body).encode() for _, body in (LONG["lmi"], LONG["completions"]))
-    wholes["lines"] = background(server.post, lines, headers={"content-type": "application/jsonlines"})
-    asked = {name: (STREAMED_AT.get(name, path), body | {"stream": True}) for name, (path, body) in LONG.items()}
+    wholes["lines"] = background(
+        server.post, lines, headers={"content-type": "application/jsonlines"}
+    )
+    asked = {
+        name: (STREAMED_AT.get(name, path), body | {"stream": True})
+        for name, (path, body) in LONG.items()
+    }
     streams = {name: background(server.post, body, path) for name, (path, body) in asked.items()}
     running(server, len(wholes) + len(streams) + 1)  # two lines run
     return wholes, streams
 
 
-def assert_ended_with_the_drain(wholes: dict[str, Future[Answer]], streams: dict[str, Future[Answer]]) -> None:
+def assert_ended_with_the_drain(
+    wholes: dict[str, Future[Answer]], streams: dict[str, Future[Answer]]
+) -> None:
     for name, future in wholes.items():
         answer = future.result()
         assert (answer.status, answer.headers["retry-after"]) == (503, "1"), name
         error = json.loads(answer.body)["error"]
-        assert isinstance(error, dict) == LONG.get(name, ("",))[0].startswith("/v1/"), "each route has its own form"
-        assert "longer than drain_timeout (2 s)" in (error["message"] if isinstance(error, dict) else error), name
+        assert isinstance(error, dict) == LONG.get(name, ("",))[0].startswith("/v1/"), (
+            "each route has its own form"
+        )
+        assert "longer than drain_timeout (2 s)" in (
+            error["message"] if isinstance(error, dict) else error
+        ), name
     for name, future in streams.items():
         answer = future.result()  # raises for one without its last chunk
         last = [line for line in answer.body.splitlines() if line and line != b"data: [DONE]"][-1]
@@ -499,7 +657,9 @@ def test_at_the_end_of_a_drain_each_request_gets_its_error_in_the_form_of_its_ro
                 server.signal(signal.SIGTERM)
                 assert server.wait() == 0
             assert time.monotonic() - started_s > 1.5
-            assert b" 503 Service Unavailable\r\n" in upload.recv(65536), "whose body was not complete"
+            assert b" 503 Service Unavailable\r\n" in upload.recv(65536), (
+                "whose body was not complete"
+            )
         assert_ended_with_the_drain(*open_requests)
         log = server.log.read_text()
         assert "Traceback" not in log and "Exception in ASGI" not in log and "Cancel " not in log
@@ -541,13 +701,19 @@ def test_a_second_sigterm_and_the_harsh_signals_stop_at_once(
                 server.drain()
             server.signal(signum)
             assert server.wait() == code
-        assert stream.result().is_whole and stream.result().lines[-1]["code"] == 503, "the client was told"
+        assert stream.result().is_whole and stream.result().lines[-1]["code"] == 503, (
+            "the client was told"
+        )
         assert_nothing_left(server)
 
 
-def test_sigusr1_makes_every_process_log_at_debug_and_the_next_one_ends_that(container: Make) -> None:
+def test_sigusr1_makes_every_process_log_at_debug_and_the_next_one_ends_that(
+    container: Make,
+) -> None:
     server = container(option__output_formatter="form", frontend_workers=2)
-    (server.folder / "model.py").write_text("def form(output):\n    return output.request.next_tokens()[0].text\n")
+    (server.folder / "model.py").write_text(
+        "def form(output):\n    return output.request.next_tokens()[0].text\n"
+    )
     server.start_and_wait()
     everyone = ["code 0", "engine 0", "front end 0", "front end 1", "supervisor"]
 
@@ -555,20 +721,29 @@ def test_sigusr1_makes_every_process_log_at_debug_and_the_next_one_ends_that(con
         return sorted(line["role"] for line in server.log_lines() if line.get("message") == message)
 
     def tells_details() -> bool:
-        server.request("POST", "/invocations", {"inputs": "a", "parameters": {"max_new_tokens": 1, "nothing": 1}})
+        server.request(
+            "POST",
+            "/invocations",
+            {"inputs": "a", "parameters": {"max_new_tokens": 1, "nothing": 1}},
+        )
         return any(line.get("level") == "DEBUG" for line in server.log_lines())
 
     server.signal(signal.SIGUSR1)
     wait_until(lambda: said_by("the log begins at DEBUG now") == everyone, "all follow")
     wait_until(tells_details, "a front end tells more of a request")
     server.lose_engine()
-    wait_until(lambda: said_by("the log begins at DEBUG now").count("engine 0") == 2, "another engine follows too")
+    wait_until(
+        lambda: said_by("the log begins at DEBUG now").count("engine 0") == 2,
+        "another engine follows too",
+    )
     server.signal(signal.SIGUSR1)
     wait_until(lambda: said_by("the log begins at INFO now") == everyone, "all follow")
 
 
 @pytest.mark.parametrize("moment_s", [0.0, 0.4, 1.5])
-def test_sigterm_while_the_model_loads_ends_the_server_within_five_seconds(container: Make, moment_s: float) -> None:
+def test_sigterm_while_the_model_loads_ends_the_server_within_five_seconds(
+    container: Make, moment_s: float
+) -> None:
     server = container(option__rolling_batch="freezing").start()
     wait_until(lambda: server.pids("lmi-engine"), "the engine process is there")
     time.sleep(moment_s)
@@ -602,7 +777,10 @@ def test_what_an_engine_and_its_libraries_print_are_lines_of_our_log(container: 
 
 def test_in_a_log_for_people_too(container: Make) -> None:
     server = container(option__rolling_batch="talkative", log_format="text").start_and_wait()
-    wait_until(lambda: " libraries: a line from C\n" in server.log.read_text(), "the supervisor has read it")
+    wait_until(
+        lambda: " libraries: a line from C\n" in server.log.read_text(),
+        "the supervisor has read it",
+    )
     form = r"^\S+Z WARNING engine 0\[\d+\] libraries: .*83: Warning: \\xff \\u001b\[2J$"
     assert re.search(form, server.log.read_text(), re.MULTILINE)
 
@@ -617,10 +795,17 @@ def test_the_last_words_of_an_engine_that_aborts_are_in_the_log(container: Make)
     assert words["level"] == "CRITICAL" and words["role"] == "engine 0"
 
 
-def test_an_engine_that_prints_a_megabyte_holds_up_neither_itself_nor_the_server(container: Make) -> None:
-    server = container(option__rolling_batch="talkative", option__num_bytes=1_000_000).start_and_wait()
+def test_an_engine_that_prints_a_megabyte_holds_up_neither_itself_nor_the_server(
+    container: Make,
+) -> None:
+    server = container(
+        option__rolling_batch="talkative", option__num_bytes=1_000_000
+    ).start_and_wait()
     assert_whole(server.generate(5), 5)
-    wait_until(lambda: server.metric("lmi_log_lines_dropped_total") > 0, "the supervisor reads more than it logs")
+    wait_until(
+        lambda: server.metric("lmi_log_lines_dropped_total") > 0,
+        "the supervisor reads more than it logs",
+    )
     assert server.log.stat().st_size < 8 << 20
     server.signal(signal.SIGTERM)
     assert server.wait() == 0
@@ -640,23 +825,39 @@ def test_a_full_disk_under_the_log_does_not_stop_the_server(container: Make) -> 
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
-def test_a_server_without_standard_output_or_error_serves_and_ends_in_order(container: Make, closed: str) -> None:
+def test_a_server_without_standard_output_or_error_serves_and_ends_in_order(
+    container: Make, closed: str
+) -> None:
     server = container(command_prefix=["sh", "-c", f'exec "$@" {closed}', "sh"]).start_and_wait()
     assert_whole(server.generate(5), 5)
     for process, num_own in (("lmi-gunicorn", 3), ("lmi-engine", 1)):
         kinds = [os.readlink(f"/proc/{server.pid(process)}/fd/{fd}") for fd in (0, 1, 2)]
-        assert set(kinds[:num_own]) <= {"/dev/null", str(server.log)}, "something else got the number of a closed one"
-        assert all(kind.startswith("pipe:") for kind in kinds[num_own:]), "the supervisor reads what an engine prints"
+        assert set(kinds[:num_own]) <= {"/dev/null", str(server.log)}, (
+            "something else got the number of a closed one"
+        )
+        assert all(kind.startswith("pipe:") for kind in kinds[num_own:]), (
+            "the supervisor reads what an engine prints"
+        )
     server.signal(signal.SIGTERM)
     assert server.wait() == 0
     assert "Traceback" not in server.log.read_text()
     assert_nothing_left(server)
 
 
-def test_a_server_in_a_poor_environment_serves_and_signals_without_a_meaning_end_nothing(container: Make) -> None:
-    """No home, no locale, little memory, small files, and signals that a shell or an operator may send."""
+def test_a_server_in_a_poor_environment_serves_and_signals_without_a_meaning_end_nothing(
+    container: Make,
+) -> None:
+    """No home, no locale, little memory, small files, and signals that a shell or an operator may
+    send.
+    """
     limits = ["prlimit", "--fsize=1000000", f"--as={3 << 29}"]
-    poor = {"HOME": "/proc/none", "XDG_CACHE_HOME": "/proc/none", "LANG": "", "LC_ALL": "", "PATH": os.defpath}
+    poor = {
+        "HOME": "/proc/none",
+        "XDG_CACHE_HOME": "/proc/none",
+        "LANG": "",
+        "LC_ALL": "",
+        "PATH": os.defpath,
+    }
     server = container(environ=poor, command_prefix=limits).start_and_wait()
     for signum in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE, signal.SIGWINCH):
         server.signal(signum)
@@ -670,7 +871,9 @@ def test_a_server_in_a_poor_environment_serves_and_signals_without_a_meaning_end
     assert_nothing_left(server)
 
 
-def test_too_few_open_files_are_refused_with_what_is_needed_and_what_there_is(container: Make) -> None:
+def test_too_few_open_files_are_refused_with_what_is_needed_and_what_there_is(
+    container: Make,
+) -> None:
     server = container(command_prefix=["prlimit", "--nofile=20:20"]).start()
     assert server.wait() == 1
     message = server.last_words()["message"]
@@ -681,7 +884,9 @@ def test_too_few_open_files_are_refused_with_what_is_needed_and_what_there_is(co
     assert_nothing_left(server)
 
 
-def test_a_log_that_nobody_reads_holds_up_neither_requests_nor_the_end(container: Make, tmp_path: Path) -> None:
+def test_a_log_that_nobody_reads_holds_up_neither_requests_nor_the_end(
+    container: Make, tmp_path: Path
+) -> None:
     server = container(frontend_workers=2)
     server.log = tmp_path / "pipe"
     os.mkfifo(server.log)
@@ -693,7 +898,10 @@ def test_a_log_that_nobody_reads_holds_up_neither_requests_nor_the_end(container
     assert server.metric("lmi_log_lines_dropped_total") > 0
     engine = server.pid("lmi-engine")
     os.kill(engine, signal.SIGKILL)
-    wait_until(lambda: server.pids("lmi-engine") not in ([], [engine]), "the supervisor starts another engine")
+    wait_until(
+        lambda: server.pids("lmi-engine") not in ([], [engine]),
+        "the supervisor starts another engine",
+    )
     wait_until(lambda: server.ping() == 200, "it is ready")
 
     assert len(read_log(reader)) > 30

@@ -1,4 +1,6 @@
-"""Dashboards over a real Prometheus that scrapes a real server: every panel shows something after a few requests."""
+"""Dashboards over a real Prometheus that scrapes a real server: every panel shows something after a
+few requests.
+"""
 
 from __future__ import annotations
 
@@ -44,27 +46,42 @@ RATES = {
     ),
     "Max Generation Token in Sequence Group": ("vllm:request_max_num_generation_tokens_sum",),
 }
-# The queries of vLLM's dashboard until 2025, examples/online_serving/prometheus_grafana, by its panels.
+# The queries of vLLM's dashboard until 2025, examples/online_serving/prometheus_grafana, by its
+# panels.
 OF_VLLM = {
     "Scheduler State": [f"vllm:num_requests_running{MODEL}", f"vllm:num_requests_waiting{MODEL}"],
     "Cache Utilization": [f"vllm:kv_cache_usage_perc{MODEL}"],
-    "Finish Reason": [f"sum by(finished_reason) (increase(vllm:request_success_total{MODEL}[$__rate_interval]))"],
+    "Finish Reason": [
+        f"sum by(finished_reason) (increase(vllm:request_success_total{MODEL}[$__rate_interval]))"
+    ],
     **{
         panel: [
             *(
-                f"histogram_quantile({share}, sum by(le) (rate({name}_bucket{MODEL}[$__rate_interval])))"
+                f"histogram_quantile({share}, sum by(le) "
+                f"(rate({name}_bucket{MODEL}[$__rate_interval])))"
                 for share in (0.99, 0.95, 0.9, 0.5)
             ),
             f"rate({name}_sum{MODEL}[$__rate_interval])\n/\nrate({name}_count{MODEL}[$__rate_interval])",
         ]
         for panel, name in TIMES.items()
     },
-    **{panel: [f"sum by(le) (increase({name}_bucket{MODEL}[$__rate_interval]))"] for panel, name in LENGTHS.items()},
-    **{panel: [f"rate({name}{MODEL}[$__rate_interval])" for name in names] for panel, names in RATES.items()},
+    **{
+        panel: [f"sum by(le) (increase({name}_bucket{MODEL}[$__rate_interval]))"]
+        for panel, name in LENGTHS.items()
+    },
+    **{
+        panel: [f"rate({name}{MODEL}[$__rate_interval])" for name in names]
+        for panel, names in RATES.items()
+    },
 }
-OF_OURS = {panel["title"]: [target["expr"] for target in panel["targets"]] for panel in OURS["panels"]}
+OF_OURS = {
+    panel["title"]: [target["expr"] for target in panel["targets"]] for panel in OURS["panels"]
+}
 QUERIES = [
-    (panel, query) for panels in (OF_VLLM, BOARDS, OF_OURS) for panel, queries in panels.items() for query in queries
+    (panel, query)
+    for panels in (OF_VLLM, BOARDS, OF_OURS)
+    for panel, queries in panels.items()
+    for query in queries
 ]
 
 
@@ -114,7 +131,9 @@ def running(folder: Path, port: int) -> Iterator[None]:
             ["prometheus", *files, f"--web.listen-address=127.0.0.1:{port}"], stdout=log, stderr=log
         )
     try:
-        wait_until(lambda: b"ready to receive" in (folder / "log").read_bytes(), "Prometheus listens")
+        wait_until(
+            lambda: b"ready to receive" in (folder / "log").read_bytes(), "Prometheus listens"
+        )
         yield
     finally:
         program.kill()
@@ -130,8 +149,15 @@ def model(server: Server, prometheus: Prometheus) -> str:
         assert server.post(body, "/v1/completions").status == 200
 
     def shows(query: str) -> bool:
-        """Ask once more, and return whether a scrape shows it. What one request shows may fall between two scrapes."""
-        body = {"prompt": "A fox and a hen", "max_tokens": 400, "ignore_eos": True, "temperature": 0}
+        """Ask once more, and return whether a scrape shows it. What one request shows may fall
+        between two scrapes.
+        """
+        body = {
+            "prompt": "A fox and a hen",
+            "max_tokens": 400,
+            "ignore_eos": True,
+            "temperature": 0,
+        }
         assert server.post(body, "/v1/completions").status == 200
         return bool(prometheus.values(query))
 
@@ -147,7 +173,9 @@ def model(server: Server, prometheus: Prometheus) -> str:
 
 
 @pytest.mark.parametrize(("panel", "query"), QUERIES)
-def test_a_panel_of_a_dashboard_shows_something(panel: str, query: str, prometheus: Prometheus, model: str) -> None:
+def test_a_panel_of_a_dashboard_shows_something(
+    panel: str, query: str, prometheus: Prometheus, model: str
+) -> None:
     query = query.replace("$__rate_interval", "10m").replace("$__range", "10m")
     query = re.sub(r"\$model(_name)?", model, query)
     query = re.sub(r"\$(job|instance|engine)", ".*", query)
@@ -157,7 +185,9 @@ def test_a_panel_of_a_dashboard_shows_something(panel: str, query: str, promethe
 
 
 @pytest.mark.parametrize("series", WITHOUT_MEANING)
-def test_a_series_without_a_meaning_here_is_not_there(series: str, prometheus: Prometheus, model: str) -> None:
+def test_a_series_without_a_meaning_here_is_not_there(
+    series: str, prometheus: Prometheus, model: str
+) -> None:
     assert prometheus.values(series) == []
 
 

@@ -13,7 +13,10 @@ from tests.served import Server, serve
 NUM_TOKENS = 24
 CONVERSATIONS: tuple[list[dict[str, str]], ...] = (
     [{"role": "user", "content": "What is the capital of France?"}],
-    [{"role": "system", "content": "Answer in one word."}, {"role": "user", "content": "日本の首都は? 🗼"}],
+    [
+        {"role": "system", "content": "Answer in one word."},
+        {"role": "user", "content": "日本の首都は? 🗼"},
+    ],
     [
         {"role": "user", "content": "Name a colour."},
         {"role": "assistant", "content": "Blue."},
@@ -39,7 +42,9 @@ def greedy_ids() -> Callable[[list[dict[str, str]]], tuple[list[int], list[int]]
     tokenizer = AutoTokenizer.from_pretrained(smollm2())
 
     def generate(messages: list[dict[str, str]]) -> tuple[list[int], list[int]]:
-        prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt")
+        prompt = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, return_tensors="pt"
+        )
         prompt_ids = prompt["input_ids"]
         ids = model.generate(prompt_ids, max_new_tokens=NUM_TOKENS, do_sample=False)
         num_prompt_tokens = prompt_ids.shape[1]
@@ -56,7 +61,12 @@ def test_a_chat_has_the_tokens_of_transformers(
 ) -> None:
     prompt_ids, answer_ids = greedy_ids(messages)
 
-    body = {"messages": messages, "max_tokens": NUM_TOKENS, "temperature": 0, "return_token_ids": True}
+    body = {
+        "messages": messages,
+        "max_tokens": NUM_TOKENS,
+        "temperature": 0,
+        "return_token_ids": True,
+    }
     response = server.post(body, "/v1/chat/completions")
     answer = json.loads(response.body)
 
@@ -73,16 +83,30 @@ def test_a_prompt_is_cut_at_the_side_that_a_request_names(server: Server) -> Non
     ids = json.loads(server.post({"prompt": prompt}, "/tokenize").body)["tokens"]
 
     for side, kept in (("left", ids[-5:]), ("right", ids[:5])):
-        asked = {"truncate_prompt_tokens": 5, "truncation_side": side, "return_token_ids": True, "max_tokens": 1}
+        asked = {
+            "truncate_prompt_tokens": 5,
+            "truncation_side": side,
+            "return_token_ids": True,
+            "max_tokens": 1,
+        }
         answer = json.loads(server.post({"prompt": prompt, **asked}, "/v1/completions").body)
         assert answer["choices"][0]["prompt_token_ids"] == kept
 
 
-def test_each_chunk_tells_one_token_more_until_the_numbers_of_the_whole_answer(server: Server) -> None:
+def test_each_chunk_tells_one_token_more_until_the_numbers_of_the_whole_answer(
+    server: Server,
+) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
-    asked = {"prompt": "The capital of France is", "max_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True}
+    asked = {
+        "prompt": "The capital of France is",
+        "max_tokens": NUM_TOKENS,
+        "temperature": 0,
+        "ignore_eos": True,
+    }
     whole = json.loads(server.post(asked, "/v1/completions").body)["usage"]
-    streamed = server.post({**asked, "stream": True, "stream_options": options}, "/v1/completions").body
+    streamed = server.post(
+        {**asked, "stream": True, "stream_options": options}, "/v1/completions"
+    ).body
 
     events = [line.removeprefix(b"data: ") for line in streamed.splitlines() if line]
     assert events.pop() == b"[DONE]"
@@ -109,7 +133,10 @@ def function(name: str, about: str, argument: str) -> dict[str, object]:
         "properties": {argument: {"type": "string"}},
         "required": [argument],
     }
-    return {"type": "function", "function": {"name": name, "description": about, "parameters": parameters}}
+    return {
+        "type": "function",
+        "function": {"name": name, "description": about, "parameters": parameters},
+    }
 
 
 TOOLS = [
@@ -119,7 +146,9 @@ TOOLS = [
 
 
 def test_a_template_without_tools_is_told_of_them(server: Server) -> None:
-    """This model rarely calls by itself: it answers, and a forced call is of the function that the question wants."""
+    """This model rarely calls by itself: it answers, and a forced call is of the function that the
+    question wants.
+    """
     info = json.loads(server.request("GET", "/server_info").body)
     of_model = info["models"]["smollm2"]["model"]
     assert (of_model["tool_call_parser"], of_model["tells_tools"]) == ("generic", True)
@@ -136,7 +165,9 @@ def test_a_template_without_tools_is_told_of_them(server: Server) -> None:
     assert answer["choices"][0]["message"]["content"]
     num_prompt_tokens = answer["usage"]["prompt_tokens"]
 
-    response = server.post(body | {"tool_choice": "required", "parallel_tool_calls": False}, "/v1/chat/completions")
+    response = server.post(
+        body | {"tool_choice": "required", "parallel_tool_calls": False}, "/v1/chat/completions"
+    )
     answer = json.loads(response.body)
     [call] = answer["choices"][0]["message"]["tool_calls"]
     assert call["function"]["name"] == "get_weather"
@@ -148,7 +179,10 @@ def test_a_changing_word_in_front_of_long_prompts_is_told_once(server: Server) -
     """As Claude Code's billing header is one: nothing behind it is cached."""
     system = " ".join(f"Rule {number}: be brief." for number in range(180))
     for header in ("c40", "a1f", "b77"):
-        messages = [{"role": "system", "content": f"version {header}\n{system}"}, {"role": "user", "content": "Hi"}]
+        messages = [
+            {"role": "system", "content": f"version {header}\n{system}"},
+            {"role": "user", "content": "Hi"},
+        ]
         response = server.post({"messages": messages, "max_tokens": 1}, "/v1/chat/completions")
         assert json.loads(response.body)["usage"]["prompt_tokens"] > 1000
 

@@ -11,7 +11,16 @@ import pytest
 
 from tests.served import Server, launch
 from tests.system.container import wait_until, write_model
-from tests.system.rolling import KINDS, Load, Pings, balancer, command_of, restart, taking_over, two_servers
+from tests.system.rolling import (
+    KINDS,
+    Load,
+    Pings,
+    balancer,
+    command_of,
+    restart,
+    taking_over,
+    two_servers,
+)
 
 HERE = [name for name in KINDS if command_of(name)]
 DELAY_S = 2  # two checks of a balancer
@@ -25,12 +34,16 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 
 @pytest.mark.skipif(not HERE, reason="no nginx, haproxy or envoy on this machine")
-def test_two_servers_are_restarted_one_after_the_other_and_no_balancer_loses_a_request(tmp_path: Path) -> None:
+def test_two_servers_are_restarted_one_after_the_other_and_no_balancer_loses_a_request(
+    tmp_path: Path,
+) -> None:
     with ExitStack() as stack:
         servers = stack.enter_context(two_servers(tmp_path, DELAY_S))
         loads: dict[str, Load] = {}
         for name in HERE:
-            port = stack.enter_context(balancer(name, tmp_path, [server.port for server in servers]))
+            port = stack.enter_context(
+                balancer(name, tmp_path, [server.port for server in servers])
+            )
             loads[name] = stack.enter_context(Load(port, num_clients=6, name=name))
         for server in servers:
             restart(server, *loads.values())
@@ -50,19 +63,30 @@ def test_a_second_sigterm_ends_the_delay_in_which_requests_are_served(tmp_path: 
 
         server.signal(signal.SIGTERM)
         assert server.wait_within(5.0) == 0
-        said = [line["message"] for line in server.log_lines() if "new requests" in line.get("message", "")]
+        said = [
+            line["message"]
+            for line in server.log_lines()
+            if "new requests" in line.get("message", "")
+        ]
         assert said == [
             "SIGTERM: new requests are served for 60 s more, then open ones have 25 s",
             "SIGTERM: no new requests, open ones have 25 s",
         ]
 
 
-def test_a_new_server_takes_the_port_over_and_no_client_and_no_ping_notices(server: Server, tmp_path: Path) -> None:
+def test_a_new_server_takes_the_port_over_and_no_client_and_no_ping_notices(
+    server: Server, tmp_path: Path
+) -> None:
     with Load(server.port, num_clients=6) as load, Pings(server.port) as pings:
         load.wait_for(6)
-        with taking_over(server, tmp_path / "broken", **{"option.rolling_batch": "broken"}) as broken:
+        with taking_over(
+            server, tmp_path / "broken", **{"option.rolling_batch": "broken"}
+        ) as broken:
             assert broken.wait() == 4
-        wait_until(lambda: "has given up taking the port over" in server.log.read_text(), "the old one serves on")
+        wait_until(
+            lambda: "has given up taking the port over" in server.log.read_text(),
+            "the old one serves on",
+        )
         load.wait_for(6)
 
         with taking_over(server, tmp_path / "new", **{"option.model_name": "new"}) as new:
@@ -78,7 +102,9 @@ def test_when_the_old_server_dies_while_the_new_one_loads_that_one_answers_its_c
     server: Server, tmp_path: Path
 ) -> None:
     with taking_over(server, tmp_path / "new", **{"option.rolling_batch": "freezing"}) as new:
-        wait_until(lambda: "loads beside this server" in server.log.read_text(), "it has the sockets")
+        wait_until(
+            lambda: "loads beside this server" in server.log.read_text(), "it has the sockets"
+        )
         server.signal(signal.SIGKILL)
         server.process.wait()
         wait_until(lambda: new.ping() == 503, "it says that it loads")

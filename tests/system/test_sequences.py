@@ -31,7 +31,10 @@ def demo() -> Iterator[Server]:
 def body(**parameters: object) -> dict[str, object]:
     """A request with a high temperature, so that sequences differ."""
     sampled = {"do_sample": True, "temperature": 2.0, "seed": 7}
-    return {"inputs": PROMPT, "parameters": {"max_new_tokens": NUM_TOKENS, "details": True, **sampled, **parameters}}
+    return {
+        "inputs": PROMPT,
+        "parameters": {"max_new_tokens": NUM_TOKENS, "details": True, **sampled, **parameters},
+    }
 
 
 def ask(server: Server, **parameters: object) -> dict[str, Any]:
@@ -43,11 +46,19 @@ def ask(server: Server, **parameters: object) -> dict[str, Any]:
 def sequences(answer: dict[str, Any]) -> list[tuple[str, float]]:
     """Text and cumulative log-prob of each sequence, the main one first."""
     details = answer["details"]
-    ranked = [{**details, "generated_text": answer["generated_text"]}, *details["best_of_sequences"]]
+    ranked = [
+        {**details, "generated_text": answer["generated_text"]},
+        *details["best_of_sequences"],
+    ]
     for one in ranked:
-        assert one["generated_tokens"] == len(one["tokens"]) and one["finish_reason"] in ("length", "eos_token")
+        assert one["generated_tokens"] == len(one["tokens"]) and one["finish_reason"] in (
+            "length",
+            "eos_token",
+        )
         assert "".join(token["text"] for token in one["tokens"]) == one["generated_text"]
-    return [(one["generated_text"], sum(token["log_prob"] for token in one["tokens"])) for one in ranked]
+    return [
+        (one["generated_text"], sum(token["log_prob"] for token in one["tokens"])) for one in ranked
+    ]
 
 
 @pytest.mark.parametrize(
@@ -71,7 +82,9 @@ def test_each_sequence_is_what_its_own_seed_gives_and_the_most_probable_comes_fi
 def test_without_details_the_best_is_answered_alone(demo: Server) -> None:
     best = ask(demo, best_of=4)["generated_text"]
     assert ask(demo, best_of=4, details=False) == {"generated_text": best}
-    assert best != ask(demo, details=False)["generated_text"], "of four the first is not the best here"
+    assert best != ask(demo, details=False)["generated_text"], (
+        "of four the first is not the best here"
+    )
 
 
 def test_without_a_seed_sequences_and_requests_differ(demo: Server) -> None:
@@ -90,17 +103,24 @@ def test_prefill_stands_once_and_stop_strings_end_each_sequence_for_itself(demo:
     stop = next(char for char in plain[0].strip() if any(char not in text for text in plain[1:]))
     answer = ask(demo, n=3, stop_sequences=[stop], decoder_input_details=True)
     cut = [answer, *answer["details"]["best_of_sequences"]]
-    assert sorted(one["generated_text"] for one in cut) == sorted(text.split(stop)[0] for text in plain)
+    assert sorted(one["generated_text"] for one in cut) == sorted(
+        text.split(stop)[0] for text in plain
+    )
     assert len(answer["details"]["prefill"]) > 1
     assert all("prefill" not in one for one in answer["details"]["best_of_sequences"])
 
 
 @pytest.mark.parametrize("name", ["n", "best_of"])
 @pytest.mark.parametrize("stream", [{"output_formatter": "jsonlines"}, {"output_formatter": "sse"}])
-def test_a_stream_refuses_several_sequences(demo: Server, name: str, stream: dict[str, str]) -> None:
+def test_a_stream_refuses_several_sequences(
+    demo: Server, name: str, stream: dict[str, str]
+) -> None:
     answer = demo.post(body(**{name: 2}, **stream))
     assert answer.status == 424
-    message = f"parameters.{name} is not supported here: several sequences come only in an answer that is not streamed"
+    message = (
+        f"parameters.{name} is not supported here: several sequences come only in an answer "
+        f"that is not streamed"
+    )
     assert message in answer.body.decode()
 
 
@@ -115,7 +135,9 @@ def test_many_wide_requests_at_once_are_answered_as_alone(demo: Server) -> None:
     with ThreadPoolExecutor(len(seeds)) as pool:
         answers = list(pool.map(lambda seed: sequences(ask(demo, n=NUM_MOST, seed=seed)), seeds))
     alone = {seed: sequences(ask(demo, n=NUM_MOST, seed=seed)) for seed in set(seeds)}
-    assert [[text for text, _ in one] for one in answers] == [[text for text, _ in alone[seed]] for seed in seeds]
+    assert [[text for text, _ in one] for one in answers] == [
+        [text for text, _ in alone[seed]] for seed in seeds
+    ]
     wait_until(demo.is_idle, "every sequence is over")
 
 
@@ -123,7 +145,10 @@ def test_a_client_that_leaves_frees_all_its_sequences(demo: Server) -> None:
     wait_until(demo.is_idle, "nothing runs")
     connection = demo.connect(body(n=NUM_MOST, max_new_tokens=900, ignore_eos_token=True))
     share_of_one = 1 / NUM_ROWS  # the cache holds the whole context for each row
-    wait_until(lambda: demo.metrics()["lmi_kv_cache_usage_ratio"] > share_of_one, "more than one sequence runs")
+    wait_until(
+        lambda: demo.metrics()["lmi_kv_cache_usage_ratio"] > share_of_one,
+        "more than one sequence runs",
+    )
     connection.close()
     wait_until(demo.is_idle, "rows and blocks are free")
     assert len(sequences(ask(demo, n=3))) == 3

@@ -1,4 +1,6 @@
-"""Answers of a whole server with a real model, compared with transformers on the same checkpoint."""
+"""Answers of a whole server with a real model, compared with transformers on the same
+checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ TOLERANCE = 1e-3  # of a log-prob
 
 @dataclass(frozen=True)
 class Reference:
-    """Greedy decoding by transformers. `tie_at`: the first position where two tokens were equally likely."""
+    """Greedy decoding by transformers. `tie_at`: the first position where two tokens were equally
+    likely.
+    """
 
     ids: list[int]
     log_probs: list[float]
@@ -79,7 +83,10 @@ def reference() -> Callable[[str], Reference]:
 
 
 def request(prompt: str, **parameters: object) -> dict[str, object]:
-    return {"inputs": prompt, "parameters": {"max_new_tokens": NUM_TOKENS, "details": True, **parameters}}
+    return {
+        "inputs": prompt,
+        "parameters": {"max_new_tokens": NUM_TOKENS, "details": True, **parameters},
+    }
 
 
 def lines(answer: Answer) -> list[dict[str, Any]]:
@@ -102,21 +109,29 @@ def test_greedy_answers_are_those_of_transformers_in_every_form(
         answer = server.post(request(prompt, output_formatter=output_format))
         name = "logprob" if server is tight else "log_prob"
         if output_format == "json":
-            [last] = answered = [json.loads(answer.body)] if server is tiny else json.loads(answer.body)
+            [last] = answered = (
+                [json.loads(answer.body)] if server is tiny else json.loads(answer.body)
+            )
             tokens = last["details"]["tokens"]
         else:
             *_, last = answered = lines(answer)
             tokens = [record["token"] for record in answered]
         num = expected.tie_at
         assert [token["id"] for token in tokens][:num] == expected.ids[:num]
-        assert [token[name] for token in tokens][:num] == pytest.approx(expected.log_probs[:num], abs=TOLERANCE)
+        assert [token[name] for token in tokens][:num] == pytest.approx(
+            expected.log_probs[:num], abs=TOLERANCE
+        )
         assert "".join(token["text"] for token in tokens) == last["generated_text"]
         if num == len(expected.ids):
             assert last["generated_text"] == text
-        assert last["details"]["finish_reason"] == ("eos_token" if expected.ids[-1] == 0 else "length")
+        assert last["details"]["finish_reason"] == (
+            "eos_token" if expected.ids[-1] == 0 else "length"
+        )
 
 
-def test_prefill_and_top_tokens_are_those_of_transformers(tiny: Server, reference: Callable[[str], Reference]) -> None:
+def test_prefill_and_top_tokens_are_those_of_transformers(
+    tiny: Server, reference: Callable[[str], Reference]
+) -> None:
     expected = reference(PROMPTS[0])
     body = request(PROMPTS[0], decoder_input_details=True, logprobs=3, prompt_logprobs=2)
     whole = json.loads(tiny.post(body).body)["details"]
@@ -138,16 +153,24 @@ def test_a_seed_repeats_what_was_sampled_and_another_seed_does_not(tiny: Server)
 
     assert sampled(1) == sampled(1)
     assert len({sampled(seed)["generated_text"] for seed in range(5)}) == 5
-    streamed = lines(tiny.post(request("The quick", do_sample=True, seed=1, temperature=1.5, output_formatter="sse")))
+    streamed = lines(
+        tiny.post(
+            request("The quick", do_sample=True, seed=1, temperature=1.5, output_formatter="sse")
+        )
+    )
     assert streamed[-1]["generated_text"] == sampled(1)["generated_text"]
 
 
 def test_a_stop_string_across_tokens_ends_the_text_before_it(tiny: Server) -> None:
     def texts(**parameters: object) -> tuple[str, str]:
         whole = json.loads(tiny.post(request("The quick", **parameters)).body)
-        streamed = lines(tiny.post(request("The quick", output_formatter="jsonlines", **parameters)))
+        streamed = lines(
+            tiny.post(request("The quick", output_formatter="jsonlines", **parameters))
+        )
         assert streamed[-1]["generated_text"] == whole["generated_text"]
-        assert whole["generated_text"].endswith("".join(record["token"]["text"] for record in streamed))
+        assert whole["generated_text"].endswith(
+            "".join(record["token"]["text"] for record in streamed)
+        )
         return whole["generated_text"], whole["details"]["finish_reason"]
 
     pieces = json.loads(tiny.post(request("The quick")).body)["details"]["tokens"]
@@ -161,7 +184,10 @@ def test_a_stop_string_across_tokens_ends_the_text_before_it(tiny: Server) -> No
     before = text[: text.index(stop)]
     assert reason == "length" and before
     assert texts(stop_sequences=["never there", stop]) == (before, "stop_sequence")
-    assert texts(stop_sequences=[stop], include_stop_str_in_output=True) == (before + stop, "stop_sequence")
+    assert texts(stop_sequences=[stop], include_stop_str_in_output=True) == (
+        before + stop,
+        "stop_sequence",
+    )
     assert texts(stop_sequences=[stop], return_full_text=True)[0] == "The quick" + before
     assert texts(stop_token_ids=[pieces[first]["id"]])[1] == "stop_sequence"
 
@@ -169,7 +195,12 @@ def test_a_stop_string_across_tokens_ends_the_text_before_it(tiny: Server) -> No
 def test_every_path_and_content_type_leads_to_the_same_answer(tiny: Server) -> None:
     body = request("The quick")
     expected = json.loads(tiny.post(body).body)
-    paths = ("/predictions/tiny", "/predictions/model", "/predictions/tiny/1", "/models/model/invoke")
+    paths = (
+        "/predictions/tiny",
+        "/predictions/model",
+        "/predictions/tiny/1",
+        "/models/model/invoke",
+    )
     for path in paths:
         assert json.loads(tiny.post(body, path).body) == expected
     for content_type in ("application/json; charset=utf-8", "application/x-www-form-urlencoded"):
@@ -185,7 +216,9 @@ def test_every_path_and_content_type_leads_to_the_same_answer(tiny: Server) -> N
 
 
 def test_a_client_that_reads_as_it_comes_sees_tokens_long_before_the_end(tiny: Server) -> None:
-    assert any(runs_on_behind_its_first_token(tiny) for _ in range(MAX_TRIES)), "unless a busy machine keeps us away"
+    assert any(runs_on_behind_its_first_token(tiny) for _ in range(MAX_TRIES)), (
+        "unless a busy machine keeps us away"
+    )
 
 
 def runs_on_behind_its_first_token(tiny: Server) -> bool:
@@ -199,7 +232,9 @@ def runs_on_behind_its_first_token(tiny: Server) -> bool:
         runs_on = tiny.metrics()["lmi_requests_running"] == 1
         rest = [json.loads(line) for line in records]
     assert "generated_text" not in first and len(rest) == 899
-    assert rest[-1]["generated_text"] == "".join(record["token"]["text"] for record in [first, *rest])
+    assert rest[-1]["generated_text"] == "".join(
+        record["token"]["text"] for record in [first, *rest]
+    )
     return runs_on
 
 
@@ -231,7 +266,9 @@ def test_the_client_library_of_tgi_reads_our_answers(tight: Server) -> None:
     client = InferenceClient(model=f"http://127.0.0.1:{tight.port}/invocations", timeout=60)
     whole = client.text_generation("The quick", max_new_tokens=NUM_TOKENS, details=True)
     assert isinstance(whole.details.finish_reason, str) and len(whole.details.tokens) == NUM_TOKENS
-    streamed = list(client.text_generation("The quick", max_new_tokens=NUM_TOKENS, details=True, stream=True))
+    streamed = list(
+        client.text_generation("The quick", max_new_tokens=NUM_TOKENS, details=True, stream=True)
+    )
     assert [record.token.id for record in streamed] == [token.id for token in whole.details.tokens]
     assert streamed[-1].generated_text == whole.generated_text
     assert streamed[-1].details.generated_tokens == NUM_TOKENS
@@ -242,7 +279,10 @@ def test_the_client_library_of_tgi_reads_our_answers(tight: Server) -> None:
 
 def test_metrics_of_two_workers_add_up_to_what_the_clients_saw(tiny: Server) -> None:
     before, workers_before = tiny.metrics(), Counter(workers(tiny))
-    bodies = [request("The quick", max_new_tokens=1 + n, output_formatter=FORMATS[n % 3]) for n in range(30)]
+    bodies = [
+        request("The quick", max_new_tokens=1 + n, output_formatter=FORMATS[n % 3])
+        for n in range(30)
+    ]
     bodies += [request("The quick", top_p=7)] * 5
     answers = []
 
@@ -272,7 +312,9 @@ def test_metrics_of_two_workers_add_up_to_what_the_clients_saw(tiny: Server) -> 
 
 
 def test_a_client_cannot_read_the_prompt_of_another_off_the_cached_tokens(tiny: Server) -> None:
-    """It guesses the next token of a prompt whose beginning it knows, within the first part and after it."""
+    """It guesses the next token of a prompt whose beginning it knows, within the first part and
+    after it.
+    """
 
     def told(*token_ids: int) -> tuple[int, float]:
         before = tiny.metrics()["lmi_prompt_tokens_cached_total"]
@@ -301,4 +343,8 @@ def is_whole(answer: Answer) -> bool:
 
 
 def count_tokens(answer: Answer) -> int:
-    return len(json.loads(answer.body)["details"]["tokens"]) if is_whole(answer) else len(lines(answer))
+    return (
+        len(json.loads(answer.body)["details"]["tokens"])
+        if is_whole(answer)
+        else len(lines(answer))
+    )

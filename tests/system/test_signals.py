@@ -20,15 +20,21 @@ PROCESSES = ("lmi-supervisor", "lmi-gunicorn", "lmi-front-0", "lmi-engine", "lmi
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = write_model(tmp_path_factory.mktemp("signals") / "model", frontend_workers=1, with_gateway=free_port())
+    folder = write_model(
+        tmp_path_factory.mktemp("signals") / "model", frontend_workers=1, with_gateway=free_port()
+    )
     with launch(folder) as server:
         server.wait_200()
-        wait_until(lambda: all(server.pids(process) for process in PROCESSES), "every process has its name")
+        wait_until(
+            lambda: all(server.pids(process) for process in PROCESSES), "every process has its name"
+        )
         yield server
 
 
 @pytest.mark.parametrize("process", PROCESSES)
-def test_no_signal_but_those_that_wish_it_ends_or_stops_a_process(server: Server, process: str) -> None:
+def test_no_signal_but_those_that_wish_it_ends_or_stops_a_process(
+    server: Server, process: str
+) -> None:
     before = {name: server.pids(name) for name in PROCESSES}
     [pid] = before[process]
     for signum in HARMLESS:

@@ -1,4 +1,6 @@
-"""Servers that must not start, each with one line that names the file, and the ways to start a server."""
+"""Servers that must not start, each with one line that names the file, and the ways to start a
+server.
+"""
 
 from __future__ import annotations
 
@@ -52,10 +54,18 @@ class Refused:
     printed: str
 
 
-def write_safetensors(file: Path, header: object, num_bytes: int = 0, header_bytes: int | None = None) -> None:
-    """Write a file in the format of safetensors: the header's length in 8 bytes, the header, the tensors' bytes."""
+def write_safetensors(
+    file: Path, header: object, num_bytes: int = 0, header_bytes: int | None = None
+) -> None:
+    """Write a file in the format of safetensors: the header's length in 8 bytes, the header, the
+    tensors' bytes.
+    """
     text = json.dumps(header).encode()
-    file.write_bytes(struct.pack("<Q", len(text) if header_bytes is None else header_bytes) + text + bytes(num_bytes))
+    file.write_bytes(
+        struct.pack("<Q", len(text) if header_bytes is None else header_bytes)
+        + text
+        + bytes(num_bytes)
+    )
 
 
 def change_json(file: Path, **changes: object) -> None:
@@ -98,7 +108,9 @@ def have_half_a_config(folder: Path) -> None:
 
 
 def have_an_unknown_architecture(folder: Path) -> None:
-    change_json(folder / "config.json", model_type="perceptron", architectures=["PerceptronForCausalLM"])
+    change_json(
+        folder / "config.json", model_type="perceptron", architectures=["PerceptronForCausalLM"]
+    )
 
 
 def be_no_decoder(folder: Path) -> None:
@@ -134,7 +146,10 @@ def have_a_huge_header(folder: Path) -> None:
 
 def miss_a_shard(folder: Path) -> None:
     (folder / WEIGHTS).rename(folder / "model-00001-of-00002.safetensors")
-    files = {"model.embed_tokens.weight": "model-00001-of-00002.safetensors", "a": "model-00002-of-00002.safetensors"}
+    files = {
+        "model.embed_tokens.weight": "model-00001-of-00002.safetensors",
+        "a": "model-00002-of-00002.safetensors",
+    }
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
 
 
@@ -148,7 +163,9 @@ def need_another_layer(folder: Path) -> None:
 
 def be_pickled(folder: Path) -> None:
     (folder / WEIGHTS).unlink()
-    torch.save({"model.embed_tokens.weight": Bomb(folder / "exploded")}, folder / "pytorch_model.bin")
+    torch.save(
+        {"model.embed_tokens.weight": Bomb(folder / "exploded")}, folder / "pytorch_model.bin"
+    )
 
 
 def be_pickled_and_trusted(folder: Path) -> None:
@@ -157,7 +174,9 @@ def be_pickled_and_trusted(folder: Path) -> None:
 
 
 def have_a_bad_property(folder: Path) -> None:
-    (folder / "serving.properties").write_text("# ours\noption.model_name=tiny\n\noption.dtype=fp8\n")
+    (folder / "serving.properties").write_text(
+        "# ours\noption.model_name=tiny\n\noption.dtype=fp8\n"
+    )
 
 
 def have_a_malformed_property(folder: Path) -> None:
@@ -182,19 +201,30 @@ BROKEN: dict[str, tuple[Callable[[Path], None], int, str]] = {
     "shape": (have_another_shape, 4, "{folder}/model.safetensors: tensor "),
     "layer": (need_another_layer, 4, "{folder}: tensor model.layers.2."),
     "pickled": (be_pickled, 5, "{folder}/pytorch_model.bin: pickled weights"),
-    "pickled and trusted": (be_pickled_and_trusted, 4, "{folder}/pytorch_model.bin: cannot be read"),
-    "bad property": (have_a_bad_property, 2, "option.dtype='fp8' ({folder}/serving.properties:4): allowed"),
+    "pickled and trusted": (
+        be_pickled_and_trusted,
+        4,
+        "{folder}/pytorch_model.bin: cannot be read",
+    ),
+    "bad property": (
+        have_a_bad_property,
+        2,
+        "option.dtype='fp8' ({folder}/serving.properties:4): allowed",
+    ),
     "malformed property": (have_a_malformed_property, 2, "{folder}/serving.properties:2: "),
 }
 
 
-# These differ only in the reading of one file. They are loaded in this process as a server's engine process does it.
+# These differ only in the reading of one file. They are loaded in this process as a server's engine
+# process does it.
 IN_PROCESS = ("no decoder", "unknown architecture", "no weights", "lying", "huge header", "layer")
 WHOLE = tuple(name for name in BROKEN if name not in IN_PROCESS)
 
 
 @pytest.fixture(scope="module")
-def refused(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[Path, Future[Refused]]]]:
+def refused(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[dict[str, tuple[Path, Future[Refused]]]]:
     """Every broken folder and the start of a server on it; two start at a time."""
     root = tmp_path_factory.mktemp("broken")
     with ThreadPoolExecutor(2) as pool:
@@ -230,7 +260,9 @@ def test_an_unusable_folder_ends_the_start_with_one_line_that_names_the_file(
 
 
 @pytest.mark.parametrize("name", IN_PROCESS)
-def test_an_unusable_checkpoint_is_refused_with_one_line_that_names_the_file(tmp_path: Path, name: str) -> None:
+def test_an_unusable_checkpoint_is_refused_with_one_line_that_names_the_file(
+    tmp_path: Path, name: str
+) -> None:
     _, code, said = BROKEN[name]
     folder = broken(tmp_path, name)
     with pytest.raises(ModelUnusable) as refusal:
@@ -248,7 +280,18 @@ def start_on_terminal(folder: Path, **environ: str) -> tuple[int, str]:
     """Start a server on a terminal; return its exit code and its output."""
     keyboard, terminal = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "lmi", "serve", str(folder), "--host", "127.0.0.1", "--port", str(free_port())],
+        [
+            sys.executable,
+            "-P",
+            "-m",
+            "lmi",
+            "serve",
+            str(folder),
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(free_port()),
+        ],
         env={**ENVIRON, **QUIET, "PYTHONPATH": f"{ENGINES}:{ROOT}", "TERM": "xterm", **environ},
         stdin=terminal,
         stdout=terminal,
@@ -279,13 +322,21 @@ def test_a_person_reads_one_message_about_a_start_that_failed(
     tmp_path: Path, break_it: Callable[[Path], None], engine: str, code: int, said: str
 ) -> None:
     folder = write_model(
-        tmp_path / "model", **{"option.rolling_batch": engine, "option.load_s": 60, "log_format": "auto"}
+        tmp_path / "model",
+        **{"option.rolling_batch": engine, "option.load_s": 60, "log_format": "auto"},
     )
     break_it(folder)
     ended_with, seen = start_on_terminal(folder)
     assert ended_with == code, seen
     assert seen.count(said) == 1, seen
-    for machinery in ('{"', "gunicorn", "Reason:", "Shutting down", "Traceback", "exited with code"):
+    for machinery in (
+        '{"',
+        "gunicorn",
+        "Reason:",
+        "Shutting down",
+        "Traceback",
+        "exited with code",
+    ):
         assert machinery not in seen, seen
     *lines, last = seen.replace("\r\n", "\n").removesuffix("\n").split("\n")
     message = lines[-1] if last.startswith("     ") else last  # a hint follows some messages
@@ -293,7 +344,9 @@ def test_a_person_reads_one_message_about_a_start_that_failed(
     assert re.match(r"(.*\x1b\[2K\x1b\[\?25h)?lmi: ", message), "a bar stands before it"
 
 
-def test_the_pickled_file_of_these_tests_runs_code_where_it_is_read_without_care(tmp_path: Path) -> None:
+def test_the_pickled_file_of_these_tests_runs_code_where_it_is_read_without_care(
+    tmp_path: Path,
+) -> None:
     folder = broken(tmp_path, "pickled")
     torch.load(folder / "pytorch_model.bin", weights_only=False)
     assert (folder / "exploded").exists()
@@ -311,7 +364,10 @@ def test_pickled_weights_that_are_trusted_are_served(tmp_path: Path) -> None:
 def test_sigterm_while_torch_is_imported_ends_the_server_at_once() -> None:
     for measurement in measurements():
         with launch(tiny_model("olmo2")) as server:
-            wait_until(lambda: server.ping() == 503 and b"Loading" in server.request("GET", "/ping").body, "it loads")
+            wait_until(
+                lambda: server.ping() == 503 and b"Loading" in server.request("GET", "/ping").body,
+                "it loads",
+            )
             with measurement.within(5):
                 server.signal(signal.SIGTERM)
                 assert server.wait() == 0
@@ -321,9 +377,13 @@ def test_sigterm_while_torch_is_imported_ends_the_server_at_once() -> None:
 # The ways to start a server.
 
 
-@pytest.mark.parametrize("argv", [["serve"], ["djl-serving", "-s", "."]], ids=["serve", "djl-serving"])
+@pytest.mark.parametrize(
+    "argv", [["serve"], ["djl-serving", "-s", "."]], ids=["serve", "djl-serving"]
+)
 def test_the_environment_alone_configures_a_server(tmp_path: Path, argv: list[str]) -> None:
-    """Start a server as a platform starts an image, without flags. The file beats the environment."""
+    """Start a server as a platform starts an image, without flags. The file beats the
+    environment.
+    """
     server = Server(write_model(tmp_path / "model"), tmp_path / "log")
     (server.folder / "serving.properties").write_text("option.model_name=from-file\n")
     environ = {
@@ -337,16 +397,29 @@ def test_the_environment_alone_configures_a_server(tmp_path: Path, argv: list[st
     with server.log.open("wb") as log:
         command = [BIN / argv[0], *argv[1:]]
         server.process = subprocess.Popen(
-            command, cwd=server.folder, env={**os.environ, **QUIET, **environ}, stdout=log, stderr=log
+            command,
+            cwd=server.folder,
+            env={**os.environ, **QUIET, **environ},
+            stdout=log,
+            stderr=log,
         )
     try:
         server.wait_ready()
-        answer = server.post({"inputs": "abc", "parameters": {"max_new_tokens": 3}}, "/predictions/from-file")
+        answer = server.post(
+            {"inputs": "abc", "parameters": {"max_new_tokens": 3}}, "/predictions/from-file"
+        )
         assert answer.headers["content-type"] == "text/event-stream"
         assert answer.body.count(b"data: ") == 3
-        wait_until(lambda: any(line.get("event") == "ready" for line in server.log_lines()), "the banner is there")
+        wait_until(
+            lambda: any(line.get("event") == "ready" for line in server.log_lines()),
+            "the banner is there",
+        )
         [ready] = [line for line in server.log_lines() if line.get("event") == "ready"]
-        assert (ready["port"], ready["engine"], ready["model"]) == (server.port, "echo", "from-file")
+        assert (ready["port"], ready["engine"], ready["model"]) == (
+            server.port,
+            "echo",
+            "from-file",
+        )
     finally:
         server.process.terminate()
         assert server.wait(60) == 0

@@ -1,8 +1,9 @@
 """Every API over TensorRT-LLM's handler, on whole servers with the strict double of its package.
 
-The double chooses tokens by a small function of the last ones, so texts, log-probs, beams and structures are real, and
-some failed requests end its engine. One server has main of August 2026. The other one has main of October 2025 and runs
-every request as a beam search, since TensorRT-LLM runs all at one width. None of this has run on the real package.
+The double chooses tokens by a small function of the last ones, so texts, log-probs, beams and
+structures are real, and some failed requests end its engine. One server has main of August 2026.
+The other one has main of October 2025 and runs every request as a beam search, since TensorRT-LLM
+runs all at one width. None of this has run on the real package.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ SETTINGS = (
     "frontend_workers=1",
 )
 ERROR_BUDGET = 1  # failed requests, after which the engine ends itself
-ABLE = ("option.enable_lora=true", "option.disable_overlap_scheduler=true")  # xgrammar is the default
+ABLE = (
+    "option.enable_lora=true",
+    "option.disable_overlap_scheduler=true",
+)  # xgrammar is the default
 WIDTH = 3  # of the server that searches beams
 PROMPT = "The quick"
 SAMPLED = {"do_sample": True, "seed": 7}
@@ -46,7 +50,12 @@ TRITON, TRITON_STREAM = "/v2/models/tiny/generate", "/v2/models/tiny/generate_st
 TGI, TGI_STREAM = "/generate", "/generate_stream"
 USER = {"role": "user", "content": "What is the weather?"}
 CITY = {"enum": ["Paris", "Oslo"]}
-SCHEMA = {"type": "object", "properties": {"city": CITY}, "required": ["city"], "additionalProperties": False}
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": CITY},
+    "required": ["city"],
+    "additionalProperties": False,
+}
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}
 
 
@@ -71,7 +80,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def search(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with on_double(tmp_path_factory.mktemp("search"), "main-2025-10", f"option.max_beam_width={WIDTH}") as server:
+    with on_double(
+        tmp_path_factory.mktemp("search"), "main-2025-10", f"option.max_beam_width={WIDTH}"
+    ) as server:
         yield server
 
 
@@ -91,7 +102,9 @@ def text(server: Server, **parameters: Any) -> str:
 
 
 def tgi(server: Server, **parameters: Any) -> dict[str, Any]:
-    answer: dict[str, Any] = ask(server, TGI, {"inputs": PROMPT, "parameters": {"max_new_tokens": 30, **parameters}})
+    answer: dict[str, Any] = ask(
+        server, TGI, {"inputs": PROMPT, "parameters": {"max_new_tokens": 30, **parameters}}
+    )
     return answer
 
 
@@ -116,7 +129,9 @@ def chat(server: Server, **fields: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_greedy_prompt_has_the_same_text_at_every_api_and_a_stream_joins_to_it(server: Server, name: str) -> None:
+def test_a_greedy_prompt_has_the_same_text_at_every_api_and_a_stream_joins_to_it(
+    server: Server, name: str
+) -> None:
     for prompt in (PROMPT, "Straße 狐\n\t"):
         expected = CASES["lmi"].answer(server, prompt, 25)
         assert expected and CASES[name].answer(server, prompt, 25) == expected
@@ -129,20 +144,31 @@ def test_a_chat_streams_the_text_that_it_answers_whole_at_both_of_its_paths(serv
     for path, beginning in ((CHAT, "data: "), (LMI, "")):
         lines = server.post({**body, "stream": True}, path).body.decode().splitlines()
         records = [json.loads(line.removeprefix(beginning)) for line in lines if line.endswith("}")]
-        assert "".join(record["choices"][0]["delta"].get("content") or "" for record in records) == whole
+        assert (
+            "".join(record["choices"][0]["delta"].get("content") or "" for record in records)
+            == whole
+        )
 
 
 def test_requests_at_once_have_the_texts_that_each_has_alone(server: Server) -> None:
     prompts = [f"She sells {number}" for number in range(24)]
     alone = [CASES["lmi"].answer(server, prompt, 25) for prompt in prompts]
-    names = islice(cycle(("lmi", "lmi sse", "triton stream", "tgi", "completions stream")), len(prompts))
+    names = islice(
+        cycle(("lmi", "lmi sse", "triton stream", "tgi", "completions stream")), len(prompts)
+    )
     with ThreadPoolExecutor(len(prompts)) as pool:
-        at_once = pool.map(lambda name, prompt: CASES[name].answer(server, prompt, 25), names, prompts)
+        at_once = pool.map(
+            lambda name, prompt: CASES[name].answer(server, prompt, 25), names, prompts
+        )
         assert list(at_once) == alone
 
 
 def test_a_client_that_leaves_frees_its_place(server: Server) -> None:
-    body = {"inputs": PROMPT, "parameters": {"max_new_tokens": 900, "ignore_eos_token": True}, "stream": True}
+    body = {
+        "inputs": PROMPT,
+        "parameters": {"max_new_tokens": 900, "ignore_eos_token": True},
+        "stream": True,
+    }
     with server.open(body) as response:
         assert response.readline()
     wait_until(server.is_idle, "the request of a client that left is over")
@@ -154,7 +180,11 @@ def test_a_client_that_leaves_frees_its_place(server: Server) -> None:
 
 def test_each_api_says_that_the_limit_ended_an_answer(server: Server) -> None:
     details = lmi(server, max_new_tokens=4, details=True)["details"]
-    assert (details["finish_reason"], details["generated_tokens"], len(details["tokens"])) == ("length", 4, 4)
+    assert (details["finish_reason"], details["generated_tokens"], len(details["tokens"])) == (
+        "length",
+        4,
+        4,
+    )
     assert tgi(server, max_new_tokens=4, details=True)["details"]["finish_reason"] == "length"
     assert triton(server, max_tokens=4, return_finish_reason=True)["finish_reason"] == "length"
     assert completion(server, max_tokens=4)["choices"][0]["finish_reason"] == "length"
@@ -176,14 +206,24 @@ def test_each_api_says_that_the_model_ended_an_answer(server: Server) -> None:
 
 def test_each_api_ends_an_answer_at_a_stop_string(server: Server) -> None:
     said = text(server)
-    stop = next(said[at : at + 2] for at in range(len(said) // 3, len(said)) if said.index(said[at : at + 2]) == at)
+    stop = next(
+        said[at : at + 2]
+        for at in range(len(said) // 3, len(said))
+        if said.index(said[at : at + 2]) == at
+    )
     before = said.partition(stop)[0]
     answer = lmi(server, stop_sequences=[stop], details=True)
-    assert (answer["generated_text"], answer["details"]["finish_reason"]) == (before, "stop_sequence")
+    assert (answer["generated_text"], answer["details"]["finish_reason"]) == (
+        before,
+        "stop_sequence",
+    )
     assert text(server, stop=[stop]) == before
     assert text(server, stop=[stop], include_stop_str_in_output=True) == before + stop
     answer = tgi(server, stop=[stop], details=True)
-    assert (answer["generated_text"], answer["details"]["finish_reason"]) == (before + stop, "stop_sequence")
+    assert (answer["generated_text"], answer["details"]["finish_reason"]) == (
+        before + stop,
+        "stop_sequence",
+    )
     answer = triton(server, stop_words=[stop], return_finish_reason=True)
     assert (answer["text_output"], answer["finish_reason"]) == (before, "stop")
     choice = completion(server, stop=[stop])["choices"][0]
@@ -210,16 +250,27 @@ def test_words_that_are_forbidden_are_not_in_the_text(server: Server) -> None:
 def test_log_probs_are_the_same_at_every_api(server: Server) -> None:
     details = lmi(server, details=True, logprobs=2)["details"]
     log_probs = [token["log_prob"] for token in details["tokens"]]
-    assert len(log_probs) == 30 and all(log_prob <= 0 for log_prob in log_probs) and len({*log_probs}) > 5
+    assert (
+        len(log_probs) == 30
+        and all(log_prob <= 0 for log_prob in log_probs)
+        and len({*log_probs}) > 5
+    )
     for token, top in zip(details["tokens"], details["top_tokens"], strict=True):
-        assert len(top) == 2 and (top[0]["id"], top[0]["log_prob"]) == (token["id"], token["log_prob"])
+        assert len(top) == 2 and (top[0]["id"], top[0]["log_prob"]) == (
+            token["id"],
+            token["log_prob"],
+        )
     choice = completion(server, logprobs=2)["choices"][0]["logprobs"]
     assert choice["token_logprobs"] == pytest.approx(log_probs, abs=1e-5)
     tokens = tgi(server, details=True, top_n_tokens=2)["details"]["tokens"]
     assert [token["logprob"] for token in tokens] == pytest.approx(log_probs, abs=1e-5)
-    assert triton(server, return_log_probs=True)["output_log_probs"] == pytest.approx(log_probs, abs=1e-5)
+    assert triton(server, return_log_probs=True)["output_log_probs"] == pytest.approx(
+        log_probs, abs=1e-5
+    )
     lines = server.post({"inputs": PROMPT, "stream": True}).lines
-    assert sum(line["token"]["log_prob"] for line in lines) == pytest.approx(sum(log_probs), abs=1e-4)
+    assert sum(line["token"]["log_prob"] for line in lines) == pytest.approx(
+        sum(log_probs), abs=1e-4
+    )
     content = chat(server, temperature=0, logprobs=True, top_logprobs=2)["logprobs"]["content"]
     assert all(len(token["top_logprobs"]) == 2 and token["logprob"] <= 0 for token in content)
 
@@ -243,15 +294,33 @@ def test_a_seed_repeats_an_answer_and_lmi_s_defaults_for_this_engine_hold(server
     assert len({greedy, *drawn}) == 4
     assert text(server, **SAMPLED) == text(server, **SAMPLED, temperature=1.0, top_k=5, top_p=0.85)
     assert text(server, **SAMPLED) != text(server, **SAMPLED, top_k=0, top_p=1)
-    assert text(server, seed=7, top_k=50) == text(server, seed=7, top_k=50, temperature=0.8, top_p=0) != greedy
-    for means_greedy in ({"temperature": 0.8, "top_k": 0, "top_p": 0}, {**SAMPLED, "top_k": 1}, {"top_k": 1}):
+    assert (
+        text(server, seed=7, top_k=50)
+        == text(server, seed=7, top_k=50, temperature=0.8, top_p=0)
+        != greedy
+    )
+    for means_greedy in (
+        {"temperature": 0.8, "top_k": 0, "top_p": 0},
+        {**SAMPLED, "top_k": 1},
+        {"top_k": 1},
+    ):
         assert text(server, **means_greedy) == greedy
 
 
 def test_penalties_avoid_what_was_said(server: Server) -> None:
     plain = len({*text(server, max_new_tokens=100)})
     assert (
-        len({*text(server, max_new_tokens=100, repetition_penalty=2.0, presence_penalty=2, frequency_penalty=2)})
+        len(
+            {
+                *text(
+                    server,
+                    max_new_tokens=100,
+                    repetition_penalty=2.0,
+                    presence_penalty=2,
+                    frequency_penalty=2,
+                )
+            }
+        )
         > plain
     )
 
@@ -262,22 +331,31 @@ def test_several_sequences_have_the_texts_of_their_seeds(server: Server) -> None
     others = [other["generated_text"] for other in answer["details"]["best_of_sequences"]]
     assert sorted([answer["generated_text"], *others]) == sorted(alone) and len({*alone}) == 3
     choices = completion(server, n=3, seed=7, temperature=1)["choices"]
-    assert [choice["index"] for choice in choices] == [0, 1, 2] and len({choice["text"] for choice in choices}) == 3
+    assert [choice["index"] for choice in choices] == [0, 1, 2] and len(
+        {choice["text"] for choice in choices}
+    ) == 3
     answer = tgi(server, do_sample=True, best_of=2, details=True)
     assert len(answer["details"]["best_of_sequences"]) == 1
 
 
 def test_a_beam_search_answers_its_beams_at_every_api_that_has_one(search: Server) -> None:
     answer = lmi(search, num_beams=WIDTH, details=True)
-    beams = [answer["generated_text"], *(other["generated_text"] for other in answer["details"]["best_of_sequences"])]
+    beams = [
+        answer["generated_text"],
+        *(other["generated_text"] for other in answer["details"]["best_of_sequences"]),
+    ]
     assert len({*beams}) == WIDTH and text(search, num_beams=WIDTH, n=2) == beams[0]
     choices = completion(search, use_beam_search=True, n=2, best_of=WIDTH)["choices"]
     assert [choice["text"] for choice in choices] == beams[:2]
     assert triton(search, beam_width=WIDTH)["text_output"] == beams
 
 
-def test_another_width_than_the_engine_s_is_refused_and_a_search_is_not_streamed(search: Server) -> None:
-    rule = f"must be {WIDTH} (option.max_beam_width): TensorRT-LLM runs all requests at one beam width"
+def test_another_width_than_the_engine_s_is_refused_and_a_search_is_not_streamed(
+    search: Server,
+) -> None:
+    rule = (
+        f"must be {WIDTH} (option.max_beam_width): TensorRT-LLM runs all requests at one beam width"
+    )
     for parameters in ({}, {"num_beams": 2}):
         said = refusal(search, LMI, {"inputs": PROMPT, "parameters": parameters})
         assert said.startswith(f"parameters.num_beams {rule}")
@@ -305,15 +383,22 @@ def test_lmi_and_openai_apply_a_form(server: Server, name: str, value: object, f
     given = {name: value}
     assert re.fullmatch(form, text(server, max_new_tokens=200, do_sample=True, **given))
     assert re.fullmatch(form, chat(server, max_tokens=200, **given)["message"]["content"])
-    assert re.fullmatch(form, completion(server, max_tokens=200, temperature=1, **given)["choices"][0]["text"])
+    assert re.fullmatch(
+        form, completion(server, max_tokens=200, temperature=1, **given)["choices"][0]["text"]
+    )
 
 
 def test_a_response_format_and_a_forced_call_have_the_form_of_their_schema(server: Server) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "weather", "schema": SCHEMA}}
     jsonschema.validate(json.loads(text(server, max_new_tokens=200, response_format=form)), SCHEMA)
-    jsonschema.validate(json.loads(chat(server, max_tokens=200, response_format=form)["message"]["content"]), SCHEMA)
+    jsonschema.validate(
+        json.loads(chat(server, max_tokens=200, response_format=form)["message"]["content"]), SCHEMA
+    )
     choice = chat(
-        server, max_tokens=200, tools=[WEATHER], tool_choice={"type": "function", "function": {"name": "weather"}}
+        server,
+        max_tokens=200,
+        tools=[WEATHER],
+        tool_choice={"type": "function", "function": {"name": "weather"}},
     )
     [call] = choice["message"]["tool_calls"]
     assert (choice["finish_reason"], call["function"]["name"]) == ("tool_calls", "weather")
@@ -321,12 +406,19 @@ def test_a_response_format_and_a_forced_call_have_the_form_of_their_schema(serve
 
 
 def test_triton_and_tgi_apply_a_schema_and_a_structure_streams(server: Server) -> None:
-    schema = {"guided_decoding_guide_type": "json_schema", "guided_decoding_guide": json.dumps(SCHEMA)}
+    schema = {
+        "guided_decoding_guide_type": "json_schema",
+        "guided_decoding_guide": json.dumps(SCHEMA),
+    }
     jsonschema.validate(json.loads(triton(server, max_tokens=200, **schema)["text_output"]), SCHEMA)
     answer = tgi(server, max_new_tokens=200, grammar={"type": "json", "value": SCHEMA})
     jsonschema.validate(json.loads(answer["generated_text"]), SCHEMA)
-    lines = server.post({"inputs": PROMPT, "parameters": {"guided_regex": "[ab]{20}"}, "stream": True}).lines
-    assert len(lines) > 3 and re.fullmatch("[ab]{20}", "".join(line["token"]["text"] for line in lines))
+    lines = server.post(
+        {"inputs": PROMPT, "parameters": {"guided_regex": "[ab]{20}"}, "stream": True}
+    ).lines
+    assert len(lines) > 3 and re.fullmatch(
+        "[ab]{20}", "".join(line["token"]["text"] for line in lines)
+    )
 
 
 # Adapters.
@@ -345,14 +437,30 @@ def test_an_adapter_is_used_by_its_name_at_every_api(server: Server) -> None:
 
 TOO_LONG = "qzx" * CONTEXT_LENGTH
 BAD: list[tuple[str, dict[str, Any], str]] = [
-    (LMI, {"inputs": "a", "parameters": {"stop_token_ids": [VOCAB_SIZE]}}, "parameters.stop_token_ids"),
+    (
+        LMI,
+        {"inputs": "a", "parameters": {"stop_token_ids": [VOCAB_SIZE]}},
+        "parameters.stop_token_ids",
+    ),
     (LMI, {"inputs": "a", "parameters": {"max_new_tokens": 0}}, "parameters.max_new_tokens"),
     (LMI, {"inputs": "a", "parameters": {"guided_regex": "(a"}}, "parameters.guided_regex"),
-    (LMI, {"inputs": "a", "parameters": {"guided_grammar": "root ::= ("}}, "parameters.guided_grammar"),
-    (LMI, {"inputs": "a", "parameters": {"typical_p": 0.5, "do_sample": True}}, "parameters.typical_p"),
+    (
+        LMI,
+        {"inputs": "a", "parameters": {"guided_grammar": "root ::= ("}},
+        "parameters.guided_grammar",
+    ),
+    (
+        LMI,
+        {"inputs": "a", "parameters": {"typical_p": 0.5, "do_sample": True}},
+        "parameters.typical_p",
+    ),
     (LMI, {"inputs": "a", "parameters": {"num_beams": 2}}, "parameters.num_beams"),
     (LMI, {"inputs": "a", "parameters": {"stop": "x"}}, "parameters.stop"),
-    (LMI, {"inputs": "a", "parameters": {"logits_post_processor_name": "x"}}, "parameters.logits_post_processor_name"),
+    (
+        LMI,
+        {"inputs": "a", "parameters": {"logits_post_processor_name": "x"}},
+        "parameters.logits_post_processor_name",
+    ),
     (LMI, {"inputs": "a", "adapters": "nobody"}, "nobody is not registered"),
     (LMI, {"inputs": TOO_LONG}, "inputs"),
     (COMPLETIONS, {"prompt": [1, 2, VOCAB_SIZE]}, "prompt"),
@@ -362,9 +470,17 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"messages": [USER], "guided_regex": "(a"}, "guided_regex"),
     (CHAT, {"messages": [USER], "response_format": {"type": "xml"}}, "response_format"),
     (TRITON, {"text_input": "a", "max_tokens": 0}, "max_tokens"),
-    (TRITON, {"text_input": "a", "guided_decoding_guide_type": "regex", "guided_decoding_guide": "(a"}, "guided"),
+    (
+        TRITON,
+        {"text_input": "a", "guided_decoding_guide_type": "regex", "guided_decoding_guide": "(a"},
+        "guided",
+    ),
     (TRITON, {"text_input": "a", "beam_width": 2}, "beam_width"),
-    (TGI, {"inputs": "a", "parameters": {"grammar": {"type": "regex", "value": "(a"}}}, "parameters.grammar"),
+    (
+        TGI,
+        {"inputs": "a", "parameters": {"grammar": {"type": "regex", "value": "(a"}}},
+        "parameters.grammar",
+    ),
     (TGI, {"inputs": TOO_LONG}, "inputs"),
     (TGI, {"inputs": "a", "parameters": {"adapter_id": "nobody"}}, "nobody is not registered"),
 ]
@@ -382,11 +498,17 @@ def refusal(server: Server, path: str, body: Mapping[str, Any]) -> str:
     if path == TGI:
         assert told["error_type"] == "validation"
     if path == LMI:
-        assert (told["generated_text"], told["details"]["finish_reason"], told["code"]) == ("", "error", answer.status)
+        assert (told["generated_text"], told["details"]["finish_reason"], told["code"]) == (
+            "",
+            "error",
+            answer.status,
+        )
     return str(told["error"])
 
 
-def test_a_bad_request_is_refused_in_its_api_s_form_and_the_good_one_beside_it_is_unhurt(server: Server) -> None:
+def test_a_bad_request_is_refused_in_its_api_s_form_and_the_good_one_beside_it_is_unhurt(
+    server: Server,
+) -> None:
     parameters = {"max_new_tokens": 400, "ignore_eos_token": True}
     whole = text(server, **parameters)
     with server.open({"inputs": PROMPT, "parameters": parameters, "stream": True}) as response:
@@ -398,7 +520,9 @@ def test_a_bad_request_is_refused_in_its_api_s_form_and_the_good_one_beside_it_i
 
 
 @pytest.mark.parametrize(
-    ("name", "good"), [("server", {}), ("search", {"num_beams": WIDTH})], ids=["main-2026-08", "main-2025-10"]
+    ("name", "good"),
+    [("server", {}), ("search", {"num_beams": WIDTH})],
+    ids=["main-2026-08", "main-2025-10"],
 )
 def test_a_burst_of_bad_requests_does_not_reach_the_engine(
     request: pytest.FixtureRequest, name: str, good: dict[str, int]

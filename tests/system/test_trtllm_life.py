@@ -1,4 +1,5 @@
-"""A server whose engine is TensorRT-LLM's double, while processes are killed and the engine stops to work.
+"""A server whose engine is TensorRT-LLM's double, while processes are killed and the engine stops
+to work.
 
 It has two ranks, each with a process of the double.
 """
@@ -94,7 +95,9 @@ def ranks(server: Server) -> list[int]:
 @contextmanager
 def streaming(server: Server) -> Iterator[list[HTTPResponse]]:
     """The answers of some streams that run."""
-    wait_until(lambda: server.ping() == 200, "the engine is back, if the test before ended early", START_S)
+    wait_until(
+        lambda: server.ping() == 200, "the engine is back, if the test before ended early", START_S
+    )
     with ExitStack() as stack:
         answers = [stack.enter_context(server.open(LONG)) for _ in range(NUM_STREAMS)]
         for answer in answers:
@@ -108,7 +111,9 @@ def last_line(answer: HTTPResponse) -> dict[str, Any]:
 
 
 def hurt(server: Server, harm: Callable[[], object], mend: Callable[[], object], why: str) -> None:
-    """While streams run, the engine is harmed: each ends with 503, and the engine, lost for a reason, comes back."""
+    """While streams run, the engine is harmed: each ends with 503, and the engine, lost for a
+    reason, comes back.
+    """
     before = {pid for name in PARTS for pid in server.pids(name)}
     with streaming(server) as answers:
         harm()
@@ -116,22 +121,36 @@ def hurt(server: Server, harm: Callable[[], object], mend: Callable[[], object],
         mend()
         ends = [last_line(answer) for answer in answers]
     assert all(end["code"] == 503 and "engine" in end["error"] for end in ends), ends
-    wait_until(lambda: not before & set(server.pids()), "nothing is left of the engine and its ranks")
+    wait_until(
+        lambda: not before & set(server.pids()), "nothing is left of the engine and its ranks"
+    )
     wait_until(lambda: server.ping() == 200, "the engine is back", START_S)
     wait_until(lambda: len(ranks(server)) == NUM_RANKS, "with all its ranks")
     assert server.post(SHORT).status == 200
-    assert why in [line["message"] for line in server.log_lines() if " lost: " in line.get("message", "")][-1]
+    assert (
+        why
+        in [line["message"] for line in server.log_lines() if " lost: " in line.get("message", "")][
+            -1
+        ]
+    )
 
 
 def test_an_engine_with_ranks_answers_and_logs_as_one_without(served: Server) -> None:
     assert served.post(SHORT).status == 200
     assert len(ranks(served)) == NUM_RANKS
     lines = [line for line in served.log_lines() if line.get("role") == "engine 0"]
-    assert lines and not [line for line in lines if '"message"' in line["message"]], "a line of our form is in another"
+    assert lines and not [line for line in lines if '"message"' in line["message"]], (
+        "a line of our form is in another"
+    )
 
 
 def test_streams_end_when_the_engine_is_killed(served: Server, knobs: Knobs) -> None:
-    hurt(served, lambda: os.kill(served.pid("lmi-engine"), signal.SIGKILL), knobs.reset, "was killed by SIGKILL")
+    hurt(
+        served,
+        lambda: os.kill(served.pid("lmi-engine"), signal.SIGKILL),
+        knobs.reset,
+        "was killed by SIGKILL",
+    )
 
 
 def test_streams_end_when_a_rank_is_killed(served: Server, knobs: Knobs) -> None:
@@ -146,16 +165,21 @@ def test_streams_end_when_the_library_hangs(served: Server, knobs: Knobs) -> Non
 def test_clients_that_leave_free_their_places(served: Server) -> None:
     cancelled = 'lmi_finished_total{finish_reason="cancelled"}'
     with streaming(served):
-        wait_until(lambda: served.metrics()["lmi_requests_running"] == NUM_STREAMS, "all streams run")
+        wait_until(
+            lambda: served.metrics()["lmi_requests_running"] == NUM_STREAMS, "all streams run"
+        )
         before = served.metrics()
     wait_until(
-        lambda: served.metrics().get(cancelled, 0) == before.get(cancelled, 0) + NUM_STREAMS, "all are cancelled"
+        lambda: served.metrics().get(cancelled, 0) == before.get(cancelled, 0) + NUM_STREAMS,
+        "all are cancelled",
     )
     wait_until(served.is_idle, "nothing runs for nobody")
 
 
 def test_sigterm_lets_a_stream_finish_and_leaves_no_rank(served: Server) -> None:
-    with served.open({**LONG, "parameters": {**LONG["parameters"], "max_new_tokens": 150, "details": True}}) as answer:
+    with served.open(
+        {**LONG, "parameters": {**LONG["parameters"], "max_new_tokens": 150, "details": True}}
+    ) as answer:
         answer.readline()
         served.signal(signal.SIGTERM)
         details = last_line(answer)["details"]

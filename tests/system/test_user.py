@@ -1,4 +1,6 @@
-"""Servers that root starts, whose front ends, gateway, engines and user code run as another user (`option.user`)."""
+"""Servers that root starts, whose front ends, gateway, engines and user code run as another user
+(`option.user`).
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,28 @@ from tests.served import Server
 from tests.system.container import ROOT, free_port, wait_until, write_model
 
 NOBODY = 65534
-OF_CONTAINERS = (0, 1, 3, 4, 5, 6, 7, 8, 10, 13, 18, 27, 29, 31)  # the capabilities that Docker leaves to root
+OF_CONTAINERS = (
+    0,
+    1,
+    3,
+    4,
+    5,
+    6,
+    7,
+    8,
+    10,
+    13,
+    18,
+    27,
+    29,
+    31,
+)  # the capabilities that Docker leaves to root
 PYTHON = f"/usr/bin/python3.{sys.version_info.minor}"
 Make = Callable[..., Server]
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can start processes as another user")
+pytestmark = pytest.mark.skipif(
+    os.geteuid() != 0, reason="only root can start processes as another user"
+)
 
 HANDLER = """
 import json, os
@@ -70,7 +89,9 @@ def make() -> Iterator[Make]:
         (home / "tmp").mkdir()
         (home / "tmp").chmod(0o1777)
         given = {name.replace("__", "."): value for name, value in options.items()}
-        folder = write_model(home / "model", **{"option.user": "nobody", "frontend_workers": 2, **given})
+        folder = write_model(
+            home / "model", **{"option.user": "nobody", "frontend_workers": 2, **given}
+        )
         if source:
             (folder / "model.py").write_text(source)
         more = {"TMPDIR": str(home / "tmp"), "SERVING_DOWNLOAD_DIR": str(home / "cache"), **environ}
@@ -89,7 +110,9 @@ def uids(server: Server) -> dict[str, set[int]]:
     for pid in server.pids():
         status = Path(f"/proc/{pid}/status").read_text()
         name = re.sub(r"-\d+$", "", status.split()[1])
-        found.setdefault(name, set()).update(map(int, re.findall(r"^[UG]id:\s(.*)$", status, re.M)[0].split()))
+        found.setdefault(name, set()).update(
+            map(int, re.findall(r"^[UG]id:\s(.*)$", status, re.M)[0].split())
+        )
     return found
 
 
@@ -104,7 +127,9 @@ __attribute__((constructor)) static void write_down(void) {
 
 
 class Spy:
-    """A library that notes the user of each process that loads it. Everybody may write into its folder."""
+    """A library that notes the user of each process that loads it. Everybody may write into its
+    folder.
+    """
 
     def __init__(self, folder: Path) -> None:
         source, self.file, self._noted = folder / "spy.c", folder / "spy.so", folder / "spied"
@@ -117,7 +142,9 @@ class Spy:
         return set(map(int, self._noted.read_text().split())) if self._noted.exists() else set()
 
 
-def test_all_but_the_supervisor_run_as_the_user_and_the_log_says_what_the_models_file_gives_them(make: Make) -> None:
+def test_all_but_the_supervisor_run_as_the_user_and_the_log_says_what_the_models_file_gives_them(
+    make: Make,
+) -> None:
     gateway_port = free_port()
     server = make(with_gateway=gateway_port)
     spy = Spy(Path(server.environ["TMPDIR"]))
@@ -147,10 +174,14 @@ def test_a_killed_front_end_master_and_engine_come_back_with_their_users(make: M
         old = server.pid(name)
         os.kill(old, signal.SIGKILL)
         wait_until(lambda: server.pids(name) not in ([], [old]), f"there is a new {name}")  # noqa: B023
-        wait_until(lambda: server.ping() == 200 and server.generate(3).status == 200, "it serves again")
+        wait_until(
+            lambda: server.ping() == 200 and server.generate(3).status == 200, "it serves again"
+        )
     for front_end in server.pids("lmi-front"):
         os.kill(front_end, signal.SIGKILL)
-    wait_until(lambda: server.ping() == 200 and uids(server) == before, "every process has its user")
+    wait_until(
+        lambda: server.ping() == 200 and uids(server) == before, "every process has its user"
+    )
     assert server.generate(3).status == 200
     server.signal(signal.SIGTERM)
     assert server.wait() == 0
@@ -166,7 +197,10 @@ def test_the_user_cannot_change_what_root_reads_in_the_runtime_folder_nor_read_t
     server = make(option__api_key_file=keys)
     server.start()
     server.wait_200()
-    assert [server.post({"inputs": "abc"}, headers={"x-api-key": key}).status for key in ("sk-of-root", "")] == [
+    assert [
+        server.post({"inputs": "abc"}, headers={"x-api-key": key}).status
+        for key in ("sk-of-root", "")
+    ] == [
         200,
         401,
     ]
@@ -199,20 +233,30 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
         for path, text in content.items():
             archive.writestr(path, text)
     return file
-"""
+"""  # noqa: E501
 
 
 def write_project(folder: Path) -> None:
     """Write the source of a package. It notes who builds it, and which secrets are there then."""
     folder.mkdir()
     (folder / "backend.py").write_text(BACKEND)
-    system = ["[build-system]", "requires = []", 'build-backend = "backend"', 'backend-path = ["."]']
+    system = [
+        "[build-system]",
+        "requires = []",
+        'build-backend = "backend"',
+        'backend-path = ["."]',
+    ]
     (folder / "pyproject.toml").write_text("\n".join(system))
 
 
 def test_user_code_runs_as_the_user_with_what_its_requirements_name(make: Make) -> None:
     source = "import a_small_thing\n" + HANDLER
-    server = make(option__rolling_batch="disable", option__entryPoint="model.py", engine="Python", source=source)
+    server = make(
+        option__rolling_batch="disable",
+        option__entryPoint="model.py",
+        engine="Python",
+        source=source,
+    )
     write_project(server.folder / "a_small_thing")
     (server.folder / "requirements.txt").write_text("./a_small_thing\n")
     server.environ |= {"A_TOKEN": "canary", "PIP_EXTRA_TOKEN": "of the index"}
@@ -226,7 +270,9 @@ def test_user_code_runs_as_the_user_with_what_its_requirements_name(make: Make) 
     environ, memory = f"/proc/{supervisor}/environ", f"/proc/{supervisor}/mem"
     found = json.loads(server.post([environ, memory, "/proc/self/environ"]).body)
     assert (found["uid"], found["groups"]) == (NOBODY, [NOBODY])
-    assert found[environ] == found[memory] == "Permission denied" and found["/proc/self/environ"] > 0
+    assert (
+        found[environ] == found[memory] == "Permission denied" and found["/proc/self/environ"] > 0
+    )
     assert found["home"] != os.environ["HOME"]
     assert uids(server)["lmi-code"] == {NOBODY}
 
@@ -236,37 +282,63 @@ def test_user_code_runs_as_the_user_with_what_its_requirements_name(make: Make) 
     [
         pytest.param(f"os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})", id="nobody"),
         pytest.param(
-            f"import ctypes; [ctypes.CDLL(None).prctl(24, one) for one in range(41) if one not in {OF_CONTAINERS}]",
+            f"import ctypes; [ctypes.CDLL(None).prctl(24, one) for one in range(41) if one not in "
+            f"{OF_CONTAINERS}]",
             id="root",
         ),
     ],
 )
-def test_code_of_the_supervisors_own_user_cannot_read_its_environment(make: Make, drop: str) -> None:
-    server = make(source=HANDLER, option__rolling_batch="disable", option__entryPoint="model.py", engine="Python")
+def test_code_of_the_supervisors_own_user_cannot_read_its_environment(
+    make: Make, drop: str
+) -> None:
+    server = make(
+        source=HANDLER,
+        option__rolling_batch="disable",
+        option__entryPoint="model.py",
+        engine="Python",
+    )
     properties = server.folder / "serving.properties"
     properties.write_text(properties.read_text().replace("option.user=nobody\n", ""))
     server.environ["A_TOKEN"] = "canary"
-    server.command_prefix = [server.python, "-c", f"import os, sys; {drop}\nos.execv(sys.argv[1], sys.argv[1:])"]
+    server.command_prefix = [
+        server.python,
+        "-c",
+        f"import os, sys; {drop}\nos.execv(sys.argv[1], sys.argv[1:])",
+    ]
     server.start_and_wait()
-    environ, memory = (f"/proc/{server.pid('lmi-supervisor')}/{name}" for name in ("environ", "mem"))
+    environ, memory = (
+        f"/proc/{server.pid('lmi-supervisor')}/{name}" for name in ("environ", "mem")
+    )
     found = json.loads(server.post([environ, memory, "/proc/self/environ"]).body)
-    assert found[environ] == found[memory] == "Permission denied" and found["/proc/self/environ"] > 0
+    assert (
+        found[environ] == found[memory] == "Permission denied" and found["/proc/self/environ"] > 0
+    )
     assert Path(f"/proc/{server.pid('lmi-code')}/oom_score_adj").read_text().strip() == "500"
 
 
-def test_a_model_that_a_client_loads_runs_as_the_user_and_its_file_brings_no_library_into_a_process(make: Make) -> None:
+def test_a_model_that_a_client_loads_runs_as_the_user_and_its_file_brings_no_library_into_a_process(
+    make: Make,
+) -> None:
     server = make(multi_model="true")
-    server.environ |= {"SERVING_MULTI_MODEL": "true", "SERVING_MODEL_STORE": str(server.folder.parent)}
+    server.environ |= {
+        "SERVING_MULTI_MODEL": "true",
+        "SERVING_MODEL_STORE": str(server.folder.parent),
+    }
     server.start_and_wait()
     model = write_model(server.folder.parent / "other")
     spy = Spy(Path(server.environ["TMPDIR"]))
     evil = write_model(server.folder.parent / "evil", **{"option.env": f"LD_PRELOAD={spy.file}"})
     refused = server.post({"model_name": "evil", "url": str(evil)}, "/models")
     assert refused.status == 400
-    assert json.loads(refused.body)["error"].startswith(f"option.env ({evil}/serving.properties:3): ")
+    assert json.loads(refused.body)["error"].startswith(
+        f"option.env ({evil}/serving.properties:3): "
+    )
 
     assert server.post({"model_name": "other", "url": str(model)}, "/models").status == 200
-    wait_until(lambda: server.post({"inputs": "abc"}, "/models/other/invoke").status == 200, "the model answers")
+    wait_until(
+        lambda: server.post({"inputs": "abc"}, "/models/other/invoke").status == 200,
+        "the model answers",
+    )
     assert uids(server)["lmi-engine"] == {NOBODY} and spy.uids() == set()
 
 
@@ -285,7 +357,9 @@ def test_an_unknown_user_is_one_line(make: Make) -> None:
     server = make(option__user="nobody_like_this").start()
     assert server.wait() == 2
     message = server.last_words()["message"]
-    assert "option.user='nobody_like_this'" in message and "a user that this machine knows" in message
+    assert (
+        "option.user='nobody_like_this'" in message and "a user that this machine knows" in message
+    )
     assert "Traceback" not in server.log.read_text()
 
 
@@ -295,15 +369,25 @@ def test_a_user_who_cannot_reach_the_runtime_folder_is_one_line(make: Make) -> N
     server.start()
     assert server.wait() == 2
     message = server.last_words()["message"]
-    assert message.startswith(f"option.user=4321:1234: that user cannot use {server.environ['TMPDIR']}/lmi-")
+    assert message.startswith(
+        f"option.user=4321:1234: that user cannot use {server.environ['TMPDIR']}/lmi-"
+    )
 
 
 def test_only_root_may_ask_for_another_user(make: Make) -> None:
     server = make()
     server.log.touch(mode=0o666)
     change = f"os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})"
-    server.command_prefix = [server.python, "-c", f"import os, sys; {change}; os.execv(sys.argv[1], sys.argv[1:])"]
+    server.command_prefix = [
+        server.python,
+        "-c",
+        f"import os, sys; {change}; os.execv(sys.argv[1], sys.argv[1:])",
+    ]
     server.start()
     assert server.wait() == 2
     message = server.last_words()["message"]
-    assert message == f"option.user=nobody: only root may start processes as another user, and this is user {NOBODY}"
+    assert (
+        message
+        == f"option.user=nobody: only root may start processes as another user, and this is user "
+        f"{NOBODY}"
+    )

@@ -1,4 +1,6 @@
-"""Images in chats, through the doors of three APIs to the real vLLM with a small model that sees."""
+"""Images in chats, through the doors of three APIs to the real vLLM with a small model
+that sees.
+"""
 
 from __future__ import annotations
 
@@ -63,23 +65,44 @@ def refusal(answer: Answer) -> tuple[str, str]:
     return error["param"], error["message"]
 
 
-@pytest.mark.parametrize("files", [[RED], [BLUE], [BLUE, RED]], ids=["tiles", "one tile", "two images"])
+@pytest.mark.parametrize(
+    "files", [[RED], [BLUE], [BLUE, RED]], ids=["tiles", "one tile", "two images"]
+)
 def test_an_answer_to_images_is_that_of_transformers(seeing: Server, files: list[bytes]) -> None:
     found = chat(seeing, asking(*files))
     text = PROMPT.replace("<image>", "<image>" * len(files))
-    assert (found["prompt_token_ids"], found["choices"][0]["token_ids"]) == transformers_answer(text, files, NUM_TOKENS)
-    assert found["usage"]["prompt_tokens"] == len(found["prompt_token_ids"]), "with the tokens of its images"
+    assert (found["prompt_token_ids"], found["choices"][0]["token_ids"]) == transformers_answer(
+        text, files, NUM_TOKENS
+    )
+    assert found["usage"]["prompt_tokens"] == len(found["prompt_token_ids"]), (
+        "with the tokens of its images"
+    )
 
 
 def test_the_apis_of_chats_read_the_same_image(seeing: Server) -> None:
     said = chat(seeing, asking(RED))["choices"][0]["message"]["content"]
     words = {"type": "text", "text": "What is"}
-    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": encoded(RED)}}
-    body: dict[str, Any] = {"messages": [{"role": "user", "content": [words, image]}], "max_tokens": NUM_TOKENS}
+    image = {
+        "type": "image",
+        "source": {"type": "base64", "media_type": "image/png", "data": encoded(RED)},
+    }
+    body: dict[str, Any] = {
+        "messages": [{"role": "user", "content": [words, image]}],
+        "max_tokens": NUM_TOKENS,
+    }
     answer = seeing.post(body | {"temperature": 0}, "/v1/messages")
-    assert answer.status == 200 and said.startswith(json.loads(answer.body)["content"][0]["text"]), answer.body
-    parts = [{"type": "input_text", "text": "What is"}, {"type": "input_image", "image_url": url(RED)}]
-    body = {"input": [{"role": "user", "content": parts}], "max_output_tokens": NUM_TOKENS, "temperature": 0}
+    assert answer.status == 200 and said.startswith(
+        json.loads(answer.body)["content"][0]["text"]
+    ), answer.body
+    parts = [
+        {"type": "input_text", "text": "What is"},
+        {"type": "input_image", "image_url": url(RED)},
+    ]
+    body = {
+        "input": [{"role": "user", "content": parts}],
+        "max_output_tokens": NUM_TOKENS,
+        "temperature": 0,
+    }
     answer = seeing.post(body, "/v1/responses")
     assert answer.status == 200, answer.body
     assert said.startswith(json.loads(answer.body)["output"][0]["content"][0]["text"]), answer.body
@@ -97,7 +120,9 @@ def test_answers_to_one_image_are_drawn_apart_and_alike_with_a_seed(seeing: Serv
 
 def test_images_of_different_salts_share_no_cache(seeing: Server) -> None:
     def num_cached(**fields: Any) -> int:
-        num: int = chat(seeing, asking(RED, RED), **fields)["usage"]["prompt_tokens_details"]["cached_tokens"]
+        num: int = chat(seeing, asking(RED, RED), **fields)["usage"]["prompt_tokens_details"][
+            "cached_tokens"
+        ]
         return num
 
     assert num_cached(cache_salt="a") == 0
@@ -110,18 +135,29 @@ def test_what_is_no_image_is_refused_by_its_place(seeing: Server) -> None:
     bomb += struct.pack(">I", zlib.crc32(b"IHDR" + head)) + RED[33:]
     for files, words in (
         ([RED, RED[:60]], "must be a file of one of PNG, JPEG, GIF, WEBP that can be read"),
-        ([RED, bomb], "must be of at most 16777216 pixels (VLLM_MAX_IMAGE_PIXELS), given '9000x8000'"),
+        (
+            [RED, bomb],
+            "must be of at most 16777216 pixels (VLLM_MAX_IMAGE_PIXELS), given '9000x8000'",
+        ),
     ):
         param, message = refusal(seeing.post({"messages": asking(*files)}, CHAT))
         assert param == "messages[0].content[2]" and words in message, message
     param, message = refusal(seeing.post({"messages": asking(*[RED] * 10)}, CHAT))
     assert (
-        message == "messages must have at most 9 images (option.limit_mm_per_prompt), given 10" and param == "messages"
+        message == "messages must have at most 9 images (option.limit_mm_per_prompt), given 10"
+        and param == "messages"
     )
-    remote = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://localhost/a.png"}}]}]
+    remote = [
+        {
+            "role": "user",
+            "content": [{"type": "image_url", "image_url": {"url": "http://localhost/a.png"}}],
+        }
+    ]
     param, message = refusal(seeing.post({"messages": remote}, CHAT))
     assert param == "messages[0].content[0].image_url.url" and "fetches no image" in message
-    assert chat(seeing, asking(RED))["usage"]["completion_tokens"] == NUM_TOKENS, "the next one is answered"
+    assert chat(seeing, asking(RED))["usage"]["completion_tokens"] == NUM_TOKENS, (
+        "the next one is answered"
+    )
 
 
 def test_images_over_the_context_are_refused_with_both_numbers(seeing: Server) -> None:
@@ -132,6 +168,11 @@ def test_images_over_the_context_are_refused_with_both_numbers(seeing: Server) -
 
 
 def test_only_an_engine_counts_the_tokens_of_an_image(seeing: Server) -> None:
-    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": encoded(RED)}}
-    answer = seeing.post({"messages": [{"role": "user", "content": [image]}]}, "/v1/messages/count_tokens")
+    image = {
+        "type": "image",
+        "source": {"type": "base64", "media_type": "image/png", "data": encoded(RED)},
+    }
+    answer = seeing.post(
+        {"messages": [{"role": "user", "content": [image]}]}, "/v1/messages/count_tokens"
+    )
     assert answer.status == 400 and b"an engine that reads the image knows" in answer.body

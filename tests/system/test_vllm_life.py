@@ -1,4 +1,6 @@
-"""A server with the real vLLM in the engine's process, which is killed and stopped while it works."""
+"""A server with the real vLLM in the engine's process, which is killed and stopped
+while it works.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,16 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 def test_a_start_is_told_in_a_few_lines_of_our_form(inside: Server) -> None:
     lines = [
-        line for line in inside.log_lines() if "level" in line and "gave this process no time" not in line["message"]
+        line
+        for line in inside.log_lines()
+        if "level" in line and "gave this process no time" not in line["message"]
     ]
     assert len(lines) < 20
     assert [line["message"] for line in lines if line["level"] != "INFO"] == []
     [ready] = [line for line in inside.log_lines() if line.get("event") == "ready"]
-    assert {"import", "configuration", "weights", "kv cache", "kernels", "warm-up"} <= set(str(ready).split("'")), ready
+    assert {"import", "configuration", "weights", "kv cache", "kernels", "warm-up"} <= set(
+        str(ready).split("'")
+    ), ready
 
 
 def test_streams_end_when_the_engine_is_killed(inside: Server) -> None:

@@ -1,4 +1,6 @@
-"""The documented parameters of LMI with vLLM, one by one, over HTTP: defaults, effects, refusals, wrong types."""
+"""The documented parameters of LMI with vLLM, one by one, over HTTP: defaults, effects, refusals,
+wrong types.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ PROMPT = "The quick"
 SAMPLED = {"do_sample": True, "seed": 7}
 DETAILS = {"details": True}
 
-# LMI's lists: the parameters of every rolling batch, and the additional ones of vLLM, with their defaults.
+# LMI's lists: the parameters of every rolling batch, and the additional ones of vLLM, with their
+# defaults.
 COMMON: dict[str, Any] = {
     "do_sample": False,
     "temperature": 1.0,
@@ -82,8 +85,12 @@ def ids(answer: dict[str, Any]) -> list[int]:
 
 
 @pytest.mark.parametrize(("name", "value"), [*COMMON.items(), *OF_VLLM.items()], ids=str)
-@pytest.mark.parametrize("others", [{}, SAMPLED, DETAILS], ids=["greedy", "sampled", "with details"])
-def test_a_documented_default_means_as_if_left_out(wide: Server, name: str, value: Any, others: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "others", [{}, SAMPLED, DETAILS], ids=["greedy", "sampled", "with details"]
+)
+def test_a_documented_default_means_as_if_left_out(
+    wide: Server, name: str, value: Any, others: dict[str, Any]
+) -> None:
     if name not in others:
         assert post(wide, {**others, name: value}).body == post(wide, others).body
 
@@ -114,7 +121,9 @@ def leaves_the_best(**choice: Any) -> Callable[[Server], None]:
 
 def avoids_what_was_said(name: str, value: float) -> Callable[[Server], None]:
     def check(wide: Server) -> None:
-        plain, changed = (ask(wide, max_new_tokens=60, **DETAILS, **one) for one in ({}, {name: value}))
+        plain, changed = (
+            ask(wide, max_new_tokens=60, **DETAILS, **one) for one in ({}, {name: value})
+        )
         assert len(set(ids(changed))) > len(set(ids(plain)))
 
     return check
@@ -140,7 +149,11 @@ def repeats_the_prompt(wide: Server) -> None:
 def stop_string(wide: Server) -> str:
     """Two characters that occur for the first time in the middle of the greedy answer."""
     said = text(wide)
-    return next(said[at : at + 2] for at in range(len(said) // 3, len(said)) if said.index(said[at : at + 2]) == at)
+    return next(
+        said[at : at + 2]
+        for at in range(len(said) // 3, len(said))
+        if said.index(said[at : at + 2]) == at
+    )
 
 
 def stops(wide: Server) -> None:
@@ -160,7 +173,9 @@ def stops_at_a_token(wide: Server) -> None:
     whole = ids(ask(wide, **DETAILS))
     at = next(at for at in range(8, 30) if whole.index(whole[at]) == at)
     stopped = ask(wide, **DETAILS, stop_token_ids=[whole[at], 5])
-    assert ids(stopped) == whole[: at + 1] and stopped["details"]["finish_reason"] == "stop_sequence"
+    assert (
+        ids(stopped) == whole[: at + 1] and stopped["details"]["finish_reason"] == "stop_sequence"
+    )
 
 
 def tells_of_the_prompt(wide: Server) -> None:
@@ -177,7 +192,10 @@ def tells_alternatives_of_the_prompt(wide: Server) -> None:
 def tells_alternatives(wide: Server) -> None:
     details = ask(wide, **DETAILS, logprobs=3)["details"]
     for token, top in zip(details["tokens"], details["top_tokens"], strict=True):
-        assert len(top) == 3 and (top[0]["id"], top[0]["log_prob"]) == (token["id"], token["log_prob"])
+        assert len(top) == 3 and (top[0]["id"], top[0]["log_prob"]) == (
+            token["id"],
+            token["log_prob"],
+        )
 
 
 LONG = {"do_sample": True, "temperature": 2, "max_new_tokens": 400, "details": True}
@@ -193,7 +211,10 @@ def seed_that_ends(wide: Server) -> int:
 
 def goes_on(wide: Server) -> None:
     seed = seed_that_ends(wide)
-    ended, longer = ask(wide, **LONG, seed=seed), ask(wide, **LONG, seed=seed, ignore_eos_token=True)
+    ended, longer = (
+        ask(wide, **LONG, seed=seed),
+        ask(wide, **LONG, seed=seed, ignore_eos_token=True),
+    )
     num = len(ids(ended))
     assert ids(ended)[-1] == END_ID and ids(longer)[:num] == ids(ended)
     assert len(ids(longer)) == 400 > num and longer["details"]["finish_reason"] == "length"
@@ -217,7 +238,10 @@ def gives_several(**given: int) -> Callable[[Server], None]:
 
 def test_a_rule_that_vllm_lacks_beside_beams_is_refused_by_its_name(wide: Server) -> None:
     said = "is not supported here: vllm has no penalties in a beam search"
-    assert refusal(wide, {"num_beams": 2, "repetition_penalty": 1.5}) == f"parameters.repetition_penalty {said}"
+    assert (
+        refusal(wide, {"num_beams": 2, "repetition_penalty": 1.5})
+        == f"parameters.repetition_penalty {said}"
+    )
 
 
 def searches(wide: Server) -> None:
@@ -261,7 +285,9 @@ EFFECTS: dict[str, Callable[[Server], None]] = {
     "logprobs": tells_alternatives,
     "prompt_logprobs": tells_alternatives_of_the_prompt,
     "skip_special_tokens": shows_special_tokens,
-    "spaces_between_special_tokens": changes_nothing("spaces_between_special_tokens", False),  # they are skipped
+    "spaces_between_special_tokens": changes_nothing(
+        "spaces_between_special_tokens", False
+    ),  # they are skipped
 }
 REFUSED: dict[str, dict[str, Any]] = {
     "num_beams": {"num_beams": 9},  # over option.max_beam_width
@@ -283,7 +309,9 @@ def test_a_value_that_means_something_shows_its_effect(wide: Server, name: str) 
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_vllm_cannot_do_is_refused_by_name_and_the_next_one_works(wide: Server, name: str) -> None:
+def test_what_vllm_cannot_do_is_refused_by_name_and_the_next_one_works(
+    wide: Server, name: str
+) -> None:
     assert refusal(wide, REFUSED[name]).startswith(f"parameters.{name} ")
     assert text(wide, max_new_tokens=2)
 
@@ -326,14 +354,19 @@ WRONG: dict[str, tuple[Any, ...]] = {
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_type_is_refused_by_name_and_the_next_one_works(wide: Server, name: str) -> None:
     for value in WRONG[name]:
-        assert refusal(wide, {**SAMPLED, **DETAILS, name: value}).startswith(f"parameters.{name}"), value
+        assert refusal(wide, {**SAMPLED, **DETAILS, name: value}).startswith(
+            f"parameters.{name}"
+        ), value
     assert text(wide, max_new_tokens=2)
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
 def test_what_is_no_number_is_no_json(wide: Server, number: str) -> None:
     answer = wide.post(b'{"inputs": "a", "parameters": {"temperature": %s}}' % number.encode())
-    assert answer.status == 424 and "NaN and Infinity are no JSON numbers" in json.loads(answer.body)["error"]
+    assert (
+        answer.status == 424
+        and "NaN and Infinity are no JSON numbers" in json.loads(answer.body)["error"]
+    )
     assert text(wide, max_new_tokens=2)
 
 

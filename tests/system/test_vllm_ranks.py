@@ -1,4 +1,6 @@
-"""One model on two ranks as a library: what the contract's examples ask for, as far as vLLM has it."""
+"""One model on two ranks as a library: what the contract's examples ask for, as far as
+vLLM has it.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ from tests.tiny_models import END_ID, tiny_model
 pytestmark = [
     pytest.mark.vllm,
     pytest.mark.timeout(600),
-    pytest.mark.filterwarnings("ignore:max_rollback_tokens:DeprecationWarning"),  # between vLLM and xgrammar
+    pytest.mark.filterwarnings(
+        "ignore:max_rollback_tokens:DeprecationWarning"
+    ),  # between vLLM and xgrammar
 ]
 
 PROMPT = (11, 12, 13, 14, 15)
@@ -38,7 +42,9 @@ FAMILY = "llama_wide"
 def two_ranks() -> Iterator[Executor]:
     from handlers.lmi_vllm import Executor as VllmExecutor
 
-    config = EngineConfig(dtype="fp32", max_num_sequences=4, max_kv_cache_tokens=8192, tensor_parallel_degree=2)
+    config = EngineConfig(
+        dtype="fp32", max_num_sequences=4, max_kv_cache_tokens=8192, tensor_parallel_degree=2
+    )
     with VllmExecutor(tiny_model(FAMILY), config) as executor:
         yield executor
 
@@ -60,26 +66,45 @@ def test_two_ranks_answer_three_sequences_each_with_its_own_end(two_ranks: Execu
     assert sum(one.is_sequence_final for one in results) == 3
     assert [one.is_final for one in results] == [False] * (len(results) - 1) + [True]
     tokens = [
-        [token for one in results if one.sequence_index == index for token in one.output_token_ids[0]]
+        [
+            token
+            for one in results
+            if one.sequence_index == index
+            for token in one.output_token_ids[0]
+        ]
         for index in range(3)
     ]
     assert [len(one) for one in tokens] == [12] * 3 and tokens[0] != tokens[1]
 
 
-def test_two_ranks_search_with_beams_of_two_widths_as_transformers_does(two_ranks: Executor) -> None:
+def test_two_ranks_search_with_beams_of_two_widths_as_transformers_does(
+    two_ranks: Executor,
+) -> None:
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(tiny_model(FAMILY)).eval()
     output = OutputConfig(return_log_probs=True)
     requests = [Request(PROMPT, 10, False, SamplingConfig(width), output) for width in (2, 4, 2)]
-    requests = [msgspec.structs.replace(one, num_return_sequences=one.sampling_config.beam_width) for one in requests]
+    requests = [
+        msgspec.structs.replace(one, num_return_sequences=one.sampling_config.beam_width)
+        for one in requests
+    ]
     comparison = Comparison()
     for request_id, request in zip(two_ranks.enqueue_requests(requests), requests, strict=True):
         [response] = all_of(two_ranks, request_id)
         result = response.get_result()
-        assert result.cum_log_probs is not None and result.is_sequence_final and result.sequence_index == 0
-        scores = [total / len(beam) for total, beam in zip(result.cum_log_probs, result.output_token_ids, strict=True)]
-        comparison.check(str(request), Found(result.output_token_ids, scores), transformers_beams(model, request))
+        assert (
+            result.cum_log_probs is not None
+            and result.is_sequence_final
+            and result.sequence_index == 0
+        )
+        scores = [
+            total / len(beam)
+            for total, beam in zip(result.cum_log_probs, result.output_token_ids, strict=True)
+        ]
+        comparison.check(
+            str(request), Found(result.output_token_ids, scores), transformers_beams(model, request)
+        )
 
 
 @pytest.mark.parametrize(

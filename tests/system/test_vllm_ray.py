@@ -1,4 +1,6 @@
-"""One model on the ranks of two real Ray nodes. Each node is a separate `ray start` on this machine."""
+"""One model on the ranks of two real Ray nodes. Each node is a separate `ray start` on this
+machine.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ pytestmark = [
     pytest.mark.vllm,
     pytest.mark.timeout(300),
 ]
-if importlib.util.find_spec("ray") is None:  # a mark would skip each test, after it has waited for the whole machine
+if (
+    importlib.util.find_spec("ray") is None
+):  # a mark would skip each test, after it has waited for the whole machine
     pytest.skip("scripts/install vllm ray was not run", allow_module_level=True)
 
 HEAD, FURTHER = "127.0.0.2", "127.0.0.3"
@@ -56,7 +60,9 @@ def ranks(nodes: list[Node]) -> list[int]:
 
 
 def hurt(server: Server, pids: Iterable[int], within_s: float) -> None:
-    """While 4 streams run, processes are killed. Every stream ends in time, and /ping reports it."""
+    """While 4 streams run, processes are killed. Every stream ends in time, and /ping
+    reports it.
+    """
     with streaming(server, 4) as streams:
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
@@ -70,7 +76,9 @@ def hurt(server: Server, pids: Iterable[int], within_s: float) -> None:
 def comes_back(server: Server, nodes: list[Node], before: list[int]) -> None:
     """The engine is ready again, on one new rank on each node."""
     wait_until(lambda: server.ping() == 200, "the engine is back", BACK_S)
-    assert [len(node.pids(RANK)) for node in nodes] == [1, 1] and not set(before) & set(ranks(nodes))
+    assert [len(node.pids(RANK)) for node in nodes] == [1, 1] and not set(before) & set(
+        ranks(nodes)
+    )
     assert server.post(SHORT).status == 200
 
 
@@ -88,12 +96,18 @@ def test_without_a_cluster_the_start_ends_with_advice(tmp_path: Path) -> None:
     assert "option.distributed_executor_backend=ray" in words and "ray start" in words, words
 
 
-def test_vllms_platform_for_cpus_is_refused_as_long_as_it_has_no_name_in_ray(nodes: list[Node], tmp_path: Path) -> None:
-    words = last_words(tmp_path, tiny_model("llama_long"), 2, RAY_ADDRESS=nodes[0].head, VLLM_HOST_IP=HEAD)
+def test_vllms_platform_for_cpus_is_refused_as_long_as_it_has_no_name_in_ray(
+    nodes: list[Node], tmp_path: Path
+) -> None:
+    words = last_words(
+        tmp_path, tiny_model("llama_long"), 2, RAY_ADDRESS=nodes[0].head, VLLM_HOST_IP=HEAD
+    )
     assert "current platform cpu does not support ray" in words and "option.nnodes" in words, words
 
 
-def test_a_rank_that_cannot_load_the_model_gives_the_cause(nodes: list[Node], tmp_path: Path) -> None:
+def test_a_rank_that_cannot_load_the_model_gives_the_cause(
+    nodes: list[Node], tmp_path: Path
+) -> None:
     model = shutil.copytree(tiny_model("llama_long"), tmp_path / "model")
     weights = model / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
@@ -109,7 +123,9 @@ def test_the_ranks_of_two_nodes_answer_as_one_does(server: Server, nodes: list[N
         assert one.post(SHORT).lines == answer.lines and answer.status == 200
 
 
-def test_streams_end_when_a_node_is_lost_and_the_engine_waits_for_another(server: Server, nodes: list[Node]) -> None:
+def test_streams_end_when_a_node_is_lost_and_the_engine_waits_for_another(
+    server: Server, nodes: list[Node]
+) -> None:
     before = ranks(nodes)
     hurt(server, nodes[1].pids(), within_s=5)
     nodes[1].kill()
@@ -118,7 +134,9 @@ def test_streams_end_when_a_node_is_lost_and_the_engine_waits_for_another(server
     comes_back(server, nodes, before)
 
 
-def test_a_node_that_falls_silent_is_noticed_without_a_request(server: Server, nodes: list[Node]) -> None:
+def test_a_node_that_falls_silent_is_noticed_without_a_request(
+    server: Server, nodes: list[Node]
+) -> None:
     before = ranks(nodes)
     for pid in nodes[1].pids():
         os.kill(pid, signal.SIGSTOP)

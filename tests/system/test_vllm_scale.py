@@ -1,4 +1,6 @@
-"""One model on several real ranks, replicas and nodes. Each node is a separate server on this machine."""
+"""One model on several real ranks, replicas and nodes. Each node is a separate server on this
+machine.
+"""
 
 from __future__ import annotations
 
@@ -48,12 +50,18 @@ def apart() -> Iterator[Server]:
 
 def node_settings(rank: int, port: int) -> tuple[str, ...]:
     node = {"nnodes": 2, "node_rank": rank, "master_addr": "127.0.0.1", "master_port": port}
-    return (*SETTINGS, "option.tensor_parallel_degree=2", *(f"option.{name}={value}" for name, value in node.items()))
+    return (
+        *SETTINGS,
+        "option.tensor_parallel_degree=2",
+        *(f"option.{name}={value}" for name, value in node.items()),
+    )
 
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[list[Server]]:
-    """Two servers that form one engine, each with one rank on one core. The first is ready when both are."""
+    """Two servers that form one engine, each with one rank on one core. The first is ready when
+    both are.
+    """
     port = free_port()
 
     def start(rank: int) -> Server:
@@ -71,14 +79,20 @@ def test_two_ranks_answer_as_one_does(apart: Server, inside: Server) -> None:
     assert one.status == two.status == 200
     assert one.lines == two.lines and len(one.lines[0]["generated_text"]) > 10
     folder = Path(apart.environ["TMPDIR"])
-    assert not any(map(Path.is_socket, folder.iterdir())), "vLLM's sockets lie where they go when the server does"
+    assert not any(map(Path.is_socket, folder.iterdir())), (
+        "vLLM's sockets lie where they go when the server does"
+    )
 
 
 def test_a_structure_that_vllm_cannot_compile_is_the_clients_fault(apart: Server) -> None:
     body = {"prompt": "The quick", "max_tokens": 4}
-    assert apart.post(body | {"guided_regex": "[ab]{3}"}, "/v1/completions").status == 200  # vLLM keeps this compiler
+    assert (
+        apart.post(body | {"guided_regex": "[ab]{3}"}, "/v1/completions").status == 200
+    )  # vLLM keeps this compiler
     answer = apart.post(body | {"guided_regex": r"\p{L}{1,500}" * 20}, "/v1/completions")
-    assert answer.status == 400 and b"not supported" in answer.body and b"guided_regex" in answer.body, answer.body
+    assert (
+        answer.status == 400 and b"not supported" in answer.body and b"guided_regex" in answer.body
+    ), answer.body
 
 
 def test_a_refused_grammar_leaves_no_raw_line_in_the_log(apart: Server) -> None:
@@ -100,13 +114,21 @@ def test_streams_end_when_a_rank_stands_still(apart: Server) -> None:
 
 def test_two_nodes_answer_as_one_engine(nodes: list[Server]) -> None:
     answer = nodes[0].post(SHORT)
-    with serve(tiny_model("llama_long"), *SETTINGS, "minWorkers=2", "option.max_rolling_batch_size=1") as replicas:
-        wait_until(lambda: replicas.metrics()["lmi_engines_ready"] == 2, "the second replica is ready too", BACK_S)
+    with serve(
+        tiny_model("llama_long"), *SETTINGS, "minWorkers=2", "option.max_rolling_batch_size=1"
+    ) as replicas:
+        wait_until(
+            lambda: replicas.metrics()["lmi_engines_ready"] == 2,
+            "the second replica is ready too",
+            BACK_S,
+        )
         assert replicas.post(SHORT).lines == answer.lines and answer.status == 200
         with ExitStack() as streams:  # each replica has room for one
 
             def both_work() -> bool:
-                """Send another while one waits or was refused: the front end may not have known the second replica."""
+                """Send another while one waits or was refused: the front end may not have known the
+                second replica.
+                """
                 metrics = replicas.metrics()
                 if metrics["lmi_requests_waiting"] or metrics["lmi_requests_in_flight"] < 2:
                     streams.enter_context(replicas.connect(LONG))
@@ -119,19 +141,29 @@ def test_a_further_node_is_healthy_and_says_who_takes_requests(nodes: list[Serve
     assert nodes[1].ping() == 200
     refused = nodes[1].post(SHORT)
     assert refused.status == 503
-    assert refused.lines[0]["error"] == "this is node 1 of 2 and takes no requests; node 0, 127.0.0.1, does"
+    assert (
+        refused.lines[0]["error"]
+        == "this is node 1 of 2 and takes no requests; node 0, 127.0.0.1, does"
+    )
 
 
 @pytest.mark.parametrize("lost", [1, 0])
-def test_a_lost_node_ends_the_streams_and_both_nodes_start_again(nodes: list[Server], lost: int) -> None:
+def test_a_lost_node_ends_the_streams_and_both_nodes_start_again(
+    nodes: list[Server], lost: int
+) -> None:
     """The process that is killed is the parent of a rank; on node 0 it has the scheduler too."""
-    pids = {pid for node in nodes for pid in node.pids() if os.getpgid(pid) == node.pid("lmi-engine")}
+    pids = {
+        pid for node in nodes for pid in node.pids() if os.getpgid(pid) == node.pid("lmi-engine")
+    }
     shared = segments(pids)
     with streaming(nodes[0], 4) as streams, Measurement(is_last=True).within(10):
         os.kill(nodes[lost].pid("lmi-engine"), signal.SIGKILL)
         ends = [end_of(stream) for stream in streams]
     assert all(last["code"] == 503 for last in ends), ends
-    wait_until(lambda: not pids & {pid for node in nodes for pid in node.pids()}, "no process of before is left")
+    wait_until(
+        lambda: not pids & {pid for node in nodes for pid in node.pids()},
+        "no process of before is left",
+    )
     wait_until(lambda: not any(map(os.path.exists, shared)), "nor what they shared")
     wait_until(lambda: [node.ping() for node in nodes] == [200, 200], "both nodes are back", BACK_S)
     assert nodes[0].post(SHORT).status == 200
@@ -146,7 +178,9 @@ def test_nothing_is_left_when_the_supervisors_are_killed(nodes: list[Server]) ->
     wait_until(lambda: not any(map(os.path.exists, shared)), "nor what they shared")
 
 
-@pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed; test_vllm_ray.py runs it")
+@pytest.mark.skipif(
+    importlib.util.find_spec("ray") is not None, reason="Ray is installed; test_vllm_ray.py runs it"
+)
 def test_ray_is_asked_of_vllm_and_missed_by_name(tmp_path) -> None:
     (tmp_path / "serving.properties").write_text(
         "\n".join(

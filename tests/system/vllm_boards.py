@@ -1,7 +1,8 @@
 """The queries of vLLM's dashboards of 2026, by panel, as their generator writes them.
 
-Source: examples/observability/dashboards/grafana of vLLM: vllm_overview, vllm_instances, vllm_kv_cache,
-vllm_service_status and vllm_speculative_decoding. Panels that ask the same stand here once.
+Source: examples/observability/dashboards/grafana of vLLM: vllm_overview, vllm_instances,
+vllm_kv_cache, vllm_service_status and vllm_speculative_decoding. Panels that ask the same stand
+here once.
 """
 
 from __future__ import annotations
@@ -12,7 +13,11 @@ ON_FLEET = 'job=~"$job", model_name=~"$model_name", instance=~"$instance"'
 ON_ENGINE = f'{ON_FLEET}, engine=~"$engine"'
 TTFT, ITL = "vllm:time_to_first_token_seconds", "vllm:inter_token_latency_seconds"
 TPOT, E2E = "vllm:request_time_per_output_token_seconds", "vllm:e2e_request_latency_seconds"
-QUEUE, ENDED, RUNNING = "vllm:request_queue_time_seconds", "vllm:request_success_total", "vllm:num_requests_running"
+QUEUE, ENDED, RUNNING = (
+    "vllm:request_queue_time_seconds",
+    "vllm:request_success_total",
+    "vllm:num_requests_running",
+)
 WAITING, BY_REASON = "vllm:num_requests_waiting", "vllm:num_requests_waiting_by_reason"
 USAGE, PREEMPTIONS = "vllm:kv_cache_usage_perc", "vllm:num_preemptions_total"
 HITS, LOOKED_UP = "vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"
@@ -22,7 +27,10 @@ PROMPT, CACHED, GENERATED = (
 )
 SOURCES, STEPS = "vllm:prompt_tokens_by_source_total", "vllm:iteration_tokens_total"
 SLEEP, STARTED = "vllm:engine_sleep_state", "process_start_time_seconds"
-LENGTHS = {"Prompt length": "vllm:request_prompt_tokens", "Output length": "vllm:request_generation_tokens"}
+LENGTHS = {
+    "Prompt length": "vllm:request_prompt_tokens",
+    "Output length": "vllm:request_generation_tokens",
+}
 LATENCIES = {
     "Time to first token (TTFT)": TTFT,
     "Inter-token latency (ITL)": ITL,
@@ -59,7 +67,10 @@ class Board:
 
     def quantile(self, share: float, name: str, by: str = "") -> str:
         labels = f"le, {by}" if by else "le"
-        return f"histogram_quantile({share}, sum by ({labels}) (rate({self.of(f'{name}_bucket')}[{self.window}])))"
+        return (
+            f"histogram_quantile({share}, sum by ({labels}) "
+            f"(rate({self.of(f'{name}_bucket')}[{self.window}])))"
+        )
 
     def shares(self, name: str) -> list[str]:
         return [*(self.quantile(share, name) for share in (0.5, 0.95, 0.99)), self.mean(name)]
@@ -73,7 +84,12 @@ def divided(above: str, below: str, matching: str = "") -> str:
     return f"{above} / {matching} ({below} > 0)"
 
 
-FLEET, RANGE, ENGINE, TARGET = Board(ON_FLEET), Board(ON_FLEET, "$__range"), Board(ON_ENGINE), Board(ON_TARGET)
+FLEET, RANGE, ENGINE, TARGET = (
+    Board(ON_FLEET),
+    Board(ON_FLEET, "$__range"),
+    Board(ON_ENGINE),
+    Board(ON_TARGET),
+)
 LAST_5M, HTTP = Board(ON_ENGINE, "5m"), "http_requests_total"
 UPTIME = "* on (job, instance) group_left (model_name) group by (job, instance, model_name)"
 
@@ -104,7 +120,10 @@ OVERVIEW = {
     "TTFT SLO": [within(TTFT, "1.0")],
     "TPOT SLO": [within(TPOT, "0.1")],
     "Per-model summary": [
-        f"count by (model_name) (group by (model_name, instance) (last_over_time({FLEET.of(RUNNING)}[$__range])))",
+        (
+            f"count by (model_name) (group by (model_name, instance) "
+            f"(last_over_time({FLEET.of(RUNNING)}[$__range])))"
+        ),
         *(RANGE.rate(name, by="model_name") for name in (ENDED, GENERATED)),
         *(RANGE.quantile(0.95, name, "model_name") for name in (TTFT, ITL, E2E)),
         divided(RANGE.rate(ENDED, IS_ERROR, by="model_name"), RANGE.rate(ENDED, by="model_name")),
@@ -113,7 +132,10 @@ OVERVIEW = {
     ],
     **{panel: FLEET.shares(name) for panel, name in LATENCIES.items()},
     "Mean time per request phase": [
-        *(FLEET.mean(f"vllm:request_{phase}_time_seconds") for phase in ("queue", "prefill", "decode")),
+        *(
+            FLEET.mean(f"vllm:request_{phase}_time_seconds")
+            for phase in ("queue", "prefill", "decode")
+        ),
     ],
     "Latency distributions": [
         f"sum by (le) (rate({FLEET.of(f'{name}_bucket')}[{WINDOW}]))" for name in (TTFT, ITL, E2E)
@@ -121,16 +143,25 @@ OVERVIEW = {
     "Token throughput": [FLEET.rate(name, by="model_name") for name in (PROMPT, GENERATED)],
     "Finished requests by reason": [FLEET.rate(ENDED, by="finished_reason")],
     "Scheduler queue": [FLEET.of_all("sum", RUNNING), FLEET.of_all("sum", BY_REASON, IS_CAPACITY)],
-    "Tokens per engine step": [*(FLEET.quantile(share, STEPS) for share in (0.5, 0.99)), FLEET.mean(STEPS)],
+    "Tokens per engine step": [
+        *(FLEET.quantile(share, STEPS) for share in (0.5, 0.99)),
+        FLEET.mean(STEPS),
+    ],
     "Cache hit rates": [FLEET.ratio(HITS, LOOKED_UP)],
     "Prompt tokens by source": [
         FLEET.rate(SOURCES, f'source="{source}"') for source in ("local_compute", "local_cache_hit")
     ],
     "Finish reason share": [
-        divided(FLEET.rate(ENDED, by="finished_reason"), FLEET.rate(ENDED), "ignoring (finished_reason) group_left ()")
+        divided(
+            FLEET.rate(ENDED, by="finished_reason"),
+            FLEET.rate(ENDED),
+            "ignoring (finished_reason) group_left ()",
+        )
     ],
     "Length distributions": [distribution(name) for name in LENGTHS.values()],
-    "HTTP requests by status, by endpoint": [TARGET.rate(HTTP, by=label) for label in ("status", "handler")],
+    "HTTP requests by status, by endpoint": [
+        TARGET.rate(HTTP, by=label) for label in ("status", "handler")
+    ],
     "HTTP mean duration by endpoint": [TARGET.mean("http_request_duration_seconds", "handler")],
 }
 INSTANCES = {
@@ -162,7 +193,9 @@ INSTANCES = {
     "API server process": [
         TARGET.rate("process_cpu_seconds_total", by="instance"),
         TARGET.of_all("sum", "process_resident_memory_bytes", by="instance"),
-        " / ".join(TARGET.of_all("sum", f"process_{which}_fds", by="instance") for which in ("open", "max")),
+        " / ".join(
+            TARGET.of_all("sum", f"process_{which}_fds", by="instance") for which in ("open", "max")
+        ),
     ],
     "Cache configuration": [f'vllm:cache_config_info{{{ON_TARGET}, engine=~"$engine"}}'],
     "Engine sleep state": [
@@ -174,7 +207,9 @@ KV_CACHE = {
     "KV cache usage": [ENGINE.of_all(how, USAGE) for how in ("max", "avg")],
     "Cached prompt tokens": [ENGINE.ratio(CACHED, PROMPT)],
     "Waiting for capacity": [ENGINE.of_all("sum", BY_REASON, IS_CAPACITY)],
-    "Cached prompt tokens by tier": [ENGINE.rate("vllm:prompt_tokens_cached_by_source_total", by="source")],
+    "Cached prompt tokens by tier": [
+        ENGINE.rate("vllm:prompt_tokens_cached_by_source_total", by="source")
+    ],
     "Prompt and computed tokens per request": [
         ENGINE.mean(f"vllm:request_{tokens}_tokens") for tokens in ("prompt", "prefill_kv_computed")
     ],
@@ -195,7 +230,7 @@ SERVICE_STATUS = {
     "Status": [f"(2 - ({AWAKE} == bool 0)) > 1"],
     "Response time": [f"({NOW.quantile(0.5, TTFT)}) {SERVES}"],
     "Output speed": [
-        f"({divided(NOW.rate(GENERATED), f'sum(avg_over_time({FLEET.of(RUNNING)}[5m]))')}) {SERVES}",
+        f"({divided(NOW.rate(GENERATED), f'sum(avg_over_time({FLEET.of(RUNNING)}[5m]))')}) {SERVES}",  # noqa: E501
     ],
     "Success rate": [f"(1 - ({FAILED})) {SERVES}"],
     "Requests / min": [f"(60 * {NOW.rate(ENDED)}) {SERVES}"],
@@ -212,10 +247,14 @@ WITHOUT_MEANING = {
     "vllm:external_prefix_cache_queries_total": "there is no cache outside of the engine",
     "vllm:mm_cache_queries_total": "there are no images whose encodings could be kept",
     'vllm:num_requests_waiting_by_reason{reason="deferred"}': "what waits, waits for a place",
-    'vllm:prompt_tokens_by_source_total{source="external_kv_transfer"}': "no keys and values come from elsewhere",
+    'vllm:prompt_tokens_by_source_total{source="external_kv_transfer"}': (
+        "no keys and values come from elsewhere"
+    ),
     "vllm:lora_requests_info": "no engine has adapters here",
     "vllm:sleep_mode_operation_duration_seconds_count": "no engine sleeps",
-    "vllm:rl_weight_update_operation_duration_seconds_count": "weights do not change while a model runs",
+    "vllm:rl_weight_update_operation_duration_seconds_count": (
+        "weights do not change while a model runs"
+    ),
     "vllm:estimated_flops_per_gpu_total": "operations are not counted",
     "vllm:estimated_read_bytes_per_gpu_total": "bytes of memory are not counted",
     "vllm:kv_block_lifetime_seconds_count": "the life of a block is not measured",
@@ -223,5 +262,7 @@ WITHOUT_MEANING = {
     "vllm:nixl_xfer_time_seconds_count": "there is no NIXL",
     "vllm:kv_offload_load_bytes_total": "blocks are not offloaded",
     "vllm:simple_kv_offload_load_blocks_total": "blocks are not offloaded",
-    "vllm:spec_decode_num_accepted_tokens_per_pos_total": "right tokens are not counted by their place in a draft",
+    "vllm:spec_decode_num_accepted_tokens_per_pos_total": (
+        "right tokens are not counted by their place in a draft"
+    ),
 }

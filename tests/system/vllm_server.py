@@ -1,4 +1,6 @@
-"""A server with the real vLLM that loses a process while streams run: what its clients hear, and that it comes back."""
+"""A server with the real vLLM that loses a process while streams run: what its clients hear, and
+that it comes back.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,11 @@ from tests.system.container import wait_until
 NUM_STREAMS = 32
 STEP_TIMEOUT_S = 6.0  # on a busy machine a step of two ranks takes seconds
 BACK_S = 180.0  # a busy machine takes long to import vllm
-LONG = {"inputs": "abc", "stream": True, "parameters": {"max_new_tokens": 32_000, "ignore_eos_token": True}}
+LONG = {
+    "inputs": "abc",
+    "stream": True,
+    "parameters": {"max_new_tokens": 32_000, "ignore_eos_token": True},
+}
 SHORT = {"inputs": "abc", "parameters": {"max_new_tokens": 20}}
 SETTINGS = (
     "option.rolling_batch=vllm",
@@ -53,12 +59,21 @@ def segments(pids: Iterable[int]) -> set[str]:
     """The files of shared memory that these processes map."""
     found: set[str] = set()
     for pid in pids:
-        found.update(re.findall(r" (/dev/shm/\S+)$", Path(f"/proc/{pid}/maps").read_text(), re.MULTILINE))
+        found.update(
+            re.findall(r" (/dev/shm/\S+)$", Path(f"/proc/{pid}/maps").read_text(), re.MULTILINE)
+        )
     return found
 
 
-def hurt(server: Server, victim: str, signum: signal.Signals, within_s: float, num_streams: int = NUM_STREAMS) -> None:
-    """While streams run, one process gets a signal. Every client's stream ends in time, and nothing is left.
+def hurt(
+    server: Server,
+    victim: str,
+    signum: signal.Signals,
+    within_s: float,
+    num_streams: int = NUM_STREAMS,
+) -> None:
+    """While streams run, one process gets a signal. Every client's stream ends in time, and nothing
+    is left.
 
     It is measured once, since another try needs another start of the engine.
     """
@@ -82,12 +97,16 @@ def recovers(server: Server, num_processes: dict[str, int]) -> None:
 
 @contextmanager
 def streaming(server: Server, num_streams: int) -> Iterator[list[socket.socket]]:
-    """Connections of `num_streams` running streams. They are not read yet, so that the test can send other requests.
+    """Connections of `num_streams` running streams. They are not read yet, so that the test can
+    send other requests.
 
-    While the engine works, a busy machine may keep the test from its work for many seconds. Then a request comes too
-    late for the server, or the first streams are over before the last one begins, and all begin again.
+    While the engine works, a busy machine may keep the test from its work for many seconds. Then a
+    request comes too late for the server, or the first streams are over before the last one begins,
+    and all begin again.
     """
-    wait_until(lambda: server.ping() == 200, "the engine is back, if the test before ended early", BACK_S)
+    wait_until(
+        lambda: server.ping() == 200, "the engine is back, if the test before ended early", BACK_S
+    )
     deadline_s = time.monotonic() + 300
     while True:
         with ExitStack() as stack:
@@ -96,17 +115,27 @@ def streaming(server: Server, num_streams: int) -> Iterator[list[socket.socket]]
             if all_run(server, num_streams, before, deadline_s):
                 yield streams
                 return
-        wait_until(lambda: server.metrics()["lmi_requests_in_flight"] == 0, "the others are cancelled", 60)
+        wait_until(
+            lambda: server.metrics()["lmi_requests_in_flight"] == 0, "the others are cancelled", 60
+        )
 
 
 def all_run(server: Server, num_streams: int, before: Counter[str], deadline_s: float) -> bool:
-    """Wait until all streams run. Returns False if one was too late or is over, so that they cannot run together."""
+    """Wait until all streams run. Returns False if one was too late or is over, so that they cannot
+    run together.
+    """
     while True:
         metrics = server.metrics()
         if metrics["lmi_requests_running"] == num_streams:
             return True
         ended = num_ended(metrics) - before
-        is_wrong = ended.keys() - {"408", "length", "200", "499", "cancelled"}  # the last two are of the try before
+        is_wrong = ended.keys() - {
+            "408",
+            "length",
+            "200",
+            "499",
+            "cancelled",
+        }  # the last two are of the try before
         if is_wrong or time.monotonic() > deadline_s:
             log = "\n".join(server.log.read_text().splitlines()[-100:])
             raise AssertionError(f"not all streams run; ended: {dict(ended)}; {metrics}\n{log}")
@@ -118,7 +147,13 @@ def all_run(server: Server, num_streams: int, before: Counter[str], deadline_s: 
 def num_ended(metrics: dict[str, float]) -> Counter[str]:
     """How many requests have ended, by status, and how many generations, by reason."""
     families = ("lmi_requests_total{", "lmi_finished_total{")
-    return Counter({name.split('"')[1]: round(value) for name, value in metrics.items() if name.startswith(families)})
+    return Counter(
+        {
+            name.split('"')[1]: round(value)
+            for name, value in metrics.items()
+            if name.startswith(families)
+        }
+    )
 
 
 def end_of(stream: socket.socket) -> dict[str, Any]:
@@ -130,11 +165,15 @@ def end_of(stream: socket.socket) -> dict[str, Any]:
 
 
 def refuses_a_grammar_and_leaves_no_raw_line(server: Server) -> None:
-    """The compiler of grammars is C++, in the engine's process or in one that vLLM spawns, and warns on its own."""
+    """The compiler of grammars is C++, in the engine's process or in one that vLLM spawns, and
+    warns on its own.
+    """
     body = {"inputs": "abc", "parameters": {"max_new_tokens": 4, "guided_regex": r"a$b\b"}}
     assert server.post(body).status >= 400
     assert server.post(SHORT).status == 200
-    warnings = [line for line in server.log_lines() if "'$' should be at the end" in line.get("message", "")]
+    warnings = [
+        line for line in server.log_lines() if "'$' should be at the end" in line.get("message", "")
+    ]
     assert warnings and {line["level"] for line in warnings} == {"WARNING"}
     for line in server.log_lines():
         assert {"ts", "level", "role", "message"} <= line.keys() or "event" in line

@@ -20,12 +20,17 @@ PARAMETERS = {
 }
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": PARAMETERS}}
 CALL_IT = {"type": "function", "function": {"name": "weather"}}  # the tool_choice
-FORM = {"type": "json_schema", "json_schema": {"name": "weather", "schema": PARAMETERS}}  # the response_format
+FORM = {
+    "type": "json_schema",
+    "json_schema": {"name": "weather", "schema": PARAMETERS},
+}  # the response_format
 
 
 def chat(server: Server, **fields: Any) -> dict[str, Any]:
     """The choice that a chat of one message is answered with."""
-    answer = server.post({"messages": [USER], "max_tokens": 200, "seed": 3, **fields}, "/v1/chat/completions")
+    answer = server.post(
+        {"messages": [USER], "max_tokens": 200, "seed": 3, **fields}, "/v1/chat/completions"
+    )
     assert answer.status == 200, answer.body
     choice: dict[str, Any] = json.loads(answer.body)["choices"][0]
     return choice

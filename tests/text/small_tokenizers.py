@@ -5,7 +5,16 @@ from __future__ import annotations
 import json
 
 import tokenizers
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import (
+    AddedToken,
+    Regex,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 
 SENTENCES = [
     "The quick brown fox jumps over the lazy dog.",
@@ -35,10 +44,14 @@ def byte_level_backend() -> tokenizers.Tokenizer:
 
 
 def sentencepiece_backend() -> tokenizers.Tokenizer:
-    """Llama 2's kind: ▁ for a space, byte tokens for characters that the vocabulary lacks, <s> before a prompt."""
+    """Llama 2's kind: ▁ for a space, byte tokens for characters that the vocabulary lacks, <s>
+    before a prompt.
+    """
     trained = tokenizers.Tokenizer(models.BPE())
     trained.pre_tokenizer = pre_tokenizers.Metaspace()
-    trained.train_from_iterator(SENTENCES[:3], trainers.BpeTrainer(vocab_size=120, show_progress=False))
+    trained.train_from_iterator(
+        SENTENCES[:3], trainers.BpeTrainer(vocab_size=120, show_progress=False)
+    )
     model = json.loads(trained.to_str())["model"]
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     pieces += sorted(model["vocab"], key=model["vocab"].get)
@@ -51,12 +64,21 @@ def sentencepiece_backend() -> tokenizers.Tokenizer:
             byte_fallback=True,
         )
     )
-    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    backend.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
     backend.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
     )
     backend.add_special_tokens(["<unk>", "<s>", "</s>"])
-    backend.post_processor = processors.TemplateProcessing(single="<s> $A", pair=None, special_tokens=[("<s>", 1)])
+    backend.post_processor = processors.TemplateProcessing(
+        single="<s> $A", pair=None, special_tokens=[("<s>", 1)]
+    )
     return backend
 
 
@@ -72,7 +94,9 @@ def unigram_backend() -> tokenizers.Tokenizer:
 
 
 def poisoned_backend() -> tokenizers.Tokenizer:
-    """A tokenizer whose regular expression backtracks without end on a row of "ac", which nobody tries at its start."""
+    """A tokenizer whose regular expression backtracks without end on a row of "ac", which nobody
+    tries at its start.
+    """
     backend = byte_level_backend()
     poison = pre_tokenizers.Split(Regex(r"((?:[ab][cd])+)+$"), "isolated")
     backend.pre_tokenizer = pre_tokenizers.Sequence([poison, backend.pre_tokenizer])

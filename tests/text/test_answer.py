@@ -15,7 +15,9 @@ LENGTH, END_ID, STOP_WORDS = FinishReason.LENGTH, FinishReason.END_ID, FinishRea
 
 
 def answer(tokenizer: Tokenizer, min_tokens: int = 0, **asked: Any) -> AnswerText:
-    request = GenerationRequest(max_new_tokens=None, sampling=SamplingConfig(min_tokens=min_tokens), **asked)
+    request = GenerationRequest(
+        max_new_tokens=None, sampling=SamplingConfig(min_tokens=min_tokens), **asked
+    )
     return AnswerText(tokenizer, request, tokenizer.encode("The quick"))
 
 
@@ -28,14 +30,22 @@ def read(text: AnswerText, ids: list[int], size: int, reason: FinishReason) -> l
     tokens: list[Token] = []
     for start in range(0, len(ids), size):
         last = start + size >= len(ids)
-        tokens += text.feed(ids[start : start + size], finish_reason=reason if last else FinishReason.NOT_FINISHED)
+        tokens += text.feed(
+            ids[start : start + size], finish_reason=reason if last else FinishReason.NOT_FINISHED
+        )
         if text.stop_string is not None:
             break
     return tokens
 
 
-@given(text=st.text(min_size=1, max_size=30), stop=st.text(min_size=1, max_size=3), size=st.integers(1, 8))
-def test_the_pieces_are_the_text_up_to_the_stop_string(byte_level: Tokenizer, text: str, stop: str, size: int) -> None:
+@given(
+    text=st.text(min_size=1, max_size=30),
+    stop=st.text(min_size=1, max_size=3),
+    size=st.integers(1, 8),
+)
+def test_the_pieces_are_the_text_up_to_the_stop_string(
+    byte_level: Tokenizer, text: str, stop: str, size: int
+) -> None:
     answer_text = answer(byte_level, stop_sequences=[stop])
     tokens = read(answer_text, byte_level.encode(text), size, LENGTH)
     whole = byte_level.decode(byte_level.encode(text), skip_special_tokens=True)
@@ -46,7 +56,9 @@ def test_the_pieces_are_the_text_up_to_the_stop_string(byte_level: Tokenizer, te
 def test_tokens_carry_what_the_engine_said(byte_level: Tokenizer) -> None:
     first, second = byte_level.encode("The"), byte_level.encode(" dog")
     ids = [first[0], second[0]]
-    tokens = answer(byte_level).feed(ids, [-0.5, -1.5], [[TokenLogProb(ids[0], -0.5)], [TokenLogProb(END, -0.25)]])
+    tokens = answer(byte_level).feed(
+        ids, [-0.5, -1.5], [[TokenLogProb(ids[0], -0.5)], [TokenLogProb(END, -0.25)]]
+    )
     assert [(token.id, token.log_prob, token.is_special) for token in tokens] == [
         (ids[0], -0.5, False),
         (ids[1], -1.5, False),
@@ -82,7 +94,13 @@ def test_a_token_without_text_in_the_answer_has_a_name(byte_level: Tokenizer, si
     """But part of a character has none, as in vLLM: its text is the whole character's."""
     ids = [*byte_level.encode("😀"), byte_level.encode("<|im_start|>")[0], END]
     tokens = read(answer(byte_level), ids, size, END_ID)
-    assert [token.spelled_name for token in tokens] == ["", "", "😀", "<|im_start|>", "<|endoftext|>"]
+    assert [token.spelled_name for token in tokens] == [
+        "",
+        "",
+        "😀",
+        "<|im_start|>",
+        "<|endoftext|>",
+    ]
     assert text_of(tokens) == "😀"
 
     stop = byte_level.encode("b")[0]
@@ -90,7 +108,9 @@ def test_a_token_without_text_in_the_answer_has_a_name(byte_level: Tokenizer, si
     assert (token.text, token.spelled_name) == ("", "b")
 
 
-def test_a_prompt_is_decoded_as_its_answer_is(byte_level: Tokenizer, sentencepiece: Tokenizer) -> None:
+def test_a_prompt_is_decoded_as_its_answer_is(
+    byte_level: Tokenizer, sentencepiece: Tokenizer
+) -> None:
     for tokenizer in (byte_level, sentencepiece):
         ids = tokenizer.encode("hi 😀 x", add_special_tokens=False)
         tokens = prompt_tokens(tokenizer, ids, None)
@@ -117,7 +137,9 @@ def test_a_stop_token_has_no_text_unless_it_is_included(
 
 
 @pytest.mark.parametrize("reason", [LENGTH, END_ID])
-def test_text_held_back_stands_in_the_last_token(byte_level: Tokenizer, reason: FinishReason) -> None:
+def test_text_held_back_stands_in_the_last_token(
+    byte_level: Tokenizer, reason: FinishReason
+) -> None:
     text = answer(byte_level, stop_sequences=["STOP"])
     half = byte_level.encode("👀")[0]
     assert text_of(text.feed(byte_level.encode("one STO"))) == "one "
@@ -125,24 +147,33 @@ def test_text_held_back_stands_in_the_last_token(byte_level: Tokenizer, reason: 
     assert (tokens[0].text, tokens[-1].text) == ("", "STO\ufffd")
 
 
-def test_text_held_back_is_not_lost_when_the_last_result_has_no_tokens(byte_level: Tokenizer) -> None:
+def test_text_held_back_is_not_lost_when_the_last_result_has_no_tokens(
+    byte_level: Tokenizer,
+) -> None:
     text = answer(byte_level, stop_sequences=["STOP"])
     ids = byte_level.encode("STO")
     assert text_of(text.feed(ids)) == ""
-    assert text.feed([], finish_reason=LENGTH) == [Token(ids[-1], "STO", raw_text="")], "they have been spelled"
+    assert text.feed([], finish_reason=LENGTH) == [Token(ids[-1], "STO", raw_text="")], (
+        "they have been spelled"
+    )
     assert answer(byte_level).feed([], finish_reason=LENGTH) == []
 
 
 def test_half_a_character_is_spelled_with_a_stop_string_as_without(byte_level: Tokenizer) -> None:
     ids = [*byte_level.encode("one"), byte_level.encode("👀")[0]]
-    plain, stopped = (answer(byte_level, stop_sequences=stop).feed(ids, finish_reason=LENGTH) for stop in ([], ["X"]))
+    plain, stopped = (
+        answer(byte_level, stop_sequences=stop).feed(ids, finish_reason=LENGTH)
+        for stop in ([], ["X"])
+    )
     assert [token.spelling for token in plain] == [token.spelling for token in stopped]
     assert stopped[-1].spelling == "\ufffd"
 
 
 def test_a_stop_string_may_be_found_in_the_text_held_back(byte_level: Tokenizer) -> None:
     text = answer(byte_level, stop_sequences=["\ufffd"])
-    tokens = text.feed([*byte_level.encode("one"), byte_level.encode("👀")[0]], finish_reason=LENGTH)
+    tokens = text.feed(
+        [*byte_level.encode("one"), byte_level.encode("👀")[0]], finish_reason=LENGTH
+    )
     assert (text_of(tokens), text.stop_string is not None) == ("one", True)
 
 
@@ -158,8 +189,16 @@ def test_stop_strings_wait_for_min_tokens(byte_level: Tokenizer) -> None:
 def test_prompt_tokens_carry_their_log_probs(sentencepiece: Tokenizer) -> None:
     ids = sentencepiece.encode("The")
     alone = prompt_tokens(sentencepiece, ids, None)
-    assert (text_of(alone), alone[0].text, alone[0].is_special, alone[-1].log_prob) == ("<s> The", "<s>", True, None)
-    positions = [PromptLogProb(None), *[PromptLogProb(-1.0, [TokenLogProb(2, -0.1)]) for _ in ids[1:]]]
+    assert (text_of(alone), alone[0].text, alone[0].is_special, alone[-1].log_prob) == (
+        "<s> The",
+        "<s>",
+        True,
+        None,
+    )
+    positions = [
+        PromptLogProb(None),
+        *[PromptLogProb(-1.0, [TokenLogProb(2, -0.1)]) for _ in ids[1:]],
+    ]
     tokens = prompt_tokens(sentencepiece, ids, positions)
     assert (tokens[0].log_prob, tokens[0].top) == (None, None)
     assert (tokens[1].log_prob, tokens[1].top) == (-1.0, [Token(2, "</s>", -0.1, True)])

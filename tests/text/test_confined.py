@@ -1,4 +1,6 @@
-"""A tokenizer with parts that are not known: its texts are bounded, and nobody else waits for them."""
+"""A tokenizer with parts that are not known: its texts are bounded, and nobody else
+waits for them.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,14 @@ from lmi.text.tokenizer import MAX_INLINE_CHARS, MAX_TOKEN_CHARS, Tokenizer
 from tests.text.small_tokenizers import byte_level_backend, poisoned_backend
 
 POISON = ("ac" * 18 + "! ") * 100  # each row costs half a million steps
-TEXTS = ["Hello world", " leading", "世界 😀\n\n", "<|im_start|>user<tool></s>", "a  b\tc", "é" * 3000]
+TEXTS = [
+    "Hello world",
+    " leading",
+    "世界 😀\n\n",
+    "<|im_start|>user<tool></s>",
+    "a  b\tc",
+    "é" * 3000,
+]
 
 
 def backend_with(pattern: str) -> tokenizers.Tokenizer:
@@ -51,19 +60,26 @@ def process_of(tokenizer: Tokenizer) -> subprocess.Popen[bytes]:
 
 @pytest.mark.parametrize("pattern", ["(x+x+)+y", "(a+)+$", r"(\w+)+!", "(?:qz|qz)*k"])
 def test_a_pattern_that_takes_for_ever_is_refused_when_it_is_loaded(pattern: str) -> None:
-    with pytest.raises(ModelUnusable, match="the tokenizer has a pre-tokenizer with the pattern .*: .* for a text of"):
+    with pytest.raises(
+        ModelUnusable,
+        match="the tokenizer has a pre-tokenizer with the pattern .*: .* for a text of",
+    ):
         Tokenizer(backend_with(pattern))
 
 
 @pytest.mark.usefixtures("quick_bound")
-def test_a_text_that_takes_too_long_fails_alone_and_nobody_waits_for_it(poisoned: Tokenizer) -> None:
+def test_a_text_that_takes_too_long_fails_alone_and_nobody_waits_for_it(
+    poisoned: Tokenizer,
+) -> None:
     async def count_turns() -> int:
         work = asyncio.create_task(poisoned.encode_async(POISON))
         turns = 0
         while not work.done():
             await asyncio.sleep(0.001)
             turns += 1
-        with pytest.raises(GenerationFailed, match=r"gave up on this text: it took over 0\.2 s of CPU time"):
+        with pytest.raises(
+            GenerationFailed, match=r"gave up on this text: it took over 0\.2 s of CPU time"
+        ):
             await work
         return turns
 
@@ -83,7 +99,9 @@ def test_a_text_that_grows_without_end_ends_another_process() -> None:
 
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("forged", [(), (4, 7)])
-def test_another_process_gives_the_same_ids(poisoned: Tokenizer, text: str, forged: tuple[int, ...]) -> None:
+def test_another_process_gives_the_same_ids(
+    poisoned: Tokenizer, text: str, forged: tuple[int, ...]
+) -> None:
     known = Tokenizer(byte_level_backend())
     assert poisoned.encode(text, forged=forged) == known.encode(text, forged=forged)
     assert poisoned.special_texts == known.special_texts
@@ -105,7 +123,9 @@ def test_a_process_that_was_killed_is_started_again(poisoned: Tokenizer) -> None
     assert process_of(poisoned) is not process and process.returncode == -signal.SIGKILL
 
 
-def test_a_process_that_does_not_answer_is_killed(poisoned: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_does_not_answer_is_killed(
+    poisoned: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(confined, "MAX_WALL_S", 0.1)
     poisoned.encode("a")
     os.kill(process_of(poisoned).pid, signal.SIGSTOP)
@@ -123,8 +143,10 @@ def test_the_process_ends_with_its_tokenizer() -> None:
 
 def test_the_process_ends_with_the_one_that_started_it(tmp_path: Path) -> None:
     script = (
-        "from lmi.text.tokenizer import Tokenizer; from tests.text.small_tokenizers import poisoned_backend; import os;"
-        "tokenizer = Tokenizer(poisoned_backend()); print(tokenizer._confined._process.pid, flush=True); os.abort()"
+        "from lmi.text.tokenizer import Tokenizer; from tests.text.small_tokenizers import "
+        "poisoned_backend; import os;"
+        "tokenizer = Tokenizer(poisoned_backend()); print(tokenizer._confined._process.pid, "
+        "flush=True); os.abort()"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     process = Path(f"/proc/{int(done.stdout)}")
@@ -152,9 +174,12 @@ def test_a_panic_writes_no_stack() -> None:
     script = (
         "import lmi.text.tokenizer; import tokenizers as t;"
         "b = t.Tokenizer(t.models.WordLevel({'a': 0}, unk_token='a'));"
-        "b.pre_tokenizer = t.pre_tokenizers.Split(t.Regex('(a+)+$'), 'isolated'); b.encode(60 * 'a' + 'c')"
+        "b.pre_tokenizer = t.pre_tokenizers.Split(t.Regex('(a+)+$'), 'isolated'); b.encode(60 * "
+        "'a' + 'c')"
     )
     environ = {**os.environ, "RUST_BACKTRACE": "1"}
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environ)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=environ
+    )
     assert "PanicException" in done.stderr
     assert "stack backtrace" not in done.stderr

@@ -20,21 +20,29 @@ def stream(tokenizer: Tokenizer, prompt: list[int], ids: list[int], **flags: boo
     return [detokenizer.feed(token_id) for token_id in ids] + [detokenizer.flush()]
 
 
-def whole(tokenizer: Tokenizer, prompt: list[int], ids: list[int], skip_special_tokens: bool) -> str:
-    """The text that the library decodes at once from prompt and answer, without the prompt's text."""
+def whole(
+    tokenizer: Tokenizer, prompt: list[int], ids: list[int], skip_special_tokens: bool
+) -> str:
+    """The text that the library decodes at once from prompt and answer, without the
+    prompt's text.
+    """
     text = tokenizer.decode(prompt + ids, skip_special_tokens=skip_special_tokens)
     return text.removeprefix(tokenizer.decode(prompt, skip_special_tokens=skip_special_tokens))
 
 
 @given(ids=IDS, skip=st.booleans())
-def test_any_byte_level_tokens_stream_to_the_whole_text(byte_level: Tokenizer, ids: list[int], skip: bool) -> None:
+def test_any_byte_level_tokens_stream_to_the_whole_text(
+    byte_level: Tokenizer, ids: list[int], skip: bool
+) -> None:
     prompt = byte_level.encode(PROMPT)
     pieces = stream(byte_level, prompt, ids, skip_special_tokens=skip)
     assert "".join(pieces) == whole(byte_level, prompt, ids, skip)
 
 
 @given(ids=SENTENCEPIECE_IDS, skip=st.booleans())
-def test_any_sentencepiece_tokens_stream_to_their_bytes(sentencepiece: Tokenizer, ids: list[int], skip: bool) -> None:
+def test_any_sentencepiece_tokens_stream_to_their_bytes(
+    sentencepiece: Tokenizer, ids: list[int], skip: bool
+) -> None:
     def data(token_id: int) -> bytes:
         token = sentencepiece.token_name(token_id)
         if skip and token_id in sentencepiece.special_ids:
@@ -50,7 +58,9 @@ def test_any_sentencepiece_tokens_stream_to_their_bytes(sentencepiece: Tokenizer
 
 @pytest.mark.parametrize("kind", ["byte_level", "sentencepiece", "unigram"])
 @given(text=st.text(max_size=40))
-def test_any_text_streams_to_what_the_library_decodes(request: pytest.FixtureRequest, kind: str, text: str) -> None:
+def test_any_text_streams_to_what_the_library_decodes(
+    request: pytest.FixtureRequest, kind: str, text: str
+) -> None:
     tokenizer: Tokenizer = request.getfixturevalue(kind)
     prompt, ids = tokenizer.encode(PROMPT), tokenizer.encode(text, add_special_tokens=False)
     assert "".join(stream(tokenizer, prompt, ids)) == whole(tokenizer, prompt, ids, True)
@@ -62,8 +72,13 @@ def test_behind_a_prompt_without_text_the_answer_stands_at_the_start(
     request: pytest.FixtureRequest, kind: str, text: str
 ) -> None:
     tokenizer: Tokenizer = request.getfixturevalue(kind)
-    prompt, ids = sorted(tokenizer.special_ids)[:1], tokenizer.encode(text, add_special_tokens=False)
-    assert "".join(stream(tokenizer, prompt, ids)) == tokenizer.decode(ids, skip_special_tokens=True)
+    prompt, ids = (
+        sorted(tokenizer.special_ids)[:1],
+        tokenizer.encode(text, add_special_tokens=False),
+    )
+    assert "".join(stream(tokenizer, prompt, ids)) == tokenizer.decode(
+        ids, skip_special_tokens=True
+    )
 
 
 @given(text=st.text(min_size=1, max_size=20).filter(lambda text: "\ufffd" not in text))
@@ -101,7 +116,9 @@ def test_special_tokens_show_when_asked_for(byte_level: Tokenizer) -> None:
     ids = byte_level.encode("<|im_end|>\n<tool>Stop<|im_start|>")
     prompt = byte_level.encode(PROMPT)
     assert "".join(stream(byte_level, prompt, ids)) == "\n<tool>Stop"
-    shown = stream(byte_level, prompt, ids, skip_special_tokens=False, spaces_between_special_tokens=False)
+    shown = stream(
+        byte_level, prompt, ids, skip_special_tokens=False, spaces_between_special_tokens=False
+    )
     assert "".join(shown) == "<|im_end|>\n<tool>Stop<|im_start|>"
 
 
@@ -112,5 +129,11 @@ def test_spaces_between_special_tokens_follow_the_decoder_or_are_left_out() -> N
     tokenizer = Tokenizer(backend)
     pieces = stream(tokenizer, [0], [2, 3, 1, 2, 3], skip_special_tokens=False)
     assert "".join(pieces) == " <x> <y> b <x> <y>"
-    pieces = stream(tokenizer, [0], [2, 3, 1, 2, 3], skip_special_tokens=False, spaces_between_special_tokens=False)
+    pieces = stream(
+        tokenizer,
+        [0],
+        [2, 3, 1, 2, 3],
+        skip_special_tokens=False,
+        spaces_between_special_tokens=False,
+    )
     assert "".join(pieces) == " <x><y> b <x><y>"

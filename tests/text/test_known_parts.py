@@ -28,7 +28,8 @@ FAMILIES = {
     "qwen2": rf"{CONTRACTIONS}|{WORDS}|\p{{N}}|{REST}",
     "o200k": f"{CAPITALISED}{CONTRACTIONS}?|{CAPITALS}{CONTRACTIONS}?|{CASES}",
     "tekken": rf"{CAPITALISED}|{CAPITALS}|\p{{N}}|{CASES}",
-    "deepseek3": PUNCTUATION + r"|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    "deepseek3": PUNCTUATION
+    + r"|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     "digits": r"\p{N}{1,3}",
     "han": "[一-龥぀-ゟ゠-ヿ]+",
     "bloom": r" ?[^(\s|[.,!?…。，、।۔،])]+",
@@ -81,16 +82,28 @@ def charsmap(longest: int) -> str:
 
 
 UNKNOWN_PARTS: list[tuple[str, Any, str]] = [
-    ("normalizer", normalizers.Replace("a", 65 * "b"), "a normalizer that makes a text 65 times as long"),
+    (
+        "normalizer",
+        normalizers.Replace("a", 65 * "b"),
+        "a normalizer that makes a text 65 times as long",
+    ),
     ("normalizer", normalizers.Replace("", "b"), "inf times as long"),
     ("normalizer", normalizers.Sequence([normalizers.Replace("a", "aa")] * 7), "128 times as long"),
     ("normalizer", normalizers.Replace(Regex("(a+)+b"), ""), "the pattern '(a+)+b'"),
     ("normalizer", normalizers.Prepend(65 * "b"), "a normalizer that adds 65 characters"),
     ("normalizer", normalizers.Sequence([normalizers.NFC()] * 25), "25 normalizers"),
-    ("pre_tokenizer", pre_tokenizers.Split(Regex("(x+x+)+y"), "isolated"), "the pattern '(x+x+)+y'"),
+    (
+        "pre_tokenizer",
+        pre_tokenizers.Split(Regex("(x+x+)+y"), "isolated"),
+        "the pattern '(x+x+)+y'",
+    ),
     ("pre_tokenizer", pre_tokenizers.Sequence([pre_tokenizers.Digits()] * 25), "25 pre-tokenizers"),
     ("post_processor", processors.TemplateProcessing("$A $A", None, []), "writes the text 2 times"),
-    ("post_processor", processors.TemplateProcessing("$A" + 65 * " a", None, [("a", 0)]), "67 tokens"),
+    (
+        "post_processor",
+        processors.TemplateProcessing("$A" + 65 * " a", None, [("a", 0)]),
+        "67 tokens",
+    ),
 ]
 
 
@@ -106,16 +119,24 @@ def test_the_longest_text_of_a_map_of_characters_counts() -> None:
     for longest, num_unknown in ((33, 0), (65, 1)):
         state = f'{{"type": "Precompiled", "precompiled_charsmap": "{charsmap(longest)}"}}'
         part = type("Part", (), {"__getstate__": lambda self, state=state: state.encode()})()
-        backend: Any = type("Backend", (), dict.fromkeys(("pre_tokenizer", "model", "post_processor")))
+        backend: Any = type(
+            "Backend", (), dict.fromkeys(("pre_tokenizer", "model", "post_processor"))
+        )
         backend.normalizer = part
         assert len(unknown_parts(backend, 16)) == num_unknown
 
 
 def test_words_without_an_end_are_not_known() -> None:
-    backend = tokenizers.Tokenizer(models.WordPiece({"a": 0}, unk_token="a", max_input_chars_per_word=10_000))
-    assert [part.what for part in unknown_parts(backend, 16)] == ["WordPiece for words of 10000 characters"]
+    backend = tokenizers.Tokenizer(
+        models.WordPiece({"a": 0}, unk_token="a", max_input_chars_per_word=10_000)
+    )
+    assert [part.what for part in unknown_parts(backend, 16)] == [
+        "WordPiece for words of 10000 characters"
+    ]
     assert unknown_parts(tokenizers.Tokenizer(models.WordPiece({"a": 0}, unk_token="a")), 16) == []
-    assert [part.what for part in unknown_parts(unigram_backend(), 300)] == ["Unigram with a token of 300 characters"]
+    assert [part.what for part in unknown_parts(unigram_backend(), 300)] == [
+        "Unigram with a token of 300 characters"
+    ]
 
 
 @pytest.mark.parametrize(

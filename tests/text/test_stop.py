@@ -14,7 +14,9 @@ def read(stop: StopStrings, pieces: list[str]) -> str:
 
 
 def first_stop(text: str, stops: list[str]) -> tuple[str, str | None]:
-    """The rule in plain code: the first end of a stop string, and the longest one that ends there."""
+    """The rule in plain code: the first end of a stop string, and the longest one that
+    ends there.
+    """
     for end in range(1, len(text) + 1):
         found = [stop for stop in stops if text[:end].endswith(stop)]
         if found:
@@ -67,4 +69,6 @@ def test_nothing_comes_after_a_stop_string() -> None:
 @pytest.mark.parametrize("stop", ["]", "^", "-", "\\", "[a-z]", ".", "終わり", "👍🏽"])
 def test_a_stop_string_is_no_pattern(stop: str) -> None:
     stops = StopStrings([stop])
-    assert (read(stops, ["ab^-", stop[:1], stop[1:], "c"]), stops.matched) == first_stop(f"ab^-{stop}c", [stop])
+    assert (read(stops, ["ab^-", stop[:1], stop[1:], "c"]), stops.matched) == first_stop(
+        f"ab^-{stop}c", [stop]
+    )

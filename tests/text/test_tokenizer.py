@@ -16,9 +16,21 @@ from transformers import GPT2Tokenizer, PreTrainedTokenizerFast
 from lmi.errors import GenerationFailed, InvalidParameter, ModelUnusable
 from lmi.text import convert
 from lmi.text.tokenizer import MAX_INLINE_CHARS, Tokenizer
-from tests.text.small_tokenizers import byte_level_backend, poisoned_backend, sentencepiece_backend, unigram_backend
+from tests.text.small_tokenizers import (
+    byte_level_backend,
+    poisoned_backend,
+    sentencepiece_backend,
+    unigram_backend,
+)
 
-TEXTS = ["Hello world", " leading", "世界 😀\n\n", "<|im_start|>user<tool></s>", "a  b\tc", "é" * 30]
+TEXTS = [
+    "Hello world",
+    " leading",
+    "世界 😀\n\n",
+    "<|im_start|>user<tool></s>",
+    "a  b\tc",
+    "é" * 30,
+]
 BACKENDS = [byte_level_backend, sentencepiece_backend, unigram_backend]
 
 
@@ -33,7 +45,9 @@ def save(folder: Path, backend: tokenizers.Tokenizer, **files: dict[str, Any]) -
 def test_a_folder_saved_by_transformers_gives_the_same_ids(
     tmp_path: Path, make: Callable[[], tokenizers.Tokenizer]
 ) -> None:
-    PreTrainedTokenizerFast(tokenizer_object=make(), eos_token="</s>", pad_token="<pad>").save_pretrained(tmp_path)
+    PreTrainedTokenizerFast(
+        tokenizer_object=make(), eos_token="</s>", pad_token="<pad>"
+    ).save_pretrained(tmp_path)
     theirs, ours = PreTrainedTokenizerFast.from_pretrained(tmp_path), Tokenizer.load(tmp_path)
     assert [ours.encode(text) for text in TEXTS] == [theirs(text).input_ids for text in TEXTS]
     assert ours.eos_ids == (theirs.eos_token_id,)
@@ -43,14 +57,30 @@ def test_a_folder_saved_by_transformers_gives_the_same_ids(
 
 CONFIGS: list[dict[str, Any]] = [
     {},
-    {"bos_token": "<|im_start|>", "eos_token": "<|endoftext|>", "add_bos_token": True, "add_eos_token": True},
+    {
+        "bos_token": "<|im_start|>",
+        "eos_token": "<|endoftext|>",
+        "add_bos_token": True,
+        "add_eos_token": True,
+    },
     {"bos_token": "<|im_start|>", "add_bos_token": False},
-    {"eos_token": {"__type": "AddedToken", "content": "<|im_end|>", "lstrip": False, "rstrip": False}},
+    {
+        "eos_token": {
+            "__type": "AddedToken",
+            "content": "<|im_end|>",
+            "lstrip": False,
+            "rstrip": False,
+        }
+    },
     {"eos_token": "The", "unk_token": "<tool>"},
     {"pad_token": "[PAD]", "additional_special_tokens": ["user", "<tool>"]},
     {"extra_special_tokens": ["<new>"]},
     {"extra_special_tokens": {"image_token": "<tool>"}},
-    {"added_tokens_decoder": {"400": {"content": "user", "lstrip": False, "normalized": False, "special": False}}},
+    {
+        "added_tokens_decoder": {
+            "400": {"content": "user", "lstrip": False, "normalized": False, "special": False}
+        }
+    },
     {"added_tokens_decoder": {"340": {"content": "<tool>", "normalized": False, "special": True}}},
     {"split_special_tokens": True},
     {"model_max_length": 4},
@@ -58,12 +88,18 @@ CONFIGS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("config", CONFIGS)
-def test_tokenizer_config_means_what_it_means_to_transformers(tmp_path: Path, config: dict[str, Any]) -> None:
+def test_tokenizer_config_means_what_it_means_to_transformers(
+    tmp_path: Path, config: dict[str, Any]
+) -> None:
     folder = save(tmp_path, byte_level_backend(), tokenizer_config=config)
     theirs, ours = PreTrainedTokenizerFast.from_pretrained(folder), Tokenizer.load(folder)
     assert [ours.encode(text) for text in TEXTS] == [theirs(text).input_ids for text in TEXTS]
     hidden = {i for i in range(len(theirs)) if not theirs.decode([i], skip_special_tokens=True)}
-    assert {i for i in range(ours.vocab_size) if not ours.token_texts_without_special[i]} == hidden == ours.special_ids
+    assert (
+        {i for i in range(ours.vocab_size) if not ours.token_texts_without_special[i]}
+        == hidden
+        == ours.special_ids
+    )
 
 
 def test_truncation_and_padding_in_the_file_do_not_touch_a_prompt(tmp_path: Path) -> None:
@@ -71,7 +107,10 @@ def test_truncation_and_padding_in_the_file_do_not_touch_a_prompt(tmp_path: Path
     backend.enable_truncation(4)
     backend.enable_padding(length=64)
     text = "The quick brown fox jumps"
-    assert Tokenizer.load(save(tmp_path, backend)).encode(text) == byte_level_backend().encode(text).ids
+    assert (
+        Tokenizer.load(save(tmp_path, backend)).encode(text)
+        == byte_level_backend().encode(text).ids
+    )
 
 
 def test_end_tokens_come_from_every_file_that_names_one(tmp_path: Path) -> None:
@@ -91,12 +130,16 @@ def test_end_tokens_come_from_every_file_that_names_one(tmp_path: Path) -> None:
     ("config", "eos_ids"),
     [({"eos_token_id": 3}, (3,)), ({"text_config": {"eos_token_id": [3, 4]}}, (3, 4)), ({}, ())],
 )
-def test_end_tokens_of_config_json(tmp_path: Path, config: dict[str, Any], eos_ids: tuple[int, ...]) -> None:
+def test_end_tokens_of_config_json(
+    tmp_path: Path, config: dict[str, Any], eos_ids: tuple[int, ...]
+) -> None:
     tokenizer = Tokenizer.load(save(tmp_path, byte_level_backend(), config=config))
     assert tokenizer.eos_ids == eos_ids
 
 
-@pytest.mark.parametrize("name", ["tokenizer", "tokenizer_config", "config", "generation_config", "special_tokens_map"])
+@pytest.mark.parametrize(
+    "name", ["tokenizer", "tokenizer_config", "config", "generation_config", "special_tokens_map"]
+)
 @pytest.mark.parametrize("content", ["{", "[1]", "", "\x00"])
 def test_a_broken_file_is_named_in_one_line(tmp_path: Path, name: str, content: str) -> None:
     file = save(tmp_path, byte_level_backend()) / f"{name}.json"
@@ -109,7 +152,12 @@ def test_a_broken_file_is_named_in_one_line(tmp_path: Path, name: str, content: 
 
 @pytest.mark.parametrize(
     "config",
-    [{"added_tokens_decoder": {"x": {}}}, {"added_tokens_decoder": [1]}, {"eos_token": 5}, {"bos_token": {"a": 1}}],
+    [
+        {"added_tokens_decoder": {"x": {}}},
+        {"added_tokens_decoder": [1]},
+        {"eos_token": 5},
+        {"bos_token": {"a": 1}},
+    ],
 )
 def test_a_config_of_odd_types_is_named_in_one_line(tmp_path: Path, config: dict[str, Any]) -> None:
     with pytest.raises(ModelUnusable, match="tokenizer_config.json"):
@@ -125,7 +173,11 @@ def test_a_folder_without_a_tokenizer_says_what_was_looked_for(tmp_path: Path) -
 
 def test_a_slow_tokenizer_is_converted_in_a_process_of_its_own(tmp_path: Path) -> None:
     byte_level_backend().model.save(str(tmp_path))  # vocab.json, merges.txt
-    config = {"tokenizer_class": "GPT2Tokenizer", "unk_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}
+    config = {
+        "tokenizer_class": "GPT2Tokenizer",
+        "unk_token": "<|endoftext|>",
+        "eos_token": "<|endoftext|>",
+    }
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     theirs, ours = GPT2Tokenizer.from_pretrained(tmp_path), Tokenizer.load(tmp_path)
     assert [ours.encode(text) for text in TEXTS] == [theirs(text).input_ids for text in TEXTS]
@@ -148,7 +200,10 @@ def test_the_file_is_named_where_the_program_that_converts_it_fails(
     (tmp_path / "tokenizer.model").touch()
     (tmp_path / "transformers.py").write_text("raise ImportError('is not installed')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with pytest.raises(ModelUnusable, match=r"tokenizer\.model: cannot be .*: needs the package transformers .is not"):
+    with pytest.raises(
+        ModelUnusable,
+        match=r"tokenizer\.model: cannot be .*: needs the package transformers .is not",
+    ):
         Tokenizer.load(tmp_path)
 
 
@@ -158,7 +213,9 @@ def test_neither_torch_nor_transformers_is_loaded(tmp_path: Path) -> None:
         "import sys; from lmi.chats import template; from lmi.text import answer, tokenizer; "
         "tokenizer.Tokenizer.load(sys.argv[1]); print({'torch', 'transformers'} & set(sys.modules))"
     )
-    done = subprocess.run([sys.executable, "-c", script, folder], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script, folder], capture_output=True, text=True, check=True
+    )
     assert done.stdout == "set()\n"
 
 
@@ -166,13 +223,19 @@ def test_a_text_too_long_for_any_tokens_is_refused_before_it_is_read() -> None:
     tokenizer = Tokenizer(poisoned_backend())
     limit = 10 * tokenizer.max_token_chars
     assert asyncio.run(tokenizer.encode_prompt("a" * limit, max_tokens=10))
-    with pytest.raises(InvalidParameter, match=rf"inputs .* 11 tokens.*at least 11 tokens .{limit + 1} characters"):
+    with pytest.raises(
+        InvalidParameter, match=rf"inputs .* 11 tokens.*at least 11 tokens .{limit + 1} characters"
+    ):
         asyncio.run(tokenizer.encode_prompt("a" * (limit + 1), max_tokens=10))
 
 
 @pytest.mark.parametrize("text", ["one two three four five six seven", "a" * 3000])
-def test_truncate_keeps_the_first_tokens_where_the_right_end_is_cut(byte_level: Tokenizer, text: str) -> None:
-    ids = asyncio.run(byte_level.encode_prompt(text, max_tokens=16, truncate=5, truncation_side="right"))
+def test_truncate_keeps_the_first_tokens_where_the_right_end_is_cut(
+    byte_level: Tokenizer, text: str
+) -> None:
+    ids = asyncio.run(
+        byte_level.encode_prompt(text, max_tokens=16, truncate=5, truncation_side="right")
+    )
     assert ids == byte_level.encode(text)[:5]
 
 
@@ -180,7 +243,9 @@ def test_truncate_keeps_the_last_tokens(byte_level: Tokenizer) -> None:
     text = "one two three four " * 200
     ids = asyncio.run(byte_level.encode_prompt(text, max_tokens=16, truncate=5))
     assert ids == byte_level.encode(text)[-5:]
-    assert asyncio.run(byte_level.encode_prompt("one", max_tokens=16, truncate=5)) == byte_level.encode("one")
+    assert asyncio.run(
+        byte_level.encode_prompt("one", max_tokens=16, truncate=5)
+    ) == byte_level.encode("one")
 
 
 def test_a_prompt_without_tokens_is_refused(byte_level: Tokenizer) -> None:
@@ -189,7 +254,9 @@ def test_a_prompt_without_tokens_is_refused(byte_level: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("num_chars", [MAX_INLINE_CHARS, MAX_INLINE_CHARS + 1, 100_000])
-def test_long_and_short_texts_take_different_ways_to_the_same_ids(byte_level: Tokenizer, num_chars: int) -> None:
+def test_long_and_short_texts_take_different_ways_to_the_same_ids(
+    byte_level: Tokenizer, num_chars: int
+) -> None:
     text = ("The quick brown 世界 " * num_chars)[:num_chars]
     assert asyncio.run(byte_level.encode_async(text)) == byte_level.encode(text)
 
@@ -241,10 +308,15 @@ def test_a_lone_surrogate_is_refused(byte_level: Tokenizer) -> None:
         byte_level.encode("a\ud800")
 
 
-def test_a_token_by_itself_reads_as_it_does_inside_a_text(byte_level: Tokenizer, sentencepiece: Tokenizer) -> None:
+def test_a_token_by_itself_reads_as_it_does_inside_a_text(
+    byte_level: Tokenizer, sentencepiece: Tokenizer
+) -> None:
     for tokenizer in (byte_level, sentencepiece):
         ids = tokenizer.encode("The lazy dog")
-        assert "".join(tokenizer.token_text(i) for i in ids if i not in tokenizer.special_ids).strip() == "The lazy dog"
+        assert (
+            "".join(tokenizer.token_text(i) for i in ids if i not in tokenizer.special_ids).strip()
+            == "The lazy dog"
+        )
     assert sentencepiece.token_text(1) == "<s>"
     assert byte_level.token_text(byte_level.encode("👀")[0]) == "\ufffd"
     assert byte_level.token_text(10_000) == ""

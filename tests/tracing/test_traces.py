@@ -43,7 +43,9 @@ class Collector:
         self.num_asked += 1
         self.is_open.wait()
         if self.status == 200:
-            for batch in trace_service_pb2.ExportTraceServiceRequest.FromString(body).resource_spans:
+            for batch in trace_service_pb2.ExportTraceServiceRequest.FromString(
+                body
+            ).resource_spans:
                 self.resources.append(values(batch.resource))
                 self.spans += [span for scope in batch.scope_spans for span in scope.spans]
         return self.status
@@ -68,7 +70,11 @@ def values(holder: Any) -> dict[str, Any]:
 
 def value_of(value: Any) -> Any:
     kind = value.WhichOneof("value")
-    return [value_of(each) for each in value.array_value.values] if kind == "array_value" else getattr(value, kind)
+    return (
+        [value_of(each) for each in value.array_value.values]
+        if kind == "array_value"
+        else getattr(value, kind)
+    )
 
 
 @contextmanager
@@ -112,11 +118,16 @@ def lmi(collector: Collector, tmp_path: Path) -> Iterator[Host]:
 
 
 def traced(collector: Collector, folder: Path, send_every_s: float, max_waiting: int = 100) -> Any:
-    return host(folder, traces=lambda front: Exporter(collector.url, front.record, send_every_s, max_waiting))
+    return host(
+        folder,
+        traces=lambda front: Exporter(collector.url, front.record, send_every_s, max_waiting),
+    )
 
 
 def complete(lmi: Host, prompt: str, headers: dict[str, str] | None = None, **more: object) -> int:
-    response, _ = lmi.post({"prompt": prompt, "max_tokens": 8, **more}, "/v1/completions", headers or PARENT)
+    response, _ = lmi.post(
+        {"prompt": prompt, "max_tokens": 8, **more}, "/v1/completions", headers or PARENT
+    )
     return response.status
 
 
@@ -158,7 +169,9 @@ def test_a_request_is_a_span_of_its_callers_trace_with_queue_prefill_and_decode(
     }
     phases = collector.below(answer)
     assert [phase.name for phase in phases] == PHASES
-    moments = [moment for span in phases for moment in (span.start_time_unix_nano, span.end_time_unix_nano)]
+    moments = [
+        moment for span in phases for moment in (span.start_time_unix_nano, span.end_time_unix_nano)
+    ]
     assert moments == sorted(moments) and moments[1:5:2] == moments[2:5:2]
     assert root.start_time_unix_nano <= moments[0] and moments[-1] <= root.end_time_unix_nano
     assert all(seconds >= 0 for seconds in latencies.values())
@@ -177,26 +190,38 @@ def test_each_line_of_a_body_is_an_answer_of_its_own(collector: Collector, lmi: 
     assert all([phase.name for phase in collector.below(answer)] == PHASES for answer in answers)
 
 
-def test_of_an_answer_that_a_stop_string_ends_only_the_decoding_is_known(collector: Collector, lmi: Host) -> None:
+def test_of_an_answer_that_a_stop_string_ends_only_the_decoding_is_known(
+    collector: Collector, lmi: Host
+) -> None:
     assert complete(lmi, "run hello", stop=["ll"]) == 200
     [answer] = collector.below(collector.span("POST /v1/completions"))
     assert values(answer)["gen_ai.response.finish_reasons"] == ["stop"]
     assert [phase.name for phase in collector.below(answer)] == ["decode"]
 
 
-def test_a_failure_shows_its_label_and_only_one_of_the_server_is_an_error(collector: Collector, lmi: Host) -> None:
+def test_a_failure_shows_its_label_and_only_one_of_the_server_is_an_error(
+    collector: Collector, lmi: Host
+) -> None:
     assert complete(lmi, "fail ab") == 500
     failed = collector.span("POST /v1/completions")
-    assert (values(failed)["error.type"], failed.status.code) == ("generation_failed", failed.status.STATUS_CODE_ERROR)
+    assert (values(failed)["error.type"], failed.status.code) == (
+        "generation_failed",
+        failed.status.STATUS_CODE_ERROR,
+    )
     [answer] = collector.below(failed)
-    assert (values(answer)["gen_ai.response.finish_reasons"], answer.status.code) == (["error"], failed.status.code)
+    assert (values(answer)["gen_ai.response.finish_reasons"], answer.status.code) == (
+        ["error"],
+        failed.status.code,
+    )
     assert lmi.post({"inputs": 5})[0].status == 424
     refused = collector.span("POST /invocations")
     assert (values(refused)["error.type"], refused.status.code) == ("malformed_request", 0)
     assert collector.below(refused) == []
 
 
-def test_paths_of_one_route_have_one_name_and_probes_no_trace(collector: Collector, lmi: Host) -> None:
+def test_paths_of_one_route_have_one_name_and_probes_no_trace(
+    collector: Collector, lmi: Host
+) -> None:
     for path in ("/ping", "/metrics", "/nowhere/1"):
         lmi.send("GET", path)
     lmi.post({"inputs": "say a"}, "/predictions/scripted")
@@ -206,7 +231,9 @@ def test_paths_of_one_route_have_one_name_and_probes_no_trace(collector: Collect
     ]
 
 
-def test_a_caller_that_does_not_sample_its_trace_leaves_none(collector: Collector, lmi: Host) -> None:
+def test_a_caller_that_does_not_sample_its_trace_leaves_none(
+    collector: Collector, lmi: Host
+) -> None:
     complete(lmi, "say a", {"traceparent": f"00-{TRACE}-{CALLER}-00"})
     complete(lmi, "say a", {"traceparent": f"00-{TRACE}-{CALLER}-01"})
     assert collector.span("POST /v1/completions")
@@ -242,7 +269,9 @@ def test_a_collector_that_hangs_holds_up_neither_requests_nor_the_end(
         wait_until(lambda: collector.num_asked)
         for _ in range(5):
             assert complete(lmi, "say a") == 200
-        wait_until(lambda: lmi.server_block.frontends[0].num_lost_traces == 3)  # a trace is added behind its answer
+        wait_until(
+            lambda: lmi.server_block.frontends[0].num_lost_traces == 3
+        )  # a trace is added behind its answer
     assert not collector.is_open.is_set()
 
 
@@ -258,12 +287,18 @@ def test_without_the_library_the_option_is_refused_with_the_extra_that_has_it(
     monkeypatch.delitem(sys.modules, "lmi.tracing")
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     server = ServerConfig(otlp_traces_endpoint="http://127.0.0.1/v1/traces")
-    front_end = FrontEnd(ServerRuntime(Path("/r"), server), lmi.server_block, lmi.server_block.frontends[0])
-    with pytest.raises(BadConfiguration, match=r"^option\.otlp_traces_endpoint needs the extra otel: "):
+    front_end = FrontEnd(
+        ServerRuntime(Path("/r"), server), lmi.server_block, lmi.server_block.frontends[0]
+    )
+    with pytest.raises(
+        BadConfiguration, match=r"^option\.otlp_traces_endpoint needs the extra otel: "
+    ):
         exporter_of(front_end)
 
 
-def test_the_last_traces_are_sent_when_the_server_ends(collector: Collector, tmp_path: Path) -> None:
+def test_the_last_traces_are_sent_when_the_server_ends(
+    collector: Collector, tmp_path: Path
+) -> None:
     with traced(collector, tmp_path, 400) as lmi:
         assert complete(lmi, "say a") == 200
     assert collector.span("POST /v1/completions")

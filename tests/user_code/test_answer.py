@@ -1,4 +1,6 @@
-"""Output formatters of every kind: how often and with what they are called, and what their text becomes."""
+"""Output formatters of every kind: how often and with what they are called, and what their text
+becomes.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +28,18 @@ def opened(
     return answer
 
 
-def feed(answer: TokenAnswer, tokens: list[tuple[int, str, float | None]], finish_reason: str | None = None) -> bytes:
+def feed(
+    answer: TokenAnswer,
+    tokens: list[tuple[int, str, float | None]],
+    finish_reason: str | None = None,
+) -> bytes:
     return answer.feed(Feed(0, [Token(*each) for each in tokens], finish_reason))
 
 
 def test_a_formatter_is_called_once_for_each_token_and_told_the_last() -> None:
-    written = opened(UserCode(UserCodeConfig(path=str(FILES / "formatter" / "model.py"))), 3, "prompt")
+    written = opened(
+        UserCode(UserCodeConfig(path=str(FILES / "formatter" / "model.py"))), 3, "prompt"
+    )
     assert feed(written, []) == b""
     lines = feed(written, [(1, "a", -0.5), (2, "b", None)]).decode().splitlines()
     assert [json.loads(line)["token_text"] for line in lines] == ["a", "b"]
@@ -71,7 +79,9 @@ def write(output: RequestOutput) -> str:
         ("response, tokenizer, request", "Attributes"),
     ],
 )
-def test_the_first_parameter_says_what_an_output_formatter_is_given(tmp_path: Path, parameter: str, kind: str) -> None:
+def test_the_first_parameter_says_what_an_output_formatter_is_given(
+    tmp_path: Path, parameter: str, kind: str
+) -> None:
     source = f"""
 import djl_python.output_formatter
 from djl_python.output_formatter import *
@@ -94,8 +104,13 @@ def write(output: RequestOutput):
     assert feed(written, [(3, "c", None)], "length") == b"end"
 
 
-def test_the_first_signature_is_told_by_its_parameters_and_not_by_annotations(tmp_path: Path) -> None:
-    source = "def write(token, first, last, details, text, id): return f'{token.id}{first}{last}{text}{id} {details}'"
+def test_the_first_signature_is_told_by_its_parameters_and_not_by_annotations(
+    tmp_path: Path,
+) -> None:
+    source = (
+        "def write(token, first, last, details, text, id): return "
+        "f'{token.id}{first}{last}{text}{id} {details}'"
+    )
     written = opened(model(tmp_path, source, output_formatter="write"), 7, "p")
     details = "{'finish_reason': 'length', 'generated_tokens': 1, 'inputs': 'p', 'tokens': %s}"
     tokens = "[{'id': 5, 'text': 'a', 'log_prob': -1.0}]"

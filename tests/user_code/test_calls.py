@@ -1,4 +1,6 @@
-"""Both ends of the user code socket, in one process: calls in order, windows, dropped and lost calls."""
+"""Both ends of the user code socket, in one process: calls in order, windows, dropped and lost
+calls.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,16 @@ import pytest
 
 from lmi.errors import EngineLost, RequestTooLarge, Unavailable, UserCodeFailed
 from lmi.shared.state import Block, Phase
-from lmi.user_code.calls import MAX_CHUNK_BYTES, WINDOW, Call, Feed, Handle, Head, Open, UserCodeWorkers
+from lmi.user_code.calls import (
+    MAX_CHUNK_BYTES,
+    WINDOW,
+    Call,
+    Feed,
+    Handle,
+    Head,
+    Open,
+    UserCodeWorkers,
+)
 from lmi.user_code.worker import CallConnection, CodeThread
 
 
@@ -25,7 +36,9 @@ class CountingModel:
         self.num_closed = 0
         self.thread: threading.Thread | None = None
 
-    def handle(self, properties: Mapping[str, str], query: Mapping[str, str], body: bytes) -> Generator[Head | bytes]:
+    def handle(
+        self, properties: Mapping[str, str], query: Mapping[str, str], body: bytes
+    ) -> Generator[Head | bytes]:
         self.thread = threading.current_thread()
         if body == b"large":
             yield Head(200, "", {})
@@ -47,11 +60,15 @@ class CountingModel:
 
 
 @asynccontextmanager
-async def working(folder: Path) -> AsyncIterator[tuple[UserCodeWorkers, CountingModel, asyncio.Server]]:
+async def working(
+    folder: Path,
+) -> AsyncIterator[tuple[UserCodeWorkers, CountingModel, asyncio.Server]]:
     model, path = CountingModel(), str(folder / "code.sock")
     record = Block.create(folder / "state", 0, 0, 1).formatters[0]
     thread = CodeThread(record)
-    server = await asyncio.get_running_loop().create_unix_server(lambda: CallConnection(model, thread), path)
+    server = await asyncio.get_running_loop().create_unix_server(
+        lambda: CallConnection(model, thread), path
+    )
     record.phase = Phase.READY
     workers = UserCodeWorkers([path], [record])
     await workers.start()
@@ -86,7 +103,9 @@ def test_calls_come_back_whole_and_are_worked_on_one_after_the_other(tmp_path: P
             head, *pieces = await all_of(calls[0])
             assert head == Head(200, "a/b", {"x": "y"}, True)
             assert len(pieces) == 100
-            assert model.num_made <= 100 + WINDOW + 1, "the second waits for its reader, the third for the second"
+            assert model.num_made <= 100 + WINDOW + 1, (
+                "the second waits for its reader, the third for the second"
+            )
             assert len(await all_of(calls[1])) == len(await all_of(calls[2])) == 101
             assert model.thread is not threading.main_thread()
 
@@ -102,7 +121,9 @@ def test_code_makes_no_more_than_a_window_ahead_of_its_reader(tmp_path: Path) ->
             assert model.num_made == WINDOW + 1, "one more waits for room"
             call.close()
             await until(lambda: model.num_closed == 1)
-            assert len(await all_of(await workers.begin(handle(b"3")))) == 4, "the thread is free for the next"
+            assert len(await all_of(await workers.begin(handle(b"3")))) == 4, (
+                "the thread is free for the next"
+            )
 
     asyncio.run(scenario())
 
@@ -111,7 +132,9 @@ def test_a_large_piece_is_cut_and_a_body_that_fits_in_no_frame_is_refused(tmp_pa
     async def scenario() -> None:
         async with working(tmp_path) as (workers, _, _):
             _, *pieces = await all_of(await workers.begin(handle(b"large")))
-            assert [len(piece) for piece in pieces if isinstance(piece, bytes)] == [MAX_CHUNK_BYTES] * 2 + [1]
+            assert [len(piece) for piece in pieces if isinstance(piece, bytes)] == [
+                MAX_CHUNK_BYTES
+            ] * 2 + [1]
             with pytest.raises(RequestTooLarge, match="does not fit"):
                 await workers.begin(handle(bytes(65 << 20)))
 
@@ -162,6 +185,8 @@ def test_nonsense_on_the_socket_closes_the_connection(tmp_path: Path) -> None:
             except ConnectionResetError:
                 pass
             writer.close()
-            assert len(await all_of(await workers.begin(handle(b"2")))) == 3, "the others are served on"
+            assert len(await all_of(await workers.begin(handle(b"2")))) == 3, (
+                "the others are served on"
+            )
 
     asyncio.run(scenario())

@@ -1,4 +1,6 @@
-"""The names that files written for djl-serving import: parts that work, and stubs that say what is missing."""
+"""The names that files written for djl-serving import: parts that work, and stubs that say what is
+missing.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def answer(loaded: UserCode, body: bytes = b"{}", **properties: str) -> tuple[He
         "session_utils.SessionUtils",
     ],
 )
-def test_what_is_not_here_can_be_imported_made_and_inherited_from_and_says_so_when_used(path: str) -> None:
+def test_what_is_not_here_can_be_imported_made_and_inherited_from_and_says_so_when_used(
+    path: str,
+) -> None:
     module, _, name = f"djl_python.{path}".rpartition(".")
     stub = getattr(importlib.import_module(module), name)
     made = stub({"model_id": "m"}, tensor_parallel_degree=2)
@@ -54,8 +58,15 @@ def test_what_is_not_here_can_be_imported_made_and_inherited_from_and_says_so_wh
         def inference(self, inputs: object) -> Any:
             return super().inference(inputs)
 
-    for use in (lambda: made.initialized, lambda: stub.get_it(1), lambda: Mine().inference(None), lambda: made(1)):
-        with pytest.raises(NotImplementedError, match=rf"^djl_python\..*{name} is not here: lmi [^.]*\b"):
+    for use in (
+        lambda: made.initialized,
+        lambda: stub.get_it(1),
+        lambda: Mine().inference(None),
+        lambda: made(1),
+    ):
+        with pytest.raises(
+            NotImplementedError, match=rf"^djl_python\..*{name} is not here: lmi [^.]*\b"
+        ):
             use()
 
 
@@ -80,11 +91,12 @@ from djl_python.tensorrt_llm import TRTLLMService
 _service = HuggingFaceService()
 def handle(inputs):
     return Output().add(inputs.get_as_json()["text"]) if "text" in inputs.get_as_json() else _service.inference(inputs)
-"""
+"""  # noqa: E501
     loaded = model(tmp_path, source)
     assert answer(loaded, b'{"text": "a"}')[1] == [b"a"]
     with pytest.raises(
-        NotImplementedError, match="HuggingFaceService is not here: lmi serves models by its own engines"
+        NotImplementedError,
+        match="HuggingFaceService is not here: lmi serves models by its own engines",
     ):
         answer(loaded)
 
@@ -113,7 +125,7 @@ async def handle(inputs):
     [item] = inputs.get_batches()
     seen.append((inputs.get_batch_size(), decode(item, item.get_property("Content-Type"))["inputs"]))
     return Output().add_as_json(seen)
-"""
+"""  # noqa: E501
     loaded = model(tmp_path, source)
     loaded.begin()
     assert json.loads(answer(loaded, b'{"inputs": "a"}')[1][0]) == [[1, ""], [1, "a"]]
@@ -154,16 +166,20 @@ async def handle(inputs):
         return create_non_stream_output("", error=asked["error"], code=asked.get("code"))
     formatter, keeps = (write_all, True) if asked.get("keeps") else (write, False)
     return handle_streaming_response(words(asked["words"]), formatter, accumulate_chunks=keeps, end="c")
-"""
+"""  # noqa: E501
 
 
 def test_an_asynchronous_handler_answers_whole(tmp_path: Path) -> None:
     loaded = model(tmp_path, STREAMED)
     loaded.begin()
     head, pieces = answer(loaded, '{"text": "ä"}'.encode())
-    assert head == Head(200, "application/json", {"x-a": "b"}) and pieces == ['{"text": "ä"}\n'.encode()]
+    assert head == Head(200, "application/json", {"x-a": "b"}) and pieces == [
+        '{"text": "ä"}\n'.encode()
+    ]
     head, pieces = answer(loaded, b'{"error": "no luck", "code": 429}')
-    assert head.status == 429 and [json.loads(piece) for piece in pieces] == [{"error": "no luck", "code": 429}]
+    assert head.status == 429 and [json.loads(piece) for piece in pieces] == [
+        {"error": "no luck", "code": 429}
+    ]
     assert answer(loaded, b'{"error": "no luck"}')[0].status == 424
 
 
@@ -191,13 +207,18 @@ ended = []
     loaded = model(tmp_path, source)
     assert answer(loaded) == (Head(200, "text/plain", {}, is_streaming=True), [b"a", b"b", b"c"])
     with closing(loaded.handle({}, {}, b"")) as pieces:
-        assert [next(pieces), next(pieces)] == [Head(200, "text/plain", {}, is_streaming=True), b"a"]
+        assert [next(pieces), next(pieces)] == [
+            Head(200, "text/plain", {}, is_streaming=True),
+            b"a",
+        ]
     assert loaded._handle.__globals__["ended"] == ["c", "a"], "a client that left ends it"
 
 
 @pytest.mark.parametrize("define", ["async def", "def"])
 def test_what_a_generator_yields_must_be_an_output(tmp_path: Path, define: str) -> None:
-    loaded = model(tmp_path, f"{define} handle(inputs):\n    yield Output().add('a')\n    yield 'b'\n")
+    loaded = model(
+        tmp_path, f"{define} handle(inputs):\n    yield Output().add('a')\n    yield 'b'\n"
+    )
     with closing(loaded.handle({}, {}, b"")) as pieces:
         assert [next(pieces), next(pieces)][1] == b"a"
         with pytest.raises(TypeError, match="handle must return an Output or None, not str"):
@@ -237,7 +258,11 @@ def test_beside_a_service_of_the_reference_a_handler_need_not_expect_the_first_c
 def test_a_handler_for_a_service_of_the_reference_loads_in_the_first_call_and_answers(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    options = {"entryPoint": "djl_python.lmi_vllm.vllm_async_service", "async_mode": "true", "model_id": "mine"}
+    options = {
+        "entryPoint": "djl_python.lmi_vllm.vllm_async_service",
+        "async_mode": "true",
+        "model_id": "mine",
+    }
     loaded = user_code(FILES / "async_service" / "model.py", options)
     loaded.begin()
     assert "TypeError" in caplog.text
@@ -249,4 +274,7 @@ def test_a_handler_for_a_service_of_the_reference_loads_in_the_first_call_and_an
 def test_a_handler_that_goes_through_a_batch_answers_its_one_request() -> None:
     loaded = user_code(FILES / "batch" / "model.py", {})
     loaded.begin()
-    assert answer(loaded, b'{"inputs": "a"}') == (Head(200, "text/plain; charset=utf-8", {"num": "1"}), [b"A"])
+    assert answer(loaded, b'{"inputs": "a"}') == (
+        Head(200, "text/plain; charset=utf-8", {"num": "1"}),
+        [b"A"],
+    )

@@ -1,4 +1,6 @@
-"""The process that installs a requirements.txt, with real wheels, a real pip and an index in files."""
+"""The process that installs a requirements.txt, with real wheels, a real pip and an
+index in files.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ TIMEOUT_S = 60.0
 
 @dataclass(frozen=True)
 class Place:
-    """A model with a requirements.txt, the folder that it is installed in, and the state of the process."""
+    """A model with a requirements.txt, the folder that it is installed in, and the state of the
+    process.
+    """
 
     model: Path
     folder: Path
@@ -34,11 +38,24 @@ class Place:
 
     def start(self, **environ: str) -> subprocess.Popen[str]:
         self.state.mkdir(exist_ok=True)
-        paths = [f"--file={self.model / 'requirements.txt'}", f"--folder={self.folder}", f"--state={self.state}"]
-        clean = {name: text for name, text in os.environ.items() if not name.startswith(("PIP_", "HF_", "DJL_"))}
+        paths = [
+            f"--file={self.model / 'requirements.txt'}",
+            f"--folder={self.folder}",
+            f"--state={self.state}",
+        ]
+        clean = {
+            name: text
+            for name, text in os.environ.items()
+            if not name.startswith(("PIP_", "HF_", "DJL_"))
+        }
         return subprocess.Popen(
             [sys.executable, "-P", "-m", "lmi.user_code.requirements", *paths, "--log-format=json"],
-            env={**clean, "PYTHONPATH": str(ROOT), "PIP_INDEX_URL": write_index(self.index), **environ},
+            env={
+                **clean,
+                "PYTHONPATH": str(ROOT),
+                "PIP_INDEX_URL": write_index(self.index),
+                **environ,
+            },
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
@@ -58,7 +75,9 @@ class Place:
     def version_of(self, module: str) -> str:
         code = f"import {module}; print({module}.VERSION)"
         environ = {**os.environ, "PYTHONPATH": str(self.folder)}
-        return subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True).stdout.strip()
+        return subprocess.run(
+            [sys.executable, "-c", code], env=environ, capture_output=True, text=True
+        ).stdout.strip()
 
     def left_over(self) -> list[str]:
         kept = {self.folder.name, f"{self.folder.name}.lock"}
@@ -70,7 +89,9 @@ def place(tmp_path: Path) -> Place:
     model = tmp_path / "model"
     model.mkdir()
     (model / "requirements.txt").write_text("# ours\none\n")
-    return Place(model, tmp_path / "cache" / "requirements" / "hash", tmp_path / "state", tmp_path / "index")
+    return Place(
+        model, tmp_path / "cache" / "requirements" / "hash", tmp_path / "state", tmp_path / "index"
+    )
 
 
 def test_the_wheels_beside_the_file_are_enough_without_a_network(place: Place) -> None:
@@ -106,7 +127,9 @@ def test_offline_the_index_is_not_asked(place: Place, tmp_path: Path, variable: 
     code, _ = place.run(**{variable: "true"})
     said = place.failure()
     assert (code, said.exit_code, said.label) == (4, 4, "model_unusable")
-    assert said.message.startswith(f"{place.model / 'requirements.txt'}: ERROR: No matching distribution")
+    assert said.message.startswith(
+        f"{place.model / 'requirements.txt'}: ERROR: No matching distribution"
+    )
     assert f"{variable}=true is set" in said.message
 
 
@@ -128,7 +151,9 @@ def test_a_file_that_names_nothing_installs_nothing(place: Place) -> None:
     assert place.run()[0] == 0 and place.folder.is_dir()
 
 
-def test_a_folder_that_cannot_be_written_names_the_variable_that_moves_it(place: Place, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_names_the_variable_that_moves_it(
+    place: Place, tmp_path: Path
+) -> None:
     (tmp_path / "cache").write_text("a file")
     code, _ = place.run()
     assert code == 4 and "SERVING_DOWNLOAD_DIR names another folder" in place.failure().message
@@ -150,10 +175,14 @@ def silent_index() -> Iterator[socket.socket]:
         yield server
 
 
-def test_sigterm_ends_it_and_pip_within_two_seconds(place: Place, silent_index: socket.socket) -> None:
+def test_sigterm_ends_it_and_pip_within_two_seconds(
+    place: Place, silent_index: socket.socket
+) -> None:
     silent_index.settimeout(TIMEOUT_S)
     for measurement in measurements():
-        process = place.start(PIP_INDEX_URL=f"http://127.0.0.1:{silent_index.getsockname()[1]}/simple")
+        process = place.start(
+            PIP_INDEX_URL=f"http://127.0.0.1:{silent_index.getsockname()[1]}/simple"
+        )
         connection, _ = silent_index.accept()
         with connection:
             with measurement.within(2):

@@ -1,4 +1,6 @@
-"""Formatters of user code around real requests: what they get, and where the text that they write goes."""
+"""Formatters of user code around real requests: what they get, and where the text that they write
+goes.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
         yield start
 
 
-def ask(server: Host, text: str, path: str = "/invocations", **fields: Any) -> tuple[HTTPResponse, bytes]:
+def ask(
+    server: Host, text: str, path: str = "/invocations", **fields: Any
+) -> tuple[HTTPResponse, bytes]:
     return server.post({"inputs": text, "parameters": {"max_new_tokens": 3}, **fields}, path)
 
 
@@ -56,17 +60,32 @@ def test_a_formatter_without_the_old_annotation_gets_the_finished_answer_once(se
     assert answer["choices"] == [
         {"index": 0, "text": "[ab]", "logprobs": None, "finish_reason": "stop", "stop_reason": None}
     ]
-    assert (answer["model"], answer["object"], answer["id"][:5]) == ("scripted", "text_completion", "cmpl-")
+    assert (answer["model"], answer["object"], answer["id"][:5]) == (
+        "scripted",
+        "text_completion",
+        "cmpl-",
+    )
     assert answer["usage"] == {"prompt_tokens": 6, "completion_tokens": 3, "total_tokens": 9}
     assert answer["num_keys"] == 8 and "details" not in answer
 
 
-def test_the_finished_answer_has_details_and_the_prompt_where_they_are_asked_for(serve: Serve) -> None:
-    parameters = {"details": True, "decoder_input_details": True, "logprobs": 2, "return_full_text": True}
+def test_the_finished_answer_has_details_and_the_prompt_where_they_are_asked_for(
+    serve: Serve,
+) -> None:
+    parameters = {
+        "details": True,
+        "decoder_input_details": True,
+        "logprobs": 2,
+        "return_full_text": True,
+    }
     answer = json.loads(ask(serve("response"), "say a", parameters=parameters)[1])
     assert answer["generated_text"] == "say aa"
     details = answer["details"]
-    assert (details["finish_reason"], details["generated_tokens"], details["inputs"]) == ("eos_token", 2, "say a")
+    assert (details["finish_reason"], details["generated_tokens"], details["inputs"]) == (
+        "eos_token",
+        2,
+        "say a",
+    )
     assert details["tokens"][0] == {"id": 97, "text": "a", "log_prob": -0.5}
     assert [token["id"] for token in details["prefill"]] == list(b"say a")
     assert [[token["id"] for token in top] for top in details["top_tokens"]] == [[97, 98]] * 2
@@ -82,11 +101,15 @@ def test_a_stream_gives_the_formatter_each_step_and_its_clients_lines(serve: Ser
     assert lines[-1]["usage"]["completion_tokens"] == 3 and len({line["id"] for line in lines}) == 1
 
 
-@pytest.mark.parametrize("parameter", ["response", "output, **kwargs", "response_data: dict, tokenizer=None"])
+@pytest.mark.parametrize(
+    "parameter", ["response", "output, **kwargs", "response_data: dict, tokenizer=None"]
+)
 @pytest.mark.parametrize(
     "write", ["return {'text': %s.choices[0]['text']}", "%s.extra = 1\n    return %s.model_dump()"]
 )
-def test_formatters_of_any_name_get_the_object_with_choices(serve: Serve, parameter: str, write: str) -> None:
+def test_formatters_of_any_name_get_the_object_with_choices(
+    serve: Serve, parameter: str, write: str
+) -> None:
     name = parameter.split(",")[0].split(":")[0]
     source = "from djl_python.output_formatter import output_formatter\n@output_formatter\n"
     server = serve(f"{source}def write({parameter}):\n    {write.replace('%s', name)}\n")
@@ -96,7 +119,12 @@ def test_formatters_of_any_name_get_the_object_with_choices(serve: Serve, parame
 
 def test_the_output_formatter_finds_the_object_that_the_input_formatter_made(serve: Serve) -> None:
     server = serve("own_fields", {"greeting": "hello"})
-    parameters = {"max_new_tokens": 5, "decoder_input_details": True, "logprobs": 2, "stop_sequences": ["bc"]}
+    parameters = {
+        "max_new_tokens": 5,
+        "decoder_input_details": True,
+        "logprobs": 2,
+        "stop_sequences": ["bc"],
+    }
     _, body = server.post({"question": "say abcd", "trace": "t1", "parameters": parameters})
     found = json.loads(body)
     assert (found["type"], found["trace"], found["seen"]) == ("MyInput", "t1", ["hello", "hello"])
@@ -113,7 +141,9 @@ def test_what_a_request_does_not_ask_for_is_not_there(serve: Serve) -> None:
 
 
 def test_a_stop_tokens_id_is_the_reason_of_the_stop(serve: Serve) -> None:
-    _, body = serve("own_fields", {"greeting": ""}).post({"question": "run ab", "parameters": {"stop_token_ids": [98]}})
+    _, body = serve("own_fields", {"greeting": ""}).post(
+        {"question": "run ab", "parameters": {"stop_token_ids": [98]}}
+    )
     assert json.loads(body)["stop_reason"] == 98
 
 
@@ -128,7 +158,7 @@ def read(decoded_payload: dict, **kwargs) -> dict:
 def write(output: TextGenerationOutput):
     *_, is_last = output.sequences[0].get_next_token()
     return f"{output.input.trace} {output.input.parameters['own']}" if is_last else ""
-""")
+""")  # noqa: E501
     assert server.post({"q": "run ab"})[1] == b"7 x"
 
 
@@ -151,11 +181,15 @@ def write(response):
     assert (response.getheader("content-type"), body) == ("application/json", b'{"text": "ab"}\n')
     response, body = server.post({"inputPrompt": ["run ab", "run cd", "run ef"]})
     assert response.getheader("content-type") == "application/json"
-    assert json.loads(body) == [{"text": "ab"}, "plain cd\n", {"text": "ef"}] and body.endswith(b"]\n")
+    assert json.loads(body) == [{"text": "ab"}, "plain cd\n", {"text": "ef"}] and body.endswith(
+        b"]\n"
+    )
     assert server.post({"inputs": "run ab"})[0].status == 424
 
 
-def test_the_lines_of_a_streamed_dynamic_batch_have_what_was_written_of_each_input(serve: Serve) -> None:
+def test_the_lines_of_a_streamed_dynamic_batch_have_what_was_written_of_each_input(
+    serve: Serve,
+) -> None:
     server = serve(
         """
 from djl_python.output_formatter import TextGenerationOutput, output_formatter
@@ -167,7 +201,9 @@ def write(output: TextGenerationOutput):
         enable_streaming=True,
     )
     assert ask(server, "run ab")[1] == b"ABA\n"
-    response, body = server.post({"inputs": ["run ab", "run cd"], "parameters": {"max_new_tokens": 30}})
+    response, body = server.post(
+        {"inputs": ["run ab", "run cd"], "parameters": {"max_new_tokens": 30}}
+    )
     lines = [json.loads(line)["outputs"] for line in body.splitlines()]
     assert response.getheader("content-type") == "application/jsonlines"
     assert ["".join(texts) for texts in zip(*lines, strict=True)] == ["AB" * 15, "CD" * 15]
@@ -204,7 +240,9 @@ def write(response):
     raise OutOfMemoryError("CUDA out of memory")
 """)
     response, body = ask(server, "large")
-    assert (response.status, json.loads(body)["code"]) == (507, 507) and "no room" in json.loads(body)["error"]
+    assert (response.status, json.loads(body)["code"]) == (507, 507) and "no room" in json.loads(
+        body
+    )["error"]
     response, body = ask(server, "say a")
     assert response.status == 507 and "CUDA out of memory" in json.loads(body)["error"]
 
@@ -212,12 +250,16 @@ def write(response):
 def test_a_formatter_that_looks_for_the_text_in_an_engines_response_finds_it(serve: Serve) -> None:
     server = serve("completion")
     answer = json.loads(server.post({"inputPrompt": "run ab"})[1])
-    assert answer["choices"][0]["text"] == "ABAB" and answer["choices"][0]["finish_reason"] == "length"
+    assert (
+        answer["choices"][0]["text"] == "ABAB" and answer["choices"][0]["finish_reason"] == "length"
+    )
     lines = server.post({"inputPrompt": "run ab", "stream": True})[1].splitlines()
     assert [json.loads(line)["choices"][0]["text"] for line in lines] == ["A", "B", "A", "B"]
 
 
-def test_a_formatter_is_given_openais_responses_too_where_the_path_has_no_form_of_its_own(serve: Serve) -> None:
+def test_a_formatter_is_given_openais_responses_too_where_the_path_has_no_form_of_its_own(
+    serve: Serve,
+) -> None:
     server = serve("completion", chat_template="say {{ messages[0].content }}")
     completion = {"prompt": "say ab", "max_tokens": 2}
     chat = {"messages": [{"role": "user", "content": "ab"}], "max_tokens": 2}
@@ -225,10 +267,18 @@ def test_a_formatter_is_given_openais_responses_too_where_the_path_has_no_form_o
     assert json.loads(server.post(completion, "/v1/completions")[1])["choices"][0]["text"] == "ab"
     assert json.loads(server.post(chat)[1])["choices"][0]["message"]["content"] == "message"
     response, body = server.post({**completion, "stream": True})
-    chunks = [json.loads(line.removeprefix(b"data: ")) for line in body.splitlines() if b"{" in line]
-    assert response.status == 200 and "".join(chunk["choices"][0]["text"] for chunk in chunks) == "AB"
+    chunks = [
+        json.loads(line.removeprefix(b"data: ")) for line in body.splitlines() if b"{" in line
+    ]
+    assert (
+        response.status == 200 and "".join(chunk["choices"][0]["text"] for chunk in chunks) == "AB"
+    )
     body = server.post({**chat, "stream": True})[1]
-    texts = [json.loads(line[line.index(b"{") :])["choices"][0]["delta"] for line in body.splitlines() if b"{" in line]
+    texts = [
+        json.loads(line[line.index(b"{") :])["choices"][0]["delta"]
+        for line in body.splitlines()
+        if b"{" in line
+    ]
     assert {"content": "delta"} in texts and b'"ab"' not in body
 
 
@@ -252,7 +302,10 @@ def write(response):
     raise ValueError("cannot write")
 """)
     response, body = server.post({"prompt": "say ab", "max_tokens": 2})
-    assert response.status == 424 and "ValueError: cannot write" in json.loads(body)["error"]["message"]
+    assert (
+        response.status == 424
+        and "ValueError: cannot write" in json.loads(body)["error"]["message"]
+    )
     wait_until(lambda: not any(connection.calls for connection in server.user_code.alive))
 
 
@@ -261,7 +314,9 @@ def test_a_formatter_that_is_ready_for_any_shape_of_response_adds_its_field(serv
     answer = json.loads(ask(server, "run ab")[1])
     assert (answer["tenant"], answer["generated_text"]) == ("blue", "aba")
     lines = [json.loads(line) for line in ask(server, "run ab", stream=True)[1].splitlines()]
-    assert [(line["tenant"], line["choices"][0]["text"]) for line in lines] == [("blue", text) for text in "aba"]
+    assert [(line["tenant"], line["choices"][0]["text"]) for line in lines] == [
+        ("blue", text) for text in "aba"
+    ]
 
 
 def test_nothing_is_left_of_a_call_when_its_answer_is_over(serve: Serve) -> None:
@@ -293,7 +348,9 @@ def write(output: TextGenerationOutput):
     assert refused["code"] == 424 and "the input formatter failed: KeyError" in refused["error"]
 
 
-def test_sessions_are_opened_beside_an_input_formatter_which_keeps_its_own_request_types(serve: Serve) -> None:
+def test_sessions_are_opened_beside_an_input_formatter_which_keeps_its_own_request_types(
+    serve: Serve,
+) -> None:
     server = serve("""
 from djl_python.input_parser import input_formatter
 @input_formatter
@@ -302,5 +359,7 @@ def read(decoded_payload: dict) -> dict:
 """)
     response, _ = server.post({"requestType": "NEW_SESSION"})
     session = str(response.headers["x-amzn-sagemaker-new-session-id"]).partition(";")[0]
-    answer = server.post({"requestType": "summary"}, headers={"x-amzn-sagemaker-session-id": session})[1]
+    answer = server.post(
+        {"requestType": "summary"}, headers={"x-amzn-sagemaker-session-id": session}
+    )[1]
     assert json.loads(answer) == {"generated_text": "summary"}

@@ -1,4 +1,6 @@
-"""Files written for djl-serving: the arguments of their functions, and what is read from their return values."""
+"""Files written for djl-serving: the arguments of their functions, and what is read from their
+return values.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,11 @@ def test_djl_python_is_importable_nowhere_else() -> None:
         ("Output().add('ä')", "text/plain; charset=utf-8", "ä".encode()),
         ("Output().add({'a': 'ä'})", "application/json", '{"a": "ä"}'.encode()),
         ("Output().add([1]).add('second')", "application/json", b"[1]"),
-        ("Output().add('first').add('the data', key='data')", "text/plain; charset=utf-8", b"the data"),
+        (
+            "Output().add('first').add('the data', key='data')",
+            "text/plain; charset=utf-8",
+            b"the data",
+        ),
         ("Output().add_property('content-type', 'x/y').add('a')", "x/y", b"a"),
         ("Output()", "", b""),
         (
@@ -49,7 +55,9 @@ def test_djl_python_is_importable_nowhere_else() -> None:
         ("Output().add_stream_content(['a'])", "application/jsonlines", b'{"outputs": "a"}\n'),
     ],
 )
-def test_an_output_is_a_type_and_a_body(tmp_path: Path, expression: str, media_type: str, body: bytes) -> None:
+def test_an_output_is_a_type_and_a_body(
+    tmp_path: Path, expression: str, media_type: str, body: bytes
+) -> None:
     source = f"from djl_python import Input, Output\ndef handle(inputs):\n    return {expression}\n"
     head, written = answer(model(tmp_path, source, handler="handle"))
     assert (head.status, head.media_type, written) == (200, media_type, body)
@@ -79,7 +87,7 @@ def handle(inputs: Input):
         inputs.get_as_json(), inputs.get_as_string("q"), inputs.get_property("content-TYPE"), content.keys(),
         inputs.contains_key("data"), inputs.get_property("none"), inputs.get_as_json("none"),
     ])
-"""
+"""  # noqa: E501
     loaded = model(tmp_path, source, {"a": "b"}, handler="handle")
     _, body = answer(loaded, b'{"x": 1}', **{"Content-Type": "a/b"})
     assert json.loads(body) == [{"x": 1}, "1", "a/b", ["data", "q"], True, None, None]
@@ -109,11 +117,16 @@ def test_a_function_that_is_missing_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "source",
     [
-        "def read(payload: dict, tokenizer=None, **kwargs) -> dict: return {'inputs': payload['q'], **payload}",
+        (
+            "def read(payload: dict, tokenizer=None, **kwargs) -> dict: return {'inputs': "
+            "payload['q'], **payload}"
+        ),
         "def read(decoded_payload): return {'inputs': decoded_payload['q'], **decoded_payload}",
     ],
 )
-def test_an_input_formatter_of_the_later_signature_gets_and_gives_the_bodys_object(tmp_path: Path, source: str) -> None:
+def test_an_input_formatter_of_the_later_signature_gets_and_gives_the_bodys_object(
+    tmp_path: Path, source: str
+) -> None:
     loaded = model(tmp_path, source, input_formatter="read")
     assert json.loads(loaded.read_input({}, b'{"q": "a"}')[1]) == {"inputs": "a", "q": "a"}
 
@@ -159,7 +172,7 @@ def handle(inputs):
     return Output().add_as_json([
         inputs.get_content().keys(), inputs.get_as_json(), inputs.get_as_bytes("image").hex(), inputs.get_as_string("q")
     ])
-"""
+"""  # noqa: E501
     loaded = model(tmp_path, source, handler="handle")
     kind = {"content-type": "multipart/form-data; boundary=cut"}
     _, body = answer(loaded, MULTIPART + b"--cut--\r\n", **kind)
@@ -169,9 +182,14 @@ def handle(inputs):
 
 
 def test_an_input_formatter_reads_the_parts_of_a_multipart_body(tmp_path: Path) -> None:
-    source = "def read(form): return {'inputs': str(len(form.get_as_bytes('image'))), **form.get_as_json('data')}"
+    source = (
+        "def read(form): return {'inputs': str(len(form.get_as_bytes('image'))), "
+        "**form.get_as_json('data')}"
+    )
     loaded = model(tmp_path, source, input_formatter="read")
-    _, request = loaded.read_input({"Content-Type": "multipart/form-data; boundary=cut"}, MULTIPART + b"--cut--")
+    _, request = loaded.read_input(
+        {"Content-Type": "multipart/form-data; boundary=cut"}, MULTIPART + b"--cut--"
+    )
     assert json.loads(request) == {"inputs": "6", "a": 1}
 
 
@@ -189,8 +207,14 @@ def test_every_byte_of_every_part_comes_out(contents: list[bytes]) -> None:
 
 
 def test_parts_have_their_names_files_too() -> None:
-    file = 'Content-Type: image/png\r\nContent-Disposition: form-data; filename="a.png"; name="größe"'
-    body = part(b"\r\n\x00", file) + part(b'{"a": 1}', "content-disposition: form-data; name=json") + b"--cut--"
+    file = (
+        'Content-Type: image/png\r\nContent-Disposition: form-data; filename="a.png"; name="größe"'
+    )
+    body = (
+        part(b"\r\n\x00", file)
+        + part(b'{"a": 1}', "content-disposition: form-data; name=json")
+        + b"--cut--"
+    )
     assert read_parts(body, "Multipart/Form-Data; charset=utf-8; boundary=cut") == [
         ("größe", b"\r\n\x00"),
         ("json", b'{"a": 1}'),
@@ -198,7 +222,9 @@ def test_parts_have_their_names_files_too() -> None:
 
 
 def test_blanks_may_follow_a_boundary() -> None:
-    assert read_parts(part(b"a").replace(b"--cut\r\n", b"--cut \t\r\n") + b"--cut--", TYPE) == [("data", b"a")]
+    assert read_parts(part(b"a").replace(b"--cut\r\n", b"--cut \t\r\n") + b"--cut--", TYPE) == [
+        ("data", b"a")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -219,5 +245,7 @@ def test_what_is_no_form_says_why(body: bytes, content_type: str, said: str) -> 
 
 
 def test_only_forms_are_taken_apart() -> None:
-    assert is_multipart("multipart/form-data; boundary=a") and not is_multipart("multipart/mixed; boundary=a")
+    assert is_multipart("multipart/form-data; boundary=a") and not is_multipart(
+        "multipart/mixed; boundary=a"
+    )
     assert not is_multipart("") and not is_multipart("application/json")

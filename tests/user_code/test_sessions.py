@@ -88,4 +88,7 @@ def test_no_session_is_named_by_nothing_and_an_expired_one_is_none(tmp_path: Pat
 def test_the_classes_stand_where_files_import_them_from() -> None:
     from djl_python import SessionManager, session_manager
 
-    assert session_manager.SessionManager is SessionManager and session_manager.Session.__name__ == "Session"
+    assert (
+        session_manager.SessionManager is SessionManager
+        and session_manager.Session.__name__ == "Session"
+    )

@@ -9,7 +9,11 @@ from lmi.user_code.runner import UserCode
 
 
 def model(
-    tmp_path: Path, source: str, properties: dict[str, str] | None = None, folder: str = ".", **functions: str
+    tmp_path: Path,
+    source: str,
+    properties: dict[str, str] | None = None,
+    folder: str = ".",
+    **functions: str,
 ) -> UserCode:
     (tmp_path / "model.py").write_text(source)
     code = UserCodeConfig(path=str(tmp_path / "model.py"), properties=properties or {}, **functions)

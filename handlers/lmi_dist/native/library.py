@@ -1,7 +1,9 @@
-"""The native kernels of this CPU: finds their library, packs weights for it, and runs steps of a program.
+"""The native kernels of this CPU: finds their library, packs weights for it, and runs steps of a
+program.
 
-`lmi_kernels.h` describes the library; all of ctypes is in this file. Memory comes from the system directly, and is
-taken when it is first written: weights and buffers in huge pages where the system has them, blocks in small ones.
+`lmi_kernels.h` describes the library; all of ctypes is in this file. Memory comes from the system
+directly, and is taken when it is first written: weights and buffers in huge pages where the system
+has them, blocks in small ones.
 """
 
 from __future__ import annotations
@@ -18,7 +20,18 @@ from pathlib import Path
 import numpy as np
 
 from handlers.lmi_dist.about import library_file, variant_here
-from handlers.lmi_dist.operations import Adapter, Attend, Cap, Embed, Gather, Linear, Norm, Operation, Program, Shrink
+from handlers.lmi_dist.operations import (
+    Adapter,
+    Attend,
+    Cap,
+    Embed,
+    Gather,
+    Linear,
+    Norm,
+    Operation,
+    Program,
+    Shrink,
+)
 from handlers.lmi_dist.runner import Chunk
 from handlers.lmi_dist.weights import BFLOAT16, Array, dtype_name, is_float
 from lmi.shared import machine
@@ -30,26 +43,48 @@ _ABI = 4
 _EMBED, _NORM, _LINEAR, _ATTEND, _GATHER, _CAP, _SHRINK = range(7)
 _ACTIVATIONS = {"none": 0, "silu": 1, "relu": 2, "gelu": 3, "gelu_tanh": 4}
 _DTYPES = {np.dtype(np.float32): 0, BFLOAT16: 1, np.dtype(np.float16): 2}
-_OF_PROGRAM = ("num_layers", "num_heads", "num_kv_heads", "head_dim", "vocab_size", "max_length", "num_sites")
+_OF_PROGRAM = (
+    "num_layers",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "vocab_size",
+    "max_length",
+    "num_sites",
+)
 
 
 class Panels(Structure):
     """A weight (num_out, num_in) in the form that products read, F32, BF16 or INT8."""
 
     memory: Array  # with what `data` points to
-    _fields_ = [(name, c_int32) for name in ("num_out", "num_in", "format", "reserved")] + [("data", c_void_p)]
+    _fields_ = [(name, c_int32) for name in ("num_out", "num_in", "format", "reserved")] + [
+        ("data", c_void_p)
+    ]
 
 
 class _Op(Structure):
     _fields_ = [
         *(
             (name, c_int32)
-            for name in ("kind", "input", "output", "adds", "is_centred", "activation", "layer", "window")
+            for name in (
+                "kind",
+                "input",
+                "output",
+                "adds",
+                "is_centred",
+                "activation",
+                "layer",
+                "window",
+            )
         ),
         *((name, c_int32) for name in ("num_pairs", "is_wanted", "table_dtype", "site", "low")),
         *((name, c_float) for name in ("eps", "scale", "cap")),
         *((name, POINTER(Panels)) for name in ("weight", "gate")),
-        *((name, c_void_p) for name in ("bias", "gate_bias", "table", "positions", "norm", "rotations")),
+        *(
+            (name, c_void_p)
+            for name in ("bias", "gate_bias", "table", "positions", "norm", "rotations")
+        ),
         *((name, c_void_p) for name in ("query_norm", "key_norm")),
     ]
 
@@ -59,7 +94,10 @@ class _Site(Structure):
 
 
 class _Buffer(Structure):
-    _fields_ = [("data", c_void_p), *((name, c_int32) for name in ("width", "num_rows", "is_wanted", "reserved"))]
+    _fields_ = [
+        ("data", c_void_p),
+        *((name, c_int32) for name in ("width", "num_rows", "is_wanted", "reserved")),
+    ]
 
 
 class _Model(Structure):
@@ -98,7 +136,9 @@ def load() -> Library:
 
 
 def num_threads() -> int:
-    """The threads of a step: as many as the operator arranges for every library, or one for each core."""
+    """The threads of a step: as many as the operator arranges for every library, or one for each
+    core.
+    """
     arranged = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     return max(1, int(arranged)) if arranged.isdecimal() else machine.num_usable_cores()
 
@@ -129,7 +169,9 @@ class Arena:
         self._chunk, self._num_taken = allocate(0), 0
 
     def take(self, num_bytes: int) -> Array:
-        """Bytes, (num_bytes,), whose address is a multiple of 64; they live as long as the array."""
+        """Bytes, (num_bytes,), whose address is a multiple of 64; they live as long as
+        the array.
+        """
         if self._num_taken + num_bytes > self._chunk.size:
             self._chunk, self._num_taken = allocate(max(num_bytes, self._chunk_bytes)), 0
         start = self._num_taken
@@ -144,27 +186,49 @@ class Library:
         try:
             self.functions = functions = ctypes.CDLL(str(path))
         except OSError as error:
-            raise NotAvailable(f"{path.name} cannot be loaded ({error}); scripts/build-native builds it") from error
+            raise NotAvailable(
+                f"{path.name} cannot be loaded ({error}); scripts/build-native builds it"
+            ) from error
         if functions.lmi_abi() != _ABI:
-            raise NotAvailable(f"{path.name} is of another version; scripts/build-native builds this one")
-        functions.lmi_packed_bytes.argtypes, functions.lmi_packed_bytes.restype = (c_int32,) * 3, c_int64
-        functions.lmi_pack.argtypes, functions.lmi_pack.restype = (c_void_p, *(c_int32,) * 4, c_void_p, c_int32), None
-        functions.lmi_block_bytes.argtypes, functions.lmi_block_bytes.restype = (c_int32,) * 3, c_int64
-        functions.lmi_scratch_bytes.argtypes, functions.lmi_scratch_bytes.restype = (POINTER(_Model), c_int32), c_int64
+            raise NotAvailable(
+                f"{path.name} is of another version; scripts/build-native builds this one"
+            )
+        functions.lmi_packed_bytes.argtypes, functions.lmi_packed_bytes.restype = (
+            (c_int32,) * 3,
+            c_int64,
+        )
+        functions.lmi_pack.argtypes, functions.lmi_pack.restype = (
+            (c_void_p, *(c_int32,) * 4, c_void_p, c_int32),
+            None,
+        )
+        functions.lmi_block_bytes.argtypes, functions.lmi_block_bytes.restype = (
+            (c_int32,) * 3,
+            c_int64,
+        )
+        functions.lmi_scratch_bytes.argtypes, functions.lmi_scratch_bytes.restype = (
+            (POINTER(_Model), c_int32),
+            c_int64,
+        )
         functions.lmi_run.argtypes = (POINTER(_Model), POINTER(_Step), c_int32)
         functions.lmi_error.restype = c_char_p
         self.kind = kind
         self._arena = Arena()
 
     def pack(self, weight: Array, format: int, arena: Arena | None = None) -> Panels:
-        """Pack a weight (num_out, num_in), float32, bfloat16 or float16, into the arena of the model or another one."""
+        """Pack a weight (num_out, num_in), float32, bfloat16 or float16, into the arena of the
+        model or another one.
+        """
         if not is_float(weight) or weight.ndim != 2 or 0 in weight.shape:
-            raise ValueError(f"a weight must be a matrix of floats, given {dtype_name(weight)} {weight.shape}")
+            raise ValueError(
+                f"a weight must be a matrix of floats, given {dtype_name(weight)} {weight.shape}"
+            )
         num_out, num_in = weight.shape
         weight = np.ascontiguousarray(weight)
         data = (arena or self._arena).take(self.functions.lmi_packed_bytes(num_out, num_in, format))
         dtype = _DTYPES[weight.dtype]
-        self.functions.lmi_pack(_address(weight), dtype, num_out, num_in, format, _address(data), num_threads())
+        self.functions.lmi_pack(
+            _address(weight), dtype, num_out, num_in, format, _address(data), num_threads()
+        )
         panels = Panels(num_out, num_in, format, 0, _address(data))
         panels.memory = data
         return panels
@@ -177,11 +241,16 @@ class Library:
 class NativeModel:
     """A program with its pool of blocks. Not safe to call from two threads at once."""
 
-    def __init__(self, library: Library, program: Program[Panels], num_blocks: int, num_threads: int) -> None:
+    def __init__(
+        self, library: Library, program: Program[Panels], num_blocks: int, num_threads: int
+    ) -> None:
         self._functions, self._program, self._num_threads = library.functions, program, num_threads
-        self.block_bytes = library.block_bytes(program.num_layers, program.num_kv_heads, program.head_dim)
-        # Prompts write to memory that was never used. On a virtual machine that gives free huge pages back to its host,
-        # the first write to a huge page takes up to six times as long as that to small ones.
+        self.block_bytes = library.block_bytes(
+            program.num_layers, program.num_kv_heads, program.head_dim
+        )
+        # Prompts write to memory that was never used. On a virtual machine that gives free huge
+        # pages back to its host, the first write to a huge page takes up to six times as long as
+        # that to small ones.
         self._pool_memory = map_memory(num_blocks * self.block_bytes, mmap.MADV_NOHUGEPAGE)
         self.pool = np.frombuffer(self._pool_memory, np.uint8)
         ops = [_op(operation) for operation in program.operations]
@@ -190,7 +259,9 @@ class NativeModel:
         self._memory: list[Array] = []  # (capacity, width) each
         self._scratch = allocate(0)
         self._max_rows = self._max_wanted = 0
-        self._adapters: dict[int, tuple[ctypes.Array[_Site], Adapter[Panels]]] = {}  # sites, whose memory the 2nd keeps
+        self._adapters: dict[
+            int, tuple[ctypes.Array[_Site], Adapter[Panels]]
+        ] = {}  # sites, whose memory the 2nd keeps
         self._model = _Model(
             ops=self._ops,
             buffers=self._buffers,
@@ -203,15 +274,23 @@ class NativeModel:
         )
         widths, wanted = program.widths, program.wanted
         self._wanted_bytes = 4 * sum(width for index, width in enumerate(widths) if index in wanted)
-        self._row_bytes = 4 * sum(widths) - self._wanted_bytes + int(self._functions.lmi_scratch_bytes(self._model, 1))
+        self._row_bytes = (
+            4 * sum(widths)
+            - self._wanted_bytes
+            + int(self._functions.lmi_scratch_bytes(self._model, 1))
+        )
         self._reserve(1, 1)
 
     def run(self, chunks: Sequence[Chunk]) -> Array:
-        """Logits (num_wanted, vocab_size), float32, in the order of the chunks; valid until the next call."""
+        """Logits (num_wanted, vocab_size), float32, in the order of the chunks; valid until the
+        next call.
+        """
         ids, blocks, wanted = list[int](), list[int](), list[int]()
         for chunk in chunks:
             ids += chunk.token_ids
-            blocks += chunk.table[: (chunk.start + len(chunk.token_ids) + TOKENS_PER_BLOCK - 1) // TOKENS_PER_BLOCK]
+            blocks += chunk.table[
+                : (chunk.start + len(chunk.token_ids) + TOKENS_PER_BLOCK - 1) // TOKENS_PER_BLOCK
+            ]
             if chunk.num_logits == 1:  # as of every decode
                 wanted.append(len(ids) - 1)
             else:
@@ -219,9 +298,23 @@ class NativeModel:
         starts = [chunk.start for chunk in chunks]
         lengths = [len(chunk.token_ids) for chunk in chunks]
         self._reserve(len(ids), len(wanted))
-        numbers = sorted({chunk.adapter for chunk in chunks} - {0}) if self._program.num_sites else []
-        users = [numbers.index(chunk.adapter) if chunk.adapter else -1 for chunk in chunks] if numbers else []
-        self._step(ids, starts, lengths, blocks, wanted, users, adapters=[self._adapters[one][0] for one in numbers])
+        numbers = (
+            sorted({chunk.adapter for chunk in chunks} - {0}) if self._program.num_sites else []
+        )
+        users = (
+            [numbers.index(chunk.adapter) if chunk.adapter else -1 for chunk in chunks]
+            if numbers
+            else []
+        )
+        self._step(
+            ids,
+            starts,
+            lengths,
+            blocks,
+            wanted,
+            users,
+            adapters=[self._adapters[one][0] for one in numbers],
+        )
         return self.buffer(-1)[: len(wanted)]
 
     def _step(self, *columns: list[int], adapters: Sequence[ctypes.Array[_Site]] = ()) -> None:
@@ -230,11 +323,15 @@ class NativeModel:
         Raises ValueError, with nothing done, if the model or the step breaks a rule.
         """
         try:
-            ids, _, lengths, blocks, wanted, *_ = arrays = [array("i", column) for column in columns]
+            ids, _, lengths, blocks, wanted, *_ = arrays = [
+                array("i", column) for column in columns
+            ]
         except OverflowError as error:
             raise ValueError(f"a number of the step does not fit in 32 bits: {error}") from error
         step = _Step(*(column.buffer_info()[0] for column in arrays))
-        step.num_rows, step.num_chunks, step.num_blocks, step.num_wanted = map(len, (ids, lengths, blocks, wanted))
+        step.num_rows, step.num_chunks, step.num_blocks, step.num_wanted = map(
+            len, (ids, lengths, blocks, wanted)
+        )
         if adapters:
             sites = [ctypes.cast(adapter, POINTER(_Site)) for adapter in adapters]
             step.adapters, step.num_adapters = (POINTER(_Site) * len(sites))(*sites), len(sites)
@@ -243,20 +340,28 @@ class NativeModel:
 
     def put_adapter(self, number: int, adapter: Adapter[Panels]) -> None:
         """Let chunks use an adapter by its number, which is not 0."""
-        parts = [(None, None, None) if one is None else (one.down, one.up, one.gate) for one in adapter]
-        sites = (_Site * self._program.num_sites)(*(_Site(*(one or Panels() for one in part)) for part in parts))
+        parts = [
+            (None, None, None) if one is None else (one.down, one.up, one.gate) for one in adapter
+        ]
+        sites = (_Site * self._program.num_sites)(
+            *(_Site(*(one or Panels() for one in part)) for part in parts)
+        )
         self._adapters[number] = sites, adapter
 
     def drop_adapter(self, number: int) -> None:
         self._adapters.pop(number, None)
 
     def copy(self, from_block: int, to_block: int) -> None:
-        """Copy the keys and values of a whole block, on this thread: to wake others for it would take longer."""
+        """Copy the keys and values of a whole block, on this thread: to wake others for it would
+        take longer.
+        """
         blocks = self.pool.reshape(-1, self.block_bytes)
         blocks[to_block] = blocks[from_block]
 
     def give_back(self, blocks: Sequence[int]) -> None:
-        """Give the memory of blocks back to the system, but for the pages that they share with their neighbours."""
+        """Give the memory of blocks back to the system, but for the pages that they share with
+        their neighbours.
+        """
         for block in blocks:
             start = -(-(block * self.block_bytes) // mmap.PAGESIZE) * mmap.PAGESIZE
             end = (block + 1) * self.block_bytes // mmap.PAGESIZE * mmap.PAGESIZE
@@ -283,7 +388,10 @@ class NativeModel:
         widths, wanted = self._program.widths, self._program.wanted
         capacities = [max_wanted if index in wanted else max_rows for index in range(len(widths))]
         shapes = list(zip(capacities, widths, strict=True))
-        memory = [allocate(4 * rows * width).view(np.float32).reshape(rows, width) for rows, width in shapes]
+        memory = [
+            allocate(4 * rows * width).view(np.float32).reshape(rows, width)
+            for rows, width in shapes
+        ]
         for index, (rows, width) in enumerate(shapes):
             self._buffers[index] = _Buffer(_address(memory[index]), width, rows, index in wanted, 0)
         self._memory = memory
@@ -305,7 +413,13 @@ def _op(operation: Operation[Panels]) -> _Op:
             op = _Op(_NORM, input, output, operation.adds, operation.is_centred, eps=operation.eps)
             op.norm, op.bias = _address(operation.weight), _address(operation.bias)
         case Linear(input=input, output=output, site=site):
-            op = _Op(_LINEAR, input, output, operation.adds, activation=_ACTIVATIONS[operation.activation])
+            op = _Op(
+                _LINEAR,
+                input,
+                output,
+                operation.adds,
+                activation=_ACTIVATIONS[operation.activation],
+            )
             op.site, op.low = 0 if site is None else site + 1, operation.low
             op.weight, op.bias = ctypes.pointer(operation.weight), _address(operation.bias)
             op.gate = None if operation.gate is None else ctypes.pointer(operation.gate)
@@ -317,7 +431,10 @@ def _op(operation: Operation[Panels]) -> _Op:
             op.eps, op.scale, op.cap = operation.norm_eps, operation.scale, operation.softcap or 0.0
             op.num_pairs = 0 if operation.rotations is None else operation.rotations.shape[2]
             op.is_wanted, op.rotations = operation.is_wanted, _address(operation.rotations)
-            op.query_norm, op.key_norm = _address(operation.query_norm), _address(operation.key_norm)
+            op.query_norm, op.key_norm = (
+                _address(operation.query_norm),
+                _address(operation.key_norm),
+            )
         case Gather(input=input, output=output):
             op = _Op(_GATHER, input, output)
         case Cap(buffer=buffer):

@@ -1,12 +1,13 @@
-"""What is wanted of the rows of a step's logits, one record for each wish, and what fulfils it: natively, or by numpy.
+"""What is wanted of the rows of a step's logits, one record for each wish, and what fulfils it:
+natively, or by numpy.
 
-`lmi_kernels.h` describes the records. Ids that rules are about stand in lists that the wishes share: each takes as many
-as it says, behind those of the wishes before it.
+`lmi_kernels.h` describes the records. Ids that rules are about stand in lists that the wishes
+share: each takes as many as it says, behind those of the wishes before it.
 
-`choose_plainly` has the rules in short: bias, penalties, bans and the mask; then temperature, top_k, top_p (a share of
-the mass that top_k left), min_p and typical_p, each on the result of the one before, where equal probabilities stay
-together. Last, one uniform number per (seed, position) picks the token by inverse CDF. It gives the tokens of the
-library, to the rounding of sums.
+`choose_plainly` has the rules in short: bias, penalties, bans and the mask; then temperature,
+top_k, top_p (a share of the mass that top_k left), min_p and typical_p, each on the result of the
+one before, where equal probabilities stay together. Last, one uniform number per (seed, position)
+picks the token by inverse CDF. It gives the tokens of the library, to the rounding of sums.
 """
 
 import math
@@ -25,9 +26,25 @@ Ints: TypeAlias = npt.NDArray[np.int32]
 Records: TypeAlias = npt.NDArray[Any]
 
 _FLOATS = ("temperature", "top_p", "min_p", "typical_p", "repetition", "presence", "frequency")
-_INTS = ("top_k", "row", "changed", "mask", "position", "token_id", "wants_log_prob", "num_top", "num_candidates")
+_INTS = (
+    "top_k",
+    "row",
+    "changed",
+    "mask",
+    "position",
+    "token_id",
+    "wants_log_prob",
+    "num_top",
+    "num_candidates",
+)
 _NUMBERS = ("num_biased", "num_seen", "num_banned", "reserved")
-WISH = np.dtype([("seed", "u8"), *((name, "f4") for name in _FLOATS), *((name, "i4") for name in _INTS + _NUMBERS)])
+WISH = np.dtype(
+    [
+        ("seed", "u8"),
+        *((name, "f4") for name in _FLOATS),
+        *((name, "i4") for name in _INTS + _NUMBERS),
+    ]
+)
 CHOICE = np.dtype([("status", "i4"), ("token_id", "i4"), ("log_prob", "f4")])
 BEST = np.dtype([("token_id", "i4"), ("score", "f4"), ("log_prob", "f4")])
 CHOSEN, NO_NUMBERS, ALL_BANNED = range(3)  # the status of a choice
@@ -51,12 +68,18 @@ class Sampling:
 
     logits: Floats  # (num_logits, vocab_size)
     wishes: Records  # (num_wishes) of WISH
-    changed: Floats | None = None  # (num_changed, vocab_size): rows that take the place of those of the logits
-    masks: Ints | None = None  # (num_masks, vocab_size / 32, rounded up): a bit for each token that may come
+    changed: Floats | None = (
+        None  # (num_changed, vocab_size): rows that take the place of those of the logits
+    )
+    masks: Ints | None = (
+        None  # (num_masks, vocab_size / 32, rounded up): a bit for each token that may come
+    )
     biased_ids: Ints = field(default_factory=lambda: NO_INTS)
     biases: Floats = field(default_factory=lambda: NO_FLOATS)  # parallel to `biased_ids`
     seen_ids: Ints = field(default_factory=lambda: NO_INTS)  # what penalties count
-    counts: Floats = field(default_factory=lambda: NO_FLOATS)  # parallel: how often each was generated
+    counts: Floats = field(
+        default_factory=lambda: NO_FLOATS
+    )  # parallel: how often each was generated
     banned_ids: Ints = field(default_factory=lambda: NO_INTS)
 
     @property
@@ -71,7 +94,9 @@ class Fulfilled(NamedTuple):
 
 Choose: TypeAlias = Callable[[Sampling], Fulfilled]
 
-_ARRAYS: tuple[tuple[str, npt.DTypeLike, str], ...] = (  # the name of each, and of its length if it has one of its own
+_ARRAYS: tuple[
+    tuple[str, npt.DTypeLike, str], ...
+] = (  # the name of each, and of its length if it has one of its own
     ("logits", np.float32, "num_logits"),
     ("changed", np.float32, "num_changed"),
     ("masks", np.int32, "num_masks"),
@@ -82,14 +107,31 @@ _ARRAYS: tuple[tuple[str, npt.DTypeLike, str], ...] = (  # the name of each, and
     ("counts", np.float32, ""),
     ("banned_ids", np.int32, "num_banned"),
 )
-_SIZES = ("logits", "changed", "masks", "vocab_size", "wishes", "biased", "seen", "banned", "best", "reserved")
+_SIZES = (
+    "logits",
+    "changed",
+    "masks",
+    "vocab_size",
+    "wishes",
+    "biased",
+    "seen",
+    "banned",
+    "best",
+    "reserved",
+)
 
 
 class _Sampling(Structure):
     _fields_ = [
-        *((name, c_void_p) for name in (*(name for name, _, _ in _ARRAYS), "choices", "best", "scratch")),
+        *(
+            (name, c_void_p)
+            for name in (*(name for name, _, _ in _ARRAYS), "choices", "best", "scratch")
+        ),
         ("scratch_bytes", c_int64),
-        *((name if name in ("vocab_size", "reserved") else f"num_{name}", c_int32) for name in _SIZES),
+        *(
+            (name if name in ("vocab_size", "reserved") else f"num_{name}", c_int32)
+            for name in _SIZES
+        ),
     ]
 
 
@@ -98,14 +140,21 @@ class NativeSampler:
 
     def __init__(self, library: Library, vocab_size: int, num_threads: int) -> None:
         self._functions, self._num_threads = library.functions, num_threads
-        self._functions.lmi_sampling_bytes.argtypes, self._functions.lmi_sampling_bytes.restype = (c_int32,), c_int64
+        self._functions.lmi_sampling_bytes.argtypes, self._functions.lmi_sampling_bytes.restype = (
+            (c_int32,),
+            c_int64,
+        )
         self._functions.lmi_sample.argtypes = (POINTER(_Sampling), c_int32)
-        self._scratch = np.empty(num_threads * self._functions.lmi_sampling_bytes(vocab_size), np.uint8)
+        self._scratch = np.empty(
+            num_threads * self._functions.lmi_sampling_bytes(vocab_size), np.uint8
+        )
         self._scratch_address = self._scratch.ctypes.data
 
     def __call__(self, sampling: Sampling) -> Fulfilled:
         """Raises ValueError, with nothing done, if a wish breaks a rule."""
-        answers = Fulfilled(np.empty(len(sampling.wishes), CHOICE), np.empty(sampling.num_best, BEST))
+        answers = Fulfilled(
+            np.empty(len(sampling.wishes), CHOICE), np.empty(sampling.num_best, BEST)
+        )
         given = _Sampling(
             choices=_address(answers.choices),
             best=_address(answers.best),
@@ -144,11 +193,19 @@ def choose_plainly(sampling: Sampling) -> Fulfilled:
     return answers
 
 
-def _grant(sampling: Sampling, wish: Any, own: dict[str, slice], best: Any) -> tuple[int, int, float]:
+def _grant(
+    sampling: Sampling, wish: Any, own: dict[str, slice], best: Any
+) -> tuple[int, int, float]:
     """Status, token id and log-prob; `best` is filled."""
     logits = sampling.logits[wish["row"]]
-    source = logits if wish["changed"] < 0 or sampling.changed is None else sampling.changed[wish["changed"]]
-    token_id, num_top, num_candidates = (int(wish[name]) for name in ("token_id", "num_top", "num_candidates"))
+    source = (
+        logits
+        if wish["changed"] < 0 or sampling.changed is None
+        else sampling.changed[wish["changed"]]
+    )
+    token_id, num_top, num_candidates = (
+        int(wish[name]) for name in ("token_id", "num_top", "num_candidates")
+    )
     is_drawn = token_id < 0 and not num_candidates
     if is_drawn:
         ruled = apply_rules(sampling, wish, own, source)
@@ -180,7 +237,10 @@ def apply_rules(sampling: Sampling, wish: Any, own: dict[str, slice], row: Float
     row = row.copy()
     np.add.at(row, sampling.biased_ids[own["biased"]], sampling.biases[own["biased"]])
     seen, counts = sampling.seen_ids[own["seen"]], sampling.counts[own["seen"]].astype(np.float64)
-    scores, less = row[seen], np.float32(wish["frequency"] * counts + wish["presence"] * (counts > 0))
+    scores, less = (
+        row[seen],
+        np.float32(wish["frequency"] * counts + wish["presence"] * (counts > 0)),
+    )
     lower = scores.astype(np.float64) * wish["repetition"] - less
     row[seen] = np.where(scores > 0, scores / wish["repetition"] - less, lower)
     row[sampling.banned_ids[own["banned"]]] = -np.inf
@@ -201,7 +261,9 @@ def _draw(row: Floats, wish: Any) -> int:
 
 
 def keep(weights: Floats, powers: Floats, wish: Any) -> None:
-    """Set the weights (vocab) of the tokens that filters leave out to 0; `powers` are those of e."""
+    """Set the weights (vocab) of the tokens that filters leave out to 0; `powers` are
+    those of e.
+    """
     if 0 < wish["top_k"] < len(weights):
         weights[weights < np.partition(weights, -wish["top_k"])[-wish["top_k"]]] = 0
     if wish["top_p"] < 1:
@@ -209,7 +271,9 @@ def keep(weights: Floats, powers: Floats, wish: Any) -> None:
     weights[weights < wish["min_p"]] = 0
     if wish["typical_p"] < 1:  # Meister et al. 2022; the surprise is a constant less the power
         known = np.where(weights > 0, powers, 0)
-        mean = np.float32((weights * known.astype(np.float64)).sum() / weights.sum(dtype=np.float64))
+        mean = np.float32(
+            (weights * known.astype(np.float64)).sum() / weights.sum(dtype=np.float64)
+        )
         distances = np.maximum(np.abs(mean - powers), _LEAST_DISTANCE)
         weights[distances > _last_taken(distances, weights, wish["typical_p"])] = 0
 
@@ -219,7 +283,9 @@ def _weights(powers: Floats) -> Floats:
 
 
 def _last_taken(keys: Floats, weights: Floats, share: float) -> np.float32:
-    """Tokens are taken by ascending keys, while less than a share of the mass was taken: the key of the last."""
+    """Tokens are taken by ascending keys, while less than a share of the mass was taken: the key of
+    the last.
+    """
     order = keys.argsort(kind="stable")
     order = order[weights[order] > 0]
     after = weights[order].cumsum(dtype=np.float64)
@@ -233,10 +299,12 @@ def _tell_best(best: Any, scores: Floats, log_probs: Floats) -> None:
 
 
 def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) with 24 bits, exact in float32. Scaled by any total it stays below that total.
+    """A number in [0, 1) with 24 bits, exact in float32. Scaled by any total it stays below that
+    total.
 
-    A token's depends only on its sequence's seed and its index in the output, so neighbours in the batch, preemption
-    and recomputation cannot change it. The mixing function is splitmix64 (Steele, Lea, Flood 2014).
+    A token's depends only on its sequence's seed and its index in the output, so neighbours in the
+    batch, preemption and recomputation cannot change it. The mixing function is splitmix64 (Steele,
+    Lea, Flood 2014).
     """
     return (_mix(_mix(seed) + position * _GOLDEN) >> 40) * 2.0**-24
 

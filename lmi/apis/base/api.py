@@ -1,9 +1,10 @@
-"""What an API is: how it reads a body, how it answers, and which status and body each error has there.
+"""What an API is: how it reads a body, how it answers, and which status and body each error has
+there.
 
 bytes --read--> Message[Format] --parse--> Parsed[Format] --formatter--> Formatter[Format] --> bytes
 
-A formatter turns the Deltas of one answer into records, each sent as one body message. orjson writes strings and
-floats, so NaN and infinities become null.
+A formatter turns the Deltas of one answer into records, each sent as one body message. orjson
+writes strings and floats, so NaN and infinities become null.
 """
 
 from abc import ABC, abstractmethod
@@ -20,7 +21,8 @@ from lmi.types import Answer, AnswerFormat, Delta, Format, OutputFormat, Token, 
 NO_TOKEN = Token(id=-1, text="", is_special=True)
 """The token of an empty step, as the reference writes it."""
 
-# By these words clients know a prompt that is too long, and send a shorter one or ask another model.
+# By these words clients know a prompt that is too long, and send a shorter one or ask another
+# model.
 TOO_LONG_AT_OPENAI = "This model's maximum context length is {max_context} tokens. However, "
 TOO_LONG_AT_TGI = "`inputs` tokens + `max_new_tokens` must be <= {max_context}: "
 JSON, JSONLINES, SSE = "application/json", "application/jsonlines", "text/event-stream"
@@ -49,7 +51,9 @@ def text_of(tokens: Sequence[Token]) -> str:
 
 
 class ErrorFields(NamedTuple):
-    """An error as a body names it. `kind` is in the words of the API; the LMI API has one only under tgi_compat."""
+    """An error as a body names it. `kind` is in the words of the API; the LMI API has one only
+    under tgi_compat.
+    """
 
     message: str
     code: int  # HTTP's
@@ -60,7 +64,8 @@ class ErrorFields(NamedTuple):
 
 
 class AsyncFormatter(ABC):
-    """Turns the Deltas of one answer into the records of its body. It may wait for other processes. Always `close` it.
+    """Turns the Deltas of one answer into the records of its body. It may wait for other processes.
+    Always `close` it.
 
     A whole answer's records together are its body. An empty record only begins the response.
     """
@@ -68,7 +73,9 @@ class AsyncFormatter(ABC):
     media_type: str
     is_streaming: bool
     is_verbatim: bool = False  # the body is sent as it is, without the API's line end
-    begins_early: ClassVar[bool] = False  # a stream may begin without a token, and tell that it waits
+    begins_early: ClassVar[bool] = (
+        False  # a stream may begin without a token, and tell that it waits
+    )
 
     async def begin(self) -> None:
         """Get ready, before anything is generated."""
@@ -76,10 +83,14 @@ class AsyncFormatter(ABC):
 
     @abstractmethod
     def feed(self, delta: Delta) -> list[bytes] | Awaitable[list[bytes]]:
-        """Return the records that this Delta completes, in order. The next one is fed when they have been sent."""
+        """Return the records that this Delta completes, in order. The next one is fed when they
+        have been sent.
+        """
 
     def waiting(self, status: WaitStatus, waited_s: float) -> list[bytes]:
-        """Return records that say that the answer has no token yet. Only a stream that `begins_early` has some."""
+        """Return records that say that the answer has no token yet. Only a stream that
+        `begins_early` has some.
+        """
         return []
 
     def close(self) -> None:
@@ -88,7 +99,9 @@ class AsyncFormatter(ABC):
 
 
 class Formatter(AsyncFormatter, Generic[Format]):
-    """Writes the answer to one body, which holds one request or several, without waiting for anything."""
+    """Writes the answer to one body, which holds one request or several, without waiting for
+    anything.
+    """
 
     opening: ClassVar[bytes] = b""
     closing: ClassVar[bytes] = b""
@@ -134,7 +147,9 @@ class WholeFormatter(Formatter[Format]):
 
 
 class StepFormatter(Formatter[Format]):
-    """Writes a record for each step, which is nearly always one token. An answer without one ends with NO_TOKEN."""
+    """Writes a record for each step, which is nearly always one token. An answer without one ends
+    with NO_TOKEN.
+    """
 
     is_streaming = True
 
@@ -150,11 +165,14 @@ class StepFormatter(Formatter[Format]):
 
     @abstractmethod
     def _step(self, token: Token) -> bytes:
-        """Return a record. The answer so far has the token, and its `finish_reason` with the last one."""
+        """Return a record. The answer so far has the token, and its `finish_reason` with the last
+        one.
+        """
 
 
 def waiting_fields(status: WaitStatus, waited_s: float) -> dict[str, Any]:
-    """Return what is known of an answer that waits, in llama-server's words, and the place in the queue in litellm's.
+    """Return what is known of an answer that waits, in llama-server's words, and the place in the
+    queue in litellm's.
 
     The time is null while the engine's speed is not known.
     """
@@ -168,12 +186,17 @@ def waiting_fields(status: WaitStatus, waited_s: float) -> dict[str, Any]:
         }
     if status.queue_position is not None:
         wait_s = None if status.wait_s is None else round(status.wait_s, 1)
-        fields["queue_status"] = {"queue_position": status.queue_position, "estimated_wait_seconds": wait_s}
+        fields["queue_status"] = {
+            "queue_position": status.queue_position,
+            "estimated_wait_seconds": wait_s,
+        }
     return fields
 
 
 def one_line(fields: bytes) -> bytes:
-    """Escape U+0085, U+2028 and U+2029 in JSON, because clients that split text into lines cut a record there."""
+    """Escape U+0085, U+2028 and U+2029 in JSON, because clients that split text into lines cut a
+    record there.
+    """
     if not fields.isascii():
         for char, escape in ESCAPES.items():
             fields = fields.replace(char, escape)
@@ -182,7 +205,9 @@ def one_line(fields: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """The response to an error. After the first byte only `body` is sent, which is a whole record of the stream."""
+    """The response to an error. After the first byte only `body` is sent, which is a whole record
+    of the stream.
+    """
 
     status: int
     media_type: str
@@ -198,19 +223,21 @@ class Row(NamedTuple):
     kind: str | None = None  # in the API's words
     in_answer: bool = False  # written in the form of the answer, because the request was understood
     param: str | None = None  # the field at fault, for errors that name none
-    opening: str = ""  # words that clients look for, before the message; {max_context} is that of a PromptTooLong
+    # words that clients look for, before the message; {max_context} is that of a PromptTooLong
+    opening: str = ""
     details: Mapping[str, object] | None = None  # what clients act on, in the API's words
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorRules:
-    """How one API answers errors. `names` holds the API's names for fields of the contract with engines.
+    """How one API answers errors. `names` holds the API's names for fields of the contract with
+    engines.
 
-    `write` takes an error and a format, and returns the media type and the body. With `in_answer` the body has the form
-    of the answer, or is its last record.
+    `write` takes an error and a format, and returns the media type and the body. With `in_answer`
+    the body has the form of the answer, or is its last record.
 
-    The first row that matches an error counts. An error without a row keeps its status, and its kind is the one that
-    the API gives to every error of that status, else its label.
+    The first row that matches an error counts. An error without a row keeps its status, and its
+    kind is the one that the API gives to every error of that status, else its label.
     """
 
     write: Callable[..., tuple[str, bytes]]
@@ -219,10 +246,19 @@ class ErrorRules:
     kind_of_status: Callable[[int], str | None] = lambda status: None
 
     def render(
-        self, error: LmiError, format: AnswerFormat, *, accepted: bool, request_id: str | None = None
+        self,
+        error: LmiError,
+        format: AnswerFormat,
+        *,
+        accepted: bool,
+        request_id: str | None = None,
     ) -> Rendered:
-        """Render an error as the whole answer, or with `accepted` as the last record of a stream that has begun."""
-        row = next((row for row in self.rows if isinstance(error, row.cause)), Row(LmiError, error.status))
+        """Render an error as the whole answer, or with `accepted` as the last record of a stream
+        that has begun.
+        """
+        row = next(
+            (row for row in self.rows if isinstance(error, row.cause)), Row(LmiError, error.status)
+        )
         names = {**self.names, **format.field_names}
         fields = ErrorFields(
             _opening(row, error) + error.spelled(names),
@@ -238,7 +274,9 @@ class ErrorRules:
     def status_of(self, kind: type[LmiError]) -> int:
         return next((row.status for row in self.rows if issubclass(kind, row.cause)), kind.status)
 
-    def render_status(self, status: int, message: str, format: AnswerFormat, request_id: str | None = None) -> Rendered:
+    def render_status(
+        self, status: int, message: str, format: AnswerFormat, request_id: str | None = None
+    ) -> Rendered:
         """Render an error of HTTP: 404, 405, 408, 413, 415, 431."""
         fields = ErrorFields(message, status, self.kind_of_status(status), request_id=request_id)
         return Rendered(status, *self.write(fields, format, in_answer=False))
@@ -253,14 +291,18 @@ def _opening(row: Row, error: LmiError) -> str:
 
 
 def retry_header(error: LmiError) -> dict[str, str]:
-    """Return the headers that say when and where to try again, if that can help, or that a key is missing."""
+    """Return the headers that say when and where to try again, if that can help, or that a key is
+    missing.
+    """
     if isinstance(error, Unauthorized):
         return {"WWW-Authenticate": "Bearer"}
     return refusal_headers(error)
 
 
 class Forms(NamedTuple):
-    """The formatters of an API: of a whole answer, of a stream, and of one that is lines if that differs."""
+    """The formatters of an API: of a whole answer, of a stream, and of one that is lines if that
+    differs.
+    """
 
     whole: type[Formatter[Any]]
     stream: type[Formatter[Any]]
@@ -269,23 +311,30 @@ class Forms(NamedTuple):
     def formatter(self, parsed: Parsed[Any]) -> Formatter[Any]:
         return (self._stream(parsed.format) if parsed.format.is_streamed else self.whole)(parsed)
 
-    def write_error(self, error: ErrorFields, format: AnswerFormat, *, in_answer: bool) -> tuple[str, bytes]:
+    def write_error(
+        self, error: ErrorFields, format: AnswerFormat, *, in_answer: bool
+    ) -> tuple[str, bytes]:
         """Write an error as a body, or inside an answer as the last record of a stream."""
         formatter = self._stream(format) if in_answer else self.whole
         return formatter.media_type, formatter.error(error)
 
     def _stream(self, format: AnswerFormat) -> type[Formatter[Any]]:
-        return self.lines or self.stream if format.output_format is OutputFormat.JSONLINES else self.stream
+        return (
+            self.lines or self.stream
+            if format.output_format is OutputFormat.JSONLINES
+            else self.stream
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Api(Generic[Format]):
     """One API.
 
-    `read` decodes a body and checks it as a whole (else MalformedRequest), `parse` checks its fields (else
-    InvalidParameter or Unsupported). `default_format` is the format of the answer to a body that `read` refuses.
-    `read_for_events` reads the body of a client whose Accept asks for server-sent events. At /invocations a request
-    selects the API with one of its `paths` as the route in Custom-Attributes, or with `body_field` in its body.
+    `read` decodes a body and checks it as a whole (else MalformedRequest), `parse` checks its
+    fields (else InvalidParameter or Unsupported). `default_format` is the format of the answer to a
+    body that `read` refuses. `read_for_events` reads the body of a client whose Accept asks for
+    server-sent events. At /invocations a request selects the API with one of its `paths` as the
+    route in Custom-Attributes, or with `body_field` in its body.
     """
 
     name: str
@@ -296,7 +345,9 @@ class Api(Generic[Format]):
     errors: ErrorRules
     read_for_events: Callable[[bytes, str | None, ModelConfig], Message[Format]] | None = None
     paths: tuple[str, ...] = ()  # of the routes that this API answers by POST
-    prefixes: tuple[str, ...] = ()  # of further paths whose 404, 405 and similar errors have this API's form
+    prefixes: tuple[
+        str, ...
+    ] = ()  # of further paths whose 404, 405 and similar errors have this API's form
     body_field: str = ""
     takes_user_code: bool = False  # formatters of user code take part
     json_end: bytes = b""  # ends an answer that is one JSON value

@@ -1,7 +1,8 @@
 """Parameters: one row for each meaning, and the table of those that an API has under its own names.
 
-The checked values of a body that have an effect are `given`, by the names of their rows. From the rows come what an
-API reads, refuses, ignores and describes, its words for an engine's refusals, and the request.
+The checked values of a body that have an effect are `given`, by the names of their rows. From the
+rows come what an API reads, refuses, ignores and describes, its words for an engine's refusals, and
+the request.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -9,7 +10,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmi.apis.base import readers
-from lmi.apis.base.readers import MAX_STOP_SEQUENCES, MAX_WORDS, Reader, boolean, integer, number, strings, text
+from lmi.apis.base.readers import (
+    MAX_STOP_SEQUENCES,
+    MAX_WORDS,
+    Reader,
+    boolean,
+    integer,
+    number,
+    strings,
+    text,
+)
 from lmi.errors import InvalidParameter, Unsupported, shorten
 from lmi.executor import MAX_PENALTY, MAX_TEMPERATURE, REPETITION_PENALTIES, SamplingConfig
 from lmi.types import GenerationRequest
@@ -17,7 +27,14 @@ from lmi.types import GenerationRequest
 MAX_SEQUENCES = 16  # of one prompt
 MAX_BEAMS = 256  # as of option.max_beam_width; an engine has a lower bound
 MAX_TOP_N_TOKENS = 20  # what engines offer; clients of the LMI API may ask for more with logprobs
-SAMPLING = ("seed", "temperature", "top_k", "top_p", "min_p", "typical_p")  # no effect without sampling
+SAMPLING = (
+    "seed",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "typical_p",
+)  # no effect without sampling
 OF_A_SEARCH = ("length_penalty", "early_stopping")
 ONE_SEQUENCE_STREAMED = "several sequences come only in an answer that is not streamed"
 REQUEST_FIELDS = frozenset(GenerationRequest.__dataclass_fields__) - {"stop_sequences"}
@@ -29,10 +46,11 @@ Rows = Mapping[str, "Parameter"]
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One meaning. Its value fills the field `name` of GenerationRequest or SamplingConfig, if there is one.
+    """One meaning. Its value fills the field `name` of GenerationRequest or SamplingConfig, if
+    there is one.
 
-    `help` is a sentence for descriptions. `off` holds the values that mean the same as leaving it out. `fields` are the
-    engines' names for it, if they differ.
+    `help` is a sentence for descriptions. `off` holds the values that mean the same as leaving it
+    out. `fields` are the engines' names for it, if they differ.
     """
 
     name: str
@@ -50,60 +68,188 @@ def named(*parameters: Parameter) -> dict[str, Parameter]:
 PENALTY, TOKEN_IDS = number(-MAX_PENALTY, MAX_PENALTY), readers.token_ids(MAX_WORDS)
 SIDE = readers.choice(("left", "right"))
 ROWS = named(
-    Parameter("do_sample", boolean, "Whether tokens are drawn; otherwise the likeliest one is taken.", (False,)),
-    Parameter("seed", readers.seed, "Makes the same request draw the same tokens again; -1 as if left out."),
-    Parameter("temperature", number(0, MAX_TEMPERATURE), "How freely tokens are drawn.", (1,)),
-    Parameter("top_k", integer(-1), "Draw from so many likeliest tokens; -1 and 0 mean all.", (-1, 0)),
-    Parameter("top_p", number(0, 1), "Draw from the likeliest tokens with this probability together.", (1,)),
-    Parameter("min_p", number(0, 1), "Draw from tokens with this part of the best's probability.", (0,)),
-    Parameter("typical_p", number(0, 1, low_open=True), "Draw from typical tokens that sum to this.", (1,)),
-    Parameter("repetition_penalty", number(*REPETITION_PENALTIES), "Over 1, tokens so far become less likely.", (1,)),
-    Parameter("presence_penalty", PENALTY, "Over 0, tokens that the answer has become less likely.", (0,)),
-    Parameter("frequency_penalty", PENALTY, "Over 0, tokens become less likely each time the answer has them.", (0,)),
-    Parameter("no_repeat_ngram_size", integer(0), "No sequence of so many tokens comes twice.", (0,)),
-    Parameter("min_tokens", integer(0), "The answer does not end before it has so many tokens.", (0,)),
-    Parameter("max_new_tokens", integer(1), "The answer ends after so many tokens.", fields=("max_tokens",)),
-    Parameter("n", integer(1, MAX_SEQUENCES), "How many answers a prompt gets.", (1,), ("num_return_sequences",)),
-    Parameter("best_of", integer(1, MAX_SEQUENCES), "How many answers are made.", (1,), ("num_return_sequences",)),
-    Parameter("beam_width", integer(1, MAX_BEAMS), "How many beams a search has.", (1,)),
-    Parameter("length_penalty", number(0), "Over 1, a search prefers long answers; below 1, short ones.", (1,)),
-    Parameter("early_stopping", boolean, "Whether a search ends with enough complete answers.", (False,)),
-    Parameter("stop_sequences", strings(MAX_STOP_SEQUENCES), "Texts that end the answer.", ((),)),
-    Parameter("stop_token_ids", TOKEN_IDS, "Tokens that end the answer.", ((),), ("stop_words", "end_ids")),
-    Parameter("bad_sequences", strings(MAX_WORDS), "Texts that the answer must not have.", ((),), ("bad_words",)),
-    Parameter("ignore_eos", boolean, "Whether the answer goes on after the model's end token.", (False,)),
-    Parameter("truncate", integer(1), "Keep only so many tokens of the prompt, its last ones by default."),
-    Parameter("truncation_side", SIDE, "Which end of a prompt is cut off that has more tokens than that.", ("left",)),
-    Parameter("include_stop_str_in_output", boolean, "Whether the answer keeps the text that ended it.", (False,)),
-    Parameter("skip_special_tokens", boolean, "Whether the text leaves special tokens out."),
-    Parameter("spaces_between_special_tokens", boolean, "Whether the text has spaces between special tokens."),
-    Parameter("add_special_tokens", boolean, "Whether the tokenizer adds what begins every text, such as `<s>`."),
-    Parameter("return_full_text", boolean, "Whether the answer begins with the prompt.", (False,)),
-    Parameter("details", boolean, "Whether tokens, log-probs and the end are given.", fields=("return_log_probs",)),
-    Parameter("num_top_log_probs", integer(0), "How many alternatives to each token are given, with log-probs.", (0,)),
-    Parameter("top_n_tokens", integer(0, MAX_TOP_N_TOKENS), "Alternatives to a token.", (0,), ("num_top_log_probs",)),
-    Parameter("num_prompt_log_probs", integer(0), "How many alternatives to each token of the prompt are given."),
     Parameter(
-        "decoder_input_details", boolean, "Whether prompt tokens are given.", (False,), ("num_prompt_log_probs",)
+        "do_sample",
+        boolean,
+        "Whether tokens are drawn; otherwise the likeliest one is taken.",
+        (False,),
+    ),
+    Parameter(
+        "seed",
+        readers.seed,
+        "Makes the same request draw the same tokens again; -1 as if left out.",
+    ),
+    Parameter("temperature", number(0, MAX_TEMPERATURE), "How freely tokens are drawn.", (1,)),
+    Parameter(
+        "top_k", integer(-1), "Draw from so many likeliest tokens; -1 and 0 mean all.", (-1, 0)
+    ),
+    Parameter(
+        "top_p",
+        number(0, 1),
+        "Draw from the likeliest tokens with this probability together.",
+        (1,),
+    ),
+    Parameter(
+        "min_p", number(0, 1), "Draw from tokens with this part of the best's probability.", (0,)
+    ),
+    Parameter(
+        "typical_p", number(0, 1, low_open=True), "Draw from typical tokens that sum to this.", (1,)
+    ),
+    Parameter(
+        "repetition_penalty",
+        number(*REPETITION_PENALTIES),
+        "Over 1, tokens so far become less likely.",
+        (1,),
+    ),
+    Parameter(
+        "presence_penalty", PENALTY, "Over 0, tokens that the answer has become less likely.", (0,)
+    ),
+    Parameter(
+        "frequency_penalty",
+        PENALTY,
+        "Over 0, tokens become less likely each time the answer has them.",
+        (0,),
+    ),
+    Parameter(
+        "no_repeat_ngram_size", integer(0), "No sequence of so many tokens comes twice.", (0,)
+    ),
+    Parameter(
+        "min_tokens", integer(0), "The answer does not end before it has so many tokens.", (0,)
+    ),
+    Parameter(
+        "max_new_tokens",
+        integer(1),
+        "The answer ends after so many tokens.",
+        fields=("max_tokens",),
+    ),
+    Parameter(
+        "n",
+        integer(1, MAX_SEQUENCES),
+        "How many answers a prompt gets.",
+        (1,),
+        ("num_return_sequences",),
+    ),
+    Parameter(
+        "best_of",
+        integer(1, MAX_SEQUENCES),
+        "How many answers are made.",
+        (1,),
+        ("num_return_sequences",),
+    ),
+    Parameter("beam_width", integer(1, MAX_BEAMS), "How many beams a search has.", (1,)),
+    Parameter(
+        "length_penalty",
+        number(0),
+        "Over 1, a search prefers long answers; below 1, short ones.",
+        (1,),
+    ),
+    Parameter(
+        "early_stopping", boolean, "Whether a search ends with enough complete answers.", (False,)
+    ),
+    Parameter("stop_sequences", strings(MAX_STOP_SEQUENCES), "Texts that end the answer.", ((),)),
+    Parameter(
+        "stop_token_ids", TOKEN_IDS, "Tokens that end the answer.", ((),), ("stop_words", "end_ids")
+    ),
+    Parameter(
+        "bad_sequences",
+        strings(MAX_WORDS),
+        "Texts that the answer must not have.",
+        ((),),
+        ("bad_words",),
+    ),
+    Parameter(
+        "ignore_eos", boolean, "Whether the answer goes on after the model's end token.", (False,)
+    ),
+    Parameter(
+        "truncate", integer(1), "Keep only so many tokens of the prompt, its last ones by default."
+    ),
+    Parameter(
+        "truncation_side",
+        SIDE,
+        "Which end of a prompt is cut off that has more tokens than that.",
+        ("left",),
+    ),
+    Parameter(
+        "include_stop_str_in_output",
+        boolean,
+        "Whether the answer keeps the text that ended it.",
+        (False,),
+    ),
+    Parameter("skip_special_tokens", boolean, "Whether the text leaves special tokens out."),
+    Parameter(
+        "spaces_between_special_tokens",
+        boolean,
+        "Whether the text has spaces between special tokens.",
+    ),
+    Parameter(
+        "add_special_tokens",
+        boolean,
+        "Whether the tokenizer adds what begins every text, such as `<s>`.",
+    ),
+    Parameter("return_full_text", boolean, "Whether the answer begins with the prompt.", (False,)),
+    Parameter(
+        "details",
+        boolean,
+        "Whether tokens, log-probs and the end are given.",
+        fields=("return_log_probs",),
+    ),
+    Parameter(
+        "num_top_log_probs",
+        integer(0),
+        "How many alternatives to each token are given, with log-probs.",
+        (0,),
+    ),
+    Parameter(
+        "top_n_tokens",
+        integer(0, MAX_TOP_N_TOKENS),
+        "Alternatives to a token.",
+        (0,),
+        ("num_top_log_probs",),
+    ),
+    Parameter(
+        "num_prompt_log_probs",
+        integer(0),
+        "How many alternatives to each token of the prompt are given.",
+    ),
+    Parameter(
+        "decoder_input_details",
+        boolean,
+        "Whether prompt tokens are given.",
+        (False,),
+        ("num_prompt_log_probs",),
     ),
     Parameter("adapter", text, "The LoRA adapter that answers.", ("",), ("lora_config",)),
-    Parameter("logits_post_processor_name", text, "The function of `option.logits_post_processors` to use."),
-    Parameter("cache_salt", readers.cache_salt, "Only requests with the same salt share cached prompts."),
+    Parameter(
+        "logits_post_processor_name",
+        text,
+        "The function of `option.logits_post_processors` to use.",
+    ),
+    Parameter(
+        "cache_salt", readers.cache_salt, "Only requests with the same salt share cached prompts."
+    ),
 )
 
 
 def rows(names: str = "", **others: str) -> dict[str, Parameter]:
-    """Return the rows of these names, and `others` that have the name of their keyword on the wire."""
-    return {name: ROWS[name] for name in names.split()} | {wire: ROWS[name] for wire, name in others.items()}
+    """Return the rows of these names, and `others` that have the name of their keyword
+    on the wire.
+    """
+    return {name: ROWS[name] for name in names.split()} | {
+        wire: ROWS[name] for wire, name in others.items()
+    }
 
 
 class ParameterTable(dict[str, Parameter]):
-    """The parameters of an API by their names on the wire. `hidden` holds those that no description shows.
+    """The parameters of an API by their names on the wire. `hidden` holds those that no description
+    shows.
 
-    `spell` turns a name into the one that an error uses. Several names may have one meaning; the first one is told.
+    `spell` turns a name into the one that an error uses. Several names may have one meaning; the
+    first one is told.
     """
 
-    def __init__(self, parameters: Rows, spell: Callable[[str], str] = str, hidden: Rows | None = None) -> None:
+    def __init__(
+        self, parameters: Rows, spell: Callable[[str], str] = str, hidden: Rows | None = None
+    ) -> None:
         super().__init__(parameters)
         self.spell = spell
         self._known = {**self, **(hidden or {})}
@@ -122,12 +268,19 @@ class ParameterTable(dict[str, Parameter]):
         return self.spell(self.wire(name))
 
     def wire_names(self, **others: str) -> dict[str, str]:
-        """Return this API's names for fields of the engines' contract. An engine's refusal is reported under them."""
-        names = {name: self.spell(wire) for wire, row in reversed(self.items()) for name in row.fields or (row.name,)}
+        """Return this API's names for fields of the engines' contract. An engine's refusal is
+        reported under them.
+        """
+        names = {
+            name: self.spell(wire)
+            for wire, row in reversed(self.items())
+            for name in row.fields or (row.name,)
+        }
         return names | others
 
     def read(self, fields: Given, ignored: list[str]) -> dict[str, Any]:
-        """Check the known fields and return those with an effect. Adds a line to `ignored` for each unknown one.
+        """Check the known fields and return those with an effect. Adds a line to `ignored` for each
+        unknown one.
 
         null means "left out": some clients send it for every name they know.
         """
@@ -138,30 +291,44 @@ class ParameterTable(dict[str, Parameter]):
             row = self._known.get(name)
             if row is None:
                 ignored.append(f"{self.spell(shorten(name))}: unknown")
-            elif (checked := row.read(self.spell(name), value)) is not None and checked not in row.off:
+            elif (
+                checked := row.read(self.spell(name), value)
+            ) is not None and checked not in row.off:
                 given[row.name] = checked
         return given
 
     def written(self, fields: Given) -> set[str]:
         """Return the names of the rows that a body gives a value, also one that means "off"."""
-        return {self._known[name].name for name, value in fields.items() if value is not None and name in self._known}
+        return {
+            self._known[name].name
+            for name, value in fields.items()
+            if value is not None and name in self._known
+        }
 
     def drop(self, given: dict[str, Any], reasons: Mapping[str, str], ignored: list[str]) -> None:
-        """Remove what has no effect, so that no engine refuses it. Adds a line to `ignored` for each."""
+        """Remove what has no effect, so that no engine refuses it. Adds a line to `ignored` for
+        each.
+        """
         for name, reason in reasons.items():
             if name in given:
                 del given[name]
                 ignored.append(f"{self.named(name)}: no effect {reason}")
 
     def check_together(self, given: Given, *, is_streamed: bool = False) -> None:
-        """Raise an error for values that do not fit together, or for several sequences in a streamed answer."""
+        """Raise an error for values that do not fit together, or for several sequences in a
+        streamed answer.
+        """
         if given.get("best_of", MAX_SEQUENCES) < given.get("n", 1):
-            raise InvalidParameter(self.named("best_of"), f"at least n ({given['n']})", given["best_of"])
+            raise InvalidParameter(
+                self.named("best_of"), f"at least n ({given['n']})", given["best_of"]
+            )
         limit = given.get("max_new_tokens")
         for name in ("min_length", "min_tokens"):
             if limit is not None and given.get(name, 0) > limit:
                 raise InvalidParameter(
-                    self.named(name), f"at most {self.wire('max_new_tokens')} ({limit})", given[name]
+                    self.named(name),
+                    f"at most {self.wire('max_new_tokens')} ({limit})",
+                    given[name],
                 )
         if len(given.get("stop_sequences", ())) + len(given.get("stop", ())) > MAX_STOP_SEQUENCES:
             rule = f"at most {MAX_STOP_SEQUENCES} with {self.wire('stop_sequences')}"
@@ -171,19 +338,25 @@ class ParameterTable(dict[str, Parameter]):
                 raise Unsupported(self.named(name), ONE_SEQUENCE_STREAMED)
 
     def read_search(self, given: dict[str, Any]) -> None:
-        """Check the numbers of a beam search, whose answer holds all beams unless `n` asks for fewer."""
+        """Check the numbers of a beam search, whose answer holds all beams unless `n` asks for
+        fewer.
+        """
         if "beam_width" not in given:
             return
         width, name = given["beam_width"], self.wire("beam_width")
         best_of = given.pop("best_of", width)
         if best_of != width:
-            raise InvalidParameter(self.named("best_of"), f"equal to {name} ({width}), or left out", best_of)
+            raise InvalidParameter(
+                self.named("best_of"), f"equal to {name} ({width}), or left out", best_of
+            )
         if given.get("n", 1) > width:
             raise InvalidParameter(self.named("n"), f"at most {name} ({width})", given["n"])
 
     @staticmethod
     def without_effect(given: Given, *, is_greedy: bool) -> dict[str, str]:
-        """Return what this way of decoding cannot use, with the reasons. Nothing samples in a search."""
+        """Return what this way of decoding cannot use, with the reasons. Nothing samples in a
+        search.
+        """
         if "beam_width" in given:
             return dict.fromkeys(("do_sample", *SAMPLING), "in beam search")
         without_beams = dict.fromkeys(OF_A_SEARCH, "without beams")
@@ -192,7 +365,11 @@ class ParameterTable(dict[str, Parameter]):
 
 def unknown(fields: Given, known: Collection[str]) -> list[str]:
     """Return a line for the log for each field that is not in `known`."""
-    return [f"{shorten(name)}: unknown" for name, value in fields.items() if name not in known and value is not None]
+    return [
+        f"{shorten(name)}: unknown"
+        for name, value in fields.items()
+        if name not in known and value is not None
+    ]
 
 
 def in_parameters(name: str) -> str:
@@ -205,8 +382,12 @@ def needs_ranking(given: Given) -> bool:
     return "beam_width" not in given and ("n" in given or "best_of" in given)
 
 
-def request_of(given: Given, *, is_greedy: bool, is_streaming: bool, **own: Any) -> GenerationRequest:
-    """Build a request from the parameters whose names are its fields. `own` are the fields that an API fills itself."""
+def request_of(
+    given: Given, *, is_greedy: bool, is_streaming: bool, **own: Any
+) -> GenerationRequest:
+    """Build a request from the parameters whose names are its fields. `own` are the fields that an
+    API fills itself.
+    """
     width = given.get("beam_width", 1)
     sampling = {name: given[name] for name in SAMPLING_FIELDS & given.keys()}
     if width > 1:

@@ -1,8 +1,9 @@
 """Readers that every JSON API uses: for a whole body, and for one field of it.
 
-A reader of a field takes its name and its value. It returns the checked value, or raises an error that names field,
-rule and shortened value. Types are strict: `true` and "5" are not numbers, but an integer is also a float, and a float
-that is whole is also an integer, as in JSON Schema: R, Lua and MATLAB write 5.0.
+A reader of a field takes its name and its value. It returns the checked value, or raises an error
+that names field, rule and shortened value. Types are strict: `true` and "5" are not numbers, but an
+integer is also a float, and a float that is whole is also an integer, as in JSON Schema: R, Lua and
+MATLAB write 5.0.
 """
 
 import math
@@ -24,18 +25,28 @@ from lmi.types import Format, GenerationRequest
 LEFT_OUT = (msgspec.Raw(), msgspec.Raw(b"null"))
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 PROMPTS = ("inputs", "messages", "prompt")  # by which the bodies of one path differ
-KINDS = {type(None): "null", bool: "a boolean", int: "a number", float: "a number", str: "a string", list: "a list"}
+KINDS = {
+    type(None): "null",
+    bool: "a boolean",
+    int: "a number",
+    float: "a number",
+    str: "a string",
+    list: "a list",
+}
 MAX_STOP_SEQUENCES = 64  # each token is searched for all of them
 MAX_WORDS = 1024  # stop_token_ids, bad words
 MAX_WORD_BYTES = 1024
 MAX_SALT_CHARS = 128
 MAX_IGNORED = 32  # lines for the log of one request
 MAX_VALUES_BYTES = 1 << 20
-"""Of a body without its prompt. A text may fill a whole body, but sixty megabytes of small values take ten seconds to
-create and free, and the front end answers no other request meanwhile."""
+"""Of a body without its prompt. A text may fill a whole body, but sixty megabytes of small values
+take ten seconds to create and free, and the front end answers no other request meanwhile.
+"""
 
 MARK = b"\xef\xbb\xbf"
-"""The byte order mark that PowerShell and .NET write before UTF-8. RFC 8259 lets readers skip it."""
+"""The byte order mark that PowerShell and .NET write before UTF-8. RFC 8259 lets
+readers skip it.
+"""
 
 Reader = Callable[[str, object], Any]
 Typed = TypeVar("Typed", bound=Reader)
@@ -55,13 +66,17 @@ def takes(schema: dict[str, Any]) -> Callable[[Typed], Typed]:
 
 
 def json_schema_of(reader: Reader) -> dict[str, Any]:
-    """Return the JSON Schema of the values that a reader takes, for /openapi.json: {} where it takes any value."""
+    """Return the JSON Schema of the values that a reader takes, for /openapi.json: {} where it
+    takes any value.
+    """
     schema: dict[str, Any] = getattr(reader, "json_schema", {})
     return schema
 
 
 class BodyOutline(msgspec.Struct):
-    """The fields that are looked at before a schema reads a body. They stay raw, so a long prompt costs little time."""
+    """The fields that are looked at before a schema reads a body. They stay raw, so a long prompt
+    costs little time.
+    """
 
     inputs: msgspec.Raw = msgspec.Raw()
     messages: msgspec.Raw = msgspec.Raw()
@@ -73,7 +88,9 @@ class BodyOutline(msgspec.Struct):
 
     @classmethod
     def of(cls, body: bytes) -> Self | None:
-        """Return the outline of a body, or None if it is not the JSON of an object. Its schema reports the fault."""
+        """Return the outline of a body, or None if it is not the JSON of an object. Its schema
+        reports the fault.
+        """
         try:
             return msgspec.json.decode(without_mark(body), type=cls)
         except UNREADABLE:
@@ -93,7 +110,8 @@ class BodyOutline(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Message(Generic[Format]):
-    """A decoded body: its fields, the format of its answer, and the defaults that its API may apply.
+    """A decoded body: its fields, the format of its answer, and the defaults that its API may
+    apply.
 
     The LMI APIs apply those of the engine, the APIs of OpenAI and Anthropic those of the model.
     """
@@ -106,9 +124,11 @@ class Message(Generic[Format]):
 
 @dataclass(frozen=True, slots=True)
 class Parsed(Generic[Format]):
-    """The requests of a body, one or several that are answered together, and the format of their answer.
+    """The requests of a body, one or several that are answered together, and the format of their
+    answer.
 
-    `ignored` has a line for the log for each name in the body that has no effect, of the first MAX_IGNORED.
+    `ignored` has a line for the log for each name in the body that has no effect, of the first
+    MAX_IGNORED.
     """
 
     requests: tuple[GenerationRequest, ...]
@@ -133,12 +153,16 @@ class Parsed(Generic[Format]):
 
 
 def without_mark(body: bytes) -> bytes:
-    """Return a body, or a line of one, without the byte order mark before it. All that decodes JSON of clients asks."""
+    """Return a body, or a line of one, without the byte order mark before it. All that decodes JSON
+    of clients asks.
+    """
     return body.removeprefix(MARK)
 
 
 def check_values(body: bytes, max_texts: int = 0) -> None:
-    """Raise MalformedRequest if a body has over MAX_VALUES_BYTES without its prompt, which may be `max_texts` texts."""
+    """Raise MalformedRequest if a body has over MAX_VALUES_BYTES without its prompt, which may be
+    `max_texts` texts.
+    """
 
     def num_prompt_bytes(body: bytes) -> int:
         outline = msgspec.json.decode(body, type=BodyOutline)
@@ -149,7 +173,9 @@ def check_values(body: bytes, max_texts: int = 0) -> None:
 
 
 def check_size(body: bytes, num_text_bytes: Callable[[bytes], int], kind: str, texts: str) -> None:
-    """Raise MalformedRequest if all but the `texts` of a body have over MAX_VALUES_BYTES, or if it is not of a kind."""
+    """Raise MalformedRequest if all but the `texts` of a body have over MAX_VALUES_BYTES, or if it
+    is not of a kind.
+    """
     if len(body) <= MAX_VALUES_BYTES:
         return
     try:
@@ -157,14 +183,20 @@ def check_size(body: bytes, num_text_bytes: Callable[[bytes], int], kind: str, t
     except UNREADABLE as error:
         raise MalformedRequest(f"the body is not the JSON of {kind}: {error}") from None
     if num_bytes > MAX_VALUES_BYTES:
-        raise MalformedRequest(f"all but {texts} must have at most {MAX_VALUES_BYTES} bytes, not {num_bytes}")
+        raise MalformedRequest(
+            f"all but {texts} must have at most {MAX_VALUES_BYTES} bytes, not {num_bytes}"
+        )
 
 
 def _num_text_bytes(prompt: bytes, max_texts: int) -> int:
-    """Return the length of a prompt that is a text or a list of at most `max_texts` texts, else 0."""
+    """Return the length of a prompt that is a text or a list of at most `max_texts`
+    texts, else 0.
+    """
     if prompt[:1] == b'"':
         return len(prompt)
-    num_quotes = prompt.count(b'"') - prompt.count(b'\\"')  # two for each text, fewer if one ends with a backslash
+    num_quotes = prompt.count(b'"') - prompt.count(
+        b'\\"'
+    )  # two for each text, fewer if one ends with a backslash
     if prompt[:1] != b"[" or num_quotes > 2 * max_texts:
         return 0
     try:
@@ -183,8 +215,14 @@ def read_object(body: bytes) -> dict[str, Any]:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         at = error.doc[error.pos : error.pos + 9].lstrip("-")
-        what = "NaN and Infinity are no JSON numbers" if at.startswith(("NaN", "Infinity")) else error.msg
-        raise MalformedRequest(f"the body is not JSON: {what}: line {error.lineno} column {error.colno}") from None
+        what = (
+            "NaN and Infinity are no JSON numbers"
+            if at.startswith(("NaN", "Infinity"))
+            else error.msg
+        )
+        raise MalformedRequest(
+            f"the body is not JSON: {what}: line {error.lineno} column {error.colno}"
+        ) from None
     if not isinstance(value, dict):
         raise MalformedRequest(f"the body must be a JSON object, not {KINDS[type(value)]}")
     return value
@@ -209,15 +247,21 @@ def read_inputs(body: bytes, content_type: str | None, max_texts: int = 0) -> di
 def check_types(fields: dict[str, Any], *, has_stream: bool = True) -> None:
     """Raise MalformedRequest if `parameters` or `stream` is of a wrong type."""
     if not isinstance(fields.get("parameters"), dict | None):
-        raise MalformedRequest(f"parameters must be an object, given {shorten(fields['parameters'])}")
+        raise MalformedRequest(
+            f"parameters must be an object, given {shorten(fields['parameters'])}"
+        )
     if has_stream and not isinstance(fields.get("stream"), bool | None):
         raise MalformedRequest(f"stream must be true or false, given {shorten(fields['stream'])}")
 
 
 def checked(
-    schema: dict[str, Any], fault: Callable[[Any], str], convert: Callable[[Any], Any] = lambda value: value
+    schema: dict[str, Any],
+    fault: Callable[[Any], str],
+    convert: Callable[[Any], Any] = lambda value: value,
 ) -> Reader:
-    """Make a reader that returns a value, converted if need be, if the rule that it breaks is ""."""
+    """Make a reader that returns a value, converted if need be, if the rule that it
+    breaks is "".
+    """
 
     @takes(schema)
     def read(name: str, value: object) -> Any:
@@ -230,7 +274,9 @@ def checked(
 
 def integer(minimum: int = -MAX_INT, maximum: int = MAX_INT) -> Reader:
     schema = {"type": "integer", "minimum": minimum, "maximum": maximum}
-    return checked(schema, lambda value: int_fault(_as_integer(value), minimum, maximum), _as_integer)
+    return checked(
+        schema, lambda value: int_fault(_as_integer(value), minimum, maximum), _as_integer
+    )
 
 
 def _as_integer(value: object) -> object:
@@ -248,9 +294,13 @@ def seed(name: str, value: object) -> int | None:
     return None if chosen == DRAWS_A_SEED else chosen
 
 
-boolean = checked({"type": "boolean"}, lambda value: "" if isinstance(value, bool) else "true or false")
+boolean = checked(
+    {"type": "boolean"}, lambda value: "" if isinstance(value, bool) else "true or false"
+)
 text = checked({"type": "string"}, lambda value: "" if isinstance(value, str) else "a string")
-SALT = re.compile(r"[^@/\\\x00]+")  # vLLM's rule, which keeps out marks that have a meaning in the keys of some caches
+SALT = re.compile(
+    r"[^@/\\\x00]+"
+)  # vLLM's rule, which keeps out marks that have a meaning in the keys of some caches
 cache_salt = checked(
     {"type": "string", "minLength": 1, "maxLength": MAX_SALT_CHARS, "pattern": r"^[^@/\\\x00]*$"},
     lambda value: (
@@ -281,14 +331,22 @@ def priority(name: str, value: object) -> float:
 def number(low: float = -math.inf, high: float = math.inf, *, low_open: bool = False) -> Reader:
     """Make a reader of a finite number in [low, high], or in (low, high] with `low_open`."""
     limits = {"exclusiveMinimum" if low_open else "minimum": low, "maximum": high}
-    schema = {"type": "number", **{name: limit for name, limit in limits.items() if math.isfinite(limit)}}
+    schema = {
+        "type": "number",
+        **{name: limit for name, limit in limits.items() if math.isfinite(limit)},
+    }
     return checked(schema, lambda value: range_fault(value, low, high, low_open=low_open), float)
 
 
 def choice(allowed: Sequence[str]) -> Reader:
-    """Make a reader of one of these words. Like every reader it is made once, when its module is imported."""
+    """Make a reader of one of these words. Like every reader it is made once, when its module is
+    imported.
+    """
     rule = "one of " + ", ".join(allowed)
-    return checked({"enum": list(allowed)}, lambda value: "" if isinstance(value, str) and value in allowed else rule)
+    return checked(
+        {"enum": list(allowed)},
+        lambda value: "" if isinstance(value, str) and value in allowed else rule,
+    )
 
 
 def refused(reason: str, *off: object) -> Reader:
@@ -310,7 +368,9 @@ def list_of(read_item: Reader, what: str, max_items: int, *, is_numbered: bool =
             raise InvalidParameter(name, f"a list of {what}", value)
         if len(value) > max_items:
             raise InvalidParameter(name, f"a list of at most {max_items} {what}", value)
-        return tuple(read_item(f"{name}[{i}]" if is_numbered else name, item) for i, item in enumerate(value))
+        return tuple(
+            read_item(f"{name}[{i}]" if is_numbered else name, item) for i, item in enumerate(value)
+        )
 
     return read
 
@@ -318,7 +378,11 @@ def list_of(read_item: Reader, what: str, max_items: int, *, is_numbered: bool =
 def _word_fault(value: object) -> str:
     if not isinstance(value, str) or not value:
         return "a list of non-empty strings"
-    return f"a list of strings of at most {MAX_WORD_BYTES} bytes" if len(value.encode()) > MAX_WORD_BYTES else ""
+    return (
+        f"a list of strings of at most {MAX_WORD_BYTES} bytes"
+        if len(value.encode()) > MAX_WORD_BYTES
+        else ""
+    )
 
 
 WORD = checked({"type": "string", "minLength": 1, "maxLength": MAX_WORD_BYTES}, _word_fault)

@@ -1,4 +1,6 @@
-"""OpenAI's chats and completions, at their own paths and at /invocations: their rows, and their description."""
+"""OpenAI's chats and completions, at their own paths and at /invocations: their rows, and their
+description.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -65,9 +67,19 @@ OPENAI_COMPLETIONS = replace(
 def _at_invocations(api: Api[OpenAIFormat], body_field: str) -> Api[OpenAIFormat]:
     """A stream is lines, or events if Accept asks for them; body or settings may override it."""
     read: Callable[..., Message[OpenAIFormat]] = api.read
-    lines, events = (partial(read, stream_format=form) for form in (OutputFormat.JSONLINES, OutputFormat.SSE))
+    lines, events = (
+        partial(read, stream_format=form) for form in (OutputFormat.JSONLINES, OutputFormat.SSE)
+    )
     name = f"{api.name}_lines"
-    return replace(api, name=name, read=lines, read_for_events=events, paths=(), body_field=body_field, json_end=b"\n")
+    return replace(
+        api,
+        name=name,
+        read=lines,
+        read_for_events=events,
+        paths=(),
+        body_field=body_field,
+        json_end=b"\n",
+    )
 
 
 OPENAI_CHAT_LINES = _at_invocations(OPENAI_CHAT, "messages")
@@ -77,7 +89,11 @@ OPENAI_TEXT_LINES = _at_invocations(OPENAI_COMPLETIONS, "prompt")
 CHAT_EXAMPLE = {"messages": [{"role": "user", "content": "say Hello"}], "max_completion_tokens": 8}
 EXAMPLE = {"prompt": "What is the capital of France?", "max_tokens": 8, "temperature": 0}
 SAYS = either(str, [asked({"type": ("text",), "text": str}, "type", "text")], None)
-ROLE: Schema = {"type": "string", "pattern": f"^{chat_schema.OTHER_ROLE.pattern}$", "examples": list(chat_schema.ROLES)}
+ROLE: Schema = {
+    "type": "string",
+    "pattern": f"^{chat_schema.OTHER_ROLE.pattern}$",
+    "examples": list(chat_schema.ROLES),
+}
 MESSAGE_ASKED = asked({"role": ROLE, "content": SAYS, "tool_calls": or_null([dict])}, "role")
 MESSAGES = {**array(MESSAGE_ASKED), "minItems": 1}
 ABOUT_TOKENS: dict[str, Form] = {
@@ -87,19 +103,37 @@ ABOUT_TOKENS: dict[str, Form] = {
 }
 IDS: Schema = {**json_schema_of(schema.PROMPT_IDS), "minItems": 1}
 HEAD_OF_MODEL: dict[str, Form] = {"id": str, "object": {"const": "model"}, "created": int}
-TOKENS = (errors.InvalidRequest, errors.UnknownAdapter, errors.UnknownModel, errors.GenerationFailed)
-PROMPT = either({"type": "string", "minLength": 1}, {**array(either(str, int, [int])), "minItems": 1})
+TOKENS = (
+    errors.InvalidRequest,
+    errors.UnknownAdapter,
+    errors.UnknownModel,
+    errors.GenerationFailed,
+)
+PROMPT = either(
+    {"type": "string", "minLength": 1}, {**array(either(str, int, [int])), "minItems": 1}
+)
 CACHED = struct(cached_tokens=int)
-NUM_TOKENS: dict[str, Form] = dict.fromkeys(("prompt_tokens", "completion_tokens", "total_tokens"), int)
+NUM_TOKENS: dict[str, Form] = dict.fromkeys(
+    ("prompt_tokens", "completion_tokens", "total_tokens"), int
+)
 USAGE = struct(**NUM_TOKENS, prompt_tokens_details=CACHED)
 USAGE_OF_CHUNK = struct("prompt_tokens_details", **NUM_TOKENS, prompt_tokens_details=CACHED)
 TOKEN: dict[str, Form] = {"token": str, "logprob": float | None, "bytes": [int]}
-CHAT_LOG_PROBS = or_null(struct(content=[struct(**TOKEN, top_logprobs=[struct(**TOKEN)])], refusal=None))
+CHAT_LOG_PROBS = or_null(
+    struct(content=[struct(**TOKEN, top_logprobs=[struct(**TOKEN)])], refusal=None)
+)
 LOG_PROBS = or_null(
-    struct(tokens=[str], token_logprobs=[float | None], top_logprobs=or_null([dict | None]), text_offset=[int])
+    struct(
+        tokens=[str],
+        token_logprobs=[float | None],
+        top_logprobs=or_null([dict | None]),
+        text_offset=[int],
+    )
 )
 FUNCTION = struct("name", name=str, arguments=str)
-CALL = struct("index", "id", "type", index=int, id=str, type={"const": "function"}, function=FUNCTION)
+CALL = struct(
+    "index", "id", "type", index=int, id=str, type={"const": "function"}, function=FUNCTION
+)
 SAID: dict[str, Form] = {
     "role": {"const": "assistant"},
     "content": str | None,
@@ -109,21 +143,34 @@ SAID: dict[str, Form] = {
 }
 MESSAGE = struct("reasoning", "reasoning_content", "tool_calls", **SAID, refusal=None)
 REASON = ("stop", "length", "tool_calls")
-OF_PROMPT: dict[str, Form] = {"prompt_token_ids": or_null([int]), "prompt_logprobs": or_null([dict | None])}
+OF_PROMPT: dict[str, Form] = {
+    "prompt_token_ids": or_null([int]),
+    "prompt_logprobs": or_null([dict | None]),
+}
 
 
 def _answer(kind: str, *optional: str, **choice: Form) -> Schema:
-    """Describe an answer, or with `optional` fields a chunk of one. Only its last chunk has a reason."""
+    """Describe an answer, or with `optional` fields a chunk of one. Only its last chunk has a
+    reason.
+    """
     is_chunk = bool(optional)
-    usage, choice["finish_reason"] = (or_null(USAGE_OF_CHUNK), or_null(REASON)) if is_chunk else (USAGE, REASON)
+    usage, choice["finish_reason"] = (
+        (or_null(USAGE_OF_CHUNK), or_null(REASON)) if is_chunk else (USAGE, REASON)
+    )
     head: dict[str, Form] = {"id": str, "created": int, "model": str, "system_fingerprint": str}
     if is_chunk:
         head |= WAITING
         optional += tuple(WAITING)
-    (head if kind.startswith("chat") else choice).update(OF_PROMPT)  # a completion may have several prompts
-    asked_for = ("token_ids", *OF_PROMPT) if is_chunk else ()  # a whole answer has null in their place
+    (head if kind.startswith("chat") else choice).update(
+        OF_PROMPT
+    )  # a completion may have several prompts
+    asked_for = (
+        ("token_ids", *OF_PROMPT) if is_chunk else ()
+    )  # a whole answer has null in their place
     choices = [struct(*asked_for, index=int, token_ids=or_null([int]), **choice)]
-    return struct(*optional, *asked_for, **head, object={"const": kind}, choices=choices, usage=usage)
+    return struct(
+        *optional, *asked_for, **head, object={"const": kind}, choices=choices, usage=usage
+    )
 
 
 ADAPTERS: dict[str, Form] = {
@@ -138,17 +185,28 @@ SCHEMAS = {
     "OpenAIChatRequest": asked(CHAT_ASKED, "messages", example=CHAT_EXAMPLE),
     "OpenAITextRequest": asked(TEXT_ASKED, "prompt", example=EXAMPLE),
     "OpenAIChat": _answer("chat.completion", message=MESSAGE, logprobs=CHAT_LOG_PROBS),
-    "OpenAIChatChunk": _answer("chat.completion.chunk", "usage", delta=struct(*SAID, **SAID), logprobs=CHAT_LOG_PROBS),
+    "OpenAIChatChunk": _answer(
+        "chat.completion.chunk", "usage", delta=struct(*SAID, **SAID), logprobs=CHAT_LOG_PROBS
+    ),
     "OpenAIText": _answer("text_completion", text=str, logprobs=LOG_PROBS),
     "OpenAITextChunk": _answer("text_completion", "usage", text=str, logprobs=LOG_PROBS),
     "OpenAIToTokenize": {
-        **asked(ABOUT_TOKENS | {"prompt": PROMPT, "messages": MESSAGES}, example={"prompt": "The capital of France"}),
+        **asked(
+            ABOUT_TOKENS | {"prompt": PROMPT, "messages": MESSAGES},
+            example={"prompt": "The capital of France"},
+        ),
         "oneOf": [{"required": ["prompt"]}, {"required": ["messages"]}],
     },
     "OpenAITokens": struct(count=int, max_model_len=int, tokens=[int], token_strs=or_null([str])),
-    "OpenAIToText": asked({"model": str | None, "tokens": IDS}, "tokens", example={"tokens": [1, 2, 3]}),
-    "OpenAIModel": struct(**HEAD_OF_MODEL, owned_by=str, root=str, parent=str | None, has_chat_template=bool),
-    "AnthropicModel": struct(type={"const": "model"}, id=str, display_name=str, created_at=str),  # for its clients
+    "OpenAIToText": asked(
+        {"model": str | None, "tokens": IDS}, "tokens", example={"tokens": [1, 2, 3]}
+    ),
+    "OpenAIModel": struct(
+        **HEAD_OF_MODEL, owned_by=str, root=str, parent=str | None, has_chat_template=bool
+    ),
+    "AnthropicModel": struct(
+        type={"const": "model"}, id=str, display_name=str, created_at=str
+    ),  # for its clients
     "OpenAIError": struct(error=struct(message=str, type=str, param=str | None, code=str | None)),
 }
 
@@ -163,8 +221,22 @@ def describe(config: Config) -> ApiDescription:
     ):
         ok = content(kind) | content(either(f"{kind}Chunk", "OpenAIError"), SSE, end="[DONE]")
         api.infer(path, summary, ok, f"{kind}Request")
-    api.add("post", "/tokenize", "The token ids of a prompt or a chat", "OpenAITokens", TOKENS, body="OpenAIToTokenize")
-    api.add("post", "/detokenize", "The text of token ids", content(struct(prompt=str)), TOKENS, body="OpenAIToText")
+    api.add(
+        "post",
+        "/tokenize",
+        "The token ids of a prompt or a chat",
+        "OpenAITokens",
+        TOKENS,
+        body="OpenAIToTokenize",
+    )
+    api.add(
+        "post",
+        "/detokenize",
+        "The text of token ids",
+        content(struct(prompt=str)),
+        TOKENS,
+        body="OpenAIToText",
+    )
     listed = struct(object={"const": "list"}, data=["OpenAIModel"])
     for_anthropic = struct(
         data=["AnthropicModel"],

@@ -1,7 +1,8 @@
-"""Readers of the calls in an answer, whose arguments are passed on as JSON, and what all readers have in common.
+"""Readers of the calls in an answer, whose arguments are passed on as JSON, and what all readers
+have in common.
 
-A reader is a generator. It takes text from the front of `Held`, yields each part that this completes or continues, and
-None where it needs more text. With the last text the answer `is_over`.
+A reader is a generator. It takes text from the front of `Held`, yields each part that this
+completes or continues, and None where it needs more text. With the last text the answer `is_over`.
 """
 
 import ast
@@ -56,7 +57,9 @@ class ToolCall:
 
 @dataclass
 class Held:
-    """The text of an answer that has come and is in no part yet. `tools` are those that it may call."""
+    """The text of an answer that has come and is in no part yet. `tools` are those that it may
+    call.
+    """
 
     tools: Mapping[str, Any]
     text: str = ""
@@ -65,7 +68,8 @@ class Held:
     has_lost_markup: bool = False  # of a call that was cut, which is no text
 
     def ends_in_markup(self) -> bool:
-        """Whether the answer was cut inside what was read last, so that it might have become a call.
+        """Whether the answer was cut inside what was read last, so that it might have become a
+        call.
 
         What a model wrote around a call is not its speech, so nobody is told of it.
         """
@@ -83,7 +87,9 @@ class Held:
 AnswerPart = Thought | Text | ToolCall | Arguments
 Reading = Generator[AnswerPart | None, None, None]
 CallReading = Generator[AnswerPart | None, None, str | None]
-"""Reads one call, or a list of them. Returns None once a part was made, else the text that is no call after all."""
+"""Reads one call, or a list of them. Returns None once a part was made, else the text that is no
+call after all.
+"""
 Read = Callable[[Held], Reading]
 ReadCall = Callable[[Held], CallReading]
 
@@ -118,14 +124,17 @@ class Brackets:
 def cut(text: str, *marks: str) -> tuple[str, str, str]:
     """Return the text of a stream before the first of the marks, that mark, and the rest.
 
-    The rest is the text behind the mark. Without a mark it is the end of the text that may be the beginning of one.
+    The rest is the text behind the mark. Without a mark it is the end of the text that may be the
+    beginning of one.
     """
     found = [(at, mark) for mark in marks if (at := text.find(mark)) >= 0]
     if found:
         at, mark = min(found)
         return text[:at], mark, text[at + len(mark) :]
     longest = min(max(map(len, marks), default=1) - 1, len(text))
-    ends = (num for num in range(longest, 0, -1) if any(mark.startswith(text[-num:]) for mark in marks))
+    ends = (
+        num for num in range(longest, 0, -1) if any(mark.startswith(text[-num:]) for mark in marks)
+    )
     at = len(text) - next(ends, 0)
     return text[:at], "", text[at:]
 
@@ -210,14 +219,19 @@ def json_call_list(held: Held) -> CallReading:
 
 
 def named_call(held: Held, head: str) -> CallReading:
-    """Read a name, marks and arguments. `head` matches what stands before these; its first group is the name."""
+    """Read a name, marks and arguments. `head` matches what stands before these; its first group is
+    the name.
+    """
     found = yield from _beginning(held, head, "{")
     if isinstance(found, str):
         return found
     yield found
     brackets = Brackets(*OF_JSON)
     while True:
-        end = next((at + 1 for at, char in enumerate(held.text) if brackets.read(char) == 0), len(held.text))
+        end = next(
+            (at + 1 for at, char in enumerate(held.text) if brackets.read(char) == 0),
+            len(held.text),
+        )
         if end:
             yield Arguments(held.take(end))
         if brackets.depth == 0 or held.is_over:
@@ -236,7 +250,8 @@ def mistral_calls(held: Held) -> CallReading:
 
 
 def _beginning(held: Held, head: str, stop: str) -> Generator[None, None, ToolCall | str]:
-    """Read on to `stop`. What stands before it matches `head`, whose first group is the name of the call.
+    """Read on to `stop`. What stands before it matches `head`, whose first group is the name of the
+    call.
 
     Returns the beginning of the call, or the text that is no call.
     """
@@ -258,7 +273,8 @@ def _loaded(text: str) -> str | None:
 
 
 class Tags(NamedTuple):
-    """`head` matches up to `stop`, which ends it (`>`) or begins what follows; its first group is the name.
+    """`head` matches up to `stop`, which ends it (`>`) or begins what follows; its first group is
+    the name.
 
     `argument` matches one argument, its groups are name and value, and `closing` is its end.
     """
@@ -289,11 +305,15 @@ def tagged_call(held: Held, tags: Tags) -> CallReading:
             argument = re.match(tags.argument, text, re.DOTALL) if tags.closing in text else None
             if argument is not None:
                 name, held.text = argument[1].strip(), text[argument.end() :]
-                value = _typed(argument[2], schemas.get(name) if isinstance(schemas, dict) else None)
+                value = _typed(
+                    argument[2], schemas.get(name) if isinstance(schemas, dict) else None
+                )
                 yield Arguments(f"{before}{json.dumps(name, ensure_ascii=False)}: {value}")
                 before = ", "
                 continue
-        elif not tags.opening.startswith(text) and (text == tags.end or not tags.end.startswith(text)):
+        elif not tags.opening.startswith(text) and (
+            text == tags.end or not tags.end.startswith(text)
+        ):
             held.text = text.removeprefix(tags.end)  # without its end the text goes on
             yield Arguments("{}" if before == "{" else "}")
             return None
@@ -304,7 +324,9 @@ def tagged_call(held: Held, tags: Tags) -> CallReading:
 
 
 def _typed(text: str, schema: object) -> str:
-    """Return the JSON of an argument that a model wrote as text: of a type that the schema has, else a text."""
+    """Return the JSON of an argument that a model wrote as text: of a type that the schema has,
+    else a text.
+    """
     literal = {"True": "true", "False": "false", "None": "null"}.get(text.strip(), text.strip())
     try:
         kinds = KINDS.get(type(orjson.loads(literal)), set())
@@ -317,8 +339,15 @@ def _types(schema: object) -> set[str]:
     if not isinstance(schema, dict):
         return set()
     given = schema.get("type")
-    types = {each for each in (given if isinstance(given, list) else [given]) if isinstance(each, str)}
-    choices = [each for key in ("anyOf", "oneOf") if isinstance(schema.get(key), list) for each in schema[key]]
+    types = {
+        each for each in (given if isinstance(given, list) else [given]) if isinstance(each, str)
+    }
+    choices = [
+        each
+        for key in ("anyOf", "oneOf")
+        if isinstance(schema.get(key), list)
+        for each in schema[key]
+    ]
     return types.union(*map(_types, choices))
 
 
@@ -346,7 +375,11 @@ def _python_calls(text: str) -> list[AnswerPart]:
         if not isinstance(calls, ast.List):
             return []
         for call in calls.elts:
-            if not isinstance(call, ast.Call) or call.args or not isinstance(call.func, ast.Name | ast.Attribute):
+            if (
+                not isinstance(call, ast.Call)
+                or call.args
+                or not isinstance(call.func, ast.Name | ast.Attribute)
+            ):
                 return []
             if any(each.arg is None for each in call.keywords):  # **names
                 return []

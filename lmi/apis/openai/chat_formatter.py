@@ -1,9 +1,10 @@
 """Answers to chats: OpenAI's, and the blocks of which other APIs make theirs.
 
-A stream of a chat sends the role first, then the text, then the finish reason in a separate delta, whose content is
-empty as in vLLM, because clients read it from every delta. Where an answer has calls and no text it is null in all of
-them, as at OpenAI: some clients make a text of an empty one. Sources: OpenAI's API reference; the fields that its
-client reads; `reasoning_content` is DeepSeek's name of thoughts, `reasoning` that of vLLM since 0.16.
+A stream of a chat sends the role first, then the text, then the finish reason in a separate delta,
+whose content is empty as in vLLM, because clients read it from every delta. Where an answer has
+calls and no text it is null in all of them, as at OpenAI: some clients make a text of an empty one.
+Sources: OpenAI's API reference; the fields that its client reads; `reasoning_content` is DeepSeek's
+name of thoughts, `reasoning` that of vLLM since 0.16.
 """
 
 import uuid
@@ -17,7 +18,13 @@ from orjson import dumps
 from lmi.apis.base.api import SSE, one_line, text_of, waiting_fields
 from lmi.apis.base.readers import Parsed
 from lmi.apis.openai.calls import AnswerPart, Arguments, Text, Thought, ToolCall
-from lmi.apis.openai.formatter import OpenAIFormatter, OpenAILines, OpenAIStream, OpenAIWhole, log_prob_fields
+from lmi.apis.openai.formatter import (
+    OpenAIFormatter,
+    OpenAILines,
+    OpenAIStream,
+    OpenAIWhole,
+    log_prob_fields,
+)
 from lmi.apis.openai.parts import AnswerParts
 from lmi.apis.openai.schema import OpenAIFormat
 from lmi.types import AnswerEnd, Delta, WaitStatus
@@ -37,7 +44,9 @@ class ChatWhole(OpenAIWhole):
         return {
             "index": number,
             "message": message,
-            "logprobs": log_prob_fields(tokens, self._format) if self._format.has_log_probs else None,
+            "logprobs": log_prob_fields(tokens, self._format)
+            if self._format.has_log_probs
+            else None,
             "finish_reason": self._reason(whole.finish_reason, "tool_calls" in message),
             **self._ids(whole),
         }
@@ -66,19 +75,27 @@ class ChatStream(OpenAIStream):
         empty = self._empty_content(index, parts)
         tokens = self._shown(delta) if self._format.has_log_probs else []
         if not choices and end is None and (tokens or self._format.has_token_ids):
-            choices = [choice(index, {"content": empty})]  # the text is held back, but its tokens are not
+            choices = [
+                choice(index, {"content": empty})
+            ]  # the text is held back, but its tokens are not
         if end is not None:
-            choices.append(choice(index, {"content": empty}, self._reason(end, self._num_calls[index] > 0)))
+            choices.append(
+                choice(index, {"content": empty}, self._reason(end, self._num_calls[index] > 0))
+            )
         if tokens:
             choices[0]["logprobs"] = log_prob_fields(tokens, self._format)
         if self._format.has_token_ids:
             choices[0] |= self._ids(delta)
         if is_first:
-            choices.insert(0, choice(index, {"role": "assistant", "content": empty, **self._prompt_ids(delta)}))
+            choices.insert(
+                0, choice(index, {"role": "assistant", "content": empty, **self._prompt_ids(delta)})
+            )
         return choices
 
     def _empty_content(self, index: int, parts: Iterable[AnswerPart]) -> str | None:
-        """Return the content of a delta that has no text: null while the answer may be calls alone."""
+        """Return the content of a delta that has no text: null while the answer may be
+        calls alone.
+        """
         if any(isinstance(part, Text) for part in parts):
             self._have_text.add(index)
 
@@ -90,7 +107,11 @@ class ChatStream(OpenAIStream):
             self._num_calls[index] += 1
             return {"tool_calls": [{"index": self._num_calls[index] - 1} | new_call(part.name)]}
         if isinstance(part, Arguments):
-            return {"tool_calls": [{"index": self._num_calls[index] - 1, "function": {"arguments": part.text}}]}
+            return {
+                "tool_calls": [
+                    {"index": self._num_calls[index] - 1, "function": {"arguments": part.text}}
+                ]
+            }
         return _thought(part.text) if isinstance(part, Thought) else {"content": part.text}
 
     def _chunk(self, choice: dict[str, Any], beside: bytes = b"") -> bytes:
@@ -111,7 +132,8 @@ def choice(index: int, fields: dict[str, Any], finish_reason: str | None = None)
 def whole_message(parts: Iterable[AnswerPart], *, is_silent: bool = False) -> dict[str, Any]:
     """Return the message of a whole answer.
 
-    Without text its content is null if there are calls or thoughts, or if the answer `is_silent`: cut before its call.
+    Without text its content is null if there are calls or thoughts, or if the answer `is_silent`:
+    cut before its call.
     """
     said, thoughts = "", ""
     calls: list[dict[str, Any]] = []
@@ -163,7 +185,10 @@ class BlockStream(OpenAIFormatter):
             self._parts = AnswerParts.of(self._format, delta.prompt)
             records += self._begin_once()
         for part in self._parts.feed(text_of(delta.tokens), delta.finish_reason):
-            if isinstance(part, ToolCall) or self._block.get("type") != self.block_types[type(part)]:
+            if (
+                isinstance(part, ToolCall)
+                or self._block.get("type") != self.block_types[type(part)]
+            ):
                 records += [*self._close(), *self._open(part)]
                 self._texts = []
             if not isinstance(part, ToolCall):
@@ -195,7 +220,9 @@ class BlockStream(OpenAIFormatter):
 
     @abstractmethod
     def _wait(self, fields: dict[str, Any]) -> bytes:
-        """Return the event that clients take for progress, with further `fields`, while there is no token."""
+        """Return the event that clients take for progress, with further `fields`, while there is no
+        token.
+        """
 
     @abstractmethod
     def _open(self, part: AnswerPart) -> list[bytes]: ...

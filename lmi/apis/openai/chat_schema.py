@@ -1,7 +1,8 @@
-"""The schema of chat completions: `{"model": "m", "messages": [{"role": "user", "content": "Hello"}]}`.
+"""The schema of chat completions: `{"model": "m", "messages": [{"role": "user", "content":
+"Hello"}]}`.
 
-Messages are passed to the chat template in the form that templates expect: text as one string, `developer` as `system`,
-and the arguments of earlier calls as objects.
+Messages are passed to the chat template in the form that templates expect: text as one string,
+`developer` as `system`, and the arguments of earlier calls as objects.
 """
 
 import binascii
@@ -15,24 +16,54 @@ import msgspec
 import orjson
 
 from lmi.apis.base.parameters import Given, Parameter, ParameterTable, named
-from lmi.apis.base.readers import Message, Parsed, boolean, check_size, choice, integer, refused, takes, text
+from lmi.apis.base.readers import (
+    Message,
+    Parsed,
+    boolean,
+    check_size,
+    choice,
+    integer,
+    refused,
+    takes,
+    text,
+)
 from lmi.apis.guides import CONTRACT_NAME, AskedGuide, an_object, asked_guide, check_levels
 from lmi.apis.openai import schema
 from lmi.apis.openai.fields import CANNOT, WITHOUT_EFFECT, hidden
 from lmi.apis.openai.schema import HARMONY, OpenAIFormat, anything
-from lmi.apis.openai.tools import ToolChoice, Tools, call_guide, nested_tools, tool_call_form, tool_choice
+from lmi.apis.openai.tools import (
+    ToolChoice,
+    Tools,
+    call_guide,
+    nested_tools,
+    tool_call_form,
+    tool_choice,
+)
 from lmi.errors import InvalidParameter, Unsupported, shorten
 from lmi.types import Chat, Image
 
-TEXT_PARTS = ("text", "refusal", "input_text", "output_text", "reasoning_text", "summary_text")  # the last of responses
+TEXT_PARTS = (
+    "text",
+    "refusal",
+    "input_text",
+    "output_text",
+    "reasoning_text",
+    "summary_text",
+)  # the last of responses
 IMAGE_PARTS = ("image_url", "input_image", "image")
 MEDIA_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 BEGINNINGS = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF8", b"RIFF")  # of files of these types
-FETCHES_NOTHING = "this server fetches no image: send the file itself in base64 (data:image/png;base64,…)"
+FETCHES_NOTHING = (
+    "this server fetches no image: send the file itself in base64 (data:image/png;base64,…)"
+)
 MAX_SHOWN = 100  # characters of a URL, in errors
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-OTHER_ROLE = re.compile("[A-Za-z0-9_.-]{1,64}")  # a template writes it beside its marks, so it can spell none of them
-ROLE_RULE = f"one of {', '.join(ROLES)}, or the chat template's own, of 1 to 64 letters, digits, _ . and -"
+OTHER_ROLE = re.compile(
+    "[A-Za-z0-9_.-]{1,64}"
+)  # a template writes it beside its marks, so it can spell none of them
+ROLE_RULE = (
+    f"one of {', '.join(ROLES)}, or the chat template's own, of 1 to 64 letters, digits, _ . and -"
+)
 read_role = choice(ROLES)
 read_media_type = choice(MEDIA_TYPES)
 THINKING = ("enabled", "adaptive", "between_tools", "disabled")
@@ -61,14 +92,24 @@ CANNOT_CHAT = CANNOT | {
     "chat_template": "the server has its own (option.chat_template)",
     "documents": "templates are given messages and tools alone",
 }
-OF_THOUGHTS = ("include_reasoning", "separate_reasoning")  # of no effect where an API has no thoughts
+OF_THOUGHTS = (
+    "include_reasoning",
+    "separate_reasoning",
+)  # of no effect where an API has no thoughts
 SILENT = [name for name in WITHOUT_EFFECT if name not in OF_THOUGHTS]
 CHAT = ParameterTable(
     schema.SHARED
     | schema.TOOLS
     | named(
-        Parameter("messages", anything, "The conversation so far.", fields=("inputs", "input_token_ids", "images")),
-        Parameter("modalities", refused("models here write text alone", ["text"]), "Nothing but `text`."),
+        Parameter(
+            "messages",
+            anything,
+            "The conversation so far.",
+            fields=("inputs", "input_token_ids", "images"),
+        ),
+        Parameter(
+            "modalities", refused("models here write text alone", ["text"]), "Nothing but `text`."
+        ),
         Parameter("max_completion_tokens", integer(1), "The answer ends after so many tokens."),
         Parameter(
             "top_logprobs",
@@ -77,23 +118,41 @@ CHAT = ParameterTable(
             fields=("num_top_log_probs",),
         ),
         Parameter(
-            "logprobs", boolean, "Whether the answer has the log-probs of its tokens.", fields=("return_log_probs",)
+            "logprobs",
+            boolean,
+            "Whether the answer has the log-probs of its tokens.",
+            fields=("return_log_probs",),
         ),
         Parameter("parallel_tool_calls", boolean, "Whether an answer may have several calls."),
         Parameter("reasoning_effort", text, "A variable of the chat template."),
         # as other servers and clients say it
         Parameter("thinking", read_thinking, "Whether the chat template lets the model think."),
         # vLLM's
-        Parameter("add_generation_prompt", boolean, "Whether the template opens the answer's message."),
-        Parameter("continue_final_message", boolean, "Whether the answer goes on with the last message.", (False,)),
+        Parameter(
+            "add_generation_prompt", boolean, "Whether the template opens the answer's message."
+        ),
+        Parameter(
+            "continue_final_message",
+            boolean,
+            "Whether the answer goes on with the last message.",
+            (False,),
+        ),
         Parameter("chat_template_kwargs", an_object, "Variables of the chat template."),
-        Parameter("include_reasoning", boolean, "Whether the answer has the model's thoughts.", (True,)),
+        Parameter(
+            "include_reasoning", boolean, "Whether the answer has the model's thoughts.", (True,)
+        ),
         # SGLang's
-        Parameter("separate_reasoning", boolean, "Whether thoughts stand apart from the text.", (True,)),
+        Parameter(
+            "separate_reasoning", boolean, "Whether thoughts stand apart from the text.", (True,)
+        ),
     )
     | {
-        "enable_thinking": Parameter("thinking", boolean, "Whether the chat template lets the model think."),
-        "reasoning": Parameter("reasoning_effort", read_effort, "Its `effort` is a variable of the chat template."),
+        "enable_thinking": Parameter(
+            "thinking", boolean, "Whether the chat template lets the model think."
+        ),
+        "reasoning": Parameter(
+            "reasoning_effort", read_effort, "Its `effort` is a variable of the chat template."
+        ),
     },
     hidden=hidden(CANNOT_CHAT, SILENT),
 )
@@ -127,7 +186,12 @@ def _reasoning(given: Given, format: OpenAIFormat) -> str | None:
 
 def _num_texts_bytes(body: bytes) -> int:
     outline = msgspec.json.decode(body, type=_Outline)
-    texts = (outline.system, outline.instructions, outline.input, *(each.content for each in outline.messages))
+    texts = (
+        outline.system,
+        outline.instructions,
+        outline.input,
+        *(each.content for each in outline.messages),
+    )
     return sum(_num_text_bytes(bytes(said)) for said in texts)
 
 
@@ -143,20 +207,27 @@ def _num_text_bytes(said: bytes, max_levels: int = 3) -> int:
 
 
 read = partial(
-    schema.read, check=partial(check_size, num_text_bytes=_num_texts_bytes, kind="a chat", texts="the texts")
+    schema.read,
+    check=partial(check_size, num_text_bytes=_num_texts_bytes, kind="a chat", texts="the texts"),
 )
 
 
 def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
     ignored: list[str] = []
-    given = {"max_new_tokens": None} | CHAT.read(message.fields, ignored)  # what the context has room for
+    given = {"max_new_tokens": None} | CHAT.read(
+        message.fields, ignored
+    )  # what the context has room for
     schema.check_stream_options(given, ignored)
     given["max_new_tokens"] = given.pop("max_completion_tokens", given["max_new_tokens"])
     CHAT.check_together(given)
     if given.get("top_logprobs") and not given.get("logprobs"):
-        raise InvalidParameter("top_logprobs", "given together with logprobs true", given["top_logprobs"])
+        raise InvalidParameter(
+            "top_logprobs", "given together with logprobs true", given["top_logprobs"]
+        )
     if given.get("continue_final_message") and given.get("add_generation_prompt"):
-        raise InvalidParameter("continue_final_message", "false beside add_generation_prompt true", True)
+        raise InvalidParameter(
+            "continue_final_message", "false beside add_generation_prompt true", True
+        )
     schema.forget_unused(given, CHAT, message.format, ignored)
     fill_in(given, CHAT, message)
     tools = nested_tools(given.get("tools"))
@@ -166,7 +237,9 @@ def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
 
 
 def fill_in(given: dict[str, Any], table: ParameterTable, message: Message[OpenAIFormat]) -> None:
-    """Set in `given` the model's defaults where the request is silent: of sampling, and of the answer's length."""
+    """Set in `given` the model's defaults where the request is silent: of sampling, and of the
+    answer's length.
+    """
     schema.fill_in(given, table, message)
     if given["max_new_tokens"] is None:
         given["max_new_tokens"] = message.generation_defaults.max_new_tokens
@@ -190,7 +263,8 @@ def chat_request(
     ignored: Sequence[str],
     deferred: Container[str] = (),
 ) -> Parsed[OpenAIFormat]:
-    """Return the request of checked fields, messages and tools, which are in the form that templates expect.
+    """Return the request of checked fields, messages and tools, which are in the form that
+    templates expect.
 
     The template does not get the tools that are `deferred`.
     """
@@ -211,13 +285,18 @@ def chat_request(
     if guide is not None:  # from the first token, so the answer begins with no thought
         format = replace(format, reasoning=None)
     if not choice.is_forced and (format.tool_calls or format.reasoning):
-        given = {"skip_special_tokens": False, **given}  # some models have the marks as special tokens
+        given = {
+            "skip_special_tokens": False,
+            **given,
+        }  # some models have the marks as special tokens
     is_continued = given.get("continue_final_message", False)
     thinking = {"enable_thinking": given["thinking"]} if "thinking" in given else {}
     effort = {"reasoning_effort": given["reasoning_effort"]} if "reasoning_effort" in given else {}
     chat = Chat(
         messages=messages,
-        tools=None if choice.mode == "none" else [tool for name, tool in tools.items() if name not in deferred],
+        tools=None
+        if choice.mode == "none"
+        else [tool for name, tool in tools.items() if name not in deferred],
         variables={**effort, **thinking, **given.get("chat_template_kwargs", {})},
         add_generation_prompt=given.get("add_generation_prompt", not is_continued),
         continue_final_message=is_continued,
@@ -230,12 +309,17 @@ def chat_request(
         needs_log_probs=format.has_log_probs,
         guided_decoding=guide,
     )
-    field_names = {**field_names, **{f"images[{n}]": image.place for n, image in enumerate(chat.images)}}
+    field_names = {
+        **field_names,
+        **{f"images[{n}]": image.place for n, image in enumerate(chat.images)},
+    }
     return Parsed((request,), replace(format, field_names=field_names), ignored)
 
 
 def _role(name: str, value: object) -> str:
-    """Read a role, one that every model has or one of the template's own: what that does not take, it refuses."""
+    """Read a role, one that every model has or one of the template's own: what that does not take,
+    it refuses.
+    """
     if not isinstance(value, str) or not (value in ROLES or OTHER_ROLE.fullmatch(value)):
         raise InvalidParameter(name, ROLE_RULE, value)
     return value
@@ -245,11 +329,13 @@ def _message(name: str, value: object) -> dict[str, Any]:
     fields = an_object(name, value)
     role = _role(f"{name}.role", fields.get("role"))
     is_needed, has_images = role != "assistant", role in ("user", "tool")
-    said = content(f"{name}.content", fields.get("content"), is_needed=is_needed, has_images=has_images)
+    said = content(
+        f"{name}.content", fields.get("content"), is_needed=is_needed, has_images=has_images
+    )
     known: dict[str, Any] = {"role": "system" if role == "developer" else role, "content": said}
 
-    # Passed to templates unchanged. What is empty is left out, as clients dump whole objects, and templates ask only
-    # whether a message has a field.
+    # Passed to templates unchanged. What is empty is left out, as clients dump whole objects, and
+    # templates ask only whether a message has a field.
     for key in ("name", "tool_call_id"):
         if fields.get(key) is not None and text(f"{name}.{key}", fields[key]):
             known[key] = fields[key]
@@ -265,7 +351,9 @@ def _message(name: str, value: object) -> dict[str, Any]:
 
 
 def _past_thought(name: str, fields: Mapping[str, object]) -> str:
-    """Return the thoughts of an earlier answer, which stand under either name, or under both if all are given back."""
+    """Return the thoughts of an earlier answer, which stand under either name, or under both if all
+    are given back.
+    """
     thoughts = [
         str(text(f"{name}.{key}", fields[key]))
         for key in ("reasoning", "reasoning_content")
@@ -274,7 +362,9 @@ def _past_thought(name: str, fields: Mapping[str, object]) -> str:
     return next(filter(None, thoughts), "")
 
 
-def content(name: str, value: object, *, is_needed: bool = True, has_images: bool = True) -> str | list[str | Image]:
+def content(
+    name: str, value: object, *, is_needed: bool = True, has_images: bool = True
+) -> str | list[str | Image]:
     """Read a text, or a list of parts, which may be images where the message may have them."""
     if isinstance(value, str):
         return value
@@ -291,7 +381,9 @@ def content(name: str, value: object, *, is_needed: bool = True, has_images: boo
 
 
 def joined(parts: Sequence[str | Image]) -> str | list[str | Image]:
-    """Return the content of a message: its texts, which newlines join, or all parts if images are among them."""
+    """Return the content of a message: its texts, which newlines join, or all parts if images are
+    among them.
+    """
     texts = [part for part in parts if isinstance(part, str)]
     return "\n".join(texts) if len(texts) == len(parts) else list(parts)
 
@@ -305,13 +397,19 @@ def _text_part(name: str, part: dict[str, Any]) -> str:
 
 
 def read_image(place: str, part: dict[str, Any]) -> Image:
-    """Return the image of a part, whose type is one of IMAGE_PARTS. Raises InvalidParameter or Unsupported."""
+    """Return the image of a part, whose type is one of IMAGE_PARTS. Raises InvalidParameter or
+    Unsupported.
+    """
     if part["type"] == "image":
         name, source = f"{place}.source", an_object(f"{place}.source", part.get("source"))
         if source.get("type") != "base64":
-            raise Unsupported(f"{name}.type", f"{FETCHES_NOTHING}, given {shorten(source.get('type'))}")
+            raise Unsupported(
+                f"{name}.type", f"{FETCHES_NOTHING}, given {shorten(source.get('type'))}"
+            )
         read_media_type(f"{name}.media_type", source.get("media_type"))
-        return Image(_image_bytes(f"{name}.data", text(f"{name}.data", source.get("data"))), place, "image")
+        return Image(
+            _image_bytes(f"{name}.data", text(f"{name}.data", source.get("data"))), place, "image"
+        )
     if part.get("file_id") is not None:
         raise Unsupported(f"{place}.file_id", "no files are stored here")
     name, url = f"{place}.image_url", part.get("image_url")
@@ -335,12 +433,16 @@ def _image_bytes(name: str, data: str) -> bytes:
     except ValueError as error:  # also for what is not ASCII
         raise InvalidParameter(name, f"base64 ({error})", data[-MAX_SHOWN:]) from None
     if not found.startswith(BEGINNINGS):
-        raise InvalidParameter(name, f"a file of one of {', '.join(MEDIA_TYPES)}", found[:8].hex(" "))
+        raise InvalidParameter(
+            name, f"a file of one of {', '.join(MEDIA_TYPES)}", found[:8].hex(" ")
+        )
     return found
 
 
 def _past_calls(name: str, value: object) -> list[dict[str, Any]]:
-    """Read the calls of an earlier answer. The wire has their arguments as text, but templates expect objects."""
+    """Read the calls of an earlier answer. The wire has their arguments as text, but templates
+    expect objects.
+    """
     if not isinstance(value, list):
         raise InvalidParameter(name, "a list of calls", value)
     calls = []

@@ -1,8 +1,10 @@
-"""Fields of OpenAI-like bodies that are no parameters here, each with what becomes of it: a field is a row.
+"""Fields of OpenAI-like bodies that are no parameters here, each with what becomes of it: a field
+is a row.
 
-A field that binds the prompt or the answer is refused, unless its value asks for nothing; one that changes no answer of
-this server is left out without a word. Names that stand in neither table are left out too, with a line in the log.
-Sources: the request classes of vLLM, SGLang and llama-server, and the types of OpenAI's client.
+A field that binds the prompt or the answer is refused, unless its value asks for nothing; one that
+changes no answer of this server is left out without a word. Names that stand in neither table are
+left out too, with a line in the log. Sources: the request classes of vLLM, SGLang and llama-server,
+and the types of OpenAI's client.
 """
 
 from collections.abc import Iterable, Mapping
@@ -93,8 +95,12 @@ WITHOUT_EFFECT = (
 )
 
 
-def hidden(cannot: Mapping[str, str], without_effect: Iterable[str] = WITHOUT_EFFECT) -> dict[str, Parameter]:
-    """Return the fields that are refused unless they ask for nothing, and those that are ignored silently."""
+def hidden(
+    cannot: Mapping[str, str], without_effect: Iterable[str] = WITHOUT_EFFECT
+) -> dict[str, Parameter]:
+    """Return the fields that are refused unless they ask for nothing, and those that are ignored
+    silently.
+    """
     silent = {name: Parameter(name, lambda name, value: None) for name in without_effect}
     refused = {
         name: Parameter(name, readers.refused(reason, *ASKS_NOTHING.get(name, NOTHING)))

@@ -1,4 +1,6 @@
-"""Answers of completions, and what those of chats share with them. Sources: OpenAI's API reference, vLLM's fields."""
+"""Answers of completions, and what those of chats share with them. Sources: OpenAI's API reference,
+vLLM's fields.
+"""
 
 import math
 import time
@@ -11,7 +13,16 @@ from typing import Any, ClassVar
 import msgspec
 from orjson import dumps
 
-from lmi.apis.base.api import JSONLINES, SSE, ErrorFields, Formatter, WholeFormatter, one_line, text_of, waiting_fields
+from lmi.apis.base.api import (
+    JSONLINES,
+    SSE,
+    ErrorFields,
+    Formatter,
+    WholeFormatter,
+    one_line,
+    text_of,
+    waiting_fields,
+)
 from lmi.apis.base.readers import Parsed
 from lmi.apis.openai.schema import OpenAIFormat
 from lmi.types import Answer, AnswerEnd, Delta, Token, WaitStatus
@@ -57,21 +68,31 @@ class OpenAIFormatter(Formatter[OpenAIFormat]):
         """Return vLLM's field for the ids of new tokens, if it is asked for."""
         if not self._format.has_token_ids:
             return {}
-        return {"token_ids": [token.id for token in delta.tokens] if self._format.is_answer_wanted else []}
+        return {
+            "token_ids": [token.id for token in delta.tokens]
+            if self._format.is_answer_wanted
+            else []
+        }
 
     def _prompt_ids(self, delta: Delta) -> dict[str, Any]:
-        return {"prompt_token_ids": list(delta.prompt_token_ids)} if self._format.has_token_ids else {}
+        return (
+            {"prompt_token_ids": list(delta.prompt_token_ids)} if self._format.has_token_ids else {}
+        )
 
     def _reason(self, end: AnswerEnd, has_calls: bool = False) -> str:
         reason = REASONS[end] if self._format.is_answer_wanted else "length"
         return "tool_calls" if has_calls and reason == "stop" else reason
 
     def _prefill(self, delta: Delta) -> list[Token]:
-        """Return the prompt's tokens, which come with the first sequence of its request. That may be late."""
+        """Return the prompt's tokens, which come with the first sequence of its request. That may
+        be late.
+        """
         return self._prefills.get(delta.index // self._request.num_sequences, [])
 
     def _shown(self, delta: Delta) -> list[Token]:
-        """Return the tokens whose log-probs are shown: all that count, as in vLLM also the end token."""
+        """Return the tokens whose log-probs are shown: all that count, as in vLLM also the end
+        token.
+        """
         return delta.tokens if self._format.is_answer_wanted else []
 
     def _object(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
@@ -87,7 +108,13 @@ class OpenAIFormatter(Formatter[OpenAIFormat]):
     @classmethod
     def error(cls, error: ErrorFields) -> bytes:
         status = error.code
-        kind = "server_error" if status >= 500 else "rate_limit_error" if status == 429 else "invalid_request_error"
+        kind = (
+            "server_error"
+            if status >= 500
+            else "rate_limit_error"
+            if status == 429
+            else "invalid_request_error"
+        )
         fields = {"message": error.message, "type": kind, "param": error.param, "code": error.kind}
         return dumps({"error": fields})
 
@@ -102,7 +129,8 @@ class OpenAIWhole(OpenAIFormatter, WholeFormatter[OpenAIFormat]):
         self._last[delta.index] = delta
         return super().feed(delta)
 
-    # vLLM's fields are null in a whole answer that nobody asked for them, since typed clients read them.
+    # vLLM's fields are null in a whole answer that nobody asked for them, since typed clients read
+    # them.
 
     def _ids(self, delta: Delta) -> dict[str, Any]:
         return {"token_ids": None} | super()._ids(delta)
@@ -117,15 +145,23 @@ class OpenAIWhole(OpenAIFormatter, WholeFormatter[OpenAIFormat]):
         if num_made > num_wanted:
             made.sort(key=lambda index: (index // num_made, -answers[index].cum_log_prob))
         chosen = [index for place, index in enumerate(made) if place % num_made < num_wanted]
-        wholes = [msgspec.structs.replace(self._last[index], tokens=answers[index].tokens) for index in chosen]
+        wholes = [
+            msgspec.structs.replace(self._last[index], tokens=answers[index].tokens)
+            for index in chosen
+        ]
         choices = [self._choice(number, whole) for number, whole in enumerate(wholes)]
         return dumps(self._object(choices) | {"usage": self._usage()})
 
     def _of_prompt(self, delta: Delta) -> dict[str, Any]:
         """Return vLLM's fields of the prompt of a sequence."""
-        num_top, fields = self._format.num_prompt_log_probs, self._prompt_ids(delta) | {"prompt_logprobs": None}
+        num_top, fields = (
+            self._format.num_prompt_log_probs,
+            self._prompt_ids(delta) | {"prompt_logprobs": None},
+        )
         if num_top is not None:
-            fields["prompt_logprobs"] = [prompt_log_prob(token, num_top) for token in self._prefill(delta)]
+            fields["prompt_logprobs"] = [
+                prompt_log_prob(token, num_top) for token in self._prefill(delta)
+            ]
         return fields
 
     @abstractmethod
@@ -152,7 +188,9 @@ class OpenAIStream(OpenAIFormatter):
         self._count(delta)
         if self._format.has_running_usage:
             self._num_running_prompt_tokens = len(delta.prompt_token_ids)
-            self._num_running_tokens[delta.index] += len(delta.tokens) if self._format.is_answer_wanted else 0
+            self._num_running_tokens[delta.index] += (
+                len(delta.tokens) if self._format.is_answer_wanted else 0
+            )
         records = [self._chunk(choice) for choice in self._choices(delta)]
         if self._num_open:
             return records
@@ -171,9 +209,13 @@ class OpenAIStream(OpenAIFormatter):
         return one_line(b"%b%b]%b%b" % (self._before, dumps(choice), beside, behind))
 
     def _running_usage(self, choice: dict[str, Any]) -> dict[str, int]:
-        """Return the numbers of tokens of a choice so far and of its prompt, as vLLM does: others do not count."""
+        """Return the numbers of tokens of a choice so far and of its prompt, as vLLM does: others
+        do not count.
+        """
         num_prompt_tokens = self._num_running_prompt_tokens
-        num_tokens = 0 if "role" in choice.get("delta", ()) else self._num_running_tokens[choice["index"]]
+        num_tokens = (
+            0 if "role" in choice.get("delta", ()) else self._num_running_tokens[choice["index"]]
+        )
         return {
             "prompt_tokens": num_prompt_tokens,
             "completion_tokens": num_tokens,
@@ -203,10 +245,14 @@ class Completion(OpenAIFormatter):
 
     def __init__(self, parsed: Parsed[OpenAIFormat]) -> None:
         super().__init__(parsed)
-        self._num_chars: dict[int, int] = {}  # index -> characters of the choice with log-probs so far
+        self._num_chars: dict[
+            int, int
+        ] = {}  # index -> characters of the choice with log-probs so far
 
     def _said(self, number: int, delta: Delta) -> dict[str, Any]:
-        """Return what a Delta adds to its choice. The first one has the prompt, as far as it is asked for."""
+        """Return what a Delta adds to its choice. The first one has the prompt, as far as it is
+        asked for.
+        """
         is_first = delta.index not in self._num_chars
         text = text_of(delta.tokens) if self._format.is_answer_wanted else ""
         if is_first:
@@ -222,12 +268,16 @@ class Completion(OpenAIFormatter):
         }
 
     def _log_probs(self, delta: Delta, is_first: bool) -> dict[str, Any]:
-        """Return four lists. Offsets are places in the text of the choice, where a token that adds none has one too."""
+        """Return four lists. Offsets are places in the text of the choice, where a token that adds
+        none has one too.
+        """
         tokens = self._shown(delta)
         offsets: list[int] = []
         if is_first and self._request.return_full_text:
             prompt_tokens = self._prefill(delta)
-            is_end_cut = self._request.truncate is not None and self._request.truncation_side == "right"
+            is_end_cut = (
+                self._request.truncate is not None and self._request.truncation_side == "right"
+            )
             offsets += offsets_in(delta.prompt, prompt_tokens, is_end_cut=is_end_cut)
             self._num_chars[delta.index] = len(delta.prompt)
             tokens = [*prompt_tokens, *tokens]
@@ -243,7 +293,9 @@ class Completion(OpenAIFormatter):
         }
 
     def _top_log_probs(self, token: Token) -> dict[str, float | None] | None:
-        """Return the token itself, then the best in its place, as in vLLM. A name that several have means the first."""
+        """Return the token itself, then the best in its place, as in vLLM. A name that several have
+        means the first.
+        """
         if token.log_prob is None:
             return None
         named: dict[str, float | None] = {}
@@ -272,21 +324,32 @@ def log_prob_fields(tokens: list[Token], format: OpenAIFormat) -> dict[str, Any]
     """Return the log-probs of a chat."""
 
     def fields(token: Token) -> dict[str, Any]:
-        return {"token": name_of(token, format), "logprob": log_prob(token), "bytes": list(token.spelled_name.encode())}
+        return {
+            "token": name_of(token, format),
+            "logprob": log_prob(token),
+            "bytes": list(token.spelled_name.encode()),
+        }
 
-    content = [fields(token) | {"top_logprobs": [fields(other) for other in token.top or ()]} for token in tokens]
+    content = [
+        fields(token) | {"top_logprobs": [fields(other) for other in token.top or ()]}
+        for token in tokens
+    ]
     return {"content": content, "refusal": None}
 
 
 def prompt_log_prob(token: Token, num_top: int) -> dict[str, Any] | None:
-    """Return a token of the prompt and the best in its place, by their ids. Nothing comes before the first token.
+    """Return a token of the prompt and the best in its place, by their ids. Nothing comes before
+    the first token.
 
     The rank of a token that is not among the best is not known.
     """
     if token.log_prob is None:
         return None
     ranked = [(None, token), *enumerate((token.top or ())[:num_top], 1)]
-    return {str(one.id): {"logprob": log_prob(one), "rank": rank, "decoded_token": one.text} for rank, one in ranked}
+    return {
+        str(one.id): {"logprob": log_prob(one), "rank": rank, "decoded_token": one.text}
+        for rank, one in ranked
+    }
 
 
 def name_of(token: Token, format: OpenAIFormat) -> str:
@@ -296,9 +359,10 @@ def name_of(token: Token, format: OpenAIFormat) -> str:
 def offsets_in(prompt: str, tokens: Sequence[Token], *, is_end_cut: bool = False) -> list[int]:
     """Return where each token of a prompt begins in its text.
 
-    The text may lack what the tokenizer has added, a special token or a space before the first word, which have a place
-    but no width. The search begins at the end of the text, because a prompt that was cut has lost its beginning, but at
-    the beginning where it is the end that may be cut.
+    The text may lack what the tokenizer has added, a special token or a space before the first
+    word, which have a place but no width. The search begins at the end of the text, because a
+    prompt that was cut has lost its beginning, but at the beginning where it is the end that may be
+    cut.
     """
     if is_end_cut:
         return _offsets_from_the_beginning(prompt, tokens)

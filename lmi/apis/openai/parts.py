@@ -1,8 +1,9 @@
-"""Splits the text of an answer to a chat into thoughts, text and calls, which each API writes in its own form.
+"""Splits the text of an answer to a chat into thoughts, text and calls, which each API writes in
+its own form.
 
-A thought is the text between two marks at the start of an answer, or in Harmony on a channel of its own. PARSERS has
-the forms of calls by the names that vLLM gives them. Text that only resembles a call stays text, and the beginning of a
-call that was cut is none.
+A thought is the text between two marks at the start of an answer, or in Harmony on a channel of its
+own. PARSERS has the forms of calls by the names that vLLM gives them. Text that only resembles a
+call stays text, and the beginning of a call that was cut is none.
 """
 
 import re
@@ -11,7 +12,18 @@ from functools import partial
 from typing import Any, NamedTuple, Self
 
 from lmi.apis.openai import calls
-from lmi.apis.openai.calls import AnswerPart, Arguments, Held, Read, Reading, Text, Thought, ToolCall, cut, rest
+from lmi.apis.openai.calls import (
+    AnswerPart,
+    Arguments,
+    Held,
+    Read,
+    Reading,
+    Text,
+    Thought,
+    ToolCall,
+    cut,
+    rest,
+)
 from lmi.apis.openai.schema import HARMONY, OpenAIFormat
 from lmi.types import AnswerEnd
 
@@ -46,7 +58,9 @@ class AnswerParts:
         return self._held.has_lost_markup
 
     def feed(self, text: str, end: AnswerEnd | None = None) -> list[AnswerPart]:
-        """Return the parts that this text completes or continues. With the last text the answer has its `end`."""
+        """Return the parts that this text completes or continues. With the last text the answer has
+        its `end`.
+        """
         self._held.text += text
         self._held.is_over = end is not None
         self._held.is_cut = end not in (None, AnswerEnd.EOS_TOKEN)
@@ -85,7 +99,8 @@ def forced_call(held: Held, name: str) -> Reading:
 
 
 def forced_calls(held: Held) -> Reading:
-    """Read a list of calls that a guide has written, and nothing else, so what is no call is no text either.
+    """Read a list of calls that a guide has written, and nothing else, so what is no call is no
+    text either.
 
     An engine that follows no guide may have answered something else, which is text.
     """
@@ -121,10 +136,15 @@ def forced_calls(held: Held) -> Reading:
 def thoughts(held: Held, form: str = "think", prompt: str = "") -> Reading:
     """Read the thought before an answer, if it has one.
 
-    If the prompt ends with the opening mark, as some templates write it, the answer begins with the thought.
+    If the prompt ends with the opening mark, as some templates write it, the answer begins with the
+    thought.
     """
     opening, closing = THOUGHT_MARKS[form]
-    while len(text := held.text.lstrip()) < len(opening) and opening.startswith(text) and not held.is_over:
+    while (
+        len(text := held.text.lstrip()) < len(opening)
+        and opening.startswith(text)
+        and not held.is_over
+    ):
         yield None
     if text.startswith(opening):
         text = text.removeprefix(opening)
@@ -155,11 +175,12 @@ def thoughts(held: Held, form: str = "think", prompt: str = "") -> Reading:
 def harmony(held: Held, *, has_tools: bool) -> Reading:
     """Read an answer in Harmony, the form of gpt-oss: messages on channels, each with a header.
 
-        <|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json
-        <|message|>{…}<|call|>
+        <|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>commentary to=functions.f
+        <|constrain|>json <|message|>{…}<|call|>
 
-    Analysis is thought, a message to a function is a call, the rest is text. So is what has no header at all. Calls
-    stay text if the request has no tools (`has_tools`). Source: openai/harmony.
+    Analysis is thought, a message to a function is a call, the rest is text. So is what has no
+    header at all. Calls stay text if the request has no tools (`has_tools`). Source:
+    openai/harmony.
     """
     kind: type[Thought | Text | Arguments] = Text
     header: str | None = None  # None: inside of a message
@@ -175,7 +196,11 @@ def harmony(held: Held, *, has_tools: bool) -> Reading:
                 yield ToolCall(function[1])
                 kind = Arguments
             else:
-                kind = Thought if header.rpartition(CHANNEL)[2].strip().startswith("analysis") else Text
+                kind = (
+                    Thought
+                    if header.rpartition(CHANNEL)[2].strip().startswith("analysis")
+                    else Text
+                )
             header = None
         elif mark:  # another header, or more of one
             header = (header or "") + (mark if mark == CHANNEL else " ")
@@ -190,9 +215,10 @@ def harmony(held: Held, *, has_tools: bool) -> Reading:
 class Marks(NamedTuple):
     """A call stands behind one of `openings`.
 
-    If `again` is given, a block of calls begins with one of `openings` and each call in it with `again`, which is
-    enough where a model leaves out the former. The marks `closings` are dropped between calls. If they `open_answer`,
-    only the first thing in an answer is one. If they `may_be_missing`, an answer that begins with a call's JSON has it.
+    If `again` is given, a block of calls begins with one of `openings` and each call in it with
+    `again`, which is enough where a model leaves out the former. The marks `closings` are dropped
+    between calls. If they `open_answer`, only the first thing in an answer is one. If they
+    `may_be_missing`, an answer that begins with a call's JSON has it.
     """
 
     openings: tuple[str, ...]
@@ -207,7 +233,9 @@ def marked_calls(held: Held, marks: Marks) -> Reading:
     """Read calls behind marks, with any text around them. White space next to a call is dropped."""
     while marks.may_be_missing and (yield from _find_bare_call(held)):
         read_call = calls.json_call_list if held.text.startswith("[") else calls.json_call
-        yield from _calls(held, Marks((), read_call, (*marks.closings, FENCE)), opening="", dropped="")
+        yield from _calls(
+            held, Marks((), read_call, (*marks.closings, FENCE)), opening="", dropped=""
+        )
 
     openings = (*marks.openings, marks.again) if marks.again else marks.openings
     while True:
@@ -279,7 +307,8 @@ def begins_call(text: str, tools: Mapping[str, Any]) -> bool:
 
 
 def _find_bare_call(held: Held) -> Generator[None, None, bool]:
-    """Read on while the text may begin with the JSON of a call to one of the tools. Return whether it does.
+    """Read on while the text may begin with the JSON of a call to one of the tools. Return whether
+    it does.
 
     What stands before the JSON is then dropped.
     """
@@ -306,7 +335,11 @@ def json_calls(held: Held) -> Reading:
         start = held.text.find("{")
         before = held.text if start < 0 else held.text[:start]
         bare = before.strip()
-        if bare and bare not in allowed and not (start < 0 and any(mark.startswith(bare) for mark in allowed)):
+        if (
+            bare
+            and bare not in allowed
+            and not (start < 0 and any(mark.startswith(bare) for mark in allowed))
+        ):
             break
         if start >= 0:
             held.take(start)
@@ -358,7 +391,10 @@ DEEPSEEK_ENDS = ("<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
 DEEPSEEK_V3 = partial(calls.named_call, head=r"function<｜tool▁sep｜>([\w.:-]+)\n```json\n\s*")
 DEEPSEEK_V31 = partial(calls.named_call, head=r"([\w.:-]+)<｜tool▁sep｜>\s*")
 KIMI_HEAD = r"\s*(?:functions\.)?([\w.-]+?)(?::\d+)?\s*<\|tool_call_argument_begin\|>\s*"
-KIMI_STARTS = ("<|tool_calls_section_begin|>", "<|tool_call_section_begin|>")  # a model writes either
+KIMI_STARTS = (
+    "<|tool_calls_section_begin|>",
+    "<|tool_call_section_begin|>",
+)  # a model writes either
 KIMI_ENDS = ("<|tool_call_end|>", "<|tool_calls_section_end|>", "<|tool_call_section_end|>")
 QWEN, GLM, MINIMAX = (partial(calls.tagged_call, tags=tags) for tags in TAGS)
 FUNCTION_TAG, INVOKE_TAG = "<function=", "<invoke name="
@@ -369,18 +405,29 @@ MARKS = {
     "glm45": Marks(("<tool_call>",), GLM, ("</tool_call>",)),
     "granite": Marks(("<|tool_call|>", "<tool_call>"), calls.json_call_list, may_be_missing=True),
     "granite-20b-fc": Marks(("<function_call>",), calls.json_call, may_be_missing=True),
-    "jamba": Marks(("<tool_calls>",), calls.json_call_list, ("</tool_calls>",), may_be_missing=True),
-    "kimi_k2": Marks(KIMI_STARTS, partial(calls.named_call, head=KIMI_HEAD), KIMI_ENDS, "<|tool_call_begin|>"),
+    "jamba": Marks(
+        ("<tool_calls>",), calls.json_call_list, ("</tool_calls>",), may_be_missing=True
+    ),
+    "kimi_k2": Marks(
+        KIMI_STARTS, partial(calls.named_call, head=KIMI_HEAD), KIMI_ENDS, "<|tool_call_begin|>"
+    ),
     "lfm2": Marks(("<|tool_call_start|>[",), calls.python_call_list, ("<|tool_call_end|>",)),
     "minimax_m2": Marks(("<minimax:tool_call>",), MINIMAX, ("</minimax:tool_call>",), INVOKE_TAG),
     "mistral": Marks(("[TOOL_CALLS]",), calls.mistral_calls, may_be_missing=True),
     "phi4_mini_json": Marks(
-        ("functools", "<|tool_call|>"), calls.json_call_list, ("<|/tool_call|>",), may_be_missing=True
+        ("functools", "<|tool_call|>"),
+        calls.json_call_list,
+        ("<|/tool_call|>",),
+        may_be_missing=True,
     ),
-    "pythonic": Marks((PYTHON_START + "[", "["), calls.python_call_list, (PYTHON_END,), open_answer=True),
+    "pythonic": Marks(
+        (PYTHON_START + "[", "["), calls.python_call_list, (PYTHON_END,), open_answer=True
+    ),
     "qwen3_xml": Marks(("<tool_call>",), QWEN, ("</tool_call>",), FUNCTION_TAG),
     "seed_oss": Marks(("<seed:tool_call>",), QWEN, ("</seed:tool_call>",), FUNCTION_TAG),
 }
-PARSERS: dict[str, Read] = {name: partial(marked_calls, marks=marks) for name, marks in MARKS.items()}
+PARSERS: dict[str, Read] = {
+    name: partial(marked_calls, marks=marks) for name, marks in MARKS.items()
+}
 PARSERS["json"] = json_calls
 PARSERS["generic"] = PARSERS["hermes"]  # as lmi/chats/tools.py asks for it

@@ -1,7 +1,9 @@
-"""The schema of completions, `{"model": "m", "prompt": "Once", "max_tokens": 16}`, and fields that chat shares with it.
+"""The schema of completions, `{"model": "m", "prompt": "Once", "max_tokens": 16}`, and fields that
+chat shares with it.
 
-Sampling is on unless `temperature` or `top_p` is 0. Names, defaults and bounds are those of OpenAI's API reference, and
-fields of vLLM's server are taken too. A field that would change the answer but is not supported is refused.
+Sampling is on unless `temperature` or `top_p` is 0. Names, defaults and bounds are those of
+OpenAI's API reference, and fields of vLLM's server are taken too. A field that would change the
+answer but is not supported is refused.
 """
 
 from collections.abc import Callable, Mapping
@@ -38,7 +40,10 @@ MAX_PROMPT_IDS = 1 << 20
 MAX_TEMPERATURE = 2.0
 MAX_BIAS = 100.0
 MAX_LOG_PROBS = 20
-UNNAMED = ("dummy", "tgi")  # huggingface_hub and TGI's examples send these where only the URL names the model
+UNNAMED = (
+    "dummy",
+    "tgi",
+)  # huggingface_hub and TGI's examples send these where only the URL names the model
 STREAMS = (OutputFormat.JSONLINES, OutputFormat.SSE)
 HARMONY = "openai"  # a form of both, tool calls and reasoning
 STOPS, BIAS = ROWS["stop_sequences"].read, readers.number(-MAX_BIAS, MAX_BIAS)
@@ -50,10 +55,10 @@ check_prompts = partial(readers.check_values, max_texts=MAX_PROMPTS)
 class OpenAIFormat(AnswerFormat):
     """The format of an answer, which holds `num_choices` sequences of each prompt.
 
-    `model` equals `adapter` if the request names one, by `adapters` if `is_adapter_named`, else by `model`. With
-    `is_forced` the whole text is a list of calls, or the arguments of the one `function` that the model must call.
-    `tool_calls` is the form of other calls in the text, `reasoning` that of thoughts. Both are the server's settings
-    until the parameters are checked.
+    `model` equals `adapter` if the request names one, by `adapters` if `is_adapter_named`, else by
+    `model`. With `is_forced` the whole text is a list of calls, or the arguments of the one
+    `function` that the model must call. `tool_calls` is the form of other calls in the text,
+    `reasoning` that of thoughts. Both are the server's settings until the parameters are checked.
     """
 
     model: str
@@ -72,9 +77,15 @@ class OpenAIFormat(AnswerFormat):
     tool_calls: str | None = None
     reasoning: str | None = None
     has_thoughts: bool = True  # False: they are told apart, and left out
-    is_base64: bool = False  # of embeddings: the bytes of float32, little-endian, in place of numbers
-    tools: Tools = field(default_factory=dict, compare=False, repr=False)  # by their names, for the types of arguments
-    state: Any = field(default=None, compare=False)  # of a response: it changes, so an error knows how much is written
+    is_base64: bool = (
+        False  # of embeddings: the bytes of float32, little-endian, in place of numbers
+    )
+    tools: Tools = field(
+        default_factory=dict, compare=False, repr=False
+    )  # by their names, for the types of arguments
+    state: Any = field(
+        default=None, compare=False
+    )  # of a response: it changes, so an error knows how much is written
 
     @property
     def holds_fields(self) -> bool:
@@ -82,7 +93,11 @@ class OpenAIFormat(AnswerFormat):
 
 
 @takes(
-    {"type": ["string", "array"], "items": {"type": "string", "minLength": 1}, "maxItems": readers.MAX_STOP_SEQUENCES}
+    {
+        "type": ["string", "array"],
+        "items": {"type": "string", "minLength": 1},
+        "maxItems": readers.MAX_STOP_SEQUENCES,
+    }
 )
 def _stop(name: str, value: object) -> tuple[str, ...]:
     if isinstance(value, str):
@@ -93,7 +108,9 @@ def _stop(name: str, value: object) -> tuple[str, ...]:
 @takes({"type": "object", "maxProperties": readers.MAX_WORDS})
 def _biases(name: str, value: object) -> tuple[tuple[int, float], ...]:
     if not isinstance(value, dict) or len(value) > readers.MAX_WORDS:
-        raise InvalidParameter(name, f"an object of at most {readers.MAX_WORDS} token ids and numbers", value)
+        raise InvalidParameter(
+            name, f"an object of at most {readers.MAX_WORDS} token ids and numbers", value
+        )
     biases = []
     for token_id, bias in value.items():
         if not (token_id.isascii() and token_id.isdigit() and len(token_id) < 10):
@@ -109,7 +126,9 @@ def _logprobs(name: str, value: object) -> int | None:
 
 
 def check_stream_options(given: Given, ignored: list[str]) -> None:
-    """Refuse options of a stream that is none, as OpenAI and vLLM do. Adds a line for each unknown name in them."""
+    """Refuse options of a stream that is none, as OpenAI and vLLM do. Adds a line for each unknown
+    name in them.
+    """
     options = given.get("stream_options")
     if not options:
         return
@@ -132,35 +151,67 @@ STREAM_OPTIONS_HELP = (
     "with `continuous_usage_stats` true too, each chunk has those so far."
 )
 SHARED: dict[str, Parameter] = rows(
-    "n seed top_p presence_penalty frequency_penalty top_k min_p repetition_penalty ignore_eos min_tokens "
-    "stop_token_ids skip_special_tokens spaces_between_special_tokens include_stop_str_in_output cache_salt "
+    "n seed top_p presence_penalty frequency_penalty top_k min_p repetition_penalty ignore_eos "
+    "min_tokens "
+    "stop_token_ids skip_special_tokens spaces_between_special_tokens include_stop_str_in_output "
+    "cache_salt "
     "add_special_tokens"
 )
-SHARED |= FLAG | rows("length_penalty early_stopping logits_post_processor_name") | GUIDED | OTHER_GUIDES
+SHARED |= (
+    FLAG | rows("length_penalty early_stopping logits_post_processor_name") | GUIDED | OTHER_GUIDES
+)
 SHARED |= rows(no_stop_trim="include_stop_str_in_output")  # SGLang's name
 SHARED |= rows(
-    "truncation_side", bad_words="bad_sequences", truncate_prompt_tokens="truncate", max_tokens="max_new_tokens"
+    "truncation_side",
+    bad_words="bad_sequences",
+    truncate_prompt_tokens="truncate",
+    max_tokens="max_new_tokens",
 )
 SHARED |= named(
-    Parameter("model", text, "The model or adapter that answers; left out, the server's own.", fields=("lora_config",)),
+    Parameter(
+        "model",
+        text,
+        "The model or adapter that answers; left out, the server's own.",
+        fields=("lora_config",),
+    ),
     Parameter("stream", boolean, "Whether the answer comes token by token."),
     Parameter("stream_options", an_object, STREAM_OPTIONS_HELP),
-    Parameter("return_token_ids", boolean, "Whether the ids of prompt and answer are given.", (False,)),
-    Parameter("return_tokens_as_token_ids", boolean, "Whether log-probs name tokens as `token_id:ID`.", (False,)),
+    Parameter(
+        "return_token_ids", boolean, "Whether the ids of prompt and answer are given.", (False,)
+    ),
+    Parameter(
+        "return_tokens_as_token_ids",
+        boolean,
+        "Whether log-probs name tokens as `token_id:ID`.",
+        (False,),
+    ),
 )
 SHARED |= {
     "prompt_logprobs": ROWS["num_prompt_log_probs"],
     "stop": replace(ROWS["stop_sequences"], read=_stop),
     "temperature": replace(ROWS["temperature"], read=readers.number(0, MAX_TEMPERATURE)),
     "logit_bias": Parameter(
-        "token_biases", _biases, "What is added to the logits of tokens, by id.", fields=("embedding_bias",)
+        "token_biases",
+        _biases,
+        "What is added to the logits of tokens, by id.",
+        fields=("embedding_bias",),
     ),
 }
 SHARED |= named(
-    Parameter("prompt_cache_key", text, "Requests with the same key go to the same replica where loads allow it."),
-    Parameter("priority", readers.priority, "A lower number is served earlier.", (DEFAULT_PRIORITY,)),
+    Parameter(
+        "prompt_cache_key",
+        text,
+        "Requests with the same key go to the same replica where loads allow it.",
+    ),
+    Parameter(
+        "priority", readers.priority, "A lower number is served earlier.", (DEFAULT_PRIORITY,)
+    ),
     Parameter("structured_outputs", structured_outputs, "The structure that the answer must have."),
-    Parameter("output_formatter", readers.choice(list(OutputFormat)), "The form of the answer at `/invocations`."),
+    Parameter(
+        "output_formatter",
+        readers.choice(list(OutputFormat)),
+        "The form of the answer at `/invocations`.",
+    ),
 )
 TOOLS = named(
     Parameter("tools", anything, "Functions that the model may call."),
@@ -170,7 +221,10 @@ COMPLETION = ParameterTable(
     SHARED
     | {
         "prompt": Parameter(
-            "prompts", anything, "A text or token ids, or a list of them.", fields=("inputs", "input_token_ids")
+            "prompts",
+            anything,
+            "A text or token ids, or a list of them.",
+            fields=("inputs", "input_token_ids"),
         ),
         "max_tokens": replace(ROWS["max_new_tokens"], read=readers.integer(0)),
         "best_of": replace(ROWS["best_of"], off=()),
@@ -180,7 +234,9 @@ COMPLETION = ParameterTable(
             "How many alternatives to each token the answer has, with log-probs.",
             fields=("num_top_log_probs", "return_log_probs"),
         ),
-        "echo": Parameter("return_full_text", boolean, "Whether the answer begins with the prompt."),
+        "echo": Parameter(
+            "return_full_text", boolean, "Whether the answer begins with the prompt."
+        ),
         "suffix": Parameter("suffix", text, "What follows the answer; refused unless it is empty."),
     },
     hidden=hidden(CANNOT),
@@ -205,10 +261,11 @@ def read(
 ) -> Message[OpenAIFormat]:
     """Read a body that passes the `check` of its size.
 
-    LMI's own field `adapters` may stand beside the fields of any API of this format, and counts before `model`.
+    LMI's own field `adapters` may stand beside the fields of any API of this format, and counts
+    before `model`.
 
-    With `stream_format` None a stream is server-sent events. Else its format is that of `output_formatter`, else that
-    of the server's settings, else `stream_format`.
+    With `stream_format` None a stream is server-sent events. Else its format is that of
+    `output_formatter`, else that of the server's settings, else `stream_format`.
     """
     check(body)
     fields, format = readers.read_object(body), default_format(model)
@@ -216,15 +273,23 @@ def read(
     if not isinstance(name, str | None):
         raise MalformedRequest(f"model must be a string, given {shorten(name)}")
     if name and name not in UNNAMED and not model.answers_to(name):
-        format = replace(format, model=name, adapter=name)  # if it is registered, which the server looks up
+        format = replace(
+            format, model=name, adapter=name
+        )  # if it is registered, which the server looks up
     adapter = readers.adapter("adapters", fields.pop("adapters", None))
     if adapter is not None:
         format = replace(format, model=adapter, adapter=adapter, is_adapter_named=True)
     if not isinstance(is_streaming, bool | None):
         raise MalformedRequest(f"stream must be true or false, given {shorten(is_streaming)}")
     if is_streaming:
-        wanted = () if stream_format is None else (fields.get("output_formatter"), model.output_formatter)
-        named = (form for name in wanted for form in STREAMS if form == name)  # json is not a format of a stream
+        wanted = (
+            ()
+            if stream_format is None
+            else (fields.get("output_formatter"), model.output_formatter)
+        )
+        named = (
+            form for name in wanted for form in STREAMS if form == name
+        )  # json is not a format of a stream
         format = replace(format, output_format=next(named, stream_format or OutputFormat.SSE))
     return Message(fields, format, generation_defaults=model.generation_defaults)
 
@@ -266,7 +331,9 @@ def _check_together(given: Given) -> None:
     COMPLETION.check_together(given)
     is_search = given.get("use_beam_search", False)
     if given.get("best_of", 1) > given.get("n", 1) and given.get("stream") and not is_search:
-        raise Unsupported("best_of", "the best of several is known only at their end, so it cannot be streamed")
+        raise Unsupported(
+            "best_of", "the best of several is known only at their end, so it cannot be streamed"
+        )
     if given.get("max_new_tokens") == 0 and not given.get("return_full_text"):
         raise InvalidParameter("max_tokens", "at least 1 without echo", 0)
 
@@ -310,17 +377,21 @@ def _prompt(name: str, value: object, rule: str) -> dict[str, Any]:
     raise InvalidParameter(name, rule, value)
 
 
-def forget_unused(given: dict[str, Any], table: ParameterTable, format: OpenAIFormat, ignored: list[str]) -> None:
+def forget_unused(
+    given: dict[str, Any], table: ParameterTable, format: OpenAIFormat, ignored: list[str]
+) -> None:
     """Read the fields of a beam search, and drop those without effect beside it or without it."""
     read_search(table, given, is_streamed=format.is_streamed)
     table.drop(given, table.without_effect(given, is_greedy=False), ignored)
 
 
 def fill_in(given: dict[str, Any], table: ParameterTable, message: Message[OpenAIFormat]) -> None:
-    """Set in `given` the model's defaults of sampling that have an effect where the request is silent.
+    """Set in `given` the model's defaults of sampling that have an effect where the request is
+    silent.
 
-    What the client wrote counts, also a value that means "off" and so is not in `given`. A beam search has no defaults,
-    as with vLLM: nothing samples in it, and some engines refuse penalties there.
+    What the client wrote counts, also a value that means "off" and so is not in `given`. A beam
+    search has no defaults, as with vLLM: nothing samples in it, and some engines refuse penalties
+    there.
     """
     if "beam_width" in given:
         return
@@ -336,8 +407,12 @@ def fill_in(given: dict[str, Any], table: ParameterTable, message: Message[OpenA
 
 
 def openai_request(given: Given, format: OpenAIFormat, **own: Any) -> GenerationRequest:
-    """Build a request from the fields that both schemas share. What greedy decoding cannot use is left out silently."""
-    is_greedy = "beam_width" not in given and (given.get("temperature") == 0 or given.get("top_p") == 0)
+    """Build a request from the fields that both schemas share. What greedy decoding cannot use is
+    left out silently.
+    """
+    is_greedy = "beam_width" not in given and (
+        given.get("temperature") == 0 or given.get("top_p") == 0
+    )
     return request_of(
         {name: value for name, value in given.items() if not (is_greedy and name in SAMPLING)},
         is_greedy=is_greedy,

@@ -1,4 +1,6 @@
-"""The tools of a chat: functions that the model may call, which of them it must, and the guide of a forced call."""
+"""The tools of a chat: functions that the model may call, which of them it must, and the guide of a
+forced call.
+"""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -29,12 +31,19 @@ def nested_tools(value: object) -> Tools:
     for place, tool in _listed(value):
         if tool.get("type") not in ("function", None):
             raise Unsupported(f"{place}.type", ONLY_TOOLS)
-        _add(tools, f"{place}.function", an_object(f"{place}.function", tool.get("function")), "parameters", tool)
+        _add(
+            tools,
+            f"{place}.function",
+            an_object(f"{place}.function", tool.get("function")),
+            "parameters",
+            tool,
+        )
     return tools
 
 
 def flat_tools(value: object, kind: str, schema: str, ignored: list[str] | None = None) -> Tools:
-    """Read tools that are their functions, with a JSON schema of the parameters in the field `schema`.
+    """Read tools that are their functions, with a JSON schema of the parameters in the field
+    `schema`.
 
     Those of another kind are left out with a line in `ignored`, or refused if that is None.
     """
@@ -45,7 +54,11 @@ def flat_tools(value: object, kind: str, schema: str, ignored: list[str] | None 
                 raise Unsupported(f"{place}.type", ONLY_TOOLS)
             ignored.append(f"{place}: no effect, {ONLY_TOOLS}")
             continue
-        function = {"name": tool.get("name"), "description": tool.get("description"), "parameters": tool.get(schema)}
+        function = {
+            "name": tool.get("name"),
+            "description": tool.get("description"),
+            "parameters": tool.get(schema),
+        }
         known = {name: given for name, given in function.items() if given is not None}
         _add(tools, place, tool, schema, {"type": "function", "function": known})
     return tools
@@ -59,7 +72,9 @@ def _listed(value: object) -> list[tuple[str, dict[str, Any]]]:
     return [(f"tools[{n}]", an_object(f"tools[{n}]", tool)) for n, tool in enumerate(value)]
 
 
-def _add(tools: Tools, place: str, function: Mapping[str, Any], schema: str, tool: dict[str, Any]) -> None:
+def _add(
+    tools: Tools, place: str, function: Mapping[str, Any], schema: str, tool: dict[str, Any]
+) -> None:
     name = text(f"{place}.name", function.get("name"))
     if not name or name in tools:
         raise InvalidParameter(f"{place}.name", "a name of its own", name)
@@ -73,17 +88,23 @@ def _add(tools: Tools, place: str, function: Mapping[str, Any], schema: str, too
 def tool_choice(value: object, tools: Tools, *, is_flat: bool = False) -> ToolChoice:
     """Read `auto`, `none`, `required` or a function's name, which an object may hold.
 
-    The object has the name inside `function`, unless it `is_flat`. A bare name is TGI's, and huggingface_hub's.
+    The object has the name inside `function`, unless it `is_flat`. A bare name is TGI's, and
+    huggingface_hub's.
     """
     if value is None or value in MODES:
         return mode_choice(str(value or "auto"), tools)
     if isinstance(value, str):
         if value not in tools:
-            raise InvalidParameter("tool_choice", "auto, none, required or the name of one of tools", value)
+            raise InvalidParameter(
+                "tool_choice", "auto, none, required or the name of one of tools", value
+            )
         return ToolChoice("function", value)
     chosen, place = an_object("tool_choice", value), "tool_choice"
     if not is_flat:
-        chosen, place = an_object("tool_choice.function", chosen.get("function")), "tool_choice.function"
+        chosen, place = (
+            an_object("tool_choice.function", chosen.get("function")),
+            "tool_choice.function",
+        )
     return function_choice(f"{place}.name", chosen.get("name"), tools)
 
 
@@ -100,17 +121,26 @@ def function_choice(place: str, name: object, tools: Tools) -> ToolChoice:
 
 
 def tool_call_form(choice: ToolChoice, parser: str | None) -> str | None:
-    """Return the form of calls in the text, None if it has none. `parser` is the server's setting."""
+    """Return the form of calls in the text, None if it has none. `parser` is the
+    server's setting.
+    """
     if choice.mode == "none" or choice.is_forced:
         return None
     if parser is None:
-        needs = "tool_choice auto needs option.tool_call_parser (hermes, json, generic …) of the server"
-        raise Unsupported("tools", f"{needs}: the chat template tells no form that is known, or it is switched off")
+        needs = (
+            "tool_choice auto needs option.tool_call_parser (hermes, json, generic …) of the server"
+        )
+        raise Unsupported(
+            "tools",
+            f"{needs}: the chat template tells no form that is known, or it is switched off",
+        )
     return None if parser == "text" else parser
 
 
 def call_guide(choice: ToolChoice, tools: Tools, is_parallel: bool) -> GuidedDecodingParams:
-    """Return a guide for the arguments of a named function, or for a list of calls (one call unless parallel)."""
+    """Return a guide for the arguments of a named function, or for a list of calls (one call unless
+    parallel).
+    """
     if choice.function is not None:
         return json_schema("tools", _parameters(tools[choice.function]))
     definitions: dict[str, Any] = {}
@@ -122,7 +152,9 @@ def call_guide(choice: ToolChoice, tools: Tools, is_parallel: bool) -> GuidedDec
 
 
 def _call_schema(name: str, tool: Mapping[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of one function's call. Its definitions move to the root, where references look for them."""
+    """Return the schema of one function's call. Its definitions move to the root, where references
+    look for them.
+    """
     parameters = dict(checked_references("tools.parameters", dict(_parameters(tool))))
     parameters.pop("$id", None)  # below the root, the definitions would be looked for beside it
     for key, definition in an_object("tools.parameters.$defs", parameters.pop("$defs", {})).items():

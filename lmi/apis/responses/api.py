@@ -1,7 +1,8 @@
-"""Answers of OpenAI's Responses: items of thoughts, text and calls, whole or as events; its row and description.
+"""Answers of OpenAI's Responses: items of thoughts, text and calls, whole or as events; its row and
+description.
 
-A stream begins with the response without items, tells of each item when it begins, grows and ends, and ends with the
-whole response.
+A stream begins with the response without items, tells of each item when it begins, grows and ends,
+and ends with the whole response.
 """
 
 import uuid
@@ -50,12 +51,21 @@ CONTENTS: dict[str, dict[str, Any]] = {
 class ItemsStream(BlockStream):
     kind = "response"
     id_prefix = "resp_"
-    block_types = {Text: "message", Thought: "reasoning", ToolCall: "function_call", Arguments: "function_call"}
+    block_types = {
+        Text: "message",
+        Thought: "reasoning",
+        ToolCall: "function_call",
+        Arguments: "function_call",
+    }
 
     def __init__(self, parsed: Parsed[OpenAIFormat]) -> None:
         super().__init__(parsed)
         self._state: ResponseState = parsed.format.state
-        self._state.id, self._state.created_s, self._state.model = self._id, self._created_s, parsed.format.model
+        self._state.id, self._state.created_s, self._state.model = (
+            self._id,
+            self._created_s,
+            parsed.format.model,
+        )
         self._place: dict[str, Any] = {}  # of the open item
         self._tokens = TextLogProbs()
         self._log_probs: list[dict[str, Any]] = []  # of the open text
@@ -68,11 +78,15 @@ class ItemsStream(BlockStream):
 
     def _begin(self) -> list[bytes]:
         begun = self._state.response("in_progress")
-        return [self._event(f"response.{name}", response=begun) for name in ("created", "in_progress")]
+        return [
+            self._event(f"response.{name}", response=begun) for name in ("created", "in_progress")
+        ]
 
     def _wait(self, fields: dict[str, Any]) -> bytes:
         """Codex gives up a request after 300 s without an event. Comments do not count for it."""
-        return self._event("response.in_progress", response=self._state.response("in_progress"), **fields)
+        return self._event(
+            "response.in_progress", response=self._state.response("in_progress"), **fields
+        )
 
     def _open(self, part: AnswerPart) -> list[bytes]:
         item, index = _item(part), len(self._state.output)
@@ -82,7 +96,9 @@ class ItemsStream(BlockStream):
         if item["type"] != "function_call":
             item["content"] = [dict(CONTENTS[item["type"]])]
             self._place["content_index"] = 0
-            records.append(self._event("response.content_part.added", **self._place, part=item["content"][0]))
+            records.append(
+                self._event("response.content_part.added", **self._place, part=item["content"][0])
+            )
         return records
 
     def _grow(self, part: Text | Thought | Arguments) -> bytes:
@@ -111,7 +127,9 @@ class ItemsStream(BlockStream):
             part |= beside
             records = [self._event(done, **place, **beside, text=said)]
             records.append(self._event("response.content_part.done", **place, part=part))
-        records.append(self._event("response.output_item.done", output_index=place["output_index"], item=item))
+        records.append(
+            self._event("response.output_item.done", output_index=place["output_index"], item=item)
+        )
         self._state.output.append(item)
         return records
 
@@ -147,7 +165,13 @@ def _item(part: AnswerPart) -> dict[str, Any]:
     if isinstance(part, Thought):
         return {"type": "reasoning", "id": f"rs_{number}", "summary": [], "content": []}
     if isinstance(part, Text):
-        return {"type": "message", "id": f"msg_{number}", "status": "in_progress", "role": "assistant", "content": []}
+        return {
+            "type": "message",
+            "id": f"msg_{number}",
+            "status": "in_progress",
+            "role": "assistant",
+            "content": [],
+        }
     assert isinstance(part, ToolCall)
     call = {"call_id": f"call_{number[:24]}", "name": part.name, "arguments": ""}
     return {"type": "function_call", "id": f"fc_{number}", "status": "in_progress", **call}
@@ -176,7 +200,9 @@ EXAMPLE = {"input": "What is the capital of France?", "max_output_tokens": 8}
 ITEM = asked({"type": str, "content": either(str, [asked({"type": str}, "type")])})
 FIELDS = taken(schema.RESPONSES) | {
     "input": either({"type": "string"}, {**array(ITEM), "minItems": 1}),
-    "tools": or_null([asked({"type": ("function",), "name": {"type": "string", "minLength": 1}}, "type", "name")]),
+    "tools": or_null(
+        [asked({"type": ("function",), "name": {"type": "string", "minLength": 1}}, "type", "name")]
+    ),
 }
 STATUS = ("in_progress", "completed", "incomplete")
 OUTPUT_TEXT = struct(type={"const": "output_text"}, text=str, annotations=[dict], logprobs=[dict])
@@ -184,7 +210,13 @@ REASONING_TEXT = struct(type={"const": "reasoning_text"}, text=str)
 PART = either(OUTPUT_TEXT, REASONING_TEXT)
 CALL: dict[str, Form] = {"call_id": str, "name": str, "arguments": str, "status": STATUS}
 OUTPUT = either(
-    struct(type={"const": "message"}, id=str, status=STATUS, role={"const": "assistant"}, content=[OUTPUT_TEXT]),
+    struct(
+        type={"const": "message"},
+        id=str,
+        status=STATUS,
+        role={"const": "assistant"},
+        content=[OUTPUT_TEXT],
+    ),
     struct(type={"const": "reasoning"}, id=str, summary=[dict], content=[REASONING_TEXT]),
     struct(type={"const": "function_call"}, id=str, **CALL),
 )
@@ -194,7 +226,12 @@ USAGE = struct(
     output_tokens_details=struct(reasoning_tokens=int),
 )
 PLACE: dict[str, Form] = {"item_id": str, "output_index": int, "content_index": int}
-MORE: dict[str, Form] = PLACE | {"item": OUTPUT, "part": PART, "response": "Response", "logprobs": [dict]}
+MORE: dict[str, Form] = PLACE | {
+    "item": OUTPUT,
+    "part": PART,
+    "response": "Response",
+    "logprobs": [dict],
+}
 MORE |= dict.fromkeys(("delta", "text", "arguments", "name"), str) | WAITING
 OF_ITEM = ("output_item.added", "output_item.done", "content_part.added", "content_part.done")
 NAMES = tuple(f"response.{name}" for name in ("created", *STATUS, "failed", *OF_ITEM))
@@ -219,11 +256,15 @@ SCHEMAS = {
 
 
 def describe(config: Config) -> ApiDescription:
-    about = "OpenAI's Responses, with which coding agents work. Nothing is kept." + about_defaults(config.model)
+    about = "OpenAI's Responses, with which coding agents work. Nothing is kept." + about_defaults(
+        config.model
+    )
     rules = [RESPONSES.errors]
     api = ApiDescription("Responses", about, config.model, SCHEMAS, content("OpenAIError"), rules)
     ok = content("Response") | content("ResponseEvent", SSE)
     api.infer("/v1/responses", "Answer a conversation", ok, "ResponseRequest")
     count = content(struct(object={"const": "response.input_tokens"}, input_tokens=int))
-    api.infer("/v1/responses/input_tokens", "Count the tokens of a conversation", count, "ResponseRequest")
+    api.infer(
+        "/v1/responses/input_tokens", "Count the tokens of a conversation", count, "ResponseRequest"
+    )
     return api

@@ -1,6 +1,7 @@
 """Which tokens have written which part of an answer, for the log-probs of its texts.
 
-Between the parts stand marks that no part shows, as `</think>`, and a token may end one part and begin the next.
+Between the parts stand marks that no part shows, as `</think>`, and a token may end one part and
+begin the next.
 """
 
 from collections.abc import Sequence
@@ -15,19 +16,25 @@ class _Piece(NamedTuple):
 
 
 class TextLogProbs:
-    """Takes the tokens of an answer as they come, and gives each text the log-probs of those that wrote it."""
+    """Takes the tokens of an answer as they come, and gives each text the log-probs of those that
+    wrote it.
+    """
 
     def __init__(self) -> None:
         self._pieces: list[_Piece] = []
 
     def add(self, tokens: Sequence[Token], log_probs: Sequence[dict[str, Any]]) -> None:
-        self._pieces += [_Piece(token.text, log_prob) for token, log_prob in zip(tokens, log_probs, strict=True)]
+        self._pieces += [
+            _Piece(token.text, log_prob) for token, log_prob in zip(tokens, log_probs, strict=True)
+        ]
 
     def take(self, said: str, *, is_text: bool) -> list[dict[str, Any]]:
-        """Return the log-probs of the tokens that wrote the next of an answer that is `said` in a part, in order.
+        """Return the log-probs of the tokens that wrote the next of an answer that is `said` in a
+        part, in order.
 
-        What stands before it is forgotten. Only a text tells a log-prob; other parts leave it to a text that the same
-        token has begun. A part that is not found, because it is written anew, has none, and nor have the tokens so far.
+        What stands before it is forgotten. Only a text tells a log-prob; other parts leave it to a
+        text that the same token has begun. A part that is not found, because it is written anew,
+        has none, and nor have the tokens so far.
         """
         begin = "".join(piece.text for piece in self._pieces).find(said)
         if begin < 0:
@@ -51,5 +58,11 @@ class TextLogProbs:
         return taken
 
     def rest(self) -> list[dict[str, Any]]:
-        """Return the log-probs of tokens without a text behind the last part: those that end an answer."""
-        return [piece.log_prob for piece in self._pieces if not piece.text and piece.log_prob is not None]
+        """Return the log-probs of tokens without a text behind the last part: those that end an
+        answer.
+        """
+        return [
+            piece.log_prob
+            for piece in self._pieces
+            if not piece.text and piece.log_prob is not None
+        ]

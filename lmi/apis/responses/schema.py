@@ -1,8 +1,9 @@
-"""The schema of OpenAI's Responses: `{"model": "m", "input": "Hello"}`, where input may be a list of items.
+"""The schema of OpenAI's Responses: `{"model": "m", "input": "Hello"}`, where input may be a list
+of items.
 
-Nothing is kept here, so a request holds the whole conversation. Agents also offer tools of OpenAI's own servers,
-whatever they are told: those are left out, and a response repeats only the tools that the model knows of. Sources: the
-types of OpenAI's client, and the Open Responses specification.
+Nothing is kept here, so a request holds the whole conversation. Agents also offer tools of OpenAI's
+own servers, whatever they are told: those are left out, and a response repeats only the tools that
+the model knows of. Sources: the types of OpenAI's client, and the Open Responses specification.
 """
 
 import time
@@ -12,7 +13,14 @@ from typing import Any
 
 from lmi.apis.base.parameters import ROWS, Given, Parameter, ParameterTable, named
 from lmi.apis.base.readers import Message, Parsed, choice, integer, takes, text
-from lmi.apis.guides import CONTRACT_NAME, AskedGuide, an_object, asked_guide, check_levels, guide_of_format
+from lmi.apis.guides import (
+    CONTRACT_NAME,
+    AskedGuide,
+    an_object,
+    asked_guide,
+    check_levels,
+    guide_of_format,
+)
 from lmi.apis.openai.chat_formatter import named_event
 from lmi.apis.openai.chat_schema import CHAT, chat_request, content, fill_in, parsed_arguments
 from lmi.apis.openai.fields import CANNOT, WITHOUT_EFFECT, hidden
@@ -41,23 +49,34 @@ CANNOT_RESPOND = CANNOT | {
 SILENT = [name for name in WITHOUT_EFFECT if name not in ("store", "metadata")]
 SILENT += ["access_programs", "client_metadata", "max_tool_calls", "stream_options"]
 LOG_PROBS = "message.output_text.logprobs"
-# What chats read as well: how tokens are drawn, where an answer ends, what its text has, and what it must be.
+# What chats read as well: how tokens are drawn, where an answer ends, what its text has, and what
+# it must be.
 AS_CHATS = (
     "model stream temperature top_p presence_penalty frequency_penalty cache_salt priority "
     "prompt_cache_key "
     "seed top_k min_p repetition_penalty logit_bias "
     "stop stop_token_ids include_stop_str_in_output no_stop_trim ignore_eos min_tokens bad_words "
-    "skip_special_tokens spaces_between_special_tokens add_special_tokens truncate_prompt_tokens truncation_side "
-    "guided_json guided_regex guided_choice guided_grammar regex ebnf grammar json_schema structured_outputs "
-    "logits_post_processor_name parallel_tool_calls chat_template_kwargs enable_thinking thinking reasoning"
+    "skip_special_tokens spaces_between_special_tokens add_special_tokens truncate_prompt_tokens "
+    "truncation_side "
+    "guided_json guided_regex guided_choice guided_grammar regex ebnf grammar json_schema "
+    "structured_outputs "
+    "logits_post_processor_name parallel_tool_calls chat_template_kwargs enable_thinking thinking "
+    "reasoning"
 ).split()
-ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}  # the template's
+ROLES = {
+    "user": "user",
+    "assistant": "assistant",
+    "system": "system",
+    "developer": "system",
+}  # the template's
 read_role = choice(tuple(ROLES))
 SETTINGS: dict[str, Any] = {  # of a request that names none
     **dict.fromkeys(("background", "store"), False),
     **dict.fromkeys(("frequency_penalty", "presence_penalty", "top_logprobs"), 0),
     **dict.fromkeys(("temperature", "top_p"), 1),
-    **dict.fromkeys(("instructions", "max_output_tokens", "max_tool_calls", "previous_response_id"), None),
+    **dict.fromkeys(
+        ("instructions", "max_output_tokens", "max_tool_calls", "previous_response_id"), None
+    ),
     **dict.fromkeys(("prompt_cache_key", "reasoning", "safety_identifier"), None),
     "metadata": {},
     "parallel_tool_calls": True,
@@ -71,7 +90,9 @@ SETTINGS: dict[str, Any] = {  # of a request that names none
 
 @dataclass(slots=True)
 class ResponseState:
-    """One response: the settings that it repeats, the items that have ended, and how many events told of it."""
+    """One response: the settings that it repeats, the items that have ended, and how many events
+    told of it.
+    """
 
     settings: dict[str, Any]
     output: list[dict[str, Any]] = field(default_factory=list)
@@ -106,7 +127,9 @@ class ResponseState:
 
 @takes({"type": "array", "items": {"type": "string"}})
 def _tells_log_probs(name: str, value: object) -> bool:
-    """Read what a response should have beside its items. Nothing here has what the other names ask for."""
+    """Read what a response should have beside its items. Nothing here has what the other names ask
+    for.
+    """
     if not isinstance(value, list) or not all(isinstance(part, str) for part in value):
         raise InvalidParameter(name, "a list of strings", value)
     return LOG_PROBS in value
@@ -116,14 +139,21 @@ RESPONSES = ParameterTable(
     {name: CHAT[name] for name in AS_CHATS}
     | TOOLS
     | named(
-        Parameter("input", anything, "A text, or the items of the conversation.", fields=CHAT["messages"].fields),
+        Parameter(
+            "input",
+            anything,
+            "A text, or the items of the conversation.",
+            fields=CHAT["messages"].fields,
+        ),
         Parameter("instructions", text, "What the model is told before the conversation."),
     )
     | {"max_output_tokens": ROWS["max_new_tokens"]}
     | named(
         Parameter("metadata", an_object, "Given back as it is."),
         Parameter("text", an_object, "The `format` that the answer must have."),
-        Parameter("truncation", choice(("disabled",)), "A conversation that is too long is refused."),
+        Parameter(
+            "truncation", choice(("disabled",)), "A conversation that is too long is refused."
+        ),
         Parameter(
             "top_logprobs",
             integer(0, MAX_LOG_PROBS),
@@ -133,7 +163,11 @@ RESPONSES = ParameterTable(
     )
     | {
         "include": Parameter(
-            "logprobs", _tells_log_probs, f"With `{LOG_PROBS}` texts have log-probs.", (False,), ("return_log_probs",)
+            "logprobs",
+            _tells_log_probs,
+            f"With `{LOG_PROBS}` texts have log-probs.",
+            (False,),
+            ("return_log_probs",),
         )
     },
     hidden=hidden(CANNOT_RESPOND, SILENT),
@@ -164,7 +198,9 @@ def _defaults(message: Message[OpenAIFormat]) -> dict[str, Any]:
 
 def _asked_guide(given: Given) -> AskedGuide:
     """Return the guide of `text.format`, or of the fields by which chats ask for one."""
-    of_text = guide_of_format("text.format", given.get("text", {}).get("format") or {"type": "text"})
+    of_text = guide_of_format(
+        "text.format", given.get("text", {}).get("format") or {"type": "text"}
+    )
     of_chats = asked_guide(given)
     if of_text[0] is None:
         return of_chats
@@ -174,16 +210,22 @@ def _asked_guide(given: Given) -> AskedGuide:
 
 
 def _settings(fields: Given) -> dict[str, Any]:
-    """Return the settings that a response repeats, with null for what they leave out. Raises InvalidParameter."""
+    """Return the settings that a response repeats, with null for what they leave out. Raises
+    InvalidParameter.
+    """
     settings = {name: fields[name] for name in SETTINGS if fields.get(name) is not None}
     for name, value in settings.items():
         check_levels(name, {"response": {name: value}})  # as an event shows it
     unsaid = {"description": None, "parameters": None, "strict": None}
     tools = (tool for tool in settings.get("tools", []) if tool.get("type") in ("function", None))
     settings["tools"] = [unsaid | tool for tool in tools]
-    settings["text"] = SETTINGS["text"] | {"format": settings.get("text", {}).get("format") or {"type": "text"}}
+    settings["text"] = SETTINGS["text"] | {
+        "format": settings.get("text", {}).get("format") or {"type": "text"}
+    }
     if "reasoning" in settings:
-        settings["reasoning"] = {name: settings["reasoning"].get(name) for name in ("effort", "summary")}
+        settings["reasoning"] = {
+            name: settings["reasoning"].get(name) for name in ("effort", "summary")
+        }
     return settings
 
 
@@ -194,13 +236,18 @@ def _messages(given: Given) -> list[dict[str, Any]]:
     if not isinstance(items, list) or not items:
         raise InvalidParameter("input", "a string or a non-empty list of items", items)
     instructions = given.get("instructions")
-    said: list[dict[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
+    said: list[dict[str, Any]] = (
+        [{"role": "system", "content": instructions}] if instructions else []
+    )
     for n, value in enumerate(items):
         place = f"input[{n}]"
         item = an_object(place, value)
         kind = item.get("type") or "message"
         if not isinstance(kind, str) or kind not in ITEMS:
-            raise Unsupported(place, f"a conversation has {', '.join(ITEMS)}, given an item of type {shorten(kind)}")
+            raise Unsupported(
+                place,
+                f"a conversation has {', '.join(ITEMS)}, given an item of type {shorten(kind)}",
+            )
         _join(said, ITEMS[kind](place, item))
     return said
 
@@ -223,12 +270,19 @@ def _join(said: list[dict[str, Any]], message: dict[str, Any]) -> None:
 
 def _message(place: str, item: dict[str, Any]) -> dict[str, Any]:
     role = ROLES[read_role(f"{place}.role", item.get("role"))]
-    return {"role": role, "content": content(f"{place}.content", item.get("content"), has_images=role == "user")}
+    return {
+        "role": role,
+        "content": content(f"{place}.content", item.get("content"), has_images=role == "user"),
+    }
 
 
 def _thought(place: str, item: dict[str, Any]) -> dict[str, Any]:
-    """Read thoughts as they were told, else their summary. What only another server can decrypt has no effect."""
-    said = content(place, item.get("content") or item.get("summary"), is_needed=False, has_images=False)
+    """Read thoughts as they were told, else their summary. What only another server can decrypt has
+    no effect.
+    """
+    said = content(
+        place, item.get("content") or item.get("summary"), is_needed=False, has_images=False
+    )
     return {"role": "assistant", "content": "", **({"reasoning_content": said} if said else {})}
 
 
@@ -241,7 +295,11 @@ def _call(place: str, item: dict[str, Any]) -> dict[str, Any]:
 
 def _result(place: str, item: dict[str, Any]) -> dict[str, Any]:
     said = content(f"{place}.output", item.get("output"))
-    return {"role": "tool", "content": said, "tool_call_id": text(f"{place}.call_id", item.get("call_id"))}
+    return {
+        "role": "tool",
+        "content": said,
+        "tool_call_id": text(f"{place}.call_id", item.get("call_id")),
+    }
 
 
 ITEMS: dict[str, Callable[[str, dict[str, Any]], dict[str, Any]]] = {

@@ -1,8 +1,9 @@
 """Answers of Triton's generate extension, its rows and their description.
 
-A stream has an event for each Delta, and only the end of the body ends it, because clients read every line that is not
-empty as such an object. The bytes are Triton's: keys sorted, no spaces, UTF-8 not escaped. Like a tensor, an output of
-one element is a scalar. Sources: extension_generate.md; the outputs of vllm_backend and of TensorRT-LLM's models.
+A stream has an event for each Delta, and only the end of the body ends it, because clients read
+every line that is not empty as such an object. The bytes are Triton's: keys sorted, no spaces,
+UTF-8 not escaped. Like a tensor, an output of one element is a scalar. Sources:
+extension_generate.md; the outputs of vllm_backend and of TensorRT-LLM's models.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +17,17 @@ from lmi.apis.base.api import SSE, Api, ErrorFields, ErrorRules, Forms, Row, Who
 from lmi.apis.base.readers import Parsed, json_schema_of
 from lmi.apis.triton import schema
 from lmi.apis.triton.schema import TritonFormat
-from lmi.description.parts import NOTHING, ApiDescription, Form, Schema, asked, content, either, schema_of, struct
+from lmi.description.parts import (
+    NOTHING,
+    ApiDescription,
+    Form,
+    Schema,
+    asked,
+    content,
+    either,
+    schema_of,
+    struct,
+)
 from lmi.errors import GenerationFailed
 from lmi.settings.config import Config
 from lmi.types import Answer, AnswerEnd, Delta, OutputFormat, Token, ranked
@@ -31,11 +42,17 @@ OUTPUTS = {  # besides text_output, under the names of a model's metadata
     "cum_log_probs": "FP32",
     "output_log_probs": "FP32",
 }
-VALUES_OF: dict[str, Callable[[Answer], Sequence[Any]]] = {  # that one sequence, or a part of it, adds to an output
-    "finish_reason": lambda answer: ["None" if answer.finish_reason is None else REASONS[answer.finish_reason]],
+VALUES_OF: dict[
+    str, Callable[[Answer], Sequence[Any]]
+] = {  # that one sequence, or a part of it, adds to an output
+    "finish_reason": lambda answer: [
+        "None" if answer.finish_reason is None else REASONS[answer.finish_reason]
+    ],
     "num_output_tokens": lambda answer: [len(answer.tokens)],
     "output_log_probs": lambda answer: [token.log_prob for token in answer.tokens],
-    "logprobs": lambda answer: [dumps([_alternatives(t) for t in answer.tokens], option=OPT_NON_STR_KEYS).decode()],
+    "logprobs": lambda answer: [
+        dumps([_alternatives(t) for t in answer.tokens], option=OPT_NON_STR_KEYS).decode()
+    ],
 }
 
 
@@ -46,8 +63,12 @@ class TritonWhole(WholeFormatter[TritonFormat]):
             answers = ranked(self._request, answers)[: self._format.num_answers]
         return self._object(answers, num_input_tokens, [answer.cum_log_prob for answer in answers])
 
-    def _object(self, answers: Sequence[Answer], num_input_tokens: int, cum_log_probs: Sequence[float]) -> bytes:
-        """Write an object. `cum_log_probs` holds the sum of each sequence so far, which covers earlier events too."""
+    def _object(
+        self, answers: Sequence[Answer], num_input_tokens: int, cum_log_probs: Sequence[float]
+    ) -> bytes:
+        """Write an object. `cum_log_probs` holds the sum of each sequence so far, which covers
+        earlier events too.
+        """
         sums = dict.fromkeys(("cum_log_probs", "cumulative_logprob"), cum_log_probs)
         values: dict[str, Sequence[Any]] = {"num_input_tokens": [num_input_tokens], **sums}
         for name in VALUES_OF.keys() & self._format.outputs:
@@ -86,9 +107,14 @@ def _tensor(values: Sequence[Any]) -> Any:
 
 
 def _alternatives(token: Token) -> dict[int, dict[str, object]]:
-    """Return a position of `logprobs` as vLLM's backend writes it: the token and the most probable ones, by id."""
+    """Return a position of `logprobs` as vLLM's backend writes it: the token and the most probable
+    ones, by id.
+    """
     ranks = [(None, token), *enumerate(token.top or (), 1)]
-    return {one.id: {"logprob": one.log_prob, "rank": rank, "decoded_token": one.text} for rank, one in ranks}
+    return {
+        one.id: {"logprob": one.log_prob, "rank": rank, "decoded_token": one.text}
+        for rank, one in ranks
+    }
 
 
 MODELS = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
@@ -102,7 +128,9 @@ TRITON: Api[TritonFormat] = Api(
     read=partial(schema.read, output_format=OutputFormat.JSON),
     parse=schema.parse,
     formatter=lambda parsed: (EVENTS if parsed.request.is_streaming else WHOLE).formatter(parsed),
-    errors=ErrorRules(EVENTS.write_error, (Row(GenerationFailed, 500),), schema.INPUTS.wire_names()),
+    errors=ErrorRules(
+        EVENTS.write_error, (Row(GenerationFailed, 500),), schema.INPUTS.wire_names()
+    ),
 )
 TRITON_STREAM = replace(
     TRITON,
@@ -112,7 +140,11 @@ TRITON_STREAM = replace(
 )
 
 # The description, for /openapi.json.
-EXAMPLE = {"id": "42", "text_input": "What is the capital of France?", "parameters": {"max_tokens": 8}}
+EXAMPLE = {
+    "id": "42",
+    "text_input": "What is the capital of France?",
+    "parameters": {"max_tokens": 8},
+}
 FIELDS = {name: json_schema_of(row.read) for name, row in schema.INPUTS.items()}
 NEEDED: Schema = {"required": ["text_input"]}
 REQUEST: Schema = {
@@ -120,7 +152,10 @@ REQUEST: Schema = {
     **asked(
         {
             "id": {"type": "string", "maxLength": schema.MAX_ID_BYTES},
-            schema.PACKED: {"type": "string", "description": "JSON of an object with more of these names"},
+            schema.PACKED: {
+                "type": "string",
+                "description": "JSON of an object with more of these names",
+            },
             "parameters": "TritonInputs",
         }
     ),
@@ -128,7 +163,13 @@ REQUEST: Schema = {
     "description": "Each name once, at the top or in parameters; text_input is required.",
     "examples": [EXAMPLE],
 }
-PROMPT: Schema = {"type": ["string", "array"], "items": schema_of(str), "minLength": 1, "minItems": 1, "maxItems": 1}
+PROMPT: Schema = {
+    "type": ["string", "array"],
+    "items": schema_of(str),
+    "minLength": 1,
+    "minItems": 1,
+    "maxItems": 1,
+}
 VALUES: dict[str, Form] = {"FP32": float | None, "BYTES": str, "UINT32": int}
 GIVEN: dict[str, Form] = {
     **dict.fromkeys(("id", "model_name", "model_version"), str),
@@ -147,13 +188,17 @@ SCHEMAS = {
     "TritonServer": struct(name=str, version=str, extensions=[str]),
     "TritonModel": struct(name=str, versions=[str], platform=str, inputs=TENSORS, outputs=TENSORS),
     "TritonIndex": schema_of([struct("reason", name=str, version=str, state=str, reason=str)]),
-    "TritonStats": struct(model_stats=[struct(name=str, version=str, **COUNTS, inference_stats=ENDS)]),
+    "TritonStats": struct(
+        model_stats=[struct(name=str, version=str, **COUNTS, inference_stats=ENDS)]
+    ),
 }
 
 
 def describe(config: Config) -> ApiDescription:
     about = "Triton's generate extension on KServe v2. The end of the body is the end of a stream."
-    api = ApiDescription("Triton", about, config.model, SCHEMAS, content("TritonError"), [TRITON.errors])
+    api = ApiDescription(
+        "Triton", about, config.model, SCHEMAS, content("TritonError"), [TRITON.errors]
+    )
     events, request = content("TritonEvent", TritonStream.media_type), "TritonRequest"
     for model in MODELS:
         api.infer(f"{model}/generate", "Continue a prompt", "TritonAnswer", request)
@@ -164,7 +209,9 @@ def describe(config: Config) -> ApiDescription:
         api.add("get", f"{model}/stats", "How many requests came to which end", "TritonStats")
         api.add("post", f"{model}/infer", "Not served: always 404", None)
         api.add("get", f"{model}/config", "Not served: always 404", None)
-    api.add("get", "/v2/models/stats", "The same of every model, of which there is one", "TritonStats")
+    api.add(
+        "get", "/v2/models/stats", "The same of every model, of which there is one", "TritonStats"
+    )
     for path in ("/v2", "/v2/"):
         api.add("get", path, "Who answers", "TritonServer")
     api.add("get", "/v2/health/live", "Whether the server lives", NOTHING)

@@ -1,8 +1,10 @@
-"""The request of Triton's generate extension: `{"id": "42", "text_input": "...", "parameters": {...}}`.
+"""The request of Triton's generate extension: `{"id": "42", "text_input": "...", "parameters":
+{...}}`.
 
-The inputs are all those of Triton's vLLM backend and of TensorRT-LLM's models. A name means the same at the top level,
-in `parameters`, and in the JSON text of `sampling_parameters`, and comes once. A scalar may come as a list of one, a
-number or flag as text. Sources: Triton's extension_generate.md; vllm_backend; TensorRT-LLM's models.
+The inputs are all those of Triton's vLLM backend and of TensorRT-LLM's models. A name means the
+same at the top level, in `parameters`, and in the JSON text of `sampling_parameters`, and comes
+once. A scalar may come as a list of one, a number or flag as text. Sources: Triton's
+extension_generate.md; vllm_backend; TensorRT-LLM's models.
 """
 
 from collections.abc import Iterator, Mapping
@@ -27,14 +29,18 @@ DEFAULT_MAX_NEW_TOKENS = 30
 MAX_ID_BYTES = 1024  # every event repeats it
 MAX_NUMBER_CHARS = 32  # of a number that comes as text
 GUIDE_TYPES = {kind.name.lower(): kind for kind in GuideType}
-PROMPT = readers.checked({}, lambda value: "" if isinstance(value, str) and value else "a non-empty string")
+PROMPT = readers.checked(
+    {}, lambda value: "" if isinstance(value, str) and value else "a non-empty string"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TritonFormat(AnswerFormat):
-    """The format of an answer. Each object has the keys of `head`: the id if there is one, model_name, model_version.
+    """The format of an answer. Each object has the keys of `head`: the id if there is one,
+    model_name, model_version.
 
-    `outputs` are the further keys that the request asks for. `num_answers` is the number of sequences in the answer.
+    `outputs` are the further keys that the request asks for. `num_answers` is the number of
+    sequences in the answer.
     """
 
     head: Mapping[str, str] = field(default_factory=dict)
@@ -49,13 +55,18 @@ def _words(max_words: int) -> Reader:
     @takes({"type": ["string", "array"], "items": {"type": "string"}})
     def read(name: str, value: object) -> tuple[str, ...]:
         words = [value] if isinstance(value, str) else value
-        return read_list(name, [word for word in words if word != ""] if isinstance(words, list) else words)  # type: ignore[no-any-return]
+        if isinstance(words, list):
+            words = [word for word in words if word != ""]
+
+        return read_list(name, words)  # type: ignore[no-any-return]
 
     return read
 
 
 def _stop(name: str, value: object) -> tuple[str, ...]:
-    """Read stop words. In TensorRT-LLM's LLM-API model `stop` is a flag that ends the running request of that id."""
+    """Read stop words. In TensorRT-LLM's LLM-API model `stop` is a flag that ends the running
+    request of that id.
+    """
     if value is True or value == [True]:
         raise Unsupported(name, "a request is cancelled by closing its connection")
     return () if value is False else STOP_WORDS(name, value)
@@ -77,17 +88,30 @@ NOT_BUILT = {
     "no API here can bias words": "embedding_bias_words embedding_bias_weights logit_bias",
     "the model has no encoder": "decoder_text_input",
     "no API here carries it": (
-        "return_context_logits return_generation_logits return_perf_metrics sampling_param_return_perf_metrics "
+        "return_context_logits return_generation_logits return_perf_metrics "
+        "sampling_param_return_perf_metrics "
         "return_stop_reason"
     ),
 }
 NOTHING: tuple[object, ...] = ("", [], [""], [0], [False], False, 0)
-REFUSED = {name: readers.refused(reason, *NOTHING) for reason, names in NOT_BUILT.items() for name in names.split()}
+REFUSED = {
+    name: readers.refused(reason, *NOTHING)
+    for reason, names in NOT_BUILT.items()
+    for name in names.split()
+}
 RETURNS: dict[str, tuple[str, ...]] = {  # flag -> keys of the answer
     f"return_{key}": (key,)
-    for key in "finish_reason num_input_tokens num_output_tokens cumulative_logprob logprobs".split()
+    for key in (
+        "finish_reason",
+        "num_input_tokens",
+        "num_output_tokens",
+        "cumulative_logprob",
+        "logprobs",
+    )
 } | {"return_log_probs": ("cum_log_probs", "output_log_probs")}
-LOG_PROB_OUTPUTS = frozenset(("cumulative_logprob", "logprobs", "cum_log_probs", "output_log_probs"))
+LOG_PROB_OUTPUTS = frozenset(
+    ("cumulative_logprob", "logprobs", "cum_log_probs", "output_log_probs")
+)
 WITHOUT_EFFECT = {
     "end_id": "the model's own end tokens count",
     "pad_id": "nothing is padded",
@@ -116,7 +140,9 @@ def _datatype(row: Parameter) -> str:
 
 
 def _input(row: Parameter) -> Parameter:
-    """Return a parameter that may come as a tensor: a scalar as a list of one, a number or flag as text."""
+    """Return a parameter that may come as a tensor: a scalar as a list of one, a number or flag as
+    text.
+    """
     if () in row.off:  # it is a list by itself
         return row
     is_text, schema = _datatype(row) == "BYTES", readers.json_schema_of(row.read)
@@ -135,7 +161,9 @@ def _input(row: Parameter) -> Parameter:
 def _scalar(name: str, value: object, *, is_text: bool) -> object:
     if isinstance(value, list):
         if len(value) != 1:
-            raise InvalidRequest(f"The schema can not convert {name} to tensor with proper shape: one element")
+            raise InvalidRequest(
+                f"The schema can not convert {name} to tensor with proper shape: one element"
+            )
         value = value[0]
     if isinstance(value, str) and not is_text and len(value) <= MAX_NUMBER_CHARS:
         with suppress(orjson.JSONDecodeError):
@@ -144,10 +172,14 @@ def _scalar(name: str, value: object, *, is_text: bool) -> object:
 
 
 MEANT = rows(
-    "top_k top_p min_p seed repetition_penalty presence_penalty frequency_penalty min_tokens stop_token_ids ignore_eos "
-    "include_stop_str_in_output skip_special_tokens spaces_between_special_tokens n best_of beam_width"
+    "top_k top_p min_p seed repetition_penalty presence_penalty frequency_penalty min_tokens "
+    "stop_token_ids ignore_eos "
+    "include_stop_str_in_output skip_special_tokens spaces_between_special_tokens n best_of "
+    "beam_width"
 )
-MEANT |= FLAG | rows("length_penalty early_stopping cache_salt", logprobs="num_top_log_probs", lora_name="adapter")
+MEANT |= FLAG | rows(
+    "length_penalty early_stopping cache_salt", logprobs="num_top_log_probs", lora_name="adapter"
+)
 MEANT |= {
     "text_input": Parameter("prompt", PROMPT, "The prompt.", fields=("inputs", "input_token_ids")),
     "stream": Parameter("stream", readers.boolean, "Whether the answer comes token by token."),
@@ -158,12 +190,17 @@ MEANT |= {
     "bad_words": replace(ROWS["bad_sequences"], read=_words(readers.MAX_WORDS)),
     "logits_post_processor_name": replace(ROWS["logits_post_processor_name"], off=("",)),
     "guided_decoding_guide_type": Parameter(
-        "guide_type", GUIDE_TYPE, "The kind of structure that the answer must have.", fields=(CONTRACT_NAME,)
+        "guide_type",
+        GUIDE_TYPE,
+        "The kind of structure that the answer must have.",
+        fields=(CONTRACT_NAME,),
     ),
     "guided_decoding_guide": Parameter("guide", _unless_empty(readers.text), "That structure."),
     "exclude_input_in_output": replace(ROWS["return_full_text"], read=NEGATED),
     **{
-        name: Parameter(name, readers.boolean, f"Whether the answer has {' and '.join(keys)}.", (False,))
+        name: Parameter(
+            name, readers.boolean, f"Whether the answer has {' and '.join(keys)}.", (False,)
+        )
         for name, keys in RETURNS.items()
     },
 }
@@ -177,10 +214,23 @@ TWINS = {  # the names of other models
     "sampling_param_exclude_input_from_output": "exclude_input_in_output",
 } | {
     f"sampling_param_{name}": name
-    for name in "max_tokens temperature top_k top_p seed presence_penalty frequency_penalty best_of".split()
+    for name in (
+        "max_tokens",
+        "temperature",
+        "top_k",
+        "top_p",
+        "seed",
+        "presence_penalty",
+        "frequency_penalty",
+        "best_of",
+    )
 }
 INPUTS = ParameterTable(
-    {name: _input(row) for name, row in (MEANT | {twin: MEANT[name] for twin, name in TWINS.items()}).items()}, said
+    {
+        name: _input(row)
+        for name, row in (MEANT | {twin: MEANT[name] for twin, name in TWINS.items()}).items()
+    },
+    said,
 )
 
 
@@ -210,11 +260,15 @@ def parse(message: Message[TritonFormat]) -> Parsed[TritonFormat]:
     ignored: list[str] = []
     given = {"max_new_tokens": DEFAULT_MAX_NEW_TOKENS} | _read(message.fields, ignored)
     if "prompt" not in given:
-        raise MalformedRequest("missing required input(s) ['text_input']. Please provide all required input(s).")
+        raise MalformedRequest(
+            "missing required input(s) ['text_input']. Please provide all required input(s)."
+        )
     is_streaming = message.format.is_streamed and given.get("stream", True)
     INPUTS.check_together(given, is_streamed=is_streaming)
     read_search(INPUTS, given, is_streamed=is_streaming)
-    is_greedy = "beam_width" not in given and (not given.get("temperature") or given.get("top_p") == 0)
+    is_greedy = "beam_width" not in given and (
+        not given.get("temperature") or given.get("top_p") == 0
+    )
     reasons = INPUTS.without_effect(given, is_greedy=is_greedy)
     if is_streaming:
         reasons["return_full_text"] = "in a stream"
@@ -239,11 +293,15 @@ def parse(message: Message[TritonFormat]) -> Parsed[TritonFormat]:
 
 
 def _members(fields: dict[str, Any], where: str = "") -> Iterator[tuple[str, str, object]]:
-    """Yield (prefix for an error, name, value) for each field of the body, and for those that a field holds."""
+    """Yield (prefix for an error, name, value) for each field of the body, and for those that a
+    field holds.
+    """
     for name, value in fields.items():
         if name == "parameters" and not where:
             if not isinstance(value, dict):
-                raise MalformedRequest(f"Expected JSON object for keyword: 'parameters', given {shorten(value)}")
+                raise MalformedRequest(
+                    f"Expected JSON object for keyword: 'parameters', given {shorten(value)}"
+                )
             yield from _members(value, "Converting keyword: 'parameters': ")
         elif name != "id" or where:
             yield where, name, value
@@ -261,11 +319,15 @@ def _unpack(value: object) -> dict[str, Any]:
         fields = readers.read_object(value.encode())
     except MalformedRequest as error:
         raise MalformedRequest(f"Unable to parse '{PACKED}': {error}") from None
-    return {name: inner for name, inner in fields.items() if inner is not None}  # some clients' libraries write null
+    return {
+        name: inner for name, inner in fields.items() if inner is not None
+    }  # some clients' libraries write null
 
 
 def _read(fields: dict[str, Any], ignored: list[str]) -> dict[str, Any]:
-    """Return the checked values that have an effect. Unlike other APIs' null, Triton's is a value."""
+    """Return the checked values that have an effect. Unlike other APIs' null, Triton's
+    is a value.
+    """
     given: dict[str, Any] = {}
     names: set[str] = set()
     for where, name, value in _members(fields):
@@ -279,7 +341,8 @@ def _read(fields: dict[str, Any], ignored: list[str]) -> dict[str, Any]:
                 continue
             if row.name in given:
                 raise MalformedRequest(
-                    f"{INPUTS.named(row.name)} already exists in request, and '{name}' means the same"
+                    f"{INPUTS.named(row.name)} already exists in request, and '{name}' means the "
+                    f"same"
                 )
             given[row.name] = checked
         elif name in REFUSED:
@@ -305,7 +368,9 @@ def _guide(kind: str | None, guide: str | None) -> GuidedDecodingParams | None:
     if kind is None and guide is None:
         return None
     if kind is None:
-        raise InvalidParameter(said("guided_decoding_guide_type"), "given beside guided_decoding_guide", kind)
+        raise InvalidParameter(
+            said("guided_decoding_guide_type"), "given beside guided_decoding_guide", kind
+        )
     if (guide is None) != (kind == "json"):
         rule = "left out for json" if kind == "json" else f"given for {kind}"
         raise InvalidParameter(said("guided_decoding_guide"), rule, guide)

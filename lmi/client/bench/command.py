@@ -1,4 +1,6 @@
-"""What `lmi bench` does with its settings: warm-up, rounds in which the servers take turns, and what comes of them."""
+"""What `lmi bench` does with its settings: warm-up, rounds in which the servers take turns, and
+what comes of them.
+"""
 
 import asyncio
 import itertools
@@ -30,7 +32,9 @@ def bench(settings: dict[str, Any]) -> int:
     settings["rounds"] = settings["rounds"] or (1 if len(urls) == 1 else 3)
     files = {page: settings.pop(page) for page in ("json_file", "html_file", "png_file")}
     if files["png_file"]:
-        from lmi.client.bench.picture import write_picture  # before the load, where Pillow is missing
+        from lmi.client.bench.picture import (
+            write_picture,
+        )  # before the load, where Pillow is missing
     extra = settings["body"] = _object(settings["body"])
     servers = [
         Load(
@@ -46,7 +50,11 @@ def bench(settings: dict[str, Any]) -> int:
     counts = (settings["num_warmup"], settings["num_requests"], settings["rounds"])
     asyncio.run(run(servers, _asks(settings), *counts))
     limits_ms = {name: settings[f"target_{flag}_ms"] for name, flag in TARGETS.items()}
-    found = report_of(settings, servers, {name: limit / 1e3 for name, limit in limits_ms.items() if limit is not None})
+    found = report_of(
+        settings,
+        servers,
+        {name: limit / 1e3 for name, limit in limits_ms.items() if limit is not None},
+    )
     click.echo(table_of(found))
     if files["json_file"]:
         files["json_file"].write_bytes(orjson.dumps(found, default=str, option=orjson.OPT_INDENT_2))
@@ -54,7 +62,12 @@ def bench(settings: dict[str, Any]) -> int:
         files["html_file"].write_text(page_of(found))
     if files["png_file"]:
         write_picture(found, files["png_file"])
-    return int(any(server["total"]["num_ok"] < server["total"]["num_requests"] for server in found["servers"]))
+    return int(
+        any(
+            server["total"]["num_ok"] < server["total"]["num_requests"]
+            for server in found["servers"]
+        )
+    )
 
 
 def _object(text: str) -> dict[str, Any]:
@@ -74,10 +87,14 @@ def _asks(settings: dict[str, Any]) -> Iterator[Ask]:
     return synthetic(*(settings[name] for name in names))
 
 
-async def run(servers: Sequence[Load], asks: Iterator[Ask], num_warmup: int, num_requests: int, rounds: int) -> None:
-    """Run the rounds. In each, every server is asked the same, the first one first in every other round.
+async def run(
+    servers: Sequence[Load], asks: Iterator[Ask], num_warmup: int, num_requests: int, rounds: int
+) -> None:
+    """Run the rounds. In each, every server is asked the same, the first one first in every other
+    round.
 
-    Raises ClickException for a server that answers none of the warm-up, or lists no model where it must be named.
+    Raises ClickException for a server that answers none of the warm-up, or lists no model where it
+    must be named.
     """
     shown = asyncio.create_task(_show(servers, num_warmup + rounds * num_requests))
     try:
@@ -121,4 +138,7 @@ def _progress(server: Load, num_requests: int) -> str:
     num_failed = sum(not sample.is_ok for sample in server.seen)
     num_tokens = sum(sample.num_tokens for sample in (*server.seen, *server.running.values()))
     ended = f"{len(server.seen)}/{num_requests} requests with warm-up"
-    return f"{server.url}: {ended}, {len(server.running)} running, {num_failed} failed, {num_tokens} tokens"
+    return (
+        f"{server.url}: {ended}, {len(server.running)} running, {num_failed} failed, "
+        f"{num_tokens} tokens"
+    )

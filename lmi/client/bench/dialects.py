@@ -1,4 +1,6 @@
-"""The wire dialects that the load speaks: a row each, with where to send a prompt and how to read what comes back."""
+"""The wire dialects that the load speaks: a row each, with where to send a prompt and how to read
+what comes back.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,8 +21,9 @@ class Ask:
 class Dialect:
     """`body` makes a body of the model, the request and whether to stream the answer.
 
-    `text_of` returns the text of an event. `num_tokens_of` returns how many tokens an answer has so far, of its last
-    event or of the whole, and None where the server does not report it. `is_end` returns whether an event is the last.
+    `text_of` returns the text of an event. `num_tokens_of` returns how many tokens an answer has so
+    far, of its last event or of the whole, and None where the server does not report it. `is_end`
+    returns whether an event is the last.
     """
 
     path: str  # of a streamed answer
@@ -33,7 +36,9 @@ class Dialect:
 
 
 def _chat_body(model: str, ask: Ask, is_streamed: bool) -> Json:
-    return {"messages": [{"role": "user", "content": ask.prompt}]} | _openai(model, ask, is_streamed)
+    return {"messages": [{"role": "user", "content": ask.prompt}]} | _openai(
+        model, ask, is_streamed
+    )
 
 
 def _completion_body(model: str, ask: Ask, is_streamed: bool) -> Json:
@@ -54,7 +59,10 @@ def _tgi_body(model: str, ask: Ask, is_streamed: bool) -> Json:
 
 
 def _triton_body(model: str, ask: Ask, is_streamed: bool) -> Json:
-    return {"text_input": ask.prompt, "parameters": {"max_tokens": ask.max_tokens, "stream": is_streamed}}
+    return {
+        "text_input": ask.prompt,
+        "parameters": {"max_tokens": ask.max_tokens, "stream": is_streamed},
+    }
 
 
 def _chat_text(event: Json) -> str:
@@ -94,7 +102,13 @@ TRITON = "/v2/models/{model}/generate"
 DIALECTS = {
     "chat": Dialect(CHAT, CHAT, _chat_body, _chat_text, _usage, _is_finished, needs_model=True),
     "completions": Dialect(
-        COMPLETIONS, COMPLETIONS, _completion_body, _completion_text, _usage, _is_finished, needs_model=True
+        COMPLETIONS,
+        COMPLETIONS,
+        _completion_body,
+        _completion_text,
+        _usage,
+        _is_finished,
+        needs_model=True,
     ),
     "lmi": Dialect("/invocations", "/invocations", _lmi_body, _token_text, _details, _has_text),
     "tgi": Dialect("/generate_stream", "/generate", _tgi_body, _token_text, _details, _has_text),

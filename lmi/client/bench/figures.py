@@ -1,4 +1,5 @@
-"""The figures of a load: percentiles, rates, errors by outcome, goodput; as one object for JSON, and as a table.
+"""The figures of a load: percentiles, rates, errors by outcome, goodput; as one object for JSON,
+and as a table.
 
 Times are in seconds.
 """
@@ -14,12 +15,18 @@ from lmi.client.bench.load import Load, Sample
 SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 Json = dict[str, Any]
 LATENCIES = {"first_s": "time to first token", "gap_s": "between tokens", "end_s": "end to end"}
-RATES = {"tokens_per_s": "tokens/s", "requests_per_s": "answers/s", "goodput_per_s": "goodput, answers/s"}
+RATES = {
+    "tokens_per_s": "tokens/s",
+    "requests_per_s": "answers/s",
+    "goodput_per_s": "goodput, answers/s",
+}
 COUNTS = {"num_requests": "requests", "num_ok": "whole answers", "num_tokens": "output tokens"}
 
 
 def quantile(values: Iterable[float], share: float) -> float:
-    """Return the smallest value that at least this share of them does not exceed; NaN if there is none."""
+    """Return the smallest value that at least this share of them does not exceed; NaN if there is
+    none.
+    """
     ordered = sorted(values)
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else math.nan
 
@@ -27,19 +34,25 @@ def quantile(values: Iterable[float], share: float) -> float:
 def summary(values: Sequence[float]) -> dict[str, float]:
     if not values:
         return {}
-    return {"mean": statistics.fmean(values)} | {name: quantile(values, share) for name, share in SHARES.items()}
+    return {"mean": statistics.fmean(values)} | {
+        name: quantile(values, share) for name, share in SHARES.items()
+    }
 
 
 def figures_of(rounds: Sequence[Sequence[Sample]], targets: Mapping[str, float]) -> Json:
-    """Return the figures of some rounds. The time between them does not count. Raises ValueError if one is empty.
+    """Return the figures of some rounds. The time between them does not count. Raises ValueError if
+    one is empty.
 
     `targets` has the latencies that no good answer exceeds, by name; of its gaps the mean counts.
-    Latencies are those of whole answers: mean, p50, p90, p99. `outcomes` counts requests by status, or why they have no
-    whole answer. `counted_by` is usage, events, both, or nothing: the server does not report its tokens.
+    Latencies are those of whole answers: mean, p50, p90, p99. `outcomes` counts requests by status,
+    or why they have no whole answer. `counted_by` is usage, events, both, or nothing: the server
+    does not report its tokens.
     """
     samples = [sample for one in rounds for sample in one]
     good = [sample for sample in samples if sample.is_ok]
-    seconds = sum(max(one.end_s for one in part) - min(one.due_s for one in part) for part in rounds)
+    seconds = sum(
+        max(one.end_s for one in part) - min(one.due_s for one in part) for part in rounds
+    )
     num_tokens = sum(sample.num_tokens for sample in good)
     counted_by = {
         "events" if sample.num_reported is None else "usage"
@@ -56,19 +69,26 @@ def figures_of(rounds: Sequence[Sequence[Sample]], targets: Mapping[str, float])
         "tokens_per_s": num_tokens / seconds,
         "requests_per_s": len(good) / seconds,
         "goodput_per_s": sum(_is_within(targets, sample) for sample in good) / seconds,
-        **{name: summary([value for sample in good for value in sample.latencies_s[name]]) for name in LATENCIES},
+        **{
+            name: summary([value for sample in good for value in sample.latencies_s[name]])
+            for name in LATENCIES
+        },
     }
 
 
 def _is_within(targets: Mapping[str, float], sample: Sample) -> bool:
     seen = sample.latencies_s
-    return all(not seen[name] or statistics.fmean(seen[name]) <= most for name, most in targets.items())
+    return all(
+        not seen[name] or statistics.fmean(seen[name]) <= most for name, most in targets.items()
+    )
 
 
 def report_of(settings: Json, servers: Sequence[Load], targets: Mapping[str, float]) -> Json:
-    """Return settings, the figures of each server, of all rounds and of each, and the ratios of two servers.
+    """Return settings, the figures of each server, of all rounds and of each, and the ratios of two
+    servers.
 
-    A ratio is the median over the rounds of the second server's figure by the first one's; None where one has none.
+    A ratio is the median over the rounds of the second server's figure by the first one's; None
+    where one has none.
     """
     found: list[Json] = [
         {
@@ -81,7 +101,11 @@ def report_of(settings: Json, servers: Sequence[Load], targets: Mapping[str, flo
         for server in servers
     ]
     report: Json = {"settings": settings, "servers": found}
-    return report | {"ratios": _ratios(*(one["rounds"] for one in found))} if len(found) == 2 else report
+    return (
+        report | {"ratios": _ratios(*(one["rounds"] for one in found))}
+        if len(found) == 2
+        else report
+    )
 
 
 def _ratios(first: list[Json], second: list[Json]) -> dict[str, float | None]:
@@ -95,12 +119,16 @@ def _ratios(first: list[Json], second: list[Json]) -> dict[str, float | None]:
 
 def _flat(figures: Json) -> dict[str, float]:
     """Return rates by name, and latencies by names such as `first_s.p50`."""
-    latencies = {f"{name}.{part}": value for name in LATENCIES for part, value in figures[name].items()}
+    latencies = {
+        f"{name}.{part}": value for name in LATENCIES for part, value in figures[name].items()
+    }
     return {name: figures[name] for name in RATES} | latencies
 
 
 def rows_of(report: Json) -> list[list[str]]:
-    """Return a table of texts: a head, then a row for each figure, with a column for each server and one of ratios."""
+    """Return a table of texts: a head, then a row for each figure, with a column for each server
+    and one of ratios.
+    """
     totals, ratios = [server["total"] for server in report["servers"]], report.get("ratios")
     heads = ["", *(server["url"] for server in report["servers"]), *(["ratio"] if ratios else [])]
     rows = [heads]
@@ -120,7 +148,10 @@ def rows_of(report: Json) -> list[list[str]]:
         for part in ("mean", "p50", "p90", "p99"):
             cells = [f"{total[name][part] * 1e3:.1f}" if total[name] else "-" for total in totals]
             add(f"{label}, {part}, ms", cells, (ratios or {}).get(f"{name}.{part}"))
-    add("CPU of the server, s", [f"{sum(s['cpu_s'].values()):.2f}" if s["cpu_s"] else "-" for s in report["servers"]])
+    add(
+        "CPU of the server, s",
+        [f"{sum(s['cpu_s'].values()):.2f}" if s["cpu_s"] else "-" for s in report["servers"]],
+    )
     return rows
 
 
@@ -128,7 +159,13 @@ def table_of(report: Json) -> str:
     """Return the table as text, and the CPU of each process below it."""
     rows = rows_of(report)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows]
+    lines = [
+        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip()
+        for row in rows
+    ]
     for server in report["servers"]:
-        lines += [f"CPU of {server['url']}: {name} {used_s:.2f} s" for name, used_s in sorted(server["cpu_s"].items())]
+        lines += [
+            f"CPU of {server['url']}: {name} {used_s:.2f} s"
+            for name, used_s in sorted(server["cpu_s"].items())
+        ]
     return "\n".join(lines)

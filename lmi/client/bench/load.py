@@ -1,4 +1,6 @@
-"""The load: what clients ask a server, in a closed or an open loop, what each of them saw, and what the server used."""
+"""The load: what clients ask a server, in a closed or an open loop, what each of them saw, and what
+the server used.
+"""
 
 import asyncio
 import ipaddress
@@ -23,13 +25,36 @@ from lmi.client.bench.dialects import Ask, Dialect
 from lmi.http.listener import owners
 from lmi.shared import linux
 
-LOST, TIMEOUT, BROKEN = "lost", "timeout", "broken"  # outcomes of requests that have no whole answer
-WORDS = "time river stone light paper green seven window garden music horse winter letter bridge cloud table".split()
+LOST, TIMEOUT, BROKEN = (
+    "lost",
+    "timeout",
+    "broken",
+)  # outcomes of requests that have no whole answer
+WORDS = (
+    "time",
+    "river",
+    "stone",
+    "light",
+    "paper",
+    "green",
+    "seven",
+    "window",
+    "garden",
+    "music",
+    "horse",
+    "winter",
+    "letter",
+    "bridge",
+    "cloud",
+    "table",
+)
 
 
 @dataclass
 class Sample:
-    """One request. Times are seconds of `time.perf_counter`; `due_s` is when its client wanted to send it."""
+    """One request. Times are seconds of `time.perf_counter`; `due_s` is when its client wanted to
+    send it.
+    """
 
     due_s: float
     end_s: float = 0.0
@@ -55,7 +80,9 @@ class Sample:
 
 @dataclass
 class Load:
-    """How to ask one server, and what came of each round. A load is open if it has a rate, else closed."""
+    """How to ask one server, and what came of each round. A load is open if it has a rate, else
+    closed.
+    """
 
     url: str
     client: httpx2.AsyncClient
@@ -66,10 +93,16 @@ class Load:
     rate: float | None = None  # requests per second
     timeout_s: float = 600.0
     extra: dict[str, Any] = field(default_factory=dict)  # further fields of each body
-    seen: list[Sample] = field(default_factory=list)  # also of the warm-up, and of the round that runs
-    running: dict[int, Sample] = field(default_factory=dict)  # those that have not ended, by their ids in Python
+    seen: list[Sample] = field(
+        default_factory=list
+    )  # also of the warm-up, and of the round that runs
+    running: dict[int, Sample] = field(
+        default_factory=dict
+    )  # those that have not ended, by their ids in Python
     rounds: list[list[Sample]] = field(default_factory=list)
-    cpu_s: dict[str, float] = field(default_factory=dict)  # of its processes in the rounds, if it is on this machine
+    cpu_s: dict[str, float] = field(
+        default_factory=dict
+    )  # of its processes in the rounds, if it is on this machine
 
     async def round(self, asks: Sequence[Ask], seed: int) -> None:
         before_s = cpu_of(self.url)
@@ -79,7 +112,9 @@ class Load:
 
     async def run(self, asks: Iterator[Ask], seed: int = 0) -> list[Sample]:
         """Ask until `asks` ends. `seed` is that of the times at which an open load asks."""
-        return await (self._closed(asks) if self.rate is None else self._open(asks, self.rate, seed))
+        return await (
+            self._closed(asks) if self.rate is None else self._open(asks, self.rate, seed)
+        )
 
     async def _closed(self, asks: Iterator[Ask]) -> list[Sample]:
         """Each stream asks again when it has its answer."""
@@ -108,7 +143,13 @@ class Load:
             sample.outcome = TIMEOUT
         except httpx2.TransportError:
             sample.outcome = LOST
-        except (ValueError, TypeError, AttributeError, LookupError, httpx2.DecodingError):  # of another form
+        except (
+            ValueError,
+            TypeError,
+            AttributeError,
+            LookupError,
+            httpx2.DecodingError,
+        ):  # of another form
             sample.outcome = BROKEN
         finally:
             del self.running[id(sample)]
@@ -122,7 +163,9 @@ class Load:
         body = merged(self.dialect.body(self.model, ask, self.is_streamed), self.extra)
         async with self.client.stream("POST", path.format(model=self.model), json=body) as response:
             if not self.is_streamed or response.status_code != 200:
-                answer = await answers.whole_of_async(response.aiter_bytes(), response.status_code == 200)
+                answer = await answers.whole_of_async(
+                    response.aiter_bytes(), response.status_code == 200
+                )
                 if response.status_code == 200:
                     sample.num_reported = _reported(self.dialect, orjson.loads(answer))
                 return str(response.status_code)
@@ -132,7 +175,10 @@ class Load:
                 if not data.startswith(b"{"):  # an empty line, a comment, a field of SSE, [DONE]
                     continue
                 event = orjson.loads(data)
-                if event.get("error") or (event.get("details") or {}).get("finish_reason") == "error":
+                if (
+                    event.get("error")
+                    or (event.get("details") or {}).get("finish_reason") == "error"
+                ):
                     return BROKEN
                 if self.dialect.text_of(event):
                     sample.times_s.append(time.perf_counter())
@@ -146,7 +192,8 @@ def _reported(dialect: Dialect, answer: Any) -> int | None:
 
 
 def cpu_of(url: str) -> dict[str, float]:
-    """Return the CPU seconds so far of the processes that listen at `url` and of their descendants, by name and pid.
+    """Return the CPU seconds so far of the processes that listen at `url` and of their descendants,
+    by name and pid.
 
     Nothing if the host is not this machine, or if the processes are another user's.
     """
@@ -176,13 +223,19 @@ async def first_model(client: httpx2.AsyncClient) -> str:
     try:
         async with client.stream("GET", "/v1/models") as response:
             response.raise_for_status()
-            return answers.first_model_of(await answers.whole_of_async(response.aiter_bytes(), is_success=True))
+            return answers.first_model_of(
+                await answers.whole_of_async(response.aiter_bytes(), is_success=True)
+            )
     except (httpx2.HTTPError, ValueError) as error:
-        raise click.ClickException(f"{client.base_url}: no list at /v1/models ({error}): name a --model") from None
+        raise click.ClickException(
+            f"{client.base_url}: no list at /v1/models ({error}): name a --model"
+        ) from None
 
 
 def client_of(url: str, headers: dict[str, str]) -> httpx2.AsyncClient:
-    """Return a client that goes through no proxy; SSL_CERT_FILE counts, as it does for `lmi chat`."""
+    """Return a client that goes through no proxy; SSL_CERT_FILE counts, as it does for
+    `lmi chat`.
+    """
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
     trusted = httpx2.create_ssl_context()
     base = url.rstrip("/").removesuffix("/v1")
@@ -192,9 +245,11 @@ def client_of(url: str, headers: dict[str, str]) -> httpx2.AsyncClient:
 
 
 def of_file(path: Path, max_tokens: int) -> Iterator[Ask]:
-    """Yield each line, and the first again after the last. A line is a text, or an object with prompt and max_tokens.
+    """Yield each line, and the first again after the last. A line is a text, or an object with
+    prompt and max_tokens.
 
-    Raises ClickException for a file without prompts and for a line that begins as an object and is none.
+    Raises ClickException for a file without prompts and for a line that begins as an object and is
+    none.
     """
     lines = [line for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
     asks = [_ask_of(line, number, max_tokens) for number, line in enumerate(lines, 1)]
@@ -210,13 +265,21 @@ def _ask_of(line: str, number: int, max_tokens: int) -> Ask:
         row = orjson.loads(line)
         return Ask(str(row["prompt"]), int(row.get("max_tokens", max_tokens)))
     except (ValueError, TypeError, KeyError) as error:
-        raise click.ClickException(f"prompt {number}: not an object with prompt and max_tokens: {error}") from None
+        raise click.ClickException(
+            f"prompt {number}: not an object with prompt and max_tokens: {error}"
+        ) from None
 
 
-def synthetic(num_words: int, num_shared_words: int, num_prefixes: int, max_tokens: int, seed: int) -> Iterator[Ask]:
-    """Yield prompts of `num_words` words. The first `num_shared_words` are one of `num_prefixes` beginnings."""
+def synthetic(
+    num_words: int, num_shared_words: int, num_prefixes: int, max_tokens: int, seed: int
+) -> Iterator[Ask]:
+    """Yield prompts of `num_words` words. The first `num_shared_words` are one of `num_prefixes`
+    beginnings.
+    """
     dice = random.Random(seed)
-    prefixes = [dice.choices(WORDS, k=min(num_shared_words, num_words)) for _ in range(num_prefixes)]
+    prefixes = [
+        dice.choices(WORDS, k=min(num_shared_words, num_words)) for _ in range(num_prefixes)
+    ]
     while True:
         prefix = dice.choice(prefixes)
         yield Ask(" ".join([*prefix, *dice.choices(WORDS, k=num_words - len(prefix))]), max_tokens)

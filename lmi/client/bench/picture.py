@@ -35,7 +35,9 @@ def write_picture(report: dict[str, Any], path: Path) -> None:
         pen.text(left + 32, HEAD / 2, url, INK, "lm")
     for number, plot in enumerate(plots):
         _draw(pen, plot, number % 2 * WIDTH, HEAD + number // 2 * HEIGHT)
-    image.resize((size[0] * 2, size[1] * 2), Image.Resampling.LANCZOS).save(path, "PNG", optimize=True)
+    image.resize((size[0] * 2, size[1] * 2), Image.Resampling.LANCZOS).save(
+        path, "PNG", optimize=True
+    )
 
 
 class Pen:
@@ -48,7 +50,9 @@ class Pen:
         scaled = [(x * SCALE, y * SCALE) for x, y in points]
         self._canvas.line(scaled, fill=colour, width=round(width * SCALE), joint="curve")
 
-    def text(self, x: float, y: float, text: str, colour: str, anchor: str, size: float = SIZE) -> None:
+    def text(
+        self, x: float, y: float, text: str, colour: str, anchor: str, size: float = SIZE
+    ) -> None:
         font = ImageFont.load_default(size * SCALE)
         self._canvas.text((x * SCALE, y * SCALE), text, fill=colour, font=font, anchor=anchor)
 
@@ -57,7 +61,10 @@ def _draw(pen: Pen, plot: Plot, left: float, top: float) -> None:
     most_x, most_y = plot.most
 
     def at(x: float, y: float) -> tuple[float, float]:
-        across, down = x / most_x * (WIDTH - LEFT - RIGHT), (1 - y / most_y) * (HEIGHT - TOP - BOTTOM)
+        across, down = (
+            x / most_x * (WIDTH - LEFT - RIGHT),
+            (1 - y / most_y) * (HEIGHT - TOP - BOTTOM),
+        )
         return left + LEFT + across, top + TOP + down
 
     pen.text(left + LEFT, top + TOP / 2, plot.title, INK, "lm", LARGER)

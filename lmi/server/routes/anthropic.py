@@ -1,4 +1,5 @@
-"""What Anthropic's clients ask beside a generation: the models in their form, and the tokens of a conversation.
+"""What Anthropic's clients ask beside a generation: the models in their form, and the tokens of a
+conversation.
 
 They ask for the models where OpenAI's clients do, and say by a header who they are.
 """

@@ -1,4 +1,6 @@
-"""How the server is. These routes read shared memory and ask no process, so a busy or dead engine delays none."""
+"""How the server is. These routes read shared memory and ask no process, so a busy or dead engine
+delays none.
+"""
 
 import time
 
@@ -8,7 +10,9 @@ from lmi.shared.state import Block, Phase, SupervisorRecord
 
 
 async def ping(exchange: Exchange, models: Models) -> None:
-    """Answer 200 if an engine can serve, 503 while none can, and 500 if that is final. The body says why."""
+    """Answer 200 if an engine can serve, 503 while none can, and 500 if that is final. The body
+    says why.
+    """
     status, body = health(models)
     await exchange.send_json(body, status)
 
@@ -27,11 +31,17 @@ def health(models: Models) -> tuple[int, dict[str, object]]:
         return ending
     if not models.keeps_one:  # a model that fails is no fault of the server
         return 200, {"status": "Healthy"}
-    return 503, {"status": "Loading", "stage": supervisor.stage or "start", "progress": round(supervisor.progress, 3)}
+    return 503, {
+        "status": "Loading",
+        "stage": supervisor.stage or "start",
+        "progress": round(supervisor.progress, 3),
+    }
 
 
 def liveness(models: Models) -> tuple[int, dict[str, object]]:
-    """Return `health`, but 200 for 503: the server restarts its engines itself, and a new server would load longer."""
+    """Return `health`, but 200 for 503: the server restarts its engines itself, and a new server
+    would load longer.
+    """
     status, body = health(models)
     return 200 if status == 503 else status, body
 
@@ -40,7 +50,9 @@ def end_of(supervisor: SupervisorRecord) -> tuple[int, dict[str, object]] | None
     """Return status and state of a server that ends, else None."""
     if supervisor.phase == Phase.FAILED:
         return 500, {"status": "Failed", "reason": supervisor.reason}
-    is_leaving = supervisor.phase in (Phase.LEAVING, Phase.DRAINING) and not supervisor.heir  # which answers the others
+    is_leaving = (
+        supervisor.phase in (Phase.LEAVING, Phase.DRAINING) and not supervisor.heir
+    )  # which answers the others
     return (503, {"status": "Draining"}) if is_leaving else None
 
 
@@ -54,7 +66,11 @@ def service_health(service: Service) -> tuple[int, dict[str, object]]:
         return 200, {"status": "Healthy"}
     if num_alive:
         status = 207 if front_end.config.allow_multi_status else 200
-        return status, {"status": "Healthy", "engines_ready": num_alive, "engines": len(block.engines)}
+        return status, {
+            "status": "Healthy",
+            "engines_ready": num_alive,
+            "engines": len(block.engines),
+        }
     return 503, unready(block)
 
 
@@ -64,12 +80,17 @@ def has_formatters(block: Block) -> bool:
 
 
 def unready(block: Block) -> dict[str, object]:
-    """Return the reason why no engine can serve. It is that of the engine with the most progress."""
+    """Return the reason why no engine can serve. It is that of the engine with the most
+    progress.
+    """
     records = block.engines if has_formatters(block) else block.formatters
     engine = max(records, key=lambda engine: (engine.phase != Phase.LOST, engine.progress))
     if engine.phase == Phase.READY:
         return {"status": "Unresponsive", "silent_s": round(time.monotonic() - engine.beat_s, 1)}
-    loading: dict[str, object] = {"stage": engine.stage or "start", "progress": round(engine.progress, 3)}
+    loading: dict[str, object] = {
+        "stage": engine.stage or "start",
+        "progress": round(engine.progress, 3),
+    }
     if not engine.reason:
         return {"status": "Loading", **loading}
     restart = {

@@ -1,8 +1,10 @@
-"""The paths of every API, and `/invocations`, with the paths that do the same, for the bodies of several APIs.
+"""The paths of every API, and `/invocations`, with the paths that do the same, for the bodies of
+several APIs.
 
-So a client reaches every API even if a platform forwards only this path, as in AWS's containers. The path decides the
-format of the answer, the body the schema: a chat is streamed as lines here, unless the client asks for events. Every
-answer that is one JSON value ends with a newline, because clients read these paths by lines.
+So a client reaches every API even if a platform forwards only this path, as in AWS's containers.
+The path decides the format of the answer, the body the schema: a chat is streamed as lines here,
+unless the client asks for events. Every answer that is one JSON value ends with a newline, because
+clients read these paths by lines.
 """
 
 from dataclasses import replace
@@ -29,7 +31,9 @@ async def serve_path(exchange: Exchange, service: Service, *, api: AnyApi) -> No
 
 
 def named_model(exchange: Exchange, service: Service) -> ModelConfig:
-    """Return the model under the name that the path has for it, if it has one. Raises UnknownModel."""
+    """Return the model under the name that the path has for it, if it has one. Raises
+    UnknownModel.
+    """
     path = exchange.scope["path_params"]
     if "model" not in path:
         return service.model
@@ -43,10 +47,14 @@ def named_model(exchange: Exchange, service: Service) -> ModelConfig:
 async def invocations(exchange: Exchange, service: Service) -> None:
     route = exchange.attribute("route")
     has_lines = are_lines(exchange)
-    accept = "" if has_lines else exchange.headers.get("accept", "")  # lines are never answered with events
+    accept = (
+        "" if has_lines else exchange.headers.get("accept", "")
+    )  # lines are never answered with events
     usual = api_of_inputs(service.config.model, gives_embeddings=service.gives_embeddings)
     api = usual.for_accept(accept) if route is None else api_of_route(route)
-    choose: Choose = partial(api_of_body, usual=api, accept=accept) if route is None else lambda body, kind: api
+    choose: Choose = (
+        partial(api_of_body, usual=api, accept=accept) if route is None else lambda body, kind: api
+    )
     serve = serve_lines if has_lines else serve_request
     await serve(exchange, service, api, choose=choose)
 
@@ -61,18 +69,26 @@ async def invoke_model(exchange: Exchange, service: Service) -> None:
 def api_of_route(route: str) -> AnyApi:
     if route not in BY_ROUTE:
         known = ", ".join(BY_ROUTE)
-        raise UnknownRoute(f"route must be one of {known}, given {shorten(route)} ({CUSTOM_ATTRIBUTES})")
+        raise UnknownRoute(
+            f"route must be one of {known}, given {shorten(route)} ({CUSTOM_ATTRIBUTES})"
+        )
     return BY_ROUTE[route]
 
 
-def api_of_body(body: bytes, content_type: str | None = None, *, usual: AnyApi, accept: str) -> AnyApi:
-    """Return the API whose field the body has, `inputs` before others. Without such a field it is `usual`."""
+def api_of_body(
+    body: bytes, content_type: str | None = None, *, usual: AnyApi, accept: str
+) -> AnyApi:
+    """Return the API whose field the body has, `inputs` before others. Without such a field it is
+    `usual`.
+    """
     if is_text(content_type) or not any(b'"%b"' % field.encode() in body for field in BY_FIELD):
         return usual
     fields = BodyOutline.of(body)
     if fields is None or fields.has("inputs"):
         return usual
-    return next((api.for_accept(accept) for field, api in BY_FIELD.items() if fields.has(field)), usual)
+    return next(
+        (api.for_accept(accept) for field, api in BY_FIELD.items() if fields.has(field)), usual
+    )
 
 
 ROUTES = [

@@ -1,7 +1,7 @@
 """Routes that KServe v2 clients use before they send a prompt: metadata, readiness, statistics.
 
-The server has no model configuration to serve, and its statistics are only counts. Health is that of `/ping`. Sources:
-Triton's HTTP protocol extensions, KServe's open inference protocol.
+The server has no model configuration to serve, and its statistics are only counts. Health is that
+of `/ping`. Sources: Triton's HTTP protocol extensions, KServe's open inference protocol.
 """
 
 from collections import Counter
@@ -21,7 +21,9 @@ SUCCESSES = ("length", "eos_token", "stop_sequence")
 
 
 async def server(exchange: Exchange, models: Models) -> None:
-    await exchange.send_json({"name": "lmi", "version": __version__, "extensions": ["generate", "statistics"]})
+    await exchange.send_json(
+        {"name": "lmi", "version": __version__, "extensions": ["generate", "statistics"]}
+    )
 
 
 async def live(exchange: Exchange, models: Models) -> None:
@@ -53,7 +55,9 @@ async def model(exchange: Exchange, service: Service) -> None:
         "versions": [named.version],
         "platform": service.config.engine.handler,
         "inputs": [tensor(name, row) for name, row in INPUTS.items()],
-        "outputs": [{"name": name, "datatype": kind, "shape": [-1]} for name, kind in outputs.items()],
+        "outputs": [
+            {"name": name, "datatype": kind, "shape": [-1]} for name, kind in outputs.items()
+        ],
     }
     await exchange.send_json(metadata)
 
@@ -93,8 +97,15 @@ async def index(exchange: Exchange, models: Models) -> None:
 
 def _entry(service: Service) -> dict[str, object]:
     status, state = service_health(service)
-    entry: dict[str, object] = {"name": service.config.model.name, "version": service.config.model.version}
-    return entry | ({"state": "READY"} if status < 400 else {"state": "UNAVAILABLE", "reason": str(state["status"])})
+    entry: dict[str, object] = {
+        "name": service.config.model.name,
+        "version": service.config.model.version,
+    }
+    return entry | (
+        {"state": "READY"}
+        if status < 400
+        else {"state": "UNAVAILABLE", "reason": str(state["status"])}
+    )
 
 
 async def not_served(exchange: Exchange, service: Service) -> None:

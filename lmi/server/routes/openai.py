@@ -1,7 +1,9 @@
-"""What clients of chats and completions ask beside a generation: the models, and the tokens of a text.
+"""What clients of chats and completions ask beside a generation: the models, and the tokens of a
+text.
 
-A body of `/tokenize` is read as that of a completion or of a chat, so its ids are those that generation would begin
-with. `/tokenize` and `/detokenize` have vLLM's form, `/v1/messages/count_tokens` has Anthropic's.
+A body of `/tokenize` is read as that of a completion or of a chat, so its ids are those that
+generation would begin with. `/tokenize` and `/detokenize` have vLLM's form,
+`/v1/messages/count_tokens` has Anthropic's.
 """
 
 import asyncio
@@ -87,7 +89,9 @@ async def cards(models: Models) -> list[dict[str, Any]]:
         listed += [_card(service, name) for name in (model.name, *model.aliases)]
         adapters = [] if service.adapters is None else service.adapters.entries()
         for adapter in adapters:
-            root = adapter.src or adapter.path  # the source that was named, which `/adapters` tells too
+            root = (
+                adapter.src or adapter.path
+            )  # the source that was named, which `/adapters` tells too
             listed.append(_card(service, adapter.name) | {"root": root, "parent": model.name})
     return listed
 
@@ -96,7 +100,9 @@ def _card(service: Service, name: str) -> dict[str, Any]:
     return {
         "id": name,
         "object": "model",
-        "created": int(Path(service.config.model.path).stat().st_mtime),  # when its folder was last changed
+        "created": int(
+            Path(service.config.model.path).stat().st_mtime
+        ),  # when its folder was last changed
         "owned_by": "lmi",
         "root": service.config.model.path,
         "parent": None,
@@ -109,32 +115,51 @@ async def tokenize(exchange: Exchange, service: Service) -> None:
     with closing(Inference(exchange, service, OPENAI_COMPLETIONS)) as inference:
         message = await inference.read(await inference.receive(), _api_of)
         has_names = boolean(NAMES, message.fields.pop(NAMES, None) or False)
-        any_tools = replace(message.format, tool_calls="text")  # whether calls can be read matters to an answer only
+        any_tools = replace(
+            message.format, tool_calls="text"
+        )  # whether calls can be read matters to an answer only
         parsed = await inference.complete(await inference.parse(replace(message, format=any_tools)))
         if len(parsed.requests) > 1:
             raise InvalidParameter("prompt", "one prompt", f"{len(parsed.requests)} prompts")
         ids = await _tokenize(service.pipeline, parsed.request)
         engine = await service.engines.ready()
-        names = [service.pipeline.tokenizer.token_name(token_id) for token_id in ids] if has_names else None
-        answer = {"count": len(ids), "max_model_len": engine.max_sequence_length, "tokens": ids, "token_strs": names}
+        names = (
+            [service.pipeline.tokenizer.token_name(token_id) for token_id in ids]
+            if has_names
+            else None
+        )
+        answer = {
+            "count": len(ids),
+            "max_model_len": engine.max_sequence_length,
+            "tokens": ids,
+            "token_strs": names,
+        }
         await exchange.send_json(answer)
 
 
 async def _tokenize(pipeline: Pipeline, request: GenerationRequest) -> list[int]:
-    """Return the ids of a prompt, of any length up to MAX_TEXT_CHARS. Raises InvalidParameter for a longer one."""
+    """Return the ids of a prompt, of any length up to MAX_TEXT_CHARS. Raises InvalidParameter for a
+    longer one.
+    """
     if request.prompt_token_ids is not None:
         return list(request.prompt_token_ids)
     _check_countable(request)
     text, forged = await pipeline.text_of(request)
     if len(text) > MAX_TEXT_CHARS:
-        raise InvalidParameter("inputs", f"at most {MAX_TEXT_CHARS} characters", f"{len(text)} characters")
+        raise InvalidParameter(
+            "inputs", f"at most {MAX_TEXT_CHARS} characters", f"{len(text)} characters"
+        )
     adds_special = adds_special_tokens(request)
-    return await pipeline.tokenizer.encode_async(text, add_special_tokens=adds_special, forged=forged)
+    return await pipeline.tokenizer.encode_async(
+        text, add_special_tokens=adds_special, forged=forged
+    )
 
 
 def _check_countable(request: GenerationRequest) -> None:
     if request.images:
-        raise Unsupported(request.images[0].place, "an engine that reads the image knows how many tokens it has")
+        raise Unsupported(
+            request.images[0].place, "an engine that reads the image knows how many tokens it has"
+        )
 
 
 async def detokenize(exchange: Exchange, service: Service) -> None:
@@ -144,15 +169,21 @@ async def detokenize(exchange: Exchange, service: Service) -> None:
         ids = PROMPT_IDS("tokens", message.fields.get("tokens"))
         if not ids:
             raise InvalidParameter("tokens", "a non-empty list of token ids", [])
-        await inference.complete(await inference.parse(replace(message, fields={"prompt": list(ids)})))  # its model
+        await inference.complete(
+            await inference.parse(replace(message, fields={"prompt": list(ids)}))
+        )  # its model
         tokenizer = service.pipeline.tokenizer
         if (worst := max(ids)) >= tokenizer.vocab_size:
             raise InvalidParameter("tokens", f"ids below {tokenizer.vocab_size}", worst)
         await exchange.send_json({"prompt": await asyncio.to_thread(tokenizer.decode, ids)})
 
 
-async def count_tokens(exchange: Exchange, service: Service, *, api: AnyApi, kind: str | None = None) -> None:
-    """Answer how many tokens the prompt of a conversation has. `kind` is the `object` of the answer, if it has one."""
+async def count_tokens(
+    exchange: Exchange, service: Service, *, api: AnyApi, kind: str | None = None
+) -> None:
+    """Answer how many tokens the prompt of a conversation has. `kind` is the `object` of the
+    answer, if it has one.
+    """
     assert service.pipeline is not None and service.engines is not None
     with closing(Inference(exchange, service, api)) as inference:
         parsed = await inference.parse(await inference.read(await inference.receive()))

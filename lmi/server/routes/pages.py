@@ -1,4 +1,6 @@
-"""The pages for people, which hold no secret and ask for the key that requests need, and what machines read."""
+"""The pages for people, which hold no secret and ask for the key that requests need, and what
+machines read.
+"""
 
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -12,7 +14,9 @@ from lmi import __version__
 from lmi.http.exchange import Exchange
 from lmi.server.service import Models, Service
 
-FILES = {path.name: path.read_bytes() for path in sorted((Path(__file__).parents[1] / "pages").iterdir())}
+FILES = {
+    path.name: path.read_bytes() for path in sorted((Path(__file__).parents[1] / "pages").iterdir())
+}
 TYPES = {".css": "text/css", ".html": "text/html", ".js": "text/javascript"}
 SOURCES = "connect-src 'self'; img-src data:; script-src 'self'; style-src 'self'"
 POLICY = f"default-src 'none'; {SOURCES}; base-uri 'none'; frame-ancestors 'none'"
@@ -71,18 +75,26 @@ async def scrape(exchange: Exchange, models: Models) -> None:
 
 
 async def load(exchange: Exchange, models: Models) -> None:
-    """Answer the number of requests that have begun and not ended, at all front ends, in vLLM's form."""
-    await exchange.send_json({"server_load": sum(each.num_in_flight for each in models.front_end.block.frontends)})
+    """Answer the number of requests that have begun and not ended, at all front ends, in vLLM's
+    form.
+    """
+    await exchange.send_json(
+        {"server_load": sum(each.num_in_flight for each in models.front_end.block.frontends)}
+    )
 
 
 async def server_info(exchange: Exchange, models: Models) -> None:
-    """Answer the settings of the server and of each model, without secrets, under the name that others have for it.
+    """Answer the settings of the server and of each model, without secrets, under the name that
+    others have for it.
 
     Beside those of a model stands what its engines have made of them.
     """
     if not models.keeps_one:
         await models.listed()  # those that have come are here then
-    of_models = {name: public(msgspec.to_builtins(service.config)) for name, service in models.services.items()}
+    of_models = {
+        name: public(msgspec.to_builtins(service.config))
+        for name, service in models.services.items()
+    }
     for name, settings in of_models.items():
         del settings["server"]
         settings["loaded"] = loaded(models.services[name])
@@ -95,7 +107,9 @@ def loaded(service: Service) -> list[dict[str, object]]:
     if service.engines is None:
         return []
     infos = [connection.info for connection in service.engines.open.values()]
-    return [{name: getattr(info, name) for name in OF_ENGINES} for info in infos if info is not None]
+    return [
+        {name: getattr(info, name) for name in OF_ENGINES} for info in infos if info is not None
+    ]
 
 
 def public(settings: Any) -> Any:
@@ -104,7 +118,10 @@ def public(settings: Any) -> Any:
 
     if not isinstance(settings, dict):
         return settings
-    return {name: "***" if value and SECRET.search(name) else public(value) for name, value in settings.items()}
+    return {
+        name: "***" if value and SECRET.search(name) else public(value)
+        for name, value in settings.items()
+    }
 
 
 ROUTES: list[tuple[str, list[str], Callable[[Exchange, Models], Awaitable[None]]]] = [

@@ -6,5 +6,9 @@ from lmi.apis.responses.api import RESPONSES
 from lmi.server.routes.openai import count_tokens
 
 ROUTES = [
-    ("/v1/responses/input_tokens", ["POST"], partial(count_tokens, api=RESPONSES, kind="response.input_tokens")),
+    (
+        "/v1/responses/input_tokens",
+        ["POST"],
+        partial(count_tokens, api=RESPONSES, kind="response.input_tokens"),
+    ),
 ]

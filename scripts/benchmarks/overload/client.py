@@ -1,7 +1,9 @@
-"""The clients: in an open loop, which come when they are due, and in a closed one, which ask again after each answer.
+"""The clients: in an open loop, which come when they are due, and in a closed one, which ask again
+after each answer.
 
-All share one event loop at real-time priority where the system allows it, and keep the bytes of an answer for later, so
-that they take little of the cores that the server needs. How much they took is part of what a phase gives back.
+All share one event loop at real-time priority where the system allows it, and keep the bytes of an
+answer for later, so that they take little of the cores that the server needs. How much they took is
+part of what a phase gives back.
 """
 
 import asyncio
@@ -27,7 +29,9 @@ MIN_RETRY_S = 0.1
 
 @dataclass(frozen=True)
 class User:
-    """A closed-loop client: its requests, when it begins, how long it pauses after an answer and at most a refusal."""
+    """A closed-loop client: its requests, when it begins, how long it pauses after an answer and at
+    most a refusal.
+    """
 
     asks: Iterator[Ask]
     begin_s: float = 0.0
@@ -64,7 +68,9 @@ class Clients:
                 return connection
             connection.close()
         loop = asyncio.get_running_loop()
-        _, connection = await loop.create_connection(Connection, self._target.host, self._target.port)
+        _, connection = await loop.create_connection(
+            Connection, self._target.host, self._target.port
+        )
         return connection
 
     async def ask(self, ask: Ask, due_s: float, until_s: float) -> Asked:
@@ -99,7 +105,9 @@ class Clients:
                 group.create_task(self.ask(ask, due_s, due_s + patience_s))
 
     async def keep(self, users: Sequence[User], seconds: float, patience_s: float = 0.0) -> None:
-        """The closed loop: each user asks again after each answer. At the end all leave, after `patience_s` at most."""
+        """The closed loop: each user asks again after each answer. At the end all leave, after
+        `patience_s` at most.
+        """
         start_s = time.perf_counter()
         async with asyncio.TaskGroup() as group:
             for user in users:
@@ -120,7 +128,9 @@ class Clients:
             await asyncio.sleep(min(pause_s, max(0.0, until_s - time.perf_counter())))
 
     async def ping(self) -> None:
-        """Ask for the server's health at a steady pace. A late answer makes those due after it late too."""
+        """Ask for the server's health at a steady pace. A late answer makes those due after it late
+        too.
+        """
         payload = f"GET {self._target.health} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
         due_s, connection = time.perf_counter(), None
         try:

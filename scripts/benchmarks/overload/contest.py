@@ -1,10 +1,12 @@
-"""Loads lmi and `vllm serve`, one after another, with more than each can carry, and puts the figures side by side.
+"""Loads lmi and `vllm serve`, one after another, with more than each can carry, and puts the
+figures side by side.
 
     scripts/overload contest [--quick] [--write] [--only NAME,…] [--caps FLAGS]
 
-Each server has one model, its default settings and its own capacity, to which its figures relate. vLLM stands twice: at
-its defaults, and with the caps of its queue as an operator who knows the load would set them. `--write` puts the table
-into docs/performance.md between its marks. `--only` measures some servers anew; the others keep what was measured last.
+Each server has one model, its default settings and its own capacity, to which its figures relate.
+vLLM stands twice: at its defaults, and with the caps of its queue as an operator who knows the load
+would set them. `--write` puts the table into docs/performance.md between its marks. `--only`
+measures some servers anew; the others keep what was measured last.
 """
 
 import argparse
@@ -17,18 +19,33 @@ from dataclasses import dataclass, replace
 
 from scripts.benchmarks.overload.door import Door, started
 from scripts.benchmarks.overload.parts import Figures, Plan, Run, Tenant
-from scripts.benchmarks.overload.report import CLIENT, GOALS, PARTS, clean, closing, headlines, loads_table, measure
+from scripts.benchmarks.overload.report import (
+    CLIENT,
+    GOALS,
+    PARTS,
+    clean,
+    closing,
+    headlines,
+    loads_table,
+    measure,
+)
 from scripts.benchmarks.table import PAGE, ROOT, machine, markdown, write
 
 MARKS = "<!-- overload figures -->", "<!-- end of overload figures -->"
 RESULTS = ROOT / "build" / "overload" / "contest.json"
 LOADS = 1.0, 2.0, 4.0
-# Ten keys of equal weight, of which one asks ten times as often and for answers three times as long.
-KEYS = (Tenant("key-0", 1, 160, 48), *(Tenant(f"key-{number}", 1, 16, 16) for number in range(1, 10)))
+# Ten keys of equal weight, of which one asks ten times as often and for answers three times as
+# long.
+KEYS = (
+    Tenant("key-0", 1, 160, 48),
+    *(Tenant(f"key-{number}", 1, 16, 16) for number in range(1, 10)),
+)
 WHOLE = Plan(seconds=60.0, tenants=KEYS)
 QUICK = replace(WHOLE, seconds=10.0, capacity_s=4.0, burst_s=5.0)
 CAPS = "--max-num-seqs 64 --max-num-queued-reqs 96 --max-num-queued-tokens 2048"
-MORE = {"gap_s": "what one tenant with a backlog got more than another, s of capacity"}  # without a goal
+MORE = {
+    "gap_s": "what one tenant with a backlog got more than another, s of capacity"
+}  # without a goal
 
 
 @dataclass(frozen=True)
@@ -41,14 +58,18 @@ class Contestant:
 def contestants(caps: str) -> dict[str, Contestant]:
     return {
         "lmi": Contestant("lmi", "35M"),
-        "lmi-vllm": Contestant("lmi, vLLM as engine", "35M", ("--set", "option.rolling_batch=vllm")),
+        "lmi-vllm": Contestant(
+            "lmi, vLLM as engine", "35M", ("--set", "option.rolling_batch=vllm")
+        ),
         "vllm": Contestant("`vllm serve`", "vllm"),
         "vllm-caps": Contestant("`vllm serve`, capped", "vllm", tuple(shlex.split(caps))),
     }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser("scripts/overload contest", description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        "scripts/overload contest", description=(__doc__ or "").partition("\n")[0]
+    )
     parser.add_argument("--quick", action="store_true", help="10 s of each load in place of 60")
     parser.add_argument("--write", action="store_true", help=f"put the table into {PAGE}")
     parser.add_argument("--only", help="names, with commas between: lmi, lmi-vllm, vllm, vllm-caps")
@@ -68,8 +89,13 @@ def main() -> None:
         RESULTS.parent.mkdir(parents=True, exist_ok=True)
         RESULTS.write_text(json.dumps(found) + "\n")
         print(f"{name}\n\n{loads_table(parts['load'])}\n", flush=True)
-    text = table({server.title: found[name]["figures"] for name, server in servers.items() if name in found})
-    how = f"Loads of {plan.seconds:g} s, clients leave after {plan.patience_s:g} s. The caps: `{given.caps}`."
+    text = table(
+        {server.title: found[name]["figures"] for name, server in servers.items() if name in found}
+    )
+    how = (
+        f"Loads of {plan.seconds:g} s, clients leave after {plan.patience_s:g} s. The caps: "
+        f"`{given.caps}`."
+    )
     how += f" On {machine()}."
     print("\n\n".join([text, how, *notes]))
     if given.write:
@@ -89,10 +115,16 @@ def figures(found: Figures) -> dict[str, float]:
 
 def table(columns: Mapping[str, Mapping[str, float]]) -> str:
     """A row for each figure, with its goal, and a column for each server."""
-    goals = {name: f"{'≤' if relation == '<=' else '≥'} {bound:g}" for name, _, relation, bound in GOALS}
+    goals = {
+        name: f"{'≤' if relation == '<=' else '≥'} {bound:g}" for name, _, relation, bound in GOALS
+    }
     texts = {name: text for name, text, _, _ in GOALS} | MORE
     rows = [
-        [text, *(cell(column.get(name, math.nan)) for column in columns.values()), goals.get(name, "")]
+        [
+            text,
+            *(cell(column.get(name, math.nan)) for column in columns.values()),
+            goals.get(name, ""),
+        ]
         for name, text in texts.items()
     ]
     return markdown(["figure", *columns, "goal"], rows)

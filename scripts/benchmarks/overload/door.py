@@ -1,4 +1,6 @@
-"""Which server is asked, when and how, for streamed completions, and how what a client read becomes a record."""
+"""Which server is asked, when and how, for streamed completions, and how what a client read becomes
+a record.
+"""
 
 import json
 import random
@@ -20,7 +22,10 @@ from scripts.benchmarks.vllm_model import words
 from scripts.benchmarks.vllm_servers import ENVIRON
 
 LMI_ENVIRON = {  # flags win over it
-    "echo": {"OPTION_ROLLING_BATCH": "echo", "OPTION_ECHO_STEP_MS": "60"},  # slow enough for busy cores
+    "echo": {
+        "OPTION_ROLLING_BATCH": "echo",
+        "OPTION_ECHO_STEP_MS": "60",
+    },  # slow enough for busy cores
     "demo": {},
     "35M": {},
 }
@@ -49,16 +54,27 @@ class Target:
 
 @contextmanager
 def started(kind: str, flags: Sequence[str]) -> Iterator[Target]:
-    """Start a server of one of `KINDS` with more flags of its command, and end it with the block."""
+    """Start a server of one of `KINDS` with more flags of its command, and end it with
+    the block.
+    """
     port = servers.free_port()
     place = ["--host", "127.0.0.1", "--port", str(port)]
     if kind == "vllm":
         command = [sys.executable, "-m", "scripts.benchmarks.vllm_serve", "serve", model_35m()]
         command += [*place, "--served-model-name", "bench", *flags]
     else:
-        command = [sys.executable, "-m", "lmi", "serve", model_35m() if kind == "35M" else "demo", *place]
+        command = [
+            sys.executable,
+            "-m",
+            "lmi",
+            "serve",
+            model_35m() if kind == "35M" else "demo",
+            *place,
+        ]
         command += ["--log-level", "WARNING", "--set", "trust_fairness_id=true", *flags]
-    with servers.process(command, port, ENVIRON | LMI_ENVIRON.get(kind, {}), "/health", READY_S) as server:
+    with servers.process(
+        command, port, ENVIRON | LMI_ENVIRON.get(kind, {}), "/health", READY_S
+    ) as server:
         yield running(f"http://127.0.0.1:{port}", pid=server.process.pid)
 
 
@@ -68,17 +84,26 @@ def running(url: str, model: str = "", pid: int | None = None) -> Target:
     if parts.scheme != "http" or not parts.hostname:
         raise ValueError(f"the URL must be http://HOST:PORT, given {url}")
     root = f"http://{parts.netloc}"
-    health = next((path for path in ("/ping", "/health", "/v1/models") if _get(root + path) is not None), "/ping")
+    health = next(
+        (path for path in ("/ping", "/health", "/v1/models") if _get(root + path) is not None),
+        "/ping",
+    )
     listed = json.loads(_get(f"{root}/v1/models") or b"{}").get("data") or [{"id": ""}]
     return Target(parts.hostname, parts.port or 80, health, model or listed[0]["id"], pid)
 
 
 def model_35m() -> str:
-    """The folder of the model, which is made once: a process makes it, so that torch stays out of the driver's."""
+    """The folder of the model, which is made once: a process makes it, so that torch stays out of
+    the driver's.
+    """
     folder = ROOT / "build" / "overload" / "35M"
     if not (folder / "config.json").exists():
         print("making the model ...", file=sys.stderr, flush=True)
-        subprocess.run([sys.executable, "-m", "scripts.benchmarks.vllm_model", folder, "35M"], check=True, cwd=ROOT)
+        subprocess.run(
+            [sys.executable, "-m", "scripts.benchmarks.vllm_model", folder, "35M"],
+            check=True,
+            cwd=ROOT,
+        )
     return str(folder)
 
 
@@ -122,13 +147,30 @@ class Door:
     headers: Mapping[str, str] = field(default_factory=dict)
     num_words: int = 16  # in a prompt
 
-    def ask(self, tenant: str, num_tokens: int, draw: random.Random, num_prompts: int = 1, num_choices: int = 1) -> Ask:
-        """A request for answers of `num_tokens` to prompts of random words, sampled if a prompt has several answers."""
+    def ask(
+        self,
+        tenant: str,
+        num_tokens: int,
+        draw: random.Random,
+        num_prompts: int = 1,
+        num_choices: int = 1,
+    ) -> Ask:
+        """A request for answers of `num_tokens` to prompts of random words, sampled if a prompt has
+        several answers.
+        """
         prompts = [" ".join(draw.choices(WORDS, k=self.num_words)) for _ in range(num_prompts)]
         body: dict[str, object]
         if self.api == "openai":
-            body = {"model": self.model, "prompt": prompts if num_prompts > 1 else prompts[0], "n": num_choices}
-            body |= {"max_tokens": num_tokens, "temperature": float(num_choices > 1), "ignore_eos": True}
+            body = {
+                "model": self.model,
+                "prompt": prompts if num_prompts > 1 else prompts[0],
+                "n": num_choices,
+            }
+            body |= {
+                "max_tokens": num_tokens,
+                "temperature": float(num_choices > 1),
+                "ignore_eos": True,
+            }
             body |= {"stream": True, "stream_options": {"include_usage": True}}
         else:
             parameters = {"max_new_tokens": num_tokens, "ignore_eos_token": True}
@@ -157,7 +199,9 @@ class Door:
             times_s=tuple(at_s - start_s for at_s in times_s),
             num_tokens=num_tokens,
             retry_after_s=float(retry_after[1]) if retry_after else None,
-            reason=asked.reason or body[-300:].decode(errors="replace") if outcome == Outcome.FAILED else "",
+            reason=asked.reason or body[-300:].decode(errors="replace")
+            if outcome == Outcome.FAILED
+            else "",
         )
 
     def _outcome(self, asked: Asked, body: bytes) -> Outcome:
@@ -165,7 +209,9 @@ class Door:
             return Outcome.LEFT
         if asked.answer.status in REFUSALS:
             return Outcome.REFUSED
-        is_whole = asked.answer.status == 200 and WHOLE[self.api].search(body) and not BROKEN.search(body)
+        is_whole = (
+            asked.answer.status == 200 and WHOLE[self.api].search(body) and not BROKEN.search(body)
+        )
         return Outcome.WHOLE if is_whole else Outcome.FAILED
 
 

@@ -1,4 +1,6 @@
-"""The parts of a run and their figures: load over capacity, a burst, two hogs, tenants that all have a backlog."""
+"""The parts of a run and their figures: load over capacity, a burst, two hogs, tenants that all
+have a backlog.
+"""
 
 import itertools
 import math
@@ -54,7 +56,9 @@ class NoAnswer(Exception):
 
 
 class Run:
-    """A run against one server. Capacity is measured before and after each part, since the machine may change."""
+    """A run against one server. Capacity is measured before and after each part, since the machine
+    may change.
+    """
 
     def __init__(self, target: Target, door: Door, plan: Plan) -> None:
         self._target, self._door, self.plan = target, door, plan
@@ -75,7 +79,9 @@ class Run:
         before, plan = self._capacity_now(), self.plan
         rate, at_s = before / plan.num_tokens, plan.seconds / 4
         num_at_once = int(rate * plan.burst_s)
-        times_s = poisson(BURST_LOAD * rate, plan.seconds, f"{plan.seed} burst") + [at_s] * num_at_once
+        times_s = (
+            poisson(BURST_LOAD * rate, plan.seconds, f"{plan.seed} burst") + [at_s] * num_at_once
+        )
         phase = self._offer(sorted(times_s))
         return {
             "num_at_once": num_at_once,
@@ -84,16 +90,23 @@ class Run:
         } | self._figures_of(phase, before, at_s)
 
     def hogs(self) -> Figures:
-        """A light client by itself, then beside two that each ask for many answers at once, again and again."""
+        """A light client by itself, then beside two that each ask for many answers at once, again
+        and again.
+        """
         light = User(self._asks("light", LIGHT_TOKENS), pause_s=LIGHT_PAUSE_S)
         self._settle()
         alone = self._keep([light], max(2.0, self.plan.seconds / 4)).records
         num_prompts, num_choices, num_tokens = self.plan.hog
         names = [name for name in ("hog-1", "hog-2") for _ in range(self.plan.hog_requests)]
         hogs = [User(self._asks(name, num_tokens, num_prompts, num_choices)) for name in names]
-        beside = self._keep([*hogs, User(light.asks, HOG_LEAD_S, LIGHT_PAUSE_S)], self.plan.seconds).records
+        beside = self._keep(
+            [*hogs, User(light.asks, HOG_LEAD_S, LIGHT_PAUSE_S)], self.plan.seconds
+        ).records
         settle_s = self._settle()
-        (alone_s, _), (beside_s, is_open) = counted.waits_s(alone, "light"), counted.waits_s(beside, "light")
+        (alone_s, _), (beside_s, is_open) = (
+            counted.waits_s(alone, "light"),
+            counted.waits_s(beside, "light"),
+        )
         asked = [record for record in beside if record.tenant != "light"]
         return {
             "light_alone_s": quantile(alone_s, 0.5),
@@ -109,13 +122,18 @@ class Run:
         }
 
     def tenants(self) -> Figures:
-        """Tenants of different size in a closed loop, each of which would fill the server by itself."""
+        """Tenants of different size in a closed loop, each of which would fill the server by
+        itself.
+        """
         before, plan = self._capacity_now(), self.plan
         streams = [tenant for tenant in plan.tenants for _ in range(tenant.num_streams)]
         users = [User(self._asks(tenant.name, tenant.num_tokens)) for tenant in streams]
         records = self._keep(users, plan.seconds).records
         capacity = self._capacity_after(before)
-        weights, window = {tenant.name: tenant.weight for tenant in plan.tenants}, (plan.seconds / 4, plan.seconds)
+        weights, window = (
+            {tenant.name: tenant.weight for tenant in plan.tenants},
+            (plan.seconds / 4, plan.seconds),
+        )
         served = counted.services(records, weights, *window)
         gap_tokens = counted.service_gap(records, weights, *window)
         return {
@@ -142,7 +160,8 @@ class Run:
             "capacity": capacity,
             "capacity_drift": self._capacity_now() / before,
             "offered_ratio": offered / capacity,
-            "goodput_ratio": counted.goodput(phase.records, *window) / (min(capacity, offered) or math.nan),
+            "goodput_ratio": counted.goodput(phase.records, *window)
+            / (min(capacity, offered) or math.nan),
             "delivered_ratio": counted.delivered(phase.records, *window) / capacity,
             "outcomes": {one.value: len(of(due, one)) for one in Outcome},
             "reasons": sorted({record.reason for record in of(due, Outcome.FAILED)})[:3],
@@ -163,10 +182,11 @@ class Run:
         }
 
     def _capacity_now(self) -> float:
-        """Tokens a second in a closed loop, whose users ask again soon after a refusal so that the server stays full.
+        """Tokens a second in a closed loop, whose users ask again soon after a refusal so that the
+        server stays full.
 
-        The first answer of each has another length, so that they spread. At the end none leaves before its answer, for
-        a server learns from that how long clients wait.
+        The first answer of each has another length, so that they spread. At the end none leaves
+        before its answer, for a server learns from that how long clients wait.
         """
         if self._capacity is None:
             plan = self.plan
@@ -177,7 +197,9 @@ class Run:
                 asks = itertools.chain([first], self._asks("load", plan.num_tokens))
                 users.append(User(asks, max_retry_s=client.MIN_RETRY_S))
             records = self._keep(users, plan.capacity_s, plan.patience_s).records
-            self._capacity = counted.delivered(records, plan.capacity_s / 4, plan.capacity_s) or None
+            self._capacity = (
+                counted.delivered(records, plan.capacity_s / 4, plan.capacity_s) or None
+            )
             if self._capacity is None:
                 reasons = sorted({record.reason for record in of(records, Outcome.FAILED)})
                 raise NoAnswer(f"no tokens came while capacity was measured {reasons[:3]}")
@@ -189,7 +211,9 @@ class Run:
         self._capacity = None
         return (before + self._capacity_now()) / 2
 
-    def _asks(self, tenant: str, num_tokens: int, num_prompts: int = 1, num_choices: int = 1) -> Iterator[Ask]:
+    def _asks(
+        self, tenant: str, num_tokens: int, num_prompts: int = 1, num_choices: int = 1
+    ) -> Iterator[Ask]:
         while True:
             yield self._door.ask(tenant, num_tokens, self._draw, num_prompts, num_choices)
 
@@ -222,6 +246,12 @@ class Run:
 
 def step_s(records: list[Record]) -> float:
     """The median time between two tokens of the light client's whole answers, or NaN."""
-    whole = [record for record in of(records, Outcome.WHOLE) if record.tenant == "light" and len(record.times_s) > 1]
-    gaps_s = [(record.times_s[-1] - record.times_s[0]) / (len(record.times_s) - 1) for record in whole]
+    whole = [
+        record
+        for record in of(records, Outcome.WHOLE)
+        if record.tenant == "light" and len(record.times_s) > 1
+    ]
+    gaps_s = [
+        (record.times_s[-1] - record.times_s[0]) / (len(record.times_s) - 1) for record in whole
+    ]
     return quantile(gaps_s, 0.5)

@@ -1,7 +1,8 @@
-"""What clients saw, as records, and the figures computed from them: goodput, refusals, recovery, fairness.
+"""What clients saw, as records, and the figures computed from them: goodput, refusals, recovery,
+fairness.
 
-No function here does I/O or reads a clock. Times are seconds from the start of a phase. A token counts at the time when
-its client read it.
+No function here does I/O or reads a clock. Times are seconds from the start of a phase. A token
+counts at the time when its client read it.
 """
 
 import bisect
@@ -40,7 +41,9 @@ class Record:
 
     def tokens_in(self, from_s: float, to_s: float) -> float:
         """Tokens read in [from_s, to_s), where each piece has the same number of tokens."""
-        num_pieces = bisect.bisect_left(self.times_s, to_s) - bisect.bisect_left(self.times_s, from_s)
+        num_pieces = bisect.bisect_left(self.times_s, to_s) - bisect.bisect_left(
+            self.times_s, from_s
+        )
         return num_pieces * self.num_tokens / len(self.times_s) if num_pieces else 0.0
 
 
@@ -61,11 +64,14 @@ def goodput(records: Iterable[Record], from_s: float, to_s: float) -> float:
 def servable(records: Iterable[Record], capacity: float, seconds: float, patience_s: float) -> int:
     """Number of refused requests that idle capacity could have served before their client left.
 
-    Each takes its tokens from the idle part of the seconds between its arrival and its patience, so that no idle token
-    serves two.
+    Each takes its tokens from the idle part of the seconds between its arrival and its patience, so
+    that no idle token serves two.
     """
     records = list(records)
-    idle = [max(0.0, IDLE_BELOW * capacity - delivered(records, at, at + 1)) for at in range(int(seconds))]
+    idle = [
+        max(0.0, IDLE_BELOW * capacity - delivered(records, at, at + 1))
+        for at in range(int(seconds))
+    ]
     num_servable = 0
     for record in sorted(of(records, Outcome.REFUSED), key=lambda record: record.start_s):
         window = range(math.ceil(record.start_s), min(len(idle), int(record.start_s + patience_s)))
@@ -81,8 +87,9 @@ def servable(records: Iterable[Record], capacity: float, seconds: float, patienc
 def recovery_s(records: Iterable[Record], burst_s: float, seconds: float) -> float | None:
     """Seconds from a burst until goodput is back and stays, or None if it does not in this phase.
 
-    It is back at the first arrival after the burst from which on, in every two seconds, requests that hold nine tenths
-    of the tokens asked for are answered whole. The requests of the burst itself do not count.
+    It is back at the first arrival after the burst from which on, in every two seconds, requests
+    that hold nine tenths of the tokens asked for are answered whole. The requests of the burst
+    itself do not count.
     """
     after = [record for record in records if record.start_s > burst_s + BURST_WIDTH_S]
     back_s = None
@@ -97,7 +104,9 @@ def recovery_s(records: Iterable[Record], burst_s: float, seconds: float) -> flo
     return back_s
 
 
-def services(records: Iterable[Record], weights: Mapping[str, float], from_s: float, to_s: float) -> dict[str, float]:
+def services(
+    records: Iterable[Record], weights: Mapping[str, float], from_s: float, to_s: float
+) -> dict[str, float]:
     """Tokens that each tenant got in [from_s, to_s), over its weight."""
     served = dict.fromkeys(weights, 0.0)
     for record in records:
@@ -106,10 +115,14 @@ def services(records: Iterable[Record], weights: Mapping[str, float], from_s: fl
     return served
 
 
-def service_gap(records: Sequence[Record], weights: Mapping[str, float], from_s: float, to_s: float) -> float:
-    """The most that one tenant got more than another in any interval of [from_s, to_s): tokens over weight.
+def service_gap(
+    records: Sequence[Record], weights: Mapping[str, float], from_s: float, to_s: float
+) -> float:
+    """The most that one tenant got more than another in any interval of [from_s, to_s): tokens over
+    weight.
 
-    All tenants must be backlogged meanwhile. It is the bound that virtual token counters promise (arXiv 2401.00588).
+    All tenants must be backlogged meanwhile. It is the bound that virtual token counters promise
+    (arXiv 2401.00588).
     """
     events = sorted(
         (at_s, record.tenant, record.num_tokens / len(record.times_s) / weights[record.tenant])
@@ -118,10 +131,15 @@ def service_gap(records: Sequence[Record], weights: Mapping[str, float], from_s:
         for at_s in record.times_s
         if from_s <= at_s < to_s
     )
-    return max((_range_of_difference(events, pair) for pair in itertools.combinations(weights, 2)), default=0.0)
+    return max(
+        (_range_of_difference(events, pair) for pair in itertools.combinations(weights, 2)),
+        default=0.0,
+    )
 
 
-def _range_of_difference(events: Sequence[tuple[float, str, float]], pair: tuple[str, str]) -> float:
+def _range_of_difference(
+    events: Sequence[tuple[float, str, float]], pair: tuple[str, str]
+) -> float:
     signs = {pair[0]: 1.0, pair[1]: -1.0}
     steps = (signs[tenant] * service for _, tenant, service in events if tenant in signs)
     differences = [0.0, *itertools.accumulate(steps)]
@@ -136,7 +154,9 @@ def waits_s(records: Iterable[Record], tenant: str) -> tuple[list[float], bool]:
     waits: list[float] = []
     began_s = None
     end_s = 0.0
-    for record in sorted((one for one in records if one.tenant == tenant), key=lambda record: record.start_s):
+    for record in sorted(
+        (one for one in records if one.tenant == tenant), key=lambda record: record.start_s
+    ):
         began_s, end_s = record.start_s if began_s is None else began_s, record.end_s
         if record.outcome == Outcome.WHOLE:
             waits.append(end_s - began_s)

@@ -1,7 +1,7 @@
 """Loads a server with more than it can carry, and reports goodput, refusals, recovery and fairness.
 
-Every figure is a ratio to the capacity measured beside it. Prints two tables, then one line of JSON. Words after --
-are flags of the server that is started.
+Every figure is a ratio to the capacity measured beside it. Prints two tables, then one line of
+JSON. Words after -- are flags of the server that is started.
 """
 
 import argparse
@@ -21,15 +21,29 @@ from scripts.benchmarks.overload.parts import Figures, NoAnswer, Plan, Run, Tena
 from scripts.benchmarks.table import Goal, machine, markdown, table
 
 PARTS = ("load", "burst", "hogs", "tenants")
-PARTS_OF = {"openai": PARTS, "lmi": ("load", "burst", "tenants")}  # only OpenAI's API streams several prompts
-# By which servers tell clients apart: one with keys, and lmi or a gateway where it trusts the latter.
+PARTS_OF = {
+    "openai": PARTS,
+    "lmi": ("load", "burst", "tenants"),
+}  # only OpenAI's API streams several prompts
+# By which servers tell clients apart: one with keys, and lmi or a gateway where it trusts the
+# latter.
 CLIENT = [("Authorization", "Bearer {tenant}"), ("x-llm-d-inference-fairness-id", "{tenant}")]
 GOALS: list[Goal] = [
-    ("goodput 1", "goodput over capacity (over what was asked for, if less), load 1 of capacity", ">=", 0.9),
+    (
+        "goodput 1",
+        "goodput over capacity (over what was asked for, if less), load 1 of capacity",
+        ">=",
+        0.9,
+    ),
     ("goodput 2", "same, load 2", ">=", 0.8),
     ("goodput 4", "same, load 4", ">=", 0.8),
     ("refusal_p99_ms", "a refusal, p99 of the worst load, ms", "<=", 100),
-    ("servable_share", "refusals that idle capacity could have served, share, worst load", "<=", 0.05),
+    (
+        "servable_share",
+        "refusals that idle capacity could have served, share, worst load",
+        "<=",
+        0.05,
+    ),
     ("ping_p99_ms", "health check, p99 of the worst load, ms", "<=", 50),
     ("recovery_s", "seconds from a burst until goodput is back", "<=", 5),
     ("light_ratio", "a light client's wait beside two hogs, less one step, over alone", "<=", 3),
@@ -39,18 +53,28 @@ GOALS: list[Goal] = [
 
 def main() -> None:
     words = sys.argv[1:]
-    own, flags = (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, [])
+    own, flags = (
+        (words[: words.index("--")], words[words.index("--") + 1 :])
+        if "--" in words
+        else (words, [])
+    )
     arguments = parser().parse_args(own)
     if unknown := set(arguments.parts) - set(PARTS_OF[arguments.api]):
         parser().error(f"no such part: {', '.join(sorted(unknown))}")
     given = vars(arguments)
     plan = Plan(**{field.name: given[field.name] for field in fields(Plan) if field.name in given})
-    server = nullcontext(running(arguments.url, arguments.model)) if arguments.url else started(arguments.server, flags)
+    server = (
+        nullcontext(running(arguments.url, arguments.model))
+        if arguments.url
+        else started(arguments.server, flags)
+    )
     with server as target:
         run = Run(target, Door(arguments.api, target.model, dict(arguments.header)), plan)
         found = measure(run, arguments.parts or PARTS_OF[arguments.api], arguments.loads)
     found["server"] = [arguments.url or arguments.server, *flags]
-    print(f"{loads_table(found['load'])}\n\n{table(headlines(found), GOALS, 'not measured')}\n\n{closing(run, found)}")
+    print(
+        f"{loads_table(found['load'])}\n\n{table(headlines(found), GOALS, 'not measured')}\n\n{closing(run, found)}"  # noqa: E501
+    )
     text = json.dumps(clean(found))
     if arguments.json:
         arguments.json.write_text(text + "\n")
@@ -59,17 +83,25 @@ def main() -> None:
 
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        "scripts/overload", description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+        "scripts/overload",
+        description=__doc__,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
-    add("parts", nargs="*", help=f"any of {', '.join(PARTS)}, where the API has it; all by default", default=[])
+    add(
+        "parts",
+        nargs="*",
+        help=f"any of {', '.join(PARTS)}, where the API has it; all by default",
+        default=[],
+    )
     server = parser.add_mutually_exclusive_group()
     server.add_argument("--url", help="a server that runs: http://HOST:PORT")
     server.add_argument(
         "--server",
         choices=KINDS,
         default="35M",
-        help="the server to start; echo has no model, and its capacity hardly depends on the machine",
+        help="the server to start; echo has no model, and its capacity hardly depends on the "
+        "machine",
     )
     add("--api", choices=APIS, default="openai")
     add("--model", default="", help="what requests name; else the first that the server lists")
@@ -82,13 +114,47 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--loads", type=numbers, default=(1.0, 2.0, 4.0), help="of capacity, with commas between")
     add("--seconds", type=float, default=Plan.seconds, help="of each load")
-    add("--patience", type=float, default=Plan.patience_s, dest="patience_s", help="seconds until a client leaves")
+    add(
+        "--patience",
+        type=float,
+        default=Plan.patience_s,
+        dest="patience_s",
+        help="seconds until a client leaves",
+    )
     add("--tokens", type=int, default=Plan.num_tokens, dest="num_tokens", help="of an answer")
-    add("--capacity-seconds", type=float, default=Plan.capacity_s, dest="capacity_s", help="of measuring capacity")
-    add("--users", type=int, default=Plan.num_users, dest="num_users", help="of the closed loop that measures capacity")
-    add("--burst", type=float, default=Plan.burst_s, dest="burst_s", help="seconds of work that come at once")
-    add("--hog", type=hog, default=Plan.hog, help="its prompts, answers to each and tokens, with commas between")
-    add("--tenants", type=tenants, default=Plan.tenants, help="NAME:WEIGHT:STREAMS:TOKENS, with commas between")
+    add(
+        "--capacity-seconds",
+        type=float,
+        default=Plan.capacity_s,
+        dest="capacity_s",
+        help="of measuring capacity",
+    )
+    add(
+        "--users",
+        type=int,
+        default=Plan.num_users,
+        dest="num_users",
+        help="of the closed loop that measures capacity",
+    )
+    add(
+        "--burst",
+        type=float,
+        default=Plan.burst_s,
+        dest="burst_s",
+        help="seconds of work that come at once",
+    )
+    add(
+        "--hog",
+        type=hog,
+        default=Plan.hog,
+        help="its prompts, answers to each and tokens, with commas between",
+    )
+    add(
+        "--tenants",
+        type=tenants,
+        default=Plan.tenants,
+        help="NAME:WEIGHT:STREAMS:TOKENS, with commas between",
+    )
     add("--seed", default=Plan.seed, help="of arrivals and prompts")
     add("--json", type=Path, help="a file for the figures")
     return parser
@@ -110,11 +176,16 @@ def hog(text: str) -> tuple[int, int, int]:
 
 def tenants(text: str) -> tuple[Tenant, ...]:
     rows = [row.split(":") for row in text.split(",")]
-    return tuple(Tenant(name, float(weight), int(streams), int(tokens)) for name, weight, streams, tokens in rows)
+    return tuple(
+        Tenant(name, float(weight), int(streams), int(tokens))
+        for name, weight, streams, tokens in rows
+    )
 
 
 def measure(run: Run, parts: Iterable[str], loads: Iterable[float]) -> Figures:
-    """The figures of each part. If the server stops answering in one, the parts before keep theirs."""
+    """The figures of each part. If the server stops answering in one, the parts before
+    keep theirs.
+    """
     found: Figures = {"load": []}
     for part in parts:
         print(f"{part} ...", file=sys.stderr, flush=True)
@@ -133,7 +204,9 @@ def headlines(found: Figures) -> dict[str, float]:
     """The figures that have a goal. Of several loads it is the worst."""
     figures = {f"goodput {row['load']:g}": row["goodput_ratio"] for row in found["load"]}
     for name in ("refusal_p99_ms", "servable_share", "ping_p99_ms"):
-        figures[name] = max((row[name] for row in found["load"] if not math.isnan(row[name])), default=math.nan)
+        figures[name] = max(
+            (row[name] for row in found["load"] if not math.isnan(row[name])), default=math.nan
+        )
     if "burst" in found:
         back_s = found["burst"]["recovery_s"]
         figures["recovery_s"] = math.inf if back_s is None else back_s
@@ -143,8 +216,24 @@ def headlines(found: Figures) -> dict[str, float]:
 
 
 def loads_table(rows: list[Figures]) -> str:
-    titles = ["load", "goodput", "delivered", "whole", "refused", "left", "failed", "refusal p50, p99 ms"]
-    titles += ["Retry-After s", "none", "servable", "first token p50, p99 s", "ping p50, p99 ms", "driver cores"]
+    titles = [
+        "load",
+        "goodput",
+        "delivered",
+        "whole",
+        "refused",
+        "left",
+        "failed",
+        "refusal p50, p99 ms",
+    ]
+    titles += [
+        "Retry-After s",
+        "none",
+        "servable",
+        "first token p50, p99 s",
+        "ping p50, p99 ms",
+        "driver cores",
+    ]
     lines = []
     for row in rows:
         cells = [f"{row['load']:g}", f"{row['goodput_ratio']:.2f}", f"{row['delivered_ratio']:.2f}"]
@@ -153,7 +242,10 @@ def loads_table(rows: list[Figures]) -> str:
         cells += [", ".join(f"{seconds:g}" for seconds in row["retry_after_s"])]
         cells += [str(row["num_without_retry_after"]), f"{row['servable_share']:.2f}"]
         cells += [f"{row['first_p50_s']:.2f}, {row['first_p99_s']:.2f}"]
-        cells += [f"{row['ping_p50_ms']:.0f}, {row['ping_p99_ms']:.0f}", f"{row['driver_cores']:.2f}"]
+        cells += [
+            f"{row['ping_p50_ms']:.0f}, {row['ping_p99_ms']:.0f}",
+            f"{row['driver_cores']:.2f}",
+        ]
         lines.append([cell.replace("nan, ", "").replace("nan", "") for cell in cells])
     return markdown(titles, lines)
 
@@ -161,11 +253,19 @@ def loads_table(rows: list[Figures]) -> str:
 def closing(run: Run, found: Figures) -> str:
     cores = max(phase.driver_cores for phase in run.phases)
     late_ms = quantile((late_s * 1e3 for phase in run.phases for late_s in phase.late_s), 0.99)
-    foreign = quantile((phase.foreign_cores for phase in run.phases if not math.isnan(phase.foreign_cores)), 1)
+    foreign = quantile(
+        (phase.foreign_cores for phase in run.phases if not math.isnan(phase.foreign_cores)), 1
+    )
     is_at_least = found.get("hogs", {}).get("is_at_least")
-    return ("The light client still waited at the end: its ratio is a lower bound. " if is_at_least else "") + (
-        f"The driver took {cores:.2f} of {os.cpu_count()} cores in its dearest phase and sent requests "
-        f"{late_ms:.1f} ms late (p99); others than its server took up to {foreign:.2f} cores. On {machine()}."
+    return (
+        "The light client still waited at the end: its ratio is a lower bound. "
+        if is_at_least
+        else ""
+    ) + (
+        f"The driver took {cores:.2f} of {os.cpu_count()} cores in its dearest phase and sent "
+        f"requests "
+        f"{late_ms:.1f} ms late (p99); others than its server took up to {foreign:.2f} cores. On "
+        f"{machine()}."
     )
 
 
@@ -175,7 +275,9 @@ def clean(value: Any) -> Any:
         return {name: clean(each) for name, each in value.items()}
     if isinstance(value, list):
         return [clean(each) for each in value]
-    return (round(value, 4) if math.isfinite(value) else None) if isinstance(value, float) else value
+    return (
+        (round(value, 4) if math.isfinite(value) else None) if isinstance(value, float) else value
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""The contest: every contestant is loaded once, and they run the same bursts in turns, the others idle meanwhile.
+"""The contest: every contestant is loaded once, and they run the same bursts in turns, the others
+idle meanwhile.
 
 Servers also start in turns.
 """
@@ -38,7 +39,9 @@ class Contestant:
 
 
 class ContestantLost(Exception):
-    """An engine ended, or was ended because it took too long. The message has its name and its exit code."""
+    """An engine ended, or was ended because it took too long. The message has its name and its exit
+    code.
+    """
 
 
 @dataclass
@@ -74,11 +77,17 @@ class Worker:
         if line:
             return json.loads(line)
         self.end(0 if is_late else 10)
-        why = f"took more than {self.limit_s:g} s" if is_late else f"ended with {self.process.returncode}"
+        why = (
+            f"took more than {self.limit_s:g} s"
+            if is_late
+            else f"ended with {self.process.returncode}"
+        )
         raise ContestantLost(f"{self.contestant.name} {why}")
 
     def end(self, timeout_s: float) -> None:
-        """Wait so long for its end, then leave nothing of it and of the server that it may have started."""
+        """Wait so long for its end, then leave nothing of it and of the server that it may have
+        started.
+        """
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(timeout_s)
         with suppress(ProcessLookupError):
@@ -160,13 +169,16 @@ class Figure:
 
     @property
     def first_ms(self) -> float:
-        return statistics.median(statistics.median(outcome.first_s) for outcome in self.counted()) * 1000
+        return (
+            statistics.median(statistics.median(outcome.first_s) for outcome in self.counted())
+            * 1000
+        )
 
 
 def play(own: Sequence[Worker], burst: Burst, rounds: int, deadline_s: float) -> dict[str, Figure]:
-    """Run a kind of burst in rounds, each in the reverse order of the last one, and one more for each that had none
-    quiet, at most as many again. Every round has other prompts. A worker that fails has no figure, in this play and in
-    those that come.
+    """Run a kind of burst in rounds, each in the reverse order of the last one, and one more for
+    each that had none quiet, at most as many again. Every round has other prompts. A worker that
+    fails has no figure, in this play and in those that come.
     """
     outcomes: dict[str, list[Outcome]] = {worker.contestant.name: [] for worker in own}
     for number in range(2 * rounds):
@@ -196,7 +208,9 @@ class Start:
 
 
 def play_starts(own: Sequence[Contestant]) -> dict[str, Start]:
-    """Return the medians of each server. One that does not start is left out, with a line that says so."""
+    """Return the medians of each server. One that does not start is left out, with a line that says
+    so.
+    """
     found: dict[str, list[Start]] = {contestant.name: [] for contestant in own}
     for number in range(NUM_STARTS):
         for contestant in own if number % 2 else reversed(own):
@@ -205,13 +219,18 @@ def play_starts(own: Sequence[Contestant]) -> dict[str, Start]:
             except (RuntimeError, TimeoutError) as error:
                 say(f"left out: {contestant.name}: {error}")
     return {
-        name: Start(statistics.median(one.seconds for one in starts), statistics.median(one.idle_mb for one in starts))
+        name: Start(
+            statistics.median(one.seconds for one in starts),
+            statistics.median(one.idle_mb for one in starts),
+        )
         for name, starts in found.items()
         if starts
     }
 
 
-def _start_of(contestant: Contestant, command: list[str], health: str, environ: Mapping[str, str | None]) -> Start:
+def _start_of(
+    contestant: Contestant, command: list[str], health: str, environ: Mapping[str, str | None]
+) -> Start:
     port = servers.free_port()
     command = [str(port) if word == PORT else word for word in command]
     environ = {"PYTHONPATH": str(ROOT), **contestant.environ, **environ}

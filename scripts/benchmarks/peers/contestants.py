@@ -22,8 +22,8 @@ LMI_INT8, LMI_BF16, OV_INT8, VLLM_BF16 = "lmi int8", "lmi bf16", "OpenVINO GenAI
 LLAMA_Q8 = "llama-server Q8_0"
 LMI_SERVER, VLLM_SERVER = "lmi serve", "vllm serve"
 
-# In its own process vLLM leaves a core to the server's front end, and there is none. By default it takes nine tenths of
-# the memory for its cache.
+# In its own process vLLM leaves a core to the server's front end, and there is none. By default it
+# takes nine tenths of the memory for its cache.
 VLLM_ENVIRON = {"VLLM_CPU_KVCACHE_SPACE": "2", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
 IN_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 
@@ -62,7 +62,9 @@ def _make(folder: Path, *command: str) -> None:
 
 
 def libraries(folder: Path, peers: set[str]) -> Iterator[Contestant]:
-    """Engines without a server, in float32. llama.cpp is there as its server, which batches; its library does not."""
+    """Engines without a server, in float32. llama.cpp is there as its server, which batches; its
+    library does not.
+    """
     yield Contestant(LMI, "lmi", {"model": str(folder / "f32"), "dtype": "fp32"})
     if "openvino" in peers:
         exact = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
@@ -75,7 +77,9 @@ def libraries(folder: Path, peers: set[str]) -> Iterator[Contestant]:
 
 def reduced(folder: Path, peers: set[str]) -> Iterator[Contestant]:
     """The same in lower precision: each peer's fastest."""
-    yield Contestant(LMI_INT8, "lmi", {"model": str(folder / "bf16"), "dtype": "auto", "quantize": "int8"})
+    yield Contestant(
+        LMI_INT8, "lmi", {"model": str(folder / "bf16"), "dtype": "auto", "quantize": "int8"}
+    )
     yield Contestant(LMI_BF16, "lmi", {"model": str(folder / "bf16"), "dtype": "auto"})
     if "openvino" in peers:
         yield _openvino(OV_INT8, folder / "openvino" / "int8", {})
@@ -89,34 +93,69 @@ def serving(folder: Path, peers: set[str]) -> Iterator[Contestant]:
     """Servers in float32, with their own choice of threads."""
     model = str(folder / "f32")
     lmi = [sys.executable, "-m", "lmi", "serve", "--host", "127.0.0.1", "--port", PORT]
-    for setting in ("log_level=WARNING", "option.rolling_batch=lmi-dist", "option.model_name=bench"):
+    for setting in (
+        "log_level=WARNING",
+        "option.rolling_batch=lmi-dist",
+        "option.model_name=bench",
+    ):
         lmi += ["--set", setting]
     more = [f"option.max_rolling_batch_size={NUM_SEQUENCES}", f"option.max_model_len={MAX_TOKENS}"]
     lmi += [word for setting in [*more, "option.dtype=fp32"] for word in ("--set", setting)]
-    yield Contestant(LMI_SERVER, "server", {"command": [*lmi, model], "health": "/ping", "environ": {}})
+    yield Contestant(
+        LMI_SERVER, "server", {"command": [*lmi, model], "health": "/ping", "environ": {}}
+    )
     if "vllm" in peers:
-        vllm = [sys.executable, "-m", "scripts.benchmarks.vllm_serve", "serve", model, "--host", "127.0.0.1"]
+        vllm = [
+            sys.executable,
+            "-m",
+            "scripts.benchmarks.vllm_serve",
+            "serve",
+            model,
+            "--host",
+            "127.0.0.1",
+        ]
         vllm += ["--port", PORT, "--served-model-name", "bench", "--dtype", "float32"]
         vllm += ["--max-model-len", str(MAX_TOKENS)]
         environ = VLLM_ENVIRON | caches(folder)
-        yield Contestant(VLLM_SERVER, "server", {"command": vllm, "health": "/health", "environ": environ})
+        yield Contestant(
+            VLLM_SERVER, "server", {"command": vllm, "health": "/health", "environ": environ}
+        )
     if "llama-cpp" in peers:
         yield _llama(LLAMA_SERVER, folder / "f32.gguf")
 
 
 def _openvino(name: str, model: Path, properties: dict[str, str]) -> Contestant:
-    return Contestant(name, "openvino", {"model": str(model), "properties": properties}, python=str(OPENVINO))
+    return Contestant(
+        name, "openvino", {"model": str(model), "properties": properties}, python=str(OPENVINO)
+    )
 
 
 def _vllm(name: str, folder: Path, precision: str, dtype: str) -> Contestant:
     environ = VLLM_ENVIRON | IN_PROCESS | caches(folder)
-    return Contestant(name, "vllm", {"model": str(folder / precision), "dtype": dtype}, environ=environ)
+    return Contestant(
+        name, "vllm", {"model": str(folder / precision), "dtype": dtype}, environ=environ
+    )
 
 
 def _llama(name: str, model: Path) -> Contestant:
     """Without places for all streams, most would wait for one of four."""
-    command = [str(LLAMA / "llama-server"), "--model", str(model), "--host", "127.0.0.1", "--port", PORT]
-    command += ["--parallel", str(NUM_SEQUENCES), "--ctx-size", str(NUM_SEQUENCES * MAX_TOKENS), "--alias", "bench"]
+    command = [
+        str(LLAMA / "llama-server"),
+        "--model",
+        str(model),
+        "--host",
+        "127.0.0.1",
+        "--port",
+        PORT,
+    ]
+    command += [
+        "--parallel",
+        str(NUM_SEQUENCES),
+        "--ctx-size",
+        str(NUM_SEQUENCES * MAX_TOKENS),
+        "--alias",
+        "bench",
+    ]
     return Contestant(name, "server", {"command": command, "health": "/health", "environ": {}})
 
 

@@ -1,12 +1,13 @@
-"""Measures lmi beside OpenVINO GenAI, vLLM and llama.cpp: ratios with goals, tables, a plot, then one line of JSON.
+"""Measures lmi beside OpenVINO GenAI, vLLM and llama.cpp: ratios with goals, tables, a plot, then
+one line of JSON.
 
     scripts/bench peers [--quick] [--write] [--shapes 5M,135M,0.5B] [--stored]
 
-Contestants take turns in short bursts. A burst counts only if its engine waited for a core less than a twenty-fifth of
-its time; where none was so quiet the figure has a `~`. A contestant that fails leaves its group of the contest. Each
-finished shape goes to build/peers/results.json; tables are of all shapes that are there, and `--stored` only makes
-tables. `--write` puts ratios and plot into docs/performance.md between marks, and all tables on the page beside the
-plot.
+Contestants take turns in short bursts. A burst counts only if its engine waited for a core less
+than a twenty-fifth of its time; where none was so quiet the figure has a `~`. A contestant that
+fails leaves its group of the contest. Each finished shape goes to build/peers/results.json; tables
+are of all shapes that are there, and `--stored` only makes tables. `--write` puts ratios and plot
+into docs/performance.md between marks, and all tables on the page beside the plot.
 """
 
 import argparse
@@ -54,7 +55,12 @@ def cases(name: str, is_quick: bool) -> Iterator[tuple[int, int]]:
 
 
 def measure_group(
-    group: str, name: str, own: list[Contestant], results: Results, deadline_s: float, is_quick: bool
+    group: str,
+    name: str,
+    own: list[Contestant],
+    results: Results,
+    deadline_s: float,
+    is_quick: bool,
 ) -> None:
     """Measure what these contestants can do; servers only answer short prompts."""
     shape, rounds = SHAPES[name], 1 if is_quick else 2
@@ -70,7 +76,9 @@ def measure_group(
         for case in cases(name, is_quick):
             if group == "servers" and case[1] != SHORT:
                 continue
-            results.speeds[(group, *case)] = play(ready, burst(*case, shape.num_new), rounds, deadline_s)
+            results.speeds[(group, *case)] = play(
+                ready, burst(*case, shape.num_new), rounds, deadline_s
+            )
         if group != "float32":
             return
         for num_streams in STREAMS:
@@ -90,9 +98,23 @@ def measure(names: list[str], is_quick: bool) -> None:
     deadline_s = time.monotonic() + (QUICK_LIMIT_S if is_quick else LIMIT_S)
     for name in names:
         folder, results = contestants.make_models(name, SHAPES[name], peers), Results()
-        measure_group("float32", name, list(contestants.libraries(folder, peers)), results, deadline_s, is_quick)
+        measure_group(
+            "float32",
+            name,
+            list(contestants.libraries(folder, peers)),
+            results,
+            deadline_s,
+            is_quick,
+        )
         if not is_quick:
-            measure_group("reduced", name, list(contestants.reduced(folder, peers)), results, deadline_s, is_quick)
+            measure_group(
+                "reduced",
+                name,
+                list(contestants.reduced(folder, peers)),
+                results,
+                deadline_s,
+                is_quick,
+            )
         if not is_quick and name != "0.5B":
             serving = list(contestants.serving(folder, peers))
             measure_group("servers", name, serving, results, deadline_s, is_quick)
@@ -102,7 +124,9 @@ def measure(names: list[str], is_quick: bool) -> None:
 
 @dataclass(frozen=True)
 class Duel:
-    """What is compared: lmi's contestant of a group with the fastest of these peers, and the goals of the ratio."""
+    """What is compared: lmi's contestant of a group with the fastest of these peers, and the goals
+    of the ratio.
+    """
 
     group: str
     over: str
@@ -113,23 +137,38 @@ class Duel:
 
     def bounds(self) -> dict[tuple[int, int], float]:
         pairs = ((SHORT, self.short), (LONG, self.long))
-        return {(n, prompt): goal for prompt, goals in pairs for n, goal in zip(STREAMS, goals, strict=False)}
+        return {
+            (n, prompt): goal
+            for prompt, goals in pairs
+            for n, goal in zip(STREAMS, goals, strict=False)
+        }
 
 
 LIBRARIES = (("OpenVINO GenAI", OV), ("llama-server", LLAMA_SERVER), ("vLLM", VLLM))
 DUELS = (
     Duel("float32", "OpenVINO GenAI", LMI, (OV,), (1.2, 1.2, 1.1, 1.1), (1.0,) * 4),
-    Duel("float32", "llama-server", LMI, (LLAMA_SERVER,), (1.0, 1.5, 1.5, 1.5), (1.0, 1.5, 1.5, 1.5)),
+    Duel(
+        "float32", "llama-server", LMI, (LLAMA_SERVER,), (1.0, 1.5, 1.5, 1.5), (1.0, 1.5, 1.5, 1.5)
+    ),
     Duel("float32", "vLLM", LMI, (VLLM,), (1.3,) * 4, (1.3,) * 4),
     *(Duel("sampled", name, LMI, (peer,), (1.0,) * 4) for name, peer in LIBRARIES),
-    Duel("reduced", "the fastest peer", LMI_INT8, (OV_INT8, VLLM_BF16, LLAMA_Q8), (1.2, 1.2, 1.0, 1.0), (1.0,) * 4),
+    Duel(
+        "reduced",
+        "the fastest peer",
+        LMI_INT8,
+        (OV_INT8, VLLM_BF16, LLAMA_Q8),
+        (1.2, 1.2, 1.0, 1.0),
+        (1.0,) * 4,
+    ),
     Duel("servers", "vllm serve", LMI_SERVER, (VLLM_SERVER,), (1.0,) * 4),
     Duel("servers", "llama-server", LMI_SERVER, (LLAMA_SERVER,), (1.0,) * 4),
 )
 
 
 def ratios(found: dict[str, Results]) -> dict[str, float]:
-    """By shape, group, peer, streams and prompt: every ratio of tokens/s of which both sides were measured."""
+    """By shape, group, peer, streams and prompt: every ratio of tokens/s of which both sides were
+    measured.
+    """
     return {
         f"{name} {duel.group} / {duel.over} {streams}x{prompt}": value
         for name, results in found.items()
@@ -172,14 +211,24 @@ def time_ratios(found: dict[str, Results]) -> tuple[dict[str, float], list[Goal]
             times = {peer: figure.seconds for peer, figure in results.prefix.get(kind, {}).items()}
             others = [value for peer, value in times.items() if peer != LMI]
             if LMI in times and others:
-                text = f"{name}: 32 requests that share {NUM_SHARED} tokens, {kind}, time over the fastest peer's"
+                text = (
+                    f"{name}: 32 requests that share {NUM_SHARED} tokens, {kind}, time over "
+                    f"the "
+                    f"fastest peer's"
+                )
                 figures[text] = times[LMI] / min(others)
                 goals.append((text, text, "<=", goal))
         ours = results.starts.get(LMI_SERVER)
         for peer, theirs in results.starts.items() if ours else ():
             if ours and peer != LMI_SERVER:
-                time, memory = (f"{name}: {what} over {peer}'s" for what in ("start, from exec to 200,", "idle memory"))
-                figures |= {time: ours.seconds / theirs.seconds, memory: ours.idle_mb / theirs.idle_mb}
+                time, memory = (
+                    f"{name}: {what} over {peer}'s"
+                    for what in ("start, from exec to 200,", "idle memory")
+                )
+                figures |= {
+                    time: ours.seconds / theirs.seconds,
+                    memory: ours.idle_mb / theirs.idle_mb,
+                }
                 goals += [(text, text, "<=", 1.0) for text in (time, memory)]
     return figures, goals
 
@@ -194,7 +243,9 @@ def shape_table(name: str, shape: Shape, results: Results) -> str:
         names = list(results.first)
         lines = [row(f"first token of a prompt of {LONGEST}, ms", names, results.first, "first_ms")]
         for kind, figures in results.prefix.items():
-            lines.append(row(f"32 that share {NUM_SHARED} tokens, {kind}, s", names, figures, "seconds"))
+            lines.append(
+                row(f"32 that share {NUM_SHARED} tokens, {kind}, s", names, figures, "seconds")
+            )
         parts.append(markdown(["times", *names], lines))
     if results.starts:
         seconds = [f"{each.seconds:.2f}" for each in results.starts.values()]
@@ -219,22 +270,33 @@ def row(text: str, names: list[str], figures: dict[str, Figure], attribute: str)
 def figures_table(group: str, rows: dict[tuple[int, int], dict[str, Figure]]) -> str:
     names = list(next(iter(rows.values())))
     lines = [
-        row(f"{n} at once, prompts of {prompt}", names, each, "tokens_per_s") for (n, prompt), each in rows.items()
+        row(f"{n} at once, prompts of {prompt}", names, each, "tokens_per_s")
+        for (n, prompt), each in rows.items()
     ]
     return markdown([group, *names], lines)
 
 
 def conditions(found: dict[str, Results]) -> str:
-    every = [figure for each in found.values() for figures in each.speeds.values() for figure in figures.values()]
+    every = [
+        figure
+        for each in found.values()
+        for figures in each.speeds.values()
+        for figure in figures.values()
+    ]
     num_loud = sum(not figure.is_quiet for figure in every)
     new = ", ".join(f"{shape.num_new} ({name})" for name, shape in SHAPES.items())
     return (
-        f"On {machine()}. Random weights, greedy (in tables called sampled: {SAMPLED}), prompts of random tokens, "
+        f"On {machine()}. Random weights, greedy (in tables called sampled: {SAMPLED}), prompts of "
+        f"random tokens, "
         f"new tokens of each request: {new}. Times "
-        "are from the requests to their last token, with prefill. Engines are libraries, each in a process, in turns; "
-        "llama.cpp as its server, whose KV cache is in half precision. Each has its own defaults, but: a "
-        "thread for each core for engines without a server, steps of 2048 tokens for OpenVINO, 64 places for "
-        f"llama-server, a size for vLLM's cache. {num_loud} of {len(every)} figures had no quiet burst (`~`)."
+        "are from the requests to their last token, with prefill. Engines are libraries, each in a "
+        "process, in turns; "
+        "llama.cpp as its server, whose KV cache is in half precision. Each has its own defaults, "
+        "but: a "
+        "thread for each core for engines without a server, steps of 2048 tokens for OpenVINO, 64 "
+        "places for "
+        f"llama-server, a size for vLLM's cache. {num_loud} of {len(every)} figures had no quiet "
+        f"burst (`~`)."
     )
 
 
@@ -257,12 +319,19 @@ def plot(found: dict[str, Results]) -> None:
 def as_json(found: dict[str, Results], own_ratios: dict[str, float]) -> str:
     speeds = {
         name: {
-            " ".join(map(str, case)): {peer: round(figure.tokens_per_s, 2) for peer, figure in figures.items()}
+            " ".join(map(str, case)): {
+                peer: round(figure.tokens_per_s, 2) for peer, figure in figures.items()
+            }
             for case, figures in results.speeds.items()
         }
         for name, results in found.items()
     }
-    return json.dumps({"ratios": {key: round(value, 3) for key, value in own_ratios.items()}, "tokens_per_s": speeds})
+    return json.dumps(
+        {
+            "ratios": {key: round(value, 3) for key, value in own_ratios.items()},
+            "tokens_per_s": speeds,
+        }
+    )
 
 
 def stored_results() -> dict[str, Results]:
@@ -272,13 +341,21 @@ def stored_results() -> dict[str, Results]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="scripts/bench peers", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="float32 of 5M and 135M, one round, under four minutes")
+    parser = argparse.ArgumentParser(
+        prog="scripts/bench peers", description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument(
-        "--write", action="store_true", help="put ratios and plot into docs/performance.md, tables on a page"
+        "--quick", action="store_true", help="float32 of 5M and 135M, one round, under four minutes"
+    )
+    parser.add_argument(
+        "--write",
+        action="store_true",
+        help="put ratios and plot into docs/performance.md, tables on a page",
     )
     parser.add_argument("--shapes", help=f"of {','.join(SHAPES)}")
-    parser.add_argument("--stored", action="store_true", help=f"measure nothing, report what is in {STORED}")
+    parser.add_argument(
+        "--stored", action="store_true", help=f"measure nothing, report what is in {STORED}"
+    )
     given = parser.parse_args()
     names = given.shapes.split(",") if given.shapes else list(SHAPES)[: 2 if given.quick else None]
     if unknown := set(names) - SHAPES.keys():
@@ -291,7 +368,10 @@ def main() -> None:
     own_ratios = ratios(found)
     times, goals = time_ratios(found)
     shapes = [shape_table(name, SHAPES[name], results) for name, results in found.items()]
-    summary, details = f"{ratios_table(found)}\n\n{table(times, goals)}", [*shapes, conditions(found)]
+    summary, details = (
+        f"{ratios_table(found)}\n\n{table(times, goals)}",
+        [*shapes, conditions(found)],
+    )
     print("\n\n".join([summary, *details]))
     if given.write:
         plot(found)

@@ -1,11 +1,12 @@
-"""The models of the comparison: random weights in three shapes, as a Hugging Face folder for each precision.
+"""The models of the comparison: random weights in three shapes, as a Hugging Face folder for each
+precision.
 
     python -m scripts.benchmarks.peers.shapes SHAPE FOLDER
     python -m scripts.benchmarks.peers.shapes openvino FROM FOLDER
     python -m scripts.benchmarks.peers.shapes llama-cpp FROM FILE
 
-A word is a token, so that a prompt has as many tokens at every server. The others write such a folder in the form of
-a peer, whose own venv they need.
+A word is a token, so that a prompt has as many tokens at every server. The others write such a
+folder in the form of a peer, whose own venv they need.
 """
 
 import json
@@ -77,10 +78,16 @@ def make(shape: Shape, folder: Path) -> None:
 def write_tokenizer(vocab_size: int, folder: Path) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    tokenizer = Tokenizer(models.WordLevel({f"w{number}": number for number in range(vocab_size)}, unk_token="w0"))
+    tokenizer = Tokenizer(
+        models.WordLevel({f"w{number}": number for number in range(vocab_size)}, unk_token="w0")
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.save(str(folder / "tokenizer.json"))
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "w1", "model_max_length": 2048}
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "w1",
+        "model_max_length": 2048,
+    }
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
 
@@ -93,7 +100,9 @@ def export_openvino(source: Path, folder: Path) -> None:
         ("f32", OVConfig(dtype="fp32")),
         ("int8", OVConfig(quantization_config=OVWeightQuantizationConfig(bits=8, sym=False))),
     ):
-        main_export(str(source), output=folder / name, task="text-generation-with-past", ov_config=config)
+        main_export(
+            str(source), output=folder / name, task="text-generation-with-past", ov_config=config
+        )
 
 
 def write_gguf(source: Path, file: Path) -> None:
@@ -108,9 +117,15 @@ def write_gguf(source: Path, file: Path) -> None:
     write_vocabulary(writer, config["vocab_size"])
     for name, tensor in load_file(source / "model.safetensors").items():
         if kind == "llama" and ("q_proj" in name or "k_proj" in name):
-            tensor = interleaved(tensor, config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"])
+            tensor = interleaved(
+                tensor, config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
+            )
         writer.add_tensor(new_name(name), tensor)
-    for write_part in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
+    for write_part in (
+        writer.write_header_to_file,
+        writer.write_kv_data_to_file,
+        writer.write_tensors_to_file,
+    ):
         write_part()
     writer.close()
 
@@ -129,7 +144,9 @@ def write_settings(writer: Any, config: dict[str, Any]) -> None:
 
 def write_vocabulary(writer: Any, vocab_size: int) -> None:
     """Words, and the 256 bytes that llama.cpp's kind of tokenizer cannot do without."""
-    tokens = [f"<0x{number:02X}>" for number in range(256)] + [f"\u2581w{number}" for number in range(256, vocab_size)]
+    tokens = [f"<0x{number:02X}>" for number in range(256)] + [
+        f"\u2581w{number}" for number in range(256, vocab_size)
+    ]
     writer.add_tokenizer_model("llama")
     writer.add_token_list(tokens)
     writer.add_token_scores([0.0] * vocab_size)
@@ -140,13 +157,22 @@ def write_vocabulary(writer: Any, vocab_size: int) -> None:
 
 
 def interleaved(weight: Any, num_heads: int) -> Any:
-    """llama.cpp rotates neighbouring channels of a Llama's heads, Hugging Face those that are half a head apart."""
+    """llama.cpp rotates neighbouring channels of a Llama's heads, Hugging Face those that are half
+    a head apart.
+    """
     num_out, num_in = weight.shape
-    return weight.reshape(num_heads, 2, num_out // num_heads // 2, num_in).swapaxes(1, 2).reshape(num_out, num_in)
+    return (
+        weight.reshape(num_heads, 2, num_out // num_heads // 2, num_in)
+        .swapaxes(1, 2)
+        .reshape(num_out, num_in)
+    )
 
 
 def new_name(name: str) -> str:
-    outer = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
+    outer = {
+        "model.embed_tokens.weight": "token_embd.weight",
+        "model.norm.weight": "output_norm.weight",
+    }
     if name in outer:
         return outer[name]
     number, _, rest = name.removeprefix("model.layers.").partition(".")

@@ -2,9 +2,9 @@
 
     python -m scripts.benchmarks.peers.worker ENGINE SETTINGS
 
-SETTINGS is the JSON object of the engine's arguments. Each line of the input is a `Burst` as JSON, each line of the
-output its `Outcome`. The first line of the output says that the engine is ready. It runs in the venv of its engine, so
-each engine imports what it needs.
+SETTINGS is the JSON object of the engine's arguments. Each line of the input is a `Burst` as JSON,
+each line of the output its `Outcome`. The first line of the output says that the engine is ready.
+It runs in the venv of its engine, so each engine imports what it needs.
 """
 
 import dataclasses
@@ -46,10 +46,15 @@ class Burst:
     def prompts(self) -> list[list[int]]:
         draw = random.Random(self.seed)
         shared = self._tokens(draw, self.num_shared)
-        return [shared + self._tokens(draw, self.num_prompt - self.num_shared) for _ in range(self.num_streams)]
+        return [
+            shared + self._tokens(draw, self.num_prompt - self.num_shared)
+            for _ in range(self.num_streams)
+        ]
 
     def _tokens(self, draw: random.Random, number: int) -> list[int]:
-        return [draw.randrange(300, self.vocab_size) for _ in range(number)]  # above those with a meaning
+        return [
+            draw.randrange(300, self.vocab_size) for _ in range(number)
+        ]  # above those with a meaning
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,8 @@ class Engine:
     def answers(self, prompts: Prompts, num_new: int, reuses: bool, sampling: Sampling) -> Answers:
         """Yield when all is prepared; then ask all at once, and yield each new piece of an answer.
 
-        With `reuses` the engine must look for shared starts of prompts, if it can. Without `sampling` it is greedy.
+        With `reuses` the engine must look for shared starts of prompts, if it can. Without
+        `sampling` it is greedy.
         """
         raise NotImplementedError
 
@@ -94,16 +100,24 @@ class Lmi(Engine):
         from handlers.lmi_dist import Executor
         from lmi.settings.config import EngineConfig
 
-        cores = len(os.sched_getaffinity(0))  # all of them: there is no front end beside it, as there is none at others
+        cores = len(
+            os.sched_getaffinity(0)
+        )  # all of them: there is no front end beside it, as there is none at others
         config = EngineConfig(
-            dtype=dtype, quantize=quantize, num_threads=cores, max_num_sequences=64, max_sequence_length=1024
+            dtype=dtype,
+            quantize=quantize,
+            num_threads=cores,
+            max_num_sequences=64,
+            max_sequence_length=1024,
         )
         self._executor = Executor(model, config)
 
     def answers(self, prompts: Prompts, num_new: int, reuses: bool, sampling: Sampling) -> Answers:
         from lmi.executor import Request, Response, SamplingConfig
 
-        config = SamplingConfig(temperature=sampling.get("temperature", 0.0), top_p=sampling.get("top_p"))
+        config = SamplingConfig(
+            temperature=sampling.get("temperature", 0.0), top_p=sampling.get("top_p")
+        )
         fields: dict[str, Any] = {"streaming": True, "ignore_eos": True, "sampling_config": config}
         requests = [Request(tuple(prompt), num_new, **fields) for prompt in prompts]
         yield None, 0
@@ -120,8 +134,8 @@ class Lmi(Engine):
 class OpenVino(Engine):
     """OpenVINO GenAI's pipeline with continuous batching. `properties` are those of its CPU plugin.
 
-    Its prefix cache is off by default and costs memory, so it is a second pipeline that is made when a burst asks for
-    it.
+    Its prefix cache is off by default and costs memory, so it is a second pipeline that is made
+    when a burst asks for it.
     """
 
     def __init__(self, model: str, properties: dict[str, str]) -> None:
@@ -134,10 +148,14 @@ class OpenVino(Engine):
         import openvino_genai  # type: ignore[import-not-found]
 
         scheduler = openvino_genai.SchedulerConfig()
-        scheduler.max_num_batched_tokens = 2048  # its documentation's choice for throughput; the default is 256
+        scheduler.max_num_batched_tokens = (
+            2048  # its documentation's choice for throughput; the default is 256
+        )
         scheduler.cache_size = 2  # GB
         scheduler.enable_prefix_caching = reuses
-        return openvino_genai.ContinuousBatchingPipeline(self._model, scheduler, "CPU", self._properties)
+        return openvino_genai.ContinuousBatchingPipeline(
+            self._model, scheduler, "CPU", self._properties
+        )
 
     def answers(self, prompts: Prompts, num_new: int, reuses: bool, sampling: Sampling) -> Answers:
         import numpy
@@ -153,12 +171,17 @@ class OpenVino(Engine):
         handles = []
         for prompt in prompts:
             self._next_id += 1
-            handles.append(pipeline.add_request(self._next_id, openvino.Tensor(numpy.array([prompt])), config))
+            handles.append(
+                pipeline.add_request(self._next_id, openvino.Tensor(numpy.array([prompt])), config)
+            )
         while pipeline.has_non_finished_requests():
             pipeline.step()
             for number, handle in enumerate(handles):
                 if handle.can_read():
-                    yield number, sum(len(output.generated_ids) for output in handle.read().values())
+                    yield (
+                        number,
+                        sum(len(output.generated_ids) for output in handle.read().values()),
+                    )
 
 
 class Vllm(Engine):
@@ -193,11 +216,16 @@ class Vllm(Engine):
             self._engine.add_request(str(self._next_id), tokens_input(prompt), params)
         while self._engine.has_unfinished_requests():
             for output in self._engine.step():
-                yield output.request_id, sum(len(completion.token_ids) for completion in output.outputs)
+                yield (
+                    output.request_id,
+                    sum(len(completion.token_ids) for completion in output.outputs),
+                )
 
 
 class Server(Engine):
-    """A server that speaks OpenAI's completions: the same streamed requests to all, over kept-alive connections."""
+    """A server that speaks OpenAI's completions: the same streamed requests to all, over kept-alive
+    connections.
+    """
 
     def __init__(self, command: list[str], health: str, environ: dict[str, str | None]) -> None:
         from scripts.benchmarks import servers
@@ -210,10 +238,15 @@ class Server(Engine):
     def run(self, prompts: Prompts, num_new: int, reuses: bool, sampling: Sampling) -> Done:
         from scripts.benchmarks.load import Records, request, run_round
 
-        records = Records(mark=re.compile(rb'"text": ?"'), count=re.compile(rb'"completion_tokens": ?(\d+)'))
+        records = Records(
+            mark=re.compile(rb'"text": ?"'), count=re.compile(rb'"completion_tokens": ?(\d+)')
+        )
         body = {"model": "bench", "max_tokens": num_new, "temperature": 0, "ignore_eos": True}
         body |= {"stream": True, "stream_options": {"include_usage": True}, **sampling}
-        asked = [[request("/v1/completions", json.dumps(body | {"prompt": prompt}).encode())] for prompt in prompts]
+        asked = [
+            [request("/v1/completions", json.dumps(body | {"prompt": prompt}).encode())]
+            for prompt in prompts
+        ]
         done = run_round(self._port, asked, records, {})
         return done.num_tokens, done.seconds, list(done.first_s)
 
@@ -230,7 +263,9 @@ ENGINES = {"lmi": Lmi, "openvino": OpenVino, "vllm": Vllm, "server": Server}
 
 
 class Meter:
-    """How long the threads of some processes ran, and how long they waited for a core, from when it is made."""
+    """How long the threads of some processes ran, and how long they waited for a core, from when it
+    is made.
+    """
 
     def __init__(self, pids: list[int]) -> None:
         self._pids = pids
@@ -238,7 +273,9 @@ class Meter:
 
     def _now(self) -> tuple[int, int]:
         fields = []
-        for file in [task / "schedstat" for pid in self._pids for task in Path(f"/proc/{pid}/task").iterdir()]:
+        for file in [
+            task / "schedstat" for pid in self._pids for task in Path(f"/proc/{pid}/task").iterdir()
+        ]:
             with suppress(OSError):  # a thread that has just ended
                 fields.append(file.read_text().split())
         return sum(int(each[0]) for each in fields), sum(int(each[1]) for each in fields)
@@ -255,7 +292,9 @@ def run(engine: Engine, burst: Burst) -> Outcome:
         engine.run([prompts[0][: burst.num_shared]], 1, reuses=True, sampling={})
     meter = Meter(engine.pids())
     sampling = SAMPLED if burst.is_sampled else {}
-    num_tokens, seconds, first_s = engine.run(prompts, burst.num_new, burst.num_shared > 0, sampling)
+    num_tokens, seconds, first_s = engine.run(
+        prompts, burst.num_new, burst.num_shared > 0, sampling
+    )
     return Outcome(num_tokens, seconds, first_s, meter.waited())
 
 
@@ -267,7 +306,9 @@ def main() -> None:
     print(json.dumps({"ready_s": time.monotonic() - began_s}), file=output)
     try:
         for line in sys.stdin:
-            print(json.dumps(dataclasses.asdict(run(engine, Burst(**json.loads(line))))), file=output)
+            print(
+                json.dumps(dataclasses.asdict(run(engine, Burst(**json.loads(line))))), file=output
+            )
     finally:
         engine.close()
 

@@ -36,7 +36,10 @@ SECRET = b"s3cr3t"
         (b"", "the body is empty"),
         (b" \n", "the body is empty"),
         (b'{"inputs": "s3cr3t",}', "trailing comma is not allowed: line 1 column 20"),
-        (b'{"inputs": "s3cr3t",\n "parameters": {"top_k": 5,\n}}', "trailing comma is not allowed: line 2 column 27"),
+        (
+            b'{"inputs": "s3cr3t",\n "parameters": {"top_k": 5,\n}}',
+            "trailing comma is not allowed: line 2 column 27",
+        ),
         (b'{"s3cr3t": [1, 2,]}', "trailing comma"),
         (b'{"s3cr3t": NaN}', "NaN and Infinity are no JSON numbers: line 1 column 12"),
         (b'{"s3cr3t": Infinity}', "NaN and Infinity are no JSON numbers"),
@@ -60,7 +63,9 @@ SECRET = b"s3cr3t"
         (b"inputs=s3cr3t", "is not JSON"),
     ],
 )
-def test_a_body_that_is_no_json_object_is_refused_with_the_reason_and_not_quoted(body: bytes, words: str) -> None:
+def test_a_body_that_is_no_json_object_is_refused_with_the_reason_and_not_quoted(
+    body: bytes, words: str
+) -> None:
     with pytest.raises(MalformedRequest, match=words) as caught:
         read_object(body)
     assert SECRET.decode() not in str(caught.value)
@@ -70,7 +75,10 @@ def test_a_body_that_is_no_json_object_is_refused_with_the_reason_and_not_quoted
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        (b'{"inputs": "a", "x": [%b1]}' % (b"1," * MAX_VALUES_BYTES), "at most 1048576 bytes, not 20971"),
+        (
+            b'{"inputs": "a", "x": [%b1]}' % (b"1," * MAX_VALUES_BYTES),
+            "at most 1048576 bytes, not 20971",
+        ),
         (b'{"inputs": [%b"a"]}' % (b'"a",' * MAX_VALUES_BYTES), "at most 1048576 bytes"),
         (b'{"inputs": "%b", "inputs": "a"}' % (b"a" * MAX_VALUES_BYTES), "at most 1048576 bytes"),
         (b"[%b1]" % (b"1," * MAX_VALUES_BYTES), "not the JSON of an object"),
@@ -79,7 +87,9 @@ def test_a_body_that_is_no_json_object_is_refused_with_the_reason_and_not_quoted
         (b'{"inputs": "a", "%b\xff": 1}' % (b"a" * MAX_VALUES_BYTES), "bytes"),
     ],
 )
-def test_a_large_body_of_anything_but_text_is_refused_before_it_is_read(body: bytes, words: str) -> None:
+def test_a_large_body_of_anything_but_text_is_refused_before_it_is_read(
+    body: bytes, words: str
+) -> None:
     with pytest.raises(MalformedRequest, match=words) as caught:
         check_values(body)
     assert len(str(caught.value)) < 200
@@ -148,7 +158,9 @@ def test_a_text_that_is_not_utf8_is_refused_with_the_place() -> None:
         (token_ids(2), [0.0, 5], (0, 5)),
     ],
 )
-def test_a_reader_gives_the_value_in_its_own_type(reader: Reader, value: object, result: object) -> None:
+def test_a_reader_gives_the_value_in_its_own_type(
+    reader: Reader, value: object, result: object
+) -> None:
     read = reader("field", value)
     assert (read, type(read)) == (result, type(result))
 
@@ -183,7 +195,9 @@ def test_a_reader_gives_the_value_in_its_own_type(reader: Reader, value: object,
         (token_ids(2), [5] * 3, "a list of at most 2 token ids, given a list of 3"),
     ],
 )
-def test_a_reader_refuses_with_the_field_the_rule_and_the_value(reader: Reader, value: object, rule: str) -> None:
+def test_a_reader_refuses_with_the_field_the_rule_and_the_value(
+    reader: Reader, value: object, rule: str
+) -> None:
     with pytest.raises(InvalidParameter, match=rf"^field(\[1\])? must be {rule}") as caught:
         reader("field", value)
     assert len(str(caught.value)) < 200
@@ -211,9 +225,20 @@ def test_no_reader_ever_fails_in_another_way(value: object) -> None:
 
 @pytest.mark.parametrize(
     "reader",
-    [boolean, text, integer(), integer(-1, 5), number(0, 1, low_open=True), choice(("a",)), strings(2), token_ids(2)],
+    [
+        boolean,
+        text,
+        integer(),
+        integer(-1, 5),
+        number(0, 1, low_open=True),
+        choice(("a",)),
+        strings(2),
+        token_ids(2),
+    ],
 )
-@given(value=JSON | st.integers(-2, 6) | st.lists(st.text(max_size=3) | st.integers(0, 5), max_size=3))
+@given(
+    value=JSON | st.integers(-2, 6) | st.lists(st.text(max_size=3) | st.integers(0, 5), max_size=3)
+)
 def test_what_a_reader_takes_is_what_its_json_schema_says(reader: Reader, value: object) -> None:
     jsonschema = pytest.importorskip("jsonschema")
     try:

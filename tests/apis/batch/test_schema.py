@@ -1,4 +1,6 @@
-"""The dynamic-batch schema: a request for each input, with the parameters of the rolling-batch schema."""
+"""The dynamic-batch schema: a request for each input, with the parameters of the rolling-batch
+schema.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,16 @@ def _parse(body: dict[str, Any], model: ModelConfig = MODEL) -> Parsed[AnswerFor
 
 
 @pytest.mark.parametrize("inputs", ["a", ["a"], ["a", "b", "a"]])
-def test_each_input_is_the_request_that_the_rolling_batch_schema_makes_of_it(inputs: str | list[str]) -> None:
-    parameters = {"do_sample": True, "top_k": 5, "seed": 3, "stop_sequences": ["x"], "return_full_text": True}
+def test_each_input_is_the_request_that_the_rolling_batch_schema_makes_of_it(
+    inputs: str | list[str],
+) -> None:
+    parameters = {
+        "do_sample": True,
+        "top_k": 5,
+        "seed": 3,
+        "stop_sequences": ["x"],
+        "return_full_text": True,
+    }
     parsed = _parse({"inputs": inputs, "parameters": parameters})
     texts = [inputs] if isinstance(inputs, str) else inputs
     rolling = ModelConfig(path="demo", name="demo")
@@ -41,10 +51,19 @@ def test_thirty_tokens_are_generated_greedily_and_nobody_asks_for_log_probs() ->
 
 
 def test_what_belongs_into_details_is_checked_and_has_no_effect() -> None:
-    parameters = {"details": True, "logprobs": 3, "output_formatter": "sse", "decoder_input_details": True}
+    parameters = {
+        "details": True,
+        "logprobs": 3,
+        "output_formatter": "sse",
+        "decoder_input_details": True,
+    }
     parsed = _parse({"inputs": ["a", "b"], "parameters": parameters, "stream": True})
     request = parsed.requests[0]
-    assert (request.needs_log_probs, request.num_top_log_probs, request.prefill_details) == (False, None, False)
+    assert (request.needs_log_probs, request.num_top_log_probs, request.prefill_details) == (
+        False,
+        None,
+        False,
+    )
     assert request.is_streaming is False
     assert parsed.ignored == (
         "parameters.details: no effect with option.rolling_batch=disable",
@@ -67,7 +86,10 @@ def test_what_belongs_into_details_is_checked_and_has_no_effect() -> None:
         ({"inputs": ["a", 5]}, "inputs must be non-empty strings, given 5"),
         ({"inputs": [["a"]]}, "inputs must be non-empty strings, given a list of 1"),
         ({"inputs": []}, "inputs must be one string or a list of 1 to 1000, given a list of 0"),
-        ({"inputs": ["a"] * 1001}, "inputs must be one string or a list of 1 to 1000, given a list of 1001"),
+        (
+            {"inputs": ["a"] * 1001},
+            "inputs must be one string or a list of 1 to 1000, given a list of 1001",
+        ),
         ({"inputs": "a", "parameters": []}, "parameters must be an object, given a list of 0"),
     ],
 )
@@ -78,11 +100,18 @@ def test_a_body_of_another_form_is_refused_as_a_whole(fields: dict[str, Any], wo
 
 
 def test_prompts_may_fill_a_large_body() -> None:
-    for inputs in ('a, \\"[{' * (MAX_VALUES_BYTES // 6), ["a, [{" * 2000] * 200, ['"' * 3000] * 200):
+    for inputs in (
+        'a, \\"[{' * (MAX_VALUES_BYTES // 6),
+        ["a, [{" * 2000] * 200,
+        ['"' * 3000] * 200,
+    ):
         body = json.dumps({"inputs": inputs, "parameters": {"top_k": 5}}).encode()
         assert len(body) > MAX_VALUES_BYTES
         assert dynamic_batch.read(body, None, MODEL).fields["inputs"] == inputs
-    assert dynamic_batch.read(b"a" * (2 * MAX_VALUES_BYTES), "text/plain", MODEL).fields["inputs"][:2] == "aa"
+    assert (
+        dynamic_batch.read(b"a" * (2 * MAX_VALUES_BYTES), "text/plain", MODEL).fields["inputs"][:2]
+        == "aa"
+    )
 
 
 @pytest.mark.parametrize(
@@ -104,17 +133,25 @@ def test_a_large_body_of_anything_but_prompts_is_refused_before_it_is_read(body:
 
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
-SCALARS = st.none() | st.booleans() | st.integers(-(2**65), 2**65) | st.floats(allow_nan=False, allow_infinity=False)
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**65), 2**65)
+    | st.floats(allow_nan=False, allow_infinity=False)
+)
 VALUES: Any = st.recursive(
     SCALARS | TEXTS,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
     max_leaves=5,
 )
 PARAMETERS = st.dictionaries(
-    st.sampled_from(sorted(lmi.PARAMETERS)) | TEXTS, VALUES | st.integers(0, 20) | st.floats(0, 1), max_size=8
+    st.sampled_from(sorted(lmi.PARAMETERS)) | TEXTS,
+    VALUES | st.integers(0, 20) | st.floats(0, 1),
+    max_size=8,
 )
 BODIES = st.fixed_dictionaries(
-    {"inputs": st.lists(TEXTS, max_size=3) | VALUES}, optional={"parameters": PARAMETERS | VALUES, "stream": VALUES}
+    {"inputs": st.lists(TEXTS, max_size=3) | VALUES},
+    optional={"parameters": PARAMETERS | VALUES, "stream": VALUES},
 )
 
 
@@ -133,7 +170,10 @@ def test_any_json_gives_requests_or_a_refusal(body: dict[str, Any], model: Model
 
 def test_an_adapter_is_for_all_inputs_or_each_has_its_own() -> None:
     def adapters(value: Any) -> list[str | None]:
-        return [request.adapter for request in _parse({"inputs": ["a", "b"], "adapters": value}).requests]
+        return [
+            request.adapter
+            for request in _parse({"inputs": ["a", "b"], "adapters": value}).requests
+        ]
 
     assert adapters("fr") == adapters(["fr"]) == ["fr", "fr"]
     assert adapters(["fr", ""]) == ["fr", None]

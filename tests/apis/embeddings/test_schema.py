@@ -17,7 +17,9 @@ MODEL = ModelConfig(path="demo", name="demo")
 
 
 def parse(**fields: object) -> Parsed[Any]:
-    return EMBEDDINGS.parse(EMBEDDINGS.read(json.dumps({"input": "hi"} | fields).encode(), None, MODEL))
+    return EMBEDDINGS.parse(
+        EMBEDDINGS.read(json.dumps({"input": "hi"} | fields).encode(), None, MODEL)
+    )
 
 
 def test_each_input_is_a_request_of_its_own() -> None:
@@ -59,7 +61,9 @@ def test_the_model_may_be_an_adapter_and_the_user_changes_nothing() -> None:
     assert not parsed.format.is_base64 and parse(encoding_format="base64").format.is_base64
 
 
-@pytest.mark.parametrize("name", ["messages", "truncate_prompt_tokens", "normalize", "embed_dtype", "stream"])
+@pytest.mark.parametrize(
+    "name", ["messages", "truncate_prompt_tokens", "normalize", "embed_dtype", "stream"]
+)
 def test_a_field_that_would_change_the_answer_is_refused(name: str) -> None:
     with pytest.raises(InvalidRequest, match=f"^{name} is not supported here"):
         parse(**{name: [{"role": "user"}] if name == "messages" else True})

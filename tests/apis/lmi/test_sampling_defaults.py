@@ -1,4 +1,6 @@
-"""LMI's list of parameters for TensorRT-LLM: which defaults hold, and what decides between greedy and sampling."""
+"""LMI's list of parameters for TensorRT-LLM: which defaults hold, and what decides between greedy
+and sampling.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,8 @@ def request(parameters: dict[str, Any]) -> GenerationRequest:
 OF_GREEDY = {"temperature": 0.8, "top_k": 0, "top_p": 0}
 OF_DO_SAMPLE = {"temperature": 1.0, "top_k": 5, "top_p": 0.85}
 
-# What a client sends, and what the engine must do. A None in SamplingConfig is a temperature of 1, or no limit.
+# What a client sends, and what the engine must do. A None in SamplingConfig is a temperature of 1,
+# or no limit.
 CASES: list[tuple[dict[str, Any], SamplingConfig]] = [
     ({}, GREEDY),
     ({"do_sample": False}, GREEDY),
@@ -73,13 +76,17 @@ CASES: list[tuple[dict[str, Any], SamplingConfig]] = [
 ]
 
 
-@pytest.mark.parametrize(("parameters", "wanted"), CASES, ids=[json.dumps(case[0]) for case in CASES])
+@pytest.mark.parametrize(
+    ("parameters", "wanted"), CASES, ids=[json.dumps(case[0]) for case in CASES]
+)
 def test_the_page_s_defaults_hold(parameters: dict[str, Any], wanted: SamplingConfig) -> None:
     assert request(parameters).sampling == wanted
 
 
 @pytest.mark.parametrize("others", [{}, {"do_sample": True}], ids=["greedy", "sampled"])
-def test_each_default_of_the_page_sent_literally_is_the_same_as_leaving_it_out(others: dict[str, Any]) -> None:
+def test_each_default_of_the_page_sent_literally_is_the_same_as_leaving_it_out(
+    others: dict[str, Any],
+) -> None:
     for name, default in (OF_DO_SAMPLE if others else OF_GREEDY).items():
         assert request(others | {name: default}) == request(others)
 
@@ -93,8 +100,15 @@ def test_each_default_of_the_page_sent_literally_is_the_same_as_leaving_it_out(o
 def test_an_answer_is_sampled_if_and_only_if_something_asks_for_it(
     do_sample: bool, temperature: float | None, top_k: int | None, top_p: float | None
 ) -> None:
-    sampling = request({"do_sample": do_sample, "temperature": temperature, "top_k": top_k, "top_p": top_p}).sampling
-    is_limited = (top_k is None and do_sample) or (top_k or 0) > 0 or (top_p is None and do_sample) or (top_p or 0) > 0
+    sampling = request(
+        {"do_sample": do_sample, "temperature": temperature, "top_k": top_k, "top_p": top_p}
+    ).sampling
+    is_limited = (
+        (top_k is None and do_sample)
+        or (top_k or 0) > 0
+        or (top_p is None and do_sample)
+        or (top_p or 0) > 0
+    )
     assert sampling.is_greedy == (temperature == 0 or top_k == 1 or not is_limited)
     assert sampling == GREEDY or not sampling.is_greedy
 
@@ -111,8 +125,16 @@ def test_a_seed_counts_wherever_an_answer_is_sampled() -> None:
 
 
 def test_nothing_is_told_of_values_that_the_client_did_not_send() -> None:
-    for parameters in ({}, {"do_sample": True}, {"do_sample": True, "top_k": 1}, {"num_beams": 2}, {"top_k": 7}):
-        told = {line.partition(":")[0].removeprefix("parameters.") for line in parse(parameters).ignored}
+    for parameters in (
+        {},
+        {"do_sample": True},
+        {"do_sample": True, "top_k": 1},
+        {"num_beams": 2},
+        {"top_k": 7},
+    ):
+        told = {
+            line.partition(":")[0].removeprefix("parameters.") for line in parse(parameters).ignored
+        }
         assert told <= set(parameters)
 
 
@@ -149,7 +171,9 @@ def test_stop_is_a_list_and_a_boolean_stops_nothing() -> None:
     assert request({"bad_sequences": ["y"]}).bad_sequences == ("y",)
     assert (request({"stop": False}), parse({"stop": False}).ignored) == (request({}), ())
     assert request({"stop": True}) == request({})
-    assert parse({"stop": True}).ignored == ("parameters.stop: no effect as true, which names no stop string",)
+    assert parse({"stop": True}).ignored == (
+        "parameters.stop: no effect as true, which names no stop string",
+    )
 
 
 def test_a_batch_of_inputs_has_the_same_defaults() -> None:
@@ -165,7 +189,7 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
     *((name, {"text_input": "hi", "temperature": 0.5}) for name in ("triton", "triton_stream")),
     ("triton", {"text_input": "hi", "top_k": 7}),
     *((name, {"prompt": "hi"}) for name in ("openai_completions", "openai_completions_lines")),
-    *((name, {"messages": [{"role": "user", "content": "hi"}]}) for name in ("openai_chat", "openai_chat_lines")),
+    *((name, {"messages": [{"role": "user", "content": "hi"}]}) for name in ("openai_chat", "openai_chat_lines")),  # noqa: E501
     ("openai_completions", {"prompt": "hi", "temperature": 0}),
     *((name, {"input": "hi"}) for name in ("responses", "embeddings")),
     ("anthropic", {"max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}),

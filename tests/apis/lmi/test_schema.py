@@ -31,7 +31,11 @@ def _request(parameters: dict[str, Any], **others: Any) -> GenerationRequest:
 
 def _fields(parsed: Parsed[lmi.LmiFormat]) -> dict[str, Any]:
     """The fields of the request and of the format of its answer."""
-    return {field.name: getattr(each, field.name) for each in (parsed.request, parsed.format) for field in fields(each)}
+    return {
+        field.name: getattr(each, field.name)
+        for each in (parsed.request, parsed.format)
+        for field in fields(each)
+    }
 
 
 # The documented defaults, from the lists of all backends. None means None or random on that page.
@@ -80,10 +84,16 @@ EFFECT: dict[str, tuple[Any, dict[str, Any]]] = {
     "details": (True, {"details": True, "needs_log_probs": True}),
     "decoder_input_details": (True, {"num_prompt_log_probs": 0}),
     "output_formatter": ("sse", {"output_format": OutputFormat.SSE, "is_streaming": True}),
-    "response_format": ({"type": "json_object"}, {"guided_decoding": GuidedDecodingParams(GuideType.JSON)}),
+    "response_format": (
+        {"type": "json_object"},
+        {"guided_decoding": GuidedDecodingParams(GuideType.JSON)},
+    ),
     "guided_json": ({}, {"guided_decoding": GuidedDecodingParams(GuideType.JSON_SCHEMA, "{}")}),
     "guided_regex": ("a+", {"guided_decoding": GuidedDecodingParams(GuideType.REGEX, "a+")}),
-    "guided_choice": (["a", "b"], {"guided_decoding": GuidedDecodingParams(GuideType.REGEX, "a|b")}),
+    "guided_choice": (
+        ["a", "b"],
+        {"guided_decoding": GuidedDecodingParams(GuideType.REGEX, "a|b")},
+    ),
     "guided_grammar": ("g", {"guided_decoding": GuidedDecodingParams(GuideType.EBNF_GRAMMAR, "g")}),
 }
 WRONG: dict[str, list[Any]] = {  # beside those of every API
@@ -103,7 +113,9 @@ WRONG: dict[str, list[Any]] = {  # beside those of every API
 
 @pytest.mark.parametrize(("name", "default"), DEFAULTS)
 @pytest.mark.parametrize(
-    "others", [{}, {"do_sample": True, "seed": 1}, {"details": True}], ids=["plain", "sample", "details"]
+    "others",
+    [{}, {"do_sample": True, "seed": 1}, {"details": True}],
+    ids=["plain", "sample", "details"],
 )
 def test_a_documented_default_sent_literally_is_the_same_as_leaving_it_out(
     name: str, default: Any, others: dict[str, Any]
@@ -117,7 +129,11 @@ def test_the_tables_of_this_file_hold_every_parameter() -> None:
     assert {name for name in lmi.PARAMETERS if field_of(name) not in EVERYWHERE} <= set(WRONG)
     beams = {"num_beams", "length_penalty", "early_stopping"}
     assert {*EFFECT, *APIS["lmi"].names.split()} | beams | {"do_sample"} == set(lmi.PARAMETERS)
-    assert {name for name, _ in DEFAULTS} | {"min_tokens", "top_n_tokens", "output_formatter"} == set(lmi.PARAMETERS)
+    assert {name for name, _ in DEFAULTS} | {
+        "min_tokens",
+        "top_n_tokens",
+        "output_formatter",
+    } == set(lmi.PARAMETERS)
 
 
 @pytest.mark.parametrize("name", EFFECT)
@@ -125,23 +141,34 @@ def test_a_parameter_changes_what_it_names_and_nothing_else(name: str) -> None:
     value, changes = EFFECT[name]
     base = {} if name == "details" else {"details": True}
     before, after = (
-        _fields(_parse({"inputs": "hi", "parameters": parameters})) for parameters in (base, base | {name: value})
+        _fields(_parse({"inputs": "hi", "parameters": parameters}))
+        for parameters in (base, base | {name: value})
     )
     assert {field: after[field] for field in changes} == changes
     unchanged = set(after) - {*changes, "field_names"}
-    assert {field: after[field] for field in unchanged} == {field: before[field] for field in unchanged}
+    assert {field: after[field] for field in unchanged} == {
+        field: before[field] for field in unchanged
+    }
 
 
-@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in WRONG.items() for value in values])
-def test_a_wrong_type_or_range_is_refused_with_the_field_even_where_it_has_no_effect(name: str, value: Any) -> None:
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name, values in WRONG.items() for value in values]
+)
+def test_a_wrong_type_or_range_is_refused_with_the_field_even_where_it_has_no_effect(
+    name: str, value: Any
+) -> None:
     with pytest.raises(InvalidParameter, match=rf"^parameters\.{name}(\[0\]|\.[a-z_]+)? must be "):
         _request({name: value})
 
 
-@pytest.mark.parametrize(("others", "num"), [({}, 4), ({"n": 1}, 4), ({"n": 2}, 2), ({"best_of": 4, "n": 4}, 4)])
+@pytest.mark.parametrize(
+    ("others", "num"), [({}, 4), ({"n": 1}, 4), ({"n": 2}, 2), ({"best_of": 4, "n": 4}, 4)]
+)
 def test_the_answer_has_all_beams_unless_n_asks_for_fewer(others: dict[str, int], num: int) -> None:
     request = _request({"num_beams": 4, **others})
-    assert request.sampling == SamplingConfig(4, num_return_sequences=num, length_penalty=1.0, early_stopping=0)
+    assert request.sampling == SamplingConfig(
+        4, num_return_sequences=num, length_penalty=1.0, early_stopping=0
+    )
     assert (request.num_sequences, request.num_places, request.needs_log_probs) == (num, 4, False)
 
 
@@ -153,11 +180,16 @@ def test_a_search_has_a_penalty_for_length_and_may_stop_early() -> None:
 @pytest.mark.parametrize(
     ("others", "words"),
     [
-        ({"best_of": 3}, r"parameters\.best_of must be equal to num_beams \(4\), or left out, given 3"),
+        (
+            {"best_of": 3},
+            r"parameters\.best_of must be equal to num_beams \(4\), or left out, given 3",
+        ),
         ({"n": 5}, r"parameters\.n must be at most num_beams \(4\), given 5"),
     ],
 )
-def test_what_does_not_fit_the_width_of_a_search_is_refused(others: dict[str, int], words: str) -> None:
+def test_what_does_not_fit_the_width_of_a_search_is_refused(
+    others: dict[str, int], words: str
+) -> None:
     with pytest.raises(InvalidParameter, match=f"^{words}$"):
         _request({"num_beams": 4, **others})
 
@@ -166,25 +198,34 @@ def test_nothing_is_sampled_in_a_search() -> None:
     sampled = {"do_sample": True, "temperature": 0.5, "seed": 1, "top_k": 5}
     parsed = _parse({"inputs": "hi", "parameters": {"num_beams": 2, **sampled}})
     assert parsed.request == _request({"num_beams": 2})
-    assert set(parsed.ignored) == {f"parameters.{name}: no effect in beam search" for name in sampled}
+    assert set(parsed.ignored) == {
+        f"parameters.{name}: no effect in beam search" for name in sampled
+    }
 
 
 @pytest.mark.parametrize(
-    ("given", "num"), [({"n": 3}, 3), ({"best_of": 3}, 3), ({"n": 2, "best_of": 4}, 4), ({"n": 1, "best_of": 1}, 1)]
+    ("given", "num"),
+    [({"n": 3}, 3), ({"best_of": 3}, 3), ({"n": 2, "best_of": 4}, 4), ({"n": 1, "best_of": 1}, 1)],
 )
-def test_as_many_sequences_are_generated_as_the_larger_of_n_and_best_of(given: dict[str, int], num: int) -> None:
+def test_as_many_sequences_are_generated_as_the_larger_of_n_and_best_of(
+    given: dict[str, int], num: int
+) -> None:
     request = _request({"do_sample": True, **given})
     assert (request.num_sequences, request.needs_log_probs) == (num, num > 1)
 
 
 def test_best_of_is_never_less_than_n() -> None:
-    with pytest.raises(InvalidParameter, match=r"^parameters\.best_of must be at least n \(3\), given 2$"):
+    with pytest.raises(
+        InvalidParameter, match=r"^parameters\.best_of must be at least n \(3\), given 2$"
+    ):
         _request({"n": 3, "best_of": 2})
 
 
 @pytest.mark.parametrize("name", ["n", "best_of", "num_beams"])
 def test_several_sequences_are_refused_in_a_stream(name: str) -> None:
-    with pytest.raises(Unsupported, match=rf"^parameters\.{name} is not supported here: .* not streamed"):
+    with pytest.raises(
+        Unsupported, match=rf"^parameters\.{name} is not supported here: .* not streamed"
+    ):
         _request({name: 2}, stream=True)
 
 
@@ -208,14 +249,29 @@ def test_a_request_is_greedy_unless_it_asks_for_samples() -> None:
 
 
 def test_penalties_count_in_greedy_decoding_too() -> None:
-    sampling = _request({"repetition_penalty": 1.5, "presence_penalty": 1, "frequency_penalty": -1}).sampling
-    assert (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) == (1.5, 1.0, -1.0)
+    sampling = _request(
+        {"repetition_penalty": 1.5, "presence_penalty": 1, "frequency_penalty": -1}
+    ).sampling
+    assert (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) == (
+        1.5,
+        1.0,
+        -1.0,
+    )
 
 
 def test_names_without_effect_are_forgotten_and_told() -> None:
-    useless = {"temperature": 0.5, "typical_p": 0.5, "seed": 1, "length_penalty": 2, "early_stopping": True}
+    useless = {
+        "temperature": 0.5,
+        "typical_p": 0.5,
+        "seed": 1,
+        "length_penalty": 2,
+        "early_stopping": True,
+    }
     parsed = _parse(
-        {"inputs": "hi", "parameters": useless | {"logprobs": 3, "prompt_logprobs": 3, "x": 1, "top_k": None}}
+        {
+            "inputs": "hi",
+            "parameters": useless | {"logprobs": 3, "prompt_logprobs": 3, "x": 1, "top_k": None},
+        }
     )
     assert parsed.request == _request({})
     assert set(parsed.ignored) == {
@@ -238,7 +294,9 @@ def test_best_alternatives_are_kept_for_a_stream_without_details() -> None:
 
 def test_unknown_names_are_ignored_and_reported_in_few_short_lines() -> None:
     unknown = {"x" * 500 + str(i): i for i in range(500)} | {"line\nbreak": 1}
-    parsed = _parse({"inputs": "hi", "parameters": unknown, "sagemaker_base_url": "u", "aws_region_name": None})
+    parsed = _parse(
+        {"inputs": "hi", "parameters": unknown, "sagemaker_base_url": "u", "aws_region_name": None}
+    )
     assert parsed.request == _request({})
     assert len(parsed.ignored) == MAX_IGNORED
     assert all(len(line) < 120 and line.isprintable() for line in parsed.ignored)
@@ -273,7 +331,9 @@ def test_nulls_are_as_if_left_out() -> None:
         ({"inputs": "s3cr3t", "stream": 1}, "stream must be true or false, given 1"),
     ],
 )
-def test_a_wrong_body_is_malformed_and_the_prompt_is_not_in_the_message(body: dict[str, Any], words: str) -> None:
+def test_a_wrong_body_is_malformed_and_the_prompt_is_not_in_the_message(
+    body: dict[str, Any], words: str
+) -> None:
     with pytest.raises(MalformedRequest, match=words) as caught:
         _parse(body)
     assert "s3cr3t" not in str(caught.value)
@@ -281,15 +341,28 @@ def test_a_wrong_body_is_malformed_and_the_prompt_is_not_in_the_message(body: di
 
 @pytest.mark.parametrize(
     "content_type",
-    [None, "", "application/json", "application/json; charset=utf-8", "application/x-www-form-urlencoded", "image/png"],
+    [
+        None,
+        "",
+        "application/json",
+        "application/json; charset=utf-8",
+        "application/x-www-form-urlencoded",
+        "image/png",
+    ],
 )
 def test_json_is_read_whatever_the_content_type_says(content_type: str | None) -> None:
-    message = lmi.read(b'  {"inputs": "hi", "parameters": {"max_new_tokens": 5}}\r\n', content_type, MODEL)
+    message = lmi.read(
+        b'  {"inputs": "hi", "parameters": {"max_new_tokens": 5}}\r\n', content_type, MODEL
+    )
     assert lmi.parse(message).request == _request({"max_new_tokens": 5})
 
 
-@pytest.mark.parametrize("content_type", [None, "application/x-www-form-urlencoded", "application/octet-stream"])
-def test_what_is_no_json_is_refused_whatever_the_content_type_says(content_type: str | None) -> None:
+@pytest.mark.parametrize(
+    "content_type", [None, "application/x-www-form-urlencoded", "application/octet-stream"]
+)
+def test_what_is_no_json_is_refused_whatever_the_content_type_says(
+    content_type: str | None,
+) -> None:
     with pytest.raises(MalformedRequest, match="not JSON"):
         lmi.read(b"inputs=hi", content_type, MODEL)
 
@@ -348,23 +421,37 @@ def test_tgi_compat_gives_details_unless_they_are_refused() -> None:
 
 
 def test_the_form_of_the_answer_is_known_before_a_parameter_is_refused() -> None:
-    body = b'{"inputs": "hi", "stream": true, "parameters": {"top_p": 7, "output_formatter": "sse"}}'
+    body = (
+        b'{"inputs": "hi", "stream": true, "parameters": {"top_p": 7, "output_formatter": "sse"}}'
+    )
     message = lmi.read(body, None, MODEL)
     assert message.format.output_format is S
     with pytest.raises(InvalidParameter):
         lmi.parse(message)
 
 
-SCALARS = st.none() | st.booleans() | st.integers(-(2**65), 2**65) | st.floats(allow_nan=False, allow_infinity=False)
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**65), 2**65)
+    | st.floats(allow_nan=False, allow_infinity=False)
+)
 VALUES: Any = st.recursive(
     SCALARS | st.text(st.characters(exclude_categories=["Cs"]), max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
     max_leaves=5,
 )
-NAMES = st.sampled_from(sorted(lmi.PARAMETERS)) | st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
-PARAMETERS = st.dictionaries(NAMES, VALUES | st.integers(0, 20) | st.floats(0, 1) | st.booleans(), max_size=8)
+NAMES = st.sampled_from(sorted(lmi.PARAMETERS)) | st.text(
+    st.characters(exclude_categories=["Cs"]), max_size=5
+)
+PARAMETERS = st.dictionaries(
+    NAMES, VALUES | st.integers(0, 20) | st.floats(0, 1) | st.booleans(), max_size=8
+)
 BODIES = st.fixed_dictionaries(
-    {"inputs": st.just("hi") | VALUES}, optional={"parameters": PARAMETERS | VALUES, "stream": st.booleans() | VALUES}
+    {"inputs": st.just("hi") | VALUES},
+    optional={"parameters": PARAMETERS | VALUES, "stream": st.booleans() | VALUES},
 )
 
 
@@ -390,5 +477,9 @@ def test_a_value_nested_deeper_than_python_prints_is_refused_like_any_other(name
     for parameter in lmi.PARAMETERS:
         with pytest.raises(InvalidParameter):
             lmi.parse(
-                lmi.read(b'{"inputs": "hi", "parameters": {"%b": %b}}' % (parameter.encode(), nested), None, MODEL)
+                lmi.read(
+                    b'{"inputs": "hi", "parameters": {"%b": %b}}' % (parameter.encode(), nested),
+                    None,
+                    MODEL,
+                )
             )

@@ -20,7 +20,10 @@ ANSWERS: dict[str, tuple[str, list[AnswerPart]]] = {
         [Thought("I <see>."), Text("Yes.")],
     ),
     "a call": (
-        f'{THOUGHT}{START}assistant{CHANNEL}commentary to=functions.f {CONSTRAIN}json{MESSAGE}{{"a": 1}}<|call|>',
+        (
+            f"{THOUGHT}{START}assistant{CHANNEL}commentary to=functions.f "
+            f'{CONSTRAIN}json{MESSAGE}{{"a": 1}}<|call|>'
+        ),
         [Thought("I <see>."), *CALLED],
     ),
     "a function beside the role": (
@@ -33,7 +36,10 @@ ANSWERS: dict[str, tuple[str, list[AnswerPart]]] = {
         [Text("I look."), *CALLED],
     ),
     "text behind a call": (
-        f'{CHANNEL}commentary to=functions.f{MESSAGE}{{"a": 1}}<|call|>{START}assistant{CHANNEL}final{MESSAGE}So.',
+        (
+            f'{CHANNEL}commentary to=functions.f{MESSAGE}{{"a": '
+            f"1}}<|call|>{START}assistant{CHANNEL}final{MESSAGE}So."
+        ),
         [*CALLED, Text("So.")],
     ),
     "cut in a thought": (f"{CHANNEL}analysis{MESSAGE}I s", [Thought("I s")]),
@@ -47,9 +53,16 @@ ANSWERS: dict[str, tuple[str, list[AnswerPart]]] = {
 def read(pieces: list[str], *, has_tools: bool = True) -> list[AnswerPart]:
     reader = AnswerParts(partial(harmony, has_tools=has_tools), {})
     whole: list[AnswerPart] = []
-    for part in [part for piece in pieces for part in reader.feed(piece)] + reader.feed("", AnswerEnd.EOS_TOKEN):
+    for part in [part for piece in pieces for part in reader.feed(piece)] + reader.feed(
+        "", AnswerEnd.EOS_TOKEN
+    ):
         last = whole[-1] if whole else None
-        if isinstance(part, ToolCall) or last is None or isinstance(last, ToolCall) or type(part) is not type(last):
+        if (
+            isinstance(part, ToolCall)
+            or last is None
+            or isinstance(last, ToolCall)
+            or type(part) is not type(last)
+        ):
             whole.append(part)
         else:
             whole[-1] = type(last)(last.text + part.text)
@@ -62,7 +75,13 @@ def test_an_answer_has_the_same_parts_whole_and_by_single_characters(name: str) 
     assert read([answer]) == read(list(answer)) == parts
 
 
-@given(st.lists(st.sampled_from([START, CHANNEL, MESSAGE, CONSTRAIN, *ENDS, "analysis", "to=functions.f", "<|", "a"])))
+@given(
+    st.lists(
+        st.sampled_from(
+            [START, CHANNEL, MESSAGE, CONSTRAIN, *ENDS, "analysis", "to=functions.f", "<|", "a"]
+        )
+    )
+)
 def test_where_the_text_is_cut_makes_no_difference(pieces: list[str]) -> None:
     assert read(pieces) == read(["".join(pieces)]) == read(list("".join(pieces)))
 

@@ -22,12 +22,20 @@ def url(file: bytes, media_type: str = "image/png") -> str:
 
 
 def chat(*parts: object, role: str = "user") -> Chat:
-    body = {"messages": [{"role": role, "tool_call_id": "c", "content": [{"type": "text", "text": "a"}, *parts]}]}
-    message = chat_schema.read(json.dumps(body).encode(), None, ModelConfig(path="demo", name="demo"))
+    body = {
+        "messages": [
+            {"role": role, "tool_call_id": "c", "content": [{"type": "text", "text": "a"}, *parts]}
+        ]
+    }
+    message = chat_schema.read(
+        json.dumps(body).encode(), None, ModelConfig(path="demo", name="demo")
+    )
     parsed = chat_schema.parse(message)
     found = parsed.request.chat
     assert found is not None
-    assert parsed.format.field_names == {f"images[{n}]": image.place for n, image in enumerate(found.images)}
+    assert parsed.format.field_names == {
+        f"images[{n}]": image.place for n, image in enumerate(found.images)
+    }
     return found
 
 
@@ -54,18 +62,36 @@ def test_texts_and_images_keep_their_order(role: str) -> None:
         ({"image_url": {"url": "file:///etc/passwd"}}, "fetches no image"),
         ({"image_url": {"url": 5}}, f"{PLACE}.image_url.url must be a data URL, given 5"),
         ({"image_url": {"url": "data:image/png,abc"}}, "in base64, given 'data:image/png'"),
-        ({"image_url": {"url": url(PNG, "image/svg+xml")}}, "must be a data URL of one of image/png, image/jpeg,"),
-        ({"image_url": {"url": "data:image/png;base64,a?b="}}, f"{PLACE}.image_url.url must be base64 ("),
+        (
+            {"image_url": {"url": url(PNG, "image/svg+xml")}},
+            "must be a data URL of one of image/png, image/jpeg,",
+        ),
+        (
+            {"image_url": {"url": "data:image/png;base64,a?b="}},
+            f"{PLACE}.image_url.url must be base64 (",
+        ),
         ({"image_url": {"url": "data:image/png;base64,é"}}, "must be base64 ("),
         (
             {"image_url": {"url": url(b"<svg/>")}},
             "must be a file of one of image/png, image/jpeg, image/gif, image/webp",
         ),
         ({"image_url": url(PNG)[:-2]}, f"{PLACE}.image_url must be base64 ("),
-        ({"type": "input_image", "file_id": "f"}, f"{PLACE}.file_id is not supported here: no files are stored here"),
-        ({"type": "image", "source": {"type": "url", "url": "http://a"}}, f"{PLACE}.source.type is not supported here"),
-        ({"type": "image", "source": {"type": "base64", "media_type": "a", "data": ""}}, f"{PLACE}.source.media_type"),
-        ({"type": "image", "source": {"type": "base64", "media_type": "image/png"}}, f"{PLACE}.source.data must be"),
+        (
+            {"type": "input_image", "file_id": "f"},
+            f"{PLACE}.file_id is not supported here: no files are stored here",
+        ),
+        (
+            {"type": "image", "source": {"type": "url", "url": "http://a"}},
+            f"{PLACE}.source.type is not supported here",
+        ),
+        (
+            {"type": "image", "source": {"type": "base64", "media_type": "a", "data": ""}},
+            f"{PLACE}.source.media_type",
+        ),
+        (
+            {"type": "image", "source": {"type": "base64", "media_type": "image/png"}},
+            f"{PLACE}.source.data must be",
+        ),
     ],
 )
 def test_what_is_no_image_is_refused_by_its_place(part: dict[str, Any], words: str) -> None:
@@ -76,7 +102,9 @@ def test_what_is_no_image_is_refused_by_its_place(part: dict[str, Any], words: s
 
 @pytest.mark.parametrize("role", ["system", "assistant"])
 def test_only_a_user_and_a_tool_show_images(role: str) -> None:
-    with pytest.raises(InvalidRequest, match="messages are text alone, given a part of type 'image_url'"):
+    with pytest.raises(
+        InvalidRequest, match="messages are text alone, given a part of type 'image_url'"
+    ):
         chat({"type": "image_url", "image_url": {"url": url(PNG)}}, role=role)
 
 
@@ -85,4 +113,7 @@ def test_an_image_of_megabytes_is_no_heap_of_small_values(part: str) -> None:
     file = PNG + bytes(3 << 20)
     source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(file).decode()}
     shown = {"image_url": {"url": url(file)}, "input_image": url(file), "image": source}[part]
-    assert chat({"type": part, "source" if part == "image" else "image_url": shown}).images[0].data == file
+    assert (
+        chat({"type": part, "source" if part == "image" else "image_url": shown}).images[0].data
+        == file
+    )

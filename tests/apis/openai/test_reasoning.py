@@ -36,8 +36,13 @@ def reasoning(prompt: str = "", form: str = "think") -> AnswerParts:
 
 def split(prompt: str, pieces: list[str]) -> tuple[str, str]:
     reader = reasoning(prompt)
-    parts = [part for piece in pieces for part in reader.feed(piece)] + reader.feed("", AnswerEnd.EOS_TOKEN)
-    texts = {kind: "".join(part.text for part in parts if isinstance(part, kind)) for kind in (Thought, Text)}
+    parts = [part for piece in pieces for part in reader.feed(piece)] + reader.feed(
+        "", AnswerEnd.EOS_TOKEN
+    )
+    texts = {
+        kind: "".join(part.text for part in parts if isinstance(part, kind))
+        for kind in (Thought, Text)
+    }
     return texts[Thought], texts[Text]
 
 
@@ -51,12 +56,18 @@ def test_an_answer_is_parted_whole_and_by_single_characters(name: str) -> None:
 @pytest.mark.parametrize("form", THOUGHT_MARKS)
 def test_each_form_has_its_own_marks(form: str) -> None:
     opening, closing = THOUGHT_MARKS[form]
-    assert reasoning(f"<|assistant|>{opening}", form).feed(f"a <b>{closing}c") == [Thought("a <b>"), Text("c")]
+    assert reasoning(f"<|assistant|>{opening}", form).feed(f"a <b>{closing}c") == [
+        Thought("a <b>"),
+        Text("c"),
+    ]
     others = {"openai", "none"}  # of the former is tests/apis/openai/test_harmony.py
     assert set(THOUGHT_MARKS) == set(REASONING_FORMS) - others
 
 
-@given(st.lists(st.sampled_from(["<think>", "</think>", "<", "/", "think>", " ", "\n", "a"])), st.booleans())
+@given(
+    st.lists(st.sampled_from(["<think>", "</think>", "<", "/", "think>", " ", "\n", "a"])),
+    st.booleans(),
+)
 def test_where_the_text_is_cut_makes_no_difference(pieces: list[str], is_opened: bool) -> None:
     prompt, answer = "<think>" * is_opened, "".join(pieces)
     assert split(prompt, pieces) == split(prompt, [answer]) == split(prompt, list(answer))

@@ -1,4 +1,6 @@
-"""Bodies of the OpenAI API become requests: defaults, names, guides, tools, messages, and every refusal."""
+"""Bodies of the OpenAI API become requests: defaults, names, guides, tools, messages, and every
+refusal.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def chat(model: ModelConfig = MODEL, /, **fields: Any) -> Parsed[openai.OpenAIFo
 
 def test_the_least_completion_has_openai_s_defaults() -> None:
     parsed = completion()
-    assert parsed.requests == (GenerationRequest(prompt="Once", max_new_tokens=16, sampling=SamplingConfig()),)
+    assert parsed.requests == (
+        GenerationRequest(prompt="Once", max_new_tokens=16, sampling=SamplingConfig()),
+    )
     assert not parsed.request.sampling.is_greedy
     assert parsed.format.model == "demo" and parsed.ignored == ()
 
@@ -73,7 +77,9 @@ SAMPLING: list[tuple[str, Any, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("name", "value", "expected"), SAMPLING)
-def test_sampling_is_told_in_the_contract_s_words(name: str, value: Any, expected: dict[str, Any]) -> None:
+def test_sampling_is_told_in_the_contract_s_words(
+    name: str, value: Any, expected: dict[str, Any]
+) -> None:
     assert completion(**{name: value}).request.sampling == SamplingConfig(**expected)
     assert chat(**{name: value}).request.sampling == SamplingConfig(**expected)
 
@@ -99,13 +105,17 @@ FIELDS: list[tuple[str, Any, str, Any]] = [
 
 
 @pytest.mark.parametrize(("name", "value", "field", "expected"), FIELDS)
-def test_a_field_is_told_in_the_request_s_words(name: str, value: Any, field: str, expected: Any) -> None:
+def test_a_field_is_told_in_the_request_s_words(
+    name: str, value: Any, field: str, expected: Any
+) -> None:
     assert getattr(completion(**{name: value}).request, field) == expected
     assert getattr(chat(**{name: value}).request, field) == expected
 
 
 def schema_of(guide: GuidedDecodingParams | None) -> Any:
-    assert guide is not None and guide.guide_type is GuideType.JSON_SCHEMA and guide.guide is not None
+    assert (
+        guide is not None and guide.guide_type is GuideType.JSON_SCHEMA and guide.guide is not None
+    )
     return json.loads(guide.guide)
 
 
@@ -116,19 +126,46 @@ GUIDES: list[tuple[dict[str, Any], GuidedDecodingParams | None]] = [
     ({"guided_regex": "a+"}, GuidedDecodingParams(GuideType.REGEX, "a+")),
     ({"structured_outputs": {"regex": "a+"}}, GuidedDecodingParams(GuideType.REGEX, "a+")),
     ({"guided_choice": ["a b", "c.d|e"]}, GuidedDecodingParams(GuideType.REGEX, r"a b|c\.d\|e")),
-    ({"guided_grammar": 'root ::= "a"'}, GuidedDecodingParams(GuideType.EBNF_GRAMMAR, 'root ::= "a"')),
-    ({"guided_json": {"type": "string"}}, GuidedDecodingParams(GuideType.JSON_SCHEMA, '{"type":"string"}')),
-    ({"guided_json": '{"type": "string"}'}, GuidedDecodingParams(GuideType.JSON_SCHEMA, '{"type":"string"}')),
     (
-        {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "null"}}}},
+        {"guided_grammar": 'root ::= "a"'},
+        GuidedDecodingParams(GuideType.EBNF_GRAMMAR, 'root ::= "a"'),
+    ),
+    (
+        {"guided_json": {"type": "string"}},
+        GuidedDecodingParams(GuideType.JSON_SCHEMA, '{"type":"string"}'),
+    ),
+    (
+        {"guided_json": '{"type": "string"}'},
+        GuidedDecodingParams(GuideType.JSON_SCHEMA, '{"type":"string"}'),
+    ),
+    (
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "n", "schema": {"type": "null"}},
+            }
+        },
         GuidedDecodingParams(GuideType.JSON_SCHEMA, '{"type":"null"}'),
     ),
     *(
-        ({"response_format": {"type": kind, "value": value}}, GuidedDecodingParams(GuideType.JSON_SCHEMA, '{"a":1}'))
-        for kind, value in (("json_object", {"a": 1}), ("json", '{"a": 1}'), ("json_schema", {"schema": {"a": 1}}))
+        (
+            {"response_format": {"type": kind, "value": value}},
+            GuidedDecodingParams(GuideType.JSON_SCHEMA, '{"a":1}'),
+        )
+        for kind, value in (
+            ("json_object", {"a": 1}),
+            ("json", '{"a": 1}'),
+            ("json_schema", {"schema": {"a": 1}}),
+        )
     ),
-    ({"response_format": {"type": "regex", "value": "a+"}}, GuidedDecodingParams(GuideType.REGEX, "a+")),
-    ({"response_format": {"type": "json_object", "value": None}}, GuidedDecodingParams(GuideType.JSON)),
+    (
+        {"response_format": {"type": "regex", "value": "a+"}},
+        GuidedDecodingParams(GuideType.REGEX, "a+"),
+    ),
+    (
+        {"response_format": {"type": "json_object", "value": None}},
+        GuidedDecodingParams(GuideType.JSON),
+    ),
 ]
 
 
@@ -154,14 +191,26 @@ def test_no_tools_are_shown_to_a_model_that_may_call_none() -> None:
 
 
 def test_a_named_function_guides_the_answer_by_its_parameters() -> None:
-    parsed = chat(ModelConfig(path="demo", name="demo", reasoning_parser="think"), tools=[TOOL], tool_choice=NAMED)
+    parsed = chat(
+        ModelConfig(path="demo", name="demo", reasoning_parser="think"),
+        tools=[TOOL],
+        tool_choice=NAMED,
+    )
     assert schema_of(parsed.request.guided_decoding) == PARAMETERS
-    assert (parsed.format.function, parsed.format.tool_calls, parsed.format.reasoning) == ("f", None, None)
+    assert (parsed.format.function, parsed.format.tool_calls, parsed.format.reasoning) == (
+        "f",
+        None,
+        None,
+    )
 
 
 @pytest.mark.parametrize("ask", [chat, completion])
-def test_what_the_options_of_a_stream_do_not_know_is_told(ask: Callable[..., Parsed[openai.OpenAIFormat]]) -> None:
-    parsed = ask(stream=True, stream_options={"include_usage": True, "include_obfuscation": False, "pace": 5})
+def test_what_the_options_of_a_stream_do_not_know_is_told(
+    ask: Callable[..., Parsed[openai.OpenAIFormat]],
+) -> None:
+    parsed = ask(
+        stream=True, stream_options={"include_usage": True, "include_obfuscation": False, "pace": 5}
+    )
     assert parsed.ignored == ("stream_options.'pace': unknown",)
     assert ask(stream_options={}).ignored == ask(stream_options=None).ignored == ()
 
@@ -169,13 +218,17 @@ def test_what_the_options_of_a_stream_do_not_know_is_told(ask: Callable[..., Par
 def test_a_named_function_may_be_its_bare_name_as_at_tgi() -> None:
     bare, named = (chat(tools=[TOOL], tool_choice=choice) for choice in ("f", NAMED))
     assert (bare.request, bare.format.function) == (named.request, "f")
-    with pytest.raises(InvalidRequest, match="auto, none, required or the name of one of tools, given 'g'"):
+    with pytest.raises(
+        InvalidRequest, match="auto, none, required or the name of one of tools, given 'g'"
+    ):
         chat(tools=[TOOL], tool_choice="g")
 
 
 def test_a_function_may_have_the_name_of_a_mode() -> None:
     tools = [{"type": "function", "function": {"name": "auto"}}]
-    assert (free := chat(tools=tools)).format.function is None and free.request.guided_decoding is None
+    assert (
+        free := chat(tools=tools)
+    ).format.function is None and free.request.guided_decoding is None
     choice = {"type": "function", "function": {"name": "auto"}}
     assert chat(tools=tools, tool_choice=choice).format.function == "auto"
     assert chat(tools=tools, tool_choice="auto").format.function is None
@@ -190,7 +243,10 @@ def test_a_required_call_guides_the_answer_by_a_list_of_calls() -> None:
     assert (schema["type"], schema["minItems"], schema["maxItems"]) == ("array", 1, 1)
     assert schema["$defs"] == {"X": {"type": "null"}}
     first, second = schema["items"]["anyOf"]
-    assert first["properties"] == {"name": {"type": "string", "enum": ["f"]}, "arguments": PARAMETERS}
+    assert first["properties"] == {
+        "name": {"type": "string", "enum": ["f"]},
+        "arguments": PARAMETERS,
+    }
     assert second["properties"]["arguments"] == {"type": "object", "properties": wanted}
     assert parsed.format.is_forced and parsed.format.function is None
 
@@ -199,7 +255,10 @@ def test_messages_are_told_as_templates_know_them() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
     parsed = chat(
         messages=[
-            {"role": "developer", "content": [{"type": "text", "text": "Be"}, {"type": "text", "text": "brief"}]},
+            {
+                "role": "developer",
+                "content": [{"type": "text", "text": "Be"}, {"type": "text", "text": "brief"}],
+            },
             {"role": "user", "content": "Hi", "name": "Bo", "unknown": 1},
             {"role": "assistant", "content": None, "tool_calls": [call]},
             {"role": "tool", "tool_call_id": "1", "content": "2"},
@@ -233,36 +292,57 @@ def test_prompts_of_every_form_are_requests_of_their_own() -> None:
     assert [request.prompt for request in completion(prompt=["a", "b"]).requests] == ["a", "b"]
     assert completion(prompt=[1, 2]).request.prompt_token_ids == (1, 2)
     mixed = completion(prompt=["a", [3]], n=2, best_of=3)
-    assert [(request.prompt, request.prompt_token_ids) for request in mixed.requests] == [("a", None), ("", (3,))]
+    assert [(request.prompt, request.prompt_token_ids) for request in mixed.requests] == [
+        ("a", None),
+        ("", (3,)),
+    ]
     assert {request.num_sequences for request in mixed.requests} == {3}
-    assert all(request.needs_log_probs for request in mixed.requests) and mixed.format.num_choices == 2
+    assert (
+        all(request.needs_log_probs for request in mixed.requests) and mixed.format.num_choices == 2
+    )
 
 
 def test_echo_asks_for_the_prompt_s_log_probs_with_the_answer_s_alone() -> None:
     assert completion(echo=True).request.num_prompt_log_probs is None
     request = completion(echo=True, logprobs=2, max_tokens=0).request
-    assert (request.num_prompt_log_probs, request.num_top_log_probs, request.max_new_tokens) == (2, 2, 1)
+    assert (request.num_prompt_log_probs, request.num_top_log_probs, request.max_new_tokens) == (
+        2,
+        2,
+        1,
+    )
     assert request.prefill_details and request.return_full_text
 
 
 def test_log_probs_of_a_completion_may_be_asked_for_as_those_of_a_chat() -> None:
     assert completion(logprobs=True) == completion(logprobs=1)
     assert completion(logprobs=False) == completion()
-    assert completion(logprobs=0).format.has_log_probs and not completion(logprobs=0).request.num_top_log_probs
+    assert (
+        completion(logprobs=0).format.has_log_probs
+        and not completion(logprobs=0).request.num_top_log_probs
+    )
 
 
 def test_what_has_no_effect_is_taken() -> None:
     parsed = chat(
-        user="u", metadata={"a": "b"}, store=True, service_tier="auto", max_tokens=None, use_beam_search=False
+        user="u",
+        metadata={"a": "b"},
+        store=True,
+        service_tier="auto",
+        max_tokens=None,
+        use_beam_search=False,
     )
     assert parsed.ignored == ()
     assert completion(frobnicate=1, nothing=None).ignored == ("'frobnicate': unknown",)
 
 
 @pytest.mark.parametrize("ask", [chat, completion])
-def test_a_beam_search_is_asked_for_as_vllms_clients_do(ask: Callable[..., Parsed[openai.OpenAIFormat]]) -> None:
+def test_a_beam_search_is_asked_for_as_vllms_clients_do(
+    ask: Callable[..., Parsed[openai.OpenAIFormat]],
+) -> None:
     sampled = {"temperature": 0.5, "top_k": 5}
-    parsed = ask(use_beam_search=True, n=3, length_penalty=0.5, early_stopping=True, top_p=1, **sampled)
+    parsed = ask(
+        use_beam_search=True, n=3, length_penalty=0.5, early_stopping=True, top_p=1, **sampled
+    )
     search = SamplingConfig(3, num_return_sequences=3, length_penalty=0.5, early_stopping=1)
     assert (parsed.request.sampling, parsed.format.num_choices) == (search, 3)
     assert parsed.ignored == tuple(f"{name}: no effect in beam search" for name in sampled)
@@ -280,13 +360,21 @@ def test_best_of_is_the_width_of_a_search_and_n_the_number_of_its_choices() -> N
 
 
 def test_a_search_of_one_beam_is_greedy_and_may_be_streamed() -> None:
-    assert completion(use_beam_search=True, stream=True).request == completion(temperature=0, stream=True).request
+    assert (
+        completion(use_beam_search=True, stream=True).request
+        == completion(temperature=0, stream=True).request
+    )
 
 
 def test_without_a_search_its_fields_have_no_effect() -> None:
     parsed = chat(length_penalty=2, early_stopping=True)
-    assert parsed.request == chat(length_penalty=1.0, early_stopping=False).request == chat().request
-    assert parsed.ignored == ("length_penalty: no effect without beams", "early_stopping: no effect without beams")
+    assert (
+        parsed.request == chat(length_penalty=1.0, early_stopping=False).request == chat().request
+    )
+    assert parsed.ignored == (
+        "length_penalty: no effect without beams",
+        "early_stopping: no effect without beams",
+    )
     assert chat(length_penalty=1.0, early_stopping=False).ignored == ()
 
 
@@ -305,9 +393,18 @@ REFUSED_BY_BOTH: list[tuple[dict[str, Any], str]] = [
     ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
     ({"response_format": {"type": "regex", "value": 5}}, r"response_format\.value"),
     ({"response_format": {"type": "text", "value": {}}}, r"response_format\.type"),
-    ({"response_format": {"type": "json_object", "value": {}, "strict": True}}, "of type and value alone, .*strict"),
-    ({"response_format": {"type": "json_object", "schema": {}}}, "response_format must be an object of type alone"),
-    ({"response_format": {"type": "json_schema", "json_schema": {"type": "object"}}}, "schema and strict alone"),
+    (
+        {"response_format": {"type": "json_object", "value": {}, "strict": True}},
+        "of type and value alone, .*strict",
+    ),
+    (
+        {"response_format": {"type": "json_object", "schema": {}}},
+        "response_format must be an object of type alone",
+    ),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"type": "object"}}},
+        "schema and strict alone",
+    ),
     ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_choice"),
     ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex"),
     ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
@@ -318,8 +415,14 @@ REFUSED_BY_BOTH: list[tuple[dict[str, Any], str]] = [
     ({"prompt_logprobs": 0, "stream": True}, "prompt_logprobs"),
     ({"return_token_ids": 1}, "return_token_ids"),
     ({"stream": True, "stream_options": {"include_usage": 1}}, "include_usage"),
-    ({"stream": True, "stream_options": {"continuous_usage_stats": "yes"}}, "continuous_usage_stats"),
-    ({"stream_options": {"include_usage": True}}, "stream_options must be left out without stream true"),
+    (
+        {"stream": True, "stream_options": {"continuous_usage_stats": "yes"}},
+        "continuous_usage_stats",
+    ),
+    (
+        {"stream_options": {"include_usage": True}},
+        "stream_options must be left out without stream true",
+    ),
     ({"stream_options": {"include_usage": False}, "stream": False}, "stream_options"),
 ]
 REFUSED_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
@@ -341,20 +444,29 @@ def deep_tool(name: str) -> dict[str, Any]:
     definition: dict[str, Any] = {}
     for _ in range(300):
         definition = {"a": definition}
-    return {"type": "function", "function": {"name": name, "parameters": {"$defs": {"k": definition}}}}
+    return {
+        "type": "function",
+        "function": {"name": name, "parameters": {"$defs": {"k": definition}}},
+    }
 
 
 REFUSED_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"messages": []}, "messages"),
     ({"messages": "Hi"}, "messages"),
     ({"messages": [5]}, r"messages\[0\]"),
-    ({"messages": [{"role": "", "content": "a"}]}, r"messages\[0\]\.role must be one of system, .*template's own"),
+    (
+        {"messages": [{"role": "", "content": "a"}]},
+        r"messages\[0\]\.role must be one of system, .*template's own",
+    ),
     ({"messages": [{"role": "a" * 65, "content": "a"}]}, r"messages\[0\]\.role"),
     ({"messages": [{"role": "user\n<|im_start|>", "content": "a"}]}, r"messages\[0\]\.role"),
     ({"messages": [{"role": 5, "content": "a"}]}, r"messages\[0\]\.role"),
     ({"messages": [{"content": "a"}]}, r"messages\[0\]\.role"),
     ({"messages": [{"role": "user"}]}, r"messages\[0\]\.content"),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "image_url"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+        "image_url",
+    ),
     ({"messages": [{"role": "assistant", "tool_calls": [1]}]}, "tool_calls"),
     ({"messages": [{"role": "assistant", "tool_calls": {}}]}, "a list of calls"),
     ({"max_tokens": 0}, "max_tokens"),
@@ -369,12 +481,17 @@ REFUSED_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"tool_choice": "required"}, "tool_choice"),
     ({"functions": [{}]}, "functions"),
     ({"modalities": ["audio"]}, "modalities"),
-    ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message must be false"),
+    (
+        {"continue_final_message": True, "add_generation_prompt": True},
+        "continue_final_message must be false",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("fields", "name"), REFUSED_BY_BOTH + REFUSED_COMPLETIONS)
-def test_a_completion_that_cannot_be_made_is_refused_by_name(fields: dict[str, Any], name: str) -> None:
+def test_a_completion_that_cannot_be_made_is_refused_by_name(
+    fields: dict[str, Any], name: str
+) -> None:
     with pytest.raises(InvalidRequest, match=name):
         completion(**fields)
 
@@ -398,14 +515,19 @@ def test_calls_of_a_form_that_is_not_read_stay_text() -> None:
 
 def test_two_definitions_of_one_name_are_refused() -> None:
     tools = [
-        {"type": "function", "function": {"name": name, "parameters": {"$defs": {"X": {"type": kind}}}}}
+        {
+            "type": "function",
+            "function": {"name": name, "parameters": {"$defs": {"X": {"type": kind}}}},
+        }
         for name, kind in (("f", "null"), ("g", "string"))
     ]
     with pytest.raises(InvalidParameter, match="two definitions"):
         chat(tools=tools, tool_choice="required")
 
 
-def test_the_names_within_the_schema_of_a_tool_are_resolved_before_the_tools_come_together() -> None:
+def test_the_names_within_the_schema_of_a_tool_are_resolved_before_the_tools_come_together() -> (
+    None
+):
     parameters = {
         "$id": "https://example.com/f",
         "properties": {"a": {"$ref": "https://example.com/f#named"}},
@@ -420,7 +542,10 @@ def test_the_names_within_the_schema_of_a_tool_are_resolved_before_the_tools_com
 
 def test_large_texts_are_taken_and_many_small_values_are_not() -> None:
     text = "a" * (MAX_VALUES_BYTES + 1)
-    large = [{"role": "user", "content": text}, {"role": "user", "content": [{"type": "text", "text": text}]}]
+    large = [
+        {"role": "user", "content": text},
+        {"role": "user", "content": [{"type": "text", "text": text}]},
+    ]
     assert chat(messages=large).request.chat is not None
     assert completion(prompt=text).request.prompt == text
     with pytest.raises(MalformedRequest, match="all but the texts"):
@@ -430,11 +555,19 @@ def test_large_texts_are_taken_and_many_small_values_are_not() -> None:
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
     max_leaves=5,
 )
-HALF_RIGHT = st.sampled_from([[USER], "a", [1], [TOOL], NAMED, {"type": "json_schema"}, {"function": {}}, {"json": {}}])
+HALF_RIGHT = st.sampled_from(
+    [[USER], "a", [1], [TOOL], NAMED, {"type": "json_schema"}, {"function": {}}, {"json": {}}]
+)
 NAMES = sorted({*openai.COMPLETION, *openai_chat.CHAT, *openai_chat.CANNOT_CHAT})
 
 
@@ -460,7 +593,9 @@ def test_any_json_is_a_request_or_a_clear_error(fields: dict[str, Any]) -> None:
         ({"reasoning": "", "reasoning_content": ""}, None),
     ],
 )
-def test_the_thoughts_of_an_earlier_answer_have_either_name(fields: dict[str, Any], thought: str | None) -> None:
+def test_the_thoughts_of_an_earlier_answer_have_either_name(
+    fields: dict[str, Any], thought: str | None
+) -> None:
     parsed = chat(messages=[{"role": "assistant", "content": "Yes", **fields}, USER])
 
     assert parsed.request.chat is not None
@@ -477,11 +612,19 @@ def test_thoughts_that_are_no_text_are_refused_by_their_name() -> None:
     "empty",
     [
         {"tool_calls": []},
-        {"tool_calls": None, "function_call": None, "refusal": None, "audio": None, "annotations": []},
+        {
+            "tool_calls": None,
+            "function_call": None,
+            "refusal": None,
+            "audio": None,
+            "annotations": [],
+        },
         {"name": "", "tool_call_id": "", "reasoning": "", "reasoning_content": ""},
     ],
 )
-def test_what_is_empty_in_an_earlier_answer_does_not_reach_the_template(empty: dict[str, Any]) -> None:
+def test_what_is_empty_in_an_earlier_answer_does_not_reach_the_template(
+    empty: dict[str, Any],
+) -> None:
     parsed = chat(messages=[{"role": "assistant", "content": "Yes", **empty}, USER])
 
     assert parsed.request.chat is not None

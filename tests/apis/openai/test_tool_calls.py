@@ -17,7 +17,11 @@ CALL = '{"name": "f", "arguments": {"a": [1, {"b": "}"}]}}'
 ARGUMENTS = '{"a": [1, {"b": "}"}]}'
 F = [ToolCall("f"), Arguments(ARGUMENTS)]
 
-TYPES = {"a": {"type": "integer"}, "b": {"anyOf": [{"type": "object"}, {"type": "null"}]}, "s": {"type": "string"}}
+TYPES = {
+    "a": {"type": "integer"},
+    "b": {"anyOf": [{"type": "object"}, {"type": "null"}]},
+    "s": {"type": "string"},
+}
 TOOLS = {"f": {"type": "function", "function": {"name": "f", "parameters": {"properties": TYPES}}}}
 TYPED = [ToolCall("f"), Arguments('{"a": 1, "b": {"c": [2]}, "s": "1\\n2", "x": "3"}')]
 G = [ToolCall("g"), Arguments("{}")]
@@ -27,19 +31,43 @@ ANSWERS: dict[str, tuple[str, str, list[AnswerPart]]] = {
     "one call": ("hermes", f"<tool_call>\n{CALL}\n</tool_call>", [*F]),
     "text before": ("hermes", f"I look. \n<tool_call>{CALL}</tool_call>\n", [Text("I look."), *F]),
     "text behind": ("hermes", f"<tool_call>{CALL}</tool_call> done ", [*F, Text("done ")]),
-    "two calls": ("hermes", f"<tool_call>{CALL}</tool_call>\n<tool_call>{CALL}</tool_call>", [*F, *F]),
+    "two calls": (
+        "hermes",
+        f"<tool_call>{CALL}</tool_call>\n<tool_call>{CALL}</tool_call>",
+        [*F, *F],
+    ),
     "two calls without an end": ("hermes", f"<tool_call>{CALL}<tool_call>{CALL}", [*F, *F]),
-    "arguments first": ("hermes", '<tool_call>{"arguments": {"x": 1} , "name": "g"}</tool_call>', None),
-    "escapes": ("hermes", r'<tool_call>{"name": "f", "arguments": {"a": "\"}\\"}}</tool_call>', None),
+    "arguments first": (
+        "hermes",
+        '<tool_call>{"arguments": {"x": 1} , "name": "g"}</tool_call>',
+        None,
+    ),
+    "escapes": (
+        "hermes",
+        r'<tool_call>{"name": "f", "arguments": {"a": "\"}\\"}}</tool_call>',
+        None,
+    ),
     "a name of escapes": (
         "hermes",
         r'<tool_call>{"name": "\u0066", "arguments": {}}',
         [ToolCall("f"), Arguments("{}")],
     ),
-    "cut in the arguments": ("hermes", '<tool_call>{"name": "f", "arguments": {"a', [ToolCall("f"), Arguments('{"a')]),
-    "cut in the name": ("hermes", 'x <tool_call>{"name": "f', [Text("x"), Text(' <tool_call>{"name": "f')]),
+    "cut in the arguments": (
+        "hermes",
+        '<tool_call>{"name": "f", "arguments": {"a',
+        [ToolCall("f"), Arguments('{"a')],
+    ),
+    "cut in the name": (
+        "hermes",
+        'x <tool_call>{"name": "f',
+        [Text("x"), Text(' <tool_call>{"name": "f')],
+    ),
     "cut in the mark": ("hermes", "x <tool_c", [Text("x"), Text(" <tool_c")]),
-    "no call behind a word": ("hermes", "said <tool_call>{}", [Text("said"), Text(" <tool_call>{}")]),
+    "no call behind a word": (
+        "hermes",
+        "said <tool_call>{}",
+        [Text("said"), Text(" <tool_call>{}")],
+    ),
     "no object": ("hermes", "<tool_call>f(1)</tool_call>", [Text("<tool_call>f(1)</tool_call>")]),
     "no arguments": ("hermes", '<tool_call>{"name": "f"} x', [Text('<tool_call>{"name": "f"} x')]),
     "arguments that are no object": (
@@ -52,13 +80,33 @@ ANSWERS: dict[str, tuple[str, str, list[AnswerPart]]] = {
         '<tool_call>{"name": "f", "arguments": ["{"]} y',
         [Text('<tool_call>{"name": "f", "arguments": ["{"]} y')],
     ),
-    "a list where one call is due": ("hermes", '<tool_call>["name"] x', [Text('<tool_call>["name"] x')]),
-    "a key that is no JSON": ("hermes", r'<tool_call>{"\x": 1} y', [Text(r'<tool_call>{"\x": 1} y')]),
-    "a list of other objects": ("jamba", '<tool_calls>[{"a": 1}] x', [Text('<tool_calls>[{"a": 1}] x')]),
-    "another object behind a call": ("jamba", f'<tool_calls>[{CALL}, {{"a": 1}}] x', [*F, Text('{"a": 1}] x')]),
+    "a list where one call is due": (
+        "hermes",
+        '<tool_call>["name"] x',
+        [Text('<tool_call>["name"] x')],
+    ),
+    "a key that is no JSON": (
+        "hermes",
+        r'<tool_call>{"\x": 1} y',
+        [Text(r'<tool_call>{"\x": 1} y')],
+    ),
+    "a list of other objects": (
+        "jamba",
+        '<tool_calls>[{"a": 1}] x',
+        [Text('<tool_calls>[{"a": 1}] x')],
+    ),
+    "another object behind a call": (
+        "jamba",
+        f'<tool_calls>[{CALL}, {{"a": 1}}] x',
+        [*F, Text('{"a": 1}] x')],
+    ),
     "pythonic: an argument without a name": ("pythonic", "[f(1)]", [Text("[f(1)]")]),
     "json: one call": ("json", CALL, [*F]),
-    "json: parameters": ("json", ' {"name":"f","parameters":{}} \n', [ToolCall("f"), Arguments("{}")]),
+    "json: parameters": (
+        "json",
+        ' {"name":"f","parameters":{}} \n',
+        [ToolCall("f"), Arguments("{}")],
+    ),
     "json: a list": ("json", f"[{CALL}, {CALL}]\n", [*F, *F]),
     "json: with semicolons": ("json", f"{CALL}; {CALL}", [*F, *F]),
     "json: python tag": ("json", f"<|python_tag|>{CALL}", [*F]),
@@ -80,7 +128,11 @@ ANSWERS: dict[str, tuple[str, str, list[AnswerPart]]] = {
         "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f{} so",
         [Text("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f{} so")],
     ),
-    "deepseek_v3: no call": ("deepseek_v3", "<｜tool▁calls▁begin｜> so", [Text("<｜tool▁calls▁begin｜> so")]),
+    "deepseek_v3: no call": (
+        "deepseek_v3",
+        "<｜tool▁calls▁begin｜> so",
+        [Text("<｜tool▁calls▁begin｜> so")],
+    ),
     "deepseek_v31": (
         "deepseek_v31",
         f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{ARGUMENTS}<｜tool▁call▁end｜>"
@@ -94,20 +146,40 @@ ANSWERS: dict[str, tuple[str, str, list[AnswerPart]]] = {
         "<|tool_calls_section_end|>",
         [*F, *G],
     ),
-    "mistral: a list": ("mistral", f'[TOOL_CALLS] [{CALL}, {{"name": "g", "arguments": {{}}}}]', [*F, *G]),
-    "mistral: by name": ("mistral", f"So: [TOOL_CALLS]f[ARGS]{ARGUMENTS}[TOOL_CALLS]g{{}}", [Text("So:"), *F, *G]),
+    "mistral: a list": (
+        "mistral",
+        f'[TOOL_CALLS] [{CALL}, {{"name": "g", "arguments": {{}}}}]',
+        [*F, *G],
+    ),
+    "mistral: by name": (
+        "mistral",
+        f"So: [TOOL_CALLS]f[ARGS]{ARGUMENTS}[TOOL_CALLS]g{{}}",
+        [Text("So:"), *F, *G],
+    ),
     "mistral: with an id": ("mistral", f"[TOOL_CALLS]f[CALL_ID]123456789[ARGS]{ARGUMENTS}", [*F]),
     "mistral: text": ("mistral", "a [1] {} [TOOL] b", [Text("a [1] {} [TOOL] b")]),
-    "mistral: a list of numbers": ("mistral", "[TOOL_CALLS][1, 2] b", [Text("[TOOL_CALLS][1, 2] b")]),
+    "mistral: a list of numbers": (
+        "mistral",
+        "[TOOL_CALLS][1, 2] b",
+        [Text("[TOOL_CALLS][1, 2] b")],
+    ),
     "mistral: one broken call of two": ("mistral", f"[TOOL_CALLS][{CALL}, {{x", [*F, Text("{x")]),
     "granite": ("granite", f"Well <|tool_call|>[{CALL}]", [Text("Well"), *F]),
     "granite in text": ("granite", f"<tool_call>[{CALL},{CALL}] ok", [*F, *F, Text("ok")]),
     "granite-20b-fc": ("granite-20b-fc", f"<function_call> {CALL} <function_call>{CALL}", [*F, *F]),
     "phi4_mini_json": ("phi4_mini_json", f"functools[{CALL}]", [*F]),
-    "phi4_mini_json: the word": ("phi4_mini_json", "use functools here", [Text("use functools here")]),
+    "phi4_mini_json: the word": (
+        "phi4_mini_json",
+        "use functools here",
+        [Text("use functools here")],
+    ),
     "jamba": ("jamba", f"<tool_calls>[\n{CALL},\n{CALL}\n]</tool_calls>", [*F, *F]),
     "pythonic": ("pythonic", """ [f(a=[1, {'b': "}"}]), g()] """, [*F, *G]),
-    "pythonic: marks of Llama 4": ("pythonic", "<|python_start|>[x.g(a=True, b=None)]<|python_end|>", None),
+    "pythonic: marks of Llama 4": (
+        "pythonic",
+        "<|python_start|>[x.g(a=True, b=None)]<|python_end|>",
+        None,
+    ),
     "pythonic: brackets in text": ("pythonic", "See [f(a=1)]", [Text("See [f(a=1)]")]),
     "pythonic: a link": ("pythonic", "[f](http://f) [g()]", [Text("[f](http://f) [g()]")]),
     "pythonic: no literal": ("pythonic", "[f(a=b)]", [Text("[f(a=b)]")]),
@@ -116,7 +188,8 @@ ANSWERS: dict[str, tuple[str, str, list[AnswerPart]]] = {
     "lfm2": ("lfm2", "Yes. <|tool_call_start|>[g()]<|tool_call_end|>", [Text("Yes."), *G]),
     "qwen3_xml": (
         "qwen3_xml",
-        'Sure.\n<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n<parameter=b>\n{"c": [2]}\n</parameter>\n'
+        'Sure.\n<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n<parameter=b>\n{"c": '
+        "[2]}\n</parameter>\n"
         "<parameter=s>\n1\n2\n</parameter>\n<parameter=x>3</parameter>\n</function>\n</tool_call>\n"
         "<tool_call><function=g></function></tool_call>",
         [Text("Sure."), *TYPED, *G],
@@ -147,7 +220,10 @@ ANSWERS: dict[str, tuple[str, str, list[AnswerPart]]] = {
     ),
     "minimax_m2": (
         "minimax_m2",
-        '<minimax:tool_call>\n<invoke name="f">\n<parameter name="a">1</parameter>\n</invoke>\n</minimax:tool_call>',
+        (
+            '<minimax:tool_call>\n<invoke name="f">\n<parameter '
+            'name="a">1</parameter>\n</invoke>\n</minimax:tool_call>'
+        ),
         [ToolCall("f"), Arguments('{"a": 1}')],
     ),
     "minimax_m2: two calls in a block": (
@@ -156,8 +232,16 @@ ANSWERS: dict[str, tuple[str, str, list[AnswerPart]]] = {
         '<invoke name="g">\n</invoke>\n</minimax:tool_call> ok',
         [Text("So:"), ToolCall("f"), Arguments('{"a": 1}'), *G, Text("ok")],
     ),
-    "minimax_m2: no block": ("minimax_m2", '<invoke name="g"></invoke>\n</minimax:tool_call>', [*G]),
-    "minimax_m2: an empty block": ("minimax_m2", "<minimax:tool_call> so", [Text("<minimax:tool_call> so")]),
+    "minimax_m2: no block": (
+        "minimax_m2",
+        '<invoke name="g"></invoke>\n</minimax:tool_call>',
+        [*G],
+    ),
+    "minimax_m2: an empty block": (
+        "minimax_m2",
+        "<minimax:tool_call> so",
+        [Text("<minimax:tool_call> so")],
+    ),
     "qwen3_xml: no opening mark": (
         "qwen3_xml",
         "I look.\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>",
@@ -168,7 +252,11 @@ ANSWERS: dict[str, tuple[str, str, list[AnswerPart]]] = {
         "<tool_call>\n<function=g>\n</function>\n<function=g>\n</function>\n</tool_call>",
         [*G, *G],
     ),
-    "qwen3_xml: two calls without marks": ("qwen3_xml", "<function=g></function><function=g></function>", [*G, *G]),
+    "qwen3_xml: two calls without marks": (
+        "qwen3_xml",
+        "<function=g></function><function=g></function>",
+        [*G, *G],
+    ),
     "seed_oss: no opening mark": ("seed_oss", "<function=g>\n</function></seed:tool_call>", [*G]),
     "deepseek_v31: no opening mark": (
         "deepseek_v31",
@@ -195,7 +283,11 @@ ANSWERS: dict[str, tuple[str, str, list[AnswerPart]]] = {
         '{"name": "Bob", "arguments": {}}',
         [Text('{"name": "Bob", "arguments": {}}')],
     ),
-    "hermes: a fence of code": ("hermes", '```json\n{"a": 1}\n```', [Text('```json\n{"a": 1}\n```')]),
+    "hermes: a fence of code": (
+        "hermes",
+        '```json\n{"a": 1}\n```',
+        [Text('```json\n{"a": 1}\n```')],
+    ),
     "generic": ("generic", f"<tool_call>{CALL}</tool_call>", [*F]),
     "mistral: no mark": ("mistral", f"[{CALL}]", [*F]),
     "granite: no mark": ("granite", f"[{CALL}, {CALL}]", [*F, *F]),
@@ -205,7 +297,10 @@ ANSWERS: dict[str, tuple[str, str, list[AnswerPart]]] = {
         [ToolCall("f"), Arguments("{city: Tokyo}")],
     ),
 }
-ANSWERS["arguments first"] = (*ANSWERS["arguments first"][:2], [ToolCall("g"), Arguments('{"x": 1}')])
+ANSWERS["arguments first"] = (
+    *ANSWERS["arguments first"][:2],
+    [ToolCall("g"), Arguments('{"x": 1}')],
+)
 ANSWERS["pythonic: marks of Llama 4"] = (
     *ANSWERS["pythonic: marks of Llama 4"][:2],
     [ToolCall("x.g"), Arguments('{"a": true, "b": null}')],
@@ -226,7 +321,10 @@ def joined(parts: list[AnswerPart]) -> list[AnswerPart]:
 
 
 def read(
-    parser: Read, pieces: list[str], tools: dict[str, Any] = TOOLS, end: AnswerEnd = AnswerEnd.EOS_TOKEN
+    parser: Read,
+    pieces: list[str],
+    tools: dict[str, Any] = TOOLS,
+    end: AnswerEnd = AnswerEnd.EOS_TOKEN,
 ) -> list[AnswerPart]:
     reader = AnswerParts(parser, tools)
     parts = [part for piece in pieces for part in reader.feed(piece)]
@@ -242,12 +340,21 @@ def test_an_answer_has_the_same_parts_whole_and_by_single_characters(name: str) 
 
 def test_each_form_of_the_option_has_a_parser_and_an_example() -> None:
     others = {"text", "none", "openai"}  # of the latter is tests/apis/openai/test_harmony.py
-    assert set(PARSERS) == set(TOOL_CALL_FORMS) - others == {parser for parser, _, _ in ANSWERS.values()}
+    assert (
+        set(PARSERS)
+        == set(TOOL_CALL_FORMS) - others
+        == {parser for parser, _, _ in ANSWERS.values()}
+    )
 
 
 @pytest.mark.parametrize(
     "parameters",
-    [{}, {"properties": [1]}, {"properties": {"a": 1}}, {"properties": {"a": {"type": [{}], "anyOf": 3}}}],
+    [
+        {},
+        {"properties": [1]},
+        {"properties": {"a": 1}},
+        {"properties": {"a": {"type": [{}], "anyOf": 3}}},
+    ],
 )
 def test_an_argument_without_a_type_is_a_text(parameters: dict[str, Any]) -> None:
     tools = {"f": {"function": {"name": "f", "parameters": parameters}}}
@@ -255,14 +362,31 @@ def test_an_argument_without_a_type_is_a_text(parameters: dict[str, Any]) -> Non
     assert read(PARSERS["qwen3_xml"], [answer], tools) == [ToolCall("f"), Arguments('{"a": "1"}')]
 
 
-PIECES = [CALL, "<tool_call>", "</tool_call>", "{", "}", "[", "]", '"', '"name"', ":", '"f"', ",", ";", "\\", " ", "x"]
+PIECES = [
+    CALL,
+    "<tool_call>",
+    "</tool_call>",
+    "{",
+    "}",
+    "[",
+    "]",
+    '"',
+    '"name"',
+    ":",
+    '"f"',
+    ",",
+    ";",
+    "\\",
+    " ",
+    "x",
+]
 MARKS = """
-[TOOL_CALLS] [ARGS] <｜tool▁calls▁begin｜> <｜tool▁call▁begin｜> f<｜tool▁sep｜> function<｜tool▁sep｜>f ``` json
-<｜tool▁call▁end｜> <|tool_calls_section_begin|> <|tool_call_begin|> f:0<|tool_call_argument_begin|> <|tool_call|>
-functools <function_call> <tool_calls> <|python_start|> f(a=1) g() ' <function=f> <parameter=a> </parameter>
-</function> <arg_key> </arg_key> <arg_value> </arg_value> <|tool_call_start|> <minimax:tool_call>
-<seed:tool_call> ＜
-""".split()
+[TOOL_CALLS] [ARGS] <｜tool▁calls▁begin｜> <｜tool▁call▁begin｜> f<｜tool▁sep｜> function<｜tool▁sep｜>f ```
+json <｜tool▁call▁end｜> <|tool_calls_section_begin|> <|tool_call_begin|>
+f:0<|tool_call_argument_begin|> <|tool_call|> functools <function_call> <tool_calls>
+<|python_start|> f(a=1) g() ' <function=f> <parameter=a> </parameter> </function> <arg_key>
+</arg_key> <arg_value> </arg_value> <|tool_call_start|> <minimax:tool_call> <seed:tool_call> ＜
+""".split()  # noqa: E501
 
 
 @pytest.mark.parametrize("parser", PARSERS)
@@ -291,9 +415,21 @@ def test_the_arguments_of_a_named_function_are_the_whole_answer() -> None:
 CUT: dict[str, tuple[str, str, list[AnswerPart]]] = {
     "in the name": ("hermes", 'Well <tool_call>{"name": "f', [Text("Well")]),
     "behind the mark": ("hermes", "<tool_call>\n", []),
-    "in the name of a second call": ("hermes", f'<tool_call>{CALL}</tool_call><tool_call>{{"na', [*F]),
-    "in the arguments": ("hermes", '<tool_call>{"name": "f", "arguments": {"a', [ToolCall("f"), Arguments('{"a')]),
-    "long after what is no call": ("hermes", "The tag <tool_call>{} is", [Text("The tag <tool_call>{} is")]),
+    "in the name of a second call": (
+        "hermes",
+        f'<tool_call>{CALL}</tool_call><tool_call>{{"na',
+        [*F],
+    ),
+    "in the arguments": (
+        "hermes",
+        '<tool_call>{"name": "f", "arguments": {"a',
+        [ToolCall("f"), Arguments('{"a')],
+    ),
+    "long after what is no call": (
+        "hermes",
+        "The tag <tool_call>{} is",
+        [Text("The tag <tool_call>{} is")],
+    ),
     "without marks": ("hermes", '{"name": "f", "arg', []),
     "in JSON that is no call": ("hermes", '{"name": "Bob", "a', [Text('{"name": "Bob", "a')]),
     "json: in a call": ("json", '{"name": "f", "arg', []),
@@ -302,8 +438,16 @@ CUT: dict[str, tuple[str, str, list[AnswerPart]]] = {
     "json: in something else": ("json", '{"name": "Bob", "a', [Text('{"name": "Bob", "a')]),
     "qwen3_xml: in the name": ("qwen3_xml", "<tool_call><function=f", []),
     "minimax_m2: behind the mark": ("minimax_m2", "So <minimax:tool_call>\n<inv", [Text("So")]),
-    "deepseek_v31: in the name": ("deepseek_v31", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f", []),
-    "kimi_k2: in the name": ("kimi_k2", "<|tool_calls_section_begin|><|tool_call_begin|>functions.f", []),
+    "deepseek_v31: in the name": (
+        "deepseek_v31",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f",
+        [],
+    ),
+    "kimi_k2: in the name": (
+        "kimi_k2",
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.f",
+        [],
+    ),
     "mistral: in the name": ("mistral", "[TOOL_CALLS]get_wea", []),
     "lfm2: in the list": ("lfm2", "<|tool_call_start|>[f(a=1", []),
     "glm45: in the name": ("glm45", "Ok <tool_call>f", [Text("Ok")]),

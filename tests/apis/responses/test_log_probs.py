@@ -1,4 +1,6 @@
-"""Each text of an answer has the log-probs of the tokens that wrote it, however the answer was cut into parts."""
+"""Each text of an answer has the log-probs of the tokens that wrote it, however the answer was cut
+into parts.
+"""
 
 from lmi.apis.responses.log_probs import TextLogProbs
 from lmi.types import Token
@@ -8,7 +10,10 @@ ANSWER = ["<think>", "h", "m", "</think>He", "l", "", "lo", "<tool", "_call>", "
 
 def tokens_of(texts: list[str]) -> TextLogProbs:
     tokens = TextLogProbs()
-    tokens.add([Token(id=n, text=text) for n, text in enumerate(texts)], [{"token": n} for n in range(len(texts))])
+    tokens.add(
+        [Token(id=n, text=text) for n, text in enumerate(texts)],
+        [{"token": n} for n in range(len(texts))],
+    )
     return tokens
 
 

@@ -18,7 +18,13 @@ MODEL = ModelConfig(path="demo", name="demo", tool_call_parser="hermes", reasoni
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 TOOL = {"type": "function", "name": "f", "description": "d", "parameters": SCHEMA, "strict": True}
 USER = {"role": "user", "content": "Hi"}
-CALL = {"type": "function_call", "id": "fc_1", "call_id": "call_1", "name": "f", "arguments": '{"a": 1}'}
+CALL = {
+    "type": "function_call",
+    "id": "fc_1",
+    "call_id": "call_1",
+    "name": "f",
+    "arguments": '{"a": 1}',
+}
 RESULT = {"type": "function_call_output", "call_id": "call_1", "output": "12 °C"}
 TOLD_CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
 
@@ -36,7 +42,9 @@ def chat(**fields: Any) -> Chat:
 
 def test_the_least_response_takes_the_room_that_is_left() -> None:
     parsed = parse(ModelConfig(path="demo", name="demo"))
-    expected = GenerationRequest(chat=Chat(messages=[USER]), max_new_tokens=None, sampling=SamplingConfig())
+    expected = GenerationRequest(
+        chat=Chat(messages=[USER]), max_new_tokens=None, sampling=SamplingConfig()
+    )
     assert (parsed.request, parsed.ignored, parsed.format.model) == (expected, (), "demo")
 
 
@@ -55,13 +63,23 @@ def test_what_agents_send_beside_is_no_cause_of_a_warning() -> None:
 
 
 def test_instructions_and_developers_speak_as_the_system() -> None:
-    told = chat(instructions="Be brief.", input=[{"role": "developer", "content": "Be kind."}, USER]).messages
+    told = chat(
+        instructions="Be brief.", input=[{"role": "developer", "content": "Be kind."}, USER]
+    ).messages
     assert told == [{"role": "system", "content": "Be brief.\nBe kind."}, USER]
 
 
 def test_items_of_one_turn_are_one_message_of_the_assistant() -> None:
-    thought = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]}
-    said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look."}]}
+    thought = {
+        "type": "reasoning",
+        "summary": [],
+        "content": [{"type": "reasoning_text", "text": "hm"}],
+    }
+    said = {
+        "type": "message",
+        "role": "assistant",
+        "content": [{"type": "output_text", "text": "I look."}],
+    }
     second = CALL | {"call_id": "call_2"}
     result = RESULT | {"call_id": "call_2", "output": [{"type": "input_text", "text": "b"}]}
     told = chat(input=[USER, thought, said, CALL, second, RESULT, result]).messages
@@ -107,16 +125,20 @@ def test_a_call_that_must_come_guides_the_answer() -> None:
 
 
 def test_a_structure_is_asked_for_in_the_format_of_the_text() -> None:
-    guide = parse(text={"format": {"type": "json_schema", "name": "n", "schema": SCHEMA}}).request.guided_decoding
+    guide = parse(
+        text={"format": {"type": "json_schema", "name": "n", "schema": SCHEMA}}
+    ).request.guided_decoding
     assert guide is not None and json.loads(str(guide.guide)) == SCHEMA
-    assert parse(text={"format": {"type": "json_object"}}).request.guided_decoding == GuidedDecodingParams(
-        GuideType.JSON
-    )
+    assert parse(
+        text={"format": {"type": "json_object"}}
+    ).request.guided_decoding == GuidedDecodingParams(GuideType.JSON)
     assert parse(text={"format": {"type": "text"}}).request.guided_decoding is None
 
 
 def test_an_effort_is_passed_to_the_template() -> None:
-    assert chat(reasoning={"effort": "low", "summary": "auto"}).variables == {"reasoning_effort": "low"}
+    assert chat(reasoning={"effort": "low", "summary": "auto"}).variables == {
+        "reasoning_effort": "low"
+    }
 
 
 KEPT = "is not supported here: nothing is kept here"
@@ -124,13 +146,25 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"input": None}, "input must be a string or a non-empty list of items, given null"),
     ({"input": []}, "input must be a string or a non-empty list of items"),
     ({"input": ["Hi"]}, "input[0] must be an object"),
-    ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role must be one of user, assistant, system, developer"),
+    (
+        {"input": [{"role": "tool", "content": "x"}]},
+        "input[0].role must be one of user, assistant, system, developer",
+    ),
     ({"input": [{"role": "user"}]}, "input[0].content must be a string or a list of text parts"),
-    ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0] is not supported here: a conversation has"),
+    (
+        {"input": [{"type": "item_reference", "id": "msg_1"}]},
+        "input[0] is not supported here: a conversation has",
+    ),
     ({"input": [{"type": [1]}]}, "input[0] is not supported here: a conversation has"),
     ({"input": [CALL | {"arguments": {}}]}, "input[0].arguments must be a string"),
-    ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id must be a string"),
-    ({"input": [RESULT | {"output": [{"type": "input_image"}]}]}, "input[0].output[0].image_url must be a data URL"),
+    (
+        {"input": [{"type": "function_call_output", "output": "x"}]},
+        "input[0].call_id must be a string",
+    ),
+    (
+        {"input": [RESULT | {"output": [{"type": "input_image"}]}]},
+        "input[0].output[0].image_url must be a data URL",
+    ),
     ({"store": True}, f"store {KEPT}"),
     ({"previous_response_id": "resp_1"}, f"previous_response_id {KEPT}"),
     ({"conversation": "conv_1"}, f"conversation {KEPT}"),
@@ -141,26 +175,47 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"max_output_tokens": 0}, "max_output_tokens must be"),
     ({"tools": False}, "tools must be a list of at most 128 tools"),
     ({"tools": [TOOL, TOOL]}, "tools[1].name must be a name of its own"),
-    ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice.name must be the name of one"),
-    ({"tools": [TOOL], "tool_choice": "any"}, "tool_choice must be auto, none, required or the name"),
-    ({"text": {"format": {"type": "xml"}}}, "text.format.type must be one of text, json_object, json_schema"),
-    ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema must be a JSON schema"),
+    (
+        {"tools": [TOOL], "tool_choice": {"type": "function", "name": "g"}},
+        "tool_choice.name must be the name of one",
+    ),
+    (
+        {"tools": [TOOL], "tool_choice": "any"},
+        "tool_choice must be auto, none, required or the name",
+    ),
+    (
+        {"text": {"format": {"type": "xml"}}},
+        "text.format.type must be one of text, json_object, json_schema",
+    ),
+    (
+        {"text": {"format": {"type": "json_schema", "name": "n"}}},
+        "text.format.schema must be a JSON schema",
+    ),
     ({"reasoning": {"effort": 5}}, "reasoning.effort must be a string"),
     ({"metadata": "x"}, "metadata must be an object"),
 ]
 
 
 @pytest.mark.parametrize(("fields", "said"), REFUSED)
-def test_a_refusal_names_the_field_as_the_client_wrote_it(fields: dict[str, Any], said: str) -> None:
+def test_a_refusal_names_the_field_as_the_client_wrote_it(
+    fields: dict[str, Any], said: str
+) -> None:
     with pytest.raises(InvalidRequest) as caught:
         parse(**fields)
     assert said in str(caught.value)
 
 
 @pytest.mark.parametrize("num_levels", [240, 251, 252, 253, 254, 300])
-@pytest.mark.parametrize("field", ["metadata", "text", "tool_choice", "reasoning", "prompt_cache_key"])
-def test_what_a_response_repeats_can_be_written_however_deep_it_is(field: str, num_levels: int) -> None:
-    deep = b'{"type": "function", "name": "f", "summary": %b{}%b}' % (b'{"a": ' * num_levels, b"}" * num_levels)
+@pytest.mark.parametrize(
+    "field", ["metadata", "text", "tool_choice", "reasoning", "prompt_cache_key"]
+)
+def test_what_a_response_repeats_can_be_written_however_deep_it_is(
+    field: str, num_levels: int
+) -> None:
+    deep = b'{"type": "function", "name": "f", "summary": %b{}%b}' % (
+        b'{"a": ' * num_levels,
+        b"}" * num_levels,
+    )
     body = b'{"input": "Hi", "tools": [{"name": "f"}], "%b": %b}' % (field.encode(), deep)
     try:
         format: Any = RESPONSES.parse(RESPONSES.read(body, None, MODEL)).format

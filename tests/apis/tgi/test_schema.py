@@ -1,4 +1,6 @@
-"""TGI's schema: the request that each parameter makes, and the name in each refusal. No other error comes out."""
+"""TGI's schema: the request that each parameter makes, and the name in each refusal. No other error
+comes out.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,20 @@ MODEL = ModelConfig(path="demo", name="demo")
 SCHEMA = {"properties": {"a": {"type": "integer"}}}
 
 
-def _parse(parameters: Any = None, *, stream: bool | None = None, **others: Any) -> Parsed[tgi.TgiFormat]:
+def _parse(
+    parameters: Any = None, *, stream: bool | None = None, **others: Any
+) -> Parsed[tgi.TgiFormat]:
     body = {"inputs": "hi", "parameters": parameters} | others
     return tgi.parse(tgi.read(json.dumps(body).encode(), None, MODEL, stream=stream))
 
 
 def _fields(parsed: Parsed[tgi.TgiFormat]) -> dict[str, Any]:
     """The fields of the request and of the format of its answer."""
-    return {field.name: getattr(each, field.name) for each in (parsed.request, parsed.format) for field in fields(each)}
+    return {
+        field.name: getattr(each, field.name)
+        for each in (parsed.request, parsed.format)
+        for field in fields(each)
+    }
 
 
 def _request(**parameters: Any) -> GenerationRequest:
@@ -36,10 +44,17 @@ def _request(**parameters: Any) -> GenerationRequest:
 
 
 def test_without_parameters_the_answer_is_greedy_and_of_tgis_default_length() -> None:
-    for body in ({"inputs": "hi"}, {"inputs": "hi", "parameters": {}}, {"inputs": "hi", "parameters": None}):
+    for body in (
+        {"inputs": "hi"},
+        {"inputs": "hi", "parameters": {}},
+        {"inputs": "hi", "parameters": None},
+    ):
         parsed = tgi.parse(tgi.read(json.dumps(body).encode(), None, MODEL))
         assert parsed.request == GenerationRequest(
-            prompt="hi", max_new_tokens=1024, sampling=SamplingConfig(temperature=0.0), include_stop_str_in_output=True
+            prompt="hi",
+            max_new_tokens=1024,
+            sampling=SamplingConfig(temperature=0.0),
+            include_stop_str_in_output=True,
         )
         assert parsed.ignored == ()
 
@@ -49,7 +64,11 @@ ROWS: list[tuple[dict[str, Any], str, Any]] = [
     ({"details": True}, "needs_log_probs", True),
     ({"decoder_input_details": True}, "details", True),
     ({"decoder_input_details": True}, "num_prompt_log_probs", 0),
-    ({"grammar": {"type": "regex", "value": "a+"}}, "guided_decoding", GuidedDecodingParams(GuideType.REGEX, "a+")),
+    (
+        {"grammar": {"type": "regex", "value": "a+"}},
+        "guided_decoding",
+        GuidedDecodingParams(GuideType.REGEX, "a+"),
+    ),
 ]
 
 
@@ -67,14 +86,19 @@ SAMPLING_ROWS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"do_sample": True, "temperature": 0}, {"temperature": 0.0}),
     ({"temperature": 1}, {"temperature": 0.0}),
     ({"top_p": 1, "typical_p": 1}, {"temperature": 0.0, "top_p": None, "typical_p": None}),
-    ({"repetition_penalty": 1, "frequency_penalty": 0}, {"repetition_penalty": None, "frequency_penalty": None}),
+    (
+        {"repetition_penalty": 1, "frequency_penalty": 0},
+        {"repetition_penalty": None, "frequency_penalty": None},
+    ),
     ({"do_sample": True, "best_of": 3}, {"num_return_sequences": 3}),
     ({"temperature": 1.0, "best_of": 2}, {"num_return_sequences": 2}),
 ]
 
 
 @pytest.mark.parametrize(("parameters", "expected"), SAMPLING_ROWS)
-def test_a_sampling_parameter_alone_asks_for_sampling(parameters: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_a_sampling_parameter_alone_asks_for_sampling(
+    parameters: dict[str, Any], expected: dict[str, Any]
+) -> None:
     sampling = _request(**parameters).sampling
     assert {name: getattr(sampling, name) for name in expected} == expected
 
@@ -110,13 +134,22 @@ def test_only_a_length_that_the_client_names_must_have_room() -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [SCHEMA, json.dumps(SCHEMA), {"schema": SCHEMA, "name": "x", "strict": True}, {"schema": json.dumps(SCHEMA)}],
+    [
+        SCHEMA,
+        json.dumps(SCHEMA),
+        {"schema": SCHEMA, "name": "x", "strict": True},
+        {"schema": json.dumps(SCHEMA)},
+    ],
 )
 def test_a_json_schema_is_taken_as_an_object_and_as_text(value: Any) -> None:
     kinds = ["json_schema"] if "schema" in value else ["json", "json_object"]
     for kind in kinds:
         guide = _request(grammar={"type": kind, "value": value}).guided_decoding
-        assert guide is not None and guide.guide_type is GuideType.JSON_SCHEMA and guide.guide is not None
+        assert (
+            guide is not None
+            and guide.guide_type is GuideType.JSON_SCHEMA
+            and guide.guide is not None
+        )
         assert json.loads(guide.guide) == SCHEMA
 
 
@@ -139,7 +172,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"grammar": {"type": "lark", "value": ""}}, "parameters.grammar.type must be one of"),
     ({"grammar": {"type": "regex", "value": {}}}, "parameters.grammar.value must be a string"),
     ({"grammar": {"type": "json", "value": "{"}}, "parameters.grammar.value must be a JSON schema"),
-    ({"grammar": {"type": "json_schema", "value": {"name": "x"}}}, "parameters.grammar.value must be a JSON schema"),
+    (
+        {"grammar": {"type": "json_schema", "value": {"name": "x"}}},
+        "parameters.grammar.value must be a JSON schema",
+    ),
 ]
 
 
@@ -154,13 +190,18 @@ def test_a_parameter_is_refused_by_its_name(parameters: dict[str, Any], words: s
 def test_what_only_a_whole_answer_can_hold_is_refused_in_a_stream(name: str, value: object) -> None:
     parameters = {name: value, "do_sample": True}
     assert _parse(parameters, stream=False).request.needs_log_probs
-    for parsed in (lambda: _parse(parameters, stream=True), lambda: _parse(parameters, **{"stream": True})):
+    for parsed in (
+        lambda: _parse(parameters, stream=True),
+        lambda: _parse(parameters, **{"stream": True}),
+    ):
         with pytest.raises(InvalidRequest, match=f"^parameters.{name} is not supported here"):
             parsed()
 
 
 def test_what_has_no_effect_is_ignored_and_reported() -> None:
-    parsed = _parse({"seed": 4, "top_n_tokens": 3, "best_off": 1, "stop": [], "typical_p": None}, modle="x")
+    parsed = _parse(
+        {"seed": 4, "top_n_tokens": 3, "best_off": 1, "stop": [], "typical_p": None}, modle="x"
+    )
     assert parsed.request.sampling.seed is None and parsed.request.num_top_log_probs is None
     assert parsed.ignored == (
         "'modle': unknown",
@@ -198,7 +239,12 @@ def test_a_body_of_another_form_is_refused_as_a_whole(body: dict[str, Any], word
 
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
-SCALARS = st.none() | st.booleans() | st.integers(-(2**65), 2**65) | st.floats(allow_nan=False, allow_infinity=False)
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**65), 2**65)
+    | st.floats(allow_nan=False, allow_infinity=False)
+)
 VALUES: Any = st.recursive(
     SCALARS | TEXTS,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
@@ -206,9 +252,12 @@ VALUES: Any = st.recursive(
 )
 GRAMMAR = st.fixed_dictionaries({"type": st.sampled_from(GRAMMARS) | VALUES, "value": VALUES})
 NAMES = st.sampled_from(sorted(tgi.PARAMETERS)) | TEXTS
-PARAMETERS = st.dictionaries(NAMES, VALUES | GRAMMAR | st.integers(0, 20) | st.floats(0, 1), max_size=8)
+PARAMETERS = st.dictionaries(
+    NAMES, VALUES | GRAMMAR | st.integers(0, 20) | st.floats(0, 1), max_size=8
+)
 BODIES = st.fixed_dictionaries(
-    {"inputs": st.just("hi") | VALUES}, optional={"parameters": PARAMETERS | VALUES, "stream": VALUES}
+    {"inputs": st.just("hi") | VALUES},
+    optional={"parameters": PARAMETERS | VALUES, "stream": VALUES},
 )
 
 
@@ -228,7 +277,13 @@ def test_any_json_gives_a_request_or_a_refusal(body: dict[str, Any], stream: boo
 def test_a_value_nested_deeper_than_python_prints_is_refused_like_any_other(parameter: str) -> None:
     nested = b"[" * 1000 + b"]" * 1000
     with pytest.raises(LmiError):
-        tgi.parse(tgi.read(b'{"inputs": "hi", "parameters": {"%b": %b}}' % (parameter.encode(), nested), None, MODEL))
+        tgi.parse(
+            tgi.read(
+                b'{"inputs": "hi", "parameters": {"%b": %b}}' % (parameter.encode(), nested),
+                None,
+                MODEL,
+            )
+        )
 
 
 def test_a_schema_nested_deeper_than_can_be_written_is_refused() -> None:

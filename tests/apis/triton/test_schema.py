@@ -1,4 +1,6 @@
-"""Triton's request: each name that its models read, in each place of the body, and the words of each refusal."""
+"""Triton's request: each name that its models read, in each place of the body, and the words of
+each refusal.
+"""
 
 from __future__ import annotations
 
@@ -112,7 +114,10 @@ def test_a_prompt_alone_is_thirty_tokens_greedy() -> None:
     parsed = _parse({})
     assert (parsed.request.prompt, parsed.request.max_new_tokens) == ("hi", 30)
     assert parsed.request.sampling.temperature == 0 and not parsed.request.needs_log_probs
-    assert (parsed.format.head, parsed.format.outputs) == ({"model_name": "demo", "model_version": "1"}, ())
+    assert (parsed.format.head, parsed.format.outputs) == (
+        {"model_name": "demo", "model_version": "1"},
+        (),
+    )
     assert parsed.ignored == ()
 
 
@@ -129,7 +134,9 @@ def test_flags_ask_for_keys_of_the_answer_and_for_log_probs_where_a_key_needs_th
         parsed = _parse({flag: True})
         assert parsed.format.outputs == keys
         assert parsed.request == replace(_request({}), needs_log_probs="log" in flag)
-    assert _request({"exclude_input_in_output": False}) == replace(_request({}), return_full_text=True)
+    assert _request({"exclude_input_in_output": False}) == replace(
+        _request({}), return_full_text=True
+    )
 
 
 @pytest.mark.parametrize("name", GIVEN)
@@ -158,16 +165,21 @@ def test_another_models_name_means_the_same(twin: str, name: str) -> None:
         others = {"beam_width": 2}
     url = S if name == "stream" else J
     assert _request({twin: value} | others, url) == _request({name: value} | others, url)
-    assert f"input '{name}' already exists in request" in _fault({twin: value, name: value} | others, url)
+    assert f"input '{name}' already exists in request" in _fault(
+        {twin: value, name: value} | others, url
+    )
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [(name, value) for name in triton.MEANT for value in (None, *WRONG.get(name, []))]
+    ("name", "value"),
+    [(name, value) for name in triton.MEANT for value in (None, *WRONG.get(name, []))],
 )
 def test_a_wrong_type_or_range_is_refused_with_the_name(name: str, value: Any) -> None:
     others = {"temperature": 1} if name != "temperature" else {}
     for fields in ({name: value}, {"parameters": {name: value}}):
-        body = json.dumps(({"text_input": "hi"} if name != "text_input" else {}) | others | fields).encode()
+        body = json.dumps(
+            ({"text_input": "hi"} if name != "text_input" else {}) | others | fields
+        ).encode()
         for url in (J, S):
             with pytest.raises(InvalidRequest, match=rf"input '{name}'") as caught:
                 triton.parse(triton.read(body, None, MODEL, output_format=url))
@@ -180,14 +192,19 @@ def test_a_wrong_type_or_range_is_refused_with_the_name(name: str, value: Any) -
 def test_the_same_name_in_two_places_is_refused(name: str) -> None:
     value = {"max_tokens": 30, "stream": True}.get(name, "")
     value = "hi" if name == "text_input" else value
-    assert _fault({name: value, "parameters": {name: value}}) == f"input '{name}' already exists in request"
+    assert (
+        _fault({name: value, "parameters": {name: value}})
+        == f"input '{name}' already exists in request"
+    )
 
 
 @pytest.mark.parametrize("value", [None, [], ["a"], {}, {"a": 1}])
 def test_an_unknown_name_is_refused_unless_it_is_a_scalar(value: Any) -> None:
     assert _fault({"x": value}).startswith("parameter 'x' has invalid type.")
     in_parameters = _fault({"parameters": {"x": value}})
-    assert in_parameters.startswith("Converting keyword: 'parameters': parameter 'x' has invalid type.")
+    assert in_parameters.startswith(
+        "Converting keyword: 'parameters': parameter 'x' has invalid type."
+    )
     for scalar in (True, 0, 1.5, "text", ""):
         parsed = _parse({"x": scalar, "parameters": {"y": scalar, "id": "7"}})
         assert (parsed.request, set(parsed.ignored)) == (
@@ -207,20 +224,56 @@ def test_an_unknown_name_is_refused_unless_it_is_a_scalar(value: Any) -> None:
         ({"id": "x" * 1025}, "Unable to parse 'id': it must have at most 1024 bytes"),
         ({"sampling_parameters": "{"}, "Unable to parse 'sampling_parameters'"),
         ({"sampling_parameters": "[]"}, "Unable to parse 'sampling_parameters'"),
-        ({"sampling_parameters": {"top_k": 1}}, "input 'sampling_parameters' must be a string that holds"),
+        (
+            {"sampling_parameters": {"top_k": 1}},
+            "input 'sampling_parameters' must be a string that holds",
+        ),
         ({"sampling_parameters": '{"sampling_parameters": "{}"}'}, "already exists"),
-        ({"sampling_parameters": '{"x": []}'}, "Converting keyword: 'sampling_parameters': parameter 'x'"),
-        ({"min_tokens": 5, "max_tokens": 4}, "input 'min_tokens' must be at most max_tokens (4), given 5"),
+        (
+            {"sampling_parameters": '{"x": []}'},
+            "Converting keyword: 'sampling_parameters': parameter 'x'",
+        ),
+        (
+            {"min_tokens": 5, "max_tokens": 4},
+            "input 'min_tokens' must be at most max_tokens (4), given 5",
+        ),
         ({"n": 3, "best_of": 2}, "input 'best_of' must be at least n (3), given 2"),
-        ({"n": 3, "best_of": 2, "use_beam_search": True}, "input 'best_of' must be at least n (3), given 2"),
-        ({"stop": ["a"] * 33, "stop_words": ["b"] * 33}, "input 'stop' must be at most 64 with stop_words"),
+        (
+            {"n": 3, "best_of": 2, "use_beam_search": True},
+            "input 'best_of' must be at least n (3), given 2",
+        ),
+        (
+            {"stop": ["a"] * 33, "stop_words": ["b"] * 33},
+            "input 'stop' must be at most 64 with stop_words",
+        ),
         ({"guided_decoding_guide": "a+"}, "input 'guided_decoding_guide_type' must be given"),
-        ({"guided_decoding_guide_type": "regex"}, "input 'guided_decoding_guide' must be given for regex, given null"),
-        ({"guided_decoding_guide_type": "json", "guided_decoding_guide": "{}"}, "must be left out for json"),
-        ({"stop": True}, "input 'stop' is not supported here: a request is cancelled by closing its connection"),
-        ({"lora_id": 1}, "input 'lora_id' is not supported here: an adapter is used by the name that it was loaded"),
-        ({"use_beam_search": True, "beam_width": 2}, "input 'use_beam_search' must be left out beside beam_width"),
-        ({"beam_width": 2, "best_of": 3}, "input 'best_of' must be equal to beam_width (2), or left out, given 3"),
+        (
+            {"guided_decoding_guide_type": "regex"},
+            "input 'guided_decoding_guide' must be given for regex, given null",
+        ),
+        (
+            {"guided_decoding_guide_type": "json", "guided_decoding_guide": "{}"},
+            "must be left out for json",
+        ),
+        (
+            {"stop": True},
+            "input 'stop' is not supported here: a request is cancelled by closing its connection",
+        ),
+        (
+            {"lora_id": 1},
+            (
+                "input 'lora_id' is not supported here: an adapter is used by the name that it was "
+                "loaded"
+            ),
+        ),
+        (
+            {"use_beam_search": True, "beam_width": 2},
+            "input 'use_beam_search' must be left out beside beam_width",
+        ),
+        (
+            {"beam_width": 2, "best_of": 3},
+            "input 'best_of' must be equal to beam_width (2), or left out, given 3",
+        ),
         ({"beam_width": 2, "n": 3}, "input 'n' must be at most beam_width (2), given 3"),
         ({"return_context_logits": [True]}, "input 'return_context_logits' is not supported here"),
     ],
@@ -237,7 +290,14 @@ def test_several_sequences_are_refused_in_a_stream_alone(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("url", "stream", "result"),
-    [(J, None, False), (J, True, False), (J, False, False), (S, None, True), (S, True, True), (S, False, False)],
+    [
+        (J, None, False),
+        (J, True, False),
+        (J, False, False),
+        (S, None, True),
+        (S, True, True),
+        (S, False, False),
+    ],
 )
 def test_the_url_decides_the_form_and_stream_false_makes_one_event(
     url: OutputFormat, stream: bool | None, result: bool
@@ -251,7 +311,9 @@ def test_without_a_temperature_what_belongs_to_sampling_has_no_effect() -> None:
     for fields in ({}, {"temperature": 0}, {"temperature": "0"}):
         parsed = _parse(fields | sampled)
         assert parsed.request == _request({})
-        assert set(parsed.ignored) == {f"input '{name}': no effect in greedy decoding" for name in sampled}
+        assert set(parsed.ignored) == {
+            f"input '{name}': no effect in greedy decoding" for name in sampled
+        }
     assert _request({"temperature": 1, "top_p": 0}) == _request({})
     assert _request({"temperature": 1}).sampling.temperature == 1
 
@@ -289,33 +351,67 @@ def test_a_guide_reaches_the_engine() -> None:
         ("json", None, GuidedDecodingParams(GuideType.JSON)),
         ("json_schema", "{}", GuidedDecodingParams(GuideType.JSON_SCHEMA, "{}")),
         ("regex", "a+", GuidedDecodingParams(GuideType.REGEX, "a+")),
-        ("ebnf_grammar", 'root ::= "a"', GuidedDecodingParams(GuideType.EBNF_GRAMMAR, 'root ::= "a"')),
+        (
+            "ebnf_grammar",
+            'root ::= "a"',
+            GuidedDecodingParams(GuideType.EBNF_GRAMMAR, 'root ::= "a"'),
+        ),
     ):
-        given = {"guided_decoding_guide_type": kind} | ({} if guide is None else {"guided_decoding_guide": [guide]})
+        given = {"guided_decoding_guide_type": kind} | (
+            {} if guide is None else {"guided_decoding_guide": [guide]}
+        )
         assert _request(given).guided_decoding == result
 
 
 def test_what_litellm_and_the_load_generators_send_is_understood() -> None:
-    litellm = {"parameters": {"max_tokens": 9, "bad_words": [""], "stop_words": [""]}, "stream": True}
+    litellm = {
+        "parameters": {"max_tokens": 9, "bad_words": [""], "stop_words": [""]},
+        "stream": True,
+    }
     genai_perf = {"text_input": ["hi"], "stream": True, "max_tokens": 9}
-    bench = {"accumulate_tokens": True, "max_tokens": 9, "temperature": 0.0, "top_p": 1.0, "stream": True}
-    ensemble = {"max_tokens": 9, "bad_words": "", "stop_words": "", "pad_id": 2, "end_id": 2, "top_k": 1, "top_p": 0}
+    bench = {
+        "accumulate_tokens": True,
+        "max_tokens": 9,
+        "temperature": 0.0,
+        "top_p": 1.0,
+        "stream": True,
+    }
+    ensemble = {
+        "max_tokens": 9,
+        "bad_words": "",
+        "stop_words": "",
+        "pad_id": 2,
+        "end_id": 2,
+        "top_k": 1,
+        "top_p": 0,
+    }
     for fields in (litellm, genai_perf, bench, ensemble):
         assert _request(fields, S) == _request({"max_tokens": 9}, S)
 
 
-SCALARS = st.none() | st.booleans() | st.integers(-(2**65), 2**65) | st.floats(allow_nan=False, allow_infinity=False)
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**65), 2**65)
+    | st.floats(allow_nan=False, allow_infinity=False)
+)
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
 VALUES: Any = st.recursive(
-    SCALARS | TEXTS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3), max_leaves=5
+    SCALARS | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=5,
 )
-KNOWN = st.sampled_from([*triton.INPUTS, *triton.REFUSED, *triton.WITHOUT_EFFECT, triton.PACKED, "id", "parameters"])
+KNOWN = st.sampled_from(
+    [*triton.INPUTS, *triton.REFUSED, *triton.WITHOUT_EFFECT, triton.PACKED, "id", "parameters"]
+)
 LIKELY = VALUES | st.integers(0, 20) | st.floats(0, 1) | st.booleans() | st.integers(0, 20).map(str)
 FIELDS = st.dictionaries(KNOWN | TEXTS, LIKELY, max_size=6)
 PACKED = FIELDS.map(json.dumps)
 
 
-@given(fields=FIELDS, parameters=FIELDS | VALUES, packed=PACKED | TEXTS, url=st.sampled_from([J, S]))
+@given(
+    fields=FIELDS, parameters=FIELDS | VALUES, packed=PACKED | TEXTS, url=st.sampled_from([J, S])
+)
 @example(fields={"lora_name": [[[[]]]]}, parameters={"stop": [[[[]]]]}, packed="{}", url=J)
 @example(fields={"lora_name": {}}, parameters={"stop": True}, packed="null", url=S)
 def test_any_json_gives_a_request_or_a_refusal(
@@ -327,7 +423,9 @@ def test_any_json_gives_a_request_or_a_refusal(
     if packed:
         body["sampling_parameters"] = packed
     try:
-        parsed = triton.parse(triton.read(json.dumps(body).encode(), None, MODEL, output_format=url))
+        parsed = triton.parse(
+            triton.read(json.dumps(body).encode(), None, MODEL, output_format=url)
+        )
     except InvalidRequest as error:
         assert str(error).isprintable() and len(str(error)) < 400
         return
@@ -335,7 +433,9 @@ def test_any_json_gives_a_request_or_a_refusal(
     assert parsed.request.prompt
 
 
-@pytest.mark.parametrize("name", [*triton.INPUTS, *triton.REFUSED, triton.PACKED, "id", "parameters", "x"])
+@pytest.mark.parametrize(
+    "name", [*triton.INPUTS, *triton.REFUSED, triton.PACKED, "id", "parameters", "x"]
+)
 def test_a_value_nested_deeper_than_python_prints_is_refused_like_any_other(name: str) -> None:
     nested = b"[" * 1000 + b"]" * 1000
     for body in (b'{"%b": %b}', b'{"parameters": {"%b": %b}}'):

@@ -27,19 +27,33 @@ def text() -> dict:
         "joined": last.content[0].text,
         "stop_reasons": [whole.stop_reason, last.stop_reason],
         "num_tokens": [usage.output_tokens, last.usage.output_tokens],
-        "num_prompt_tokens": [counted.input_tokens, usage.input_tokens + usage.cache_read_input_tokens],
+        "num_prompt_tokens": [
+            counted.input_tokens,
+            usage.input_tokens + usage.cache_read_input_tokens,
+        ],
     }
 
 
 def tools() -> dict:
-    forced = {**asked, "max_tokens": 40, "tools": TOOLS, "tool_choice": {"type": "tool", "name": "weather"}}
+    forced = {
+        **asked,
+        "max_tokens": 40,
+        "tools": TOOLS,
+        "tool_choice": {"type": "tool", "name": "weather"},
+    }
     called = client.messages.create(**forced)
     with client.messages.stream(**forced) as stream:
         streamed = stream.get_final_message()
     [call] = called.content
     result = {"type": "tool_result", "tool_use_id": call.id, "content": "12 degrees"}
-    answered = [*MESSAGES, {"role": "assistant", "content": called.content}, {"role": "user", "content": [result]}]
-    last = client.messages.create(**{**asked, "messages": answered, "tools": TOOLS, "tool_choice": {"type": "none"}})
+    answered = [
+        *MESSAGES,
+        {"role": "assistant", "content": called.content},
+        {"role": "user", "content": [result]},
+    ]
+    last = client.messages.create(
+        **{**asked, "messages": answered, "tools": TOOLS, "tool_choice": {"type": "none"}}
+    )
     return {
         "inputs": [call.input, streamed.content[0].input],
         "stop_reasons": [called.stop_reason, streamed.stop_reason],
@@ -54,7 +68,9 @@ def weather(city: Literal["Rome", "Oslo"]) -> str:
 
 
 def loop() -> list[int]:
-    """Return the tokens of the prompt at each turn of the client's own loop, which offers to leave them to a server."""
+    """Return the tokens of the prompt at each turn of the client's own loop, which offers to leave
+    them to a server.
+    """
     runner = client.beta.messages.tool_runner(
         **{**asked, "max_tokens": 60},
         system="Be brief.",
@@ -68,7 +84,10 @@ def loop() -> list[int]:
 
 def refusals() -> list[str]:
     found = []
-    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}
+    image = {
+        "type": "image",
+        "source": {"type": "base64", "media_type": "image/png", "data": "AA=="},
+    }
     for more, kind in (
         ({"messages": [{"role": "user", "content": [image]}]}, BadRequestError),
         ({"model": "nobody"}, NotFoundError),

@@ -1,4 +1,6 @@
-"""Visits the pages of a server whose model chats, and of one with a key whose model has no chat template."""
+"""Visits the pages of a server whose model chats, and of one with a key whose model has no chat
+template.
+"""
 
 import json
 import sys
@@ -25,18 +27,27 @@ asked_elsewhere: list[str] = []  # addresses
 
 def opened(context: BrowserContext, url: str) -> Page:
     page = context.new_page()
-    page.on("console", lambda message: said.append(message.text) if message.type in ("error", "warning") else None)
+    page.on(
+        "console",
+        lambda message: said.append(message.text) if message.type in ("error", "warning") else None,
+    )
     page.on("pageerror", lambda error: said.append(str(error)))
     page.on(
         "request",
-        lambda asked: None if asked.url.startswith((URL, KEYED_URL, REPORT)) else asked_elsewhere.append(asked.url),
+        lambda asked: (
+            None
+            if asked.url.startswith((URL, KEYED_URL, REPORT))
+            else asked_elsewhere.append(asked.url)
+        ),
     )
     page.goto(url)
     return page
 
 
 def faults(page: Page) -> list[str]:
-    """What axe finds grave at each width, in the light and in the dark, and each width at which it scrolls sideways."""
+    """What axe finds grave at each width, in the light and in the dark, and each width at which it
+    scrolls sideways.
+    """
     found = []
     page.evaluate(AXE)
     for width in WIDTHS:
@@ -44,7 +55,9 @@ def faults(page: Page) -> list[str]:
         for scheme in ("light", "dark"):
             page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
             violations = page.evaluate("axe.run({resultTypes: ['violations']})")["violations"]
-            grave = [each["help"] for each in violations if each["impact"] in ("serious", "critical")]
+            grave = [
+                each["help"] for each in violations if each["impact"] in ("serious", "critical")
+            ]
             found += [f"{scheme} at {width}: {help}" for help in grave]
         if page.evaluate("document.documentElement.scrollWidth") > width:
             found.append(f"scrolls at {width}")
@@ -109,7 +122,9 @@ SCROLL_UP_AT_THE_FIRST_TOKEN = """() => {
 
 
 def following(context: BrowserContext) -> dict[str, Any]:
-    """Where the end of a long answer lies at the width of a screen and of a phone, and where a refusal stands."""
+    """Where the end of a long answer lies at the width of a screen and of a phone, and where a
+    refusal stands.
+    """
     page = opened(context, URL)
     page.fill("[name=temperature]", "0")
     page.fill("[name=max_tokens]", "250")
@@ -162,7 +177,9 @@ def docs(context: BrowserContext) -> dict[str, Any]:
     page = opened(context, f"{URL}/docs")
     operation = page.locator("[id='post/v1/completions']")
     operation.locator("summary").first.click()
-    operation.get_by_label("Body").fill(json.dumps({"prompt": "Hello", "max_tokens": 4, "stream": True}))
+    operation.get_by_label("Body").fill(
+        json.dumps({"prompt": "Hello", "max_tokens": 4, "stream": True})
+    )
     operation.get_by_role("button", name="Send").click()
     answer = operation.get_by_label("answer")
     operation.get_by_text("[DONE]").last.wait_for()
@@ -180,14 +197,22 @@ def report(context: BrowserContext) -> dict[str, Any]:
 
 
 def foreign(context: BrowserContext) -> dict[str, Any]:
-    """What the server answers a page of another origin, and one whose name turns into the server's address."""
+    """What the server answers a page of another origin, and one whose name turns into the server's
+    address.
+    """
     page = context.new_page()
-    page.route("http://evil.example/", lambda asked: asked.fulfill(body="<html></html>", content_type="text/html"))
+    page.route(
+        "http://evil.example/",
+        lambda asked: asked.fulfill(body="<html></html>", content_type="text/html"),
+    )
     page.goto("http://evil.example/")
     body = json.dumps({"prompt": "Hello", "max_tokens": 4})
-    with page.expect_response(f"{URL}/v1/completions") as simple:  # a browser asks nothing before it sends this
+    with page.expect_response(
+        f"{URL}/v1/completions"
+    ) as simple:  # a browser asks nothing before it sends this
         page.evaluate(
-            "([url, body]) => fetch(url, {method: 'POST', mode: 'no-cors', body})", [f"{URL}/v1/completions", body]
+            "([url, body]) => fetch(url, {method: 'POST', mode: 'no-cors', body})",
+            [f"{URL}/v1/completions", body],
         )
     rebound = page.goto(f"{URL.replace('127.0.0.1', REBOUND)}/v1/models")
     return {"simple": simple.value.status, "rebound": rebound.status if rebound else None}
@@ -198,7 +223,8 @@ def chromium() -> Iterator[BrowserContext]:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
         context = browser.new_context(
-            permissions=["clipboard-read", "clipboard-write"], viewport={"width": 1200, "height": 800}
+            permissions=["clipboard-read", "clipboard-write"],
+            viewport={"width": 1200, "height": 800},
         )
         context.set_default_timeout(120_000)
         yield context

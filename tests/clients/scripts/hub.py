@@ -33,7 +33,9 @@ def chat() -> dict:
     formed = client.chat_completion(messages, max_tokens=200, response_format=FORM)
     return {
         "whole": whole.choices[0].message.content,
-        "streamed": "".join(chunk.choices[0].delta.content or "" for chunk in streamed if chunk.choices),
+        "streamed": "".join(
+            chunk.choices[0].delta.content or "" for chunk in streamed if chunk.choices
+        ),
         "finish_reason": whole.choices[0].finish_reason,
         "in_its_form": formed.choices[0].message.content,
         "num_tokens": whole.usage.completion_tokens,
@@ -46,7 +48,9 @@ print(
         {
             "plain": client.text_generation(PROMPT, max_new_tokens=8),
             "details": dataclasses.asdict(
-                client.text_generation(PROMPT, max_new_tokens=8, details=True, decoder_input_details=True)
+                client.text_generation(
+                    PROMPT, max_new_tokens=8, details=True, decoder_input_details=True
+                )
             ),
             "streamed": list(client.text_generation(PROMPT, max_new_tokens=8, stream=True)),
             "last_event": dataclasses.asdict(events[-1]),

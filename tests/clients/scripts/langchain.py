@@ -6,7 +6,13 @@ import sys
 from langchain_openai import ChatOpenAI, OpenAI
 
 base_url, model = sys.argv[1:]
-common = {"base_url": f"{base_url}/v1", "api_key": "none", "model": model, "temperature": 0, "max_retries": 0}
+common = {
+    "base_url": f"{base_url}/v1",
+    "api_key": "none",
+    "model": model,
+    "temperature": 0,
+    "max_retries": 0,
+}
 chat = ChatOpenAI(**common, max_tokens=8)
 text = OpenAI(**common, max_tokens=8)
 print(

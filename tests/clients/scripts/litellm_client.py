@@ -18,7 +18,9 @@ PLACES = {
 def ask(place: str, **more: object):
     if place == "openai":
         more["temperature"] = 0  # the default of the other APIs
-    return litellm.completion(messages=MESSAGES, max_tokens=8, num_retries=0, **PLACES[place], **more)
+    return litellm.completion(
+        messages=MESSAGES, max_tokens=8, num_retries=0, **PLACES[place], **more
+    )
 
 
 def streamed(place: str) -> str:

@@ -8,15 +8,28 @@ from openai import BadRequestError, NotFoundError, OpenAI
 MESSAGES = [{"role": "user", "content": "Hello"}]
 PROMPT = "The quick brown"
 CITY = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
-WEATHER = {"type": "function", "name": "weather", "description": "The weather in a city.", "parameters": CITY}
+WEATHER = {
+    "type": "function",
+    "name": "weather",
+    "description": "The weather in a city.",
+    "parameters": CITY,
+}
 base_url, model = sys.argv[1:]
 client = OpenAI(base_url=f"{base_url}/v1", api_key="none", max_retries=0)
 
 
 def completions() -> dict:
-    whole = client.completions.create(model=model, prompt=PROMPT, max_tokens=8, temperature=0, logprobs=2)
-    chunks = list(client.completions.create(model=model, prompt=PROMPT, max_tokens=8, temperature=0, stream=True))
-    several = client.completions.create(model=model, prompt=[PROMPT, "a"], max_tokens=2, temperature=0, n=2)
+    whole = client.completions.create(
+        model=model, prompt=PROMPT, max_tokens=8, temperature=0, logprobs=2
+    )
+    chunks = list(
+        client.completions.create(
+            model=model, prompt=PROMPT, max_tokens=8, temperature=0, stream=True
+        )
+    )
+    several = client.completions.create(
+        model=model, prompt=[PROMPT, "a"], max_tokens=2, temperature=0, n=2
+    )
     return {
         "whole": whole.choices[0].text,
         "num_tokens": whole.usage.completion_tokens,
@@ -30,11 +43,15 @@ def completions() -> dict:
 def chat() -> dict:
     asked = {"model": model, "messages": MESSAGES, "max_completion_tokens": 8, "temperature": 0}
     whole = client.chat.completions.create(**asked)
-    chunks = list(client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
+    chunks = list(
+        client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})
+    )
     return {
         "whole": whole.choices[0].message.content,
         "finish_reason": whole.choices[0].finish_reason,
-        "streamed": "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices),
+        "streamed": "".join(
+            chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices
+        ),
         "usage": chunks[-1].usage.completion_tokens,
     }
 
@@ -64,7 +81,9 @@ def response_tools() -> dict:
         streamed = stream.get_final_response()
     [call] = called.output
     result = {"type": "function_call_output", "call_id": call.call_id, "output": "12 degrees"}
-    last = client.responses.create(**asked, input=[*conversation, *called.output, result], tool_choice="none")
+    last = client.responses.create(
+        **asked, input=[*conversation, *called.output, result], tool_choice="none"
+    )
     form = {"format": {"type": "json_schema", "name": "city", "schema": CITY}}
     in_its_form = client.responses.create(model=model, input="Hello", temperature=0, text=form)
     return {
@@ -76,7 +95,11 @@ def response_tools() -> dict:
 
 def fields_of_vllm() -> dict:
     begun = [*MESSAGES, {"role": "assistant", "content": "The"}]
-    body = {"continue_final_message": True, "add_generation_prompt": False, "return_token_ids": True}
+    body = {
+        "continue_final_message": True,
+        "add_generation_prompt": False,
+        "return_token_ids": True,
+    }
     asked = {"model": model, "messages": begun, "max_completion_tokens": 8, "temperature": 0}
     whole = client.chat.completions.create(**asked, extra_body=body | {"prompt_logprobs": 1})
     chunks = list(client.chat.completions.create(**asked, extra_body=body, stream=True))
@@ -84,13 +107,18 @@ def fields_of_vllm() -> dict:
         "prompt_ids": [whole.prompt_token_ids, chunks[0].prompt_token_ids],
         "num_scored": len(whole.prompt_logprobs),
         "ids": whole.choices[0].token_ids,
-        "streamed_ids": [each for chunk in chunks for each in getattr(chunk.choices[0], "token_ids", None) or []],
+        "streamed_ids": [
+            each for chunk in chunks for each in getattr(chunk.choices[0], "token_ids", None) or []
+        ],
     }
 
 
 def refusals() -> list[str]:
     found = []
-    for asked, kind in (({"max_tokens": -1}, BadRequestError), ({"model": "nobody"}, NotFoundError)):
+    for asked, kind in (
+        ({"max_tokens": -1}, BadRequestError),
+        ({"model": "nobody"}, NotFoundError),
+    ):
         try:
             client.chat.completions.create(**{"model": model, "messages": MESSAGES, **asked})
         except kind as error:

@@ -20,7 +20,9 @@ def embed(given, **more) -> list:
 def refusals() -> list[str]:
     found = []
     for ask in (
-        lambda: client.chat.completions.create(model=model, messages=[{"role": "user", "content": "Hello"}]),
+        lambda: client.chat.completions.create(
+            model=model, messages=[{"role": "user", "content": "Hello"}]
+        ),
         lambda: client.embeddings.create(model=model, input=""),
         lambda: client.embeddings.create(model=model, input="Hello", dimensions=1000),
     ):
@@ -39,7 +41,9 @@ print(
             "as_numbers": embed(TEXTS, encoding_format="float"),
             "short": embed(TEXTS[0], dimensions=8),
             "of_ids": embed([[5, 6, 7], [8]]),
-            "num_tokens": client.embeddings.create(model=model, input=[[5, 6, 7], [8]]).usage.prompt_tokens,
+            "num_tokens": client.embeddings.create(
+                model=model, input=[[5, 6, 7], [8]]
+            ).usage.prompt_tokens,
             "refusals": refusals(),
         }
     )

@@ -1,4 +1,6 @@
-"""Streams of an engine that is slow with its prompts, read by the helpers of openai and anthropic that join events."""
+"""Streams of an engine that is slow with its prompts, read by the helpers of openai and anthropic
+that join events.
+"""
 
 import json
 import sys

@@ -13,7 +13,15 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from handlers.base.beams import BeamSearch, Candidate, Continuation
 from handlers.base.sequence import Sequence, new_sequences
-from lmi.executor import ErrorKind, FinishReason, OutputConfig, Request, Result, SamplingConfig, TokenLogProb
+from lmi.executor import (
+    ErrorKind,
+    FinishReason,
+    OutputConfig,
+    Request,
+    Result,
+    SamplingConfig,
+    TokenLogProb,
+)
 from tests.beam_reference import Comparison, Found, transformers_beams
 
 VOCAB_SIZE = 24  # so small that end ids come often
@@ -43,7 +51,9 @@ def search_with(request: Request) -> BeamSearch:
     while not sequence.is_finished:
         prompt, beams = [*request.input_token_ids], search.running
         with torch.inference_mode():
-            logits = model()(torch.tensor([prompt + beam.token_ids for beam in beams])).logits[:, -1]
+            logits = model()(torch.tensor([prompt + beam.token_ids for beam in beams])).logits[
+                :, -1
+            ]
         values, token_ids = logits.log_softmax(-1).topk(min(search.num_candidates, VOCAB_SIZE))
         rows = zip(token_ids.tolist(), values.tolist(), strict=True)
         sequence.advance([list(map(Candidate, *row, row[1])) for row in rows])
@@ -52,7 +62,10 @@ def search_with(request: Request) -> BeamSearch:
 
 def random_request(random: random.Random) -> Request:
     width = random.randint(2, 6)
-    stops = [tuple(random.choices(range(VOCAB_SIZE), k=random.randint(1, 2))) for _ in range(random.randint(0, 2))]
+    stops = [
+        tuple(random.choices(range(VOCAB_SIZE), k=random.randint(1, 2)))
+        for _ in range(random.randint(0, 2))
+    ]
     return Request(
         input_token_ids=tuple(random.choices(range(VOCAB_SIZE), k=random.randint(1, 6))),
         max_tokens=random.randint(1, 24),
@@ -77,7 +90,10 @@ def test_sequences_and_scores_are_those_of_transformers(record_property: Any) ->
         found = Found([beam.token_ids for beam in best], scores)
         comparison.check(f"case {case}", found, transformers_beams(model(), request))
     record_property("ties", comparison.ties)
-    assert comparison.num_equal + len(comparison.ties) == NUM_CASES and len(comparison.ties) < NUM_CASES // 20
+    assert (
+        comparison.num_equal + len(comparison.ties) == NUM_CASES
+        and len(comparison.ties) < NUM_CASES // 20
+    )
 
 
 def started(
@@ -97,7 +113,9 @@ def started(
 
 
 def row(**scores: float) -> list[Candidate]:
-    """The candidates of a beam: `t3=-1.0` is token 3. The model's log-prob is half as far from 0."""
+    """The candidates of a beam: `t3=-1.0` is token 3. The model's log-prob is half as
+    far from 0.
+    """
     return [Candidate(int(name[1:]), score, score / 2) for name, score in scores.items()]
 
 
@@ -108,7 +126,10 @@ def result_of(sequence: Sequence) -> Result:
 
 def test_the_next_beams_are_the_best_of_all_and_say_which_beam_they_continue() -> None:
     sequence = started(2)
-    assert sequence.advance([row(t3=-1.0, t4=-2.0, t5=-3.0)]) == [Continuation(0, 3), Continuation(0, 4)]
+    assert sequence.advance([row(t3=-1.0, t4=-2.0, t5=-3.0)]) == [
+        Continuation(0, 3),
+        Continuation(0, 4),
+    ]
     steps = sequence.advance([row(t3=-4.0, t4=-5.0), row(t3=-0.5, t4=-0.6)])
     assert steps == [Continuation(1, 3), Continuation(1, 4)]
     assert sequence.token_ids == [1, 2, 4, 3]
@@ -118,14 +139,24 @@ def test_an_end_among_the_best_is_kept_and_a_worse_one_is_passed_over() -> None:
     sequence = started(2)
     search = sequence.search
     assert search is not None
-    assert sequence.advance([row(t9=-0.1, t3=-1.0, t4=-2.0)]) == [Continuation(0, 3), Continuation(0, 4)]
+    assert sequence.advance([row(t9=-0.1, t3=-1.0, t4=-2.0)]) == [
+        Continuation(0, 3),
+        Continuation(0, 4),
+    ]
     assert [beam.token_ids for beam in search.finished] == [[9]]
-    assert sequence.advance([row(t3=-1.0, t4=-1.5, t9=-2.0), row(t3=-3.0)]) == [Continuation(0, 3), Continuation(0, 4)]
+    assert sequence.advance([row(t3=-1.0, t4=-1.5, t9=-2.0), row(t3=-3.0)]) == [
+        Continuation(0, 3),
+        Continuation(0, 4),
+    ]
     assert [beam.token_ids for beam in search.finished] == [[9]]
 
 
-@pytest.mark.parametrize(("early_stopping", "is_over"), [(1, True), (0, False), (2, False), (None, False)])
-def test_early_stopping_ends_the_search_with_the_last_hypothesis(early_stopping: int | None, is_over: bool) -> None:
+@pytest.mark.parametrize(
+    ("early_stopping", "is_over"), [(1, True), (0, False), (2, False), (None, False)]
+)
+def test_early_stopping_ends_the_search_with_the_last_hypothesis(
+    early_stopping: int | None, is_over: bool
+) -> None:
     sequence = started(2, early_stopping=early_stopping, length_penalty=0.0)
     sequence.advance([row(t9=-3.0, t3=-1.0, t4=-2.0)])
     sequence.advance([row(t9=-0.4, t3=-0.1), row(t9=-0.1, t4=-0.9)])
@@ -134,7 +165,9 @@ def test_early_stopping_ends_the_search_with_the_last_hypothesis(early_stopping:
 
 
 def test_a_search_ends_when_nothing_can_become_better() -> None:
-    """After one step: the best running beam sums to -4. Over the length it could reach, it may be better still."""
+    """After one step: the best running beam sums to -4. Over the length it could reach, it may be
+    better still.
+    """
     for early_stopping, is_over in ((0, True), (2, False)):
         sequence = started(2, early_stopping=early_stopping, max_tokens=50)
         sequence.advance([row(t9=-1.0, t3=-1.1, t4=-1.2)])
@@ -206,7 +239,9 @@ def test_a_search_without_a_candidate_fails() -> None:
 
 def test_enough_candidates_are_asked_for_that_all_beams_can_run_on() -> None:
     def num_candidates(width: int, **fields: Any) -> int:
-        [sequence] = new_sequences(1, Request((1,), 5, sampling_config=SamplingConfig(width), **fields), 100)
+        [sequence] = new_sequences(
+            1, Request((1,), 5, sampling_config=SamplingConfig(width), **fields), 100
+        )
         assert sequence.search is not None
         return sequence.search.num_candidates
 

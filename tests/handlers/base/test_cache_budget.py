@@ -11,7 +11,9 @@ from handlers.base.configuration import MIN_TOKENS, default_budget
     ("memory_bytes", "num_tokens"),
     [(1 << 40, 64 * 2048), (4 * 100 * 5000, 5000), (1, MIN_TOKENS)],
 )
-def test_the_default_budget_fits_all_sequences_in_a_quarter_of_memory(memory_bytes: int, num_tokens: int) -> None:
+def test_the_default_budget_fits_all_sequences_in_a_quarter_of_memory(
+    memory_bytes: int, num_tokens: int
+) -> None:
     assert default_budget(64, 100_000, token_bytes=100, memory_bytes=memory_bytes) == num_tokens
 
 

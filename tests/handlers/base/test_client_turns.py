@@ -24,7 +24,9 @@ class Bench:
         self.begun: list[str] = []
         self.ends: dict[str, Event] = {}
 
-    def add(self, client: int, name: str, future: Future[str] | None = None, price: float = 1.0) -> Future[str]:
+    def add(
+        self, client: int, name: str, future: Future[str] | None = None, price: float = 1.0
+    ) -> Future[str]:
         self.ends.setdefault(name, Event())
         future = future or Future()
         self.turns.submit(client, self.compile(name), future, price)
@@ -67,7 +69,12 @@ def test_a_first_guide_waits_for_none_of_a_client_who_sent_many(bench: Bench) ->
 def test_guides_of_several_clients_begin_in_turns() -> None:
     bench = Bench(1)
     held = bench.add(HOG, "first")
-    futures = [bench.add(HOG, "a1"), bench.add(HOG, "a2"), bench.add(LIGHT, "b1"), bench.add(LIGHT, "b2")]
+    futures = [
+        bench.add(HOG, "a1"),
+        bench.add(HOG, "a2"),
+        bench.add(LIGHT, "b1"),
+        bench.add(LIGHT, "b2"),
+    ]
     for end in bench.ends.values():
         end.set()
     wait([held, *futures], TIMEOUT_S)
@@ -75,7 +82,9 @@ def test_guides_of_several_clients_begin_in_turns() -> None:
     bench.turns.close()
 
 
-def test_a_guide_that_a_crowd_has_asked_for_begins_in_the_turn_of_the_first_client_who_may(bench: Bench) -> None:
+def test_a_guide_that_a_crowd_has_asked_for_begins_in_the_turn_of_the_first_client_who_may(
+    bench: Bench,
+) -> None:
     for number in range(20):
         shared = bench.add(HOG, f"costly {number}")
     assert bench.add(LIGHT, "costly 19", shared) is shared
@@ -88,7 +97,9 @@ def test_a_guide_that_a_crowd_has_asked_for_begins_in_the_turn_of_the_first_clie
     assert bench.begun.count("costly 19") == 1
 
 
-def test_a_guide_that_nobody_waits_for_does_not_begin_and_one_that_fails_gives_its_place_back(bench: Bench) -> None:
+def test_a_guide_that_nobody_waits_for_does_not_begin_and_one_that_fails_gives_its_place_back(
+    bench: Bench,
+) -> None:
     bench.add(HOG, "costly")
     gone = bench.add(HOG, "gone")
     assert gone.cancel()
@@ -101,7 +112,9 @@ def test_a_guide_that_nobody_waits_for_does_not_begin_and_one_that_fails_gives_i
     assert last.result(TIMEOUT_S) == "last" and "gone" not in bench.begun
 
 
-def test_a_client_has_its_turn_when_it_has_had_the_least_whatever_the_number_of_its_pieces() -> None:
+def test_a_client_has_its_turn_when_it_has_had_the_least_whatever_the_number_of_its_pieces() -> (
+    None
+):
     bench = Bench(1)
     held = bench.add(HOG, "first", price=100)
     costly = [bench.add(HOG, f"costly {number}", price=100) for number in range(2)]
@@ -110,7 +123,9 @@ def test_a_client_has_its_turn_when_it_has_had_the_least_whatever_the_number_of_
     assert order[1:] == ["costly 0", *(f"cheap {number}" for number in range(6)), "costly 1"]
 
 
-def test_of_one_client_a_cheap_piece_goes_before_costly_ones_that_have_not_waited_for_longer() -> None:
+def test_of_one_client_a_cheap_piece_goes_before_costly_ones_that_have_not_waited_for_longer() -> (
+    None
+):
     bench = Bench(1)
     held = bench.add(HOG, "first", price=100)
     costly = [bench.add(HOG, f"costly {number}", price=100) for number in range(2)]
@@ -140,5 +155,10 @@ def test_a_client_who_asked_for_nothing_for_long_has_not_saved_up_turns() -> Non
     assert bench.add(LIGHT, "early").result(TIMEOUT_S) == "early"
     held = bench.add(HOG, "first", price=100)
     wait_until(lambda: "first" in bench.begun, "the first has begun")
-    futures = [bench.add(HOG, "a1"), bench.add(HOG, "a2"), bench.add(LIGHT, "b1"), bench.add(LIGHT, "b2")]
+    futures = [
+        bench.add(HOG, "a1"),
+        bench.add(HOG, "a2"),
+        bench.add(LIGHT, "b1"),
+        bench.add(LIGHT, "b2"),
+    ]
     assert bench.order(held, *futures)[2:] in (["a1", "b1", "a2", "b2"], ["b1", "a1", "b2", "a2"])

@@ -14,7 +14,9 @@ from lmi.settings.config import EngineConfig
 
 
 def test_an_executor_takes_both_forms_of_a_configuration() -> None:
-    given = ExecutorConfig(4, kv_cache_config=KvCacheConfig(enable_block_reuse=False, max_tokens=64))
+    given = ExecutorConfig(
+        4, kv_cache_config=KvCacheConfig(enable_block_reuse=False, max_tokens=64)
+    )
     for arguments in ((given, None), (None, given)):
         model, settings, options = settled("A library", Path("/m"), *arguments)
         assert (model, settings.max_beam_width, options.max_beam_width) == ("/m", 4, 4)
@@ -24,13 +26,22 @@ def test_an_executor_takes_both_forms_of_a_configuration() -> None:
 
 
 @pytest.mark.parametrize(("model", "text"), [(b"engine", None), ("/m", "{}")])
-def test_a_buffer_is_refused_by_the_name_of_the_library(model: str | bytes, text: str | None) -> None:
-    with pytest.raises(Unsupported, match="engine_buffer .*A library reads a model from its folder"):
+def test_a_buffer_is_refused_by_the_name_of_the_library(
+    model: str | bytes, text: str | None
+) -> None:
+    with pytest.raises(
+        Unsupported, match="engine_buffer .*A library reads a model from its folder"
+    ):
         settled("A library", model, text, None)
 
 
 def test_an_executor_needs_no_vocabulary_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        settled("A library", "/m", ExecutorConfig(guided_decoding_config=GuidedDecodingConfig(("a",))), None)
+        settled(
+            "A library",
+            "/m",
+            ExecutorConfig(guided_decoding_config=GuidedDecodingConfig(("a",))),
+            None,
+        )
     [line] = caplog.messages
     assert line == "guided_decoding_config is not needed: A library reads the model's own tokenizer"

@@ -1,4 +1,6 @@
-"""Batches of events of a cache over ZeroMQ: numbered, sent again on request, and no burden for the engine."""
+"""Batches of events of a cache over ZeroMQ: numbered, sent again on request, and no burden for the
+engine.
+"""
 
 from __future__ import annotations
 
@@ -53,12 +55,20 @@ def replayed(folder: Path, first: int) -> list[tuple[int, int]]:
         while (frames := asking.recv_multipart()) != [b"", b"", LAST, b""]:
             _, topic, number, payload = frames
             assert topic == b"kv@pod@model"
-            found.append((int.from_bytes(number, "big"), msgspec.msgpack.decode(payload)[1][0]["block_hashes"][0]))
+            found.append(
+                (
+                    int.from_bytes(number, "big"),
+                    msgspec.msgpack.decode(payload)[1][0]["block_hashes"][0],
+                )
+            )
         return found
 
 
 def test_a_subscriber_gets_numbered_batches_and_what_it_missed_on_request(tmp_path: Path) -> None:
-    with publisher(tmp_path) as publishing, socket(zmq.SUB, f"ipc://{tmp_path}/events") as subscriber:
+    with (
+        publisher(tmp_path) as publishing,
+        socket(zmq.SUB, f"ipc://{tmp_path}/events") as subscriber,
+    ):
         subscriber.subscribe(b"kv@")
         published = 0
         while not subscriber.poll(10):  # it has not joined yet
@@ -69,8 +79,12 @@ def test_a_subscriber_gets_numbered_batches_and_what_it_missed_on_request(tmp_pa
         seen = int.from_bytes(number, "big")
         timestamp, events, replica = msgspec.msgpack.decode(payload)
         assert topic == b"kv@pod@model" and timestamp > 1e9 and replica == 3
-        assert events == [{"type": "BlockRemoved", "block_hashes": [100 + seen], "medium": "GPU", "group_idx": 0}]
-        assert replayed(tmp_path, 0)[: seen + 1] == [(missed, 100 + missed) for missed in range(seen + 1)]
+        assert events == [
+            {"type": "BlockRemoved", "block_hashes": [100 + seen], "medium": "GPU", "group_idx": 0}
+        ]
+        assert replayed(tmp_path, 0)[: seen + 1] == [
+            (missed, 100 + missed) for missed in range(seen + 1)
+        ]
 
 
 def test_only_the_last_batches_are_kept(tmp_path: Path) -> None:
@@ -98,7 +112,9 @@ def test_a_socket_that_cannot_be_had_ends_the_start_with_its_endpoint(tmp_path: 
 
 def test_without_pyzmq_the_start_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "zmq", None)
-    with pytest.raises(BadConfiguration, match="needs pyzmq, which is not installed: scripts/install kv-events"):
+    with pytest.raises(
+        BadConfiguration, match="needs pyzmq, which is not installed: scripts/install kv-events"
+    ):
         EventPublisher(KvEventsConfig())
 
 
@@ -124,8 +140,20 @@ def test_each_replica_binds_sockets_of_its_own_and_all_connect_to_one_router() -
 
 @pytest.mark.parametrize(
     "text",
-    ["", "true", "[]", '{"endpoind": "tcp://*:5557"}', '{"endpoint": "5557"}', '{"endpoint": "tcp://*"}']
-    + ['{"publisher": "kafka"}', '{"hwm": -1}', '{"max_queue_size": 0}', '{"replay_endpoint": "http://a:1"}'],
+    [
+        "",
+        "true",
+        "[]",
+        '{"endpoind": "tcp://*:5557"}',
+        '{"endpoint": "5557"}',
+        '{"endpoint": "tcp://*"}',
+    ]
+    + [
+        '{"publisher": "kafka"}',
+        '{"hwm": -1}',
+        '{"max_queue_size": 0}',
+        '{"replay_endpoint": "http://a:1"}',
+    ],
 )
 def test_a_configuration_that_is_not_vllms_is_refused(text: str) -> None:
     with pytest.raises(ValueError):

@@ -12,7 +12,9 @@ from lmi.executor import FinishReason, OutputConfig, PromptLogProb, Request, Sam
 
 
 def sequence(max_length: int = 100, **fields: Any) -> Sequence:
-    return new_sequences(1, Request(**{"input_token_ids": (1, 2), "max_tokens": 10, **fields}), max_length)[0]
+    return new_sequences(
+        1, Request(**{"input_token_ids": (1, 2), "max_tokens": 10, **fields}), max_length
+    )[0]
 
 
 @given(
@@ -76,7 +78,9 @@ def test_a_restart_drops_prompt_log_probs_only_when_they_are_not_complete() -> N
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_what_was_not_sent_is_dropped_when_a_sequence_is_ended_from_outside(streaming: bool) -> None:
+def test_what_was_not_sent_is_dropped_when_a_sequence_is_ended_from_outside(
+    streaming: bool,
+) -> None:
     one = sequence(streaming=streaming, output_config=OutputConfig(return_log_probs=True))
     one.append(5, -1.0)
     assert len(list(one.take_responses())) == streaming
@@ -90,7 +94,9 @@ def test_what_was_not_sent_is_dropped_when_a_sequence_is_ended_from_outside(stre
 
 def siblings(**fields: Any) -> list[Sequence]:
     config = SamplingConfig(num_return_sequences=3, seed=5)
-    return new_sequences(1, Request(input_token_ids=(1, 2), max_tokens=2, sampling_config=config, **fields), 100)
+    return new_sequences(
+        1, Request(input_token_ids=(1, 2), max_tokens=2, sampling_config=config, **fields), 100
+    )
 
 
 def end(one: Sequence) -> None:
@@ -99,7 +105,11 @@ def end(one: Sequence) -> None:
 
 
 def test_sequences_of_one_request_have_seeds_of_their_own() -> None:
-    assert [(one.id, one.index, one.seed) for one in siblings()] == [(1, 0, 5), (1, 1, 6), (1, 2, 7)]
+    assert [(one.id, one.index, one.seed) for one in siblings()] == [
+        (1, 0, 5),
+        (1, 1, 6),
+        (1, 2, 7),
+    ]
 
 
 def test_only_the_last_response_of_the_last_sequence_is_final() -> None:
@@ -111,7 +121,9 @@ def test_only_the_last_response_of_the_last_sequence_is_final() -> None:
         one.append(8)
     last = [response.result for one in reversed(several) for response in one.take_responses()]
     assert [
-        (result.sequence_index, result.is_sequence_final, result.is_final) for result in first + last if result
+        (result.sequence_index, result.is_sequence_final, result.is_final)
+        for result in first + last
+        if result
     ] == [
         *((0, False, False), (1, False, False), (2, False, False)),
         *((2, True, False), (1, True, False), (0, True, True)),
@@ -129,7 +141,9 @@ def test_one_sequence_that_fails_takes_its_request_with_it_in_one_error() -> Non
 
 def test_greedy_sequences_are_computed_once_and_answered_as_often_as_asked() -> None:
     config = SamplingConfig(num_return_sequences=3, temperature=0)
-    [one] = new_sequences(1, Request(input_token_ids=(1,), max_tokens=2, sampling_config=config), 100)
+    [one] = new_sequences(
+        1, Request(input_token_ids=(1,), max_tokens=2, sampling_config=config), 100
+    )
     end(one)
     results = [response.result for response in one.take_responses()]
     assert [(r.sequence_index, r.output_token_ids, r.is_final) for r in results if r] == [

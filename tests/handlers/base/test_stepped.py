@@ -29,7 +29,9 @@ TIMEOUT_S = 60.0
 
 
 class Late(EchoExecutor):
-    """Reports every step twice, like an engine that gets the outputs of two steps of another process together."""
+    """Reports every step twice, like an engine that gets the outputs of two steps of another
+    process together.
+    """
 
     def _step(self) -> Step:
         step = super()._step()
@@ -45,7 +47,9 @@ def test_a_sequence_that_is_told_of_twice_in_a_step_ends_once_and_hurts_nobody()
             assert isinstance(response, Response) and response.result is not None, response
             assert response.result.output_token_ids == [[5, 6, 5]]
             assert response.result.finish_reasons == [FinishReason.LENGTH]
-        assert sum(step.num_completed_requests for step in executor.get_latest_iteration_stats()) == 2
+        assert (
+            sum(step.num_completed_requests for step in executor.get_latest_iteration_stats()) == 2
+        )
 
 
 def counts(step: IterationStats) -> tuple[int, int]:
@@ -61,13 +65,20 @@ def test_statistics_and_the_queue_s_limit_count_requests_and_not_their_sequences
             Request(input_token_ids=(5, 6), max_tokens=4000, sampling_config=four, streaming=True)
         )
         assert executor.await_responses(ran, TIMEOUT_S), "it runs"
-        waiting = [executor.enqueue_request(Request(input_token_ids=(5,), max_tokens=1)) for _ in range(2)]
+        waiting = [
+            executor.enqueue_request(Request(input_token_ids=(5,), max_tokens=1)) for _ in range(2)
+        ]
         with pytest.raises(Overloaded, match="2 requests wait already"):
             executor.enqueue_request(Request(input_token_ids=(5,), max_tokens=1))
-        wait_until(lambda: (1, 2) in map(counts, executor.get_latest_iteration_stats()), "one runs and two wait")
+        wait_until(
+            lambda: (1, 2) in map(counts, executor.get_latest_iteration_stats()),
+            "one runs and two wait",
+        )
         executor.cancel_request(ran)
         assert all(executor.await_responses(one, TIMEOUT_S) for one in waiting)
-        assert sum(step.num_completed_requests for step in executor.get_latest_iteration_stats()) == 3
+        assert (
+            sum(step.num_completed_requests for step in executor.get_latest_iteration_stats()) == 3
+        )
 
 
 def test_a_request_that_is_over_cannot_be_cancelled_into_a_step() -> None:
@@ -86,12 +97,19 @@ def test_a_request_that_is_cancelled_is_told_to_be_complete_once() -> None:
     options = {"echo_step_ms": "1", "echo_max_num_sequences": "1"}
     config = EngineConfig(handler="echo", options=options, request_stats_max_iterations=1000)
     with EchoExecutor(config) as executor:
-        ran, waited = executor.enqueue_requests([Request(input_token_ids=(5,), max_tokens=4000)] * 2)
-        wait_until(lambda: (1, 1) in map(counts, executor.get_latest_iteration_stats()), "one runs and one waits")
+        ran, waited = executor.enqueue_requests(
+            [Request(input_token_ids=(5,), max_tokens=4000)] * 2
+        )
+        wait_until(
+            lambda: (1, 1) in map(counts, executor.get_latest_iteration_stats()),
+            "one runs and one waits",
+        )
         for one in (waited, ran):
             executor.cancel_request(one)
             executor.await_responses(one, TIMEOUT_S)
-        told = [stats for step in executor.get_latest_request_stats() for stats in step.request_stats]
+        told = [
+            stats for step in executor.get_latest_request_stats() for stats in step.request_stats
+        ]
     for one in (ran, waited):
         assert [stats.stage for stats in told if stats.id == one].count("GENERATION_COMPLETE") == 1
 
@@ -108,14 +126,24 @@ class Stopping(EchoExecutor):
         return super()._step()
 
 
-def test_a_request_that_ends_at_the_boundary_of_the_step_that_stops_the_engine_gets_its_end() -> None:
+def test_a_request_that_ends_at_the_boundary_of_the_step_that_stops_the_engine_gets_its_end() -> (
+    None
+):
     with Stopping(EngineConfig(handler="echo")) as executor:
-        ran, cancelled = executor.enqueue_requests([Request(input_token_ids=(5,), max_tokens=10)] * 2)
+        ran, cancelled = executor.enqueue_requests(
+            [Request(input_token_ids=(5,), max_tokens=10)] * 2
+        )
         executor.cancel_request(cancelled)
         executor.go_on.set()
         [[lost], [ended]] = executor.await_responses([ran, cancelled], TIMEOUT_S)
-        assert isinstance(lost, Response) and lost.error is not None and lost.error.kind is ErrorKind.ENGINE_LOST
-        assert isinstance(ended, Response) and ended.get_result().finish_reasons == [FinishReason.CANCELLED]
+        assert (
+            isinstance(lost, Response)
+            and lost.error is not None
+            and lost.error.kind is ErrorKind.ENGINE_LOST
+        )
+        assert isinstance(ended, Response) and ended.get_result().finish_reasons == [
+            FinishReason.CANCELLED
+        ]
 
 
 TIMED = OutputConfig(return_perf_metrics=True)
@@ -125,13 +153,20 @@ def test_the_times_of_a_request_are_those_of_its_way() -> None:
     options = {"echo_step_ms": "5", "echo_max_num_sequences": "1"}
     with EchoExecutor(EngineConfig(handler="echo", options=options)) as executor:
         before = time.monotonic()
-        asked = [Request(input_token_ids=(5, 6), max_tokens=4, output_config=TIMED) for _ in range(2)]
+        asked = [
+            Request(input_token_ids=(5, 6), max_tokens=4, output_config=TIMED) for _ in range(2)
+        ]
         ids = executor.enqueue_requests(asked)
         answers = [one for answered in executor.await_responses(ids, TIMEOUT_S) for one in answered]  # type: ignore[union-attr]
         after = time.monotonic()
         first, second = (one.result.request_perf_metrics for one in answers)
         for times in (first, second):
-            way = [times.arrival_time, times.first_scheduled_time, times.first_token_time, times.last_token_time]
+            way = [
+                times.arrival_time,
+                times.first_scheduled_time,
+                times.first_token_time,
+                times.last_token_time,
+            ]
             assert [before, *way, after] == sorted([before, *way, after])
             assert times.last_token_time - times.first_token_time >= 3 * 0.004
         assert second.first_scheduled_time >= first.last_token_time, "it waited for the only place"
@@ -153,7 +188,9 @@ def test_no_request_is_scheduled_before_it_arrives_however_many_clients_ask() ->
 def test_the_times_stand_on_the_last_result_and_only_where_they_are_wanted() -> None:
     with EchoExecutor(EngineConfig(handler="echo", options={"echo_step_ms": "1"})) as executor:
         for output, expected in ((OutputConfig(), [False] * 3), (TIMED, [False, False, True])):
-            asked = Request(input_token_ids=(5,), max_tokens=3, streaming=True, output_config=output)
+            asked = Request(
+                input_token_ids=(5,), max_tokens=3, streaming=True, output_config=output
+            )
             request_id, results = executor.enqueue_request(asked), list[Any]()
             while len(results) < 3:
                 results += [one.result for one in executor.await_responses(request_id, TIMEOUT_S)]  # type: ignore[union-attr]
@@ -164,7 +201,9 @@ def test_a_request_that_never_ran_has_only_the_time_of_its_arrival() -> None:
     options = {"echo_step_ms": "1", "echo_max_num_sequences": "1"}
     with EchoExecutor(EngineConfig(handler="echo", options=options)) as executor:
         executor.enqueue_request(Request(input_token_ids=(5,), max_tokens=10_000))
-        waiting = executor.enqueue_request(Request(input_token_ids=(5,), max_tokens=1, output_config=TIMED))
+        waiting = executor.enqueue_request(
+            Request(input_token_ids=(5,), max_tokens=1, output_config=TIMED)
+        )
         executor.cancel_request(waiting)
         [response] = executor.await_responses(waiting, TIMEOUT_S)
         times = response.result.request_perf_metrics  # type: ignore[union-attr]

@@ -38,7 +38,9 @@ PROMPT = (1, 2, 3)
 
 @cache
 def log_probs_after(token_ids: tuple[int, ...]) -> list[float]:
-    """The log-prob of each next token: any numbers that depend on all tokens before. FAULT and BREAK are unlikely."""
+    """The log-prob of each next token: any numbers that depend on all tokens before. FAULT and
+    BREAK are unlikely.
+    """
     dice = random.Random(str(token_ids))
     logits = [dice.uniform(-4, 4) for _ in range(VOCAB_SIZE)]
     logits[FAULT] = logits[BREAK] = -50.0
@@ -57,7 +59,9 @@ class Work(foreign_engine.Work):
 
 
 class Engine(foreign_engine.Engine):
-    """It gives the best token and the best `num_top` log-probs. `num_added` and `num_running` count what it saw."""
+    """It gives the best token and the best `num_top` log-probs. `num_added` and `num_running` count
+    what it saw.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -119,7 +123,9 @@ class Executor(DrivenExecutor[foreign_engine.Work]):
 
     def _work(self, sequence: Sequence) -> Work:
         prompt = sequence.request.input_token_ids
-        return Work(f"{sequence.id}.{sequence.index}", list(prompt), len(prompt), sequence.max_tokens, None)
+        return Work(
+            f"{sequence.id}.{sequence.index}", list(prompt), len(prompt), sequence.max_tokens, None
+        )
 
     def _row_work(self, sequence: Sequence, row: BeamRow) -> Work:
         if row.token_ids[0] == FAULT:
@@ -133,7 +139,9 @@ def executor() -> Iterator[Executor]:
         yield executor
 
 
-def ask(width: int = 3, prompt: tuple[int, ...] = PROMPT, max_tokens: int = 8, **fields: Any) -> Request:
+def ask(
+    width: int = 3, prompt: tuple[int, ...] = PROMPT, max_tokens: int = 8, **fields: Any
+) -> Request:
     sampling = {"beam_width": width, "num_return_sequences": width} | fields.pop("sampling", {})
     return Request(prompt, max_tokens, sampling_config=Sampling(**sampling), **fields)
 
@@ -176,7 +184,9 @@ REQUESTS = [
 
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=range(len(REQUESTS)))
-def test_the_beams_are_those_of_a_search_that_sees_the_whole_vocabulary(executor: Executor, request_: Request) -> None:
+def test_the_beams_are_those_of_a_search_that_sees_the_whole_vocabulary(
+    executor: Executor, request_: Request
+) -> None:
     expected = beams_of(request_)
     found = result(executor, request_)
     assert found.output_token_ids == [beam.token_ids for beam in expected]
@@ -185,11 +195,24 @@ def test_the_beams_are_those_of_a_search_that_sees_the_whole_vocabulary(executor
 
 
 def test_a_result_has_the_log_probs_that_it_was_asked_for(executor: Executor) -> None:
-    output = OutputConfig(return_log_probs=True, num_top_log_probs=15, num_prompt_log_probs=0, return_perf_metrics=True)
+    output = OutputConfig(
+        return_log_probs=True,
+        num_top_log_probs=15,
+        num_prompt_log_probs=0,
+        return_perf_metrics=True,
+    )
     found = result(executor, ask(output_config=output))
-    assert found.log_probs is not None and found.cum_log_probs is not None and found.top_log_probs is not None
+    assert (
+        found.log_probs is not None
+        and found.cum_log_probs is not None
+        and found.top_log_probs is not None
+    )
     for token_ids, log_probs, total, tops in zip(
-        found.output_token_ids, found.log_probs, found.cum_log_probs, found.top_log_probs, strict=True
+        found.output_token_ids,
+        found.log_probs,
+        found.cum_log_probs,
+        found.top_log_probs,
+        strict=True,
     ):
         tokens = PROMPT
         for token_id, log_prob, top in zip(token_ids, log_probs, tops, strict=True):
@@ -200,8 +223,17 @@ def test_a_result_has_the_log_probs_that_it_was_asked_for(executor: Executor) ->
     assert found.prompt_log_probs is not None and len(found.prompt_log_probs) == len(PROMPT)
     assert found.num_cached_tokens == 1, "what the engine says of the prompt"
     times = found.request_perf_metrics
-    assert times is not None and times.first_scheduled_time is not None and times.first_token_time is not None
-    assert times.arrival_time <= times.first_scheduled_time <= times.first_token_time < (times.last_token_time or 0)
+    assert (
+        times is not None
+        and times.first_scheduled_time is not None
+        and times.first_token_time is not None
+    )
+    assert (
+        times.arrival_time
+        <= times.first_scheduled_time
+        <= times.first_token_time
+        < (times.last_token_time or 0)
+    )
 
 
 def test_each_response_of_a_stream_restates_all_beams(executor: Executor) -> None:
@@ -213,21 +245,34 @@ def test_each_response_of_a_stream_restates_all_beams(executor: Executor) -> Non
     assert all(one.sequence_index == 0 and len(one.output_token_ids) == 3 for one in results)
 
 
-def test_statistics_count_a_search_as_one_request_and_its_beams_as_tokens(executor: Executor) -> None:
+def test_statistics_count_a_search_as_one_request_and_its_beams_as_tokens(
+    executor: Executor,
+) -> None:
     plain, wide = executor.enqueue_requests([Request(PROMPT, 8), ask()])
     finish(executor, plain), finish(executor, wide)
     steps = executor.get_latest_iteration_stats()
     assert sum(step.num_context_tokens for step in steps) == 2 * len(PROMPT)
-    assert sum(step.num_generation_tokens for step in steps) == 7 + 7 * 3, "the first token comes with the prompt"
+    assert sum(step.num_generation_tokens for step in steps) == 7 + 7 * 3, (
+        "the first token comes with the prompt"
+    )
     assert sum(step.num_completed_requests for step in steps) == 2
     assert {step.num_active_requests for step in steps[:-2]} == {2}
     assert {step.num_queued_requests for step in steps} == {0}
-    stages = [one.stage for each in executor.get_latest_request_stats() for one in each.request_stats if one.id == wide]
+    stages = [
+        one.stage
+        for each in executor.get_latest_request_stats()
+        for one in each.request_stats
+        if one.id == wide
+    ]
     assert stages == ["GENERATION_IN_PROGRESS"] * 7 + ["GENERATION_COMPLETE"]
 
 
-def test_a_search_runs_beside_more_requests_than_the_engine_runs_at_once(executor: Executor) -> None:
-    ids = executor.enqueue_requests([ask(4, (one, 5)) for one in range(6)] + [Request(PROMPT, 8)] * 6)
+def test_a_search_runs_beside_more_requests_than_the_engine_runs_at_once(
+    executor: Executor,
+) -> None:
+    ids = executor.enqueue_requests(
+        [ask(4, (one, 5)) for one in range(6)] + [Request(PROMPT, 8)] * 6
+    )
     found = [finish(executor, one)[-1].get_result() for one in ids]
     for number in range(6):
         expected = [beam.token_ids for beam in beams_of(ask(4, (number, 5)))]
@@ -254,19 +299,32 @@ def test_a_search_ends_at_its_deadline(executor: Executor) -> None:
 
 
 def test_what_the_engine_refuses_or_gives_up_ends_only_that_search(executor: Executor) -> None:
-    refused, given_up, good = executor.enqueue_requests([ask(prompt=(FAULT,)), ask(prompt=(1, FAULT)), ask()])
+    refused, given_up, good = executor.enqueue_requests(
+        [ask(prompt=(FAULT,)), ask(prompt=(1, FAULT)), ask()]
+    )
     error = finish(executor, refused)[-1].error
-    assert error is not None and (error.message, error.kind) == ("the engine takes no such prompt", ErrorKind.INVALID)
+    assert error is not None and (error.message, error.kind) == (
+        "the engine takes no such prompt",
+        ErrorKind.INVALID,
+    )
     assert finish(executor, given_up)[-1].error_msg == "Foreign gave the request up: a fault"
-    assert finish(executor, good)[-1].get_result().output_token_ids == [beam.token_ids for beam in beams_of(ask())]
+    assert finish(executor, good)[-1].get_result().output_token_ids == [
+        beam.token_ids for beam in beams_of(ask())
+    ]
     assert executor.engine.is_empty
 
 
-def test_a_search_that_waited_when_a_step_raised_starts_again_and_one_that_ran_ends(executor: Executor) -> None:
+def test_a_search_that_waited_when_a_step_raised_starts_again_and_one_that_ran_ends(
+    executor: Executor,
+) -> None:
     running = [ask(2, (one, BREAK)) for one in range(MAX_NUM_SEQUENCES)]
     *ran, waited = executor.enqueue_requests([*running, ask()])
-    assert {finish(executor, one)[-1].error_msg for one in ran} == {"the step failed: the step broke"}
-    assert finish(executor, waited)[-1].get_result().output_token_ids == [beam.token_ids for beam in beams_of(ask())]
+    assert {finish(executor, one)[-1].error_msg for one in ran} == {
+        "the step failed: the step broke"
+    }
+    assert finish(executor, waited)[-1].get_result().output_token_ids == [
+        beam.token_ids for beam in beams_of(ask())
+    ]
     assert executor.engine.is_empty
 
 
@@ -283,13 +341,18 @@ def test_a_search_that_waited_when_a_step_raised_starts_again_and_one_that_ran_e
 def test_rules_that_change_logits_are_refused_beside_beams(
     executor: Executor, name: str, fields: dict[str, Any]
 ) -> None:
-    with pytest.raises(Unsupported, match=f"{name} is not supported here: foreign has no .* in a beam search"):
+    with pytest.raises(
+        Unsupported, match=f"{name} is not supported here: foreign has no .* in a beam search"
+    ):
         executor.enqueue_request(ask(**fields))
 
 
 def test_penalties_that_change_nothing_are_taken_beside_beams(executor: Executor) -> None:
     off = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
-    assert result(executor, ask(sampling=off)).output_token_ids == result(executor, ask()).output_token_ids
+    assert (
+        result(executor, ask(sampling=off)).output_token_ids
+        == result(executor, ask()).output_token_ids
+    )
 
 
 def test_more_ends_than_the_engine_has_log_probs_for_are_refused(executor: Executor) -> None:

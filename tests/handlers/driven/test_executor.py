@@ -17,7 +17,14 @@ from handlers.driven.executor import Preparation, name_of
 from lmi.errors import InvalidParameter, InvalidRequest, UnknownAdapter
 from lmi.executor import ErrorKind, FinishReason, LoraConfig, Request, Response, ResponseError
 from lmi.settings.config import EngineConfig
-from tests.system.engines.foreign_engine import BREAK, FAULT, MAX_NUM_SEQUENCES, Executor, Work, write_adapter
+from tests.system.engines.foreign_engine import (
+    BREAK,
+    FAULT,
+    MAX_NUM_SEQUENCES,
+    Executor,
+    Work,
+    write_adapter,
+)
 
 TIMEOUT_S = 60.0
 
@@ -44,7 +51,9 @@ def ask(*prompt: int, max_tokens: int = 3) -> Request:
     return Request(input_token_ids=prompt, max_tokens=max_tokens)
 
 
-def test_what_the_engine_gives_up_ends_with_its_words_and_the_rest_goes_on(executor: Executor) -> None:
+def test_what_the_engine_gives_up_ends_with_its_words_and_the_rest_goes_on(
+    executor: Executor,
+) -> None:
     bad, good = executor.enqueue_requests([ask(1, FAULT), ask(1, 2)])
     ended = finals(executor, [bad, good])
     assert ended[bad].error_msg == "Foreign gave the request up: a fault"
@@ -54,7 +63,10 @@ def test_what_the_engine_gives_up_ends_with_its_words_and_the_rest_goes_on(execu
 def test_what_the_engine_refuses_is_the_clients_fault(executor: Executor) -> None:
     bad, good = executor.enqueue_requests([ask(FAULT), ask(1, 2)])
     error = finals(executor, [bad, good])[bad].error
-    assert error is not None and (error.message, error.kind) == ("the engine takes no such prompt", ErrorKind.INVALID)
+    assert error is not None and (error.message, error.kind) == (
+        "the engine takes no such prompt",
+        ErrorKind.INVALID,
+    )
 
 
 class Broken(Preparation[None]):
@@ -78,7 +90,9 @@ def test_a_preparation_that_breaks_fails_only_its_request(executor: Executor) ->
     executor._preparations = [Broken(executor._wake)]
     bad, good = executor.enqueue_requests([ask(1, FAULT), ask(1, 2)])
     ended = finals(executor, [bad, good])
-    assert ended[bad].error == ResponseError("the request was not prepared: no such program", ErrorKind.GENERATION)
+    assert ended[bad].error == ResponseError(
+        "the request was not prepared: no such program", ErrorKind.GENERATION
+    )
     assert ended[good].result is not None and ended[good].result.output_token_ids == [[1, 2, 1]]
 
 
@@ -99,7 +113,9 @@ def test_a_step_that_raises_ends_what_ran_and_what_waited_starts_again(executor:
     *ran, waited = executor.enqueue_requests([*running, ask(1, 2)])
     ended = finals(executor, [*ran, waited])
     assert {ended[one].error_msg for one in ran} == {"the step failed: the step broke"}
-    assert ended[waited].result is not None and ended[waited].result.finish_reasons == [FinishReason.LENGTH]
+    assert ended[waited].result is not None and ended[waited].result.finish_reasons == [
+        FinishReason.LENGTH
+    ]
     assert executor.get_latest_iteration_stats()[-1].num_active_requests == 0
 
 
@@ -129,7 +145,9 @@ def test_a_full_batch_leaves_its_express_places_to_express_requests() -> None:
     assert next(turns.take(running)).id == 1
 
 
-def test_an_adapter_that_is_unloaded_stays_in_the_engine_until_its_last_sequence_ends(tmp_path: Path) -> None:
+def test_an_adapter_that_is_unloaded_stays_in_the_engine_until_its_last_sequence_ends(
+    tmp_path: Path,
+) -> None:
     path = write_adapter(tmp_path / "formal", shift=5)
     adapted = Request(input_token_ids=(1, 2), max_tokens=20, lora_config=LoraConfig("formal"))
     with Executor(EngineConfig(handler="foreign", options={"enable_lora": "true"})) as executor:
@@ -139,10 +157,16 @@ def test_an_adapter_that_is_unloaded_stays_in_the_engine_until_its_last_sequence
         with pytest.raises(UnknownAdapter, match="Adapter formal is not registered"):
             executor.enqueue_request(adapted)
         shutil.rmtree(path)
-        executor.load_adapter("formal", str(write_adapter(path, shift=7)))  # another one of this name
+        executor.load_adapter(
+            "formal", str(write_adapter(path, shift=7))
+        )  # another one of this name
         executor.cancel_request(ids[0])
         ended = finals(executor, ids)
-        assert {one.result.output_token_ids[0][0] for one in (ended[each] for each in ids[1:]) if one.result} == {6}
+        assert {
+            one.result.output_token_ids[0][0]
+            for one in (ended[each] for each in ids[1:])
+            if one.result
+        } == {6}
         [again] = finals(executor, [executor.enqueue_request(adapted)]).values()
         assert again.result is not None and again.result.output_token_ids[0][0] == 8
         assert list(executor.engine.shifts.values()) == [7], "the first one has left the engine"

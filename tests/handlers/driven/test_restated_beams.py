@@ -63,7 +63,10 @@ def executor() -> Iterator[Executor]:
 
 
 def ask(**fields: Any) -> Request:
-    given: dict[str, Any] = {"sampling_config": SamplingConfig(WIDTH), "output_config": OutputConfig(True)}
+    given: dict[str, Any] = {
+        "sampling_config": SamplingConfig(WIDTH),
+        "output_config": OutputConfig(True),
+    }
     return Request(**{"input_token_ids": (1, 2), "max_tokens": 3, **given, **fields})
 
 
@@ -76,14 +79,22 @@ def run(executor: Executor, request: Request) -> list[Response]:
     return responses
 
 
-def test_a_stream_carries_the_beams_of_each_step_in_place_of_those_before(executor: Executor) -> None:
+def test_a_stream_carries_the_beams_of_each_step_in_place_of_those_before(
+    executor: Executor,
+) -> None:
     results = [one.get_result() for one in run(executor, ask(streaming=True))]
-    assert [result.output_token_ids for result in results] == [[one.token_ids for one in beams] for beams, _ in STEPS]
-    assert [result.finish_reasons for result in results[:2]] == [[FinishReason.NOT_FINISHED] * WIDTH] * 2
+    assert [result.output_token_ids for result in results] == [
+        [one.token_ids for one in beams] for beams, _ in STEPS
+    ]
+    assert [result.finish_reasons for result in results[:2]] == [
+        [FinishReason.NOT_FINISHED] * WIDTH
+    ] * 2
     assert results[-1].finish_reasons == [LENGTH, END]
 
 
-def test_the_answer_has_as_many_beams_as_are_asked_for_with_their_log_probs(executor: Executor) -> None:
+def test_the_answer_has_as_many_beams_as_are_asked_for_with_their_log_probs(
+    executor: Executor,
+) -> None:
     [response] = run(executor, ask(sampling_config=SamplingConfig(WIDTH, num_return_sequences=1)))
     result = response.get_result()
     assert (result.output_token_ids, result.log_probs) == ([[6, 7, 9]], [[-2.0, -0.1, -0.3]])

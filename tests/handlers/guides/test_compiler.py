@@ -22,7 +22,8 @@ from tests.machine import MAX_TRIES
 VOCABULARY = GuidedDecodingConfig(["<end>", "a", "b"], stop_token_ids=[0])
 TIMEOUT_S = 120.0
 EXPLODING = GuidedDecodingParams(
-    GuideType.JSON_SCHEMA, '{"type": "integer", "allOf": [{"multipleOf": 9973}, {"multipleOf": 9967}]}'
+    GuideType.JSON_SCHEMA,
+    '{"type": "integer", "allOf": [{"multipleOf": 9973}, {"multipleOf": 9967}]}',
 )
 
 
@@ -32,7 +33,9 @@ def regex(text: str) -> GuidedDecodingParams:
 
 @contextmanager
 def compiler_with(max_compile_s: float, later_s: float | None = None) -> Iterator[GuideCompiler]:
-    """`later_s` is the limit from the start of the process on; the wait for that start has the other one."""
+    """`later_s` is the limit from the start of the process on; the wait for that start has the
+    other one.
+    """
 
     def read_config() -> GuidedDecodingConfig:
         compiler.start.max_compile_s = later_s or max_compile_s
@@ -98,7 +101,9 @@ def test_a_process_that_hangs_is_ended_in_time_and_the_next_guide_starts_another
 
 
 def test_a_guide_that_is_late_by_the_clock_ends_by_itself_and_may_be_tried_again() -> None:
-    for _ in range(MAX_TRIES):  # again if the machine gets so much busier meanwhile that a small guide is late too
+    for _ in range(
+        MAX_TRIES
+    ):  # again if the machine gets so much busier meanwhile that a small guide is late too
         limit_s = short_limit_s()
         with compiler_with(TIMEOUT_S, limit_s) as compiler, suppress(Unavailable, TooSlow):
             compiler.compile(regex("a"))
@@ -114,7 +119,9 @@ def test_a_guide_that_is_late_by_the_clock_ends_by_itself_and_may_be_tried_again
 def chain(num: int, link: str) -> str:
     """A schema of definitions that refer to each other, one below the other."""
     inner = {
-        str(number): f'{{"type": "object", "properties": {{"a": {{"$ref": "#/$defs/{number + 1}"}}}}}}'
+        str(
+            number
+        ): f'{{"type": "object", "properties": {{"a": {{"$ref": "#/$defs/{number + 1}"}}}}}}'
         if link == "properties"
         else f'{{"{link}": [{{"$ref": "#/$defs/{number + 1}"}}]}}'
         for number in range(num)
@@ -124,7 +131,10 @@ def chain(num: int, link: str) -> str:
 
 
 def rules(num: int, body: str) -> str:
-    return "".join(f"x{number} ::= {body.format(number + 1)}\n" for number in range(num)) + f'x{num} ::= "a"'
+    return (
+        "".join(f"x{number} ::= {body.format(number + 1)}\n" for number in range(num))
+        + f'x{num} ::= "a"'
+    )
 
 
 HOSTILE = {
@@ -132,7 +142,7 @@ HOSTILE = {
     "allOf": (GuideType.JSON_SCHEMA, chain(5_000, "allOf")),
     "levels": (GuideType.JSON_SCHEMA, '{"items": ' * 5_000 + "{}" + "}" * 5_000),
     "multiples": (GuideType.JSON_SCHEMA, EXPLODING.guide),
-    "values": (GuideType.JSON_SCHEMA, f'{{"enum": [{", ".join(f"[{number}]" for number in range(200_000))}]}}'),
+    "values": (GuideType.JSON_SCHEMA, f'{{"enum": [{", ".join(f"[{number}]" for number in range(200_000))}]}}'),  # noqa: E501
     "rules": (GuideType.EBNF_GRAMMAR, f"root ::= x0\n{rules(20_000, 'x{0}')}"),
     "doubling rules": (GuideType.EBNF_GRAMMAR, f"root ::= x0\n{rules(99, 'x{0} x{0}')}"),
     "counts": (GuideType.EBNF_GRAMMAR, 'root ::= "a"' + "*" * 5_000),
@@ -142,7 +152,9 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_guide_is_refused_or_followed_and_the_process_lives(hostile: GuideCompiler, name: str) -> None:
+def test_a_hostile_guide_is_refused_or_followed_and_the_process_lives(
+    hostile: GuideCompiler, name: str
+) -> None:
     process = hostile._process
     with suppress(InvalidRequest):
         hostile.compile(GuidedDecodingParams(*HOSTILE[name]))
@@ -170,6 +182,9 @@ def test_the_process_imports_neither_torch_nor_numpy() -> None:
 
 
 def test_an_engine_imports_llguidance_only_with_its_first_guide() -> None:
-    code = "import sys, handlers.lmi_dist.guides; print([n for n in ('torch', 'llguidance') if n in sys.modules])"
+    code = (
+        "import sys, handlers.lmi_dist.guides; print([n for n in ('torch', 'llguidance') if n "
+        "in sys.modules])"
+    )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ended.stdout.strip() == "[]"

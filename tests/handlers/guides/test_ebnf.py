@@ -44,7 +44,7 @@ name ::= [a-zA-Z_] [a-zA-Z0-9_]*
 GAME = r"""
 root ::= "1. " move " " move "\n" ([1-9] [0-9]? ". " move " " move "\n")+
 move ::= ([NBKQR] [a-h]? [1-8]? "x"? [a-h] [1-8] | ([a-h] "x")? [a-h] [1-8] ("=" [NBKQR])? | "O-O" "-O"?) [+#]?
-"""
+"""  # noqa: E501
 PROGRAM = r"""
 root ::= function*
 function ::= type name "(" (type name)? ")" "{" statement* "}"
@@ -54,11 +54,16 @@ statement ::= type name ws "=" ws sum ";" | name ws "=" ws sum ";" | "return" ws
 sum ::= term (("+" | "-") term)*
 term ::= name | [0-9]+ | "(" ws sum ws ")" | name "(" (sum ("," ws sum)*)? ")"
 ws ::= [ \t\n]+
-"""
+"""  # noqa: E501
 LIST = r'root ::= ("- " [^\r\n\x0b\u0085\u2028]+ "\n")+'
 WORDS = "root ::= word ([ \\t\\n] word)*  # of any letters\nword ::= [a-zA-Z0-9.,!?'\"-]+"
-KANA = "root ::= kana+ ([ \\n] kana+)*\nkana ::= [\u3041-\u309f] | [\u30a1-\u30ff] | [\u4e00-\u9faf]"
-TABLE = 'root ::= row ("\\n" row)*\nrow ::= cell ("," cell)*\ncell ::= [^",\\n]* | "\\"" ([^"] | "\\"\\"")* "\\""'
+KANA = (
+    "root ::= kana+ ([ \\n] kana+)*\nkana ::= [\u3041-\u309f] | [\u30a1-\u30ff] | [\u4e00-\u9faf]"
+)
+TABLE = (
+    'root ::= row ("\\n" row)*\nrow ::= cell ("," cell)*\ncell ::= [^",\\n]* | "\\"" ([^"] | '
+    '"\\"\\"")* "\\""'
+)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +80,9 @@ TABLE = 'root ::= row ("\\n" row)*\nrow ::= cell ("," cell)*\ncell ::= [^",\\n]*
         (TABLE, ['a,"b,""c"\n,,', ""], ['"a']),
     ],
 )  # fmt: skip
-def test_a_grammar_compiles_and_is_quick_to_follow(grammar: str, right: list[str], wrong: list[str]) -> None:
+def test_a_grammar_compiles_and_is_quick_to_follow(
+    grammar: str, right: list[str], wrong: list[str]
+) -> None:
     follower = matcher(GuideType.EBNF_GRAMMAR, grammar)
     assert [text for text in right if not accepts(follower, text)] == []
     assert [text for text in wrong if accepts(follower, text)] == []
@@ -113,7 +120,9 @@ def test_a_lexeme_is_no_longer_than_the_grammar_needs(grammar: str, text: str) -
 def random_part(choice: random.Random, level: int, names: list[str]) -> str:
     kind = choice.random()
     if level == 0 or kind < 0.25:
-        return choice.choice(['"a"', '"b"', '"ab"', "[ab]", "[^a]", '"\u00e9"', "[\u00e9\u00e8]", '""', '"aa"'])
+        return choice.choice(
+            ['"a"', '"b"', '"ab"', "[ab]", "[^a]", '"\u00e9"', "[\u00e9\u00e8]", '""', '"aa"']
+        )
     if kind < 0.4:
         return choice.choice(names)
     one, other = random_part(choice, level - 1, names), random_part(choice, level - 1, names)
@@ -129,7 +138,9 @@ def random_grammar(choice: random.Random) -> str:
 
 
 def ends_of(rules: dict[str, Node], text: str) -> set[int]:
-    """Where a text that the grammar writes may end in `text`, by the definition of each part, until nothing is new."""
+    """Where a text that the grammar writes may end in `text`, by the definition of each part, until
+    nothing is new.
+    """
     found: dict[tuple[int, int], set[int]] = {}
 
     def ends(node: Node, start: int) -> set[int]:
@@ -141,7 +152,9 @@ def ends_of(rules: dict[str, Node], text: str) -> set[int]:
 
     def new_ends(node: Node, start: int) -> set[int]:
         if isinstance(node, Chars):
-            fits = start < len(text) and any(low <= ord(text[start]) <= high for low, high in node.ranges)
+            fits = start < len(text) and any(
+                low <= ord(text[start]) <= high for low, high in node.ranges
+            )
             return {start + 1} if fits else set()
         if isinstance(node, Either):
             return set().union(*(ends(part, start) for part in node.parts))
@@ -159,7 +172,10 @@ def ends_of(rules: dict[str, Node], text: str) -> set[int]:
 
     def parts(node: Node) -> list[Node]:
         inner = [node.part] if isinstance(node, Repeat) else getattr(node, "parts", ())
-        return [*(one for part in inner for one in parts(part)), *([] if isinstance(node, Ref) else [node])]
+        return [
+            *(one for part in inner for one in parts(part)),
+            *([] if isinstance(node, Ref) else [node]),
+        ]
 
     nodes = [node for rule in rules.values() for node in parts(rule)]
     is_changed = True
@@ -176,7 +192,9 @@ def ends_of(rules: dict[str, Node], text: str) -> set[int]:
 def test_a_text_fits_where_the_definition_of_the_grammar_says_so() -> None:
     """Checked with lexemes and by characters, against a parser that knows neither."""
     ids = {letter: number + 1 for number, letter in enumerate(LETTERS)}
-    small = new_tokenizer(GuidedDecodingConfig(["<end>", *LETTERS], stop_token_ids=[0]), len(LETTERS) + 1)
+    small = new_tokenizer(
+        GuidedDecodingConfig(["<end>", *LETTERS], stop_token_ids=[0]), len(LETTERS) + 1
+    )
     texts = ["".join(one) for size in range(5) for one in itertools.product(LETTERS, repeat=size)]
     for seed in range(60):
         choice = random.Random(seed)

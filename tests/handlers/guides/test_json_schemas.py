@@ -1,7 +1,7 @@
 """JSON schemas: what is followed is followed whole, and the rest is refused by its name.
 
-`json_schema_test_suite.json` holds the required cases of JSON-Schema-Test-Suite (drafts 2020-12 and 7), each with its
-valid and its invalid values. Copyright (c) 2012 Julian Berman, MIT license:
+`json_schema_test_suite.json` holds the required cases of JSON-Schema-Test-Suite (drafts 2020-12 and
+7), each with its valid and its invalid values. Copyright (c) 2012 Julian Berman, MIT license:
 https://github.com/json-schema-org/JSON-Schema-Test-Suite/blob/main/LICENSE
 """
 
@@ -33,11 +33,16 @@ MAX_ORDERS = 24
 def orders(value: Any) -> Iterator[Any]:
     """A value with the names of its objects in every order, up to some."""
     if isinstance(value, dict):
-        inner = itertools.product(*([(name, one) for one in orders(part)] for name, part in value.items()))
+        inner = itertools.product(
+            *([(name, one) for one in orders(part)] for name, part in value.items())
+        )
         shuffled = (dict(order) for pairs in inner for order in itertools.permutations(pairs))
         yield from itertools.islice(shuffled, MAX_ORDERS)
     elif isinstance(value, list):
-        yield from (list(one) for one in itertools.islice(itertools.product(*map(orders, value)), MAX_ORDERS))
+        yield from (
+            list(one)
+            for one in itertools.islice(itertools.product(*map(orders, value)), MAX_ORDERS)
+        )
     else:
         yield value
 
@@ -55,10 +60,14 @@ def test_no_invalid_value_of_the_test_suite_can_be_an_answer(draft: str) -> None
         num_followed += 1
         num_valid += len(valid)
         for value in valid:
-            num_taken += any(accepts(compact, json.dumps(one, separators=(",", ":"))) for one in orders(value))
+            num_taken += any(
+                accepts(compact, json.dumps(one, separators=(",", ":"))) for one in orders(value)
+            )
         for value in invalid:
             for one in orders(value):
-                assert not accepts(compact, json.dumps(one, separators=(",", ":"), ensure_ascii=False)), (schema, one)
+                assert not accepts(
+                    compact, json.dumps(one, separators=(",", ":"), ensure_ascii=False)
+                ), (schema, one)
                 assert not accepts(loose, json.dumps(one, ensure_ascii=False)), (schema, one)
     assert num_followed >= NUM_FOLLOWED[draft] and num_taken > 0.85 * num_valid
 
@@ -66,7 +75,10 @@ def test_no_invalid_value_of_the_test_suite_can_be_an_answer(draft: str) -> None
 def of_kubernetes() -> list[dict[str, Any]]:
     """Some of its definitions, each with those that it needs."""
     folders = (files("kubernetes_validate") / "kubernetes-json-schema").iterdir()
-    path = max((one for one in folders if one.name.endswith("local")), key=lambda one: one.name) / "_definitions.json"
+    path = (
+        max((one for one in folders if one.name.endswith("local")), key=lambda one: one.name)
+        / "_definitions.json"
+    )
     read = json.loads(path.read_text())
     defs = read.get("$defs") or read["definitions"]
     text = re.sub(r'"\$ref": "[^"]*/', '"$ref": "#/$defs/', json.dumps(defs))
@@ -80,7 +92,10 @@ def of_kubernetes() -> list[dict[str, Any]]:
         return found
 
     names = random.Random(1).sample(sorted(defs), 80)
-    return [{"$ref": f"#/$defs/{name}", "$defs": {one: defs[one] for one in needed(name, set())}} for name in names]
+    return [
+        {"$ref": f"#/$defs/{name}", "$defs": {one: defs[one] for one in needed(name, set())}}
+        for name in names
+    ]
 
 
 def test_answers_of_real_schemas_are_valid() -> None:
@@ -122,15 +137,29 @@ def random_schema(choice: random.Random, level: int) -> dict[str, Any]:
     def size(most: int) -> int:
         return choice.randint(0, most)
 
-    kind = choice.choice(["string", "number", "integer", "values"] if level <= 0 else ["object"] * 3 + ["array", "any"])
+    kind = choice.choice(
+        ["string", "number", "integer", "values"]
+        if level <= 0
+        else ["object"] * 3 + ["array", "any"]
+    )
     if kind == "values":
-        return choice.choice([{"enum": choice.sample(VALUES, 3)}, {"const": choice.choice(VALUES)}, {}])
+        return choice.choice(
+            [{"enum": choice.sample(VALUES, 3)}, {"const": choice.choice(VALUES)}, {}]
+        )
     if kind == "string":
-        rules = {"minLength": size(3), "maxLength": 2 + size(4), "pattern": choice.choice(STRINGS), "format": "date"}
+        rules = {
+            "minLength": size(3),
+            "maxLength": 2 + size(4),
+            "pattern": choice.choice(STRINGS),
+            "format": "date",
+        }
         return {"type": "string", **some(0.2, rules)}
     if kind in ("number", "integer"):
         steps = {"multipleOf": choice.choice([2, 5, 0.5])}
-        rules = {"minimum": choice.choice([-5, 1e-7, 2.5]), "exclusiveMaximum": choice.choice([10, 3.5, 1000])}
+        rules = {
+            "minimum": choice.choice([-5, 1e-7, 2.5]),
+            "exclusiveMaximum": choice.choice([10, 3.5, 1000]),
+        }
         return {"type": kind, **some(0.3, rules), **some(0.1, steps)}
     if kind == "object":
         names = choice.sample(NAMES, size(4))
@@ -142,10 +171,22 @@ def random_schema(choice: random.Random, level: int) -> dict[str, Any]:
             "dependentRequired": {"a": ["b"]},
             "propertyNames": {"pattern": "^[a-z]+$"},
         }
-        properties = {"properties": dict(zip(names, inner(len(names)), strict=True)), "type": "object"}
-        return {**some(0.9, properties), **some(0.5, {"required": names[: size(4)]}), **some(0.1, rules)}
+        properties = {
+            "properties": dict(zip(names, inner(len(names)), strict=True)),
+            "type": "object",
+        }
+        return {
+            **some(0.9, properties),
+            **some(0.5, {"required": names[: size(4)]}),
+            **some(0.1, rules),
+        }
     if kind == "array":
-        rules = {"prefixItems": inner(2), "minItems": size(3), "maxItems": 1 + size(3), "uniqueItems": True}
+        rules = {
+            "prefixItems": inner(2),
+            "minItems": size(3),
+            "maxItems": 1 + size(3),
+            "uniqueItems": True,
+        }
         return {"type": "array", "items": inner(1)[0], **some(0.2, rules)}
     combined = {choice.choice(["anyOf", "allOf", "oneOf"]): inner(1 + size(2))}
     return {**combined, **(inner(1)[0] if choice.random() < 0.3 else {})}
@@ -178,25 +219,25 @@ OPEN: dict[str, Any] = {"additionalProperties": True}
         ({"type": "string", "pattern": r"^[^\\]$"}, ['"\\""'], ['"\\\\"']),
         ({"type": "string", "pattern": "^a\tb$"}, ['"a\\tb"'], ['"a\tb"']),
         ({"type": "string", "pattern": r"^\W$"}, ['"-"'], ['"a"', '"\u00e9"']),
-        ({"type": "number", "minimum": 1e-7, "maximum": 1}, ["0.5", "0.0000001"], ["0.00000001", "", "2"]),
+        ({"type": "number", "minimum": 1e-7, "maximum": 1}, ["0.5", "0.0000001"], ["0.00000001", "", "2"]),  # noqa: E501
         ({"type": "string", "enum": ["a", 1]}, ['"a"'], ["1"]),
         ({"type": "integer", "anyOf": [{"minimum": 5}, {"type": "string"}]}, ["5"], ["4", '"a"']),
-        ({"$defs": {"s": {"minLength": 2}}, "$ref": "#/$defs/s", "type": "string"}, ['"ab"'], ['"a"', "1"]),
+        ({"$defs": {"s": {"minLength": 2}}, "$ref": "#/$defs/s", "type": "string"}, ['"ab"'], ['"a"', "1"]),  # noqa: E501
         ({"type": "object", "minProperties": 1}, ['{"a":1}'], ["{}"]),
         ({"properties": {"a": {}, "b": {}}, "minProperties": 1}, ['{"b":1}'], ["{}", '{"c":1}']),
-        ({"properties": {"ab": {"minLength": 0}}, "patternProperties": {"^a": {"maxLength": 1}}}, [], ['{"ab":"x1"}']),
-        ({"properties": {"a": {"type": "integer"}}, **OPEN}, ['{"b":1}'], ['{"\\u0061":"x"}', '{"a":1,"a":"x"}']),
+        ({"properties": {"ab": {"minLength": 0}}, "patternProperties": {"^a": {"maxLength": 1}}}, [], ['{"ab":"x1"}']),  # noqa: E501
+        ({"properties": {"a": {"type": "integer"}}, **OPEN}, ['{"b":1}'], ['{"\\u0061":"x"}', '{"a":1,"a":"x"}']),  # noqa: E501
         ({"properties": {"a": {}}, "required": ["b"]}, ['{"b":1}'], ["{}", "1", '{"b":1,"c":1}']),
         ({"properties": {}}, ["{}"], ['{"a":1}', "1"]),
         ({"items": [{"type": "integer"}], "additionalItems": False}, ["[1]"], ["[1,2]", '["a"]']),
-        ({"prefixItems": [{"type": "integer"}], "additionalItems": False, **{"type": "array"}}, ['[1,"a"]'], ['["a"]']),
+        ({"prefixItems": [{"type": "integer"}], "additionalItems": False, **{"type": "array"}}, ['[1,"a"]'], ['["a"]']),  # noqa: E501
         ({"type": "number", "minimum": 3, "exclusiveMinimum": True}, ["4"], ["3"]),
-        ({"$schema": "http://json-schema.org/draft-07/schema#", "prefixItems": [{"const": 1}]}, ["[1]"], ["[2]"]),
-        ({"dependencies": {"a": ["b"]}, "type": "object"}, ['{"b":1}', '{"a":1,"b":1}'], ['{"a":1}']),
+        ({"$schema": "http://json-schema.org/draft-07/schema#", "prefixItems": [{"const": 1}]}, ["[1]"], ["[2]"]),  # noqa: E501
+        ({"dependencies": {"a": ["b"]}, "type": "object"}, ['{"b":1}', '{"a":1,"b":1}'], ['{"a":1}']),  # noqa: E501
         ({"dependentSchemas": {"a": {"required": ["b"]}}, "type": "object"}, ["{}"], ['{"a":1}']),
         ({"oneOf": [{"type": "string"}, {"type": "integer"}]}, ['"a"', "1"], ["null"]),
-        ({"oneOf": [{"type": ["string", "null"]}, {"type": ["integer", "null"]}]}, ['"a"', "1"], ["null"]),
-        ({"oneOf": [{"required": [one]} for one in "abc"], "type": "object"}, ['{"c":1}'], ["{}", '{"a":1,"b":1}']),
+        ({"oneOf": [{"type": ["string", "null"]}, {"type": ["integer", "null"]}]}, ['"a"', "1"], ["null"]),  # noqa: E501
+        ({"oneOf": [{"required": [one]} for one in "abc"], "type": "object"}, ['{"c":1}'], ["{}", '{"a":1,"b":1}']),  # noqa: E501
         ({"properties": {"a": {"not": {}}, "b": {}}}, ['{"b":1}'], ['{"a":1}']),
         ({"type": "integer", "_minimum": 5}, ["4"], []),
         ({"type": "string", "format": "colour"}, ['"a"'], ["1"]),
@@ -213,37 +254,50 @@ def test_a_rule_is_followed(schema: dict[str, Any], right: list[str], wrong: lis
 @pytest.mark.parametrize(
     ("schema", "reason"),
     [
-        ({"type": "array", "uniqueItems": True, "minItems": 2}, "uniqueItems with several items that have no list"),
-        ({"contains": {}, "minContains": 17}, "contains with more than 16 items cannot be followed"),
-        ({"properties": {"a": {"items": {"not": {"multipleOf": 2}}}}}, "not in properties/a/items cannot be followed"),
+        ({"type": "array", "uniqueItems": True, "minItems": 2}, ("uniqueItems with several items "
+                                                                "that have no list")),
+        ({"contains": {}, "minContains": 17}, "contains with more than 16 items cannot be followed"),  # noqa: E501
+        ({"properties": {"a": {"items": {"not": {"multipleOf": 2}}}}}, ("not in properties/a/items "
+                                                                       "cannot be followed")),
         ({"disallow": "string"}, "disallow cannot be followed"),
         ({"type": "integer", "divisibleBy": 2}, "divisibleBy cannot be followed"),
-        ({"const": 2**53 + 1}, "the number 9007199254740993, larger than 9007199254740992, cannot be followed"),
+        ({"const": 2**53 + 1}, ("the number 9007199254740993, larger than 9007199254740992, cannot "
+                               "be followed")),
         ({"enum": [{"a": [2**60]}]}, "the number 1152921504606846976"),
         ({"const": 10**400}, "the number 1000"),
         ({"type": "integer", "maximum": -(2**54)}, "the number -18014398509481984"),
-        ({"const": "hello\0there"}, r"the control character in 'hello\\x00there' cannot be followed"),
+        ({"const": "hello\0there"}, r"the control character in 'hello\\x00there' cannot be followed"),  # noqa: E501
         ({"properties": {"\x01": {}}}, "the control character"),
         ({"propertyNames": {"pattern": ["a"]}}, "propertyNames cannot be followed"),
         ({"type": "string", "pattern": "^\x01$"}, "the control character"),
         ({"type": "string", "pattern": r"^\x01$"}, "the control character"),
         ({"$ref": "https://example.com/schema"}, "which the schema does not resolve"),
         ({"$ref": "#/$defs/a"}, "which points at no schema"),
-        ({"type": "integer", "multipleOf": 12345}, "multipleOf 12345, beyond 10000, cannot be followed"),
-        ({"patternProperties": {f"^{number}": {} for number in range(65)}}, "patternProperties with more than 64"),
-        ({"allOf": [{"pattern": f"a.*{number}"} for number in range(5)]}, "allOf with more than 4 patterns"),
+        ({"type": "integer", "multipleOf": 12345}, ("multipleOf 12345, beyond 10000, cannot be "
+                                                   "followed")),
+        ({"patternProperties": {f"^{number}": {} for number in range(65)}}, ("patternProperties "
+                                                                            "with more than 64")),
+        ({"allOf": [{"pattern": f"a.*{number}"} for number in range(5)]}, ("allOf with more than 4 "
+                                                                          "patterns")),
         ({"properties": {str(number): {} for number in range(1001)}}, "more than 1000 properties"),
-        ({"type": "object", "minProperties": 2}, "minProperties 2 with properties that have no name of their own"),
-        ({"oneOf": [{"type": "number"}, {"type": "integer"}]}, "oneOf of schemas that one value might fit together"),
+        ({"type": "object", "minProperties": 2}, ("minProperties 2 with properties that have no "
+                                                 "name of their own")),
+        ({"oneOf": [{"type": "number"}, {"type": "integer"}]}, ("oneOf of schemas that one value "
+                                                               "might fit together")),
     ],
 )  # fmt: skip
-def test_what_cannot_be_followed_is_refused_by_its_name(schema: dict[str, Any], reason: str) -> None:
+def test_what_cannot_be_followed_is_refused_by_its_name(
+    schema: dict[str, Any], reason: str
+) -> None:
     with pytest.raises(ValueError, match=reason):
         read_schema(json.dumps(schema))
 
 
 KIND = {"type": "object", "properties": {"kind": {"const": "a"}}, "required": ["kind"]}
-OTHER = {"type": "object", "properties": {"kind": {"enum": ["b", "c"]}, "size": {"type": "integer"}}}
+OTHER = {
+    "type": "object",
+    "properties": {"kind": {"enum": ["b", "c"]}, "size": {"type": "integer"}},
+}
 CLOSED = {"type": "object", "properties": {"size": {}}, "additionalProperties": False}
 
 
@@ -267,7 +321,11 @@ def test_a_one_of_whose_schemas_share_no_value_is_followed(branches: list[dict[s
 
 
 CASES: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
-    "oneOf of types": ({"oneOf": [{"type": "number"}, {"enum": [1, "a"]}]}, ['"a"', "2"], ["1", "1.0", "null"]),
+    "oneOf of types": (
+        {"oneOf": [{"type": "number"}, {"enum": [1, "a"]}]},
+        ['"a"', "2"],
+        ["1", "1.0", "null"],
+    ),
     "oneOf with a schema without a type": (
         {"oneOf": [{"properties": {"a": {}}}, {"type": "array"}]},
         ['{"a":1}'],
@@ -290,7 +348,13 @@ CASES: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
         ["[]", '[1,"a"]'],
     ),
     "oneOf of patterns": (
-        {"oneOf": [{"type": "string", "pattern": "^[a-f]+$"}, {"type": "string", "maxLength": 0}, {"type": "null"}]},
+        {
+            "oneOf": [
+                {"type": "string", "pattern": "^[a-f]+$"},
+                {"type": "string", "maxLength": 0},
+                {"type": "null"},
+            ]
+        },
         ['"ab"', '""', "null"],
         ['"x"'],
     ),
@@ -299,7 +363,10 @@ CASES: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
             "type": "object",
             "required": ["kind"],
             "properties": {"kind": {}, "size": {}},
-            "oneOf": [{"properties": {"kind": {"const": kind}, "size": {"type": "integer"}}} for kind in "ab"],
+            "oneOf": [
+                {"properties": {"kind": {"const": kind}, "size": {"type": "integer"}}}
+                for kind in "ab"
+            ],
         },
         ['{"kind":"a","size":1}', '{"kind":"b"}'],
         ['{"size":1}', '{"kind":"c"}'],
@@ -327,7 +394,11 @@ CASES: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
         ["3", "6", "8"],
     ),
     "if that leaves no choice": ({"if": {}, "then": {"type": "string"}}, ['"a"'], ["1"]),
-    "not of a type": ({"not": {"type": ["object", "array"]}}, ['"a"', "1", "null", "true"], ["{}", "[]"]),
+    "not of a type": (
+        {"not": {"type": ["object", "array"]}},
+        ['"a"', "1", "null", "true"],
+        ["{}", "[]"],
+    ),
     "not of texts": (
         {"type": "string", "not": {"enum": ["ab", "a", "q]\\"]}},
         ['""', '"b"', '"abc"', '"q"', '"\\n"'],
@@ -340,12 +411,20 @@ CASES: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
         ['{"a":1,"b":1}'],
     ),
     "not of a reference": (
-        {"not": {"$ref": "#/$defs/s"}, "type": ["string", "null"], "$defs": {"s": {"minLength": 2, "type": "string"}}},
+        {
+            "not": {"$ref": "#/$defs/s"},
+            "type": ["string", "null"],
+            "$defs": {"s": {"minLength": 2, "type": "string"}},
+        },
         ['"a"', "null"],
         ['"ab"'],
     ),
     "not of not": ({"not": {"not": {"const": 1}}}, ["1"], ["2"]),
-    "contains": ({"type": "array", "contains": {"const": 1}}, ["[1]", "[2,1]", "[1,1]"], ["[]", "[2]"]),
+    "contains": (
+        {"type": "array", "contains": {"const": 1}},
+        ["[1]", "[2,1]", "[1,1]"],
+        ["[]", "[2]"],
+    ),
     "contains by numbers": (
         {"items": {"enum": [1, 2]}, "contains": {"const": 1}, "minContains": 1, "maxContains": 2},
         ["[1]", "[1,1]", "[1,1,2]"],
@@ -371,28 +450,54 @@ CASES: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
         ["[]", "[39]"],
         ["[1,1]"],
     ),
-    "uniqueItems of booleans": ({"items": {"type": "boolean"}, "uniqueItems": True}, ["[true,false]"], ["[true,true]"]),
+    "uniqueItems of booleans": (
+        {"items": {"type": "boolean"}, "uniqueItems": True},
+        ["[true,false]"],
+        ["[true,true]"],
+    ),
     "uniqueItems of other schemas": (
-        {"type": "array", "prefixItems": [{"type": "string"}, {"type": "null"}], "items": False, "uniqueItems": True},
+        {
+            "type": "array",
+            "prefixItems": [{"type": "string"}, {"type": "null"}],
+            "items": False,
+            "uniqueItems": True,
+        },
         ['["a",null]'],
         ['["a","a"]'],
     ),
     "uniqueItems of anything": ({"type": "array", "uniqueItems": True}, ["[]", "[1]"], ["[1,1]"]),
-    "uniqueItems of given arrays": ({"enum": [[1, 1.0], [1, 2]], "uniqueItems": True}, ["[1,2]"], ["[1,1.0]"]),
+    "uniqueItems of given arrays": (
+        {"enum": [[1, 1.0], [1, 2]], "uniqueItems": True},
+        ["[1,2]"],
+        ["[1,1.0]"],
+    ),
     "propertyNames of values": (
         {"propertyNames": {"enum": ["a", "b"]}, "additionalProperties": {"type": "integer"}},
         ['{"a":1}', '{"a":1,"b":2}'],
         ['{"c":1}', '{"a":"x"}'],
     ),
     "propertyNames beside properties": (
-        {"propertyNames": {"oneOf": [{"enum": ["a", "b"]}, {"const": "b"}]}, "properties": {"a": {}, "b": {}}},
+        {
+            "propertyNames": {"oneOf": [{"enum": ["a", "b"]}, {"const": "b"}]},
+            "properties": {"a": {}, "b": {}},
+        },
         ['{"a":1}', "{}"],
         ['{"b":1}'],
     ),
-    "propertyNames of a length": ({"propertyNames": {"maxLength": 2}}, ['{"ab":1}', "{}"], ['{"abc":1}']),
+    "propertyNames of a length": (
+        {"propertyNames": {"maxLength": 2}},
+        ['{"ab":1}', "{}"],
+        ['{"abc":1}'],
+    ),
     "no propertyNames": ({"propertyNames": False, "properties": {"a": {}}}, ["{}"], ['{"a":1}']),
     "words that are no keywords": (
-        {"type": "string", "minlength": 2, "nullable": True, "additonalProperties": False, "minium": 5},
+        {
+            "type": "string",
+            "minlength": 2,
+            "nullable": True,
+            "additonalProperties": False,
+            "minium": 5,
+        },
         ['"a"'],
         ["null"],
     ),
@@ -400,7 +505,10 @@ CASES: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
         {
             "$id": "https://example.com/root",
             "properties": {"a": {"$ref": "leaf"}, "b": {"$ref": "#text"}},
-            "$defs": {"x": {"$id": "leaf", "type": "null"}, "y": {"$anchor": "text", "type": "string"}},
+            "$defs": {
+                "x": {"$id": "leaf", "type": "null"},
+                "y": {"$anchor": "text", "type": "string"},
+            },
         },
         ['{"a":null,"b":"x"}'],
         ['{"a":1}', '{"b":null}'],
@@ -485,7 +593,9 @@ def nested(keyword: str, level: int) -> dict[str, Any]:
     names = {f"n{level}": inner}
     if keyword == "if":
         return {"if": {"properties": names}, "then": inner, "else": {"properties": names}}
-    return {keyword: [{"properties": names}, inner, {"required": [f"n{level}"], "properties": names}]}
+    return {
+        keyword: [{"properties": names}, inner, {"required": [f"n{level}"], "properties": names}]
+    }
 
 
 @pytest.mark.parametrize("keyword", ["oneOf", "if"])
@@ -500,13 +610,21 @@ def test_json_is_compact_and_an_option_gives_a_bounded_number_of_spaces() -> Non
     schema = {"properties": {"a": {"type": "array", "items": {"type": "integer"}}}}
     compact, loose = (matcher_of_schema(schema, is_compact=one) for one in (True, False))
     spaced = '{ "a"\n: [1, 2]\t}'
-    assert accepts(compact, '{"a":[1,2]}') and not accepts(compact, '{"a": [1,2]}') and not accepts(compact, spaced)
     assert (
-        accepts(loose, spaced) and accepts(loose, '{"a":[1,2]}') and not accepts(loose, '{"a":' + " " * 17 + "[1,2]}")
+        accepts(compact, '{"a":[1,2]}')
+        and not accepts(compact, '{"a": [1,2]}')
+        and not accepts(compact, spaced)
+    )
+    assert (
+        accepts(loose, spaced)
+        and accepts(loose, '{"a":[1,2]}')
+        and not accepts(loose, '{"a":' + " " * 17 + "[1,2]}")
     )
 
 
-@pytest.mark.filterwarnings("ignore:Possible :FutureWarning")  # Python may read sets as Rust does one day
+@pytest.mark.filterwarnings(
+    "ignore:Possible :FutureWarning"
+)  # Python may read sets as Rust does one day
 @pytest.mark.parametrize(
     ("pattern", "right", "wrong"),
     [
@@ -524,7 +642,11 @@ def test_json_is_compact_and_an_option_gives_a_bounded_number_of_spaces() -> Non
         ('start: "a"', ['start: "a"'], ["a"]),
     ],
 )
-def test_a_regular_expression_means_what_python_reads(pattern: str, right: list[str], wrong: list[str]) -> None:
+def test_a_regular_expression_means_what_python_reads(
+    pattern: str, right: list[str], wrong: list[str]
+) -> None:
     follower = matcher(GuideType.REGEX, pattern)
-    assert [text for text in right if not accepts(follower, text) or not re.fullmatch(pattern, text)] == []
+    assert [
+        text for text in right if not accepts(follower, text) or not re.fullmatch(pattern, text)
+    ] == []
     assert [text for text in wrong if accepts(follower, text)] == []

@@ -1,4 +1,6 @@
-"""Grammars in Lark are told from those in EBNF, mean what Lark says, and are refused with their place."""
+"""Grammars in Lark are told from those in EBNF, mean what Lark says, and are refused with their
+place.
+"""
 
 import pytest
 
@@ -20,7 +22,8 @@ ANSWER = 'start: "yes" | "no"'
 
 
 @pytest.mark.parametrize(
-    "grammar", [ANSWER, SUMS, "%import common.INT\nstart: INT", "!start: a\na: /::=/", "start :a\na:"]
+    "grammar",
+    [ANSWER, SUMS, "%import common.INT\nstart: INT", "!start: a\na: /::=/", "start :a\na:"],
 )
 def test_a_grammar_whose_first_rule_has_a_colon_is_lark(grammar: str) -> None:
     assert is_lark(grammar)
@@ -28,7 +31,14 @@ def test_a_grammar_whose_first_rule_has_a_colon_is_lark(grammar: str) -> None:
 
 @pytest.mark.parametrize(
     "grammar",
-    ['root ::= "a:"', '# start: x\nroot ::= "a"', 'root\n  ::= a\na ::= "b"', '"a: b"', "", 'some-rule ::= ":"'],
+    [
+        'root ::= "a:"',
+        '# start: x\nroot ::= "a"',
+        'root\n  ::= a\na ::= "b"',
+        '"a: b"',
+        "",
+        'some-rule ::= ":"',
+    ],
 )
 def test_every_other_grammar_is_ebnf(grammar: str) -> None:
     assert not is_lark(grammar)
@@ -58,10 +68,22 @@ def test_a_grammar_in_lark_is_followed(grammar: str, right: list[str], wrong: li
         ('start: a\n  | @@ "x"', "line 2, column 6: lexer error"),
         ("start: A\nA: /a(?=b)/", "line 2, column 4: its regular expression: look-around"),
         ('rule: "a"', "no start rule found"),
-        ('start: a\na: %json {"type": "object"}', "line 2, column 4: %json is not followed here, only %import and"),
-        ('%llguidance {"no_forcing": true}\nstart: "a"', "line 1, column 1: %llguidance is not followed here"),
-        ("start: a\na: <|im_end|>", "line 2, column 4: <|im_end|>: special tokens are no part of a structure"),
-        ('start: a\na[temperature=0.5]: "x"', "line 2, column 1: attributes of a rule are not followed here"),
+        (
+            'start: a\na: %json {"type": "object"}',
+            "line 2, column 4: %json is not followed here, only %import and",
+        ),
+        (
+            '%llguidance {"no_forcing": true}\nstart: "a"',
+            "line 1, column 1: %llguidance is not followed here",
+        ),
+        (
+            "start: a\na: <|im_end|>",
+            "line 2, column 4: <|im_end|>: special tokens are no part of a structure",
+        ),
+        (
+            'start: a\na[temperature=0.5]: "x"',
+            "line 2, column 1: attributes of a rule are not followed here",
+        ),
         ('start: start "a"', "no text of this vocabulary fits it"),
     ],
 )

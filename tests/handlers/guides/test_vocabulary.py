@@ -17,8 +17,13 @@ DEMO = Path("handlers/lmi_dist/demo/tokenizer.json")
 def test_tokens_that_only_the_tokenizers_config_has_are_among_the_texts(tmp_path: Path) -> None:
     (tmp_path / DEMO.name).write_bytes(DEMO.read_bytes())
     before = read_config(tmp_path).encoded_vocab
-    listed = {"9": {"content": before[9]}, "5000": {"content": "<more>", "special": True, "normalized": False}}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": listed, "eos_token": "<more>"}))
+    listed = {
+        "9": {"content": before[9]},
+        "5000": {"content": "<more>", "special": True, "normalized": False},
+    }
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"added_tokens_decoder": listed, "eos_token": "<more>"})
+    )
     config = read_config(tmp_path)
     assert config.encoded_vocab == [*before, "<more>"]
     assert config.stop_token_ids == [len(before)]
@@ -28,7 +33,10 @@ def test_tokens_that_only_the_tokenizers_config_has_are_among_the_texts(tmp_path
     ("decoder", "written"),
     [
         ({"type": "ByteFallback"}, [b" a", b"\n"]),
-        ({"type": "Sequence", "decoders": [{"type": "Fuse"}, {"type": "Metaspace"}]}, [b" a", b"\n"]),
+        (
+            {"type": "Sequence", "decoders": [{"type": "Fuse"}, {"type": "Metaspace"}]},
+            [b" a", b"\n"],
+        ),
         ({"type": "Fuse"}, ["\u2581a".encode(), b"<0x0A>"]),
         (None, ["\u2581a".encode(), b"<0x0A>"]),
     ],

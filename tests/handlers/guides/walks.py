@@ -1,4 +1,6 @@
-"""Random answers that follow a guide, as a model might write them. Closing tokens are drawn often, so that they end."""
+"""Random answers that follow a guide, as a model might write them. Closing tokens are drawn often,
+so that they end.
+"""
 
 from __future__ import annotations
 

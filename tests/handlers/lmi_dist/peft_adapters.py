@@ -38,7 +38,8 @@ def make(
 def merged(model: Path, folder: Path | None) -> Any:
     """The model of transformers into which PEFT has merged an adapter, in float32.
 
-    Where the head is tied, PEFT would change the embedding too: the adapter then stays beside it, as while it learnt.
+    Where the head is tied, PEFT would change the embedding too: the adapter then stays beside it,
+    as while it learnt.
     """
     base = _base(model)
     if folder is None:
@@ -68,7 +69,9 @@ def logits_of(model: Any, ids: list[int]) -> Tensor:
 
 
 def _base(model: Path) -> Any:
-    return AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="eager").eval()
+    return AutoModelForCausalLM.from_pretrained(
+        model, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
 
 
 def _peft(model: Path, **settings: Any) -> Any:

@@ -1,4 +1,6 @@
-"""Drives a runner greedily with plans built by hand: requests join, are computed in chunks, and leave."""
+"""Drives a runner greedily with plans built by hand: requests join, are computed in chunks, and
+leave.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ def load_native(
 
 
 def table_of(slot: int, length: int) -> list[int]:
-    """The blocks of a slot. They lie apart from each other, from the last of the pool to the first."""
+    """The blocks of a slot. They lie apart from each other, from the last of the pool
+    to the first.
+    """
     num_blocks = -(-length // TOKENS_PER_BLOCK)
     return [MAX_SLOTS * block + slot for block in reversed(range(num_blocks))]
 
@@ -125,16 +129,20 @@ def play_together(
     *,
     start_together: bool = False,
 ) -> int:
-    """Draw arrivals, slots and the prompts that go on at random. Return the largest number of decodes in one step.
+    """Draw arrivals, slots and the prompts that go on at random. Return the largest number of
+    decodes in one step.
 
-    With `start_together` no player decodes before all prompts are in, so that the first decodes fill every slot.
+    With `start_together` no player decodes before all prompts are in, so that the first decodes
+    fill every slot.
     """
     draw = random.Random(seed)
     waiting, seated, free, most = list(players), dict[int, Player](), list(range(num_slots)), 0
     while waiting or seated:
         for _ in range(num_slots if start_together else draw.choice([0, 1, 4, num_slots])):
             if waiting and free:
-                slot = free.pop(draw.randrange(len(free)) if draw.random() < 0.3 else free.index(min(free)))
+                slot = free.pop(
+                    draw.randrange(len(free)) if draw.random() < 0.3 else free.index(min(free))
+                )
                 seated[slot] = waiting.pop(0)
                 seated[slot].sit(slot, draw if runner.slots is None else None)
         decodes = [seated[slot] for slot in sorted(seated) if not seated[slot].chunks]
@@ -147,7 +155,10 @@ def play_together(
         if not decodes and not prefills:
             continue
         most = max(most, len(decodes))
-        logits = forward(runner, Plan([player.next_decode() for player in decodes], [chunk for _, chunk in prefills]))
+        logits = forward(
+            runner,
+            Plan([player.next_decode() for player in decodes], [chunk for _, chunk in prefills]),
+        )
         asked = decodes + [player for player, chunk in prefills if chunk.num_logits]
         for player, row_logits in zip(asked, logits, strict=True):
             player.take(row_logits)
@@ -158,7 +169,11 @@ def play_together(
     return most
 
 
-def random_players(vocab_size: int, lengths: list[int], num_answers: int, seed: int = 0) -> list[Player]:
+def random_players(
+    vocab_size: int, lengths: list[int], num_answers: int, seed: int = 0
+) -> list[Player]:
     draw = torch.Generator().manual_seed(seed)
-    prompts = [torch.randint(3, vocab_size, (length,), generator=draw).tolist() for length in lengths]
+    prompts = [
+        torch.randint(3, vocab_size, (length,), generator=draw).tolist() for length in lengths
+    ]
     return [Player(prompt, num_answers) for prompt in prompts]

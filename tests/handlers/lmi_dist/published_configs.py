@@ -1,4 +1,6 @@
-"""config.json of well-known checkpoints as their publishers wrote them, years apart, without fields of no effect."""
+"""config.json of well-known checkpoints as their publishers wrote them, years apart, without fields
+of no effect.
+"""
 
 from __future__ import annotations
 
@@ -329,7 +331,10 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "Phi-3 mini 4k": {
         "architectures": ["Phi3ForCausalLM"],
         "attention_bias": False,
-        "auto_map": {"AutoConfig": "configuration_phi3.Phi3Config", "AutoModelForCausalLM": "modeling_phi3.Phi3"},
+        "auto_map": {
+            "AutoConfig": "configuration_phi3.Phi3Config",
+            "AutoModelForCausalLM": "modeling_phi3.Phi3",
+        },
         "bos_token_id": 1,
         "eos_token_id": 32000,
         "hidden_act": "silu",

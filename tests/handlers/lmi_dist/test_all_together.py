@@ -27,7 +27,11 @@ from tests.handlers.vllm.small_adapters import write_adapter
 from tests.tiny_models import VOCAB_SIZE, tiny_model
 
 LORA = {"enable_lora": "true", "max_lora_rank": "8", "max_loras": "2"}
-CONFIG: dict[str, Any] = {"options": LORA, "max_num_sequences": 12, "additional_outputs": ("hidden_states",)}
+CONFIG: dict[str, Any] = {
+    "options": LORA,
+    "max_num_sequences": 12,
+    "additional_outputs": ("hidden_states",),
+}
 SAMPLINGS = (
     SamplingConfig(temperature=0),
     SamplingConfig(seed=3, repetition_penalty=1.2),
@@ -36,7 +40,9 @@ SAMPLINGS = (
 )
 OUTPUTS = (
     OutputConfig(return_log_probs=True),
-    OutputConfig(return_log_probs=True, additional_model_outputs=(AdditionalModelOutput("hidden_states"),)),
+    OutputConfig(
+        return_log_probs=True, additional_model_outputs=(AdditionalModelOutput("hidden_states"),)
+    ),
     OutputConfig(return_log_probs=True, return_generation_logits=True),
 )
 COUNTS = "num_reused_tokens", "num_preemptions"
@@ -52,7 +58,8 @@ def mixed(num: int, choice: random.Random) -> list[Request]:
         guide = choice.choice([None, None, GUIDE]) if sampling.beam_width == 1 else None
         requests.append(
             Request(
-                choice.choice(beginnings) + tuple(choice.choices(range(3, VOCAB_SIZE), k=choice.randint(1, 20))),
+                choice.choice(beginnings)
+                + tuple(choice.choices(range(3, VOCAB_SIZE), k=choice.randint(1, 20))),
                 choice.randint(60, 200 if sampling.beam_width == 1 else 120),
                 choice.random() < 0.3 and sampling.beam_width == 1,
                 sampling,
@@ -63,7 +70,9 @@ def mixed(num: int, choice: random.Random) -> list[Request]:
                 cache_salt=choice.choice([None] * 5 + ["salt"]),
             )
         )
-    return sorted(requests, key=lambda one: one.sampling_config.beam_width)  # so that more of them run together
+    return sorted(
+        requests, key=lambda one: one.sampling_config.beam_width
+    )  # so that more of them run together
 
 
 def answers(executor: Executor, requests: list[Request]) -> list[list[Any]]:
@@ -76,12 +85,17 @@ def answers(executor: Executor, requests: list[Request]) -> list[list[Any]]:
 def by_sequence(responses: list[Any]) -> list[list[Result]]:
     results = [response.get_result() for response in responses]
     return [
-        [one for one in results if one.sequence_index == index] for index in {one.sequence_index for one in results}
+        [one for one in results if one.sequence_index == index]
+        for index in {one.sequence_index for one in results}
     ]
 
 
 def joined(results: list[Result]) -> Any:
-    rows = [one.additional_outputs["generation_hidden_states"].data for one in results if one.additional_outputs]
+    rows = [
+        one.additional_outputs["generation_hidden_states"].data
+        for one in results
+        if one.additional_outputs
+    ]
     logits = [one.generation_logits.data for one in results if one.generation_logits is not None]
     tokens = [
         [token for one in results for token in one.output_token_ids[beam]]
@@ -89,13 +103,23 @@ def joined(results: list[Result]) -> Any:
     ]
     log_probs = [one.log_probs for one in results]
     flat = [value for lists in log_probs if lists is not None for value in sum(lists, [])]
-    return tokens, flat, results[-1].finish_reasons, results[-1].cum_log_probs, b"".join(rows), b"".join(logits)
+    return (
+        tokens,
+        flat,
+        results[-1].finish_reasons,
+        results[-1].cum_log_probs,
+        b"".join(rows),
+        b"".join(logits),
+    )
 
 
 @pytest.fixture(scope="module")
 def adapters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("two")
-    return {name: str(write_adapter(folder / name, seed)) for seed, name in enumerate(("one", "two"), start=1)}
+    return {
+        name: str(write_adapter(folder / name, seed))
+        for seed, name in enumerate(("one", "two"), start=1)
+    }
 
 
 def started(adapters: dict[str, str], **more: Any) -> Any:
@@ -105,7 +129,9 @@ def started(adapters: dict[str, str], **more: Any) -> Any:
     return executor
 
 
-def test_no_bit_depends_on_neighbours_reuse_retention_or_preemption(adapters: dict[str, str]) -> None:
+def test_no_bit_depends_on_neighbours_reuse_retention_or_preemption(
+    adapters: dict[str, str],
+) -> None:
     choice = random.Random(13)
     requests = mixed(24, choice)
     with started(adapters, enable_prefix_caching=False) as executor:
@@ -115,7 +141,10 @@ def test_no_bit_depends_on_neighbours_reuse_retention_or_preemption(adapters: di
     stats: list[IterationStats] = []
     with started(adapters, max_kv_cache_tokens=704, max_prefill_tokens=100) as executor:
         for retentions in ([None], [None, KEPT, LEFT]):
-            kept = [replace(one, kv_cache_retention_config=choice.choice(retentions)) for one in requests]
+            kept = [
+                replace(one, kv_cache_retention_config=choice.choice(retentions))
+                for one in requests
+            ]
             assert answers(executor, kept) == expected
             stats += executor.get_latest_iteration_stats()
     num_reused, num_preemptions = (sum(getattr(one, name) for one in stats) for name in COUNTS)

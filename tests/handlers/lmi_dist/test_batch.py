@@ -16,7 +16,9 @@ from tests.tiny_models import tiny_model
 class Steps:
     """Steps of a machine that reads weights in `read_s`, and computes a row in `row_s`."""
 
-    def __init__(self, read_s: float, row_s: float, disturbed: Callable[[int], float] = lambda number: 0.0) -> None:
+    def __init__(
+        self, read_s: float, row_s: float, disturbed: Callable[[int], float] = lambda number: 0.0
+    ) -> None:
         self.sizes: list[int] = []
         self._read_s, self._row_s, self._disturbed = read_s, row_s, disturbed
 
@@ -31,12 +33,22 @@ class Steps:
         (0.001, 0.0001, 64),  # a small model: the gap stays short in any case
         (0.015, 0.003, 16),  # a real one on two cores, bound by what it computes from five rows on
         (0.020, 0.007, 8),
-        (0.200, 0.003, 64),  # a large one, bound by reading its weights: each row more is nearly free
-        (0.200, 0.010, 32),  # the same up to 20 rows: 32 make 1.6 times the tokens of 16, 64 no more than those
+        (
+            0.200,
+            0.003,
+            64,
+        ),  # a large one, bound by reading its weights: each row more is nearly free
+        (
+            0.200,
+            0.010,
+            32,
+        ),  # the same up to 20 rows: 32 make 1.6 times the tokens of 16, 64 no more than those
         (2.000, 0.5, 8),  # nothing pays, and a step takes long
     ],
 )
-def test_a_batch_grows_while_its_gap_is_short_or_it_makes_more_tokens(read_s: float, row_s: float, size: int) -> None:
+def test_a_batch_grows_while_its_gap_is_short_or_it_makes_more_tokens(
+    read_s: float, row_s: float, size: int
+) -> None:
     choice = choose_batch(Steps(read_s, row_s), 8, 64, budget_s=10.0)
     assert choice.num_sequences == size
     assert "ms" in choice.why
@@ -73,7 +85,9 @@ def test_a_batch_has_room_for_the_widest_beam_search() -> None:
         (EngineConfig(max_beam_width=24), 24),
     ],
 )
-def test_only_what_nobody_said_is_chosen(monkeypatch: pytest.MonkeyPatch, config: EngineConfig, size: int) -> None:
+def test_only_what_nobody_said_is_chosen(
+    monkeypatch: pytest.MonkeyPatch, config: EngineConfig, size: int
+) -> None:
     monkeypatch.setattr(loading, "measured", lambda runner: Steps(0.015, 0.003))
     _, limits = loading.load_runner(str(tiny_model("llama")), config, lambda stage, share: None)
     assert limits.num_slots == size
@@ -83,6 +97,9 @@ def test_only_what_nobody_said_is_chosen(monkeypatch: pytest.MonkeyPatch, config
 def test_an_engine_says_which_batch_it_has_chosen_and_why_and_an_option_overrules_it() -> None:
     with EmbeddedExecutor(str(tiny_model("llama")), EngineConfig()) as executor:
         assert executor.info.max_num_sequences == 64
-        assert "a step of 64 takes" in executor.info.batch_reason or "tokens/s" in executor.info.batch_reason
+        assert (
+            "a step of 64 takes" in executor.info.batch_reason
+            or "tokens/s" in executor.info.batch_reason
+        )
     with EmbeddedExecutor(str(tiny_model("llama")), EngineConfig(max_num_sequences=5)) as executor:
         assert (executor.info.max_num_sequences, executor.info.batch_reason) == (5, "")

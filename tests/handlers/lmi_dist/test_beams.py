@@ -1,4 +1,6 @@
-"""Beam search in the embedded executor: what it finds, how its rows share blocks, and which widths run together."""
+"""Beam search in the embedded executor: what it finds, how its rows share blocks, and which widths
+run together.
+"""
 
 from __future__ import annotations
 
@@ -45,8 +47,16 @@ SIZE = SharingRunner.tokens_per_block
 
 
 def beams(width: int, *prompt: int, num: int | None = None, **fields: Any) -> Request:
-    """A request for `num` beams of a search, or for all of them. Fields of the SamplingConfig are its own."""
-    names = ("length_penalty", "early_stopping", "min_tokens", "no_repeat_ngram_size", "repetition_penalty")
+    """A request for `num` beams of a search, or for all of them. Fields of the SamplingConfig are
+    its own.
+    """
+    names = (
+        "length_penalty",
+        "early_stopping",
+        "min_tokens",
+        "no_repeat_ngram_size",
+        "repetition_penalty",
+    )
     sampling = {name: fields.pop(name) for name in names if name in fields}
     return Request(
         **{
@@ -59,7 +69,9 @@ def beams(width: int, *prompt: int, num: int | None = None, **fields: Any) -> Re
     )
 
 
-def random_beams(choice: random.Random, vocab_size: int, max_prompt: int, max_tokens: int, **fields: Any) -> Request:
+def random_beams(
+    choice: random.Random, vocab_size: int, max_prompt: int, max_tokens: int, **fields: Any
+) -> Request:
     width = fields.pop("width", None) or choice.randint(2, 5)
     return beams(
         width,
@@ -79,9 +91,15 @@ def random_rules(choice: random.Random) -> dict[str, Any]:
         "repetition_penalty": choice.choice([1.3, 0.8]),
         "no_repeat_ngram_size": choice.choice([1, 2, 3]),
         "min_tokens": choice.choice([2, 5]),
-        "bad_words": tuple(tuple(choice.choices(token_ids, k=choice.choice([1, 1, 2]))) for _ in range(30)),
-        "embedding_bias": tuple((token_id, choice.uniform(-3, 3)) for token_id in choice.sample(token_ids, 20)),
-        "stop_words": tuple(tuple(choice.choices(token_ids, k=choice.choice([1, 2]))) for _ in range(6)),
+        "bad_words": tuple(
+            tuple(choice.choices(token_ids, k=choice.choice([1, 1, 2]))) for _ in range(30)
+        ),
+        "embedding_bias": tuple(
+            (token_id, choice.uniform(-3, 3)) for token_id in choice.sample(token_ids, 20)
+        ),
+        "stop_words": tuple(
+            tuple(choice.choices(token_ids, k=choice.choice([1, 2]))) for _ in range(6)
+        ),
     }
     return {name: rules[name] for name in choice.sample(list(rules), choice.choice([0, 0, 1, 2]))}
 
@@ -116,7 +134,9 @@ def alone(request: Request, runner: FakeRunner) -> EmbeddedSequence:
 def candidates(runner: FakeRunner, states: list[list[int]], num: int) -> list[list[Candidate]]:
     """The best tokens after each of these beginnings."""
     wishes = new_wishes(len(states), row=range(len(states)), num_candidates=num)
-    answers = Sampler(runner.vocab_size).choose(Sampling(np.stack([runner.logits(one) for one in states]), wishes))
+    answers = Sampler(runner.vocab_size).choose(
+        Sampling(np.stack([runner.logits(one) for one in states]), wishes)
+    )
     rows = answers.best.reshape(len(states), num).tolist()
     return [[Candidate(*one) for one in row] for row in rows]
 
@@ -152,13 +172,16 @@ def test_sequences_and_scores_are_those_of_transformers(family: str, record_prop
 
 
 def found(request: Request, result: Result, expected: Found) -> Found:
-    """The beams with their scores. With rules the search's scores are not the log-probs that a Result reports."""
+    """The beams with their scores. With rules the search's scores are not the log-probs that a
+    Result reports.
+    """
     sampling = request.sampling_config
     has_rules = sampling.repetition_penalty is not None or bool(request.embedding_bias)
     penalty = 1.0 if sampling.length_penalty is None else sampling.length_penalty
     assert result.cum_log_probs is not None
     scores = [
-        total / len(beam) ** penalty for total, beam in zip(result.cum_log_probs, result.output_token_ids, strict=True)
+        total / len(beam) ** penalty
+        for total, beam in zip(result.cum_log_probs, result.output_token_ids, strict=True)
     ]
     return Found(result.output_token_ids, expected.scores if has_rules else scores)
 
@@ -166,8 +189,13 @@ def found(request: Request, result: Result, expected: Found) -> Found:
 def test_an_adapter_searches_as_the_merged_model(tmp_path: Path) -> None:
     model, prompt = tiny_model("llama"), range(5, 75)
     adapter = peft_adapters.make(model, tmp_path / "mine", target_modules="all-linear")
-    requests = [beams(3, *prompt, max_tokens=12, lora_config=LoraConfig("mine")), beams(3, *prompt, max_tokens=12)]
-    with Executor(model, EngineConfig(options={"enable_lora": "true", "max_lora_rank": "8"})) as executor:
+    requests = [
+        beams(3, *prompt, max_tokens=12, lora_config=LoraConfig("mine")),
+        beams(3, *prompt, max_tokens=12),
+    ]
+    with Executor(
+        model, EngineConfig(options={"enable_lora": "true", "max_lora_rank": "8"})
+    ) as executor:
         executor.load_adapter("mine", str(adapter))
         answers = results(executor, requests)
     comparison = Comparison()
@@ -189,10 +217,13 @@ def test_every_search_is_the_one_of_whole_sequences(
     """SharingRunner refuses to read keys of other tokens, and to write where another row writes."""
     choice = random.Random(repr((kind, max_prefill_tokens, max_kv_cache_tokens)))
     requests = [
-        random_beams(choice, 50, max_prompt=60, max_tokens=40, streaming=choice.random() < 0.5) for _ in range(16)
+        random_beams(choice, 50, max_prompt=60, max_tokens=40, streaming=choice.random() < 0.5)
+        for _ in range(16)
     ]
     config = EngineConfig(
-        max_num_sequences=12, max_prefill_tokens=max_prefill_tokens, max_kv_cache_tokens=max_kv_cache_tokens
+        max_num_sequences=12,
+        max_prefill_tokens=max_prefill_tokens,
+        max_kv_cache_tokens=max_kv_cache_tokens,
     )
     with Executor(kind(), config) as executor:
         assert executor.info.max_sequence_length == 512
@@ -216,7 +247,9 @@ def test_searches_that_are_preempted_find_the_same(kind: type[FakeRunner]) -> No
 
 def test_a_stream_goes_on_after_a_preemption_where_it_was() -> None:
     requests = [beams(4, number, max_tokens=150, streaming=True) for number in range(8)]
-    with Executor(SharingRunner(context_length=160), EngineConfig(max_kv_cache_tokens=640)) as executor:
+    with Executor(
+        SharingRunner(context_length=160), EngineConfig(max_kv_cache_tokens=640)
+    ) as executor:
         executor.enqueue_requests(requests)
         got = collect(executor, len(requests))
         assert sum(one.num_preemptions for one in drained(executor)) > 0
@@ -277,36 +310,55 @@ def test_a_search_reuses_a_prompt_and_gives_the_same() -> None:
         [again] = results(executor, [request])
         [other] = results(executor, [beams(3, *range(20), 7, 8, 9, max_tokens=20)])
     assert same(first, again)
-    assert (first.num_cached_tokens, again.num_cached_tokens, other.num_cached_tokens) == (0, 32, 16)
+    assert (first.num_cached_tokens, again.num_cached_tokens, other.num_cached_tokens) == (
+        0,
+        32,
+        16,
+    )
 
 
 def test_what_beams_have_written_can_be_reused() -> None:
     runner = SharingRunner()
     with Executor(runner, EngineConfig()) as executor:
         [first] = results(executor, [beams(3, *range(40), max_tokens=60)])
-        [longer] = results(executor, [beams(2, *range(40), *first.output_token_ids[0], max_tokens=4)])
+        [longer] = results(
+            executor, [beams(2, *range(40), *first.output_token_ids[0], max_tokens=4)]
+        )
     assert longer.num_cached_tokens >= 80
 
 
 @pytest.mark.parametrize("kind", RUNNERS)
 def test_a_search_that_needs_more_than_the_whole_cache_says_so(kind: type[FakeRunner]) -> None:
-    """20 blocks of 16 tokens, and a prompt of 40. With shared blocks beams share what they have in common."""
+    """20 blocks of 16 tokens, and a prompt of 40. With shared blocks beams share what they have in
+    common.
+    """
     with Executor(kind(), EngineConfig(max_kv_cache_tokens=320)) as executor:
         executor.enqueue_request(beams(4, *range(40), max_tokens=280, early_stopping=2))
         [[response]] = collect(executor, 1).values()
         [after] = results(executor, [beams(4, *range(40), max_tokens=4)])
         stats = drained(executor)
     assert response.error is not None and response.error.kind is ErrorKind.INVALID
-    assert response.error.field == "beam_width" and "the KV cache of 320 tokens after" in response.error_msg
+    assert (
+        response.error.field == "beam_width"
+        and "the KV cache of 320 tokens after" in response.error_msg
+    )
     num_generated = int(response.error_msg.split()[-5])
     assert num_generated >= 5 * SIZE - 40 + 1, "no block was left"
     assert {len(beam) for beam in after.output_token_ids} == {4}
-    assert sum(one.num_preemptions for one in stats) == 0 and stats[-1].kv_cache_stats.used_num_blocks == 0
+    assert (
+        sum(one.num_preemptions for one in stats) == 0
+        and stats[-1].kv_cache_stats.used_num_blocks == 0
+    )
 
 
 @pytest.mark.parametrize(("kind", "max_tokens"), [(SharingRunner, 200), (FakeRunner, 50)])
-def test_a_search_that_fits_alone_is_never_cut_short_by_others(kind: type[FakeRunner], max_tokens: int) -> None:
-    requests = [beams(4, *range(start, start + 20), max_tokens=max_tokens, early_stopping=2) for start in (0, 9, 18)]
+def test_a_search_that_fits_alone_is_never_cut_short_by_others(
+    kind: type[FakeRunner], max_tokens: int
+) -> None:
+    requests = [
+        beams(4, *range(start, start + 20), max_tokens=max_tokens, early_stopping=2)
+        for start in (0, 9, 18)
+    ]
     with Executor(kind(), EngineConfig()) as executor:
         whole = results(executor, requests)
     with Executor(kind(), EngineConfig(max_kv_cache_tokens=320)) as executor:
@@ -330,7 +382,10 @@ def test_a_search_without_any_room_fails() -> None:
         executor.enqueue_request(beams(4, *range(40)))
         [[response]] = collect(executor, 1).values()
         assert response.error is not None and response.error.kind is ErrorKind.INVALID
-        assert response.error_msg == "beam_width of 4 needs more than the KV cache of 64 tokens for this prompt"
+        assert (
+            response.error_msg
+            == "beam_width of 4 needs more than the KV cache of 64 tokens for this prompt"
+        )
         [answer] = results(executor, [beams(2, 1)])
     assert len(answer.output_token_ids) == 2
 
@@ -342,7 +397,10 @@ def test_reuse_and_preemption_change_no_bit_of_a_search(family: str) -> None:
     requests = [
         beams(4, *prompt, max_tokens=240, **rules)
         for prompt in prompts
-        for rules in ({}, {"repetition_penalty": 1.2, "no_repeat_ngram_size": 2, "bad_words": ((9, 8), (7,))})
+        for rules in (
+            {},
+            {"repetition_penalty": 1.2, "no_repeat_ngram_size": 2, "bad_words": ((9, 8), (7,))},
+        )
     ]
     config = EngineConfig(max_num_sequences=16, max_sequence_length=256)
     with Executor(tiny_model(family), replace(config, enable_prefix_caching=False)) as executor:
@@ -352,7 +410,10 @@ def test_reuse_and_preemption_change_no_bit_of_a_search(family: str) -> None:
         stats = drained(executor)
         again = results(executor, requests)
     assert all(map(same, lone, tight)) and all(map(same, lone, again))
-    assert sum(one.num_preemptions for one in stats) > 0 and stats[-1].kv_cache_stats.used_num_blocks == 0
+    assert (
+        sum(one.num_preemptions for one in stats) > 0
+        and stats[-1].kv_cache_stats.used_num_blocks == 0
+    )
     assert any(one.num_cached_tokens for one in again)
 
 
@@ -368,7 +429,9 @@ def test_a_request_is_counted_once() -> None:
     assert max(one.num_active_requests for one in stats) == 2
     assert sum(one.num_completed_requests for one in stats) == 2
     told: list[RequestStats] = [one for step in per_step for one in step.request_stats]
-    assert all(len({one.id for one in step.request_stats}) == len(step.request_stats) for step in per_step)
+    assert all(
+        len({one.id for one in step.request_stats}) == len(step.request_stats) for step in per_step
+    )
     assert max(one.num_generated_tokens for one in told) == 8
     assert {one.stage for one in told} >= {"GENERATION_IN_PROGRESS", "GENERATION_COMPLETE"}
 
@@ -378,7 +441,9 @@ def test_a_stream_restates_whole_beams() -> None:
         executor.enqueue_request(beams(3, num=2, max_tokens=5, streaming=True))
         [responses] = collect(executor, 1).values()
     told = [one.get_result() for one in responses]
-    assert [[len(beam) for beam in one.output_token_ids] for one in told] == [[num] * 2 for num in range(1, 6)]
+    assert [[len(beam) for beam in one.output_token_ids] for one in told] == [
+        [num] * 2 for num in range(1, 6)
+    ]
     assert [one.is_final for one in told] == [False] * 4 + [True]
     assert {one.sequence_index for one in told} == {0}
     assert told[0].finish_reasons == [FinishReason.NOT_FINISHED] * 2
@@ -400,10 +465,14 @@ class GatedRunner(SharingRunner):
 
 @pytest.mark.parametrize("place", [0, 1, 5])
 @pytest.mark.parametrize("streaming", [True, False])
-def test_a_cancel_frees_every_slot_and_answers_with_what_was_sent(streaming: bool, place: int) -> None:
+def test_a_cancel_frees_every_slot_and_answers_with_what_was_sent(
+    streaming: bool, place: int
+) -> None:
     runner = GatedRunner(place, lambda: executor.cancel_request(1))
     with Executor(runner, EngineConfig()) as executor:
-        assert executor.enqueue_request(beams(4, *range(40), max_tokens=400, streaming=streaming)) == 1
+        assert (
+            executor.enqueue_request(beams(4, *range(40), max_tokens=400, streaming=streaming)) == 1
+        )
         [responses] = collect(executor, 1).values()
         assert drained(executor)[-1].kv_cache_stats.used_num_blocks == 0
         [after] = results(executor, [beams(8)])
@@ -486,13 +555,36 @@ def test_requests_of_another_width_wait_until_nothing_runs() -> None:
     with Executor(runner, EngineConfig()) as executor:
         results(executor, [single, beams(4, 2, 2, max_tokens=6), single])
     assert [len(plan.prefills) for plan in runner.plans] == [1, 0, 0, 0, 0, 0] * 3
-    assert [len(plan.decodes) for plan in runner.plans] == [0, 1, 1, 1, 1, 1, 0, 4, 4, 4, 4, 4, 0, 1, 1, 1, 1, 1]
+    assert [len(plan.decodes) for plan in runner.plans] == [
+        0,
+        1,
+        1,
+        1,
+        1,
+        1,
+        0,
+        4,
+        4,
+        4,
+        4,
+        4,
+        0,
+        1,
+        1,
+        1,
+        1,
+        1,
+    ]
 
 
 def test_nobody_of_the_running_width_overtakes_another_width() -> None:
-    """The first answer is long. While it runs, a wide request waits, and a narrow one behind it, though it has room."""
+    """The first answer is long. While it runs, a wide request waits, and a narrow one behind it,
+    though it has room.
+    """
     runner = SharingRunner()
-    long, short = (Request((1, 1), num, sampling_config=SamplingConfig(temperature=0)) for num in (40, 2))
+    long, short = (
+        Request((1, 1), num, sampling_config=SamplingConfig(temperature=0)) for num in (40, 2)
+    )
     with Executor(runner, EngineConfig()) as executor:
         ids = executor.enqueue_requests([long, beams(2, 2, 2, max_tokens=3), short])
         got = collect(executor, 3)
@@ -502,7 +594,9 @@ def test_nobody_of_the_running_width_overtakes_another_width() -> None:
 
 def test_a_priority_changes_the_order_and_not_the_rule() -> None:
     runner = SharingRunner()
-    low, high = (Request((number,), 4, priority=priority) for number, priority in ((1, 0.1), (2, 0.9)))
+    low, high = (
+        Request((number,), 4, priority=priority) for number, priority in ((1, 0.1), (2, 0.9))
+    )
     with Executor(runner, EngineConfig()) as executor:
         ids = executor.enqueue_requests([low, beams(4, 3, max_tokens=4, priority=0.5), high])
         got = collect(executor, 3)
@@ -521,7 +615,8 @@ def test_widths_beyond_the_bound_are_refused() -> None:
     with Executor(SharingRunner(), EngineConfig()) as executor:
         assert executor.info.capabilities.max_beam_width == 8
         with pytest.raises(
-            InvalidParameter, match=r"^beam_width must be at most 8 \(option.max_beam_width\), given 16$"
+            InvalidParameter,
+            match=r"^beam_width must be at most 8 \(option.max_beam_width\), given 16$",
         ):
             executor.enqueue_request(beams(16))
     with Executor(SharingRunner(), EngineConfig(max_num_sequences=4)) as executor:

@@ -51,8 +51,12 @@ def test_full_blocks_are_told_once_with_the_block_before_them() -> None:
     compute(cache, Root(None), [*TOKENS, 11, 12, 13, 14])
     events.publish()
 
-    stored = BlockStored([number(first), number(second)], None, TOKENS, 4, None, "GPU", None, None, 0)
-    longer = BlockStored([number(third)], number(second), [11, 12, 13, 14], 4, None, "GPU", None, None, 0)
+    stored = BlockStored(
+        [number(first), number(second)], None, TOKENS, 4, None, "GPU", None, None, 0
+    )
+    longer = BlockStored(
+        [number(third)], number(second), [11, 12, 13, 14], 4, None, "GPU", None, None, 0
+    )
     assert published == [[AllBlocksCleared(), stored], [longer]]
 
 
@@ -81,4 +85,8 @@ def test_salts_and_adapters_keep_equal_tokens_apart_and_are_named() -> None:
     assert len(set(hashes)) == 6
     assert plain.extra_keys is None
     assert salted.extra_keys == [("secret",), None]
-    assert (adapted.lora_id, adapted.lora_name, adapted.extra_keys) == (7, "french", [("french",), ("french",)])
+    assert (adapted.lora_id, adapted.lora_name, adapted.extra_keys) == (
+        7,
+        "french",
+        [("french",), ("french",)],
+    )

@@ -1,7 +1,7 @@
 """What a client learns of others through the cache: nothing smaller than a part of 16 tokens.
 
-A victim has asked once. A stranger knows how its prompt begins, guesses the next token, and reads every count that an
-answer has.
+A victim has asked once. A stranger knows how its prompt begins, guesses the next token, and reads
+every count that an answer has.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from lmi.executor import OutputConfig, Request, Result, SamplingConfig
 from lmi.settings.config import EngineConfig
 from tests.tiny_models import tiny_model
 
-VICTIM = tuple(5 + position * 7 % 250 for position in range(TOKENS_PER_BLOCK + 2 * TOKENS_PER_PART + 8))
+VICTIM = tuple(
+    5 + position * 7 % 250 for position in range(TOKENS_PER_BLOCK + 2 * TOKENS_PER_PART + 8)
+)
 WRONG, FILL = 300, (301,) * (TOKENS_PER_BLOCK + 1)
 
 
@@ -47,17 +49,22 @@ def told(result: Result) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("salt", [None, "theirs"])
-def test_a_right_guess_inside_of_a_part_tells_no_more_than_a_wrong_one(executor: Executor, salt: str | None) -> None:
+def test_a_right_guess_inside_of_a_part_tells_no_more_than_a_wrong_one(
+    executor: Executor, salt: str | None
+) -> None:
     """The last token of a part counts only with all others of it."""
     ask(executor, *VICTIM, salt=salt)
     for num_known in (known for known in range(len(VICTIM)) if (known + 1) % TOKENS_PER_PART):
         guesses = [
-            told(ask(executor, *VICTIM[:num_known], guess, *FILL, salt=salt)) for guess in (VICTIM[num_known], WRONG)
+            told(ask(executor, *VICTIM[:num_known], guess, *FILL, salt=salt))
+            for guess in (VICTIM[num_known], WRONG)
         ]
         assert guesses == [(num_known // TOKENS_PER_PART * TOKENS_PER_PART,) * 2] * 2, num_known
 
 
-def test_strangers_compute_the_rest_of_a_part_again_and_those_of_one_salt_do_not(executor: Executor) -> None:
+def test_strangers_compute_the_rest_of_a_part_again_and_those_of_one_salt_do_not(
+    executor: Executor,
+) -> None:
     def num_computed(salt: str | None) -> int:
         executor.get_latest_iteration_stats()
         ask(executor, *VICTIM, salt=salt)
@@ -66,6 +73,6 @@ def test_strangers_compute_the_rest_of_a_part_again_and_those_of_one_salt_do_not
     alone = ask(executor, *VICTIM, salt="first").output_token_ids
     assert [num_computed(salt) for salt in (None, None)][1] == len(VICTIM) % TOKENS_PER_PART
     assert [num_computed(salt) for salt in ("ours", "ours")] == [len(VICTIM), 1]
-    assert {salt: ask(executor, *VICTIM, salt=salt).output_token_ids for salt in (None, "ours")} == dict.fromkeys(
-        (None, "ours"), alone
-    )
+    assert {
+        salt: ask(executor, *VICTIM, salt=salt).output_token_ids for salt in (None, "ours")
+    } == dict.fromkeys((None, "ours"), alone)

@@ -42,7 +42,9 @@ NAMES = ("logits", *HIDDEN)
 EVERYTHING = OutputConfig(
     return_context_logits=True,
     return_generation_logits=True,
-    additional_model_outputs=tuple(AdditionalModelOutput(name, gather_context=True) for name in NAMES),
+    additional_model_outputs=tuple(
+        AdditionalModelOutput(name, gather_context=True) for name in NAMES
+    ),
 )
 DECLARED = EngineConfig(additional_outputs=tuple(f"{name}:context" for name in NAMES))
 # over the runner without weights:
@@ -66,17 +68,26 @@ def results(responses: list[Response]) -> list[Result]:
 def tensors(result: Result) -> dict[str, Rows]:
     """All that a Result carries, by name."""
     flags = {"context logits": result.context_logits, "generation logits": result.generation_logits}
-    return (result.additional_outputs or {}) | {name: one for name, one in flags.items() if one is not None}
+    return (result.additional_outputs or {}) | {
+        name: one for name, one in flags.items() if one is not None
+    }
 
 
 def joined(answer: list[Result]) -> dict[str, np.ndarray[Any, Any]]:
-    """The rows of all Results together: of the prompt (tokens, …), of generated tokens (1, tokens, …)."""
+    """The rows of all Results together: of the prompt (tokens, …), of generated tokens (1, tokens,
+    …).
+    """
     parts: dict[str, list[np.ndarray[Any, Any]]] = {}
     for one in answer:
         for name, tensor in tensors(one).items():
             parts.setdefault(name, []).append(array(tensor))
-    assert all(len(rows) == 1 for name, rows in parts.items() if name.startswith("context")), "a prompt's rows twice"
-    return {name: np.concatenate(rows, axis=0 if name.startswith("context") else 1) for name, rows in parts.items()}
+    assert all(len(rows) == 1 for name, rows in parts.items() if name.startswith("context")), (
+        "a prompt's rows twice"
+    )
+    return {
+        name: np.concatenate(rows, axis=0 if name.startswith("context") else 1)
+        for name, rows in parts.items()
+    }
 
 
 def token_ids(answer: list[Result]) -> list[int]:
@@ -85,14 +96,18 @@ def token_ids(answer: list[Result]) -> list[int]:
 
 @cache
 def reference_model(family: str) -> Any:
-    return AutoModelForCausalLM.from_pretrained(tiny_model(family), attn_implementation="eager").eval()
+    return AutoModelForCausalLM.from_pretrained(
+        tiny_model(family), attn_implementation="eager"
+    ).eval()
 
 
 @torch.inference_mode()
 def reference(family: str, ids: list[int]) -> dict[str, np.ndarray[Any, Any]]:
     """What transformers gives for each token: logits, and hidden states by hooks on its modules."""
     model, rows, hooks = reference_model(family), dict[str, Tensor](), []
-    layers = next(one for one in model.modules() if isinstance(one, torch.nn.ModuleList) and len(one) == 2)
+    layers = next(
+        one for one in model.modules() if isinstance(one, torch.nn.ModuleList) and len(one) == 2
+    )
 
     def keep(name: str) -> Any:
         def hook(module: object, arguments: object, output: Any) -> None:
@@ -116,8 +131,12 @@ def check_against_transformers(family: str, request: Request, answer: list[Resul
     got |= {"context_logits": got["context logits"], "generation_logits": got["generation logits"]}
     for name, rows in expected.items():
         tolerance = 1e-4 * float(np.abs(rows).max())
-        np.testing.assert_allclose(got[f"context_{name}"], rows[num_cached : len(prompt)], rtol=0, atol=tolerance)
-        np.testing.assert_allclose(got[f"generation_{name}"], rows[None, len(prompt) - 1 :], rtol=0, atol=tolerance)
+        np.testing.assert_allclose(
+            got[f"context_{name}"], rows[num_cached : len(prompt)], rtol=0, atol=tolerance
+        )
+        np.testing.assert_allclose(
+            got[f"generation_{name}"], rows[None, len(prompt) - 1 :], rtol=0, atol=tolerance
+        )
 
 
 def runner_of(kind: str, family: str, config: EngineConfig) -> Runner:
@@ -130,7 +149,8 @@ FAMILIES = ("llama", "gemma2", "gpt2", "phi", "qwen3", "opt")
 
 
 @pytest.mark.parametrize(
-    ("kind", "family"), [*((kind, one) for one in FAMILIES for kind in ("native", "torch")), ("torch", "olmo2")]
+    ("kind", "family"),
+    [*((kind, one) for one in FAMILIES for kind in ("native", "torch")), ("torch", "olmo2")],
 )
 def test_logits_and_hidden_states_are_those_of_transformers(kind: str, family: str) -> None:
     """Streamed and not, in one batch, with a prompt that is cut into chunks."""
@@ -155,21 +175,32 @@ def test_logits_and_hidden_states_are_those_of_transformers(kind: str, family: s
         answer = results(got[request_id])
         assert (len(answer) > 1) == (request.streaming and len(token_ids(answer)) > 1)
         for one in answer:
-            assert array(one.generation_logits).shape == (1, len(one.output_token_ids[0]), VOCAB_SIZE)
+            assert array(one.generation_logits).shape == (
+                1,
+                len(one.output_token_ids[0]),
+                VOCAB_SIZE,
+            )
         check_against_transformers(family, request, answer)
 
 
 @pytest.mark.parametrize("kind", ["native", "torch"])
 def test_a_family_without_a_last_norm_has_what_its_last_layer_gives(kind: str) -> None:
-    """Its head projects once more, so the two names are one tensor, and transformers has no name for it."""
+    """Its head projects once more, so the two names are one tensor, and transformers has no name
+    for it.
+    """
     with Executor(runner_of(kind, "opt_post_norm", DECLARED), DECLARED) as executor:
         request = Request((5, 6, 7), 3, sampling_config=GREEDY, output_config=EVERYTHING)
         answer = one_result(executor, request)
-    expected, got = reference("opt_post_norm", [5, 6, 7, *answer.output_token_ids[0][:-1]]), joined([answer])
+    expected, got = (
+        reference("opt_post_norm", [5, 6, 7, *answer.output_token_ids[0][:-1]]),
+        joined([answer]),
+    )
     for name in ("logits", "hidden_states.0", "hidden_states.1"):
         atol = 1e-4 * float(np.abs(expected[name]).max())
         np.testing.assert_allclose(got[f"context_{name}"], expected[name][:3], rtol=0, atol=atol)
-        np.testing.assert_allclose(got[f"generation_{name}"], expected[name][None, 2:], rtol=0, atol=atol)
+        np.testing.assert_allclose(
+            got[f"generation_{name}"], expected[name][None, 2:], rtol=0, atol=atol
+        )
     np.testing.assert_array_equal(got["context_hidden_states"], got["context_hidden_states.1"])
 
 
@@ -193,8 +224,12 @@ def test_an_output_that_the_model_has_not_stops_the_start_with_the_nearest(
 
 def test_a_program_without_outputs_is_the_one_it_was() -> None:
     plain = load_native(tiny_model("llama"), max_length=100)
-    normed = load_native(tiny_model("llama"), EngineConfig(additional_outputs=("hidden_states",)), max_length=100)
-    gathered = load_native(tiny_model("llama"), EngineConfig(additional_outputs=("hidden_states.0",)), max_length=100)
+    normed = load_native(
+        tiny_model("llama"), EngineConfig(additional_outputs=("hidden_states",)), max_length=100
+    )
+    gathered = load_native(
+        tiny_model("llama"), EngineConfig(additional_outputs=("hidden_states.0",)), max_length=100
+    )
     sizes = [len(one.program.operations) for one in (plain, normed, gathered)]
     assert sizes == [sizes[0], sizes[0], sizes[0] + 1] and plain.program.outputs == {}
 
@@ -204,8 +239,12 @@ def test_each_output_comes_only_where_it_is_asked_for() -> None:
         OutputConfig(): set(),
         OutputConfig(return_context_logits=True): {"context logits"},
         OutputConfig(return_generation_logits=True): {"generation logits"},
-        OutputConfig(additional_model_outputs=(AdditionalModelOutput("state"),)): {"generation_state"},
-        OutputConfig(additional_model_outputs=(AdditionalModelOutput("logits", gather_context=True),)): {
+        OutputConfig(additional_model_outputs=(AdditionalModelOutput("state"),)): {
+            "generation_state"
+        },
+        OutputConfig(
+            additional_model_outputs=(AdditionalModelOutput("logits", gather_context=True),)
+        ): {
             "context_logits",
             "generation_logits",
         },
@@ -213,7 +252,10 @@ def test_each_output_comes_only_where_it_is_asked_for() -> None:
     }
     config = EngineConfig(additional_outputs=("state:context", "logits:context"))
     with Executor(FakeRunner(), config) as executor:
-        got = {output: set(tensors(one_result(executor, ask(output_config=output)))) for output in asked}
+        got = {
+            output: set(tensors(one_result(executor, ask(output_config=output))))
+            for output in asked
+        }
         plain = one_result(executor, ask())
     assert got == asked and plain.additional_outputs is None
 
@@ -227,22 +269,34 @@ def test_what_was_not_declared_is_refused_with_what_was() -> None:
             executor.enqueue_request(asking(AdditionalModelOutput("hidden_states")))
         with pytest.raises(Unsupported, match="state without gather_context"):
             executor.enqueue_request(asking(AdditionalModelOutput("state", gather_context=True)))
-        assert set(tensors(one_result(executor, asking(AdditionalModelOutput("state"))))) == {"generation_state"}
+        assert set(tensors(one_result(executor, asking(AdditionalModelOutput("state"))))) == {
+            "generation_state"
+        }
 
 
-def check_against_runner(runner: FakeRunner, request: Request, answer: list[Result], num_absent: int = 0) -> None:
-    """Every row is that of the tokens up to it. Of the prompt the first `num_absent` are missing."""
+def check_against_runner(
+    runner: FakeRunner, request: Request, answer: list[Result], num_absent: int = 0
+) -> None:
+    """Every row is that of the tokens up to it. Of the prompt the first `num_absent`
+    are missing.
+    """
     prompt, made, got = list(request.input_token_ids), token_ids(answer), joined(answer)
     ids = prompt + made[:-1]
     logits = np.stack([runner.logits(ids[: end + 1]) for end in range(len(ids))])
     states = np.array([[runner.share(ids[: end + 1])] for end in range(len(ids))], np.float32)
     for flag, name, rows in (("logits", "logits", logits), ("state", "state", states)):
         separator = " " if flag == "logits" else "_"
-        np.testing.assert_array_equal(got[f"context{separator}{name}"], rows[num_absent : len(prompt)])
-        np.testing.assert_array_equal(got[f"generation{separator}{name}"], rows[None, len(prompt) - 1 :])
+        np.testing.assert_array_equal(
+            got[f"context{separator}{name}"], rows[num_absent : len(prompt)]
+        )
+        np.testing.assert_array_equal(
+            got[f"generation{separator}{name}"], rows[None, len(prompt) - 1 :]
+        )
 
 
-def random_requests(num: int, choice: random.Random, max_prompt: int = 60, max_tokens: int = 90) -> list[Request]:
+def random_requests(
+    num: int, choice: random.Random, max_prompt: int = 60, max_tokens: int = 90
+) -> list[Request]:
     return [
         ask(
             *choice.choices(range(50), k=choice.randint(1, max_prompt)),
@@ -257,7 +311,9 @@ def random_requests(num: int, choice: random.Random, max_prompt: int = 60, max_t
 
 
 @pytest.mark.parametrize("kind", [FakeRunner, SharingRunner, LoopingRunner])
-def test_each_row_comes_once_also_after_a_preemption_and_with_drafts(kind: type[FakeRunner]) -> None:
+def test_each_row_comes_once_also_after_a_preemption_and_with_drafts(
+    kind: type[FakeRunner],
+) -> None:
     runner = kind()
     requests = random_requests(24, random.Random(1))
     config = EngineConfig(
@@ -287,7 +343,10 @@ def test_rows_of_a_reused_beginning_are_absent_and_their_number_is_said() -> Non
         for one in random_requests(24, choice)
     ]
     config = EngineConfig(
-        max_num_sequences=8, max_kv_cache_tokens=448, max_prefill_tokens=30, additional_outputs=("state:context",)
+        max_num_sequences=8,
+        max_kv_cache_tokens=448,
+        max_prefill_tokens=30,
+        additional_outputs=("state:context",),
     )
     with Executor(runner, config) as executor:
         num_absent = 0
@@ -304,16 +363,23 @@ def test_rows_of_a_reused_beginning_are_absent_and_their_number_is_said() -> Non
 
 @pytest.mark.parametrize("num_cached", [0, 16])
 def test_a_prompt_that_is_preempted_halfway_loses_no_row(num_cached: int) -> None:
-    """Its blocks are in the cache by then, but rows cannot be read from there, so it is computed again as a whole."""
+    """Its blocks are in the cache by then, but rows cannot be read from there, so it is computed
+    again as a whole.
+    """
     runner = SharingRunner()
     long = ask(*range(40), *range(40), max_tokens=2, priority=0.1, output_config=STATE)
     config = EngineConfig(
-        max_num_sequences=4, max_kv_cache_tokens=112, max_prefill_tokens=1, additional_outputs=("state:context",)
+        max_num_sequences=4,
+        max_kv_cache_tokens=112,
+        max_prefill_tokens=1,
+        additional_outputs=("state:context",),
     )
     with Executor(runner, config) as executor:
         if num_cached:
             one_result(executor, ask(*range(num_cached), max_tokens=1))
-        first, second = executor.enqueue_requests([ask(max_tokens=60, sampling_config=GREEDY), long])
+        first, second = executor.enqueue_requests(
+            [ask(max_tokens=60, sampling_config=GREEDY), long]
+        )
         got = collect(executor, 2)
         stats = drained(executor)
     assert sum(one.num_preemptions for one in stats) > 0
@@ -324,7 +390,10 @@ def test_a_prompt_that_is_preempted_halfway_loses_no_row(num_cached: int) -> Non
 
 def test_of_several_sequences_only_the_first_carries_the_prompts_rows() -> None:
     runner = SharingRunner()
-    for sampling in (SamplingConfig(seed=1, num_return_sequences=3), replace(GREEDY, num_return_sequences=3)):
+    for sampling in (
+        SamplingConfig(seed=1, num_return_sequences=3),
+        replace(GREEDY, num_return_sequences=3),
+    ):
         request = ask(max_tokens=5, sampling_config=sampling, output_config=STATE)
         with Executor(runner, WITH_STATE) as executor:
             executor.enqueue_request(request)
@@ -335,7 +404,9 @@ def test_of_several_sequences_only_the_first_carries_the_prompts_rows() -> None:
             assert set(tensors(by_index[index])) == {"generation logits", "generation_state"}
             ids = [1, 2, 3, *by_index[index].output_token_ids[0][:-1]]
             rows = [runner.logits(ids[:end]) for end in range(3, len(ids) + 1)]
-            np.testing.assert_array_equal(array(by_index[index].generation_logits)[0], np.stack(rows))
+            np.testing.assert_array_equal(
+                array(by_index[index].generation_logits)[0], np.stack(rows)
+            )
 
 
 class CountedRunner(FakeRunner):
@@ -367,7 +438,12 @@ def test_a_cancelled_request_keeps_the_rows_that_it_has_sent() -> None:
 
 def test_all_generated_tokens_again_are_not_all_rows_again() -> None:
     runner = FakeRunner()
-    request = ask(streaming=True, return_all_generated_tokens=True, sampling_config=GREEDY, output_config=STATE)
+    request = ask(
+        streaming=True,
+        return_all_generated_tokens=True,
+        sampling_config=GREEDY,
+        output_config=STATE,
+    )
     with Executor(runner, WITH_STATE) as executor:
         executor.enqueue_request(request)
         [responses] = collect(executor, 1).values()
@@ -379,8 +455,13 @@ def test_all_generated_tokens_again_are_not_all_rows_again() -> None:
 
 
 def test_rows_of_a_step_that_is_repeated_come_once() -> None:
-    """Memory runs out after the rows of the step are taken: of a prompt's chunk, and of a generated token."""
-    long, short = ask(*range(40), *range(40), max_tokens=3, output_config=STATE), ask(output_config=STATE)
+    """Memory runs out after the rows of the step are taken: of a prompt's chunk, and of a generated
+    token.
+    """
+    long, short = (
+        ask(*range(40), *range(40), max_tokens=3, output_config=STATE),
+        ask(output_config=STATE),
+    )
     runner = FakeRunner()
     config = EngineConfig(max_prefill_tokens=30, additional_outputs=("state:context",))
     with Executor(runner, config) as executor:
@@ -466,15 +547,22 @@ def test_each_beam_has_the_rows_of_its_own_tokens(kind: type[FakeRunner], stream
 def check_beams(runner: FakeRunner, request: Request, answer: list[Result]) -> None:
     prompt = list(request.input_token_ids)
     logits = np.stack([runner.logits(prompt[: end + 1]) for end in range(len(prompt))])
-    assert [one.context_logits is not None for one in answer] == [True] + [False] * (len(answer) - 1)
+    assert [one.context_logits is not None for one in answer] == [True] + [False] * (
+        len(answer) - 1
+    )
     np.testing.assert_array_equal(array(answer[0].context_logits), logits)
     for one in (answer[0], answer[-1]):
         beams, most = one.output_token_ids, max(map(len, one.output_token_ids))
-        states, logits = array((one.additional_outputs or {})["generation_state"]), array(one.generation_logits)
+        states, logits = (
+            array((one.additional_outputs or {})["generation_state"]),
+            array(one.generation_logits),
+        )
         assert states.shape == (len(beams), most, 1) and logits.shape == (len(beams), most, 50)
         for place, beam in enumerate(beams):
             prefixes = [[*prompt, *beam[:end]] for end in range(len(beam))]
             expected = np.stack([runner.logits(prefix) for prefix in prefixes])
             np.testing.assert_array_equal(logits[place, : len(beam)], expected)
-            np.testing.assert_array_equal(states[place, : len(beam), 0], [runner.share(prefix) for prefix in prefixes])
+            np.testing.assert_array_equal(
+                states[place, : len(beam), 0], [runner.share(prefix) for prefix in prefixes]
+            )
             assert not states[place, len(beam) :].any() and not logits[place, len(beam) :].any()

@@ -14,7 +14,13 @@ import pytest
 from transformers import AutoConfig
 
 from handlers.lmi_dist import families, rotary
-from handlers.lmi_dist.config_file import ACTIVATIONS, DEFAULTS, INSTALL_TORCH, ROPE_TYPES, read_config
+from handlers.lmi_dist.config_file import (
+    ACTIVATIONS,
+    DEFAULTS,
+    INSTALL_TORCH,
+    ROPE_TYPES,
+    read_config,
+)
 from handlers.lmi_dist.facts import read_facts
 from handlers.lmi_dist.families import _FAMILIES, Architecture, describe
 from lmi.errors import ModelUnusable
@@ -23,7 +29,13 @@ from tests.tiny_models import FAMILIES, tiny_model
 
 ROOT = Path(__file__).resolve().parents[3]
 OURS = [family for family in FAMILIES if not family.startswith("olmo2")]
-ELSEWHERE = {"rope_theta", "rope_local_base_freq", "partial_rotary_factor", "sliding_window_pattern", "model_type"}
+ELSEWHERE = {
+    "rope_theta",
+    "rope_local_base_freq",
+    "partial_rotary_factor",
+    "sliding_window_pattern",
+    "model_type",
+}
 
 
 def written(folder: Path, config: dict[str, Any]) -> str:
@@ -52,7 +64,10 @@ def test_the_defaults_are_those_of_transformers(name: str) -> None:
         assert rope.get("full_attention", rope)["rope_theta"] == defaults["rope_theta"]
         assert rope.get("partial_rotary_factor", 1.0) == defaults.get("partial_rotary_factor", 1.0)
     if "rope_local_base_freq" in defaults:
-        assert config.rope_parameters["sliding_attention"]["rope_theta"] == defaults["rope_local_base_freq"]
+        assert (
+            config.rope_parameters["sliding_attention"]["rope_theta"]
+            == defaults["rope_local_base_freq"]
+        )
     if "sliding_window_pattern" in defaults:
         assert config.layer_types.index("full_attention") + 1 == defaults["sliding_window_pattern"]
 
@@ -69,18 +84,27 @@ def test_a_published_file_says_the_same_to_us(tmp_path: Path, name: str) -> None
 def test_the_first_name_of_longrope_in_files_of_phi_3_means_it(tmp_path: Path) -> None:
     new = PUBLISHED["Phi-3 mini 128k"]
     expected = read_facts(written(tmp_path, new))
-    assert read_facts(written(tmp_path, new | {"rope_scaling": new["rope_scaling"] | {"type": "su"}})) == expected
+    assert (
+        read_facts(written(tmp_path, new | {"rope_scaling": new["rope_scaling"] | {"type": "su"}}))
+        == expected
+    )
 
 
 @pytest.mark.parametrize("family", OURS)
-def test_a_file_says_the_same_whichever_of_its_fields_is_left_out(tmp_path: Path, family: str) -> None:
+def test_a_file_says_the_same_whichever_of_its_fields_is_left_out(
+    tmp_path: Path, family: str
+) -> None:
     config = json.loads((tiny_model(family) / "config.json").read_text())
     kept = {"architectures", "model_type"}
     if family == "phi3":
-        kept.add("num_attention_heads")  # its default makes heads of 3 channels, which no pairs fill
+        kept.add(
+            "num_attention_heads"
+        )  # its default makes heads of 3 channels, which no pairs fill
     for name in [None, *config.keys() - kept]:
         folder = written(tmp_path, {key: value for key, value in config.items() if key != name})
-        assert architecture_or_fault(folder) == architecture_or_fault(folder, by_us=False), f"without {name}"
+        assert architecture_or_fault(folder) == architecture_or_fault(folder, by_us=False), (
+            f"without {name}"
+        )
 
 
 def architecture_or_fault(folder: str, *, by_us: bool = True) -> object:
@@ -99,13 +123,41 @@ def test_a_published_file_is_whole_for_us(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "changes", "said"),
     [
-        ("Llama 2 7B", {"hidden_size": "64"}, "hidden_size must be a whole number of at least 1, given '64'"),
-        ("Llama 2 7B", {"num_hidden_layers": 0}, "num_hidden_layers must be a whole number of at least 1, given 0"),
-        ("Llama 2 7B", {"vocab_size": True}, "vocab_size must be a whole number of at least 1, given true"),
-        ("Llama 2 7B", {"vocab_size": 1.5}, "vocab_size must be a whole number of at least 1, given 1.5"),
-        ("Llama 2 7B", {"vocab_size": 10**40}, "vocab_size must be a whole number of at least 1, given 1000"),
-        ("Llama 2 7B", {"rms_norm_eps": float("nan")}, "rms_norm_eps must be a number over 0, given nan"),
-        ("Llama 2 7B", {"tie_word_embeddings": "no"}, "tie_word_embeddings must be true or false, given 'no'"),
+        (
+            "Llama 2 7B",
+            {"hidden_size": "64"},
+            "hidden_size must be a whole number of at least 1, given '64'",
+        ),
+        (
+            "Llama 2 7B",
+            {"num_hidden_layers": 0},
+            "num_hidden_layers must be a whole number of at least 1, given 0",
+        ),
+        (
+            "Llama 2 7B",
+            {"vocab_size": True},
+            "vocab_size must be a whole number of at least 1, given true",
+        ),
+        (
+            "Llama 2 7B",
+            {"vocab_size": 1.5},
+            "vocab_size must be a whole number of at least 1, given 1.5",
+        ),
+        (
+            "Llama 2 7B",
+            {"vocab_size": 10**40},
+            "vocab_size must be a whole number of at least 1, given 1000",
+        ),
+        (
+            "Llama 2 7B",
+            {"rms_norm_eps": float("nan")},
+            "rms_norm_eps must be a number over 0, given nan",
+        ),
+        (
+            "Llama 2 7B",
+            {"tie_word_embeddings": "no"},
+            "tie_word_embeddings must be true or false, given 'no'",
+        ),
         ("Llama 2 7B", {"hidden_act": 3}, "hidden_act must be a text, given 3"),
         (
             "Llama 2 7B",
@@ -125,12 +177,36 @@ def test_a_published_file_is_whole_for_us(name: str) -> None:
         ("Llama 2 7B", {"head_dim": 127}, "heads of 127 channels cannot rotate 128 of them"),
         ("Llama 2 7B", {"rope_scaling": 3}, "rope_scaling must be an object, given 3"),
         ("Llama 2 7B", {"rope_theta": 0}, "rope_theta must be a number over 1, given 0"),
-        ("Llama 2 7B", {"rope_scaling": {"type": "linear"}}, "rope_parameters of type linear have no factor"),
-        ("Llama 2 7B", {"rope_scaling": {"type": "yarn", "factor": "4"}}, "factor must be a number over 0, given '4'"),
-        ("Gemma 3 270M", {"layer_types": ["full_attention"]}, "layer_types has 1 entries, num_hidden_layers is 18"),
-        ("Gemma 3 270M", {"layer_types": "full"}, "layer_types must be a list of texts, given 'full'"),
-        ("Gemma 3 270M", {"rope_parameters": {"full_attention": 3}}, "full_attention must be an object, given 3"),
-        ("GPT-2", {"n_head": 7}, "the hidden size (768) is not a multiple of the number of attention heads (7)"),
+        (
+            "Llama 2 7B",
+            {"rope_scaling": {"type": "linear"}},
+            "rope_parameters of type linear have no factor",
+        ),
+        (
+            "Llama 2 7B",
+            {"rope_scaling": {"type": "yarn", "factor": "4"}},
+            "factor must be a number over 0, given '4'",
+        ),
+        (
+            "Gemma 3 270M",
+            {"layer_types": ["full_attention"]},
+            "layer_types has 1 entries, num_hidden_layers is 18",
+        ),
+        (
+            "Gemma 3 270M",
+            {"layer_types": "full"},
+            "layer_types must be a list of texts, given 'full'",
+        ),
+        (
+            "Gemma 3 270M",
+            {"rope_parameters": {"full_attention": 3}},
+            "full_attention must be an object, given 3",
+        ),
+        (
+            "GPT-2",
+            {"n_head": 7},
+            "the hidden size (768) is not a multiple of the number of attention heads (7)",
+        ),
         (
             "Phi-3 mini 128k",
             {"rope_scaling": {"type": "su", "short_factor": [1.0]}},
@@ -156,7 +232,9 @@ def test_a_wrong_value_is_one_line_with_file_name_and_rule(
 def clean_run(code: str, *arguments: str) -> str:
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", code, *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=True
+    ).stdout.strip()
 
 
 def test_the_facts_of_our_families_import_neither_torch_nor_transformers(tmp_path: Path) -> None:
@@ -184,11 +262,17 @@ def test_a_shape_that_a_file_leaves_out_comes_from_transformers(tmp_path: Path) 
 def test_a_shape_left_out_is_named_where_transformers_is_not_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = written(tmp_path, {key: value for key, value in PUBLISHED["Qwen3 0.6B"].items() if key != "hidden_size"})
+    folder = written(
+        tmp_path,
+        {key: value for key, value in PUBLISHED["Qwen3 0.6B"].items() if key != "hidden_size"},
+    )
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ModelUnusable) as caught:
         read_facts(folder)
-    said = "the default of hidden_size is known to transformers, which is not installed: pip install transformers"
+    said = (
+        "the default of hidden_size is known to transformers, which is not installed: pip "
+        "install transformers"
+    )
     assert str(caught.value) == f"{folder}/config.json: {said}"
 
 
@@ -199,11 +283,18 @@ def test_a_shape_left_out_is_named_where_transformers_is_not_installed(
         ({"rope_scaling": {"type": "foo", "factor": 2.0}}, "rope_type 'foo' is not known, only "),
         ({"rope_scaling": {"rope_type": "mrope"}}, "rope_type 'mrope' is not known, only "),
         ({"hidden_act": "foo"}, "hidden_act 'foo' is not known, only "),
-        ({"layer_types": ["chunked_attention"]}, "LlamaForCausalLM has layers of another kind, chunked_attention; "),
+        (
+            {"layer_types": ["chunked_attention"]},
+            "LlamaForCausalLM has layers of another kind, chunked_attention; ",
+        ),
     ],
 )
 def test_a_part_that_nobody_knows_names_itself_and_not_what_is_not_installed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], said: str, has_torch: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    change: dict[str, Any],
+    said: str,
+    has_torch: bool,
 ) -> None:
     folder = written(tmp_path, PUBLISHED["Llama 2 7B"] | change)
     if not has_torch:
@@ -237,5 +328,8 @@ def test_what_needs_torch_says_so_where_it_is_not_installed(
     with pytest.raises(ModelUnusable) as caught:
         read_facts(folder)
     [name] = config["architectures"]
-    said = f"{name} runs through the modules of transformers, and torch is not installed: {INSTALL_TORCH}"
+    said = (
+        f"{name} runs through the modules of transformers, and torch is not installed: "
+        f"{INSTALL_TORCH}"
+    )
     assert str(caught.value) == f"{folder}/config.json: {said}"

@@ -1,4 +1,6 @@
-"""How an Executor is built: of a folder or of buffers, with the contract's configuration or the server's."""
+"""How an Executor is built: of a folder or of buffers, with the contract's configuration or the
+server's.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +31,16 @@ GREEDY = ask(sampling_config=SamplingConfig(temperature=0))
 
 def test_a_model_in_buffers_answers_as_the_same_model_in_a_folder() -> None:
     folder = tiny_model("llama")
-    weights, text = (folder / "model.safetensors").read_bytes(), (folder / "config.json").read_text()
+    weights, text = (
+        (folder / "model.safetensors").read_bytes(),
+        (folder / "config.json").read_text(),
+    )
     config = ExecutorConfig(max_batch_size=2)
     with Executor(folder, config) as one, Executor(weights, text, config) as other:
         assert one.info == other.info
-        assert one_result(one, GREEDY).output_token_ids == one_result(other, GREEDY).output_token_ids
+        assert (
+            one_result(one, GREEDY).output_token_ids == one_result(other, GREEDY).output_token_ids
+        )
     with Executor(weights, json_config_str=text, config=config) as third:
         assert third.info.max_num_sequences == 2
 
@@ -46,7 +53,9 @@ def test_a_model_in_buffers_answers_as_the_same_model_in_a_folder() -> None:
         (None, "{}", "json_config_str: no architectures"),
     ],
 )
-def test_a_fault_of_a_buffer_names_the_argument(weights: bytes | None, text: str | None, said: str) -> None:
+def test_a_fault_of_a_buffer_names_the_argument(
+    weights: bytes | None, text: str | None, said: str
+) -> None:
     folder = tiny_model("llama")
     weights = weights or (folder / "model.safetensors").read_bytes()
     text = text or (folder / "config.json").read_text()
@@ -56,7 +65,9 @@ def test_a_fault_of_a_buffer_names_the_argument(weights: bytes | None, text: str
 
 
 def test_a_buffer_of_weights_needs_the_text_of_its_configuration() -> None:
-    with pytest.raises(ValueError, match=r"^json_config_str must be the text of config.json, given None$"):
+    with pytest.raises(
+        ValueError, match=r"^json_config_str must be the text of config.json, given None$"
+    ):
         Executor(b"weights", ExecutorConfig())
 
 
@@ -72,10 +83,21 @@ def test_a_buffer_of_weights_needs_the_text_of_its_configuration() -> None:
         ({"max_batch_size": 0}, "max_batch_size must be at least 1, given 0"),
         ({"max_num_tokens": 0}, "max_num_tokens must be at least 1, given 0"),
         ({"max_queue_size": -1}, "max_queue_size must be at least 0, given -1"),
-        ({"iter_stats_max_iterations": -1}, "iter_stats_max_iterations must be at least 0, given -1"),
-        ({"request_stats_max_iterations": 1.5}, "request_stats_max_iterations must be an integer, given 1.5"),
         (
-            {"additional_model_outputs": [AdditionalModelOutput("a"), AdditionalModelOutput("a", True)]},
+            {"iter_stats_max_iterations": -1},
+            "iter_stats_max_iterations must be at least 0, given -1",
+        ),
+        (
+            {"request_stats_max_iterations": 1.5},
+            "request_stats_max_iterations must be an integer, given 1.5",
+        ),
+        (
+            {
+                "additional_model_outputs": [
+                    AdditionalModelOutput("a"),
+                    AdditionalModelOutput("a", True),
+                ]
+            },
             "additional_model_outputs must be outputs of different names, given ['a', 'a']",
         ),
     ],
@@ -91,13 +113,18 @@ def test_a_configuration_that_breaks_a_rule_is_refused_where_the_executor_is_bui
 def test_a_field_that_was_set_later_is_checked_too() -> None:
     config = ExecutorConfig()
     config.kv_cache_config.max_tokens = 0
-    with pytest.raises(ValueError, match=r"^kv_cache_config.max_tokens must be at least 1, given 0$"):
+    with pytest.raises(
+        ValueError, match=r"^kv_cache_config.max_tokens must be at least 1, given 0$"
+    ):
         Executor(FakeRunner(), config)
 
 
 def test_each_limit_of_the_configuration_holds() -> None:
     config = ExecutorConfig(
-        max_batch_size=3, max_num_tokens=5, kv_cache_config=KvCacheConfig(max_tokens=64), iter_stats_max_iterations=4
+        max_batch_size=3,
+        max_num_tokens=5,
+        kv_cache_config=KvCacheConfig(max_tokens=64),
+        iter_stats_max_iterations=4,
     )
     runner = FakeRunner()
     with Executor(runner, config) as executor:
@@ -179,7 +206,10 @@ def test_the_options_of_a_server_become_a_configuration() -> None:
         max_queue_size=7,
         request_stats_max_iterations=5,
         kv_cache_config=KvCacheConfig(enable_block_reuse=False, max_tokens=640),
-        additional_model_outputs=(AdditionalModelOutput("logits"), AdditionalModelOutput("hidden_states.3", True)),
+        additional_model_outputs=(
+            AdditionalModelOutput("logits"),
+            AdditionalModelOutput("hidden_states.3", True),
+        ),
     )
     assert executor_config(EngineConfig()).max_beam_width == 8, "a server offers beams"
     assert both(None)[0] == ExecutorConfig(), "a library has those of the contract"
@@ -187,7 +217,11 @@ def test_the_options_of_a_server_become_a_configuration() -> None:
 
 def test_what_both_forms_have_is_the_same_in_both() -> None:
     config = ExecutorConfig(
-        2, max_batch_size=3, max_num_tokens=4, max_queue_size=5, kv_cache_config=KvCacheConfig(max_tokens=6)
+        2,
+        max_batch_size=3,
+        max_num_tokens=4,
+        max_queue_size=5,
+        kv_cache_config=KvCacheConfig(max_tokens=6),
     )
     given, options = both(config)
     assert given is config
@@ -202,4 +236,6 @@ def test_a_library_has_guides_only_if_it_says_of_which_vocabulary() -> None:
         with pytest.raises(Unsupported, match="no GuidedDecodingConfig was given"):
             executor.enqueue_request(request)
     with Executor(folder, EngineConfig()) as executor:
-        assert GuideType.JSON in executor.capabilities.guided_decoding, "a server reads the folder's tokenizer"
+        assert GuideType.JSON in executor.capabilities.guided_decoding, (
+            "a server reads the folder's tokenizer"
+        )

@@ -1,4 +1,6 @@
-"""The device of a model is decided without torch where there is no GPU, and what is not there is named."""
+"""The device of a model is decided without torch where there is no GPU, and what is not there is
+named.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Embeddings of the embedded engine, held against what transformers and sentence-transformers compute."""
+"""Embeddings of the embedded engine, held against what transformers and sentence-transformers
+compute.
+"""
 
 from __future__ import annotations
 
@@ -29,25 +31,39 @@ MEAN, LAST = "mean_tokens", "lasttoken"
 
 
 def config(**fields: Any) -> EngineConfig:
-    return EngineConfig(**{"dtype": "fp32", "max_num_sequences": 4, "max_sequence_length": 512, **fields})
+    return EngineConfig(
+        **{"dtype": "fp32", "max_num_sequences": 4, "max_sequence_length": 512, **fields}
+    )
 
 
 def embed(executor: Any, prompts: list[list[int]], dimensions: int | None = None) -> list[Floats]:
     params = PoolingParams(dimensions)
-    ids = executor.enqueue_requests([Request(tuple(prompt), 1, pooling_params=params) for prompt in prompts])
-    return [vector(responses[0].get_result()) for responses in executor.await_responses(ids, WAIT_S)]
+    ids = executor.enqueue_requests(
+        [Request(tuple(prompt), 1, pooling_params=params) for prompt in prompts]
+    )
+    return [
+        vector(responses[0].get_result()) for responses in executor.await_responses(ids, WAIT_S)
+    ]
 
 
 def vector(result: Result) -> Floats:
     assert (result.output_token_ids, result.finish_reasons) == ([[]], [FinishReason.END_ID])
     assert result.is_final and result.embedding is not None
-    found = np.frombuffer(result.embedding.data, result.embedding.dtype).reshape(result.embedding.shape)
+    found = np.frombuffer(result.embedding.data, result.embedding.dtype).reshape(
+        result.embedding.shape
+    )
     return found.astype(np.float32)
 
 
-def expected(folder: Path, prompts: list[list[int]], mode: str, dimensions: int | None = None) -> list[Floats]:
-    """What sentence-transformers computes: padded batch, pooling by the attention mask, cut, normalised."""
-    model = transformers.AutoModel.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+def expected(
+    folder: Path, prompts: list[list[int]], mode: str, dimensions: int | None = None
+) -> list[Floats]:
+    """What sentence-transformers computes: padded batch, pooling by the attention mask, cut,
+    normalised.
+    """
+    model = transformers.AutoModel.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
     longest = max(map(len, prompts))
     ids = torch.tensor([prompt + [0] * (longest - len(prompt)) for prompt in prompts])
     mask = torch.tensor([[1] * len(prompt) + [0] * (longest - len(prompt)) for prompt in prompts])
@@ -62,12 +78,21 @@ def expected(folder: Path, prompts: list[list[int]], mode: str, dimensions: int 
 
 @pytest.mark.parametrize(
     ("family", "mode"),
-    [("llama", MEAN), ("qwen3", LAST), ("mistral", LAST), ("gemma2", MEAN), ("gpt2", MEAN), ("phi", LAST)],
+    [
+        ("llama", MEAN),
+        ("qwen3", LAST),
+        ("mistral", LAST),
+        ("gemma2", MEAN),
+        ("gpt2", MEAN),
+        ("phi", LAST),
+    ],
 )
 def test_embeddings_are_those_of_transformers(tmp_path: Path, family: str, mode: str) -> None:
     folder = embedding_model(tmp_path / family, family, mode)
     with Executor(folder, config(max_prefill_tokens=32)) as executor:  # prompts are cut into chunks
-        for found, wanted in zip(embed(executor, PROMPTS), expected(folder, PROMPTS, mode), strict=True):
+        for found, wanted in zip(
+            embed(executor, PROMPTS), expected(folder, PROMPTS, mode), strict=True
+        ):
             np.testing.assert_allclose(found, wanted, atol=2e-5)
 
 
@@ -76,7 +101,9 @@ def test_a_model_without_a_head_pools_its_last_token(tmp_path: Path, family: str
     folder = embedding_model(tmp_path / family, family, mode="", has_head=False)
     assert json.loads((folder / "config.json").read_text())["architectures"][0].endswith("Model")
     with Executor(folder, config()) as executor:
-        for found, wanted in zip(embed(executor, PROMPTS), expected(folder, PROMPTS, LAST), strict=True):
+        for found, wanted in zip(
+            embed(executor, PROMPTS), expected(folder, PROMPTS, LAST), strict=True
+        ):
             np.testing.assert_allclose(found, wanted, atol=2e-5)
 
 
@@ -89,7 +116,9 @@ def test_torch_gives_the_embeddings_of_the_native_kernels(
     library.load.cache_clear()  # an earlier test has loaded one
     with Executor(folder, config(max_prefill_tokens=32)) as executor:
         assert executor.info.kernels == "torch"
-        for found, wanted in zip(embed(executor, PROMPTS), expected(folder, PROMPTS, mode), strict=True):
+        for found, wanted in zip(
+            embed(executor, PROMPTS), expected(folder, PROMPTS, mode), strict=True
+        ):
             np.testing.assert_allclose(found, wanted, atol=2e-5)
 
 
@@ -109,7 +138,9 @@ def test_a_prefix_is_reused_where_only_the_last_token_counts(tmp_path: Path) -> 
         folder = embedding_model(tmp_path / mode, "llama", mode)
         with Executor(folder, config()) as executor:
             for wanted in (0, num_cached):
-                request_id = executor.enqueue_request(Request(tuple(PROMPTS[2]), 1, pooling_params=PoolingParams()))
+                request_id = executor.enqueue_request(
+                    Request(tuple(PROMPTS[2]), 1, pooling_params=PoolingParams())
+                )
                 [response] = executor.await_responses(request_id, WAIT_S)
                 assert response.get_result().num_cached_tokens == wanted
 
@@ -130,13 +161,18 @@ def test_a_prompt_may_fill_the_context(tmp_path: Path) -> None:
     with Executor(folder, config()) as executor:
         assert executor.info.max_sequence_length == 64
         assert embed(executor, [[7] * 64])[0].shape == (96,)
-        with pytest.raises(InvalidRequest, match="no longer than the model's context of 64 tokens, given '65 tokens'"):
+        with pytest.raises(
+            InvalidRequest,
+            match="no longer than the model's context of 64 tokens, given '65 tokens'",
+        ):
             embed(executor, [[7] * 65])
 
 
 def test_an_embedding_model_generates_nothing(tmp_path: Path) -> None:
     with Executor(embedding_model(tmp_path / "llama", "llama"), config()) as executor:
-        with pytest.raises(InvalidRequest, match="^this is an embedding model, which answers at /v1/embeddings"):
+        with pytest.raises(
+            InvalidRequest, match="^this is an embedding model, which answers at /v1/embeddings"
+        ):
             executor.enqueue_request(Request((5, 6), 4))
         assert embed(executor, [[5, 6]])[0].shape == (96,)
 
@@ -148,15 +184,21 @@ def test_states_that_are_no_numbers_end_only_their_request(tmp_path: Path) -> No
         model.model.embed_tokens.weight[9] = float("nan")
     model.save_pretrained(folder)
     with Executor(folder, config()) as executor:
-        ids = executor.enqueue_requests([Request((5, n), 1, pooling_params=PoolingParams()) for n in (9, 6)])
+        ids = executor.enqueue_requests(
+            [Request((5, n), 1, pooling_params=PoolingParams()) for n in (9, 6)]
+        )
         (broken,), (whole,) = executor.await_responses(ids, WAIT_S)
         assert broken.error_msg == "the model's hidden states for the prompt are not numbers"
         assert vector(whole.get_result()).shape == (96,)
 
 
 def test_a_cancelled_embedding_has_none(tmp_path: Path) -> None:
-    with Executor(embedding_model(tmp_path / "llama", "llama", MEAN), config(max_prefill_tokens=1)) as executor:
-        request_id = executor.enqueue_request(Request(tuple(PROMPTS[2]), 1, pooling_params=PoolingParams()))
+    with Executor(
+        embedding_model(tmp_path / "llama", "llama", MEAN), config(max_prefill_tokens=1)
+    ) as executor:
+        request_id = executor.enqueue_request(
+            Request(tuple(PROMPTS[2]), 1, pooling_params=PoolingParams())
+        )
         executor.cancel_request(request_id)
         [response] = executor.await_responses(request_id, WAIT_S)
         result = response.get_result()
@@ -174,18 +216,34 @@ def test_steps_count_embeddings_as_what_they_have_made(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"1_Pooling/config.json": {"pooling_mode": "cls"}}, "pools by mean or lasttoken, not by cls"),
         (
-            {"1_Pooling/config.json": {"pooling_mode_mean_tokens": True, "pooling_mode_lasttoken": True}},
+            {"1_Pooling/config.json": {"pooling_mode": "cls"}},
+            "pools by mean or lasttoken, not by cls",
+        ),
+        (
+            {
+                "1_Pooling/config.json": {
+                    "pooling_mode_mean_tokens": True,
+                    "pooling_mode_lasttoken": True,
+                }
+            },
             "not by mean and lasttoken",
         ),
-        ({"modules.json": [{"type": "x.Pooling", "path": "1_Pooling"}, {"type": "x.Dense"}]}, "the module 'Dense'"),
+        (
+            {"modules.json": [{"type": "x.Pooling", "path": "1_Pooling"}, {"type": "x.Dense"}]},
+            "the module 'Dense'",
+        ),
         ({"modules.json": {}}, "modules.json: not a JSON array"),
         ({"config.json": {"is_causal": False}}, "its tokens attend to later ones"),
-        ({"config.json": {"matryoshka_dimensions": [32, 128]}}, "matryoshka_dimensions must be a list of numbers up"),
+        (
+            {"config.json": {"matryoshka_dimensions": [32, 128]}},
+            "matryoshka_dimensions must be a list of numbers up",
+        ),
     ],
 )
-def test_what_it_cannot_pool_is_refused_at_the_start(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+def test_what_it_cannot_pool_is_refused_at_the_start(
+    tmp_path: Path, change: dict[str, Any], said: str
+) -> None:
     folder = embedding_model(tmp_path / "llama", "llama")
     for name, value in change.items():
         before = json.loads((folder / name).read_text()) if name == "config.json" else {}
@@ -206,5 +264,8 @@ def test_a_family_without_a_last_norm_is_refused(tmp_path: Path) -> None:
 
 def test_options_of_models_that_generate_are_refused(tmp_path: Path) -> None:
     folder = embedding_model(tmp_path / "llama", "llama")
-    with pytest.raises(BadConfiguration, match="option.enable_lora: lmi-dist does not have it for an embedding model"):
+    with pytest.raises(
+        BadConfiguration,
+        match="option.enable_lora: lmi-dist does not have it for an embedding model",
+    ):
         Executor(folder, config(options={"enable_lora": "true"}))

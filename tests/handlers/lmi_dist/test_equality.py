@@ -1,8 +1,9 @@
-"""The whole embedded executor on real checkpoints: an answer does not depend on the requests beside it.
+"""The whole embedded executor on real checkpoints: an answer does not depend on the requests beside
+it.
 
-On native kernels ids and the bits of log-probs equal those of a lone run whose prompt is computed whole: while requests
-come, go and are cancelled, after a preemption, and where a prompt's beginning is reused. Torch keeps the ids. Greedy
-ids equal those of transformers' generate.
+On native kernels ids and the bits of log-probs equal those of a lone run whose prompt is computed
+whole: while requests come, go and are cancelled, after a preemption, and where a prompt's beginning
+is reused. Torch keeps the ids. Greedy ids equal those of transformers' generate.
 """
 
 from __future__ import annotations
@@ -32,7 +33,13 @@ from lmi.settings.config import EngineConfig
 from tests.tiny_models import VOCAB_SIZE, tiny_model
 
 TIMEOUT_S = 60.0
-FAMILIES = ("llama", "mistral", "gpt2", "gemma3", "olmo2")  # the last runs through the fallback, on torch
+FAMILIES = (
+    "llama",
+    "mistral",
+    "gpt2",
+    "gemma3",
+    "olmo2",
+)  # the last runs through the fallback, on torch
 Answer: TypeAlias = tuple[list[int], list[float], Any, FinishReason]
 """Token ids, their log-probs, those of the prompt, and why it ended."""
 
@@ -51,11 +58,15 @@ def staggered(num: int, choice: random.Random, max_prompt: int, max_tokens: int)
     ]
     return [
         Request(
-            input_token_ids=tuple(choice.choices(range(3, VOCAB_SIZE), k=choice.randint(1, max_prompt))),
+            input_token_ids=tuple(
+                choice.choices(range(3, VOCAB_SIZE), k=choice.randint(1, max_prompt))
+            ),
             max_tokens=choice.randint(max_tokens // 4, max_tokens),
             streaming=choice.random() < 0.5,
             sampling_config=choice.choice(sampled) if number % 2 else SamplingConfig(temperature=0),
-            output_config=OutputConfig(return_log_probs=True, num_prompt_log_probs=choice.choice([None, None, 2])),
+            output_config=OutputConfig(
+                return_log_probs=True, num_prompt_log_probs=choice.choice([None, None, 2])
+            ),
         )
         for number in range(num)
     ]
@@ -138,7 +149,10 @@ def test_each_sequence_of_a_request_is_bit_by_bit_what_its_own_seed_gives(family
         for request, so_far, request_id in zip(requests, together, ids, strict=True):
             while not so_far[-1].is_final:
                 so_far += executor.await_responses(request_id, TIMEOUT_S)
-            seeds = [replace(request.sampling_config, seed=10 + i, num_return_sequences=1) for i in range(4)]
+            seeds = [
+                replace(request.sampling_config, seed=10 + i, num_return_sequences=1)
+                for i in range(4)
+            ]
             lone = alone(executor, [replace(request, sampling_config=one) for one in seeds])
             for response in so_far:
                 mine, own = answer([response]), lone[response.result.sequence_index]
@@ -164,10 +178,15 @@ def test_a_preempted_request_has_the_bits_of_its_lone_run() -> None:
 def test_a_reused_beginning_gives_the_bits_of_a_whole_prompt(family: str) -> None:
     """Conversations: each request begins with an earlier one and its answer, all cut somewhere."""
     choice, tokens = random.Random(family), list[int]()
-    with Executor(tiny_model(family), WITHOUT_REUSE) as plain, Executor(tiny_model(family)) as executor:
+    with (
+        Executor(tiny_model(family), WITHOUT_REUSE) as plain,
+        Executor(tiny_model(family)) as executor,
+    ):
         is_exact = executor.capabilities.log_probs_invariant
         for _ in range(12):
-            tokens = tokens[: choice.randint(0, 500)] + choice.choices(range(3, VOCAB_SIZE), k=choice.randint(1, 60))
+            tokens = tokens[: choice.randint(0, 500)] + choice.choices(
+                range(3, VOCAB_SIZE), k=choice.randint(1, 60)
+            )
             request = Request(
                 input_token_ids=tuple(tokens),
                 max_tokens=20,
@@ -182,9 +201,13 @@ def test_a_reused_beginning_gives_the_bits_of_a_whole_prompt(family: str) -> Non
         assert sum(one.num_reused_tokens for one in plain.get_latest_iteration_stats()) == 0
 
 
-@pytest.mark.parametrize("family", ["llama", "olmo2"])  # test_families has the others, on the runners
+@pytest.mark.parametrize(
+    "family", ["llama", "olmo2"]
+)  # test_families has the others, on the runners
 def test_greedy_ids_are_those_of_generate(family: str) -> None:
-    requests = [one for one in staggered(16, random.Random(5), 200, 60) if one.sampling_config.is_greedy]
+    requests = [
+        one for one in staggered(16, random.Random(5), 200, 60) if one.sampling_config.is_greedy
+    ]
     with Executor(tiny_model(family)) as executor:
         got = take_all(executor, executor.enqueue_requests(requests))
     model = AutoModelForCausalLM.from_pretrained(tiny_model(family)).eval()
@@ -193,7 +216,9 @@ def test_greedy_ids_are_those_of_generate(family: str) -> None:
 
 
 def check_against_generate(model: Any, request: Request, tokens: list[int]) -> None:
-    """They are equal up to the first place where the two best logits of the reference are closer than 1e-4."""
+    """They are equal up to the first place where the two best logits of the reference are closer
+    than 1e-4.
+    """
     prompt = torch.tensor([request.input_token_ids])
     with torch.inference_mode():
         reference = model.generate(
@@ -208,7 +233,11 @@ def check_against_generate(model: Any, request: Request, tokens: list[int]) -> N
         )
     expected = reference.sequences[0, prompt.shape[1] :].tolist()
     if tokens != expected:
-        place = next(index for index, pair in enumerate(zip(tokens, expected, strict=True)) if pair[0] != pair[1])
+        place = next(
+            index
+            for index, pair in enumerate(zip(tokens, expected, strict=True))
+            if pair[0] != pair[1]
+        )
         best, second = reference.logits[place][0].topk(2).values.tolist()
         assert best - second < 1e-4, f"token {place}: {tokens[place]} for {expected[place]}"
 
@@ -221,16 +250,26 @@ def test_the_demo_model_gives_the_same_answers_alone_and_together() -> None:
     with Executor(demo) as executor:
         got = take_all(executor, executor.enqueue_requests(requests))
         is_exact = executor.capabilities.log_probs_invariant
-    assert got == expected if is_exact else [mine[0] for mine in got] == [lone[0] for lone in expected]
+    assert (
+        got == expected if is_exact else [mine[0] for mine in got] == [lone[0] for lone in expected]
+    )
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
 def test_no_bit_of_an_answer_says_that_a_prefix_was_reused(family: str) -> None:
-    """Prompts with few beginnings, a cache that is too small, and a second round, in which some are to be kept."""
+    """Prompts with few beginnings, a cache that is too small, and a second round, in which some are
+    to be kept.
+    """
     choice = random.Random(family)
-    stems = [tuple(choice.choices(range(3, VOCAB_SIZE), k=num_tokens)) for num_tokens in (70, 128, 200)]
+    stems = [
+        tuple(choice.choices(range(3, VOCAB_SIZE), k=num_tokens)) for num_tokens in (70, 128, 200)
+    ]
     requests = [
-        replace(request, input_token_ids=choice.choice(stems)[: choice.randint(20, 200)] + request.input_token_ids)
+        replace(
+            request,
+            input_token_ids=choice.choice(stems)[: choice.randint(20, 200)]
+            + request.input_token_ids,
+        )
         for request in staggered(16, choice, max_prompt=40, max_tokens=160)
     ]
     with Executor(tiny_model(family), WITHOUT_REUSE) as executor:
@@ -240,8 +279,14 @@ def test_no_bit_of_an_answer_says_that_a_prefix_was_reused(family: str) -> None:
     config = EngineConfig(max_num_sequences=8, max_kv_cache_tokens=512, max_prefill_tokens=100)
     with Executor(tiny_model(family), config) as executor:
         for retentions in ([None], [None, KEPT, LEFT]):
-            kept = [replace(one, kv_cache_retention_config=choice.choice(retentions)) for one in requests]
+            kept = [
+                replace(one, kv_cache_retention_config=choice.choice(retentions))
+                for one in requests
+            ]
             assert take_all(executor, executor.enqueue_requests(kept)) == expected
         stats = executor.get_latest_iteration_stats()
-    assert sum(one.num_reused_tokens for one in stats) > 500 and sum(one.num_preemptions for one in stats) > 0
+    assert (
+        sum(one.num_reused_tokens for one in stats) > 500
+        and sum(one.num_preemptions for one in stats) > 0
+    )
     assert stats[-1].kv_cache_stats.used_num_blocks == 0

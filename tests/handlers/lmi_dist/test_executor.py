@@ -1,4 +1,6 @@
-"""The embedded executor over a runner without weights: its laws, and the end of a request when a part breaks."""
+"""The embedded executor over a runner without weights: its laws, and the end of a request when a
+part breaks.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def ask(*prompt: int, **fields: Any) -> Request:
     return Request(**{"input_token_ids": prompt or (1, 2, 3), "max_tokens": 8, **fields})
 
 
-def mixed_requests(num: int, choice: random.Random, max_prompt: int = 200, max_tokens: int = 40) -> list[Request]:
+def mixed_requests(
+    num: int, choice: random.Random, max_prompt: int = 200, max_tokens: int = 40
+) -> list[Request]:
     """Random requests: greedy and sampled, streamed and not, short and long."""
     configs = [
         SamplingConfig(temperature=0),
@@ -57,7 +61,9 @@ def mixed_requests(num: int, choice: random.Random, max_prompt: int = 200, max_t
             max_tokens=choice.randint(1, max_tokens),
             streaming=choice.random() < 0.5,
             sampling_config=choice.choice(configs),
-            output_config=OutputConfig(return_log_probs=True, num_prompt_log_probs=choice.choice([None, None, 1])),
+            output_config=OutputConfig(
+                return_log_probs=True, num_prompt_log_probs=choice.choice([None, None, 1])
+            ),
             end_id=choice.choice([None, None, 7]),
             bad_words=((8, 9),),
             stop_words=choice.choice([(), (), ((10, 11), (12,))]),
@@ -117,14 +123,18 @@ def drained(executor: Executor) -> list[IterationStats]:
 
 
 @pytest.mark.parametrize("max_kv_cache_tokens", [None, 256, 400])
-@pytest.mark.parametrize(("max_prefill_tokens", "kind"), [(1, FakeRunner), (256, FakeRunner), (256, SharingRunner)])
+@pytest.mark.parametrize(
+    ("max_prefill_tokens", "kind"), [(1, FakeRunner), (256, FakeRunner), (256, SharingRunner)]
+)
 def test_every_answer_is_the_one_the_request_gets_alone(
     max_kv_cache_tokens: int | None, max_prefill_tokens: int, kind: type[FakeRunner]
 ) -> None:
     """This holds also when the cache is so small that sequences are preempted and recomputed."""
     runner = kind()
     config = EngineConfig(
-        max_num_sequences=16, max_kv_cache_tokens=max_kv_cache_tokens, max_prefill_tokens=max_prefill_tokens
+        max_num_sequences=16,
+        max_kv_cache_tokens=max_kv_cache_tokens,
+        max_prefill_tokens=max_prefill_tokens,
     )
     requests = mixed_requests(24, random.Random(1), max_prompt=60, max_tokens=150)
     with Executor(runner, config) as executor:
@@ -174,21 +184,32 @@ def with_sampling(request: Request, **fields: Any) -> Request:
 
 
 def alone_by_sequence(request: Request, runner: FakeRunner | None = None) -> list[tuple[Any, ...]]:
-    """Sequence i is the request with its seed + i. Only the first has the log-probs of the prompt."""
+    """Sequence i is the request with its seed + i. Only the first has the log-probs of
+    the prompt.
+    """
     seed = request.sampling_config.seed
-    seeds = [None if seed is None else seed + index for index in range(request.sampling_config.num_return_sequences)]
-    lone = [alone(with_sampling(request, seed=one, num_return_sequences=1), runner) for one in seeds]
+    seeds = [
+        None if seed is None else seed + index
+        for index in range(request.sampling_config.num_return_sequences)
+    ]
+    lone = [
+        alone(with_sampling(request, seed=one, num_return_sequences=1), runner) for one in seeds
+    ]
     return [(*one[:2], None if index else one[2], one[3]) for index, one in enumerate(lone)]
 
 
 @pytest.mark.parametrize("kind", [FakeRunner, SharingRunner])
-@pytest.mark.parametrize(("max_kv_cache_tokens", "max_prefill_tokens"), [(None, 256), (160, 5), (256, 256)])
+@pytest.mark.parametrize(
+    ("max_kv_cache_tokens", "max_prefill_tokens"), [(None, 256), (160, 5), (256, 256)]
+)
 def test_each_sequence_of_a_request_is_what_its_own_seed_gives_alone(
     max_kv_cache_tokens: int | None, max_prefill_tokens: int, kind: type[FakeRunner]
 ) -> None:
     choice, runner = random.Random(8), kind()
     config = EngineConfig(
-        max_num_sequences=10, max_kv_cache_tokens=max_kv_cache_tokens, max_prefill_tokens=max_prefill_tokens
+        max_num_sequences=10,
+        max_kv_cache_tokens=max_kv_cache_tokens,
+        max_prefill_tokens=max_prefill_tokens,
     )
     requests = [
         with_sampling(request, num_return_sequences=choice.choice([1, 2, 5]))
@@ -206,7 +227,9 @@ def test_each_sequence_of_a_request_is_what_its_own_seed_gives_alone(
 
 
 @pytest.mark.parametrize(("num_slots", "num_prompts"), [(16, 1), (8, 2), (1, 16)])
-def test_a_prompt_is_computed_once_for_the_sequences_that_find_room_together(num_slots: int, num_prompts: int) -> None:
+def test_a_prompt_is_computed_once_for_the_sequences_that_find_room_together(
+    num_slots: int, num_prompts: int
+) -> None:
     config = EngineConfig(max_num_sequences=num_slots, max_prefill_tokens=128)
     request = ask(*[5] * 300, sampling_config=SamplingConfig(seed=1, num_return_sequences=16))
     with Executor(FakeRunner(), config) as executor:
@@ -221,15 +244,21 @@ def test_a_prompt_is_computed_once_for_the_sequences_that_find_room_together(num
 def test_a_cancel_while_the_prompt_is_shared_frees_every_slot() -> None:
     runner = GatedRunner()
     with Executor(runner, EngineConfig(max_num_sequences=4, max_prefill_tokens=1)) as executor:
-        first = executor.enqueue_request(ask(*[5] * 300, sampling_config=SamplingConfig(num_return_sequences=6)))
+        first = executor.enqueue_request(
+            ask(*[5] * 300, sampling_config=SamplingConfig(num_return_sequences=6))
+        )
         runner.wait_until_inside()
-        second = executor.enqueue_request(ask(sampling_config=SamplingConfig(num_return_sequences=2)))
+        second = executor.enqueue_request(
+            ask(sampling_config=SamplingConfig(num_return_sequences=2))
+        )
         executor.cancel_request(first)
         runner.open()
         got = collect(executor, 2)
         stats = drained(executor)
     assert [one[0] for one in by_sequence(got[first], 6)] == [[]] * 6
-    assert {one.result.finish_reasons[0] for one in got[first] if one.result} == {FinishReason.CANCELLED}
+    assert {one.result.finish_reasons[0] for one in got[first] if one.result} == {
+        FinishReason.CANCELLED
+    }
     assert [len(one[0]) for one in by_sequence(got[second], 2)] == [8, 8]
     assert stats[-1].kv_cache_stats.used_num_blocks == 0 and runner.states == {}
 
@@ -240,7 +269,12 @@ def test_reused_tokens_are_counted_for_request_step_and_engine() -> None:
     requests = [
         ask(*[5] * 105, max_tokens=2, output_config=output, streaming=True, cache_salt="us"),
         ask(*[5] * 105, max_tokens=2, output_config=output, streaming=True, cache_salt="us"),
-        ask(*[5] * 105, max_tokens=1, sampling_config=SamplingConfig(seed=1, num_return_sequences=2), cache_salt="us"),
+        ask(
+            *[5] * 105,
+            max_tokens=1,
+            sampling_config=SamplingConfig(seed=1, num_return_sequences=2),
+            cache_salt="us",
+        ),
     ]
     counts, reused = [], []
     with Executor(SharingRunner()) as executor:
@@ -249,12 +283,21 @@ def test_reused_tokens_are_counted_for_request_step_and_engine() -> None:
             [responses] = collect(executor, 1).values()
             results = [one.result for one in responses if one.result is not None]
             counts.append([one.num_cached_tokens for one in results])
-            reused += [one.request_perf_metrics.num_reused_tokens for one in results if one.request_perf_metrics]
+            reused += [
+                one.request_perf_metrics.num_reused_tokens
+                for one in results
+                if one.request_perf_metrics
+            ]
         stats = drained(executor)
-    assert counts == [[0, 0], [96, 0], [96, 96]] and reused == [0, 96], "requests are told of whole parts"
+    assert counts == [[0, 0], [96, 0], [96, 96]] and reused == [0, 96], (
+        "requests are told of whole parts"
+    )
     assert sum(one.num_reused_tokens for one in stats) == 2 * 104
     cache = stats[-1].kv_cache_stats
-    assert (cache.used_num_blocks, cache.reused_blocks) == (0, 6 + 6 + 6)  # the second sequence shares six, too
+    assert (cache.used_num_blocks, cache.reused_blocks) == (
+        0,
+        6 + 6 + 6,
+    )  # the second sequence shares six, too
     assert cache.alloc_total_blocks == cache.alloc_new_blocks + cache.reused_blocks
 
 
@@ -290,7 +333,9 @@ def collect_errors(executor: Executor, request: Request) -> list[str]:
 
 def test_a_request_without_a_seed_is_answered_afresh_each_time() -> None:
     with Executor(FakeRunner()) as executor:
-        answers = {tuple(one_result(executor, ask(max_tokens=20)).output_token_ids[0]) for _ in range(5)}
+        answers = {
+            tuple(one_result(executor, ask(max_tokens=20)).output_token_ids[0]) for _ in range(5)
+        }
     assert len(answers) == 5
 
 
@@ -300,14 +345,18 @@ def test_a_long_prompt_does_not_hold_up_who_decodes() -> None:
         collect(executor, 2)
         stats = drained(executor)
     num_context_tokens = [one.num_context_tokens for one in stats]
-    assert num_context_tokens[0] == 128 and sum(num_context_tokens) == 483  # the first step has the short prompt, too
+    assert (
+        num_context_tokens[0] == 128 and sum(num_context_tokens) == 483
+    )  # the first step has the short prompt, too
     assert all(0 <= num_tokens <= 128 for num_tokens in num_context_tokens)
     assert all(one.num_generation_tokens == 1 for one in stats[1:30])
 
 
 def test_priority_decides_who_is_admitted() -> None:
     with Executor(FakeRunner(), EngineConfig(max_num_sequences=1)) as executor:
-        ids = executor.enqueue_requests([ask(priority=priority) for priority in (0.1, 0.5, 0.9, 0.5)])
+        ids = executor.enqueue_requests(
+            [ask(priority=priority) for priority in (0.1, 0.5, 0.9, 0.5)]
+        )
         order = list(collect(executor, 4))
     assert order == [ids[2], ids[1], ids[3], ids[0]]
 
@@ -316,27 +365,44 @@ def test_prompt_log_probs_are_the_same_however_the_prompt_is_cut() -> None:
     runner, prompt = FakeRunner(), tuple(range(50)) * 8
     output = OutputConfig(num_prompt_log_probs=2)
     for max_prefill_tokens in (1, 1000):
-        with Executor(FakeRunner(), EngineConfig(max_prefill_tokens=max_prefill_tokens)) as executor:
+        with Executor(
+            FakeRunner(), EngineConfig(max_prefill_tokens=max_prefill_tokens)
+        ) as executor:
             notes = one_result(executor, ask(*prompt, output_config=output)).prompt_log_probs
-        assert notes is not None and len(notes) == 400 and (notes[0].log_prob, notes[0].top) == (None, [])
+        assert (
+            notes is not None
+            and len(notes) == 400
+            and (notes[0].log_prob, notes[0].top) == (None, [])
+        )
         for position in (1, 127, 128, 129, 256, 399):
             expected = log_softmax(runner.logits(list(prompt[:position])))
             assert notes[position].log_prob == pytest.approx(expected[prompt[position]], abs=1e-5)
-            assert [one.token_id for one in notes[position].top] == expected.argsort()[:-3:-1].tolist()
+            assert [one.token_id for one in notes[position].top] == expected.argsort()[
+                :-3:-1
+            ].tolist()
 
 
 def test_an_answer_ends_where_the_whole_cache_is_full() -> None:
-    """It may preempt its neighbours. A prompt as long as the context is refused, with both numbers."""
+    """It may preempt its neighbours. A prompt as long as the context is refused, with
+    both numbers.
+    """
     with Executor(FakeRunner(), EngineConfig(max_kv_cache_tokens=70)) as executor:
         assert (executor.info.max_sequence_length, executor.info.max_kv_cache_tokens) == (64, 64)
-        requests = [ask(*[1] * 60, max_tokens=400), ask(max_tokens=400), ask(max_tokens=400), ask(*[1] * 63)]
+        requests = [
+            ask(*[1] * 60, max_tokens=400),
+            ask(max_tokens=400),
+            ask(max_tokens=400),
+            ask(*[1] * 63),
+        ]
         ids = executor.enqueue_requests(requests)
         results = {one: joined(responses) for one, responses in collect(executor, 4).items()}
         assert [(len(results[one][0]), results[one][3]) for one in ids] == [
             (num_tokens, [FinishReason.LENGTH]) for num_tokens in (4, 61, 61, 1)
         ]
         assert sum(one.num_preemptions for one in drained(executor)) > 0
-        with pytest.raises(InvalidParameter, match="shorter than .* context of 64 tokens, given '64 tokens'"):
+        with pytest.raises(
+            InvalidParameter, match="shorter than .* context of 64 tokens, given '64 tokens'"
+        ):
             executor.enqueue_request(ask(*[1] * 64))
 
 
@@ -375,7 +441,9 @@ class GatedRunner(FakeRunner):
 def test_a_cancel_frees_slot_and_blocks_before_the_next_step() -> None:
     runner = GatedRunner()
     with Executor(runner) as executor:
-        first, second = executor.enqueue_requests([ask(*[1] * 100, max_tokens=400), ask(max_tokens=4)])
+        first, second = executor.enqueue_requests(
+            [ask(*[1] * 100, max_tokens=400), ask(max_tokens=4)]
+        )
         runner.wait_until_inside()
         executor.cancel_request(first)
         runner.open()
@@ -391,8 +459,14 @@ def test_logits_that_are_not_numbers_fail_their_request_alone(poison: float) -> 
     requests = mixed_requests(6, random.Random(3))
     runner = FakeRunner(vocab_size=60, poison={55: poison})
     with Executor(runner) as executor:
-        ids = executor.enqueue_requests([*requests, ask(1, 55), ask(2, 2, 55, output_config=LOG_PROBS)])
-        ids.append(executor.enqueue_request(ask(55, 1, 2, output_config=OutputConfig(num_prompt_log_probs=0))))
+        ids = executor.enqueue_requests(
+            [*requests, ask(1, 55), ask(2, 2, 55, output_config=LOG_PROBS)]
+        )
+        ids.append(
+            executor.enqueue_request(
+                ask(55, 1, 2, output_config=OutputConfig(num_prompt_log_probs=0))
+            )
+        )
         got = collect(executor, len(ids))
         assert drained(executor)[-1].kv_cache_stats.used_num_blocks == 0
     for failed in ids[6:]:
@@ -405,7 +479,9 @@ def test_logits_that_are_not_numbers_fail_their_request_alone(poison: float) -> 
 class BreakingRunner(FakeRunner):
     """Raises what `breaks` returns for a plan."""
 
-    def __init__(self, breaks: Callable[[Plan], Exception | None], poison: dict[int, float] | None = None) -> None:
+    def __init__(
+        self, breaks: Callable[[Plan], Exception | None], poison: dict[int, float] | None = None
+    ) -> None:
         super().__init__(vocab_size=60 if poison else 50, poison=poison)
         self.breaks = breaks
 
@@ -422,7 +498,10 @@ class BreakingRunner(FakeRunner):
         torch.OutOfMemoryError("CUDA out of memory"),
         MemoryError("no memory"),
         MemoryError(),  # as Python raises it, without a message
-        RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory: you tried to"),
+        RuntimeError(
+            "[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory: you "
+            "tried to"
+        ),
     ],
     ids=["cuda", "python", "wordless", "cpu"],
 )
@@ -431,7 +510,9 @@ def test_out_of_memory_ends_the_largest_request_alone(error: Exception) -> None:
     requests = mixed_requests(10, choice, max_prompt=100)
     large = ask(*[1] * 300, output_config=OutputConfig(num_prompt_log_probs=0))
     requests.insert(4, large)
-    runner = BreakingRunner(lambda plan: error if any(chunk.num_logits > 200 for chunk in plan.chunks) else None)
+    runner = BreakingRunner(
+        lambda plan: error if any(chunk.num_logits > 200 for chunk in plan.chunks) else None
+    )
     with Executor(runner, EngineConfig(max_prefill_tokens=512)) as executor:
         ids = executor.enqueue_requests(requests)
         got = collect(executor, len(ids))
@@ -483,9 +564,15 @@ def test_out_of_memory_that_repeats_ends_one_request_each_time_and_never_the_eng
 
 
 def test_a_step_that_runs_out_of_memory_while_it_samples_is_repeated_by_the_others() -> None:
-    """The step holds the whole first prompt and a part of the second, whose log-probs are noted twice."""
+    """The step holds the whole first prompt and a part of the second, whose log-probs are noted
+    twice.
+    """
     output = OutputConfig(num_prompt_log_probs=0)
-    requests = [ask(*[1] * 400, output_config=output), ask(*[2, 3] * 150, output_config=output), ask(max_tokens=30)]
+    requests = [
+        ask(*[1] * 400, output_config=output),
+        ask(*[2, 3] * 150, output_config=output),
+        ask(max_tokens=30),
+    ]
     runner = GatedRunner()
     with Executor(runner, EngineConfig(max_prefill_tokens=600)) as executor:
         sample, failures = executor._sampler.sample, [MemoryError("no memory")]
@@ -500,7 +587,10 @@ def test_a_step_that_runs_out_of_memory_while_it_samples_is_repeated_by_the_othe
         runner.open()
         got = collect(executor, 3)
     assert got[ids[0]][0].error is not None and got[ids[0]][0].error.kind is ErrorKind.OUT_OF_MEMORY
-    assert [joined(got[ids[1]])[2], joined(got[ids[1]])[3]] == [alone(requests[1])[2], [FinishReason.LENGTH]]
+    assert [joined(got[ids[1]])[2], joined(got[ids[1]])[3]] == [
+        alone(requests[1])[2],
+        [FinishReason.LENGTH],
+    ]
     assert [spans_of(plan, 1) for plan in runner.plans[:2]] == [[(0, 200)], [(0, 300)]]
 
 
@@ -558,13 +648,20 @@ def test_request_statistics_are_kept_only_when_asked_for() -> None:
     with Executor(FakeRunner()) as executor:
         one_result(executor, ask())
         assert executor.get_latest_request_stats() == []
-    config = EngineConfig(max_num_sequences=1, max_prefill_tokens=256, request_stats_max_iterations=100)
+    config = EngineConfig(
+        max_num_sequences=1, max_prefill_tokens=256, request_stats_max_iterations=100
+    )
     with Executor(FakeRunner(), config) as executor:
-        first, second = executor.enqueue_requests([ask(*[1] * 300, max_tokens=2), ask(max_tokens=1)])
+        first, second = executor.enqueue_requests(
+            [ask(*[1] * 300, max_tokens=2), ask(max_tokens=1)]
+        )
         collect(executor, 2)
         drained(executor)
         stages = [
-            {stats.id: (stats.stage, stats.context_prefill_position) for stats in step.request_stats}
+            {
+                stats.id: (stats.stage, stats.context_prefill_position)
+                for stats in step.request_stats
+            }
             for step in executor.get_latest_request_stats()
         ]
     assert stages == [
@@ -587,7 +684,8 @@ def test_an_idle_executor_uses_no_processor() -> None:
 
 def test_naming_the_package_does_not_import_torch() -> None:
     code = (
-        "import sys, handlers.lmi_dist, handlers.echo, handlers.lmi_dist.scheduler; assert 'torch' not in sys.modules"
+        "import sys, handlers.lmi_dist, handlers.echo, handlers.lmi_dist.scheduler; assert "
+        "'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
@@ -605,13 +703,18 @@ def test_naming_the_package_does_not_import_torch() -> None:
         (EngineConfig(max_num_sequences=8), False, Limits(8, 4096, 8 * 2048)),
     ],
 )
-def test_limits_come_from_configuration_context_and_memory(config: EngineConfig, is_lazy: bool, limits: Limits) -> None:
+def test_limits_come_from_configuration_context_and_memory(
+    config: EngineConfig, is_lazy: bool, limits: Limits
+) -> None:
     """A quarter of this accelerator's memory holds 50 sequences of the whole context."""
     device_bytes = None if is_lazy else 4 * 50 * 4096 * 100
     assert choose_limits(config, 4096, 16, token_bytes=100, device_bytes=device_bytes) == limits
 
 
 def test_a_context_that_the_model_does_not_have_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    assert choose_limits(EngineConfig(max_sequence_length=99_999), 512, 16, token_bytes=100).max_length == 512
+    assert (
+        choose_limits(EngineConfig(max_sequence_length=99_999), 512, 16, token_bytes=100).max_length
+        == 512
+    )
     assert "option.max_model_len=99999 is over the model's context" in caplog.text
     assert "may have 512 tokens together" in caplog.text

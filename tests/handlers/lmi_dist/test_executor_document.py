@@ -1,4 +1,6 @@
-"""The examples of TensorRT-LLM's page on the Executor API, written in Python, on the embedded executor."""
+"""The examples of TensorRT-LLM's page on the Executor API, written in Python, on the embedded
+executor.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def early_end() -> int:
     with Executor(SharingRunner()) as executor:
         executor.enqueue_request(Request([1, 2, 3], 3, sampling_config=SAMPLING))
         [responses] = collect(executor, 1).values()
-    tokens = {one.get_result().sequence_index: one.get_result().output_token_ids[0] for one in responses}
+    tokens = {
+        one.get_result().sequence_index: one.get_result().output_token_ids[0] for one in responses
+    }
     assert tokens[1][1] not in (*tokens[0], *tokens[2], tokens[1][0]), "choose another seed"
     return tokens[1][1]
 
@@ -41,7 +45,9 @@ def test_three_sequences_have_the_flags_of_the_page() -> None:
     flags = [(one.sequence_index, one.is_sequence_final, one.is_final) for one in results]
     first, second, third = flags[:3], flags[3:6], flags[6:]
     assert first == [(0, False, False), (1, False, False), (2, False, False)]
-    assert second == [(0, False, False), (1, True, False), (2, False, False)], "the page's three responses"
+    assert second == [(0, False, False), (1, True, False), (2, False, False)], (
+        "the page's three responses"
+    )
     assert third == [(0, True, False), (2, True, True)]
     reasons = {one.sequence_index: one.finish_reasons for one in results if one.is_sequence_final}
     length = [FinishReason.LENGTH]
@@ -54,7 +60,9 @@ def test_not_streamed_sequences_have_a_response_each() -> None:
         [responses] = collect(executor, 1).values()
     results = [response.get_result() for response in responses]
     assert [one.sequence_index for one in results] == [0, 1, 2]
-    assert [one.is_final for one in results] == [False, False, True] and all(one.is_sequence_final for one in results)
+    assert [one.is_final for one in results] == [False, False, True] and all(
+        one.is_sequence_final for one in results
+    )
 
 
 def test_one_sequence_streams_its_tokens_and_its_flags_are_alike() -> None:
@@ -68,25 +76,38 @@ def test_one_sequence_streams_its_tokens_and_its_flags_are_alike() -> None:
             assert sum(len(one.output_token_ids[0]) for one in results) == 4
 
 
-def test_the_executor_of_the_page_is_built_of_a_path_or_of_buffers_and_runs_requests_together() -> None:
+def test_the_executor_of_the_page_is_built_of_a_path_or_of_buffers_and_runs_requests_together() -> (
+    None
+):
     folder = tiny_model("llama")
     buffers = (folder / "model.safetensors").read_bytes(), (folder / "config.json").read_text()
-    config = ExecutorConfig(1, batching_type=BatchingType.INFLIGHT, request_stats_max_iterations=100)
+    config = ExecutorConfig(
+        1, batching_type=BatchingType.INFLIGHT, request_stats_max_iterations=100
+    )
     for executor in (Executor(folder, config), Executor(*buffers, config)):
         with executor:
-            ids = executor.enqueue_requests([Request([1, 2, 3], 5, client_id=7), Request([4, 5], 5, client_id=7)])
+            ids = executor.enqueue_requests(
+                [Request([1, 2, 3], 5, client_id=7), Request([4, 5], 5, client_id=7)]
+            )
             both = executor.await_responses(ids, TIMEOUT_S)
-            assert [[one.client_id for one in responses if isinstance(one, Response)] for responses in both] == [
+            assert [
+                [one.client_id for one in responses if isinstance(one, Response)]
+                for responses in both
+            ] == [
                 [7],
                 [7],
             ]
             steps = drained(executor)
-            assert max(step.num_active_requests for step in steps) == 2, "many requests in one iteration"
+            assert max(step.num_active_requests for step in steps) == 2, (
+                "many requests in one iteration"
+            )
             assert sum(step.num_completed_requests for step in steps) == 2
             stats = executor.get_latest_request_stats()
             assert [one.iter for one in stats] == [one.iter for one in steps]
             assert {one.id for step in stats for one in step.request_stats} == set(ids)
-            assert executor.get_latest_iteration_stats() == executor.get_latest_request_stats() == []
+            assert (
+                executor.get_latest_iteration_stats() == executor.get_latest_request_stats() == []
+            )
 
 
 def test_a_static_batch_is_refused() -> None:

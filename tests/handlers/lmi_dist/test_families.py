@@ -1,4 +1,6 @@
-"""Every family against transformers: the same greedy tokens, with requests that come and go in the batch."""
+"""Every family against transformers: the same greedy tokens, with requests that come and go in the
+batch.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,13 @@ from handlers.lmi_dist.families import describe
 from handlers.lmi_dist.rotary import _FREQUENCIES
 from handlers.lmi_dist.runner import Runner
 from lmi.errors import ModelUnusable
-from tests.handlers.lmi_dist.play import Player, load_native, load_runner, play_together, random_players
+from tests.handlers.lmi_dist.play import (
+    Player,
+    load_native,
+    load_runner,
+    play_together,
+    random_players,
+)
 from tests.handlers.lmi_dist.whole_sequence import read_program
 from tests.tiny_models import CONTEXT_LENGTH, FAMILIES, VOCAB_SIZE, tiny_model
 
@@ -35,7 +43,9 @@ TIE = 1e-4  # when the two best logits of the reference are this close, either i
 
 
 def generate(path: Path, prompt: list[int]) -> tuple[list[int], list[float]]:
-    """The reference: greedy tokens of transformers, and the distance of the best logit to the second for each."""
+    """The reference: greedy tokens of transformers, and the distance of the best logit to the
+    second for each.
+    """
     model = reference(path)
     with torch.inference_mode():
         output = model.generate(
@@ -57,7 +67,9 @@ _references: dict[Path, torch.nn.Module] = {}
 
 def reference(path: Path) -> torch.nn.Module:
     if path not in _references:
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
+        model = AutoModelForCausalLM.from_pretrained(
+            path, dtype=torch.float32, attn_implementation="eager"
+        )
         _references[path] = model.eval()
     return _references[path]
 
@@ -67,21 +79,27 @@ def agree(player: Player, expected: list[int], gaps: list[float]) -> bool:
     for answer, token, gap in zip(player.answers, expected, gaps, strict=True):
         if answer != token:
             if gap < TIE:
-                warnings.warn(f"a tie of the reference: its best logits differ by {gap:.1e}", stacklevel=2)
+                warnings.warn(
+                    f"a tie of the reference: its best logits differ by {gap:.1e}", stacklevel=2
+                )
             return gap < TIE
     return True
 
 
 @pytest.mark.filterwarnings("default:a tie of the reference")
 @pytest.mark.parametrize("family", FAMILIES)
-def test_torch_gives_the_greedy_tokens_of_transformers_while_requests_join_and_leave(family: str) -> None:
+def test_torch_gives_the_greedy_tokens_of_transformers_while_requests_join_and_leave(
+    family: str,
+) -> None:
     path = tiny_model(family)
     check_greedy_tokens(path, load_runner(path, num_slots=5, max_length=400))
 
 
 @pytest.mark.filterwarnings("default:a tie of the reference")
 @pytest.mark.parametrize("family", OURS)
-def test_native_kernels_give_the_greedy_tokens_of_transformers_while_requests_join_and_leave(family: str) -> None:
+def test_native_kernels_give_the_greedy_tokens_of_transformers_while_requests_join_and_leave(
+    family: str,
+) -> None:
     path = tiny_model(family)
     check_greedy_tokens(path, load_native(path, max_length=400))
 
@@ -94,7 +112,9 @@ def check_greedy_tokens(path: Path, runner: Runner) -> None:
 
 
 @pytest.mark.filterwarnings("default:a tie of the reference")
-@pytest.mark.parametrize("loader", [load_native, partial(load_runner, num_slots=5)], ids=["native", "torch"])
+@pytest.mark.parametrize(
+    "loader", [load_native, partial(load_runner, num_slots=5)], ids=["native", "torch"]
+)
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2"])
 def test_a_head_that_is_not_the_embedding_is_used_though_the_config_says_tied(
     family: str, loader: Callable[..., Runner], tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -102,17 +122,29 @@ def test_a_head_that_is_not_the_embedding_is_used_though_the_config_says_tied(
     head = torch.randn(VOCAB_SIZE, 96, generator=torch.Generator().manual_seed(7)) * 0.25
     folder = with_tensors(tmp_path / "model", family, {"lm_head.weight": head})
     runner = loader(folder, max_length=400)
-    [warning] = [record.getMessage() for record in caplog.records if record.name == "handlers.lmi_dist.program"]
-    assert warning.startswith(f"{folder}/model.safetensors: lm_head.weight is used although config.json says tie_word_")
+    [warning] = [
+        record.getMessage()
+        for record in caplog.records
+        if record.name == "handlers.lmi_dist.program"
+    ]
+    assert warning.startswith(
+        f"{folder}/model.safetensors: lm_head.weight is used although config.json says tie_word_"
+    )
 
-    assert generate(folder, [5, 6, 7])[0] != generate(tiny_model(family), [5, 6, 7])[0], "else nothing is compared"
+    assert generate(folder, [5, 6, 7])[0] != generate(tiny_model(family), [5, 6, 7])[0], (
+        "else nothing is compared"
+    )
     check_greedy_tokens(folder, runner)
 
 
-def test_a_head_that_is_the_embedding_stays_tied_to_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_head_that_is_the_embedding_stays_tied_to_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     embedding = load_file(tiny_model("llama") / "model.safetensors")["model.embed_tokens.weight"]
     folder = with_tensors(tmp_path / "model", "llama", {"lm_head.weight": embedding.clone()})
-    expected, given = (load_native(path, max_length=64).program for path in (tiny_model("llama"), folder))
+    expected, given = (
+        load_native(path, max_length=64).program for path in (tiny_model("llama"), folder)
+    )
     assert not caplog.records
     assert len(given.operations) == len(expected.operations)
 
@@ -130,8 +162,13 @@ def with_tensors(folder: Path, family: str, tensors: dict[str, torch.Tensor]) ->
 
 
 def test_the_generic_decoder_knows_all_families_but_the_one_that_tests_the_fallback() -> None:
-    architectures = {family: read_facts(str(tiny_model(family))).architecture for family in FAMILIES}
-    assert [family for family, architecture in architectures.items() if architecture is None] == ["olmo2", "olmo2_tied"]
+    architectures = {
+        family: read_facts(str(tiny_model(family))).architecture for family in FAMILIES
+    }
+    assert [family for family, architecture in architectures.items() if architecture is None] == [
+        "olmo2",
+        "olmo2_tied",
+    ]
 
 
 def test_facts_are_known_without_weights(tmp_path: Path) -> None:
@@ -139,7 +176,9 @@ def test_facts_are_known_without_weights(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
     facts = read_facts(str(tmp_path))
     assert (facts.vocab_size, facts.context_length) == (VOCAB_SIZE, CONTEXT_LENGTH)
-    assert facts.kv_bytes_per_token(2) == 2 * 2 * 1 * 16 * 2  # k and v, layers, heads, channels, bytes
+    assert (
+        facts.kv_bytes_per_token(2) == 2 * 2 * 1 * 16 * 2
+    )  # k and v, layers, heads, channels, bytes
 
 
 @pytest.mark.parametrize(
@@ -154,28 +193,48 @@ def test_a_switch_that_no_table_has_goes_to_the_fallback(config: object) -> None
     assert describe(config) is None
 
 
-def test_the_context_ends_where_rope_would_change_with_the_length(caplog: pytest.LogCaptureFixture) -> None:
-    parameters = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 256}
+def test_the_context_ends_where_rope_would_change_with_the_length(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    parameters = {
+        "rope_type": "dynamic",
+        "rope_theta": 1e4,
+        "factor": 4.0,
+        "original_max_position_embeddings": 256,
+    }
     config = AutoConfig.from_pretrained(tiny_model("llama"), rope_parameters=parameters)
     with caplog.at_level(logging.WARNING):
         architecture = describe(config)
     assert architecture is not None and architecture.context_length == 256
-    assert "256 tokens: beyond it dynamic scaling would change the keys of earlier tokens" in caplog.text
+    assert (
+        "256 tokens: beyond it dynamic scaling would change the keys of earlier tokens"
+        in caplog.text
+    )
 
 
 def test_the_page_of_what_works_says_which_rope_scalings_end_the_context_early_and_why() -> None:
     text = (ROOT / "handlers" / "README.md").read_text()
-    [whole, early] = next(part for part in text.split("\n\n") if part.startswith("**Context.**")).split("With ", 1)
+    [whole, early] = next(
+        part for part in text.split("\n\n") if part.startswith("**Context.**")
+    ).split("With ", 1)
     ends_early = {"dynamic", "longrope"}
     assert all(f"`{kind}`" in whole for kind in _FREQUENCIES.keys() - ends_early)
-    assert all(f"`{kind}`" in early for kind in ends_early) and "cached keys would be wrong" in early
+    assert (
+        all(f"`{kind}`" in early for kind in ends_early) and "cached keys would be wrong" in early
+    )
 
 
 @pytest.mark.parametrize("family", ["llama", "olmo2"])
-def test_a_cut_context_is_reported_once_at_load(family: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_cut_context_is_reported_once_at_load(
+    family: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     folder = Path(shutil.copytree(tiny_model(family), tmp_path / "model"))
     config = json.loads((folder / "config.json").read_text())
-    config["rope_parameters"] |= {"rope_type": "dynamic", "factor": 4.0, "original_max_position_embeddings": 256}
+    config["rope_parameters"] |= {
+        "rope_type": "dynamic",
+        "factor": 4.0,
+        "original_max_position_embeddings": 256,
+    }
     (folder / "config.json").write_text(json.dumps(config))
     with caplog.at_level(logging.WARNING), Executor(folder) as executor:
         assert executor.info.max_sequence_length == 256

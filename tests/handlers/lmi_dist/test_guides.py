@@ -80,7 +80,9 @@ sum: term (("+" | "-") term)?
 term: /[0-9]/ | "(" sum ")"
 """
 REGEX = r"[a-c]{2,4}(-\d+)?(x|yes){1,3}"
-EXPLODING = '{"type": "integer", "allOf": [{"multipleOf": 9973}, {"multipleOf": 9967}], "title": "%d"}'
+EXPLODING = (
+    '{"type": "integer", "allOf": [{"multipleOf": 9973}, {"multipleOf": 9967}], "title": "%d"}'
+)
 FAILING = (  # at the first of 2^40 letters, which is not among the masks that are tried
     "root ::= [abc]{8} x0\n"
     + "".join(f"x{i} ::= x{i + 1} x{i + 1}\n" for i in range(40))
@@ -141,7 +143,9 @@ def executor() -> Iterator[Executor]:
 # What a guide allows.
 
 
-def test_an_answer_fits_its_guide_and_ends_where_nothing_else_may_follow(executor: Executor) -> None:
+def test_an_answer_fits_its_guide_and_ends_where_nothing_else_may_follow(
+    executor: Executor,
+) -> None:
     result = result_of(executor, regex("[a-c]{3}"))
     assert re.fullmatch("[a-c]{3}", text_of(result.output_token_ids[0]))
     assert result.finish_reasons == [FinishReason.END_ID] and result.output_token_ids[0][-1] == END
@@ -149,7 +153,9 @@ def test_an_answer_fits_its_guide_and_ends_where_nothing_else_may_follow(executo
 
 def test_ids_beyond_the_vocabulary_are_never_allowed(executor: Executor) -> None:
     for seed in range(20):
-        result = result_of(executor, regex(".*", max_tokens=100, sampling_config=sampled(seed, temperature=5.0)))
+        result = result_of(
+            executor, regex(".*", max_tokens=100, sampling_config=sampled(seed, temperature=5.0))
+        )
         assert max(result.output_token_ids[0]) < len(TEXTS)
 
 
@@ -162,40 +168,59 @@ def test_an_end_id_of_the_request_is_no_text(executor: Executor) -> None:
     """The token 'a' ends this answer, so the guide cannot write it."""
     end_id = TEXTS.index("a")
     result = result_of(executor, regex("[ab]{2}", end_id=end_id))
-    assert result.output_token_ids[0] == [TEXTS.index("b"), TEXTS.index("b"), result.output_token_ids[0][-1]]
+    assert result.output_token_ids[0] == [
+        TEXTS.index("b"),
+        TEXTS.index("b"),
+        result.output_token_ids[0][-1],
+    ]
 
 
 def test_before_min_tokens_an_answer_goes_on_where_the_guide_lets_it(executor: Executor) -> None:
-    [ids] = result_of(executor, regex("[a-z]+", sampling_config=sampled(min_tokens=20))).output_token_ids
+    [ids] = result_of(
+        executor, regex("[a-z]+", sampling_config=sampled(min_tokens=20))
+    ).output_token_ids
     assert len(text_of(ids)) >= 20 - ids.count(TEXTS.index("ab")) and END not in ids[:20]
 
 
 def test_before_min_tokens_end_tokens_fill_what_the_guide_leaves(executor: Executor) -> None:
     result = result_of(executor, regex("[a-c]{3}", sampling_config=sampled(min_tokens=10)))
-    assert re.fullmatch("[a-c]{3}", text_of(result.output_token_ids[0])) and len(result.output_token_ids[0]) == 11
+    assert (
+        re.fullmatch("[a-c]{3}", text_of(result.output_token_ids[0]))
+        and len(result.output_token_ids[0]) == 11
+    )
 
 
 def test_with_ignore_eos_end_tokens_fill_the_answer(executor: Executor) -> None:
     result = result_of(executor, regex("[a-c]{3}", ignore_eos=True, max_tokens=12))
-    assert re.fullmatch("[a-c]{3}", text_of(result.output_token_ids[0])) and len(result.output_token_ids[0]) == 12
+    assert (
+        re.fullmatch("[a-c]{3}", text_of(result.output_token_ids[0]))
+        and len(result.output_token_ids[0]) == 12
+    )
     assert result.finish_reasons == [FinishReason.LENGTH]
 
 
 def test_each_of_several_answers_follows_the_guide_by_itself(executor: Executor) -> None:
     request = regex("[a-z]{1,9}", sampling_config=sampled(num_return_sequences=8))
-    texts = {text_of(one.get_result().output_token_ids[0]) for one in responses_of(executor, request)}
+    texts = {
+        text_of(one.get_result().output_token_ids[0]) for one in responses_of(executor, request)
+    }
     assert len(texts) > 1 and all(re.fullmatch("[a-z]{1,9}", text) for text in texts)
 
 
 def test_a_stop_word_ends_an_answer_before_its_guide_is_complete(executor: Executor) -> None:
     stop = (TEXTS.index("b"),)
     result = result_of(executor, regex("[bd]{30}", stop_words=(stop,), sampling_config=sampled()))
-    assert result.finish_reasons == [FinishReason.STOP_WORDS] and len(result.output_token_ids[0]) < 30
+    assert (
+        result.finish_reasons == [FinishReason.STOP_WORDS] and len(result.output_token_ids[0]) < 30
+    )
 
 
 def test_a_ban_of_all_that_the_guide_allows_ends_only_that_request(executor: Executor) -> None:
     error = error_of(executor, regex("a{3}", bad_words=((TEXTS.index("a"),),), end_id=END))
-    assert (error.kind, error.field) == (ErrorKind.INVALID, FIELD) and "every token is banned" in error.message
+    assert (error.kind, error.field) == (
+        ErrorKind.INVALID,
+        FIELD,
+    ) and "every token is banned" in error.message
 
 
 def test_a_guide_that_no_token_can_follow_is_the_fault_of_its_request(executor: Executor) -> None:
@@ -212,7 +237,9 @@ def test_log_probs_stay_those_of_the_model(executor: Executor) -> None:
     for place, log_prob in enumerate(result.log_probs[0]):
         before = [1, 2, 3, *result.output_token_ids[0][:place]]
         of_model = log_softmax(FakeRunner(VOCAB_SIZE).logits(before))
-        assert log_prob == pytest.approx(float(of_model[result.output_token_ids[0][place]]), abs=1e-5)
+        assert log_prob == pytest.approx(
+            float(of_model[result.output_token_ids[0][place]]), abs=1e-5
+        )
 
 
 def test_a_mask_has_a_bit_for_each_token() -> None:
@@ -229,13 +256,25 @@ def test_a_mask_has_a_bit_for_each_token() -> None:
         (GuideType.REGEX, "[a-c", "unclosed character class"),
         (GuideType.REGEX, r"(a)\1", "backreferences are not supported"),
         (GuideType.REGEX, "a\\", "ends with a backslash"),
-        (GuideType.EBNF_GRAMMAR, "root ::= other", 'line 1, column 10: Rule "other" is not defined'),
+        (
+            GuideType.EBNF_GRAMMAR,
+            "root ::= other",
+            'line 1, column 10: Rule "other" is not defined',
+        ),
         (GuideType.EBNF_GRAMMAR, "root ::= root", "no text of this vocabulary fits it"),
         (GuideType.EBNF_GRAMMAR, r'root ::= "a\ud800"', r"column 12: \ud800 is no character"),
         (GuideType.EBNF_GRAMMAR, 'root ::= (= "a") "b"', "line 1, column 11: = is not known"),
-        (GuideType.EBNF_GRAMMAR, 'root ::= TagDispatch(("a", b))', "line 1, column 26: , is not known"),
+        (
+            GuideType.EBNF_GRAMMAR,
+            'root ::= TagDispatch(("a", b))',
+            "line 1, column 26: , is not known",
+        ),
         (GuideType.EBNF_GRAMMAR, "start: a", 'line 1, column 8: unknown name: "a"'),
-        (GuideType.EBNF_GRAMMAR, '%llguidance {}\nstart: "a"', "line 1, column 1: %llguidance is not followed here"),
+        (
+            GuideType.EBNF_GRAMMAR,
+            '%llguidance {}\nstart: "a"',
+            "line 1, column 1: %llguidance is not followed here",
+        ),
         (GuideType.EBNF_GRAMMAR, "root ::= <|end|>", "line 1, column 10: < is not known"),
         (GuideType.EBNF_GRAMMAR, "root ::= " + "(" * 3000, "more than 100 parentheses"),
         (GuideType.JSON_SCHEMA, "{", "must be a structure"),
@@ -244,7 +283,11 @@ def test_a_mask_has_a_bit_for_each_token() -> None:
         (GuideType.JSON_SCHEMA, '{"not": {"multipleOf": 2}}', "not cannot be followed"),
         (GuideType.JSON_SCHEMA, '{"type": "object", "required": 5}', "required of a wrong type"),
         (GuideType.JSON_SCHEMA, '{"type": "string", "pattern": 5}', "pattern of a wrong type"),
-        (GuideType.JSON_SCHEMA, '{"type": "object", "required": [["a"]]}', "required of a wrong type"),
+        (
+            GuideType.JSON_SCHEMA,
+            '{"type": "object", "required": [["a"]]}',
+            "required of a wrong type",
+        ),
         (GuideType.JSON_SCHEMA, '{"$ref": "#"}', "no text of this vocabulary fits it"),
         (GuideType.JSON_SCHEMA, "[" * 100_000, "so many levels"),
     ],
@@ -266,7 +309,10 @@ def test_without_an_end_id_a_guide_is_refused(executor: Executor) -> None:
     vocabulary = Vocabulary(GuidedDecodingConfig(TEXTS), VOCAB_SIZE)
     [sequence] = sequences_of(EmbeddedSequence, 1, regex("a", end_id=None), 100)
     equip(sequence, Compiled(compiled.matcher, vocabulary))
-    assert sequence.error is not None and (sequence.error.kind, sequence.error.field) == (ErrorKind.INVALID, FIELD)
+    assert sequence.error is not None and (sequence.error.kind, sequence.error.field) == (
+        ErrorKind.INVALID,
+        FIELD,
+    )
     assert "needs an end id" in sequence.error.message
 
 
@@ -279,7 +325,9 @@ def test_an_exploding_guide_is_refused_and_holds_nobody_up(executor: Executor) -
     plain = Request(input_token_ids=(1, 2), max_tokens=5)
     assert len(result_of(executor, plain).output_token_ids[0]) == 5
     assert text_of(result_of(executor, regex("a{7}")).output_token_ids[0]) == "a" * 7
-    assert executor.get_num_responses_ready(request_id) == 0, "it must explode for longer than the others took"
+    assert executor.get_num_responses_ready(request_id) == 0, (
+        "it must explode for longer than the others took"
+    )
     [[response]] = collect_ids(executor, [request_id]).values()
     assert response.error is not None and response.error.kind is ErrorKind.INVALID
     assert "to compile it takes more than" in response.error.message
@@ -288,7 +336,9 @@ def test_an_exploding_guide_is_refused_and_holds_nobody_up(executor: Executor) -
 def test_a_first_guide_waits_behind_no_other_client_s_costly_ones(executor: Executor) -> None:
     hogs = executor.enqueue_requests([exploding(number, client_id=1) for number in range(20, 40)])
     assert text_of(result_of(executor, regex("b{7}", client_id=2)).output_token_ids[0]) == "b" * 7
-    assert sum(executor.get_num_responses_ready(one) for one in hogs) <= 8, "half of them must still wait"
+    assert sum(executor.get_num_responses_ready(one) for one in hogs) <= 8, (
+        "half of them must still wait"
+    )
     for one in hogs:
         executor.cancel_request(one)
     collect_ids(executor, hogs)
@@ -302,19 +352,33 @@ def test_a_guide_that_is_slow_to_follow_ends_only_its_request(executor: Executor
         equip(sequence, compiled)
     cast(Guide, slow.guide).note(slow, 0.06)
     cast(Guide, other.guide).note(other, 0.04)
-    assert slow.error is not None and slow.error.kind is ErrorKind.INVALID and "quick to follow" in slow.error.message
+    assert (
+        slow.error is not None
+        and slow.error.kind is ErrorKind.INVALID
+        and "quick to follow" in slow.error.message
+    )
     assert other.error is None
 
 
-def test_a_guide_that_fails_in_the_middle_of_an_answer_ends_only_its_request_with_an_error(executor: Executor) -> None:
+def test_a_guide_that_fails_in_the_middle_of_an_answer_ends_only_its_request_with_an_error(
+    executor: Executor,
+) -> None:
     """After it llguidance allows its end ids, as after a whole answer."""
     failing = executor.enqueue_request(guided(GuideType.EBNF_GRAMMAR, FAILING, streaming=True))
     other = executor.enqueue_request(regex("[a-z]{30}"))
     got = collect_ids(executor, [failing, other])
     *texts, last = got[failing]
-    assert last.error is not None and (last.error.kind, last.error.field) == (ErrorKind.INVALID, FIELD)
-    assert "must be a structure that lmi can follow: parser error: Too many items" in last.error.message
-    assert re.fullmatch("[abc]{8}i", "".join(text_of(one.get_result().output_token_ids[0]) for one in texts))
+    assert last.error is not None and (last.error.kind, last.error.field) == (
+        ErrorKind.INVALID,
+        FIELD,
+    )
+    assert (
+        "must be a structure that lmi can follow: parser error: Too many items"
+        in last.error.message
+    )
+    assert re.fullmatch(
+        "[abc]{8}i", "".join(text_of(one.get_result().output_token_ids[0]) for one in texts)
+    )
     assert len(text_of(got[other][-1].get_result().output_token_ids[0])) == 30
 
 
@@ -344,11 +408,15 @@ class BrokenGuide:
 def test_a_guide_that_fails_ends_only_its_request(executor: Executor) -> None:
     result_of(executor, regex("a"))
     compiled = executor._guides.outcomes.of(GuidedDecodingParams(GuideType.REGEX, "a")).result()
-    [broken], [whole] = (sequences_of(EmbeddedSequence, number, regex("a"), 100) for number in (1, 2))
+    [broken], [whole] = (
+        sequences_of(EmbeddedSequence, number, regex("a"), 100) for number in (1, 2)
+    )
     broken.guide = BrokenGuide()
     equip(whole, compiled)
     masks = fill_masks([broken, whole], [0, 1], VOCAB_SIZE)
-    assert broken.error is not None and "Check failed" in broken.error.message and whole.error is None
+    assert (
+        broken.error is not None and "Check failed" in broken.error.message and whole.error is None
+    )
     assert masks[1].tolist() == compiled.vocabulary.mask_of([TEXTS.index("a")]).tolist()
 
 
@@ -356,7 +424,11 @@ def test_guides_catch_up_while_the_model_runs() -> None:
     class WaitingRunner(FakeRunner):
         def forward(self, plan: Plan) -> Floats:
             guided = [(one.guide, one) for one in executor._scheduler.running if one.num_generated]
-            wait_until(lambda: not any(guide.is_behind(one) for guide, one in guided), "all have followed", TIMEOUT_S)
+            wait_until(
+                lambda: not any(guide.is_behind(one) for guide, one in guided),
+                "all have followed",
+                TIMEOUT_S,
+            )
             return super().forward(plan)
 
     executor = Executor(WaitingRunner(VOCAB_SIZE), GUIDED)
@@ -366,7 +438,9 @@ def test_guides_catch_up_while_the_model_runs() -> None:
         assert re.fullmatch("[a-c]{4}", text_of(response.get_result().output_token_ids[0]))
 
 
-def test_a_request_can_be_cancelled_and_time_out_while_its_guide_is_compiled(executor: Executor) -> None:
+def test_a_request_can_be_cancelled_and_time_out_while_its_guide_is_compiled(
+    executor: Executor,
+) -> None:
     cancelled = executor.enqueue_request(exploding(1))
     late = executor.enqueue_request(exploding(2, allotted_time_ms=100))
     executor.cancel_request(cancelled)
@@ -377,13 +451,19 @@ def test_a_request_can_be_cancelled_and_time_out_while_its_guide_is_compiled(exe
     ]
 
 
-def test_the_compilation_of_a_guide_ends_when_the_last_request_that_waits_for_it_has_left(executor: Executor) -> None:
+def test_the_compilation_of_a_guide_ends_when_the_last_request_that_waits_for_it_has_left(
+    executor: Executor,
+) -> None:
     result_of(executor, regex("a"))
     pid = compiling_process(executor)
-    wait_until(lambda: linux.descendants(pid) == [], "the forks of other tests have ended", TIMEOUT_S)
+    wait_until(
+        lambda: linux.descendants(pid) == [], "the forks of other tests have ended", TIMEOUT_S
+    )
     for number in range(4, 9):
         ids = executor.enqueue_requests([exploding(number)] * 2)
-        wait_until(lambda: len(linux.descendants(pid)) == 1, "its fork compiles the guide", TIMEOUT_S)
+        wait_until(
+            lambda: len(linux.descendants(pid)) == 1, "its fork compiles the guide", TIMEOUT_S
+        )
         forks = linux.descendants(pid)
         executor.cancel_request(ids[0])
         collect_ids(executor, [ids[0]])
@@ -400,7 +480,11 @@ def test_an_option_gives_json_its_spaces() -> None:
     config = EngineConfig(options={"disable_any_whitespace": "false"})
     with pytest.raises(BadConfiguration, match="option.disable_any_whitespace=perhaps: allowed is"):
         own_options({"disable_any_whitespace": "perhaps"})
-    request = guided(GuideType.JSON_SCHEMA, '{"type": "array", "items": {"const": 1}, "minItems": 9}', end_id=None)
+    request = guided(
+        GuideType.JSON_SCHEMA,
+        '{"type": "array", "items": {"const": 1}, "minItems": 9}',
+        end_id=None,
+    )
     with Executor(tiny_model("llama"), config) as loose:
         tokenizer = tokenizers.Tokenizer.from_file(str(tiny_model("llama") / "tokenizer.json"))
         bias = tuple((one, 20.0) for one in [tokenizer.token_to_id("\u0120")])
@@ -449,12 +533,16 @@ def test_the_process_is_started_again_after_its_end_and_ends_with_the_engine() -
     request_id = executor.enqueue_request(exploding(3))
     executor.shutdown()
     [response] = executor.await_responses(request_id, TIMEOUT_S)
-    assert isinstance(response, Response) and response.get_result().finish_reasons == [FinishReason.CANCELLED]
+    assert isinstance(response, Response) and response.get_result().finish_reasons == [
+        FinishReason.CANCELLED
+    ]
     second = executor._guides._compiler._process
     assert second is not None and second is not first and second.popen.poll() is not None
 
 
-def test_a_guide_whose_process_is_ended_meanwhile_is_not_refused_for_good(executor: Executor) -> None:
+def test_a_guide_whose_process_is_ended_meanwhile_is_not_refused_for_good(
+    executor: Executor,
+) -> None:
     result_of(executor, regex("a"))
     compiler = executor._guides._compiler
     assert compiler._process is not None
@@ -463,7 +551,9 @@ def test_a_guide_whose_process_is_ended_meanwhile_is_not_refused_for_good(execut
     popen.wait()
     [response] = collect_ids(executor, [executor.enqueue_request(regex("b"))]).popitem()[1]
     compiler._process.popen = popen
-    assert response.error is not None and response.error.kind is ErrorKind.UNAVAILABLE, response.error
+    assert response.error is not None and response.error.kind is ErrorKind.UNAVAILABLE, (
+        response.error
+    )
     assert text_of(result_of(executor, regex("b")).output_token_ids[0]) == "b"
 
 
@@ -499,7 +589,9 @@ def mixed(num: int) -> list[Request]:
             end_id=END,
             sampling_config=choice.choice([SamplingConfig(temperature=0), sampled(number)]),
             output_config=OutputConfig(return_log_probs=True),
-            guided_decoding_params=None if guide is None else GuidedDecodingParams(GuideType.REGEX, guide),
+            guided_decoding_params=None
+            if guide is None
+            else GuidedDecodingParams(GuideType.REGEX, guide),
             streaming=choice.random() < 0.5,
         )
         for number, guide in ((number, choice.choice(guides)) for number in range(num))
@@ -513,18 +605,24 @@ def test_every_answer_is_the_one_the_request_gets_alone() -> None:
         alone = [joined(responses_of(executor, request)) for request in requests]
     runner = LoopingRunner(VOCAB_SIZE)
     config = ExecutorConfig(
-        max_batch_size=8, kv_cache_config=KvCacheConfig(max_tokens=256), guided_decoding_config=CONFIG
+        max_batch_size=8,
+        kv_cache_config=KvCacheConfig(max_tokens=256),
+        guided_decoding_config=CONFIG,
     )
     with steady(Executor(runner, config)) as executor:
         executor._scheduler.drafts = True  # a server's option
         for request in requests:
-            responses_of(executor, msgspec.structs.replace(request, max_tokens=1))  # now its guide is compiled
+            responses_of(
+                executor, msgspec.structs.replace(request, max_tokens=1)
+            )  # now its guide is compiled
         ids = executor.enqueue_requests(requests)  # and all start together
         got = collect(executor, len(requests))
         stats = executor.get_latest_iteration_stats()
     assert [joined(got[one]) for one in ids] == alone
     assert sum(one.num_preemptions for one in stats) > 0
-    assert any(len(chunk.token_ids) > 1 for plan in runner.plans for chunk in plan.decodes), "drafts"
+    assert any(len(chunk.token_ids) > 1 for plan in runner.plans for chunk in plan.decodes), (
+        "drafts"
+    )
 
 
 # The vocabulary.
@@ -577,7 +675,9 @@ def test_the_config_of_a_folder_is_what_the_recipe_finds(folder: str) -> None:
 
 
 def without_post_processor(tokenizer_str: str | None) -> dict[str, Any]:
-    """transformers writes an empty one where there is none. It says nothing of what tokens write."""
+    """transformers writes an empty one where there is none. It says nothing of what
+    tokens write.
+    """
     assert tokenizer_str is not None
     return {**json.loads(tokenizer_str), "post_processor": None}
 
@@ -623,12 +723,27 @@ def follows_grammar(text: str) -> bool:
     ],
 )
 def test_a_thousand_sampled_answers_fit_their_guide(
-    model: Executor, tokenizer: tokenizers.Tokenizer, kind: GuideType, guide: str | None, is_valid: Any
+    model: Executor,
+    tokenizer: tokenizers.Tokenizer,
+    kind: GuideType,
+    guide: str | None,
+    is_valid: Any,
 ) -> None:
-    weights = {"}": 8.0, '"': 9.0, "]": 8.0, ")": 8.0}  # without them a random model rarely comes to an end
+    weights = {
+        "}": 8.0,
+        '"': 9.0,
+        "]": 8.0,
+        ")": 8.0,
+    }  # without them a random model rarely comes to an end
     bias = tuple((tokenizer.token_to_id(text), weight) for text, weight in weights.items())
     requests = [
-        guided(kind, guide, sampling_config=sampled(seed, temperature=1.5), embedding_bias=bias, max_tokens=150)
+        guided(
+            kind,
+            guide,
+            sampling_config=sampled(seed, temperature=1.5),
+            embedding_bias=bias,
+            max_tokens=150,
+        )
         for seed in range(1050)
     ]
     texts = []
@@ -648,25 +763,56 @@ SCHEMAS: list[dict[str, Any]] = [
     {"type": "string", "minLength": 3, "maxLength": 5},
     {"type": "string", "format": "uuid"},
     {"type": "string", "enum": ["x", 'y\u00e9"z']},
-    {"type": "array", "prefixItems": [{"const": 1}], "items": {"type": "null"}, "minItems": 3, "maxItems": 4},
+    {
+        "type": "array",
+        "prefixItems": [{"const": 1}],
+        "items": {"type": "null"},
+        "minItems": 3,
+        "maxItems": 4,
+    },
     {"type": "array", "items": {"enum": ["a", 1, None, {"b": [2]}]}, "minItems": 1, "maxItems": 3},
-    {"type": "object", "properties": {"a": {"type": "null"}, "b": {"type": "boolean"}}, "minProperties": 1},
-    {"properties": {"b": {"type": "boolean"}}, "required": ["b"], "additionalProperties": {"type": "null"}},
-    {"type": "object", "patternProperties": {"^a+$": {"type": "integer"}}, "additionalProperties": False},
-    {"type": "object", "propertyNames": {"pattern": "^[a-f]{1,3}$"}, "additionalProperties": {"type": "boolean"}},
-    {"$defs": {"n": {"properties": {"n": {"anyOf": [{"$ref": "#/$defs/n"}, {"const": 1}]}}}}, "$ref": "#/$defs/n"},
+    {
+        "type": "object",
+        "properties": {"a": {"type": "null"}, "b": {"type": "boolean"}},
+        "minProperties": 1,
+    },
+    {
+        "properties": {"b": {"type": "boolean"}},
+        "required": ["b"],
+        "additionalProperties": {"type": "null"},
+    },
+    {
+        "type": "object",
+        "patternProperties": {"^a+$": {"type": "integer"}},
+        "additionalProperties": False,
+    },
+    {
+        "type": "object",
+        "propertyNames": {"pattern": "^[a-f]{1,3}$"},
+        "additionalProperties": {"type": "boolean"},
+    },
+    {
+        "$defs": {"n": {"properties": {"n": {"anyOf": [{"$ref": "#/$defs/n"}, {"const": 1}]}}}},
+        "$ref": "#/$defs/n",
+    },
     {"type": ["integer", "null"]},
     {"allOf": [{"type": "integer", "minimum": 2, "maximum": 30}]},
 ]
 
 
 @pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: "-".join(schema))
-def test_an_answer_fits_its_schema(model: Executor, tokenizer: tokenizers.Tokenizer, schema: dict[str, Any]) -> None:
+def test_an_answer_fits_its_schema(
+    model: Executor, tokenizer: tokenizers.Tokenizer, schema: dict[str, Any]
+) -> None:
     bias = tuple((tokenizer.token_to_id(text), 9.0) for text in '}"]')
     sampling = sampled(temperature=1.5, num_return_sequences=32)
-    request = guided(GuideType.JSON_SCHEMA, json.dumps(schema), sampling_config=sampling, embedding_bias=bias)
+    request = guided(
+        GuideType.JSON_SCHEMA, json.dumps(schema), sampling_config=sampling, embedding_bias=bias
+    )
     results = [one.get_result() for one in responses_of(model, request)]
-    ids = [one.output_token_ids[0] for one in results if one.finish_reasons == [FinishReason.END_ID]]
+    ids = [
+        one.output_token_ids[0] for one in results if one.finish_reasons == [FinishReason.END_ID]
+    ]
     assert len(ids) > 10, "most answers must come to their end"
     for one in ids:
         jsonschema.validate(json.loads(tokenizer.decode(one)), schema)

@@ -1,4 +1,6 @@
-"""Native kernels run where the machine and the model have them; otherwise torch, and the log says why."""
+"""Native kernels run where the machine and the model have them; otherwise torch, and the log says
+why.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,14 @@ def test_the_log_says_which_kernels_run(caplog: pytest.LogCaptureFixture) -> Non
     with caplog.at_level(logging.INFO):
         library = choose_library(read_facts(str(tiny_model("llama"))), "cpu", EngineConfig())
     assert library is not None
-    assert caplog.messages == [f"kernels: native {library.kind}, on {describe_threads(num_threads())}"]
+    assert caplog.messages == [
+        f"kernels: native {library.kind}, on {describe_threads(num_threads())}"
+    ]
 
 
-def test_the_log_says_why_there_are_fewer_threads_than_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_log_says_why_there_are_fewer_threads_than_cores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(machine, "num_usable_cores", lambda: 2)
     monkeypatch.delenv(linux.THREADS_WHY, raising=False)
     assert describe_threads(2) == "2 threads"
@@ -38,7 +44,10 @@ def test_the_log_says_why_there_are_fewer_threads_than_cores(monkeypatch: pytest
 
 @pytest.mark.parametrize(
     ("family", "device", "reason"),
-    [("olmo2", "cpu", "only the modules of transformers know Olmo2ForCausalLM"), ("llama", "cuda", "on cuda")],
+    [
+        ("olmo2", "cpu", "only the modules of transformers know Olmo2ForCausalLM"),
+        ("llama", "cuda", "on cuda"),
+    ],
 )
 def test_torch_runs_what_the_kernels_cannot_and_the_log_says_why(
     family: str, device: str, reason: str, caplog: pytest.LogCaptureFixture
@@ -46,18 +55,23 @@ def test_torch_runs_what_the_kernels_cannot_and_the_log_says_why(
     with caplog.at_level(logging.INFO):
         assert choose_library(read_facts(str(tiny_model(family))), device, EngineConfig()) is None
     assert len(caplog.messages) == 1
-    assert caplog.messages[0].startswith("kernels: torch, because ") and reason in caplog.messages[0]
+    assert (
+        caplog.messages[0].startswith("kernels: torch, because ") and reason in caplog.messages[0]
+    )
 
 
 def test_int8_is_refused_where_torch_would_run() -> None:
     facts = read_facts(str(tiny_model("olmo2")))
-    with pytest.raises(BadConfiguration, match=r"option\.quantize=int8 needs the native kernels.*Olmo2ForCausalLM"):
+    with pytest.raises(
+        BadConfiguration, match=r"option\.quantize=int8 needs the native kernels.*Olmo2ForCausalLM"
+    ):
         choose_library(facts, "cpu", EngineConfig(quantize="int8"))
 
 
 def test_a_machine_without_the_library_runs_torch() -> None:
     code = (
-        "import logging, sys; logging.basicConfig(level='INFO', format='%(message)s', stream=sys.stdout)\n"
+        "import logging, sys; logging.basicConfig(level='INFO', format='%(message)s', "
+        "stream=sys.stdout)\n"
         "from handlers.lmi_dist.loading import choose_library\n"
         "from handlers.lmi_dist.facts import read_facts\n"
         "from lmi.settings.config import EngineConfig\n"
@@ -67,4 +81,7 @@ def test_a_machine_without_the_library_runs_torch() -> None:
     command = [sys.executable, "-c", code, str(tiny_model("llama"))]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     line, chosen = done.stdout.splitlines()
-    assert line.startswith("kernels: torch, because lmi_kernels.so cannot be loaded") and chosen == "None"
+    assert (
+        line.startswith("kernels: torch, because lmi_kernels.so cannot be loaded")
+        and chosen == "None"
+    )

@@ -10,7 +10,9 @@ from handlers.lmi_dist.kv_cache import KvCache
 from tests.fake_runner import FakeRunner
 
 
-@pytest.mark.parametrize(("num_tokens", "num_blocks"), [(0, 0), (1, 1), (16, 1), (17, 2), (160, 10)])
+@pytest.mark.parametrize(
+    ("num_tokens", "num_blocks"), [(0, 0), (1, 1), (16, 1), (17, 2), (160, 10)]
+)
 def test_blocks_are_rounded_up(num_tokens: int, num_blocks: int) -> None:
     assert KvCache(num_blocks=10, num_slots=1).num_blocks_for(num_tokens) == num_blocks
 
@@ -64,11 +66,17 @@ def test_free_and_held_blocks_always_sum_to_the_budget(actions: list[tuple[int, 
             slot = min(held)
             cache.free(slot)
             del held[slot]
-        assert cache.num_free_blocks == 12 - sum(cache.num_blocks_for(num) for num in held.values()) >= 0
+        assert (
+            cache.num_free_blocks
+            == 12 - sum(cache.num_blocks_for(num) for num in held.values())
+            >= 0
+        )
 
 
 def forked(num_tokens: int) -> tuple[KvCache, int, int]:
-    """Two slots that share a prompt of a block. Each has written its own tokens after it, up to `num_tokens`."""
+    """Two slots that share a prompt of a block. Each has written its own tokens after it, up to
+    `num_tokens`.
+    """
     cache = KvCache(num_blocks=10, num_slots=3, tokens_per_block=4, reuses_prefixes=True)
     one, other = cache.allocate(4), cache.allocate(1)
     cache.cover(one, 4)

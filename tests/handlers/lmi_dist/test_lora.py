@@ -81,8 +81,14 @@ def change(folder: Path, edit: Callable[[Tensors], object]) -> Path:
         ({"rank_pattern": {"v_proj": 16}}, "its rank 16 is over"),
         ({"r": 0}, "adapter_config.json: .*>= 1.*r"),
         ({"r": "four"}, "adapter_config.json: Expected `int`, got `str` - at `.*r`"),
-        ({"rank_pattern": {"(.*)*x": 4}}, r"rank_pattern has '\(\.\*\)\*x', which is more than a name"),
-        ({"alpha_pattern": {"(q|v)_proj": 4}}, r"alpha_pattern has '\(q\|v\)_proj', which is more than a name: list"),
+        (
+            {"rank_pattern": {"(.*)*x": 4}},
+            r"rank_pattern has '\(\.\*\)\*x', which is more than a name",
+        ),
+        (
+            {"alpha_pattern": {"(q|v)_proj": 4}},
+            r"alpha_pattern has '\(q\|v\)_proj', which is more than a name: list",
+        ),
         ({"alpha_pattern": {"a" * 1001: 4}}, "alpha_pattern has '?a"),
     ],
     ids=str,
@@ -117,17 +123,30 @@ def test_the_weights_say_which_linears_an_adapter_changes_and_no_pattern_is_foll
 
 @pytest.mark.parametrize(
     "pattern",
-    ["q_proj", r"self_attn\.q_proj", r".*\.o_proj", r"^model\.layers\.1\.mlp\.gate_proj", "lm_head$", "^q_proj"],
+    [
+        "q_proj",
+        r"self_attn\.q_proj",
+        r".*\.o_proj",
+        r"^model\.layers\.1\.mlp\.gate_proj",
+        "lm_head$",
+        "^q_proj",
+    ],
 )
 def test_a_name_fits_the_paths_that_peft_finds(pattern: str) -> None:
-    paths = ["lm_head", "q_proj", *(f"model.layers.{layer}.{name}" for layer in (1, 11) for name in MODULES)]
+    paths = [
+        "lm_head",
+        "q_proj",
+        *(f"model.layers.{layer}.{name}" for layer in (1, 11) for name in MODULES),
+    ]
     check_names(rank_pattern=[pattern])
     found = [re.match(rf"(.*\.)?({pattern})$", path) is not None for path in paths]
     assert [is_end(pattern, path) for path in paths] == found
 
 
 def renamed(old: str, new: str) -> Callable[[Tensors], object]:
-    return lambda tensors: tensors.update({name.replace(old, new): tensors.pop(name) for name in list(tensors)})
+    return lambda tensors: tensors.update(
+        {name.replace(old, new): tensors.pop(name) for name in list(tensors)}
+    )
 
 
 @pytest.mark.parametrize(
@@ -135,18 +154,34 @@ def renamed(old: str, new: str) -> Callable[[Tensors], object]:
     [
         (
             renamed("q_proj", "query"),
-            r"self_attn.query is not among the linears of this model that adapters can change: down_proj, g",
+            (
+                r"self_attn.query is not among the linears of this model that adapters can change: "
+                r"down_proj, g"
+            ),
         ),
         (renamed("layers.1", "layers.2"), "model.layers.2.self_attn.q_proj is not among"),
-        (lambda tensors: tensors.pop(f"{STEM}.v_proj.lora_B.weight"), "no lora_B of model.layers.0.self_attn.v_proj"),
+        (
+            lambda tensors: tensors.pop(f"{STEM}.v_proj.lora_B.weight"),
+            "no lora_B of model.layers.0.self_attn.v_proj",
+        ),
         (lambda tensors: tensors.clear(), "it has no weights"),
         (
-            lambda tensors: tensors.update({f"{STEM}.q_proj.lora_A.weight": torch.zeros(RANK, 128)}),
-            r"lora_A of model.layers.0.self_attn.q_proj has shape \(4, 128\), this model needs \(4, 96\)",
+            lambda tensors: tensors.update(
+                {f"{STEM}.q_proj.lora_A.weight": torch.zeros(RANK, 128)}
+            ),
+            (
+                r"lora_A of model.layers.0.self_attn.q_proj has shape \(4, 128\), this model needs "
+                r"\(4, 96\)"
+            ),
         ),
         (
-            lambda tensors: tensors.update({f"{STEM}.v_proj.lora_B.weight": torch.zeros(64, RANK + 1)}),
-            r"lora_B of model.layers.0.self_attn.v_proj has shape \(64, 5\), this model needs \(64, 4\)",
+            lambda tensors: tensors.update(
+                {f"{STEM}.v_proj.lora_B.weight": torch.zeros(64, RANK + 1)}
+            ),
+            (
+                r"lora_B of model.layers.0.self_attn.v_proj has shape \(64, 5\), this model needs "
+                r"\(64, 4\)"
+            ),
         ),
         (
             lambda tensors: tensors.update(
@@ -155,7 +190,9 @@ def renamed(old: str, new: str) -> Callable[[Tensors], object]:
             "is int8, not a float",
         ),
         (
-            lambda tensors: tensors.update({f"{STEM}.q_proj.lora_magnitude_vector.weight": torch.zeros(1)}),
+            lambda tensors: tensors.update(
+                {f"{STEM}.q_proj.lora_magnitude_vector.weight": torch.zeros(1)}
+            ),
             "a DoRA adapter",
         ),
         (
@@ -165,17 +202,33 @@ def renamed(old: str, new: str) -> Callable[[Tensors], object]:
             "changes an embedding",
         ),
         (
-            lambda tensors: tensors.update({"base_model.model.model.embed_tokens.weight": torch.zeros(320, 96)}),
-            "changes base_model.model.model.embed_tokens.weight, a weight of the base model; merge it",
+            lambda tensors: tensors.update(
+                {"base_model.model.model.embed_tokens.weight": torch.zeros(320, 96)}
+            ),
+            (
+                "changes base_model.model.model.embed_tokens.weight, a weight of the base model; "
+                "merge "
+                "it"
+            ),
         ),
         (
-            lambda tensors: tensors.update({"base_model.model.lm_head.base_layer.weight": torch.zeros(321, 96)}),
-            r"resizes base_model.model.lm_head.base_layer.weight to \(321, 96\), and this model's has \(320, 96\)",
+            lambda tensors: tensors.update(
+                {"base_model.model.lm_head.base_layer.weight": torch.zeros(321, 96)}
+            ),
+            (
+                r"resizes base_model.model.lm_head.base_layer.weight to \(321, 96\), and this model's "  # noqa: E501
+                r"has \(320, 96\)"
+            ),
         ),
-        (lambda tensors: tensors.update({"base_model.model.score.weight": torch.zeros(2, 96)}), "no part of a plain"),
+        (
+            lambda tensors: tensors.update({"base_model.model.score.weight": torch.zeros(2, 96)}),
+            "no part of a plain",
+        ),
     ],
 )
-def test_weights_that_do_not_fit_are_refused(edit: Callable[[Tensors], object], says: str, tmp_path: Path) -> None:
+def test_weights_that_do_not_fit_are_refused(
+    edit: Callable[[Tensors], object], says: str, tmp_path: Path
+) -> None:
     folder = change(write_adapter(tmp_path / "adapter", seed=1), edit)
     with pytest.raises(NotUsable, match=says):
         read(folder)
@@ -183,7 +236,9 @@ def test_weights_that_do_not_fit_are_refused(edit: Callable[[Tensors], object], 
 
 def test_an_adapter_of_another_base_model_is_refused(tmp_path: Path) -> None:
     folder = write_adapter(tmp_path / "adapter", seed=1)
-    with pytest.raises(NotUsable, match=r"lora_B of model.layers.0.self_attn.q_proj has shape \(128, 4\)"):
+    with pytest.raises(
+        NotUsable, match=r"lora_B of model.layers.0.self_attn.q_proj has shape \(128, 4\)"
+    ):
         read(folder, family="llama")
     with pytest.raises(NotUsable, match="is not among the linears .*: c_attn, c_fc, c_proj"):
         read(folder, family="gpt2")
@@ -196,7 +251,9 @@ def test_the_weight_that_peft_saves_beside_an_adapter_of_the_head_may_be_the_mod
     """In the dtype in which the adapter was trained."""
     name = "base_model.model.lm_head.base_layer.weight"
     for family in ("llama", "llama_wide"):  # the first one's is tied
-        folder = peft_adapters.make(tiny_model(family), tmp_path / family, target_modules=["lm_head"])
+        folder = peft_adapters.make(
+            tiny_model(family), tmp_path / family, target_modules=["lm_head"]
+        )
         change(folder, lambda tensors: tensors.update({name: tensors[name].to(dtype)}))
         *others, head = read(folder, family=family)
         assert others == [None] * len(others) and head is not None
@@ -206,7 +263,10 @@ def test_the_weight_that_peft_saves_beside_an_adapter_of_the_head_may_be_the_mod
 
 
 def test_a_head_that_is_joined_with_a_projection_is_not_among_the_linears(tmp_path: Path) -> None:
-    folder = change(write_adapter(tmp_path / "adapter", seed=1), renamed("model.layers.0.self_attn.q_proj", "lm_head"))
+    folder = change(
+        write_adapter(tmp_path / "adapter", seed=1),
+        renamed("model.layers.0.self_attn.q_proj", "lm_head"),
+    )
     with pytest.raises(NotUsable, match="lm_head is not among the linears"):
         read(folder, family="opt_post_norm")
 

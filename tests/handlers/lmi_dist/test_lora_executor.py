@@ -1,4 +1,6 @@
-"""The life of adapters on the embedded engine: limits, weights that come and go, faults of one request only."""
+"""The life of adapters on the embedded engine: limits, weights that come and go, faults of one
+request only.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ PROMPT = tuple(range(11, 150))  # two blocks and more
 
 def new_executor(**options: str) -> EmbeddedExecutor:
     lora = {"enable_lora": "true", "max_lora_rank": "8", "max_loras": "2", **options}
-    return EmbeddedExecutor(tiny_model("llama_wide"), EngineConfig(options=lora, max_num_sequences=8))
+    return EmbeddedExecutor(
+        tiny_model("llama_wide"), EngineConfig(options=lora, max_num_sequences=8)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +47,9 @@ def executor(folders: dict[str, Path]) -> Iterator[EmbeddedExecutor]:
         yield executor
 
 
-def asking(adapter: str | None, max_tokens: int = 12, num_sequences: int = 1, **more: Any) -> Request:
+def asking(
+    adapter: str | None, max_tokens: int = 12, num_sequences: int = 1, **more: Any
+) -> Request:
     return Request(
         input_token_ids=PROMPT,
         max_tokens=max_tokens,
@@ -97,15 +103,23 @@ def test_a_batch_uses_at_most_max_loras_adapters_and_nothing_overtakes_the_one_t
     assert got[2:4] == expected[2:] and got[4] == expected[0]
     steps = executor.get_latest_iteration_stats()
     most = max(step.num_active_requests for step in steps)
-    assert most == 3, "the third adapter and those behind it wait until one of the first two is free"
+    assert most == 3, (
+        "the third adapter and those behind it wait until one of the first two is free"
+    )
 
 
 def test_weights_that_are_no_numbers_fail_the_requests_that_ask_for_them_alone(
     executor: EmbeddedExecutor, tmp_path: Path
 ) -> None:
-    before, folder = [lone(executor, name) for name in (None, "a")], write_adapter(tmp_path / "nan", seed=1)
+    before, folder = (
+        [lone(executor, name) for name in (None, "a")],
+        write_adapter(tmp_path / "nan", seed=1),
+    )
     tensors = load_file(folder / "adapter_model.safetensors")
-    save_file({name: tensor.fill_(torch.nan) for name, tensor in tensors.items()}, folder / "adapter_model.safetensors")
+    save_file(
+        {name: tensor.fill_(torch.nan) for name, tensor in tensors.items()},
+        folder / "adapter_model.safetensors",
+    )
     executor.load_adapter("nan", str(folder))
     ids = executor.enqueue_requests([asking(None), asking("nan"), asking("a")])
     [response] = executor.await_responses(ids[1], TIMEOUT_S)
@@ -147,7 +161,9 @@ def test_an_adapter_that_is_unloaded_stays_for_its_requests_and_its_name_may_mea
     with pytest.raises(UnknownAdapter):
         executor.enqueue_request(asking("a"))
     executor.load_adapter("a", str(folders["b"]))
-    assert lone(executor, "a") == expected["b"], "keys of the first adapter were reused for the second"
+    assert lone(executor, "a") == expected["b"], (
+        "keys of the first adapter were reused for the second"
+    )
     assert take_all(executor, [running]) == [whole]
     executor.unload_adapter("a")
     executor.load_adapter("a", str(folders["a"]))
@@ -164,7 +180,9 @@ def test_an_adapter_that_was_unloaded_leaves_no_weights(executor: EmbeddedExecut
     assert lone(executor, None)
 
 
-def test_a_request_whose_adapter_was_just_unloaded_ends_with_an_error(executor: EmbeddedExecutor) -> None:
+def test_a_request_whose_adapter_was_just_unloaded_ends_with_an_error(
+    executor: EmbeddedExecutor,
+) -> None:
     """The adapter goes after the request was accepted, and before a step has seen its sequences."""
     before, ids = lone(executor, "b"), list[int]()
 
@@ -177,14 +195,21 @@ def test_a_request_whose_adapter_was_just_unloaded_ends_with_an_error(executor: 
     at_boundary(executor, enqueue_and_unload)
     [response] = executor.await_responses(ids[0], TIMEOUT_S)
     assert isinstance(response, Response) and response.error is not None
-    assert (response.error.kind, response.error.message) == (ErrorKind.INVALID, "Adapter a is not registered")
+    assert (response.error.kind, response.error.message) == (
+        ErrorKind.INVALID,
+        "Adapter a is not registered",
+    )
     assert take_all(executor, ids[1:]) == [before]
 
 
-def test_weights_used_longest_ago_are_dropped_and_read_again(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_weights_used_longest_ago_are_dropped_and_read_again(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
     with new_executor(max_loras="1", max_cpu_loras="2") as executor:
         for name in "abc":
-            executor.load_adapter(name, str(shutil.copytree(folders[name], tmp_path / name)), preload=False)
+            executor.load_adapter(
+                name, str(shutil.copytree(folders[name], tmp_path / name)), preload=False
+            )
         lora = executor._lora
         assert lora is not None and not lora._resident
         expected = {name: lone(executor, name) for name in "abc"}
@@ -196,17 +221,23 @@ def test_weights_used_longest_ago_are_dropped_and_read_again(folders: dict[str, 
         ids = executor.enqueue_requests([asking("c"), asking("b", num_sequences=2), asking("a")])
         [response] = executor.await_responses(ids[1], TIMEOUT_S)
         assert isinstance(response, Response) and response.error is not None
-        assert response.error.message.startswith(f"{tmp_path / 'b'}: lmi-dist cannot load this adapter: ")
+        assert response.error.message.startswith(
+            f"{tmp_path / 'b'}: lmi-dist cannot load this adapter: "
+        )
         assert take_all(executor, [ids[0], ids[2]]) == [expected["c"], expected["a"]]
 
 
-def test_memory_has_no_more_weights_than_it_may_also_when_adapters_are_loaded(folders: dict[str, Path]) -> None:
+def test_memory_has_no_more_weights_than_it_may_also_when_adapters_are_loaded(
+    folders: dict[str, Path],
+) -> None:
     with new_executor(max_cpu_loras="2") as executor:
         for name, folder in folders.items():
             executor.load_adapter(name, str(folder))
         assert executor._lora is not None
         assert [one.name for one in executor._lora._resident.values()] == ["c", "d"]
-        assert executor.info.adapters == ("a", "b", "c", "d") and lone(executor, "a") != lone(executor, "b")
+        assert executor.info.adapters == ("a", "b", "c", "d") and lone(executor, "a") != lone(
+            executor, "b"
+        )
 
 
 def test_a_pinned_adapter_keeps_its_weights(folders: dict[str, Path]) -> None:
@@ -215,7 +246,9 @@ def test_a_pinned_adapter_keeps_its_weights(folders: dict[str, Path]) -> None:
         for name in "bcd":
             executor.load_adapter(name, str(folders[name]), preload=False)
             assert lone(executor, name)
-        assert executor._lora is not None and "a" in [one.name for one in executor._lora._resident.values()]
+        assert executor._lora is not None and "a" in [
+            one.name for one in executor._lora._resident.values()
+        ]
         with pytest.raises(OutOfMemory, match="2 adapters fit into a batch"):
             executor.load_adapter("b", str(folders["b"]), pinned=True)
 
@@ -229,7 +262,9 @@ def test_the_reason_why_an_adapter_is_refused_names_its_folder(
     weights = shutil.copytree(folders["a"], tmp_path / "pickled") / "adapter_model.safetensors"
     torch.save(load_file(weights), weights.with_suffix(".bin"))
     weights.unlink()
-    with pytest.raises(SecurityRefused, match="pickled/adapter_model.bin: pickled weights can run code"):
+    with pytest.raises(
+        SecurityRefused, match="pickled/adapter_model.bin: pickled weights can run code"
+    ):
         executor.load_adapter("pickled", str(weights.parent))
     assert executor.info.adapters == ("a", "b", "c", "d")
     assert lone(executor, "a")

@@ -1,4 +1,6 @@
-"""Adapters beside what else a request may ask for: beams, guides and outputs are those of the merged model."""
+"""Adapters beside what else a request may ask for: beams, guides and outputs are those of the
+merged model.
+"""
 
 from __future__ import annotations
 
@@ -42,14 +44,17 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("together")
     return {
-        name: peft_adapters.make(tiny_model(MODEL), folder / name, seed=len(name), **SETTINGS[name]) for name in NAMES
+        name: peft_adapters.make(tiny_model(MODEL), folder / name, seed=len(name), **SETTINGS[name])
+        for name in NAMES
     }
 
 
 @pytest.fixture(scope="module")
 def executor(folders: dict[str, Path]) -> Iterator[Executor]:
     options = {"enable_lora": "true", "max_lora_rank": "8"}
-    config = EngineConfig(options=options, max_num_sequences=16, additional_outputs=("hidden_states:context",))
+    config = EngineConfig(
+        options=options, max_num_sequences=16, additional_outputs=("hidden_states:context",)
+    )
     with Executor(tiny_model(MODEL), config) as executor:
         for name, folder in folders.items():
             executor.load_adapter(name, str(folder))
@@ -62,13 +67,23 @@ def named(request: Request, adapter: str | None) -> Request:
 
 def test_beams_are_those_of_the_merged_model(executor: Executor, folders: dict[str, Path]) -> None:
     choice, comparison = random.Random(6), Comparison()
-    models = {name: peft_adapters.merged(tiny_model(MODEL), folders.get(name or "")) for name in (*NAMES, None)}
+    models = {
+        name: peft_adapters.merged(tiny_model(MODEL), folders.get(name or ""))
+        for name in (*NAMES, None)
+    }
     requests = [
-        named(random_beams(choice, VOCAB_SIZE, max_prompt=70, max_tokens=16, width=3), choice.choice((*NAMES, None)))
+        named(
+            random_beams(choice, VOCAB_SIZE, max_prompt=70, max_tokens=16, width=3),
+            choice.choice((*NAMES, None)),
+        )
         for _ in range(24)
     ]
-    for number, (request, result) in enumerate(zip(requests, results(executor, requests), strict=True)):
-        expected = transformers_beams(models[request.lora_config and request.lora_config.name], request)
+    for number, (request, result) in enumerate(
+        zip(requests, results(executor, requests), strict=True)
+    ):
+        expected = transformers_beams(
+            models[request.lora_config and request.lora_config.name], request
+        )
         comparison.check(f"{number}: {request}", found(request, result, expected), expected)
     assert comparison.num_equal > len(comparison.ties)
 
@@ -88,7 +103,9 @@ def test_a_guide_holds_beside_other_adapters(executor: Executor) -> None:
     assert all(re.fullmatch("[ab]{16,40}", text) for text in texts), texts
 
 
-def test_hidden_states_are_those_of_the_merged_model(executor: Executor, folders: dict[str, Path]) -> None:
+def test_hidden_states_are_those_of_the_merged_model(
+    executor: Executor, folders: dict[str, Path]
+) -> None:
     wanted = AdditionalModelOutput("hidden_states", gather_context=True)
     for name in (*NAMES, None):
         output = OutputConfig(additional_model_outputs=(wanted,))
@@ -98,7 +115,9 @@ def test_hidden_states_are_those_of_the_merged_model(executor: Executor, folders
         given = torch.frombuffer(bytearray(rows.data), dtype=torch.float32).view(*rows.shape)
         model = peft_adapters.merged(tiny_model(MODEL), folders.get(name or ""))
         with torch.inference_mode():
-            expected = model.model(torch.tensor([request.input_token_ids]), use_cache=False).last_hidden_state[0]
+            expected = model.model(
+                torch.tensor([request.input_token_ids]), use_cache=False
+            ).last_hidden_state[0]
         assert torch.allclose(given.reshape(expected.shape), expected, atol=1e-3)
 
 

@@ -1,4 +1,6 @@
-"""The engine within the memory that is left: before it loads a model, and while others of its group take more."""
+"""The engine within the memory that is left: before it loads a model, and while others of its group
+take more.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ class FakeMemory:
 
 
 class Machine:
-    """A container that has so much memory for blocks. Its other processes take some of it when a test says so."""
+    """A container that has so much memory for blocks. Its other processes take some of it when a
+    test says so.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, num_blocks: int) -> None:
         self.num_blocks = num_blocks
@@ -85,7 +89,9 @@ def test_blocks_without_memory_are_not_free(monkeypatch: pytest.MonkeyPatch) -> 
     assert cache.can_allocate(4 * 16) and not cache.can_allocate(5 * 16)
 
 
-def test_a_block_that_was_written_once_needs_no_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_block_that_was_written_once_needs_no_more_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     cache, memory = KvCache(num_blocks=10, num_slots=4), FakeMemory()
     here = Machine(monkeypatch, num_blocks=4)
     watch = here.watch(cache, memory)
@@ -97,7 +103,9 @@ def test_a_block_that_was_written_once_needs_no_more_memory(monkeypatch: pytest.
     assert memory.given_back == []
 
 
-def test_blocks_that_nobody_uses_are_given_back_when_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_that_nobody_uses_are_given_back_when_memory_is_short(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     cache, memory = KvCache(num_blocks=10, num_slots=4, reuses_prefixes=True), FakeMemory()
     here = Machine(monkeypatch, num_blocks=10)
     watch = here.watch(cache, memory)
@@ -109,7 +117,9 @@ def test_blocks_that_nobody_uses_are_given_back_when_memory_is_short(monkeypatch
     here.later(watch, 4)
     assert len(memory.given_back) == 2 and not set(memory.given_back) & set(cache.table(kept))
     assert cache.num_free_blocks == 1 and cache.num_new == 6
-    assert len(cache.find(Root(None), list(range(48)), 48).blocks) == 1, "the beginning of a prompt is kept longest"
+    assert len(cache.find(Root(None), list(range(48)), 48).blocks) == 1, (
+        "the beginning of a prompt is kept longest"
+    )
 
     here.later(watch, 100)
     assert cache.num_free_blocks == 7
@@ -162,14 +172,19 @@ def test_a_request_that_finds_no_memory_ends_and_smaller_ones_and_the_engine_go_
         assert executor.can_enqueue_requests()
     [response] = responses[large]
     assert response.error is not None and response.error.kind is ErrorKind.OUT_OF_MEMORY
-    assert response.error.message == "out of memory: 208 tokens need keys and values, and memory is left for 64"
+    assert (
+        response.error.message
+        == "out of memory: 208 tokens need keys and values, and memory is left for 64"
+    )
     assert all(one.error is None for request_id in small for one in responses[request_id])
 
 
 def test_sequences_that_lose_their_memory_wait_for_others_and_get_the_same_answer(
     monkeypatch: pytest.MonkeyPatch, runner: SharingRunner
 ) -> None:
-    """As many blocks as all need are there at first, and then room for two of the four sequences."""
+    """As many blocks as all need are there at first, and then room for two of the four
+    sequences.
+    """
     sampling = SamplingConfig(seed=1)
     requests = [ask(40, first, max_tokens=40, sampling_config=sampling) for first in range(3, 7)]
     with EmbeddedExecutor(SharingRunner(), EngineConfig(max_kv_cache_tokens=512)) as executor:
@@ -197,7 +212,10 @@ def test_sequences_that_lose_their_memory_wait_for_others_and_get_the_same_answe
 def ended_tokens(executor: EmbeddedExecutor, requests: list[Request]) -> list[list[int]]:
     ids = executor.enqueue_requests(requests)
     responses = ended(executor, len(ids))
-    return [[token for one in responses[number] for token in one.result.output_token_ids[0]] for number in ids]
+    return [
+        [token for one in responses[number] for token in one.result.output_token_ids[0]]
+        for number in ids
+    ]
 
 
 # The load.
@@ -206,43 +224,70 @@ def ended_tokens(executor: EmbeddedExecutor, requests: list[Request]) -> list[li
 def test_what_a_model_needs_is_known_before_it_is_read() -> None:
     facts = read_facts(str(tiny_model("llama")))
     stored = Path(facts.path, "model.safetensors").stat().st_size
-    for config, least, most in ((EngineConfig(), 0.8, 1.3), (EngineConfig(quantize="int8"), 0.2, 0.6)):
+    for config, least, most in (
+        (EngineConfig(), 0.8, 1.3),
+        (EngineConfig(quantize="int8"), 0.2, 0.6),
+    ):
         need = need_of(facts, config, lambda dtype, config=config: weight_bytes(config, dtype))
         assert least * stored < need.weights < most * stored
 
 
-def test_a_model_that_does_not_fit_is_refused_with_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_does_not_fit_is_refused_with_the_numbers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv(machine.SHARE, str(40 * MB))
-    monkeypatch.setattr(machine, "memory_limit", lambda *_: machine.MemoryLimit(90 * MB, "/groups/memory.max"))
-    with pytest.raises(ModelUnusable, match=r"needs \d+ MB .*40 MB are left for it of 90 MB \(/groups/memory.max\)"):
+    monkeypatch.setattr(
+        machine, "memory_limit", lambda *_: machine.MemoryLimit(90 * MB, "/groups/memory.max")
+    )
+    with pytest.raises(
+        ModelUnusable, match=r"needs \d+ MB .*40 MB are left for it of 90 MB \(/groups/memory.max\)"
+    ):
         load_runner(str(tiny_model("llama")), EngineConfig(), lambda stage, share: None)
 
 
 def test_the_cache_takes_what_the_model_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "memory_bytes", lambda: 1 << 40)
-    assert choose_limits(EngineConfig(), 4096, 16, token_bytes=100, room_bytes=320_000).num_cache_tokens == 3200
-    assert choose_limits(EngineConfig(), 4096, 16, token_bytes=100, room_bytes=1 << 40).num_cache_tokens == 64 * 2048
+    assert (
+        choose_limits(
+            EngineConfig(), 4096, 16, token_bytes=100, room_bytes=320_000
+        ).num_cache_tokens
+        == 3200
+    )
+    assert (
+        choose_limits(
+            EngineConfig(), 4096, 16, token_bytes=100, room_bytes=1 << 40
+        ).num_cache_tokens
+        == 64 * 2048
+    )
 
 
 def test_a_cache_that_an_operator_wants_larger_than_the_memory_is_told(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = EngineConfig(max_kv_cache_tokens=4096)
-    assert choose_limits(config, 4096, 16, token_bytes=100, room_bytes=320_000).num_cache_tokens == 4096
+    assert (
+        choose_limits(config, 4096, 16, token_bytes=100, room_bytes=320_000).num_cache_tokens
+        == 4096
+    )
     assert "option.max_kv_cache_tokens=4096 is more than fits into memory now, 3200" in caplog.text
 
 
 def test_the_log_says_what_the_model_takes_of_the_memory(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         load_runner(str(tiny_model("llama")), EngineConfig(), lambda stage, share: None)
-    assert any(message.startswith("memory: weights ") and "MB are free" in message for message in caplog.messages)
+    assert any(
+        message.startswith("memory: weights ") and "MB are free" in message
+        for message in caplog.messages
+    )
 
 
 def test_memory_that_is_given_back_is_written_anew() -> None:
     """The pool of the native kernels, with prompts whose log-probs need many rows."""
     model = str(tiny_model("llama"))
     output = OutputConfig(num_prompt_log_probs=0)
-    request = Request((1, *range(5, 100)), 8, sampling_config=SamplingConfig(seed=1), output_config=output)
+    request = Request(
+        (1, *range(5, 100)), 8, sampling_config=SamplingConfig(seed=1), output_config=output
+    )
     with EmbeddedExecutor(model, EngineConfig()) as executor:
         first = ended_tokens(executor, [request])
         cache, memory = executor._cache, executor._runner.memory  # noqa: SLF001

@@ -1,4 +1,6 @@
-"""Which linears of a transformers model may have adapters: those that see the rows of a step as they are."""
+"""Which linears of a transformers model may have adapters: those that see the rows of a step as
+they are.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +28,20 @@ def step_of(num_rows: int, wanted: list[int], *adapted: AdaptedRows) -> StepInpu
 def test_only_a_linear_that_sees_all_rows_or_the_wanted_ones_is_regular() -> None:
     linears = {name: new_linear() for name in ("layer", "head", "router", "expert", "idle")}
     adapters = ModuleAdapters(linears, lambda: step_of(5, [2, 4]))
-    calls = {"layer": [(1, 5, 4)], "head": [(1, 2, 4)], "router": [(5, 4)], "expert": [(1, 5, 4), (1, 3, 4)]}
+    calls = {
+        "layer": [(1, 5, 4)],
+        "head": [(1, 2, 4)],
+        "router": [(5, 4)],
+        "expert": [(1, 5, 4), (1, 3, 4)],
+    }
     for name, shapes in calls.items():
         for shape in shapes:
             linears[name](torch.randn(shape))
-    known = {site.modules[0].path: (site.num_in, site.num_out) for site in adapters.sites() if site.modules}
+    known = {
+        site.modules[0].path: (site.num_in, site.num_out)
+        for site in adapters.sites()
+        if site.modules
+    }
     assert known == {"layer": (4, 6), "head": (4, 6)}
 
 

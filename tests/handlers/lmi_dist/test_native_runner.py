@@ -1,4 +1,6 @@
-"""The native runner: as exact as transformers, bfloat16 weights without a loss, int8 close, limits and plans kept."""
+"""The native runner: as exact as transformers, bfloat16 weights without a loss, int8 close, limits
+and plans kept.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def logits_of(runner: NativeRunner, ids: list[int]) -> Tensor:
 
 @torch.inference_mode()
 def transformers_logits(path: Path, ids: list[int]) -> Tensor:
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
+    model = AutoModelForCausalLM.from_pretrained(
+        path, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
     return model(torch.tensor([ids]), use_cache=False).logits[0]
 
 
@@ -54,22 +58,32 @@ def test_logits_are_as_close_to_float64_as_those_of_transformers(family: str) ->
 
 def bfloat16_model(folder: Path, family: str) -> Path:
     shutil.copytree(tiny_model(family), folder)
-    tensors = {name: tensor.bfloat16() for name, tensor in load_file(folder / "model.safetensors").items()}
+    tensors = {
+        name: tensor.bfloat16() for name, tensor in load_file(folder / "model.safetensors").items()
+    }
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "phi", "phi3", "gpt2", "opt", "opt_post_norm"])
-def test_a_bfloat16_checkpoint_stays_bfloat16_and_gives_the_bits_of_float32(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "family", ["llama", "qwen3", "gemma2", "phi", "phi3", "gpt2", "opt", "opt_post_norm"]
+)
+def test_a_bfloat16_checkpoint_stays_bfloat16_and_gives_the_bits_of_float32(
+    family: str, tmp_path: Path
+) -> None:
     path = bfloat16_model(tmp_path / "model", family)
-    kept, widened = (load_native(path, EngineConfig(dtype=dtype), max_length=200) for dtype in ("auto", "fp32"))
+    kept, widened = (
+        load_native(path, EngineConfig(dtype=dtype), max_length=200) for dtype in ("auto", "fp32")
+    )
     assert (kept.dtype, widened.dtype) == ("bfloat16", "float32")
     assert torch.equal(logits_of(kept, IDS), logits_of(widened, IDS))
 
 
 def test_other_checkpoints_are_float32_unless_bfloat16_is_asked_for() -> None:
     path = tiny_model("llama")
-    exact, rounded = (load_native(path, EngineConfig(dtype=dtype), max_length=200) for dtype in ("auto", "bf16"))
+    exact, rounded = (
+        load_native(path, EngineConfig(dtype=dtype), max_length=200) for dtype in ("auto", "bf16")
+    )
     assert (exact.dtype, rounded.dtype) == ("float32", "bfloat16")
     expected, given = logits_of(exact, IDS), logits_of(rounded, IDS)
     assert 0 < float((expected - given).norm() / expected.norm()) < 0.05
@@ -101,8 +115,12 @@ def answers() -> list[tuple[list[int], int]]:
     return found
 
 
-def test_int8_changes_the_demo_s_answers_hardly_at_all(answers: list[tuple[list[int], int]]) -> None:
-    exact, rough = (load_native(DEMO, EngineConfig(quantize=kind), max_length=200) for kind in (None, "int8"))
+def test_int8_changes_the_demo_s_answers_hardly_at_all(
+    answers: list[tuple[list[int], int]],
+) -> None:
+    exact, rough = (
+        load_native(DEMO, EngineConfig(quantize=kind), max_length=200) for kind in (None, "int8")
+    )
     assert rough.dtype == "int8"
     expected, given, chosen = [], [], []
     for ids, num_prompt in answers:
@@ -113,15 +131,27 @@ def test_int8_changes_the_demo_s_answers_hardly_at_all(answers: list[tuple[list[
     change = (before.gather(1, tokens) - after.gather(1, tokens)).abs()
     divergence = (before.exp() * (before - after)).sum(-1).mean()
     num_flips = int((before.argmax(-1) != after.argmax(-1)).sum())
-    print(f"mean {change.mean():.5f}, max {change.max():.3f}, KL {divergence:.1e}, {num_flips} of {len(tokens)} flips")
-    assert change.mean() < 0.003 and change.max() < 0.1 and divergence < 1e-4 and num_flips <= len(tokens) // 100
+    print(
+        f"mean {change.mean():.5f}, max {change.max():.3f}, KL {divergence:.1e}, {num_flips} of "
+        f"{len(tokens)} flips"
+    )
+    assert (
+        change.mean() < 0.003
+        and change.max() < 0.1
+        and divergence < 1e-4
+        and num_flips <= len(tokens) // 100
+    )
 
 
 @pytest.mark.parametrize("family", OURS)
 def test_int8_stays_close_to_float32_in_every_family(family: str) -> None:
-    """Random weights are the worst case: every channel matters alike, and errors of two layers add up."""
+    """Random weights are the worst case: every channel matters alike, and errors of two layers add
+    up.
+    """
     path = tiny_model(family)
-    exact, rough = (load_native(path, EngineConfig(quantize=kind), max_length=200) for kind in (None, "int8"))
+    exact, rough = (
+        load_native(path, EngineConfig(quantize=kind), max_length=200) for kind in (None, "int8")
+    )
     expected, given = logits_of(exact, IDS), logits_of(rough, IDS)
     assert 0 < float((expected - given).norm() / expected.norm()) < 0.1
 
@@ -136,7 +166,10 @@ def test_blocks_are_copied_before_the_step() -> None:
 
 def test_a_step_without_wanted_logits_gives_none() -> None:
     runner = load_native(tiny_model("phi"), max_length=200)
-    assert forward(runner, Plan([], [Chunk(0, 0, IDS, 0, table_of(0, 150))])).shape == (0, VOCAB_SIZE)
+    assert forward(runner, Plan([], [Chunk(0, 0, IDS, 0, table_of(0, 150))])).shape == (
+        0,
+        VOCAB_SIZE,
+    )
 
 
 def test_logits_come_in_the_order_of_the_chunks_and_only_where_wanted() -> None:
@@ -145,13 +178,19 @@ def test_logits_come_in_the_order_of_the_chunks_and_only_where_wanted() -> None:
     assert everywhere.shape == (20, VOCAB_SIZE) and everywhere.dtype == torch.float32
     forward(runner, Plan([], [Chunk(1, 0, IDS[:12], 0, table_of(1, 64))]))
     chunks = [Chunk(1, 12, [IDS[12]], 1, table_of(1, 64)), Chunk(2, 0, IDS[:9], 3, table_of(2, 64))]
-    mixed = forward(runner, Plan(chunks[:1], [*chunks[1:], Chunk(3, 0, IDS[:4], 0, table_of(3, 64))]))
+    mixed = forward(
+        runner, Plan(chunks[:1], [*chunks[1:], Chunk(3, 0, IDS[:4], 0, table_of(3, 64))])
+    )
     assert torch.equal(mixed, everywhere[[12, 6, 7, 8]])
 
 
 def test_progress_runs_from_0_to_1() -> None:
     seen: list[tuple[str, float]] = []
-    load_native(tiny_model("llama"), max_length=64, progress=lambda stage, share: seen.append((stage, share)))
+    load_native(
+        tiny_model("llama"),
+        max_length=64,
+        progress=lambda stage, share: seen.append((stage, share)),
+    )
     shares = [share for stage, share in seen if stage == "weights"]
     assert shares == sorted(shares) and shares[-1] == 1.0 and len(shares) > 5
 
@@ -173,7 +212,8 @@ def test_a_step_for_which_memory_runs_out_fails_and_the_next_one_runs() -> None:
         "import resource, sys\n"
         "from handlers.lmi_dist.runner import Chunk, Plan\n"
         "from tests.handlers.lmi_dist.play import forward, load_native, table_of\n"
-        "runner, ids, table = load_native(sys.argv[1], max_length=1000), list(range(3, 303)) * 3, table_of(0, 1000)\n"
+        "runner, ids, table = load_native(sys.argv[1], max_length=1000), list(range(3, 303)) * 3, "
+        "table_of(0, 1000)\n"
         "small, large = (Plan([], [Chunk(0, 0, ids[:size], size, table)]) for size in (20, 900))\n"
         "expected = forward(runner, small)\n"
         "limit = int(open('/proc/self/statm').read().split()[0]) * 4096 + 400_000\n"

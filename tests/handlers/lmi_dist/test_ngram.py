@@ -44,10 +44,18 @@ def test_a_loop_goes_on_in_the_draft() -> None:
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=60))
-def test_a_draft_follows_the_latest_of_the_longest_matches_among_the_latest_of_its_pair(token_ids: list[int]) -> None:
-    pairs = [end for end in range(2, len(token_ids)) if token_ids[end - 2 : end] == token_ids[-2:]][-MAX_LOOKS:]
+def test_a_draft_follows_the_latest_of_the_longest_matches_among_the_latest_of_its_pair(
+    token_ids: list[int],
+) -> None:
+    pairs = [end for end in range(2, len(token_ids)) if token_ids[end - 2 : end] == token_ids[-2:]][
+        -MAX_LOOKS:
+    ]
     matches = (
-        [end for end in pairs if end >= length and token_ids[end - length : end] == token_ids[-length:]]
+        [
+            end
+            for end in pairs
+            if end >= length and token_ids[end - length : end] == token_ids[-length:]
+        ]
         for length in range(MAX_NGRAM, 1, -1)
     )
     expected = next((token_ids[ends[-1]] for ends in matches if ends), None)

@@ -1,4 +1,6 @@
-"""Decoders of transformers that no table of ours has: each loads, or the refusal says why in a sentence."""
+"""Decoders of transformers that no table of ours has: each loads, or the refusal says why in a
+sentence.
+"""
 
 from __future__ import annotations
 
@@ -19,21 +21,53 @@ from tests.handlers.lmi_dist.test_executor import ask, one_result
 
 # Fields by all names that configurations have for them. Each takes those that it knows.
 SHAPE: dict[str, Any] = {
-    **{"vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "max_position_embeddings": 128, "head_dim": 16},
+    **{
+        "vocab_size": 320,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "max_position_embeddings": 128,
+        "head_dim": 16,
+    },
     **{"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "rotary_dim": 8},
-    **{"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 128, "d_model": 64, "n_layers": 2, "n_heads": 4},
+    **{
+        "n_embd": 64,
+        "n_layer": 2,
+        "n_head": 4,
+        "n_positions": 128,
+        "d_model": 64,
+        "n_layers": 2,
+        "n_heads": 4,
+    },
     **{"num_layers": 2, "attention_heads": 4, "ffn_dim": 96, "d_inner": 96, "ffn_hidden_size": 96},
-    **{"num_local_experts": 4, "num_experts": 4, "moe_intermediate_size": 32, "num_experts_per_tok": 2},
-    **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "attention_types": [[["global"], 2]]},
+    **{
+        "num_local_experts": 4,
+        "num_experts": 4,
+        "moe_intermediate_size": 32,
+        "num_experts_per_tok": 2,
+    },
+    **{
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "attention_types": [[["global"], 2]],
+    },
 }
-RUN = "apertus arcee biogpt bitnet cohere cohere2 glm glm4 gpt_neox granite helium ministral mixtral nemotron"
-RUN += " olmo olmo2 olmo3 olmoe persimmon phimoe qwen2_moe qwen3_moe seed_oss smollm3 stablelm starcoder2"
-REFUSED = "bloom codegen diffllama falcon gpt_neo gpt_neox_japanese gpt_oss gptj hunyuan_v1_moe jetmoe mpt openai-gpt"
+RUN = (
+    "apertus arcee biogpt bitnet cohere cohere2 glm glm4 gpt_neox granite helium ministral "
+    "mixtral nemotron"
+)
+RUN += " olmo olmo2 olmo3 olmoe persimmon phimoe qwen2_moe qwen3_moe seed_oss smollm3 stablelm starcoder2"  # noqa: E501
+REFUSED = (
+    "bloom codegen diffllama falcon gpt_neo gpt_neox_japanese gpt_oss gptj hunyuan_v1_moe "
+    "jetmoe mpt openai-gpt"
+)
 REFUSED += " rembert xglm xlnet"
 
 
 def save(kind: str, folder: Path) -> str:
-    """A random checkpoint of a type, whose weights are wide enough to tell one attention from another."""
+    """A random checkpoint of a type, whose weights are wide enough to tell one attention from
+    another.
+    """
     known = transformers.CONFIG_MAPPING[kind]
     names = {name for name in dir(known()) if not isinstance(getattr(known, name, None), property)}
     config = known(**{name: SHAPE[name] for name in SHAPE.keys() & names})
@@ -48,9 +82,13 @@ def save(kind: str, folder: Path) -> str:
 
 
 @pytest.mark.parametrize("kind", RUN.split())
-def test_a_decoder_that_only_attends_runs_by_the_modules_of_transformers(kind: str, tmp_path: Path) -> None:
+def test_a_decoder_that_only_attends_runs_by_the_modules_of_transformers(
+    kind: str, tmp_path: Path
+) -> None:
     prompt, greedy = list(range(5, 40)), SamplingConfig(temperature=0)
-    expected = peft_adapters.greedy(peft_adapters.merged(Path(save(kind, tmp_path)), None), prompt, 8)
+    expected = peft_adapters.greedy(
+        peft_adapters.merged(Path(save(kind, tmp_path)), None), prompt, 8
+    )
     with Executor(tmp_path, EngineConfig()) as executor:
         assert executor.info.kernels == "torch"
         result = one_result(executor, ask(*prompt, ignore_eos=True, sampling_config=greedy))

@@ -1,4 +1,6 @@
-"""The examples of the Executor API's page: logits post-processors and arbitrary output tensors, on a real model."""
+"""The examples of the Executor API's page: logits post-processors and arbitrary output tensors, on
+a real model.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,11 @@ def test_a_named_logits_post_processor(path: Path) -> None:
     calls: list[Any] = []
 
     def add_bias(
-        request_id: int, logits: torch.Tensor, beam_tokens: list[list[int]], stream: object, client_id: int | None
+        request_id: int,
+        logits: torch.Tensor,
+        beam_tokens: list[list[int]],
+        stream: object,
+        client_id: int | None,
     ) -> None:
         bias = torch.zeros(VOCAB_SIZE)
         bias[42 if client_id == 1 else 43] = 1000.0
@@ -62,7 +68,10 @@ def test_a_named_logits_post_processor(path: Path) -> None:
     )
     with Executor(path, executor_config) as executor:
         first, second = executor.enqueue_requests(
-            [Request(PROMPT, 3, client_id=client_id, logits_post_processor_name="bias") for client_id in (1, 2)]
+            [
+                Request(PROMPT, 3, client_id=client_id, logits_post_processor_name="bias")
+                for client_id in (1, 2)
+            ]
         )
         assert tokens(await_results(executor, first)) == [42] * 3
         assert tokens(await_results(executor, second)) == [43] * 3
@@ -87,11 +96,16 @@ def test_the_batched_logits_post_processor(path: Path) -> None:
             one[:, :, client_id] += 1000.0
 
     executor_config = ExecutorConfig()
-    executor_config.logits_post_processor_config = LogitsPostProcessorConfig(processor_batched=add_bias)
+    executor_config.logits_post_processor_config = LogitsPostProcessorConfig(
+        processor_batched=add_bias
+    )
     name = Request.BATCHED_POST_PROCESSOR_NAME
     with Executor(path, executor_config) as executor:
         ids = executor.enqueue_requests(
-            [Request((1, 2, 3), 3, client_id=client_id, logits_post_processor_name=name) for client_id in (42, 43, 44)]
+            [
+                Request((1, 2, 3), 3, client_id=client_id, logits_post_processor_name=name)
+                for client_id in (42, 43, 44)
+            ]
         )
         answers = [tokens(await_results(executor, request_id)) for request_id in ids]
     assert answers == [[42] * 3, [43] * 3, [44] * 3] and num_requests == [3] * 3
@@ -112,18 +126,25 @@ def test_an_additional_output_read_back(path: Path, gather_context: bool) -> Non
     names = [{"generation_hidden_states"}] * 5
     names[0] = names[0] | ({"context_hidden_states"} if gather_context else set())
     assert [set(one) for one in outputs] == names
-    assert [array(one["generation_hidden_states"]).shape for one in outputs] == [(1, 1, HIDDEN_SIZE)] * 5
+    assert [array(one["generation_hidden_states"]).shape for one in outputs] == [
+        (1, 1, HIDDEN_SIZE)
+    ] * 5
     if gather_context:
         context = array(outputs[0]["context_hidden_states"])
         assert context.shape == (len(PROMPT), HIDDEN_SIZE) and context.dtype == np.float32
-        np.testing.assert_array_equal(context[-1], array(outputs[0]["generation_hidden_states"])[0, 0])
+        np.testing.assert_array_equal(
+            context[-1], array(outputs[0]["generation_hidden_states"])[0, 0]
+        )
 
 
 @pytest.mark.parametrize("enable_block_reuse", [True, False])
-def test_context_outputs_with_reuse_come_from_the_prior_request(path: Path, enable_block_reuse: bool) -> None:
+def test_context_outputs_with_reuse_come_from_the_prior_request(
+    path: Path, enable_block_reuse: bool
+) -> None:
     outputs = (AdditionalModelOutput("hidden_states", gather_context=True),)
     executor_config = ExecutorConfig(
-        additional_model_outputs=outputs, kv_cache_config=KvCacheConfig(enable_block_reuse=enable_block_reuse)
+        additional_model_outputs=outputs,
+        kv_cache_config=KvCacheConfig(enable_block_reuse=enable_block_reuse),
     )
     request = Request(PROMPT, 2, output_config=OutputConfig(additional_model_outputs=outputs))
     with Executor(path, executor_config) as executor:
@@ -131,6 +152,8 @@ def test_context_outputs_with_reuse_come_from_the_prior_request(path: Path, enab
             pytest.skip("only the native kernels reuse prefixes")
         [first] = await_results(executor, executor.enqueue_request(request))
         [second] = await_results(executor, executor.enqueue_request(request))
-    rows = [array((one.additional_outputs or {})["context_hidden_states"]) for one in (first, second)]
+    rows = [
+        array((one.additional_outputs or {})["context_hidden_states"]) for one in (first, second)
+    ]
     assert (second.num_cached_tokens > 0) == enable_block_reuse and first.num_cached_tokens == 0
     np.testing.assert_array_equal(rows[1], rows[0][second.num_cached_tokens :])

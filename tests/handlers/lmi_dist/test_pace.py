@@ -24,7 +24,11 @@ def learned(*sizes: int, max_step_s: float | None = None) -> Pace:
 
 
 def test_a_step_without_decodes_takes_what_it_may() -> None:
-    assert Pace(MAX_TOKENS).num_prompt_tokens(0) == learned(1, 64, 900).num_prompt_tokens(0) == MAX_TOKENS
+    assert (
+        Pace(MAX_TOKENS).num_prompt_tokens(0)
+        == learned(1, 64, 900).num_prompt_tokens(0)
+        == MAX_TOKENS
+    )
 
 
 def test_a_first_step_beside_decodes_takes_one_piece() -> None:
@@ -33,7 +37,9 @@ def test_a_first_step_beside_decodes_takes_one_piece() -> None:
 
 
 @pytest.mark.parametrize("num_decodes", [64, 100, 200])
-def test_with_decodes_a_step_is_not_much_longer_than_they_are_by_themselves(num_decodes: int) -> None:
+def test_with_decodes_a_step_is_not_much_longer_than_they_are_by_themselves(
+    num_decodes: int,
+) -> None:
     pace = learned(1, 8, 32, num_decodes, 300, 1000)
     num_tokens = pace.num_prompt_tokens(num_decodes)
     assert machine(num_decodes + num_tokens) <= 1.1 * LIMIT_IN_DECODE_STEPS * machine(num_decodes)
@@ -77,8 +83,12 @@ def test_a_machine_that_gets_slower_is_followed() -> None:
     assert pace.seconds(64) == pytest.approx(3 * machine(64), rel=0.01)
 
 
-@given(st.lists(st.tuples(st.integers(1, 2000), st.floats(0, 10)), max_size=50), st.integers(0, 500))
-def test_any_measurements_give_a_number_of_tokens_in_bounds(steps: list[tuple[int, float]], num_decodes: int) -> None:
+@given(
+    st.lists(st.tuples(st.integers(1, 2000), st.floats(0, 10)), max_size=50), st.integers(0, 500)
+)
+def test_any_measurements_give_a_number_of_tokens_in_bounds(
+    steps: list[tuple[int, float]], num_decodes: int
+) -> None:
     pace = Pace(MAX_TOKENS)
     for num_rows, seconds in steps:
         pace.note(num_rows, seconds)

@@ -25,7 +25,14 @@ from lmi.executor import (
 )
 from lmi.settings.config import EngineConfig
 from tests.fake_runner import FakeRunner, SharingRunner
-from tests.handlers.lmi_dist.test_executor import ask, by_sequence, collect, collect_errors, joined, one_result
+from tests.handlers.lmi_dist.test_executor import (
+    ask,
+    by_sequence,
+    collect,
+    collect_errors,
+    joined,
+    one_result,
+)
 from tests.handlers.lmi_dist.test_speculation import LoopingRunner, steady
 
 GREEDY = SamplingConfig(temperature=0)
@@ -34,10 +41,15 @@ BATCHED = Request.BATCHED_POST_PROCESSOR_NAME
 
 @contextmanager
 def executor_with(
-    config: ExecutorConfig | None = None, batched: Any = None, runner: FakeRunner | None = None, **named: Any
+    config: ExecutorConfig | None = None,
+    batched: Any = None,
+    runner: FakeRunner | None = None,
+    **named: Any,
 ) -> Iterator[Executor]:
     config = config or ExecutorConfig()
-    config.logits_post_processor_config = LogitsPostProcessorConfig(processor_map=named, processor_batched=batched)
+    config.logits_post_processor_config = LogitsPostProcessorConfig(
+        processor_map=named, processor_batched=batched
+    )
     with Executor(runner or FakeRunner(), config) as executor:
         yield executor
 
@@ -63,7 +75,9 @@ def test_a_named_post_processor_changes_the_logits_of_the_requests_that_name_it(
     """The example of the Executor API: a map of callbacks, and requests that name one."""
     with executor_with(fives=only(5), sixes=only(6)) as executor:
         assert executor.capabilities.logits_post_processors == ("fives", "sixes")
-        plain, fives, sixes = executor.enqueue_requests([ask(sampling_config=GREEDY), named("fives"), named("sixes")])
+        plain, fives, sixes = executor.enqueue_requests(
+            [ask(sampling_config=GREEDY), named("fives"), named("sixes")]
+        )
         got = collect(executor, 3)
     with Executor(FakeRunner()) as executor:
         alone = tokens(one_result(executor, ask(sampling_config=GREEDY)))
@@ -72,9 +86,13 @@ def test_a_named_post_processor_changes_the_logits_of_the_requests_that_name_it(
 
 
 def test_the_batched_post_processor_is_called_once_a_step_for_all_that_name_it() -> None:
-    calls: list[tuple[list[int], list[tuple[int, ...]], list[list[list[int]]], Any, list[int | None]]] = []
+    calls: list[
+        tuple[list[int], list[tuple[int, ...]], list[list[list[int]]], Any, list[int | None]]
+    ] = []
 
-    def batched(ids: list[int], logits: list[Tensor], token_ids: Any, stream: Any, client_ids: Any) -> None:
+    def batched(
+        ids: list[int], logits: list[Tensor], token_ids: Any, stream: Any, client_ids: Any
+    ) -> None:
         calls.append((ids, [tuple(one.shape) for one in logits], token_ids, stream, client_ids))
         for client_id, one in zip(client_ids, logits, strict=True):
             only(client_id)(0, one)
@@ -94,14 +112,31 @@ def test_the_batched_post_processor_is_called_once_a_step_for_all_that_name_it()
 def test_a_named_post_processor_is_told_id_tokens_stream_and_client() -> None:
     calls: list[Any] = []
 
-    def note(request_id: int, logits: Tensor, token_ids: list[list[int]], stream: Any, client_id: int | None) -> None:
-        calls.append((request_id, logits.shape, logits.dtype, [list(one) for one in token_ids], stream, client_id))
+    def note(
+        request_id: int,
+        logits: Tensor,
+        token_ids: list[list[int]],
+        stream: Any,
+        client_id: int | None,
+    ) -> None:
+        calls.append(
+            (
+                request_id,
+                logits.shape,
+                logits.dtype,
+                [list(one) for one in token_ids],
+                stream,
+                client_id,
+            )
+        )
 
     with executor_with(note=note) as executor:
         request_id = executor.enqueue_request(named("note", 4, 5, max_tokens=3, client_id=12))
         [response] = collect(executor, 1)[request_id]
         made = tokens(response.get_result())
-    assert calls == [(request_id, (1, 1, 50), torch.float32, [made[:n]], None, 12) for n in range(3)]
+    assert calls == [
+        (request_id, (1, 1, 50), torch.float32, [made[:n]], None, 12) for n in range(3)
+    ]
 
 
 def test_the_capabilities_say_what_a_post_processor_gets() -> None:
@@ -115,7 +150,9 @@ def test_a_returned_tensor_takes_the_place_of_the_logits() -> None:
 
     runner = FakeRunner()
     with executor_with(negative=negative, runner=runner) as executor:
-        assert tokens(one_result(executor, named("negative", max_tokens=1))) == [int(runner.logits([1, 2, 3]).argmin())]
+        assert tokens(one_result(executor, named("negative", max_tokens=1))) == [
+            int(runner.logits([1, 2, 3]).argmin())
+        ]
 
 
 def test_an_entry_that_the_batched_one_replaces_takes_the_place_of_the_logits() -> None:
@@ -124,7 +161,9 @@ def test_an_entry_that_the_batched_one_replaces_takes_the_place_of_the_logits() 
 
     runner = FakeRunner()
     with executor_with(batched=negative, runner=runner) as executor:
-        assert tokens(one_result(executor, named(BATCHED, max_tokens=1))) == [int(runner.logits([1, 2, 3]).argmin())]
+        assert tokens(one_result(executor, named(BATCHED, max_tokens=1))) == [
+            int(runner.logits([1, 2, 3]).argmin())
+        ]
 
 
 def test_log_probs_are_the_models_and_rules_come_after_the_post_processor() -> None:
@@ -137,7 +176,9 @@ def test_log_probs_are_the_models_and_rules_come_after_the_post_processor() -> N
         logits[..., 10] = 90.0
 
     output = OutputConfig(return_log_probs=True, num_prompt_log_probs=1)
-    request = named("note", max_tokens=1, bad_words=((9,),), embedding_bias=((4, 50.0),), output_config=output)
+    request = named(
+        "note", max_tokens=1, bad_words=((9,),), embedding_bias=((4, 50.0),), output_config=output
+    )
     runner = FakeRunner()
     with executor_with(note=note, runner=runner) as executor:
         result = one_result(executor, request)
@@ -179,18 +220,25 @@ def test_what_a_post_processor_breaks_ends_its_request_only(processor: Any, mess
         requests = [ask(sampling_config=GREEDY), named("broken"), named("fives")]
         plain, bad, fives = executor.enqueue_requests(requests)
         got = collect(executor, 3)
-        assert tokens(one_result(executor, ask(sampling_config=GREEDY))) == expected  # the engine goes on
+        assert (
+            tokens(one_result(executor, ask(sampling_config=GREEDY))) == expected
+        )  # the engine goes on
     assert joined(got[plain])[0] == expected and joined(got[fives])[0] == [5] * 8
     assert [one.is_final for one in got[bad]] == [True] and message in got[bad][0].error_msg
 
 
 def test_what_the_batched_post_processor_breaks_ends_the_requests_that_name_it() -> None:
     with executor_with(batched=broken, fives=only(5)) as executor:
-        first, second, fives = executor.enqueue_requests([named(BATCHED), named(BATCHED), named("fives")])
+        first, second, fives = executor.enqueue_requests(
+            [named(BATCHED), named(BATCHED), named("fives")]
+        )
         got = collect(executor, 3)
     assert joined(got[fives])[0] == [5] * 8
     said = ["the batched logits post-processor failed: ZeroDivisionError: the user's fault"]
-    assert [[one.error_msg for one in got[request_id]] for request_id in (first, second)] == [said, said]
+    assert [[one.error_msg for one in got[request_id]] for request_id in (first, second)] == [
+        said,
+        said,
+    ]
 
 
 def test_a_failure_for_one_sequence_is_one_error_of_the_request() -> None:
@@ -210,34 +258,57 @@ def test_a_failure_for_one_sequence_is_one_error_of_the_request() -> None:
 
 def test_a_name_that_is_not_there_is_refused_with_those_that_are() -> None:
     with executor_with(fives=only(5), sixes=only(6)) as executor:
-        with pytest.raises(Unsupported, match=r"logits_post_processor_name .* \['fives', 'sixes'\]"):
+        with pytest.raises(
+            Unsupported, match=r"logits_post_processor_name .* \['fives', 'sixes'\]"
+        ):
             executor.enqueue_request(named("seven"))
         with pytest.raises(Unsupported):
             executor.enqueue_request(named(BATCHED))
-    with Executor(FakeRunner()) as executor, pytest.raises(Unsupported, match="lmi-dist has no logits post-processors"):
+    with (
+        Executor(FakeRunner()) as executor,
+        pytest.raises(Unsupported, match="lmi-dist has no logits post-processors"),
+    ):
         executor.enqueue_request(named("fives"))
 
 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (LogitsPostProcessorConfig(processor_map={BATCHED: broken}), "must not have the key 'batched'"),
-        (LogitsPostProcessorConfig(processor_map={"a": 3}), r"processor_map\['a'\] must be a function, given 3"),
-        (LogitsPostProcessorConfig(processor_map={"": broken}), "a key of processor_map must be a name, given ''"),
-        (LogitsPostProcessorConfig(processor_batched="x"), "processor_batched must be a function, given 'x'"),
+        (
+            LogitsPostProcessorConfig(processor_map={BATCHED: broken}),
+            "must not have the key 'batched'",
+        ),
+        (
+            LogitsPostProcessorConfig(processor_map={"a": 3}),
+            r"processor_map\['a'\] must be a function, given 3",
+        ),
+        (
+            LogitsPostProcessorConfig(processor_map={"": broken}),
+            "a key of processor_map must be a name, given ''",
+        ),
+        (
+            LogitsPostProcessorConfig(processor_batched="x"),
+            "processor_batched must be a function, given 'x'",
+        ),
     ],
 )
-def test_a_wrong_configuration_is_refused_when_the_executor_is_built(config: Any, message: str) -> None:
+def test_a_wrong_configuration_is_refused_when_the_executor_is_built(
+    config: Any, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         Executor(FakeRunner(), ExecutorConfig(logits_post_processor_config=config))
 
 
 def after_last(request_id: int, logits: Tensor, token_ids: list[list[int]], *_: object) -> None:
-    """The next token follows from what was generated: a state that a preemption or a draft could break."""
+    """The next token follows from what was generated: a state that a preemption or a draft could
+    break.
+    """
     logits[..., (7 * sum(token_ids[0]) + len(token_ids[0]) // 2) % 47] += 3.0
 
 
-def all_after_last(ids: list[int], logits: list[Tensor], token_ids: list[list[list[int]]], *_: object) -> None:
+def all_after_last(
+    ids: list[int], logits: list[Tensor], token_ids: list[list[list[int]]], *_: object
+) -> None:
     for one, ids_of_beams in zip(logits, token_ids, strict=True):
         after_last(0, one, ids_of_beams)
 
@@ -255,13 +326,20 @@ PROCESSORS = LogitsPostProcessorConfig(
 def file(tmp_path: Path) -> str:
     """A file that holds PROCESSORS."""
     path = tmp_path / "mine.py"
-    path.write_text("from tests.handlers.lmi_dist.test_post_processors import PROCESSORS as logits_post_processors")
+    path.write_text(
+        "from tests.handlers.lmi_dist.test_post_processors import PROCESSORS as "
+        "logits_post_processors"
+    )
     return str(path)
 
 
 @pytest.mark.parametrize("kind", [FakeRunner, SharingRunner, LoopingRunner])
-def test_answers_with_post_processors_are_those_of_a_lone_run(kind: type[FakeRunner], file: str) -> None:
-    """Also after a preemption, with drafts, with several sequences, and beside requests without one."""
+def test_answers_with_post_processors_are_those_of_a_lone_run(
+    kind: type[FakeRunner], file: str
+) -> None:
+    """Also after a preemption, with drafts, with several sequences, and beside requests without
+    one.
+    """
     choice = random.Random(5)
     samplings = [GREEDY, SamplingConfig(seed=2), SamplingConfig(seed=1, num_return_sequences=2)]
     requests = [
@@ -282,7 +360,10 @@ def test_answers_with_post_processors_are_those_of_a_lone_run(kind: type[FakeRun
             [responses] = collect(executor, 1).values()
             lone.append(by_sequence(responses, num))
     config = EngineConfig(
-        max_num_sequences=8, max_kv_cache_tokens=256, speculative="ngram", logits_post_processors=file
+        max_num_sequences=8,
+        max_kv_cache_tokens=256,
+        speculative="ngram",
+        logits_post_processors=file,
     )
     with steady(Executor(kind(), config)) as executor:
         ids = executor.enqueue_requests(requests)
@@ -295,7 +376,9 @@ def test_answers_with_post_processors_are_those_of_a_lone_run(kind: type[FakeRun
 def test_a_draft_is_checked_with_the_post_processor_of_each_place(file: str) -> None:
     """With drafts a repeating answer takes fewer steps than it has tokens."""
     runner = LoopingRunner()
-    with steady(Executor(runner, EngineConfig(speculative="ngram", logits_post_processors=file))) as executor:
+    with steady(
+        Executor(runner, EngineConfig(speculative="ngram", logits_post_processors=file))
+    ) as executor:
         assert tokens(one_result(executor, named("in_turn", max_tokens=60))) == [10, 11, 12] * 20
     assert len(runner.plans) < 40
 
@@ -314,7 +397,9 @@ logits_post_processors = LogitsPostProcessorConfig(processor_map={"force": force
 def test_a_file_in_the_models_folder_holds_post_processors(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(FILE)
     (tmp_path / "beside_it.py").write_text("TOKEN = 11")
-    with Executor(FakeRunner(), EngineConfig(logits_post_processors=str(tmp_path / "mine.py"))) as executor:
+    with Executor(
+        FakeRunner(), EngineConfig(logits_post_processors=str(tmp_path / "mine.py"))
+    ) as executor:
         assert tokens(one_result(executor, named("force", max_tokens=2))) == [11, 11]
 
 
@@ -323,17 +408,27 @@ def test_a_file_in_the_models_folder_holds_post_processors(tmp_path: Path) -> No
     [
         ("import lmi\n1 / 0", "mine.py, line 2: ZeroDivisionError: division by zero"),
         ("def broken(:", "mine.py: SyntaxError: invalid syntax (mine.py, line 1)"),
-        ("import missing_package", "mine.py, line 1: ModuleNotFoundError: No module named 'missing_package'"),
+        (
+            "import missing_package",
+            "mine.py, line 1: ModuleNotFoundError: No module named 'missing_package'",
+        ),
         ("raise SystemExit(3)", "mine.py, line 1: SystemExit: 3"),
         ("x = 1", "has no attribute 'logits_post_processors'"),
-        ("logits_post_processors = {}", "logits_post_processors must be a LogitsPostProcessorConfig, given {}"),
+        (
+            "logits_post_processors = {}",
+            "logits_post_processors must be a LogitsPostProcessorConfig, given {}",
+        ),
     ],
 )
-def test_a_file_that_cannot_be_used_ends_the_start_in_one_line(tmp_path: Path, text: str, message: str) -> None:
+def test_a_file_that_cannot_be_used_ends_the_start_in_one_line(
+    tmp_path: Path, text: str, message: str
+) -> None:
     (tmp_path / "mine.py").write_text(text)
     with pytest.raises(ModelUnusable) as error:
         Executor(tmp_path, EngineConfig(logits_post_processors="mine.py"))
-    assert message in str(error.value) and "\n" not in str(error.value) and error.value.exit_code == 4
+    assert (
+        message in str(error.value) and "\n" not in str(error.value) and error.value.exit_code == 4
+    )
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
@@ -354,7 +449,9 @@ def test_a_post_processor_gets_all_beams_of_a_search_at_once() -> None:
     assert noted.output_token_ids == plain.output_token_ids
     assert [len(token_ids) for _, token_ids in seen] == [1, 3, 3, 3]
     for logits, token_ids in seen:
-        expected = torch.stack([torch.from_numpy(runner.logits([1, 2, 3, *beam])) for beam in token_ids])
+        expected = torch.stack(
+            [torch.from_numpy(runner.logits([1, 2, 3, *beam])) for beam in token_ids]
+        )
         assert torch.equal(logits, expected[None])
 
 
@@ -366,7 +463,9 @@ def test_a_value_of_a_post_processor_that_is_no_number_ends_its_search_too(value
     sampling = SamplingConfig(3)
     with executor_with(ExecutorConfig(3), spoil=spoil) as executor:
         plain = ask(max_tokens=4, sampling_config=sampling)
-        [failed], [other] = by_id(executor, [named("spoil", max_tokens=4, sampling_config=sampling), plain])
+        [failed], [other] = by_id(
+            executor, [named("spoil", max_tokens=4, sampling_config=sampling), plain]
+        )
         assert other.get_result().output_token_ids == one_result(executor, plain).output_token_ids
     assert "the model's logits are not numbers" in failed.error_msg
 
@@ -397,7 +496,9 @@ def ban(request_id: int, logits: Tensor, token_ids: object, stream: object, clie
     logits[..., client_id] = -torch.inf
 
 
-def ban_all(ids: object, logits: list[Tensor], token_ids: object, stream: object, client_ids: list[int]) -> None:
+def ban_all(
+    ids: object, logits: list[Tensor], token_ids: object, stream: object, client_ids: list[int]
+) -> None:
     for one, client_id in zip(logits, client_ids, strict=True):
         ban(0, one, None, None, client_id)
 

@@ -1,6 +1,7 @@
 """Reuse of prefixes: what is shared, what is waited for, and that no answer ever changes.
 
-The runner's logits are a function of all tokens up to a position, and it refuses to read keys of other tokens.
+The runner's logits are a function of all tokens up to a position, and it refuses to read keys of
+other tokens.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ LOW_AND_SHORT = KvCacheRetentionConfig((TokenRangeRetentionConfig(0, None, 10),)
 
 
 class Engine:
-    """A scheduler and a runner, without an executor's thread. The next token is the most likely one."""
+    """A scheduler and a runner, without an executor's thread. The next token is the most likely
+    one.
+    """
 
     def __init__(
         self,
@@ -46,7 +49,9 @@ class Engine:
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.runner = SharingRunner(vocab_size=500)
-        self.cache = KvCache(num_blocks, num_slots, SIZE, reuses_prefixes=reuses_prefixes, now_s=now_s)
+        self.cache = KvCache(
+            num_blocks, num_slots, SIZE, reuses_prefixes=reuses_prefixes, now_s=now_s
+        )
         self.scheduler = Scheduler(self.cache, SteadyPace(max_prefill_tokens))
         self.num_requests = 0
 
@@ -117,9 +122,13 @@ class Engine:
         assert set(cache._tree._places) <= held.keys() | set(cache._idle._idle)
         leaves = {block for block in cache._idle._idle if not cache._tree.has_children(block)}
         assert leaves == {block for block, one in cache._idle._idle.items() if one.is_evictable}
-        assert batch.sequences or not (self.scheduler.running or self.scheduler.waiting), "nothing is done"
+        assert batch.sequences or not (self.scheduler.running or self.scheduler.waiting), (
+            "nothing is done"
+        )
         copied = [one for followers in batch.followers.values() for one in followers]
-        assert len({*batch.sequences, *copied}) == len(batch.sequences) + len(copied), "someone draws twice"
+        assert len({*batch.sequences, *copied}) == len(batch.sequences) + len(copied), (
+            "someone draws twice"
+        )
         for chunk in batch.plan.chunks:
             assert len(chunk.table) * SIZE >= chunk.end
 
@@ -127,7 +136,12 @@ class Engine:
         slot = self.cache.allocate(self.cache.num_blocks * SIZE)
         self.cache.cover(slot, self.cache.num_blocks * SIZE)
         self.cache.free(slot)
-        assert len(self.cache._idle) == len(self.cache._tree._places) == len(self.cache._tree._children) == 0
+        assert (
+            len(self.cache._idle)
+            == len(self.cache._tree._places)
+            == len(self.cache._tree._children)
+            == 0
+        )
 
 
 def num_computed(batches: list[Batch]) -> list[int]:
@@ -146,7 +160,8 @@ def test_a_prompt_that_came_before_is_computed_only_at_its_last_token() -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_equal", "num_reused"), [(0, 0), (3, 0), (4, 4), (15, 15), (16, 16), (18, 16), (20, 20), (64, 64), (100, 100)]
+    ("num_equal", "num_reused"),
+    [(0, 0), (3, 0), (4, 4), (15, 15), (16, 16), (18, 16), (20, 20), (64, 64), (100, 100)],
 )
 def test_the_longest_common_beginning_is_reused_and_a_part_of_a_block_is_copied(
     num_equal: int, num_reused: int
@@ -165,7 +180,9 @@ def test_the_longest_common_beginning_is_reused_and_a_part_of_a_block_is_copied(
 
 @pytest.mark.parametrize("num_equal", [0, 15, 16, 31, 32, 40])
 def test_strangers_share_whole_parts_of_a_block_only(num_equal: int) -> None:
-    """Whoever knows 15 tokens of a block cannot tell the right last one from a wrong one by what they alone reuse."""
+    """Whoever knows 15 tokens of a block cannot tell the right last one from a wrong one by what
+    they alone reuse.
+    """
     engine = Engine()
     engine.add(PROMPT, cache_salt=None)
     engine.run()
@@ -279,7 +296,8 @@ def test_whoever_needs_something_else_does_not_wait() -> None:
     engine.add(tuple(range(300, 350)))
     batch = engine.step()
     assert [
-        (one.id, len(chunk.token_ids)) for one, chunk in zip(batch.sequences, batch.plan.prefills, strict=True)
+        (one.id, len(chunk.token_ids))
+        for one, chunk in zip(batch.sequences, batch.plan.prefills, strict=True)
     ] == [
         (1, 200),
         (3, 50),
@@ -339,7 +357,10 @@ def test_idle_blocks_count_as_free_and_go_in_the_order_of_their_last_use() -> No
     engine.run()
     engine.add((4,) * 49, max_tokens=1)
     engine.run()
-    found = {number: engine.scheduler._match(engine.add((number,) * 63)[0]).blocks for number in (1, 2, 3)}
+    found = {
+        number: engine.scheduler._match(engine.add((number,) * 63)[0]).blocks
+        for number in (1, 2, 3)
+    }
     assert {number: len(blocks) for number, blocks in found.items()} == {1: 3, 2: 0, 3: 3}
 
 
@@ -363,7 +384,9 @@ def test_a_preempted_sequence_comes_back_to_its_blocks() -> None:
 
 @pytest.mark.parametrize("reuses_prefixes", [True, False])
 @pytest.mark.parametrize("length", [64, 70])
-def test_the_sequences_of_a_request_share_the_blocks_of_its_prompt(length: int, reuses_prefixes: bool) -> None:
+def test_the_sequences_of_a_request_share_the_blocks_of_its_prompt(
+    length: int, reuses_prefixes: bool
+) -> None:
     engine = Engine(num_blocks=12, reuses_prefixes=reuses_prefixes)
     group = engine.add(PROMPT[:length], num_sequences=4, max_tokens=3)
     batch = engine.step()
@@ -429,12 +452,18 @@ def alone(prompt: tuple[int, ...], max_tokens: int) -> list[int]:
 
 
 @settings(max_examples=60, deadline=None)
-@example(1201727289, 15, 5, 116, True)  # a leader that shares makes room for a sibling within the step
-@given(st.integers(0, 2**32), st.integers(9, 40), st.integers(1, 6), st.integers(1, 120), st.booleans())
+@example(
+    1201727289, 15, 5, 116, True
+)  # a leader that shares makes room for a sibling within the step
+@given(
+    st.integers(0, 2**32), st.integers(9, 40), st.integers(1, 6), st.integers(1, 120), st.booleans()
+)
 def test_no_answer_depends_on_what_was_reused(
     seed: int, num_blocks: int, num_slots: int, max_prefill_tokens: int, reuses_prefixes: bool
 ) -> None:
-    """Prompts from few beginnings, priorities, siblings, cancels, failures and repeated steps, with a small cache."""
+    """Prompts from few beginnings, priorities, siblings, cancels, failures and repeated steps, with
+    a small cache.
+    """
     draw = random.Random(seed)
     engine = Engine(num_blocks, num_slots, max_prefill_tokens, reuses_prefixes=reuses_prefixes)
     stems = [tuple(draw.choices(range(5), k=draw.choice([10, 16, 40, 64]))) for _ in range(3)]
@@ -442,7 +471,9 @@ def test_no_answer_depends_on_what_was_reused(
     for _ in range(draw.randint(10, 60)):
         if draw.random() < 0.5:
             stem = draw.choice(stems)
-            prompt = stem[: draw.randint(1, len(stem))] + tuple(draw.choices(range(5), k=draw.randint(0, 30)))
+            prompt = stem[: draw.randint(1, len(stem))] + tuple(
+                draw.choices(range(5), k=draw.randint(0, 30))
+            )
             added += engine.add(
                 prompt,
                 max_tokens=draw.randint(1, 40),

@@ -25,7 +25,9 @@ IDS = [(7 * index + 3) % VOCAB_SIZE for index in range(150)]  # longer than ever
 
 @torch.inference_mode()
 def transformers_logits(path: Path, ids: list[int], dtype: torch.dtype) -> torch.Tensor:
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation="eager").eval()
+    model = AutoModelForCausalLM.from_pretrained(
+        path, dtype=dtype, attn_implementation="eager"
+    ).eval()
     return model(torch.tensor([ids]), use_cache=False).logits[0]
 
 
@@ -49,13 +51,19 @@ def test_of_the_last_layer_only_keys_and_values_are_computed_for_every_token() -
     attends = [one for one in program.operations if isinstance(one, Attend)]
     assert [(one.layer, one.is_wanted) for one in attends] == [(0, False), (1, True)]
     after = program.operations[program.operations.index(attends[-1]) :]
-    assert sum(isinstance(one, Gather) for one in after) == 2  # the residual, and what both blocks read
-    assert {one.output for one in after if isinstance(one, Linear | Gather | Attend)} <= program.wanted
+    assert (
+        sum(isinstance(one, Gather) for one in after) == 2
+    )  # the residual, and what both blocks read
+    assert {
+        one.output for one in after if isinstance(one, Linear | Gather | Attend)
+    } <= program.wanted
 
 
 def test_weights_are_packed_as_they_are_in_the_file_each_once(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(tiny_model("qwen2"), tmp_path / "model"))
-    tensors = {name: tensor.bfloat16() for name, tensor in load_file(folder / "model.safetensors").items()}
+    tensors = {
+        name: tensor.bfloat16() for name, tensor in load_file(folder / "model.safetensors").items()
+    }
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     facts, packed = read_facts(str(folder)), list[Array]()
     program = load(facts, EngineConfig(), 400, lambda *_: None, packed.append)
@@ -69,7 +77,10 @@ def test_weights_are_packed_as_they_are_in_the_file_each_once(tmp_path: Path) ->
 def test_a_checkpoint_without_the_first_word_of_its_names_is_read(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(tiny_model("llama"), tmp_path / "model"))
     tensors = load_file(folder / "model.safetensors")
-    save_file({name.removeprefix("model."): one for name, one in tensors.items()}, folder / "model.safetensors")
+    save_file(
+        {name.removeprefix("model."): one for name, one in tensors.items()},
+        folder / "model.safetensors",
+    )
     expected = run(read_program(str(tiny_model("llama")), 400), IDS, [149])
     given = run(read_program(str(folder), 400), IDS, [149])
     torch.testing.assert_close(given, expected, rtol=0, atol=1e-4)
@@ -80,7 +91,9 @@ def test_a_tensor_that_is_missing_or_has_another_shape_is_named(tmp_path: Path) 
     tensors = load_file(folder / "model.safetensors")
     name = "model.layers.1.mlp.down_proj.weight"
     save_file(tensors | {name: torch.zeros(3, 5)}, folder / "model.safetensors")
-    with pytest.raises(ModelUnusable, match=rf"{name} has shape \(3, 5\), config.json needs \(96, 112\)"):
+    with pytest.raises(
+        ModelUnusable, match=rf"{name} has shape \(3, 5\), config.json needs \(96, 112\)"
+    ):
         read_program(str(folder), 400)
     del tensors[name]
     save_file(tensors, folder / "model.safetensors")

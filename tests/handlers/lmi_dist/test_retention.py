@@ -84,7 +84,9 @@ def test_the_lowest_priority_goes_first_and_then_what_was_idle_longest() -> None
 
 def test_a_block_is_kept_as_long_as_one_of_those_below_it() -> None:
     engine = Engine(num_blocks=8)
-    keep_end = KvCacheRetentionConfig((TokenRangeRetentionConfig(0, 32, 0), TokenRangeRetentionConfig(32, None, 90)))
+    keep_end = KvCacheRetentionConfig(
+        (TokenRangeRetentionConfig(0, 32, 0), TokenRangeRetentionConfig(32, None, 90))
+    )
     fill(engine, 1, keep_end)
     for number in range(2, 6):
         fill(engine, number)
@@ -234,7 +236,9 @@ RETENTIONS = (
     prompt_priority(90),
     prompt_priority(90, 1000),
     prompt_priority(5, 300),
-    KvCacheRetentionConfig((TokenRangeRetentionConfig(16, 40, 60), TokenRangeRetentionConfig(40, None, 10)), 100, 700),
+    KvCacheRetentionConfig(
+        (TokenRangeRetentionConfig(16, 40, 60), TokenRangeRetentionConfig(40, None, 10)), 100, 700
+    ),
     KvCacheRetentionConfig((), 0),
 )
 
@@ -244,14 +248,18 @@ RETENTIONS = (
 def test_each_eviction_takes_the_lowest_priority_of_what_nobody_uses(
     seed: int, num_blocks: int, num_slots: int, max_prefill_tokens: int
 ) -> None:
-    """Prompts from few beginnings with retentions, preemptions and a clock that moves, in a small cache."""
+    """Prompts from few beginnings with retentions, preemptions and a clock that moves, in a small
+    cache.
+    """
     draw, clock = random.Random(seed), Clock()
     engine = Engine(num_blocks, num_slots, max_prefill_tokens)
     engine.cache = engine.scheduler.cache = WatchedCache(num_blocks, num_slots, clock)
     stems = [tuple(draw.choices(range(5), k=draw.choice([10, 16, 40, 64]))) for _ in range(3)]
     for _ in range(draw.randint(10, 60)):
         stem = draw.choice(stems)
-        prompt = stem[: draw.randint(1, len(stem))] + tuple(draw.choices(range(5), k=draw.randint(0, 30)))
+        prompt = stem[: draw.randint(1, len(stem))] + tuple(
+            draw.choices(range(5), k=draw.randint(0, 30))
+        )
         engine.add(
             prompt,
             max_tokens=draw.randint(1, 40),
@@ -266,16 +274,30 @@ def test_each_eviction_takes_the_lowest_priority_of_what_nobody_uses(
 
 
 @pytest.mark.parametrize("max_kv_cache_tokens", [None, 320])
-def test_answers_do_not_depend_on_retention_also_after_preemptions(max_kv_cache_tokens: int | None) -> None:
+def test_answers_do_not_depend_on_retention_also_after_preemptions(
+    max_kv_cache_tokens: int | None,
+) -> None:
     draw = random.Random(11)
     stems = [tuple(draw.choices(range(50), k=60)) for _ in range(3)]
-    prompts = [draw.choice(stems)[: draw.randint(20, 60)] + tuple(draw.choices(range(50), k=9)) for _ in range(24)]
+    prompts = [
+        draw.choice(stems)[: draw.randint(20, 60)] + tuple(draw.choices(range(50), k=9))
+        for _ in range(24)
+    ]
     requests = [
-        ask(*prompt, max_tokens=30, sampling_config=SEEDED, kv_cache_retention_config=draw.choice(RETENTIONS))
+        ask(
+            *prompt,
+            max_tokens=30,
+            sampling_config=SEEDED,
+            kv_cache_retention_config=draw.choice(RETENTIONS),
+        )
         for prompt in prompts
     ]
-    config = ExecutorConfig(max_batch_size=6, kv_cache_config=KvCacheConfig(max_tokens=max_kv_cache_tokens))
-    plain = ExecutorConfig(max_batch_size=1, kv_cache_config=KvCacheConfig(enable_block_reuse=False))
+    config = ExecutorConfig(
+        max_batch_size=6, kv_cache_config=KvCacheConfig(max_tokens=max_kv_cache_tokens)
+    )
+    plain = ExecutorConfig(
+        max_batch_size=1, kv_cache_config=KvCacheConfig(enable_block_reuse=False)
+    )
     with Executor(SharingRunner(), config) as executor:
         ids = executor.enqueue_requests(requests)
         got = collect(executor, len(ids))
@@ -285,7 +307,9 @@ def test_answers_do_not_depend_on_retention_also_after_preemptions(max_kv_cache_
     without = [replace(request, kv_cache_retention_config=None) for request in requests]
     with Executor(SharingRunner(), plain) as executor:
         expected = collect(executor, len(executor.enqueue_requests(without)))
-    assert [joined(got[one])[0] for one in ids] == [joined(one)[0] for _, one in sorted(expected.items())]
+    assert [joined(got[one])[0] for one in ids] == [
+        joined(one)[0] for _, one in sorted(expected.items())
+    ]
 
 
 def test_an_engine_without_shared_blocks_refuses_priorities() -> None:
@@ -294,7 +318,9 @@ def test_an_engine_without_shared_blocks_refuses_priorities() -> None:
     for runner, config in ((FakeRunner(), ExecutorConfig()), (SharingRunner(), without_reuse)):
         with Executor(runner, config) as executor:
             assert not executor.capabilities.kv_cache_retention
-            with pytest.raises(Unsupported, match="^kv_cache_retention_config is not supported here"):
+            with pytest.raises(
+                Unsupported, match="^kv_cache_retention_config is not supported here"
+            ):
                 executor.enqueue_request(request)
     with Executor(SharingRunner()) as executor:
         assert executor.capabilities.kv_cache_retention

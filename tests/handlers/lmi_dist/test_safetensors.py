@@ -14,7 +14,16 @@ from safetensors.torch import save_file
 from handlers.lmi_dist.placement import to_array, to_tensor
 from handlers.lmi_dist.weights import SafetensorsFile
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.int8, torch.uint8, torch.bool)
+DTYPES = (
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.float64,
+    torch.int64,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+)
 
 
 def test_tensors_of_every_dtype_are_those_that_were_written(tmp_path: Path) -> None:

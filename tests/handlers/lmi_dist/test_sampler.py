@@ -1,4 +1,6 @@
-"""The sampler against transformers' processors, against its own distribution, and against its neighbours."""
+"""The sampler against transformers' processors, against its own distribution, and against its
+neighbours.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,10 @@ class Draw(NamedTuple):
 
 
 def sequence(
-    config: SamplingConfig, prompt: tuple[int, ...] = (1, 2, 3), generated: tuple[int, ...] = (), **fields: Any
+    config: SamplingConfig,
+    prompt: tuple[int, ...] = (1, 2, 3),
+    generated: tuple[int, ...] = (),
+    **fields: Any,
 ) -> EmbeddedSequence:
     request = Request(input_token_ids=prompt, max_tokens=1000, sampling_config=config, **fields)
     [one] = sequences_of(EmbeddedSequence, 1, request, 100_000)
@@ -66,7 +71,9 @@ def sequence(
 
 
 def random_logits(num_rows: int, vocab_size: int, width: float = 3.0, seed: int = 0) -> Floats:
-    return (torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * width).numpy()
+    return (
+        torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * width
+    ).numpy()
 
 
 def drawn(sampler: Sampler, logits: Floats, *sequences: EmbeddedSequence) -> list[Draw]:
@@ -76,12 +83,16 @@ def drawn(sampler: Sampler, logits: Floats, *sequences: EmbeddedSequence) -> lis
 
 
 def reference_scores(logits: Floats, config: SamplingConfig) -> Any:
-    """The logits that transformers' processors leave, in its order, in float64; the others are -inf."""
+    """The logits that transformers' processors leave, in its order, in float64; the others are
+    -inf.
+    """
     chain: list[Any] = [TemperatureLogitsWarper(config.temperature)] if config.temperature else []
     chain += [TopKLogitsWarper(config.top_k)] if config.top_k else []
     chain += [TopPLogitsWarper(config.top_p)] if config.top_p else []
     chain += [MinPLogitsWarper(config.min_p)] if config.min_p else []
-    chain += [TypicalLogitsWarper(config.typical_p)] if config.typical_p and config.typical_p < 1 else []
+    chain += (
+        [TypicalLogitsWarper(config.typical_p)] if config.typical_p and config.typical_p < 1 else []
+    )
     scores = torch.from_numpy(logits[None]).double()
     for processor in chain:
         scores = processor(torch.tensor([[1]]), scores)
@@ -100,7 +111,11 @@ def kept(logits: Floats, config: SamplingConfig) -> Floats:
 
 def name_of(config: SamplingConfig) -> str:
     """The fields that differ from the default, for the names of tests."""
-    given = {name: value for name, value in _fields(config).items() if value != getattr(SamplingConfig(), name)}
+    given = {
+        name: value
+        for name, value in _fields(config).items()
+        if value != getattr(SamplingConfig(), name)
+    }
     return " ".join(f"{name}={value}" for name, value in given.items()) or "plain"
 
 
@@ -133,15 +148,21 @@ def test_the_filters_keep_what_transformers_keeps(config: SamplingConfig, vocab_
     logits = random_logits(8, vocab_size)
     for row, weights in zip(logits, kept(logits, config), strict=True):
         reference = set(torch.isfinite(reference_scores(row, config)).nonzero().flatten().tolist())
-        # One token on the boundary may fall on the other side, because the sums are rounded differently.
-        assert len(set(np.flatnonzero(weights).tolist()) ^ reference) <= (1 if len(reference) > 500 else 0)
+        # One token on the boundary may fall on the other side, because the sums are rounded
+        # differently.
+        assert len(set(np.flatnonzero(weights).tolist()) ^ reference) <= (
+            1 if len(reference) > 500 else 0
+        )
 
 
 @pytest.mark.parametrize("vocab_size", [50, 1031, 5003])
 def test_draws_are_those_of_a_slow_reference_in_float64(vocab_size: int) -> None:
     """But for a uniform number that falls on the border of two tokens, where roundings decide."""
     choice, num_rows, num_other = random.Random(vocab_size), 1500, 0
-    configs = [SamplingConfig(**{**_fields(choice.choice(FILTERS)), "seed": seed}) for seed in range(num_rows)]
+    configs = [
+        SamplingConfig(**{**_fields(choice.choice(FILTERS)), "seed": seed})
+        for seed in range(num_rows)
+    ]
     logits = random_logits(num_rows, vocab_size, width=choice.choice([1.0, 4.0]), seed=1)
     draws = drawn(Sampler(vocab_size, num_threads=2), logits, *map(sequence, configs))
     for seed, (row, config, draw) in enumerate(zip(logits, configs, draws, strict=True)):
@@ -168,7 +189,10 @@ def test_frequencies_follow_the_distribution(config: SamplingConfig) -> None:
     expected = (weights / weights.sum()).tolist()
     seeded = [SamplingConfig(**{**_fields(config), "seed": seed}) for seed in range(num_draws)]
     counts = Counter(
-        draw.token_id for draw in drawn(Sampler(50), logits.repeat(num_draws, 0), *[sequence(one) for one in seeded])
+        draw.token_id
+        for draw in drawn(
+            Sampler(50), logits.repeat(num_draws, 0), *[sequence(one) for one in seeded]
+        )
     )
     for token_id, share in enumerate(expected):
         deviation = math.sqrt(share * (1 - share) * num_draws)
@@ -177,7 +201,9 @@ def test_frequencies_follow_the_distribution(config: SamplingConfig) -> None:
 
 
 def test_positions_of_one_seed_are_independent() -> None:
-    """A sequence draws 20 000 tokens from the same row; a token does not depend on the one before it."""
+    """A sequence draws 20 000 tokens from the same row; a token does not depend on the one before
+    it.
+    """
     one, logits, sampler = sequence(SamplingConfig(seed=3)), zeros(4), Sampler(4)
     one.max_tokens = 10**6
     for _ in range(20_000):
@@ -232,19 +258,25 @@ def test_neighbours_change_no_bit_of_a_draw(vocab_size: int, num_threads: int) -
         assert drawn(sampler, logits[row : row + 1], sequences[row]) == [together[row]]
     for num in (2, 3, 17, 40):
         rows = choice.sample(range(num_rows), num)
-        assert drawn(sampler, logits[rows], *[sequences[row] for row in rows]) == [together[row] for row in rows]
+        assert drawn(sampler, logits[rows], *[sequences[row] for row in rows]) == [
+            together[row] for row in rows
+        ]
 
 
 def test_greedy_takes_the_best_and_ignores_the_seed() -> None:
     logits = random_logits(3, 50)
     sequences = [sequence(SamplingConfig(temperature=0, seed=seed)) for seed in range(3)]
-    assert [draw.token_id for draw in drawn(Sampler(50), logits, *sequences)] == logits.argmax(-1).tolist()
+    assert [draw.token_id for draw in drawn(Sampler(50), logits, *sequences)] == logits.argmax(
+        -1
+    ).tolist()
 
 
 def test_a_tiny_temperature_is_greedy_and_a_huge_one_flat() -> None:
     logits = random_logits(1, 50)
     for temperature in (1e-300, 1e-38, 1e-6):
-        [draw] = drawn(Sampler(50), logits, sequence(SamplingConfig(temperature=temperature, seed=1)))
+        [draw] = drawn(
+            Sampler(50), logits, sequence(SamplingConfig(temperature=temperature, seed=1))
+        )
         assert draw.token_id == int(logits.argmax())
     seeds = [sequence(SamplingConfig(temperature=100, seed=seed)) for seed in range(2000)]
     assert len({draw.token_id for draw in drawn(Sampler(50), logits.repeat(2000, 0), *seeds)}) == 50
@@ -269,7 +301,9 @@ def test_no_value_within_the_bounds_makes_logits_that_are_no_numbers(
 def test_repetition_penalty_counts_prompt_and_output_as_transformers() -> None:
     prompt, generated = (1, 2, 2, 3), (4, 4, 5)
     logits = random_logits(1, 20)
-    expected = RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([[*prompt, *generated]]), torch.tensor(logits))
+    expected = RepetitionPenaltyLogitsProcessor(1.7)(
+        torch.tensor([[*prompt, *generated]]), torch.tensor(logits)
+    )
     edited = edit(logits, sequence(SamplingConfig(repetition_penalty=1.7), prompt, generated))
     assert np.array_equal(edited, expected.numpy())
 
@@ -331,14 +365,18 @@ def test_no_ngram_comes_twice_in_prompt_and_output_as_in_transformers(size: int)
     choice, logits = random.Random(size), zeros(6)
     one = sequence(SamplingConfig(no_repeat_ngram_size=size), tuple(choice.choices(range(4), k=5)))
     for _ in range(60):
-        expected = NoRepeatNGramLogitsProcessor(size)(torch.tensor([one.token_ids]), torch.tensor(logits)).numpy()
+        expected = NoRepeatNGramLogitsProcessor(size)(
+            torch.tensor([one.token_ids]), torch.tensor(logits)
+        ).numpy()
         assert np.array_equal(edit(logits, one), expected)
         one.append(choice.randrange(5))
 
 
 def test_a_size_of_0_bans_nothing() -> None:
     logits = zeros(5)
-    assert np.array_equal(edit(logits, sequence(SamplingConfig(no_repeat_ngram_size=0), (1, 1, 1))), logits)
+    assert np.array_equal(
+        edit(logits, sequence(SamplingConfig(no_repeat_ngram_size=0), (1, 1, 1))), logits
+    )
 
 
 def test_rules_that_were_forked_go_their_own_ways() -> None:
@@ -348,7 +386,12 @@ def test_rules_that_were_forked_go_their_own_ways() -> None:
     assert rules is not None
     apply(rules, logits, one)
     forked = rules.fork()
-    for own, generated in ((rules, (1, 4, 1)), (forked, (1, 5, 1)), (rules, (1, 4, 1, 6)), (forked, (1, 5, 1, 2))):
+    for own, generated in (
+        (rules, (1, 4, 1)),
+        (forked, (1, 5, 1)),
+        (rules, (1, 4, 1, 6)),
+        (forked, (1, 5, 1, 2)),
+    ):
         fresh = sequence(config, (1, 2, 3), generated)
         assert np.array_equal(apply(own, logits, fresh), edit(logits, fresh))
 
@@ -371,7 +414,12 @@ def test_a_bias_forces_a_token_and_a_ban_beats_it() -> None:
     logits, config = random_logits(1, 50), SamplingConfig(temperature=0)
     bias = ((9, 1000.0), (9, 1.0))
     assert drawn(Sampler(50), logits, sequence(config, embedding_bias=bias))[0].token_id == 9
-    assert drawn(Sampler(50), logits, sequence(config, embedding_bias=bias, bad_words=((9,),)))[0].token_id != 9
+    assert (
+        drawn(Sampler(50), logits, sequence(config, embedding_bias=bias, bad_words=((9,),)))[
+            0
+        ].token_id
+        != 9
+    )
     edited = edit(logits, sequence(config, embedding_bias=bias))
     assert edited[0, 9].item() == pytest.approx(logits[0, 9].item() + 1001)
 
@@ -379,11 +427,15 @@ def test_a_bias_forces_a_token_and_a_ban_beats_it() -> None:
 def test_log_probs_are_those_of_the_model_whatever_the_request_asks() -> None:
     logits = random_logits(1, 50)
     config = SamplingConfig(seed=1, temperature=0.3, top_k=5, repetition_penalty=2.0)
-    [draw] = drawn(Sampler(50), logits, sequence(config, output_config=LOG_PROBS, bad_words=((int(logits.argmax()),),)))
-    expected = torch.tensor(logits).log_softmax(-1)[0]
-    assert draw.log_prob == pytest.approx(expected[draw.token_id].item(), abs=1e-6) and draw.token_id != int(
-        logits.argmax()
+    [draw] = drawn(
+        Sampler(50),
+        logits,
+        sequence(config, output_config=LOG_PROBS, bad_words=((int(logits.argmax()),),)),
     )
+    expected = torch.tensor(logits).log_softmax(-1)[0]
+    assert draw.log_prob == pytest.approx(
+        expected[draw.token_id].item(), abs=1e-6
+    ) and draw.token_id != int(logits.argmax())
     values, token_ids = expected.topk(3)
     assert draw.top is not None
     assert [one.token_id for one in draw.top] == token_ids.tolist()
@@ -391,10 +443,19 @@ def test_log_probs_are_those_of_the_model_whatever_the_request_asks() -> None:
 
 
 def test_log_probs_come_only_where_they_are_asked_for() -> None:
-    outputs = [OutputConfig(), OutputConfig(return_log_probs=True), OutputConfig(num_top_log_probs=2)]
-    sequences = [sequence(SamplingConfig(temperature=0), output_config=output) for output in outputs]
+    outputs = [
+        OutputConfig(),
+        OutputConfig(return_log_probs=True),
+        OutputConfig(num_top_log_probs=2),
+    ]
+    sequences = [
+        sequence(SamplingConfig(temperature=0), output_config=output) for output in outputs
+    ]
     draws = drawn(Sampler(50), random_logits(3, 50), *sequences)
-    assert [(draw.log_prob != 0, draw.top is not None) for draw in draws[:2]] == [(False, False), (True, False)]
+    assert [(draw.log_prob != 0, draw.top is not None) for draw in draws[:2]] == [
+        (False, False),
+        (True, False),
+    ]
     assert draws[2].top is not None and len(draws[2].top) == 2
 
 
@@ -406,14 +467,24 @@ def test_prompt_log_probs_are_those_of_the_next_tokens() -> None:
     expected = torch.tensor(logits).log_softmax(-1)
     own = [expected[row, row + 5].item() for row in range(4)]
     first, *notes = one.prompt_log_probs
-    assert first.log_prob is None and [note.log_prob for note in notes] == pytest.approx(own, abs=1e-6)
-    assert all(
-        [one.token_id for one in note.top] == expected[row].topk(2).indices.tolist() for row, note in enumerate(notes)
+    assert first.log_prob is None and [note.log_prob for note in notes] == pytest.approx(
+        own, abs=1e-6
     )
-    bare = sequence(SamplingConfig(), (4, 5, 6, 7, 8), output_config=OutputConfig(num_prompt_log_probs=0))
-    assert note_prompt(choose, bare, chunk, logits) and [note.top for note in bare.prompt_log_probs] == [[]] * 5
+    assert all(
+        [one.token_id for one in note.top] == expected[row].topk(2).indices.tolist()
+        for row, note in enumerate(notes)
+    )
+    bare = sequence(
+        SamplingConfig(), (4, 5, 6, 7, 8), output_config=OutputConfig(num_prompt_log_probs=0)
+    )
+    assert (
+        note_prompt(choose, bare, chunk, logits)
+        and [note.top for note in bare.prompt_log_probs] == [[]] * 5
+    )
     logits[2, 30] = math.nan
-    assert not note_prompt(choose, sequence(SamplingConfig(), (4, 5, 6, 7, 8), output_config=config), chunk, logits)
+    assert not note_prompt(
+        choose, sequence(SamplingConfig(), (4, 5, 6, 7, 8), output_config=config), chunk, logits
+    )
 
 
 def test_a_prompt_of_one_token_has_one_log_prob_which_is_none() -> None:
@@ -423,8 +494,12 @@ def test_a_prompt_of_one_token_has_one_log_prob_which_is_none() -> None:
 
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
-@pytest.mark.parametrize("config", [CONFIGS[0], CONFIGS[2], CONFIGS[5], CONFIGS[8], CONFIGS[9]], ids=name_of)
-def test_a_poisoned_row_yields_nothing_and_its_neighbours_are_unharmed(config: SamplingConfig, poison: float) -> None:
+@pytest.mark.parametrize(
+    "config", [CONFIGS[0], CONFIGS[2], CONFIGS[5], CONFIGS[8], CONFIGS[9]], ids=name_of
+)
+def test_a_poisoned_row_yields_nothing_and_its_neighbours_are_unharmed(
+    config: SamplingConfig, poison: float
+) -> None:
     logits = random_logits(3, VOCABS[1])
     healthy = [sequence(config, output_config=LOG_PROBS) for _ in range(3)]
     expected = drawn(Sampler(VOCABS[1]), logits, *healthy)
@@ -435,8 +510,14 @@ def test_a_poisoned_row_yields_nothing_and_its_neighbours_are_unharmed(config: S
 
 def test_a_row_where_everything_is_banned_yields_nothing() -> None:
     everything = tuple((token_id,) for token_id in range(10))
-    for config in (SamplingConfig(temperature=0), SamplingConfig(seed=1), SamplingConfig(top_p=0.5)):
-        assert Sampler(10).sample(zeros(10), [0], [sequence(config, bad_words=everything)]) == [None]
+    for config in (
+        SamplingConfig(temperature=0),
+        SamplingConfig(seed=1),
+        SamplingConfig(top_p=0.5),
+    ):
+        assert Sampler(10).sample(zeros(10), [0], [sequence(config, bad_words=everything)]) == [
+            None
+        ]
 
 
 def test_tokens_of_probability_zero_are_never_drawn() -> None:

@@ -23,8 +23,12 @@ class NoMemory:
     def release(self, slot: int) -> None: ...
 
 
-def scheduler(num_blocks: int = 1000, num_slots: int = 8, max_prefill_tokens: int = 256) -> Scheduler:
-    return Scheduler(KvCache(num_blocks, num_slots, slots=NoMemory()), SteadyPace(max_prefill_tokens))
+def scheduler(
+    num_blocks: int = 1000, num_slots: int = 8, max_prefill_tokens: int = 256
+) -> Scheduler:
+    return Scheduler(
+        KvCache(num_blocks, num_slots, slots=NoMemory()), SteadyPace(max_prefill_tokens)
+    )
 
 
 def sequences(
@@ -40,12 +44,16 @@ def sequences(
     return sequences_of(EmbeddedSequence, number, request, 10_000)
 
 
-def sequence(number: int, num_prompt_tokens: int = 4, max_tokens: int = 10, **fields: Any) -> EmbeddedSequence:
+def sequence(
+    number: int, num_prompt_tokens: int = 4, max_tokens: int = 10, **fields: Any
+) -> EmbeddedSequence:
     return sequences(number, 1, num_prompt_tokens, max_tokens, **fields)[0]
 
 
 def run(one_scheduler: Scheduler, batch: Batch) -> list[EmbeddedSequence]:
-    """Do what an executor does with a batch, with 7 as every token; return the sequences with a new token."""
+    """Do what an executor does with a batch, with 7 as every token; return the sequences with a new
+    token.
+    """
     advanced = []
     for chunk, owner in zip(batch.plan.chunks, batch.sequences, strict=True):
         for one in (owner, *batch.followers.get(owner, ())):
@@ -75,7 +83,10 @@ def known_pace() -> SteadyPace:
 
 def test_a_full_batch_leaves_a_fifth_of_the_time_to_steps_of_express_sequences_only() -> None:
     one = Scheduler(KvCache(1000, 10), known_pace(), num_express=1)
-    others, light = [sequence(i, max_tokens=200) for i in range(8)], sequence(9, max_tokens=40, is_express=True)
+    others, light = (
+        [sequence(i, max_tokens=200) for i in range(8)],
+        sequence(9, max_tokens=40, is_express=True),
+    )
     for each in (*others, light):
         one.add(each)
     step(one)
@@ -85,7 +96,9 @@ def test_a_full_batch_leaves_a_fifth_of_the_time_to_steps_of_express_sequences_o
     assert set(sizes) == {1, 9} and 30 < sizes.count(1) + sizes.count(9) == 39
     short_s, whole_s = sizes.count(1) * one.pace.seconds(1), sizes.count(9) * one.pace.seconds(9)
     assert 0.15 < short_s / whole_s <= 0.25
-    assert len(step(one).sequences) == 8 and {each.num_generated for each in others} == {2 + sizes.count(9)}
+    assert len(step(one).sequences) == 8 and {each.num_generated for each in others} == {
+        2 + sizes.count(9)
+    }
 
 
 def test_express_sequences_alone_or_in_a_batch_that_is_hardly_slower_have_no_short_steps() -> None:
@@ -108,14 +121,20 @@ def test_prompts_are_cut_where_the_budget_ends() -> None:
     assert spans(step(one).plan.prefills) == [(0, 0, 16)]
     assert spans(step(one).plan.prefills) == [(0, 16, 20), (1, 0, 12)]
     batch = step(one)
-    assert spans(batch.plan.decodes) == [(0, 20, 21)] and spans(batch.plan.prefills) == [(1, 12, 15)]
+    assert spans(batch.plan.decodes) == [(0, 20, 21)] and spans(batch.plan.prefills) == [
+        (1, 12, 15)
+    ]
 
 
 def test_logits_are_asked_for_at_the_end_of_a_prompt_and_everywhere_for_prompt_log_probs() -> None:
     one = scheduler(max_prefill_tokens=8)
     one.add(sequence(1, num_prompt_tokens=10))
     one.add(sequence(2, num_prompt_tokens=10, output_config=OutputConfig(num_prompt_log_probs=0)))
-    assert [[chunk.num_logits for chunk in step(one).plan.prefills] for _ in range(3)] == [[0], [1, 6], [4]]
+    assert [[chunk.num_logits for chunk in step(one).plan.prefills] for _ in range(3)] == [
+        [0],
+        [1, 6],
+        [4],
+    ]
 
 
 def test_decodes_come_first_and_in_order_of_slots() -> None:
@@ -181,7 +200,10 @@ def test_the_last_in_rank_is_preempted_and_recomputed_before_whoever_came_later(
 
 def test_a_low_priority_is_preempted_before_a_younger_request() -> None:
     one = scheduler(num_blocks=4)
-    low, high = sequence(1, 16, priority=0.1, max_tokens=40), sequence(2, 16, priority=0.9, max_tokens=40)
+    low, high = (
+        sequence(1, 16, priority=0.1, max_tokens=40),
+        sequence(2, 16, priority=0.9, max_tokens=40),
+    )
     one.add(low)
     one.add(high)
     while not (batch := step(one)).num_preemptions:
@@ -210,7 +232,9 @@ def test_the_sequences_of_a_request_are_admitted_together_and_get_the_first_ones
     for _ in range(2):
         batch = step(one)
         assert batch.sequences == group[:1] and batch.followers == {}
-        assert [sibling.slot for sibling in group] == [0, 1, 2], "all have their slots from the first step"
+        assert [sibling.slot for sibling in group] == [0, 1, 2], (
+            "all have their slots from the first step"
+        )
         starts += spans(batch.plan.prefills)
     batch = step(one)
     assert [*starts, *spans(batch.plan.prefills)] == [(0, 0, 8), (0, 8, 16), (0, 16, 20), (3, 0, 4)]
@@ -265,7 +289,9 @@ def test_a_preempted_sequence_with_tokens_neither_leads_nor_follows() -> None:
     while one.waiting or one.running:
         batches.append(step(one))
     assert sum(batch.num_preemptions for batch in batches) > 0
-    assert [batch.followers for batch in batches if any(batch.followers.values())] == [{group[0]: group[1:]}]
+    assert [batch.followers for batch in batches if any(batch.followers.values())] == [
+        {group[0]: group[1:]}
+    ]
     assert all(sibling.num_generated == 40 for sibling in group) and one.cache.num_used_blocks == 0
 
 
@@ -293,7 +319,9 @@ def loads(draw: st.DrawFn) -> list[tuple[int, list[EmbeddedSequence], int | None
                 draw(st.integers(1, 60)),
                 draw(st.integers(1, 40)),
                 priority=draw(st.sampled_from([0.2, 0.5, 0.8])),
-                output_config=OutputConfig(num_prompt_log_probs=draw(st.sampled_from([None, None, 0]))),
+                output_config=OutputConfig(
+                    num_prompt_log_probs=draw(st.sampled_from([None, None, 0]))
+                ),
             ),
             draw(st.one_of(st.none(), st.none(), st.integers(0, 15))),
         )
@@ -303,7 +331,10 @@ def loads(draw: st.DrawFn) -> list[tuple[int, list[EmbeddedSequence], int | None
 
 @given(loads(), st.integers(7, 14), st.integers(1, 4), st.integers(1, 40))
 def test_under_any_load_the_budget_holds_and_everyone_ends(
-    load: list[tuple[int, list[EmbeddedSequence], int | None]], num_blocks: int, num_slots: int, max_prefill_tokens: int
+    load: list[tuple[int, list[EmbeddedSequence], int | None]],
+    num_blocks: int,
+    num_slots: int,
+    max_prefill_tokens: int,
 ) -> None:
     """Seven blocks are the most that one of these sequences can need (60 + 40 - 1 tokens)."""
     one = scheduler(num_blocks, num_slots, max_prefill_tokens=max_prefill_tokens)
@@ -328,12 +359,16 @@ def test_under_any_load_the_budget_holds_and_everyone_ends(
         if not open_ones:
             break
     assert not open_ones, "someone waits for ever"
-    assert one.cache.num_used_blocks == 0  # so no slot is held, since each sequence with a slot has at least one block
+    assert (
+        one.cache.num_used_blocks == 0
+    )  # so no slot is held, since each sequence with a slot has at least one block
 
 
 def check(one: Scheduler, batch: Batch, max_prefill_tokens: int) -> None:
     cache = one.cache
-    assert batch.sequences or not (one.running or one.waiting), "a step that does nothing while there is work"
+    assert batch.sequences or not (one.running or one.waiting), (
+        "a step that does nothing while there is work"
+    )
     assert 0 <= cache.num_free_blocks
     assert len(one.running) == len({running.slot for running in one.running})
     needed = sum(cache.num_blocks_for(running.num_tokens) for running in one.running)
@@ -341,14 +376,22 @@ def check(one: Scheduler, batch: Batch, max_prefill_tokens: int) -> None:
     lengths = [len(chunk.token_ids) for chunk in batch.plan.prefills]
     assert sum(lengths) <= max_prefill_tokens
     for chunk, owner in zip(batch.plan.chunks, batch.sequences, strict=True):
-        assert chunk.slot == owner.slot and chunk.token_ids == owner.token_ids[chunk.start : chunk.end]
+        assert (
+            chunk.slot == owner.slot and chunk.token_ids == owner.token_ids[chunk.start : chunk.end]
+        )
         assert chunk.num_logits >= (chunk.end == owner.num_tokens)
     for leader, followers in batch.followers.items():
         assert leader in batch.sequences and not leader.num_generated or not followers
         for follower in followers:
-            assert follower in one.running and follower not in batch.sequences and follower.group is leader.group
+            assert (
+                follower in one.running
+                and follower not in batch.sequences
+                and follower.group is leader.group
+            )
             assert follower.num_computed == follower.num_generated == 0
     for leader in batch.sequences[len(batch.plan.decodes) :]:
         if not leader.num_generated:
             before = leader.group.sequences[: leader.index]
-            assert all(sibling.slot is None or sibling.num_generated for sibling in before), "one prompt computed twice"
+            assert all(sibling.slot is None or sibling.num_generated for sibling in before), (
+                "one prompt computed twice"
+            )

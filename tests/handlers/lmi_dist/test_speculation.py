@@ -27,17 +27,23 @@ class LoopingRunner(SharingRunner):
 
 
 def config(speculative: str | None, max_kv_cache_tokens: int | None = None) -> EngineConfig:
-    return EngineConfig(max_num_sequences=6, max_kv_cache_tokens=max_kv_cache_tokens, speculative=speculative)
+    return EngineConfig(
+        max_num_sequences=6, max_kv_cache_tokens=max_kv_cache_tokens, speculative=speculative
+    )
 
 
 def steady(executor: Executor) -> Executor:
-    """Tell it that each step took the same time, whatever its size, so that drafts pay on a busy machine too."""
+    """Tell it that each step took the same time, whatever its size, so that drafts pay on a busy
+    machine too.
+    """
     note = executor._pace.note
     executor._pace.note = lambda num_rows, seconds: note(num_rows, STEP_S)  # type: ignore[method-assign]
     return executor
 
 
-def answers(runner: FakeRunner, requests: list[Request], config: EngineConfig) -> list[list[object]]:
+def answers(
+    runner: FakeRunner, requests: list[Request], config: EngineConfig
+) -> list[list[object]]:
     """Of each sequence: ids, log-probs, alternatives, and why it ended."""
     with steady(Executor(runner, config)) as executor:
         ids = executor.enqueue_requests(requests)
@@ -59,7 +65,9 @@ def joined(responses: list[Response]) -> list[object]:
 
 
 @pytest.mark.parametrize("max_kv_cache_tokens", [None, 320])
-def test_any_request_has_the_answer_that_it_has_without_drafts(max_kv_cache_tokens: int | None) -> None:
+def test_any_request_has_the_answer_that_it_has_without_drafts(
+    max_kv_cache_tokens: int | None,
+) -> None:
     requests = mixed_requests(24, random.Random(5), max_prompt=60, max_tokens=60)
     plain, drafting = LoopingRunner(), LoopingRunner()
     expected = answers(plain, requests, config(None, max_kv_cache_tokens))
@@ -79,29 +87,42 @@ def test_an_answer_that_repeats_itself_needs_fewer_steps() -> None:
 def test_a_step_with_drafts_reports_how_much_of_them_was_right() -> None:
     runner = LoopingRunner()
     with steady(Executor(runner, config("ngram"))) as executor:
-        executor.enqueue_request(ask(5, max_tokens=150, sampling_config=SamplingConfig(temperature=0)))
+        executor.enqueue_request(
+            ask(5, max_tokens=150, sampling_config=SamplingConfig(temperature=0))
+        )
         collect(executor, 1)
         steps = drained(executor)
     found = [step.spec_decoding_stats for step in steps if step.spec_decoding_stats is not None]
     drafts = [chunk for plan in runner.plans for chunk in plan.decodes if len(chunk.token_ids) > 1]
     assert sum(step.num_requests_with_draft_tokens for step in found) == len(drafts) > 0
-    assert sum(step.num_draft_tokens for step in found) == sum(len(chunk.token_ids) - 1 for chunk in drafts)
+    assert sum(step.num_draft_tokens for step in found) == sum(
+        len(chunk.token_ids) - 1 for chunk in drafts
+    )
     assert sum(step.num_accepted_tokens for step in found) == 150 - len(runner.plans)
-    assert sum(step.num_generation_tokens for step in steps) == 150 - 1, "the first token comes with the prompt"
+    assert sum(step.num_generation_tokens for step in steps) == 150 - 1, (
+        "the first token comes with the prompt"
+    )
 
 
 def test_a_draft_never_goes_past_the_last_token_or_the_blocks_of_its_sequence() -> None:
     runner = LoopingRunner()
-    requests = [ask(5, max_tokens=num, sampling_config=SamplingConfig(temperature=0)) for num in range(1, 60)]
+    requests = [
+        ask(5, max_tokens=num, sampling_config=SamplingConfig(temperature=0))
+        for num in range(1, 60)
+    ]
     for one, request in zip(answers(runner, requests, config("ngram")), requests, strict=True):
         [[ids, *_]] = one
         assert isinstance(ids, list) and len(ids) == request.max_tokens
     for plan in runner.plans:
-        assert all(chunk.end <= len(chunk.table) * runner.tokens_per_block for chunk in plan.decodes)
+        assert all(
+            chunk.end <= len(chunk.table) * runner.tokens_per_block for chunk in plan.decodes
+        )
 
 
 def test_a_step_without_memory_to_draw_for_drafts_keeps_its_first_tokens() -> None:
-    """Some prompts are reused or shared, so that a step which was repeated would copy over what it has written."""
+    """Some prompts are reused or shared, so that a step which was repeated would copy over what it
+    has written.
+    """
     choice = random.Random(6)
     stems = [tuple(choice.choices(range(50), k=num_tokens)) for num_tokens in (20, 40)]
     requests = [
@@ -109,12 +130,18 @@ def test_a_step_without_memory_to_draw_for_drafts_keeps_its_first_tokens() -> No
             *choice.choice(stems),
             *choice.choices(range(50), k=choice.randint(1, 4)),
             max_tokens=50,
-            sampling_config=SamplingConfig(seed=number, top_k=2, num_return_sequences=choice.choice([1, 1, 3])),
+            sampling_config=SamplingConfig(
+                seed=number, top_k=2, num_return_sequences=choice.choice([1, 1, 3])
+            ),
             output_config=OUTPUT,
         )
         for number in range(12)
     ]
-    expected, runner, errors = answers(LoopingRunner(), requests, config(None)), LoopingRunner(), list[MemoryError]()
+    expected, runner, errors = (
+        answers(LoopingRunner(), requests, config(None)),
+        LoopingRunner(),
+        list[MemoryError](),
+    )
     with steady(Executor(runner, config("ngram"))) as executor:
         sample, last = executor._sampler.sample, [0]
 
@@ -131,7 +158,9 @@ def test_a_step_without_memory_to_draw_for_drafts_keeps_its_first_tokens() -> No
     assert errors and [joined(got[one]) for one in ids] == expected
 
 
-def test_a_model_that_is_not_invariant_has_no_drafts_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_model_that_is_not_invariant_has_no_drafts_and_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     runner = LoopingRunner()
     runner.is_batch_invariant = False
     answers(runner, [ask(5, max_tokens=60)], config("ngram"))
@@ -146,7 +175,9 @@ def test_a_real_model_gives_the_same_bits_with_drafts(family: str) -> None:
         ask(
             *choice.choices(range(3, 300), k=choice.randint(2, 40)) * 3,
             max_tokens=80,
-            sampling_config=SamplingConfig(temperature=0) if number % 2 else SamplingConfig(seed=number, top_k=3),
+            sampling_config=SamplingConfig(temperature=0)
+            if number % 2
+            else SamplingConfig(seed=number, top_k=3),
             output_config=OUTPUT,
         )
         for number in range(8)

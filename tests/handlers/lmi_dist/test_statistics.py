@@ -26,13 +26,18 @@ def test_a_step_reports_which_requests_ran_in_it() -> None:
     config = ExecutorConfig(max_num_tokens=256)
     with Executor(FakeRunner(), config) as executor:
         executor.enqueue_requests(
-            [ask(*[1] * 300, max_tokens=2), ask(max_tokens=1, sampling_config=SamplingConfig(num_return_sequences=3))]
+            [
+                ask(*[1] * 300, max_tokens=2),
+                ask(max_tokens=1, sampling_config=SamplingConfig(num_return_sequences=3)),
+            ]
         )
         collect(executor, 2)
         steps = [step.inflight_batching_stats for step in drained(executor)]
     assert steps == [
         InflightBatchingStats(num_scheduled_requests=1, num_context_requests=1, num_ctx_tokens=256),
-        InflightBatchingStats(num_scheduled_requests=2, num_context_requests=2, num_ctx_tokens=44 + 3),
+        InflightBatchingStats(
+            num_scheduled_requests=2, num_context_requests=2, num_ctx_tokens=44 + 3
+        ),
         InflightBatchingStats(num_scheduled_requests=1, num_gen_requests=1),
     ]
 
@@ -44,13 +49,20 @@ def test_the_cache_reports_the_share_of_blocks_that_prompts_found() -> None:
             one_result(executor, ask(*[first] * 48, max_tokens=20))
             cache = drained(executor)[-1].kv_cache_stats
             rates.append((cache.missed_blocks, cache.reused_blocks, cache.cache_hit_rate))
-    assert rates == [(3, 0, 0.0), (4, 2, 2 / 6), (7, 2, 2 / 9)], "the last block is copied, so it counts as missed"
+    assert rates == [(3, 0, 0.0), (4, 2, 2 / 6), (7, 2, 2 / 9)], (
+        "the last block is copied, so it counts as missed"
+    )
 
 
 def check(times: RequestPerfMetrics | None, *, has_run: bool = True) -> None:
     """Every event that happened has its time, and they are in order."""
     assert times is not None
-    way = [times.arrival_time, times.first_scheduled_time, times.first_token_time, times.last_token_time]
+    way = [
+        times.arrival_time,
+        times.first_scheduled_time,
+        times.first_token_time,
+        times.last_token_time,
+    ]
     happened = [one for one in way if one is not None]
     assert len(happened) == (4 if has_run else 1) and happened == sorted(happened)
 
@@ -61,7 +73,9 @@ def check(times: RequestPerfMetrics | None, *, has_run: bool = True) -> None:
 def test_each_sequence_has_its_times_once(num: int, temperature: float, streaming: bool) -> None:
     sampling = SamplingConfig(num_return_sequences=num, temperature=temperature)
     with Executor(SharingRunner()) as executor:
-        executor.enqueue_request(ask(streaming=streaming, sampling_config=sampling, output_config=TIMED))
+        executor.enqueue_request(
+            ask(streaming=streaming, sampling_config=sampling, output_config=TIMED)
+        )
         [responses] = collect(executor, 1).values()
     results = [response.get_result() for response in responses]
     assert sum(one.request_perf_metrics is not None for one in results) == num
@@ -74,7 +88,9 @@ def test_each_sequence_has_its_times_once(num: int, temperature: float, streamin
 def test_a_request_that_was_preempted_keeps_its_first_times() -> None:
     config = ExecutorConfig(kv_cache_config=KvCacheConfig(max_tokens=96))
     with Executor(SharingRunner(), config) as executor:
-        executor.enqueue_requests([ask(*[one] * 20, max_tokens=50, output_config=TIMED) for one in range(2)])
+        executor.enqueue_requests(
+            [ask(*[one] * 20, max_tokens=50, output_config=TIMED) for one in range(2)]
+        )
         results = [one[-1].get_result() for one in collect(executor, 2).values()]
         assert sum(step.num_preemptions for step in drained(executor)) > 0
     for result in results:
@@ -84,8 +100,12 @@ def test_a_request_that_was_preempted_keeps_its_first_times() -> None:
 @pytest.mark.parametrize("reason", [FinishReason.CANCELLED, FinishReason.TIMED_OUT])
 def test_a_request_that_ends_early_has_the_times_so_far(reason: FinishReason) -> None:
     is_timed = reason is FinishReason.TIMED_OUT
-    endless = Request((1, 2), 100_000, True, output_config=TIMED, allotted_time_ms=2000 if is_timed else None)
-    waits = replace(endless, allotted_time_ms=300 if is_timed else None)  # its time is over while the first one runs
+    endless = Request(
+        (1, 2), 100_000, True, output_config=TIMED, allotted_time_ms=2000 if is_timed else None
+    )
+    waits = replace(
+        endless, allotted_time_ms=300 if is_timed else None
+    )  # its time is over while the first one runs
     config = ExecutorConfig(max_batch_size=1, kv_cache_config=KvCacheConfig(max_tokens=1_000_000))
     with Executor(FakeRunner(context_length=1_000_000), config) as executor:
         running, waiting = executor.enqueue_requests([endless, waits])

@@ -60,7 +60,12 @@ def drop_bias(folder: Path) -> None:
 
 
 def shorten_tensor(folder: Path) -> None:
-    change(folder, lambda tensors: tensors.update({"model.norm.weight": tensors["model.norm.weight"][:-1].clone()}))
+    change(
+        folder,
+        lambda tensors: tensors.update(
+            {"model.norm.weight": tensors["model.norm.weight"][:-1].clone()}
+        ),
+    )
 
 
 def remove_weights(folder: Path) -> None:
@@ -80,11 +85,15 @@ def strip_config(folder: Path) -> None:
 
 
 def rename_model_type(folder: Path) -> None:
-    (folder / "config.json").write_text('{"model_type": "nonesuch", "architectures": ["NonesuchForCausalLM"]}')
+    (folder / "config.json").write_text(
+        '{"model_type": "nonesuch", "architectures": ["NonesuchForCausalLM"]}'
+    )
 
 
 def take_a_classifier(folder: Path) -> None:
-    (folder / "config.json").write_text('{"model_type": "bert", "architectures": ["BertForSequenceClassification"]}')
+    (folder / "config.json").write_text(
+        '{"model_type": "bert", "architectures": ["BertForSequenceClassification"]}'
+    )
 
 
 def remove_all(folder: Path) -> None:
@@ -134,7 +143,11 @@ def shard(folder: Path) -> None:
         (empty, WEIGHTS, "not a whole safetensors file"),
         (drop_tensor, "model", "tensor model.layers.1.mlp.up_proj.weight is missing"),
         (drop_bias, "model", "tensor model.layers.0.self_attn.q_proj.bias is missing"),
-        (shorten_tensor, WEIGHTS, "tensor model.norm.weight has shape (95,), config.json needs (96,)"),
+        (
+            shorten_tensor,
+            WEIGHTS,
+            "tensor model.norm.weight has shape (95,), config.json needs (96,)",
+        ),
         (remove_weights, "model", "no model.safetensors"),
         (remove_config, "config.json", "missing"),
         (break_config, "config.json", "not JSON"),
@@ -144,11 +157,18 @@ def shard(folder: Path) -> None:
         (remove_all, "model", "does not exist"),
         (clear, "model", "is empty"),
         (lose_shard, "b.safetensors", "missing"),
-        (narrow_tensor, WEIGHTS, "tensor model.norm.weight cannot be read: its dtype F8_E4M3 is not read here"),
+        (
+            narrow_tensor,
+            WEIGHTS,
+            "tensor model.norm.weight cannot be read: its dtype F8_E4M3 is not read here",
+        ),
         (
             quantise_tensor,
             WEIGHTS,
-            "tensor model.layers.0.mlp.up_proj.weight is int8, weights must be float32, bfloat16, float16 or float64",
+            (
+                "tensor model.layers.0.mlp.up_proj.weight is int8, weights must be float32, bfloat16, "  # noqa: E501
+                "float16 or float64"
+            ),
         ),
         (empty_index, "model.safetensors.index.json", "no weight_map"),
     ],
@@ -164,7 +184,9 @@ def test_a_broken_folder_is_one_line_that_names_file_and_cause(
     assert "\n" not in message
 
 
-def test_the_cause_in_a_fault_of_transformers_is_told_though_it_stands_on_the_second_line(tmp_path: Path) -> None:
+def test_the_cause_in_a_fault_of_transformers_is_told_though_it_stands_on_the_second_line(
+    tmp_path: Path,
+) -> None:
     folder = Path(shutil.copytree(tiny_model("olmo2"), tmp_path / "model"))
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"hidden_size": "65"}))
@@ -179,9 +201,13 @@ def test_shards_give_what_one_file_gives(folder: Path) -> None:
 
 
 def test_a_checkpoint_without_the_first_word_of_its_names_is_read(folder: Path) -> None:
-    """`save_pretrained` of the model without its head writes such names, and the first GPT-2 files have them."""
+    """`save_pretrained` of the model without its head writes such names, and the first GPT-2 files
+    have them.
+    """
     expected = run(folder)
-    tensors = {name.removeprefix("model."): tensor for name, tensor in load_file(folder / WEIGHTS).items()}
+    tensors = {
+        name.removeprefix("model."): tensor for name, tensor in load_file(folder / WEIGHTS).items()
+    }
     save_file(tensors, folder / WEIGHTS)
     assert torch.equal(run(folder), expected)
 
@@ -203,7 +229,9 @@ def test_pickled_weights_of_a_model_that_transformers_runs_are_refused_too(tmp_p
         run(folder)
 
 
-def test_a_pickle_that_would_run_code_is_refused_even_when_allowed(folder: Path, tmp_path: Path) -> None:
+def test_a_pickle_that_would_run_code_is_refused_even_when_allowed(
+    folder: Path, tmp_path: Path
+) -> None:
     class Evil:
         def __reduce__(self) -> tuple[object, tuple[str]]:
             return Path.touch, (tmp_path / "ran",)
@@ -226,7 +254,10 @@ def test_weights_in_float64_are_rounded_to_float32(
     folder: Path, dtype: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     expected = run(folder)
-    change(folder, lambda tensors: tensors.update({name: tensor.double() for name, tensor in tensors.items()}))
+    change(
+        folder,
+        lambda tensors: tensors.update({name: tensor.double() for name, tensor in tensors.items()}),
+    )
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"dtype": dtype}))
     with caplog.at_level(logging.INFO):
@@ -239,8 +270,16 @@ def test_weights_in_float64_are_rounded_to_float32(
 
 UNUSED = {
     "a bias that config.json does not have": {"model.layers.0.self_attn.o_proj.bias": 96},
-    "a layer": {"model.layers.2.mlp.up_proj.weight": 112, "model.layers.2.mlp.down_proj.weight": 96},
-    "heads of a trainer": {"score.weight": 2, "v_head.summary.bias": 1, "v_head.summary.weight": 1, "x.y": 1},
+    "a layer": {
+        "model.layers.2.mlp.up_proj.weight": 112,
+        "model.layers.2.mlp.down_proj.weight": 96,
+    },
+    "heads of a trainer": {
+        "score.weight": 2,
+        "v_head.summary.bias": 1,
+        "v_head.summary.weight": 1,
+        "x.y": 1,
+    },
 }
 
 
@@ -248,17 +287,26 @@ UNUSED = {
 def test_tensors_that_the_model_does_not_use_are_told_in_one_line(
     folder: Path, names: dict[str, int], caplog: pytest.LogCaptureFixture
 ) -> None:
-    change(folder, lambda tensors: tensors.update({name: torch.zeros(size) for name, size in names.items()}))
+    change(
+        folder,
+        lambda tensors: tensors.update({name: torch.zeros(size) for name, size in names.items()}),
+    )
     load_native(folder, max_length=64)
     [said] = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    count = "1 tensor of its weight files is" if len(names) == 1 else f"{len(names)} tensors of its weight files are"
+    count = (
+        "1 tensor of its weight files is"
+        if len(names) == 1
+        else f"{len(names)} tensors of its weight files are"
+    )
     assert said.startswith(f"{folder}: {count} not used, config.json has no place for ")
     for name in sorted(names)[:3]:
         assert name in said
     assert said.endswith(", …") is (len(names) > 3)
 
 
-def test_leftovers_of_older_libraries_and_trainers_are_not_told(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_leftovers_of_older_libraries_and_trainers_are_not_told(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     names = [
         "model.layers.0.self_attn.rotary_emb.inv_freq",
         "model.rotary_emb.cos_cached",
@@ -279,19 +327,28 @@ def test_the_head_of_a_model_that_gives_embeddings_is_not_told(
     assert not caplog.records
 
 
-def test_transformers_modules_tell_what_they_do_not_use(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_transformers_modules_tell_what_they_do_not_use(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     folder = Path(shutil.copytree(tiny_model("olmo2"), tmp_path / "model"))
     change(folder, lambda tensors: tensors.update({"score.weight": torch.zeros(2)}))
     run(folder)
-    assert f"{folder}: 1 tensor of its weight files is not used, config.json has no place for it: score.weight" in (
-        caplog.messages
+    assert (
+        f"{folder}: 1 tensor of its weight files is not used, config.json has no place for it: "
+        f"score.weight" in (caplog.messages)
     )
 
 
-@pytest.mark.parametrize("error", [ValueError("odd"), KeyError("odd"), ZeroDivisionError("odd"), TypeError("odd")])
+@pytest.mark.parametrize(
+    "error", [ValueError("odd"), KeyError("odd"), ZeroDivisionError("odd"), TypeError("odd")]
+)
 def test_a_fault_of_the_files_that_no_rule_has_found_is_one_line_too(error: Exception) -> None:
-    """So the engine ends with the exit code of a model that cannot be used, and is not started again."""
-    with pytest.raises(ModelUnusable, match=rf"^folder: the model cannot be loaded: {type(error).__name__}: .*odd"):
+    """So the engine ends with the exit code of a model that cannot be used, and is not started
+    again.
+    """
+    with pytest.raises(
+        ModelUnusable, match=rf"^folder: the model cannot be loaded: {type(error).__name__}: .*odd"
+    ):
         with of_files("folder"):
             raise error
     with pytest.raises(MemoryError), of_files("folder"):

@@ -1,4 +1,6 @@
-"""The embedded engine needs neither torch nor transformers: it imports neither, and runs where neither is installed."""
+"""The embedded engine needs neither torch nor transformers: it imports neither, and runs where
+neither is installed.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from tests.tiny_models import tiny_model
 
 ROOT = Path(__file__).resolve().parents[3]
 HEAVY = ("torch", "transformers", "xgrammar", "safetensors")
-# Every way to a token: greedy, sampled with every rule, log-probs, n, beams, a guide, an adapter, drafts, int8.
+# Every way to a token: greedy, sampled with every rule, log-probs, n, beams, a guide, an adapter,
+# drafts, int8.
 PLAY = f"""
 import sys
 from lmi.executor import *
@@ -47,9 +50,10 @@ for config in (EngineConfig(options={{"enable_lora": "true"}}, speculative="ngra
             for response in responses:
                 assert not response.has_error(), response
 print(*sorted(set({HEAVY!r}) & sys.modules.keys()))
-"""
+"""  # noqa: E501
 
-# A function that a request names gets arrays of numpy where torch is not installed, and must give one back.
+# A function that a request names gets arrays of numpy where torch is not installed, and must give
+# one back.
 PROCESS = """
 import sys
 import numpy as np
@@ -65,7 +69,7 @@ with Executor(sys.argv[1], ExecutorConfig(logits_post_processor_config=functions
         request_id = executor.enqueue_request(Request((1, 2, 3), 2, logits_post_processor_name=name))
         [response] = executor.await_responses(request_id, timeout_s=60)
         print(response.error_msg or response.get_result().output_token_ids[0])
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +77,10 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What is installed here but HEAVY, and what only they bring."""
     folder = tmp_path_factory.mktemp("packages")
     for entry in Path(sysconfig.get_path("purelib")).iterdir():
-        if not entry.name.startswith((*HEAVY, "vllm", "peft", "accelerate")) and entry.suffix != ".pth":
+        if (
+            not entry.name.startswith((*HEAVY, "vllm", "peft", "accelerate"))
+            and entry.suffix != ".pth"
+        ):
             (folder / entry.name).symlink_to(entry)
     return folder
 
@@ -84,13 +91,19 @@ def play(*options: str, code: str, arguments: tuple[Path, ...]) -> subprocess.Co
 
 
 def test_a_clean_interpreter_that_runs_requests_has_imported_neither(tmp_path: Path) -> None:
-    done = play(code=PLAY, arguments=(tiny_model("llama_wide"), write_adapter(tmp_path / "adapter", seed=1)))
+    done = play(
+        code=PLAY, arguments=(tiny_model("llama_wide"), write_adapter(tmp_path / "adapter", seed=1))
+    )
     assert (done.returncode, done.stdout) == (0, "\n"), done.stderr
 
 
 def test_it_runs_where_neither_is_installed(tmp_path: Path, packages: Path) -> None:
     code = f"import sys; sys.path += [{str(ROOT)!r}, {str(packages)!r}]\n{PLAY}"
-    done = play("-S", code=code, arguments=(tiny_model("llama_wide"), write_adapter(tmp_path / "adapter", seed=1)))
+    done = play(
+        "-S",
+        code=code,
+        arguments=(tiny_model("llama_wide"), write_adapter(tmp_path / "adapter", seed=1)),
+    )
     assert (done.returncode, done.stdout) == (0, "\n"), done.stderr
 
 
@@ -108,9 +121,16 @@ def test_a_post_processor_gets_arrays_of_numpy_where_torch_is_not_installed(pack
         (
             "olmo2",
             "",
-            "Olmo2ForCausalLM runs through the modules of transformers, and torch is not installed: ",
+            (
+                "Olmo2ForCausalLM runs through the modules of transformers, and torch is not "
+                "installed: "
+            ),
         ),
-        ("llama", "device='cuda'", "option.device=cuda needs torch, which is not installed: scripts/install torch"),
+        (
+            "llama",
+            "device='cuda'",
+            "option.device=cuda needs torch, which is not installed: scripts/install torch",
+        ),
     ],
 )
 def test_what_needs_torch_and_finds_none_is_one_line_with_the_command(

@@ -1,4 +1,6 @@
-"""A reference for programs: it runs one over a whole sequence at once, without a cache, in any floating dtype."""
+"""A reference for programs: it runs one over a whole sequence at once, without a cache, in any
+floating dtype.
+"""
 
 from __future__ import annotations
 
@@ -26,20 +28,31 @@ def read_program(path: str, max_length: int) -> Program[Tensor]:
     """The program of a folder, its weights as they are in the file."""
     config = EngineConfig()
     return load(
-        read_facts(path), config, max_length, lambda *_: None, to_tensor, lambda array: to_tensor(as_float32(array))
+        read_facts(path),
+        config,
+        max_length,
+        lambda *_: None,
+        to_tensor,
+        lambda array: to_tensor(as_float32(array)),
     )
 
 
-def run(program: Program[Tensor], ids: list[int], wanted: list[int], dtype: torch.dtype = torch.float32) -> Tensor:
+def run(
+    program: Program[Tensor], ids: list[int], wanted: list[int], dtype: torch.dtype = torch.float32
+) -> Tensor:
     """Logits (num_wanted, vocab_size) of the tokens at the positions `wanted`."""
     return _WholeSequence(program, ids, wanted, dtype).run()
 
 
 class _WholeSequence:
-    def __init__(self, program: Program[Tensor], ids: list[int], wanted: list[int], dtype: torch.dtype) -> None:
+    def __init__(
+        self, program: Program[Tensor], ids: list[int], wanted: list[int], dtype: torch.dtype
+    ) -> None:
         self.program, self.ids, self.wanted, self.dtype = program, torch.tensor(ids), wanted, dtype
         self.buffers = [
-            torch.full((len(wanted if index in program.wanted else ids), width), torch.nan, dtype=dtype)
+            torch.full(
+                (len(wanted if index in program.wanted else ids), width), torch.nan, dtype=dtype
+            )
             for index, width in enumerate(program.widths)
         ]
 
@@ -74,7 +87,11 @@ class _WholeSequence:
         self.store(operation.output, x, adds=False)
 
     def norm(self, operation: Norm) -> None:
-        x, weight, bias = self.buffers[operation.input], self.cast(operation.weight), self.cast(operation.bias)
+        x, weight, bias = (
+            self.buffers[operation.input],
+            self.cast(operation.weight),
+            self.cast(operation.bias),
+        )
         if operation.is_centred:
             y = functional.layer_norm(x, x.shape[-1:], weight, bias, operation.eps)
         else:
@@ -88,14 +105,18 @@ class _WholeSequence:
         if operation.gate is None:
             y = activation(y)
         else:
-            gate = functional.linear(x, operation.gate.to(self.dtype), self.cast(operation.gate_bias))
+            gate = functional.linear(
+                x, operation.gate.to(self.dtype), self.cast(operation.gate_bias)
+            )
             y = activation(gate) * y
         self.store(operation.output, y, operation.adds)
 
     def attend(self, operation: Attend) -> None:
         p, num_rows = self.program, len(self.ids)
         counts = (p.num_heads, p.num_kv_heads, p.num_kv_heads)
-        heads = self.buffers[operation.input].view(num_rows, sum(counts), p.head_dim).transpose(0, 1)
+        heads = (
+            self.buffers[operation.input].view(num_rows, sum(counts), p.head_dim).transpose(0, 1)
+        )
         q, k, v = heads.split(counts)  # (heads, rows, head_dim)
         q = self.rotate(operation, self.norm_heads(operation, q, operation.query_norm))
         k = self.rotate(operation, self.norm_heads(operation, k, operation.key_norm))
@@ -118,8 +139,12 @@ class _WholeSequence:
     def rotate(self, operation: Attend, heads: Tensor) -> Tensor:
         if operation.rotations is None:
             return heads
-        cosines, sines = operation.rotations[: len(self.ids)].to(self.dtype).unbind(1)  # (rows, num_pairs)
+        cosines, sines = (
+            operation.rotations[: len(self.ids)].to(self.dtype).unbind(1)
+        )  # (rows, num_pairs)
         num_pairs = cosines.shape[1]
-        first, second, rest = heads.split((num_pairs, num_pairs, heads.shape[-1] - 2 * num_pairs), dim=-1)
+        first, second, rest = heads.split(
+            (num_pairs, num_pairs, heads.shape[-1] - 2 * num_pairs), dim=-1
+        )
         rotated = (first * cosines - second * sines, second * cosines + first * sines, rest)
         return torch.cat(rotated, dim=-1)

@@ -1,10 +1,11 @@
-"""What upstream publishes about TensorRT-LLM's Python surface: names, kinds, defaults, members; no code.
+"""What upstream publishes about TensorRT-LLM's Python surface: names, kinds, defaults, members; no
+code.
 
     facts = load("main-2025-10")
     facts.signature("tensorrt_llm.LLM.generate_async").bind(llm, inputs, sampling_params=params)
 
-`facts/{1.2,main}.json` were extracted once from the sources that they name, each with its commit. Nobody has compared
-them with an installed package yet; `test_wheel.py` does, where there is one.
+`facts/{1.2,main}.json` were extracted once from the sources that they name, each with its commit.
+Nobody has compared them with an installed package yet; `test_wheel.py` does, where there is one.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ KINDS = {kind.name.lower(): kind for kind in (
 
 class Source(msgspec.Struct, frozen=True):
     path: str
-    commit: str | None  # None for a later text of the same line, whose commit the store of texts does not say
+    commit: (
+        str | None
+    )  # None for a later text of the same line, whose commit the store of texts does not say
     date: str | None  # of the commit, as far as it is known
     repository: str = "NVIDIA/TensorRT-LLM"
 
@@ -96,7 +99,9 @@ class Facts(msgspec.Struct, frozen=True):
         return self.classes[name]
 
     def signature(self, name: str) -> Signature:
-        """Of a class's constructor (no self), of "Class.method" (with self) or of a function. Raises KeyError."""
+        """Of a class's constructor (no self), of "Class.method" (with self) or of a function.
+        Raises KeyError.
+        """
         if name in self.classes:
             return signature(self.classes[name].parameters)
         if name in self.functions:
@@ -105,9 +110,13 @@ class Facts(msgspec.Struct, frozen=True):
         return self.classes[owner].methods[method].signature
 
     def find(self, module: str, name: str) -> str | None:
-        """The class that `from module import name` gives, by its name here; None if it is not described."""
+        """The class that `from module import name` gives, by its name here; None if it is not
+        described.
+        """
         for known, cls in self.classes.items():
-            if known == f"{module}.{name}" or (cls.module == module and known.rsplit(".", 1)[1] == name):
+            if known == f"{module}.{name}" or (
+                cls.module == module and known.rsplit(".", 1)[1] == name
+            ):
                 return known
         by_name = [known for known in self.classes if known.rsplit(".", 1)[1] == name]
         return by_name[0] if name in self.exports.get(module, ()) and by_name else None

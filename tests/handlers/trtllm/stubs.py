@@ -1,7 +1,9 @@
-"""Writes the facts as stubs, with which mypy checks the imports, attributes and keywords of an adapter.
+"""Writes the facts as stubs, with which mypy checks the imports, attributes and keywords of an
+adapter.
 
-Of types they have only those that lead from one published class to another. No private name is in a stub. The keywords
-that a dictionary brings are left to the double, which refuses what it does not know.
+Of types they have only those that lead from one published class to another. No private name is in a
+stub. The keywords that a dictionary brings are left to the double, which refuses what it does not
+know.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from tests.handlers.trtllm.facts import Callable, Class, Facts, load
 ROOT = Path(__file__).parents[3]
 FOLDER, OURS = ROOT / "handlers" / "lmi_trtllm", "handlers.lmi_trtllm"
 ARGUMENTS = "tensorrt_llm.llmapi.TorchLlmArgs"  # what LLM takes as its **kwargs
-MAX_POSITIONAL = {"generate_async": 2}  # `inputs` and `sampling_params`: the lines differ in what follows
+MAX_POSITIONAL = {
+    "generate_async": 2
+}  # `inputs` and `sampling_params`: the lines differ in what follows
 TYPES = {
     "inputs": "Inputs | list[int]",
     "LLM.args": "TorchLlmArgs",
@@ -55,8 +59,12 @@ def adapter() -> dict[str, str]:
     return {file.stem: file.read_text(encoding="utf-8") for file in FOLDER.glob("*.py")}
 
 
-def faults(folder: Path, profile: str, packages: Mapping[str, Mapping[str, str]]) -> dict[str, list[str]]:
-    """What mypy finds in each package, given by the texts of its modules: lines as `module.py:7: error: …`."""
+def faults(
+    folder: Path, profile: str, packages: Mapping[str, Mapping[str, str]]
+) -> dict[str, list[str]]:
+    """What mypy finds in each package, given by the texts of its modules: lines as `module.py:7:
+    error: …`.
+    """
     write_stubs(folder / "stubs" / "tensorrt_llm", load(profile))
     (folder / "mypy.ini").write_text(SETTINGS)
     for package, texts in packages.items():
@@ -75,16 +83,25 @@ def faults(folder: Path, profile: str, packages: Mapping[str, Mapping[str, str]]
 
 
 def write_stubs(folder: Path, facts: Facts) -> None:
-    """All classes are in one private module, from which each published module has those that it exports."""
+    """All classes are in one private module, from which each published module has those that it
+    exports.
+    """
     short = {name.rpartition(".")[2]: name for name in [*facts.classes, *facts.enums]}
-    texts = [_class(name, facts) for name in facts.classes if name.rpartition(".")[0] not in facts.classes]
+    texts = [
+        _class(name, facts)
+        for name in facts.classes
+        if name.rpartition(".")[0] not in facts.classes
+    ]
     texts += [_enum(name.rpartition(".")[2], members) for name, members in facts.enums.items()]
     folder.mkdir(parents=True)
     (folder / "_facts.pyi").write_text("\n".join([HEAD, *texts]))
     for module, names in facts.exports.items():
         place = folder.joinpath(*module.split(".")[1:])
         place.mkdir(parents=True, exist_ok=True)
-        lines = [f"from tensorrt_llm._facts import {one} as {one}" if one in short else f"{one}: Any" for one in names]
+        lines = [
+            f"from tensorrt_llm._facts import {one} as {one}" if one in short else f"{one}: Any"
+            for one in names
+        ]
         if not any(part.startswith("_") for part in module.split(".")):
             (place / "__init__.pyi").write_text("\n".join(["from typing import Any", *lines]))
 
@@ -102,12 +119,15 @@ def _class(name: str, facts: Facts) -> str:
     lines.append(f"def __init__(self, {_parameters(_own(known, title, facts))}) -> None: ...")
     for method, fact in known.methods.items():
         lines.append(
-            f"def {method}({_parameters(_shown(method, fact))}) -> {TYPES.get(f'{title}.{method}', 'Any')}: ..."
+            f"def {method}({_parameters(_shown(method, fact))}) -> "
+            f"{TYPES.get(f'{title}.{method}', 'Any')}: ..."
         )
     for one in sorted({*known.attributes} - nested - known.methods.keys()):
         if not one.startswith("_"):
             lines.append(f"{one}: {TYPES.get(f'{title}.{one}', 'Any')}")
-    return f"class {title}({', '.join(known.bases)}):\n" + "".join(f"    {line}\n" for line in lines)
+    return f"class {title}({', '.join(known.bases)}):\n" + "".join(
+        f"    {line}\n" for line in lines
+    )
 
 
 def _own(known: Class, title: str, facts: Facts) -> list[Parameter]:
@@ -116,7 +136,9 @@ def _own(known: Class, title: str, facts: Facts) -> list[Parameter]:
     if title != "LLM":
         return own
     more = [
-        fact.parameter for fact in facts.classes[ARGUMENTS].parameters if fact.name not in {one.name for one in own}
+        fact.parameter
+        for fact in facts.classes[ARGUMENTS].parameters
+        if fact.name not in {one.name for one in own}
     ]
     return [one for one in own if one.kind is not Parameter.VAR_KEYWORD] + [
         one.replace(kind=Parameter.KEYWORD_ONLY) for one in more

@@ -1,7 +1,7 @@
 """Compares an importable `tensorrt_llm` with the facts that the handler was written from.
 
-A name or default that the facts have and the package lacks or changes is a difference. What only the package has is
-none: the facts describe a part of it.
+A name or default that the facts have and the package lacks or changes is a difference. What only
+the package has is none: the facts describe a part of it.
 """
 
 from __future__ import annotations
@@ -48,24 +48,36 @@ def class_differences(name: str, fact: Class) -> Iterator[str]:
         else:
             yield f"{name} has no method {method}"
     known = names_of_instances(real)
-    yield from (f"{name} has no attribute {attribute}" for attribute in fact.attributes if attribute not in known)
+    yield from (
+        f"{name} has no attribute {attribute}"
+        for attribute in fact.attributes
+        if attribute not in known
+    )
 
 
 def constructor_differences(name: str, fact: Class, real: type) -> Iterator[str]:
-    """Of a pydantic model by its fields, of any other class by its signature, as far as it has one."""
+    """Of a pydantic model by its fields, of any other class by its signature, as far as
+    it has one.
+    """
     fields = getattr(real, "model_fields", None)
     if fields is None:
         constructor = signature_of(real)
         if constructor is not None:
-            yield from parameter_differences(name, Signature([each.parameter for each in fact.parameters]), constructor)
+            yield from parameter_differences(
+                name, Signature([each.parameter for each in fact.parameters]), constructor
+            )
         return
     if fact.extra == "forbid" and real.model_config.get("extra") != "forbid":  # type: ignore[attr-defined]
         yield f"{name} takes unknown fields"
     known = {alias for key, field in fields.items() for alias in (key, field.alias) if alias}
-    yield from (f"{name} has no field {each.name}" for each in fact.parameters if each.name not in known)
+    yield from (
+        f"{name} has no field {each.name}" for each in fact.parameters if each.name not in known
+    )
     for each in fact.parameters:
-        if each.name in fields and is_other(each.parameter.default, fields[each.name].get_default()):
-            yield f"{name}.{each.name} is {fields[each.name].get_default()!r} by default, not {each.default!r}"
+        if each.name in fields and is_other(
+            each.parameter.default, fields[each.name].get_default()
+        ):
+            yield f"{name}.{each.name} is {fields[each.name].get_default()!r} by default, not {each.default!r}"  # noqa: E501
 
 
 def callable_differences(name: str, fact: Callable, real: Any) -> Iterator[str]:
@@ -76,7 +88,9 @@ def callable_differences(name: str, fact: Callable, real: Any) -> Iterator[str]:
 
 
 def parameter_differences(name: str, expected: Signature, real: Signature) -> Iterator[str]:
-    """Every parameter of the facts can be given to the real callable in the same way and has the same default."""
+    """Every parameter of the facts can be given to the real callable in the same way and has the
+    same default.
+    """
     takes = {parameter.kind for parameter in real.parameters.values()}
     for key, parameter in expected.parameters.items():
         other = real.parameters.get(key)
@@ -88,7 +102,11 @@ def parameter_differences(name: str, expected: Signature, real: Signature) -> It
         elif is_other(parameter.default, other.default):
             yield f"{name}: {key} is {other.default!r} by default, not {parameter.default!r}"
     for key, other in real.parameters.items():
-        if key not in expected.parameters and other.default is Parameter.empty and other.kind not in OPEN:
+        if (
+            key not in expected.parameters
+            and other.default is Parameter.empty
+            and other.kind not in OPEN
+        ):
             yield f"{name} also needs {key}"
 
 
@@ -105,11 +123,17 @@ def is_other(expected: Any, real: Any) -> bool:
         or type(real).__name__ == "PydanticUndefinedType"
     ):
         return False
-    return bool(real != expected) and getattr(real, "value", real) != expected and str(real) != str(expected)
+    return (
+        bool(real != expected)
+        and getattr(real, "value", real) != expected
+        and str(real) != str(expected)
+    )
 
 
 def names_of_instances(real: type) -> set[str]:
-    """What instances have: members, fields, and what the methods of the class and its bases assign."""
+    """What instances have: members, fields, and what the methods of the class and its
+    bases assign.
+    """
     names = set(dir(real)) | set(getattr(real, "model_fields", ()))
     if dataclasses.is_dataclass(real):
         names |= {field.name for field in dataclasses.fields(real)}

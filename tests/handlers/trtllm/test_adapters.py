@@ -15,7 +15,13 @@ from handlers.base.adapters import LoadedAdapter
 from lmi.errors import Unsupported
 from tests.handlers.trtllm.double import loaded
 
-CONFIG = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"], "bias": "none"}
+CONFIG = {
+    "peft_type": "LORA",
+    "r": 4,
+    "lora_alpha": 8,
+    "target_modules": ["q_proj"],
+    "bias": "none",
+}
 STEM = "base_model.model.model.layers.0.self_attn.q_proj"
 
 
@@ -29,7 +35,10 @@ def adapters(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 def write(folder: Path, stem: str = STEM, rank: int = 4, **changes: object) -> LoadedAdapter:
     (folder / "adapter_config.json").write_text(json.dumps({**CONFIG, **changes}))
-    tensors = {f"{stem}.lora_A.weight": torch.zeros(rank, 8), f"{stem}.lora_B.weight": torch.zeros(16, rank)}
+    tensors = {
+        f"{stem}.lora_A.weight": torch.zeros(rank, 8),
+        f"{stem}.lora_B.weight": torch.zeros(16, rank),
+    }
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     return LoadedAdapter("poems", 3, str(folder))
 
@@ -44,7 +53,9 @@ def limits(max_rank: int, **fields: Any) -> Any:
 def test_adapters_are_asked_for_with_a_configuration_that_says_how_many_stay(adapters: Any) -> None:
     assert adapters.arguments({"enable_lora": False, "lora_config": None}) == {}
     assert adapters.arguments({"enable_lora": True})["lora_config"].max_loras == 4
-    made = adapters.arguments({"enable_lora": True, "lora_config": limits(8, max_loras=2)})["lora_config"]
+    made = adapters.arguments({"enable_lora": True, "lora_config": limits(8, max_loras=2)})[
+        "lora_config"
+    ]
     assert (made.max_loras, made.max_lora_rank) == (2, 8)
 
 
@@ -57,7 +68,8 @@ def test_an_adapter_goes_by_name_number_and_path(adapters: Any, tmp_path: Path) 
 
 def test_an_adapter_that_the_engine_follows_wholly_passes(adapters: Any, tmp_path: Path) -> None:
     adapters.check_adapter(
-        write(tmp_path, use_rslora=True, modules_to_save=None, rank_pattern={"q_proj": 4}), limits(4)
+        write(tmp_path, use_rslora=True, modules_to_save=None, rank_pattern={"q_proj": 4}),
+        limits(4),
     )
 
 
@@ -96,11 +108,15 @@ def test_weights_that_would_be_left_out_are_refused_by_name(
         adapters.check_adapter(write(tmp_path, stem, rank), limits(8))
 
 
-def test_only_linears_that_the_engines_configuration_names_pass(adapters: Any, tmp_path: Path) -> None:
+def test_only_linears_that_the_engines_configuration_names_pass(
+    adapters: Any, tmp_path: Path
+) -> None:
     adapter = write(tmp_path)
     adapters.check_adapter(adapter, limits(8, lora_target_modules=["attn_q"]))
     other = {"attn_dense": "q_proj"}
-    adapters.check_adapter(adapter, limits(8, lora_target_modules=["attn_dense"], trtllm_modules_to_hf_modules=other))
+    adapters.check_adapter(
+        adapter, limits(8, lora_target_modules=["attn_dense"], trtllm_modules_to_hf_modules=other)
+    )
     with pytest.raises(ValueError, match="q_proj.lora_A.weight would be left out"):
         adapters.check_adapter(adapter, limits(8, lora_target_modules=["attn_k", "attn_v"]))
 
@@ -128,5 +144,7 @@ def test_a_configuration_that_cannot_be_read_is_named_and_weights_are_left_to_th
 
 def test_a_pin_is_refused_because_nothing_would_keep_it(adapters: Any, tmp_path: Path) -> None:
     write(tmp_path)
-    with pytest.raises(Unsupported, match="^pin is not supported here: TensorRT-LLM pins no adapter"):
+    with pytest.raises(
+        Unsupported, match="^pin is not supported here: TensorRT-LLM pins no adapter"
+    ):
         adapters.check_adapter(LoadedAdapter("poems", 3, str(tmp_path), is_pinned=True), limits(8))

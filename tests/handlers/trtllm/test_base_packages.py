@@ -1,4 +1,6 @@
-"""Which packages the engine's process takes where lmi's environment lies on top of TensorRT-LLM's."""
+"""Which packages the engine's process takes where lmi's environment lies on top of
+TensorRT-LLM's.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from lmi.settings.config import EngineConfig
 
 @pytest.fixture
 def below(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of packages below lmi's environment, with TensorRT-LLM and a package that lmi has too."""
+    """A folder of packages below lmi's environment, with TensorRT-LLM and a package that lmi has
+    too.
+    """
     folder = tmp_path / "dist-packages"
     for name in ("tensorrt_llm", "huggingface_hub"):
         (folder / name).mkdir(parents=True)
@@ -29,7 +33,11 @@ def test_packages_below_come_first_in_the_engines_process(below: Path) -> None:
     assert found["PYTHONPATH"] == str(below)
     code = "import huggingface_hub; print(huggingface_hub.__file__)"
     done = subprocess.run(
-        [sys.executable, "-P", "-c", code], env={**os.environ, **found}, capture_output=True, text=True, timeout=60
+        [sys.executable, "-P", "-c", code],
+        env={**os.environ, **found},
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert done.stdout.strip() == str(below / "huggingface_hub" / "__init__.py"), done.stderr
 
@@ -43,6 +51,8 @@ def test_nothing_changes_where_tensorrt_llm_is_in_lmis_own_environment(below: Pa
     assert base_packages({"PYTHONPATH": "/one"}, own=str(below.parent)) == {}
 
 
-def test_nothing_changes_where_tensorrt_llm_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_changes_where_tensorrt_llm_is_not_installed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "tensorrt_llm", None)  # as if it were not installed
     assert base_packages({"PYTHONPATH": "/one"}) == {}

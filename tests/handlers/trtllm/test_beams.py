@@ -20,7 +20,10 @@ WITH_LOG_PROBS = OutputConfig(True)
 
 @pytest.fixture(scope="module", params=["main-2025-10", "main-2026-08"])
 def executor(request: pytest.FixtureRequest) -> Iterator[Any]:
-    with double(request.param) as executor_class, start(executor_class, max_beam_width=WIDTH) as executor:
+    with (
+        double(request.param) as executor_class,
+        start(executor_class, max_beam_width=WIDTH) as executor,
+    ):
         yield executor
 
 
@@ -30,8 +33,15 @@ def beams(executor: Any, **fields: Any) -> Any:
 
 def test_an_answer_has_the_best_beams_first_with_parallel_log_probs(executor: Any) -> None:
     answer = beams(executor)
-    assert len(answer.output_token_ids) == WIDTH and len({tuple(ids) for ids in answer.output_token_ids}) == WIDTH
-    assert [len(ids) for ids in answer.output_token_ids] == [len(values) for values in answer.log_probs] == [8] * WIDTH
+    assert (
+        len(answer.output_token_ids) == WIDTH
+        and len({tuple(ids) for ids in answer.output_token_ids}) == WIDTH
+    )
+    assert (
+        [len(ids) for ids in answer.output_token_ids]
+        == [len(values) for values in answer.log_probs]
+        == [8] * WIDTH
+    )
     assert answer.cum_log_probs == pytest.approx([sum(values) for values in answer.log_probs])
     assert answer.cum_log_probs == sorted(answer.cum_log_probs, reverse=True)
     assert answer.finish_reasons == [FinishReason.LENGTH] * WIDTH
@@ -44,7 +54,9 @@ def test_each_response_of_a_stream_restates_all_beams(executor: Any) -> None:
     assert lengths and lengths == sorted(lengths) and all(len(one) == WIDTH for one in lengths)
 
 
-def test_a_search_with_log_probs_answers_once_because_its_steps_do_not_reorder_them(executor: Any) -> None:
+def test_a_search_with_log_probs_answers_once_because_its_steps_do_not_reorder_them(
+    executor: Any,
+) -> None:
     asked = {"sampling_config": BEAMS, "output_config": WITH_LOG_PROBS, "max_tokens": 60}
     [only] = answers(executor, streaming=True, **asked)
     assert only.get_result() == beams(executor, **asked)
@@ -52,7 +64,9 @@ def test_a_search_with_log_probs_answers_once_because_its_steps_do_not_reorder_t
 
 def test_a_search_that_answers_at_its_end_shows_that_it_goes_on(executor: Any) -> None:
     with knobs(step_s=0.02):
-        request_id = executor.enqueue_request(ask(sampling_config=BEAMS, output_config=WITH_LOG_PROBS, max_tokens=400))
+        request_id = executor.enqueue_request(
+            ask(sampling_config=BEAMS, output_config=WITH_LOG_PROBS, max_tokens=400)
+        )
         executor.get_latest_iteration_stats()
         until(lambda: len(executor.get_latest_iteration_stats()) > 0)
         assert executor.get_num_responses_ready(request_id) == 0
@@ -61,7 +75,10 @@ def test_a_search_that_answers_at_its_end_shows_that_it_goes_on(executor: Any) -
 
 def test_fewer_beams_are_returned_than_searched_if_fewer_are_asked_for(executor: Any) -> None:
     config = SamplingConfig(WIDTH, num_return_sequences=1)
-    assert beams(executor, sampling_config=config).output_token_ids == beams(executor).output_token_ids[:1]
+    assert (
+        beams(executor, sampling_config=config).output_token_ids
+        == beams(executor).output_token_ids[:1]
+    )
 
 
 @pytest.mark.parametrize("end_token", ["kept", "dropped"])
@@ -79,16 +96,22 @@ def test_a_beam_that_ends_has_its_end_token(executor: Any, end_token: str) -> No
 
 def test_a_cancelled_search_ends_at_once_and_the_next_one_runs(executor: Any) -> None:
     with knobs(finish_after_abort="never", step_s=0.02):
-        request_id = executor.enqueue_request(ask(sampling_config=BEAMS, max_tokens=400, streaming=True))
+        request_id = executor.enqueue_request(
+            ask(sampling_config=BEAMS, max_tokens=400, streaming=True)
+        )
         executor.await_responses(request_id, 60.0)
         executor.cancel_request(request_id)
-        assert set(finish(executor, request_id)[-1].get_result().finish_reasons) == {FinishReason.CANCELLED}
+        assert set(finish(executor, request_id)[-1].get_result().finish_reasons) == {
+            FinishReason.CANCELLED
+        }
     assert len(beams(executor).output_token_ids) == WIDTH
 
 
 @pytest.mark.parametrize("width", [1, 2])
 def test_another_width_is_refused_with_the_one_that_runs(executor: Any, width: int) -> None:
-    with pytest.raises(InvalidParameter, match=rf"beam_width must be 3 .* one beam width, given {width}"):
+    with pytest.raises(
+        InvalidParameter, match=rf"beam_width must be 3 .* one beam width, given {width}"
+    ):
         executor.enqueue_request(ask(sampling_config=SamplingConfig(width)))
 
 

@@ -1,4 +1,6 @@
-"""The life of the engine: cancels, faults of one request, the end of the engine, and its shutdown."""
+"""The life of the engine: cancels, faults of one request, the end of the engine, and
+its shutdown.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,14 @@ from typing import Any
 import pytest
 
 from handlers.base.sequence import new_sequences
-from lmi.errors import InvalidParameter, InvalidRequest, LmiError, PromptTooLong, StartError, Unsupported
+from lmi.errors import (
+    InvalidParameter,
+    InvalidRequest,
+    LmiError,
+    PromptTooLong,
+    StartError,
+    Unsupported,
+)
 from lmi.executor import (
     ErrorKind,
     FinishReason,
@@ -58,13 +67,17 @@ def fresh(executor_class: Any, **options: str) -> Iterator[Any]:
 
 def begin(executor: Any, **fields: Any) -> int:
     """Start a long stream and wait for its first token."""
-    request_id: int = executor.enqueue_request(ask(**{"max_tokens": LONG, "streaming": True, **fields}))
+    request_id: int = executor.enqueue_request(
+        ask(**{"max_tokens": LONG, "streaming": True, **fields})
+    )
     assert executor.await_responses(request_id, TIMEOUT_S)
     return request_id
 
 
 @pytest.mark.parametrize("finish_after_abort", ["next step", "late", "never"])
-def test_a_cancelled_request_ends_at_once_whatever_the_engine_does(executor: Any, finish_after_abort: str) -> None:
+def test_a_cancelled_request_ends_at_once_whatever_the_engine_does(
+    executor: Any, finish_after_abort: str
+) -> None:
     with knobs(finish_after_abort=finish_after_abort, step_s=SLOW_S):
         request_id = begin(executor)
         executor.cancel_request(request_id)
@@ -90,7 +103,9 @@ def test_a_guided_request_that_is_wrong_never_reaches_the_engine(executor: Any) 
     with knobs(error_budget=1):
         for _ in range(4):
             [response] = answers(executor, guided_decoding_params=guide, end_id=2)
-            assert response.error is not None and response.error.kind is ErrorKind.INVALID, response.error_msg
+            assert response.error is not None and response.error.kind is ErrorKind.INVALID, (
+                response.error_msg
+            )
         assert len(tokens(executor)) == 8
 
 
@@ -125,15 +140,21 @@ def test_a_wrong_request_is_refused_before_it_is_submitted(executor: Any, name: 
     assert len(tokens(executor)) == 8
 
 
-def test_a_prompt_that_a_step_cannot_take_whole_is_refused_with_the_options_that_help(executor_class: Any) -> None:
+def test_a_prompt_that_a_step_cannot_take_whole_is_refused_with_the_options_that_help(
+    executor_class: Any,
+) -> None:
     with fresh(executor_class, max_num_tokens="16") as executor:
-        with pytest.raises(PromptTooLong, match="16 tokens at most .*option.enable_chunked_prefill=true"):
+        with pytest.raises(
+            PromptTooLong, match="16 tokens at most .*option.enable_chunked_prefill=true"
+        ):
             executor.enqueue_request(ask(input_token_ids=(1,) * 17))
         assert len(tokens(executor, input_token_ids=(1,) * 16)) == 8
 
 
 @pytest.mark.parametrize("knob", [{"dies": "no more memory"}, {"dies_after_steps": 3}])
-def test_the_death_of_the_engine_ends_every_request_and_the_executor(executor_class: Any, knob: Any) -> None:
+def test_the_death_of_the_engine_ends_every_request_and_the_executor(
+    executor_class: Any, knob: Any
+) -> None:
     with knobs(step_s=SLOW_S), fresh(executor_class) as executor:
         ids = [begin(executor) for _ in range(3)]
         with knobs(step_s=SLOW_S, **knob):
@@ -158,7 +179,10 @@ def test_a_burst_of_failures_that_ends_the_engine_ends_the_executor(executor_cla
 def test_the_death_of_a_process_that_computes_ends_the_executor_though_the_engine_falls_silent(
     executor_class: Any,
 ) -> None:
-    with knobs(has_workers=True, step_s=SLOW_S), fresh(executor_class, context_parallel_size="2") as executor:
+    with (
+        knobs(has_workers=True, step_s=SLOW_S),
+        fresh(executor_class, context_parallel_size="2") as executor,
+    ):
         assert len(executor._trtllm._ranks._fds) == 2
         request_id = begin(executor)
         signal.pidfd_send_signal(executor._trtllm._ranks._fds[-1], signal.SIGKILL)
@@ -184,16 +208,25 @@ def test_what_the_engine_itself_refuses_ends_only_that_sequence(executor: Any) -
     beams = work(executor, "beams", sampling_config=SamplingConfig(2))
     broken = replace(work(executor, "broken"), more={"lora_request": "none"})
     until_idle(executor)
-    for one in (work(executor, "token", input_token_ids=(9999,)), beams, broken, work(executor, "good")):
+    for one in (
+        work(executor, "token", input_token_ids=(9999,)),
+        beams,
+        broken,
+        work(executor, "good"),
+    ):
         engine.add(one)
     while len(ends) < 4:
         ends |= {one.id: one.end for one in engine.step() or () if one.end is not None}
-    assert isinstance(ends["token"], package.RequestError) and isinstance(ends["beams"], package.RequestError)
+    assert isinstance(ends["token"], package.RequestError) and isinstance(
+        ends["beams"], package.RequestError
+    )
     assert isinstance(ends["broken"], Exception)
     assert ends["good"] is FinishReason.LENGTH and engine.is_alive
 
 
-def test_what_the_check_of_a_submit_refuses_ends_only_that_sequence(executor_class: Any, line: str) -> None:
+def test_what_the_check_of_a_submit_refuses_ends_only_that_sequence(
+    executor_class: Any, line: str
+) -> None:
     with fresh(executor_class, max_num_tokens="16") as executor:
         until_idle(executor)
         engine, ends = executor._trtllm, dict[str, Any]()
@@ -206,7 +239,10 @@ def test_what_the_check_of_a_submit_refuses_ends_only_that_sequence(executor_cla
 
 
 def test_an_engine_that_ignores_its_shutdown_is_killed() -> None:
-    with double(PROFILES[-1]) as executor_class, knobs(has_workers=True):  # it takes seconds, and lines do not differ
+    with (
+        double(PROFILES[-1]) as executor_class,
+        knobs(has_workers=True),
+    ):  # it takes seconds, and lines do not differ
         executor = start(executor_class)
         llm, ranks = executor._trtllm._llm, executor._trtllm._ranks
         end, was_killed = llm.shutdown, threading.Event()
@@ -252,7 +288,10 @@ def test_a_shutdown_amid_requests_does_not_wait_for_them(executor_class: Any) ->
 
 
 def test_a_start_that_fails_says_why_in_one_line(executor_class: Any) -> None:
-    with knobs(start_error="CUDA out of memory"), pytest.raises(StartError, match="CUDA out of memory; set option"):
+    with (
+        knobs(start_error="CUDA out of memory"),
+        pytest.raises(StartError, match="CUDA out of memory; set option"),
+    ):
         start(executor_class)
 
 
@@ -268,11 +307,18 @@ def test_several_sequences_of_a_request_end_each_by_themselves(executor: Any, li
 def test_prompts_of_one_salt_share_what_was_computed(executor: Any) -> None:
     prompt = tuple(20 + position % 200 for position in range(300))
     first, again, other = (
-        answers(executor, input_token_ids=prompt, cache_salt=salt)[0].get_result() for salt in ("a", "a", "b")
+        answers(executor, input_token_ids=prompt, cache_salt=salt)[0].get_result()
+        for salt in ("a", "a", "b")
     )
-    assert (first.num_cached_tokens, other.num_cached_tokens, again.num_cached_tokens) == (0, 0, 288), "blocks of 32"
+    assert (first.num_cached_tokens, other.num_cached_tokens, again.num_cached_tokens) == (
+        0,
+        0,
+        288,
+    ), "blocks of 32"
     output = OutputConfig(num_prompt_log_probs=0)
-    whole = answers(executor, input_token_ids=prompt, cache_salt="a", output_config=output)[0].get_result()
+    whole = answers(executor, input_token_ids=prompt, cache_salt="a", output_config=output)[
+        0
+    ].get_result()
     assert whole.num_cached_tokens == 0 and len(whole.prompt_log_probs or ()) == len(prompt)
 
 
@@ -295,13 +341,17 @@ def test_statistics_with_missing_parts_are_read_as_far_as_they_go(line: str) -> 
 
 
 def begun(command: list[str]) -> subprocess.Popen[bytes]:
-    """Start a program and wait for its first line: before it runs, /proc does not have its words."""
+    """Start a program and wait for its first line: before it runs, /proc does not have
+    its words.
+    """
     process = subprocess.Popen(command, stdout=subprocess.PIPE)
     assert process.stdout is not None and process.stdout.readline()
     return process
 
 
-def test_the_end_of_a_process_that_computes_is_noticed_whatever_the_number_of_its_descriptor(line: str) -> None:
+def test_the_end_of_a_process_that_computes_is_noticed_whatever_the_number_of_its_descriptor(
+    line: str,
+) -> None:
     ranks = import_module("handlers.lmi_trtllm.engine").ranks
     code = [sys.executable, "-c", "import time; print(flush=True); time.sleep(600)"]
     rank = [*code, "mpi4py.futures.server"]

@@ -1,4 +1,6 @@
-"""What only this engine refuses, or reads, beside tokens. The conformance suite has what all engines do."""
+"""What only this engine refuses, or reads, beside tokens. The conformance suite has what all
+engines do.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def executor_class(request: pytest.FixtureRequest) -> Iterator[Any]:
         yield executor_class
 
 
-def test_with_the_overlap_scheduler_only_words_of_several_tokens_are_refused(executor_class: Any) -> None:
+def test_with_the_overlap_scheduler_only_words_of_several_tokens_are_refused(
+    executor_class: Any,
+) -> None:
     with start(executor_class) as executor:
         plain = tokens(executor)
         assert plain[2] not in tokens(executor, bad_words=((plain[2],),))
@@ -63,14 +67,18 @@ def test_an_output_that_the_model_lacks_stops_the_start(executor_class: Any) -> 
         executor_class(tiny_model(FAMILY), config)
 
 
-def test_a_tokenizer_that_cannot_be_read_stops_the_start_with_one_line(executor_class: Any, tmp_path: Path) -> None:
+def test_a_tokenizer_that_cannot_be_read_stops_the_start_with_one_line(
+    executor_class: Any, tmp_path: Path
+) -> None:
     model = shutil.copytree(tiny_model(FAMILY), tmp_path / "model")
     (model / "tokenizer.json").write_text("{")
     with pytest.raises(ModelUnusable, match="^[^\\n]*TensorRT-LLM cannot start: [^\\n]*$"):
         executor_class(model, EngineConfig(handler="trtllm", max_beam_width=1))
 
 
-def test_an_engine_that_only_searches_beams_loads_adapters_too(executor_class: Any, tmp_path: Path) -> None:
+def test_an_engine_that_only_searches_beams_loads_adapters_too(
+    executor_class: Any, tmp_path: Path
+) -> None:
     folder = write_adapter(tmp_path / "first", 1)
     with start(executor_class, max_beam_width=2, enable_lora="true") as executor:
         executor.load_adapter("first", str(folder))

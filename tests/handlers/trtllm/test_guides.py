@@ -1,4 +1,6 @@
-"""Structures for TensorRT-LLM: which backend has which kind, and the check that each passes before it is submitted."""
+"""Structures for TensorRT-LLM: which backend has which kind, and the check that each passes before
+it is submitted.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from tests.handlers.trtllm.double import loaded
 from tests.tiny_models import END_ID, VOCAB_SIZE, tiny_model
 
 FIELD = "guided_decoding_params"
-NAME = GuidedDecodingParams(GuideType.JSON_SCHEMA, '{"type": "object", "properties": {"name": {"type": "string"}}}')
+NAME = GuidedDecodingParams(
+    GuideType.JSON_SCHEMA, '{"type": "object", "properties": {"name": {"type": "string"}}}'
+)
 GOOD = [
     GuidedDecodingParams(GuideType.JSON),
     NAME,
@@ -70,10 +74,15 @@ def options(**given: str) -> EngineConfig:
     return EngineConfig(options=given)
 
 
-def test_each_backend_has_its_kinds_and_a_grammar_of_llguidance_is_another_language(executor: Any) -> None:
+def test_each_backend_has_its_kinds_and_a_grammar_of_llguidance_is_another_language(
+    executor: Any,
+) -> None:
     model = str(tiny_model("llama"))
     assert executor.guide_kinds(options(), model) == (tuple(GuideType), "")
-    assert executor.guide_kinds(options(guided_decoding_backend="xgrammar"), model) == (tuple(GuideType), "")
+    assert executor.guide_kinds(options(guided_decoding_backend="xgrammar"), model) == (
+        tuple(GuideType),
+        "",
+    )
     assert executor.guide_kinds(options(guided_decoding_backend="llguidance"), model) == (
         (GuideType.JSON, GuideType.JSON_SCHEMA, GuideType.REGEX),
         "",
@@ -97,7 +106,9 @@ def test_with_another_backend_without_a_tokenizer_or_its_file_there_are_no_guide
 
 
 def test_each_kind_has_its_own_field_and_json_is_one_object(sampling: Any) -> None:
-    fields = [(one.json, one.regex, one.grammar, one.json_object) for one in map(sampling.guided, GOOD)]
+    fields = [
+        (one.json, one.regex, one.grammar, one.json_object) for one in map(sampling.guided, GOOD)
+    ]
     assert fields == [
         ('{"type": "object"}', None, None, False),
         (NAME.guide, None, None, False),
@@ -107,9 +118,16 @@ def test_each_kind_has_its_own_field_and_json_is_one_object(sampling: Any) -> No
     assert sampling.guided(None) is None
 
 
-@pytest.mark.parametrize("fields", [{"ignore_eos": True}, {"sampling_config": SamplingConfig(min_tokens=2)}], ids=str)
-def test_what_goes_on_behind_the_end_of_a_structure_is_refused(sampling: Any, fields: dict[str, Any]) -> None:
-    [name] = {"ignore_eos", "min_tokens"} & {*fields, *(["min_tokens"] if "sampling_config" in fields else [])}
+@pytest.mark.parametrize(
+    "fields", [{"ignore_eos": True}, {"sampling_config": SamplingConfig(min_tokens=2)}], ids=str
+)
+def test_what_goes_on_behind_the_end_of_a_structure_is_refused(
+    sampling: Any, fields: dict[str, Any]
+) -> None:
+    [name] = {"ignore_eos", "min_tokens"} & {
+        *fields,
+        *(["min_tokens"] if "sampling_config" in fields else []),
+    }
     sampler = sampling.TrtllmSampler(of_version("1.3.0", takes_priority=True), VOCAB_SIZE)
     sampling.refuse_rules(Request((1,), 8, **fields), sampler)
     sampling.refuse_rules(Request((1,), 8, guided_decoding_params=NAME), sampler)
@@ -126,11 +144,17 @@ def test_the_tokenizers_end_token_ends_a_sequence_with_a_structure(checks: Any) 
 def test_good_structures_pass_and_bad_ones_name_the_field(checks: Any) -> None:
     errors = [checks.begin(sequence_of(params)).exception() for params in [*GOOD, *BAD]]
     assert errors[: len(GOOD)] == [None] * len(GOOD)
-    assert [(type(one), one.field) for one in errors[len(GOOD) :]] == [(InvalidRequest, FIELD)] * len(BAD)
-    assert all("must be a structure that lmi can follow: " in str(one) for one in errors[len(GOOD) :])
+    assert [(type(one), one.field) for one in errors[len(GOOD) :]] == [
+        (InvalidRequest, FIELD)
+    ] * len(BAD)
+    assert all(
+        "must be a structure that lmi can follow: " in str(one) for one in errors[len(GOOD) :]
+    )
 
 
-def test_a_compiler_that_does_not_start_is_started_again(executor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiler_that_does_not_start_is_started_again(
+    executor: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     own = new_checks(executor)
     with monkeypatch.context() as patch:
         patch.setattr(sys, "executable", "/nowhere/python")

@@ -33,7 +33,9 @@ def executor(request: pytest.FixtureRequest) -> Iterator[Executor]:
 
 
 def requests(executor: Executor, output: OutputConfig) -> list[Request]:
-    """Requests that end by length, end token, another end token, stop word, and a stop word of two tokens."""
+    """Requests that end by length, end token, another end token, stop word, and a stop word of two
+    tokens.
+    """
     whole = run(executor, max_tokens=30).output_token_ids[0]
     ends: list[dict[str, Any]] = [
         {},
@@ -43,7 +45,10 @@ def requests(executor: Executor, output: OutputConfig) -> list[Request]:
         {"stop_words": ((whole[13], whole[14]),)},
     ]
     streams = [(end, is_streamed) for end in ends for is_streamed in (False, True)]
-    return [ask(max_tokens=30, output_config=output, streaming=is_streamed, **end) for end, is_streamed in streams]
+    return [
+        ask(max_tokens=30, output_config=output, streaming=is_streamed, **end)
+        for end, is_streamed in streams
+    ]
 
 
 def answers(executor: Executor, output: OutputConfig) -> list[Answer]:
@@ -60,7 +65,9 @@ def _joined(parts: list[Result]) -> Answer:
 
 @pytest.mark.parametrize("habit", HABITS, ids=lambda habit: "-".join(map(str, habit.values())))
 def test_answers_are_the_same(executor: Executor, habit: dict[str, Any]) -> None:
-    has_all = habit.get("end_token") != "dropped whole"  # an end without a log-prob could not stand in the answer
+    has_all = (
+        habit.get("end_token") != "dropped whole"
+    )  # an end without a log-prob could not stand in the answer
     output = OutputConfig(return_log_probs=has_all)
     plain = answers(executor, output)
     assert len({reasons[0] for _, _, reasons in plain}) == 3

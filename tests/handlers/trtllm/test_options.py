@@ -1,7 +1,9 @@
-"""Every option of the reference for TensorRT-LLM on its way through the settings: translated, refused or ignored.
+"""Every option of the reference for TensorRT-LLM on its way through the settings: translated,
+refused or ignored.
 
-The names are written here from djl-serving's sources, not read from our table: its guide in all its revisions, the
-class TensorRtLlmProperties with what it takes from the extras, and trt_llm_partition.py.
+The names are written here from djl-serving's sources, not read from our table: its guide in all its
+revisions, the class TensorRtLlmProperties with what it takes from the extras, and
+trt_llm_partition.py.
 """
 
 from __future__ import annotations
@@ -31,27 +33,31 @@ from tests.settings.settling import FOUR_GPUS, faults, settle
 
 ROOT = Path(__file__).resolve().parents[3]
 GUIDE = """
-max_input_len max_output_len max_num_tokens use_custom_all_reduce tokens_per_block batch_scheduler_policy
-kv_cache_free_gpu_mem_fraction max_num_sequences enable_trt_overlap enable_kv_cache_reuse baichuan_model_version
-chatglm_model_version gpt_model_version multi_block_mode use_fused_mlp rotary_base rotary_dim rotary_scaling_type
-rotary_scaling_factor logits_dtype trtllm_checkpoint_path num_checkpoint_workers num_engine_workers load_by_shard
-quantize smoothquant_alpha smoothquant_per_token smoothquant_per_channel multi_query_mode awq_format awq_calib_size
-q_format calib_size calib_batch_size awq_block_size use_fp8_context_fmha max_rolling_batch_size tensor_parallel_degree
-mpi_mode
+max_input_len max_output_len max_num_tokens use_custom_all_reduce tokens_per_block
+batch_scheduler_policy kv_cache_free_gpu_mem_fraction max_num_sequences enable_trt_overlap
+enable_kv_cache_reuse baichuan_model_version chatglm_model_version gpt_model_version
+multi_block_mode use_fused_mlp rotary_base rotary_dim rotary_scaling_type rotary_scaling_factor
+logits_dtype trtllm_checkpoint_path num_checkpoint_workers num_engine_workers load_by_shard quantize
+smoothquant_alpha smoothquant_per_token smoothquant_per_channel multi_query_mode awq_format
+awq_calib_size q_format calib_size calib_batch_size awq_block_size use_fp8_context_fmha
+max_rolling_batch_size tensor_parallel_degree mpi_mode
 """.split()
 PROPERTIES = """
-tokenizer tokenizer_mode skip_tokenizer_init trust_remote_code dtype revision tokenizer_revision pipeline_parallel_size
-context_parallel_size moe_tensor_parallel_size moe_expert_parallel_size enable_attention_dp auto_parallel
-auto_parallel_world_size load_format enable_chunked_prefill guided_decoding_backend iter_stats_max_iterations
-request_stats_max_iterations embedding_parallel_mode fast_build enable_build_cache batching_type normalize_log_probs
-gather_generation_logits extended_runtime_perf_knob_config max_batch_size max_seq_len max_beam_width backend
-enable_block_reuse max_tokens max_attention_window sink_token_length free_gpu_memory_fraction host_cache_size
-onboard_blocks cross_kv_cache_fraction secondary_offload_min_priority event_buffer_max_size enable_overlap_scheduler
-kv_cache_dtype attn_backend use_cuda_graph moe_backend enable_chunked_context
+tokenizer tokenizer_mode skip_tokenizer_init trust_remote_code dtype revision tokenizer_revision
+pipeline_parallel_size context_parallel_size moe_tensor_parallel_size moe_expert_parallel_size
+enable_attention_dp auto_parallel auto_parallel_world_size load_format enable_chunked_prefill
+guided_decoding_backend iter_stats_max_iterations request_stats_max_iterations
+embedding_parallel_mode fast_build enable_build_cache batching_type normalize_log_probs
+gather_generation_logits extended_runtime_perf_knob_config max_batch_size max_seq_len max_beam_width
+backend enable_block_reuse max_tokens max_attention_window sink_token_length
+free_gpu_memory_fraction host_cache_size onboard_blocks cross_kv_cache_fraction
+secondary_offload_min_priority event_buffer_max_size enable_overlap_scheduler kv_cache_dtype
+attn_backend use_cuda_graph moe_backend enable_chunked_context
 """.split()
 QUANTISATION = """
-quant_algo kv_cache_quant_algo group_size smoothquant_val clamp_val use_meta_recipe has_zero_point pre_quant_scales
-exclude_modules calib_dataset calib_batches calib_max_seq_length random_seed tokenizer_max_seq_length max_draft_len
+quant_algo kv_cache_quant_algo group_size smoothquant_val clamp_val use_meta_recipe has_zero_point
+pre_quant_scales exclude_modules calib_dataset calib_batches calib_max_seq_length random_seed
+tokenizer_max_seq_length max_draft_len
 """.split()
 EVERY_NAME = [*GUIDE, *PROPERTIES, *QUANTISATION]
 # A value for each option that is not a number.
@@ -76,7 +82,8 @@ VALUES = {
     "batching_type": "static",
     "auto_parallel": "true",
 }
-# What an option means, as `lmi config` shows it: the option of the table that it sets, or an argument of LLM.
+# What an option means, as `lmi config` shows it: the option of the table that it sets, or an
+# argument of LLM.
 MEANS = {
     "max_input_len": "max_input_len",
     "max_output_len": "option.max_model_len",
@@ -107,14 +114,17 @@ MEANS = {
     "moe_backend": "moe_config.backend",
     **{
         name: name
-        for name in "tokenizer tokenizer_mode tokenizer_revision skip_tokenizer_init context_parallel_size "
-        "moe_tensor_parallel_size moe_expert_parallel_size enable_attention_dp load_format enable_chunked_prefill "
-        "guided_decoding_backend iter_stats_max_iterations gather_generation_logits attn_backend".split()
+        for name in "tokenizer tokenizer_mode tokenizer_revision skip_tokenizer_init "
+        "context_parallel_size "
+        "moe_tensor_parallel_size moe_expert_parallel_size enable_attention_dp load_format "
+        "enable_chunked_prefill "
+        "guided_decoding_backend iter_stats_max_iterations gather_generation_logits attn_backend".split()  # noqa: E501
     },
     # Options that lmi has under the same name for every engine.
     **{
         name: f"option.{name}"
-        for name in "max_rolling_batch_size tensor_parallel_degree quantize trust_remote_code dtype revision "
+        for name in "max_rolling_batch_size tensor_parallel_degree quantize trust_remote_code "
+        "dtype revision "
         "request_stats_max_iterations max_beam_width".split()
     },
 }
@@ -135,10 +145,14 @@ IGNORED = set(EVERY_NAME) - MEANS.keys() - REFUSED.keys()
 
 @pytest.fixture(scope="module", params=facts.PROFILES)
 def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder, named as the line, with the line's argument classes, which can be read and not run."""
+    """A folder, named as the line, with the line's argument classes, which can be read
+    and not run.
+    """
     folder = tmp_path_factory.mktemp("site") / str(request.param)
     write_double(folder, request.param)
-    (folder / "tensorrt_llm" / "__init__.py").write_text("raise RuntimeError('imported by the supervisor')")
+    (folder / "tensorrt_llm" / "__init__.py").write_text(
+        "raise RuntimeError('imported by the supervisor')"
+    )
     return folder
 
 
@@ -159,7 +173,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 def served(folder: Path, text: str = "") -> Resolved:
-    return settle(folder, f"option.rolling_batch=trtllm\n{text}\noption.strict=true", machine=FOUR_GPUS)
+    return settle(
+        folder, f"option.rolling_batch=trtllm\n{text}\noption.strict=true", machine=FOUR_GPUS
+    )
 
 
 def said_of(resolved: Resolved, name: str) -> list[str]:
@@ -172,18 +188,26 @@ def row_of(resolved: Resolved, key: str) -> tuple[str, str]:
 
 def test_no_name_of_the_reference_is_missing_here() -> None:
     assert {*TRANSLATED, *FORBIDDEN, *options.IGNORED} - {*EVERY_NAME} == {
-        *"enforce_eager enable_lora max_loras max_lora_rank max_cpu_loras gpu_memory_utilization swap_space".split(),
-        *"speculative_draft_model speculative_length nnodes node_rank master_addr master_port".split(),  # of vLLM
-        *"model build_config batched_logits_processor checkpoint_loader decoding_config mpi_session".split(),
-        *"num_postprocess_workers postprocess_tokenizer_dir post_processor_hook mm_encoder_only encode_only".split(),
+        *"enforce_eager enable_lora max_loras max_lora_rank max_cpu_loras "
+        "gpu_memory_utilization swap_space".split(),
+        # of vLLM
+        *"speculative_draft_model speculative_length nnodes node_rank master_addr master_port".split(),  # noqa: E501
+        *"model build_config batched_logits_processor checkpoint_loader decoding_config "
+        "mpi_session".split(),
+        *"num_postprocess_workers postprocess_tokenizer_dir post_processor_hook "
+        "mm_encoder_only encode_only".split(),
     }
 
 
 @pytest.mark.parametrize("name", sorted(MEANS))
-def test_an_option_of_the_reference_is_translated_and_says_to_what(folder: Path, profile: str, name: str) -> None:
+def test_an_option_of_the_reference_is_translated_and_says_to_what(
+    folder: Path, profile: str, name: str
+) -> None:
     text, target = VALUES.get(name, "1"), MEANS[name]
     if target.partition(".")[2] and not target.startswith("option.") and not has(profile, target):
-        (fault,) = faults(folder, f"option.rolling_batch=trtllm\noption.{name}={text}", machine=FOUR_GPUS)
+        (fault,) = faults(
+            folder, f"option.rolling_batch=trtllm\noption.{name}={text}", machine=FOUR_GPUS
+        )
         assert f"allowed is nothing: this TensorRT-LLM has no {target}" in fault
         return
     resolved = served(folder, f"option.{name}={text}")
@@ -201,7 +225,9 @@ def test_an_option_of_the_reference_that_changes_answers_is_refused_with_the_way
     folder: Path, profile: str, name: str
 ) -> None:
     text = VALUES.get(name, "1")
-    (fault,) = faults(folder, f"option.rolling_batch=trtllm\noption.{name}={text}", machine=FOUR_GPUS)
+    (fault,) = faults(
+        folder, f"option.rolling_batch=trtllm\noption.{name}={text}", machine=FOUR_GPUS
+    )
     assert fault.startswith(f"option.{name}='{text}' (serving.properties:2): allowed is ")
     assert REFUSED[name] in fault
 
@@ -227,15 +253,29 @@ def test_options_come_from_the_environment_too(folder: Path, profile: str) -> No
         "TENSOR_PARALLEL_DEGREE": "max",
         "SERVING_FEATURES": "trtllm",
     }
-    resolved = settle(folder, "option.strict=true\noption.mpi_mode=true", environ, machine=FOUR_GPUS)
+    resolved = settle(
+        folder, "option.strict=true\noption.mpi_mode=true", environ, machine=FOUR_GPUS
+    )
     engine = resolved.config.engine
-    assert (engine.max_prefill_tokens, engine.max_sequence_length, engine.quantize) == (50000, 512, "fp8")
-    assert (engine.tensor_parallel_degree, engine.options) == (4, {"batch_scheduler_policy": "max_utilization"})
-    assert [warning.partition(" ")[0] for warning in resolved.warnings] == ["trtllm:", "option.num_engine_workers"]
+    assert (engine.max_prefill_tokens, engine.max_sequence_length, engine.quantize) == (
+        50000,
+        512,
+        "fp8",
+    )
+    assert (engine.tensor_parallel_degree, engine.options) == (
+        4,
+        {"batch_scheduler_policy": "max_utilization"},
+    )
+    assert [warning.partition(" ")[0] for warning in resolved.warnings] == [
+        "trtllm:",
+        "option.num_engine_workers",
+    ]
     assert any(note.startswith("option.mpi_mode") for note in resolved.notes)
 
 
-def test_two_names_of_one_option_must_agree_and_a_file_wins_over_the_environment(folder: Path, profile: str) -> None:
+def test_two_names_of_one_option_must_agree_and_a_file_wins_over_the_environment(
+    folder: Path, profile: str
+) -> None:
     text = "option.rolling_batch=trtllm\noption.max_seq_len=512"
     (fault,) = faults(folder, f"{text}\noption.max_model_len=1024", machine=FOUR_GPUS)
     assert fault.endswith("these mean the same option, allowed is one value")
@@ -243,21 +283,34 @@ def test_two_names_of_one_option_must_agree_and_a_file_wins_over_the_environment
     resolved = settle(folder, text, {"OPTION_MAX_MODEL_LEN": "1024"}, machine=FOUR_GPUS)
     assert resolved.config.engine.max_sequence_length == 512
     assert any("not 1024 (OPTION_MAX_MODEL_LEN)" in note for note in resolved.notes)
-    (fault,) = faults(folder, "option.rolling_batch=trtllm\noption.max_num_tokens=many", machine=FOUR_GPUS)
-    assert fault.startswith("option.max_num_tokens='many' (serving.properties:2): allowed is a whole number")
+    (fault,) = faults(
+        folder, "option.rolling_batch=trtllm\noption.max_num_tokens=many", machine=FOUR_GPUS
+    )
+    assert fault.startswith(
+        "option.max_num_tokens='many' (serving.properties:2): allowed is a whole number"
+    )
 
 
-def test_the_references_defaults_hold_unless_something_else_is_said(folder: Path, profile: str) -> None:
+def test_the_references_defaults_hold_unless_something_else_is_said(
+    folder: Path, profile: str
+) -> None:
     engine = served(folder).config.engine
-    assert (engine.max_num_sequences, engine.max_prefill_tokens, engine.max_beam_width) == (256, 16384, 1)
+    assert (engine.max_num_sequences, engine.max_prefill_tokens, engine.max_beam_width) == (
+        256,
+        16384,
+        1,
+    )
     assert served(folder, "option.max_num_sequences=7").config.engine.max_num_sequences == 7
 
 
-def test_the_engines_own_batch_counts_beside_the_one_of_all_engines(folder: Path, profile: str) -> None:
+def test_the_engines_own_batch_counts_beside_the_one_of_all_engines(
+    folder: Path, profile: str
+) -> None:
     resolved = served(folder, "option.max_num_sequences=32\noption.max_rolling_batch_size=64")
     assert resolved.config.engine.max_num_sequences == 32
     assert (
-        "option.max_rolling_batch_size (serving.properties:3): option.max_num_sequences (serving.properties:2) counts"
+        "option.max_rolling_batch_size (serving.properties:3): option.max_num_sequences "
+        "(serving.properties:2) counts"
     ) in resolved.warnings
 
 
@@ -272,13 +325,18 @@ def test_a_configuration_says_what_was_proven_and_what_was_not(folder: Path, pro
     assert said in served(folder).warnings
     assert about.HANDLER.describe() == about.CHECKED and "never run on the wheel" in said
     for month in ("October 2025", "August 2026"):
-        assert f"main-{datetime.strptime(month, '%B %Y'):%Y-%m}" in facts.PROFILES and month in about.CHECKED
+        assert (
+            f"main-{datetime.strptime(month, '%B %Y'):%Y-%m}" in facts.PROFILES
+            and month in about.CHECKED
+        )
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/docker.md", "docs/kubernetes.md"])
 def test_each_page_that_names_it_says_that_nobody_has_run_it(page: str) -> None:
     text = (ROOT / page).read_text()
-    assert "never run" in text[text.index("TensorRT-LLM") :].partition("\n\n")[0].lower(), "where it comes first"
+    assert "never run" in text[text.index("TensorRT-LLM") :].partition("\n\n")[0].lower(), (
+        "where it comes first"
+    )
 
 
 def test_lmi_config_shows_what_options_set_and_warns_of_what_nobody_has_run(
@@ -308,10 +366,17 @@ def test_lmi_config_shows_what_options_set_and_warns_of_what_nobody_has_run(
 def test_an_argument_of_the_installed_package_is_an_option_and_an_unknown_one_is_not(
     folder: Path, profile: str
 ) -> None:
-    resolved = served(folder, "option.stream_interval=2\noption.garbage_collection_gen0_threshold=9")
-    assert resolved.config.engine.options == {"stream_interval": "2", "garbage_collection_gen0_threshold": "9"}
+    resolved = served(
+        folder, "option.stream_interval=2\noption.garbage_collection_gen0_threshold=9"
+    )
+    assert resolved.config.engine.options == {
+        "stream_interval": "2",
+        "garbage_collection_gen0_threshold": "9",
+    }
     (fault,) = faults(
-        folder, "option.rolling_batch=trtllm\noption.strict=true\noption.stream_intervall=2", machine=FOUR_GPUS
+        folder,
+        "option.rolling_batch=trtllm\noption.strict=true\noption.stream_intervall=2",
+        machine=FOUR_GPUS,
     )
     assert fault.endswith("the closest known key is option.stream_interval")
 
@@ -319,20 +384,27 @@ def test_an_argument_of_the_installed_package_is_an_option_and_an_unknown_one_is
 @pytest.mark.parametrize(
     ("text", "allowed"),
     [
-        ("option.speculative=ngram", "nothing on trtllm, whose own option is option.speculative_config"),
+        (
+            "option.speculative=ngram",
+            "nothing on trtllm, whose own option is option.speculative_config",
+        ),
         ("option.quantize=smoothquant", "nothing: TensorRT-LLM quantises no weights at load"),
         ("option.device=cpu", "auto or cuda on trtllm"),
         ("option.num_postprocess_workers=2", "0: the front end makes text of tokens"),
         ("option.nnodes=2", "1: the ranks are on one machine; vLLM serves a model over several"),
     ],
 )
-def test_what_this_engine_cannot_do_is_refused(folder: Path, profile: str, text: str, allowed: str) -> None:
+def test_what_this_engine_cannot_do_is_refused(
+    folder: Path, profile: str, text: str, allowed: str
+) -> None:
     (fault,) = faults(folder, f"option.rolling_batch=trtllm\n{text}", machine=FOUR_GPUS)
     assert f"allowed is {allowed}" in fault
 
 
 def test_a_value_that_asks_for_what_happens_anyway_is_taken(folder: Path, profile: str) -> None:
-    resolved = served(folder, "option.backend=pytorch\noption.auto_parallel=false\noption.batching_type=inflight")
+    resolved = served(
+        folder, "option.backend=pytorch\noption.auto_parallel=false\noption.batching_type=inflight"
+    )
     assert resolved.warnings == (f"trtllm: {about.CHECKED}",)
 
 
@@ -354,15 +426,21 @@ def test_auto_prefers_vllm_where_both_are_installed(
     assert choose_handler("auto", FOUR_GPUS, announced())[0] == "vllm"
 
 
-def test_nothing_is_sent_to_its_makers_unless_the_operator_says_so(folder: Path, profile: str) -> None:
+def test_nothing_is_sent_to_its_makers_unless_the_operator_says_so(
+    folder: Path, profile: str
+) -> None:
     config = served(folder).config
     given = environ_of_engine(config, {}, slot=0)
     assert {name: given[name] for name in about.NOTHING_IS_SENT} == about.NOTHING_IS_SENT
-    assert "TELEMETRY_DISABLED" not in environ_of_engine(config, {"TELEMETRY_DISABLED": "0"}, slot=0)
+    assert "TELEMETRY_DISABLED" not in environ_of_engine(
+        config, {"TELEMETRY_DISABLED": "0"}, slot=0
+    )
 
 
 def test_ranks_see_the_gpus_of_their_engine_and_use_no_network() -> None:
-    two = EngineConfig(handler="trtllm", tensor_parallel_degree=2, num_engines=2, device_ids=("4", "5", "6", "7"))
+    two = EngineConfig(
+        handler="trtllm", tensor_parallel_degree=2, num_engines=2, device_ids=("4", "5", "6", "7")
+    )
     variables = about.environment(two, {"OMPI_MCA_oob_tcp_if_include": "eth0"}, 1, "")
     assert variables["CUDA_VISIBLE_DEVICES"] == "6,7"
     assert variables["OMPI_MCA_btl_tcp_if_include"] == "lo"
@@ -370,7 +448,9 @@ def test_ranks_see_the_gpus_of_their_engine_and_use_no_network() -> None:
     assert "CUDA_VISIBLE_DEVICES" not in about.environment(EngineConfig(), {}, 0, "")
 
 
-def test_a_stub_of_the_wheel_has_no_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stub_of_the_wheel_has_no_arguments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "tensorrt_llm").mkdir()
     (tmp_path / "tensorrt_llm" / "__init__.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
@@ -381,7 +461,9 @@ def test_a_stub_of_the_wheel_has_no_arguments(tmp_path: Path, monkeypatch: pytes
 @pytest.mark.parametrize("line", facts.PROFILES)
 def test_every_translated_argument_is_in_the_facts_of_both_lines_or_has_a_reason(line: str) -> None:
     targets = {*TRANSLATED.values(), *OURS.values()}
-    missing = {target for target in targets if not target.startswith("option.") and not has(line, target)}
+    missing = {
+        target for target in targets if not target.startswith("option.") and not has(line, target)
+    }
     assert missing <= options.LACKING.keys()
     ours = {f"option.{OPTION_OF[field]}" for field in OURS}
     assert {target for target in targets if target.startswith("option.")} <= ours
@@ -400,11 +482,17 @@ def has(line: str, target: str) -> bool:
     if not field:
         return argument in published.cls("tensorrt_llm.llmapi.TorchLlmArgs").keywords
     kind = {**CONFIG_CLASSES, "lora_config": "LoraConfig"}[argument]
-    return any(name.endswith(f".{kind}") and field in cls.keywords for name, cls in published.classes.items())
+    return any(
+        name.endswith(f".{kind}") and field in cls.keywords
+        for name, cls in published.classes.items()
+    )
 
 
 def test_an_option_is_in_one_table_and_no_row_lacks_a_word() -> None:
-    assert not TRANSLATED.keys() & FORBIDDEN.keys() and not options.IGNORED.keys() & {*TRANSLATED, *FORBIDDEN}
+    assert not TRANSLATED.keys() & FORBIDDEN.keys() and not options.IGNORED.keys() & {
+        *TRANSLATED,
+        *FORBIDDEN,
+    }
     assert READ.keys() <= TRANSLATED.keys()
     for name, words in (TRANSLATED | FORBIDDEN | options.IGNORED).items():
         assert words and not words.endswith("."), name

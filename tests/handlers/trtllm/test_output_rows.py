@@ -13,11 +13,20 @@ from torch import Tensor
 
 from handlers.base.sequence import Sequence, new_sequences
 from handlers.driven.outputs import SequenceOutput, feed
-from lmi.executor import AdditionalModelOutput, FinishReason, OutputConfig, Request, Result, Tensor as OurTensor
+from lmi.executor import (
+    AdditionalModelOutput,
+    FinishReason,
+    OutputConfig,
+    Request,
+    Result,
+    Tensor as OurTensor,
+)
 
 PROMPT = (1, 2, 3)
 HIDDEN = AdditionalModelOutput("hidden", gather_context=True)
-ALL = OutputConfig(return_context_logits=True, return_generation_logits=True, additional_model_outputs=(HIDDEN,))
+ALL = OutputConfig(
+    return_context_logits=True, return_generation_logits=True, additional_model_outputs=(HIDDEN,)
+)
 
 
 @dataclass
@@ -41,7 +50,10 @@ def outputs(line: str) -> Any:
 
 
 def sequence_of(output: OutputConfig, **fields: Any) -> Sequence:
-    request = Request(**{"input_token_ids": PROMPT, "max_tokens": 3, "streaming": True, **fields}, output_config=output)
+    request = Request(
+        **{"input_token_ids": PROMPT, "max_tokens": 3, "streaming": True, **fields},
+        output_config=output,
+    )
     [sequence] = new_sequences(1, request, 100)
     return sequence
 
@@ -68,15 +80,23 @@ def numbers(tensor: OurTensor | None) -> list[Any]:
     return array
 
 
-def test_streamed_answers_carry_the_rows_of_their_tokens_and_the_first_one_the_prompts(outputs: Any) -> None:
+def test_streamed_answers_carry_the_rows_of_their_tokens_and_the_first_one_the_prompts(
+    outputs: Any,
+) -> None:
     """Logits come step by step there, further outputs all again with each step."""
     sequence = sequence_of(ALL)
-    first = Answer(rows(0, 3), [Output(rows(10, 1), {"hidden": rows(20, 3, 4)}, {"hidden": hidden(30, 1)})])
-    second = Answer(rows(0, 3), [Output(rows(11, 1), {"hidden": rows(20, 3, 4)}, {"hidden": hidden(30, 2)})])
+    first = Answer(
+        rows(0, 3), [Output(rows(10, 1), {"hidden": rows(20, 3, 4)}, {"hidden": hidden(30, 1)})]
+    )
+    second = Answer(
+        rows(0, 3), [Output(rows(11, 1), {"hidden": rows(20, 3, 4)}, {"hidden": hidden(30, 2)})]
+    )
     [one] = step(outputs, sequence, first, 5)
     [two] = step(outputs, sequence, second, 6)
     assert numbers(one.context_logits) == [[0, 0], [1, 1], [2, 2]] and two.context_logits is None
-    assert numbers(one.generation_logits) == [[[10, 10]]] and numbers(two.generation_logits) == [[[11, 11]]]
+    assert numbers(one.generation_logits) == [[[10, 10]]] and numbers(two.generation_logits) == [
+        [[11, 11]]
+    ]
     assert numbers(one.additional_outputs["context_hidden"])[2] == [22] * 4
     assert numbers(one.additional_outputs["generation_hidden"]) == [[[30] * 4]]
     assert numbers(two.additional_outputs["generation_hidden"]) == [[[31] * 4]]
@@ -114,7 +134,9 @@ def test_of_a_reused_prompt_the_last_rows_come(outputs: Any) -> None:
 
 
 def test_half_precision_becomes_float32_and_whole_numbers_stay(outputs: Any) -> None:
-    sequence = sequence_of(OutputConfig(additional_model_outputs=(AdditionalModelOutput("experts"), HIDDEN)))
+    sequence = sequence_of(
+        OutputConfig(additional_model_outputs=(AdditionalModelOutput("experts"), HIDDEN))
+    )
     made = {"hidden": hidden(3, 1).bfloat16(), "experts": torch.tensor([[[4, 5]]])}
     [one] = step(outputs, sequence, Answer(outputs=[Output(additional_generation_outputs=made)]), 5)
     assert one.additional_outputs["generation_hidden"].dtype == "float32"

@@ -1,4 +1,6 @@
-"""How what TensorRT-LLM reports becomes tokens and log-probs, in whatever form a line reports it."""
+"""How what TensorRT-LLM reports becomes tokens and log-probs, in whatever form a line
+reports it.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ class Reader:
     new_log_prob: Any
     outputs: list[SequenceOutput] = field(default_factory=list)
 
-    def read(self, token_ids: list[int], *, finished: bool = False, context: Any = None, **more: Any) -> None:
+    def read(
+        self, token_ids: list[int], *, finished: bool = False, context: Any = None, **more: Any
+    ) -> None:
         log_probs = [self._entry(one) for one in more.pop("logprobs", ())]
         prompt = [self._entry(one) for one in more.pop("prompt_logprobs", ())]
         completion = self.new_completion(
@@ -55,7 +59,9 @@ class Reader:
         if isinstance(entry, float):
             return entry
         ranked = sorted(entry, key=lambda one: -entry[one])
-        return {one: self.new_log_prob(logprob=entry[one], rank=ranked.index(one) + 1) for one in entry}
+        return {
+            one: self.new_log_prob(logprob=entry[one], rank=ranked.index(one) + 1) for one in entry
+        }
 
     @property
     def ids(self) -> list[int]:
@@ -66,7 +72,9 @@ class Reader:
 def reader(line: str, request: pytest.FixtureRequest) -> Reader:
     """A reader for the fields of a request that the test gives it."""
     asked = getattr(request, "param", {})
-    [sequence] = new_sequences(1, Request(**{"input_token_ids": PROMPT, "max_tokens": 8, "end_id": END, **asked}), 512)
+    [sequence] = new_sequences(
+        1, Request(**{"input_token_ids": PROMPT, "max_tokens": 8, "end_id": END, **asked}), 512
+    )
     cursor = import_module("handlers.lmi_trtllm.outputs").Cursor("1.0", sequence)
     package = import_module("tensorrt_llm.llmapi")
     log_prob = import_module("tensorrt_llm.executor.result").Logprob
@@ -98,7 +106,9 @@ def test_the_end_token_is_in_the_answer_whether_it_was_cut_off_or_not(
 
 @pytest.mark.parametrize("reader", [{"stop_words": ((STOP,),)}], indirect=True)
 @pytest.mark.parametrize("token_ids", [[4, STOP], [4]], ids=["kept", "cut off"])
-def test_a_stop_word_is_in_the_answer_whether_it_was_cut_off_or_not(reader: Reader, token_ids: list[int]) -> None:
+def test_a_stop_word_is_in_the_answer_whether_it_was_cut_off_or_not(
+    reader: Reader, token_ids: list[int]
+) -> None:
     reader.read(token_ids, finished=True, finish_reason="stop", stop_reason=STOP)
     assert (reader.ids, reader.sequence.finish_reason) == ([4, STOP], FinishReason.STOP_WORDS)
 
@@ -125,9 +135,13 @@ def test_a_missing_reason_is_found_from_the_tokens(
     assert (reader.ids, reader.sequence.finish_reason) == (token_ids, expected)
 
 
-@pytest.mark.parametrize("reader", [{"sampling_config": SamplingConfig(min_tokens=3)}], indirect=True)
+@pytest.mark.parametrize(
+    "reader", [{"sampling_config": SamplingConfig(min_tokens=3)}], indirect=True
+)
 @pytest.mark.parametrize("token_ids", [[4, END], [4, 5]])
-def test_an_end_before_the_least_number_of_tokens_is_a_fault(reader: Reader, token_ids: list[int]) -> None:
+def test_an_end_before_the_least_number_of_tokens_is_a_fault(
+    reader: Reader, token_ids: list[int]
+) -> None:
     reader.read(token_ids, finished=True, finish_reason="stop")
     assert "the engine ended it before min_tokens (3)" in str(reader.outputs[-1].end)
 
@@ -139,14 +153,21 @@ def test_an_end_that_nobody_asked_for_is_an_error(reader: Reader, reason: str) -
 
 
 @pytest.mark.parametrize("reader", [WITH_LOG_PROBS], indirect=True)
-@pytest.mark.parametrize("form", [lambda token_id, value: value, lambda token_id, value: {token_id: value, 99: -9.0}])
+@pytest.mark.parametrize(
+    "form", [lambda token_id, value: value, lambda token_id, value: {token_id: value, 99: -9.0}]
+)
 def test_log_probs_are_those_of_their_tokens_in_every_form(reader: Reader, form: Any) -> None:
     steps, known = ([4], [5, 6], [4], [END]), list[int]()
     for number, new in enumerate(steps):
         known += new
         entries = [form(token_id, -float(token_id)) for token_id in known]
         is_last = number == len(steps) - 1
-        reader.read(list(known), logprobs=entries, finished=is_last, finish_reason="stop" if is_last else None)
+        reader.read(
+            list(known),
+            logprobs=entries,
+            finished=is_last,
+            finish_reason="stop" if is_last else None,
+        )
     assert reader.ids == [4, 5, 6, 4, END]
     assert reader.sequence.log_probs == [-4.0, -5.0, -6.0, -4.0, -7.0]
 
@@ -176,22 +197,35 @@ def test_missing_log_probs_at_the_end_are_a_fault(reader: Reader) -> None:
 
 
 @pytest.mark.parametrize("reader", [WITH_TOP], indirect=True)
-def test_the_best_tokens_come_in_their_order_and_the_chosen_one_need_not_be_among_them(reader: Reader) -> None:
+def test_the_best_tokens_come_in_their_order_and_the_chosen_one_need_not_be_among_them(
+    reader: Reader,
+) -> None:
     reader.read([4, 5], logprobs=[{4: -0.5, 6: -1.0}, {6: -0.1, 4: -0.2, 5: -3.0}])
     assert reader.sequence.log_probs == [-0.5, -3.0]
-    assert [[one.token_id for one in top] for top in reader.sequence.top_log_probs] == [[4, 6], [6, 4]]
+    assert [[one.token_id for one in top] for top in reader.sequence.top_log_probs] == [
+        [4, 6],
+        [6, 4],
+    ]
 
 
 @pytest.mark.parametrize("reader", [WITH_TOP], indirect=True)
-@pytest.mark.parametrize(("entry", "fault"), [({6: -1.0}, "no log-prob of token 4"), (-1.0, "chosen tokens only")])
-def test_log_probs_that_lack_what_was_asked_for_are_a_fault(reader: Reader, entry: Any, fault: str) -> None:
+@pytest.mark.parametrize(
+    ("entry", "fault"), [({6: -1.0}, "no log-prob of token 4"), (-1.0, "chosen tokens only")]
+)
+def test_log_probs_that_lack_what_was_asked_for_are_a_fault(
+    reader: Reader, entry: Any, fault: str
+) -> None:
     with pytest.raises(RuntimeError, match=fault):
         reader.read([4], logprobs=[entry])
 
 
 @pytest.mark.parametrize("reader", [OF_THE_PROMPT], indirect=True)
 def test_log_probs_of_the_prompt_are_those_of_the_next_token_of_each(reader: Reader) -> None:
-    entries = [{2: -2.0, 9: -1.0}, {3: -0.5}, {4: -0.1}]  # the last one is about the first generated token
+    entries = [
+        {2: -2.0, 9: -1.0},
+        {3: -0.5},
+        {4: -0.1},
+    ]  # the last one is about the first generated token
     reader.read([4], prompt_logprobs=entries)
     reader.read([4, 5], prompt_logprobs=entries)
     assert [one.log_prob for one in reader.sequence.prompt_log_probs] == [None, -2.0, -0.5]
@@ -200,13 +234,17 @@ def test_log_probs_of_the_prompt_are_those_of_the_next_token_of_each(reader: Rea
 
 
 @pytest.mark.parametrize("reader", [OF_THE_PROMPT], indirect=True)
-def test_log_probs_of_the_prompt_are_computed_from_its_logits_where_there_are_only_these(reader: Reader) -> None:
+def test_log_probs_of_the_prompt_are_computed_from_its_logits_where_there_are_only_these(
+    reader: Reader,
+) -> None:
     logits = torch.randn(3, 12, generator=torch.Generator().manual_seed(0))
     reader.read([4], context=logits)
     expected = logits.log_softmax(-1)
     known = reader.outputs[0].prompt_log_probs
     assert isinstance(known, LogProbs)
-    assert [values[0] for values in known.values] == pytest.approx([float(expected[0, 2]), float(expected[1, 3])])
+    assert [values[0] for values in known.values] == pytest.approx(
+        [float(expected[0, 2]), float(expected[1, 3])]
+    )
     assert [ids[1] for ids in known.token_ids] == expected[:2].argmax(-1).tolist()
 
 
@@ -250,6 +288,8 @@ def executor(line: str) -> Iterator[Any]:
 def test_a_log_prob_that_the_engine_lacks_ends_only_that_request(executor: Any) -> None:
     config = SamplingConfig(temperature=5)  # so that a token is not the best one
     with knobs(chosen_log_prob="missing"):
-        [response] = answers(executor, sampling_config=config, max_tokens=64, output_config=OutputConfig(True))
+        [response] = answers(
+            executor, sampling_config=config, max_tokens=64, output_config=OutputConfig(True)
+        )
     assert "gave the request up: the engine reported no log-prob of token" in response.error_msg
     assert len(tokens(executor)) == 8

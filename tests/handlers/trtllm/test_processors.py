@@ -1,4 +1,6 @@
-"""The functions that TensorRT-LLM's processes call before they draw a token, called here as its model engine does."""
+"""The functions that TensorRT-LLM's processes call before they draw a token, called here as its
+model engine does.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,7 @@ def many(request_ids, logits, tokens, stream, client_ids):
 logits_post_processors = LogitsPostProcessorConfig(
     processor_map={"note": note, "give": give, "shrink": shrink, "fail": fail, "leave": leave}, processor_batched=many
 )
-"""
+"""  # noqa: E501
 CALL_THERE = """
 import pickle, sys, torch
 for processor in 2 * pickle.load(sys.stdin.buffer):
@@ -92,7 +94,9 @@ def post_processor(name: str, file: str, faults: str) -> PostProcessor:
     return found[0]
 
 
-def call(processor: PostProcessor | BadWords, *beams: list[int], dtype: torch.dtype = torch.float32) -> Tensor:
+def call(
+    processor: PostProcessor | BadWords, *beams: list[int], dtype: torch.dtype = torch.float32
+) -> Tensor:
     """The logits (num_beams, vocab) after a call with the tokens that each beam has generated."""
     logits = torch.zeros(len(beams), 1, VOCAB_SIZE, dtype=dtype)
     processor(77, logits, [[*PROMPT, *beam] for beam in beams], None, None)
@@ -109,7 +113,9 @@ def test_a_word_never_begins_in_the_prompt() -> None:
     assert not call(BadWords(((3, 5),), len(PROMPT)), []).isinf().any()
 
 
-def test_the_engine_can_send_the_functions_to_its_ranks_and_counts_five_parameters(file: str, faults: Faults) -> None:
+def test_the_engine_can_send_the_functions_to_its_ranks_and_counts_five_parameters(
+    file: str, faults: Faults
+) -> None:
     """Its model engine asserts four or five, and passes them by place."""
     sequence = sequence_of(logits_post_processor_name="note", bad_words=((4, 5), (6,)))
     found = processors.of(sequence, file, faults.path)
@@ -122,21 +128,33 @@ def test_a_sequence_without_a_name_and_without_such_words_needs_no_function(faul
     assert processors.of(sequence_of(bad_words=((6,),)), None, faults.path) is None
 
 
-def test_a_post_processor_sees_what_the_contract_says_and_changes_the_logits(file: str, faults: Faults) -> None:
+def test_a_post_processor_sees_what_the_contract_says_and_changes_the_logits(
+    file: str, faults: Faults
+) -> None:
     rows = call(post_processor("note", file, faults.path), [4], [4, 5])
-    assert Path(file + ".calls").read_text() == '[4, [1, 2, 8], "torch.float32", [[4], [4, 5]], null, 6]\n'
+    assert (
+        Path(file + ".calls").read_text()
+        == '[4, [1, 2, 8], "torch.float32", [[4], [4, 5]], null, 6]\n'
+    )
     assert rows[:, 5].tolist() == [50.0, 50.0] and rows.count_nonzero() == 2
     assert faults.take() == {}
 
 
-def test_logits_of_half_precision_are_seen_as_float32_and_changed_too(file: str, faults: Faults) -> None:
+def test_logits_of_half_precision_are_seen_as_float32_and_changed_too(
+    file: str, faults: Faults
+) -> None:
     rows = call(post_processor("note", file, faults.path), [4], dtype=torch.bfloat16)
     assert '"torch.float32"' in Path(file + ".calls").read_text()
     assert rows.dtype == torch.bfloat16 and rows[0, 5] == 50.0
 
 
-def test_a_tensor_that_a_post_processor_gives_back_takes_the_place_of_the_logits(file: str, faults: Faults) -> None:
-    assert call(post_processor("give", file, faults.path), [4], [5]).tolist() == [[7.0] * VOCAB_SIZE] * 2
+def test_a_tensor_that_a_post_processor_gives_back_takes_the_place_of_the_logits(
+    file: str, faults: Faults
+) -> None:
+    assert (
+        call(post_processor("give", file, faults.path), [4], [5]).tolist()
+        == [[7.0] * VOCAB_SIZE] * 2
+    )
 
 
 def test_the_batched_function_gets_a_batch_of_one(file: str, faults: Faults) -> None:
@@ -144,34 +162,48 @@ def test_the_batched_function_gets_a_batch_of_one(file: str, faults: Faults) -> 
     assert rows[0].tolist() == [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 10.0, 1.0]
 
 
-def test_errors_in_another_process_leave_it_alive_and_are_told_here(file: str, faults: Faults) -> None:
+def test_errors_in_another_process_leave_it_alive_and_are_told_here(
+    file: str, faults: Faults
+) -> None:
     said = {
         "fail": "logits post-processor 'fail' failed: KeyError: 'no such thing'",
         "leave": "logits post-processor 'leave' failed: SystemExit: 3",
-        "shrink": "logits post-processor 'shrink' failed: ValueError: what it returns must be None or a tensor of ",
+        "shrink": (
+            "logits post-processor 'shrink' failed: ValueError: what it returns must be "
+            "None "
+            "or a tensor of "
+        ),
     }
     there = [replace(post_processor(name, file, faults.path), sequence=name) for name in said]
     command = [sys.executable, "-c", CALL_THERE]
     subprocess.run(command, input=pickle.dumps(there), check=True, capture_output=True, timeout=100)
     told = faults.take()
-    assert told.keys() == said.keys() and all(str(told[name]).startswith(said[name]) for name in said)
+    assert told.keys() == said.keys() and all(
+        str(told[name]).startswith(said[name]) for name in said
+    )
     assert all(type(error) is GenerationFailed for error in told.values()) and faults.take() == {}
     assert len(Path(file + ".reads").read_text().splitlines()) == 1  # for six calls
 
 
-def test_an_error_ends_its_sequence_and_drops_a_token_that_came_with_it(file: str, faults: Faults) -> None:
+def test_an_error_ends_its_sequence_and_drops_a_token_that_came_with_it(
+    file: str, faults: Faults
+) -> None:
     call(post_processor("fail", file, faults.path), [])
     neighbour = SequenceOutput("3.0", [5])
     outputs, failed = faults.end([SequenceOutput("4.0", [7]), neighbour])
     assert outputs[0] is neighbour and failed == ["4.0"]
-    assert (outputs[1].id, outputs[1].token_ids) == ("4.0", []) and isinstance(outputs[1].end, GenerationFailed)
+    assert (outputs[1].id, outputs[1].token_ids) == ("4.0", []) and isinstance(
+        outputs[1].end, GenerationFailed
+    )
     assert faults.end([neighbour]) == ([neighbour], [])
 
 
 def test_an_error_whose_text_is_not_utf_8_is_told_as_far_as_it_is(
     file: str, faults: Faults, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.CRITICAL, processors.__name__)  # pytest cannot report such a text of the log
+    caplog.set_level(
+        logging.CRITICAL, processors.__name__
+    )  # pytest cannot report such a text of the log
     Path(file).write_text(FILE.replace('KeyError("no such thing")', r'ValueError("no \udcff")'))
     call(post_processor("fail", file, faults.path), [])
     assert str(faults.take()["4.0"]) == "logits post-processor 'fail' failed: ValueError: no ?"
@@ -181,7 +213,9 @@ def test_an_error_that_cannot_be_told_leaves_the_other_requests_alone(
     file: str, faults: Faults, caplog: pytest.LogCaptureFixture
 ) -> None:
     call(post_processor("fail", file, "/proc/none/fd/1"), [])
-    said = [record.message.split(":")[0] for record in caplog.records if "not told" in record.message]
+    said = [
+        record.message.split(":")[0] for record in caplog.records if "not told" in record.message
+    ]
     assert said == ["request 4 is not told"]
     assert faults.take() == {}
 
@@ -212,12 +246,17 @@ def test_words_of_several_tokens_need_an_engine_whose_functions_see_the_last_tok
     request = Request(PROMPT, 8, bad_words=((6,), (4, 5)))
     processors.check(request, sees_tokens=True)
     processors.check(Request(PROMPT, 8, bad_words=((6,),)), sees_tokens=False)
-    with pytest.raises(Unsupported, match=r"^bad_words is not supported here: .*option.disable_overlap_scheduler=true"):
+    with pytest.raises(
+        Unsupported,
+        match=r"^bad_words is not supported here: .*option.disable_overlap_scheduler=true",
+    ):
         processors.check(request, sees_tokens=False)
 
 
 def test_post_processors_turn_the_overlap_scheduler_off_and_refuse_it() -> None:
     assert processors.arguments(None, {"disable_overlap_scheduler": False}) == {}
     assert processors.arguments("post.py", {}) == {"disable_overlap_scheduler": True}
-    with pytest.raises(BadConfiguration, match="^option.disable_overlap_scheduler=false: allowed is true beside"):
+    with pytest.raises(
+        BadConfiguration, match="^option.disable_overlap_scheduler=false: allowed is true beside"
+    ):
         processors.arguments("post.py", {"disable_overlap_scheduler": False})

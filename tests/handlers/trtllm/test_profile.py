@@ -42,11 +42,18 @@ def test_a_text_that_is_no_version_is_named() -> None:
         of_version("main", takes_priority=True)
 
 
-@pytest.mark.parametrize(("line", "has_it"), [("main-2025-10", False), (CANDIDATE, False), ("main-2026-08", True)])
-def test_the_signature_of_a_submit_says_whether_it_takes_a_priority(line: str, has_it: bool) -> None:
+@pytest.mark.parametrize(
+    ("line", "has_it"), [("main-2025-10", False), (CANDIDATE, False), ("main-2026-08", True)]
+)
+def test_the_signature_of_a_submit_says_whether_it_takes_a_priority(
+    line: str, has_it: bool
+) -> None:
     with loaded(line):
         profile = import_module("handlers.lmi_trtllm.about")
-        assert profile.installed(import_module("tensorrt_llm").LLM.generate_async).takes_priority is has_it
+        assert (
+            profile.installed(import_module("tensorrt_llm").LLM.generate_async).takes_priority
+            is has_it
+        )
 
 
 def test_a_candidate_between_the_facts_starts_and_refuses_what_its_sampler_would_ignore() -> None:
@@ -54,7 +61,8 @@ def test_a_candidate_between_the_facts_starts_and_refuses_what_its_sampler_would
         can = executor.info.capabilities
         assert (can.priority, can.seed, can.min_p, can.no_repeat_ngram_size) == (False,) * 4
         with pytest.raises(
-            Unsupported, match="sampler of TensorRT-LLM 1.3.0rc5 ignores it; option.sampler_type=TRTLLM"
+            Unsupported,
+            match="sampler of TensorRT-LLM 1.3.0rc5 ignores it; option.sampler_type=TRTLLM",
         ):
             executor.enqueue_request(ask(sampling_config=SamplingConfig(repetition_penalty=1.3)))
         answer = run(executor, output_config=OutputConfig(True, num_prompt_log_probs=0))
@@ -62,7 +70,9 @@ def test_a_candidate_between_the_facts_starts_and_refuses_what_its_sampler_would
 
 
 @pytest.mark.parametrize(("line", "has_rules"), [("main-2025-10", True), (CANDIDATE, False)])
-def test_the_sampler_that_searches_beams_where_nobody_chose_one_is_counted(line: str, has_rules: bool) -> None:
+def test_the_sampler_that_searches_beams_where_nobody_chose_one_is_counted(
+    line: str, has_rules: bool
+) -> None:
     with double(line) as executor_class, start(executor_class, max_beam_width=3) as executor:
         assert executor.info.capabilities.no_repeat_ngram_size is has_rules
         answer = run(executor, sampling_config=SamplingConfig(3), output_config=OutputConfig(True))
@@ -70,7 +80,10 @@ def test_the_sampler_that_searches_beams_where_nobody_chose_one_is_counted(line:
 
 
 def test_the_cpp_sampler_of_a_candidate_is_read_where_it_is_chosen() -> None:
-    with double(CANDIDATE) as executor_class, start(executor_class, sampler_type="TRTLLMSampler") as executor:
+    with (
+        double(CANDIDATE) as executor_class,
+        start(executor_class, sampler_type="TRTLLMSampler") as executor,
+    ):
         assert executor.info.capabilities.seed
         with knobs(tokens_per_step=2):
             assert len(tokens(executor)) == 8

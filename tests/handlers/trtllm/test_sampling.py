@@ -35,18 +35,32 @@ def sampling(line: str) -> Any:
 @pytest.fixture
 def sampler(line: str, sampling: Any) -> Any:
     submit = import_module("tensorrt_llm").LLM.generate_async
-    return sampling.TrtllmSampler(import_module("handlers.lmi_trtllm.about").installed(submit), VOCAB_SIZE)
+    return sampling.TrtllmSampler(
+        import_module("handlers.lmi_trtllm.about").installed(submit), VOCAB_SIZE
+    )
 
 
 def translated(sampling: Any, sampler: Any, **asked: Any) -> dict[str, Any]:
     """The parameters of a request that differ from the defaults of SamplingParams."""
-    [sequence] = new_sequences(1, Request(**{"input_token_ids": (1, 2), "max_tokens": 8, **asked}), 512)
+    [sequence] = new_sequences(
+        1, Request(**{"input_token_ids": (1, 2), "max_tokens": 8, **asked}), 512
+    )
     params = sampling.sampling_params(sequence, sampler)
     defaults = type(params)()
-    return {name: value for name, value in vars(params).items() if name[0] != "_" and value != getattr(defaults, name)}
+    return {
+        name: value
+        for name, value in vars(params).items()
+        if name[0] != "_" and value != getattr(defaults, name)
+    }
 
 
-ALWAYS = {"end_id": -1, "pad_id": 0, "max_tokens": 8, "include_stop_str_in_output": True, "detokenize": False}
+ALWAYS = {
+    "end_id": -1,
+    "pad_id": 0,
+    "max_tokens": 8,
+    "include_stop_str_in_output": True,
+    "detokenize": False,
+}
 ALWAYS |= {"add_special_tokens": False}
 MAPPED: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"sampling_config": SamplingConfig(temperature=0)}, {"top_k": 1}),
@@ -101,15 +115,22 @@ def test_log_probs_of_the_chosen_tokens_are_asked_for_as_each_line_wants_it(
 ) -> None:
     params = translated(sampling, sampler, output_config=OutputConfig(True, num_prompt_log_probs=0))
     if line == "main-2025-10":
-        assert (params["logprobs"], params["return_context_logits"]) == (1, True), "0 means none, and rows lack tokens"
+        assert (params["logprobs"], params["return_context_logits"]) == (1, True), (
+            "0 means none, and rows lack tokens"
+        )
         assert "prompt_logprobs" not in params
     else:
         assert (params["logprobs"], params["prompt_logprobs"]) == (0, 1)
 
 
-def test_a_seed_is_folded_and_a_sequence_without_one_gets_a_fresh_one(sampling: Any, sampler: Any, line: str) -> None:
+def test_a_seed_is_folded_and_a_sequence_without_one_gets_a_fresh_one(
+    sampling: Any, sampler: Any, line: str
+) -> None:
     config = SamplingConfig(seed=2**64 - 1)
-    seeds = [translated(sampling, sampler, sampling_config=one).get("seed") for one in (config, SamplingConfig())]
+    seeds = [
+        translated(sampling, sampler, sampling_config=one).get("seed")
+        for one in (config, SamplingConfig())
+    ]
     if line == "main-2025-10":
         assert seeds == [None, None], "its Torch sampler ignores them"
     else:
@@ -118,19 +139,30 @@ def test_a_seed_is_folded_and_a_sequence_without_one_gets_a_fresh_one(sampling: 
 
 
 @pytest.mark.parametrize("name", ["repetition_penalty", "presence_penalty", "frequency_penalty"])
-def test_a_penalty_that_the_sampler_ignores_is_refused(sampling: Any, sampler: Any, line: str, name: str) -> None:
-    request = Request(input_token_ids=(1,), max_tokens=1, sampling_config=SamplingConfig(**{name: 1.5}))
+def test_a_penalty_that_the_sampler_ignores_is_refused(
+    sampling: Any, sampler: Any, line: str, name: str
+) -> None:
+    request = Request(
+        input_token_ids=(1,), max_tokens=1, sampling_config=SamplingConfig(**{name: 1.5})
+    )
     neutral = SamplingConfig(repetition_penalty=1, presence_penalty=0, frequency_penalty=0)
-    sampling.refuse_rules(Request(input_token_ids=(1,), max_tokens=1, sampling_config=neutral), sampler)
+    sampling.refuse_rules(
+        Request(input_token_ids=(1,), max_tokens=1, sampling_config=neutral), sampler
+    )
     if line == "main-2025-10":
-        with pytest.raises(Unsupported, match=f"{name} .*Torch sampler .* option.sampler_type=TRTLLMSampler reads it"):
+        with pytest.raises(
+            Unsupported,
+            match=f"{name} .*Torch sampler .* option.sampler_type=TRTLLMSampler reads it",
+        ):
             sampling.refuse_rules(request, sampler)
     else:
         sampling.refuse_rules(request, sampler)
         assert translated(sampling, sampler, sampling_config=request.sampling_config)[name] == 1.5
 
 
-def test_the_cpp_sampler_of_the_older_line_takes_every_rule(sampling: Any, sampler: Any, line: str) -> None:
+def test_the_cpp_sampler_of_the_older_line_takes_every_rule(
+    sampling: Any, sampler: Any, line: str
+) -> None:
     if not sampler.profile.has_cpp_sampler:
         assert line == "main-2026-08"
         return
@@ -149,9 +181,16 @@ def test_no_two_sequences_share_their_parameters(sampling: Any, sampler: Any) ->
 
 
 def test_biases_and_banned_tokens_become_one_tensor_as_wide_as_the_logits(sampling: Any) -> None:
-    request = Request((1,), 4, embedding_bias=((2, 1.5), (5, -3.0), (2, 1.0), (4, 9.0)), bad_words=((4,), (6, 7)))
+    request = Request(
+        (1,), 4, embedding_bias=((2, 1.5), (5, -3.0), (2, 1.0), (4, 9.0)), bad_words=((4,), (6, 7))
+    )
     biases = sampling.embedding_bias(request, 8)
-    assert biases is not None and biases.dtype == torch.float32 and biases.shape == (8,) and biases.is_cpu
+    assert (
+        biases is not None
+        and biases.dtype == torch.float32
+        and biases.shape == (8,)
+        and biases.is_cpu
+    )
     assert biases.tolist() == [0, 0, 2.5, 0, -math.inf, -3, 0, 0]
 
 
@@ -184,14 +223,17 @@ def test_rows_do_not_follow_beams_so_they_are_refused_there(sampling: Any, name:
     output = OutputConfig(**{name: True} if name.startswith("return") else {name: (HIDDEN,)})
     sampling.check_beams(Request((1,), 3, output_config=output), 1)
     with pytest.raises(Unsupported, match=f"^{name} is not supported here"):
-        sampling.check_beams(Request((1,), 3, sampling_config=SamplingConfig(2), output_config=output), 2)
+        sampling.check_beams(
+            Request((1,), 3, sampling_config=SamplingConfig(2), output_config=output), 2
+        )
 
 
 def test_ranges_keep_their_bounds_and_durations_become_timedeltas(sampling: Any) -> None:
     ranges = (TokenRangeRetentionConfig(0, 8, 90, 1500), TokenRangeRetentionConfig(8, None, 10))
     made = sampling.retention(KvCacheRetentionConfig(ranges, 70, 30_000))
     seen = [
-        (one.token_start, one.token_end, one.priority, one.duration_ms) for one in made.token_range_retention_configs
+        (one.token_start, one.token_end, one.priority, one.duration_ms)
+        for one in made.token_range_retention_configs
     ]
     assert seen == [(0, 8, 90, timedelta(seconds=1.5)), (8, None, 10, None)]
     assert (made.decode_retention_priority, made.decode_duration_ms) == (70, timedelta(seconds=30))

@@ -1,4 +1,6 @@
-"""A start that fails: one line that names the cause in TensorRT-LLM's own words and says what to change."""
+"""A start that fails: one line that names the cause in TensorRT-LLM's own words and says what to
+change.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,11 @@ def led_to(cause: Exception) -> Exception:
             "Only 1 GPUs are available, but 4 are required.",
             "set option.tensor_parallel_degree or option.pipeline_parallel_degree lower",
         ),
-        (RuntimeError("No CUDA GPUs are available"), "No CUDA GPUs are available", "docker run --gpus all"),
+        (
+            RuntimeError("No CUDA GPUs are available"),
+            "No CUDA GPUs are available",
+            "docker run --gpus all",
+        ),
         (
             ImportError("libmpi.so.40: cannot open shared object file: No such file or directory"),
             "libmpi.so.40: cannot open shared object file",
@@ -76,7 +82,9 @@ def led_to(cause: Exception) -> Exception:
         ),
     ],
 )
-def test_a_known_cause_is_one_line_with_what_to_change(error: Exception, quoted: str, advice: str) -> None:
+def test_a_known_cause_is_one_line_with_what_to_change(
+    error: Exception, quoted: str, advice: str
+) -> None:
     start_error = explained(error, "/m", EngineConfig())
     assert isinstance(start_error, ModelUnusable)
     said = str(start_error)
@@ -85,7 +93,8 @@ def test_a_known_cause_is_one_line_with_what_to_change(error: Exception, quoted:
 
 
 @pytest.mark.parametrize(
-    ("text", "kind"), [(OUT_OF_MEMORY, NoMemory), ("CUDA out of memory", NoMemory), ("No CUDA GPUs", ModelUnusable)]
+    ("text", "kind"),
+    [(OUT_OF_MEMORY, NoMemory), ("CUDA out of memory", NoMemory), ("No CUDA GPUs", ModelUnusable)],
 )
 def test_a_lack_of_memory_has_its_own_error(text: str, kind: type[ModelUnusable]) -> None:
     assert type(explained(led_to(RuntimeError(text)), "/m", EngineConfig())) is kind
@@ -94,7 +103,10 @@ def test_a_lack_of_memory_has_its_own_error(text: str, kind: type[ModelUnusable]
 def test_an_unknown_cause_is_told_in_its_own_words() -> None:
     said = str(explained(led_to(RuntimeError("rope_type is missing")), "/m", EngineConfig()))
     assert said == "/m: TensorRT-LLM cannot start: rope_type is missing"
-    assert str(explained(ValueError(), "/m", EngineConfig())) == "/m: TensorRT-LLM cannot start: ValueError"
+    assert (
+        str(explained(ValueError(), "/m", EngineConfig()))
+        == "/m: TensorRT-LLM cannot start: ValueError"
+    )
 
 
 def test_an_architecture_counts_before_memory_that_a_process_retried() -> None:
@@ -122,11 +134,14 @@ class Arguments(BaseModel):
 def test_what_the_classes_of_tensorrt_llm_refuse_is_a_line_for_each_option() -> None:
     with pytest.raises(ValidationError) as caught:
         Arguments(stream_interval="often", surprise=1)  # type: ignore[arg-type, call-arg]
-    engine = EngineConfig(options={"stream_interval": "often"}, option_sources={"stream_interval": "file:2"})
+    engine = EngineConfig(
+        options={"stream_interval": "often"}, option_sources={"stream_interval": "file:2"}
+    )
     error = explained(caught.value, "/m", engine)
     assert isinstance(error, BadConfiguration)
     assert str(error).split("\n") == [
-        "option.stream_interval='often' (file:2): Input should be a valid integer, unable to parse string as an "
+        "option.stream_interval='often' (file:2): Input should be a valid integer, unable to parse "
+        "string as an "
         "integer",
         "option.surprise: Extra inputs are not permitted",
     ]
@@ -149,7 +164,10 @@ except StartError as error:
     [
         ("", "its wheel on PyPI is a stub"),
         ("raise ImportError('libmpi.so.40: cannot open shared object file')", "install Open MPI"),
-        ("raise OSError('libnvinfer.so.10: cannot open shared object file')", "needs its own CUDA libraries"),
+        (
+            "raise OSError('libnvinfer.so.10: cannot open shared object file')",
+            "needs its own CUDA libraries",
+        ),
     ],
 )
 def test_a_package_that_cannot_be_imported_is_explained_by_the_entry_point(
@@ -158,5 +176,7 @@ def test_a_package_that_cannot_be_imported_is_explained_by_the_entry_point(
     (tmp_path / "tensorrt_llm").mkdir()
     (tmp_path / "tensorrt_llm" / "__init__.py").write_text(prelude)
     environ = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
-    done = subprocess.run([sys.executable, "-c", LOAD], env=environ, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD], env=environ, capture_output=True, text=True, timeout=60
+    )
     assert advice in done.stdout, done.stderr

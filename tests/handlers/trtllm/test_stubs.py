@@ -16,16 +16,36 @@ MISTAKES = (
         'inputs={"prompt_token_ids": work.token_ids},',
         '{"prompt_token_ids": work.token_ids}, work.params, None,',
     ),
-    ("a keyword of SamplingParams that is another engine's", "sampling", "max_tokens=int(", "max_new_tokens=int("),
-    ("an attribute of another engine", "outputs", "output.cached_tokens", "output.num_cached_tokens"),
-    ("a log-prob read by another name", "outputs", "entry[token_id].logprob", "entry[token_id].value"),
+    (
+        "a keyword of SamplingParams that is another engine's",
+        "sampling",
+        "max_tokens=int(",
+        "max_new_tokens=int(",
+    ),
+    (
+        "an attribute of another engine",
+        "outputs",
+        "output.cached_tokens",
+        "output.num_cached_tokens",
+    ),
+    (
+        "a log-prob read by another name",
+        "outputs",
+        "entry[token_id].logprob",
+        "entry[token_id].value",
+    ),
     (
         "a name that its module does not export",
         "outputs",
         "from tensorrt_llm.llmapi import",
         "from tensorrt_llm import",
     ),
-    ("an adapter's path by another name", "adapters", "lora_path=adapter.path", "path=adapter.path"),
+    (
+        "an adapter's path by another name",
+        "adapters",
+        "lora_path=adapter.path",
+        "path=adapter.path",
+    ),
     ("a private name", "engine", "if not output.finished:", "if not output._done:"),
 )
 # A line that ends with `# both`, or with a profile, is a mistake there.
@@ -73,7 +93,7 @@ async def read(given: RequestOutput) -> None:
         output.abort(True)  # both
     print(FinishReason.STOP)  # both
     print(TorchLlmArgs.fields)  # both
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture(scope="module", params=PROFILES)
@@ -87,7 +107,9 @@ def found(profile: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, l
     texts = adapter()
     packages = {"adapter": texts, "written": {"lines": LINES}}
     for number, (name, module, old, new) in enumerate(MISTAKES):
-        assert texts[module].count(old) == 1, f"{name!r} has to be planted anew: {module}.py has changed"
+        assert texts[module].count(old) == 1, (
+            f"{name!r} has to be planted anew: {module}.py has changed"
+        )
         packages[f"mistake_{number}"] = texts | {module: texts[module].replace(old, new)}
     return faults(tmp_path_factory.mktemp(profile), profile, packages)
 
@@ -97,7 +119,11 @@ def test_the_adapter_has_no_fault(found: dict[str, list[str]]) -> None:
 
 
 def test_what_is_not_published_is_a_fault(profile: str, found: dict[str, list[str]]) -> None:
-    wrong = [i for i, line in enumerate(LINES.splitlines(), 1) if line.endswith(("# both", f"# {profile}"))]
+    wrong = [
+        i
+        for i, line in enumerate(LINES.splitlines(), 1)
+        if line.endswith(("# both", f"# {profile}"))
+    ]
     assert sorted({int(fault.split(":")[1]) for fault in found["written"]}) == wrong
 
 

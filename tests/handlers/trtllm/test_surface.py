@@ -1,4 +1,6 @@
-"""Whatever a package has otherwise than the facts say is named; what only the package has is no difference."""
+"""Whatever a package has otherwise than the facts say is named; what only the package has is no
+difference.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ class Engine:
     def __init__(self, model: str, /, **more: object) -> None:
         self.queue = (model, more)
 
-    def submit(self, inputs: object, *, streaming: bool = False, salt: str | None = None) -> None: ...
+    def submit(
+        self, inputs: object, *, streaming: bool = False, salt: str | None = None
+    ) -> None: ...
 
     async def wait(self, timeout: float | None = None) -> None: ...
 
@@ -61,9 +65,27 @@ def of(*parameters: Fact, methods: dict[str, Callable] | None = None, **others: 
     [
         ("Params", of(Fact("max_tokens", KEYWORD, 32), attributes=["seed"])),
         ("Params", of(Fact("seed", KEYWORD, {"repr": "some expression"}))),
-        ("Cache", of(Fact("fraction", KEYWORD, 0.9), extra="forbid", bases=["BaseModel"], attributes=["dtype"])),
-        ("Engine", of(Fact("model", "positional_only"), Fact("dtype", KEYWORD, "auto"), attributes=["queue"])),
-        ("Engine", of(methods={"wait": Callable([SELF, Fact("timeout", KEYWORD, None)], is_async=True)})),
+        (
+            "Cache",
+            of(
+                Fact("fraction", KEYWORD, 0.9),
+                extra="forbid",
+                bases=["BaseModel"],
+                attributes=["dtype"],
+            ),
+        ),
+        (
+            "Engine",
+            of(
+                Fact("model", "positional_only"),
+                Fact("dtype", KEYWORD, "auto"),
+                attributes=["queue"],
+            ),
+        ),
+        (
+            "Engine",
+            of(methods={"wait": Callable([SELF, Fact("timeout", KEYWORD, None)], is_async=True)}),
+        ),
     ],
 )
 def test_a_class_that_is_as_the_facts_say_has_no_difference(name: str, fact: Class) -> None:
@@ -75,7 +97,11 @@ def test_a_class_that_is_as_the_facts_say_has_no_difference(name: str, fact: Cla
     [
         ("Params", of(Fact("best_of", KEYWORD, None)), "has no parameter best_of"),
         ("Params", of(Fact("max_tokens", KEYWORD, 16)), "max_tokens is 32 by default, not 16"),
-        ("Params", of(Fact("max_tokens", "positional_only", 32)), "max_tokens is keyword_only, not positional_only"),
+        (
+            "Params",
+            of(Fact("max_tokens", "positional_only", 32)),
+            "max_tokens is keyword_only, not positional_only",
+        ),
         ("Params", of(attributes=["logprobs"]), "has no attribute logprobs"),
         ("Params", of(bases=["BaseModel"]), "is no BaseModel"),
         ("Cache", of(Fact("host_size", KEYWORD, None)), "has no field host_size"),
@@ -91,7 +117,15 @@ def test_a_difference_of_a_class_is_named(name: str, fact: Class, difference: st
 
 def facts(**parts: object) -> Facts:
     return Facts(
-        **{"version": "1", "sources": [], "classes": {}, "functions": {}, "enums": {}, "exports": {}} | parts  # type: ignore[arg-type]
+        **{
+            "version": "1",
+            "sources": [],
+            "classes": {},
+            "functions": {},
+            "enums": {},
+            "exports": {},
+        }
+        | parts  # type: ignore[arg-type]
     )
 
 
@@ -107,10 +141,14 @@ def facts(**parts: object) -> Facts:
             [f"{HERE}.Reason has no LENGTH"],
         ),
         (
-            function_differences(facts(functions={f"{HERE}.make": Callable([Fact("path", EITHER)])})),
+            function_differences(
+                facts(functions={f"{HERE}.make": Callable([Fact("path", EITHER)])})
+            ),
             [f"{HERE}.make has no parameter path", f"{HERE}.make also needs folder"],
         ),
     ],
 )
-def test_a_difference_of_what_a_module_has_is_named(found: Iterator[str], expected: list[str]) -> None:
+def test_a_difference_of_what_a_module_has_is_named(
+    found: Iterator[str], expected: list[str]
+) -> None:
     assert list(found) == expected

@@ -1,6 +1,8 @@
-"""The real TensorRT-LLM, where there is one: its surface against the facts, and our Executor on a GPU.
+"""The real TensorRT-LLM, where there is one: its surface against the facts, and our Executor on a
+GPU.
 
-Everywhere else the same checks run on the double, and the one that needs a real model on the embedded engine.
+Everywhere else the same checks run on the double, and the one that needs a real model on the
+embedded engine.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ NO_PACKAGE = why_not_the_package()
 IS_REAL = NO_PACKAGE is None
 SURFACE = surface_checks(profile_name() if IS_REAL else PROFILES[-1])
 # The double's logits are a function of the last tokens, not those of a model.
-ON_A_DOUBLE = tuple(check for check in ANSWER_CHECKS if check is not greedy_tokens_are_those_of_transformers)
+ON_A_DOUBLE = tuple(
+    check for check in ANSWER_CHECKS if check is not greedy_tokens_are_those_of_transformers
+)
 Check = Callable[[Executor, Path], None]
 
 on_the_package = pytest.mark.skipif(not IS_REAL, reason=NO_PACKAGE or "")
@@ -66,25 +70,34 @@ def test_the_package_has_what_the_facts_say(name: str) -> None:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("check", ANSWER_CHECKS, ids=lambda check: check.__name__)
-def test_the_package_answers_as_the_contract_says(check: Check, real: Executor, model: Path) -> None:
+def test_the_package_answers_as_the_contract_says(
+    check: Check, real: Executor, model: Path
+) -> None:
     check(real, model)
 
 
 @pytest.fixture(scope="module", params=PROFILES)
 def of_double(request: pytest.FixtureRequest, model: Path) -> Iterator[Executor]:
-    with double(request.param) as executor_class, executor_class(str(model), config_of_checks()) as executor:
+    with (
+        double(request.param) as executor_class,
+        executor_class(str(model), config_of_checks()) as executor,
+    ):
         yield executor
 
 
 @elsewhere
 @pytest.mark.parametrize("check", ON_A_DOUBLE, ids=lambda check: check.__name__)
-def test_a_check_of_answers_holds_on_the_double(check: Check, of_double: Executor, model: Path) -> None:
+def test_a_check_of_answers_holds_on_the_double(
+    check: Check, of_double: Executor, model: Path
+) -> None:
     check(of_double, model)
 
 
 @elsewhere
 @pytest.mark.parametrize("check", ANSWER_CHECKS, ids=lambda check: check.__name__)
-def test_a_check_of_answers_holds_on_the_embedded_engine(check: Check, embedded: Executor, model: Path) -> None:
+def test_a_check_of_answers_holds_on_the_embedded_engine(
+    check: Check, embedded: Executor, model: Path
+) -> None:
     check(embedded, model)
 
 
@@ -102,7 +115,9 @@ def test_the_tokens_of_another_model_are_not_those_of_transformers(
 ) -> None:
     other = shutil.copytree(model, tmp_path / "other")
     weights = load_file(other / "model.safetensors")
-    weights["model.embed_tokens.weight"] = weights["model.embed_tokens.weight"].roll(1, 0)  # each token is another one
+    weights["model.embed_tokens.weight"] = weights["model.embed_tokens.weight"].roll(
+        1, 0
+    )  # each token is another one
     save_file(weights, other / "model.safetensors", {"format": "pt"})
     with pytest.raises(AssertionError, match="leave the best"):
         greedy_tokens_are_those_of_transformers(embedded, other)

@@ -1,8 +1,9 @@
-"""What is checked where TensorRT-LLM is installed: its surface against the facts, and our Executor on a small model.
+"""What is checked where TensorRT-LLM is installed: its surface against the facts, and our Executor
+on a small model.
 
-`test_wheel.py` runs the checks under pytest; `scripts/try-trtllm` runs them without it and prints a table. A check
-raises AssertionError. Nobody has run them on the real package yet. Under pytest they also run on the double, and on the
-embedded engine, which shows that the checks themselves work.
+`test_wheel.py` runs the checks under pytest; `scripts/try-trtllm` runs them without it and prints a
+table. A check raises AssertionError. Nobody has run them on the real package yet. Under pytest they
+also run on the double, and on the embedded engine, which shows that the checks themselves work.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ CONTEXT_LENGTH = 1024
 PROMPT = tuple(range(40, 52))
 PROMPTS = (PROMPT, (7,), (300, 12, 12, 12, 299), tuple(range(60, 100)))
 GREEDY = SamplingConfig(temperature=0)
-TIE = 0.05  # of the distance between the best logit and their mean: what rounding to bf16 may exchange is nearer
+# of the distance between the best logit and their mean: what rounding to bf16 may exchange is
+# nearer
+TIE = 0.05
 SCHEMA = {
     "type": "object",
     "properties": {"sure": {"type": "boolean"}, "answer": {"enum": ["yes", "no"]}},
@@ -60,7 +63,11 @@ def why_not_the_package() -> str | None:
     if folder is None:
         return "TensorRT-LLM is not installed"
     if next(folder.rglob("*.so"), None) is None:
-        return f"{folder} has no compiled code: it is a double, or a stub that has not fetched the package"
+        return (
+            f"{folder} has no compiled code: it is a double, or a stub that has not fetched "
+            f"the "
+            f"package"
+        )
     return None
 
 
@@ -148,7 +155,9 @@ def config_of_checks(handler: str = "trtllm") -> EngineConfig:
 
 
 def greedy_tokens_are_those_of_transformers(executor: Executor, model: Path) -> None:
-    """Each token is the best of transformers' logits after the tokens before it, or nearly tied with the best."""
+    """Each token is the best of transformers' logits after the tokens before it, or nearly tied
+    with the best.
+    """
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -163,7 +172,9 @@ def greedy_tokens_are_those_of_transformers(executor: Executor, model: Path) -> 
         best = logits.max(-1).values
         gaps = (best - logits[torch.arange(24), torch.tensor(token_ids)]) / (best - logits.mean(-1))
         assert gaps.max() <= TIE, f"after {prompt}: {token_ids} leave the best by {gaps.tolist()}"
-        assert (gaps == 0).sum() >= 18, f"after {prompt}: only {(gaps == 0).sum()} of 24 tokens are the best"
+        assert (gaps == 0).sum() >= 18, (
+            f"after {prompt}: only {(gaps == 0).sum()} of 24 tokens are the best"
+        )
 
 
 def a_streamed_answer_is_the_whole_one(executor: Executor, model: Path) -> None:
@@ -192,7 +203,9 @@ def a_stop_word_of_two_tokens_ends_an_answer(executor: Executor, model: Path) ->
 
 def a_cancelled_request_ends_and_the_next_one_is_answered(executor: Executor, model: Path) -> None:
     expected = tokens(executor, max_tokens=8)
-    request_id = executor.enqueue_request(ask(max_tokens=CONTEXT_LENGTH - len(PROMPT), streaming=True))
+    request_id = executor.enqueue_request(
+        ask(max_tokens=CONTEXT_LENGTH - len(PROMPT), streaming=True)
+    )
     parts = [each.get_result() for each in responses(executor, request_id)]
     executor.cancel_request(request_id)
     while not parts[-1].is_final:
@@ -211,15 +224,23 @@ def a_request_for_two_sequences_has_two_different_answers(executor: Executor, mo
 
 
 def an_answer_follows_a_json_schema(executor: Executor, model: Path) -> None:
-    assert GuideType.JSON_SCHEMA in executor.capabilities.guided_decoding, executor.capabilities.why_no_guides
+    assert GuideType.JSON_SCHEMA in executor.capabilities.guided_decoding, (
+        executor.capabilities.why_no_guides
+    )
     guide = GuidedDecodingParams(GuideType.JSON_SCHEMA, json.dumps(SCHEMA))
     [answer] = results(executor, ask(max_tokens=200, end_id=END_ID, guided_decoding_params=guide))
     text = tokenizer_of(model).decode(answer.output_token_ids[0], skip_special_tokens=True)
     value = json.loads(text)
-    assert value.keys() == {"sure", "answer"} and value["answer"] in ("yes", "no") and type(value["sure"]) is bool
+    assert (
+        value.keys() == {"sure", "answer"}
+        and value["answer"] in ("yes", "no")
+        and type(value["sure"]) is bool
+    )
 
 
-def bad_requests_are_refused_and_good_ones_beside_them_answered(executor: Executor, model: Path) -> None:
+def bad_requests_are_refused_and_good_ones_beside_them_answered(
+    executor: Executor, model: Path
+) -> None:
     expected = tokens(executor, max_tokens=16)
     running = executor.enqueue_request(ask(max_tokens=16))
     wrong = GuidedDecodingParams(GuideType.JSON_SCHEMA, '{"type": "nonsense"}')
@@ -250,7 +271,9 @@ ANSWER_CHECKS: tuple[Callable[[Executor, Path], None], ...] = (
 
 
 def ask(**fields: Any) -> Request:
-    return Request(**{"input_token_ids": PROMPT, "max_tokens": 16, "sampling_config": GREEDY, **fields})
+    return Request(
+        **{"input_token_ids": PROMPT, "max_tokens": 16, "sampling_config": GREEDY, **fields}
+    )
 
 
 def responses(executor: Executor, request_id: int) -> list[Response]:

@@ -57,7 +57,9 @@ def start(
 
 
 def ask(**fields: Any) -> Request:
-    return Request(**{"input_token_ids": PROMPT, "max_tokens": 16, "sampling_config": GREEDY, **fields})
+    return Request(
+        **{"input_token_ids": PROMPT, "max_tokens": 16, "sampling_config": GREEDY, **fields}
+    )
 
 
 def finals(executor: Executor, request_ids: Sequence[int]) -> dict[int, Response]:
@@ -93,5 +95,7 @@ def tokens(executor: Executor, **fields: Any) -> list[int]:
 
 def up_to_a_tie(token_ids: list[int], top: list[list[TokenLogProb]]) -> list[int]:
     """The tokens before the first position where the best two were equally likely."""
-    ties = [step for step, (best, second, *_) in enumerate(top) if best.log_prob - second.log_prob < TIE]
+    ties = [
+        step for step, (best, second, *_) in enumerate(top) if best.log_prob - second.log_prob < TIE
+    ]
     return token_ids[: min(ties, default=len(token_ids))]

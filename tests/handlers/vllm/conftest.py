@@ -27,8 +27,15 @@ def arguments() -> ModuleType:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A model with only a configuration: 4 layers of 2 heads of 64 for keys and values, a context of 4096."""
-    shape = {"hidden_size": 512, "num_attention_heads": 8, "num_key_value_heads": 2, "num_hidden_layers": 4}
+    """A model with only a configuration: 4 layers of 2 heads of 64 for keys and values, a context
+    of 4096.
+    """
+    shape = {
+        "hidden_size": 512,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "num_hidden_layers": 4,
+    }
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",

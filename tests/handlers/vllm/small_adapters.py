@@ -31,8 +31,12 @@ def write_adapter(folder: Path, seed: int, rank: int = RANK) -> Path:
     for layer in range(NUM_LAYERS):
         for module, out_features in OUT_FEATURES.items():
             stem = f"base_model.model.model.layers.{layer}.self_attn.{module}"
-            weights[f"{stem}.lora_A.weight"] = torch.randn(rank, HIDDEN_SIZE, generator=generator) * WIDTH
-            weights[f"{stem}.lora_B.weight"] = torch.randn(out_features, rank, generator=generator) * WIDTH
+            weights[f"{stem}.lora_A.weight"] = (
+                torch.randn(rank, HIDDEN_SIZE, generator=generator) * WIDTH
+            )
+            weights[f"{stem}.lora_B.weight"] = (
+                torch.randn(out_features, rank, generator=generator) * WIDTH
+            )
     save_file(weights, folder / "adapter_model.safetensors")
     return folder
 

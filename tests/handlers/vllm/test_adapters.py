@@ -1,4 +1,6 @@
-"""LoRA adapters on the real engine: loading and refusal, and base and adapter requests beside each other."""
+"""LoRA adapters on the real engine: loading and refusal, and base and adapter requests beside each
+other.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def shared_adapted(folder: Path) -> Iterator[Executor]:
     hide_foreign_builds()
     options = {"max_lora_rank": MAX_RANK, "max_loras": 2, "max_cpu_loras": MAX_LOADED}
-    with start(enable_lora="true", **{name: str(value) for name, value in options.items()}) as executor:
+    with start(
+        enable_lora="true", **{name: str(value) for name, value in options.items()}
+    ) as executor:
         for name in NAMES:
             executor.load_adapter(name, str(folder / name))
         yield executor
@@ -81,14 +85,21 @@ def test_an_adapter_answers_as_its_weights_added_to_the_models_do(
     got = result(adapted, lora_config=use(name), output_config=OutputConfig(return_log_probs=True))
     ids = got.output_token_ids[0]
     with torch.inference_mode():
-        expected = model(torch.tensor([[*PROMPT, *ids]])).logits[0].float().log_softmax(-1)[len(PROMPT) - 1 : -1]
+        expected = (
+            model(torch.tensor([[*PROMPT, *ids]]))
+            .logits[0]
+            .float()
+            .log_softmax(-1)[len(PROMPT) - 1 : -1]
+        )
     for row, token_id, log_prob in zip(expected, ids, got.log_probs[0], strict=True):  # type: ignore[index]
         assert row[token_id] >= row.max() - TIE
         assert log_prob == pytest.approx(float(row[token_id]), abs=1e-3)
     assert name is None or ids != tokens(adapted), "the adapter changes nothing"
 
 
-def test_beams_with_an_adapter_are_those_of_its_weights_added_to_the_models(adapted: Executor, folder: Path) -> None:
+def test_beams_with_an_adapter_are_those_of_its_weights_added_to_the_models(
+    adapted: Executor, folder: Path
+) -> None:
     from transformers import AutoModelForCausalLM
 
     from tests.beam_reference import Comparison, Found, transformers_beams
@@ -96,20 +107,32 @@ def test_beams_with_an_adapter_are_those_of_its_weights_added_to_the_models(adap
     model = merged(AutoModelForCausalLM.from_pretrained(tiny_model(FAMILY)).eval(), folder / "rude")
     sampling = SamplingConfig(3, num_return_sequences=3, length_penalty=0.0)
     output = OutputConfig(return_log_probs=True)
-    request = ask(max_tokens=8, sampling_config=sampling, output_config=output, lora_config=use("rude"))
-    with_adapter, base = adapted.enqueue_requests([request, ask(max_tokens=8, sampling_config=sampling)])
+    request = ask(
+        max_tokens=8, sampling_config=sampling, output_config=output, lora_config=use("rude")
+    )
+    with_adapter, base = adapted.enqueue_requests(
+        [request, ask(max_tokens=8, sampling_config=sampling)]
+    )
     ended = finals(adapted, [with_adapter, base])
     got, comparison = ended[with_adapter].get_result(), Comparison()
     assert got.cum_log_probs is not None
-    comparison.check("rude", Found(got.output_token_ids, got.cum_log_probs), transformers_beams(model, request))
-    assert got.output_token_ids != ended[base].get_result().output_token_ids, "the adapter changes nothing"
+    comparison.check(
+        "rude", Found(got.output_token_ids, got.cum_log_probs), transformers_beams(model, request)
+    )
+    assert got.output_token_ids != ended[base].get_result().output_token_ids, (
+        "the adapter changes nothing"
+    )
 
 
-def test_what_runs_with_an_adapter_that_is_removed_goes_on_to_its_end(adapted: Executor, tmp_path: Path) -> None:
+def test_what_runs_with_an_adapter_that_is_removed_goes_on_to_its_end(
+    adapted: Executor, tmp_path: Path
+) -> None:
     path = str(write_adapter(tmp_path / "short-lived", seed=9))
     adapted.load_adapter("short-lived", path)
     alone = tokens(adapted, max_tokens=60, lora_config=use("short-lived"))
-    request_id = adapted.enqueue_request(ask(max_tokens=60, lora_config=use("short-lived"), streaming=True))
+    request_id = adapted.enqueue_request(
+        ask(max_tokens=60, lora_config=use("short-lived"), streaming=True)
+    )
     pieces: list[Any] = list(adapted.await_responses(request_id, TIMEOUT_S))
     adapted.unload_adapter("short-lived")
     while not pieces[-1].is_final:
@@ -210,7 +233,9 @@ def test_an_adapter_that_cannot_be_loaded_says_why_and_harms_nobody(
     assert ended is not None and ended.output_token_ids == [before]
 
 
-@pytest.mark.parametrize(("name", "path"), [("", "."), (5, "."), ("five", 5), ("five", ""), ("five", None)], ids=str)
+@pytest.mark.parametrize(
+    ("name", "path"), [("", "."), (5, "."), ("five", 5), ("five", ""), ("five", None)], ids=str
+)
 def test_a_name_or_path_that_is_none_is_refused(adapted: Executor, name: Any, path: Any) -> None:
     with pytest.raises((ModelUnusable, InvalidParameter, TypeError)):
         adapted.load_adapter(name, path)
@@ -223,16 +248,23 @@ def test_a_name_or_path_that_is_none_is_refused(adapted: Executor, name: Any, pa
 def test_mixed_requests_each_get_what_they_get_alone(adapted: Executor) -> None:
     kinds = [None, "formal", "rude", None, "rude", "formal", None, None, "formal", None]
     requests = [
-        ask(input_token_ids=(20 + number, *PROMPT), max_tokens=5 + 3 * number, lora_config=use(kind))
+        ask(
+            input_token_ids=(20 + number, *PROMPT), max_tokens=5 + 3 * number, lora_config=use(kind)
+        )
         for number, kind in enumerate(kinds)
     ]
-    alone = [finals(adapted, [one := adapted.enqueue_request(request)])[one].result for request in requests]
+    alone = [
+        finals(adapted, [one := adapted.enqueue_request(request)])[one].result
+        for request in requests
+    ]
     ids = adapted.enqueue_requests(requests)
     ended = finals(adapted, ids)
     assert [ended[one].result for one in ids] == alone
 
 
-def test_neither_base_nor_adapter_waits_for_ever_behind_a_stream_of_the_other(adapted: Executor) -> None:
+def test_neither_base_nor_adapter_waits_for_ever_behind_a_stream_of_the_other(
+    adapted: Executor,
+) -> None:
     """Requests of one kind keep coming; a request of the other kind gets its turn meanwhile."""
     for flood, other in ((None, "formal"), ("formal", None)):
         open_ids = adapted.enqueue_requests([ask(max_tokens=20, lora_config=use(flood))] * 2)
@@ -250,7 +282,9 @@ def test_neither_base_nor_adapter_waits_for_ever_behind_a_stream_of_the_other(ad
         assert num_after < 20, "it had to wait for those that came later"
 
 
-def test_a_request_that_waits_its_turn_can_be_cancelled_and_lets_those_behind_it_pass(adapted: Executor) -> None:
+def test_a_request_that_waits_its_turn_can_be_cancelled_and_lets_those_behind_it_pass(
+    adapted: Executor,
+) -> None:
     running = adapted.enqueue_request(ask(max_tokens=300))
     held = adapted.enqueue_request(ask(lora_config=use("rude")))
     behind = adapted.enqueue_request(ask(max_tokens=3))
@@ -263,7 +297,9 @@ def test_a_request_that_waits_its_turn_can_be_cancelled_and_lets_those_behind_it
 # A step that raises, the only harm that a client of a loaded adapter can do to vLLM.
 
 
-def test_a_step_that_raises_ends_what_ran_and_keeps_what_waited(adapted: Executor, tmp_path: Path) -> None:
+def test_a_step_that_raises_ends_what_ran_and_keeps_what_waited(
+    adapted: Executor, tmp_path: Path
+) -> None:
     """vLLM reads an adapter that left its memory again, in a step, when the files are gone."""
     lost = write_adapter(tmp_path / "lost", seed=5)
     adapted.load_adapter("lost", str(lost))
@@ -272,13 +308,17 @@ def test_a_step_that_raises_ends_what_ran_and_keeps_what_waited(adapted: Executo
         adapted.load_adapter(name, str(write_adapter(tmp_path / name, seed=30 + number)))
     shutil.rmtree(lost)
     kept = ask(max_tokens=4, lora_config=use(others[-1]))
-    alone, base = (tokens(adapted, max_tokens=4, lora_config=one) for one in (kept.lora_config, None))
+    alone, base = (
+        tokens(adapted, max_tokens=4, lora_config=one) for one in (kept.lora_config, None)
+    )
 
     num_running = MAX_NUM_SEQUENCES - 1
     running = [ask(max_tokens=120, streaming=True, lora_config=use(others[-1]))] * num_running
     ran = adapted.enqueue_requests(running)
     assert all(adapted.await_responses(ran, TIMEOUT_S)), "they run"
-    fatal, waited, of_base = adapted.enqueue_requests([ask(lora_config=use("lost")), kept, ask(max_tokens=4)])
+    fatal, waited, of_base = adapted.enqueue_requests(
+        [ask(lora_config=use("lost")), kept, ask(max_tokens=4)]
+    )
     ended = finals(adapted, [*ran, fatal, waited, of_base])
 
     for one in (*ran, fatal):

@@ -1,4 +1,6 @@
-"""Options on their way into vLLM's argument class: types, faults, lmi's defaults, and the size of the KV cache."""
+"""Options on their way into vLLM's argument class: types, faults, lmi's defaults, and the size of
+the KV cache.
+"""
 
 from __future__ import annotations
 
@@ -63,15 +65,27 @@ def test_our_options_reach_the_fields_of_vllm(arguments: ModuleType, folder: Pat
     assert {name: given[name] for name in wanted} == wanted
 
 
-def test_what_nobody_said_is_vllms_own_but_for_what_the_front_end_owns(arguments: ModuleType, folder: Path) -> None:
+def test_what_nobody_said_is_vllms_own_but_for_what_the_front_end_owns(
+    arguments: ModuleType, folder: Path
+) -> None:
     given = arguments.engine_arguments(config(), str(folder))
-    assert given.keys() & {"max_num_seqs", "max_num_batched_tokens", "quantization", "served_model_name"} == set()
+    assert (
+        given.keys()
+        & {"max_num_seqs", "max_num_batched_tokens", "quantization", "served_model_name"}
+        == set()
+    )
     assert {name: given[name] for name in arguments.DEFAULTS} == arguments.DEFAULTS
-    assert (given["dtype"], given["trust_remote_code"], given["generation_config"]) == ("auto", False, "vllm")
+    assert (given["dtype"], given["trust_remote_code"], given["generation_config"]) == (
+        "auto",
+        False,
+        "vllm",
+    )
 
 
-def test_the_defaults_of_requests_are_the_front_ends_and_vllm_adds_none(arguments: ModuleType, folder: Path) -> None:
-    said = 'option.rolling_batch=vllm\noption.generation_config=auto\noption.override_generation_config={"top_k": 3}'
+def test_the_defaults_of_requests_are_the_front_ends_and_vllm_adds_none(
+    arguments: ModuleType, folder: Path
+) -> None:
+    said = 'option.rolling_batch=vllm\noption.generation_config=auto\noption.override_generation_config={"top_k": 3}'  # noqa: E501
     resolved = settle(folder, said)
     given = arguments.engine_arguments(resolved.config.engine, str(folder))
     assert (given["generation_config"], given.get("override_generation_config")) == ("vllm", None)
@@ -85,14 +99,26 @@ def test_what_nobody_said_differs_from_vllms_own_only_where_it_is_written_down(
     ours = arguments.AsyncEngineArgs(**arguments.engine_arguments(config(), str(folder)))
     differing = {name for name in arguments.FIELDS if getattr(ours, name) != getattr(own, name)}
     eager_here = {"enforce_eager"}  # the tests switch compilation off
-    cache_that_fits = {"kv_cache_memory_bytes", "max_model_len"}  # vLLM's default takes nine tenths of all memory
-    written_down = {"disable_log_stats", "generation_config", "scheduling_policy", "use_tqdm_on_load"}
+    cache_that_fits = {
+        "kv_cache_memory_bytes",
+        "max_model_len",
+    }  # vLLM's default takes nine tenths of all memory
+    written_down = {
+        "disable_log_stats",
+        "generation_config",
+        "scheduling_policy",
+        "use_tqdm_on_load",
+    }
     written_down |= {"mm_processor_cache_gb"}
     assert differing - eager_here - cache_that_fits == written_down
 
 
-def test_the_size_of_the_batch_really_reaches_the_engine(arguments: ModuleType, folder: Path) -> None:
-    engine = config({"block_size": "64"}, max_num_sequences=5, max_prefill_tokens=300, max_kv_cache_tokens=1000)
+def test_the_size_of_the_batch_really_reaches_the_engine(
+    arguments: ModuleType, folder: Path
+) -> None:
+    engine = config(
+        {"block_size": "64"}, max_num_sequences=5, max_prefill_tokens=300, max_kv_cache_tokens=1000
+    )
     vllm_config = engine_config(arguments, engine, folder)
     assert vllm_config.scheduler_config.max_num_seqs == 5
     assert vllm_config.scheduler_config.max_num_batched_tokens == 300
@@ -105,11 +131,14 @@ def test_the_size_of_the_batch_really_reaches_the_engine(arguments: ModuleType, 
 def engine_config(arguments: ModuleType, engine: EngineConfig, folder: Path) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return arguments.AsyncEngineArgs(**arguments.engine_arguments(engine, str(folder))).create_engine_config()
+        return arguments.AsyncEngineArgs(
+            **arguments.engine_arguments(engine, str(folder))
+        ).create_engine_config()
 
 
 @pytest.mark.parametrize(
-    ("max_beam_width", "given", "expected"), [(8, None, 20), (16, None, 32), (8, "5", 16), (1, "5", 5), (16, "-1", -1)]
+    ("max_beam_width", "given", "expected"),
+    [(8, None, 20), (16, None, 32), (8, "5", 16), (1, "5", 5), (16, "-1", -1)],
 )
 def test_there_are_log_probs_for_the_candidates_of_the_widest_beam_search(
     arguments: ModuleType, folder: Path, max_beam_width: int, given: str | None, expected: int
@@ -178,18 +207,31 @@ def test_every_field_of_vllm_can_be_named(arguments: ModuleType) -> None:
         ("max_lora_rank", "17", "1, 8, 16, 32, 64, 128, 256, 320, 512"),
         ("cudagraph_capture_sizes", "1,x", "a whole number"),
         ("cudagraph_capture_sizes", "[1,", "a list in JSON, or words with commas between"),
-        ("enable_mm_processor_stats", "perhaps", "Input should be a valid boolean, unable to interpret input"),
+        (
+            "enable_mm_processor_stats",
+            "perhaps",
+            "Input should be a valid boolean, unable to interpret input",
+        ),
     ],
 )
 def test_a_wrong_value_is_told_with_its_source_and_what_is_allowed(
     arguments: ModuleType, folder: Path, name: str, text: str, allowed: str
 ) -> None:
     engine = config({name: text}, option_sources={name: "serving.properties:3"})
-    assert faults(arguments, folder, engine) == [f"option.{name}={text!r} (serving.properties:3): allowed is {allowed}"]
+    assert faults(arguments, folder, engine) == [
+        f"option.{name}={text!r} (serving.properties:3): allowed is {allowed}"
+    ]
 
 
-def test_broken_json_is_one_line_and_all_faults_come_at_once(arguments: ModuleType, folder: Path) -> None:
-    options = {"compilation_config": '{"mode": 0', "hf_overrides": "{no}", "seed": "x", "model": "/other"}
+def test_broken_json_is_one_line_and_all_faults_come_at_once(
+    arguments: ModuleType, folder: Path
+) -> None:
+    options = {
+        "compilation_config": '{"mode": 0',
+        "hf_overrides": "{no}",
+        "seed": "x",
+        "model": "/other",
+    }
     lines = faults(arguments, folder, config(options))
     assert len(lines) == 4 and all(line.isprintable() and len(line) < 400 for line in lines)
     assert lines[0].startswith(
@@ -204,7 +246,8 @@ def test_an_option_that_vllm_has_not_is_told_with_the_closest(
     options = {"enable_prefix_cachin": "true"}
     given = arguments.engine_arguments(config(options), str(folder))
     said = (
-        "option.enable_prefix_cachin='true': vLLM has no such argument; the closest one is option.enable_prefix_caching"
+        "option.enable_prefix_cachin='true': vLLM has no such argument; the closest one is "
+        "option.enable_prefix_caching"
     )
     assert given.keys() & options.keys() == set()
     assert [record.message for record in caplog.records if record.name == "lmi.options"] == [said]
@@ -217,25 +260,41 @@ def test_a_draft_model_under_lmis_names_becomes_a_speculative_config(
     def speculation(**options: str) -> object:
         return arguments.engine_arguments(config(options), str(folder)).get("speculative_config")
 
-    assert speculation(speculative_draft_model="/draft") == {"model": "/draft", "num_speculative_tokens": 5}
-    assert speculation(speculative_draft_model="/draft", speculative_length="3", draft_model_tp_size="2") == {
+    assert speculation(speculative_draft_model="/draft") == {
+        "model": "/draft",
+        "num_speculative_tokens": 5,
+    }
+    assert speculation(
+        speculative_draft_model="/draft", speculative_length="3", draft_model_tp_size="2"
+    ) == {
         "model": "/draft",
         "num_speculative_tokens": 3,
         "draft_tensor_parallel_size": 2,
     }
     with caplog.at_level(logging.WARNING, "lmi.vllm"):
         assert speculation(speculative_length="3") is None
-    assert "option.speculative_length='3': has no effect without option.speculative_draft_model" in caplog.messages
+    assert (
+        "option.speculative_length='3': has no effect without option.speculative_draft_model"
+        in caplog.messages
+    )
     wrong = config({"speculative_draft_model": "/draft", "speculative_length": "0"})
-    assert faults(arguments, folder, wrong) == ["option.speculative_length='0': allowed is a whole number 1..1023"]
-    both = config({"speculative_draft_model": "/draft", "speculative_config": '{"model": "/draft"}'})
+    assert faults(arguments, folder, wrong) == [
+        "option.speculative_length='0': allowed is a whole number 1..1023"
+    ]
+    both = config(
+        {"speculative_draft_model": "/draft", "speculative_config": '{"model": "/draft"}'}
+    )
     assert "allowed is one of them" in faults(arguments, folder, both)[0]
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt"])
-def test_pickled_weights_are_refused_before_vllm_reads_them(arguments: ModuleType, folder: Path, name: str) -> None:
+def test_pickled_weights_are_refused_before_vllm_reads_them(
+    arguments: ModuleType, folder: Path, name: str
+) -> None:
     (folder / name).write_bytes(b"")
-    arguments.engine_arguments(config(), str(folder))  # safetensors are there, so nothing is unpickled
+    arguments.engine_arguments(
+        config(), str(folder)
+    )  # safetensors are there, so nothing is unpickled
     with pytest.raises(SecurityRefused, match=name):
         arguments.engine_arguments(config({"load_format": "pt"}), str(folder))
     (folder / "model.safetensors").unlink()
@@ -264,10 +323,14 @@ def test_a_cache_on_a_cpu_holds_what_the_sequences_can_use(
     assert "num_gpu_blocks_override" not in given
 
 
-def test_a_cache_on_a_cpu_takes_a_quarter_of_memory_at_most(arguments: ModuleType, folder: Path) -> None:
+def test_a_cache_on_a_cpu_takes_a_quarter_of_memory_at_most(
+    arguments: ModuleType, folder: Path
+) -> None:
     memory_bytes = 400 * 128 * TOKEN_BYTES
     sizes = [
-        arguments.engine_arguments(config(num_engines=number, tensor_parallel_degree=ranks), str(folder), memory_bytes)
+        arguments.engine_arguments(
+            config(num_engines=number, tensor_parallel_degree=ranks), str(folder), memory_bytes
+        )
         for number, ranks in ((1, 1), (2, 1), (1, 2))
     ]
     assert [size["kv_cache_memory_bytes"] // (128 * TOKEN_BYTES) for size in sizes] == [101, 51, 50]
@@ -276,11 +339,20 @@ def test_a_cache_on_a_cpu_takes_a_quarter_of_memory_at_most(arguments: ModuleTyp
     assert unknown["kv_cache_memory_bytes"] == 100 * 128 * TOKEN_BYTES
 
 
-@pytest.mark.parametrize("name", ["gpu_memory_utilization", "kv_cache_memory_bytes", "num_gpu_blocks_override"])
-def test_a_cache_that_is_given_in_vllms_words_is_left_alone(arguments: ModuleType, folder: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["gpu_memory_utilization", "kv_cache_memory_bytes", "num_gpu_blocks_override"]
+)
+def test_a_cache_that_is_given_in_vllms_words_is_left_alone(
+    arguments: ModuleType, folder: Path, name: str
+) -> None:
     text = "0.5" if name == "gpu_memory_utilization" else "1000"
     given = arguments.engine_arguments(config({name: text}), str(folder))
-    words = {"kv_cache_memory_bytes", "num_gpu_blocks_override", "gpu_memory_utilization", "max_model_len"}
+    words = {
+        "kv_cache_memory_bytes",
+        "num_gpu_blocks_override",
+        "gpu_memory_utilization",
+        "max_model_len",
+    }
     assert given.keys() & words == {name}
 
 
@@ -301,21 +373,33 @@ def sizes(**ours):
 
 if __name__ == "__main__":
     print(json.dumps([sizes(), sizes(max_kv_cache_tokens=500)]))
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.timeout(300)
 def test_the_real_engine_has_the_cache_and_the_batch_that_were_asked_for() -> None:
-    environ = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+    environ = {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
     command = [sys.executable, "-c", PROGRAM, str(tiny_model("llama"))]
-    done = subprocess.run(command, cwd=ROOT, env=os.environ | environ, capture_output=True, text=True, timeout=230)
+    done = subprocess.run(
+        command, cwd=ROOT, env=os.environ | environ, capture_output=True, text=True, timeout=230
+    )
     assert done.returncode == 0, done.stderr
     by_default, bounded = json.loads(done.stdout.splitlines()[-1])
     assert by_default == [5 * CONTEXT_LENGTH // 128 + 1, CONTEXT_LENGTH, 5]
-    assert bounded == [4 + 1, 512, 5]  # 500 tokens are four blocks, and the context is their capacity
+    assert bounded == [
+        4 + 1,
+        512,
+        5,
+    ]  # 500 tokens are four blocks, and the context is their capacity
 
 
-def test_a_cache_that_cannot_hold_the_context_is_refused(arguments: ModuleType, folder: Path) -> None:
+def test_a_cache_that_cannot_hold_the_context_is_refused(
+    arguments: ModuleType, folder: Path
+) -> None:
     engine = config(max_kv_cache_tokens=500, max_sequence_length=1024)
     assert faults(arguments, folder, engine) == [
         "option.max_kv_cache_tokens='500': allowed is at least option.max_model_len, 1024"
@@ -328,7 +412,9 @@ def test_a_build_for_the_other_device_is_refused(arguments: ModuleType, folder: 
     assert fault.endswith(f"this vLLM is built for {'CPUs' if is_cpu else 'GPUs'}")
 
 
-def test_what_vllms_classes_refuse_names_our_option_and_its_source(arguments: ModuleType, folder: Path) -> None:
+def test_what_vllms_classes_refuse_names_our_option_and_its_source(
+    arguments: ModuleType, folder: Path
+) -> None:
     from pydantic import ValidationError
 
     from handlers.lmi_vllm.executor import explained
@@ -338,12 +424,15 @@ def test_what_vllms_classes_refuse_names_our_option_and_its_source(arguments: Mo
     with pytest.raises(ValidationError) as caught:
         engine_config(arguments, engine, folder)
     assert str(explained(caught.value, str(folder), engine)) == (
-        "option.gpu_memory_utilization='7' (OPTION_GPU_MEMORY_UTILIZATION): Input should be less than or equal to 1"
+        "option.gpu_memory_utilization='7' (OPTION_GPU_MEMORY_UTILIZATION): Input should be less "
+        "than or equal to 1"
     )
 
 
 class WrappedError(RuntimeError):
-    """An error as Ray hands it over: its text is a traceback, and `cause` is the error of the rank."""
+    """An error as Ray hands it over: its text is a traceback, and `cause` is the error
+    of the rank.
+    """
 
     cause = ValueError("the cause")
 
@@ -351,11 +440,17 @@ class WrappedError(RuntimeError):
 def test_the_error_of_a_rank_on_ray_is_the_cause(arguments: ModuleType) -> None:
     from handlers.lmi_vllm.executor import explained
 
-    said = str(explained(WrappedError("ray::RayWorkerProc.initialize_worker() (pid=1)"), "/model", config({})))
+    said = str(
+        explained(
+            WrappedError("ray::RayWorkerProc.initialize_worker() (pid=1)"), "/model", config({})
+        )
+    )
     assert said == "/model: vLLM cannot start: ValueError: the cause"
 
 
-@pytest.mark.parametrize(("asked", "more"), [(31, 0), (32, 1), (64, 2), (95, 2), (96, 3), (128, 4), (299, 4)])
+@pytest.mark.parametrize(
+    ("asked", "more"), [(31, 0), (32, 1), (64, 2), (95, 2), (96, 3), (128, 4), (299, 4)]
+)
 def test_a_few_places_stand_beside_the_batch_that_was_asked_for(
     arguments: ModuleType, folder: Path, asked: int, more: int
 ) -> None:

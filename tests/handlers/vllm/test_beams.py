@@ -1,4 +1,5 @@
-"""Beam search on the real engine: equal to transformers', beside other requests, and with all that a request can ask.
+"""Beam search on the real engine: equal to transformers', beside other requests, and with all that
+a request can ask.
 
 The shared engine's cache holds four blocks, so the beams of long prompts wait for each other.
 """
@@ -59,7 +60,9 @@ def compare(request: Request, got: Result, names: str, comparison: Any) -> None:
     power = request.sampling_config.length_penalty
     lengths = [len(beam) ** (1.0 if power is None else power) for beam in got.output_token_ids]
     scores = [total / length for total, length in zip(got.cum_log_probs, lengths, strict=True)]
-    comparison.check(names, Found(got.output_token_ids, scores), transformers_beams(model(), request))
+    comparison.check(
+        names, Found(got.output_token_ids, scores), transformers_beams(model(), request)
+    )
 
 
 def random_request(dice: random.Random) -> Request:
@@ -114,14 +117,26 @@ def test_beams_beside_sampled_and_greedy_requests_change_nobody(engine: Executor
 def test_a_result_has_log_probs_of_tokens_alternatives_and_prompt(engine: Executor) -> None:
     import torch
 
-    output = OutputConfig(return_log_probs=True, num_top_log_probs=10, num_prompt_log_probs=2, return_perf_metrics=True)
+    output = OutputConfig(
+        return_log_probs=True,
+        num_top_log_probs=10,
+        num_prompt_log_probs=2,
+        return_perf_metrics=True,
+    )
     got = found(engine, search(2, max_tokens=5, output=output))
     assert got.log_probs is not None and got.cum_log_probs is not None
-    assert got.top_log_probs is not None and got.prompt_log_probs is not None and got.request_perf_metrics is not None
+    assert (
+        got.top_log_probs is not None
+        and got.prompt_log_probs is not None
+        and got.request_perf_metrics is not None
+    )
     for number, beam in enumerate(got.output_token_ids):
         with torch.inference_mode():
             rows = model()(torch.tensor([[*PROMPT, *beam]])).logits[0].float().log_softmax(-1)
-        expected = [float(row[token_id]) for row, token_id in zip(rows[len(PROMPT) - 1 :], beam, strict=False)]
+        expected = [
+            float(row[token_id])
+            for row, token_id in zip(rows[len(PROMPT) - 1 :], beam, strict=False)
+        ]
         assert got.log_probs[number] == pytest.approx(expected, abs=1e-3)
         assert got.cum_log_probs[number] == pytest.approx(sum(expected), abs=1e-3)
         for row, top in zip(rows[len(PROMPT) - 1 :], got.top_log_probs[number], strict=False):
@@ -139,7 +154,9 @@ def test_a_search_is_one_request_of_the_statistics(engine: Executor) -> None:
     found(engine, search(3, max_tokens=6))
     steps = engine.get_latest_iteration_stats()
     assert sum(step.num_context_tokens for step in steps) == len(PROMPT)
-    assert sum(step.num_generation_tokens for step in steps) == 5 * 3, "the first token comes with the prompt"
+    assert sum(step.num_generation_tokens for step in steps) == 5 * 3, (
+        "the first token comes with the prompt"
+    )
     assert [step.num_active_requests for step in steps] == [1] * 5 + [0]
     assert {step.num_queued_requests for step in steps} == {0}
     assert sum(step.num_completed_requests for step in steps) == 1
@@ -147,10 +164,14 @@ def test_a_search_is_one_request_of_the_statistics(engine: Executor) -> None:
 
 def test_a_search_whose_beams_do_not_fit_into_the_cache_together_goes_on(engine: Executor) -> None:
     prompt = tuple(random.Random(6).choices(range(3, VOCAB_SIZE), k=3 * TOKENS_PER_BLOCK - 4))
-    ids = engine.enqueue_requests([search(4, prompt, max_tokens=10), search(2, prompt[1:], max_tokens=10)])
+    ids = engine.enqueue_requests(
+        [search(4, prompt, max_tokens=10), search(2, prompt[1:], max_tokens=10)]
+    )
     ended = finals(engine, ids)
     for request_id, width in zip(ids, (4, 2), strict=True):
-        assert [len(beam) for beam in ended[request_id].get_result().output_token_ids] == [10] * width
+        assert [len(beam) for beam in ended[request_id].get_result().output_token_ids] == [
+            10
+        ] * width
 
 
 def test_a_search_fills_the_context_to_its_end(engine: Executor) -> None:
@@ -186,7 +207,9 @@ def test_a_search_ends_at_a_stop_word_of_several_tokens(engine: Executor) -> Non
 
 def test_a_wider_search_than_the_engine_allows_is_refused_with_the_limit(engine: Executor) -> None:
     assert engine.capabilities.max_beam_width == WIDTH
-    with pytest.raises(InvalidParameter, match=r"beam_width must be at most 4 \(option.max_beam_width\), given 5"):
+    with pytest.raises(
+        InvalidParameter, match=r"beam_width must be at most 4 \(option.max_beam_width\), given 5"
+    ):
         engine.enqueue_request(search(5))
 
 

@@ -1,4 +1,6 @@
-"""The shorter allocation of blocks: it is used, and blocks and tokens are those of vLLM's own allocation."""
+"""The shorter allocation of blocks: it is used, and blocks and tokens are those of vLLM's own
+allocation.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,10 @@ from tests.handlers.vllm.asking import TOKENS_PER_BLOCK, ask, finals, start
 if TYPE_CHECKING:
     from handlers.lmi_vllm.executor import VllmExecutor
 
-LENGTHS = (TOKENS_PER_BLOCK - 2, TOKENS_PER_BLOCK)  # of prompts, in tokens; each answer needs a second block
+LENGTHS = (
+    TOKENS_PER_BLOCK - 2,
+    TOKENS_PER_BLOCK,
+)  # of prompts, in tokens; each answer needs a second block
 NUM_NEW = 20
 
 
@@ -27,9 +32,15 @@ def kv_cache_manager(executor: VllmExecutor) -> Any:
 
 
 def answers(executor: VllmExecutor) -> list[tuple[int, ...]]:
-    """The tokens of greedy answers to prompts that end before and at the end of a block, all at once."""
+    """The tokens of greedy answers to prompts that end before and at the end of a block, all at
+    once.
+    """
     requests = [
-        ask(input_token_ids=tuple(5 + (i * length) % 90 for i in range(length)), max_tokens=NUM_NEW, ignore_eos=True)
+        ask(
+            input_token_ids=tuple(5 + (i * length) % 90 for i in range(length)),
+            max_tokens=NUM_NEW,
+            ignore_eos=True,
+        )
         for length in LENGTHS
     ]
     ids = [executor.enqueue_request(request) for request in requests]
@@ -49,14 +60,21 @@ def test_only_steps_that_need_or_fill_a_block_ask_vllms_allocation(executor: Vll
 
     from handlers.lmi_vllm.drivers import skipping as make
 
-    manager.allocate_slots = make(counted, manager.coordinator.single_type_managers[0], manager.empty_kv_cache_blocks)
+    manager.allocate_slots = make(
+        counted, manager.coordinator.single_type_managers[0], manager.empty_kv_cache_blocks
+    )
     try:
         counted_answers = answers(executor)
     finally:
         manager.allocate_slots = skipping
     assert len(counted_answers) == len(LENGTHS)
     prompts, block = [0] * len(LENGTHS), TOKENS_PER_BLOCK
-    assert sorted(asked) == [*prompts, block - 1, block, block]  # fills its block, and two that need another
+    assert sorted(asked) == [
+        *prompts,
+        block - 1,
+        block,
+        block,
+    ]  # fills its block, and two that need another
 
 
 def test_tokens_are_those_of_vllms_own_allocation(executor: VllmExecutor) -> None:

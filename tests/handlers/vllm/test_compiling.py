@@ -18,7 +18,12 @@ from tests.tiny_models import tiny_model
 pytestmark = pytest.mark.vllm
 
 PROMPT = {"inputs": "The quick", "parameters": {"max_new_tokens": 24}}
-SETTINGS = ("option.rolling_batch=vllm", "option.dtype=fp32", "option.max_kv_cache_tokens=8192", "frontend_workers=1")
+SETTINGS = (
+    "option.rolling_batch=vllm",
+    "option.dtype=fp32",
+    "option.max_kv_cache_tokens=8192",
+    "frontend_workers=1",
+)
 
 
 @pytest.fixture
@@ -35,7 +40,9 @@ def test_a_machine_with_a_compiler_compiles_unless_someone_says_otherwise(
     assert process_setup.is_eager({}) and not process_setup.is_eager({"enforce_eager": "False"})
 
 
-def test_what_is_missing_is_named(switched_on: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_is_missing_is_named(
+    switched_on: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert process_setup.why_no_compiler() == "there is no C++ compiler no-such-compiler"
     monkeypatch.delenv("CXX")
@@ -49,10 +56,15 @@ def test_without_a_compiler_the_model_runs_eagerly_and_one_line_says_why(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    assert "enforce_eager" not in arguments.engine_arguments(EngineConfig(handler="vllm"), str(folder))
+    assert "enforce_eager" not in arguments.engine_arguments(
+        EngineConfig(handler="vllm"), str(folder)
+    )
     assert caplog.messages == []
     monkeypatch.setenv("CXX", "no-such-compiler")
-    assert arguments.engine_arguments(EngineConfig(handler="vllm"), str(folder))["enforce_eager"] is True
+    assert (
+        arguments.engine_arguments(EngineConfig(handler="vllm"), str(folder))["enforce_eager"]
+        is True
+    )
     [line] = caplog.messages
     assert "no-such-compiler" in line
 

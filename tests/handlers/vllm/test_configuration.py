@@ -45,7 +45,9 @@ def test_every_field_of_an_executor_config_reaches_vllm(caplog: pytest.LogCaptur
         prompt = tuple(range(10, 10 + 2 * TOKENS_PER_BLOCK))
         for _ in range(2):
             request_id = engine.enqueue_request(ask(input_token_ids=prompt, max_tokens=8))
-            assert finals(engine, [request_id])[request_id].get_result().num_cached_tokens == 0, "nothing is reused"
+            assert finals(engine, [request_id])[request_id].get_result().num_cached_tokens == 0, (
+                "nothing is reused"
+            )
         assert len(engine.get_latest_iteration_stats()) == 5
         assert len(engine.get_latest_request_stats()) == 4
     said = [record.getMessage() for record in caplog.records]
@@ -55,21 +57,32 @@ def test_every_field_of_an_executor_config_reaches_vllm(caplog: pytest.LogCaptur
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ((b"weights", "{}", ExecutorConfig()), "engine_buffer .*vLLM reads a model from its folder"),
+        (
+            (b"weights", "{}", ExecutorConfig()),
+            "engine_buffer .*vLLM reads a model from its folder",
+        ),
         ((b"weights", "{}"), "engine_buffer .*vLLM reads a model from its folder"),
         (
             ("folder", ExecutorConfig(logits_post_processor_config=LogitsPostProcessorConfig())),
             "logits_post_processor_config .*vLLM calls no function",
         ),
-        (("folder", EngineConfig(logits_post_processors="a.py")), "logits_post_processor_config .*calls no function"),
+        (
+            ("folder", EngineConfig(logits_post_processors="a.py")),
+            "logits_post_processor_config .*calls no function",
+        ),
         (
             ("folder", ExecutorConfig(additional_model_outputs=(AdditionalModelOutput("logits"),))),
             "additional_model_outputs .*returns only tokens",
         ),
-        (("folder", EngineConfig(additional_outputs=("logits",))), "additional_model_outputs .*returns only tokens"),
+        (
+            ("folder", EngineConfig(additional_outputs=("logits",))),
+            "additional_model_outputs .*returns only tokens",
+        ),
     ],
 )
-def test_what_vllm_lacks_is_refused_with_the_reason_before_it_starts(arguments: Any, reason: str) -> None:
+def test_what_vllm_lacks_is_refused_with_the_reason_before_it_starts(
+    arguments: Any, reason: str
+) -> None:
     with pytest.raises(Unsupported, match=reason):
         executor_of_vllm()(*arguments)
 
@@ -84,7 +97,10 @@ def test_static_batches_are_refused() -> None:
     [
         ({}, set()),
         ({"skip_tokenizer_init": "true"}, {"guided_decoding"}),
-        ({"speculative_config": '{"method": "ngram", "num_speculative_tokens": 2}'}, {"min_p", "embedding_bias"}),
+        (
+            {"speculative_config": '{"method": "ngram", "num_speculative_tokens": 2}'},
+            {"min_p", "embedding_bias"},
+        ),
         ({"scheduling_policy": "fcfs"}, {"priority"}),
         ({"max_logprobs": "-1"}, set()),
     ],

@@ -1,4 +1,6 @@
-"""vLLM with an embedding model: its embeddings are those of transformers, and it generates nothing."""
+"""vLLM with an embedding model: its embeddings are those of transformers, and it
+generates nothing.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,11 @@ def test_vllm_gives_the_embeddings_of_transformers(tmp_path: Path) -> None:
 
     folder = embedding_model(tmp_path / "embedder", "llama_wide", LAST, is_matryoshka=True)
     config = EngineConfig(
-        handler="vllm", dtype="fp32", max_num_sequences=4, max_sequence_length=512, max_kv_cache_tokens=8192
+        handler="vllm",
+        dtype="fp32",
+        max_num_sequences=4,
+        max_sequence_length=512,
+        max_kv_cache_tokens=8192,
     )
     with Executor(folder, config) as executor:
         for dimensions in (None, 16, 96):

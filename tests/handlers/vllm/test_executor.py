@@ -44,7 +44,9 @@ def statistics(engine: Executor, requests: list[Request]) -> list[IterationStats
     return engine.get_latest_iteration_stats()
 
 
-def test_an_urgent_request_overtakes_those_that_wait_for_the_one_free_place(engine: Executor) -> None:
+def test_an_urgent_request_overtakes_those_that_wait_for_the_one_free_place(
+    engine: Executor,
+) -> None:
     long = [ask(max_tokens=115)] * (MAX_NUM_SEQUENCES - 1)
     *busy, before = engine.enqueue_requests([*long, ask(max_tokens=100, streaming=True)])
     assert engine.await_responses(before, TIMEOUT_S), "all places are taken"
@@ -59,7 +61,10 @@ def test_statistics_tell_what_the_cache_holds(engine: Executor) -> None:
     caches = [step.kv_cache_stats for step in steps]
     assert engine.info.max_kv_cache_tokens == CONTEXT_LENGTH, "what it was started with"
     for cache in caches:
-        assert (cache.max_num_blocks, cache.tokens_per_block) == (CONTEXT_LENGTH // TOKENS_PER_BLOCK, TOKENS_PER_BLOCK)
+        assert (cache.max_num_blocks, cache.tokens_per_block) == (
+            CONTEXT_LENGTH // TOKENS_PER_BLOCK,
+            TOKENS_PER_BLOCK,
+        )
         assert cache.used_num_blocks + cache.free_num_blocks == cache.max_num_blocks
     assert [cache.used_num_blocks for cache in (caches[0], caches[-2], caches[-1])] == [2, 3, 0]
     assert sum(step.num_preemptions for step in steps) == 0
@@ -71,7 +76,10 @@ def test_the_statistics_of_requests_are_kept_where_they_are_asked_for() -> None:
         finals(engine, [few, many])
         steps = engine.get_latest_request_stats()
         assert engine.get_latest_request_stats() == [], "they are drained"
-    stages = [[(one.stage, one.num_generated_tokens) for one in step.request_stats if one.id == many] for step in steps]
+    stages = [
+        [(one.stage, one.num_generated_tokens) for one in step.request_stats if one.id == many]
+        for step in steps
+    ]
     assert [stage for stage in stages if stage] == [
         *([("GENERATION_IN_PROGRESS", num)] for num in (1, 2, 3)),
         [("GENERATION_COMPLETE", 4)],
@@ -85,12 +93,22 @@ def test_nobody_s_statistics_are_kept_where_nobody_asks(engine: Executor) -> Non
 
 
 def test_the_times_of_a_request_and_the_tokens_that_it_reused(engine: Executor) -> None:
-    prompt, output = tuple(range(20, 20 + 2 * TOKENS_PER_BLOCK)), OutputConfig(return_perf_metrics=True)
-    first, again = (result(engine, input_token_ids=prompt, max_tokens=3, output_config=output) for _ in range(2))
+    prompt, output = (
+        tuple(range(20, 20 + 2 * TOKENS_PER_BLOCK)),
+        OutputConfig(return_perf_metrics=True),
+    )
+    first, again = (
+        result(engine, input_token_ids=prompt, max_tokens=3, output_config=output) for _ in range(2)
+    )
     for times in (first.request_perf_metrics, again.request_perf_metrics):
         assert times is not None and times.first_scheduled_time is not None
         assert times.first_token_time is not None and times.last_token_time is not None
-        assert times.arrival_time <= times.first_scheduled_time <= times.first_token_time < times.last_token_time
+        assert (
+            times.arrival_time
+            <= times.first_scheduled_time
+            <= times.first_token_time
+            < times.last_token_time
+        )
     assert first.request_perf_metrics.num_reused_tokens == 0  # type: ignore[union-attr]
     assert again.request_perf_metrics.num_reused_tokens == TOKENS_PER_BLOCK  # type: ignore[union-attr]
 
@@ -98,12 +116,17 @@ def test_the_times_of_a_request_and_the_tokens_that_it_reused(engine: Executor) 
 def test_a_prompt_that_vllm_has_cached_tells_it_and_a_salt_keeps_it_apart(engine: Executor) -> None:
     prompt = tuple(range(40, 40 + 2 * TOKENS_PER_BLOCK))
     salts = (None, "alice", None, "alice", "bob")
-    given = [result(engine, input_token_ids=prompt, max_tokens=2, cache_salt=salt).num_cached_tokens for salt in salts]
+    given = [
+        result(engine, input_token_ids=prompt, max_tokens=2, cache_salt=salt).num_cached_tokens
+        for salt in salts
+    ]
     assert given == [0, 0, TOKENS_PER_BLOCK, TOKENS_PER_BLOCK, 0]
 
 
 class FailingOnce:
-    """vLLM's engine, except for one step that raises: the first in which a request that has already run waits."""
+    """vLLM's engine, except for one step that raises: the first in which a request that has already
+    run waits.
+    """
 
     def __init__(self, engine: Any, sequences: dict[str, Any]) -> None:
         self._engine, self._sequences, self.preempted = engine, sequences, set[int]()
@@ -113,7 +136,11 @@ class FailingOnce:
 
     def step(self) -> Any:
         running = self._engine.load().running
-        begun = {one.id for name, one in self._sequences.items() if name not in running and one.num_generated}
+        begun = {
+            one.id
+            for name, one in self._sequences.items()
+            if name not in running and one.num_generated
+        }
         if begun and not self.preempted:
             self.preempted = begun
             raise RuntimeError("one step fails")
@@ -124,7 +151,9 @@ def test_a_step_that_raises_ends_preempted_requests_too_and_repeats_nothing(engi
     prompts = [(11 + number,) * 100 for number in range(MAX_NUM_SEQUENCES)]
     real = engine._engine
     engine._engine = failing = FailingOnce(real, engine._known)
-    ids = engine.enqueue_requests([ask(input_token_ids=prompt, max_tokens=120, streaming=True) for prompt in prompts])
+    ids = engine.enqueue_requests(
+        [ask(input_token_ids=prompt, max_tokens=120, streaming=True) for prompt in prompts]
+    )
     ended = finals(engine, ids)
     engine._engine = real
     assert failing.preempted <= set(ids) and failing.preempted
@@ -133,7 +162,9 @@ def test_a_step_that_raises_ends_preempted_requests_too_and_repeats_nothing(engi
 
 
 class Merging:
-    """vLLM's engine, but one output holds two steps, as those of an event loop do when they are not taken in time."""
+    """vLLM's engine, but one output holds two steps, as those of an event loop do when they are not
+    taken in time.
+    """
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
@@ -154,15 +185,24 @@ def test_tokens_of_steps_that_come_together_are_all_counted(engine: Any) -> None
     engine._engine = real
     stats = engine.get_latest_iteration_stats()
     assert sum(one.num_context_tokens for one in stats) == len(PROMPT)
-    assert sum(one.num_generation_tokens for one in stats) == 5  # the first token comes with the prompt
+    assert (
+        sum(one.num_generation_tokens for one in stats) == 5
+    )  # the first token comes with the prompt
 
 
-def test_preempted_requests_end_with_the_tokens_they_have_alone_and_are_counted(engine: Executor) -> None:
+def test_preempted_requests_end_with_the_tokens_they_have_alone_and_are_counted(
+    engine: Executor,
+) -> None:
     prompts = [(11 + number,) * 100 for number in range(MAX_NUM_SEQUENCES)]
     output = OutputConfig(num_top_log_probs=2)
-    alone = [result(engine, input_token_ids=prompt, max_tokens=120, output_config=output) for prompt in prompts]
+    alone = [
+        result(engine, input_token_ids=prompt, max_tokens=120, output_config=output)
+        for prompt in prompts
+    ]
     engine.get_latest_iteration_stats()
-    ids = engine.enqueue_requests([ask(input_token_ids=prompt, max_tokens=120) for prompt in prompts])
+    ids = engine.enqueue_requests(
+        [ask(input_token_ids=prompt, max_tokens=120) for prompt in prompts]
+    )
     ended = finals(engine, ids)
     num_preemptions = sum(step.num_preemptions for step in engine.get_latest_iteration_stats())
     assert num_preemptions > 0, "the cache was too large"
@@ -199,7 +239,10 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
     ("priority", {"priority": "high"}),
     ("priority", {"priority": math.nan}),
     ("allotted_time_ms", {"allotted_time_ms": 0.5}),
-    ("guided_decoding_params", {"guided_decoding_params": GuidedDecodingParams(GuideType.REGEX, b"a")}),  # type: ignore[arg-type]
+    (
+        "guided_decoding_params",
+        {"guided_decoding_params": GuidedDecodingParams(GuideType.REGEX, b"a")},
+    ),  # type: ignore[arg-type]
     ("lora_config", {"lora_config": LoraConfig(5)}),  # type: ignore[arg-type]
     ("lora_config", {"lora_config": "style"}),
     ("client_id", {"client_id": "me"}),
@@ -231,11 +274,15 @@ WRONG_IN_OUTPUT: list[tuple[str, Any]] = [
 
 
 def test_parts_that_are_no_structs_are_read_as_such(engine: Executor) -> None:
-    assert tokens(engine, sampling_config={"temperature": 0}, input_token_ids=[*PROMPT]) == tokens(engine)
+    assert tokens(engine, sampling_config={"temperature": 0}, input_token_ids=[*PROMPT]) == tokens(
+        engine
+    )
 
 
 def is_refused_with(name: str, engine: Executor, **parts: Any) -> None:
-    """The request is refused where it is built or where the engine gets it, and the next one works."""
+    """The request is refused where it is built or where the engine gets it, and the
+    next one works.
+    """
     config = {kind: parts.pop(kind) for kind in ("sampling", "output") if kind in parts}
     with pytest.raises((ValueError, TypeError, InvalidRequest), match=name):
         if "sampling" in config:
@@ -254,16 +301,22 @@ def test_a_request_of_a_wrong_type_is_refused_and_the_next_one_works(
 
 
 @pytest.mark.parametrize(("name", "value"), WRONG_IN_SAMPLING, ids=str)
-def test_a_choice_of_a_wrong_type_is_refused_and_the_next_one_works(engine: Executor, name: str, value: Any) -> None:
+def test_a_choice_of_a_wrong_type_is_refused_and_the_next_one_works(
+    engine: Executor, name: str, value: Any
+) -> None:
     is_refused_with(name, engine, sampling={name: value})
 
 
 @pytest.mark.parametrize(("name", "value"), WRONG_IN_OUTPUT, ids=str)
-def test_an_output_of_a_wrong_type_is_refused_and_the_next_one_works(engine: Executor, name: str, value: Any) -> None:
+def test_an_output_of_a_wrong_type_is_refused_and_the_next_one_works(
+    engine: Executor, name: str, value: Any
+) -> None:
     is_refused_with(name, engine, output={name: value})
 
 
-def test_an_engine_that_is_closed_and_collected_leaves_the_others_of_its_process_whole(engine: Executor) -> None:
+def test_an_engine_that_is_closed_and_collected_leaves_the_others_of_its_process_whole(
+    engine: Executor,
+) -> None:
     with start() as other:
         result(other, max_tokens=2)
     del other

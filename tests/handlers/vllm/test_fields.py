@@ -1,4 +1,6 @@
-"""Every field of vLLM's request classes is known at the API of the same path: read, refused by name, or harmless."""
+"""Every field of vLLM's request classes is known at the API of the same path: read, refused by
+name, or harmless.
+"""
 
 import importlib
 
@@ -25,7 +27,9 @@ ENTRYPOINTS = "vllm.entrypoints"
         ("pooling.embed.protocol", "EmbeddingCompletionRequest", embeddings.PARAMETERS),
     ],
 )
-def test_every_field_is_read_refused_or_listed_as_harmless(module: str, kind: str, table: ParameterTable) -> None:
+def test_every_field_is_read_refused_or_listed_as_harmless(
+    module: str, kind: str, table: ParameterTable
+) -> None:
     protocol = importlib.import_module(f"{ENTRYPOINTS}.{module}")
     fields = getattr(protocol, kind).model_fields
     assert set(fields) - table.known_names == set()

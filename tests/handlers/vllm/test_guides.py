@@ -13,7 +13,9 @@ from tests.tiny_models import END_ID
 
 pytestmark = [
     pytest.mark.vllm,
-    pytest.mark.filterwarnings("ignore:max_rollback_tokens:DeprecationWarning"),  # between vLLM and xgrammar
+    pytest.mark.filterwarnings(
+        "ignore:max_rollback_tokens:DeprecationWarning"
+    ),  # between vLLM and xgrammar
 ]
 
 PATTERNS = [{"type": "string", "pattern": f"[a-z]{{1,{20 + number}}}x"} for number in range(60)]
@@ -31,7 +33,9 @@ def test_a_structure_that_explodes_is_refused_and_no_step_waits_for_it(engine: E
     request_id = engine.enqueue_request(ask(guided_decoding_params=EXPLODING))
     for _ in range(3):
         assert len(tokens(engine)) == 16
-    assert engine.get_num_responses_ready(request_id) == 0, "it must explode for longer than the others took"
+    assert engine.get_num_responses_ready(request_id) == 0, (
+        "it must explode for longer than the others took"
+    )
     refused = finals(engine, [request_id])[request_id]
     assert refused.error is not None and refused.error.kind is ErrorKind.INVALID
     assert "to compile it takes more than" in refused.error_msg
@@ -41,7 +45,10 @@ def test_a_structure_that_explodes_is_refused_and_no_step_waits_for_it(engine: E
     ("kind", "guide"),
     [
         (GuideType.EBNF_GRAMMAR, LARK),
-        (GuideType.JSON_SCHEMA, json.dumps({"type": "integer", "multipleOf": 5, "minimum": 5, "maximum": 9})),
+        (
+            GuideType.JSON_SCHEMA,
+            json.dumps({"type": "integer", "multipleOf": 5, "minimum": 5, "maximum": 9}),
+        ),
         (GuideType.JSON_SCHEMA, json.dumps({"type": "string", "not": {"const": "a"}})),
     ],
 )
@@ -53,8 +60,12 @@ def test_what_only_one_of_vllm_s_backends_reads_is_followed_as_before(
     assert result(engine, **asked).output_token_ids[0]
 
 
-def test_a_request_that_leaves_while_its_structure_is_checked_ends_at_once(engine: Executor) -> None:
-    other = GuidedDecodingParams(GuideType.JSON_SCHEMA, json.dumps({"allOf": PATTERNS, "title": "other"}))
+def test_a_request_that_leaves_while_its_structure_is_checked_ends_at_once(
+    engine: Executor,
+) -> None:
+    other = GuidedDecodingParams(
+        GuideType.JSON_SCHEMA, json.dumps({"allOf": PATTERNS, "title": "other"})
+    )
     request_id = engine.enqueue_request(ask(guided_decoding_params=other))
     engine.cancel_request(request_id)
     assert finals(engine, [request_id])[request_id].is_final

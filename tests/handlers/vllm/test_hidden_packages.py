@@ -1,4 +1,6 @@
-"""Small distributions in a folder on the path. The import of each fails as that of a CUDA build does on a CPU."""
+"""Small distributions in a folder on the path. The import of each fails as that of a CUDA build
+does on a CPU.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ if __name__ == "__main__":
     hidden = [name for name in ("torchvision", "torchaudio", "torchcodec") if sys.modules.get(name, 1) is None]
     loaded = [name for name in ("torch", "vllm", "transformers") if name in sys.modules]
     print(json.dumps([hidden, loaded, *map(nested.seen, range(3))]))
-"""
+"""  # noqa: E501
 NESTED = """
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
@@ -39,7 +41,9 @@ def seen(depth):
 """
 
 
-def distribution(folder: Path, name: str, version: str, source: str = "raise RuntimeError('CUDA')") -> None:
+def distribution(
+    folder: Path, name: str, version: str, source: str = "raise RuntimeError('CUDA')"
+) -> None:
     metadata = folder / f"{name.replace('-', '_')}-{version}.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
@@ -47,18 +51,24 @@ def distribution(folder: Path, name: str, version: str, source: str = "raise Run
 
 
 def run(folder: Path) -> tuple[dict, str]:
-    """What the program found in a separate process with the folder's distributions, and what it logged."""
+    """What the program found in a separate process with the folder's distributions, and what it
+    logged.
+    """
     (folder / "program.py").write_text(PROGRAM)
     (folder / "nested.py").write_text(NESTED)
     environ = os.environ | {"PYTHONPATH": f"{folder}:{ROOT}"}
     command = [sys.executable, "-m", "program"]
-    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        command, cwd=folder, env=environ, capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr
     keys = ("hidden", "loaded", "here", "child", "grandchild")
     return dict(zip(keys, json.loads(done.stdout), strict=True)), done.stderr
 
 
-def test_cuda_builds_beside_a_cpu_torch_are_hidden_here_and_in_spawned_processes(tmp_path: Path) -> None:
+def test_cuda_builds_beside_a_cpu_torch_are_hidden_here_and_in_spawned_processes(
+    tmp_path: Path,
+) -> None:
     distribution(tmp_path, "torch", "2.13.0+cpu")
     for name, version in COMPANIONS.items():
         distribution(tmp_path, name, version)
@@ -67,7 +77,10 @@ def test_cuda_builds_beside_a_cpu_torch_are_hidden_here_and_in_spawned_processes
     assert found["here"] == found["child"] == found["grandchild"] == []
     assert found["loaded"] == []
     assert logged.splitlines() == [
-        "hidden from vllm, not built for torch 2.13.0+cpu: torchvision 0.28.0, torchaudio 2.11.0, torchcodec 0.17.0"
+        (
+            "hidden from vllm, not built for torch 2.13.0+cpu: torchvision 0.28.0, torchaudio 2.11.0, "  # noqa: E501
+            "torchcodec 0.17.0"
+        )
     ]
 
 

@@ -71,11 +71,17 @@ def sequences(number: int, *files: bytes, **fields: Any) -> list[Sequence]:
     return new_sequences(number, request, 32)
 
 
-def test_the_sequences_of_a_request_share_one_reading_and_no_step_waits_for_it(reading: Reading) -> None:
+def test_the_sequences_of_a_request_share_one_reading_and_no_step_waits_for_it(
+    reading: Reading,
+) -> None:
     both = sequences(1, sampling_config=SamplingConfig(num_return_sequences=2, temperature=1.0))
     for sequence in both:
         reading.begin(sequence)
-    assert reading.processor.begun.wait(60) and reading.reader.take_done() == [] and reading.reader.waiting
+    assert (
+        reading.processor.begun.wait(60)
+        and reading.reader.take_done() == []
+        and reading.reader.waiting
+    )
     reading.processor.may_end.set()
     assert [sequence for sequence, _ in reading.done()] == both
     assert len(reading.processor.prompts) == 1 and not reading.reader.waiting
@@ -94,7 +100,9 @@ def test_what_nobody_waits_for_any_more_is_not_read(reading: Reading) -> None:
     assert ended == [first, last] and len(reading.processor.prompts) == 2
 
 
-def test_a_small_image_of_another_client_is_decoded_beside_the_large_ones_of_one_client(reading: Reading) -> None:
+def test_a_small_image_of_another_client_is_decoded_beside_the_large_ones_of_one_client(
+    reading: Reading,
+) -> None:
     large = png((0, 0, 0), 800, 800)
     for number in range(3):
         reading.begin(sequences(number, large, client_id=1)[0])
@@ -146,7 +154,12 @@ def test_images_of_different_salts_have_different_names_in_caches(reading: Readi
         reading.done()
     names = [prompt["multi_modal_uuids"]["image"][0] for prompt in reading.processor.prompts]
     assert names[1] == names[3] and len(set(names)) == 3
-    assert [prompt.get("cache_salt") for prompt in reading.processor.prompts] == [None, "a", "b", "a"]
+    assert [prompt.get("cache_salt") for prompt in reading.processor.prompts] == [
+        None,
+        "a",
+        "b",
+        "a",
+    ]
 
 
 def test_only_the_head_of_a_file_is_read_before_its_size_is_known() -> None:
@@ -156,8 +169,14 @@ def test_only_the_head_of_a_file_is_read_before_its_size_is_known() -> None:
     large = png((0, 0, 0), 4000, 4000)
     assert images.check_images((RED, large), 1 << 24) == 64 * 40 + 4000 * 4000
     for files, words in (
-        ((RED, png((0, 0, 0), 5000, 4000)), r"images\[1\] must be of at most 16777216 pixels \(VLLM_MAX"),
-        ((large,) * 4, r"images\[3\] must be of at most 50331648 pixels, together with those before it"),
+        (
+            (RED, png((0, 0, 0), 5000, 4000)),
+            r"images\[1\] must be of at most 16777216 pixels \(VLLM_MAX",
+        ),
+        (
+            (large,) * 4,
+            r"images\[3\] must be of at most 50331648 pixels, together with those before it",
+        ),
         (
             (RED, b"\x89PNG\r\n\x1a\n and no more"),
             r"images\[1\] must be a file of one of PNG, JPEG, GIF, WEBP that can",
@@ -171,5 +190,7 @@ def test_the_tokens_of_images_count_against_the_context() -> None:
     [sequence] = sequences(1)
     sequence.replace_prompt([1, *[7] * 28], 32)
     assert (sequence.num_prompt_tokens, sequence.num_generated, sequence.max_tokens) == (29, 0, 3)
-    with pytest.raises(PromptTooLong, match="context of 32 tokens, given '32 tokens, with those of its images'"):
+    with pytest.raises(
+        PromptTooLong, match="context of 32 tokens, given '32 tokens, with those of its images'"
+    ):
         sequence.replace_prompt([7] * 32, 32)

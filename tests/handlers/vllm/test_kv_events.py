@@ -1,4 +1,6 @@
-"""Events of the caches of both engines, read by vLLM's own classes, as its subscribers and routers do."""
+"""Events of the caches of both engines, read by vLLM's own classes, as its subscribers and routers
+do.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,16 @@ TIMEOUT_MS = 60_000
 
 def events_in(folder: Path) -> KvEventsConfig:
     return KvEventsConfig(
-        enable_kv_cache_events=True, endpoint=f"ipc://{folder}/events", replay_endpoint=f"ipc://{folder}/replay"
+        enable_kv_cache_events=True,
+        endpoint=f"ipc://{folder}/events",
+        replay_endpoint=f"ipc://{folder}/replay",
     )
 
 
 def embedded(events: KvEventsConfig) -> Executor:
-    return EmbeddedExecutor(SharingRunner(), EngineConfig(max_kv_cache_tokens=512, kv_events_config=events))
+    return EmbeddedExecutor(
+        SharingRunner(), EngineConfig(max_kv_cache_tokens=512, kv_events_config=events)
+    )
 
 
 def vllm(events: KvEventsConfig) -> Executor:
@@ -69,7 +75,10 @@ def test_a_subscriber_of_vllm_follows_the_cache(
         prompts: list[tuple[int, ...]] = []
         while len(prompts) < 3 or not subscriber.poll(100):  # later ones evict blocks
             prompts.append(tuple((len(prompts) + place) % 40 for place in range(300)))
-            finals(engine, [engine.enqueue_request(ask(input_token_ids=prompts[-1][:96], max_tokens=1))])
+            finals(
+                engine,
+                [engine.enqueue_request(ask(input_token_ids=prompts[-1][:96], max_tokens=1))],
+            )
             finals(engine, [engine.enqueue_request(ask(input_token_ids=prompts[-1], max_tokens=1))])
         _, number, payload = subscriber.recv_multipart()
         seen = int.from_bytes(number, "big")
@@ -89,7 +98,9 @@ def test_a_subscriber_of_vllm_follows_the_cache(
     for event in stored:
         tokens = known[event.parent_block_hash]
         for place, block in enumerate(event.block_hashes):
-            tokens += tuple(event.token_ids[place * event.block_size : (place + 1) * event.block_size])
+            tokens += tuple(
+                event.token_ids[place * event.block_size : (place + 1) * event.block_size]
+            )
             known[block] = tokens
     size = stored[0].block_size
     assert prompts[0][: 256 // size * size] in known.values()

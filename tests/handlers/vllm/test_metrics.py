@@ -18,8 +18,8 @@ from tests.server.test_metrics import models_of
 pytestmark = pytest.mark.vllm
 LORAS = "vllm:lora_requests_info"
 FORMER = {"vllm:gpu_cache_usage_perc"}  # names that this vLLM no longer has
-# It comes when an engine has sized its cache, with labels for each of its settings, and these where it has adapters
-# or drafts.
+# It comes when an engine has sized its cache, with labels for each of its settings, and these where
+# it has adapters or drafts.
 LATER = {
     "vllm:cache_config",
     LORAS,
@@ -34,7 +34,9 @@ def shape(family: Metric) -> tuple[str, set[str]]:
 
 
 def bounds(family: Metric) -> list[str]:
-    return list(dict.fromkeys(sample.labels["le"] for sample in family.samples if "le" in sample.labels))
+    return list(
+        dict.fromkeys(sample.labels["le"] for sample in family.samples if "le" in sample.labels)
+    )
 
 
 def test_each_twin_has_the_type_the_labels_and_the_bounds_that_vllm_gives_it(
@@ -56,7 +58,9 @@ def test_each_twin_has_the_type_the_labels_and_the_bounds_that_vllm_gives_it(
     for name in twins - FORMER - LATER:
         assert shape(ours[name]) == shape(theirs[name]), name
         if name.endswith("_tokens"):  # vLLM's end with the context of the model
-            assert bounds(ours[name])[: len(bounds(theirs[name])) - 1] == bounds(theirs[name])[:-1], name
+            assert (
+                bounds(ours[name])[: len(bounds(theirs[name])) - 1] == bounds(theirs[name])[:-1]
+            ), name
         else:
             assert bounds(ours[name]) == bounds(theirs[name]), name
 
@@ -68,7 +72,9 @@ def test_adapters_are_shown_with_the_labels_that_vllm_gives_them(
     from vllm.v1.metrics.prometheus import unregister_vllm_metrics
     from vllm.v1.metrics.stats import SchedulerStats
 
-    logger = PrometheusStatLogger(engine_config(arguments, config({"enable_lora": "true", "max_loras": "2"}), folder))
+    logger = PrometheusStatLogger(
+        engine_config(arguments, config({"enable_lora": "true", "max_loras": "2"}), folder)
+    )
     stats = SchedulerStats(running_lora_adapters={"a": 1, "b": 2}, waiting_lora_adapters={"c": 1})
     logger.record(stats, None)
     [theirs] = [family for family in REGISTRY.collect() if family.name == LORAS]
@@ -81,5 +87,7 @@ def test_adapters_are_shown_with_the_labels_that_vllm_gives_them(
     [ours] = [family for family in collector.collect() if family.name == LORAS]
 
     assert ours.type == theirs.type
-    assert [sample.labels for sample in ours.samples] == [sample.labels for sample in theirs.samples]
+    assert [sample.labels for sample in ours.samples] == [
+        sample.labels for sample in theirs.samples
+    ]
     assert ours.samples[0].value == pytest.approx(theirs.samples[0].value, abs=60)

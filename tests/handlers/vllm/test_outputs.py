@@ -38,18 +38,26 @@ def log_probs_of(model: Any, token_ids: list[int]) -> Any:
 
 
 @pytest.mark.parametrize("name", PROMPTS)
-def test_greedy_tokens_and_their_log_probs_are_those_of_transformers(engine: Executor, model: Any, name: str) -> None:
+def test_greedy_tokens_and_their_log_probs_are_those_of_transformers(
+    engine: Executor, model: Any, name: str
+) -> None:
     prompt = PROMPTS[name]
     output = OutputConfig(return_log_probs=True, num_top_log_probs=5)
     got = result(engine, input_token_ids=prompt, max_tokens=NUM_TOKENS, output_config=output)
     ids = got.output_token_ids[0]
     expected = log_probs_of(model, [*prompt, *ids])[len(prompt) - 1 : -1]
     assert got.log_probs is not None and got.top_log_probs is not None and len(ids) == NUM_TOKENS
-    for row, token_id, log_prob, top in zip(expected, ids, got.log_probs[0], got.top_log_probs[0], strict=True):
+    for row, token_id, log_prob, top in zip(
+        expected, ids, got.log_probs[0], got.top_log_probs[0], strict=True
+    ):
         assert row[token_id] >= row.max() - TIE, "not the best token"
         assert log_prob == pytest.approx(float(row[token_id]), abs=TOLERANCE)
-        assert [one.log_prob for one in top] == pytest.approx(row.topk(5).values.tolist(), abs=TOLERANCE)
-        assert [one.log_prob for one in top] == pytest.approx([float(row[one.token_id]) for one in top], abs=TOLERANCE)
+        assert [one.log_prob for one in top] == pytest.approx(
+            row.topk(5).values.tolist(), abs=TOLERANCE
+        )
+        assert [one.log_prob for one in top] == pytest.approx(
+            [float(row[one.token_id]) for one in top], abs=TOLERANCE
+        )
     assert got.cum_log_probs == pytest.approx([sum(got.log_probs[0])])
 
 
@@ -59,11 +67,15 @@ def test_log_probs_of_the_prompt_are_those_of_transformers(
     engine: Executor, model: Any, name: str, num_top: int
 ) -> None:
     prompt = PROMPTS[name]
-    got = result(engine, input_token_ids=prompt, output_config=OutputConfig(num_prompt_log_probs=num_top))
+    got = result(
+        engine, input_token_ids=prompt, output_config=OutputConfig(num_prompt_log_probs=num_top)
+    )
     assert got.prompt_log_probs is not None and len(got.prompt_log_probs) == len(prompt)
     first, *rest = got.prompt_log_probs
     assert first.log_prob is None and first.top == []
-    for row, token_id, one in zip(log_probs_of(model, list(prompt)), prompt[1:], rest, strict=False):
+    for row, token_id, one in zip(
+        log_probs_of(model, list(prompt)), prompt[1:], rest, strict=False
+    ):
         assert one.log_prob == pytest.approx(float(row[token_id]), abs=TOLERANCE)
         best = row.topk(num_top).values.tolist()
         assert [top.log_prob for top in one.top] == pytest.approx(best, abs=TOLERANCE)

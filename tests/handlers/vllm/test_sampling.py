@@ -1,4 +1,6 @@
-"""Every field of the contract on the real engine: its form in vLLM's parameters, and its effect on an answer."""
+"""Every field of the contract on the real engine: its form in vLLM's parameters, and its effect on
+an answer.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ from tests.tiny_models import END_ID, tiny_model
 
 pytestmark = [
     pytest.mark.vllm,
-    pytest.mark.filterwarnings("ignore:max_rollback_tokens:DeprecationWarning"),  # between vLLM and xgrammar
+    pytest.mark.filterwarnings(
+        "ignore:max_rollback_tokens:DeprecationWarning"
+    ),  # between vLLM and xgrammar
 ]
 
 NUM_TOP = 20  # as many alternatives as the engine gives
@@ -53,7 +57,10 @@ MAPPED: dict[str, tuple[Any, dict[str, Any]]] = {
     "SamplingConfig.frequency_penalty": (-0.5, {"frequency_penalty": -0.5}),
     "OutputConfig.return_log_probs": (True, {"logprobs": 0}),
     "OutputConfig.num_top_log_probs": (4, {"logprobs": 4}),
-    "OutputConfig.num_prompt_log_probs": (2, {"prompt_logprobs": 2, "skip_reading_prefix_cache": True}),
+    "OutputConfig.num_prompt_log_probs": (
+        2,
+        {"prompt_logprobs": 2, "skip_reading_prefix_cache": True},
+    ),
     "Request.max_tokens": (9, {"max_tokens": 9}),
     "Request.end_id": (3, {"stop_token_ids": [3]}),
     "Request.end_ids": ((5, 4), {"stop_token_ids": [4, 5]}),
@@ -61,7 +68,8 @@ MAPPED: dict[str, tuple[Any, dict[str, Any]]] = {
     "Request.bad_words": (((6,), (7, 8)), {"_bad_words_token_ids": [[6], [7, 8]]}),
     "Request.embedding_bias": (((6, 1),), {"logit_bias": {6: 1.0}}),
 }
-# Fields that the executor itself implements, around vLLM; tests/conformance and other tests of this folder hold them.
+# Fields that the executor itself implements, around vLLM; tests/conformance and other tests of this
+# folder hold them.
 OURS = {
     "SamplingConfig.beam_width",
     "SamplingConfig.num_return_sequences",
@@ -124,18 +132,26 @@ def in_words_of_vllm(request: Request) -> dict[str, Any]:
 def changed(field: str, value: Any) -> dict[str, Any]:
     before = in_words_of_vllm(ask(sampling_config=SamplingConfig()))
     after = in_words_of_vllm(with_field(field, value))
-    return {name: after[name] for name in after if after[name] != before[name] and name != "_all_stop_token_ids"}
+    return {
+        name: after[name]
+        for name in after
+        if after[name] != before[name] and name != "_all_stop_token_ids"
+    }
 
 
 def test_no_field_of_the_contract_is_forgotten() -> None:
     structs = (Request, SamplingConfig, OutputConfig)
-    fields = {f"{struct.__name__}.{name}" for struct in structs for name in struct.__struct_fields__}
+    fields = {
+        f"{struct.__name__}.{name}" for struct in structs for name in struct.__struct_fields__
+    }
     rows = [*MAPPED, *OURS, *REFUSED, *WITHOUT_EFFECT]
     assert sorted(rows) == sorted(fields)
 
 
 @pytest.mark.parametrize("field", MAPPED)
-def test_a_field_becomes_the_parameters_of_vllm_that_mean_it_and_no_other(engine: Executor, field: str) -> None:
+def test_a_field_becomes_the_parameters_of_vllm_that_mean_it_and_no_other(
+    engine: Executor, field: str
+) -> None:
     value, expected = MAPPED[field]
     assert changed(field, value) == expected
     for name, given in changed(field, value).items():
@@ -149,7 +165,9 @@ def test_a_field_that_asks_for_nothing_here_changes_nothing(engine: Executor, fi
 
 @pytest.mark.parametrize("field", REFUSED)
 def test_what_vllm_cannot_do_is_refused_by_name(engine: Executor, field: str) -> None:
-    with pytest.raises(Unsupported, match=f"^{field.partition('.')[2]} is not supported here: vllm has"):
+    with pytest.raises(
+        Unsupported, match=f"^{field.partition('.')[2]} is not supported here: vllm has"
+    ):
         engine.enqueue_request(with_field(field, REFUSED[field]))
 
 
@@ -166,10 +184,22 @@ def test_a_priority_of_vllm_s_api_reaches_vllm_unchanged(rank: int) -> None:
 
 def test_whole_numbers_become_the_floats_that_vllm_wants(engine: Executor) -> None:
     config = SamplingConfig(
-        temperature=1, top_p=1, min_p=0, repetition_penalty=2, presence_penalty=1, frequency_penalty=-1
+        temperature=1,
+        top_p=1,
+        min_p=0,
+        repetition_penalty=2,
+        presence_penalty=1,
+        frequency_penalty=-1,
     )
     params = in_words_of_vllm(ask(sampling_config=config))
-    for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"):
+    for name in (
+        "temperature",
+        "top_p",
+        "min_p",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+    ):
         assert type(params[name]) is float
 
 
@@ -192,10 +222,16 @@ RULES: dict[str, dict[str, Any]] = {
     "a bad word of two tokens": {"bad_words": ((FIRST, 236),)},
     "a bias for a token": {"embedding_bias": ((99, 12.5),)},
     "a bias against a token": {"embedding_bias": ((FIRST, -100),)},
-    "a repetition penalty": {"sampling_config": SamplingConfig(temperature=0, repetition_penalty=1.7)},
+    "a repetition penalty": {
+        "sampling_config": SamplingConfig(temperature=0, repetition_penalty=1.7)
+    },
     "a presence penalty": {"sampling_config": SamplingConfig(temperature=0, presence_penalty=2)},
-    "a frequency penalty": {"sampling_config": SamplingConfig(temperature=0, frequency_penalty=1.5)},
-    "a frequency penalty below 0": {"sampling_config": SamplingConfig(temperature=0, frequency_penalty=-2)},
+    "a frequency penalty": {
+        "sampling_config": SamplingConfig(temperature=0, frequency_penalty=1.5)
+    },
+    "a frequency penalty below 0": {
+        "sampling_config": SamplingConfig(temperature=0, frequency_penalty=-2)
+    },
 }
 
 
@@ -206,12 +242,18 @@ def test_a_rule_changes_the_answer_as_it_does_in_the_embedded_executor(
     output = OutputConfig(return_log_probs=True, num_top_log_probs=2)
     asked = {"max_tokens": 40, "output_config": output, **RULES[name]}
     expected, got = result(embedded, **asked), result(engine, **asked)
-    assert expected.top_log_probs is not None and got.log_probs is not None and expected.log_probs is not None
+    assert (
+        expected.top_log_probs is not None
+        and got.log_probs is not None
+        and expected.log_probs is not None
+    )
     sure = up_to_a_tie(expected.output_token_ids[0], expected.top_log_probs[0])
     assert len(sure) > 10, "the reference itself cannot tell"
     assert got.output_token_ids[0][: len(sure)] == sure
     if name == "nothing":
-        assert got.log_probs[0][: len(sure)] == pytest.approx(expected.log_probs[0][: len(sure)], abs=1e-3)
+        assert got.log_probs[0][: len(sure)] == pytest.approx(
+            expected.log_probs[0][: len(sure)], abs=1e-3
+        )
     else:
         assert sure != tokens(engine, max_tokens=40)[: len(sure)], "the rule has no effect"
 
@@ -220,7 +262,9 @@ def test_a_rule_changes_the_answer_as_it_does_in_the_embedded_executor(
 
 
 def ranks_and_masses(engine: Executor, **choice: Any) -> Iterator[tuple[int, float, float]]:
-    """For each sampled token: its rank, the mass of the likelier tokens, its probability over that of the likeliest."""
+    """For each sampled token: its rank, the mass of the likelier tokens, its probability over that
+    of the likeliest.
+    """
     config = SamplingConfig(seed=11, **choice)
     output = OutputConfig(return_log_probs=True, num_top_log_probs=NUM_TOP)
     sampled = result(engine, sampling_config=config, output_config=output, max_tokens=60)
@@ -228,7 +272,9 @@ def ranks_and_masses(engine: Executor, **choice: Any) -> Iterator[tuple[int, flo
     for token_id, log_prob, top in zip(
         sampled.output_token_ids[0], sampled.log_probs[0], sampled.top_log_probs[0], strict=True
     ):
-        better = [one.log_prob for one in top if one.log_prob > log_prob and one.token_id != token_id]
+        better = [
+            one.log_prob for one in top if one.log_prob > log_prob and one.token_id != token_id
+        ]
         yield len(better), sum(map(math.exp, better)), math.exp(log_prob - top[0].log_prob)
 
 
@@ -241,7 +287,9 @@ def ranks_and_masses(engine: Executor, **choice: Any) -> Iterator[tuple[int, flo
     ],
     ids=["top_k", "top_p", "min_p"],
 )
-def test_what_a_rule_of_sampling_cuts_off_is_never_chosen(engine: Executor, choice: Any, is_kept: Any) -> None:
+def test_what_a_rule_of_sampling_cuts_off_is_never_chosen(
+    engine: Executor, choice: Any, is_kept: Any
+) -> None:
     assert all(is_kept(*one) for one in ranks_and_masses(engine, **choice))
     assert not all(is_kept(*one) for one in ranks_and_masses(engine)), "without the rule it is"
 
@@ -252,7 +300,9 @@ def test_a_high_temperature_chooses_less_likely_tokens(engine: Executor) -> None
     assert sum(hot) > 3 * sum(cold)
 
 
-def test_a_seed_gives_its_tokens_beside_any_neighbours_and_no_seed_gives_new_ones(engine: Executor) -> None:
+def test_a_seed_gives_its_tokens_beside_any_neighbours_and_no_seed_gives_new_ones(
+    engine: Executor,
+) -> None:
     config = SamplingConfig(seed=2**63 - 1, temperature=1.5)
     alone = tokens(engine, sampling_config=config)
     crowd = [ask(sampling_config=one) for one in (SamplingConfig(seed=1), config, SamplingConfig())]
@@ -263,18 +313,30 @@ def test_a_seed_gives_its_tokens_beside_any_neighbours_and_no_seed_gives_new_one
     assert fresh[0] != fresh[1]
 
 
-def test_sequences_of_one_request_differ_and_the_greatest_seed_wraps_around(engine: Executor) -> None:
+def test_sequences_of_one_request_differ_and_the_greatest_seed_wraps_around(
+    engine: Executor,
+) -> None:
     config = SamplingConfig(seed=2**63 - 1, temperature=1.5, num_return_sequences=2)
     answers = results(finish(engine, engine.enqueue_request(ask(sampling_config=config))))
     by_index = {one.sequence_index: one.output_token_ids[0] for one in answers}
-    assert by_index[0] == tokens(engine, sampling_config=SamplingConfig(seed=2**63 - 1, temperature=1.5))
-    assert by_index[1] == tokens(engine, sampling_config=SamplingConfig(seed=0, temperature=1.5)) != by_index[0]
+    assert by_index[0] == tokens(
+        engine, sampling_config=SamplingConfig(seed=2**63 - 1, temperature=1.5)
+    )
+    assert (
+        by_index[1]
+        == tokens(engine, sampling_config=SamplingConfig(seed=0, temperature=1.5))
+        != by_index[0]
+    )
 
 
 def test_a_seed_over_63_bits_is_folded_and_never_none(engine: Executor) -> None:
-    assert in_words_of_vllm(ask(sampling_config=SamplingConfig(seed=2**64 - 1)))["seed"] == 2**63 - 1
+    assert (
+        in_words_of_vllm(ask(sampling_config=SamplingConfig(seed=2**64 - 1)))["seed"] == 2**63 - 1
+    )
     greatest = tokens(engine, sampling_config=SamplingConfig(seed=2**64 - 1, temperature=1.5))
-    assert greatest == tokens(engine, sampling_config=SamplingConfig(seed=2**63 - 1, temperature=1.5))
+    assert greatest == tokens(
+        engine, sampling_config=SamplingConfig(seed=2**63 - 1, temperature=1.5)
+    )
 
 
 # Guided decoding.
@@ -308,7 +370,9 @@ def whitespace_ids(words: Any) -> tuple[tuple[int, ...], ...]:
         (GuidedDecodingParams(GuideType.JSON), lambda text: isinstance(json.loads(text), dict)),
         (
             GuidedDecodingParams(GuideType.JSON_SCHEMA, json.dumps(SCHEMA)),
-            lambda text: json.loads(text)["name"] in ("ann", "bob") and type(json.loads(text)["old"]) is bool,
+            lambda text: (
+                json.loads(text)["name"] in ("ann", "bob") and type(json.loads(text)["old"]) is bool
+            ),
         ),
         (
             GuidedDecodingParams(GuideType.REGEX, "[a-c]{3,5}-(yes|no)"),
@@ -323,7 +387,11 @@ def whitespace_ids(words: Any) -> tuple[tuple[int, ...], ...]:
 )
 @pytest.mark.parametrize("config", [GREEDY, SamplingConfig(seed=3)], ids=["greedy", "sampled"])
 def test_a_guided_answer_has_the_structure_and_ends_by_itself(
-    engine: Executor, words: Any, guide: GuidedDecodingParams, is_satisfied: Any, config: SamplingConfig
+    engine: Executor,
+    words: Any,
+    guide: GuidedDecodingParams,
+    is_satisfied: Any,
+    config: SamplingConfig,
 ) -> None:
     guided = result(
         engine,
@@ -346,7 +414,9 @@ def test_a_guided_answer_has_the_structure_and_ends_by_itself(
         GuidedDecodingParams(GuideType.JSON_SCHEMA, '{"$ref": "#"}'),  # no text has this structure
         GuidedDecodingParams(GuideType.JSON_SCHEMA, "[" * 5000),
         GuidedDecodingParams(GuideType.REGEX, "[a-"),
-        GuidedDecodingParams(GuideType.REGEX, r"\p{L}{1,500}" * 20),  # larger than the compiler takes
+        GuidedDecodingParams(
+            GuideType.REGEX, r"\p{L}{1,500}" * 20
+        ),  # larger than the compiler takes
         GuidedDecodingParams(GuideType.EBNF_GRAMMAR, "root = a"),
         GuidedDecodingParams(GuideType.EBNF_GRAMMAR, "root ::= missing"),
     ],
@@ -357,7 +427,9 @@ def test_a_broken_structure_fails_alone(engine: Executor, guide: GuidedDecodingP
     ids = engine.enqueue_requests([ask(), ask(guided_decoding_params=guide), ask()])
     [[left], [middle], [right]] = engine.await_responses(ids)  # type: ignore[misc]
     assert middle.error is not None and middle.error.kind is ErrorKind.INVALID
-    assert middle.error_msg.startswith("guided_decoding_params must be a structure that vLLM can follow: ")
+    assert middle.error_msg.startswith(
+        "guided_decoding_params must be a structure that vLLM can follow: "
+    )
     assert "\n" not in middle.error_msg and ".cc:" not in middle.error_msg
     assert left.result.output_token_ids == right.result.output_token_ids == [before]  # type: ignore[union-attr]
     assert tokens(engine) == before

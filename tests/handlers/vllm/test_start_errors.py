@@ -1,4 +1,6 @@
-"""Failed starts of the real vLLM, in a separate process: each gives one line that says what to change."""
+"""Failed starts of the real vLLM, in a separate process: each gives one line that says what to
+change.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ def said(folder, settings):
 
 if __name__ == "__main__":
     print(json.dumps([said(*case) for case in json.loads(sys.argv[1])]))
-"""
+"""  # noqa: E501
 
 
 def changed(folder: Path, **changes: object) -> Path:
@@ -52,12 +54,30 @@ def test_a_start_that_fails_is_one_line_with_the_cause_and_the_option(tmp_path: 
     whole = tiny_model("llama_wide")
     cases: list[tuple[Path, dict[str, object], int, str, str]] = [
         (cut(tmp_path / "cut"), {}, 4, "deserializing header", ""),
-        (changed(tmp_path / "odd", architectures=["OddForCausalLM"]), {}, 4, "['OddForCausalLM'] are not", ""),
+        (
+            changed(tmp_path / "odd", architectures=["OddForCausalLM"]),
+            {},
+            4,
+            "['OddForCausalLM'] are not",
+            "",
+        ),
         (changed(tmp_path / "new", model_type="odd"), {}, 4, "model type `odd`", ""),
         (without_weights(tmp_path / "empty"), {}, 4, "Cannot find any model weights", ""),
         (whole, {"max_sequence_length": 5000}, 2, "(5000) is greater", "option.max_model_len"),
-        (whole, {"options": {"kv_cache_memory_bytes": "65536"}}, 4, "memory for the cache", "option.max_kv_cache"),
-        (whole, {"options": {"kv_cache_memory_bytes": "900g"}}, 4, "Available memory", "option.max_kv_cache_tokens"),
+        (
+            whole,
+            {"options": {"kv_cache_memory_bytes": "65536"}},
+            4,
+            "memory for the cache",
+            "option.max_kv_cache",
+        ),
+        (
+            whole,
+            {"options": {"kv_cache_memory_bytes": "900g"}},
+            4,
+            "Available memory",
+            "option.max_kv_cache_tokens",
+        ),
     ]
     if importlib.util.find_spec("ray") is None:
         on_ray = {"options": {"distributed_executor_backend": "ray"}}
@@ -72,9 +92,13 @@ def test_a_start_that_fails_is_one_line_with_the_cause_and_the_option(tmp_path: 
         timeout=230,
     )
     assert done.returncode == 0, done.stderr
-    for (*_, code, cause, advice), said in zip(cases, json.loads(done.stdout.splitlines()[-1]), strict=True):
+    for (*_, code, cause, advice), said in zip(
+        cases, json.loads(done.stdout.splitlines()[-1]), strict=True
+    ):
         assert said is not None, cause
-        assert said[0] == code and cause in said[1] and advice in said[1] and "\n" not in said[1], said
+        assert said[0] == code and cause in said[1] and advice in said[1] and "\n" not in said[1], (
+            said
+        )
 
 
 def without_weights(folder: Path) -> Path:

@@ -67,6 +67,9 @@ def test_the_first_failure_is_the_cause_and_is_not_logged_twice(
 
 
 def test_a_process_that_was_started_from_here_writes_to_the_same_journal(begun: StartupLog) -> None:
-    program = "from handlers.lmi_vllm.vllm_log import StartupLog; StartupLog.current().write('failed X: far away')"
+    program = (
+        "from handlers.lmi_vllm.vllm_log import StartupLog; "
+        "StartupLog.current().write('failed X: far away')"
+    )
     subprocess.run([sys.executable, "-c", program], check=True)
     assert begun.cause == "X: far away"

@@ -1,4 +1,6 @@
-"""A clock that a test sets: time.time() of this process is off by the seconds in the file LMI_TEST_CLOCK."""
+"""A clock that a test sets: time.time() of this process is off by the seconds in the file
+LMI_TEST_CLOCK.
+"""
 
 import os
 import time

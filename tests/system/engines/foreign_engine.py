@@ -1,8 +1,10 @@
-"""A small foreign engine on `handlers/driven/executor.py`. It queues and batches by itself and answers like echo.
+"""A small foreign engine on `handlers/driven/executor.py`. It queues and batches by itself and
+answers like echo.
 
-A sequence with an adapter adds the adapter's shift, which is its weights, to the first token of the answer. An
-adapter's configuration can make its load slow (`load_s`), or fail for want of memory (`is_huge`) or in one process
-(`fails_in`). A sequence that holds `FAULT` fails, and a step raises while one of its sequences holds `BREAK`.
+A sequence with an adapter adds the adapter's shift, which is its weights, to the first token of the
+answer. An adapter's configuration can make its load slow (`load_s`), or fail for want of memory
+(`is_huge`) or in one process (`fails_in`). A sequence that holds `FAULT` fails, and a step raises
+while one of its sequences holds `BREAK`.
 """
 
 from __future__ import annotations
@@ -68,11 +70,15 @@ class Engine:
         shift = 0 if work.adapter is None else self.shifts[work.adapter.number]
         token_id = work.token_ids[-work.num_prompt_tokens] + (0 if work.has_begun else shift)
         num_prompt = 0 if work.has_begun else work.num_prompt_tokens - 1
-        known = LogProbs([[0]] * num_prompt, [[LOG_PROB]] * num_prompt) if not work.has_begun else None
+        known = (
+            LogProbs([[0]] * num_prompt, [[LOG_PROB]] * num_prompt) if not work.has_begun else None
+        )
         work.token_ids.append(token_id)
         work.num_left, work.has_begun = work.num_left - 1, True
         end = None if work.num_left else FinishReason.LENGTH
-        return SequenceOutput(work.id, [token_id], LogProbs([[token_id] * 2], [[LOG_PROB] * 2]), known, end)
+        return SequenceOutput(
+            work.id, [token_id], LogProbs([[token_id] * 2], [[LOG_PROB] * 2]), known, end
+        )
 
     @property
     def _running(self) -> list[str]:
@@ -80,7 +86,9 @@ class Engine:
 
     def load(self) -> EngineLoad:
         used = len(self._running)
-        stats = KvCacheStats(max_num_blocks=MAX_NUM_SEQUENCES, used_num_blocks=used, tokens_per_block=512)
+        stats = KvCacheStats(
+            max_num_blocks=MAX_NUM_SEQUENCES, used_num_blocks=used, tokens_per_block=512
+        )
         return EngineLoad(self._running, kv_cache=stats)
 
     def wake(self) -> None:
@@ -99,7 +107,9 @@ class Engine:
             raise MemoryError("no room for these weights")
         if Path("/proc/self/comm").read_text().strip() == config["fails_in"]:
             raise ValueError("this replica cannot read it")
-        self.shifts[adapter.number] = json.loads(Path(adapter.path, "adapter_model.safetensors").read_text())["shift"]
+        self.shifts[adapter.number] = json.loads(
+            Path(adapter.path, "adapter_model.safetensors").read_text()
+        )["shift"]
 
     def remove_adapter(self, adapter: LoadedAdapter) -> None:
         self.shifts.pop(adapter.number, None)
@@ -133,7 +143,9 @@ class Executor(DrivenExecutor[Work]):
         )
         max_adapters = int(config.options.get("max_loras", MAX_ADAPTERS))
         self.engine = Engine()
-        super().__init__(self.engine, info, executor_config(config), max_resident_adapters=max_adapters)
+        super().__init__(
+            self.engine, info, executor_config(config), max_resident_adapters=max_adapters
+        )
         self._start()
 
     def _work(self, sequence: Sequence) -> Work:

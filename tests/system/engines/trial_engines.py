@@ -53,7 +53,9 @@ def lacking(config: EngineConfig, model_path: str, progress: Progress) -> Execut
 
 
 def talkative(config: EngineConfig, model_path: str, progress: Progress) -> Executor:
-    """Print as C++ libraries do, to a descriptor and to C's stream. With the option `abort` the process then dies."""
+    """Print as C++ libraries do, to a descriptor and to C's stream. With the option `abort` the
+    process then dies.
+    """
     os.write(2, b"[12:00:00] /project/cpp/grammar.cc:83: Warning: \xff \x1b[2J\n")
     ctypes.CDLL(None).puts(b"a line from C")
     print("a line from Python")
@@ -69,7 +71,9 @@ def talkative(config: EngineConfig, model_path: str, progress: Progress) -> Exec
 
 
 class Toiling(echo.EchoExecutor):
-    """Each step that begins with a new request takes option.toil_s, in which it gets a fifth of a core."""
+    """Each step that begins with a new request takes option.toil_s, in which it gets a fifth of a
+    core.
+    """
 
     def __init__(self, config: EngineConfig, model_path: str) -> None:
         self._toil_s = float(config.options["toil_s"])

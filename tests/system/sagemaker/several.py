@@ -31,7 +31,9 @@ class SeveralServer(Server):
         folder = self.store / name / "model"
         folder.mkdir(parents=True, exist_ok=True)
         write_model(folder)
-        (folder / "serving.properties").write_text("\n".join([f"option.rolling_batch={engine}", *settings]) + "\n")
+        (folder / "serving.properties").write_text(
+            "\n".join([f"option.rolling_batch={engine}", *settings]) + "\n"
+        )
         return str(folder)
 
     def load(self, name: str, url: str) -> Answer:
@@ -40,7 +42,9 @@ class SeveralServer(Server):
     def unload(self, name: str) -> Answer:
         return self.request("DELETE", f"/models/{name}", timeout_s=60.0)
 
-    def invoke(self, name: str, prompt: str = "abc", num_tokens: int = 4, stream: bool = False) -> Answer:
+    def invoke(
+        self, name: str, prompt: str = "abc", num_tokens: int = 4, stream: bool = False
+    ) -> Answer:
         body = {"inputs": prompt, "parameters": {"max_new_tokens": num_tokens}, "stream": stream}
         return self.request("POST", f"/models/{name}/invoke", body)
 
@@ -70,8 +74,12 @@ def error_of(answer: Answer) -> str:
 
 
 @contextmanager
-def several_models(*settings: str, environ: Mapping[str, str] | None = None) -> Iterator[SeveralServer]:
-    """A server without a model that is ready for some. It is switched on as the platform does it."""
+def several_models(
+    *settings: str, environ: Mapping[str, str] | None = None
+) -> Iterator[SeveralServer]:
+    """A server without a model that is ready for some. It is switched on as the
+    platform does it.
+    """
     with tempfile.TemporaryDirectory(prefix="lmi-several-") as name:
         folder = Path(name)
         for part in ("tmp", "models", "empty"):
@@ -79,9 +87,16 @@ def several_models(*settings: str, environ: Mapping[str, str] | None = None) -> 
         lines = ["log_format=json", *settings]
         (folder / "empty" / "serving.properties").write_text("\n".join(lines) + "\n")
         platform = {"SAGEMAKER_MULTI_MODEL": "True", "SERVING_MODEL_STORE": str(folder / "models")}
-        platform |= {"TMPDIR": str(folder / "tmp"), "OMP_NUM_THREADS": "1", "SERVING_ALLOW_MODEL_OPTIONS": OF_ENGINES}
+        platform |= {
+            "TMPDIR": str(folder / "tmp"),
+            "OMP_NUM_THREADS": "1",
+            "SERVING_ALLOW_MODEL_OPTIONS": OF_ENGINES,
+        }
         server = SeveralServer(
-            folder / "empty", folder / "log", environ={**platform, **(environ or {})}, store=folder / "models"
+            folder / "empty",
+            folder / "log",
+            environ={**platform, **(environ or {})},
+            store=folder / "models",
         )
         try:
             server.start()

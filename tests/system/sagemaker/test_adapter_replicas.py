@@ -1,4 +1,6 @@
-"""Adapters on servers with several engines and front ends. The engine is small, so that it can be killed often."""
+"""Adapters on servers with several engines and front ends. The engine is small, so that it can be
+killed often.
+"""
 
 from __future__ import annotations
 
@@ -86,8 +88,14 @@ def names(server: Server) -> list[str]:
 
 def first_letter(server: Server, adapter: str) -> str:
     """The first letter of an answer, or the status of a refusal."""
-    answer = server.post({"inputs": PROMPT, "parameters": {"max_new_tokens": 2}}, headers={HEADER: adapter})
-    return str(json.loads(answer.body)["generated_text"])[:1] if answer.status == 200 else str(answer.status)
+    answer = server.post(
+        {"inputs": PROMPT, "parameters": {"max_new_tokens": 2}}, headers={HEADER: adapter}
+    )
+    return (
+        str(json.loads(answer.body)["generated_text"])[:1]
+        if answer.status == 200
+        else str(answer.status)
+    )
 
 
 def letters(server: Server, adapter: str, num_requests: int = 24) -> set[str]:
@@ -96,7 +104,9 @@ def letters(server: Server, adapter: str, num_requests: int = 24) -> set[str]:
         return set(pool.map(lambda _: first_letter(server, adapter), range(num_requests)))
 
 
-def test_an_adapter_is_there_at_every_front_end_at_once_and_gone_at_once(server: Server, src: Path) -> None:
+def test_an_adapter_is_there_at_every_front_end_at_once_and_gone_at_once(
+    server: Server, src: Path
+) -> None:
     for shift in range(1, 6):
         folder = write_adapter(src / str(shift), shift)
         assert register(server, "formal", folder)[0] == 200
@@ -108,7 +118,10 @@ def test_an_adapter_is_there_at_every_front_end_at_once_and_gone_at_once(server:
 def test_one_name_is_registered_once_however_many_ask_for_it(server: Server, src: Path) -> None:
     folder = write_adapter(src / "wanted", 1)
     with ThreadPoolExecutor(12) as pool:
-        statuses = [status for status, _ in pool.map(lambda _: register(server, "wanted", folder), range(12))]
+        statuses = [
+            status
+            for status, _ in pool.map(lambda _: register(server, "wanted", folder), range(12))
+        ]
     assert sorted(statuses) == [200, *[409] * 11]
     unregister(server, "wanted")
 
@@ -125,10 +138,14 @@ def test_the_room_for_adapters_is_never_exceeded(server: Server, src: Path) -> N
     unregister(server, *names(server))
 
 
-def test_what_the_engine_cannot_take_is_424_and_what_does_not_fit_507(server: Server, src: Path) -> None:
+def test_what_the_engine_cannot_take_is_424_and_what_does_not_fit_507(
+    server: Server, src: Path
+) -> None:
     status, said = register(server, "wide", write_adapter(src / "wide", 1, r=MAX_RANK + 1))
     assert status == 424 and said["error"].endswith(f"rank {MAX_RANK + 1} is over {MAX_RANK}")
-    assert register(server, "wide", src / "wide", preload=False)[0] == 424, "the rank is checked at once"
+    assert register(server, "wide", src / "wide", preload=False)[0] == 424, (
+        "the rank is checked at once"
+    )
     status, said = register(server, "huge", write_adapter(src / "huge", 1, is_huge=True))
     assert status == 507 and said["error"].endswith("no room for these weights")
     plain = write_adapter(src / "plain", 1)
@@ -138,7 +155,10 @@ def test_what_the_engine_cannot_take_is_424_and_what_does_not_fit_507(server: Se
         register(server, "third", plain, pin=True),
         call(server, "POST", "/adapters/second/update", {"pin": True}),
     ):
-        assert (status, said["error"]) == (507, "2 adapters fit into a batch, and the pinned ones take all places")
+        assert (status, said["error"]) == (
+            507,
+            "2 adapters fit into a batch, and the pinned ones take all places",
+        )
     assert call(server, "GET", "/adapters/second")[1]["pin"] is False
     assert letters(server, "second", 8) == letters(server, "first", 8) == {"b"}
     unregister(server, "unpinned")
@@ -147,19 +167,25 @@ def test_what_the_engine_cannot_take_is_424_and_what_does_not_fit_507(server: Se
     unregister(server, "first", "second")
 
 
-def test_weights_that_come_late_and_are_broken_harm_only_those_that_ask_for_them(server: Server, src: Path) -> None:
+def test_weights_that_come_late_and_are_broken_harm_only_those_that_ask_for_them(
+    server: Server, src: Path
+) -> None:
     folder = write_adapter(src / "late", 3)
     (folder / "adapter_model.safetensors").write_text("{")
     assert register(server, "late", folder, preload=False)[0] == 200
     with ThreadPoolExecutor(8) as pool:
-        fine, broken = (pool.map(lambda name: first_letter(server, name), [name] * 4) for name in ("", "late"))
+        fine, broken = (
+            pool.map(lambda name: first_letter(server, name), [name] * 4) for name in ("", "late")
+        )
         assert (set(fine), set(broken)) == ({"a"}, {"424"})
     (folder / "adapter_model.safetensors").write_text('{"shift": 3}')
     assert letters(server, "late", 8) == {"d"}
     unregister(server, "late")
 
 
-def test_an_adapter_whose_files_are_gone_when_its_engine_is_back_is_424_with_the_cause(tmp_path: Path) -> None:
+def test_an_adapter_whose_files_are_gone_when_its_engine_is_back_is_424_with_the_cause(
+    tmp_path: Path,
+) -> None:
     with serving(tmp_path / "model", num_engines=1, frontend_workers=2) as server:
         folder = write_adapter(tmp_path / "model" / "lost", 1)
         assert register(server, "lost", Path("lost"))[0] == 200
@@ -169,7 +195,11 @@ def test_an_adapter_whose_files_are_gone_when_its_engine_is_back_is_424_with_the
         wait_until(lambda: num_ready(server) == 1, "it is back", 60.0)
         answer = server.post({"inputs": PROMPT}, headers={HEADER: "lost"})
         said = json.loads(answer.body)["error"]
-        assert answer.status == 424 and said.startswith("Adapter lost cannot be used: ") and "adapter_config" in said
+        assert (
+            answer.status == 424
+            and said.startswith("Adapter lost cannot be used: ")
+            and "adapter_config" in said
+        )
         assert first_letter(server, "kept") == "c"
         reason = call(server, "GET", "/adapters/lost")[1]["reason"]
         assert "adapter_config" in reason and str(tmp_path) not in said + reason
@@ -181,7 +211,9 @@ def test_an_adapter_whose_files_are_gone_when_its_engine_is_back_is_424_with_the
 # Adapters beside the model.
 
 
-def test_adapters_beside_the_model_and_serving_properties_are_there_from_the_start(tmp_path: Path) -> None:
+def test_adapters_beside_the_model_and_serving_properties_are_there_from_the_start(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "model").mkdir()
     model = write_model(tmp_path / "model" / "weights")
     write_adapter(model / "adapters" / "formal", 1)
@@ -201,7 +233,9 @@ def test_adapters_beside_the_model_and_serving_properties_are_there_from_the_sta
         wait_until(lambda: num_ready(server) == NUM_ENGINES, "it is back", 60.0)
         assert names(server) == ["new", "rude"] and letters(server, "formal", 8) == {"424"}
     with serving(tmp_path / "model", **options) as server:
-        assert names(server) == ["formal", "rude"], "a server that starts again keeps only those beside the model"
+        assert names(server) == ["formal", "rude"], (
+            "a server that starts again keeps only those beside the model"
+        )
 
 
 def test_an_adapter_beside_the_model_that_cannot_be_loaded_ends_the_start(tmp_path: Path) -> None:

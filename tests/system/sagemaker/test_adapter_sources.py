@@ -1,4 +1,6 @@
-"""Adapters that a client names at a hub or in S3: another process fetches them, and the front ends stay without."""
+"""Adapters that a client names at a hub or in S3: another process fetches them, and the front ends
+stay without.
+"""
 
 from __future__ import annotations
 
@@ -33,14 +35,25 @@ WEIGHTS = "GET .*/{id}/resolve/.*safetensors"
 
 def adapter_files(shift: int, **more: bytes) -> dict[str, bytes]:
     """The files of an adapter that moves the first letter of an answer by `shift`."""
-    return {"adapter_config.json": b"{}", "adapter_model.safetensors": b'{"shift": %d}' % shift, **more}
+    return {
+        "adapter_config.json": b"{}",
+        "adapter_model.safetensors": b'{"shift": %d}' % shift,
+        **more,
+    }
 
 
 @contextmanager
 def serving(folder: Path, environ: Mapping[str, str], **options: object) -> Iterator[Server]:
-    settings = {"option.rolling_batch": "foreign", "option.enable_lora": "true", "frontend_workers": 2, **options}
+    settings = {
+        "option.rolling_batch": "foreign",
+        "option.enable_lora": "true",
+        "frontend_workers": 2,
+        **options,
+    }
     write_model(folder, **settings)
-    places = {name: str(folder.parent / name.lower()) for name in ("SERVING_DOWNLOAD_DIR", "HF_HOME")}
+    places = {
+        name: str(folder.parent / name.lower()) for name in ("SERVING_DOWNLOAD_DIR", "HF_HOME")
+    }
     with launch(folder, {"HF_HUB_OFFLINE": "0", "HF_TOKEN": TOKEN, **places, **environ}) as server:
         server.wait_ready()
         yield server
@@ -61,7 +74,9 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 
 
 @pytest.fixture(scope="module")
-def server(hub: HubServer, s3: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(
+    hub: HubServer, s3: S3Server, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("sources") / "model"
     with serving(folder, {"HF_ENDPOINT": hub.url, **s3.environ}) as server:
         yield server
@@ -87,7 +102,9 @@ def register(server: Server, name: str, src: str) -> Said:
 
 def letter(server: Server, adapter: str) -> str:
     """The first letter of an answer to "abc" with an adapter."""
-    answer = server.post({"inputs": "abc", "parameters": {"max_new_tokens": 1}}, headers={HEADER: adapter})
+    answer = server.post(
+        {"inputs": "abc", "parameters": {"max_new_tokens": 1}}, headers={HEADER: adapter}
+    )
     return str(json.loads(answer.body).get("generated_text", answer.status))
 
 
@@ -97,12 +114,19 @@ def fetches(server: Server) -> list[Path]:
 
 
 def wait_for_none(server: Server) -> None:
-    wait_until(lambda: not fetches(server) and not server.pids("lmi-fetch"), "nothing is left of the fetches")
+    wait_until(
+        lambda: not fetches(server) and not server.pids("lmi-fetch"),
+        "nothing is left of the fetches",
+    )
 
 
 @pytest.fixture
-def begun(hub: HubServer, server: Server, pool: ThreadPoolExecutor) -> Iterator[tuple[Future[Said], Any]]:
-    """A registration whose fetch has got the first byte of the weights, and the rule that lets it go on."""
+def begun(
+    hub: HubServer, server: Server, pool: ThreadPoolExecutor
+) -> Iterator[tuple[Future[Said], Any]]:
+    """A registration whose fetch has got the first byte of the weights, and the rule that lets it
+    go on.
+    """
     id = f"writers/held-{time.monotonic_ns()}"
     hub.publish(id, adapter_files(2))
     rule = hub.hold(WEIGHTS.format(id=id), after=1, times=9)
@@ -117,7 +141,10 @@ def begun(hub: HubServer, server: Server, pool: ThreadPoolExecutor) -> Iterator[
 
 def test_an_adapter_of_a_hub_is_fetched_and_served(hub: HubServer, server: Server) -> None:
     hub.publish("writers/formal", adapter_files(1))
-    assert register(server, "formal", "writers/formal") == (200, {"status": "Adapter formal registered"})
+    assert register(server, "formal", "writers/formal") == (
+        200,
+        {"status": "Adapter formal registered"},
+    )
     assert {letter(server, "formal") for _ in range(8)} == {"b"}
     shown = {"name": "formal", "src": "writers/formal", "preload": True, "pin": False}
     assert call(server, "GET", "/adapters/formal") == (200, shown)
@@ -128,7 +155,9 @@ def test_an_adapter_of_a_hub_is_fetched_and_served(hub: HubServer, server: Serve
     wait_for_none(server)
 
 
-def test_adapters_of_s3_are_fetched_and_their_model_py_is_not_run(s3: S3Server, server: Server) -> None:
+def test_adapters_of_s3_are_fetched_and_their_model_py_is_not_run(
+    s3: S3Server, server: Server
+) -> None:
     s3.put(BUCKET, {f"rude/{name}": data for name, data in adapter_files(3).items()})
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w:gz") as tar:
@@ -137,7 +166,10 @@ def test_adapters_of_s3_are_fetched_and_their_model_py_is_not_run(s3: S3Server, 
             member.size = len(data)
             tar.addfile(member, io.BytesIO(data))
     s3.put(BUCKET, {"packed.tar.gz": archive.getvalue()})
-    assert register(server, "rude", f"s3://{BUCKET}/rude") == (200, {"status": "Adapter rude registered"})
+    assert register(server, "rude", f"s3://{BUCKET}/rude") == (
+        200,
+        {"status": "Adapter rude registered"},
+    )
     status, said = register(server, "packed", f"s3://{BUCKET}/packed.tar.gz")
     assert (status, said["warning"]) == (200, "model.py in the adapter's folder is not run")
     assert (letter(server, "rude"), letter(server, "packed")) == ("d", "e")
@@ -151,8 +183,12 @@ def test_a_source_that_cannot_be_used_is_400_with_its_line(
     hub.publish("writers/whole-model", {"config.json": b"{}", "model.safetensors": b"x"})
     hub.publish("writers/pickled", {"adapter_config.json": b"{}", "adapter_model.bin": b"x"})
     lines = {
-        "writers/nothing": "src writers/nothing: no such folder below the model's; as an id of a hub there is no",
-        "writers/whole-model": "holds config.json, model.safetensors; an adapter has adapter_config.json",
+        "writers/nothing": (
+            "src writers/nothing: no such folder below the model's; as an id of a hub there is no"
+        ),
+        "writers/whole-model": (
+            "holds config.json, model.safetensors; an adapter has adapter_config.json"
+        ),
         "writers/pickled": "adapter_model.bin is pickled, which can run code",
         f"s3://{BUCKET}/nothing": f"s3://{BUCKET}/nothing",
         "s3://no-such-bucket/a": "NoSuchBucket",
@@ -178,13 +214,17 @@ def test_a_hub_that_cannot_be_reached_is_503_and_others_do_not_wait(
     assert call(server, "DELETE", "/adapters/other")[0] == 200
 
 
-def test_one_source_for_many_names_is_fetched_once(hub: HubServer, server: Server, pool: ThreadPoolExecutor) -> None:
+def test_one_source_for_many_names_is_fetched_once(
+    hub: HubServer, server: Server, pool: ThreadPoolExecutor
+) -> None:
     hub.publish("writers/many", adapter_files(6))
     rule = hub.hold(WEIGHTS.format(id="writers/many"), after=1)
     names = [f"many-{number}" for number in range(6)]
     registered = [pool.submit(register, server, name, "writers/many") for name in names]
     assert rule.reached.wait(60)
-    wait_until(lambda: len(server.pids("lmi-fetch")) == 4, "four processes wait for the one that fetches")
+    wait_until(
+        lambda: len(server.pids("lmi-fetch")) == 4, "four processes wait for the one that fetches"
+    )
     assert len(fetches(server)) == 6, "the others wait for a place"
     rule.released.set()
     assert [future.result()[0] for future in registered] == [200] * 6
@@ -194,7 +234,9 @@ def test_one_source_for_many_names_is_fetched_once(hub: HubServer, server: Serve
     wait_for_none(server)
 
 
-def test_only_the_process_that_fetches_has_secrets(begun: tuple[Future[Said], Any], server: Server) -> None:
+def test_only_the_process_that_fetches_has_secrets(
+    begun: tuple[Future[Said], Any], server: Server
+) -> None:
     knowing = {"lmi-fetch", "lmi-supervisor"}
     with_secrets = set()
     for pid in server.pids():
@@ -204,7 +246,9 @@ def test_only_the_process_that_fetches_has_secrets(begun: tuple[Future[Said], An
     assert with_secrets == knowing
 
 
-def test_a_fetch_process_that_is_killed_starts_again(begun: tuple[Future[Said], Any], server: Server) -> None:
+def test_a_fetch_process_that_is_killed_starts_again(
+    begun: tuple[Future[Said], Any], server: Server
+) -> None:
     registered, rule = begun
     rule.times = 0
     os.kill(server.pid("lmi-fetch"), signal.SIGKILL)
@@ -222,7 +266,10 @@ def test_a_fetch_that_is_killed_three_times_is_503_and_the_server_goes_on(
         rule.reached.clear()
         os.kill(server.pid("lmi-fetch"), signal.SIGKILL)
     status, said = registered.result()
-    assert status == 503 and "': fetch process died 3 times, the last time it was killed by SIGKILL" in said["error"]
+    assert (
+        status == 503
+        and "': fetch process died 3 times, the last time it was killed by SIGKILL" in said["error"]
+    )
     wait_for_none(server)
     assert set(server.pids()) == others and server.ping() == 200 and letter(server, "") == "a"
 
@@ -256,38 +303,59 @@ def test_sigterm_during_a_fetch_ends_the_server_and_answers_the_client(
         name = f"writers/last-{number}"
         hub.publish(name, adapter_files(1))
         rule = hub.hold(WEIGHTS.format(id=name), after=1)
-        with serving(tmp_path / f"model-{number}", {"HF_ENDPOINT": hub.url}, frontend_workers=1) as server:
+        with serving(
+            tmp_path / f"model-{number}", {"HF_ENDPOINT": hub.url}, frontend_workers=1
+        ) as server:
             registered = pool.submit(register, server, "last", name)
             assert rule.reached.wait(60)
             with measurement.within(5.0):
                 server.signal(signal.SIGTERM)
                 status, said = registered.result()
                 assert server.wait() == 0
-            assert (status, said["error"]) == (503, "the server is shutting down, it fetches nothing")
+            assert (status, said["error"]) == (
+                503,
+                "the server is shutting down, it fetches nothing",
+            )
             assert server.pids() == []
 
 
 def test_secure_mode_looks_at_what_was_fetched(hub: HubServer, tmp_path: Path) -> None:
     hub.publish("writers/chatty", adapter_files(1, **{"chat_template.jinja": b"x"}))
     hub.publish("writers/plain", adapter_files(1))
-    secured = {"SAGEMAKER_SECURE_MODE": "true", "SAGEMAKER_SECURITY_CONTROLS": "DISALLOW_CHAT_TEMPLATE"}
-    with serving(tmp_path / "model", {**secured, "HF_ENDPOINT": hub.url}, frontend_workers=1) as server:
+    secured = {
+        "SAGEMAKER_SECURE_MODE": "true",
+        "SAGEMAKER_SECURITY_CONTROLS": "DISALLOW_CHAT_TEMPLATE",
+    }
+    with serving(
+        tmp_path / "model", {**secured, "HF_ENDPOINT": hub.url}, frontend_workers=1
+    ) as server:
         status, said = register(server, "chatty", "writers/chatty")
-        assert status == 400 and said["error"].endswith("chat_template.jinja: refused by DISALLOW_CHAT_TEMPLATE")
+        assert status == 400 and said["error"].endswith(
+            "chat_template.jinja: refused by DISALLOW_CHAT_TEMPLATE"
+        )
         assert register(server, "plain", "writers/plain")[0] == 200
         assert letter(server, "plain") == "b"
 
 
 def test_one_of_several_models_has_an_adapter_of_a_hub(hub: HubServer, tmp_path: Path) -> None:
     hub.publish("writers/shared", adapter_files(2))
-    places = {"HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path), "HF_TOKEN": TOKEN, "HF_ENDPOINT": hub.url}
+    places = {
+        "HF_HUB_OFFLINE": "0",
+        "HF_HOME": str(tmp_path),
+        "HF_TOKEN": TOKEN,
+        "HF_ENDPOINT": hub.url,
+    }
     with several_models("frontend_workers=1", environ=places) as server:
         url = server.model("one", "option.enable_lora=true", engine="foreign")
         assert server.load("one", url).status == 200
-        answer = server.request("POST", "/models/one/adapters", {"name": "b", "src": "writers/shared"})
+        answer = server.request(
+            "POST", "/models/one/adapters", {"name": "b", "src": "writers/shared"}
+        )
         assert answer.status == 200, answer.body
         pids = [server.pid("lmi-supervisor"), server.pid("lmi-engine-0")]
-        answer = server.request("POST", "/models/one/adapters", {"name": "c", "src": "writers/none"})
+        answer = server.request(
+            "POST", "/models/one/adapters", {"name": "c", "src": "writers/none"}
+        )
         assert answer.status == 400 and b"as an id of a hub there is no such model" in answer.body
         assert letter(server, "b") == "c"
         assert pids == [server.pid("lmi-supervisor"), server.pid("lmi-engine-0")]

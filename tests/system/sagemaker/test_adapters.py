@@ -1,4 +1,6 @@
-"""LoRA adapters on a server with a real engine: beside the model, registered while it runs, and used at every API."""
+"""LoRA adapters on a server with a real engine: beside the model, registered while it runs, and
+used at every API.
+"""
 
 from __future__ import annotations
 
@@ -53,8 +55,16 @@ def engine(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def server(folder: Path, engine: str) -> Iterator[Server]:
-    settings = (*(VLLM if engine == "vllm" else LMI_DIST), "option.dtype=fp32", "option.max_kv_cache_tokens=8192")
-    lora = ("option.enable_lora=true", f"option.max_loras={MAX_LORAS}", f"option.max_lora_rank={MAX_RANK}")
+    settings = (
+        *(VLLM if engine == "vllm" else LMI_DIST),
+        "option.dtype=fp32",
+        "option.max_kv_cache_tokens=8192",
+    )
+    lora = (
+        "option.enable_lora=true",
+        f"option.max_loras={MAX_LORAS}",
+        f"option.max_lora_rank={MAX_RANK}",
+    )
     with serve(folder, *settings, *lora, "frontend_workers=2") as server:
         yield server
 
@@ -65,7 +75,9 @@ def call(server: Server, method: str, path: str, body: object = None) -> tuple[i
     return answer.status, said
 
 
-def register(server: Server, name: str, src: Path | str, **more: object) -> tuple[int, dict[str, Any]]:
+def register(
+    server: Server, name: str, src: Path | str, **more: object
+) -> tuple[int, dict[str, Any]]:
     return call(server, "POST", "/adapters", {"name": name, "src": str(src), **more})
 
 
@@ -78,7 +90,9 @@ def token_ids(server: Server, adapter: str | None) -> list[int]:
 
 
 def check_merged(server: Server, model: Path, name: str | None, adapter: Path | None) -> list[int]:
-    """Check that the server's greedy tokens are those of the checkpoint with the adapter's products added to it."""
+    """Check that the server's greedy tokens are those of the checkpoint with the adapter's products
+    added to it.
+    """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -87,14 +101,25 @@ def check_merged(server: Server, model: Path, name: str | None, adapter: Path | 
     reference = AutoModelForCausalLM.from_pretrained(model).eval()
     reference = reference if adapter is None else merged(reference, adapter)
     with torch.inference_mode():
-        rows = reference(torch.tensor([[*prompt, *ids]])).logits[0].float().log_softmax(-1)[len(prompt) - 1 : -1]
+        rows = (
+            reference(torch.tensor([[*prompt, *ids]]))
+            .logits[0]
+            .float()
+            .log_softmax(-1)[len(prompt) - 1 : -1]
+        )
     assert all(row[token_id] >= row.max() - TIE for row, token_id in zip(rows, ids, strict=True))
     return ids
 
 
-def test_the_model_and_each_adapter_answer_as_a_checkpoint_with_it_merged_in(server: Server, folder: Path) -> None:
+def test_the_model_and_each_adapter_answer_as_a_checkpoint_with_it_merged_in(
+    server: Server, folder: Path
+) -> None:
     assert register(server, "third", "more/third", preload=False)[0] == 200
-    places = {None: None, **{name: folder / "adapters" / name for name in STATIC}, "third": folder / "more" / "third"}
+    places = {
+        None: None,
+        **{name: folder / "adapters" / name for name in STATIC},
+        "third": folder / "more" / "third",
+    }
     answers = [check_merged(server, folder, name, place) for name, place in places.items()]
     assert len({tuple(answer) for answer in answers}) == len(places), "an adapter changes nothing"
     assert call(server, "DELETE", "/adapters/third")[0] == 200
@@ -112,8 +137,12 @@ def test_every_api_takes_an_adapter_by_its_name(server: Server) -> None:
     for name in STATIC:
         said = {
             text(server, "/invocations", {"inputs": PROMPT, "parameters": short, "adapters": name}),
-            text(server, "/invocations", {"inputs": PROMPT, "parameters": short, "adapters": [name]}),
-            text(server, "/generate", {"inputs": PROMPT, "parameters": short | {"adapter_id": name}}),
+            text(
+                server, "/invocations", {"inputs": PROMPT, "parameters": short, "adapters": [name]}
+            ),
+            text(
+                server, "/generate", {"inputs": PROMPT, "parameters": short | {"adapter_id": name}}
+            ),
             text(
                 server,
                 "/v1/completions",
@@ -135,7 +164,9 @@ def test_an_adapter_that_the_engine_cannot_load_is_refused_with_its_reason(
     for preload in (True, False):
         status, said = register(server, "wide", "more/wide", preload=preload)
         assert status == 424 and too_wide in said["error"]
-    broken = write_adapter(folder / "more" / f"broken on {engine}", seed=5) / "adapter_model.safetensors"
+    broken = (
+        write_adapter(folder / "more" / f"broken on {engine}", seed=5) / "adapter_model.safetensors"
+    )
     broken.write_bytes(broken.read_bytes()[:500])
     status, said = register(server, "broken", f"more/{broken.parent.name}")
     assert status == 424 and cut_off in said["error"] and str(folder) not in said["error"]
@@ -162,7 +193,10 @@ def test_pinned_adapters_leave_a_place_for_the_others(server: Server) -> None:
     assert register(server, "third", "more/third")[0] == 200
     assert call(server, "POST", "/adapters/third/update", {"pin": True})[0] == 200
     status, said = call(server, "POST", "/adapters/rude/update", {"pin": True})
-    assert (status, said["error"]) == (507, "2 adapters fit into a batch, and the pinned ones take all places")
+    assert (status, said["error"]) == (
+        507,
+        "2 adapters fit into a batch, and the pinned ones take all places",
+    )
     assert len({tuple(token_ids(server, name)) for name in (None, "third", *STATIC)}) == 4
     assert call(server, "DELETE", "/adapters/third")[0] == 200
 

@@ -16,8 +16,14 @@ LINES = {"content-type": "application/jsonlines"}
 
 
 @contextmanager
-def running(folder: Path, max_num_sequences: int, environ: dict[str, str], **options: object) -> Iterator[Server]:
-    given = {"option.max_rolling_batch_size": max_num_sequences, "option.echo_step_ms": 2, "frontend_workers": 1}
+def running(
+    folder: Path, max_num_sequences: int, environ: dict[str, str], **options: object
+) -> Iterator[Server]:
+    given = {
+        "option.max_rolling_batch_size": max_num_sequences,
+        "option.echo_step_ms": 2,
+        "frontend_workers": 1,
+    }
     with launch(write_model(folder, **given, **options), environ) as server:
         server.wait_ready()
         yield server
@@ -34,7 +40,9 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @pytest.fixture(scope="module")
 def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A container of an asynchronous endpoint, with room for one sequence."""
-    with running(tmp_path_factory.mktemp("async") / "model", 1, {"SERVING_BUFFER_STREAMS": "true"}) as server:
+    with running(
+        tmp_path_factory.mktemp("async") / "model", 1, {"SERVING_BUFFER_STREAMS": "true"}
+    ) as server:
         yield server
 
 
@@ -65,12 +73,18 @@ def test_a_thousand_records_come_back_in_order_each_on_its_line(job: Server) -> 
         999: b'{"inputs": "x", "parameters": {"top_p": 7, "do_sample": true}}',
     }
     lines = [
-        bad.get(n, json.dumps({"inputs": f"{n} ", "parameters": {"max_new_tokens": len(f"{n}")}}).encode())
+        bad.get(
+            n,
+            json.dumps({"inputs": f"{n} ", "parameters": {"max_new_tokens": len(f"{n}")}}).encode(),
+        )
         for n in range(1000)
     ]
     answer = job.post(b"\n".join(lines) + b"\n", headers=LINES)
     assert (answer.status, answer.headers["content-type"]) == (200, "application/jsonlines")
-    assert answer.headers["content-length"] == str(len(answer.body)) and "transfer-encoding" not in answer.headers
+    assert (
+        answer.headers["content-length"] == str(len(answer.body))
+        and "transfer-encoding" not in answer.headers
+    )
     assert answer.body.count(b"\n") == 1000
     for n, record in enumerate(answer.lines):
         if n in bad:
@@ -84,7 +98,10 @@ def test_a_job_that_leaves_frees_every_sequence(job: Server) -> None:
     line = json.dumps({"inputs": "abc", "parameters": {"max_new_tokens": 100_000 - 10}}).encode()
     connection = job.connect_raw()
     body = b"\n".join([line] * 300)
-    head = b"POST /invocations HTTP/1.1\r\nHost: a\r\nContent-Type: application/x-ndjson\r\nContent-Length: %d\r\n\r\n"
+    head = (
+        b"POST /invocations HTTP/1.1\r\nHost: a\r\nContent-Type: "
+        b"application/x-ndjson\r\nContent-Length: %d\r\n\r\n"
+    )
     connection.sendall(head % len(body) + body)
     wait_until(lambda: job.metrics()["lmi_requests_running"] == 200, "as many run as can")
     assert job.metrics()["lmi_sequences_in_flight"] == 1
@@ -96,7 +113,8 @@ def test_a_body_of_lines_may_come_in_chunks(job: Server) -> None:
     line = b'{"inputs": "a", "parameters": {"max_new_tokens": 1}}\n'
     with job.connect_raw() as connection:
         connection.sendall(
-            b"POST /invocations HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Type: application/jsonlines\r\n"
+            b"POST /invocations HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Type: "
+            b"application/jsonlines\r\n"
             b"Transfer-Encoding: chunked\r\n\r\n"
         )
         for at in range(0, len(line) * 50, 11):
@@ -108,10 +126,18 @@ def test_a_body_of_lines_may_come_in_chunks(job: Server) -> None:
 
 
 STREAMED = [
-    ("/invocations", {"inputs": "abc", "parameters": {"max_new_tokens": 3}}, "application/jsonlines"),
+    (
+        "/invocations",
+        {"inputs": "abc", "parameters": {"max_new_tokens": 3}},
+        "application/jsonlines",
+    ),
     ("/invocations", {"prompt": "abc", "max_tokens": 3}, "application/jsonlines"),
     ("/v1/completions", {"prompt": "abc", "max_tokens": 3}, "text/event-stream"),
-    ("/generate_stream", {"inputs": "abc", "parameters": {"max_new_tokens": 3}}, "text/event-stream"),
+    (
+        "/generate_stream",
+        {"inputs": "abc", "parameters": {"max_new_tokens": 3}},
+        "text/event-stream",
+    ),
 ]
 
 
@@ -120,7 +146,12 @@ def test_an_asynchronous_endpoint_gets_a_stream_whole(
     job: Server, endpoint: Server, path: str, body: dict[str, object], media_type: str
 ) -> None:
     streamed, whole = (server.post(body | {"stream": True}, path) for server in (job, endpoint))
-    assert whole.headers["content-length"] == str(len(whole.body)) and "transfer-encoding" not in whole.headers
+    assert (
+        whole.headers["content-length"] == str(len(whole.body))
+        and "transfer-encoding" not in whole.headers
+    )
     assert whole.headers["content-type"] == streamed.headers["content-type"] == media_type
     assert "content-length" not in streamed.headers
-    assert whole.body.count(b"\n") == streamed.body.count(b"\n") and len(whole.body) == len(streamed.body)
+    assert whole.body.count(b"\n") == streamed.body.count(b"\n") and len(whole.body) == len(
+        streamed.body
+    )

@@ -1,4 +1,6 @@
-"""What a gateway and a whole server must do together: adapters of components, sessions, asynchronous streams."""
+"""What a gateway and a whole server must do together: adapters of components, sessions,
+asynchronous streams.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def both(folder: Path, *flags: str, **options: object) -> Iterator[tuple[Server,
             yield server, aws
 
 
-def test_a_component_is_answered_by_its_adapter_and_refused_under_its_own_name(tmp_path: Path) -> None:
+def test_a_component_is_answered_by_its_adapter_and_refused_under_its_own_name(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "model").mkdir()
     write_adapter(tmp_path / "model" / "adapters" / "shifted", 1)
     lora = {"option.rolling_batch": "foreign", "option.enable_lora": "true"}
@@ -52,7 +56,9 @@ def test_an_asynchronous_stream_needs_a_server_that_buffers_it(tmp_path: Path) -
         flags = ("--async-output", str(tmp_path / "out"))
         with both(tmp_path / str(buffers), *flags, buffer_streams=str(buffers).lower()) as (_, aws):
             accepted = aws.runtime.invoke_endpoint_async(EndpointName="any", Body=STREAM)
-            output, failure = (file_of(accepted[name]) for name in ("OutputLocation", "FailureLocation"))
+            output, failure = (
+                file_of(accepted[name]) for name in ("OutputLocation", "FailureLocation")
+            )
             wait_until(lambda: output.exists() or failure.exists(), "there is a file")  # noqa: B023
             assert (output.exists(), failure.exists()) == (buffers, not buffers)
             if buffers:
@@ -68,11 +74,18 @@ def file_of(location: str) -> Path:
 def test_a_closed_session_is_refused_with_the_containers_words(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     with both(tmp_path / "model") as (_, aws):
-        opened: dict[str, Any] = aws.invoke(b'{"requestType": "NEW_SESSION"}', SessionId="NEW_SESSION")
+        opened: dict[str, Any] = aws.invoke(
+            b'{"requestType": "NEW_SESSION"}', SessionId="NEW_SESSION"
+        )
         session = opened["NewSessionId"].partition(";")[0]
-        assert json.loads(aws.invoke(BODY, SessionId=session)["Body"].read())["generated_text"] == "abc"
+        assert (
+            json.loads(aws.invoke(BODY, SessionId=session)["Body"].read())["generated_text"]
+            == "abc"
+        )
         assert len(aws.parts(STREAM, SessionId=session)) == 3
-        assert aws.invoke(b'{"requestType": "CLOSE"}', SessionId=session)["ClosedSessionId"] == session
+        assert (
+            aws.invoke(b'{"requestType": "CLOSE"}', SessionId=session)["ClosedSessionId"] == session
+        )
         for call, body in ((aws.invoke, BODY), (aws.stream, STREAM)):
             with pytest.raises(ClientError) as caught:
                 call(body, SessionId=session)

@@ -46,15 +46,28 @@ def no_model_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
 def test_a_model_is_loaded_described_asked_and_unloaded(server: SeveralServer) -> None:
     url = server.model("first")
     loaded = server.load("first", url)
-    assert (loaded.status, json.loads(loaded.body)) == (200, {"status": 'Model "first" registered.'})
-    assert server.described("first") == {"modelName": "first", "modelUrl": url, "status": "READY", "code": 200}
+    assert (loaded.status, json.loads(loaded.body)) == (
+        200,
+        {"status": 'Model "first" registered.'},
+    )
+    assert server.described("first") == {
+        "modelName": "first",
+        "modelUrl": url,
+        "status": "READY",
+        "code": 200,
+    }
     assert json.loads(server.invoke("first").body) == {"generated_text": "abca"}
     unloaded = server.unload("first")
-    assert (unloaded.status, json.loads(unloaded.body)) == (200, {"status": 'Model "first" unregistered'})
+    assert (unloaded.status, json.loads(unloaded.body)) == (
+        200,
+        {"status": 'Model "first" unregistered'},
+    )
     assert server.pids("lmi-engine") == [], "its processes ended before the answer"
-    assert [server.described("first")["code"], server.invoke("first").status, server.unload("first").status] == [
-        404
-    ] * 3
+    assert [
+        server.described("first")["code"],
+        server.invoke("first").status,
+        server.unload("first").status,
+    ] == [404] * 3
 
 
 def test_every_front_end_serves_a_model_straight_after_its_load(server: SeveralServer) -> None:
@@ -96,7 +109,9 @@ def test_a_name_is_taken_while_its_model_loads_and_afterwards(server: SeveralSer
 
 
 def test_loads_of_different_models_run_side_by_side(server: SeveralServer) -> None:
-    urls = {name: server.model(name, "option.load_s=2", engine="slow") for name in ("left", "right")}
+    urls = {
+        name: server.model(name, "option.load_s=2", engine="slow") for name in ("left", "right")
+    }
     with ThreadPoolExecutor(2) as clients:
         loads = [clients.submit(server.load, *each) for each in urls.items()]
         wait_until(lambda: len(server.pids("lmi-engine")) == 2, "both load at once")
@@ -115,7 +130,9 @@ def test_a_model_may_be_unloaded_while_it_loads(server: SeveralServer) -> None:
     assert server.folders() == [] and server.pids("lmi-engine") == []
 
 
-def test_a_load_goes_on_for_others_when_the_front_end_that_began_it_dies(server: SeveralServer) -> None:
+def test_a_load_goes_on_for_others_when_the_front_end_that_began_it_dies(
+    server: SeveralServer,
+) -> None:
     url = server.model("taken-over", "option.load_s=4", engine="slow")
     [runtime] = Path(server.environ["TMPDIR"]).glob("lmi-*")
     folder = ModelFolder(ServerRuntime.at(runtime))
@@ -135,9 +152,13 @@ def test_a_client_that_leaves_does_not_end_its_load(server: SeveralServer) -> No
     url = server.model("left-alone", "option.load_s=2", engine="slow")
     body = json.dumps({"model_name": "left-alone", "url": url}).encode()
     with server.connect_raw() as connection:
-        connection.sendall(b"POST /models HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        connection.sendall(
+            b"POST /models HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+        )
         wait_until(lambda: server.described("left-alone").get("status") == "PENDING", "it loads")
-    wait_until(lambda: server.described("left-alone").get("status") == "READY", "it is loaded all the same")
+    wait_until(
+        lambda: server.described("left-alone").get("status") == "READY", "it is loaded all the same"
+    )
     assert server.invoke("left-alone").status == 200
 
 
@@ -153,9 +174,16 @@ def test_a_name_that_is_none_is_refused(server: SeveralServer, name: object) -> 
 def test_a_strange_name_is_only_a_name(server: SeveralServer, name: str) -> None:
     assert server.load(name, server.model("strange")).status == 200
     assert [model["modelName"] for model in server.listed()["models"]] == [name]
-    asked = server.post({"inputs": "abc"}, headers={"x-amzn-sagemaker-custom-attributes": f"model_name={name}"})
+    asked = server.post(
+        {"inputs": "abc"}, headers={"x-amzn-sagemaker-custom-attributes": f"model_name={name}"}
+    )
     assert asked.status == 200
-    assert server.request("DELETE", "/models/" + "".join(f"%{byte:02x}" for byte in name.encode())).status == 200
+    assert (
+        server.request(
+            "DELETE", "/models/" + "".join(f"%{byte:02x}" for byte in name.encode())
+        ).status
+        == 200
+    )
 
 
 def test_a_model_outside_of_the_store_is_refused(server: SeveralServer, tmp_path: Path) -> None:
@@ -177,7 +205,9 @@ def test_a_model_outside_of_the_store_is_refused(server: SeveralServer, tmp_path
     for url, why in given.items():
         answer = server.load("outside", url)
         assert answer.status == 400 and why in error_of(answer), url
-        assert str(server.store) not in error_of(answer).replace(url, ""), "only what the client has sent"
+        assert str(server.store) not in error_of(answer).replace(url, ""), (
+            "only what the client has sent"
+        )
     assert server.listed() == {"models": []}
 
 
@@ -200,7 +230,9 @@ def test_a_model_that_cannot_be_used_is_refused_with_the_cause(server: SeveralSe
     wait_until(lambda: server.pids("lmi-engine") == [], "no process of them is left")
 
 
-def test_a_model_whose_processes_failed_says_why_until_it_is_loaded_afresh(server: SeveralServer) -> None:
+def test_a_model_whose_processes_failed_says_why_until_it_is_loaded_afresh(
+    server: SeveralServer,
+) -> None:
     url = server.model("cursed", "retry_threshold=1", engine="crashing")
     assert server.load("cursed", url).status == 400
     found = server.described("cursed")
@@ -211,17 +243,27 @@ def test_a_model_whose_processes_failed_says_why_until_it_is_loaded_afresh(serve
     assert server.described("cursed")["status"] == "READY" and server.invoke("cursed").status == 200
 
 
-def test_without_room_for_a_model_the_answer_is_507_and_nothing_is_left(server: SeveralServer) -> None:
+def test_without_room_for_a_model_the_answer_is_507_and_nothing_is_left(
+    server: SeveralServer,
+) -> None:
     too_large = server.load("large", server.model("large", "required_memory_mb=100000000"))
     assert too_large.status == 507 and "needs 100000000 MB" in error_of(too_large)
-    exhausted = server.load("exhausted", server.model("exhausted", "retry_threshold=1", engine="exhausted"))
+    exhausted = server.load(
+        "exhausted", server.model("exhausted", "retry_threshold=1", engine="exhausted")
+    )
     assert exhausted.status == 507 and "no room for 16 GiB" in error_of(exhausted)
-    assert server.listed() == {"models": []} and server.folders() == [] and server.pids("lmi-engine") == []
+    assert (
+        server.listed() == {"models": []}
+        and server.folders() == []
+        and server.pids("lmi-engine") == []
+    )
 
 
 def test_memory_that_a_loading_model_will_take_is_not_given_twice(server: SeveralServer) -> None:
     free_mb = next(
-        int(line.split()[1]) for line in Path("/proc/meminfo").read_text().splitlines() if "MemAvail" in line
+        int(line.split()[1])
+        for line in Path("/proc/meminfo").read_text().splitlines()
+        if "MemAvail" in line
     )
     need = f"required_memory_mb={free_mb // 1024 * 6 // 10}"
     urls = [server.model(f"half-{n}", need, "option.load_s=4", engine="slow") for n in range(2)]
@@ -241,7 +283,9 @@ def test_more_models_than_max_models_are_refused_exactly(server: SeveralServer) 
     while query:
         page = server.listed(query)
         pages.append([model["modelName"] for model in page["models"]])
-        query = f"?limit=3&next_page_token={page['nextPageToken']}" if "nextPageToken" in page else ""
+        query = (
+            f"?limit=3&next_page_token={page['nextPageToken']}" if "nextPageToken" in page else ""
+        )
     assert [len(page) for page in pages] == [3, 3, 2] and sum(pages, []) == names == sorted(names)
     assert len(server.listed("?limit=0")["models"]) == len(server.listed("?limit=x")["models"]) == 8
     assert server.request("GET", "/models?next_page_token=abc").status == 400
@@ -255,19 +299,30 @@ def test_a_load_that_takes_too_long_is_504_and_leaves_nothing(server: SeveralSer
         answers = list(clients.map(lambda _: server.load("late", url), range(2)))
     assert [answer.status for answer in answers] == [504, 504]
     assert "model_loading_timeout (1 s)" in error_of(answers[0])
-    assert server.listed() == {"models": []} and server.folders() == [] and server.pids("lmi-engine") == []
+    assert (
+        server.listed() == {"models": []}
+        and server.folders() == []
+        and server.pids("lmi-engine") == []
+    )
 
 
 def test_a_killed_engine_harms_only_its_model(server: SeveralServer) -> None:
     for name in ("hurt", "well"):
-        assert server.load(name, server.model(name, DIE, "retry_threshold=2", "option.echo_step_ms=20")).status == 200
+        assert (
+            server.load(
+                name, server.model(name, DIE, "retry_threshold=2", "option.echo_step_ms=20")
+            ).status
+            == 200
+        )
     with ThreadPoolExecutor(1) as clients:
         answer = clients.submit(server.invoke, "well", "abc", 100, True)
         assert server.invoke("hurt", "!").status == 503
         wait_until(lambda: server.invoke("hurt").status == 200, "its engine is back")
         assert server.described("hurt")["status"] == "READY"
         assert server.invoke("hurt", "!").status == 503
-        wait_until(lambda: server.described("hurt")["status"] == "FAILED", "its engine died too often")
+        wait_until(
+            lambda: server.described("hurt")["status"] == "FAILED", "its engine died too often"
+        )
         assert "died 2 times" in server.described("hurt")["reason"]
         assert len(answer.result().lines) == 100, "the other model's answer is whole"
     asked = server.invoke("hurt")
@@ -276,7 +331,10 @@ def test_a_killed_engine_harms_only_its_model(server: SeveralServer) -> None:
     restarts = server.request("GET", "/metrics").body.decode()
     assert 'lmi_engine_restarts_total{model="hurt"} 1.0' in restarts
     assert 'lmi_engine_restarts_total{model="well"} 0.0' in restarts
-    assert server.load("hurt", server.model("hurt")).status == 200 and server.invoke("hurt").status == 200
+    assert (
+        server.load("hurt", server.model("hurt")).status == 200
+        and server.invoke("hurt").status == 200
+    )
 
 
 def test_a_stream_ends_before_its_model_is_unloaded(server: SeveralServer) -> None:
@@ -303,10 +361,15 @@ def test_a_request_is_for_the_model_that_it_names(server: SeveralServer) -> None
     attributes = {"x-amzn-sagemaker-custom-attributes": "a=b; model_name=blue"}
     before = counted(server)
     assert server.post({"inputs": "a"}, "/invocations?model_name=red", attributes).status == 200
-    assert server.post({"prompt": "a", "model": "red"}, headers=attributes).status == 404, "blue does not know red"
+    assert server.post({"prompt": "a", "model": "red"}, headers=attributes).status == 404, (
+        "blue does not know red"
+    )
     assert server.post({"inputs": "a", "model": "x"}, headers=attributes).status == 200
     assert server.post({"prompt": "a", "model": "blue"}).status == 200
-    assert json.loads(server.post({"prompt": "a", "model": "red"}, "/v1/completions").body)["model"] == "red"
+    assert (
+        json.loads(server.post({"prompt": "a", "model": "red"}, "/v1/completions").body)["model"]
+        == "red"
+    )
     by_folder = server.post({"prompt": "a", "model": server.model("red")}, "/v1/completions")
     assert json.loads(by_folder.body)["model"] == "red"
     assert server.post({"text_input": "a"}, "/v2/models/red/generate").status == 200
@@ -344,7 +407,11 @@ def test_what_user_code_started_ends_with_its_model(server: SeveralServer, tmp_p
     supervisor = server.pid("lmi-supervisor")
 
     def started() -> list[int]:
-        return [pid for pid in descendants(supervisor) if file in Path(f"/proc/{pid}/cmdline").read_text()]
+        return [
+            pid
+            for pid in descendants(supervisor)
+            if file in Path(f"/proc/{pid}/cmdline").read_text()
+        ]
 
     wait_until(lambda: len(started()) == 2, "both of its processes run")
     assert server.unload("starter").status == 200
@@ -371,21 +438,30 @@ def test_each_model_has_sessions_of_its_own(server: SeveralServer) -> None:
     url = server.model("stateful", "minWorkers=2", "maxWorkers=2", engine="auto")
     shutil.copy(ROOT / "tests/user_code/files/stateful/model.py", url)
     assert server.load("stateful", url).status == 200
-    opened = server.post({"requestType": "NEW_SESSION"}, "/models/red/invoke").headers[SESSION.lower()]
+    opened = server.post({"requestType": "NEW_SESSION"}, "/models/red/invoke").headers[
+        SESSION.lower()
+    ]
     session = {SESSION: opened.partition(";")[0]}
     for _ in range(8):
         assert server.post({"inputs": "abc"}, "/models/red/invoke", session).status == 200
         assert server.post({"inputs": "abc"}, "/models/blue/invoke", session).status == 400
     created = server.post({"action": "create"}, "/models/stateful/invoke").headers[SESSION.lower()]
-    answers = [server.post({"action": "regular"}, "/models/stateful/invoke", {SESSION: created}) for _ in range(4)]
-    assert [json.loads(answer.body)["state"][0] for answer in answers] == [[n, n] for n in (2, 3, 4, 5)]
+    answers = [
+        server.post({"action": "regular"}, "/models/stateful/invoke", {SESSION: created})
+        for _ in range(4)
+    ]
+    assert [json.loads(answer.body)["state"][0] for answer in answers] == [
+        [n, n] for n in (2, 3, 4, 5)
+    ]
 
 
 def test_the_name_that_the_platform_has_for_a_model_is_logged(server: SeveralServer) -> None:
     assert server.load("hashed", server.model("hashed")).status == 200
     headers = {"x-amzn-sagemaker-target-model": "mine.tar.gz"}
     assert server.post({"inputs": "a"}, "/models/hashed/invoke", headers).status == 200
-    wait_until(lambda: '"target_model":"mine.tar.gz"' in server.log.read_text(), "the line is written")
+    wait_until(
+        lambda: '"target_model":"mine.tar.gz"' in server.log.read_text(), "the line is written"
+    )
 
 
 def test_each_model_has_adapters_of_its_own(server: SeveralServer) -> None:
@@ -397,16 +473,31 @@ def test_each_model_has_adapters_of_its_own(server: SeveralServer) -> None:
         assert server.load(name, url).status == 200
     asked = {"name": "late", "src": "more/late"}
     unclear = server.request("POST", "/adapters", asked)
-    assert unclear.status == 400 and "a path below /models/NAME): loaded are 'blue', 'red'" in error_of(unclear)
+    assert (
+        unclear.status == 400
+        and "a path below /models/NAME): loaded are 'blue', 'red'" in error_of(unclear)
+    )
     assert server.request("POST", "/models/red/adapters", asked).status == 200
-    for adapter, name, letter in (("late", "red", "c"), ("red-static", "red", "b"), ("blue-static", "blue", "b")):
-        answer = server.post({"model": adapter, "prompt": "abc", "max_tokens": 2}, "/v1/completions")
+    for adapter, name, letter in (
+        ("late", "red", "c"),
+        ("red-static", "red", "b"),
+        ("blue-static", "blue", "b"),
+    ):
+        answer = server.post(
+            {"model": adapter, "prompt": "abc", "max_tokens": 2}, "/v1/completions"
+        )
         assert json.loads(answer.body)["choices"][0]["text"][0] == letter
         invoked = server.post({"inputs": "abc"}, f"/models/{name}/invoke", {ADAPTER: adapter})
         assert json.loads(invoked.body)["generated_text"][0] == letter
     assert server.post({"inputs": "abc"}, "/models/blue/invoke", {ADAPTER: "late"}).status == 424
-    assert json.loads(server.request("GET", "/models/blue/adapters").body)["adapters"][0]["name"] == "blue-static"
-    assert [server.unload("red").status, server.load("red", url.replace("blue", "red")).status] == [200, 200]
+    assert (
+        json.loads(server.request("GET", "/models/blue/adapters").body)["adapters"][0]["name"]
+        == "blue-static"
+    )
+    assert [server.unload("red").status, server.load("red", url.replace("blue", "red")).status] == [
+        200,
+        200,
+    ]
     assert server.request("GET", "/models/red/adapters/late").status == 404
 
 
@@ -421,8 +512,15 @@ def test_execution_parameters_are_those_of_all_models_together(server: SeveralSe
     found = []
     for name in (None, "red", "blue"):
         if name is not None:
-            assert server.load(name, server.model(name, "option.max_rolling_batch_size=3")).status == 200
-        found.append(json.loads(server.request("GET", "/execution-parameters").body)["MaxConcurrentTransforms"])
+            assert (
+                server.load(name, server.model(name, "option.max_rolling_batch_size=3")).status
+                == 200
+            )
+        found.append(
+            json.loads(server.request("GET", "/execution-parameters").body)[
+                "MaxConcurrentTransforms"
+            ]
+        )
     assert found == [1, 3, 6]
 
 
@@ -434,12 +532,20 @@ def test_lists_of_other_apis_have_every_model(server: SeveralServer) -> None:
     assert json.loads(server.request("GET", "/v1/models/red").body)["id"] == "red"
     assert server.request("GET", "/v1/models/green").status == 404
     index = json.loads(server.request("POST", "/v2/repository/index").body)
-    assert [(model["name"], model["state"]) for model in index] == [("blue", "READY"), ("red", "READY")]
+    assert [(model["name"], model["state"]) for model in index] == [
+        ("blue", "READY"),
+        ("red", "READY"),
+    ]
     metrics = server.request("GET", "/metrics").body.decode()
-    assert 'lmi_engines_ready{model="blue"} 1.0' in metrics and 'lmi_engines_ready{model="red"} 1.0' in metrics
+    assert (
+        'lmi_engines_ready{model="blue"} 1.0' in metrics
+        and 'lmi_engines_ready{model="red"} 1.0' in metrics
+    )
 
 
-def test_a_front_end_that_dies_takes_no_model_with_it_and_its_half_done_load_is_removed(server: SeveralServer) -> None:
+def test_a_front_end_that_dies_takes_no_model_with_it_and_its_half_done_load_is_removed(
+    server: SeveralServer,
+) -> None:
     assert server.load("stays", server.model("stays")).status == 200
     url = server.model("half", "option.load_s=20", engine="slow")
     with ThreadPoolExecutor(1) as clients:
@@ -465,7 +571,9 @@ def entries(server: SeveralServer) -> list[dict[str, object]]:
 
 
 def test_the_memory_of_a_model_returns_when_it_is_unloaded(server: SeveralServer) -> None:
-    """Front ends import what they need for their first model, so the memory of the first times does not return."""
+    """Front ends import what they need for their first model, so the memory of the first times does
+    not return.
+    """
     folder = server.store / "demo"
     shutil.copytree(ROOT / "handlers/lmi_dist/demo", folder)
 
@@ -495,9 +603,13 @@ def test_a_model_whose_queue_is_full_leaves_the_others_their_own(num_each: int) 
         with ExitStack() as stack:
             for _ in range(2 // num_each):
                 stack.enter_context(server.connect(body, path="/models/full/invoke"))
-            wait_until(lambda: server.metric("lmi_sequences_in_flight") == 2, "one runs and one waits")
+            wait_until(
+                lambda: server.metric("lmi_sequences_in_flight") == 2, "one runs and one waits"
+            )
             refused = server.invoke("full")
-            assert refused.status == 503 and "2 of 2 sequences for the model 'full'" in error_of(refused)
+            assert refused.status == 503 and "2 of 2 sequences for the model 'full'" in error_of(
+                refused
+            )
             assert server.invoke("free").status == 200
         wait_until(lambda: server.invoke("full").status == 200, "they left")
 
@@ -512,7 +624,9 @@ def test_without_management_no_model_comes_or_goes() -> None:
 def test_a_server_with_several_models_stops_in_order() -> None:
     with several_models("frontend_workers=1") as server:
         assert server.load("last", server.model("last", "option.echo_step_ms=20")).status == 200
-        with server.open({"inputs": "abc", "parameters": {"max_new_tokens": 60}, "stream": True}) as response:
+        with server.open(
+            {"inputs": "abc", "parameters": {"max_new_tokens": 60}, "stream": True}
+        ) as response:
             response.readline()
             server.drain()
             assert len(response.read().splitlines()) == 59
@@ -522,8 +636,13 @@ def test_a_server_with_several_models_stops_in_order() -> None:
 
 def test_a_signal_ends_a_load_and_its_client_has_an_answer() -> None:
     secrets = {"HF_TOKEN": "canary-1", "AWS_SECRET_ACCESS_KEY": "canary-2"}
-    with several_models("frontend_workers=1", environ=secrets) as server, ThreadPoolExecutor(1) as clients:
-        loading = clients.submit(server.load, "late", server.model("late", "option.load_s=20", engine="slow"))
+    with (
+        several_models("frontend_workers=1", environ=secrets) as server,
+        ThreadPoolExecutor(1) as clients,
+    ):
+        loading = clients.submit(
+            server.load, "late", server.model("late", "option.load_s=20", engine="slow")
+        )
         wait_until(lambda: server.pids("lmi-engine"), "it loads")
         for pid in set(server.pids()) - {server.process.pid}:
             assert b"canary" not in Path(f"/proc/{pid}/environ").read_bytes()
@@ -553,7 +672,9 @@ def test_what_the_code_of_a_model_needs_is_installed_before_it_starts(tmp_path: 
         assert server.load("whole", whole).status == 200
         assert json.loads(server.invoke("whole").body) == {"version": "1.0"}
         metrics = server.request("GET", "/metrics").body.decode().splitlines()
-        assert 'lmi_engine_restarts_total{model="whole"} 0.0' in metrics  # an installation that ends is no restart
+        assert (
+            'lmi_engine_restarts_total{model="whole"} 0.0' in metrics
+        )  # an installation that ends is no restart
         refused = server.load("broken", broken)
         assert refused.status == 400 and b"ERROR: No matching distribution" in refused.body
         assert server.described("broken")["status"] == "FAILED" and server.ping() == 200

@@ -1,4 +1,6 @@
-"""What SageMaker sends to /invocations and what it may see of an answer: types, headers, lengths and streams."""
+"""What SageMaker sends to /invocations and what it may see of an answer: types, headers, lengths
+and streams.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,11 @@ ANSWER = b'{"generated_text": "abc"}\n'
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     template = "{% for message in messages %}{{ message.content }}{% endfor %}"
     options = {"max_request_size": "100k", "job_queue_size": 1, "option.max_rolling_batch_size": 4}
-    folder = write_model(tmp_path_factory.mktemp("requests") / "model", **options, **{"option.chat_template": template})
+    folder = write_model(
+        tmp_path_factory.mktemp("requests") / "model",
+        **options,
+        **{"option.chat_template": template},
+    )
     with launch(folder) as started:
         started.wait_ready()
         yield started
@@ -41,7 +47,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @pytest.fixture(scope="module")
 def formatting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server whose streams are ASCII, with an output formatter that ends no line."""
-    folder = write_model(tmp_path_factory.mktemp("formatting") / "model", ascii_streams="true", frontend_workers=1)
+    folder = write_model(
+        tmp_path_factory.mktemp("formatting") / "model", ascii_streams="true", frontend_workers=1
+    )
     (folder / "model.py").write_text(FORMATTER)
     with launch(folder) as started:
         started.wait_ready()
@@ -71,7 +79,9 @@ def handler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         ("application/jsonlines", BODY),
     ],
 )
-def test_every_content_type_that_clients_send_is_json(server: Server, content_type: str | None, body: bytes) -> None:
+def test_every_content_type_that_clients_send_is_json(
+    server: Server, content_type: str | None, body: bytes
+) -> None:
     answer = server.post(body, headers={"Content-Type": content_type} if content_type else None)
     assert (answer.status, answer.body) == (200, ANSWER)
 
@@ -91,7 +101,9 @@ def test_a_broken_body_is_424_in_json(server: Server, body: bytes) -> None:
 
 
 def test_null_means_left_out_and_an_unknown_name_is_a_line_in_the_log(server: Server) -> None:
-    body = ECHO | {"parameters": {"max_new_tokens": 3, "top_k": None, "seed": None, "sagemaker_base_url": "x"}}
+    body = ECHO | {
+        "parameters": {"max_new_tokens": 3, "top_k": None, "seed": None, "sagemaker_base_url": "x"}
+    }
     assert server.post(body).body == ANSWER
     wait_until(lambda: "sagemaker_base_url" in server.log.read_text(), "the name is logged")
 
@@ -102,11 +114,17 @@ WHOLE: list[tuple[str, dict[str, Any]]] = [
     ("/invocations", {"prompt": "abc", "max_tokens": 3}),
     ("/invocations", {"messages": [{"role": "user", "content": "abc"}], "max_tokens": 3}),
     ("/invocations", {"inputs": 5}),
-    ("/invocations", {"inputs": "abc", "parameters": {"max_new_tokens": 3, "output_formatter": "json"}}),
+    (
+        "/invocations",
+        {"inputs": "abc", "parameters": {"max_new_tokens": 3, "output_formatter": "json"}},
+    ),
     ("/predictions/model", ECHO),
     ("/models/model/invoke", ECHO),
     ("/v1/completions", {"model": "", "prompt": "abc", "max_tokens": 3}),
-    ("/v1/chat/completions", {"model": "", "messages": [{"role": "user", "content": "abc"}], "max_tokens": 3}),
+    (
+        "/v1/chat/completions",
+        {"model": "", "messages": [{"role": "user", "content": "abc"}], "max_tokens": 3},
+    ),
     ("/generate", ECHO),
     ("/", ECHO),
     ("/v2/models/model/generate", {"text_input": "abc", "max_tokens": 3}),
@@ -125,29 +143,42 @@ def test_an_answer_that_is_not_streamed_has_its_length_and_its_attributes(
     assert answer.status == (404 if path == "/nowhere" else 424 if body == {"inputs": 5} else 200)
 
 
-def test_an_answer_that_user_code_forms_has_its_length_too(formatting: Server, handler: Server) -> None:
+def test_an_answer_that_user_code_forms_has_its_length_too(
+    formatting: Server, handler: Server
+) -> None:
     for answer in (formatting.post(ECHO), handler.post({"action": "header", "headers": {}})):
         assert answer.status == 200 and answer.headers["content-length"] == str(len(answer.body))
         assert "transfer-encoding" not in answer.headers
 
 
-@pytest.mark.parametrize("setting", [{"option.tgi_compat": "true"}, {"option.rolling_batch": "disable"}])
+@pytest.mark.parametrize(
+    "setting", [{"option.tgi_compat": "true"}, {"option.rolling_batch": "disable"}]
+)
 def test_an_answer_in_the_form_of_tgi_or_of_a_dynamic_batch_has_its_length_too(
     tmp_path: Path, setting: dict[str, str]
 ) -> None:
     shutil.copytree(demo_folder(), tmp_path / "model")
-    lines = [f"{key}={value}" for key, value in {"log_format": "json", "frontend_workers": 1, **setting}.items()]
+    lines = [
+        f"{key}={value}"
+        for key, value in {"log_format": "json", "frontend_workers": 1, **setting}.items()
+    ]
     (tmp_path / "model" / "serving.properties").write_text("\n".join(lines))
     with launch(tmp_path / "model") as server:
         server.wait_ready()
         for inputs in ("abc", ["abc", "abc"]) if "option.rolling_batch" in setting else ("abc",):
             answer = server.post({"inputs": inputs, "parameters": {"max_new_tokens": 3}})
-            assert answer.status == 200 and json.loads(answer.body)[0]["generated_text"], answer.body
+            assert answer.status == 200 and json.loads(answer.body)[0]["generated_text"], (
+                answer.body
+            )
             assert answer.headers["content-length"] == str(len(answer.body))
             assert "transfer-encoding" not in answer.headers
 
 
-STREAMED = [(path, body | {"stream": True}) for path, body in WHOLE if path in ("/invocations", "/v1/completions")][:4]
+STREAMED = [
+    (path, body | {"stream": True})
+    for path, body in WHOLE
+    if path in ("/invocations", "/v1/completions")
+][:4]
 STREAMED.append(("/generate_stream", ECHO))
 
 
@@ -180,17 +211,28 @@ def test_a_stream_that_finds_no_room_has_a_real_status(server: Server) -> None:
     wait_until(server.is_idle, "every request is over")
 
 
-def test_attributes_that_are_too_long_or_not_ascii_are_left_out_and_the_request_is_served(server: Server) -> None:
+def test_attributes_that_are_too_long_or_not_ascii_are_left_out_and_the_request_is_served(
+    server: Server,
+) -> None:
     for given in ("x" * 1025, "caf\xe9"):
         answer = server.post(ECHO, headers={ATTRIBUTES: given})
-        assert (answer.status, answer.body) == (200, ANSWER) and ATTRIBUTES.lower() not in answer.headers
-    assert server.post(ECHO, headers={ATTRIBUTES: "x" * 1024}).headers[ATTRIBUTES.lower()] == "x" * 1024
+        assert (answer.status, answer.body) == (
+            200,
+            ANSWER,
+        ) and ATTRIBUTES.lower() not in answer.headers
+    assert (
+        server.post(ECHO, headers={ATTRIBUTES: "x" * 1024}).headers[ATTRIBUTES.lower()]
+        == "x" * 1024
+    )
 
 
 def test_an_inference_id_with_a_space_is_the_id_in_answer_and_log(server: Server) -> None:
     answer = server.post(ECHO, headers={INFERENCE_ID: "my request 7", "X-Request-Id": "other"})
     assert answer.headers["x-request-id"] == "my request 7"
-    wait_until(lambda: any(line.get("request_id") == "my request 7" for line in server.log_lines()), "it is logged")
+    wait_until(
+        lambda: any(line.get("request_id") == "my request 7" for line in server.log_lines()),
+        "it is logged",
+    )
 
 
 def test_a_body_over_the_limit_is_413_that_names_it_also_in_chunks(server: Server) -> None:
@@ -207,13 +249,20 @@ def test_a_body_over_the_limit_is_413_that_names_it_also_in_chunks(server: Serve
 
 def test_a_body_in_chunks_is_read_as_any_other(server: Server) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
-    connection.request("POST", "/invocations", iter([BODY[n : n + 3] for n in range(0, len(BODY), 3)]))
+    connection.request(
+        "POST", "/invocations", iter([BODY[n : n + 3] for n in range(0, len(BODY), 3)])
+    )
     assert connection.getresponse().read() == ANSWER
     connection.close()
 
 
 def test_a_chat_streams_events_whatever_the_form_of_other_answers(server: Server) -> None:
-    body = {"model": "", "messages": [{"role": "user", "content": "abc"}], "max_tokens": 3, "stream": True}
+    body = {
+        "model": "",
+        "messages": [{"role": "user", "content": "abc"}],
+        "max_tokens": 3,
+        "stream": True,
+    }
     answer = server.post(body | {"output_formatter": "json"}, "/v1/chat/completions")
     assert answer.headers["content-type"].startswith("text/event-stream")
     assert answer.body.endswith(b"data: [DONE]\n\n")
@@ -234,7 +283,10 @@ def test_a_stream_is_ascii_where_that_is_asked_for(formatting: Server) -> None:
 
 
 def test_nothing_of_a_body_stands_in_a_header(server: Server) -> None:
-    answers = [server.post({"inputs": "Sesame"}), server.post({"inputs": "a", "parameters": {"top_k": "Sesame"}})]
+    answers = [
+        server.post({"inputs": "Sesame"}),
+        server.post({"inputs": "a", "parameters": {"top_k": "Sesame"}}),
+    ]
     answers.append(server.post({"prompt": "a", "model": "Sesame"}))
     assert [answer.status for answer in answers] == [200, 424, 404]
     assert not any("Sesame" in value for answer in answers for value in answer.headers.values())
@@ -248,17 +300,24 @@ def test_a_header_of_user_code_that_is_too_long_is_left_out_with_a_warning(handl
         assert "x-long" not in answer.headers and "x-late" not in answer.headers
         assert sum(len(name) + len(value) + 4 for name, value in answer.headers.items()) < 4096
     assert answer.body == b"unfinished\n"
-    said = [line for line in handler.log_lines() if "for: 'x-long', 'x-late'" in line.get("message", "")]
+    said = [
+        line for line in handler.log_lines() if "for: 'x-long', 'x-late'" in line.get("message", "")
+    ]
     assert len(said) == 2 and said[0]["level"] == "WARNING"
 
 
 def test_attributes_of_user_code_stand_in_place_of_the_client_s(handler: Server) -> None:
     name = "X-Amzn-SageMaker-Custom-Attributes"
-    with handler.open({"action": "header", "headers": {name: "mine"}}, headers={name: "yours"}) as response:
+    with handler.open(
+        {"action": "header", "headers": {name: "mine"}}, headers={name: "yours"}
+    ) as response:
         assert response.headers.get_all(name) == ["mine"]
 
 
 def test_a_model_that_is_user_code_gets_a_body_of_lines_whole(handler: Server) -> None:
     body = b'{"action": "create"}\n{"action": "create"}\n'
     answer = handler.post(body, headers={"Content-Type": "application/jsonlines"})
-    assert answer.status == 424 and "JSONDecodeError: Extra data: line 2" in json.loads(answer.body)["error"]
+    assert (
+        answer.status == 424
+        and "JSONDecodeError: Extra data: line 2" in json.loads(answer.body)["error"]
+    )

@@ -20,7 +20,7 @@ from djl_python import Output
 
 def handle(inputs):
     return None if inputs.is_empty() else Output().add_as_json({"version": one.VERSION, "path": sys.path})
-"""
+"""  # noqa: E501
 FORMATTER = """
 import one
 from djl_python.output_formatter import output_formatter
@@ -53,7 +53,9 @@ def environ(tmp_path: Path) -> dict[str, str]:
     return {"SERVING_DOWNLOAD_DIR": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1"}
 
 
-def test_user_code_imports_what_was_installed_before_anything_else(tmp_path: Path, environ: dict[str, str]) -> None:
+def test_user_code_imports_what_was_installed_before_anything_else(
+    tmp_path: Path, environ: dict[str, str]
+) -> None:
     folder = write(tmp_path / "model", HANDLER)
     before = snapshot(folder)
     installed = installed_in(folder, environ)
@@ -66,7 +68,9 @@ def test_user_code_imports_what_was_installed_before_anything_else(tmp_path: Pat
     assert snapshot(folder) == before
 
 
-def test_front_ends_engines_and_supervisor_never_see_it(tmp_path: Path, environ: dict[str, str]) -> None:
+def test_front_ends_engines_and_supervisor_never_see_it(
+    tmp_path: Path, environ: dict[str, str]
+) -> None:
     folder = write(tmp_path / "model", FORMATTER)
     installed = installed_in(folder, environ).encode()
     with launch(folder, environ) as server:
@@ -77,7 +81,9 @@ def test_front_ends_engines_and_supervisor_never_see_it(tmp_path: Path, environ:
             assert (installed in Path(f"/proc/{pid}/environ").read_bytes()) == is_code
 
 
-def test_switched_off_the_code_that_needs_it_cannot_be_loaded(tmp_path: Path, environ: dict[str, str]) -> None:
+def test_switched_off_the_code_that_needs_it_cannot_be_loaded(
+    tmp_path: Path, environ: dict[str, str]
+) -> None:
     folder = write(tmp_path / "model", HANDLER)
     with launch(folder, {**environ, "STANDARD_AUTO_INSTALL_REQ": "false"}) as server:
         assert server.wait(60) == 4

@@ -32,7 +32,9 @@ def refused(folder: Path, **given: str) -> dict[str, object]:
     """Start a server that must be refused for security. Returns its last words."""
     command = [sys.executable, "-P", "-m", "lmi", "serve", str(folder)]
     paths = {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=os.environ | paths | given, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        command, env=os.environ | paths | given, capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 5 and done.stdout == ""
     words: dict[str, object] = json.loads(done.stderr.splitlines()[-1])
     assert (words["cause"], words["code"]) == ("security_refused", 5)
@@ -47,7 +49,9 @@ def test_a_harmless_model_is_served_under_all_controls(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "channels"), [("requirements.txt", None), ("deep/weights.PKL", "")], ids=["a channel", "no channel"]
+    ("name", "channels"),
+    [("requirements.txt", None), ("deep/weights.PKL", "")],
+    ids=["a channel", "no channel"],
 )
 def test_a_file_that_a_control_refuses_ends_the_start_with_its_name(
     tmp_path: Path, name: str, channels: str | None
@@ -72,7 +76,9 @@ def test_controls_that_are_unknown_end_the_start(tmp_path: Path) -> None:
 
 def test_a_channel_that_does_not_exist_ends_the_start(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model")
-    assert "/nowhere is not a folder" in str(refused(folder, **environ(folder, channels="/nowhere"))["message"])
+    assert "/nowhere is not a folder" in str(
+        refused(folder, **environ(folder, channels="/nowhere"))["message"]
+    )
 
 
 def test_each_of_several_models_is_searched_when_it_is_loaded(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""Sessions of a whole server: four front ends and two engines share them, and a restart may keep them."""
+"""Sessions of a whole server: four front ends and two engines share them, and a restart may keep
+them.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from tests.served import Server, launch
 from tests.system.container import Answer, wait_until, write_model
 
 FILES = Path(__file__).parents[2] / "user_code" / "files"
-SESSION, NEW, CLOSED = (f"x-amzn-sagemaker-{name}" for name in ("session-id", "new-session-id", "closed-session-id"))
+SESSION, NEW, CLOSED = (
+    f"x-amzn-sagemaker-{name}" for name in ("session-id", "new-session-id", "closed-session-id")
+)
 # The patterns that the API model of sagemaker-runtime has for the two headers of an answer.
 ID = r"[a-zA-Z0-9](-*[a-zA-Z0-9])*"
 NEW_PATTERN = ID + r";\sExpires=[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z"
@@ -35,7 +39,12 @@ def running(folder: Path, environ: dict[str, str] | None = None) -> Iterator[Ser
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    options = {"frontend_workers": NUM_FRONT_ENDS, "minWorkers": 2, "maxWorkers": 2, "option.echo_step_ms": 2}
+    options = {
+        "frontend_workers": NUM_FRONT_ENDS,
+        "minWorkers": 2,
+        "maxWorkers": 2,
+        "option.echo_step_ms": 2,
+    }
     with running(write_model(tmp_path_factory.mktemp("sessions") / "model", **options)) as started:
         yield started
 
@@ -47,7 +56,9 @@ def opened(server: Server) -> str:
 
 
 def ask(server: Server, session: str, body: object | None = None) -> Answer:
-    return server.post(body or {"inputs": "abc", "parameters": {"max_new_tokens": 3}}, headers={SESSION: session})
+    return server.post(
+        body or {"inputs": "abc", "parameters": {"max_new_tokens": 3}}, headers={SESSION: session}
+    )
 
 
 def ask_every_front_end(server: Server, session: str, status: int) -> None:
@@ -66,7 +77,10 @@ def ask_every_front_end(server: Server, session: str, status: int) -> None:
 
 def test_both_headers_of_a_new_session_have_the_form_that_boto3_knows(server: Server) -> None:
     answer = server.post({"requestType": "NEW_SESSION"})
-    assert re.fullmatch(NEW_PATTERN, answer.headers[NEW]) and answer.headers[SESSION] == answer.headers[NEW]
+    assert (
+        re.fullmatch(NEW_PATTERN, answer.headers[NEW])
+        and answer.headers[SESSION] == answer.headers[NEW]
+    )
     session = answer.headers[NEW].partition(";")[0]
     closed = server.post({"requestType": "CLOSE"}, headers={SESSION: session})
     assert closed.headers[CLOSED] == session and re.fullmatch(ID, session)
@@ -87,7 +101,15 @@ def test_ids_that_are_no_ids_make_no_file(server: Server) -> None:
     runtime = Path(server.environ["TMPDIR"])
     opened(server)
     before = sorted(runtime.rglob("*"))
-    for given in ("../../x", "/etc/passwd", "..", "a" * 300, "%2e%2e%2fx", "0" * 36, "session.json"):
+    for given in (
+        "../../x",
+        "/etc/passwd",
+        "..",
+        "a" * 300,
+        "%2e%2e%2fx",
+        "0" * 36,
+        "session.json",
+    ):
         for body in (None, {"requestType": "CLOSE"}):
             answer = ask(server, given, body)
             assert (answer.status, json.loads(answer.body)["code"]) == (400, 400)
@@ -101,7 +123,9 @@ def test_one_engine_serves_a_session_and_when_it_dies_the_other_does(server: Ser
         """The engines that made a step for six requests of the session."""
         before = [(engine.pid, engine.step) for engine in engines]
         assert [ask(server, session).status for _ in range(6)] == [200] * 6
-        return [slot for slot, engine in enumerate(engines) if (engine.pid, engine.step) != before[slot]]
+        return [
+            slot for slot, engine in enumerate(engines) if (engine.pid, engine.step) != before[slot]
+        ]
 
     [slot] = that_served()
     victim = engines[slot].pid
@@ -109,13 +133,19 @@ def test_one_engine_serves_a_session_and_when_it_dies_the_other_does(server: Ser
     wait_until(lambda: not engines[slot].is_alive, "the engine is taken for silent")
     assert that_served() == [1 - slot]
     os.kill(victim, signal.SIGKILL)
-    wait_until(lambda: engines[slot].is_alive and engines[slot].pid != victim, "the engine is back", 60)
+    wait_until(
+        lambda: engines[slot].is_alive and engines[slot].pid != victim, "the engine is back", 60
+    )
     wait_until(lambda: that_served() == [slot], "its session is back with it", 60)
 
 
-def test_a_folder_of_your_own_outlives_the_server_and_every_session_has_its_own_end(tmp_path: Path) -> None:
+def test_a_folder_of_your_own_outlives_the_server_and_every_session_has_its_own_end(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "kept"
-    folder = write_model(tmp_path / "model", **{"frontend_workers": 1, "option.sessions_path": path})
+    folder = write_model(
+        tmp_path / "model", **{"frontend_workers": 1, "option.sessions_path": path}
+    )
     with running(folder) as first:
         session = opened(first)
         first.signal(signal.SIGTERM)
@@ -135,7 +165,13 @@ def stateful(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("stateful") / "model"
     folder.mkdir()
     shutil.copy(FILES / "stateful" / "model.py", folder)
-    settings = ("log_format=json", "minWorkers=2", "maxWorkers=2", "frontend_workers=1", "option.sessions_expiration=6")
+    settings = (
+        "log_format=json",
+        "minWorkers=2",
+        "maxWorkers=2",
+        "frontend_workers=1",
+        "option.sessions_expiration=6",
+    )
     (folder / "serving.properties").write_text("\n".join(settings) + "\n")
     with running(folder) as started:
         yield started
@@ -152,7 +188,10 @@ def test_the_files_of_user_code_are_there_for_each_of_its_processes(stateful: Se
     assert [json.loads(line) for line in streamed.body.splitlines()] == [[5, 5]] * 3
     closed = ask(stateful, session, {"action": "close"})
     assert closed.headers["x-amzn-sagemaker-session-closed"] == "true"
-    assert "session not found" in json.loads(ask(stateful, session, {"action": "regular"}).body)["error"]
+    assert (
+        "session not found"
+        in json.loads(ask(stateful, session, {"action": "regular"}).body)["error"]
+    )
 
 
 def test_a_session_of_user_code_ends_at_its_time(stateful: Server) -> None:
@@ -163,7 +202,12 @@ def test_a_session_of_user_code_ends_at_its_time(stateful: Server) -> None:
 
 
 @pytest.mark.parametrize("kind", ["NEW_SESSION", "CLOSE", "MINE"])
-def test_a_model_that_is_user_code_answers_request_types_itself(stateful: Server, kind: str) -> None:
+def test_a_model_that_is_user_code_answers_request_types_itself(
+    stateful: Server, kind: str
+) -> None:
     answer = ask(stateful, "any thing", {"requestType": kind})
-    assert (answer.status, json.loads(answer.body)) == (200, {"given": {"requestType": kind}, "session": "any thing"})
+    assert (answer.status, json.loads(answer.body)) == (
+        200,
+        {"given": {"requestType": kind}, "session": "any thing"},
+    )
     assert NEW not in answer.headers

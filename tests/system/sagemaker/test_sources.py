@@ -1,4 +1,6 @@
-"""A server whose model is elsewhere: it answers while the model is fetched, and serves it when it is here."""
+"""A server whose model is elsewhere: it answers while the model is fetched, and serves it when it
+is here.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +31,19 @@ def hub() -> Iterator[HubServer]:
 
 
 def publish(hub: HubServer) -> None:
-    hub.publish(ID, {path.name: path.read_bytes() for path in demo_folder().iterdir() if path.is_file()})
+    hub.publish(
+        ID, {path.name: path.read_bytes() for path in demo_folder().iterdir() if path.is_file()}
+    )
 
 
 def environ(hub: HubServer, tmp_path: Path) -> dict[str, str]:
     offline = {"HF_HUB_OFFLINE": "0"}  # the tests' servers have it set
-    return {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "SERVING_LOG_FORMAT": "json", **offline}
+    return {
+        "HF_ENDPOINT": hub.url,
+        "HF_HOME": str(tmp_path / "hf"),
+        "SERVING_LOG_FORMAT": "json",
+        **offline,
+    }
 
 
 def test_an_id_of_a_hub_is_all_that_serve_needs(hub: HubServer, tmp_path: Path) -> None:
@@ -72,7 +81,9 @@ def test_sigterm_ends_a_download_at_once(hub: HubServer, tmp_path: Path) -> None
             assert server.pids() == []
 
 
-def test_a_model_that_the_hub_does_not_have_ends_the_start_with_its_name(hub: HubServer, tmp_path: Path) -> None:
+def test_a_model_that_the_hub_does_not_have_ends_the_start_with_its_name(
+    hub: HubServer, tmp_path: Path
+) -> None:
     with launch(Path(ID), environ(hub, tmp_path)) as server:
         assert server.wait(60) == 4
         words = server.last_words()
@@ -119,7 +130,10 @@ def s3(moto_port: int, tmp_path: Path) -> Iterator[S3Server]:
 
 def from_s3(s3: S3Server, tmp_path: Path, key: str, **more: str) -> dict[str, str]:
     """The environment of a server whose model is in S3."""
-    source = {"HF_MODEL_ID": f"s3://{tmp_path.name}/{key}", "SERVING_DOWNLOAD_DIR": str(tmp_path / "downloads")}
+    source = {
+        "HF_MODEL_ID": f"s3://{tmp_path.name}/{key}",
+        "SERVING_DOWNLOAD_DIR": str(tmp_path / "downloads"),
+    }
     return {**s3.environ, **source, "SERVING_LOG_FORMAT": "json", **more}
 
 
@@ -127,7 +141,9 @@ def packed(folder: Path, **more: bytes) -> bytes:
     """An archive as SageMaker's SDK makes one, of a folder and of further files."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
-        archive.add(folder, "top", filter=lambda member: None if "__pycache__" in member.name else member)
+        archive.add(
+            folder, "top", filter=lambda member: None if "__pycache__" in member.name else member
+        )
         for name, data in more.items():
             member = tarfile.TarInfo(f"top/{name}")
             member.size = len(data)
@@ -136,8 +152,14 @@ def packed(folder: Path, **more: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("key", ["team/demo/", "team/demo.tar.gz"])
-def test_a_prefix_or_an_archive_of_s3_is_served_and_not_fetched_again(s3: S3Server, tmp_path: Path, key: str) -> None:
-    files = {f"team/demo/{path.name}": path.read_bytes() for path in demo_folder().iterdir() if path.is_file()}
+def test_a_prefix_or_an_archive_of_s3_is_served_and_not_fetched_again(
+    s3: S3Server, tmp_path: Path, key: str
+) -> None:
+    files = {
+        f"team/demo/{path.name}": path.read_bytes()
+        for path in demo_folder().iterdir()
+        if path.is_file()
+    }
     s3.put(tmp_path.name, {**files, "team/demo.tar.gz": packed(demo_folder())})
     (tmp_path / "empty").mkdir()
     for _ in range(2):
@@ -149,10 +171,15 @@ def test_a_prefix_or_an_archive_of_s3_is_served_and_not_fetched_again(s3: S3Serv
     assert s3.num_requests(f"GET .*/{weights}") == 1
 
 
-def test_a_pickle_in_an_archive_of_s3_ends_the_start_in_secure_mode(s3: S3Server, tmp_path: Path) -> None:
+def test_a_pickle_in_an_archive_of_s3_ends_the_start_in_secure_mode(
+    s3: S3Server, tmp_path: Path
+) -> None:
     s3.put(tmp_path.name, {"demo.tgz": packed(demo_folder(), **{"deep/extra.PKL": b""})})
     (tmp_path / "empty").mkdir()
-    secure = {"SAGEMAKER_SECURE_MODE": "true", "SAGEMAKER_SECURITY_CONTROLS": "DISALLOW_PICKLE_FILES"}
+    secure = {
+        "SAGEMAKER_SECURE_MODE": "true",
+        "SAGEMAKER_SECURITY_CONTROLS": "DISALLOW_PICKLE_FILES",
+    }
     with launch(tmp_path / "empty", from_s3(s3, tmp_path, "demo.tgz", **secure)) as server:
         assert server.wait(60) == 5
         words = server.last_words()

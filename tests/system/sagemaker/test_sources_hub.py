@@ -1,4 +1,6 @@
-"""Fetches models from a hub as a user sees it: each row of the tables of model sources, with the real client."""
+"""Fetches models from a hub as a user sees it: each row of the tables of model sources, with the
+real client.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,10 @@ from tests.sources.fetching import (
 from tests.sources.hub_server import HubServer
 
 ID = "writers/fox"
-INDEX = b'{"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}'
+INDEX = (
+    b'{"weight_map": {"a": "model-00001-of-00002.safetensors", "b": '
+    b'"model-00002-of-00002.safetensors"}}'
+)
 
 
 @pytest.fixture
@@ -52,7 +57,14 @@ class Reader:
         environ = self.environ | {str(k): str(options.pop(k)) for k in list(options) if k.isupper()}
         prefix = options.pop("prefix", ())
         folder = self.folder / f"fetch-{len(self.fetches)}"
-        fetch = Fetch(folder, *sources or (ID,), environ=environ, arguments=arguments, prefix=tuple(prefix), **options)  # type: ignore[arg-type]
+        fetch = Fetch(
+            folder,
+            *sources or (ID,),
+            environ=environ,
+            arguments=arguments,
+            prefix=tuple(prefix),
+            **options,
+        )  # type: ignore[arg-type]
         self.fetches.append(fetch)
         return fetch
 
@@ -65,8 +77,15 @@ def reader(hub: HubServer, tmp_path: Path) -> Iterator[Reader]:
         fetch.kill()
 
 
-def test_a_hub_id_becomes_a_folder_with_the_files_that_a_server_needs(hub: HubServer, reader: Reader) -> None:
-    others = {"README.md": b"x", "model.gguf": b"x", "pytorch_model.bin": b"x", "original/params.json": b"x"}
+def test_a_hub_id_becomes_a_folder_with_the_files_that_a_server_needs(
+    hub: HubServer, reader: Reader
+) -> None:
+    others = {
+        "README.md": b"x",
+        "model.gguf": b"x",
+        "pytorch_model.bin": b"x",
+        "original/params.json": b"x",
+    }
     code = {"modeling_fox.py": b"x", "consolidated.safetensors": b"x"}
     commit = hub.publish(ID, model_files() | others | code)
     fetch = reader.fetch()
@@ -82,7 +101,9 @@ def test_trust_remote_code_brings_the_code_of_the_model(hub: HubServer, reader: 
     assert (folder / "modeling_fox.py").is_file()
 
 
-def test_options_in_a_remote_source_are_not_read_with_a_warning(hub: HubServer, reader: Reader) -> None:
+def test_options_in_a_remote_source_are_not_read_with_a_warning(
+    hub: HubServer, reader: Reader
+) -> None:
     hub.publish(ID, model_files() | {"serving.properties": b"option.max_rolling_batch_size=1"})
     fetch = reader.fetch()
     assert contents(fetch.folders()[0]) == model_files()
@@ -96,7 +117,9 @@ def test_a_second_start_fetches_nothing_again(hub: HubServer, reader: Reader) ->
     assert hub.num_requests("GET .*/revision/") == 2
 
 
-def test_a_revision_can_be_named_and_a_cached_commit_asks_nobody(hub: HubServer, reader: Reader) -> None:
+def test_a_revision_can_be_named_and_a_cached_commit_asks_nobody(
+    hub: HubServer, reader: Reader
+) -> None:
     commit = hub.publish(ID, model_files(10), revision="v1")
     hub.publish(ID, model_files(20))
     [folder] = reader.fetch(revision="v1").folders()
@@ -136,7 +159,9 @@ def test_the_log_says_how_far_it_is(hub: HubServer, reader: Reader) -> None:
     fetch = reader.fetch(arguments=(*QUICK, "--log-s", "0.1"))
     wait_until(lambda: any("2 of 3 files" in line for line in fetch.lines()), "the log says it")
     [line, *_] = [line for line in fetch.lines() if "2 of 3 files" in line]
-    assert re.fullmatch(rf"download of {ID}: \d+%, [\d.]+ \w+ of 1.0 MB, [\d.]+ \w+/s, 2 of 3 files", line)
+    assert re.fullmatch(
+        rf"download of {ID}: \d+%, [\d.]+ \w+ of 1.0 MB, [\d.]+ \w+/s, 2 of 3 files", line
+    )
     rule.released.set()
     fetch.folders()
 
@@ -145,8 +170,12 @@ def test_a_download_that_hangs_is_a_warning(hub: HubServer, reader: Reader) -> N
     hub.publish(ID, model_files(1 << 20))
     rule = hub.hold("GET .*/model.safetensors", after=1 << 10)
     fetch = reader.fetch(arguments=(*QUICK, "--log-s", "0.1"))
-    said = re.compile(rf"download of {ID}( is slow: |: no byte came lately, ).* (that )?are missing")
-    wait_until(lambda: any(said.fullmatch(line) for line in fetch.lines()), "the log says that it is slow")
+    said = re.compile(
+        rf"download of {ID}( is slow: |: no byte came lately, ).* (that )?are missing"
+    )
+    wait_until(
+        lambda: any(said.fullmatch(line) for line in fetch.lines()), "the log says that it is slow"
+    )
     rule.released.set()
     fetch.folders()
 
@@ -156,7 +185,10 @@ def test_a_hub_that_does_not_answer_is_told_as_waited_for(hub: HubServer, reader
     rule = hub.hold("GET .*/revision/", after=0)
     fetch = reader.fetch(arguments=(*QUICK, "--log-s", "0.1"))
     assert rule.reached.wait(60)
-    wait_until(lambda: f"download of {ID}: waits for the list of its files" in fetch.lines(), "the log says it")
+    wait_until(
+        lambda: f"download of {ID}: waits for the list of its files" in fetch.lines(),
+        "the log says it",
+    )
     rule.released.set()
     fetch.folders()
     assert not any("0 B of 0 B" in line for line in fetch.lines())
@@ -187,7 +219,9 @@ def test_a_terminal_gets_a_bar_and_no_lines(hub: HubServer, reader: Reader) -> N
         shown += terminal.read(65536)
     assert f"download {ID}".encode() in shown and b"MB" in shown
     assert b"files" not in shown
-    assert re.search(rb"\r\x1b\[2K20\S+ \S*INFO\S* [^\n]* is commit ", shown), "a line of the log clears the bar first"
+    assert re.search(rb"\r\x1b\[2K20\S+ \S*INFO\S* [^\n]* is commit ", shown), (
+        "a line of the log clears the bar first"
+    )
 
 
 def test_a_terminal_gets_lines_from_a_fetch_that_has_no_bar(hub: HubServer, reader: Reader) -> None:
@@ -239,10 +273,14 @@ def test_a_connection_that_breaks_is_resumed_by_bytes(hub: HubServer, reader: Re
     hub.cut("GET .*/model.safetensors", after=2 << 20)
     [folder] = reader.fetch().folders()
     assert contents(folder) == model_files(3 << 20)
-    assert [head["range"] for path, head in hub.headers.items() if "range" in head] == [f"bytes={2 << 20}-"]
+    assert [head["range"] for path, head in hub.headers.items() if "range" in head] == [
+        f"bytes={2 << 20}-"
+    ]
 
 
-def test_a_file_that_a_killed_process_left_is_resumed_by_bytes(hub: HubServer, reader: Reader) -> None:
+def test_a_file_that_a_killed_process_left_is_resumed_by_bytes(
+    hub: HubServer, reader: Reader
+) -> None:
     hub.publish(ID, model_files(3 << 20))
     hub.hold("GET .*/model.safetensors", after=2 << 20)
     fetch = reader.fetch()
@@ -251,7 +289,9 @@ def test_a_file_that_a_killed_process_left_is_resumed_by_bytes(hub: HubServer, r
     again = reader.fetch()
     [folder] = again.folders()
     assert contents(folder) == model_files(3 << 20)
-    assert [head["range"] for head in hub.headers.values() if "range" in head] == [f"bytes={2 << 20}-"]
+    assert [head["range"] for head in hub.headers.values() if "range" in head] == [
+        f"bytes={2 << 20}-"
+    ]
     assert again.progress().num_bytes == again.progress().total_bytes == 3 << 20
     assert part_bytes(reader) == []
 
@@ -265,7 +305,9 @@ def part_bytes(reader: Reader) -> list[int]:
     return found
 
 
-def test_a_hub_that_sends_no_parts_of_files_is_asked_for_the_whole_one(hub: HubServer, reader: Reader) -> None:
+def test_a_hub_that_sends_no_parts_of_files_is_asked_for_the_whole_one(
+    hub: HubServer, reader: Reader
+) -> None:
     hub.publish(ID, model_files(3 << 20))
     hub.has_ranges = False
     hub.hold("GET .*/model.safetensors", after=2 << 20)
@@ -278,14 +320,18 @@ def test_a_hub_that_sends_no_parts_of_files_is_asked_for_the_whole_one(hub: HubS
 
 def test_what_a_killed_process_left_wrong_is_fetched_anew(hub: HubServer, reader: Reader) -> None:
     hub.publish(ID, model_files(3 << 20))
-    hub.replace("GET .*/model.safetensors", Answer(200, {"Content-Length": str(3 << 20)}, bytes(2 << 20)))
+    hub.replace(
+        "GET .*/model.safetensors", Answer(200, {"Content-Length": str(3 << 20)}, bytes(2 << 20))
+    )
     fetch = reader.fetch()
     wait_until(lambda: part_bytes(reader) == [2 << 20], "two of three MiB are there")
     fetch.kill()
     again = reader.fetch()
     [folder] = again.folders()
     assert contents(folder) == model_files(3 << 20)
-    assert any("wanted SHA-256" in line and "it is fetched once more" in line for line in again.lines())
+    assert any(
+        "wanted SHA-256" in line and "it is fetched once more" in line for line in again.lines()
+    )
 
 
 def test_a_corrupt_file_is_fetched_once_more_then_exit_4(hub: HubServer, reader: Reader) -> None:
@@ -298,11 +344,19 @@ def test_a_corrupt_file_is_fetched_once_more_then_exit_4(hub: HubServer, reader:
     hub.replace("GET .*/model.safetensors", Answer(200, {}, bytes(2000)), times=2)
     failure = reader.fetch().failure()
     assert (failure.exit_code, failure.label) == (4, "model_unusable")
-    assert re.fullmatch(rf"{ID}: model.safetensors: wanted SHA-256 \w+, found \w+, twice", failure.message)
-    assert [path.stat().st_size for path in (reader.storage / "blobs").iterdir() if path.stat().st_size > 100] == [1000]
+    assert re.fullmatch(
+        rf"{ID}: model.safetensors: wanted SHA-256 \w+, found \w+, twice", failure.message
+    )
+    assert [
+        path.stat().st_size
+        for path in (reader.storage / "blobs").iterdir()
+        if path.stat().st_size > 100
+    ] == [1000]
 
 
-def test_a_hub_that_often_fails_is_asked_again_as_long_as_bytes_arrive(hub: HubServer, reader: Reader) -> None:
+def test_a_hub_that_often_fails_is_asked_again_as_long_as_bytes_arrive(
+    hub: HubServer, reader: Reader
+) -> None:
     hub.publish(ID, model_files(3 << 20))
     hub.cut("GET .*/model.safetensors", after=300_000, times=9)
     [folder] = reader.fetch(arguments=("--delays", "0.05", "--spare-bytes", "0")).folders()
@@ -310,9 +364,15 @@ def test_a_hub_that_often_fails_is_asked_again_as_long_as_bytes_arrive(hub: HubS
     assert hub.num_requests("GET .*/model.safetensors") == 10
 
 
-def test_a_hub_that_fails_each_fifth_request_is_fetched_whole(hub: HubServer, reader: Reader) -> None:
-    """A last file takes three requests a try: if each third failed, it might always be that of the file."""
-    files = model_files() | {f"model-{number}.safetensors": bytes([number]) * 1000 for number in range(20)}
+def test_a_hub_that_fails_each_fifth_request_is_fetched_whole(
+    hub: HubServer, reader: Reader
+) -> None:
+    """A last file takes three requests a try: if each third failed, it might always be that of the
+    file.
+    """
+    files = model_files() | {
+        f"model-{number}.safetensors": bytes([number]) * 1000 for number in range(20)
+    }
     hub.publish(ID, files)
     hub.fails_each = 5
     [folder] = reader.fetch().folders()
@@ -325,7 +385,9 @@ def test_a_token_does_not_follow_a_file_to_another_host(hub: HubServer, reader: 
     with HubServer() as other:
         other.publish(ID, model_files())
         hub.files_at = other.url
-        [folder] = reader.fetch(HF_TOKEN="hf_right", opened_hosts=(other.url.removeprefix("http://"),)).folders()
+        [folder] = reader.fetch(
+            HF_TOKEN="hf_right", opened_hosts=(other.url.removeprefix("http://"),)
+        ).folders()
         assert contents(folder) == model_files()
         assert [request.rpartition("/")[2] for request in other.requests] == ["model.safetensors"]
         assert all("authorization" not in head for head in other.headers.values())
@@ -334,9 +396,14 @@ def test_a_token_does_not_follow_a_file_to_another_host(hub: HubServer, reader: 
 def test_a_hub_cannot_name_a_blob_outside_its_folder(hub: HubServer, reader: Reader) -> None:
     tree = [{"type": "file", "path": "config.json", "size": 2, "oid": "../../outside"}]
     hub.publish(ID, model_files())
-    hub.replace("GET .*/tree/", Answer(200, {"Content-Type": "application/json"}, json.dumps(tree).encode()))
+    hub.replace(
+        "GET .*/tree/", Answer(200, {"Content-Type": "application/json"}, json.dumps(tree).encode())
+    )
     failure = reader.fetch().failure()
-    assert failure.exit_code == 4 and "does not answer as a hub: it lists 'config.json' with the id" in failure.message
+    assert (
+        failure.exit_code == 4
+        and "does not answer as a hub: it lists 'config.json' with the id" in failure.message
+    )
 
 
 def test_a_hub_that_falls_silent_is_asked_for_the_rest(hub: HubServer, reader: Reader) -> None:
@@ -345,7 +412,11 @@ def test_a_hub_that_falls_silent_is_asked_for_the_rest(hub: HubServer, reader: R
     [folder] = reader.fetch(HF_HUB_DOWNLOAD_TIMEOUT=1).folders()
     assert contents(folder) == model_files(3 << 20)
     assert hub.num_requests("GET .*/model.safetensors") == 2
-    [range] = [head["range"] for path, head in hub.headers.items() if path.startswith("GET") and "range" in head]
+    [range] = [
+        head["range"]
+        for path, head in hub.headers.items()
+        if path.startswith("GET") and "range" in head
+    ]
     assert range.startswith("bytes=") and range != "bytes=0-"
 
 
@@ -369,7 +440,10 @@ def test_a_hub_that_cannot_be_reached_five_times_is_exit_6(hub: HubServer, reade
 
 @pytest.mark.parametrize(
     ("is_adapter", "start"),
-    [(False, "no folder models/qwen3 here;"), (True, "models/qwen3: no such folder below the model's;")],
+    [
+        (False, "no folder models/qwen3 here;"),
+        (True, "models/qwen3: no such folder below the model's;"),
+    ],
 )
 def test_a_hub_that_no_connection_reaches_is_exit_6_after_one_try_and_the_folder_is_named_first(
     reader: Reader, is_adapter: bool, start: str
@@ -382,7 +456,9 @@ def test_a_hub_that_no_connection_reaches_is_exit_6_after_one_try_and_the_folder
     assert not any("the next try is in" in line for line in fetch.lines())
 
 
-def test_the_cached_snapshot_is_used_with_a_warning_if_the_hub_is_unreachable(hub: HubServer, reader: Reader) -> None:
+def test_the_cached_snapshot_is_used_with_a_warning_if_the_hub_is_unreachable(
+    hub: HubServer, reader: Reader
+) -> None:
     hub.publish(ID, model_files())
     folders = reader.fetch().folders()
     fetch = reader.fetch(HF_ENDPOINT="http://127.0.0.1:9")
@@ -390,10 +466,14 @@ def test_the_cached_snapshot_is_used_with_a_warning_if_the_hub_is_unreachable(hu
     assert any("cannot be reached" in line and "cache" in line for line in fetch.lines())
     hub.publish(ID, model_files(20))
     hub.fail("GET .*/model.safetensors", 520)
-    assert reader.fetch(arguments=("--delays",)).folders() == folders, "the older commit, which is whole"
+    assert reader.fetch(arguments=("--delays",)).folders() == folders, (
+        "the older commit, which is whole"
+    )
 
 
-def test_a_cached_snapshot_is_served_offline_and_nobody_is_asked(hub: HubServer, reader: Reader) -> None:
+def test_a_cached_snapshot_is_served_offline_and_nobody_is_asked(
+    hub: HubServer, reader: Reader
+) -> None:
     hub.publish(ID, model_files())
     folders = reader.fetch().folders()
     asked = len(hub.requests)
@@ -408,14 +488,23 @@ def test_offline_without_a_snapshot_names_the_variable_and_the_cache(reader: Rea
     failure = reader.fetch(HF_HUB_OFFLINE=1).failure()
     assert failure.exit_code == 4
     assert failure.message.startswith(f"no folder {ID} here; ")
-    assert "HF_HUB_OFFLINE=1" in failure.message and f"is not in the cache {reader.cache}" in failure.message
+    assert (
+        "HF_HUB_OFFLINE=1" in failure.message
+        and f"is not in the cache {reader.cache}" in failure.message
+    )
     assert "TRANSFORMERS_OFFLINE=1" in reader.fetch(TRANSFORMERS_OFFLINE=1).failure().message
 
 
-def test_a_model_that_is_not_there_or_private_names_the_state_of_the_token(hub: HubServer, reader: Reader) -> None:
+def test_a_model_that_is_not_there_or_private_names_the_state_of_the_token(
+    hub: HubServer, reader: Reader
+) -> None:
     failure = reader.fetch().failure()
     assert failure.exit_code == 4
-    assert ID in failure.message and "404" in failure.message and "HF_TOKEN is not set" in failure.message
+    assert (
+        ID in failure.message
+        and "404" in failure.message
+        and "HF_TOKEN is not set" in failure.message
+    )
     hub.publish(ID, model_files())
     hub.token = "hf_right"
     failure = reader.fetch(HF_TOKEN="hf_wrong").failure()
@@ -424,12 +513,18 @@ def test_a_model_that_is_not_there_or_private_names_the_state_of_the_token(hub: 
     assert len(reader.fetch(HF_TOKEN="hf_right").folders()) == 1
 
 
-def test_a_gated_model_says_that_its_licence_must_be_accepted(hub: HubServer, reader: Reader) -> None:
+def test_a_gated_model_says_that_its_licence_must_be_accepted(
+    hub: HubServer, reader: Reader
+) -> None:
     hub.publish(ID, model_files())
     hub.gated.add(ID)
     failure = reader.fetch(HF_TOKEN="hf_right").failure()
     assert failure.exit_code == 4
-    assert "gated" in failure.message and f"{hub.url}/{ID}" in failure.message and "licence" in failure.message
+    assert (
+        "gated" in failure.message
+        and f"{hub.url}/{ID}" in failure.message
+        and "licence" in failure.message
+    )
 
 
 def test_a_revision_that_is_not_there_is_named(hub: HubServer, reader: Reader) -> None:
@@ -439,7 +534,9 @@ def test_a_revision_that_is_not_there_is_named(hub: HubServer, reader: Reader) -
     assert ID in failure.message and "v2" in failure.message
 
 
-def test_only_pickled_weights_are_refused_before_a_byte_is_fetched(hub: HubServer, reader: Reader) -> None:
+def test_only_pickled_weights_are_refused_before_a_byte_is_fetched(
+    hub: HubServer, reader: Reader
+) -> None:
     files = {"config.json": b"{}", "pytorch_model.bin": b"x"}
     hub.publish(ID, files)
     failure = reader.fetch().failure()
@@ -455,7 +552,11 @@ def test_a_repository_without_config_or_with_a_shard_missing_says_what_is_missin
 ) -> None:
     hub.publish(ID, {"model.safetensors": b"x", "README.md": b"x"})
     failure = reader.fetch().failure()
-    assert failure.exit_code == 4 and "has config.json" in failure.message and "README.md" in failure.message
+    assert (
+        failure.exit_code == 4
+        and "has config.json" in failure.message
+        and "README.md" in failure.message
+    )
     shard = "model-00001-of-00002.safetensors"
     hub.publish(ID, {"config.json": b"{}", "model.safetensors.index.json": INDEX, shard: b"x"})
     failure = reader.fetch().failure()
@@ -476,7 +577,11 @@ def test_a_file_of_the_wrong_size_twice_is_exit_4(hub: HubServer, reader: Reader
     hub.listed_sizes["model.safetensors"] = 1001
     failure = reader.fetch().failure()
     assert failure.exit_code == 4
-    assert "model.safetensors" in failure.message and "1001" in failure.message and "1000" in failure.message
+    assert (
+        "model.safetensors" in failure.message
+        and "1001" in failure.message
+        and "1000" in failure.message
+    )
     assert hub.num_requests("GET .*/model.safetensors") == 2
     assert reader.fetch(HF_HUB_OFFLINE=1).failure().exit_code == 4
 
@@ -487,13 +592,17 @@ def test_a_second_process_waits_and_fetches_nothing(hub: HubServer, reader: Read
     first = reader.fetch()
     assert rule.reached.wait(60)
     second = reader.fetch()
-    wait_until(lambda: any("this one waits" in line for line in second.lines()), "the second one waits")
+    wait_until(
+        lambda: any("this one waits" in line for line in second.lines()), "the second one waits"
+    )
     rule.released.set()
     assert first.folders() == second.folders()
     assert hub.num_requests("GET .*/model.safetensors") == 1
 
 
-def test_a_disk_without_room_is_named_before_a_byte_is_fetched(hub: HubServer, reader: Reader) -> None:
+def test_a_disk_without_room_is_named_before_a_byte_is_fetched(
+    hub: HubServer, reader: Reader
+) -> None:
     hub.publish(ID, model_files())
     failure = reader.fetch(arguments=("--spare-bytes", str(1 << 60))).failure()
     assert failure.exit_code == 4
@@ -511,7 +620,9 @@ def test_a_cache_that_cannot_be_written_is_named(hub: HubServer, reader: Reader)
 
 
 @needs_mount
-def test_a_disk_that_gets_full_midway_is_named_and_keeps_no_part(hub: HubServer, reader: Reader) -> None:
+def test_a_disk_that_gets_full_midway_is_named_and_keeps_no_part(
+    hub: HubServer, reader: Reader
+) -> None:
     hub.publish(ID, model_files(3 << 20))
     home = reader.folder / "huggingface"
     failure = reader.fetch(arguments=MIDWAY, prefix=on_small_disk(home, 2 << 20)).failure()
@@ -522,7 +633,9 @@ def test_a_disk_that_gets_full_midway_is_named_and_keeps_no_part(hub: HubServer,
 
 
 @needs_mount
-def test_a_whole_snapshot_in_a_cache_that_cannot_be_written_is_served(hub: HubServer, reader: Reader) -> None:
+def test_a_whole_snapshot_in_a_cache_that_cannot_be_written_is_served(
+    hub: HubServer, reader: Reader
+) -> None:
     hub.publish(ID, model_files())
     folders = reader.fetch().folders()
     read_only = on_read_only(reader.folder / "huggingface")
@@ -535,13 +648,17 @@ def test_a_whole_snapshot_in_a_cache_that_cannot_be_written_is_served(hub: HubSe
 
 
 def test_an_answer_that_is_no_hub_says_so(hub: HubServer, reader: Reader) -> None:
-    hub.replace("GET .*/revision/", Answer(200, {"Content-Type": "text/html"}, b"<html>sign in</html>"))
+    hub.replace(
+        "GET .*/revision/", Answer(200, {"Content-Type": "text/html"}, b"<html>sign in</html>")
+    )
     failure = reader.fetch().failure()
     assert failure.exit_code == 4 and "does not answer as a hub" in failure.message
 
 
 @pytest.mark.parametrize("path", ["../../../outside.json", "/outside.json", "a//b.json"])
-def test_a_hub_cannot_list_a_way_out_of_its_folder(hub: HubServer, reader: Reader, path: str) -> None:
+def test_a_hub_cannot_list_a_way_out_of_its_folder(
+    hub: HubServer, reader: Reader, path: str
+) -> None:
     outside = reader.folder / "huggingface" / "outside.json"
     outside.parent.mkdir()
     outside.write_text("not its file")
@@ -553,13 +670,20 @@ def test_a_hub_cannot_list_a_way_out_of_its_folder(hub: HubServer, reader: Reade
 
 
 def test_a_hub_cannot_name_a_commit_that_is_none(hub: HubServer, reader: Reader) -> None:
-    answer = Answer(200, {"Content-Type": "application/json"}, b'{"id": "writers/fox", "sha": "../../x"}')
+    answer = Answer(
+        200, {"Content-Type": "application/json"}, b'{"id": "writers/fox", "sha": "../../x"}'
+    )
     hub.replace("GET .*/revision/", answer)
     failure = reader.fetch().failure()
-    assert failure.exit_code == 4 and "does not answer as a hub: it names the commit" in failure.message
+    assert (
+        failure.exit_code == 4
+        and "does not answer as a hub: it names the commit" in failure.message
+    )
 
 
-def test_several_sources_are_fetched_by_one_process_and_one_fault_ends_it(hub: HubServer, reader: Reader) -> None:
+def test_several_sources_are_fetched_by_one_process_and_one_fault_ends_it(
+    hub: HubServer, reader: Reader
+) -> None:
     hub.publish(ID, model_files())
     hub.publish("writers/hare", model_files(10))
     folders = reader.fetch(ID, "writers/hare").folders()
@@ -582,11 +706,19 @@ def test_no_secret_stands_in_log_or_files(hub: HubServer, reader: Reader) -> Non
 def test_a_scheme_that_is_not_known_names_those_there_are(reader: Reader) -> None:
     failure = reader.fetch("gs://bucket/model").failure()
     assert failure.exit_code == 4
-    assert "gs://" in failure.message and "s3://bucket/prefix" in failure.message and "owner/name" in failure.message
+    assert (
+        "gs://" in failure.message
+        and "s3://bucket/prefix" in failure.message
+        and "owner/name" in failure.message
+    )
 
 
-def test_an_adapter_of_a_hub_is_whole_without_a_model_config(hub: HubServer, reader: Reader) -> None:
-    hub.publish(ID, {"adapter_config.json": b"{}", "adapter_model.safetensors": b"x", "README.md": b""})
+def test_an_adapter_of_a_hub_is_whole_without_a_model_config(
+    hub: HubServer, reader: Reader
+) -> None:
+    hub.publish(
+        ID, {"adapter_config.json": b"{}", "adapter_model.safetensors": b"x", "README.md": b""}
+    )
     [folder] = reader.fetch(is_adapter=True).folders()
     assert sorted(contents(folder)) == ["adapter_config.json", "adapter_model.safetensors"]
     assert reader.fetch().failure().exit_code == 4

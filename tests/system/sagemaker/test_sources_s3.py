@@ -1,4 +1,6 @@
-"""Fetches models from S3 as a user sees it: each row of the tables of model sources, with boto3 against moto."""
+"""Fetches models from S3 as a user sees it: each row of the tables of model sources, with boto3
+against moto.
+"""
 
 from __future__ import annotations
 
@@ -69,8 +71,12 @@ class Bucket:
         return f"s3://{self.name}/{key}"
 
     def fetch(self, *sources: str, arguments: tuple[str, ...] = QUICK, **given: Any) -> Fetch:
-        """Start a fetch process. Names in capitals are variables of its environment, others fields of the request."""
-        environ = self.s3.environ | {name: str(value) for name, value in given.items() if name.isupper()}
+        """Start a fetch process. Names in capitals are variables of its environment, others fields
+        of the request.
+        """
+        environ = self.s3.environ | {
+            name: str(value) for name, value in given.items() if name.isupper()
+        }
         options = {name: value for name, value in given.items() if not name.isupper()}
         options.setdefault("download_dir", str(self.downloads))
         folder = self.folder / f"fetch-{len(self.fetches)}"
@@ -110,7 +116,10 @@ def link(name: str, target: str, kind: bytes = tarfile.SYMTYPE) -> tarfile.TarIn
 
 def test_a_prefix_becomes_a_folder_with_the_files_that_a_server_needs(bucket: Bucket) -> None:
     others = {"README.md": b"x", "pytorch_model.bin": b"x", "model.gguf": b"x", "folder/": b""}
-    adapters = {"adapters/en/adapter_config.json": b"{}", "adapters/en/adapter_model.safetensors": b"x"}
+    adapters = {
+        "adapters/en/adapter_config.json": b"{}",
+        "adapters/en/adapter_model.safetensors": b"x",
+    }
     url = bucket.put("team/fox", model_files() | others | adapters)
     fetch = bucket.fetch(url + "/")
     [folder] = fetch.folders()
@@ -131,7 +140,9 @@ def test_a_second_start_lists_once_and_fetches_only_what_changed(bucket: Bucket)
     [folder] = bucket.fetch(url).folders()
     asked = len(bucket.s3.requests)
     assert bucket.fetch(url).folders() == [folder]
-    assert [request.partition("?")[0] for request in bucket.s3.requests[asked:]] == [f"GET /{bucket.name}"]
+    assert [request.partition("?")[0] for request in bucket.s3.requests[asked:]] == [
+        f"GET /{bucket.name}"
+    ]
     bucket.put("fox", {"tokenizer.json": b'{"new": 1}', "chat_template.jinja": b"x"})
     bucket.s3.client.delete_object(Bucket=bucket.name, Key="fox/config.json")
     bucket.put("fox", {"config.json": b"{}"})
@@ -139,7 +150,11 @@ def test_a_second_start_lists_once_and_fetches_only_what_changed(bucket: Bucket)
     [folder] = bucket.fetch(url).folders()
     changed = {"tokenizer.json": b'{"new": 1}', "chat_template.jinja": b"x", "config.json": b"{}"}
     assert contents(folder) == model_files() | changed
-    read = {request.split("?")[0].rpartition("/")[2] for request in bucket.s3.requests[asked:] if "fox/" in request}
+    read = {
+        request.split("?")[0].rpartition("/")[2]
+        for request in bucket.s3.requests[asked:]
+        if "fox/" in request
+    }
     assert read - {""} == set(changed)
 
 
@@ -155,13 +170,19 @@ def test_every_read_is_made_with_if_match(bucket: Bucket) -> None:
     url = bucket.put("fox", model_files() | {"empty.txt": b""})
     [folder] = bucket.fetch(url).folders()
     assert contents(folder) == model_files() | {"empty.txt": b""}
-    reads = {path: head for path, head in bucket.s3.headers.items() if path.startswith("GET ") and "/fox/" in path}
+    reads = {
+        path: head
+        for path, head in bucket.s3.headers.items()
+        if path.startswith("GET ") and "/fox/" in path
+    }
     assert len(reads) == len(model_files())
     md5s = {hashlib.md5(data).hexdigest() for data in model_files().values()}
     assert {head["if-match"].strip('"') for head in reads.values()} == md5s
 
 
-def test_an_object_that_really_changes_between_listing_and_read_is_read_in_its_new_form(bucket: Bucket) -> None:
+def test_an_object_that_really_changes_between_listing_and_read_is_read_in_its_new_form(
+    bucket: Bucket,
+) -> None:
     url = bucket.put("fox", model_files())
     rule = bucket.s3.hold(f"GET /{bucket.name}.list-type", after=0)
     fetch = bucket.fetch(url)
@@ -180,7 +201,9 @@ def test_an_object_that_changes_twice_is_exit_4(bucket: Bucket) -> None:
     assert "fox/model.safetensors" in failure.message and "twice" in failure.message
 
 
-def test_bytes_that_are_not_those_of_the_etag_are_fetched_once_more_then_exit_4(bucket: Bucket) -> None:
+def test_bytes_that_are_not_those_of_the_etag_are_fetched_once_more_then_exit_4(
+    bucket: Bucket,
+) -> None:
     url = bucket.put("fox", model_files())
     wrong = bytes(1000)
     head = {"Content-Range": "bytes 0-999/1000", "ETag": '"x"'}
@@ -208,9 +231,13 @@ def test_the_etag_of_an_object_in_parts_is_not_taken_for_its_md5(bucket: Bucket)
     url = bucket.put("fox", {"config.json": b"{}"})
     client, key = bucket.s3.client, "fox/model.safetensors"
     upload = client.create_multipart_upload(Bucket=bucket.name, Key=key)["UploadId"]
-    part = client.upload_part(Bucket=bucket.name, Key=key, UploadId=upload, PartNumber=1, Body=b"weights")
+    part = client.upload_part(
+        Bucket=bucket.name, Key=key, UploadId=upload, PartNumber=1, Body=b"weights"
+    )
     parts = {"Parts": [{"ETag": part["ETag"], "PartNumber": 1}]}
-    client.complete_multipart_upload(Bucket=bucket.name, Key=key, UploadId=upload, MultipartUpload=parts)
+    client.complete_multipart_upload(
+        Bucket=bucket.name, Key=key, UploadId=upload, MultipartUpload=parts
+    )
     [folder] = bucket.fetch(url).folders()
     assert (folder / "model.safetensors").read_bytes() == b"weights"
 
@@ -219,7 +246,9 @@ def test_the_etag_of_an_object_that_kms_encrypted_is_not_taken_for_its_md5(bucke
     url = bucket.put("fox", model_files())
     head = {"ETag": '"x"', "Content-Length": "1000", "x-amz-server-side-encryption": "aws:kms"}
     bucket.s3.replace("HEAD .*/model.safetensors", Answer(200, head))
-    bucket.s3.replace("GET .*/model.safetensors", Answer(206, {"Content-Range": "bytes 0-999/1000"}, bytes(1000)))
+    bucket.s3.replace(
+        "GET .*/model.safetensors", Answer(206, {"Content-Range": "bytes 0-999/1000"}, bytes(1000))
+    )
     [folder] = bucket.fetch(url).folders()
     assert (folder / "model.safetensors").read_bytes() == bytes(1000)
 
@@ -254,7 +283,9 @@ def test_a_killed_fetch_is_resumed_by_object(bucket: Bucket) -> None:
     asked = len(bucket.s3.requests)
     [folder] = bucket.fetch(url).folders()
     assert contents(folder) == model_files(1 << 20)
-    again = [request for request in bucket.s3.requests[asked:] if "fox/" in request.partition("?")[0]]
+    again = [
+        request for request in bucket.s3.requests[asked:] if "fox/" in request.partition("?")[0]
+    ]
     assert {request.rpartition("/")[2] for request in again} == {"model.safetensors"}
     assert {path.suffix for path in bucket.downloads.iterdir()} == {"", ".lock"}
 
@@ -265,7 +296,9 @@ def test_a_second_process_waits_and_fetches_nothing(bucket: Bucket) -> None:
     first = bucket.fetch(url)
     assert rule.reached.wait(60)
     second = bucket.fetch(url)
-    wait_until(lambda: any("this one waits" in line for line in second.lines()), "the second one waits")
+    wait_until(
+        lambda: any("this one waits" in line for line in second.lines()), "the second one waits"
+    )
     rule.released.set()
     assert first.folders() == second.folders()
     assert bucket.s3.num_requests("GET .*/model.safetensors") == 1
@@ -275,7 +308,11 @@ def test_a_second_process_waits_and_fetches_nothing(bucket: Bucket) -> None:
 
 
 def test_an_archive_is_unpacked_whole_and_not_again(bucket: Bucket) -> None:
-    files = model_files() | {"README.md": b"x", "serving.properties": b"a=b", "adapters/en/adapter_config.json": b"{}"}
+    files = model_files() | {
+        "README.md": b"x",
+        "serving.properties": b"a=b",
+        "adapters/en/adapter_config.json": b"{}",
+    }
     nested = {f"fox-7b/{path}": data for path, data in files.items()}
     urls = [
         bucket.put_archive("team/fox.tar.gz", archive(files)),
@@ -306,7 +343,9 @@ def test_a_new_archive_replaces_the_old_one(bucket: Bucket) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "more"), [("../lmi-was-here", ()), ("ok.json", (link("weights", "../../outside"),))], ids=["up", "link"]
+    ("path", "more"),
+    [("../lmi-was-here", ()), ("ok.json", (link("weights", "../../outside"),))],
+    ids=["up", "link"],
 )
 def test_a_hostile_archive_is_refused_by_the_name_of_its_member(
     bucket: Bucket, path: str, more: tuple[tarfile.TarInfo, ...]
@@ -315,7 +354,9 @@ def test_a_hostile_archive_is_refused_by_the_name_of_its_member(
     failure = bucket.fetch(url).failure()
     assert (failure.exit_code, failure.label) == (5, "security_refused")
     assert url in failure.message and (more[0].name if more else path) in failure.message
-    assert [path for path in bucket.folder.rglob("*") if path.name in ("lmi-was-here", "weights")] == []
+    assert [
+        path for path in bucket.folder.rglob("*") if path.name in ("lmi-was-here", "weights")
+    ] == []
 
 
 def test_a_broken_archive_is_named(bucket: Bucket) -> None:
@@ -343,7 +384,9 @@ def test_a_refused_archive_leaves_no_files(bucket: Bucket, data: bytes) -> None:
 
 
 def test_an_archive_with_only_pickled_weights_is_refused(bucket: Bucket) -> None:
-    url = bucket.put_archive("fox.tar.gz", archive({"config.json": b"{}", "pytorch_model.bin": b"x"}))
+    url = bucket.put_archive(
+        "fox.tar.gz", archive({"config.json": b"{}", "pytorch_model.bin": b"x"})
+    )
     failure = bucket.fetch(url).failure()
     assert failure.exit_code == 5
     assert "pytorch_model.bin" in failure.message and "option.allow_pickle" in failure.message
@@ -353,7 +396,9 @@ def test_an_archive_with_only_pickled_weights_is_refused(bucket: Bucket) -> None
 # What is wrong for good.
 
 
-def test_a_bucket_that_is_not_there_is_named_with_the_code_and_the_permission(bucket: Bucket) -> None:
+def test_a_bucket_that_is_not_there_is_named_with_the_code_and_the_permission(
+    bucket: Bucket,
+) -> None:
     for url in ("s3://no-such-bucket-of-ours/fox", "s3://no-such-bucket-of-ours/fox.tar.gz"):
         failure = bucket.fetch(url).failure()
         assert failure.exit_code == 4
@@ -363,7 +408,10 @@ def test_a_bucket_that_is_not_there_is_named_with_the_code_and_the_permission(bu
 
 @pytest.mark.parametrize(
     ("pattern", "operation", "permission"),
-    [("list-type", "ListObjectsV2", "s3:ListBucket"), ("GET .*/config.json", "GetObject", "s3:GetObject")],
+    [
+        ("list-type", "ListObjectsV2", "s3:ListBucket"),
+        ("GET .*/config.json", "GetObject", "s3:GetObject"),
+    ],
 )
 def test_access_denied_names_the_operation_and_the_permission_it_needs(
     bucket: Bucket, pattern: str, operation: str, permission: str
@@ -381,7 +429,9 @@ def test_credentials_that_s3_refuses_are_named_and_no_permission(bucket: Bucket)
     bucket.s3.replace("list-type", Answer(400, {"Content-Type": "application/xml"}, expired))
     failure = bucket.fetch(bucket.put("fox", model_files())).failure()
     assert failure.exit_code == 4
-    assert "ExpiredToken" in failure.message and failure.message.endswith("the credentials are not valid")
+    assert "ExpiredToken" in failure.message and failure.message.endswith(
+        "the credentials are not valid"
+    )
 
 
 def test_no_credentials_are_said_to_be_missing(bucket: Bucket) -> None:
@@ -411,7 +461,11 @@ def test_only_pickled_weights_and_a_missing_config_are_found_in_the_listing(buck
     assert failure.exit_code == 5 and "pytorch_model.bin" in failure.message
     bare = bucket.put("hare", {"model.safetensors": b"x"})
     failure = bucket.fetch(bare).failure()
-    assert failure.exit_code == 4 and "has config.json" in failure.message and "model.safetensors" in failure.message
+    assert (
+        failure.exit_code == 4
+        and "has config.json" in failure.message
+        and "model.safetensors" in failure.message
+    )
     assert bucket.s3.num_requests("GET .*(fox|hare)/") == 0
 
 
@@ -422,19 +476,36 @@ def test_a_key_that_is_no_path_is_refused(bucket: Bucket) -> None:
 
 
 @pytest.mark.parametrize(("missing", "key"), [("boto3", "fox"), ("zstandard", "fox.tar.zst")])
-def test_without_a_package_the_extra_that_brings_it_is_named(bucket: Bucket, missing: str, key: str) -> None:
-    code = f"import sys; sys.modules['{missing}'] = None; from lmi.sources.worker import main; main()"
+def test_without_a_package_the_extra_that_brings_it_is_named(
+    bucket: Bucket, missing: str, key: str
+) -> None:
+    code = (
+        f"import sys; sys.modules['{missing}'] = None; from lmi.sources.worker import main; main()"
+    )
     folder = bucket.folder / "bare"
     folder.mkdir()
     wanted = {"source": f"s3://bucket/{key}", "download_dir": "d"}
     (folder / "request.json").write_text(json.dumps({"sources": [wanted]}))
-    command = [sys.executable, "-c", code, str(folder / "request.json"), str(folder), "--log-format", "json"]
-    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    command = [
+        sys.executable,
+        "-c",
+        code,
+        str(folder / "request.json"),
+        str(folder),
+        "--log-format",
+        "json",
+    ]
+    done = subprocess.run(
+        command, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
     assert done.returncode == 4
     [line] = done.stderr.splitlines()
     message = json.loads(line)["message"]
     assert f"{key}: the library {missing} is not installed" in message
-    assert hint("model_unusable", message) == "scripts/install aws, or pip install '.[aws]', in a clone of lmi"
+    assert (
+        hint("model_unusable", message)
+        == "scripts/install aws, or pip install '.[aws]', in a clone of lmi"
+    )
 
 
 # What may pass.
@@ -485,16 +556,24 @@ def test_a_disk_without_room_is_named_before_a_byte_is_fetched(bucket: Bucket) -
 
 def test_a_download_folder_that_cannot_be_written_is_named(bucket: Bucket) -> None:
     (bucket.folder / "file").touch()
-    failure = bucket.fetch(bucket.put("fox", model_files()), download_dir=str(bucket.folder / "file")).failure()
+    failure = bucket.fetch(
+        bucket.put("fox", model_files()), download_dir=str(bucket.folder / "file")
+    ).failure()
     assert failure.exit_code == 4
-    assert str(bucket.folder / "file") in failure.message and "SERVING_DOWNLOAD_DIR" in failure.message
+    assert (
+        str(bucket.folder / "file") in failure.message and "SERVING_DOWNLOAD_DIR" in failure.message
+    )
 
 
 @needs_mount
 @pytest.mark.parametrize("is_archive", [False, True], ids=["object", "member"])
-def test_a_disk_that_gets_full_midway_is_named_and_keeps_no_part(bucket: Bucket, is_archive: bool) -> None:
+def test_a_disk_that_gets_full_midway_is_named_and_keeps_no_part(
+    bucket: Bucket, is_archive: bool
+) -> None:
     files = model_files(3 << 20)
-    url = bucket.put_archive("fox.tar.gz", archive(files)) if is_archive else bucket.put("fox", files)
+    url = (
+        bucket.put_archive("fox.tar.gz", archive(files)) if is_archive else bucket.put("fox", files)
+    )
     fetch = bucket.fetch(url, arguments=MIDWAY, prefix=on_small_disk(bucket.downloads, 2 << 20))
     failure = fetch.failure()
     assert (failure.exit_code, failure.label) == (4, "model_unusable")

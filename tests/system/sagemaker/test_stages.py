@@ -68,7 +68,11 @@ def silent_index() -> Iterator[str]:
 
 
 def environ(tmp_path: Path, **more: str) -> dict[str, str]:
-    return {"SERVING_DOWNLOAD_DIR": str(tmp_path / "downloads"), "SERVING_LOG_FORMAT": "json", **more}
+    return {
+        "SERVING_DOWNLOAD_DIR": str(tmp_path / "downloads"),
+        "SERVING_LOG_FORMAT": "json",
+        **more,
+    }
 
 
 def test_a_server_installs_what_its_user_code_needs_before_it_starts(tmp_path: Path) -> None:
@@ -81,13 +85,18 @@ def test_a_server_installs_what_its_user_code_needs_before_it_starts(tmp_path: P
     assert "installing what" not in log
 
 
-def test_requirements_that_cannot_be_installed_end_the_start_with_pips_last_error(tmp_path: Path) -> None:
+def test_requirements_that_cannot_be_installed_end_the_start_with_pips_last_error(
+    tmp_path: Path,
+) -> None:
     folder = needs_a_package(tmp_path / "model", has_wheel=False)
     (folder / "requirements").mkdir()
     with launch(folder, environ(tmp_path, HF_HUB_OFFLINE="1")) as server:
         assert server.wait(60) == 4
         words = server.last_words()
-        assert words["stage"] == "requirements" and "ERROR: No matching distribution" in words["message"]
+        assert (
+            words["stage"] == "requirements"
+            and "ERROR: No matching distribution" in words["message"]
+        )
 
 
 def installs_first(folder: Path) -> Path:
@@ -99,17 +108,25 @@ def installs_first(folder: Path) -> Path:
     return folder
 
 
-def test_a_tokenizer_that_a_waiting_front_end_cannot_load_ends_the_start_with_one_line(tmp_path: Path) -> None:
+def test_a_tokenizer_that_a_waiting_front_end_cannot_load_ends_the_start_with_one_line(
+    tmp_path: Path,
+) -> None:
     folder = installs_first(tmp_path / "model")
     (folder / "tokenizer.json").write_text("no JSON")
     with launch(folder, environ(tmp_path, HF_HUB_OFFLINE="1")) as server:
         assert server.wait(60) == 4
         assert "tokenizer.json" in server.last_words()["message"]
-        assert '"event":"ready"' not in server.log.read_text() and "Traceback" not in server.log.read_text()
+        assert (
+            '"event":"ready"' not in server.log.read_text()
+            and "Traceback" not in server.log.read_text()
+        )
 
 
 def in_download(tmp_path: Path, hub: HubServer, index: str) -> tuple[Path, dict[str, str], str]:
-    hub.publish("owner/model", {path.name: path.read_bytes() for path in demo_folder().iterdir() if path.is_file()})
+    hub.publish(
+        "owner/model",
+        {path.name: path.read_bytes() for path in demo_folder().iterdir() if path.is_file()},
+    )
     hub.hold("GET .*safetensors", after=1000, times=9)
     return (
         Path("owner/model"),
@@ -120,7 +137,11 @@ def in_download(tmp_path: Path, hub: HubServer, index: str) -> tuple[Path, dict[
 
 def in_requirements(tmp_path: Path, hub: HubServer, index: str) -> tuple[Path, dict[str, str], str]:
     folder = needs_a_package(tmp_path / "model", has_wheel=False)
-    return folder, {"PIP_INDEX_URL": index, "PIP_TIMEOUT": "60", "HF_HUB_OFFLINE": "0"}, "requirements"
+    return (
+        folder,
+        {"PIP_INDEX_URL": index, "PIP_TIMEOUT": "60", "HF_HUB_OFFLINE": "0"},
+        "requirements",
+    )
 
 
 def slow_model(folder: Path) -> Path:
@@ -134,12 +155,17 @@ def in_load(tmp_path: Path, hub: HubServer, index: str) -> tuple[Path, dict[str,
 
 
 @pytest.mark.parametrize("begin", [in_download, in_requirements, in_load])
-def test_sigterm_ends_every_stage_within_two_seconds_and_with_0(begin, tmp_path: Path, silent_index: str) -> None:  # type: ignore[no-untyped-def]
+def test_sigterm_ends_every_stage_within_two_seconds_and_with_0(
+    begin, tmp_path: Path, silent_index: str
+) -> None:  # type: ignore[no-untyped-def]
     with HubServer() as hub:
         folder, more, stage = begin(tmp_path, hub, silent_index)
         for measurement in measurements():
             with launch(folder, environ(tmp_path, **more)) as server:
-                wait_until(lambda: server.ping() == 503 and stage in str(ping(server)["stage"]), f"it is in {stage}")
+                wait_until(
+                    lambda: server.ping() == 503 and stage in str(ping(server)["stage"]),
+                    f"it is in {stage}",
+                )
                 with measurement.within(2.5):
                     server.signal(signal.SIGTERM)
                     assert server.wait() == 0
@@ -160,13 +186,24 @@ def test_a_second_sigterm_ends_a_drain_with_143(tmp_path: Path) -> None:
                     assert server.wait() == 143
 
 
-@pytest.mark.parametrize(("variable", "is_warned"), [("SAGEMAKER_SUBMIT_DIRECTORY", True), ("OTHER", False)])
-def test_a_slow_start_on_sagemaker_warns_once_and_goes_on(tmp_path: Path, variable: str, is_warned: bool) -> None:
+@pytest.mark.parametrize(
+    ("variable", "is_warned"), [("SAGEMAKER_SUBMIT_DIRECTORY", True), ("OTHER", False)]
+)
+def test_a_slow_start_on_sagemaker_warns_once_and_goes_on(
+    tmp_path: Path, variable: str, is_warned: bool
+) -> None:
     folder, log = slow_model(tmp_path / "model"), tmp_path / "log"
-    own = {**os.environ, "PYTHONPATH": str(ROOT), variable: "x", **environ(tmp_path, TMPDIR=str(tmp_path))}
+    own = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        variable: "x",
+        **environ(tmp_path, TMPDIR=str(tmp_path)),
+    }
     with log.open("wb") as output:
         server = subprocess.Popen(
-            [sys.executable, "-c", WARNED, "serve", str(folder), "--port", "0"], env=own, stderr=output
+            [sys.executable, "-c", WARNED, "serve", str(folder), "--port", "0"],
+            env=own,
+            stderr=output,
         )
     try:
         line = "ContainerStartupHealthCheckTimeoutInSeconds"

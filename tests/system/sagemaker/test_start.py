@@ -1,4 +1,6 @@
-"""A container as SageMaker starts it: words, port, what its processes know, what it writes and what it sends."""
+"""A container as SageMaker starts it: words, port, what its processes know, what it writes and what
+it sends.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ T = TypeVar("T")
 
 @contextmanager
 def started(folder: Path, words: list[str], **environ: str) -> Iterator[Server]:
-    """The console script `lmi` with these words, in the model's folder, as an image's entry point runs it."""
+    """The console script `lmi` with these words, in the model's folder, as an image's entry point
+    runs it.
+    """
     server = Server(folder, folder.parent / "log")
     environ = {**os.environ, **QUIET, "SAGEMAKER_BIND_TO_PORT": str(server.port), **environ}
     with server.log.open("wb") as log:
@@ -66,13 +70,17 @@ def started(folder: Path, words: list[str], **environ: str) -> Iterator[Server]:
 def refused(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
     """A start that must end by itself."""
     command = [str(BIN / "lmi"), *words]
-    return subprocess.run(command, env=os.environ | environ, capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        command, env=os.environ | environ, capture_output=True, text=True, timeout=60
+    )
 
 
 # Words and ports.
 
 
-@pytest.mark.parametrize("words", [[], ["serve"], ["--model-id", "."], ["djl-serving", "-s", "."]], ids=" ".join)
+@pytest.mark.parametrize(
+    "words", [[], ["serve"], ["--model-id", "."], ["djl-serving", "-s", "."]], ids=" ".join
+)
 def test_the_words_of_each_platform_start_a_server_on_the_port_that_sagemaker_gives(
     tmp_path: Path, words: list[str]
 ) -> None:
@@ -149,7 +157,8 @@ def name(pid: int) -> str:
 
 # What it writes and what it sends.
 
-# A network without anybody in it: whatever is not for this machine goes out at `out`, and is counted there.
+# A network without anybody in it: whatever is not for this machine goes out at `out`, and is
+# counted there.
 ALONE = """
 echo 1 > /proc/sys/net/ipv6/conf/default/disable_ipv6
 ip link set lo up
@@ -184,7 +193,11 @@ def inside(pid: int, call: Callable[[], T]) -> T:
 
 def packets_sent() -> int:
     """The packets that left through `out`, as the calling thread's network counts them."""
-    [line] = [line for line in Path("/proc/thread-self/net/dev").read_text().splitlines() if "out:" in line]
+    [line] = [
+        line
+        for line in Path("/proc/thread-self/net/dev").read_text().splitlines()
+        if "out:" in line
+    ]
     return int(line.partition(":")[2].split()[9])
 
 
@@ -194,7 +207,9 @@ def send_one_packet() -> None:
 
 
 def test_a_complete_model_is_served_without_a_packet_and_without_a_write(tmp_path: Path) -> None:
-    """The model's folder is read-only too, so that a write fails even where nothing of it would be seen later."""
+    """The model's folder is read-only too, so that a write fails even where nothing of it would be
+    seen later.
+    """
     if os.geteuid() != 0 or not can_be_alone():
         pytest.skip("a network of one's own needs privileges that this machine does not give")
     folder = Path(shutil.copytree(tiny_model("llama"), tmp_path / "model"))
@@ -203,8 +218,14 @@ def test_a_complete_model_is_served_without_a_packet_and_without_a_write(tmp_pat
     environ = {"MODEL": str(folder), "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "hub")}
     with launch(folder, environ, alone) as server:
         pid = server.process.pid
-        wait_until(lambda: Path(f"/proc/{pid}/comm").read_text() != "unshare\n", "it is in its network")
-        wait_until(lambda: inside(pid, server.ping) == 200 or server.process.poll() is not None, "it is ready", 180)
+        wait_until(
+            lambda: Path(f"/proc/{pid}/comm").read_text() != "unshare\n", "it is in its network"
+        )
+        wait_until(
+            lambda: inside(pid, server.ping) == 200 or server.process.poll() is not None,
+            "it is ready",
+            180,
+        )
         answer = inside(pid, lambda: server.generate(3))
         assert answer.status == 200 and answer.body
         assert inside(pid, packets_sent) == 0
@@ -236,7 +257,9 @@ def own_time_of(call: Callable[[], object]) -> float:
 
 
 def test_ping_is_answered_under_load_and_with_a_stopped_engine(tmp_path: Path) -> None:
-    """Every answer comes within 2 s. 99 of 100 come within 50 ms, in one of three rounds on a busy machine."""
+    """Every answer comes within 2 s. 99 of 100 come within 50 ms, in one of three rounds on a busy
+    machine.
+    """
     folder = write_model(tmp_path / "model", **{"option.echo_step_ms": 20, "frontend_workers": 2})
     with launch(folder) as server, ThreadPoolExecutor(64) as pool:
         server.wait_ready()

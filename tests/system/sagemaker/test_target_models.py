@@ -1,4 +1,6 @@
-"""TargetModel at a gateway in front of a whole server with several models, whose model_store the two share."""
+"""TargetModel at a gateway in front of a whole server with several models, whose model_store the
+two share.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from tests.system.sagemaker.several import SeveralServer, several_models
 
 @contextmanager
 def target_models(*settings: str) -> Iterator[tuple[SeveralServer, Gateway, Path]]:
-    """A server with several models, a gateway that loads them, and the folder that clients name them in."""
+    """A server with several models, a gateway that loads them, and the folder that clients name
+    them in.
+    """
     with several_models("frontend_workers=2", *settings) as server:
         source = server.store.parent / "source"
         flags = ("--endpoint", f"http://127.0.0.1:{server.port}", "--models", str(source))
@@ -44,7 +48,10 @@ def test_each_target_model_is_loaded_when_it_is_named_and_the_oldest_makes_room(
             hashed[name]: str(server.store / hashed[name] / "model") for name in "bc"
         }
         log = server.log.read_text()
-        assert log.count(f"model {hashed['a']} is ready") == 1 and log.count(f"model {hashed['b']} is ready") == 2
+        assert (
+            log.count(f"model {hashed['a']} is ready") == 1
+            and log.count(f"model {hashed['b']} is ready") == 2
+        )
         assert '"target_model":"deep/c"' in log
 
 
@@ -63,14 +70,19 @@ def test_faults_of_a_target_model_are_model_errors_with_the_containers_words() -
             with pytest.raises(ClientError) as caught:
                 aws.invoke(body, TargetModel=target)
             found = caught.value.response
-            assert (found["Error"]["Code"], found["OriginalStatusCode"]) == ("ModelError", status), found
+            assert (found["Error"]["Code"], found["OriginalStatusCode"]) == (
+                "ModelError",
+                status,
+            ), found
             assert words in found["OriginalMessage"]
         assert server.ping() == 200
 
 
 def test_a_session_lives_in_a_target_model() -> None:
     with target_models() as (server, aws, source):
-        opened = aws.invoke(b'{"requestType": "NEW_SESSION"}', TargetModel="deep/a", SessionId="NEW_SESSION")
+        opened = aws.invoke(
+            b'{"requestType": "NEW_SESSION"}', TargetModel="deep/a", SessionId="NEW_SESSION"
+        )
         session = opened["NewSessionId"].split(";")[0]
         body = json.dumps({"inputs": "abc", "parameters": {"max_new_tokens": 3}}).encode()
         assert said(aws.invoke(body, TargetModel="deep/a", SessionId=session)) == "abc"

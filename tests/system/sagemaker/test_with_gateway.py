@@ -32,7 +32,9 @@ def client(port: int) -> Any:
 
 
 def invoke(port: int) -> dict[str, Any]:
-    answer = client(port).invoke_endpoint(EndpointName="any-name", ContentType="application/json", Body=BODY)
+    answer = client(port).invoke_endpoint(
+        EndpointName="any-name", ContentType="application/json", Body=BODY
+    )
     body: dict[str, Any] = json.loads(answer["Body"].read())
     return body
 
@@ -40,7 +42,9 @@ def invoke(port: int) -> dict[str, Any]:
 def test_boto3_reaches_a_server_through_its_gateway_which_ends_with_it(tmp_path: Path) -> None:
     write_model(tmp_path)
     port = free_port()
-    with launch(tmp_path, {"SERVING_WITH_GATEWAY": str(port), "SERVING_LOG_FORMAT": "json"}) as server:
+    with launch(
+        tmp_path, {"SERVING_WITH_GATEWAY": str(port), "SERVING_LOG_FORMAT": "json"}
+    ) as server:
         server.wait_ready()
         wait_until(lambda: b'"gateway":' in server.log.read_bytes(), "the gateway is ready")
         assert invoke(port)["generated_text"]
@@ -60,26 +64,37 @@ def test_a_server_with_keys_serves_its_own_gateway_and_keeps_no_key(tmp_path: Pa
         wait_until(lambda: b'"gateway":' in server.log.read_bytes(), "the gateway is ready")
         assert invoke(port)["generated_text"]
         assert server.post(json.loads(BODY)).status == 401
-        assert server.post(json.loads(BODY), headers={"Authorization": f"Bearer {key}"}).status == 200
+        assert (
+            server.post(json.loads(BODY), headers={"Authorization": f"Bearer {key}"}).status == 200
+        )
         children = [pid for pid in server.pids() if pid != server.process.pid]
-        assert not any(key.encode() in Path(f"/proc/{pid}/environ").read_bytes() for pid in children)
+        assert not any(
+            key.encode() in Path(f"/proc/{pid}/environ").read_bytes() for pid in children
+        )
         assert key.encode() not in server.log.read_bytes()
 
 
 def test_a_gateway_whose_port_is_taken_ends_the_start_with_the_port(tmp_path: Path) -> None:
     write_model(tmp_path)
     taken = free_port()
-    with launch(tmp_path, {"SERVING_WITH_GATEWAY": str(taken), "SERVING_LOG_FORMAT": "json"}) as first:
+    with launch(
+        tmp_path, {"SERVING_WITH_GATEWAY": str(taken), "SERVING_LOG_FORMAT": "json"}
+    ) as first:
         first.wait_ready()
-        with launch(tmp_path, {"SERVING_WITH_GATEWAY": str(taken), "SERVING_LOG_FORMAT": "json"}) as second:
+        with launch(
+            tmp_path, {"SERVING_WITH_GATEWAY": str(taken), "SERVING_LOG_FORMAT": "json"}
+        ) as second:
             assert second.wait(60) == 3
             assert str(taken) in second.last_words()["message"]
 
 
 @pytest.mark.parametrize(
-    ("given", "port"), [({}, None), ({"with_gateway": "true"}, 8081), ({"with_gateway": "9000"}, 9000)]
+    ("given", "port"),
+    [({}, None), ({"with_gateway": "true"}, 8081), ({"with_gateway": "9000"}, 9000)],
 )
-def test_the_flag_without_a_value_means_the_usual_port(given: dict[str, str], port: int | None, tmp_path: Path) -> None:
+def test_the_flag_without_a_value_means_the_usual_port(
+    given: dict[str, str], port: int | None, tmp_path: Path
+) -> None:
     write_model(tmp_path)
     assert resolve_folder(str(tmp_path), {}, given).config.server.gateway_port == port
 
@@ -87,7 +102,11 @@ def test_the_flag_without_a_value_means_the_usual_port(given: dict[str, str], po
 def test_the_gateway_listens_in_the_safe_range(tmp_path: Path) -> None:
     write_model(tmp_path)
     safe = {"SAGEMAKER_SAFE_PORT_RANGE": "9000-9003"}
-    server = resolve_folder(str(tmp_path), safe, {"with_gateway": "true", "port": "9003"}).config.server
+    server = resolve_folder(
+        str(tmp_path), safe, {"with_gateway": "true", "port": "9003"}
+    ).config.server
     assert server.gateway_port == 9002
-    with pytest.raises(BadConfiguration, match="with_gateway=8500: allowed is a port of safe_port_range, 9000-9003"):
+    with pytest.raises(
+        BadConfiguration, match="with_gateway=8500: allowed is a port of safe_port_range, 9000-9003"
+    ):
         resolve_folder(str(tmp_path), safe, {"with_gateway": "8500"})

@@ -16,14 +16,19 @@ def create_non_stream_output(
     error: str | None = None,
     code: int | None = None,
 ) -> Output:
-    """Make a whole answer, JSON. `properties` become headers. An `error` replaces it; `code` is its status (424)."""
+    """Make a whole answer, JSON. `properties` become headers. An `error` replaces it; `code` is its
+    status (424).
+    """
     output = _output(data, JSON, True, error, code)
     output.properties.update(properties or {})
     return output
 
 
 def create_stream_chunk_output(
-    data: str | Mapping[str, Any], last_chunk: bool, error: str | None = None, code: int | None = None
+    data: str | Mapping[str, Any],
+    last_chunk: bool,
+    error: str | None = None,
+    code: int | None = None,
 ) -> Output:
     """Make one line of a streamed answer."""
     return _output(data, JSONLINES, last_chunk, error, code)
@@ -37,8 +42,9 @@ async def handle_streaming_response(
 ) -> AsyncIterator[Output]:
     """Yield an Output for each chunk, until the formatter reports that one is the last.
 
-    The formatter gets the chunk, and returns the data to send and whether it is the last. With `accumulate_chunks` it
-    also gets a `history` and returns it as the third value. An exception in it ends the answer.
+    The formatter gets the chunk, and returns the data to send and whether it is the last. With
+    `accumulate_chunks` it also gets a `history` and returns it as the third value. An exception in
+    it ends the answer.
     """
     history: list[Any] = []
     async for chunk in response:
@@ -57,7 +63,11 @@ async def handle_streaming_response(
 
 
 def _output(
-    data: str | Mapping[str, Any], media_type: str, is_last: bool, error: str | None, code: int | None
+    data: str | Mapping[str, Any],
+    media_type: str,
+    is_last: bool,
+    error: str | None,
+    code: int | None,
 ) -> Output:
     text = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False)
     fields = {"data": text + "\n", "last": is_last, "error": error, "code": code}

@@ -7,7 +7,9 @@ from djl_python.outputs import Output
 
 
 def decode(inputs: Input, content_type: str | None = None, key: str | int | None = None) -> Any:
-    """Return the value of a JSON body (the default). Any other body becomes `{"inputs": ...}`, plain text in a list."""
+    """Return the value of a JSON body (the default). Any other body becomes `{"inputs": ...}`,
+    plain text in a list.
+    """
     kind = (content_type or "application/json").lower()
     if "application/json" in kind:
         return inputs.get_as_json(key) if inputs.get_as_bytes(key) else {"inputs": ""}
@@ -22,7 +24,9 @@ def decode(inputs: Input, content_type: str | None = None, key: str | int | None
     return {"inputs": inputs.get_as_bytes(key)}
 
 
-def encode(outputs: Output, prediction: Any, accept: str | None = None, key: str | None = None) -> None:
+def encode(
+    outputs: Output, prediction: Any, accept: str | None = None, key: str | None = None
+) -> None:
     """Add a prediction to the outputs in the form that `accept` asks for: npz, npy, else JSON."""
     wanted = (accept or "").lower()
     if "tensor/npz" in wanted:

@@ -1,7 +1,7 @@
 """A request to `handle`: properties (headers) and content (the body under `data`, and the query).
 
-The first Input, at load, has no content; its properties are the options of the model. Only the getters that return
-objects of numpy and PIL import them.
+The first Input, at load, has no content; its properties are the options of the model. Only the
+getters that return objects of numpy and PIL import them.
 """
 
 import csv
@@ -14,7 +14,9 @@ from djl_python.pair_list import PairList
 
 
 class Input:
-    def __init__(self, properties: Mapping[str, str] | None = None, content: PairList | None = None) -> None:
+    def __init__(
+        self, properties: Mapping[str, str] | None = None, content: PairList | None = None
+    ) -> None:
         self.function_name: str | None = None
         self.properties: dict[str, Any] = dict(properties or {})
         self.content = content or PairList()
@@ -28,7 +30,9 @@ class Input:
     def get_property(self, key: str, default: Any = None) -> Any:
         """Return a property. The key may have any case, like HTTP headers."""
         lowered = key.lower()
-        return next((value for name, value in self.properties.items() if name.lower() == lowered), default)
+        return next(
+            (value for name, value in self.properties.items() if name.lower() == lowered), default
+        )
 
     def contains_property(self, key: str) -> bool:
         return any(name.lower() == key.lower() for name in self.properties)
@@ -52,7 +56,9 @@ class Input:
         return 1
 
     def get_batches(self) -> "list[Input]":
-        """Return the only request. A batch is always one request here, even in the first call, without content."""
+        """Return the only request. A batch is always one request here, even in the first call,
+        without content.
+        """
         return [self]
 
     def get_as_bytes(self, key: str | int | None = None) -> bytes | None:
@@ -82,7 +88,9 @@ class Input:
 
         data = self.get_as_bytes(key) or b""
         is_npz = data.startswith(b"PK")
-        return self.get_as_npz(key) if is_npz else [numpy.load(io.BytesIO(data), allow_pickle=False)]
+        return (
+            self.get_as_npz(key) if is_npz else [numpy.load(io.BytesIO(data), allow_pickle=False)]
+        )
 
     def get_as_image(self, key: str | int | None = None) -> Any:
         from PIL import Image

@@ -1,4 +1,6 @@
-"""The result of `handle`: a status, properties (headers of the response) and content, whole or as a stream."""
+"""The result of `handle`: a status, properties (headers of the response) and content, whole or as a
+stream.
+"""
 
 import io
 import json
@@ -16,7 +18,9 @@ def _default_stream_output_formatter(item: Any) -> bytes:
 
 
 class Record(bytes):
-    """One piece of an asynchronous answer, from `Output.binary_encode`: its bytes, and whether it is the last."""
+    """One piece of an asynchronous answer, from `Output.binary_encode`: its bytes, and whether it
+    is the last.
+    """
 
     code: int | None = None
     is_last: bool = False
@@ -54,10 +58,15 @@ class Output:
 
     @staticmethod
     def binary_encode(data: Mapping[str, Any]) -> Record:
-        """Make a piece of an asynchronous answer for `add` from `data`, `last`, and an `error` with its `code`."""
+        """Make a piece of an asynchronous answer for `add` from `data`, `last`, and an `error` with
+        its `code`.
+        """
         text = str(data.get("data") or "")
         if data.get("error"):
-            text = json.dumps({"error": str(data["error"]), "code": int(data.get("code") or 424)}) + "\n"
+            text = (
+                json.dumps({"error": str(data["error"]), "code": int(data.get("code") or 424)})
+                + "\n"
+            )
         record = Record(text.encode())
         record.is_last = str(data.get("last", False)).lower() == "true"
         record.code = int(data.get("code") or 424) if data.get("error") else None
@@ -79,13 +88,19 @@ class Output:
             return self._add(value.encode(), key, "text/plain; charset=utf-8")
         return self.add_as_json(value, key)
 
-    def add_as_json(self, value: Any, key: str | None = None, batch_index: int | None = None) -> Self:
+    def add_as_json(
+        self, value: Any, key: str | None = None, batch_index: int | None = None
+    ) -> Self:
         return self._add(json.dumps(value, ensure_ascii=False).encode(), key, JSON)
 
-    def add_as_string(self, value: Any, key: str | None = None, batch_index: int | None = None) -> Self:
+    def add_as_string(
+        self, value: Any, key: str | None = None, batch_index: int | None = None
+    ) -> Self:
         return self._add(str(value).encode(), key, "text/plain; charset=utf-8")
 
-    def add_as_numpy(self, np_list: Any, key: str | None = None, batch_index: int | None = None) -> Self:
+    def add_as_numpy(
+        self, np_list: Any, key: str | None = None, batch_index: int | None = None
+    ) -> Self:
         """Add an array, or the first of a list of arrays, as npy."""
         import numpy
 
@@ -93,7 +108,9 @@ class Output:
         numpy.save(buffer, np_list[0] if isinstance(np_list, list) else np_list, allow_pickle=False)
         return self._add(buffer.getvalue(), key, "tensor/npy")
 
-    def add_as_npz(self, np_list: list[Any], key: str | None = None, batch_index: int | None = None) -> Self:
+    def add_as_npz(
+        self, np_list: list[Any], key: str | None = None, batch_index: int | None = None
+    ) -> Self:
         import numpy
 
         buffer = io.BytesIO()
@@ -105,7 +122,9 @@ class Output:
         stream_content: Iterable[Any] | AsyncIterable[Any],
         output_formatter: Any = _default_stream_output_formatter,
     ) -> Self:
-        """Send each item when the iterable yields it. `output_formatter` turns an item into bytes or str."""
+        """Send each item when the iterable yields it. `output_formatter` turns an item into bytes
+        or str.
+        """
         self.stream_content = stream_content
         self.stream_formatter = output_formatter if callable(output_formatter) else None
         if self.stream_formatter is _default_stream_output_formatter:

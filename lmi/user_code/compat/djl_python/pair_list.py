@@ -18,7 +18,9 @@ class PairList:
         return self.pairs[index][1]
 
     def get(self, key: str | int | None = None) -> Any:
-        """Return the value at a position, or of a key (or None). The default is `data`, else the first value."""
+        """Return the value at a position, or of a key (or None). The default is `data`, else the
+        first value.
+        """
         if isinstance(key, int):
             return self.pairs[key][1]
         if key is None:

@@ -92,7 +92,9 @@ class RequestOutput:
 
 @dataclass
 class TextGenerationOutput(RequestOutput):
-    """The answer so far. `sequences` is by index. `prompt_tokens_details` is set if the request asked for it."""
+    """The answer so far. `sequences` is by index. `prompt_tokens_details` is set if the request
+    asked for it.
+    """
 
     sequences: dict[int, Sequence] = field(default_factory=dict)
     best_sequence_index: int = 0

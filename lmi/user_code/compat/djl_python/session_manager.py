@@ -1,7 +1,9 @@
-"""Sessions of a model's own code: files that all its processes share, and that go when the session ends.
+"""Sessions of a model's own code: files that all its processes share, and that go when the session
+ends.
 
-A value is kept as JSON, and an array as a mapped file. The sessions are the server's (`lmi/sessions/folder.py`), so
-every process of the model finds one that another has created. A key only names a file by its hash.
+A value is kept as JSON, and an array as a mapped file. The sessions are the server's
+(`lmi/sessions/folder.py`), so every process of the model finds one that another has created. A key
+only names a file by its hash.
 """
 
 import hashlib
@@ -24,9 +26,13 @@ log = logging.getLogger(__name__)
 
 
 class Session:
-    """One session. `files_path` is its folder, `expiration_ts` the time of its end in seconds since the epoch."""
+    """One session. `files_path` is its folder, `expiration_ts` the time of its end in seconds since
+    the epoch.
+    """
 
-    def __init__(self, session_id: str, session_root: str, expiration_ts: float | None = None) -> None:
+    def __init__(
+        self, session_id: str, session_root: str, expiration_ts: float | None = None
+    ) -> None:
         self.session_id = session_id
         self.files_path = os.path.join(session_root, session_id)
         self.expiration_ts = expiration_ts
@@ -45,16 +51,23 @@ class Session:
         except FileNotFoundError:
             return d
 
-    def get_as_numpy(self, key: str, shape: Any, dtype: Any = "float32", create: bool = False) -> Any:
-        """Return an array whose elements are kept as they are written. With `create` it begins with zeros.
+    def get_as_numpy(
+        self, key: str, shape: Any, dtype: Any = "float32", create: bool = False
+    ) -> Any:
+        """Return an array whose elements are kept as they are written. With `create` it begins with
+        zeros.
 
-        The array takes its room on the disk now, because a later write to a full disk would end the process.
+        The array takes its room on the disk now, because a later write to a full disk would end the
+        process.
         """
         import numpy
 
         path = self._path(key)
         if create:
-            num_bytes = math.prod([shape] if isinstance(shape, int) else shape) * numpy.dtype(dtype).itemsize
+            num_bytes = (
+                math.prod([shape] if isinstance(shape, int) else shape)
+                * numpy.dtype(dtype).itemsize
+            )
             with open(path, "wb") as file:
                 if num_bytes:
                     os.posix_fallocate(file.fileno(), 0, num_bytes)
@@ -72,21 +85,31 @@ class Session:
 
 
 class SessionManager:
-    """Creates, finds and closes sessions, with the options `sessions_path` and `sessions_expiration` (seconds)."""
+    """Creates, finds and closes sessions, with the options `sessions_path` and
+    `sessions_expiration` (seconds).
+    """
 
     def __init__(self, properties: Mapping[str, Any]) -> None:
         self.expiration = float(properties.get("sessions_expiration", EXPIRATION_S))
-        self.sessions_path = str(properties.get("sessions_path") or os.path.join(tempfile.gettempdir(), "djl_sessions"))
+        self.sessions_path = str(
+            properties.get("sessions_path") or os.path.join(tempfile.gettempdir(), "djl_sessions")
+        )
         self._sessions = Sessions(Path(self.sessions_path), self.expiration)
         if properties.get("sessions_s3url"):
-            log.warning("sessions_s3url has no effect here, sessions stay in %s", self.sessions_path)
+            log.warning(
+                "sessions_s3url has no effect here, sessions stay in %s", self.sessions_path
+            )
 
     def create_session(self) -> Session:
-        """Open a session, and remove those that have expired. Raises an error that says why there is no room."""
+        """Open a session, and remove those that have expired. Raises an error that says why there
+        is no room.
+        """
         return self._as_session(self._sessions.open())
 
     def get_session(self, session_id: str | None) -> Session | None:
-        """Return the session, or None if it has expired or none is named. Raises ValueError for an unknown id."""
+        """Return the session, or None if it has expired or none is named. Raises ValueError for an
+        unknown id.
+        """
         if not session_id or session_id == NEW_SESSION:
             return None
         found = self._sessions.find(session_id)

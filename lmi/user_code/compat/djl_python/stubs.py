@@ -1,7 +1,8 @@
 """Stubs for modules of the reference that lmi replaces: its services around engines.
 
-Files import these modules and often use nothing from them. So any name can be imported, and a class can be instantiated
-and inherited from. Using it, or calling a function, raises NotHere with one sentence that says what is missing.
+Files import these modules and often use nothing from them. So any name can be imported, and a class
+can be instantiated and inherited from. Using it, or calling a function, raises NotHere with one
+sentence that says what is missing.
 """
 
 import sys
@@ -11,34 +12,45 @@ from typing import Any
 SERVICE = "lmi serves models by its own engines, which option.rolling_batch names"
 NEURON = "lmi does not run on AWS Neuron"
 OPTIONS = "lmi reads the options itself; an input formatter is given them as `properties`"
-SESSIONS = "lmi opens and closes the sessions of its own engines, and SessionManager those of a model's own code"
+SESSIONS = (
+    "lmi opens and closes the sessions of its own engines, and SessionManager those of a "
+    "model's own code"
+)
 
 REASONS = {
-    SERVICE: "huggingface deepspeed fastertransformer tensorrt_llm tensorrt_llm_python streaming_utils "
+    SERVICE: "huggingface deepspeed fastertransformer tensorrt_llm tensorrt_llm_python "
+    "streaming_utils "
     "chat_completions chat_completions.chat_utils "
     "lmi_vllm lmi_vllm.vllm_async_service lmi_vllm.request_response_utils "
     "lmi_trtllm lmi_trtllm.trtllm_async_service lmi_trtllm.request_response_utils "
     "rolling_batch rolling_batch.rolling_batch rolling_batch.lmi_dist_rolling_batch "
     "rolling_batch.rolling_batch_vllm_utils rolling_batch.scheduler_rolling_batch "
     "rolling_batch.trtllm_rolling_batch rolling_batch.vllm_rolling_batch",
-    NEURON: "transformers_neuronx stable_diffusion_inf2 neuron_utils neuron_utils.model_loader neuron_utils.utils "
+    NEURON: "transformers_neuronx stable_diffusion_inf2 neuron_utils neuron_utils.model_loader "
+    "neuron_utils.utils "
     "rolling_batch.neuron_rolling_batch",
     OPTIONS: "properties_manager properties_manager.properties properties_manager.ds_properties "
     "properties_manager.hf_properties properties_manager.lmi_dist_rb_properties "
     "properties_manager.scheduler_rb_properties properties_manager.sd_inf2_properties "
-    "properties_manager.tnx_properties properties_manager.trt_properties properties_manager.vllm_rb_properties",
+    "properties_manager.tnx_properties properties_manager.trt_properties "
+    "properties_manager.vllm_rb_properties",
     SESSIONS: "session_utils",
-    "it is part of djl-serving itself": "custom_formatter_handling custom_handler_service request service_loader "
+    "it is part of djl-serving itself": "custom_formatter_handling custom_handler_service request "
+    "service_loader "
     "test_model utils",
     "lmi does not serve models of scikit-learn": "sklearn_handler",
     "lmi does not serve models of XGBoost": "xgboost_handler",
     "lmi does not write tensors as ndlist, use add_as_numpy or add_as_npz": "np_util",
 }
-"""The modules of `djl_python` that are not here, by the reason. A package comes before its modules."""
+"""The modules of `djl_python` that are not here, by the reason. A package comes before
+its modules.
+"""
 
 
 class NotHere(NotImplementedError, AttributeError):
-    """Code used a part of the reference that lmi does not have. An AttributeError, so that hasattr returns False."""
+    """Code used a part of the reference that lmi does not have. An AttributeError, so that hasattr
+    returns False.
+    """
 
 
 class _Uses(type):
@@ -60,7 +72,9 @@ class Stub(metaclass=_Uses):
     def __call__(self, *args: Any, **named: Any) -> Any:
         raise _fault(type(self), "__call__")
 
-    def initialize(self, *args: Any, **named: Any) -> Any:  # a subclass in the file calls it by super()
+    def initialize(
+        self, *args: Any, **named: Any
+    ) -> Any:  # a subclass in the file calls it by super()
         raise _fault(type(self), "initialize")
 
     inference = initialize
@@ -86,7 +100,9 @@ class StubModule(ModuleType):
 
 def install(package: str) -> None:
     """Make all stub modules importable below `package`."""
-    for name, reason in ((name, reason) for reason, names in REASONS.items() for name in names.split()):
+    for name, reason in (
+        (name, reason) for reason, names in REASONS.items() for name in names.split()
+    ):
         module = StubModule(f"{package}.{name}", reason)
         sys.modules[module.__name__] = module
         parent, _, last = module.__name__.rpartition(".")

@@ -1,4 +1,5 @@
-"""The AWS CLI at a gateway: aws_cli.py FOLDER URL... . Prints the answers, and what it writes to standard error.
+"""The AWS CLI at a gateway: aws_cli.py FOLDER URL... . Prints the answers, and what it writes to
+standard error.
 
 Version 1 has no command for streams.
 """
@@ -35,7 +36,9 @@ def visit(folder: Path, url: str) -> dict:
     plain = aws(url, *invoke, "--body", body_of(folder, "asked", ASKED), str(answer))
     return {
         "plain": plain | {"text": json.loads(answer.read_text())["generated_text"]},
-        "refused": aws(url, *invoke, "--body", body_of(folder, "wrong", WRONG), str(folder / "refused.json")),
+        "refused": aws(
+            url, *invoke, "--body", body_of(folder, "wrong", WRONG), str(folder / "refused.json")
+        ),
         "waited": aws(url, "sagemaker", "wait", "endpoint-in-service", "--endpoint-name", "demo"),
     }
 

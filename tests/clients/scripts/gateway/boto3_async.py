@@ -15,13 +15,19 @@ WRONG = {"inputs": "The quick brown", "parameters": {"max_new_tokens": 0}}
 
 
 def accepted(**what: object) -> dict:
-    answer = client.invoke_endpoint_async(EndpointName="demo", ContentType="application/json", **what)
+    answer = client.invoke_endpoint_async(
+        EndpointName="demo", ContentType="application/json", **what
+    )
     fields = ("InferenceId", "OutputLocation", "FailureLocation")
-    return {field: answer[field] for field in fields} | {"status": answer["ResponseMetadata"]["HTTPStatusCode"]}
+    return {field: answer[field] for field in fields} | {
+        "status": answer["ResponseMetadata"]["HTTPStatusCode"]
+    }
 
 
 found = {"location": accepted(InputLocation=location, InferenceId="mine")}
 if "Body" in client.meta.service_model.operation_model("InvokeEndpointAsync").input_shape.members:
-    found["inline"] = accepted(Body=json.dumps(INLINE), Filename="inline.json", S3OutputPathExtension="a/b")
+    found["inline"] = accepted(
+        Body=json.dumps(INLINE), Filename="inline.json", S3OutputPathExtension="a/b"
+    )
     found["wrong"] = accepted(Body=json.dumps(WRONG))
 print(json.dumps(found))

@@ -9,7 +9,14 @@ from botocore.exceptions import ClientError
 PROMPT = "The quick brown"
 ASKED = {"inputs": PROMPT, "parameters": {"max_new_tokens": 8}}
 WRONG = {"inputs": PROMPT, "parameters": {"max_new_tokens": 0}}
-SLOW = {"do_sample": True, "typical_p": 0.9, "top_p": 0.9, "repetition_penalty": 1.1, "details": True, "logprobs": 10}
+SLOW = {
+    "do_sample": True,
+    "typical_p": 0.9,
+    "top_p": 0.9,
+    "repetition_penalty": 1.1,
+    "details": True,
+    "logprobs": 10,
+}
 LONG = {"inputs": PROMPT, "parameters": {"max_new_tokens": 900, "ignore_eos_token": True, **SLOW}}
 
 
@@ -56,7 +63,11 @@ def refusal(call, *arguments: object) -> dict:
         call(*arguments)
     except ClientError as error:
         kind, answer = type(error).__name__, error.response
-        return {"class": kind, "status": answer["OriginalStatusCode"], "message": answer["OriginalMessage"]}
+        return {
+            "class": kind,
+            "status": answer["OriginalStatusCode"],
+            "message": answer["OriginalMessage"],
+        }
     return {}
 
 

@@ -25,8 +25,15 @@ def refusal(session: str) -> str:
 opened = invoke({"requestType": "NEW_SESSION"}, "NEW_SESSION")["NewSessionId"]
 session = opened.partition(";")[0]
 answer = invoke(ASKED, session)
-stream = {"EndpointName": "demo", "SessionId": session, "Body": json.dumps(ASKED | {"stream": True})}
-parts = [event["PayloadPart"]["Bytes"] for event in client.invoke_endpoint_with_response_stream(**stream)["Body"]]
+stream = {
+    "EndpointName": "demo",
+    "SessionId": session,
+    "Body": json.dumps(ASKED | {"stream": True}),
+}
+parts = [
+    event["PayloadPart"]["Bytes"]
+    for event in client.invoke_endpoint_with_response_stream(**stream)["Body"]
+]
 closed = invoke({"requestType": "CLOSE"}, session)
 found = {
     "opened": opened,

@@ -1,4 +1,6 @@
-"""boto3's TargetModel: boto3_target_model.py URL TARGET... . Prints the answers, or the class and cause of errors."""
+"""boto3's TargetModel: boto3_target_model.py URL TARGET... . Prints the answers, or the class and
+cause of errors.
+"""
 
 import json
 import sys

@@ -1,13 +1,17 @@
 """langchain-aws at a gateway: langchain_aws_client.py URL... . Prints what it found at each.
 
-Its user writes a handler for the form of requests and answers: here LMI's for texts, and OpenAI's for chats.
+Its user writes a handler for the form of requests and answers: here LMI's for texts, and OpenAI's
+for chats.
 """
 
 import json
 import sys
 
 import boto3
-from langchain_aws.chat_models.sagemaker_endpoint import ChatModelContentHandler, ChatSagemakerEndpoint
+from langchain_aws.chat_models.sagemaker_endpoint import (
+    ChatModelContentHandler,
+    ChatSagemakerEndpoint,
+)
 from langchain_aws.llms.sagemaker_endpoint import LLMContentHandler, SagemakerEndpoint
 from langchain_core.messages import AIMessage
 
@@ -49,7 +53,9 @@ class Chat(ChatModelContentHandler):
 
 def text(url: str, max_new_tokens: int = 8, **fields: object) -> SagemakerEndpoint:
     place = {"endpoint_name": "demo", "endpoint_url": url, "region_name": "us-east-1"}
-    return SagemakerEndpoint(**place, content_handler=Text(**fields), model_kwargs={"max_new_tokens": max_new_tokens})
+    return SagemakerEndpoint(
+        **place, content_handler=Text(**fields), model_kwargs={"max_new_tokens": max_new_tokens}
+    )
 
 
 def chat(url: str, **fields: object) -> ChatSagemakerEndpoint:

@@ -1,7 +1,7 @@
 """litellm at a gateway: litellm_client.py URL... . Prints what it found at each.
 
-`sagemaker/` speaks the LMI schema, `sagemaker_chat/` OpenAI's, with the endpoint's name as its `model`. Both take the
-whole URL of an operation.
+`sagemaker/` speaks the LMI schema, `sagemaker_chat/` OpenAI's, with the endpoint's name as its
+`model`. Both take the whole URL of an operation.
 """
 
 import json
@@ -14,8 +14,13 @@ MESSAGES = [{"role": "user", "content": "The quick brown"}]
 
 
 def ask(url: str, place: str, operation: str, **more: object):
-    where = {"model": f"{place}/my-endpoint", "sagemaker_base_url": f"{url}/endpoints/my-endpoint/{operation}"}
-    return litellm.completion(messages=MESSAGES, temperature=0, num_retries=0, **where, **{"max_tokens": 8, **more})
+    where = {
+        "model": f"{place}/my-endpoint",
+        "sagemaker_base_url": f"{url}/endpoints/my-endpoint/{operation}",
+    }
+    return litellm.completion(
+        messages=MESSAGES, temperature=0, num_retries=0, **where, **{"max_tokens": 8, **more}
+    )
 
 
 def plain(url: str, place: str) -> str:

@@ -1,9 +1,14 @@
-"""The SageMaker SDK 2 at a gateway: sagemaker2.py INPUT_LOCATION URL... . Prints what it found at each."""
+"""The SageMaker SDK 2 at a gateway: sagemaker2.py INPUT_LOCATION URL... . Prints what it found at
+each.
+"""
 
 import json
 import sys
 
-result, sys.stdout = sys.stdout, sys.stderr  # the SDK writes its log to the standard output that it finds
+result, sys.stdout = (
+    sys.stdout,
+    sys.stderr,
+)  # the SDK writes its log to the standard output that it finds
 
 # ruff: noqa: E402
 import boto3
@@ -37,13 +42,17 @@ def refusal(predictor: Predictor) -> str:
 
 
 def visit(url: str, location: str) -> dict:
-    predictor = Predictor("demo", session(url), serializer=JSONSerializer(), deserializer=JSONDeserializer())
+    predictor = Predictor(
+        "demo", session(url), serializer=JSONSerializer(), deserializer=JSONDeserializer()
+    )
     djl = DJLPredictor("demo", session(url))
     accepted = AsyncPredictor(predictor).predict_async(input_path=location)
     return {
         "plain": predictor.predict(ASKED)["generated_text"],
         "djl": djl.predict(ASKED)["generated_text"],
-        "lines": [json.loads(line) for line in predictor.predict_stream(STREAM, iterator=LineIterator)],
+        "lines": [
+            json.loads(line) for line in predictor.predict_stream(STREAM, iterator=LineIterator)
+        ],
         "bytes": b"".join(predictor.predict_stream(STREAM, iterator=ByteIterator)).decode(),
         "refused": refusal(predictor),
         "async": {"OutputLocation": accepted.output_path, "FailureLocation": accepted.failure_path},

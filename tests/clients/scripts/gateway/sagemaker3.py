@@ -1,10 +1,15 @@
-"""The SageMaker SDK 3 at a gateway: sagemaker3.py INPUT_LOCATION URL... . Prints what it found at each."""
+"""The SageMaker SDK 3 at a gateway: sagemaker3.py INPUT_LOCATION URL... . Prints what it found at
+each.
+"""
 
 import json
 import os
 import sys
 
-result, sys.stdout = sys.stdout, sys.stderr  # the SDK writes its log to the standard output that it finds
+result, sys.stdout = (
+    sys.stdout,
+    sys.stderr,
+)  # the SDK writes its log to the standard output that it finds
 
 # ruff: noqa: E402
 from botocore.exceptions import ClientError
@@ -13,7 +18,9 @@ from sagemaker.core.utils.utils import SageMakerClient
 
 ASKED = json.dumps({"inputs": "The quick brown", "parameters": {"max_new_tokens": 8}})
 WRONG = json.dumps({"inputs": "The quick brown", "parameters": {"max_new_tokens": 0}})
-STREAM = json.dumps({"inputs": "The quick brown", "parameters": {"max_new_tokens": 8}, "stream": True})
+STREAM = json.dumps(
+    {"inputs": "The quick brown", "parameters": {"max_new_tokens": 8}, "stream": True}
+)
 
 
 def refusal(endpoint: Endpoint) -> str:
@@ -34,17 +41,24 @@ def visit(location: str) -> dict:
     endpoint = Endpoint(endpoint_name="demo")
     accepted = endpoint.invoke_async(input_location=location)
     return {
-        "plain": json.loads(endpoint.invoke(body=ASKED, content_type="application/json").body.read())["generated_text"],
+        "plain": json.loads(
+            endpoint.invoke(body=ASKED, content_type="application/json").body.read()
+        )["generated_text"],
         "streamed": streamed(endpoint),
         "refused": refusal(endpoint),
-        "async": {"OutputLocation": accepted.output_location, "FailureLocation": accepted.failure_location},
+        "async": {
+            "OutputLocation": accepted.output_location,
+            "FailureLocation": accepted.failure_location,
+        },
         "status": Endpoint.get("demo").endpoint_status,
     }
 
 
 def visited(url: str, location: str) -> dict:
     """Visit a gateway that the SDK finds by the variables that AWS's clients read."""
-    os.environ["AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME"] = os.environ["AWS_ENDPOINT_URL_SAGEMAKER"] = url
+    os.environ["AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME"] = os.environ["AWS_ENDPOINT_URL_SAGEMAKER"] = (
+        url
+    )
     SageMakerClient.reset()  # which it keeps for the life of the process
     return visit(location)
 

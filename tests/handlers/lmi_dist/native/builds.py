@@ -1,4 +1,6 @@
-"""Libraries of the native kernels for tests: what scripts/build-native made, or a build in a temporary folder."""
+"""Libraries of the native kernels for tests: what scripts/build-native made, or a build in a
+temporary folder.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ if "LMI_NATIVE_LIBRARY" in os.environ:
 
 def _fresh(kind: str) -> Path:
     built = NATIVE / f"lmi_kernels-{kind}.so"
-    if built.is_file() and built.stat().st_mtime > max(source.stat().st_mtime for source in SOURCES):
+    if built.is_file() and built.stat().st_mtime > max(
+        source.stat().st_mtime for source in SOURCES
+    ):
         return built
     assert shutil.which("g++"), f"{built.name} is not there or is old: run scripts/build-native"
     digest = hashlib.sha256(b"".join(source.read_bytes() for source in SOURCES)).hexdigest()[:16]
@@ -71,6 +75,9 @@ def _fresh(kind: str) -> Path:
         if not path.is_file():
             march = {"aarch64": "armv8.2-a"}.get(kind, kind)
             partial = path.with_suffix(".partial")
-            subprocess.run(["g++", *FLAGS, f"-march={march}", "-o", partial, NATIVE / "lmi_kernels.cpp"], check=True)
+            subprocess.run(
+                ["g++", *FLAGS, f"-march={march}", "-o", partial, NATIVE / "lmi_kernels.cpp"],
+                check=True,
+            )
             partial.replace(path)
     return path

@@ -25,7 +25,11 @@ def packed(library: Library, program: Program[Tensor], format: int) -> Program[P
     operations = []
     for one in program.operations:
         tensors = {field.name: getattr(one, field.name) for field in fields(one)}
-        forms = {name: form(one, name, value) for name, value in tensors.items() if isinstance(value, Tensor)}
+        forms = {
+            name: form(one, name, value)
+            for name, value in tensors.items()
+            if isinstance(value, Tensor)
+        }
         operations.append(replace(one, **forms))
     return replace(program, operations=tuple(operations))
 
@@ -53,10 +57,13 @@ def llama(
     def norm() -> Tensor:
         return 1 + 0.1 * torch.randn(hidden, generator=generator)
 
-    angles = torch.arange(max_length)[:, None] / 10000.0 ** (torch.arange(head_dim // 2) * 2 / head_dim)
+    angles = torch.arange(max_length)[:, None] / 10000.0 ** (
+        torch.arange(head_dim // 2) * 2 / head_dim
+    )
     rotations = torch.stack((angles.cos(), angles.sin()), dim=1)
     heads = (num_heads + 2 * num_kv_heads) * head_dim
-    # buffers: 0 residual, 1 normalised, 2 heads, 3 attention, 4 feed-forward; 5 to 9 the same of wanted rows; logits
+    # buffers: 0 residual, 1 normalised, 2 heads, 3 attention, 4 feed-forward; 5 to 9 the same of
+    # wanted rows; logits
     embedding = torch.randn(vocab_size, hidden, generator=generator).to(dtype)
     operations: list[Operation[Tensor]] = [Embed(0, embedding)]
     for layer in range(num_layers):
@@ -65,11 +72,25 @@ def llama(
         operations += [
             Norm(0, 1, norm(), 1e-5),
             Linear(1, 2, random(heads, hidden)),
-            Attend(2, attended, layer, head_dim**-0.5, window=window, rotations=rotations, is_wanted=is_last),
+            Attend(
+                2,
+                attended,
+                layer,
+                head_dim**-0.5,
+                window=window,
+                rotations=rotations,
+                is_wanted=is_last,
+            ),
             *([Gather(0, 5)] if is_last else []),
             Linear(attended, x, random(hidden, num_heads * head_dim), adds=True),
             Norm(x, normed, norm(), 1e-5),
-            Linear(normed, inner, random(intermediate, hidden), gate=random(intermediate, hidden), activation="silu"),
+            Linear(
+                normed,
+                inner,
+                random(intermediate, hidden),
+                gate=random(intermediate, hidden),
+                activation="silu",
+            ),
             Linear(inner, x, random(hidden, intermediate), adds=True),
         ]
     operations += [Norm(5, 6, norm(), 1e-5), Linear(6, 10, random(vocab_size, hidden))]
@@ -87,8 +108,12 @@ def llama(
     )
 
 
-def chunk(ids: list[int], start: int, end: int, table: list[int], num_logits: int | None = None) -> Chunk:
-    """Tokens start ... end of a sequence, whose logits are all wanted unless `num_logits` says how many."""
+def chunk(
+    ids: list[int], start: int, end: int, table: list[int], num_logits: int | None = None
+) -> Chunk:
+    """Tokens start ... end of a sequence, whose logits are all wanted unless `num_logits` says how
+    many.
+    """
     num_logits = end - start if num_logits is None else num_logits
     return Chunk(slot=0, start=start, token_ids=ids[start:end], num_logits=num_logits, table=table)
 

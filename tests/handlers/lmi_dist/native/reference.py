@@ -1,4 +1,6 @@
-"""The operations of a program in float64, one whole sequence at a time, as plainly as torch can say them."""
+"""The operations of a program in float64, one whole sequence at a time, as plainly as torch can say
+them.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ _ACTIVATIONS = {
 
 
 def logits_of(program: Program[Tensor], ids: list[int]) -> Tensor:
-    """What the last operation leaves for every token of the sequence, (len(ids), vocab_size), float64."""
+    """What the last operation leaves for every token of the sequence, (len(ids), vocab_size),
+    float64.
+    """
     buffers = [torch.zeros(len(ids), width, dtype=torch.float64) for width in program.widths]
     tokens = torch.tensor(ids)
     for operation in program.operations:
@@ -79,7 +83,9 @@ def _attend(x: Tensor, attend: Attend, program: Program[Tensor]) -> Tensor:
     distance = torch.arange(num_tokens)[:, None] - torch.arange(num_tokens)
     is_hidden = (distance < 0) | (distance >= (attend.window or num_tokens))
     weights = torch.softmax(scores.masked_fill(is_hidden, float("-inf")), dim=-1)
-    return (weights @ values.repeat_interleave(group, dim=0)).transpose(0, 1).reshape(num_tokens, -1)
+    return (
+        (weights @ values.repeat_interleave(group, dim=0)).transpose(0, 1).reshape(num_tokens, -1)
+    )
 
 
 def _rotate(heads: Tensor, rotations: Tensor) -> Tensor:

@@ -1,4 +1,6 @@
-"""A token's bits depend only on the tokens before it: not on the batch, the cut of its prompt, threads or the CPU."""
+"""A token's bits depend only on the tokens before it: not on the batch, the cut of its prompt,
+threads or the CPU.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +15,28 @@ from handlers.lmi_dist.native.library import BF16, F32, INT8, NativeModel
 from handlers.lmi_dist.operations import Program
 from handlers.lmi_dist.runner import Chunk
 from tests.handlers.lmi_dist.native.builds import library, variants
-from tests.handlers.lmi_dist.native.models import chunk, llama, num_blocks_of, packed, run_step, run_whole
+from tests.handlers.lmi_dist.native.models import (
+    chunk,
+    llama,
+    num_blocks_of,
+    packed,
+    run_step,
+    run_whole,
+)
 
 MAX_TOKENS, NUM_SEQUENCES = 150, 9
 PROGRAMS = {
     "plain": llama(),
     "window": llama(head_dim=24, num_heads=6, num_kv_heads=3, window=40, intermediate=200),
-    "wide": llama(hidden=200, head_dim=80, num_heads=3, num_kv_heads=1, num_layers=3, vocab_size=65),
+    "wide": llama(
+        hidden=200, head_dim=80, num_heads=3, num_kv_heads=1, num_layers=3, vocab_size=65
+    ),
 }
 
 
-def model_of(program: Program[Tensor], format: int, num_threads: int = 2, kind: str | None = None) -> NativeModel:
+def model_of(
+    program: Program[Tensor], format: int, num_threads: int = 2, kind: str | None = None
+) -> NativeModel:
     kernels = library(kind or variants()[0])
     num_blocks = NUM_SEQUENCES * num_blocks_of(MAX_TOKENS)
     model = NativeModel(kernels, packed(kernels, program, format), num_blocks, num_threads)
@@ -35,8 +48,12 @@ def random_ids(program: Program[Tensor], dice: random.Random, num_tokens: int) -
     return [dice.randrange(program.vocab_size) for _ in range(num_tokens)]
 
 
-def run_in_pieces(model: NativeModel, sequences: list[list[int]], dice: random.Random) -> list[Tensor]:
-    """Logits of all tokens of each sequence. Each step has a random piece of some of them, in any order."""
+def run_in_pieces(
+    model: NativeModel, sequences: list[list[int]], dice: random.Random
+) -> list[Tensor]:
+    """Logits of all tokens of each sequence. Each step has a random piece of some of them, in any
+    order.
+    """
     blocks = list(range(NUM_SEQUENCES * num_blocks_of(MAX_TOKENS)))
     dice.shuffle(blocks)
     tables = [[blocks.pop() for _ in range(num_blocks_of(len(ids)))] for ids in sequences]
@@ -59,34 +76,46 @@ def run_in_pieces(model: NativeModel, sequences: list[list[int]], dice: random.R
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_pieces_neighbours_and_threads_change_no_bit(name: str, format: int) -> None:
     dice, program = random.Random(name), PROGRAMS[name]
-    sequences = [random_ids(program, dice, dice.randint(1, MAX_TOKENS)) for _ in range(NUM_SEQUENCES)]
+    sequences = [
+        random_ids(program, dice, dice.randint(1, MAX_TOKENS)) for _ in range(NUM_SEQUENCES)
+    ]
     alone = model_of(program, format, num_threads=1)
     table = list(range(num_blocks_of(MAX_TOKENS)))
     expected = [run_whole(alone, ids, table[::-1]) for ids in sequences]
     for num_threads in (1, 2, 3):
         given = run_in_pieces(model_of(program, format, num_threads), sequences, dice)
-        assert [torch.equal(a, b) for a, b in zip(given, expected, strict=True)] == [True] * NUM_SEQUENCES
+        assert [torch.equal(a, b) for a, b in zip(given, expected, strict=True)] == [
+            True
+        ] * NUM_SEQUENCES
 
 
 @pytest.mark.parametrize("format", [F32, BF16, INT8], ids=["f32", "bf16", "int8"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_every_library_that_this_cpu_can_run_gives_the_same_bits(name: str, format: int) -> None:
     program = PROGRAMS[name]
-    ids, table = random_ids(program, random.Random(1), MAX_TOKENS), list(range(num_blocks_of(MAX_TOKENS)))
+    ids, table = (
+        random_ids(program, random.Random(1), MAX_TOKENS),
+        list(range(num_blocks_of(MAX_TOKENS))),
+    )
     logits = [run_whole(model_of(program, format, kind=kind), ids, table) for kind in variants()]
     assert all(torch.equal(other, logits[0]) for other in logits)
 
 
 def test_bfloat16_weights_give_the_bits_of_float32() -> None:
     program = llama(dtype=torch.bfloat16)
-    ids, table = random_ids(program, random.Random(2), MAX_TOKENS), list(range(num_blocks_of(MAX_TOKENS)))
+    ids, table = (
+        random_ids(program, random.Random(2), MAX_TOKENS),
+        list(range(num_blocks_of(MAX_TOKENS))),
+    )
     exact, kept = (run_whole(model_of(program, format), ids, table) for format in (F32, BF16))
     assert torch.equal(exact, kept)
 
 
 @settings(max_examples=20)
 @given(num_tokens=st.integers(2, MAX_TOKENS), num_logits=st.integers(0, 5))
-def test_wanted_rows_have_the_bits_that_they_have_among_all(num_tokens: int, num_logits: int) -> None:
+def test_wanted_rows_have_the_bits_that_they_have_among_all(
+    num_tokens: int, num_logits: int
+) -> None:
     program, dice = PROGRAMS["plain"], random.Random(num_tokens)
     ids, table = random_ids(program, dice, num_tokens), list(range(num_blocks_of(num_tokens)))
     model, num_logits = model_of(program, F32), min(num_logits, num_tokens)
@@ -111,6 +140,9 @@ def test_a_broken_sequence_hurts_no_neighbour() -> None:
     sound, model = [token for token in range(60) if token != 7], model_of(program, F32)
     expected = run_whole(model, sound, [0])
     broken = [7] * 70
-    both = run_step(model, [chunk(broken, 0, 70, [1, 2]), chunk(sound, 0, 59, [3]), chunk(broken, 0, 70, [4, 5])])
+    both = run_step(
+        model,
+        [chunk(broken, 0, 70, [1, 2]), chunk(sound, 0, 59, [3]), chunk(broken, 0, 70, [4, 5])],
+    )
     assert not both[:70].isfinite().any()
     assert torch.equal(both[70:129], expected)

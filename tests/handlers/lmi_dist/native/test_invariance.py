@@ -1,8 +1,9 @@
-"""The promise of the native kernels: the bits of a token's logits depend only on the tokens before it.
+"""The promise of the native kernels: the bits of a token's logits depend only on the tokens before
+it.
 
-Sequences run in random batches, cut at random, on one to three threads, with beginnings that earlier sequences have
-computed. Every row of logits is compared with that of the same token in a prompt that ran whole and by itself.
-LMI_BIT_COMPARISONS is the number of rows over all tests.
+Sequences run in random batches, cut at random, on one to three threads, with beginnings that
+earlier sequences have computed. Every row of logits is compared with that of the same token in a
+prompt that ran whole and by itself. LMI_BIT_COMPARISONS is the number of rows over all tests.
 """
 
 from __future__ import annotations
@@ -56,18 +57,25 @@ def test_no_batch_no_cut_no_thread_and_no_reuse_changes_a_bit(family: str, kind:
     num_compared = num_reused = 0
     while num_compared < NUM_COMPARISONS / len(CASES) or num_reused < 8:
         number = draw.randrange(len(runners))
-        batch = [Cached(index, sequences[index]) for index in draw.choices(range(len(sequences)), k=draw.randint(1, 9))]
+        batch = [
+            Cached(index, sequences[index])
+            for index in draw.choices(range(len(sequences)), k=draw.randint(1, 9))
+        ]
         copies = seat(draw, batch, states[number])
         num_reused += sum(one.end > 0 for one in batch)
         num_compared += check_round(draw, runners[number], batch, copies, expected)
         states[number] = batch
-    print(f"{family} {kind}: {num_compared} rows compared, {num_reused} sequences reused a beginning")
+    print(
+        f"{family} {kind}: {num_compared} rows compared, {num_reused} sequences reused a beginning"
+    )
 
 
 def load(family: str, kind: str, num_threads: int) -> NativeRunner:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", str(num_threads))
-        return load_native(tiny_model(family), EngineConfig(**SETTINGS[kind]), max_length=MAX_LENGTH)  # type: ignore[arg-type]
+        return load_native(
+            tiny_model(family), EngineConfig(**SETTINGS[kind]), max_length=MAX_LENGTH
+        )  # type: ignore[arg-type]
 
 
 def related_sequences(draw: random.Random) -> Iterator[list[int]]:
@@ -77,7 +85,9 @@ def related_sequences(draw: random.Random) -> Iterator[list[int]]:
         yield root
         for _ in range(3):
             shared, length = draw.randint(0, MAX_LENGTH - 1), draw.randint(1, MAX_LENGTH)
-            yield (root[:shared] + draw.choices(range(3, VOCAB_SIZE), k=MAX_LENGTH - shared))[:length]
+            yield (root[:shared] + draw.choices(range(3, VOCAB_SIZE), k=MAX_LENGTH - shared))[
+                :length
+            ]
 
 
 def whole(runner: NativeRunner, ids: list[int]) -> Tensor:
@@ -86,7 +96,9 @@ def whole(runner: NativeRunner, ids: list[int]) -> Tensor:
 
 
 def seat(draw: random.Random, batch: list[Cached], before: list[Cached]) -> list[tuple[int, int]]:
-    """Give every sequence its blocks, with a beginning that an earlier sequence has left. Returns blocks to copy."""
+    """Give every sequence its blocks, with a beginning that an earlier sequence has left. Returns
+    blocks to copy.
+    """
     taken = {block for one in before for block in one.table}
     free = [block for block in range(NUM_BLOCKS) if block not in taken]
     draw.shuffle(free)

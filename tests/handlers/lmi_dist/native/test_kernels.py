@@ -1,4 +1,6 @@
-"""Each kind of operation against torch in float64, over shapes; what lies in free blocks is never read."""
+"""Each kind of operation against torch in float64, over shapes; what lies in free blocks is never
+read.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,16 @@ from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
 from handlers.lmi_dist.native.library import BF16, F32, INT8, NativeModel
-from handlers.lmi_dist.operations import Attend, Cap, Embed, Gather, Linear, Norm, Operation, Program
+from handlers.lmi_dist.operations import (
+    Attend,
+    Cap,
+    Embed,
+    Gather,
+    Linear,
+    Norm,
+    Operation,
+    Program,
+)
 from tests.handlers.lmi_dist.native.builds import library, variants
 from tests.handlers.lmi_dist.native.models import llama, num_blocks_of, packed, run_whole
 from tests.handlers.lmi_dist.native.reference import logits_of
@@ -33,7 +44,9 @@ def program_of(
     num_kv_heads: int = 1,
     head_dim: int = 1,
 ) -> Program[Tensor]:
-    """A program without a head: the last buffer has what is to be compared. Token ids are below NUM_IDS."""
+    """A program without a head: the last buffer has what is to be compared. Token ids are below
+    NUM_IDS.
+    """
     return Program(
         operations=tuple(operations),
         widths=widths,
@@ -54,7 +67,9 @@ def table_for(ids: list[int]) -> list[int]:
 
 def model_of(program: Program[Tensor], num_tokens: int, format: int = F32) -> NativeModel:
     """A model whose pool is full of NaN."""
-    model = NativeModel(KERNELS, packed(KERNELS, program, format), num_blocks_of(num_tokens) + 3, num_threads=2)
+    model = NativeModel(
+        KERNELS, packed(KERNELS, program, format), num_blocks_of(num_tokens) + 3, num_threads=2
+    )
     model.pool.fill(0xFF)
     return model
 
@@ -89,14 +104,26 @@ def test_embeddings_are_scaled_and_get_their_positions(
     has_bias=st.booleans(),
     way=st.sampled_from(["plain", "adds", "in place"]),
 )
-def test_norms(ids: list[int], width: int, seed: int, is_centred: bool, has_bias: bool, way: str) -> None:
+def test_norms(
+    ids: list[int], width: int, seed: int, is_centred: bool, has_bias: bool, way: str
+) -> None:
     torch.manual_seed(seed)
     table, bias = 3 + normal(NUM_IDS, width), normal(width) if has_bias else None
     output = 0 if way == "in place" else 1
     norm: Norm = Norm(0, output, normal(width), 1e-5, bias, is_centred, adds=way == "adds")
-    operations: list[Operation[Tensor]] = [Embed(0, table), Embed(1, table.flip(0)), norm, Gather(output, 2)]
-    # A few numbers that are nearly equal lose up to their size / sqrt(eps) in float32 when their mean is subtracted.
-    check(program_of(operations, (width, width, width), {2}), ids, limit=1e-4 if is_centred and width < 8 else 1e-5)
+    operations: list[Operation[Tensor]] = [
+        Embed(0, table),
+        Embed(1, table.flip(0)),
+        norm,
+        Gather(output, 2),
+    ]
+    # A few numbers that are nearly equal lose up to their size / sqrt(eps) in float32 when their
+    # mean is subtracted.
+    check(
+        program_of(operations, (width, width, width), {2}),
+        ids,
+        limit=1e-4 if is_centred and width < 8 else 1e-5,
+    )
 
 
 @few
@@ -111,12 +138,28 @@ def test_norms(ids: list[int], width: int, seed: int, is_centred: bool, has_bias
     adds=st.booleans(),
 )
 def test_linears(
-    ids: list[int], num_in: int, num_out: int, seed: int, activation: str, biases: bool, is_gated: bool, adds: bool
+    ids: list[int],
+    num_in: int,
+    num_out: int,
+    seed: int,
+    activation: str,
+    biases: bool,
+    is_gated: bool,
+    adds: bool,
 ) -> None:
     torch.manual_seed(seed)
     bias, gate_bias = (normal(num_out), normal(num_out)) if biases else (None, None)
     weight, gate = normal(num_out, num_in), normal(num_out, num_in)
-    linear = Linear(0, 1, weight, bias, gate if is_gated else None, gate_bias if is_gated else None, activation, adds)
+    linear = Linear(
+        0,
+        1,
+        weight,
+        bias,
+        gate if is_gated else None,
+        gate_bias if is_gated else None,
+        activation,
+        adds,
+    )
     operations: list[Operation[Tensor]] = [
         Embed(0, normal(NUM_IDS, num_in) / num_in**0.5),
         Embed(1, normal(NUM_IDS, num_out)),
@@ -130,7 +173,11 @@ def test_a_long_prompt_has_many_items_of_a_linear() -> None:
     ids = [i % NUM_IDS for i in range(MAX_LENGTH)]
     for num_in in (40, 1500, 30000):
         linear = Linear(0, 1, normal(70, num_in) / num_in**0.5)
-        operations: list[Operation[Tensor]] = [Embed(0, normal(NUM_IDS, num_in)), linear, Gather(1, 2)]
+        operations: list[Operation[Tensor]] = [
+            Embed(0, normal(NUM_IDS, num_in)),
+            linear,
+            Gather(1, 2),
+        ]
         check(program_of(operations, (num_in, 70, 70), {2}), ids)
 
 
@@ -199,7 +246,9 @@ def test_attention(
     window=st.sampled_from([None, 40]),
     seed=seeds,
 )
-def test_whole_decoders(num_tokens: int, num_heads: int, head_dim: int, window: int | None, seed: int) -> None:
+def test_whole_decoders(
+    num_tokens: int, num_heads: int, head_dim: int, window: int | None, seed: int
+) -> None:
     program = llama(num_heads=num_heads, head_dim=head_dim, window=window, seed=seed)
     check(program, torch.randint(0, program.vocab_size, (num_tokens,)).tolist())
 

@@ -68,7 +68,10 @@ def put(model: NativeModel, number: int, adapter: Adapter[Tensor]) -> None:
     def pack(weight: Tensor | None) -> Any:
         return None if weight is None else library(variants()[0]).pack(to_array(weight), F32)
 
-    kinds = [None if one is None else LowRank(*map(pack, (one.down, one.up, one.gate))) for one in adapter]
+    kinds = [
+        None if one is None else LowRank(*map(pack, (one.down, one.up, one.gate)))
+        for one in adapter
+    ]
     model.put_adapter(number, tuple(kinds))
 
 
@@ -81,7 +84,9 @@ def test_products_of_any_rank_are_those_of_merged_weights(rank: int, seed: int) 
     plain = run(PLAIN, IDS, list(range(len(IDS))), torch.float64)
     blocks = [3, 0, 2]
     whole = run_step(model, [Chunk(0, 0, IDS, len(IDS), blocks, 9)])
-    assert torch.allclose(whole.double(), exact, atol=1e-4) and not torch.allclose(exact, plain, atol=0.1)
+    assert torch.allclose(whole.double(), exact, atol=1e-4) and not torch.allclose(
+        exact, plain, atol=0.1
+    )
     run_step(model, [Chunk(0, 0, IDS[:-1], 0, blocks, 9)])
     last = run_step(model, [Chunk(0, len(IDS) - 1, IDS[-1:], 1, blocks, 9)])
     assert torch.equal(last[0], whole[-1])
@@ -132,7 +137,9 @@ def test_a_step_with_any_numbers_of_adapters_runs_or_is_refused(users: list[int]
         (2, "gate", "num_out", 81, "must be that of the linear's output, 80, given 81"),
     ],
 )
-def test_a_wrong_weight_of_an_adapter_is_refused(site: int, part: str, field: str, value: int, says: str) -> None:
+def test_a_wrong_weight_of_an_adapter_is_refused(
+    site: int, part: str, field: str, value: int, says: str
+) -> None:
     model = new_model(variants()[0])
     put(model, 1, random_adapter(4, seed=1))
     setattr(getattr(model._adapters[1][0][site], part), field, value)

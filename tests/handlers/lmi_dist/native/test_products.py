@@ -28,11 +28,18 @@ FORMATS = st.sampled_from([F32, BF16, INT8])
 
 
 class Panels(Structure):
-    _fields_ = [(name, c_int32) for name in ("num_out", "num_in", "format", "reserved")] + [("data", c_void_p)]
+    _fields_ = [(name, c_int32) for name in ("num_out", "num_in", "format", "reserved")] + [
+        ("data", c_void_p)
+    ]
 
 
 class Rows(Structure):
-    _fields_ = [("values", c_void_p), ("stride", c_int64), ("bytes", c_void_p), ("scales", c_void_p)]
+    _fields_ = [
+        ("values", c_void_p),
+        ("stride", c_int64),
+        ("bytes", c_void_p),
+        ("scales", c_void_p),
+    ]
 
 
 def aligned(num_bytes: int) -> Tensor:
@@ -79,7 +86,9 @@ class Products:
     def pack(self, weight: Tensor, format: int) -> Packed:
         num_out, num_in = weight.shape
         data = aligned(self.library.packed_bytes(num_out, num_in, format))
-        self.library.pack(address(weight), DTYPES.index(weight.dtype), num_out, num_in, format, address(data))
+        self.library.pack(
+            address(weight), DTYPES.index(weight.dtype), num_out, num_in, format, address(data)
+        )
         return Packed(Panels(num_out, num_in, format, 0, data.data_ptr()), data)
 
     def input(self, x: Tensor) -> Input:
@@ -89,14 +98,18 @@ class Products:
         """The rows from `first` on, at once: (rows, num_out)."""
         num_out, num_rows, width = packed.panels.num_out, len(x) - first, self.library.panel_width()
         out = torch.full((-(-num_out // width), num_rows, width), torch.nan)
-        self.library.product(byref(packed.panels), byref(x.rows(first)), num_rows, self.is_plain, address(out))
+        self.library.product(
+            byref(packed.panels), byref(x.rows(first)), num_rows, self.is_plain, address(out)
+        )
         return out.transpose(0, 1).reshape(num_rows, -1)[:, :num_out]
 
     def multiply_one(self, packed: Packed, x: Input, row: int, count: int) -> Tensor:
         """One row by `count` panels at a time: (1, num_out)."""
         num_out, width = packed.panels.num_out, self.library.panel_width()
         out = torch.full((1, -(-num_out // width) * width), torch.nan)
-        self.library.product_of_one(byref(packed.panels), byref(x.rows(row)), count, self.is_plain, address(out))
+        self.library.product_of_one(
+            byref(packed.panels), byref(x.rows(row)), count, self.is_plain, address(out)
+        )
         return out[:, :num_out]
 
     def product(self, x: Tensor, weight: Tensor, format: int) -> Tensor:
@@ -108,7 +121,9 @@ def address(x: Tensor) -> c_void_p:
 
 
 def targets() -> list[str]:
-    """What this machine can run, in g++'s words. 128-bit vectors are aarch64's; elsewhere only this test has them."""
+    """What this machine can run, in g++'s words. 128-bit vectors are aarch64's; elsewhere only this
+    test has them.
+    """
     if platform.machine() == "aarch64":
         return ["-march=armv8.2-a"]
     widths = ["-march=x86-64-v2 -mfma", "-march=x86-64-v3", "-march=x86-64-v4"]
@@ -116,9 +131,21 @@ def targets() -> list[str]:
 
 
 def build(target: str, path: Path) -> ctypes.CDLL:
-    flags = ["-std=c++17", "-O3", "-fPIC", "-shared", "-fopenmp", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror"]
+    flags = [
+        "-std=c++17",
+        "-O3",
+        "-fPIC",
+        "-shared",
+        "-fopenmp",
+        "-fvisibility=hidden",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+    ]
     include = f"-I{ROOT / 'handlers' / 'lmi_dist' / 'native'}"
-    subprocess.run(["g++", *flags, *target.split(), include, "-o", path, HERE / "products.cpp"], check=True)
+    subprocess.run(
+        ["g++", *flags, *target.split(), include, "-o", path, HERE / "products.cpp"], check=True
+    )
     library = ctypes.CDLL(str(path))
     library.packed_bytes.restype = c_int64
     return library
@@ -146,14 +173,21 @@ def every(check: Callable[..., None]) -> Callable[..., None]:
 @every
 @given(st.integers(1, 40), SIZES, SIZES, st.sampled_from([F32, BF16]), st.sampled_from(DTYPES))
 def test_a_product_is_as_exact_as_float32_can_be(
-    builds: list[Products], num_rows: int, num_in: int, num_out: int, format: int, dtype: torch.dtype
+    builds: list[Products],
+    num_rows: int,
+    num_in: int,
+    num_out: int,
+    format: int,
+    dtype: torch.dtype,
 ) -> None:
     x, weight = draw(num_rows, num_in), draw(num_out, num_in, seed=1).to(dtype)
     rounded = weight.bfloat16() if format == BF16 else weight
     exact = x.double() @ rounded.double().T
     size = x.double().abs() @ rounded.double().abs().T
     for products in builds:
-        assert ((products.product(x, weight, format) - exact).abs() <= MAX_RELATIVE_ERROR * size).all()
+        assert (
+            (products.product(x, weight, format) - exact).abs() <= MAX_RELATIVE_ERROR * size
+        ).all()
 
 
 def by_group(x: Tensor) -> Tensor:
@@ -189,19 +223,25 @@ def test_a_product_in_8_bits_is_exact_where_nothing_is_rounded(
     def integers(num_rows: int) -> Tensor:
         """-127 ... 127, with the largest in each group, times a power of two by row."""
         x = torch.randint(-127, 128, (num_rows, num_in), generator=generator).float()
-        x[:, ::GROUP] = torch.tensor([-127.0, 127.0])[torch.randint(2, x[:, ::GROUP].shape, generator=generator)]
+        x[:, ::GROUP] = torch.tensor([-127.0, 127.0])[
+            torch.randint(2, x[:, ::GROUP].shape, generator=generator)
+        ]
         return x * 2.0 ** torch.randint(-20, 20, (num_rows, 1), generator=generator)
 
     x, weight = integers(num_rows), integers(num_out)
     for products in builds:
-        assert torch.equal(products.product(x, weight, INT8).double(), x.double() @ weight.double().T)
+        assert torch.equal(
+            products.product(x, weight, INT8).double(), x.double() @ weight.double().T
+        )
 
 
 def test_the_largest_sums_of_8_bits_do_not_overflow(builds: list[Products]) -> None:
     for x in (torch.full((7, 256), 3.0), torch.full((7, 256), -3.0)):
         for weight in (torch.full((40, 256), 2.0), torch.full((40, 256), -2.0)):
             for products in builds:
-                torch.testing.assert_close(products.product(x, weight, INT8), x @ weight.T, rtol=2**-6, atol=0)
+                torch.testing.assert_close(
+                    products.product(x, weight, INT8), x @ weight.T, rtol=2**-6, atol=0
+                )
 
 
 @every
@@ -228,14 +268,19 @@ def test_weights_in_bfloat16_give_the_bits_of_the_same_weights_in_float32(
 ) -> None:
     x, weight = draw(num_rows, num_in), draw(num_out, num_in, seed=1).bfloat16()
     for products in builds:
-        assert torch.equal(bits(products.product(x, weight, BF16)), bits(products.product(x, weight.float(), F32)))
+        assert torch.equal(
+            bits(products.product(x, weight, BF16)), bits(products.product(x, weight.float(), F32))
+        )
 
 
 def test_rows_may_lie_apart(builds: list[Products]) -> None:
     x, weight = draw(5, 100)[:, :70], draw(33, 70, seed=1)
     for products in builds:
         for format in (F32, BF16, INT8):
-            assert torch.equal(products.product(x, weight, format), products.product(x.contiguous(), weight, format))
+            assert torch.equal(
+                products.product(x, weight, format),
+                products.product(x.contiguous(), weight, format),
+            )
 
 
 def test_every_value_of_16_bits_is_packed_exactly(builds: list[Products]) -> None:
@@ -249,12 +294,18 @@ def test_every_value_of_16_bits_is_packed_exactly(builds: list[Products]) -> Non
 
 def test_float32_is_rounded_to_the_nearest_bfloat16(builds: list[Products]) -> None:
     weight = draw(5000, 1)
-    weight[:4, 0] = torch.tensor([1.00390625, 1.01171875, 3.4e38, torch.inf])  # two ties, and above the largest
+    weight[:4, 0] = torch.tensor(
+        [1.00390625, 1.01171875, 3.4e38, torch.inf]
+    )  # two ties, and above the largest
     for products in builds:
-        assert torch.equal(products.product(torch.ones(1, 1), weight, BF16)[0], weight[:, 0].bfloat16().float())
+        assert torch.equal(
+            products.product(torch.ones(1, 1), weight, BF16)[0], weight[:, 0].bfloat16().float()
+        )
 
 
-@pytest.mark.parametrize("bad", [0x7F800000, -0x00800000, 0x7FC00000, 0x7F800001, 0x7FFFFFFF, -1])  # infinities, NaN
+@pytest.mark.parametrize(
+    "bad", [0x7F800000, -0x00800000, 0x7FC00000, 0x7F800001, 0x7FFFFFFF, -1]
+)  # infinities, NaN
 @pytest.mark.parametrize("format", [F32, BF16, INT8])
 def test_a_value_that_is_not_finite_stays_in_its_row_and_its_channel(
     builds: list[Products], format: int, bad: int
@@ -270,7 +321,9 @@ def test_a_value_that_is_not_finite_stays_in_its_row_and_its_channel(
 
 
 @pytest.mark.parametrize("size", [0.0, 1e-45, 1e-38, 1e-36, 1e30])
-def test_sizes_at_the_ends_of_float32_keep_8_bits_finite(builds: list[Products], size: float) -> None:
+def test_sizes_at_the_ends_of_float32_keep_8_bits_finite(
+    builds: list[Products], size: float
+) -> None:
     x, weight = draw(5, 100), draw(40, 100, seed=1)
     for products in builds:
         for inputs, weights in ((x * size, weight), (x, weight * size)):

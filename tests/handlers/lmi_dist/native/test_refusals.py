@@ -70,8 +70,14 @@ def test_a_step_with_one_wrong_number_runs_or_is_refused(data: st.DataObject) ->
         (Chunk(0, 0, [-1], table=[0]), "a token id must be from 0 to 95, given -1"),
         (Chunk(0, 0, [1], table=[4]), "a block of a table must be from 0 to 3, given 4"),
         (Chunk(0, 0, [1], table=[-1]), "a block of a table must be from 0 to 3, given -1"),
-        (Chunk(0, 64, [1], table=[0]), "the number of blocks must be what the chunks need, 2, given 1"),
-        (Chunk(0, 200, [1], table=[0, 1, 2, 3]), "start of a chunk must be from 0 to 199, given 200"),
+        (
+            Chunk(0, 64, [1], table=[0]),
+            "the number of blocks must be what the chunks need, 2, given 1",
+        ),
+        (
+            Chunk(0, 200, [1], table=[0, 1, 2, 3]),
+            "start of a chunk must be from 0 to 199, given 200",
+        ),
         (Chunk(0, -1, [1, 2], table=[0]), "start of a chunk must be from 0 to 198, given -1"),
         (Chunk(0, 0, [], table=[]), "num_rows must be from 1 to 2147483647, given 0"),
         (Chunk(0, 0, [1], 2, table=[0]), "num_wanted must be from 0 to 1, given 2"),
@@ -103,7 +109,9 @@ BAD_FIELDS: list[tuple[int, str, Any]] = [
         for value in (-1, 11)
     ),
     *((op, "kind", value) for op in (EMBED, LINEAR) for value in (-1, 6)),
-    *((op, field, 5) for op in (NORM, LINEAR, ATTEND) for field in ("input", "output")),  # rows of another number
+    *(
+        (op, field, 5) for op in (NORM, LINEAR, ATTEND) for field in ("input", "output")
+    ),  # rows of another number
     (EMBED, "output", 5),
     (EMBED, "table", None),
     (EMBED, "table_dtype", 2),
@@ -142,8 +150,29 @@ def test_a_wrong_field_of_an_operation_is_refused(op: int, field: str, value: An
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        *((field, 0) for field in ("num_ops", "num_buffers", "num_blocks", "num_layers", "num_heads", "num_kv_heads")),
-        *((field, 0) for field in ("head_dim", "vocab_size", "max_length", "ops", "buffers", "pool", "pool_bytes")),
+        *(
+            (field, 0)
+            for field in (
+                "num_ops",
+                "num_buffers",
+                "num_blocks",
+                "num_layers",
+                "num_heads",
+                "num_kv_heads",
+            )
+        ),
+        *(
+            (field, 0)
+            for field in (
+                "head_dim",
+                "vocab_size",
+                "max_length",
+                "ops",
+                "buffers",
+                "pool",
+                "pool_bytes",
+            )
+        ),
         ("num_blocks", NUM_BLOCKS + 1),
         ("num_layers", 3),  # more than the pool has
         ("num_heads", 3),
@@ -161,7 +190,9 @@ def test_a_wrong_field_of_a_model_is_refused(field: str, value: int) -> None:
         run_step(model, [Chunk(0, 0, [1, 2], 1, [0])])
 
 
-@pytest.mark.parametrize(("field", "value"), [("data", None), ("width", 0), ("is_wanted", 2), ("num_rows", 1)])
+@pytest.mark.parametrize(
+    ("field", "value"), [("data", None), ("width", 0), ("is_wanted", 2), ("num_rows", 1)]
+)
 def test_a_wrong_buffer_is_refused(field: str, value: int | None) -> None:
     model = new_model()
     model._reserve(2, 2)
@@ -170,7 +201,9 @@ def test_a_wrong_buffer_is_refused(field: str, value: int | None) -> None:
         model._step([1, 2], [0], [2], [0], [1])
 
 
-@pytest.mark.parametrize("weight", [np.zeros(3, np.float32), np.zeros((0, 3), np.float32), np.zeros((3, 3))])
+@pytest.mark.parametrize(
+    "weight", [np.zeros(3, np.float32), np.zeros((0, 3), np.float32), np.zeros((3, 3))]
+)
 def test_only_matrices_of_floats_are_packed(weight: Array) -> None:
     with pytest.raises(ValueError, match="a weight must be a matrix of floats"):
         KERNELS.pack(weight, F32)
@@ -188,11 +221,16 @@ def address_space(more_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, (before, hard))
 
 
-@pytest.mark.skipif("LMI_NATIVE_LIBRARY" in os.environ, reason="a sanitizer ends a process without memory")
+@pytest.mark.skipif(
+    "LMI_NATIVE_LIBRARY" in os.environ, reason="a sanitizer ends a process without memory"
+)
 def test_a_step_that_finds_no_memory_is_refused_and_the_next_one_runs() -> None:
     model, num_chunks = new_model(), 3 << 20
     step = [[5] * num_chunks, [0] * num_chunks, [1] * num_chunks, [0] * num_chunks, []]
     model._reserve(num_chunks, 2)
-    with address_space(55 << 20), pytest.raises(ValueError, match="bad_alloc"):  # the arrays of the step take 50 MB
+    with (
+        address_space(55 << 20),
+        pytest.raises(ValueError, match="bad_alloc"),
+    ):  # the arrays of the step take 50 MB
         model._step(*step)
     model._step(*VALID)

@@ -1,4 +1,6 @@
-"""Wishes that native code fulfils: as the rules in numpy say, with the same bits in any company, or refused."""
+"""Wishes that native code fulfils: as the rules in numpy say, with the same bits in any company, or
+refused.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def fulfil(sampling: Sampling, num_threads: int = 1) -> Fulfilled:
 def random_sampling(choice: random.Random, vocab_size: int, num: int = 24) -> Sampling:
     """Wishes of every kind, some of rows with infinite numbers."""
     numbers = np.random.default_rng(choice.getrandbits(32))
-    logits = (numbers.standard_normal((num, vocab_size)) * choice.choice([0.1, 1, 3, 10])).astype(np.float32)
+    logits = (numbers.standard_normal((num, vocab_size)) * choice.choice([0.1, 1, 3, 10])).astype(
+        np.float32
+    )
     if choice.random() < 0.3:
         logits = np.round(logits)  # many are equal
     logits[numbers.random(logits.shape) < choice.choice([0, 0, 0.5])] = -np.inf
@@ -46,7 +50,10 @@ def random_sampling(choice: random.Random, vocab_size: int, num: int = 24) -> Sa
         return choice.choices(values, k=num)
 
     sizes = {f"num_{name}": some(0, 0, 1, 7) for name in ("biased", "seen", "banned")}
-    ids = {name: numbers.integers(0, vocab_size, sum(sizes[f"num_{name}"]), np.int32) for name in ("biased", "banned")}
+    ids = {
+        name: numbers.integers(0, vocab_size, sum(sizes[f"num_{name}"]), np.int32)
+        for name in ("biased", "banned")
+    }
     seen = [numbers.permutation(vocab_size)[:size] for size in sizes["num_seen"]]
     sizes["num_seen"] = [len(one) for one in seen]
     seen_ids = np.concatenate(seen).astype(np.int32)
@@ -90,7 +97,9 @@ def part(sampling: Sampling, places: list[int]) -> Sampling:
 
     def own(name: str, *lists: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
         ends = sampling.wishes[f"num_{name}"].cumsum()
-        bounds = [(ends[place] - sampling.wishes[f"num_{name}"][place], ends[place]) for place in places]
+        bounds = [
+            (ends[place] - sampling.wishes[f"num_{name}"][place], ends[place]) for place in places
+        ]
         return [np.concatenate([one[start:end] for start, end in bounds]) for one in lists]
 
     biased_ids, biases = own("biased", sampling.biased_ids, sampling.biases)
@@ -98,7 +107,15 @@ def part(sampling: Sampling, places: list[int]) -> Sampling:
     [banned_ids] = own("banned", sampling.banned_ids)
     wishes = sampling.wishes[places]
     return Sampling(
-        sampling.logits, wishes, sampling.changed, sampling.masks, biased_ids, biases, seen_ids, counts, banned_ids
+        sampling.logits,
+        wishes,
+        sampling.changed,
+        sampling.masks,
+        biased_ids,
+        biases,
+        seen_ids,
+        counts,
+        banned_ids,
     )
 
 
@@ -111,7 +128,9 @@ def best_of(sampling: Sampling, answers: Fulfilled) -> list[npt.NDArray[Any]]:
 def told(sampling: Sampling, answers: Fulfilled) -> list[bytes]:
     """The bits of what each wish got; those of a wish that got nothing are its status."""
     rows = zip(answers.choices, best_of(sampling, answers), strict=True)
-    return [row.tobytes() + (best.tobytes() if row["status"] == CHOSEN else b"") for row, best in rows]
+    return [
+        row.tobytes() + (best.tobytes() if row["status"] == CHOSEN else b"") for row, best in rows
+    ]
 
 
 @pytest.mark.parametrize("vocab_size", VOCABS)
@@ -125,14 +144,22 @@ def test_wishes_are_fulfilled_as_the_rules_in_numpy_say(vocab_size: int) -> None
         np.testing.assert_array_equal(sampling.logits, before)
         assert got.choices["status"].tolist() == expected.choices["status"].tolist()
         is_chosen = got.choices["status"] == CHOSEN
-        assert got.choices["token_id"][is_chosen].tolist() == expected.choices["token_id"][is_chosen].tolist()
+        assert (
+            got.choices["token_id"][is_chosen].tolist()
+            == expected.choices["token_id"][is_chosen].tolist()
+        )
         np.testing.assert_allclose(
-            got.choices["log_prob"][is_chosen], expected.choices["log_prob"][is_chosen], rtol=1e-5, atol=1e-5
+            got.choices["log_prob"][is_chosen],
+            expected.choices["log_prob"][is_chosen],
+            rtol=1e-5,
+            atol=1e-5,
         )
         for place in np.flatnonzero(is_chosen):
             num_top = sampling.wishes["num_top"][place]
             for own in (slice(0, num_top), slice(num_top, None)):
-                compare_best(best_of(sampling, got)[place][own], best_of(sampling, expected)[place][own])
+                compare_best(
+                    best_of(sampling, got)[place][own], best_of(sampling, expected)[place][own]
+                )
             num_compared += 1
     assert num_compared > 300
 
@@ -153,7 +180,9 @@ def test_neighbours_and_threads_change_no_bit(vocab_size: int) -> None:
     choice = random.Random(vocab_size)
     for _ in range(8):
         sampling = random_sampling(choice, vocab_size, num=60)
-        alone = [told(one, fulfil(one))[0] for one in (part(sampling, [place]) for place in range(60))]
+        alone = [
+            told(one, fulfil(one))[0] for one in (part(sampling, [place]) for place in range(60))
+        ]
         for num_threads in (1, 2, 3, 4):
             assert told(sampling, fulfil(sampling, num_threads)) == alone
         places = choice.sample(range(60), 31)
@@ -200,8 +229,12 @@ FLOATS = st.one_of(st.floats(width=32), st.sampled_from([0.0, 1.0, 1e-5, 0.5]))
 @settings(max_examples=1000)
 @given(st.data())
 def test_wishes_of_any_numbers_are_fulfilled_or_refused(data: st.DataObject) -> None:
-    """In a valid sampling one or two numbers are any others; what is read and written stays within the arrays."""
-    sampling = random_sampling(random.Random(data.draw(st.integers(0, 50))), data.draw(st.sampled_from([1, 33, 50])), 4)
+    """In a valid sampling one or two numbers are any others; what is read and written stays within
+    the arrays.
+    """
+    sampling = random_sampling(
+        random.Random(data.draw(st.integers(0, 50))), data.draw(st.sampled_from([1, 33, 50])), 4
+    )
     for _ in range(data.draw(st.integers(1, 2))):
         name = data.draw(st.sampled_from(WISH.names))
         if name == "seed":
@@ -251,7 +284,9 @@ def test_a_refusal_names_the_rule_and_the_value(columns: dict[str, float], says:
 def test_an_id_outside_the_vocabulary_is_refused(name: str) -> None:
     for token_id in (-1, 5):
         lists: dict[str, Any] = {name: np.array([token_id], np.int32)}
-        lists |= {"biased_ids": {"biases": rows([1])[0]}, "seen_ids": {"counts": rows([1])[0]}}.get(name, {})
+        lists |= {"biased_ids": {"biases": rows([1])[0]}, "seen_ids": {"counts": rows([1])[0]}}.get(
+            name, {}
+        )
         wishes = new_wishes(1, **{f"num_{name.removesuffix('_ids')}": 1})
         with pytest.raises(ValueError, match=f"token.* must be from 0 to 4, given {token_id}"):
             fulfil(Sampling(np.zeros((1, 5), np.float32), wishes, **lists))

@@ -1,4 +1,6 @@
-"""The threads of a step: their number, other callers, forks, signals, and the end of the process."""
+"""The threads of a step: their number, other callers, forks, signals, and the end of
+the process.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ def state_of(task: Path) -> list[str]:
 
 
 def run_in_a_process(work: Callable[[], None]) -> None:
-    """Run a function of this file in a process of its own, which must end by itself and without a word."""
+    """Run a function of this file in a process of its own, which must end by itself and without a
+    word.
+    """
     command = [sys.executable, "-c", f"from {__name__} import {work.__name__}; {work.__name__}()"]
     done = subprocess.run(command, cwd=ROOT, timeout=DEADLINE_S, capture_output=True, text=True)
     assert done.returncode == 0 and not done.stderr, done.stderr
@@ -104,7 +108,10 @@ def test_signals_of_the_process_are_not_handled_on_threads_of_the_kernels() -> N
     for task in helpers():
         lines = (task / "status").read_text().splitlines()
         blocked = int(next(line for line in lines if line.startswith("SigBlk:")).split()[1], 16)
-        assert all(blocked >> (number - 1) & 1 for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD))
+        assert all(
+            blocked >> (number - 1) & 1
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
+        )
         assert not blocked >> (signal.SIGSEGV - 1) & 1, "a fault must reach its handler"
 
 
@@ -130,7 +137,9 @@ def run_where_no_thread_can_begin() -> None:
     expected, model = logits_of(model_with(1)), model_with(8)
     num_before = len(os.listdir("/proc/self/task"))
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + (4 << 20), resource.RLIM_INFINITY))  # a thread's stack is larger
+    resource.setrlimit(
+        resource.RLIMIT_AS, (used + (4 << 20), resource.RLIM_INFINITY)
+    )  # a thread's stack is larger
     assert torch.equal(logits_of(model), expected)
     assert len(os.listdir("/proc/self/task")) == num_before
     resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))

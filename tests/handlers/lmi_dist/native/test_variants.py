@@ -28,9 +28,20 @@ def test_a_cpu_takes_the_best_variant_whose_every_feature_it_has(
 
 
 def test_what_is_told_names_the_variants_that_are_built_and_what_computes(tmp_path: Path) -> None:
-    assert describe_kernels(tmp_path, "x86-64-v4") == "kernels torch (built: none; this CPU: x86-64-v4)"
+    assert (
+        describe_kernels(tmp_path, "x86-64-v4")
+        == "kernels torch (built: none; this CPU: x86-64-v4)"
+    )
     library_file("x86-64-v3", tmp_path).touch()
-    assert describe_kernels(tmp_path, "x86-64-v4") == "kernels torch (built: x86-64-v3; this CPU: x86-64-v4)"
+    assert (
+        describe_kernels(tmp_path, "x86-64-v4")
+        == "kernels torch (built: x86-64-v3; this CPU: x86-64-v4)"
+    )
     library_file("x86-64-v4", tmp_path).touch()
-    assert describe_kernels(tmp_path, "x86-64-v4") == "kernels native x86-64-v4 (built: x86-64-v3, x86-64-v4)"
-    assert describe_kernels(tmp_path, "aarch64").startswith("kernels torch (built: x86-64-v3, x86-64-v4;")
+    assert (
+        describe_kernels(tmp_path, "x86-64-v4")
+        == "kernels native x86-64-v4 (built: x86-64-v3, x86-64-v4)"
+    )
+    assert describe_kernels(tmp_path, "aarch64").startswith(
+        "kernels torch (built: x86-64-v3, x86-64-v4;"
+    )

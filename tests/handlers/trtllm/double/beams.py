@@ -37,8 +37,12 @@ class BeamSearch:
         return not self.running
 
     def advance(self, row_after: Callable[[tuple[int, ...]], tuple[Tensor, Tensor]]) -> None:
-        """Give each running beam its next token. `row_after` returns a beam's logits before and after all rules."""
-        candidates = [one for beam in self.running for one in self._continued(beam, *row_after(beam.tokens))]
+        """Give each running beam its next token. `row_after` returns a beam's logits before and
+        after all rules.
+        """
+        candidates = [
+            one for beam in self.running for one in self._continued(beam, *row_after(beam.tokens))
+        ]
         candidates.sort(key=lambda beam: beam.sum, reverse=True)
         best = candidates[: self.width]
         self.finished += [beam for beam in best if beam.reason is not None]
@@ -65,7 +69,9 @@ class BeamSearch:
     def _is_settled(self) -> bool:
         if len(self.finished) < self.width or not self.running:
             return False
-        return self.early_stopping == 1 or self._score(self.running[0]) <= self._score(self.finished[-1])
+        return self.early_stopping == 1 or self._score(self.running[0]) <= self._score(
+            self.finished[-1]
+        )
 
     def _score(self, beam: Beam) -> float:
         return beam.sum / float(max(1, len(beam.tokens))) ** self.length_penalty

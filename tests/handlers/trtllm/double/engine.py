@@ -1,4 +1,6 @@
-"""The worker: a thread that gives every active request a token in each step, like upstream's executor loop."""
+"""The worker: a thread that gives every active request a token in each step, like upstream's
+executor loop.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ MAX_STATS = 1000
 
 RANK = "double-rank"  # as top and ps show it
 # It ends with the process that started it, as Open MPI's daemon sees to.
-WORKER = f"import sys; open('/proc/self/comm', 'w').write('{RANK}'); print(flush=True); sys.stdin.read()"
+WORKER = (
+    f"import sys; open('/proc/self/comm', 'w').write('{RANK}'); print(flush=True); sys.stdin.read()"
+)
 
 log = logging.getLogger("tensorrt_llm")
 
@@ -119,7 +123,9 @@ class Engine:
     def _die(self, error: Exception) -> None:
         with self._lock:
             self.error = error
-            channels = [job.channel for job in self._queue + self._active] + [one for one, _ in self._refused]
+            channels = [job.channel for job in self._queue + self._active] + [
+                one for one, _ in self._refused
+            ]
             self._queue, self._active, self._refused = [], [], []
         deliver((channel, Death(error)) for channel in channels)
 
@@ -150,7 +156,10 @@ class Engine:
         due = []
         for job in [one for one in self._queue + self._active if one.is_cancelled]:
             job.cancelled_at = job.cancelled_at or self._num_steps
-            if knobs.finish_after_abort == "late" and self._num_steps - job.cancelled_at < knobs.late_steps:
+            if (
+                knobs.finish_after_abort == "late"
+                and self._num_steps - job.cancelled_at < knobs.late_steps
+            ):
                 continue
             due.append(job)
         self._forget(due)
@@ -159,7 +168,9 @@ class Engine:
         return [(job.channel, one) for job in due for one in job.cancelled()]
 
     def _admitted(self) -> list[tuple[Channel, News]]:
-        """Begin the first requests of the queue that find slots. Only one beam width runs at a time."""
+        """Begin the first requests of the queue that find slots. Only one beam width runs at a
+        time.
+        """
         news: list[tuple[Channel, News]] = []
         while self._queue and self._fits(self._queue[0]):
             job = self._queue.pop(0)
@@ -185,7 +196,11 @@ class Engine:
 
     def _told(self, active: Iterable[Job], knobs: Knobs) -> list[tuple[Channel, News]]:
         news: list[tuple[Channel, News]]
-        news = [(job.channel, one) for job in active for one in job.news(self._stream_interval, knobs.tokens_per_step)]
+        news = [
+            (job.channel, one)
+            for job in active
+            for one in job.news(self._stream_interval, knobs.tokens_per_step)
+        ]
         self._forget([job for job in active if job.is_over])
         return news[::-1] if knobs.is_reversed else news
 
@@ -224,12 +239,16 @@ class Engine:
                 "avgNumDecodedTokensPerIter": float(knobs.tokens_per_step),
             },
         }
-        self.stats.append({name: value for name, value in stats.items() if name not in knobs.missing_stats})
+        self.stats.append(
+            {name: value for name, value in stats.items() if name not in knobs.missing_stats}
+        )
 
 
 def _new_worker() -> subprocess.Popen[bytes]:
     command = [sys.executable, "-c", WORKER, "mpi4py.futures.server"]
-    worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+    worker = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+    )
     assert worker.stdout is not None
     worker.stdout.readline()  # just after its start a process has no command line yet
     return worker

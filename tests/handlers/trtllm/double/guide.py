@@ -28,12 +28,18 @@ class Guides:
         ends = None if end_id is None else [end_id]
         self._vocab_size = vocab_size
         texts = [text for text, _ in ids]
-        self._compiler = GrammarCompiler(TokenizerInfo(texts, kind, vocab_size=vocab_size, stop_token_ids=ends))
+        self._compiler = GrammarCompiler(
+            TokenizerInfo(texts, kind, vocab_size=vocab_size, stop_token_ids=ends)
+        )
 
     def guide(self, params: Any, end_id: int) -> Guide:
-        """The guide of one sequence. `params` are GuidedDecodingParams. Raises what xgrammar raises."""
+        """The guide of one sequence. `params` are GuidedDecodingParams. Raises what xgrammar
+        raises.
+        """
         ends = [end_id] if end_id >= 0 else None
-        return Guide(GrammarMatcher(self._compiled(params), override_stop_tokens=ends), self._vocab_size)
+        return Guide(
+            GrammarMatcher(self._compiled(params), override_stop_tokens=ends), self._vocab_size
+        )
 
     def _compiled(self, params: Any) -> CompiledGrammar:
         if params.json_object:

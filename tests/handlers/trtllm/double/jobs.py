@@ -1,4 +1,6 @@
-"""One request in the worker: its sequences, the token that each gets in a step, and the news of them."""
+"""One request in the worker: its sequences, the token that each gets in a step, and the news of
+them.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +101,9 @@ class Job:
         return bool(asked) if self.line.is_zero_log_probs_none else asked is not None
 
     def begin(self, guide: Callable[[], Guide | None], shared: torch.Generator | None) -> None:
-        """`shared` draws for every request without a seed, where the sampler does not take seed 0 for them."""
+        """`shared` draws for every request without a seed, where the sampler does not take seed 0
+        for them.
+        """
         self.scheduled = time.monotonic()
         if self.params.use_beam_search:
             stopping = self.params.early_stopping
@@ -155,13 +159,17 @@ class Job:
                 del sequence.log_probs[len(sequence.tokens) :]
 
     def _processed(self, tokens: list[int]) -> Tensor:
-        """The logits (vocab,) after the request's processors, which change them in place for good."""
+        """The logits (vocab,) after the request's processors, which change them in
+        place for good.
+        """
         logits = self.model.logits(tokens, self.adapter)
         given = self.params.logits_processor
         processors = given if isinstance(given, list) else [] if given is None else [given]
         is_behind = self.overlaps and len(tokens) > len(self.prompt)
         for processor in processors:
-            processor(self.id, logits.view(1, 1, -1), [tokens[: len(tokens) - is_behind]], None, None)
+            processor(
+                self.id, logits.view(1, 1, -1), [tokens[: len(tokens) - is_behind]], None, None
+            )
         return logits
 
     def _reason_after(self, tokens: list[int]) -> Finish:
@@ -170,7 +178,9 @@ class Job:
         if len(tokens) >= self.max_tokens:
             return Finish.LENGTH
         everything = [*self.prompt, *tokens]
-        words = [] if self.params.ignore_eos else [[one] for one in self.params.stop_token_ids or ()]
+        words = (
+            [] if self.params.ignore_eos else [[one] for one in self.params.stop_token_ids or ()]
+        )
         if any(everything[len(everything) - len(word) :] == word for word in words):
             return Finish.STOP_WORDS
         return Finish.NOT_FINISHED
@@ -189,7 +199,13 @@ class Job:
         if self.knows_chosen_only:
             return report(logits, 0, token, self.make_log_prob)
         chosen = None if knobs.chosen_log_prob == "missing" else token
-        return report(logits, self.params.logprobs, chosen, self.make_log_prob, is_first=self.line.is_chosen_first)
+        return report(
+            logits,
+            self.params.logprobs,
+            chosen,
+            self.make_log_prob,
+            is_first=self.line.is_chosen_first,
+        )
 
     # What else the model returns.
 
@@ -220,14 +236,20 @@ class Job:
     # News.
 
     def news(self, interval: int, num_new: int) -> list[Response]:
-        """What a step tells. A request that is not streamed gets the news of a sequence at its end."""
+        """What a step tells. A request that is not streamed gets the news of a sequence
+        at its end.
+        """
         if self.search is not None:
             return self._beam_news(interval)
-        due = [one for one in self.sequences if one.has_news and self._is_due(one.is_over, interval)]
+        due = [
+            one for one in self.sequences if one.has_news and self._is_due(one.is_over, interval)
+        ]
         return [self._response(one, num_new) for one in due]
 
     def _is_due(self, is_over: bool, interval: int) -> bool:
-        return is_over or (self.is_streamed and (self.num_iterations == 1 or self.num_iterations % interval == 0))
+        return is_over or (
+            self.is_streamed and (self.num_iterations == 1 or self.num_iterations % interval == 0)
+        )
 
     def _response(self, sequence: Sequence, num_new: int) -> Response:
         is_first, new = sequence.num_sent == 0, sequence.tokens[sequence.num_sent :]
@@ -256,7 +278,10 @@ class Job:
         reasons = [beam.reason if self.search.is_over else Finish.NOT_FINISHED for beam in beams]
         response = Response(0, [list(beam.tokens) for beam in beams], reasons, self.search.is_over)
         if self.wants_log_probs:
-            response.log_probs, response.sums = list(map(self._beam_log_probs, beams)), [beam.sum for beam in beams]
+            response.log_probs, response.sums = (
+                list(map(self._beam_log_probs, beams)),
+                [beam.sum for beam in beams],
+            )
         if self.params.return_generation_logits:
             response.generation_logits = [torch.stack(beam.rows) for beam in beams]
         if self.num_iterations == 1 or not self.is_streamed:
@@ -266,7 +291,13 @@ class Job:
 
     def _beam_log_probs(self, beam: Beam) -> list[Any]:
         return [
-            report(row, self.params.logprobs, token, self.make_log_prob, is_first=self.line.is_chosen_first)
+            report(
+                row,
+                self.params.logprobs,
+                token,
+                self.make_log_prob,
+                is_first=self.line.is_chosen_first,
+            )
             for row, token in zip(beam.rows, beam.tokens, strict=True)
         ]
 
@@ -275,7 +306,9 @@ class Job:
             response.context_logits = torch.stack(self._context_rows())
         if self.wants_prompt_log_probs:
             response.prompt_log_probs = self._prompt_log_probs(first_token)
-        if "hidden_states" in self.output_names:  # the only output with a row for each token of the prompt
+        if (
+            "hidden_states" in self.output_names
+        ):  # the only output with a row for each token of the prompt
             response.context_outputs = {
                 "hidden_states": torch.stack(list(map(self.model.hidden_state, self._context())))
             }
@@ -290,18 +323,24 @@ class Job:
             }
             times = {name: timedelta(seconds=one) for name, one in names.items() if one is not None}
             now = timedelta(seconds=time.monotonic())
-            response.perf_metrics = SimpleNamespace(timing_metrics=SimpleNamespace(**times, last_token_time=now))
+            response.perf_metrics = SimpleNamespace(
+                timing_metrics=SimpleNamespace(**times, last_token_time=now)
+            )
 
     def cancelled(self) -> list[Response]:
         """The last news of a request that was cancelled: no new tokens."""
         if self.params.use_beam_search:
             beams = [] if self.search is None else self.search.best(self.params.best_of)
-            tokens = [list(beam.tokens) for beam in beams] or [[] for _ in range(self.params.best_of)]
+            tokens = [list(beam.tokens) for beam in beams] or [
+                [] for _ in range(self.params.best_of)
+            ]
             responses = [Response(0, tokens, [Finish.CANCELLED] * len(tokens), is_final=True)]
         else:
             told = {one.index for one in self.sequences if one.is_told}
             left = [index for index in range(self.params.best_of) if index not in told]
-            responses = [Response(one, [[]], [Finish.CANCELLED], is_final=one == left[-1]) for one in left]
+            responses = [
+                Response(one, [[]], [Finish.CANCELLED], is_final=one == left[-1]) for one in left
+            ]
         for response in responses:
             self._add_counts(response)
         return responses

@@ -3,8 +3,9 @@
     with knobs(finish_after_abort="never"):
         ...
 
-The environment variable LMI_TRTLLM_DOUBLE holds them as JSON, for a server's process too. In place of JSON it may name
-a file of JSON, "@/path": a test then turns the knobs of a process that runs. The engine reads them at each step.
+The environment variable LMI_TRTLLM_DOUBLE holds them as JSON, for a server's process too. In place
+of JSON it may name a file of JSON, "@/path": a test then turns the knobs of a process that runs.
+The engine reads them at each step.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ class Knobs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     step_s: float = 0.0005  # the least time of a step
     is_reversed: bool = False  # the requests of a step are told in reverse
     tokens_per_step: int = 1  # more than one where drafts are accepted
-    has_workers: bool = False  # a process for each rank, as MPI starts them; the engine falls silent when one ends
+    has_workers: bool = (
+        False  # a process for each rank, as MPI starts them; the engine falls silent when one ends
+    )
     start_error: str = ""  # the reason for which a start fails
     finish_after_abort: Literal["next step", "late", "never"] = "next step"
     late_steps: int = 50
@@ -35,8 +38,12 @@ class Knobs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hangs: bool = False  # it makes no step and reports nothing
     error_budget: int | None = None  # failed requests that the engine survives; None: any number
     end_token: Literal["kept", "dropped", "dropped whole"] = "kept"  # "dropped": its log-prob stays
-    log_prob_form: Literal["dicts", "floats"] = "dicts"  # of each position: its best tokens, or only the chosen one's
-    chosen_log_prob: Literal["there", "missing"] = "there"  # missing if the token is not among the asked best
+    log_prob_form: Literal["dicts", "floats"] = (
+        "dicts"  # of each position: its best tokens, or only the chosen one's
+    )
+    chosen_log_prob: Literal["there", "missing"] = (
+        "there"  # missing if the token is not among the asked best
+    )
     missing_stats: tuple[str, ...] = ()  # parts of the statistics that are absent
 
 

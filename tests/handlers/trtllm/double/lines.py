@@ -1,4 +1,6 @@
-"""What upstream's two lines do differently, beyond their signatures. The sources are named in README.md."""
+"""What upstream's two lines do differently, beyond their signatures. The sources are named in
+README.md.
+"""
 
 from __future__ import annotations
 
@@ -42,12 +44,16 @@ LATER_LORA_MODULES = {
 class Line:
     name: str  # of its facts
     version: str  # of the package that the double writes
-    long_prompt: Literal["ValueError", "RequestError"]  # over max_num_tokens without chunked prefill
+    long_prompt: Literal[
+        "ValueError", "RequestError"
+    ]  # over max_num_tokens without chunked prefill
     samplers: frozenset[str]  # values of sampler_type
     ignored: frozenset[str] = field(default=frozenset())  # what the Torch sampler drops silently
     is_zero_log_probs_none: bool = False  # logprobs=0 and prompt_logprobs=0 ask for nothing
     is_chosen_first: bool = True  # in the dict of a position's log-probs; else behind the best
-    has_prompt_tokens: bool = True  # a row of prompt_logprobs has its own token, even if it is not among the best
+    has_prompt_tokens: bool = (
+        True  # a row of prompt_logprobs has its own token, even if it is not among the best
+    )
     max_beam_log_probs: int = 0
     guides_without_backend: Literal["ignored", "refused"] = "refused"
     has_cpp_beams: bool = False  # `auto` is the C++ sampler where there are beams
@@ -78,7 +84,12 @@ LINES = {
         samplers=frozenset({"auto", "TorchSampler"}),
     ),
 }
-# A candidate between the two, as far as its pages and pull requests say: it has the arguments of the first one.
+# A candidate between the two, as far as its pages and pull requests say: it has the arguments of
+# the first one.
 LINES["1.3.0rc5"] = replace(
-    LINES["main-2025-10"], version="1.3.0rc5", is_zero_log_probs_none=False, has_cpp_beams=False, max_beam_log_probs=0
+    LINES["main-2025-10"],
+    version="1.3.0rc5",
+    is_zero_log_probs_none=False,
+    has_cpp_beams=False,
+    max_beam_log_probs=0,
 )

@@ -1,4 +1,6 @@
-"""The LLM class of the double: what happens in the caller's process, before and around the engine."""
+"""The LLM class of the double: what happens in the caller's process, before and around
+the engine.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ log = logging.getLogger("tensorrt_llm")
 
 
 class LLM:
-    """The facts give the signatures of the constructor and of every method, which get their arguments by name."""
+    """The facts give the signatures of the constructor and of every method, which get their
+    arguments by name.
+    """
 
     _maker: Any  # of the package's classes
 
@@ -46,7 +50,9 @@ class LLM:
         self.args = self._checked({**arguments, **more})
         self._folder = Path(self.args.model)
         if not self._folder.is_dir():
-            raise RuntimeError(f"Executor worker returned error: {self._folder} is no folder of a model")
+            raise RuntimeError(
+                f"Executor worker returned error: {self._folder} is no folder of a model"
+            )
         knobs = current()
         if knobs.start_error:
             raise RuntimeError(f"Executor worker returned error: {knobs.start_error}")
@@ -79,7 +85,11 @@ class LLM:
 
     def _new_engine(self) -> Engine:
         cache = self.args.kv_cache_config
-        num_blocks = NUM_BLOCKS if cache.max_tokens is None else -(-cache.max_tokens // cache.tokens_per_block)
+        num_blocks = (
+            NUM_BLOCKS
+            if cache.max_tokens is None
+            else -(-cache.max_tokens // cache.tokens_per_block)
+        )
         is_guided = self.args.guided_decoding_backend is not None
         if is_guided and self._tokenizer is None:
             raise ValueError("guided decoding needs the tokenizer")
@@ -94,7 +104,9 @@ class LLM:
                 max_blocks=num_blocks,
             ),
             guides=guides if is_guided else None,
-            shared_generator=torch.Generator().manual_seed(SHARED_SEED) if self._is_torch_sampler else None,
+            shared_generator=torch.Generator().manual_seed(SHARED_SEED)
+            if self._is_torch_sampler
+            else None,
             keeps_stats=self.args.enable_iter_perf_stats,
             num_ranks=self._num_ranks,
         )
@@ -140,7 +152,9 @@ class LLM:
         return self._engine
 
     def _refuse(self, engine: Engine, channel: Channel, message: str) -> None:
-        """Tell the caller now if the worker is its own process, else through the request's iterator."""
+        """Tell the caller now if the worker is its own process, else through the request's
+        iterator.
+        """
         engine.count_failure()
         if os.environ.get("TLLM_WORKER_USE_SINGLE_PROCESS") == "1":
             raise self._maker.made("RequestError")(message)
@@ -150,7 +164,9 @@ class LLM:
         """The parameters, which this changes."""
         kind = self._maker.made("SamplingParams")
         if not isinstance(params, kind):
-            raise TypeError(f"The sampling_params must be type SamplingParams, but got {type(params)}")
+            raise TypeError(
+                f"The sampling_params must be type SamplingParams, but got {type(params)}"
+            )
         params._stream_interval = params._stream_interval or self.args.stream_interval
         return params
 
@@ -159,11 +175,21 @@ class LLM:
         if limit and num_tokens > limit and not self.args.enable_chunked_prefill:
             is_value = self._maker.line.long_prompt == "ValueError"
             kind = ValueError if is_value else self._maker.made("RequestError")
-            raise kind(f"The sum of prompt length ({num_tokens}) should not exceed max_num_tokens ({limit})")
+            raise kind(
+                f"The sum of prompt length ({num_tokens}) should not exceed max_num_tokens "
+                f"({limit})"
+            )
 
     # What the worker does with a request before it queues it.
 
-    def _job(self, request_id: int, prompt: list[int], params: Any, channel: Channel, more: dict[str, Any]) -> Job:
+    def _job(
+        self,
+        request_id: int,
+        prompt: list[int],
+        params: Any,
+        channel: Channel,
+        more: dict[str, Any],
+    ) -> Job:
         """Raises what the worker raises, which ends this request only."""
         if fault := sampling.faults(params):
             raise RuntimeError(fault)
@@ -194,7 +220,10 @@ class LLM:
         """What the context has room for: more is cut with a warning."""
         room = self._max_length - len(prompt)
         if room <= 0:
-            raise ValueError(f"the prompt of {len(prompt)} tokens leaves no room in max_seq_len ({self._max_length})")
+            raise ValueError(
+                f"the prompt of {len(prompt)} tokens leaves no room in max_seq_len "
+                f"({self._max_length})"
+            )
         if params.max_tokens is not None and params.max_tokens > room:
             log.warning("max_tokens (%d) is cut to %d", params.max_tokens, room)
         return room if params.max_tokens is None else min(room, int(params.max_tokens))
@@ -207,9 +236,12 @@ class LLM:
         width = params.best_of if params.use_beam_search else 1
         if width != self._max_width:
             raise ValueError(
-                f"Request beam width {width} is not equal to max_beam_width {self._max_width}. This is not supported!"
+                f"Request beam width {width} is not equal to max_beam_width {self._max_width}. "
+                f"This is not supported!"
             )
-        if params.embedding_bias is not None and tuple(params.embedding_bias.shape) != (self._model.vocab_size,):
+        if params.embedding_bias is not None and tuple(params.embedding_bias.shape) != (
+            self._model.vocab_size,
+        ):
             raise ValueError(f"embedding_bias has shape {tuple(params.embedding_bias.shape)}")
         if width > 1 and (params.logprobs or 0) > self._maker.line.max_beam_log_probs:
             raise ValueError(f"logprobs ({params.logprobs}) is not supported with beam search")
@@ -223,7 +255,9 @@ class LLM:
             raise ValueError("guided decoding is not supported with beam search")
         if self.args.guided_decoding_backend is None:
             if self._maker.line.guides_without_backend == "refused":
-                raise ValueError("guided decoding is not enabled: guided_decoding_backend is not set")
+                raise ValueError(
+                    "guided decoding is not enabled: guided_decoding_backend is not set"
+                )
 
     def _adapter(self, lora: Any) -> Tensor | None:
         """The weights of a request's adapter. They are read once for each number."""
@@ -234,7 +268,9 @@ class LLM:
             raise ValueError("LoRA is not enabled")
         if lora.adapter_id not in self._adapters:
             max_rank = 64 if config is None else config.max_lora_rank
-            self._adapters[lora.adapter_id] = read_adapter(Path(lora.path), max_rank, self._model.vocab_size)
+            self._adapters[lora.adapter_id] = read_adapter(
+                Path(lora.path), max_rank, self._model.vocab_size
+            )
         return self._adapters[lora.adapter_id]
 
     # Statistics, end.

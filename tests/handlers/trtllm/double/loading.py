@@ -15,7 +15,9 @@ from tests.handlers.trtllm.double.package import write_double
 
 PACKAGES = ("tensorrt_llm", "handlers.lmi_trtllm")
 
-_loaded: list[dict[str, ModuleType]] = []  # the modules of each double that is open; the last one's are importable
+_loaded: list[
+    dict[str, ModuleType]
+] = []  # the modules of each double that is open; the last one's are importable
 
 
 @contextmanager
@@ -30,7 +32,9 @@ def double(profile: str) -> Iterator[Any]:
 
 @contextmanager
 def loaded(profile: str) -> Iterator[Path]:
-    """Make a double importable, and forget our adapter's modules meanwhile. Yields the double's folder."""
+    """Make a double importable, and forget our adapter's modules meanwhile. Yields the double's
+    folder.
+    """
     with tempfile.TemporaryDirectory(prefix="lmi-trtllm-double-") as folder:
         write_double(Path(folder), profile)
         if not _loaded:
@@ -62,7 +66,11 @@ def _close(modules: dict[str, ModuleType]) -> None:
 
 def _taken() -> dict[str, ModuleType]:
     """The modules of both packages, which are not importable any more."""
-    names = [name for name in sys.modules if name.startswith(tuple(f"{one}." for one in PACKAGES)) or name in PACKAGES]
+    names = [
+        name
+        for name in sys.modules
+        if name.startswith(tuple(f"{one}." for one in PACKAGES)) or name in PACKAGES
+    ]
     parent = sys.modules.get("handlers")
     if parent is not None and hasattr(parent, "lmi_trtllm"):
         del parent.lmi_trtllm

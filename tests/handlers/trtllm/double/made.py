@@ -1,6 +1,8 @@
-"""Makes the package's classes: their fields and signatures are the facts, and what they do is this folder's.
+"""Makes the package's classes: their fields and signatures are the facts, and what they do is this
+folder's.
 
-A call that the facts do not know is a TypeError, as upstream. An attribute that they do not know is an AttributeError.
+A call that the facts do not know is a TypeError, as upstream. An attribute that they do not know is
+an AttributeError.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ class Maker:
         self._made: dict[str, type] = {}
 
     def made(self, short_name: str) -> Any:
-        """A class by the last part of its name. One that is written as text is read from its module."""
+        """A class by the last part of its name. One that is written as text is read from its
+        module.
+        """
         name = self._by_short_name[short_name]
         if is_written(self.facts.cls(name)) or is_dataclass(self.facts, short_name):
             return getattr(importlib.import_module(self.facts.cls(name).module), short_name)
@@ -46,7 +50,9 @@ class Maker:
         return self._made[short_name]
 
     def unknown(self, name: str) -> type:
-        """A class that upstream exports and the facts do not describe: it can be imported and nothing else."""
+        """A class that upstream exports and the facts do not describe: it can be imported and
+        nothing else.
+        """
 
         def refuse(self: object, *args: object, **more: object) -> None:
             raise NotImplementedError(f"the facts do not describe {name}")
@@ -57,7 +63,9 @@ class Maker:
         fact, behaviour = self.facts.cls(name), BEHAVIOURS.get(short_name, object)
         if fact.bases:
             [base] = fact.bases
-            return type(short_name, (vars(sys.modules["builtins"])[base],), {"__module__": fact.module})
+            return type(
+                short_name, (vars(sys.modules["builtins"])[base],), {"__module__": fact.module}
+            )
         known = fact.names | fact.keywords
         body: dict[str, Any] = {
             one: value
@@ -67,7 +75,12 @@ class Maker:
         for method, one in fact.methods.items():
             if method in body and not method.startswith("__"):
                 body[method] = _with_signature(one.signature, body[method])
-        body |= {"__module__": fact.module, "__qualname__": short_name, "_maker": self, "_known": known}
+        body |= {
+            "__module__": fact.module,
+            "__qualname__": short_name,
+            "_maker": self,
+            "_known": known,
+        }
         if short_name != "RequestOutput":
             body["__init__"] = _constructor(self.facts.signature(name), short_name)
         body["__setattr__"] = _refuse_unknown
@@ -77,7 +90,15 @@ class Maker:
         return made
 
 
-HIDDEN = {"__module__", "__dict__", "__weakref__", "__doc__", "__annotations__", "__qualname__", "__firstlineno__"}
+HIDDEN = {
+    "__module__",
+    "__dict__",
+    "__weakref__",
+    "__doc__",
+    "__annotations__",
+    "__qualname__",
+    "__firstlineno__",
+}
 
 
 def _constructor(signature: Signature, name: str) -> Callable[..., None]:
@@ -108,7 +129,9 @@ def _with_signature(signature: Signature, function: Callable[..., Any]) -> Calla
     return method
 
 
-def _bound(signature: Signature, name: str, args: tuple[Any, ...], more: dict[str, Any]) -> dict[str, Any]:
+def _bound(
+    signature: Signature, name: str, args: tuple[Any, ...], more: dict[str, Any]
+) -> dict[str, Any]:
     try:
         bound = signature.bind(*args, **more)
     except TypeError as error:
@@ -116,7 +139,9 @@ def _bound(signature: Signature, name: str, args: tuple[Any, ...], more: dict[st
     given = dict(bound.arguments)
     for one, parameter in signature.parameters.items():
         if one not in given and parameter.default is not Parameter.empty:
-            given[one] = None if isinstance(parameter.default, Expression) else deepcopy(parameter.default)
+            given[one] = (
+                None if isinstance(parameter.default, Expression) else deepcopy(parameter.default)
+            )
     return given
 
 

@@ -1,7 +1,7 @@
 """A small deterministic model: the logits after some tokens are a function of the last few of them.
 
-It reads the width of the vocabulary, the context length and the end tokens from a model's folder, and no weights. Each
-row is computed for itself, so neighbours in a batch change no bit of it.
+It reads the width of the vocabulary, the context length and the end tokens from a model's folder,
+and no weights. Each row is computed for itself, so neighbours in a batch change no bit of it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,19 @@ WIDTH = 24  # of the hidden state
 NUM_RECENT = 6  # tokens on which the next one depends
 SCALE = 0.8  # of the logits: the best token is clear, and others are drawn too
 MAX_ADAPTER_SCALE = 4.0
-KNOWN = ("Llama", "Mistral", "Mixtral", "Qwen2", "Qwen3", "Gemma", "Gemma2", "Gemma3", "Phi", "Phi3", "DeepseekV3")
+KNOWN = (
+    "Llama",
+    "Mistral",
+    "Mixtral",
+    "Qwen2",
+    "Qwen3",
+    "Gemma",
+    "Gemma2",
+    "Gemma3",
+    "Phi",
+    "Phi3",
+    "DeepseekV3",
+)
 
 
 class Model:
@@ -51,7 +63,9 @@ class Model:
 
 
 def read_adapter(folder: Path, max_rank: int, vocab_size: int) -> Tensor:
-    """What a LoRA adapter adds to the logits, (vocab_size,): zeros if its weights are. Raises if it does not fit."""
+    """What a LoRA adapter adds to the logits, (vocab_size,): zeros if its weights are. Raises if it
+    does not fit.
+    """
     config = _read_json(folder / "adapter_config.json", is_needed=True)
     if config["r"] > max_rank:
         raise ValueError(f"LoRA rank {config['r']} is greater than max_lora_rank {max_rank}")
@@ -81,7 +95,10 @@ def end_id_of(folder: Path) -> int | None:
 
 def _check_architecture(config: dict[str, Any]) -> None:
     [architecture] = config.get("architectures") or ["none"]
-    if architecture.removesuffix("ForCausalLM").removesuffix("ForConditionalGeneration") not in KNOWN:
+    if (
+        architecture.removesuffix("ForCausalLM").removesuffix("ForConditionalGeneration")
+        not in KNOWN
+    ):
         raise ValueError(f"Unknown architecture for AutoModelForCausalLM: {architecture}")
 
 

@@ -1,4 +1,6 @@
-"""Writes the fake package `tensorrt_llm`: thin modules with the facts' classes, and the models of arguments as text."""
+"""Writes the fake package `tensorrt_llm`: thin modules with the facts' classes, and the models of
+arguments as text.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ TYPES |= {"int", "float", "str", "bool", "dict", "list", "tuple", "bytes", "obje
 
 
 def write_double(folder: Path, profile: str) -> Path:
-    """Write the package of a line, as "main-2025-10", into a folder. Returns the folder, for sys.path or PYTHONPATH."""
+    """Write the package of a line, as "main-2025-10", into a folder. Returns the folder, for
+    sys.path or PYTHONPATH.
+    """
     facts, version = load(LINES[profile].name), LINES[profile].version
     texts = dict(_modules(facts, profile, version))
     for name, text in texts.items():
@@ -57,11 +61,17 @@ def _modules(facts: Facts, profile: str, version: str) -> Iterator[tuple[str, st
     """The name and the text of each module."""
     names = {*facts.exports, *(fact.module for fact in facts.classes.values()), ARGUMENTS}
     names |= {name.rpartition(".")[0] for name in facts.enums}
-    parents = {".".join(name.split(".")[:end]) for name in names for end in range(1, name.count(".") + 1)}
+    parents = {
+        ".".join(name.split(".")[:end]) for name in names for end in range(1, name.count(".") + 1)
+    }
     yield "tensorrt_llm._made", MADE.format(root=str(ROOT), profile=profile)
     for name in names | parents:
         text = _arguments(facts) if name == ARGUMENTS else _plain(facts, name)
-        yield name, f"from tensorrt_llm._made import MAKER\n{text}" + f"__version__ = {version!r}\n" * ("." not in name)
+        yield (
+            name,
+            f"from tensorrt_llm._made import MAKER\n{text}"
+            + f"__version__ = {version!r}\n" * ("." not in name),
+        )
 
 
 def _plain(facts: Facts, module: str) -> str:
@@ -73,7 +83,9 @@ def _plain(facts: Facts, module: str) -> str:
     text = "".join(_enum(name, facts) for name in enums if enums[name] == module)
     functions = [name.rpartition(".") for name in facts.functions]
     text += "".join(
-        f"def {name}():\n    return MAKER.line.{name}\n\n\n" for home, _, name in functions if home == module
+        f"def {name}():\n    return MAKER.line.{name}\n\n\n"
+        for home, _, name in functions
+        if home == module
     )
     for name in dict.fromkeys([*own, *shown]):
         home = (homes | enums).get(name)
@@ -107,16 +119,24 @@ def _dataclass(name: str, facts: Facts) -> str:
     for made, kind in (("[]", "list"), ("{}", "dict")):
         fields = fields.replace(f"= {made}\n", f"= field(default_factory={kind})\n")
     return (
-        f"{TYPING}from dataclasses import dataclass, field\n\n\n@dataclass(kw_only=True)\nclass {name}:\n{fields}\n\n"
+        f"{TYPING}from dataclasses import dataclass, "
+        f"field\n\n\n@dataclass(kw_only=True)\nclass "
+        f"{name}:\n{fields}\n\n"
     )
 
 
 def _arguments(facts: Facts) -> str:
     """The text of the strict models, those that others name first."""
-    models = {name.rpartition(".")[2]: fact for name, fact in facts.classes.items() if is_written(fact)}
+    models = {
+        name.rpartition(".")[2]: fact for name, fact in facts.classes.items() if is_written(fact)
+    }
     enums = [name.rpartition(".")[2] for name in facts.enums if _home_of_enum(name) == ARGUMENTS]
     text = MODELS.format(typing=TYPING) + "".join(_enum(name, facts) for name in enums)
-    plain = [name.rpartition(".")[2] for name in facts.classes if is_dataclass(facts, name.rpartition(".")[2])]
+    plain = [
+        name.rpartition(".")[2]
+        for name in facts.classes
+        if is_dataclass(facts, name.rpartition(".")[2])
+    ]
     text += "".join(
         f"from {fact.module} import {one}\n"
         for one in plain
@@ -124,12 +144,21 @@ def _arguments(facts: Facts) -> str:
         if n.endswith(f".{one}")
     )
     for name in _ordered(models):
-        fields = "".join(f"    {_field(one, TYPES | {*models, *enums, *plain})}\n" for one in models[name].parameters)
+        fields = "".join(
+            f"    {_field(one, TYPES | {*models, *enums, *plain})}\n"
+            for one in models[name].parameters
+        )
         base = (
-            models[name].bases[0] if models[name].bases[:1] and models[name].bases[0] in models else "StrictBaseModel"
+            models[name].bases[0]
+            if models[name].bases[:1] and models[name].bases[0] in models
+            else "StrictBaseModel"
         )
         text += f"\n\nclass {name}({base}):\n{fields or '    pass' + chr(10)}"
-    shown = {name.rpartition(".")[2]: fact for name, fact in facts.classes.items() if not is_written(fact)}
+    shown = {
+        name.rpartition(".")[2]: fact
+        for name, fact in facts.classes.items()
+        if not is_written(fact)
+    }
     own = [name for name, fact in shown.items() if fact.module == ARGUMENTS]
     return text + "".join(f"\n\n{name} = MAKER.made({name!r})\n" for name in own)
 
@@ -140,7 +169,9 @@ def _ordered(models: dict[str, Class]) -> list[str]:
     def add(name: str) -> None:
         if name in done:
             return
-        named = {one for field in models[name].parameters for one in _names(field.annotation)} | {*models[name].bases}
+        named = {one for field in models[name].parameters for one in _names(field.annotation)} | {
+            *models[name].bases
+        }
         for other in sorted((named & models.keys()) - {name}):
             add(other)
         done.append(name)
@@ -151,7 +182,9 @@ def _ordered(models: dict[str, Class]) -> list[str]:
 
 
 def _field(fact: Fact, known: Iterable[str]) -> str:
-    """The line of a field, e.g. `max_beam_width: Optional[int] = None`. A type that is not described is Any."""
+    """The line of a field, e.g. `max_beam_width: Optional[int] = None`. A type that is not
+    described is Any.
+    """
     names = _names(fact.annotation)
     kind = fact.annotation if fact.annotation and names <= {*known} else "Any"
     default: Any = fact.parameter.default

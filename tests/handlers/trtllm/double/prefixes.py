@@ -12,9 +12,15 @@ MAX_KEPT = 64
 class Prefixes:
     """A key says who may share: the salt and the adapter of a request."""
 
-    def __init__(self, *, is_enabled: bool, has_parts: bool, tokens_per_block: int, max_blocks: int) -> None:
+    def __init__(
+        self, *, is_enabled: bool, has_parts: bool, tokens_per_block: int, max_blocks: int
+    ) -> None:
         """`has_parts`: a block that two prompts share in part is copied."""
-        self._is_enabled, self._tokens_per_block, self._max_blocks = is_enabled, tokens_per_block, max_blocks
+        self._is_enabled, self._tokens_per_block, self._max_blocks = (
+            is_enabled,
+            tokens_per_block,
+            max_blocks,
+        )
         self._unit = 1 if has_parts else tokens_per_block
         self._kept: deque[tuple[Hashable, Sequence[int]]] = deque(maxlen=MAX_KEPT)
 
@@ -24,7 +30,9 @@ class Prefixes:
 
     def num_known(self, key: Hashable, prompt: Sequence[int]) -> int:
         """How many tokens of a prompt are there. Its last one is always computed."""
-        longest = max((_num_equal(prompt, tokens) for other, tokens in self._kept if other == key), default=0)
+        longest = max(
+            (_num_equal(prompt, tokens) for other, tokens in self._kept if other == key), default=0
+        )
         longest = min(longest, len(prompt) - 1)
         return longest - longest % self._unit
 

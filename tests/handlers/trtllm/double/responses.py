@@ -22,7 +22,9 @@ class Finish(Enum):
 
 @dataclass
 class Response:
-    """News of one sequence, or of all beams of a request. Lists have an entry for each beam, or one."""
+    """News of one sequence, or of all beams of a request. Lists have an entry for each beam, or
+    one.
+    """
 
     index: int
     tokens: list[list[int]]  # new ones; all of them of a beam
@@ -58,7 +60,9 @@ News = Response | Refusal | Death
 
 @dataclass
 class Channel:
-    """The way of one request's news. It serves async callers only if an event loop runs where it is made."""
+    """The way of one request's news. It serves async callers only if an event loop runs where it is
+    made.
+    """
 
     news: queue.SimpleQueue[News] = field(default_factory=queue.SimpleQueue)
     loop: asyncio.AbstractEventLoop | None = None
@@ -73,7 +77,8 @@ class Channel:
 
     async def aget(self) -> News:
         assert self.has_news is not None, (
-            "The asyncio event loop was not present during initialization, so async operations are not available."
+            "The asyncio event loop was not present during initialization, so async operations are "
+            "not available."
         )
         while self.news.empty():
             self.has_news.clear()
@@ -82,7 +87,9 @@ class Channel:
 
 
 def deliver(batch: Iterable[tuple[Channel, News]]) -> None:
-    """Hand out the news of one step. The readers of one event loop get theirs in one turn of the loop."""
+    """Hand out the news of one step. The readers of one event loop get theirs in one turn of the
+    loop.
+    """
     told: dict[asyncio.AbstractEventLoop, list[tuple[Channel, News]]] = {}
     for channel, news in batch:
         if channel.loop is None or channel.loop.is_closed():

@@ -1,4 +1,6 @@
-"""The object that `generate_async` returns: one for a request, changed by each step that its holder takes."""
+"""The object that `generate_async` returns: one for a request, changed by each step that its holder
+takes.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,12 @@ from tests.handlers.trtllm.double.responses import Channel, Death, Finish, News,
 
 log = logging.getLogger("tensorrt_llm")
 
-REASONS = {Finish.END_ID: "stop", Finish.STOP_WORDS: "stop", Finish.LENGTH: "length", Finish.CANCELLED: "cancelled"}
+REASONS = {
+    Finish.END_ID: "stop",
+    Finish.STOP_WORDS: "stop",
+    Finish.LENGTH: "length",
+    Finish.CANCELLED: "cancelled",
+}
 
 
 class RequestOutput:
@@ -31,12 +38,15 @@ class RequestOutput:
         raise RuntimeError("RequestOutput is made by generate_async; users do not make one")
 
     @classmethod
-    def _of(cls, request_id: int, params: Any, channel: Channel, abort: Callable[[int], bool]) -> Any:
+    def _of(
+        cls, request_id: int, params: Any, channel: Channel, abort: Callable[[int], bool]
+    ) -> Any:
         self = cls.__new__(cls)
         self._id, self._params, self._channel, self._abort = request_id, params, channel, abort
         make = cls._maker.made("CompletionOutput")
         self._outputs = [
-            make(index=index, token_ids=[], logprobs=[], prompt_logprobs=[]) for index in range(params.best_of)
+            make(index=index, token_ids=[], logprobs=[], prompt_logprobs=[])
+            for index in range(params.best_of)
         ]
         self._is_done = False
         self._context_logits = self._error = None
@@ -47,10 +57,14 @@ class RequestOutput:
 
     @property
     def outputs(self) -> list[Any]:
-        """The best `n` of the sequences. They are sorted and numbered anew only where there are more."""
+        """The best `n` of the sequences. They are sorted and numbered anew only where there are
+        more.
+        """
         if self._params.use_beam_search or self._params.n == self._params.best_of:
             return self._outputs[: self._params.n]
-        ranked = sorted(self._outputs, key=lambda one: _or_least(one.cumulative_logprob), reverse=True)
+        ranked = sorted(
+            self._outputs, key=lambda one: _or_least(one.cumulative_logprob), reverse=True
+        )
         for index, output in enumerate(ranked):
             output.index = index
         return ranked[: self._params.n]
@@ -74,7 +88,9 @@ class RequestOutput:
     # Its steps.
 
     def abort(self) -> None:
-        """Ask the worker to end the request, which takes a step or longer. It only warns if the request has ended."""
+        """Ask the worker to end the request, which takes a step or longer. It only warns if the
+        request has ended.
+        """
         if not self._abort(self._id):
             log.warning("request %d has ended and cannot be aborted", self._id)
 
@@ -96,7 +112,9 @@ class RequestOutput:
         return self
 
     def _take(self, news: News) -> None:
-        """Apply one step. After an error the object is not done, so a further step would wait for ever."""
+        """Apply one step. After an error the object is not done, so a further step would wait for
+        ever.
+        """
         if isinstance(news, Death):
             raise news.error
         if isinstance(news, Refusal):
@@ -116,7 +134,9 @@ class RequestOutput:
             output.token_ids.extend(news.tokens[beam])
         if news.sums is not None:
             output.cumulative_logprob = news.sums[beam]
-        if news.log_probs is not None:  # appended, of a beam too, though its tokens are restated and may be others
+        if (
+            news.log_probs is not None
+        ):  # appended, of a beam too, though its tokens are restated and may be others
             output.logprobs = output.logprobs + news.log_probs[beam][len(output.logprobs) :]
         if news.prompt_log_probs is not None:
             output.prompt_logprobs = news.prompt_log_probs
@@ -128,7 +148,9 @@ class RequestOutput:
             output.additional_generation_outputs = news.generation_outputs
         if news.perf_metrics is not None:
             output.request_perf_metrics = news.perf_metrics
-        if news.is_final or news.reasons[beam] is Finish.CANCELLED:  # a sequence that ends before others is not told
+        if (
+            news.is_final or news.reasons[beam] is Finish.CANCELLED
+        ):  # a sequence that ends before others is not told
             self._note_end(output, news.reasons[beam])
 
     def _note_end(self, output: Any, reason: Finish) -> None:

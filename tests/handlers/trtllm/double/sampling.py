@@ -16,11 +16,21 @@ Params = Any  # the package's SamplingParams, whose class is made when a test wr
 
 def is_greedy(params: Params) -> bool:
     unset = params.temperature is None and params.top_p is None and params.top_k is None
-    return unset or params.temperature == 0 or params.top_p == 0 or params.top_k == 1 or params.min_p == 1
+    return (
+        unset
+        or params.temperature == 0
+        or params.top_p == 0
+        or params.top_k == 1
+        or params.min_p == 1
+    )
 
 
-def allowed(logits: Tensor, params: Params, prompt: Sequence[int], generated: Sequence[int]) -> Tensor:
-    """The logits (vocab,) after the rules of a request, in new memory. `generated` are the tokens since `prompt`."""
+def allowed(
+    logits: Tensor, params: Params, prompt: Sequence[int], generated: Sequence[int]
+) -> Tensor:
+    """The logits (vocab,) after the rules of a request, in new memory. `generated` are the tokens
+    since `prompt`.
+    """
     row = logits.clone()
     if params.embedding_bias is not None:
         row += params.embedding_bias
@@ -37,7 +47,9 @@ def _penalize(row: Tensor, params: Params, prompt: Sequence[int], generated: Seq
     if params.repetition_penalty not in (None, 1):
         seen = torch.tensor(sorted({*prompt, *generated}))
         row[seen] = torch.where(
-            row[seen] > 0, row[seen] / params.repetition_penalty, row[seen] * params.repetition_penalty
+            row[seen] > 0,
+            row[seen] / params.repetition_penalty,
+            row[seen] * params.repetition_penalty,
         )
     if generated and (params.presence_penalty or params.frequency_penalty):
         counts = Counter(generated)
@@ -77,9 +89,16 @@ def _nucleus(shares: Tensor, top_p: float) -> Tensor:
 
 
 def report(
-    logits: Tensor, num_best: int, token: int | None, make: Callable[..., Any], *, is_first: bool = False
+    logits: Tensor,
+    num_best: int,
+    token: int | None,
+    make: Callable[..., Any],
+    *,
+    is_first: bool = False,
 ) -> dict[int, Any]:
-    """The log-probs of the best tokens at a position, and of `token`, before (`is_first`) or behind the others."""
+    """The log-probs of the best tokens at a position, and of `token`, before (`is_first`) or behind
+    the others.
+    """
     log_probs = logits.log_softmax(-1)
     values, ids = log_probs.topk(min(num_best, len(log_probs)))
     best = {
@@ -108,5 +127,9 @@ def faults(params: Params) -> str:
         "top_p_decay": lambda value: 0 < value <= 1,
     }
     given = {name: getattr(params, name) for name in checks}
-    wrong = [f"{name} ({value})" for name, value in given.items() if value is not None and not checks[name](value)]
+    wrong = [
+        f"{name} ({value})"
+        for name, value in given.items()
+        if value is not None and not checks[name](value)
+    ]
     return f"requirement failed: {', '.join(wrong)}" if wrong else ""

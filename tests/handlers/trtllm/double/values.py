@@ -24,7 +24,9 @@ class SamplingParams:
         self.best_of = self.best_of or self.n
         self._stream_interval = None
         if self.embedding_bias is not None:
-            self.embedding_bias = torch.as_tensor(self.embedding_bias, dtype=torch.float32).detach().clone()
+            self.embedding_bias = (
+                torch.as_tensor(self.embedding_bias, dtype=torch.float32).detach().clone()
+            )
         for fault in self._faults():
             raise ValueError(fault)
         if self.guided_decoding is not None:
@@ -32,12 +34,14 @@ class SamplingParams:
 
     def _faults(self: Any) -> list[str]:
         checks = {
-            f"require 0 <= top_p <= 1, got top_p={self.top_p}": self.top_p is None or 0 <= self.top_p <= 1,
+            f"require 0 <= top_p <= 1, got top_p={self.top_p}": self.top_p is None
+            or 0 <= self.top_p <= 1,
             f"require top_k >= 0, got top_k={self.top_k}": self.top_k is None or self.top_k >= 0,
-            f"require temperature >= 0, got temperature={self.temperature}": (self.temperature or 0) >= 0,
+            f"require temperature >= 0, got temperature={self.temperature}": (self.temperature or 0)
+            >= 0,
             f"best_of ({self.best_of}) cannot be less than n ({self.n})": self.best_of >= self.n,
-            f"Greedy decoding does not allow several returns, got best_of={self.best_of}": not self._is_many_greedy(),
-            f"truncate_prompt_tokens must be >= 1, got {self.truncate_prompt_tokens}": self.truncate_prompt_tokens
+            f"Greedy decoding does not allow several returns, got best_of={self.best_of}": not self._is_many_greedy(),  # noqa: E501
+            f"truncate_prompt_tokens must be >= 1, got {self.truncate_prompt_tokens}": self.truncate_prompt_tokens  # noqa: E501
             is None
             or self.truncate_prompt_tokens >= 1,
         }
@@ -50,7 +54,10 @@ class SamplingParams:
 
 class GuidedDecodingParams:
     def _validate(self: Any) -> None:
-        num = sum(bool(one) for one in (self.json, self.regex, self.grammar, self.json_object, self.structural_tag))
+        num = sum(
+            bool(one)
+            for one in (self.json, self.regex, self.grammar, self.json_object, self.structural_tag)
+        )
         if num > 1:
             raise ValueError(f"Only one guide can be used for a request, but got {num}.")
 
@@ -61,7 +68,9 @@ class GuidedDecodingParams:
 class LoRARequest:
     def __post_init__(self: Any) -> None:
         if self.lora_ckpt_source not in ("hf", "nemo"):
-            raise ValueError(f"lora_ckpt_source must be one of 'hf' or 'nemo', got {self.lora_ckpt_source}")
+            raise ValueError(
+                f"lora_ckpt_source must be one of 'hf' or 'nemo', got {self.lora_ckpt_source}"
+            )
         if not Path(self.lora_path).exists() or not self.lora_path:
             raise ValueError(f"lora_path ({self.lora_path}) does not exist.")
 
@@ -81,6 +90,10 @@ class KvCacheRetentionConfig:
         kind = type(self).TokenRangeRetentionConfig
         for one in self.token_range_retention_configs:
             if not isinstance(one, kind):
-                raise TypeError(f"incompatible constructor arguments: {one!r} is no TokenRangeRetentionConfig")
+                raise TypeError(
+                    f"incompatible constructor arguments: {one!r} is no TokenRangeRetentionConfig"
+                )
         if not 0 <= self.decode_retention_priority <= 100:
-            raise RuntimeError(f"decode_retention_priority ({self.decode_retention_priority}) must be 0 to 100")
+            raise RuntimeError(
+                f"decode_retention_priority ({self.decode_retention_priority}) must be 0 to 100"
+            )

@@ -1,4 +1,6 @@
-"""A handler beside `entryPoint=djl_python.lmi_vllm.vllm_async_service`, which fails in the empty call."""
+"""A handler beside `entryPoint=djl_python.lmi_vllm.vllm_async_service`, which fails in the empty
+call.
+"""
 
 import json
 
@@ -15,5 +17,9 @@ async def handle(inputs: Input):
         engine = {"model": inputs.get_properties().get("model_id", "none")}
     request = inputs.get_batches()[0]
     payload = decode(request, request.get_property("Content-Type"))
-    prompt = json.dumps(payload["inputs"]["nested"])  # the first call has plain text, so this line fails in it
-    return create_non_stream_output({"custom_handler_used": True, "generated_text": prompt, **engine})
+    prompt = json.dumps(
+        payload["inputs"]["nested"]
+    )  # the first call has plain text, so this line fails in it
+    return create_non_stream_output(
+        {"custom_handler_used": True, "generated_text": prompt, **engine}
+    )

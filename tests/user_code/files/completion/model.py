@@ -1,4 +1,6 @@
-"""An input formatter that renames a field; an output formatter that looks for the text in an engine's response."""
+"""An input formatter that renames a field; an output formatter that looks for the text in an
+engine's response.
+"""
 
 from djl_python import Input
 from djl_python.input_parser import input_formatter

@@ -1,4 +1,6 @@
-"""Formatters as the reference's pages describe them, found by their decorators; there is no `handle`."""
+"""Formatters as the reference's pages describe them, found by their decorators; there is no
+`handle`.
+"""
 
 import json
 

@@ -1,6 +1,8 @@
-"""A handler as the reference's pages describe it: it loads in the first, empty call and answers with an Output.
+"""A handler as the reference's pages describe it: it loads in the first, empty call and answers
+with an Output.
 
-This file does not import lmi. The request chooses what the handler does, so that tests can reach every end of it.
+This file does not import lmi. The request chooses what the handler does, so that tests can reach
+every end of it.
 """
 
 import asyncio
@@ -38,10 +40,14 @@ class Service:
 
     def greet(self, data, inputs):
         print("greeting", data["name"], flush=True)
-        return Output().add_as_json({"answer": f"{self.greeting} {data['name']}", "calls": self.num_calls})
+        return Output().add_as_json(
+            {"answer": f"{self.greeting} {data['name']}", "calls": self.num_calls}
+        )
 
     def whoami(self, data, inputs):
-        return Output().add({"pid": os.getpid(), "dir": self.model_dir, "cwd": os.getcwd(), "env": dict(os.environ)})
+        return Output().add(
+            {"pid": os.getpid(), "dir": self.model_dir, "cwd": os.getcwd(), "env": dict(os.environ)}
+        )
 
     def properties(self, data, inputs):
         names = ("X-Amzn-SageMaker-Custom-Attributes", "tenant", "accept")
@@ -82,7 +88,11 @@ class Service:
         raise ValueError("no such\nluck")
 
     def give_up(self, data, inputs):
-        ends = {"cancel": asyncio.CancelledError(), "key": KeyboardInterrupt(), "bytes": ValueError("\ud800 bad")}
+        ends = {
+            "cancel": asyncio.CancelledError(),
+            "key": KeyboardInterrupt(),
+            "bytes": ValueError("\ud800 bad"),
+        }
         ends["memory"] = MemoryError("no room for 8 GB")
         raise ends[data["by"]]
 

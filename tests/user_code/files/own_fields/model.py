@@ -1,4 +1,6 @@
-"""An input formatter whose object has its own fields, and an output formatter that reads these and all others."""
+"""An input formatter whose object has its own fields, and an output formatter that reads these and
+all others.
+"""
 
 import json
 import sys
@@ -46,7 +48,9 @@ def write(output: TextGenerationOutput) -> str:
             "top": [[token.id for token in tokens] for tokens in sequence.top_tokens],
             "stop_reason": sequence.stop_reason,
             "adapters": request.adapters,
-            "decoded": request.tokenizer.decode(request.input_ids) if request.parameters.get("stop") else None,
+            "decoded": request.tokenizer.decode(request.input_ids)
+            if request.parameters.get("stop")
+            else None,
             "has_transformers": "transformers" in sys.modules,
         }
     )

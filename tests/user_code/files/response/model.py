@@ -1,4 +1,6 @@
-"""An output formatter as today's pages describe it: it gets the response, as a dict or as an object."""
+"""An output formatter as today's pages describe it: it gets the response, as a dict or as an
+object.
+"""
 
 import json
 

@@ -1,4 +1,5 @@
-"""A handler with sessions, as the reference's pages describe one: it keeps an array and a value in each.
+"""A handler with sessions, as the reference's pages describe one: it keeps an array and a value in
+each.
 
 This file does not import lmi. `action` in the body chooses what the handler does.
 """
@@ -37,7 +38,9 @@ class Service:
             return Output().error("session not found")
         state = session.get_as_numpy("state", shape=(3, 2))
         state += 1
-        return Output().add_as_json({"state": state.tolist(), "owner": session.get("owner"), "pid": os.getpid()})
+        return Output().add_as_json(
+            {"state": state.tolist(), "owner": session.get("owner"), "pid": os.getpid()}
+        )
 
     def streaming(self, inputs):
         session = self.sessions.get_session(inputs.get_property(SESSION))
@@ -48,7 +51,9 @@ class Service:
     def close(self, inputs):
         self.sessions.close_session(inputs.get_property(SESSION))
         return (
-            Output().add_property("X-Amzn-SageMaker-Session-Closed", "true").add_as_json({"result": "session closed"})
+            Output()
+            .add_property("X-Amzn-SageMaker-Session-Closed", "true")
+            .add_as_json({"result": "session closed"})
         )
 
     def header(self, inputs):
