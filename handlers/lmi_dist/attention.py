@@ -204,12 +204,15 @@ class Attention:
         """The call for the last tokens of each chunk, whose rows begin at `first`."""
         ends = {chunk.slot: chunk.end for chunk in chunks}
         start = 0 if window is None else max(0, min(ends.values()) - num_queries + 1 - window)
-        slots, end = range(chunks[0].slot, chunks[-1].slot + 1), max(ends.values())
+        end = max(ends.values())
+        slots = range(chunks[0].slot, chunks[-1].slot + 1)
         is_causal = start == 0 and 1 < num_queries == end <= (window or end)
         last = first + len(chunks) * num_queries
         call = AttentionCall(slots, range(start, end), first, last, num_queries, is_causal)
+
         if not is_causal and (num_queries > 1 or min(ends.values()) < end):
             call.mask = self._mask(call, ends, window)
+
         if len(slots) > len(chunks):
             rows = {slot: first + index for index, slot in enumerate(ends)}
             call.queries = self._indices(rows.get(slot, first) for slot in slots)

@@ -299,14 +299,17 @@ def add_rules(sampling: Sampling, ruled: list[RuledRow]) -> None:
     if biases := [one.rules.bias for one in ruled if one.rules.bias is not None]:
         sampling.biased_ids = np.concatenate([bias.token_ids for bias in biases])
         sampling.biases = np.concatenate([bias.values for bias in biases])
+
     penalised = [(one, one.rules.history) for one in ruled if one.rules.history is not None]
     for one, history in penalised:
         history.catch_up(one.sequence)
+
     if penalised:
         sizes = [len(history.token_ids) for _, history in penalised]
         sampling.wishes["num_seen"][[one.place for one, _ in penalised]] = sizes
         sampling.seen_ids = np.concatenate([history.token_ids for _, history in penalised])
         sampling.counts = np.concatenate([history.counts for _, history in penalised])
+
     banned = [one.rules.next_banned_ids(one.sequence) for one in ruled]
     if any(banned):
         sampling.wishes["num_banned"][[one.place for one in ruled]] = [len(ids) for ids in banned]

@@ -252,11 +252,14 @@ def _multiply_adapted(
     operation: Linear[Weight], x: Tensor, low: list[tuple[Tensor, LowRank[Tensor]]]
 ) -> Tensor:
     """What adapters add to some rows is added before the activation."""
-    y, activate = operation.weight(x, operation.bias), ACTIVATIONS[operation.activation]
+    y = operation.weight(x, operation.bias)
     gate = None if operation.gate is None else operation.gate(x, operation.gate_bias)
+
     for rows, weights in low:
         shrunk = functional.linear(x.index_select(0, rows), weights.down)
         for grown, by in ((y, weights.up), (gate, weights.gate)):
             if grown is not None and by is not None:
                 grown.index_add_(0, rows, functional.linear(shrunk, by))
+
+    activate = ACTIVATIONS[operation.activation]
     return activate(y) if gate is None else activate(gate).mul_(y)

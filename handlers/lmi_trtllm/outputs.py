@@ -163,7 +163,9 @@ def of_logits(token_ids: SequenceOf[int], logits: Tensor, num_top: int) -> LogPr
     """The log-probs of a prompt from its second token on, from the logits (num_tokens, vocab) at
     its tokens.
     """
-    known, rest = LogProbs([], []), torch.tensor(token_ids[1:], dtype=torch.int64)
+    known = LogProbs([], [])
+    rest = torch.tensor(token_ids[1:], dtype=torch.int64)
+
     for chosen, rows in zip(rest.split(MAX_ROWS), logits[: len(rest)].split(MAX_ROWS), strict=True):
         log_probs = torch.log_softmax(rows.float().cpu(), dim=-1)
         best = log_probs.topk(num_top, dim=-1)

@@ -183,6 +183,7 @@ def choose_plainly(sampling: Sampling) -> Fulfilled:
     """Fulfil wishes with numpy, where there is no native library."""
     answers = Fulfilled(np.zeros(len(sampling.wishes), CHOICE), np.zeros(sampling.num_best, BEST))
     taken = {"biased": 0, "seen": 0, "banned": 0, "best": 0}
+
     with np.errstate(all="ignore"):
         for index, wish in enumerate(sampling.wishes):
             sizes = {name: int(wish[f"num_{name}"]) for name in ("biased", "seen", "banned")}
@@ -190,6 +191,7 @@ def choose_plainly(sampling: Sampling) -> Fulfilled:
             own = {name: slice(taken[name], taken[name] + size) for name, size in sizes.items()}
             answers.choices[index] = _grant(sampling, wish, own, answers.best[own["best"]])
             taken = {name: one.stop for name, one in own.items()}
+
     return answers
 
 
@@ -255,6 +257,7 @@ def _draw(row: Floats, wish: Any) -> int:
     weights = _weights(powers)
     everything = weights.sum(dtype=np.float64)
     keep(weights, powers, wish)
+
     cdf = (weights.cumsum(dtype=np.float64) / everything).astype(np.float32)
     target = np.float32(uniform(int(wish["seed"]), int(wish["position"]))) * cdf[-1]
     return int(cdf.searchsorted(target, side="right"))

@@ -25,16 +25,20 @@ INK, SOFT, RULE, PAPER = "#1c2024", "#60646c", "#d9dce0", "#ffffff"
 
 def write_picture(report: dict[str, Any], path: Path) -> None:
     """Draw two plots in a row. Raises OSError."""
-    plots, urls = plots_of(report), [server["url"] for server in report["servers"]]
+    plots = plots_of(report)
+    urls = [server["url"] for server in report["servers"]]
     size = 2 * WIDTH, HEAD + -(-len(plots) // 2) * HEIGHT
     image = Image.new("RGB", (size[0] * SCALE, size[1] * SCALE), PAPER)
     pen = Pen(ImageDraw.Draw(image))
+
     for number, (url, colour) in enumerate(zip(urls, COLOURS, strict=False)):
         left = LEFT + number * size[0] / 2
         pen.line([(left, HEAD / 2), (left + 24, HEAD / 2)], colour, 2.5)
         pen.text(left + 32, HEAD / 2, url, INK, "lm")
+
     for number, plot in enumerate(plots):
         _draw(pen, plot, number % 2 * WIDTH, HEAD + number // 2 * HEIGHT)
+
     image.resize((size[0] * 2, size[1] * 2), Image.Resampling.LANCZOS).save(
         path, "PNG", optimize=True
     )
