@@ -93,11 +93,14 @@ class EchoExecutor(SteppedExecutor[TokenSequence]):
         for sequence in admitted:
             for token_id in self._faults.keys() & set(sequence.request.input_token_ids):
                 self._faults[token_id]()
+
             _note_prompt(sequence)
             self._begun_s[sequence] = started
+
         for sequence in self._running:
             if self._has_prompt(sequence, started):
                 _advance(sequence)
+
         time.sleep(max(0.0, self._step_s - (time.perf_counter() - started)))
         num_context_tokens = sum(sequence.num_prompt_tokens for sequence in admitted)
         num_others = len(self._running) - len(admitted)
@@ -161,6 +164,7 @@ def _describe(config: EngineConfig, folder: Path | None) -> EngineInfo:
     facts: dict[str, int] = {}
     if folder is not None and (folder / "config.json").is_file():
         facts = json.loads((folder / "config.json").read_bytes())
+
     max_num_sequences = int(
         config.options.get("echo_max_num_sequences", config.max_num_sequences or MAX_NUM_SEQUENCES)
     )

@@ -67,8 +67,10 @@ def check_request(request: Request, info: EngineInfo) -> None:
     _check_token_ids(request, info)
     if request.guided_decoding_params is not None and info.capabilities.why_no_guides:
         raise Unsupported("guided_decoding_params", info.capabilities.why_no_guides)
+
     for name, instead in _lacking(request, info):
         raise Unsupported(name, f"{info.name} has {instead}")
+
     if request.lora_config is not None and request.lora_config.name not in info.adapters:
         raise unknown_adapter(request.lora_config.name)
 
@@ -89,6 +91,7 @@ def fitted(
     temperature = sampling.temperature
     if "temperature" in defaulted and temperature is not None and temperature > can.max_temperature:
         changed["temperature"] = can.max_temperature
+
     return replace(sampling, **changed) if changed else sampling
 
 
@@ -97,23 +100,28 @@ def unknown_adapter(name: str) -> UnknownAdapter:
 
 
 def _check_purpose(request: Request, info: EngineInfo) -> None:
-    gives, asked = info.capabilities.embeddings, request.pooling_params
+    gives = info.capabilities.embeddings
+    asked = request.pooling_params
     if gives is None and asked is not None:
         what = (
             "a model that generates text and gives no embeddings (docs/apis.md#embeddings: how "
             "it may)"
         )
         raise Unsupported("pooling_params", f"{info.name} has {what}")
+
     if gives is not None and asked is None:
         raise InvalidRequest(
             "this is an embedding model, which answers at /v1/embeddings and generates no text"
         )
+
     if gives is None or asked is None or asked.dimensions in (None, gives.size):
         return
+
     if gives.shorter is None:
         raise Unsupported(
             "dimensions", f"the model's embeddings have {gives.size} numbers and no shorter form"
         )
+
     if asked.dimensions > gives.size or (gives.shorter and asked.dimensions not in gives.shorter):
         rule = (
             "one of " + ", ".join(map(str, gives.shorter))
@@ -124,14 +132,18 @@ def _check_purpose(request: Request, info: EngineInfo) -> None:
 
 
 def _check_bounds(request: Request, info: EngineInfo) -> None:
-    num_prompt_tokens, limit = len(request.input_token_ids), info.max_sequence_length
+    num_prompt_tokens = len(request.input_token_ids)
+    limit = info.max_sequence_length
     has_answer = request.pooling_params is None  # which needs room for a token
     if num_prompt_tokens > limit - has_answer:
         rule = "shorter than" if has_answer else "no longer than"
         raise PromptTooLong(
             f"{rule} the model's context of {limit} tokens", f"{num_prompt_tokens} tokens"
         )
-    sampling, output, can = request.sampling_config, request.output_config, info.capabilities
+
+    sampling = request.sampling_config
+    output = request.output_config
+    can = info.capabilities
     max_beam_width = (
         can.max_beam_width if can.max_beam_width > 1 else math.inf
     )  # without a search it is lacking
@@ -143,7 +155,9 @@ def _check_bounds(request: Request, info: EngineInfo) -> None:
     ):
         if value is not None and value > most:
             raise InvalidParameter(name, f"at most {most:g}{option}", value)
-    num_images, max_images = len(request.images), can.max_images
+
+    num_images = len(request.images)
+    max_images = can.max_images
     if num_images > max_images > 0:
         said = (
             f"must have at most {max_images} images (option.limit_mm_per_prompt), given "
@@ -172,26 +186,28 @@ def _lacking(request: Request, info: EngineInfo) -> Iterator[tuple[str, str]]:
     """Yield each ability that the request needs and the engine lacks, as (name, what the engine has
     instead).
     """
-    can, guide, processor = (
-        info.capabilities,
-        request.guided_decoding_params,
-        request.logits_post_processor_name,
-    )
+    can = info.capabilities
+    guide = request.guided_decoding_params
+    processor = request.logits_post_processor_name
     if request.sampling_config.beam_width > 1 and can.max_beam_width == 1:
         yield "beam_width", "no beam search"
+
     if guide is not None and guide.guide_type not in can.guided_decoding:
         yield "guided_decoding_params", "no such guide"
+
     if processor is not None and processor not in can.logits_post_processors:
         yield (
             "logits_post_processor_name",
             f"{list(can.logits_post_processors) or 'no logits post-processors'}",
         )
+
     declared = {one.name: one for one in can.additional_outputs}
     for asked in request.output_config.additional_model_outputs:
         if asked.name not in declared:
             yield "additional_model_outputs", f"{list(declared) or 'no additional outputs'}"
         elif asked.gather_context and not declared[asked.name].gather_context:
             yield "additional_model_outputs", f"{asked.name} without gather_context"
+
     for (path, flag, instead), value, plain in zip(NEEDS, ASKED(request), PLAIN, strict=True):
         if value not in (plain, []) and not getattr(can, flag, False):
             yield path.rpartition(".")[2], instead

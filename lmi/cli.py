@@ -48,6 +48,7 @@ def run(arguments: list[str]) -> int:
         said = " ".join(error.format_message().split()).rstrip(".") + "."
         if isinstance(error, click.NoSuchOption):
             said = _unknown(error)
+
         click.echo(f"{where}: {said} See {where} --help.", err=True)
         return error.exit_code
     except click.ClickException as error:
@@ -79,6 +80,7 @@ def _unknown(error: click.NoSuchOption) -> str:
             f"{said} These are djl-serving's own words: lmi serve takes {flag}, or {variable} "
             f"sets it."
         )
+
     near = error.possibilities or ()
     return said + (f" Did you mean {near[0]}?" if near else "")
 
@@ -93,8 +95,10 @@ def _with_command(arguments: list[str]) -> list[str]:
     first = arguments[0] if arguments else "-"
     if first in ABOUT or first in lmi.commands:
         return arguments
+
     if first.startswith("-"):
         return ["serve", *arguments]
+
     words = ", ".join(lmi.commands)
     raise click.UsageError(
         f"No such command {log.escape(first)}. Commands are {words}; no command means serve."
@@ -158,6 +162,7 @@ def _serve(folder: str | None, flags: dict[str, str], files: dict[str, str]) -> 
     log.setup("supervisor", server.log_level, server.log_format)
     if resolved.request is None:
         stages.say(resolved)
+
     return supervisor.run(resolved, lambda fetched: settle(fetched=fetched))
 
 
@@ -171,5 +176,6 @@ def _fail(error: StartError) -> int:
     if not log.is_text("auto"):
         for line in str(error).split("\n"):
             click.echo(f"lmi: {log.escape(line)}", err=True)
+
     say_failed(Failure.of(error, "configuration"), "auto")
     return error.exit_code

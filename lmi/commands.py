@@ -50,6 +50,7 @@ def config(
         document = {"options": rows, "warnings": resolved.warnings, "notes": resolved.notes}
         click.echo(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode())
         return
+
     click.echo("\n".join(_table(rows)))
     for warning in resolved.warnings:
         click.echo(f"warning: {log.escape(warning)}", err=True)
@@ -168,11 +169,13 @@ def run_batch(source: Path, target: Path, url: str, api_key: str | None, concurr
 
     with source.open("rb") as requests, target.open("wb") as answers:
         num_failed = asyncio.run(ask.run_batch(requests, answers, url, api_key, concurrency))
+
     if num_failed:
         click.echo(
             f"lmi run-batch: {num_failed} requests have no answer of 200; {target} says why",
             err=True,
         )
+
     return 1 if num_failed else 0
 
 
@@ -294,6 +297,7 @@ def show_version() -> None:
             click.echo(f"{name} {metadata.version(name)}")
         except metadata.PackageNotFoundError:
             click.echo(f"{name} not installed")
+
     for name, handler in handlers.items():
         if about := handler.describe():
             click.echo(f"{name} {about}")
@@ -316,6 +320,7 @@ def _machine() -> list[str]:
     with suppress(OSError, subprocess.SubprocessError):
         gpus = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True).stdout
         lines += [f"gpu {gpu}" for gpu in gpus.splitlines()]
+
     return lines
 
 

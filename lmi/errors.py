@@ -219,6 +219,7 @@ def from_info(info: ErrorInfo) -> LmiError:
     LmiError.__init__(error, info.message, info.field)
     if info.retry_after_s is not None:
         error.retry_after_s = info.retry_after_s
+
     return error
 
 
@@ -235,6 +236,7 @@ def _lacks_memory(error: BaseException | None) -> bool:
     """
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
+
     of_torch = isinstance(
         error, RuntimeError
     ) and "DefaultCPUAllocator: can't allocate memory" in str(error)
@@ -272,6 +274,7 @@ def without_paths(text: str, said: Mapping[str, str]) -> str:
     """
     for path in sorted(filter(None, said), key=len, reverse=True):
         text = text.replace(path, said[path])
+
     return text
 
 
@@ -284,7 +287,9 @@ def shorten(value: object, max_chars: int = 80) -> str:
     """
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
+
     if isinstance(value, list | tuple | dict):
         return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)}"
+
     text = ascii(value[:max_chars] if isinstance(value, str) else value)
     return text if len(text) <= max_chars else text[: max_chars - 1] + "…"

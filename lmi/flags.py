@@ -42,12 +42,15 @@ COMMON = (
     "option.api_key",
     "log_level",
 )
-HELP, ALL = "--help=", "all"  # what follows is a topic: a group, a word of options, or all of them
+# what follows is a topic: a group, a word of options, or all of them
+HELP = "--help="
+ALL = "all"
 TOPIC = "lmi.flags.topic"  # of the help, in what click keeps of a command that runs
 MAX_WORDS_CHARS = 60  # of the values that stand beside a flag; more stand in its help
 CONFIG = "--config"
 MODEL_DIR = "--model-dir"
-WITH_GATEWAY, GATEWAY_VALUE = "--with-gateway", re.compile("[0-9]+|true|false")
+WITH_GATEWAY = "--with-gateway"
+GATEWAY_VALUE = re.compile("[0-9]+|true|false")
 # An engine's flag of such a name takes no value, unless the next word is true or false.
 SWITCH = re.compile(
     "(allow|async|enable|disable|enforce|exclude|fully|interleave|return|skip|use)_|.*_(only|stack)$"
@@ -67,6 +70,7 @@ class OptionFlag(click.Option):
             words = "|".join(row.kind.words)
             metavar = words if 0 < len(words) <= MAX_WORDS_CHARS else row.kind.unit
             super().__init__([*row.flags, name], metavar=metavar, multiple=row.kind is MODELS)
+
         self.row = row
         del self.help  # the one below is made when it is shown
 
@@ -129,6 +133,7 @@ class OptionsCommand(click.Command):
         rest = super().parse_args(ctx, _with_values(ctx, args))
         if not ctx.resilient_parsing:
             ctx.params = _collected(**ctx.params)
+
         return rest
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -150,8 +155,10 @@ class OptionsCommand(click.Command):
 
         if topic in (None, ALL):
             _write_section(ctx, formatter, "Options", own)
+
         for part, title in GROUPS.items():
             _write_section(ctx, formatter, title, [flag for flag in shown if flag.row.part == part])
+
         if topic is None:
             formatter.write_paragraph()
             formatter.write_text(
@@ -167,8 +174,10 @@ def _is_about(flag: OptionFlag, topic: str | None) -> bool:
     """
     if topic is None:
         return flag.row.key in COMMON
+
     if topic in GROUPS:
         return flag.row.part == topic
+
     word = topic.strip("-").replace("_", "-").lower()
     texts = (*flag.opts, *flag.secondary_opts, flag.row.key, flag.row.help)
     return topic == ALL or any(word in text.replace("_", "-").lower() for text in texts)
@@ -198,8 +207,10 @@ def _collected(
         key, equals, text = map(str.strip, setting.partition("="))
         if not equals or not key:
             raise click.UsageError(f"--set takes KEY=VALUE, given {setting}.")
+
         if given.setdefault(key, text) != text:
             raise click.UsageError(f"{key} is given as {given[key]} and as {text}.")
+
     given |= {MODEL_DIR: model_dir} if model_dir else {}
     of_files = {key: (text, path) for path in config for key, text in _read(path).items()}
     files = {key: path for key, (_, path) in of_files.items() if key not in given}
@@ -207,6 +218,7 @@ def _collected(
     model_dir = given.pop(MODEL_DIR, None)
     if folder and model_dir and folder != model_dir:
         raise click.UsageError(f"DIR is {folder} and --model-dir is {model_dir}.")
+
     return {"folder": folder or model_dir, "flags": given, "files": files, **others}
 
 
@@ -214,6 +226,7 @@ def text_of(value: bool | str | tuple[str, ...] | None) -> str | None:
     """Return what click has read as the text of an option, or None if the flag was not given."""
     if isinstance(value, tuple):
         return ",".join(value) or None
+
     return str(value).lower() if isinstance(value, bool) else value
 
 
@@ -221,6 +234,7 @@ def unknown(flag: str) -> str:
     """Return the message about an unknown flag, with a hint at a flag of nearly that name."""
     if elsewhere(flag):
         return f"{flag}: {elsewhere(flag)}."
+
     near = difflib.get_close_matches(
         flag, [*OURS, MODEL_DIR, "--set", "--json", "--changed"], 1, NEAR
     )
@@ -235,8 +249,10 @@ def _read(path: str) -> dict[str, str]:
         read = yaml.safe_load(Path(path).read_text())
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise click.UsageError(f"{CONFIG} {path}: {cause_line(error)}") from None
+
     if not isinstance(read, dict) or not all(isinstance(name, str) for name in read):
         raise click.UsageError(f"{CONFIG} {path}: holds no object of flags and values")
+
     texts = {}
     for name, value in read.items():
         flag = f"--{name}".replace("_", "-")
@@ -244,10 +260,13 @@ def _read(path: str) -> dict[str, str]:
             key = name if "." in name else KEYS.get(flag) or _key_of_engine(flag)
             if not key:
                 raise click.NoSuchOption(flag)
+
             if isinstance(value, list) and not any(isinstance(each, dict | list) for each in value):
                 value = ",".join(map(str, value))
+
             is_json = isinstance(value, bool | dict | list)
             texts[key] = json.dumps(value, default=str) if is_json else str(value)
+
     return texts
 
 
@@ -255,10 +274,12 @@ def _with_values(ctx: click.Context, words: list[str]) -> list[str]:
     """Return the words with a value for --with-gateway where it has none, and a --set for each flag
     of an engine.
     """
-    result, rest = [], list(words)
+    result = []
+    rest = list(words)
     parts: dict[str, dict[str, Any]] = {}  # of dotted flags, by key
     while rest:
-        word, after = rest.pop(0), rest[0] if rest else ""
+        word = rest.pop(0)
+        after = rest[0] if rest else ""
         name, equals, text = word.partition("=")
         if word == WITH_GATEWAY and not GATEWAY_VALUE.fullmatch(after):
             result.append(f"{WITH_GATEWAY}=true")
@@ -273,7 +294,9 @@ def _with_values(ctx: click.Context, words: list[str]) -> list[str]:
             elif not equals:
                 if not rest or re.match("-[^0-9.]", after):
                     raise click.UsageError(f"Option {name} requires an argument.", ctx)
+
                 text = rest.pop(0)
+
             result.append(f"--set={key}={text}")
         elif (
             name.startswith("--")
@@ -283,10 +306,13 @@ def _with_values(ctx: click.Context, words: list[str]) -> list[str]:
             if not equals:
                 if not rest:
                     raise click.UsageError(f"Option {name} requires an argument.", ctx)
+
                 text = rest.pop(0)
+
             _put(parts.setdefault(key, {}), name.split(".")[1:], text)
         else:
             result.append(word)
+
     return [*result, *(f"--set={key}={json.dumps(value)}" for key, value in parts.items())]
 
 
@@ -297,6 +323,7 @@ def _put(value: dict[str, Any], path: list[str], text: str) -> None:
     for name in path[:-1]:
         inner = value.setdefault(name.replace("-", "_"), {})
         value = inner if isinstance(inner, dict) else {}
+
     try:
         value[path[-1].replace("-", "_")] = json.loads(text)
     except ValueError:
@@ -309,6 +336,7 @@ def _key_of_engine(flag: str) -> str:
     """
     if elsewhere(flag):
         return ""
+
     known = {
         *known_keys(),
         *(key for handler in announced().values() for key in handler.option_keys() or ()),
@@ -317,4 +345,5 @@ def _key_of_engine(flag: str) -> str:
         name = name.replace("-", "_")
         if found := [key for key in (name, f"option.{name}") if key in known]:
             return found[0]
+
     return ""

@@ -44,6 +44,7 @@ class FrameTooLarge(ValueError):
 def frame(payload: bytes) -> bytes:
     if len(payload) > MAX_FRAME_BYTES:
         raise FrameTooLarge(len(payload))
+
     return len(payload).to_bytes(HEAD_BYTES, "little") + payload
 
 
@@ -63,11 +64,14 @@ class FrameReader:
             size = int.from_bytes(self._buffer[at : at + HEAD_BYTES], "little")
             if size > MAX_FRAME_BYTES:
                 raise FrameTooLarge(size)
+
             if len(self._buffer) - at - HEAD_BYTES < size:
                 break
+
             at += HEAD_BYTES
             yield bytes(self._buffer[at : at + size])
             at += size
+
         del self._buffer[:at]
 
 
@@ -213,14 +217,17 @@ def bind(path: str, uid: int | None = None) -> socket.socket:
     """
     if os.path.exists(path):
         os.unlink(path)
+
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     previous = os.umask(0o177)
     try:
         listener.bind(path)
     finally:
         os.umask(previous)
+
     if uid is not None:
         os.chown(path, uid, -1, follow_symlinks=False)
+
     return listener
 
 
@@ -251,6 +258,7 @@ class Connections(Generic[C]):
     async def close(self) -> None:
         for task in self._tasks:
             task.cancel()
+
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     @property
@@ -264,6 +272,7 @@ class Connections(Generic[C]):
         while not is_there() and time.monotonic() < deadline_s:
             if not any(record.phase == Phase.READY for record in self.records):
                 break
+
             await asyncio.sleep(RECONNECT_S)
 
     def describe(self) -> str:
@@ -281,6 +290,7 @@ class Connections(Generic[C]):
             if self.records[slot].phase == Phase.READY:
                 with suppress(OSError):
                     await self._connect(slot)
+
             await asyncio.sleep(RECONNECT_S)
 
     async def _connect(self, slot: int) -> None:
@@ -328,6 +338,7 @@ class ThreadSafeWriter:
         with self._lock:
             if not self._is_open:
                 return
+
             if not self._is_behind:
                 try:
                     data = data[os.write(self._fd, data) :]
@@ -335,6 +346,7 @@ class ThreadSafeWriter:
                     pass
                 except OSError:  # the loop sees the error too and ends the connection
                     return
+
             if data:
                 self._is_behind = True
                 self._num_on_their_way += 1
@@ -346,10 +358,13 @@ class ThreadSafeWriter:
             self._num_on_their_way -= 1
             if not self._is_open:
                 return
+
             self._transport.write(rest)
+
         if self._transport.get_write_buffer_size() > self._max_unsent_bytes:
             log.error("the other end has stopped reading, closing its connection")
             self._transport.abort()
+
         self.resume()
 
     def resume(self) -> None:

@@ -97,6 +97,7 @@ class Pipeline:
         if self._prefix_cache_scope == "request":
             salt = secrets.token_hex(16)
             requests = [replace(request, cache_salt=salt) for request in requests]
+
         bad_words = {
             request.bad_sequences for request in requests
         }  # nearly always one list for all
@@ -129,14 +130,17 @@ class Pipeline:
             raise errors.Unsupported(
                 request.images[0].place, f"messages are text alone, given a part of type {kind}"
             )
+
         if request.is_beam_search and request.guided_decoding is not None:
             raise errors.Unsupported("guided_decoding_params", "a beam search follows no structure")
+
         async with self._turn_of(request):
             prompt, prompt_ids = await self.encode(request, info)
             submitted = self._engine_request(request, prompt_ids, bad_words, info)
             check_request(submitted, info)
             if request.needs_full_room and request.max_new_tokens is not None:
                 check_room(len(prompt_ids), request.max_new_tokens, info)
+
             submission = self._engines.encoded(submitted, request.origin)
             return Sequences(
                 self.tokenizer, request, submission, prompt, submitted.input_token_ids, first_index
@@ -151,7 +155,8 @@ class Pipeline:
     async def _generate(
         self, sequences: Sequences, take: Take, streams: list[ResponseStream]
     ) -> None:
-        request, submission = sequences.request, sequences.submission
+        request = sequences.request
+        submission = sequences.submission
         stream = self._engines.send(submission, request.session, request.prompt_cache_key)
         streams.append(stream)
 
@@ -161,8 +166,10 @@ class Pipeline:
                 self._beginnings.note(
                     delta.prompt_token_ids, submission.owner, delta.num_cached_tokens
                 )
+
             if not sequences.open_texts:
                 stream.close()
+
             return None if delta is None else take(delta)
 
         async def take_beams(result: Result) -> None:
@@ -181,6 +188,7 @@ class Pipeline:
                 other = None if stream.has_begun else self._engines.send_elsewhere(stream)
                 if other is None:
                     raise
+
                 stream = other
                 streams.append(stream)
                 await stream.forward(take_any)
@@ -210,6 +218,7 @@ class Pipeline:
                 delta = ahead or await arrived.get()
                 if isinstance(delta, Exception):
                     raise delta
+
                 ahead = None if arrived.empty() else arrived.get_nowait()
                 delta.is_followed = isinstance(ahead, Delta)
                 num_open -= delta.finish_reason is not None
@@ -221,6 +230,7 @@ class Pipeline:
         finally:
             for task in tasks:
                 task.cancel(*reason)
+
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def encode(self, request: GenerationRequest, info: EngineInfo) -> tuple[str, list[int]]:
@@ -234,6 +244,7 @@ class Pipeline:
                 list(request.prompt_token_ids), request.truncate, request.truncation_side
             )
             return self.tokenizer.decode(ids) if request.return_full_text else request.prompt, ids
+
         text, forged = await self.text_of(request, info.image_placeholder)
         return text, await self.tokenizer.encode_prompt(
             text,
@@ -252,10 +263,12 @@ class Pipeline:
         """
         if request.chat is None:
             return request.prompt, []
+
         if self.chats is None:
             raise errors.Unsupported(
                 "messages", "this model has no chat template, and option.chat_template gives none"
             )
+
         return await asyncio.to_thread(self.chats.render, request.chat, image_placeholder)
 
     def _engine_request(
@@ -320,8 +333,11 @@ class Sequences:
             request = request.for_answer()
             self.num_bytes = getsizeof(prompt) + ID_BYTES * len(prompt_ids)
 
-        self.request, self.submission = request, submission
-        self._tokenizer, self._prompt, self._first_index = tokenizer, prompt, first_index
+        self.request = request
+        self.submission = submission
+        self._tokenizer = tokenizer
+        self._prompt = prompt
+        self._first_index = first_index
         self._prompt_ids = prompt_ids
         self._is_prompt_told = False
         indexes = range(request.num_sequences)
@@ -335,40 +351,45 @@ class Sequences:
         A stop string ends a sequence even if the engine has not finished it. Raises
         DeadlineExceeded if the engine's time for the request is over.
         """
-        index, ids, reason = (
-            result.sequence_index,
-            result.output_token_ids[0],
-            result.finish_reasons[0],
-        )
+        index = result.sequence_index
+        ids = result.output_token_ids[0]
+        reason = result.finish_reasons[0]
         if result.prompt_token_ids is not None:
             self._prompt_ids = result.prompt_token_ids
+
         if (answer := self.open_texts.get(index)) is None:
             return None
+
         if reason is FinishReason.TIMED_OUT:
             raise errors.DeadlineExceeded("the engine's time for this request ran out")
+
         log_probs = result.log_probs[0] if result.log_probs else None
         top = result.top_log_probs[0] if result.top_log_probs else None
         delta = Delta(answer.feed(ids, log_probs, top, reason), index=self._first_index + index)
-        delta.prompt, delta.prompt_token_ids = self._prompt, self._prompt_ids
+        delta.prompt = self._prompt
+        delta.prompt_token_ids = self._prompt_ids
         if index == 0 and not self._is_prompt_told:
             self._is_prompt_told = True
-            delta.num_prompt_tokens, delta.num_cached_tokens = (
-                len(self._prompt_ids),
-                result.num_cached_tokens,
-            )
+            delta.num_prompt_tokens = len(self._prompt_ids)
+            delta.num_cached_tokens = result.num_cached_tokens
             if self.request.prefill_details:
                 delta.prefill = prompt_tokens(
                     self._tokenizer, self._prompt_ids, result.prompt_log_probs
                 )
+
         if (stop := answer.stop_string) is not None:
-            delta.finish_reason, delta.stop_reason = AnswerEnd.STOP_SEQUENCE, stop
+            delta.finish_reason = AnswerEnd.STOP_SEQUENCE
+            delta.stop_reason = stop
         elif reason is not NOT_FINISHED:
-            delta.finish_reason, delta.times = REASONS[reason], result.request_perf_metrics
+            delta.finish_reason = REASONS[reason]
+            delta.times = result.request_perf_metrics
             delta.embedding = result.embedding
             if ids and reason is FinishReason.STOP_WORDS:
                 delta.stop_reason = ids[-1]
+
         if delta.finish_reason is not None:
             del self.open_texts[index]
+
         return delta
 
     def read_beams(self, result: Result) -> list[Delta]:
@@ -381,6 +402,7 @@ class Sequences:
             raise errors.GenerationFailed(
                 f"the engine found only {len(deltas)} of {num_asked} beams"
             )
+
         return deltas
 
 

@@ -29,7 +29,8 @@ from lmi.shared.linux import write_whole
 from lmi.shared.state import Block
 
 ENVIRONMENT_NAME = "LMI_RUNTIME_DIR"
-URL, MODEL = "url", "model"
+URL = "url"
+MODEL = "model"
 
 C = TypeVar("C", Config, ServerConfig)
 
@@ -74,6 +75,7 @@ class RuntimeFolder(Generic[C]):
             raise StartError(
                 f"no folder for temporary files (TMPDIR) can be written to: {error.strerror}"
             ) from error
+
         try:
             runtime._fill()
             prepare(runtime)
@@ -81,6 +83,7 @@ class RuntimeFolder(Generic[C]):
         except OSError as error:
             runtime.remove()
             raise cannot_write(runtime.path, error) from error
+
         return runtime
 
     @classmethod
@@ -106,9 +109,11 @@ class RuntimeFolder(Generic[C]):
         server = self.config.server if isinstance(self.config, Config) else self.config
         if (user := server.user) is None or os.geteuid() != 0:
             return
+
         for path in (*self.path.rglob("*"), self.path):
             os.chown(path, -1, user.gid)
             path.chmod(0o770 if path.is_dir() else 0o640 if path.name == self.settings else 0o660)
+
         self.path.chmod(0o1770)
 
     def remove(self) -> None:
@@ -169,6 +174,7 @@ class ServerRuntime(RuntimeFolder[ServerConfig]):
             name = (self.path / MODEL).read_text()
         except FileNotFoundError:
             return None
+
         try:
             return Runtime.at(self.path / name)
         except OSError as error:
@@ -188,7 +194,9 @@ class ServerRuntime(RuntimeFolder[ServerConfig]):
                 continue
             except OSError as error:
                 raise cannot_write(path, error) from error
+
             return Runtime.create(config, path, prepare)
+
         raise AssertionError("count never ends")
 
 
@@ -244,4 +252,5 @@ def cannot_write(path: Path, error: OSError) -> StartError:
         return StartError(
             f"{path}: {error.strerror}: a process has at most {limit} (`ulimit -n`, RLIMIT_NOFILE)"
         )
+
     return StartError(f"{path} (TMPDIR chooses another place): {error.strerror}")

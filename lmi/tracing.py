@@ -65,12 +65,16 @@ class Exporter(SpanProcessor):
         resource = Resource.create({"service.version": __version__})
         if str(resource.attributes[SERVICE_NAME]).startswith("unknown_service"):
             resource = resource.merge(Resource({SERVICE_NAME: "lmi"}))
+
         provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         provider.add_span_processor(self)
         self._tracer = provider.get_tracer("lmi", __version__)
-        self._endpoint, self._client = endpoint, OTLPSpanExporter(endpoint)
-        self._send_every_s, self._max_waiting = send_every_s, max_waiting
-        self._record, self._count_lock = record, threading.Lock()
+        self._endpoint = endpoint
+        self._client = OTLPSpanExporter(endpoint)
+        self._send_every_s = send_every_s
+        self._max_waiting = max_waiting
+        self._record = record
+        self._count_lock = threading.Lock()
         self._waiting: deque[tuple[TraceSpan, dict[str, str]]] = deque()
         self._made: list[ReadableSpan] = []
         self._is_away = False
@@ -83,6 +87,7 @@ class Exporter(SpanProcessor):
         if len(self._waiting) >= self._max_waiting:
             self._lose(1)
             return
+
         context = {name: exchange.headers[name] for name in CONTEXT if name in exchange.headers}
         self._waiting.append((of_request(exchange, meters), context))
 
@@ -91,6 +96,7 @@ class Exporter(SpanProcessor):
         self._closing.set()
         if not self._is_away:
             await asyncio.to_thread(self._thread.join, CLOSE_S)
+
         self._client.shutdown()  # type: ignore[no-untyped-call]
 
     def on_end(self, span: ReadableSpan) -> None:
@@ -112,16 +118,19 @@ class Exporter(SpanProcessor):
                 root, TraceContextTextMapPropagator().extract(context), SpanKind.SERVER, offset_ns
             )
             time.sleep(0)  # the event loop comes first
+
         made, self._made = self._made, []
         is_taken = not made or self._client.export(made) is SpanExportResult.SUCCESS
         if not is_taken:
             self._lose(len(roots))
+
         if not is_taken and not self._is_away:
             log.warning(
                 "%s takes no traces: they are lost, and counted, until it does", self._endpoint
             )
         elif self._is_away and is_taken:
             log.info("%s takes traces again", self._endpoint)
+
         self._is_away = not is_taken
 
     def _make(self, span: TraceSpan, parent: Context, kind: SpanKind, offset_ns: int) -> None:
@@ -132,8 +141,10 @@ class Exporter(SpanProcessor):
         made = self._tracer.start_span(span.name, parent, kind, given, start_time=start_ns)
         if span.error:
             made.set_status(Status(StatusCode.ERROR, span.error))
+
         for child in span.children:
             self._make(child, set_span_in_context(made, parent), SpanKind.INTERNAL, offset_ns)
+
         made.end(end_ns)
 
     def _lose(self, num: int) -> None:
@@ -174,7 +185,9 @@ def of_request(exchange: Exchange, meters: Sequence[Meter]) -> TraceSpan:
 
 
 def _of_answer(meter: Meter, request_id: str) -> TraceSpan:
-    request, sampling, end_s = meter.requests[0], meter.requests[0].sampling, meter.ended_s
+    request = meter.requests[0]
+    sampling = meter.requests[0].sampling
+    end_s = meter.ended_s
     model = request.adapter or meter.model
     operation = "text_completion" if request.chat is None else "chat"
     num_generated = sum(meter.lengths.values())

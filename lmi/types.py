@@ -351,6 +351,7 @@ class Answer:
         self.num_prompt_tokens += delta.num_prompt_tokens
         if delta.prefill is not None:
             self.prefill = delta.prefill
+
         if delta.finish_reason is not None:
             self.text = "".join(token.text for token in self.tokens)
 

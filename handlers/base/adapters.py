@@ -124,14 +124,17 @@ class Adapters:
         known = self._loaded.get(name)
         if not isinstance(name, str) or not name or (known is not None and known.path != str(path)):
             raise InvalidParameter("lora_config", "a new name, or unloaded first", name)
+
         if not (Path(path) / CONFIG).is_file():
             raise ModelUnusable(f"{path}: an adapter's folder has an {CONFIG}")
+
         adapter = known or LoadedAdapter(name, next(self._numbers), str(path))
         adapter = replace(adapter, is_pinned=adapter.is_pinned or pinned)
         self._check_room(adapter)
         self._explained(adapter, self._engine.check_adapter)
         if preload or pinned:
             self._read(adapter)
+
         self._loaded[name] = adapter
 
     def _check_room(self, new: LoadedAdapter) -> None:
@@ -153,9 +156,11 @@ class Adapters:
         except LmiError:
             if adapter.number not in self._resident:
                 self._engine.remove_adapter(adapter)  # it may be read in part
+
             raise
         finally:
             self.is_reading = False
+
         self._resident[adapter.number] = adapter
 
     def _explained(self, adapter: LoadedAdapter, call: Callable[[LoadedAdapter], None]) -> None:
@@ -177,6 +182,7 @@ class Adapters:
         """
         if name not in self._loaded:
             raise unknown_adapter(name)
+
         adapter = self._loaded.pop(name)
         self._leaving[adapter.number] = adapter
         self._remove_unused(adapter.number)
@@ -187,8 +193,10 @@ class Adapters:
         """
         if (named := sequence.request.lora_config) is None:
             return None
+
         if named.name not in self._loaded:
             raise unknown_adapter(named.name)
+
         adapter = self._used[sequence] = self._loaded[named.name]
         return adapter
 
@@ -201,6 +209,7 @@ class Adapters:
         adapter = self._used.get(sequence)
         if adapter is not None and adapter.number not in self._resident:
             self._read(adapter)
+
         return adapter
 
     def drop_weights(self, adapter: LoadedAdapter) -> None:
@@ -227,7 +236,8 @@ class Turns(Generic[AnySequence]):
 
     def __init__(self, max_batch: float, *, adapters_take_turns: bool) -> None:
         self.waiting: list[AnySequence] = []
-        self._max_batch, self._adapters_take_turns = max_batch, adapters_take_turns
+        self._max_batch = max_batch
+        self._adapters_take_turns = adapters_take_turns
 
     def add(self, sequence: AnySequence) -> None:
         insort(
@@ -244,12 +254,14 @@ class Turns(Generic[AnySequence]):
     def _may_run(self, sequence: AnySequence, running: dict[str, AnySequence]) -> bool:
         if not running:
             return True
+
         others = running.values()
         if (
             not sequence.request.is_express
             and sum(not one.request.is_express for one in others) >= self._max_batch
         ):
             return False
+
         has_adapter = next(iter(others)).request.lora_config is not None
         return not self._adapters_take_turns or has_adapter == (
             sequence.request.lora_config is not None

@@ -77,11 +77,13 @@ class BeamSearch:
         self.max_tokens = max_tokens
         self.num_candidates = num_candidates(self.beam_width, num_end_ids)
         self._reason_after = reason_after
-        self.running, self.finished = [Beam()], list[Beam]()
+        self.running = [Beam()]
+        self.finished = list[Beam]()
 
     def restart(self) -> None:
         """Forget everything but the prompt."""
-        self.running, self.finished = [Beam()], []
+        self.running = [Beam()]
+        self.finished = []
 
     @property
     def is_over(self) -> bool:
@@ -111,6 +113,7 @@ class BeamSearch:
         for rank, (_, parent, candidate) in enumerate(sums):
             if rank >= self.beam_width and len(running) == self.beam_width:
                 break
+
             beam = self._continued(self.running[parent], candidate, tops[parent] if tops else None)
             if beam.finish_reason is FinishReason.NOT_FINISHED:
                 steps.append(Continuation(parent, beam.token_ids[-1]))
@@ -121,9 +124,12 @@ class BeamSearch:
                 self.finished = sorted([*self.finished, beam], key=self._score, reverse=True)[
                     : self.beam_width
                 ]
+
         self.running = running
         if running and self._is_settled():
-            self.running, steps = [], []
+            self.running = []
+            steps = []
+
         return steps
 
     def restate(self, beams: SequenceOf[Beam], *, is_over: bool) -> None:
@@ -156,8 +162,10 @@ class BeamSearch:
         """
         if len(self.finished) < self.beam_width:
             return False
+
         if self.early_stopping == 1:
             return True
+
         best = self.running[0]
         is_any_length = self.early_stopping > 1 and self.length_penalty > 0
         length = self.max_tokens if is_any_length else len(best.token_ids)

@@ -91,8 +91,10 @@ class Captured:
         context = {name: _tensor(one.at(one.by_place)) for name, one in whole}
         if self._output.return_generation_logits:
             result.generation_logits = rows.get(LOGITS)
+
         if self._output.return_context_logits:
             result.context_logits = context.get(LOGITS)
+
         if self._names:
             wanted = [name for name in self._context_names if name in context]
             result.additional_outputs = {f"context_{name}": context[name] for name in wanted}
@@ -115,6 +117,7 @@ def _padded(beams: list[Array]) -> Array:
     padded = np.zeros((len(beams), max(map(len, beams)), *beams[0].shape[1:]), beams[0].dtype)
     for beam, rows in zip(padded, beams, strict=True):
         beam[: len(rows)] = rows
+
     return padded
 
 

@@ -63,6 +63,7 @@ class ClientTurns(Generic[T]):
         with self._lock:
             if client not in self._lines:
                 self._let_in(client)
+
             line = self._lines.setdefault(client, [])
             if not any(piece.future is future for piece in line):
                 line.append(
@@ -70,6 +71,7 @@ class ClientTurns(Generic[T]):
                         future, work, price, price + (self.num_spent if since is None else since)
                     )
                 )
+
             self._start()
 
     def close(self) -> None:
@@ -119,6 +121,7 @@ class ClientTurns(Generic[T]):
             piece.future.set_exception(error)
         else:
             piece.future.set_result(result)
+
         with self._lock:
             self._num_running -= Counter([client])
             self.num_spent += piece.price

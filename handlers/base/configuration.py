@@ -35,6 +35,7 @@ def both(config: AnyConfig | None) -> tuple[ExecutorConfig, EngineConfig]:
     """A configuration in both forms. Raises ValueError for an ExecutorConfig that breaks a rule."""
     if isinstance(config, EngineConfig):
         return executor_config(config), config
+
     config = config or ExecutorConfig()
     config.check()
     return config, engine_config(config)
@@ -54,9 +55,11 @@ def settled(
     """
     if isinstance(model, bytes) or isinstance(json_config_str, str):
         raise Unsupported("engine_buffer", f"{title} reads a model from its folder")
+
     settings, options = both(json_config_str or config)
     if settings.guided_decoding_config is not None:
         log.info("guided_decoding_config is not needed: %s reads the model's own tokenizer", title)
+
     return os.fspath(model), settings, options
 
 
@@ -117,6 +120,7 @@ def load_post_processors(path: Path) -> LogitsPostProcessorConfig:
         ]
         place = f"{path}, line {lines[-1]}" if lines else str(path)
         raise ModelUnusable(f"{place}: {said(error)}") from error
+
     assert isinstance(config, LogitsPostProcessorConfig)
     return config
 
@@ -124,6 +128,7 @@ def load_post_processors(path: Path) -> LogitsPostProcessorConfig:
 def _run(path: Path) -> ModuleType:
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
+
     name = f"{VARIABLE}_{path.stem}"  # must not hide a module of a library
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None, "not a Python file"
@@ -137,15 +142,19 @@ def check_post_processors(config: object) -> None:
     """Raise ValueError if this is not a configuration that can be used."""
     if not isinstance(config, LogitsPostProcessorConfig):
         raise broken(VARIABLE, "a LogitsPostProcessorConfig", config)
+
     if BATCHED in config.processor_map:
         raise ValueError(
             f"processor_map must not have the key {BATCHED!r}, the name of processor_batched"
         )
+
     for name, function in config.processor_map.items():
         if not isinstance(name, str) or not name:
             raise broken("a key of processor_map", "a name", name)
+
         if not callable(function):
             raise broken(f"processor_map[{name!r}]", "a function", function)
+
     if config.processor_batched is not None and not callable(config.processor_batched):
         raise broken("processor_batched", "a function", config.processor_batched)
 

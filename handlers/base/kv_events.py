@@ -79,9 +79,11 @@ def of_replica(config: KvEventsConfig, replica: int, num_replicas: int) -> KvEve
 
     Raises BadConfiguration if two replicas would bind one port.
     """
-    endpoint, replay = config.endpoint, config.replay_endpoint
+    endpoint = config.endpoint
+    replay = config.replay_endpoint
     if replay is not None and is_bound(endpoint):
-        events_port, replay_port = _port(endpoint), _port(replay)
+        events_port = _port(endpoint)
+        replay_port = _port(replay)
         if events_port and replay_port and abs(events_port - replay_port) < num_replicas:
             apart = f"ports of endpoint and replay_endpoint that lie at least {num_replicas} apart"
             raise BadConfiguration(
@@ -90,8 +92,10 @@ def of_replica(config: KvEventsConfig, replica: int, num_replicas: int) -> KvEve
 
     if is_bound(endpoint):
         endpoint = _endpoint_of(endpoint, replica)
+
     if replay is not None:
         replay = _endpoint_of(replay, replica)
+
     return msgspec.structs.replace(config, endpoint=endpoint, replay_endpoint=replay)
 
 
@@ -106,8 +110,10 @@ def _endpoint_of(endpoint: str, replica: int) -> str:
     port = _port(endpoint)
     if not replica or port == 0:
         return endpoint
+
     if port is None:
         return f"{endpoint}_dp{replica}"
+
     return f"{endpoint.rpartition(':')[0]}:{port + replica}"
 
 
@@ -190,6 +196,7 @@ class EventPublisher:
                 if self._wake in ready:
                     os.eventfd_read(self._wake)
                     self._send_queued()
+
                 if self._replay in ready:
                     self._answer_replay()
             except Exception as error:
@@ -222,6 +229,7 @@ class EventPublisher:
         for number, payload in self._kept:
             if number >= wanted:
                 self._replay.send_multipart((client, b"", *self._frames(number, payload)))
+
         self._replay.send_multipart((client, b"", b"", LAST, b""))
 
     def _frames(self, number: int, payload: bytes) -> tuple[bytes, bytes, bytes]:
@@ -245,4 +253,5 @@ def _zmq() -> ModuleType:
         import zmq
     except ImportError:
         raise BadConfiguration(f"{KEY} needs pyzmq, which is not installed: {INSTALL}") from None
+
     return zmq

@@ -36,10 +36,12 @@ def _plain(value: Any) -> object:
     """What msgspec can write of a value that it does not know. Raises TypeError."""
     if hasattr(value, "__iter__"):
         return list(value)
+
     return operator.index(value) if hasattr(value, "__index__") else float(value)
 
 
-_ENCODER, _DECODER = msgspec.msgpack.Encoder(enc_hook=_plain), msgspec.msgpack.Decoder(Request)
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=_plain)
+_DECODER = msgspec.msgpack.Decoder(Request)
 
 
 class Mailbox(Executor):
@@ -72,12 +74,14 @@ class Mailbox(Executor):
                 return [
                     response for known in list(self._ready) for response in self._hand_out(known)
                 ]
+
             ids = [request_id] if isinstance(request_id, int) else request_id
             for one in ids:
                 if not 1 <= one <= self._last_id:
                     raise ValueError(
                         f"request_id must be one that enqueue_request gave out, given {one}"
                     )
+
             batches = [self._await_one(one, deadline) for one in ids]
             return batches[0] if isinstance(request_id, int) else batches
 
@@ -87,8 +91,10 @@ class Mailbox(Executor):
         )
         if request_id in self._ready:
             return self._hand_out(request_id)
+
         if request_id in self._unanswered:
             return []
+
         message = f"request {request_id} is already finished: its final response was handed out"
         return [Response(request_id, error=ResponseError(message, ErrorKind.INVALID))]
 
@@ -100,6 +106,7 @@ class Mailbox(Executor):
         batch = self._ready.pop(request_id)
         if batch[-1].is_final:
             self._unanswered.discard(request_id)
+
         return batch
 
     # For the engine.
@@ -115,9 +122,12 @@ class Mailbox(Executor):
             if self._pass_on is None:
                 for response in responses:
                     self._ready.setdefault(response.request_id, []).append(response)
+
                 self._posted.notify_all()
                 return
+
             self._unanswered.difference_update(one.request_id for one in responses if one.is_final)
+
         self._pass_on(responses)
 
     def _end_waiting(self) -> None:

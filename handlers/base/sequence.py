@@ -43,7 +43,8 @@ class Sequence(TokenSequence):
     embedding: Tensor | None = None
 
     def __post_init__(self) -> None:
-        sampling, output = self.request.sampling_config, self.request.output_config
+        sampling = self.request.sampling_config
+        output = self.request.output_config
         if sampling.beam_width > 1:
             end_ids = frozenset[int]() if self.request.ignore_eos else self.end_ids
             self.search = BeamSearch(
@@ -52,6 +53,7 @@ class Sequence(TokenSequence):
                 num_end_ids=len(end_ids | self.stop_words.keys()),
                 reason_after=lambda token_ids: self.reason_after(token_ids, len(token_ids)),
             )
+
         if (
             output.additional_model_outputs
             or output.return_context_logits
@@ -75,12 +77,11 @@ class Sequence(TokenSequence):
         if num_tokens >= max_sequence_length:
             rule = f"shorter than the model's context of {max_sequence_length} tokens"
             raise PromptTooLong(rule, f"{num_tokens} tokens, with those of its images")
+
         self.first_told = num_tokens if self.first_told else 0
-        self.token_ids, self.num_prompt_tokens, self.num_prefill = (
-            list(token_ids),
-            num_tokens,
-            num_tokens,
-        )
+        self.token_ids = list(token_ids)
+        self.num_prompt_tokens = num_tokens
+        self.num_prefill = num_tokens
         self.max_tokens = min(self.max_tokens, max_sequence_length - num_tokens)
 
     def advance(
@@ -99,6 +100,7 @@ class Sequence(TokenSequence):
         if not best:
             self.fail_for_bans()
             return []
+
         self._follow(best[0])
         return steps
 
@@ -120,14 +122,16 @@ class Sequence(TokenSequence):
 
     def embed(self, embedding: Tensor) -> None:
         """End a sequence whose request asks for the embedding of its prompt."""
-        self.embedding, self.finish_reason = embedding, FinishReason.END_ID
+        self.embedding = embedding
+        self.finish_reason = FinishReason.END_ID
         self._note_time()
 
     def fail_for_bans(self) -> None:
         """End the request because no token may come next: its own fault if it has a rule that bans
         tokens.
         """
-        request, sampling = self.request, self.request.sampling_config
+        request = self.request
+        sampling = self.request.sampling_config
         rules = {
             "guided_decoding_params": request.guided_decoding_params,
             "bad_words": request.bad_words,
@@ -153,11 +157,16 @@ class Sequence(TokenSequence):
         if self.search is not None:
             self.search.restart()
             del self.token_ids[self.num_prompt_tokens :]
-        self.slot, self.num_computed, self.num_prefill = None, 0, self.num_tokens
+
+        self.slot = None
+        self.num_computed = 0
+        self.num_prefill = self.num_tokens
         if self.num_generated == 0:
             self.count_cached(0)
+
         if self.lacks_prompt_log_probs:
             self.prompt_log_probs.clear()
+
         if self.captured is not None and self.lacks_context:
             self.captured.restart()
 
@@ -168,9 +177,11 @@ class Sequence(TokenSequence):
             else self._beam_result(self.search)
         )
         if num_sent == 0:
-            result.num_cached_tokens, result.embedding = self.num_cached_tokens, self.embedding
+            result.num_cached_tokens = self.num_cached_tokens
+            result.embedding = self.embedding
             if self.request.images:
                 result.prompt_token_ids = self.token_ids[: self.num_prompt_tokens]
+
         if self.captured is not None:
             beams: list[SequenceOf[Hashable]] = [
                 [tuple(one.token_ids[:end]) for end in range(len(one.token_ids))]
@@ -180,25 +191,31 @@ class Sequence(TokenSequence):
             self.captured.add_to(result, places, is_first=index == num_sent == 0)
             if self.num_sent and index == self.index + self.num_copies - 1:
                 self.captured.drop(() if beams else places[0])
+
         return result
 
     def _beam_result(self, search: BeamSearch) -> Result:
         """The Result with all tokens of the best beams. A search that was cut off has those that
         were sent last.
         """
-        output, is_over = self.request.output_config, search.is_over
+        output = self.request.output_config
+        is_over = search.is_over
         if is_over or not self.is_finished:
             self.beams = search.best(self.request.sampling_config.num_return_sequences)
+
         beams = self.beams = self.beams or [Beam()]
         prompt = self.token_ids[self.first_told : self.num_prompt_tokens]
         reasons = [beam.finish_reason if is_over else self.finish_reason for beam in beams]
-        token_ids, is_final = [prompt + beam.token_ids for beam in beams], self.group.num_owed == 0
+        token_ids = [prompt + beam.token_ids for beam in beams]
+        is_final = self.group.num_owed == 0
         result = Result(token_ids, is_final, self.is_finished, self.index, reasons)
         if output.return_log_probs:
             result.log_probs = [beam.log_probs for beam in beams]
             result.cum_log_probs = [sum(beam.log_probs) for beam in beams]
+
         if output.num_top_log_probs:
             result.top_log_probs = [beam.top_log_probs for beam in beams]
+
         return result
 
 
@@ -237,6 +254,7 @@ class Waiting(Generic[AnySequence, T]):
         done = [(sequence, future) for sequence, future in self._futures.items() if future in over]
         for sequence, _ in done:
             del self._futures[sequence]
+
         return done
 
     def wait(self) -> None:

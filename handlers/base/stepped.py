@@ -158,21 +158,26 @@ class SteppedExecutor(Mailbox, Generic[AnySequence]):
         requests = list(map(checked, requests))
         for request in requests:
             self._check(request)
+
         with self._boundary:
             if not self._is_accepting:
                 raise RuntimeError("the executor is shut down")
+
             if self._max_queue_size is not None:
                 num_queued = _num_requests([*self._arrived, *self._queued])
                 if num_queued + len(requests) > self._max_queue_size:
                     raise Overloaded(
                         f"{num_queued} requests wait already, at most {self._max_queue_size} may"
                     )
+
             request_ids = [self._new_id() for _ in requests]
             for request_id, request in zip(request_ids, requests, strict=True):
                 self._arrived += sequences_of(
                     self._kind, request_id, request, self.info.max_sequence_length
                 )
+
             self._boundary.notify()
+
         self._wake()
         return request_ids
 
@@ -181,6 +186,7 @@ class SteppedExecutor(Mailbox, Generic[AnySequence]):
         with self._boundary:
             self._cancelled.append(known_id)
             self._boundary.notify()
+
         self._wake()
 
     def get_prompt_progress(self, request_id: int) -> PromptProgress | None:
@@ -209,6 +215,7 @@ class SteppedExecutor(Mailbox, Generic[AnySequence]):
             self._is_accepting = False
             self._is_closing = True
             self._boundary.notify()
+
         self._wake()
         self._loop.join(SHUTDOWN_TIMEOUT_S)  # a step that hangs is left behind
         self._end_waiting()
@@ -219,8 +226,10 @@ class SteppedExecutor(Mailbox, Generic[AnySequence]):
         with self._boundary:
             if not self._is_accepting:
                 raise RuntimeError("the executor is shut down")
+
             self._calls.append((function, outcome))
             self._boundary.notify()
+
         self._wake()
         outcome.result()
 
@@ -230,6 +239,7 @@ class SteppedExecutor(Mailbox, Generic[AnySequence]):
         try:
             while self._wait_for_work():
                 self._run_step()
+
             self._cross_boundary()
             self._finish(list(self._live), FinishReason.CANCELLED)
             self._publish([])
@@ -242,14 +252,18 @@ class SteppedExecutor(Mailbox, Generic[AnySequence]):
             with self._boundary:
                 self._is_accepting = False
                 sequences = [*self._all_live(), *self._arrived]
-                self._live, self._arrived = {}, []
+                self._live = {}
+                self._arrived = []
+
             for sequence in sequences:
                 sequence.fail(f"the engine stopped: {error}", ErrorKind.ENGINE_LOST)
+
             self._publish(sequences)
         finally:
             self._end_waiting()
             for _, outcome in self._calls:
                 outcome.set_exception(RuntimeError("the executor is shut down"))
+
             self._close()
 
     def _wait_for_work(self) -> bool:
@@ -274,9 +288,11 @@ class SteppedExecutor(Mailbox, Generic[AnySequence]):
         touched = [] if step is None else _with_siblings_of_failed(step.touched)
         if self._unscheduled:
             self._note_scheduled(touched, started)
+
         self._settle([sequence for sequence in touched if sequence.is_finished])
         if step is not None or self._ended:
             self._record(step or Step(), (time.monotonic() - started) * 1000)
+
         self._publish(touched)
         if self._num_failed_steps >= MAX_FAILED_STEPS:
             raise EngineStopped(f"{MAX_FAILED_STEPS} steps in a row failed")
@@ -290,26 +306,33 @@ class SteppedExecutor(Mailbox, Generic[AnySequence]):
             cancelled, self._cancelled = self._cancelled, []
             for sequence in arrived:
                 self._live.setdefault(sequence.id, []).append(sequence)
+
             for sequence in arrived:
                 if not sequence.is_finished:  # a sibling may have failed just now
                     self._add(sequence)
+
             calls, self._calls = self._calls, []
+
         for function, outcome in calls:
             try:
                 function()
                 outcome.set_result(None)
             except Exception as error:
                 outcome.set_exception(error)
+
         for sequence in arrived:
             if sequence.perf_metrics is not None:
                 self._unscheduled.append(sequence)
+
             if sequence.deadline is not None and sequence.index == 0:
                 heapq.heappush(self._deadlines, (sequence.deadline, sequence.id))
+
         self._settle([sequence for sequence in arrived if sequence.is_finished])
         self._finish(cancelled, FinishReason.CANCELLED)
         expired = []
         while self._deadlines and self._deadlines[0][0] <= time.monotonic():
             expired.append(heapq.heappop(self._deadlines)[1])
+
         self._finish(expired, FinishReason.TIMED_OUT)
 
     def _finish(self, request_ids: list[int], reason: FinishReason) -> None:
@@ -319,6 +342,7 @@ class SteppedExecutor(Mailbox, Generic[AnySequence]):
         ]
         for sequence in sequences:
             sequence.finish(reason)
+
         self._settle(sequences)
 
     def _step_or_fail(self) -> Step[AnySequence] | None:
@@ -330,6 +354,7 @@ class SteppedExecutor(Mailbox, Generic[AnySequence]):
             failed = list(self._active)
             for sequence in failed:
                 sequence.fail(f"the step failed: {error}", self._kind_of(error))
+
             log.exception(
                 "a step failed; its requests end with an error: %s", [one.id for one in failed]
             )
@@ -337,6 +362,7 @@ class SteppedExecutor(Mailbox, Generic[AnySequence]):
             return Step(
                 touched=[one for one in self._all_live() if one.is_finished]
             )  # some ended before it failed
+
         self._num_failed_steps = 0
         return step
 
@@ -351,6 +377,7 @@ class SteppedExecutor(Mailbox, Generic[AnySequence]):
         for sequence in begun.intersection(self._unscheduled):
             assert sequence.perf_metrics is not None
             sequence.perf_metrics.first_scheduled_time = started
+
         self._unscheduled = [
             one for one in self._unscheduled if one not in begun and not one.is_finished
         ]
@@ -363,6 +390,7 @@ class SteppedExecutor(Mailbox, Generic[AnySequence]):
             live.remove(sequence)
             if not live:
                 del self._live[sequence.id]
+
             self._ended.append(sequence)
 
     def _publish(self, touched: list[AnySequence]) -> None:
@@ -376,15 +404,11 @@ class SteppedExecutor(Mailbox, Generic[AnySequence]):
     def _record(self, step: Step[AnySequence], latency_ms: float) -> None:
         self._num_steps += 1
         stats = step.stats
-        stats.timestamp, stats.iter, stats.iter_latency_ms = (
-            time.monotonic(),
-            self._num_steps,
-            latency_ms,
-        )
-        stats.num_active_requests, stats.num_queued_requests = (
-            _num_requests(self._active),
-            _num_requests(self._queued),
-        )
+        stats.timestamp = time.monotonic()
+        stats.iter = self._num_steps
+        stats.iter_latency_ms = latency_ms
+        stats.num_active_requests = _num_requests(self._active)
+        stats.num_queued_requests = _num_requests(self._queued)
         stats.num_completed_requests = len(
             {sequence.id for sequence in self._ended} - self._live.keys()
         )
@@ -415,6 +439,7 @@ def _with_siblings_of_failed(sequences: Iterable[AnySequence]) -> list[AnySequen
         listed.update(
             (one, None) for one in failed.siblings if one.finish_reason is FinishReason.NOT_FINISHED
         )
+
     return list(listed)
 
 
@@ -425,6 +450,7 @@ def _request_stats(sequence: TokenSequence, *, is_active: bool) -> RequestStats:
         stage = "QUEUED"
     else:
         stage = "CONTEXT_IN_PROGRESS" if sequence.is_prefilling else "GENERATION_IN_PROGRESS"
+
     return RequestStats(
         id=sequence.id,
         stage=stage,

@@ -115,8 +115,10 @@ class TokenSequence:
         if log_prob is not None and self.request.output_config.return_log_probs:
             self.log_probs.append(log_prob)
             self.cum_log_prob += log_prob
+
         if top is not None:
             self.top_log_probs.append(top)
+
         self.finish_reason = self.reason_after(self.token_ids, self.num_generated)
 
     def _note_time(self) -> None:
@@ -135,11 +137,13 @@ class TokenSequence:
         if num_generated > self.min_tokens:
             if token_id in self.end_ids and not self.request.ignore_eos:
                 return FinishReason.END_ID
+
             words = self.stop_words.get(token_id)
             if words and any(
                 len(word) <= num_generated and token_ids[-len(word) :] == word for word in words
             ):
                 return FinishReason.STOP_WORDS
+
         return FinishReason.LENGTH if num_generated >= self.max_tokens else _NOT_FINISHED
 
     def finish(self, reason: FinishReason) -> None:
@@ -163,7 +167,8 @@ class TokenSequence:
         """The new Responses. A request that is not streamed gets them at the end; a failed one gets
         one error.
         """
-        request, is_finished = self.request, self.finish_reason is not _NOT_FINISHED
+        request = self.request
+        is_finished = self.finish_reason is not _NOT_FINISHED
         if self.error is not None:
             num_owed, self.group.num_owed = self.group.num_owed, 0
             return (
@@ -171,9 +176,12 @@ class TokenSequence:
                 if num_owed
                 else []
             )
-        start, end = self.num_sent, len(self.token_ids) - self.num_prompt_tokens
+
+        start = self.num_sent
+        end = len(self.token_ids) - self.num_prompt_tokens
         if not is_finished and (end <= start or not request.streaming):
             return []
+
         self.num_sent = end
         responses = []
         for index in range(self.index, self.index + self.num_copies):
@@ -184,27 +192,31 @@ class TokenSequence:
             )
             if wants_prompt and not self.lacks_prompt_log_probs:
                 result.prompt_log_probs = self.prompt_log_probs
+
             if is_finished:
                 result.request_perf_metrics = self.perf_metrics
+
             responses.append(Response(self.id, result, None, request.client_id))
+
         return responses
 
     def _result(self, num_sent: int, index: int) -> Result:
         """The Result with the tokens that no Response has carried yet, or with all tokens if the
         request wants them.
         """
-        output, reason, is_final = (
-            self.request.output_config,
-            self.finish_reason,
-            self.group.num_owed == 0,
-        )
+        output = self.request.output_config
+        reason = self.finish_reason
+        is_final = self.group.num_owed == 0
         start = 0 if self.request.return_all_generated_tokens else num_sent
         token_ids = self.token_ids[self.first_told + start :]
         result = Result([token_ids], is_final, reason is not _NOT_FINISHED, index, [reason])
         if output.return_log_probs:
-            result.log_probs, result.cum_log_probs = [self.log_probs[start:]], [self.cum_log_prob]
+            result.log_probs = [self.log_probs[start:]]
+            result.cum_log_probs = [self.cum_log_prob]
+
         if output.num_top_log_probs:
             result.top_log_probs = [self.top_log_probs[start:]]
+
         return result
 
 
@@ -217,7 +229,8 @@ def sequences_of(
     Sequence i uses seed + i. A greedy request has one sequence, which is answered
     `num_return_sequences` times. A request with beams has one sequence and one answer.
     """
-    sampling, num_prompt_tokens = request.sampling_config, len(request.input_token_ids)
+    sampling = request.sampling_config
+    num_prompt_tokens = len(request.input_token_ids)
     num_answers = 1 if sampling.beam_width > 1 else sampling.num_return_sequences
     num_copies = num_answers if sampling.is_greedy else 1
     arrival_time = time.monotonic()
@@ -230,7 +243,9 @@ def sequences_of(
     stop_words: dict[int, list[list[int]]] = {}
     for word in request.stop_words:
         stop_words.setdefault(word[-1], []).append(list(word))
-    group, sequences = Group(num_owed=num_answers), []
+
+    group = Group(num_owed=num_answers)
+    sequences = []
     for index in range(num_answers // num_copies):
         sequence = kind(
             id=request_id,
@@ -252,5 +267,6 @@ def sequences_of(
             perf_metrics=RequestPerfMetrics(arrival_time=arrival_time) if has_metrics else None,
         )
         sequences.append(sequence)
+
     group.sequences += sequences
     return sequences

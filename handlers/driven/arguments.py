@@ -50,6 +50,7 @@ def _fields_in(file: Path) -> Mapping[str, frozenset[str]]:
                 found.get(base.id, frozenset()) for base in node.bases if isinstance(base, ast.Name)
             )
             found[node.name] = frozenset(names).union(*inherited)
+
     return found
 
 
@@ -96,10 +97,12 @@ def refusal(
 
     if not isinstance(error, ValidationError):
         return None
+
     lines = []
     for fault in error.errors():
         said = first_line(fault["msg"].removeprefix("Value error, "))
         lines.append(f"{named(fault['loc'])}: {said}" if fault["loc"] else said)
+
     return BadConfiguration("\n".join(lines))
 
 

@@ -137,8 +137,10 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
     def _kind_of(self, error: Exception) -> ErrorKind:
         if errors.is_out_of_memory(error) or isinstance(error, errors.OutOfMemory):
             return ErrorKind.OUT_OF_MEMORY
+
         if isinstance(error, errors.Unavailable):
             return ErrorKind.UNAVAILABLE
+
         return (
             ErrorKind.INVALID
             if isinstance(error, ValueError | errors.InvalidRequest)
@@ -152,10 +154,12 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
         num_open = len(works)
         for work in works:
             self._engine.add(work)
+
         while num_open:
             for output in self._engine.step() or ():
                 if isinstance(output.end, Exception):
                     raise output.end
+
                 num_open -= output.end is not None
 
     # The contract.
@@ -185,6 +189,7 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
     ) -> None:
         if not self.capabilities.lora:
             super().load_adapter(name, path, pinned=pinned, preload=preload)
+
         self._change_adapters(
             partial(self._adapters.load, name, path, pinned=pinned, preload=preload)
         )
@@ -192,6 +197,7 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
     def unload_adapter(self, name: str) -> None:
         if not self.capabilities.lora:
             super().unload_adapter(name)
+
         self._change_adapters(partial(self._adapters.unload, name))
 
     def _change_adapters(self, change: Callable[[], None]) -> None:
@@ -216,6 +222,7 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
             if (future := preparation.begin(sequence)) is not None:
                 preparation.add_waiting(sequence, future)
                 return
+
         try:
             self._adapters.claim(sequence)
         except errors.UnknownAdapter as error:
@@ -238,36 +245,42 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
                     sequence.fail(f"the request was not prepared: {errors.cause_line(error)}")
                 else:
                     self._add(sequence, number + 1)
+
         return [sequence for sequence in prepared if sequence.is_finished]
 
     def _remove(self, sequence: Sequence) -> None:
         for preparation in self._preparations:
             if (future := preparation.drop_waiting(sequence)) is not None:
                 future.cancel()  # what nobody waits for, unless it has begun
+
         names = [name for name in _names_of(sequence) if self._known.pop(name, None) is not None]
         if names:
             self._engine.abort(names)
         elif sequence in self._turns.waiting:
             self._turns.waiting.remove(sequence)
+
         self._adapters.release(sequence)
 
     @property
     def _active(self) -> SequenceOf[Sequence]:
-        known, load = (
-            self._known.copy(),
-            self._load,
-        )  # another thread may ask while a step changes them
+        # another thread may ask while a step changes them
+        known = self._known.copy()
+        load = self._load
         if isinstance(load.running, int):
             running: Iterable[Sequence] = islice(known.values(), load.running)
         else:
             running = (known[name] for name in load.running if name in known)
+
         return list(dict.fromkeys(running))  # several beams of one may run
 
     @property
     def _queued(self) -> SequenceOf[Sequence]:
-        known, active, waiting = self._known.copy(), self._active, self._turns.waiting.copy()
+        known = self._known.copy()
+        active = self._active
+        waiting = self._turns.waiting.copy()
         if len(active) >= len(known):  # as nearly always
             return [*waiting, *self._held]
+
         begun = set(active)
         return [
             *dict.fromkeys(one for one in known.values() if one not in begun),
@@ -278,6 +291,7 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
     def _wake(self) -> None:
         for preparation in self._preparations:
             preparation.wake()
+
         self._engine.wake()
 
     def _kv_cache_stats(self) -> KvCacheStats:
@@ -286,6 +300,7 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
     def _close(self) -> None:
         for preparation in self._preparations:
             preparation.close()
+
         self._engine.close()
 
     # One step.
@@ -293,11 +308,13 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
     def _step(self) -> Step[Sequence] | None:
         if ended := self._go_on():
             return Step(ended)
+
         if (held := [one for one in self._preparations if one.waiting]) and not (
             self._known or self._turns.waiting
         ):
             held[0].wait()
             return None
+
         refused = [
             sequence for sequence in self._turns.take(self._known) if not self._give(sequence)
         ]
@@ -308,14 +325,17 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
         except Exception:
             self._start_over()
             raise
+
         if outputs is None and not refused:
             return None
+
         self._load = self._engine.load()
         step = Step(refused)
         step.stats.num_preemptions = self._load.num_preemptions - self._num_preemptions
         self._num_preemptions = self._load.num_preemptions
         for output in outputs or ():
             self._take(output, step)
+
         return step
 
     def _give(self, sequence: Sequence) -> bool:
@@ -341,15 +361,19 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
                     error,
                     exc_info=not is_told,
                 )
+
             self._fail(sequence, error)
             return False
+
         return True
 
     def _take(self, output: SequenceOutput, step: Step[Sequence]) -> None:
         sequence = self._known.get(output.id)
         if sequence is None:  # it ended a moment ago
             return
-        is_first, num_before = sequence.is_prefilling, sequence.num_tokens
+
+        is_first = sequence.is_prefilling
+        num_before = sequence.num_tokens
         if sequence.search is None or self.searches_beams:
             feed(sequence, output)
             num_new = (
@@ -357,14 +381,18 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
             )  # an output may carry the tokens of several steps
         else:
             num_new = self._take_row(sequence, output)
+
         if is_first and not sequence.is_prefilling:
             step.stats.num_context_tokens += sequence.num_prompt_tokens
             num_new -= num_new > 0  # the first comes with the prompt
+
         step.stats.num_generation_tokens += max(0, num_new) + (output.embedding is not None)
         if isinstance(output.end, Exception) and not sequence.is_finished:
             self._fail(sequence, output.end, f"{self.title} gave the request up: {output.end}")
+
         if output.end is not None:
             del self._known[output.id]
+
         step.touched.append(sequence)
 
     def _take_row(self, sequence: Sequence, output: SequenceOutput) -> int:
@@ -374,15 +402,16 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
         rounds = _rounds(sequence)
         if sequence.is_finished or isinstance(output.end, Exception) or not rounds.take(output):
             return 0
+
         num_rows = len(rounds.names)
         if not sequence.is_finished and self._give(sequence):
-            names, running = (
-                rounds.names,
-                self._load.running,
-            )  # it runs on, though the engine has not seen these rows
+            # it runs on, though the engine has not seen these rows
+            names = rounds.names
+            running = self._load.running
             self._load.running = (
                 running + len(names) if isinstance(running, int) else [*running, *names]
             )
+
         return num_rows
 
     def _fail(self, sequence: Sequence, error: Exception, message: str = "") -> None:
@@ -407,6 +436,7 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
         for sequence in waiting:
             for name in _names_of(sequence):
                 self._known.pop(name, None)
+
         self._load = replace(self._load, running=list(self._known))
         self._turns.waiting.clear()
         for sequence in waiting:

@@ -54,6 +54,7 @@ class EngineLoop:
         """
         if not self._batch:
             self._loop.call_soon(self._flush)
+
         self._batch.append(output)
 
     def take(self, timeout_s: float) -> list[SequenceOutput]:
@@ -65,6 +66,7 @@ class EngineLoop:
             batch += self._ready.get(timeout=timeout_s)
             while True:
                 batch += self._ready.get_nowait()
+
         return batch
 
     def wake(self) -> None:
@@ -77,6 +79,7 @@ class EngineLoop:
             tasks = asyncio.all_tasks() - {asyncio.current_task()}
             for task in tasks:
                 task.cancel()
+
             await asyncio.gather(*tasks, return_exceptions=True)
 
         asyncio.run_coroutine_threadsafe(cancel_others(), self._loop).result(timeout_s)
@@ -128,4 +131,5 @@ class Processes:
     def close(self) -> None:
         for fd in self._fds:
             os.close(fd)
+
         self._fds.clear()

@@ -64,17 +64,22 @@ def feed(sequence: Sequence, output: SequenceOutput) -> None:
     sequence.num_computed = sequence.num_tokens
     if output.beams is not None:
         sequence.restate(output.beams, is_over=isinstance(output.end, FinishReason))
-    known, num_top = output.log_probs, sequence.request.output_config.num_top_log_probs
+
+    known = output.log_probs
+    num_top = sequence.request.output_config.num_top_log_probs
     for position, token_id in enumerate(output.token_ids):
         if sequence.is_finished:
             return
+
         if known is None:
             sequence.append(token_id)
         else:
             top = best(known, position, num_top) if num_top else None
             sequence.append(token_id, known.values[position][0], top)
+
     if output.embedding is not None:
         sequence.embed(output.embedding)
+
     if isinstance(output.end, FinishReason) and not sequence.is_finished:
         sequence.finish_reason = output.end
 
@@ -91,6 +96,7 @@ def _note_prompt(sequence: Sequence, output: SequenceOutput) -> None:
     """Note what an output says of the prompt, before its tokens are appended."""
     if not sequence.num_generated:
         sequence.count_cached(output.num_cached_tokens)
+
     if (new := output.prompt_log_probs) is not None and sequence.lacks_prompt_log_probs:
         num_top = sequence.request.output_config.num_prompt_log_probs or 0
         known = sequence.prompt_log_probs or [PromptLogProb(None)]
@@ -106,6 +112,7 @@ def check_beams(request: Request, info: EngineInfo) -> None:
     """
     if request.sampling_config.beam_width == 1:
         return
+
     config = request.sampling_config
     for name, noun, is_given in (
         ("embedding_bias", "biases", bool(request.embedding_bias)),
@@ -117,6 +124,7 @@ def check_beams(request: Request, info: EngineInfo) -> None:
     ):
         if is_given:
             raise Unsupported(name, f"{info.name} has no {noun} in a beam search")
+
     num_ends = len(_ends(request))
     num_over = num_candidates(config.beam_width, num_ends) - info.capabilities.max_top_log_probs
     if num_over > 0:
@@ -172,10 +180,8 @@ class BeamRounds:
         """Begin a round, again if it was given up. Returns its rows."""
         assert self._sequence.search is not None
         self._num_rounds += 1
-        prompt, num_top = (
-            self._sequence.request.input_token_ids,
-            max(self._num_candidates, self._num_top),
-        )
+        prompt = self._sequence.request.input_token_ids
+        num_top = max(self._num_candidates, self._num_top)
         rows = [
             BeamRow(
                 f"{self._name}.{self._num_rounds}.{number}",
@@ -196,6 +202,7 @@ class BeamRounds:
         outputs = [one for one in self._outputs.values() if one is not None]
         if len(outputs) < len(self._outputs):
             return False
+
         _note_prompt(self._sequence, outputs[0])
         self._sequence.num_computed = self._sequence.num_tokens
         known = [one.log_probs for one in outputs if one.log_probs is not None]

@@ -44,8 +44,10 @@ def with_unique_items(
     if values is not None:
         longest = len(values) if most is None else min(most, len(values))
         return {"enum": _arrays_of(values, least, longest)}
+
     if least > 1:
         raise ValueError("uniqueItems with several items that have no list of values")
+
     return {"maxItems": 1}
 
 
@@ -53,6 +55,7 @@ def are_unique(value: object) -> bool:
     """Whether no two items are equal, if the value is an array."""
     if not isinstance(value, list):
         return True
+
     written = [json.dumps(plain(item), sort_keys=True) for item in value]
     return len(set(written)) == len(written)
 
@@ -73,6 +76,7 @@ def containing(wanted: object, others: Schema | None, least: int, most: int | No
 
     if least > most:
         return []
+
     array: Schema = {"type": "array", "minItems": least, "prefixItems": [wanted] * most}
     return [{**array, "items": False if others is None else others}]
 
@@ -87,11 +91,14 @@ def _all_values(schema: object, resolve: Resolve) -> list[Any] | None:
     for part in parts:
         if part.keys() & RULES_OF_VALUES:
             return None
+
         listed = listed_values(part)
         if listed is None and part.get("type") == "boolean":
             listed = {"false", "true"}
+
         if listed is not None:
             values = listed if values is None else values & listed
+
     if values is None:
         return None
 
@@ -119,6 +126,7 @@ def _arrays_of(values: Sequence[Any], least: int, most: int) -> list[list[Any]]:
     longest = least
     while len(_some(combinations, values, least, longest + 1)) <= MAX_LISTED:
         longest += 1
+
     return _some(combinations, values, least, longest)[:MAX_LISTED]
 
 

@@ -149,6 +149,7 @@ class GuideCompiler:
             vocabulary = self._vocabulary = self._vocabulary or Vocabulary(
                 self._config(), self.start.vocab_size
             )
+
         return Compiled(_new_template(vocabulary, text), vocabulary)
 
     def check(self, params: GuidedDecodingParams, wait: Wait) -> str:
@@ -165,6 +166,7 @@ class GuideCompiler:
             )
             if wait.is_over:
                 raise Unavailable("nobody waits for the guide any more")
+
             is_there = (
                 bool(answer)
                 or process.ask(gate.PROBE, self.start.max_compile_s / 2, Wait()) == gate.COMPILED
@@ -174,19 +176,25 @@ class GuideCompiler:
             raise Unavailable(
                 "the process that compiles guides hung; the next guide starts it again"
             ) from error
+
         if answer[:1] == gate.COMPILED:
             return answer[1:].decode()
+
         if answer[:1] == gate.REFUSED:
             raise InvalidRequest(f"{RULE}: {cause_line(Exception(answer[1:].decode()))}", FIELD)
+
         if not is_there:
             raise Unavailable(
                 "the process that compiles guides has ended; the next guide starts it again"
             )
+
         if time.monotonic() - asked_s >= self.start.max_compile_s:
             raise TooSlow(
                 f"{RULE}: to compile it takes more than {self.start.max_compile_s:g} s here", FIELD
             )
-        cpu_s, memory_mb = self.start.max_cpu_s, self.start.max_bytes >> 20
+
+        cpu_s = self.start.max_cpu_s
+        memory_mb = self.start.max_bytes >> 20
         limits = (
             f"{cpu_s} s, or {memory_mb} MiB, or it is larger than {gate.MAX_TEXT_BYTES >> 20} MiB"
         )
@@ -209,15 +217,19 @@ class GuideCompiler:
         )
         if not self._lock.acquire(timeout=max_wait_s):
             raise Unavailable(still_starts)
+
         try:
             if self._process is not None and self._process.popen.poll() is not None:
                 self._process.close()
                 self._process = None
+
             process = self._process = self._process or self._new_process()
         finally:
             self._lock.release()
+
         if self._is_closed:
             process.close()
+
         try:
             if not process.is_ready:
                 process.is_ready = (
@@ -226,11 +238,14 @@ class GuideCompiler:
         except TimeoutError as error:
             if time.monotonic() - process.started_s > MAX_START_S:
                 process.close()
+
             raise Unavailable(still_starts) from error
+
         if not process.is_ready:
             raise Unavailable(
                 "the process that compiles guides did not start; its reason is in the log"
             )
+
         return process
 
     def _new_process(self) -> _Process:
@@ -250,6 +265,7 @@ class GuideCompiler:
             except OSError:
                 ours.close()
                 raise
+
         log.info("guided decoding: process %d compiles guides", popen.pid)
         return _Process(popen, ours, time.monotonic())
 
@@ -272,4 +288,5 @@ def _new_template(vocabulary: Vocabulary, text: str) -> LLMatcher:
                 future = pool.submit(make)
             finally:
                 threading.stack_size(before)
+
         return future.result()

@@ -23,10 +23,13 @@ def are_disjoint(one: object, other: object, resolve: Resolve, level: int = 0) -
     """`resolve` gives the schema of a reference. False where it is not known."""
     if one is False or other is False:
         return True
-    parts, others = list(conjuncts(one, resolve)), list(conjuncts(other, resolve))
+
+    parts = list(conjuncts(one, resolve))
+    others = list(conjuncts(other, resolve))
     types = TYPES.intersection(*map(_types, parts + others))
     if not types:
         return True
+
     is_object = types == {"object"} and level <= MAX_LEVELS
     return any(
         _have_other_values(part, against)
@@ -60,7 +63,8 @@ def conjuncts(schema: object, resolve: Resolve, level: int = 0) -> Iterator[Mapp
 
 
 def _have_other_values(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    values, others = listed_values(one), listed_values(other)
+    values = listed_values(one)
+    others = listed_values(other)
     return values is not None and others is not None and not values & others
 
 
@@ -75,8 +79,10 @@ def _have_other_properties(
         for name in part.get("required", ()):
             if is_closed and name not in against.get("properties", {}):
                 return True
+
             if are_disjoint(_property(part, name), _property(against, name), resolve, level + 1):
                 return True
+
     return False
 
 
@@ -85,6 +91,7 @@ def _types(schema: Mapping[str, Any]) -> set[str]:
     found = {given} if isinstance(given, str) else set(given)
     if "integer" in found:
         found = found - {"integer"} | {"number"}
+
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     return found if values is None else found & {KINDS.get(type(value), "null") for value in values}
 
@@ -101,8 +108,10 @@ def plain(value: object) -> object:
     """A value in which equal numbers are written alike."""
     if isinstance(value, list):
         return [plain(one) for one in value]
+
     if isinstance(value, dict):
         return {name: plain(one) for name, one in value.items()}
+
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 

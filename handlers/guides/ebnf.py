@@ -80,9 +80,12 @@ class _GrammarReader:
         while at < len(text):
             if (found := TOKEN.match(text, at)) is None:
                 raise self._fault(at, f"{text[at]} is not known")
+
             if found.lastgroup != "space":
                 self._tokens.append((str(found.lastgroup), found.group(), at))
+
             at = found.end()
+
         self._tokens += [("end", "the end", len(text))] * 2
         self._next = -1
         self._go_on()
@@ -90,14 +93,18 @@ class _GrammarReader:
     def rules(self) -> dict[str, Node]:
         rules: dict[str, Node] = {}
         while self._kind != "end":
-            name, at = self._take("name", "rule's name"), self._at
+            name = self._take("name", "rule's name")
+            at = self._at
             self._take("::=")
             if name in rules:
                 raise self._fault(at, f'rule "{name}" is there twice')
+
             rules[name] = self._either()
+
         for name, at in self._used.items():
             if name not in rules:
                 raise self._fault(at, f'Rule "{name}" is not defined')
+
         return rules
 
     def _go_on(self) -> None:
@@ -109,6 +116,7 @@ class _GrammarReader:
         written = self._written
         if wanted not in (self._kind, written):
             raise self._fault(self._at, f"{written} where a {title or wanted} must stand")
+
         self._go_on()
         return written
 
@@ -117,6 +125,7 @@ class _GrammarReader:
         while self._written == "|":
             self._go_on()
             parts.append(self._joined())
+
         return parts[0] if len(parts) == 1 else Either(tuple(parts))
 
     def _joined(self) -> Node:
@@ -124,30 +133,40 @@ class _GrammarReader:
         while self._kind in ("text", "chars", "name") or self._written in ("(", "."):
             if self._kind == "name" and self._tokens[self._next + 1][0] == "define":
                 break  # the next rule
+
             parts.append(self._counted(self._single()))
+
         return parts[0] if len(parts) == 1 else Joined(tuple(parts))
 
     def _single(self) -> Node:
-        kind, written, at = self._kind, self._written, self._at
+        kind = self._kind
+        written = self._written
+        at = self._at
         self._go_on()
         self._num_nodes += len(written) if kind == "text" else 1
         if self._num_nodes > MAX_NODES:
             raise self._fault(at, f"the grammar has more than {MAX_NODES} parts")
+
         if kind == "text":
             chars = re.finditer(CHAR, written[1:-1], re.DOTALL)
             codes = [self._code(char[0], at + 1 + char.start()) for char in chars]
             parts = tuple(Chars(((code, code),)) for code in codes)
             return parts[0] if len(parts) == 1 else Joined(parts)
+
         if kind == "chars":
             return Chars(self._ranges(written[1:-1], at + 1))
+
         if written == ".":
             return Chars(without_surrogates(((0, LAST),)))
+
         if kind == "name":
             self._used.setdefault(written, at)
             return Ref(written)
+
         self._level += 1
         if self._level > MAX_LEVELS:
             raise self._fault(at, f"more than {MAX_LEVELS} parentheses stand in each other")
+
         node = self._either()
         self._take(")")
         self._level -= 1
@@ -160,11 +179,14 @@ class _GrammarReader:
                 raise self._fault(
                     self._at, f"more than {MAX_LEVELS} counts stand one after the other"
                 )
+
             least, most = COUNTS.get(self._written) or _numbers(self._written)
             if most is not None and most < least:
                 raise self._fault(self._at, f"{self._written} counts backwards")
+
             self._go_on()
             node = Joined(()) if most == 0 else Repeat(node, least, most)
+
         return node
 
     def _ranges(self, text: str, at: int) -> Ranges:
@@ -175,12 +197,16 @@ class _GrammarReader:
             low = high = self._code(found[1], at + found.start())
             if found[2] is not None:
                 high = self._code(found[2], at + found.start(2))
+
             if high < low:
                 raise self._fault(at + found.start(2), "the range goes backwards")
+
             ranges.append((low, high))
+
         chars = joined(ranges)
         if not (chars := without_surrogates(negated(chars) if is_negated else chars)):
             raise self._fault(at, "no character is in the class")
+
         return chars
 
     def _code(self, written: str, at: int) -> int:
@@ -194,12 +220,15 @@ class _GrammarReader:
             code = ord(ESCAPED.get(letter, letter))
         else:
             raise self._fault(at, f"{written} is not known")
+
         if code > LAST or SURROGATES[0] <= code <= SURROGATES[1]:
             raise self._fault(at, f"{written} is no character")
+
         return code
 
     def _fault(self, at: int, reason: str) -> ValueError:
-        line, column = self._text.count("\n", 0, at) + 1, at - self._text.rfind("\n", 0, at)
+        line = self._text.count("\n", 0, at) + 1
+        column = at - self._text.rfind("\n", 0, at)
         return ValueError(f"line {line}, column {column}: {reason}")
 
 
@@ -216,6 +245,7 @@ def joined(ranges: list[tuple[int, int]]) -> Ranges:
             found[-1] = found[-1][0], max(found[-1][1], high)
         else:
             found.append((low, high))
+
     return tuple(found)
 
 

@@ -108,6 +108,7 @@ class _SchemaReader:
             defs[self._names[pointer, is_alone]] = self._schema(
                 self._resolve(pointer), pointer, is_alone=is_alone
             )
+
         schema = read if isinstance(read, dict) else {} if read else {"enum": []}
         return {**schema, "$defs": defs} if defs else schema
 
@@ -118,18 +119,24 @@ class _SchemaReader:
         try:
             if isinstance(schema, bool):
                 return schema
+
             if not isinstance(schema, dict):
                 raise _Fault(f"{shorten(schema)} in place of a schema")
+
             if where.count("/") > 2 * MAX_LEVELS:
                 raise ValueError("so many levels cannot be followed")
+
             if schema.get("not") is True or schema.get("not") == {}:
                 return False
+
             _check_names(schema)
             out = _types(schema, is_alone=is_alone) | _values(schema) | _numbers(schema)
             if "pattern" in schema:
                 out["pattern"] = _pattern(schema["pattern"])
+
             if schema.get("format") in FORMATS:
                 out["format"] = schema["format"]
+
             self._objects(schema, where, out, is_alone=is_alone)
             together = self._arrays(schema, where, out)
             self._combine(schema, where, out, together, is_alone=is_alone)
@@ -145,16 +152,21 @@ class _SchemaReader:
 
     def _objects(self, schema: Schema, where: str, out: Schema, *, is_alone: bool) -> None:
         required = _names(schema.get("required", []), "required")
-        properties, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
+        properties = schema.get("properties", {})
+        patterns = schema.get("patternProperties", {})
         more = _rest(schema, schema.get("additionalProperties"), "unevaluatedProperties")
         if "propertyNames" in schema:
             properties, patterns, more = self._named(schema, properties, patterns, more)
+
         for name in (*required, *properties):
             _check_value(name)
+
         if len(properties.keys() - set(required)) > MAX_OPTIONAL:
             raise _Fault(f"more than {MAX_OPTIONAL} properties that are not required")
+
         if len(patterns) > MAX_PATTERN_PROPERTIES:
             raise _Fault(f"patternProperties with more than {MAX_PATTERN_PROPERTIES} names")
+
         is_all = is_alone and _has_all_names(schema)
         if more is None and is_all:
             more = False
@@ -162,6 +174,7 @@ class _SchemaReader:
                 **properties,
                 **{name: True for name in required if name not in properties},
             }
+
         least = out.get("minProperties", 0)
         if least <= len(required):
             out.pop("minProperties", None)
@@ -170,18 +183,22 @@ class _SchemaReader:
             out["anyOf"] = [{"required": [name]} for name in properties]
         elif least > 1 and more is not False:
             raise _Fault(f"minProperties {least} with properties that have no name of their own")
+
         if required:
             out["required"] = required
+
         if properties:
             out["properties"] = {
                 name: self._inner(one, where, "properties", name)
                 for name, one in properties.items()
             }
+
         if patterns:
             out["patternProperties"] = {
                 _pattern(name): self._inner(one, where, "patternProperties", name)
                 for name, one in patterns.items()
             }
+
         if more is not None:
             out["additionalProperties"] = self._inner(more, where, "additionalProperties")
 
@@ -194,6 +211,7 @@ class _SchemaReader:
         names = schema["propertyNames"]
         if names is True or names == {}:
             return properties, patterns, more
+
         if names is False:
             return dict.fromkeys(properties, False), {}, False
 
@@ -210,6 +228,7 @@ class _SchemaReader:
         is_pattern = isinstance(names, dict) and not names.keys() - NO_RULES - {"type", *NAME_RULES}
         if not is_pattern or patterns or "properties" in schema or "required" in schema:
             raise _Fault("propertyNames")
+
         return {}, {_pattern_of_names(names): True if more is None else more}, False
 
     def _listed_names(self, names: object) -> set[str] | None:
@@ -219,18 +238,22 @@ class _SchemaReader:
             lists = [self._listed_names(choice) for choice in choices]
             if not lists or names.keys() >= {"anyOf", "oneOf"} or None in lists:
                 return None
+
             counts = Counter(name for part in lists if part is not None for name in part)
             return {name for name, number in counts.items() if number == 1 or "anyOf" in names}
 
         parts = list(conjuncts(names, self._resolve))
         if any(part.keys() - NO_RULES - {"type", "enum", "const", "allOf"} for part in parts):
             return None
+
         values = [listed for part in parts if (listed := listed_values(part)) is not None]
         if not values:
             return None
+
         read = [json.loads(text) for text in set.intersection(*values)]
         if len(read) > MAX_NAMES:
             raise _Fault(f"propertyNames with more than {MAX_NAMES} names")
+
         return {name for name in read if isinstance(name, str)}
 
     # Rules of arrays.
@@ -238,9 +261,11 @@ class _SchemaReader:
     def _arrays(self, schema: Schema, where: str, out: Schema) -> list[Schema | bool]:
         """The rules that a value must fit besides."""
         together: list[Schema | bool] = []
-        first, rest = schema.get("prefixItems"), schema.get("items")
+        first = schema.get("prefixItems")
+        rest = schema.get("items")
         if isinstance(rest, list):  # of older drafts
             first, rest = rest, schema.get("additionalItems")
+
         rest = _rest(schema, rest, "unevaluatedItems")
 
         if schema.get("uniqueItems") not in (None, False) and out.get("maxItems", 2) > 1:
@@ -257,8 +282,10 @@ class _SchemaReader:
             out["prefixItems"] = [
                 self._inner(one, where, "prefixItems", number) for number, one in enumerate(first)
             ]
+
         if rest is not None:
             out["items"] = self._inner(rest, where, "items")
+
         return together
 
     def _unique(self, schema: Schema, first: list[Any], rest: object, out: Schema) -> Schema:
@@ -315,11 +342,14 @@ class _SchemaReader:
         for name in ("allOf", "anyOf", "oneOf"):
             if name not in schema:
                 continue
+
             if not (given := schema[name]):
                 raise _Fault(f"{name} of a wrong type")
+
             if name == "oneOf":
                 together.append({"anyOf": self._one_of(schema, where, is_alone=is_alone)})
                 continue
+
             is_single = name != "allOf" or len(given) == 1
             parts = [
                 self._schema(one, f"{where}/{name}/{number}", is_alone=is_alone and is_single)
@@ -334,18 +364,23 @@ class _SchemaReader:
                     needs = {"required": _names(needed, keyword)}
                 else:
                     needs = self._schema(needed, f"{where}/{keyword}/{name}", is_alone=False)
+
                 _check_value(name)
                 has_it = {"allOf": [{"required": [name]}, needs]}
                 together.append({"anyOf": [{"properties": {name: False}}, has_it]})
 
         if "if" in schema and schema.keys() & {"then", "else"}:
             together.append(self._condition(schema, where))
+
         if "not" in schema:
             together.append(self._negated(schema, where, is_alone=is_outer_alone))
+
         if together:
             out["allOf"] = together
+
         if _num_patterns(out) > MAX_PATTERNS_TOGETHER:
             raise _Fault(f"allOf with more than {MAX_PATTERNS_TOGETHER} patterns")
+
         if "$ref" in schema:
             out["$ref"] = f"#/$defs/{self._name(schema['$ref'], is_alone=is_alone)}"
 
@@ -354,9 +389,11 @@ class _SchemaReader:
         context = {name: rule for name, rule in schema.items() if name not in APPLIED}
         if is_alone and _has_all_names(schema):
             context = _closed(context)
+
         negations = self._negations.of(schema["not"], context)
         if not negations:
             raise _Fault("not")
+
         return self._any(negations, f"{where}/not")
 
     def _condition(self, schema: Schema, where: str) -> Schema:
@@ -366,8 +403,10 @@ class _SchemaReader:
         choices: list[Schema] = []
         if not are_disjoint(condition, context, self._resolve):
             choices.append({"allOf": [condition, schema.get("then", True)]})
+
         for negation in self._negations.of(condition, context):
             choices.append({"allOf": [negation, schema.get("else", True)]})
+
         return self._any(choices, f"{where}/if")
 
     def _any(self, schemas: list[Schema], where: str) -> Schema:
@@ -395,6 +434,7 @@ class _SchemaReader:
 
         if all(part is False for part in parts) and any(overlapping):
             raise _Fault("oneOf of schemas that one value might fit together")
+
         return parts
 
     def _overlapping(
@@ -416,20 +456,24 @@ class _SchemaReader:
         for number, branch in enumerate(written):
             within = {"allOf": [context, branch]} if isinstance(branch, dict) else branch
             for other_number, other in enumerate(branches):
-                values, other_values = listed[number], listed[other_number]
+                values = listed[number]
+                other_values = listed[other_number]
                 are_apart = (
                     values is not None and other_values is not None and not values & other_values
                 )
                 if other_number == number or are_apart:
                     continue
+
                 if not self._share_none(within, other):
                     overlapping[number].append(other_number)
+
         return overlapping
 
     def _share_none(self, schema: object, other: object) -> bool:
         """Whether no value fits both schemas. False where it is not known."""
         if are_disjoint(schema, other, self._resolve):
             return True
+
         parts = [*conjuncts(schema, self._resolve), *conjuncts(other, self._resolve)]
         are_strings = any(part.get("type") == "string" for part in parts)
         return are_strings and self._strings.share_none(parts)
@@ -447,21 +491,25 @@ class _SchemaReader:
             negations = [self._negations.of(other, known)[:num_choices] for other in others]
             if not all(negations):
                 continue
+
             parts = [
                 self._schema(reading, where, is_alone=is_read_alone),
                 *(self._any(choices, where) for choices in negations),
             ]
             return {"allOf": parts}
+
         return False
 
     def _name(self, pointer: object, *, is_alone: bool) -> str:
         if not isinstance(pointer, str) or not (pointer == "#" or pointer.startswith("#/")):
             raise _Fault(f"$ref {shorten(pointer)}, which the schema does not resolve,")
+
         key = pointer, is_alone
         if key not in self._names:
             self._resolve(pointer)
             self._names[key] = str(len(self._names))
             self._pending.append(key)
+
         return self._names[key]
 
     def _resolve(self, pointer: str) -> object:
@@ -475,10 +523,12 @@ class _SchemaReader:
                 found = found[int(part) if isinstance(found, list) else part]
         except (KeyError, IndexError, TypeError):
             found = None
+
         if not isinstance(found, dict | bool):
             raise ValueError(
                 f"$ref {shorten(pointer)}, which points at no schema, cannot be followed"
             )
+
         return found
 
 
@@ -486,6 +536,7 @@ def _check_names(schema: Schema) -> None:
     for name in schema:
         if name in NOT_FOLLOWED:
             raise _Fault(name)
+
         if not isinstance(schema[name], JSON_TYPES.get(name, object)):
             raise _Fault(f"{name} of a wrong type")
 
@@ -496,6 +547,7 @@ def _has_all_names(schema: object) -> bool:
     """
     if not isinstance(schema, dict) or "properties" not in schema:
         return False
+
     return not schema.keys() & {
         *COMBINED,
         "patternProperties",
@@ -525,19 +577,24 @@ def _types(schema: Schema, *, is_alone: bool) -> Schema:
                 "propertyNames",
             }:
                 return OBJECT
+
             if schema.keys() & {"items", "prefixItems", "contains"}:
                 return {"type": "array"}
+
         return {}
+
     given = schema["type"]
     for name in given if isinstance(given, list) else [given]:
         if not isinstance(name, str) or name not in TYPES:
             raise _Fault(f"type {shorten(name)}")
+
     return {"type": given}
 
 
 def _values(schema: Schema) -> Schema:
     for value in [*schema.get("enum", ()), schema.get("const")]:
         _check_value(value)
+
     return {name: schema[name] for name in ("enum", "const") if name in schema}
 
 
@@ -545,8 +602,10 @@ def _check_value(value: object) -> None:
     """Check what an answer must be able to write, with all that is in it."""
     if isinstance(value, str) and CONTROL.search(value):
         raise _Fault(f"the control character in {shorten(value)}")
+
     if isinstance(value, int | float) and not abs(value) <= MAX_INTEGER:  # or NaN
         raise _Fault(f"the number {shorten(value)}, larger than {MAX_INTEGER},")
+
     if isinstance(value, list | dict):
         for one in value:
             _check_value(one)
@@ -559,29 +618,37 @@ def _numbers(schema: Schema) -> Schema:
     for name in (*BOUNDS, *SIZES, "multipleOf"):
         if name not in schema:
             continue
+
         value = schema[name]
         if isinstance(value, bool) and name.startswith(
             "exclusive"
         ):  # of draft 4, where it says how a bound is meant
             continue
+
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise _Fault(f"{name} of a wrong type")
+
         _check_value(value)
         if name in SIZES and (value < 0 or value != int(value)):
             raise _Fault(f"{name} {shorten(value)}")
+
         out[name] = int(value) if name in SIZES else value
+
     for name, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
         if schema.get(exclusive) is True and name in out:
             out[exclusive] = out.pop(name)
+
     step = out.get("multipleOf")
     if step is not None and not (step > 0 and Fraction(repr(step)).numerator <= MAX_MULTIPLE):
         raise _Fault(f"multipleOf {step}, beyond {MAX_MULTIPLE},")
+
     return out
 
 
 def _pattern(pattern: str) -> str:
     if CONTROL.search(pattern) or OF_PATTERNS.search(pattern):
         raise _Fault(f"the control character in {shorten(pattern)}")
+
     try:
         return rust_regex(pattern, is_in_json=True)
     except ValueError as error:
@@ -591,6 +658,7 @@ def _pattern(pattern: str) -> str:
 def _names(given: object, keyword: str) -> list[str]:
     if not isinstance(given, list) or not all(isinstance(name, str) for name in given):
         raise _Fault(f"{keyword} of a wrong type")
+
     return list(dict.fromkeys(given))
 
 
@@ -599,7 +667,9 @@ def _pattern_of_names(names: Schema) -> str:
     if "pattern" in names:
         if not isinstance(names["pattern"], str) or names.keys() & {"minLength", "maxLength"}:
             raise _Fault("propertyNames")
+
         return names["pattern"]
+
     sizes = _numbers({name: names[name] for name in ("minLength", "maxLength") if name in names})
     return f"^[\\s\\S]{{{sizes.get('minLength', 0)},{sizes.get('maxLength', '')}}}$"
 
@@ -612,7 +682,9 @@ def _contained(schema: Schema) -> tuple[int, int | None]:
         is_number = isinstance(size, int | float) and not isinstance(size, bool)
         if size is not None and not (is_number and size >= 0 and size == int(size)):
             raise _Fault(f"{name} of a wrong type")
+
         sizes.append(None if size is None else int(size))
+
     return sizes[0] or 0, sizes[1]
 
 
@@ -622,8 +694,10 @@ def _rest(schema: Schema, given: object, keyword: str) -> object:
     """
     if given is not None or schema.get(keyword) in (None, True, {}):
         return given
+
     if schema.keys() & set(COMBINED):
         raise _Fault(keyword)
+
     return schema[keyword]
 
 
@@ -638,6 +712,7 @@ def _without_common_types(branches: list[Any]) -> list[Any]:
         "number" in types and "integer" not in types for types in rest
     ):  # a rest without a name
         return branches
+
     return [{"type": sorted(types)} for types in rest]
 
 
@@ -650,6 +725,7 @@ def _plain_types(schema: object) -> set[str]:
     )
     if not isinstance(given, str | list):
         return set()
+
     types = {
         name for name in ([given] if isinstance(given, str) else given) if isinstance(name, str)
     }

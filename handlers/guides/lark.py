@@ -39,6 +39,7 @@ def lark_of_ebnf(rules: dict[str, Node], *, has_lexemes: bool) -> str:
     regexes = _regexes(rules) if has_lexemes else {}
     while regexes and (wrong := _Places(rules, regexes).wrong_lexemes()):
         regexes = {key: regex for key, regex in regexes.items() if regex not in wrong}
+
     names = {name: "start" if name == "root" else f"r{number}" for number, name in enumerate(rules)}
     return "\n".join(
         f"{names[name]}: {_lark(node, names, regexes)}" for name, node in rules.items()
@@ -48,12 +49,16 @@ def lark_of_ebnf(rules: dict[str, Node], *, has_lexemes: bool) -> str:
 def _lark(node: Node, names: dict[str, str], regexes: dict[int, str]) -> str:
     if id(node) in regexes:
         return f"/{regexes[id(node)]}/" if regexes[id(node)] else '""'
+
     if isinstance(node, Chars):
         return f"/{_class(node.ranges)}/"
+
     if isinstance(node, Ref):
         return names[node.name]
+
     if isinstance(node, Repeat):
         return f"({_lark(node.part, names, regexes)}){_count(node)}"
+
     parts = [_lark(part, names, regexes) for part in node.parts] or ['""']
     return " ".join(parts) if isinstance(node, Joined) else f"({' | '.join(parts)})"
 
@@ -67,17 +72,21 @@ def _regexes(rules: dict[str, Node]) -> dict[int, str]:
     for _ in range(MAX_PASSES):  # a rule may come before those that it needs
         if num_known == len(regexes):
             break
+
         num_known = len(regexes)
         for node in reversed(rules.values()):
             _note_regex(node, rules, regexes)
+
     return {key: regex for key, regex in regexes.items() if len(regex) <= MAX_LEXEME_CHARS}
 
 
 def _note_regex(node: Node, rules: dict[str, Node], regexes: dict[int, str]) -> str | None:
     if id(node) in regexes:
         return regexes[id(node)]
+
     if isinstance(node, Ref):
         return regexes.get(id(rules[node.name]))
+
     if isinstance(node, Chars):
         regex = _class(node.ranges)
     else:
@@ -86,10 +95,12 @@ def _note_regex(node: Node, rules: dict[str, Node], regexes: dict[int, str]) -> 
         texts = [part for part in parts if part is not None]
         if len(texts) < len(parts) or sum(map(len, texts)) > MAX_LEXEME_CHARS:
             return None
+
         if isinstance(node, Repeat):
             regex = f"(?:{texts[0]}){_count(node)}"
         else:
             regex = "".join(texts) if isinstance(node, Joined) else f"(?:{'|'.join(texts)})"
+
     regexes[id(node)] = regex
     return regex
 
@@ -120,7 +131,8 @@ class _Places:
     """
 
     def __init__(self, rules: dict[str, Node], regexes: dict[int, str]) -> None:
-        self._rules, self._regexes = rules, regexes
+        self._rules = rules
+        self._regexes = regexes
         self._steps: list[list[int]] = []  # from each state to others, without a character
         self._places: list[list[int]] = []  # that begin at each state
         self._chars: list[Ranges] = []  # of each place
@@ -137,6 +149,7 @@ class _Places:
         mixed = self._mixed() if len(self._chars) <= MAX_PLACES else None
         if mixed is None:
             return set(self._regexes.values())
+
         wrong = set()
         for regex, (_, last, low, high) in self._lexemes.items():
             inside = (1 << high) - (1 << low)
@@ -145,9 +158,11 @@ class _Places:
                 if last in self._walk(self._ends[place]):
                     for other in _bits(mixed[place] & inside | 1 << place):
                         goes_on |= self._reachable(self._ends[other], without=last)
+
             has_two_ends = self._first_bytes(goes_on) & self._first_bytes(self._reachable(last))
             if has_two_ends or any(mixed[place] & ~inside for place in range(low, high)):
                 wrong.add(regex)
+
         return wrong
 
     def _state(self) -> int:
@@ -159,6 +174,7 @@ class _Places:
         """Add a part between two states. `is_inside`: of a lexeme."""
         if len(self._chars) > MAX_PLACES:
             return
+
         if isinstance(node, Ref) and is_inside:
             self._build(self._rules[node.name], first, last, is_inside=True)
         elif isinstance(node, Chars):
@@ -178,9 +194,11 @@ class _Places:
             for part in node.parts:
                 self._build(part, first, end := self._state(), is_inside=is_inside)
                 first = end
+
             self._steps[first].append(last)
         else:
-            begin, end = self._state(), self._state()
+            begin = self._state()
+            end = self._state()
             self._build(node.part, begin, end, is_inside=is_inside)
             self._steps[first] += [begin] if node.least else [begin, last]
             self._steps[end] += [last] if node.most == 1 else [last, begin]
@@ -189,18 +207,23 @@ class _Places:
         """The first and the last state of a lexeme, which is one thing wherever it stands."""
         regex = self._regexes[id(node)]
         if regex not in self._lexemes:
-            first, last, low = self._state(), self._state(), len(self._chars)
+            first = self._state()
+            last = self._state()
+            low = len(self._chars)
             self._build(node, first, last, is_inside=True)
             self._lexemes[regex] = first, last, low, len(self._chars)
+
         return self._lexemes[regex][:2]
 
     def _walk(self, first: int, without: int = -1) -> set[int]:
         """The states that are reached without a character, and not through one of them."""
-        seen, pending = {first}, [first]
+        seen = {first}
+        pending = [first]
         while pending:
             if (state := pending.pop()) != without:
                 pending += (new := set(self._steps[state]) - seen)
                 seen |= new
+
         return seen
 
     def _reachable(self, first: int, without: int = -1) -> int:
@@ -212,7 +235,8 @@ class _Places:
         """For each place, others that may read the same character of the same text; None if there
         are too many.
         """
-        same, mixed = self._overlapping(), [0] * len(self._chars)
+        same = self._overlapping()
+        mixed = [0] * len(self._chars)
         nexts = [self._reachable(state) for state in self._ends]
         begin = self._reachable(self._rule_states["root"][0])
         pending = [
@@ -229,8 +253,10 @@ class _Places:
                     mixed[other] |= 1 << place
                     pending.append((nexts[place], nexts[other]))
                     num_pairs += 1
+
             if num_pairs > MAX_PAIRS:
                 return None
+
         return mixed
 
     def _overlapping(self) -> list[int]:
@@ -250,6 +276,7 @@ class _Places:
         for place, own in enumerate(pieces):
             for piece in own:
                 holders[piece] |= 1 << place
+
         return [reduce(or_, (holders[piece] for piece in own)) for own in pieces]
 
     def _first_bytes(self, places: int) -> set[int]:
@@ -283,11 +310,13 @@ def rust_regex(pattern: str, *, is_in_json: bool = False) -> str:
     for token in TOKEN.findall(pattern):
         if token == "\\":
             raise ValueError("the regular expression ends with a backslash")
+
         is_class = token[0] == "\\" and token[1] in CLASSES
         if is_class and token[1].lower() in NARROW:
             is_negated = token[1].isupper()
             letters = WIDE if is_negated != (inside[:2] == ["[", "^"]) else NARROW
             token = f"[{'^' if is_negated else ''}{letters[token[1].lower()]}]"
+
         has_begun = inside in (["["], ["[", "^"])
         if not inside and token == "[":
             inside = [token]
@@ -301,4 +330,5 @@ def rust_regex(pattern: str, *, is_in_json: bool = False) -> str:
             inside.append("\\" + token)
         else:
             inside.append(token)
+
     return "".join(written + inside)

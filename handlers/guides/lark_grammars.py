@@ -42,7 +42,8 @@ def check_lark(grammar: str) -> None:
     may.
     """
     for found in PIECE.finditer(grammar):
-        kind, piece = str(found.lastgroup), found.group()
+        kind = str(found.lastgroup)
+        piece = found.group()
         if kind in REFUSED and piece not in DIRECTIVES:
             before = grammar[: found.start()]
             line = before.count("\n") + 1

@@ -71,8 +71,10 @@ class Negations:
         self._num_steps += 1
         if self._num_steps > MAX_STEPS:
             raise ValueError("so many schemas that a value must not fit cannot be followed")
+
         if schema is False:
             return [{}]
+
         if not isinstance(schema, dict) or level > MAX_LEVELS:
             return []
 
@@ -82,6 +84,7 @@ class Negations:
         for keyword in keywords:
             for negation in self._rules[keyword](schema, context, level):
                 negations[json.dumps(negation, sort_keys=True)] = negation
+
         possible = [
             negation
             for negation in negations.values()
@@ -140,6 +143,7 @@ class Negations:
         """Other properties that the context knows by name."""
         if schema.keys() & {"patternProperties"}:
             return
+
         for part in conjuncts(context, self._resolve):
             for name in part.get("properties", ()):
                 if name not in schema.get("properties", {}):
@@ -158,9 +162,11 @@ class Negations:
             yield {"type": "object", "required": [name], "properties": {name: any_of(negations)}}
 
     def _of_items(self, schema: Schema, context: Schema, level: int) -> Iterator[Schema]:
-        first, rest = schema.get("prefixItems", []), schema.get("items", True)
+        first = schema.get("prefixItems", [])
+        rest = schema.get("items", True)
         if isinstance(rest, list):
             first, rest = rest, schema.get("additionalItems", True)
+
         for place, inner in enumerate([*first, rest]):
             if negations := self.of(inner, {}, level + 1):
                 items = [*[True] * place, any_of(negations)]
@@ -189,6 +195,7 @@ def _of_type(schema: Schema, context: Schema, level: int) -> Iterator[Schema]:
     names = {given} if isinstance(given, str) else set(given)
     if "integer" in names:
         names = names | {"number"}  # of which no schema leaves out the integers
+
     if others := TYPES - names:
         yield {"type": sorted(others)}
 
@@ -201,19 +208,24 @@ def _of_values(schema: Schema, context: Schema, level: int) -> Iterator[Schema]:
             left_out = {json.dumps(plain(value), sort_keys=True) for value in values}
             if rest := [json.loads(text) for text in sorted(known - left_out)]:
                 yield {"enum": rest}
+
             return
 
     kinds = {KINDS.get(type(value), "null") for value in values}
     if others := TYPES - kinds:
         yield {"type": sorted(others)}
+
     if kinds & {"boolean"} and (
         rest := [value for value in (True, False) if not any(value is one for one in values)]
     ):
         yield {"enum": rest}
+
     if "string" in kinds:
         yield from _other_strings([value for value in values if isinstance(value, str)])
+
     if "number" in kinds:
         yield from _other_numbers([value for value in values if KINDS.get(type(value)) == "number"])
+
     if "array" in kinds:
         yield {
             "type": "array",
@@ -272,15 +284,18 @@ def _of_bounds(schema: Schema, context: Schema, level: int) -> Iterator[Schema]:
                 "type": "number",
                 beyond if is_exclusive else exclusive_beyond: schema[inclusive],
             }
+
         if exclusive in schema and not isinstance(schema[exclusive], bool):
             yield {"type": "number", beyond: schema[exclusive]}
 
 
 def _of_sizes(schema: Schema, context: Schema, level: int) -> Iterator[Schema]:
     for kind, noun in (("string", "Length"), ("array", "Items")):
-        least, most = schema.get(f"min{noun}"), schema.get(f"max{noun}")
+        least = schema.get(f"min{noun}")
+        most = schema.get(f"max{noun}")
         if isinstance(least, int | float) and least >= 1:
             yield {"type": kind, f"max{noun}": int(least) - 1}
+
         if isinstance(most, int | float):
             yield {"type": kind, f"min{noun}": int(most) + 1}
 
@@ -306,6 +321,7 @@ def _of_not(schema: Schema, context: Schema, level: int) -> Iterator[Schema]:
     inner = schema["not"]
     if isinstance(inner, bool):
         inner = {} if inner else {"enum": []}
+
     yield inner
 
 

@@ -27,7 +27,8 @@ MAX_COMPILE_S = 2  # of processor time
 MAX_COMPILE_WAIT_S = 15.0  # by the clock, on a machine that gives the process little time
 MAX_MEMORY_BYTES = 1 << 30  # of all compilations together, and at most an eighth of the container's
 MAX_TEXT_BYTES = 16 << 20  # of the answer
-COMPILED, REFUSED = b"+", b"-"
+COMPILED = b"+"
+REFUSED = b"-"
 PROBE = b""  # asks for nothing; its answer is COMPILED
 STACK_BYTES = 64 << 20  # less than in the engine, so that what ends with an overflow ends here
 NICENESS = 5  # the engine's step goes first
@@ -66,6 +67,7 @@ def read_all(connection: socket.socket) -> bytes:
     parts = []
     while part := connection.recv(1 << 16):
         parts.append(part)
+
     return b"".join(parts)
 
 
@@ -75,6 +77,7 @@ def _answer(compile: Compile, connection: socket.socket, message: bytes) -> None
         answer = COMPILED + compile(params).encode()
     except ValueError as error:
         answer = REFUSED + str(error).encode("utf-8", "backslashreplace")
+
     if len(answer) <= MAX_TEXT_BYTES:
         connection.sendall(answer)
 
@@ -105,10 +108,12 @@ def _limit(start: Start) -> None:
         signal.SIGXCPU,
     ):  # by which the limits end this process; the engine ignores them
         signal.signal(signum, signal.SIG_DFL)
+
     signal.setitimer(signal.ITIMER_REAL, start.max_compile_s)
     os.nice(NICENESS)
     with open("/proc/self/statm") as file:
         num_bytes = int(file.read().split()[0]) * PAGE_BYTES
+
     resource.setrlimit(resource.RLIMIT_AS, (num_bytes + STACK_BYTES + start.max_bytes,) * 2)
     resource.setrlimit(resource.RLIMIT_CPU, (start.max_cpu_s,) * 2)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -122,6 +127,7 @@ def main(control: socket.socket, file: BinaryIO) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # forks leave no zombies
     with file:
         start = msgspec.msgpack.decode(file.read(), type=Start)
+
     compile: Compile = import_module(start.compiler).new_compile(start)
     pid = os.getpid()
     while fds := socket.recv_fds(control, 1, 1)[1]:  # none when the engine has closed its end

@@ -30,6 +30,7 @@ class StringRules:
                 rule = {name: part[name] for name in RULES if name in part}
                 if "pattern" in rule:
                     rule["pattern"] = rust_regex(rule["pattern"], is_in_json=True)
+
                 rules.append(rule)
         except (TypeError, ValueError):  # of a pattern that cannot be followed
             return False

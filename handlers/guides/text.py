@@ -70,6 +70,7 @@ def text_of(tokenizer: LLTokenizer, params: GuidedDecodingParams, *, is_compact:
             return text
         except ValueError as raised:
             error = error or raised
+
     assert error is not None
     raise error
 
@@ -84,10 +85,13 @@ def _try(matcher: LLMatcher) -> None:
         spent_s = time.thread_time() - started_s
         if matcher.is_error():
             raise ValueError(reason_of(matcher))
+
         if spent_s > MAX_MASK_S:
             raise ValueError(TOO_SLOW)
+
         if matcher.is_stopped() or matcher.is_accepting():
             return
+
         byte, bits = next((number, bits) for number, bits in enumerate(mask) if bits)
         matcher.consume_token(8 * byte + (bits & -bits).bit_length() - 1)
 
@@ -110,8 +114,10 @@ def _texts_of(params: GuidedDecodingParams, *, is_compact: bool) -> list[str]:
                 read_schema(schema), overrides={**JSON_OPTIONS, **spaces}
             )
         ]
+
     if params.guide_type is GuideType.REGEX:
         return [LLMatcher.grammar_from_regex(rust_regex(guide) or EMPTY)]
+
     if is_lark(guide):
         check_lark(guide)
         return [LLMatcher.grammar_from_lark(guide)]
@@ -128,6 +134,7 @@ def new_matcher(tokenizer: LLTokenizer, text: str, *, has_places: bool = False) 
     matcher = LLMatcher(tokenizer, text, log_level=0, limits=LIMITS)
     if matcher.is_error():
         raise ValueError(reason_of(matcher, has_places=has_places))
+
     return matcher
 
 
@@ -142,6 +149,7 @@ def reason_of(matcher: LLMatcher, *, has_places: bool = False) -> str:
     ]
     if lines and lines[0].startswith(DEAD_END):
         return NO_TEXT
+
     place = PLACE.match(lines[0]) if lines else None
     where = f"line {place[1]}, column {place[2]}: " if place is not None and has_places else ""
     of_regex = next(
@@ -149,6 +157,7 @@ def reason_of(matcher: LLMatcher, *, has_places: bool = False) -> str:
     )
     if of_regex is not None:
         return f"{where}its regular expression: {of_regex}"
+
     return where + PLACE.sub("", lines[0] if lines else "")
 
 
@@ -163,6 +172,7 @@ def new_tokenizer(config: GuidedDecodingConfig, vocab_size: int) -> LLTokenizer:
     if config.tokenizer_str is not None:
         with suppress(ValueError):  # of a decoder that llguidance does not know
             return LLTokenizer(config.tokenizer_str, n_vocab=num_tokens, eos_token=end_ids)
+
     greedy = _Greedy(config, end_ids)
     return LLTokenizer(TokenizerWrapper(greedy), n_vocab=num_tokens, eos_token=end_ids)
 
@@ -196,14 +206,17 @@ class _Greedy:
         self._max_bytes = max(map(len, self.tokens))
 
     def __call__(self, text: bytes) -> list[int]:
-        ids, at = [], 0
+        ids = []
+        at = 0
         while at < len(text):
             ends = range(min(len(text), at + self._max_bytes), at, -1)
             end = next((end for end in ends if text[at:end] in self._ids), None)
             if end is None:
                 break
+
             ids.append(self._ids[text[at:end]])
             at = end
+
         return ids
 
 
@@ -214,4 +227,5 @@ def _written(text: str, *, has_words: bool) -> bytes:
             if (found := BYTE.fullmatch(text))
             else text.replace(WORD, " ").encode()
         )
+
     return text.encode("utf-8", "ignore")

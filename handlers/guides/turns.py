@@ -27,7 +27,8 @@ class Kept(OrderedDict[GuidedDecodingParams, T]):
 
     def __init__(self, max_num: int, max_chars: int) -> None:
         super().__init__()  # the one used longest ago first
-        self._max_num, self._max_chars = max_num, max_chars
+        self._max_num = max_num
+        self._max_chars = max_chars
 
     @property
     def num_chars(self) -> int:
@@ -55,10 +56,13 @@ class GuideFuture(Future[T]):
         """Whether a second attempt to compile the guide may end otherwise."""
         if self.wait.is_over or self.cancelled():
             return True
+
         if not self.done():
             return False
+
         if (error := self.exception()) is not None:
             return isinstance(error, TooSlow) or not isinstance(error, InvalidRequest)
+
         return isinstance(compiled := self.result(), Compiled) and compiled.is_spent
 
 
@@ -88,9 +92,11 @@ class GuideOutcomes(Generic[T]):
         if future is None or future.may_change:
             self.num_compiled += 1
             future = GuideFuture()
+
         self._kept.put(params, future)
         if not (future.running() or future.done()):
             self._turns.submit(client, partial(self._make, params, future.wait), future)
+
         return future
 
     def close(self) -> None:

@@ -30,10 +30,13 @@ def why_no_guides(folder: Path | None) -> str:
     """Why the engine cannot guide decoding with the vocabulary in a folder, or "" if it can."""
     if importlib.util.find_spec("llguidance") is None:
         return "llguidance is not installed"
+
     if tuple(map(int, (found := version("llguidance")).split(".")[:2])) < OLDEST:
         return f"llguidance {found} is too old for guides: pip install 'llguidance>=1.9'"
+
     if folder is not None and not (folder / FILE_NAME).is_file():
         return f"the model's folder has no {FILE_NAME}"
+
     return ""
 
 
@@ -54,6 +57,7 @@ def read_config(folder: str | Path) -> GuidedDecodingConfig:
     texts = [""] * (max(ids.values()) + 1)
     for text, token_id in ids.items():
         texts[token_id] = text
+
     eos_id = ids.get(eos_token["content"] if isinstance(eos_token, dict) else eos_token or "")
     return GuidedDecodingConfig(texts, tokenizer.to_str(), None if eos_id is None else [eos_id])
 

@@ -12,6 +12,7 @@ __all__ = ["Executor"]
 def __getattr__(name: str) -> Any:
     if name != "Executor":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
     from handlers.lmi_dist.executor import EmbeddedExecutor
 
     return EmbeddedExecutor

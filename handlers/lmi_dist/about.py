@@ -36,7 +36,9 @@ OWN_KINDS = LORA_KINDS | {
     "disable_any_whitespace": BOOLEAN
 }  # the last is vLLM's name for JSON without spaces
 OWN_KEYS = frozenset(f"option.{name}" for name in OWN_KINDS)
-LIBRARIES, PREFIX, SUFFIX = Path(__file__).parent / "native", "lmi_kernels-", ".so"
+LIBRARIES = Path(__file__).parent / "native"
+PREFIX = "lmi_kernels-"
+SUFFIX = ".so"
 X86_64_V3 = frozenset("avx2 bmi1 bmi2 fma f16c abm movbe".split())  # as /proc/cpuinfo names them
 X86_64_V4 = X86_64_V3 | frozenset("avx512f avx512bw avx512cd avx512dq avx512vl".split())
 
@@ -45,14 +47,17 @@ def own_options(options: Mapping[str, str]) -> dict[str, Any]:
     """The values of OWN_KINDS that are given. Raises BadConfiguration with a line for
     each fault.
     """
-    values, faults = {}, []
+    values = {}
+    faults = []
     for name in OWN_KINDS.keys() & options.keys():
         try:
             values[name] = OWN_KINDS[name].parse(options[name])
         except ValueError:
             faults.append(f"option.{name}={options[name]}: allowed is {OWN_KINDS[name].allowed}")
+
     if faults:
         raise BadConfiguration("\n".join(sorted(faults)))
+
     return values
 
 
@@ -68,6 +73,7 @@ class LoraLimits:
         values = own_options(options)
         if not values.get("enable_lora"):
             return None
+
         num_kept = values.get("max_cpu_loras")
         # A default gives way to what is given.
         usual = (
@@ -78,6 +84,7 @@ class LoraLimits:
             raise BadConfiguration(
                 f"option.max_cpu_loras={num_kept}: allowed is at least option.max_loras, {num_each}"
             )
+
         return LoraLimits(num_each, values.get("max_lora_rank", LoraLimits.max_rank), num_kept)
 
 
@@ -85,12 +92,15 @@ def check(config: EngineConfig) -> Mapping[str, str]:
     faults = {}
     if config.quantize is not None and config.quantize not in QUANTIZE_METHODS:
         faults["option.quantize"] = "int8 on lmi-dist, more with option.rolling_batch=vllm"
+
     if config.device == "cuda" and folder_of("torch") is None:
         faults["option.device"] = "auto or cpu, since the library torch is not installed"
+
     if config.tensor_parallel_degree > 1:
         faults["option.tensor_parallel_degree"] = ONE_DEVICE
     elif config.pipeline_parallel_degree > 1:
         faults["option.pipeline_parallel_degree"] = ONE_DEVICE
+
     return faults
 
 
@@ -110,10 +120,12 @@ def variant_here() -> str | None:
     """The variant that this CPU takes, or None where there is none for it."""
     if platform.system() != "Linux":
         return None
+
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         lines = []
+
     flags = next(
         (line.partition(":")[2] for line in lines if line.startswith("flags")), ""
     )  # of the first core
@@ -124,8 +136,10 @@ def variant_of(machine: str, flags: frozenset[str]) -> str | None:
     """The variant for a machine, as `uname -m` names it, with these features."""
     if machine == "aarch64":
         return "aarch64"
+
     if machine != "x86_64":
         return None
+
     return "x86-64-v4" if flags >= X86_64_V4 else "x86-64-v3" if flags >= X86_64_V3 else None
 
 
@@ -135,6 +149,7 @@ def describe_kernels(folder: Path = LIBRARIES, wanted: str | None = None) -> str
     there = f"built: {', '.join(names) or 'none'}"
     if wanted is None:
         return f"kernels torch ({there}; none is for this CPU)"
+
     return (
         f"kernels native {wanted} ({there})"
         if wanted in names
@@ -151,6 +166,7 @@ def dtypes(config: EngineConfig, stored: str) -> tuple[str, str]:
     weights = "bf16" if config.dtype == "bf16" else "fp32"
     if variant_here() not in built_variants():
         return weights, weights
+
     return ("bf16" if config.dtype == "auto" and stored == "bfloat16" else weights), "fp32"
 
 

@@ -36,10 +36,13 @@ class KvSlots:
     def __init__(
         self, facts: ModelFacts, placement: Placement, num_slots: int, max_length: int
     ) -> None:
-        num_layers, num_heads, head_dim = facts.num_layers, facts.num_kv_heads, facts.head_dim
+        num_layers = facts.num_layers
+        num_heads = facts.num_kv_heads
+        head_dim = facts.head_dim
         shape = (num_slots, num_layers, 2 * num_heads, max_length, head_dim)
         dtype, device = self.dtype, self.device = placement.dtype, placement.device
-        self.num_heads, self.head_dim = num_heads, head_dim
+        self.num_heads = num_heads
+        self.head_dim = head_dim
         self.bytes_per_key = (
             2 * num_heads * head_dim * dtype.itemsize
         )  # of one position in one layer
@@ -56,6 +59,7 @@ class KvSlots:
             # an accelerator has no lazy mapping; masked positions must hold finite numbers: 0 x NaN
             # is NaN
             self._storage = torch.zeros(shape, dtype=dtype, device=device)
+
         heads_of_layer = 2 * num_heads * max_length
         flat = self._storage.view(-1, head_dim)
         self.flat = [flat[layer * heads_of_layer :] for layer in range(num_layers)]
@@ -93,6 +97,7 @@ class KvSlots:
         if self._mapping is None:
             self._storage[slot].zero_()
             return
+
         first = -(-slot * self._slot_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         last = (slot + 1) * self._slot_bytes // mmap.PAGESIZE * mmap.PAGESIZE
         if last > first:
@@ -126,7 +131,9 @@ class Attention:
 
     def __init__(self, kv: KvSlots, plan: Plan, cells: Tensor) -> None:
         """`cells` are the cells of the rows, see KvSlots.cell_indices."""
-        self._kv, self._plan, self._cells = kv, plan, cells
+        self._kv = kv
+        self._plan = plan
+        self._cells = cells
         self._calls: dict[tuple[int | None, bool], list[AttentionCall]] = {}
 
     def write(self, layer: int, keys_values: Tensor) -> None:
@@ -139,9 +146,11 @@ class Attention:
         """(rows, heads, head_dim) to (rows, heads * head_dim). With `is_wanted` these are only the
         wanted rows.
         """
-        window, is_wanted = how.window, how.is_wanted
+        window = how.window
+        is_wanted = how.is_wanted
         if (calls := self._calls.get((window, is_wanted))) is None:
             calls = self._calls[window, is_wanted] = list(self._plan_calls(window, is_wanted))
+
         answers = [self._answer(call, queries, how) for call in calls] or [queries.flatten(1)]
         return answers[0] if len(answers) == 1 else torch.cat(answers)
 
@@ -157,6 +166,7 @@ class Attention:
                 None
             ]  # (1, heads, queries, head_dim)
             return _attend(heads, keys, values, call, how)[0].transpose(0, 1).flatten(1)
+
         rows = (
             queries[call.first : call.last]
             if call.queries is None
@@ -168,6 +178,7 @@ class Attention:
         num_queries = groups.shape[2]
         if num_queries % 2 and num_queries > 1:  # torch is up to twice as fast with an even number
             groups = functional.pad(groups, (0, 0, 0, 1))
+
         answers = _attend(groups, keys, values, call, how)[:, :, :num_queries].flatten(1)
         return answers if call.answers is None else answers.index_select(0, call.answers)
 
@@ -178,11 +189,13 @@ class Attention:
         decodes = [chunk for chunk in self._plan.decodes if chunk.num_logits or not is_wanted]
         for first, last in self._split(decodes):
             yield self._call(decodes[first:last], 1, first, window)
+
         row = len(decodes)
         for chunk in self._plan.prefills:
             num_queries = chunk.num_logits if is_wanted else len(chunk.token_ids)
             if num_queries:
                 yield self._call([chunk], num_queries, row, window)
+
             row += num_queries
 
     def _split(self, decodes: Sequence[Chunk]) -> list[tuple[int, int]]:
@@ -194,8 +207,11 @@ class Attention:
             together = (chunk.slot + 1 - first_slot) * max(longest, chunk.end)
             if not cuts or together > (last_slot - first_slot) * longest + chunk.end + spare_keys:
                 cuts.append(index)
-                first_slot, longest = chunk.slot, 0
+                first_slot = chunk.slot
+                longest = 0
+
             last_slot, longest = chunk.slot + 1, max(longest, chunk.end)
+
         return list(zip(cuts, [*cuts[1:], len(decodes)], strict=True)) if cuts else []
 
     def _call(
@@ -217,6 +233,7 @@ class Attention:
             rows = {slot: first + index for index, slot in enumerate(ends)}
             call.queries = self._indices(rows.get(slot, first) for slot in slots)
             call.answers = self._indices(slot - slots.start for slot in ends)
+
         return call
 
     def _mask(self, call: AttentionCall, ends: dict[int, int], window: int | None) -> Tensor:
@@ -229,6 +246,7 @@ class Attention:
         is_hidden = positions > queries
         if window is not None:
             is_hidden |= positions <= queries - window
+
         mask = torch.zeros(is_hidden.shape, dtype=self._kv.dtype, device=self._kv.device)
         return mask.masked_fill_(is_hidden, -math.inf)
 
@@ -270,6 +288,7 @@ def _attend(
             scale=how.scale,
             enable_gqa=True,
         )
+
     folded = query.reshape(
         *keys.shape[:2], -1, query.shape[3]
     )  # the queries of a key head in one product
@@ -279,7 +298,9 @@ def _attend(
         mask = torch.full(
             (call.num_queries, call.num_queries), -math.inf, device=scores.device
         ).triu_(1)
+
     if mask is not None:
         scores = (scores.unflatten(2, (-1, call.num_queries)) + mask.unsqueeze(-3)).flatten(2, 3)
+
     weights = scores.softmax(dim=-1, dtype=torch.float32).to(values.dtype)
     return torch.matmul(weights, values).view(query.shape)

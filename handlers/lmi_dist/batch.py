@@ -18,7 +18,9 @@ LEAST_GAIN = (
 )
 NUM_TRIES = 3  # of a step whose time may be disturbed by other processes
 LONG_TRY_S = 0.05  # a step that takes longer is tried twice
-LEAST_BUDGET_S, SHARE_OF_LOAD = 0.3, 0.05  # for measuring
+# for measuring
+LEAST_BUDGET_S = 0.3
+SHARE_OF_LOAD = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,7 @@ def choose_batch(
         while len(tries) < num_tries and spent_s < budget_s:
             tries.append(step_s(size))
             spent_s += tries[-1]
+
         return min(tries)
 
     size, seconds = least, best(least, seconds)
@@ -62,12 +65,16 @@ def choose_batch(
             return BatchChoice(
                 size, f"a batch of {size} makes {speeds} in steps of {_ms(larger_s)}"
             )
-        size, seconds = larger, larger_s
+
+        size = larger
+        seconds = larger_s
+
     if size == most:
         return BatchChoice(
             most,
             f"a batch of {most} makes {most / seconds:.0f} tokens/s in steps of {_ms(seconds)}",
         )
+
     return BatchChoice(size, f"a step of {size} takes {_ms(seconds)}, too long to try more")
 
 

@@ -22,7 +22,12 @@ from lmi.settings.annexes import KvEventsConfig
 
 SEED = "vllm-none-hash"  # in the place of the block before the first one
 MEDIUM = "GPU"  # vLLM's word for the memory in which the engine computes, on a CPU too
-ARRAY, BYTES, TEXT, NUMBER, NOTHING = 4, 2, 3, 0, b"\xf6"  # CBOR's
+# CBOR's
+ARRAY = 4
+BYTES = 2
+TEXT = 3
+NUMBER = 0
+NOTHING = b"\xf6"
 
 Extra = tuple[tuple[str, ...], ...]  # what keeps requests apart: a name of what it is, then values
 
@@ -69,6 +74,7 @@ class CacheEvents:
             last.token_ids += tokens
             if last.extra_keys is not None:
                 last.extra_keys.append(values)
+
             return
 
         event = BlockStored(
@@ -107,6 +113,7 @@ class CacheEvents:
         if not self._has_begun:
             events.insert(0, AllBlocksCleared())
             self._has_begun = True
+
         self._publisher.publish(events)
 
     def close(self) -> None:
@@ -132,8 +139,10 @@ def extra_of(root: Root, adapter: str | None, *, is_first: bool) -> Extra:
     extra: list[tuple[str, ...]] = []
     if root.adapter:
         extra.append(("lora", adapter or "", str(root.adapter)))
+
     if is_first and root.cache_salt is not None:
         extra.append(("cache_salt", root.cache_salt))
+
     return tuple(extra)
 
 
@@ -168,12 +177,16 @@ def _head(kind: int, number: int) -> bytes:
     """Return a number of CBOR in its shortest form, with the kind of what it counts."""
     if number < 24:
         return bytes((kind << 5 | number,))
+
     if number < 1 << 8:
         return bytes((kind << 5 | 24, number))
+
     if number < 1 << 16:
         return bytes((kind << 5 | 25,)) + number.to_bytes(2, "big")
+
     if number < 1 << 32:
         return bytes((kind << 5 | 26,)) + number.to_bytes(4, "big")
+
     return bytes((kind << 5 | 27,)) + number.to_bytes(8, "big")
 
 

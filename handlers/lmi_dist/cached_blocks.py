@@ -79,8 +79,10 @@ class PrefixTree:
             num_found, block = self._closest(parent, wanted)
             if num_found < self._tokens_per_block:
                 return Match(blocks, block, root.num_shared(num_found))
+
             blocks.append(block)
             parent = block
+
         return Match(blocks)
 
     def _closest(self, parent: Parent, wanted: Tokens) -> tuple[int, int]:
@@ -89,6 +91,7 @@ class PrefixTree:
         place = bisect_left(siblings, (wanted,))
         if place < len(siblings) and siblings[place][0] == wanted:
             return len(wanted), siblings[place][1]
+
         neighbours = siblings[max(place - 1, 0) : place + 1]
         return max(
             ((num_equal(tokens, wanted), block) for tokens, block in neighbours), default=(0, -1)
@@ -103,10 +106,12 @@ class PrefixTree:
         """
         if block in self._places:
             self.remove(block)
+
         siblings = self._children.get(parent, [])
         place = bisect_left(siblings, (tokens,))
         if place < len(siblings) and siblings[place][0][: len(tokens)] == tokens:
             return siblings[place][1]
+
         insort(self._children.setdefault(parent, []), (tokens, block))
         self._places[block] = parent, tokens
         return block
@@ -119,6 +124,7 @@ class PrefixTree:
         del siblings[bisect_left(siblings, (tokens,))]
         if not siblings:
             del self._children[parent]
+
         return parent
 
 
@@ -150,7 +156,8 @@ def retentions(
 
     def said_of(token: int) -> Retention | None:
         if token >= num_prompt_tokens:
-            priority, duration_ms = config.decode_retention_priority, config.decode_duration_ms
+            priority = config.decode_retention_priority
+            duration_ms = config.decode_duration_ms
         else:
             own = (
                 one
@@ -159,9 +166,13 @@ def retentions(
             )
             if (found := next(own, None)) is None:
                 return None
-            priority, duration_ms = found.priority, found.duration_ms
+
+            priority = found.priority
+            duration_ms = found.duration_ms
+
         if duration_ms is None or priority == DEFAULT_RETENTION_PRIORITY:
             return Retention(priority)
+
         return Retention(priority, duration_ms / 1000)
 
     return [said_of(token) for token in range(0, num_tokens, tokens_per_block)]
@@ -205,6 +216,7 @@ class IdleBlocks:
         one = self._idle.get(block)
         if one is not None:
             self.remove(block)
+
         self._retentions[block] = retention
         if one is not None:
             self.add(block, is_evictable=one.is_evictable)
@@ -219,6 +231,7 @@ class IdleBlocks:
         one = self._idle[block] = _Idle(next(self._orders), retention.priority, end_s, is_evictable)
         if end_s is not None:
             heapq.heappush(self._ends, (end_s, one.order, block))
+
         if is_evictable:
             self._push(block, one)
 
@@ -246,6 +259,7 @@ class IdleBlocks:
                 self.release(block)
                 if one.is_evictable:
                     self._push(block, one)
+
         while True:
             priority, order, block = heapq.heappop(self._heap)
             one = self._idle.get(block)
@@ -262,6 +276,7 @@ class IdleBlocks:
                 (one.priority, one.order, at) for at, one in self._idle.items() if one.is_evictable
             ]
             heapq.heapify(self._heap)
+
         if len(self._ends) > most:
             self._ends = [
                 (one.end_s, one.order, at)

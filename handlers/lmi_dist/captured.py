@@ -51,6 +51,7 @@ def declared_names(config: EngineConfig, known: Iterable[str]) -> list[str]:
     ]
     if faults:
         raise BadConfiguration("\n".join(faults))
+
     return names
 
 
@@ -77,10 +78,12 @@ def take_draws(
     for row, sequence in zip(rows, sequences, strict=True):
         if (captured := sequence.captured) is None:
             continue
+
         for name, kept in captured.generation.items():
             place: Hashable = sequence.num_generated
             if sequence.request.sampling_config.beam_width > 1:
                 place = tuple(sequence.token_ids[sequence.num_prompt_tokens :])
+
             kept.put([place], _rows(runner, name, logits)[row : row + 1])
 
 
@@ -117,6 +120,7 @@ class Pooling:
                 sequence.pooled = state
             else:
                 self._end(sequence, state)
+
         return [sequence for sequence, _, _ in pooled if sequence.is_finished]
 
     def _pool(self, sequence: EmbeddedSequence, states: Array) -> Array | None:
@@ -125,9 +129,11 @@ class Pooling:
         """
         if not self.is_mean:
             return states[-1].astype(np.float64) if len(states) else None
+
         total = np.zeros(states.shape[1]) if sequence.pooled is None else sequence.pooled.copy()
         for state in states:
             total += state
+
         return total
 
     def _end(self, sequence: EmbeddedSequence, state: Array | None) -> None:
@@ -138,6 +144,7 @@ class Pooling:
         ]
         if self.is_normalised:
             embedding = embedding / max(float(np.linalg.norm(embedding)), LEAST_NORM)
+
         if np.isfinite(embedding).all():
             sequence.embed(Tensor(embedding.shape, "float32", embedding.astype("<f4").tobytes()))
         else:

@@ -221,7 +221,8 @@ def check(folder: Path) -> None:
 
 
 def check_config(file: Path, config: Mapping[str, Any]) -> None:
-    name, model_type = class_name(config.get("architectures")), config.get("model_type")
+    name = class_name(config.get("architectures"))
+    model_type = config.get("model_type")
     if name and not name.endswith(DECODERS):
         what = (
             "is an encoder and a decoder"
@@ -229,6 +230,7 @@ def check_config(file: Path, config: Mapping[str, Any]) -> None:
             else "is not a decoder of text"
         )
         raise unsupported(file, f"{name} {what}")
+
     if isinstance(quantised := config.get("quantization_config"), dict):
         method = shorten(quantised.get("quant_method"))
         why = (
@@ -236,23 +238,29 @@ def check_config(file: Path, config: Mapping[str, Any]) -> None:
             f"does not read"
         )
         raise ModelUnusable(f"{file}: {why}; option.rolling_batch=vllm does")
+
     if not isinstance(model_type, str):
         return
+
     if model_type in RECURRENT:
         raise unsupported(file, f"{name or model_type} does not run on attention alone")
+
     if model_type in OWN_ATTENTION:
         raise unsupported(file, f"{name or model_type} {KEEPS_ITS_OWN}")
+
     layer_types = config.get("layer_types")
     if isinstance(layer_types, list) and (
         others := set(filter(_is_text, layer_types)) - LAYER_TYPES
     ):
         raise unsupported(file, f"{name or model_type} has layers of another kind, {min(others)}")
+
     if (known := _types_text()) and f'"{model_type}"' not in known:
         why = (
             f"transformers {version('transformers')} knows no model_type {shorten(model_type)}, "
             f"a newer one may"
         )
         raise unsupported(file, why)
+
     if name and name not in DEFAULTS:
         check_extra(file, f"{name} runs through the modules of transformers")
 
@@ -278,6 +286,7 @@ def _types_text() -> str:
     folder = folder_of("transformers")
     if folder is None or not (folder / "models" / "auto" / MAPPINGS[-1]).is_file():
         return ""
+
     files = [folder / "models" / "auto" / name for name in MAPPINGS]
     return "".join(file.read_text(encoding="utf-8") for file in files if file.is_file())
 
@@ -288,6 +297,7 @@ def _check_known(file: Path, field: str, value: str, ours: Set[str], table: str)
     """
     if value in ours:
         return
+
     folder = folder_of("transformers")
     source = None if folder is None else folder / table
     text = source.read_text(encoding="utf-8") if source is not None and source.is_file() else ""
@@ -305,14 +315,17 @@ def read_config(file: Path, name: str, raw: Mapping[str, Any]) -> SimpleNamespac
     defaults = DEFAULTS[name]
     if raw.get("model_type") != defaults["model_type"] or raw.get("per_layer_config"):
         return None
+
     given = _checked(file, raw)
     for field in ("hidden_act", "hidden_activation", "activation_function"):
         if field in given:
             _check_known(file, field, given[field], ACTIVATIONS, ACTIVATION_TABLE)
+
     if name == "GPT2LMHeadModel":
         given = {
             field: given[other] for other, field in _GPT2_NAMES.items() if other in given
         } | given
+
     values = defaults | given
     for part, whole in (
         ("num_key_value_heads", "num_attention_heads"),
@@ -320,12 +333,16 @@ def read_config(file: Path, name: str, raw: Mapping[str, Any]) -> SimpleNamespac
     ):
         if values.get(part, "") is None and whole in values:
             values[part] = values[whole]
+
     if "use_sliding_window" in defaults and not values["use_sliding_window"]:
         values["sliding_window"] = None
+
     if "num_hidden_layers" in values:
         _set_layer_types(file, defaults, values)
+
     if "rope_theta" in defaults:
         values["rope_parameters"] = _rope_parameters(file, name, values)
+
     _check_shapes(file, values)
     return SimpleNamespace(**values)
 
@@ -340,6 +357,7 @@ def _checked(file: Path, values: Mapping[str, Any]) -> dict[str, Any]:
             rule, follows = _RULE_OF[name]
             if not follows(value):
                 raise ModelUnusable(f"{file}: {name} must be {rule}, given {shorten(value)}")
+
     return given
 
 
@@ -350,7 +368,9 @@ def _set_layer_types(file: Path, defaults: Mapping[str, Any], values: dict[str, 
             raise ModelUnusable(
                 f"{file}: layer_types has {num_types} entries, num_hidden_layers is {num_layers}"
             )
+
         return
+
     if "sliding_window_pattern" in defaults:
         pattern = values["sliding_window_pattern"]
         is_full = [index % pattern == pattern - 1 for index in range(num_layers)]
@@ -359,12 +379,14 @@ def _set_layer_types(file: Path, defaults: Mapping[str, Any], values: dict[str, 
         is_full = [index < num_full for index in range(num_layers)]
     else:
         return
+
     values["layer_types"] = ["full_attention" if full else "sliding_attention" for full in is_full]
 
 
 def _rope_parameters(file: Path, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters of rotary embeddings in one object, or in one for each type of layer."""
-    scaling, given = values.get("rope_scaling"), _checked(file, values.get("rope_parameters", {}))
+    scaling = values.get("rope_scaling")
+    given = _checked(file, values.get("rope_parameters", {}))
     thetas = dict.fromkeys(values.get("layer_types", ()), values["rope_theta"])
     if name == "Gemma3ForCausalLM":
         thetas = {
@@ -375,9 +397,11 @@ def _rope_parameters(file: Path, name: str, values: Mapping[str, Any]) -> dict[s
         given["full_attention"] = given["full_attention"] | (scaling or {})
     elif scaling:
         given = _checked(file, scaling)
+
     by_type = {kind: theta for kind, theta in thetas.items() if kind in given}
     if not by_type:
         return _standard(file, name, values, given, values["rope_theta"])
+
     return {
         kind: _standard(file, name, values, given[kind], theta) for kind, theta in by_type.items()
     }
@@ -390,20 +414,25 @@ def _standard(
     kind = given.get("rope_type", given.get("type", "default"))
     if name == "Phi3ForCausalLM" and kind in ("su", "yarn"):  # its older names of longrope
         kind = "longrope"
+
     _check_known(file, "rope_type", kind, ROPE_TYPES, ROPE_TABLE)
     for needed in _ROPE_NEEDS.get(kind, ()):
         if needed not in given:
             raise ModelUnusable(f"{file}: rope_parameters of type {kind} have no {needed}")
+
     if kind == "llama3" and given["high_freq_factor"] <= given["low_freq_factor"]:
         raise ModelUnusable(f"{file}: high_freq_factor must be over low_freq_factor")
+
     part = {name: values[name] for name in ("partial_rotary_factor",) if name in values}
     return {"rope_theta": theta, **part, **given, "rope_type": kind}
 
 
 def _check_shapes(file: Path, values: Mapping[str, Any]) -> None:
-    hidden_size, num_heads = values.get("hidden_size"), values.get("num_attention_heads")
+    hidden_size = values.get("hidden_size")
+    num_heads = values.get("num_attention_heads")
     if hidden_size is None or num_heads is None:
         return
+
     num_kv_heads = values.get("num_key_value_heads", num_heads)
     if values.get("head_dim") is None and hidden_size % num_heads:
         why = (
@@ -412,12 +441,14 @@ def _check_shapes(file: Path, values: Mapping[str, Any]) -> None:
             f"({num_heads})"
         )
         raise ModelUnusable(f"{file}: {why}")
+
     if num_heads % num_kv_heads:
         why = (
             f"num_attention_heads ({num_heads}) is not a multiple of num_key_value_heads "
             f"({num_kv_heads})"
         )
         raise ModelUnusable(f"{file}: {why}")
+
     rope = values.get("rope_parameters", {})
     if rope.get("rope_type") == "longrope":
         head_dim = values.get("head_dim") or hidden_size // num_heads

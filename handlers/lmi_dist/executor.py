@@ -76,12 +76,14 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
             json_config_str, ExecutorConfig | EngineConfig
         ):  # the second argument of the first form
             json_config_str, config = None, json_config_str
+
         settings, options = both(config)
         stats = settings.iter_stats_max_iterations, settings.request_stats_max_iterations
         super().__init__(EmbeddedSequence, settings.max_queue_size, *stats)
         processors = new_post_processors(settings, options, model)
         with in_files(model, json_config_str) as source:
             self._runner, limits = load_runner(source, options, progress)
+
         self._lora = None if self._runner.adapters is None else LoraAdapters(self._runner.adapters)
         self._events = self._new_events(options)
         self._cache = KvCache(
@@ -99,6 +101,7 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
                 "option.speculative has no effect: with kernels of %s a draft could change answers"
             )
             log.warning(why, self._runner.kernels)
+
         self._scheduler = Scheduler(
             self._cache,
             self._pace,
@@ -112,10 +115,12 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
             self._watch = MemoryWatch(
                 self._cache, memory, memory.step_bytes(num_rows, limits.num_all_slots)
             )
+
         self._sampler = Sampler(self._runner.vocab_size, processors, num_threads())
         folder = None  # of a server's model: guides may read its tokenizer
         if isinstance(model, str | os.PathLike) and isinstance(config, EngineConfig):
             folder = os.fspath(model)
+
         is_compact = own_options(options.options).get("disable_any_whitespace", True)
         start = Start(self._runner.vocab_size, compile_limit_s(options.step_timeout_s), is_compact)
         self._guides = Guides(settings.guided_decoding_config, folder, start)
@@ -128,6 +133,7 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
         """
         if options.kv_events_config is None or not options.kv_events_config.is_enabled:
             return None
+
         if self._runner.slots is not None:
             why = (
                 "option.kv_events_config has no effect: with kernels of %s prompts share no blocks"
@@ -148,11 +154,14 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
         for sequence in ready:
             if sequence.error is None:
                 self._scheduler.add(sequence)
+
         if refused := [sequence for sequence in ready if sequence.error is not None]:
             return Step(refused)
+
         if not (self._scheduler.running or self._scheduler.waiting):
             self._guides.wait()
             return None
+
         return self._compute()
 
     def _compute(self) -> Step[EmbeddedSequence]:
@@ -160,23 +169,30 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
         started_s = time.monotonic()
         if self._watch is not None:
             self._watch.look()
+
         batch = self._scheduler.schedule()
         if batch.failed and not batch.sequences:
             return Step(batch.failed)
+
         try:
             if self._watch is not None:
                 self._watch.check(batch.plan)
+
             with self._guides.following(batch.decoding):
                 logits = self._runner.forward(batch.plan)  # (num_logits, vocab)
+
             touched = self._advance(batch, logits)
             self._scheduler.commit(batch)
             if self._events is not None:
                 self._events.publish()
+
             self._pace.note(num_tokens_of(batch.plan.chunks), time.monotonic() - started_s)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
+
             touched = [_fail_largest(batch, error)]
+
         return _step_of(batch, batch.failed + touched)
 
     def _advance(self, batch: Batch, logits: Floats) -> list[EmbeddedSequence]:
@@ -188,6 +204,7 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
         """
         if self._runner.pooling is not None:
             return self._runner.pooling.take(batch.prefilling(), logits)
+
         failed = self._note_prompts(batch, logits)
         sequences, rows = _drawing(batch, failed)
         has_beams = bool(sequences) and sequences[0].rows is not None
@@ -196,18 +213,24 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
             outlooks = self._sampler.look_ahead(logits, rows, sequences)
         else:
             draws = self._sample(logits, rows, sequences)
+
         for sequence in batch.decoding:
             sequence.num_computed += 1  # the tokens of a draft are not among its own yet
+
         for chunk, sequence, _ in batch.prefilling():
             for one in (sequence, *batch.followers.get(sequence, ())):
                 one.num_computed = chunk.end
+
         for sequence in failed:
             sequence.fail("the model's logits for the prompt are not numbers")
+
         if has_beams:
             return failed + advance_beams(outlooks)
+
         append_draws(sequences, draws)
         if self._scheduler.drafts:
             batch.drafts = self._check_drafts(batch, logits)
+
         return failed + sequences
 
     def _note_prompts(self, batch: Batch, logits: Floats) -> list[EmbeddedSequence]:
@@ -218,11 +241,13 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
         for chunk, sequence, row in batch.prefilling():
             if sequence.lacks_context:
                 take_prompt(self._runner, sequence, chunk, logits, row)
+
             own = logits[row : row + chunk.num_logits]
             if sequence.lacks_prompt_log_probs and not note_prompt(
                 self._sampler.choose, sequence, chunk, own
             ):
                 failed.append(sequence)
+
         return failed
 
     def _sample(
@@ -248,7 +273,10 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
         ]
         if not drafts:
             return None
-        num_right, right, place = Counter[EmbeddedSequence](), drafts, 0
+
+        num_right = Counter[EmbeddedSequence]()
+        right = drafts
+        place = 0
         try:
             while right := [one for one in right if _is_right(one[0], one[1][place : place + 1])]:
                 place += 1
@@ -257,13 +285,16 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
                 num_right.update(sequences)
                 for sequence in sequences:
                     sequence.num_computed += 1
+
                 append_draws(sequences, draws)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
+
         for sequence, draft, _ in drafts:
             assert sequence.drafter is not None
             sequence.drafter.note(num_right[sequence], len(draft))
+
         return SpecDecodingStats(
             num_requests_with_draft_tokens=len(drafts),
             num_draft_tokens=sum(len(draft) for _, draft, _ in drafts),
@@ -279,14 +310,17 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
             self._lora is not None and not self._lora.admit(sequence)
         ):
             return
+
         if self._guides.admit(sequence):
             self._scheduler.add(sequence)
 
     def _remove(self, sequence: EmbeddedSequence) -> None:
         if not self._guides.forget(sequence):
             self._scheduler.remove(sequence)
+
         if self._events is not None:
             self._events.publish()
+
         if self._lora is not None:
             self._lora.release(sequence)
 
@@ -316,6 +350,7 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
     ) -> None:
         if (lora := self._lora) is None:
             return super().load_adapter(name, path, pinned=pinned, preload=preload)
+
         prepared = lora.prepare(path, with_weights=preload or pinned)
         change = partial(lora.load_prepared, name, path, prepared, pinned=pinned, preload=preload)
         self._at_boundary(partial(self._change_adapters, lora, change))
@@ -323,6 +358,7 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
     def unload_adapter(self, name: str) -> None:
         if (lora := self._lora) is None:
             return super().unload_adapter(name)
+
         self._at_boundary(partial(self._change_adapters, lora, partial(lora.unload, name)))
 
     def _change_adapters(self, lora: LoraAdapters, change: Callable[[], None]) -> None:
@@ -354,6 +390,7 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
         self._guides.close()
         if self._events is not None:
             self._events.close()
+
         del self._runner, self._sampler, self._scheduler, self._cache
         self._lora = None  # other threads may still ask for it
 
@@ -376,6 +413,7 @@ def _drawing(
             own = [sequence, *batch.followers.get(sequence, ())]
             sequences += own
             rows += [row + chunk.num_logits - 1] * len(own)
+
     return sequences, rows
 
 

@@ -71,15 +71,18 @@ def read_facts(path: str) -> ModelFacts:
         raise ModelUnusable(
             f"{file}: no architectures, so this is not the configuration of a language model"
         )
+
     check_config(file, raw)
     architecture = _describe(file, raw)
     pooling = read_pooling(file, raw, architecture)
     if architecture is None:
         return _facts_of_modules(file, raw)
+
     for rotary in filter(None, architecture.rotaries):
         if (num_channels := 2 * len(rotary.frequencies)) > architecture.head_dim:
             why = f"heads of {architecture.head_dim} channels cannot rotate {num_channels} of them"
             raise ModelUnusable(f"{file}: {why}")
+
     return ModelFacts(
         path=path,
         name=class_name(raw["architectures"]),
@@ -96,14 +99,18 @@ def _describe(file: Path, raw: dict[str, Any]) -> Architecture | None:
     name = class_name(raw["architectures"])
     if name not in DEFAULTS:
         return None
-    config, missing = read_config(file, name, raw), "model_type"
+
+    config = read_config(file, name, raw)
+    missing = "model_type"
     try:
         if config is not None:
             return describe(config)
     except AttributeError as error:
         if error.obj is not config:
             raise
+
         missing = str(error.name)
+
     return describe(_config_of_transformers(file, f"the default of {missing} is known to"))
 
 
@@ -116,6 +123,7 @@ def _facts_of_modules(file: Path, raw: dict[str, Any]) -> ModelFacts:
             raise unsupported(
                 file.parent, f"{name} has no {field}: it does not run on attention alone"
             )
+
     num_heads = config.num_attention_heads
     return ModelFacts(
         path=str(file.parent),
@@ -141,6 +149,7 @@ def _config_of_transformers(file: Path, why: str) -> Any:
         raise ModelUnusable(
             f"{file}: {why} transformers, which is not installed: pip install transformers"
         ) from error
+
     try:
         return AutoConfig.from_pretrained(
             file.parent, trust_remote_code=False, local_files_only=True
@@ -157,6 +166,7 @@ def _dtype(file: Path, raw: dict[str, Any]) -> str | None:
         raise ModelUnusable(
             f"{file}: dtype must be one of {', '.join(_DTYPES)}, given {shorten(name)}"
         )
+
     return name
 
 
@@ -170,7 +180,8 @@ def read_pooling(
     last token, normalised, as in vLLM. Raises ModelUnusable for an embedding model that cannot run
     here, as one without an architecture of ours.
     """
-    folder, name = file.parent, class_name(config["architectures"])
+    folder = file.parent
+    name = class_name(config["architectures"])
     is_headless = name in DEFAULTS and config["architectures"][0] != name
     modules = {
         _kind(one): folder / str(one.get("path", ""))
@@ -178,21 +189,27 @@ def read_pooling(
     }
     if "Pooling" not in modules and not is_headless:
         return None
+
     if architecture is None or architecture.names.keys() & {"norm", "project_out"} != {"norm"}:
         raise unsupported(file, f"lmi-dist makes no embeddings with this form of {name}")
+
     for kind in modules.keys() - {"Transformer", "Pooling", "Normalize"}:
         raise unsupported(
             folder / "modules.json", f"lmi-dist does not know the module {shorten(kind)}"
         )
+
     if config.get("is_causal") is False or config.get("use_bidirectional_attention"):
         raise unsupported(file, "its tokens attend to later ones, which lmi-dist does not let them")
+
     mode = _mode(modules["Pooling"] / "config.json") if "Pooling" in modules else "lasttoken"
-    size, sizes = architecture.hidden_size, config.get("matryoshka_dimensions") or ()
+    size = architecture.hidden_size
+    sizes = config.get("matryoshka_dimensions") or ()
     is_matryoshka = bool(sizes or config.get("is_matryoshka"))
     if not isinstance(sizes, list | tuple) or not all(
         type(one) is int and 0 < one <= size for one in sizes
     ):
         raise ModelUnusable(f"{file}: matryoshka_dimensions must be a list of numbers up to {size}")
+
     longest = (_read(folder / "sentence_bert_config.json", dict) or {}).get("max_seq_length")
     return Pooling(
         is_mean=MODES[mode],
@@ -220,6 +237,7 @@ def _mode(file: Path) -> str:
         raise unsupported(
             file, f"lmi-dist pools by {' or '.join(MODES)}, not by {' and '.join(modes)}"
         )
+
     return modes[0]
 
 

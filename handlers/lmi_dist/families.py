@@ -136,7 +136,8 @@ def _decoder(config: Any, **facts: Any) -> Architecture:
     """The Architecture of a decoder that has `facts`, and no rotations and no windows unless these
     say so.
     """
-    head_dim, num_layers = _head_dim(config), config.num_hidden_layers
+    head_dim = _head_dim(config)
+    num_layers = config.num_hidden_layers
     common: dict[str, Any] = {
         "vocab_size": config.vocab_size,
         "context_length": stable_context_length(config),
@@ -176,11 +177,15 @@ def _llama(config: Any, **switches: Any) -> Architecture | None:
         or not set(layer_types) <= {"full_attention", "sliding_attention"}
     ):
         return None
-    window, biases = getattr(config, "sliding_window", None), set[str]()
+
+    window = getattr(config, "sliding_window", None)
+    biases = set[str]()
     if getattr(config, "attention_bias", False):
         biases |= {"q", "k", "v", "o"}
+
     if getattr(config, "mlp_bias", False):
         biases |= {"gate", "up", "down"}
+
     facts: dict[str, Any] = {
         "names": _LLAMA,
         "intermediate_size": config.intermediate_size,
@@ -202,11 +207,13 @@ def _windowed(config: Any, **switches: Any) -> Architecture | None:
 def _gemma(config: Any, **switches: Any) -> Architecture | None:
     if getattr(config, "use_bidirectional_attention", None):
         return None
+
     activation = getattr(config, "hidden_activation", None) or config.hidden_act
     if (
         activation == "gelu"
     ):  # the first checkpoints say gelu and mean its tanh form, as transformers does
         activation = "gelu_pytorch_tanh"
+
     return _llama(
         config,
         activation=activation,
@@ -229,6 +236,7 @@ def _gemma2(config: Any, **switches: Any) -> Architecture | None:
 def _phi(config: Any) -> Architecture | None:
     if config.qk_layernorm:
         return None
+
     return _llama(
         config,
         names=_PHI,
@@ -247,6 +255,7 @@ def _gpt2(config: Any) -> Architecture | None:
         or not config.scale_attn_weights
     ):
         return None
+
     return _decoder(
         config,
         norm="layer",
@@ -263,14 +272,17 @@ def _opt(config: Any) -> Architecture | None:
     activation = _ACTIVATIONS.get(config.activation_function)
     if activation is None or not config.enable_bias or not config.layer_norm_elementwise_affine:
         return None
+
     names = dict(_OPT)
     if not config.do_layer_norm_before or config._remove_final_layer_norm:
         del names["norm"]
+
     if config.word_embed_proj_dim != config.hidden_size:
         names |= {
             "project_in": "model.decoder.project_in",
             "project_out": "model.decoder.project_out",
         }
+
     return _decoder(
         config,
         norm="layer",

@@ -35,7 +35,8 @@ class Guide:
 
     def __init__(self, compiled: Compiled, end_ids: frozenset[int]) -> None:
         """`end_ids` may end the answer. There must be one."""
-        self._compiled, self._matcher = compiled, compiled.matcher.deep_copy()
+        self._compiled = compiled
+        self._matcher = compiled.matcher.deep_copy()
         self._ends = compiled.vocabulary.mask_of(end_ids)
         self._others = ~(self._ends | compiled.vocabulary.marks)
         self._num_accepted = 0
@@ -59,6 +60,7 @@ class Guide:
                 and not self._matcher.consume_token(token_id)
             ):
                 self._fail(sequence)
+
         if self._is_over:
             self.mask = self._ends
         elif sequence.error is None:
@@ -67,6 +69,7 @@ class Guide:
                 self._fail(sequence)
             elif self._matcher.is_accepting():
                 self.mask |= self._ends
+
         is_early = sequence.min_tokens > self._num_accepted
         sequence.must_end = (
             is_early and self.mask is not None and not (self.mask & ~self._ends).any()
@@ -104,13 +107,17 @@ def follow(sequences: Iterable[EmbeddedSequence]) -> None:
     ]
     if not behind:
         return
-    started_s, times_s = time.thread_time(), [time.perf_counter()]
+
+    started_s = time.thread_time()
+    times_s = [time.perf_counter()]
     for guide, sequence in behind:
         try:
             guide.follow(sequence)
         except Exception as error:  # the others go on
             sequence.fail(f"the guide failed: {cause_line(error)}")
+
         times_s.append(time.perf_counter())
+
     spent_s = time.thread_time() - started_s  # what other threads took does not count
     if spent_s > MAX_TOKEN_S:  # less is within the limit, whoever took it
         for (guide, sequence), before_s, after_s in zip(behind, times_s, times_s[1:], strict=False):
@@ -127,6 +134,7 @@ def fill_masks(sequences: list[EmbeddedSequence], rows: list[int], vocab_size: i
         guide = sequences[row].guide
         if guide is not None and guide.mask is not None:  # else it has failed
             masks[row] = guide.mask
+
     return masks
 
 
@@ -138,11 +146,13 @@ class Guides(Waiting[EmbeddedSequence, Compiled]):
         the first guide.
         """
         super().__init__()
-        path, self.why_none = Path(folder or "."), "no GuidedDecodingConfig was given"
+        path = Path(folder or ".")
+        self.why_none = "no GuidedDecodingConfig was given"
         if config is not None or folder is not None:
             self.why_none = why_no_guides(
                 path if config is None else None
             )  # "" if there are guides
+
         read = partial(read_config, path) if config is None else lambda: config
         self._compiler = GuideCompiler(read, start)
         self.outcomes = GuideOutcomes(
@@ -155,10 +165,12 @@ class Guides(Waiting[EmbeddedSequence, Compiled]):
         params = sequence.request.guided_decoding_params
         if params is None:
             return True
+
         future = self.outcomes.of(params, sequence.request.client_id)
         if not future.done():
             self.add_waiting(sequence, future)
             return False
+
         equip(sequence, future.exception() or future.result())
         return sequence.error is None
 
@@ -182,6 +194,7 @@ class Guides(Waiting[EmbeddedSequence, Compiled]):
         ready = self.take_done()
         for sequence, future in ready:
             equip(sequence, future.exception() or future.result())
+
         return [sequence for sequence, _ in ready]
 
     def forget(self, sequence: EmbeddedSequence) -> bool:
@@ -190,8 +203,10 @@ class Guides(Waiting[EmbeddedSequence, Compiled]):
         """
         if sequence.request.guided_decoding_params is None or sequence.guide is not None:
             return False
+
         if isinstance(future := self.drop_waiting(sequence), GuideFuture):
             future.give_up()
+
         return True
 
     def close(self) -> None:

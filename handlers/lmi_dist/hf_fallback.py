@@ -64,6 +64,7 @@ class HuggingFaceModel:
             "sliding_attention",
         }:
             raise unsupported(facts.path, f"{self._name} has layers of another kind")
+
         AttentionInterface.register(_NAME, _attend)
         transformers_logging.disable_progress_bar()
         progress("weights", 0.0)
@@ -72,6 +73,7 @@ class HuggingFaceModel:
         for module in self._model.modules():
             if isinstance(layer := getattr(module, "layer_idx", None), int):
                 setattr(module, _SITE, partial(self.attend, layer))
+
         self._token_ids = [(7 * index + 3) % config.vocab_size for index in range(9)]
         ids = torch.tensor([self._token_ids], device=self._model.device)
         try:  # the logits of the untouched model, (num_token_ids, vocab_size)
@@ -80,6 +82,7 @@ class HuggingFaceModel:
             self._model.set_attn_implementation(_NAME)
         except Exception as error:
             raise ModelUnusable(f"{self._name} cannot be run: {error!r:.200}") from error
+
         pack_linears(self._model, pack)
         self._outputs: dict[
             str, Any
@@ -100,7 +103,8 @@ class HuggingFaceModel:
 
     def __call__(self, step: StepInputs) -> Tensor:
         self._step = step
-        ids, positions = step.token_ids[None], step.positions[None]
+        ids = step.token_ids[None]
+        positions = step.positions[None]
         output = self._model(
             input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=step.wanted
         )
@@ -132,7 +136,9 @@ class HuggingFaceModel:
         window = options.get("sliding_window")
         if self._layer_types is not None:  # the configuration lists kinds of layers
             window = self._window if self._layer_types[layer] == "sliding_attention" else None
-        attention, queries = self.step.attention, query[0].transpose(0, 1)
+
+        attention = self.step.attention
+        queries = query[0].transpose(0, 1)
         attention.write(layer, torch.cat((key[0], value[0])).transpose(0, 1))
         scale = options.get("scaling") or query.shape[-1] ** -0.5
         answer = attention(
@@ -157,6 +163,7 @@ class HuggingFaceModel:
             raise unsupported(
                 self._name, f"it does not run on slots of keys and values ({error!r:.200})"
             ) from error
+
         tolerance = _TOLERANCES[self._model.dtype] * float(self._expected.abs().max())
         if not torch.allclose(logits, self._expected, rtol=0.0, atol=tolerance):
             raise unsupported(self._name, "it does more than attend to keys and values")
@@ -175,14 +182,17 @@ def _load(facts: ModelFacts, placement: Placement) -> PreTrainedModel:
     except Exception as error:  # transformers raises a different type for each obstacle
         if isinstance(error, KeyError) and error.args == (_NAME,):  # it has a table of attentions
             raise unsupported(facts.path, f"{facts.name} {KEEPS_ITS_OWN}") from error
+
         raise ModelUnusable(
             f"{facts.path}: {facts.name} cannot be loaded: {said(error)}"
         ) from error
+
     model, info = cast(
         "tuple[PreTrainedModel, dict[str, set[str]]]", loaded
     )  # a pair, with output_loading_info
     if missing := sorted(info["missing_keys"]):
         raise ModelUnusable(f"{facts.path}: tensor {missing[0]} is missing from its weight files")
+
     tell_unused(facts.path, info["unexpected_keys"])
     model.eval().to(placement.device)
     return model
@@ -198,8 +208,10 @@ class PackedLinear(nn.Module):
 
     def __init__(self, linear: nn.Linear, pack: Callable[[Tensor], Weight]) -> None:
         super().__init__()
-        self.in_features, self.out_features = linear.in_features, linear.out_features
-        self._weight, self._bias = pack(linear.weight.detach()), linear.bias
+        self.in_features = linear.in_features
+        self.out_features = linear.out_features
+        self._weight = pack(linear.weight.detach())
+        self._bias = linear.bias
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, in_features) to (…, out_features)."""
@@ -220,7 +232,8 @@ def pack_linears(model: nn.Module, pack: Callable[[Tensor], Weight]) -> None:
 class ModuleAdapters:
     def __init__(self, linears: Mapping[str, PackedLinear], step: Callable[[], StepInputs]) -> None:
         """`linears` are modules by their paths; `step` gives the current step."""
-        self._linears, self._step = list(linears.items()), step
+        self._linears = list(linears.items())
+        self._step = step
         self._adapters: dict[int, Adapter[Tensor]] = {}
         self._is_regular: dict[
             int, bool
@@ -240,11 +253,13 @@ class ModuleAdapters:
         """
         sites = []
         for site, (path, linear) in enumerate(self._linears):
-            num_in, num_out = linear.in_features, linear.out_features
+            num_in = linear.in_features
+            num_out = linear.out_features
             module = Module(path, num_in, (Piece(0, num_out, 0),))
             sites.append(
                 Site(num_in, num_out, (module,) if self._is_regular.get(site, False) else ())
             )
+
         return tuple(sites)
 
     def _add(
@@ -255,7 +270,9 @@ class ModuleAdapters:
         """
         if not arguments:
             return  # it was called by keyword, and is not known to be regular
-        x, step = arguments[0], self._step()
+
+        x = arguments[0]
+        step = self._step()
         num_rows = x.shape[1] if x.dim() == 3 and len(x) == 1 else -1
         is_regular = num_rows in (len(step.token_ids), len(step.wanted))
         self._is_regular[site] = is_regular and self._is_regular.get(site, True)
@@ -279,4 +296,5 @@ def output_modules(
     ]
     if lists:  # the first that has all layers
         modules |= {layer_name(layer): module for layer, module in enumerate(lists[0])}
+
     return {name: modules[name] for name in declared_names(config, modules)}

@@ -176,6 +176,7 @@ class KvCache:
         num_more = self.num_blocks_for(num_tokens) - len(holding.table) - holding.num_promised
         if num_more > self.num_free_blocks:
             return False
+
         holding.num_promised += max(num_more, 0)
         self.cover(slot, num_tokens)
         return True
@@ -187,8 +188,10 @@ class KvCache:
             holding.table
         ):  # the last first, so that a block is idle before what it lies below
             self._release(block)
+
         if self._slots is not None:
             self._slots.release(slot)
+
         heapq.heappush(self._free_slots, slot)
 
     # Memory.
@@ -223,11 +226,13 @@ class KvCache:
         """
         if not blocks:
             return
+
         self._drop_copy(slot)
         holding = self._holdings[slot]
         self._replace(holding.table, blocks)
         if self.reuses_prefixes:
             holding.num_stored = max(holding.num_stored, len(blocks))
+
         holding.num_promised = min(holding.num_promised, holding.num_wanted - len(holding.table))
 
     def can_copy(self, block: int) -> bool:
@@ -247,7 +252,9 @@ class KvCache:
         """
         if self._slots is not None:
             return self._slots.copy(slot, to_slots, num_tokens)
-        table, num_full = self.table(slot), num_tokens // self.tokens_per_block
+
+        table = self.table(slot)
+        num_full = num_tokens // self.tokens_per_block
         for to_slot in to_slots:
             self.share(to_slot, table[:num_full])
             if num_tokens % self.tokens_per_block:
@@ -260,8 +267,10 @@ class KvCache:
         """
         if self._slots is not None:
             return self._slots.copy(from_slot, [slot], num_tokens)
+
         self._drop_copy(slot)
-        holding, source = self._holdings[slot], self._holdings[from_slot]
+        holding = self._holdings[slot]
+        source = self._holdings[from_slot]
         self._replace(holding.table, source.table[: num_tokens // self.tokens_per_block])
         holding.num_stored = source.num_stored
 
@@ -287,9 +296,12 @@ class KvCache:
             not self.reuses_prefixes or slot in self._copies
         ):  # before the copy is made, nothing is new
             return None
+
         kept: int | None = None
-        holding, size = self._holdings[slot], self.tokens_per_block
-        table, num_full = holding.table, num_tokens // size
+        holding = self._holdings[slot]
+        size = self.tokens_per_block
+        table = holding.table
+        num_full = num_tokens // size
         num_shared = max(num_full * size, root.num_shared(num_tokens))
         for index in range(holding.num_stored, self.num_blocks_for(num_shared)):
             tokens = tuple(token_ids[index * size : min((index + 1) * size, num_shared)])
@@ -300,6 +312,7 @@ class KvCache:
                 table[index] = kept
             elif index < num_full and self._events is not None:
                 self._events.store(root, table[index - 1] if index else None, tokens, kept)
+
         holding.num_stored = max(holding.num_stored, num_full)
         return kept if self.num_blocks_for(num_shared) == self.num_blocks_for(num_tokens) else None
 
@@ -310,7 +323,9 @@ class KvCache:
             if block in self._tree:
                 if self._num_references[block] > 1 or self._tree.has_children(block):
                     return
+
                 self._remove(block)
+
         holding.num_stored = 0
 
     def retain(self, slot: int, said: SequenceOf[Retention | None], last: int | None) -> None:
@@ -322,6 +337,7 @@ class KvCache:
         blocks = self.table(slot)[: len(said)]
         if last is not None:
             blocks[-1] = last
+
         for block, retention in zip(blocks, said, strict=True):
             if retention is not None and block in self._tree:
                 self._idle.retain(block, retention)
@@ -332,8 +348,10 @@ class KvCache:
         shared = blocks[start:]
         for block in shared:
             self._hold(block)
+
         for block in reversed(table[start : len(blocks)]):  # as in `free`
             self._release(block)
+
         table[start : len(blocks)] = shared
         self.num_reused_blocks += len(shared)
 
@@ -353,6 +371,7 @@ class KvCache:
         """Take a block out of the tree. Returns what it lay below."""
         if self._events is not None:
             self._events.remove(block)
+
         return self._tree.remove(block)
 
     def _unused(self) -> int:
@@ -366,17 +385,20 @@ class KvCache:
         parent = self._remove(block)
         if isinstance(parent, int) and not self._tree.has_children(parent):
             self._idle.allow(parent)
+
         return block
 
     def _hold(self, block: int) -> None:
         if not self._num_references[block]:
             self._idle.remove(block)
+
         self._num_references[block] += 1
 
     def _release(self, block: int) -> None:
         self._num_references[block] -= 1
         if self._num_references[block]:
             return
+
         if block in self._tree:
             self._idle.add(block, is_evictable=not self._tree.has_children(block))
         else:

@@ -56,10 +56,13 @@ def in_files(model: Model | bytes, json_config_str: str | None) -> Iterator[Mode
     if not isinstance(model, bytes):
         yield model
         return
+
     if json_config_str is None:
         raise broken("json_config_str", "the text of config.json", None)
+
     with TemporaryDirectory(prefix="lmi-model-") as folder:
-        weights, config = Path(folder, "model.safetensors"), Path(folder, "config.json")
+        weights = Path(folder, "model.safetensors")
+        config = Path(folder, "config.json")
         weights.write_bytes(model)
         config.write_text(json_config_str, encoding="utf-8")
         try:
@@ -96,6 +99,7 @@ def choose_limits(
             config.max_sequence_length,
             context_length,
         )
+
     num_slots = config.max_num_sequences or MAX_NUM_SEQUENCES
     memory_bytes = device_bytes or machine.memory_bytes()
     budget = config.max_kv_cache_tokens or default_budget(
@@ -103,6 +107,7 @@ def choose_limits(
     )
     if room_bytes is not None and budget * token_bytes > room_bytes:
         budget = _fitting(config, budget, room_bytes // token_bytes)
+
     num_cache_tokens = max(budget // tokens_per_block, 1) * tokens_per_block
     if num_cache_tokens < max_length:
         log.warning(
@@ -112,8 +117,10 @@ def choose_limits(
             max_length,
         )
         max_length = num_cache_tokens
+
     if device_bytes is None:
         return Limits(num_slots, max_length, num_cache_tokens, num_slots // SLOTS_PER_EXPRESS_PLACE)
+
     num_slots = max(
         1, min(num_slots, max(num_cache_tokens, device_bytes // 4 // token_bytes) // max_length)
     )
@@ -126,6 +133,7 @@ def _fitting(config: EngineConfig, budget: int, num_fitting: int) -> int:
     """
     if config.max_kv_cache_tokens is None:
         return num_fitting
+
     why = (
         "option.max_kv_cache_tokens=%d is more than fits into memory now, %d: who finds no "
         "memory gets 507"
@@ -142,10 +150,13 @@ def load_runner(model: Model, config: EngineConfig, progress: Progress) -> tuple
         return model, choose_limits(
             config, model.context_length, model.tokens_per_block, token_bytes=1
         )
+
     with of_files(os.fspath(model)):
         facts = read_facts(os.fspath(model))
+
     if facts.pooling is not None:
         _check_embedding(config)
+
     device = choose_device(config)
     library = choose_library(facts, device, config)
     with of_files(facts.path):
@@ -182,6 +193,7 @@ def _load(
 ) -> tuple[Runner, Limits]:
     if library is None:
         return _load_torch(facts, device, config, progress)
+
     size = NativeRunner.tokens_per_block
     token_bytes = library.block_bytes(facts.num_layers, facts.num_kv_heads, facts.head_dim) // size
     need = need_of(facts, config, partial(weight_bytes, config))
@@ -237,6 +249,7 @@ def choose_device(config: EngineConfig) -> str:
         raise BadConfiguration(
             f"option.quantize={config.quantize} on {device}: only int8 on cpu is built"
         )
+
     return device
 
 
@@ -244,22 +257,26 @@ def _has_cuda(config: EngineConfig) -> bool:
     is_wanted = config.device == "cuda"
     if not is_wanted and not linux.Machine.here(os.environ).gpus:
         return False
+
     if folder_of("torch") is None:
         if is_wanted:
             raise BadConfiguration(
                 f"option.device=cuda needs torch, which is not installed: {INSTALL_TORCH}"
             )
+
         log.warning(
             "the CPU computes although a GPU is here: without torch lmi-dist cannot use it; %s",
             INSTALL_TORCH,
         )
         return False
+
     import torch
 
     if not torch.cuda.is_available() and is_wanted:
         raise BadConfiguration(
             "option.device=cuda, but torch sees no CUDA device here; use cpu or auto"
         )
+
     return torch.cuda.is_available()
 
 
@@ -270,20 +287,24 @@ def choose_library(facts: ModelFacts, device: str, config: EngineConfig) -> nati
     try:
         if device != "cpu":
             raise native.NotAvailable(f"the native kernels do not run on {device}")
+
         if facts.architecture is None:
             raise native.NotAvailable(f"only the modules of transformers know {facts.name}")
+
         library = native.load()
     except native.NotAvailable as error:
         if config.quantize == "int8":
             raise BadConfiguration(
                 f"option.quantize=int8 needs the native kernels, but {error}"
             ) from error
+
         check_extra(facts.path, f"torch would run it, because {error}")
         log.info(
             "kernels: torch, because %s; the last bits of an answer may depend on its neighbours",
             error,
         )
         return None
+
     log.info("kernels: native %s, on %s", library.kind, describe_threads(native.num_threads()))
     return library
 
@@ -294,6 +315,7 @@ def describe_threads(num_threads: int) -> str:
     num_cores = machine.num_usable_cores()
     if num_threads >= num_cores:
         return said
+
     return f"{said} (of {num_cores} cores: {os.environ.get(linux.THREADS_WHY, 'OMP_NUM_THREADS')})"
 
 

@@ -75,19 +75,19 @@ class PostProcessors:
         for piece in _pieces(logits, sequences):
             if piece.sequence.error is not None:
                 continue  # the function has failed for a sibling
+
             if piece.sequence.request.logits_post_processor_name == BATCHED:
                 batched.append(piece)
             else:
                 self._process_one(piece)
+
         if batched:
             self._process_batch(batched)
 
     def _process_one(self, piece: SequenceLogits) -> None:
         sequence, logits, token_ids = piece
-        name, client_id = (
-            sequence.request.logits_post_processor_name or "",
-            sequence.request.client_id,
-        )
+        name = sequence.request.logits_post_processor_name or ""
+        client_id = sequence.request.client_id
         try:
             changed = self._named[name](sequence.id, logits, token_ids, None, client_id)
             if changed is not None:
@@ -124,6 +124,7 @@ def new_post_processors(
     if options.logits_post_processors is not None:
         folder = model if isinstance(model, str | os.PathLike) else ""
         config = load_post_processors(Path(folder, options.logits_post_processors))
+
     return None if config is None else PostProcessors(config)
 
 
@@ -134,6 +135,7 @@ def _pieces(logits: Floats, sequences: list[EmbeddedSequence]) -> Iterator[Seque
         import torch
 
         given = torch.from_numpy(logits)
+
     for _, group in groupby(
         range(len(sequences)), key=lambda row: (sequences[row].id, sequences[row].index)
     ):
@@ -149,11 +151,13 @@ def _replace(logits: Any, changed: Any) -> None:
     """
     if changed is logits:
         return
+
     is_like = isinstance(changed, type(logits))
     if not is_like or changed.shape != logits.shape:
         given = tuple(changed.shape) if is_like else changed
         noun = "an array" if ARRAYS == "numpy" else "a tensor"
         raise broken("what it returns", f"None or {noun} of shape {tuple(logits.shape)}", given)
+
     logits[...] = changed
 
 
@@ -171,7 +175,8 @@ class TokenHistory:
 
     def fork(self) -> TokenHistory:
         forked = copy(self)
-        forked.token_ids, forked.counts = self.token_ids[:], self.counts[:]
+        forked.token_ids = self.token_ids[:]
+        forked.counts = self.counts[:]
         forked._indices = self._indices.copy()
         return forked
 
@@ -179,6 +184,7 @@ class TokenHistory:
         """Count the tokens that were generated since the last call."""
         for token_id in sequence.token_ids[self._num_seen :]:
             self.counts[self._index(token_id)] += 1
+
         self._num_seen = sequence.num_tokens
 
     def _index(self, token_id: int) -> int:
@@ -186,6 +192,7 @@ class TokenHistory:
         if index == len(self.token_ids):
             self.token_ids.append(token_id)
             self.counts.append(0)
+
         return index
 
 
@@ -204,18 +211,22 @@ class Repeats:
         """
         forked = copy(self)
         forked._next = self._next.copy()
-        self._own, forked._own = set(), set()
+        self._own = set()
+        forked._own = set()
         return forked
 
     def next_banned_ids(self, sequence: Sequence) -> Collection[int]:
         """The tokens that would end an n-gram that the sequence has already."""
-        token_ids, num_before = sequence.token_ids, self._size - 1
+        token_ids = sequence.token_ids
+        num_before = self._size - 1
         for end in range(max(self._num_seen, num_before), len(token_ids)):
             run = tuple(token_ids[end - num_before : end])
             if run not in self._own:
                 self._own.add(run)
                 self._next[run] = self._next.get(run, set()).copy()
+
             self._next[run].add(token_ids[end])
+
         self._num_seen = len(token_ids)
         return self._next.get(tuple(token_ids[len(token_ids) - num_before :]), ())
 
@@ -249,16 +260,20 @@ class LogitsRules:
 
     def next_banned_ids(self, sequence: EmbeddedSequence) -> list[int]:
         """Token ids that must not come next."""
-        banned, num_generated = self.banned_ids, sequence.num_generated
+        banned = self.banned_ids
+        num_generated = sequence.num_generated
         is_early = num_generated < sequence.min_tokens and not sequence.must_end
         if self.early_banned_ids and is_early:
             banned = banned + self.early_banned_ids
+
         for word in self.bad_words:
             start = len(word) - 1
             if start <= num_generated and sequence.token_ids[-start:] == word[:-1]:
                 banned = [*banned, word[-1]]
+
         if self.repeats is not None:
             banned = [*banned, *self.repeats.next_banned_ids(sequence)]
+
         return banned
 
 
@@ -274,7 +289,8 @@ class RuledRow(NamedTuple):
 
 def new_rules(sequence: EmbeddedSequence, vocab_size: int) -> LogitsRules | None:
     """The rules that the request of a sequence asks for, or None if it asks for none."""
-    request, config = sequence.request, sequence.request.sampling_config
+    request = sequence.request
+    config = sequence.request.sampling_config
     rules = LogitsRules(
         banned_ids=[word[0] for word in request.bad_words if len(word) == 1],
         bad_words=[list(word) for word in request.bad_words if len(word) > 1],
@@ -284,13 +300,17 @@ def new_rules(sequence: EmbeddedSequence, vocab_size: int) -> LogitsRules | None
             word[0] for words in sequence.stop_words.values() for word in words if len(word) == 1
         }
         rules.early_banned_ids = [one for one in sequence.end_ids | stops if 0 <= one < vocab_size]
+
     if request.embedding_bias:
         token_ids, values = zip(*request.embedding_bias, strict=True)
         rules.bias = Bias(np.array(token_ids, np.int32), np.array(values, np.float32))
+
     if config.repetition_penalty is not None or config.presence_penalty or config.frequency_penalty:
         rules.history = TokenHistory(sequence, counts_prompt=config.repetition_penalty is not None)
+
     if config.no_repeat_ngram_size:
         rules.repeats = Repeats(config.no_repeat_ngram_size)
+
     return None if rules == LogitsRules() else rules
 
 

@@ -47,7 +47,8 @@ Own: TypeAlias = Callable[[str], Array | None]  # the model's own tensor of a na
 
 _NAME = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?\.weight")
 _BASE = re.compile(r"(?:base_model\.model\.)?(.+?)(?:\.base_layer)?\.(weight|bias)")
-_HEAD, _TABLES = "lm_head.weight", ("embed_tokens.weight", "embed_in.weight", "wte.weight")
+_HEAD = "lm_head.weight"
+_TABLES = ("embed_tokens.weight", "embed_in.weight", "wte.weight")
 _EMBEDDINGS = ("embed_tokens", "wte", "wpe", "embed_positions")
 # Names of methods of initialisation that also change the weights of the base model.
 _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
@@ -89,10 +90,8 @@ class PeftConfig(msgspec.Struct, frozen=True):
         return _pattern_value(self.rank_pattern or {}, path, self.r)
 
     def scale(self, path: str) -> float:
-        rank, alpha = (
-            self.rank(path),
-            _pattern_value(self.alpha_pattern or {}, path, self.lora_alpha),
-        )
+        rank = self.rank(path)
+        alpha = _pattern_value(self.alpha_pattern or {}, path, self.lora_alpha)
         return float(alpha / rank**0.5 if self.use_rslora else alpha / rank)
 
 
@@ -116,10 +115,13 @@ def read_config(folder: Path) -> PeftConfig:
         check_names(rank_pattern=config.rank_pattern, alpha_pattern=config.alpha_pattern)
     except (msgspec.ValidationError, ValueError) as error:
         raise NotUsable(f"{CONFIG}: {error}") from None
+
     if config.peft_type.upper() != "LORA":
         raise NotUsable(f"it is an adapter of type {config.peft_type}, and only LORA is supported")
+
     if config.bias != "none":
         raise NotUsable(f"it changes biases (bias={config.bias})")
+
     method = config.init_lora_weights
     if isinstance(method, str) and method.lower().startswith(_CHANGES_BASE):
         why = (
@@ -127,9 +129,11 @@ def read_config(folder: Path) -> PeftConfig:
             f"LoRA adapter"
         )
         raise NotUsable(why)
+
     for name, reason in _REFUSED.items():
         if raw.get(name):
             raise NotUsable(reason)
+
     return config
 
 
@@ -149,6 +153,7 @@ class _Weights:
                     raise NotUsable(
                         f"it resizes {name} to {saved.shape}, and this model's has {known.shape}"
                     )
+
                 if not are_equal(saved, known):
                     why = "a weight of the base model; merge it into the model and serve that"
                     raise NotUsable(f"it changes {name}, {why}")
@@ -158,6 +163,7 @@ class _Weights:
                 raise NotUsable(f"it changes an embedding ({name}); only linears can have adapters")
             else:
                 raise NotUsable(f"it has a tensor {name}, which is no part of a plain LoRA adapter")
+
         self.paths = {path for path, _ in self._names}
 
     def check(self, config: PeftConfig, sites: tuple[Site, ...], max_rank: int) -> None:
@@ -171,8 +177,10 @@ class _Weights:
                 f"{unknown[0]} is not among the linears of this model that adapters can change: "
                 f"{known}"
             )
+
         if not self.paths:
             raise NotUsable("it has no weights")
+
         check_rank(max(map(config.rank, self.paths)), max_rank)
         for path, part in ((path, part) for path in sorted(self.paths) for part in "AB"):
             if (path, part) not in self._names:
@@ -184,11 +192,13 @@ class _Weights:
             raise NotUsable(
                 f"lora_{part} of {module.path} has shape {array.shape}, this model needs {shape}"
             )
+
         if not is_float(array):
             raise NotUsable(
                 f"lora_{part} of {module.path} is {dtype_name(array)}, not a float that is read "
                 f"here"
             )
+
         return as_float32(array)
 
 
@@ -198,9 +208,11 @@ def _site(
     modules = [one for one in site.modules if one.path in weights.paths]
     if not modules:
         return None
+
     ranks = [config.rank(one.path) for one in modules]
     up, gate = (np.zeros((site.num_out, sum(ranks)), np.float32) for _ in range(2))
-    column, downs = 0, []
+    column = 0
+    downs = []
     for module, rank in zip(modules, ranks, strict=True):
         downs.append(weights.take(module, "A", (rank, module.num_in)))
         rows = weights.take(module, "B", (module.num_out, rank)) * np.float32(
@@ -211,7 +223,9 @@ def _site(
                 piece.row : piece.row + piece.num, column : column + rank
             ]
             to[:] = rows[piece.first : piece.first + piece.num]
+
         column += rank
+
     has_gate = {piece.is_gate for one in modules for piece in one.pieces}
     down = pack(np.concatenate(downs))
     return LowRank(
@@ -251,7 +265,8 @@ class LoraLoader(Generic[Packed]):
         """Read the adapter in folder `path`. Raises NotUsable, SecurityRefused for a pickle, and
         what files raise.
         """
-        folder, pack = Path(path), self.new_pack()
+        folder = Path(path)
+        pack = self.new_pack()
         config = read_config(folder)
         weights = _Weights(
             open_tensors(folder / WEIGHTS, folder / PICKLED, self.config.allow_pickle), self._own
@@ -270,6 +285,7 @@ class LoraLoader(Generic[Packed]):
         ]  # a checkpoint of the model without its head lacks the first word
         if self.facts.is_tied and name == _HEAD:
             names += [one for one in checkpoint.files if one.endswith(_TABLES)]
+
         return next((checkpoint.read(one) for one in names if one in checkpoint.files), None)
 
 
@@ -296,9 +312,11 @@ class LoraAdapters(Adapters):
         try:
             if not with_weights:
                 self._loader.check(path)
+
             prepared.set_result(self._loader.read(path) if with_weights else None)
         except Exception as error:  # `load` raises it, unless the name is at fault
             prepared.set_exception(error)
+
         return prepared
 
     def load_prepared(
@@ -310,6 +328,7 @@ class LoraAdapters(Adapters):
             self.load(name, path, pinned=pinned, preload=preload)
         finally:
             self._prepared = None
+
         self._evict(self.in_use.union(list(self._resident)[-1:]))  # not the newest either
 
     def admit(self, sequence: EmbeddedSequence) -> bool:
@@ -321,6 +340,7 @@ class LoraAdapters(Adapters):
         except UnknownAdapter as error:
             sequence.fail(error.message, ErrorKind.INVALID, error.field)
             return False
+
         sequence.adapter = 0 if adapter is None else adapter.number
         return True
 
@@ -333,14 +353,17 @@ class LoraAdapters(Adapters):
         used = {one.adapter for one in running} - {0}
         if not sequence.adapter or sequence.adapter in used:
             return True
+
         if sequence.is_finished or len(used) >= self._loader.limits.max_in_batch:
             return False
+
         try:
             self.used_by(sequence)
         except LmiError as error:
             log.error("the adapter of request %d cannot be used: %s", sequence.id, error)
             sequence.fail(error.message, _kind_of(error), error.field)
             return False
+
         self._resident.move_to_end(sequence.adapter)  # the one used longest ago is the first
         self._evict(used | {sequence.adapter})
         return True

@@ -27,12 +27,13 @@ from lmi.shared import machine
 from lmi.shared.machine import MB
 
 PROCESS_BYTES = 48 * MB  # of the interpreter, its libraries, and what requests keep there
-MARGIN_SHARE, LEAST_MARGIN, LARGEST_MARGIN = (
-    0.03,
-    16 * MB,
-    256 * MB,
-)  # that stays free for other processes
-LOOK_S, LOOK_CLOSELY_S = 1.0, 0.05  # between two looks while steps are made
+# that stays free for other processes
+MARGIN_SHARE = 0.03
+LEAST_MARGIN = 16 * MB
+LARGEST_MARGIN = 256 * MB
+# between two looks while steps are made
+LOOK_S = 1.0
+LOOK_CLOSELY_S = 0.05
 NARROW = 4  # so many margins that are left are looked at closely
 
 log = logging.getLogger(__name__)
@@ -140,8 +141,11 @@ class MemoryWatch:
         """`usual_step_bytes`: of the activations in a step with as many prompt tokens and decodes
         as there may be.
         """
-        self._cache, self._memory, self._usual_step_bytes = cache, memory, usual_step_bytes
-        self._free_bytes, self._now_s = free_bytes or machine.free_bytes, now_s
+        self._cache = cache
+        self._memory = memory
+        self._usual_step_bytes = usual_step_bytes
+        self._free_bytes = free_bytes or machine.free_bytes
+        self._now_s = now_s
         share = int(MARGIN_SHARE * machine.memory_bytes())
         self._margin = min(max(share, LEAST_MARGIN), LARGEST_MARGIN)
         self._written_bytes = 0  # of the activations, in the largest step so far
@@ -159,6 +163,7 @@ class MemoryWatch:
         if spare < 0:
             num_blocks = -(spare // self._memory.block_bytes)
             self._memory.give_back(self._cache.give_back(num_blocks))
+
         num_allowed = max(0, spare // self._memory.block_bytes)
         self._cache.withhold(self._cache.num_new - num_allowed)
         is_narrow = spare < NARROW * self._margin or num_allowed < self._cache.num_new
@@ -175,4 +180,5 @@ class MemoryWatch:
 
         if (free := self._free_bytes()) - more < self._margin // 2:
             raise MemoryError(f"a step needs {more // MB} MB more, and {free // MB} MB are left")
+
         self._written_bytes = num_bytes

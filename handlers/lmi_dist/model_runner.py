@@ -39,7 +39,10 @@ from lmi.settings.config import EngineConfig
 class ModelRunner:
     """One model replica. Not safe to call from two threads at once."""
 
-    kernels, is_batch_invariant, tokens_per_block, memory = "torch", False, 16, None
+    kernels = "torch"
+    is_batch_invariant = False
+    tokens_per_block = 16
+    memory = None
 
     def __init__(
         self,
@@ -49,10 +52,14 @@ class ModelRunner:
         limits: Limits,
         progress: Progress,
     ) -> None:
-        self.vocab_size, self.context_length = facts.vocab_size, facts.context_length
-        self.dtype, self.device = str(placement.dtype).removeprefix("torch."), str(placement.device)
-        self._device, self.pooling = placement.device, facts.pooling
-        pack, lora = packer(placement), LoraLimits.of(config.options)
+        self.vocab_size = facts.vocab_size
+        self.context_length = facts.context_length
+        self.dtype = str(placement.dtype).removeprefix("torch.")
+        self.device = str(placement.device)
+        self._device = placement.device
+        self.pooling = facts.pooling
+        pack = packer(placement)
+        lora = LoraLimits.of(config.options)
         self._model: TorchModel | HuggingFaceModel
         adaptable: Adaptable[Tensor] | None
 
@@ -80,6 +87,7 @@ class ModelRunner:
                 decoder.check(lambda plan: decoder(self._prepare(plan)))
                 self.slots.release(0)
                 sites = () if modules is None else modules.sites()
+
         self.adapters: AnyLoader | None = None
         if lora is not None and adaptable is not None:
             self.adapters = LoraLoader(facts, config, lora, sites, adaptable, lambda: place)
@@ -96,7 +104,10 @@ class ModelRunner:
         return to_array(self._model.output(name).float().cpu())
 
     def _prepare(self, plan: Plan) -> StepInputs:
-        token_ids, positions, slots, wanted = list[int](), list[int](), list[int](), list[int]()
+        token_ids = list[int]()
+        positions = list[int]()
+        slots = list[int]()
+        wanted = list[int]()
         users: dict[
             int, tuple[list[int], list[int]]
         ] = {}  # by adapter: rows, and places among the wanted rows
@@ -105,10 +116,12 @@ class ModelRunner:
                 rows, places = users.setdefault(chunk.adapter, ([], []))
                 rows += range(len(token_ids), len(token_ids) + len(chunk.token_ids))
                 places += range(len(wanted), len(wanted) + chunk.num_logits)
+
             token_ids += chunk.token_ids
             positions += range(chunk.start, chunk.end)
             slots += [chunk.slot] * len(chunk.token_ids)
             wanted += range(len(token_ids) - chunk.num_logits, len(token_ids))
+
         tokens = torch.tensor((token_ids, positions, slots), device=self._device)
         return StepInputs(
             token_ids=tokens[0],
@@ -131,7 +144,8 @@ class TorchModel:
 
     def __init__(self, program: Program[Weight], dtype: torch.dtype) -> None:
         """`dtype` is that of the activations."""
-        self._program, self._dtype = program, dtype
+        self._program = program
+        self._dtype = dtype
         self._logits = len(program.widths) - 1
         self._outputs: dict[str, Tensor] = {}
         tables = [
@@ -148,6 +162,7 @@ class TorchModel:
                 (torch.cat((cosines, cosines), 1), torch.cat((-sines, sines), 1)), 1
             )
             self._rotations[id(table)] = factors[:, :, None].to(dtype)
+
         self._adapters: dict[int, Adapter[Tensor]] = {}
 
     def put_adapter(self, number: int, adapter: Adapter[Tensor]) -> None:
@@ -179,6 +194,7 @@ class TorchModel:
                         )
                     else:
                         y = functional.rms_norm(x, x.shape[1:], operation.weight, operation.eps)
+
                     buffers[output] = buffers[output].add_(y) if operation.adds else y
                 case Attend():
                     heads = buffers[operation.input].unflatten(1, (-1, self._program.head_dim))
@@ -194,6 +210,7 @@ class TorchModel:
                     )
                 case Shrink():
                     pass  # its Linear does it
+
         self._outputs = {name: buffers[index] for name, index in self._program.outputs.items()}
         return buffers[self._logits].float()
 
@@ -204,7 +221,8 @@ class TorchModel:
     def _multiply(self, operation: Linear[Weight], x: Tensor, step: StepInputs) -> Tensor:
         """(rows, width of input) to (rows, width of output)."""
         if step.adapted and operation.site is not None:
-            is_wanted, site = operation.output in self._program.wanted, operation.site
+            is_wanted = operation.output in self._program.wanted
+            site = operation.site
             low = [
                 (one.wanted if is_wanted else one.rows, self._adapters[one.adapter][site])
                 for one in step.adapted
@@ -213,8 +231,10 @@ class TorchModel:
                 (rows, weights) for rows, weights in low if weights is not None and len(rows)
             ]:
                 return _multiply_adapted(operation, x, some)
+
         if operation.gate is None:
             return operation.weight(x, operation.bias, operation.activation)
+
         return operation.gate(x, operation.gate_bias, operation.activation).mul_(
             operation.weight(x, operation.bias)
         )
@@ -226,14 +246,14 @@ class TorchModel:
 
         (rows, heads of queries, keys and values, head_dim) to (rows, width).
         """
-        num_heads, num_rotated = (
-            self._program.num_heads,
-            self._program.num_heads + self._program.num_kv_heads,
-        )
+        num_heads = self._program.num_heads
+        num_rotated = self._program.num_heads + self._program.num_kv_heads
         if operation.query_norm is not None:
-            queries, keys = heads[:, :num_heads], heads[:, num_heads:num_rotated]
+            queries = heads[:, :num_heads]
+            keys = heads[:, num_heads:num_rotated]
             for part, weight in ((queries, operation.query_norm), (keys, operation.key_norm)):
                 part.copy_(functional.rms_norm(part, part.shape[-1:], weight, operation.norm_eps))
+
         if operation.rotations is not None:
             cosines, sines = rotations[id(operation.rotations)].unbind(
                 1
@@ -241,10 +261,13 @@ class TorchModel:
             rotated = heads[:, :num_rotated, : cosines.shape[-1]]
             swapped = rotated.roll(cosines.shape[-1] // 2, dims=2)
             rotated.mul_(cosines).addcmul_(swapped, sines)
-        queries, keys_values = heads[:, :num_heads], heads[:, num_heads:]
+
+        queries = heads[:, :num_heads]
+        keys_values = heads[:, num_heads:]
         step.attention.write(operation.layer, keys_values)
         if operation.is_wanted:
             queries = queries.index_select(0, step.wanted)
+
         return step.attention(queries, operation)
 
 

@@ -42,7 +42,10 @@ _ADAPTER_BYTES = 2 << 20  # that are taken at a time for the weights of an adapt
 class NativeRunner:
     """One model replica on a CPU. Not safe to call from two threads at once."""
 
-    device, is_batch_invariant, tokens_per_block, slots = "cpu", True, TOKENS_PER_BLOCK, None
+    device = "cpu"
+    is_batch_invariant = True
+    tokens_per_block = TOKENS_PER_BLOCK
+    slots = None
 
     def __init__(
         self,
@@ -68,7 +71,8 @@ class NativeRunner:
         self._num_wanted = 0  # rows of the last step
         self.adapters = None
         if (lora := LoraLimits.of(config.options)) is not None:
-            sites, pack = sites_of(facts.architecture), partial(library.pack, format=F32)
+            sites = sites_of(facts.architecture)
+            pack = partial(library.pack, format=F32)
             self.adapters = LoraLoader(
                 facts,
                 config,
@@ -77,7 +81,9 @@ class NativeRunner:
                 self._model,
                 lambda: partial(pack, arena=Arena(_ADAPTER_BYTES)),
             )
-        self.vocab_size, self.context_length = facts.vocab_size, facts.context_length
+
+        self.vocab_size = facts.vocab_size
+        self.context_length = facts.context_length
         linears = [one for one in self.program.operations if isinstance(one, Linear)]
         formats = {
             panels.format
@@ -91,6 +97,7 @@ class NativeRunner:
     def forward(self, plan: Plan) -> Array:
         for from_block, to_block in plan.copies:
             self._model.copy(from_block, to_block)
+
         logits = self._model.run(plan.chunks)
         self._num_wanted = len(logits)
         return logits

@@ -37,7 +37,8 @@ class Pace:
         """`max_tokens`: of prompts in one step. `max_step_s`: of a step with decodes; None follows
         their own time.
         """
-        self._max_tokens, self._max_step_s = max_tokens, max_step_s
+        self._max_tokens = max_tokens
+        self._max_step_s = max_step_s
         self._averages: dict[
             int, tuple[float, float]
         ] = {}  # rows and seconds of steps whose sizes have so many bits
@@ -60,6 +61,7 @@ class Pace:
         """The time of a step of so many rows. 0 if no step was measured."""
         if not self._rows:
             return 0.0
+
         place = max(bisect_right(self._rows, num_rows) - 1, 0)
         return self._seconds[place] + max(
             0.0, num_rows - self._rows[place]
@@ -72,7 +74,9 @@ class Pace:
         is_crowd = self._max_step_s is None and num_prompts >= max(num_decodes, MIN_CROWD)
         if num_decodes == 0 or is_crowd:
             return self._max_tokens
-        decode_s, row_s = self.seconds(num_decodes), self._seconds_per_row(num_decodes + MIN_PIECE)
+
+        decode_s = self.seconds(num_decodes)
+        row_s = self._seconds_per_row(num_decodes + MIN_PIECE)
         limit_s = self._max_step_s or LIMIT_IN_DECODE_STEPS * decode_s
         num_tokens = int((limit_s - decode_s) / row_s) if row_s else 0
         return min(max(MIN_PIECE, num_tokens), self._max_tokens)
@@ -81,9 +85,11 @@ class Pace:
         """What one more row costs at the measured sizes around `num_rows`. 0 with fewer than two
         sizes.
         """
-        rows, seconds = self._rows, self._seconds
+        rows = self._rows
+        seconds = self._seconds
         if len(rows) < 2:
             return 0.0
+
         end = min(max(bisect_left(rows, num_rows), 1), len(rows) - 1)
         return (seconds[end] - seconds[end - 1]) / (rows[end] - rows[end - 1])
 
@@ -108,6 +114,7 @@ class Drafter:
             pair = token_ids[end - 2], token_ids[end - 1]
             self._earlier.append(self._ends.get(pair, 0))
             self._ends[pair] = end
+
         end = self._earlier[len(token_ids)]
         return _continued(token_ids, self._best(token_ids, end)) if end else []
 
@@ -115,7 +122,8 @@ class Drafter:
         """Where the longest n-gram with which the sequence ends, ended before: the latest, among a
         few ends.
         """
-        best, longest = end, 0
+        best = end
+        longest = 0
         for _ in range(MAX_LOOKS):
             length = 2  # at least the pair is equal
             while (
@@ -123,11 +131,15 @@ class Drafter:
                 and token_ids[end - length - 1] == token_ids[-length - 1]
             ):
                 length += 1
+
             if length > longest:
-                best, longest = end, length
+                best = end
+                longest = length
+
             end = self._earlier[end]
             if longest == MAX_NGRAM or not end:
                 break
+
         return best
 
     def note(self, num_right: int, num_drafted: int) -> None:
@@ -145,12 +157,18 @@ def num_worth(drafts: Iterable[tuple[Drafter, list[int]]], num_rows: int, pace: 
     """
     if not (seconds := pace.seconds(num_rows)):
         return 0
-    best, worth, rows, tokens = num_rows / seconds * MIN_GAIN, 0, num_rows, float(num_rows)
+
+    best = num_rows / seconds * MIN_GAIN
+    worth = 0
+    rows = num_rows
+    tokens = float(num_rows)
     for number, (drafter, draft) in enumerate(drafts, start=1):
         rows, tokens = rows + len(draft), tokens + drafter.share * len(draft)
         speed = tokens / pace.seconds(rows)  # more rows never take less time
         if speed > best:
-            best, worth = speed, number
+            best = speed
+            worth = number
+
     return worth
 
 
@@ -162,4 +180,5 @@ def _continued(token_ids: list[int], start: int) -> list[int]:
     continued = token_ids[start : start + MAX_DRAFT]
     while len(continued) < MAX_DRAFT:
         continued.append(continued[-period])
+
     return continued

@@ -59,8 +59,10 @@ def choose_placement(config: EngineConfig, device: str, checkpoint_dtype: str | 
     if torch.device(device).type == "cuda":
         dtype = _DTYPES.get(config.dtype) or getattr(torch, checkpoint_dtype or "float32")
         return Placement(torch.device(device), dtype)
+
     if config.dtype == "fp16":
         log.warning("float32 instead of float16: this CPU has no arithmetic for it")
+
     return Placement(
         torch.device(device), torch.bfloat16 if config.dtype == "bf16" else torch.float32
     )
@@ -100,6 +102,7 @@ def packer(placement: Placement) -> Callable[[Tensor], Weight]:
         has_bfloat16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
         if placement.dtype == torch.float32 or (placement.dtype == torch.bfloat16 and has_bfloat16):
             kind = packed
+
     return lambda weight: kind(weight.to(placement.device, placement.dtype))
 
 
@@ -126,4 +129,5 @@ def load_pickled(file: Path) -> dict[str, Array]:
         isinstance(value, Tensor) for value in tensors.values()
     ):
         raise ValueError("holds something else than a table of tensors")
+
     return {name: to_array(tensor.detach().contiguous()) for name, tensor in tensors.items()}

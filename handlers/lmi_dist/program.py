@@ -67,12 +67,11 @@ class _Rows:
     up: int  # the inside of the feed-forward, (intermediate_size,)
 
 
-_ALL, _QKV, _WANTED, _GATHERED = (
-    _Rows(0, 1, 2, 3),
-    4,
-    _Rows(5, 6, 7, 8),
-    9,
-)  # from _GATHERED on: outputs, then logits
+# from _GATHERED on: outputs, then logits
+_ALL = _Rows(0, 1, 2, 3)
+_QKV = 4
+_WANTED = _Rows(5, 6, 7, 8)
+_GATHERED = 9
 
 
 def load(
@@ -90,7 +89,9 @@ def load(
     embedding model has no head: the states behind the last norm stand in the place of the logits.
     """
     assert facts.architecture is not None
-    a, has_head, limits = facts.architecture, facts.pooling is None, LoraLimits.of(config.options)
+    a = facts.architecture
+    has_head = facts.pooling is None
+    limits = LoraLimits.of(config.options)
     outputs = declared_names(config, hidden_names(a.num_layers))
     checkpoint = Checkpoint(
         facts.path, allow_pickle=config.allow_pickle, progress=progress
@@ -109,6 +110,7 @@ def load(
         operations += _layer(reader, layer)
         if layer_name(layer) in gathered:
             operations.append(Gather(_ALL.x, kept[layer_name(layer)]))
+
     operations += _head(reader, logits) if has_head else [reader.norm("norm", _WANTED.x, logits)]
     tell_unused(facts.path, checkpoint.unused() - reader.on_purpose(has_head))
     checkpoint.rest()
@@ -135,22 +137,27 @@ def _layer(reader: _Reader[Packed], layer: int) -> Iterator[Operation[Packed]]:
     x += output(heads); x += feed_forward(norm(x)), as in Llama. Phi feeds forward the h that
     attention has read. In the first transformers a norm follows each sum instead.
     """
-    a, is_last = reader.architecture, layer == reader.architecture.num_layers - 1
+    a = reader.architecture
+    is_last = layer == reader.architecture.num_layers - 1
     rows = _WANTED if is_last else _ALL
     qkv, o, up, down = _sites_of_layer(a, layer)
     if not a.is_post_norm:
         yield reader.norm("input_norm", _ALL.x, _ALL.h, layer)
+
     yield reader.linear(qkv, _ALL.x if a.is_post_norm else _ALL.h, _QKV)
     yield reader.attend(layer, _QKV, rows.heads, is_wanted=is_last)
     if is_last:
         yield Gather(_ALL.x, rows.x)
+
     if is_last and a.is_parallel:
         yield Gather(_ALL.h, rows.h)
+
     yield from _added(reader, o, rows.heads, rows, "post_attention_norm", layer)
     if a.is_post_norm:
         yield reader.norm("input_norm", rows.x, rows.x, layer)
     elif not a.is_parallel:
         yield reader.norm("mlp_norm", rows.x, rows.h, layer)
+
     yield reader.linear(up, rows.x if a.is_post_norm else rows.h, rows.up, activation=a.activation)
     yield from _added(reader, down, rows.up, rows, "post_mlp_norm", layer)
     if a.is_post_norm:
@@ -169,9 +176,11 @@ def _added(
 
 def _head(reader: _Reader[Packed], logits: int) -> Iterator[Operation[Packed]]:
     """The last norm, which not every family has, and the logits."""
-    a, states = reader.architecture, _WANTED.x
+    a = reader.architecture
+    states = _WANTED.x
     if "norm" in a.names:
         yield reader.norm("norm", _WANTED.x, states := _WANTED.h)
+
     yield reader.head(states, logits)
     if a.final_softcap is not None:
         yield Cap(logits, a.final_softcap)
@@ -189,12 +198,10 @@ class _Reader(Generic[Packed]):
         place: Place,
     ) -> None:
         a = self.architecture = architecture
-        self._checkpoint, self._pack, self._max_length, self._place = (
-            checkpoint,
-            pack,
-            max_length,
-            place,
-        )
+        self._checkpoint = checkpoint
+        self._pack = pack
+        self._max_length = max_length
+        self._place = place
         name = a.names["embedding"] + ".weight"
         # A checkpoint of the model without its head lacks the first word of each name.
         self._has_prefix = (
@@ -209,21 +216,26 @@ class _Reader(Generic[Packed]):
 
     def embed(self, output: int) -> Embed:
         """Narrow embeddings are projected to the hidden size here, not in every step."""
-        a, table, positions = self.architecture, self._embedding, None
+        a = self.architecture
+        table = self._embedding
+        positions = None
         if path := a.names.get("project_in"):
             table = (
                 as_float32(table) @ as_float32(self._take(path, a.hidden_size, a.embedding_size)).T
             )
+
         table = self._place(table)
         if path := a.names.get("positions"):
             rows = self._take(path, a.context_length + a.position_offset, a.hidden_size)
             positions = self._placed(rows[a.position_offset :][: self._max_length])
+
         return Embed(output, table, a.embedding_scale, positions)
 
     def norm(
         self, name: str, input: int, output: int, layer: int | None = None, adds: bool = False
     ) -> Norm:
-        a, is_centred = self.architecture, self.architecture.norm == "layer"
+        a = self.architecture
+        is_centred = self.architecture.norm == "layer"
         weight = self._norm_weight(name, a.hidden_size, layer)
         bias = (
             self._take(a.names[name].format(layer), a.hidden_size, part="bias")
@@ -270,16 +282,20 @@ class _Reader(Generic[Packed]):
             ]
             if len({one.dtype for one in some}) > 1:
                 some = list(map(as_float32, some))
+
             return np.concatenate(some) if len(some) > 1 else some[0] if some else None
 
-        weight, gate = rows(0, False), rows(0, True)
+        weight = rows(0, False)
+        gate = rows(0, True)
         assert weight is not None
-        packed, packed_gate = self._pack(weight), None if gate is None else self._pack(gate)
+        packed = self._pack(weight)
+        packed_gate = None if gate is None else self._pack(gate)
         bias, gate_bias = (self._placed(rows(1, is_gate)) for is_gate in (False, True))
         return Linear(input, output, packed, bias, packed_gate, gate_bias, activation, adds)
 
     def _weight_and_bias(self, module: Module) -> tuple[Array, Array | None]:
-        a, shape = self.architecture, (module.num_out, module.num_in)
+        a = self.architecture
+        shape = (module.num_out, module.num_in)
         weight = self._take(module.path, *(shape[::-1] if a.is_transposed else shape))
         bias = self._take(module.path, module.num_out, part="bias") if module.has_bias else None
         return weight.T if a.is_transposed else weight, bias
@@ -292,6 +308,7 @@ class _Reader(Generic[Packed]):
             weight = as_float32(weight) @ as_float32(
                 self._take(path, a.embedding_size, a.hidden_size)
             )
+
         bias = (
             self._take(a.names["head"], a.vocab_size, part="bias") if "head" in a.biases else None
         )
@@ -303,7 +320,8 @@ class _Reader(Generic[Packed]):
         As in transformers and vLLM, a head in the file that differs counts more than what
         config.json says.
         """
-        a, embedding = self.architecture, self._embedding
+        a = self.architecture
+        embedding = self._embedding
         path = a.names["head"]
         name = f"{path}.weight"
         if a.is_tied and name not in self._checkpoint.files:
@@ -312,8 +330,10 @@ class _Reader(Generic[Packed]):
         head = self._take(path, *embedding.shape)
         if not a.is_tied:
             return head
+
         if are_same_rows(head, embedding):
             return embedding
+
         place = self._checkpoint.files[name]
         why = (
             "%s: %s is used although config.json says tie_word_embeddings: it is not the embedding"
@@ -336,6 +356,7 @@ class _Reader(Generic[Packed]):
     def _take(self, path: str, *shape: int, part: str = "weight") -> Array:
         if not self._has_prefix and path != self.architecture.names["head"]:
             path = path.partition(".")[2]
+
         return self._checkpoint.take(f"{path}.{part}", shape)
 
     def _placed(self, array: Array | None) -> Table | None:
@@ -386,7 +407,8 @@ class Site:
 
 def sites_of(architecture: Architecture) -> tuple[Site, ...]:
     a = architecture
-    path, shape = a.names["head"], (a.hidden_size, a.vocab_size)
+    path = a.names["head"]
+    shape = (a.hidden_size, a.vocab_size)
     # The head cannot be changed where its weight is joined with a projection.
     head = Site(
         *shape,
@@ -402,7 +424,8 @@ def _sites_of_layer(a: Architecture, layer: int) -> tuple[Site, Site, Site, Site
     reads that.
     """
     q, k, v = _qkv_widths(a)
-    inner, size = a.intermediate_size, a.hidden_size
+    inner = a.intermediate_size
+    size = a.hidden_size
 
     def site(num_in: int, num_out: int, **modules: list[Piece]) -> Site:
         paths = {name: a.names[name].format(layer) for name in modules if name in a.names}
@@ -439,7 +462,8 @@ def adapted(program: Program[Packed], max_rank: int) -> Program[Packed]:
     A Shrink stands before each linear, and what it writes in two buffers before the last: of all
     and of wanted rows.
     """
-    logits, width = len(program.widths) - 1, MAX_MODULES * max_rank
+    logits = len(program.widths) - 1
+    width = MAX_MODULES * max_rank
     operations: list[Operation[Packed]] = []
     num_sites = 0
     for operation in program.operations:
@@ -451,7 +475,9 @@ def adapted(program: Program[Packed], max_rank: int) -> Program[Packed]:
             num_sites += 1
         elif isinstance(operation, Cap):
             operation = replace(operation, buffer=logits + 2)
+
         operations.append(operation)
+
     return replace(
         program,
         operations=tuple(operations),

@@ -34,6 +34,7 @@ class Rotary:
         table = np.empty((max_length, 2, len(frequencies)), np.float32)
         for index, function in enumerate((np.cos, np.sin)):
             function(angles, out=table[:, index], dtype=np.float64, casting="same_kind")
+
         table *= np.float32(self.factor)
         return table
 
@@ -46,7 +47,9 @@ def rotaries_of(
     for kind, parameters in _parameters(config, layer_types).items():
         if parameters["rope_type"] not in _FREQUENCIES:
             return None
+
         by_type[kind] = _FREQUENCIES[parameters["rope_type"]](config, parameters, head_dim)
+
     return tuple(by_type[kind] for kind in layer_types)
 
 
@@ -60,9 +63,11 @@ def stable_context_length(config: Any) -> int:
     longest: int = config.max_position_embeddings
     if not getattr(config, "rope_parameters", None):
         return longest
+
     for parameters in _parameters(config, getattr(config, "layer_types", None) or [""]).values():
         if parameters.get("rope_type") not in ("dynamic", "longrope"):
             continue
+
         if (first_stage := _original_length(config, parameters)) < longest:
             why = (
                 "the context ends at %d tokens: beyond it %s scaling would change the keys of "
@@ -70,6 +75,7 @@ def stable_context_length(config: Any) -> int:
             )
             log.warning(why, first_stage, parameters["rope_type"])
             longest = first_stage
+
     return longest
 
 
@@ -78,6 +84,7 @@ def _parameters(config: Any, layer_types: Sequence[str]) -> dict[str, dict[str, 
     parameters = config.rope_parameters
     if _is_shared(parameters):
         return dict.fromkeys(sorted(set(layer_types)), parameters)
+
     return {kind: parameters[kind] for kind in sorted(set(layer_types)) if parameters.get(kind)}
 
 
@@ -109,8 +116,10 @@ def _llama3(config: Any, parameters: Mapping[str, Any], head_dim: int) -> Rotary
     """Slow rotations are slowed further by `factor`, fast ones stay, and those between
     are mixed.
     """
-    frequencies, factor = 1 / _wavelengths(parameters, head_dim), parameters["factor"]
-    low, high = parameters["low_freq_factor"], parameters["high_freq_factor"]
+    frequencies = 1 / _wavelengths(parameters, head_dim)
+    factor = parameters["factor"]
+    low = parameters["low_freq_factor"]
+    high = parameters["high_freq_factor"]
     length = _original_length(config, parameters)
     wavelengths = 1 / frequencies * (2 * math.pi)
     share = (1 / wavelengths * length - low) / (high - low)
@@ -123,7 +132,8 @@ def _yarn(config: Any, parameters: Mapping[str, Any], head_dim: int) -> Rotary:
     """As llama3, mixed by a ramp over the pairs that turn `beta_fast` to `beta_slow` times in the
     context.
     """
-    length, theta = _original_length(config, parameters), parameters["rope_theta"]
+    length = _original_length(config, parameters)
+    theta = parameters["rope_theta"]
     factor = parameters.get("factor") or config.max_position_embeddings / length
     wavelengths = _wavelengths(parameters, head_dim)
     num_channels = _num_channels(parameters, head_dim)
@@ -131,9 +141,11 @@ def _yarn(config: Any, parameters: Mapping[str, Any], head_dim: int) -> Rotary:
     def pair(num_turns: float) -> float:
         return num_channels * math.log(length / (num_turns * 2 * math.pi)) / (2 * math.log(theta))
 
-    first, last = pair(parameters.get("beta_fast") or 32), pair(parameters.get("beta_slow") or 1)
+    first = pair(parameters.get("beta_fast") or 32)
+    last = pair(parameters.get("beta_slow") or 1)
     if parameters.get("truncate", True):
         first, last = math.floor(first), math.ceil(last)
+
     first, last = max(first, 0), min(last, num_channels - 1)
     last = last + 0.001 if first == last else last
     ramp = ((np.arange(num_channels // 2, dtype=np.float32) - first) / (last - first)).clip(0, 1)

@@ -106,6 +106,7 @@ class Sampler:
             draws[place] = None
             if choices["status"][place] == ALL_BANNED and sequences[place].error is None:
                 sequences[place].fail_for_bans()
+
         return draws
 
     def look_ahead(
@@ -122,15 +123,18 @@ class Sampler:
         for beam in beams:
             if beam.search is not None:  # it begins
                 self.new_state(beam, beam.search.num_candidates)
+
         states = [beam.sampler_state or self.new_state(beam) for beam in beams]
         choices, best = self.fulfil(logits, [row_of[beam] for beam in beams], beams, states)
-        left, outlooks = iter(best.tolist()), dict[EmbeddedSequence, list[Outlook]]()
+        left = iter(best.tolist())
+        outlooks = dict[EmbeddedSequence, list[Outlook]]()
         for beam, state, status in zip(beams, states, choices["status"].tolist(), strict=True):
             top = _top(left, state.num_top)
             search = beam.owner.search
             assert search is not None
             candidates = list(islice(left, min(search.num_candidates, self.vocab_size)))
             outlooks.setdefault(beam.owner, []).append(Outlook(candidates, top, status == CHOSEN))
+
         return outlooks
 
     def fulfil(
@@ -158,10 +162,12 @@ class Sampler:
             sampling.changed = logits[wishes["row"][named]]
             self._post_processors.apply(sampling.changed, [sequences[place] for place in named])
             wishes["changed"][named] = range(len(named))
+
         guided = [place for place, one in enumerate(sequences) if one.guide is not None]
         if guided:
             sampling.masks = fill_masks(sequences, guided, self.vocab_size)
             wishes["mask"][guided] = guided
+
         ruled = [
             RuledRow(place, sequences[place], one.rules)
             for place, one in enumerate(states)
@@ -169,11 +175,13 @@ class Sampler:
         ]
         if ruled:
             add_rules(sampling, ruled)
+
         return self.choose(sampling)
 
     def new_state(self, sequence: EmbeddedSequence, num_candidates: int = 0) -> SamplerState:
         """Begin a sequence, or a search that looks at so many candidates."""
-        output, rules = sequence.request.output_config, new_rules(sequence, self.vocab_size)
+        output = sequence.request.output_config
+        rules = new_rules(sequence, self.vocab_size)
         num_top = min(output.num_top_log_probs, self.vocab_size)
         wish = new_wishes(
             1,
@@ -208,6 +216,7 @@ def append_draws(sequences: list[EmbeddedSequence], draws: list[Draw | None]) ->
     for sequence, draw in zip(sequences, draws, strict=True):
         if sequence.error is not None:
             continue  # a row, its guide or a function of the user has failed
+
         if draw is None:
             sequence.fail("no token can be chosen: the model's logits are not numbers")
         else:
@@ -230,21 +239,21 @@ def note_prompt(choose: Choose, sequence: Sequence, chunk: Chunk, logits: Floats
         : chunk.start + 1
     ]  # nothing is before the first token
     if next_ids:
-        num, num_top = (
-            len(next_ids),
-            min(sequence.request.output_config.num_prompt_log_probs or 0, logits.shape[1]),
-        )
+        num = len(next_ids)
+        num_top = min(sequence.request.output_config.num_prompt_log_probs or 0, logits.shape[1])
         wishes = new_wishes(
             num, row=np.arange(num), token_id=next_ids, num_top=num_top, wants_log_prob=1
         )
         choices, best = choose(Sampling(logits, wishes))
         if (choices["status"] != CHOSEN).any():
             return False
+
         left = iter(best.tolist())
         known += [
             PromptLogProb(log_prob, _top(left, num_top))
             for log_prob in choices["log_prob"].tolist()
         ]
+
     sequence.prompt_log_probs = known
     return True
 
@@ -256,9 +265,11 @@ def advance_beams(outlooks: dict[EmbeddedSequence, list[Outlook]]) -> list[Embed
     for sequence, own in outlooks.items():
         if sequence.error is not None:
             continue  # a function of the user has failed
+
         if not all(outlook.is_usable for outlook in own):
             sequence.fail("no token can be chosen: the model's logits are not numbers")
             continue
+
         tops = (
             [outlook.top for outlook in own]
             if sequence.request.output_config.num_top_log_probs
@@ -267,4 +278,5 @@ def advance_beams(outlooks: dict[EmbeddedSequence, list[Outlook]]) -> list[Embed
         steps = sequence.advance([outlook.candidates for outlook in own], tops)
         assert sequence.rows is not None
         sequence.rows.advance(steps)
+
     return list(outlooks)

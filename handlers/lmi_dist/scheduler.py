@@ -74,7 +74,8 @@ class Scheduler:
         num_express: int = 0,  # the slots that only express requests get
     ) -> None:
         """`may_run`: whether a sequence may run beside others, or fails; nothing overtakes one."""
-        self._may_run, self._num_express = may_run, num_express
+        self._may_run = may_run
+        self._num_express = num_express
         has_adapters = may_run is not None and cache.shares_blocks
         self._order = (
             attrgetter("adapter", "slot") if has_adapters else attrgetter("slot")
@@ -99,14 +100,19 @@ class Scheduler:
         if sequence.slot is None:
             with suppress(ValueError):  # a sibling failed before this one was added
                 self.waiting.remove(sequence)
+
             return
+
         self.running.remove(sequence)
         if sequence.error is None:
             self._keep(sequence)
+
         for slot in sequence.slots:
             if sequence.error is not None:
                 self.cache.forget(slot)
+
             self.cache.free(slot)
+
         sequence.slot = sequence.rows = None
 
     def schedule(self) -> Batch:
@@ -122,6 +128,7 @@ class Scheduler:
         )  # they are the first in rank
         if is_short := self._may_be_short(len(express), len(decoders)):
             decoders = express
+
         rows = (
             decoders if self.beam_width == 1 else [row for one in decoders for row in one.beam_rows]
         )
@@ -140,6 +147,7 @@ class Scheduler:
         ]
         if self.drafts and self.beam_width == 1:
             self._add_drafts(decodes, decoding)
+
         num_prompts = 0 if is_short else len(self.running) - len(decoders) + len(self.waiting)
         prefills = list(self._prefills(num_tokens_of(decodes), num_prompts)) if num_prompts else []
         leaders = [
@@ -162,10 +170,12 @@ class Scheduler:
         """Whether the next step is one of express sequences only, which gains them at least half of
         its time.
         """
-        short_s, whole_s = self.pace.seconds(num_express), self.pace.seconds(num_decodes)
+        short_s = self.pace.seconds(num_express)
+        whole_s = self.pace.seconds(num_decodes)
         if num_express and short_s < min(whole_s / 2, self._short_steps_s):
             self._short_steps_s -= short_s
             return True
+
         self._short_steps_s = min(
             self._short_steps_s + SHORT_STEPS_SHARE * whole_s, MAX_SHORT_STEPS_S
         )
@@ -179,13 +189,15 @@ class Scheduler:
     def commit(self, batch: Batch) -> None:
         """Note that the step of a batch is done: what it has written may be reused and shared."""
         self.cache.end_copies()
-        size, num_decodes = self.cache.tokens_per_block, len(batch.plan.decodes)
+        size = self.cache.tokens_per_block
+        num_decodes = len(batch.plan.decodes)
         for place, (chunk, sequence) in enumerate(
             zip(batch.plan.chunks, batch.sequences, strict=True)
         ):
             if place >= num_decodes or sequence.num_computed // size > chunk.start // size:
                 if sequence.error is None:
                     self._store(sequence)
+
         for leader, followers in batch.followers.items():
             if leader.error is None and leader.slot is not None:
                 slots = [one.slot for one in followers if one.slot is not None]
@@ -203,13 +215,15 @@ class Scheduler:
     def _keep(self, sequence: EmbeddedSequence) -> None:
         """Leave what a sequence has computed in the cache, for as long as its request says."""
         assert sequence.slot is not None
-        config, size = sequence.request.kv_cache_retention_config, self.cache.tokens_per_block
+        config = sequence.request.kv_cache_retention_config
+        size = self.cache.tokens_per_block
         has_rows = sequence.search is not None and not sequence.is_prefilling
         last = (
             None if has_rows else self._store(sequence)
         )  # blocks of rows are in the tree as soon as they are full
         if config is None:
             return
+
         for slot in sequence.slots if has_rows else [sequence.slot]:
             num_tokens = len(self.cache.table(slot)) * size if has_rows else _num_known(sequence)
             self.cache.retain(
@@ -220,18 +234,23 @@ class Scheduler:
         """Give each decoding sequence room for its next token, or preempt the last in rank. Returns
         how many were.
         """
-        num_before, size = len(self.running), self.cache.tokens_per_block
+        num_before = len(self.running)
+        size = self.cache.tokens_per_block
         while self.running and self.cache.num_free_blocks < 0:  # memory was promised that is gone
             self._preempt(self.running[-1])
+
         for sequence in self.running[:]:
             if sequence.slot is None:
                 break  # this one and all after it were preempted
+
             if sequence.num_computed < sequence.num_prefill:
                 continue  # its whole prompt was promised room when it was admitted
+
             if sequence.rows is not None:
                 self._make_beam_room(sequence)
             elif len(sequence.token_ids) > len(self.cache.table(sequence.slot)) * size:
                 self._grow(sequence)
+
         return num_before - len(self.running) - len(self._failed)
 
     def _make_beam_room(self, sequence: EmbeddedSequence) -> None:
@@ -242,10 +261,12 @@ class Scheduler:
         forks, sequence.rows.forks = sequence.rows.forks, []
         for fork in forks:
             self.cache.adopt(*fork)
+
         for row in sequence.beam_rows:
             self._grow(row)
             if sequence.slot is None:
                 return  # it was preempted, or failed
+
         for fork in forks:
             self.cache.adopt_rest(*fork)
 
@@ -255,7 +276,8 @@ class Scheduler:
 
         A search that needs more than the whole cache fails.
         """
-        slot, owner = sequence.slot, sequence.owner
+        slot = sequence.slot
+        owner = sequence.owner
         assert slot is not None
         while owner.slot is not None and not self.cache.grow(slot, sequence.num_tokens):
             if self.running == [owner] and owner.search is not None:
@@ -284,6 +306,7 @@ class Scheduler:
             room = min(num_free, sequence.max_tokens - sequence.num_generated - 1)
             if (draft := drafter.draft(sequence.token_ids)) and room:
                 found.append((drafter, draft[:room], chunk))
+
         found.sort(key=lambda one: -one[0].share)
         num_added = num_worth(
             [(drafter, draft) for drafter, draft, _ in found], len(decodes), self.pace
@@ -291,6 +314,7 @@ class Scheduler:
         for _, draft, chunk in found[:num_added]:
             chunk.token_ids = chunk.token_ids + draft
             chunk.num_logits += len(draft)
+
         for drafter, _, _ in found[num_added:]:
             drafter.rest()
 
@@ -307,9 +331,11 @@ class Scheduler:
             if sequence.slot is not None and num_tokens > sequence.num_computed:
                 self.cache.share(sequence.slot, match.blocks)
                 self._reuse(sequence, num_tokens)
+
             if sequence.can_reuse and self.cache.reuses_prefixes:
                 if any(_computes_for(leader, sequence) for leader in leaders):
                     continue
+
             chunk = self._next_chunk(sequence, match, budget)
             yield sequence, chunk
             leaders.append(sequence)
@@ -327,14 +353,18 @@ class Scheduler:
         self._admit_followers()
         for sequence in [one for one in self.running if one.is_prefilling and not _follows(one)]:
             yield sequence, self._match(sequence)
+
         while self.waiting and self.cache.has_free_slot and not _follows(self.waiting[0]):
             if self.beam_width not in (None, self.waiting[0].width):
                 return
+
             match = self._match(self.waiting[0])
             if not self._admit(self.waiting[0], match.blocks):
                 if not self._fail_alone(self.waiting[0]):
                     return
+
                 continue
+
             sequence = self.waiting.pop(0)
             self._admit_followers()
             yield sequence, match
@@ -365,6 +395,7 @@ class Scheduler:
             )
             if not self._admit(self.waiting[0], num_later=num_later):
                 return
+
             self.waiting.pop(0)
 
     def _admit(
@@ -375,7 +406,8 @@ class Scheduler:
         One block is kept for each running row, else a preemption would soon follow. A search gets
         the slots of all its beams.
         """
-        width, num_tokens = sequence.width, sequence.num_prefill
+        width = sequence.width
+        num_tokens = sequence.num_prefill
         num_each = (
             1 if self.cache.shares_blocks else num_tokens
         )  # tokens that each further beam is promised room for
@@ -385,14 +417,18 @@ class Scheduler:
             num_tokens, shared, num_later=num_later, num_kept=num_kept, num_slots=num_slots
         ):
             return False
+
         if self._may_run is not None and not self._may_run(sequence, self.running):
             if sequence.error is not None:
                 self._failed.append(sequence)
+
             return False
+
         sequence.slot = self.cache.allocate(num_tokens, shared, num_later=num_later)
         if width > 1:
             slots = [sequence.slot] + [self.cache.allocate(num_each) for _ in range(width - 1)]
             sequence.rows = BeamRows(sequence, slots)
+
         self._reuse(sequence, len(shared) * self.cache.tokens_per_block)
         insort(self.running, sequence, key=_rank)
         return True
@@ -406,11 +442,13 @@ class Scheduler:
         ):
             self.cache.copy(slot, match.partial_block, len(match.blocks))
             self._reuse(sequence, num_tokens)
+
         start = sequence.num_computed
         end = min(start + budget, sequence.num_prefill)
         self.cache.cover(slot, end)
         num_logits = end - start if sequence.lacks_prompt_rows else int(end == sequence.num_prefill)
-        ids, table = sequence.token_ids[start:end], self.cache.table(slot)
+        ids = sequence.token_ids[start:end]
+        table = self.cache.table(slot)
         return Chunk(slot, start, ids, num_logits, table, sequence.adapter)
 
     def _match(self, sequence: EmbeddedSequence) -> Match:
@@ -422,6 +460,7 @@ class Scheduler:
         """
         if not sequence.can_reuse:
             return Match([])
+
         match = self.cache.find(_root(sequence), sequence.token_ids, sequence.num_prefill - 1)
         return Match(match.blocks) if sequence.lacks_context else match
 
@@ -433,6 +472,7 @@ class Scheduler:
         if sequence.num_generated == 0:
             num_parts = num_tokens // TOKENS_PER_PART - sequence.num_computed // TOKENS_PER_PART
             sequence.count_cached(sequence.num_cached_tokens + num_parts * TOKENS_PER_PART)
+
         sequence.num_computed = num_tokens
 
 
@@ -455,7 +495,8 @@ def _computes_for(leader: EmbeddedSequence, sequence: EmbeddedSequence) -> bool:
     """Whether a leader is about to compute more tokens for the sequence than are soon computed
     twice.
     """
-    start, root = leader.num_computed, _root(sequence)
+    start = leader.num_computed
+    root = _root(sequence)
     end = root.num_shared(start + MIN_AWAITED_TOKENS)
     return (
         start >= sequence.num_computed

@@ -70,6 +70,7 @@ class EmbeddedSequence(Sequence):
         """
         if self.search is None:
             return
+
         num_shared = self.num_prompt_tokens // cache.tokens_per_block if cache.shares_blocks else 0
         num_own = cache.num_blocks_for(self.num_prompt_tokens + 1) - num_shared
         if num_shared + self.width * num_own > cache.num_blocks:
@@ -110,9 +111,11 @@ class BeamRows:
                 row = self._fork(row, next(free))
             elif row is self.head:
                 row = _copy(row)
+
             row.token_ids.append(step.token_id)
             rows.append(row)
             continued.add(step.parent)
+
         self.rows = rows
 
     def _fork(self, row: EmbeddedSequence, slot: int) -> EmbeddedSequence:
@@ -122,6 +125,7 @@ class BeamRows:
         forked.slot = slot
         if row.sampler_state is not None:
             forked.sampler_state = row.sampler_state.fork()
+
         return forked
 
 

@@ -64,6 +64,7 @@ def as_float32(array: Array) -> Array:
     """The same numbers in float32. Every float of 16 bits is one exactly."""
     if array.dtype == BFLOAT16:
         return (array.astype(np.uint32) << 16).view(np.float32)
+
     return array.astype(np.float32, copy=False)
 
 
@@ -77,6 +78,7 @@ def _rounded(array: Array, dtype: np.dtype[Any]) -> Array:
     if dtype != BFLOAT16:
         with np.errstate(over="ignore"):
             return numbers.astype(dtype)
+
     bits = numbers.view(np.uint32)
     return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(BFLOAT16)
 
@@ -91,6 +93,7 @@ def are_same_rows(one: Array, other: Array) -> bool:
     """Whether two tables, (num_rows, width), are equal. It needs memory for a few rows."""
     if one.shape != other.shape:
         return False
+
     starts = range(0, len(one), _ROWS_AT_A_TIME)
     return all(
         are_equal(one[start : start + _ROWS_AT_A_TIME], other[start : start + _ROWS_AT_A_TIME])
@@ -142,20 +145,24 @@ class Checkpoint:
         file = self.files.get(name)
         if file is None:
             raise ModelUnusable(f"{self.folder}: tensor {name} is missing from its weight files")
+
         array = self.read(name)
         if array.shape != tuple(shape):
             raise ModelUnusable(
                 f"{file}: tensor {name} has shape {array.shape}, config.json needs {tuple(shape)}"
             )
+
         self._taken.add(name)
         self._progress("weights", min(1.0, len(self._taken) / len(self.files)))
         if array.dtype == np.float64:
             return self._narrowed(array)
+
         if not is_float(array):
             known = ", ".join(NAMES.values())
             raise ModelUnusable(
                 f"{file}: tensor {name} is {array.dtype.name}, weights must be {known} or float64"
             )
+
         return array
 
     def rest(self) -> None:
@@ -170,6 +177,7 @@ class Checkpoint:
         if not self._has_said_float64:
             self._has_said_float64 = True
             log.info("%s: weights in float64 are rounded to float32", self.folder)
+
         with np.errstate(over="ignore"):
             return array.astype(np.float32)
 
@@ -195,28 +203,32 @@ def _weight_files(folder: Path) -> list[Path]:
     index = folder / _INDEX
     if not index.is_file():
         return sorted(folder.glob("*.safetensors"))
+
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelUnusable(f"{index}: no weight_map in it")
+
     return [existing_file(folder, str(name)) for name in sorted(set(weight_map.values()))]
 
 
 def _tables(folder: Path, allow_pickle: bool) -> dict[Path, Mapping[str, Array]]:
     read: Callable[[Path], Mapping[str, Array]] = SafetensorsFile
-    files, fault, tables = (
-        _weight_files(folder),
-        "not a whole safetensors file",
-        dict[Path, Mapping[str, Array]](),
-    )
+    files = _weight_files(folder)
+    fault = "not a whole safetensors file"
+    tables = dict[Path, Mapping[str, Array]]()
     if not files:
         if not (files := pickled_files(folder)):
             raise ModelUnusable(f"{folder}: no model.safetensors in it")
-        read, fault = _pickle_reader(files[0], allow_pickle), "cannot be read"
+
+        read = _pickle_reader(files[0], allow_pickle)
+        fault = "cannot be read"
+
     for file in files:
         try:
             tables[file] = read(file)
         except Exception as error:  # unpickling can raise any error
             raise ModelUnusable(f"{file}: {fault}: {cause_line(error)}") from error
+
     return tables
 
 
@@ -230,6 +242,7 @@ def stored_dtype(path: str) -> np.dtype[Any]:
             sizes.update(SafetensorsFile(file).sizes())
         except (ValueError, OSError):
             continue  # its load says what is wrong with it
+
     return max(sizes, key=lambda dtype: sizes[dtype], default=np.dtype(np.float32))
 
 
@@ -237,6 +250,7 @@ def open_tensors(file: Path, pickled: Path, allow_pickle: bool) -> Mapping[str, 
     """The tensors of a safetensors file, or of a pickled one where there is only that."""
     if file.is_file() or not pickled.is_file():
         return SafetensorsFile(file)
+
     return _pickle_reader(pickled, allow_pickle)(pickled)
 
 
@@ -244,6 +258,7 @@ def _pickle_reader(file: Path, is_allowed: bool) -> Callable[[Path], dict[str, A
     """What reads `file` and others. Raises SecurityRefused, or ModelUnusable without torch."""
     if not is_allowed:
         raise refusal(file)
+
     check_extra(file, "torch reads pickled weights")
     from handlers.lmi_dist.placement import load_pickled
 
@@ -273,8 +288,10 @@ class SafetensorsFile(Mapping[str, Array]):
             num_bytes = path.stat().st_size - 8 - num_header_bytes
             if num_bytes < 0 or num_header_bytes > MAX_HEADER_BYTES:
                 raise ValueError("it ends within its header")
+
             self._entries = _entries(file.read(num_header_bytes))
             self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
         self._start = 8 + num_header_bytes
         for name, entry in self._entries.items():
             _check(name, entry, num_bytes)
@@ -284,7 +301,9 @@ class SafetensorsFile(Mapping[str, Array]):
         entry = self._entries[name]
         if entry.dtype not in DTYPES:
             raise ValueError(f"its dtype {entry.dtype} is not read here, only {', '.join(DTYPES)}")
-        dtype, num = DTYPES[entry.dtype], math.prod(entry.shape)
+
+        dtype = DTYPES[entry.dtype]
+        num = math.prod(entry.shape)
         array: Array = np.frombuffer(self._data, dtype, num, self._start + entry.data_offsets[0])
         return (array if array.flags.aligned else array.copy()).reshape(entry.shape)
 
@@ -294,6 +313,7 @@ class SafetensorsFile(Mapping[str, Array]):
         for entry in self._entries.values():
             if entry.dtype in DTYPES:
                 sizes[DTYPES[entry.dtype]] += entry.data_offsets[1] - entry.data_offsets[0]
+
         return sizes
 
     def rest(self) -> None:
@@ -323,6 +343,7 @@ def _check(name: str, entry: TensorEntry, num_bytes: int) -> None:
     start, end = entry.data_offsets
     if not 0 <= start <= end <= num_bytes:
         raise ValueError(f"tensor {name} lies in bytes {start} to {end} of {num_bytes}")
+
     dtype = DTYPES.get(entry.dtype)
     if min(entry.shape, default=0) < 0 or (
         dtype and math.prod(entry.shape) * dtype.itemsize != end - start
@@ -335,12 +356,14 @@ def _check(name: str, entry: TensorEntry, num_bytes: int) -> None:
 def existing_file(folder: Path, name: str) -> Path:
     if not folder.is_dir():
         raise ModelUnusable(f"{folder}: the model folder does not exist")
+
     file = folder / name
     if not file.is_file():
         is_empty = not any(folder.iterdir())
         raise ModelUnusable(
             f"{folder}: the model folder is empty" if is_empty else f"{file}: missing"
         )
+
     return file
 
 
@@ -350,6 +373,8 @@ def read_json(file: Path, kind: type = dict) -> Any:
         content = json.loads(read_bounded(file))
     except (ValueError, OSError, RecursionError) as error:
         raise ModelUnusable(f"{file}: not JSON: {cause_line(error)}") from error
+
     if not isinstance(content, kind):
         raise ModelUnusable(f"{file}: not a JSON {'object' if kind is dict else 'array'}")
+
     return content

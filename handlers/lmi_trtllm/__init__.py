@@ -33,6 +33,7 @@ def load(config: EngineConfig, model_path: str, progress: Progress) -> TrtllmExe
 def __getattr__(name: str) -> Any:
     if name != "Executor":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
     from handlers.lmi_trtllm.executor import TrtllmExecutor
 
     return TrtllmExecutor

@@ -118,12 +118,16 @@ def check(config: EngineConfig) -> Mapping[str, str]:
         harmless = FORBIDDEN[name].partition(":")[0]
         if harmless == "nothing" or config.options[name].lower() != harmless:
             faults[f"option.{name}"] = FORBIDDEN[name]
+
     if config.device == "cpu":
         faults["option.device"] = "auto or cuda on trtllm"
+
     if config.speculative is not None:
         faults["option.speculative"] = OWN_SPECULATION
+
     if (config.quantize or "").lower() == "smoothquant":
         faults["option.quantize"] = QUANTISE_BEFORE
+
     return faults
 
 
@@ -131,7 +135,8 @@ def _lacking(config: EngineConfig) -> dict[str, str]:
     """Each option whose argument the installed TensorRT-LLM lacks, as far as its source
     text says.
     """
-    classes, faults = fields_by_class(*ARGUMENTS), dict[str, str]()
+    classes = fields_by_class(*ARGUMENTS)
+    faults = dict[str, str]()
     for name in sorted(config.options.keys() & (TRANSLATED.keys() | LACKING.keys())):
         target = TRANSLATED.get(name, name)
         argument, _, field = target.partition(".")
@@ -141,6 +146,7 @@ def _lacking(config: EngineConfig) -> dict[str, str]:
         ):  # what the text does not show counts as existing
             why = f", {LACKING[target]}" if target in LACKING else ""
             faults[f"option.{name}"] = f"nothing: this TensorRT-LLM has no {target}{why}"
+
     return faults
 
 
@@ -156,6 +162,7 @@ def environment(
     num_each = len(config.device_ids) // config.num_engines
     if gpus := config.device_ids[slot * num_each : (slot + 1) * num_each]:
         wanted["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+
     return {**wanted, **base_packages(environ)}
 
 
@@ -167,9 +174,11 @@ def base_packages(environ: Mapping[str, str], own: str = sys.prefix) -> Mapping[
     packages there: its huggingface_hub ends the import of the transformers that TensorRT-LLM 1.2
     pins.
     """
-    library, given = folder_of("tensorrt_llm"), environ.get("PYTHONPATH", "")
+    library = folder_of("tensorrt_llm")
+    given = environ.get("PYTHONPATH", "")
     if library is None or library.is_relative_to(own):
         return {}
+
     below = str(library.parent)
     paths = [path for path in given.split(os.pathsep) if path and path != below]
     return {"PYTHONPATH": os.pathsep.join([below, *paths])}
@@ -203,6 +212,7 @@ def of_version(text: str, *, takes_priority: bool) -> Profile:
     found = NUMBERS.match(text)
     if found is None:
         raise ValueError(f"{text!r} is no version of TensorRT-LLM")
+
     major, minor, patch, candidate = found.groups()
     # A release follows all of its candidates.
     number = (
@@ -225,10 +235,12 @@ def explained(error: BaseException, model: str, config: EngineConfig) -> StartEr
     """
     if isinstance(error, StartError):
         return error
+
     if (
         refused := refusal(error, lambda place: named(config, ".".join(map(str, place))))
     ) is not None:
         return refused
+
     chain = _linked(error, lambda each: each.__cause__ or each.__context__)
     for pattern, advice in ADVICE.items():
         for each in chain:
@@ -238,6 +250,7 @@ def explained(error: BaseException, model: str, config: EngineConfig) -> StartEr
                 )
                 kind = NoMemory if advice is OUT_OF_MEMORY else ModelUnusable
                 return kind(f"{model}: TensorRT-LLM cannot start: {first_line(line)}; {advice}")
+
     root = _linked(error, lambda each: each.__cause__)[-1]
     return ModelUnusable(f"{model}: TensorRT-LLM cannot start: {first_line(_text(root))}")
 
@@ -251,6 +264,7 @@ def _linked(
     while earlier is not None and earlier not in chain:
         chain.append(earlier)
         earlier = before(earlier)
+
     return chain
 
 

@@ -51,6 +51,7 @@ def arguments(given: Mapping[str, Any]) -> dict[str, LoraConfig]:
     """The argument of LLM by which it takes adapters, if those that are given ask for them."""
     if not given.get("enable_lora"):
         return {}
+
     config = given.get("lora_config") or LoraConfig()
     config.max_loras = config.max_loras or MAX_LORAS
     return {"lora_config": config}
@@ -80,13 +81,16 @@ def check_adapter(adapter: LoadedAdapter, config: LoraConfig) -> None:
     """
     if adapter.is_pinned:
         raise Unsupported("pin", NO_PIN)
+
     path = Path(adapter.path)
     try:
         stored = msgspec.json.decode((path / CONFIG).read_bytes(), type=dict[str, Any])
     except msgspec.MsgspecError as error:
         raise ValueError(f"{CONFIG}: {error}") from None
+
     if reason := _config_fault(stored, config.max_lora_rank):
         raise ValueError(f"{CONFIG}: {reason}")
+
     if (path / WEIGHTS).is_file() and (reason := _weights_fault(path / WEIGHTS, config)):
         raise ValueError(f"{WEIGHTS}: {reason}")
 
@@ -94,15 +98,18 @@ def check_adapter(adapter: LoadedAdapter, config: LoraConfig) -> None:
 def _config_fault(config: dict[str, Any], max_rank: int) -> str | None:
     if config.get("peft_type") != "LORA":
         return f"peft_type must be 'LORA', given {shorten(config.get('peft_type'))}"
+
     rank = config.get("r")
     if not isinstance(rank, int) or not 1 <= rank <= max_rank:
         return f"r must be from 1 to {max_rank} (option.max_lora_rank), given {shorten(rank)}"
+
     for name, off in OFF.items():
         if config.get(name) not in off:
             return (
                 f"{name} must be {shorten(off[-1])} or absent, given {shorten(config[name])}: "
                 f"it would be left out"
             )
+
     return None
 
 
@@ -121,14 +128,19 @@ def _modules(config: LoraConfig) -> set[str]:
 
 def _weights_fault(file: Path, config: LoraConfig) -> str | None:
     """What is wrong with the tensors of a file, or None if it cannot be read."""
-    modules, max_rank, shapes = _modules(config), config.max_lora_rank, dict[str, list[int]]()
+    modules = _modules(config)
+    max_rank = config.max_lora_rank
+    shapes = dict[str, list[int]]()
     with suppress(SafetensorError), safe_open(file, "np") as opened:
         shapes = {name: opened.get_slice(name).get_shape() for name in opened.keys()}
+
     for name, shape in shapes.items():
         found = MODULE.search(name)
         if found is None or found[1] not in modules:
             return f"{name} would be left out: the engine has no low ranks there {WAY_OUT}"
+
         rank = shape[0] if name.endswith("lora_A.weight") else 1
         if rank > max_rank:
             return f"{name} has the rank {rank}, and option.max_lora_rank is {max_rank}"
+
     return None

@@ -66,6 +66,7 @@ def llm_arguments(config: EngineConfig, model_path: str, profile: about.Profile)
             for key, why in refused.items()
         ]
         raise BadConfiguration("\n".join(lines))
+
     _check_folder(Path(model_path), config)
     faults: list[str] = []
     ours = [
@@ -86,12 +87,15 @@ def llm_arguments(config: EngineConfig, model_path: str, profile: about.Profile)
         _fill_in(
             given, "scheduler_config", QUEUE_POLICY, "priority"
         )  # the queue by default ignores a priority
+
     typed = {
         name: _typed(name, values, config, profile.name, faults) for name, values in given.items()
     }
     if faults:
         raise BadConfiguration("\n".join(faults))
-    max_prompt, max_length = typed.get("max_input_len"), typed.get("max_seq_len")
+
+    max_prompt = typed.get("max_input_len")
+    max_length = typed.get("max_seq_len")
     if max_prompt is not None and max_length is not None and max_prompt >= max_length:
         log.warning(
             "%s: a prompt has at most %d tokens, because prompt and answer together have at most "
@@ -99,11 +103,13 @@ def llm_arguments(config: EngineConfig, model_path: str, profile: about.Profile)
             "(option.max_model_len, which option.max_output_len sets too)",
             *(named(config, "max_input_len"), max_length - 1, max_length),
         )
+
     defaults = {} if typed.get("skip_tokenizer_init") else DEFAULTS  # guides need the tokenizer
     if (
         config.max_beam_width or 1
     ) > 1:  # a search may answer once, at its end; its iterations show that it goes on
         defaults = {**defaults, "enable_iter_perf_stats": True}
+
     return {**defaults, **typed, "dtype": DTYPES[config.dtype], "model": model_path}
 
 
@@ -111,11 +117,14 @@ def _check_folder(folder: Path, config: EngineConfig) -> None:
     """Refuse what LLM does not load, or only by running what is in it."""
     if any(folder.glob("**/*.engine")):
         raise ModelUnusable(f"{folder}: {ENGINE_FOLDER}")
+
     stored = _json(folder / "config.json")
     if "mapping" in stored and isinstance(stored.get("architecture"), str):
         raise ModelUnusable(f"{folder}: {CONVERTED_FOLDER}")
+
     if config.quantize is not None:
         _check_quantisation(folder, stored, config)
+
     if (
         not any(folder.glob("*.safetensors"))
         and not config.allow_pickle
@@ -137,6 +146,7 @@ def _check_quantisation(folder: Path, stored: Mapping[str, Any], config: EngineC
         raise BadConfiguration(
             f"{named(config, 'quantize', method)}: allowed is {options.QUANTISE_BEFORE}"
         )
+
     if method.lower() not in has.lower():
         raise BadConfiguration(
             f"{named(config, 'quantize', method)}: allowed is {has}, as the checkpoint has it"
@@ -149,6 +159,7 @@ def _json(file: Path) -> dict[str, Any]:
         content = json.loads(file.read_bytes())
     except (OSError, ValueError):
         return {}
+
     return content if isinstance(content, dict) else {}
 
 
@@ -158,6 +169,7 @@ def _others(config: EngineConfig, version: str, faults: list[str]) -> list[Said]
     for name, text in config.options.items():
         if name in options.FORBIDDEN or name in options.IGNORED:
             continue
+
         target = options.TRANSLATED.get(name, name)
         target = ARGUMENTS.get(target, target)
         try:
@@ -165,6 +177,7 @@ def _others(config: EngineConfig, version: str, faults: list[str]) -> list[Said]
         except ValueError as error:
             faults.append(f"{named(config, name, text)}: allowed is {error}")
             continue
+
         if target.partition(".")[0] not in TorchLlmArgs.model_fields:
             text = f"{named(config, name)}: TensorRT-LLM ({version}) has no argument {target}"
             known = (
@@ -180,6 +193,7 @@ def _others(config: EngineConfig, version: str, faults: list[str]) -> list[Said]
             said += [Said(name, f"{target}.{field}", each) for field, each in value.items()]
         elif value is not options.UPSTREAMS:
             said.append(Said(name, target, value))
+
     return _with_lora(said, config)
 
 
@@ -190,8 +204,10 @@ def _with_lora(said: list[Said], config: EngineConfig) -> list[Said]:
     own = [each for each in said if each.target.startswith("lora_config")]
     if is_enabled(config.options):
         return said if own else [*said, Said("enable_lora", "lora_config", {})]
+
     for option in sorted({each.option for each in own}):
         log.warning("%s: has no effect without option.enable_lora=true", named(config, option))
+
     return [each for each in said if each not in own]
 
 
@@ -217,6 +233,7 @@ def _by_argument(
             )
         else:
             fields[field] = each
+
     return given
 
 
@@ -249,6 +266,7 @@ def _typed(
             )
     except (TypeError, ValueError) as error:
         faults.append(f"{named(config, first)}: {shorten(str(error), 200)[1:-1]}")
+
     return None
 
 
@@ -258,6 +276,7 @@ def _read(name: str, value: Any) -> Any:
     """
     if name in LEFT_TO_LLM and isinstance(value, dict):
         return value
+
     field = TorchLlmArgs.model_fields[name]
     if isinstance(value, dict) and WORD in value:
         # Older classes of a union have their own words outside of their fields, so an object with a
@@ -265,6 +284,7 @@ def _read(name: str, value: Any) -> Any:
         kinds = [field.annotation, *get_args(field.annotation)]
         if kind := next((one for one in kinds if getattr(one, WORD, None) == value[WORD]), None):
             return kind(**{key: each for key, each in value.items() if key != WORD})
+
     hint: Any = Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
     is_model = isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
     settings = None if is_model else ConfigDict(arbitrary_types_allowed=True)
@@ -276,5 +296,6 @@ def _reason(name: str, place: list[str], fault: Mapping[str, Any], version: str)
     if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         why = f", {options.LACKING[target]}" if target in options.LACKING else ""
         return f"TensorRT-LLM ({version}) has no {target}{why}"
+
     said = first_line(str(fault["msg"]).removeprefix("Value error, "))
     return f"{'.'.join([name, *place])}: {said}"

@@ -90,6 +90,7 @@ class Statistics:
             while True:
                 async for one in llm.get_stats_async(timeout=STATISTICS_WAIT_S):
                     self.take(one)
+
                 await asyncio.sleep(
                     STATISTICS_WAIT_S
                 )  # it returns at once before the first request
@@ -143,6 +144,7 @@ class TrtllmEngine(EngineLoop):
                 "TensorRT-LLM cannot go on: %s", self._error or "one of its processes has ended"
             )
             raise EngineStopped("TensorRT-LLM's engine died") from self._error
+
         batch, failed = self.faults.end(batch)
         self.abort(failed)
         return batch if batch or self._statistics.has_news() else None
@@ -171,12 +173,14 @@ class TrtllmEngine(EngineLoop):
         is_whole = self.is_alive
         with contextlib.suppress(TimeoutError):
             self.cancel_all(CLOSE_WAIT_S)
+
         shutdown = threading.Thread(target=self._shut_down, name="trtllm-end", daemon=True)
         shutdown.start()
         shutdown.join(CLOSE_WAIT_S if is_whole else 0.0)
         if shutdown.is_alive():
             self._ranks.kill()
             shutdown.join(CLOSE_WAIT_S)
+
         self.end_loop(CLOSE_WAIT_S)
         self._ranks.close()
         self.faults.close()
@@ -208,7 +212,9 @@ class TrtllmEngine(EngineLoop):
             )
         except (TypeError, ValueError) as error:  # of a check of the arguments
             raise InvalidRequest(f"TensorRT-LLM refuses it: {error}") from error
-        cursor, end = Cursor(work.id, work.sequence), None
+
+        cursor = Cursor(work.id, work.sequence)
+        end = None
         try:
             async for step in output:
                 if (new := _new_of(cursor, step)) is not None:
@@ -218,6 +224,7 @@ class TrtllmEngine(EngineLoop):
             if not output.finished:
                 with contextlib.suppress(Exception):  # an engine that is gone has nothing to abort
                     output.abort()
+
         if end is None:
             raise OutputFault("the engine ended it without a reason")
 
@@ -242,4 +249,5 @@ def ranks() -> Processes:
         with contextlib.suppress(OSError):  # it has ended
             command_line = Path(f"/proc/{pid}/cmdline").read_bytes()
             pids += [pid] * any(word in command_line for word in STARTERS)
+
     return Processes(pids)

@@ -57,7 +57,9 @@ MAX_WARM_UP_PROMPT = 8
 IN_A_FILE = (
     "TensorRT-LLM's processes read functions from a file, which option.logits_post_processors names"
 )
-BACKEND, XGRAMMAR, LLGUIDANCE = "guided_decoding_backend", "xgrammar", "llguidance"
+BACKEND = "guided_decoding_backend"
+XGRAMMAR = "xgrammar"
+LLGUIDANCE = "llguidance"
 # llguidance reads what is called a grammar as one of Lark, which is another language than EBNF.
 KINDS = {
     XGRAMMAR: tuple(GuideType),
@@ -89,6 +91,7 @@ class TrtllmExecutor(DrivenExecutor[TrtllmWork]):
         folder, settings, options = settled(self.title, model, json_config_str, config)
         if settings.logits_post_processor_config is not None:
             raise Unsupported("logits_post_processor_config", IN_A_FILE)
+
         progress("configuration", 0.0)
         try:
             self._profile = installed(LLM.generate_async)
@@ -96,7 +99,8 @@ class TrtllmExecutor(DrivenExecutor[TrtllmWork]):
             self._file = processors.file_of(options, folder)
             arguments |= processors.arguments(self._file, arguments)
             arguments |= adapters.arguments(arguments)
-            model_config, guides = read_config(folder), guide_kinds(options, folder)
+            model_config = read_config(folder)
+            guides = guide_kinds(options, folder)
             start = Start(model_config["vocab_size"], compile_limit_s(options.step_timeout_s))
             checks = [GuideChecks(folder, start, self._wake)] if guides[0] else []
             progress("weights", 0.0)
@@ -104,6 +108,7 @@ class TrtllmExecutor(DrivenExecutor[TrtllmWork]):
         except Exception as error:
             log.debug("TensorRT-LLM did not start", exc_info=error)
             raise explained(error, folder, options) from error
+
         try:
             self._sampler = self._new_sampler(model_config["vocab_size"])
             info = self._describe(folder, model_config, settings, guides)
@@ -117,10 +122,12 @@ class TrtllmExecutor(DrivenExecutor[TrtllmWork]):
         except Exception as error:
             self._trtllm.close()
             raise explained(error, folder, options) from error
+
         self._start()
 
     def _new_sampler(self, vocab_size: int) -> TrtllmSampler:
-        profile, given = self._profile, self._trtllm.argument("sampler_type")
+        profile = self._profile
+        given = self._trtllm.argument("sampler_type")
         name = str(getattr(given, "value", given))
         searches_by_it = profile.has_cpp_beams and name == AUTO and self._trtllm.max_beam_width > 1
         return TrtllmSampler(
@@ -134,16 +141,19 @@ class TrtllmExecutor(DrivenExecutor[TrtllmWork]):
         settings: ExecutorConfig,
         guides: tuple[tuple[GuideType, ...], str],
     ) -> EngineInfo:
-        engine, sampler = self._trtllm, self._sampler
+        engine = self._trtllm
+        sampler = self._sampler
         dtype = engine.argument("dtype")
         if dtype in (None, "auto"):
             dtype = model.get("dtype") or model.get("torch_dtype") or ""
+
         lengths = [engine.argument("max_seq_len"), *map(model.get, LENGTHS)]
         length = next((one for one in lengths if isinstance(one, int) and one > 0), None)
         if length is None:
             raise ModelUnusable(
                 f"{folder}: config.json has no length of the context; set option.max_model_len"
             )
+
         has_no_beams = engine.max_beam_width == 1
         return EngineInfo(
             name="trtllm",
@@ -181,7 +191,8 @@ class TrtllmExecutor(DrivenExecutor[TrtllmWork]):
         """Greedy, and sampled with every output there is; where the engine only searches beams, one
         of those.
         """
-        can, length = self.capabilities, self.info.max_sequence_length
+        can = self.capabilities
+        length = self.info.max_sequence_length
         outputs = OutputConfig(
             return_log_probs=True, additional_model_outputs=can.additional_outputs
         )
@@ -191,12 +202,15 @@ class TrtllmExecutor(DrivenExecutor[TrtllmWork]):
         ]
         if can.max_beam_width > 1:
             kinds = [(SamplingConfig(can.max_beam_width), OutputConfig(return_log_probs=True))]
-        prompt, works = (0,) * min(MAX_WARM_UP_PROMPT, length - 1), list[TrtllmWork]()
+
+        prompt = (0,) * min(MAX_WARM_UP_PROMPT, length - 1)
+        works = list[TrtllmWork]()
         for number, (sampling, output) in enumerate(kinds):
             request = Request(
                 prompt, NUM_WARM_UP_TOKENS, sampling_config=sampling, output_config=output
             )
             works += map(self._work, new_sequences(-number, request, length))
+
         return works
 
     def _check(self, request: Request) -> None:
@@ -214,19 +228,24 @@ class TrtllmExecutor(DrivenExecutor[TrtllmWork]):
             )
 
     def _work(self, sequence: Sequence) -> TrtllmWork:
-        request, more = sequence.request, dict[str, Any]()
+        request = sequence.request
+        more = dict[str, Any]()
         functions = processors.of(sequence, self._file, self._trtllm.faults.path)
         params = sampling_params(sequence, self._sampler, functions)
         if (adapter := self._adapters.used_by(sequence)) is not None:
             more["lora_request"] = adapters.lora_request(adapter)
+
         if request.kv_cache_retention_config is not None:
             more["kv_cache_retention_config"] = retention(request.kv_cache_retention_config)
+
         # A prompt of which every token needs a row shares no cache.
         salt = secrets.token_hex(16) if sequence.lacks_prompt_rows else request.cache_salt
         if salt is not None:
             more["cache_salt"] = salt
+
         if self._profile.takes_priority:
             more["priority"] = float(request.priority)
+
         # Each step is told, not only the end, but for outputs of several steps, which have only the
         # row of the last, and for a search, whose steps restate its beams and append to the
         # log-probs of other tokens.
@@ -236,6 +255,7 @@ class TrtllmExecutor(DrivenExecutor[TrtllmWork]):
         )
         if sequence.search is not None and request.output_config.return_log_probs:
             is_streamed = False
+
         token_ids = [int(token_id) for token_id in request.input_token_ids]
         return TrtllmWork(name_of(sequence), token_ids, params, more, sequence, is_streamed)
 
@@ -244,6 +264,7 @@ class TrtllmExecutor(DrivenExecutor[TrtllmWork]):
         sequence = self._known.get(output.id)
         if sequence is not None and output.rows is not None:
             note_rows(sequence, output.rows, len(output.token_ids))
+
         super()._take(output, step)
 
 
@@ -283,8 +304,10 @@ def guide_kinds(config: EngineConfig, folder: str) -> tuple[tuple[GuideType, ...
     backend = config.options.get(BACKEND, XGRAMMAR)
     if backend not in KINDS:
         return (), f"option.{BACKEND}={backend} is neither {XGRAMMAR} nor {LLGUIDANCE}"
+
     if is_true(config.options.get("skip_tokenizer_init", "")):
         return (), NO_TEXTS
+
     reason = why_no_guides(Path(folder))
     return (() if reason else KINDS[backend]), reason
 
@@ -298,8 +321,11 @@ def read_config(folder: str) -> dict[str, Any]:
         config = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
     except (OSError, msgspec.MsgspecError) as error:
         raise ModelUnusable(f"{file}: {error}") from None
+
     if isinstance(text := config.get("text_config"), dict):
         config |= text
+
     if not isinstance(size := config.get("vocab_size"), int) or size < 1:  # the width of the logits
         raise ModelUnusable(f"{folder}: config.json has no vocab_size")
+
     return config

@@ -32,8 +32,10 @@ def parsed(text: str) -> object:
     """
     if text.lower() in ("none", "null"):
         return None
+
     if text[:1] not in "{[":
         return text
+
     try:
         return json.loads(text)
     except ValueError:
@@ -43,6 +45,7 @@ def parsed(text: str) -> object:
 def _policy(text: str) -> str:
     if text.lower() not in POLICIES:
         raise ValueError(", ".join(POLICIES))
+
     return text.upper()
 
 

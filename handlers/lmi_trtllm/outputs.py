@@ -40,7 +40,8 @@ class Cursor:
     """
 
     def __init__(self, name: str, sequence: Sequence) -> None:
-        self._name, self._sequence = name, sequence
+        self._name = name
+        self._sequence = sequence
         self._lacks_prompt = sequence.lacks_prompt_log_probs
         self._num_read = 0  # tokens
 
@@ -50,27 +51,36 @@ class Cursor:
         """
         if error := getattr(output, "error", None):  # older versions have no such attribute
             raise OutputFault(str(error))
+
         prompt = self._prompt(output) if self._lacks_prompt else None
         if self._lacks_prompt and prompt is None:
             if output.finished:
                 raise OutputFault("the engine reported no log-probs of the prompt")
+
             return None
+
         new = self._beams(output) if self._sequence.search is not None else self._tokens(output)
         if new is None:
             return None
-        new.prompt_log_probs, self._lacks_prompt = prompt, False
+
+        new.prompt_log_probs = prompt
+        self._lacks_prompt = False
         new.num_cached_tokens = int(output.cached_tokens or 0)
         if self._sequence.captured is not None:
             new.rows = rows_of(output)
+
         return new
 
     def _tokens(self, output: RequestOutput) -> SequenceOutput | None:
-        completion, asked = output.outputs[0], self._sequence.request.output_config
+        completion = output.outputs[0]
+        asked = self._sequence.request.output_config
         token_ids = list(completion.token_ids or ())
         num_reported = len(token_ids)
         if output.finished:
             token_ids += cut_off(completion, self._sequence)
-        new, log_probs = token_ids[self._num_read :], None
+
+        new = token_ids[self._num_read :]
+        log_probs = None
         if asked.return_log_probs or asked.num_top_log_probs:
             entries = (completion.logprobs or [])[
                 self._num_read :
@@ -78,7 +88,9 @@ class Cursor:
             new = new[: len(entries)]
             if output.finished and self._num_read + len(new) < num_reported:
                 raise OutputFault("the engine reported fewer log-probs than tokens")
+
             log_probs = of_entries(new, entries, asked.num_top_log_probs)
+
         self._num_read += len(new)
         end = end_of(completion, self._sequence) if output.finished else None
         return (
@@ -95,33 +107,33 @@ class Cursor:
     def _prompt(self, output: RequestOutput) -> LogProbs | None:
         """The log-probs of the prompt, or None if they are not there yet."""
         request = self._sequence.request
-        token_ids, num_top = (
-            request.input_token_ids,
-            request.output_config.num_prompt_log_probs or 0,
-        )
-        entries, logits = output.outputs[0].prompt_logprobs or (), output.context_logits
+        token_ids = request.input_token_ids
+        num_top = request.output_config.num_prompt_log_probs or 0
+        entries = output.outputs[0].prompt_logprobs or ()
+        logits = output.context_logits
         if entries or len(token_ids) == 1:
             return (
                 of_entries(token_ids[1:], entries, num_top)
                 if len(entries) >= len(token_ids) - 1
                 else None
             )
+
         if logits is None or len(logits) < len(token_ids) - 1:
             return None
+
         return of_logits(token_ids, logits, num_top)
 
 
 def cut_off(completion: CompletionOutput, sequence: Sequence) -> list[int]:
     """The token that ended a sequence if it is not among its tokens, else nothing."""
-    token_ids, cause, end_id = (
-        completion.token_ids or (),
-        completion.stop_reason,
-        end_token(sequence),
-    )
+    token_ids = completion.token_ids or ()
+    cause = completion.stop_reason
+    end_id = end_token(sequence)
     if completion.finish_reason != "stop" or (
         token_ids and token_ids[-1] in (end_id, *stop_token_ids(sequence))
     ):
         return []
+
     token_id = cause if isinstance(cause, int) else end_id
     return [] if token_id is None else [token_id]
 
@@ -131,10 +143,13 @@ def end_of(completion: CompletionOutput, sequence: Sequence) -> FinishReason | E
     reason = completion.finish_reason
     if reason == "length":
         return FinishReason.LENGTH
+
     if reason not in ("stop", None):
         return OutputFault(f"the engine ended it: {reason}")
+
     if len(completion.token_ids or ()) < sequence.min_tokens:
         return OutputFault(f"the engine ended it before min_tokens ({sequence.min_tokens})")
+
     is_word = completion.stop_reason is not None and completion.stop_reason not in sequence.end_ids
     return FinishReason.STOP_WORDS if is_word else FinishReason.END_ID
 
@@ -148,14 +163,17 @@ def of_entries(token_ids: SequenceOf[int], entries: SequenceOf[Entry], num_top: 
         if isinstance(entry, Mapping):
             if token_id not in entry:
                 raise OutputFault(f"the engine reported no log-prob of token {token_id}")
+
             best = sorted(entry.items(), key=lambda item: -item[1].logprob)
             known.token_ids.append([token_id, *(one for one, _ in best)])
             known.values.append([entry[token_id].logprob, *(value.logprob for _, value in best)])
         else:
             if num_top:
                 raise OutputFault("the engine reported log-probs of the chosen tokens only")
+
             known.token_ids.append([token_id])
             known.values.append([entry])
+
     return known
 
 
@@ -173,12 +191,14 @@ def of_logits(token_ids: SequenceOf[int], logits: Tensor, num_top: int) -> LogPr
         known.values += torch.cat(
             [log_probs.gather(1, chosen.unsqueeze(1)), best.values], dim=1
         ).tolist()
+
     return known
 
 
 def _beam(completion: CompletionOutput, sequence: Sequence, *, is_over: bool) -> Beam:
     """A beam with log-probs comes only when it is over, with all of them."""
-    token_ids, log_probs = list(completion.token_ids or ()), list[float]()
+    token_ids = list(completion.token_ids or ())
+    log_probs = list[float]()
     if sequence.request.output_config.return_log_probs:
         log_probs = [
             values[0] for values in of_entries(token_ids, completion.logprobs or (), 0).values
@@ -187,6 +207,7 @@ def _beam(completion: CompletionOutput, sequence: Sequence, *, is_over: bool) ->
             raise OutputFault("the engine reported fewer log-probs than tokens of a beam")
     elif is_over:
         token_ids += cut_off(completion, sequence)
+
     reason = _reason_of(completion, token_ids, sequence) if is_over else FinishReason.NOT_FINISHED
     return Beam(
         token_ids, log_probs, sum=completion.cumulative_logprob or 0.0, finish_reason=reason
@@ -202,22 +223,28 @@ def _reason_of(
         is not FinishReason.NOT_FINISHED
     ):
         return known
+
     end = end_of(completion, sequence)
     if isinstance(end, Exception):
         raise end
+
     return end
 
 
 def rows_of(result: RequestOutput) -> Rows:
     """The rows of a result, which changes with the next step: call it before."""
     output = result.outputs[0]
-    context, generation = dict(output.additional_context_outputs or {}), dict[str, Tensor]()
+    context = dict(output.additional_context_outputs or {})
+    generation = dict[str, Tensor]()
     if result.context_logits is not None:
         context[LOGITS] = result.context_logits
+
     if output.generation_logits is not None:
         generation[LOGITS] = output.generation_logits
+
     for name, rows in (output.additional_generation_outputs or {}).items():
         generation[name] = rows.flatten(1)  # from (num_tokens, 1, size)
+
     return context, generation
 
 
@@ -225,17 +252,20 @@ def note_rows(sequence: Sequence, rows: Rows, num_new: int) -> None:
     """Keep the rows of a result before its `num_new` tokens are appended. Fails the sequence if one
     has no row.
     """
-    captured, (context, generation) = sequence.captured, rows
+    captured = sequence.captured
+    (context, generation) = rows
     assert captured is not None
     for name in captured.context:
         if name in context and not captured.context[name].by_place:
             block = _array(context[name])
             captured.put_context(name, sequence.num_prompt_tokens - len(block), block)
+
     for name, kept in captured.generation.items() if num_new else ():
         new = _new_rows(generation.get(name), sequence.num_generated, num_new)
         if new is None:
             sequence.fail(f"the model gave no row of {name} for each token of a step")
             return
+
         kept.put(count(sequence.num_generated), _array(new))
 
 
@@ -245,8 +275,10 @@ def _new_rows(rows: Tensor | None, num_before: int, num_new: int) -> Tensor | No
     """
     if rows is None or len(rows) < num_new:
         return None
+
     if len(rows) >= num_before + num_new:
         return rows[num_before : num_before + num_new]
+
     return rows if len(rows) == num_new else None
 
 

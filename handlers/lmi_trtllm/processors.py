@@ -51,6 +51,7 @@ class Faults:
         with contextlib.suppress(BlockingIOError):
             while part := os.read(self._read_fd, 1 << 16):
                 lines += part
+
         faults = [msgspec.json.decode(line, type=tuple[str, str]) for line in lines.splitlines()]
         return {name: GenerationFailed(message) for name, message in faults}
 
@@ -136,6 +137,7 @@ class PostProcessor:
             changed = config.processor_map[self.function](
                 self.request_id, rows, token_ids, stream, self.client_id
             )
+
         new = _rows(changed, rows)
         if new is not rows or rows.dtype is not logits.dtype:
             logits.copy_(new.transpose(0, 1))
@@ -171,9 +173,11 @@ def _rows(changed: object, rows: Tensor) -> Tensor:
     """
     if changed is None:
         return rows
+
     if not isinstance(changed, Tensor) or changed.shape != rows.shape:
         given = tuple(changed.shape) if isinstance(changed, Tensor) else changed
         raise broken("what it returns", f"None or a tensor of shape {tuple(rows.shape)}", given)
+
     return changed
 
 
@@ -194,12 +198,14 @@ def arguments(file: str | None, given: Mapping[str, Any]) -> dict[str, bool]:
     """
     if file is None:
         return {}
+
     if given.get(NO_OVERLAP) is False:
         rule = (
             "true beside option.logits_post_processors, whose functions miss the last token "
             "otherwise"
         )
         raise BadConfiguration(f"option.{NO_OVERLAP}=false: allowed is {rule}")
+
     return {NO_OVERLAP: True}
 
 
@@ -209,6 +215,7 @@ def names(file: str | None) -> tuple[str, ...]:
     """
     if file is None:
         return ()
+
     config = _loaded(file)
     return (*config.processor_map, *([BATCHED] if config.processor_batched is not None else []))
 
@@ -223,7 +230,8 @@ def check(request: Request, *, sees_tokens: bool) -> None:
 
 def of(sequence: Sequence, file: str | None, faults: str) -> list[PostProcessor | BadWords] | None:
     """The objects of a sequence in the order of their calls, or None if it needs none."""
-    request, num_prompt_tokens = sequence.request, sequence.num_prompt_tokens
+    request = sequence.request
+    num_prompt_tokens = sequence.num_prompt_tokens
     found: list[PostProcessor | BadWords] = []
     if (name := request.logits_post_processor_name) is not None:
         assert file is not None
@@ -238,6 +246,8 @@ def of(sequence: Sequence, file: str | None, faults: str) -> list[PostProcessor 
                 faults,
             )
         )
+
     if words := tuple(word for word in request.bad_words if len(word) > 1):
         found.append(BadWords(words, num_prompt_tokens))
+
     return found or None

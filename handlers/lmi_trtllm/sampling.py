@@ -69,7 +69,8 @@ def sampling_params(
     one token: further end tokens are stop words there. Its own `ignore_eos` would drop the stop
     words too, so a sequence without an end gets an end token that no vocabulary has.
     """
-    request, end_id = sequence.request, end_token(sequence)
+    request = sequence.request
+    end_id = end_token(sequence)
     min_tokens = min(int(sequence.min_tokens), int(sequence.max_tokens)) or None
     return SamplingParams(
         end_id=NO_END if end_id is None else end_id,
@@ -94,6 +95,7 @@ def end_token(sequence: Sequence) -> int | None:
     """The end token, or None if there is none or it is ignored."""
     if sequence.request.ignore_eos or not sequence.end_ids:
         return None
+
     first = sequence.request.end_id
     return int(min(sequence.end_ids) if first is None else first)
 
@@ -118,9 +120,11 @@ def embedding_bias(request: Request, vocab_size: int) -> Tensor | None:
     banned = [word[0] for word in request.bad_words if len(word) == 1]
     if not request.embedding_bias and not banned:
         return None
+
     biases = torch.zeros(vocab_size, dtype=torch.float32)
     for token_id, bias in request.embedding_bias:
         biases[token_id] += bias  # those of one token add up, as in the other engines
+
     biases[banned] = -math.inf
     return biases
 
@@ -131,6 +135,7 @@ def guided(params: GuidedDecodingParams | None) -> TheirGuide | None:
     """
     if params is None:
         return None
+
     field = {GuideType.REGEX: "regex", GuideType.EBNF_GRAMMAR: "grammar"}.get(
         params.guide_type, "json"
     )
@@ -148,12 +153,16 @@ def refuse_rules(request: Request, sampler: TrtllmSampler) -> None:
             raise Unsupported(
                 "guided_decoding_params", "grammars are read in EBNF here (root ::= …), not in Lark"
             )
+
         if request.ignore_eos:
             raise Unsupported("ignore_eos", "TensorRT-LLM follows a structure only up to its end")
+
         if request.sampling_config.min_tokens:
             raise Unsupported("min_tokens", "TensorRT-LLM ends an answer where its structure ends")
+
     if sampler.has_rules:
         return
+
     reason = (
         f"the Torch sampler of TensorRT-LLM {sampler.profile.name} ignores it; "
         f"option.sampler_type={CPP_SAMPLER}"
@@ -171,9 +180,12 @@ def check_beams(request: Request, max_beam_width: int) -> None:
         raise InvalidParameter(
             "beam_width", f"{max_beam_width} {ONE_WIDTH}", request.sampling_config.beam_width
         )
+
     if max_beam_width == 1:
         return
-    output, no_rows = request.output_config, "has rows that do not follow the beams"
+
+    output = request.output_config
+    no_rows = "has rows that do not follow the beams"
     has_words = bool(request.stop_words) or len({*request.end_ids, request.end_id} - {None}) > 1
     is_held_back = bool(request.sampling_config.min_tokens)
     for name, reason, is_asked in (
@@ -220,13 +232,16 @@ def _choice(config: SamplingConfig, seed: int, sampler: TrtllmSampler) -> dict[s
         chosen = {name: float(value) for name, value in given.items() if value is not None}
         if config.top_k is not None:
             chosen["top_k"] = min(int(config.top_k), sampler.vocab_size)
+
         if sampler.has_rules:
             chosen["seed"] = int(seed) & MAX_SIGNED
+
     chosen |= {
         name: float(value) for name in PENALTIES if (value := getattr(config, name)) is not None
     }
     if config.no_repeat_ngram_size:
         chosen["no_repeat_ngram_size"] = int(config.no_repeat_ngram_size)
+
     return chosen
 
 
@@ -247,12 +262,14 @@ def beam_search(config: SamplingConfig) -> dict[str, Any]:
 
 def _log_probs(sequence: Sequence, sampler: TrtllmSampler) -> dict[str, Any]:
     """How many log-probs are asked for. The contract's 0 means those of the chosen tokens."""
-    output, profile = sequence.request.output_config, sampler.profile
+    output = sequence.request.output_config
+    profile = sampler.profile
     wanted: dict[str, Any] = {}
     if output.return_log_probs or output.num_top_log_probs:
         wanted["logprobs"] = max(
             int(output.num_top_log_probs), int(profile.has_cpp_beams or sampler.is_cpp)
         )
+
     if sequence.lacks_prompt_log_probs:
         if profile.has_cpp_sampler:
             wanted["return_context_logits"] = True  # from which `outputs` computes them
@@ -260,6 +277,7 @@ def _log_probs(sequence: Sequence, sampler: TrtllmSampler) -> dict[str, Any]:
             wanted["prompt_logprobs"] = max(
                 1, int(output.num_prompt_log_probs or 0)
             )  # 0 may ask for nothing
+
     return wanted
 
 
@@ -267,7 +285,8 @@ def wanted_rows(request: Request) -> dict[str, Any]:
     """The keyword arguments of SamplingParams for what a request wants. The contract's `logits` is
     two flags there.
     """
-    output, outputs = request.output_config, request.output_config.additional_model_outputs
+    output = request.output_config
+    outputs = request.output_config.additional_model_outputs
     logits = [one for one in outputs if one.name == LOGITS]
     names = [one.name for one in outputs if one.name != LOGITS]
     return {

@@ -27,14 +27,17 @@ def load(config: EngineConfig, model_path: str, progress: Progress) -> VllmExecu
         from handlers.lmi_vllm.executor import Follower, VllmExecutor
     finally:
         gc.enable()
+
     if int(config.options.get("node_rank") or 0) > 0:
         return Follower(model_path, config, progress)
+
     return VllmExecutor(model_path, config, progress=progress)
 
 
 def __getattr__(name: str) -> Any:
     if name != "Executor":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
     from handlers.lmi_vllm import process_setup
 
     process_setup.prepare()

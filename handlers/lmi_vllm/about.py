@@ -11,7 +11,8 @@ from lmi.settings.config import EngineConfig
 from lmi.settings.handler import Auto, Handler, folder_of
 
 NOTHING_IS_SENT = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
-BACKEND, ON_RAY = "distributed_executor_backend", "ray"
+BACKEND = "distributed_executor_backend"
+ON_RAY = "ray"
 # With Ray, vLLM joins a cluster that runs: by default Ray would start one, with a dashboard, in
 # vLLM's process. What a rank prints stays in Ray's log on its node: by default Ray prints it in its
 # own form to the standard output here.
@@ -46,26 +47,33 @@ def check(config: EngineConfig) -> Mapping[str, str]:
     faults = {}
     if config.options.get("data_parallel_size", "1").strip() != "1":
         faults["option.data_parallel_size"] = "1, since minWorkers is the number of replicas"
+
     if config.pipeline_parallel_degree > 1 and not config.device_ids:
         faults["option.pipeline_parallel_degree"] = "1 on vllm where no GPU is used"
+
     if "mm_processor_cache_gb" in config.options:
         faults["option.mm_processor_cache_gb"] = (
             "nothing on vllm here: a cancelled request would spoil that cache"
         )
+
     if config.options.get(BACKEND) == ON_RAY and folder_of("ray") is None:
         faults[f"option.{BACKEND}"] = (
             "mp, since the library ray is not installed: scripts/install ray, pip install ray"
         )
+
     if config.speculative is not None:
         faults["option.speculative"] = OWN_SPECULATION
+
     if config.additional_outputs:
         faults["option.additional_outputs"] = (
             "nothing on vllm, whose steps return tokens; lmi-dist has outputs"
         )
+
     if config.logits_post_processors is not None:
         faults["option.logits_post_processors"] = (
             "nothing on vllm, which calls no function of ours; lmi-dist does"
         )
+
     return faults
 
 
@@ -82,15 +90,19 @@ def environment(
     wanted = dict(NOTHING_IS_SENT)
     if 0 < len(os.fsencode(folder)) <= MAX_SOCKET_FOLDER_BYTES:
         wanted["VLLM_RPC_BASE_PATH"] = folder
+
     if folder and not can_write(cache_folder(environ)):
         wanted["VLLM_CACHE_ROOT"] = os.path.join(folder, "vllm")
+
     if config.options.get(BACKEND) == ON_RAY:
         wanted |= JOINS_A_CLUSTER
+
     if config.tensor_parallel_degree > 1 and not config.device_ids:
         groups = rank_cores(config, slot, sorted(os.sched_getaffinity(0)))
         wanted["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(
             ",".join(map(str, cores)) for cores in groups
         )
+
     return {name: value for name, value in wanted.items() if name not in environ}
 
 
@@ -105,6 +117,7 @@ def can_write(folder: str) -> bool:
     """Whether this user can write into a folder, which is made where that is possible."""
     with suppress(OSError):
         os.makedirs(folder, exist_ok=True)
+
     return os.access(folder, os.W_OK)
 
 

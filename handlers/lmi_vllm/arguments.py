@@ -35,8 +35,10 @@ FIELDS = {
     if not field.name.startswith("_")
 }
 NUM_SEQUENCES_ON_CPU = 128  # the default of vLLM's server there
-SEQUENCES_PER_EXPRESS_PLACE, MAX_EXPRESS_PLACES = 32, 4
-TOKENS_PER_BLOCK_ON_CPU, TOKENS_PER_BLOCK = 128, 16
+SEQUENCES_PER_EXPRESS_PLACE = 32
+MAX_EXPRESS_PLACES = 4
+TOKENS_PER_BLOCK_ON_CPU = 128
+TOKENS_PER_BLOCK = 16
 SPECULATIVE_LENGTH = 5
 UNLIMITED = -1  # as max_logprobs
 
@@ -96,10 +98,12 @@ def engine_arguments(
         arguments["max_num_seqs"] += min(
             MAX_EXPRESS_PLACES, arguments["max_num_seqs"] // SEQUENCES_PER_EXPRESS_PLACE
         )
+
     if config.max_beam_width > 1 and arguments["max_logprobs"] != UNLIMITED:
         arguments["max_logprobs"] = max(
             arguments["max_logprobs"], 2 * config.max_beam_width
         )  # a beam's candidates
+
     if current_platform.is_cpu():
         arguments |= _cache_on_cpu(config, arguments, memory_bytes or machine.memory_bytes())
         if "enforce_eager" not in config.options and process_setup.is_eager(config.options):
@@ -107,13 +111,16 @@ def engine_arguments(
                 why := process_setup.why_no_compiler()
             ):  # vLLM compiles by default and would not start
                 log.warning("vLLM runs the model eagerly, which is up to a quarter slower: %s", why)
+
             arguments["enforce_eager"] = True
     elif config.max_kv_cache_tokens is not None:
         arguments |= _cache_in_blocks(
             config, config.max_kv_cache_tokens, typed.get("block_size") or TOKENS_PER_BLOCK
         )
+
     if config.kv_events_config is not None:
         arguments["kv_events_config"] = _kv_events(config.kv_events_config, config.num_engines)
+
     return arguments
 
 
@@ -146,10 +153,13 @@ def _check(config: EngineConfig, folder: Path, load_format: str) -> None:
         raise BadConfiguration(
             f"{named_for(config, 'device', config.device)}: this vLLM is built for {build}"
         )
-    num_tokens, length = config.max_kv_cache_tokens, config.max_sequence_length
+
+    num_tokens = config.max_kv_cache_tokens
+    length = config.max_sequence_length
     if num_tokens is not None and length is not None and num_tokens < length:
         said = named_for(config, "max_kv_cache_tokens", str(num_tokens))
         raise BadConfiguration(f"{said}: allowed is at least option.max_model_len, {length}")
+
     takes_any = load_format in ("auto", "hf") and not any(folder.glob("*.safetensors"))
     is_pickled = takes_any or load_format in ("pt", "npcache")
     if is_pickled and not config.allow_pickle and (files := pickled_files(folder)):
@@ -164,6 +174,7 @@ def _typed(config: EngineConfig) -> dict[str, Any]:
     for name, text in config.options.items():
         if name in SPECULATIVE:
             continue
+
         if name == "model":
             faults.append(f"{named_for(config, name, text)}: the model is named by option.model_id")
         elif name not in FIELDS:
@@ -174,9 +185,11 @@ def _typed(config: EngineConfig) -> dict[str, Any]:
                 values[name] = _value(name, text, flags.get(name))
             except ValueError as error:
                 faults.append(f"{named_for(config, name, text)}: allowed is {error}")
+
     values |= _speculation(config, faults)
     if faults:
         raise BadConfiguration("\n".join(faults))
+
     return values
 
 
@@ -199,12 +212,16 @@ def _value(name: str, text: str, flag: argparse.Action | None) -> Any:
             )
         except ValidationError as error:
             raise ValueError(shorten(error.errors()[0]["msg"], 200)[1:-1]) from None
+
     if isinstance(flag, argparse.BooleanOptionalAction) or flag.nargs == 0:
         return boolean(text)
+
     if flag.nargs in ("+", "*") or isinstance(flag.nargs, int):
         return [_word(name, word, flag) for word in _words(text)]
+
     if flag.nargs == "?" and text.lower() == "true":
         return flag.const
+
     return _word(name, text, flag)
 
 
@@ -213,18 +230,22 @@ def _word(name: str, text: str, flag: argparse.Action) -> Any:
         value = flag.type(text) if callable(flag.type) else text
     except (ValueError, TypeError, argparse.ArgumentTypeError) as error:
         raise ValueError(_allowed(name, flag, error)) from None
+
     if flag.choices is not None and value not in flag.choices:
         raise ValueError(_allowed(name, flag))
+
     return value
 
 
 def _allowed(name: str, flag: argparse.Action, error: Exception | None = None) -> str:
     if flag.choices is not None:
         return ", ".join(str(choice) for choice in flag.choices if choice is not None)
+
     types = _types_in(FIELDS[name])
     is_plain = not any(get_origin(each) is dict for each in types)
     if is_plain and int in types:
         return "a whole number"
+
     return (
         "a number"
         if is_plain and float in types
@@ -246,6 +267,7 @@ def _words(text: str) -> list[str]:
             ]
         except ValueError:
             raise ValueError("a list in JSON, or words with commas between") from None
+
     return text.replace(",", " ").split()
 
 
@@ -258,18 +280,22 @@ def _speculation(config: EngineConfig, faults: list[str]) -> dict[str, Any]:
             log.warning(
                 "%s: has no effect without option.speculative_draft_model", named_for(config, name)
             )
+
         return {}
+
     if "speculative_config" in config.options:
         faults.append(
             "option.speculative_draft_model and option.speculative_config: allowed is one of them"
         )
         return {}
+
     made["num_speculative_tokens"] = SPECULATIVE_LENGTH
     for name, text in given.items():
         if text.isascii() and text.isdigit() and 0 < int(text) < 1024:
             made[SPECULATIVE[name]] = int(text)
         else:
             faults.append(f"{named_for(config, name, text)}: allowed is a whole number 1..1023")
+
     return {"speculative_config": made}
 
 
@@ -289,6 +315,7 @@ def _cache_on_cpu(
     )
     if is_said and config.max_kv_cache_tokens is None:
         return {}
+
     memory_bytes //= config.num_engines
     ranks = config.tensor_parallel_degree
     block = arguments.get("block_size") or TOKENS_PER_BLOCK_ON_CPU
@@ -298,8 +325,10 @@ def _cache_on_cpu(
     )  # -1: as long as the cache can hold
     if config.max_kv_cache_tokens:
         in_blocks = _cache_in_blocks(config, config.max_kv_cache_tokens, block)
+
     if shape is None:
         return {"kv_cache_memory_bytes": memory_bytes // 4 // ranks, **in_blocks}
+
     token_bytes, context_length = shape  # of each rank
     context_length = min(config.max_sequence_length or context_length, context_length)
     num_sequences = arguments.get("max_num_seqs") or NUM_SEQUENCES_ON_CPU
@@ -345,4 +374,5 @@ def named_for(config: EngineConfig, name: str, text: str | None = None) -> str:
     ours = OUR_NAMES.get(name, name)
     if ours not in config.option_sources and name in config.option_sources:
         ours = name
+
     return named(config, ours, text)

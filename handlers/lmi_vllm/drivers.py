@@ -65,6 +65,7 @@ class VllmEngine:
             publisher._data_parallel_rank = (
                 replica_here()
             )  # of its events: each replica is vLLM's rank 0
+
         self._preempted: dict[str, int] = {}
         self._num_preemptions = 0
         self.config, self.tasks = self._engine.vllm_config, self._engine.get_supported_tasks()
@@ -80,6 +81,7 @@ class VllmEngine:
             torch.set_num_threads(
                 num_threads
             )  # vLLM leaves one to this process, where another engine may compute
+
         nodes = self.config.parallel_config  # of one node on Ray, whose own nodes watch each other
         self._heartbeat = NodeHeartbeat(nodes) if nodes.nnodes > 1 else None
         VllmEngine.num_open += 1
@@ -107,15 +109,19 @@ class VllmEngine:
                 )
                 self._ranks.kill()
                 raise EngineStopped("vLLM's engine died") from error
+
             if isinstance(error, getattr(torch, "AcceleratorError", ())) or "CUDA error" in str(
                 error
             ):
                 raise EngineStopped(f"the device cannot be used any more: {error}") from error
+
             raise
+
         if ended := [output.request_id for output in new if output.finish_reason is not None]:
             self._engine.output_processor.abort_requests(
                 ended, internal=True
             )  # the core has already forgotten them
+
         return [translation.of_core(_outer_id(output.request_id), output) for output in new]
 
     def load(self) -> EngineLoad:
@@ -126,6 +132,7 @@ class VllmEngine:
             if request.num_preemptions:
                 self._preempted[request.request_id] = request.num_preemptions
                 self._num_preemptions += request.num_preemptions > before.get(request.request_id, 0)
+
         running = [_outer_id(request.request_id) for request in self._scheduler.running]
         num_blocks = translation.num_blocks(self.config)
         num_used = round(self._scheduler.kv_cache_manager.usage * num_blocks)
@@ -179,6 +186,7 @@ class VllmEngine:
         self.wake()  # a broken group cannot shut down in order
         if self._heartbeat is not None:
             self._heartbeat.close()
+
         self._ranks.close()
         VllmEngine.num_open -= 1
         VllmEngine.closed.append(self._engine)
@@ -227,7 +235,8 @@ def skipping(allocate: Allocate, manager: FullAttentionManager, nothing: Any) ->
 
     A token that fills a block is left to vLLM, which then offers the block to other sequences.
     """
-    block_size, blocks_of = manager.block_size, manager.req_to_blocks
+    block_size = manager.block_size
+    blocks_of = manager.req_to_blocks
 
     def allocate_slots(
         request: Any, num_new_tokens: int, *, num_lookahead_tokens: int = 0, **more: Any
@@ -237,6 +246,7 @@ def skipping(allocate: Allocate, manager: FullAttentionManager, nothing: Any) ->
             if end % block_size and end > request.num_prompt_tokens:
                 if len(blocks_of.get(request.request_id, ())) * block_size >= end:
                     return nothing
+
         return allocate(request, num_new_tokens, num_lookahead_tokens=num_lookahead_tokens, **more)
 
     return allocate_slots
@@ -267,12 +277,14 @@ class NodeHeartbeat:
 
     def _run(self) -> None:
         try:
-            address, port = self._nodes.master_addr, self._nodes.master_port
+            address = self._nodes.master_addr
+            port = self._nodes.master_port
             store = TCPStore(address, port, is_master=False, timeout=timedelta(seconds=SILENT_S))
             while not self._is_closed.wait(BEAT_S):
                 store.add(f"lmi/beat/{self._nodes.node_rank}", 1)
                 for node, (last, heard_s) in self._heard.items():
-                    num_beats, now = store.add(f"lmi/beat/{node}", 0), time.monotonic()
+                    num_beats = store.add(f"lmi/beat/{node}", 0)
+                    now = time.monotonic()
                     if num_beats != last:
                         self._heard[node] = num_beats, now
                     elif now - heard_s > (SILENT_S if num_beats else FIRST_BEAT_S):

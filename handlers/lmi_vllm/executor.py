@@ -84,18 +84,22 @@ class VllmExecutor(DrivenExecutor[translation.VllmWork]):
         if settings.logits_post_processor_config or options.logits_post_processors:
             reason = "vLLM calls no function of a request on its logits"
             raise errors.Unsupported("logits_post_processor_config", reason)
+
         if settings.additional_model_outputs:
             raise errors.Unsupported(
                 "additional_model_outputs", "a step of vLLM returns only tokens"
             )
+
         with starting(folder, options, progress) as arguments:
             engine = VllmEngine(arguments)
+
         info = translation.describe(engine.config, settings.max_beam_width, engine.renderer)
         if (is_pooling := info.capabilities.embeddings is not None) and "embed" not in engine.tasks:
             tasks = ", ".join(engine.tasks)
             raise errors.ModelUnusable(
                 f"{folder}: vLLM runs it for {tasks}, and lmi serves only embeddings so"
             )
+
         max_loras = 0 if (lora := engine.config.lora_config) is None else lora.max_loras
         mixes = (
             info.device != "cpu"
@@ -113,6 +117,7 @@ class VllmExecutor(DrivenExecutor[translation.VllmWork]):
             self._run_to_the_end(translation.warm_up_works(is_pooling=is_pooling))
         except Exception as error:  # only a step shows that a kernel cannot do what the model needs
             raise explained(error, folder, options) from error
+
         self._start()
 
     def _work(self, sequence: Sequence) -> translation.VllmWork:
@@ -159,6 +164,7 @@ class Follower(Mailbox):
         with starting(model, config, progress) as arguments:
             settings = arguments.create_engine_config(headless=True)
             self._ranks = MultiprocExecutor(settings, monitor_workers=False)
+
         process_setup.unlink_shared_memory()
         self._has_lost_rank = threading.Event()
         self._ranks.register_failure_callback(self._has_lost_rank.set)
@@ -230,25 +236,30 @@ def explained(
     """
     if isinstance(error, errors.StartError):
         return error
+
     refused = refusal(error, lambda place: named_for(config, str(place[-1])))
     if isinstance(of_rank := getattr(error, "cause", None), Exception):  # which Ray has wrapped
         cause = cause or f"{type(of_rank).__name__}: {of_rank}"
+
     text = str(refused or cause or error).strip()
     advice = next(
         (advice for pattern, advice in ADVICE.items() if re.search(pattern, text, re.I)), None
     )
     if refused is not None and not OF_THE_MODEL.search(text):
         return errors.BadConfiguration(text + (f"; {advice}" if advice else ""))
+
     said = errors.shorten(
         text.partition("\n")[0].partition(". Supported ")[0] or type(error).__name__, 400
     )[1:-1]
     if lacks_memory := errors.is_out_of_memory(error) or re.search(LACKS_MEMORY, text, re.I):
         advice = advice or OUT_OF_MEMORY
+
     said += f"; {advice}" if advice else ""
     if OF_RAY.search(text):
         return errors.BadConfiguration(
             f"option.distributed_executor_backend=ray: vLLM cannot start: {said}"
         )
+
     return (errors.NoMemory if lacks_memory else errors.ModelUnusable)(
         f"{model}: vLLM cannot start: {said}"
     )

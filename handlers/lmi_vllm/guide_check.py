@@ -17,7 +17,8 @@ from lmi.executor import GuidedDecodingParams, GuideType
 if TYPE_CHECKING:
     from handlers.guides.process import Start
 
-XGRAMMAR, GUIDANCE = "xgrammar", "guidance"
+XGRAMMAR = "xgrammar"
+GUIDANCE = "guidance"
 BACKENDS = {
     "auto": (XGRAMMAR, GUIDANCE),
     XGRAMMAR: (XGRAMMAR,),
@@ -34,6 +35,7 @@ def new_compile(start: "Start") -> Callable[[GuidedDecodingParams], str]:
 
         info = xgrammar.TokenizerInfo.deserialize_json(start.config.tokenizer_str or "")
         backends.append(partial(_by_xgrammar, xgrammar, info, has_spaces=not start.is_compact))
+
     if GUIDANCE in start.backends:
         import llguidance
 
@@ -43,6 +45,7 @@ def new_compile(start: "Start") -> Callable[[GuidedDecodingParams], str]:
         for backend in backends:
             with suppress(Exception):
                 backend(params)
+
         return ""
 
     return compile
@@ -72,5 +75,6 @@ def _by_llguidance(llguidance: Any, params: GuidedDecodingParams, *, has_spaces:
     else:
         kind = "regex" if params.guide_type is GuideType.REGEX else "grammar"
         text = llguidance.grammar_from(kind, params.guide)
+
     llguidance.LLMatcher.validate_grammar(text, None)
     llguidance.LLMatcher(llguidance.LLTokenizer("byte"), text, log_level=0).compute_bitmask()

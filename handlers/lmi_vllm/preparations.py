@@ -59,7 +59,8 @@ class GuideGate(Preparation[StructuredOutputsParams]):
         super().__init__(wake_engine)
         self.checked: dict[Sequence, StructuredOutputsParams] = {}
         settings = config.structured_outputs_config
-        self._config, self._backends = config, BACKENDS.get(settings.backend, ())
+        self._config = config
+        self._backends = BACKENDS.get(settings.backend, ())
         start = Start(
             config.model_config.get_vocab_size(),
             is_compact=settings.disable_any_whitespace,
@@ -95,11 +96,13 @@ class GuideGate(Preparation[StructuredOutputsParams]):
         try:
             if self._backends:
                 self._compiler.check(params, wait)
+
             checked = SamplingParams(structured_outputs=structure(params))
             tokenizer = cached_tokenizer_from_config(config.model_config)
             checked.verify(config.model_config, None, config.structured_outputs_config, tokenizer)
         except (VLLMValidationError, ValueError) as error:
             raise InvalidRequest(vllm_log.refusal(error), vllm_log.GUIDE_FIELD) from error
+
         assert checked.structured_outputs is not None
         return checked.structured_outputs
 
@@ -107,6 +110,7 @@ class GuideGate(Preparation[StructuredOutputsParams]):
         """The vocabulary in the form in which vLLM gives it to xgrammar."""
         if XGRAMMAR not in self._backends:
             return GuidedDecodingConfig([])
+
         from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
 
         model = self._config.model_config
@@ -147,7 +151,8 @@ class ImageReader(Preparation[Any]):
 
     def __init__(self, renderer: Any, max_sequence_length: int, wake: Callable[[], None]) -> None:
         super().__init__(wake)
-        self._renderer, self._max_sequence_length = renderer, max_sequence_length
+        self._renderer = renderer
+        self._max_sequence_length = max_sequence_length
         config = renderer.model_config.multimodal_config
         self._options: Mapping[str, Any] = (
             {} if config is None else config.media_io_kwargs.get("image", {})
@@ -170,7 +175,8 @@ class ImageReader(Preparation[Any]):
         if read is not None:
             return read
 
-        reading, heads = Reading(), Future[int]()
+        reading = Reading()
+        heads = Future[int]()
         heads.add_done_callback(partial(self._queue, request, reading, self._turns.num_spent))
         look = partial(check_images, request.images, self._max_pixels)
         self._turns.submit(request.client_id, look, heads, HEADS_PRICE)
@@ -243,7 +249,8 @@ def check_images(images: tuple[bytes, ...], max_pixels: int) -> int:
     Raises InvalidParameter for a file that is no image, and for too many pixels, in one image or
     together.
     """
-    num_pixels, max_together = 0, MAX_LARGE_IMAGES * max_pixels
+    num_pixels = 0
+    max_together = MAX_LARGE_IMAGES * max_pixels
     of_one = f"of at most {max_pixels} pixels (VLLM_MAX_IMAGE_PIXELS)"
     of_all = (
         f"of at most {max_together} pixels, together with those before it (VLLM_MAX_IMAGE_PIXELS)"
@@ -260,6 +267,7 @@ def check_images(images: tuple[bytes, ...], max_pixels: int) -> int:
         num_pixels += width * height
         if width * height > max_pixels:
             raise InvalidParameter(f"images[{number}]", of_one, f"{width}x{height}")
+
         if num_pixels > max_together:
             raise InvalidParameter(f"images[{number}]", of_all, f"{width}x{height}")
 

@@ -69,6 +69,7 @@ def prepare(config: EngineConfig | None = None) -> None:
     of_compiler = _of_compiler(config.options if config else {}) if is_on_cpu() else {}
     for name, value in {**ENVIRONMENT, **of_compiler}.items():
         os.environ.setdefault(name, value)
+
     hide_foreign_builds()
     sys.modules["__main__"].__spec__ = importlib.util.find_spec(
         __name__
@@ -80,6 +81,7 @@ def prepare(config: EngineConfig | None = None) -> None:
             os.environ[LOG_NAME] = json.dumps(
                 [handler.formatter.role, level, form, f"/proc/{os.getpid()}/fd/{fd()}"]
             )
+
     _start_tracker()
     vllm_log.listen()
     _set_levels()
@@ -101,6 +103,7 @@ def hide_foreign_builds() -> None:
             if not (build := version(name)).endswith(CPU_TAG) and sys.modules.get(name) is None:
                 foreign.append(f"{name} {build}")
                 sys.modules[name] = None  # type: ignore[assignment]
+
     if foreign:
         log.info(
             "hidden from vllm, not built for torch %s: %s", version("torch"), ", ".join(foreign)
@@ -113,6 +116,7 @@ def is_eager(options: Mapping[str, str]) -> bool:
     """
     if (given := options.get("enforce_eager")) is not None:
         return is_true(given, otherwise=True)
+
     return (
         os.environ.get("TORCHDYNAMO_DISABLE", "0") not in ("", "0") or why_no_compiler() is not None
     )
@@ -125,6 +129,7 @@ def why_no_compiler(headers: str = sysconfig.get_path("include")) -> str | None:
     compiler = os.environ.get("CXX") or "g++"  # as torch does
     if shutil.which(compiler) is None:
         return f"there is no C++ compiler {compiler}"
+
     header = Path(headers, "Python.h")
     return None if header.is_file() else f"{header} is not there, which belongs to Python's headers"
 
@@ -133,6 +138,7 @@ def _of_compiler(options: Mapping[str, str]) -> dict[str, str]:
     """The variables that torch and vLLM read at their import."""
     if is_eager(options):
         return EAGER
+
     # The next start finds kernels beside vLLM's other caches; torch's default is a temporary
     # folder.
     folder = os.path.join(cache_folder(os.environ), "torchinductor")
@@ -150,6 +156,7 @@ def calm_torch() -> None:
             logger = logging.getLogger(name)
             logger.handlers.clear()
             logger.propagate = True
+
     logging.getLogger("torch._library.triton").setLevel(
         logging.ERROR
     )  # it warns that Triton is missing
@@ -169,6 +176,7 @@ def _set_levels() -> None:
             logging.getLogger(name).setLevel(
                 logging.DEBUG if name in vllm_log.SAID_AT_DEBUG else logging.INFO
             )
+
         for name in CHATTY_ON_CPU if is_on_cpu() else ():
             logging.getLogger(name).setLevel(logging.ERROR)
 
@@ -186,6 +194,7 @@ def _start_tracker() -> None:
     if is_alone:
         with suppress(OSError):
             os.setpgid(0, os.getpgid(os.getppid()))
+
     sys.warnoptions.append("ignore")
     try:
         resource_tracker.ensure_running()
@@ -225,6 +234,7 @@ class _Stderr(io.TextIOBase):
         *lines, self._line = (self._line + text).split("\n")
         for line in filter(None, map(str.rstrip, lines)):
             logging.getLogger("lmi.vllm.stderr").debug("%s", line)
+
         return len(text)
 
 

@@ -85,6 +85,7 @@ def params_of(
     asked = sequence.request.pooling_params
     if asked is None or embeddings is None:
         return sampling_params(sequence, structure)
+
     is_whole = asked.dimensions in (
         None,
         embeddings.size,
@@ -110,6 +111,7 @@ def sampling_params(
     )
     if request.bad_words:  # vLLM's argument takes texts and turns them into token ids
         params._bad_words_token_ids = [[int(one) for one in word] for word in request.bad_words]
+
     return params
 
 
@@ -140,6 +142,7 @@ def _choice(sequence: Sequence) -> dict[str, Any]:
         given: dict[str, float | None] = {"temperature": 0.0}
     else:
         given = {"temperature": config.temperature, "top_p": config.top_p, "min_p": config.min_p}
+
     given["repetition_penalty"] = config.repetition_penalty
     given["presence_penalty"] = config.presence_penalty
     given["frequency_penalty"] = config.frequency_penalty
@@ -148,29 +151,37 @@ def _choice(sequence: Sequence) -> dict[str, Any]:
     }
     if not config.is_greedy and config.top_k is not None:
         chosen["top_k"] = int(config.top_k)
+
     if config.seed is not None:  # vLLM then makes a generator for the request, which costs time
         chosen["seed"] = (
             int(sequence.seed) & MAX_SIGNED
         )  # the highest bit could make -1, which means no seed
+
     return chosen
 
 
 def _log_probs(sequence: Sequence) -> dict[str, Any]:
-    output, wanted = sequence.request.output_config, dict[str, Any]()
+    output = sequence.request.output_config
+    wanted = dict[str, Any]()
     if output.return_log_probs or output.num_top_log_probs:
         wanted["logprobs"] = int(output.num_top_log_probs)
+
     if sequence.lacks_prompt_log_probs:
         wanted["prompt_logprobs"] = int(output.num_prompt_log_probs or 0)
+
     return wanted
 
 
 def structure(guide: GuidedDecodingParams) -> StructuredOutputsParams:
     if guide.guide_type is GuideType.JSON:
         return StructuredOutputsParams(json_object=True)
+
     if guide.guide_type is GuideType.JSON_SCHEMA:
         return StructuredOutputsParams(json=guide.guide)
+
     if guide.guide_type is GuideType.REGEX:
         return StructuredOutputsParams(regex=guide.guide)
+
     return StructuredOutputsParams(grammar=guide.guide)
 
 
@@ -185,9 +196,11 @@ def of_core(name: str, output: EngineCoreOutput) -> SequenceOutput:
     """Translate an output of the core. Its log-probs are arrays (positions, largest number asked
     for + 1).
     """
-    embedding, vector = None, output.pooling_output
+    embedding = None
+    vector = output.pooling_output
     if vector is not None:
         embedding = Tensor(tuple(vector.shape), "float32", vector.float().numpy().tobytes())
+
     return SequenceOutput(
         name,
         output.new_token_ids,
@@ -202,6 +215,7 @@ def of_core(name: str, output: EngineCoreOutput) -> SequenceOutput:
 def _of_arrays(arrays: LogprobsLists | LogprobsTensors | None) -> LogProbs | None:
     if arrays is None:
         return None
+
     return LogProbs(arrays.logprob_token_ids.tolist(), arrays.logprobs.tolist())
 
 
@@ -211,6 +225,7 @@ def _end(name: str, reason: str) -> FinishReason | Exception:
     """
     if reason in REASONS:
         return REASONS[reason]
+
     cause = vllm_log.cause_of(name)
     return (
         RuntimeError(reason)
@@ -225,9 +240,11 @@ def num_blocks(config: VllmConfig) -> int:
 
 
 def describe(config: VllmConfig, max_beam_width: int, renderer: Any = None) -> EngineInfo:
-    model, speculates = config.model_config, config.speculative_config is not None
+    model = config.model_config
+    speculates = config.speculative_config is not None
     max_num_seqs = config.scheduler_config.max_num_seqs
-    vocab_size, max_logprobs = model.get_vocab_size(), model.max_logprobs
+    vocab_size = model.get_vocab_size()
+    max_logprobs = model.max_logprobs
     max_images, image_placeholder = (0, "") if renderer is None else _reads_images(model, renderer)
     max_top_log_probs = vocab_size if max_logprobs < 0 else min(max_logprobs, vocab_size)
     shorter = (
@@ -270,6 +287,7 @@ def _reads_images(model: ModelConfig, renderer: Any) -> tuple[int, str]:
     """
     if not model.supports_multimodal_inputs:
         return 0, ""
+
     num = renderer.get_mm_processor().info.allowed_mm_limits.get("image", 0)
     first, second = (
         get_model_cls(model).get_placeholder_str("image", n) if num else "" for n in (1, 2)

@@ -19,7 +19,9 @@ from lmi.executor import Progress
 
 START = "LMI_VLLM_STARTUP_LOG"  # the variable with the path of the file
 LOOK_S = 0.1
-MAX_CAUSE, MAX_REFUSAL = 1000, 300  # characters
+# characters
+MAX_CAUSE = 1000
+MAX_REFUSAL = 300
 MAX_REFUSALS = 1000  # a cause is read a moment after it was noted
 
 # The first line of one of these loggers begins the stage.
@@ -66,6 +68,7 @@ def listen() -> None:
 def _lines(path: str) -> list[str]:
     with suppress(OSError), open(path, encoding="utf-8") as file:
         return file.read().splitlines()
+
     return []
 
 
@@ -122,6 +125,7 @@ class StartupLog:
                 ]
                 for stage in STAGES[reached + 1 : max(named, default=reached) + 1]:
                     progress(stage, 0.0)
+
                 reached = max([reached, *named])
 
         thread = threading.Thread(target=tell, name="startup-log", daemon=True)
@@ -153,6 +157,7 @@ def _note_stage(record: logging.LogRecord) -> bool:
     startup_log = StartupLog.current()
     if not startup_log.is_started:
         startup_log.write(f"stage {BEGINS[record.name]}")
+
     return logging.getLogger().isEnabledFor(record.levelno)
 
 
@@ -163,6 +168,7 @@ def _note_failure(record: logging.LogRecord) -> bool:
     startup_log = StartupLog.current()
     if not record.exc_info or startup_log.is_started:
         return True
+
     error = record.exc_info[1]
     startup_log.write(f"failed {type(error).__name__}: {shorten(str(error), MAX_CAUSE)[1:-1]}")
     return logging.getLogger().isEnabledFor(logging.DEBUG)
@@ -176,4 +182,5 @@ def _note_guide(record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
         cause = NO_TEXT if error is None else " ".join(str(error).split())
         _refusals.append((str(record.args[0]), cause))
+
     return logging.getLogger().isEnabledFor(logging.DEBUG)

@@ -21,7 +21,8 @@ from lmi.http.exchange import ENDPOINT_NAME, Exchange
 from lmi.models.choice import OPENAI_PATHS
 from lmi.server.service import Service
 
-HEADER, QUERY = "X-Amzn-SageMaker-Adapter-Identifier", "adapter"
+HEADER = "X-Amzn-SageMaker-Adapter-Identifier"
+QUERY = "adapter"
 ALIAS = "X-Amzn-SageMaker-Adapter-Alias"
 OF_THE_REFERENCE = "lmi"
 SAFE_ALIAS = re.compile(r"[ -~]{1,256}")
@@ -37,8 +38,12 @@ async def choose_adapter(exchange: Exchange, service: Service, parsed: Parsed[An
     in_body = tuple(request.adapter for request in parsed.requests)
     if not outside and not any(in_body):
         return parsed
-    is_model, model, format = False, service.config.model, parsed.format
-    own, chosen = ["", *model.names], in_body
+
+    is_model = False
+    model = service.config.model
+    format = parsed.format
+    own = ["", *model.names]
+    chosen = in_body
     if outside:
         (place, counts), *others = outside
         losers = [
@@ -60,15 +65,18 @@ async def choose_adapter(exchange: Exchange, service: Service, parsed: Parsed[An
                 for name in further
                 if service.adapters is None or not service.adapters.has(name)
             ]
+
     names = [
         None if name is None or name in own or model.answers_to(name) else name for name in chosen
     ]
     for name in dict.fromkeys(name for name in names if name is not None):
         await _find(service, name, alias(exchange) or name, is_model=is_model)
+
     if isinstance(format, OpenAIFormat):
         format = replace(format, model=names[0] or model.name, adapter=names[0])
         if format.is_adapter_named:
             format = replace(format, field_names={**format.field_names, "lora_config": "adapters"})
+
     requests = tuple(
         replace(one, adapter=name) for one, name in zip(parsed.requests, names, strict=True)
     )
@@ -87,6 +95,7 @@ def _named_outside(exchange: Exchange) -> Iterator[tuple[str, str]]:
     """Yield where an adapter is named outside the body, and the name. The first counts."""
     if (header := exchange.headers.get(HEADER)) is not None:
         yield f"the header {HEADER}", header.strip()
+
     if exchange.scope.get("query_string") and (named := exchange.query.get(QUERY)) is not None:
         yield f"the query's {QUERY}", named
 
@@ -95,9 +104,11 @@ async def _find(service: Service, name: str, said: str, *, is_model: bool) -> No
     """Make sure that this front end's engines know a registered adapter. Raises an error for any
     other name.
     """
-    engines, registry = service.engines, service.adapters
+    engines = service.engines
+    registry = service.adapters
     if engines is None or registry is None or name in engines.adapters:
         return
+
     try:
         entry = registry.find(name)
     except NotRegistered:
@@ -105,11 +116,15 @@ async def _find(service: Service, name: str, said: str, *, is_model: bool) -> No
             raise UnknownModel(
                 f"the model {shorten(name)} does not exist, only {service.served_names}"
             ) from None
+
         if (await engines.ready()).capabilities.lora:
             raise unknown_adapter(said) from None
+
         if not is_enabled(service.config.engine.options):
             raise Unsupported("lora_config", f"adapters are switched on by {OPTION}=true") from None
+
         return  # the pipeline says that this engine has no adapters
+
     await engines.wait_for(lambda: name in engines.adapters or registry.failure(name))
     if name not in engines.adapters:
         raise registry.why_unusable(entry, said)

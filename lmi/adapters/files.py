@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 # beside the model or serving.properties, with one folder for each adapter, named after it
 FOLDER = "adapters"
 OPTION = "option.enable_lora"
-CONFIG, WEIGHTS, PICKLED = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
+PICKLED = "adapter_model.bin"
 MAX_CONFIG_BYTES = 1 << 20
 
 
@@ -76,13 +78,16 @@ def with_adapters(config: Config, values: Values, handler: Handler) -> Config:
     found = [folder for folder in folders if folder.is_dir() and not folder.name.startswith(".")]
     if not found or config.is_user_code:
         return config
+
     if not is_enabled(config.engine.options) or OPTION in handler.unused:
         said = f"the adapters in {found[0].parent} are not loaded"
         values.warn(f"{said}: {OPTION}=true loads them, on an engine that has adapters")
         return config
+
     for folder in found:
         secure_mode.check_adapter(config.server, folder, folder.parent.parent)
         check_files(folder, allow_pickle=config.engine.allow_pickle)
+
     return replace(
         config, model=replace(config.model, adapters=_by_name(found, config.model.names))
     )
@@ -98,12 +103,15 @@ def _by_name(folders: Iterable[Path], taken: Container[str]) -> dict[str, str]:
             check_name(folder.name)
         except InvalidParameter as error:
             raise ModelUnusable(f"{folder}: the folder's {error}") from None
+
         if folder.name in taken or folder.name in found:
             other = found.get(folder.name, "the model")
             raise ModelUnusable(
                 f"{folder}: an adapter has a name of its own, and {other} has this one"
             )
+
         found[folder.name] = str(folder)
+
     return found
 
 
@@ -111,7 +119,8 @@ def check_files(folder: Path, *, allow_pickle: bool) -> None:
     """Raise ModelUnusable unless a folder has the files of an adapter, SecurityRefused if its
     weights are pickled.
     """
-    file, text = folder / CONFIG, b"{}"
+    file = folder / CONFIG
+    text = b"{}"
     try:
         has_config, has_weights, has_pickle = (
             (folder / name).is_file() for name in (CONFIG, WEIGHTS, PICKLED)
@@ -119,19 +128,23 @@ def check_files(folder: Path, *, allow_pickle: bool) -> None:
         if has_config:
             with open(file, "rb") as opened:
                 text = opened.read(MAX_CONFIG_BYTES + 1)
+
         if len(text) > MAX_CONFIG_BYTES:
             raise ModelUnusable(
                 f"{file}: over {MAX_CONFIG_BYTES} bytes, which no adapter's configuration has"
             )
+
         msgspec.json.decode(text, type=dict)
     except OSError as error:
         raise ModelUnusable(f"{error.filename}: {error.strerror}") from None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ModelUnusable(f"{file}: {error}") from None
+
     if not has_config or not (has_weights or has_pickle):
         raise ModelUnusable(
             f"{folder}: an adapter's folder has an {WEIGHTS if has_config else CONFIG}"
         )
+
     if not has_weights and not allow_pickle:
         advice = f"save it as {WEIGHTS}, or set option.allow_pickle=true"
         raise SecurityRefused(f"{folder / PICKLED} is a pickle, which can run code: {advice}")

@@ -40,7 +40,8 @@ class AdapterKeeper:
         self._executor = executor
         self._folder = folder
         self._dispatcher = dispatcher
-        dispatcher.look, dispatcher.may_rest = self.look, self._is_loading
+        dispatcher.look = self.look
+        dispatcher.may_rest = self._is_loading
         self._timeout_s = timeout_s
         self._load_s: float | None = (
             None  # time.monotonic() of the first look at the load that goes on now
@@ -66,6 +67,7 @@ class AdapterKeeper:
         if not self._executor.is_loading_adapter:
             self._load_s = None
             return False
+
         now = time.monotonic()
         self._load_s = self._load_s or now
         return now - self._load_s < self._timeout_s
@@ -102,6 +104,7 @@ class AdapterKeeper:
             await self._unload(name)
             del self.outcomes[name]
             self._announce()
+
         for entry in wanted.values():
             if self.outcomes.get(entry.name) != AdapterOutcome(entry.stamp):
                 self.outcomes[entry.name] = AdapterOutcome(entry.stamp, await self._try(entry))
@@ -120,12 +123,14 @@ class AdapterKeeper:
         known = self._loaded.get(entry.name)
         if known is not None and known.stamp == entry.stamp:  # a change of it was taken back
             return None
+
         is_replaced = known is not None and (
             known.path != entry.path or known.is_pinned > entry.is_pinned
         )
         if is_replaced:
             await self._unload(entry.name)
             self._announce()
+
         try:
             await self._load(entry)
         except Exception as error:
@@ -134,7 +139,9 @@ class AdapterKeeper:
             if known is not None and is_replaced:
                 with suppress(Exception):
                     await self._load(known)
+
             return refusal(error)
+
         return None
 
     async def _load(self, entry: Adapter) -> None:

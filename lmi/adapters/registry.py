@@ -68,6 +68,7 @@ class AdapterRegistry:
                 raise errors.OutOfMemory(
                     f"{self.max_adapters} adapters are registered, which is max_adapters"
                 )
+
             return new
 
         self.folder.change(entry.name, make)
@@ -78,23 +79,29 @@ class AdapterRegistry:
             self.folder.remove(entry.name)
             if isinstance(error, LmiError) and not isinstance(error, errors.DeadlineExceeded):
                 await self._forget(entry.name)
+
             raise
+
         log.info("adapter %s is registered", entry.name)
 
     async def update(self, entry: Adapter, said: str = "") -> None:
         """Give a registered adapter new settings on every engine, or on none. Raises what
         `register` raises.
         """
-        old, new = self._changeable(entry.name, said), replace(entry, stamp=time.monotonic_ns())
+        old = self._changeable(entry.name, said)
+        new = replace(entry, stamp=time.monotonic_ns())
         if not self.folder.swap(old, new):
             raise NameTaken(f"Adapter {said or entry.name} is being changed")
+
         try:
             await self._load(new)
         except LmiError:
             if self.folder.swap(new, old):
                 with suppress(LmiError):
                     await self._load(old)
+
             raise
+
         log.info("adapter %s is updated", entry.name)
 
     async def unregister(self, name: str, said: str = "") -> None:
@@ -104,6 +111,7 @@ class AdapterRegistry:
         self._changeable(name, said)
         if not self.folder.remove(name):
             raise NotRegistered(f"Adapter {said or name} is not registered")
+
         await self._forget(name)
         log.info("adapter %s is unregistered", name)
 
@@ -121,6 +129,7 @@ class AdapterRegistry:
         entry = self.folder.read(name)
         if entry is None or entry.state is State.PENDING:
             raise NotRegistered(f"Adapter {said or name} is not registered")
+
         return entry
 
     def _changeable(self, name: str, said: str) -> Adapter:
@@ -130,6 +139,7 @@ class AdapterRegistry:
         entry = self.folder.read(name)
         if entry is not None and entry.state is State.PENDING and not is_abandoned(entry):
             raise NameTaken(f"Adapter {said or name} is being registered")
+
         return self.find(name, said)
 
     def failure(self, name: str) -> str | None:
@@ -150,8 +160,10 @@ class AdapterRegistry:
         may_come = len(failures) < len(self.engines.records)
         if may_come or isinstance(failures[0], errors.Unavailable):
             return errors.Unavailable(message)
+
         if isinstance(failures[0], errors.OutOfMemory):
             return errors.OutOfMemory(message)
+
         return AdapterUnusable(message)
 
     def _failures(self, name: str) -> list[LmiError]:
@@ -169,7 +181,8 @@ class AdapterRegistry:
         """
 
         def is_tried(outcomes: Outcomes) -> bool:
-            found, outcome = self.folder.read(entry.name), outcomes.get(entry.name)
+            found = self.folder.read(entry.name)
+            outcome = outcomes.get(entry.name)
             is_replaced = found is None or found.stamp != entry.stamp
             return is_replaced or (outcome is not None and outcome.stamp == entry.stamp)
 
@@ -207,13 +220,16 @@ class AdapterRegistry:
         ]  # also silent ones
         if not serving:
             raise self.engines.unavailable()
+
         async with asyncio.timeout(self.timeout_s):
             found = await asyncio.gather(
                 *(_follow(engine, is_done) for engine in serving), return_exceptions=True
             )
+
         for one in found:
             if isinstance(one, BaseException):
                 raise one
+
         return [one for one in found if not isinstance(one, BaseException)]
 
 
@@ -228,5 +244,7 @@ async def _follow(engine: EngineConnection, is_done: Callable[[Outcomes], bool])
     while not engine.closed.done():
         if is_done(engine.outcomes):
             return engine.outcomes
+
         await engine.news.wait()
+
     raise errors.EngineLost("the engine was lost while it changed its adapters")

@@ -69,6 +69,7 @@ async def load_lora(exchange: Exchange, service: Service) -> None:
         said, _ = await _load(exchange, service, registry, given, "lora_name", "lora_path")
     except InvalidParameter as error:
         raise InvalidRequest(error.spelled({"name": "lora_name", "src": "lora_path"})) from None
+
     await exchange.send_whole(
         200, TEXT, f"Success: LoRA adapter '{said}' added successfully.".encode()
     )
@@ -99,6 +100,7 @@ async def _load(
     check_name(name)
     if name in service.config.model.names:
         raise NameTaken(f"name {name} belongs to the model")
+
     preload, pin = _checked(given.get("preload", True), given.get("pin", False))
     said = alias(exchange) or name
     check_free(registry.folder.read(name), said)  # before a fetch; `register` decides
@@ -121,10 +123,12 @@ async def update(exchange: Exchange, service: Service) -> None:
         raise InvalidParameter(
             "src", "that of the registered adapter; delete it and register it again", given["src"]
         )
+
     if old.is_pinned and not given.get("pin", True):
         raise InvalidParameter(
             "pin", "true for a pinned adapter; delete it and register it again", False
         )
+
     pin = given.get("pin", old.is_pinned)
     preload, pin = _checked(given.get("preload", old.preload or pin), pin)
     await registry.update(replace(old, preload=preload, is_pinned=pin), said)
@@ -133,13 +137,15 @@ async def update(exchange: Exchange, service: Service) -> None:
 
 async def unregister(exchange: Exchange, service: Service) -> None:
     """Unload an adapter from every engine. Requests that run with it finish."""
-    registry, (name, said) = await _registry(exchange, service), _named(exchange)
+    registry = await _registry(exchange, service)
+    (name, said) = _named(exchange)
     await registry.unregister(name, said)
     await exchange.send_json({"status": f"Adapter {said} unregistered"})
 
 
 async def describe(exchange: Exchange, service: Service) -> None:
-    registry, (name, said) = await _registry(exchange, service), _named(exchange)
+    registry = await _registry(exchange, service)
+    (name, said) = _named(exchange)
     await exchange.send_json(_shown(registry.find(name, said), registry))
 
 
@@ -155,16 +161,21 @@ async def _registry(exchange: Exchange, service: Service) -> AdapterRegistry:
     """
     if not service.config.server.management:
         raise HTTPException(404, "adapters cannot be changed here (management=false)")
+
     service.front_end.check_serves()
     if (model := exchange.scope["path_params"].get("model")) is not None:
         service.check_model(model)
+
     if service.config.is_user_code or service.engines is None or service.adapters is None:
         raise InvalidRequest("the model is user code, which has no adapters")
+
     if not is_enabled(service.config.engine.options):
         raise InvalidRequest("LoRA is not enabled.")
+
     engine = await service.engines.ready()
     if not engine.capabilities.lora:
         raise InvalidRequest(f"the engine {engine.name} has no adapters")
+
     return service.adapters
 
 
@@ -185,18 +196,21 @@ async def _asked(
                 value = read(name, place[name])
                 if given.setdefault(name, value) != value:
                     raise InvalidParameter(name, "the same in the query and the body", value)
+
     return registry, given
 
 
 def _given(given: Mapping[str, Any], name: str) -> str:
     if not given.get(name):
         raise InvalidRequest(f"{name} is missing")
+
     return str(given[name])
 
 
 def _checked(preload: bool, pin: bool) -> tuple[bool, bool]:
     if pin and not preload:
         raise InvalidParameter("preload", "true with pin=true", preload)
+
     return preload, pin
 
 
@@ -290,13 +304,13 @@ def description(config: Config) -> ApiDescription:
         change("post", prefix, "Register an adapter", NEW)
         change("delete", one, "Unregister an adapter")
         change("post", f"{one}/update", "Pin or preload an adapter", SETTINGS)
+
     if not config.is_user_code:
         openai = dataclasses.replace(api, error=content("OpenAIError"), rules=[OPENAI_CHAT.errors])
-        ok, name = {TEXT: {"schema": STRING}}, {"lora_name": NEW["name"]}
-        new, old = (
-            asked(name | {"lora_path": SRC}, "lora_name", "lora_path"),
-            asked(name, "lora_name"),
-        )
+        ok = {TEXT: {"schema": STRING}}
+        name = {"lora_name": NEW["name"]}
+        new = asked(name | {"lora_path": SRC}, "lora_name", "lora_path")
+        old = asked(name, "lora_name")
         openai.add(
             "post",
             "/v1/load_lora_adapter",
@@ -313,4 +327,5 @@ def description(config: Config) -> ApiDescription:
             CHANGING,
             body=content(old),
         )
+
     return api

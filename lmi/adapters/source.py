@@ -35,12 +35,11 @@ async def fetch_adapter(src: str, config: Config, front_end: FrontEnd) -> Path:
     """
     folder = await asyncio.to_thread(find_local, src, config)
     if folder is None:
-        wanted, timeout_s = (
-            WantedSource.of(src, config, is_adapter=True),
-            config.engine.model_loading_timeout_s,
-        )
+        wanted = WantedSource.of(src, config, is_adapter=True)
+        timeout_s = config.engine.model_loading_timeout_s
         folder = await fetch(wanted, timeout_s, front_end.runtime.fetches(), front_end.block)
         await asyncio.to_thread(_check, folder, src, config, is_fetched=True)
+
     return folder
 
 
@@ -53,11 +52,13 @@ def find_local(src: str, config: Config) -> Path | None:
         is_there = folder.is_dir()
     except (OSError, ValueError, RuntimeError):  # too long, a NUL, links that lead to each other
         raise errors.InvalidParameter("src", "the path of a folder", src) from None
+
     try:
         if remote(src, exists_locally=is_there, needs_owner=True) is not None:
             return None
     except errors.StartError as error:
         raise errors.InvalidRequest(f"src {error}") from None
+
     roots = (
         config.model.path,
         str(PLATFORM_FOLDER),
@@ -67,8 +68,10 @@ def find_local(src: str, config: Config) -> Path | None:
     if not any(folder.is_relative_to(Path(root).resolve()) for root in filter(None, roots)):
         rule = f"below the model's folder, {PLATFORM_FOLDER}, download_dir or one of adapter_roots"
         raise errors.InvalidParameter("src", f"a folder {rule}", src)  # whether it exists or not
+
     if not is_there:
         raise errors.InvalidRequest(f"src {errors.shorten(src, 300)} is no folder")
+
     _check(folder, src, config)
     return folder
 
@@ -102,11 +105,13 @@ async def fetch(wanted: WantedSource, timeout_s: float, place: Path, block: Bloc
     except OSError as error:
         log.error("a fetch cannot be asked for: %s: %s", folder, error.strerror)
         raise errors.Unavailable(f"a fetch cannot be asked for: {error.strerror}") from None
+
     try:
         async with asyncio.timeout(timeout_s):
             while folder.exists():
                 if (found := fetches.result(folder)) is not None:
                     return next(iter(found.values()))
+
                 if (failure := fetches.failure(folder)) is not None:
                     kind = (
                         errors.InvalidRequest
@@ -114,9 +119,12 @@ async def fetch(wanted: WantedSource, timeout_s: float, place: Path, block: Bloc
                         else errors.Unavailable
                     )
                     raise kind(f"src {failure.message}")
+
                 if block.supervisor.phase in (Phase.DRAINING, Phase.FAILED):
                     raise errors.Draining("the server is shutting down, it fetches nothing")
+
                 await asyncio.sleep(LOOK_S)
+
         raise errors.Unavailable("the fetch of src was given up, see the log")
     except TimeoutError:
         said = f"src {wanted.source} was not fetched within model_loading_timeout ({timeout_s:g} s)"

@@ -125,11 +125,13 @@ def parse(message: Message[OpenAIFormat], *, is_counted: bool = False) -> Parsed
     messages = _messages(given, {name: tools[name] for name in deferred})
     if not is_counted and given["max_new_tokens"] is None:
         raise InvalidParameter("max_tokens", "an integer of at least 1", None)
+
     if not is_counted and messages[-1]["role"] == "assistant":
         raise Unsupported(
             "messages",
             "an answer begins a message of its own, so the last one cannot be the assistant's",
         )
+
     choice = _tool_choice(given, tools)
     guide = _read_output_config(given)
     chat_schema.fill_in(given, MESSAGES, message)
@@ -147,6 +149,7 @@ def _tool_choice(given: dict[str, Any], tools: Tools) -> ToolChoice:
     given["parallel_tool_calls"] = not is_single
     if mode == "function":
         return function_choice("tool_choice.name", wanted.get("name"), tools)
+
     return mode_choice(mode, tools)
 
 
@@ -155,6 +158,7 @@ def _read_output_config(given: dict[str, Any]) -> AskedGuide:
     config = given.get("output_config", {})
     if config.get("effort") is not None:
         given["reasoning_effort"] = text("output_config.effort", config["effort"])
+
     asked = {
         "output_config.format": config.get("format"),
         "output_format": given.get("output_format"),
@@ -165,6 +169,7 @@ def _read_output_config(given: dict[str, Any]) -> AskedGuide:
 
     for name, value in formats.items():
         return guide_of_format(name, value, read_format_type)
+
     return None, {}
 
 
@@ -174,6 +179,7 @@ def _messages(given: Given, deferred: Tools) -> list[dict[str, Any]]:
     said = [{"role": "system", "content": system}] if system else []
     for name, message in messages:
         said += _read_message(name, an_object(name, message), deferred)
+
     return said
 
 
@@ -195,8 +201,10 @@ def _read_message(name: str, message: dict[str, Any], deferred: Tools) -> list[d
     said = message.get("content")
     if isinstance(said, str):
         return [{"role": role, "content": said}]
+
     if not isinstance(said, list):
         raise InvalidParameter(f"{name}.content", "a string or a list of blocks", said)
+
     found: dict[str, list[Any]] = {kind: [] for kind in BLOCKS[role]}
     for n, item in enumerate(said):
         place = f"{name}.content[{n}]"
@@ -206,7 +214,9 @@ def _read_message(name: str, message: dict[str, Any], deferred: Tools) -> list[d
             raise Unsupported(
                 place, f"messages are text alone, given a block of type {shorten(kind)} ({role})"
             )
+
         found["text" if kind == "image" else kind].append(BLOCKS[role][kind](place, block))
+
     results, parts, thoughts, calls = (
         found.get(kind, []) for kind in ("tool_result", "text", "thinking", "tool_use")
     )
@@ -224,6 +234,7 @@ def _without_references(place: str, block: dict[str, Any], deferred: Tools) -> d
     def described(n: int, part: object) -> object:
         if not isinstance(part, dict) or part.get("type") != "tool_reference":
             return part
+
         name = text(f"{place}.content[{n}].tool_name", part.get("tool_name"))
         return {
             "type": "text",
@@ -251,7 +262,8 @@ def _result(place: str, block: dict[str, Any]) -> dict[str, Any]:
 
 
 def _call(place: str, block: dict[str, Any]) -> dict[str, Any]:
-    call_id, name = text(f"{place}.id", block.get("id")), text(f"{place}.name", block.get("name"))
+    call_id = text(f"{place}.id", block.get("id"))
+    name = text(f"{place}.name", block.get("name"))
     arguments = an_object(f"{place}.input", block.get("input"))
     check_levels(f"{place}.input", arguments)
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
@@ -286,7 +298,8 @@ class MessageStream(BlockStream):
 
     def _usage(self) -> dict[str, Any]:
         """Return the numbers of tokens. Those of the prompt that were cached count apart."""
-        num_prompt_tokens, num_cached_tokens = self._num_prompt_tokens, self._num_cached_tokens
+        num_prompt_tokens = self._num_prompt_tokens
+        num_cached_tokens = self._num_cached_tokens
         if not num_prompt_tokens:  # the answer still waits
             num_prompt_tokens = self._status.num_prompt_tokens
             num_cached_tokens = self._status.num_cached_tokens or 0
@@ -328,6 +341,7 @@ class MessageStream(BlockStream):
                 kind: "",
                 **({"signature": ""} if isinstance(part, Thought) else {}),
             }
+
         return [
             self._event("content_block_start", index=len(self._content), content_block=self._block)
         ]
@@ -337,6 +351,7 @@ class MessageStream(BlockStream):
         delta = {"type": f"{kind}_delta", kind: part.text}
         if isinstance(part, Arguments):
             delta = {"type": "input_json_delta", "partial_json": part.text}
+
         return self._event("content_block_delta", index=len(self._content), delta=delta)
 
     def _close(self, *, is_cut: bool = False) -> list[bytes]:
@@ -345,8 +360,10 @@ class MessageStream(BlockStream):
         """
         if not self._block:
             return []
+
         stop = self._event("content_block_stop", index=len(self._content))
-        block, said = self._block, "".join(self._texts)
+        block = self._block
+        said = "".join(self._texts)
         if not self.is_streaming and block["type"] != "tool_use":
             block |= {block["type"]: said}
         elif not self.is_streaming:
@@ -355,12 +372,14 @@ class MessageStream(BlockStream):
                 block = block | {"input": value}
             elif not is_cut:
                 block = {"type": "text", "text": said}
+
         self._content.append(block)
         return [stop]
 
     def _end(self, delta: Delta, reason: AnswerEnd) -> tuple[list[bytes], dict[str, Any]]:
         """A call ends the answer, if it is one. The stop string is the one that was found."""
-        records, found = self._close(is_cut=reason is not AnswerEnd.EOS_TOKEN), delta.stop_reason
+        records = self._close(is_cut=reason is not AnswerEnd.EOS_TOKEN)
+        found = delta.stop_reason
         is_called = reason is AnswerEnd.EOS_TOKEN and any(
             block["type"] == "tool_use" for block in self._content
         )
@@ -505,6 +524,7 @@ def describe(config: Config) -> ApiDescription:
     )
     ok = content("AnthropicMessage") | content(either("AnthropicEvent", "AnthropicError"), SSE)
     api.infer("/v1/messages", "Answer a conversation", ok, "AnthropicRequest")
-    count, path = content(struct(input_tokens=int)), "/v1/messages/count_tokens"
+    count = content(struct(input_tokens=int))
+    path = "/v1/messages/count_tokens"
     api.infer(path, "Count the tokens of a conversation", count, "AnthropicCount")
     return api

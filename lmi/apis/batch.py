@@ -46,35 +46,43 @@ def read(body: bytes, content_type: str | None, model: ModelConfig) -> Message[A
     inputs = fields.get("inputs")
     if "inputs" not in fields:
         raise MalformedRequest("inputs is missing")
+
     texts = inputs if isinstance(inputs, list) else [inputs]
     if not 1 <= len(texts) <= MAX_INPUTS:
         raise MalformedRequest(
             f"inputs must be one string or a list of 1 to {MAX_INPUTS}, given {shorten(inputs)}"
         )
+
     for text in texts:
         if not isinstance(text, str) or not text:
             raise MalformedRequest(f"inputs must be non-empty strings, given {shorten(text)}")
+
     check_types(fields, has_stream=False)
     details = (fields.get("parameters") or {}).get("details") is True
     return Message(fields, replace(default_format(model), details=details), model.sampling_defaults)
 
 
 def parse(message: Message[AnswerFormat]) -> Parsed[AnswerFormat]:
-    fields, format = message.fields, message.format
-    parameters, ignored = dict(fields.get("parameters") or {}), []
+    fields = message.fields
+    format = message.format
+    parameters = dict(fields.get("parameters") or {})
+    ignored = []
     for name in WITHOUT_EFFECT:
         if parameters.get(name) is not None:
             lmi.PARAMETERS[name].read(f"parameters.{name}", parameters.pop(name))
             ignored.append(f"parameters.{name}: no effect with option.rolling_batch=disable")
+
     if fields.get("stream") is not None:
         boolean("stream", fields["stream"])
         ignored.append("stream: no effect, option.enable_streaming says it for all requests")
+
     inputs = fields["inputs"] if isinstance(fields["inputs"], list) else [fields["inputs"]]
     first = {"inputs": inputs[0], "parameters": parameters, "stream": None, "adapters": None}
     single = lmi.parse(Message(fields | first, lmi.LmiFormat(), message.sampling_defaults))
     request = replace(single.request, is_streaming=format.is_streamed)
     if request.is_streaming and request.num_sequences > 1:
         raise Unsupported(lmi.name_of_several(parameters), ONE_SEQUENCE_STREAMED)
+
     adapters = _adapters(fields.get("adapters"), len(inputs))
     requests = tuple(
         replace(request, prompt=text, adapter=name)
@@ -88,6 +96,7 @@ def _adapters(value: object, num_inputs: int) -> list[str | None]:
     """Read one adapter for all inputs, or a list with one for each input."""
     if isinstance(value, list) and len(value) == num_inputs:
         return [adapter("adapters", name) for name in value]
+
     return [adapter("adapters", value)] * num_inputs
 
 
@@ -101,6 +110,7 @@ class BatchWhole(WholeFormatter[AnswerFormat]):
             best = ranked(request, answers[n * num : (n + 1) * num])[0]
             text = (request.prompt if request.return_full_text else "") + best.text
             objects.append(b'  {\n    "generated_text":%b\n  }' % dumps(text))
+
         return b"[\n%b\n]" % b",\n".join(objects)
 
     @staticmethod
@@ -134,8 +144,10 @@ class BatchStream(Formatter[AnswerFormat]):
             self._has_news = True
             self._outputs[delta.index] += self._prefixes[delta.index] + text
             self._prefixes[delta.index] = ""
+
         if delta.is_followed or not self._has_news:
             return []
+
         outputs, self._outputs, self._has_news = self._outputs, [""] * len(self._outputs), False
         return [_line({"outputs": outputs})]
 

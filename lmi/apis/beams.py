@@ -26,18 +26,23 @@ def read_search(table: ParameterTable, given: dict[str, Any], *, is_streamed: bo
     if "use_beam_search" not in given:
         table.read_search(given)
         return
+
     name = table.named("use_beam_search")
     if "beam_width" in given:
         raise InvalidParameter(
             name, f"left out beside {table.wire('beam_width')}", given["use_beam_search"]
         )
+
     num_returned = given.get("n", 1)
     width = given.pop("best_of", num_returned)
     if width == 1:
         given["temperature"] = 0.0  # with one beam decoding is greedy
         return
+
     if is_streamed:
         raise Unsupported(name, ONE_BEAM_STREAMED)
+
     if given.get("temperature") == 0:
         del given["temperature"]  # vLLM's clients send it beside the flag
+
     given |= {"beam_width": width, "n": num_returned}

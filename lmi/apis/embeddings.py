@@ -111,7 +111,8 @@ class EmbeddingsWhole(OpenAIFormatter):
 
     media_type = JSON
     is_streaming = False
-    kind, id_prefix = "list", ""
+    kind = "list"
+    id_prefix = ""
 
     def __init__(self, parsed: Parsed[OpenAIFormat]) -> None:
         super().__init__(parsed)
@@ -129,6 +130,7 @@ class EmbeddingsWhole(OpenAIFormatter):
         )
         if self._num_open:
             return []
+
         written = [self._written[index] for index in range(len(self._written))]
         usage = {"prompt_tokens": self._num_prompt_tokens, "total_tokens": self._num_prompt_tokens}
         return [
@@ -171,6 +173,7 @@ def _read_inputs(
     adapter = readers.adapter("adapters", fields.get("adapters"))
     if adapter is not None:
         format = replace(format, model=adapter, adapter=adapter, is_adapter_named=True)
+
     return Message(fields, format)
 
 
@@ -189,11 +192,13 @@ LMI_PARAMETERS = ParameterTable(
 
 
 def _parse_inputs(message: Message[VectorsFormat]) -> Parsed[VectorsFormat]:
-    fields, format = message.fields, message.format
+    fields = message.fields
+    format = message.format
     ignored = parameters.unknown(fields, lmi.KNOWN_FIELDS)
     given = LMI_PARAMETERS.read(fields.get("parameters") or {}, ignored)
     if fields.get("stream"):
         raise Unsupported("stream", "embeddings come whole")
+
     inputs = fields.get("inputs")
     texts: list[Any] = inputs if isinstance(inputs, list) else [inputs]
     if not 1 <= len(texts) <= MAX_INPUTS or not all(
@@ -220,7 +225,8 @@ class VectorsWhole(OpenAIFormatter):
 
     media_type = JSON
     is_streaming = False
-    kind, id_prefix = "list", ""
+    kind = "list"
+    id_prefix = ""
 
     def __init__(self, parsed: Parsed[Any]) -> None:
         super().__init__(parsed)
@@ -233,9 +239,11 @@ class VectorsWhole(OpenAIFormatter):
         numbers = array("f", delta.embedding.data).tolist()
         if self._is_normalised:
             numbers = _normalised(numbers)
+
         self._written[delta.index] = Fragment(dumps(numbers))
         if self._num_open:
             return []
+
         return [dumps([self._written[index] for index in range(len(self._written))])]
 
 
@@ -283,7 +291,8 @@ SCHEMAS = {
 
 
 def describe(config: Config) -> ApiDescription:
-    about, rules = "OpenAI's embeddings, of an embedding model.", [EMBEDDINGS.errors]
+    about = "OpenAI's embeddings, of an embedding model."
+    rules = [EMBEDDINGS.errors]
     api = ApiDescription("Embeddings", about, config.model, SCHEMAS, content("OpenAIError"), rules)
     api.infer("/v1/embeddings", "Embed texts", "Embeddings", "EmbeddingsRequest")
     return api

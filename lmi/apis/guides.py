@@ -62,8 +62,10 @@ def json_schema(name: str, value: object) -> GuidedDecodingParams:
     if isinstance(value, str):
         with suppress(orjson.JSONDecodeError):
             value = orjson.loads(value)
+
     if not isinstance(value, dict):
         raise InvalidParameter(name, "a JSON schema", value)
+
     check_levels(name, value)
     schema = checked_references(name, value)
     if likely := misspelt_words(schema):
@@ -71,6 +73,7 @@ def json_schema(name: str, value: object) -> GuidedDecodingParams:
             f"{shorten(word)} (perhaps {keyword})" for word, keyword in likely.items()
         )
         log.info("%s: words that are no keywords of JSON Schema have no effect: %s", name, pairs)
+
     guide = check_levels(name, schema)
     return GuidedDecodingParams(GuideType.JSON_SCHEMA, guide.decode())
 
@@ -92,6 +95,7 @@ def misspelt_words(schema: dict[str, Any]) -> dict[str, str]:
                 like := get_close_matches(word, KEYWORDS, 1, LIKENESS)
             ):
                 words[word] = like[0]
+
     return words
 
 
@@ -121,12 +125,14 @@ def checked_references(name: str, schema: dict[str, Any]) -> dict[str, Any]:
                     raise InvalidParameter(
                         name, f"a JSON schema in which every {key} {INSIDE}", value[key]
                     )
+
             check_end(name, schema, value)
             for key, inner in value.items():
                 if key in NAMES_OF_SCHEMAS and isinstance(inner, dict):
                     pending += inner.values()
                 elif key not in DATA:
                     pending.append(inner)
+
     return schema
 
 
@@ -138,8 +144,10 @@ def check_end(name: str, schema: dict[str, Any], value: Any) -> None:
     for _ in range(MAX_REFERENCES_IN_A_ROW):
         if not isinstance(value, dict) or not isinstance(value.get("$ref"), str):
             return
+
         reference = value["$ref"]
         value = _at(schema, reference)
+
     raise InvalidParameter(name, "a JSON schema in which no $ref leads back to itself", reference)
 
 
@@ -158,6 +166,7 @@ def _at(schema: dict[str, Any], reference: str) -> Any:
             )
         else:
             value = value.get(key) if isinstance(value, dict) else None
+
     return value
 
 
@@ -171,6 +180,7 @@ def choices(name: str, value: object) -> GuidedDecodingParams:
     words = WORDS(name, value)
     if not words:
         raise InvalidParameter(name, "a list of at least one string", value)
+
     return GuidedDecodingParams(
         GuideType.REGEX, "|".join(SPECIAL.sub(r"\\\1", word) for word in words)
     )
@@ -195,6 +205,7 @@ def structured_outputs(name: str, value: object) -> GuidedDecodingParams | None:
     guides = [guide for guide in read if guide is not None]
     if len(guides) > 1:
         raise InvalidParameter(name, "of one kind", value)
+
     return guides[0] if guides else None
 
 
@@ -209,11 +220,15 @@ def tgi_grammar(name: str, value: object) -> GuidedDecodingParams:
     """Read TGI's grammar, such as `{"type": "regex", "value": "..."}`."""
     if not isinstance(value, dict) or "value" not in value:
         raise InvalidParameter(name, "an object with type and value", value)
-    kind, guide = read_grammar(f"{name}.type", value.get("type")), value["value"]
+
+    kind = read_grammar(f"{name}.type", value.get("type"))
+    guide = value["value"]
     if kind == "regex":
         return regex(f"{name}.value", guide)
+
     if kind == "json_schema" and isinstance(guide, dict):
         guide = guide.get("schema")
+
     return json_schema(f"{name}.value", guide)
 
 
@@ -226,10 +241,12 @@ def response_format(name: str, value: object) -> GuidedDecodingParams | None:
     if wanted.get("value") is not None:
         check_members(name, wanted, ("type", "value"))
         return tgi_grammar(name, wanted)
+
     kind = read_format_type(f"{name}.type", wanted.get("type", "text"))
     check_members(name, wanted, ("type", "json_schema") if kind == "json_schema" else ("type",))
     if kind != "json_schema":
         return GuidedDecodingParams(GuideType.JSON) if kind == "json_object" else None
+
     named = an_object(f"{name}.json_schema", wanted.get("json_schema"))
     check_members(f"{name}.json_schema", named, ("name", "description", "schema", "strict"))
     return json_schema(f"{name}.json_schema.schema", named.get("schema", {}))
@@ -241,6 +258,7 @@ def guide_of_format(name: str, value: object, read_type: Reader = read_format_ty
     kind = read_type(f"{name}.type", form.get("type"))
     if kind == "text":
         return None, {}
+
     any_object = GuidedDecodingParams(GuideType.JSON)
     guide = (
         any_object if kind == "json_object" else json_schema(f"{name}.schema", form.get("schema"))
@@ -264,7 +282,8 @@ def any_grammar(name: str, value: object) -> GuidedDecodingParams:
 
 
 WORDS = strings(MAX_WORDS)
-regex, grammar = _of_text(GuideType.REGEX), _of_text(GuideType.EBNF_GRAMMAR)
+regex = _of_text(GuideType.REGEX)
+grammar = _of_text(GuideType.EBNF_GRAMMAR)
 OF_KIND: dict[str, Reader] = {
     "json": json_schema,
     "regex": regex,
@@ -298,4 +317,5 @@ def asked_guide(given: Mapping[str, Any], prefix: str = "") -> AskedGuide:
     ]
     if len(names) > 1:
         raise InvalidParameter(prefix + names[1], f"left out beside {prefix}{names[0]}", "both")
+
     return (given[names[0]], {CONTRACT_NAME: prefix + names[0]}) if names else (None, {})

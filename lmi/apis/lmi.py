@@ -116,15 +116,18 @@ def read(
     fields = readers.read_inputs(body, content_type)
     if "inputs" not in fields:
         raise errors.MalformedRequest("inputs is missing")
+
     inputs = fields["inputs"]
     if isinstance(inputs, list):
         raise errors.MalformedRequest(
             "inputs must be one string; a list of them needs option.rolling_batch=disable"
         )
+
     if not isinstance(inputs, str) or not inputs:
         raise errors.MalformedRequest(
             f"inputs must be a non-empty string, given {errors.shorten(inputs)}"
         )
+
     readers.check_types(fields)
     return Message(fields, _format(fields, model, accepts_events), model.sampling_defaults)
 
@@ -134,7 +137,8 @@ def _format(fields: dict[str, Any], model: ModelConfig, accepts_events: bool) ->
     else Accept.
     """
     written = fields.get("parameters") or {}
-    wanted, details = written.get("output_formatter"), written.get("details")
+    wanted = written.get("output_formatter")
+    details = written.get("details")
     name = wanted if wanted in FORMATS else model.output_formatter
     if name is not None:
         output_format = OutputFormat(name)
@@ -144,23 +148,28 @@ def _format(fields: dict[str, Any], model: ModelConfig, accepts_events: bool) ->
         output_format = (
             OutputFormat.SSE if model.tgi_compat or accepts_events else OutputFormat.JSONLINES
         )
+
     details = model.tgi_compat if details is None else details is True
     return LmiFormat(output_format=output_format, details=details, tgi_compat=model.tgi_compat)
 
 
 def parse(message: Message[LmiFormat]) -> Parsed[LmiFormat]:
-    fields, format = message.fields, message.format
-    written, ignored = fields.get("parameters") or {}, parameters.unknown(fields, KNOWN_FIELDS)
+    fields = message.fields
+    format = message.format
+    written = fields.get("parameters") or {}
+    ignored = parameters.unknown(fields, KNOWN_FIELDS)
     given = {
         "max_new_tokens": DEFAULT_MAX_NEW_TOKENS,
         "details": format.tgi_compat,
     } | PARAMETERS.read(written, ignored)
     if given.get("stop") is True:
         PARAMETERS.drop(given, {"stop": "as true, which names no stop string"}, ignored)
+
     PARAMETERS.check_together(given, is_streamed=format.is_streamed)
     PARAMETERS.read_search(given)
     if message.sampling_defaults is not None and "beam_width" not in given:
         fill_in(given, written, message.sampling_defaults)
+
     is_sampling = "do_sample" in given and given.get("temperature") != 0 and given.get("top_p") != 0
     is_greedy = "beam_width" not in given and not is_sampling
     reasons = PARAMETERS.without_effect(given, is_greedy=is_greedy) | _without_details(
@@ -202,6 +211,7 @@ def fill_in(given: dict[str, Any], written: Given, defaults: SamplingDefaults) -
     temperature, top_k, top_p = (values[name] for name in ("temperature", "top_k", "top_p"))
     if temperature == 0 or top_k == 1 or (top_k < 1 and top_p == 0):
         return
+
     given["do_sample"] = True
     for name, value in values.items():
         given.pop(name, None)
@@ -223,12 +233,14 @@ def _without_details(given: Given, format: LmiFormat) -> dict[str, str]:
         reasons |= dict.fromkeys(
             ("decoder_input_details", "num_prompt_log_probs"), "without details"
         )
+
     if not given["details"] and not format.is_streamed:
         reasons |= dict.fromkeys(
             ("num_top_log_probs", "top_n_tokens"), "without details or a stream"
         )
     elif "num_top_log_probs" in given:
         reasons["top_n_tokens"] = "beside logprobs"
+
     return reasons
 
 
@@ -251,18 +263,23 @@ class LmiFormatter(Formatter[LmiFormat]):
         ]
         if is_whole:
             items.append(b'"tokens": %b' % self._tokens(answer.tokens))
+
         shown = prefill if self._request.prefill_details else None
         if shown is None and is_whole and self._format.tgi_compat:
             shown = []  # TGI's client refuses a whole answer without it
+
         if shown is not None:
             items.append(b'"prefill": [%b]' % b", ".join(map(self._prompt_token, shown)))
+
         if is_whole and self._request.num_top_log_probs:
             items.append(
                 b'"top_tokens": [%b]'
                 % b", ".join(self._tokens(token.top or ()) for token in answer.tokens)
             )
+
         if sequences := b", ".join(map(self._sequence, others or ())):
             items.append(b'"best_of_sequences": [%b]' % sequences)
+
         return b"{%b}" % b", ".join(items)
 
     def _sequence(self, answer: Answer) -> bytes:
@@ -283,6 +300,7 @@ class LmiFormatter(Formatter[LmiFormat]):
         plain = self._token_json(token)
         if not self._request.num_prompt_log_probs:
             return plain
+
         return b'%b, "top_tokens": %b}' % (plain[:-1], self._tokens(token.top or ()))
 
 
@@ -296,6 +314,7 @@ class LmiWhole(LmiFormatter, WholeFormatter[LmiFormat]):
         body = b'{"generated_text": %b' % dumps(self._full_text(best.text))
         if self._format.details:
             body += b', "details": %b' % self._details(best, answers[0].prefill, others)
+
         return b"[%b}]" % body if self._format.tgi_compat else b"%b}" % body
 
     @staticmethod
@@ -318,13 +337,16 @@ class LmiStream(LmiFormatter, StepFormatter[LmiFormat]):
     closing = b"}\n"
 
     def _step(self, token: Token) -> bytes:
-        fields, answer = b'"token": ' + self._token_json(token), self._answer
+        fields = b'"token": ' + self._token_json(token)
+        answer = self._answer
         if self._request.num_top_log_probs:
             fields += b', "top_tokens": ' + self._tokens(token.top or ())
+
         if answer.finish_reason is not None:
             fields += b', "generated_text": %b' % dumps(self._full_text(answer.text))
             if self._format.details:
                 fields += b', "details": ' + self._details(answer, answer.prefill)
+
         return self.record(fields)
 
     @classmethod
@@ -371,6 +393,7 @@ def _write_error(error: ErrorFields, format: LmiFormat, *, in_answer: bool) -> t
     error = error._replace(kind=kind if format.tgi_compat else None)
     if in_answer:
         return FORMS.write_error(error, format, in_answer=format.is_streamed)
+
     return LmiWhole.media_type, b"{%b}" % error_fields(error)
 
 

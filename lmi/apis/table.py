@@ -45,6 +45,7 @@ def api_of_inputs(model: ModelConfig, *, gives_embeddings: bool = False) -> AnyA
     """
     if gives_embeddings:
         return EMBEDDING_INPUTS
+
     return DYNAMIC_BATCH if model.dynamic_batch else LMI
 
 

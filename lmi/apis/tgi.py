@@ -112,6 +112,7 @@ def read(
     if not isinstance(inputs, str) or not inputs:
         given = f", given {errors.shorten(inputs)}" if "inputs" in fields else ""
         raise errors.MalformedRequest(f"inputs must be a non-empty string{given}")
+
     check_types(fields, has_stream=stream is None)
     is_streaming = fields.get("stream") if stream is None else stream
     output_format = OutputFormat.SSE if is_streaming else OutputFormat.JSON
@@ -119,20 +120,26 @@ def read(
 
 
 def parse(message: Message[TgiFormat]) -> Parsed[TgiFormat]:
-    fields, format = message.fields, message.format
-    written, ignored = fields.get("parameters") or {}, parameters.unknown(fields, KNOWN_FIELDS)
+    fields = message.fields
+    format = message.format
+    written = fields.get("parameters") or {}
+    ignored = parameters.unknown(fields, KNOWN_FIELDS)
     given = {"max_new_tokens": DEFAULT_MAX_NEW_TOKENS} | PARAMETERS.read(written, ignored)
     if (adapter := readers.adapter("adapters", fields.get("adapters"))) is not None:
         given["adapter"] = adapter  # LMI's own field, which counts before `adapter_id`
-    is_greedy, has_prefill = _is_greedy(written, given), "decoder_input_details" in given
+
+    is_greedy = _is_greedy(written, given)
+    has_prefill = "decoder_input_details" in given
     format = replace(format, details=given.get("details", False) or has_prefill)
     _check_together(given, is_streamed=format.is_streamed, is_greedy=is_greedy)
     reasons = PARAMETERS.without_effect(given, is_greedy=is_greedy)
     if not format.is_streamed and not format.details:
         reasons["num_top_log_probs"] = "without details or a stream"
+
     PARAMETERS.drop(given, reasons, ignored)
     if format.details and not is_greedy:
         given.setdefault("seed", secrets.randbits(DRAWN_SEED_BITS))  # the details tell it
+
     request = parameters.request_of(
         given,
         is_greedy=is_greedy,
@@ -153,6 +160,7 @@ def _is_greedy(fields: dict[str, Any], given: dict[str, Any]) -> bool:
     is_sampling = bool(given.keys() & {"do_sample", *SAMPLING})
     if "best_of" in given:
         is_sampling = is_sampling or any(fields.get(name) is not None for name in SAMPLING)
+
     return given.get("temperature") == 0 or not is_sampling
 
 
@@ -160,10 +168,12 @@ def _check_together(given: Given, *, is_streamed: bool, is_greedy: bool) -> None
     for name, reason in (NOT_HERE | (NOT_STREAMED if is_streamed else {})).items():
         if name in given:
             raise errors.Unsupported(in_parameters(name), reason)
+
     if "best_of" in given and is_greedy:
         raise errors.InvalidParameter(
             in_parameters("best_of"), "1 without sampling", given["best_of"]
         )
+
     if "best_of" in given and "seed" in given:
         raise errors.InvalidParameter(in_parameters("seed"), "left out with best_of", given["seed"])
 
@@ -179,6 +189,7 @@ class TgiWhole(WholeFormatter[TgiFormat]):
                     {"generated_text": self._full_text(other.text)} | self._sequence_details(other)
                     for other in others
                 ]
+
         return dumps([whole] if self._format.is_list else whole)
 
     def _sequence_details(self, answer: Answer) -> dict[str, Any]:
@@ -190,6 +201,7 @@ class TgiWhole(WholeFormatter[TgiFormat]):
             details["top_tokens"] = [
                 [_token(other) for other in token.top or ()] for token in answer.tokens
             ]
+
         return details
 
     @staticmethod
@@ -213,6 +225,7 @@ class TgiStream(StepFormatter[TgiFormat]):
         event: dict[str, Any] = {"index": index, "token": _token(token)}
         if self._request.num_top_log_probs:
             event["top_tokens"] = [_token(other) for other in token.top or ()]
+
         is_last = answer.finish_reason is not None
         event["generated_text"] = self._full_text(answer.text) if is_last else None
         event["details"] = None
@@ -220,6 +233,7 @@ class TgiStream(StepFormatter[TgiFormat]):
             event["details"] = _end(self._request, answer, place=0) | {
                 "input_length": answer.num_prompt_tokens
             }
+
         return self.record(dumps(event))
 
     @classmethod
@@ -325,10 +339,13 @@ SCHEMAS = {
 
 
 def describe(config: Config) -> ApiDescription:
-    about, rules = "Text Generation Inference 3.3.", [TGI.errors]
+    about = "Text Generation Inference 3.3."
+    rules = [TGI.errors]
     api = ApiDescription("TGI", about, config.model, SCHEMAS, content("TgiError"), rules)
-    events, request = content(either("TgiEvent", "TgiError"), SSE), "TgiRequest"
-    said, summary = content(["TgiAnswer"]) | events, "Continue a prompt, in a list or a stream"
+    events = content(either("TgiEvent", "TgiError"), SSE)
+    request = "TgiRequest"
+    said = content(["TgiAnswer"]) | events
+    summary = "Continue a prompt, in a list or a stream"
     api.infer("/", summary, said, "TgiEitherRequest")
     api.infer("/generate", "Continue a prompt", "TgiAnswer", request)
     api.infer("/generate_stream", "Continue a prompt, token by token", events, request)

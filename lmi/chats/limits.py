@@ -53,7 +53,8 @@ class Budget:
     """What is left for one rendering: units of memory, about a byte each, and time."""
 
     def __init__(self, max_s: float, max_units: int) -> None:
-        self._max_s, self._max_units = max_s, max_units
+        self._max_s = max_s
+        self._max_units = max_units
         self._end_s = time.monotonic() + max_s
         self._num_left = max_units
         # Of containers by their ids. Each container is kept, so that its id stays its own.
@@ -80,6 +81,7 @@ class Budget:
         """Return the extent of a value. Raises OutOfRoom for one that is too large or too deep."""
         if isinstance(value, str):
             return Extent(NODE_UNITS + len(value), 0)
+
         if not isinstance(value, CONTAINERS):
             return LEAF
 
@@ -102,10 +104,12 @@ class Budget:
     def _note(self, value: object, extent: Extent) -> None:
         if extent.num_units > self._max_units:
             raise OutOfRoom(f"the chat template made a list with over {self._max_units} characters")
+
         if extent.depth > MAX_DEPTH:
             raise OutOfRoom(
                 f"the chat template made a list with over {MAX_DEPTH} lists in each other"
             )
+
         self._extents[id(value)] = value, extent
 
     def made(self, value: Any) -> Any:
@@ -116,17 +120,20 @@ class Budget:
         elif isinstance(value, CONTAINERS):
             self.spend(8 * len(value))
             self.size(value)
+
         return value
 
     def listed(self, values: Iterable[Any]) -> list[Any]:
         if isinstance(values, Sized):
             self.spend(8 * len(values))
             return list(values)
+
         found = []
         for value in values:
             self.check_time()
             self.spend(8)
             found.append(value)
+
         return found
 
     def joined(self, values: Iterable[Any], separator: str) -> list[Any]:
@@ -166,6 +173,7 @@ class Budget:
             return self._repeated(right, left)
         elif sign == "%" and isinstance(left, str):
             self.check_format(left, right)
+
         return None
 
     def _repeated(self, value: Any, count: int) -> Any:
@@ -173,6 +181,7 @@ class Budget:
         self.spend(count * (num_units(value) if isinstance(value, str) else 8 * len(value)))
         if isinstance(value, str):
             return value * count
+
         total = value * count
         of_value = self.extent(value)
         self._note(total, Extent(NODE_UNITS + count * of_value.num_units, of_value.depth))
@@ -185,6 +194,7 @@ class Budget:
         widths = [int(digits[:12]) for digits in re.findall(r"\d+", form)]
         if "*" in form and isinstance(values, tuple):
             widths += [abs(value) for value in values if isinstance(value, int)]
+
         one = MAX_NUMBER_CHARS + max(widths, default=0) + 8 * (self.size(values) - NODE_UNITS)
         self.spend(4 * num_units(form) + form.count("%") * one)
 
@@ -295,5 +305,6 @@ def check_method(budget: Budget, owner: object, name: str, given: tuple[Any, ...
             f"the chat template calls {type(owner).__name__}.{name}, which templates cannot call "
             f"here"
         )
+
     if kind is str and name in OF_TEXT:
         OF_TEXT[name](budget, owner, given)

@@ -108,20 +108,24 @@ class Forgery:
         """Return a JSON value with marks in its texts."""
         if not self._specials:
             return value
+
         if isinstance(value, str):
             text = value.replace(MARK, 2 * MARK)
             return self._may_begin.sub(self._marked, text) + (
                 MARK if self._ends_in_beginning(text) else ""
             )
+
         if isinstance(value, dict):
             return {self.mark(name): self.mark(each) for name, each in value.items()}
+
         return [self.mark(each) for each in value] if isinstance(value, (list, tuple)) else value
 
     def _marked(self, found: re.Match[str]) -> str:
         """Return the character at which a special token may begin, with a mark if one does. They
         may overlap.
         """
-        char, start = found[0], found.start()
+        char = found[0]
+        start = found.start()
         is_special = any(
             found.string[start : start + length] in self._specials for length in self._lengths[char]
         )
@@ -144,13 +148,17 @@ class Forgery:
         """Return a text without marks, and the places between its characters where they were."""
         if not self._specials or MARK not in text:
             return text, []
+
         places: list[int] = []
-        pieces, length, start = [], 0, 0
+        pieces = []
+        length = 0
+        start = 0
         for found in MARKS.finditer(text):
             pieces.append(text[start : found.start()] + found[0][1:])
             length, start = length + len(pieces[-1]), found.end()
             if len(found[0]) == 1:
                 places.append(length)
+
         return "".join([*pieces, text[start:]]), places
 
 

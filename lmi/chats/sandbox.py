@@ -53,8 +53,11 @@ TIMED_TESTS = (
     "!= < <= == > >= eq equalto ge greaterthan gt in le lessthan lower lt ne upper".split()
 )
 OF_NUMBERS = ("divisibleby", "even", "odd")
-CLOCK, MADE, PART = " clock", " made", " part"
-CONCAT, LISTED = " concat", " listed"
+CLOCK = " clock"
+MADE = " made"
+PART = " part"
+CONCAT = " concat"
+LISTED = " listed"
 
 Filter = Callable[..., Any]
 
@@ -96,6 +99,7 @@ class TemplateEnvironment(sandbox.ImmutableSandboxedEnvironment):
     def compile_bounded(self, text: str) -> jinja2.Template:
         if len(text) > MAX_TEMPLATE_CHARS:
             raise jinja2.TemplateError(f"over {MAX_TEMPLATE_CHARS} characters")
+
         self.begin()
         tree = self.parse(text)
         check_branches(tree)
@@ -115,6 +119,7 @@ class TemplateEnvironment(sandbox.ImmutableSandboxedEnvironment):
         else:
             for value in (*args, *kwargs.values()):
                 budget.size(value)
+
         result = super().call(context, function, *args, **kwargs)
         is_there = isinstance(result, str) if owner is None else function.__name__ in limits.ASKING
         return result if is_there else budget.made(result)
@@ -128,6 +133,7 @@ class TemplateEnvironment(sandbox.ImmutableSandboxedEnvironment):
         for text in texts:
             self.budget.spend(num_units(text))
             found.append(text)
+
         return "".join(found)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
@@ -135,14 +141,18 @@ class TemplateEnvironment(sandbox.ImmutableSandboxedEnvironment):
             value.__self__, str
         ):
             return None
+
         if value.__name__ not in ("format", "format_map"):
             return None
-        form, is_map = value.__self__, value.__name__ == "format_map"
+
+        form = value.__self__
+        is_map = value.__name__ == "format_map"
 
         def write(*args: Any, **kwargs: Any) -> str:
             formatter = _Formatter(self, self.budget)
             if is_map:
                 (kwargs,), args = args, ()
+
             self.budget.spend(num_units(form))
             return type(form)(formatter.vformat(form, args, kwargs))
 
@@ -155,12 +165,14 @@ class TemplateEnvironment(sandbox.ImmutableSandboxedEnvironment):
         filters: dict[str, Any] = self.filters
         for name in WITHOUT:
             del filters[name]
+
         for names, bound in (
             (MEASURED, self._measured),
             (HEAVY, self._heavy),
             (NAMING, self._naming),
         ):
             filters.update({name: bound(filters[name]) for name in names})
+
         filters |= {
             name[3:]: getattr(self, name)
             for name in vars(TemplateEnvironment)
@@ -220,6 +232,7 @@ class TemplateEnvironment(sandbox.ImmutableSandboxedEnvironment):
     def do_sum(self, environment: Any, iterable: Any, attribute: Any = None, start: Any = 0) -> Any:
         if not isinstance(start, int | float):
             raise GenerationFailed("the chat template gives sum a start that is no number")
+
         return self._heavy(plain.sync_do_sum)(environment, iterable, attribute, start)
 
     def do_batch(self, value: Any, linecount: int, fill_with: Any = None) -> Iterator[Any]:
@@ -237,6 +250,7 @@ class TemplateEnvironment(sandbox.ImmutableSandboxedEnvironment):
         check_names((attribute,))
         if attribute is not None:
             value = map(plain.make_attrgetter(self, attribute), value)
+
         return plain.sync_do_join(eval_ctx, self.budget.joined(value, str(d)), d)
 
     def do_indent(
@@ -276,6 +290,7 @@ class TemplateEnvironment(sandbox.ImmutableSandboxedEnvironment):
             raise GenerationFailed(
                 f"the chat template rounds to over {limits.MAX_BITS // 4} places"
             )
+
         return plain.do_round(value, precision, method)
 
     def do_int(self, *args: Any, **kwargs: Any) -> Any:
@@ -284,6 +299,7 @@ class TemplateEnvironment(sandbox.ImmutableSandboxedEnvironment):
             raise GenerationFailed(
                 f"the chat template reads a number of over {limits.MAX_BITS} bits"
             )
+
         return number
 
     def do_reverse(self, value: Any) -> Any:
@@ -310,6 +326,7 @@ class TemplateEnvironment(sandbox.ImmutableSandboxedEnvironment):
         )
         if indent is not None:
             return self.concat(encoder.iterencode(value))
+
         return str(self.budget.made(encoder.encode(value)))
 
 
@@ -354,6 +371,7 @@ def strftime_now(form: str) -> str:
         raise GenerationFailed(
             f"the chat template writes a date in a form of over {MAX_SHORT_CHARS} characters"
         )
+
     return datetime.now().strftime(form)
 
 
@@ -385,6 +403,7 @@ class BoundedTree(visitor.NodeTransformer):
     def visit(self, node: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(node, nodes.Call | nodes.Filter | nodes.Test) and node.dyn_args is not None:
             node.dyn_args = _filtered(node.dyn_args, LISTED)
+
         self.generic_visit(node)
         match node:
             case nodes.For() | nodes.Macro() | nodes.CallBlock():
@@ -407,6 +426,7 @@ class BoundedTree(visitor.NodeTransformer):
                 return _filtered(node.node, PART, *ends)
             case nodes.Compare() if not _is_short(node):
                 return _filtered(node, CLOCK)
+
         return node
 
 
@@ -437,4 +457,5 @@ def _filtered(node: nodes.Node, name: str, *args: nodes.Node) -> nodes.Expr:
 def _is_const(node: nodes.Node) -> bool:
     if isinstance(node, nodes.List | nodes.Tuple):
         return all(map(_is_const, node.items))
+
     return isinstance(node, nodes.Const)

@@ -90,15 +90,19 @@ class ChatTemplate:
                 *messages[:-1],
                 {**messages[-1], "content": said + ([END] if isinstance(said, list) else END)},
             ]
+
         if not are_in_turns(messages):
             messages = in_turns(messages, self._refused_late)
+
         text = self._render(replace(chat, messages=self._in_its_form(messages, image_placeholder)))
         if not chat.continue_final_message:
             return text
+
         prompt, mark, behind = text.rpartition(END.strip())
         if not mark:
             rule = "false where the chat template leaves out the last message"
             raise errors.InvalidParameter("continue_final_message", rule, True)
+
         return prompt if behind.startswith(" ") else prompt.rstrip()
 
     def _in_its_form(self, messages: Messages, placeholder: str) -> Messages:
@@ -109,10 +113,13 @@ class ChatTemplate:
         has_images = any(isinstance(message.get("content"), list) for message in messages)
         if takes_parts and (has_images or not takes_texts):
             return [{**message, "content": parts(message.get("content"))} for message in messages]
+
         if not has_images:
             return messages
+
         if not placeholder:
             raise errors.Unsupported("messages", "the chat template takes no images")
+
         return of_texts(messages, placeholder)
 
     @cached_property
@@ -171,8 +178,10 @@ class ChatTemplate:
                 raise errors.InvalidRequest(
                     f"the messages are too long or deep for the template: {error}"
                 ) from error
+
             if isinstance(error, OutOfRoom):
                 raise
+
             raise errors.GenerationFailed(
                 "the chat template used up the stack or the memory"
             ) from error
@@ -199,7 +208,9 @@ class ChatTemplate:
             num_chars += len(chunk)
             if num_chars > self._max_prompt_chars:
                 raise OutOfRoom(f"the chat template wrote over {self._max_prompt_chars} characters")
+
             chunks.append(chunk)
+
         return "".join(chunks)
 
 
@@ -228,11 +239,14 @@ def in_turns(messages: Messages, refused: Container[str]) -> Messages:
     """
     said: list[Mapping[str, Any]] = []
     for message in messages:
-        role, last = message["role"], said[-1]["role"] if said else None
+        role = message["role"]
+        last = said[-1]["role"] if said else None
         if role == "system" and last is not None and role in refused:
-            role, is_joined = "user", last != "assistant"
+            role = "user"
+            is_joined = last != "assistant"
         else:
             is_joined = role == last == "user" and role in refused
+
         if is_joined:
             said[-1] = {
                 **said[-1],
@@ -240,6 +254,7 @@ def in_turns(messages: Messages, refused: Container[str]) -> Messages:
             }
         else:
             said.append({**message, "role": role})
+
     return said
 
 
@@ -267,6 +282,7 @@ def of_texts(messages: Messages, placeholder: str) -> Messages:
     def text(content: object) -> object:
         if not isinstance(content, list):
             return content
+
         return "\n".join(
             each if isinstance(each, str) else placeholder.replace("{n}", str(next(numbers)))
             for each in content
@@ -281,4 +297,5 @@ def _is_large(values: object, max_units: int) -> bool:
         Budget(MAX_RENDER_S, max_units).size(values)
     except (OutOfRoom, RecursionError):
         return True
+
     return False

@@ -53,6 +53,7 @@ class LineCutter:
         self._rest += rest
         if len(self._rest) > MAX_LINE_BYTES:
             raise OddAnswer(f"a line of the answer has over {MAX_LINE_BYTES} bytes")
+
         return lines
 
     def last(self) -> list[bytes]:
@@ -64,6 +65,7 @@ def lines_of(pieces: Iterable[bytes]) -> Iterator[bytes]:
     lines = LineCutter()
     for piece in pieces:
         yield from lines.feed(piece)
+
     yield from lines.last()
 
 
@@ -72,6 +74,7 @@ async def lines_of_async(pieces: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
     async for piece in pieces:
         for line in lines.feed(piece):
             yield line
+
     for line in lines.last():
         yield line
 
@@ -90,6 +93,7 @@ class Whole:
         self._data += piece
         if self._is_success and len(self._data) > MAX_ANSWER_BYTES:
             raise OddAnswer(f"the answer has over {MAX_ANSWER_BYTES} bytes")
+
         return self._is_success or len(self._data) < MAX_ERROR_BYTES
 
     @property
@@ -102,6 +106,7 @@ def whole_of(pieces: Iterable[bytes], is_success: bool) -> bytes:
     for piece in pieces:
         if not whole.feed(piece):
             break
+
     return whole.data
 
 
@@ -110,6 +115,7 @@ async def whole_of_async(pieces: AsyncIterable[bytes], is_success: bool) -> byte
     async for piece in pieces:
         if not whole.feed(piece):
             break
+
     return whole.data
 
 
@@ -136,6 +142,7 @@ def object_of(data: bytes) -> Json:
         value = orjson.loads(data)
     except ValueError:
         raise OddAnswer(f"not JSON: {shorten(data.decode(errors='replace'))}") from None
+
     return _as_object("the answer", value)
 
 
@@ -144,9 +151,11 @@ def first_model_of(body: bytes) -> str:
     models = object_of(body).get("data")
     if not isinstance(models, list) or not models:
         raise OddAnswer(f"no list of models: data is {shorten(models)}")
+
     name = _as_object("a model", models[0]).get("id")
     if not isinstance(name, str):
         raise OddAnswer(f"no list of models: the id of one is {shorten(name)}")
+
     return name
 
 
@@ -155,6 +164,7 @@ def choices_of(chunk: Json) -> list[Json]:
     choices = chunk.get("choices")
     if not isinstance(choices, list):
         raise OddAnswer(f"choices is no list: {shorten(choices)}")
+
     return [_as_object("a choice", choice) for choice in choices]
 
 
@@ -181,8 +191,10 @@ def waiting_text(chunk: Json) -> str:
         known.append(f"place {place:.0f}")
     elif total > 0:
         known.append(f"{_number(progress, 'processed') / total:.0%} of the prompt")
+
     if wait_s > 0:
         known.append(f"about {wait_s:.0f} s")
+
     return f"waiting: {', '.join(known)}" if known else ""
 
 
@@ -196,27 +208,33 @@ def pause_of(headers: Mapping[str, str]) -> tuple[float, str]:
         pause_s = float(asked)
     except ValueError:  # there is none, or a date
         return PAUSE_S, ""
+
     if math.isnan(pause_s):
         return PAUSE_S, ""
+
     if pause_s > MAX_PAUSE_S:
         return (
             MAX_PAUSE_S,
             f"the server says Retry-After: {shorten(asked)}; asking again after {MAX_PAUSE_S:g} s",
         )
+
     return max(0.0, pause_s), ""
 
 
 def _as_object(what: str, value: Any) -> Json:
     if not isinstance(value, dict):
         raise OddAnswer(f"{what} is no JSON object: {shorten(value)}")
+
     return value
 
 
 def _text(what: str, value: Any) -> str:
     if value is None:
         return ""
+
     if not isinstance(value, str):
         raise OddAnswer(f"{what} is no text: {shorten(value)}")
+
     return value
 
 

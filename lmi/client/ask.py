@@ -24,7 +24,9 @@ MAX_TRIES = 20
 ROUTES = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
 
 QUOTES = '"""'
-HELP_WORD, CLEAR_WORD, END_WORD = "/help", "/clear", "/bye"
+HELP_WORD = "/help"
+CLEAR_WORD = "/clear"
+END_WORD = "/bye"
 HELP = f"""\
 {HELP_WORD}    show this
 {CLEAR_WORD}   forget what was said
@@ -97,11 +99,14 @@ class Talk:
             for line in answers.lines_of(response.iter_bytes()):
                 if not line.startswith(b"data:") or line.split() == [b"data:", b"[DONE]"]:
                     continue
+
                 chunk = answers.object_of(line.removeprefix(b"data:"))
                 if "error" in chunk:
                     raise click.ClickException(answers.message_of(chunk))
+
                 if waiting := answers.waiting_text(chunk):
                     click.echo(waiting, err=True)
+
                 for choice in answers.choices_of(chunk):
                     yield text_of(choice)
 
@@ -138,8 +143,10 @@ class Talk:
 def _advice(error: Exception) -> str:
     if "CERTIFICATE_VERIFY_FAILED" in str(error):
         return "SSL_CERT_FILE=FILE names the certificates to trust"
+
     if isinstance(error, httpx2.RemoteProtocolError):
         return "if it has TLS, its URL begins with https"
+
     return "`lmi serve` starts one"
 
 
@@ -169,6 +176,7 @@ def _typed(clear: Callable[[], None] = lambda: None) -> Iterator[str]:
 
         if line == END_WORD:
             return
+
         if line == HELP_WORD:
             click.echo(HELP)
         elif line == CLEAR_WORD:
@@ -187,6 +195,7 @@ def _quoted(first: str, prompt: str) -> str:
             lines.append(input(prompt))
         except EOFError:
             return "\n".join(lines).strip()
+
     lines[-1] = lines[-1].rstrip().removesuffix(QUOTES)
     return "\n".join(lines).strip()
 
@@ -203,6 +212,7 @@ def _show(pieces: Iterator[str]) -> str:
             )
     except KeyboardInterrupt:
         pass
+
     click.echo()
     return said
 
@@ -236,6 +246,7 @@ async def run_batch(
             num_failed += answer["error"] is not None or answer["response"]["status_code"] != 200
             target.write(orjson.dumps(answer) + b"\n")
             target.flush()
+
         return num_failed
 
     async with httpx2.AsyncClient(
@@ -266,8 +277,11 @@ def _line_of(line: bytes, place: str) -> BatchLine:
         return BatchLine(
             None, fault=f"{place}: not a request with custom_id, url and body: {error}"
         )
+
     try:
-        custom_id, url, body = asked["custom_id"], asked["url"], asked["body"]
+        custom_id = asked["custom_id"]
+        url = asked["url"]
+        body = asked["body"]
     except (TypeError, KeyError) as error:
         fault = f"{place}: not a request with custom_id, url and body: {error}"
         return BatchLine(asked.get("custom_id") if isinstance(asked, dict) else None, fault=fault)
@@ -276,8 +290,10 @@ def _line_of(line: bytes, place: str) -> BatchLine:
         return BatchLine(
             custom_id, fault=f"{place}: url={shorten(url)}: allowed is {', '.join(ROUTES)}"
         )
+
     if not isinstance(body, dict):
         return BatchLine(custom_id, fault=f"{place}: body={shorten(body)}: must be an object")
+
     whole = {name: value for name, value in body.items() if name != "stream"}
     return BatchLine(custom_id, url.removeprefix("/v1/"), whole)
 
@@ -309,8 +325,10 @@ async def _answer(
             }
         except (OddAnswer, httpx2.DecodingError) as error:
             return answer | {"error": {"code": "invalid_answer", "message": str(error)}}
+
         if response.status_code not in BUSY:
             break
+
         pause_s, warning = answers.pause_of(response.headers)
         tell("pause", warning)
         await asyncio.sleep(pause_s)

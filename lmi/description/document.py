@@ -52,6 +52,7 @@ def document(config: Config) -> dict[str, Any]:
             each.describe(config)
             for each in (openai, responses, anthropic, embeddings, tgi, triton)
         ]
+
     paths: dict[str, dict[str, parts.Operation]] = {}
     for path, methods in ((path, methods) for api in apis for path, methods in api.paths.items()):
         paths.setdefault(path, {}).update(methods)
@@ -59,6 +60,7 @@ def document(config: Config) -> dict[str, Any]:
             # generators name a function by it
             name = f"{method} {path}{'slash' if path.endswith('/') else ''}"
             operation["operationId"] = re.sub(r"\W+", "_", name).strip("_")
+
     return {
         "openapi": "3.1.0",
         "info": {
@@ -86,6 +88,7 @@ def _share_failures(paths: dict[str, dict[str, parts.Operation]]) -> dict[str, A
             name = f"{operation['tags'][0]}{status}"
             if status != "200" and shared.setdefault(name, response) == response:
                 responses[status] = {"$ref": f"#/components/responses/{name}"}
+
     return shared
 
 
@@ -127,6 +130,7 @@ def server(config: Config) -> ApiDescription:
         ping = api.add(method, path, "Whether requests are served", "Health")
         for status, meaning in PING.items():
             ping["responses"][status] = {"description": meaning, "content": content("Health")}
+
     api.add("get", "/livez", "Whether the server has not failed finally", "Health")
     api.add("get", "/version", "The version of the server", content(struct(version=str)))
     api.add(
@@ -247,11 +251,19 @@ def invocations(config: Config) -> ApiDescription:
     """
     if config.is_user_code:
         return _user_code(config)
-    is_tgi, is_batch = config.model.tgi_compat, config.model.dynamic_batch
+
+    is_tgi = config.model.tgi_compat
+    is_batch = config.model.dynamic_batch
     answer: Form = ["LmiAnswer"] if is_tgi else "LmiAnswer"
-    request, record, error = "LmiRequest", "LmiRecord", "Error"
+    request = "LmiRequest"
+    record = "LmiRecord"
+    error = "Error"
     if is_batch:
-        request, answer, record, error = "BatchRequest", "BatchAnswer", "BatchRecord", "BatchError"
+        request = "BatchRequest"
+        answer = "BatchAnswer"
+        record = "BatchRecord"
+        error = "BatchError"
+
     body = content(either(request, "OpenAIChatRequest", "OpenAITextRequest", "SessionRequest"))
     body |= {"text/plain": {"schema": PROMPT}}
     of_route = {
@@ -269,6 +281,7 @@ def invocations(config: Config) -> ApiDescription:
     )
     if config.user_code is not None:
         ok |= {"*/*": {}}  # its formatter's
+
     rules = [
         api.errors for api in (batch.DYNAMIC_BATCH if is_batch else lmi.LMI, *BY_ROUTE.values())
     ]
@@ -278,12 +291,14 @@ def invocations(config: Config) -> ApiDescription:
     )
     for path in PATHS:
         api.infer(path, "Continue a prompt", ok, body, HEADERS)
+
     return api
 
 
 def _user_code(config: Config) -> ApiDescription:
     """Describe user code as the model. It decides what it takes and what it answers."""
-    about, anything = "SageMaker's paths, answered by the model's own code.", {"*/*": Schema()}
+    about = "SageMaker's paths, answered by the model's own code."
+    anything = {"*/*": Schema()}
     api = ApiDescription("LMI", about, config.model, {"Error": THREE_KEYS}, rules=[lmi.LMI.errors])
     for path in PATHS:
         asks = api.infer(path, "Ask the model's code", anything, anything)
@@ -291,6 +306,7 @@ def _user_code(config: Config) -> ApiDescription:
             "description": "what the model's code answers",
             "content": anything,
         }
+
     return api
 
 

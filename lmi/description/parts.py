@@ -67,12 +67,16 @@ def schema_of(form: Form) -> Schema:
     """
     if isinstance(form, dict):
         return form
+
     if isinstance(form, str):
         return {"$ref": f"#/components/schemas/{form}"}
+
     if isinstance(form, list):
         return array(form[0])
+
     if isinstance(form, tuple):
         return {"enum": list(form)}
+
     return (
         or_null(form.__args__[0])
         if isinstance(form, UnionType)
@@ -89,10 +93,13 @@ def or_null(form: Form) -> Schema:
     schema = schema_of(form)
     if not schema:
         return schema
+
     if "enum" in schema:
         return {**schema, "enum": [*schema["enum"], None]}
+
     if isinstance(schema.get("type"), str):
         return {**schema, "type": [schema["type"], "null"]}
+
     return {"anyOf": [schema, {"type": "null"}]}
 
 
@@ -154,11 +161,14 @@ def content(form: Form, *media_types: str, end: str = "") -> Content:
 def _medium(schema: Schema, media_type: str, end: str) -> Schema:
     if media_type == JSON:
         return {"schema": schema}
+
     if not media_type.startswith(SSE):
         return {ITEM_SCHEMA: schema}
+
     data: Schema = {"type": "string", "contentMediaType": JSON, "contentSchema": schema}
     if end:
         data = {"anyOf": [{"const": end}, data]}
+
     return {ITEM_SCHEMA: {"type": "object", "properties": {"data": data}, "required": ["data"]}}
 
 
@@ -202,8 +212,10 @@ class ApiDescription:
         described: Operation = {"tags": [self.name], "summary": summary, "responses": responses}
         if body:
             described["requestBody"] = {"required": True, "content": _content(body)}
+
         if parameters := [*_names(self.model, path), *parameters]:
             described["parameters"] = parameters
+
         self.paths.setdefault(path, {})[method] = described
         return described
 
@@ -220,6 +232,7 @@ class ApiDescription:
         for cause in dict.fromkeys(causes):
             for status in {rules.status_of(cause) for rules in self.rules} or {cause.status}:
                 reasons.setdefault(status, []).append((cause.__doc__ or "").partition("\n")[0])
+
         return {
             str(status): {"description": " ".join(reasons[status]), "content": self.error}
             for status in sorted(reasons)

@@ -136,6 +136,7 @@ class ResponseStream:
                 raise item
             else:
                 pause = take(item)
+
             if pause is not None:
                 await pause
 
@@ -152,6 +153,7 @@ class ResponseStream:
         self.connection.write(frame(encode(AskStatus(self.submission.id))))
         with suppress(TimeoutError):
             await asyncio.wait_for(self._told.wait(), timeout_s)
+
         return self.status
 
     def note_status(self, status: WaitStatus) -> None:
@@ -167,10 +169,12 @@ class ResponseStream:
         self._take = None  # it may refer to this stream
         if self._sleep is not None and self._sleep.done() and not self._sleep.cancelled():
             forget(self._sleep.result())  # the task was cancelled before it could await it
+
         is_sent = True
         if not self._is_over:
             self._is_over = True
             is_sent = self.connection.cancel(self.submission, has_left=has_left)
+
         if is_sent:
             self.submission.release()
 
@@ -181,8 +185,10 @@ class ResponseStream:
         if not self.has_begun and isinstance(item, Result):
             self.has_begun = True
             self.submission.release()
+
         self._is_over = self._is_over or isinstance(item, LmiError) or item.is_final
-        sleep, pause = self._sleep, None
+        sleep = self._sleep
+        pause = None
         if sleep is None or sleep.done() or isinstance(item, LmiError):
             self._inbox.append(
                 item
@@ -193,6 +199,7 @@ class ResponseStream:
                 pause = self._take(item)
             except Exception as error:  # it belongs to this request, not to the connection
                 self._inbox.append(error)
+
         if sleep is None or sleep.done():
             forget(pause)
         elif pause is not None or self._inbox or self._is_over:
@@ -239,6 +246,7 @@ class EngineConnection(Connecting):
         self.write(frame(encode(Cancel(submission.id, has_left))))
         if self._is_paused:
             self._unread.append(submission)
+
         return not self._is_paused
 
     def resume_writing(self) -> None:
@@ -254,6 +262,7 @@ class EngineConnection(Connecting):
         stream = self._streams.pop(request_id, None)
         if stream is not None:
             self.num_outstanding_tokens -= stream.submission.num_tokens
+
         return stream
 
     def take(self, payload: bytes) -> None:
@@ -263,12 +272,15 @@ class EngineConnection(Connecting):
                 stream = self._streams.get(response.request_id)
                 if stream is None:  # the request was cancelled a moment ago
                     continue
+
                 item = result_or_failure(response)
                 if response.is_final or isinstance(item, LmiError):
                     self._forget(response.request_id)
+
                 stream.put(item)
         elif isinstance(message, Ready):
-            self.info, self.outcomes = message.info, message.outcomes
+            self.info = message.info
+            self.outcomes = message.outcomes
             self._tell()
         elif isinstance(message, RequestStatus):
             stream = self._streams.get(message.request_id)
@@ -284,6 +296,7 @@ class EngineConnection(Connecting):
         streams, self._streams, self.num_outstanding_tokens = self._streams, {}, 0
         for stream in streams.values():
             stream.put(EngineLost("the engine was lost while it worked on this request"))
+
         self._tell()
 
     def _tell(self) -> None:
@@ -315,7 +328,8 @@ class Engines(Connections[EngineConnection]):
 
     def encoded(self, request: Request, origin: Origin = ANYBODY) -> Submission:
         """Encode a request for whichever engine will get it. Raises RequestTooLarge."""
-        request_id, adapter = next(self._ids), request.lora_config
+        request_id = next(self._ids)
+        adapter = request.lora_config
         try:
             data = frame(encode(Submit(request_id, request, origin)))
         except FrameTooLarge as error:
@@ -361,6 +375,7 @@ class Engines(Connections[EngineConnection]):
             record = self.records[slot]
             if record.num_waiting < record.max_num_sequences or not record.max_num_sequences:
                 candidates = {slot: candidates[slot]}
+
         return self._best(candidates, submission, prompt_cache_key).send(submission)
 
     def send_elsewhere(self, stream: ResponseStream) -> ResponseStream | None:
@@ -374,8 +389,10 @@ class Engines(Connections[EngineConnection]):
         }
         if not (others := _with_adapter(others, submission.adapter)):
             return None
+
         if self._record is not None:
             self._record.num_moved += 1
+
         return self._best(others, submission).send(submission)
 
     def _best(
@@ -400,6 +417,7 @@ class Engines(Connections[EngineConnection]):
         """
         if infos := [engine.info for engine in self.serving().values() if engine.info is not None]:
             self._adapters = tuple(sorted({name for info in infos for name in info.adapters}))
+
         return self._adapters
 
     def serving(self) -> BySlot:
@@ -425,6 +443,7 @@ class Engines(Connections[EngineConnection]):
         """
         if not (ready := self.serving()):
             raise self.unavailable()
+
         return _with_adapter(ready, adapter) or ready
 
 
@@ -439,6 +458,7 @@ def _with_adapter(engines: BySlot, adapter: str | None) -> BySlot:
     """The engines that have an adapter, or all where a request has none."""
     if adapter is None:
         return engines
+
     return {
         slot: one
         for slot, one in engines.items()
@@ -448,13 +468,17 @@ def _with_adapter(engines: BySlot, adapter: str | None) -> BySlot:
 
 def result_or_failure(response: Response) -> Result | LmiError:
     """Return the Result, or the error that ended a request after the engine had accepted it."""
-    error, result = response.error, response.result
+    error = response.error
+    result = response.result
     if error is not None:
         return from_info(ErrorInfo(error.kind.error.label, error.message, error.field))
+
     if result is None:
         return GenerationFailed("the engine sent neither a result nor an error")
+
     if (
         FinishReason.CANCELLED in result.finish_reasons
     ):  # not by this front end, which has forgotten what it cancels
         return EngineLost("the engine gave up this request because it is shutting down")
+
     return result

@@ -82,4 +82,5 @@ def refusal(error: Exception) -> ErrorInfo:
     """
     if isinstance(error, LmiError):
         return error.info
+
     return (InvalidRequest if isinstance(error, ValueError) else Unavailable)(str(error)).info

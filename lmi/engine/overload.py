@@ -61,6 +61,7 @@ class Speed:
         slope = 0.0  # each step had as many prompt tokens as any other
         if spread > 1e-9 * weight * prompt_2:
             slope = (weight * both - prompt * past_s) / spread
+
         self.prompt_token_s = min(max(slope, 0.0), past_s / prompt) if prompt else 0.0
         decode_s = max(0.0, past_s - self.prompt_token_s * prompt)
         self.step_s = decode_s / weight
@@ -97,7 +98,9 @@ class ClientPatience:
         if has_left:
             if now - self._left_s < INSTANT_S:
                 return
+
             self._left_s = now
+
         last = bisect_right(BOUNDS_S, waited_s) - 1
         for i in range(last + has_left):
             self._seen[i] = min(self._seen[i] + 1, MAX_SEEN)
@@ -113,11 +116,13 @@ class ClientPatience:
             staying *= 1 - share
             if staying < QUANTILE:
                 return bound_s
+
         return math.inf
 
     def _forget(self, now: float) -> None:
         if (passed_s := now - self._forgotten_s) < 1.0:
             return
+
         self._forgotten_s = now
         keep = 0.5 ** (passed_s / FORGET_S)
         self._left = [keep * share for share in self._left]
@@ -161,9 +166,11 @@ class LearningQueue(RequestQueue):
         """
         super().__init__(max_num_sequences, max_wait_s)
         self._target_s = TARGET_S if keeps_short else math.inf
-        self._num_express, self._num_express_running = num_express, 0
+        self._num_express = num_express
+        self._num_express_running = 0
         self.speed = Speed()
-        self.first_token_patience, self.patience = ClientPatience(), ClientPatience()
+        self.first_token_patience = ClientPatience()
+        self.patience = ClientPatience()
         self.is_overloaded = False
         self._longest_step_s = math.inf  # that answers in time
         self._short_steps_s = 0.0  # since the last step
@@ -190,6 +197,7 @@ class LearningQueue(RequestQueue):
         if is_asked and (why := self._why_refused(entry, now)):
             self._refused_s = now
             raise self.refusal(why)
+
         super().offer(entry, now)
 
     def _why_refused(self, entry: QueueEntry, now: float) -> str:
@@ -201,23 +209,32 @@ class LearningQueue(RequestQueue):
         waited_s = entry.waited_s(now)
         if waited_s > self._max_wait_s:
             return f"it has waited {waited_s:.1f} s"
+
         if not self.speed.is_known:
             return ""
 
-        ahead_s, own_s = self._ahead_s(entry), self.service_s(entry)
+        ahead_s = self._ahead_s(entry)
+        own_s = self.service_s(entry)
         wait_s = entry.expected_s = self._next_end_s() + ahead_s
-        takes_s, left_s = wait_s + own_s, entry.deadline_s - now
-        first_s, whole_s = self.first_token_patience.seconds(now), self.patience.seconds(now)
+        takes_s = wait_s + own_s
+        left_s = entry.deadline_s - now
+        first_s = self.first_token_patience.seconds(now)
+        whole_s = self.patience.seconds(now)
         if self.is_overloaded and ahead_s > self._target_s:
             return f"the queue is long, and it would wait {wait_s:.1f} s"
+
         if waited_s + wait_s > self._max_wait_s:
             return f"it would wait {waited_s + wait_s:.1f} s, of at most {self._max_wait_s:g}"
+
         if takes_s > left_s:
             return f"it would take {takes_s:.1f} s, and has {max(0.0, left_s):.1f}"
+
         if entry.is_streaming and wait_s > first_s:
             return f"it would wait {wait_s:.1f} s, and clients leave after {first_s:.1f}"
+
         if own_s <= PART * whole_s < takes_s:
             return f"it would take {takes_s:.1f} s, and clients leave after {whole_s:.1f}"
+
         return ""
 
     def _ahead_s(self, entry: QueueEntry) -> float:
@@ -236,6 +253,7 @@ class LearningQueue(RequestQueue):
                     ahead_s += self._line_s(line)
                 elif priority == entry.priority and client is not own:
                     ahead_s += min(turn_s, self._line_s(line))
+
         return ahead_s
 
     def refusal(self, why: str) -> Overloaded:
@@ -268,6 +286,7 @@ class LearningQueue(RequestQueue):
         """The time until a running request is expected to end."""
         if self._num_running < self._places:
             return 0.0
+
         batch = (entry for entry in self._running if not entry.is_express)
         ends = (
             entry.max_tokens * self._answered_share + (entry.started_step or 0) for entry in batch
@@ -292,6 +311,7 @@ class LearningQueue(RequestQueue):
             if entry.expected_s is not None:
                 error_s = abs(now - entry.queued_s - entry.expected_s)
                 self.wait_error_s += ERROR_SHARE * (error_s - self.wait_error_s)
+
             yield entry
 
     def _next(self) -> tuple[Client, QueueEntry] | None:
@@ -306,6 +326,7 @@ class LearningQueue(RequestQueue):
             found = self._first_of(client for client in idle if self._fits_express(client.first))
             if found is not None:
                 found[1].is_express = True
+
         return found
 
     def _fits_express(self, entry: QueueEntry) -> bool:
@@ -329,16 +350,20 @@ class LearningQueue(RequestQueue):
         elif not self.num_waiting or self._waiting_s() < self._target_s:
             self._short_s = now
         elif now - self._short_s > OVERLOADED_AFTER_S:
-            self.is_overloaded, self._refused_s = True, now
+            self.is_overloaded = True
+            self._refused_s = now
 
     def _set_places(self, now: float) -> None:
         """Let the batch be the largest that answers in PART of the time that clients wait, if any
         does.
         """
-        most, whole_s = self._max_num_sequences, self.patience.seconds(now)
-        self._places, self._longest_step_s = most, math.inf
+        most = self._max_num_sequences
+        whole_s = self.patience.seconds(now)
+        self._places = most
+        self._longest_step_s = math.inf
         if whole_s == math.inf:
             return
+
         num_tokens = sum(entry.max_tokens for entry in self._running) / max(1, len(self._running))
         longest_s = PART * whole_s / max(1.0, self._answered_share * num_tokens)
         if longest_s >= self.speed.least_step_s:
@@ -350,6 +375,7 @@ class LearningQueue(RequestQueue):
             entry
         ) > entry.deadline_s:
             return self.refusal("it cannot end before its deadline any more")
+
         return error
 
     # What is learned.
@@ -378,10 +404,12 @@ class LearningQueue(RequestQueue):
         ):
             self._short_steps_s += seconds
             return
+
         super().note_step(seconds, num_prompt_tokens, num_output_tokens)
         seconds, self._short_steps_s = seconds + self._short_steps_s, 0.0
         if num_output_tokens:
             self.speed.least_step_s = min(self.speed.least_step_s, seconds)
+
         if self._num_running >= self._places or self.num_waiting or seconds > self._longest_step_s:
             num_sequences = self._num_running + self._num_express_running
             self.speed.note(seconds, num_prompt_tokens, num_output_tokens, num_sequences)

@@ -74,7 +74,8 @@ class PrefixTable:
 
     def note(self, keys: Sequence[int], slot: int) -> None:
         """Note that an engine gets a prompt with these blocks."""
-        words, last = self._words, NUM_WORDS - 1
+        words = self._words
+        last = NUM_WORDS - 1
         bit = 1 << slot % NUM_BITS
         for key in keys:
             word = words[key & last]
@@ -89,7 +90,8 @@ class PrefixTable:
         The key of a block says all blocks before it, so the last one that an engine has had says
         that it had those.
         """
-        words, last = self._words, NUM_WORDS - 1
+        words = self._words
+        last = NUM_WORDS - 1
         known = [0] * num_slots
         everybody = (1 << min(num_slots, NUM_BITS)) - 1
         found = 0
@@ -103,9 +105,11 @@ class PrefixTable:
                 for slot in range(num_slots):
                     if new >> slot % NUM_BITS & 1:
                         known[slot] = place
+
                 found |= new
                 if found == everybody:
                     break
+
         return known
 
     def forget(self, slot: int) -> None:
@@ -147,6 +151,7 @@ class PrefixEngines(Engines):
         num_known = self.num_known(keys)
         if prompt_cache_key is not None:
             num_known[slot_of(prompt_cache_key, engines)] = submission.num_prompt_tokens
+
         slot = min(engines, key=lambda slot: engines[slot].num_outstanding_tokens - num_known[slot])
         self._table.note(keys, slot)
         return engines[slot]
@@ -175,6 +180,7 @@ def keys_of(request: Request) -> list[int]:
         0, min(len(token_ids) // BLOCK_SIZE, MAX_PROMPT_BLOCKS) * BLOCK_SIZE, BLOCK_SIZE
     ):
         keys.append(hash((keys[-1], tuple(token_ids[start : start + BLOCK_SIZE]))))
+
     return keys[1:]
 
 
@@ -183,5 +189,6 @@ def _root_of(request: Request) -> int:
     adapter = None if request.lora_config is None else request.lora_config.name
     if adapter is None and request.cache_salt is None and not request.images:
         return 0
+
     told_apart = msgspec.msgpack.encode((adapter, request.cache_salt, request.images))
     return int.from_bytes(blake2b(told_apart, digest_size=WORD).digest(), "big")

@@ -23,18 +23,22 @@ class Stages:
     def __init__(self, show: Progress) -> None:
         self.seconds: dict[str, float] = {}
         self._show = show
-        self._stage, self._began_s = "", time.monotonic()
+        self._stage = ""
+        self._began_s = time.monotonic()
 
     def __call__(self, stage: str, share: float) -> None:
         if stage != self._stage:
             self.begin(stage)
+
         self._show(stage, share)
 
     def begin(self, stage: str) -> None:
         now = time.monotonic()
         if over := self._stage:
             self.seconds[over] = self.seconds.get(over, 0.0) + now - self._began_s
-        self._stage, self._began_s = stage, now
+
+        self._stage = stage
+        self._began_s = now
 
 
 @contextmanager
@@ -58,6 +62,7 @@ def shown(*, has_bar: bool, format: str) -> Iterator[Stages]:
                     lambda stage, share: bar.update(task, description=stage, completed=share)
                 )
             )
+
     stages.begin("")
 
 
@@ -67,10 +72,15 @@ class Lines:
     """
 
     def __init__(self) -> None:
-        self._stage, self._tenth, self._logged_s = "", -1, 0.0
+        self._stage = ""
+        self._tenth = -1
+        self._logged_s = 0.0
 
     def __call__(self, stage: str, share: float) -> None:
-        now, tenth = time.monotonic(), int(share * 10)
+        now = time.monotonic()
+        tenth = int(share * 10)
         if stage != self._stage or (tenth > self._tenth and now - self._logged_s >= LOG_S):
-            self._stage, self._tenth, self._logged_s = stage, tenth, now
+            self._stage = stage
+            self._tenth = tenth
+            self._logged_s = now
             log.info("loading: %s %d %%", stage, tenth * 10)

@@ -104,7 +104,8 @@ class RequestQueue:
         self.wait_error_s = (
             0.0  # how far the expected waits were off, on average, where waits are expected
         )
-        self._max_num_sequences, self._max_wait_s = max_num_sequences, max_wait_s
+        self._max_num_sequences = max_num_sequences
+        self._max_wait_s = max_wait_s
         self._places = max_num_sequences  # in use
         self._num_running = 0  # sequences in the batch
         self._running: dict[QueueEntry, None] = {}
@@ -131,11 +132,13 @@ class RequestQueue:
         client = self._clients.get(entry.client)
         if client is None:
             client = self._clients[entry.client] = Client(self._had)
+
         if not client.lines and not client.num_running:
             least = min(
                 (other.had for other in self._clients.values() if other.lines), default=self._had
             )
             client.had = max(client.had, least)
+
         client.lines.setdefault(entry.priority, self._new_line()).append(entry)
         self.num_waiting += 1
 
@@ -148,6 +151,7 @@ class RequestQueue:
         for client in self._clients.values():
             for priority, line in client.lines.items():
                 waiting[priority_class(priority)] += len(line)
+
         return waiting, Counter(priority_class(entry.priority) for entry in self._running)
 
     @property
@@ -162,7 +166,8 @@ class RequestQueue:
             client, entry = found
             self._forget(entry)
             entry.started_s = now
-            entry.started_step, entry.num_open = self._num_steps, entry.num_sequences
+            entry.started_step = self._num_steps
+            entry.num_open = entry.num_sequences
             entry.charged = self._cost(
                 entry.num_prompt_tokens, entry.max_tokens * entry.num_sequences
             )
@@ -176,6 +181,7 @@ class RequestQueue:
         """The request whose turn it is, and its client."""
         if not self.num_waiting or self._num_running >= self._places:
             return None
+
         return self._first_of(client for client in self._clients.values() if client.lines)
 
     def _first_of(self, clients: Iterable[Client]) -> tuple[Client, QueueEntry] | None:
@@ -215,6 +221,7 @@ class RequestQueue:
         for entry in line:
             if had > had_then or (had == had_then and not wins_ties):
                 return
+
             cost = self._cost_of(entry)
             had += cost
             yield cost
@@ -243,14 +250,17 @@ class RequestQueue:
         found = [(entry, error) for entry, error in asked if error is not None]
         for entry, _ in found:
             self.remove(entry, now)
+
         return found
 
     def _lateness(self, entry: QueueEntry, now: float) -> LmiError | None:
         if now > entry.deadline_s:
             return DeadlineExceeded("the time for this request ran out while it waited")
+
         waited_s = entry.waited_s(now)
         if waited_s > self._max_wait_s and not entry.is_further:
             return self.refusal(f"it has waited {waited_s:.1f} s")
+
         return None
 
     def note_token(self, entry: QueueEntry, now: float) -> None:
@@ -293,6 +303,7 @@ class RequestQueue:
             if is_answered:
                 self._num_answers = min(self._num_answers + 1, ANSWERS_REMEMBERED)
                 self._answered_share += (share - self._answered_share) / self._num_answers
+
         if (
             len(self._clients) > MAX_IDLE_CLIENTS
         ):  # those with less are served no worse if they begin anew
@@ -312,4 +323,5 @@ class RequestQueue:
         lines[entry.priority].remove(entry)
         if not lines[entry.priority]:
             del lines[entry.priority]
+
         self.num_waiting -= 1

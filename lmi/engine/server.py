@@ -81,7 +81,9 @@ class Dispatcher:
             return len(self._entries) + self._queue.num_waiting
 
     def submit(self, connection: "FrontEndConnection", message: messages.Submit) -> None:
-        now, request, origin = time.monotonic(), message.request, message.origin
+        now = time.monotonic()
+        request = message.request
+        origin = message.origin
         entry = FrontEndEntry(
             client=origin.client,
             num_prompt_tokens=len(request.input_token_ids),
@@ -102,6 +104,7 @@ class Dispatcher:
         try:
             if self.is_closing:
                 raise EngineLost("this engine is shutting down")  # so another one may get it
+
             with self._lock:
                 self._queue.offer(entry, now)
                 connection.entries[entry.request_id] = entry
@@ -109,6 +112,7 @@ class Dispatcher:
         except LmiError as error:
             if isinstance(error, Overloaded):
                 self._record.num_refused.add(priority_class(entry.priority))
+
             entry.refuse(error)
 
     def _start(self, now: float) -> None:
@@ -127,22 +131,27 @@ class Dispatcher:
                 request = msgspec.structs.replace(
                     request, is_express=entry.is_express, client_id=hash(entry.client)
                 )
+
             try:
                 entry.engine_id = self._executor.enqueue_request(request)
             except Exception as error:
                 has_stopped = not self._executor.can_enqueue_requests()
                 if not has_stopped and not isinstance(error, LmiError | ValueError):
                     log.exception("the engine did not take a request")
+
                 self._end(entry, now)
                 entry.refuse(
                     EngineLost("this engine has stopped") if has_stopped else error
                 )  # another one may get it
                 continue
+
             if not self._entries:
                 self._record.step_s = self._stepped_s = (
                     now  # the idle time before does not count as a hang
                 )
+
             self._entries[entry.engine_id] = entry
+
         self._count()
 
     def status_of(self, entry: FrontEndEntry) -> WaitStatus:
@@ -153,19 +162,19 @@ class Dispatcher:
 
             if entry.engine_id is None:
                 position = self._queue.ahead_of(entry).num_requests + 1
-                start_s, prompt_s = (
-                    self._queue.expected_wait_s(entry),
-                    self._queue.prompt_s(entry.num_prompt_tokens),
-                )
+                start_s = self._queue.expected_wait_s(entry)
+                prompt_s = self._queue.prompt_s(entry.num_prompt_tokens)
                 wait_s = None if start_s is None or prompt_s is None else start_s + prompt_s
                 return WaitStatus(entry.num_prompt_tokens, 0, 0, position, wait_s)
 
             started_s = entry.started_s
+
         progress = self._executor.get_prompt_progress(entry.engine_id)
         if progress is None:
             return WaitStatus(entry.num_prompt_tokens, queue_position=0)
 
-        num_computed, num_cached = progress.num_computed_tokens, progress.num_cached_tokens
+        num_computed = progress.num_computed_tokens
+        num_cached = progress.num_cached_tokens
         num_left = max(0, entry.num_prompt_tokens - num_computed)
         wait_s = self._prompt_wait_s(num_left, num_computed - num_cached, started_s)
         return WaitStatus(entry.num_prompt_tokens, num_computed, num_cached, 0, wait_s)
@@ -187,6 +196,7 @@ class Dispatcher:
         entry.connection.entries.pop(entry.request_id, None)
         if entry.engine_id is not None:
             self._entries.pop(entry.engine_id, None)
+
         self._queue.remove(entry, now, has_left=has_left, is_answered=is_answered)
 
     def announce(self, outcomes: dict[str, messages.AdapterOutcome]) -> None:
@@ -202,8 +212,11 @@ class Dispatcher:
                 if entry.request_id in entry.connection.entries:
                     self._end(entry, time.monotonic(), has_left=has_left)
                     self._count()
+
                 return
+
             entry.has_left = has_left
+
         self.abort(entry)
 
     def abort(self, entry: FrontEndEntry) -> None:
@@ -225,12 +238,15 @@ class Dispatcher:
             for response in responses:
                 if (entry := self._entries.get(response.request_id)) is None:
                     continue
+
                 response.request_id = entry.request_id
                 result = response.result
                 if result is not None and result.request_perf_metrics is not None:
                     self._note_times(entry, result.request_perf_metrics)
+
                 if result is not None and result.prompt_token_ids is not None:
                     self._queue.note_prompt(entry, len(result.prompt_token_ids))
+
                 if response.is_final:
                     is_lost = is_lost or (
                         response.error is not None and response.error.kind is ErrorKind.ENGINE_LOST
@@ -240,15 +256,20 @@ class Dispatcher:
                 else:
                     if not entry.has_begun:
                         self._queue.note_token(entry, now)
+
                     if entry.num_open > 1 and result is not None and result.is_sequence_final:
                         self._queue.note_sequence_end(entry)
+
                 outputs.setdefault(entry.connection, []).append(response)
+
             if is_lost and not self._executor.can_enqueue_requests():
                 self._record.phase = (
                     Phase.DRAINING
                 )  # `/ping` tells it before the first client hears of it
+
             for connection, batch in outputs.items():
                 connection.send_output(batch)
+
             self._start(now)
 
     def _note_times(self, entry: FrontEndEntry, times: RequestPerfMetrics) -> None:
@@ -278,6 +299,7 @@ class Dispatcher:
                 entry.connection.entries.pop(entry.request_id, None)
                 entry.refuse(error)
                 self._record.num_refused.add(priority_class(entry.priority))
+
             queued, taken = self._queue.num_by_class()
             self._record.num_queued.set(queued)
             self._record.num_taken.set(taken)
@@ -285,6 +307,7 @@ class Dispatcher:
             self._record.wait_error_s = self._queue.wait_error_s
             if self._record.max_loras:
                 self._note_adapters()
+
             self._start(now)
 
     def _note_adapters(self) -> None:
@@ -296,7 +319,8 @@ class Dispatcher:
         begun = [entry for entry in self._entries.values() if entry.has_begun]
         taken = dict.fromkeys(adapters_of_entries([*begun, *self._entries.values()]))
         num_running = self._record.max_loras
-        running, beyond = list(taken)[:num_running], list(taken)[num_running:]
+        running = list(taken)[:num_running]
+        beyond = list(taken)[num_running:]
 
         entries = [
             entry for connection in self.connections for entry in connection.entries.values()
@@ -311,11 +335,14 @@ class Dispatcher:
         """Update the record. A batch of Responses counts as a step even if the executor reports
         none.
         """
-        record, steps = self._record, self._executor.get_latest_iteration_stats()
+        record = self._record
+        steps = self._executor.get_latest_iteration_stats()
         if steps or has_output:
             record.step += len(steps) or 1
+
         if steps or has_output or self.may_rest() or self._executor.is_waiting_for_guides:
             record.step_s = time.monotonic()
+
         for step in steps:
             seconds, self._stepped_s = step.timestamp - self._stepped_s, step.timestamp
             record.num_preemptions += step.num_preemptions
@@ -329,12 +356,12 @@ class Dispatcher:
                 record.num_drafts += drafts.num_requests_with_draft_tokens
                 record.num_draft_tokens += drafts.num_draft_tokens
                 record.num_accepted_tokens += drafts.num_accepted_tokens
+
         if steps:
-            self._num_active, cache = steps[-1].num_active_requests, steps[-1].kv_cache_stats
-            record.num_used_blocks, record.max_num_blocks = (
-                cache.used_num_blocks,
-                cache.max_num_blocks,
-            )
+            self._num_active = steps[-1].num_active_requests
+            cache = steps[-1].kv_cache_stats
+            record.num_used_blocks = cache.used_num_blocks
+            record.max_num_blocks = cache.max_num_blocks
             record.tokens_per_block = cache.tokens_per_block
 
     def _count(self) -> None:
@@ -389,10 +416,12 @@ class FrontEndConnection(Accepted):
         if payload == messages.LOOK:
             self._dispatcher.look()
             return
+
         message = messages.decode_to_engine(payload)
         if isinstance(message, messages.Submit):
             if message.request_id in self.entries:
                 raise msgspec.ValidationError(f"request id {message.request_id} is in use")
+
             self._dispatcher.submit(self, message)
         elif (entry := self.entries.get(message.request_id)) is None:
             return
@@ -406,6 +435,7 @@ class FrontEndConnection(Accepted):
         self._dispatcher.connections.discard(self)
         if self._writer is not None:
             self._writer.close()
+
         for entry in list(self.entries.values()):
             self._dispatcher.cancel(entry)
 
@@ -421,9 +451,11 @@ class FrontEndConnection(Accepted):
                 self.send_output(responses[:middle])
                 self.send_output(responses[middle:])
                 return
+
             [response] = responses
             if (entry := self.entries.get(response.request_id)) is not None:
                 self._dispatcher.abort(entry)
+
             told = ResponseError(
                 f"the Response is too large for the socket: {error}", ErrorKind.GENERATION
             )

@@ -57,7 +57,9 @@ def load(runtime: Runtime, record: EngineRecord, function: str) -> tuple[Executo
     with shown(has_bar=engine.num_engines == 1, format=runtime.config.server.log_format) as stages:
 
         def report(stage: str, share: float) -> None:
-            record.stage, record.progress, record.beat_s = stage, share, time.monotonic()
+            record.stage = stage
+            record.progress = share
+            record.beat_s = time.monotonic()
             stages(stage, share)
 
         report("import", 0.0)
@@ -66,6 +68,7 @@ def load(runtime: Runtime, record: EngineRecord, function: str) -> tuple[Executo
             executor = load_engine(engine, runtime.config.model.path, report)
         except ImportError as error:
             raise missing_library(engine.handler, error) from error
+
     info = executor.info
     return executor, LoadReport(
         engine=info.name,
@@ -85,8 +88,10 @@ async def serve(executor: Executor, record: EngineRecord, runtime: Runtime, slot
     Raises ModelUnusable if an adapter beside the model cannot be loaded before an engine of this
     slot was ever ready.
     """
-    loop, stop = asyncio.get_running_loop(), asyncio.Event()
-    server, timeout_s = runtime.config.server, runtime.config.engine.model_loading_timeout_s
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    server = runtime.config.server
+    timeout_s = runtime.config.engine.model_loading_timeout_s
     info = executor.info
     queue = LearningQueue(
         info.max_num_sequences,
@@ -104,10 +109,12 @@ async def serve(executor: Executor, record: EngineRecord, runtime: Runtime, slot
         adapters.look()
         if not executor.can_enqueue_requests():
             stop.set()
+
         loop.call_later(BEAT_S, beat)
 
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop.set)
+
     record.stage = "adapters"
     await (adapters.follow() if record.was_ready else adapters.load_first())
     record.stage = ""
@@ -128,6 +135,7 @@ async def serve(executor: Executor, record: EngineRecord, runtime: Runtime, slot
     deadline_s = time.monotonic() + FINISH_S
     while dispatcher.num_requests and not has_failed and time.monotonic() < deadline_s:
         await asyncio.sleep(0.02)
+
     loop.remove_signal_handler(signal.SIGTERM)
     signal.signal(
         signal.SIGTERM, signal.SIG_IGN
@@ -139,7 +147,8 @@ async def serve(executor: Executor, record: EngineRecord, runtime: Runtime, slot
 def run(slot: int, load_with: str) -> int:
     """Load the engine and serve until SIGTERM. Returns the exit code."""
     runtime = Runtime.from_environ()
-    record, server = runtime.attach().engines[slot], runtime.config.server
+    record = runtime.attach().engines[slot]
+    server = runtime.config.server
 
     def body() -> None:
         executor, report = load(runtime, record, load_with)

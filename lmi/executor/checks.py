@@ -25,18 +25,23 @@ def check_range(
 def int_fault(value: Any, minimum: int, maximum: int) -> str:
     if isinstance(value, bool) or not isinstance(value, int):
         return "an integer"
+
     if value > max(MAX_INT, maximum):
         return "an integer of at most 64 bits"
+
     if minimum <= value <= maximum:
         return ""
+
     return f"at least {minimum}" if maximum == MAX_INT else f"from {minimum} to {maximum}"
 
 
 def range_fault(value: Any, low: float, high: float, *, low_open: bool) -> str:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return "a finite number"
+
     if low <= value <= high and not (low_open and value == low):
         return ""
+
     bound = f"over {low:g}" if low_open else f"at least {low:g}"
     return bound if high == math.inf else f"{bound} and at most {high:g}"
 

@@ -97,6 +97,7 @@ class ExecutorConfig:
         """
         if self.batching_type is not BatchingType.INFLIGHT:
             raise broken("batching_type", "BatchingType.INFLIGHT", self.batching_type)
+
         check_int("max_batch_size", self.max_batch_size, 1)
         check_int("max_beam_width", self.max_beam_width, 1, self.max_batch_size or MAX_INT)
         check_int("max_num_tokens", self.max_num_tokens, 1)

@@ -88,18 +88,22 @@ class SamplingConfig(_BeamWidth, frozen=True, kw_only=True):
         check_int("beam_width", self.beam_width, 1)
         if self.num_return_sequences is None:
             force_setattr(self, "num_return_sequences", self.beam_width)
+
         check_int("num_return_sequences", self.num_return_sequences, 1)
         for name in ("beam_width", "num_return_sequences"):
             if getattr(self, name) > MAX_SEQUENCES:
                 raise broken(name, f"at most {MAX_SEQUENCES}", getattr(self, name))
+
         if self.beam_width > 1 and self.num_return_sequences > self.beam_width:
             raise broken(
                 "num_return_sequences",
                 f"at most beam_width ({self.beam_width})",
                 self.num_return_sequences,
             )
+
         for name in ("top_k", "min_tokens", "early_stopping", "no_repeat_ngram_size"):
             check_int(name, getattr(self, name), 0)
+
         check_int("seed", self.seed, 0, MAX_SEED)
         check_range("temperature", self.temperature, 0.0, MAX_TEMPERATURE)
         check_range("top_p", self.top_p, 0.0, 1.0, low_open=True)
@@ -292,8 +296,10 @@ class Request(_Arguments, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not self.input_token_ids:
             raise ValueError("input_token_ids must not be empty")
+
         check_int("max_tokens", self.max_tokens, 1)
-        num, sampling = self.num_return_sequences, self.sampling_config
+        num = self.num_return_sequences
+        sampling = self.sampling_config
         if (
             num is not None and num != sampling.num_return_sequences
         ):  # from here on only the SamplingConfig's counts
@@ -304,16 +310,21 @@ class Request(_Arguments, frozen=True, kw_only=True):
                 raise ValueError(
                     f"num_return_sequences must be given once or twice alike, given {both}"
                 )
+
             force_setattr(self, "sampling_config", replace(sampling, num_return_sequences=num))
+
         check_range("priority", self.priority, 0.0, 1.0)
         check_int("allotted_time_ms", self.allotted_time_ms, 1)
         for name in ("stop_words", "bad_words"):
             if any(not word for word in getattr(self, name)):
                 raise ValueError(f"{name} must not hold an empty word")
+
         for _, bias in self.embedding_bias:
             if not abs(bias) <= MAX_FLOAT32:
                 raise broken("embedding_bias", "finite in float32", bias)
+
         if self.cache_salt == "":
             raise ValueError("cache_salt must not be empty")
+
         if self.guided_decoding_params is not None and self.sampling_config.beam_width > 1:
             raise ValueError("guided_decoding_params must not be combined with beam_width over 1")

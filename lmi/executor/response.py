@@ -54,7 +54,8 @@ class ErrorKind(enum.IntEnum):
 
     def __new__(cls, value: int, error: type[errors.LmiError]) -> Self:
         kind = int.__new__(cls, value)
-        kind._value_, kind.error = value, error
+        kind._value_ = value
+        kind.error = error
         return kind
 
 
@@ -175,12 +176,14 @@ class Response(msgspec.Struct, array_like=True):
         """Return the Result. Raises RuntimeError with the message of an errored Response."""
         if self.result is None:
             raise RuntimeError(f"request {self.request_id} ended with an error: {self.error_msg}")
+
         return self.result
 
     @property
     def error_msg(self) -> str:
         if self.error is None:
             return ""
+
         return (
             self.error.message
             if self.error.field is None

@@ -43,8 +43,12 @@ MAX_INPUT_BYTES = 1 << 30  # SageMaker's limit of an async payload
 MAX_LOCATION_CHARS = 1024
 MAX_PART_CHARS = 255  # of a path, the limit of most file systems
 MAX_WAITING = 1000
-TTL_S, TIMEOUT_S = 21_600, 900  # AWS's defaults
-CONNECT_TIMEOUT_S, READ_TIMEOUT_S, NUM_TRIES = 5, 10, 3
+# AWS's defaults
+TTL_S = 21_600
+TIMEOUT_S = 900
+CONNECT_TIMEOUT_S = 5
+READ_TIMEOUT_S = 10
+NUM_TRIES = 3
 STOPPED = "The gateway was stopped before the invocation was complete."
 EXPIRED = "The request waited in the queue for longer than RequestTTLSeconds."
 S3_SCHEME = "s3://"
@@ -80,6 +84,7 @@ class FolderOutput:
         except OSError as error:
             with suppress(OSError):
                 part.unlink()
+
             raise StoreError(f"{file} cannot be written: {cause_line(error)}") from error
 
 
@@ -94,6 +99,7 @@ def s3() -> Any:
         from botocore.config import Config  # type: ignore[import-untyped]
     except ImportError:
         raise StoreError(NO_BOTO3) from None
+
     retries = {"mode": "standard", "max_attempts": NUM_TRIES}
     limits = Config(connect_timeout=CONNECT_TIMEOUT_S, read_timeout=READ_TIMEOUT_S, retries=retries)
     return boto3.session.Session().client("s3", config=limits)
@@ -122,6 +128,7 @@ class S3Output:
                     etag == hashlib.md5(data, usedforsecurity=False).hexdigest()
                 ):  # the ETag of most objects
                     return
+
             raise StoreError(f"{self.url(path)} cannot be written: {cause_line(error)}") from error
 
 
@@ -146,6 +153,7 @@ class Inputs:
         try:
             if not location.startswith(S3_SCHEME):
                 return self._content(location)
+
             bucket, key = parse_s3(location)
             found = s3().get_object(Bucket=bucket, Key=key)
             _check_size(location, found["ContentLength"])
@@ -160,10 +168,12 @@ class Inputs:
     def _content(self, location: str) -> bytes:
         if (file := self._file(location)) is None:  # any more
             raise StoreError(f"{location} is not below the folder of --async-input")
+
         if not file.is_file():  # any other, such as a pipe, could let its reader wait for ever
             raise StoreError(
                 f"{file} is not a regular file" if file.exists() else f"there is no {file}"
             )
+
         _check_size(file, file.stat().st_size)
         return file.read_bytes()
 
@@ -177,6 +187,7 @@ class Inputs:
             is_local = url.scheme == "file" and url.netloc in ("", "localhost")
             if is_local and self._folder is not None and file.is_relative_to(self._folder):
                 return file
+
         return None
 
 
@@ -246,13 +257,16 @@ class AsyncJob:
         """Return the answer as a file. Raises AwsError for one that fails in production too."""
         if response.status >= 300:
             raise self.error(body.decode(errors="replace"), response.status)
+
         if not response.header("content-length"):
             raise self.error("The response did not specify the required Content-Length header.")
+
         if (found := num_bytes(response.headers)) > MAX_HEADER_BYTES:
             raise self.error(
                 f"The headers of the response have {found} bytes together, more than "
                 f"{MAX_HEADER_BYTES}."
             )
+
         return OutputFile(
             self.output, body, response.header("content-type") or "application/octet-stream"
         )
@@ -282,9 +296,11 @@ class AsyncInvocations:
         """Begin an invocation. Raises AwsError if too many wait."""
         if self._is_stopping:
             raise unavailable("The gateway stops.")
+
         if self._num_waiting == MAX_WAITING:
             waiting = f"{MAX_WAITING} async invocations wait already, which is the limit."
             raise AwsError("ThrottlingException", 429, waiting)
+
         self._num_waiting += 1
         task = asyncio.create_task(self._run(job))
         self._tasks.add(task)
@@ -296,6 +312,7 @@ class AsyncInvocations:
         for limit in self._limits:
             if not limit.expired():
                 limit.reschedule(0.0)
+
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _run(self, job: AsyncJob) -> None:
@@ -308,6 +325,7 @@ class AsyncInvocations:
             except Exception as error:
                 log.exception("async invocation %s", job.inference_id)
                 file = self._failed(job, job.error(f"The gateway failed: {error}"))
+
             await self._leave(job, file)
 
     def _failed(self, job: AsyncJob, error: AwsError) -> OutputFile:
@@ -317,8 +335,10 @@ class AsyncInvocations:
     async def _answer(self, job: AsyncJob) -> OutputFile:
         if self._is_stopping:
             raise job.error(STOPPED)
+
         if time.monotonic() > job.expires_s:
             raise job.error(EXPIRED)
+
         limit = asyncio.timeout(job.timeout_s)
         try:
             async with limit:
@@ -353,7 +373,8 @@ class AsyncInvocations:
 
 def _read_job(exchange: AwsExchange, endpoint: AwsEndpoint, inputs: Inputs) -> AsyncJob:
     values = exchange.values("InvokeEndpointAsync")
-    id, folder = str(uuid.uuid4()), _folder(values.get("S3OutputPathExtension", ""))
+    id = str(uuid.uuid4())
+    folder = _folder(values.get("S3OutputPathExtension", ""))
     return AsyncJob(
         endpoint=endpoint,
         region=exchange.region,
@@ -373,6 +394,7 @@ def _folder(extension: str) -> str:
     if ".." in parts or any(len(part) > MAX_PART_CHARS for part in parts):
         rule = f"must have no part that is .. or longer than {MAX_PART_CHARS}"
         raise invalid(f"S3OutputPathExtension {rule}, given {extension}")
+
     return "".join(f"{part}/" for part in parts)
 
 
@@ -381,12 +403,15 @@ def _input(exchange: AwsExchange, inputs: Inputs) -> bytes | str:
     if bool(location) == bool(exchange.payload):
         given = "both" if location else "neither"
         raise invalid(f"Exactly one of Body and InputLocation must be given, not {given}.")
+
     if len(exchange.payload) > MAX_INLINE_BYTES:
         raise too_large(MAX_INLINE_BYTES)
+
     if location and (len(location) > MAX_LOCATION_CHARS or not inputs.is_allowed(location)):
         where = "s3://BUCKET/KEY or a file:// URL below the folder of --async-input"
         raise invalid(
             f"InputLocation must be {where}, with at most {MAX_LOCATION_CHARS} characters, given "
             f"{location}"
         )
+
     return location or exchange.payload

@@ -23,6 +23,7 @@ def _named(text: str) -> str:
         raise ValueError(
             f"needs a name of letters, digits and inner hyphens, at most 63, given {text or 'none'}"
         )
+
     return text
 
 
@@ -43,7 +44,9 @@ def _models(text: str) -> tuple[str, str]:
     """Read `[NAME=]SOURCE`. A folder whose path has an equals sign needs NAME=, or ./ before it."""
     name, equals, source = text.partition("=")
     if not equals or ENDPOINT_NAME.broken_rule(name):
-        name, source = ANY, text
+        name = ANY
+        source = text
+
     return name, _place(source)
 
 
@@ -51,14 +54,17 @@ def _place(text: str) -> str:
     """Read a folder, or the URL of a bucket or of a prefix in it."""
     if text.startswith(S3_SCHEME) and parse_s3(text)[0]:
         return text
+
     if not text or "://" in text:
         raise ValueError(f"must be a folder or s3://BUCKET[/PREFIX], given {text or 'nothing'}")
+
     return str(Path(text).absolute())
 
 
 def _folder(text: str) -> Path:
     if Path(text).is_file():
         raise ValueError(f"must be a folder, given {text}")
+
     return Path(text).absolute()
 
 
@@ -72,6 +78,7 @@ def _collect(
     for key, value in pairs:
         if found.setdefault(key, value) != value:
             raise click.UsageError(f"{param.opts[0]} {value} contradicts another {param.opts[0]}.")
+
     return found or None
 
 
@@ -163,6 +170,7 @@ def settings(**flags: Any) -> GatewaySettings:
             raise click.UsageError(
                 f"--models must name a folder that exists or s3://BUCKET[/PREFIX], given {source}"
             )
+
     return found
 
 

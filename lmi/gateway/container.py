@@ -56,10 +56,13 @@ class Container:
             or parts.fragment
         ):
             raise ValueError(f"must be http://HOST[:PORT], given {url}")
+
         self.url = url.rstrip("/")
         self._key = [("x-api-key", key)] if key else []
-        self._host, self._port = parts.hostname, parts.port or 80
-        self._authority, self._prefix = parts.netloc, parts.path.rstrip("/")
+        self._host = parts.hostname
+        self._port = parts.port or 80
+        self._authority = parts.netloc
+        self._prefix = parts.path.rstrip("/")
 
     @asynccontextmanager
     async def call(
@@ -79,6 +82,7 @@ class Container:
         fields = [("Host", self._authority), *self._key, *headers]
         if method != "GET":
             fields.append(("Content-Length", str(len(body))))
+
         lines = [
             f"{method} {self._prefix}{path} HTTP/1.1",
             *(f"{name}: {value}" for name, value in fields),
@@ -154,6 +158,7 @@ class ContainerResponse:
         """Raises Unreachable or OutOfTime."""
         while not self._has_head and not self._is_over:
             await self._read()
+
         if not self._has_head and self.fault is not None:
             raise self.fault
 
@@ -165,6 +170,7 @@ class ContainerResponse:
         """
         while not self._chunks and not self._is_over:
             await self._read()
+
         return self._chunks.popleft() if self._chunks else b""
 
     async def read(self, max_bytes: int = MAX_RESPONSE_BYTES) -> bytes:
@@ -176,8 +182,10 @@ class ContainerResponse:
             body += chunk
             if len(body) > max_bytes:
                 raise ResponseCut(f"the answer has more than {max_bytes} bytes")
+
         if self.fault is not None:
             raise self.fault
+
         return bytes(body)
 
     @property
@@ -195,11 +203,14 @@ class ContainerResponse:
                 self._end(loss)
             else:
                 self._lose(str(loss or "it closed the connection"))
+
             return
+
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             self._lose("its answer is not HTTP/1.1")
+
         if not self._has_head:
             self._num_head_bytes += len(data)
             if self._num_head_bytes > MAX_HEAD_BYTES:
@@ -213,7 +224,8 @@ class ContainerResponse:
         """What came of the body can still be received. Only the first call counts."""
         if not self._is_over:
             self._push()
-            self._is_over, self.fault = True, fault
+            self._is_over = True
+            self.fault = fault
 
     # For the parser.
 
@@ -243,4 +255,5 @@ class ContainerResponse:
     def _push(self) -> None:
         for begin in range(0, len(self._chunk), MAX_CHUNK_BYTES):
             self._chunks.append(bytes(self._chunk[begin : begin + MAX_CHUNK_BYTES]))
+
         self._chunk.clear()

@@ -31,7 +31,8 @@ from lmi.gateway.exchange import (
 ANY = ""  # in place of an endpoint's name
 TIMED_OUT = "Your invocation timed out while waiting for a response from container primary."
 PING_TIMEOUT_S = 2.0  # as on the platform
-MAX_PING_BYTES, MAX_REASON_CHARS = 64 << 10, 1024
+MAX_PING_BYTES = 64 << 10
+MAX_REASON_CHARS = 1024
 MAX_NAMES = 1000  # that are remembered of those that the clients choose
 
 Members = dict[str, Any]
@@ -52,6 +53,7 @@ class WatchedContainer(Container):
         """Raise AwsError if /ping has never been 200."""
         if self._was_ready:
             return
+
         status, text = await self._ping()
         if status != 200:
             said = f"its /ping says {status}: {text}" if status else text
@@ -62,8 +64,10 @@ class WatchedContainer(Container):
         status, text = await self._ping()
         if status == 500:
             return "Failed", cut(text, MAX_REASON_CHARS)
+
         if not self._was_ready:
             return "Creating", ""
+
         lost_s = 0.0 if self._lost_since_s is None else time.monotonic() - self._lost_since_s
         return "OutOfService" if lost_s >= self.out_of_service_s else "InService", ""
 
@@ -75,6 +79,7 @@ class WatchedContainer(Container):
         except ContainerFault as fault:
             self._lost_since_s = self._lost_since_s or time.monotonic()
             return 0, str(fault)
+
         self._lost_since_s = None
         self._was_ready = self._was_ready or answer.status == 200
         return answer.status, body.decode(errors="replace").strip()
@@ -99,6 +104,7 @@ class AwsEndpoint:
         """Return what a client gets where the container gave no whole response."""
         if isinstance(fault, Unreachable):
             return unavailable(f"The container at {self.container.url} is not there: {fault}")
+
         return model_error(
             0, TIMED_OUT if isinstance(fault, OutOfTime) else str(fault), self.name, region
         )
@@ -157,12 +163,15 @@ class Endpoints:
         """
         if found := self._known.get(name):
             return found
+
         ENDPOINT_NAME.check(name)
         if self._other is None:
             raise invalid(f"Endpoint {name} of account {ACCOUNT} not found.")
+
         endpoint = AwsEndpoint(name, self._other.container)
         if len(self._known) < MAX_NAMES:
             self._known[name] = endpoint
+
         return endpoint
 
     def adapter(self, endpoint: str, component: str | None) -> str:
@@ -171,9 +180,11 @@ class Endpoints:
         """
         if component is None or not self._components:
             return ""
+
         for name in (endpoint, ANY):
             if (name, component) in self._components:
                 return self._components[name, component]
+
         raise invalid(f"Inference Component {component} of endpoint {endpoint} not found.")
 
     async def describe(self, body: bytes, region: str) -> Members:
@@ -182,6 +193,7 @@ class Endpoints:
             endpoint = self.find(name)
         except AwsError:
             raise _invalid(f"Could not find endpoint {shorten(name)}.") from None
+
         status, reason = await endpoint.container.status()
         variant = {"VariantName": VARIANT, "CurrentWeight": 1.0, "DesiredWeight": 1.0}
         variant |= {"CurrentInstanceCount": 1, "DesiredInstanceCount": 1}
@@ -191,7 +203,8 @@ class Endpoints:
 
     async def list_endpoints(self, body: bytes, region: str) -> Members:
         """Return those with a container of their own, and those that clients have named so far."""
-        asked, endpoints = _decode(body, Listed), list(self._known.values())
+        asked = _decode(body, Listed)
+        endpoints = list(self._known.values())
         containers = list({endpoint.container for endpoint in endpoints})
         statuses = dict(
             zip(

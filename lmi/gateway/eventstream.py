@@ -95,6 +95,7 @@ class Coalesced:
                     ) <= MAX_PART_BYTES:
                         part += chunk
                         chunk = b""
+
             yield bytes(part)
 
 
@@ -111,7 +112,9 @@ class Split:
             end = len(left) - len(left) % self.num_bytes
             for begin in range(0, end, self.num_bytes):
                 yield left[begin : begin + self.num_bytes]
+
             left = left[end:]
+
         if left:
             yield left
 
@@ -126,8 +129,10 @@ def parse_parts(text: str) -> Parts:
     word, _, number = text.partition(":")
     if text in MODES:
         return MODES[text]
+
     if re.fullmatch("[0-9]{1,9}", number) and 1 <= int(number) <= MAXIMA.get(word, 0):
         return Split(int(number)) if word == "split" else Coalesced(int(number) / 1000)
+
     raise ValueError(
         f"must be as-is, coalesce[:MS] (1..60000) or split[:BYTES] (1..{MAX_PART_BYTES}), given "
         f"{text}"

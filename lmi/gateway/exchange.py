@@ -20,11 +20,13 @@ import orjson
 from lmi.errors import BadConfiguration, LmiError, shorten
 from lmi.http.exchange import ENDPOINT_NAME as ENDPOINT_HEADER, Exchange, Header
 
-ACCOUNT, VARIANT = "000000000000", "AllTraffic"
+ACCOUNT = "000000000000"
+VARIANT = "AllTraffic"
 MAX_TEXT_CHARS = 2048  # of an error
 REGION = re.compile(r"Credential=[^/,]+/\d{8}/([a-z0-9-]+)/")
 FOLDER = "^(?!s3:|https:)[a-zA-Z0-9!_.*'()/-]+$"
-ASCII, PRINTABLE = r"\p{ASCII}*", r"\A\S[\p{Print}]*\z"
+ASCII = r"\p{ASCII}*"
+PRINTABLE = r"\A\S[\p{Print}]*\z"
 NAME = "^[a-zA-Z0-9](-*[a-zA-Z0-9])*"
 
 
@@ -68,10 +70,8 @@ def unavailable(reason: str) -> AwsError:
 def model_error(status: int, body: str, endpoint: str, region: str) -> AwsError:
     """The container answered with `status`, 0 if with none, and `body`."""
     side = "client" if 400 <= status < 500 else "server"
-    before, after = (
-        f'Received {side} error ({status}) from primary with message "',
-        "\". See the container's log.",
-    )
+    before = f'Received {side} error ({status}) from primary with message "'
+    after = "\". See the container's log."
     return AwsError(
         "ModelError",
         424,
@@ -98,19 +98,24 @@ class AwsMember:
                 f"'{self.name[0].lower()}{self.name[1:]}' "
                 f"failed to satisfy constraint: Member must {rule}"
             )
+
         return value
 
     def broken_rule(self, value: str) -> str:
         """Return the rule that the value breaks, or ""."""
         if self.pattern is None and not re.fullmatch("[0-9]{1,9}", value):
             return "be a whole number"
+
         measured, size = ("value", int(value)) if self.pattern is None else ("length", len(value))
         if size < self.minimum:
             return f"have {measured} greater than or equal to {self.minimum}"
+
         if size > self.maximum:
             return f"have {measured} less than or equal to {self.maximum}"
+
         if self.pattern is not None and not re.fullmatch(spelled(self.pattern), value, re.DOTALL):
             return f"satisfy regular expression pattern: {self.pattern}"
+
         return ""
 
 
@@ -218,8 +223,10 @@ class AwsExchange(Exchange):
             raise invalid(
                 f"Variant {values['TargetVariant']} of endpoint {self.names['endpoint']} not found."
             )
+
         if component := self.names.get("component"):
             values[COMPONENT_NAME.name] = COMPONENT_NAME.check(component)
+
         return values
 
     def headers_for_container(self, values: dict[str, str], adapter: str = "") -> list[Header]:
@@ -235,6 +242,7 @@ class AwsExchange(Exchange):
         if adapter:
             alias = values[COMPONENT_NAME.name]
             headers += [(PREFIX + "Adapter-Identifier", adapter), (PREFIX + "Adapter-Alias", alias)]
+
         return headers
 
     async def _start(
@@ -302,14 +310,17 @@ class Signatures:
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        key, secret = environ.get("AWS_ACCESS_KEY_ID"), environ.get("AWS_SECRET_ACCESS_KEY")
+        key = environ.get("AWS_ACCESS_KEY_ID")
+        secret = environ.get("AWS_SECRET_ACCESS_KEY")
         if not key or not secret:
             names = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
             raise BadConfiguration(f"--check-signatures needs {names}, as clients do")
+
         try:
             from botocore.credentials import Credentials  # type: ignore[import-untyped]
         except ModuleNotFoundError:
             raise BadConfiguration("--check-signatures needs botocore: pip install boto3") from None
+
         self._credentials = Credentials(key, secret, environ.get("AWS_SESSION_TOKEN") or None)
 
     def check_head(self, exchange: AwsExchange) -> Signed:
@@ -324,6 +335,7 @@ class Signatures:
             raise AwsError(
                 "MissingAuthenticationTokenException", 403, "Missing Authentication Token"
             )
+
         token = exchange.headers.get("x-amz-security-token")
         if (given["key"], token) != (self._credentials.access_key, self._credentials.token):
             message = "The security token included in the request is invalid."
@@ -334,6 +346,7 @@ class Signatures:
             skew_s = abs(time.time() - timegm(time.strptime(date, TIME_FORM)))
         except ValueError:
             skew_s = float("inf")
+
         if skew_s > MAX_SKEW_S or not date.startswith(given["day"]):
             raise _wrong(
                 f"Signature expired or not yet current: X-Amz-Date is more than {MAX_SKEW_S:g} s "
@@ -355,12 +368,15 @@ class Signatures:
         is_bound = REQUIRED <= set(names) and given["service"] == SERVICE
         if not is_bound:  # it would be good for other requests too
             raise _wrong(NO_MATCH)
+
         if signed.digest is not None and not re.fullmatch(
             "[0-9a-f]{64}", signed.digest
         ):  # as UNSIGNED-PAYLOAD
             raise _wrong(NO_MATCH)
+
         if signed.digest is not None:
             self._compare(exchange, signed, signed.digest)
+
         return signed
 
     def check_body(self, exchange: AwsExchange, signed: Signed) -> None:

@@ -36,7 +36,9 @@ from lmi.sources.source import ARCHIVE_SUFFIXES, descended
 LOAD_TIMEOUT_S = 3600.0  # beyond the container's own, model_loading_timeout
 UNLOAD_TIMEOUT_S = 360.0  # as on the platform
 ASK_TIMEOUT_S = 10.0
-OK, CONFLICT, NO_ROOM = 200, 409, 507
+OK = 200
+CONFLICT = 409
+NO_ROOM = 507
 NAME_CHARS = 32
 OURS = re.compile(f"[0-9a-f]{{{NAME_CHARS}}}")  # names that the gateway gives
 READY = "READY"
@@ -50,7 +52,8 @@ class LoadFailed(Exception):
 
     def __init__(self, reason: str, status: int = 0) -> None:
         super().__init__(f"{status}: {reason}" if status else reason)
-        self.reason, self.status = reason, status
+        self.reason = reason
+        self.status = status
 
 
 class ModelStore:
@@ -77,6 +80,7 @@ class ModelStore:
             raise invalid(
                 f"TargetModel must be a relative path without empty parts, . and .., given {key}"
             )
+
         return hashlib.sha256(f"{self._source}/{key}".encode()).hexdigest()[:NAME_CHARS]
 
     def add(self, key: str) -> tuple[Path, bool]:
@@ -95,8 +99,10 @@ class ModelStore:
                 found = fetch(FetchJob(wanted))
             else:
                 found = self._find(key)
+
             with place.only_one(home / "lock"):  # of two gateways
                 was_replaced = _update(found, home, place.check_room)
+
             return home / "model", was_replaced
         except StartError as error:
             raise LoadFailed(f"TargetModel {key}: {error}") from error
@@ -111,14 +117,17 @@ class ModelStore:
         found = (source / key).resolve()
         if not found.is_relative_to(source) or not found.exists():
             raise invalid(f"TargetModel {key} is not below {source}")
+
         if not found.is_dir() and not found.name.endswith(ARCHIVE_SUFFIXES):
             raise invalid(
                 f"TargetModel {key} is neither a folder nor one of {' '.join(ARCHIVE_SUFFIXES)}"
             )
+
         if (link := _link_out_of(source, found)) is not None:
             raise LoadFailed(
                 f"TargetModel {key}: the link {link.relative_to(found)} leads out of the source"
             )
+
         return found
 
 
@@ -148,6 +157,7 @@ class TargetModels:
             if store is not None:
                 rule = "is a multi-model endpoint: TargetModel must name a model of it"
                 raise invalid(f"Endpoint {endpoint.name} {rule}.")
+
             yield "/invocations"
         elif store is None:
             raise invalid(
@@ -170,6 +180,7 @@ class TargetModels:
                 except TimeoutError:
                     not_ready = f"TargetModel {target} is still loading. Try again later."
                     raise AwsError("ModelNotReadyException", 429, not_ready) from None
+
                 yield f"/models/{name}/invoke"
 
 
@@ -213,16 +224,19 @@ class LoadedModels:
         """
         if name in self._unloads:
             await asyncio.wait([self._unloads[name]])
+
         known = await self._get(f"/models/{name}", _ListedModel)
         if known is None or known.status != READY:
             if name not in self._loads:  # one task loads a model
                 self._loads[name] = asyncio.create_task(self._load(name, store, key))
+
             await asyncio.shield(self._loads[name])
 
     async def close(self) -> None:
         """End all loads. The container may go on with its own."""
         for task in self._loads.values():
             task.cancel()
+
         await asyncio.gather(*self._loads.values(), return_exceptions=True)
 
     async def _load(self, name: str, store: ModelStore, key: str) -> None:
@@ -230,10 +244,12 @@ class LoadedModels:
             folder, was_replaced = await run_in_thread(store.add, key)
             if was_replaced:  # the container may have loaded the files that were there
                 await self._unload(name)
+
             log.info("loading model %s (TargetModel %s)", name, key)
             status, body = await self._register(name, str(folder))
             if status not in (OK, CONFLICT):
                 raise LoadFailed(body.decode(errors="replace"), status)
+
             self._last_used_s[name] = time.monotonic()
         except Exception as error:  # its callers may have left
             log.warning("model %s (TargetModel %s) was not loaded: %s", name, key, error)
@@ -251,18 +267,22 @@ class LoadedModels:
         answer = await register()
         if answer[0] != NO_ROOM:
             return answer
+
         async with self._room:
             answer = await register()
             others = await self._idle() if answer[0] == NO_ROOM else []
             while others and answer[0] == NO_ROOM:
                 if (other := others.pop(0)) in self._num_requests or other in self._loads:  # by now
                     continue
+
                 self._unloads[other] = asyncio.create_task(self._unload(other))
                 try:  # requests for the other wait, and then load it again
                     await self._unloads[other]
                 finally:
                     del self._unloads[other]
+
                 answer = await register()
+
         return answer
 
     async def _idle(self) -> list[str]:
@@ -284,6 +304,7 @@ class LoadedModels:
         status, body = await self._ask("GET", path)
         with suppress(msgspec.MsgspecError):
             return msgspec.json.decode(body, type=kind) if status == OK else None
+
         return None
 
     async def _ask(
@@ -309,10 +330,12 @@ def _link_out_of(source: Path, found: Path) -> Path | None:
         if (real := os.path.realpath(parent)) in seen:
             folders.clear()
             continue
+
         seen.add(real)
         for path in (Path(parent, name) for name in (*folders, *files)):
             if path.is_symlink() and not path.resolve().is_relative_to(source):
                 return path
+
     return None
 
 
@@ -320,7 +343,8 @@ def _update(found: Path, home: Path, check_room: Callable[[int], None]) -> bool:
     """Make the model, unless it is there as it should be. Returns whether other files were there
     before.
     """
-    stamp, model = home / "stamp.json", home / "model"
+    stamp = home / "stamp.json"
+    model = home / "model"
     files = (
         sorted(path for path in found.rglob("*") if path.is_file()) if found.is_dir() else [found]
     )
@@ -329,6 +353,7 @@ def _update(found: Path, home: Path, check_room: Callable[[int], None]) -> bool:
     )
     if model.is_dir() and stamp.is_file() and stamp.read_text() == wanted:
         return False
+
     part = home / "part"
     shutil.rmtree(part, ignore_errors=True)  # of a process that was killed
     try:
@@ -338,6 +363,7 @@ def _update(found: Path, home: Path, check_room: Callable[[int], None]) -> bool:
             part.mkdir()
             unpack(found, part, check_room=check_room)
             made = descended(part)
+
         stamp.unlink(missing_ok=True)
         is_new = not model.exists()
         shutil.rmtree(model, ignore_errors=True)
@@ -345,6 +371,7 @@ def _update(found: Path, home: Path, check_room: Callable[[int], None]) -> bool:
         stamp.write_text(wanted)
     finally:
         shutil.rmtree(part, ignore_errors=True)
+
     return not is_new
 
 

@@ -74,7 +74,8 @@ class Gateway:
             for name, source in settings.models.items()
         }
         self._target_models = TargetModels(stores, settings.timeout_s)
-        folder, place = settings.async_input, settings.async_output
+        folder = settings.async_input
+        place = settings.async_output
         self._async_invocations = AsyncInvocations(folder, place, settings.async_concurrency)
         self._signatures = Signatures(os.environ) if settings.checks_signatures else None
         self._hosts = () if is_loopback(settings.host) else (ANY,)
@@ -107,8 +108,10 @@ class Gateway:
         if exchange.path == "/ping" and exchange.method in ("GET", "HEAD"):
             await exchange.send_whole(200, "", b"")
             return
+
         if self._signatures is None:  # which no page has
             check_page(exchange, (), self._hosts)
+
         matches = [
             (found, each)
             for path, each in ROUTES.items()
@@ -120,6 +123,7 @@ class Gateway:
                 404,
                 "The requested operation is not supported by the gateway.",
             )
+
         [(found, handler)] = matches
         exchange.names = found.groupdict()
         signed = None if self._signatures is None else self._signatures.check_head(exchange)
@@ -128,10 +132,13 @@ class Gateway:
             exchange.payload = await exchange.body(max_bytes, self.body_memory)
         except BodyTooLarge:
             raise too_large(max_bytes) from None
+
         if (size := len(exchange.payload)) > LARGE_BODY_BYTES:
             log.warning("a body of %d bytes: AWS's API model allows %d", size, LARGE_BODY_BYTES)
+
         if self._signatures is not None and signed is not None:
             self._signatures.check_body(exchange, signed)
+
         await exchange.run_while_there(handler(self, exchange))
 
     async def invoke(self, exchange: AwsExchange) -> None:
@@ -143,7 +150,9 @@ class Gateway:
                 log.warning(
                     "the container's answer is chunked: an asynchronous endpoint would refuse it"
                 )
+
             body = await response.read()
+
         await exchange.send_whole(
             200, response.header("content-type"), body, headers_for_client(response)
         )
@@ -162,25 +171,32 @@ class Gateway:
                 async for part in parts:
                     if not exchange.status:
                         await exchange.start(200, eventstream.MEDIA_TYPE, headers)
+
                     await exchange.write(eventstream.part(part))
-            fault, is_late = response.fault, isinstance(response.fault, OutOfTime)
+
+            fault = response.fault
+            is_late = isinstance(response.fault, OutOfTime)
             if not exchange.status:
                 if fault is not None and is_late:
                     raise fault
+
                 await exchange.start(200, eventstream.MEDIA_TYPE, headers)
+
         if fault is not None:
             log.warning("a stream ends with an error: %s", fault)
             said = (
                 ("ModelInvocationTimeExceeded", ALLOTTED) if is_late else ("StreamBroken", BROKEN)
             )
             await exchange.write(eventstream.failure(*said))
+
         await exchange.end()
 
     async def chat(self, exchange: AwsExchange) -> None:
         """Send what the container's /v1/chat/completions answers: its status and bytes, of errors
         too.
         """
-        endpoint, values = self.endpoints.find(exchange.names["endpoint"]), exchange.values("chat")
+        endpoint = self.endpoints.find(exchange.names["endpoint"])
+        values = exchange.values("chat")
         timeout_s = self.settings.stream_timeout_s
         async with self._call(
             exchange, endpoint, values, "/v1/chat/completions", timeout_s
@@ -192,19 +208,19 @@ class Gateway:
             await exchange.start(response.status, response.header("content-type"), headers)
             while chunk := await response.receive():
                 await exchange.write(chunk)
+
             if response.fault is not None:
                 # the client's connection is cut, which shows that the answer is not whole
                 raise response.fault
+
         await exchange.end()
 
     async def invoke_later(self, exchange: AwsExchange) -> None:
         """Accept an async invocation, and send where its answer will be."""
         endpoint = self.endpoints.find(exchange.names["endpoint"])
         await endpoint.container.check_was_ready()
-        job, url = (
-            self._async_invocations.accept(exchange, endpoint),
-            self._async_invocations.output.url,
-        )
+        job = self._async_invocations.accept(exchange, endpoint)
+        url = self._async_invocations.output.url
         locations = [
             (PREFIX + "OutputLocation", url(job.output)),
             (PREFIX + "FailureLocation", url(job.failure)),
@@ -219,6 +235,7 @@ class Gateway:
             raise AwsError(
                 "UnknownOperationException", 400, f"The gateway has no operation {shorten(target)}."
             )
+
         answer = await OPERATIONS[target](self.endpoints, exchange.payload, exchange.region)
         await exchange.send_whole(200, "application/x-amz-json-1.1", orjson.dumps(answer))
 
@@ -229,10 +246,8 @@ class Gateway:
         """Yield the model's response. Raises AwsError for an error of the container, or where none
         came in time.
         """
-        endpoint, values = (
-            self.endpoints.find(exchange.names["endpoint"]),
-            exchange.values(operation),
-        )
+        endpoint = self.endpoints.find(exchange.names["endpoint"])
+        values = exchange.values(operation)
         async with self._target_models.path(
             endpoint, values.get("TargetModel"), exchange.region
         ) as path:
@@ -241,12 +256,14 @@ class Gateway:
                     text = b""
                     while len(text) < MAX_ERROR_BYTES and (chunk := await response.receive()):
                         text += chunk
+
                     raise model_error(
                         response.status,
                         text.decode(errors="replace"),
                         endpoint.name,
                         exchange.region,
                     )
+
                 yield response
 
     @asynccontextmanager
@@ -270,6 +287,7 @@ class Gateway:
             ) as response:
                 if (found := num_bytes(response.headers)) > MAX_HEADER_BYTES:
                     log.warning("the container's answer has %d bytes of headers", found)
+
                 yield response
         except ContainerFault as fault:
             raise endpoint.error(fault, exchange.region) from fault
@@ -295,6 +313,7 @@ def headers_for_client(response: ContainerResponse) -> list[Header]:
     created = response.header(PREFIX + "Session-Id")
     if "; Expires=" in created and not response.header(PREFIX + "New-Session-Id"):
         headers.append((PREFIX + "New-Session-Id", created))
+
     return headers
 
 
@@ -305,10 +324,13 @@ async def _refuse(exchange: AwsExchange, error: LmiError) -> None:
     if exchange.status:
         log.warning("request %s was cut: %s", exchange.request_id, error)
         return
+
     if isinstance(error, Overloaded):
         error = unavailable(str(error))
+
     if isinstance(error, ForeignPage):
         error = AwsError("AccessDeniedException", error.status, str(error))
+
     await exchange.send_error(
         error if isinstance(error, AwsError) else AwsError("ValidationError", 400, str(error))
     )
@@ -338,22 +360,27 @@ def run(settings: GatewaySettings) -> int:
     linux.ignore_strays(*(() if parent else linux.of_terminal()))
     if parent:
         linux.die_with_parent(int(parent), signal.SIGTERM)
+
     if settings.s3_endpoint is not None:
         os.environ["AWS_ENDPOINT_URL_S3"] = settings.s3_endpoint
+
     places = [settings.async_output, *settings.models.values()]
     if any(place.startswith(S3_SCHEME) for place in places) and find_spec("boto3") is None:
         raise BadConfiguration(NO_BOTO3)
+
     gateway = Gateway(settings)
     server = make_server(gateway, settings)
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(
             signum, server.handle_exit
         )  # also while the server starts, and when it raises them again
+
     listener = bind(settings.host, settings.port)
     if not settings.checks_signatures and not is_loopback(settings.host):
         log.warning(
             "%s is no loopback address, and everybody who reaches it is served", settings.host
         )
+
     say_ready(settings, listener.getsockname()[1])
 
     async def serve() -> None:
@@ -364,6 +391,7 @@ def run(settings: GatewaySettings) -> int:
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve())
+
     return 0
 
 
@@ -371,6 +399,7 @@ def make_server(app: Gateway, settings: GatewaySettings) -> uvicorn.Server:
     """Return the server. Its lines about starts and stops appear only with DEBUG."""
     if settings.log_level != "DEBUG":
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+
     options: dict[str, Any] = {
         "log_config": None,
         "access_log": False,
@@ -393,6 +422,7 @@ def say_ready(settings: GatewaySettings, port: int) -> None:
         event = {"event": "ready", "gateway": url, "port": port, "endpoints": endpoints}
         print(orjson.dumps(event).decode(), flush=True)
         return
+
     rows = "\n".join(
         f"  endpoint {escape(name)} is {escape(container)}" for name, container in endpoints.items()
     )

@@ -13,8 +13,11 @@ from lmi.errors import Overloaded
 
 SMALL_BODY_BYTES = 64 << 10
 MAPPED_BYTES = 1 << 20  # a block of so many bytes is mapped, and grows without a copy
-TRIM_BYTES, TRIM_S = 16 << 20, 1.0
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # source: mallopt(3) and malloc.h
+TRIM_BYTES = 16 << 20
+TRIM_S = 1.0
+# source: mallopt(3) and malloc.h
+M_TRIM_THRESHOLD = -1
+M_MMAP_THRESHOLD = -3
 
 _libc = ctypes.CDLL(None)
 
@@ -61,22 +64,26 @@ class BodyMemory:
         self._record.num_body_bytes = self._num_small_bytes + self._num_large_bytes
         if num_before > SMALL_BODY_BYTES:
             self._num_freed_bytes += max(0, num_before - num_after)
+
         if self._num_freed_bytes >= TRIM_BYTES and self._trim is None:
             self._trim = asyncio.get_running_loop().call_later(TRIM_S, self._trim_heap)
 
     def _changed(self, num_before: int, num_after: int) -> tuple[int, int]:
-        num_small, num_large = self._num_small_bytes, self._num_large_bytes
+        num_small = self._num_small_bytes
+        num_large = self._num_large_bytes
         for num_bytes, sign in ((num_before, -1), (num_after, 1)):
             if num_bytes <= SMALL_BODY_BYTES:
                 num_small += sign * num_bytes
             else:
                 num_large += sign * num_bytes
+
         return num_small, num_large
 
     def _trim_heap(self) -> None:
         """Return free memory to the kernel. glibc keeps free memory between used blocks. Source:
         malloc_trim(3).
         """
-        self._trim, self._num_freed_bytes = None, 0
+        self._trim = None
+        self._num_freed_bytes = 0
         if hasattr(_libc, "malloc_trim"):
             _libc.malloc_trim(0)

@@ -37,6 +37,7 @@ def check_page(exchange: Exchange, origins: Container[str], hosts: Container[str
     given = exchange.headers.getlist("origin")
     if not given or ANY in origins:
         return
+
     rule = "Origin must be that of this server or one of lmi serve's cors_allowed_origins"
     if len(given) > 1:
         raise ForeignPage(f"{rule}, given {len(given)} of them")
@@ -59,6 +60,7 @@ def _parts_of(origin: str) -> tuple[str, str, str]:
     port = re.search(r":(\d+)$", place)
     if port is None:
         return scheme, place.removesuffix(":"), USUAL_PORTS.get(scheme, "")
+
     return scheme, place[: port.start()], port[1]
 
 

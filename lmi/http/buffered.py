@@ -30,7 +30,9 @@ class BufferedExchange(Exchange):
         await super().send_whole(status, media_type, body, headers)
 
     async def start(self, status: int, media_type: str, headers: Iterable[Header] = ()) -> None:
-        self.status, self._media_type, self._fields = status, media_type, list(headers)
+        self.status = status
+        self._media_type = media_type
+        self._fields = list(headers)
 
     def write(self, data: bytes) -> Awaitable[None]:
         self._written = data or self._written

@@ -25,10 +25,9 @@ from lmi.http.body import BodyMemory
 
 REQUEST_ID = "x-request-id"
 CUSTOM_ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
-TIMEOUT, TIMEOUT_MS = (
-    "X-Request-Timeout",
-    "x-envoy-expected-rq-timeout-ms",
-)  # how long the client waits
+# how long the client waits
+TIMEOUT = "X-Request-Timeout"
+TIMEOUT_MS = "x-envoy-expected-rq-timeout-ms"
 # in the scope: of a chunked body, with a large chunk that is still to come
 NUM_ANNOUNCED = "lmi.num_announced_bytes"
 ENDPOINT_NAME = (
@@ -105,7 +104,8 @@ class Exchange:
         self._written = b""  # last
         self._kept_body: bytes | None = None  # that `peek` has read and `body` returns
         self._memory: BodyMemory | None = None
-        self._receive, self._send = receive, send
+        self._receive = receive
+        self._send = send
         self._deadlines: list[asyncio.Timeout] = []  # that run, the outermost first
 
     @property
@@ -166,6 +166,7 @@ class Exchange:
         if self._kept_body is not None:
             kept, self._kept_body = self._kept_body, None
             return kept
+
         encodings = ", ".join(
             self.headers.getlist("content-encoding")
         )  # each field may be a list too
@@ -175,23 +176,29 @@ class Exchange:
             raise UnsupportedEncoding(
                 f"content-encoding must be identity, given {shorten(encodings)}"
             )
+
         announced = int(self.headers.get("content-length", 0))
         if announced > max_bytes:
             raise BodyTooLarge(max_bytes)
+
         memory.check_room(0, announced)
         self._memory = memory
-        body, has_more = bytearray(), True
+        body = bytearray()
+        has_more = True
         while has_more:
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 raise ClientGone("the client left before its request was complete")
+
             piece = message.get("body", b"")
             num_after = len(body) + len(piece)
             if max(num_after, self.scope.get(NUM_ANNOUNCED, 0)) > max_bytes:
                 raise BodyTooLarge(max_bytes)
+
             self.hold(num_after)
             body += piece
             has_more = message.get("more_body", False)
+
         return bytes(body)
 
     def hold(self, num_bytes: int) -> None:
@@ -203,6 +210,7 @@ class Exchange:
 
         if num_bytes > self.num_held_bytes:
             self._memory.check_room(self.num_held_bytes, num_bytes)
+
         self._memory.change(self.num_held_bytes, num_bytes)
         self.num_held_bytes = num_bytes
 
@@ -261,6 +269,7 @@ class Exchange:
         given = [("content-type", media_type), *headers] if media_type else list(headers)
         if self.late_headers is not None:
             given += self.late_headers()
+
         ids = [(name, self.request_id) for name in self.id_headers]
         own = [*ids, *self._echoed(given)]
         own += [] if length is None else [("content-length", str(length))]
@@ -288,6 +297,7 @@ class Exchange:
             log.warning(
                 "%s", said + ", ".join(dropped[:MAX_NAMED]), extra={"request_id": self.request_id}
             )
+
         return headers[:num_fitting]
 
     def _echoed(self, given: list[Header]) -> list[Header]:
@@ -295,8 +305,10 @@ class Exchange:
         attributes = self.headers.get(CUSTOM_ATTRIBUTES, "")
         if not attributes or any(name.lower() == CUSTOM_ATTRIBUTES for name, _ in given):
             return []
+
         if SAFE_ATTRIBUTES.fullmatch(attributes):
             return [(CUSTOM_ATTRIBUTES, attributes)]
+
         rule = f"at most {MAX_ATTRIBUTE_CHARS} printable ASCII characters are sent back"
         log.warning("%s: %s", CUSTOM_ATTRIBUTES, rule, extra={"request_id": self.request_id})
         return []
@@ -322,12 +334,14 @@ class Exchange:
                 try:
                     if left_s == 0.0:
                         await asyncio.sleep(0)  # what is late already does not begin
+
                     yield
                 finally:
                     self._deadlines.remove(timeout)
         except TimeoutError:
             if not timeout.expired():
                 raise
+
             self.check_goes_on()
             raise DeadlineExceeded(f"no answer within {timeout_s:g} s, {why}") from None
 
@@ -338,7 +352,8 @@ class Exchange:
         begun goes on.
         """
         self.early_end = error
-        outermost, inner = self._deadlines[:1], self._deadlines[1:]
+        outermost = self._deadlines[:1]
+        inner = self._deadlines[1:]
         for timeout in inner or ([] if self.status else outermost):
             if not timeout.expired():
                 timeout.reschedule(asyncio.get_running_loop().time())
@@ -361,6 +376,7 @@ class Exchange:
             await asyncio.wait((worker, departure), return_when=asyncio.FIRST_COMPLETED)
             if not worker.done():
                 raise ClientGone("the client closed its connection")
+
             worker.result()
         finally:
             departure.cancel()

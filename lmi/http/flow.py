@@ -18,7 +18,8 @@ class FairFlow(FlowControl):
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(transport)
-        self._loop, self._waiting = loop, _waiting.setdefault(loop, {})
+        self._loop = loop
+        self._waiting = _waiting.setdefault(loop, {})
 
     def pause_reading(self) -> None:
         self._waiting.pop(self, None)
@@ -28,6 +29,7 @@ class FairFlow(FlowControl):
         if self.read_paused:
             if not self._waiting:
                 self._loop.call_soon(self._take_turn)
+
             self._waiting[self] = None
 
     def _take_turn(self) -> None:
@@ -36,5 +38,6 @@ class FairFlow(FlowControl):
             del self._waiting[flow]
             if not flow._transport.is_closing():
                 super(FairFlow, flow).resume_reading()
+
         if self._waiting:
             self._loop.call_soon(self._take_turn)

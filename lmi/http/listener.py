@@ -43,9 +43,11 @@ def bind(host: str, port: int) -> socket.socket:
         by = ""
         if (pid := next(owners(port), None)) is not None:
             by = f", it belongs to process {pid} ({Path(f'/proc/{pid}/comm').read_text().strip()})"
+
         raise PortUnavailable(
             f"cannot listen on {host} port {port}: {error.strerror or error}{by}"
         ) from error
+
     listener.setsockopt(
         socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES
     )  # connections inherit it
@@ -72,6 +74,7 @@ def owners(port: int) -> Iterator[int]:
                 if row[3] == LISTENING and int(row[1].rpartition(":")[2], 16) == port
             ]
             sockets |= {f"socket:[{row[9]}]" for row in listening}
+
     for file in glob.iglob("/proc/[0-9]*/fd/*") if sockets else ():
         with suppress(OSError):  # it was closed meanwhile
             if os.readlink(file) in sockets:

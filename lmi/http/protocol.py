@@ -40,10 +40,9 @@ log = logging.getLogger(__name__)
 
 MAX_HEAD_BYTES = 64 << 10
 MAX_FIELDS = 128  # of a head, and of a trailer
-MAX_CHUNKS, LARGE_CHUNK_BYTES = (
-    65_536,
-    1024,
-)  # a body may have more chunks if they have so many bytes on average
+# a body may have more chunks if they have so many bytes on average
+MAX_CHUNKS = 65_536
+LARGE_CHUNK_BYTES = 1024
 MAX_UNTOLD_BYTES = 16 << 10  # of chunk extensions and blanks, of which the parser tells nothing
 CHUNK_LINES_BYTES = 32  # around a chunk without an extension, at most
 LARGE_CHUNK = re.compile(
@@ -119,10 +118,13 @@ class Cycle(RequestResponseCycle):
         """
         if message.get("more_body") and self._write_chunk(message["body"]):
             return SENT
+
         if message["type"] == "http.response.start":
             return self._start(message)
+
         if self.is_delimited_by_close and message["type"] == "http.response.body":
             self.expected_content_length = len(message.get("body", b""))
+
         return super().send(message)
 
     def note_departure(self) -> None:
@@ -150,8 +152,10 @@ class Cycle(RequestResponseCycle):
         """
         if not (self.response_started and self.chunked_encoding and body) or self.response_complete:
             return False
+
         if self.flow.write_paused or self.disconnected:
             return False
+
         self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
         return True
 
@@ -160,7 +164,9 @@ class Cycle(RequestResponseCycle):
         self.is_early = self.more_body and is_awaited
         has_length = any(name == b"content-length" for name, _ in message.get("headers", []))
         if self.scope["http_version"] == "1.0" and not has_length:
-            self.is_delimited_by_close, self.chunked_encoding = True, False
+            self.is_delimited_by_close = True
+            self.chunked_encoding = False
+
         self.keep_alive = self.keep_alive and not self.is_early and not self.is_leaving()
         await super().send(message)
         self.keep_alive = self.keep_alive or self.is_early  # the protocol lingers and then closes
@@ -219,6 +225,7 @@ class GuardedProtocol(HttpToolsProtocol):
         opened = transport.get_extra_info("socket")
         if opened is not None and opened.fileno() > self.last_client_fd:
             return 2
+
         return 1 if len(self.connections) > self.max_connections else 0
 
     def _make_room(self, num_wanted: int) -> bool:
@@ -238,6 +245,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
         for other in idle[:num_wanted]:
             other.transport.abort()
+
         return bool(idle)
 
     def _is_idle(self) -> bool:
@@ -254,8 +262,10 @@ class GuardedProtocol(HttpToolsProtocol):
             self.flow.pause_reading()
             self.flow.resume_reading()
             return
+
         self._unset_keepalive_if_required()
-        was_in, self._num_begun = self._part, 0
+        was_in = self._part
+        self._num_begun = 0
         try:
             self._check_line(data)
             self._feed(data)
@@ -280,6 +290,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._line += data
             if TWO_SPACES.match(self._line):
                 raise Refusal(400, "the words of a request line have one space between them")
+
             if b"\n" in self._line.lstrip(b"\r\n") or len(self._line) > MAX_SPLIT_LINE_BYTES:
                 self._line = b""
 
@@ -315,6 +326,7 @@ class GuardedProtocol(HttpToolsProtocol):
                 head = [self.parser.get_method(), b" ", self.url, b" HTTP/1.1\r\n"]
                 for name, value in self.headers:
                     head += [name, b": ", value, b"\r\n"] if name != b"upgrade" else []
+
                 data = b"".join([*head, b"\r\n", data[upgrade.args[0] :]])
                 self.parser = httptools.HttpRequestParser(self)
                 self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as in uvicorn
@@ -349,6 +361,7 @@ class GuardedProtocol(HttpToolsProtocol):
                 begin += 1
                 if self._arrival.num_chunks > num_before:
                     self._announce(int(line[1], 16))
+
             if begin < len(data):
                 self.parser.feed_data(data[begin:])
         except httptools.HttpParserUpgrade as upgrade:
@@ -364,7 +377,8 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._part, self._arrival = "head", Arrival()
+        self._part = "head"
+        self._arrival = Arrival()
         self._num_begun += 1
 
     def on_url(self, url: bytes) -> None:
@@ -377,7 +391,9 @@ class GuardedProtocol(HttpToolsProtocol):
             self._arrival.num_trailers += 1
             if self._arrival.num_trailers > MAX_FIELDS:
                 raise Refusal(431, f"a request has at most {MAX_FIELDS} trailer fields")
+
             return
+
         super().on_header(name, value)
         if len(self.headers) > MAX_FIELDS:
             raise Refusal(431, f"a request has at most {MAX_FIELDS} header fields")
@@ -390,8 +406,10 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if self.parser.get_method() == b"CONNECT":
             raise Refusal(405, "this is no proxy")
+
         if self.parser.should_upgrade():
             return  # _feed parses the request again
+
         fields = Headers(raw=self.headers)
         self._check_fields(fields)
         self._complete_scope()
@@ -405,14 +423,18 @@ class GuardedProtocol(HttpToolsProtocol):
         """Fill the scope from the request line. Source of the forms of its target: RFC
         9112, 3.2.
         """
-        method, url = self.parser.get_method().decode("ascii"), httptools.parse_url(self.url)
+        method = self.parser.get_method().decode("ascii")
+        url = httptools.parse_url(self.url)
         if url.path == b"*":
             status = 405 if method == "OPTIONS" else 400
             raise Refusal(status, f"the request target must be a path, given * with {method}")
+
         if url.schema is not None and url.schema.lower() not in (b"http", b"https"):
             raise Refusal(400, "the request target must be a path, or a URL of http or https")
+
         if url.fragment is not None or url.userinfo is not None:
             raise Refusal(400, "the request target must have no fragment and no user")
+
         path = url.path or b"/"  # a URL may have none
         self.scope["method"] = method
         self.scope["http_version"] = self.parser.get_http_version()
@@ -439,10 +461,8 @@ class GuardedProtocol(HttpToolsProtocol):
             on_response=self.on_response_complete,
         )
         self.cycle.is_leaving = self.is_leaving
-        self.cycle.num_head_bytes, self.cycle.num_missing_bytes = (
-            self._arrival.num_head_bytes,
-            num_body_bytes,
-        )
+        self.cycle.num_head_bytes = self._arrival.num_head_bytes
+        self.cycle.num_missing_bytes = num_body_bytes
         self._unanswered.append(self.cycle)
         if before is None or before.response_complete:
             self._start_asgi_task(self.cycle, self.app)
@@ -450,22 +470,28 @@ class GuardedProtocol(HttpToolsProtocol):
             self.pipeline.appendleft((self.cycle, self.app))
 
     def _check_fields(self, fields: Headers) -> None:
-        version, hosts = self.parser.get_http_version(), fields.getlist("host")
+        version = self.parser.get_http_version()
+        hosts = fields.getlist("host")
         if version not in ("1.0", "1.1"):
             raise Refusal(*OTHER_VERSION)
+
         if len(hosts) > 1 or (not hosts and version == "1.1"):
             raise Refusal(400, f"a request has exactly one Host field, this one {len(hosts)}")
+
         if hosts and HOST.fullmatch(hosts[0]) is None:
             raise Refusal(400, f"Host must be a name or an address, given {shorten(hosts[0])}")
+
         codings = ", ".join(fields.getlist("transfer-encoding")).lower()
         if version == "1.0" and codings:
             raise Refusal(400, "HTTP/1.0 has no Transfer-Encoding")
+
         if codings not in (
             "",
             "chunked",
         ):  # the end of the body can be found only if chunked is the last
             status = 501 if codings.endswith("chunked") else 400
             raise Refusal(status, f"Transfer-Encoding must be chunked, given {shorten(codings)}")
+
         if any(value.lower() != "100-continue" for value in fields.getlist("expect")):
             raise Refusal(417, "the only expectation that can be met is 100-continue")
 
@@ -488,6 +514,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():
             return
+
         self._part = "start"
         super().on_message_complete()
 
@@ -495,11 +522,15 @@ class GuardedProtocol(HttpToolsProtocol):
         """Set the deadline of a head or a body that has begun. Called after each read."""
         is_idle = self.cycle is None or self.cycle.response_complete
         if self._part == "body":
-            due, delay_s = self._look_at_body, BODY_LOOK_S
+            due = self._look_at_body
+            delay_s = BODY_LOOK_S
         elif self._part == "head" or is_idle:
-            due, delay_s = self._head_is_late, self.header_timeout_s
+            due = self._head_is_late
+            delay_s = self.header_timeout_s
         else:
-            due, delay_s = None, 0.0
+            due = None
+            delay_s = 0.0
+
         if due != self._due:
             self._set_timer(due, delay_s)
 
@@ -507,6 +538,7 @@ class GuardedProtocol(HttpToolsProtocol):
         """Call `due` after `delay_s`, and no longer what was due before."""
         if self._timer is not None:
             self._timer.cancel()
+
         self._due, self._timer = due, None if due is None else self.loop.call_later(delay_s, due)
 
     def _head_is_late(self) -> None:
@@ -517,11 +549,13 @@ class GuardedProtocol(HttpToolsProtocol):
     def _look_at_body(self) -> None:
         if self._part != "body":
             return self._set_timer(None)
+
         come = self._arrival
         if (
             not self.flow.read_paused and not self.cycle.waiting_for_100_continue
         ):  # else the server is slow
             come.body_s += BODY_LOOK_S
+
         is_slow = (
             come.body_s > self.slow_start_s
             and come.num_body_bytes < MIN_BODY_BYTES_PER_S * come.body_s
@@ -532,6 +566,7 @@ class GuardedProtocol(HttpToolsProtocol):
             )
         else:
             self._set_timer(self._look_at_body, BODY_LOOK_S)
+
         return None
 
     # Bytes out.
@@ -553,6 +588,7 @@ class GuardedProtocol(HttpToolsProtocol):
         """
         if self.transport.get_write_buffer_size() == 0:
             return
+
         num_queued = fcntl.ioctl(
             self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4)
         )
@@ -575,12 +611,14 @@ class GuardedProtocol(HttpToolsProtocol):
         """
         if self._refusal is not None or self.transport.is_closing():
             return
+
         self._refusal = refusal
         self._set_timer(None)
         if self._part == "body" and not self.cycle.response_complete:  # its body is at fault
             self._unanswered.pop().note_departure()
             if self.pipeline and self.pipeline[0][0] is self.cycle:
                 self.pipeline.popleft()
+
         if not self._unanswered:
             self._answer_refusal(refusal)  # else on_response_complete answers it later
 
@@ -588,6 +626,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._part == "body" and self.cycle.response_started:
             self.transport.close()  # an answer to this request has already begun
             return self._set_timer(self.transport.abort, LINGER_S)
+
         self.note_refusal(refusal)
         body, more = self.rendered(refusal)
         if refusal.status == 503:
@@ -595,6 +634,7 @@ class GuardedProtocol(HttpToolsProtocol):
                 f"{name.lower()}: {text}\r\n"
                 for name, text in refusal_headers(Overloaded()).items()
             )
+
         more += "x-content-type-options: nosniff\r\n"
         fields = (
             f"content-type: application/json\r\ncontent-length: "
@@ -630,6 +670,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if self.transport.can_write_eof():  # not within TLS
             with suppress(OSError):  # the client is gone already
                 self.transport.write_eof()
+
         self._set_timer(self.transport.abort, linger_s)
 
     def on_response_complete(self) -> None:
@@ -638,6 +679,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             self._watch_last()
             return
+
         if self.cycle.is_early:
             self._linger(BODY_LINGER_S)
         elif self._refusal is not None and not self._unanswered:
@@ -659,6 +701,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self.resume_writing()
         for cycle in self._unanswered:
             cycle.note_departure()
+
         super().connection_lost(exc)
 
 
@@ -670,6 +713,8 @@ def _refusal_of(error: Exception) -> Refusal:
     for cause in (error, error.__context__):
         if isinstance(cause, Refusal):
             return cause
+
     if "Invalid HTTP version" in str(error) or "PRI" in str(error):
         return Refusal(*OTHER_VERSION)
+
     return Refusal(400, "this is no HTTP/1.1 request")

@@ -74,14 +74,18 @@ class SeveralModels(Models):
     async def _name(self, exchange: Exchange) -> str:
         if "model" in exchange.scope["path_params"]:
             return str(exchange.scope["path_params"]["model"])
+
         if name := exchange.query.get(NAME) or exchange.attribute(NAME):
             return name
+
         entries = self.folder.entries()
         if len(entries) == 1:
             return entries[0].name  # its schema knows the names that a body may have for it
+
         name = await self._name_inside(exchange)
         if name is not None:
             return name
+
         loaded = [entry.name for entry in entries if self.status(entry)[0] is State.READY]
         if len(loaded) != 1:
             names = ", ".join(map(repr, sorted(loaded)))
@@ -90,6 +94,7 @@ class SeveralModels(Models):
                 f"a path below "
                 f"/models/NAME): {f'loaded are {names}' if names else 'none is loaded'}"
             )
+
         return loaded[0]
 
     async def _name_inside(self, exchange: Exchange) -> str | None:
@@ -98,13 +103,16 @@ class SeveralModels(Models):
         """
         if exchange.method == "POST":
             self._check_room()  # before the body: a full server reads nothing
+
         name = await name_in_body(exchange, self.front_end)
         if name is not None and self.folder.read(name) is None:
             for service in await self.listed():
                 if service.config.model.answers_to(name):
                     return service.config.model.name
+
                 if service.adapters and service.adapters.has(name):
                     return service.config.model.name
+
         return name
 
     def _check_room(self) -> None:
@@ -133,12 +141,14 @@ class SeveralModels(Models):
             raise Unavailable(
                 f"the model {name!r} cannot be used: {said_of(str(error), entry.url)}"
             ) from None
+
         entry = self._entry(name)
         state, reason = self.status(entry)
         if service is None or service.folder != entry.folder or state is not State.READY:
             raise Unavailable(
                 f"the model {name!r} is {state.upper()}{f': {reason}' if reason else ''}"
             )
+
         return service
 
     def _entry(self, name: str) -> Model:
@@ -146,6 +156,7 @@ class SeveralModels(Models):
         if entry is None or is_abandoned(entry):
             loaded = ", ".join(repr(entry.name) for entry in self.folder.entries()) or "none"
             raise UnknownModel(f"no model {shorten(name)} is served here, loaded: {loaded}")
+
         return entry
 
     def status(self, entry: Model) -> tuple[State, str]:
@@ -156,6 +167,7 @@ class SeveralModels(Models):
             record = self.block(entry).supervisor
             if record.phase == Phase.FAILED:
                 return State.FAILED, said_of(record.reason, entry.url)
+
         return entry.state, entry.reason
 
     def block(self, entry: Model) -> Block:
@@ -163,6 +175,7 @@ class SeveralModels(Models):
         service = self.services.get(entry.name)
         if service is not None and service.folder == entry.folder:
             return service.block
+
         return self.folder.files(entry).attach()
 
     async def listed(self) -> list[Service]:
@@ -195,8 +208,10 @@ class SeveralModels(Models):
             }
             for folder in tasks.keys() - ready.keys():
                 tasks.pop(folder).cancel()
+
             for folder in ready.keys() - tasks.keys():
                 tasks[folder] = asyncio.create_task(until_done(partial(self._bring, ready[folder])))
+
             seen = snapshot.version
 
         try:
@@ -226,10 +241,12 @@ class SeveralModels(Models):
         service = self.services.get(entry.name)
         if service is not None and service.folder == entry.folder:
             return service
+
         task = self._loads.get(entry.folder)
         if task is None:
             task = self._loads[entry.folder] = asyncio.create_task(self._load(entry))
             task.add_done_callback(lambda task: self._loads.pop(entry.folder, None))
+
         return await asyncio.shield(task)
 
     async def _load(self, entry: Model) -> Service:
@@ -241,14 +258,18 @@ class SeveralModels(Models):
             log.info("model %s: %s", entry.name, error)
             if self.folder.holds(entry):
                 raise Unavailable(CANNOT_START) from None
+
             raise UnknownModel(f"the model {entry.name!r} has just been unloaded") from None
+
         await service.start()
         if (older := self.services.get(entry.name)) is not None:
             self._retire(older)
+
         self.add(service)
         gc.freeze()
         if not self._is_wanted(service):
             self._retire(service)
+
         return service
 
     def _is_wanted(self, service: Service) -> bool:
@@ -264,6 +285,7 @@ class SeveralModels(Models):
         name = service.config.model.name
         if self.services.get(name) is service:
             del self.services[name]
+
         task = asyncio.create_task(self._close_when_idle(service))
         self._closings.add(task)
         task.add_done_callback(self._closings.discard)
@@ -279,6 +301,7 @@ async def until(is_so: Callable[[], bool], timeout_s: float) -> bool:
         async with asyncio.timeout(timeout_s):
             while not is_so():
                 await asyncio.sleep(LOOK_S)
+
     return is_so()
 
 
@@ -286,10 +309,12 @@ async def name_in_body(exchange: Exchange, front_end: FrontEnd) -> str | None:
     """Return the `model` of a body in OpenAI's form, or None. The route reads the body again."""
     if exchange.method != "POST":
         return None
+
     body = await exchange.peek(front_end.config.max_request_size, front_end.body_memory)
     fields = BodyOutline.of(body)
     if fields is None:
         return None
+
     by_field = not fields.has("inputs") and any(map(fields.has, BY_FIELD))
     is_openai = exchange.path.startswith(OPENAI_PATHS) or by_field
     name = fields.value("model") if is_openai else None
@@ -302,4 +327,5 @@ def said_of(reason: str, url: str) -> str:
         folder = str(Path(local_path(url)).resolve())
     except (OSError, ValueError):  # it is no path
         return reason
+
     return without_paths(reason, {folder: url})

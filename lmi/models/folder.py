@@ -50,6 +50,7 @@ class ModelFolder(Folder[Model]):
         failed = [each for each in self.entries() if each.state is State.FAILED]
         for each in sorted(failed, key=lambda each: each.settled_s)[:-MAX_FAILED]:
             self.withdraw(each)
+
         return entry
 
     def settle(
@@ -89,6 +90,7 @@ class ModelFolder(Folder[Model]):
             with suppress(OSError):
                 self.withdraw(entry, flags)
                 return True
+
         return False
 
     def sweep(self) -> list[Model]:
@@ -102,6 +104,7 @@ class ModelFolder(Folder[Model]):
                 if entry is not None and is_abandoned(entry):
                     path.unlink(missing_ok=True)
                     removed.append(entry)
+
         return removed
 
     def holds(self, entry: Model) -> bool:

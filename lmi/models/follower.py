@@ -49,6 +49,7 @@ class ModelFollower:
         wanted = {entry.folder: entry for entry in entries if entry.state is not State.FAILED}
         for model in self.models:
             model.is_wanted = model.folder in wanted
+
         for folder in wanted.keys() - {model.folder for model in self.models}:
             self._start(wanted[folder])
 
@@ -67,6 +68,7 @@ class ModelFollower:
         if len(entries) < num_files:
             for entry in self._folder.sweep():
                 log.info("model %s is not loaded: the front end that loaded it died", entry.name)
+
         states = {entry.folder: entry.state for entry in entries}
         running = {model.folder for model in self.models}
         for path in self._runtime.path.iterdir():
@@ -86,6 +88,7 @@ class ModelFollower:
             )  # else it was given up before, which its front end sees
             if is_ready and self._folder.lose(entry, LOST):
                 log.error("model %s failed: %s", entry.name, LOST)
+
             return
 
         try:
@@ -100,6 +103,7 @@ class ModelFollower:
             log.exception("model %s cannot be started", entry.name)
             shutil.rmtree(self._runtime.path / entry.folder, ignore_errors=True)
             return
+
         log.info("model %s loads from %s", entry.name, entry.url)
 
 
@@ -121,8 +125,10 @@ class PassingModel(RunningModel):
         self._ended_s: float | None = None  # when its processes were told to end
         for child in self.children:
             child.waits_for = first
+
         if first is not None:
             self.children.insert(0, first)
+
         for child in self.children:
             child.name = f"{child.name} of {self.config.model.name}"
 
@@ -131,6 +137,7 @@ class PassingModel(RunningModel):
             self._unwanted_s = now
             for child in self.children:
                 child.is_retired = True
+
         if self._ended_s is not None:
             self.left = self._still_left(
                 self.left
@@ -154,9 +161,11 @@ class PassingModel(RunningModel):
                 "model %s is ready after %.1f s", self.config.model.name, now - self._started_s
             )
             self._enter(Phase.READY)
+
         if self.is_over:
             for child in self.children:
                 child.close()
+
             self.runtime.remove()
             log.info("model %s is unloaded", self.config.model.name)
 
@@ -205,6 +214,8 @@ def _has_variable(pid: int, variable: str, user: User | None) -> bool:
     environ = Path(f"/proc/{pid}/environ")
     with suppress(OSError):  # it has ended, or root may not look into it, as in a container
         return variable.encode() in environ.read_bytes().split(b"\0")
+
     with suppress(OSError), user.acting() if user else nullcontext():
         return variable.encode() in environ.read_bytes().split(b"\0")
+
     return False

@@ -58,6 +58,7 @@ class ModelRegistry:
             except AlreadyLoading as loading:
                 if await self._is_loaded_by(*loading.args):
                     return
+
         try:
             await self._load(entry)
         except Exception as error:
@@ -72,6 +73,7 @@ class ModelRegistry:
         entry = await asyncio.to_thread(self._folder.remove, name)
         if entry is None or is_abandoned(entry):
             raise errors.UnknownModel(f"no model {shorten(name)} is loaded here")
+
         self._models.let_go()
         if not await self._until_gone(entry, UNLOAD_S):
             raise errors.DeadlineExceeded(
@@ -87,11 +89,13 @@ class ModelRegistry:
             need = need_bytes(resolved.config)
         except (StartError, OSError) as error:
             raise errors.InvalidRequest(said_of(str(error), url)) from None
+
         entry = self._folder.register(
             name, lambda others: self._new_entry(resolved.config, url, need, others)
         )
         for line in (*resolved.notes, *resolved.warnings):
             log.info("model %s: %s", name, line)
+
         return entry
 
     def _new_entry(self, config: Config, url: str, need: int, others: list[Model]) -> Model:
@@ -104,9 +108,11 @@ class ModelRegistry:
             if entry.name == name and states[name] is not State.FAILED:
                 if states[name] is State.PENDING and entry.url == url:
                     raise AlreadyLoading(entry)
+
                 raise errors.Conflict(
                     f"the model {name!r} is {states[name].upper()} from {entry.url}"
                 )
+
         living = [entry for entry in others if states[entry.name] is not State.FAILED]
         self._check_room(need, living)
         try:
@@ -115,6 +121,7 @@ class ModelRegistry:
             raise errors.OutOfMemory(
                 f"no room for the files of the model's processes: {error}"
             ) from None
+
         return Model(
             name=name, state=State.PENDING, folder=runtime.path.name, url=url, need_bytes=need
         )
@@ -125,15 +132,18 @@ class ModelRegistry:
         for entry in others:
             with suppress(OSError):  # it has just been removed
                 taken.update(self._folder.files(entry).config.engine.ports)
+
         return taken
 
     def _check_room(self, need: int, others: list[Model]) -> None:
         """Raise OutOfMemory unless there is room for one more model."""
-        max_models, reserved_mb = self._server.max_models, self._server.reserved_memory_mb
+        max_models = self._server.max_models
+        reserved_mb = self._server.reserved_memory_mb
         if len(others) >= max_models:
             raise errors.OutOfMemory(
                 f"{len(others)} models are loaded, and max_models is {max_models}"
             )
+
         promised = sum(entry.need_bytes for entry in others if entry.state is State.PENDING)
         free = free_bytes() - promised
         if free - need < reserved_mb * MB:
@@ -149,6 +159,7 @@ class ModelRegistry:
             timeout_s = self._folder.files(entry).config.engine.model_loading_timeout_s
         except OSError:
             raise self._gone(entry) from None
+
         try:
             async with asyncio.timeout(timeout_s):
                 await self._models.here(entry)
@@ -161,6 +172,7 @@ class ModelRegistry:
             raise errors.DeadlineExceeded(
                 f"not loaded within model_loading_timeout ({timeout_s:g} s)"
             ) from None
+
         if not await asyncio.to_thread(self._folder.settle, entry, State.READY):
             raise self._gone(entry)
 
@@ -177,9 +189,11 @@ class ModelRegistry:
                     errors.OutOfMemory if errors.NoMemory.label in causes else errors.InvalidRequest
                 )
                 raise kind(said_of(block.supervisor.reason, entry.url))
+
             self._check_is_serving()
             if not self._folder.holds(entry) or not self._folder.has_files(entry):
                 raise self._gone(entry)
+
             await asyncio.sleep(LOOK_S)
 
     def _gone(self, entry: Model) -> LmiError:
@@ -188,6 +202,7 @@ class ModelRegistry:
         """
         if not self._folder.holds(entry):
             return errors.Conflict(f"the model {entry.name!r} was unloaded while it loaded")
+
         return errors.Unavailable(CANNOT_START)
 
     async def _give_up(self, entry: Model, error: Exception) -> None:
@@ -204,6 +219,7 @@ class ModelRegistry:
             await asyncio.to_thread(self._folder.settle, entry, State.FAILED, str(error), cause)
         except OSError:  # a full disk: an entry can still be removed
             await asyncio.to_thread(self._folder.withdraw, entry)
+
         self._models.let_go()
         await self._until_gone(entry, GONE_S)
         if not is_fault:
@@ -230,11 +246,16 @@ class ModelRegistry:
         while (found := self._folder.read(entry.name)) is not None and found.folder == entry.folder:
             if found.state is State.READY:
                 return True
+
             if found.state is State.FAILED:
                 raise from_info(ErrorInfo(found.cause, found.reason))
+
             if is_abandoned(found):
                 return False
+
             await asyncio.sleep(LOOK_S)
+
         if is_abandoned(entry):
             return False
+
         raise self._gone(entry)

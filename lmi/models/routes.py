@@ -36,7 +36,8 @@ HOW = (
 FIELDS = ("model_name", "url")
 LISTED = ("modelName", "modelUrl", "status")
 MAX_ITEMS = 100  # of a page
-LIMIT, TOKEN = "limit", "next_page_token"
+LIMIT = "limit"
+TOKEN = "next_page_token"
 PAGE = (  # the parameters of a list in pages
     parameter("query", LIMIT, {"type": "integer", "minimum": 1, "maximum": MAX_ITEMS}),
     parameter("query", TOKEN, {"type": "string", "pattern": "^[0-9]{1,9}$"}),
@@ -52,6 +53,7 @@ async def collection(exchange: Exchange, models: Models) -> None:
         rows = [{key: row[key] for key in LISTED} for row in shown]
         await exchange.send_json({"models": rows, **more})
         return
+
     registry = _registry(models)
     name, url = await _given(exchange, models.front_end)
     await registry.register(name, url)
@@ -72,12 +74,14 @@ async def member(exchange: Exchange, models: Models) -> None:
         entry = next((entry for entry in models.folder.entries() if entry.name == name), None)
         if entry is None:
             raise UnknownModel(f"no model {shorten(name)} is loaded here")
+
         await exchange.send_json(_describe(models, entry))
 
 
 def _described(models: Models) -> list[dict[str, str]]:
     if isinstance(models, SeveralModels):
         return [_describe(models, entry) for entry in models.folder.entries()]
+
     service = models.the_only()
     model = service.config.model
     return [{"modelName": model.name, "modelUrl": model.name, "status": state_of(service).upper()}]
@@ -96,7 +100,8 @@ def state_of(service: Service) -> State:
 
 def as_in_reference(service: Service) -> dict[str, object]:
     """Describe the only model in the form of the reference's management API."""
-    config, records = service.config, service.block.engines
+    config = service.config
+    records = service.block.engines
     device_type, device_id = ("gpu", 0) if config.engine.device_ids else ("cpu", -1)
     group = {
         "device": {"deviceType": device_type, "deviceId": device_id},
@@ -124,6 +129,7 @@ def _started(pid: int) -> str | None:
         seconds = Path(f"/proc/{pid or 'none'}").stat().st_mtime
     except OSError:
         return None
+
     return (
         datetime.fromtimestamp(seconds, UTC)
         .isoformat(timespec="milliseconds")
@@ -134,8 +140,10 @@ def _started(pid: int) -> str | None:
 def _registry(models: Models) -> "ModelRegistry":
     if not isinstance(models, SeveralModels):
         raise HTTPException(404, HOW)
+
     if not models.front_end.config.management:
         raise HTTPException(404, "models cannot be changed here (management=false)")
+
     from lmi.models.registry import ModelRegistry
 
     return ModelRegistry(models)
@@ -145,10 +153,8 @@ async def _given(exchange: Exchange, front_end: FrontEnd) -> list[str]:
     """Return the FIELDS, each from the body or else the query. Raises an error for two different
     values.
     """
-    body, asked = (
-        await exchange.body(front_end.config.max_request_size, front_end.body_memory),
-        exchange.query,
-    )
+    body = await exchange.body(front_end.config.max_request_size, front_end.body_memory)
+    asked = exchange.query
     fields = read_object(body) if body.strip() else {}
     for name in FIELDS:
         if name in fields and name in asked and fields[name] != asked[name]:
@@ -157,10 +163,12 @@ async def _given(exchange: Exchange, front_end: FrontEnd) -> list[str]:
                 f"the query"
             )
             raise InvalidRequest(said)
+
     given = {**asked, **fields}
     for name in FIELDS:
         if not isinstance(given.get(name), str) or not given[name]:
             raise InvalidParameter(name, "a text that is not empty", given.get(name))
+
     return [given[name] for name in FIELDS]
 
 
@@ -171,9 +179,11 @@ def page(items: Sequence[T], query: Mapping[str, str]) -> tuple[list[T], dict[st
     A limit that is not a number from 1 to 100 counts as 100. The token is the number of items
     before the page.
     """
-    limit, token = query.get(LIMIT, ""), query.get(TOKEN) or "0"
+    limit = query.get(LIMIT, "")
+    token = query.get(TOKEN) or "0"
     if not _is_number(token):
         raise InvalidParameter(TOKEN, "a number that an earlier answer gave", token)
+
     num_items = int(limit) if _is_number(limit) and 1 <= int(limit) <= MAX_ITEMS else MAX_ITEMS
     start = int(token)
     end = start + num_items
@@ -248,4 +258,5 @@ def description(config: Config) -> ApiDescription:
     else:
         api.add("post", "/models", f"Load a model, {OFF}", None)
         api.add("delete", "/models/{model}", f"Unload a model, {OFF}", None)
+
     return api

@@ -44,7 +44,9 @@ LARGER = (
     1.2  # weights in memory are larger than their files, because some are copied or laid out anew
 )
 UNKNOWN = Handler(load="")  # an engine that has no record
-USUAL_SEQUENCES, USUAL_LENGTH = 64, 2048  # of the KV cache, where no option bounds it
+# of the KV cache, where no option bounds it
+USUAL_SEQUENCES = 64
+USUAL_LENGTH = 2048
 
 
 def resolve_model(
@@ -77,9 +79,11 @@ def resolve_model(
         raise ModelUnusable(
             f"{file} names {source}: nothing is downloaded for one of several models"
         )
+
     checked_folder(model.path, server.model_store)
     if server.user is not None and (unread := unreadable(Path(model.path))) is not None:
         raise ModelUnusable(f"{unread}: option.user={server.user} cannot read it")
+
     sources = tuple(dict.fromkeys((path.rstrip("/"), *model.sources)))
     model = replace(model, name=name, aliases=(), sources=sources)
     config = replace(resolved.config, server=server, model=model)
@@ -92,19 +96,24 @@ def checked_folder(url: str, store: str) -> Path:
     """Return the folder that `url` names. Raises ModelUnusable unless it is absolute and lies below
     `store`.
     """
-    path, top = Path(url), Path(store).resolve()
+    path = Path(url)
+    top = Path(store).resolve()
     if "\0" in url or not path.is_absolute():
         raise ModelUnusable(f"url must be an absolute folder below model_store, given {url!r}")
-    plain, resolved = Path(os.path.normpath(path)), path.resolve()
+
+    plain = Path(os.path.normpath(path))
+    resolved = path.resolve()
     is_below = plain.is_relative_to(top) or plain.is_relative_to(
         os.path.normpath(Path(store).absolute())
     )
     if not is_below or top not in resolved.parents:
         raise ModelUnusable(f"url must be a folder below model_store, {url} leads elsewhere")
+
     if not resolved.is_dir():
         raise ModelUnusable(
             f"url {url}: {'is not a folder' if resolved.exists() else 'does not exist'}"
         )
+
     return resolved
 
 
@@ -130,14 +139,18 @@ def _of_server(server: ServerConfig) -> dict[str, str]:
     given = {"download_dir": server.download_dir} if server.download_dir else {}
     if server.download_hosts:
         given["download_hosts"] = ",".join(server.download_hosts)
+
     given["model_store"] = server.model_store
     if server.allow_model_options:
         given[ALLOWED] = ",".join(server.allow_model_options)
+
     if server.secure_mode:
         given |= {SWITCH: "true", CONTROLS_KEY: ",".join(server.security_controls)}
+
     if server.safe_port_range is not None:
         first, last = server.safe_port_range
         given |= {"port": str(server.port), RANGE: f"{first}-{last}"}
+
     return given
 
 
@@ -147,9 +160,11 @@ def need_bytes(config: Config) -> int:
     """
     if config.model.required_memory_mb is not None:
         return config.model.required_memory_mb * MB
+
     engine = config.engine
     if engine.device_ids:
         return engine.num_engines * PROCESS_BYTES
+
     folder = Path(config.model.path)
     known = facts(folder)
     stored = str(known.get("torch_dtype", known.get("dtype")))
@@ -183,6 +198,7 @@ def _cache_bytes(engine: EngineConfig, known: Mapping[str, Any], number_bytes: i
     token_bytes = 2 * _count(known, "num_hidden_layers") * num_kept * head_dim * number_bytes
     if engine.max_kv_cache_tokens is not None:
         return engine.max_kv_cache_tokens * token_bytes
+
     longest = engine.max_sequence_length or _count(known, "max_position_embeddings") or USUAL_LENGTH
     num_tokens = (engine.max_num_sequences or USUAL_SEQUENCES) * min(longest, USUAL_LENGTH)
     return min(num_tokens * token_bytes, machine.memory_bytes() // 4)

@@ -28,7 +28,8 @@ PROBES = (
     "/v2/health/ready",
 )  # need no key
 KEY_FIELDS = (b"x-api-key", b"api-key")
-FAIRNESS_ID, MAX_CLIENT_CHARS = "x-llm-d-inference-fairness-id", 128
+FAIRNESS_ID = "x-llm-d-inference-fairness-id"
+MAX_CLIENT_CHARS = 128
 READABLE = (
     "Retry-After",
     REFUSAL,
@@ -54,7 +55,8 @@ class Access:
     def __init__(
         self, runtime: ServerRuntime, credentials: SharedCredentials | None = None
     ) -> None:
-        self._runtime, self._config = runtime, runtime.config
+        self._runtime = runtime
+        self._config = runtime.config
         self._is_open = not self._config.api_keys and self._config.api_key_file is None
         self._keys = keys_of(runtime)
         self._credentials = None if self._config.api_key_file is None else credentials
@@ -72,6 +74,7 @@ class Access:
         key = self._key_of(exchange)
         if not key:  # which no page has that its owner did not give it to
             check_page(exchange, self._config.cors_allowed_origins, self._hosts)
+
         if self._config.trust_fairness_id and (given := exchange.headers.get(FAIRNESS_ID)):
             exchange.client = f"id {given[:MAX_CLIENT_CHARS]}"
         elif key:
@@ -81,9 +84,11 @@ class Access:
         """Raise HTTPException for a request that came to the wrong port. Both ports tell whether
         the server serves.
         """
-        port, path = self._config.management_port, exchange.path
+        port = self._config.management_port
+        path = exchange.path
         if port is None or ANYWHERE.fullmatch(path):
             return
+
         is_management = MANAGEMENT.fullmatch(path) or CHANGES_MODELS.fullmatch(
             f"{exchange.method} {path}"
         )
@@ -103,10 +108,13 @@ class Access:
                     "it serves everyone"
                 )
                 log.warning(said)
+
             return ""
+
         is_page = exchange.path in PAGES or exchange.path.startswith("/pages/")
         if exchange.path in PROBES or (is_page and exchange.method in ("GET", "HEAD")):
             return ""
+
         self._follow_file()
         key = next((key for key in map(digest, given) if key in self._keys), "")
         if not key:
@@ -116,6 +124,7 @@ class Access:
                 else "the request has no key"
             )
             raise Unauthorized(f"{what}: send one as Authorization: Bearer KEY or x-api-key")
+
         return key
 
     def _follow_file(self) -> None:
@@ -124,6 +133,7 @@ class Access:
         """
         if self._credentials is None:
             return
+
         current = self._credentials.current()
         if current is not self._known:
             self._known = current
@@ -152,6 +162,7 @@ def keys_of(runtime: ServerRuntime, of_file: Iterable[str] = ()) -> set[str]:
     if found:
         with suppress(FileNotFoundError):
             found.add(runtime.gateway_key().read_text())
+
     return found
 
 

@@ -118,6 +118,7 @@ def build_app(
     async def lifespan(app: object) -> AsyncIterator[None]:
         async with models.running(), kept_clean(models.services):
             yield
+
         if exporter is not None:
             await exporter.close()
 
@@ -142,6 +143,7 @@ def exporter_of(front_end: FrontEnd) -> Exporter | None:
     """
     if (endpoint := front_end.config.otlp_traces_endpoint) is None:
         return None
+
     from lmi.tracing import Exporter
 
     return Exporter(endpoint, front_end.record)
@@ -169,6 +171,7 @@ def of_model(of_engines: Handler, of_user_code: Handler | None) -> ServerHandler
         handler = of_user_code if service.config.is_user_code else of_engines
         if handler is None:
             raise HTTPException(404)
+
         with models.using(service):
             await handler(exchange, service)
 
@@ -187,7 +190,9 @@ class ErrorMiddleware:
         exporter: Exporter | None = None,
         credentials: SharedCredentials | None = None,
     ) -> None:
-        self._app, self._models, self._front_end = app, models, models.front_end
+        self._app = app
+        self._models = models
+        self._front_end = models.front_end
         self._access = Access(models.front_end.runtime, credentials)
         self._exporter = exporter
         self._open: set[Exchange] = set()
@@ -198,18 +203,22 @@ class ErrorMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
+
         make = BufferedExchange if self._front_end.config.buffer_streams else Exchange
         exchange = make(scope, receive, send)
         scope.update({"app": self, "lmi.exchange": exchange, "lmi.models": self._models})
         if self._exporter is not None:
             scope["lmi.meters"] = []  # of the answers, for their spans
+
         self._open.add(exchange)
         if anthropic.is_of_anthropic(exchange):
             exchange.id_headers.append(anthropic.REQUEST_ID)
+
         try:
             self._access.check(exchange)
             if self._end is not None:
                 raise self._end
+
             async with exchange.deadline(None):
                 await self._app(scope, receive, send)
         except HTTPException as error:  # starlette's own 404 and 405
@@ -230,12 +239,14 @@ class ErrorMiddleware:
                 # an answer has begun: the server cuts the connection, which shows that it is
                 # incomplete
                 raise
+
             said = f"internal error, see the log for request {exchange.request_id}"
             await self._refuse(exchange, LmiError(said), LmiError.status, {})
         finally:
             self._open.remove(exchange)
             exchange.hold(0)
             self._finish(exchange)
+
         return None
 
     async def _refuse(
@@ -244,11 +255,13 @@ class ErrorMiddleware:
         """Answer as the API of the path does."""
         model = self._models.usual
         api = ANTHROPIC if anthropic.is_of_anthropic(exchange) else api_at(exchange.path, model)
-        format, request_id = api.default_format(model), exchange.request_id
+        format = api.default_format(model)
+        request_id = exchange.request_id
         if isinstance(error, IN_WORDS_OF_THE_API):
             rendered = api.errors.render(error, format, accepted=False, request_id=request_id)
         else:
             rendered = api.errors.render_status(status, str(error), format, request_id)
+
         body = api.whole(rendered.media_type, rendered.body)
         await exchange.send_whole(rendered.status, rendered.media_type, body, headers.items())
 
@@ -264,6 +277,7 @@ class ErrorMiddleware:
     def _finish(self, exchange: Exchange) -> None:
         if exchange.path in UNCOUNTED:
             return
+
         duration_s = time.monotonic() - exchange.started_s
         record = self._front_end.record
         record.num_requests.add(str(exchange.status))

@@ -26,7 +26,8 @@ class FrontEnd:
     """One front end."""
 
     def __init__(self, runtime: ServerRuntime, block: Block, record: FrontEndRecord) -> None:
-        self.runtime, self.config = runtime, runtime.config
+        self.runtime = runtime
+        self.config = runtime.config
         self.block = block  # with the records of supervisor and front ends
         self.record = record  # of this front end
         self.slot = block.frontends.index(record)
@@ -69,10 +70,12 @@ def explain(runtime: ServerRuntime, error: Exception) -> int:
     """
     if not isinstance(error, StartError):
         log.error("the front end failed as it started", exc_info=error)
+
     try:
         write_whole(runtime.front_end_failure(), describe(error).encode(errors="replace"))
     except OSError:  # a full disk
         log.error("the front end cannot start: %s", describe(error))
+
     code: int = (
         Arbiter.APP_LOAD_ERROR if isinstance(error, StartError) else Arbiter.WORKER_BOOT_ERROR
     )

@@ -61,6 +61,7 @@ def set_up_log(role: str) -> None:
     if _server.log_level.upper() != "DEBUG":
         for name in ("gunicorn.error", "uvicorn.error"):
             logging.getLogger(name).setLevel(logging.WARNING)
+
         logging.getLogger("gunicorn.error").addFilter(is_news)
 
 
@@ -70,6 +71,7 @@ def is_news(record: logging.LogRecord) -> bool:
     """
     if record.msg == "Worker (pid:%s) exited with code %s." and isinstance(record.args, tuple):
         return record.args[1] not in (Arbiter.WORKER_BOOT_ERROR, Arbiter.APP_LOAD_ERROR)
+
     return record.msg not in ("Shutting down: %s", "Reason: %s")
 
 
@@ -169,15 +171,18 @@ class FrontEndWorker(UvicornWorker):  # type: ignore[misc]
             except Exception as error:
                 if _block.supervisor.phase == Phase.LOADING:
                     sys.exit(explain(_runtime, error))
+
                 log.error(
                     "the front end cannot start: %s; next try in %g s", describe(error), delay_s
                 )
             else:
                 return
+
             until_s = time.monotonic() + delay_s
             while (left_s := until_s - time.monotonic()) > 0:
                 self.notify()
                 time.sleep(min(BEAT_S, left_s))
+
             delay_s = min(2 * delay_s, LONGEST_DELAY_S)
 
     async def _serve(self) -> None:
@@ -190,6 +195,7 @@ class FrontEndWorker(UvicornWorker):  # type: ignore[misc]
             await server.serve(sockets=self.sockets)
         finally:
             beat.cancel()
+
         if not server.started:  # BOOT_ERROR ends the master too
             sys.exit(Arbiter.WORKER_BOOT_ERROR if _block.supervisor.phase == Phase.LOADING else 1)
 
@@ -198,7 +204,8 @@ class FrontEndWorker(UvicornWorker):  # type: ignore[misc]
 
         A TERM reports a drain too, but an early one is lost.
         """
-        due_s, draining_since_s = time.monotonic(), 0.0
+        due_s = time.monotonic()
+        draining_since_s = 0.0
         while True:
             now = time.monotonic()
             self.notify()
@@ -209,12 +216,16 @@ class FrontEndWorker(UvicornWorker):  # type: ignore[misc]
             parent = os.getppid()
             if parent not in (self.ppid, _supervisor_pid):
                 os._exit(0)  # the supervisor is gone, and with it the container
+
             if _block.supervisor.heir:
                 server.stop_accepting()
+
             if _block.supervisor.phase != Phase.DRAINING:
                 draining_since_s = now
+
             if parent != self.ppid or now - draining_since_s > 2 * BEAT_S:
                 server.should_exit = True
+
             due_s = now + BEAT_S
             await asyncio.sleep(BEAT_S)
 
@@ -240,6 +251,7 @@ def pre_fork(server: Arbiter, worker: FrontEndWorker) -> None:
     if not free:  # masters died faster than the streams of their workers ended
         free = [min(slots, key=lambda slot: _block.frontends[slot].beat_s)]
         linux.send(_block.frontends[free[0]].pid, signal.SIGKILL)
+
     worker.slot = min(free)
     # a collection in the worker would write to every object, and so copy the pages that both share
     gc.freeze()
@@ -266,6 +278,7 @@ def post_fork(server: Arbiter, worker: FrontEndWorker) -> None:
         sum(record.num_starts for record in _block.frontends) > workers
     ):  # the successor of a master takes other slots
         log.info("front end %d starts again as process %d", worker.slot, os.getpid())
+
     os.environ["LMI_SLOT"] = str(worker.slot)
 
 

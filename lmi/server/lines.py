@@ -64,6 +64,7 @@ async def serve_lines(exchange: Exchange, service: Service, api: AnyApi, choose:
             for number, line in waiting:
                 if exchange.early_end is not None:
                     return
+
                 answers[number] = await LineInference(body).answer(line[0], choose, places) + b"\n"
                 await asyncio.sleep(
                     0
@@ -76,6 +77,7 @@ async def serve_lines(exchange: Exchange, service: Service, api: AnyApi, choose:
 
         with service.admitted():
             await exchange.run_while_there(work_together())
+
         exchange.check_goes_on()  # else the lines that were not answered would count as answered
         await exchange.send_whole(200, MEDIA_TYPE, b"".join(answers))
 
@@ -86,10 +88,12 @@ def check_lines(body: bytes) -> int:
         body.decode()
     except UnicodeDecodeError as error:
         raise MalformedRequest(f"the body is not UTF-8: byte {error.start} is wrong") from None
+
     num_lines = sum(1 for _ in islice(LINE.finditer(body), MAX_LINES + 1))
     if not 1 <= num_lines <= MAX_LINES:
         found = "has more" if num_lines else "is empty"
         raise MalformedRequest(f"the body {found}, 1 to {MAX_LINES} lines of JSON are needed")
+
     return num_lines
 
 
@@ -108,6 +112,7 @@ class Places:
         async with self._changed:
             await self._changed.wait_for(lambda: self._num_free >= num)
             self._num_free -= num
+
         try:
             yield
         finally:
@@ -124,7 +129,8 @@ class LineInference(Inference):
     def __init__(self, body: Inference) -> None:
         super().__init__(body.exchange, body.service, body.api, body.model)
         self.content_type = JSON
-        self.session, self.started_s = body.session, time.monotonic()
+        self.session = body.session
+        self.started_s = time.monotonic()
         self.client_timeout_s = body.client_timeout_s
 
     async def answer(self, line: bytes, choose: Choose, places: Places) -> bytes:
@@ -132,6 +138,7 @@ class LineInference(Inference):
         try:
             if request_type(line) is not None:
                 raise InvalidSession("requestType", "in a body of its own", line.decode())
+
             message = await self.read(line, choose)
             parsed = await self.complete(await self.parse(message))
             async with places.taken(parsed.num_places):
@@ -157,6 +164,7 @@ class LineInference(Inference):
         message = await super().read(body, choose)
         if message.format.is_streamed:
             self.service.front_end.report_ignored((IGNORED_STREAM,), self.exchange.request_id)
+
         dropped = OF_A_STREAM if message.format.is_streamed else ("stream",)
         fields = {name: value for name, value in message.fields.items() if name not in dropped}
         self.format = replace(message.format, output_format=OutputFormat.JSON)
@@ -172,6 +180,7 @@ def one_value(body: bytes) -> bytes:
         value = orjson.loads(body)
     except orjson.JSONDecodeError:
         return one_line(orjson.dumps(body.decode(errors="replace")))
+
     return one_line(orjson.dumps(value) if b"\n" in body or b"\r" in body else body)
 
 
@@ -185,7 +194,8 @@ def with_code(body: bytes, status: int) -> bytes:
 
 async def execution_parameters(exchange: Exchange, models: Models) -> None:
     """Tell how a batch transform should send its records."""
-    server, services = models.front_end.config, await models.listed()
+    server = models.front_end.config
+    services = await models.listed()
     fields = {
         "MaxConcurrentTransforms": num_transforms(
             server, sum(service.num_running_sequences for service in services)
@@ -202,10 +212,12 @@ def num_transforms(server: ServerConfig, num_running_sequences: int) -> int:
     """
     if server.max_concurrent_transforms is not None:
         return server.max_concurrent_transforms
+
     if server.max_payload_mb:
         num_running_sequences = min(
             num_running_sequences, MAX_TRANSFORM_MB // server.max_payload_mb
         )
+
     return max(1, num_running_sequences)
 
 

@@ -33,7 +33,8 @@ class Meter:
         requests: Sequence[GenerationRequest],
         model: str,
     ) -> None:
-        self.requests, self.model = requests, model
+        self.requests = requests
+        self.model = model
         self.started_s = self.last_token_s = self.ended_s = started_s
         self.first_token_s = math.inf
         self.times: list[RequestPerfMetrics] = []  # of sequences that have ended
@@ -41,7 +42,8 @@ class Meter:
         self.num_prompt_tokens = self.num_cached_tokens = 0
         self.outcome = "cancelled"
         self._is_timed_here = any(map(comes_in_parts, requests))
-        self._record, self._noted = record, noted
+        self._record = record
+        self._noted = noted
         self._inter_token_latency_s = record.inter_token_latency_s
 
     def __enter__(self) -> Self:
@@ -53,6 +55,7 @@ class Meter:
             self.times.append(delta.times)
             if not self._is_timed_here:
                 self._read_times(delta.times, num_tokens)
+
         if self._is_timed_here and num_tokens:
             now_s = time.monotonic()
             if self.lengths:
@@ -61,9 +64,12 @@ class Meter:
                 )
             else:
                 self._note_first(now_s)
+
             self.last_token_s = now_s
+
         if num_tokens:
             self.lengths[delta.index] += num_tokens
+
         if delta.num_prompt_tokens:
             self.num_prompt_tokens += delta.num_prompt_tokens
             self.num_cached_tokens += delta.num_cached_tokens
@@ -73,6 +79,7 @@ class Meter:
             self._record.num_cached_tokens += delta.num_cached_tokens
             self._noted["prompt_tokens"] += delta.num_prompt_tokens
             self._noted["cached_tokens"] += delta.num_cached_tokens
+
         if delta.finish_reason is not None:
             self.outcome = delta.finish_reason
 
@@ -84,8 +91,10 @@ class Meter:
     def _read_times(self, times: RequestPerfMetrics, num_tokens: int) -> None:
         if times.first_token_time is None or times.last_token_time is None:
             return
+
         if num_tokens > 1 and times.first_token_time == times.last_token_time:
             return  # an engine's own search gives all tokens at its end
+
         self.first_token_s = min(self.first_token_s, times.first_token_time)
         self.last_token_s = max(self.last_token_s, times.last_token_time)
         if num_tokens > 1:
@@ -97,6 +106,7 @@ class Meter:
         self.outcome = "error" if isinstance(error, LmiError) else self.outcome
         if not self._is_timed_here and self.first_token_s < math.inf:
             self._note_first(self.first_token_s)
+
         num_tokens = sum(self.lengths.values())
         self._record.num_generated_tokens += num_tokens
         self._noted["generated_tokens"] += num_tokens
@@ -107,7 +117,9 @@ class Meter:
             if longest > 1 and self.last_token_s > self.first_token_s:
                 mean_s = (self.last_token_s - self.first_token_s) / (longest - 1)
                 self._record.time_per_output_token_s.observe(mean_s)
+
             sequence_length = self._record.sequence_length
             for length in self.lengths.values():
                 sequence_length.observe(length)
+
         self._record.num_finished.add(self.outcome)

@@ -211,7 +211,8 @@ class BlockCollector(Collector):
     """The metrics of one front end's models, and of all front ends."""
 
     def __init__(self, models: Models) -> None:
-        self._models, self._block = models, models.front_end.block
+        self._models = models
+        self._block = models.front_end.block
         self._of_models = {name: service.block for name, service in models.services.items()}
 
     def collect(self) -> Iterator[Metric]:
@@ -239,6 +240,7 @@ class BlockCollector(Collector):
 
         for name, (spelled, text) in SHOWN[state.EngineRecord].items():
             yield self._family(state.EngineRecord, name, spelled, text, by_replica=True)
+
         yield from self._of_engines(self._replicas(is_gauge=True), (*MODEL, ENGINE))
 
     def _replicas(self, *, is_gauge: bool) -> list[RecordGroup]:
@@ -253,12 +255,14 @@ class BlockCollector(Collector):
             serving = [(slot, engine) for slot, engine in engines if engine.is_alive]
             shown = serving if is_gauge and serving else engines
             groups += [RecordGroup([model, str(slot)], [engine]) for slot, engine in shown]
+
         return groups
 
     def _of_server(self) -> Iterator[Metric]:
         info = core.InfoMetricFamily("lmi_build", "What runs here", labels=["model", "engine"])
         for name, service in self._models.services.items():
             info.add_metric([name, service.config.engine.handler], {"version": __version__})
+
         yield info
         num_starts = sum(frontend.num_starts for frontend in self._block.frontends)
         num_again = max(0, num_starts - self._models.front_end.config.frontend_workers)
@@ -295,6 +299,7 @@ class BlockCollector(Collector):
             ):  # an engine tells it with its first step
                 block_size = max(engine.tokens_per_block for engine in engines)
                 cache.add_metric(values, {"block_size": str(block_size), "num_blocks": str(whole)})
+
         yield from (ready, aside, usage, cache)
 
     def _loras(self) -> Metric:
@@ -306,6 +311,7 @@ class BlockCollector(Collector):
         for model, block in self._of_models.items():
             if any(engine.max_loras for engine in block.engines):
                 family.add_metric([model, *lora_values(block.engines)], time.time())
+
         return family
 
     def _twin_of_loras(self) -> Metric:
@@ -318,6 +324,7 @@ class BlockCollector(Collector):
         engines = [engine for block in self._of_models.values() for engine in block.engines]
         if any(engine.max_loras for engine in engines):
             family.add_metric(lora_values(engines), time.time())
+
         return family
 
     def _of_processes(self) -> Iterator[Metric]:
@@ -346,6 +353,7 @@ class BlockCollector(Collector):
         yield {"process": "supervisor"}, self._block.supervisor
         for slot, front_end in enumerate(self._block.frontends):
             yield {"process": f"front {slot}"}, front_end
+
         for model, block in self._of_models.items():
             for name, records in (("engine", block.engines), ("code", block.formatters)):
                 for slot, record in enumerate(records):
@@ -355,7 +363,8 @@ class BlockCollector(Collector):
         self, kind: type[Record], name: str, spelled: str, text: str, *, by_replica: bool = False
     ) -> Metric:
         """Return the samples of a field: of the server, of each model, or of each replica."""
-        field, (metric, *label_names) = kind.fields[name], re.findall(r"\w+", spelled)
+        field = kind.fields[name]
+        (metric, *label_names) = re.findall(r"\w+", spelled)
         is_gauge = field.is_gauge and name not in COUNTED_ANEW
         plain = core.GaugeMetricFamily if is_gauge else core.CounterMetricFamily
 
@@ -381,12 +390,14 @@ class BlockCollector(Collector):
                     family.add_metric([*labels, counts[0][0]], sum(count for _, count in counts))
             else:
                 family.add_metric(labels, max(values) if name in WORST else sum(values))
+
         return cast(Metric, family)
 
 
 def records_of(kind: type[Record], block: Block) -> Sequence[Record]:
     if kind is state.SupervisorRecord:
         return [block.supervisor]
+
     return block.engines if kind is state.EngineRecord else block.frontends
 
 
@@ -433,11 +444,13 @@ def twins(families: Iterable[Metric]) -> Iterator[Metric]:
             if (labels := _labels(family.name, sample.labels)) is not None:
                 series = name + sample.name.removeprefix(family.name)
                 values[name][series, (*labels.items(), *twin.labels)] += twin.sign * sample.value
+
     for name, metric in found.items():
         metric.samples = [
             Sample(series, dict(labels), value) for (series, labels), value in values[name].items()
         ]
         yield metric
+
     yield _awake(ours["lmi_engines_ready"])
 
 
@@ -449,9 +462,11 @@ def _awake(ready: Metric) -> Metric:
     for sample in ready.samples:
         if not sample.value:
             continue
+
         for name in ("awake", "weights_offloaded", "discard_all"):
             labels = {**_of_engine(sample.labels), "sleep_state": name}
             metric.add_sample(metric.name, labels, name == "awake")
+
     return metric
 
 
@@ -470,21 +485,25 @@ def _labels(name: str, labels: Mapping[str, str]) -> dict[str, str] | None:
     if "code" in labels:
         code = labels["code"]
         return {"status": f"{code[0]}xx" if code.isdecimal() else code}
+
     if "block_size" in labels:
         return {
             **theirs,
             "block_size": labels["block_size"],
             "num_gpu_blocks": labels["num_blocks"],
         }
+
     if "finish_reason" in labels:
         reason = REASONS.get(labels["finish_reason"])
         return None if reason is None else {**theirs, "finished_reason": reason}
+
     if "le" in labels:
         return (
             None
             if float(labels["le"]) < LEAST_BOUNDS.get(name, 0)
             else {**theirs, "le": labels["le"]}
         )
+
     return theirs
 
 

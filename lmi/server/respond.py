@@ -61,6 +61,7 @@ async def serve_request(
                 inference.session = await session_of(exchange, service)
                 parsed = await inference.parse(message)
                 message = inference.formatters.kept(message)
+
             parsed = await inference.complete(parsed)
             with service.admitted(parsed.num_places):
                 formatter, parsed = inference.begin_answer(message, parsed)
@@ -81,8 +82,10 @@ class Inference:
     def __init__(
         self, exchange: Exchange, service: Service, api: AnyApi, model: ModelConfig | None = None
     ) -> None:
-        self.exchange, self.service = exchange, service
-        self.api, self.model = api, model or service.model
+        self.exchange = exchange
+        self.service = service
+        self.api = api
+        self.model = model or service.model
         self.content_type = exchange.headers.get("content-type")
         self.session: str | None = None  # the id of its session, if it names one
         self.started_s = exchange.started_s
@@ -100,12 +103,14 @@ class Inference:
         """Return the body of the HTTP request. From here on the exchange is refused in the form of
         the API.
         """
-        exchange, service = self.exchange, self.service
+        exchange = self.exchange
+        service = self.service
         exchange.refuse = self.refuse
         service.check_room()  # before the body: a full server reads nothing
         self.client_timeout_s = client_timeout_s(exchange)
         if not self.formatters.reads(self.api):
             exchange.check_is_whole()
+
         body = await exchange.body(
             service.config.server.max_request_size, service.front_end.body_memory
         )
@@ -116,9 +121,11 @@ class Inference:
         """Decode the body. After this, errors have the format of the answer."""
         async with self.deadline():
             body, content_type = await self.formatters.read(self.api, body, self.content_type)
+
         self._num_body_bytes = len(body)
         if choose is not None:
             self.api = choose(body, content_type)
+
         message = await self._beside_the_loop(self.api.read, body, content_type, self.model)
         self.format = message.format
         return message
@@ -137,6 +144,7 @@ class Inference:
                 max(0, self._num_body_bytes - num_bytes) if parsed.format.holds_fields else 0
             )
             self.hold(num_bytes + self._num_other_bytes)
+
         return parsed
 
     async def complete(self, parsed: Parsed[Any]) -> Parsed[Any]:
@@ -159,6 +167,7 @@ class Inference:
         }
         if not of_body:
             return parsed
+
         return replace(
             parsed, requests=tuple(replace(request, **of_body) for request in parsed.requests)
         )
@@ -197,6 +206,7 @@ class Inference:
                 request.for_answer(keeps_prompt=keeps_prompt) for request in parsed.requests
             )
             of_answer = replace(parsed, requests=lighter)
+
         formatter, parsed = self.formatters.choose(self.api, message, parsed, of_answer)
         self._requests = parsed.requests
         return formatter, of_answer
@@ -247,13 +257,12 @@ class Inference:
 
         The client's time is that of a whole body. The server's is that of each line by itself.
         """
-        predict_timeout_s, arrived_s = (
-            self.service.config.server.predict_timeout_s,
-            self.exchange.started_s,
-        )
+        predict_timeout_s = self.service.config.server.predict_timeout_s
+        arrived_s = self.exchange.started_s
         end_s = math.inf if predict_timeout_s is None else self.started_s + predict_timeout_s
         if arrived_s + self.client_timeout_s < end_s:
             return self.client_timeout_s, arrived_s, "as the client asked"
+
         return predict_timeout_s, self.started_s, "the server's predict_timeout"
 
     def close(self) -> None:
@@ -273,8 +282,10 @@ async def stream_answer(
     ) as error:  # the engine is already free, even if the client reads the rest slowly
         if not exchange.status:
             raise
+
         exchange.error_label = error.label
         await body.fail(inference.rendered(error, accepted=True))
+
     await body.end(inference.api)
 
 
@@ -286,7 +297,8 @@ async def generate(
     A token goes from the engine's socket to the client's in one turn of the event loop, while this
     task sleeps.
     """
-    service, exchange = inference.service, inference.exchange
+    service = inference.service
+    exchange = inference.exchange
     assert service.pipeline is not None
     with (
         closing(formatter),
@@ -300,6 +312,7 @@ async def generate(
             meter.count(delta)
             if isinstance(formatter, Formatter):
                 return send(formatter.feed(delta))
+
             return send_later(formatter, delta, send)
 
         period_s = (
@@ -346,9 +359,12 @@ def client_timeout_s(exchange: Exchange) -> float:
                 number = float(text)
             except ValueError:
                 number = math.nan
+
             if not 0 < number < math.inf:
                 raise InvalidParameter(name, "a number over 0", text)
+
             shortest_s = min(shortest_s, number * unit_s)
+
     return shortest_s
 
 
@@ -356,9 +372,11 @@ def client_priority(exchange: Exchange) -> float | None:
     """Return how urgent all of the body is, as Custom-Attributes say it in vLLM's numbers. Raises
     InvalidParameter.
     """
-    given, name = exchange.attribute("priority"), "priority in Custom-Attributes"
+    given = exchange.attribute("priority")
+    name = "priority in Custom-Attributes"
     if given is None:
         return None
+
     try:
         return priority(name, int(given))
     except ValueError:
@@ -395,6 +413,7 @@ class Body:
             return None if sent is SENT else sent
         elif records:
             return self._send(records)
+
         return None
 
     async def _send(self, records: list[bytes]) -> None:
@@ -402,6 +421,7 @@ class Body:
             await self._exchange.start(
                 200, self.formatter.media_type, [("cache-control", "no-cache")]
             )
+
         for record in filter(None, records):
             await self._write(record)
 
@@ -418,7 +438,9 @@ class Body:
         if self._exchange.status:
             await self._exchange.end(self._exchange.line_end())
             return
-        body, media_type = b"".join(self._whole), self.formatter.media_type
+
+        body = b"".join(self._whole)
+        media_type = self.formatter.media_type
         body = body if self.formatter.is_verbatim else api.whole(media_type, body)
         await self._exchange.send_whole(200, media_type, body)
 
@@ -429,8 +451,10 @@ def as_ascii(record: bytes) -> bytes:
     """
     if record.isascii():
         return record
+
     try:
         text = record.decode()
     except UnicodeDecodeError:
         return record
+
     return NOT_ASCII.sub(lambda match: json.dumps(match[0])[1:-1], text).encode()

@@ -58,10 +58,12 @@ class Service:
         """Load the tokenizer of a model. Raises StartError for a model that a front end
         cannot use.
         """
-        config, block = runtime.config, runtime.attach()
+        config = runtime.config
+        block = runtime.attach()
         service = cls(config, block, front_end, folder=runtime.path.name)
         if config.user_code is not None:
             service.user_code = UserCodeWorkers(*zip(*ends(runtime.path, block), strict=True))
+
         if not config.is_user_code:
             sockets = [runtime.engine_socket(slot) for slot in range(len(block.engines))]
             shares_prompts = config.engine.enable_prefix_caching is not False
@@ -73,6 +75,7 @@ class Service:
                 engines = PrefixEngines(sockets, block.engines, service.record, table, memory)
             else:
                 engines = Engines(sockets, block.engines, service.record, memory)
+
             service.engines = engines
             limits = config.server.max_adapters, config.engine.model_loading_timeout_s
             tokenizer = Tokenizer.load(config.model.path)
@@ -80,6 +83,7 @@ class Service:
                 tokenizer, engines, config.model, shares_prompts=shares_prompts
             )
             service.adapters = AdapterRegistry(engines, adapters_of(runtime), *limits)
+
         service.sessions = Sessions.of(runtime)
         return service
 
@@ -114,6 +118,7 @@ class Service:
         """
         if self.config.is_user_code:
             return len(self.block.engines)
+
         return sum(engine.max_num_sequences for engine in self.block.engines)
 
     @property
@@ -145,6 +150,7 @@ class Service:
         model = self.config.model
         if name not in model.names:
             raise UnknownModel(f"no model {shorten(name)} is served here, only {self.served_names}")
+
         if version is not None and version != model.version:
             raise UnknownModel(
                 f"no version {shorten(version)} of the model is served here, only {model.version!r}"
@@ -174,7 +180,8 @@ class Service:
         find room.
         """
         self.check_room(num_sequences)
-        of_server, of_model = self.front_end.record, self.record
+        of_server = self.front_end.record
+        of_model = self.record
         of_server.num_in_flight += 1
         of_server.num_sequences += num_sequences
         of_model.num_sequences += num_sequences
@@ -189,17 +196,22 @@ class Service:
         """Raise InvalidParameter if one body asks for more sequences than it may, or than the queue
         can ever hold.
         """
-        limit, reason = self.config.server.max_request_sequences, "max_request_sequences"
+        limit = self.config.server.max_request_sequences
+        reason = "max_request_sequences"
         in_flight = self.max_in_flight
         if in_flight < limit and all(
             engine.is_alive for engine in self.block.engines
         ):  # else it is not known yet
-            limit, reason = in_flight, "job_queue_size and the running batch"
-        num_prompts, num_each = len(requests), max(request.num_places for request in requests)
+            limit = in_flight
+            reason = "job_queue_size and the running batch"
+
+        num_prompts = len(requests)
+        num_each = max(request.num_places for request in requests)
         if num_prompts > limit:
             raise InvalidParameter(
                 "inputs", f"at most {limit} prompts ({reason})", f"{num_prompts} prompts"
             )
+
         if num_prompts * num_each > limit:
             each = f" for each of {num_prompts} prompts" if num_prompts > 1 else ""
             rule = f"at most {limit // num_prompts}{each}, as best_of ({limit} sequences, {reason})"
@@ -248,6 +260,7 @@ class Models:
             raise Unavailable(
                 f"the model is loading: {self.front_end.block.supervisor.stage or 'start'}"
             )
+
         return self.only
 
     async def pick(self, exchange: Exchange) -> Service:
@@ -276,6 +289,7 @@ class Models:
         services = await self.listed()
         if self.keeps_one and services[0].config.is_user_code:
             raise HTTPException(404)
+
         return services
 
     # What is here.
@@ -295,6 +309,7 @@ class Models:
         """Keep the models connected with their processes, and follow those that come and go."""
         for service in self.services.values():
             await service.start()
+
         # loaded objects stay; without this each full collection would walk through them
         gc.freeze()
         watch = asyncio.create_task(self.follow())
@@ -302,6 +317,7 @@ class Models:
             yield
         finally:
             watch.cancel()
+
         for service in list(self.services.values()):
             await service.close()
 
@@ -316,12 +332,15 @@ class Models:
         try:
             while (runtime := self.runtime.shown_model()) is None:
                 await asyncio.sleep(WATCH_S)
+
             service = await asyncio.to_thread(Service.load, runtime, self.front_end)
             await service.start()
         except Exception as error:
             if self.front_end.block.supervisor.phase == Phase.LOADING:
                 os._exit(explain(self.runtime, error))  # as after `load`
+
             raise
+
         self.add(service)
         gc.freeze()
 

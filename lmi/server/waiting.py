@@ -37,8 +37,10 @@ class EarlyStart:
     ) -> None:
         """`started_s`: since when the client waits."""
         self.streams: list[ResponseStream] = []  # of the requests that are answered together
-        self._formatter, self._send = formatter, send
-        self._period_s, self._started_s = period_s, started_s
+        self._formatter = formatter
+        self._send = send
+        self._period_s = period_s
+        self._started_s = started_s
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self._is_sending = False
@@ -53,6 +55,7 @@ class EarlyStart:
             self._timer = asyncio.get_running_loop().call_later(
                 max(0.0, first_s), self._begin, self._period_s
             )
+
         return self
 
     async def __aexit__(
@@ -63,12 +66,14 @@ class EarlyStart:
     ) -> None:
         if self._timer is not None:
             self._timer.cancel()
+
         if self._task is None:
             return
 
         is_left = kind is not None and issubclass(kind, asyncio.CancelledError)
         if is_left or not self._is_sending:
             self._task.cancel()
+
         await asyncio.wait([self._task])  # the records that it sends stand before an error
 
     def _begin(self, period_s: float) -> None:
@@ -88,6 +93,7 @@ class EarlyStart:
             self._is_sending = True
             if (sent := self._send(records)) is not None:
                 await sent
+
             self._is_sending = False
             await asyncio.sleep(period_s)
 

@@ -36,12 +36,12 @@ MAX_SESSIONS = 20_000  # so one owner alone may hold half of them
 ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 FILE = "session.json"
 HIDDEN = "."  # begins the name of a session that is being made or removed
-COUNTS, ALL = ".open", "all"
+COUNTS = ".open"
+ALL = "all"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-SCAN_S, FULL_SCAN_S = (
-    60.0,
-    1.0,
-)  # between two scans for sessions that have expired, and where there is no room
+# between two scans for sessions that have expired, and where there is no room
+SCAN_S = 60.0
+FULL_SCAN_S = 1.0
 
 log = logging.getLogger(__name__)
 
@@ -114,6 +114,7 @@ class Sessions:
         """Return the session, which may have expired, or None if no session has this id."""
         if not ID.fullmatch(session_id):
             return None
+
         with suppress(FileNotFoundError, NotADirectoryError):
             try:
                 return msgspec.json.decode(
@@ -121,6 +122,7 @@ class Sessions:
                 )
             except (msgspec.MsgspecError, UnicodeDecodeError) as error:
                 log.error("the session %s cannot be read and is not served: %s", session_id, error)
+
         return None
 
     def close(self, session_id: str) -> bool:
@@ -129,6 +131,7 @@ class Sessions:
         """
         if (session := self.find(session_id)) is None:
             return False
+
         try:
             with self._lock():
                 hidden = self._hide(session_id)
@@ -143,6 +146,7 @@ class Sessions:
                 error.strerror,
             )
             raise SessionFailed(f"the session cannot be removed: {error.strerror}") from None
+
         shutil.rmtree(hidden, ignore_errors=True)
         return True
 
@@ -160,11 +164,15 @@ class Sessions:
         """
         if time.monotonic() - self._scanned_s >= (FULL_SCAN_S if self._is_full(owner) else SCAN_S):
             self._remove_expired()
+
         if not self._is_full(owner):
             return
-        num_open, num_own = self._num_open(ALL), self._num_open(owner)
+
+        num_open = self._num_open(ALL)
+        num_own = self._num_open(owner)
         if num_open >= self._max_sessions:
             raise SessionFailed(f"{num_open} sessions are open, there is no room for another one")
+
         free = self._max_sessions - num_open
         raise SessionFailed(
             f"{num_own} sessions of this client are open, and it may have as many as are free "
@@ -191,7 +199,9 @@ class Sessions:
             folder.mkdir(mode=0o700, exist_ok=True)
             with open(folder / owner, "ab") as file:
                 file.truncate(number)
+
             return
+
         (folder / owner).unlink(missing_ok=True)
         with suppress(OSError):  # there are others
             folder.rmdir()
@@ -209,7 +219,9 @@ class Sessions:
                 shutil.rmtree(self._hide(name), ignore_errors=True)
             elif ID.fullmatch(name.removeprefix(HIDDEN)):
                 shutil.rmtree(self._path / name, ignore_errors=True)
-        self._known, self._scanned_s = open_sessions, time.monotonic()
+
+        self._known = open_sessions
+        self._scanned_s = time.monotonic()
         counted = Counter(session.owner for session in open_sessions.values()) + Counter(
             {ALL: len(open_sessions)}
         )
@@ -228,6 +240,7 @@ class Sessions:
         except OSError:
             shutil.rmtree(hidden, ignore_errors=True)
             raise
+
         return session
 
     def _hide(self, session_id: str) -> Path:

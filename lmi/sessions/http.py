@@ -25,8 +25,10 @@ from lmi.server.service import Service
 from lmi.sessions.folder import InvalidSession, Session, Sessions
 
 HEADER = "X-Amzn-SageMaker-Session-Id"
-NEW_HEADER, CLOSED_HEADER = "X-Amzn-SageMaker-New-Session-Id", "X-Amzn-SageMaker-Closed-Session-Id"
-NEW_SESSION, CLOSE = "NEW_SESSION", "CLOSE"
+NEW_HEADER = "X-Amzn-SageMaker-New-Session-Id"
+CLOSED_HEADER = "X-Amzn-SageMaker-Closed-Session-Id"
+NEW_SESSION = "NEW_SESSION"
+CLOSE = "CLOSE"
 MAX_ID_CHARS = 256
 ID = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9])*")  # of the API model of sagemaker-runtime
 ID_RULE = (
@@ -46,17 +48,22 @@ def request_type(body: bytes, *, is_ours: bool = True) -> str | None:
     """
     if b'"requestType"' not in body:
         return None
+
     fields = BodyOutline.of(body)
     if fields is None or not fields.has("request_type"):
         return None
+
     given = fields.value("request_type")
     if given not in (NEW_SESSION, CLOSE):
         if not is_ours:
             return None
+
         raise InvalidSession("requestType", f"{NEW_SESSION} or {CLOSE}", given)
+
     for name, value in msgspec.json.decode(without_mark(body), type=dict[str, msgspec.Raw]).items():
         if name != "requestType" and value not in LEFT_OUT and (is_ours or name in PROMPTS):
             raise InvalidSession("requestType", f"left out beside {shorten(name)}", given)
+
     return str(given)
 
 
@@ -70,15 +77,20 @@ async def change_session(exchange: Exchange, service: Service, asked: str) -> No
         session = await asyncio.to_thread(sessions.open, str(client[0]) if client else "")
         expires = datetime.fromtimestamp(int(session.expires_s), UTC)  # rounded down
         said = f"{session.id}; Expires={expires:%Y-%m-%dT%H:%M:%SZ}"
-        done, headers = "created", [(HEADER, said), (NEW_HEADER, said)]
+        done = "created"
+        headers = [(HEADER, said), (NEW_HEADER, said)]
     else:
         session_id = given_id(exchange)
         if session_id in (None, "", NEW_SESSION):
             raise InvalidSession(HEADER, "the id of the session to close", session_id)
+
         session = await open_session(sessions, str(session_id))
         if not await asyncio.to_thread(sessions.close, session.id):
             raise not_open(session.id)
-        done, headers = "closed", [(CLOSED_HEADER, session.id)]
+
+        done = "closed"
+        headers = [(CLOSED_HEADER, session.id)]
+
     body = b'{"result": "Session %b %b"}\n' % (session.id.encode(), done.encode())
     await exchange.send_whole(200, "application/json", body, headers)
 
@@ -90,6 +102,7 @@ async def session_of(exchange: Exchange, service: Service) -> str | None:
     session_id = given_id(exchange)
     if session_id is None:
         return None
+
     sessions = switched_on(service, HEADER, session_id)
     if session_id in ("", NEW_SESSION):
         said = (
@@ -98,6 +111,7 @@ async def session_of(exchange: Exchange, service: Service) -> str | None:
         )
         log.info("%s", said, extra={"request_id": exchange.request_id})
         return None
+
     return (await open_session(sessions, session_id)).id
 
 
@@ -108,6 +122,7 @@ def given_id(exchange: Exchange) -> str | None:
     given = exchange.headers.get(HEADER)
     if given and (len(given) > MAX_ID_CHARS or (given != NEW_SESSION and not ID.fullmatch(given))):
         raise InvalidSession(HEADER, ID_RULE, given)
+
     return given
 
 
@@ -116,6 +131,7 @@ def switched_on(service: Service, name: str, given: str) -> Sessions:
         raise InvalidSession(
             name, "left out: sessions are off here (option.enable_stateful_sessions)", given
         )
+
     return service.sessions
 
 
@@ -124,8 +140,10 @@ async def open_session(sessions: Sessions, session_id: str) -> Session:
         session = await asyncio.to_thread(sessions.find, session_id)
     except OSError as error:  # for a moment, as without a free descriptor
         raise Unavailable(f"the session cannot be read now: {error.strerror}") from None
+
     if session is None or session.has_expired:
         raise not_open(session_id)
+
     return session
 
 

@@ -123,6 +123,7 @@ def _collector(text: str, *, is_base: bool = False) -> str:
     parts = urlsplit(text)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError
+
     return text.rstrip("/") + "/v1/traces" if is_base or parts.path in ("", "/") else text
 
 
@@ -332,6 +333,7 @@ def _object(text: str) -> str:
     """Return the text of a JSON object as it is. Raises ValueError for any other text."""
     if not isinstance(orjson.loads(text), dict):
         raise ValueError
+
     return text
 
 
@@ -400,6 +402,7 @@ class KvEventsConfig(Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         for endpoint in (config.endpoint, config.replay_endpoint):
             if endpoint is not None and not ENDPOINT.fullmatch(endpoint):
                 raise ValueError
+
         return config
 
     def __str__(self) -> str:

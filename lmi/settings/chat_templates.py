@@ -18,11 +18,9 @@ from lmi.settings.values import Values
 from lmi.shared.model_files import read_bounded
 
 MAX_TEMPLATE_CHARS = 256 << 10
-TEMPLATE, TOOL_CALLS, REASONING = (
-    "option.chat_template",
-    "option.tool_call_parser",
-    "option.reasoning_parser",
-)
+TEMPLATE = "option.chat_template"
+TOOL_CALLS = "option.tool_call_parser"
+REASONING = "option.reasoning_parser"
 GENERIC = "generic"  # the form of calls that the server itself asks for
 OWN_WORDS = (
     None,
@@ -113,6 +111,7 @@ def choose_forms(values: Values, folder: Path) -> bool:
     templates: dict[str, str] = {}
     with suppress(BadConfiguration, ModelUnusable):  # whoever loads them reports it
         templates, _ = find_templates(folder, values.final(TEMPLATE))
+
     if not templates:
         return bool(values.final(TOOL_CALLS) == GENERIC)
 
@@ -130,6 +129,7 @@ def choose_forms(values: Values, folder: Path) -> bool:
     ]
     if chosen:
         values.note(f"found in the chat template: {', '.join(chosen)}")
+
     if values.final(TOOL_CALLS) is None and forms.shows_tools:
         values.note(
             f"the chat template's form of tool calls is not known: tool_choice auto needs "
@@ -159,9 +159,11 @@ def find_templates(folder: Path, override: str | None) -> tuple[dict[str, str], 
     if override is not None:
         if "{{" in override or "{%" in override or "\n" in override:
             return {"default": override}, TEMPLATE
+
         file = next((file for file in (folder / override, Path(override)) if file.is_file()), None)
         if file is None:
             raise BadConfiguration(f"{TEMPLATE}: neither a template nor a file: {override}")
+
         return {"default": _read_text(file)}, str(file)
 
     file = folder / "chat_template.jinja"
@@ -181,6 +183,7 @@ def find_templates(folder: Path, override: str | None) -> tuple[dict[str, str], 
         value = config.get("chat_template") if isinstance(config, dict) else None
         if isinstance(value, str):
             return {"default": value}, str(file)
+
         if isinstance(value, list) and value:
             try:
                 return {str(item["name"]): str(item["template"]) for item in value}, str(file)
@@ -197,6 +200,8 @@ def _read_text(file: Path) -> str:
         text = read_bounded(file).decode().replace("\r\n", "\n").replace("\r", "\n")
     except (OSError, ValueError) as error:
         raise ModelUnusable(f"{file}: {cause_line(error)}") from error
+
     if len(text) > MAX_TEMPLATE_CHARS:
         raise ModelUnusable(f"{file}: over {MAX_TEMPLATE_CHARS} characters")
+
     return text

@@ -291,7 +291,9 @@ def _variables(text: str) -> dict[str, str]:
         name, equals, value = pair.strip().partition("=")
         if not re.fullmatch(r"[A-Za-z_]\w*", name) or not equals or "\0" in value:
             raise ValueError
+
         variables[name] = value
+
     return variables
 
 

@@ -11,8 +11,10 @@ from lmi.shared.linux import Machine
 from lmi.user_code.options import UserCodeConfig
 
 NO_ROLLING_BATCH = "disable"  # the dynamic-batch schema, over any engine
-KEY, BATCH = "option.rolling_batch", "option.max_rolling_batch_size"
-TENSOR, PIPELINE = "option.tensor_parallel_degree", "option.pipeline_parallel_degree"
+KEY = "option.rolling_batch"
+BATCH = "option.max_rolling_batch_size"
+TENSOR = "option.tensor_parallel_degree"
+PIPELINE = "option.pipeline_parallel_degree"
 # Values of option.task; the checkpoint says which of them the model is for.
 OF_EMBEDDINGS = ("feature-extraction", "text-embedding")
 TASKS = (
@@ -24,7 +26,8 @@ TASKS = (
     *OF_EMBEDDINGS,
 )
 OF_IMAGES = "image-text-to-text"  # a task of engines that read images
-TASK, QUANTIZE = "option.task", "option.quantize"
+TASK = "option.task"
+QUANTIZE = "option.quantize"
 NEURON = "Neuron devices are not served here"
 # that option.rolling_batch can name in the reference and that have no handler here
 ENGINES_ELSEWHERE = {
@@ -48,23 +51,29 @@ class ChosenEngine:
 def choose_engine(values: Values, code: UserCodeConfig | None) -> ChosenEngine:
     if code is not None and code.handler is not None:
         return ChosenEngine("python", USER_CODE, f"{code.path} has a function {code.handler}")
-    machine, handlers = values.machine, values.handlers
+
+    machine = values.machine
+    handlers = values.handlers
     asked: str = values.given(KEY, "auto")
     if asked.lower() == NO_ROLLING_BATCH and (reason := _asynchronous(values)):
         values.note(f"{KEY}={asked} means auto beside {reason}")
         asked = "auto"
+
     try:
         name, reason = choose_handler(asked, machine, handlers)
     except BadConfiguration as error:
         values.refuse(KEY, str(error))
         return ChosenEngine(asked, handlers.get(asked, Handler(load="")))
+
     abler = next(iter(_names(Auto.ON_GPUS, installed(handlers))), None)
     lack = _lack(values, handlers[name])
     if lack is not None and abler is not None and abler != name:
         values.warn(f"{lack.given}: {name} {lack.why}, so the engine is {abler}")
-        name, reason = abler, f"{lack.given} needs it"
+        name = abler
+        reason = f"{lack.given} needs it"
     elif asked != name:
         values.note(f"{KEY}={asked}: the engine is {name}, because {reason}")
+
     return ChosenEngine(name, handlers[name], reason, asked.lower() == NO_ROLLING_BATCH)
 
 
@@ -74,20 +83,25 @@ def choose_handler(
     """Return the name of one of `handlers`, and the reason. Raises BadConfiguration, which lists
     the allowed words.
     """
-    word, usable = asked.lower(), installed(handlers)
+    word = asked.lower()
+    usable = installed(handlers)
     if word in ("auto", NO_ROLLING_BATCH):
         if machine.gpus and (on_gpus := _names(Auto.ON_GPUS, usable)):
             return on_gpus[0], f"{on_gpus[0]} is installed and a GPU is visible"
+
         if elsewhere := _names(Auto.ELSEWHERE, usable):
             missing = " or ".join(_names(Auto.ON_GPUS, handlers))
             return elsewhere[
                 0
             ], f"{missing} is not installed" if machine.gpus else "no GPU is visible"
+
     if word in usable:
         return word, "asked for"
+
     for name, handler in usable.items():
         if word in handler.other_names:
             return name, f"{word} is served by {name}"
+
     others = sorted(other for handler in usable.values() for other in handler.other_names)
     words = ["auto", NO_ROLLING_BATCH, *others, *sorted(usable)]
     raise BadConfiguration(", ".join(words) + _why_not(word, handlers))
@@ -99,18 +113,24 @@ def fit(values: Values, engine: ChosenEngine) -> EngineConfig:
     """
     if engine.handler.caveat:
         values.warn(f"{engine.name}: {engine.handler.caveat}")
+
     values.settle(KEY, engine.name, engine.reason)
     _read_meanings(values, engine.handler)
     if engine.handler is not USER_CODE:
         _choose_defaults(values, engine)
-    most, beams = values.final(BATCH), "option.max_beam_width"
+
+    most = values.final(BATCH)
+    beams = "option.max_beam_width"
     if most is not None and values.final(beams) > most:
         if beams in values:
             values.refuse(beams, f"at most {BATCH}, {most}")
+
         values.choose(beams, most, BATCH)
+
     config = _with_replicas(values, engine.handler, _choose_gpus(values))
     if engine.handler is not USER_CODE:
         _check_task(values, engine.handler)
+
     return config
 
 
@@ -135,15 +155,19 @@ def _read_meanings(values: Values, handler: Handler) -> None:
     for key, target in handler.means.items():
         if key not in values:
             continue
+
         if find(target) is None:
             values.chosen[key] = (values.given(key), f"sets {target}")
             continue
+
         if key in handler.wins and target in values:
             if values.given(key) != values.given(target):
                 values.warn(
                     f"{values.how_given(target).place}: {values.how_given(key).place} counts"
                 )
+
             del values.picked[target]
+
         rivals = [values.picked.pop(each) for each in (key, target) if each in values]
         values.pick(
             [
@@ -152,6 +176,7 @@ def _read_meanings(values: Values, handler: Handler) -> None:
                 for given in (each.given, *each.shadowed)
             ]
         )
+
     for key in handler.unused.keys() & values.picked.keys():
         values.chosen[key] = (values.given(key), "not used")
 
@@ -162,12 +187,14 @@ def _choose_defaults(values: Values, engine: ChosenEngine) -> None:
     """
     for key, value in engine.handler.defaults.items():
         values.choose(key, value, f"default of {engine.name}")
+
     reasons = {"max_batch_delay": "unneeded, a request joins the running batch at once"}
     if not engine.has_dynamic_batch:
         alone = "has an effect with option.rolling_batch=disable alone"
         reasons = {"batch_size": alone, "option.enable_streaming": alone} | reasons
     elif "batch_size" in values:
         values.choose(BATCH, values.given("batch_size"), "batch_size")
+
     for key, reason in reasons.items():
         if key in values:
             values.note(f"{values.how_given(key).place}: {reason}")
@@ -180,6 +207,7 @@ def _with_replicas(values: Values, handler: Handler, gpus: tuple[str, ...]) -> E
     if values.given(TENSOR) == "max":
         most = 1 if handler.is_one_device else max(1, len(gpus) // values.final(PIPELINE))
         values.settle(TENSOR, most, f"max of {len(gpus)} GPUs")
+
     others = {
         key: one.value
         for key, one in values.picked.items()
@@ -190,8 +218,10 @@ def _with_replicas(values: Values, handler: Handler, gpus: tuple[str, ...]) -> E
     refused = handler.check(config)
     for key, allowed in refused.items():
         values.refuse(key, allowed)
+
     if refused.keys() & {TENSOR, PIPELINE}:
         return config
+
     gpus_each = config.num_ranks_here(values.final(TENSOR) * values.final(PIPELINE))
     is_on_cluster = any(values.given(key) == text for key, text in handler.on_cluster.items())
     num_gpus = 0 if is_on_cluster else len(gpus)  # 0: those of this machine are no limit
@@ -205,6 +235,7 @@ def _with_replicas(values: Values, handler: Handler, gpus: tuple[str, ...]) -> E
         ]
         values.faults.append(f"{error} ({', '.join(sources)})" if sources else str(error))
         return config
+
     return replace(config, num_engines=number, device_ids=gpus[: number * gpus_each])
 
 
@@ -218,32 +249,36 @@ def num_engines(num_gpus: int, gpus_each: int, low: int | None, high: int | None
         raise BadConfiguration(
             f"minWorkers={low}, maxWorkers={high}: allowed is a minWorkers of at most maxWorkers"
         )
+
     if num_gpus == 0:
         return max(low or 1, min(1, high or 1))
+
     fit = num_gpus // gpus_each
     if fit < (low or 1):
         raise BadConfiguration(
             f"{low or 1} replicas of {gpus_each} GPUs each do not fit: allowed are {num_gpus} GPUs "
             f"in all"
         )
+
     return min(fit, high or fit)
 
 
 def _choose_gpus(values: Values) -> tuple[str, ...]:
-    machine, device, wanted = (
-        values.machine,
-        values.final("option.device"),
-        values.given("load_on_devices"),
-    )
+    machine = values.machine
+    device = values.final("option.device")
+    wanted = values.given("load_on_devices")
     if device == "cuda" and not machine.gpus:
         values.refuse("option.device", "auto or cpu, since no GPU is visible")
+
     gpus = () if device == "cpu" else machine.gpus
     if wanted is None:
         return gpus
+
     if any(int(number) >= len(gpus) for number in wanted):
         allowed = f"* or numbers below {len(gpus)}" if gpus else "*, since no GPU is used"
         values.refuse("load_on_devices", allowed)
         return gpus
+
     return tuple(gpus[int(number)] for number in wanted)
 
 
@@ -254,8 +289,10 @@ def _names(auto: Auto, handlers: Mapping[str, Handler]) -> list[str]:
 def _why_not(word: str, handlers: Mapping[str, Handler]) -> str:
     if word in handlers:
         return f" ({word}: the library {handlers[word].library} is not installed)"
+
     if word not in ENGINES_ELSEWHERE:
         return ""
+
     chosen = _names(Auto.ELSEWHERE, handlers) + _names(Auto.ON_GPUS, handlers)
     return f"; auto chooses {' or '.join(chosen)} ({word}: {ENGINES_ELSEWHERE[word]})"
 
@@ -275,7 +312,8 @@ def _lack(values: Values, handler: Handler) -> Lack | None:
     if handler.is_one_device and (degree := _degree_of_several(values)):
         return Lack(degree, "runs on one device")
 
-    methods, method = handler.quantize_methods, values.given(QUANTIZE)
+    methods = handler.quantize_methods
+    method = values.given(QUANTIZE)
     if methods is not None and method is not None and method not in methods:
         return Lack(
             values.how_given(QUANTIZE).said, f"quantises by {', '.join(sorted(methods))} alone"
@@ -283,6 +321,7 @@ def _lack(values: Values, handler: Handler) -> Lack | None:
 
     if _task(values) == OF_IMAGES and not handler.reads_images:
         return Lack(values.how_given(TASK).said, "reads no images")
+
     return None
 
 
@@ -303,6 +342,7 @@ def _degree_of_several(values: Values) -> str:
         degree = values.given(key, 1)
         if (num_gpus if degree == "max" else degree) > 1:
             return values.how_given(key).said
+
     return ""
 
 
@@ -313,4 +353,5 @@ def _asynchronous(values: Values) -> str:
     entry = values.given("option.entryPoint", "")
     if entry.endswith("async_service"):
         return f"option.entryPoint={entry}"
+
     return "option.async_mode=true" if values.given("option.async_mode") else ""

@@ -23,7 +23,8 @@ from lmi.settings.kinds import local_path
 from lmi.settings.values import Values
 from lmi.shared.model_files import read_bounded
 
-KEY, OVERRIDE = "option.generation_config", "option.override_generation_config"
+KEY = "option.generation_config"
+OVERRIDE = "option.override_generation_config"
 FILE_NAME = "generation_config.json"
 MAX_FILE_BYTES = 1 << 20
 
@@ -93,6 +94,7 @@ def choose_defaults(values: Values, folder: Path) -> GenerationDefaults:
         values.note(
             f"{defaults.source}: {defaults} {where}; {KEY}=lmi leaves the file's values out"
         )
+
     return defaults
 
 
@@ -101,6 +103,7 @@ def _named_file(values: Values) -> Path | None:
     named = values.final(KEY)
     if named in ("auto", *OWN_DEFAULTS):
         return None
+
     bases = (values.folder or values.cwd, values.cwd)
     paths = [base / local_path(named) for base in bases]
     files = [path / FILE_NAME if path.is_dir() else path for path in paths]
@@ -118,6 +121,7 @@ def _of_file(values: Values, file: Path) -> dict[str, Any]:
     """Return the values of a file that may count, with a warning for each of the others."""
     if values.final(KEY) in OWN_DEFAULTS or not file.is_file():
         return {}
+
     try:
         written = _read(file)
     except ValueError as error:
@@ -128,6 +132,7 @@ def _of_file(values: Values, file: Path) -> dict[str, Any]:
     for name, rule, value in _faults(written):
         values.warn(f"{file}: {name} must be {rule}, given {shorten(value)}, so it does not count")
         del known[name]
+
     return known
 
 
@@ -147,10 +152,13 @@ def _read(file: Path) -> dict[str, Any]:
     """Return the object in a JSON file. Raises ValueError with the reason."""
     if not file.is_file():
         raise ValueError(f"{file} is no file")
+
     try:
         value = orjson.loads(read_bounded(file, MAX_FILE_BYTES))
     except (OSError, ValueError) as error:
         raise ValueError(cause_line(error)) from None
+
     if not isinstance(value, dict):
         raise ValueError("holds no JSON object")
+
     return value

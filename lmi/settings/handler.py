@@ -134,10 +134,13 @@ def folder_of(library: str) -> Path | None:
 def _record(entry: EntryPoint) -> Handler:
     if entry.attr != RECORD:
         return Handler(load=entry.value)
+
     try:
         handler = entry.load()
     except Exception:  # the engine's process, which imports it too, says why
         return Handler(load=entry.value)
+
     if not isinstance(handler, Handler):
         raise BadConfiguration(f"entry point {entry.name}: {entry.value} is not a Handler")
+
     return handler

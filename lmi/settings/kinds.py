@@ -54,8 +54,10 @@ def integer(low: int, high: int = LARGEST) -> Kind:
     def parse(text: str) -> int:
         if not re.fullmatch(r"[+-]?[0-9]{1,100}", text) or int(text) < low:
             raise ValueError
+
         if int(text) > high:
             raise TooLarge(f"a whole number {low}..{high}") if high == LARGEST else ValueError
+
         return int(text)
 
     bounds = f"of at least {low}" if high == LARGEST else f"{low}..{high}"
@@ -72,8 +74,10 @@ def word(
     def parse(text: str) -> Any:
         if text.lower() in known:
             return known[text.lower()]
+
         if otherwise is None:
             raise ValueError
+
         return otherwise(text)
 
     return parse
@@ -98,6 +102,7 @@ def matching(
     def parse(text: str) -> Any:
         if (found := re.fullmatch(pattern, text)) is None:
             raise ValueError
+
         return meant(*(found.groups() or [text]))
 
     return Kind(allowed, parse, unit=unit)
@@ -117,6 +122,7 @@ def several(
         values = tuple(each.parse(part.strip()) for part in divided(text))
         if once is not None and len(set(map(once, values))) < len(values):
             raise ValueError
+
         return tuple(dict.fromkeys(values))
 
     return Kind(allowed, parse)
@@ -126,8 +132,10 @@ def _seconds(text: str) -> float:
     value = float(text)
     if not (0 < value and math.isfinite(value)):
         raise ValueError
+
     if value > MOST_S:
         raise TooLarge(f"at most {MOST_S:.0f}")
+
     return value
 
 
@@ -139,8 +147,10 @@ def _size(number: str, unit: str) -> int:
     size = int(number) * SIZE_UNITS[unit.lower()]
     if not size:
         raise ValueError
+
     if size >= 2**50:
         raise TooLarge("less than 2**50 bytes")
+
     return size
 
 
@@ -149,8 +159,10 @@ def _length(number: str, unit: str) -> int:
     length = round(float(number) * LENGTH_UNITS[unit])
     if length < 1:
         raise ValueError
+
     if length > LARGEST:
         raise TooLarge(f"at most {LARGEST} tokens, or auto")
+
     return length
 
 

@@ -42,12 +42,15 @@ class User:
             known = pwd.getpwuid(int(user)) if user.isdecimal() else pwd.getpwnam(user)
         except KeyError:
             known = None
+
         if known is None and not user.isdecimal():
             raise ValueError
+
         uid = int(user) if known is None else known.pw_uid
         gid = int(group) if group else uid if known is None else known.pw_gid
         if not (0 < uid < 2**32 - 1 and 0 < gid < 2**32 - 1):
             raise ValueError
+
         name, home = (str(uid), "") if known is None else (known.pw_name, known.pw_dir)
         groups = (gid,) if known is None or group else tuple(os.getgrouplist(name, gid))
         return cls(text, name, uid, gid, groups, home if os.path.isdir(home) else "/tmp")
@@ -72,7 +75,9 @@ class User:
         if os.geteuid() != 0:
             yield
             return
-        groups, gid = os.getgroups(), os.getegid()
+
+        groups = os.getgroups()
+        gid = os.getegid()
         os.setgroups(self.groups)
         os.setegid(self.gid)
         os.seteuid(self.uid)
@@ -93,12 +98,14 @@ def _address(text: str) -> tuple[str, int]:
         or parts.path not in ("", "/")
     ):
         raise ValueError
+
     return parts.hostname, parts.port
 
 
 def _port_range(first: str, last: str) -> tuple[int, int]:
     if not 1 <= int(first) <= int(last) <= 65535:
         raise ValueError
+
     return int(first), int(last)
 
 

@@ -32,7 +32,9 @@ from lmi.settings.values import (
 from lmi.shared.model_files import read_bounded
 from lmi.sources.source import ARCHIVE_SUFFIXES, GGUF, NO_GGUF, fault, listed, remote
 
-MODEL, NAME, DRAFT = "option.model_id", "option.model_name", "option.speculative_draft_model"
+MODEL = "option.model_id"
+NAME = "option.model_name"
+DRAFT = "option.speculative_draft_model"
 DEMO = "demo"
 PLATFORM_FOLDER = Path("/opt/ml/model")
 
@@ -53,6 +55,7 @@ def find_folder(
         folder = cwd / local_path(asked)
         if asked == DEMO and not folder.exists():
             return demo_folder()
+
         if not folder.is_dir():
             names = [DEMO, *(entry.name for entry in cwd.iterdir() if entry.is_dir())]
             near = difflib.get_close_matches(asked, names, 1, 0.8)
@@ -71,6 +74,7 @@ def find_folder(
         folder = cwd
     else:
         return None
+
     inside = list(folder.iterdir())
     return inside[0] if len(inside) == 1 and inside[0].is_dir() else folder
 
@@ -84,9 +88,11 @@ def named_folder(environ: Mapping[str, str], flags: Mapping[str, str], cwd: Path
     models: tuple[NamedModel, ...] = ()
     with suppress(ValueError):  # the row of load_models reports a bad text
         models = MODELS.parse(texts[0]) if texts else ()
+
     is_named = any(given.key == "option.model_id" for given in givens)
     if not models or (is_named and not (cwd / local_path(models[0].url)).is_dir()):
         return None
+
     return models[0].url
 
 
@@ -102,7 +108,8 @@ def place(givens: list[Given], values: Values) -> tuple[list[Given], tuple[str, 
     is_served_elsewhere = any(
         given.key == MODEL and given.rank[0] < ENVIRONMENT for given in givens
     )
-    placed, missing = [], dict[str, None]()
+    placed = []
+    missing = dict[str, None]()
     for given in givens:
         is_remote = _is_remote(given, values)
         if is_remote and is_whole and not is_served_elsewhere and given.key == MODEL:
@@ -113,6 +120,7 @@ def place(givens: list[Given], values: Values) -> tuple[list[Given], tuple[str, 
                 "serve the other"
             )
             continue
+
         if is_remote and given.rank == min(
             other.rank for other in givens if other.key == given.key
         ):
@@ -120,7 +128,9 @@ def place(givens: list[Given], values: Values) -> tuple[list[Given], tuple[str, 
                 given = replace(given, text=str(values.fetched[given.text]))
             else:
                 missing[given.text] = None
+
         placed.append(given)
+
     return placed, tuple(missing)
 
 
@@ -139,6 +149,7 @@ def _without_images(givens: list[Given], values: Values, is_whole: bool) -> list
         values.warn(
             f"{given.said}: has no effect beside {values.folder}, which the command line names"
         )
+
     return [given for given in givens if given not in of_images]
 
 
@@ -153,6 +164,7 @@ def without_model(values: Values, flags: Mapping[str, str]) -> Config:
             values.note(
                 f"{picked.given.place}: no effect with multi_model, each model has its own file"
             )
+
     values.stop_at_faults()
     of_models = {key: text for key, text in flags.items() if not is_of_server(key)}
     server = ServerConfig(**values.fields("server"), model_flags=of_models)
@@ -183,6 +195,7 @@ def demo_folder() -> Path:
     demos = [handler.demo for handler in announced().values() if handler.demo is not None]
     if not demos:
         raise ModelUnusable("no engine is installed that brings a demo model")
+
     return demos[0]
 
 
@@ -195,12 +208,14 @@ def user_code_folders(values: Values) -> list[Path]:
         path = _model_path(values)
     except ModelUnusable:
         path = folder or values.cwd
+
     return [path] if folder is None or folder == path else [path, folder]
 
 
 def _is_remote(given: Given, values: Values) -> bool:
     if given.key not in (MODEL, DRAFT) or given.text == DEMO:
         return False
+
     path = local_path(given.text)
     is_here = any((base / path).is_dir() for base in (values.folder or values.cwd, values.cwd))
     try:
@@ -220,17 +235,20 @@ def choose_model(values: Values, is_user_code: bool, missing: tuple[str, ...]) -
     sources = {str(path): source for source, path in values.fetched.items()} | {
         text: text for text in missing
     }
-    folder, model_id = values.folder, values.given(MODEL)
+    folder = values.folder
+    model_id = values.given(MODEL)
     source = sources.get(model_id or "")
     if source is not None and source == model_id:
         _choose_names(values, "", source_name(source))
         return Path(source)
+
     try:
         path = user_code_folders(values)[0] if is_user_code else _whole_model(values)
         name = DEMO if path == demo_folder() else Path(model_id or path).name
     except ModelUnusable as error:
         place = Setting.of(values, MODEL).source if MODEL in values else f"no {MODEL}"
         raise ModelUnusable(f"{error} ({place})") from None
+
     _warn_of_other_models(values, path.resolve())
     values.choose(MODEL, str(path.resolve()), "the folder" if folder else "the built-in demo")
     loaded = _loaded_name(values, folder or path.resolve())
@@ -248,23 +266,30 @@ def _whole_model(values: Values) -> Path:
             else "does not exist"
         )
         raise ModelUnusable(f"{path}: {there}; a model's folder has a config.json")
+
     if any(path.glob(f"*{GGUF}")) and (found := fault(path)):
         raise ModelUnusable(f"{path}: {found}")
+
     return path
 
 
 def _model_path(values: Values) -> Path:
-    folder, cwd = values.folder, values.cwd
+    folder = values.folder
+    cwd = values.cwd
     if MODEL not in values:
         return folder or demo_folder()
+
     model_id = local_path(values.given(MODEL))
     for base in (folder or cwd, cwd):
         if (base / model_id).is_dir():
             return base / model_id
+
     if model_id == DEMO:
         return demo_folder()
+
     if model_id.endswith(GGUF):
         raise ModelUnusable(f"{shorten(model_id)}: {NO_GGUF}")
+
     raise ModelUnusable(f"{shorten(model_id)}: no such folder in {folder or cwd}")
 
 
@@ -274,6 +299,7 @@ def facts(folder: Path) -> Mapping[str, Any]:
         found = json.loads(read_bounded(folder / "config.json"))
         if isinstance(found, dict):
             return found
+
     return {}
 
 
@@ -292,6 +318,7 @@ def sources_of(values: Values, path: Path) -> tuple[str, ...]:
         names.append(str(folder))
         is_platforms = PLATFORM_FOLDER in (folder, *folder.parents)
         names.append(str(PLATFORM_FOLDER) if is_platforms else "")
+
     # Without a slash it may be the name of an adapter.
     return tuple(dict.fromkeys(name.rstrip("/") for name in names if "/" in name.rstrip("/")))
 
@@ -324,15 +351,18 @@ def _loaded_name(values: Values, served: Path) -> str:
     models: tuple[NamedModel, ...] = values.given("load_models", ())
     if not models:
         return ""
+
     place = values.how_given("load_models").place
     for model in models[1:]:
         said = shorten(str(model), 300)
         values.warn(f"{place}: one model is served, so {said} is not")
+
     cwd = values.cwd
     named = cwd / local_path(models[0].url)
     if named.is_dir() and find_folder(str(named), cwd) != values.folder:
         values.warn(f"{place}: the model in {served} is served and this is not")
         return ""
+
     return models[0].name
 
 
@@ -340,8 +370,10 @@ def _warn_of_other_models(values: Values, path: Path) -> None:
     """Warn if options name two models, because only one is served."""
     if (picked := values.picked.get(MODEL)) is None:
         return
+
     folder = values.folder
     if folder is not None and folder.resolve() != path and (folder / "config.json").is_file():
         values.warn(f"{picked.given.place}: it is served and the model in {folder} is not")
+
     for given in [given for given in picked.shadowed if given.text != picked.given.text]:
         values.warn(f"{given.said}: has no effect beside {picked.given.source}")

@@ -18,8 +18,10 @@ from lmi.settings.kinds import Kind
 
 Default = TypeVar("Default")
 # The controls of secure mode that refuse options.
-SCRIPTS, PICKLES = "DISALLOW_CUSTOM_INFERENCE_SCRIPTS", "DISALLOW_PICKLE_FILES"
-REMOTE_CODE, TEMPLATES = "DISALLOW_TRUST_REMOTE_CODE", "DISALLOW_CHAT_TEMPLATE"
+SCRIPTS = "DISALLOW_CUSTOM_INFERENCE_SCRIPTS"
+PICKLES = "DISALLOW_PICKLE_FILES"
+REMOTE_CODE = "DISALLOW_TRUST_REMOTE_CODE"
+TEMPLATES = "DISALLOW_CHAT_TEMPLATE"
 
 
 class Option(Struct, frozen=True):
@@ -87,7 +89,8 @@ def option(default: Default, kind: Kind | None = None, names: str = "", **facts:
     """
     facts["kind"] = kind
     for name in names.split():
-        is_platform, is_flag = name.startswith("SAGEMAKER_"), name.startswith("-")
+        is_platform = name.startswith("SAGEMAKER_")
+        is_flag = name.startswith("-")
         form = (
             "platform"
             if is_platform
@@ -98,8 +101,10 @@ def option(default: Default, kind: Kind | None = None, names: str = "", **facts:
             else "aliases"
         )
         facts.setdefault(form, []).append(name)
+
     if isinstance(default, dict):
         return dataclasses.field(default_factory=lambda: default, metadata=facts)
+
     return dataclasses.field(default=default, metadata=facts)
 
 
@@ -118,6 +123,7 @@ def docstrings(module: str) -> dict[tuple[str, str], str]:
                 value=ast.Constant(value=str(text))
             ):
                 found[settings.name, name] = " ".join(text.split())
+
     return found
 
 

@@ -172,10 +172,13 @@ def with_meanings(givens: Iterable[Given], has_gpus: bool) -> Iterator[Given]:
         if prefix in ("gpu", "cpu"):
             if (prefix == "gpu") == has_gpus:
                 yield replace(given, key=rest, rank=(given.rank[0], -1))
+
             continue
+
         if (positive := _positive(given)) is not None:
             yield positive
             continue
+
         yield given
         texts: dict[str, str] = {}
         with suppress(
@@ -184,8 +187,10 @@ def with_meanings(givens: Iterable[Given], has_gpus: bool) -> Iterator[Given]:
             if given.key == "inference_address":
                 host, port = ADDRESS.parse(given.text)
                 texts = {"host": host, "port": str(port)}
+
             if given.key == "load_models":
                 texts = {"engine": MODELS.parse(given.text)[0].engine}
+
         for key, text in texts.items():
             if text:
                 yield replace(given, key=key, text=text, rank=(given.rank[0], 1))
@@ -203,6 +208,7 @@ def _positive(given: Given) -> Given | None:
         or given.text.lower() not in WORDS
     ):
         return None
+
     return replace(given, key=key, text=str(not WORDS[given.text.lower()]).lower())
 
 
@@ -234,7 +240,8 @@ def other_options(values: Values, engine: ChosenEngine) -> dict[str, str]:
     known = engine.handler.option_keys()
     options = {}
     for key, picked in values.picked.items():
-        row, name = find(key), key.removeprefix("option.")
+        row = find(key)
+        name = key.removeprefix("option.")
         if row is None:
             _report(picked.given, values, engine, known)
             if (
@@ -251,13 +258,15 @@ def other_options(values: Values, engine: ChosenEngine) -> dict[str, str]:
     # What was given counts, also where it contradicts the task.
     if is_for_embeddings(values):
         return {**engine.handler.embedding_options, **options}
+
     return options
 
 
 def warn_of_some_engines(values: Values, engine: ChosenEngine) -> None:
     """Warn of each option of the table that has no effect on this engine."""
     for option in OPTIONS:
-        key, is_given = option.key, values.given(option.key, option.default) != option.default
+        key = option.key
+        is_given = values.given(option.key, option.default) != option.default
         if option.otherwise and is_given and key not in engine.handler.uses:
             users = " or ".join(
                 name for name, handler in values.handlers.items() if key in handler.uses
@@ -275,6 +284,7 @@ def _report(
     is_option = given.key.startswith("option.")
     if (engine.handler is USER_CODE and is_option) or (given.key, given.text.strip("/")) == USUAL:
         return
+
     if given.key in WITHOUT_EFFECT:
         reason = WITHOUT_EFFECT[given.key]
         values.note(f"{given.place}: has no effect here{reason and f': {reason}'}")
@@ -285,11 +295,13 @@ def _report(
             instead = engine.handler.unused.get(given.key) or ENGINE_KEYS.get(given.key, "")
             values.warn(f"{given.place}: {engine.name} does not use it{instead and f', {instead}'}")
     else:
-        meaning, nearest = elsewhere(given.key), closest(given.key, known or ())
+        meaning = elsewhere(given.key)
+        nearest = closest(given.key, known or ())
         if is_option and values.final("option.strict"):
             hint = f"; {meaning}" if meaning else nearest
             values.faults.append(f"{given.place}: unknown option, and option.strict is true{hint}")
             return
+
         said = f"{given.place}: {meaning or f'unknown option{nearest}'}"
         values.warn(said)
         if not meaning and closest(
@@ -341,11 +353,13 @@ def report_unread_models(values: Values) -> None:
     is_demo = values.folder is None and MODEL not in values and not values.final("multi_model")
     if not is_demo:
         return
+
     instead = (
         "write HF_MODEL_ID with OWNER/NAME or a folder in its place; lmi serve demo serves the demo"
     )
     for name in sorted(MODEL_ELSEWHERE & given.keys()):
         values.faults.append(f"{name}={given[name]}: names a model and is not read; {instead}")
+
     for key, picked in values.picked.items():
         if find(key) is None and MODEL_KEY.fullmatch(key):
             values.faults.append(f"{picked.given.said}: names a model and is not read; {instead}")
@@ -358,6 +372,7 @@ def report_unused_variables(values: Values) -> None:
     given = {name for name, text in values.environ.items() if text.strip()}
     for name in sorted(given & WRITE_INSTEAD.keys()):
         values.warn(f"{name}: has no effect here, {WRITE_INSTEAD[name]}")
+
     for name in sorted(given & UNUSED.keys()):
         values.note(f"{name}: has no effect here{UNUSED[name] and f', {UNUSED[name]}'}")
 
@@ -372,7 +387,8 @@ def report_unused_variables(values: Values) -> None:
     elif SUBMIT_DIRECTORY in given:
         values.note(f"{SUBMIT_DIRECTORY}: has no effect here")
 
-    port, wanted = values.final("port"), values.environ.get("PORT", "").strip()
+    port = values.final("port")
+    wanted = values.environ.get("PORT", "").strip()
     if wanted and wanted != str(port):
         values.warn(
             f"PORT={shorten(wanted)}: has no effect here, SERVING_PORT is the port, which is {port}"
@@ -385,10 +401,12 @@ def note_variables_of_engines(values: Values, engine: ChosenEngine) -> None:
         prefix = f"{name.upper().replace('-', '_')}_"
         if name == engine.name:
             continue
+
         if unread := sorted(variable for variable in values.environ if variable.startswith(prefix)):
             values.note(
                 f"{', '.join(unread)}: no effect on {engine.name}, only {name} reads such variables"
             )
+
     if unread := sorted(variable for variable in values.environ if variable.startswith("SGLANG_")):
         values.note(f"{', '.join(unread)}: no effect here, only SGLang reads such variables")
 
@@ -402,6 +420,7 @@ def report_variables(values: Values) -> None:
     if others:
         counted = "1 variable" if len(others) == 1 else f"{len(others)} variables"
         values.warn(f"{counted} of AWS's other images not read yet: {', '.join(others)}")
+
     used = {*READ, *others, *UNUSED, *WRITE_INSTEAD, PROGRAM, SUBMIT_DIRECTORY}
     if unused := sorted(
         name for name in values.environ if name.startswith("SAGEMAKER_") and name not in used

@@ -13,7 +13,8 @@ from lmi.settings.config import Config, EngineConfig, ServerConfig
 from lmi.settings.listeners import GATEWAY_PORT
 from lmi.settings.values import Values
 
-RANGE, LEADER_PORT = "safe_port_range", "option.master_port"
+RANGE = "safe_port_range"
+LEADER_PORT = "option.master_port"
 
 
 def check_listeners(values: Values) -> None:
@@ -21,18 +22,18 @@ def check_listeners(values: Values) -> None:
     gateway before TLS.
     """
     _check_takeover(values)
-    port, key, with_gateway = (
-        values.given("management_port"),
-        "management_port",
-        values.final("with_gateway"),
-    )
+    port = values.given("management_port")
+    key = "management_port"
+    with_gateway = values.final("with_gateway")
     if with_gateway and values.final("ssl_certfile"):
         values.refuse(
             "with_gateway",
             "no port beside ssl_certfile, since the gateway asks the server in plain HTTP",
         )
+
     if port is None:
         return
+
     first, last = values.given(RANGE, (port, port))
     if port in (values.final("port"), with_gateway):
         values.refuse(key, "a port that no other listener has")
@@ -70,6 +71,7 @@ def choose_ports(values: Values, variables: Sequence[str], config: EngineConfig)
     server = ServerConfig(**values.fields("server"))
     if server.safe_port_range is None:
         return config
+
     ports = _left(server)
     environ = {**values.environ, **values.final("option.env")}
     asked = {name: environ[name] for name in variables if name in environ}
@@ -77,13 +79,16 @@ def choose_ports(values: Values, variables: Sequence[str], config: EngineConfig)
         LEADER_PORT in values or values.given("option.nnodes", "1") != "1"
     ):  # the leader of several nodes must have one
         asked[LEADER_PORT] = values.given(LEADER_PORT, "")
+
     for name, text in asked.items():
         if text not in map(str, ports):
             allowed = f"a port of {RANGE}, {_written(server)}, but not the server's own"
             values.faults.append(f"{name}={text or None}: allowed is {allowed}")
+
     num_wanted = len(variables) * config.num_engines
     if len(ports) < num_wanted:
         values.refuse(RANGE, f"a range with {num_wanted} ports beside the server's own")
+
     return replace(config, ports=tuple(ports[:num_wanted]))
 
 
@@ -92,17 +97,21 @@ def choose_gateway_port(config: Config) -> Config:
 
     The usual port may be replaced, any other must lie in the range. Raises BadConfiguration.
     """
-    server, given = config.server, config.server.gateway_port
+    server = config.server
+    given = config.server.gateway_port
     if given is None or server.safe_port_range is None:
         return config
+
     left = _left(server, config.engine.ports)
     if given not in left and given != GATEWAY_PORT:
         allowed = f"a port of {RANGE}, {_written(server)}, that nothing else uses"
         raise BadConfiguration(f"with_gateway={given}: allowed is {allowed}")
+
     if not left:
         raise BadConfiguration(
             f"{RANGE}={_written(server)}: no port is left for a further listener"
         )
+
     return replace(
         config, server=replace(server, gateway_port=given if given in left else left[-1])
     )
@@ -112,10 +121,12 @@ def choose_free_ports(config: Config, taken: Container[int]) -> Config:
     """Return the settings of a further model with ports not `taken`. Raises OutOfMemory if there
     are too few.
     """
-    num_wanted, left = len(config.engine.ports), _left(config.server, taken)
+    num_wanted = len(config.engine.ports)
+    left = _left(config.server, taken)
     if len(left) < num_wanted:
         said = f"{RANGE}={_written(config.server)}: {len(left)} ports are left"
         raise OutOfMemory(f"{said}, and the engines of the model need {num_wanted}")
+
     return replace(config, engine=replace(config.engine, ports=tuple(left[:num_wanted])))
 
 

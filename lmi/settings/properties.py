@@ -49,10 +49,12 @@ def read(path: Path) -> Properties:
         raise BadConfiguration(f"{path}: cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise BadConfiguration(f"{path}: cannot be read: {error}") from None
+
     if data.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in data:
         raise BadConfiguration(
             f"{path}: not a text file in UTF-8 (a NUL byte or a UTF-16 mark stands in it)"
         )
+
     try:
         return parse(data.decode("utf-8"), str(path))
     except UnicodeDecodeError as error:
@@ -72,9 +74,11 @@ def parse(text: str, name: str = "serving.properties") -> Properties:
         line = line.lstrip(BLANKS)
         if line.startswith(("#", "!")):
             continue
+
         while CONTINUED.search(line):
             _, after = next(lines, (0, ""))
             line = line[:-1] + after.lstrip(BLANKS)
+
         if line and (found := ENTRY.fullmatch(line)):
             try:
                 plain = (
@@ -89,15 +93,19 @@ def parse(text: str, name: str = "serving.properties") -> Properties:
                 raise BadConfiguration(
                     f"{name}:{number}: {rule}, given {shorten(str(error))}"
                 ) from None
+
             if not key:
                 properties.warnings.append(f"{name}:{number}: a value without a key is ignored")
                 continue
+
             if earlier := properties.entries.get(key):
                 again = (
                     f"{shorten(key)} stands in line {earlier.line} already; the later line counts"
                 )
                 properties.warnings.append(f"{name}:{number}: {again}")
+
             properties.entries[key] = PropertiesLine(value, number)
+
     return properties
 
 
@@ -106,6 +114,8 @@ def _unescaped(found: re.Match[str]) -> str:
     escape = found[1]
     if escape[0] != "u":
         return ESCAPED.get(escape, escape)
+
     if not HEX.fullmatch(escape):
         raise ValueError(found[0])
+
     return chr(int(escape[1:], 16))

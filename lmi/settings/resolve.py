@@ -103,9 +103,11 @@ def resolve_folder(
             raise BadConfiguration(
                 f"{asked} is to be served and {MODEL} is {flags[MODEL]}: allowed is one model"
             )
+
         return resolve(
             Properties(), environ, {**flags, MODEL: asked}, cwd=cwd, fetched=fetched, files=files
         )
+
     folder = find_folder(asked, cwd)
     properties = read(folder / "serving.properties") if folder else Properties()
     return resolve(
@@ -160,12 +162,14 @@ def resolve(
             "option.api_key: SageMaker passes on neither Authorization nor x-api-key, so its "
             "requests get 401"
         )
+
     ports.check_listeners(values)
     _check_libraries(values)
     other_names.report_unread_models(values)
     other_names.report_unused_variables(values)
     if not values.final("multi_model"):
         return _with_one_model(values, missing)
+
     secure_mode.check_operator(values)
     _choose_for_server(values)
     return Resolved.of(ports.choose_gateway_port(model_choice.without_model(values, flags)), values)
@@ -192,9 +196,11 @@ def _with_one_model(values: Values, missing: tuple[str, ...]) -> Resolved:
     requirements = choose_requirements(values, code)
     if is_code:  # it loads a hub's id itself, as with the reference
         missing = tuple(text for text in missing if not isinstance(parse(text), HubModel))
+
     path = model_choice.choose_model(values, is_code, missing)
     if str(path) not in missing:
         engine.handler.check_model(path)
+
     values.notes += unrun_code(path) if not values.final("option.trust_remote_code") else []
     is_here = not is_code and str(path) not in missing
     tells_tools = is_here and chat_templates.choose_forms(values, path)
@@ -204,6 +210,7 @@ def _with_one_model(values: Values, missing: tuple[str, ...]) -> Resolved:
     config = ports.choose_gateway_port(config)
     if code is not None:
         code = with_properties(code, config, values, is_apart=path != values.folder)
+
     config = with_adapters(
         replace(config, user_code=code, requirements=requirements), values, engine.handler
     )
@@ -218,6 +225,7 @@ def _check_libraries(values: Values) -> None:
     for key, modules in LIBRARIES.items():
         if key not in values or all(map(_is_there, modules)):
             continue
+
         library = modules[0].partition(".")[0]
         values.faults.append(
             f"{values.how_given(key).said}: the library {library} is not installed"
@@ -238,16 +246,20 @@ def _choose_for_server(values: Values) -> None:
     There is room for at least one body of the allowed size, and no wait is longer than the
     platform's.
     """
-    key, largest = "max_body_memory", values.final("max_request_size")
+    key = "max_body_memory"
+    largest = values.final("max_request_size")
     if (part := values.machine.memory_bytes // BODIES_PART) < values.final(key):
         values.choose(key, part, f"1/{BODIES_PART} of the memory")
+
     if values.final(key) < largest:
         if key in values:
             values.warn(
                 f"{values.how_given(key).said}: less than max_request_size, so {largest} bytes "
                 f"count"
             )
+
         values.settle(key, largest, "max_request_size")
+
     key = "max_queue_wait"
     is_platform = any(name.startswith("SAGEMAKER_") for name in values.environ)
     has_time = values.final("batch_transform") or values.final("buffer_streams")
@@ -255,10 +267,13 @@ def _choose_for_server(values: Values) -> None:
         waits = f"SageMaker waits {PLATFORM_WAITS_S:g} s for an answer, so they count"
         values.warn(f"{values.how_given(key).said}: {waits}")
         values.settle(key, PLATFORM_WAITS_S, "SageMaker")
+
     if is_platform:
         _check_end(values)
+
     if values.machine.is_container:
         values.choose("host", "0.0.0.0", "this is a container")
+
     values.choose(
         "frontend_workers",
         min(4, max(1, values.machine.num_cores // 2)),
@@ -267,12 +282,14 @@ def _choose_for_server(values: Values) -> None:
     key = "download_dir"
     if key in values:
         values.settle(key, str((values.cwd / values.given(key)).absolute()), "absolute")
+
     values.choose(key, str(default_download_dir(values.environ).absolute()), "the user's cache")
 
 
 def _check_end(values: Values) -> None:
     """Warn of a drain that the platform cuts."""
-    delay_s, timeout_s = values.final("drain_delay"), values.final("drain_timeout")
+    delay_s = values.final("drain_delay")
+    timeout_s = values.final("drain_timeout")
     if delay_s + timeout_s + END_S > PLATFORM_KILLS_S:
         both = f"drain_delay={delay_s:g}, drain_timeout={timeout_s:g}"
         left_s = PLATFORM_KILLS_S - END_S
@@ -295,6 +312,7 @@ def _config(
     model = values.fields("model")
     if model.get("output_formatter") not in FORMATTER_WORDS:
         model.pop("output_formatter", None)
+
     return Config(
         server=ServerConfig(
             **values.fields("server"), keeps_queue_short="max_queue_wait" not in values

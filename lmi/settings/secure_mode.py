@@ -21,7 +21,9 @@ from lmi.settings.values import FILE, OPTIONS, Given, Values, find
 from lmi.shared.model_files import read_bounded
 from lmi.user_code.settings import REQUIREMENTS
 
-SWITCH, CONTROLS_KEY, CHANNELS = "secure_mode", "security_controls", "untrusted_channels"
+SWITCH = "secure_mode"
+CONTROLS_KEY = "security_controls"
+CHANNELS = "untrusted_channels"
 PLATFORM_FOLDER = Path("/opt/ml")
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 # Options that no field is and that are safe.
@@ -40,16 +42,19 @@ SAFE_OPTIONS = frozenset(
     "option.disable_any_whitespace "
     "option.free_gpu_memory_fraction option.host_cache_size option.use_cuda_graph".split()
 )
-LOAD_FORMAT, SAFE_LOAD_FORMATS = "option.load_format", ("auto", "safetensors")
+LOAD_FORMAT = "option.load_format"
+SAFE_LOAD_FORMATS = ("auto", "safetensors")
 
 
 def _has_template(file: Path) -> bool:
     if file.name != "tokenizer_config.json":
         return file.name in ("chat_template.jinja", "chat_template.json")
+
     try:
         content = json.loads(read_bounded(file))
     except (OSError, ValueError, RecursionError):  # another reader may find a template in it
         return True
+
     return isinstance(content, dict) and content.get("chat_template") is not None
 
 
@@ -72,8 +77,11 @@ def check(values: Values, folders: Collection[Path]) -> None:
     """
     if not values.final(SWITCH):
         return
+
     names, channels = check_operator(values)
-    folder, cwd, fetched = values.folder, values.cwd, (*values.fetched.values(), *values.untrusted)
+    folder = values.folder
+    cwd = values.cwd
+    fetched = (*values.fetched.values(), *values.untrusted)
     roots = [
         PLATFORM_FOLDER,
         Path(values.final("download_dir")),
@@ -83,12 +91,15 @@ def check(values: Values, folders: Collection[Path]) -> None:
     refused = list(_refused_options(values, names))
     for path, given in paths_outside(values, [*folders, folder or cwd, cwd], roots):
         refused.append(f"{given.place}: {_leaves(path)}")
+
     for place in dict.fromkeys(path.resolve() for path in folders):
         refused += _refused_beside(place, names)
+
     # The current folder is the model's only if it is served.
     channels = channels or [path for path in folders if path == folder or path != cwd]
     for untrusted in dict.fromkeys((*channels, *fetched)):
         refused += _refused_within(untrusted, names)
+
     _raise(list(dict.fromkeys(refused)))
 
 
@@ -98,6 +109,7 @@ def check_operator(values: Values) -> tuple[tuple[str, ...], list[Path]]:
     """
     if not values.final(SWITCH):
         return (), []
+
     given = [
         values.how_given(option.key)
         for option in OPTIONS
@@ -116,6 +128,7 @@ def check_operator(values: Values) -> tuple[tuple[str, ...], list[Path]]:
                 )
             ]
         )
+
     place = values.how_given(CONTROLS_KEY).place
     _raise(
         [
@@ -142,10 +155,12 @@ def check_adapter(
     """
     if not server.secure_mode:
         return
+
     names = server.security_controls
     roots = [PLATFORM_FOLDER, model, *map(Path, filter(None, [server.download_dir]))]
     if not is_fetched and not _is_below(folder, roots):
         _raise([f"{folder}: {_leaves(folder)}"])
+
     _raise([*_refused_beside(folder, names), *_refused_within(folder, names)])
 
 
@@ -159,6 +174,7 @@ def _refused_options(values: Values, names: Collection[str]) -> Iterator[str]:
         )
         if not (picked.value in SAFE_LOAD_FORMATS if key == LOAD_FORMAT else is_safe):
             yield f"{picked.given.place}: secure mode does not allow this option"
+
     for name in names:
         for option in sorted(OPTIONS, key=lambda option: option.key):
             value = values.given(option.key, option.default)
@@ -179,11 +195,13 @@ def paths_outside(
         is_word = option is not None and values.given(key) in option.kind.words
 
         if key in values and not is_word:
-            text, named = local_path(str(values.given(key))), []
+            text = local_path(str(values.given(key)))
+            named = []
             with suppress(OSError):  # too long for a path; what is none may mean a model of a hub
                 named = [base / text for base in bases if (base / text).exists()] or [
                     Path(text)
                 ] * text.startswith("/")
+
             outside = [path for path in named if not _is_below(path, roots)]
             yield from ((path, values.how_given(key)) for path in outside[:1])
 
@@ -219,6 +237,7 @@ def _files(folder: Path) -> Iterator[Path]:
         if real in seen:
             folders.clear()
             continue
+
         seen.add(real)
         yield from (Path(parent, file) for file in sorted(files))
 

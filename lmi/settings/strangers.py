@@ -23,7 +23,8 @@ from lmi.sources.source import came_from
 from lmi.user_code.options import UserCodeConfig
 
 PROPERTIES = "serving.properties"
-ALLOWED, ALL = "allow_model_options", "*"
+ALLOWED = "allow_model_options"
+ALL = "*"
 OF_SEVERAL = "one of several models"
 
 # Engines listen, and take what they are sent for commands, at the addresses that these name.
@@ -83,8 +84,10 @@ def _whose(values: Values) -> str:
     """Return whose the file of the served folder is if it is a stranger's, or ""."""
     if values.folder is None:
         return ""
+
     if values.folder in values.untrusted:
         return OF_SEVERAL
+
     return came_from(values.folder / PROPERTIES)
 
 
@@ -93,6 +96,7 @@ def _tell(values: Values, engine: ChosenEngine, code: UserCodeConfig | None) -> 
     for power in _powers(values, engine):
         if not is_of_server(power.given.key):
             values.note(f"{power.given.said}: the model's own file switches on {power.grants}")
+
     if code is not None:
         values.note(f"{code.path}: the model's own code runs, in a process of its own")
 
@@ -109,14 +113,17 @@ def _grants(picked: Picked, engine: ChosenEngine) -> str:
     option = find(picked.given.key)
     if option is None:
         return _grants_of_engine(picked, engine)
+
     if picked.value == option.default:
         return ""
+
     return "a setting of the whole server" if option.part == "server" else option.grants
 
 
 def _grants_of_engine(picked: Picked, engine: ChosenEngine) -> str:
     """Return what an option without a row lets its author do, on the engine that reads it."""
-    key, handler = picked.given.key, engine.handler
+    key = picked.given.key
+    handler = engine.handler
     known = handler.option_keys()
     is_listed = key in ENGINE_KEYS if known is None else key in known
     is_read = key.startswith("option.") and (

@@ -95,6 +95,7 @@ def key_of_env(name: str) -> str:
     known = _BY_ENV_NAME.get(rest.replace("_", "").lower())
     if known is not None:
         return known
+
     lowered = rest.lower() if rest.isupper() else rest
     return f"option.{lowered}" if prefix == "OPTION" else lowered
 
@@ -179,6 +180,7 @@ def collect(
         option = find(key)
         flag = option.flag if option and option.key == key and option.has_flag else f"--set {key}"
         givens.append(Given.of(key, text, files.get(key, flag), COMMAND_LINE))
+
     givens += [
         Given.of(key, entry.value, properties.source(key), FILE)
         for key, entry in properties.entries.items()
@@ -191,10 +193,12 @@ def collect(
     for option in OPTIONS:
         named += [(name, option.key, PLATFORM, order) for order, name in enumerate(option.platform)]
         named += [(name, option.key, OTHER_NAMES, order) for order, name in enumerate(option.env)]
+
     named += [(name, key, OTHER_NAMES, 0) for name, key in OTHER_ENV.items()]
     for name, key, layer, order in named:
         if text := environ.get(name, "").strip():
             givens.append(Given.of(key, TRANSLATED.get(name, str)(text), name, layer, order))
+
     return [given for given in givens if given.text]
 
 
@@ -239,6 +243,7 @@ class Values:
         by_key: dict[str, list[Given]] = {}
         for given in sorted(givens, key=lambda given: given.rank):
             by_key.setdefault(given.key, []).append(given)
+
         for key, candidates in by_key.items():
             rivals = [given for given in candidates if given.rank == candidates[0].rank]
             values = []
@@ -247,6 +252,7 @@ class Values:
                     values.append(given.value())
                 except ValueError as error:
                     self.faults.append(str(error))
+
             if len(values) == len(rivals):
                 if all(value == values[0] for value in values):
                     self.picked[key] = Picked(values[0], candidates[0], tuple(candidates[1:]))
@@ -300,6 +306,7 @@ class Values:
     def stop_at_faults(self) -> None:
         if self.faults:
             raise BadConfiguration("\n".join(self.faults + self.unknown))
+
         if self.unusable is not None:
             raise self.unusable
 
@@ -318,9 +325,11 @@ class Setting:
     @classmethod
     def of(cls, values: Values, key: str) -> Self:
         value = written(key, values.final(key))
-        picked, (_, reason) = values.picked.get(key), values.chosen.get(key, (None, ""))
+        picked = values.picked.get(key)
+        (_, reason) = values.chosen.get(key, (None, ""))
         if picked is None:
             return cls(key, value, reason or "default")
+
         shadowed = tuple(f"{given.shown} ({given.source})" for given in picked.shadowed)
         source = ", ".join(filter(None, (picked.given.source, reason)))
         return cls(key, "***" if picked.given.shown == "***" else value, source, shadowed)
@@ -330,12 +339,16 @@ def written(key: str, value: Any) -> str:
     """Return an option's value in the form that serving.properties has."""
     if value is None:
         return option.kind.unset if (option := find(key)) else ""
+
     if value == {}:
         return ""
+
     if isinstance(value, bool):
         return str(value).lower()
+
     if isinstance(value, float):
         return f"{value:g}"
+
     return ";".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 

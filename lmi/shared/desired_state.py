@@ -88,6 +88,7 @@ class Folder(Generic[T]):
         with self.lock():
             old = self._read(self._file(name))
             self._unlink(self._file(name))
+
         return old
 
     def change(
@@ -109,6 +110,7 @@ class Folder(Generic[T]):
                 check_name(name)
                 write_whole(file, msgspec.json.encode(new))
                 self._known[file.name] = new
+
         return new
 
     def read(self, name: str) -> T | None:
@@ -120,6 +122,7 @@ class Folder(Generic[T]):
         entry = self._read(file)
         if entry is None and file.name in self._unreadable:
             raise Unavailable(f"whether {name!r} is loaded here cannot be read now, see the log")
+
         return entry
 
     def entries(self) -> list[T]:
@@ -139,6 +142,7 @@ class Folder(Generic[T]):
         files = {file for file, _, _ in version}
         for file in set(self._known) - files:
             self._known.pop(file, None)
+
         self._unreadable.intersection_update(files)
 
         found = [self._read(self._path / file) for file in files]
@@ -162,6 +166,7 @@ class Folder(Generic[T]):
             pass
         except OSError:
             return None
+
         return frozenset(found)
 
     def _file(self, name: str) -> Path:
@@ -188,6 +193,7 @@ class Folder(Generic[T]):
                 self._unreadable.add(file.name)
                 counts = "is left out" if known is None else "counts as it did before"
                 log.error("%s cannot be read and %s: %s", file, counts, error)
+
             return known
 
         self._known[file.name] = entry

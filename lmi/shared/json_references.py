@@ -74,6 +74,7 @@ class _Document:
         is_ignored = self._is_old and "$ref" in schema
         if not isinstance(own_id, str) or own_id.startswith("#") or is_ignored:
             return base
+
         return _joined(base, own_id).partition("#")[0]
 
     def _name(self, schema: object, path: Path, base: str) -> None:
@@ -89,6 +90,7 @@ class _Document:
         own_id = schema.get(self._id_key)
         if isinstance(own_id, str) and own_id.startswith("#") and own_id != "#":
             names.append(own_id[1:])
+
         for name in dict.fromkeys(names):
             if isinstance(name, str):
                 key = inner_base, name
@@ -100,8 +102,10 @@ class _Document:
     def _written(self, value: Any, base: str, *, is_schema: bool = True) -> Any:
         if isinstance(value, list):
             return [self._written(item, base) for item in value]
+
         if not isinstance(value, dict):
             return value
+
         if not is_schema:  # names, each of a schema
             return {name: self._written(inner, base) for name, inner in value.items()}
 
@@ -119,6 +123,7 @@ class _Document:
                     and self._pointer(inner, outer_base) != written["$ref"]
                 ):
                     written["$ref"] = _joined(base, inner)
+
                 self.has_changed = self.has_changed or written["$ref"] != inner
             elif name in TO_OUTER and isinstance(inner, str) and "$ref" not in value:
                 pointer = self._pointer(inner, base)
@@ -129,6 +134,7 @@ class _Document:
                 written[name] = inner
             elif not is_name:
                 written[name] = self._written(inner, base, is_schema=name not in OF_NAMES)
+
         return written
 
     def _pointer(self, reference: str, base: str) -> str:
@@ -145,6 +151,7 @@ class _Document:
         else:
             path = self._resources.get(uri)
             inner = tuple(unquote(part) for part in fragment.split("/")[1:])
+
         if path is None:
             return reference if base == self._base else _joined(base, reference)
 
@@ -171,6 +178,7 @@ def _joined(base: str, reference: str) -> str:
     """A reference against the URI of what holds it."""
     if reference.startswith("#"):
         return base + reference
+
     try:
         return urljoin(base, reference)
     except ValueError:  # of an address that is none

@@ -80,6 +80,7 @@ def title(pid: int) -> str:
     """Return the name that top and ps show of a process, or "" if it has ended."""
     with suppress(OSError):
         return Path(f"/proc/{pid}/comm").read_text().rstrip("\n")
+
     return ""
 
 
@@ -152,6 +153,7 @@ class Signals:
         is_any_readable([self._reader, *readers], timeout_s)
         with suppress(BlockingIOError):
             return [signal.Signals(number) for number in os.read(self._reader, 4096)]
+
         return []
 
 
@@ -165,6 +167,7 @@ def is_any_readable(fds: Iterable[int], timeout_s: float = 0.0) -> bool:
     poll = select.poll()
     for fd in fds:
         poll.register(fd, select.POLLIN)
+
     return bool(poll.poll(timeout_s * 1000))
 
 
@@ -194,16 +197,20 @@ def spawn(
     except OSError:  # else no signal would reach this process any more
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         raise
+
     if pid:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         with suppress(OSError):  # the child does it too, and may be first
             os.setpgid(pid, pid)
+
         return pid
+
     try:
         signal.set_wakeup_fd(-1)  # the pipe belongs to the parent
         os.setpgid(0, 0)
         for signum in (signal.SIGPIPE, signal.SIGCHLD, *ENDING):
             signal.signal(signum, signal.SIG_DFL)
+
         ignore_strays()  # from its first moment, because the program has them ignored
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         _prctl(PR_SET_DUMPABLE, 1)  # otherwise the file of its score is root's
@@ -211,17 +218,21 @@ def spawn(
         hide_memory()
         if become is not None:
             become()
+
         die_with_parent(parent_pid, signal.SIGKILL)
         if folder is not None:
             os.chdir(folder)
+
         for fd in inherited_fds:
             os.set_inheritable(fd, True)
+
         if output_fd is not None:
             log_fd = os.dup(STDERR)  # the former standard error
             os.set_inheritable(log_fd, True)
             os.dup2(output_fd, STDOUT)
             os.dup2(output_fd, STDERR)
             environ = {**environ, LOG_FD_NAME: str(log_fd)}
+
         os.execve(argv[0], list(argv), dict(environ))
     except BaseException as error:
         os.write(2, f"cannot start {argv[0]}: {error}\n".encode())
@@ -243,6 +254,7 @@ def log_fd() -> int:
     fd = int(os.environ.pop(LOG_FD_NAME, STDERR))
     if fd != STDERR:
         os.set_inheritable(fd, False)
+
     return fd
 
 
@@ -262,6 +274,7 @@ def reap() -> list[tuple[int, int]]:
     with suppress(ChildProcessError):
         while (found := os.waitpid(-1, os.WNOHANG)) != (0, 0):
             ended.append((found[0], os.waitstatus_to_exitcode(found[1])))
+
     return ended
 
 
@@ -279,6 +292,7 @@ def is_alive(pid: int) -> bool:
         return False
     except PermissionError:
         pass
+
     return True
 
 
@@ -289,9 +303,11 @@ def children() -> list[int]:
 
 def descendants(*pids: int) -> list[int]:
     """Return the pids of the processes that these have started, and that those have started."""
-    children, found = _children(), list(pids)
+    children = _children()
+    found = list(pids)
     for parent in found:  # which grows meanwhile
         found += children.get(parent, [])
+
     return found[len(pids) :]
 
 
@@ -307,6 +323,7 @@ def _children() -> dict[int, list[int]]:
             )  # names may hold spaces and ")"
             parent = int(after_name.split()[1])
             children.setdefault(parent, []).append(pid)
+
     return children
 
 
@@ -327,12 +344,14 @@ def processor_times(pid: int) -> dict[int, float]:
                     )
                     in_user, in_system = after_name.split()[11:13]
                     times[int(thread)] = (int(in_user) + int(in_system)) / TICKS_PER_S
+
     return times
 
 
 def describe_exit(code: int) -> str:
     if code >= 0:
         return f"exited with code {code}"
+
     name = (
         signal.Signals(-code).name if -code in [*signal.Signals] else f"signal {-code}"
     )  # a real-time one
@@ -383,9 +402,11 @@ class Machine:
             Path("/dev/nvidiactl").exists() or Path("/proc/driver/nvidia").exists()
         ):
             return ()
+
         visible = environ.get("CUDA_VISIBLE_DEVICES")
         if visible is None:
             return tuple(str(number) for number in range(len(present)))
+
         names = [name.strip() for name in visible.split(",")]
         invalid = next((i for i, name in enumerate(names) if name in ("", "-1")), len(names))
         return tuple(names[:invalid])  # CUDA too ends the list at the first invalid name
@@ -421,6 +442,7 @@ def write_whole(path: Path, data: bytes) -> None:
         new.unlink(missing_ok=True)
         with open(new, "xb") as file:  # follows no link that another user has put there
             file.write(data)
+
         new.rename(path)
     except OSError:
         new.unlink(missing_ok=True)
@@ -437,6 +459,7 @@ def is_there(path: Path) -> bool:
         return False
     except OSError:
         return True
+
     return True
 
 

@@ -83,6 +83,7 @@ def setup(role: str, level: str = "INFO", format: str = "auto", fd: int = STDERR
         logger.handlers.clear()
         logger.propagate = True
         logger.setLevel(logging.NOTSET)
+
     logging.captureWarnings(True)
 
 
@@ -106,6 +107,7 @@ def count_dropped_in(record: object, field: str = "num_log_lines_dropped") -> No
     global _tally
     if _tally[0] is _unrecorded:
         setattr(record, field, getattr(record, field) + _unrecorded.num_log_lines_dropped)
+
     _tally = record, field
 
 
@@ -146,6 +148,7 @@ class LineHandler(logging.Handler):
                 )
                 if self.sink.write(self._line(note)):
                     self._num_dropped = 0
+
             if self._num_dropped or not self.sink.write(line):
                 self._num_dropped += 1
                 add_dropped(1)
@@ -163,7 +166,8 @@ class LineFormatter(logging.Formatter):
 
     def __init__(self, role: str, render: Callable[[dict[str, Any]], str]) -> None:
         super().__init__()
-        self.role, self.render = role, render
+        self.role = role
+        self.render = render
 
     def format(self, record: logging.LogRecord) -> str:
         fields = self._fields(record)
@@ -174,6 +178,7 @@ class LineFormatter(logging.Formatter):
                 {name: _shortened(value, max_chars) for name, value in fields.items()}
             )
             max_chars //= 2
+
         return line
 
     def _fields(self, record: logging.LogRecord) -> dict[str, Any]:
@@ -192,6 +197,7 @@ class LineFormatter(logging.Formatter):
         }  # a library's for itself
         if record.exc_info:
             fields["error"] = self.formatException(record.exc_info)
+
         return fields
 
 
@@ -204,12 +210,14 @@ def as_json(fields: dict[str, Any]) -> str:
         data = orjson.dumps(safe, default=repr, option=orjson.OPT_NON_STR_KEYS)
     except TypeError:  # a number of more than 64 bits, a value that contains itself
         data = orjson.dumps({name: repr(value) for name, value in safe.items()})
+
     return escape(data.decode())
 
 
 def as_text(fields: dict[str, Any], *, has_colours: bool = False) -> str:
     rest = dict(fields)
-    ts, level = rest.pop("ts"), rest.pop("level")
+    ts = rest.pop("ts")
+    level = rest.pop("level")
     where = f"{rest.pop('role')}[{rest.pop('pid')}] {rest.pop('logger')}:"
     error = rest.pop("error", None)
     parts = [where, str(rest.pop("message")), *(f"{name}={value}" for name, value in rest.items())]
@@ -232,8 +240,10 @@ def _shortened(value: Any, max_chars: int) -> Any:
     """
     if isinstance(value, int | float) or value is None:
         return value
+
     text = value if isinstance(value, str) else repr(value)
     if len(text) <= max_chars:
         return value
+
     half = max_chars // 2
     return f"{text[:half]}… {len(text) - 2 * half} characters left out …{text[-half:]}"

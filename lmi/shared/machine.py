@@ -47,6 +47,7 @@ class ControlGroup(NamedTuple):
         """Return the text of one of its files, "" if there is none."""
         with suppress(OSError):
             return (self.folder / name).read_text()
+
         return ""
 
     def number(self, name: str) -> int | None:
@@ -54,6 +55,7 @@ class ControlGroup(NamedTuple):
         with suppress(ValueError):  # "max", or no such file
             number = int(self.read(name))
             return number if number < UNLIMITED else None
+
         return None
 
     def statistics(self) -> dict[str, int]:
@@ -79,12 +81,14 @@ def groups(controller: str, proc: Path = PROC) -> list[ControlGroup]:
     for version, mount_point, top in _mounts(controller, proc):
         if version not in own:
             continue
+
         path = own[version]
         is_shown = ".." not in path.parts and path.is_relative_to(top)
         folder = mount_point / path.relative_to(top) if is_shown else mount_point
         for one in (folder, *folder.parents):
             if one.is_relative_to(mount_point):
                 found.append(ControlGroup(one, version))
+
     return list(dict.fromkeys(found))
 
 
@@ -134,6 +138,7 @@ def memory_limit(proc: Path = PROC) -> MemoryLimit:
         if group.version == 1:
             of_all_above = group.statistics().get(OF_ALL_ABOVE, UNLIMITED)
             limits.append(MemoryLimit(of_all_above, f"{group.folder}/memory.stat: {OF_ALL_ABOVE}"))
+
     return min(limits, key=lambda limit: limit.num_bytes)  # of equal ones the first
 
 
@@ -185,6 +190,7 @@ def _of_meminfo(name: str, proc: Path, default: int) -> int:
         for line in (proc / "meminfo").read_text().splitlines():
             if line.startswith(f"{name}:"):
                 return int(line.split()[1]) * 1024
+
     return default
 
 
@@ -200,6 +206,7 @@ def num_usable_cores(proc: Path = PROC) -> int:
         quota_us, period_us = _quota(group)
         if quota_us is not None and period_us:
             num_cores = min(num_cores, max(1, quota_us // period_us))
+
     return num_cores
 
 
@@ -216,6 +223,7 @@ def _quota(group: ControlGroup) -> tuple[int | None, int | None]:
     words = group.read("cpu.max").split()
     if len(words) != 2 or not all(word.isdecimal() for word in words):
         return None, None  # no such file, or "max"
+
     return int(words[0]), int(words[1])
 
 
@@ -224,7 +232,8 @@ def _quota(group: ControlGroup) -> tuple[int | None, int | None]:
 
 def describe(proc: Path = PROC) -> str:
     """Return one line with both limits, and what sets them where it is not the machine."""
-    limit, num_cores = memory_limit(proc), num_usable_cores(proc)
+    limit = memory_limit(proc)
+    num_cores = num_usable_cores(proc)
     of_group = f" ({limit.source})" if limit.source else ""
     cores = f"{num_cores} core{'s' if num_cores > 1 else ''}"
     num_others = len(os.sched_getaffinity(0)) - num_cores
@@ -249,13 +258,15 @@ def num_free_tasks(proc: Path = PROC) -> int | None:
     """
     free = []
     for group in groups("pids", proc):
-        limit, used = group.number("pids.max"), group.number("pids.current")
+        limit = group.number("pids.max")
+        used = group.number("pids.current")
         if limit is not None and used is not None:
             free.append(limit - used)
 
     of_user, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     if of_user != resource.RLIM_INFINITY and os.geteuid() != 0:
         free.append(of_user - _num_tasks_of(os.geteuid(), proc))
+
     return max(0, min(free)) if free else None
 
 
@@ -266,4 +277,5 @@ def _num_tasks_of(uid: int, proc: Path) -> int:
         with suppress(OSError):  # it has ended
             if process.name.isdigit() and process.stat().st_uid == uid:
                 num_tasks += len(os.listdir(process / "task"))
+
     return num_tasks

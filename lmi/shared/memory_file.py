@@ -39,12 +39,14 @@ class MemoryFile:
         deadline_s = time.monotonic() + READ_S
         while True:
             whole = os.pread(self.fd, os.fstat(self.fd).st_size, 0)
-            digest, data = whole[:DIGEST_BYTES], whole[DIGEST_BYTES:]
+            digest = whole[:DIGEST_BYTES]
+            data = whole[DIGEST_BYTES:]
             if hashlib.sha256(data).digest() == digest:
                 return data
 
             if time.monotonic() > deadline_s:
                 raise OSError("a file in memory was written in part only")
+
             time.sleep(0.001)
 
 
@@ -55,6 +57,7 @@ def path_of(data: bytes) -> Iterator[str]:
     try:
         with open(fd, "wb", closefd=False) as file:
             file.write(data)
+
         yield f"/proc/self/fd/{fd}"
     finally:
         os.close(fd)

@@ -17,7 +17,10 @@ def read_bounded(file: Path, max_bytes: int = MAX_BYTES) -> bytes:
     with open(opened, "rb") as reader:
         if not stat.S_ISREG(os.fstat(opened).st_mode):
             raise ValueError("is no file")
+
         data = reader.read(max_bytes + 1)
+
     if len(data) > max_bytes:
         raise ValueError(f"over {max_bytes} bytes")
+
     return data

@@ -19,7 +19,8 @@ import time
 from contextlib import suppress
 from typing import Any, TextIO
 
-STDOUT, STDERR = 1, 2
+STDOUT = 1
+STDERR = 2
 PAUSE_S = 0.001
 MAX_WAIT_S = 0.25  # the longest that a writer waits at a time for a late reader
 WAIT_SHARE = 0.05  # the share of its time that it may wait in the long run
@@ -56,17 +57,20 @@ def never_wait() -> None:
         with suppress(OSError):
             if stat.S_ISREG(os.fstat(fd).st_mode):
                 fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_APPEND)
+
             if stat.S_ISFIFO(os.fstat(fd).st_mode) or os.isatty(fd):
                 access = os.O_RDWR if os.isatty(fd) else os.O_WRONLY
                 own = os.open(f"/proc/self/fd/{fd}", access | os.O_NONBLOCK | os.O_NOCTTY)
                 os.dup2(own, fd)
                 os.close(own)
+
     guard_streams()
 
 
 def guard_streams() -> None:
     """Let Python code print without exceptions. Text that cannot be written is dropped."""
-    sys.stdout, sys.stderr = stream(STDOUT), stream(STDERR)
+    sys.stdout = stream(STDOUT)
+    sys.stderr = stream(STDERR)
 
 
 def stream(fd: int) -> TextIO:
@@ -101,6 +105,7 @@ class Sink:
         is_written = len(left) < len(line)
         if is_written:
             self._rest = left  # the next call writes it first
+
         self._is_stuck = not is_written
         return is_written
 
@@ -116,6 +121,7 @@ class Sink:
                 else:
                     time.sleep(PAUSE_S)
                     self._patience.spend(time.monotonic() - now)
+
         return data
 
     def _offer(self, data: bytes) -> int:
@@ -123,10 +129,13 @@ class Sink:
         try:
             if self._is_socket:
                 return send(self.fd, data)
+
             if self._is_pipe:
                 return os.write(self.fd, data) if self._has_room(len(data)) else 0
+
             if self._is_terminal and self._blocks:
                 return os.write(self.fd, data[:TERMINAL_BYTES]) if can_be_written(self.fd) else 0
+
             return os.write(self.fd, data)
         except BlockingIOError:
             return 0
@@ -135,12 +144,12 @@ class Sink:
         """Return whether the pipe takes so many bytes in one write."""
         if num_bytes <= select.PIPE_BUF and not self._blocks:
             return True  # the kernel takes them whole or not at all
-        num_pages, num_unread = (
-            fcntl.fcntl(self.fd, fcntl.F_GETPIPE_SZ) // PAGE_BYTES,
-            pipe_unread_bytes(self.fd),
-        )
+
+        num_pages = fcntl.fcntl(self.fd, fcntl.F_GETPIPE_SZ) // PAGE_BYTES
+        num_unread = pipe_unread_bytes(self.fd)
         if not num_unread:
             return num_bytes <= num_pages * PAGE_BYTES or not self._blocks
+
         # A write that does not fit in the last page begins another: any two neighbouring pages
         # together hold more than one page of bytes, except the first and the last.
         num_used = 2 * num_unread // PAGE_BYTES + 2
@@ -151,7 +160,8 @@ class Allowance:
     """What may be spent: `burst` at once, and `per_s` in the long run."""
 
     def __init__(self, burst: float, per_s: float) -> None:
-        self._burst, self._per_s = burst, per_s
+        self._burst = burst
+        self._per_s = per_s
         self._left = burst
         self._looked_s = time.monotonic()
 

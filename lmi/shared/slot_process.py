@@ -26,6 +26,7 @@ def main(module: str, about: str | None, run: Callable[..., int], *words: str) -
     parser.add_argument("--slot", type=int, required=True)
     for word in words:
         parser.add_argument(f"--{word}", required=True)
+
     guard_streams()
     linux.print_lines_at_once()
     faulthandler.register(signal.SIGUSR2, all_threads=True)
@@ -55,9 +56,11 @@ def live(
             log_format
         ):  # on a terminal the supervisor's last message says it
             log.error("this process cannot start: %s", error)
+
         return error.exit_code
     except Exception as error:
         record.fail(error, f"{type(error).__name__}: {error}")
         log.exception("this process failed")
         return 1
+
     return 0

@@ -88,11 +88,9 @@ class Counters(Field):
 
 class CounterView:
     def __init__(self, counters: Counters, record: Record) -> None:
-        self._index, self._ints, self._start = (
-            counters.index,
-            record.block.ints,
-            record.base + counters.offset,
-        )
+        self._index = counters.index
+        self._ints = record.block.ints
+        self._start = record.base + counters.offset
 
     def add(self, label: str, amount: int = 1) -> None:
         self._ints[self._start + self._index.get(label, len(self._index) - 1)] += amount
@@ -128,7 +126,8 @@ class HistogramView:
 
     def __init__(self, histogram: Histogram, record: Record) -> None:
         self.bounds = histogram.bounds
-        self._ints, self._floats = record.block.ints, record.block.floats
+        self._ints = record.block.ints
+        self._floats = record.block.floats
         self._start = record.base + histogram.offset
         self._sum_at = self._start + len(self.bounds) + 1
 
@@ -163,7 +162,8 @@ class Record:
             cls.num_words += place.num_words
 
     def __init__(self, block: Block, base: int) -> None:
-        self.block, self.base = block, base
+        self.block = block
+        self.base = base
 
     def claim(self) -> None:
         """Take the slot for this process. Clears the gauges and keeps the totals."""
@@ -320,7 +320,8 @@ class EngineRecord(Record):
         for the model.
         """
         label = error.label if isinstance(error, LmiError) else LmiError.label
-        self.reason, self.cause = reason, NoMemory.label if is_out_of_memory(error) else label
+        self.reason = reason
+        self.cause = NoMemory.label if is_out_of_memory(error) else label
 
     @property
     def is_alive(self) -> bool:
@@ -415,6 +416,7 @@ class Block:
             os.pwrite(fd, struct.pack("qqq", num_engines, num_frontends, num_formatters), 0)
         finally:
             os.close(fd)
+
         return cls.attach(path)
 
     @classmethod

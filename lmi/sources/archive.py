@@ -25,7 +25,9 @@ MAX_HEADER_BYTES = (
 )  # of a member's long name or its further fields, which tarfile holds in memory
 BUFFER_BYTES = 1 << 20
 BLOCK_BYTES = 512
-GZIP, ZSTD, BZIP2 = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", re.compile(rb"BZh[1-9]1AY&SY")
+GZIP = b"\x1f\x8b"
+ZSTD = b"\x28\xb5\x2f\xfd"
+BZIP2 = re.compile(rb"BZh[1-9]1AY&SY")
 ZSTANDARD = "zstandard"  # which reads zstd
 HEADERS = (
     *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
@@ -41,6 +43,7 @@ class Member(tarfile.TarInfo):
         member = super().frombuf(buf, encoding, errors)
         if member.type in HEADERS and member.size > MAX_HEADER_BYTES:
             raise tarfile.ReadError(f"it has a header of {member.size} bytes")
+
         return member
 
 
@@ -52,7 +55,9 @@ class TarStream(io.BufferedIOBase):
     """
 
     def __init__(self, file: io.FileIO, count: Callable[[int], None]) -> None:
-        self._packed, self._count, self._num_counted = file, count, 0
+        self._packed = file
+        self._count = count
+        self._num_counted = 0
         self._file, self._faults = _unpacked(io.BufferedReader(file, BUFFER_BYTES))
         self._end = b""
 
@@ -61,6 +66,7 @@ class TarStream(io.BufferedIOBase):
             data = self._file.read(-1 if size is None else size)
         except self._faults as error:
             raise tarfile.ReadError(str(error)) from error
+
         self._count(self._packed.tell() - self._num_counted)
         self._num_counted = self._packed.tell()
         self._end = (self._end + data[-BLOCK_BYTES:])[-BLOCK_BYTES:]
@@ -74,6 +80,7 @@ class TarStream(io.BufferedIOBase):
         """
         while self.read(BUFFER_BYTES):
             pass
+
         if self._end != bytes(BLOCK_BYTES):
             raise tarfile.ReadError("it ends in the middle")
 
@@ -99,6 +106,7 @@ def unpack(
         for member in _counted(tar, subject, max_members):
             if member.offset_data + member.size > COUNTED_BYTES:
                 break
+
     with _opened(archive, subject, count) as (stream, tar):
         for member in _counted(tar, subject, max_members):
             path = PurePosixPath(member.name)
@@ -106,8 +114,10 @@ def unpack(
                 raise SecurityRefused(
                     f"{subject}: the member {shown(member.name)} leaves the archive's folder"
                 )
+
             if path.parts:  # else the folder itself, as ./
                 check_path(subject, str(path))
+
             check_room(member.size)
             # the filter refuses links that lead outward and devices, and drops owners and modes
             try:
@@ -115,6 +125,7 @@ def unpack(
             except tarfile.FilterError as error:
                 reason = f"the member {shown(member.name)} is refused: {cause_line(error)}"
                 raise SecurityRefused(f"{subject}: {reason}") from error
+
         stream.finish()
 
 
@@ -133,12 +144,15 @@ def _unpacked(packed: io.BufferedReader) -> tuple[IO[bytes], tuple[type[Exceptio
     start = packed.peek(16)
     if start.startswith(GZIP):
         return gzip.GzipFile(fileobj=packed), (zlib.error, EOFError)  # type: ignore[return-value]
+
     if BZIP2.match(start):
         return bz2.BZ2File(packed), (EOFError,)
+
     if start.startswith(ZSTD):
         zstandard = import_module(ZSTANDARD)
         reader = zstandard.ZstdDecompressor().stream_reader(packed, read_across_frames=True)
         return reader, (zstandard.ZstdError,)
+
     return packed, ()
 
 
@@ -156,6 +170,7 @@ def _opened(
     except (tarfile.TarError, RecursionError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:  # of the disk
             raise
+
         raise ModelUnusable(f"{subject}: the archive is broken: {cause_line(error)}") from error
 
 
@@ -164,4 +179,5 @@ def _counted(tar: tarfile.TarFile, subject: str, max_members: int) -> Iterator[t
     for number, member in enumerate(tar, start=1):
         if number > max_members:
             raise SecurityRefused(f"{subject}: the archive has more than {max_members} members")
+
         yield member

@@ -26,7 +26,10 @@ from lmi.errors import ErrorInfo, ModelUnusable, StartError, from_info
 from lmi.settings.config import Config
 from lmi.shared.linux import write_whole
 
-REQUEST, PROGRESS, RESULT, FAILURE = "request.json", "progress.json", "result.json", "failure.json"
+REQUEST = "request.json"
+PROGRESS = "progress.json"
+RESULT = "result.json"
+FAILURE = "failure.json"
 DOWNLOAD = "download"  # the stage in which bytes come
 SPARE_BYTES = 1 << 30  # that stay free beside what is fetched
 SLOW_BYTES_PER_S = 100_000
@@ -101,6 +104,7 @@ class FetchReport(msgspec.Struct, kw_only=True):
                 else ""
             )
             return f"{self.stage} of {self.source}: waits for the list of its files{come}"
+
         amount = (
             f"{readable(self.num_bytes)} of {readable(self.total_bytes)}, "
             f"{readable(self.bytes_per_s)}/s"
@@ -116,14 +120,17 @@ class FetchReport(msgspec.Struct, kw_only=True):
         left_bytes = self.total_bytes - self.num_bytes
         if self.stage != DOWNLOAD or left_bytes <= 0 or self.bytes_per_s >= SLOW_BYTES_PER_S:
             return None
+
         if self.bytes_per_s == 0:
             return (
                 f"{self.stage} of {self.source}: no byte came lately, {readable(left_bytes)} "
                 f"are missing"
             )
+
         left_s = left_bytes / self.bytes_per_s
         if left_s < SOON_S:
             return None
+
         rest = f"{readable_s(left_s)} for the {readable(left_bytes)} that are missing"
         return f"{self.stage} of {self.source} is slow: {readable(self.bytes_per_s)}/s, {rest}"
 
@@ -157,7 +164,9 @@ def readable(num_bytes: float) -> str:
     for unit in ("B", "kB", "MB", "GB"):
         if abs(num_bytes) < 1000:
             return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
+
         num_bytes /= 1000
+
     return f"{num_bytes:.1f} TB"
 
 
@@ -166,6 +175,7 @@ def readable_s(seconds: float) -> str:
     for unit, length_s in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
         if seconds >= 2 * length_s:
             return f"{seconds / length_s:.0f} {unit}"
+
     return f"{seconds:.0f} s"
 
 
@@ -197,10 +207,12 @@ class Place:
         except OSError as error:
             if error.errno in FULL:
                 raise self._full(needed_bytes) from error
+
             if error.errno in REFUSED:
                 path = error.filename or self.folder
                 moved = f"{self.variable} names another folder"
                 raise ModelUnusable(f"{self.source}: {path}: {error.strerror} ({moved})") from error
+
             raise
 
     @contextmanager
@@ -211,12 +223,14 @@ class Place:
         with self.writing():
             lock.parent.mkdir(parents=True, exist_ok=True)
             file = open(lock, "ab")
+
         with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 log.info("%s: another process fetches it, this one waits", self.source)
                 fcntl.flock(file, fcntl.LOCK_EX)
+
             yield
 
     def _free_bytes(self) -> int:

@@ -48,7 +48,9 @@ from lmi.sources.source import ADAPTER_CONFIG, CONFIG, HubModel, chosen, fault, 
 
 NO_CONNECTION = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.ProxyError)
 OFFLINE_VARIABLES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
-GATED, NO_REVISION = "GatedRepo", "RevisionNotFound"  # the hub's words for these errors
+# the hub's words for these errors
+GATED = "GatedRepo"
+NO_REVISION = "RevisionNotFound"
 # its end is that of the parts of the hub's client, which lists them for who cleans the cache
 PART = ".lmi.incomplete"
 RANGE_BYTES = (
@@ -73,7 +75,8 @@ class Download:
     _num_bytes = 0  # in the part, of which the hash is
 
     def __post_init__(self) -> None:
-        self.whole, self.part = self.folder / self.file.id, self.folder / f"{self.file.id}{PART}"
+        self.whole = self.folder / self.file.id
+        self.part = self.folder / f"{self.file.id}{PART}"
         self._digest = Digest(self.file)
 
     def bring(self) -> None:
@@ -84,14 +87,17 @@ class Download:
             with open(self.part, "ab") as out:
                 if out.tell() != self._num_bytes:
                     self._take_up(out)
+
                 while self._num_bytes < self.file.size:
                     self._read(out)
+
             if not self._digest.is_right:
                 raise Damaged(wanted=self._digest.wanted, found=self._digest)
         except Damaged:
             self._forget()
             self.part.unlink(missing_ok=True)
             raise
+
         self.part.replace(self.whole)
 
     def _take_up(self, out: BufferedWriter) -> None:
@@ -100,19 +106,23 @@ class Download:
         if out.tell() > self.file.size:
             out.truncate(0)
             return
+
         with open(self.part, "rb") as left:
             while data := left.read(READ_BYTES):
                 self._count(data)
 
     def _read(self, out: BufferedWriter) -> None:
         """Ask once, for the rest of the file or the next part of a very large one."""
-        first, end = self._num_bytes, min(self._num_bytes + self.range_bytes, self.file.size)
+        first = self._num_bytes
+        end = min(self._num_bytes + self.range_bytes, self.file.size)
         headers = self.headers | {"Accept-Encoding": "identity"}
         if first or end < self.file.size:
             headers["Range"] = f"bytes={first}-{'' if end == self.file.size else end - 1}"
+
         limit_s = constants.HF_HUB_DOWNLOAD_TIMEOUT
         with self.hub.get(self.url, headers, silence_s=limit_s) as response:
-            status, begins = response.status_code, response.headers.get("Content-Range", "")
+            status = response.status_code
+            begins = response.headers.get("Content-Range", "")
             is_further = (
                 begins.startswith(f"bytes {first}-") if status == 206 else status not in (200, 416)
             )
@@ -121,12 +131,15 @@ class Download:
                 out.truncate(0)
                 if status != 200:
                     return
+
             raise_for_status(response)
             for data in pieces(response):
                 if self._num_bytes + len(data) > self.file.size:
                     raise Damaged(wanted=f"{self.file.size} bytes", found="more")
+
                 out.write(data)
                 self._count(data)
+
         if self._num_bytes < end:
             raise Damaged(wanted=f"{self.file.size} bytes", found=self._num_bytes)
 
@@ -138,7 +151,8 @@ class Download:
 
     def _forget(self) -> None:
         self.progress.add(-self._num_bytes)
-        self._digest, self._num_bytes = Digest(self.file), 0
+        self._digest = Digest(self.file)
+        self._num_bytes = 0
 
 
 class HubCache:
@@ -146,7 +160,8 @@ class HubCache:
         storage = folder / f"models--{id.replace('/', '--')}"
         self.folder = folder
         self.storage = storage
-        self.blobs, self.snapshots = storage / "blobs", storage / "snapshots"
+        self.blobs = storage / "blobs"
+        self.snapshots = storage / "snapshots"
         self.lock = folder / ".locks" / storage.name / "lmi.lock"
         self._revision = revision
         self._ref = storage / "refs" / revision
@@ -155,8 +170,10 @@ class HubCache:
         """Return the commit that the revision means here, if it means one."""
         if COMMIT.fullmatch(self._revision):
             return self._revision
+
         with suppress(OSError):
             return self._ref.read_text().strip()
+
         return None
 
     def name_revision(self, commit: str) -> None:
@@ -164,6 +181,7 @@ class HubCache:
         with suppress(OSError):  # the cache may be read-only
             if self.commit() == commit:
                 return
+
             self._ref.parent.mkdir(parents=True, exist_ok=True)
             write_whole(self._ref, commit.encode())
 
@@ -188,14 +206,14 @@ class HubFetch:
         commit = self._cache.commit()
         lack = None if commit is None else self._lack(commit)
         cached = commit if lack is None else None
-        is_offline, is_pinned = (
-            constants.is_offline_mode(),
-            COMMIT.fullmatch(self._revision) is not None,
-        )
+        is_offline = constants.is_offline_mode()
+        is_pinned = COMMIT.fullmatch(self._revision) is not None
         if cached is not None and (is_offline or is_pinned):
             return self._cache.snapshots / cached
+
         if is_offline:
             raise self._offline(commit, lack)
+
         self._tries_to_connect = cached is not None
         with closing(self._hub):
             return self._cache.snapshots / self._updated(cached)
@@ -213,13 +231,16 @@ class HubFetch:
             if self._missing(commit, files):
                 with self._place.only_one(self._cache.lock):
                     self._bring(commit, files)
+
             kept = KeptListing(self._cache.storage, commit)
             if kept.read() != listed:
                 kept.write(listed)
+
             self._cache.name_revision(commit)
         except SourceUnreachable as error:
             if cached is None:
                 raise
+
             cause = error.__cause__
             log.warning(
                 "%s: the hub cannot be reached (%s), the cached commit %s is used",
@@ -228,16 +249,20 @@ class HubFetch:
                 cached,
             )
             return cached
+
         return commit
 
     def _lack(self, commit: str) -> str | None:
         """Return what keeps a cached snapshot from being whole and right, or None."""
-        folder, wanted = self._cache.snapshots / commit, self._job.wanted
+        folder = self._cache.snapshots / commit
+        wanted = self._job.wanted
         if (found := fault(folder, is_adapter=wanted.is_adapter)) is not None:
             return found
+
         files = KeptListing(self._cache.storage, commit).read()
         if files is None:  # another client may have filled the cache
             files = files_by_blobs(folder)
+
         by_path = {file.path: file for file in files}
         names = chosen(
             by_path, allow_pickle=wanted.allow_pickle, trust_remote_code=wanted.trust_remote_code
@@ -253,6 +278,7 @@ class HubFetch:
         kept = KeptListing(self._cache.storage, commit).read()
         if kept is not None and not self._missing(commit, self._taken(kept)):
             return commit, kept
+
         return commit, self._api.files_of(commit)  # also where the kept one may be what is wrong
 
     def _taken(self, listed: list[HubFile]) -> list[HubFile]:
@@ -273,6 +299,7 @@ class HubFetch:
             fault_of_blob = file.fault_of(blobs / file.id)
             if fault_of_blob is not None and (blobs / file.id).exists():
                 log.warning("%s: the cache %s; it is fetched anew", self._model, fault_of_blob)
+
         by_id = {file.id: file for file in missing if file.fault_of(blobs / file.id) is not None}
         downloads = [
             Download(
@@ -294,12 +321,15 @@ class HubFetch:
             blobs.mkdir(parents=True, exist_ok=True)
             for part in {*blobs.glob(f"*{PART}")} - {each.part for each in downloads}:
                 part.unlink()  # of a file that has changed
+
             try:
                 run_all([partial(self._fetch_file, each) for each in downloads], self._job.progress)
             except OSError:  # of the disk, which gets its room back
                 for each in downloads:
                     each.part.unlink(missing_ok=True)
+
                 raise
+
             for file in sorted(missing, key=lambda file: file.path in (CONFIG, ADAPTER_CONFIG)):
                 link(blobs / file.id, self._cache.snapshots / commit / file.path)
 
@@ -325,13 +355,15 @@ class HubFetch:
             said = f"{constants.ENDPOINT}: {type(error).__name__}: {cause_line(error)}"
             if isinstance(error, NO_CONNECTION) and not self._tries_to_connect:
                 raise SourceUnreachable(f"{self._subject} it cannot be reached: {said}") from error
+
             raise MayPass(said) from error
         except (NoHub, httpx2.InvalidURL) as error:
             said = f"{constants.ENDPOINT} does not answer as a hub: {cause_line(error)}"
             raise ModelUnusable(f"{self._model}: {said}") from error
 
     def _of_answer(self, refusal: HubRefusal) -> Exception:
-        status, self._tries_to_connect = refusal.status, True
+        status = refusal.status
+        self._tries_to_connect = True
         said = f"{constants.ENDPOINT} answers {status}: {refusal}"
         token = f"HF_TOKEN is {'set' if client.get_token() else 'not set'}"
         if refusal.code == GATED:
@@ -345,6 +377,7 @@ class HubFetch:
             )
         elif status in PASSING_STATUSES:
             return MayPass(said, refusal.wait_s)
+
         return ModelUnusable(f"{self._model}: {said}")
 
     @property
@@ -352,6 +385,7 @@ class HubFetch:
         """The beginning of a message about an id that is perhaps a path."""
         if self._job.wanted.is_adapter:
             return f"{self._model}: no such folder below the model's; as an id of a hub"
+
         return f"no folder {self._model} here; as an id of a hub"
 
     def _offline(self, commit: str | None, lack: str | None) -> StartError:
@@ -359,6 +393,7 @@ class HubFetch:
         where = f"it is not in the cache {self._cache.folder}"
         if commit is not None:
             where = f"its snapshot {self._cache.snapshots / commit} {lack}"
+
         asked = (
             f"{variable}={os.environ.get(variable, '')} forbids to ask the hub for revision "
             f"{self._revision}"
@@ -374,8 +409,10 @@ def _reach(model: HubModel, opened_hosts: Sequence[str]) -> Reach:
         raise ModelUnusable(
             f"{model}: HF_ENDPOINT={shorten(constants.ENDPOINT)}: {cause_line(error)}"
         ) from error
+
     if not reach.is_url:
         raise ModelUnusable(
             f"{model}: HF_ENDPOINT={shorten(constants.ENDPOINT)} is no URL of http or https"
         )
+
     return reach

@@ -94,16 +94,19 @@ class HubClient:
         for _ in range(MAX_REDIRECTS + 1):
             if request is None:
                 raise NoHub("it redirects to a text that is no URL")
+
             self._prepare(request, silence_s)
             response = self._client.send(request, stream=True, follow_redirects=False)
             try:
                 if not response.has_redirect_location:
                     yield response
                     return
+
                 _ignore_body(response)
                 request = response.next_request
             finally:
                 response.close()
+
         raise NoHub(f"it redirects more than {MAX_REDIRECTS} times")
 
     def answer(
@@ -131,10 +134,12 @@ class HubClient:
                 body += data
                 if len(body) > max_bytes:
                     raise NoHub(f"an answer to {response.url.path} has more than {max_bytes} bytes")
+
                 if time.monotonic() > deadline_s:
                     raise MayPass(
                         f"an answer to {response.url.path} is not whole after {MAX_ANSWER_S:g} s"
                     )
+
         try:
             return msgspec.json.decode(body, type=kind), response, len(body)
         except RecursionError as error:
@@ -146,6 +151,7 @@ class HubClient:
         """Look where a request would go, and limit its silence. Raises SecurityRefused."""
         if (fault := self._reach.fault(request.url)) is not None:
             raise self._elsewhere(request.url, fault)
+
         request.extensions["timeout"] = dict.fromkeys(
             ("connect", "read", "write", "pool"), silence_s
         )
@@ -164,15 +170,18 @@ class HubClient:
             nonlocal connecting_to
             if event == "connection.connect_tcp.started":
                 connecting_to = info["host"]
+
             if event != "connection.connect_tcp.complete" or connecting_to != url.raw_host.decode(
                 "ascii"
             ):
                 return
+
             stream = info["return_value"]
             try:
                 address = stream.get_extra_info("server_addr")[0]
             except OSError as error:  # the other side has closed it
                 raise httpx2.ConnectError(str(error)) from error
+
             if (fault := self._reach.fault_of_address(url, address)) is not None:
                 stream.close()
                 raise self._elsewhere(url, fault)
@@ -197,6 +206,7 @@ def pieces(response: httpx2.Response) -> Iterator[bytes]:
     if encoding in PLAIN_ENCODINGS:
         yield from response.iter_raw()
         return
+
     if encoding not in GZIP_ENCODINGS:
         raise NoHub(f"an answer to {response.url.path} is packed as {encoding!a}")
 
@@ -206,6 +216,7 @@ def pieces(response: httpx2.Response) -> Iterator[bytes]:
             while packed:
                 yield unpacker.decompress(packed, PIECE_BYTES)
                 packed = unpacker.unconsumed_tail
+
         yield unpacker.flush()
     except zlib.error as error:
         raise NoHub(
@@ -238,7 +249,9 @@ def _told(response: httpx2.Response) -> str:
             body += data
             if len(body) > MAX_ERROR_BYTES:
                 return ""
+
         return msgspec.json.decode(body, type=_ErrorBody).error
+
     return ""
 
 
@@ -257,5 +270,7 @@ def _asked_wait_s(headers: httpx2.Headers) -> float:
         limit = parse_ratelimit_headers(headers)
         if limit is not None and limit.remaining == 0:
             return float(limit.reset_in_seconds)
+
         return float(seconds) if seconds.isdecimal() else 0.0
+
     return 0.0

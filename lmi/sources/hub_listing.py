@@ -65,8 +65,10 @@ class HubFile(NamedTuple):
         num_bytes = size_of(path)
         if num_bytes is None or not path.is_file():
             return f"has no {self.path}"
+
         if num_bytes != self.size:
             return f"has {num_bytes} bytes of {self.path}, which has {self.size}"
+
         if self.size > CHECKED_BYTES:
             return None
 
@@ -77,6 +79,7 @@ class HubFile(NamedTuple):
                     digest.update(data)
         except OSError as error:
             return f"has a {self.path} that cannot be read: {error.strerror}"
+
         return (
             None
             if digest.is_right
@@ -144,6 +147,7 @@ class _Entry(msgspec.Struct, rename="camel"):
         id = sha256 or self.oid
         if not ID.fullmatch(id) or (sha256 is not None and not SHA256.fullmatch(sha256)):
             raise NoHub(f"it lists {shorten(self.path)} with the id {shorten(id)}")
+
         pointer_id = self.oid if sha256 is not None and ID.fullmatch(self.oid) else None
         return HubFile(self.path, self.size, id, sha256, self.xet_hash, pointer_id)
 
@@ -188,6 +192,7 @@ class HubApi:
         answer, _, _ = self._client.answer(url, self._headers, _Revision, count=self._count)
         if not COMMIT.fullmatch(answer.sha):
             raise NoHub(f"it names the commit {shorten(answer.sha)}")
+
         return answer.sha
 
     def files_of(self, commit: str) -> list[HubFile]:
@@ -197,6 +202,7 @@ class HubApi:
             files += [entry.file() for entry in entries if entry.type == "file"]
             if len(files) > MAX_FILES:
                 raise NoHub(f"it lists more than {MAX_FILES} files")
+
         return files
 
     def url_of(self, commit: str, file: HubFile) -> str:
@@ -206,7 +212,8 @@ class HubApi:
         """Yield the pages of a list. Whatever URL the hub names for the next one, only its query
         counts.
         """
-        query, left_bytes = "?recursive=true&expand=false", MAX_LISTING_BYTES
+        query = "?recursive=true&expand=false"
+        left_bytes = MAX_LISTING_BYTES
         for _ in range(MAX_PAGES):
             entries, response, num_bytes = self._client.answer(
                 url + query,
@@ -221,7 +228,9 @@ class HubApi:
             following = _next_query(response)
             if following is None:
                 return
+
             query = f"?{following}"
+
         raise NoHub(f"its list of files has more than {MAX_PAGES} pages")
 
 
@@ -230,6 +239,7 @@ def _next_query(response: httpx2.Response) -> str | None:
     target = response.links.get("next", {}).get("url")
     if target is None:
         return None
+
     try:
         return httpx2.URL(target).query.decode("ascii")
     except (httpx2.InvalidURL, ValueError) as error:
@@ -251,6 +261,7 @@ class KeptListing:
         except (OSError, msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
             log.warning("%s cannot be read, the hub is asked again: %s", self._file, error)
             return None
+
         files = [
             HubFile(
                 path,
@@ -292,8 +303,10 @@ def files_by_blobs(snapshot: Path) -> list[HubFile]:
     for path in sorted(snapshot.rglob("*")):
         if not path.is_symlink():
             continue
+
         id = Path(os.readlink(path)).name
         num_bytes = size_of(path)
         if ID.fullmatch(id) and num_bytes is not None:
             files.append(HubFile(str(path.relative_to(snapshot)), num_bytes, id))
+
     return files

@@ -51,6 +51,7 @@ class Progress:
                 stage=stage, source=str(source), total_bytes=total_bytes, total_files=total_files
             )
             self._samples.clear()
+
         self.stopped.clear()
 
     def add(self, num_bytes: int) -> None:
@@ -59,6 +60,7 @@ class Progress:
         """
         if num_bytes > 0 and self.stopped.is_set():
             raise Stopped
+
         with self._lock:
             self._report.num_bytes += num_bytes
 
@@ -68,14 +70,13 @@ class Progress:
 
     def report(self) -> FetchReport:
         with self._lock:
-            num_bytes, total, now = (
-                max(0, self._report.num_bytes),
-                self._report.total_bytes,
-                self._clock(),
-            )
+            num_bytes = max(0, self._report.num_bytes)
+            total = self._report.total_bytes
+            now = self._clock()
             self._samples.append((now, num_bytes))
             while len(self._samples) > 2 and self._samples[0][0] < now - WINDOW_S:
                 self._samples.popleft()
+
             then, before = self._samples[0]
             return msgspec.structs.replace(
                 self._report,
@@ -107,10 +108,12 @@ def fetch(job: FetchJob) -> Path:
     else:
         if find_spec("boto3") is None:
             raise ModelUnusable(f"{source}: the library boto3 is not installed, which reads S3")
+
         check_readable(str(source))
         from lmi.sources.s3 import S3Fetch
 
         folder = S3Fetch(source, job).fetch()
+
     check(
         folder, name=wanted.source, allow_pickle=wanted.allow_pickle, is_adapter=wanted.is_adapter
     )
@@ -171,15 +174,20 @@ def attempt(
     delays begin anew. Raises SourceUnreachable with the last cause, or ModelUnusable if it was
     Damaged twice.
     """
-    num_damaged, waits, farthest = 0, list(delays_s), reached()
+    num_damaged = 0
+    waits = list(delays_s)
+    farthest = reached()
     while True:
         try:
             return once()
         except MayPass as error:
             if (now := reached()) > farthest:
-                waits, farthest = list(delays_s), now
+                waits = list(delays_s)
+                farthest = now
+
             if not waits:
                 raise SourceUnreachable(f"{source}: {error} ({len(delays_s) + 1} tries)") from error
+
             wait_s = max(waits.pop(0), error.wait_s)
             log.warning("%s: %s; the next try is in %g s", source, error, wait_s)
             wait(wait_s)
@@ -187,4 +195,5 @@ def attempt(
             num_damaged += 1
             if num_damaged == 2:
                 raise ModelUnusable(f"{source}: {error}, twice") from error
+
             log.warning("%s: %s; it is fetched once more", source, error)

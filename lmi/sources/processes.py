@@ -30,7 +30,8 @@ class FetchProcesses:
     """The fetches of the server. Iterating yields those whose processes run or may start."""
 
     def __init__(self, runtime: ServerRuntime) -> None:
-        self._folder, self._config = runtime.fetches(), runtime.config
+        self._folder = runtime.fetches()
+        self._config = runtime.config
         self._fetches: dict[Path, Fetch] = {}  # the oldest first
 
     def __iter__(self) -> "Iterator[Fetch]":
@@ -47,6 +48,7 @@ class FetchProcesses:
             for folder in sorted(found, key=lambda path: path.stat().st_mtime):
                 with suppress(OSError):  # it cannot be read now, so it is for the next look
                     self._begin(folder)
+
         for folder, fetch in list(self._fetches.items()):
             if not fetch.is_wanted:
                 fetch.is_retired = True
@@ -100,6 +102,7 @@ class Fetch(Stage):
         self.is_retired = True
         if (self.folder / FAILURE).exists():
             return
+
         said = StartError(f"{self._sources}: {failure.message}")
         try:
             write(self.folder / FAILURE, said.info)

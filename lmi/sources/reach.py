@@ -38,12 +38,14 @@ class OpenedHost(NamedTuple):
         parts = HOST.fullmatch(text)
         if parts is None:
             raise ValueError(text)
+
         address, name, port = parts.groups()
         return cls((address or name).lower(), int(port) if port else None)
 
     def has(self, host: str, port: int) -> bool:
         if self.port not in (None, port):
             return False
+
         is_below = self.name.startswith("*.") and host.endswith(self.name[1:])
         return self.name in ("*", host) or is_below
 
@@ -67,7 +69,8 @@ class Reach:
         if url.scheme not in PORTS:
             return False
 
-        host, port = _host(url), _port(url)
+        host = _host(url)
+        port = _port(url)
         if any(opened.has(host, port) for opened in self._opened):
             return True
 
@@ -80,20 +83,24 @@ class Reach:
         """Return why a URL must not be asked, as far as its text says it, or None."""
         if self.is_named(url):
             return None
+
         if url.scheme != "https":
             return f"{origin(url)} is neither https nor the host and port that HF_ENDPOINT names"
 
         host = _host(url)
         if host == LOCAL_NAMES[0] or host.endswith(LOCAL_NAMES[1]):
             return f"{origin(url)} is this machine"
+
         with suppress(ValueError):  # it is a name
             return self.fault_of_address(url, str(_literal(host)))
+
         return None
 
     def fault_of_address(self, url: httpx2.URL, address: str) -> str | None:
         """Return why the address that the host of a URL has must not be asked, or None."""
         if self.is_named(url) or is_public(address):
             return None
+
         return f"{origin(url)} has the address {address}, which is not one of the public internet"
 
 
@@ -109,6 +116,7 @@ def is_public(text: str) -> bool:
             address = ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
         elif address not in GLOBAL_UNICAST or address in RELAYED:
             return False
+
     return address.is_global and not address.is_multicast
 
 
@@ -139,4 +147,5 @@ def _literal(host: str) -> Address:
     """
     with suppress(OSError):
         return ipaddress.IPv4Address(socket.inet_aton(host))
+
     return ipaddress.ip_address(host)

@@ -47,7 +47,8 @@ NUM_THREADS = 10
 PART_BYTES = 64 << 20
 # A part is read again when its connection breaks, and each read asks again when S3 is busy. In all
 # of them together a silent S3 has NO_BYTE_S, then the try of the whole source has failed.
-NUM_PART_READS, NUM_READ_TRIES = 3, 2
+NUM_PART_READS = 3
+NUM_READ_TRIES = 2
 READ_TIMEOUT_S = NO_BYTE_S / (NUM_PART_READS * NUM_READ_TRIES)
 CONNECT_TIMEOUT_S = 10.0
 # With a threshold of one byte each read is one of a range, and only those are made with If-Match.
@@ -119,6 +120,7 @@ class S3Fetch:
         """Return the folder of the model, whole and as the bucket has it now."""
         with self._place.only_one(self._store.lock):
             attempt(self._bring, self._source, self._job.delays_s, reached=self._store.num_whole)
+
         return descended(self._store.model) if self._source.is_archive else self._store.model
 
     def _bring(self) -> None:
@@ -127,6 +129,7 @@ class S3Fetch:
         if self._store.is_current(objects, is_unpacked=self._source.is_archive):
             log.info("%s: %s is up to date", self._source, self._store.model)
             return
+
         with self._place.writing(sum(each.size for each in objects)):
             missing = self._store.missing(objects)
             needed_bytes = sum(each.size for each in missing)
@@ -137,6 +140,7 @@ class S3Fetch:
                 self._unpack(self._store.blobs / objects[0].id)
             else:
                 self._store.name(objects)
+
             self._store.finish(objects)
 
     def _objects(self) -> list[StoredObject]:
@@ -145,10 +149,13 @@ class S3Fetch:
         if self._source.is_archive:
             if (archive := self._bucket.head(key)) is None:
                 raise self._nothing("there is no such object (NoSuchKey)")
+
             return [archive]
+
         by_path = {found.path: found for found in self._bucket.objects(key)}
         if not by_path:
             raise self._nothing("there are no objects with this prefix")
+
         return [by_path[path] for path in taken(self._source, by_path, self._job.wanted)]
 
     def _nothing(self, said: str) -> ModelUnusable:
@@ -156,16 +163,20 @@ class S3Fetch:
         similar = self._bucket.similar(key)
         if similar is None:
             return ModelUnusable(f"{self._source}: {said}")
+
         why = "differs in upper and lower case"
         if similar.rstrip("/") == key.rstrip("/"):
             why = "is a folder" if similar.endswith("/") else "is one file"
+
         return ModelUnusable(f"{self._source}: {said}; s3://{self._source.bucket}/{similar} {why}")
 
     def _unpack(self, archive: Path) -> None:
         """Unpack the archive beside itself, check the model in it and empty the archive. What fails
         leaves nothing.
         """
-        name, folder, wanted = str(self._source), self._store.new, self._job.wanted
+        name = str(self._source)
+        folder = self._store.new
+        wanted = self._job.wanted
         self._job.progress.begin(self._source, archive.stat().st_size, 1, stage="unpack")
         folder.mkdir()
         try:
@@ -179,7 +190,9 @@ class S3Fetch:
             for emptied in archive.parents[:2]:
                 with suppress(OSError):  # an older model is in it
                     emptied.rmdir()
+
             raise
+
         os.truncate(archive, 0)
         warn_of_properties(name, (path.name for path in model.iterdir()))
 
@@ -199,15 +212,18 @@ class Store:
         held = {path.name for path in self.blobs.glob("*")}
         if held != {each.id for each in objects} or not self.model.is_dir():
             return False
+
         return is_unpacked or all(size_of(self.model / each.path) == each.size for each in objects)
 
     def missing(self, objects: Sequence[StoredObject]) -> list[StoredObject]:
         """Remove what another process left unfinished. Returns the objects that must be fetched."""
         for folder in (self.new, self.old):
             shutil.rmtree(folder, ignore_errors=True)
+
         self.blobs.mkdir(parents=True, exist_ok=True)
         for part in self.blobs.glob("*.*"):
             part.unlink()
+
         return [each for each in objects if size_of(self.blobs / each.id) != each.size]
 
     def name(self, objects: Sequence[StoredObject]) -> None:
@@ -219,6 +235,7 @@ class Store:
         """Let the new model take the place of the one before. Other objects than its own go."""
         with suppress(FileNotFoundError):
             self.model.rename(self.old)  # it is never there in part
+
         self.new.rename(self.model)
         shutil.rmtree(self.old, ignore_errors=True)
         for path in {*self.blobs.iterdir()} - {self.blobs / each.id for each in objects}:
@@ -256,7 +273,9 @@ class Bucket:
                         f"it lists more than {MAX_OBJECTS} objects, or more than {MAX_PAGES} pages "
                         f"of them"
                     )
+
             found = [self._listed(entry, prefix) for entry in listed]
+
         return [each for each in found if each.size or not each.key.endswith("/")]
 
     def _listed(self, entry: Mapping[str, Any], prefix: str) -> StoredObject:
@@ -264,6 +283,7 @@ class Bucket:
         key, size, etag = (entry.get(name) for name in ("Key", "Size", "ETag"))
         if key is None or size is None or etag is None or size < 0 or not key.startswith(prefix):
             raise NoS3(f"it lists {shorten(key)} with {size} bytes and the ETag {shorten(etag)}")
+
         return StoredObject(key, size, etag.strip('"'), key.removeprefix(prefix))
 
     def head(self, key: str) -> StoredObject | None:
@@ -273,7 +293,9 @@ class Bucket:
             except faults.ClientError as error:
                 if _code(error) not in GONE:
                     raise
+
                 return None
+
         return StoredObject(key, answer["ContentLength"], answer["ETag"].strip('"'))
 
     def similar(self, key: str) -> str | None:
@@ -288,7 +310,9 @@ class Bucket:
         except faults.ClientError as error:
             if _code(error) == "NoSuchBucket":
                 raise _of_answer(error, f"s3://{self.name}/{key}") from error
+
             return None  # it may not be listed
+
         near = [each["Key"] for each in page.get("Contents", [])]
         near += [each["Prefix"] for each in page.get("CommonPrefixes", [])]
         return next(
@@ -317,7 +341,9 @@ class Bucket:
                     ).result()
                 else:  # a range of nothing cannot be read
                     new.touch()
+
                 self._check(each, new)
+
             new.rename(folder / each.id)
         finally:
             new.unlink(missing_ok=True)
@@ -326,12 +352,15 @@ class Bucket:
         """Raise Damaged if the file is not what the listing says."""
         if (size := size_of(file)) != each.size:
             raise Damaged(each.key, wanted=f"{each.size} bytes", found=size)
+
         if not MD5.fullmatch(each.etag):
             return
+
         with open(file, "rb") as opened:
             digest = hashlib.file_digest(
                 opened, lambda: hashlib.md5(usedforsecurity=False)
             ).hexdigest()
+
         if digest != each.etag:  # which is no MD5 either if the object is encrypted in some ways
             head = self._reader.head_object(Bucket=self.name, Key=each.key)
             if (
@@ -381,6 +410,7 @@ def _bounded(client: Any) -> Any:
         response = session.send(request)
         if not (is_object and response.status_code < FIRST_ERROR):
             response._content = _body(response.raw)
+
         return response
 
     client.meta.events.register("before-send.s3", send)
@@ -398,6 +428,7 @@ def _body(raw: Any) -> bytes:
                 raise NoS3(f"an answer has more than {MAX_ANSWER_BYTES} bytes")
     except HTTPError as error:
         raise faults.HTTPClientError(error=error) from error
+
     return bytes(body)
 
 
@@ -425,15 +456,19 @@ def explained(url: str, *, read_key: str = "") -> Iterator[None]:
 
 
 def _of_answer(error: Any, url: str, read_key: str = "") -> Exception:
-    code, operation = _code(error), error.operation_name
+    code = _code(error)
+    operation = error.operation_name
     if read_key and code in GONE:
         return _changed(read_key, code)
+
     said = f"S3 answers {code} to {operation}: {error.response.get('Error', {}).get('Message', '')}"
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     if status in PASSING_STATUSES or code in PASSING_CODES:
         return MayPass(said)
+
     if code in REFUSED_CREDENTIALS:
         return ModelUnusable(f"{url}: {said}; the credentials are not valid")
+
     permission = PERMISSIONS.get(operation, "")
     return ModelUnusable(
         f"{url}: {said}" + (f"; it needs the permission {permission}" if permission else "")

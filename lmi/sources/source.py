@@ -38,10 +38,12 @@ TAKEN = ("*.json", "*.txt", "*.model*", "*.spm", "*.jinja", "*.tiktoken", "*.saf
 NEVER = ("*.gguf", "*.onnx", "*.h5", "*.msgpack")
 PICKLES = (".bin", ".pt", ".pth")
 ORIGINAL = "original"  # the folder with the weights in the form of the authors' own library
-CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
+CONFIG = "config.json"
+ADAPTER_CONFIG = "adapter_config.json"
 INDEX = ".index.json"
 SAFETENSORS = ".safetensors"
-GGUF, NO_GGUF = ".gguf", "GGUF is not read"
+GGUF = ".gguf"
+NO_GGUF = "GGUF is not read"
 NAMES_SHOWN = 5
 CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 MAX_PATH_BYTES = 1024
@@ -96,17 +98,21 @@ def remote(text: str, *, exists_locally: bool, needs_owner: bool = False) -> Rem
     """
     if exists_locally or text.startswith("file:"):
         return None
+
     if (scheme := SCHEME.match(text)) is None:
         return (
             HubModel(text) if HUB_ID.fullmatch(text) and ("/" in text or not needs_owner) else None
         )
+
     if scheme[1].lower() != "s3":
         raise ModelUnusable(
             f"{shorten(text)}: no source has the scheme {scheme[0]}; there are {KNOWN}"
         )
+
     bucket, _, key = text[len("s3://") :].partition("/")
     if not bucket:
         raise ModelUnusable(f"{shorten(text)}: names no bucket; the form is s3://bucket/prefix")
+
     prefix = key.rstrip("/")
     return S3Model(
         bucket, key if key.lower().endswith(ARCHIVE_SUFFIXES) else f"{prefix}/" * bool(prefix)
@@ -118,6 +124,7 @@ def parse(text: str) -> RemoteSource:
     source = remote(text, exists_locally=False)
     if source is None:
         raise ModelUnusable(f"{shorten(text)}: no such source; there are {KNOWN}")
+
     return source
 
 
@@ -132,17 +139,20 @@ def chosen(
     folders: defaultdict[str, list[str]] = defaultdict(list)
     for path in paths:
         folders[str(PurePosixPath(path).parent)].append(path)
+
     taken: list[str] = []
     for siblings in folders.values():
         patterns = [*TAKEN, "*.py"] if trust_remote_code else [*TAKEN]
         if allow_pickle and not any(path.endswith(SAFETENSORS) for path in siblings):
             patterns += [f"*{suffix}" for suffix in PICKLES]
+
         never = (
             [*NEVER, "consolidated*"]
             if any(_is(path, "model*.safetensors") for path in siblings)
             else NEVER
         )
         taken += [path for path in siblings if _is(path, *patterns) and not _is(path, *never)]
+
     return sorted(path for path in taken if PurePosixPath(path).parts[0] != ORIGINAL)
 
 
@@ -162,6 +172,7 @@ def fault(folder: Path, *, is_adapter: bool = False) -> str | None:
     """
     if not folder.is_dir():
         return "is not a folder" if folder.exists() else "does not exist"
+
     names = sorted(entry.name for entry in folder.iterdir())
     weights = [name for name in names if name.startswith("adapter_model.")] if is_adapter else names
     return _config_fault(names, is_adapter) or _weights_fault(folder, weights, names)
@@ -178,6 +189,7 @@ def check(
     subject = name or str(folder)
     if (found := fault(folder, is_adapter=is_adapter)) is not None:
         raise ModelUnusable(f"{subject}: {found}")
+
     refuse_pickles(subject, (entry.name for entry in folder.iterdir()), allow_pickle=allow_pickle)
 
 
@@ -187,7 +199,8 @@ def taken(source: object, listed: Iterable[str], wanted: WantedSource) -> list[s
     Raises what `check` would raise of its configuration and pickles, and of `check_path` for what
     is taken.
     """
-    subject, paths = str(source), list(listed)
+    subject = str(source)
+    paths = list(listed)
     top = [path for path in paths if "/" not in path]
     if (
         fault := _config_fault(
@@ -195,6 +208,7 @@ def taken(source: object, listed: Iterable[str], wanted: WantedSource) -> list[s
         )
     ) is not None:
         raise ModelUnusable(f"{subject}: {fault}")
+
     refuse_pickles(subject, top, allow_pickle=wanted.allow_pickle)
     warn_of_properties(subject, top)
     found = chosen(
@@ -202,6 +216,7 @@ def taken(source: object, listed: Iterable[str], wanted: WantedSource) -> list[s
     )
     for path in found:
         check_path(subject, path)
+
     return found
 
 
@@ -215,6 +230,7 @@ def check_path(subject: str, path: str) -> None:
     parts = path.split("/")
     if any(part in ("", ".", "..") for part in parts) or "\\" in path:
         raise SecurityRefused(f"{subject}: {shown(path)} is not a path inside it")
+
     if CONTROLS.search(path):
         raise SecurityRefused(f"{subject}: the path {shorten(path)} has control characters")
 
@@ -281,8 +297,10 @@ def _weights_fault(folder: Path, weights: list[str], names: list[str]) -> str | 
         if indexes:
             faults = [_index_fault(folder, index) for index in indexes]
             return None if None in faults else faults[0]
+
         if any(name.endswith(suffixes) for name in weights):
             return None
+
     return f"{listed(names)}; no weights are there (*{SAFETENSORS})"
 
 
@@ -293,6 +311,7 @@ def _index_fault(folder: Path, index: str) -> str | None:
         )
     except (OSError, ValueError) as error:
         return f"{index} is not an index of weights: {error}"
+
     missing = sorted(shard for shard in shards if not (folder / shard).is_file())
     more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
     return f"has no {shown(missing[0])}{more}, which {index} names" if missing else None
@@ -308,18 +327,22 @@ def came_from(file: Path) -> str:
     path = file.parent.resolve() / file.name
     if not file.is_file():
         return ""
+
     if OF_CACHE.search(str(path)):
         return "a hub"
+
     for folder in path.parents:
         note = folder / HUB_NOTES / path.relative_to(folder)
         if note.with_name(f"{note.name}.metadata").is_file():
             return "a hub"
+
         if (
             folder.name == "model"
             and OF_STORE.fullmatch(folder.parent.name)
             and (folder.parent / "blobs").is_dir()
         ):
             return "a bucket"
+
     return ""
 
 
@@ -329,6 +352,7 @@ def unreadable(folder: Path) -> Path | None:
     """
     if not os.access(folder, os.R_OK | os.X_OK, effective_ids=True):
         return folder
+
     patterns = (*TAKEN, *(f"*{suffix}" for suffix in PICKLES))
     files = (file for file in sorted(folder.iterdir()) if _is(file.name, *patterns))
     return next((file for file in files if not _is_readable(file)), None)
@@ -342,6 +366,7 @@ def _is_readable(file: Path) -> bool:
         return True
     except OSError:
         return False
+
     return os.access(file, os.R_OK, effective_ids=True)
 
 
@@ -349,6 +374,7 @@ def listed(names: list[str]) -> str:
     """Return what a folder with these entries holds, for a message about it."""
     if not names:
         return "is empty"
+
     gguf = f" ({NO_GGUF})" if any(name.endswith(GGUF) for name in names) else ""
     more = ", …" if len(names) > NAMES_SHOWN else ""
     return f"holds {', '.join(map(shown, names[:NAMES_SHOWN]))}{more}{gguf}"

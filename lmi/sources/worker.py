@@ -44,7 +44,8 @@ def reporting(progress: Progress, file: Path, *, has_bar: bool, log_s: float) ->
         bars.TransferSpeedColumn(),
         bars.TimeRemainingColumn(),
     )
-    console, is_off = Console(file=stream(lmi.shared.log.fd())), not has_bar
+    console = Console(file=stream(lmi.shared.log.fd()))
+    is_off = not has_bar
     bar = bars.Progress(
         "{task.description}", *columns, console=console, transient=True, disable=is_off
     )
@@ -65,7 +66,8 @@ def _report(
     progress: Progress, file: Path, bar: bars.Progress, log_s: float, over: threading.Event
 ) -> None:
     task = bar.add_task("", total=None, visible=False)
-    written, is_last = None, False
+    written = None
+    is_last = False
     logged_s = warned_s = time.monotonic()
     while not is_last:
         is_last = over.wait(REPORT_S)
@@ -76,12 +78,14 @@ def _report(
                 written = report
             except OSError as error:  # a full disk; the fetch itself says so
                 log.debug("%s cannot be written: %s", file, error)
+
         said = f"{report.stage} {report.source} {report.num_files}/{report.total_files}"
         total = report.total_bytes or None
         bar.update(task, description=said, completed=report.num_bytes, total=total, visible=True)
         if bar.disable and report.source and time.monotonic() - logged_s >= log_s:
             logged_s = time.monotonic()
             log.info("%s", report)
+
         if (
             bar.disable
             and report.slow is not None
@@ -103,7 +107,8 @@ def run(
         with reporter:
             folders = {}
             for job in jobs:
-                started_s, source = time.monotonic(), job.wanted.source
+                started_s = time.monotonic()
+                source = job.wanted.source
                 folders[source] = str(fetch(job))
                 log.info(
                     "%s is in %s, after %.1f s",
@@ -117,12 +122,16 @@ def run(
         else:
             log.exception("the fetch failed")
             failure = StartError(f"the fetch failed: {type(error).__name__}: {cause_line(error)}")
+
         with suppress(OSError):  # if this disk is full too, the exit code and the log still say it
             write(folder / FAILURE, failure.info)
+
         # On a terminal people read it only once, in the supervisor's last message.
         if says_failure:
             log.error("%s", failure)
+
         return failure.exit_code
+
     write(folder / RESULT, folders)
     return 0
 
@@ -159,6 +168,7 @@ def main() -> None:
     hub.propagate = True
     for name in ("httpx2", "httpx", "botocore", "boto3", "s3transfer", "urllib3", "filelock"):
         logging.getLogger(name).setLevel(logging.WARNING)
+
     request = msgspec.json.decode(given.request.read_bytes(), type=FetchRequest)
     has_bar = os.isatty(lmi.shared.log.fd()) and given.log_format != "json" and not given.no_bar
     progress = Progress()

@@ -111,6 +111,7 @@ def say_failed(failure: Failure, log_format: str = "json") -> None:
             flush=True,
         )
         return
+
     line = {
         "event": "failed",
         "stage": failure.stage,
@@ -172,7 +173,8 @@ def banner(config: Config, port: int, report: LoadReport, after_s: float) -> str
     answer.
     """
     address = _address(config.server)
-    url, management_url = f"{address}:{port}", f"{address}:{config.server.management_port or port}"
+    url = f"{address}:{port}"
+    management_url = f"{address}:{config.server.management_port or port}"
     replicas = f"{config.engine.num_engines} replicas" if config.engine.num_engines > 1 else ""
     kernels = f"{report.kernels} kernels" if report.kernels else ""
     stages = ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in report.stages_s.items())
@@ -188,6 +190,7 @@ def banner(config: Config, port: int, report: LoadReport, after_s: float) -> str
     defaults = config.model.generation_defaults
     if defaults.values:
         rows["defaults"] = f"{defaults} ({defaults.source})"
+
     answers = {
         "answers": f"{url}/invocations",
         "openai": f"{url}/v1 is the base_url of OpenAI's clients",
@@ -199,10 +202,13 @@ def banner(config: Config, port: int, report: LoadReport, after_s: float) -> str
         answering = f"{code.handler} in {code.path}, one request at a time"
         rows = {"model": config.model.name, "code": ", ".join(filter(None, (answering, replicas)))}
         del answers["openai"]
-        pages, body = f"{management_url}/docs", f"@FILE    # FILE holds what {code.handler} reads"
+        pages = f"{management_url}/docs"
+        body = f"@FILE    # FILE holds what {code.handler} reads"
     elif report.gives_embeddings:
         answers["answers"] = asked = f"{url}/v1/embeddings"
-        pages, body = f"{management_url}/docs", """'{"input": "a text about a fox"}'"""
+        pages = f"{management_url}/docs"
+        body = """'{"input": "a text about a fox"}'"""
+
     rows |= {
         "ready": f"after {after_s:.1f} s ({stages})",
         **answers,
@@ -212,6 +218,7 @@ def banner(config: Config, port: int, report: LoadReport, after_s: float) -> str
     }
     if config.server.host in LOOPBACK:
         rows["network"] = "only this machine reaches it; --host 0.0.0.0 opens it to others"
+
     table = "\n".join(f"  {name:<8} {escape(value)}" for name, value in rows.items())
     return f"\nlmi is ready\n{table}\n\n  {_curl(config.server, asked, body)}\n"
 
@@ -271,7 +278,9 @@ class Throughput:
         seconds = now - self._looked_s
         if self._interval_s is None or seconds < self._interval_s:
             return
-        records, before = list(engines), (self._num_prefilled, self._num_decoded)
+
+        records = list(engines)
+        before = (self._num_prefilled, self._num_decoded)
         self._looked_s = now
         self._num_prefilled = sum(record.num_context_tokens for record in records)
         self._num_decoded = sum(record.num_generation_tokens for record in records)
@@ -297,15 +306,19 @@ def hint(label: str, message: str) -> str:
                 f"lmi "
                 f"itself is installed"
             )
+
         if extra := _extra_with(library):
             return f"scripts/install {extra}, or pip install '.[{extra}]', in a clone of lmi"
+
         return f"install {library} where lmi itself is installed"
+
     file = message.partition(": ")[0]
     is_damaged = (
         file.endswith(OF_A_CHECKPOINT) and os.path.isfile(file) and not NOT_DAMAGED.search(message)
     )
     if label == "model_unusable" and is_damaged:
         return DAMAGED_FILE
+
     return next(
         (hint for known, pattern, hint in HINTS if known == label and re.search(pattern, message)),
         "",
@@ -318,6 +331,7 @@ def _extra_with(library: str) -> str | None:
         found = [REQUIREMENT.match(line) for line in requires("lmi") or ()]
     except PackageNotFoundError:  # lmi runs from its sources
         return None
+
     extras = {
         match["name"].replace("-", "_"): match["extra"]
         for match in found

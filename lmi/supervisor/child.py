@@ -109,6 +109,7 @@ class Child:
         """
         if self.is_retired or (self.waits_for is not None and not self.waits_for.is_done):
             return
+
         if self.pid is None:
             if now >= self._start_s and not self.is_done:
                 self._start(now)
@@ -122,11 +123,14 @@ class Child:
         """Start the process, or try again soon if the machine has no memory or no descriptor for it
         now.
         """
-        self._began_s, self._kill_s, self._hung = now, None, ""
+        self._began_s = now
+        self._kill_s = None
+        self._hung = ""
         self._was_ready = self._ends_by_itself = False
         if self.record is not None:
             self.record.num_starts += 1
             self.record.phase = Phase.STARTING
+
         self.close()
         try:
             self.output = (
@@ -149,11 +153,14 @@ class Child:
                 self._refused_s = now
                 text = "%s cannot be started now: %s; it is tried each %g s"
                 log.error(text, self.name, error.strerror, FORK_AGAIN_S)
+
             self.close()
             return
+
         self._refused_s = -math.inf
         if self.output:
             self.output.belongs_to(self.pid)
+
         if self.record is not None:
             log.info("%s starts as process %d", self.name, self.pid)
 
@@ -183,23 +190,28 @@ class Child:
         """
         (why, label), record = self._reason(code), self.record
         if record is None:
-            stage, was_ready = self.kind.title, now - self._began_s >= STEADY_S
+            stage = self.kind.title
+            was_ready = now - self._began_s >= STEADY_S
         else:
             stage = record.stage or Phase(record.phase).name.lower()
             was_ready = (
                 self._was_ready or record.phase == Phase.READY
             )  # perhaps since the last turn
+
         self._clear(why, label, now)
         self.is_done = self.kind.is_one_shot and code == 0
         if is_ending or self.is_done:
             return None
+
         other_serves = any(each.phase == Phase.READY for each in self.others)
         is_again = record is not None and record.num_starts > 1
-        error, failure = None if is_again and other_serves else self.kind.fatal(code, why), None
+        error = None if is_again and other_serves else self.kind.fatal(code, why)
+        failure = None
         if error is None and (delay_s := self._table.delay_s(now, was_ready=was_ready)) is not None:
             self._start_s = now + delay_s
             log.error("%s lost: %s; next start in %g s", self.name, why, delay_s)
             return None
+
         died = f"died {self._table.num_deaths} times, the last time it {why}"
         if error is not None:
             failure = Failure.of(error, stage)
@@ -212,12 +224,15 @@ class Child:
                 LONGEST_DELAY_S,
             )
         else:
-            cause, notice_s = self.kind.lost_label, self.kind.lost_notice_s
+            cause = self.kind.lost_label
+            notice_s = self.kind.lost_notice_s
             failure = Failure(
                 code=1, cause=cause, stage=stage, message=f"{self.name} {died}", notice_s=notice_s
             )
+
         if record is not None:
             record.phase = Phase.FAILED
+
         return failure
 
     def _times(self) -> dict[int, float]:
@@ -226,13 +241,16 @@ class Child:
         """
         if self.pid is None:
             return {}
+
         times = linux.processor_times(self.pid)
         times.pop(self.pid, None)
         return times
 
     def _judge(self, record: EngineRecord, now: float, pauses: Pauses) -> None:
         if record.phase == Phase.DRAINING and not self._ends_by_itself:
-            self._ends_by_itself, self._began_s = True, now
+            self._ends_by_itself = True
+            self._began_s = now
+
         if record.phase == Phase.READY and not self._was_ready:
             self._was_ready = True
             if record.num_starts > 1:
@@ -246,7 +264,8 @@ class Child:
         ):
             log.error("%s %s; its stacks follow, then it is killed", self.name, why)
             self._lose(record, why, "", now)
-            self._hung, self._kill_s = why, now + STACKS_S
+            self._hung = why
+            self._kill_s = now + STACKS_S
             self.send(signal.SIGUSR2)
         elif self._work.late_step():
             text = (
@@ -261,10 +280,12 @@ class Child:
         record = self.record
         if self._hung:
             return self._hung, ""
+
         if (
             record is not None and code > 0 and record.pid and record.reason
         ):  # pid 0: it did not come so far
             return record.reason, record.cause
+
         return linux.describe_exit(code), NoMemory.label if code == -signal.SIGKILL else ""
 
     def _clear(self, why: str, label: str, now: float) -> None:
@@ -273,6 +294,7 @@ class Child:
         """
         if not self.kind.serves_clients:
             self.send(signal.SIGKILL)
+
         self.read_last()
         self.pid = None
         if self.record is not None:
@@ -280,4 +302,7 @@ class Child:
             self._lose(self.record, why, label, now)
 
     def _lose(self, record: EngineRecord, why: str, label: str, now: float) -> None:
-        record.phase, record.reason, record.cause, record.lost_s = Phase.LOST, why, label, now
+        record.phase = Phase.LOST
+        record.reason = why
+        record.cause = label
+        record.lost_s = now

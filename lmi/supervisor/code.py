@@ -14,7 +14,8 @@ NOTHING_BESIDE_CODE = {"PYTHONDONTWRITEBYTECODE": "1"}  # a model's folder is ne
 
 
 def user_code(runtime: Runtime, cores: Cores | None = None) -> ChildKind:
-    config, kept = runtime.config, of_cores(cores.others if cores else ())
+    config = runtime.config
+    kept = of_cores(cores.others if cores else ())
     user = config.server.user
     return worker(
         config,
@@ -38,6 +39,7 @@ def of_user_code(config: Config, environ: Mapping[str, str], slot: int) -> dict[
     inherited |= with_installed(config, inherited) | NOTHING_BESIDE_CODE
     if not config.is_user_code:
         return inherited
+
     num_each = len(config.engine.device_ids) // config.engine.num_engines
     gpus = config.engine.device_ids[slot * num_each : (slot + 1) * num_each]
     return (

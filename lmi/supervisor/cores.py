@@ -40,6 +40,7 @@ class Cores:
         is_shared = not engine.bind_cores or bool(engine.device_ids) or config.is_user_code
         if is_shared or is_arranged or engine.num_ranks_here(engine.tensor_parallel_degree) > 1:
             return None
+
         num_threads = num_engine_threads(engine, config.model.path, len(cores))
         return cls.divide(cores, engine.num_engines, num_threads, config.server.frontend_workers)
 
@@ -54,6 +55,7 @@ class Cores:
         first = len(cores) - num_engines * num_threads
         if first < max(1, num_others):
             return None
+
         starts = range(first, len(cores), num_threads)
         return cls(
             tuple(tuple(cores[start : start + num_threads]) for start in starts),
@@ -77,12 +79,15 @@ def claimed(cores: Cores | None, name: str = CLAIM) -> Cores | None:
     """
     if cores is None:
         return None
+
     with socket.socket(socket.AF_UNIX) as claim:
         try:
             claim.bind(name)
         except OSError:
             return None
+
         claim.detach()
+
     return cores
 
 
@@ -107,6 +112,7 @@ def of_threads(config: Config, environ: Mapping[str, str]) -> dict[str, str]:
             num_engine_threads(config.engine, config.model.path, machine.num_usable_cores())
         )
         threads[linux.THREADS_WHY] = _why_fewer(config.engine, config.model.path)
+
     return threads
 
 
@@ -114,10 +120,13 @@ def _why_fewer(engine: EngineConfig, model_path: str) -> str:
     """Return why the threads of an engine may be fewer than the cores."""
     if engine.num_threads is not None:
         return "option.num_threads"
+
     if engine.num_engines > 1:
         return f"{engine.num_engines} replicas share them"
+
     if _is_small(model_path):
         return "beside a small model the front end needs one more"
+
     return "its ranks share them"
 
 
@@ -129,8 +138,10 @@ def num_engine_threads(engine: EngineConfig, model_path: str, num_cores: int) ->
     """
     if engine.num_threads is not None:
         return engine.num_threads
+
     if _is_small(model_path):
         num_cores -= 1  # the front end needs it more
+
     return max(
         1, num_cores // (engine.num_engines * engine.num_ranks_here(engine.tensor_parallel_degree))
     )

@@ -68,6 +68,7 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True):
             certfile = stack.enter_context(path_of(self.certificate))
             keyfile = stack.enter_context(path_of(self.private_key)) if self.private_key else None
             context.load_cert_chain(certfile, keyfile, password=_refuse_password)
+
         return context
 
 
@@ -79,8 +80,10 @@ def read_keys(path: Path, *, may_have_no_key: bool = False) -> list[str]:
     except (OSError, ValueError) as error:
         said = cause_line(error) if isinstance(error, OSError) else f"a line is not {KEYS.allowed}"
         raise BadConfiguration(f"option.api_key_file={path} cannot be read: {said}") from None
+
     if not found and not may_have_no_key:
         raise BadConfiguration(f"option.api_key_file={path} has no key")
+
     return found
 
 
@@ -95,7 +98,9 @@ def read_certificate(certfile: str | None, keyfile: str | None) -> tuple[bytes, 
             raise BadConfiguration(
                 f"ssl_keyfile={keyfile}: there is no ssl_certfile, which it is the key of"
             )
+
         return b"", b""
+
     import ssl
 
     certificate = _read_file("ssl_certfile", certfile)
@@ -108,6 +113,7 @@ def read_certificate(certfile: str | None, keyfile: str | None) -> tuple[bytes, 
         raise BadConfiguration(
             f"{named}: not a certificate and its key in PEM ({reason})"
         ) from None
+
     return certificate, private_key
 
 
@@ -132,6 +138,7 @@ def hand_over(config: ServerConfig) -> MemoryFile | None:
     credentials = Credentials.read(config)
     if config.api_key_file is None and config.ssl_certfile is None:
         return None
+
     return MemoryFile.create("credentials", msgspec.json.encode(credentials))
 
 
@@ -187,6 +194,7 @@ class SharedCredentials:
         if version != self._version:
             self._current = msgspec.json.decode(self._file.read(), type=Credentials)
             self._version = version
+
         return self._current
 
     def serving_context(self) -> ssl.SSLContext:
@@ -213,4 +221,5 @@ class SharedCredentials:
         credentials = self.current()
         if self._context is None or self._context[0] is not credentials:
             self._context = credentials, credentials.make_context()
+
         return self._context[1]

@@ -18,9 +18,11 @@ def gateways(runtime: ServerRuntime, port: int) -> list[Child]:
     """Return the gateway of the server on `port`, if it has one. Front ends find the digest of the
     key that it gets.
     """
-    config, gateway_port = runtime.config, runtime.config.gateway_port
+    config = runtime.config
+    gateway_port = runtime.config.gateway_port
     if gateway_port is None:
         return []
+
     key = secrets.token_urlsafe(32)
     write_whole(runtime.gateway_key(), digest(key).encode())
     words = argv(gateway_port, config.host, port, config.log_level, config.log_format)
@@ -31,6 +33,7 @@ def gateways(runtime: ServerRuntime, port: int) -> list[Child]:
             return PortUnavailable(
                 f"the gateway cannot listen on port {gateway_port} (with_gateway)"
             )
+
         return (
             BadConfiguration("the gateway cannot start, see the log above") if code == 2 else None
         )

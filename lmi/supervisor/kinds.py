@@ -107,15 +107,18 @@ def of_model(runtime: Runtime, block: Block, cores: Cores | None = None) -> list
     replicas = [Child(model, slot, record) for slot, record in enumerate(block.engines)]
     for child in replicas:
         child.others = [record for record in block.engines if record is not child.record]
+
     return [*replicas, *(Child(code, slot, record) for slot, record in enumerate(block.formatters))]
 
 
 def engine(runtime: Runtime, cores: Cores | None = None) -> ChildKind:
-    config, folder = runtime.config, str(runtime.path)
+    config = runtime.config
+    folder = str(runtime.path)
     handler = announced().get(config.engine.handler, USER_CODE)
     user = user_of_engine(config)
     if user is not None:
         check_files(user, Path(config.model.path))
+
     share = of_memory(config)
 
     def environ(slot: int) -> dict[str, str]:
@@ -146,12 +149,14 @@ def user_of_engine(config: Config) -> User | None:
     are processes of that cluster, which the engine reaches as the cluster's user alone. One of
     several models cannot ask for that.
     """
-    user, engine = config.server.user, config.engine
+    user = config.server.user
+    engine = config.engine
     if user is None:
         return None
 
     with user.acting():
         unusable = linux.unusable_gpu_files() if engine.device_ids else []
+
     if unusable:
         log.warning("engines run as root, since option.user=%s may not open %s", user, unusable[0])
         return None
@@ -166,6 +171,7 @@ def user_of_engine(config: Config) -> User | None:
                 text,
             )
             return None
+
     return user
 
 
@@ -173,6 +179,7 @@ def check_files(user: User, folder: Path) -> None:
     """Raise BadConfiguration for a file of a model that the user cannot read."""
     with user.acting():
         file = unreadable(folder)
+
     if file is not None:
         raise BadConfiguration(f"option.user={user}: that user cannot read {file}")
 
@@ -238,10 +245,12 @@ def front_end(
         """
         if code not in FRONT_END_ERRORS or block.supervisor.phase != Phase.LOADING:
             return None
+
         try:
             message = runtime.front_end_failure().read_text()
         except OSError:
             message = "the front end could not start, see the log above"
+
         return FRONT_END_ERRORS[code](message)
 
     return ChildKind(
@@ -341,6 +350,7 @@ def environ_of_engine(
 
     with user.acting() if user else nullcontext():  # it looks which folders the engine can write
         own = handler.environment(config.engine, environ, slot, folder)
+
     return {**named, **own, **given, **installed}
 
 
@@ -350,6 +360,7 @@ def with_installed(config: Config, environ: Mapping[str, str]) -> dict[str, str]
     """
     if config.requirements is None:
         return {}
+
     return {
         "PYTHONPATH": ":".join(
             filter(None, (config.requirements.folder, environ.get("PYTHONPATH")))

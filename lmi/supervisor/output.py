@@ -18,7 +18,8 @@ from lmi.shared.sink import Allowance
 
 PIPE_BYTES = 1 << 20  # also the limit of one read
 MAX_LINE_BYTES = 4096
-BURST_LINES, LINES_PER_S = 5000, 1000.0
+BURST_LINES = 5000
+LINES_PER_S = 1000.0
 CALM_S = 0.1
 LAST_LINES = 100  # of a dead process, which are always logged
 GLOG = re.compile(r"\[?([IWEF])\d{4,8} ")  # glog, and torch in brackets
@@ -35,6 +36,7 @@ class ChildOutput:
         self.reader, self.writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         with suppress(OSError):  # the size is over this user's limit
             fcntl.fcntl(self.reader, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+
         self.is_open = True
         self._log = logging.getLogger(logger)
         self._role = role
@@ -77,6 +79,7 @@ class ChildOutput:
         if self.is_open:
             self.is_open = False
             os.close(self.reader)
+
         self._close_writer()
 
     def _close_writer(self) -> None:
@@ -96,6 +99,7 @@ class ChildOutput:
                 self._read_s = time.monotonic()
                 if not data:
                     self.close()
+
         *lines, rest = (self._rest + data).replace(b"\r", b"\n").split(b"\n")
         return [*filter(None, lines), rest]
 

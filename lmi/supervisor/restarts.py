@@ -72,10 +72,13 @@ class RestartTable:
         self._num_failed_starts = 0 if was_ready else self._num_failed_starts + 1
         while self._deaths[0] < died_s - self._window_s:
             self._deaths.popleft()
+
         if self.num_deaths >= self.max_deaths:
             return None
+
         if was_ready:
             return 0.0
+
         return float(min(self._first_delay_s * 2 ** (self._num_failed_starts - 1), LONGEST_DELAY_S))
 
 
@@ -98,6 +101,7 @@ class Pauses:
         last_s, self._turn_s = self._turn_s, now
         if last_s is None or now - last_s <= self._late_s:
             return 0.0
+
         self._pauses.append((last_s, now))
         return now - last_s
 
@@ -132,7 +136,9 @@ class PauseNotes:
             f"suspended); "
             "deadlines are extended"
         )
-        self._told_s, self._num_pauses, self._paused_s = now, 0, 0.0
+        self._told_s = now
+        self._num_pauses = 0
+        self._paused_s = 0.0
         return text
 
 
@@ -166,6 +172,7 @@ class StepWork:
             self._first = None
             self._is_late = False
             self.worked_s = 0.0
+
         if now - self._looked_s < limit_s / LOOKS_IN_A_LIMIT:
             return
 
@@ -175,20 +182,24 @@ class StepWork:
             self._first = self._marked = times
             self._unseen_s = now - step_s
             return
+
         self.worked_s = self._unseen_s + _most_worked_s(times, self._first)
         if _most_worked_s(times, self._marked) >= LEAST_SHARE * (now - self._marked_s):
-            self._marked, self._marked_s = times, now
+            self._marked = times
+            self._marked_s = now
 
     def goes_on(self, waited_s: float, limit_s: float, now: float, pauses: Pauses) -> bool:
         """Return whether a step that lasts for `waited_s` is still one."""
         if waited_s <= limit_s:
             return True
+
         is_idle = pauses.ran_s(self._marked_s, now) > limit_s
         is_over = (
             self._first is None or self.worked_s >= limit_s or waited_s > MOST_LIMITS * limit_s
         )
         if is_idle or is_over:
             return False
+
         self._is_late = True
         return True
 
@@ -241,22 +252,27 @@ def hang(
     work of the process in its step, where that counts.
     """
     if record.phase in (Phase.STARTING, Phase.LOADING):
-        since_s, what, limit_s = began_s, "did not finish loading", limits.loading_s
+        since_s = began_s
+        what = "did not finish loading"
+        limit_s = limits.loading_s
     elif record.phase == Phase.DRAINING:
-        since_s, what, limit_s = began_s, "stopped its work and did not end", KILL_S
+        since_s = began_s
+        what = "stopped its work and did not end"
+        limit_s = KILL_S
     elif record.phase != Phase.READY:
         return None
     elif record.num_running or (limits.waiting_counts and record.num_waiting):
-        since_s, what, limit_s = (
-            record.step_s,
-            limits.work,
-            limits.step_s if record.step else limits.first_step_s,
-        )
+        since_s = record.step_s
+        what = limits.work
+        limit_s = limits.step_s if record.step else limits.first_step_s
         if work is not None and limits.work_counts:
             work.look(since_s, limit_s, now)
             if work.goes_on(pauses.ran_s(since_s, now), limit_s, now, pauses):
                 return None
     else:
-        since_s, what, limit_s = record.beat_s, "gave no sign of life", IDLE_BEAT_S
+        since_s = record.beat_s
+        what = "gave no sign of life"
+        limit_s = IDLE_BEAT_S
+
     waited_s = pauses.ran_s(since_s, now)
     return f"{what} for {waited_s:.1f} s (limit {limit_s:g} s)" if waited_s > limit_s else None

@@ -35,7 +35,8 @@ from lmi.supervisor.restarts import RestartTable
 MIN_OPEN_FILES = 64  # a front end reserves 40, the others are for clients
 # The gunicorn master, and two for what comes and goes; a front end has a thread, an engine one that
 # steps.
-NUM_OWN_TASKS, NUM_TASKS_EACH = 3, 2
+NUM_OWN_TASKS = 3
+NUM_TASKS_EACH = 2
 MAX_DEATHS = (
     3  # of one stage by signals or faults of ours; each try goes on where the last one ended
 )
@@ -57,6 +58,7 @@ def raise_file_limit() -> None:
             f"allowed here "
             "(`ulimit -Hn`, RLIMIT_NOFILE)"
         )
+
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
@@ -81,6 +83,7 @@ def check_user(user: User, runtime: ServerRuntime) -> None:
             f"option.user={user}: only root may start processes as another user, and this is user "
             f"{os.geteuid()}"
         )
+
     needed = {sys.executable: os.X_OK, str(runtime.path): os.W_OK | os.X_OK}
     pid = os.fork()
     if pid == 0:
@@ -93,6 +96,7 @@ def check_user(user: User, runtime: ServerRuntime) -> None:
             )
         finally:
             os._exit(1)
+
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if code:
         powers = "root needs the capabilities CHOWN, DAC_OVERRIDE, KILL, SETGID and SETUID for this"
@@ -163,6 +167,7 @@ def stages(resolved: Resolved, settle: Settle, runtime: ServerRuntime) -> Iterat
     """
     if runtime.config.multi_model:
         return
+
     if resolved.request is not None:
         folder = _new_folder(runtime, "download")
         fetches.write(folder / fetches.REQUEST, resolved.request)
@@ -170,10 +175,13 @@ def stages(resolved: Resolved, settle: Settle, runtime: ServerRuntime) -> Iterat
         yield Stage("download", folder, resolved.config.server, *fetch_words(folder))
         if (folders := fetches.result(folder)) is None:
             raise StartError(f"the fetch process left no {fetches.RESULT}")
+
         resolved = settle(folders)
         say(resolved)
+
     if (stage := requirements(resolved.config, runtime)) is not None:
         yield stage
+
     yield resolved.config
 
 
@@ -191,12 +199,15 @@ def requirements(config: Config, runtime: ServerRuntime | Runtime) -> Stage | No
     wanted = config.requirements
     if wanted is None or Path(wanted.folder).is_dir():
         return None
+
     folder = _new_folder(runtime, "requirements")
     places = ["--file", wanted.file, "--folder", wanted.folder, "--state", str(folder)]
     log.info("installing what %s names", wanted.file)
-    words, user = ("lmi.user_code.requirements", *places), config.server.user
+    words = ("lmi.user_code.requirements", *places)
+    user = config.server.user
     if user is None:
         return Stage("requirements", folder, config.server, *words)
+
     words = (*words, "--user", str(user))
     return Stage(
         "requirements", folder, config.server, *words, environ=partial(environ_of_pip, user=user)
@@ -220,4 +231,5 @@ def _new_folder(runtime: ServerRuntime | Runtime, name: str) -> Path:
         folder.mkdir()
     except OSError as error:
         raise cannot_write(folder, error) from error
+
     return folder

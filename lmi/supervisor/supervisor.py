@@ -44,7 +44,8 @@ from lmi.supervisor.restarts import (
 from lmi.supervisor.stages import Settle, Stage
 from lmi.supervisor.takeover import LEAST_LEAVING_S, Handover, Predecessor, find
 
-TICK_S, LOADING_TICK_S = 0.2, 0.05
+TICK_S = 0.2
+LOADING_TICK_S = 0.05
 WARN_AFTER_S = 300.0  # of a start that SageMaker may not wait for
 STOP_S = 0.5  # for each stage of an immediate end: engines, errors to clients, front ends
 # for a library's process that tidies up after an engine and ends by itself when the engine has
@@ -72,7 +73,9 @@ class Supervisor:
         credentials: MemoryFile | None = None,
         predecessor: Predecessor | None = None,
     ) -> None:
-        self._runtime, self._config, self._block = runtime, runtime.config, runtime.attach()
+        self._runtime = runtime
+        self._config = runtime.config
+        self._block = runtime.attach()
         self._listeners = (
             listeners  # of the server's port, and of that for management, if there is one
         )
@@ -90,7 +93,9 @@ class Supervisor:
             from lmi.models.follower import ModelFollower
 
             follower = ModelFollower(runtime)
-            self._models, self._follow = follower.models, follower.look
+            self._models = follower.models
+            self._follow = follower.look
+
         self._cores: Sequence[int] = ()  # of the front ends; none: all
         front_end = kinds.front_end(
             runtime, self._block, listeners, lambda: self._cores, credentials
@@ -121,8 +126,10 @@ class Supervisor:
         finally:
             self._stop_all()
             banner.clear_bar()
+
         if self._failure is not None:
             banner.say_failed(self._failure, self._config.log_format)
+
         return self._exit_code
 
     @property
@@ -155,12 +162,14 @@ class Supervisor:
         self._cores = cores.others if cores else ()
         for pid in self._front_end_pids() if cores else ():
             linux.bind_threads(self._cores, pid)
+
         runtime = self._runtime.add_model(config, register_beside)
         self._models = (kinds.RunningModel(runtime, cores),)
         self._runtime.show_model(runtime)
 
     def _enter(self, phase: Phase, reason: str = "") -> None:
-        self._phase, self._phase_s = phase, time.monotonic()
+        self._phase = phase
+        self._phase_s = time.monotonic()
         self._block.supervisor.phase = phase
         self._block.supervisor.reason = reason
 
@@ -171,27 +180,34 @@ class Supervisor:
     def _tick(self, timeout_s: float) -> None:
         for signum in self._wait(timeout_s):
             self._on_signal(signum)
+
         for pid, code in linux.reap():
             self._on_exit(pid, code, time.monotonic())
+
         for model in self._models:
             model.block.supervisor.log_level = self._block.supervisor.log_level
+
         now = time.monotonic()
         self._throughput.look(
             (record for model in self._models for record in model.block.engines), now
         )
         if told := self._pause_notes.note(self._pauses.note(now), now):
             log.info("%s", told)
+
         if self._failure is not None:
             if (
                 now - self._phase_s >= self._failure.notice_s
             ):  # `/ping` has reported it for long enough
                 self._exit_code = self._failure.code
+
             return
 
         if self._predecessor is not None:
             self._predecessor.look()
+
         if self._is_listening and (heir := self._handover.look()) is not None:
             self._hand_over(heir)
+
         if self._phase == Phase.DRAINING:
             self._drain(now)
         else:
@@ -199,13 +215,16 @@ class Supervisor:
             self._follow()
             for model in self._models:
                 model.look(now)
+
             self._fetches.look()
             if self._stage is not None:
                 self._stage.show_in(self._block.supervisor)
                 if self._stage.is_done:
                     self._advance()
+
             for child in self._children if self._may_accept else self._workers:
                 child.look(now, self._pauses)
+
             self._announce()
             self._warn_of_slow_start(now)
 
@@ -224,12 +243,14 @@ class Supervisor:
         )
         for output in outputs:
             output.read()
+
         return signals
 
     def _on_signal(self, signum: signal.Signals) -> None:
         is_hangup = signum == signal.SIGHUP and self._credentials is None and sys.stderr.isatty()
         if signum == signal.SIGTERM and self._phase == Phase.READY and self._config.drain_delay_s:
-            delay_s, timeout_s = self._config.drain_delay_s, self._config.drain_timeout_s
+            delay_s = self._config.drain_delay_s
+            timeout_s = self._config.drain_timeout_s
             log.info(
                 "SIGTERM: new requests are served for %g s more, then open ones have %g s",
                 delay_s,
@@ -261,7 +282,9 @@ class Supervisor:
             for record in self._block.frontends:
                 if record.pid == pid:
                     record.release()
+
             return
+
         is_ending = self._is_ending or child.is_retired
         failure = child.exited(code, now, is_ending=is_ending)
         model = next((model for model in self._models if child in model.children), None)
@@ -312,11 +335,14 @@ class Supervisor:
             self._config.frontend_workers if is_heir else 1
         ):
             return
-        port, after_s = self._listeners[0].getsockname()[1], time.monotonic() - self._started_s
+
+        port = self._listeners[0].getsockname()[1]
+        after_s = time.monotonic() - self._started_s
         if self._config.multi_model:
             self._enter(Phase.READY)
             banner.say_ready_for_models(self._config, port, after_s)
             return
+
         for model in self._models:
             if model.is_ready and any(
                 record.pid for record in model.block.frontends
@@ -364,7 +390,8 @@ class Supervisor:
         """Take the next step of a drain: stop the front ends first, and the engines when no front
         end needs them.
         """
-        timeout_s, since_s = self._config.drain_timeout_s, self._pauses.ran_s(self._phase_s, now)
+        timeout_s = self._config.drain_timeout_s
+        since_s = self._pauses.ran_s(self._phase_s, now)
         records = [child.record for child in self._workers if child.record is not None]
         is_serving = self._config.multi_model or any(
             record.phase == Phase.READY for record in records
@@ -372,6 +399,7 @@ class Supervisor:
         if self._is_listening and (since_s >= self._notice_s or not is_serving):
             self._stop_listening()
             self._front_end.send(signal.SIGTERM)
+
         has_front_ends = self._front_end.pid is not None or any(
             map(linux.is_alive, self._front_end_pids())
         )
@@ -379,8 +407,10 @@ class Supervisor:
             not is_serving or not has_front_ends
         ):  # no worker of a dead master either
             _send(self._workers, signal.SIGTERM)
+
         if since_s >= timeout_s + DRAIN_CUT_S:
             self._front_end.send(signal.SIGKILL)
+
         if not any(child.pid for child in self._children) or since_s >= timeout_s + DRAIN_END_S:
             self._exit_code = 0
 
@@ -406,13 +436,16 @@ class Supervisor:
         self._stop(self._workers)
         if self._front_end.pid is not None:
             self._wait_while(lambda: any(record.num_in_flight for record in self._block.frontends))
+
         self._stop([self._front_end])
         killed_s = time.monotonic()
         while (pids := linux.children()) and time.monotonic() < killed_s + STRAYS_S + STOP_S:
             for pid in pids if time.monotonic() > killed_s + STRAYS_S else ():
                 linux.send(pid, signal.SIGKILL)
+
             self._wait(0.02)
             linux.reap()
+
         for child in self._children:
             child.read_last()
 
@@ -454,6 +487,7 @@ def serve(resolved: Resolved, settle: Settle) -> int:
     ]
     if predecessor is not None:
         predecessor.close_others()
+
     linux.set_title("lmi-supervisor")
     linux.adopt_orphans()
     linux.set_oom_score(OWN_OOM_SCORE)
@@ -461,11 +495,13 @@ def serve(resolved: Resolved, settle: Settle) -> int:
     signals = linux.Signals()
     if config.user is not None:
         os.umask(0o022)  # front ends read what root writes
+
     stages.remove_leftovers()
     runtime = ServerRuntime.create(config)
     try:
         if config.user is not None:
             stages.check_user(config.user, runtime)
+
         steps = stages.stages(resolved, settle, runtime)
         url = local_url(config.host, listeners[0].getsockname()[1], config.scheme)
         with runtime.running(url):

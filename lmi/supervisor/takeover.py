@@ -70,10 +70,12 @@ class Handover:
         """
         if self._end is None:
             return None
+
         with suppress(BlockingIOError, ConnectionError):
             asker, _ = self._end.accept()
             with asker:
                 self._answer(asker)
+
         return self._heard()
 
     def close(self) -> None:
@@ -81,6 +83,7 @@ class Handover:
         for end in (self._heir, self._end):
             if end is not None:
                 end.close()
+
         self._heir = self._end = None
 
     def _answer(self, asker: socket.socket) -> None:
@@ -97,7 +100,8 @@ class Handover:
             log.info(
                 "process %d loads beside this server, and takes its port over when it is ready", pid
             )
-            self._heir, self._heir_pid = asker.dup(), pid
+            self._heir = asker.dup()
+            self._heir_pid = pid
 
     def _refusal(self, pid: int, uid: int) -> str:
         """Return why a process does not get the ports, or "". A pid of 0 is one of another
@@ -105,21 +109,26 @@ class Handover:
         """
         if uid != os.geteuid():
             return f"it belongs to another user ({os.geteuid()})"
+
         if self._heir is not None:
             return f"process {self._heir_pid} takes it over already"
+
         if os.getpid() == 1 and pid != 0:
             return "it is the first process of a container, which would end with it"
+
         return ""
 
     def _heard(self) -> int | None:
         if self._heir is None:
             return None
+
         try:
             said = self._heir.recv(MAX_MESSAGE_BYTES)
         except BlockingIOError:
             return None
         except ConnectionError:
             said = b""
+
         if said == READY:
             return self._heir_pid
 
@@ -159,6 +168,7 @@ class Predecessor:
         """Close the sockets at addresses that the new server does not have."""
         for each in self._listeners.values():
             each.close()
+
         self._listeners.clear()
 
     def give_up(self) -> None:
@@ -174,12 +184,14 @@ class Predecessor:
         """
         if not self.is_there:
             return
+
         try:
             is_gone = not self._talk.recv(MAX_MESSAGE_BYTES)
         except BlockingIOError:
             return
         except ConnectionError:
             is_gone = True
+
         if is_gone:
             log.warning(
                 "process %d, which had the port, has ended; this server listens in its place now",
@@ -192,6 +204,7 @@ class Predecessor:
         if self.is_there:
             with suppress(ConnectionError, BlockingIOError):
                 self._talk.send(READY)
+
             log.info(
                 "took the port over from process %d, which ends when its open requests have",
                 self.pid,
@@ -216,6 +229,7 @@ def find(host: str, port: int) -> Predecessor | None:
             raise PortUnavailable(
                 f"{host} port {port} cannot be taken over: its server belongs to user {owner}"
             )
+
         message, fds, _, _ = socket.recv_fds(talk, MAX_MESSAGE_BYTES, MAX_FDS)
     except TimeoutError:
         talk.close()
@@ -225,6 +239,7 @@ def find(host: str, port: int) -> Predecessor | None:
     except OSError:  # nobody is there
         talk.close()
         return None
+
     sockets = [socket.socket(fileno=fd) for fd in fds]
     if not message:
         talk.close()
@@ -236,6 +251,7 @@ def find(host: str, port: int) -> Predecessor | None:
         raise PortUnavailable(
             f"{host} port {port} cannot be taken over from process {offer.pid}: {offer.refusal}"
         )
+
     talk.setblocking(False)
     log.info("process %d has the port and serves on until this server is ready", offer.pid)
     return Predecessor(offer.pid, talk, sockets)
@@ -250,6 +266,7 @@ def _open_end(address: Address) -> socket.socket | None:
         log.debug("no other server can take the port over: %s", error)
         end.close()
         return None
+
     return end
 
 

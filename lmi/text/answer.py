@@ -28,7 +28,8 @@ class AnswerText:
         self._tokenizer = tokenizer
         self._special_ids = tokenizer.special_ids
         self._detokenizer = Detokenizer(tokenizer, request, prompt_ids)
-        stops, is_included = request.stop_sequences, request.include_stop_str_in_output
+        stops = request.stop_sequences
+        is_included = request.include_stop_str_in_output
         self._stop = StopStrings(stops, is_included) if stops else None
         self._silent_stop_ids = frozenset() if is_included else frozenset(request.stop_token_ids)
         self._num_unchecked = request.sampling.min_tokens or 0
@@ -59,7 +60,9 @@ class AnswerText:
             token = Token(token_id, piece, log_prob, token_id in self._special_ids)
             if token.is_special and not piece:
                 token.name = self._tokenizer.token_text(token_id)
+
             return [token]
+
         tokens: list[Token] = []
         is_stop_token = (
             finish_reason is FinishReason.STOP_WORDS
@@ -72,26 +75,33 @@ class AnswerText:
         for n, token_id in enumerate(ids):
             if self.stop_string is not None:
                 break
+
             piece = self._detokenizer.feed(token_id) if n < num_spoken else ""
             log_prob = None if log_probs is None else log_probs[n]
             token = Token(token_id, piece, log_prob, token_id in self._special_ids)
             if n >= num_spoken or (token.is_special and not piece):
                 token.name = self._tokenizer.token_text(token_id)
+
             if self._stop is not None:
                 token.raw_text = piece
                 if self._num_unchecked > 0:
                     self._num_unchecked -= 1
                 else:
                     token.text = self._stop.feed(piece)
+
             if top is not None:
                 token.top = [
                     _lone_token(self._tokenizer, item.token_id, item.log_prob) for item in top[n]
                 ]
+
             tokens.append(token)
+
         if ids:
             self._last_id = ids[-1]
+
         if finish_reason is not NOT_FINISHED:
             self._release(self._detokenizer.flush(), tokens)
+
         return tokens
 
     def _release(self, piece: str, tokens: list[Token]) -> None:
@@ -101,10 +111,13 @@ class AnswerText:
         text = piece
         if self._stop is not None:
             text = self._stop.feed(piece) + self._stop.flush()
+
         if text and not tokens:
             tokens.append(Token(self._last_id, "", raw_text=None if self._stop is None else ""))
+
         if text:
             tokens[-1].text += text
+
         if tokens and tokens[-1].raw_text is not None:
             tokens[-1].raw_text += piece
 
@@ -132,6 +145,7 @@ def prompt_tokens(
             token.top = [
                 _lone_token(tokenizer, item.token_id, item.log_prob) for item in position.top
             ]
+
     return tokens
 
 
@@ -195,7 +209,9 @@ class Detokenizer:
         if isinstance(piece, str):
             if not self._pending:
                 return piece
+
             piece = piece.encode()
+
         data = self._pending + piece
         text, num_used = codecs.utf_8_decode(data, "replace", False)
         self._pending = data[num_used:]
@@ -212,11 +228,14 @@ class Detokenizer:
             is_special = token_id in self._tokenizer.special_ids
             if is_special and self._is_behind_special:
                 piece = self._tokenizer.token_name(token_id)
+
             self._is_behind_special = is_special
+
         if self._is_at_start and piece:
             self._is_at_start = False
             self._is_plain = not self._bare
             return self._tokenizer.decode([token_id]) if isinstance(piece, str) else piece
+
         return piece
 
 
@@ -246,8 +265,10 @@ class StopStrings:
         """
         if self.matched is not None:
             return ""
+
         if not self._held and self._first_char.search(text) is None:
             return text
+
         num_searched = len(self._held)
         text, self._held = self._held + text, ""
         found = [
@@ -258,6 +279,7 @@ class StopStrings:
         if found:
             end, start, self.matched = min(found)
             return text[: end if self._is_included else start]
+
         begins = (
             begin.start()
             for begin in self._first_char.finditer(text, max(0, len(text) - self._max_held))

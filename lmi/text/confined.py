@@ -93,6 +93,7 @@ class ConfinedEncoder:
         data = text.encode()
         if max_cpu_s is None:
             max_cpu_s = MAX_CPU_S + MAX_CPU_S_PER_CHAR * len(text)
+
         flags = encoder.ADDS_SPECIAL_TOKENS * add_special_tokens
         flags |= encoder.SPELLS_SPECIAL_TOKENS * spells_special_tokens
         flags |= encoder.HAS_OFFSETS * has_offsets
@@ -107,9 +108,11 @@ class ConfinedEncoder:
 
         if status == encoder.FAILED:
             raise GenerationFailed(answer.decode(errors="replace"))
+
         numbers = array("I", answer).tolist()
         if not has_offsets:
             return Encoded(numbers, [])
+
         num_ids = len(numbers) // 3
         starts = numbers[num_ids : 2 * num_ids]
         ends = numbers[2 * num_ids :]
@@ -127,6 +130,7 @@ class ConfinedEncoder:
                 parts = "; ".join(part.what for part in unknown)
                 about = f"a text of {len(text)} characters that begins {text[:8]!r}"
                 raise ModelUnusable(f"the tokenizer has {parts}: {error} for {about}") from error
+
             if time.monotonic() > end_s:
                 return
 
@@ -147,6 +151,7 @@ class ConfinedEncoder:
             raise GenerationFailed(
                 f"the tokenizer's process does not start: {self._reason(0.0)}"
             ) from None
+
         return process
 
     def _reason(self, max_cpu_s: float) -> str:
@@ -157,8 +162,10 @@ class ConfinedEncoder:
         self._end()
         if process.returncode == -signal.SIGPROF:
             return f"it took over {max_cpu_s:.1f} s of CPU time"
+
         if process.returncode == -signal.SIGABRT:
             return "it took too much memory"
+
         return f"it ended with {process.returncode}"
 
 
@@ -202,6 +209,7 @@ def _read(file: IO[bytes], length: int) -> bytes:
     data = file.read(length)
     if len(data) < length:
         raise EOFError
+
     return data
 
 

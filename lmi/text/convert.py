@@ -15,6 +15,7 @@ def main(folder: str) -> None:
         from transformers import AutoTokenizer
     except ImportError as error:
         sys.exit(f"needs the package transformers ({error})")
+
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         text = tokenizer.backend_tokenizer.to_str()
@@ -23,6 +24,7 @@ def main(folder: str) -> None:
             f"{' '.join(str(error).split())} (packages that may be needed: sentencepiece, "
             f"protobuf, tiktoken)"
         )
+
     sys.stdout.write(text)
 
 

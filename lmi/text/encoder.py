@@ -21,8 +21,13 @@ REQUEST = struct.Struct(
     "!BdI"
 )  # flags, the seconds of CPU that the text may take, the bytes of the text
 ANSWER = struct.Struct("!BI")  # a status, the bytes that follow
-ADDS_SPECIAL_TOKENS, SPELLS_SPECIAL_TOKENS, HAS_OFFSETS = 1, 2, 4  # flags
-DONE, FAILED = 0, 1  # statuses
+# flags
+ADDS_SPECIAL_TOKENS = 1
+SPELLS_SPECIAL_TOKENS = 2
+HAS_OFFSETS = 4
+# statuses
+DONE = 0
+FAILED = 1
 MAX_MEMORY = 1 << 30  # bytes that texts may take, beside those of the tokenizer
 MAX_TOKENS_PER_BYTE = 32
 MAX_ADDED_TOKENS = 1024
@@ -45,9 +50,12 @@ def main() -> None:
         text = _read(requests, length).decode()
         signal.setitimer(signal.ITIMER_PROF, max_cpu_s)
         try:
-            status, data = DONE, _encode(backend, text, flags)
+            status = DONE
+            data = _encode(backend, text, flags)
         except BaseException as error:  # a panic of the library is one
-            status, data = FAILED, f"{error}".encode(errors="replace")[:1000]
+            status = FAILED
+            data = f"{error}".encode(errors="replace")[:1000]
+
         signal.setitimer(signal.ITIMER_PROF, 0.0)
         _write(answers, status, data)
 
@@ -62,9 +70,11 @@ def _encode(backend: tokenizers.Tokenizer, text: str, flags: int) -> bytes:
     ids = array("I", encoding.ids)
     if len(ids) > MAX_ADDED_TOKENS + MAX_TOKENS_PER_BYTE * len(text.encode()):
         raise ValueError(f"{len(ids)} tokens for a text of {len(text)} characters")
+
     if flags & HAS_OFFSETS:
         ids.extend(start for start, _ in encoding.offsets)
         ids.extend(end for _, end in encoding.offsets)
+
     return ids.tobytes()
 
 
@@ -72,6 +82,7 @@ def _read(file: BinaryIO, length: int) -> bytes:
     data = file.read(length)
     if len(data) < length:
         sys.exit()
+
     return data
 
 

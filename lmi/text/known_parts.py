@@ -183,6 +183,7 @@ def is_known_pattern(pattern: str) -> bool:
         found = next((known for known in LONGEST_FIRST if rest.startswith(f"{known}|")), None)
         if found is None:
             return False
+
         alternatives.append(found)
         rest = rest[len(found) + 1 :]
 
@@ -196,9 +197,11 @@ def _parts_of(part: Any, name_of_parts: str) -> list[Part]:
     """Return a part of a tokenizer as JSON has it, a sequence as its parts."""
     if part is None:
         return []
+
     state = bytes(part.__getstate__())
     if len(state) > MAX_STATE_CHARS:
         return [{"type": f"over {MAX_STATE_CHARS} characters"}]
+
     return list(_flat(json.loads(state), name_of_parts))
 
 
@@ -206,6 +209,7 @@ def _flat(part: Part, name_of_parts: str) -> Iterator[Part]:
     if part["type"] != "Sequence":
         yield part
         return
+
     for inner in part[name_of_parts]:
         yield from _flat(inner, name_of_parts)
 
@@ -246,8 +250,10 @@ def _unknown_of_model(model: Any, max_token_chars: int) -> list[UnknownPart]:
     kind = type(model).__name__
     if kind == "WordPiece" and model.max_input_chars_per_word > MAX_WORD_CHARS:
         return [UnknownPart(f"WordPiece for words of {model.max_input_chars_per_word} characters")]
+
     if kind == "Unigram" and max_token_chars > MAX_UNIGRAM_CHARS:
         return [UnknownPart(f"Unigram with a token of {max_token_chars} characters")]
+
     return []
 
 
@@ -284,6 +290,7 @@ def _fault_of_pattern(what: str, part: Part) -> list[UnknownPart]:
     pattern = part["pattern"].get("Regex")
     if pattern is None or is_known_pattern(pattern):
         return []
+
     return [UnknownPart(f"a {what} with the pattern {shorten(pattern)}", pattern)]
 
 
@@ -295,6 +302,7 @@ def _growth_of_replacing(part: Part) -> float:
     pattern = part["pattern"].get("String")
     if pattern is None:
         return max(1.0, float(len(content)))
+
     return max(1.0, len(content) / len(pattern)) if pattern else float("inf")
 
 

@@ -112,7 +112,8 @@ class Tokenizer:
         self._is_byte_level = backend.decoder is not None and b'"ByteLevel"' in bytes(
             backend.decoder.__getstate__()
         )
-        self.special_tokens, self.eos_ids = named or {}, tuple(eos_ids)
+        self.special_tokens = named or {}
+        self.eos_ids = tuple(eos_ids)
         added = backend.get_added_tokens_decoder().items()
         self.special_ids = {token_id for token_id, token in added if token.special}
         ids = map(backend.token_to_id, self.special_tokens.values())
@@ -139,10 +140,9 @@ class Tokenizer:
         folder = Path(path)
         if not folder.is_dir():
             raise ModelUnusable(f"{folder}: no such folder")
-        config, file = (
-            _read_json(folder / "special_tokens_map.json"),
-            folder / "tokenizer_config.json",
-        )
+
+        config = _read_json(folder / "special_tokens_map.json")
+        file = folder / "tokenizer_config.json"
         config |= {name: value for name, value in _read_json(file).items() if value is not None}
         own_file = folder / "tokenizer.json"
         with _explained(ModelUnusable, f"{own_file}: not a tokenizer"):
@@ -150,11 +150,13 @@ class Tokenizer:
                 backend = tokenizers.Tokenizer.from_file(str(own_file))
             else:
                 backend = tokenizers.Tokenizer.from_str(_convert(folder))
+
         try:
             named = _apply_config(backend, config)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             reason = f"{type(error).__name__}: {cause_line(error)}"
             raise ModelUnusable(f"{file}: a token is not described as one ({reason})") from error
+
         return cls(backend, named, _eos_ids(folder, backend, named))
 
     def encode(
@@ -173,8 +175,10 @@ class Tokenizer:
             raise InvalidParameter(
                 "inputs", "text of whole Unicode characters", "a lone surrogate"
             ) from error
+
         if not forged:
             return encoding.ids
+
         ids: list[int] = []
         for token_id, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
             inside = bisect_right(forged, start)
@@ -182,6 +186,7 @@ class Tokenizer:
                 token_id in self.special_texts and inside < len(forged) and forged[inside] < end
             )
             ids += self.special_texts[token_id][1] if is_forged else (token_id,)
+
         return ids
 
     def _encoding(
@@ -194,6 +199,7 @@ class Tokenizer:
                 spells_special_tokens=self._backend.encode_special_tokens,
                 has_offsets=has_offsets,
             )
+
         # Unlike `encode`, a batch (of one) releases the interpreter lock. The fast one knows no
         # places.
         encode = self._backend.encode_batch if has_offsets else self._backend.encode_batch_fast
@@ -231,30 +237,37 @@ class Tokenizer:
             raise PromptTooLong(
                 f"shorter than the model's context of {max_tokens + 1} tokens", counted
             )
+
         max_chars = max_tokens * self.max_token_chars
-        kept, first = text, 0
+        kept = text
+        first = 0
         if truncate is not None and truncation_side == "right":
             kept = text[:max_chars]
         elif truncate is not None:
             kept = text[-max_chars:]
             first = len(text) - len(kept)
+
         if first:
             forged = [place - first for place in forged]
+
         ids = await self.encode_async(kept, add_special_tokens=add_special_tokens, forged=forged)
         if not ids:
             raise InvalidParameter("inputs", "a text of at least one token", text)
+
         return truncated(ids, truncate, truncation_side)
 
     def spellings(self, word: str) -> list[tuple[int, ...]]:
         """Return all encodings of a word: with and without a space before it, at the start of a
         text and inside.
         """
-        bare, found = word.lstrip(" ") or word, list[list[int]]()
+        bare = word.lstrip(" ") or word
+        found = list[list[int]]()
         for spelled in (bare, " " + bare):
             found += (
                 self.encode(spelled, add_special_tokens=False),
                 self._encode_inside(spelled) or [],
             )
+
         return list(dict.fromkeys(tuple(ids) for ids in found if ids))
 
     async def spellings_async(self, words: Sequence[str]) -> list[tuple[int, ...]]:
@@ -278,6 +291,7 @@ class Tokenizer:
 
         if self._inline_chars_left == MAX_INLINE_CHARS:
             loop.call_soon(self._begin_turn)
+
         self._inline_chars_left -= num_chars
         return work()
 
@@ -295,10 +309,12 @@ class Tokenizer:
             raise ModelUnusable(
                 f"the tokenizer's tokens have at most {MAX_TOKEN_CHARS} characters here: {found}"
             )
+
         if unknown := unknown_decoders(self._backend):
             raise ModelUnusable(
                 f"the tokenizer has {unknown[0].what}, which is not decoded with here"
             )
+
         unknown = unknown_parts(self._backend, self.max_token_chars)
         if not unknown:
             return None
@@ -315,7 +331,8 @@ class Tokenizer:
         """Return the ids of a text behind a line break, or None where one token has
         parts of both.
         """
-        ids, length = self.encode("\n" + text, add_special_tokens=False), len(self._line)
+        ids = self.encode("\n" + text, add_special_tokens=False)
+        length = len(self._line)
         return ids[length:] if ids[:length] == self._line else None
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
@@ -346,6 +363,7 @@ class Tokenizer:
             ]
         finally:
             self._backend.encode_special_tokens = False
+
         return {
             token_id: (text, ids)
             for token_id, text, ids in plain
@@ -360,6 +378,7 @@ class Tokenizer:
             text = self.decode([token_id])
             if token_id not in self.special_ids and text.isascii() and text.isalnum():
                 return token_id
+
         raise ModelUnusable("the tokenizer has no plain token")
 
     def _token_text(self, token_id: int) -> str | bytes:
@@ -367,6 +386,7 @@ class Tokenizer:
         text = text.removeprefix(self._left).removesuffix(self._right)
         if "\ufffd" not in text:
             return text
+
         token = self.token_name(token_id)
         if self._is_byte_level:  # an added token outside of the alphabet is its text in UTF-8
             is_in_alphabet = BYTE_OF_CHAR.keys() >= set(token)
@@ -375,6 +395,7 @@ class Tokenizer:
             data = bytes.fromhex(token[3:5])
         else:
             return text
+
         try:
             return data.decode()
         except UnicodeDecodeError:
@@ -385,6 +406,7 @@ def truncated(ids: list[int], truncate: int | None, side: str) -> list[int]:
     """Return the ids of a prompt, with `truncate` at most so many, without those at the `side`."""
     if truncate is None:
         return ids
+
     return ids[:truncate] if side == "right" else ids[-truncate:]
 
 
@@ -402,6 +424,7 @@ def _explained(kind: type[Exception], what: str) -> Iterator[None]:
             not isinstance(error, Exception) and type(error).__name__ != "PanicException"
         ):  # it cannot be imported
             raise
+
         raise kind(f"{what}: {cause_line(error)}") from error
 
 
@@ -413,8 +436,10 @@ def _read_json(file: Path) -> dict[str, Any]:
         return {}
     except (OSError, ValueError, RecursionError) as error:
         raise ModelUnusable(f"{file}: {cause_line(error)}") from error
+
     if not isinstance(value, dict):
         raise ModelUnusable(f"{file}: must hold a JSON object")
+
     return value
 
 
@@ -428,14 +453,17 @@ def _convert(folder: Path) -> str:
             f"{folder}: no tokenizer: tokenizer.json is missing, and so are "
             f"{', '.join(_SLOW_FILES)}"
         )
+
     command = [sys.executable, "-P", str(Path(__file__).with_name("convert.py")), str(folder)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=CONVERSION_TIMEOUT_S)
     except subprocess.TimeoutExpired as error:
         raise ModelUnusable(f"{file}: conversion took over {CONVERSION_TIMEOUT_S:g} s") from error
+
     if done.returncode != 0:
         reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         raise ModelUnusable(f"{file}: cannot be converted to tokenizer.json: {reason}")
+
     return done.stdout
 
 
@@ -455,6 +483,7 @@ def _apply_config(backend: tokenizers.Tokenizer, config: dict[str, Any]) -> dict
             named |= {name: _added_token(token) for name, token in value.items()}
         else:
             extra += [_added_token(token) for token in value]
+
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
     backend.add_special_tokens(
         [*named.values(), *(token for token in extra if token.content not in known)]
@@ -466,6 +495,7 @@ def _apply_config(backend: tokenizers.Tokenizer, config: dict[str, Any]) -> dict
 def _added_token(value: str | dict[str, Any]) -> AddedToken:
     if isinstance(value, str):
         return AddedToken(value, special=True, normalized=False)
+
     flags = {
         name: bool(value[name])
         for name in ("lstrip", "rstrip", "single_word", "normalized")

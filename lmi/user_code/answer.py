@@ -21,7 +21,8 @@ from lmi.user_code.calls import Feed, Open
 if TYPE_CHECKING:
     from djl_python.request_io import Token
 
-JSON, JSONLINES = "application/json", "application/jsonlines"
+JSON = "application/json"
+JSONLINES = "application/jsonlines"
 NUM_LEGACY_PARAMETERS = 6  # token, first_token, last_token, details, generated_tokens, id
 NO_TOKEN = types.Token(-1, "", is_special=True)
 BODY_FIELDS = ("inputs", "parameters", "stream")
@@ -40,7 +41,9 @@ class TokenAnswer:
     ) -> None:
         from djl_python.request_io import Sequence, TextGenerationOutput
 
-        self._formatter, self._opened, self._request = formatter, opened, request
+        self._formatter = formatter
+        self._opened = opened
+        self._request = request
         self._is_legacy = num_required(formatter) == NUM_LEGACY_PARAMETERS
         self._sequence = Sequence()
         self._output = TextGenerationOutput(
@@ -53,33 +56,41 @@ class TokenAnswer:
 
     def feed(self, step: Feed) -> bytes:
         """Add the step to what the formatter may read. Returns what it writes."""
-        sequence, output = self._sequence, self._output
+        sequence = self._sequence
+        output = self._output
         if step.prompt_token_ids is not None and not getattr(self._request, "input_ids", None):
             self._request.input_ids = step.prompt_token_ids
+
         sequence.tokens += _tokens(step.tokens)
         if any(token.top is not None for token in step.tokens):
             sequence.top_tokens += [_tokens(token.top or ()) for token in step.tokens]
+
         sequence.cumulative_log_prob += sum(token.log_prob or 0.0 for token in step.tokens)
-        sequence.finish_reason, sequence.stop_reason = step.finish_reason, step.stop_reason
+        sequence.finish_reason = step.finish_reason
+        sequence.stop_reason = step.stop_reason
         output.finished = step.finish_reason is not None
         output.prompt_tokens_details += _tokens(step.prefill or ())
         return self._write(step)
 
     def _write(self, step: Feed) -> bytes:
         """Call the formatter until all tokens are read."""
-        sequence, written = self._sequence, []
+        sequence = self._sequence
+        written = []
         if self._output.finished and not step.tokens:
             sequence.tokens += _tokens([NO_TOKEN])
+
         while sequence.has_next_token():
             num_read = sequence._next
             written.append(as_bytes(self._format()))
             if sequence._next == num_read:  # it read no token, so it looks at whole answers
                 sequence._next = len(sequence.tokens)
+
         return b"".join(written)
 
     def _format(self) -> Any:
         if not self._is_legacy:
             return call(self._formatter, self._output)
+
         sequence = self._sequence
         token, is_first, is_last = sequence.get_next_token()
         read = sequence.tokens[: sequence._next]
@@ -132,11 +143,13 @@ class ResponseAnswer(TokenAnswer):
         self._has_prefill |= step.prefill is not None
         if step.finish_reason is None and not (self._opened.is_streaming and step.tokens):
             return b""
+
         response = json.dumps(self._response(step))
         return format_response(self._formatter, response, self._request, self._request.tokenizer)
 
     def _response(self, step: Feed) -> dict[str, Any]:
-        tokens, is_streaming = self._sequence.tokens, self._opened.is_streaming
+        tokens = self._sequence.tokens
+        is_streaming = self._opened.is_streaming
         whole = "" if step.finish_reason is None else self._prompt + _text(tokens)
         choice = {
             "index": 0,
@@ -149,10 +162,12 @@ class ResponseAnswer(TokenAnswer):
         response = self._head | {"choices": [choice]}
         if step.finish_reason is None:
             return response
+
         details = (
             {"details": self._whole_details(step.finish_reason)} if self._opened.details else {}
         )
-        num_prompt, num_new = self._num_prompt_tokens, len(tokens)
+        num_prompt = self._num_prompt_tokens
+        num_new = len(tokens)
         usage = {
             "prompt_tokens": num_prompt,
             "completion_tokens": num_new,
@@ -161,14 +176,18 @@ class ResponseAnswer(TokenAnswer):
         return {"generated_text": whole} | details | response | {"usage": usage}
 
     def _whole_details(self, finish_reason: str) -> dict[str, Any]:
-        sequence, is_whole = self._sequence, not self._opened.is_streaming
+        sequence = self._sequence
+        is_whole = not self._opened.is_streaming
         details = self._details(sequence.tokens, finish_reason)
         if is_whole:
             details["tokens"] = _shown(sequence.tokens)
+
         if self._has_prefill:
             details["prefill"] = _shown(self._output.prompt_tokens_details)
+
         if is_whole and sequence.top_tokens:
             details["top_tokens"] = [_shown(top) for top in sequence.top_tokens]
+
         return details
 
 
@@ -201,11 +220,13 @@ def request_input(request: Any, opened: Open, request_id: int, prompt: str, toke
         for name, value in opened.fields.items():
             if name not in BODY_FIELDS and getattr(request, name, None) is None:
                 setattr(request, name, value)
+
     request = copy.copy(request)
     request.request_id = request_id if request.request_id is None else request.request_id
     request.input_text = prompt
     if getattr(request, "tokenizer", None) is None:
         request.tokenizer = tokenizer
+
     return request
 
 
@@ -213,11 +234,14 @@ def as_bytes(written: Any) -> bytes:
     """Return bytes as they are, str in UTF-8, and any other value as JSON."""
     if written is None:
         return b""
+
     if isinstance(written, bytes | bytearray | memoryview):
         return bytes(written)
+
     if not isinstance(written, str):
         to_json = getattr(written, "model_dump_json", None)
         written = to_json() if callable(to_json) else json.dumps(written, ensure_ascii=False)
+
     return str(written).encode()
 
 
@@ -291,6 +315,7 @@ def first_parameter(function: Callable[..., Any]) -> tuple[str, str]:
         annotation = "" if first.annotation is first.empty else first.annotation
         text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
         return first.name, str(text).partition("[")[0].rpartition(".")[2]
+
     return "", ""
 
 
@@ -301,6 +326,7 @@ def accepted(function: Callable[..., Any], named: dict[str, Any]) -> dict[str, A
     first = {parameter.name for parameter in parameters[:1]}
     if takes_all:
         return {name: value for name, value in named.items() if name not in first}
+
     return {p.name: named[p.name] for p in parameters[1:] if p.name in named}
 
 

@@ -137,9 +137,12 @@ class Call:
         if isinstance(item, End):
             if item.error is not None:
                 raise from_info(item.error)
+
             return None
+
         if isinstance(item, bytes):
             self.send(Taken())
+
         return item
 
     async def head(self) -> Head:
@@ -226,4 +229,5 @@ class UserCodeWorkers(Connections[WorkerConnection]):
         await self.wait_for(lambda: self.alive)
         if not self.alive:
             raise Unavailable("the model's code is not ready: " + self.describe())
+
         return min(self.alive, key=lambda connection: len(connection.calls)).begin(first)

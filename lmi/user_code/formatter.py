@@ -28,7 +28,9 @@ class UserFormatters:
 
     def __init__(self, exchange: Exchange, service: Service, *, is_admitted: bool) -> None:
         """With `is_admitted` the caller holds a place in the queue for the request."""
-        self._exchange, self._service, self._is_admitted = exchange, service, is_admitted
+        self._exchange = exchange
+        self._service = service
+        self._is_admitted = is_admitted
         self._call: Call | None = None
         self._takes_user_code = (
             False  # whether the API of the path does; the body's may be OpenAI's
@@ -48,6 +50,7 @@ class UserFormatters:
         self._takes_user_code = api.takes_user_code
         if not self.reads(api):
             return body, content_type
+
         given = properties(self._exchange) | (
             {} if content_type is None else {"Content-Type": content_type}
         )
@@ -69,9 +72,11 @@ class UserFormatters:
             or not has_output_formatter(config, message)
         ):
             return message
+
         parameters = message.fields.get("parameters") or {}
         if parameters.get("details") not in (None, False):
             return message
+
         return replace(
             message, fields=message.fields | {"parameters": parameters | {"details": True}}
         )
@@ -97,8 +102,10 @@ class UserFormatters:
         if not self._takes_user_code or not has_output_formatter(self._service.config, message):
             self.close()
             return api.formatter(of_answer), parsed
+
         if not api.takes_user_code:
             return ResponseFormatter(self, api, of_answer), parsed
+
         kind = (
             ListOutputFormatter if isinstance(message.fields["inputs"], list) else OutputFormatter
         )
@@ -112,6 +119,7 @@ class UserFormatters:
             self._call = await self._service.user_code.begin(message)
         else:
             self._call.send(message)
+
         return self._call
 
     def close(self) -> None:
@@ -144,13 +152,16 @@ class OutputFormatter(CallFormatter):
         if parsed.requests[0].num_sequences > 1:
             name = name_of_several(message.fields["parameters"])
             raise Unsupported(name, "the model's own output formatter writes one sequence")
+
         super().__init__(code)
         self.is_streaming = parsed.requests[0].is_streaming
-        self._message, self._parsed = message, parsed
+        self._message = message
+        self._parsed = parsed
         self._has_begun = False
 
     async def begin(self) -> None:
-        message, request = self._message, self._parsed.requests[0]
+        message = self._message
+        request = self._parsed.requests[0]
         prompts = [each.prompt for each in self._parsed.requests]
         fields = {name: value for name, value in message.fields.items() if name != "inputs"}
         settings = request.is_streaming, message.format.details, request.return_full_text
@@ -164,8 +175,10 @@ class OutputFormatter(CallFormatter):
         reasons = delta.finish_reason, delta.stop_reason
         call = await self._code.ask(Feed(delta.index, delta.tokens, *reasons, ids, delta.prefill))
         if not self._has_begun:
-            self._has_begun, head = True, await call.head()
+            self._has_begun = True
+            head = await call.head()
             self.media_type = self.media_type or head.media_type
+
         return await call.chunk()
 
 
@@ -187,8 +200,10 @@ class ListOutputFormatter(OutputFormatter):
         self._num_open -= delta.finish_reason is not None
         if not self.is_streaming:
             return [] if self._num_open else [b"[%b]\n" % b", ".join(map(as_json, self._unsent))]
+
         if delta.is_followed or not any(self._unsent):
             return []
+
         written, self._unsent = self._unsent, [b""] * len(self._unsent)
         return [
             orjson.dumps({"outputs": [each.decode(errors="replace") for each in written]}) + b"\n"
@@ -202,11 +217,10 @@ class ResponseFormatter(CallFormatter):
 
     def __init__(self, code: UserFormatters, api: AnyApi, parsed: Parsed[Any]) -> None:
         super().__init__(code)
-        self._formatter, self._api = api.formatter(parsed), api
-        self.media_type, self.is_streaming = (
-            self._formatter.media_type,
-            self._formatter.is_streaming,
-        )
+        self._formatter = api.formatter(parsed)
+        self._api = api
+        self.media_type = self._formatter.media_type
+        self.is_streaming = self._formatter.is_streaming
 
     async def feed(self, delta: Delta) -> list[bytes]:
         records = [
@@ -224,10 +238,12 @@ class ResponseFormatter(CallFormatter):
         body = line.removeprefix(EVENT)
         if not body.startswith(b"{"):
             return line
+
         call = await self._code.ask(Respond(body))
         written = await call.chunk()
         if body == line:
             return written
+
         lines = written.splitlines()  # each becomes the data of an event, unless it is one already
         return b"".join(
             (each if each.startswith(EVENT) else EVENT + each) + b"\n" for each in lines
@@ -240,6 +256,7 @@ def as_json(written: bytes) -> bytes:
         orjson.loads(written)
     except orjson.JSONDecodeError:
         return orjson.dumps(written.decode(errors="replace"))
+
     return written.strip()
 
 
@@ -259,6 +276,7 @@ def has_output_formatter(config: Config, message: Message[Any]) -> bool:
     code = config.user_code
     if code is None or code.output_formatter is None or config.model.output_formatter is not None:
         return False
+
     parameters = message.fields.get("parameters")  # of any type in a body of OpenAI's API
     named = parameters.get("output_formatter") if isinstance(parameters, dict) else None
     return not (

@@ -76,6 +76,7 @@ class Installer:
             if self._folder.is_dir():
                 log.info("%s: installed by an earlier start in %s", self._file, self._folder)
                 return
+
             started_s = time.monotonic()
             try:
                 self._fill()
@@ -84,6 +85,7 @@ class Installer:
                 self._part.rename(self._folder)
             finally:
                 shutil.rmtree(self._part, ignore_errors=True)
+
             log.info(
                 "%s: installed in %s, %.1f s",
                 self._file,
@@ -95,21 +97,26 @@ class Installer:
         """Install from the folder of wheels, then from the index if that fails and an index may be
         asked.
         """
-        wheels, offline = self._file.parent / WHEELS, self._offline()
+        wheels = self._file.parent / WHEELS
+        offline = self._offline()
         sources = [f"--find-links={wheels}"] if wheels.is_dir() else []
         if not sources and offline:
             raise ModelUnusable(f"{self._file}: {offline} is set, and there is no folder {wheels}")
+
         if sources:
             error = self._pip("--no-index", *sources)
             if error is None:
                 return
+
             if offline:
                 raise ModelUnusable(
                     f"{self._file}: {error} ({offline} is set, so no index is asked)"
                 )
+
             log.warning(
                 "%s: not all of it is in %s, so the index is asked: %s", self._file, wheels, error
             )
+
         if (error := self._pip(*sources)) is not None:
             raise ModelUnusable(f"{self._file}: {error}")
 
@@ -133,8 +140,10 @@ class Installer:
         if self._user is not None:
             self._part.mkdir()
             os.chown(self._part, self._user.uid, self._user.gid)
+
         command = [*PIP, f"--target={self._part}", *arguments, f"--requirement={self._file}"]
-        lines, num_found = list[str](), 0
+        lines = list[str]()
+        num_found = 0
         process = subprocess.Popen(  # in a group of its own, of which nothing is left at the end
             command,
             cwd=self._file.parent,
@@ -154,13 +163,17 @@ class Installer:
                 if line.startswith(STEPS):
                     num_found += line.startswith(FOUND)
                     self._report(min(0.9, num_found / self._num_named), line)
+
             process.wait()
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
+
             process.wait()
+
         if process.returncode == 0:
             return None
+
         errors = [line for line in lines if line.startswith("ERROR:")]
         return (errors or lines or [f"pip exited with code {process.returncode}"])[-1]
 
@@ -177,6 +190,7 @@ class Installer:
             os.chown(path, os.geteuid(), os.getegid(), follow_symlinks=False)
             if path.is_symlink():
                 continue
+
             path.chmod(path.stat().st_mode & 0o755)
             if path.is_dir():
                 waiting += path.iterdir()
@@ -195,6 +209,7 @@ def _prepare(user: User | None, parent_pid: int) -> None:
     """Make the process that becomes pip one of the user, and let it end with its parent."""
     if user is not None:
         user.become()
+
     linux.die_with_parent(parent_pid, signal.SIGKILL)
 
 
@@ -209,8 +224,10 @@ def run(file: Path, folder: Path, state: Path, user: User | None = None) -> int:
     except Exception as error:
         log.exception("%s was not installed", file)
         failure = ModelUnusable(f"{file}: {cause_line(error)}")
+
     with suppress(OSError):  # on a full disk the exit code and the log still say it
         write(state / FAILURE, failure.info)
+
     return failure.exit_code
 
 
@@ -218,6 +235,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="lmi.user_code.requirements", description=__doc__)
     for name in ("--file", "--folder", "--state"):
         parser.add_argument(name, type=Path, required=True)
+
     parser.add_argument("--user", type=User.of)
     parser.add_argument("--log-level", default="INFO")
     parser.add_argument("--log-format", default="auto")

@@ -25,6 +25,7 @@ async def invocations(exchange: Exchange, service: Service) -> None:
     """Answer `/invocations`, and the paths that name the model too."""
     if "model" in (named := exchange.scope["path_params"]):
         service.check_model(named["model"], named.get("version"))
+
     exchange.refuse = partial(refuse, exchange, service)
     service.check_room()
     body = await exchange.body(
@@ -57,6 +58,7 @@ async def call_handler(exchange: Exchange, service: Service, calls: list[Handle]
     except LmiError as error:
         if not exchange.status:
             raise
+
         exchange.error_label = error.label
         exchange.note_failure(error.status, retry_header(error).items())
         await exchange.end(exchange.line_end() + error_body(error, error.status))
@@ -74,13 +76,16 @@ async def send_response(exchange: Exchange, call: Call, *, is_ascii: bool) -> No
             body = b"".join([chunk async for chunk in chunks])
             await exchange.send_whole(head.status, head.media_type, body, head.headers.items())
             return
-        kind, chunk = head.media_type.lower(), await anext(chunks, None)
+
+        kind = head.media_type.lower()
+        chunk = await anext(chunks, None)
         await exchange.start(
             head.status, head.media_type, ({"cache-control": "no-cache"} | head.headers).items()
         )
         while chunk is not None:
             await exchange.write(as_ascii(chunk) if is_ascii and "json" in kind else chunk)
             chunk = await anext(chunks, None)
+
         await exchange.end(
             exchange.line_end() if kind.startswith("text/") or "json" in kind else b""
         )

@@ -61,6 +61,7 @@ class UserCode:
             if (unused := _find(module, None, mark)) is not None:
                 why = "it is for scikit-learn and XGBoost"
                 log.warning("%s: %s is never called here, %s", config.path, unused.__name__, why)
+
         self._properties = dict(config.properties)
         self._tokenizer = LazyTokenizer(folder)
         self._name = name
@@ -73,6 +74,7 @@ class UserCode:
         """
         if self._handle is None:
             return
+
         from djl_python import Input
 
         try:
@@ -81,6 +83,7 @@ class UserCode:
         except Exception as error:
             if not is_built_in(self._properties.get("entryPoint", "")):
                 raise
+
             log.error(
                 "the first call of %s, without content, failed", self._handler_name, exc_info=error
             )
@@ -94,16 +97,20 @@ class UserCode:
         from djl_python import Output
 
         assert self._handle is not None
-        result, head = call(self._handle, _input(properties, body, query)), None
+        result = call(self._handle, _input(properties, body, query))
+        head = None
         is_streaming = hasattr(result, "__aiter__") or isinstance(result, Generator)
         with closing(read_results(result)) as results:
             for output in results:
                 if not isinstance(output, Output):
                     said = f"must return an Output or None, not {type(output).__name__}"
                     raise TypeError(f"{self._handler_name} {said}")
+
                 if head is None:
                     yield (head := read_head(output, is_streaming=is_streaming))
+
                 yield from read_pieces(output)
+
         if head is None:
             yield Head(204, "", {})
 
@@ -113,11 +120,13 @@ class UserCode:
         """
         from djl_python.encode_decode import decode
 
-        formatter, argument = self._input_formatter, _input(properties, body)
+        formatter = self._input_formatter
+        argument = _input(properties, body)
         assert formatter is not None
         name, annotation = answer.first_parameter(formatter)
         if annotation.lower() == "dict" or name == "decoded_payload":
             argument = decode(argument, argument.get_property("content-type"))
+
         options = {
             "tokenizer": self._tokenizer,
             "properties": dict(self._properties),
@@ -127,6 +136,7 @@ class UserCode:
         request = call(formatter, argument, **answer.accepted(formatter, options))
         if isinstance(request, dict):
             return None, json.dumps(request).encode()
+
         return request, json.dumps(_request_fields(request)).encode()
 
     def answers(self, opened: Open, request: Any, request_id: int) -> list[TokenAnswer]:
@@ -149,6 +159,7 @@ class UserCode:
         assert self._output_formatter is not None
         if not answer.takes_responses(self._output_formatter):
             return body
+
         return answer.format_response(self._output_formatter, body, request, self._tokenizer)
 
 
@@ -157,6 +168,7 @@ def load(config: UserCodeConfig, *, folder: str, name: str) -> UserCode:
     for place in (str(COMPAT), folder, str(Path(config.path).parent)):
         if place not in sys.path:
             sys.path.insert(0, place)
+
     os.chdir(folder)
     return UserCode(config, folder=folder, name=name)
 
@@ -174,6 +186,7 @@ def _named(module: ModuleType, name: str) -> Callable[..., Any]:
     function: object = getattr(module, name, None)
     if not callable(function):
         raise LookupError(f"{module.__file__} has no function {name}")
+
     return function
 
 
@@ -183,6 +196,7 @@ def _find(module: ModuleType, name: str | None, mark: str) -> Callable[..., Any]
     """
     if name:
         return _named(module, name)
+
     return next(
         (value for value in vars(module).values() if callable(value) and hasattr(value, mark)), None
     )
@@ -218,6 +232,7 @@ def _request_fields(request: Any) -> dict[str, Any]:
     }
     if callable(parameters.get("output_formatter")):
         del parameters["output_formatter"]
+
     adapters = {"adapters": request.adapters} if getattr(request, "adapters", None) else {}
     return fields | {"parameters": parameters} | adapters
 
@@ -230,6 +245,7 @@ def read_results(result: Any) -> Generator[object]:
         result = synchronous(result)
     elif not isinstance(result, Generator):
         result = (item for item in (result,) if item is not None)
+
     with closing(result) as items:
         for item in items:
             try:
@@ -237,6 +253,7 @@ def read_results(result: Any) -> Generator[object]:
             finally:
                 if (finalize := getattr(item, "finalizer", None)) is not None:
                     finalize()
+
             if getattr(item, "is_last", False):
                 return
 
@@ -260,11 +277,13 @@ def read_head(output: Output, *, is_streaming: bool) -> Head:
     ]:  # RFC 9110, sections 5.1 and 5.5
         if not HEADER_NAME.fullmatch(name):
             raise ValueError(f"an Output's property must have a header's name, given {name!r}")
+
         if not HEADER_VALUE.fullmatch(value):
             raise ValueError(
                 f"an Output's property {name} must be one line of Latin-1 characters, given "
                 f"{value!r}"
             )
+
     return Head(status, media_type, others, is_streaming)
 
 
@@ -272,10 +291,13 @@ def read_pieces(output: Output) -> Iterator[bytes]:
     """Yield the body, piece by piece if it is a stream."""
     if _status(output.code) in WITHOUT_BODY:
         return
+
     if output.stream_content is None:
         if (data := output.content.get()) is not None:
             yield data
+
         return
+
     write = output.stream_formatter or (lambda item: item)
     items = output.stream_content
     for item in synchronous(items) if isinstance(items, AsyncIterable) else items:
@@ -286,6 +308,7 @@ def _status(code: Any) -> int:
     with suppress(TypeError, ValueError):
         if 200 <= int(code) <= 599:
             return int(code)
+
     raise ValueError(f"an Output's code must be an HTTP status from 200 to 599, given {code!r}")
 
 
@@ -306,6 +329,7 @@ class LazyTokenizer:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # copy and pickle look for such names on this object
             raise AttributeError(name)
+
         return getattr(self._tokenizer, name)
 
     def __call__(self, *args: Any, **named: Any) -> Any:
@@ -329,23 +353,29 @@ def read_parts(body: bytes, content_type: str) -> list[tuple[str, bytes]]:
     boundary = _message("content-type: " + content_type).get_boundary()
     if not boundary:
         raise ValueError("the content type of a multipart body must name its boundary")
+
     pieces = (b"\r\n" + body).split(b"\r\n--" + boundary.encode("latin-1", "replace"))
     if len(pieces) == 1:
         raise ValueError(f"the multipart body has no line with its boundary, {boundary!r}")
+
     if not pieces[-1].startswith(b"--"):
         raise ValueError("the multipart body ends before its last boundary")
+
     parts = []
     for piece in pieces[1:-1]:
         padding, line_end, part = piece.partition(b"\r\n")
         if not line_end or padding.strip(b" \t"):
             raise ValueError("a boundary of the multipart body does not end its line")
+
         head, head_end, content = (b"\r\n" + part).partition(b"\r\n\r\n")
         name = _message(head.decode(errors="replace").lstrip()).get_param(
             "name", header="content-disposition"
         )
         if not head_end or not isinstance(name, str):
             raise ValueError("a part of the multipart body has no name")
+
         parts.append((name, content))
+
     return parts
 
 

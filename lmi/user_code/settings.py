@@ -32,9 +32,12 @@ HANDLER = "handle"
 # Entry points that call the handler of a model.py first.
 TRIES_HANDLER = re.compile(r"djl_python\.lmi_.*|.*async_service")
 MARKS = ("output_formatter", "input_formatter")  # decorators of djl_python
-ENTRY_KEY, HANDLER_KEY = "option.entryPoint", "option.handler"
-REQUIREMENTS, WHEELS = "requirements.txt", "requirements"
-SWITCH, TRUST = "option.install_requirements", "option.trust_remote_code"
+ENTRY_KEY = "option.entryPoint"
+HANDLER_KEY = "option.handler"
+REQUIREMENTS = "requirements.txt"
+WHEELS = "requirements"
+SWITCH = "option.install_requirements"
+TRUST = "option.trust_remote_code"
 
 
 def outline(path: Path) -> tuple[set[str], set[str]]:
@@ -47,7 +50,9 @@ def outline(path: Path) -> tuple[set[str], set[str]]:
         raise ModelUnusable(f"{path}: line {error.lineno}: SyntaxError: {error.msg}") from None
     except (OSError, ValueError, RecursionError) as error:
         raise ModelUnusable(f"{path}: {error}") from None
-    names, used = set[str](), set[str]()
+
+    names = set[str]()
+    used = set[str]()
     for node in body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             names.add(node.name)
@@ -55,8 +60,10 @@ def outline(path: Path) -> tuple[set[str], set[str]]:
             names.update(alias.asname or alias.name for alias in node.names)
         elif isinstance(node, ast.Assign):
             names.update(target.id for target in node.targets if isinstance(target, ast.Name))
+
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             used.update(map(_last_name, node.decorator_list))
+
     return names, used.intersection(MARKS)
 
 
@@ -82,19 +89,23 @@ def choose_code(values: Values) -> UserCodeConfig | None:
     refuse_unrun_handlers(values, user_code_folders(values))
     if values.unusable is not None:
         return None
+
     if path is None:
         _named_formatters(values, set())
         return None
+
     try:
         names, marks = outline(path)
     except ModelUnusable as error:
         values.unusable = error
         return None
+
     handler = _choose_handler(values, path, names)
     formatters = dict.fromkeys(marks, "") | _named_formatters(values, names)
     if handler is None and not formatters:
         _warn_of_nothing_to_run(values, path, names)
         return None
+
     return UserCodeConfig(path=str(path.resolve()), handler=handler, properties={}, **formatters)
 
 
@@ -109,15 +120,18 @@ def _find_file(values: Values) -> Path | None:
             values.warn(
                 f"{values.how_given(ENTRY_KEY).said}: {NEURON}, the model runs on GPUs or a CPU"
             )
+
     found = [place / name for place in user_code_folders(values) if (place / name).is_file()]
     unasked = {
         file for file in found if not values.final(TRUST) and _is_unasked(values, file.parent)
     }
     for file in unasked:
         values.note(f"{file}: not run, since it came from a hub or bucket and {TRUST}=false")
+
     path = next((file for file in found if file not in unasked), None)
     if path is None and _is_own_file(values):
         values.refuse(ENTRY_KEY, ENTRY_POINT.allowed)
+
     return path
 
 
@@ -148,8 +162,10 @@ def _choose_handler(values: Values, path: Path, names: set[str]) -> str | None:
     handler: str = values.given(HANDLER_KEY, HANDLER)
     if handler in names and (not is_built_in(entry) or TRIES_HANDLER.fullmatch(entry)):
         return handler
+
     if HANDLER_KEY in values and not is_built_in(entry):
         values.refuse(HANDLER_KEY, f"a function of {path}")
+
     return None
 
 
@@ -163,12 +179,14 @@ def _named_formatters(values: Values, names: set[str]) -> dict[str, str]:
         if wanted not in names:
             words = f"{', '.join(FORMATTER_WORDS)} or " if kind == "output_formatter" else ""
             values.refuse(f"option.{kind}", f"{words}a function of the model's own model.py")
+
     return named
 
 
 def _warn_of_nothing_to_run(values: Values, path: Path, names: set[str]) -> None:
     if _is_own_file(values):
         values.refuse(ENTRY_KEY, f"a file with a function {HANDLER} or a formatter")
+
     wanted = values.given(HANDLER_KEY, HANDLER)
     lacks = f"has neither a function {wanted} nor a formatter"
     if wanted in names:
@@ -178,11 +196,13 @@ def _warn_of_nothing_to_run(values: Values, path: Path, names: set[str]) -> None
             f"function "
             f"{wanted}"
         )
+
     if "option.model_id" not in values and not (path.parent / CONFIG).is_file():
         values.unusable = ModelUnusable(
             f"{path}: {lacks}, and there is no {CONFIG} of a model beside it"
         )
         return
+
     values.warn(f"{path}: {lacks}, so it is not run")
 
 
@@ -194,7 +214,8 @@ def with_properties(
 
     `is_apart` says that option.model_id names a local folder.
     """
-    path, engine = config.model.path, config.engine
+    path = config.model.path
+    engine = config.engine
     given = [
         picked.given for picked in values.picked.values() if picked.given.key.startswith("option.")
     ]
@@ -202,6 +223,7 @@ def with_properties(
     options.setdefault("tensor_parallel_degree", str(engine.tensor_parallel_degree))
     if is_apart or "model_id" not in options:
         options["model_id"] = path
+
     properties = options | {"model_dir": path, "device_id": "0" if engine.device_ids else "-1"}
     return replace(code, properties=properties)
 
@@ -213,12 +235,15 @@ def choose_requirements(values: Values, code: UserCodeConfig | None) -> Requirem
     file = next((file for file in files if file.is_file()), None)
     if file is None:
         return None
+
     if not values.final(SWITCH):
         values.note(f"{file}: not installed, by {values.how_given(SWITCH).said}")
         return None
+
     if code is None and not values.final(TRUST):
         values.note(f"{file}: not installed, since no code of the model runs ({TRUST}=false)")
         return None
+
     wheels = file.parent / WHEELS
     try:
         names = sorted(entry.name for entry in wheels.iterdir()) if wheels.is_dir() else []
@@ -227,6 +252,7 @@ def choose_requirements(values: Values, code: UserCodeConfig | None) -> Requirem
         raise ModelUnusable(f"{file}: cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise ModelUnusable(f"{file}: cannot be read: {error}") from None
+
     folder = Path(
         values.final("download_dir"), "requirements", hashlib.sha256(b"\0".join(parts)).hexdigest()
     )
@@ -239,6 +265,7 @@ def unrun_code(folder: Path) -> list[str]:
     """
     if not facts(folder).get("auto_map"):
         return []
+
     advice = "option.trust_remote_code=true runs it, if you trust it and the engine can"
     return [
         (

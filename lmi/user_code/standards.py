@@ -15,7 +15,8 @@ from lmi.shared.model_files import read_bounded
 
 PACKAGE = "model_hosting_container_standards"
 FIXED_NAMES = ("custom_sagemaker_ping_handler", "custom_sagemaker_invocation_handler")
-SCRIPT, SCRIPT_FOLDER = "CUSTOM_SCRIPT_FILENAME", "SAGEMAKER_MODEL_PATH"
+SCRIPT = "CUSTOM_SCRIPT_FILENAME"
+SCRIPT_FOLDER = "SAGEMAKER_MODEL_PATH"
 VARIABLES = (
     *("CUSTOM_FASTAPI_PING_HANDLER", "CUSTOM_FASTAPI_INVOCATION_HANDLER"),
     *("CUSTOM_FASTAPI_MIDDLEWARE_THROTTLE", "CUSTOM_FASTAPI_MIDDLEWARE_PRE_POST_PROCESS"),
@@ -58,6 +59,7 @@ def _mark(file: Path) -> str | None:
     for node in ast.walk(tree):
         if not isinstance(node, ast.Import | ast.ImportFrom):
             continue
+
         modules = (
             [alias.name for alias in node.names]
             if isinstance(node, ast.Import)
@@ -69,4 +71,5 @@ def _mark(file: Path) -> str | None:
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name in FIXED_NAMES:
             return f"line {node.lineno} has {node.name}"
+
     return None

@@ -64,6 +64,7 @@ class Job:
         """
         if self._is_over.is_set():
             return
+
         try:
             if self._is_last(message):
                 self._send(End())
@@ -92,6 +93,7 @@ class Job:
             case calls.Feed():
                 self._send(self._answers[message.index].feed(message))
                 return all(each.is_over for each in self._answers)
+
         return False
 
     def _handle(self, message: calls.Handle) -> None:
@@ -102,12 +104,14 @@ class Job:
                 if isinstance(piece, Head):
                     self._send(piece)
                     continue
+
                 for start in range(
                     0, len(piece) or 1, MAX_CHUNK_BYTES
                 ):  # an empty piece is one empty message
                     self.room.acquire()
                     if self._is_over.is_set():
                         return
+
                     self._send(piece[start : start + MAX_CHUNK_BYTES])
 
 
@@ -164,9 +168,11 @@ class CallConnection(Accepted):
         if job is None:
             if isinstance(message, calls.Taken | calls.Drop | calls.Feed):
                 return  # the call has ended
+
             job = self._jobs[call_id] = Job(
                 call_id, self._user_code, partial(self._send_from_thread, call_id)
             )
+
         if isinstance(message, calls.Taken):
             job.room.release()
         elif isinstance(message, calls.Drop):
@@ -187,6 +193,7 @@ class CallConnection(Accepted):
     def _send(self, call_id: int, message: ToFrontEnd) -> None:
         if isinstance(message, End):
             self._jobs.pop(call_id, None)
+
         try:
             self.write(frame(calls.encode((call_id, message))))
         except FrameTooLarge as error:
@@ -202,9 +209,11 @@ def describe(error: BaseException) -> str:
 
 async def serve(user_code: UserCode, record: EngineRecord, socket_path: str) -> None:
     """Serve until SIGTERM."""
-    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
     for signum in ENDING:
         loop.add_signal_handler(signum, stop.set)
+
     thread = CodeThread(record)
     server = await listen(lambda: CallConnection(user_code, thread), socket_path)
     beat = asyncio.create_task(thread.beat())
@@ -215,6 +224,7 @@ async def serve(user_code: UserCode, record: EngineRecord, socket_path: str) -> 
     deadline_s = time.monotonic() + FINISH_S
     while not thread.is_idle and time.monotonic() < deadline_s:
         await asyncio.sleep(0.02)
+
     beat.cancel()
     for signum in ENDING:
         signal.signal(
@@ -241,6 +251,7 @@ def load(code: UserCodeConfig, model: ModelConfig, record: EngineRecord) -> User
         number = error.lineno if isinstance(error, SyntaxError) else [None, *lines][-1]
         place = f"line {number}: " if number else ""
         raise ModelUnusable(f"{code.path}: {place}{describe(error)}") from error
+
     return user_code
 
 
@@ -248,7 +259,8 @@ def run(slot: int) -> int:
     """Load, serve, stop. Returns the exit code."""
     runtime = Runtime.from_environ()
     socket, record = calls.ends(runtime.path, runtime.attach())[slot]
-    given, server = runtime.config.user_code, runtime.config.server
+    given = runtime.config.user_code
+    server = runtime.config.server
     assert given is not None
     sessions = {  # which djl_python's SessionManager reads
         "sessions_path": str(runtime.sessions_path),
@@ -263,6 +275,7 @@ def run(slot: int) -> int:
             runtime.write_report(
                 slot, LoadReport(engine="model.py", stages_s={"load": time.monotonic() - started_s})
             )
+
         record.stage = ""
         linux.keep_to_cores()
         asyncio.run(serve(user_code, record, socket))

@@ -131,6 +131,7 @@ def load() -> Library:
     kind = variant_here()
     if kind is None:
         raise NotAvailable("none are made for this system and CPU")
+
     chosen = os.environ.get("LMI_NATIVE_LIBRARY")  # of tests: a build with sanitizers
     return Library(Path(chosen) if chosen else library_file(kind), kind)
 
@@ -149,10 +150,12 @@ def map_memory(num_bytes: int, pages: int) -> mmap.mmap:
         memory = mmap.mmap(-1, max(num_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise MemoryError(f"the system has no {num_bytes} bytes: {error}") from error
+
     try:
         memory.madvise(pages)
     except OSError:
         pass  # a kernel without huge pages
+
     return memory
 
 
@@ -166,14 +169,17 @@ class Arena:
 
     def __init__(self, chunk_bytes: int = 64 << 20) -> None:
         self._chunk_bytes = chunk_bytes
-        self._chunk, self._num_taken = allocate(0), 0
+        self._chunk = allocate(0)
+        self._num_taken = 0
 
     def take(self, num_bytes: int) -> Array:
         """Bytes, (num_bytes,), whose address is a multiple of 64; they live as long as
         the array.
         """
         if self._num_taken + num_bytes > self._chunk.size:
-            self._chunk, self._num_taken = allocate(max(num_bytes, self._chunk_bytes)), 0
+            self._chunk = allocate(max(num_bytes, self._chunk_bytes))
+            self._num_taken = 0
+
         start = self._num_taken
         self._num_taken = -(-(start + num_bytes) // 64) * 64
         return self._chunk[start : start + num_bytes]
@@ -189,26 +195,20 @@ class Library:
             raise NotAvailable(
                 f"{path.name} cannot be loaded ({error}); scripts/build-native builds it"
             ) from error
+
         if functions.lmi_abi() != _ABI:
             raise NotAvailable(
                 f"{path.name} is of another version; scripts/build-native builds this one"
             )
-        functions.lmi_packed_bytes.argtypes, functions.lmi_packed_bytes.restype = (
-            (c_int32,) * 3,
-            c_int64,
-        )
-        functions.lmi_pack.argtypes, functions.lmi_pack.restype = (
-            (c_void_p, *(c_int32,) * 4, c_void_p, c_int32),
-            None,
-        )
-        functions.lmi_block_bytes.argtypes, functions.lmi_block_bytes.restype = (
-            (c_int32,) * 3,
-            c_int64,
-        )
-        functions.lmi_scratch_bytes.argtypes, functions.lmi_scratch_bytes.restype = (
-            (POINTER(_Model), c_int32),
-            c_int64,
-        )
+
+        functions.lmi_packed_bytes.argtypes = (c_int32,) * 3
+        functions.lmi_packed_bytes.restype = c_int64
+        functions.lmi_pack.argtypes = (c_void_p, *(c_int32,) * 4, c_void_p, c_int32)
+        functions.lmi_pack.restype = None
+        functions.lmi_block_bytes.argtypes = (c_int32,) * 3
+        functions.lmi_block_bytes.restype = c_int64
+        functions.lmi_scratch_bytes.argtypes = (POINTER(_Model), c_int32)
+        functions.lmi_scratch_bytes.restype = c_int64
         functions.lmi_run.argtypes = (POINTER(_Model), POINTER(_Step), c_int32)
         functions.lmi_error.restype = c_char_p
         self.kind = kind
@@ -222,6 +222,7 @@ class Library:
             raise ValueError(
                 f"a weight must be a matrix of floats, given {dtype_name(weight)} {weight.shape}"
             )
+
         num_out, num_in = weight.shape
         weight = np.ascontiguousarray(weight)
         data = (arena or self._arena).take(self.functions.lmi_packed_bytes(num_out, num_in, format))
@@ -244,7 +245,9 @@ class NativeModel:
     def __init__(
         self, library: Library, program: Program[Panels], num_blocks: int, num_threads: int
     ) -> None:
-        self._functions, self._program, self._num_threads = library.functions, program, num_threads
+        self._functions = library.functions
+        self._program = program
+        self._num_threads = num_threads
         self.block_bytes = library.block_bytes(
             program.num_layers, program.num_kv_heads, program.head_dim
         )
@@ -272,7 +275,8 @@ class NativeModel:
             num_blocks=num_blocks,
             **{name: getattr(program, name) for name in _OF_PROGRAM},
         )
-        widths, wanted = program.widths, program.wanted
+        widths = program.widths
+        wanted = program.wanted
         self._wanted_bytes = 4 * sum(width for index, width in enumerate(widths) if index in wanted)
         self._row_bytes = (
             4 * sum(widths)
@@ -285,7 +289,9 @@ class NativeModel:
         """Logits (num_wanted, vocab_size), float32, in the order of the chunks; valid until the
         next call.
         """
-        ids, blocks, wanted = list[int](), list[int](), list[int]()
+        ids = list[int]()
+        blocks = list[int]()
+        wanted = list[int]()
         for chunk in chunks:
             ids += chunk.token_ids
             blocks += chunk.table[
@@ -295,6 +301,7 @@ class NativeModel:
                 wanted.append(len(ids) - 1)
             else:
                 wanted += range(len(ids) - chunk.num_logits, len(ids))
+
         starts = [chunk.start for chunk in chunks]
         lengths = [len(chunk.token_ids) for chunk in chunks]
         self._reserve(len(ids), len(wanted))
@@ -328,13 +335,16 @@ class NativeModel:
             ]
         except OverflowError as error:
             raise ValueError(f"a number of the step does not fit in 32 bits: {error}") from error
+
         step = _Step(*(column.buffer_info()[0] for column in arrays))
         step.num_rows, step.num_chunks, step.num_blocks, step.num_wanted = map(
             len, (ids, lengths, blocks, wanted)
         )
         if adapters:
             sites = [ctypes.cast(adapter, POINTER(_Site)) for adapter in adapters]
-            step.adapters, step.num_adapters = (POINTER(_Site) * len(sites))(*sites), len(sites)
+            step.adapters = (POINTER(_Site) * len(sites))(*sites)
+            step.num_adapters = len(sites)
+
         if self._functions.lmi_run(self._model, step, self._num_threads):
             raise ValueError(self._functions.lmi_error().decode())
 
@@ -383,9 +393,11 @@ class NativeModel:
         """
         if num_rows <= self._max_rows and num_wanted <= self._max_wanted:
             return
+
         max_rows = max(_next_power_of_two(num_rows), self._max_rows)
         max_wanted = max(_next_power_of_two(num_wanted), self._max_wanted)
-        widths, wanted = self._program.widths, self._program.wanted
+        widths = self._program.widths
+        wanted = self._program.wanted
         capacities = [max_wanted if index in wanted else max_rows for index in range(len(widths))]
         shapes = list(zip(capacities, widths, strict=True))
         memory = [
@@ -394,10 +406,13 @@ class NativeModel:
         ]
         for index, (rows, width) in enumerate(shapes):
             self._buffers[index] = _Buffer(_address(memory[index]), width, rows, index in wanted, 0)
+
         self._memory = memory
         self._scratch = allocate(self._functions.lmi_scratch_bytes(self._model, max_rows))
-        self._model.scratch, self._model.scratch_bytes = _address(self._scratch), self._scratch.size
-        self._max_rows, self._max_wanted = max_rows, max_wanted
+        self._model.scratch = _address(self._scratch)
+        self._model.scratch_bytes = self._scratch.size
+        self._max_rows = max_rows
+        self._max_wanted = max_wanted
 
 
 def _next_power_of_two(number: int) -> int:
@@ -408,10 +423,12 @@ def _op(operation: Operation[Panels]) -> _Op:
     match operation:
         case Embed(output=output, table=table):
             op = _Op(_EMBED, output=output, table_dtype=_DTYPES[table.dtype], scale=operation.scale)
-            op.table, op.positions = _address(table), _address(operation.positions)
+            op.table = _address(table)
+            op.positions = _address(operation.positions)
         case Norm(input=input, output=output):
             op = _Op(_NORM, input, output, operation.adds, operation.is_centred, eps=operation.eps)
-            op.norm, op.bias = _address(operation.weight), _address(operation.bias)
+            op.norm = _address(operation.weight)
+            op.bias = _address(operation.bias)
         case Linear(input=input, output=output, site=site):
             op = _Op(
                 _LINEAR,
@@ -420,25 +437,29 @@ def _op(operation: Operation[Panels]) -> _Op:
                 operation.adds,
                 activation=_ACTIVATIONS[operation.activation],
             )
-            op.site, op.low = 0 if site is None else site + 1, operation.low
-            op.weight, op.bias = ctypes.pointer(operation.weight), _address(operation.bias)
+            op.site = 0 if site is None else site + 1
+            op.low = operation.low
+            op.weight = ctypes.pointer(operation.weight)
+            op.bias = _address(operation.bias)
             op.gate = None if operation.gate is None else ctypes.pointer(operation.gate)
             op.gate_bias = _address(operation.gate_bias)
         case Shrink(input=input, output=output, site=site):
             op = _Op(_SHRINK, input, output, site=site + 1)
         case Attend(input=input, output=output):
             op = _Op(_ATTEND, input, output, layer=operation.layer, window=operation.window or 0)
-            op.eps, op.scale, op.cap = operation.norm_eps, operation.scale, operation.softcap or 0.0
+            op.eps = operation.norm_eps
+            op.scale = operation.scale
+            op.cap = operation.softcap or 0.0
             op.num_pairs = 0 if operation.rotations is None else operation.rotations.shape[2]
-            op.is_wanted, op.rotations = operation.is_wanted, _address(operation.rotations)
-            op.query_norm, op.key_norm = (
-                _address(operation.query_norm),
-                _address(operation.key_norm),
-            )
+            op.is_wanted = operation.is_wanted
+            op.rotations = _address(operation.rotations)
+            op.query_norm = _address(operation.query_norm)
+            op.key_norm = _address(operation.key_norm)
         case Gather(input=input, output=output):
             op = _Op(_GATHER, input, output)
         case Cap(buffer=buffer):
             op = _Op(_CAP, buffer, buffer, cap=operation.cap)
+
     return op
 
 

@@ -48,9 +48,12 @@ WISH = np.dtype(
 CHOICE = np.dtype([("status", "i4"), ("token_id", "i4"), ("log_prob", "f4")])
 BEST = np.dtype([("token_id", "i4"), ("score", "f4"), ("log_prob", "f4")])
 CHOSEN, NO_NUMBERS, ALL_BANNED = range(3)  # the status of a choice
-_GOLDEN, _MASK = 0x9E3779B97F4A7C15, 2**64 - 1
-_LEAST_POWER, _LEAST_DISTANCE = np.float32(-87), np.float32(1e-6)
-NO_INTS, NO_FLOATS = np.empty(0, np.int32), np.empty(0, np.float32)
+_GOLDEN = 0x9E3779B97F4A7C15
+_MASK = 2**64 - 1
+_LEAST_POWER = np.float32(-87)
+_LEAST_DISTANCE = np.float32(1e-6)
+NO_INTS = np.empty(0, np.int32)
+NO_FLOATS = np.empty(0, np.float32)
 
 
 def new_wishes(num: int, **columns: Any) -> Records:
@@ -59,6 +62,7 @@ def new_wishes(num: int, **columns: Any) -> Records:
     none = {"top_p": 1, "typical_p": 1, "repetition": 1, "changed": -1, "mask": -1, "token_id": -1}
     for name, value in (none | columns).items():
         wishes[name] = value
+
     return wishes
 
 
@@ -139,11 +143,10 @@ class NativeSampler:
     """Not safe to call from two threads at once."""
 
     def __init__(self, library: Library, vocab_size: int, num_threads: int) -> None:
-        self._functions, self._num_threads = library.functions, num_threads
-        self._functions.lmi_sampling_bytes.argtypes, self._functions.lmi_sampling_bytes.restype = (
-            (c_int32,),
-            c_int64,
-        )
+        self._functions = library.functions
+        self._num_threads = num_threads
+        self._functions.lmi_sampling_bytes.argtypes = (c_int32,)
+        self._functions.lmi_sampling_bytes.restype = c_int64
         self._functions.lmi_sample.argtypes = (POINTER(_Sampling), c_int32)
         self._scratch = np.empty(
             num_threads * self._functions.lmi_sampling_bytes(vocab_size), np.uint8
@@ -170,8 +173,10 @@ class NativeSampler:
                 setattr(given, name, array.ctypes.data)
                 if size:
                     setattr(given, size, len(array))
+
         if self._functions.lmi_sample(byref(given), self._num_threads):
             raise ValueError(self._functions.lmi_error().decode())
+
         return answers
 
 
@@ -214,23 +219,30 @@ def _grant(
         largest = ruled.max()
         if not math.isfinite(largest):
             return (ALL_BANNED if largest == -math.inf else NO_NUMBERS), -1, 0.0
+
         token_id = _draw(ruled, wish) if wish["temperature"] else int(ruled.argmax())
+
     if not (wish["wants_log_prob"] or num_top or num_candidates):
         return CHOSEN, token_id, 0.0
+
     largest = logits.max()
     if not math.isfinite(largest):
         return NO_NUMBERS, token_id, 0.0
+
     log_sum = np.float32(math.log(_weights(logits - largest).sum(dtype=np.float64)))
     log_probs = logits - largest - log_sum
     log_prob = float(log_probs[token_id]) if token_id >= 0 else 0.0
     if wish["token_id"] < 0 and not math.isfinite(log_prob):
         return NO_NUMBERS, token_id, log_prob
+
     _tell_best(best[:num_top], log_probs, log_probs)
     if num_candidates:
         scores = apply_rules(sampling, wish, own, source - largest - log_sum)
         if not scores.max() < math.inf:
             return NO_NUMBERS, token_id, log_prob
+
         _tell_best(best[num_top:], scores, log_probs)
+
     return CHOSEN, token_id, log_prob
 
 
@@ -238,17 +250,17 @@ def apply_rules(sampling: Sampling, wish: Any, own: dict[str, slice], row: Float
     """A row (vocab) after bias, penalties, bans and the mask."""
     row = row.copy()
     np.add.at(row, sampling.biased_ids[own["biased"]], sampling.biases[own["biased"]])
-    seen, counts = sampling.seen_ids[own["seen"]], sampling.counts[own["seen"]].astype(np.float64)
-    scores, less = (
-        row[seen],
-        np.float32(wish["frequency"] * counts + wish["presence"] * (counts > 0)),
-    )
+    seen = sampling.seen_ids[own["seen"]]
+    counts = sampling.counts[own["seen"]].astype(np.float64)
+    scores = row[seen]
+    less = np.float32(wish["frequency"] * counts + wish["presence"] * (counts > 0))
     lower = scores.astype(np.float64) * wish["repetition"] - less
     row[seen] = np.where(scores > 0, scores / wish["repetition"] - less, lower)
     row[sampling.banned_ids[own["banned"]]] = -np.inf
     if wish["mask"] >= 0 and sampling.masks is not None:
         bits = np.unpackbits(sampling.masks[wish["mask"]].view(np.uint8), bitorder="little")
         row[bits[: len(row)] == 0] = -np.inf
+
     return row
 
 
@@ -269,8 +281,10 @@ def keep(weights: Floats, powers: Floats, wish: Any) -> None:
     """
     if 0 < wish["top_k"] < len(weights):
         weights[weights < np.partition(weights, -wish["top_k"])[-wish["top_k"]]] = 0
+
     if wish["top_p"] < 1:
         weights[weights < -_last_taken(-weights, weights, wish["top_p"])] = 0
+
     weights[weights < wish["min_p"]] = 0
     if wish["typical_p"] < 1:  # Meister et al. 2022; the surprise is a constant less the power
         known = np.where(weights > 0, powers, 0)

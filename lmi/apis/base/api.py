@@ -25,7 +25,9 @@ NO_TOKEN = Token(id=-1, text="", is_special=True)
 # model.
 TOO_LONG_AT_OPENAI = "This model's maximum context length is {max_context} tokens. However, "
 TOO_LONG_AT_TGI = "`inputs` tokens + `max_new_tokens` must be <= {max_context}: "
-JSON, JSONLINES, SSE = "application/json", "application/jsonlines", "text/event-stream"
+JSON = "application/json"
+JSONLINES = "application/jsonlines"
+SSE = "text/event-stream"
 ESCAPES = {char.encode(): b"\\u%04x" % ord(char) for char in "\x85\u2028\u2029"}
 
 
@@ -36,6 +38,7 @@ def joined(tokens: Sequence[Token]) -> Token:
     """
     if len(tokens) == 1:
         return tokens[0]
+
     log_probs = [token.log_prob for token in tokens]
     return Token(
         id=tokens[-1].id,
@@ -107,7 +110,8 @@ class Formatter(AsyncFormatter, Generic[Format]):
     closing: ClassVar[bytes] = b""
 
     def __init__(self, parsed: Parsed[Format]) -> None:
-        self._requests, self._request = parsed.requests, parsed.requests[0]
+        self._requests = parsed.requests
+        self._request = parsed.requests[0]
         self._format = parsed.format
 
     @abstractmethod
@@ -161,6 +165,7 @@ class StepFormatter(Formatter[Format]):
         self._answer.add(delta)
         if not delta.tokens and delta.finish_reason is None:
             return []
+
         return [self._step(joined(delta.tokens) if delta.tokens else NO_TOKEN)]
 
     @abstractmethod
@@ -184,12 +189,14 @@ def waiting_fields(status: WaitStatus, waited_s: float) -> dict[str, Any]:
             "processed": status.num_computed_tokens,
             "time_ms": round(waited_s * 1000),
         }
+
     if status.queue_position is not None:
         wait_s = None if status.wait_s is None else round(status.wait_s, 1)
         fields["queue_status"] = {
             "queue_position": status.queue_position,
             "estimated_wait_seconds": wait_s,
         }
+
     return fields
 
 
@@ -200,6 +207,7 @@ def one_line(fields: bytes) -> bytes:
     if not fields.isascii():
         for char, escape in ESCAPES.items():
             fields = fields.replace(char, escape)
+
     return fields
 
 
@@ -296,6 +304,7 @@ def retry_header(error: LmiError) -> dict[str, str]:
     """
     if isinstance(error, Unauthorized):
         return {"WWW-Authenticate": "Bearer"}
+
     return refusal_headers(error)
 
 
@@ -359,6 +368,7 @@ class Api(Generic[Format]):
     def for_accept(self, accept: str) -> Self:
         if self.read_for_events is None or "text/event-stream" not in accept.lower():
             return self
+
         return replace(self, read=self.read_for_events)
 
 

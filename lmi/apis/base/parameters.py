@@ -65,7 +65,8 @@ def named(*parameters: Parameter) -> dict[str, Parameter]:
     return {row.name: row for row in parameters}
 
 
-PENALTY, TOKEN_IDS = number(-MAX_PENALTY, MAX_PENALTY), readers.token_ids(MAX_WORDS)
+PENALTY = number(-MAX_PENALTY, MAX_PENALTY)
+TOKEN_IDS = readers.token_ids(MAX_WORDS)
 SIDE = readers.choice(("left", "right"))
 ROWS = named(
     Parameter(
@@ -288,6 +289,7 @@ class ParameterTable(dict[str, Parameter]):
         for name, value in fields.items():
             if value is None:
                 continue
+
             row = self._known.get(name)
             if row is None:
                 ignored.append(f"{self.spell(shorten(name))}: unknown")
@@ -295,6 +297,7 @@ class ParameterTable(dict[str, Parameter]):
                 checked := row.read(self.spell(name), value)
             ) is not None and checked not in row.off:
                 given[row.name] = checked
+
         return given
 
     def written(self, fields: Given) -> set[str]:
@@ -322,6 +325,7 @@ class ParameterTable(dict[str, Parameter]):
             raise InvalidParameter(
                 self.named("best_of"), f"at least n ({given['n']})", given["best_of"]
             )
+
         limit = given.get("max_new_tokens")
         for name in ("min_length", "min_tokens"):
             if limit is not None and given.get(name, 0) > limit:
@@ -330,9 +334,11 @@ class ParameterTable(dict[str, Parameter]):
                     f"at most {self.wire('max_new_tokens')} ({limit})",
                     given[name],
                 )
+
         if len(given.get("stop_sequences", ())) + len(given.get("stop", ())) > MAX_STOP_SEQUENCES:
             rule = f"at most {MAX_STOP_SEQUENCES} with {self.wire('stop_sequences')}"
             raise InvalidParameter(self.named("stop"), rule, given["stop"])
+
         for name in ("beam_width", "n", "best_of"):
             if is_streamed and name in given:
                 raise Unsupported(self.named(name), ONE_SEQUENCE_STREAMED)
@@ -343,12 +349,15 @@ class ParameterTable(dict[str, Parameter]):
         """
         if "beam_width" not in given:
             return
-        width, name = given["beam_width"], self.wire("beam_width")
+
+        width = given["beam_width"]
+        name = self.wire("beam_width")
         best_of = given.pop("best_of", width)
         if best_of != width:
             raise InvalidParameter(
                 self.named("best_of"), f"equal to {name} ({width}), or left out", best_of
             )
+
         if given.get("n", 1) > width:
             raise InvalidParameter(self.named("n"), f"at most {name} ({width})", given["n"])
 
@@ -359,6 +368,7 @@ class ParameterTable(dict[str, Parameter]):
         """
         if "beam_width" in given:
             return dict.fromkeys(("do_sample", *SAMPLING), "in beam search")
+
         without_beams = dict.fromkeys(OF_A_SEARCH, "without beams")
         return without_beams | (dict.fromkeys(SAMPLING, "in greedy decoding") if is_greedy else {})
 
@@ -393,8 +403,10 @@ def request_of(
     if width > 1:
         sampling["length_penalty"] = given.get("length_penalty", 1.0)
         sampling["early_stopping"] = int(given.get("early_stopping", False))
+
     if is_greedy:
         sampling["temperature"] = 0.0
+
     sampling["min_tokens"] = max(given.get("min_length", 0), given.get("min_tokens", 0)) or None
     sampling["num_return_sequences"] = max(given.get("n", width), given.get("best_of", 1))
     return GenerationRequest(

@@ -178,10 +178,12 @@ def check_size(body: bytes, num_text_bytes: Callable[[bytes], int], kind: str, t
     """
     if len(body) <= MAX_VALUES_BYTES:
         return
+
     try:
         num_bytes = len(body) - num_text_bytes(without_mark(body))
     except UNREADABLE as error:
         raise MalformedRequest(f"the body is not the JSON of {kind}: {error}") from None
+
     if num_bytes > MAX_VALUES_BYTES:
         raise MalformedRequest(
             f"all but {texts} must have at most {MAX_VALUES_BYTES} bytes, not {num_bytes}"
@@ -194,15 +196,18 @@ def _num_text_bytes(prompt: bytes, max_texts: int) -> int:
     """
     if prompt[:1] == b'"':
         return len(prompt)
+
     num_quotes = prompt.count(b'"') - prompt.count(
         b'\\"'
     )  # two for each text, fewer if one ends with a backslash
     if prompt[:1] != b"[" or num_quotes > 2 * max_texts:
         return 0
+
     try:
         msgspec.json.decode(prompt, type=list[str])
     except UNREADABLE:
         return 0
+
     return len(prompt)
 
 
@@ -211,6 +216,7 @@ def read_object(body: bytes) -> dict[str, Any]:
     body = without_mark(body)
     if not body.strip():
         raise MalformedRequest("the body is empty, a JSON object is needed")
+
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -223,8 +229,10 @@ def read_object(body: bytes) -> dict[str, Any]:
         raise MalformedRequest(
             f"the body is not JSON: {what}: line {error.lineno} column {error.colno}"
         ) from None
+
     if not isinstance(value, dict):
         raise MalformedRequest(f"the body must be a JSON object, not {KINDS[type(value)]}")
+
     return value
 
 
@@ -238,6 +246,7 @@ def read_inputs(body: bytes, content_type: str | None, max_texts: int = 0) -> di
     if not is_text(content_type):
         check_values(body, max_texts)
         return read_object(body)
+
     try:
         return {"inputs": without_mark(body).decode()}
     except UnicodeDecodeError as error:
@@ -250,6 +259,7 @@ def check_types(fields: dict[str, Any], *, has_stream: bool = True) -> None:
         raise MalformedRequest(
             f"parameters must be an object, given {shorten(fields['parameters'])}"
         )
+
     if has_stream and not isinstance(fields.get("stream"), bool | None):
         raise MalformedRequest(f"stream must be true or false, given {shorten(fields['stream'])}")
 
@@ -267,6 +277,7 @@ def checked(
     def read(name: str, value: object) -> Any:
         if rule := fault(value):
             raise InvalidParameter(name, rule, value)
+
         return convert(value)
 
     return read
@@ -317,8 +328,10 @@ def adapter(name: str, value: object) -> str | None:
     """Read the name of a LoRA adapter, a string or a list of one. None means the base model."""
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
+
     if not isinstance(value, str | None):
         raise InvalidParameter(name, "a string or a list of one", value)
+
     return value or None
 
 
@@ -366,8 +379,10 @@ def list_of(read_item: Reader, what: str, max_items: int, *, is_numbered: bool =
     def read(name: str, value: object) -> tuple[Any, ...]:
         if not isinstance(value, list):
             raise InvalidParameter(name, f"a list of {what}", value)
+
         if len(value) > max_items:
             raise InvalidParameter(name, f"a list of at most {max_items} {what}", value)
+
         return tuple(
             read_item(f"{name}[{i}]" if is_numbered else name, item) for i, item in enumerate(value)
         )
@@ -378,6 +393,7 @@ def list_of(read_item: Reader, what: str, max_items: int, *, is_numbered: bool =
 def _word_fault(value: object) -> str:
     if not isinstance(value, str) or not value:
         return "a list of non-empty strings"
+
     return (
         f"a list of strings of at most {MAX_WORD_BYTES} bytes"
         if len(value.encode()) > MAX_WORD_BYTES

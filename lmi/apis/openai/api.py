@@ -161,6 +161,7 @@ def _answer(kind: str, *optional: str, **choice: Form) -> Schema:
     if is_chunk:
         head |= WAITING
         optional += tuple(WAITING)
+
     (head if kind.startswith("chat") else choice).update(
         OF_PROMPT
     )  # a completion may have several prompts
@@ -221,6 +222,7 @@ def describe(config: Config) -> ApiDescription:
     ):
         ok = content(kind) | content(either(f"{kind}Chunk", "OpenAIError"), SSE, end="[DONE]")
         api.infer(path, summary, ok, f"{kind}Request")
+
     api.add(
         "post",
         "/tokenize",

@@ -20,7 +20,9 @@ SPACE = " \t\r\n"
 OF_JSON = ("{[", "}]", '"')  # brackets and quotes
 MISTRAL_HEAD = r"\s*([\w.:-]+)(?:\[CALL_ID\][^\[{]*)?(?:\[ARGS\])?\s*"
 MAX_HEAD = 256  # characters before the arguments of a call
-MAX_CHARS, MAX_LEVELS = 64 << 10, 50  # of a list, and of brackets in it
+# of a list, and of brackets in it
+MAX_CHARS = 64 << 10
+MAX_LEVELS = 50
 KINDS: dict[type, set[str]] = {  # the types of a schema that a value has
     bool: {"boolean"},
     int: {"integer", "number"},
@@ -104,7 +106,9 @@ class Brackets:
     """Counts how deep a text stands in brackets, of which those inside of quotes do not count."""
 
     def __init__(self, opening: str, closing: str, quotes: str, depth: int = 0) -> None:
-        self._opening, self._closing, self._quotes = opening, closing, quotes
+        self._opening = opening
+        self._closing = closing
+        self._quotes = quotes
         self.depth = depth
         self.quote = ""  # that is open
         self._is_escaped = False
@@ -118,6 +122,7 @@ class Brackets:
             self.quote = char
         else:
             self.depth += (char in self._opening) - (char in self._closing)
+
         return self.depth
 
 
@@ -131,6 +136,7 @@ def cut(text: str, *marks: str) -> tuple[str, str, str]:
     if found:
         at, mark = min(found)
         return text[:at], mark, text[at + len(mark) :]
+
     longest = min(max(map(len, marks), default=1) - 1, len(text))
     ends = (
         num for num in range(longest, 0, -1) if any(mark.startswith(text[-num:]) for mark in marks)
@@ -145,13 +151,16 @@ def json_call(held: Held) -> CallReading:
     The arguments are passed on as they come, once the name is known, and no fault counts then.
     """
     brackets = Brackets(*OF_JSON)
-    name, key = "", None  # key: whose value is read
+    # key: whose value is read
+    name = ""
+    key = None
     at = start = 0  # start: of the key or the value
     told = first = end = -1  # of the arguments
     while True:
         is_over = is_fault = False
         while at < len(held.text) and not (is_over or is_fault):
-            char, was_quoted = held.text[at], bool(brackets.quote)
+            char = held.text[at]
+            was_quoted = bool(brackets.quote)
             depth, at = brackets.read(char), at + 1
             is_over = depth == 0 and char in "}]" and not was_quoted
             is_fault = depth <= 0 and not is_over and char not in SPACE
@@ -165,6 +174,7 @@ def json_call(held: Held) -> CallReading:
                     is_fault = not name
                 elif key in ARGUMENTS and first < 0:
                     is_fault = True  # not an object
+
                 key = None
             elif char == '"' and depth == 1 and key is None:
                 start = at - 1
@@ -176,39 +186,50 @@ def json_call(held: Held) -> CallReading:
                 first = told = at - 1
             elif key in ARGUMENTS and char in "}]" and depth == 1 and end < 0 <= first:
                 end = at
+
             is_fault = is_fault and not (name and first >= 0)
+
         has_begun = name and first >= 0
         if has_begun:
             if told == first:
                 yield ToolCall(name)
+
             until = end if end >= 0 else at
             if until > told:
                 yield Arguments(held.text[told:until])
                 told = until
+
         if is_over or is_fault or held.is_over:
             text = held.take(at)
             return None if has_begun else text
+
         yield None
 
 
 def json_call_list(held: Held) -> CallReading:
     """Read a list of objects, each as `json_call` reads it."""
-    read, has_begun = "", False  # read: before the first call has begun
+    # read: before the first call has begun
+    read = ""
+    has_begun = False
     while True:
         while not held.text:
             if held.is_over:
                 return None if has_begun else read
+
             yield None
+
         char = held.text[0]
         if char == "{" and read.strip():
             left = yield from json_call(held)
             if left is not None and not has_begun:
                 return read + left
+
             if left is not None and held.is_over and not held.text:
                 yield Text(left)
             elif left is not None:
                 held.text = left + held.text
                 return None
+
             has_begun = True
         elif char in SPACE or char in (",]" if has_begun else "[" if not read.strip() else ""):
             read += held.take(1)
@@ -225,6 +246,7 @@ def named_call(held: Held, head: str) -> CallReading:
     found = yield from _beginning(held, head, "{")
     if isinstance(found, str):
         return found
+
     yield found
     brackets = Brackets(*OF_JSON)
     while True:
@@ -234,8 +256,10 @@ def named_call(held: Held, head: str) -> CallReading:
         )
         if end:
             yield Arguments(held.take(end))
+
         if brackets.depth == 0 or held.is_over:
             return None
+
         yield None
 
 
@@ -244,7 +268,9 @@ def mistral_calls(held: Held) -> CallReading:
     while not held.text.strip():
         if held.is_over:
             return held.take()
+
         yield None
+
     is_list = held.text.lstrip().startswith("[")
     return (yield from json_call_list(held) if is_list else named_call(held, MISTRAL_HEAD))
 
@@ -258,7 +284,9 @@ def _beginning(held: Held, head: str, stop: str) -> Generator[None, None, ToolCa
     while (at := held.text.find(stop, 0, MAX_HEAD)) < 0 and len(held.text) < MAX_HEAD:
         if held.is_over:
             return held.take()
+
         yield None
+
     text = held.take(MAX_HEAD if at < 0 else at)
     found = None if at < 0 else re.fullmatch(head, text)
     return text if found is None else ToolCall(found[1])
@@ -269,6 +297,7 @@ def _loaded(text: str) -> str | None:
         value = json.loads(text)
     except ValueError:
         return None
+
     return value if isinstance(value, str) else None
 
 
@@ -295,6 +324,7 @@ def tagged_call(held: Held, tags: Tags) -> CallReading:
     found = yield from _beginning(held, tags.head, tags.stop)
     if isinstance(found, str):
         return found
+
     yield found
     function = held.tools.get(found.name, {}).get("function", {})
     schemas = (function.get("parameters") or {}).get("properties")
@@ -304,7 +334,8 @@ def tagged_call(held: Held, tags: Tags) -> CallReading:
         if text.startswith(tags.opening):
             argument = re.match(tags.argument, text, re.DOTALL) if tags.closing in text else None
             if argument is not None:
-                name, held.text = argument[1].strip(), text[argument.end() :]
+                name = argument[1].strip()
+                held.text = text[argument.end() :]
                 value = _typed(
                     argument[2], schemas.get(name) if isinstance(schemas, dict) else None
                 )
@@ -317,9 +348,11 @@ def tagged_call(held: Held, tags: Tags) -> CallReading:
             held.text = text.removeprefix(tags.end)  # without its end the text goes on
             yield Arguments("{}" if before == "{" else "}")
             return None
+
         if held.is_over:
             held.take()
             return None
+
         yield None
 
 
@@ -332,12 +365,14 @@ def _typed(text: str, schema: object) -> str:
         kinds = KINDS.get(type(orjson.loads(literal)), set())
     except ValueError:
         kinds = set()
+
     return literal if kinds & _types(schema) else json.dumps(text, ensure_ascii=False)
 
 
 def _types(schema: object) -> set[str]:
     if not isinstance(schema, dict):
         return set()
+
     given = schema.get("type")
     types = {
         each for each in (given if isinstance(given, list) else [given]) if isinstance(each, str)
@@ -353,7 +388,8 @@ def _types(schema: object) -> set[str]:
 
 def python_call_list(held: Held) -> CallReading:
     """Read `[f(a=1, b="x"), g()]`, behind its opening bracket. It is passed on when it is whole."""
-    brackets, at = Brackets("[({", "])}", "'\"", depth=1), 0
+    brackets = Brackets("[({", "])}", "'\"", depth=1)
+    at = 0
     while True:
         text = held.text[:MAX_CHARS]
         ends = (n + 1 for n in range(at, len(text)) if not 0 < brackets.read(text[n]) <= MAX_LEVELS)
@@ -363,6 +399,7 @@ def python_call_list(held: Held) -> CallReading:
             calls = [] if brackets.depth else _python_calls("[" + text)
             yield from calls
             return None if calls else text
+
         yield None
 
 
@@ -372,8 +409,10 @@ def _python_calls(text: str) -> list[AnswerPart]:
     try:
         with warnings.catch_warnings(action="ignore"):  # about escapes
             calls = ast.parse(text.strip(), mode="eval").body
+
         if not isinstance(calls, ast.List):
             return []
+
         for call in calls.elts:
             if (
                 not isinstance(call, ast.Call)
@@ -381,11 +420,14 @@ def _python_calls(text: str) -> list[AnswerPart]:
                 or not isinstance(call.func, ast.Name | ast.Attribute)
             ):
                 return []
+
             if any(each.arg is None for each in call.keywords):  # **names
                 return []
+
             values = {str(each.arg): ast.literal_eval(each.value) for each in call.keywords}
             arguments = json.dumps(values, ensure_ascii=False, allow_nan=False)
             parts += [ToolCall(ast.unparse(call.func)), Arguments(arguments)]
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         return []
+
     return parts

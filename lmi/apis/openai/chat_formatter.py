@@ -66,10 +66,12 @@ class ChatStream(OpenAIStream):
         self._have_text: set[int] = set()  # indexes
 
     def _choices(self, delta: Delta) -> list[dict[str, Any]]:
-        index, end = delta.index, delta.finish_reason
+        index = delta.index
+        end = delta.finish_reason
         is_first = index not in self._parts
         if is_first:
             self._parts[index] = AnswerParts.of(self._format, delta.prompt)
+
         parts = self._parts[index].feed(text_of(delta.tokens), end)
         choices = [choice(index, self._fields(index, part)) for part in parts]
         empty = self._empty_content(index, parts)
@@ -78,18 +80,23 @@ class ChatStream(OpenAIStream):
             choices = [
                 choice(index, {"content": empty})
             ]  # the text is held back, but its tokens are not
+
         if end is not None:
             choices.append(
                 choice(index, {"content": empty}, self._reason(end, self._num_calls[index] > 0))
             )
+
         if tokens:
             choices[0]["logprobs"] = log_prob_fields(tokens, self._format)
+
         if self._format.has_token_ids:
             choices[0] |= self._ids(delta)
+
         if is_first:
             choices.insert(
                 0, choice(index, {"role": "assistant", "content": empty, **self._prompt_ids(delta)})
             )
+
         return choices
 
     def _empty_content(self, index: int, parts: Iterable[AnswerPart]) -> str | None:
@@ -106,18 +113,21 @@ class ChatStream(OpenAIStream):
         if isinstance(part, ToolCall):
             self._num_calls[index] += 1
             return {"tool_calls": [{"index": self._num_calls[index] - 1} | new_call(part.name)]}
+
         if isinstance(part, Arguments):
             return {
                 "tool_calls": [
                     {"index": self._num_calls[index] - 1, "function": {"arguments": part.text}}
                 ]
             }
+
         return _thought(part.text) if isinstance(part, Thought) else {"content": part.text}
 
     def _chunk(self, choice: dict[str, Any], beside: bytes = b"") -> bytes:
         """Return the record of a choice. The prompt's ids stand beside the choices, as in vLLM."""
         if (ids := choice["delta"].pop("prompt_token_ids", None)) is not None:
             beside = b',"prompt_token_ids":' + dumps(ids)
+
         return super()._chunk(choice, beside)
 
 
@@ -135,7 +145,8 @@ def whole_message(parts: Iterable[AnswerPart], *, is_silent: bool = False) -> di
     Without text its content is null if there are calls or thoughts, or if the answer `is_silent`:
     cut before its call.
     """
-    said, thoughts = "", ""
+    said = ""
+    thoughts = ""
     calls: list[dict[str, Any]] = []
     for part in parts:
         if isinstance(part, ToolCall):
@@ -146,6 +157,7 @@ def whole_message(parts: Iterable[AnswerPart], *, is_silent: bool = False) -> di
             thoughts += part.text
         else:
             said += part.text
+
     content = None if not said and (calls or thoughts or is_silent) else said
     message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
     message |= _thought(thoughts) if thoughts else {}
@@ -184,6 +196,7 @@ class BlockStream(OpenAIFormatter):
         if self._parts is None:
             self._parts = AnswerParts.of(self._format, delta.prompt)
             records += self._begin_once()
+
         for part in self._parts.feed(text_of(delta.tokens), delta.finish_reason):
             if (
                 isinstance(part, ToolCall)
@@ -191,11 +204,14 @@ class BlockStream(OpenAIFormatter):
             ):
                 records += [*self._close(), *self._open(part)]
                 self._texts = []
+
             if not isinstance(part, ToolCall):
                 self._texts.append(part.text)
                 records.append(self._grow(part))
+
         if delta.finish_reason is None:
             return records if self.is_streaming else []
+
         ending, whole = self._end(delta, delta.finish_reason)
         return [*records, *ending] if self.is_streaming else [dumps(whole)]
 

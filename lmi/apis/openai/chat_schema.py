@@ -181,6 +181,7 @@ def _reasoning(given: Given, format: OpenAIFormat) -> str | None:
     """Return the form of thoughts that are told apart from the text, None if they stay in it."""
     if format.tool_calls == HARMONY:
         return HARMONY
+
     return format.reasoning if given.get("separate_reasoning", True) else None
 
 
@@ -199,8 +200,10 @@ def _num_text_bytes(said: bytes, max_levels: int = 3) -> int:
     """Return the length of a text, or of the texts and images in a list of parts."""
     if said[:1] == b'"':
         return len(said)
+
     if said[:1] not in (b"[", b"{") or not max_levels:
         return 0
+
     parts = msgspec.json.decode(said if said[:1] == b"[" else b"[%b]" % said, type=list[_Part])
     texts = (text for part in parts for text in msgspec.structs.astuple(part))
     return sum(_num_text_bytes(bytes(text), max_levels - 1) for text in texts)
@@ -224,10 +227,12 @@ def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
         raise InvalidParameter(
             "top_logprobs", "given together with logprobs true", given["top_logprobs"]
         )
+
     if given.get("continue_final_message") and given.get("add_generation_prompt"):
         raise InvalidParameter(
             "continue_final_message", "false beside add_generation_prompt true", True
         )
+
     schema.forget_unused(given, CHAT, message.format, ignored)
     fill_in(given, CHAT, message)
     tools = nested_tools(given.get("tools"))
@@ -250,6 +255,7 @@ def listed_messages(given: Given) -> list[tuple[str, object]]:
     messages = given.get("messages")
     if not isinstance(messages, list) or not messages:
         raise InvalidParameter("messages", "a non-empty list of messages", messages)
+
     return [(f"messages[{n}]", message) for n, message in enumerate(messages)]
 
 
@@ -282,13 +288,16 @@ def chat_request(
     if choice.is_forced:
         guide = call_guide(choice, tools, given.get("parallel_tool_calls", True))
         field_names = {CONTRACT_NAME: "tool_choice"}
+
     if guide is not None:  # from the first token, so the answer begins with no thought
         format = replace(format, reasoning=None)
+
     if not choice.is_forced and (format.tool_calls or format.reasoning):
         given = {
             "skip_special_tokens": False,
             **given,
         }  # some models have the marks as special tokens
+
     is_continued = given.get("continue_final_message", False)
     thinking = {"enable_thinking": given["thinking"]} if "thinking" in given else {}
     effort = {"reasoning_effort": given["reasoning_effort"]} if "reasoning_effort" in given else {}
@@ -322,13 +331,15 @@ def _role(name: str, value: object) -> str:
     """
     if not isinstance(value, str) or not (value in ROLES or OTHER_ROLE.fullmatch(value)):
         raise InvalidParameter(name, ROLE_RULE, value)
+
     return value
 
 
 def _message(name: str, value: object) -> dict[str, Any]:
     fields = an_object(name, value)
     role = _role(f"{name}.role", fields.get("role"))
-    is_needed, has_images = role != "assistant", role in ("user", "tool")
+    is_needed = role != "assistant"
+    has_images = role in ("user", "tool")
     said = content(
         f"{name}.content", fields.get("content"), is_needed=is_needed, has_images=has_images
     )
@@ -368,15 +379,20 @@ def content(
     """Read a text, or a list of parts, which may be images where the message may have them."""
     if isinstance(value, str):
         return value
+
     if value is None and not is_needed:
         return ""
+
     if not isinstance(value, list):
         raise InvalidParameter(name, "a string or a list of text parts", value)
+
     parts = []
     for n, item in enumerate(value):
-        place, part = f"{name}[{n}]", an_object(f"{name}[{n}]", item)
+        place = f"{name}[{n}]"
+        part = an_object(f"{name}[{n}]", item)
         is_image = has_images and part.get("type") in IMAGE_PARTS
         parts.append(read_image(place, part) if is_image else _text_part(place, part))
+
     return joined(parts)
 
 
@@ -392,6 +408,7 @@ def _text_part(name: str, part: dict[str, Any]) -> str:
     kind = part.get("type")
     if not isinstance(kind, str) or kind not in TEXT_PARTS:
         raise Unsupported(name, f"messages are text alone, given a part of type {shorten(kind)}")
+
     field = "refusal" if kind == "refusal" else "text"
     return str(text(f"{name}.{field}", part.get(field)))
 
@@ -401,29 +418,38 @@ def read_image(place: str, part: dict[str, Any]) -> Image:
     Unsupported.
     """
     if part["type"] == "image":
-        name, source = f"{place}.source", an_object(f"{place}.source", part.get("source"))
+        name = f"{place}.source"
+        source = an_object(f"{place}.source", part.get("source"))
         if source.get("type") != "base64":
             raise Unsupported(
                 f"{name}.type", f"{FETCHES_NOTHING}, given {shorten(source.get('type'))}"
             )
+
         read_media_type(f"{name}.media_type", source.get("media_type"))
         return Image(
             _image_bytes(f"{name}.data", text(f"{name}.data", source.get("data"))), place, "image"
         )
+
     if part.get("file_id") is not None:
         raise Unsupported(f"{place}.file_id", "no files are stored here")
-    name, url = f"{place}.image_url", part.get("image_url")
+
+    name = f"{place}.image_url"
+    url = part.get("image_url")
     if isinstance(url, dict):
         name, url = f"{name}.url", url.get("url")
+
     if not isinstance(url, str):
         raise InvalidParameter(name, "a data URL", url)
+
     head, _, data = url.partition(",")
     media_type, _, encoding = head.removeprefix("data:").partition(";")
     if not head.startswith("data:"):
         raise Unsupported(name, f"{FETCHES_NOTHING}, given {shorten(url[:MAX_SHOWN])}")
+
     if encoding != "base64" or media_type not in MEDIA_TYPES:
         rule = f"a data URL of one of {', '.join(MEDIA_TYPES)} in base64"
         raise InvalidParameter(name, rule, head[:MAX_SHOWN])
+
     return Image(_image_bytes(name, data), place, part["type"])
 
 
@@ -432,10 +458,12 @@ def _image_bytes(name: str, data: str) -> bytes:
         found = binascii.a2b_base64(data, strict_mode=True)
     except ValueError as error:  # also for what is not ASCII
         raise InvalidParameter(name, f"base64 ({error})", data[-MAX_SHOWN:]) from None
+
     if not found.startswith(BEGINNINGS):
         raise InvalidParameter(
             name, f"a file of one of {', '.join(MEDIA_TYPES)}", found[:8].hex(" ")
         )
+
     return found
 
 
@@ -445,6 +473,7 @@ def _past_calls(name: str, value: object) -> list[dict[str, Any]]:
     """
     if not isinstance(value, list):
         raise InvalidParameter(name, "a list of calls", value)
+
     calls = []
     for n, item in enumerate(value):
         call = an_object(f"{name}[{n}]", item)
@@ -453,7 +482,9 @@ def _past_calls(name: str, value: object) -> list[dict[str, Any]]:
         arguments = function.get("arguments")
         if isinstance(arguments, str):
             arguments = parsed_arguments(arguments)
+
         calls.append(call | {"function": function | {"arguments": arguments}})
+
     return calls
 
 
@@ -464,4 +495,5 @@ def parsed_arguments(arguments: str) -> Any:
         orjson.dumps([[[[value]]]])  # in a message, or in an answer
     except (orjson.JSONDecodeError, orjson.JSONEncodeError):  # not JSON, or nested too deeply
         return arguments
+
     return value if isinstance(value, dict) else arguments

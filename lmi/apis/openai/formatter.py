@@ -49,10 +49,13 @@ class OpenAIFormatter(Formatter[OpenAIFormat]):
         if delta.num_prompt_tokens:
             self._num_prompt_tokens += delta.num_prompt_tokens
             self._num_cached_tokens += delta.num_cached_tokens
+
         if delta.prefill:
             self._prefills[delta.index // self._request.num_sequences] = delta.prefill
+
         if self._format.is_answer_wanted:
             self._num_tokens += len(delta.tokens)
+
         self._num_open -= delta.finish_reason is not None
 
     def _usage(self) -> dict[str, Any]:
@@ -68,6 +71,7 @@ class OpenAIFormatter(Formatter[OpenAIFormat]):
         """Return vLLM's field for the ids of new tokens, if it is asked for."""
         if not self._format.has_token_ids:
             return {}
+
         return {
             "token_ids": [token.id for token in delta.tokens]
             if self._format.is_answer_wanted
@@ -140,10 +144,12 @@ class OpenAIWhole(OpenAIFormatter, WholeFormatter[OpenAIFormat]):
 
     def _whole(self, answers: list[Answer]) -> bytes:
         """Of more sequences than choices the most probable are taken."""
-        num_made, num_wanted = self._request.num_sequences, self._format.num_choices
+        num_made = self._request.num_sequences
+        num_wanted = self._format.num_choices
         made = list(range(len(answers)))
         if num_made > num_wanted:
             made.sort(key=lambda index: (index // num_made, -answers[index].cum_log_prob))
+
         chosen = [index for place, index in enumerate(made) if place % num_made < num_wanted]
         wholes = [
             msgspec.structs.replace(self._last[index], tokens=answers[index].tokens)
@@ -154,14 +160,13 @@ class OpenAIWhole(OpenAIFormatter, WholeFormatter[OpenAIFormat]):
 
     def _of_prompt(self, delta: Delta) -> dict[str, Any]:
         """Return vLLM's fields of the prompt of a sequence."""
-        num_top, fields = (
-            self._format.num_prompt_log_probs,
-            self._prompt_ids(delta) | {"prompt_logprobs": None},
-        )
+        num_top = self._format.num_prompt_log_probs
+        fields = self._prompt_ids(delta) | {"prompt_logprobs": None}
         if num_top is not None:
             fields["prompt_logprobs"] = [
                 prompt_log_prob(token, num_top) for token in self._prefill(delta)
             ]
+
         return fields
 
     @abstractmethod
@@ -191,11 +196,14 @@ class OpenAIStream(OpenAIFormatter):
             self._num_running_tokens[delta.index] += (
                 len(delta.tokens) if self._format.is_answer_wanted else 0
             )
+
         records = [self._chunk(choice) for choice in self._choices(delta)]
         if self._num_open:
             return records
+
         if self._format.has_usage:
             records.append(self.record(dumps(self._object([]) | {"usage": self._usage()})))
+
         return [*records, self.done] if self.done else records
 
     def waiting(self, status: WaitStatus, waited_s: float) -> list[bytes]:
@@ -206,6 +214,7 @@ class OpenAIStream(OpenAIFormatter):
         behind = self._behind
         if self._format.has_running_usage:
             behind = b',"usage":%b}%b' % (dumps(self._running_usage(choice)), self.closing)
+
         return one_line(b"%b%b]%b%b" % (self._before, dumps(choice), beside, behind))
 
     def _running_usage(self, choice: dict[str, Any]) -> dict[str, int]:
@@ -258,6 +267,7 @@ class Completion(OpenAIFormatter):
         if is_first:
             self._num_chars[delta.index] = 0
             text = delta.prompt + text if self._request.return_full_text else text
+
         return {
             "index": number,
             "text": text,
@@ -285,6 +295,7 @@ class Completion(OpenAIFormatter):
         for token in tokens[len(offsets) :]:
             offsets.append(self._num_chars[delta.index])
             self._num_chars[delta.index] += len(token.spelling)
+
         return {
             "tokens": [name_of(token, self._format) for token in tokens],
             "token_logprobs": [log_prob(token) for token in tokens],
@@ -298,9 +309,11 @@ class Completion(OpenAIFormatter):
         """
         if token.log_prob is None:
             return None
+
         named: dict[str, float | None] = {}
         for candidate in (token, *(token.top or ())):
             named.setdefault(name_of(candidate, self._format), log_prob(candidate))
+
         return named
 
 
@@ -345,6 +358,7 @@ def prompt_log_prob(token: Token, num_top: int) -> dict[str, Any] | None:
     """
     if token.log_prob is None:
         return None
+
     ranked = [(None, token), *enumerate((token.top or ())[:num_top], 1)]
     return {
         str(one.id): {"logprob": log_prob(one), "rank": rank, "decoded_token": one.text}
@@ -377,7 +391,9 @@ def offsets_in(prompt: str, tokens: Sequence[Token], *, is_end_cut: bool = False
         elif not token.is_special:
             # The tokenizer has changed the text, as to lower case.
             end = max(0, end - len(token.text))
+
         offsets.append(end)
+
     return offsets[::-1]
 
 
@@ -392,6 +408,7 @@ def _offsets_from_the_beginning(prompt: str, tokens: Sequence[Token]) -> list[in
             begin += len(token.text) - 1
         elif not token.is_special:
             begin = min(len(prompt), begin + len(token.text))
+
     return offsets
 
 
@@ -399,4 +416,5 @@ def log_prob(token: Token) -> float | None:
     """Return the log-prob as a finite number, None for a first prompt token."""
     if token.log_prob is None:
         return None
+
     return max(token.log_prob, LEAST_LOG_PROB) if math.isfinite(token.log_prob) else LEAST_LOG_PROB

@@ -27,7 +27,10 @@ from lmi.apis.openai.calls import (
 from lmi.apis.openai.schema import HARMONY, OpenAIFormat
 from lmi.types import AnswerEnd
 
-START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
+START = "<|start|>"
+CHANNEL = "<|channel|>"
+MESSAGE = "<|message|>"
+CONSTRAIN = "<|constrain|>"
 ENDS = ("<|end|>", "<|return|>", "<|call|>")
 THOUGHT_MARKS = {  # by form
     "think": ("<think>", "</think>"),  # DeepSeek R1, Qwen 3 and most others
@@ -36,7 +39,9 @@ THOUGHT_MARKS = {  # by form
 }
 FUNCTION = re.compile(r"to=functions\.([\w.-]+)")
 PYTHON_TAG = "<|python_tag|>"  # of Llama 3, before its calls
-PYTHON_START, PYTHON_END = "<|python_start|>", "<|python_end|>"  # of Llama 4
+# of Llama 4
+PYTHON_START = "<|python_start|>"
+PYTHON_END = "<|python_end|>"
 
 
 class AnswerParts:
@@ -77,6 +82,7 @@ def read_answer(held: Held, format: OpenAIFormat, prompt: str) -> Reading:
     is_harmony = HARMONY in (format.reasoning, format.tool_calls)
     if format.reasoning and not is_harmony:
         yield from thoughts(held, format.reasoning, prompt)
+
     if format.function is not None:
         yield from forced_call(held, format.function)
     elif format.is_forced:
@@ -93,8 +99,10 @@ def forced_call(held: Held, name: str) -> Reading:
     """The whole answer is the arguments of one call, whose function the request names."""
     while not (held.text or held.is_over):
         yield None
+
     if held.text:
         yield ToolCall(name)
+
     yield from rest(held, Arguments)
 
 
@@ -111,7 +119,8 @@ def forced_calls(held: Held) -> Reading:
         yield from rest(held, Text)
         return
 
-    before, has_calls = "", False
+    before = ""
+    has_calls = False
     while True:
         start = held.text.find("{")
         between = held.take(start if start >= 0 else None)
@@ -130,6 +139,7 @@ def forced_calls(held: Held) -> Reading:
         else:
             if not has_calls and not held.ends_in_markup():
                 yield Text(before)
+
             return
 
 
@@ -146,29 +156,37 @@ def thoughts(held: Held, form: str = "think", prompt: str = "") -> Reading:
         and not held.is_over
     ):
         yield None
+
     if text.startswith(opening):
         text = text.removeprefix(opening)
     elif not prompt.rstrip().endswith(opening):
         return
+
     held.text = text.lstrip()
     has_thought = False
     while True:
         before, mark, held.text = cut(held.text, closing)
         if held.is_over and not mark:
             before += held.take()
+
         before = before if has_thought else before.lstrip()
         thought = before.rstrip()
         if thought:
             has_thought = True
             yield Thought(thought)
+
         if mark:
             break
+
         if held.is_over:
             return
+
         held.text = before[len(thought) :] + held.text  # white space may be at its end, so it waits
         yield None
+
     while not (text := held.text.lstrip()) and not held.is_over:
         yield None
+
     held.text = text
 
 
@@ -190,6 +208,7 @@ def harmony(held: Held, *, has_tools: bool) -> Reading:
             header += said
         elif said:
             yield kind(said)
+
         if mark == MESSAGE:
             header, function = header or "", FUNCTION.search(header or "")
             if function is not None and has_tools:
@@ -201,6 +220,7 @@ def harmony(held: Held, *, has_tools: bool) -> Reading:
                     if header.rpartition(CHANNEL)[2].strip().startswith("analysis")
                     else Text
                 )
+
             header = None
         elif mark:  # another header, or more of one
             header = (header or "") + (mark if mark == CHANNEL else " ")
@@ -209,6 +229,7 @@ def harmony(held: Held, *, has_tools: bool) -> Reading:
         else:
             if header is None and held.text:
                 yield kind(held.text)
+
             return
 
 
@@ -242,18 +263,24 @@ def marked_calls(held: Held, marks: Marks) -> Reading:
         before, opening, behind = cut(held.text, *openings)
         said = before.rstrip()
         if said and marks.open_answer:
-            openings, said, opening = (), held.text, ""
+            openings = ()
+            said = held.text
+            opening = ""
+
         if said:
             yield Text(said)
+
         if opening:
             held.text = behind
             yield from _calls(held, marks, opening, dropped=before[len(said) :] + opening)
             openings = () if marks.open_answer else openings
             continue
+
         held.text = held.text[len(said) :]
         if held.is_over:
             yield from rest(held, Text)
             return
+
         yield None
 
 
@@ -267,7 +294,9 @@ def _calls(held: Held, marks: Marks, opening: str, dropped: str) -> Reading:
             if left is not None:
                 if not held.ends_in_markup():
                     yield Text(dropped + left)
+
                 return
+
             dropped = ""
 
         text = held.text.lstrip()
@@ -276,12 +305,14 @@ def _calls(held: Held, marks: Marks, opening: str, dropped: str) -> Reading:
         if mark is not None:
             if is_call or dropped:
                 dropped += held.text[: len(held.text) - len(text) + len(mark)]
+
             held.text = text[len(mark) :]
         elif text and not any(mark.startswith(text) for mark in between):
             if dropped:
                 yield Text(dropped)
             else:
                 held.text = text
+
             return
         elif not held.is_over:
             yield None
@@ -289,6 +320,7 @@ def _calls(held: Held, marks: Marks, opening: str, dropped: str) -> Reading:
             text = held.take()
             if dropped and not held.ends_in_markup():
                 yield Text(dropped + text)
+
             return
 
 
@@ -316,11 +348,13 @@ def _find_bare_call(held: Held) -> Generator[None, None, bool]:
         may_begin = len(held.text) < calls.MAX_HEAD and BEGINNING_OF_BARE_CALL.fullmatch(held.text)
         if held.is_over or not may_begin:
             return False
+
         yield None
 
     is_call = beginning[2] in held.tools
     if is_call:
         held.take(beginning.start(1))
+
     return is_call
 
 
@@ -341,6 +375,7 @@ def json_calls(held: Held) -> Reading:
             and not (start < 0 and any(mark.startswith(bare) for mark in allowed))
         ):
             break
+
         if start >= 0:
             held.take(start)
             left = yield from calls.json_call(held)
@@ -348,15 +383,19 @@ def json_calls(held: Held) -> Reading:
                 is_call = has_calls or begins_call(left, held.tools)
                 if is_call and held.ends_in_markup():
                     return
+
                 held.text = before + left + held.text
                 break
-            allowed, has_calls = (",", ";", "]"), True
+
+            allowed = (",", ";", "]")
+            has_calls = True
         elif not held.is_over:
             yield None
         elif has_calls and (bare in ("", "]", ";") or held.is_cut):
             return
         else:
             break
+
     yield from rest(held, Text)
 
 
@@ -386,7 +425,8 @@ TAGS = (
         end="</invoke>",
     ),
 )
-DEEPSEEK, DEEPSEEK_CALL = "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"
+DEEPSEEK = "<｜tool▁calls▁begin｜>"
+DEEPSEEK_CALL = "<｜tool▁call▁begin｜>"
 DEEPSEEK_ENDS = ("<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
 DEEPSEEK_V3 = partial(calls.named_call, head=r"function<｜tool▁sep｜>([\w.:-]+)\n```json\n\s*")
 DEEPSEEK_V31 = partial(calls.named_call, head=r"([\w.:-]+)<｜tool▁sep｜>\s*")
@@ -397,7 +437,8 @@ KIMI_STARTS = (
 )  # a model writes either
 KIMI_ENDS = ("<|tool_call_end|>", "<|tool_calls_section_end|>", "<|tool_call_section_end|>")
 QWEN, GLM, MINIMAX = (partial(calls.tagged_call, tags=tags) for tags in TAGS)
-FUNCTION_TAG, INVOKE_TAG = "<function=", "<invoke name="
+FUNCTION_TAG = "<function="
+INVOKE_TAG = "<invoke name="
 MARKS = {
     "hermes": Marks(("<tool_call>",), calls.json_call, ("</tool_call>",), may_be_missing=True),
     "deepseek_v3": Marks((DEEPSEEK,), DEEPSEEK_V3, ("```", *DEEPSEEK_ENDS), DEEPSEEK_CALL),

@@ -46,8 +46,10 @@ UNNAMED = (
 )  # huggingface_hub and TGI's examples send these where only the URL names the model
 STREAMS = (OutputFormat.JSONLINES, OutputFormat.SSE)
 HARMONY = "openai"  # a form of both, tool calls and reasoning
-STOPS, BIAS = ROWS["stop_sequences"].read, readers.number(-MAX_BIAS, MAX_BIAS)
-TOP, PROMPT_IDS = readers.integer(0, MAX_LOG_PROBS), readers.token_ids(MAX_PROMPT_IDS)
+STOPS = ROWS["stop_sequences"].read
+BIAS = readers.number(-MAX_BIAS, MAX_BIAS)
+TOP = readers.integer(0, MAX_LOG_PROBS)
+PROMPT_IDS = readers.token_ids(MAX_PROMPT_IDS)
 check_prompts = partial(readers.check_values, max_texts=MAX_PROMPTS)
 
 
@@ -102,6 +104,7 @@ class OpenAIFormat(AnswerFormat):
 def _stop(name: str, value: object) -> tuple[str, ...]:
     if isinstance(value, str):
         return STOPS(name, [value]) if value else ()
+
     return STOPS(name, value)  # type: ignore[no-any-return]
 
 
@@ -111,11 +114,14 @@ def _biases(name: str, value: object) -> tuple[tuple[int, float], ...]:
         raise InvalidParameter(
             name, f"an object of at most {readers.MAX_WORDS} token ids and numbers", value
         )
+
     biases = []
     for token_id, bias in value.items():
         if not (token_id.isascii() and token_id.isdigit() and len(token_id) < 10):
             raise InvalidParameter(name, "an object whose keys are token ids", token_id)
+
         biases.append((int(token_id), BIAS(f"{name}.{token_id}", bias)))
+
     return tuple(biases)
 
 
@@ -132,8 +138,10 @@ def check_stream_options(given: Given, ignored: list[str]) -> None:
     options = given.get("stream_options")
     if not options:
         return
+
     if not given.get("stream"):
         raise InvalidParameter("stream_options", "left out without stream true", options)
+
     ignored += [f"stream_options.{line}" for line in unknown(options, STREAM_OPTIONS)]
 
 
@@ -268,19 +276,25 @@ def read(
     `output_formatter`, else that of the server's settings, else `stream_format`.
     """
     check(body)
-    fields, format = readers.read_object(body), default_format(model)
-    name, is_streaming = fields.get("model"), fields.get("stream")
+    fields = readers.read_object(body)
+    format = default_format(model)
+    name = fields.get("model")
+    is_streaming = fields.get("stream")
     if not isinstance(name, str | None):
         raise MalformedRequest(f"model must be a string, given {shorten(name)}")
+
     if name and name not in UNNAMED and not model.answers_to(name):
         format = replace(
             format, model=name, adapter=name
         )  # if it is registered, which the server looks up
+
     adapter = readers.adapter("adapters", fields.pop("adapters", None))
     if adapter is not None:
         format = replace(format, model=adapter, adapter=adapter, is_adapter_named=True)
+
     if not isinstance(is_streaming, bool | None):
         raise MalformedRequest(f"stream must be true or false, given {shorten(is_streaming)}")
+
     if is_streaming:
         wanted = (
             ()
@@ -291,6 +305,7 @@ def read(
             form for name in wanted for form in STREAMS if form == name
         )  # json is not a format of a stream
         format = replace(format, output_format=next(named, stream_format or OutputFormat.SSE))
+
     return Message(fields, format, generation_defaults=model.generation_defaults)
 
 
@@ -300,6 +315,7 @@ def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
     check_stream_options(given, ignored)
     if given.get("suffix"):
         raise Unsupported("suffix", "models here write on from a prompt and fill no gap")
+
     prompts = prompts_of("prompt", given.get("prompts"), MAX_PROMPTS)
     _check_together(given)
     forget_unused(given, COMPLETION, message.format, ignored)
@@ -314,7 +330,9 @@ def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
     if given.get("return_full_text") and format.has_log_probs:
         if format.num_prompt_log_probs is None:
             field_names = {**field_names, "num_prompt_log_probs": "logprobs"}
+
         given["num_prompt_log_probs"] = max(num_top, format.num_prompt_log_probs or 0)
+
     format = replace(format, field_names=field_names)
     request = openai_request(
         given,
@@ -334,6 +352,7 @@ def _check_together(given: Given) -> None:
         raise Unsupported(
             "best_of", "the best of several is known only at their end, so it cannot be streamed"
         )
+
     if given.get("max_new_tokens") == 0 and not given.get("return_full_text"):
         raise InvalidParameter("max_tokens", "at least 1 without echo", 0)
 
@@ -342,6 +361,7 @@ def format_of(given: Given, format: OpenAIFormat) -> OpenAIFormat:
     """Return the format with what the fields say of it that both schemas share."""
     if given.get("stream") and "num_prompt_log_probs" in given:
         raise Unsupported("prompt_logprobs", "a stream has no place for them")
+
     options = given.get("stream_options", {})
     has_usage = _is_set(options, "include_usage")
     return replace(
@@ -363,8 +383,10 @@ def prompts_of(name: str, value: object, max_prompts: int) -> list[dict[str, Any
     """Read a text, token ids, or a list of these. Returns the fields of each prompt's request."""
     if not isinstance(value, list) or all(isinstance(item, int | float) for item in value):
         return [_prompt(name, value, "a non-empty string, a list of token ids, or a list of such")]
+
     if len(value) > max_prompts:
         raise InvalidParameter(name, f"a list of at most {max_prompts} prompts", value)
+
     rule = "a non-empty string or list of token ids"
     return [_prompt(f"{name}[{n}]", item, rule) for n, item in enumerate(value)]
 
@@ -372,8 +394,10 @@ def prompts_of(name: str, value: object, max_prompts: int) -> list[dict[str, Any
 def _prompt(name: str, value: object, rule: str) -> dict[str, Any]:
     if isinstance(value, str) and value:
         return {"prompt": value}
+
     if isinstance(value, list) and value:
         return {"prompt_token_ids": PROMPT_IDS(name, value)}
+
     raise InvalidParameter(name, rule, value)
 
 

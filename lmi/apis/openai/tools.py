@@ -31,6 +31,7 @@ def nested_tools(value: object) -> Tools:
     for place, tool in _listed(value):
         if tool.get("type") not in ("function", None):
             raise Unsupported(f"{place}.type", ONLY_TOOLS)
+
         _add(
             tools,
             f"{place}.function",
@@ -38,6 +39,7 @@ def nested_tools(value: object) -> Tools:
             "parameters",
             tool,
         )
+
     return tools
 
 
@@ -52,8 +54,10 @@ def flat_tools(value: object, kind: str, schema: str, ignored: list[str] | None 
         if tool.get("type") not in (kind, None):
             if ignored is None:
                 raise Unsupported(f"{place}.type", ONLY_TOOLS)
+
             ignored.append(f"{place}: no effect, {ONLY_TOOLS}")
             continue
+
         function = {
             "name": tool.get("name"),
             "description": tool.get("description"),
@@ -61,14 +65,17 @@ def flat_tools(value: object, kind: str, schema: str, ignored: list[str] | None 
         }
         known = {name: given for name, given in function.items() if given is not None}
         _add(tools, place, tool, schema, {"type": "function", "function": known})
+
     return tools
 
 
 def _listed(value: object) -> list[tuple[str, dict[str, Any]]]:
     if value is None:
         return []
+
     if not isinstance(value, list) or len(value) > MAX_TOOLS:
         raise InvalidParameter("tools", f"a list of at most {MAX_TOOLS} tools", value)
+
     return [(f"tools[{n}]", an_object(f"tools[{n}]", tool)) for n, tool in enumerate(value)]
 
 
@@ -78,6 +85,7 @@ def _add(
     name = text(f"{place}.name", function.get("name"))
     if not name or name in tools:
         raise InvalidParameter(f"{place}.name", "a name of its own", name)
+
     parameters = function.get(schema)
     parameters = {} if parameters is None else an_object(f"{place}.{schema}", parameters)
     check_levels(place.removesuffix(".function"), tool)
@@ -93,30 +101,37 @@ def tool_choice(value: object, tools: Tools, *, is_flat: bool = False) -> ToolCh
     """
     if value is None or value in MODES:
         return mode_choice(str(value or "auto"), tools)
+
     if isinstance(value, str):
         if value not in tools:
             raise InvalidParameter(
                 "tool_choice", "auto, none, required or the name of one of tools", value
             )
+
         return ToolChoice("function", value)
-    chosen, place = an_object("tool_choice", value), "tool_choice"
+
+    chosen = an_object("tool_choice", value)
+    place = "tool_choice"
     if not is_flat:
         chosen, place = (
             an_object("tool_choice.function", chosen.get("function")),
             "tool_choice.function",
         )
+
     return function_choice(f"{place}.name", chosen.get("name"), tools)
 
 
 def mode_choice(mode: str, tools: Tools) -> ToolChoice:
     if mode == "required" and not tools:
         raise InvalidParameter("tool_choice", "given together with tools", mode)
+
     return ToolChoice(mode if tools else "none")
 
 
 def function_choice(place: str, name: object, tools: Tools) -> ToolChoice:
     if text(place, name) not in tools:
         raise InvalidParameter(place, "the name of one of tools", name)
+
     return ToolChoice("function", str(name))
 
 
@@ -126,6 +141,7 @@ def tool_call_form(choice: ToolChoice, parser: str | None) -> str | None:
     """
     if choice.mode == "none" or choice.is_forced:
         return None
+
     if parser is None:
         needs = (
             "tool_choice auto needs option.tool_call_parser (hermes, json, generic …) of the server"
@@ -134,6 +150,7 @@ def tool_call_form(choice: ToolChoice, parser: str | None) -> str | None:
             "tools",
             f"{needs}: the chat template tells no form that is known, or it is switched off",
         )
+
     return None if parser == "text" else parser
 
 
@@ -143,11 +160,13 @@ def call_guide(choice: ToolChoice, tools: Tools, is_parallel: bool) -> GuidedDec
     """
     if choice.function is not None:
         return json_schema("tools", _parameters(tools[choice.function]))
+
     definitions: dict[str, Any] = {}
     calls = [_call_schema(name, tool, definitions) for name, tool in tools.items()]
     wanted: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
     if not is_parallel:
         wanted["maxItems"] = 1
+
     return json_schema("tools", wanted | ({"$defs": definitions} if definitions else {}))
 
 
@@ -160,6 +179,7 @@ def _call_schema(name: str, tool: Mapping[str, Any], definitions: dict[str, Any]
     for key, definition in an_object("tools.parameters.$defs", parameters.pop("$defs", {})).items():
         if definitions.setdefault(key, definition) != definition:
             raise InvalidParameter("tools", "without two definitions of one name", key)
+
     return {
         "type": "object",
         "properties": {"name": {"type": "string", "enum": [name]}, "arguments": parameters},

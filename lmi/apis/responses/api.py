@@ -61,11 +61,9 @@ class ItemsStream(BlockStream):
     def __init__(self, parsed: Parsed[OpenAIFormat]) -> None:
         super().__init__(parsed)
         self._state: ResponseState = parsed.format.state
-        self._state.id, self._state.created_s, self._state.model = (
-            self._id,
-            self._created_s,
-            parsed.format.model,
-        )
+        self._state.id = self._id
+        self._state.created_s = self._created_s
+        self._state.model = parsed.format.model
         self._place: dict[str, Any] = {}  # of the open item
         self._tokens = TextLogProbs()
         self._log_probs: list[dict[str, Any]] = []  # of the open text
@@ -74,6 +72,7 @@ class ItemsStream(BlockStream):
         if self._format.has_log_probs:
             tokens = self._shown(delta)
             self._tokens.add(tokens, log_prob_fields(tokens, self._format)["content"])
+
         return super().feed(delta)
 
     def _begin(self) -> list[bytes]:
@@ -89,9 +88,11 @@ class ItemsStream(BlockStream):
         )
 
     def _open(self, part: AnswerPart) -> list[bytes]:
-        item, index = _item(part), len(self._state.output)
+        item = _item(part)
+        index = len(self._state.output)
         self._log_probs = []
-        self._block, self._place = item, {"item_id": item["id"], "output_index": index}
+        self._block = item
+        self._place = {"item_id": item["id"], "output_index": index}
         records = [self._event("response.output_item.added", output_index=index, item=item)]
         if item["type"] != "function_call":
             item["content"] = [dict(CONTENTS[item["type"]])]
@@ -99,6 +100,7 @@ class ItemsStream(BlockStream):
             records.append(
                 self._event("response.content_part.added", **self._place, part=item["content"][0])
             )
+
         return records
 
     def _grow(self, part: Text | Thought | Arguments) -> bytes:
@@ -109,13 +111,17 @@ class ItemsStream(BlockStream):
         return self._event(f"{EVENTS[kind]}.delta", **self._place, **beside, delta=part.text)
 
     def _close(self, status: str = "completed") -> list[bytes]:
-        item, place, said = self._block, self._place, "".join(self._texts)
+        item = self._block
+        place = self._place
+        said = "".join(self._texts)
         if not item:
             return []
+
         kind = item["type"]
         done = f"{EVENTS[kind]}.done"
         if kind == "function_call" and isinstance(parsed_arguments(said), dict):
             status = "completed"  # the answer was cut behind it
+
         item |= {"status": status} if "status" in item else {}
         if kind == "function_call":
             item["arguments"] = said
@@ -127,6 +133,7 @@ class ItemsStream(BlockStream):
             part |= beside
             records = [self._event(done, **place, **beside, text=said)]
             records.append(self._event("response.content_part.done", **place, part=part))
+
         records.append(
             self._event("response.output_item.done", output_index=place["output_index"], item=item)
         )
@@ -164,6 +171,7 @@ def _item(part: AnswerPart) -> dict[str, Any]:
     number = uuid.uuid4().hex
     if isinstance(part, Thought):
         return {"type": "reasoning", "id": f"rs_{number}", "summary": [], "content": []}
+
     if isinstance(part, Text):
         return {
             "type": "message",
@@ -172,6 +180,7 @@ def _item(part: AnswerPart) -> dict[str, Any]:
             "role": "assistant",
             "content": [],
         }
+
     assert isinstance(part, ToolCall)
     call = {"call_id": f"call_{number[:24]}", "name": part.name, "arguments": ""}
     return {"type": "function_call", "id": f"fc_{number}", "status": "in_progress", **call}
@@ -181,6 +190,7 @@ def _write_error(error: ErrorFields, format: OpenAIFormat, *, in_answer: bool) -
     state: ResponseState | None = format.state
     if not in_answer or state is None:
         return JSON, ItemsWhole.error(error)
+
     said = {"code": error.kind or "server_error", "message": error.message}
     return SSE, state.event("response.failed", response=state.response("failed", error=said))
 

@@ -50,10 +50,12 @@ class TextLogProbs:
             is_inside = first < end and (place > begin or first >= begin)
             if is_inside and is_text and piece.log_prob is not None:
                 taken.append(piece.log_prob)
+
             if first >= end:
                 left.append(piece)
             elif place > end:
                 left.append(_Piece(piece.text[end - first :], None if is_text else piece.log_prob))
+
         self._pieces = left
         return taken
 

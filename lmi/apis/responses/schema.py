@@ -132,6 +132,7 @@ def _tells_log_probs(name: str, value: object) -> bool:
     """
     if not isinstance(value, list) or not all(isinstance(part, str) for part in value):
         raise InvalidParameter(name, "a list of strings", value)
+
     return LOG_PROBS in value
 
 
@@ -204,8 +205,10 @@ def _asked_guide(given: Given) -> AskedGuide:
     of_chats = asked_guide(given)
     if of_text[0] is None:
         return of_chats
+
     if of_chats[0] is not None:
         raise InvalidParameter(of_chats[1][CONTRACT_NAME], "left out beside text.format", "both")
+
     return of_text
 
 
@@ -216,6 +219,7 @@ def _settings(fields: Given) -> dict[str, Any]:
     settings = {name: fields[name] for name in SETTINGS if fields.get(name) is not None}
     for name, value in settings.items():
         check_levels(name, {"response": {name: value}})  # as an event shows it
+
     unsaid = {"description": None, "parameters": None, "strict": None}
     tools = (tool for tool in settings.get("tools", []) if tool.get("type") in ("function", None))
     settings["tools"] = [unsaid | tool for tool in tools]
@@ -226,6 +230,7 @@ def _settings(fields: Given) -> dict[str, Any]:
         settings["reasoning"] = {
             name: settings["reasoning"].get(name) for name in ("effort", "summary")
         }
+
     return settings
 
 
@@ -233,8 +238,10 @@ def _messages(given: Given) -> list[dict[str, Any]]:
     items = given.get("input")
     if isinstance(items, str):
         items = [{"role": "user", "content": items}]
+
     if not isinstance(items, list) or not items:
         raise InvalidParameter("input", "a string or a non-empty list of items", items)
+
     instructions = given.get("instructions")
     said: list[dict[str, Any]] = (
         [{"role": "system", "content": instructions}] if instructions else []
@@ -248,7 +255,9 @@ def _messages(given: Given) -> list[dict[str, Any]]:
                 place,
                 f"a conversation has {', '.join(ITEMS)}, given an item of type {shorten(kind)}",
             )
+
         _join(said, ITEMS[kind](place, item))
+
     return said
 
 
@@ -261,9 +270,11 @@ def _join(said: list[dict[str, Any]], message: dict[str, Any]) -> None:
     if last["role"] != message["role"] or last["role"] not in ("assistant", "system"):
         said.append(message)
         return
+
     for name in ("content", "reasoning_content"):
         if texts := [each[name] for each in (last, message) if each.get(name)]:
             last[name] = "\n".join(texts)
+
     if "tool_calls" in message:
         last["tool_calls"] = last.get("tool_calls", []) + message["tool_calls"]
 

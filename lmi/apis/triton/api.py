@@ -61,6 +61,7 @@ class TritonWhole(WholeFormatter[TritonFormat]):
         num_input_tokens = answers[0].num_prompt_tokens
         if self._format.num_answers < len(answers):
             answers = ranked(self._request, answers)[: self._format.num_answers]
+
         return self._object(answers, num_input_tokens, [answer.cum_log_prob for answer in answers])
 
     def _object(
@@ -73,6 +74,7 @@ class TritonWhole(WholeFormatter[TritonFormat]):
         values: dict[str, Sequence[Any]] = {"num_input_tokens": [num_input_tokens], **sums}
         for name in VALUES_OF.keys() & self._format.outputs:
             values[name] = [value for answer in answers for value in VALUES_OF[name](answer)]
+
         fields = {name: _tensor(values[name]) for name in self._format.outputs}
         fields |= {"text_output": _tensor([self._full_text(answer.text) for answer in answers])}
         return self.record(dumps({**self._format.head, **fields}, option=OPT_SORT_KEYS))
@@ -93,7 +95,8 @@ class TritonStream(TritonOneEvent):
 
     def __init__(self, parsed: Parsed[TritonFormat]) -> None:
         super().__init__(parsed)
-        self._num_input_tokens, self._cum_log_prob = 0, 0.0
+        self._num_input_tokens = 0
+        self._cum_log_prob = 0.0
 
     def feed(self, delta: Delta) -> list[bytes]:
         piece = Answer(text_of(delta.tokens), delta.tokens, delta.finish_reason)
@@ -199,7 +202,8 @@ def describe(config: Config) -> ApiDescription:
     api = ApiDescription(
         "Triton", about, config.model, SCHEMAS, content("TritonError"), [TRITON.errors]
     )
-    events, request = content("TritonEvent", TritonStream.media_type), "TritonRequest"
+    events = content("TritonEvent", TritonStream.media_type)
+    request = "TritonRequest"
     for model in MODELS:
         api.infer(f"{model}/generate", "Continue a prompt", "TritonAnswer", request)
         piecewise = "Continue a prompt, piece by piece"
@@ -209,11 +213,13 @@ def describe(config: Config) -> ApiDescription:
         api.add("get", f"{model}/stats", "How many requests came to which end", "TritonStats")
         api.add("post", f"{model}/infer", "Not served: always 404", None)
         api.add("get", f"{model}/config", "Not served: always 404", None)
+
     api.add(
         "get", "/v2/models/stats", "The same of every model, of which there is one", "TritonStats"
     )
     for path in ("/v2", "/v2/"):
         api.add("get", path, "Who answers", "TritonServer")
+
     api.add("get", "/v2/health/live", "Whether the server lives", NOTHING)
     api.add("get", "/v2/health/ready", "Whether the server is ready", NOTHING)
     api.add("post", "/v2/repository/index", "The model that is here", "TritonIndex")

@@ -69,6 +69,7 @@ def _stop(name: str, value: object) -> tuple[str, ...]:
     """
     if value is True or value == [True]:
         raise Unsupported(name, "a request is cancelled by closing its connection")
+
     return () if value is False else STOP_WORDS(name, value)
 
 
@@ -136,6 +137,7 @@ def _datatype(row: Parameter) -> str:
     kind = schema["items"]["type"] if schema.get("type") == "array" else schema.get("type")
     if kind == "integer":
         return "UINT64" if schema.get("maximum", 0) > MAX_INT else "INT32"
+
     return "FP32" if kind == "number" else "BOOL" if kind == "boolean" else "BYTES"
 
 
@@ -145,7 +147,9 @@ def _input(row: Parameter) -> Parameter:
     """
     if () in row.off:  # it is a list by itself
         return row
-    is_text, schema = _datatype(row) == "BYTES", readers.json_schema_of(row.read)
+
+    is_text = _datatype(row) == "BYTES"
+    schema = readers.json_schema_of(row.read)
 
     def read(name: str, value: object) -> Any:
         return row.read(name, _scalar(name, value, is_text=is_text))
@@ -164,10 +168,13 @@ def _scalar(name: str, value: object, *, is_text: bool) -> object:
             raise InvalidRequest(
                 f"The schema can not convert {name} to tensor with proper shape: one element"
             )
+
         value = value[0]
+
     if isinstance(value, str) and not is_text and len(value) <= MAX_NUMBER_CHARS:
         with suppress(orjson.JSONDecodeError):
             return orjson.loads(value.lower())
+
     return value
 
 
@@ -242,6 +249,7 @@ def read(
         fields = readers.read_object(body)
     except MalformedRequest as error:
         raise MalformedRequest(f"failed to parse the request JSON buffer: {error}") from None
+
     head = {"id": _id(fields)} if fields.get("id", "") != "" else {}
     head |= {"model_name": model.name, "model_version": model.version}
     return Message(fields, TritonFormat(output_format=output_format, head=head))
@@ -251,8 +259,10 @@ def _id(fields: dict[str, Any]) -> str:
     given = fields["id"]
     if not isinstance(given, str):
         raise MalformedRequest(f"Unable to parse 'id': it must be a string, given {shorten(given)}")
+
     if len(given.encode()) > MAX_ID_BYTES:
         raise MalformedRequest(f"Unable to parse 'id': it must have at most {MAX_ID_BYTES} bytes")
+
     return given
 
 
@@ -263,6 +273,7 @@ def parse(message: Message[TritonFormat]) -> Parsed[TritonFormat]:
         raise MalformedRequest(
             "missing required input(s) ['text_input']. Please provide all required input(s)."
         )
+
     is_streaming = message.format.is_streamed and given.get("stream", True)
     INPUTS.check_together(given, is_streamed=is_streaming)
     read_search(INPUTS, given, is_streamed=is_streaming)
@@ -272,8 +283,10 @@ def parse(message: Message[TritonFormat]) -> Parsed[TritonFormat]:
     reasons = INPUTS.without_effect(given, is_greedy=is_greedy)
     if is_streaming:
         reasons["return_full_text"] = "in a stream"
+
     if "return_logprobs" not in given:
         reasons["num_top_log_probs"] = "without return_logprobs"
+
     INPUTS.drop(given, reasons, ignored)
     outputs = tuple(key for flag, keys in RETURNS.items() if flag in given for key in keys)
     request = request_of(
@@ -302,6 +315,7 @@ def _members(fields: dict[str, Any], where: str = "") -> Iterator[tuple[str, str
                 raise MalformedRequest(
                     f"Expected JSON object for keyword: 'parameters', given {shorten(value)}"
                 )
+
             yield from _members(value, "Converting keyword: 'parameters': ")
         elif name != "id" or where:
             yield where, name, value
@@ -313,12 +327,15 @@ def _unpack(value: object) -> dict[str, Any]:
     value = _scalar(said(PACKED), value, is_text=True)
     if not isinstance(value, str):
         raise InvalidParameter(said(PACKED), "a string that holds a JSON object", value)
+
     if not value:
         return {}
+
     try:
         fields = readers.read_object(value.encode())
     except MalformedRequest as error:
         raise MalformedRequest(f"Unable to parse '{PACKED}': {error}") from None
+
     return {
         name: inner for name, inner in fields.items() if inner is not None
     }  # some clients' libraries write null
@@ -333,22 +350,26 @@ def _read(fields: dict[str, Any], ignored: list[str]) -> dict[str, Any]:
     for where, name, value in _members(fields):
         if name in names and (name in INPUTS or name in REFUSED or name == PACKED):
             raise MalformedRequest(f"{said(name)} already exists in request")
+
         names.add(name)
         if name in INPUTS:
             row = INPUTS[name]
             checked = row.read(said(name), value)
             if checked is None or checked in row.off:
                 continue
+
             if row.name in given:
                 raise MalformedRequest(
                     f"{INPUTS.named(row.name)} already exists in request, and '{name}' means the "
                     f"same"
                 )
+
             given[row.name] = checked
         elif name in REFUSED:
             REFUSED[name](said(name), value)
         elif name != PACKED:
             _ignore(where, name, value, ignored)
+
     return given
 
 
@@ -367,13 +388,17 @@ def _ignore(where: str, name: str, value: object, ignored: list[str]) -> None:
 def _guide(kind: str | None, guide: str | None) -> GuidedDecodingParams | None:
     if kind is None and guide is None:
         return None
+
     if kind is None:
         raise InvalidParameter(
             said("guided_decoding_guide_type"), "given beside guided_decoding_guide", kind
         )
+
     if (guide is None) != (kind == "json"):
         rule = "left out for json" if kind == "json" else f"given for {kind}"
         raise InvalidParameter(said("guided_decoding_guide"), rule, guide)
+
     if kind == "json_schema":
         return json_schema(said("guided_decoding_guide"), guide)
+
     return GuidedDecodingParams(GUIDE_TYPES[kind], guide)

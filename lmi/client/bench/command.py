@@ -21,20 +21,25 @@ from lmi.client.bench.page import page_of
 MAX_SERVERS = 2
 TARGETS = {"first_s": "ttft", "gap_s": "itl", "end_s": "e2e"}  # what flags call these latencies
 CLEAR_LINE = "\r\033[K"
-SHOW_EVERY_S, SAY_EVERY_S = 0.25, 10.0  # on a terminal, and where each time is a line
+# on a terminal, and where each time is a line
+SHOW_EVERY_S = 0.25
+SAY_EVERY_S = 10.0
 
 
 def bench(settings: dict[str, Any]) -> int:
     """Run, print the table and write the files. Returns 1 if a request has no whole answer."""
-    urls, api_key = settings["urls"], settings.pop("api_key")
+    urls = settings["urls"]
+    api_key = settings.pop("api_key")
     if len(urls) > MAX_SERVERS:
         raise click.UsageError(f"{len(urls)} URLs: at most {MAX_SERVERS} servers take turns")
+
     settings["rounds"] = settings["rounds"] or (1 if len(urls) == 1 else 3)
     files = {page: settings.pop(page) for page in ("json_file", "html_file", "png_file")}
     if files["png_file"]:
         from lmi.client.bench.picture import (
             write_picture,
         )  # before the load, where Pillow is missing
+
     extra = settings["body"] = _object(settings["body"])
     servers = [
         Load(
@@ -58,10 +63,13 @@ def bench(settings: dict[str, Any]) -> int:
     click.echo(table_of(found))
     if files["json_file"]:
         files["json_file"].write_bytes(orjson.dumps(found, default=str, option=orjson.OPT_INDENT_2))
+
     if files["html_file"]:
         files["html_file"].write_text(page_of(found))
+
     if files["png_file"]:
         write_picture(found, files["png_file"])
+
     return int(
         any(
             server["total"]["num_ok"] < server["total"]["num_requests"]
@@ -75,14 +83,17 @@ def _object(text: str) -> dict[str, Any]:
         found = orjson.loads(text)
     except ValueError as error:
         raise click.UsageError(f"--body: not JSON: {error}") from None
+
     if not isinstance(found, dict):
         raise click.UsageError(f"--body={text}: not a JSON object")
+
     return found
 
 
 def _asks(settings: dict[str, Any]) -> Iterator[Ask]:
     if settings["prompts"]:
         return of_file(settings["prompts"], settings["max_tokens"])
+
     names = ("num_words", "num_shared_words", "num_prefixes", "max_tokens", "seed")
     return synthetic(*(settings[name] for name in names))
 
@@ -101,12 +112,14 @@ async def run(
         for server in servers:
             if server.dialect.needs_model and not server.model:
                 server.model = await first_model(server.client)
+
         warmup = list(itertools.islice(asks, num_warmup))
         for server in servers:
             outcomes = {sample.outcome for sample in await server.run(iter(warmup))}
             if outcomes and "200" not in outcomes:
                 said = f"answers no request of the warm-up: {', '.join(sorted(outcomes))}"
                 raise click.ClickException(f"{server.url} {said}")
+
         for number in range(rounds):
             part = list(itertools.islice(asks, num_requests))
             for server in servers if number % 2 == 0 else reversed(servers):

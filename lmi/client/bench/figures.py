@@ -34,6 +34,7 @@ def quantile(values: Iterable[float], share: float) -> float:
 def summary(values: Sequence[float]) -> dict[str, float]:
     if not values:
         return {}
+
     return {"mean": statistics.fmean(values)} | {
         name: quantile(values, share) for name, share in SHARES.items()
     }
@@ -114,6 +115,7 @@ def _ratios(first: list[Json], second: list[Json]) -> dict[str, float | None]:
     for name in pairs[0][0]:
         found = [other[name] / one[name] for one, other in pairs if one.get(name) and name in other]
         ratios[name] = statistics.median(found) if found else None
+
     return ratios
 
 
@@ -129,7 +131,8 @@ def rows_of(report: Json) -> list[list[str]]:
     """Return a table of texts: a head, then a row for each figure, with a column for each server
     and one of ratios.
     """
-    totals, ratios = [server["total"] for server in report["servers"]], report.get("ratios")
+    totals = [server["total"] for server in report["servers"]]
+    ratios = report.get("ratios")
     heads = ["", *(server["url"] for server in report["servers"]), *(["ratio"] if ratios else [])]
     rows = [heads]
 
@@ -139,15 +142,19 @@ def rows_of(report: Json) -> list[list[str]]:
 
     for name, label in COUNTS.items():
         add(label, [str(total[name]) for total in totals])
+
     add("tokens counted by", [total["counted_by"] for total in totals])
     for outcome in sorted({one for total in totals for one in total["outcomes"]} - {"200"}):
         add(f"failed: {outcome}", [str(total["outcomes"].get(outcome, 0)) for total in totals])
+
     for name, label in RATES.items():
         add(label, [f"{total[name]:.1f}" for total in totals], (ratios or {}).get(name))
+
     for name, label in LATENCIES.items():
         for part in ("mean", "p50", "p90", "p99"):
             cells = [f"{total[name][part] * 1e3:.1f}" if total[name] else "-" for total in totals]
             add(f"{label}, {part}, ms", cells, (ratios or {}).get(f"{name}.{part}"))
+
     add(
         "CPU of the server, s",
         [f"{sum(s['cpu_s'].values()):.2f}" if s["cpu_s"] else "-" for s in report["servers"]],
@@ -168,4 +175,5 @@ def table_of(report: Json) -> str:
             f"CPU of {server['url']}: {name} {used_s:.2f} s"
             for name, used_s in sorted(server["cpu_s"].items())
         ]
+
     return "\n".join(lines)

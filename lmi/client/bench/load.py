@@ -25,11 +25,10 @@ from lmi.client.bench.dialects import Ask, Dialect
 from lmi.http.listener import owners
 from lmi.shared import linux
 
-LOST, TIMEOUT, BROKEN = (
-    "lost",
-    "timeout",
-    "broken",
-)  # outcomes of requests that have no whole answer
+# outcomes of requests that have no whole answer
+LOST = "lost"
+TIMEOUT = "timeout"
+BROKEN = "broken"
 WORDS = (
     "time",
     "river",
@@ -126,11 +125,14 @@ class Load:
 
     async def _open(self, asks: Iterator[Ask], rate: float, seed: int) -> list[Sample]:
         """Requests come as a Poisson process does, whatever became of those before."""
-        dice, due_s, running = random.Random(seed), time.perf_counter(), []
+        dice = random.Random(seed)
+        due_s = time.perf_counter()
+        running = []
         for ask in asks:
             await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
             running.append(asyncio.create_task(self.ask(ask, due_s)))
             due_s += dice.expovariate(rate)
+
         return list(await asyncio.gather(*running))
 
     async def ask(self, ask: Ask, due_s: float) -> Sample:
@@ -168,22 +170,28 @@ class Load:
                 )
                 if response.status_code == 200:
                     sample.num_reported = _reported(self.dialect, orjson.loads(answer))
+
                 return str(response.status_code)
+
             has_end = False
             async for line in answers.lines_of_async(response.aiter_bytes()):
                 data = line.removeprefix(b"data:").strip()
                 if not data.startswith(b"{"):  # an empty line, a comment, a field of SSE, [DONE]
                     continue
+
                 event = orjson.loads(data)
                 if (
                     event.get("error")
                     or (event.get("details") or {}).get("finish_reason") == "error"
                 ):
                     return BROKEN
+
                 if self.dialect.text_of(event):
                     sample.times_s.append(time.perf_counter())
+
                 sample.num_reported = _reported(self.dialect, event) or sample.num_reported
                 has_end |= self.dialect.is_end(event)
+
         return "200" if has_end else BROKEN
 
 
@@ -197,18 +205,22 @@ def cpu_of(url: str) -> dict[str, float]:
 
     Nothing if the host is not this machine, or if the processes are another user's.
     """
-    parts, found = urlsplit(url), dict[str, float]()
+    parts = urlsplit(url)
+    found = dict[str, float]()
     is_local = parts.hostname in ("localhost", socket.gethostname())
     with suppress(ValueError):
         is_local |= ipaddress.ip_address(parts.hostname or "").is_loopback
+
     if not is_local:
         return found
+
     listeners = owners(parts.port or (443 if parts.scheme == "https" else 80))
     for pid in {one for listener in listeners for one in [listener, *linux.descendants(listener)]}:
         with suppress(OSError):  # it has ended, or is another user's
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
             ticks = int(fields[11]) + int(fields[12])  # in user and system mode, as of proc(5)
             found[f"{linux.title(pid)} ({pid})"] = ticks / os.sysconf("SC_CLK_TCK")
+
     return found
 
 
@@ -255,12 +267,14 @@ def of_file(path: Path, max_tokens: int) -> Iterator[Ask]:
     asks = [_ask_of(line, number, max_tokens) for number, line in enumerate(lines, 1)]
     if not asks:
         raise click.ClickException(f"{path}: no prompts")
+
     return itertools.cycle(asks)
 
 
 def _ask_of(line: str, number: int, max_tokens: int) -> Ask:
     if not line.startswith("{"):
         return Ask(line, max_tokens)
+
     try:
         row = orjson.loads(line)
         return Ask(str(row["prompt"]), int(row.get("max_tokens", max_tokens)))

@@ -5,7 +5,11 @@ from typing import Any, NamedTuple
 
 from lmi.client.bench.figures import LATENCIES, rows_of
 
-WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 360, 220, 40, 36, 10
+WIDTH = 360
+HEIGHT = 220
+LEFT = 40
+BOTTOM = 36
+TOP = 10
 NUM_STEPS = 200  # points of a line
 NUM_BINS = 40  # of all rounds
 MIN_BINS = 4  # of each
@@ -105,9 +109,11 @@ def _rates(server: dict[str, Any]) -> Line:
     their end.
     """
     points: Line = []
-    passed_s, num_bins = 0.0, max(MIN_BINS, NUM_BINS // len(server["samples"]))
+    passed_s = 0.0
+    num_bins = max(MIN_BINS, NUM_BINS // len(server["samples"]))
     for samples in server["samples"]:
-        start_s, until_s = min(one.due_s for one in samples), max(one.end_s for one in samples)
+        start_s = min(one.due_s for one in samples)
+        until_s = max(one.end_s for one in samples)
         step_s = max(until_s - start_s, 1e-9) / num_bins
         bins = [0.0] * num_bins
         for sample in samples:
@@ -116,11 +122,13 @@ def _rates(server: dict[str, Any]) -> Line:
                 bins[min(num_bins - 1, int((time_s - start_s) / step_s))] += (
                     sample.num_tokens / len(times_s)
                 )
+
         points += [
             (passed_s + (number + 0.5) * step_s, count / step_s)
             for number, count in enumerate(bins)
         ]
         passed_s += until_s - start_s
+
     return points
 
 
@@ -148,10 +156,12 @@ def _drawn(plot: Plot) -> str:
             f'<text x="{x}" y="{HEIGHT - BOTTOM + 16}" '
             f'text-anchor="middle">{short(share * most_x)}</text>'
         )
+
     drawn.append(f'<text x="{WIDTH / 2}" y="{HEIGHT - 4}" text-anchor="middle">{plot.unit}</text>')
     for kind, line in zip("ab", plot.lines, strict=False):
         if line:
             drawn.append(f'<path class="{kind}" d="M{" L".join(at(x, y) for x, y in line)}"/>')
+
     name = escape(plot.title)
     svg = (
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{name}">{"".join(drawn)}</svg>'
@@ -180,4 +190,5 @@ def _processes(report: dict[str, Any]) -> str:
             [f"{server['url']} {name}", f"{used_s:.2f}"]
             for name, used_s in sorted(server["cpu_s"].items())
         ]
+
     return _table(rows) if len(rows) > 1 else ""

@@ -16,11 +16,23 @@ except ImportError:
     raise click.ClickException("--png needs Pillow: pip install pillow") from None
 
 SCALE = 3
-WIDTH, HEIGHT, HEAD = 560, 320, 44  # of a plot, and of the names of the servers above all
-TOP, BOTTOM, LEFT, RIGHT = 40, 50, 60, 24  # around the area of a plot
-SIZE, LARGER = 13, 15  # of letters
+# of a plot, and of the names of the servers above all
+WIDTH = 560
+HEIGHT = 320
+HEAD = 44
+# around the area of a plot
+TOP = 40
+BOTTOM = 50
+LEFT = 60
+RIGHT = 24
+# of letters
+SIZE = 13
+LARGER = 15
 COLOURS = ("#0b62d6", "#c2410c")  # of the servers
-INK, SOFT, RULE, PAPER = "#1c2024", "#60646c", "#d9dce0", "#ffffff"
+INK = "#1c2024"
+SOFT = "#60646c"
+RULE = "#d9dce0"
+PAPER = "#ffffff"
 
 
 def write_picture(report: dict[str, Any], path: Path) -> None:
@@ -65,19 +77,19 @@ def _draw(pen: Pen, plot: Plot, left: float, top: float) -> None:
     most_x, most_y = plot.most
 
     def at(x: float, y: float) -> tuple[float, float]:
-        across, down = (
-            x / most_x * (WIDTH - LEFT - RIGHT),
-            (1 - y / most_y) * (HEIGHT - TOP - BOTTOM),
-        )
+        across = x / most_x * (WIDTH - LEFT - RIGHT)
+        down = (1 - y / most_y) * (HEIGHT - TOP - BOTTOM)
         return left + LEFT + across, top + TOP + down
 
     pen.text(left + LEFT, top + TOP / 2, plot.title, INK, "lm", LARGER)
     for share in (0.0, 0.25, 0.5, 0.75, 1.0):
-        start, end = at(0, share * most_y), at(most_x, share * most_y)
+        start = at(0, share * most_y)
+        end = at(most_x, share * most_y)
         pen.line([start, end], RULE)
         pen.text(start[0] - 8, start[1], short(share * most_y), SOFT, "rm")
         x, y = at(share * most_x, 0)
         pen.text(x, y + 16, short(share * most_x), SOFT, "mm")
+
     pen.text(left + (LEFT + WIDTH - RIGHT) / 2, top + HEIGHT - 14, plot.unit, SOFT, "mm")
     for line, colour in zip(plot.lines, COLOURS, strict=False):
         if line:

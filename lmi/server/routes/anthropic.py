@@ -23,6 +23,7 @@ def is_of_anthropic(exchange: Exchange) -> bool:
     """Whether the answer goes to a client of Anthropic's, which reads its own headers and forms."""
     if exchange.path.startswith(MODELS):
         return VERSION in exchange.headers
+
     return exchange.path.startswith(MESSAGES)
 
 

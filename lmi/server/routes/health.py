@@ -27,10 +27,13 @@ def health(models: Models) -> tuple[int, dict[str, object]]:
     supervisor = models.front_end.block.supervisor
     if models.only is not None and models.keeps_one:
         return service_health(models.only)
+
     if (ending := end_of(supervisor)) is not None:
         return ending
+
     if not models.keeps_one:  # a model that fails is no fault of the server
         return 200, {"status": "Healthy"}
+
     return 503, {
         "status": "Loading",
         "stage": supervisor.stage or "start",
@@ -50,6 +53,7 @@ def end_of(supervisor: SupervisorRecord) -> tuple[int, dict[str, object]] | None
     """Return status and state of a server that ends, else None."""
     if supervisor.phase == Phase.FAILED:
         return 500, {"status": "Failed", "reason": supervisor.reason}
+
     is_leaving = (
         supervisor.phase in (Phase.LEAVING, Phase.DRAINING) and not supervisor.heir
     )  # which answers the others
@@ -58,12 +62,15 @@ def end_of(supervisor: SupervisorRecord) -> tuple[int, dict[str, object]] | None
 
 def service_health(service: Service) -> tuple[int, dict[str, object]]:
     """Return the status of one model and its state."""
-    front_end, block = service.front_end, service.block
+    front_end = service.front_end
+    block = service.block
     if (ending := end_of(front_end.block.supervisor)) is not None:
         return ending
+
     num_alive = sum(engine.is_alive for engine in block.engines) if has_formatters(block) else 0
     if num_alive == len(block.engines):
         return 200, {"status": "Healthy"}
+
     if num_alive:
         status = 207 if front_end.config.allow_multi_status else 200
         return status, {
@@ -71,6 +78,7 @@ def service_health(service: Service) -> tuple[int, dict[str, object]]:
             "engines_ready": num_alive,
             "engines": len(block.engines),
         }
+
     return 503, unready(block)
 
 
@@ -87,12 +95,14 @@ def unready(block: Block) -> dict[str, object]:
     engine = max(records, key=lambda engine: (engine.phase != Phase.LOST, engine.progress))
     if engine.phase == Phase.READY:
         return {"status": "Unresponsive", "silent_s": round(time.monotonic() - engine.beat_s, 1)}
+
     loading: dict[str, object] = {
         "stage": engine.stage or "start",
         "progress": round(engine.progress, 3),
     }
     if not engine.reason:
         return {"status": "Loading", **loading}
+
     restart = {
         "reason": engine.reason,
         "lost_for_s": round(time.monotonic() - engine.lost_s, 1),

@@ -37,10 +37,12 @@ def named_model(exchange: Exchange, service: Service) -> ModelConfig:
     path = exchange.scope["path_params"]
     if "model" not in path:
         return service.model
+
     try:
         service.check_model(path["model"], path.get("version"))
     except UnknownModel as error:
         raise UnknownModel(f"Request for unknown model: {error}") from None
+
     return replace(service.model, name=path["model"])
 
 
@@ -72,6 +74,7 @@ def api_of_route(route: str) -> AnyApi:
         raise UnknownRoute(
             f"route must be one of {known}, given {shorten(route)} ({CUSTOM_ATTRIBUTES})"
         )
+
     return BY_ROUTE[route]
 
 
@@ -83,9 +86,11 @@ def api_of_body(
     """
     if is_text(content_type) or not any(b'"%b"' % field.encode() in body for field in BY_FIELD):
         return usual
+
     fields = BodyOutline.of(body)
     if fields is None or fields.has("inputs"):
         return usual
+
     return next(
         (api.for_accept(accept) for field, api in BY_FIELD.items() if fields.has(field)), usual
     )

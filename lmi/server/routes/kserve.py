@@ -49,7 +49,8 @@ async def _tell_health(exchange: Exchange, status: int, state: dict[str, object]
 
 
 async def model(exchange: Exchange, service: Service) -> None:
-    named, outputs = named_model(exchange, service), {"text_output": "BYTES", **OUTPUTS}
+    named = named_model(exchange, service)
+    outputs = {"text_output": "BYTES", **OUTPUTS}
     metadata = {
         "name": named.name,
         "versions": [named.version],
@@ -76,6 +77,7 @@ def counts(named: ModelConfig, service: Service) -> dict[str, object]:
     ends = Counter[str]()
     for frontend in service.block.frontends:
         ends.update(dict(frontend.num_finished.items()))
+
     num_successes = sum(ends[reason] for reason in SUCCESSES)
     return {
         "name": named.name,

@@ -53,8 +53,10 @@ def why_not_found(path: str) -> str:
     for beginning, what in NOT_HERE.items():
         if f"{path}/".startswith(beginning):
             return f" (lmi has {what}: docs/scope.md)"
+
     if "//" in path or path.endswith("/"):
         return " (a path here has single slashes, and none at its end)"
+
     return ""
 
 
@@ -76,8 +78,10 @@ async def card_of(name: str, models: Models) -> dict[str, Any]:
     if (only := models.only) is None:
         served = ", ".join(repr(card["id"]) for card in listed) or "none"
         raise UnknownModel(f"no model {shorten(name)} is served here, only {served}")
+
     if not only.model.answers_to(name):  # it may have further names
         only.check_model(name)
+
     return _card(only, name)
 
 
@@ -93,6 +97,7 @@ async def cards(models: Models) -> list[dict[str, Any]]:
                 adapter.src or adapter.path
             )  # the source that was named, which `/adapters` tells too
             listed.append(_card(service, adapter.name) | {"root": root, "parent": model.name})
+
     return listed
 
 
@@ -121,6 +126,7 @@ async def tokenize(exchange: Exchange, service: Service) -> None:
         parsed = await inference.complete(await inference.parse(replace(message, format=any_tools)))
         if len(parsed.requests) > 1:
             raise InvalidParameter("prompt", "one prompt", f"{len(parsed.requests)} prompts")
+
         ids = await _tokenize(service.pipeline, parsed.request)
         engine = await service.engines.ready()
         names = (
@@ -143,12 +149,14 @@ async def _tokenize(pipeline: Pipeline, request: GenerationRequest) -> list[int]
     """
     if request.prompt_token_ids is not None:
         return list(request.prompt_token_ids)
+
     _check_countable(request)
     text, forged = await pipeline.text_of(request)
     if len(text) > MAX_TEXT_CHARS:
         raise InvalidParameter(
             "inputs", f"at most {MAX_TEXT_CHARS} characters", f"{len(text)} characters"
         )
+
     adds_special = adds_special_tokens(request)
     return await pipeline.tokenizer.encode_async(
         text, add_special_tokens=adds_special, forged=forged
@@ -169,12 +177,14 @@ async def detokenize(exchange: Exchange, service: Service) -> None:
         ids = PROMPT_IDS("tokens", message.fields.get("tokens"))
         if not ids:
             raise InvalidParameter("tokens", "a non-empty list of token ids", [])
+
         await inference.complete(
             await inference.parse(replace(message, fields={"prompt": list(ids)}))
         )  # its model
         tokenizer = service.pipeline.tokenizer
         if (worst := max(ids)) >= tokenizer.vocab_size:
             raise InvalidParameter("tokens", f"ids below {tokenizer.vocab_size}", worst)
+
         await exchange.send_json({"prompt": await asyncio.to_thread(tokenizer.decode, ids)})
 
 

@@ -52,6 +52,7 @@ async def page(exchange: Exchange, models: Models, *, name: str = "") -> None:
     name = name or exchange.scope["path_params"]["name"]
     if name not in FILES:
         raise HTTPException(404)
+
     media_type = f"{TYPES[Path(name).suffix]}; charset=utf-8"
     await exchange.send_whole(200, media_type, FILES[name], [("content-security-policy", POLICY)])
 
@@ -71,6 +72,7 @@ async def scrape(exchange: Exchange, models: Models) -> None:
 
     if not models.keeps_one:
         await models.listed()  # those that have come are here then
+
     await exchange.send_whole(200, metrics.MEDIA_TYPE, metrics.render(models))
 
 
@@ -91,6 +93,7 @@ async def server_info(exchange: Exchange, models: Models) -> None:
     """
     if not models.keeps_one:
         await models.listed()  # those that have come are here then
+
     of_models = {
         name: public(msgspec.to_builtins(service.config))
         for name, service in models.services.items()
@@ -98,6 +101,7 @@ async def server_info(exchange: Exchange, models: Models) -> None:
     for name, settings in of_models.items():
         del settings["server"]
         settings["loaded"] = loaded(models.services[name])
+
     server = public(msgspec.to_builtins(models.front_end.config))
     await exchange.send_json({"version": __version__, "server": server, "models": of_models})
 
@@ -106,6 +110,7 @@ def loaded(service: Service) -> list[dict[str, object]]:
     """Return what each engine of a model that is here says of itself."""
     if service.engines is None:
         return []
+
     infos = [connection.info for connection in service.engines.open.values()]
     return [
         {name: getattr(info, name) for name in OF_ENGINES} for info in infos if info is not None
@@ -118,6 +123,7 @@ def public(settings: Any) -> Any:
 
     if not isinstance(settings, dict):
         return settings
+
     return {
         name: "***" if value and SECRET.search(name) else public(value)
         for name, value in settings.items()

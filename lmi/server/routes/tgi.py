@@ -14,7 +14,8 @@ async def info(exchange: Exchange, service: Service) -> None:
     `kernels` is not a name of TGI: what computes, "" for an engine that has no choice.
     """
     assert service.engines is not None
-    engine, config = await service.engines.ready(), service.config
+    engine = await service.engines.ready()
+    config = service.config
     max_best_of = min(MAX_SEQUENCES, config.server.max_request_sequences)
     fields = {
         "model_id": config.model.name,

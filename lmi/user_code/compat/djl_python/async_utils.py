@@ -57,6 +57,7 @@ async def handle_streaming_response(
             log.exception("the formatter of a stream failed")
             yield create_stream_chunk_output("", True, error=str(error), code=424)
             return
+
         yield create_stream_chunk_output(data, is_last)
         if is_last:
             return

@@ -13,14 +13,19 @@ def decode(inputs: Input, content_type: str | None = None, key: str | int | None
     kind = (content_type or "application/json").lower()
     if "application/json" in kind:
         return inputs.get_as_json(key) if inputs.get_as_bytes(key) else {"inputs": ""}
+
     if "text/csv" in kind:
         return {"inputs": inputs.get_as_csv(key)}
+
     if "text/plain" in kind:
         return {"inputs": [inputs.get_as_string(key)]}
+
     if kind.startswith("image/"):
         return {"inputs": inputs.get_as_image(key)}
+
     if "tensor/npz" in kind or "tensor/npy" in kind:
         return {"inputs": inputs.get_as_numpy(key)}
+
     return {"inputs": inputs.get_as_bytes(key)}
 
 

@@ -9,7 +9,8 @@ from typing import Any, Self
 
 from djl_python.pair_list import PairList
 
-JSON, JSONLINES = "application/json", "application/jsonlines"
+JSON = "application/json"
+JSONLINES = "application/jsonlines"
 
 
 def _default_stream_output_formatter(item: Any) -> bytes:
@@ -67,6 +68,7 @@ class Output:
                 json.dumps({"error": str(data["error"]), "code": int(data.get("code") or 424)})
                 + "\n"
             )
+
         record = Record(text.encode())
         record.is_last = str(data.get("last", False)).lower() == "true"
         record.code = int(data.get("code") or 424) if data.get("error") else None
@@ -74,7 +76,8 @@ class Output:
 
     def error(self, error: str, code: int = 424, message: str = "invoke handler failure") -> Self:
         """Turn this into the answer to a failed request."""
-        self.code, self.message = code, message
+        self.code = code
+        self.message = message
         self.content = PairList()
         return self.add_as_json({"code": code, "message": message, "error": error})
 
@@ -82,10 +85,13 @@ class Output:
         """Add bytes as they are, str in UTF-8, and any other value as JSON."""
         if isinstance(value, Record):
             self.code, self.is_last = value.code or self.code, value.is_last
+
         if isinstance(value, bytes | bytearray | memoryview):
             return self._add(bytes(value), key, None)
+
         if isinstance(value, str):
             return self._add(value.encode(), key, "text/plain; charset=utf-8")
+
         return self.add_as_json(value, key)
 
     def add_as_json(
@@ -129,6 +135,7 @@ class Output:
         self.stream_formatter = output_formatter if callable(output_formatter) else None
         if self.stream_formatter is _default_stream_output_formatter:
             self.media_type = JSONLINES
+
         return self
 
     def finalize(self, function: Callable[..., Any], *args: Any) -> Self:
@@ -139,6 +146,7 @@ class Output:
     def _add(self, data: bytes, key: str | None, media_type: str | None) -> Self:
         if self.content.is_empty():
             self.media_type = media_type
+
         self.content.add(data, key)
         return self
 

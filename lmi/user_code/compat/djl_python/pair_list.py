@@ -23,9 +23,11 @@ class PairList:
         """
         if isinstance(key, int):
             return self.pairs[key][1]
+
         if key is None:
             data = self.get("data")
             return data if data is not None or not self.pairs else self.pairs[0][1]
+
         return next((value for name, value in self.pairs if name == key), None)
 
     def contains_key(self, key: str) -> bool:

@@ -19,6 +19,7 @@ class Token:
         shown = {"id": self.id, "text": self.text, "log_prob": self.log_prob}
         if self.special_token:
             shown["special_token"] = True
+
         return shown if self.error_msg is None else shown | {"error_msg": self.error_msg}
 
     def as_tgi_dict(self) -> dict[str, Any]:
@@ -44,7 +45,9 @@ class Sequence:
         """Return the next token, and whether it is the answer's first and its last."""
         if not self.has_next_token():
             return None, False, self.finish_reason is not None
-        token, is_first = self.tokens[self._next], self._next == 0
+
+        token = self.tokens[self._next]
+        is_first = self._next == 0
         self._next += 1
         return token, is_first, self.finish_reason is not None and not self.has_next_token()
 

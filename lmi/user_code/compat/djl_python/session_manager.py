@@ -39,7 +39,8 @@ class Session:
 
     def put(self, key: str, value: Any) -> None:
         """Keep a value. Raises TypeError for one that JSON cannot hold."""
-        text, path = json.dumps(value), self._path(key)
+        text = json.dumps(value)
+        path = self._path(key)
         new = path.with_suffix(f".{os.getpid()}")
         new.write_text(text)
         new.rename(path)
@@ -71,12 +72,14 @@ class Session:
             with open(path, "wb") as file:
                 if num_bytes:
                     os.posix_fallocate(file.fileno(), 0, num_bytes)
+
         return numpy.memmap(path, dtype=dtype, mode="r+", shape=shape)
 
     def remove(self) -> bool:
         """Remove the session with its files. Raises ValueError if it is gone already."""
         if not os.path.isdir(self.files_path):
             raise ValueError(f"session directory does not exist: {self.session_id}")
+
         shutil.rmtree(self.files_path)
         return True
 
@@ -112,15 +115,18 @@ class SessionManager:
         """
         if not session_id or session_id == NEW_SESSION:
             return None
+
         found = self._sessions.find(session_id)
         if found is None:
             raise ValueError(f"session not found: {session_id}")
+
         return None if found.has_expired else self._as_session(found)
 
     def close_session(self, session_id: str | None) -> None:
         """Remove a session. Raises ValueError for an id that is missing or unknown."""
         if not session_id:
             raise ValueError(f"invalid session_id: {session_id}")
+
         if not self._sessions.close(session_id):
             raise ValueError(f"session not found: {session_id}")
 

@@ -91,6 +91,7 @@ class StubModule(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(f"module {self.__name__} has no attribute {name}")
+
         sentence = f"{self.__name__}.{name} is not here: {self._reason}"
         kind = _Uses(name, (Stub,), {"__module__": self.__name__, "sentence": sentence})
         stub = kind if name[0].isupper() else kind()
@@ -112,4 +113,5 @@ def install(package: str) -> None:
 def _fault(stub: Any, name: str) -> AttributeError:
     if name.startswith("__") and name != "__call__":  # Python looks for such names
         return AttributeError(name)
+
     return NotHere(stub.sentence)
