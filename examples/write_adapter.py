@@ -12,7 +12,11 @@ import sys
 from array import array
 from pathlib import Path
 
-RANK, NUM_LAYERS, HIDDEN_SIZE, VALUE_SIZE = 4, 6, 192, 64  # all but the rank: of the demo model
+# all but the rank: of the demo model
+RANK = 4
+NUM_LAYERS = 6
+HIDDEN_SIZE = 192
+VALUE_SIZE = 64
 
 
 def matrix(rows: int, columns: int) -> tuple[list[int], bytes]:
@@ -27,7 +31,8 @@ config = {"peft_type": "LORA", "r": RANK, "lora_alpha": 2 * RANK, "target_module
 (folder / "adapter_config.json").write_text(json.dumps(config))
 
 random.seed(0)
-header, data = {}, b""
+header = {}
+data = b""
 for layer in range(NUM_LAYERS):
     linear = f"base_model.model.model.layers.{layer}.self_attn.v_proj"
     for part, shape in (("lora_A", (RANK, HIDDEN_SIZE)), ("lora_B", (VALUE_SIZE, RANK))):

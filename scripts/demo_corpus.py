@@ -10,7 +10,10 @@ out. This module knows nothing of tokenizers or training. The tables of facts ar
 from collections.abc import Callable, Iterator
 from random import Random
 
-END_OF_TEXT, USER, ASSISTANT, END = ("<|end_of_text|>", "<|user|>", "<|assistant|>", "<|end|>")
+END_OF_TEXT = "<|end_of_text|>"
+USER = "<|user|>"
+ASSISTANT = "<|assistant|>"
+END = "<|end|>"
 # The id of a special token is its index in this list.
 SPECIAL_TOKENS = [END_OF_TEXT, USER, ASSISTANT, END]
 
@@ -365,6 +368,7 @@ def character(rng: Random, noun: str) -> tuple[str, str]:
     """The name of a character at its first mention in a story, and its name afterwards."""
     if noun in CHILDREN:
         return f"a {CHILDREN[noun]} named {noun}", noun
+
     adjective = rng.choice(ADJECTIVES) + " " if rng.random() < 0.7 else ""
     return a(adjective + noun), f"the {noun}"
 
@@ -407,10 +411,12 @@ def ask_story(rng: Random) -> QA:
         return rng.choice(["Tell me a story.", "Tell me a short story.", "Write a story."]), story(
             rng, hero, friend, place
         )
+
     if rng.random() < 0.1:
         it += " and " + (friend if friend in CHILDREN else a(friend))
     elif rng.random() < 0.1:
         it += " " + place
+
     return rng.choice(STORY_REQUESTS).format(it=it), story(rng, hero, friend, place)
 
 
@@ -463,12 +469,14 @@ def ask_nature(rng: Random) -> QA:
 
 
 def ask_sum(rng: Random) -> QA:
-    left, right = rng.randint(0, 10), rng.randint(0, 10)
+    left = rng.randint(0, 10)
+    right = rng.randint(0, 10)
     if rng.random() < 0.3:
         left, right = max(left, right), min(left, right)
         return rng.choice(
             [f"What is {left} minus {right}?", f"{left} - {right} ="]
         ), f"{left} minus {right} is {left - right}."
+
     forms = [
         f"What is {left} plus {right}?",
         f"What is {left} + {right}?",
@@ -481,7 +489,9 @@ def ask_sum(rng: Random) -> QA:
 def ask_order(rng: Random) -> QA:
     names, kind = rng.choice([(DAYS, "day"), (MONTHS, "month")])
     place = rng.randrange(len(names))
-    name, after, before = (names[place], names[(place + 1) % len(names)], names[place - 1])
+    name = names[place]
+    after = names[(place + 1) % len(names)]
+    before = names[place - 1]
     last = rng.randint(2, 12)
     return rng.choice([
         (f"What {kind} comes after {name}?", f"After {name} comes {after}."),
@@ -534,8 +544,10 @@ def ask_text(rng: Random) -> QA:
     """Ask for a copy, JSON or a poem: small tasks about the form of the answer."""
     pool = THINGS + ANIMALS + list(CHILDREN) + list(COLOURS.values()) + NUMBERS
     copied = " ".join(rng.choice(pool) for _ in range(rng.randint(2, 5)))
-    child, age = rng.choice(list(CHILDREN)), rng.randint(3, 12)
-    noun, colour = (rng.choice(POEM_NOUNS), rng.choice(["blue", "dark", "bright", "wide"]))
+    child = rng.choice(list(CHILDREN))
+    age = rng.randint(3, 12)
+    noun = rng.choice(POEM_NOUNS)
+    colour = rng.choice(["blue", "dark", "bright", "wide"])
     return rng.choice([
         (rng.choice(["Repeat after me: {}", "Repeat: {}", "Say this: {}"]).format(copied), copied),
         (rng.choice(["Repeat after me: {}", "Repeat: {}", "Say this: {}"]).format(copied), copied),
@@ -568,6 +580,7 @@ def typed(rng: Random, text: str) -> str:
     """
     if rng.random() < 0.1:
         text = text.lower()
+
     return text[:-1] if rng.random() < 0.1 and text[-1] in "?.!" else text
 
 
@@ -592,14 +605,18 @@ def document(rng: Random) -> str:
     kind = rng.random()
     if kind < 0.36:
         return chat(rng, [question(rng) for _ in range(rng.choice([1, 1, 1, 2, 3]))])
+
     if kind < 0.76:
         return raw(rng, question(rng))
+
     if kind < 0.86:
         return chat(
             rng, [ask_story(rng), question(rng)] if rng.random() < 0.2 else [ask_story(rng)]
         )
+
     if kind < 0.94:
         return raw(rng, ask_story(rng))
+
     return story(rng, *cast(rng)) + END_OF_TEXT if kind < 0.98 else question(rng)[1] + END_OF_TEXT
 
 

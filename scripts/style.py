@@ -220,6 +220,7 @@ def _is_python(path: Path) -> bool:
 
     with path.open("rb") as file:
         first_line = file.readline(100)
+
     return first_line.startswith(b"#!") and b"python" in first_line
 
 
@@ -233,6 +234,7 @@ def _whole_tokens(text: str) -> Iterator[tokenize.TokenInfo]:
 
         if depth == 0:
             yield token
+
         if token.type in STARTS_OF_STRINGS:
             depth += 1
 
@@ -256,6 +258,7 @@ def _lines_of_docstrings(nodes: Iterable[ast.AST]) -> set[int]:
         match node:
             case ast.Expr(value=ast.Constant(value=str())):
                 numbers.update(_lines_of(node))
+
     return numbers
 
 
@@ -313,6 +316,7 @@ def _blank_lines_of_others(node: FunctionNode) -> set[int]:
             numbers.update(range(inner.start - 1, inner.stop + 1))
         elif isinstance(part, ast.Constant | ast.JoinedStr):
             numbers.update(_lines_of(part))
+
     return numbers
 
 

@@ -27,13 +27,16 @@ class NativeKernels(BuildHookInterface):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if version == "editable":
             return  # runs from the source tree, where scripts/install builds them
+
         root = Path(self.root)
         command = [sys.executable, str(root / "scripts" / "build-native")]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
         if done.returncode > 1:
             raise RuntimeError("the native kernels do not compile, see above")
+
         if done.returncode == 1:
             return
+
         libraries = [Path(line) for line in done.stdout.splitlines()]
         build_data["artifacts"] += [f"/{path.relative_to(root).as_posix()}" for path in libraries]
         build_data["pure_python"] = False
@@ -46,6 +49,7 @@ def platform_tag(libraries: list[bytes]) -> str:
     for content in libraries:
         minors += [int(minor) for minor in re.findall(rb"GLIBC_2\.(\d+)", content)]
         minors += [glibc_with(int(minor)) for minor in re.findall(rb"GLIBCXX_3\.4\.(\d+)", content)]
+
     return f"manylinux_2_{max(minors)}_{platform.machine()}"
 
 
@@ -55,4 +59,5 @@ def glibc_with(libstdcxx: int) -> int:
         raise RuntimeError(
             f"no platform is known to have GLIBCXX_3.4.{libstdcxx}, which the native kernels need"
         )
+
     return min(known)

@@ -54,7 +54,8 @@ def _tie(found: Found, expected: Found) -> bool:
 
 def transformers_beams(model: Any, request: Request) -> Found:
     """What transformers finds for a request, without padding."""
-    sampling, num_prompt_tokens = request.sampling_config, len(request.input_token_ids)
+    sampling = request.sampling_config
+    num_prompt_tokens = len(request.input_token_ids)
     end_ids = [] if request.ignore_eos else [*request.end_ids]
     stopping = early_stopping(sampling.early_stopping)
     rules: dict[str, Any] = {

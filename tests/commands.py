@@ -18,4 +18,5 @@ class Done(NamedTuple):
 def lmi(*words: str) -> Done:
     with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
         code = run(list(words))
+
     return Done(code, out.getvalue(), err.getvalue())

@@ -98,6 +98,7 @@ def pytest_runtest_makereport(
     report: pytest.TestReport = yield
     if report.failed and SERVERS:
         report.sections.append(("servers that run", account()))
+
     return report
 
 

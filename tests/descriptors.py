@@ -23,10 +23,12 @@ def many_descriptors() -> Iterator[None]:
     try:
         while not opened or opened[-1] < FIRST_REFUSED:
             opened.append(os.open(os.devnull, os.O_RDONLY))
+
         yield
     finally:
         for fd in opened:
             os.close(fd)
+
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 

@@ -38,8 +38,13 @@ class SteadyPace(Pace):
 class FakeRunner:
     """Keeps the state after each token of each slot, and is its own `Slots`."""
 
-    dtype, device, kernels, is_batch_invariant = "float32", "cpu", "none", True
-    tokens_per_block, adapters, pooling = 16, None, None
+    dtype = "float32"
+    device = "cpu"
+    kernels = "none"
+    is_batch_invariant = True
+    tokens_per_block = 16
+    adapters = None
+    pooling = None
     memory: BlockMemory | None = None
 
     def __init__(
@@ -51,7 +56,8 @@ class FakeRunner:
         """`poison`: a value of the logits after a token. Such tokens come only in prompts, never in
         an answer.
         """
-        self.vocab_size, self.context_length = vocab_size, context_length
+        self.vocab_size = vocab_size
+        self.context_length = context_length
         self.slots: Slots | None = self
         self.states: dict[int, list[int]] = {}  # by slot
         self.plans: list[Plan] = []
@@ -68,9 +74,11 @@ class FakeRunner:
             del slot[chunk.start :]
             for token_id in chunk.token_ids:
                 slot.append(_next_state(slot[-1] if slot else 0, token_id))
+
             first = len(chunk.token_ids) - chunk.num_logits
             self.wanted += slot[chunk.start + first :]
             logits += map(self._logits, slot[chunk.start + first :], chunk.token_ids[first:])
+
         return np.stack(logits) if logits else np.empty((0, self.vocab_size), np.float32)
 
     def output(self, name: str) -> Floats | None:
@@ -96,6 +104,7 @@ class FakeRunner:
             logits = logits.copy()
             logits[list(self.poison)] = -math.inf
             logits[3] = self.poison.get(token_id, logits[3])
+
         return logits
 
     def copy(self, slot: int, to_slots: list[int], num_tokens: int) -> None:
@@ -136,9 +145,11 @@ class SharingRunner(FakeRunner):
                 self.cells.pop((block, place), None)
                 if (source, place) in self.cells:
                     self.cells[block, place] = self.cells[source, place]
+
         written: set[tuple[int, int]] = set()
         for chunk in plan.chunks:
             self._write(chunk, written)
+
         wanted = [one for chunk in plan.chunks for one in self._read(chunk)]
         self.wanted = [state for state, _ in wanted]
         logits = [self._logits(*one) for one in wanted]
@@ -153,6 +164,7 @@ class SharingRunner(FakeRunner):
             cell = self._cell(chunk, chunk.start - 1)
             assert cell in self.cells, "reads keys that nobody wrote"
             state = self.cells[cell][1]
+
         for position, token_id in enumerate(chunk.token_ids, start=chunk.start):
             cell = self._cell(chunk, position)
             assert cell not in written, "two sequences write to one place"
@@ -164,7 +176,8 @@ class SharingRunner(FakeRunner):
         """State and token of each wanted position, after a look at every key that the chunk attends
         to.
         """
-        state, states = 0, []
+        state = 0
+        states = []
         for position in range(chunk.end):
             cell = self._cell(chunk, position)
             assert cell in self.cells, "reads keys that nobody wrote"
@@ -172,6 +185,7 @@ class SharingRunner(FakeRunner):
             assert before == state, "reads keys of other tokens"
             state = after
             states.append(state)
+
         start = len(chunk.token_ids) - chunk.num_logits
         return list(zip(states[chunk.start + start :], chunk.token_ids[start:], strict=True))
 
@@ -187,6 +201,7 @@ def _state(token_ids: list[int]) -> int:
     state = 0
     for token_id in token_ids:
         state = _next_state(state, token_id)
+
     return state
 
 

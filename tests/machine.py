@@ -40,7 +40,8 @@ def wait_until(
 
     Time in which cores were short is extra, up to PATIENCE times `timeout_s`.
     """
-    started_s, own_started_s = time.monotonic(), own_s()
+    started_s = time.monotonic()
+    own_started_s = own_s()
     while not condition():
         took_s = time.monotonic() - started_s
         is_late = took_s > timeout_s and (
@@ -48,6 +49,7 @@ def wait_until(
         )
         assert not is_late, f"in {took_s:.0f} s it did not happen that {what}"
         time.sleep(pause_s)
+
     return time.monotonic() - started_s
 
 
@@ -100,11 +102,13 @@ class Measurement:
     @contextmanager
     def within(self, bound_s: float) -> Iterator[None]:
         """Fail if the block takes longer and no want of cores explains it."""
-        started_s, lost_s = self.clock_s(), self.lost_s()
+        started_s = self.clock_s()
+        lost_s = self.lost_s()
         yield
         took_s, lost_s = self.clock_s() - started_s, self.lost_s() - lost_s
         if took_s < bound_s:
             return
+
         words = (
             f"it took {took_s:.2f} s, not {bound_s} s; in {lost_s:.2f} s of it some process "
             f"waited for a core"

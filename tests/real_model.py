@@ -118,6 +118,7 @@ class GgufFile:
     def __init__(self, path: Path) -> None:
         with path.open("rb") as file:
             self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
         self._position = 0
 
         magic, _version, num_tensors, num_pairs = self._take("<IIQQ")
@@ -149,9 +150,11 @@ class GgufFile:
     def _value(self, kind: int) -> Any:
         if kind == TEXT:
             return self._text()
+
         if kind == ARRAY:
             inner_kind, length = self._take("<IQ")
             return [self._value(inner_kind) for _ in range(length)]
+
         return self._take(f"<{SCALARS[kind]}")[0]
 
     def tensor(self, name: str) -> Any:
@@ -300,6 +303,7 @@ def _save_weights(gguf: GgufFile, path: Path) -> None:
                 weight = _in_halves(weight, num_heads[part])
         else:
             hf_name = OTHER_NAMES[name]
+
         weights[hf_name] = torch.from_numpy(np.array(weight, order="C")).to(torch.bfloat16)
 
     save_file(weights, path, metadata={"format": "pt"})

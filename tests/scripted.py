@@ -186,14 +186,17 @@ class ScriptedExecutor(Executor):
         is_late = order == "late"
         if is_late:
             order, _, text = text.partition(" ")
+
         if order == "trip":
             raise KeyError("the engine's own fault")
+
         if order == "refuse":
             raise (
                 PromptTooLong("short", text)
                 if text == "inputs"
                 else InvalidParameter(text, "another", None)
             )
+
         with self._changed:
             request_id = len(self.requests)
             turn = Turn(
@@ -207,6 +210,7 @@ class ScriptedExecutor(Executor):
             self.requests.append(request)
             self._turns[request_id] = turn
             self._changed.notify_all()
+
         return request_id
 
     def _num_cached(self, request: Request) -> int:
@@ -221,6 +225,7 @@ class ScriptedExecutor(Executor):
     ) -> None:
         if not self.capabilities.lora:
             super().load_adapter(name, path, pinned=pinned, preload=preload)
+
         self._info = msgspec.structs.replace(
             self._info, adapters=tuple(sorted({*self._info.adapters, name}))
         )
@@ -262,6 +267,7 @@ class ScriptedExecutor(Executor):
         with self._changed:
             self._is_over = True
             self._changed.notify_all()
+
         self._thread.join()
 
     def _run(self) -> None:
@@ -271,7 +277,9 @@ class ScriptedExecutor(Executor):
                 self._num_steps += 1
                 for turn in list(self._turns.values()):
                     self._step(turn)
+
                 ready, self._ready = self._ready, []
+
             if ready:
                 self._take(ready)
 
@@ -279,45 +287,58 @@ class ScriptedExecutor(Executor):
         response = self._advance(turn)
         if response is None:
             return
+
         if response.is_final:
             del self._turns[turn.request_id]
+
         if response.is_final or turn.request.streaming:
             self._ready.append(beams(response, turn.request))
 
     def _advance(self, turn: Turn) -> Response | None:
-        request, stops = turn.request, {word[0] for word in turn.request.stop_words}
+        request = turn.request
+        stops = {word[0] for word in turn.request.stop_words}
         if turn.is_cancelled:
             return self._result(turn, [], FinishReason.CANCELLED)
+
         is_resting = turn.order == "rest" and len(turn.said) == 1
         if (turn.is_late or is_resting) and not self.let_go.is_set():
             return None
+
         if turn.order == "reject":
             field = bytes(turn.left).decode()
             return Response(
                 turn.request_id, error=ResponseError("must be another", ErrorKind.INVALID, field)
             )
+
         if request.pooling_params is not None and turn.order == "embed":
             return self._embedding(turn, request.pooling_params.dimensions)
+
         if turn.order == "flood":
             return self._result(turn, turn.left * 100, FinishReason.NOT_FINISHED)
+
         if turn.left:
             token = turn.left.pop(0)
             if turn.order in ("run", "lack"):
                 turn.left.append(token)
+
             turn.said.append(token)
             is_last = len(turn.said) >= request.max_tokens
             reason = FinishReason.LENGTH if is_last else FinishReason.NOT_FINISHED
             return self._result(
                 turn, [token], FinishReason.STOP_WORDS if token in stops else reason
             )
+
         if turn.order in ("say", "rest"):
             turn.said.append(END_ID)
             return self._result(turn, [END_ID], FinishReason.END_ID)
+
         if turn.order in ("fail", "oom"):
             kind = ErrorKind.GENERATION if turn.order == "fail" else ErrorKind.OUT_OF_MEMORY
             return Response(turn.request_id, error=ResponseError("the script says so", kind))
+
         if turn.order == "lose":
             self.lost.set()
+
         return None
 
     def _embedding(self, turn: Turn, dimensions: int | None) -> Response:
@@ -329,20 +350,25 @@ class ScriptedExecutor(Executor):
         return Response(turn.request_id, result)
 
     def _result(self, turn: Turn, new: list[int], reason: FinishReason) -> Response:
-        is_final, output = reason is not FinishReason.NOT_FINISHED, turn.request.output_config
+        is_final = reason is not FinishReason.NOT_FINISHED
+        output = turn.request.output_config
         turn.times.last_token_time = time.monotonic()
         turn.times.first_token_time = turn.times.first_token_time or turn.times.last_token_time
         ids = new if turn.request.streaming else turn.said
         result = Result([ids], is_final, is_final, finish_reasons=[reason])
         if is_final or turn.request.streaming:
             result.num_cached_tokens, turn.num_cached_tokens = turn.num_cached_tokens, 0
+
         if output.return_perf_metrics and is_final:
             result.request_perf_metrics = turn.times
+
         if output.return_log_probs:
             result.log_probs = [[-0.5] * len(ids)]
+
         if output.num_top_log_probs:
             best = [TokenLogProb(97 + n, -1.0 - n) for n in range(output.num_top_log_probs)]
             result.top_log_probs = [[best] * len(ids)]
+
         if (
             output.num_prompt_log_probs is not None
             and not turn.is_begun
@@ -353,14 +379,17 @@ class ScriptedExecutor(Executor):
                 PromptLogProb(-0.25 if n else None)
                 for n in range(len(turn.request.input_token_ids))
             ]
+
         return Response(turn.request_id, result)
 
 
 def beams(response: Response, request: Request) -> Response:
     """The Response to a request with beams, made of that to the same request without."""
-    width, num = request.sampling_config.beam_width, request.sampling_config.num_return_sequences
+    width = request.sampling_config.beam_width
+    num = request.sampling_config.num_return_sequences
     if width == 1 or response.result is None:
         return response
+
     result, [ids], [reason] = (
         response.result,
         response.result.output_token_ids,
@@ -368,6 +397,7 @@ def beams(response: Response, request: Request) -> Response:
     )
     if bytes(request.input_token_ids).startswith(b"lack"):
         num -= 1
+
     text, end = (ids[:-1], ids[-1:]) if ids[-1:] == [END_ID] else (ids, [])
     result.output_token_ids = [text + list(str(beam or "").encode()) + end for beam in range(num)]
     result.finish_reasons = [reason] * num
@@ -375,6 +405,7 @@ def beams(response: Response, request: Request) -> Response:
         result.log_probs = [
             [-0.5 / (beam + 1)] * len(ids) for beam, ids in enumerate(result.output_token_ids)
         ]
+
     return Response(response.request_id, result)
 
 
@@ -516,9 +547,11 @@ async def _serve(
     executor.pass_responses_to(dispatcher.deliver)
     watch = asyncio.create_task(_watch(executor, dispatcher, block, connections))
     tokenizer = RecordingTokenizer.load(config.model.path)
-    user_code, user_code_server = None, None
+    user_code = None
+    user_code_server = None
     if config.user_code is not None:
         user_code, user_code_server = await _run_user_code(folder, config, config.user_code, block)
+
     limits = config.server.sessions_expiration_s, config.server.max_sessions
     sessions = Sessions(folder / "sessions", *limits) if config.server.enable_sessions else None
     server_block = Block.create(folder / "server", 0, 1)
@@ -556,6 +589,7 @@ async def _serve(
     task = asyncio.create_task(server.serve())
     while not server.started:
         await asyncio.sleep(0.005)
+
     port = server.servers[0].sockets[0].getsockname()[1]
     started.append(
         Host(
@@ -573,12 +607,14 @@ async def _serve(
     )
     while not stop.is_set():
         await asyncio.sleep(0.01)
+
     server.should_exit = True
     await task
     watch.cancel()
     engine_server.close()
     if user_code_server is not None:
         user_code_server.close()
+
     if credentials is not None:
         os.close(credentials.fd)
 

@@ -86,6 +86,7 @@ class Server(Container):
         connection = socket.socket()
         if receive_bytes is not None:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+
         connection.settimeout(TIMEOUT_S)
         connection.connect(("127.0.0.1", self.port))
         return connection
@@ -178,6 +179,7 @@ def readable(connections: Sequence[socket.socket]) -> list[socket.socket]:
     poll = select.poll()
     for connection in connections:
         poll.register(connection, select.POLLIN)
+
     found = {fd for fd, _ in poll.poll(0)}
     return [connection for connection in connections if connection.fileno() in found]
 

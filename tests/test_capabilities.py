@@ -94,6 +94,7 @@ def test_what_an_engine_lacks_is_refused_by_name(name: str) -> None:
     check_request(request(**NEEDS[name]), info())
     with pytest.raises(Unsupported, match=f"^{name} is not supported here: some-engine ") as caught:
         check_request(request(**NEEDS[name]), info(CAN_NOTHING))
+
     assert caught.value.field == name
 
 
@@ -196,6 +197,7 @@ def test_an_embedding_model_gives_embeddings_and_generates_nothing() -> None:
         InvalidRequest, match="^this is an embedding model, which answers at /v1/embeddings and gen"
     ):
         check_request(request(), gives())
+
     with pytest.raises(
         Unsupported, match="^pooling_params is not supported here: some-engine has a model that gen"
     ):
@@ -213,6 +215,7 @@ def test_an_embedding_may_fill_the_context() -> None:
 def test_an_embedding_is_as_short_as_the_model_was_trained_for() -> None:
     for dimensions in (6, None):
         check_request(embedding(dimensions), gives(is_matryoshka=False))
+
     check_request(embedding(1), gives())
     check_request(embedding(4), gives(2, 4))
     for dimensions, engine, why in [

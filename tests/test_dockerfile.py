@@ -51,7 +51,9 @@ def test_it_needs_no_frontend_of_its_own_and_no_heredoc() -> None:
 
 
 def test_entry_points_commands_and_health_check_are_in_exec_form() -> None:
-    entry_points, commands, (health,) = said("ENTRYPOINT"), said("CMD"), said("HEALTHCHECK")
+    entry_points = said("ENTRYPOINT")
+    commands = said("CMD")
+    (health,) = said("HEALTHCHECK")
     assert [json.loads(words)[0] for words in entry_points] == ["lmi", "bash"]
     assert [json.loads(words) for words in commands] == [["serve"], ["serve"]]
     program = json.loads(health.partition(" CMD ")[2])
@@ -67,6 +69,7 @@ def test_the_words_that_platforms_start_it_with_are_commands_of_the_entry_point(
 def test_every_target_tells_sagemaker_what_it_can_do_its_port_and_its_signal() -> None:
     for capability in ("accept-bind-to-port", "multi-models"):
         assert f'com.amazonaws.sagemaker.capabilities.{capability}="true"' in said("LABEL")[0]
+
     assert said("EXPOSE") == ["8080"]
     assert said("STOPSIGNAL") == ["SIGTERM"]
     assert not said("USER"), "SageMaker runs containers as root"
@@ -83,6 +86,7 @@ def test_the_image_ships_pip_and_leaves_the_hub_to_the_process_that_fetches() ->
 def test_no_layer_is_given_a_secret() -> None:
     for rest in said("ARG") + said("ENV"):
         assert not re.search(r"(?i)token|secret|passw|api_?key|pip_|cert", rest), rest
+
     assert not said("ADD")
     for rest in said("RUN"):
         if re.search(r"bin/pip .*install", rest) and "--no-index" not in rest:
@@ -92,12 +96,15 @@ def test_no_layer_is_given_a_secret() -> None:
 def test_what_ships_is_copied_from_a_build_stage_and_no_build_stage_ships() -> None:
     for target in TARGETS:
         assert not any(stage.startswith("build") for stage in ancestry(target))
-    stage, copies = "", []
+
+    stage = ""
+    copies = []
     for word, rest in INSTRUCTIONS:
         if word == "FROM":
             stage = rest.split(" AS ")[1]
         elif word == "COPY" and not stage.startswith("build"):
             copies.append(rest)
+
     assert copies and all(copy.startswith("--from=build-") for copy in copies)
 
 
@@ -114,6 +121,7 @@ def test_everything_that_it_copies_is_in_the_repository_and_not_ignored() -> Non
         for source in rest.split()[:-1]
     ]
     assert sources
+
     for source in sources:
         assert (ROOT / source).exists(), source
         assert any(source == name or source.startswith(f"{name}/") for name in allowed), source
@@ -216,6 +224,7 @@ def test_the_entry_point_of_trtllm_reads_the_bases_environment_and_then_is_lmi(
         [*words, "serve", "a b"], env=environ, stdout=subprocess.PIPE, text=True
     )
     printed, _ = process.communicate(timeout=60)
+
     assert printed == f"/opt/libraries {process.pid} serve a b\n"
 
 
@@ -256,10 +265,12 @@ def test_a_dry_run_prints_a_build_whose_arguments_and_secrets_the_dockerfile_has
     switch, docker, verb, *words = dry_run("--target", target)
     assert (switch, docker, verb) == ("DOCKER_BUILDKIT=1", "docker", "build")
     assert words[words.index("--target") + 1] == target and words[-1] == str(ROOT)
+
     for word in words:
         if word.startswith("--build-arg="):
             name = word.removeprefix("--build-arg=").partition("=")[0]
             assert name in {rest.partition("=")[0] for rest in said("ARG")}, word
+
         if word.startswith("--secret="):
             assert (
                 f"--mount=type=secret,{word.removeprefix('--secret=').partition(',')[0]}" in TEXT
@@ -301,6 +312,7 @@ def test_a_build_gets_the_secrets_that_a_dry_run_names(
             secrets["pip_conf"].read_text(),
             re.MULTILINE,
         )
+
     assert has_loopback and "--network=host" in words
 
 
@@ -315,6 +327,7 @@ def test_the_linter_finds_nothing() -> None:
     hadolint = shutil.which("hadolint", path=Path(sys.executable).parent)
     if hadolint is None:
         pytest.skip("hadolint is not installed")
+
     done = subprocess.run(
         [hadolint, str(ROOT / "Dockerfile")], capture_output=True, text=True, timeout=60
     )

@@ -48,7 +48,8 @@ SHOWN = (
     "haproxy",
     "yaml",
 )  # tests/system/test_rolling.py runs the last three
-START_TIMEOUT_S, RUN_TIMEOUT_S = 180.0, 60.0
+START_TIMEOUT_S = 180.0
+RUN_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -109,9 +110,11 @@ def test_a_command_is_one_that_its_tool_takes(
         "keys",
     ):
         (tmp_path / name).write_text("{}")
+
     words = [expanded(word) for word in shlex.split(command)]
     while re.fullmatch(r"[A-Z_]+=.*", words[0]):
         words.pop(0)
+
     with chdir(tmp_path):
         CHECKS[words[0]](words[1:])
 
@@ -128,6 +131,7 @@ def test_no_page_installs_from_an_index_that_does_not_have_the_package() -> None
         *(path.read_text() for path in PAGES.values()),
     ):
         assert not re.search(r"pip install '?lmi", page)
+
     assert "`.venv/bin/lmi`" in readme and "pip install '.[torch]'" in readme
 
 
@@ -169,6 +173,7 @@ def test_what_troubleshooting_quotes_is_said_somewhere() -> None:
     # A message is often several strings on lines of their own.
     sources = re.sub(r'"\n\s*f?"', "", sources)
     known = sources + PAGES["options"].read_text() + PAGES["metrics"].read_text() + "<!im_end!>"
+
     assert len(said) > 20 and [part for part in said if part not in known] == []
 
 
@@ -189,14 +194,17 @@ def test_what_readme_calls_not_yet_there_is_not_there() -> None:
         re.MULTILINE,
     )
     assert len(rows) == 2
+
     row = " ".join(rows)
     paths = set(re.findall(r"`(/\S+)`", row))
     assert paths and not paths & {path for path, *_ in (*ROUTES, *SERVER_ROUTES)}
+
     is_there = {
         "audio": "input_audio" in (*TEXT_PARTS, *IMAGE_PARTS),
         "GGUF": "*.gguf" not in NEVER,
         "Helm": any(ROOT.glob("scripts/**/Chart.yaml")),
     }
+
     assert [word for word in is_there if word not in row or is_there[word]] == []
 
 
@@ -210,6 +218,7 @@ def check_lmi(words: list[str]) -> None:
     command: click.Command = lmi.commands[words[0]]
     if words[0] == "gateway":
         command = gateway
+
     with suppress(click.exceptions.Exit):  # after its help
         command.make_context(words[0], words[1:])
 
@@ -242,6 +251,7 @@ def check_docker(words: list[str]) -> None:
             assert command[0] == "-c" and (ROOT / command[1]).is_file()
         elif command:
             check_lmi(command)
+
         for place in (words[i + 1] for i, word in enumerate(words) if word == "-v"):
             folder, _, mode = place.partition(":")[2].partition(":")
             assert (folder in READ and mode == "ro") or (folder in WRITTEN and not mode), place
@@ -296,6 +306,7 @@ def check_created(words: list[str]) -> None:
     """kubectl itself makes the object without a cluster, and Kubernetes' schema takes it."""
     if shutil.which("kubectl") is None:
         pytest.skip("kubectl is not installed")
+
     nowhere = ["--server", "http://127.0.0.1:9", "--dry-run=client", "-o", "yaml"]
     made = subprocess.run(
         ["kubectl", *words, *nowhere], capture_output=True, text=True, timeout=RUN_TIMEOUT_S
@@ -314,8 +325,10 @@ def check_asked(words: list[str]) -> None:
     assert verb in ("get", "wait", "logs", "delete", "rollout", "port-forward"), verb
     if named[:1] in (["deployment"], ["scaledobject"]):
         named = ["/".join(named)]
+
     for name in (word for word in named if "/" in word):
         assert name in OBJECTS, name
+
     assert {words[i + 1] for i, word in enumerate(words) if word == "-l"} <= LABELS
 
 
@@ -408,7 +421,8 @@ def rest_of(words: list[str], flags: dict[str, int]) -> list[str]:
     """The words from the first that is neither a flag nor a flag's value; for one-word tools, all
     that are neither.
     """
-    rest, i = [], 0
+    rest = []
+    i = 0
     while i < len(words):
         if words[i].startswith("-"):
             i += 1 + flags[words[i]]
@@ -417,6 +431,7 @@ def rest_of(words: list[str], flags: dict[str, int]) -> list[str]:
         else:
             rest.append(words[i])
             i += 1
+
     return rest
 
 
@@ -439,6 +454,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]
     free: set[int] = set()
     while len(free) < 2:
         free.add(free_port())
+
     ports = dict(zip(("8080", "8081"), map(str, free), strict=True))
     folder = tmp_path_factory.mktemp("shared")
     with serving(f"{SHARED}={ports['8081']} --port {ports['8080']}", folder):
@@ -453,6 +469,7 @@ def serving(command: str, folder: Path) -> Iterator[None]:
     log = folder / "log"
     with log.open("wb") as output:
         server = subprocess.Popen(shell, cwd=folder, env=environ, stdout=output, stderr=output)
+
     try:
         num_ports = 1 + ("--with-gateway" in command)
         wait_until(
@@ -482,27 +499,34 @@ class Reader:
         """Run all that can be run, and compare what the page shows. Return how many commands and
         programs ran.
         """
-        num_run, printed = 0, None
+        num_run = 0
+        printed = None
         for block in blocks(page):
             if block.language == "text" and printed is not None:
                 expect_shown(block.text, printed)
+
             outputs = [self.do(step) for step in steps_of(block)]
             done = [output for output in outputs if output is not None]
             printed = "".join(done) if done and len(done) == len(outputs) else None
             num_run += len(done)
+
         return num_run
 
     def do(self, step: str) -> str | None:
         """What a command or a program prints, or None if it is not for this machine."""
         if step in (SHARED, "lmi serve demo"):
             return ""
+
         if not is_for_this_machine(step):
             return None
+
         if step.startswith("export "):
             self.environ |= dict(pair.split("=", 1) for pair in shlex.split(self.here(step))[1:])
             return ""
+
         if step.startswith("lmi serve "):
             return self.serve(step)
+
         return self.run(step)
 
     def serve(self, command: str) -> str:
@@ -510,8 +534,10 @@ class Reader:
         self.servers.close()
         if "--port" not in command:
             command += " --port 8080"
+
         if command.endswith("--with-gateway"):
             command += "=8081"
+
         self.places = self.places | {
             port: str(free_port()) for port in re.findall(r"\b80[89]\d\b", command)
         }
@@ -522,10 +548,12 @@ class Reader:
         text = self.here(step)
         for tool, ours in TOOLS.items():
             text = re.sub(rf"^{tool}\b", ours, text)
+
         if text.startswith(
             "python "
         ):  # a program of examples/, with the clients that its makers publish
             text = f"{python_of('current')} {text.removeprefix('python ')}"
+
         command = [sys.executable, "-c", text] if "\n" in step else ["bash", "-euc", text]
         kept = {name: value for name, value in ENVIRON.items() if not name.startswith("AWS_")}
         environ = (
@@ -575,6 +603,7 @@ def is_for_this_machine(step: str) -> bool:
     """Programs, files, exports, servers and requests to this machine are."""
     if step.startswith("scripts/sagemaker"):
         return "--endpoint-url" in step
+
     return "\n" in step or (step.startswith(RUN) and not any(word in step for word in ELSEWHERE))
 
 

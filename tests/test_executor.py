@@ -65,6 +65,7 @@ def test_a_broken_sampling_rule_names_field_rule_and_value(
 ) -> None:
     with pytest.raises(ValueError) as caught:
         SamplingConfig(**{field: given})
+
     assert str(caught.value) == f"{field} must be {rule}, given {given!r}"
 
 
@@ -116,6 +117,7 @@ def test_more_sequences_than_beams_are_refused_only_with_beams() -> None:
 def test_a_broken_request_rule_is_named(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError) as caught:
         Request(**{"input_token_ids": (1,), "max_tokens": 1, **fields})
+
     assert str(caught.value) == message
 
 
@@ -132,11 +134,14 @@ def test_the_number_of_sequences_stands_on_the_request_or_on_its_sampling() -> N
     assert Request(**asked, num_return_sequences=3).sampling_config == SamplingConfig(
         num_return_sequences=3
     )
+
     alike = Request(
         **asked, num_return_sequences=3, sampling_config=SamplingConfig(num_return_sequences=3)
     )
+
     assert alike.sampling_config.num_return_sequences == 3
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(alike), type=Request) == alike
+
     for num in (2, 1):
         with pytest.raises(ValueError) as caught:
             Request(
@@ -144,6 +149,7 @@ def test_the_number_of_sequences_stands_on_the_request_or_on_its_sampling() -> N
                 num_return_sequences=num,
                 sampling_config=SamplingConfig(num_return_sequences=3),
             )
+
         said = f"given {num} and sampling_config.num_return_sequences=3"
         assert (
             str(caught.value) == f"num_return_sequences must be given once or twice alike, {said}"
@@ -208,10 +214,8 @@ def test_a_broken_request_on_the_wire_is_a_validation_error() -> None:
 def test_an_error_is_always_final_and_a_result_when_it_says_so() -> None:
     error = Response(1, error=ResponseError("broken", ErrorKind.OUT_OF_MEMORY))
     assert (error.is_final, error.has_error(), error.error_msg) == (True, True, "broken")
-    open_result, last_result = (
-        Response(1, result=Result([[2]])),
-        Response(1, result=Result([[2]], is_final=True)),
-    )
+    open_result = Response(1, result=Result([[2]]))
+    last_result = Response(1, result=Result([[2]], is_final=True))
     assert (open_result.is_final, last_result.is_final, last_result.has_error()) == (
         False,
         True,
@@ -233,12 +237,14 @@ def test_structs_take_the_positional_arguments_of_upstream() -> None:
         False, False, False, True, False, False, (AdditionalModelOutput("logits"),)
     )
     request = Request((1, 2), 4, True, SamplingConfig(2), output, end_id=3)
+
     assert (request.max_tokens, request.streaming, request.sampling_config.beam_width) == (
         4,
         True,
         2,
     )
     assert request.output_config.additional_model_outputs[0].name == "logits"
+
     with pytest.raises(TypeError):
         Request((1, 2), 4, True, SamplingConfig(2), output, 3)  # type: ignore[misc]
 

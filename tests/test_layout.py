@@ -281,6 +281,7 @@ def test_the_wheel_carries_packages_djl_python_pages_and_the_demo_model_and_noth
         command = [sys.executable, "-c", code, folder]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
         names = zipfile.ZipFile(Path(folder) / done.stdout.split()[-1]).namelist()
+
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {
         "lmi",
         "handlers",
@@ -289,6 +290,7 @@ def test_the_wheel_carries_packages_djl_python_pages_and_the_demo_model_and_noth
     assert {str(path.relative_to(ROOT)) for path in (ROOT / "lmi/server/pages").iterdir()} <= set(
         names
     )
+
     demo = {path.name for path in (ROOT / "handlers/lmi_dist/demo").iterdir() if path.is_file()}
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= demo
     assert {f"handlers/lmi_dist/demo/{name}" for name in demo} <= set(names)
@@ -317,6 +319,7 @@ def test_the_defaults_that_the_example_names_are_the_defaults(tmp_path: Path) ->
     (tmp_path / "demo" / "config.json").write_text("{}")
     as_it_is = resolve(read(example), {}, {}, folder=tmp_path)
     spelled_out = resolve(parse(uncommented), {}, {}, folder=tmp_path)
+
     assert as_it_is.config == spelled_out.config
     assert spelled_out.warnings == ()
     assert (
@@ -370,4 +373,5 @@ def test_every_file_and_name_in_it_that_a_page_for_developers_names_is_there(pag
     for file, name in named:
         found = [path.read_text() for path in paths if str(path).endswith(f"/{file}")]
         assert any(re.search(rf"\b{name}\b", source) for source in found), f"{file}: {name}"
+
     assert len(named) > 20

@@ -59,6 +59,7 @@ def test_a_lock_and_that_of_lmi_have_all_that_their_packages_need(lock: str) -> 
     ]
     if lock != "base" and len(installed) <= len(read("base")):
         pytest.skip(f"scripts/install {lock} was not run")
+
     for each in installed:
         for needed in map(Requirement, each.requires or []):
             name = canonicalize_name(needed.name)

@@ -17,11 +17,13 @@ from tests.system.container import ROOT, free_port
 
 def measure(took_s: float, lost_s: float, is_last: bool = False, num_cores: int = 1) -> bool:
     """Bound a block by 2 s that takes `took_s`. Returns whether it asks for another try."""
-    times, losses = iter([0.0, took_s]), iter([5.0, 5.0 + lost_s])
+    times = iter([0.0, took_s])
+    losses = iter([5.0, 5.0 + lost_s])
     clocks: dict[str, Any] = {"clock_s": lambda: next(times), "lost_s": lambda: next(losses)}
     measurement = Measurement(is_last, num_cores=num_cores, **clocks)
     with measurement.within(2.0):
         pass
+
     return measurement.is_repeated
 
 

@@ -100,6 +100,7 @@ class Row:
             and not UNREAD_IN_2025.isdisjoint((self.name, *self.beside))
         ):
             return REFUSED
+
         columns = {
             "lmi-dist": self.lmi_dist,
             "vllm": self.vllm,
@@ -125,7 +126,8 @@ def without_do_sample(name: str, value: object) -> Row:
 
 SAMPLED = {"do_sample": True}
 DETAILS = {"details": True}
-REGEX, GRAMMAR = "[a-z]{4}", 'root ::= "yes" | "no"'
+REGEX = "[a-z]{4}"
+GRAMMAR = 'root ::= "yes" | "no"'
 SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
 ROWS = [
     everywhere("do_sample", True, ENGINE),
@@ -202,7 +204,8 @@ class Stream:
     """A request on an executor in this process."""
 
     def __init__(self, executor: Executor, request: Request) -> None:
-        self._executor, self._request = executor, request
+        self._executor = executor
+        self._request = request
 
     async def forward(self, take: Any) -> None:
         request_id = self._executor.enqueue_request(self._request)
@@ -214,8 +217,10 @@ class Stream:
             for response in cast(list[Response], responses):
                 if response.result is None:
                     raise GenerationFailed(response.error_msg)
+
                 if (pause := take(response.result)) is not None:
                     await pause
+
                 is_over = response.is_final
 
     def close(self) -> None:
@@ -271,7 +276,8 @@ class Door:
         parameters = {"max_new_tokens": NUM_TOKENS} | given
         body = json.dumps({"inputs": "The quick brown", "parameters": parameters}).encode()
         message = LMI.read(body, None, self._model)
-        format, records = message.format, list[bytes]()
+        format = message.format
+        records = list[bytes]()
         try:
             parsed = LMI.parse(message)
             format = parsed.format
@@ -284,6 +290,7 @@ class Door:
         except LmiError as error:
             rendered = LMI.errors.render(error, format, accepted=False)
             return Answer(rendered.status, json.loads(rendered.body))
+
         meaning = parsed.requests, parsed.format
         return Answer(
             200, json.loads(b"".join(records)), self._engine.asked, meaning, parsed.ignored
@@ -301,15 +308,19 @@ def test_a_value_that_means_something_is_applied_tolerated_or_refused(
     engine: tuple[str, Door], row: Row
 ) -> None:
     name, door = engine
-    plain, asked = door.ask(row.beside), door.ask(row.beside | {row.name: row.value})
+    plain = door.ask(row.beside)
+    asked = door.ask(row.beside | {row.name: row.value})
     if row.verdict(name) is REFUSED:
         assert asked.status == 424 and asked.body["details"]["finish_reason"] == "error"
         assert _begins_with_one_of(asked.body["error"], (row.name, *row.beside)), asked.body
         return
+
     assert asked.status == 200, asked.body
+
     is_told = any(line.startswith(f"parameters.{row.name}: ") for line in asked.ignored)
     assert is_told == (row.verdict(name) is IGNORED)
     assert (asked.meaning != plain.meaning) == (row.verdict(name) is not IGNORED)
+
     if row.verdict(name) is not TEXT:
         assert (asked.asked != plain.asked) == (row.verdict(name) is ENGINE)
 
@@ -335,10 +346,8 @@ def test_the_defaults_that_reach_an_engine_are_those_of_its_list(engine: tuple[s
 
 
 def test_nulls_are_as_if_left_out(engine: tuple[str, Door]) -> None:
-    plain, asked = (
-        engine[1].ask({}),
-        engine[1].ask({row.name: None for row in ROWS} | {"max_new_tokens": NUM_TOKENS}),
-    )
+    plain = engine[1].ask({})
+    asked = engine[1].ask({row.name: None for row in ROWS} | {"max_new_tokens": NUM_TOKENS})
     assert (asked.status, asked.body, asked.asked, asked.ignored) == (
         200,
         plain.body,

@@ -40,6 +40,7 @@ def run(folder: Path, *arguments: str, **files: str) -> tuple[int, list[str]]:
     (folder / "pytest.ini").write_text("[pytest]\n")
     for name, text in files.items():
         (folder / f"test_{name}.py").write_text(text)
+
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     command = [sys.executable, "-m", "pytest", "-p", "tests.rerun", *arguments]
     done = subprocess.run(

@@ -116,6 +116,7 @@ def tiny_model(family: str) -> Path:
             is_scaled = "embed_tokens" in name and "Gemma" in stem  # these models multiply it by 10
             width = 0.1 if parameter.dim() == 1 else 0.08 if is_scaled else 0.25
             parameter.normal_(1.0 if is_norm and "Gemma" not in stem else 0.0, width)
+
     folder = _folder() / family
     model.save_pretrained(folder)
     save_tokenizer(folder)
@@ -136,6 +137,7 @@ def embedding_model(
     shutil.copytree(tiny_model(family), folder, dirs_exist_ok=True)
     if not has_head:
         transformers.AutoModel.from_pretrained(folder).save_pretrained(folder)
+
     file = folder / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | config))
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
@@ -161,6 +163,7 @@ def embedding_model(
         (folder / "1_Pooling" / "config.json").write_text(
             json.dumps(pooling | {"include_prompt": True})
         )
+
     return folder
 
 
@@ -175,16 +178,20 @@ def _config(transformers: Any, stem: str, changes: dict[str, Any]) -> Any:
             "n_positions": CONTEXT_LENGTH,
         }
         return transformers.GPT2Config(**shape, **ends, **changes)
+
     if stem == "OPT":
         shape = {**_SHAPE, "num_attention_heads": 4, "ffn_dim": 112, "word_embed_proj_dim": 96}
         for name in ("num_key_value_heads", "head_dim", "intermediate_size"):
             del shape[name]
+
         return transformers.OPTConfig(**{**shape, **ends, **changes}, pad_token_id=2)
+
     name = "Gemma3TextConfig" if stem == "Gemma3" else f"{stem}Config"
     shape = {**_SHAPE, **ends, **changes}
     if stem in ("Phi", "Phi3", "Olmo2"):  # their head_dim follows from the hidden size
         shape["num_attention_heads"] = 4
         del shape["head_dim"]
+
     return getattr(transformers, name)(**shape)
 
 

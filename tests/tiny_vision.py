@@ -76,6 +76,7 @@ def tiny_vision_model() -> Path:
         for name, parameter in model.named_parameters():
             is_norm = parameter.dim() == 1 and "norm" in name and name.endswith("weight")
             parameter.normal_(1.0 if is_norm else 0.0, 0.1 if parameter.dim() == 1 else 0.25)
+
     model.save_pretrained(folder)
     return folder
 
@@ -105,4 +106,5 @@ def transformers_answer(
         out = model.generate(
             **inputs, max_new_tokens=num_tokens, do_sample=False, eos_token_id=None
         )
+
     return prompt, out[0, len(prompt) :].tolist()

@@ -13,7 +13,8 @@ def write_wheel(folder: Path, name: str, version: str = "1.0", requires: str = "
     needs.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    file, info = folder / f"{name}-{version}-py3-none-any.whl", f"{name}-{version}.dist-info"
+    file = folder / f"{name}-{version}-py3-none-any.whl"
+    info = f"{name}-{version}.dist-info"
     needs = f"Requires-Dist: {requires}\n" if requires else ""
     content = {
         f"{name}.py": f"VERSION = {version!r}\n",
@@ -23,9 +24,11 @@ def write_wheel(folder: Path, name: str, version: str = "1.0", requires: str = "
     with zipfile.ZipFile(file, "w") as wheel:
         for path, text in content.items():
             wheel.writestr(path, text)
+
         wheel.writestr(
             f"{info}/RECORD", "".join(f"{path},,\n" for path in (*content, f"{info}/RECORD"))
         )
+
     return file
 
 
@@ -37,6 +40,7 @@ def write_index(folder: Path, *wheels: Path) -> str:
         page.write_text(
             f'<!DOCTYPE html><html><body><a href="{wheel.as_uri()}">{wheel.name}</a></body></html>'
         )
+
     folder.mkdir(parents=True, exist_ok=True)
     return folder.as_uri()
 
@@ -50,4 +54,5 @@ def snapshot(folder: Path) -> dict[str, tuple[int, int, bytes]]:
         status = path.lstat()
         content = path.read_bytes() if path.is_file() else b""
         found[str(path.relative_to(folder))] = (status.st_mode, status.st_mtime_ns, content)
+
     return found

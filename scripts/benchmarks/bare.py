@@ -43,4 +43,5 @@ async def app(
         for _ in range(NUM_TOKENS):
             await tick.wait()
             await send({"type": "http.response.body", "body": LINE, "more_body": True})
+
     await send({"type": "http.response.body", "body": b""})

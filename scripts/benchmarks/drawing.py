@@ -11,10 +11,19 @@ from PIL import Image, ImageDraw, ImageFont
 
 from lmi.client.bench.picture import LARGER, SCALE, SIZE, Pen
 
-WIDTH, HEIGHT = 960, 400  # of the picture
-TOP, BOTTOM, LEFT, RIGHT = 64, 56, 64, 24  # around the area of each panel
+# of the picture
+WIDTH = 960
+HEIGHT = 400
+# around the area of each panel
+TOP = 64
+BOTTOM = 56
+LEFT = 64
+RIGHT = 24
 COLOURS = ["#0f766e", "#c2410c", "#6d28d9", "#1d4ed8"]
-INK, GREY, GRID, PAPER = "#1f2937", "#6b7280", "#e5e7eb", "#ffffff"
+INK = "#1f2937"
+GREY = "#6b7280"
+GRID = "#e5e7eb"
+PAPER = "#ffffff"
 
 
 @dataclass
@@ -39,6 +48,7 @@ def draw(panels: list[Panel], x_title: str, path: Path) -> None:
     width = WIDTH // len(panels)
     for number, panel in enumerate(panels):
         draw_panel(pen, panel, number * width, width, x_title)
+
     draw_legend(pen, [name for name in panels[0].lines], list(panels[0].points))
     image.resize((WIDTH * 2, HEIGHT * 2), Image.Resampling.LANCZOS).save(path, optimize=True)
 
@@ -82,14 +92,17 @@ def draw_panel(pen: DottingPen, panel: Panel, left: float, width: float, x_title
         pen.text(
             left + LEFT - 8, y(number * step), f"{number * step:,.0f}".replace(",", " "), GREY, "rm"
         )
+
     for place in panel.places:
         pen.text(x(place), HEIGHT - BOTTOM + 16, str(place), GREY, "mm")
+
     pen.text(left + LEFT + (width - LEFT - RIGHT) / 2, HEIGHT - 16, x_title, GREY, "mm")
     for colour, line in zip(COLOURS, panel.lines.values(), strict=False):
         points = [(x(place), y(value)) for place, value in sorted(line.items())]
         pen.line(points, colour, 2.5)
         for point in points:
             pen.dot(*point, colour)
+
     for place, value in panel.points.values():
         pen.dot(x(place), y(value), GREY, is_hollow=True)
 
@@ -110,4 +123,5 @@ def tick(highest: float) -> float:
     step = 1.0
     while step * 80 < highest:
         step *= 10
+
     return next(step * factor for factor in (1, 2, 5, 10, 20, 50) if step * factor * 8 >= highest)

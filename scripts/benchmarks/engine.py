@@ -37,7 +37,8 @@ NUM_TOKENS = 128
 BATCHES = (1, 8, 64)
 NUM_SEQUENTIAL = 6
 GUIDED_BATCH = 16
-NUM_GUIDED_RUNS, NUM_GUIDED_PAIRS = 5, 7
+NUM_GUIDED_RUNS = 5
+NUM_GUIDED_PAIRS = 7
 SAMPLED: dict[str, Any] = {"do_sample": True, "temperature": 0.8, "top_p": 0.95}
 NUM_SAMPLED_PAIRS = 3
 PEOPLE = {  # a schema that no answer of NUM_TOKENS completes
@@ -49,7 +50,8 @@ PEOPLE = {  # a schema that no answer of NUM_TOKENS completes
         "required": ["name", "age"],
     },
 }
-BEAM_WIDTH, NUM_SEARCHES = 4, 12
+BEAM_WIDTH = 4
+NUM_SEARCHES = 12
 TOKEN_IDS = tuple(range(5, 25))  # of a prompt
 
 
@@ -59,7 +61,8 @@ class TimedRunner:
     """
 
     def __init__(self, runner: object, batch: int) -> None:
-        self._runner, self._batch = runner, batch
+        self._runner = runner
+        self._batch = batch
         self.forward_s: list[float] = []
         self.starts_s: list[float] = []
 
@@ -72,6 +75,7 @@ class TimedRunner:
         if len(plan.decodes) == self._batch and not plan.prefills:  # type: ignore[attr-defined]
             self.starts_s.append(start_s)
             self.forward_s.append(time.perf_counter() - start_s)
+
         return logits
 
 
@@ -106,6 +110,7 @@ def overhead(model: str, batch: int) -> tuple[float, float]:
             responses = cast(list[Response], executor.await_responses(timeout_s=10))
             ours.sendall(frame(encode(Responses(responses))))
             num_open -= sum(response.is_final for response in responses)
+
     ours.close()
     steps_s = [
         after - before for before, after in zip(runner.starts_s, runner.starts_s[1:], strict=False)
@@ -134,6 +139,7 @@ def guided_step(model: str, guide: str | None) -> float:
             while num_open:
                 responses = cast(list[Response], executor.await_responses(timeout_s=10))
                 num_open -= sum(response.is_final for response in responses)
+
     steps_s = [
         after - before for before, after in zip(runner.starts_s, runner.starts_s[1:], strict=False)
     ]
@@ -164,7 +170,9 @@ def beam_ratio(model: str) -> float:
                     -1
                 ].is_final:
                     pass
+
                 own_s.append(time.perf_counter() - start_s)
+
     beams_s, sampled_s = (
         statistics.median(own_s[1:]) for own_s in times_s
     )  # the first ones find everything cold
@@ -200,6 +208,7 @@ def sampled_ratio() -> float:
                     tokens_per_s(server.port, 64, invocation(64, **one)) for one in (SAMPLED, {})
                 )
                 ratios.append(sampled / greedy)
+
     return statistics.median(ratios[1:])  # the first pair warms up
 
 
@@ -214,9 +223,11 @@ async def ping_under_load(port: int) -> list[float]:
         answer = await reader.read()
         if b" 200 " not in answer.split(b"\r\n", 1)[0]:
             raise RuntimeError(f"/ping said {answer[:80]!r}")
+
         times_s.append(time.perf_counter() - start_s)
         writer.close()
         await asyncio.sleep(0.005)
+
     await load
     return times_s
 
@@ -236,11 +247,13 @@ def measure() -> dict[str, float]:
         )
         figures["ping_p99_ms"] = quantile(pings_s, 0.99) * 1000
         figures["num_pings"] = len(pings_s)
+
     for batch in BATCHES:
         rest_ms, model_ms = overhead(model, batch)
         figures[f"rest_ms_{batch}"] = rest_ms
         figures[f"model_ms_{batch}"] = model_ms
         figures[f"rest_share_{batch}"] = rest_ms / (rest_ms + model_ms)
+
     pairs_ms = [
         [guided_step(model, guide) for guide in (json.dumps(PEOPLE), None)]
         for _ in range(NUM_GUIDED_PAIRS)

@@ -41,7 +41,8 @@ def measure(rounds: int = ROUNDS) -> dict[str, float]:
         "option.echo_step_ms": STEP_S * 1000,
         "frontend_workers": 1,
     }
-    ours_us, bare_us = [], []
+    ours_us = []
+    bare_us = []
     with (
         servers.process([*bare, "--log-level", "warning"], port, environ) as floor,
         servers.lmi(properties) as lmi,
@@ -52,6 +53,7 @@ def measure(rounds: int = ROUNDS) -> dict[str, float]:
         for _ in range(rounds):
             ours_us.append(us_per_token(lmi.port, front))
             bare_us.append(us_per_token(port, floor.process.pid))
+
     ratios = [ours / other for ours, other in zip(ours_us, bare_us, strict=True)]
     return {
         "frontend_us_per_token": statistics.median(ours_us),

@@ -41,6 +41,7 @@ async def ask(port: int, path: str, chance: random.Random) -> list[Answer]:
     for _ in range(1 + NUM_REQUESTS):
         answers.append(await connection.ask(invocation(chance.randint(*NUM_TOKENS), path=path)))
         await asyncio.sleep(chance.uniform(0, 2 * STEP_S))
+
     connection.close()
     return answers
 
@@ -55,6 +56,7 @@ def run(port: int, path: str, roles: dict[int, str], seed: int) -> Round:
     meter = Meter(roles)
     with realtime(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         answers = runner.run(ask_all(port, path, seed))
+
     cpu_s, _ = meter.stop()
     num_tokens = sum(len(LMI.mark.findall(answer.body)) for own in answers for answer in own)
     counted = [answer for own in answers for answer in own[1:]]
@@ -92,6 +94,7 @@ def measure(rounds: int = ROUNDS) -> dict[str, float]:
                 (run(lmi.port, "/invocations", roles, seed), run(port, STREAM_PATH, roles, seed))
                 for seed in range(rounds + 1)
             ][1:]  # the first is the warm-up
+
     return figures(pairs)
 
 

@@ -39,7 +39,9 @@ SETS = (
     ),
     *("JsonSchemaStore", "Kubernetes", "Snowplow", "WashingtonPost"),
 )
-NUM_WALKS, MAX_TOKENS, VOCAB_SIZE = 2, 400, 131_072
+NUM_WALKS = 2
+MAX_TOKENS = 400
+VOCAB_SIZE = 131_072
 CLOSING = ('"', "}", "]", '"}', '"]', "}}", "]}", "}]")
 GOALS: list[Goal] = [
     ("accepted", "schemas accepted, share", ">=", 0.88),
@@ -72,6 +74,7 @@ def main() -> None:
     )  # the process starts, the vocabulary is read
     for path in chosen(arguments.folder, arguments.each, draw):
         found.follow(compiler, path, draw)
+
     compiler.close()
     print(
         json.dumps(found.refusals.most_common(), indent=0), *found.wrong, sep="\n", file=sys.stderr
@@ -108,6 +111,7 @@ class Found:
         except LmiError as error:
             self.refusals[error.message[:100]] += 1
             return
+
         self.compiles_s.append(time.perf_counter() - start_s)
         self.num_accepted += 1
         possible = [
@@ -122,6 +126,7 @@ class Found:
             self.num_written += test["valid"] and can_be_written
             if can_be_written and not test["valid"] and not is_valid(test["data"], schema):
                 wrong.append(json.dumps(test["data"]))
+
         if wrong:
             self.wrong.append(f"{path.name}: {wrong[0][:300]}")
 
@@ -129,7 +134,9 @@ class Found:
         """A whole answer, or None if it has not come to its end. What closes a value is drawn
         often.
         """
-        matcher, vocabulary, ids = guide.matcher.deep_copy(), guide.vocabulary, list[int]()
+        matcher = guide.matcher.deep_copy()
+        vocabulary = guide.vocabulary
+        ids = list[int]()
         closing = [
             token_id
             for text in CLOSING
@@ -142,14 +149,17 @@ class Found:
             if matcher.is_error():
                 self.refusals["in a walk"] += 1
                 return None
+
             allowed = np.flatnonzero(
                 np.unpackbits((mask & ~vocabulary.marks).view(np.uint8), bitorder="little")
             )
             if matcher.is_accepting() and (not allowed.size or draw.random() < 0.5):
                 return str(vocabulary.tokenizer.decode_bytes(ids).decode())
+
             ends = np.intersect1d(allowed, closing)
             ids.append(int(draw.choice(ends if ends.size and draw.random() < 0.5 else allowed)))
             matcher.consume_token(ids[-1])
+
         return None
 
     def figures(self) -> dict[str, float]:
@@ -178,10 +188,8 @@ def is_valid(value: object, schema: Any) -> bool:
 
 
 def accepts(guide: Compiled, text: str) -> bool:
-    matcher, ids = (
-        guide.matcher.deep_copy(),
-        guide.vocabulary.tokenizer.tokenize_bytes(text.encode()),
-    )
+    matcher = guide.matcher.deep_copy()
+    ids = guide.vocabulary.tokenizer.tokenize_bytes(text.encode())
     return (
         matcher.try_consume_tokens(ids) == len(ids)
         and matcher.is_accepting()
@@ -206,6 +214,7 @@ def vocabulary() -> GuidedDecodingConfig:
         tokenizer.train(sorted(map(str, Path(np.__file__).parents[1].rglob("*.py"))), trainer)
         tokenizer.save(str(path))
         (path.parent / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|end|>"}))
+
     return read_config(path.parent)
 
 

@@ -37,6 +37,7 @@ def measure() -> dict[str, float]:
             )
             figures["wheel_install_s"] = time.monotonic() - start_s
             figures["wheel_mb"] = size_mb(folder / place) - empty_mb
+
         without_uv = ":".join(
             one for one in os.environ["PATH"].split(":") if not Path(one, "uv").exists()
         )
@@ -46,6 +47,7 @@ def measure() -> dict[str, float]:
                     figures[figure] = first_answer_s(
                         folder / figure / place, {**os.environ, "PATH": path}
                     )
+
     return figures
 
 
@@ -75,6 +77,7 @@ def first_answer_s(checkout: Path, environ: Mapping[str, str]) -> float:
     for name in tracked.split("\0")[:-1]:
         (checkout / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, checkout / name)
+
     port = free_port()
     command = [
         str(checkout / "scripts" / "serve"),
@@ -97,9 +100,11 @@ def first_answer_s(checkout: Path, environ: Mapping[str, str]) -> float:
         response = connection.getresponse()
         if response.status != 200:
             raise RuntimeError(f"/invocations said {response.status}: {response.read()!r}")
+
         response.read()
         took_s = time.monotonic() - start_s
         connection.close()
+
     return took_s
 
 

@@ -83,6 +83,7 @@ class Connection(asyncio.Protocol):
         await self.send(request)
         if self.answer.status != 200:
             raise RuntimeError(f"the server said {self.answer.body[:2000]!r}")
+
         return self.answer
 
     async def send(self, request: bytes) -> None:
@@ -95,6 +96,7 @@ class Connection(asyncio.Protocol):
         self.answer = Answer(time.perf_counter())
         if not self.is_open:
             raise ConnectionError("the server closed the connection")
+
         self._transport.write(request)  # type: ignore[attr-defined]
         await self._done
 
@@ -105,6 +107,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._done.done():  # after the answer, or its client has left
             return
+
         self.answer.times_s.append(time.perf_counter())
         self.answer.reads.append(data)
         if self._num_missing is not None:
@@ -113,6 +116,7 @@ class Connection(asyncio.Protocol):
             head, _, body = data.partition(b"\r\n\r\n")  # servers write a head in one write
             if size := re.search(rb"(?i)content-length: *(\d+)", head):
                 self._num_missing = int(size[1]) - len(body)
+
         self._tail = (self._tail + data)[-len(WHOLE) :]
         if self._num_missing == 0 or self._num_missing is None and self._tail == WHOLE:
             self._done.set_result(None)
@@ -194,6 +198,7 @@ class Meter:
         by_role: dict[str, float] = {}
         for pid, role in self._roles.items():
             by_role[role] = by_role.get(role, 0.0) + used_s[pid]
+
         num_cores = os.cpu_count() or 1  # those of /proc/stat
         busy_s = num_cores * (to_s - from_s) - (idle_to_s - idle_from_s)
         return by_role, max(0.0, busy_s - sum(used_s.values())) / (to_s - from_s)
@@ -209,6 +214,7 @@ def realtime() -> Iterator[bool]:
     except PermissionError:
         yield False
         return
+
     try:
         yield True
     finally:
@@ -227,6 +233,7 @@ def run_round(
             seconds, answers = runner.run(ask_all(port, requests))
     finally:
         gc.enable()
+
     cpu_s, foreign = meter.stop()
     times_s = [answer.record_times_s(records.mark) for answer in answers]
     return Round(
@@ -258,10 +265,12 @@ async def ask_all(port: int, requests: list[list[bytes]]) -> tuple[float, list[A
         seconds = time.perf_counter() - start_s
         for connection in connections:
             connection.close()
+
     return seconds, [answer for own in answers for answer in own]
 
 
 def _num_tokens(answer: Answer, records: Records) -> int:
     if isinstance(records.count, int):
         return records.count * len(records.mark.findall(answer.body))
+
     return int(records.count.findall(answer.body)[-1])

@@ -29,8 +29,11 @@ from handlers.lmi_dist.runner import Chunk, Plan, Runner  # noqa: E402
 from lmi.settings.config import EngineConfig  # noqa: E402
 from scripts.benchmarks.peers import shapes  # noqa: E402
 
-CONTEXT, MAX_LENGTH, VOCABULARY = 128, 1024, 1000
-BLOCKS, STEPS = 8, 5
+CONTEXT = 128
+MAX_LENGTH = 1024
+VOCABULARY = 1000
+BLOCKS = 8
+STEPS = 5
 SHAPES = {"demo": shapes.Shape("llama", 1024, 192, 512, 5, 6, 2), "135m": shapes.SHAPES["135M"]}
 VARIANTS: dict[str, dict[str, Any]] = {  # the key of a figure ends with the variant's name
     "ours": {},
@@ -49,6 +52,7 @@ def measure() -> dict[str, float]:
     figures: dict[str, float] = {}
     for shape in SHAPES:
         figures |= measure_shape(shape, default_threads(shape))
+
     return figures
 
 
@@ -71,9 +75,12 @@ def measure_shape(shape: str, num_threads: int) -> dict[str, float]:
             for name in runners:
                 key = f"{shape}_{batch}" if name == "ours" else f"{shape}_{batch}_{name}"
                 figures[key] = medians[name] / medians["Hugging Face"]
+
             if shape == "135m":
                 figures[f"int8_speedup_{batch}"] = medians["ours"] / medians["int8"]
+
             print_row(shape, batch, times_ms, medians)
+
     return figures
 
 
@@ -142,6 +149,7 @@ def take_turns(steps: dict[str, Step]) -> dict[str, list[float]]:
                 step()
                 if block and index:  # the first block warms up
                     times_ms[name].append((time.perf_counter() - start) * 1e3)
+
     return times_ms
 
 

@@ -107,16 +107,19 @@ def main() -> None:
     arguments = parser.parse_args()
     if unknown := set(arguments.parts) - set(PARTS):
         parser.error(f"no such part: {', '.join(sorted(unknown))}")
+
     figures: dict[str, float] = {}
     for name in arguments.parts or PARTS:
         print(f"{name} ...", file=sys.stderr, flush=True)
         figures |= PARTS[name]()
+
     text = f"{table(figures, GOALS)}\n\nOn {machine()}."
     print(text)
     if arguments.write:
         write(text, MARKS, ROOT / PAGE)
         headlines = table(figures, [goal for goal in GOALS if goal[0] in HEADLINES])
         write(f"{headlines}\n\nOn {machine()}.", HEADLINE_MARKS, README)
+
     print(json.dumps({name: round(value, 4) for name, value in figures.items()}))
 
 

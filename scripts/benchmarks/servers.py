@@ -36,6 +36,7 @@ class Server:
         for pid in linux.descendants(self.process.pid):
             if has_title(pid, role):
                 return pid
+
         raise LookupError(f"no process {role} below {self.process.pid}")
 
 
@@ -64,6 +65,7 @@ def rss_mb(pid: int) -> float:
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmRSS"):
             return int(line.split()[1]) / 1024
+
     return 0.0
 
 
@@ -109,13 +111,17 @@ def stop(child: subprocess.Popen[bytes], timeout_s: float = 40.0) -> None:
     pidfds = []
     with suppress(OSError):  # one may have ended
         pidfds = [os.pidfd_open(pid) for pid in family(child.pid)]
+
     child.send_signal(signal.SIGTERM)
     with suppress(subprocess.TimeoutExpired):
         child.wait(timeout_s)
+
     for pidfd in pidfds:
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+
         os.close(pidfd)
+
     child.wait()
 
 
@@ -126,12 +132,14 @@ def wait_ready(
     while time.monotonic() < deadline_s:
         if child.poll() is not None:
             raise RuntimeError(f"the server ended with {child.returncode} before it was ready")
+
         try:
             with urlopen(f"http://127.0.0.1:{port}{health}", timeout=2) as response:
                 if response.status == 200:
                     return
         except OSError:
             time.sleep(0.01)
+
     raise TimeoutError("the server did not become ready")
 
 
@@ -146,5 +154,6 @@ def lmi(
     command = [sys.executable, "-m", "lmi", "serve", "--host", "127.0.0.1", "--port", str(port)]
     for name, value in {"log_level": "WARNING", **properties}.items():
         command += ["--set", f"{name}={value}"]
+
     with process([*command, *([model] if model else [])], port, environ) as server:
         yield server

@@ -25,7 +25,8 @@ ENGINE = "lmi-engine"
 
 
 def measure() -> dict[str, float]:
-    starts, returns = [], []
+    starts = []
+    returns = []
     memory: dict[str, float] = {}
     for _ in range(NUM_STARTS):
         port = free_port()
@@ -46,8 +47,10 @@ def measure() -> dict[str, float]:
             time.sleep(SETTLE_S)
             memory = pss_mb(server)
             returns.append(return_s(server))
+
     for title, megabytes in memory.items():
         print(f"  {title:<16} {megabytes:6.1f} MB", file=sys.stderr)
+
     return {
         "start_s": statistics.median(starts),
         "return_s": statistics.median(returns),
@@ -63,6 +66,7 @@ def pss_mb(server: Server) -> dict[str, float]:
         kilobytes = next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
         title = linux.title(pid)
         found[title] = found.get(title, 0.0) + kilobytes / 1024
+
     return found
 
 
@@ -76,8 +80,10 @@ def return_s(server: Server) -> float:
         is_healthy = ping(server.port) == 200
         if is_healthy and has_failed:
             return time.monotonic() - began_s
+
         has_failed = has_failed or not is_healthy
         time.sleep(POLL_S)
+
     raise TimeoutError("the engine did not come back")
 
 

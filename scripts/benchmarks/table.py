@@ -28,6 +28,7 @@ def table(figures: dict[str, float], goals: list[Goal], otherwise: str = "") -> 
             )
         elif otherwise:
             rows.append([text, otherwise, f"{sign} {goal:g}"])
+
     return markdown(["figure", "measured", "goal"], rows)
 
 

@@ -32,14 +32,18 @@ def run_round(engine: Any, prompts: list[list[int]], num_users: int, num_tokens:
         output_kind=RequestOutputKind.DELTA,
         skip_clone=True,
     )
-    meter, start_s, num_made = Meter({os.getpid(): "core"}), time.perf_counter(), 0
+    meter = Meter({os.getpid(): "core"})
+    start_s = time.perf_counter()
+    num_made = 0
     for _ in range(num_users):
         engine.add_request(*waiting.pop(0), params)
+
     while engine.has_unfinished_requests():
         for output in engine.step():
             num_made += sum(len(completion.token_ids) for completion in output.outputs)
             if output.finished and waiting:
                 engine.add_request(*waiting.pop(0), params)
+
     seconds = time.perf_counter() - start_s
     cpu_s, foreign = meter.stop()
     return Round(num_made, num_made, seconds, (), (), cpu_s, foreign)

@@ -33,7 +33,8 @@ def prompts(num_prompts: int, seed: str) -> list[str]:
     """Prompts of random words. A seed always gives the same ones. No two share a start that is
     worth caching.
     """
-    draw, choice = random.Random(seed), words()
+    draw = random.Random(seed)
+    choice = words()
     return [" ".join(draw.choices(choice, k=WORDS_EACH)) for _ in range(num_prompts)]
 
 

@@ -113,8 +113,11 @@ COLUMNS: dict[str, Callable[[Round], float]] = {
 
 def ratios(records: dict[str, Record]) -> dict[str, float]:
     """The ratios of which both sides were measured."""
-    ours, theirs = records[LMI], records[VLLM]
-    front, most, with_log_probs = us_per_token(FRONT), (STREAMED, MOST), (LOG_PROBS, MOST)
+    ours = records[LMI]
+    theirs = records[VLLM]
+    front = us_per_token(FRONT)
+    most = (STREAMED, MOST)
+    with_log_probs = (LOG_PROBS, MOST)
     compared: dict[str, tuple[tuple[str, int], Callable[[Round], float]]] = {
         "front_cpu_ratio": (most, front),
         "front_cpu_log_probs_ratio": (with_log_probs, front),
@@ -124,11 +127,13 @@ def ratios(records: dict[str, Record]) -> dict[str, float]:
     for num_streams in ASKS:
         for kind, stem in ((STREAMED, "tokens_ratio"), (WHOLE, "whole_ratio")):
             compared[f"{stem}_{num_streams}"] = (kind, num_streams), tokens_per_s
+
         for column in ("first_p50", "first_p99", "gap_p50", "gap_p99"):
             compared[f"{column}_ratio_{num_streams}"] = (
                 (STREAMED, num_streams),
                 COLUMNS[f"{column}_ms"],
             )
+
     pairs = {name: (ours.median(*each), theirs.median(*each)) for name, each in compared.items()}
     pairs["bare_share"] = ours.median(most, tokens_per_s), records[BARE].median(most, tokens_per_s)
     pairs["own_api_share"] = (
@@ -144,6 +149,7 @@ def ratios(records: dict[str, Record]) -> dict[str, float]:
             records[RUST].median(most, tokens_per_s),
         )
         pairs["front_cpu_rust_ratio"] = ours.median(most, front), records[RUST].median(most, front)
+
     return {name: own / other for name, (own, other) in pairs.items() if own is not None and other}
 
 
@@ -167,6 +173,7 @@ def streams_table(records: dict[str, Record]) -> str:
                 if (kind, num_streams) in record.rounds:
                     cells = stream_cells(record, (kind, num_streams), has_times=key != BARE)
                     rows.append([str(num_streams), f"{record.name}{where}", *cells])
+
     return markdown(heads, rows)
 
 
@@ -204,19 +211,19 @@ def servers_table(records: dict[str, Record]) -> str:
     for record in records.values():
         if not record.starts_s:
             continue
+
         memory = " / ".join(
             f"{record.memory(role) or 0:.0f}" for role in (FRONT, CORE, WORKER, REST)
         )
         with_log_probs = (LOG_PROBS, MOST)
-        front, speed = (
-            record.median(with_log_probs, us_per_token(FRONT)),
-            record.median(with_log_probs, tokens_per_s),
-        )
+        front = record.median(with_log_probs, us_per_token(FRONT))
+        speed = record.median(with_log_probs, tokens_per_s)
         others = [f"{front:.0f}", f"{speed:.0f}"] if front and speed else ["", ""]
         starts = " / ".join(
             f"{value:.1f}" for value in (record.starts_s[0], middle(record.starts_s[1:])) if value
         )
         rows.append([record.name, starts, memory, *others])
+
     return markdown(heads, rows)
 
 
@@ -271,9 +278,11 @@ def plot(records: dict[str, Record]) -> None:
             for record in shown.values()
         }
         panels.append(Panel(title, lines))
+
     bare = records[BARE].median((STREAMED, MOST), tokens_per_s)
     if bare is not None:
         panels[0].points["bare engine"] = (MOST, bare)
+
     PLOT.parent.mkdir(exist_ok=True)
     draw(panels, "streams at once", PLOT)
 
@@ -297,6 +306,7 @@ def figures(records: dict[str, Record], own_ratios: dict[str, float]) -> dict[st
         memory = {role: round(record.memory(role) or 0) for role in (FRONT, CORE, WORKER, REST)}
         servers[key] = {"start_s": middle(record.starts_s), "memory_mb": memory, "cases": cases}
         servers[key]["rounds_left_out"] = record.num_left_out
+
     return {
         "ratios": {name: round(value, 3) for name, value in own_ratios.items()},
         "servers": servers,
@@ -319,12 +329,14 @@ def main() -> None:
     own_ratios = ratios(records)
     with realtime() as has_realtime:
         told = conditions(records, has_realtime)
+
     summary = table(own_ratios, GOALS, "not measured")
     details = [streams_table(records), servers_table(records), told]
     print("\n\n".join([summary, *details]))
     plot(records)
     if arguments.write:
         publish("vllm", summary, details, plotted="tokens per second and time to first token")
+
     print(json.dumps(figures(records, own_ratios) | {"cores": len(os.sched_getaffinity(0))}))
 
 

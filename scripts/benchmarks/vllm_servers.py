@@ -37,7 +37,10 @@ from scripts.benchmarks.servers import Server
 NUM_TOKENS = 64
 ASKS = {1: 10, 8: 6, 32: 4, 64: 3}  # streams -> requests of each in a round
 MOST = max(ASKS)
-STREAMED, WHOLE, LOG_PROBS, OWN_API = "streamed", "whole", "log-probs", "own API"
+STREAMED = "streamed"
+WHOLE = "whole"
+LOG_PROBS = "log-probs"
+OWN_API = "own API"
 CASES = {
     STREAMED: tuple(ASKS),  # at /v1/completions, as are the next two
     WHOLE: tuple(ASKS),
@@ -63,7 +66,10 @@ BARE_ENVIRON = {
     "GOMP_SPINCOUNT": "1000",
 }
 
-FRONT, CORE, WORKER, REST = "front", "core", "worker", "rest"
+FRONT = "front"
+CORE = "core"
+WORKER = "worker"
+REST = "rest"
 TITLES = {
     "lmi-front-": FRONT,
     "vllm-rs": FRONT,
@@ -72,7 +78,10 @@ TITLES = {
     "VLLM::Worker": WORKER,
 }
 
-LMI, VLLM, RUST, BARE = "lmi", "vllm", "vllm_rust", "bare"
+LMI = "lmi"
+VLLM = "vllm"
+RUST = "vllm_rust"
+BARE = "bare"
 
 
 @dataclass(frozen=True)
@@ -104,6 +113,7 @@ class Peer:
         for pid in servers.family(root):
             found = [role for title, role in TITLES.items() if servers.has_title(pid, title)]
             roles[pid] = found[0] if found else self.root_role if pid == root else REST
+
         return roles
 
 
@@ -183,6 +193,7 @@ def rust_binary() -> str | None:
     named = os.environ.get("VLLM_RUST_FRONTEND_PATH")
     if named:
         return named
+
     found = subprocess.run(
         [
             sys.executable,
@@ -212,6 +223,7 @@ class Record:
         if done.foreign > MAX_FOREIGN:
             self.num_left_out += 1
             return False
+
         self.rounds.setdefault(case, []).append(done)
         return True
 
@@ -239,15 +251,18 @@ def turn(
         for kind in peer.askings:
             for num_streams in (1, MOST):
                 one_round(peer, server, roles, (kind, num_streams), "warm-up", num_asks=1)
+
         for repeat in range(repeats):
             for case in peer.cases:
                 for again in range(1 + MAX_AGAIN):
                     done = one_round(peer, server, roles, case, f"{seed} {repeat}.{again}")
                     if record.add(case, done) or time.monotonic() > deadline_s:
                         break
+
         memory_mb: dict[str, float] = {}
         for pid, role in roles.items():
             memory_mb[role] = memory_mb.get(role, 0.0) + servers.rss_mb(pid)
+
         record.memory_mb.append(memory_mb)
 
 
@@ -276,17 +291,21 @@ def one_round(
             f"{peer.name}: {done.num_tokens} tokens in {num_streams * num_asks} answers of "
             f"{NUM_TOKENS}"
         )
+
     give_up_s = time.monotonic() + 10  # counters may follow a moment later
     while num_counted(server.port, peer.counter) - num_before != done.num_tokens:
         if time.monotonic() > give_up_s:
             raise RuntimeError(f"{peer.name} counted other than {done.num_tokens} tokens")
+
         time.sleep(0.05)
+
     return done
 
 
 def num_counted(port: int, counter: str) -> int:
     with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
         lines = response.read().decode().splitlines()
+
     return sum(
         int(float(line.rsplit(" ", 1)[1])) for line in lines if re.match(rf"{counter}[ {{]", line)
     )
@@ -324,6 +343,7 @@ def measure(turns: int, repeats: int, limit_s: float) -> dict[str, Record]:
     peers = {LMI: lmi_peer(), VLLM: vllm_peer()}
     if binary := rust_binary():
         peers[RUST] = vllm_peer(binary)
+
     records = {key: Record(peer.name) for key, peer in peers.items()} | {
         BARE: Record("bare engine, no server")
     }
@@ -337,10 +357,12 @@ def measure(turns: int, repeats: int, limit_s: float) -> dict[str, Record]:
                     bare_turn(records[key], model, repeats, f"{number}")
                 else:
                     turn(peers[key], records[key], model, repeats, f"{number}", began_s + limit_s)
+
             now_s = time.monotonic()
             if now_s - began_s + (now_s - turn_began_s) > limit_s:
                 say(f"{now_s - began_s:.0f} s are over, no further turn")
                 break
+
     return records
 
 

@@ -60,6 +60,7 @@ class Docker:
         done = self.run(*words)
         if done.returncode:
             raise RuntimeError(f"docker {' '.join(words)}: {done.stderr.strip()}")
+
         return done.stdout.strip()
 
 
@@ -71,6 +72,7 @@ def build(docker: Docker, tag: str, target: str, base: str | None = None) -> int
         environ = os.environ | {"DOCKER_BUILDKIT": "1"}
         if _names_torch_index(target):
             environ["TORCH_INDEX_URL"] = os.environ["LMI_TORCH_INDEX_URL"]
+
         return docker.run(*words, capture_output=False, env=environ).returncode
 
 
@@ -127,9 +129,11 @@ def build_secrets() -> Iterator[tuple[dict[str, Path], bool]]:
         secrets = {name: folder / name for name in names}
         if bundle := ca_bundle(settings):
             secrets["ca_bundle"].write_text(f"# {MARK}\n{bundle.read_text()}")
+
         if "pip_conf" in secrets:
             lines = [f"# {MARK}", "[global]", *_pip_lines(settings, stack), ""]
             secrets["pip_conf"].write_text("\n".join(lines))
+
         yield secrets, _has_loopback(settings)
 
 
@@ -151,6 +155,7 @@ def _pip_lines(settings: dict[str, str], stack: ExitStack) -> list[str]:
             for place in _places(settings, key)
         ]
         lines += [f"{key} = {' '.join(urls)}"] if urls else []
+
     return lines + ["cert = /run/secrets/ca_bundle"] if ca_bundle(settings) else lines
 
 
@@ -175,6 +180,7 @@ def pip_settings() -> dict[str, str]:
     for line in done.stdout.splitlines():
         if match := re.fullmatch(r"(global|install|:env:)\.([\w-]+)=('.*'|\".*\")", line):
             found[match[1]][match[2]] = ast.literal_eval(match[3])
+
     return found["global"] | found["install"] | found[":env:"]
 
 
@@ -188,6 +194,7 @@ def _local(place: str) -> Path | None:
     """The folder of a place to find packages, or None if the place is on another machine."""
     if place.startswith("file:"):
         return Path(url2pathname(urlsplit(place).path))
+
     return None if "://" in place else Path(place).expanduser()
 
 
@@ -218,6 +225,7 @@ def _version() -> str:
 def _revision() -> str:
     if shutil.which("git") is None:
         return "unknown"
+
     done = subprocess.run(
         ["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True
     )

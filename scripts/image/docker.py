@@ -22,7 +22,8 @@ CLIENT = "/usr/bin/docker"  # of docker.io; another one on PATH may lack BuildKi
 BASE = "lmi-test-base"
 BASE_PACKAGES = "python3,python3-venv,ca-certificates"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-START_S, STOP_S = 60.0, 30.0
+START_S = 60.0
+STOP_S = 30.0
 
 
 def answers(docker: Docker) -> bool:
@@ -43,6 +44,7 @@ def own_docker(work: Path) -> Iterator[Docker]:
     command += [f"--pidfile={work}/docker.pid", "--bridge=none", "--iptables=false"]
     with (work / "docker.log").open("ab") as log:
         daemon = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+
     try:
         _wait_until_it_answers(docker, daemon, work / "docker.log")
         yield docker
@@ -50,8 +52,10 @@ def own_docker(work: Path) -> Iterator[Docker]:
         daemon.send_signal(signal.SIGTERM)  # it stops its containers and its containerd
         with suppress(subprocess.TimeoutExpired):
             daemon.wait(STOP_S)
+
         with suppress(ProcessLookupError):
             os.killpg(daemon.pid, signal.SIGKILL)
+
         daemon.wait()
         _unmount_below(work)
 
@@ -62,6 +66,7 @@ def own_base(docker: Docker, work: Path) -> str:
     """
     if docker.run("image", "inspect", BASE).returncode == 0:
         return BASE
+
     codename, mirror = _release()
     print(f"base image: Debian {codename} by debootstrap", flush=True)
     root = work / "base"
@@ -77,6 +82,7 @@ def own_base(docker: Docker, work: Path) -> str:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{' '.join(command)}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+
     pack = [
         "tar",
         "-C",
@@ -90,6 +96,7 @@ def own_base(docker: Docker, work: Path) -> str:
         docker.run(
             "import", "--change", f"ENV PATH={PATH}", "-", BASE, stdin=tar.stdout, check=True
         )
+
     shutil.rmtree(root)
     return BASE
 
@@ -98,6 +105,7 @@ def _install_packages() -> None:
     missing = [package for command, package in PACKAGES.items() if shutil.which(command) is None]
     if not missing:
         return
+
     print(f"apt-get install {' '.join(missing)}", flush=True)
     environ = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
     for words in (["update"], ["install", "--yes", "--no-install-recommends", *missing]):
@@ -113,6 +121,7 @@ def _wait_until_it_answers(docker: Docker, daemon: subprocess.Popen, log: Path) 
     while docker.run("version").returncode:
         if daemon.poll() is not None or time.monotonic() > deadline_s:
             sys.exit("dockerd does not start:\n" + "\n".join(log.read_text().splitlines()[-15:]))
+
         time.sleep(0.2)
 
 

@@ -15,10 +15,9 @@ from threading import Thread
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
-MODEL, BUCKET = (
-    "lmi/demo",
-    "models",
-)  # the hub's name of the model; the bucket, in which it has the prefix demo/
+# the hub's name of the model; the bucket, in which it has the prefix demo/
+MODEL = "lmi/demo"
+BUCKET = "models"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
@@ -43,7 +42,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         parts = urlsplit(self.path)
-        path, query = unquote(parts.path), parse_qs(parts.query)
+        path = unquote(parts.path)
+        query = parse_qs(parts.query)
         if re.fullmatch(rf"/api/models/{MODEL}(/revision/[^/]+)?", path):
             self._send_json(
                 {
@@ -74,12 +74,15 @@ class _Handler(BaseHTTPRequestHandler):
         if data is None:
             self._send(404, b"", {"X-Error-Code": "EntryNotFound"})
             return
+
         headers = {"ETag": f'"{_digest(data)}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
         wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
         if wanted is None:
             self._send(200, data, headers)
             return
-        first, last = int(wanted[1]), min(int(wanted[2] or len(data)), len(data) - 1)
+
+        first = int(wanted[1])
+        last = min(int(wanted[2] or len(data)), len(data) - 1)
         self._send(
             206,
             data[first : last + 1],
@@ -93,6 +96,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         for name, value in (headers or {}).items():
             self.send_header(name, value)
+
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if self.command != "HEAD":

@@ -26,6 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.dry_run:
             print("\n".join(map(line, steps)))
             return 0
+
         account = Account(given.region, getattr(given, "endpoint_url", None), given.poll)
         show(carry_out(plan(given), account.perform))
     except (Refused, Failed) as error:
@@ -37,6 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"scripts/sagemaker: interrupted; {given.name} stays as it is", file=sys.stderr)
         return 130
+
     return 0
 
 
@@ -52,6 +54,7 @@ def check(steps: Iterable[Step]) -> None:
     ]
     for text in dict.fromkeys(each.text for each in found if not each.is_certain):
         print(f"scripts/sagemaker: warning: {text}", file=sys.stderr)
+
     certain = [each.text for each in found if each.is_certain]
     if certain:
         raise Refused("; ".join(dict.fromkeys(certain)))

@@ -40,6 +40,7 @@ def carry_out(plan: Plan, perform: Callable[[Step], Any]) -> Iterable[bytes]:
             step = plan.send(answer)
         except StopIteration as end:
             return end.value
+
         answer = perform(step)
 
 
@@ -47,6 +48,7 @@ def line(step: Step) -> str:
     """A step as one line of JSON. Bytes stand as text."""
     if isinstance(step, Command):
         return json.dumps({"command": list(step.words)})
+
     call = step.call if isinstance(step, Wait) else step
     found = {"service": call.service, "operation": call.operation, "parameters": call.parameters}
     return json.dumps(found, default=lambda body: body.decode(errors="replace"))
@@ -58,13 +60,16 @@ class Account:
     def __init__(
         self, region: str | None, runtime_url: str | None = None, poll_s: float = 15.0
     ) -> None:
-        self._region, self._runtime_url, self._poll_s = region, runtime_url, poll_s
+        self._region = region
+        self._runtime_url = runtime_url
+        self._poll_s = poll_s
         self._session = boto3.session.Session()
         self._clients: dict[str, BaseClient] = {}
 
     def perform(self, step: Step) -> Any:
         if isinstance(step, Command):
             return self._run(step)
+
         return self._wait(step) if isinstance(step, Wait) else self._call(step)
 
     def _call(self, call: Call) -> Any:
@@ -77,6 +82,7 @@ class Account:
             )
             if call.tolerated and re.match(call.tolerated, said):
                 return None
+
             raise Failed(f"{call.operation}: {said}{_cause(error)}") from error
         except BotoCoreError as error:
             raise Failed(f"{call.operation}: {error}") from error
@@ -85,7 +91,8 @@ class Account:
         """Repeat the call until its status is final, and print each new status. None: it is
         tolerated to be gone.
         """
-        shown, started_s = None, time.monotonic()
+        shown = None
+        started_s = time.monotonic()
         while True:
             answer = self._call(wait.call)
             status = answer and answer[wait.status]
@@ -97,8 +104,10 @@ class Account:
                     flush=True,
                 )
                 shown = status
+
             if status not in wait.pending:
                 return answer
+
             time.sleep(self._poll_s)
 
     def _run(self, command: Command) -> None:
@@ -106,6 +115,7 @@ class Account:
             done = subprocess.run(command.words, input=command.stdin, text=True, stdout=sys.stderr)
         except OSError as error:
             raise Failed(f"{command.words[0]}: {error.strerror}") from error
+
         if done.returncode:
             raise Failed(f"{' '.join(command.words)}: exit code {done.returncode}")
 
@@ -113,17 +123,20 @@ class Account:
         if service not in self._clients:
             make = self._runtime if service == RUNTIME else self._session.client
             self._clients[service] = make(service, region_name=region)
+
         return self._clients[service]
 
     def _runtime(self, service: str, region_name: str | None) -> BaseClient:
         """At an address of the user's, such as a gateway's, neither a region nor credentials are
         needed.
         """
-        settings, region = dict(RUNTIME_SETTINGS), region_name or self._session.region_name
+        settings = dict(RUNTIME_SETTINGS)
+        region = region_name or self._session.region_name
         if self._runtime_url:
             region = region or "local"
             if self._session.get_credentials() is None:
                 settings["signature_version"] = UNSIGNED
+
         config = Config(**settings)
         return self._session.client(
             service, region_name=region, endpoint_url=self._runtime_url, config=config
@@ -132,5 +145,6 @@ class Account:
 
 def _cause(error: ClientError) -> str:
     """What the container answered, if SageMaker passes it on."""
-    status, body = error.response.get("OriginalStatusCode"), error.response.get("OriginalMessage")
+    status = error.response.get("OriginalStatusCode")
+    body = error.response.get("OriginalMessage")
     return f"\nthe container said {status}: {body.rstrip()}" if body else ""

@@ -9,7 +9,9 @@ from typing import Any
 
 from scripts.sagemaker_kit.steps import Call, Refused
 
-MAX_ENTRIES, MAX_ENTRY_BYTES, MAX_BYTES = 100, 1024, 32 * 1024
+MAX_ENTRIES = 100
+MAX_ENTRY_BYTES = 1024
+MAX_BYTES = 32 * 1024
 ADVICE = "put it into the serving.properties beside the model instead"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
@@ -20,6 +22,7 @@ def create(given: Namespace, several: str | None = None, is_async: bool = False)
     """
     if not given.role:
         raise Refused("--image needs --role, the role that SageMaker takes on")
+
     container: dict[str, Any] = {"Image": given.image, "Mode": "SingleModel"}
     variables = _environment(given.env)
     if several:
@@ -28,13 +31,16 @@ def create(given: Namespace, several: str | None = None, is_async: bool = False)
         container["ModelDataSource"] = {"S3DataSource": _in_s3(given.model)}
     elif given.model:
         _name_hub_id(given, variables)
+
     if is_async:
         variables.setdefault(
             "SERVING_BUFFER_STREAMS", "true"
         )  # async endpoints refuse answers without a length
+
     _check_environment(variables)
     if variables:
         container["Environment"] = variables
+
     isolation = {"EnableNetworkIsolation": True} if given.network_isolation else {}
     parameters = {
         "ModelName": given.name,
@@ -53,14 +59,17 @@ def instance_type(given: Namespace) -> str:
             f"--instance-type takes SageMaker's types, such as ml.g6.xlarge, given "
             f"{given.instance_type}"
         )
+
     return str(given.instance_type)
 
 
 def _several(given: Namespace, prefix: str) -> dict[str, str]:
     if given.model:
         raise Refused("--multi-model names the prefix of all models, so --model is one too many")
+
     if not prefix.startswith("s3://"):
         raise Refused(f"--multi-model takes s3://BUCKET/PREFIX/, given {prefix}")
+
     return {"Mode": "MultiModel", "ModelDataUrl": prefix.rstrip("/") + "/"}
 
 
@@ -70,21 +79,26 @@ def _in_s3(source: str) -> dict[str, str]:
     """
     if not source.startswith("s3://"):
         raise Refused(f"--model takes s3://… or the id of a model on the hub, given {source}")
+
     if source.endswith((".tar.gz", ".tgz")):
         return {"S3Uri": source, "S3DataType": "S3Object", "CompressionType": "Gzip"}
+
     if source.endswith(".tar"):
         raise Refused(f"SageMaker unpacks .tar.gz and no other archive, given {source}")
+
     return {"S3Uri": source.rstrip("/") + "/", "S3DataType": "S3Prefix", "CompressionType": "None"}
 
 
 def _name_hub_id(given: Namespace, variables: dict[str, str]) -> None:
     if not HUB_ID.fullmatch(given.model):
         raise Refused(f"--model takes s3://… or the id of a model on the hub, given {given.model}")
+
     if given.network_isolation:
         raise Refused(
             f"--network-isolation leaves no way to the hub: copy {given.model} to S3 and name it "
             f"there"
         )
+
     if variables.setdefault("HF_MODEL_ID", given.model) != given.model:
         raise Refused(
             f"--model is {given.model}, and --env gives HF_MODEL_ID={variables['HF_MODEL_ID']}"
@@ -100,8 +114,10 @@ def _environment(pairs: Iterable[str]) -> dict[str, str]:
         key, equals, value = pair.partition("=")
         if not key or not equals:
             raise Refused(f"--env takes KEY=VALUE, given {pair}")
+
         if entries.setdefault(key, value) != value:
             raise Refused(f"--env gives {key} twice: {entries[key]} and {value}")
+
     return entries
 
 
@@ -115,9 +131,11 @@ def _check_environment(entries: Mapping[str, str]) -> None:
                     f"the {what} of {named} has {_size(text)} bytes, at most {MAX_ENTRY_BYTES}: "
                     f"{ADVICE}"
                 )
+
     if len(entries) > MAX_ENTRIES:
         last = list(entries)[-1]
         raise Refused(f"{last} is one of {len(entries)} variables, at most {MAX_ENTRIES}: {ADVICE}")
+
     total = sum(_size(key) + _size(value) for key, value in entries.items())
     if total > MAX_BYTES:
         largest = max(entries, key=lambda key: _size(entries[key]))

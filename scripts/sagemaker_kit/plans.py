@@ -41,9 +41,11 @@ def push(given: Namespace) -> Plan:
             f"--repository takes ACCOUNT.dkr.ecr.REGION.amazonaws.com/NAME, given "
             f"{given.repository}"
         )
+
     account, region, repository = match.groups()
     if given.region not in (None, region):
         raise Refused(f"--repository is in {region} and --region is {given.region}")
+
     target = f"{given.repository}:{given.name}"
     wanted = {"registryId": account, "repositoryName": repository}
     yield Call("ecr", "CreateRepository", wanted, "RepositoryAlreadyExistsException", region)
@@ -76,6 +78,7 @@ def deploy(given: Namespace) -> Plan:
     yield from _check_status(given.name, described, "EndpointStatus")
     if given.component:
         yield from _create_component(given.name, _base_component(given))
+
     return [f"{given.name} is InService\n".encode()]
 
 
@@ -85,6 +88,7 @@ def adapter(given: Namespace) -> Plan:
     """
     if not given.artifact.endswith(".tar.gz"):
         raise Refused(f"--artifact takes s3://….tar.gz, given {given.artifact}")
+
     specification = {
         "BaseInferenceComponentName": given.base,
         "Container": {"ArtifactUrl": given.artifact},
@@ -104,6 +108,7 @@ def teardown(given: Namespace) -> Plan:
         yield Call("sagemaker", "DeleteInferenceComponent", component, GONE)
         describe = Call("sagemaker", "DescribeInferenceComponent", component, GONE)
         yield Wait(describe, "InferenceComponentStatus", DELETING)
+
     endpoint = {"EndpointName": given.name}
     yield Call("sagemaker", "DeleteEndpoint", endpoint, GONE)
     yield Wait(Call("sagemaker", "DescribeEndpoint", endpoint, GONE), "EndpointStatus", DELETING)
@@ -118,8 +123,10 @@ def _check_flags(given: Namespace) -> None:
             "--component shares an endpoint among components, which --async and --multi-model do "
             "not take"
         )
+
     if given.async_output and given.multi_model:
         raise Refused("an endpoint is either --async or --multi-model")
+
     if given.component and given.memory_mb is None:
         raise Refused(
             "--component needs --memory-mb, the memory that SageMaker reserves for each copy"
@@ -138,12 +145,15 @@ def _configuration(given: Namespace) -> dict[str, Any]:
         configuration |= {"EnableNetworkIsolation": True} if given.network_isolation else {}
     else:
         variant |= {"ModelName": given.name, "InitialVariantWeight": 1.0, **_timeouts(given)}
+
     if not given.async_output and not given.multi_model:
         variant["RoutingConfig"] = {"RoutingStrategy": "LEAST_OUTSTANDING_REQUESTS"}
+
     if given.async_output:
         configuration["AsyncInferenceConfig"] = {
             "OutputConfig": {"S3OutputPath": given.async_output}
         }
+
     return configuration | {"ProductionVariants": [variant]}
 
 
@@ -158,6 +168,7 @@ def _base_component(given: Namespace) -> dict[str, Any]:
     needs = {"MinMemoryRequiredInMb": given.memory_mb}
     if given.gpus:
         needs["NumberOfAcceleratorDevicesRequired"] = given.gpus
+
     return {
         "InferenceComponentName": given.component,
         "EndpointName": given.name,
@@ -188,6 +199,7 @@ def _check_status(
     status = described.get(member, "InService")
     if status == "InService":
         return
+
     group = (
         f"/aws/sagemaker/{'Endpoints' if member == 'EndpointStatus' else 'InferenceComponents'}/"
     )
@@ -212,7 +224,9 @@ def _components(endpoint: str) -> Generator[Step, Any, list[str]]:
         token = (page or {}).get("NextToken")
         if not token:
             break
+
         wanted = {"EndpointNameEquals": endpoint, "NextToken": token}
+
     adapters = []
     for name in names:
         found = yield Call(
@@ -220,6 +234,7 @@ def _components(endpoint: str) -> Generator[Step, Any, list[str]]:
         )
         if "BaseInferenceComponentName" in (found or {}).get("Specification", {}):
             adapters.append(name)
+
     return adapters + [name for name in names if name not in adapters]
 
 
@@ -234,6 +249,7 @@ def transform(given: Namespace) -> Plan:
             "--role, --model, --env and --network-isolation describe a new model, which needs "
             "--image"
         )
+
     job = f"{given.name[:47]}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
     yield Call("sagemaker", "CreateTransformJob", _job(given, job))
     describe = Call("sagemaker", "DescribeTransformJob", {"TransformJobName": job})
@@ -249,6 +265,7 @@ def transform(given: Namespace) -> Plan:
                 ]
             )
         )
+
     return [f"{given.output.rstrip('/')}/\n".encode()]
 
 
@@ -280,10 +297,12 @@ def invoke(given: Namespace) -> Plan:
             if name in answer
         }
         return [json.dumps(places).encode() + b"\n"]
+
     parameters = _common(given) | {"Body": _body(given.body)}
     if given.stream:
         answer = yield Call("sagemaker-runtime", "InvokeEndpointWithResponseStream", parameters)
         return _parts(answer)
+
     answer = yield Call("sagemaker-runtime", "InvokeEndpoint", parameters)
     return answer.get("Body", ())
 
@@ -291,6 +310,7 @@ def invoke(given: Namespace) -> Plan:
 def _common(given: Namespace) -> dict[str, Any]:
     if given.stream and (given.is_async or given.target_model):
         raise Refused("--stream goes neither with --async nor with --target-model")
+
     optional = {"TargetModel": given.target_model, "InferenceComponentName": given.component}
     named = {"EndpointName": given.name, "ContentType": given.content_type}
     return named | {name: value for name, value in optional.items() if value}
@@ -299,6 +319,7 @@ def _common(given: Namespace) -> dict[str, Any]:
 def _asynchronous(given: Namespace) -> dict[str, Any]:
     if given.target_model or given.component:
         raise Refused("--async goes neither with --target-model nor with --component")
+
     where = {"InputLocation": given.body} if "://" in given.body else {"Body": _body(given.body)}
     return _common(given) | where
 
@@ -306,6 +327,7 @@ def _asynchronous(given: Namespace) -> dict[str, Any]:
 def _body(path: str) -> bytes:
     if "://" in path:
         raise Refused(f"--body takes a file, and {path} only with --async")
+
     try:
         return Path(path).read_bytes()
     except OSError as error:
@@ -333,6 +355,7 @@ def _last_lines(group: str, prefix: str = "") -> Generator[Step, Any, list[str]]
     streams = (found or {}).get("logStreams", [])
     if not streams:
         return [f"there is no log in {group}"]
+
     stream = {"logGroupName": group, "logStreamName": streams[0]["logStreamName"]}
     events = yield Call(
         "logs", "GetLogEvents", {**stream, "limit": NUM_LOG_LINES, "startFromHead": False}, NO_LOG

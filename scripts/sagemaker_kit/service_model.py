@@ -64,8 +64,10 @@ def _check(shape: Shape, value: Any, path: str) -> Iterator[Fault]:
         unit = "" if amount is value else " bytes" if shape.type_name == "blob" else " in length"
         # The greatest body of a request is larger in AWS's guide than in its model.
         yield Fault(f"{path} is {amount}{unit}, allowed is {allowed}", shape.type_name != "blob")
+
     if "pattern" in rules and not re.fullmatch(spelled(rules["pattern"]), value):
         yield Fault(f"{path} is {value!r}, its pattern is {rules['pattern']}")
+
     if "enum" in rules and value not in rules["enum"]:
         yield Fault(
             f"{path} is {value!r}, which botocore {__version__} does not know", is_certain=False

@@ -39,6 +39,7 @@ def parse(arguments: Sequence[str] | None = None) -> tuple[Callable[[Namespace],
             metavar="S",
             help="seconds between two looks at a status",
         )
+
     given = parser.parse_args(arguments)
     return given.plan, given
 

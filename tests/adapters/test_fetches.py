@@ -83,6 +83,7 @@ def test_a_failure_is_an_error_with_its_line(
     failure = said("writers/fox: the line").info
     with pytest.raises(kind, match="^src writers/fox: the line$") as caught:
         front_end.fetch(lambda folder: write(folder / FAILURE, failure))
+
     assert type(caught.value) is kind
 
 

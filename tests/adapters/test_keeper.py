@@ -21,6 +21,7 @@ def test_an_adapter_whose_entry_cannot_be_read_for_a_moment_stays_loaded(tmp_pat
         folder = Folder(tmp_path / "adapters", Adapter)
         entry = Adapter(name="formal", path="/formal", state=State.READY)
         assert folder.add(entry)
+
         keeper = AdapterKeeper(
             executor, folder, Dispatcher(executor, Block.create(tmp_path / "b", 1, 1).engines[0])
         )
@@ -34,11 +35,13 @@ def test_an_adapter_whose_entry_cannot_be_read_for_a_moment_stays_loaded(tmp_pat
         await keeper.follow()
         with no_descriptor_left():
             await keeper.follow()
+
         assert keeper.outcomes == loaded and executor.info.adapters == ("formal",)
 
         file.write_bytes(whole)
         other = Adapter(name="rude", path="/rude", state=State.READY)
         assert folder.add(other)
+
         await keeper.follow()
         assert keeper.outcomes == loaded | {"rude": AdapterOutcome(other.stamp)}
 

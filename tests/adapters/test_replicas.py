@@ -113,6 +113,7 @@ def server(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Server]:
     server = Server(tmp_path, lora=getattr(request, "param", True))
     for slot in range(NUM_ENGINES):
         server.start(slot)
+
     yield server
     for process in server.processes.values():
         process.kill()
@@ -131,7 +132,8 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
 
 async def first_tokens(engines: Engines, adapter: str | None) -> set[int]:
     """The first tokens that the engines answer."""
-    lora, greedy = None if adapter is None else LoraConfig(adapter), SamplingConfig(temperature=0)
+    lora = None if adapter is None else LoraConfig(adapter)
+    greedy = SamplingConfig(temperature=0)
     request = Request(
         input_token_ids=PROMPT, max_tokens=1, sampling_config=greedy, lora_config=lora
     )
@@ -139,6 +141,7 @@ async def first_tokens(engines: Engines, adapter: str | None) -> set[int]:
     for connection in engines.open.values():
         [result] = await answer(connection.send(engines.encoded(request)))
         tokens.add(result.output_token_ids[0][0])
+
     return tokens
 
 
@@ -156,11 +159,13 @@ def test_an_adapter_loaded_through_one_front_end_is_on_every_engine_and_survives
         async with server.front_end() as first, server.front_end() as second:
             folder = adapters_of(server.runtime)
             await AdapterRegistry(first, folder).register(entry("formal", path))
+
             assert (
                 await first_tokens(first, "formal")
                 == await first_tokens(second, "formal")
                 == {PROMPT[0] + 5}
             )
+
             await until(lambda: first.adapters == second.adapters == ("formal", "static"))
 
             server.kill(0)
@@ -168,6 +173,7 @@ def test_an_adapter_loaded_through_one_front_end_is_on_every_engine_and_survives
             server.start(0)
             await until(lambda: all(len(one.open) == NUM_ENGINES for one in (first, second)))
             await until(lambda: all(one.info is not None for one in second.open.values()))
+
             assert {one.info and one.info.adapters for one in second.open.values()} == {
                 ("formal", "static")
             }
@@ -175,6 +181,7 @@ def test_an_adapter_loaded_through_one_front_end_is_on_every_engine_and_survives
 
             await AdapterRegistry(second, folder).unregister("formal")
             assert names(folder) == ["static"]
+
             await until(lambda: first.adapters == ("static",))
             for connection in first.open.values():
                 with pytest.raises(UnknownAdapter, match="Adapter formal is not registered"):
@@ -205,13 +212,15 @@ def test_an_engine_that_was_not_told_follows_the_folder(server: Server, tmp_path
     async def test() -> None:
         await ready(server)
         async with server.front_end() as engines:
-            folder, loaded = adapters_of(server.runtime), ("formal", "static")
+            folder = adapters_of(server.runtime)
+            loaded = ("formal", "static")
             path, other = (
                 str(write_adapter(tmp_path / name, shift)) for name, shift in (("a", 5), ("b", 6))
             )
             registry = AdapterRegistry(Engines([], []), folder)
             with pytest.raises(LmiError, match="no engine is ready"):
                 await registry.register(entry("formal", path))
+
             assert names(folder) == ["static"], "what could not be loaded is not registered"
 
             write_down(server, path)
@@ -221,6 +230,7 @@ def test_an_engine_that_was_not_told_follows_the_folder(server: Server, tmp_path
                 )
             )
             assert await first_tokens(engines, "formal") == {PROMPT[0] + 5}
+
             write_down(server, other)
             await until_answer(engines, {PROMPT[0] + 6})
             await registry.unregister("formal")
@@ -246,11 +256,14 @@ def test_an_adapter_that_cannot_be_written_down_is_on_no_engine_and_its_name_is_
     async def test() -> None:
         await ready(server)
         async with server.front_end() as engines:
-            folder, path = adapters_of(server.runtime), str(write_adapter(tmp_path / "a", 5))
+            folder = adapters_of(server.runtime)
+            path = str(write_adapter(tmp_path / "a", 5))
             full = FullFolder(server.runtime.path / "adapters" / key("m"), Adapter)
             with pytest.raises(OSError, match="No space left"):
                 await AdapterRegistry(engines, full).register(entry("formal", path))
+
             assert names(folder) == ["static"]
+
             await until(
                 lambda: all(
                     one.info and one.info.adapters == ("static",) for one in engines.open.values()
@@ -269,6 +282,7 @@ async def until_answer(engines: Engines, tokens: set[int]) -> None:
                     return
             except UnknownAdapter:  # between the two
                 pass
+
             await asyncio.sleep(0.01)
 
 
@@ -282,26 +296,35 @@ def test_an_adapter_is_on_all_engines_or_on_none(server: Server, tmp_path: Path)
         async with server.front_end() as engines:
             registry = AdapterRegistry(engines, adapters_of(server.runtime))
             path = write_adapter(tmp_path / "formal", shift=5)
-            other, folder = str(write_adapter(tmp_path / "other", 7)), adapters_of(server.runtime)
+            other = str(write_adapter(tmp_path / "other", 7))
+            folder = adapters_of(server.runtime)
             assert folder.add(Adapter(name="formal", path=other, state=State.PENDING))
+
             await until(lambda: engines.adapters == ("formal", "static"))
             with pytest.raises(NameTaken, match="Adapter formal is registered already"):
                 await registry.register(entry("formal", path))
+
             with pytest.raises(NameTaken, match="Adapter formal is being registered"):
                 await registry.unregister("formal")
+
             assert folder.remove("formal")
+
             await until(lambda: engines.adapters == ("static",))  # the engine follows the folder
             (path / "adapter_model.safetensors").write_text("{}")
             with pytest.raises(AdapterUnusable, match="Foreign cannot load this adapter: 'shift'"):
                 await registry.register(entry("formal", path))
+
             with pytest.raises(
                 AdapterUnusable, match="an adapter's folder has an adapter_config.json"
             ):
                 await registry.register(entry("formal", tmp_path))
+
             with pytest.raises(InvalidParameter, match="name must be 1 to 256 letters"):
                 await registry.register(entry("../formal", path))
+
             with pytest.raises(NotRegistered, match="Adapter formal is not registered"):
                 await registry.unregister("formal")
+
             assert engines.adapters == ("static",) and names(folder) == ["static"]
 
             path = write_adapter(tmp_path / "good", shift=5)
@@ -309,16 +332,20 @@ def test_an_adapter_is_on_all_engines_or_on_none(server: Server, tmp_path: Path)
                 tmp_path / "kept", 6, fails_in="lmi-engine-1"
             )  # so that only the second has room
             assert folder.add(entry("pinned", kept, pinned=True))
+
             await until(lambda: all("pinned" in one.outcomes for one in engines.open.values()))
             with pytest.raises(OutOfMemory, match=f"{MAX_ADAPTERS} adapters fit"):
                 await registry.register(entry("formal", path, pinned=True))
+
             assert [one.info and one.info.adapters for _, one in sorted(engines.open.items())] == [
                 ("pinned", "static"),
                 ("static",),
             ]
+
             await registry.register(entry("formal", path))
             with pytest.raises(OutOfMemory, match=f"{MAX_ADAPTERS} adapters fit"):
                 await registry.update(entry("formal", path, pinned=True))
+
             pins = [(one.name, one.is_pinned) for one in registry.entries()]
             assert pins == [("formal", False), ("pinned", True), ("static", False)]
             assert await first_tokens(engines, "formal") == {PROMPT[0] + 5}, (
@@ -347,6 +374,7 @@ def test_an_update_that_one_engine_cannot_make_leaves_the_old_adapter_on_all(
                 )
                 with pytest.raises(AdapterUnusable, match="this replica cannot read it"):
                     await registry.update(entry("formal", path))
+
                 assert (
                     engines.adapters == ("formal", "static") and registry.failure("formal") is None
                 )
@@ -368,6 +396,7 @@ def test_an_update_ends_when_its_adapter_is_unregistered_meanwhile(
             await until(lambda: engines.adapters == ("static",))  # the old one made room
             await registry.unregister("formal")
             await asyncio.wait_for(update, TIMEOUT_S)
+
             assert engines.adapters == ("static",) and names(adapters_of(server.runtime)) == [
                 "static"
             ]
@@ -391,6 +420,7 @@ def test_an_engine_that_dies_while_it_loads_ends_the_call(server: Server, tmp_pa
             server.kill(0)
             with pytest.raises(EngineLost):
                 await asyncio.wait_for(call, TIMEOUT_S)
+
             assert engines.open[1].info is not None and engines.open[1].info.adapters == ("static",)
             assert [one.name for one in registry.entries()] == ["static"]
 
@@ -403,15 +433,15 @@ def test_an_adapter_that_was_given_up_while_it_loaded_is_unloaded(
     async def test() -> None:
         await ready(server)
         async with server.front_end() as engines:
-            folder, path = (
-                adapters_of(server.runtime),
-                str(write_adapter(tmp_path / "formal", shift=5)),
-            )
+            folder = adapters_of(server.runtime)
+            path = str(write_adapter(tmp_path / "formal", shift=5))
             assert folder.add(Adapter(name="formal", path=path, state=State.PENDING))
+
             await until(
                 lambda: all("formal" in adapters_at(engines, slot) for slot in range(NUM_ENGINES))
             )
             assert folder.remove("formal")
+
             await until(
                 lambda: all(
                     one.info and one.info.adapters == ("static",) for one in engines.open.values()
@@ -431,6 +461,7 @@ def test_an_adapter_whose_front_end_dies_while_it_registers_it_is_unloaded(
             writer = subprocess.Popen(["sleep", "60"])
             pending = Adapter(name="formal", path=path, state=State.PENDING, writer=writer.pid)
             assert adapters_of(server.runtime).add(pending)
+
             await until(
                 lambda: all("formal" in adapters_at(engines, slot) for slot in range(NUM_ENGINES))
             )
@@ -456,8 +487,10 @@ def test_an_engine_that_starts_again_without_an_adapter_s_files_says_why_and_the
             server.block.engines[0].num_starts = 2  # as the supervisor counts
             server.start(0)
             await until(lambda: 0 in engines.open and engines.open[0].info is not None)
+
             assert engines.adapters == ("formal", "static")
             assert "adapter_config.json" in str(registry.failure("formal"))
+
             for _ in range(4):
                 stream = engines.submit(asking("formal"))
                 await answer(stream)
@@ -486,10 +519,8 @@ def test_a_load_that_lasts_longer_than_a_step_may_does_not_count_as_a_hang(
         await ready(server)
         limits = HangLimits.of(EngineConfig(step_timeout_s=3.0, first_step_timeout_s=3.0))
         async with server.front_end() as engines:
-            record, registry = (
-                server.block.engines[0],
-                AdapterRegistry(engines, adapters_of(server.runtime)),
-            )
+            record = server.block.engines[0]
+            registry = AdapterRegistry(engines, adapters_of(server.runtime))
             asked = Request(input_token_ids=PROMPT, max_tokens=500)
             streams = [
                 connection.send(engines.encoded(asked))
@@ -499,16 +530,19 @@ def test_a_load_that_lasts_longer_than_a_step_may_does_not_count_as_a_hang(
             await until(lambda: record.num_running > 0)
             slow = entry("slow", write_adapter(tmp_path / "slow", shift=5, load_s=4.5))
             call = asyncio.create_task(registry.register(slow))
-            late, pauses = set(), Pauses(LATE_TURN_S)
+            late = set()
+            pauses = Pauses(LATE_TURN_S)
             while not call.done():
                 now = time.monotonic()
                 pauses.note(now)
                 late.add(hang(record, limits, 0.0, now, pauses))
                 await asyncio.sleep(0.01)
+
             await call
             assert late == {None} and record.num_running > 0, (
                 "the requests waited, and nobody was to blame"
             )
+
             for stream in streams:
                 stream.close()
 
@@ -530,6 +564,7 @@ def test_an_adapter_serves_while_it_is_pinned_on_a_replica_that_is_slow(
             while not call.done():
                 assert engines.adapters == ("late", "static")
                 await asyncio.sleep(0.01)
+
             await call
             assert [(one.name, one.is_pinned) for one in registry.entries()] == [
                 ("late", True),
@@ -561,20 +596,21 @@ def test_a_load_that_takes_too_long_is_given_up_and_undone(server: Server, tmp_p
                 DeadlineExceeded, match=r"not loaded within model_loading_timeout \(0.3 s\)"
             ):
                 await registry.register(slow)
+
             assert names(adapters_of(server.runtime)) == ["static"]
+
             for watcher in watchers:
                 await asyncio.to_thread(follow, watcher, {"static"}, {"slow", "static"}, {"static"})
                 watcher.close()
+
             await until(lambda: engines.adapters == ("static",))
 
     run(test)
 
 
 def test_a_load_that_never_ends_counts_as_a_hang_in_the_end(tmp_path: Path) -> None:
-    executor, record = (
-        Executor(EngineConfig(options={"enable_lora": "true"})),
-        block_of(tmp_path).engines[0],
-    )
+    executor = Executor(EngineConfig(options={"enable_lora": "true"}))
+    record = block_of(tmp_path).engines[0]
     path = write_adapter(tmp_path / "slow", shift=5, load_s=3.0)
     with executor:
         dispatcher = Dispatcher(executor, record)
@@ -586,6 +622,7 @@ def test_a_load_that_never_ends_counts_as_a_hang_in_the_end(tmp_path: Path) -> N
             dispatcher.observe()
             moved.add(record.step_s)
             time.sleep(0.05)
+
         assert len(moved) > 3 and time.monotonic() - max(moved) > 0.5
 
 

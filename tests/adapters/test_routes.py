@@ -25,7 +25,8 @@ from tests.scripted import CAPABILITIES, Host, host
 
 LORA = Capabilities(max_top_log_probs=5, typical_p=True, lora=True)
 ENABLED = {"enable_lora": "true"}
-HEADER, ALIAS = "X-Amzn-SageMaker-Adapter-Identifier", "X-Amzn-SageMaker-Adapter-Alias"
+HEADER = "X-Amzn-SageMaker-Adapter-Identifier"
+ALIAS = "X-Amzn-SageMaker-Adapter-Alias"
 NAMES = ("in-header", "in-query", "in-body")
 CHAT_TEMPLATE = "{{ messages[0]['content'] }}"
 MODEL = {"chat_template": CHAT_TEMPLATE, "aliases": ("other",)}
@@ -59,6 +60,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
     with host(folder, model=MODEL, capabilities=LORA, options=ENABLED) as server:
         for name in NAMES:
             register(server, name)
+
         yield server
 
 
@@ -66,6 +68,7 @@ def register(server: Host, name: str, **more: object) -> None:
     folder = Path(server.config.model.path) / "loras" / name
     if not folder.exists():
         write_files(folder)
+
     assert call(server, "POST", "/adapters", {"name": name, "src": str(folder), **more})[0] == 200
 
 
@@ -75,6 +78,7 @@ def batching(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
     with host(folder, model={"dynamic_batch": True}, capabilities=LORA, options=ENABLED) as server:
         for name in NAMES:
             register(server, name)
+
         yield server
 
 
@@ -206,10 +210,13 @@ def test_at_invocations_the_reference_s_name_and_the_endpoint_s_mean_the_model_t
     for name in ("lmi", "my-endpoint"):
         response, body = server.post(write(name), "/invocations", {ENDPOINT_NAME: "my-endpoint"})
         assert (response.status, json.loads(body)["model"]) == (200, "scripted")
+
     assert server.executor.requests[-1].lora_config is None
+
     for path, name in (("/v1/chat/completions", "lmi"), ("/invocations", "another-endpoint")):
         response, body = server.post(chat(name), path, {ENDPOINT_NAME: "my-endpoint"})
         assert response.status == 404 and "'scripted', 'other', 'in-body'" in body.decode()
+
     status, _, used = ask(server, "/invocations", write(None), "lmi", None)
     assert (status, used) == (404, None)
 
@@ -226,6 +233,7 @@ def test_a_name_that_loses_is_one_line_in_the_log(
         ask(server, "/invocations", lmi("in-body"), "in-header", None)
         ask(server, "/invocations", lmi("in-header"), "in-header", None)
         ask(server, "/v1/completions", completion("scripted"), "in-header", None)
+
     assert [record.message for record in caplog.records if "adapter" in record.message] == [
         f"the adapter 'in-body' has no effect beside the header {HEADER}"
     ]
@@ -254,9 +262,11 @@ def test_the_header_counts_for_all_lines_of_a_body(server: Host, header: str | N
     )
     response, answer = server.send("POST", "/invocations", lines, headers)
     assert response.status == 200 and len(answer.splitlines()) == 3, answer
+
     used = [
         one.lora_config and one.lora_config.name for one in server.executor.requests[num_before:]
     ]
+
     assert Counter(used) == Counter(["in-body", None, None] if header is None else [header] * 3)
 
 
@@ -284,11 +294,13 @@ def test_an_unknown_adapter_is_refused_under_its_alias_and_never_answered_by_the
             write(None), where, headers | ({ALIAS: alias} if alias else {})
         )
         said = json.loads(answer)
+
         assert (response.status, message(said)) == (
             status,
             f"Adapter {alias or 'poetic'} is not registered",
         )
         assert status != 404 or said["error"]["code"] == "model_not_found"
+
     assert len(server.executor.requests) == num_before
 
 
@@ -297,13 +309,17 @@ def test_an_unknown_adapter_in_the_body_is_refused_in_the_same_words(server: Hos
         path, write = DOORS[door]
         status, message = UNKNOWN[door]
         got, said, used = ask(server, path, write("poetic"), None, None)
+
         assert (got, message(said), used) == (status, "Adapter poetic is not registered", None)
+
     got, said, _ = ask(server, "/v1/completions", completion("gpt-4"), None, None)
     assert (got, said["error"]["code"], said["error"]["param"]) == (404, "model_not_found", "model")
+
     served = (
         "'scripted', 'other', 'in-body', 'in-header', 'in-query' (option.served_model_name "
         "sets the model's names)"
     )
+
     assert said["error"]["message"] == f"the model 'gpt-4' does not exist, only {served}"
 
 
@@ -342,10 +358,12 @@ def test_adapters_choose_for_each_line_of_a_body(server: Host, write: Any) -> No
     )
     models = [json.loads(line).get("model") for line in answer.splitlines()]
     assert (response.status, models) == (200, ["in-body", "scripted", None])
+
     used = [
         request.lora_config and request.lora_config.name
         for request in server.executor.requests[num_before:]
     ]
+
     assert Counter(used) == Counter(["in-body", None])
 
 
@@ -425,6 +443,7 @@ def test_an_adapter_is_registered_described_updated_and_unregistered(
     src = str(Path(server.config.model.path) / "loras" / "in-body")
     asked = {"name": "new", "src": src, "preload": False, "further": 5}
     assert call(server, "POST", prefix, asked) == (200, {"status": "Adapter new registered"})
+
     shown = {"name": "new", "src": src, "preload": False, "pin": False}
     assert call(server, "GET", f"{prefix}/new") == (200, shown)
     assert call(server, "POST", f"{prefix}/new/update", {"pin": True}) == (
@@ -433,6 +452,7 @@ def test_an_adapter_is_registered_described_updated_and_unregistered(
     )
     assert call(server, "GET", f"{prefix}/new") == (200, shown | {"preload": True, "pin": True})
     assert call(server, "DELETE", f"{prefix}/new") == (200, {"status": "Adapter new unregistered"})
+
     for method, path, body in (("GET", "", None), ("DELETE", "", None), ("POST", "/update", {})):
         missing = {"error": "Adapter new is not registered", "code": 404}
         assert call(server, method, f"{prefix}/new{path}", body) == (404, missing)
@@ -446,6 +466,7 @@ def test_vllm_s_routes_load_and_unload_an_adapter(server: Host) -> None:
     loaded, unloaded = (
         f"Success: LoRA adapter 'new' {done} successfully." for done in ("added", "removed")
     )
+
     assert (at_vllm_s(server, "load", new), running_with(server, "new")) == ((200, loaded), "new")
     assert call(server, "GET", "/adapters/new")[1]["src"] == new["lora_path"]
     assert at_vllm_s(server, "unload", {"lora_name": "new"}) == (200, unloaded)
@@ -506,10 +527,13 @@ def test_parameters_may_stand_in_the_query_too_and_an_alias_is_only_for_messages
         {"status": "Adapter The New One registered"},
     )
     assert call(server, "GET", "/adapters/new")[1]["preload"] is False
+
     taken = {"error": "Adapter The New One is registered already", "code": 409}
     assert call(server, "POST", where, {"name": "new"}, alias="The New One") == (409, taken)
+
     said = call(server, "POST", "/adapters/new/update?preload=true", alias="The New One")
     assert said == (200, {"status": "Adapter The New One updated"})
+
     said = call(server, "DELETE", "/adapters/new", alias="The New One")
     assert said == (200, {"status": "Adapter The New One unregistered"})
 
@@ -613,6 +637,7 @@ def test_an_update_cannot_change_the_source_or_unpin(server: Host) -> None:
     ):
         status, said = call(server, "POST", "/adapters/held/update", body)
         assert status == 400 and sentence in said["error"]
+
     assert call(server, "POST", "/adapters/held/update", {})[0] == 200
     assert call(server, "DELETE", "/adapters/held")[0] == 200
 
@@ -623,11 +648,14 @@ def test_files_of_an_adapter_are_looked_at_before_the_engine_gets_it(server: Hos
     (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin")
     status, said = call(server, "POST", "/adapters", asked)
     assert status == 400 and "adapter_model.bin is a pickle, which can run code" in said["error"]
+
     (folder / "adapter_model.bin").unlink()
     status, said = call(server, "POST", "/adapters", asked)
     assert status == 400 and "an adapter's folder has an adapter_model.safetensors" in said["error"]
+
     (folder / "adapter_config.json").write_text("{")
     assert "adapter_config.json: " in call(server, "POST", "/adapters", asked)[1]["error"]
+
     (folder / "adapter_config.json").write_text('{"a": "' + "x" * (1 << 20) + '"}')
     assert (
         "adapter_config.json: over 1048576 bytes"
@@ -651,7 +679,8 @@ def test_a_link_that_leads_outside_is_outside(server: Host, tmp_path: Path) -> N
 
 
 def test_adapter_roots_allow_further_folders(tmp_path: Path) -> None:
-    folder, roots = write_files(tmp_path / "roots" / "a"), (str(tmp_path / "roots"),)
+    folder = write_files(tmp_path / "roots" / "a")
+    roots = (str(tmp_path / "roots"),)
     with host(
         tmp_path, capabilities=LORA, options=ENABLED, server={"adapter_roots": roots}
     ) as server:
@@ -669,6 +698,7 @@ def test_lists_come_in_pages(server: Host) -> None:
             for one in shown
             if one["name"] in {each["name"] for each in said["adapters"]}
         ]
+
         return [one["name"] for one in said["adapters"]], said.get("nextPageToken")
 
     assert (
@@ -681,6 +711,7 @@ def test_lists_come_in_pages(server: Host) -> None:
     assert names("?limit=2") == (["in-body", "in-header"], "2")
     assert names("?limit=2&next_page_token=2") == (["in-query"], None)
     assert names("?next_page_token=9") == ([], None)
+
     for token in ("x", "-1", "1.5"):
         status, said = call(server, "GET", f"/adapters?next_page_token={token}")
         assert (
@@ -754,15 +785,18 @@ def test_every_route_says_why_there_are_no_adapters(
         for method, path, body in CALLS:
             got, said = call(running, method, path, body)
             assert got == status and said["error"].startswith(sentence)
+
         for action in ("load", "unload"):
             got, message = at_vllm_s(running, action, {"lora_name": "new", "lora_path": "new"})
             assert got == status and message.startswith(sentence)
+
         response, answer = running.post({"inputs": "say a"}, headers={HEADER: "formal"})
         reason = (
             "scripted has no adapters"
             if options == ENABLED
             else "adapters are switched on by option.enable_lora=true"
         )
+
         assert response.status == 424 and f"adapters is not supported here: {reason}" in str(answer)
 
 

@@ -27,12 +27,14 @@ def write_adapter(folder: Path, *more: str) -> Path:
     folder.mkdir(parents=True)
     for name in ("adapter_config.json", "adapter_model.safetensors", *more):
         (folder / name).write_text("{}")
+
     return folder
 
 
 def refusal(src: Path, of: Config) -> str:
     with pytest.raises(InvalidRequest) as caught:
         find_local(str(src), of)
+
     assert caught.value.status == 400
     return str(caught.value)
 
@@ -57,7 +59,8 @@ def test_what_a_control_refuses_is_refused_in_an_adapter_too(
 
 
 def test_in_secure_mode_further_roots_count_for_nothing(tmp_path: Path) -> None:
-    adapter, roots = write_adapter(tmp_path / "elsewhere" / "one"), (str(tmp_path / "elsewhere"),)
+    adapter = write_adapter(tmp_path / "elsewhere" / "one")
+    roots = (str(tmp_path / "elsewhere"),)
     secured = config(tmp_path / "model", "DISALLOW_PICKLE_FILES", adapter_roots=roots)
     assert "is outside of the model's folder" in refusal(adapter, secured)
     assert find_local(str(adapter), config(tmp_path / "model", adapter_roots=roots)) == adapter

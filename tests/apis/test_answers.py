@@ -26,7 +26,8 @@ MODEL = ModelConfig(path="demo", name="demo")
 TGI = ModelConfig(path="demo", name="demo", tgi_compat=True)
 LMI = APIS["lmi"]
 LMI_EVENTS = LMI.for_accept("text/event-stream")
-CHAT_LINES, CHAT = APIS["openai_chat_lines"], APIS["openai_chat"]
+CHAT_LINES = APIS["openai_chat_lines"]
+CHAT = APIS["openai_chat"]
 CHAT_EVENTS = CHAT_LINES.for_accept("text/event-stream")
 MESSAGES = [{"role": "user", "content": "Hi"}]
 
@@ -45,11 +46,13 @@ def written(
         deltas.append(
             Delta([Token(2, "", -0.5, is_special=True)], AnswerEnd.EOS_TOKEN, prompt="Hi")
         )
+
     records = [record for delta in deltas for record in formatter.feed(delta)]
     if fails:
         records.append(
             api.errors.render(GenerationFailed("no"), message.format, accepted=True).body
         )
+
     return (
         records if formatter.is_streaming else [api.whole(formatter.media_type, b"".join(records))]
     )
@@ -58,7 +61,8 @@ def written(
 def cuts(records: list[bytes]) -> Iterator[list[bytes]]:
     """The bytes as they are written, then cut at random."""
     yield records
-    body, dice = b"".join(records), random.Random(7)
+    body = b"".join(records)
+    dice = random.Random(7)
     for _ in range(NUM_CUTS):
         places = [0, *sorted(dice.choices(range(len(body)), k=dice.randint(0, 40))), len(body)]
         yield [
@@ -76,6 +80,7 @@ def by_lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
         while b"\n" in buffer:
             line, _, buffer = buffer.partition(b"\n")
             yield line
+
     if buffer:
         pytest.fail(f"the client would wait for ever behind {buffer!r}")
 
@@ -110,15 +115,18 @@ def chat_from_the_brace_on(pieces: Iterable[bytes]) -> Iterator[str]:
 
 
 def chat_with_a_buffer(pieces: Iterable[bytes]) -> Iterator[str]:
-    buffer, decoder = "", codecs.getincrementaldecoder("utf-8")()
+    buffer = ""
+    decoder = codecs.getincrementaldecoder("utf-8")()
     for piece in pieces:
         *lines, buffer = (buffer + decoder.decode(piece)).splitlines(keepends=True) or [""]
         if buffer.endswith("\n"):
             lines, buffer = [*lines, buffer], ""
+
         for line in lines:
             data = line.removeprefix("data: ").strip()
             if data and data != "[DONE]":
                 yield json.loads(data)["choices"][0]["delta"].get("content") or ""
+
     assert not buffer
 
 
@@ -135,6 +143,7 @@ def chat_lines_that_are_json(pieces: Iterable[bytes]) -> Iterator[str]:
             chunk = json.loads(line)
         except json.JSONDecodeError:
             continue
+
         yield chunk["choices"][0]["delta"].get("content", "")
 
 
@@ -166,10 +175,13 @@ def whole_list(pieces: Iterable[bytes]) -> Iterator[str]:
 STREAM = {"inputs": "Hi", "stream": True, "parameters": {}}
 DETAILED = {**STREAM, "parameters": {"details": True}}
 TALK = {"messages": MESSAGES, "stream": True}
-LINES, EVENTS = (LMI, STREAM, MODEL), (LMI_EVENTS, STREAM, MODEL)
-LINES_DETAILED, EVENTS_TGI = (LMI, DETAILED, MODEL), (LMI, STREAM, TGI)
+LINES = (LMI, STREAM, MODEL)
+EVENTS = (LMI_EVENTS, STREAM, MODEL)
+LINES_DETAILED = (LMI, DETAILED, MODEL)
+EVENTS_TGI = (LMI, STREAM, TGI)
 CHATS = [(CHAT_LINES, TALK, MODEL), (CHAT_EVENTS, TALK, MODEL), (CHAT, TALK, MODEL)]
-WHOLE, WHOLE_TGI = (LMI, {"inputs": "Hi"}, MODEL), (LMI, {"inputs": "Hi"}, TGI)
+WHOLE = (LMI, {"inputs": "Hi"}, MODEL)
+WHOLE_TGI = (LMI, {"inputs": "Hi"}, TGI)
 WHOLE_CHAT = (CHAT_LINES, {"messages": MESSAGES}, MODEL)
 Asked = tuple[AnyApi, dict[str, Any], ModelConfig]
 

@@ -66,6 +66,7 @@ def texts(value: Any) -> Iterator[str]:
         names = ["content", "text"]
         if value.get("type") == "response.output_text.delta":
             names.append("delta")
+
         yield from (
             value[name] for name in names if value.get(name) and isinstance(value[name], str)
         )

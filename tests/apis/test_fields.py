@@ -266,6 +266,7 @@ def test_a_client_may_say_whether_special_tokens_are_added(api: str, usual: bool
         ({"add_special_tokens": False}, False),
     ):
         assert adds_special_tokens(APIS[api](**given).request) is adds
+
     with pytest.raises(InvalidRequest, match="^add_special_tokens must be true or false"):
         APIS[api](add_special_tokens="no")
 

@@ -53,6 +53,7 @@ def _feed(formatter: Formatter[LmiFormat], tokens: list[Token], cut: int) -> lis
         records += formatter.feed(
             Delta(tokens[at : at + cut], AnswerEnd.LENGTH if is_last else None)
         )
+
     return records
 
 
@@ -63,6 +64,7 @@ def _objects(records: list[bytes], output_format: OutputFormat) -> list[dict[str
         assert lines[1::2] == [""] * len(records)
         assert all(line.startswith("data: ") for line in lines[::2])
         lines = [line.removeprefix("data: ") for line in lines[::2]]
+
     return [json.loads(line, parse_constant=pytest.fail) for line in lines]
 
 
@@ -74,6 +76,7 @@ def test_a_stream_is_one_record_for_each_step_and_its_pieces_make_the_whole_text
     records = _feed(_formatter(output_format, is_streaming=True), tokens, cut)
     objects = _objects(records, output_format)
     steps = [tokens[at : at + cut] for at in range(0, len(tokens), cut)]
+
     assert [line["token"]["id"] for line in objects] == [step[-1].id for step in steps]
     assert [line["token"]["text"] for line in objects] == [
         "".join(token.text for token in step) for step in steps
@@ -107,6 +110,7 @@ def test_every_format_tells_the_same_answer(tokens: list[Token], cut: int) -> No
         lines = _objects(_feed(_formatter(output_format, details=True), tokens, cut), output_format)
         if cut == 1:
             assert [line["token"] for line in lines] == whole["details"]["tokens"]
+
         assert lines[-1]["generated_text"] == whole["generated_text"]
         assert lines[-1]["details"] == {key: whole["details"][key] for key in lines[-1]["details"]}
         assert "tokens" not in lines[-1]["details"]
@@ -134,6 +138,7 @@ def test_the_tokens_of_one_step_are_one_record_that_says_what_each_would(tgi_com
     ]
     [record] = formatter.feed(Delta(tokens, AnswerEnd.LENGTH))
     line = json.loads(record)
+
     assert list(line["token"].values())[:3] == [7, "ab", -1.5]
     assert [other["id"] for other in line["top_tokens"]] == [6, 8]
     assert (line["generated_text"], line["details"]["generated_tokens"]) == ("ab", 2)
@@ -163,6 +168,7 @@ def test_an_event_of_tgi_counts_the_tokens_of_its_step() -> None:
         for delta in deltas
         for record in writer.feed(delta)
     ]
+
     assert [(event["index"], event["token"]["text"]) for event in events] == [
         (1, "a"),
         (3, "bc"),
@@ -211,6 +217,7 @@ def test_an_error_can_be_written_whatever_its_message(
 ) -> None:
     record = _formatter(output_format).error(ErrorFields(message, 424, tgi_type))
     fields = json.loads(record.decode().removeprefix("data: "))
+
     assert fields["error"] == message.encode(errors="replace").decode()
     assert fields["details"]["finish_reason"] == "error"
     assert list(fields)[-3:] == (
@@ -240,6 +247,7 @@ def test_every_choice_of_a_stream_has_the_log_probs_of_its_prompt(is_overtaken: 
         json.loads(record.removeprefix(b"data: "))["choices"][0]["logprobs"] for record in records
     ]
     expected = [["e"], ["a", "b", "c"]] if is_overtaken else [["a", "b", "c"], ["a", "b", "d"]]
+
     assert [log_probs["tokens"] for log_probs in said] == expected
     assert [log_probs["text_offset"] for log_probs in said] == [
         [2] if is_overtaken else [0, 1, 2],
@@ -287,6 +295,7 @@ def test_the_cached_tokens_of_a_prompt_count_once_for_all_its_choices(is_streame
     fields: dict[str, object] = {"prompt": ["one", "two"], "n": 2}
     if is_streamed:
         fields |= {"stream": True, "stream_options": {"include_usage": True}}
+
     formatter = OPENAI_COMPLETIONS.formatter(
         openai.parse(openai.read(json.dumps(fields).encode(), "application/json", MODEL))
     )
@@ -303,5 +312,6 @@ def test_the_cached_tokens_of_a_prompt_count_once_for_all_its_choices(is_streame
                 index=index,
             )
         )
+
     usage = json.loads(records[-2].removeprefix(b"data: ") if is_streamed else records[-1])["usage"]
     assert (usage["prompt_tokens"], usage["prompt_tokens_details"]) == (16, {"cached_tokens": 5})

@@ -40,7 +40,8 @@ def _embedding(numbers: list[float]) -> Tensor:
 
 
 def _delta(fields: dict[str, Any]) -> Delta:
-    prefill, finish_reason = fields.get("prefill"), fields.get("finish_reason")
+    prefill = fields.get("prefill")
+    finish_reason = fields.get("finish_reason")
     return Delta(
         tokens=[_token(token) for token in fields["tokens"]],
         finish_reason=None if finish_reason is None else AnswerEnd(finish_reason),
@@ -66,20 +67,25 @@ def _answer(api: AnyApi, case: dict[str, Any]) -> tuple[int, str, bytes]:
     """Status, content type and body, put together as a route does."""
     model = ModelConfig(path="demo", name="demo", **case.get("model", {}))
     body = case["body"] if isinstance(case["body"], str) else json.dumps(case["body"])
-    format, accepted, records = api.default_format(model), False, list[bytes]()
+    format = api.default_format(model)
+    accepted = False
+    records = list[bytes]()
     try:
         message = api.read(body.encode(), case["content_type"], model)
         format = message.format
         parsed = api.parse(message)
-        format, formatter = parsed.format, api.formatter(parsed)
+        format = parsed.format
+        formatter = api.formatter(parsed)
         for delta in case.get("deltas", []):
             records += formatter.feed(_delta(delta))
+
         if "error" in case:
             error = case["error"]
             accepted = error["accepted"]
             raise getattr(errors, error["class"])(
                 **{name: error[name] for name in ("message", "field") if name in error}
             )
+
         return 200, formatter.media_type, api.whole(formatter.media_type, b"".join(records))
     except LmiError as error:
         rendered = api.errors.render(error, format, accepted=accepted)

@@ -133,6 +133,7 @@ def test_a_word_that_looks_like_a_keyword_is_told_in_the_log(
     }
     with caplog.at_level("INFO"):
         assert json.loads(json_schema("field", schema).guide or "") == schema
+
     (line,) = (record.getMessage() for record in caplog.records)
     assert line.startswith("field: words that are no keywords of JSON Schema have no effect: ")
     assert (
@@ -142,6 +143,7 @@ def test_a_word_that_looks_like_a_keyword_is_told_in_the_log(
 
     caplog.clear()
     json_schema("field", {"x-order": 1, "nullable": True, "markdownDescription": "b"})
+
     assert caplog.records == []
 
 
@@ -152,6 +154,7 @@ def test_every_field_that_carries_a_schema_is_looked_through(
     message = api.read(json.dumps(body).encode(), None, MODEL)
     with pytest.raises(InvalidParameter) as caught:
         api.parse(message)
+
     assert str(caught.value).startswith(f"{field} must be ") and "$ref" in str(caught.value)
 
 
@@ -173,4 +176,5 @@ def test_two_structures_are_refused_by_the_name_of_the_second() -> None:
         match=r"^parameters\.guided_regex must be left out beside parameters\.guided_json",
     ):
         asked_guide(given, "parameters.")
+
     assert asked_guide({}) == (None, {})

@@ -28,7 +28,8 @@ from lmi.settings.config import ModelConfig
 from lmi.types import GenerationRequest, OutputFormat
 
 MODEL = ModelConfig(path="demo", name="demo")
-BIG, LONG = 2**63, "x" * 129
+BIG = 2**63
+LONG = "x" * 129
 # By the field of the request or of its sampling: a value with an effect, and values that every API
 # refuses. Names at the end are read into another field.
 MEANINGS: dict[str, tuple[Any, list[Any]]] = {
@@ -131,6 +132,7 @@ def _tgi(given: dict[str, Any]) -> Parsed[Any]:
     )
     if given.get("seed", -1) != -1:
         return parsed
+
     sampling = msgspec.structs.replace(parsed.request.sampling, seed=None)
     return replace(parsed, requests=(replace(parsed.request, sampling=sampling),))
 
@@ -225,11 +227,14 @@ def flat(request: GenerationRequest) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("api", "name"), ROWS)
 def test_a_parameter_fills_its_field_and_no_other(api: str, name: str) -> None:
-    field, asking = field_of(name), APIS[api]
+    field = field_of(name)
+    asking = APIS[api]
     value = VALUES[field]
-    before, after = flat(asking.request({})), flat(asking.request({name: value}))
+    before = flat(asking.request({}))
+    after = flat(asking.request({name: value}))
     wanted = tuple(value) if isinstance(value, list) else value
     beside = {"needs_full_room": True} if (api, name) == ("tgi", "max_new_tokens") else {}
+
     assert {key: after[key] for key in after if after[key] != before[key]} == {
         field: wanted,
         **beside,
@@ -250,6 +255,7 @@ def test_a_wrong_type_or_range_is_refused_with_the_name_even_where_it_has_no_eff
     for value in WRONG.get(field_of(name), []):
         with pytest.raises(InvalidRequest) as caught:
             APIS[api].parse({name: value})
+
         assert spelled in str(caught.value), value
 
 

@@ -67,6 +67,7 @@ def _object(body: bytes, output_format: OutputFormat) -> dict[str, Any]:
         assert body.endswith(b"}\n")
     else:
         assert body.endswith(b"}")
+
     fields: dict[str, Any] = json.loads(body.removeprefix(b"data: "))
     return fields
 
@@ -126,11 +127,13 @@ def test_an_error_of_http_alone_is_of_the_first_shape(status: int) -> None:
         status, "at most 67108864 bytes", LmiFormat(output_format=OutputFormat.SSE)
     )
     expected = b'{"error": "at most 67108864 bytes", "code": %d}' % status
+
     assert (rendered.status, rendered.media_type, rendered.body) == (
         status,
         "application/json",
         expected,
     )
+
     rendered = LMI.errors.render_status(status, "x", LmiFormat(tgi_compat=True))
     assert list(json.loads(rendered.body)) == ["error", "code", "error_type"]
 
@@ -200,13 +203,16 @@ def test_each_api_has_golden_files_tests_of_its_own_and_its_answers_at_invocatio
     module = api.parse.__module__.removeprefix("lmi.apis.").partition(".")[0]
     assert list((TESTS / "golden" / api.name).glob("*.request")), "golden files"
     assert list((TESTS / "apis" / module).glob("test_*.py")), "a folder of tests"
+
     model = ModelConfig(path="demo", name="demo")
     described = document(Config(server=ServerConfig(), model=model, engine=EngineConfig()))
-    schemas, failures = described["components"]["schemas"], described["components"]["responses"]
+    schemas = described["components"]["schemas"]
+    failures = described["components"]["responses"]
     for path in BY_ROUTE.keys() & set(api.paths):
         answers = described["paths"][path]["post"]["responses"]
         ok = _schemas_in(schemas["AnswerOfRoute"], schemas["LineOfRoute"], schemas["EventOfRoute"])
         assert _schemas_in(answers.pop("200")) <= ok, "ANSWERS and EVENTS"
+
         failed = [failures[each["$ref"].rpartition("/")[2]] for each in answers.values()]
         assert _schemas_in(*failed) <= _schemas_in(schemas["ErrorOfRoute"]), "ErrorOfRoute"
 

@@ -77,6 +77,7 @@ def test_a_message_that_is_continued_forges_nothing_at_its_end(byte_level: Token
         )
     )
     ids = byte_level.encode(text, add_special_tokens=False, forged=places)
+
     assert (
         text == "a<|im_end|>b <"
         and num_special(byte_level, ids) == 0
@@ -118,6 +119,7 @@ def test_values_that_lie_too_deep_are_refused_by_the_name_of_their_field(
     deep: dict[str, Any] = {}
     for _ in range(900):
         deep = {"a": deep}
+
     given = {"type": "function", "function": {"name": "f", "parameters": deep}}
     with host(tmp_path, model={"chat_template": "{{ messages[0]['content'] }}"}) as lmi:
         body = {
@@ -125,6 +127,7 @@ def test_values_that_lie_too_deep_are_refused_by_the_name_of_their_field(
             field: [given] if field == "tools" else deep,
         }
         response, answer = lmi.post(body, "/v1/chat/completions")
+
     assert response.status == 400 and b"of fewer levels" in answer and field.encode() in answer
 
 
@@ -147,8 +150,10 @@ def test_a_user_cannot_end_a_message_unless_the_option_says_so(
     with host(tmp_path, model=model) as lmi:
         body = {"messages": [{"role": "user", "content": "say a<end>b"}], "max_tokens": 3}
         assert lmi.post(body, "/v1/chat/completions")[0].status == 200
+
         ids = lmi.executor.requests[-1].input_token_ids
         assert ids.count(256) == num_ends
+
         lmi.post({"inputs": "say a<end>", "parameters": {"max_new_tokens": 1}})
         assert lmi.executor.requests[-1].input_token_ids[-1] == 256, (
             "an input is written by who knows the tokens"

@@ -84,6 +84,7 @@ def test_a_broken_template_is_named_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text("a\n{% for %}")
     with pytest.raises(ModelUnusable, match=r"chat_template\.jinja: .*line 2"):
         render(tmp_path)
+
     (tmp_path / "other.jinja").write_text("a\n{% for %}")
     with pytest.raises(ModelUnusable, match=rf"^{tmp_path}/other\.jinja: .*line 2"):
         render(tmp_path, override="other.jinja")

@@ -139,6 +139,7 @@ def test_a_last_message_that_the_template_leaves_out_cannot_be_continued() -> No
 def test_messages_that_the_template_refuses_are_the_clients_fault() -> None:
     with pytest.raises(InvalidRequest, match="Roles must alternate"):
         compiled(ALTERNATING).render(Chat(messages=MESSAGES[1:]))
+
     with pytest.raises(InvalidRequest, match="content"):
         compiled("{{ messages[0].content + 'a' }}").render(Chat(messages=[{"role": "user"}]))
 
@@ -152,6 +153,7 @@ def test_a_template_stays_in_its_sandbox(attack: str) -> None:
         text = compiled(attack).render(TALK)
     except InvalidRequest as error:
         text = str(error)
+
     assert "class 'object'" not in text
     assert "builtins" not in text
     assert len(MESSAGES) == 3
@@ -234,6 +236,7 @@ def test_a_client_s_own_values_that_lie_too_deep_are_the_client_s_fault(num_leve
     deep: list[Any] = []
     for _ in range(num_levels):
         deep = [deep]
+
     with pytest.raises(InvalidRequest, match="too long or deep"):
         compiled("{{ [tools] | length }}").render(Chat(messages=MESSAGES, tools=[{"deep": deep}]))
 
@@ -312,6 +315,7 @@ def test_no_expression_takes_long_or_much_memory(attack: str) -> None:
     try:
         with pytest.raises(GenerationFailed, match="^the chat template (?!used up)"):
             template.render(TALK)
+
         assert tracemalloc.get_traced_memory()[1] < 256 << 20
     finally:
         tracemalloc.stop()
@@ -355,14 +359,17 @@ def test_messages_that_fill_the_limit_alone_are_the_client_s_fault() -> None:
 
 
 def test_one_template_renders_in_many_threads() -> None:
-    template, texts = compiled(CHATML), []
+    template = compiled(CHATML)
+    texts = []
     threads = [
         threading.Thread(target=lambda: texts.append(template.render(TALK))) for _ in range(8)
     ]
     for thread in threads:
         thread.start()
+
     for thread in threads:
         thread.join()
+
     assert set(texts) == {template.render(TALK)}
     assert len(texts) == 8
 

@@ -85,6 +85,7 @@ def test_an_event_in_another_form_ends_an_answer_in_one_line(
 ) -> None:
     with scripted(chunked(f"data: {event}\n\n".encode())) as server:
         done = lmi(command, "--url", server.url, "--model", "any", "-q", "fox")
+
     if said:
         refused_in_one_line(done, said)
     else:
@@ -126,6 +127,7 @@ def test_a_server_that_is_lost_in_the_middle_of_an_answer_is_one_line() -> None:
 
     with scripted(answer) as server:
         done = lmi("complete", "--url", server.url, "--model", "any", "-q", "fox")
+
     refused_in_one_line(done, "no server answers")
     assert done.stdout.startswith("The")
 
@@ -134,7 +136,8 @@ def batch(
     tmp_path: Path, lines: list[Any], script: Script
 ) -> tuple[Done, dict[Any, dict[str, Any]]]:
     """What `lmi run-batch` says, and its answers by the ids of the lines."""
-    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source = tmp_path / "in.jsonl"
+    target = tmp_path / "out.jsonl"
     source.write_text("\n".join(map(json.dumps, lines)))
     with scripted(script) as server:
         done = lmi(
@@ -148,6 +151,7 @@ def batch(
             "--concurrency",
             "1",
         )
+
     found = [json.loads(line) for line in target.read_text().splitlines()]
     return done, {answer["custom_id"]: answer for answer in found}
 
@@ -247,6 +251,7 @@ def test_a_load_counts_an_answer_of_another_form_as_broken(tmp_path: Path, scrip
 
     with scripted(answer) as server:
         done = lmi("bench", server.url, *words)
+
     [found] = json.loads(file.read_text())["servers"]
     assert done.returncode == 1 and found["total"]["outcomes"] == {"broken": 1}
 

@@ -34,7 +34,8 @@ def test_a_batch_asks_a_busy_server_again_when_that_says_so_and_names_one_that_i
             whole(b'{"id": "1"}', 200, "Connection: close")(talk)
 
     asked_s: list[float] = []
-    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source = tmp_path / "in.jsonl"
+    target = tmp_path / "out.jsonl"
     lines = [
         {"custom_id": name, "url": "/v1/completions", "body": {"prompt": name}}
         for name in ("late", "lost")
@@ -42,9 +43,11 @@ def test_a_batch_asks_a_busy_server_again_when_that_says_so_and_names_one_that_i
     source.write_text("\n".join(map(json.dumps, lines)))
     with scripted(answer) as server:
         done = lmi("run-batch", "-i", str(source), "-o", str(target), "--url", server.url)
+
     answers = {
         answer["custom_id"]: answer for answer in map(json.loads, target.read_text().splitlines())
     }
+
     assert done.returncode == 1 and "1 requests have no answer of 200" in done.stderr
     assert answers["late"]["response"]["body"] == {"id": "1"} and len(asked_s) == 3
     assert all(
@@ -69,7 +72,8 @@ def test_a_batch_goes_on_after_the_page_of_a_proxy_and_after_a_date_at_which_to_
             )(talk)
 
     seen: list[bool] = []
-    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source = tmp_path / "in.jsonl"
+    target = tmp_path / "out.jsonl"
     lines = [
         {"custom_id": name, "url": "/v1/completions", "body": {"prompt": name}}
         for name in ("late", "page")
@@ -77,20 +81,24 @@ def test_a_batch_goes_on_after_the_page_of_a_proxy_and_after_a_date_at_which_to_
     source.write_text("\n".join(map(json.dumps, lines)))
     with scripted(answer) as server:
         lmi("run-batch", "-i", str(source), "-o", str(target), "--url", server.url)
+
     answers = {
         answer["custom_id"]: answer["response"]
         for answer in map(json.loads, target.read_text().splitlines())
     }
+
     assert (answers["late"]["status_code"], answers["page"]["status_code"]) == (200, 502)
     assert answers["page"]["body"] == {"error": "<h1>Bad gateway</h1>"}
 
 
 def test_a_batch_of_windows_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
-    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source = tmp_path / "in.jsonl"
+    target = tmp_path / "out.jsonl"
     line = {"custom_id": "a", "url": "/v1/completions", "body": {"prompt": "x"}}
     source.write_text(json.dumps(line) + "\r\n", encoding="utf-8-sig")
     with scripted(whole(b'{"id": "1"}', 200, "Connection: close")) as server:
         lmi("run-batch", "-i", str(source), "-o", str(target), "--url", server.url)
+
     assert json.loads(target.read_text())["response"]["body"] == {"id": "1"}
 
 
@@ -101,6 +109,7 @@ def test_a_server_that_fails_in_the_middle_of_an_answer_is_an_error_after_what_i
     )
     with scripted(chunked(*events)) as server:
         done = lmi("complete", "--url", server.url, "--model", "any", "-q", "fox")
+
     assert (done.returncode, done.stdout.strip()) == (1, "The") and "it broke" in done.stderr
 
 
@@ -116,6 +125,7 @@ def test_a_person_sees_the_place_in_the_queue_the_progress_of_the_prompt_and_the
     events = [b"data: %b\n\n" % json.dumps(chunk).encode() for chunk in chunks]
     with scripted(chunked(*events)) as server:
         done = lmi("chat", "--url", server.url, "--model", "any", "-q", "fox")
+
     assert done.stdout.strip() == "yes"
     assert done.stderr.splitlines() == [
         "waiting: place 3, about 20 s",
@@ -143,6 +153,7 @@ def typed(
     monkeypatch.setattr("sys.stdin", io.StringIO(text))
     with scripted(answer) as server:
         done = lmi(*words, "--url", server.url, "--model", "any")
+
     return done, bodies
 
 
@@ -183,6 +194,7 @@ def test_help_is_shown_and_a_conversation_is_forgotten_and_ended_by_a_word(
         "--system-prompt",
         "Be brief.",
     )
+
     assert [said_by_user(body) for body in bodies] == [["one"], ["two"]]
     assert all(body["messages"][0] == {"role": "system", "content": "Be brief."} for body in bodies)
     assert done.stdout == f"yes\n{ask.HELP}\nyes\n"

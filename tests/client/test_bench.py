@@ -37,6 +37,7 @@ def bench(folder: Path, *words: str) -> tuple[Done, dict[str, Any]]:
     found = folder / "found.json"
     with chdir(folder):
         done = lmi("bench", "--prompts", str(folder / "prompts"), "--json", str(found), *words)
+
     return done, json.loads(found.read_text()) if found.exists() else {}
 
 
@@ -64,10 +65,12 @@ def test_streams_of_each_dialect_are_timed_and_counted(
     num_before = len(server.executor.requests)
     done, report = bench(tmp_path, url_of(server.port), *words, *loop)
     assert done.returncode == 0, done.stderr
+
     total = report["servers"][0]["total"]
     assert (total["num_ok"], total["num_tokens"]) == (7, 42)
     assert total["counted_by"] == ("events" if dialect == "triton" else "usage")
     assert len(server.executor.requests) - num_before == 8
+
     samples = report["servers"][0]["samples"][0]
     assert all(len(one["times_s"]) == 6 for one in samples)
     assert all(
@@ -92,8 +95,10 @@ def test_whole_answers_are_counted_where_the_server_reports_it(
     )
     done, report = bench(tmp_path, url_of(server.port), *words)
     assert done.returncode == 0, done.stderr
+
     total = report["servers"][0]["total"]
     expected = (0, "nothing") if dialect == "triton" else (24, "usage")
+
     assert (total["num_tokens"], total["counted_by"]) == expected
     assert total["end_s"] and not total["first_s"]
 
@@ -120,6 +125,7 @@ def test_a_terminal_shows_how_far_the_load_is_before_anything_has_ended(
         code = run(["bench", url_of(server.port), *words])
 
     assert code == 1
+
     first, *_, last = terminal.getvalue().removeprefix(CLEAR_LINE).split(CLEAR_LINE)
     assert re.fullmatch(
         r"[0-9]+ s  http://\S+: 0/4 requests with warm-up, 2 running, 0 failed, [0-9]+ tokens",
@@ -148,6 +154,7 @@ def test_where_nobody_looks_a_line_now_and_then_tells_it(
     lines = [
         line for line in done.stderr.splitlines() if "0/1 requests with warm-up, 1 running" in line
     ]
+
     assert len(lines) > 1 and CLEAR_LINE not in done.stderr
 
 
@@ -167,10 +174,12 @@ def test_two_servers_are_asked_in_turns_and_compared(server: Host, tmp_path: Pat
     )
     done, report = bench(tmp_path, *urls, *words, "--target-e2e-ms", "0")
     assert done.returncode == 0, done.stderr
+
     first, second = (one["samples"] for one in report["servers"])
     order = sorted(
         (one[0]["due_s"], name) for name, part in (("a", first), ("b", second)) for one in part
     )
+
     assert "".join(name for _, name in order) == "abba"
     assert (
         report["ratios"]["tokens_per_s"] > 0 and report["servers"][0]["total"]["goodput_per_s"] == 0
@@ -242,6 +251,7 @@ def test_failures_are_counted_by_what_they_were(
         words = ("--dialect", "tgi", "--requests", "5", "--streams", "2", "--html", "page.html")
         done, report = bench(tmp_path, url_of(port), *words, "--warmup", "0")
         warmed, _ = bench(tmp_path, url_of(port), *words)
+
     total = report["servers"][0]["total"]
     assert (done.returncode, total["outcomes"], total["num_ok"]) == (1, {outcome: 5}, 0), (
         done.stderr
@@ -257,6 +267,7 @@ def test_a_server_that_takes_too_long_is_left_and_counted(tmp_path: Path) -> Non
         words = ("--dialect", "tgi", "--requests", "2", "--timeout", "0.2", "--warmup", "0")
         _, report = bench(tmp_path, server.url, *words)
         assert server.left.wait(60)
+
     assert report["servers"][0]["total"]["outcomes"] == {"timeout": 2}
 
 

@@ -24,7 +24,8 @@ PROGRAMS = {
     "codex": "codex-*/vendor/*/bin/codex",
     "opencode": "opencode-*/bin/opencode",
 }
-INSTALL_TIMEOUT_S, RUN_TIMEOUT_S = 300, 240
+INSTALL_TIMEOUT_S = 300
+RUN_TIMEOUT_S = 240
 
 
 def program_of(name: str) -> Path:
@@ -35,10 +36,12 @@ def program_of(name: str) -> Path:
     folder = VENVS / "agents"
     with (VENVS / "agents.lock").open("w") as turn:
         fcntl.flock(turn, fcntl.LOCK_EX)
-        lock, stamp = LOCK.read_text(), folder / "lmi-stamp"
+        lock = LOCK.read_text()
+        stamp = folder / "lmi-stamp"
         if not stamp.is_file() or stamp.read_text() != lock:
             _install(lock, folder)
             stamp.write_text(lock)
+
     return _program(folder, name)
 
 
@@ -50,6 +53,7 @@ def _program(folder: Path, name: str) -> Path:
 def _install(lock: str, folder: Path) -> None:
     if (npm := shutil.which("npm")) is None:
         pytest.skip("there is no npm")
+
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     (folder / "package-lock.json").write_text(lock)
@@ -61,6 +65,7 @@ def _install(lock: str, folder: Path) -> None:
         )
     except subprocess.SubprocessError as error:
         pytest.skip(f"npm cannot install the agents here: {error}")
+
     for (
         name
     ) in PROGRAMS:  # npm leaves out what it cannot fetch, since each is for one kind of machines

@@ -53,7 +53,8 @@ def prepare(server: Server, name: str, folder: Path) -> tuple[Path, Path, dict[s
     """Write the files of the page for an agent. Returns its folder, its home and its
     environment.
     """
-    work, home = folder / "work", folder / "home"
+    work = folder / "work"
+    home = folder / "home"
     work.mkdir(parents=True)
     home.mkdir()
     (work / "given.txt").write_text("swordfish\n")
@@ -61,8 +62,10 @@ def prepare(server: Server, name: str, folder: Path) -> tuple[Path, Path, dict[s
         config = home / ".codex" / "config.toml"
         config.parent.mkdir()
         config.write_text(lines(server, "toml", "model_providers"))
+
     if name == "opencode":
         (work / "opencode.json").write_text(lines(server, "json", "opencode.ai"))
+
     return work, home, exported(lines(server, "sh", name))
 
 
@@ -95,10 +98,13 @@ def work_slowly(server: Server, name: str, folder: Path, prompt_s: float) -> str
 
     if not said.endswith("SWORDFISH"):
         return f"{name} has not told what its tool said"
+
     if not 2 <= len(requests) <= NUM_ROUNDS:
         return f"{name} has sent {len(requests)} requests"
+
     if num_slow < len(requests) or {request.status for request in requests} != {200}:
         return f"{name} has not waited for each answer"
+
     return ""
 
 
@@ -111,9 +117,11 @@ def talk_twice(server: Server, name: str, folder: Path) -> str:
             TimeoutExpired
         ):  # opencode goes on for as long as a random model says nothing of use
             run(name, work, home, environ, *HOW[name], timeout_s=TALK_TIMEOUT_S)
+
         requests = answered(server, name)[num_before:]
         num_before += len(requests)
         print(f"{name}, conversation {number}: {requests}", flush=True)
+
     longest = max(requests, key=lambda request: request.num_prompt_tokens)
     share = longest.num_cached_tokens / longest.num_prompt_tokens
     return (

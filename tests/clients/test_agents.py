@@ -122,9 +122,11 @@ def check_work(
     """Let an agent work in a folder: it makes a file, and its last words are what the tool said of
     it.
     """
-    folder, home = tmp_path / "work", tmp_path / "home"
+    folder = tmp_path / "work"
+    home = tmp_path / "home"
     for each in (folder, home):
         each.mkdir(exist_ok=True)
+
     (folder / "given.txt").write_text("swordfish\n")
     before = len(requests(server))
     said = run(name, folder, home, environ, *arguments).strip()
@@ -165,7 +167,8 @@ def test_opencode_calls_a_tool_and_tells_what_it_said(scripted: Server, tmp_path
     folder.mkdir()
     (folder / "opencode.json").write_text(lines(scripted, "json", "opencode.ai"))
     environ = exported(lines(scripted, "sh", "opencode"))
-    path, arguments = "/v1/chat/completions", HOW["opencode"]
+    path = "/v1/chat/completions"
+    arguments = HOW["opencode"]
     check_work(
         scripted, path, tmp_path, environ, "opencode", *arguments, num_requests=3
     )  # one is for a title

@@ -40,17 +40,21 @@ def test_huggingface_hub(demo: Server, said: str) -> None:
     found = run("current", "hub.py", url(demo))
     assert found["plain"] == said
     assert "".join(found["streamed"]) == said and len(found["streamed"]) > 1
+
     details = found["details"]["details"]
     assert found["details"]["generated_text"] == said
     assert details["generated_tokens"] == len(details["tokens"]) == NUM_TOKENS
     assert "".join(token["text"] for token in details["tokens"]) == said
     assert details["finish_reason"] == "length" and details["prefill"]
+
     last = found["last_event"]
     assert last["generated_text"] == said and last["details"]["generated_tokens"] == NUM_TOKENS
     assert "temperature" in found["refusal"]
+
     chat = found["chat"]
     assert chat["whole"] and chat["whole"] == chat["streamed"]
     assert chat["num_tokens"] <= NUM_TOKENS and chat["finish_reason"] in ("stop", "length")
+
     answer = json.loads(chat["in_its_form"])
     assert list(answer) == ["ok"] and isinstance(answer["ok"], bool)
 
@@ -66,28 +70,35 @@ def test_text_generation(demo: Server, said: str) -> None:
 def test_openai(demo: Server, said: str) -> None:
     found = run("current", "openai_client.py", url(demo), "demo")
     assert found["models"] == ["demo"]
+
     completions = found["completions"]
     assert completions["whole"] == completions["streamed"] == "".join(completions["tokens"]) == said
     assert completions["num_tokens"] == len(completions["log_probs"]) == NUM_TOKENS
     assert completions["indexes"] == [0, 1, 2, 3]
+
     chat = found["chat"]
     assert chat["whole"] and chat["whole"] == chat["streamed"]
     assert chat["finish_reason"] in ("stop", "length") and 0 < chat["usage"] <= NUM_TOKENS
+
     responses = found["responses"]
     assert responses["whole"] and responses["whole"] == responses["streamed"] == responses["last"]
     assert (
         set(responses["statuses"]) <= {"completed", "incomplete"}
         and len(set(responses["num_tokens"])) == 1
     )
+
     tools = found["response_tools"]
     assert tools["arguments"][0] == tools["arguments"][1] and tools["answer"]
+
     for said in (tools["arguments"][0], tools["in_its_form"]):
         assert json.loads(said)["city"] in ("Rome", "Oslo")
+
     vllm = found["fields_of_vllm"]
     assert vllm["prompt_ids"][0] == vllm["prompt_ids"][1] and vllm["num_scored"] == len(
         vllm["prompt_ids"][0]
     )
     assert vllm["ids"] and vllm["ids"] == vllm["streamed_ids"]
+
     refused, unknown, previous = found["refusals"]
     assert "max_tokens" in refused and "nobody" in unknown and "previous_response_id" in previous
 
@@ -98,19 +109,23 @@ def test_openai_at_an_embedding_model_gets_what_transformers_computes(tmp_path: 
         folder, "option.model_name=embedder", "option.dtype=fp32", "frontend_workers=1"
     ) as server:
         found = run("current", "openai_embeddings.py", url(server), "embedder")
+
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     model = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
 
     def expected(ids: list[int], size: int | None = None) -> list[float]:
         with torch.inference_mode():
             state = model(torch.tensor([ids])).last_hidden_state[0, -1, :size]
+
         return torch.nn.functional.normalize(state, dim=0).tolist()  # type: ignore[no-any-return]
 
     texts = [tokenizer.encode(text).ids for text in found["texts"]]
     for got, ids in zip(found["whole"] + found["of_ids"], [*texts, [5, 6, 7], [8]], strict=True):
         assert got == pytest.approx(expected(ids), abs=2e-5)
+
     assert found["as_numbers"] == found["whole"] and found["num_tokens"] == 4
     assert found["short"][0] == pytest.approx(expected(texts[0], 8), abs=2e-5)
+
     generation, nothing, long = found["refusals"]
     assert (
         "embedding model" in generation
@@ -122,20 +137,24 @@ def test_openai_at_an_embedding_model_gets_what_transformers_computes(tmp_path: 
 def test_anthropic(demo: Server) -> None:
     found = run("current", "anthropic_client.py", url(demo), "demo")
     text = found["text"]
+
     assert text["whole"] and text["whole"] == text["streamed"] == text["joined"]
     assert (
         set(text["stop_reasons"]) <= {"max_tokens", "end_turn"}
         and len(set(text["num_tokens"])) == 1
     )
     assert len(set(text["num_prompt_tokens"])) == 1
+
     tools = found["tools"]
     assert tools["inputs"][0] == tools["inputs"][1] and tools["inputs"][0]["city"] in (
         "Rome",
         "Oslo",
     )
     assert tools["stop_reasons"] == ["tool_use", "tool_use"] and tools["answer"]
+
     first, second = found["loop"]
     assert second > first  # the whole conversation comes again, not the result alone
+
     image, unknown = found["refusals"]
     assert image.startswith("invalid_request_error: messages[0].content[0]") and "image" in image
     assert unknown.startswith("not_found_error: ") and "nobody" in unknown

@@ -32,7 +32,8 @@ class Front:
     """The gateways of all modes, with one folder for async invocations each."""
 
     def __init__(self, gateways: list[Gateway], folder: Path) -> None:
-        self.gateways, self.folder = gateways, folder
+        self.gateways = gateways
+        self.folder = folder
 
     @property
     def urls(self) -> list[str]:
@@ -87,8 +88,11 @@ def test_boto3(front: Front, demo: Server, said: str, venv: str, version: str) -
     cancelled_before = num_cancelled(demo)
     printed = front.run(venv, "boto3_client.py")
     assert printed["version"] == version
+
     for found in printed["found"]:
-        plain, streamed = found["plain"], found["streamed"]
+        plain = found["plain"]
+        streamed = found["streamed"]
+
         assert plain["text"] == said and plain["content_type"] == "application/json"
         assert (plain["custom_attributes"], plain["variant"]) == ("trace=1", "AllTraffic")
         assert "".join(line["token"]["text"] for line in streamed["lines"]) == said
@@ -96,12 +100,16 @@ def test_boto3(front: Front, demo: Server, said: str, venv: str, version: str) -
             streamed["lines"][-1]["generated_text"] == said
             and streamed["content_type"] == "application/jsonlines"
         )
+
         for refused in (found["refused"], found["refused_stream"]):
             assert (refused["class"], refused["status"]) == ("ModelError", 424)
             assert "max_new_tokens" in refused["message"]
+
         assert found["left_after_bytes"] > 0
+
     as_is, coalesced, split = (found["streamed"] for found in printed["found"])
     assert (as_is["num_parts"], coalesced["num_parts"], split["longest"]) == (NUM_TOKENS, 1, 7)
+
     wait_until(demo.is_idle, "the streams that boto3 left have ended")
     # The joined one may be complete when its only part comes, and on a machine that pauses another
     # one too.
@@ -141,6 +149,7 @@ def file_of(accepted: dict[str, str]) -> bytes:
 def test_boto3_target_model(tmp_path: Path, venv: str) -> None:
     for name in ("a", "b"):
         write_model(tmp_path / "source" / name, f"I am {name}")
+
     flags = ("--models", str(tmp_path / "source"), "--models-dir", str(tmp_path / "models"))
     with (
         scripted(ModelServer(num_places=1)) as container,
@@ -149,6 +158,7 @@ def test_boto3_target_model(tmp_path: Path, venv: str) -> None:
         a, b, again, nobody = run(
             venv, "gateway/boto3_target_model.py", aws.url, "a", "b", "a", "nobody"
         )
+
     assert [found["say"] for found in (a, b, again)] == ["I am a", "I am b", "I am a"]
     assert nobody["error"] == "ValidationError" and "nobody" in nobody["message"]
 
@@ -166,7 +176,10 @@ def test_boto3_sessions(front: Front, said: str, venv: str) -> None:
 
 def test_the_aws_cli(front: Front, said: str) -> None:
     for found in front.run("older", "aws_cli.py", str(front.folder)):
-        plain, refused, waited = found["plain"], found["refused"], found["waited"]
+        plain = found["plain"]
+        refused = found["refused"]
+        waited = found["waited"]
+
         assert plain["code"] == 0 and plain["text"] == said
         assert json.loads(plain["output"]) == {
             "ContentType": "application/json",
@@ -197,6 +210,7 @@ def test_the_sagemaker_sdk(front: Front, said: str, venv: str, major: int) -> No
         assert found["plain"] == said
         assert "ModelError" in found["refused"] and "max_new_tokens" in found["refused"]
         assert json.loads(file_of(found["async"]))["generated_text"] == said
+
         if major == 2:
             assert found["djl"] == said
             assert "".join(line["token"]["text"] for line in found["lines"]) == said
@@ -221,6 +235,7 @@ def test_litellm(through_litellm: Any, said: str, chatted: str) -> None:
         assert (
             "424 Failed Dependency" in found["sagemaker"]["refused"]
         )  # its own handler then hides the body
+
     streamed = {place: found["streamed"] for place, found in through_litellm[0].items()}
     assert streamed["sagemaker_chat"] == chatted
     assert streamed["sagemaker"].replace(" ", "") == said.replace(

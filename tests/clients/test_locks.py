@@ -43,6 +43,7 @@ def test_the_page_names_the_versions_that_are_tested() -> None:
     )
     named = re.findall(r"\b([a-z][a-z0-9_-]+) (\d+\.\d+\.\d+)", section)
     assert len(named) == 17
+
     versions = {package["version"].partition("-")[0] for package in agents()}
     for client, version in named:
         of_client = {pins(lock).get(client.replace("_", "-")) for lock in NAMES}

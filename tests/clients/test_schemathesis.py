@@ -54,7 +54,8 @@ def test_no_generated_request_finds_a_fault_of_the_server_or_an_answer_that_is_n
     program = python_of("schemathesis").with_name("schemathesis")
     (tmp_path / "schemathesis.toml").write_text(SETTINGS)
     url = f"http://127.0.0.1:{echo.port}/openapi.json"
-    num_all, num_tested = 1, 0
+    num_all = 1
+    num_tested = 0
     for max_s in (
         35,
         105,
@@ -62,6 +63,7 @@ def test_no_generated_request_finds_a_fault_of_the_server_or_an_answer_that_is_n
     ):  # a machine that others keep busy needs longer until every operation was reached
         if num_tested < num_all:
             num_all, num_tested = _run(program, url, max_s, tmp_path)
+
     assert num_tested == num_all >= 37
     assert echo.ping() == 200
 

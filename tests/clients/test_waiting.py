@@ -27,6 +27,7 @@ def test_the_libraries_join_an_answer_whose_stream_says_first_that_it_waits(tmp_
     with launch(folder) as server:
         server.wait_ready()
         done = run("current", "waiting.py", f"http://127.0.0.1:{server.port}")
+
     assert {name: text for name, text in done["said"].items() if name != "completion"} == {
         "chat": "Hi",
         "response": "Hi",

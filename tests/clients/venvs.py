@@ -35,13 +35,16 @@ def python_of(name: str) -> Path:
 
 
 def _made(name: str) -> Path:
-    venv, lock = VENVS / name, LOCKS / f"{name}.txt"
-    python, stamp = venv / "bin" / "python", venv / "lmi-stamp"
+    venv = VENVS / name
+    lock = LOCKS / f"{name}.txt"
+    python = venv / "bin" / "python"
+    stamp = venv / "lmi-stamp"
     made_from = hashlib.sha256(
         lock.read_bytes() + sys.version.encode() + str(ROOT).encode()
     ).hexdigest()
     if stamp.is_file() and stamp.read_text() == made_from:
         return python
+
     shutil.rmtree(venv, ignore_errors=True)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
     exact = ["--no-deps", "--require-hashes", "--only-binary=:all:", "-r", str(lock)]
@@ -50,6 +53,7 @@ def _made(name: str) -> Path:
     else:  # --no-compile: only a small part of the largest clients is ever imported
         pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(python)]
         command = [*pip, "install", "-qq", "--no-compile", *exact]
+
     subprocess.run(command, check=True, timeout=INSTALL_TIMEOUT_S)
     stamp.write_text(made_from)
     return python

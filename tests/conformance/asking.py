@@ -22,6 +22,7 @@ def endless(executor: Executor, **fields: Any) -> Request:
     """A request that runs for seconds, so that a test can meet it while it runs."""
     if "slow" in executor.capabilities.logits_post_processors:
         fields = {"logits_post_processor_name": "slow", **fields}
+
     return ask(**{"max_tokens": 400, **fields})
 
 
@@ -32,6 +33,7 @@ def finish(executor: Executor, request_id: int) -> list[Response]:
     while not responses or not responses[-1].is_final:
         assert time.monotonic() < deadline, "no final response"
         responses += executor.await_responses(request_id, TIMEOUT_S)  # type: ignore[arg-type]
+
     return responses
 
 
@@ -60,7 +62,9 @@ def wait_until_idle(executor: Executor) -> None:
         stats = executor.get_latest_iteration_stats()
         if stats and stats[-1].num_active_requests == stats[-1].num_queued_requests == 0:
             return
+
         time.sleep(0.001)
+
     raise AssertionError("never idle")
 
 

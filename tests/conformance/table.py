@@ -18,11 +18,13 @@ import pytest
 from lmi.executor import Capabilities, GuideType
 
 PAGE = Path(__file__).parents[2] / "docs" / "engines.md"
-BEGIN, END = "<!-- written by scripts/conformance-table -->", "<!-- end -->"
+BEGIN = "<!-- written by scripts/conformance-table -->"
+END = "<!-- end -->"
 FILES = sorted({path.stem for path in Path(__file__).parent.glob("test_*.py")} - {"test_table"})
 ENGINES = ("lmi-dist", "vllm", "trtllm-main-2025-10", "trtllm-main-2026-08", "echo")
 ENGINE_FIXTURES = {"executor", "fresh", "adaptable"}
-YES, NO = "yes", "–"
+YES = "yes"
+NO = "–"
 
 Need = tuple[str, GuideType | None]
 
@@ -37,6 +39,7 @@ def has(can: Capabilities, need: Need) -> bool:
     value = getattr(can, capability)
     if kind is not None:
         return kind in value
+
     return value > 1 if capability == "max_beam_width" else bool(value)
 
 
@@ -91,8 +94,10 @@ def abilities(can: Capabilities) -> dict[str, str]:
 def _ability(can: Capabilities, name: str) -> str:
     if name in ("max_top_log_probs", "max_temperature"):
         return f"{getattr(can, name):g}"
+
     if name == "guided_decoding":
         return ", ".join(kind.name for kind in can.guided_decoding) or NO
+
     return YES if has(can, (name, None)) else NO
 
 

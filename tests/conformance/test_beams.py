@@ -63,11 +63,13 @@ def test_a_streamed_search_restates_whole_beams(executor: Executor) -> None:
         finish(executor, executor.enqueue_request(ask(streaming=True, sampling_config=SEARCH)))
     )
     assert rest and all(not one.is_final and not one.is_sequence_final for one in rest)
+
     for result in rest:
         assert (
             set(result.finish_reasons) == {FinishReason.NOT_FINISHED} and result.sequence_index == 0
         )
         assert 1 <= len(result.output_token_ids) <= WIDTH
+
     assert (last.output_token_ids, last.finish_reasons) == (
         whole.output_token_ids,
         whole.finish_reasons,
@@ -83,6 +85,7 @@ def test_an_end_token_ends_a_beam_and_stays_in_it(executor: Executor) -> None:
     for ids, reason in zip(result.output_token_ids, result.finish_reasons, strict=True):
         assert (ids[-1] == end) == (reason is FinishReason.END_ID)
         assert end not in ids[:-1]
+
     assert FinishReason.END_ID in result.finish_reasons
 
 

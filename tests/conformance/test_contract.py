@@ -65,6 +65,7 @@ def test_all_generated_tokens_restates_what_was_sent(executor: Executor) -> None
     request = ask(streaming=True, return_all_generated_tokens=True)
     for result in results(finish(executor, executor.enqueue_request(request))):
         assert result.output_token_ids[0] == whole[: len(result.output_token_ids[0])]
+
     assert result.output_token_ids[0] == whole
 
 
@@ -101,12 +102,15 @@ def test_log_probs_are_parallel_to_the_tokens_of_each_result(
             == len(result.output_token_ids[0])
             == len(result.top_log_probs[0])
         )
+
         for token_id, log_prob, top in zip(
             result.output_token_ids[0], result.log_probs[0], result.top_log_probs[0], strict=True
         ):
             assert [(one.token_id, one.log_prob) for one in top] == [(token_id, log_prob)]  # greedy
+
         log_probs += result.log_probs[0]
         assert result.cum_log_probs[0] == pytest.approx(sum(log_probs))
+
     assert len(log_probs) == 8 and all(log_prob <= 0 for log_prob in log_probs)
 
 
@@ -137,6 +141,7 @@ def test_cached_tokens_stand_on_the_first_result_alone(executor: Executor) -> No
     for _ in range(2):
         request = ask(input_token_ids=long_prompt(executor, 37), max_tokens=100, streaming=True)
         first, *rest = results(finish(executor, executor.enqueue_request(request)))
+
     assert 0 <= first.num_cached_tokens < len(request.input_token_ids)
     assert rest and all(result.num_cached_tokens == 0 for result in rest)
 
@@ -224,9 +229,11 @@ def test_an_id_of_a_wrong_type_is_refused_where_it_is_given(executor: Executor, 
     for fields in places:
         with pytest.raises(TypeError, match=f"wrong type.*{next(iter(fields))}"):
             executor.enqueue_request(ask(**fields))
+
     if wrong is not True:  # Python's True is the id 1
         with pytest.raises(TypeError):
             executor.cancel_request(wrong)
+
     [response] = finish(executor, neighbour)
     assert len(response.get_result().output_token_ids[0]) == 8
     assert len(run(executor).output_token_ids[0]) == 8
@@ -243,6 +250,7 @@ def test_ids_of_numpy_are_ids(executor: Executor) -> None:
 def test_one_wrong_request_of_several_leaves_none_behind(executor: Executor) -> None:
     with pytest.raises(InvalidParameter):
         executor.enqueue_requests([ask(), ask(input_token_ids=(-1,))])
+
     [response] = finish(executor, executor.enqueue_request(ask(max_tokens=1)))
     assert executor.await_responses(timeout_s=0.05) == []
     assert not response.has_error()
@@ -293,6 +301,7 @@ def test_a_request_out_of_time_ends_with_that_reason(executor: Executor) -> None
     for request_id in blocked:
         executor.cancel_request(request_id)
         finish(executor, request_id)
+
     assert run(executor, allotted_time_ms=60_000).finish_reasons == [FinishReason.LENGTH]
 
 
@@ -348,6 +357,7 @@ def test_an_id_whose_end_was_handed_out_holds_up_no_other(executor: Executor) ->
 def test_an_id_that_was_never_given_out_raises(executor: Executor, request_id: int) -> None:
     with pytest.raises(ValueError, match=f"given {request_id}"):
         executor.await_responses(request_id, 0)
+
     with pytest.raises(ValueError, match=f"given {request_id}"):
         executor.await_responses([request_id], 0)
 
@@ -358,7 +368,8 @@ def test_responses_of_one_step_become_ready_together(executor: Executor) -> None
     """
     ids = executor.enqueue_requests([ask(streaming=True, max_tokens=400)] * 3)
     begun: set[int] = set()
-    num_final, num_compared = 0, 0
+    num_final = 0
+    num_compared = 0
     while num_final < 3:
         batch: list[Response] = executor.await_responses(timeout_s=TIMEOUT_S)  # type: ignore[assignment]
         counts = [sum(response.request_id == one for response in batch) for one in ids]
@@ -366,7 +377,9 @@ def test_responses_of_one_step_become_ready_together(executor: Executor) -> None
         if len(begun) == 3 and num_final == 0:
             assert counts[0] == counts[1] == counts[2] > 0
             num_compared += 1
+
         begun |= {response.request_id for response in batch}
+
     assert num_compared > 0
 
 
@@ -380,8 +393,10 @@ def test_many_threads_each_get_their_own_answers(executor: Executor) -> None:
     threads = [threading.Thread(target=work, args=(num,)) for num in alone]
     for thread in threads:
         thread.start()
+
     for thread in threads:
         thread.join(TIMEOUT_S)
+
     assert got == alone
 
 
@@ -400,10 +415,13 @@ def test_each_sequence_of_a_request_ends_for_itself_and_the_last_end_is_final(
     config = SamplingConfig(num_return_sequences=3, seed=5)
     streamed = several(executor, streaming=True, sampling_config=config)
     ends = [result for result in streamed if result.is_sequence_final]
+
     assert sorted(result.sequence_index for result in ends) == [0, 1, 2]
     assert [result.is_final for result in streamed] == [False] * (len(streamed) - 1) + [True]
+
     whole = several(executor, sampling_config=config)
     assert len(whole) == 3 and whole[-1].is_final
+
     for result in whole:
         pieces = [part for part in streamed if part.sequence_index == result.sequence_index]
         assert [
@@ -460,12 +478,14 @@ def test_neighbours_change_nothing(executor: Executor) -> None:
     ]
     for result in together + alone:
         result.num_cached_tokens = 0  # the second time more is cached
+
     assert together == alone
 
 
 def test_statistics_are_drained_and_count_the_work(executor: Executor) -> None:
     finish(executor, executor.enqueue_request(ask(max_tokens=5)))
     wait = executor.get_latest_iteration_stats()
+
     assert sum(one.num_context_tokens + one.num_reused_tokens for one in wait) == len(PROMPT)
     assert (
         sum(one.num_generation_tokens for one in wait) == 4
@@ -489,6 +509,7 @@ def test_responses_go_to_whoever_takes_them_step_by_step_to_the_last(fresh: Exec
     fresh.pass_responses_to(take)
     ids = fresh.enqueue_requests([ask(streaming=True)] * 3)
     assert is_over.wait(TIMEOUT_S)
+
     answers = [
         [one for step in steps for one in step if one.request_id == request_id]
         for request_id in ids
@@ -496,12 +517,15 @@ def test_responses_go_to_whoever_takes_them_step_by_step_to_the_last(fresh: Exec
     num_tokens = [
         sum(len(one.output_token_ids[0]) for one in results(answer)) for answer in answers
     ]
+
     assert num_tokens == [8] * 3 and all(answer[-1].is_final for answer in answers)
     assert max(map(len, steps)) == 3, "those of one step come together"
     assert fresh.await_responses(timeout_s=0) == [] and fresh.get_num_responses_ready() == 0
+
     running = fresh.enqueue_request(endless(fresh))
     fresh.shutdown()
     [last] = [one for step in steps for one in step if one.request_id == running]
+
     assert (
         last.is_final
         and last.result is not None
@@ -513,6 +537,7 @@ def test_shutdown_wakes_who_waits_ends_what_is_left_and_accepts_nothing_more(
     fresh: Executor,
 ) -> None:
     assert fresh.can_enqueue_requests()
+
     request_id = fresh.enqueue_request(endless(fresh))
     queued = fresh.enqueue_requests([endless(fresh)] * fresh.info.max_num_sequences)
     woken: list[Any] = []
@@ -522,6 +547,7 @@ def test_shutdown_wakes_who_waits_ends_what_is_left_and_accepts_nothing_more(
     fresh.shutdown()
     waiter.join(TIMEOUT_S)
     assert len(woken) == 1
+
     responses = [*woken[0], *fresh.await_responses()]
     assert {response.request_id for response in responses if response.is_final} == {
         request_id,
@@ -529,8 +555,11 @@ def test_shutdown_wakes_who_waits_ends_what_is_left_and_accepts_nothing_more(
     }
     assert all(one.finish_reasons == [FinishReason.CANCELLED] for one in results(responses))
     assert not fresh.can_enqueue_requests()
+
     with pytest.raises(RuntimeError, match="shut down"):
         fresh.enqueue_request(ask())
+
     assert fresh.await_responses() == []
     assert not fresh.is_loading_adapter
+
     fresh.cancel_request(1)

@@ -78,6 +78,7 @@ def test_an_answer_fits_its_json_schema_or_begins_a_value_that_does(
             "",
             tokenizer.decode([one for one in result.output_token_ids[0] if one != END_ID]),
         )
+
         assert any(one.startswith(text) for one in texts), "it may have spaces without end"
         assert result.finish_reasons == [FinishReason.LENGTH] or text in texts
 
@@ -91,6 +92,7 @@ def test_an_answer_in_json_is_a_value_or_begins_one(
         text = tokenizer.decode([one for one in result.output_token_ids[0] if one != END_ID])
         if result.finish_reasons == [FinishReason.END_ID]:
             json.loads(text)
+
         assert text.lstrip()[:1] in ("", *'{["-0123456789tfn')
 
 
@@ -134,6 +136,7 @@ def test_a_guide_that_cannot_be_read_ends_only_its_request(executor: Executor) -
         assert error.field == "guided_decoding_params"
     else:
         assert response.has_error() and response.error_msg
+
     [result] = results(finish(executor, running))
     assert len(result.output_token_ids[0]) == 40
 

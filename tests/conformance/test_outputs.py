@@ -19,7 +19,8 @@ from tests.conformance.table import needs
 def floats(tensor: Tensor) -> list[list[float]]:
     """The rows of a float32 tensor, whatever it has before its last axis."""
     assert tensor.dtype == "float32" and sys.byteorder == "little"
-    values, width = array.array("f", tensor.data), tensor.shape[-1]
+    values = array.array("f", tensor.data)
+    width = tensor.shape[-1]
     return [list(values[at : at + width]) for at in range(0, len(values), width)]
 
 
@@ -62,6 +63,7 @@ def test_a_streamed_result_carries_the_rows_of_its_new_tokens(executor: Executor
     output = OutputConfig(return_generation_logits=True)
     whole = run(executor, output_config=output)
     assert whole.generation_logits is not None
+
     data = b""
     for result in results(
         finish(executor, executor.enqueue_request(ask(streaming=True, output_config=output)))
@@ -73,6 +75,7 @@ def test_a_streamed_result_carries_the_rows_of_its_new_tokens(executor: Executor
             executor.info.vocab_size,
         )
         data += result.generation_logits.data
+
     assert len(data) == len(whole.generation_logits.data)
 
 
@@ -91,8 +94,10 @@ def test_an_additional_output_has_rows_for_the_context_and_for_the_generation(
     )
     parts = results(finish(executor, executor.enqueue_request(request)))
     first, *rest = [part.additional_outputs or {} for part in parts]
-    context, generation = f"context_{declared.name}", f"generation_{declared.name}"
+    context = f"context_{declared.name}"
+    generation = f"generation_{declared.name}"
     assert first[context].shape[0] == len(prompt) and all(context not in one for one in rest)
+
     for part, outputs in zip(parts, [first, *rest], strict=True):
         assert outputs[generation].shape[-2] == len(part.output_token_ids[0])
 
@@ -120,6 +125,7 @@ def test_times_stand_on_the_last_result_in_their_order(executor: Executor, strea
     *rest, last = results(finish(executor, executor.enqueue_request(request)))
     metrics = last.request_perf_metrics
     assert metrics is not None and all(one.request_perf_metrics is None for one in rest)
+
     times = [
         before,
         metrics.arrival_time,
@@ -129,5 +135,6 @@ def test_times_stand_on_the_last_result_in_their_order(executor: Executor, strea
         time.monotonic(),
     ]
     known = [one for one in times if one is not None]
+
     assert len(known) == len(times) and known == sorted(known)
     assert 0 <= metrics.num_reused_tokens < len(PROMPT)

@@ -90,6 +90,7 @@ def test_every_capability_has_a_request_that_needs_it() -> None:
         "batch_invariant",
         "log_probs_invariant",
     }
+
     assert {name for name, _ in ASKING} | bounds | promises == set(Capabilities.__struct_fields__)
 
 
@@ -100,12 +101,14 @@ def test_what_an_engine_lacks_is_refused_by_the_name_of_the_field(executor: Exec
             Unsupported, match=rf"^{name} is not supported here: {executor.info.name} "
         ):
             executor.enqueue_request(ask(**fields))
+
     assert len(run(executor).output_token_ids[0]) == 8
 
 
 def test_an_engine_without_adapters_refuses_them_by_name(executor: Executor) -> None:
     if executor.capabilities.lora:
         return  # test_adapters.py
+
     calls: list[Callable[[], object]] = [
         lambda: executor.load_adapter("style", "/nowhere"),
         lambda: executor.unload_adapter("style"),
@@ -135,6 +138,7 @@ def test_what_is_over_the_bound_of_an_engine_is_refused_with_both_numbers(
     if can.max_beam_width > 1:
         words = rf"beam_width must be at most {can.max_beam_width} \(option.max_beam_width\)"
         over.append((words, {"sampling_config": SamplingConfig(can.max_beam_width + 1)}))
+
     for words, fields in over:
         with pytest.raises(InvalidParameter, match=rf"^{words}, given \d+$"):
             executor.enqueue_request(ask(**fields))

@@ -33,7 +33,9 @@ def test_an_urgent_request_overtakes_those_that_wait(executor: Executor) -> None
         responses: list[Response] = executor.await_responses(timeout_s=TIMEOUT_S)  # type: ignore[assignment]
         assert responses
         ended += [response.request_id for response in responses if response.is_final]
+
     assert ended.index(urgent) < ended.index(later)
+
     executor.await_responses([one for one in busy if one not in ended], TIMEOUT_S)
 
 
@@ -62,6 +64,7 @@ def test_a_request_that_waits_is_told_to_be_queued(executor: Executor) -> None:
     )
     for request_id in (*busy, waiting):
         finish(executor, request_id)
+
     first = stages(executor, waiting)[0]
     assert (first.stage, first.num_generated_tokens, first.context_prefill_position) == (
         "QUEUED",
@@ -81,7 +84,9 @@ def test_however_a_request_ends_nothing_of_it_stays_in_the_engine(
         )
         if cause == "cancel":
             executor.cancel_request(request_id)
+
         finish(executor, request_id)
+
     assert executor.get_num_responses_ready() == 0
     assert len(run(executor).output_token_ids[0]) == 8
 

@@ -66,16 +66,19 @@ USER_CODE = UserCodeConfig(path="model.py", handler="handle")
 @pytest.mark.parametrize("several", [False, True])
 @pytest.mark.parametrize("code", [None, USER_CODE])
 def test_generators_of_clients_can_read_it(several: bool, code: UserCodeConfig | None) -> None:
-    server, model = ServerConfig(multi_model=several), ModelConfig(path=".", name="m")
+    server = ServerConfig(multi_model=several)
+    model = ModelConfig(path=".", name="m")
     document = document_of(
         Config(server=server, model=model, engine=EngineConfig(), user_code=code)
     )
     assert document["openapi"].startswith("3.1.")
+
     operations = [
         operation for methods in document["paths"].values() for operation in methods.values()
     ]
     ids = [operation["operationId"] for operation in operations]
     assert len({name.rstrip("_") for name in ids}) == len(ids) and all(map(str.isidentifier, ids))
+
     for part in objects_in(document):
         types = part.get("type", ())
         assert "array" not in types or "items" in part, part
@@ -86,6 +89,7 @@ def test_generators_of_clients_can_read_it(several: bool, code: UserCodeConfig |
 def objects_in(value: Any) -> Iterator[dict[str, Any]]:
     if isinstance(value, dict):
         yield value
+
     for inner in (
         value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     ):
@@ -136,6 +140,7 @@ def examples(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], di
                 "Embeddings",
             ):  # their tests have the engine for it
                 continue
+
             for schema in body["schema"].get("anyOf", [body["schema"]]):
                 example = json.dumps(schemas[schema["$ref"].rpartition("/")[2]]["examples"][0])
                 said = json.loads(example.replace("What is the capital of France?", "say Paris"))
@@ -155,6 +160,7 @@ def check_examples(server: Host) -> int:
             jsonschema.validate(
                 json.loads(answer), medium["schema"] | {"components": document["components"]}
             )
+
     return len(given)
 
 
@@ -167,6 +173,7 @@ def test_examples_fit_the_settings(tmp_path: Path, setting: str) -> None:
     with host(tmp_path, model={"chat_template": CHAT_TEMPLATE, setting: True}) as running:
         assert check_examples(running) >= 20
         document = json.loads(running.send("GET", "/openapi.json")[1])
+
     check_references(document)
 
 
@@ -199,12 +206,15 @@ def test_a_streamed_completion_at_invocations_is_described_in_each_framing(
     jsonschema = pytest.importorskip("jsonschema")
     response, answer = server.post({"prompt": "say hi", "stream": True}, headers=headers)
     assert response.getheader("content-type") == media_type
+
     schema = document["paths"]["/invocations"]["post"]["responses"]["200"]["content"][media_type][
         "x-itemSchema"
     ]
     lines = [line.removeprefix(b"data: ") for line in answer.splitlines() if line]
     assert (lines[-1] == b"[DONE]") == (media_type == SSE)
+
     if media_type == SSE:
         schema = schema["properties"]["data"]["anyOf"][1]["contentSchema"]
+
     for line in lines[: -1 if media_type == SSE else None]:
         jsonschema.validate(json.loads(line), schema | {"components": document["components"]})

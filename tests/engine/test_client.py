@@ -84,6 +84,7 @@ class ScriptedEngine:
         self.server.close()
         for writer in self.writers:
             writer.close()
+
         await self.server.wait_closed()
 
 
@@ -96,6 +97,7 @@ async def engines(
     for engine, record in zip(scripted, block.engines, strict=True):
         await engine.start()
         record.phase = Phase.READY
+
     client = kind([engine.path for engine in scripted], block.engines, memory=memory)
     await client.start()
     await until(lambda: is_connected(client, num))
@@ -135,10 +137,12 @@ def token(request_id: int, token_id: int, *, is_final: bool = False) -> Response
 def test_each_stream_gets_its_own_responses_in_order(tmp_path: Path) -> None:
     async def test() -> None:
         async with engines(tmp_path) as (client, [engine], _):
-            first, second = client.submit(REQUEST), client.submit(REQUEST)
+            first = client.submit(REQUEST)
+            second = client.submit(REQUEST)
             await until(lambda: len(engine.heard) == 2)
             engine.say(Responses([token(0, 5), token(1, 7)]))
             engine.say(Responses([token(1, 8, is_final=True), token(0, 6, is_final=True)]))
+
             assert [result.output_token_ids for result in await results(first)] == [[[5]], [[6]]]
             assert [result.output_token_ids for result in await results(second)] == [[[7]], [[8]]]
 
@@ -149,11 +153,13 @@ def test_a_result_is_taken_in_the_turn_of_its_frame_and_wakes_no_task(tmp_path: 
     async def test() -> None:
         async with engines(tmp_path) as (client, [engine], _):
             taken: list[Result] = []
-            first, second = client.submit(REQUEST), client.submit(REQUEST)
+            first = client.submit(REQUEST)
+            second = client.submit(REQUEST)
             tasks = [asyncio.create_task(each.forward(taken.append)) for each in (first, second)]
             await until(lambda: len(engine.heard) == 2)
             client.open[0].take(encode(Responses([token(0, 5), token(1, 7)])))
             assert [result.output_token_ids for result in taken] == [[[5]], [[7]]]
+
             client.open[0].take(
                 encode(Responses([token(0, 6, is_final=True), token(1, 8, is_final=True)]))
             )
@@ -166,7 +172,8 @@ def test_results_wait_in_order_while_a_slow_client_holds_up_their_stream(tmp_pat
     async def test() -> None:
         async with engines(tmp_path) as (client, [engine], _):
             reads_on = asyncio.Event()
-            slow, fast = client.submit(REQUEST), client.submit(REQUEST)
+            slow = client.submit(REQUEST)
+            fast = client.submit(REQUEST)
             taken: list[int] = []
 
             def take(result: Result) -> Awaitable[None] | None:
@@ -186,8 +193,10 @@ def test_results_wait_in_order_while_a_slow_client_holds_up_their_stream(tmp_pat
                 )
             )
             assert len(await results(fast)) == 1 and taken == [1]
+
             reads_on.set()
             await asyncio.wait_for(task, 60)
+
             assert taken == [1, 2, 3]
 
     run(test)
@@ -206,6 +215,7 @@ def test_a_stream_that_was_cancelled_before_it_could_wait_leaves_nothing_behind(
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
+
             stream.close()
             assert inspect.getcoroutinestate(pause) == inspect.CORO_CLOSED
 
@@ -215,7 +225,8 @@ def test_a_stream_that_was_cancelled_before_it_could_wait_leaves_nothing_behind(
 def test_an_error_while_a_result_is_taken_ends_only_its_stream(tmp_path: Path) -> None:
     async def test() -> None:
         async with engines(tmp_path) as (client, [engine], _):
-            failing, other = client.submit(REQUEST), client.submit(REQUEST)
+            failing = client.submit(REQUEST)
+            other = client.submit(REQUEST)
             task = asyncio.create_task(
                 failing.forward(lambda result: [][result.output_token_ids[0][0]])
             )
@@ -223,9 +234,11 @@ def test_an_error_while_a_result_is_taken_ends_only_its_stream(tmp_path: Path) -
             engine.say(Responses([token(0, 5), token(1, 7)]))
             with pytest.raises(IndexError):
                 await asyncio.wait_for(task, 60)
+
             failing.close()
             await until(lambda: len(engine.heard) == 3)
             assert engine.heard[2] == Cancel(0)
+
             engine.say(Responses([token(1, 8, is_final=True)]))
             assert len(await results(other)) == 2
 
@@ -247,6 +260,7 @@ def test_a_stream_that_is_closed_while_it_takes_a_result_takes_no_more(tmp_path:
             engine.say(Responses([token(0, 5), token(0, 6)]))
             await asyncio.wait_for(task, 60)
             await until(lambda: len(engine.heard) == 2)
+
             assert engine.heard[1] == Cancel(0) and len(taken) == 1
 
     run(test)
@@ -255,13 +269,15 @@ def test_a_stream_that_is_closed_while_it_takes_a_result_takes_no_more(tmp_path:
 def test_a_stream_closed_early_cancels_and_a_finished_one_does_not(tmp_path: Path) -> None:
     async def test() -> None:
         async with engines(tmp_path) as (client, [engine], _):
-            finished, early = client.submit(REQUEST), client.submit(REQUEST)
+            finished = client.submit(REQUEST)
+            early = client.submit(REQUEST)
             await until(lambda: len(engine.heard) == 2)
             engine.say(Responses([token(0, 5, is_final=True)]))
             await results(finished)
             finished.close()
             early.close()
             await until(lambda: len(engine.heard) == 3)
+
             assert engine.heard[2] == Cancel(1)
 
     run(test)
@@ -276,6 +292,7 @@ def test_a_lost_engine_ends_its_requests_at_once(tmp_path: Path) -> None:
             engine.writers[0].transport.abort()
             with pytest.raises(Unavailable, match="lost"):
                 await results(stream)
+
             with pytest.raises(Unavailable, match="no engine is ready: lost"):
                 client.submit(REQUEST)
 
@@ -325,17 +342,23 @@ def test_a_prompt_goes_to_the_engine_that_has_had_its_beginning_unless_that_has_
 
             streams: list[ResponseStream] = []
             assert [slot_of(first), slot_of(second)] == [0, 1]
+
             for stream in streams:
                 stream.close()
+
             assert [slot_of(each) for each in (second, first, second)] == [1, 0, 1]
             assert slot_of(second) == 0, (
                 "to compute its beginning again takes less than what is queued before it"
             )
+
             for stream in streams:
                 stream.close()
+
             assert slot_of(msgspec.structs.replace(second, cache_salt="another's")) == 0
+
             await scripted[0].stop()
             await until(lambda: list(client.open) == [1])
+
             assert isinstance(client, PrefixEngines) and client.num_known(keys_of(first))[0] == 0
 
     run(test)
@@ -346,13 +369,15 @@ def test_front_ends_share_what_they_know_of_cached_prompts(tmp_path: Path) -> No
 
     async def test() -> None:
         async with engines(tmp_path, num=2, kind=PrefixEngines) as (alone, scripted, block):
-            sockets, path = [engine.path for engine in scripted], tmp_path / "prefixes"
+            sockets = [engine.path for engine in scripted]
+            path = tmp_path / "prefixes"
             front_ends = [
                 PrefixEngines(sockets, block.engines, table=PrefixTable.shared(path))
                 for _ in range(2)
             ]
             for front_end in front_ends:
                 await front_end.start()
+
             await until(lambda: all(is_connected(front_end, 2) for front_end in front_ends))
 
             def slot_of(front_end: Engines, request: Request) -> int:
@@ -365,20 +390,24 @@ def test_front_ends_share_what_they_know_of_cached_prompts(tmp_path: Path) -> No
 
             first, second = front_ends
             busy = first.submit(Request(input_token_ids=(99,) * 64, max_tokens=8))
+
             assert [slot_of(first, prompt) for prompt in prompts] == [1] * 8
             assert [slot_of(second, prompt) for prompt in prompts] == [1] * 8
             assert [slot_of(alone, prompt) for prompt in prompts] == [0] * 8, (
                 "who shares nothing knows nothing"
             )
+
             busy.close()
 
             await first.close()
             assert second.num_known(keys_of(prompts[0])) == [0, 192], (
                 "a front end that ends is no lost engine"
             )
+
             await scripted[1].stop()
             await until(lambda: list(second.open) == [0])
             assert second.num_known(keys_of(prompts[0])) == [0, 0]
+
             await second.close()
 
     run(test)
@@ -444,8 +473,10 @@ def test_requests_of_one_prompt_cache_key_go_to_one_engine_while_the_loads_allow
 
                 assert slot_of_next(5, key) == own
                 assert slot_of_next(6, key) != own, "others wait for nothing"
+
                 for stream in streams:
                     stream.close()
+
                 streams.clear()
 
     run(test)
@@ -454,23 +485,29 @@ def test_requests_of_one_prompt_cache_key_go_to_one_engine_while_the_loads_allow
 def test_what_has_not_begun_at_one_engine_may_go_to_another(tmp_path: Path) -> None:
     async def test() -> None:
         async with engines(tmp_path, num=2) as (client, scripted, _):
-            begun, refused = client.submit(REQUEST), client.submit(REQUEST)
+            begun = client.submit(REQUEST)
+            refused = client.submit(REQUEST)
             await until(lambda: all(engine.heard for engine in scripted))
             scripted[0].say(Responses([token(0, 7)]))
             scripted[1].say(Refused(1, Overloaded("the queue is full").info))
             with pytest.raises(Overloaded):
                 await results(refused)
+
             await until(lambda: begun.has_begun)
             assert not refused.has_begun
+
             again = client.send_elsewhere(refused)
             assert again is not None
+
             await until(lambda: len(scripted[0].heard) == 2)
             scripted[0].say(Responses([token(1, 8, is_final=True)]))
             assert [result.output_token_ids for result in await results(again)] == [[[8]]]
+
             await scripted[1].stop()
             await until(
                 lambda: sum(engine.info is not None for engine in client.open.values()) == 1
             )
+
             assert client.send_elsewhere(begun) is None
 
     run(test)
@@ -489,11 +526,15 @@ def test_what_an_engine_gives_up_before_a_token_because_it_shuts_down_may_go_to_
             scripted[0].say(Responses([Response(0, end) for end in ends]))
             with pytest.raises(EngineLost):
                 await results(stream)
+
             assert not stream.has_begun
+
             again = client.send_elsewhere(stream)
             assert again is not None
+
             await until(lambda: scripted[1].heard != [])
             scripted[1].say(Responses([token(0, 8, is_final=True)]))
+
             assert [result.output_token_ids for result in await results(again)] == [[[8]]]
             assert len(scripted[0].heard) == 1, "an engine that has given up is not told to cancel"
 
@@ -505,6 +546,7 @@ def test_requests_of_a_session_go_to_one_engine_however_loaded_it_is(tmp_path: P
         async with engines(tmp_path, num=3) as (client, scripted, _):
             for _ in range(20):
                 client.submit(REQUEST, "a session")
+
             await until(lambda: sum(len(engine.heard) for engine in scripted) == 20)
             assert sorted(len(engine.heard) for engine in scripted) == [0, 0, 20]
 
@@ -516,6 +558,7 @@ def test_sessions_are_spread_over_the_engines(tmp_path: Path) -> None:
         async with engines(tmp_path, num=3) as (client, scripted, _):
             for number in range(90):
                 client.submit(REQUEST, f"session {number}")
+
             await until(lambda: sum(len(engine.heard) for engine in scripted) == 90)
             assert min(len(engine.heard) for engine in scripted) > 15
 
@@ -544,8 +587,10 @@ def test_a_session_whose_engine_has_a_full_queue_goes_to_the_least_loaded(tmp_pa
         async with engines(tmp_path, num=2) as (client, scripted, block):
             slot = await engine_of(client, scripted, "a session")
             record = block.engines[slot]
-            record.max_num_sequences, record.num_waiting = 4, 3
+            record.max_num_sequences = 4
+            record.num_waiting = 3
             assert await engine_of(client, scripted, "a session") == slot
+
             record.num_waiting = 4
             assert await engine_of(client, scripted, "a session") == 1 - slot
 
@@ -567,6 +612,7 @@ def test_an_engine_that_has_fallen_silent_gets_no_new_requests(tmp_path: Path) -
             block.engines[1].beat_s = time.monotonic()
             for _ in range(4):
                 client.submit(REQUEST)
+
             await until(lambda: len(alive.heard) == 4)
             assert not silent.heard
 
@@ -581,6 +627,7 @@ def test_a_request_too_large_for_a_frame_is_refused_and_leaves_nothing_behind(
             huge = Request(input_token_ids=(2**40,) * (8 << 20), max_tokens=1)
             with pytest.raises(RequestTooLarge, match="at most 67108864 bytes"):
                 client.submit(huge)
+
             assert client.open[0].num_outstanding_tokens == 0
 
     run(test)
@@ -603,6 +650,7 @@ def test_a_refusal_comes_out_as_the_error_it_was(tmp_path: Path, error: LmiError
             engine.say(Refused(0, error.info))
             with pytest.raises(LmiError) as caught:
                 await results(stream)
+
             assert type(caught.value) is type(error)
             assert (str(caught.value), caught.value.field) == (str(error), error.field)
 
@@ -617,9 +665,11 @@ def test_an_error_response_is_raised_and_nothing_is_cancelled_after_it(tmp_path:
             engine.say(Responses([Response(0, error=ResponseError("NaN in the logits"))]))
             with pytest.raises(GenerationFailed, match="NaN"):
                 await results(stream)
+
             stream.close()
             client.submit(REQUEST)
             await until(lambda: len(engine.heard) == 2)
+
             assert isinstance(engine.heard[1], Submit)
 
     run(test)
@@ -661,6 +711,7 @@ def test_an_engine_that_has_stopped_reading_holds_nothing_of_those_who_have_left
             engine.may_read.clear()
             streams = [client.submit(large(str(number))) for number in range(40)]
             assert 40_000_000 < counted.num_body_bytes < 41_000_000
+
             for stream in streams[:-1]:
                 stream.close(has_left=True)
 
@@ -670,6 +721,7 @@ def test_an_engine_that_has_stopped_reading_holds_nothing_of_those_who_have_left
             assert counted.num_body_bytes < 3_000_000, (
                 "that of the last one, and what the transport has"
             )
+
             engine.may_read.set()
             await until(
                 lambda: any(
@@ -678,8 +730,10 @@ def test_an_engine_that_has_stopped_reading_holds_nothing_of_those_who_have_left
                 )
             )
             ids = [message.request_id for message in engine.heard if isinstance(message, Submit)]
+
             assert len(ids) <= 2, "others never reach the engine"
             assert counted.num_body_bytes < 1_100_000
+
             engine.say(Responses([token(39, 5, is_final=True)]))
             assert len(await results(streams[-1])) == 1
             assert counted.num_body_bytes == 0
@@ -700,10 +754,13 @@ def test_frames_to_an_engine_that_does_not_read_have_a_bound(tmp_path: Path) -> 
             streams = [client.submit(large()) for _ in range(3)]
             with pytest.raises(Overloaded, match="max_body_memory"):
                 client.submit(large())
+
             client.submit(REQUEST).close()
             assert client.open[0].num_outstanding_tokens == 3 * 8
+
             for stream in streams:
                 stream.close()
+
             engine.may_read.set()
             await until(lambda: counted.num_body_bytes == 0)
 
@@ -719,20 +776,26 @@ def test_a_frame_counts_until_the_first_token_or_until_the_engine_is_lost(tmp_pa
             scripted,
             _,
         ):
-            first, second = client.submit(large()), client.submit(large())
+            first = client.submit(large())
+            second = client.submit(large())
             await until(lambda: all(engine.heard for engine in scripted))
             assert counted.num_body_bytes > 2_000_000, "another engine may get them"
+
             scripted[0].say(Responses([token(0, 7)]))
             await until(lambda: first.has_begun)
             assert 1_000_000 < counted.num_body_bytes < 1_100_000
+
             await scripted[1].stop()
             with pytest.raises(EngineLost):
                 await results(second)
+
             again = client.send_elsewhere(second)
             assert again is not None and 1_000_000 < counted.num_body_bytes < 1_100_000
+
             await until(lambda: len(scripted[0].heard) == 2)
             again.close()
             first.close()
+
             assert counted.num_body_bytes == 0
 
     run(test)

@@ -68,12 +68,15 @@ def test_what_options_declare_is_there_for_requests_over_the_socket(start: Start
     front_end = start(FILE).wait_ready().connect()
     ready = front_end.next()
     assert isinstance(ready, Ready)
+
     can = ready.info.capabilities
     assert (can.logits_post_processors, can.additional_outputs) == (("force",), outputs)
+
     front_end.send(Submit(0, request))
     [frame] = front_end.outputs(until_final=1)
     result = frame.responses[0].get_result()
     assert result.output_token_ids == [[42, 42, 42]]
+
     shapes = {name: tensor.shape for name, tensor in (result.additional_outputs or {}).items()}
     assert shapes == {"context_hidden_states": (3, 96), "generation_hidden_states": (1, 3, 96)}
 

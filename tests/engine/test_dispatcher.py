@@ -59,6 +59,7 @@ def test_the_executor_learns_which_guides_are_of_one_client_and_nothing_else_of_
     with Noting() as executor:
         asyncio.run(submit(executor))
         ann, bob, again, plain = (request.client_id for request in executor.asked)
+
     assert ann == again is not None and bob not in (ann, None)
     assert plain is None
 
@@ -115,6 +116,7 @@ def test_who_asks_is_told_the_place_in_the_queue_and_how_far_the_prompt_is(tmp_p
             if isinstance(each, RequestStatus)
         ]
         assert told[:2] == [(2, WaitStatus(2, 0, 0, 2, None)), (1, WaitStatus(2, 0, 0, 1, None))]
+
         [(number, running)] = told[2:]
         assert (number, running.num_prompt_tokens, running.queue_position) == (0, 2, 0)
 
@@ -150,9 +152,11 @@ def test_the_record_tells_which_adapters_run_and_which_wait_for_a_place(tmp_path
 
         for number in range(6):
             dispatcher.cancel(connection.entries[number])
+
         executor.shutdown()
         dispatcher.deliver(executor.await_responses())  # type: ignore[arg-type]
         dispatcher.observe()
+
         assert (record.running_loras, record.waiting_loras) == ("", "")
 
     with Adapted() as executor:
@@ -194,7 +198,8 @@ def test_an_engine_that_stops_is_not_ready_any_more_before_the_first_client_hear
         record.phase = Phase.READY
         dispatcher = Dispatcher(executor, record)
         connection = Noticing(dispatcher)
-        connection.phases, connection.record = [], record
+        connection.phases = []
+        connection.record = record
         for number in range(2):
             dispatcher.submit(connection, Submit(number, Request((1, 2), 4), Origin()))
 
@@ -206,6 +211,7 @@ def test_an_engine_that_stops_is_not_ready_any_more_before_the_first_client_hear
         dispatcher.deliver(
             [Response(second, error=ResponseError("one rank is lost", ErrorKind.ENGINE_LOST))]
         )
+
         assert connection.phases == [Phase.READY, Phase.DRAINING]
 
     with Noting() as executor:

@@ -29,7 +29,8 @@ GREEDY = SamplingConfig(temperature=0)
 @asynccontextmanager
 async def front_end(folder: Path, executor: Executor) -> AsyncIterator[Engines]:
     block = Block.create(folder / "state", num_engines=1, num_frontends=1)
-    dispatcher, path = Dispatcher(executor, block.engines[0]), str(folder / "engine.sock")
+    dispatcher = Dispatcher(executor, block.engines[0])
+    path = str(folder / "engine.sock")
     executor.pass_responses_to(dispatcher.deliver)
     server = await asyncio.get_running_loop().create_unix_server(
         lambda: FrontEndConnection(dispatcher), path
@@ -40,6 +41,7 @@ async def front_end(folder: Path, executor: Executor) -> AsyncIterator[Engines]:
     async with asyncio.timeout(TIMEOUT_S):
         while not [one for one in engines.open.values() if one.info is not None]:
             await asyncio.sleep(0.005)
+
     try:
         yield engines
     finally:
@@ -51,6 +53,7 @@ async def results(stream: ResponseStream) -> list[Result]:
     taken: list[Result] = []
     async with asyncio.timeout(TIMEOUT_S):
         await stream.forward(taken.append)
+
     return taken
 
 
@@ -75,18 +78,22 @@ def test_a_response_over_the_limit_is_an_error_with_both_numbers_and_hurts_no_ot
             output_config=OutputConfig(return_context_logits=True),
         )
         async with front_end(tmp_path, executor) as engines:
-            bad, good = engines.submit(large), engines.submit(small)
+            bad = engines.submit(large)
+            good = engines.submit(small)
             num_bytes = 4 * VOCAB_SIZE * NUM_TOO_MANY
             with pytest.raises(
                 GenerationFailed, match=f"too large .* at most {MAX_FRAME_BYTES} bytes"
             ) as error:
                 await results(bad)
+
             assert int(str(error.value).split()[-1]) > num_bytes
+
             [answer] = await results(good)
             assert (
                 answer.context_logits is not None
                 and len(answer.context_logits.data) == 4 * VOCAB_SIZE * 2
             )
+
             [again] = await results(engines.submit(small))
             assert again.output_token_ids == answer.output_token_ids
 

@@ -27,6 +27,7 @@ def num_told(
     for request in prompts:
         owner = request.lora_config and request.lora_config.name, request.cache_salt
         watch.note(request.input_token_ids, owner, num_cached_tokens)
+
     return len(
         [record for record in caplog.records if "differ within their first" in record.message]
     )

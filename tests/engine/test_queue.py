@@ -19,9 +19,12 @@ from lmi.engine.queue import QueueEntry, RequestQueue
 from lmi.errors import DeadlineExceeded, LmiError, Overloaded
 from lmi.executor import DEFAULT_PRIORITY
 
-STEP_S, ROW_S, PROMPT_TOKEN_S = 0.02, 0.0007, 0.0002
+STEP_S = 0.02
+ROW_S = 0.0007
+PROMPT_TOKEN_S = 0.0002
 PLACES = 64
-TOKENS, PROMPT = 32, 32
+TOKENS = 32
+PROMPT = 32
 CAPACITY = PLACES / (
     TOKENS * (STEP_S + PLACES * ROW_S) + PLACES * PROMPT * PROMPT_TOKEN_S
 )  # answers a second
@@ -65,7 +68,9 @@ class Engine:
         )
         self.ends: list[tuple[str, QueueEntry, float]] = []
         self.first_s: dict[QueueEntry, float] = {}  # from the arrival to the first token
-        self._step_s, self._now, self._looked_s = step_s, 0.0, 0.0
+        self._step_s = step_s
+        self._now = 0.0
+        self._looked_s = 0.0
         self.slow_s = math.inf, math.inf  # from when to when a step takes four times as long
         self._running: dict[QueueEntry, int] = {}  # tokens to come
         self._tokens: dict[QueueEntry, int] = {}
@@ -76,6 +81,7 @@ class Engine:
         while self._now < until_s:
             while waiting and waiting[0].at_s <= self._now:
                 self._arrive(waiting.pop(0))
+
             self._lose_the_impatient()
             started = list(self.queue.start(self._now))
             self._running |= {entry: self._tokens[entry] for entry in started}
@@ -83,6 +89,7 @@ class Engine:
                 self._step(started)
             else:
                 self._now = waiting[0].at_s if waiting else until_s
+
         return Counter(end for end, _, _ in self.ends)
 
     def _arrive(self, arrival: Arrival) -> None:
@@ -91,6 +98,7 @@ class Engine:
         except LmiError:
             self.ends.append(("refused", arrival.entry, arrival.at_s))
             return
+
         self._tokens[arrival.entry] = arrival.num_tokens
         heapq.heappush(
             self._departures, (arrival.at_s + arrival.patience_s, id(arrival.entry), arrival.entry)
@@ -101,6 +109,7 @@ class Engine:
             self._looked_s = self._now
             for entry, _ in self.queue.expired(self._now):
                 self._end("late", entry)
+
         while self._departures and self._departures[0][0] <= self._now:
             _, _, entry = heapq.heappop(self._departures)
             if entry in self._tokens:
@@ -108,19 +117,19 @@ class Engine:
                 self._end("left", entry)
 
     def _step(self, started: list[QueueEntry]) -> None:
-        num_rows, num_prompt = (
-            sum(entry.num_open for entry in self._running),
-            sum(entry.num_prompt_tokens for entry in started),
-        )
+        num_rows = sum(entry.num_open for entry in self._running)
+        num_prompt = sum(entry.num_prompt_tokens for entry in started)
         seconds = self._step_s + ROW_S * num_rows + PROMPT_TOKEN_S * num_prompt
         if self.slow_s[0] <= self._now < self.slow_s[1]:
             seconds *= 4
+
         self._now += seconds
         self.queue.note_step(seconds, num_prompt, num_rows)
         for entry in list(self._running):
             if not entry.has_begun:
                 self.first_s[entry] = self._now - entry.arrived_s
                 self.queue.note_token(entry, self._now)
+
             self._running[entry] -= 1
             if not self._running[entry]:
                 self.queue.remove(entry, self._now, is_answered=True)
@@ -133,9 +142,12 @@ class Engine:
 
 
 def poisson(rate: float, until_s: float, *, seed: int = 1, **more: object) -> list[Arrival]:
-    draw, at_s, found = random.Random(seed), 0.0, []
+    draw = random.Random(seed)
+    at_s = 0.0
+    found = []
     while (at_s := at_s + draw.expovariate(rate)) < until_s:
         found.append(arrival(at_s, **more))  # type: ignore[arg-type]
+
     return found
 
 
@@ -242,10 +254,12 @@ def test_a_short_step_of_express_requests_counts_as_a_part_of_the_next_step() ->
     queue = LearningQueue(4, 10.0, num_express=1)
     for number in range(5):
         queue.offer(arrival(0.0, f"client {number}").entry, 0.0)
+
     assert [entry.is_express for entry in queue.start(0.0)] == [False] * 4 + [True]
     for _ in range(8):
         queue.note_step(0.01, 0, 1)
         queue.note_step(0.09, 0, 5)
+
     assert queue.speed.step_s == pytest.approx(0.1)
 
 
@@ -253,6 +267,7 @@ def test_the_time_that_a_body_took_to_come_is_no_wait_in_the_queue() -> None:
     queue = LearningQueue(1, 10.0)
     for at_s in (0.0, -11.0):
         queue.offer(arrival(at_s, f"from {at_s:g}").entry, 0.0)
+
     assert len(list(queue.start(0.0))) == 1
     assert queue.expired(9.9) == []
     assert [str(error) for _, error in queue.expired(10.1)] == [
@@ -266,6 +281,7 @@ def test_what_a_request_has_waited_for_another_engine_counts() -> None:
     list(queue.start(0.0))
     with pytest.raises(Overloaded, match=r"it has waited 2\.1 s"):
         queue.offer(arrival(0.0, received_s=-2.1).entry, 0.0)
+
     queue.offer(arrival(0.0, received_s=-1.5).entry, 0.0)
     assert queue.expired(0.4) == []
     assert [str(error) for _, error in queue.expired(0.6)] == [
@@ -279,13 +295,16 @@ def test_what_it_is_expected_to_wait_is_added_to_what_it_has_waited() -> None:
     list(queue.start(0.0))
     for _ in range(5):
         queue.note_step(0.1, 0, 1)
+
     with pytest.raises(Overloaded, match=r"it would wait 2\.5 s, of at most 2"):
         queue.offer(arrival(0.0, received_s=-1.0).entry, 0.5)
+
     queue.offer(arrival(0.0, received_s=0.0).entry, 0.5)
 
 
 def test_who_has_waited_too_long_elsewhere_is_answered_where_a_place_is_free() -> None:
-    queue, late = LearningQueue(1, 2.0), arrival(0.0, received_s=-5.0).entry
+    queue = LearningQueue(1, 2.0)
+    late = arrival(0.0, received_s=-5.0).entry
     queue.offer(late, 0.0)
     assert list(queue.start(0.0)) == [late]
 
@@ -294,9 +313,12 @@ def test_an_express_request_that_ends_makes_no_place_in_the_batch() -> None:
     queue = LearningQueue(1, 10.0, num_express=1)
     for number, num_tokens in enumerate((80, 1)):
         queue.offer(arrival(0.0, f"client {number}", num_tokens=num_tokens).entry, 0.0)
+
     assert [entry.is_express for entry in queue.start(0.0)] == [False, True]
+
     for _ in range(8):
         queue.note_step(0.1, 0, 2)
+
     last = arrival(0.0, "client 2", num_sequences=2, deadline_s=5.0)
     with pytest.raises(Overloaded, match="would take"):
         queue.offer(last.entry, 0.8)
@@ -318,6 +340,7 @@ def test_clients_who_always_have_more_get_equal_parts_of_the_engine() -> None:
     tokens: Counter[str] = Counter()
     for end, entry, _ in engine.ends:
         tokens[entry.client] += entry.max_tokens * (end == "whole")
+
     assert min(tokens.values()) >= 0.8 * sum(tokens.values()) / 2
 
 
@@ -325,14 +348,17 @@ def test_a_client_pays_for_the_tokens_of_its_images_when_they_are_known() -> Non
     queue = LearningQueue(1, 1e9)
     for num_tokens in (0, 100) * 8:
         queue.speed.note(0.1 + 0.001 * num_tokens, num_tokens, 1, 1)
+
     for client in ("with images", "without") * 2:
         queue.offer(arrival(0.0, client, is_further=True).entry, 0.0)
+
     order = []
     while queue.num_waiting:
         [entry] = queue.start(0.0)
         order.append(entry.client)
         queue.note_prompt(entry, PROMPT + 1000 * (entry.client == "with images"))
         queue.remove(entry, 0.0, is_answered=True)
+
     assert order == ["with images", "without", "without", "with images"]
 
 
@@ -351,6 +377,7 @@ def test_whatever_priorities_clients_name_the_queue_counts_three_classes() -> No
     queue = LearningQueue(1, 10.0)
     for number, priority in enumerate((0.5, 0.5, 0.7, 1.0, 0.1, 0.49)):
         queue.offer(arrival(0.0, f"client {number % 2}", priority=priority).entry, 0.0)
+
     assert queue.num_by_class() == (Counter(high=2, default=2, low=2), Counter())
     [first] = queue.start(0.0)
     assert queue.num_by_class() == (Counter(high=1, default=2, low=2), Counter(high=1))
@@ -365,6 +392,7 @@ def test_what_cannot_meet_its_deadline_is_refused_at_once_and_says_when_to_come_
     own_s = TOKENS * (STEP_S + (PLACES + 1) * ROW_S) + PROMPT * PROMPT_TOKEN_S
     with pytest.raises(Overloaded, match=r"it would take \d+\.\d s, and has 2\.1") as caught:
         engine.queue.offer(arrival(0.8, "client 1", deadline_s=0.8 + own_s).entry, 0.8)
+
     assert 1 <= (caught.value.retry_after_s or 0) <= 1.2 * MAX_RETRY_AFTER_S
     engine.queue.offer(arrival(0.8, "client 1", deadline_s=60.0).entry, 0.8)
     engine.queue.offer(arrival(0.8, "an idle client", deadline_s=0.9 + own_s).entry, 0.8)
@@ -391,6 +419,7 @@ def test_patience_is_the_time_after_which_clients_leave() -> None:
     assert patience.seconds(0.0) == float("inf")
     for i in range(20):
         patience.note(5.0, has_left=True, now=0.2 * i)
+
     assert 4.2 < patience.seconds(4.0) <= 5.0
 
 
@@ -398,6 +427,7 @@ def test_a_crowd_that_leaves_at_one_moment_is_not_the_patience_of_all() -> None:
     patience = ClientPatience()
     for i in range(200):
         patience.note(0.01 * i, has_left=True, now=5.0 + 0.0002 * i)
+
     assert patience.seconds(6.0) == float("inf")
 
 
@@ -405,6 +435,7 @@ def test_a_few_who_leave_early_among_many_who_stay_are_not_the_patience_of_all()
     patience = ClientPatience()
     for i in range(400):
         patience.note(0.3 if i % 20 == 0 else 8.0, has_left=i % 20 == 0, now=0.01 * i)
+
     assert patience.seconds(4.0) == float("inf")
 
 
@@ -412,15 +443,18 @@ def test_impatience_is_forgotten() -> None:
     patience = ClientPatience()
     for i in range(20):
         patience.note(5.0, has_left=True, now=0.2 * i)
+
     assert patience.seconds(60.0) <= 5.0
     assert patience.seconds(3600.0) == float("inf")
 
 
 def test_the_speed_of_prompts_and_answers_is_found_from_steps_that_have_both() -> None:
-    speed, draw = Speed(), random.Random(0)
+    speed = Speed()
+    draw = random.Random(0)
     for _ in range(200):
         num_prompt = draw.randrange(0, 200)
         speed.note(STEP_S + PROMPT_TOKEN_S * num_prompt, num_prompt, PLACES, PLACES)
+
     assert speed.prompt_token_s == pytest.approx(PROMPT_TOKEN_S, rel=0.01)
     assert speed.step_s == pytest.approx(STEP_S, rel=0.01)
     assert speed.output_token_s == pytest.approx(STEP_S / PLACES, rel=0.01)
@@ -431,15 +465,19 @@ def test_a_queue_that_learns_nothing_lets_all_in_and_serves_clients_by_their_tok
     entries = [arrival(0.0, client).entry for client in "aaab"]
     for entry in entries:
         queue.offer(entry, 0.0)
+
     order = []
     for _ in entries:
         [started] = queue.start(1.0)
         order.append(started.client)
         queue.remove(started, 1.0, is_answered=True)
+
     assert order == ["a", "b", "a", "a"]
+
     queue.offer(arrival(1.0).entry, 1.0)
     queue.offer(arrival(1.0).entry, 1.0)
     assert len(list(queue.start(1.0))) == 1
+
     [(_, error)] = queue.expired(11.5)
     assert isinstance(error, Overloaded) and error.retry_after_s == 1
 
@@ -452,8 +490,10 @@ def test_the_place_of_each_who_waits_is_that_in_which_all_start() -> None:
         for place in range(1, len(entries) + 1):
             [started] = queue.start(1.0)
             assert places[started] == place
+
             for _ in range(started.max_tokens):  # the answer is as long as it may be
                 queue.note_step(0.01, 0, 1)
+
             queue.remove(started, 1.0)
 
 
@@ -471,18 +511,18 @@ def queue_with(
     """A queue with a dozen requests of three clients, who came while another one ran and has just
     ended.
     """
-    queue, running = RequestQueue(1), arrival(0.0, "z").entry
+    queue = RequestQueue(1)
+    running = arrival(0.0, "z").entry
     queue.offer(running, 0.0)
     assert list(queue.start(0.0)) == [running]
     entries = []
     for _ in range(12):
-        client, num_tokens, priority = (
-            dice.choice("abc"),
-            dice.randint(1, 50),
-            dice.choice(priorities),
-        )
+        client = dice.choice("abc")
+        num_tokens = dice.randint(1, 50)
+        priority = dice.choice(priorities)
         entries.append(arrival(0.0, client, num_tokens=num_tokens, priority=priority).entry)
         queue.offer(entries[-1], 0.0)
+
     queue.remove(running, 1.0)
     return queue, entries
 
@@ -496,6 +536,8 @@ def test_a_wait_is_expected_once_the_speed_is_known() -> None:
     engine = Engine()
     engine.run(poisson(3 * CAPACITY, 20.0), 20.0)
     engine.queue.offer(entry, 20.0)
-    expected_s, prompt_s = engine.queue.expected_wait_s(entry), engine.queue.prompt_s(1000)
+    expected_s = engine.queue.expected_wait_s(entry)
+    prompt_s = engine.queue.prompt_s(1000)
+
     assert expected_s is not None and 0.0 <= expected_s < 10.0
     assert prompt_s == pytest.approx(1000 * PROMPT_TOKEN_S, rel=0.5)

@@ -38,13 +38,17 @@ from tests.system.container import START_TIMEOUT_S, wait_within
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 60.0
-HANG, FAULT = 250, 251  # token ids that break the echo engine
+# token ids that break the echo engine
+HANG = 250
+FAULT = 251
 PROMPT = (1, 2, 3)
 
 
 class Worker:
     def __init__(self, runtime: Runtime, errors: Path, slot: int = 0) -> None:
-        self.runtime, self.slot, self.errors = runtime, slot, errors
+        self.runtime = runtime
+        self.slot = slot
+        self.errors = errors
         self.front_ends: list[FrontEnd] = []
         self.record: EngineRecord = runtime.attach().engines[slot]
         paths = f"{ROOT}:{ROOT / 'tests/system/engines'}"
@@ -101,6 +105,7 @@ class FrontEnd:
             data = self.socket.recv(65536)
             assert data, "the engine closed the connection"
             self.pending += [decode_to_front_end(payload) for payload in self.reader.feed(data)]
+
         return self.pending.pop(0)
 
     def outputs(self, until_final: int) -> list[Responses]:
@@ -113,6 +118,7 @@ class FrontEnd:
             message = self.next()
             assert isinstance(message, Responses), message
             outputs.append(message)
+
         return outputs
 
     def is_closed(self) -> bool:
@@ -121,6 +127,7 @@ class FrontEnd:
                 pass
         except ConnectionError:
             pass
+
         return True
 
     def close(self) -> None:
@@ -234,20 +241,24 @@ def test_sigterm_while_loading_ends_the_worker_at_once(start: Start) -> None:
 
 
 def test_ready_comes_first_and_every_step_is_one_frame_for_each_front_end(worker: Worker) -> None:
-    first, second = worker.connect(), worker.connect()
+    first = worker.connect()
+    second = worker.connect()
     for front_end in (first, second):
         ready = front_end.next()
         assert isinstance(ready, Ready) and ready.info.name == "echo"
+
     first.send(*(Submit(i, request(10)) for i in range(20)))
     second.send(Submit(0, request(10)))
     outputs = first.outputs(until_final=20)
+
     assert all(tokens(outputs, i) == [1, 2, 3, 1, 2, 3, 1, 2, 3, 1] for i in range(20))
     assert len(outputs) <= 30  # of 200 tokens
     assert tokens(second.outputs(until_final=1), 0) == [1, 2, 3, 1, 2, 3, 1, 2, 3, 1]
 
 
 def test_the_record_counts_what_happens_and_returns_to_nothing(worker: Worker) -> None:
-    front_end, record = worker.connect(), worker.record
+    front_end = worker.connect()
+    record = worker.record
     front_end.next()
     front_end.send(Submit(0, request(200)), Submit(1, request(200)))
     wait_until(lambda: record.num_running == 2)
@@ -280,7 +291,8 @@ def test_cancel_ends_a_request_with_a_final_cancelled(worker: Worker) -> None:
 
 
 def test_a_closed_connection_cancels_what_it_asked_for_and_nothing_else(worker: Worker) -> None:
-    gone, stays = worker.connect(), worker.connect()
+    gone = worker.connect()
+    stays = worker.connect()
     gone.next(), stays.next()
     gone.send(*(Submit(i, request(4000)) for i in range(5)))
     stays.send(Submit(0, request(400)))
@@ -298,7 +310,9 @@ def test_a_request_that_the_engine_cannot_do_is_refused_with_label_and_words(
     front_end.send(
         Submit(3, request(5, bad_words=((1,),))), Submit(4, request(5, prompt=(1 << 30,)))
     )
-    unsupported, invalid = front_end.next(), front_end.next()
+    unsupported = front_end.next()
+    invalid = front_end.next()
+
     assert isinstance(unsupported, Refused) and unsupported.request_id == 3
     assert (unsupported.error.label, unsupported.error.field) == ("unsupported", "bad_words")
     assert isinstance(invalid, Refused) and invalid.request_id == 4
@@ -322,6 +336,7 @@ def test_an_executor_that_gives_up_ends_the_worker_after_its_last_words(worker: 
     for i in range(3):  # three failed steps in a row
         front_end.send(Submit(i, request(5, prompt=(FAULT,))))
         assert final(front_end.outputs(until_final=1)).error is not None
+
     assert worker.process.wait(TIMEOUT_S) == 1
     assert "stopped by itself" in worker.record.reason
 
@@ -344,7 +359,8 @@ BAD_FRAMES = {
 
 @pytest.mark.parametrize("name", BAD_FRAMES)
 def test_a_malformed_frame_closes_its_connection_and_no_other(worker: Worker, name: str) -> None:
-    bad, good = worker.connect(), worker.connect()
+    bad = worker.connect()
+    good = worker.connect()
     bad.next(), good.next()
     good.send(Submit(0, request(30)))
     bad.send(Submit(0, request(4000)))
@@ -373,6 +389,7 @@ def test_a_front_end_that_does_not_read_is_dropped_before_memory_is(start: Start
     wait_until(lambda: worker.record.num_running > 0)
     wait_until(lambda: worker.record.num_running == 0)
     assert front_end.is_closed()
+
     resident_bytes = int(Path(f"/proc/{worker.process.pid}/statm").read_text().split()[1]) * 4096
     assert resident_bytes < 600 << 20
 
@@ -389,12 +406,14 @@ def test_sigterm_finishes_what_runs_and_refuses_what_comes(worker: Worker) -> No
     front_end.next()
     front_end.send(Submit(0, request(150)))
     assert isinstance(front_end.next(), Responses)
+
     worker.process.terminate()
     wait_until(lambda: worker.record.phase == Phase.DRAINING)
     front_end.send(Submit(1, request(5)))
     messages = [front_end.next()]
     while not isinstance(messages[-1], Responses) or not messages[-1].responses[-1].is_final:
         messages.append(front_end.next())
+
     assert [message.error.label for message in messages if isinstance(message, Refused)] == [
         "engine_lost"
     ]
@@ -410,6 +429,7 @@ def test_a_new_worker_takes_over_the_socket_of_a_killed_one(worker: Worker, tmp_
         front_end = successor.connect()
         front_end.next()
         front_end.send(Submit(0, request(5)))
+
         assert len(tokens(front_end.outputs(until_final=1), 0)) == 5
     finally:
         successor.kill()

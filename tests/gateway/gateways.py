@@ -109,6 +109,7 @@ def gateway(*flags: str, environ: Mapping[str, str] | None = None) -> Iterator[G
             process = subprocess.Popen(
                 command, env=variables, stdout=subprocess.PIPE, stderr=errors
             )
+
         assert process.stdout is not None
         with process, process.stdout:
             try:
@@ -124,6 +125,7 @@ def gateway(*flags: str, environ: Mapping[str, str] | None = None) -> Iterator[G
                 process.send_signal(signal.SIGTERM)
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(60)
+
                 process.kill()
 
 
@@ -174,6 +176,7 @@ class Talk(BaseHTTPRequestHandler):
         self.connection.settimeout(TIMEOUT_S)
         with suppress(ConnectionError):
             assert self.connection.recv(1) == b""
+
         self.server.left.set()
 
     def log_message(self, *arguments: object) -> None:
@@ -191,7 +194,8 @@ class ScriptedContainer(ThreadingHTTPServer):
 
     def __init__(self, script: Script, ping: Script, port: int = 0) -> None:
         super().__init__(("127.0.0.1", port), Talk)
-        self.script, self.ping = script, ping
+        self.script = script
+        self.ping = ping
         self.seen: list[Seen] = []
         self.left = threading.Event()
 
@@ -216,6 +220,7 @@ def chunked(*chunks: bytes, end: bytes = b"0\r\n\r\n", pause_s: float = 0.0) -> 
         for chunk in chunks:
             talk.send(b"%x\r\n%s\r\n" % (len(chunk), chunk))
             time.sleep(pause_s)
+
         talk.send(end)
 
     return answer
@@ -227,6 +232,7 @@ def then_silent(script: Script) -> Script:
     def answer(talk: Talk) -> None:
         with suppress(ConnectionError):  # it left before the script's end
             script(talk)
+
         talk.wait_until_left()
 
     return answer

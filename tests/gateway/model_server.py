@@ -38,7 +38,8 @@ class ModelServer:
         self._lock = threading.Lock()
 
     def __call__(self, talk: Talk) -> None:
-        method, path = talk.seen.method, urlsplit(talk.seen.path).path
+        method = talk.seen.method
+        path = urlsplit(talk.seen.path).path
         name = path.removeprefix("/models").strip("/")
         if method == "POST" and name.endswith("/invoke"):
             status, answer = self._invoke(name.removesuffix("/invoke"), talk)
@@ -48,8 +49,10 @@ class ModelServer:
             status, answer = self._unload(name)
         else:
             status, answer = self._describe(name)
+
         if method != "GET":
             self.calls.append((method, path, status))
+
         whole(json.dumps(answer).encode(), status, "Content-Type: application/json")(talk)
 
     def num_calls(self, method: str, path: str = "/models") -> int:
@@ -60,18 +63,23 @@ class ModelServer:
         with self._lock:
             if model_name in self.loaded:
                 return HTTPStatus.CONFLICT, {"error": "loaded", "code": 409}
+
             if len(self.loaded) >= self.num_places:
                 return HTTPStatus.INSUFFICIENT_STORAGE, {"error": "no room", "code": 507}
+
             say = Path(url) / "say.txt"
             if not say.is_file():
                 return HTTPStatus.BAD_REQUEST, {"error": f"{url} is no model", "code": 400}
-            self.loaded[model_name], self._folders[model_name] = say.read_text(), url
+
+            self.loaded[model_name] = say.read_text()
+            self._folders[model_name] = url
             return HTTPStatus.OK, {"status": f'Model "{model_name}" registered.'}
 
     def _unload(self, name: str) -> tuple[int, object]:
         with self._lock:
             if self.loaded.pop(name, None) is None:
                 return HTTPStatus.NOT_FOUND, {"error": f"no model {name}", "code": 404}
+
             return HTTPStatus.OK, {"status": f'Model "{name}" unregistered'}
 
     def _describe(self, name: str) -> tuple[int, object]:
@@ -79,8 +87,10 @@ class ModelServer:
             described = [
                 self._described(each) for each in sorted(self.loaded) if name in ("", each)
             ]
+
         if not name:
             return HTTPStatus.OK, {"models": described}
+
         return (
             (HTTPStatus.OK, described[0])
             if described
@@ -95,5 +105,6 @@ class ModelServer:
         self.may_answer.wait(60)
         if say is None:
             return HTTPStatus.NOT_FOUND, {"error": f"no model {name}", "code": 404}
+
         target = talk.seen.header("X-Amzn-SageMaker-Target-Model")
         return HTTPStatus.OK, {"say": say, "target": target, "body": talk.seen.body.decode()}

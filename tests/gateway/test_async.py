@@ -54,7 +54,10 @@ class Place:
     def __init__(
         self, container: ScriptedContainer, aws: Gateway, inputs: Path, outputs: Path
     ) -> None:
-        self.container, self.aws, self.inputs, self.outputs = container, aws, inputs, outputs
+        self.container = container
+        self.aws = aws
+        self.inputs = inputs
+        self.outputs = outputs
 
     def invoke(self, body: bytes | None = None, **parameters: Any) -> dict[str, Any]:
         given = parameters if body is None else {"Body": body, **parameters}
@@ -72,6 +75,7 @@ class Place:
         assert not (output.exists() and failure.exists())
         if output.exists():
             return output.read_bytes()
+
         found: dict[str, Any] = json.loads(failure.read_bytes())
         return found
 
@@ -83,7 +87,8 @@ def path_of(location: str) -> Path:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    inputs, outputs = tmp_path_factory.mktemp("inputs"), tmp_path_factory.mktemp("outputs")
+    inputs = tmp_path_factory.mktemp("inputs")
+    outputs = tmp_path_factory.mktemp("outputs")
     with scripted(answer_as_asked) as container:
         flags = ("--async-output", str(outputs), "--async-input", str(inputs))
         with gateway("--endpoint", container.url, *flags) as aws:
@@ -94,6 +99,7 @@ def refusal(place: Place, *arguments: bytes, **parameters: Any) -> tuple[str, in
     """Return the class, status and message of the error that a call ends with."""
     with pytest.raises(ClientError) as caught:
         place.invoke(*arguments, **parameters)
+
     answer = caught.value.response
     return (
         answer["Error"]["Code"],
@@ -108,17 +114,22 @@ def test_an_inline_body_is_accepted_with_the_places_of_its_files_and_becomes_an_
     accepted = place.invoke(
         b"{}", ContentType="application/json", Accept="text/plain", CustomAttributes="trace=1"
     )
+
     assert accepted["ResponseMetadata"]["HTTPStatusCode"] == 202
     assert re.fullmatch(UUID, accepted["InferenceId"])
+
     root = place.outputs.as_uri()
     assert (found := re.fullmatch(f"{root}/({UUID}).out", accepted["OutputLocation"]))
     assert accepted["FailureLocation"] == f"{root}/{found[1]}-error.out"
     assert place.outcome(accepted) == b'{"generated_text": "hello"}'
     assert not list(place.outputs.glob(".*"))  # of its file while it was written
+
     seen = place.container.seen[-1]
     assert (seen.method, seen.path, seen.body) == ("POST", "/invocations", b"{}")
+
     names = {"content-type": "application/json", "accept": "text/plain"}
     given = {name.lower(): value for name, value in seen.headers}
+
     assert given.pop("host") and given.pop("content-length") == "2"
     assert given.pop("x-lmi-endpoint-name") == "any"
     assert given == {**names, "x-amzn-sagemaker-custom-attributes": "trace=1"}
@@ -285,7 +296,9 @@ def test_a_gateway_that_is_stopped_fails_what_runs_and_what_waits(tmp_path: Path
         wait_until(lambda: len(container.seen) == 2, "two of them run")
         aws.process.send_signal(signal.SIGTERM)
         aws.process.wait(60)
+
         assert len(container.seen) == 2
+
     failures = [json.loads(path_of(each["FailureLocation"]).read_bytes()) for each in accepted]
     assert {failure["OriginalMessage"] for failure in failures} == {STOPPED}
     assert not any(path_of(each["OutputLocation"]).exists() for each in accepted)
@@ -296,6 +309,7 @@ def test_a_container_that_is_not_ready_is_not_given_invocations(tmp_path: Path) 
         with gateway("--endpoint", container.url, "--async-output", str(tmp_path)) as aws:
             with pytest.raises(ClientError, match="loading") as caught:
                 aws.runtime.invoke_endpoint_async(EndpointName="any", Body=b"{}")
+
     assert caught.value.response["ResponseMetadata"]["HTTPStatusCode"] == 503
 
 
@@ -328,6 +342,7 @@ def test_an_invocation_that_waits_for_longer_than_its_ttl_is_a_failure(tmp_path:
 
     with scripted(ANSWER) as container:
         asyncio.run(scenario())
+
     assert json.loads((tmp_path / "late-error").read_bytes())["OriginalMessage"] == EXPIRED
     assert (tmp_path / "next").read_bytes() == b'{"generated_text": "hello"}'
 
@@ -339,13 +354,17 @@ def test_a_thousand_invocations_may_wait_and_each_has_its_file_when_the_gateway_
         queue = Queue(container.url, tmp_path)
         for number in range(1000):
             queue.add(f"{number}")
+
         with pytest.raises(AwsError, match="1000 async invocations wait") as caught:
             queue.add("too many")
+
         assert (caught.value.kind, caught.value.status) == ("ThrottlingException", 429)
+
         await queue.invocations.close()
 
     with scripted(then_silent(lambda talk: None)) as container:
         asyncio.run(scenario())
+
     assert {path.name for path in tmp_path.iterdir()} == {
         f"{number}-error" for number in range(1000)
     }
@@ -382,8 +401,10 @@ def test_inputs_and_files_may_be_objects_of_s3(s3: S3Server, tmp_path: Path) -> 
                 InputLocation="s3://bucket/in/request %41.json", S3OutputPathExtension="a"
             )
             wait_until(lambda: len(keys()) == 1, "the output is there")
+
             assert container.seen[-1].body == b"from s3"
             assert [f"s3://bucket/{key}" for key in keys()] == [accepted["OutputLocation"]]
+
             found = s3.client.get_object(Bucket="bucket", Key=keys()[0])
             assert (
                 found["Body"].read() == b'{"generated_text": "hello"}'
@@ -395,12 +416,14 @@ def test_inputs_and_files_may_be_objects_of_s3(s3: S3Server, tmp_path: Path) -> 
                 accepted = place.invoke(InputLocation=f"s3://bucket/in/{name}")
                 key = accepted["FailureLocation"].removeprefix("s3://bucket/")
                 wait_until(lambda key=key: key in keys(), "the failure is there")
+
                 assert (
                     reason
                     in json.loads(s3.client.get_object(Bucket="bucket", Key=key)["Body"].read())[
                         "OriginalMessage"
                     ]
                 )
+
             assert len(keys()) == 3
 
 
@@ -432,7 +455,9 @@ def test_an_output_that_s3_took_is_not_followed_by_a_failure(s3: S3Server, moto_
             wait_until(
                 lambda: forgetful.num_requests("HEAD"), "the gateway looks whether it is there"
             )
+
         listed = s3.client.list_objects_v2(Bucket="bucket", Prefix="forgotten/")["Contents"]
+
     assert [each["Key"] for each in listed] == [key]
 
 
@@ -448,9 +473,12 @@ def test_a_gateway_that_is_stopped_does_not_wait_for_an_input_that_hangs(
                 EndpointName="any", InputLocation="s3://bucket/in/slow"
             )
             assert held.reached.wait(60)
+
             aws.process.send_signal(signal.SIGTERM)
             assert aws.process.wait(60) == 0
+
             held.released.set()
+
     assert (
         json.loads(path_of(accepted["FailureLocation"]).read_bytes())["OriginalMessage"] == STOPPED
     )
@@ -464,6 +492,7 @@ def test_every_invocation_has_one_file_whenever_the_gateway_stops(
         queue = Queue(container.url, tmp_path)
         for number in range(40):
             queue.add(f"{number}")
+
         await asyncio.sleep(stop_after_s)
         await queue.invocations.close()
         with pytest.raises(AwsError, match="stops"):
@@ -471,5 +500,6 @@ def test_every_invocation_has_one_file_whenever_the_gateway_stops(
 
     with scripted(ANSWER) as container:
         asyncio.run(scenario())
+
     names = sorted(path.name for path in tmp_path.iterdir())
     assert sorted(name.removesuffix("-error") for name in names) == sorted(map(str, range(40)))

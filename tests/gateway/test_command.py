@@ -72,6 +72,7 @@ def test_sources_of_models_and_places_of_async_invocations_are_read(tmp_path: Pa
         "--s3-endpoint",
         "http://a",
     ]
+
     assert given(*places, *more) == GatewaySettings(
         models={"": str(folder), "multi": "s3://bucket/models"},
         models_dir=Path.cwd() / "here",
@@ -136,6 +137,7 @@ def test_a_place_in_s3_without_boto3_is_exit_code_2() -> None:
         text=True,
         timeout=60,
     )
+
     assert done.returncode == 2 and "pip install boto3" in done.stderr
 
 
@@ -151,6 +153,7 @@ def test_a_wrong_flag_is_one_line_and_exit_code_2() -> None:
 def test_a_port_that_is_taken_is_exit_code_3() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         done = lmi("gateway", "--port", str(taken.getsockname()[1]))
+
     assert done.returncode == 3
     assert "cannot listen on 127.0.0.1 port" in done.stderr
 
@@ -185,8 +188,11 @@ def test_it_ends_when_the_supervisor_that_started_it_is_gone() -> None:
     environ = {**ENVIRON, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(["sh", "-c", gateway], env=environ, stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
+
         port = json.loads(parent.stdout.readline())["port"]
         parent.kill()
+
         assert parent.stdout.read() == b""  # the gateway has ended too
+
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port))

@@ -33,6 +33,7 @@ async def chunks(container: Container) -> list[bytes]:
         received = []
         while chunk := await answer.receive():
             received.append(chunk)
+
         return received
 
 
@@ -51,6 +52,7 @@ def test_a_call_is_one_request_with_its_own_host_and_length() -> None:
     with scripted(whole(b"hello")) as container:
         assert run(read, container) == b"hello"
         assert asyncio.run(read(Container(container.url + "/a/b/"))) == b"hello"
+
     first, second = container.seen
     assert (first.method, first.path, first.body) == ("POST", "/invocations", b"body")
     assert first.headers == [
@@ -109,6 +111,7 @@ def test_a_cancelled_receive_loses_nothing() -> None:
                         received += await answer.receive()
                 except TimeoutError:
                     pass
+
         return received
 
     with scripted(chunked(*(b"%d" % i for i in range(10)), pause_s=0.01)) as container:
@@ -121,8 +124,10 @@ def test_what_came_before_a_cut_can_be_received_and_then_the_fault() -> None:
             await asyncio.sleep(0.1)  # the cut comes before the first receive
             received = [await answer.receive(), await answer.receive(), await answer.receive()]
             assert isinstance(answer.fault, ResponseCut)
+
             with pytest.raises(ResponseCut, match="did not complete its answer"):
                 await answer.read()
+
         return received
 
     with scripted(chunked(b"one", end=b"9\r\ntw")) as container:
@@ -152,6 +157,7 @@ def test_time_counts_to_the_end_of_the_answer() -> None:
         started_s = time.monotonic()
         with pytest.raises(OutOfTime, match=r"within 0.2 s"):
             asyncio.run(read(Container(container.url), timeout_s=0.2))
+
         assert time.monotonic() - started_s < 5
         assert container.left.wait(60)
 

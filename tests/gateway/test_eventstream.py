@@ -27,12 +27,14 @@ class Chunks:
     """A body that is there already, or comes with pauses."""
 
     def __init__(self, chunks: Sequence[bytes], pauses_s: Sequence[float] = ()) -> None:
-        self._chunks, self._pauses_s = list(chunks), list(pauses_s)
+        self._chunks = list(chunks)
+        self._pauses_s = list(pauses_s)
 
     async def receive(self) -> bytes:
         if self._pauses_s:
             await asyncio.sleep(self._pauses_s[0])
             self._pauses_s.pop(0)
+
         return self._chunks.pop(0) if self._chunks else b""
 
 
@@ -52,11 +54,13 @@ def test_botocore_reads_every_payload_however_the_bytes_are_cut(
     payloads: list[bytes], data: st.DataObject
 ) -> None:
     wire = b"".join(map(eventstream.part, payloads))
-    buffer, events = EventStreamBuffer(), []
+    buffer = EventStreamBuffer()
+    events = []
     ends = sorted(data.draw(st.lists(st.integers(0, len(wire)), max_size=8)))
     for begin, end in zip([0, *ends], [*ends, len(wire)], strict=True):
         buffer.add_data(wire[begin:end])
         events += [event.to_response_dict() for event in buffer]
+
     assert [event["body"] for event in events] == payloads
     assert all(event["status_code"] == 200 for event in events)
     assert all(event["headers"][":event-type"] == "PayloadPart" for event in events)
@@ -93,7 +97,8 @@ def test_split_cuts_at_every_so_many_bytes_and_keeps_all(
     )
 )
 def test_coalesce_keeps_all_bytes_whatever_the_times(timed: list[tuple[bytes, float]]) -> None:
-    chunks, pauses_s = [chunk for chunk, _ in timed], [pause_s for _, pause_s in timed]
+    chunks = [chunk for chunk, _ in timed]
+    pauses_s = [pause_s for _, pause_s in timed]
     parts = cut(Coalesced(0.002), chunks, pauses_s)
     assert b"".join(parts) == b"".join(chunks)
     assert all(parts)

@@ -9,11 +9,9 @@ from botocore.model import OperationModel, Shape
 from lmi.gateway.exchange import ENDPOINT_NAME, MEMBERS, AwsMember
 
 MODEL = botocore.session.Session().get_service_model("sagemaker-runtime")
-TEXT, NAME, TIMEOUT = (
-    next(m for m in MEMBERS["InvokeEndpoint"] if m.name == "InferenceId"),
-    ENDPOINT_NAME,
-    MEMBERS["InvokeEndpointAsync"][-1],
-)
+TEXT = next(m for m in MEMBERS["InvokeEndpoint"] if m.name == "InferenceId")
+NAME = ENDPOINT_NAME
+TIMEOUT = MEMBERS["InvokeEndpointAsync"][-1]
 
 
 def as_member(name: str, shape: Shape) -> AwsMember:

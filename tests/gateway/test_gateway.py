@@ -105,6 +105,7 @@ def fails(code: str, status: int) -> Iterator[dict[str, Any]]:
     found: dict[str, Any] = {}
     with pytest.raises(ClientError) as caught:
         yield found
+
     found |= caught.value.response
     assert found["Error"]["Code"] == code
     assert found["ResponseMetadata"]["HTTPStatusCode"] == status
@@ -163,6 +164,7 @@ def test_a_container_gets_the_headers_that_are_for_it_and_a_client_those_of_the_
     )
     body = got.pop("Body").read()
     [seen] = container.seen
+
     assert (seen.method, seen.path, seen.body) == ("POST", "/invocations", b"body")
     assert dict(seen.headers) == {
         "Host": container.url.removeprefix("http://"),
@@ -175,6 +177,7 @@ def test_a_container_gets_the_headers_that_are_for_it_and_a_client_those_of_the_
         "X-Lmi-Endpoint-Name": "any",
     }
     assert body == ANSWER
+
     headers = got.pop("ResponseMetadata")["HTTPHeaders"]
     assert got == {
         "ContentType": "application/json",
@@ -217,6 +220,7 @@ def test_a_stream_takes_its_accept_from_the_header_of_the_api_and_gives_its_cont
         b"{}", Accept="text/event-stream", ContentType="application/json", SessionId="abc"
     )
     assert [event["PayloadPart"]["Bytes"] for event in got["Body"]] == [ANSWER]
+
     seen = container.seen[0]
     assert (
         seen.header("Accept") == "text/event-stream"
@@ -255,6 +259,7 @@ def test_a_component_is_an_adapter_under_its_own_name() -> None:
     with before(whole(ANSWER), *flags) as (aws, container):
         for endpoint, component in (("any", "sql"), ("only", "sql"), ("any", "base")):
             aws.invoke(endpoint=endpoint, InferenceComponentName=component)["Body"].read()
+
         request(
             aws,
             "POST",
@@ -263,7 +268,9 @@ def test_a_component_is_an_adapter_under_its_own_name() -> None:
         )
         with fails("ValidationError", 400) as error:
             aws.invoke(InferenceComponentName="other")
+
         assert error["Error"]["Message"] == "Inference Component other of endpoint any not found."
+
     names = ("X-Amzn-SageMaker-Adapter-Identifier", "X-Amzn-SageMaker-Adapter-Alias")
     assert [tuple(map(seen.header, names)) for seen in container.seen] == [
         ("adapter-1", "sql"),
@@ -282,11 +289,15 @@ def test_two_endpoints_have_their_own_containers() -> None:
         aws = stack.enter_context(
             gateway("--endpoint", f"left={left.url}", "--endpoint", f"right={right.url}")
         )
+
         assert aws.invoke(endpoint="left")["Body"].read() == b"left"
         assert aws.invoke(endpoint="right")["Body"].read() == b"right"
+
         with fails("ValidationError", 400) as error:
             aws.invoke(endpoint="middle")
+
         assert error["Error"]["Message"] == "Endpoint middle of account 000000000000 not found."
+
         listed = aws.control.list_endpoints(SortBy="Name", SortOrder="Ascending")["Endpoints"]
         assert [endpoint["EndpointName"] for endpoint in listed] == ["left", "right"]
 
@@ -306,10 +317,12 @@ def test_an_error_of_the_container_is_a_model_error_with_its_status_and_body(
     for call in (aws.invoke, aws.stream):
         with fails("ModelError", 424) as error:
             call(b"{}")
+
         said = (
             f'Received {side} error ({status}) from primary with message "{body}". See the '
             f"container's log."
         )
+
         assert error["Error"]["Message"] == error["Message"] == said
         assert (error["OriginalStatusCode"], error["OriginalMessage"]) == (status, body)
         assert error["LogStreamArn"] == (
@@ -322,6 +335,7 @@ def test_a_long_error_is_cut_to_2048_characters(plain: Both) -> None:
     container.script = whole("é".encode() * 900_000, 500)
     with fails("ModelError", 424) as error:
         aws.invoke()
+
     assert len(error["OriginalMessage"]) == len(error["Message"]) == 2048
     assert error["Message"].endswith("…\". See the container's log.")
 
@@ -333,7 +347,9 @@ def test_a_plain_call_that_takes_too_long_is_a_model_error_of_status_0(script: S
     with before(then_silent(script), "--timeout", "2") as (aws, container):
         with fails("ModelError", 424) as error:
             aws.invoke()
+
         assert container.left.wait(60)
+
     assert error["OriginalStatusCode"] == 0
     assert error["OriginalMessage"] == (
         "Your invocation timed out while waiting for a response from container primary."
@@ -344,7 +360,9 @@ def test_a_stream_without_a_first_byte_in_time_is_a_model_error_of_status_0() ->
     with before(then_silent(chunked(end=b"")), "--stream-timeout", "2") as (aws, container):
         with fails("ModelError", 424) as error:
             aws.stream()
+
         assert container.left.wait(60)
+
     assert (error["OriginalStatusCode"], error["OriginalMessage"][:26]) == (
         0,
         "Your invocation timed out ",
@@ -360,6 +378,7 @@ def test_a_stream_over_its_time_ends_with_an_exception_after_what_came() -> None
             EventStreamError, match="did not complete sending the inference response"
         ):
             aws.parts()
+
     assert b"".join(part["body"] for part in parts) == b"something"
     assert last["headers"][":exception-type"] == "ModelStreamError"
     assert json.loads(last["body"]) == {
@@ -389,6 +408,7 @@ def test_a_plain_answer_that_the_container_cuts_is_a_model_error_and_never_half_
     container.script = chunked(b"some", end=b"")
     with fails("ModelError", 424) as error:
         aws.invoke()
+
     assert (
         error["OriginalStatusCode"] == 0
         and "did not complete its answer" in error["OriginalMessage"]
@@ -425,6 +445,7 @@ def test_a_connection_lost_before_the_head_is_service_unavailable(
     for call in (aws.invoke, aws.stream):
         with fails("ServiceUnavailable", 503) as error:
             call(b"{}")
+
         assert "did not complete its answer" in error["Error"]["Message"]
 
 
@@ -462,8 +483,10 @@ def test_an_answer_without_an_end_takes_no_memory_and_ends(script: Script) -> No
         before = resident_bytes(aws.process.pid)
         with pytest.raises(ClientError) as error:
             aws.invoke()
+
         assert error.value.response["Error"]["Code"] in ("ModelError", "ServiceUnavailable")
         assert resident_bytes(aws.process.pid) - before < 64 << 20
+
         container.script = whole(b"hello")
         assert aws.invoke()["Body"].read() == b"hello"
 
@@ -474,6 +497,7 @@ def test_a_redirection_of_the_container_is_followed_nowhere(plain: Both) -> None
     container.script = whole(b"", 302, f"Location: {container.url}/elsewhere")
     with fails("ModelError", 424):
         aws.invoke()
+
     assert [seen.path for seen in container.seen[num_seen:]] == ["/invocations"]
 
 
@@ -491,6 +515,7 @@ def test_nobody_at_the_containers_port_is_service_unavailable() -> None:
         fails("ServiceUnavailable", 503) as error,
     ):
         aws.invoke()
+
     assert f"no connection to http://127.0.0.1:{port}" in error["Error"]["Message"]
 
 
@@ -499,13 +524,16 @@ def test_a_container_is_called_when_its_ping_was_once_200_and_not_before() -> No
     with before(whole(ANSWER), ping=loading) as (aws, container):
         with fails("ServiceUnavailable", 503) as error:
             aws.invoke()
+
         assert (
             'its /ping says 503: {"status": "loading", "stage": "weights"}'
             in error["Error"]["Message"]
         )
         assert container.seen == []
+
         container.ping = whole(b"")
         assert aws.invoke()["Body"].read() == ANSWER
+
         container.ping = loading
         assert aws.invoke()["Body"].read() == ANSWER
 
@@ -538,6 +566,7 @@ def test_a_value_against_its_rule_is_refused_by_name_and_reaches_no_container(
     num_before = len(container.seen)
     with fails("ValidationError", 400) as error:
         aws.invoke(**parameters)
+
     assert named in error["Error"]["Message"]
     assert len(container.seen) == num_before
 
@@ -545,6 +574,7 @@ def test_a_value_against_its_rule_is_refused_by_name_and_reaches_no_container(
 def test_a_stream_cannot_open_a_session(plain: Both) -> None:
     with fails("ValidationError", 400) as error:
         plain[0].stream(SessionId="NEW_SESSION")
+
     assert "Value 'NEW_SESSION' at 'sessionId'" in error["Error"]["Message"]
 
 
@@ -554,7 +584,9 @@ def test_a_body_over_the_limit_is_413() -> None:
         for call in (aws.invoke, aws.stream):
             with fails("ValidationError", 413) as error:
                 call(b"x" * 1001)
+
             assert "1000 bytes" in error["Error"]["Message"]
+
     assert len(container.seen) == 1
 
 
@@ -613,6 +645,7 @@ def test_what_is_refused_below_http_has_the_form_of_the_api_too(
         response = HTTPResponse(connection)
         response.begin()
         body = json.loads(response.read())
+
     assert (response.status, response.getheader("x-amzn-ErrorType")) == (status, "ValidationError")
     assert response.getheader("x-amzn-RequestId") and list(body) == ["Message"]
 
@@ -637,6 +670,7 @@ def test_a_page_of_another_origin_reaches_no_container(
 def test_a_client_of_aws_reads_the_reason_of_a_head_that_is_too_large(plain: Both) -> None:
     with fails("ValidationError", 431) as found:
         plain[0].invoke(CustomAttributes="a" * 70_000)
+
     assert found["Error"]["Message"] == "a request head has at most 65536 bytes"
 
 
@@ -693,6 +727,7 @@ def test_each_frame_is_one_write_and_so_one_chunk_of_the_response(plain: Both) -
         )
         connection.sendall(b"Content-Length: 2\r\nConnection: close\r\n\r\n{}")
         received = b"".join(iter(lambda: connection.recv(65536), b""))
+
     frame = b"6b\r\n" + part(b"hi") + b"\r\n"
     assert received.partition(b"\r\n\r\n")[2] == 2 * frame + b"0\r\n\r\n"
 
@@ -706,6 +741,7 @@ def test_each_part_comes_when_its_chunk_does(plain: Both) -> None:
         for number in range(3):
             talk.send(b"1\r\n%d\r\n" % number)
             assert is_read.acquire(timeout=TIMEOUT_S), "the part did not come before the next chunk"
+
         talk.send(b"0\r\n\r\n")
 
     container.script = answer
@@ -713,6 +749,7 @@ def test_each_part_comes_when_its_chunk_does(plain: Both) -> None:
     for event in aws.stream()["Body"]:
         parts.append(event["PayloadPart"]["Bytes"])
         is_read.release()
+
     assert parts == [b"0", b"1", b"2"]
 
 
@@ -741,6 +778,7 @@ def test_an_answer_that_nobody_reads_stays_in_the_container(plain: Both) -> None
 
     wait_until(stands_still, "the container waits for the client")
     stream.close()
+
     assert num_sent < 1024  # of 4096 chunks of 64 KiB
 
 
@@ -760,7 +798,9 @@ def test_random_streams_have_the_records_of_the_containers_own_as_parts(fast: Se
         runtime = aws.runtime  # made once
         own = list(pool.map(lambda body: fast.post(body).body, bodies))
         through = list(pool.map(aws.parts, bodies))
+
         assert runtime is aws.runtime
+
     assert through == [body.splitlines(True) for body in own]
 
 
@@ -770,6 +810,7 @@ def test_a_whole_answer_is_the_containers_own(fast: Server) -> None:
         assert aws.invoke(json.dumps(body).encode())["Body"].read() == fast.post(body).body
         with fails("ModelError", 424) as error:
             aws.invoke(b'{"inputs": 5}')
+
         assert error["OriginalMessage"] == fast.post({"inputs": 5}).body.decode()
 
 
@@ -809,7 +850,9 @@ def test_a_client_that_leaves_its_stream_stops_generation(slow: Server, mode: st
                 read += event["PayloadPart"]["Bytes"]
                 if read.count(b"\n") >= 3:
                     break
+
             stream.close()
+
         assert not aws.says("failed in the gateway")
 
 
@@ -823,8 +866,10 @@ def test_a_client_that_leaves_a_whole_answer_closes_the_containers_connection(
     connection.request("POST", f"/endpoints/any/{path}", b"{}")
     wait_until(lambda: container.seen, "the container got the request")
     assert not container.left.is_set()
+
     connection.close()
     assert container.left.wait(60)
+
     wait_until(
         lambda: any(line.get("status") == 499 for line in aws.log_lines()),
         "the log says that it left",
@@ -851,14 +896,18 @@ def test_openais_path_gives_status_and_bytes_and_drops_the_bearer(plain: Both) -
     response, body = chat(
         aws, Authorization="Bearer sagemaker-api-key-x", Content_Type="application/json"
     )
+
     assert (response.status, body) == (200, b"".join(events))
     assert response.getheader("Content-Type") == "application/jsonlines"
+
     container.script = whole(
         b'{"error": {"message": "no"}}', 404, "Content-Type: application/json", "X-Other: 1"
     )
     response, body = chat(aws)
+
     assert (response.status, body) == (404, b'{"error": {"message": "no"}}')
     assert response.getheader("X-Other") is None and response.getheader("Content-Length") == "28"
+
     seen = container.seen[0]
     assert seen.path == "/v1/chat/completions" and seen.body == b'{"messages": []}'
     assert {name for name, _ in seen.headers} == {
@@ -878,6 +927,7 @@ def test_openais_path_checks_the_names_in_it(plain: Both) -> None:
         response, body = request(plain[0], "POST", f"/endpoints/{path}/v1/chat/completions", b"{}")
         assert (response.status, response.getheader("x-amzn-ErrorType")) == (400, "ValidationError")
         assert "failed to satisfy constraint" in json.loads(body)["Message"]
+
     assert plain[1].seen == []
 
 
@@ -886,12 +936,14 @@ def test_openais_stream_that_the_container_cuts_is_cut(plain: Both) -> None:
     container.script = chunked(b"data: {}\n\n", end=b"")
     with pytest.raises(IncompleteRead):
         chat(aws)
+
     assert aws.says("was cut")
 
 
 def test_openais_path_answers_with_the_errors_of_the_real_server(fast: Server) -> None:
     with gateway("--endpoint", f"http://127.0.0.1:{fast.port}") as aws:
         response, body = chat(aws)
+
     own = fast.post({"messages": []}, "/v1/chat/completions")
     assert (response.status, body) == (own.status, own.body)
     assert response.getheader("Content-Type") == own.headers["content-type"]
@@ -904,6 +956,7 @@ def test_an_endpoint_is_described_as_aws_does(plain: Both) -> None:
     aws, _ = plain
     described = aws.control.describe_endpoint(EndpointName="mine")
     metadata = described.pop("ResponseMetadata")
+
     assert metadata["HTTPHeaders"]["content-type"] == "application/x-amz-json-1.1"
     assert described.pop("CreationTime") == described.pop("LastModifiedTime")
     assert described == {
@@ -926,12 +979,15 @@ def test_an_endpoint_is_described_as_aws_does(plain: Both) -> None:
 def test_the_status_follows_the_ping_and_the_waiter_waits_for_it() -> None:
     with before(whole(b""), ping=whole(b"loading", 503)) as (aws, container):
         assert aws.control.describe_endpoint(EndpointName="a")["EndpointStatus"] == "Creating"
+
         container.ping = whole(b"the weights are broken", 500)
         failed = aws.control.describe_endpoint(EndpointName="a")
+
         assert (failed["EndpointStatus"], failed["FailureReason"]) == (
             "Failed",
             "the weights are broken",
         )
+
         num_pings = 0
 
         def third_time_ready(talk: Any) -> None:
@@ -943,6 +999,7 @@ def test_the_status_follows_the_ping_and_the_waiter_waits_for_it() -> None:
         config = {"Delay": 1, "MaxAttempts": 10}
         aws.control.get_waiter("endpoint_in_service").wait(EndpointName="a", WaiterConfig=config)
         assert num_pings == 3
+
         container.ping = whole(b"", 503)
         assert aws.control.describe_endpoint(EndpointName="a")["EndpointStatus"] == "InService"
 
@@ -953,6 +1010,7 @@ def test_an_unknown_endpoint_cannot_be_described(plain: Both) -> None:
         fails("ValidationException", 400) as error,
     ):
         aws.control.describe_endpoint(EndpointName="two")
+
     assert error["Error"]["Message"] == "Could not find endpoint 'two'."
 
 
@@ -975,14 +1033,17 @@ def test_endpoints_are_listed_by_pages_order_and_filters(plain: Both) -> None:
         assert names(SortBy="Name", NameContains="-1") == ["c-1", "b-1"]
         assert names(StatusEquals="Creating") == ["dead"]
         assert names(CreationTimeBefore=1) == []
+
         with fails("ValidationException", 400) as error:
             aws.control.list_endpoints(SortBy="Size")
+
         assert "SortBy" in error["Error"]["Message"]
 
 
 def test_other_operations_of_the_control_plane_are_unknown(plain: Both) -> None:
     with fails("UnknownOperationException", 400) as error:
         plain[0].control.delete_endpoint(EndpointName="mine")
+
     assert "SageMaker.DeleteEndpoint" in error["Error"]["Message"]
 
 
@@ -1010,6 +1071,7 @@ def test_its_log_is_the_log_of_the_product(plain: Both) -> None:
 
     wait_until(lambda: bool(lines()), "the log has the request")
     [line] = lines()
+
     assert line["message"] == "POST /endpoints/any/invocations"
     assert line["role"] == "gateway" and line["status"] == 200 and line["duration_ms"] > 0
     assert re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", line["request_id"])
@@ -1018,5 +1080,6 @@ def test_its_log_is_the_log_of_the_product(plain: Both) -> None:
 def test_another_host_without_signatures_is_a_warning() -> None:
     with gateway("--host", "0.0.0.0") as aws:
         assert aws.says("0.0.0.0 is no loopback address")
+
     with gateway() as aws:
         assert aws.log_lines() == []

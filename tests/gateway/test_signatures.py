@@ -62,6 +62,7 @@ def code(aws: Gateway, service: str = "sagemaker-runtime", **credentials: str) -
         return str(error.response["Error"]["Code"])
     finally:
         client.close()
+
     return ""
 
 
@@ -93,6 +94,7 @@ def post(
     with connection.getresponse() as response:
         response.read()
         kind = response.getheader("x-amzn-ErrorType")
+
     connection.close()
     return response.status, kind
 
@@ -130,6 +132,7 @@ def test_a_request_without_a_signature_is_refused(aws: Gateway) -> None:
     assert post(aws, {}) == MISSING
     assert post(aws, {"Authorization": "Bearer x"}) == MISSING
     assert post(aws, {}, path="/endpoints/any/openai/v1/chat/completions") == MISSING
+
     client = boto3.client(
         "sagemaker-runtime",
         endpoint_url=aws.url,
@@ -138,6 +141,7 @@ def test_a_request_without_a_signature_is_refused(aws: Gateway) -> None:
     )
     with pytest.raises(ClientError, match="Missing Authentication Token"):
         client.invoke_endpoint(EndpointName="any", Body=b"{}")
+
     client.close()
 
 
@@ -240,5 +244,6 @@ def test_without_botocore_the_gateway_names_the_extra_and_needs_it_for_signature
     with pytest.raises(AssertionError, match="pip install boto3"):
         with gateway("--check-signatures", environ=environ):
             pass
+
     with gateway(environ=environ) as aws:
         assert aws.port

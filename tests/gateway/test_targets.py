@@ -33,8 +33,11 @@ class Store:
     def __init__(
         self, folder: Path, server: ModelServer, aws: Gateway, flags: Sequence[str]
     ) -> None:
-        self.source, self.models_dir = folder / "source", folder / "models"
-        self.server, self.aws, self.flags = server, aws, flags
+        self.source = folder / "source"
+        self.models_dir = folder / "models"
+        self.server = server
+        self.aws = aws
+        self.flags = flags
 
     def invoke(self, target: str, **parameters: str) -> dict[str, Any]:
         answer = self.aws.invoke(b"hello", TargetModel=target, **parameters)
@@ -44,6 +47,7 @@ class Store:
     def refusal(self, target: str) -> dict[str, Any]:
         with pytest.raises(ClientError) as caught:
             self.invoke(target)
+
         found: dict[str, Any] = caught.value.response
         return found
 
@@ -63,6 +67,7 @@ def store(folder: Path, num_places: int = 2, *flags: str) -> Iterator[Store]:
     source = folder / "source"
     for name in "abc":
         write_model(source / "deep" / name, f"I am {name}")
+
     write_archive(source / "d.tar.gz", "I am d")
     server = ModelServer(num_places)
     with scripted(server) as container:
@@ -85,6 +90,7 @@ def test_a_folder_or_an_archive_is_loaded_when_it_is_first_named(tmp_path: Path)
             found = mme.invoke("deep/a")
             assert found == {"say": "I am a", "target": "deep/a", "body": "hello"}
             assert mme.invoke("d.tar.gz")["say"] == "I am d"
+
         assert mme.server.loaded == {mme.name("deep/a"): "I am a", mme.name("d.tar.gz"): "I am d"}
         assert mme.server.num_calls("POST") == 2
         assert (mme.models_dir / mme.name("d.tar.gz") / "model" / "say.txt").read_text() == "I am d"
@@ -100,6 +106,7 @@ def test_the_least_recently_used_model_is_unloaded_for_another(tmp_path: Path) -
     with store(tmp_path) as mme:
         for target in ("deep/a", "deep/b", "deep/a", "deep/c"):
             assert mme.invoke(target)["say"] == f"I am {target[-1]}"
+
         assert set(mme.server.loaded) == {mme.name("deep/a"), mme.name("deep/c")}
         assert mme.invoke("deep/b")["say"] == "I am b"
         assert set(mme.server.loaded) == {mme.name("deep/b"), mme.name("deep/c")}
@@ -139,6 +146,7 @@ def test_models_that_take_each_others_room_are_served_or_find_no_room(tmp_path: 
 
     with store(tmp_path) as mme, ThreadPoolExecutor(4) as pool:
         found = Counter(pool.map(ask, ["deep/a", "deep/b", "deep/c"] * 10))
+
     assert set(found) <= {200, 507} and found[200] > 10
 
 
@@ -175,6 +183,7 @@ def test_a_target_is_a_folder_or_an_archive_below_the_source(tmp_path: Path) -> 
                 400,
             )
             assert target in refused["Error"]["Message"]
+
         assert not mme.server.calls
 
 
@@ -191,13 +200,15 @@ def test_a_model_that_cannot_be_laid_out_or_loaded_is_a_model_error_with_its_cau
                 "ModelError",
                 status,
             )
+
         assert sorted(path.name for path in tmp_path.iterdir()) == ["models", "source"]
         assert mme.invoke("deep/a")["say"] == "I am a"
 
 
 def test_a_link_in_a_folder_that_leads_out_of_the_source_is_refused(tmp_path: Path) -> None:
     with store(tmp_path) as mme:
-        shared, model = mme.source / "shared", mme.source / "deep" / "a"
+        shared = mme.source / "shared"
+        model = mme.source / "deep" / "a"
         (shared / "more").mkdir(parents=True)
         (shared / "notes").write_text("x")
         (model / "notes").symlink_to(shared / "notes")
@@ -205,10 +216,13 @@ def test_a_link_in_a_folder_that_leads_out_of_the_source_is_refused(tmp_path: Pa
         (model / "shared").symlink_to(shared)
         (shared / "more" / "passwd").symlink_to("/etc/passwd")
         refused = mme.refusal("deep/a")
+
         assert (refused["Error"]["Code"], refused["OriginalStatusCode"]) == ("ModelError", 0)
         assert "the link shared/more/passwd leads out of the source" in refused["OriginalMessage"]
+
         (shared / "more" / "passwd").unlink()
         (model / "round").unlink()
+
         assert mme.invoke("deep/a")["say"] == "I am a"
 
 
@@ -248,6 +262,7 @@ def test_a_later_gateway_unloads_what_an_earlier_one_loaded(tmp_path: Path) -> N
         with gateway(*mme.flags) as later:
             answer = later.invoke(b"hello", TargetModel="deep/c")
             assert json.loads(answer["Body"].read())["say"] == "I am c"
+
         assert len(mme.server.loaded) == 2
 
 
@@ -260,6 +275,7 @@ def test_an_endpoint_without_models_and_a_container_without_routes_for_them_say_
     with scripted(off) as container, gateway("--endpoint", container.url, *flags) as aws:
         with pytest.raises(ClientError, match="Endpoint any is not a multi-model endpoint"):
             aws.invoke(TargetModel="a")
+
         with pytest.raises(ClientError, match="SAGEMAKER_MULTI_MODEL"):
             aws.invoke(endpoint="multi", TargetModel="a")
 
@@ -279,8 +295,10 @@ def test_models_may_be_prefixes_and_archives_in_s3(tmp_path: Path) -> None:
     write_model(tmp_path / "whole", "I am in an archive")
     for name in ("config.json", "model.safetensors"):
         (tmp_path / "whole" / name).write_text("{}")
+
     with tarfile.open(tmp_path / "b.tar.gz", "w:gz") as archive:
         archive.add(tmp_path / "whole", "whole")
+
     objects = {
         f"models/a/{file.name}": file.read_bytes() for file in (tmp_path / "whole").iterdir()
     }
@@ -308,6 +326,7 @@ def test_models_may_be_prefixes_and_archives_in_s3(tmp_path: Path) -> None:
             mme = Store(tmp_path, server, aws, flags)
             assert mme.invoke("a")["say"] == "I am a"
             assert mme.invoke("b.tar.gz")["say"] == "I am in an archive"
+
             refused = mme.refusal("nobody")
             assert (
                 refused["OriginalStatusCode"] == 0

@@ -86,6 +86,7 @@ def test_vllms_arguments_are_read_from_its_source(
 ) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)  # as if it were not installed
     assert lmi_vllm.option_names() is None
+
     monkeypatch.delitem(sys.modules, "vllm")
     engine = tmp_path / "vllm" / "engine"
     engine.mkdir(parents=True)
@@ -99,6 +100,7 @@ def test_vllms_arguments_are_read_from_its_source(
         "class Other:\n    unrelated: int = 1\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
+
     assert lmi_vllm.option_names() == {
         "seed",
         "enable_lora",
@@ -177,8 +179,10 @@ def test_vllm_s_sockets_go_with_the_server_where_their_paths_are_short_enough() 
 
 
 def test_ranks_on_a_cpu_are_bound_to_cores_that_this_process_may_use() -> None:
-    config, cores = vllm_config(tensor_parallel_degree=2), sorted(os.sched_getaffinity(0))
-    first, last = cores[0], cores[-1]
+    config = vllm_config(tensor_parallel_degree=2)
+    cores = sorted(os.sched_getaffinity(0))
+    first = cores[0]
+    last = cores[-1]
     os.sched_setaffinity(0, {first, last})
     try:
         assert (
@@ -186,9 +190,11 @@ def test_ranks_on_a_cpu_are_bound_to_cores_that_this_process_may_use() -> None:
         )
     finally:
         os.sched_setaffinity(0, cores)
+
     assert "VLLM_CPU_OMP_THREADS_BIND" not in environ_of_engine(
         config, {"VLLM_CPU_OMP_THREADS_BIND": "0-1|2-3"}, slot=0
     )
+
     on_gpus = vllm_config(tensor_parallel_degree=2, device_ids=("0", "1"))
     assert "VLLM_CPU_OMP_THREADS_BIND" not in environ_of_engine(on_gpus, {}, slot=0)
 

@@ -15,7 +15,8 @@ from tokenizers import Tokenizer
 DEMO = Path(__file__).parents[2] / "handlers" / "lmi_dist" / "demo"
 WEIGHTS = DEMO / "model.safetensors"
 TOKENIZER = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
-END_OF_TEXT, END = 0, 3
+END_OF_TEXT = 0
+END = 3
 
 
 def test_the_folder_is_at_most_six_megabytes() -> None:

@@ -43,6 +43,7 @@ def test_every_log_prob_is_the_same() -> None:
     output = OutputConfig(return_log_probs=True, num_top_log_probs=1, num_prompt_log_probs=0)
     with echo() as executor:
         result = finish(executor, executor.enqueue_request(ask(5, 6, output_config=output))).result
+
     assert (
         result is not None
         and result.log_probs == [[LOG_PROB] * 7]
@@ -58,6 +59,7 @@ def test_there_are_as_many_alternatives_as_a_request_asks_for() -> None:
         result = finish(
             executor, executor.enqueue_request(ask(1, 9, max_tokens=2, output_config=output))
         ).get_result()
+
     assert result.top_log_probs is not None and result.prompt_log_probs is not None
     assert [[one.token_id for one in top] for top in result.top_log_probs[0]] == [
         [1, 0, 2],
@@ -79,6 +81,7 @@ def test_the_statistics_of_requests_are_kept_where_they_are_asked_for() -> None:
             [one.stage for one in step.request_stats]
             for step in executor.get_latest_request_stats()
         ]
+
     assert stages == [["GENERATION_IN_PROGRESS"], ["GENERATION_COMPLETE"]]
 
 
@@ -88,7 +91,9 @@ def test_a_step_takes_its_time_whatever_the_number_of_requests() -> None:
         num_final = 0
         while num_final < 50:
             num_final += len(executor.await_responses(timeout_s=TIMEOUT_S))
+
         steps = [one.iter_latency_ms for one in executor.get_latest_iteration_stats()]
+
     assert len(steps) == 3 and all(latency_ms >= 20 for latency_ms in steps)
 
 
@@ -97,6 +102,7 @@ def test_no_more_run_at_once_than_configured() -> None:
         ids = executor.enqueue_requests([ask(1, max_tokens=2) for _ in range(5)])
         for request_id in ids:
             finish(executor, request_id)
+
         assert max(one.num_generation_tokens for one in executor.get_latest_iteration_stats()) == 2
 
 
@@ -111,7 +117,9 @@ def test_facts_come_from_the_model_folder_where_it_has_them(tmp_path: Path) -> N
         lambda stage, share: stages.append((stage, share)),
     ) as executor:
         assert (executor.info.vocab_size, executor.info.max_sequence_length) == (10, 20)
+
     assert stages[-1][1] == 1.0
+
     with load(
         EngineConfig(handler="echo"), str(tmp_path / "none"), lambda stage, share: None
     ) as executor:
@@ -136,6 +144,7 @@ def test_the_fault_token_fails_the_running_requests_and_the_engine_lives_on() ->
                 for one in responses
                 if one.error and one.error.kind is ErrorKind.GENERATION
             }
+
         result = finish(executor, executor.enqueue_request(ask(3))).result
         assert result is not None and result.finish_reasons == [FinishReason.LENGTH]
 
@@ -144,6 +153,7 @@ def test_three_faults_in_a_row_stop_the_engine() -> None:
     with echo(echo_fault_token="666") as executor:
         for _ in range(3):
             assert finish(executor, executor.enqueue_request(ask(666))).has_error()
+
         deadline = time.monotonic() + TIMEOUT_S
         while executor.can_enqueue_requests():
             assert time.monotonic() < deadline

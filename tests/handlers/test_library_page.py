@@ -33,7 +33,9 @@ def test_the_programs_print_what_the_page_shows(monkeypatch: pytest.MonkeyPatch)
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
             exec(compile(program, PAGE, "exec"), names)
+
         assert printed.getvalue() == shown
+
     assert len(programs) == 4
 
 

@@ -24,6 +24,7 @@ def test_a_body_of_the_whole_budget_passes_beside_small_ones(record: FrontEndRec
     memory = BodyMemory(record, MAX_BYTES)
     for _ in range(2):
         memory.change(0, SMALL_BODY_BYTES)
+
     memory.check_room(0, MAX_BYTES)
     memory.change(0, SMALL_BODY_BYTES)
     with pytest.raises(Overloaded, match=f"{MAX_BYTES} bytes .*max_body_memory"):
@@ -35,9 +36,11 @@ def test_small_bodies_pass_beside_large_ones_and_are_bounded_too(record: FrontEn
     memory.change(0, MAX_BYTES)
     with pytest.raises(Overloaded):
         memory.check_room(0, SMALL_BODY_BYTES + 1)
+
     for _ in range(2):
         memory.check_room(0, SMALL_BODY_BYTES)
         memory.change(0, SMALL_BODY_BYTES)
+
     with pytest.raises(Overloaded):
         memory.check_room(0, 1)
 
@@ -50,6 +53,7 @@ def test_a_body_counts_once_however_it_grows_and_not_when_it_has_gone(
         memory.check_room(num_before, num_after)
         memory.change(num_before, num_after)
         assert record.num_body_bytes == num_after
+
     memory.change(MAX_BYTES, 0)
     assert record.num_body_bytes == 0
     memory.check_room(0, MAX_BYTES)

@@ -43,6 +43,7 @@ def test_a_buffered_stream_is_one_message_with_its_length() -> None:
         await exchange.start(200, "text/plain", [("x-mine", "1")])
         await exchange.write(b"ab")
         assert exchange.status == 200 and not exchange.has_begun
+
         await exchange.end(exchange.line_end())
 
     head, body = answer(BufferedExchange, route)
@@ -82,6 +83,7 @@ def test_headers_without_room_are_left_out_from_the_last_one(
         "content-length",
     ]
     assert sum(len(name) + len(value) + 4 for name, value in head["headers"]) < MAX_HEADER_BYTES
+
     [warning] = [record.getMessage() for record in caplog.records]
     assert "without room for: 'x-7', 'x-8'" in warning and len(warning) < 300
 

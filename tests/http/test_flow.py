@@ -9,7 +9,8 @@ from contextlib import asynccontextmanager, suppress
 
 from lmi.http.flow import FairFlow
 
-NUM, PIECE_BYTES = 5, 1024
+NUM = 5
+PIECE_BYTES = 1024
 
 
 class Turns:
@@ -31,11 +32,13 @@ class Reader(asyncio.BufferedProtocol):
     flow: FairFlow
 
     def __init__(self, number: int, turns: Turns) -> None:
-        self.number, self.turns = number, turns
+        self.number = number
+        self.turns = turns
         self.buffer = bytearray(PIECE_BYTES)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self.transport, self.flow = transport, FairFlow(transport, asyncio.get_running_loop())
+        self.transport = transport
+        self.flow = FairFlow(transport, asyncio.get_running_loop())
         self.flow.pause_reading()
 
     def get_buffer(self, sizehint: int) -> bytearray:
@@ -50,13 +53,16 @@ class Reader(asyncio.BufferedProtocol):
 @asynccontextmanager
 async def readers() -> AsyncIterator[tuple[Turns, list[Reader]]]:
     """Connections with more pieces in the kernel than the tests read."""
-    turns, made, others = Turns(), [], []
+    turns = Turns()
+    made = []
+    others = []
     for number in range(NUM):
         ours, theirs = socket.socketpair()
         theirs.setblocking(False)
         with suppress(BlockingIOError):
             while True:
                 theirs.send(bytes(PIECE_BYTES))
+
         loop = asyncio.get_running_loop()
         made.append(
             (await loop.create_connection(lambda number=number: Reader(number, turns), sock=ours))[
@@ -64,6 +70,7 @@ async def readers() -> AsyncIterator[tuple[Turns, list[Reader]]]:
             ]
         )  # type: ignore[misc]
         others.append(theirs)
+
     try:
         yield turns, made
     finally:
@@ -78,6 +85,7 @@ async def read(turns: Turns, num: int) -> list[int]:
     async with asyncio.timeout(60):
         while len(turns.reads) < num:
             await asyncio.sleep(0)
+
     return [connection for _, connection in turns.reads[:num]]
 
 
@@ -86,6 +94,7 @@ def test_one_connection_reads_on_in_a_turn_and_all_in_their_order() -> None:
         async with readers() as (turns, made):
             for reader in made:
                 reader.flow.resume_reading()
+
             assert await read(turns, 4 * NUM) == 4 * list(range(NUM))
             numbers = [number for number, _ in turns.reads]
             assert len(set(numbers)) == len(numbers), "two read in one turn"
@@ -98,9 +107,11 @@ def test_a_connection_that_pauses_again_or_closes_loses_its_turn() -> None:
         async with readers() as (turns, made):
             for reader in made:
                 reader.flow.resume_reading()
+
             made[1].flow.pause_reading()
             made[2].transport.abort()
             assert await read(turns, 6) == 2 * [0, 3, 4]
+
             made[1].flow.resume_reading()
             assert 1 in await read(turns, 4)
 

@@ -18,9 +18,11 @@ import pytest
 
 from tests.scripted import Host, host
 
-N, BODY = 18, b'{"inputs":"say a"}'
+N = 18
+BODY = b'{"inputs":"say a"}'
 CHUNK = b"12\r\n" + BODY + b"\r\n"
-LENGTH, CHUNKED = f"Content-Length: {N}", "Transfer-Encoding: chunked"
+LENGTH = f"Content-Length: {N}"
+CHUNKED = "Transfer-Encoding: chunked"
 # 404 shows that the connection was kept
 LAST = b"GET /none HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 SILENCE_S = 0.2
@@ -29,8 +31,13 @@ WAIT: tuple[int, ...] = ()  # the request is not complete, so there is no answer
 
 # What counts as right. The connection may be closed instead of 400; what is asked for once is
 # answered once.
-REJECT, CODING, VERSION = "400", "400 501", "400 505"
-SERVE, EITHER, INCOMPLETE, NO_SWITCH = "2xx", "400 2xx", "400 wait", "400 2xx 426"
+REJECT = "400"
+CODING = "400 501"
+VERSION = "400 505"
+SERVE = "2xx"
+EITHER = "400 2xx"
+INCOMPLETE = "400 wait"
+NO_SWITCH = "400 2xx 426"
 
 
 class Row(NamedTuple):
@@ -413,6 +420,7 @@ def answers(lmi: Host, data: bytes, ours: tuple[int, ...] = (200,)) -> tuple[lis
                 heard += piece
         except (TimeoutError, ConnectionError):
             pass
+
     return [int(status) for status in re.findall(rb"HTTP/1\.1 (\d{3}) ", heard)], heard
 
 

@@ -33,7 +33,8 @@ from tests.machine import measurements
 from tests.scripted import wait_until
 
 TIMEOUT_S = 60.0
-FLOOD, NUM_FLOODS = b"~" * 16384, 100
+FLOOD = b"~" * 16384
+NUM_FLOODS = 100
 SEND_BUFFER_BYTES = 65536
 GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 
@@ -47,7 +48,9 @@ class PatientProtocol(GuardedProtocol):
 class HastyProtocol(GuardedProtocol):
     """For tests of timeouts."""
 
-    header_timeout_s, body_timeout_s, stall_timeout_s = 1.5, 2.0, 2.0
+    header_timeout_s = 1.5
+    body_timeout_s = 2.0
+    stall_timeout_s = 2.0
 
 
 class StrictProtocol(PatientProtocol):
@@ -92,35 +95,45 @@ class App:
             )
             await send({"type": "http.response.body", "body": b"too long"})
             return
+
         num_bytes = 0
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
                 self.disconnected.set()
                 return
+
             num_bytes += len(message["body"])
             if not message["more_body"]:
                 break
+
         self.fields = [name for name, _ in scope["headers"]]
         if scope["path"] == "/slow":
             await self._wait()
+
         if scope["path"] == "/endless":
             await asyncio.Event().wait()
+
         head = [(b"content-type", b"text/plain")]
         await send({"type": "http.response.start", "status": 200, "headers": head})
         if scope["path"] == "/stream":
             await send({"type": "http.response.body", "body": b"first,", "more_body": True})
             await self._wait()
+
         if scope["path"] == "/brim":
             [own] = [each.transport for each in self.connections if each.scope is scope]
             while not own.get_write_buffer_size():
                 await send({"type": "http.response.body", "body": FLOOD, "more_body": True})
                 await asyncio.sleep(0)  # until then the kernel has had no chance to take it
+
             self.flooded.set()
+
         if scope["path"] == "/flood":
             for _ in range(NUM_FLOODS):
                 await send({"type": "http.response.body", "body": FLOOD, "more_body": True})
+
             self.flooded.set()
+
         await send({"type": "http.response.body", "body": f"{scope['path']} {num_bytes}".encode()})
 
     async def _wait(self) -> None:
@@ -152,6 +165,7 @@ class Served:
                     connection.sendall(part)
                 except OSError:
                     break  # the server has closed
+
             return hear(connection, end)
 
 
@@ -164,6 +178,7 @@ def hear(connection: socket.socket, end: bytes | None = None) -> bytes:
             heard += data
     except ConnectionError:
         pass
+
     return heard
 
 
@@ -622,6 +637,7 @@ def test_an_answer_before_the_body_closes_the_connection_without_waiting_for_the
     with served.connect() as connection:
         connection.sendall(post(*(ANNOUNCED | EXPECTED)[name], path="/unread"))
         answer = b"".join(iter(lambda: connection.recv(65536), b""))
+
     head, _, body = answer.partition(b"\r\n\r\n")
     assert statuses(answer) == [413] and body == b"too long", (
         "a 100 was sent, or the answer was not whole"
@@ -637,6 +653,7 @@ def test_a_client_that_first_sends_a_body_nobody_reads_still_has_its_answer(serv
         assert select.select([connection], [], [], TIMEOUT_S)[0], "there is no answer"
         for _ in range(100):
             connection.sendall(FLOOD)
+
         connection.shutdown(socket.SHUT_WR)
         assert hear(connection).endswith(b"too long")
 
@@ -661,6 +678,7 @@ def test_a_head_that_drips_is_refused_at_its_deadline(hasty: Served) -> None:
         started_s = time.monotonic()
         with hasty.connect() as connection, measurement.within(5):
             answer = drip(connection, GET[:-2] + b"X: " + b"a" * 100, pause_s=0.05)
+
         assert_refused(answer, 408)
         assert time.monotonic() - started_s > 0.7 * HastyProtocol.header_timeout_s
 
@@ -685,6 +703,7 @@ def test_a_body_that_drips_is_refused_and_its_application_hears_a_disconnect(has
     with hasty.connect() as connection:
         connection.sendall(post("Content-Length: 100000"))
         assert_refused(drip(connection, b"a" * 1000, pause_s=0.02), 408)
+
     assert hasty.app.disconnected.wait(TIMEOUT_S)
 
 
@@ -731,6 +750,7 @@ def test_a_refusal_waits_for_the_answers_before_it(served: Served) -> None:
         assert statuses(heard) == [200]
         served.app.go_on.set()
         heard += hear(connection)
+
     assert statuses(heard) == [200, 200, 400] and b"/stream 0" in heard and b"/queued 0" in heard
 
 
@@ -742,6 +762,7 @@ def test_bad_bytes_in_a_queued_body_do_not_harm_the_answer_before_it(served: Ser
         heard = until(connection, b"first,")
         served.app.go_on.set()
         heard += hear(connection)
+
     assert statuses(heard) == [200, 400] and "/bad" not in served.app.heard
 
 
@@ -797,12 +818,14 @@ def test_idle_connections_make_room_for_files_that_were_opened_after_them(
     with ExitStack() as opened:
         idle = [opened.enter_context(served.connect()) for _ in range(10)]
         assert statuses(served.talk(GET, end=b"/ 0")) == [200]
+
         files = [opened.enter_context(open(os.devnull)) for _ in range(40)]
         monkeypatch.setattr(
             GuardedProtocol, "last_client_fd", max(file.fileno() for file in files) - 1
         )
         for _ in range(4):
             assert statuses(served.talk(GET, end=b"/ 0")) == [200]
+
         closed = select.select(idle, [], [], TIMEOUT_S)[0]
         assert closed and all(connection.recv(1) == b"" for connection in closed)
 
@@ -814,6 +837,7 @@ def test_connections_that_had_their_last_answer_make_room_where_none_is_idle(
     for connection in refused:
         connection.sendall(b"rubbish\r\n\r\n")
         assert statuses(until(connection, b"}")) == [400]
+
     assert statuses(strict.talk(GET, end=b"/ 0")) == [200]
     for connection in refused:
         connection.close()
@@ -824,9 +848,11 @@ def test_busy_connections_stay_and_newcomers_are_refused(strict: Served) -> None
     for connection in busy:
         connection.sendall(post(path="/stream"))
         until(connection, b"first,")
+
     refused = strict.talk(GET)
     assert_refused(refused, 503)
     assert b"retry-after: 1" in refused and b"x-lmi-refusal: overloaded" in refused
+
     strict.app.go_on.set()
     for connection in busy:
         with connection:
@@ -839,6 +865,7 @@ def test_a_connection_whose_client_has_not_read_its_answer_yet_is_busy(strict: S
         reader.sendall(b"GET /brim HTTP/1.1\r\nHost: a\r\n\r\n")
         assert strict.app.flooded.wait(TIMEOUT_S)
         strict.app.flooded.clear()
+
     assert_refused(strict.talk(GET), 503)
     for reader in readers:
         with reader:
@@ -853,6 +880,7 @@ def test_an_endless_head_costs_no_memory(served: Served) -> None:
         with pytest.raises(OSError):  # cut
             while time.monotonic() < deadline:
                 connection.sendall(b"a" * 65536)
+
     assert resident_bytes() - before < 8 << 20
 
 
@@ -862,9 +890,11 @@ def test_a_crowd_of_slow_heads_is_gone_after_the_deadline(hasty: Served) -> None
     crowd = [hasty.connect() for _ in range(300)]
     for connection in crowd:
         connection.sendall(b"GET / HTTP/1.1\r\n")
+
     for connection in crowd:
         with connection:
             assert_refused(hear(connection), 408)
+
     assert statuses(hasty.talk(GET, end=b"/ 0")) == [200]
 
 
@@ -891,12 +921,15 @@ def test_a_client_that_does_not_read_the_end_of_an_answer_is_cut_off_too(hasty: 
 
 def test_a_client_that_reads_slowly_is_not_cut_off(flooded: socket.socket) -> None:
     """It takes twice the stall timeout to read what the server has buffered."""
-    heard, started = b"", time.monotonic()
+    heard = b""
+    started = time.monotonic()
     while time.monotonic() < started + 2.5 * HastyProtocol.stall_timeout_s:
         heard += flooded.recv(2500)  # 50 KB a second
         time.sleep(0.05)
+
     while data := flooded.recv(65536):
         heard += data
+
     assert heard.endswith(b"/flood 0\r\n0\r\n\r\n") and heard.count(b"~") == len(FLOOD) * NUM_FLOODS
 
 
@@ -910,6 +943,7 @@ def drip(connection: socket.socket, data: bytes, pause_s: float) -> bytes:
                 return heard + hear(connection)
         except TimeoutError:
             pass
+
     return hear(connection)
 
 
@@ -920,6 +954,7 @@ def until(connection: socket.socket, end: bytes) -> bytes:
         data = connection.recv(65536)
         assert data, f"closed after {heard!r}"
         heard += data
+
     return heard
 
 
@@ -939,6 +974,8 @@ def test_a_request_that_goes_on_after_the_end_is_cut_without_a_traceback(
         connection = served.connect()
         connection.sendall(b"GET /endless HTTP/1.1\r\nHost: a\r\n\r\n")
         wait_until(lambda: served.app.heard)
+
     with connection:
         assert hear(connection) == b""
+
     assert not any(record.exc_info for record in caplog.records)

@@ -87,8 +87,10 @@ def test_a_piece_for_a_slow_reader_waits_until_it_reads_on() -> None:
         waiting = asyncio.ensure_future(sent)
         await asyncio.sleep(0)
         assert transport.data == b"" and not waiting.done()
+
         cycle.flow.resume_writing()
         await asyncio.wait_for(waiting, 60)
+
         assert transport.data == b"4\r\nlate\r\n"
 
     asyncio.run(test())
@@ -97,12 +99,14 @@ def test_a_piece_for_a_slow_reader_waits_until_it_reads_on() -> None:
 def test_nothing_is_written_for_a_client_that_has_left_or_asked_for_the_head() -> None:
     async def test() -> None:
         transport = Written()
-        gone, head = begun(transport), begun(transport, "HEAD")
+        gone = begun(transport)
+        head = begun(transport, "HEAD")
         await start(gone, transport)
         gone.disconnected = True
         await gone.send(piece(b"nobody"))
         await start(head, transport)
         await head.send(piece(b"nobody"))
+
         assert transport.data == b""
 
     asyncio.run(test())

@@ -54,6 +54,7 @@ def test_any_two_processes_can_speak_in_frames(tmp_path: Path) -> None:
             await connections.wait_for(lambda: connections.alive)
             connections.alive[0].write(frame(b"hello"))
             assert await connections.alive[0].heard.get() == b"hello"
+
             await connections.close()
 
     run(play)
@@ -84,6 +85,7 @@ def test_a_process_of_another_user_is_turned_away() -> None:
                         os._exit(0 if client.recv(100) == b"" else 1)
                     finally:
                         os._exit(2)
+
                 assert (await asyncio.to_thread(os.waitpid, child, 0))[1] == 0
 
     run(play)

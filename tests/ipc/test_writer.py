@@ -50,6 +50,7 @@ def read(source: socket.socket, num_bytes: int) -> bytes:
     data = b""
     while len(data) < num_bytes:
         data += source.recv(num_bytes - len(data))
+
     return data
 
 
@@ -73,8 +74,10 @@ def test_a_slow_reader_gets_everything_in_order_and_then_the_writes_are_direct_a
 
         await asyncio.to_thread(write)
         assert await asyncio.to_thread(read, theirs, PIECE * len(pieces)) == b"".join(pieces)
+
         while end.writer._is_behind:
             await asyncio.sleep(0)
+
         end.writer.write(b"direct")
         assert read(theirs, 6) == b"direct"
 
@@ -85,6 +88,7 @@ def test_a_reader_that_stops_is_cut_off(caplog: pytest.LogCaptureFixture) -> Non
     async def play(end: End, theirs: socket.socket) -> None:
         for _ in range(20 + MAX_UNSENT_BYTES // PIECE):
             end.writer.write(bytes(PIECE))
+
         await end.lost.wait()
 
     run(play)

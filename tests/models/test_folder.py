@@ -29,6 +29,7 @@ def pending(name: str, folder: str = "1") -> Model:
 def of_a_dead_writer(name: str) -> Model:
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         pass
+
     return Model(name=name, state=State.PENDING, folder="9", writer=process.pid)
 
 
@@ -36,6 +37,7 @@ def test_a_limit_is_exact_however_many_ask(tmp_path: Path) -> None:
     def make(name: str, others: list[Model]) -> Model:
         if len(others) >= 3:
             raise Conflict("full")
+
         return pending(name)
 
     def ask(number: int) -> bool:
@@ -43,29 +45,36 @@ def test_a_limit_is_exact_however_many_ask(tmp_path: Path) -> None:
             models(tmp_path).register(f"m{number}", lambda others: make(f"m{number}", others))
         except Conflict:
             return False
+
         return True
 
     with ThreadPoolExecutor(8) as threads:
         assert sum(threads.map(ask, range(16))) == 3
+
     assert len(models(tmp_path).entries()) == 3
 
 
 def test_a_name_that_is_none_is_not_written(tmp_path: Path) -> None:
     with pytest.raises(InvalidParameter):
         models(tmp_path).register("../x", lambda others: pending("../x"))
+
     assert models(tmp_path).entries() == []
 
 
 def test_an_entry_is_settled_or_withdrawn_only_by_its_own_load(tmp_path: Path) -> None:
-    folder, first, second = models(tmp_path), pending("m", "1"), pending("m", "2")
+    folder = models(tmp_path)
+    first = pending("m", "1")
+    second = pending("m", "2")
     folder.register("m", lambda others: first)
     folder.register("m", lambda others: second)
     assert not folder.settle(first, State.READY) and not folder.holds(first)
+
     folder.withdraw(first)
     assert folder.settle(second, State.FAILED, "it broke", "invalid_request")
     assert [(entry.state, entry.reason) for entry in folder.entries()] == [
         (State.FAILED, "it broke")
     ]
+
     folder.withdraw(second)
     assert folder.entries() == []
 
@@ -75,6 +84,7 @@ def test_failures_of_old_loads_are_forgotten(tmp_path: Path) -> None:
     for number in range(MAX_FAILED + 5):
         entry = folder.register(f"m{number:02}", lambda others: pending(f"m{number:02}"))  # noqa: B023
         folder.settle(entry, State.FAILED, "it broke")
+
     folder.register("last", lambda others: pending("last"))
     names = {entry.name for entry in folder.entries()}
     assert len(names) == MAX_FAILED + 1 and {"last", "m05"} <= names and "m04" not in names
@@ -84,6 +94,7 @@ def test_an_entry_is_taken_once(tmp_path: Path) -> None:
     models(tmp_path).register("m", lambda others: pending("m"))
     with ThreadPoolExecutor(8) as threads:
         taken = list(threads.map(lambda _: models(tmp_path).remove("m"), range(8)))
+
     assert [entry.folder for entry in taken if entry is not None] == ["1"]
 
 
@@ -102,6 +113,7 @@ def test_sweeping_waits_for_nobody(tmp_path: Path) -> None:
     with open(tmp_path / "models" / "lock", "rb") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         assert folder.sweep() == [] and len(folder.version() or ()) == 1
+
     assert len(folder.sweep()) == 1
 
 
@@ -114,6 +126,7 @@ def test_a_model_whose_processes_are_gone_fails_with_the_reason_and_may_be_loade
     with open(tmp_path / "models" / "lock", "rb") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         assert not folder.lose(entry, "gone"), "the supervisor waits for nobody"
+
     assert folder.lose(entry, "gone")
     assert [(found.state, found.reason) for found in folder.entries()] == [(State.FAILED, "gone")]
     assert not folder.lose(pending("m", "2"), "gone"), "another load has the name"

@@ -24,7 +24,8 @@ START_S = 1000.0
 @pytest.fixture
 def life(tmp_path: Path) -> PassingModel:
     """A model that is loaded. It has no processes, so nothing but its requests keeps it."""
-    server, model = ServerConfig(multi_model=True), ModelConfig(path=str(tmp_path), name="m")
+    server = ServerConfig(multi_model=True)
+    model = ModelConfig(path=str(tmp_path), name="m")
     config = Config(server=server, model=model, engine=EngineConfig())
     folder = tmp_path / "runtime"
     folder.mkdir()
@@ -36,7 +37,8 @@ def life(tmp_path: Path) -> PassingModel:
 def used_by(life: PassingModel, pid: int) -> FrontEndRecord:
     """Let the front end `pid` have a request for the model."""
     record = life.block.frontends[0]
-    record.pid, record.num_in_flight = pid, 1
+    record.pid = pid
+    record.num_in_flight = 1
     return record
 
 
@@ -79,8 +81,10 @@ def test_a_failed_model_forgets_the_processes_that_ended_since_others_may_get_th
         now = time.monotonic()
         life.give_up("lost", now)
         assert life.left == {process.pid}
+
         process.wait()  # it was told to end
         engine.pid = None
+
     life.look(now + KILL_S)
     assert life.left == set()
     assert not life.is_over  # its folder says why until the model is loaded again or unloaded
@@ -120,6 +124,7 @@ def test_an_entry_that_cannot_be_read_for_a_while_unloads_nothing(
         look(follower, 100 * after_s + 1)
         with no_descriptor_left():
             look(follower, 100 * after_s + 2)
+
     assert follower.models == [model] and model.is_wanted
     assert model.runtime.path.is_dir() and not any(child.is_retired for child in model.children)
 

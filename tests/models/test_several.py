@@ -36,24 +36,29 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
 def test_the_only_model_is_listed_and_described_as_the_reference_does(server: Host) -> None:
     server.block.engines[0].pid = os.getpid()
     response, body = server.send("GET", "/models")
+
     assert response.status == 200
     assert json.loads(body) == {
         "models": [{"modelName": "scripted", "modelUrl": "scripted", "status": "READY"}]
     }
+
     [workflow] = json.loads(server.send("GET", "/models/scripted")[1])
     assert (workflow["workflowName"], workflow["version"]) == ("scripted", "1")
+
     [model] = workflow["models"]
     assert (model["modelName"], model["modelUrl"], model["status"]) == (
         "scripted",
         "scripted",
         "READY",
     )
+
     [group] = model["workerGroups"]
     assert (group["device"]["deviceType"], group["minWorkers"], group["maxWorkers"]) == (
         "cpu",
         1,
         1,
     )
+
     [worker] = group["workers"]
     assert (worker["id"], worker["status"], worker["startTime"][-1:]) == (1, "READY", "Z")
 
@@ -102,7 +107,9 @@ async def follow_a_model(runtime: ServerRuntime, folder: Path) -> None:
         async with asyncio.timeout(60):
             while models.only is None:
                 await asyncio.sleep(0.01)
+
         assert any(record.pid for record in model.block.frontends)
+
     async with asyncio.timeout(60):
         await models.follow()  # it ends, since the only model stays
 
@@ -130,11 +137,14 @@ async def follow_two_models(runtime: ServerRuntime, folder: Path) -> None:
     quick = models.folder.add_files(config).path.name
     for name, files in (("first", "0"), ("quick", quick)):
         models.folder.replace(Model(name=name, state=State.READY, folder=files))
+
     async with asyncio.timeout(60):
         async with models.running():
             while "quick" not in models.services:
                 await asyncio.sleep(0.01)
+
         await asyncio.to_thread(slow.write_bytes, b"")
+
     assert "first" not in models.services
 
 
@@ -150,15 +160,18 @@ def test_a_model_whose_files_are_gone_is_an_error_and_does_not_load_for_ever(
         )
         (model.path / "config.json").unlink()
         assert runtime.shown_model() is None
+
         runtime.show_model(model)
         with pytest.raises(StartError, match="1/config.json cannot be read: No such file"):
             runtime.shown_model()
+
         block = runtime.attach()
         models = SeveralModels(FrontEnd(runtime, block, block.frontends[0]))
         entry = Model(name="m", state=State.READY, folder="1")
         models.folder.replace(entry)
         with pytest.raises(Unavailable, match="cannot be started, see the log"):
             asyncio.run(models.here(entry))
+
         models.folder.remove("m")
         with pytest.raises(UnknownModel, match="has just been unloaded"):
             asyncio.run(models.here(entry))
@@ -200,7 +213,9 @@ async def load_what_cannot_start(runtime: ServerRuntime, url: str) -> None:
         with pytest.raises(Unavailable, match="cannot be started, see the log"):
             async with asyncio.timeout(60):
                 await ModelRegistry(models).register("a", url)
+
         assert ModelFolder(runtime).entries() == []
+
     supervisor.cancel()
 
 
@@ -209,6 +224,7 @@ async def discard_every_model(runtime: ServerRuntime) -> None:
     while True:
         for entry in ModelFolder(runtime).entries():
             shutil.rmtree(runtime.path / entry.folder, ignore_errors=True)
+
         await asyncio.sleep(0)
 
 
@@ -216,11 +232,13 @@ ITEMS = list(range(250))
 
 
 def test_pages_hold_every_item_once() -> None:
-    items, token = [], "0"
+    items = []
+    token = "0"
     while token:
         shown, more = page(ITEMS, {"limit": "90", "next_page_token": token})
         items += shown
         token = more.get("nextPageToken", "")
+
     assert items == ITEMS
     assert page(ITEMS, {"next_page_token": "999"}) == ([], {})
 

@@ -62,14 +62,17 @@ def aws(replies: dict[str, list[Reply]]) -> Iterator[Aws]:
             self.send_response(reply.status)
             for key, value in reply.headers.items():
                 self.send_header(key, value)
+
             if reply.pieces:
                 self.send_header("Transfer-Encoding", "chunked")
                 self.end_headers()
                 for piece in reply.pieces:
                     self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
+
                 self.wfile.write(b"" if reply.is_cut else b"0\r\n\r\n")
                 self.close_connection = reply.is_cut
                 return
+
             body = reply.body if isinstance(reply.body, bytes) else json.dumps(reply.body).encode()
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()

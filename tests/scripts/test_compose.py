@@ -59,10 +59,12 @@ def test_a_server_serves_the_folder_that_MODEL_names_and_else_the_demo(name: str
     service = SERVICES[name]
     [mount] = service["volumes"]
     assert (mount["type"], mount["target"], mount["read_only"]) == ("bind", "/opt/ml/model", True)
+
     match = re.fullmatch(r"\$\{MODEL:-(\S+)\}", mount["source"])
     assert match and (FILE.parent / match[1] / "config.json").is_file()
     assert service["command"][0] in lmi.commands
     assert service["ports"] == [f"127.0.0.1:{ServerConfig().port}:{ServerConfig().port}"]
+
     delay_s = float(service["environment"]["SERVING_DRAIN_DELAY"])
     assert delay_s > 0, "a load balancer has time to look elsewhere"
     assert (

@@ -34,6 +34,7 @@ def test_the_summary_replaces_the_last_one_and_the_details_are_a_page_that_it_li
     for _ in range(2):
         publish("race", "| new |", ["| all |", "On a track."], plotted="speed", root=tmp_path)
         text = summary.read_text()
+
         assert text.startswith(
             "before\n<!-- race figures "
             "-->\n\n![speed](../scripts/benchmarks/figures/race.png)\n\n| new |"
@@ -42,5 +43,6 @@ def test_the_summary_replaces_the_last_one_and_the_details_are_a_page_that_it_li
             "(../scripts/benchmarks/figures/race.md).\n\n<!-- end of race figures -->\nafter\n"
         )
         assert "old" not in text and text.count("| new |") == 1
+
     page = (tmp_path / FIGURES / "race.md").read_text()
     assert page == "# Every figure of `scripts/bench race`\n\n| all |\n\nOn a track.\n"

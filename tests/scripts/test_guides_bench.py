@@ -11,7 +11,8 @@ from handlers.guides.process import Start
 from handlers.guides.vocabulary import read_config
 from scripts.benchmarks.guides import Found
 
-DEMO, VOCAB_SIZE = "handlers/lmi_dist/demo", 1024
+DEMO = "handlers/lmi_dist/demo"
+VOCAB_SIZE = 1024
 
 
 def test_schemas_that_are_refused_and_values_that_are_wrong_are_counted(tmp_path: Path) -> None:
@@ -19,17 +20,17 @@ def test_schemas_that_are_refused_and_values_that_are_wrong_are_counted(tmp_path
     found = Found()
     schemas = {"followed": {"type": "integer"}, "refused": {"type": "object", "extends": {}}}
     for name, schema in schemas.items():
-        path, tests = (
-            tmp_path / "data" / "Set" / f"{name}.json",
-            tmp_path / "maskbench" / "data" / f"Set---{name}.json",
-        )
+        path = tmp_path / "data" / "Set" / f"{name}.json"
+        tests = tmp_path / "maskbench" / "data" / f"Set---{name}.json"
         for file, content in (
             (path, schema),
             (tests, {"tests": [{"data": 5, "valid": True}, {"data": "a", "valid": False}]}),
         ):
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(json.dumps(content))
+
         found.follow(compiler, path, random.Random(1))
+
     compiler.close()
     assert (
         found.num_schemas,

@@ -22,6 +22,7 @@ FILES = {"config.json": b"{}", "model.safetensors": bytes(range(256)) * 5000}
 def url(tmp_path: Path) -> Iterator[str]:
     for name, data in FILES.items():
         (tmp_path / name).write_bytes(data)
+
     with model_sources(tmp_path) as url:
         yield url
 
@@ -38,6 +39,7 @@ def test_the_hubs_client_fetches_a_snapshot(url: str, tmp_path: Path) -> None:
         [sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr[-2000:]
+
     folder = Path(done.stdout.splitlines()[-1])
     assert folder.name == COMMIT
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == FILES
@@ -52,12 +54,16 @@ def test_boto3_lists_a_prefix_and_reads_an_object_whole_and_in_part(url: str) ->
         aws_secret_access_key="nothing",
     )
     listed = client.list_objects_v2(Bucket=BUCKET, Prefix="demo/")["Contents"]
+
     assert {each["Key"]: each["Size"] for each in listed} == {
         f"demo/{name}": len(data) for name, data in FILES.items()
     }
     assert "Contents" not in client.list_objects_v2(Bucket=BUCKET, Prefix="other/")
+
     whole = client.get_object(Bucket=BUCKET, Key="demo/model.safetensors")
     assert whole["Body"].read() == FILES["model.safetensors"] and whole["ETag"] == listed[1]["ETag"]
+
     part = client.get_object(Bucket=BUCKET, Key="demo/model.safetensors", Range="bytes=10-19")
     assert part["Body"].read() == FILES["model.safetensors"][10:20]
+
     client.close()

@@ -40,7 +40,8 @@ LWS_VARIABLES = {
     "LWS_GROUP_SIZE",
     "LWS_WORKER_INDEX",
 }  # which its controller adds to each pod
-NAME, PART_OF = "app.kubernetes.io/name", "app.kubernetes.io/part-of"
+NAME = "app.kubernetes.io/name"
+PART_OF = "app.kubernetes.io/part-of"
 WORKER_INDEX = "leaderworkerset.sigs.k8s.io/worker-index"
 END_S = 5  # for a server to end after its drain
 
@@ -301,7 +302,8 @@ ALL = [
 OBJECTS = {
     (each["kind"], each["metadata"]["name"]): each for path in FILES for each in manifests(path)
 }
-DEPLOYMENT, NODES = OBJECTS["Deployment", "lmi"], OBJECTS["LeaderWorkerSet", "lmi-nodes"]
+DEPLOYMENT = OBJECTS["Deployment", "lmi"]
+NODES = OBJECTS["LeaderWorkerSet", "lmi-nodes"]
 ON_CPUS = OBJECTS["Deployment", "lmi-cpu"]
 PRESET = OBJECTS["LLMInferenceServiceConfig", "lmi"]
 TEMPLATES = {
@@ -322,11 +324,13 @@ def as_kubernetes_own(manifest: dict[str, Any]) -> dict[str, Any]:
             "metadata": manifest["metadata"],
             "template": template,
         }
+
     if manifest["kind"] == "ScaledObject":
         behavior = manifest["spec"]["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
         target = {"kind": "Deployment", "name": "lmi"}
         spec = {"scaleTargetRef": target, "maxReplicas": 1, "behavior": behavior}
         return {"apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler", "spec": spec}
+
     if manifest["kind"].startswith("LLMInferenceService"):
         template = {"spec": manifest["spec"]["template"]}
         return {
@@ -335,6 +339,7 @@ def as_kubernetes_own(manifest: dict[str, Any]) -> dict[str, Any]:
             "metadata": manifest["metadata"],
             "template": template,
         }
+
     return manifest
 
 
@@ -360,6 +365,7 @@ def test_the_schemas_find_a_misspelt_field() -> None:
     }
     with pytest.raises(kubernetes_validate.ValidationError, match="selektor"):
         kubernetes_validate.validate(misspelt, RELEASES[-1], strict=True)
+
     with pytest.raises(msgspec.ValidationError, match="replica"):
         msgspec.convert({**NODES, "spec": {**NODES["spec"], "replica": 1}}, LeaderWorkerSet)
 
@@ -394,12 +400,14 @@ def test_only_a_lost_server_is_restarted(container: dict[str, Any]) -> None:
     """/ping is 503 while an engine is started again, so liveness asks the route that is
     200 then.
     """
+
     assert (
         container["startupProbe"]["httpGet"]["path"]
         == container["readinessProbe"]["httpGet"]["path"]
         == "/ping"
     )
     assert container["livenessProbe"]["httpGet"]["path"] == "/v2/health/live"
+
     startup = container["startupProbe"]
     assert startup["periodSeconds"] * startup["failureThreshold"] == 3600
 
@@ -491,13 +499,16 @@ def test_the_scaled_object_asks_for_metrics_that_lmi_writes_about_the_pods_that_
     written = (ROOT / "lmi/server/metrics.py").read_text()
     target = OBJECTS[SCALED.spec.scaleTargetRef.kind, SCALED.spec.scaleTargetRef.name]
     assert target["apiVersion"] == SCALED.spec.scaleTargetRef.apiVersion
+
     for trigger in SCALED.spec.triggers:
         query = re.sub(r"rate\((.+)\[1m\]\)", r"\1", trigger.metadata.query)
         match = re.fullmatch(r'sum\((lmi_\w+)\{app_kubernetes_io_name="(\S+)"\}\)', query)
+
         assert match and re.search(f'"{match[1].removesuffix("_total")}["{{]', written)
         assert (
             target["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/name"] == match[2]
         )
+
     assert SCALED.spec.minReplicaCount == DEPLOYMENT["spec"]["replicas"] > 1
 
 
@@ -538,13 +549,17 @@ def test_only_prometheus_reaches_management_and_only_ranks_reach_ranks() -> None
     }
 
     assert open_ports == {"http"}
+
     for template in TEMPLATES.values():
         assert (
             policy["podSelector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
         )
+
         [container] = template["spec"]["containers"]
         ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+
         assert str(ports["management"]) == variables(container)["SERVING_MANAGEMENT_PORT"]
+
     [rule] = ranks["ingress"]
     assert rule == {"from": [{"podSelector": ranks["podSelector"]}]}
     assert ranks["podSelector"]["matchLabels"] == {NAME: NODES["metadata"]["name"]}
@@ -573,7 +588,8 @@ def test_on_cpus_a_pod_is_given_all_that_it_may_use() -> None:
 
 
 def test_the_inference_gateway_finds_the_pods_at_their_port() -> None:
-    pool, route = OBJECTS["InferencePool", "lmi"]["spec"], OBJECTS["HTTPRoute", "lmi"]["spec"]
+    pool = OBJECTS["InferencePool", "lmi"]["spec"]
+    route = OBJECTS["HTTPRoute", "lmi"]["spec"]
     [backend] = route["rules"][0]["backendRefs"]
 
     assert pool["selector"] == DEPLOYMENT["spec"]["selector"]
@@ -589,11 +605,13 @@ def test_the_presets_of_kserve_and_llm_d_serve_and_end_as_the_deployment_does() 
     for pod, container in pods:
         environ = variables(pod["containers"][0])
         pause_s = container["lifecycle"]["preStop"]["sleep"]["seconds"]
+
         assert environ["SERVING_PORT"] == "8000"
         assert (
             pod["terminationGracePeriodSeconds"]
             >= pause_s + float(environ["SERVING_DRAIN_TIMEOUT"]) + END_S
         )
+
         for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
             assert (
                 container[probe]["httpGet"]["path"] in PATHS
@@ -614,6 +632,7 @@ def test_alerts_read_series_that_lmi_writes(tmp_path: Path) -> None:
         file = tmp_path / "rules.yaml"
         file.write_text(yaml.safe_dump(rules))
         checked = subprocess.run([promtool, "check", "rules", file], capture_output=True, text=True)
+
         assert checked.returncode == 0 and f"{len(alerts)} rules found" in checked.stdout, (
             checked.stderr
         )

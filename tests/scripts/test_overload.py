@@ -90,6 +90,7 @@ def test_what_idle_seconds_could_have_served_is_counted_once() -> None:
 def test_goodput_is_back_where_all_that_arrives_from_then_on_is_answered() -> None:
     lost = [left(5 + number / 4, 9, num_tokens=5) for number in range(12)]  # due until 7.75 s
     served = [whole(8 + number / 4, 8.5 + number / 4) for number in range(16)]
+
     assert records.recovery_s([*lost, *served], burst_s=5, seconds=12) == 3
     assert (
         records.recovery_s([*lost, *served, left(8, 9, num_tokens=1)], burst_s=5, seconds=12) == 3
@@ -163,6 +164,7 @@ def test_what_a_client_read_becomes_a_record(
     asked = Asked(door.ask("one", 5, random.Random(0)), due_s=100, sent_s=100.1, end_s=103)
     asked.answer = Answer(100.1, reads, [101.0 + number for number in range(len(reads))])
     assert b"\r\nAuthorization: Bearer one\r\n" in asked.ask.payload
+
     record = door.record(asked, 100)
     assert (record.start_s, record.end_s, record.outcome, record.num_tokens) == (
         0,
@@ -172,6 +174,7 @@ def test_what_a_client_read_becomes_a_record(
     )
     assert record.times_s[:1] == ((1.0,) if num_tokens else ())
     assert record.retry_after_s == (7 if outcome == Outcome.REFUSED else None)
+
     asked.has_left = True
     assert door.record(asked, 100).outcome == Outcome.LEFT
 
@@ -206,8 +209,10 @@ def test_every_part_runs_against_a_server_with_three_places(tmp_path: Path) -> N
         "job_queue_size=1",
     ]
     found = overload("--server", "echo", *words, "--", *places)
+
     assert json.loads(file.read_text()) == found
     assert [row["load"] for row in found["load"]] == [1, 4] and found["burst"]["num_at_once"] > 0
+
     for row in [*found["load"], found["burst"]]:
         assert sum(row["outcomes"].values()) > 0 and not row["reasons"]
         assert (
@@ -215,10 +220,12 @@ def test_every_part_runs_against_a_server_with_three_places(tmp_path: Path) -> N
             == (row["refusal_p50_ms"] is not None)
             == bool(row["outcomes"]["refused"])
         )
+
     assert found["tenants"]["outcomes"]["refused"] > 0 and set(found["tenants"]["services"]) == {
         "big",
         "small",
     }
+
     hogs = found["hogs"]
     assert (
         hogs["hogs"]["refused"] > 0
@@ -232,6 +239,7 @@ def test_a_server_that_runs_is_loaded_by_its_url_at_the_api_of_lmi() -> None:
     with servers.lmi({"option.rolling_batch": "echo"}, "demo") as server:
         url = f"http://127.0.0.1:{server.port}"
         found = overload("load", "--url", url, "--api", "lmi", "--loads", "0.5", "--patience", "30")
+
     [row] = found["load"]
     assert row["outcomes"]["whole"] > 0 and row["outcomes"]["failed"] == 0
     assert (
@@ -254,6 +262,7 @@ def test_figures_beside_goals_are_of_the_worst_load_and_infinite_without_recover
         "burst": {"recovery_s": None},
         "hogs": {"light_ratio": 8.0},
     }
+
     assert report.headlines(found) == {
         "goodput 1": 1.0,
         "goodput 2": 0.5,
@@ -289,6 +298,7 @@ def test_a_contest_has_a_column_for_each_server_and_says_what_never_came_back() 
         "theirs": {"recovery_s": math.inf},
     }
     rows = contest.table(columns).splitlines()
+
     assert rows[0] == "| figure | ours | theirs | goal |"
     assert "| same, load 2 | 0.93 |  | ≥ 0.8 |" in rows
     assert "| seconds from a burst until goodput is back | 1.50 | never | ≤ 5 |" in rows

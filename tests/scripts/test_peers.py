@@ -66,6 +66,7 @@ def test_workers_take_turns_and_one_that_cannot_start_is_left_out(
         burst = replace(BURST, vocab_size=TINY.vocab_size)
         found = play(ready, burst, 1, time.monotonic() + 60)
         processes = [worker.process for worker in ready]
+
     assert list(found) == ["lmi"]
     assert {each.num_tokens for each in found["lmi"].outcomes} == {12}
     assert {len(each.first_s) for each in found["lmi"].outcomes} == {3}
@@ -87,11 +88,15 @@ def test_a_contestant_that_fails_in_a_burst_leaves_and_the_others_go_on(
         own.append(
             Contestant(name, "lmi", {"model": str(tmp_path / name / "f32"), "dtype": "fp32"})
         )
+
     with workers(own, tmp_path / "log") as ready:
-        easy, hard = replace(BURST, vocab_size=310), replace(BURST, vocab_size=512)
+        easy = replace(BURST, vocab_size=310)
+        hard = replace(BURST, vocab_size=512)
         found = [play(ready, burst, 1, time.monotonic() + 60) for burst in (easy, hard, easy)]
         processes = [worker.process for worker in ready]
+
     assert [sorted(figures) for figures in found] == [["large", "small"], ["large"], ["large"]]
+
     [line] = [line for line in capfd.readouterr().err.splitlines() if line.startswith("left")]
     assert line == "left: small ended with 1 in a burst of 3 prompts of 20 tokens"
     assert [process.poll() for process in processes] == [0, 1]
@@ -136,11 +141,13 @@ def test_a_ratio_stands_beside_a_goal_that_it_misses() -> None:
     assert report.ratios(found) == pytest.approx(
         {"5M float32 / OpenVINO GenAI 1x32": 1.5, "5M float32 / vLLM 1x32": 1.25}
     )
+
     lines = report.ratios_table(found).splitlines()
     assert lines[2:] == [
         "| OpenVINO GenAI, 5M, float32 | 1.50 |  |  |  |  |  |  |  |",
         "| vLLM, 5M, float32 | 1.25 (≥ 1.3) |  |  |  |  |  |  |  |",
     ]
+
     times, goals = report.time_ratios(found)
     assert list(times.values()) == pytest.approx([1.0, 2.0, 0.02, 0.1])
     assert [(relation, goal) for *_, relation, goal in goals] == [
@@ -156,6 +163,7 @@ def test_tables_say_what_was_not_quiet_and_leave_empty_what_was_not_measured() -
     own.speeds[("float32", 1, 32)]["vLLM"] = Figure((outcome(120, 0.9),))
     own.first["llama-server"] = figure(5)
     text = report.shape_table("5M", SHAPES["5M"], own)
+
     assert "| 1 at once, prompts of 32 | 150 | 100 | ~120 |" in text
     assert "| 32 that share 400 tokens, cold, s | 1.00 | 2.00 |  |" in text
     assert (
@@ -173,6 +181,7 @@ def test_no_burst_of_a_large_model_takes_minutes() -> None:
         assert all(
             n * prompt <= report.MAX_PREFILL[name] for n, prompt in report.cases(name, False)
         )
+
     assert (64, 512) in report.cases("135M", False) and (64, 512) not in report.cases("0.5B", False)
 
 

@@ -272,13 +272,16 @@ def test_an_async_endpoint_gets_whole_answers_unless_the_user_says_otherwise() -
     words = COMMANDS["async"]
     container = parameters_of(words, "CreateModel")["PrimaryContainer"]
     assert container["Environment"] == {"SERVING_BUFFER_STREAMS": "true"}
+
     configuration = parameters_of(words, "CreateEndpointConfig")
     assert configuration["AsyncInferenceConfig"] == {
         "OutputConfig": {"S3OutputPath": "s3://answers/chat"}
     }
+
     other = parameters_of((*words, "--env", "SERVING_BUFFER_STREAMS=false"), "CreateModel")[
         "PrimaryContainer"
     ]
+
     assert other["Environment"] == {"SERVING_BUFFER_STREAMS": "false"}
 
 
@@ -291,6 +294,7 @@ def test_with_a_component_the_model_is_reserved_by_it_and_not_by_the_endpoint() 
     configuration = parameters_of(COMMANDS["component"], "CreateEndpointConfig")
     assert configuration["ExecutionRoleArn"] == ROLE and configuration["EnableNetworkIsolation"]
     assert "ModelName" not in configuration["ProductionVariants"][0]
+
     component = parameters_of(COMMANDS["component"], "CreateInferenceComponent")
     assert component["Specification"]["ModelName"] == "chat"
     assert component["Specification"]["ComputeResourceRequirements"] == {
@@ -419,6 +423,7 @@ def test_teardown_deletes_adapters_bases_endpoint_configuration_and_model_in_thi
     def answer(step: Step) -> Any:
         call = step.call if isinstance(step, Wait) else step
         assert isinstance(call, Call)
+
         done.append((call.operation, *call.parameters.values()))
         name = call.parameters.get("InferenceComponentName")
         if call.operation == "ListInferenceComponents":
@@ -427,8 +432,10 @@ def test_teardown_deletes_adapters_bases_endpoint_configuration_and_model_in_thi
                 "InferenceComponents": [{"InferenceComponentName": page}],
                 **({"NextToken": "base"} if page == "base" else {}),
             }
+
         if isinstance(step, Wait):
             return None
+
         return {
             "Specification": {"BaseInferenceComponentName": "base"}
             if name == "poet"
@@ -438,6 +445,7 @@ def test_teardown_deletes_adapters_bases_endpoint_configuration_and_model_in_thi
     done: list[tuple[Any, ...]] = []
     plan, given = parse(["teardown", "chat"])
     carry_out(plan(given), answer)
+
     assert done[4:] == [
         ("DeleteInferenceComponent", "poet"),
         ("DescribeInferenceComponent", "poet"),
@@ -475,10 +483,13 @@ def test_an_adapter_or_a_job_that_fails_says_why_and_shows_its_log(
     def answer(step: Step) -> Any:
         if isinstance(step, Wait):
             return described
+
         assert isinstance(step, Call)
+
         if step.operation == "DescribeLogStreams":
             assert step.parameters.items() >= group.items()
             return {"logStreams": [{"logStreamName": "the stream"}]}
+
         return {"events": [{"message": "the last line\n"}]}
 
     plan, given = parse(words)
@@ -517,6 +528,7 @@ def test_deploy_waits_for_in_service_and_prints_each_new_status() -> None:
     statuses = [Reply({"EndpointStatus": each}) for each in ("Creating", "Creating", "InService")]
     with aws({"DescribeEndpoint": statuses}) as served:
         done = run((*DEPLOY, "--poll", "0.01"), served.url)
+
     assert (done.returncode, done.stdout) == (0, "chat is InService\n"), done.stderr
     assert [line.split()[-1] for line in done.stderr.splitlines()] == ["Creating", "InService"]
     assert [name for name, _ in served.calls[:3]] == [
@@ -538,6 +550,7 @@ def test_deploy_prints_why_an_endpoint_failed_and_the_last_lines_of_its_log() ->
     }
     with aws(replies) as served:
         done = run(DEPLOY, served.url)
+
     assert done.returncode == 1 and done.stdout == ""
     assert done.stderr.splitlines()[1:] == [
         "scripts/sagemaker: chat is Failed: did not pass the health check",
@@ -553,6 +566,7 @@ def test_an_error_of_aws_is_one_line_and_stops_the_plan() -> None:
         {"CreateModel": [Reply({"__type": "ValidationException", "message": "already there"}, 400)]}
     ) as served:
         done = run(DEPLOY, served.url)
+
     assert done.returncode == 1 and len(served.calls) == 1
     assert done.stderr == "scripts/sagemaker: CreateModel: ValidationException: already there\n"
 
@@ -565,12 +579,14 @@ def test_teardown_goes_on_where_something_is_gone_already() -> None:
         {"DeleteEndpoint": gone, "DescribeEndpoint": gone, "DeleteEndpointConfig": gone}
     ) as served:
         done = run(("teardown", "chat", "--poll", "0.01"), served.url)
+
     assert (done.returncode, done.stdout) == (0, "chat is deleted\n"), done.stderr
     assert served.calls[-1] == ("DeleteModel", {"ModelName": "chat"})
 
 
 def test_push_gives_docker_the_registrys_password_on_its_standard_input(tmp_path: Path) -> None:
-    docker, said = tmp_path / "docker", tmp_path / "said"
+    docker = tmp_path / "docker"
+    said = tmp_path / "said"
     docker.write_text(
         f'#!/bin/sh\necho "$@" >>{said}\n[ "$1" != login ] || {{ cat; echo; }} >>{said}\n'
     )
@@ -584,6 +600,7 @@ def test_push_gives_docker_the_registrys_password_on_its_standard_input(tmp_path
         }
     ) as served:
         done = run(COMMANDS["push"], served.url, PATH=f"{tmp_path}:{os.environ['PATH']}")
+
     assert (done.returncode, done.stdout) == (0, f"{REPOSITORY}:chat\n"), done.stderr
     assert said.read_text().splitlines()[1:] == [
         "hunter2",
@@ -640,6 +657,7 @@ def test_invoke_async_prints_where_the_answer_will_be(body: Path) -> None:
     }
     path = "/endpoints/chat/async-invocations"
     done, served = invoke(body, {path: [Reply({"InferenceId": "1"}, 202, places)]}, "--async")
+
     assert json.loads(done.stdout) == {
         "InferenceId": "1",
         "OutputLocation": "s3://a/1.out",
@@ -655,14 +673,17 @@ def test_what_the_container_refused_is_printed_and_never_sent_again(body: Path) 
         "OriginalMessage": '{"error": "x"}\n',
     }
     done, served = invoke(body, {INVOKE: [Reply(refused, 424, {"x-amzn-ErrorType": "ModelError"})]})
+
     assert done.returncode == 1 and done.stdout == ""
     assert done.stderr.splitlines() == [
         "scripts/sagemaker: InvokeEndpoint: ModelError: Received client error (400)",
         'the container said 400: {"error": "x"}',
     ]
+
     busy, served = invoke(
         body, {INVOKE: [Reply({"Message": "m"}, 503, {"x-amzn-ErrorType": "ServiceUnavailable"})]}
     )
+
     assert busy.returncode == 1 and len(served.calls) == 1
 
 
@@ -688,6 +709,7 @@ def test_a_reader_who_has_enough_ends_it_without_a_traceback(body: Path) -> None
         done = subprocess.run(
             ["bash", "-c", text], env=environ_of(), capture_output=True, text=True, timeout=60
         )
+
     assert (done.stdout, done.stderr) == ("x" * 10, "")
 
 

@@ -40,6 +40,7 @@ def clone(tmp_path: Path) -> Path:
         if name and (ROOT / name).is_file():
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, tmp_path / name)
+
     return tmp_path
 
 
@@ -65,6 +66,7 @@ def url(clone: Path) -> Iterator[str]:
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
+
         process.wait(60)
 
 
@@ -82,5 +84,6 @@ def test_a_fresh_clone_installs_no_torch_and_answers(clone: Path, url: str) -> N
     )
     with urlopen(asked, timeout=60) as answer:
         assert answer.status == 200 and json.load(answer)["generated_text"]
+
     packages = next(clone.glob(".venv/lib/python*/site-packages"))
     assert [path.name for name in HEAVY for path in packages.glob(name)] == []

@@ -98,5 +98,6 @@ def test_an_engine_that_does_not_start_is_a_failure_and_its_checks_are_skipped(
         config_of_checks=lambda: None,
     )
     start, check = script.answers(checks)
+
     assert (start.check, start.outcome) == ("the engine starts", "failed") and start.reason
     assert (check.outcome, check.reason) == ("skipped", "the engine did not start")

@@ -41,12 +41,14 @@ def tree(tmp_path: Path) -> Path:
     for name in CARRIED:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, folder / name)
+
     for package in ("lmi", "handlers"):
         shutil.copytree(
             ROOT / package,
             folder / package,
             ignore=shutil.ignore_patterns("__pycache__", "*.so", "*.h"),
         )
+
     write_source(folder / NATIVE)
     return folder
 
@@ -82,6 +84,7 @@ def test_the_wheel_has_the_kernels_and_only_pip_is_needed_to_install_it(tree: Pa
     assert libraries(wheel) and all(
         name.startswith(f"{NATIVE}/lmi_kernels-") for name in libraries(wheel)
     )
+
     target = tree.parent / "installed"
     pip = [
         sys.executable,
@@ -95,6 +98,7 @@ def test_the_wheel_has_the_kernels_and_only_pip_is_needed_to_install_it(tree: Pa
         str(wheel),
     ]
     subprocess.run(pip, env=os.environ | {"PATH": "/nowhere"}, check=True, timeout=100)
+
     assert sorted(str(path.relative_to(target)) for path in target.rglob("*.so")) == sorted(
         libraries(wheel)
     )
@@ -109,6 +113,7 @@ def test_without_a_compiler_the_wheel_is_for_every_platform_and_has_no_kernels(t
 def test_kernels_that_do_not_compile_are_no_wheel(tree: Path) -> None:
     if shutil.which("g++") is None:
         pytest.skip("there is no compiler")
+
     write_source(tree / NATIVE, "int broken = ;\n")
     with pytest.raises(AssertionError, match="the native kernels do not compile"):
         build(tree)
@@ -121,9 +126,12 @@ def test_the_source_package_has_no_library_and_makes_the_same_wheel(tree: Path) 
     with tarfile.open(package) as archive:
         names = archive.getnames()
         archive.extractall(tree.parent / "unpacked", filter="data")
+
     assert not any(name.endswith(".so") for name in names)
+
     (unpacked,) = (tree.parent / "unpacked").iterdir()
     again = build(unpacked)
+
     assert again.name == wheel.name
     assert libraries(again) == libraries(wheel)
 

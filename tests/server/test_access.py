@@ -48,6 +48,7 @@ def test_any_other_request_is_refused_before_its_body_is_read(
             json.loads(body)["error"]
             == f"{said}: send one as Authorization: Bearer KEY or x-api-key"
         )
+
         for method, path in (
             ("GET", "/metrics"),
             ("GET", "/v1/models"),
@@ -55,6 +56,7 @@ def test_any_other_request_is_refused_before_its_body_is_read(
             ("POST", "/none"),
         ):
             assert lmi.send(method, path, headers=headers)[0].status == 401
+
     assert "sk-" not in caplog.text
 
 
@@ -77,6 +79,7 @@ def test_the_pages_need_no_key_but_what_they_ask_for_does(tmp_path: Path) -> Non
     with host(tmp_path, server=WITH_KEYS) as lmi:
         for path in ("/", "/playground", "/docs", "/pages/page.js"):
             assert lmi.send("GET", path)[0].status == 200
+
         assert lmi.post(BODY, "/")[0].status == 401
 
 
@@ -85,6 +88,7 @@ def test_only_who_has_a_key_reads_the_settings_and_nobody_a_secret(tmp_path: Pat
     with host(tmp_path, server={**WITH_KEYS, "port": 8123}, options=options) as lmi:
         assert lmi.send("GET", "/server_info")[0].status == 401
         response, body = lmi.send("GET", "/server_info", headers={"x-api-key": "sk-one"})
+
     info = json.loads(body)
     assert (response.status, info["version"], info["server"]["port"]) == (200, __version__, 8123)
     assert info["models"]["scripted"]["engine"]["options"] == {"hf_token": "***", "seed": "7"}
@@ -108,12 +112,16 @@ def test_keys_that_a_file_loses_or_gets_count_once_it_is_read_again(tmp_path: Pa
     file.write_text("sk-old\n")
     with host(tmp_path, server={**WITH_KEYS, "api_key_file": str(file)}) as lmi:
         assert statuses(lmi, "sk-old", "sk-new", "sk-one") == [200, 401, 200]
+
         file.write_text("sk-new\n")
         assert statuses(lmi, "sk-old", "sk-new", "sk-one") == [200, 401, 200]
+
         lmi.read_credentials_again()
         assert statuses(lmi, "sk-old", "sk-new", "sk-one") == [401, 200, 200]
+
         file.write_text("not a key\n")
         lmi.read_credentials_again()
+
         assert statuses(lmi, "sk-old", "sk-new", "sk-one") == [401, 200, 200]
 
 
@@ -125,11 +133,14 @@ def test_a_file_that_has_lost_all_its_keys_closes_everything_but_what_tells_whet
     with host(tmp_path, server={"api_key_file": str(file)}) as lmi:
         file.write_text("")
         lmi.read_credentials_again()
+
         assert statuses(lmi, "sk-old", "", "sk-new") == [401] * 3
         assert lmi.post(BODY)[0].status == lmi.send("GET", "/metrics")[0].status == 401
         assert lmi.send("GET", "/ping")[0].status == 200
+
         file.write_text("sk-new")
         lmi.read_credentials_again()
+
         assert statuses(lmi, "sk-old", "sk-new") == [401, 200]
 
 
@@ -145,6 +156,7 @@ def test_a_file_without_keys_ends_the_start(content: str | None, said: str, tmp_
     file = tmp_path / "keys"
     if content is not None:
         file.write_text(content)
+
     with pytest.raises(BadConfiguration, match=said):
         read_keys(file)
 

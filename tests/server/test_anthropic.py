@@ -15,7 +15,8 @@ import pytest
 from lmi.executor import GuideType
 from tests.scripted import CAPABILITIES, CONTEXT, Host, host
 
-MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
+MESSAGES = "/v1/messages"
+COUNT = "/v1/messages/count_tokens"
 LAST_SAID = "{{ messages[-1].content }}"
 ABLE = msgspec.structs.replace(CAPABILITIES, guided_decoding=tuple(GuideType))
 TOOL = {"name": "f", "input_schema": {"type": "object"}}
@@ -74,8 +75,10 @@ def joined(stream: list[dict[str, Any]]) -> dict[str, Any]:
                 message["content"][each["index"]][name] += each["delta"][name]
         elif each["type"] == "message_delta":
             message |= each["delta"] | {"usage": each["usage"]}
+
     for index, text in inputs.items():
         message["content"][index]["input"] = json.loads(text)
+
     return message
 
 
@@ -157,6 +160,7 @@ def test_a_part_of_a_conversation_is_refused_in_the_way_that_tool_loops_act_on(
 ) -> None:
     num_before = len(able.executor.requests)
     status, answer = ask(able, "say Hello", path, thread=thread)
+
     assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
     assert answer["error"]["details"] == {
         "error_code": "thread_unsupported_request",
@@ -207,6 +211,7 @@ def test_a_full_server_says_when_to_come_back_with_the_status_that_its_clients_k
         )
     finally:
         record.num_sequences -= 10_000
+
     assert (response.status, response.headers["retry-after"]) == (529, "1")
     assert json.loads(body)["error"]["type"] == "overloaded_error"
     assert json.loads(body)["request_id"] == response.headers["x-request-id"]
@@ -219,6 +224,7 @@ VERSION = {"anthropic-version": "2023-06-01"}
 def test_anthropic_s_clients_get_the_list_of_models_in_their_form(able: Host) -> None:
     response, body = able.send("GET", "/v1/models", headers=VERSION)
     listed = json.loads(body)
+
     assert response.status == 200
     assert (listed["has_more"], listed["first_id"], listed["last_id"]) == (
         False,
@@ -226,6 +232,7 @@ def test_anthropic_s_clients_get_the_list_of_models_in_their_form(able: Host) ->
         "claude-x",
     )
     assert [entry["id"] for entry in listed["data"]] == ["scripted", "claude-x"]
+
     first = listed["data"][0]
     assert {name: first[name] for name in ("type", "id", "display_name")} == {
         "type": "model",
@@ -236,6 +243,7 @@ def test_anthropic_s_clients_get_the_list_of_models_in_their_form(able: Host) ->
 
     response, body = able.send("GET", "/v1/models/claude-x", headers=VERSION)
     assert json.loads(body) == first | {"id": "claude-x", "display_name": "claude-x"}
+
     response, body = able.send("GET", "/v1/models/nobody", headers=VERSION)
     assert (response.status, json.loads(body)["error"]["type"]) == (404, "not_found_error")
 

@@ -155,6 +155,7 @@ def test_a_stream_that_fails_later_ends_with_an_error_record(
         {"inputs": prompt, "stream": True, "parameters": {"output_formatter": output_format}}
     )
     *good, last = records(answer, output_format)
+
     assert response.status == 200
     assert [record["token"]["text"] for record in good] == ["a", "b"]  # type: ignore[index]
     assert (last["code"], last["error"], last["details"]) == (
@@ -269,8 +270,10 @@ def test_one_record_is_one_chunk_on_the_wire(lmi: Host) -> None:
             b"%d\r\n\r\n" % len(body) + body
         )
         answer = b"".join(iter(lambda: raw.recv(65536), b""))
+
     chunks = answer.partition(b"\r\n\r\n")[2].split(b"\r\n")
     bodies = [chunk for chunk in chunks[1::2] if chunk]
+
     assert len(bodies) == len("hello") + 1
     assert all(json.loads(chunk)["token"] for chunk in bodies)
 
@@ -341,9 +344,11 @@ def test_a_chunk_over_the_limit_is_413_before_it_has_come(
     with socket.create_connection(("127.0.0.1", lmi.port), timeout=5) as raw:
         for piece in [head + chunk] if pieces == 1 else [head, chunk]:
             raw.sendall(piece)
+
         answer = raw.recv(65536)
         while b"max_request_size" not in answer:
             answer += raw.recv(65536)
+
     assert answer.startswith(b"HTTP/1.1 413 ")
 
 
@@ -366,6 +371,7 @@ def test_ping_answers_every_way_it_is_asked(lmi: Host) -> None:
     for method in ("GET", "POST"):
         response, answer = lmi.send(method, "/ping")
         assert (response.status, answer) == (200, b'{"status":"Healthy"}')
+
     response, answer = lmi.send("HEAD", "/ping")
     assert (response.status, answer) == (200, b"")
 
@@ -411,6 +417,7 @@ def test_version_and_load_are_told_in_the_form_of_vllm(lmi: Host) -> None:
     assert json.loads(lmi.send("GET", "/version")[1]) == {"version": __version__}
     with open_stream(lmi, "run a"):
         wait_until(lambda: load() == {"server_load": 1})
+
     wait_until(lambda: load() == {"server_load": 0})
 
 
@@ -425,6 +432,7 @@ def test_a_client_that_leaves_frees_the_engine(
     wait_until(lambda: lmi.executor.num_active == 1)
     for _ in range(num_behind):  # requests that wait on the same connection
         ask(raw, prompt, stream=stream)
+
     raw.close()
     wait_until(lambda: lmi.executor.num_active == 0)
     assert len(lmi.executor.cancelled) == num_cancelled + 1
@@ -447,11 +455,13 @@ def test_neighbours_of_a_failing_request_are_unharmed(lmi: Host) -> None:
     streams = [open_stream(lmi, "run abc") for _ in range(8)]
     for prompt in ("fail xy", "oom"):
         lmi.post({"inputs": prompt, "stream": True})
+
     for raw in streams:
         with raw:
             text = b""
             while b"0\r\n\r\n" not in text:
                 text += raw.recv(65536)
+
             assert text.count(b'"token"') == 150
 
 
@@ -461,11 +471,14 @@ def test_a_full_queue_is_503_with_retry_after_and_ping_stays_healthy(tmp_path: P
         streams = [open_stream(lmi, "hang") for _ in range(65)]
         wait_until(lambda: lmi.server_block.frontends[0].num_in_flight == 65)
         response, answer = lmi.post({"inputs": "say hi"})
+
         assert (response.status, shape_1(answer)[1]) == (503, 503)
         assert int(response.headers["retry-after"]) >= 1
         assert lmi.send("GET", "/ping")[0].status == 200
+
         for raw in streams:
             raw.close()
+
         wait_until(lambda: lmi.server_block.frontends[0].num_in_flight == 0)
         assert lmi.post({"inputs": "say hi"})[0].status == 200
 
@@ -501,19 +514,24 @@ def test_the_deadline_ends_a_request_with_504_or_an_error_record(
 def test_no_engine_is_503_and_ping_says_why(tmp_path: Path, phase: Phase, word: str) -> None:
     with host(tmp_path) as lmi:
         engine = lmi.block.engines[0]
-        engine.phase, engine.stage, engine.progress = phase, "weights", 0.5
+        engine.phase = phase
+        engine.stage = "weights"
+        engine.progress = 0.5
         if phase is Phase.LOST:
             engine.reason = "killed by signal 9"
+
         lmi.executor.lost.set()
         engine.phase = phase
         response, answer = lmi.send("GET", "/ping")
         fields = json.loads(answer)
+
         assert (response.status, fields["status"], fields["stage"], fields["progress"]) == (
             503,
             word,
             "weights",
             0.5,
         )
+
         wait_until(lambda: lmi.post({"inputs": "say hi"})[0].status == 503)
         assert shape_1(lmi.post({"inputs": "say hi"})[1])[1] == 503
 
@@ -541,7 +559,8 @@ def test_a_server_whose_port_another_has_answers_the_connections_that_it_has(
     tmp_path: Path, phase: Phase
 ) -> None:
     with host(tmp_path) as lmi:
-        lmi.server_block.supervisor.heir, lmi.server_block.supervisor.phase = 7, phase
+        lmi.server_block.supervisor.heir = 7
+        lmi.server_block.supervisor.phase = phase
         assert lmi.post({"inputs": "say hi"})[0].status == 200
         assert lmi.send("GET", "/ping")[0].status == 200
 
@@ -561,6 +580,7 @@ def test_a_proxy_can_tell_a_server_that_ends_from_one_with_too_much_to_do(tmp_pa
                 response.headers["x-lmi-refusal"],
                 response.headers["x-envoy-immediate-health-check-fail"],
             )
+
             assert (response.status, *told) == (503, "draining", "true")
             assert "x-envoy-overloaded" not in response.headers
 
@@ -609,6 +629,7 @@ def test_a_body_that_does_not_end_takes_no_place_in_the_queue(tmp_path: Path) ->
         unfinished = [socket.create_connection(("127.0.0.1", lmi.port)) for _ in range(80)]
         for raw in unfinished:
             raw.sendall(head)
+
         assert lmi.post({"inputs": "say hi"})[0].status == 200
         for raw in unfinished:
             raw.close()
@@ -637,17 +658,21 @@ def test_bodies_over_their_memory_are_503_and_small_ones_are_served_beside_them(
         wait_until(lambda: record.num_body_bytes == 1_800_000)
         with send_unfinished(lmi, kind) as another:
             refused = b"".join(iter(lambda: another.recv(65536), b""))
+
         assert refused.startswith(b"HTTP/1.1 503 ") and b"retry-after: 1" in refused.lower(), (
             refused
         )
         assert b"2000000" in refused and b"max_body_memory" in refused
         assert lmi.post({"inputs": "say hi"})[0].status == 200
+
         for raw in unfinished:
             raw.close()
+
         wait_until(lambda: record.num_body_bytes == 0)
         assert lmi.post(b'{"inputs": "%b"}' % bytes(b"a" * 999_000))[0].status == 424, (
             "it is not read"
         )
+
         wait_until(lambda: record.num_body_bytes == 0)
 
 
@@ -659,6 +684,7 @@ def test_a_short_request_holds_its_body_until_it_has_ended_and_its_frame_until_t
         with open_stream(lmi, "hang abc") as raw:
             assert raw.recv(15) == b"HTTP/1.1 200 OK"
             assert lmi.server_block.frontends[0].num_body_bytes == len(body)
+
         wait_until(lambda: lmi.server_block.frontends[0].num_body_bytes == 0)
 
 
@@ -671,9 +697,11 @@ def test_a_long_body_is_not_held_once_its_request_is_encoded(tmp_path: Path) -> 
         with open_stream(lmi, "hang", parameters=parameters, more=["another name"] * 10_000):
             wait_until(lambda: lmi.executor.num_active == 1)
             assert 50_000 < record.num_body_bytes < 52_000
+
         with open_stream(lmi, "hang abc", parameters=parameters) as raw:
             assert raw.recv(15) == b"HTTP/1.1 200 OK"
             assert record.num_body_bytes < 2_000
+
         wait_until(lambda: record.num_body_bytes == 0)
 
 
@@ -686,6 +714,7 @@ def test_a_refused_prompt_is_freed_without_the_collector(lmi: Host) -> None:
         lmi.post({"inputs": "x" * 500})
         gc.set_debug(gc.DEBUG_SAVEALL)
         gc.collect()
+
         assert not [
             thing for thing in gc.garbage if isinstance(thing, LmiError | GenerationRequest)
         ]
@@ -705,6 +734,7 @@ def test_many_bad_sequences_do_not_hold_up_the_neighbours(lmi: Host) -> None:
             while not request.done():
                 with measurement.within(0.25):
                     lmi.send("GET", "/ping")
+
             assert request.result()[0].status == 200
 
 
@@ -727,6 +757,7 @@ def test_a_whole_answer_is_timed_as_a_stream_is(lmi: Host, more: dict[str, objec
         before = [(sum(view.counts), view.sum) for view in views]
         body = {"prompt": "run hi", "max_tokens": 9} | more | options
         assert lmi.post(body, "/v1/completions")[0].status == 200
+
         return [
             (sum(view.counts) - num, view.sum - s)
             for view, (num, s) in zip(views, before, strict=True)
@@ -746,6 +777,7 @@ def test_tokens_that_an_engine_gives_all_at_once_are_not_timed(lmi: Host) -> Non
         times = RequestPerfMetrics(arrival_time=1.0, first_token_time=2.0, last_token_time=last_s)
         with Meter(record, 1.0, defaultdict(int), [], "m") as meter:
             meter.count(Delta([Token(1, "a"), Token(2, "b")], AnswerEnd.LENGTH, times=times))
+
     assert [sum(view.counts) - num for view, num in zip(views, before, strict=True)] == [1, 1]
 
 
@@ -753,6 +785,7 @@ def test_tgi_compat_answers_arrays_and_events(tmp_path: Path) -> None:
     with host(tmp_path, model={"tgi_compat": True}) as lmi:
         _, answer = lmi.post({"inputs": "say hi"})
         [whole] = json.loads(answer)
+
         assert whole["generated_text"] == "hi"
         assert whole["details"]["tokens"][0] == {
             "id": 104,
@@ -760,12 +793,15 @@ def test_tgi_compat_answers_arrays_and_events(tmp_path: Path) -> None:
             "logprob": -0.5,
             "special": False,
         }
+
         response, answer = lmi.post({"inputs": "say hi", "stream": True})
         assert response.headers["content-type"] == "text/event-stream"
         assert records(answer, "sse")[-1]["generated_text"] == "hi"
+
         response, answer = lmi.post(
             {"inputs": "say hi", "parameters": {"top_p": 5, "do_sample": True}}
         )
+
         assert (response.status, json.loads(answer)["error_type"]) == (424, "validation")
 
 
@@ -782,7 +818,8 @@ def test_a_fault_of_the_front_end_is_told_in_the_log_and_its_client_learns_only_
     async def broken(*_: object) -> None:
         raise RuntimeError("no room in /opt/ml/secret")
 
-    block, sent = Block.create(tmp_path / "server", 0, 1), []
+    block = Block.create(tmp_path / "server", 0, 1)
+    sent = []
 
     async def send(message: Any) -> None:
         sent.append(message)
@@ -798,6 +835,7 @@ def test_a_fault_of_the_front_end_is_told_in_the_log_and_its_client_learns_only_
             send,
         )
     )
+
     assert sent[0]["status"] == 500
     assert shape_1(sent[1]["body"]) == ("internal error, see the log for request one", 500)
     assert "request one failed in the front end" in caplog.text and "/opt/ml/secret" in caplog.text

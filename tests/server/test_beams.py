@@ -33,7 +33,9 @@ BEAMS = Capabilities(
     no_repeat_ngram_size=True,
     logits_post_processors=("shout",),
 )
-LMI, CHAT, COMPLETIONS = "/invocations", "/v1/chat/completions", "/v1/completions"
+LMI = "/invocations"
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
 TRITON = "/v2/models/scripted/generate"
 
 
@@ -68,13 +70,16 @@ def test_the_first_beam_is_the_answer_and_the_others_are_in_its_details(searchin
         searching, LMI, in_lmi(num_beams=3, details=True, length_penalty=0.5, early_stopping=True)
     )
     assert (status, answer["generated_text"]) == (200, "ab")
+
     others = answer["details"]["best_of_sequences"]
     assert [other["generated_text"] for other in others] == ["ab1", "ab2"]
     assert [other["generated_tokens"] for other in others] == [4, 4]
+
     log_probs = [
         sum(token["log_prob"] for token in each["tokens"]) for each in (answer["details"], *others)
     ]
     assert log_probs[0] == min(log_probs), "the search ranks its beams"
+
     config = SamplingConfig(3, num_return_sequences=3, length_penalty=0.5, early_stopping=1)
     assert (asked(searching).sampling_config, asked(searching).streaming) == (config, False)
 
@@ -126,6 +131,7 @@ def test_a_chat_is_searched_too(tmp_path: Path) -> None:
             "n": 2,
         }
         _, answer = post(served, CHAT, fields)
+
     assert [choice["message"]["content"] for choice in answer["choices"]] == ["ab", "ab1"]
 
 
@@ -135,6 +141,7 @@ def test_tritons_answer_is_an_array_of_beams(searching: Host) -> None:
             searching, TRITON, {"text_input": "say ab", "return_num_output_tokens": True, **search}
         )
         assert (answer["text_output"], answer["num_output_tokens"]) == (["ab", "ab1"], [3, 4])
+
     _, answer = post(searching, TRITON, {"text_input": "say ab", "beam_width": 2, "stream": False})
     assert asked(searching).sampling_config == SamplingConfig(
         2, num_return_sequences=2, length_penalty=1.0, early_stopping=0
@@ -242,6 +249,7 @@ def test_a_processor_of_logits_reaches_the_engine_by_its_name(searching: Host) -
     ):
         assert post(searching, path, fields)[0] == 200
         assert asked(searching).logits_post_processor_name == "shout"
+
     status, body = post(searching, LMI, in_lmi(logits_post_processor_name="whisper"))
     assert (status, body["error"]) == (
         424,
@@ -252,11 +260,14 @@ def test_a_processor_of_logits_reaches_the_engine_by_its_name(searching: Host) -
 def test_restated_beams_are_read_only_at_the_end() -> None:
     restated = Result([[1], [2]], finish_reasons=[FinishReason.NOT_FINISHED] * 2)
     assert beams_of(restated) == []
+
     ended = Result(
         [[1, 3], [2]], True, True, finish_reasons=[FinishReason.LENGTH, FinishReason.END_ID]
     )
-    ended.log_probs, ended.num_cached_tokens = [[-1.0, -2.0], [-3.0]], 5
+    ended.log_probs = [[-1.0, -2.0], [-3.0]]
+    ended.num_cached_tokens = 5
     first, second = beams_of(ended)
+
     assert (first.output_token_ids, first.log_probs, first.sequence_index) == (
         [[1, 3]],
         [[-1.0, -2.0]],
@@ -280,9 +291,11 @@ def test_a_search_that_ends_with_too_few_beams_fails_and_leaves_nobody_waiting(
         searching, LMI, {"inputs": "run a", "parameters": {"num_beams": 2, "max_new_tokens": 3}}
     )
     assert (status, body["generated_text"]) == (200, "aaa")
+
     status, body = post(
         searching, LMI, {"inputs": "lack a", "parameters": {"num_beams": 2, "max_new_tokens": 3}}
     )
+
     assert (status, body["error"]) == (
         GenerationFailed.status,
         "the engine found only 1 of 2 beams",

@@ -127,6 +127,7 @@ def test_a_model_that_generates_refuses_embeddings(generating: Host) -> None:
         "param": "model",
         "code": "unsupported",
     }
+
     assert (status, answer) == (400, {"error": error})
 
 

@@ -67,11 +67,13 @@ def test_an_origin_of_another_scheme_is_another_one_also_at_the_same_place(tmp_p
         assert status(lmi, {"Host": "localhost:80", "Origin": "http://localhost"}) == 200
         assert status(lmi, {"Host": "localhost:8080", "Origin": "https://localhost:8080"}) == 403
         assert status(lmi, {"Host": "localhost", "Origin": "https://localhost"}) == 403
+
         at_a_proxy = {
             "Host": "localhost",
             "Origin": "https://localhost",
             "Sec-Fetch-Site": "same-origin",
         }
+
         assert status(lmi, at_a_proxy) == 200
 
 
@@ -83,6 +85,7 @@ def test_two_origins_are_none_of_this_server(tmp_path: Path) -> None:
                 head = f"POST /invocations HTTP/1.1\r\nHost: 127.0.0.1:{lmi.port}\r\n{own}{further}"
                 connection.sendall(f"{head}Content-Length: {len(ASK)}\r\n\r\n".encode() + ASK)
                 assert connection.recv(100).startswith(b"HTTP/1.1 403 ")
+
         assert lmi.executor.requests == []
 
 
@@ -116,6 +119,7 @@ def test_on_loopback_no_name_that_the_dns_may_turn_into_it_is_answered(tmp_path:
                 headers = {"Host": name, "Origin": f"http://{name}"}
                 response, body = lmi.send(method, path, ASK, headers)
                 assert response.status == 403 and b"allowed_hosts" in body
+
         assert lmi.executor.requests == []
 
 

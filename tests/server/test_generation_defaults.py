@@ -114,5 +114,6 @@ def test_the_operators_number_of_tokens_bounds_every_api(tmp_path: Path) -> None
         for path, body in (SILENT | OTHERS).values():
             asked(lmi, path, body)
             assert lmi.executor.requests[-1].max_tokens == 3, path
+
         asked(lmi, "/v1/chat/completions", CHAT | {"max_tokens": 2})
         assert lmi.executor.requests[-1].max_tokens == 2

@@ -92,11 +92,13 @@ def test_workers_of_one_master_get_the_lowest_slots_even_before_they_have_claime
     workers: dict[int, Any] = {}
     for pid in range(2):
         workers[pid] = SimpleNamespace(slot=take(settings, workers))
+
     assert [worker.slot for worker in workers.values()] == [0, 1]
 
 
 def test_the_slot_of_a_dead_worker_is_used_again(settings: ModuleType, block: Block) -> None:
-    block.frontends[0].pid, block.frontends[0].beat_s = DEAD_PID, time.monotonic()
+    block.frontends[0].pid = DEAD_PID
+    block.frontends[0].beat_s = time.monotonic()
     assert take(settings, {}) == 0
 
 
@@ -104,7 +106,8 @@ def test_a_worker_that_still_drains_keeps_its_slot_from_the_next_master(
     settings: ModuleType, block: Block
 ) -> None:
     with subprocess.Popen(["/bin/sleep", "60"]) as draining:
-        block.frontends[0].pid, block.frontends[0].beat_s = draining.pid, time.monotonic()
+        block.frontends[0].pid = draining.pid
+        block.frontends[0].beat_s = time.monotonic()
         assert take(settings, {}) == 1
         draining.kill()
 
@@ -115,9 +118,12 @@ def test_where_every_slot_is_taken_the_one_that_was_silent_longest_is_freed_by_f
     draining = [subprocess.Popen(["/bin/sleep", "60"]) for _ in block.frontends]
     now_s = time.monotonic()
     for age, (record, process) in enumerate(zip(block.frontends, draining, strict=True)):
-        record.pid, record.beat_s = process.pid, now_s - age
+        record.pid = process.pid
+        record.beat_s = now_s - age
+
     assert take(settings, {}) == 3
     assert draining[3].wait(60) == -9
+
     for process in draining:
         process.kill()
         process.wait()
@@ -127,7 +133,9 @@ def test_a_worker_that_ended_leaves_no_gauge_behind_and_all_its_totals(
     settings: ModuleType, block: Block
 ) -> None:
     record = block.frontends[1]
-    record.pid, record.num_in_flight, record.num_prompt_tokens = 77, 5, 9
+    record.pid = 77
+    record.num_in_flight = 5
+    record.num_prompt_tokens = 9
     settings.child_exit(SimpleNamespace(), SimpleNamespace(slot=1, pid=76))
     assert record.num_in_flight == 5  # it belongs to another worker now
     settings.child_exit(SimpleNamespace(), SimpleNamespace(slot=1, pid=77))
@@ -172,5 +180,6 @@ def test_a_master_that_was_paused_counts_only_the_time_in_which_it_ran(
     assert [101.0 - beat.last_update(), 500.0 - beat.last_update()] == [0.5, 0.5]
     for second in range(501, 512):
         beat.pauses.note(float(second))
+
     assert 512.0 - beat.last_update() == 12.5
     beat.close()

@@ -29,7 +29,8 @@ def lmi(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
         yield served
 
 
-CHAT, COMPLETIONS = APIS["openai_chat_lines"], APIS["openai_completions_lines"]
+CHAT = APIS["openai_chat_lines"]
+COMPLETIONS = APIS["openai_completions_lines"]
 
 
 @pytest.mark.parametrize(
@@ -272,10 +273,8 @@ def test_a_streamed_completion_is_events_with_their_end_where_they_are_asked_for
 
 
 def test_at_v1_a_stream_is_events_whatever_body_and_accept_say(lmi: Host) -> None:
-    body, headers = (
-        STREAMED | {"output_formatter": "jsonlines"},
-        {"accept": "application/jsonlines"},
-    )
+    body = STREAMED | {"output_formatter": "jsonlines"}
+    headers = {"accept": "application/jsonlines"}
     response, answer = lmi.post(body, "/v1/completions", headers)
     assert response.headers["content-type"] == "text/event-stream"
     assert answer.endswith(b"data: [DONE]\n\n")
@@ -302,6 +301,7 @@ def test_a_failure_in_a_stream_has_the_stream_s_framing(lmi: Host, accept: str) 
     else:
         *_, last, done, rest = answer.split(b"\n\n")
         assert (done, rest) == (b"data: [DONE]", b"")
+
     assert json.loads(last.removeprefix(b"data: "))["error"]["message"] == "the script says so"
 
 
@@ -315,12 +315,14 @@ def test_under_the_dynamic_batch_schema_what_http_alone_refuses_has_its_three_ke
         ]:
             response, answer = served.send(method, path, b"{}")
             fields = json.loads(answer)
+
             assert (response.status, list(fields), fields["code"]) == (
                 status,
                 ["code", "message", "error"],
                 status,
             )
             assert answer.endswith(b"}\n")
+
         assert list(json.loads(served.send("GET", "/v1/completions")[1])) == ["error"]
 
 
@@ -336,10 +338,12 @@ def test_a_structure_is_applied_or_refused_under_the_client_s_name_for_it(
         response, body = served.post(
             {"inputs": "say hi", "parameters": {"response_format": {"type": "json_object"}}}
         )
+
         assert response.status == 200
         assert served.executor.requests[-1].guided_decoding_params == GuidedDecodingParams(
             GuideType.JSON
         )
+
         for name, value in GUIDES.items():
             response, body = served.post({"inputs": "say hi", "parameters": {name: value}})
             expected = f"parameters.{name} is not supported here: scripted has no such guide"

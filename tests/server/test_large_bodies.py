@@ -33,6 +33,7 @@ def body_of(num_items: int) -> dict[str, object]:
 def test_the_event_loop_has_its_turns_while_a_large_body_is_checked(server: Host) -> None:
     body = json.dumps(body_of(60_000)).encode()
     assert len(body) > 20 * LARGE_BODY
+
     is_over = threading.Event()
 
     async def longest_turn_s() -> float:
@@ -41,6 +42,7 @@ def test_the_event_loop_has_its_turns_while_a_large_body_is_checked(server: Host
             start_s = time.perf_counter()
             await asyncio.sleep(0)
             longest_s = max(longest_s, time.perf_counter() - start_s)
+
         return longest_s
 
     turns = asyncio.run_coroutine_threadsafe(longest_turn_s(), server.loop)

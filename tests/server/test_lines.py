@@ -81,6 +81,7 @@ def test_a_line_is_answered_as_it_would_be_alone(lmi: Host) -> None:
         {"inputs": "x" * 500},
     ]
     alone = [lmi.post(request)[1] for request in requests]
+
     assert lmi.post(body_of(*requests), headers=LINES)[1] == b"".join(alone)
     assert [json.loads(answer).get("code") for answer in alone] == [
         None,
@@ -104,6 +105,7 @@ def test_a_thousand_lines_come_back_in_order_with_the_bad_ones_in_their_places(l
     requests = [bad.get(n, {"inputs": f"say {n}"}) for n in range(1000)]
     found = answers(lmi, *requests)
     assert len(found) == 1000
+
     for n, answer in enumerate(found):
         if n in bad:
             assert answer["error"] and answer["code"] == 424, answer
@@ -141,14 +143,17 @@ def test_a_stream_in_a_line_is_answered_whole_and_logged_once(
     plain, formatted, completion, refused = answers(
         lmi, *asked, headers={"accept": "text/event-stream"}
     )
+
     assert plain == formatted == {"generated_text": "hi"}
     assert (
         completion["choices"][0]["text"] == "hi" and completion["usage"]["completion_tokens"] == 3
     )
     assert refused["code"] == 424
+
     warned = [
         record for record in caplog.records if "no effect in a body of lines" in record.getMessage()
     ]
+
     assert [record.levelname for record in warned].count("WARNING") == 1
 
 
@@ -206,8 +211,10 @@ def test_as_many_lines_run_at_once_as_the_engine_can_and_the_body_has_one_place(
     with send(lmi, *[{"inputs": "hang"}] * (NUM_RUNNING + 40)):
         wait_until(lambda: lmi.executor.num_active == NUM_RUNNING)
         assert (record.num_sequences, record.num_in_flight) == (1, 1)
+
     wait_until(lambda: lmi.executor.num_active == 0)
     wait_until(lambda: record.num_in_flight == 0)
+
     assert (
         len(
             [
@@ -224,6 +231,7 @@ def test_a_line_of_several_sequences_takes_the_place_of_each(lmi: Host) -> None:
     sampled = {"inputs": "hang", "parameters": {"n": 16, "do_sample": True}}
     with send(lmi, *[sampled] * 10):
         wait_until(lambda: lmi.executor.num_active == NUM_RUNNING // 16)
+
     wait_until(lambda: lmi.executor.num_active == 0)
 
 
@@ -261,6 +269,7 @@ def test_a_full_queue_refuses_a_body_of_lines_like_any_other(tmp_path: Path) -> 
         assert lmi.post(body_of({"inputs": "say a"}), headers=LINES)[0].status == 503
         for raw in raws:
             raw.close()
+
         wait_until(lambda: lmi.executor.num_active == 0)
 
 

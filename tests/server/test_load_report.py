@@ -63,9 +63,13 @@ def test_who_does_not_ask_or_asks_for_another_format_gets_no_load(running: Host)
 
 def test_the_report_counts_all_replicas_and_their_queues(tmp_path: Path) -> None:
     engines = Block.create(tmp_path / "model", 2, 1).engines
-    engines[0].num_waiting, engines[1].num_waiting = 3, 4
+    engines[0].num_waiting = 3
+    engines[1].num_waiting = 4
     engines[1].num_running = 2
-    engines[0].num_used_blocks, engines[0].max_num_blocks, engines[1].max_num_blocks = 5, 10, 10
+    engines[0].num_used_blocks = 5
+    engines[0].max_num_blocks = 10
+    engines[1].max_num_blocks = 10
+
     assert as_text(load_of(engines)) == (
         "TEXT named_metrics.kv_cache_usage_perc=0.25, "
         "named_metrics.num_requests_waiting=7.0, named_metrics.num_requests_running=2.0"

@@ -202,6 +202,7 @@ def kept_bytes(server: Host, asked: Asked) -> float:
         before = snapshot(server)
         for _ in range(NUM_MEASURED):
             server.post(asked.body, asked.path)
+
         after = snapshot(server)
     finally:
         tracemalloc.stop()

@@ -127,6 +127,7 @@ def test_a_conversation_is_answered(
     response = ask(served, input=conversation)
     [message] = response["output"]
     [part] = message["content"]
+
     assert part["text"].strip() == told
     assert (response["status"], message["status"], message["role"]) == (
         "completed",
@@ -134,6 +135,7 @@ def test_a_conversation_is_answered(
         "assistant",
     )
     assert part["type"] == "output_text" and part["annotations"] == []
+
     usage = response["usage"]
     assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"] > 0
     assert usage["input_tokens_details"].keys() == {"cached_tokens"}
@@ -162,6 +164,7 @@ def check_stream(served: Host, told: list[str], **fields: Any) -> dict[str, Any]
         assert FIELDS[each["type"]] <= each.keys()
         if "response" in each:
             check_response(each["response"])
+
     check_growth(stream)
     last: dict[str, Any] = stream[-1]["response"]
     return last

@@ -17,7 +17,8 @@ from lmi.executor import DEFAULT_PRIORITY, GuideType
 from lmi.shared.state import Phase
 from tests.scripted import CAPABILITIES, CONTEXT, END_ID, Host, host, wait_until
 
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
 LAST_SAID = "{{ messages[-1].content }}"
 ABLE = msgspec.structs.replace(
     CAPABILITIES, guided_decoding=tuple(GuideType), embedding_bias=True, priority=True
@@ -114,6 +115,7 @@ def test_a_stream_of_a_chat_tells_role_text_reason_and_usage_in_this_order(able:
         CHAT,
     )
     assert response.getheader("content-type") == "text/event-stream"
+
     role, *said, end, usage = events(body)
     assert role["choices"][0]["delta"] == {"role": "assistant", "content": ""}
     assert text_of(said) == "ab" and all(chunk["usage"] is None for chunk in (role, *said, end))
@@ -135,11 +137,13 @@ def test_each_chunk_tells_the_numbers_so_far_where_that_is_asked_for(able: Host,
     options = {"include_usage": True, "continuous_usage_stats": True}
     _, chunks = ask(able, "say abc", stream=True, stream_options=options)
     usages = [chunk["usage"] for chunk in chunks]
+
     assert all(usage["prompt_tokens"] == len("say abc") for usage in usages)
     assert all(
         usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
         for usage in usages
     )
+
     counts = [usage["completion_tokens"] for usage in usages]
     assert counts == ([0] if ask is chat else []) + [1, 2, 3, 4, 4], (
         "the role, three letters, the end, all"
@@ -166,9 +170,11 @@ def test_without_include_usage_no_chunk_has_numbers(able: Host) -> None:
 def test_a_whole_answer_has_null_for_what_typed_clients_of_vllm_read(able: Host) -> None:
     _, answer = complete(able, "say ab")
     [choice] = answer["choices"]
+
     assert [choice[name] for name in ("token_ids", "prompt_token_ids", "prompt_logprobs")] == [
         None
     ] * 3
+
     _, answer = chat(able, "say ab")
     assert (
         answer["choices"][0]["token_ids"]
@@ -176,6 +182,7 @@ def test_a_whole_answer_has_null_for_what_typed_clients_of_vllm_read(able: Host)
         is answer["prompt_logprobs"]
         is None
     )
+
     _, chunks = chat(able, "say ab", stream=True)
     assert not any("token_ids" in choice for chunk in chunks for choice in chunk["choices"])
 
@@ -193,9 +200,11 @@ def test_a_prompt_is_cut_at_the_side_that_is_asked_for(
     _, of_chat = chat(able, prompt, **asked)
     told = [of_text["choices"][0]["prompt_token_ids"], of_ids["choices"][0]["prompt_token_ids"]]
     assert [*told, of_chat["prompt_token_ids"]] == [list(kept.encode())] * 3
+
     _, answer = able.post(
         {"inputs": prompt, "parameters": {"truncate": 6, "truncation_side": side}}
     )
+
     assert json.loads(answer) == {"generated_text": kept.removeprefix("say ")}
 
 
@@ -224,6 +233,7 @@ def test_a_message_is_continued_where_its_content_ends(tmp_path: Path) -> None:
         for fields, prompt in (({"continue_final_message": True}, b"say ab"), ({}, b"say ab.>")):
             assert chat(server, "say ab", **fields)[0] == 200
             assert bytes(last_request(server).input_token_ids) == prompt
+
         status, answer = chat(server, "ab", continue_final_message=True, add_generation_prompt=True)
         assert (status, answer["error"]["param"]) == (400, "continue_final_message")
 
@@ -309,11 +319,13 @@ def test_a_completion_has_sixteen_tokens_and_is_cut_at_a_stop_string(able: Host)
 def test_prompts_are_answered_together_whatever_their_form(able: Host) -> None:
     prompts = ["say one", list(b"say two"), "say three"]
     _, answer = complete(able, prompts)
+
     assert [(choice["index"], choice["text"]) for choice in answer["choices"]] == [
         (0, "one"),
         (1, "two"),
         (2, "three"),
     ]
+
     _, chunks = complete(able, prompts, stream=True)
     assert [text_of([c for c in chunks if c["choices"][0]["index"] == n]) for n in range(3)] == [
         "one",
@@ -331,13 +343,15 @@ def test_one_prompt_of_several_that_is_refused_begins_none_of_them(able: Host, p
             response.status == 400
             and json.loads(body)["error"]["code"] == "context_length_exceeded"
         )
+
     assert len(able.executor.requests) == num_before
 
 
 def test_a_log_prob_s_token_is_what_it_spells_though_a_stop_string_holds_its_text_back(
     able: Host,
 ) -> None:
-    plain, held = {"max_tokens": 50, "logprobs": 1}, {"stop": ["bad times"]}
+    plain = {"max_tokens": 50, "logprobs": 1}
+    held = {"stop": ["bad times"]}
     _, expected = complete(able, "say bad tea", **plain)
     _, answer = complete(able, "say bad tea", **plain, **held)
     _, chunks = complete(able, "say bad tea", **plain, **held, stream=True)
@@ -348,24 +362,27 @@ def test_a_log_prob_s_token_is_what_it_spells_though_a_stop_string_holds_its_tex
 
 
 def test_token_ids_are_those_of_the_engine_however_they_are_asked_for(able: Host) -> None:
-    prompt, said, fields = (
-        list(b"say \xc3\xa9!"),
-        [*b"\xc3\xa9!", END_ID],
-        {"max_tokens": 50, "return_token_ids": True},
-    )
+    prompt = list(b"say \xc3\xa9!")
+    said = [*b"\xc3\xa9!", END_ID]
+    fields = {"max_tokens": 50, "return_token_ids": True}
     _, answer = complete(able, prompt, **fields)
+
     assert (answer["choices"][0]["prompt_token_ids"], answer["choices"][0]["token_ids"]) == (
         prompt,
         said,
     )
+
     _, chunks = complete(able, prompt, **fields, stream=True)
     choices = [chunk["choices"][0] for chunk in chunks]
+
     assert [choice.get("prompt_token_ids") for choice in choices] == [prompt] + [None] * (
         len(choices) - 1
     )
     assert [token_id for choice in choices for token_id in choice["token_ids"]] == said
+
     _, answer = chat(able, "say é!", **fields)
     assert (answer["prompt_token_ids"], answer["choices"][0]["token_ids"]) == (prompt, said)
+
     _, chunks = chat(able, "say é!", **fields, stream=True)
     assert [chunk.get("prompt_token_ids") for chunk in chunks] == [prompt] + [None] * (
         len(chunks) - 1
@@ -388,18 +405,22 @@ def test_lists_of_log_probs_are_as_long_as_those_of_ids_and_as_the_usage(
     _, answer = complete(able, "say éx", logprobs=0, **asked)
     [choice] = answer["choices"]
     assert choice["logprobs"]["tokens"] == ["", "é", *(() if fields else ("x",)), last]
+
     for values in choice["logprobs"].values():
         assert len(values) == len(choice["token_ids"]) == answer["usage"]["completion_tokens"]
+
     assert choice["logprobs"]["text_offset"][-1] == len(choice["text"])
 
     _, chunks = complete(able, "say éx", logprobs=0, **streamed)
     for chunk in chunks[:-1]:
         [choice] = chunk["choices"]
         assert len(choice["logprobs"]["tokens"]) == len(choice["token_ids"])
+
     assert chunks[-2]["choices"][0]["logprobs"]["tokens"][-1] == last
 
     _, answer = chat(able, "say éx", logprobs=True, **asked)
     [choice] = answer["choices"]
+
     assert (
         len(choice["logprobs"]["content"])
         == len(choice["token_ids"])
@@ -412,6 +433,7 @@ def test_lists_of_log_probs_are_as_long_as_those_of_ids_and_as_the_usage(
     content = [
         token for choice in said for token in (choice["logprobs"] or {"content": []})["content"]
     ]
+
     assert [token["token"] for token in content][-1] == last
     assert len(content) == chunks[-1]["usage"]["completion_tokens"]
     assert said[-1]["logprobs"]["content"][0]["token"] == last, (
@@ -422,12 +444,14 @@ def test_lists_of_log_probs_are_as_long_as_those_of_ids_and_as_the_usage(
 def test_each_token_comes_first_among_the_best_in_its_place(able: Host) -> None:
     _, answer = complete(able, "say ab", echo=True, logprobs=2, max_tokens=2)
     log_probs = answer["choices"][0]["logprobs"]
+
     assert log_probs["top_logprobs"][0] is None
     assert [next(iter(top)) for top in log_probs["top_logprobs"][1:]] == log_probs["tokens"][1:]
 
     _, answer = complete(able, "say ab", echo=True, logprobs=0, max_tokens=2)
     log_probs = answer["choices"][0]["logprobs"]
     pairs = zip(log_probs["tokens"], log_probs["token_logprobs"], strict=True)
+
     assert log_probs["top_logprobs"] == [
         None,
         *({token: number} for token, number in list(pairs)[1:]),
@@ -479,9 +503,11 @@ def test_a_prompt_is_scored_beside_its_answer(able: Host) -> None:
         ),
     ]
     _, answer = complete(able, "say ab", prompt_logprobs=0)
+
     assert (
         answer["choices"][0]["prompt_logprobs"] == scored and answer["choices"][0]["text"] == "ab"
     )
+
     _, answer = chat(able, "say ab", prompt_logprobs=0)
     assert answer["prompt_logprobs"] == scored
 
@@ -523,6 +549,7 @@ def test_what_an_engine_lacks_is_refused_in_the_api_s_words(plain: Host) -> None
         assert answer["error"]["message"].startswith(
             f"{name} is not supported here: scripted has no "
         )
+
     status, answer = complete(plain, "say a", logprobs=6)
     assert (status, answer["error"]["message"]) == (400, "logprobs must be at most 5, given 6")
 
@@ -534,9 +561,11 @@ def test_a_call_cannot_be_forced_where_the_engine_cannot_guide(tmp_path: Any) ->
             "tool_choice is not supported here: scripted has no such guide"
         )
         assert answer["error"]["param"] == "tool_choice"
+
         for name, value in STRUCTURES.items():
             status, answer = chat(server, "say a", **{name: value})
             assert (status, answer["error"]["param"]) == (400, name)
+
         status, answer = chat(server, "say a", tools=[TOOL])
         assert status == 400 and "option.tool_call_parser" in answer["error"]["message"]
 
@@ -578,12 +607,14 @@ def test_a_thought_stands_apart_from_the_answer(able: Host) -> None:
     _, answer = chat(able, said)
     message = answer["choices"][0]["message"]
     assert (message["reasoning_content"], message["content"]) == ("hm", "Yes")
+
     _, chunks = chat(able, said, stream=True)
     thoughts = [
         choice["delta"].get("reasoning_content", "")
         for chunk in chunks
         for choice in chunk["choices"]
     ]
+
     assert ("".join(thoughts), text_of(chunks)) == ("hm", "Yes")
 
 
@@ -600,6 +631,7 @@ def test_thoughts_are_left_out_or_stay_in_the_text_where_a_client_says_so(able: 
 
         _, chunks = chat(able, said, stream=True, **fields)
         deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
+
         assert not any("reasoning_content" in delta for delta in deltas)
         assert text_of(chunks) == content
 
@@ -621,6 +653,7 @@ def test_an_error_in_a_stream_is_an_event_before_the_end(able: Host) -> None:
 def test_a_prompt_that_is_too_long_has_openai_s_code(able: Host) -> None:
     for status, answer in (chat(able, "x" * 300), complete(able, "x" * 300)):
         assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+
     assert answer["error"]["param"] == "prompt"
 
 
@@ -658,9 +691,11 @@ def test_a_priority_reaches_an_engine_that_has_them_and_zero_any_engine(
         for rank in (-1, 0, 1):
             assert ask(able, "say a", priority=rank)[0] == 200
             urgencies.append(last_request(able).priority)
+
         assert (
             urgencies == sorted(set(urgencies), reverse=True) and urgencies[1] == DEFAULT_PRIORITY
         )
+
     assert complete(unable, "say a", priority=0)[0] == 200
 
 
@@ -684,9 +719,11 @@ def test_an_engine_that_stumbles_over_a_request_refuses_that_one_alone(able: Hos
             b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%b"
             % (len(body), body)
         )
+
         assert neighbour.recv(100).startswith(b"HTTP/1.1 200 ")
         assert complete(able, "trip")[0] == 503
         assert able.executor.num_active == 1, "the neighbour still runs"
+
     wait_until(lambda: able.executor.num_active == 0)
 
 
@@ -792,7 +829,9 @@ def test_each_prompt_counts_among_the_requests_in_flight(tmp_path: Any) -> None:
             connection.sendall(head + body)
             wait_until(lambda: server.server_block.frontends[0].num_sequences == num)
             response, _ = server.post({"prompt": "say a"}, COMPLETIONS)
+
             assert response.status == 429
+
         wait_until(lambda: server.server_block.frontends[0].num_sequences == 0)
 
 
@@ -806,6 +845,7 @@ def test_a_client_that_leaves_ends_every_sequence_of_its_request(
         head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body)
         connection.sendall(head + body)
         wait_until(lambda: able.executor.num_active == 2)
+
     wait_until(
         lambda: len(able.executor.cancelled) == num_cancelled + 2 and able.executor.num_active == 0
     )
@@ -831,6 +871,7 @@ def test_the_last_chunk_of_a_stream_tells_the_cached_tokens_too(able: Host, ask:
     said = f"say The cache of a stream of {ask.__name__}"
     for _ in range(2):
         _, chunks = ask(able, said, stream=True, stream_options={"include_usage": True})
+
     assert cached(chunks[-1]["usage"]) == len(said) - 1
 
 
@@ -842,7 +883,9 @@ def test_cached_tokens_are_those_of_all_prompts_together(able: Host) -> None:
 
 @pytest.mark.parametrize("ask", [chat, complete])
 def test_prompts_of_different_salts_share_no_cache(able: Host, ask: Any) -> None:
-    said, alice, bob = "say A secret of one user", f"{ask.__name__}-alice", f"{ask.__name__}-bob"
+    said = "say A secret of one user"
+    alice = f"{ask.__name__}-alice"
+    bob = f"{ask.__name__}-bob"
     usages = [ask(able, said, cache_salt=salt)[1]["usage"] for salt in (alice, bob, alice)]
     assert [cached(usage) for usage in usages[:2]] == [0, 0] and cached(usages[2]) == len(said) - 1
     assert last_request(able).cache_salt == alice
@@ -857,6 +900,7 @@ def test_with_the_scope_of_a_request_no_two_requests_share_cache(tmp_path: Path)
         ]
         both = complete(server, [said, said])[1]["usage"]
         salts = [one.cache_salt for one in server.executor.requests]
+
     assert [cached(usage) for usage in alone] == [0] * 4
     assert cached(both) == len(said) - 1, "the prompts of one request share it"
     assert len({*salts[:-1]}) == 5 and salts[-1] == salts[-2] and None not in salts
@@ -880,8 +924,10 @@ def test_metrics_and_the_log_tell_how_much_of_the_prompts_was_cached(
     with caplog.at_level("INFO", "lmi.access"):
         chat(able, "say It is counted.")
         wait_until(lambda: caplog.records)  # the line is written after the answer
+
     num = len("say It is counted.")
     assert counted() == (before[0] + num, before[1] + num - 1)
+
     [line] = [record for record in caplog.records if record.name == "lmi.access"]
     assert (line.prompt_tokens, line.cached_tokens) == (num, num - 1)
     assert (line.getMessage(), line.status, line.model, line.client) == (
@@ -902,6 +948,7 @@ def test_a_line_of_the_log_without_an_answer_tells_no_tokens(
         chat(able, "say a", temperature=-1)
         able.send("GET", "/v1/models")
         wait_until(lambda: len(caplog.records) == 2)  # a line is written after the answer
+
     lines = [record for record in caplog.records if record.name == "lmi.access"]
     assert len(lines) == 2 and not any(hasattr(line, "prompt_tokens") for line in lines)
 

@@ -63,6 +63,7 @@ def test_a_request_waits_for_a_place_since_the_server_has_had_all_of_it(tmp_path
         before_s = time.monotonic()
         slow.sendall(body[5:])
         assert slow.recv(15) == b"HTTP/1.1 200 OK"
+
         entry = lmi.queue.last_offered
         assert entry is not None and entry.received_s is not None
         assert entry.arrived_s < before_s <= entry.received_s <= entry.queued_s
@@ -95,6 +96,7 @@ def test_attributes_may_say_how_urgent_a_request_is(
                 == 200
             )
             urgencies.append(lmi.executor.requests[-1].priority)
+
     assert urgencies == sorted(set(urgencies), reverse=True) and urgencies[1] == DEFAULT_PRIORITY
 
 

@@ -31,6 +31,7 @@ def test_a_browser_gets_the_playground_at_the_root_and_others_get_links(server: 
         assert (
             response.getheader("content-type") == "application/json" and json.loads(body) == LINKS
         )
+
     assert set(LINKS.values()) <= {path for path, _, _ in (*SERVER_ROUTES, *ROUTES)}
 
 
@@ -42,12 +43,16 @@ def test_a_page_loads_nothing_from_elsewhere_and_may_run_only_what_this_server_h
     assert (
         response.status == 200 and response.getheader("content-type") == "text/html; charset=utf-8"
     )
+
     policy = str(response.getheader("content-security-policy"))
     assert policy.startswith("default-src 'none'") and "unsafe" not in policy
+
     loaded = re.findall(r'<(?:link|script)[^>]* (?:href|src)="(.*?)"', body.decode())
     assert len(loaded) >= 3
+
     for file in loaded:
         assert file == "data:," or server.send("GET", f"/{file}")[0].status == 200
+
     assert not [
         name for name, content in FILES.items() if re.search(rb"https?://|@import|\burl\(", content)
     ]

@@ -76,6 +76,7 @@ def check_growth(stream: list[dict[str, Any]]) -> None:
         )
         whole = item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"]
         assert "".join(each["delta"] for each in told if each["type"].endswith(".delta")) == whole
+
     indexes = [each["output_index"] for each in stream if "output_index" in each]
     assert indexes == sorted(indexes)
 
@@ -110,6 +111,7 @@ def test_a_response_repeats_the_settings_of_its_request(able: Host) -> None:
         "tools": [TOOL],
     }
     _, answer = ask(able, "say Hello", **asked)
+
     assert {name: answer[name] for name in ("instructions", "metadata", "temperature")} == {
         name: asked[name] for name in ("instructions", "metadata", "temperature")
     }
@@ -127,6 +129,7 @@ def test_a_failure_in_a_stream_is_the_response_s_last_event(able: Host) -> None:
         "".join(each["delta"] for each in stream if each["type"] == "response.output_text.delta")
         == "abc"
     )
+
     last = stream[-1]
     assert (last["type"], last["response"]["status"]) == ("response.failed", "failed")
     assert last["response"]["error"] == {
@@ -160,14 +163,17 @@ def test_texts_have_the_log_probs_of_their_tokens_where_a_client_includes_them(
 
     [part] = whole["output"][-1]["content"]
     assert "".join(entry["token"] for entry in part["logprobs"]).startswith(part["text"])
+
     for entry in part["logprobs"]:
         assert (
             set(entry) == {"token", "logprob", "bytes", "top_logprobs"}
             and len(entry["top_logprobs"]) <= 2
         )
+
     deltas = [each for each in stream if each["type"] == "response.output_text.delta"]
     told = [entry for each in deltas for entry in each["logprobs"]]
     assert part["logprobs"][: len(told)] == told and told
+
     [done] = [each for each in stream if each["type"] == "response.output_text.done"]
     assert done["logprobs"] == part["logprobs"]
 
@@ -181,6 +187,7 @@ def test_texts_have_no_log_probs_otherwise(able: Host) -> None:
 def test_the_tokens_of_a_conversation_are_counted_as_an_answer_counts_them(able: Host) -> None:
     num_before = len(able.executor.requests)
     response, body = able.post({"input": "say Hello"}, f"{RESPONSES}/input_tokens")
+
     assert (response.status, json.loads(body)) == (
         200,
         {"object": "response.input_tokens", "input_tokens": 9},
@@ -190,4 +197,5 @@ def test_the_tokens_of_a_conversation_are_counted_as_an_answer_counts_them(able:
     response, body = able.post(
         {"input": "say Hello", "previous_response_id": "resp_1"}, f"{RESPONSES}/input_tokens"
     )
+
     assert (response.status, json.loads(body)["error"]["param"]) == (400, "previous_response_id")

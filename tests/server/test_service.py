@@ -55,6 +55,7 @@ def test_a_request_takes_a_place_for_each_sequence(four: Host) -> None:
         assert (
             b"lmi_sequences_in_flight 4.0" in metrics and b"lmi_requests_in_flight 1.0" in metrics
         )
+
     wait_until(lambda: (record.num_sequences, record.num_in_flight) == (0, 0))
 
 
@@ -136,6 +137,7 @@ def test_sequences_that_find_no_room_together_wait_outside(tmp_path: Path) -> No
             response, _ = served.post({"prompt": ["say a"] * 6}, COMPLETIONS)
             assert response.status == 429 and response.headers["retry-after"] == "1"
             assert served.post({"prompt": ["say a"] * 5}, COMPLETIONS)[0].status == 200
+
         wait_until(lambda: record.num_sequences == 0)
 
 
@@ -166,6 +168,7 @@ def test_a_full_queue_says_at_every_api_when_to_come_back(four: Host, path: str)
         response, _ = four.post({"inputs": "say a", "prompt": "say a", "text_input": "say a"}, path)
     finally:
         record.num_sequences -= 10_000
+
     assert response.status in (429, 503, 529) and response.headers["retry-after"] == "1"
 
 
@@ -202,6 +205,7 @@ def test_a_queue_that_is_full_before_the_route_runs_has_the_api_s_answer_too(
         )
     finally:
         runtime.remove()
+
     assert sent[0]["status"] == status and dict(sent[0]["headers"])[b"Retry-After"] == b"1"
 
 
@@ -219,11 +223,13 @@ def test_a_key_that_nobody_checks_is_told_once(
     with host(tmp_path) as served:
         served.send("GET", "/v1/models", headers={"Authorization": "AWS4-HMAC-SHA256 Credential=a"})
         assert told() == []
+
         for _ in range(2):
             assert (
                 served.send("GET", "/v1/models", headers={name: "Bearer sk-secret"})[0].status
                 == 200
             )
+
         assert told() == ["WARNING"] and "sk-secret" not in caplog.text
 
 

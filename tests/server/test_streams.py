@@ -193,11 +193,13 @@ def test_a_buffered_stream_has_the_same_bytes_its_length_and_its_real_status(
     num_before = dict(counts.items())
     response, answer = buffering.post(asked(body, prompt), path)
     streamed, other = lmi.post(asked(body, prompt), path)
+
     assert response.headers["content-length"] == str(len(answer))
     assert "transfer-encoding" not in response.headers
     assert response.headers["content-type"] == streamed.headers["content-type"]
     assert len(answer) == len(other) and texts(answer) == texts(other)
     assert (response.status >= 400) == (b'"error"' in answer.replace(b'"error":null', b""))
+
     wait_until(
         lambda: dict(counts.items())[str(response.status)] == num_before[str(response.status)] + 1
     )
@@ -219,4 +221,5 @@ def test_the_limit_of_a_body_counts_for_one_in_chunks_too(tmp_path: Path, is_chu
                 "POST", "/invocations", iter(pieces) if is_chunked else data
             )
             assert response.status == status, answer
+
         assert "at most 1000 bytes (max_request_size)" in json.loads(answer)["error"]

@@ -51,8 +51,10 @@ def test_the_engine_is_asked_for_what_the_parameters_say(tgi: Host) -> None:
     _, body = tgi.post({"inputs": "say hi", "parameters": parameters}, "/generate")
     asked = tgi.executor.requests[-1]
     assert (asked.max_tokens, asked.output_config.return_log_probs) == (5, True)
+
     sampling = asked.sampling_config
     assert (sampling.temperature, sampling.top_k, sampling.seed) == (0.5, 3, 7)
+
     details = json.loads(body)["details"]
     assert (details["finish_reason"], details["generated_tokens"], details["seed"]) == (
         "eos_token",
@@ -102,6 +104,7 @@ def test_a_stream_has_an_event_for_each_token_and_the_whole_text_at_its_end(
     body = {"inputs": "say hé", "parameters": {"details": True}, "stream": stream}
     response, answer = tgi.post(body, path)
     assert (response.status, response.headers["content-type"]) == (200, "text/event-stream")
+
     *before, last = events(answer)
     assert [event["index"] for event in (*before, last)] == [1, 2, 3, 4]
     assert (
@@ -110,6 +113,7 @@ def test_a_stream_has_an_event_for_each_token_and_the_whole_text_at_its_end(
         == "hé"
     )
     assert all(event["generated_text"] is None and event["details"] is None for event in before)
+
     num_prompt_tokens = len("say hé".encode())
     assert last["details"] == {
         "finish_reason": "eos_token",
@@ -175,6 +179,7 @@ def test_a_wrong_method_is_405_in_tgis_words(tgi: Host) -> None:
         response, body = tgi.send("GET", path)
         assert refusal((response, body))[:2] == (405, "validation")
         assert response.headers["allow"] == "POST"
+
     assert tgi.send("PUT", "/")[0].status == 405
 
 
@@ -195,9 +200,11 @@ def test_a_full_server_says_429_and_one_without_an_engine_503(tmp_path: Path) ->
     with host(tmp_path) as served:
         served.block.frontends[0].num_sequences += 10_000
         response, body = served.post({"inputs": "say hi"}, "/generate")
+
         assert refusal((response, body))[:2] == (429, "overloaded")
         assert int(response.headers["retry-after"]) >= 1
         assert served.send("GET", "/health")[0].status == 200
+
         served.block.engines[0].phase = Phase.LOST
         assert served.send("GET", "/health")[0].status == 503
         assert json.loads(served.send("GET", "/health")[1]) == {

@@ -18,7 +18,8 @@ from lmi.apis.triton.schema import INPUTS
 from lmi.shared.state import Phase
 from tests.scripted import CONTEXT, Host, host
 
-GENERATE, STREAM = "/v2/models/scripted/generate", "/v2/models/scripted/generate_stream"
+GENERATE = "/v2/models/scripted/generate"
+STREAM = "/v2/models/scripted/generate_stream"
 SSE = "text/event-stream; charset=utf-8"
 HEAD = {"model_name": "scripted", "model_version": "1"}
 
@@ -101,6 +102,7 @@ def test_an_event_arrives_before_the_next_exists(lmi: Host) -> None:
         seen = b""
         while seen.count(b"data: ") < 2:
             seen += raw.recv(4096)
+
         assert b'"text_output":"b"}\n\n' in seen
 
 
@@ -262,8 +264,10 @@ def test_the_server_and_the_model_tell_what_they_are(lmi: Host) -> None:
             "version": __version__,
             "extensions": ["generate", "statistics"],
         }
+
     model = json.loads(lmi.send("GET", "/v2/models/scripted/versions/1")[1])
     assert (model["name"], model["versions"], model["platform"]) == ("scripted", ["1"], "lmi-dist")
+
     inputs = {tensor.pop("name"): tensor for tensor in model["inputs"]}
     assert inputs["text_input"] == {"datatype": "BYTES", "shape": [1]}
     assert inputs["stop_words"] == {"datatype": "BYTES", "shape": [-1]}
@@ -290,7 +294,8 @@ def test_health_says_what_ping_says(tmp_path: Path) -> None:
     with host(tmp_path) as served:
         states = [(Phase.LOADING, Phase.READY, 503, 200), (Phase.READY, Phase.DRAINING, 503, 200)]
         for engine, supervisor, ready, live in [*states, (Phase.FAILED, Phase.FAILED, 500, 500)]:
-            served.block.engines[0].phase, served.server_block.supervisor.phase = engine, supervisor
+            served.block.engines[0].phase = engine
+            served.server_block.supervisor.phase = supervisor
             for path, status in (
                 ("/ping", ready),
                 ("/v2/health/ready", ready),
@@ -298,6 +303,7 @@ def test_health_says_what_ping_says(tmp_path: Path) -> None:
                 ("/v2/health/live", live),
             ):
                 assert served.send("GET", path)[0].status == status
+
         [entry] = json.loads(served.send("POST", "/v2/repository/index")[1])
         assert entry["state"] == "UNAVAILABLE"
 
@@ -306,8 +312,10 @@ def test_statistics_count_what_ended_and_how(tmp_path: Path) -> None:
     with host(tmp_path) as served:
         for prompt in ("say a", "say b", "fail"):
             served.post({"text_input": prompt}, GENERATE)
+
         for _ in range(20):
             served.send("GET", "/v2/health/ready")
+
         [counts] = json.loads(served.send("GET", "/v2/models/model/stats")[1])["model_stats"]
         assert (counts["name"], counts["version"], counts["inference_count"]) == ("model", "1", 2)
         assert json.loads(served.send("GET", "/v2/models/stats")[1]) == {
@@ -329,6 +337,7 @@ def test_outputs_that_are_asked_for_come_as_further_keys(lmi: Host) -> None:
         for name in ("finish_reason", "num_input_tokens", "num_output_tokens", "log_probs")
     }
     body = {"text_input": "say ab", **flags}
+
     assert json.loads(lmi.post(body, GENERATE)[1]) == {
         **HEAD,
         "text_output": "ab",
@@ -338,6 +347,7 @@ def test_outputs_that_are_asked_for_come_as_further_keys(lmi: Host) -> None:
         "cum_log_probs": -1.5,
         "output_log_probs": [-0.5, -0.5, -0.5],
     }
+
     said = events(lmi.post(body, STREAM)[1])
     assert [event["finish_reason"] for event in said] == ["None", "None", "stop"]
     assert [event["cum_log_probs"] for event in said] == [-0.5, -1.0, -1.5]
@@ -383,5 +393,6 @@ def test_the_engine_is_asked_the_same_as_by_the_lmi_api(lmi: Host) -> None:
         first = lmi.post({"text_input": "say hello", **triton}, GENERATE)[1]
         second = lmi.post({"inputs": "say hello", "parameters": {**limit, **own}})[1]
         asked, asked_by_lmi = lmi.executor.requests[-2:]
+
         assert asked == asked_by_lmi
         assert json.loads(first)["text_output"] == json.loads(second)["generated_text"]

@@ -18,12 +18,10 @@ from lmi.types import WaitStatus
 from tests.scripted import Host, host
 
 KEEPALIVE_S = 0.1
-CHAT, TEXT, MESSAGES, RESPONSES = (
-    "/v1/chat/completions",
-    "/v1/completions",
-    "/v1/messages",
-    "/v1/responses",
-)
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
+MESSAGES = "/v1/messages"
+RESPONSES = "/v1/responses"
 PROGRESS = PromptProgress(num_computed_tokens=9, num_cached_tokens=4)
 NUM_TOLD = 3  # events of waiting that a test reads before the engine answers
 
@@ -79,6 +77,7 @@ def all_events(
             told.append(event)
             if sum(map(is_waiting, told)) == NUM_TOLD:
                 server.executor.let_go.set()
+
     return told
 
 
@@ -88,7 +87,8 @@ def is_progress(event: dict[str, Any]) -> bool:
 
 def shape_of_waiting(event: dict[str, Any], num_prompt_tokens: int) -> dict[str, Any]:
     """Check what stands in an event of waiting, and return what its API adds."""
-    progress, queue_status = event.pop("prompt_progress"), event.pop("queue_status")
+    progress = event.pop("prompt_progress")
+    queue_status = event.pop("queue_status")
     assert progress.pop("time_ms") >= 1000 * KEEPALIVE_S
     assert progress == {"total": num_prompt_tokens, "cache": 4, "processed": 9}
     assert queue_status["queue_position"] == 0
@@ -106,12 +106,15 @@ def test_a_stream_of_openai_tells_its_progress_in_chunks_without_choices(
     told = all_events(served, path, "say hi", is_progress)
     waiting = [event for event in told if is_progress(event)]
     assert told[: len(waiting)] == waiting
+
     for event in waiting:
         shape = shape_of_waiting(event, PROMPT_TOKENS)
         assert shape["choices"] == []
         assert shape["id"] == told[-1]["id"]
+
     said = [event["choices"][0] for event in told[len(waiting) :]]
     texts = [choice["delta"]["content"] if path == CHAT else choice["text"] for choice in said]
+
     assert "".join(texts) == "hi"
 
 
@@ -120,9 +123,11 @@ def test_a_stream_of_messages_tells_its_progress_in_deltas_without_a_stop_reason
 ) -> None:
     told = all_events(served, MESSAGES, "say hi", is_progress)
     kinds = [event["type"] for event in told]
+
     assert kinds[:2] == ["message_start", "ping"]
     assert kinds.count("message_start") == 1
     assert kinds[2 : 2 + NUM_TOLD] == ["message_delta"] * NUM_TOLD
+
     for event in told[2 : 2 + NUM_TOLD]:
         shape = shape_of_waiting(event, PROMPT_TOKENS)
         assert shape["delta"] == {"stop_reason": None, "stop_sequence": None}
@@ -130,6 +135,7 @@ def test_a_stream_of_messages_tells_its_progress_in_deltas_without_a_stop_reason
             PROMPT_TOKENS - 4,
             0,
         )
+
     assert told[0]["message"]["usage"]["input_tokens"] == PROMPT_TOKENS - 4
     assert told[-2]["delta"]["stop_reason"] == "end_turn"
     assert told[-2]["usage"]["input_tokens"] == PROMPT_TOKENS
@@ -153,6 +159,7 @@ def test_an_error_after_the_beginning_has_the_form_of_the_stream(served: Host, p
     last = told[-1]
     for name in forms.get(path, ("error",)):
         last = last[name]
+
     assert "the script says so" in last["message"]
 
 
@@ -193,6 +200,7 @@ def test_what_no_client_takes_for_progress_keeps_silent_and_has_its_status(
         )  # while another stream has told that it waits
         response = answer()
         assert response.status == 200
+
         said = response.read()
         assert b"prompt_progress" not in said
         assert b'"choices":[]' not in said
@@ -216,6 +224,7 @@ def test_a_stream_that_has_begun_with_a_token_tells_no_progress_later(served: Ho
             served, CHAT, "say hi", is_progress
         )  # while another stream has told that it waits
         said = list(events(response))
+
     assert [event for event in said if is_progress(event)] == []
     assert "".join(event["choices"][0]["delta"]["content"] for event in said) == "hi"
 
@@ -232,7 +241,8 @@ def test_without_the_option_a_stream_begins_with_its_first_token(
 
 
 def test_of_requests_together_the_first_token_counts_and_all_prompts() -> None:
-    one, other = WaitStatus(100, 40, 10, 0, 2.5), WaitStatus(50, 0, 0, 3, 9.0)
+    one = WaitStatus(100, 40, 10, 0, 2.5)
+    other = WaitStatus(50, 0, 0, 3, 9.0)
     assert together([one, other]) == WaitStatus(150, 40, 10, 0, 2.5)
     assert together([one, WaitStatus(50)]) == WaitStatus(150, None, None, 0, 2.5)
     assert together([]) == WaitStatus()

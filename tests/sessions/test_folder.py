@@ -85,6 +85,7 @@ def test_there_are_never_more_than_the_limit_however_many_open_one_at_once(tmp_p
         for n in range(3)
     ]
     said = [process.communicate(timeout=60)[0].strip() for process in started]
+
     assert said == ["50 sessions are open, there is no room for another one"] * 3
     assert len(names(tmp_path)) == 50
 
@@ -102,13 +103,16 @@ def test_an_owner_has_as_many_sessions_as_are_free_so_nobody_takes_the_last_plac
         ):
             while True:
                 ids.append(sessions.open(owner).id)
+
         return ids
 
     greedy = [opened("a"), opened("b"), opened("c")]
     assert [len(ids) for ids in greedy] == [10, 5, 3]
+
     sessions.open("d")
     sessions.close(greedy[0][0])
     sessions.open("e")
+
     assert opened("a") == [], "its own place went to another"
 
 
@@ -116,6 +120,7 @@ def test_the_count_of_sessions_is_mended_when_somebody_cleans(tmp_path: Path) ->
     sessions = Sessions(tmp_path, 60, max_sessions=4)
     for session in (sessions.open(), sessions.open()):
         shutil.rmtree(tmp_path / session.id)  # as the model's own code may do
+
     sessions.remove_expired()
     assert names(tmp_path) == [] and not (tmp_path / COUNTS).exists()
     assert sessions.open() and sessions.open()
@@ -127,6 +132,7 @@ def test_the_ten_thousandth_session_opens_as_fast_as_the_first(tmp_path: Path) -
         first_s = timed(sessions, 100)
         for _ in range(9800):
             sessions.open()
+
         with measurement.within(4 * first_s):
             timed(sessions, 100)
 
@@ -136,6 +142,7 @@ def timed(sessions: Sessions, number: int) -> float:
     started_s = time.monotonic()
     for _ in range(number):
         sessions.open()
+
     return time.monotonic() - started_s
 
 
@@ -160,6 +167,7 @@ def test_what_a_dead_process_left_half_done_goes(tmp_path: Path) -> None:
     (tmp_path / broken).mkdir()
     (tmp_path / broken / FILE).write_text('{"id": 5')
     assert sessions.find(half_removed) is None and sessions.find(broken) is None
+
     sessions.remove_expired()
     assert names(tmp_path) == [session.id]
 
@@ -187,6 +195,7 @@ def test_a_place_that_cannot_be_written_is_named_in_the_log(
     (tmp_path / "file").write_text("")
     with pytest.raises(SessionFailed, match="^no session can be created: Not a directory$"):
         Sessions(tmp_path / "file" / "x", 60).open()
+
     assert f"no session can be created in {tmp_path}/file/x: Not a directory" in caplog.text
 
 

@@ -24,7 +24,8 @@ from lmi.sessions.http import CLOSED_HEADER, HEADER, NEW_HEADER, kept_clean, req
 from tests.scripted import Host, host, wait_until
 
 PATHS = ["/invocations", "/predictions/scripted", "/predictions/model/1", "/models/scripted/invoke"]
-NEW, CLOSE = {"requestType": "NEW_SESSION"}, {"requestType": "CLOSE"}
+NEW = {"requestType": "NEW_SESSION"}
+CLOSE = {"requestType": "CLOSE"}
 UNKNOWN = "7c9e6679-7425-40de-944b-e07fc1f90ae7"
 SAY = {"inputs": "say hi"}
 
@@ -71,7 +72,8 @@ def test_a_new_session_is_told_in_both_headers(
 
 
 def test_the_session_that_is_named_is_closed_once(lmi: Host) -> None:
-    session, other = opened(lmi), opened(lmi)
+    session = opened(lmi)
+    other = opened(lmi)
     response, body = lmi.post(CLOSE, headers={HEADER: session})
     assert (response.status, body) == (200, b'{"result": "Session %b closed"}\n' % session.encode())
     assert response.headers[CLOSED_HEADER] == session and HEADER not in response.headers
@@ -187,7 +189,9 @@ def test_sessions_that_are_off_are_400_where_a_request_names_them(tmp_path: Path
             assert message.startswith(
                 f"{name} must be left out: sessions are off here (option.enable_stateful_sessions)"
             )
+
         assert lmi.post(SAY)[0].status == 200
+
     assert not (tmp_path / "sessions").exists()
 
 
@@ -198,18 +202,23 @@ def test_a_session_that_cannot_be_written_is_424_with_the_cause(tmp_path: Path) 
 
 
 def test_every_api_takes_the_header_and_refuses_it_in_its_own_words(lmi: Host) -> None:
-    good, bad = {HEADER: opened(lmi)}, {HEADER: UNKNOWN}
+    good = {HEADER: opened(lmi)}
+    bad = {HEADER: UNKNOWN}
     completion = {"prompt": "say hi"}
     for path in ("/v1/completions", "/invocations"):
         assert lmi.post(completion, path, good)[0].status == 200
+
         response, body = lmi.post(completion, path, bad)
         error = json.loads(body)["error"]
+
         assert (response.status, error["type"], error["param"]) == (
             400,
             "invalid_request_error",
             HEADER,
         )
+
     assert lmi.post(SAY, "/generate", good)[0].status == 200
+
     response, body = lmi.post(SAY, "/generate", bad)
     assert (response.status, json.loads(body)["error_type"]) == (400, "validation")
     assert lmi.post(SAY, headers=good | {CUSTOM_ATTRIBUTES: "route=/generate"})[0].status == 200
@@ -222,7 +231,8 @@ def test_a_body_opens_a_session_whatever_route_its_attributes_name(lmi: Host) ->
 
 
 def test_a_session_may_be_closed_while_a_request_runs_in_it(lmi: Host) -> None:
-    session, num_before = opened(lmi), len(lmi.executor.requests)
+    session = opened(lmi)
+    num_before = len(lmi.executor.requests)
     with ThreadPoolExecutor() as pool:
         running = pool.submit(
             lmi.post,
@@ -230,6 +240,7 @@ def test_a_session_may_be_closed_while_a_request_runs_in_it(lmi: Host) -> None:
             headers={HEADER: session},
         )
         wait_until(lambda: len(lmi.executor.requests) > num_before)
+
         assert lmi.post(CLOSE, headers={HEADER: session})[0].status == 200
         assert running.result()[0].status == 200
 

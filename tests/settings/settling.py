@@ -32,6 +32,7 @@ def settle(
 def faults(folder: Path, text: str = "", **given: object) -> list[str]:
     with pytest.raises(BadConfiguration) as caught:
         settle(folder, text, **given)  # type: ignore[arg-type]
+
     assert caught.value.exit_code == 2
     return str(caught.value).split("\n")
 

@@ -32,6 +32,7 @@ def test_the_adapters_beside_the_model_and_beside_serving_properties_are_found(
     (inner / "adapters" / ".git").mkdir()
     (inner / "adapters" / "README.md").write_text("")
     resolved = settle(folder, f"{ENABLED}\noption.model_id=weights")
+
     assert resolved.config.model.adapters == {
         name: str(path.resolve()) for name, path in found.items()
     }
@@ -61,6 +62,7 @@ def test_one_name_is_one_adapter_s(folder: Path) -> None:
     (inner / "config.json").write_text("{}")
     for place in (folder, inner):
         write_adapter(place / "adapters" / "a")
+
     with pytest.raises(
         ModelUnusable,
         match="weights/adapters/a: an adapter has a name of its own, and .*/adapters/a has",
@@ -83,6 +85,7 @@ def test_an_adapter_beside_the_model_has_its_files_and_a_name_that_the_model_has
         ModelUnusable, match="an adapter has a name of its own, and the model has this one"
     ):
         settle(folder, f"{ENABLED}\noption.model_name=a")
+
     for name in ("adapter_model.safetensors", "adapter_config.json"):
         (files / name).unlink()
         with pytest.raises(ModelUnusable, match=f"adapters/a: an adapter's folder has an {name}"):
@@ -96,6 +99,7 @@ def test_pickled_weights_need_leave(folder: Path) -> None:
         SecurityRefused, match=r"adapter_model.bin is a pickle, .* or set option.allow_pickle=true"
     ):
         settle(folder, ENABLED)
+
     assert settle(folder, f"{ENABLED}\noption.allow_pickle=true").config.model.adapters
 
 

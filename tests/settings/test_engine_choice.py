@@ -121,11 +121,13 @@ def test_the_embedded_engine_gives_a_parallel_degree_over_one_to_vllm(
 ) -> None:
     resolved = settle(folder, text, machine=machine)
     engine = resolved.config.engine
+
     assert (
         engine.handler,
         engine.tensor_parallel_degree,
         engine.pipeline_parallel_degree,
     ) == wanted
+
     said = ": lmi-dist runs on one device, so the engine is vllm"
     assert [warning.endswith(said) for warning in resolved.warnings] == [True] * (
         engine.handler == "vllm"
@@ -168,6 +170,7 @@ def test_an_announced_engine_without_its_library_is_refused_by_name(
 ) -> None:
     for name in ("vllm", "tensorrt_llm"):
         monkeypatch.setitem(sys.modules, name, None)  # as if it were not installed
+
     assert choose_handler("auto", FOUR_GPUS, announced())[0] == "lmi-dist"
     (fault,) = faults(folder, f"option.rolling_batch={word}")
     assert "lmi-dist" in fault and fault.endswith(
@@ -180,7 +183,9 @@ def test_without_a_rolling_batch_the_engine_is_the_one_of_auto(folder: Path) -> 
         folder,
         "option.rolling_batch=Disable\nbatch_size=4\nmax_batch_delay=50\noption.enable_streaming=true",
     )
-    model, engine = resolved.config.model, resolved.config.engine
+    model = resolved.config.model
+    engine = resolved.config.engine
+
     assert (model.dynamic_batch, model.enable_streaming) == (True, True)
     assert (engine.handler, engine.max_num_sequences, resolved.warnings) == ("lmi-dist", 4, ())
     assert (
@@ -190,9 +195,11 @@ def test_without_a_rolling_batch_the_engine_is_the_one_of_auto(folder: Path) -> 
     assert choose_handler("disable", FOUR_GPUS, announced()) == choose_handler(
         "auto", FOUR_GPUS, announced()
     )
+
     both = settle(
         folder, "option.rolling_batch=disable\nbatch_size=4\noption.max_rolling_batch_size=7"
     )
+
     assert both.config.engine.max_num_sequences == 7
 
 

@@ -257,6 +257,7 @@ def check(case: Case, resolved: Resolved, engine: str, warned: tuple[str, ...]) 
 def refusal(case: Case, folder: Path, machine: Machine) -> str:
     with pytest.raises(BadConfiguration) as caught:
         settle(case, folder, machine)
+
     return str(caught.value)
 
 

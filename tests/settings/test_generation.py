@@ -63,6 +63,7 @@ def test_every_parameter_of_a_request_may_have_a_default(folder: Path) -> None:
         "max_new_tokens": 5,
     }
     assert values.keys() == FAULTS.keys()
+
     write(folder, values)
     assert defaults(folder).values == values
 
@@ -108,6 +109,7 @@ def test_a_path_without_a_file_that_can_be_read_ends_the_start(folder: Path) -> 
 def test_single_values_replace_those_of_the_file_and_null_replaces_nothing(folder: Path) -> None:
     write(folder, QWEN)
     text = 'option.override_generation_config={"temperature": 0.1, "min_p": 0.05, "top_k": null}'
+
     assert defaults(folder, text) == GenerationDefaults(
         temperature=0.1,
         top_p=0.95,
@@ -115,6 +117,7 @@ def test_single_values_replace_those_of_the_file_and_null_replaces_nothing(folde
         min_p=0.05,
         source=f"{FILE}, option.override_generation_config",
     )
+
     alone = defaults(folder, f"{text}\noption.generation_config=vllm")
     assert alone.values == {"temperature": 0.1, "min_p": 0.05}
 
@@ -184,9 +187,11 @@ def test_a_bad_value_of_the_models_file_is_told_and_left_out_and_the_others_coun
 ) -> None:
     write(folder, {"temperature": 0.6, "top_p": 0.5, name: value})
     resolved = settle(folder)
+
     assert resolved.config.model.generation_defaults.values == {
         key: known for key, known in {"temperature": 0.6, "top_p": 0.5}.items() if key != name
     }
+
     [warning] = resolved.warnings
     assert (
         f"{FILE}: {name} must be " in warning
@@ -259,11 +264,13 @@ def test_secure_mode_takes_the_words_and_refuses_a_folder_elsewhere(folder: Path
     other = folder.parent / "lmi"  # a word is no path, although there is a folder of its name
     other.mkdir()
     write(other, QWEN)
+
     assert (
         secured(
             folder, PICKLES, "option.generation_config=lmi"
         ).config.model.generation_defaults.values
         == {}
     )
+
     [line] = refusal(folder, PICKLES, f"option.generation_config={other}")
     assert "is outside of the model's folder" in line

@@ -57,6 +57,7 @@ def announce(
     request.addfinalizer(announced.cache_clear)
     for name in ("fox_engine", "fox_engine.about", "fox_engine.run"):
         monkeypatch.delitem(sys.modules, name, raising=False)
+
     return site / "fox-1.dist-info" / "entry_points.txt"
 
 
@@ -85,11 +86,14 @@ def test_a_record_says_what_settings_ask(folder: Path, announce: Path) -> None:
         folder,
         "option.dtype=bf16\noption.tail=3\noption.trust_remote_code=true\noption.strict=true",
     )
+
     assert (resolved.warnings, resolved.config.engine.options) == ((), {"tail": "3"})
     assert resolved.config.engine.max_num_sequences == 7
+
     defaults = SamplingDefaults(
         with_do_sample=SamplingValues(1.0, 5, 0.85), without=SamplingValues(0.8, 0, 0.0)
     )
+
     assert resolved.config.model.sampling_defaults == defaults
     assert decode(encode(resolved.config), type=Config) == resolved.config
     assert (
@@ -108,6 +112,7 @@ def test_a_value_that_an_engine_refuses_by_its_default_is_a_fault_too(
         BadConfiguration, match=r"^option\.dtype='fp16' \(serving\.properties:2\): allowed is bf16"
     ):
         settle(folder, "option.dtype=fp16")
+
     with pytest.raises(
         BadConfiguration, match=r"^option\.dtype=auto \(not given\): allowed is bf16 on fox$"
     ):
@@ -177,8 +182,10 @@ def test_an_option_that_means_another_is_read_as_that_one_and_checked_as_it(fold
     assert next(
         row for row in resolved.settings if row.option == "option.max_model_len"
     ).source == ("serving.properties:2")
+
     with pytest.raises(BadConfiguration, match="option.reach='far' .*: allowed is a whole number"):
         settle(folder, "option.reach=far")
+
     with pytest.raises(BadConfiguration, match="these mean the same option, allowed is one value"):
         settle(folder, "option.reach=1\noption.max_model_len=2")
 

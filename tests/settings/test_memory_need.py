@@ -30,6 +30,7 @@ def config(tmp_path: Path) -> Config:
     (tmp_path / "config.json").write_text(json.dumps(FACTS))
     with open(tmp_path / "model.safetensors", "wb") as file:
         file.truncate(WEIGHTS)
+
     return Config(
         server=ServerConfig(),
         model=ModelConfig(path=str(tmp_path), name="m"),
@@ -60,12 +61,16 @@ def test_it_is_the_widened_weights_the_cache_and_the_process_for_each_replica(
 def test_the_embedded_engine_keeps_bfloat16_weights_and_a_float32_cache(config: Config) -> None:
     if variant_here() not in built_variants():
         pytest.skip("the native kernels are not built for this CPU")
-    cache, weights = 100 * TOKEN * 4, int(1.2 * WEIGHTS)
+
+    cache = 100 * TOKEN * 4
+    weights = int(1.2 * WEIGHTS)
     sizes = {
         dtype: need(config, handler="lmi-dist", max_kv_cache_tokens=100, dtype=dtype)
         for dtype in DTYPES
     }
-    narrow, wide = weights + cache + PROCESS_BYTES, 2 * weights + cache + PROCESS_BYTES
+    narrow = weights + cache + PROCESS_BYTES
+    wide = 2 * weights + cache + PROCESS_BYTES
+
     assert sizes == {"auto": narrow, "bf16": narrow, "fp16": wide, "fp32": wide}
     assert need(config, handler="lmi-dist", max_kv_cache_tokens=100, quantize="int8") == narrow
 

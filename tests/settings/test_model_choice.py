@@ -20,6 +20,7 @@ def test_a_model_beside_the_file_or_named_by_it_is_found(folder: Path) -> None:
     for text in (str(folder), f"file:{folder}", f"file://{folder}"):
         model = settle(outer, f"option.model_id={text}").config.model
         assert (model.path, model.name) == (str(folder), "tiny")
+
     named = settle(folder, "option.model_name=My-Model").config.model
     assert (named.path, named.name) == (str(folder), "My-Model")
 
@@ -46,9 +47,11 @@ def test_the_first_served_name_is_the_models_and_the_others_answer_too(
         folder, f"option.rolling_batch=lmi-dist\noption.served_model_name={text}"
     ).config.model
     assert (model.name, model.aliases) == ("org/chat-7b", ("chat",))
+
     named = settle(
         folder, f"option.model_name=ours\noption.model_alias=more\noption.served_model_name={text}"
     )
+
     assert (named.config.model.name, named.config.model.aliases) == (
         "ours",
         ("more", "org/chat-7b", "chat"),
@@ -64,6 +67,7 @@ def test_load_models_gives_the_folder_and_the_name(folder: Path, url: str) -> No
         resolved = resolve_folder(None, environ, flags, folder.parent.parent)
         assert (resolved.config.model.path, resolved.config.model.name) == (str(folder), "test")
         assert resolved.warnings == ()
+
     resolved = resolve_folder(str(folder), {"SERVING_LOAD_MODELS": text}, {}, folder.parent)
     assert (resolved.config.model.name, resolved.warnings) == ("test", ())
 
@@ -91,12 +95,15 @@ def test_models_of_load_models_that_are_not_served_are_told(folder: Path, tmp_pa
     shutil.copytree(folder, other)
     both = {"SERVING_LOAD_MODELS": f"a={folder},b={other}"}
     resolved = resolve_folder(None, both, {}, tmp_path)
+
     assert (resolved.config.model.name, resolved.config.model.path) == ("a", str(folder))
     assert resolved.warnings == (
         f"load_models (SERVING_LOAD_MODELS): one model is served, so 'b::={other}' is not",
     )
+
     elsewhere = resolve_folder(str(other), {"SERVING_LOAD_MODELS": f"a={folder}"}, {}, tmp_path)
     assert elsewhere.config.model.name == "other"
+
     (warning,) = elsewhere.warnings
     assert (
         warning
@@ -127,4 +134,5 @@ def test_a_model_that_is_neither_a_folder_nor_a_remote_source_is_refused_by_name
     for text, environ in ((f"option.model_id={model_id}", {}), ("", {"HF_MODEL_ID": model_id})):
         with pytest.raises(ModelUnusable, match=model_id) as caught:
             settle(folder, text, environ)
+
         assert caught.value.exit_code == 4

@@ -15,15 +15,19 @@ from tests.settings.settling import settle
 def test_folders_without_a_model_are_refused_with_what_they_hold(tmp_path: Path) -> None:
     with pytest.raises(ModelUnusable, match="is empty"):
         settle(tmp_path)
+
     (tmp_path / "weights.bin").write_text("")
     with pytest.raises(
         ModelUnusable, match=r"holds weights\.bin; a model's folder has a config\.json"
     ):
         settle(tmp_path)
+
     with pytest.raises(ModelUnusable, match="does not exist"):
         resolve_folder(str(tmp_path / "nowhere"), {}, {}, tmp_path)
+
     with pytest.raises(ModelUnusable, match="is not a folder"):
         resolve_folder("weights.bin", {}, {}, tmp_path)
+
     with pytest.raises(ModelUnusable, match="'https://host/m': no source has the scheme https://"):
         resolve_folder("https://host/m", {}, {}, tmp_path)
 
@@ -37,6 +41,7 @@ def test_a_folder_that_is_not_there_is_asked_about_if_its_name_is_nearly_one_tha
     (tmp_path / "qwen3").mkdir()
     with pytest.raises(ModelUnusable) as refusal:
         find_folder(asked, tmp_path)
+
     assert str(refusal.value) == f"{asked}: does not exist" + (
         f"; did you mean {meant}?" if meant else ""
     )
@@ -49,14 +54,17 @@ def test_gguf_is_named_as_not_read_as_a_folder_a_file_and_an_id(tmp_path: Path) 
         ModelUnusable, match=r"fox\.Q4_K_M\.gguf \(GGUF is not read\); a model's folder has"
     ):
         settle(tmp_path / "models")
+
     (tmp_path / "models" / "config.json").write_text("{}")
     with pytest.raises(
         ModelUnusable, match=r"fox\.Q4_K_M\.gguf \(GGUF is not read\); no weights are there"
     ):
         settle(tmp_path / "models")
+
     for asked in ("models/fox.Q4_K_M.gguf", "models/nothing.gguf"):
         with pytest.raises(ModelUnusable, match=f"^{asked}: GGUF is not read$"):
             resolve_folder(asked, {}, {}, tmp_path)
+
         with pytest.raises(ModelUnusable, match=r"gguf': GGUF is not read \(OPTION_MODEL_ID\)$"):
             resolve_folder(None, {"OPTION_MODEL_ID": asked}, {}, tmp_path)
 
@@ -64,13 +72,17 @@ def test_gguf_is_named_as_not_read_as_a_folder_a_file_and_an_id(tmp_path: Path) 
 def test_the_folder_is_the_one_asked_for_else_the_platforms_else_the_current_else_none(
     tmp_path: Path,
 ) -> None:
-    platform, current = tmp_path / "platform", tmp_path / "current"
+    platform = tmp_path / "platform"
+    current = tmp_path / "current"
     current.mkdir()
     assert find_folder(None, current, platform) is None
+
     platform.mkdir()
     assert find_folder(None, current, platform) is None
+
     (current / "serving.properties").write_text("")
     assert find_folder(None, current, platform) == current
+
     (platform / "config.json").write_text("{}")
     assert find_folder(None, current, platform) == platform
     assert find_folder("../current", current, platform) == current / "../current"

@@ -51,11 +51,13 @@ def test_the_model_has_the_name_that_it_was_loaded_under_and_the_server_its_own_
 ) -> None:
     text = "option.model_name=other\noption.model_alias=more\nport=9\nlog_level=ERROR\nbatch_transform=true"  # noqa: E501
     resolved = settle(store, text)
+
     assert (resolved.config.model.name, resolved.config.model.aliases) == ("chat", ())
     assert (resolved.config.server.frontend_workers, resolved.config.server.log_level) == (
         7,
         "DEBUG",
     )
+
     [note] = [note for note in resolved.notes if "one of several models" in note]
     assert (
         "option.model_name, option.model_alias, port, log_level, batch_transform: no effect" in note
@@ -156,6 +158,7 @@ def test_in_secure_mode_it_is_refused_what_a_model_at_the_start_is_refused(
     if file:
         (store / "h" / "model" / file).parent.mkdir(exist_ok=True)
         (store / "h" / "model" / file).write_text("")
+
     with pytest.raises(SecurityRefused, match=why):
         settle(store, text, secured=True)
 
@@ -173,6 +176,7 @@ def test_what_its_requirements_name_is_in_the_servers_download_dir(
     alone = resolve_folder(
         str(store / "h" / "model"), {"SERVING_DOWNLOAD_DIR": server.download_dir}, {}
     ).config
+
     assert alone.requirements is not None
     assert (
         resolve_model("chat", str(store / "h" / "model"), server, {}).config.requirements
@@ -214,6 +218,7 @@ def test_a_server_with_several_models_needs_none(tmp_path: Path) -> None:
     flags = {"option.max_model_len": "64", "port": "0"}
     resolved = resolve_folder(str(tmp_path), {"SAGEMAKER_MULTI_MODEL": "True"}, flags)
     server = resolved.config.server
+
     assert (server.multi_model, server.max_models) == (True, 3)
     assert server.model_flags == {"option.max_model_len": "64"}
     assert [
@@ -252,7 +257,10 @@ def test_engines_of_several_models_share_the_safe_range_without_meeting(store: P
         config = resolve_model("chat", str(store / "h" / "model"), server, {RANGE: "1-9"}).config
         config = choose_free_ports(config, taken)
         assert config.engine.ports == expected
+
         taken |= set(config.engine.ports)
+
     with pytest.raises(OutOfMemory, match="safe_port_range=8080-8085: 0 ports are left"):
         choose_free_ports(config, taken)
+
     assert choose_free_ports(settle(store).config, taken).engine.ports == ()

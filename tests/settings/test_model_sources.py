@@ -77,7 +77,8 @@ def test_only_the_source_that_counts_is_fetched(tmp_path: Path) -> None:
 
 
 def test_a_draft_model_is_fetched_beside_a_local_model(tmp_path: Path) -> None:
-    folder, draft = whole_model(tmp_path / "model"), whole_model(tmp_path / "cache")
+    folder = whole_model(tmp_path / "model")
+    draft = whole_model(tmp_path / "cache")
     (folder / "serving.properties").write_text("option.speculative_draft_model=owner/draft\n")
     assert wanted(resolve(str(folder), tmp_path)) == ["owner/draft"]
     after = resolve(str(folder), tmp_path, fetched={"owner/draft": draft})
@@ -128,6 +129,7 @@ def test_what_the_fetch_process_is_asked_holds_what_it_must_know(tmp_path: Path)
     }
     request = resolve("owner/name", tmp_path, environ).request
     assert request is not None
+
     (source,) = request.sources
     assert (source.revision, source.allow_pickle, source.download_dir) == (
         "abc",

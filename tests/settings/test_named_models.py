@@ -49,6 +49,7 @@ def resolved_in(folder: Path, environ: Mapping[str, str], asked: str | None = No
 def refusal(folder: Path, environ: Mapping[str, str]) -> str:
     with pytest.raises(BadConfiguration) as caught:
         resolved_in(folder, environ)
+
     assert caught.value.exit_code == 2
     return str(caught.value)
 
@@ -96,6 +97,7 @@ def test_a_variable_of_another_image_beats_the_model_folder_and_the_hubs_id(
 ) -> None:
     environ = {name: "owner/other", "HF_MODEL_ID": "owner/third"}
     resolved = settle(whole, environ=environ)
+
     assert resolved.request is not None
     assert [wanted.source for wanted in resolved.request.sources] == ["owner/other"]
     assert (
@@ -115,6 +117,7 @@ def test_the_revision_of_that_model_is_followed_too(empty: Path) -> None:
 def test_the_folder_of_the_command_line_beats_every_variable(whole: Path) -> None:
     environ = {"SM_VLLM_MODEL": "owner/other", "SM_LLAMA_CPP_MODEL": "/opt/ml/model/other.gguf"}
     resolved = resolved_in(whole.parent, environ, asked=str(whole))
+
     assert (resolved.config.model.path, resolved.request) == (str(whole), None)
     assert resolved.warnings == (
         (
@@ -124,6 +127,7 @@ def test_the_folder_of_the_command_line_beats_every_variable(whole: Path) -> Non
         "SM_LLAMA_CPP_MODEL='/opt/ml/model/other.gguf': names a model in GGUF, which is not read, "
         "so the model of the command line is served",
     )
+
     demo = resolved_in(whole.parent, environ, asked="demo")
     assert demo.config.model.path == str(demo_folder())
 

@@ -91,15 +91,18 @@ def test_what_the_reference_needs_and_we_do_not_is_only_noted(folder: Path) -> N
     text = "\n".join(f"option.{key}=1" for key in keys)
     resolved = settle(folder, f"{text}\noption.strict=true", {"SERVING_FAIL_FAST": "true"})
     assert resolved.warnings == () and resolved.config.engine.options == {}
+
     noted = [note for note in resolved.notes if "has no effect here" in note]
     assert len(noted) == len(keys) + 1
     assert (
         "fail_fast (SERVING_FAIL_FAST): has no effect here: a start that fails always ends the "
         "server" in noted
     )
+
     resolved = settle(
         folder, "option.mpi_mode=true\nmax_idle_time=4\nengine=MPI\n", {"SERVING_FEATURES": "vllm"}
     )
+
     assert resolved.warnings == () and resolved.config.engine.options == {}
     assert {note for note in resolved.notes if note.endswith("has no effect here")} == {
         "max_idle_time (serving.properties:2): has no effect here",
@@ -142,6 +145,7 @@ def test_what_vllm_does_not_have_is_told_with_its_closest_argument_and_stays_beh
     resolved = settle(
         folder, "option.rolling_batch=vllm\noption.enable_lorra=true\noption.swap_space=4\n"
     )
+
     assert resolved.warnings == (
         (
             "option.enable_lorra (serving.properties:2): unknown option; the closest known key is "
@@ -150,9 +154,11 @@ def test_what_vllm_does_not_have_is_told_with_its_closest_argument_and_stays_beh
         "option.swap_space (serving.properties:3): vllm does not use it",
     )
     assert resolved.config.engine.options == {}
+
     (fault,) = faults(
         folder, "option.rolling_batch=vllm\noption.enable_log_request=1\noption.strict=true"
     )
+
     assert fault == (
         "option.enable_log_request (serving.properties:2): unknown option, and option.strict is "
         "true; "
@@ -247,6 +253,7 @@ def test_prefix_caching_is_an_option_of_every_engine(folder: Path) -> None:
 def test_what_only_the_embedded_engine_does_is_told_on_another(folder: Path) -> None:
     text = "option.max_step_ms=12.5\noption.speculative=NGRAM"
     resolved = settle(folder, f"option.rolling_batch=lmi-dist\n{text}")
+
     assert (resolved.config.engine.max_step_ms, resolved.config.engine.speculative) == (
         12.5,
         "ngram",

@@ -19,6 +19,7 @@ def flags_of_vllm_s_server() -> list[str]:
     spec = importlib.util.find_spec("vllm")
     if spec is None or spec.origin is None:
         return []
+
     file = Path(spec.origin).parent / "entrypoints" / "launchers" / "cli_args.py"
     classes = [node for node in ast.parse(file.read_text()).body if isinstance(node, ast.ClassDef)]
     fields = [field for each in classes for field in each.body if isinstance(field, ast.AnnAssign)]
@@ -33,6 +34,7 @@ def test_every_flag_of_vllm_s_front_end_means_something_or_is_told_what_to_write
     flags = flags_of_vllm_s_server()
     if not flags:
         pytest.skip("vLLM is not installed")
+
     assert "--enable-prompt-tokens-details" in flags
     known = [flag for flag in flags if flag in OURS or elsewhere(flag) or _key_of_engine(flag)]
     assert known == flags
@@ -136,6 +138,7 @@ def test_variables_of_an_engine_that_does_not_run_are_one_note(folder: Path) -> 
         "SGLANG_JIT_DEEPGEMM_PRECOMPILE": "0",
     }
     resolved = settle(folder, environ=environ)
+
     assert (
         "VLLM_ATTENTION_BACKEND, VLLM_USE_V1: no effect on lmi-dist, only vllm reads such variables"
         in resolved.notes

@@ -68,6 +68,7 @@ def test_a_malformed_escape_names_file_and_line(escape: str) -> None:
         BadConfiguration, match=r"x\.properties:3: \\u must be followed by four"
     ) as caught:
         parse(f"a=1\n# b\nc={escape}\nd=2\n", "x.properties")
+
     assert caught.value.exit_code == 2
 
 
@@ -105,11 +106,14 @@ def test_any_text_is_read_as_the_library_reads_it_and_every_line_exists(text: st
     except javaproperties.InvalidUEscapeError:
         with pytest.raises(BadConfiguration):
             parse(text)
+
         return
+
     entries = parse(text).entries
     assert {key: entry.value for key, entry in entries.items()} == {
         k: v for k, v in wanted.items() if k
     }
+
     lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     for key, entry in entries.items():
         first = key[0]

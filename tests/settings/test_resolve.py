@@ -167,9 +167,11 @@ def test_a_queue_is_kept_short_unless_it_was_said_how_long_all_may_wait(
 
 def test_one_body_of_the_allowed_size_always_has_room(folder: Path) -> None:
     assert settle(folder).config.server.max_body_memory == 256 << 20
+
     resolved = settle(folder, "max_request_size=1g")
     assert (resolved.config.server.max_body_memory, resolved.warnings) == (1 << 30, ())
     assert source_of(resolved, "max_body_memory") == "max_request_size"
+
     resolved = settle(folder, "max_body_memory=1m")
     assert resolved.config.server.max_body_memory == 64 << 20
     assert resolved.warnings == (
@@ -232,13 +234,16 @@ def test_each_source_beats_all_below_it_and_shadows_them(folder: Path, option: s
             {name: value for kind, name, value in left if kind == "flag"},
         )
         setting = next(setting for setting in resolved.settings if setting.option == option)
+
         assert len(setting.shadowed) == len(left) - 1
         assert (
             len([note for note in resolved.notes if note.startswith(f"{option}: ")])
             == len(left) - 1
         )
         assert rungs[start][1] in setting.source or rungs[start][0] != "env"
+
         winners.append(setting.value)
+
     numbers = [float(winner) for winner in winners]
     assert numbers == sorted(numbers) and len(set(numbers)) == len(rungs)
 
@@ -300,9 +305,11 @@ def test_every_row_can_be_given_by_flag_file_and_environment(folder: Path) -> No
             settle(folder, "", {name: text}),
         ]
         assert given[0].config == given[1].config == given[2].config, option.key
+
         is_told = bool(option.otherwise) and option.key not in LMI_DIST.uses
         assert {bool(resolved.warnings) for resolved in given} == {is_told}, option.key
         assert source_of(given[2], option.key).startswith(name), option.key
+
         if option.field and option.key not in ("option.model_id", "option.rolling_batch"):
             part, _, name = option.field.partition(".")
             assert getattr(getattr(given[0].config, part), name) == option.kind.parse(text)
@@ -485,6 +492,7 @@ def test_all_faults_are_told_at_once_each_with_its_own_source(folder: Path) -> N
         flags={"frontend_workers": "z"},
     )
     assert len(lines) == 6
+
     text = "\n".join(lines)
     for source in (
         "serving.properties:1",
@@ -591,6 +599,7 @@ def test_variables_of_other_images_are_one_warning_with_their_names_and_no_value
         **{"PROCESS_MAX_START_RETRIES": "3", "SUPERVISOR_PROCESS_NAME": "lmi", "SM_NUM_GPUS": "1"},
     }
     resolved = settle(folder, environ=environ)
+
     assert [line for line in resolved.warnings if "images" in line] == [
         "6 variables of AWS's other images not read yet: CUSTOM_SCRIPT_FILENAME, "
         "PROCESS_AUTO_RECOVERY, "
@@ -598,6 +607,7 @@ def test_variables_of_other_images_are_one_warning_with_their_names_and_no_value
         "SUPERVISOR_PROGRAM_STARTSECS"
     ]
     assert "hf_secret" not in str(resolved.warnings) and resolved.details == ()
+
     (warning,) = settle(folder, environ={"SM_SGLANG_TP": "2"}).warnings
     assert warning == "1 variable of AWS's other images not read yet: SM_SGLANG_TP"
 
@@ -696,9 +706,11 @@ def test_a_model_that_is_named_and_not_served_is_told(folder: Path, tmp_path: Pa
     other = tmp_path / "other"
     shutil.copytree(folder, other)
     (warning,) = settle(folder, "", {"HF_MODEL_ID": str(other)}).warnings
+
     assert (
         warning == f"option.model_id (HF_MODEL_ID): it is served and the model in {folder} is not"
     )
+
     shown = settle(folder, f"option.model_id={other}", {"HF_MODEL_ID": "elsewhere"}).warnings
     assert (
         shown[-1]
@@ -719,12 +731,14 @@ def test_a_model_that_is_named_and_not_served_is_told(folder: Path, tmp_path: Pa
 )
 def test_a_default_is_shown_as_one_would_write_it(folder: Path, option: str, value: str) -> None:
     """Writing the shown default as a setting changes nothing."""
-    unsaid, said = settle(folder), settle(folder, f"{option}={value}\n")
+    unsaid = settle(folder)
+    said = settle(folder, f"{option}={value}\n")
     for resolved in (unsaid, said):
         assert (
             next(setting.value for setting in resolved.settings if setting.option == option)
             == value
         )
+
     assert unsaid.config == said.config
 
 
@@ -783,6 +797,7 @@ def test_another_task_than_generation_or_embedding_is_refused_except_for_user_co
         assert line.endswith(
             "(engines here generate text or give embeddings, and do nothing else; a model.py can)"
         )
+
     (folder / "model.py").write_text("def handle(inputs): ...")
     assert settle(folder, f"option.task={task}").warnings == ()
 

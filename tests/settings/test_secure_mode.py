@@ -16,13 +16,11 @@ from lmi.settings.resolve import Resolved, resolve
 from lmi.settings.secure_mode import CONTROLS, check_adapter
 from tests.settings.settling import CPU, settle
 
-REQUIREMENTS, SCRIPTS, PICKLES, REMOTE_CODE, TEMPLATE = (
-    "DISALLOW_REQUIREMENTS_TXT",
-    "DISALLOW_CUSTOM_INFERENCE_SCRIPTS",
-    "DISALLOW_PICKLE_FILES",
-    "DISALLOW_TRUST_REMOTE_CODE",
-    "DISALLOW_CHAT_TEMPLATE",
-)
+REQUIREMENTS = "DISALLOW_REQUIREMENTS_TXT"
+SCRIPTS = "DISALLOW_CUSTOM_INFERENCE_SCRIPTS"
+PICKLES = "DISALLOW_PICKLE_FILES"
+REMOTE_CODE = "DISALLOW_TRUST_REMOTE_CODE"
+TEMPLATE = "DISALLOW_CHAT_TEMPLATE"
 HANDLE = "def handle(inputs): ...\ndef other(inputs): ...\n"
 
 
@@ -42,6 +40,7 @@ def secured(
 def refusal(folder: Path, controls: str, text: str = "", **environ: str) -> list[str]:
     with pytest.raises(SecurityRefused) as caught:
         secured(folder, controls, text, **environ)
+
     assert caught.value.exit_code == 5
     return str(caught.value).split("\n")
 
@@ -115,12 +114,14 @@ def test_each_control_refuses_its_files_and_no_others(folder: Path, control: str
             folder / name,
             '{"chat_template": "{{ messages }}"}' if name.endswith(".json") else HANDLE,
         )
+
     assert refusal(folder, control) == [f"{folder / FILES[control]}: refused by {control}"]
 
 
 def test_all_controls_together_name_every_file_and_option(folder: Path) -> None:
     for name in FILES.values():
         write(folder / name, '{"chat_template": "x"}' if name.endswith(".json") else HANDLE)
+
     lines = refusal(
         folder, ",".join(CONTROLS), "option.trust_remote_code=true\noption.allow_pickle=true"
     )
@@ -303,6 +304,7 @@ def server(tmp_path: Path, *controls: str, secure_mode: bool = True) -> ServerCo
 def refused_adapter(config: ServerConfig, folder: Path, model: Path) -> list[str]:
     with pytest.raises(SecurityRefused) as caught:
         check_adapter(config, folder, model)
+
     return str(caught.value).split("\n")
 
 
@@ -310,6 +312,7 @@ def test_an_adapter_is_searched_for_everything(folder: Path, tmp_path: Path) -> 
     adapter = folder / "adapters" / "one"
     for name in FILES.values():
         write(adapter / name, json.dumps({"chat_template": "x"}))
+
     assert len(refused_adapter(server(tmp_path, *FILES), adapter, folder)) == len(FILES)
     check_adapter(server(tmp_path, REMOTE_CODE), adapter, folder)
     check_adapter(server(tmp_path, *FILES, secure_mode=False), adapter, folder)
@@ -339,8 +342,11 @@ def test_what_was_fetched_is_searched_and_may_lie_anywhere(folder: Path, tmp_pat
         return resolve(Properties(), environ, {}, cwd=tmp_path, machine=CPU, fetched=fetched)
 
     assert settled().config.model.path == str(model)
-    (pickle, script) = write(draft / "unpacked" / "weights.pkl"), write(model / "model.py", HANDLE)
+
+    pickle = write(draft / "unpacked" / "weights.pkl")
+    script = write(model / "model.py", HANDLE)
     with pytest.raises(SecurityRefused) as caught:
         settled()
+
     lines = {f"{script}: refused by {SCRIPTS}", f"{pickle}: refused by {PICKLES}"}
     assert set(str(caught.value).split("\n")) == lines

@@ -54,6 +54,7 @@ def load(
 def refusal(model: Path, text: str, **given: object) -> str:
     with pytest.raises(BadConfiguration) as caught:
         load(model, text, **given)  # type: ignore[arg-type]
+
     return str(caught.value)
 
 
@@ -124,6 +125,7 @@ def test_of_an_engines_own_arguments_a_file_gives_numbers_switches_and_words(mod
     vllm = "option.rolling_batch=vllm\n"
     plain = "option.max_loras=2\noption.load_format=safetensors\noption.kv_cache_dtype=fp8\noption.paged_attention=1\n"  # noqa: E501
     assert load(model, vllm + plain).config.engine.options["max_loras"] == "2"
+
     for text in (
         "hf_overrides={}",
         "kv_transfer_config={}",
@@ -136,6 +138,7 @@ def test_of_an_engines_own_arguments_a_file_gives_numbers_switches_and_words(mod
             message.startswith(f"{key} (")
             and "an argument of vllm, which may name code or files" in message
         )
+
     assert load(
         model, f"{vllm}option.hf_overrides={{}}", allowed=("hf_overrides",)
     ).config.engine.options
@@ -169,10 +172,12 @@ def test_a_file_names_no_path_outside_of_its_folder(model: Path, path: str) -> N
     other.parent.mkdir()
     other.write_text("{{ messages }}")
     message = refusal(model, f"{ECHO}option.chat_template={path}")
+
     assert (
         message.startswith(f"option.chat_template ({model}/serving.properties:2)")
         and "outside" in message
     )
+
     (model / "own.jinja").write_text("{{ messages[0].content }}")
     assert (
         load(model, f"{ECHO}option.chat_template=own.jinja").config.model.chat_template
@@ -186,6 +191,7 @@ def test_the_folder_of_the_only_model_says_what_it_switches_on(folder: Path) -> 
     )
     text = f"{ECHO}option.env=A=1\noption.allow_pickle=true\nlog_level=DEBUG\n"
     notes = [note for note in settle(folder, text).notes if "model's own" in note]
+
     assert notes == [
         "option.env=*** (serving.properties:2): the model's own file switches on variables of "
         "processes, of which "
@@ -229,12 +235,15 @@ def test_the_file_of_a_folder_that_was_fetched_sets_nothing_of_a_process(
     )
     with pytest.raises(BadConfiguration) as caught:
         resolve_folder(str(folder), {}, {})
+
     assert caught.value.exit_code == 2
+
     lines = str(caught.value).splitlines()
     places = [
         f"option.trust_remote_code ({folder}/serving.properties:2)",
         f"port ({folder}/serving.properties:3)",
     ]
+
     assert [line.partition(":")[0] for line in lines] == [
         place.partition(":")[0] for place in places
     ]
@@ -264,11 +273,14 @@ def test_code_that_another_client_put_beside_a_fetched_model_runs_only_if_the_mo
     model.mkdir(parents=True)
     for name in ("config.json", "model.safetensors"):
         (model / name).write_text("{}")
+
     (model / "model.py").write_text("def handle(inputs): ...\n")
     environ = {"OPTION_ROLLING_BATCH": "echo"}
     resolved = resolve_folder("owner/name", environ, {}, tmp_path, {"owner/name": model})
+
     assert resolved.config.user_code is None
     assert any(note.startswith(f"{model}/model.py: not run") for note in resolved.notes)
+
     for asked, more in (
         ("owner/name", {"OPTION_TRUST_REMOTE_CODE": "true"}),
         ("s3://b/m.tar.gz", {}),

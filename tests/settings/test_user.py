@@ -56,8 +56,10 @@ def test_while_root_acts_as_a_user_it_may_what_the_user_may_and_is_itself_again(
     with User.of("nobody").acting():
         with pytest.raises(PermissionError):
             secret.read_bytes()
+
         with pytest.raises(PermissionError):
             (place / "new").touch()
+
     assert (os.getresuid(), os.getresgid(), os.getgroups()) == before and secret.read_bytes() == b""
 
 
@@ -67,6 +69,7 @@ def model_of(place: Path) -> Path:
     (folder / "serving.properties").write_text("option.rolling_batch=echo\n")
     for name in ("config.json", "model.safetensors"):
         (folder / name).write_text("{}")
+
     (folder / "notes").touch(mode=0o600)
     return folder
 
@@ -75,7 +78,8 @@ def model_of(place: Path) -> Path:
 def test_a_file_of_a_model_that_the_user_cannot_read_is_named_before_anything_starts(
     place: Path,
 ) -> None:
-    folder, user = model_of(place), User.of("nobody")
+    folder = model_of(place)
+    user = User.of("nobody")
     check_files(user, folder)
     (folder / "model.safetensors").chmod(0o600)
     with pytest.raises(
@@ -106,9 +110,12 @@ def test_the_files_of_gpus_that_a_user_may_not_open_are_known(place: Path) -> No
     ):
         (place / name).touch()
         (place / name).chmod(mode)
+
     assert unusable_gpu_files(place) == []
+
     with User.of("nobody").acting():
         assert unusable_gpu_files(place) == [place / "nvidia0"]
+
     (place / "nvidia0").chmod(0o666)
     with User.of("nobody").acting():
         assert unusable_gpu_files(place) == []

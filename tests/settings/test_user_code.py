@@ -40,6 +40,7 @@ def test_code_with_nothing_to_run_and_no_model_says_so(folder: Path) -> None:
     (folder / "model.py").write_text("def predict(inputs): ...")
     with pytest.raises(ModelUnusable) as caught:
         settle(folder)
+
     assert str(caught.value) == (
         f"{folder / 'model.py'}: has neither a function handle nor a formatter, "
         "and there is no config.json of a model beside it"
@@ -107,6 +108,7 @@ def test_a_handler_is_given_every_option_and_needs_no_model_beside_it(tmp_path: 
     resolved = settle(
         tmp_path, "option.model_id=org/name\noption.task=fill\noption.mine=1\noption.hf_token=x"
     )
+
     assert resolved.warnings == ()
     assert resolved.config.user_code is not None
     assert resolved.config.user_code.properties == {
@@ -202,6 +204,7 @@ def test_handlers_of_aws_s_standards_end_the_start_where_they_are_not_run(
     file.write_text(STANDARDS[name])
     with pytest.raises(ModelUnusable, match=NOT_RUN) as caught:
         settle(folder)
+
     assert str(caught.value).startswith(f"{file}: line ")
     assert hint("model_unusable", str(caught.value)) == ""
 
@@ -211,6 +214,7 @@ def test_the_file_that_a_variable_names_is_looked_at(folder: Path) -> None:
     settle(folder)
     with pytest.raises(ModelUnusable, match="hooks.py: line 3 imports"):
         settle(folder, environ={"CUSTOM_SCRIPT_FILENAME": "hooks.py"})
+
     with pytest.raises(ModelUnusable, match="hooks.py: line 3 imports"):
         settle(
             folder.parent,

@@ -38,7 +38,8 @@ def test_what_one_process_writes_another_reads(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_removed_while_the_folder_is_read_hides_no_other(tmp_path: Path) -> None:
-    read, formal = folder(tmp_path), entry("formal")
+    read = folder(tmp_path)
+    formal = entry("formal")
     assert read.add(formal)
     (tmp_path / "adapters" / "gone.json").symlink_to("gone")  # listed, but not there
     assert read.entries() == [formal]
@@ -49,6 +50,7 @@ def test_a_name_is_taken_once_however_many_ask(tmp_path: Path) -> None:
         taken = list(
             threads.map(lambda n: folder(tmp_path).add(entry("formal", path=f"/{n}")), range(32))
         )
+
     assert taken.count(True) == 1
     [kept] = folder(tmp_path).entries()
     assert kept.path == f"/{taken.index(True)}"
@@ -76,6 +78,7 @@ def test_a_name_is_taken_once_however_many_ask(tmp_path: Path) -> None:
 def test_a_name_that_could_be_anything_else_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(InvalidParameter, match="name must be 1 to 256 letters, digits"):
         folder(tmp_path).add(entry(name))
+
     assert not list(tmp_path.rglob("*.json"))
 
 
@@ -98,6 +101,7 @@ def test_a_reader_knows_that_something_changed(tmp_path: Path) -> None:
         change()
         versions.append(state.version())
         assert versions[-1] == state.version()
+
     assert all(before != after for before, after in zip(versions, versions[1:], strict=False))
 
 
@@ -110,6 +114,7 @@ def test_a_bad_file_is_reported_once_and_hides_no_other(
     with caplog.at_level(logging.ERROR):
         for _ in range(3):
             assert [one.name for one in state.entries()] == ["good"]
+
     assert len(caplog.records) == 1 and "bad.json cannot be read and is left out" in caplog.text
 
 
@@ -121,6 +126,7 @@ def test_the_name_of_a_writer_that_died_before_it_was_done_is_free(tmp_path: Pat
     abandoned = msgspec.structs.replace(
         entry("formal", state=State.PENDING), writer=int(dead.stdout)
     )
+
     assert state.add(abandoned) and state.entries() == []
     assert state.add(entry("formal", state=State.PENDING)) and len(state.entries()) == 1
     assert not state.add(entry("formal")), "its writer is alive"
@@ -131,7 +137,9 @@ def test_the_name_of_a_writer_that_died_before_it_was_done_is_free(tmp_path: Pat
 def test_a_change_of_an_entry_that_was_removed_or_changed_meanwhile_does_not_bring_it_back(
     tmp_path: Path,
 ) -> None:
-    entries, old, new = folder(tmp_path), entry("formal"), entry("formal", path="/other")
+    entries = folder(tmp_path)
+    old = entry("formal")
+    new = entry("formal", path="/other")
     assert entries.add(old) and entries.swap(old, new)
     assert not entries.swap(old, entry("formal", path="/third"))
     assert entries.entries() == [new]
@@ -142,8 +150,10 @@ def test_a_change_of_an_entry_that_was_removed_or_changed_meanwhile_does_not_bri
 def test_an_entry_that_cannot_be_read_for_a_moment_counts_as_it_did_before(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    state, known = folder(tmp_path), entry("formal")
+    state = folder(tmp_path)
+    known = entry("formal")
     assert state.add(known)
+
     [file] = tmp_path.rglob("*.json")
     whole = file.read_bytes()
 
@@ -151,6 +161,7 @@ def test_an_entry_that_cannot_be_read_for_a_moment_counts_as_it_did_before(
     for _ in range(3):
         assert state.read("formal") == known and state.entries() == [known]
         assert state.snapshot().version is None, "it is worth another look"
+
     assert [record.message for record in caplog.records] == [
         f"{file} cannot be read and counts as it did before: Input data was truncated"
     ]
@@ -162,11 +173,13 @@ def test_an_entry_that_cannot_be_read_for_a_moment_counts_as_it_did_before(
 
 
 def test_without_a_free_descriptor_a_folder_is_as_it_was_read_last(tmp_path: Path) -> None:
-    state, known = folder(tmp_path), entry("formal")
+    state = folder(tmp_path)
+    known = entry("formal")
     assert state.add(known)
     with no_descriptor_left():
         assert state.version() is None and state.snapshot().version is None
         assert state.entries() == [known] and state.read("formal") == known
+
     assert state.snapshot().version == state.version() is not None
 
 
@@ -174,12 +187,14 @@ def test_an_entry_that_was_never_read_is_neither_there_nor_gone_and_a_new_one_ma
     tmp_path: Path,
 ) -> None:
     assert folder(tmp_path).add(entry("formal"))
+
     [file] = tmp_path.rglob("*.json")
     file.write_bytes(b"{")
 
     state = folder(tmp_path)
     with pytest.raises(Unavailable, match="'formal' is loaded here cannot be read now"):
         state.read("formal")
+
     assert state.read("rude") is None
     assert state.add(entry("formal", path="/other"))
     assert [found.path for found in folder(tmp_path).entries()] == ["/other"]

@@ -21,11 +21,13 @@ def test_a_file_that_cannot_be_written_whole_leaves_the_old_one_and_nothing_else
     (folder / "inside").mkdir(parents=True)
     with pytest.raises(OSError):
         write_whole(folder, b"x")
+
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "b.json"]
 
 
 def test_a_link_in_the_place_of_the_new_file_is_not_followed(tmp_path: Path) -> None:
-    file, other = tmp_path / "a.json", tmp_path / "of_root"
+    file = tmp_path / "a.json"
+    other = tmp_path / "of_root"
     other.write_bytes(b"kept")
     (tmp_path / f"a.json.{os.getpid()}").symlink_to(other)
     write_whole(file, b"new")

@@ -90,6 +90,7 @@ def test_an_id_beside_a_reference_counts_since_draft_2019(draft: str, place: str
         },
     }
     assert pointer_of(schema) == f"#/$defs/{place}"
+
     del schema["$schema"]
     assert pointer_of(schema) == "https://example.com/inner/item", (
         "which reading is meant is not known"

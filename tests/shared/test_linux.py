@@ -56,6 +56,7 @@ os.waitpid(pid, 0)
     left = {"SIGTERM", "SIGINT", "SIGQUIT", "SIGKILL", "SIGSTOP", "SIGPIPE", "SIGXFSZ"}
     left |= {"SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGSYS", "SIGTRAP"}
     left |= {"SIGCHLD", "SIGCONT", "SIGURG", "SIGWINCH"}
+
     assert {signal.Signals(signum).name for signum in signal.valid_signals() - named} - {
         "SIGXFSZ"
     } == left - {"SIGXFSZ"}
@@ -114,6 +115,7 @@ os.kill(os.getpid(), signal.SIGKILL)
         [sys.executable, "-c", code], capture_output=True, text=True, env=environ, timeout=60
     )
     assert done.returncode == -signal.SIGKILL
+
     deadline_s = time.monotonic() + 60
     while linux.is_alive(int(done.stdout)):
         assert time.monotonic() < deadline_s
@@ -193,16 +195,20 @@ def test_the_descendants_of_a_process_are_found_whichever_thread_started_them() 
 
     with ThreadPoolExecutor(1) as other_thread, other_thread.submit(start).result() as child:
         assert child.stdout is not None
+
         grandchild = int(child.stdout.readline())
         assert linux.descendants(child.pid) == [grandchild]
         assert {child.pid, grandchild} <= set(linux.descendants(os.getpid()))
+
         os.kill(grandchild, signal.SIGKILL)
+
     assert linux.descendants(child.pid) == []
 
 
 def test_a_signal_to_a_process_that_is_gone_is_no_fault() -> None:
     with subprocess.Popen(["/bin/true"]) as child:
         child.wait()
+
     linux.send(child.pid, signal.SIGTERM)
     assert not linux.is_alive(child.pid)
 

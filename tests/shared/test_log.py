@@ -20,7 +20,9 @@ HOSTILE = "a\nb\r\nc\x1b[31mred\x1b[0m\u2028d\u2029e\x85f\x00g\u202eh\ufeff\ud80
 @pytest.fixture(autouse=True)
 def _loggers_are_left_as_found() -> Iterator[None]:
     root = logging.getLogger()
-    handlers, level, shown = root.handlers[:], root.level, warnings.showwarning
+    handlers = root.handlers[:]
+    level = root.level
+    shown = warnings.showwarning
     yield
     logging.captureWarnings(False)
     warnings.showwarning = shown
@@ -53,6 +55,7 @@ def test_an_event_is_a_json_object_with_the_documented_fields(
     )
     (event,) = json_lines(capfd)
     datetime.strptime(str(event.pop("ts")), "%Y-%m-%dT%H:%M:%S.%fZ")
+
     assert event == {
         "level": "INFO",
         "logger": "lmi.x",
@@ -115,6 +118,7 @@ def test_no_message_extra_or_traceback_can_make_a_second_line(
         logging.getLogger("a\nb").exception(
             "%s", HOSTILE, extra={"request_id": HOSTILE, "k\n": HOSTILE}
         )
+
     written = capfd.readouterr().err
     assert written.count("\n") == 1 and written.endswith("\n")
     assert written[:-1].isprintable()
@@ -142,10 +146,8 @@ def test_a_json_line_gives_the_message_back_unharmed(capfd: pytest.CaptureFixtur
 )
 def test_any_event_is_one_line_in_both_forms(message: str, extra: dict[str, object]) -> None:
     event = record("%s", message, **extra)
-    as_json, as_text = (
-        log.LineFormatter("x", log.as_json).format(event),
-        log.LineFormatter("x", log.as_text).format(event),
-    )
+    as_json = log.LineFormatter("x", log.as_json).format(event)
+    as_text = log.LineFormatter("x", log.as_text).format(event)
     assert len(as_json.splitlines()) == len(as_text.splitlines()) == 1
     assert set(extra) <= set(json.loads(as_json))
 
@@ -163,6 +165,7 @@ def test_a_line_is_never_longer_than_the_limit(
     assert "r1" in line
     if formatter.render is log.as_json:
         assert json.loads(line)["request_id"] == "r1"
+
     if num >= 17_000:
         assert "characters left out" in line
 
@@ -173,6 +176,7 @@ def test_a_long_traceback_keeps_its_end(capfd: pytest.CaptureFixture[str]) -> No
         raise ValueError("x" * 50_000 + " the cause")
     except ValueError:
         logging.getLogger().exception("failed")
+
     (event,) = json_lines(capfd)
     assert event["message"] == "failed" and str(event["error"]).endswith(" the cause")
 
@@ -183,6 +187,7 @@ def test_values_that_json_lacks_do_not_lose_the_event(capfd: pytest.CaptureFixtu
     ring.append(ring)
     for value in (2**80, float("nan"), b"\xff", object(), {1: 2}, ring, {"k": "\ud800"}):
         logging.getLogger().info("value", extra={"value": value})
+
     events = json_lines(capfd)
     assert len(events) == 7 and all("value" in event for event in events)
 
@@ -193,10 +198,12 @@ def test_the_loggers_of_gunicorn_and_uvicorn_obey(capfd: pytest.CaptureFixture[s
         logger.addHandler(logging.StreamHandler(sys.stderr))
         logger.propagate = False
         logger.setLevel(logging.DEBUG)
+
     log.setup("frontend", "WARNING", "json")
     for name in log.FOREIGN:
         logging.getLogger(name).info("too quiet")
         logging.getLogger(name).error("heard")
+
     assert [event["logger"] for event in json_lines(capfd)] == list(log.FOREIGN)
 
 
@@ -248,6 +255,7 @@ def test_lines_of_several_processes_do_not_mix() -> None:
     os.close(writer)
     with os.fdopen(reader) as pipe:
         events = [json.loads(line) for line in pipe]
+
     assert [child.wait() for child in children] == [0, 0, 0]
     assert len(events) == 600
     assert all(event["message"] == event["role"] * 1500 for event in events)

@@ -284,13 +284,17 @@ def test_the_least_number_of_tasks_of_a_group_and_those_above_it_counts(
     kernel.own_groups(own)
     mount = kernel.mount("pids", kind, "rw,pids")
     assert num_free_tasks(kernel.proc) is None
+
     write(mount / "slice/own/pids.max", "max")
     write(mount / "slice/own/pids.current", 3)
     assert num_free_tasks(kernel.proc) is None
+
     write(mount / "slice/pids.max", 12)
     write(mount / "slice/pids.current", 5)
     assert num_free_tasks(kernel.proc) == 7
+
     write(mount / "slice/own/pids.max", 4)
     assert num_free_tasks(kernel.proc) == 1
+
     write(mount / "slice/own/pids.current", 9)
     assert num_free_tasks(kernel.proc) == 0

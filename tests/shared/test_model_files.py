@@ -29,6 +29,7 @@ def test_what_is_no_file_is_refused_and_nobody_waits_for_it(tmp_path: Path) -> N
     for path in (pipe, Path("/dev/zero"), tmp_path):
         with pytest.raises((ValueError, IsADirectoryError)):
             read_bounded(path)
+
     with pytest.raises(BadConfiguration, match="serving.properties: cannot be read: is no file"):
         read(pipe)
 
@@ -38,8 +39,10 @@ def test_a_front_end_reads_no_endless_file_beside_a_tokenizer(tmp_path: Path, na
     write_byte_tokenizer(tmp_path)
     with open(tmp_path / name, "wb") as file:
         file.truncate(MAX_BYTES + 1)
+
     with pytest.raises(ModelUnusable, match=f"{name}: over {MAX_BYTES} bytes"):
         Tokenizer.load(tmp_path)
+
     assert facts(tmp_path) == {}
 
 

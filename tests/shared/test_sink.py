@@ -44,6 +44,7 @@ for number in range(3):
 """
     with open(tmp_path / "log", "wb") as file:
         subprocess.run([sys.executable, "-c", program], stderr=file, cwd=ROOT, check=True)
+
     lines = [f"{whose} {number}" for number in range(3) for whose in ("ours", "theirs")]
     assert (tmp_path / "log").read_text().splitlines() == lines
 
@@ -65,6 +66,7 @@ def write_until_full(sink: Sink, line: bytes) -> int:
     for number in range(10_000):
         if not sink.write(line):
             return number
+
     raise AssertionError("the pipe was never full")
 
 
@@ -72,6 +74,7 @@ def drain(reader: int) -> bytes:
     data = b""
     while select.select([reader], [], [], 0)[0]:
         data += os.read(reader, 65536)
+
     return data
 
 
@@ -86,6 +89,7 @@ def test_a_pipe_that_nobody_reads_holds_whole_lines_and_its_writer_goes_on(
     for measurement in measurements():
         with measurement.within(4 * MAX_WAIT_S):  # it does not wait for each line
             assert not any(sink.write(line) for _ in range(1000))
+
     assert drain(reader) == num_written * line and num_written > 0
     assert sink.write(line), "the reader is back"
     assert drain(reader) == line
@@ -100,6 +104,7 @@ def test_lines_of_every_length_stay_whole_beside_those_of_others(pipe: tuple[int
         line = line[-log.MAX_LINE :]
         if sinks[number % 2].write(line):
             written.append(line)
+
         if number % 300 == 299:
             assert drain(reader) == b"".join(written)
             written.clear()
@@ -115,9 +120,11 @@ def test_a_small_pipe_takes_a_long_line_when_its_reader_reads() -> None:
     thread = threading.Thread(target=lambda: heard.extend(iter(lambda: os.read(reader, 1000), b"")))
     thread.start()
     assert sink.write(LONG) and sink.write(LONG)
+
     os.close(writer)
     thread.join()
     os.close(reader)
+
     assert b"".join(heard) == 2 * LONG
 
 
@@ -127,11 +134,14 @@ def test_the_rest_of_a_line_goes_before_the_next_one() -> None:
     os.set_blocking(writer, False)
     sink = Sink(writer, max_wait_s=0.0)
     assert sink.write(LONG) and not sink.write(b"dropped\n")
+
     heard = b""
     for _ in range(10):
         heard += drain(reader)
         sink.write(b"next\n")
+
     assert heard.startswith(LONG) and set(heard[len(LONG) :].split(b"\n")) == {b"next", b""}
+
     os.close(reader)
     os.close(writer)
 
@@ -144,8 +154,10 @@ def test_a_socket_that_nobody_reads_holds_whole_lines_and_its_writer_goes_on() -
         heard = b""
         while len(heard) < num_written * len(LONG):
             heard += theirs.recv(1 << 20)
+
         with pytest.raises(BlockingIOError):
             theirs.recv(1)
+
         assert heard == num_written * LONG
 
 
@@ -159,6 +171,7 @@ def test_a_terminal_that_is_held_stops_nobody(blocks: bool) -> None:
     started_s = machine.own_s()
     write_until_full(sink, b"x" * 200 + b"\n")
     assert machine.own_s() - started_s < 5.0
+
     termios.tcflow(terminal, termios.TCOON)
     termios.tcflush(terminal, termios.TCIOFLUSH)
     os.close(terminal)
@@ -190,6 +203,7 @@ def test_a_stream_of_python_drops_what_finds_no_room() -> None:
     out = stream(writer)
     for _ in range(2000):
         print("x" * 99, file=out)
+
     assert set(drain(reader).split(b"\n")) == {b"x" * 99, b""}
     os.close(reader)
     os.close(writer)
@@ -208,8 +222,10 @@ os._exit(not os.get_blocking(2) and os.get_blocking(1))
     done = subprocess.run(
         [sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=writer, timeout=60, cwd=ROOT
     )
+
     assert done.returncode == 1
     assert os.get_blocking(writer) and pipe_unread_bytes(reader) > 0
+
     os.close(reader)
     os.close(writer)
 
@@ -226,6 +242,7 @@ subprocess.run(["sh", "-c", "echo to stdout && cat && echo inherited >&2"], chec
     done = subprocess.run(
         ["bash", "-c", command], stderr=subprocess.PIPE, text=True, timeout=60, cwd=ROOT
     )
+
     assert done.stderr.splitlines() == ["['/dev/null', '/dev/null']", "inherited"]
 
 
@@ -238,15 +255,18 @@ def test_dropped_lines_are_counted_and_the_log_says_how_many() -> None:
     handler = log.LineHandler(log.LineFormatter("x", log.as_json), writer)
     for number in range(2000):
         handler.emit(logging.makeLogRecord({"msg": "%d", "args": (number,)}))
+
     before = [json.loads(line) for line in drain(reader).splitlines()]
     handler.emit(logging.makeLogRecord({"msg": "back"}))
     note, back = (json.loads(line) for line in drain(reader).splitlines())
+
     assert [event["message"] for event in before] == [str(number) for number in range(len(before))]
     assert counted.num_log_lines_dropped == 2000 - len(before) > 0
     assert note["level"] == "WARNING" and note["message"].startswith(
         f"{counted.num_log_lines_dropped} lines "
     )
     assert back["message"] == "back"
+
     os.close(reader)
     os.close(writer)
 
@@ -266,4 +286,5 @@ print(Record.num_log_lines_dropped)
     with open("/dev/full", "wb") as full:
         command = [sys.executable, "-c", program]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=full, cwd=ROOT, timeout=60)
+
     assert done.stdout == b"2\n"

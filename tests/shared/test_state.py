@@ -29,6 +29,7 @@ def test_another_process_reads_what_one_wrote(tmp_path: Path) -> None:
         text=True,
         check=True,
     )
+
     assert out.stdout == "2 weights 0.25\n"
 
 
@@ -51,6 +52,7 @@ def test_records_do_not_overlap(tmp_path: Path) -> None:
         block.ints[record.base : record.base + record.num_words] = memoryview(
             (number.to_bytes(8, "little")) * record.num_words
         ).cast("q")
+
     assert [record.pid for record in records] == [1, 2, 3, 4, 5, 6]
     assert len(block.raw) == (3 + sum(record.num_words for record in records)) * 8
     assert block.ints[:3].tolist() == [2, 3, 0]

@@ -95,6 +95,7 @@ class FaultyServer:
                 if rule.times and rule.pattern.search(request):
                     rule.times -= 1
                     return rule
+
         return Rule(re.compile(""), 0)
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
@@ -119,11 +120,14 @@ class FaultyServer:
                 given = {name.lower() for name in answer.headers}
                 for name, value in answer.headers.items():
                     self.send_header(name, value)
+
                 if "content-length" not in given and "transfer-encoding" not in given:
                     self.send_header("Content-Length", str(len(answer.body)))
+
                 self.end_headers()
                 if self.command == "HEAD":
                     return
+
                 stop = rule.cut_after if rule.cut_after is not None else rule.hold_after
                 first = answer.body if stop is None else answer.body[:stop]
                 self.wfile.write(first)
@@ -131,9 +135,11 @@ class FaultyServer:
                     self.wfile.flush()
                     rule.reached.set()
                     rule.released.wait(60)
+
                 if rule.cut_after is not None:
                     self.close_connection = True
                     return
+
                 self.wfile.write(answer.body[len(first) :])
 
             do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = _handle
@@ -155,5 +161,6 @@ class FaultyServer:
     ) -> None:
         for rule in self._rules:
             rule.released.set()
+
         self._server.shutdown()
         self._server.server_close()

@@ -38,31 +38,41 @@ class HubServer(FaultyServer):
     def answer(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
         if self.fails_each and len(self.requests) % self.fails_each == 0:
             return _error(503, "busy")
+
         if self.token is not None and headers.get("Authorization") != f"Bearer {self.token}":
             return _error(401, "Invalid username or password.")
+
         parts = unquote(urlsplit(path).path).strip("/").split("/")
         if parts[:2] == ["api", "models"]:
             return self._api(parts[2:])
+
         if "resolve" in parts:
             at = parts.index("resolve")
             return self._file(
                 "/".join(parts[:at]), parts[at + 1], "/".join(parts[at + 2 :]), headers
             )
+
         return _error(404, "no such page")
 
     def _api(self, parts: list[str]) -> Answer:
         for word in ("revision", "tree"):
             if word in parts:
                 at = parts.index(word)
-                id, revision = "/".join(parts[:at]), "/".join(parts[at + 1 :])
+                id = "/".join(parts[:at])
+                revision = "/".join(parts[at + 1 :])
                 break
         else:
-            word, id, revision = "revision", "/".join(parts), "main"
+            word = "revision"
+            id = "/".join(parts)
+            revision = "main"
+
         if not any(known == id for known, _ in self._commits):
             return _error(404, "Repository not found", "RepoNotFound")
+
         commit = self._commit(id, revision)
         if commit is None:
             return _error(404, f"Invalid rev id: {revision}", "RevisionNotFound")
+
         return _json(
             self._tree(id, commit) if word == "tree" else {"id": id, "modelId": id, "sha": commit}
         )
@@ -79,6 +89,7 @@ class HubServer(FaultyServer):
         entry = {"type": "file", "path": path, "size": size, "oid": git_id(data)}
         if not _is_large(path):
             return entry
+
         return entry | {"lfs": {"oid": _etag(path, data), "size": size, "pointerSize": 130}}
 
     def _commit(self, id: str, revision: str) -> str | None:
@@ -88,17 +99,22 @@ class HubServer(FaultyServer):
         commit = self._commit(id, revision)
         if commit is None:
             return _error(404, "Repository not found", "RepoNotFound")
+
         if id in self.gated:
             return _error(403, f"Access to model {id} is restricted.", "GatedRepo")
+
         if (data := self._commits[id, commit].get(path)) is None:
             return _error(404, "Entry not found", "EntryNotFound")
+
         head = {"ETag": f'"{_etag(path, data)}"', "X-Repo-Commit": commit, "Accept-Ranges": "bytes"}
         if self.files_at is not None and _is_large(path):
             return Answer(
                 302, head | {"Location": f"{self.files_at}/{id}/resolve/{revision}/{path}"}
             )
+
         if (range := headers.get("Range")) is None or not self.has_ranges:
             return Answer(200, head | {"Content-Length": str(len(data))}, data)
+
         first, last = range.removeprefix("bytes=").split("-")
         part = data[int(first) : int(last) + 1 if last else None]
         head["Content-Range"] = f"bytes {first}-{int(first) + len(part) - 1}/{len(data)}"

@@ -56,6 +56,7 @@ def moto(folder: Path) -> Iterator[int]:
         process = subprocess.Popen(
             command, env=kept | CREDENTIALS | {"HOME": str(folder)}, stdout=log, stderr=log
         )
+
     try:
         _wait_for(port)
         yield port
@@ -115,6 +116,7 @@ class S3Server(FaultyServer):
             }
             if method == "HEAD" and (length := response.getheader("Content-Length")) is not None:
                 kept["Content-Length"] = length
+
             return Answer(response.status, kept, data)
         finally:
             connection.close()

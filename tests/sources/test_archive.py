@@ -19,8 +19,11 @@ def packed(path: Path, names: list[str]) -> Path:
     with tarfile.open(path, "w:gz") as tar:
         for name in names:
             member = tarfile.TarInfo(name)
-            member.size, member.mode, member.uid = 1, 0o4777, 12345
+            member.size = 1
+            member.mode = 0o4777
+            member.uid = 12345
             tar.addfile(member, io.BytesIO(b"x"))
+
     return path
 
 
@@ -44,6 +47,7 @@ def test_a_member_brings_no_owner_and_no_special_bits(tmp_path: Path) -> None:
 def test_too_many_members_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SecurityRefused, match="a.tar.gz: the archive has more than 3 members"):
         unpack(packed(tmp_path / "a.tar.gz", list("abcd")), tmp_path / "out", max_members=3)
+
     assert not (tmp_path / "out").exists(), "they are counted before one is written"
 
 
@@ -53,8 +57,10 @@ def test_too_many_members_are_refused(tmp_path: Path) -> None:
 def test_a_header_that_would_fill_the_memory_is_refused(tmp_path: Path, kind: bytes) -> None:
     with tarfile.open(tmp_path / "a.tar", "w") as tar:
         member = tarfile.TarInfo("a")
-        member.type, member.size = kind, 2 << 20
+        member.type = kind
+        member.size = 2 << 20
         tar.addfile(member, io.BytesIO(bytes(2 << 20)))
+
     with pytest.raises(
         ModelUnusable, match="the archive is broken: it has a header of 2097152 bytes"
     ):
@@ -65,6 +71,7 @@ def test_headers_that_follow_one_another_for_ever_are_refused(tmp_path: Path) ->
     with tarfile.open(tmp_path / "a.tar", "w") as tar:
         for _ in range(2000):
             tar.addfile(link("a", "", tarfile.GNUTYPE_LONGNAME))
+
     with pytest.raises(ModelUnusable, match="the archive is broken"):
         unpack(tmp_path / "a.tar", tmp_path / "out")
 
@@ -74,8 +81,10 @@ def test_a_link_inside_the_archive_is_unpacked(tmp_path: Path) -> None:
         member = tarfile.TarInfo("weights/a")
         tar.addfile(member, io.BytesIO(b""))
         link = tarfile.TarInfo("a")
-        link.type, link.linkname = tarfile.SYMTYPE, "weights/a"
+        link.type = tarfile.SYMTYPE
+        link.linkname = "weights/a"
         tar.addfile(link)
+
     unpack(tmp_path / "a.tar", tmp_path / "out")
     assert (tmp_path / "out/a").resolve() == (tmp_path / "out/weights/a").resolve()
 
@@ -88,7 +97,8 @@ def test_a_file_that_is_no_archive_is_named(tmp_path: Path) -> None:
 
 def link(name: str, target: str, kind: bytes = tarfile.SYMTYPE) -> tarfile.TarInfo:
     member = tarfile.TarInfo(name)
-    member.type, member.linkname = kind, target
+    member.type = kind
+    member.linkname = target
     return member
 
 
@@ -114,8 +124,10 @@ def test_a_hostile_member_is_refused_by_its_name(tmp_path: Path, member: tarfile
     with tarfile.open(tmp_path / "a.tar", "w") as tar:
         tar.addfile(tarfile.TarInfo("config.json"))
         tar.addfile(member)
+
     with pytest.raises(SecurityRefused) as raised:
         unpack(tmp_path / "a.tar", tmp_path / "out")
+
     shown = member.name if member.name.isprintable() else ascii(member.name)
     assert str(tmp_path / "a.tar") in str(raised.value) and shown in str(raised.value)
     assert [path.name for path in (tmp_path / "out").rglob("*")] == ["config.json"]
@@ -127,8 +139,10 @@ def test_a_member_cannot_be_written_through_a_link_before_it(tmp_path: Path) -> 
         tar.addfile(link("inside", "."))
         tar.addfile(link("inside/up", ".."))
         tar.addfile(tarfile.TarInfo("inside/up/lmi-was-here"))
+
     with pytest.raises(SecurityRefused):
         unpack(tmp_path / "a.tar", tmp_path / "out")
+
     assert not list(tmp_path.rglob("lmi-was-here"))
 
 
@@ -148,8 +162,10 @@ def tar_of(*members: tarfile.TarInfo, num_bytes: int = 700) -> bytes:
             member = tarfile.TarInfo(f"{number}.json")
             member.size = num_bytes
             tar.addfile(member, io.BytesIO(random.Random(number).randbytes(num_bytes)))
+
         for member in members:
             tar.addfile(member)
+
     return buffer.getvalue()
 
 
@@ -183,6 +199,7 @@ def test_an_archive_of_each_form_is_guarded(tmp_path: Path, pack: Callable[[byte
         (tmp_path / "a").write_bytes(pack(data))
         with pytest.raises(error):
             unpack(tmp_path / "a", tmp_path / "out", check_room=has_room, max_members=max_members)
+
     assert not list(tmp_path.rglob("lmi-was-here"))
 
 

@@ -96,6 +96,7 @@ def test_more_bytes_than_the_listing_has_are_not_written(
     hub.replace("GET", Answer(200, {}, DATA * 100))
     with pytest.raises(Damaged, match="wanted 10240 bytes, found more"):
         each.bring()
+
     assert list(tmp_path.iterdir()) == []
 
 
@@ -106,4 +107,5 @@ def test_a_download_stops_when_another_failed_and_keeps_what_it_has(
     each.progress.stopped.set()
     with pytest.raises(Stopped):
         each.bring()
+
     assert DATA.startswith(each.part.read_bytes())

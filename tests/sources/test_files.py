@@ -68,6 +68,7 @@ def test_weights_in_the_authors_form_are_not_taken_beside_the_usual_ones() -> No
 def test_only_pickles_are_refused_and_the_first_is_named() -> None:
     with pytest.raises(SecurityRefused, match=r"fox: a\.bin is pickled"):
         refuse_pickles("fox", ["config.json", "b.bin", "a.bin"], allow_pickle=False)
+
     refuse_pickles("fox", ["a.bin"], allow_pickle=True)
     refuse_pickles("fox", ["a.bin", "model.safetensors"], allow_pickle=False)
     refuse_pickles("fox", ["config.json"], allow_pickle=False)
@@ -82,6 +83,7 @@ def folder_with(path: Path, files: Mapping[str, str]) -> Path:
     for name, text in files.items():
         (path / name).parent.mkdir(parents=True, exist_ok=True)
         (path / name).write_text(text)
+
     return path
 
 
@@ -137,6 +139,7 @@ def test_a_folder_that_is_not_whole_says_what_is_missing(
     folder_with(tmp_path, files)
     with pytest.raises(ModelUnusable) as raised:
         check(tmp_path)
+
     assert str(raised.value).startswith(f"{tmp_path}: ") and said in str(raised.value)
 
 
@@ -150,6 +153,7 @@ def test_only_pickled_weights_are_refused_unless_they_are_allowed(tmp_path: Path
     folder_with(tmp_path, {"config.json": "{}", "pytorch_model.bin": "x"})
     with pytest.raises(SecurityRefused, match=r"a/b: pytorch_model.bin .*option.allow_pickle=true"):
         check(tmp_path, name="a/b")
+
     check(tmp_path, allow_pickle=True)
 
 
@@ -157,6 +161,7 @@ def test_an_adapter_has_files_of_its_own(tmp_path: Path) -> None:
     folder_with(tmp_path, {"adapter_config.json": "{}"})
     with pytest.raises(ModelUnusable, match="no weights are there"):
         check(tmp_path, is_adapter=True)
+
     folder_with(tmp_path, {"adapter_model.safetensors": "x"})
     check(tmp_path, is_adapter=True)
 
@@ -165,6 +170,7 @@ def test_a_listing_is_judged_by_its_first_level() -> None:
     wanted = WantedSource(source="s3://b/p", download_dir="/d")
     with pytest.raises(ModelUnusable, match="holds fox; a model has config.json"):
         taken("s3://b/p", ["fox/config.json", "fox/model.safetensors"], wanted)
+
     listed = ["config.json", "model.safetensors", "sub/a.bin"]
     assert taken("s3://b/p", listed, wanted) == listed[:2]
 

@@ -59,6 +59,7 @@ def test_a_small_file_with_other_bytes_is_no_trouble_for_the_start_after_the_hub
         match=rf"config.json: wanted git id {git_id(CONFIG)}, found {git_id(WRONG)}, tw",
     ):
         fetched()
+
     assert not (blobs / git_id(CONFIG)).exists()
     assert contents(fetched()) == model_files()
 
@@ -72,10 +73,12 @@ def test_a_wrong_small_file_in_the_cache_is_fetched_anew(
     (blobs / git_id(CONFIG)).write_bytes(WRONG)
     if not is_kept:
         (blobs.parent / "trees" / f"{commit}.json").unlink()
+
     with caplog.at_level(logging.WARNING):
         assert contents(fetched(revision=commit)) == model_files(), (
             "also where a cached commit asks nobody"
         )
+
     assert "the cache has other bytes of config.json" in caplog.text
     assert hub.num_requests("GET .*/resolve/") == len(model_files()) + 1
 
@@ -161,6 +164,7 @@ def test_a_path_that_no_file_of_a_model_has_is_refused_before_a_byte_is_fetched(
     hub.publish(ID, model_files() | {path: b"x"})
     with pytest.raises(kind) as raised:
         fetched()
+
     assert said in str(raised.value) and "\n" not in str(raised.value)
     assert hub.num_requests("/resolve/") == 0
 
@@ -181,6 +185,7 @@ def test_a_file_is_redirected_only_to_a_host_that_is_named(hub: HubServer) -> No
             SecurityRefused, match=f"{ID}: the hub redirects to .*download_hosts={place} allows it"
         ):
             fetched()
+
         assert other.requests == []
         assert contents(fetched(place)) == model_files()
         assert len(other.requests) == 1
@@ -195,4 +200,5 @@ def test_a_hub_whose_name_is_no_url_is_one_line(
     monkeypatch.setattr(constants, "ENDPOINT", endpoint)
     with pytest.raises(StartError) as raised:
         fetched()
+
     assert "HF_ENDPOINT" in str(raised.value) or endpoint in str(raised.value)

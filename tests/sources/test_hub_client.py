@@ -75,6 +75,7 @@ def test_a_revision_of_a_wrong_type_is_an_answer_of_no_hub(hub: HubServer, body:
     hub.replace("GET .*/revision/", Answer(200, JSON, body))
     with pytest.raises(NoHub) as raised:
         Api(hub).commit_of("main")
+
     assert "\n" not in str(raised.value) and len(str(raised.value)) < 400
 
 
@@ -118,6 +119,7 @@ def test_an_answer_that_is_small_until_it_is_unpacked_is_not_unpacked_whole(hub:
     hub.replace("GET", Answer(200, JSON | {"Content-Encoding": "gzip"}, bomb))
     with pytest.raises(NoHub, match="more than 1048576 bytes"):
         Api(hub).commit_of("main")
+
     assert hub.headers[hub.requests[0]]["accept-encoding"] == "gzip"
 
 
@@ -132,6 +134,7 @@ def test_an_answer_in_a_packing_that_nobody_asked_for_is_refused(hub: HubServer)
     hub.replace("GET", Answer(200, JSON | {"Content-Encoding": "zstd"}, packed))
     with pytest.raises(NoHub, match="packed as 'zstd'"):
         Api(hub).commit_of("main")
+
     hub.replace("GET", Answer(200, JSON | {"Content-Encoding": "gzip"}, b"no gzip"))
     with pytest.raises(NoHub, match="not the gzip"):
         Api(hub).commit_of("main")
@@ -168,6 +171,7 @@ def test_a_list_of_pages_without_an_end_is_given_up(
     next_page(hub, "?cursor=2", times=1000)
     with pytest.raises(NoHub, match="more than 5 pages"):
         Api(hub).files_of("0" * 40)
+
     assert len(hub.requests) == 5
 
 
@@ -179,6 +183,7 @@ def test_all_pages_together_have_a_limit(
     next_page(hub, "?cursor=2", times=1000, files=[FILE, FILE])
     with pytest.raises(NoHub, match="more than"):
         Api(hub).files_of("0" * 40)
+
     assert len(hub.requests) < 10
 
 
@@ -205,6 +210,7 @@ def test_a_redirect_leads_to_no_other_port_of_this_machine_unless_it_is_opened(
             SecurityRefused, match=f"{ID}: .*{other.url} is neither .*download_hosts={place} allows"
         ):
             Api(hub).commit_of("main")
+
         assert other.requests == []
 
         assert len(Api(hub, place).commit_of("main")) == 40
@@ -227,6 +233,7 @@ class Listener:
         with connection, suppress(OSError):
             while data := connection.recv(1000):
                 self.received.append(data)
+
         self.closed.set()
 
     def close(self) -> None:
@@ -248,8 +255,10 @@ def test_a_name_of_the_internet_with_an_address_of_this_machine_is_sent_nothing(
         SecurityRefused, match=r"cdn\.example:\d+ has the address 127\.0\.0\.1, which is not one"
     ):
         Api(hub).commit_of("main")
+
     assert listener.closed.wait(10)
     assert listener.received == []
+
     listener.close()
 
 
@@ -260,13 +269,16 @@ def test_a_proxy_that_the_operator_names_may_have_any_address(
     for name in os.environ:
         if name.lower().endswith("_proxy"):
             monkeypatch.delenv(name)
+
     monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{listener.port}")
     hub.replace("GET", Answer(302, {"Location": "https://cdn.example/x"}))
     with closing(HubClient(ID, Reach(hub.url))) as client, suppress(Exception):
         with client.get(f"{hub.url}/x", {}, silence_s=0.5):  # this proxy answers nothing
             pass
+
     assert listener.closed.wait(10)
     assert listener.received[0].startswith(b"CONNECT cdn.example:443 ")
+
     listener.close()
 
 
@@ -278,6 +290,7 @@ def test_a_redirect_to_no_url_is_one_line(hub: HubServer, location: str) -> None
     hub.replace("GET", Answer(302, {"Location": location}), times=100)
     with pytest.raises((NoHub, SecurityRefused, HubRefusal)) as raised:
         Api(hub).commit_of("main")
+
     assert "\n" not in str(raised.value)
 
 
@@ -314,6 +327,7 @@ def test_the_reason_of_a_refusal_is_one_line_whatever_its_body_is(
     hub.replace("GET", Answer(403, JSON, body))
     with pytest.raises(HubRefusal) as raised:
         Api(hub).commit_of("main")
+
     assert (raised.value.status, str(raised.value)) == (403, reason)
 
 
@@ -327,4 +341,5 @@ def test_the_wait_that_a_hub_asks_for_is_read_where_it_is_a_number(
     with closing(HubClient(ID, Reach(hub.url))) as client, client.get(hub.url, {}) as response:
         with pytest.raises(HubRefusal) as raised:
             raise_for_status(response)
+
     assert raised.value.wait_s in (wait_s, float("inf"))

@@ -84,6 +84,7 @@ def test_a_request_that_cannot_be_read_for_a_moment_is_begun_when_it_can(
     (folder / REQUEST).rmdir()
     (folder / "away").rename(folder / REQUEST)
     fetches.look()
+
     assert {folder_of(child) for child in fetches} == {"late", "other"}
 
 
@@ -94,6 +95,7 @@ def test_the_oldest_requests_come_first_and_the_others_wait(
     for number in range(MAX_AT_ONCE + 2):
         folders[str(number)] = asker.ask(str(number))
         fetches.look()
+
     assert [folder_of(child) for child in fetches] == list("0123")
     (folders["1"] / REQUEST).unlink()
     fetches.look()
@@ -111,13 +113,16 @@ def test_a_failure_is_left_for_the_front_end_and_the_next_request_has_its_turn(
     first.fail(LOST)
     fetches.look()
     assert first not in fetches and len(list(fetches)) == MAX_AT_ONCE
+
     said = failure(folder)
     assert (
         type(said) is StartError
         and said.message == f"'writers/{folder.name}': fetch process died 3 times"
     )
+
     (folder / REQUEST).unlink()
     fetches.look()
+
     assert not folder.exists()
 
 
@@ -139,6 +144,7 @@ def test_a_failure_that_nobody_waits_for_is_only_logged(
     child = next(iter(fetches))
     for file in folder.iterdir():
         file.unlink()
+
     folder.rmdir()
     child.fail(LOST)
     fetches.look()
@@ -156,9 +162,11 @@ def test_a_request_of_a_front_end_that_died_is_removed(
 def test_a_folder_without_a_request_is_removed_unless_it_is_still_hidden(
     runtime: ServerRuntime, fetches: FetchProcesses
 ) -> None:
-    hidden, withdrawn = runtime.fetches() / ".new", runtime.fetches() / "old"
+    hidden = runtime.fetches() / ".new"
+    withdrawn = runtime.fetches() / "old"
     for folder in (hidden, withdrawn):
         folder.mkdir(parents=True)
+
     fetches.look()
     assert hidden.exists() and not withdrawn.exists() and list(fetches) == []
 

@@ -64,6 +64,7 @@ def test_an_operator_opens_hosts_with_or_without_a_port() -> None:
         "http://10.1.2.3:80/x",
     ]
     assert [reach.fault(httpx2.URL(url)) for url in opened] == [None] * 4
+
     closed = ["http://minio.corp/x", "http://cdn.corp/x", "http://10.1.2.30/x"]
     assert all(reach.fault(httpx2.URL(url)) for url in closed)
     assert Reach(PUBLIC, ("*",)).fault(httpx2.URL("http://127.0.0.1:1/x")) is None

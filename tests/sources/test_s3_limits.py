@@ -38,6 +38,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostileS3]:
     with HostileS3() as server:
         for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL_S3": server.url}.items():
             monkeypatch.setenv(name, value)
+
         yield server
 
 
@@ -73,6 +74,7 @@ def test_a_listing_that_is_none_is_one_line(
     server.contents = contents
     with pytest.raises(ModelUnusable, match="s3://models/fox/") as raised:
         bucket.objects("fox/")
+
     assert "\n" not in str(raised.value)
 
 
@@ -84,6 +86,7 @@ def test_a_listing_without_an_end_is_given_up(
     server.is_endless = True
     with pytest.raises(ModelUnusable, match="does not answer as S3: it lists more than"):
         bucket.objects("fox/")
+
     assert len(server.requests) == limit + 1
 
 
@@ -102,4 +105,5 @@ def test_a_redirect_of_s3_is_not_followed(server: HostileS3, bucket: Bucket) -> 
         server.replace("GET", Answer(307, XML | {"Location": f"{other.url}/x"}), times=10)
         with suppress(ModelUnusable):
             bucket.objects("fox/")
+
         assert other.requests == []

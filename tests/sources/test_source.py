@@ -61,6 +61,7 @@ def test_the_folder_of_serve_needs_an_owner_to_be_a_hub_id() -> None:
 def test_a_scheme_that_is_not_known_is_refused_with_those_there_are(text: str) -> None:
     with pytest.raises(ModelUnusable, match="s3://bucket/prefix") as raised:
         remote(text, exists_locally=False)
+
     assert text in str(raised.value)
 
 

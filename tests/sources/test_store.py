@@ -47,13 +47,17 @@ def test_an_object_that_is_not_checked_or_changed_or_is_torn_is_fetched_again(st
     fetch(store, A)
     (store.blobs / f"{B.id}.new").write_bytes(bytes(2))
     (store.blobs / f"{B.id}.new.Ab12Cd34").write_bytes(b"part of a file")
+
     assert store.num_whole() == 1
     assert store.missing([A, B]) == [B]
     assert [path.name for path in store.blobs.iterdir()] == [A.id]
+
     newer = StoredObject("p/a", 1, "e9", "a")
     assert store.missing([newer, B]) == [newer, B]
+
     fetch(store, newer)
     (store.blobs / newer.id).write_bytes(b"")
+
     assert store.missing([newer, B]) == [newer, B]
 
 
@@ -61,11 +65,14 @@ def test_a_new_version_shares_what_did_not_change(store: Store) -> None:
     fill(store, A, B)
     newer = StoredObject("p/b", 3, "e3", "sub/b")
     inode = (store.model / "a").stat().st_ino
+
     assert store.missing([A, newer]) == [newer]
     assert store.is_current([A, B]), "the old one is whole until the new one is"
+
     fetch(store, newer)
     store.name([A, newer])
     store.finish([A, newer])
+
     assert store.is_current([A, newer])
     assert (store.model / "a").stat().st_ino == inode
     assert (store.model / "sub/b").stat().st_size == 3
@@ -78,11 +85,14 @@ def test_a_process_that_dies_between_the_two_versions_leaves_the_new_one_to_the_
     fetch(store, *store.missing([B]))
     store.name([B])
     store.model.rename(store.old)  # the first part of the last step
+
     assert not store.is_current([A]) and not store.is_current([B])
     assert store.missing([B]) == []
+
     store.name([B])
     store.new.rename(store.model)  # the second one
     assert not store.is_current([B]), "the objects of the old version are still there"
+
     fill(store, B)
     assert store.is_current([B])
     assert [path.name for path in store.blobs.iterdir()] == [B.id]

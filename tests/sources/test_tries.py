@@ -19,6 +19,7 @@ class Results:
         result = next(self._results)
         if isinstance(result, Exception):
             raise result
+
         return result
 
 
@@ -35,6 +36,7 @@ def test_what_does_not_pass_in_time_is_unreachable_with_its_last_cause() -> None
     results = Results(MayPass("busy"), MayPass("slow"), MayPass("gone"), "here")
     with pytest.raises(SourceUnreachable, match=r"a/b: gone \(3 tries\)") as raised:
         attempt(results, "a/b", QUICK)
+
     assert (raised.value.exit_code, results.num_calls) == (6, 3)
 
 
@@ -47,6 +49,7 @@ def test_a_try_that_only_repeats_what_another_reached_does_not() -> None:
     results = Results(*[MayPass("busy")] * 6)
     with pytest.raises(SourceUnreachable):
         attempt(results, "a/b", QUICK, reached=lambda: results.num_calls % 2)
+
     assert results.num_calls == 3
 
 
@@ -73,6 +76,7 @@ def test_progress_counts_bytes_files_and_rate() -> None:
     progress.add(-10)
     progress.file_done()
     report = progress.report()
+
     assert (report.num_bytes, report.share, report.bytes_per_s, report.num_files) == (
         40,
         0.4,
@@ -80,6 +84,7 @@ def test_progress_counts_bytes_files_and_rate() -> None:
         1,
     )
     assert str(report) == "download of a/b: 40%, 40 B of 100 B, 20 B/s, 1 of 2 files"
+
     progress.begin("a/b", 60, 1)
     assert progress.report().num_bytes == 0
 

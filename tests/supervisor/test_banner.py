@@ -89,6 +89,7 @@ def test_what_counts_where_a_request_is_silent_is_told(capsys: pytest.CaptureFix
     )
     model = ModelConfig(path="/models/fox", name="fox", generation_defaults=defaults)
     text = banner(replace(config("text"), model=model), 8080, REPORT, after_s=2.0)
+
     assert (
         "\n  defaults temperature 0.6, top_k 20, max_new_tokens 512 (generation_config.json)\n"
         in text
@@ -98,6 +99,7 @@ def test_what_counts_where_a_request_is_silent_is_told(capsys: pytest.CaptureFix
 
     say_ready(replace(config(), model=model), 8080, REPORT, after_s=2.0)
     event = json.loads(capsys.readouterr().out)
+
     assert event["generation_defaults"] == {"temperature": 0.6, "top_k": 20, "max_new_tokens": 512}
 
 
@@ -110,6 +112,7 @@ def test_the_banner_has_urls_that_work_from_this_machine(host: str, url: str) ->
     assert f"http://{url}:8081/v1 is the base_url" in text
     for path in ("ping", "invocations", "metrics"):
         assert f"http://{url}:8081/{path}" in text
+
     assert "weights 1.2, warm-up 0.5" in text and "512 tokens" in text
 
 
@@ -146,6 +149,7 @@ def test_a_handler_is_announced_by_its_file_and_has_no_context_length(
         config("text"), user_code=UserCodeConfig(path="/models/fox/model.py", handler="handle")
     )
     text = banner(fox, 8080, REPORT, after_s=2.0)
+
     assert (
         "  model    fox\n  code     handle in /models/fox/model.py, one request at a time\n" in text
     )
@@ -154,8 +158,10 @@ def test_a_handler_is_announced_by_its_file_and_has_no_context_length(
         text.endswith("/invocations -d @FILE    # FILE holds what handle reads\n")
         and "context" not in text
     )
+
     report = LoadReport(engine="model.py", stages_s={"load": 0.5})
     say_ready(replace(fox, server=config().server), 8080, report, after_s=2.0)
+
     assert json.loads(capsys.readouterr().out)["max_sequence_length"] is None
 
 

@@ -45,7 +45,9 @@ FRONT_END = replace(
 @pytest.fixture
 def record(tmp_path: Path) -> EngineRecord:
     record = Block.create(tmp_path / "state", num_engines=1, num_frontends=1).engines[0]
-    record.phase, record.pid, record.stage = Phase.LOADING, DEAD_PID, "weights"
+    record.phase = Phase.LOADING
+    record.pid = DEAD_PID
+    record.stage = "weights"
     return record
 
 
@@ -74,8 +76,10 @@ def test_an_exit_that_no_restart_mends_is_the_failure_that_the_process_reported(
 def test_after_too_many_deaths_there_is_no_other_start(engine: Child) -> None:
     assert engine.exited(1, now=1.0, is_ending=False) is None
     assert engine.record is not None and engine.record.phase == Phase.LOST
+
     engine.pid = DEAD_PID
     failure = engine.exited(-9, now=2.0, is_ending=False)
+
     assert failure is not None and (failure.code, failure.cause, failure.notice_s) == (
         1,
         "engine_lost",
@@ -90,17 +94,22 @@ def test_a_place_whose_engine_dies_again_and_again_is_set_aside_while_another_re
     engine: Child, tmp_path: Path
 ) -> None:
     other = Block.create(tmp_path / "other", num_engines=1, num_frontends=1).engines[0]
-    other.phase, engine.others = Phase.READY, [other]
+    other.phase = Phase.READY
+    engine.others = [other]
     assert engine.record is not None
+
     for now in (1.0, 2.0, 3.0):
         engine.pid = DEAD_PID
         assert engine.exited(1, now=now, is_ending=False) is None
+
     assert engine.record.phase == Phase.FAILED
     assert not starts_at_once(engine, now=32.9) and starts_at_once(engine, now=33.0), (
         "it is tried again, but slowly"
     )
+
     other.phase = Phase.LOST
     assert engine.exited(1, now=34.0, is_ending=False) is not None, "nobody serves"
+
     engine.send(signal.SIGKILL)
 
 
@@ -112,7 +121,8 @@ def test_what_no_restart_mends_ends_no_server_that_another_replica_serves(
     engine: Child, tmp_path: Path, num_starts: int, others: Phase, is_fatal: bool
 ) -> None:
     other = Block.create(tmp_path / "other", num_engines=1, num_frontends=1).engines[0]
-    other.phase, engine.others = others, [other]
+    other.phase = others
+    engine.others = [other]
     assert engine.record is not None
     engine.record.num_starts = num_starts
     assert (engine.exited(4, now=1.0, is_ending=False) is not None) == is_fatal
@@ -132,7 +142,8 @@ def test_the_label_of_a_failure_is_in_the_record(
     engine: Child, code: int, told: str, cause: str
 ) -> None:
     assert engine.record is not None
-    engine.record.reason, engine.record.cause = "it said so", told
+    engine.record.reason = "it said so"
+    engine.record.cause = told
     engine.exited(code, now=1.0, is_ending=False)
     assert engine.record.cause == cause
 
@@ -189,7 +200,8 @@ def test_an_exit_while_the_server_ends_is_no_failure(engine: Child) -> None:
 def test_a_hung_process_is_asked_for_its_stacks_and_then_killed(
     record: EngineRecord, phase: Phase, num_running: int, looks: Sequence[float], why: str
 ) -> None:
-    record.phase, record.num_running = phase, num_running
+    record.phase = phase
+    record.num_running = num_running
     child = Child(ENGINE, 0, record)
     script = (
         "import os, signal, time; signal.signal(signal.SIGUSR2, lambda *_: os.write(1, "
@@ -201,14 +213,18 @@ def test_a_hung_process_is_asked_for_its_stacks_and_then_killed(
         command, stdout=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
         assert process.stdout is not None and process.stdout.readline() == "up\n"
+
         child.pid = process.pid
         for now in looks:
             assert record.phase == phase
             child.look(now, NO_PAUSES)
+
         assert process.stdout.readline() == "stacks\n"
         assert (record.phase, record.reason) == (Phase.LOST, why)
+
         child.look(looks[-1] + 1.0, NO_PAUSES)
         assert process.wait(60) == -signal.SIGKILL
+
     assert child.exited(-9, now=looks[-1] + 1.0, is_ending=False) is None
     assert record.reason == why, "that is why it was killed"
 
@@ -247,6 +263,7 @@ def test_a_step_ends_by_its_limit_of_work_or_when_nothing_works_in_it(
     as hung.
     """
     assert ENGINE.limits is not None
+
     limits = replace(ENGINE.limits, step_s=1.0, work_counts=True)
     child = Child(replace(ENGINE, limits=limits), 0, record)
     pauses = Pauses(0.5)
@@ -254,18 +271,24 @@ def test_a_step_ends_by_its_limit_of_work_or_when_nothing_works_in_it(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None and process.stdout.readline() == "up\n"
+
         if is_stopped:
             process.send_signal(signal.SIGSTOP)
+
         child.pid = process.pid
-        record.phase, record.num_running, record.step = Phase.READY, 1, 1
+        record.phase = Phase.READY
+        record.num_running = 1
+        record.step = 1
         record.step_s = began_s = time.monotonic()
         while record.phase == Phase.READY:
             now = time.monotonic()
             pauses.note(now)
             child.look(now, pauses)
             time.sleep(0.02)
+
         lasted_s = pauses.ran_s(began_s, now)
         process.kill()
+
     assert least_s < lasted_s < most_s
     assert record.reason.startswith("slept for ")
 

@@ -38,11 +38,14 @@ def test_one_server_of_a_machine_keeps_to_cores_until_it_is_gone() -> None:
     with start([*command[:-1], "none"]) as unbound, start(command) as first:
         assert says(unbound) == "False"
         assert says(first) == "True"
+
         with start(command) as second:
             assert says(second) == "False"
             second.kill()
+
         first.kill()
         unbound.kill()
+
     with start(command) as third:
         assert says(third) == "True"
         third.kill()
@@ -63,7 +66,8 @@ def test_threads_that_run_and_those_that_they_start_keep_to_the_cores(
     before = os.sched_getaffinity(0)
     core = max(before)
     monkeypatch.setenv(linux.CORES, str(core))
-    release, seen = threading.Event(), []
+    release = threading.Event()
+    seen = []
 
     def wait_and_look() -> None:
         release.wait(60)
@@ -79,6 +83,7 @@ def test_threads_that_run_and_those_that_they_start_keep_to_the_cores(
             running.result(60)
         finally:
             linux.bind_threads(sorted(before))
+
     assert seen == [{core}, {core}]
 
 
@@ -99,6 +104,7 @@ def test_a_small_model_leaves_a_core_to_the_front_end_and_a_big_one_takes_all(
     assert num_engine_threads(EngineConfig(), str(tmp_path), num_cores=8) == 7
     with open(weights, "ab") as file:
         file.truncate(65 << 20)
+
     assert num_engine_threads(EngineConfig(), str(tmp_path), num_cores=8) == 8
     assert num_engine_threads(EngineConfig(num_engines=3), str(tmp_path), num_cores=8) == 2
     assert num_engine_threads(EngineConfig(num_threads=5), str(tmp_path), num_cores=8) == 5
@@ -119,6 +125,7 @@ def test_threads_of_kernels_spin_shortly_and_an_operator_may_set_their_number(
         "OMP_NUM_THREADS": "3",
         linux.THREADS_WHY: "option.num_threads",
     }
+
     assert of_threads(config(3), {"OMP_NUM_THREADS": "5"}) == given
     assert of_threads(config(None), {"OMP_NUM_THREADS": "5", "GOMP_SPINCOUNT": "7"}) == {
         "GOMP_SPINCOUNT": "7"
@@ -149,6 +156,7 @@ def test_an_engine_with_fewer_threads_than_cores_knows_why(
 def test_the_ranks_of_all_engines_share_the_cores(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").touch()
     os.truncate(tmp_path / "model.safetensors", 65 << 20)
+
     assert num_engine_threads(EngineConfig(handler="vllm"), str(tmp_path), num_cores=8) == 8
     assert (
         num_engine_threads(EngineConfig(handler="vllm", num_engines=2), str(tmp_path), num_cores=8)
@@ -173,6 +181,7 @@ def test_a_small_model_on_two_cores_keeps_its_engine_off_the_core_of_the_front_e
     small = config(EngineConfig(num_threads=1))
     assert Cores.of(small, {}, [4, 7]) == Cores(((7,),), (4,))
     assert Cores.of(small, {"OMP_NUM_THREADS": "2"}, [4, 7]) == Cores(((7,),), (4,))
+
     for engine in (
         EngineConfig(num_threads=2),
         EngineConfig(num_threads=1, bind_cores=False),
@@ -181,5 +190,6 @@ def test_a_small_model_on_two_cores_keeps_its_engine_off_the_core_of_the_front_e
         EngineConfig(environ={"OMP_NUM_THREADS": "2"}),
     ):
         assert Cores.of(config(engine), {}, [4, 7]) is None
+
     assert Cores.of(config(EngineConfig()), {"OMP_NUM_THREADS": "1"}, [4, 7]) is None
     assert Cores.of(small, {}, []) is None

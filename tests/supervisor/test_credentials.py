@@ -35,6 +35,7 @@ def pem(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, kind in KINDS.items():
         command = f"{NEW} {kind} -keyout {name}.key -out {name}.crt"
         subprocess.run(command.split(), cwd=folder, check=True, capture_output=True)
+
     return folder
 
 
@@ -77,7 +78,8 @@ def served(tmp_path: Path, pem: Path) -> Iterator[Served]:
 def shown(context: ssl.SSLContext, trusted: Path) -> bytes:
     """The certificate that a client gets, which trusts these. Raises ssl.SSLError for any other."""
     own = ssl.create_default_context(cafile=str(trusted))
-    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    to_server = ssl.MemoryBIO()
+    to_client = ssl.MemoryBIO()
     client = own.wrap_bio(to_client, to_server, server_hostname="localhost")
     server = context.wrap_bio(to_server, to_client, server_side=True)
     while True:
@@ -87,6 +89,7 @@ def shown(context: ssl.SSLContext, trusted: Path) -> bytes:
                 end.do_handshake()
             except ssl.SSLWantReadError:
                 waiting += 1
+
         if not waiting:
             certificate = client.getpeercert(binary_form=True)
             assert certificate is not None
@@ -155,11 +158,13 @@ def test_one_bad_file_changes_nothing_at_all_and_is_one_line(
 
     served.hang_up()
     assert served.front_end.current() is before
+
     [record] = caplog.records
     assert record.levelno == logging.ERROR
     assert record.message.startswith("SIGHUP: ") and record.message.endswith(
         "; what was read before still counts"
     )
+
     caplog.clear()
     with pytest.raises(BadConfiguration, match=said):
         Credentials.read(served.config)
@@ -189,4 +194,5 @@ def test_a_file_in_memory_is_read_whole_or_not_at_all() -> None:
     os.pwrite(file.fd, b"?", 40)
     with pytest.raises(OSError, match="in part only"):
         file.read()
+
     os.close(file.fd)

@@ -199,12 +199,14 @@ def test_engines_have_the_variables_of_option_env_above_all_others(handler: str)
 
 
 def test_user_code_has_the_variables_of_option_env(tmp_path: Path) -> None:
-    model, server = ModelConfig(path=str(tmp_path), name="m"), ServerConfig()
+    model = ModelConfig(path=str(tmp_path), name="m")
+    server = ServerConfig()
     for handler in (None, "handle"):
         code = UserCodeConfig(path="model.py", handler=handler)
         engine = EngineConfig(environ={"MY_TOKEN": "t", "OMP_NUM_THREADS": "7"})
         config = Config(server=server, model=model, engine=engine, user_code=code)
         environ = of_user_code(config, {"HF_TOKEN": "x"}, slot=0)
+
         assert (environ["MY_TOKEN"], environ["OMP_NUM_THREADS"], "HF_TOKEN" in environ) == (
             "t",
             "7",

@@ -132,9 +132,11 @@ def test_only_a_file_of_a_checkpoint_that_cannot_be_read_is_to_be_mended_or_copi
     )
     for file in (template, config, names):
         file.write_text("{% if %}")
+
     assert unusable(f"{template}: line 1: Expected an expression") == DAMAGED_FILE
     assert unusable(f"{config}: not JSON: x") == DAMAGED_FILE
     assert unusable(f"{names}: pip failed") == unusable(f"{tmp_path}/nowhere.json: missing") == ""
+
     said = unusable(str(unsupported(config, "BertForMaskedLM is not a decoder of text")))
     assert said == "scripts/install installs other engines, --rolling-batch chooses one"
     assert (
@@ -167,9 +169,11 @@ def test_a_missing_engine_names_the_extra_that_brings_it(monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "vllm", None)  # as if it were not installed
     with pytest.raises(BadConfiguration) as refusal:
         choose_handler("vllm", Machine(num_cores=1), announced())
+
     assert not_configured(refusal.value) == brings("vllm")
     with pytest.raises(ImportError) as refused:
         version("tensorrt_llm_that_nobody_has")
+
     advice = "install tensorrt_llm_that_nobody_has where lmi itself is installed"
     assert not_configured(missing_library("any", refused.value)) == advice
 
@@ -186,5 +190,6 @@ def test_a_library_that_user_code_misses_is_named(
     record = Block.create(tmp_path / "state", num_engines=1, num_frontends=1).engines[0]
     with pytest.raises(ModelUnusable) as refusal:
         load(code, ModelConfig(path=".", name="m"), record)
+
     said = unusable(str(refusal.value))
     assert "name lacking_here in a requirements.txt" in said

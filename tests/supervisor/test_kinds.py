@@ -30,14 +30,17 @@ def test_formatters_keep_off_the_cores_of_the_engines(tmp_path: Path) -> None:
         server=ServerConfig(log_format="json"), model=model, engine=EngineConfig(), user_code=code
     )
     runtime = Runtime.create(config, folder)
-    block, core = runtime.attach(), max(os.sched_getaffinity(0))
+    block = runtime.attach()
+    core = max(os.sched_getaffinity(0))
     *_, formatter = kinds.of_model(runtime, block, Cores(((0,),), (core,)))
     formatter.look(time.monotonic(), Pauses(late_s=1.0))
     assert formatter.pid is not None and formatter.record is not None
+
     try:
         deadline_s = time.monotonic() + 60
         while formatter.record.phase != Phase.READY and time.monotonic() < deadline_s:
             time.sleep(0.02)
+
         assert formatter.record.phase == Phase.READY, formatter.record.reason
         assert os.sched_getaffinity(formatter.pid) == {core}
     finally:
@@ -45,6 +48,7 @@ def test_formatters_keep_off_the_cores_of_the_engines(tmp_path: Path) -> None:
         os.waitpid(formatter.pid, 0)
         if formatter.output is not None:
             formatter.output.close()
+
         runtime.remove()
 
 

@@ -46,6 +46,7 @@ def test_each_line_is_logged_once_it_is_whole(
     for piece in (b"one\ntw", b"o\r10 %\r\n", "thr\xe9".encode("latin-1")):
         os.write(output.writer, piece)
         output.read()
+
     assert caplog.messages == ["one", "two", "10 %"]
     output.read_last()
     assert caplog.messages[3:] == ["thr\\xe9"]
@@ -60,6 +61,7 @@ def test_a_line_names_the_process_that_printed_it(
     output.belongs_to(7)
     output.read()
     logging.getLogger("libraries").removeHandler(handler)
+
     assert (
         capfd.readouterr()
         .err.rstrip("\n")
@@ -73,6 +75,7 @@ def test_a_long_line_is_cut_however_it_comes(
     for _ in range(10):
         os.write(output.writer, b"x" * 3000)
         output.read()
+
     os.write(output.writer, b"\nnext\n")
     output.read()
     assert caplog.messages == ["x" * MAX_LINE_BYTES + "…", "next"]
@@ -84,12 +87,15 @@ def test_lines_above_the_limit_are_counted_and_the_last_words_are_logged(
     num_lines = 6 * BURST_LINES  # 60 KB: some hosts make no larger pipes than 64 KB
     os.write(output.writer, b"y\n" * num_lines)
     output.read()
+
     assert len(caplog.messages) == BURST_LINES
     assert dropped.num_log_lines_dropped == num_lines - BURST_LINES
+
     os.write(output.writer, b"z\n" * num_lines + b"last words")
     caplog.clear()
     output.read_last()
     first, *lines = caplog.messages
+
     assert len(lines) == LAST_LINES and lines[-1] == "last words"
     assert f"{dropped.num_log_lines_dropped} lines were dropped here" in first
 
@@ -113,6 +119,7 @@ def test_a_full_pipe_makes_nobody_wait_and_is_read_in_one_turn(
     with pytest.raises(BlockingIOError):
         while True:
             num_bytes += os.write(output.writer, b"y\n" * 1000)
+
     started_s = machine.own_s()
     output.read()
     assert machine.own_s() - started_s < 5.0

@@ -76,7 +76,10 @@ def test_the_first_death_is_the_end_where_no_more_are_allowed(max_deaths: int) -
 @pytest.fixture
 def record(tmp_path: Path) -> EngineRecord:
     record = Block.create(tmp_path / "state", num_engines=1, num_frontends=1).engines[0]
-    record.phase, record.beat_s, record.step_s, record.step = Phase.READY, 1000.0, 1000.0, 5
+    record.phase = Phase.READY
+    record.beat_s = 1000.0
+    record.step_s = 1000.0
+    record.step = 5
     return record
 
 
@@ -95,7 +98,8 @@ def test_a_busy_engine_hangs_when_its_steps_stop_and_not_when_its_beat_does(
 
 
 def test_the_first_step_may_take_longer(record: EngineRecord) -> None:
-    record.num_running, record.step = 1, 0
+    record.num_running = 1
+    record.step = 0
     assert hang(record, ENGINE, 0.0, 1299.0) is None
     assert hang(record, ENGINE, 0.0, 1301.0) is not None
 
@@ -120,6 +124,7 @@ def paused(*turns: float) -> Pauses:
     pauses = Pauses(late_s=1.0)
     for now in turns:
         pauses.note(now)
+
     return pauses
 
 
@@ -153,12 +158,14 @@ def last_look(record: EngineRecord, shares: dict[int, float], *, until_s: float)
     """
     times = {thread: 0.0 for thread in shares}
     work = StepWork(lambda: dict(times))
-    record.num_running, now = 1, 1000.0
+    record.num_running = 1
+    now = 1000.0
     while hang(record, ENGINE, 0.0, now, NO_PAUSES, work) is None:
         assert now < 3000.0
         now += 0.2
         for thread, share in shares.items():
             times[thread] += 0.2 * share if now <= until_s else 0.0
+
     return now - 1000.0
 
 
@@ -201,7 +208,9 @@ def test_a_late_step_is_told_once(record: EngineRecord) -> None:
         times[1] += 0.1
         record.step_s = 1000.0 if second < 1100 else 1100.0
         assert hang(record, ENGINE, 0.0, float(second), NO_PAUSES, work) is None
+
         told += [second] if work.late_step() else []
+
     assert told == [1061, 1161]
 
 
@@ -211,6 +220,7 @@ def test_pauses_are_told_once_a_minute_with_their_sum() -> None:
         notes.note(paused_s, now)
         for paused_s, now in ((1.4, 10.0), (0.0, 11.0), (2.0, 20.0), (3.0, 60.0))
     ]
+
     assert (
         first
         == "the machine gave this process no time for 1.4 s (busy, or suspended); deadlines are "
@@ -233,22 +243,22 @@ def code_record(
     tmp_path: Path, phase: Phase, *, num_running: int, step_s: float, beat_s: float
 ) -> EngineRecord:
     record = Block.create(tmp_path / "state", 0, 0, 1).formatters[0]
-    record.phase, record.num_running, record.step_s, record.beat_s = (
-        phase,
-        num_running,
-        step_s,
-        beat_s,
-    )
+    record.phase = phase
+    record.num_running = num_running
+    record.step_s = step_s
+    record.beat_s = beat_s
     return record
 
 
 def test_a_handler_hangs_after_predict_timeout_and_never_without_one(tmp_path: Path) -> None:
     record = code_record(tmp_path, Phase.READY, num_running=1, step_s=100.0, beat_s=0.0)
-    model, engine = ModelConfig(path="", name=""), EngineConfig(handler="python")
+    model = ModelConfig(path="", name="")
+    engine = EngineConfig(handler="python")
     code = UserCodeConfig(path="model.py", handler="handle")
     limited = Config(
         server=ServerConfig(predict_timeout_s=5), model=model, engine=engine, user_code=code
     )
+
     assert hang(record, limits(limited), 0.0, 104.9) is None
     assert (
         hang(record, limits(limited), 0.0, 105.1) == "worked on one request for 5.1 s (limit 5 s)"
@@ -260,19 +270,22 @@ def test_a_formatter_hangs_after_step_timeout_and_idle_code_when_it_falls_silent
     tmp_path: Path,
 ) -> None:
     record = code_record(tmp_path, Phase.READY, num_running=1, step_s=100.0, beat_s=100.0)
-    model, engine = (
-        ModelConfig(path="", name=""),
-        EngineConfig(step_timeout_s=2, model_loading_timeout_s=50),
-    )
+    model = ModelConfig(path="", name="")
+    engine = EngineConfig(step_timeout_s=2, model_loading_timeout_s=50)
     config = Config(
         server=ServerConfig(), model=model, engine=engine, user_code=UserCodeConfig(path="model.py")
     )
     assert hang(record, limits(config), 0.0, 102.1) == "worked on one request for 2.1 s (limit 2 s)"
-    record.num_running, record.num_waiting = 0, 1  # it was put into the queue and not yet taken out
+
+    # it was put into the queue and not yet taken out
+    record.num_running = 0
+    record.num_waiting = 1
+
     assert hang(record, limits(config), 0.0, 102.1) is None
     assert (
         hang(record, limits(config), 0.0, 111.0) == "gave no sign of life for 11.0 s (limit 10 s)"
     )
+
     record.phase = Phase.LOADING
     assert (
         hang(record, limits(config), 0.0, 51.0) == "did not finish loading for 51.0 s (limit 50 s)"
@@ -281,17 +294,18 @@ def test_a_formatter_hangs_after_step_timeout_and_idle_code_when_it_falls_silent
 
 def test_code_that_was_paused_with_its_supervisor_is_not_hung(tmp_path: Path) -> None:
     record = code_record(tmp_path, Phase.READY, num_running=1, step_s=1000.0, beat_s=1000.0)
-    model, engine = (
-        ModelConfig(path="", name=""),
-        EngineConfig(step_timeout_s=2, model_loading_timeout_s=50),
-    )
+    model = ModelConfig(path="", name="")
+    engine = EngineConfig(step_timeout_s=2, model_loading_timeout_s=50)
     config = Config(
         server=ServerConfig(), model=model, engine=engine, user_code=UserCodeConfig(path="model.py")
     )
     pauses = paused(1000.0, 5000.0)
+
     assert hang(record, limits(config), 0.0, 5001.9, pauses) is None
     assert hang(record, limits(config), 0.0, 5002.1, pauses) is not None
+
     record.num_running = 0
     assert hang(record, limits(config), 0.0, 5009.0, pauses) is None
+
     record.phase = Phase.LOADING
     assert hang(record, limits(config), 1000.0, 5049.0, pauses) is None

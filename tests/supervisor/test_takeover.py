@@ -38,6 +38,7 @@ class Old:
                 lambda: self.handover.look() or future.done(), "the one who asks has an answer"
             )
             predecessor = future.result()
+
         assert predecessor is not None
         self.gave.append(predecessor)
         return predecessor
@@ -68,13 +69,15 @@ def test_where_nobody_has_the_port_nobody_is_found() -> None:
 
 def test_the_new_server_gets_the_sockets_and_connections_that_wait_in_them(old: Old) -> None:
     new = old.gives()
-    listener, management = new.listener(HOST, old.port), new.listener(HOST, old.management_port)
+    listener = new.listener(HOST, old.port)
+    management = new.listener(HOST, old.management_port)
     new.close_others()
     old.close()
     for port, inherited in ((old.port, listener), (old.management_port, management)):
         with socket.create_connection((HOST, port)) as client, inherited:
             with inherited.accept()[0] as accepted:
                 assert accepted.getpeername() == client.getsockname()
+
             assert not inherited.get_inheritable()
 
 
@@ -83,6 +86,7 @@ def test_an_address_that_the_old_server_does_not_have_is_bound(old: Old) -> None
     with new.listener(HOST, old.port), bind(HOST, 0) as other:
         with pytest.raises(PortUnavailable, match="it belongs to process"):
             new.listener(HOST, other.getsockname()[1])
+
     new.close_others()
 
 
@@ -107,8 +111,10 @@ def test_a_new_server_that_fails_leaves_the_port_to_the_old_one_and_to_the_next_
         match=f"from process {os.getpid()}: process {os.getpid()} takes it over alread",
     ):
         old.gives()
+
     new.give_up()
     assert old.handover.look() is None
+
     old.gives().say_ready()
     assert old.handover.look() == os.getpid()
 
@@ -139,7 +145,9 @@ def test_another_user_gets_nothing(old: Old) -> None:
             find(HOST, old.port)
         except PortUnavailable as error:
             os.write(writer, str(error).encode())
+
         os._exit(0)
+
     os.close(writer)
     os.waitpid(pid, 0)
     said = os.read(reader, 1000).decode()
@@ -161,7 +169,9 @@ def _heard_by(uid: int, port: int) -> str:
             talk.connect(f"\0lmi-takeover-1/{HOST}/{port}".encode())
             said, fds, _, _ = socket.recv_fds(talk, 1000, 8)
             os.write(writer, said if not fds else b"it got sockets")
+
         os._exit(0)
+
     os.close(writer)
     os.waitpid(pid, 0)
     said = os.read(reader, 1000).decode()

@@ -30,6 +30,7 @@ def look(caplog: pytest.LogCaptureFixture) -> Look:
         caplog.clear()
         with caplog.at_level(logging.INFO):
             throughput.look(engines, now)
+
         return [tuple(vars(line)[name] for name in FIELDS) for line in caplog.records]
 
     return look
@@ -40,14 +41,21 @@ def test_a_busy_interval_has_one_line_for_all_engines_and_an_idle_one_has_none(
 ) -> None:
     throughput = Throughput(10.0, 0.0)
     assert look(throughput, engines, 10) == []
+
     for each in engines:
-        each.num_context_tokens, each.num_generation_tokens, each.num_running = 600, 50, 2
-        each.num_used_blocks, each.max_num_blocks = 1, 8
+        each.num_context_tokens = 600
+        each.num_generation_tokens = 50
+        each.num_running = 2
+        each.num_used_blocks = 1
+        each.max_num_blocks = 8
+
     assert look(throughput, engines, 19) == [], "the interval is not over"
     assert look(throughput, engines, 20) == [(120.0, 10.0, 4, 0, 0.125)]
     assert look(throughput, engines, 30) == [(0.0, 0.0, 4, 0, 0.125)], "they hang, which is no rest"
+
     for each in engines:
         each.num_running = 0
+
     assert look(throughput, engines, 40) == []
     assert look(throughput, engines[:1], 50) == [], "a model was unloaded"
 

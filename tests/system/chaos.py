@@ -41,7 +41,8 @@ NEW_EACH_TIME = re.compile(
     rb'"(?:id|request_id)": ?"[^"]*",?|"created": ?\d+,?|"cached_tokens": ?\d+'
 )
 LOG_PROBS = re.compile(rb'"log_?prob": ?[-\d.e]+')
-KILLED, STOPPED = signal.SIGKILL, signal.SIGSTOP
+KILLED = signal.SIGKILL
+STOPPED = signal.SIGSTOP
 FAULTS: tuple[tuple[str, signal.Signals], ...] = (
     ("lmi-engine", KILLED),
     ("lmi-engine", STOPPED),
@@ -68,6 +69,7 @@ def serving(engine: str = "lmi-dist") -> Iterator[Server]:
     model = ROOT / "handlers" / "lmi_dist" / "demo"
     if engine == "vllm":
         model, settings = tiny_model("llama_long"), [*SETTINGS, *settings]
+
     with serve(model, *settings, "maxWorkers=2") as server:
         server.wait_for_front_ends(2)
         wait_until(
@@ -142,6 +144,7 @@ def asks(prompt: str, num_tokens: int = 24) -> Iterator[Ask]:
     }
     for name, (path, body) in bodies.items():
         yield Ask(name, path, json.dumps(body).encode())
+
     lines = b"\n".join(
         json.dumps({**lmi, "inputs": prompt + word}).encode() for word in ("", " and", " or")
     )
@@ -159,17 +162,20 @@ def send(
     HTTPException.
     """
     with server.open(ask.data, ask.path, ask.headers, MAX_ANSWER_S) as response:
-        heard, is_whole = b"", True
+        heard = b""
+        is_whole = True
         try:
             while piece := response.read1(65536 if pause_s == 0 else 64):
                 heard += piece
                 if leave_after_bytes is not None and len(heard) >= leave_after_bytes:
                     break
+
                 time.sleep(pause_s)
         except TimeoutError:
             raise
         except (OSError, HTTPException):
             is_whole = False
+
         return Answer(
             response.status, {k.lower(): v for k, v in response.getheaders()}, heard, is_whole
         )
@@ -213,10 +219,12 @@ class Chaos:
         ]
         for thread in threads:
             thread.start()
+
         draw = random.Random(self.seed)
         while faults and time.monotonic() < until_s:
             time.sleep(draw.uniform(0.2, 1.5))
             self._strike(*draw.choice(faults), draw)
+
         for thread in threads:
             thread.join()
 
@@ -236,9 +244,11 @@ class Chaos:
                 end = f"broken: no end within {MAX_ANSWER_S:.0f} s"
             except (OSError, HTTPException) as error:
                 end = self._end_without_answer(began_s, repr(error))
+
             self.ends[end.partition(":")[0]] += 1
             if end.startswith("broken"):
                 self.broken.append(f"{ask.name} ({began_s:.1f} s): {end}")
+
             if end not in ("whole", "left"):
                 time.sleep(RETRY_S)
 
@@ -248,6 +258,7 @@ class Chaos:
         found = self._records(answer.body)
         if (answer.status, found) == (status, expected) and answer.is_whole:
             return "whole"
+
         if not answer.is_whole:
             head = found[:-1]  # the last one may be half
             return (
@@ -255,18 +266,22 @@ class Chaos:
                 if head == expected[: len(head)]
                 else f"broken: {found}"
             )
+
         if answer.status == 503 and "retry-after" in answer.headers and b"error" in answer.body:
             return "refused"
+
         if answer.status == 200 == status and ask.name == "lines" and len(found) == len(expected):
             is_said = all(
                 b'"error"' in line or line == right
                 for line, right in zip(found, expected, strict=True)
             )
             return "error" if is_said else f"broken: {found}, expected {expected}"
+
         if answer.status == 200 == status and ask.is_stream:
             said = [record for record in found if b"[DONE]" not in record]
             is_said = b'"error"' in said[-1] and said[:-1] == expected[: len(said) - 1]
             return "error" if is_said else f"broken: {said}, expected {expected}"
+
         return f"broken: {answer.status} {answer.headers} {answer.body[:300]!r}"
 
     def _end_without_answer(self, began_s: float, how: str) -> str:
@@ -284,17 +299,21 @@ class Chaos:
         pids = self.server.pids(name)
         if not pids:
             return
+
         pid = draw.choice(pids)
         self.struck[f"{signum.name} {name}"] += 1
         cut = [time.monotonic(), float("inf")]
         if signum == KILLED and name.startswith(HOLDS_CONNECTIONS):
             self.cuts.append(cut)
+
         with suppress(ProcessLookupError):
             os.kill(pid, signum)
             if signum == STOPPED:
                 time.sleep(STOPPED_S)
                 os.kill(pid, signal.SIGCONT)
-        engines, front_ends = self.server.engines(), self.server.block().frontends
+
+        engines = self.server.engines()
+        front_ends = self.server.block().frontends
         struck_s = time.monotonic()
 
         def is_whole() -> bool:
@@ -335,6 +354,7 @@ def memory(server: Server) -> Memory:
     for pid in server.pids():
         with suppress(OSError):
             found[pid] = (Path(f"/proc/{pid}/comm").read_text().strip(), resident_bytes(pid))
+
     return found
 
 
@@ -352,10 +372,12 @@ def main() -> int:
         chaos = Chaos(server, given.clients, given.seed, is_exact=given.engine == "lmi-dist")
         chaos.learn()
         chaos.run(given.seconds / 10, ())  # whatever is done for the first time takes memory
-        before, num_warm = memory(server), sum(chaos.ends.values())
+        before = memory(server)
+        num_warm = sum(chaos.ends.values())
         chaos.run(given.seconds, () if given.calm else FAULTS)
         wait_until(server.is_idle, "no request and no block of the cache is held")
-        num_requests, after = sum(chaos.ends.values()) - num_warm, memory(server)
+        num_requests = sum(chaos.ends.values()) - num_warm
+        after = memory(server)
         chaos.broken += outgrown(before, after)
         for pid, (name, num_bytes) in after.items():
             if pid in before:
@@ -364,8 +386,10 @@ def main() -> int:
                     f"{name:16} {num_bytes / 1e6:7.1f} MB "
                     f"{grown / max(1, num_requests) / 1e3:+7.2f} kB a request"
                 )
+
         server.signal(signal.SIGTERM)
         code = server.wait()
+
     print(
         f"{num_requests} requests: {dict(chaos.ends)}\nstruck: {dict(chaos.struck)}\nexit code "
         f"{code}"

@@ -126,6 +126,7 @@ class Container:
                 process_group=0,
                 cwd=self.folder if from_its_folder else None,
             )
+
         machine.SERVERS.append(self)
         return self
 
@@ -141,6 +142,7 @@ class Container:
             re.MULTILINE,
         ):
             self.wait_for_front_ends(int(asked[1]))
+
         return self
 
     def wait_200(self) -> None:
@@ -162,12 +164,14 @@ class Container:
             data = None if body is None else json.dumps(body).encode()
             connection.request(method, path, data)
             response = connection.getresponse()
-            heard, is_whole = b"", True
+            heard = b""
+            is_whole = True
             try:
                 while piece := response.read1(65536):
                     heard += piece
             except (HTTPException, OSError):
                 is_whole = False
+
             return Answer(
                 response.status,
                 {name.lower(): value for name, value in response.getheaders()},
@@ -179,12 +183,15 @@ class Container:
 
     def ping(self) -> int:
         """The status of /ping, or 0 if no server answers."""
-        started_s, status = time.monotonic(), 0
+        started_s = time.monotonic()
+        status = 0
         try:
             answer = self.request("GET", "/ping", timeout_s=PING_TIMEOUT_S)
-            status, said = answer.status, f"{answer.status} {answer.body!r}"
+            status = answer.status
+            said = f"{answer.status} {answer.body!r}"
         except (OSError, HTTPException) as error:
             said = repr(error)
+
         self.last_ping = f"{said} after {time.monotonic() - started_s:.2f} s"
         return status
 
@@ -198,6 +205,7 @@ class Container:
         for line in self.request("GET", "/metrics").body.decode().splitlines():
             if line.startswith((name + " ", name + "{")):
                 return float(line.rsplit(" ", 1)[1])
+
         raise AssertionError(f"/metrics has no {name}")
 
     # Its processes.
@@ -229,13 +237,15 @@ class Container:
                 if entry.name.isdigit() and self._owns(entry):
                     if (entry / "comm").read_text().startswith(name):
                         found.append(int(entry.name))
+
         return sorted(found)
 
     def _owns(self, process: Path) -> bool:
         try:
             return self.mark.encode() in (process / "environ").read_bytes()
         except PermissionError:  # processes with secrets show their environment only to root
-            pid, is_alive = int(process.name), "State:\tZ" not in (process / "status").read_text()
+            pid = int(process.name)
+            is_alive = "State:\tZ" not in (process / "status").read_text()
             family = (
                 (self.process.pid, *descendants(self.process.pid))
                 if title(pid).startswith("lmi-")
@@ -295,9 +305,12 @@ class Container:
     def kill(self) -> None:
         if self in machine.SERVERS:
             machine.SERVERS.remove(self)
+
         while pids := self.pids():
             for pid in pids:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+
             time.sleep(0.01)
+
         self.process.wait()

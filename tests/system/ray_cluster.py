@@ -68,6 +68,7 @@ class Node:
             self.process = subprocess.Popen(
                 command, env=environ, stdout=log, stderr=log, start_new_session=True
             )
+
         return self
 
     def wait_ready(self) -> None:
@@ -91,6 +92,7 @@ class Node:
                     )
                     if title.startswith(name) and status.split()[0] != "Z":
                         found.append(int(entry.name))
+
         return found
 
     def kill(self) -> None:
@@ -99,6 +101,8 @@ class Node:
             for pid in pids:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+
             self.process.poll()
+
         self.process.wait()
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -60,6 +60,7 @@ class Load:
     def __enter__(self) -> Load:
         for client in self._clients:
             client.start()
+
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -90,8 +91,10 @@ class Load:
                 kind = "stream" if is_stream else "whole"
                 self.failures.append(f"{kind} after {time.monotonic() - started_s:.3f} s: {end}")
                 connection.close()
+
             is_stream = not is_stream
             self._stop.wait(chance.choice(THINK_S))
+
         connection.close()
 
     def _ask(self, connection: HTTPConnection, is_stream: bool) -> str:
@@ -103,6 +106,7 @@ class Load:
             answer = response.read()
         except (OSError, HTTPException) as error:
             return f"{type(error).__name__}: {error}"
+
         if response.status != 200:
             return f"{response.status} {answer[:100]!r}"
 
@@ -136,6 +140,7 @@ class Pings:
             started_s = time.monotonic()
             if not answers(self._port):
                 self.failures.append(f"at {started_s:.2f} s")
+
             self.longest_s = max(self.longest_s, time.monotonic() - started_s)
 
 
@@ -148,6 +153,7 @@ def two_servers(folder: Path, drain_delay_s: float) -> Iterator[list[Server]]:
         servers = [stack.enter_context(launch(model)) for model in folders]
         for server in servers:
             server.wait_200()
+
         yield servers
 
 
@@ -248,6 +254,7 @@ def configured(name: str, port: int, servers: Sequence[int]) -> str:
     places = dict(zip(SERVERS, servers, strict=True))
     for host, server in places.items():
         block = replaced(block, kind.address.format(host=host, port=8080), kind.address, server)
+
     in_block, _, number = kind.listens.partition("80")
     here = (
         kind.address
@@ -275,6 +282,7 @@ def balancer(name: str, folder: Path, servers: Sequence[int]) -> Iterator[int]:
     ]
     with open(folder / f"{name}.log", "wb") as log:
         process = subprocess.Popen([str(command_of(name)), *words[1:]], stdout=log, stderr=log)
+
     try:
         wait_until(lambda: process.poll() is not None or answers(port), f"{name} answers")
         assert process.poll() is None, (folder / f"{name}.log").read_text()
@@ -336,6 +344,7 @@ def restart_behind(
                 load.wait_for(num_clients)
                 restart(servers[num_restarts % 2], load)
                 num_restarts += 1
+
             load.stop()
             return Outcome(num_restarts, load.ends, load.failures)
 
@@ -356,6 +365,7 @@ def take_over_again(folder: Path, seconds: float, num_clients: int) -> Outcome:
             new = stack.enter_context(taking_over(server, folder / str(num_restarts)))
             assert server.wait() == 0, server.account()
             server = new
+
         load.stop()
         told = f"{len(pings.failures)} pings, longest {pings.longest_s * 1000:.0f} ms"
         return Outcome(num_restarts, load.ends, load.failures, told)
@@ -396,8 +406,10 @@ def main() -> int:
                 outcome = restart_behind(
                     name, Path(folder), given.seconds, given.clients, given.drain_delay
                 )
+
         print(outcome.row(name), flush=True)
         failures += [f"{name}: {failure}" for failure in outcome.failures]
+
     print(*failures[:50], sep="\n")
     return int(bool(failures))
 

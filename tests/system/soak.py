@@ -139,6 +139,7 @@ def send(server: Server, ask: Ask) -> int:
             response.read1(MAX_LEFT_BYTES)
         else:
             response.read()
+
         return response.status
 
 
@@ -156,6 +157,7 @@ def memory(server: Server) -> dict[int, tuple[str, int]]:
         with suppress(OSError):
             name = Path(f"/proc/{pid}/comm").read_text().strip()
             processes[pid] = (name, private_bytes(pid))
+
     return processes
 
 
@@ -172,10 +174,12 @@ def run(server: Server, seconds: float, num_clients: int) -> tuple[int, list[str
         for ask in itertools.islice(itertools.cycle(cases), first, None):
             if time.monotonic() >= end_s:
                 break
+
             status = send(server, ask)
             num_requests += 1
             if status != ask.status:
                 wrong.append(f"{ask.name}: {status} for {ask.status}")
+
         return num_requests
 
     with ThreadPoolExecutor(num_clients) as pool:

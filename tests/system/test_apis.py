@@ -50,6 +50,7 @@ class ApiCase:
         if not self.is_stream:
             whole = json.loads(answer.body)
             return whole if isinstance(whole, list) else [whole]
+
         lines = [line.removeprefix(b"data:").strip() for line in answer.body.split(b"\n") if line]
         return [json.loads(line) for line in lines if line != b"[DONE]"]
 
@@ -145,7 +146,9 @@ def test_several_inputs_without_a_rolling_batch_have_the_texts_that_each_has_alo
     )
     with serve(tiny_model("llama_deep"), *settings, "frontend_workers=1") as server:
         answer = server.post({"inputs": PROMPTS, "parameters": {"max_new_tokens": 25}})
+
     assert answer.status == 200, answer.body
+
     if streaming == "true":
         texts = [
             "".join(pieces)
@@ -153,4 +156,5 @@ def test_several_inputs_without_a_rolling_batch_have_the_texts_that_each_has_alo
         ]
     else:
         texts = [one["generated_text"] for one in json.loads(answer.body)]
+
     assert texts == expected

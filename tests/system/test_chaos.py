@@ -62,10 +62,12 @@ def test_the_driver_sees_a_process_that_grows() -> None:
         2: ("lmi-engine-0", 400 * MB),
         3: ("lmi-engine-0", 500 * MB),
     }
+
     assert not outgrown(
         before,
         {1: ("lmi-front-0", 150 * MB), 4: ("lmi-engine-0", 600 * MB), 5: ("lmi-guides", 900 * MB)},
     )
+
     [said] = outgrown(before, {1: ("lmi-front-0", 1000 * MB), 2: ("lmi-engine-0", 450 * MB)})
     assert said == "lmi-front-0 grew by 910 MB to 1000 MB"
     assert (
@@ -79,14 +81,18 @@ def test_whatever_is_struck_each_request_ends_once_and_whole_answers_are_right()
         chaos.learn()
         before = memory(server)
         chaos.run(SECONDS)
+
         assert not chaos.broken
         assert chaos.ends["whole"] > 0 and sum(chaos.struck.values()) > 0, (
             chaos.ends,
             chaos.struck,
         )
+
         wait_until(server.is_idle, "no request and no block of the cache is held")
         assert not outgrown(before, memory(server))
         assert "Traceback" not in server.log.read_text()
+
         server.signal(signal.SIGTERM)
         assert server.wait() == 0
+
         wait_until(lambda: not server.pids(), "no process is left")

@@ -58,6 +58,7 @@ def test_a_chat_remembers_what_was_said(server: Server) -> None:
         said.append({"role": "user", "content": text})
         message = asked(server, "chat/completions", {"messages": said})["message"]
         said.append({"role": "assistant", "content": message["content"]})  # type: ignore[index]
+
     words = ("--url", url_of(server), "--system-prompt", "Be brief.", "--temperature", "0")
     done = talk("chat", *words, typed="Who are you?\n\nAnd I?\n")
     assert done.returncode == 0, done.stderr
@@ -110,6 +111,7 @@ def test_a_load_of_chats_has_the_tokens_that_the_server_reports(
     )
     done = lmi("bench", url_of(server), *words, "--json", str(tmp_path / "found.json"))
     assert done.returncode == 0, done.stderr
+
     [found] = json.loads((tmp_path / "found.json").read_bytes())["servers"]
     assert (found["total"]["num_tokens"], found["total"]["counted_by"]) == (30, "usage")
     assert {name.split()[0] for name in found["cpu_s"]} >= {"lmi-front-0", "lmi-engine-0"}
@@ -123,7 +125,8 @@ def test_a_batch_has_one_answer_for_each_request(server: Server, tmp_path: Path)
         {"custom_id": f"line {number}", "method": "POST", "url": "/v1/completions", "body": body}
         for number, body in enumerate(bodies)
     ]
-    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source = tmp_path / "in.jsonl"
+    target = tmp_path / "out.jsonl"
     source.write_text("\n".join(map(json.dumps, lines)) + "\n\n")
     done = lmi(
         "run-batch",
@@ -137,12 +140,15 @@ def test_a_batch_has_one_answer_for_each_request(server: Server, tmp_path: Path)
         "3",
     )
     assert done.returncode == 1 and "1 requests have no answer of 200" in done.stderr
+
     answers = {
         answer["custom_id"]: answer for answer in map(json.loads, target.read_text().splitlines())
     }
     assert answers.keys() == {line["custom_id"] for line in lines}
+
     refused = answers.pop("line 7")["response"]
     assert refused["status_code"] == 400 and "max_tokens" in refused["body"]["error"]["message"]
+
     text = asked(server, "completions", {"prompt": "3 foxes", "max_tokens": 4})["text"]
     assert answers["line 3"]["response"]["body"]["choices"][0]["text"] == text
     assert all(

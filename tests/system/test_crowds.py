@@ -45,12 +45,15 @@ def test_pings_are_answered_at_once_while_sixty_large_bodies_are_sent(tmp_path: 
                     before_s = cpu_seconds(front_end)
                     with measurement.within(PING_S):
                         assert server.ping() == 200
+
                     assert cpu_seconds(front_end) - before_s < 0.4, (
                         "it did much else first, whoever had the cores"
                     )
+
         assert server.metrics()['lmi_requests_total{code="503"}'] > 0, (
             "more were sent than there is memory for"
         )
+
         wait_until(server.is_idle, "nothing of them is left")
 
 
@@ -74,20 +77,24 @@ def test_a_crowd_is_queued_up_to_the_limit_and_refused_beyond_it_and_pings_go_on
                 "each is let in or refused",
             )
             assert 64 <= num_let_in() <= 300 + 64, "no more than wait and run"
+
             heads = [
                 connection.recv(65536).partition(b"\r\n\r\n")[0].lower()
                 for connection in readable(crowd)
             ]
+
             assert all(
                 head.startswith(b"http/1.1 503 ") and b"\r\nretry-after: " in head for head in heads
             )
             assert resident_bytes(front_end) - before_bytes < 64 * MB
+
             for measurement in measurements():
                 with measurement.within(PING_S):
                     assert server.ping() == 200
         finally:
             for connection in crowd:
                 connection.close()
+
         wait_until(server.is_idle, "nothing of it is left")
 
 
@@ -114,7 +121,9 @@ def test_a_thousand_clients_that_leave_their_streams_are_counted_and_leave_no_me
         before_bytes = resident_bytes(front_end)
         for _ in range(19):
             leave(50)
+
         wait_until(lambda: left() == 1000, "each is counted")
         wait_until(server.is_idle, "nothing of them is left")
+
         assert resident_bytes(front_end) - before_bytes < 10 * MB
         assert server.metrics()["lmi_engine_restarts_total"] == 0

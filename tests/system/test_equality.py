@@ -66,12 +66,16 @@ def make_request(draw: random.Random, number: int) -> Body:
             "temperature": draw.choice((0.7, 1.3)),
             "top_p": 0.95,
         }
+
     if kind == 2:
         parameters |= {"logprobs": 3}
+
     if kind == 3:
         parameters |= {"top_k": 20, "repetition_penalty": 1.2}
+
     if kind == 4:
         parameters |= {"stop_sequences": ["e", "ox "], "frequency_penalty": 0.1}
+
     return {"inputs": " ".join(draw.choices(WORDS, k=num_words)) or "a", "parameters": parameters}
 
 
@@ -141,6 +145,7 @@ def leave(server: Server, body: Body, num_records: int) -> None:
     if num_records == 0:
         server.connect({**body, "parameters": parameters}).close()
         return
+
     with server.open(
         {**body, "parameters": {**parameters, "output_formatter": "jsonlines"}}
     ) as response:
@@ -159,6 +164,7 @@ def crowd(
         if number in leavers:
             leave(server, requests[number], number % 4)
             return None
+
         return ask(server, requests[number])
 
     with ThreadPoolExecutor(len(requests)) as pool:
@@ -167,7 +173,9 @@ def crowd(
 
 def most_running(server: Server, work: Callable[[], Any]) -> tuple[int, Any]:
     """The most requests that ran at once during `work`, and the result of `work`."""
-    seen, done, engine = [0], threading.Event(), server.engines()[0]
+    seen = [0]
+    done = threading.Event()
+    engine = server.engines()[0]
 
     def look() -> None:
         while not done.wait(0.002):
@@ -180,6 +188,7 @@ def most_running(server: Server, work: Callable[[], Any]) -> tuple[int, Any]:
     finally:
         done.set()
         watcher.join()
+
     return max(seen), result
 
 
@@ -209,12 +218,15 @@ def test_each_of_64_requests_at_once_is_answered_as_if_it_were_alone(
             assert answer in (alone[number], None), (
                 f"request {number} was answered otherwise in company"
             )
+
         assert [number for number, answer in enumerate(answers) if answer is None] == sorted(
             LEAVERS
         )
+
         wait_until(tiny.is_idle, "what the leavers held is free")
         if num_running >= 16:
             break
+
     assert num_running >= 16, "this was no crowd"
 
 
@@ -241,9 +253,11 @@ def test_a_preempted_request_says_the_same_words(
         for number, answer in enumerate(crowd(tight, REQUESTS + growing, LEAVERS)):
             if answer is not None:
                 assert_same_words(answer, expected[number])
+
         wait_until(tight.is_idle, "what the leavers held is free")
         if tight.metrics()["lmi_preemptions_total"] > num_before:
             break
+
     assert tight.metrics()["lmi_preemptions_total"] > num_before, "nobody was preempted"
 
 

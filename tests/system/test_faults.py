@@ -134,13 +134,16 @@ def test_whatever_is_sent_the_next_request_is_answered(tiny: Server, name: str) 
             while not future.done():
                 with measurement.within(PING_S + len(data) / (80 * MB)):
                     tiny.ping()
+
     answer = future.result()
     assert answer.status == status, answer.body[:300]
     assert len(answer.body) < 4096 or status == 200
+
     if status == 424:
         fields = json.loads(answer.body)
         assert fields["code"] == 424 and len(fields["error"]) < 300
         assert ("details" in fields) == is_understood
+
     assert tiny.post(request()).status == 200
 
 
@@ -153,13 +156,17 @@ def test_a_body_over_the_limit_is_413_and_not_kept(tiny: Server, has_length: boo
         with suppress(OSError):  # the server may close before it has read all
             for _ in range(100):
                 connection.sendall(b"a" * MB if has_length else b"%x\r\n%b\r\n" % (MB, b"a" * MB))
+
         head, _, answer = connection.recv(65536).partition(b"\r\n\r\n")
+
     assert head.startswith(b"HTTP/1.1 413 "), head
     assert json.loads(answer)["code"] == 413 and b"67108864" in answer
+
     wait_until(
         lambda: all(resident_bytes(pid) - size < 32 * MB for pid, size in before.items()),
         "it is not kept",
     )
+
     assert tiny.post(request()).status == 200
 
 
@@ -177,6 +184,7 @@ def test_neighbours_of_poisonous_requests_are_answered_as_ever(tiny: Server) -> 
         engine = tiny.engines()[0]
         wait_until(lambda: engine.num_running >= 8, "the neighbours are there")
         statuses = [pool.submit(tiny.post, data) for data in small]
+
         assert {future.result().status for future in statuses} == {200, 400, 424}
         assert [future.result().body for future in streams] == expected
 
@@ -237,6 +245,7 @@ def test_a_client_that_leaves_the_queue_never_reaches_the_engine(tight: Server) 
             running(tight, 1)
             with tight.connect(request("a " * 430, max_new_tokens=100, ignore_eos_token=True)):
                 running(tight, 1, num_waiting=1)
+
             running(tight, 1)
             assert first.recv(100).startswith(b"HTTP/1.1 200 "), "the first was hurt"
 
@@ -314,18 +323,23 @@ def test_bodies_that_do_not_end_take_no_more_memory_than_they_may(echo: Server, 
                 client.sendall(
                     b"POST /invocations HTTP/1.1\r\nHost: a\r\n%b\r\n\r\n" % field + data
                 )
+
         wait_until(lambda: len(readable(clients)) >= 12, "most have an answer")
         for measurement in measurements():
             with measurement.within(GENERATION_S):
                 assert echo.post(request("abc")).status == 200
+
             with measurement.within(PING_S):
                 assert echo.ping() == 200
+
         assert resident_bytes(front_end) - before_bytes < BODY_MEMORY + 32 * MB
+
         refused = readable(clients)
         assert all(client.recv(13) == b"HTTP/1.1 503 " for client in refused)
     finally:
         for client in clients:
             client.close()
+
     wait_until(echo.is_idle, "their bytes are not counted any more")
     wait_until(lambda: resident_bytes(front_end) - before_bytes < 8 * MB, "the memory is back")
 
@@ -339,12 +353,14 @@ def test_the_memory_of_large_bodies_comes_back(echo: Server) -> None:
     for size in (25 * MB, 31 * MB):
         assert echo.post(b'{"inputs": "%b"' % (b"a" * size)).status == 424
         assert echo.post(b'{"inputs": "%b"}' % (b"a" * size)).status == 424
+
     with echo.connect_raw() as connection, suppress(OSError):
         connection.sendall(
             b"POST /invocations HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
         )
         for _ in range(70):
             connection.sendall(b"%x\r\n%b\r\n" % (MB, b"a" * MB))
+
     wait_until(lambda: resident_bytes(front_end) - before_bytes < 8 * MB, "the memory is back")
 
 
@@ -355,16 +371,20 @@ def test_the_memory_of_large_bodies_comes_back(echo: Server) -> None:
 def test_a_request_of_the_server_as_a_whole_is_refused_and_logged_with_its_status(
     echo: Server, method: str, status: int
 ) -> None:
-    start, counted = echo.log.stat().st_size, f'lmi_requests_total{{code="{status}"}}'
+    start = echo.log.stat().st_size
+    counted = f'lmi_requests_total{{code="{status}"}}'
     before = echo.metrics()[counted]
     head, _, answer = say(echo, b"%b * HTTP/1.1\r\nHost: a\r\n\r\n" % method.encode()).partition(
         b"\r\n\r\n"
     )
+
     assert head.startswith(b"HTTP/1.1 %d " % status) and json.loads(answer)["code"] == status
     assert echo.metrics()[counted] == before + 1
+
     [line] = [
         line for line in echo.log.read_bytes()[start:].splitlines() if b"request target" in line
     ]
+
     assert b" %d " % status in line
 
 
@@ -418,6 +438,7 @@ def say(server: Server, data: bytes) -> bytes:
         heard = b""
         while piece := connection.recv(65536):
             heard += piece
+
         return heard
 
 
@@ -428,6 +449,7 @@ def new_lines(server: Server, requests: list[bytes]) -> list[str]:
         head = say(server, data).partition(b"\r\n\r\n")[0]
         assert head.startswith((b"HTTP/1.1 200 ", b"HTTP/1.1 4")), head
         assert len(head) < 4096 and b"forged" not in head
+
     wait_until(
         lambda: server.log.read_bytes()[start:].count(b"lmi.access") == len(requests),
         "each has its line",
@@ -480,6 +502,7 @@ def small_disk() -> list[str]:
         [*SMALL_DISK, "true"], env={**os.environ, "TMPDIR": "/mnt"}, capture_output=True
     ).returncode:
         pytest.skip("this user may not mount a file system of its own")
+
     return SMALL_DISK
 
 
@@ -505,9 +528,12 @@ def test_a_disk_that_fills_up_stops_neither_the_server_nor_the_next_engine(
         inside = Path(f"/proc/{engine}/root{server.environ['TMPDIR']}")
         with pytest.raises(OSError, match="No space left"):
             (inside / "filler").write_bytes(bytes(MB))
+
         assert server.post(request("abc")).status == 200
+
         os.kill(engine, signal.SIGKILL)
         wait_until(lambda: server.pids("lmi-engine") not in ([], [engine]), "there is a new engine")
         wait_until(lambda: server.ping() == 200, "it is ready")
+
         assert server.post(request("abc")).status == 200
         assert server.metrics()["lmi_engine_restarts_total"] == 1

@@ -37,6 +37,7 @@ def test_equal_chats_have_one_answer_where_the_maker_says_so_and_a_client_may_dr
 
     [ready] = [line for line in lines if line.get("event") == "ready"]
     assert ready["generation_defaults"] == {"top_k": 1}
+
     [warning] = [line for line in lines if "top_p must be" in line.get("message", "")]
     assert (
         "generation_config.json: top_p must be at least 0 and at most 1, given 7"

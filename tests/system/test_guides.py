@@ -80,6 +80,7 @@ def test_lmi_and_openai_apply_a_schema(server: Server) -> None:
     ):
         jsonschema.validate(json.loads(lmi(server, **fields)), PARAMETERS)
         jsonschema.validate(json.loads(chat(server, **fields)["message"]["content"]), PARAMETERS)
+
     assert isinstance(json.loads(lmi(server, response_format={"type": "json_object"})), dict)
     assert isinstance(
         json.loads(chat(server, response_format={"type": "json_object"})["message"]["content"]),
@@ -105,6 +106,7 @@ def test_a_required_call_is_one_of_the_functions(server: Server) -> None:
             else {"type": "object", "maxProperties": 0}
         )
         jsonschema.validate(json.loads(call["function"]["arguments"]), wanted)
+
     assert names <= {"weather", "clock"}
 
 
@@ -118,16 +120,19 @@ def test_triton_applies_the_four_kinds(server: Server) -> None:
         "[ab]{3}",
         triton(server, guided_decoding_guide_type="regex", guided_decoding_guide="[ab]{3}"),
     )
+
     grammar = {
         "guided_decoding_guide_type": "ebnf_grammar",
         "guided_decoding_guide": 'root ::= "yes" | "no"',
     }
     assert triton(server, **grammar) in ("yes", "no")
+
     schema = {
         "guided_decoding_guide_type": "json_schema",
         "guided_decoding_guide": json.dumps(PARAMETERS),
     }
     jsonschema.validate(json.loads(triton(server, **schema)), PARAMETERS)
+
     assert isinstance(json.loads(triton(server, guided_decoding_guide_type="json")), dict)
 
 
@@ -136,14 +141,17 @@ def test_tgi_applies_a_grammar(tgi: Server) -> None:
         parameters = {**SAMPLED, "grammar": {"type": kind, "value": value}}
         answer = tgi.post({"inputs": "Say", "parameters": parameters}, "/generate")
         assert answer.status == 200, answer.body
+
         text = json.loads(answer.body)["generated_text"]
         assert (
             re.fullmatch("[ab]{3}", text)
             if kind == "regex"
             else json.loads(text)["city"] in CITY["enum"]
         )
+
     parameters = {"grammar": {"type": "regex", "value": "(a"}}
     answer = tgi.post({"inputs": "Say", "parameters": parameters}, "/generate")
+
     assert answer.status == 422, answer.body
     assert json.loads(answer.body)["error"].startswith(
         "parameters.grammar must be a structure that lmi can follow"
@@ -168,21 +176,25 @@ def test_a_guide_streams(server: Server) -> None:
     lines = [line[6:] for line in answer.body.decode().splitlines() if line.startswith("data: {")]
     texts = [json.loads(line)["choices"][0]["delta"].get("content") or "" for line in lines]
     assert sum(map(bool, texts)) > 3
+
     jsonschema.validate(json.loads("".join(texts)), PARAMETERS)
 
 
 def test_a_structure_that_cannot_be_followed_is_the_client_s_fault(server: Server) -> None:
     answer = server.post({"messages": [USER], "guided_regex": "(a"}, "/v1/chat/completions")
     error = json.loads(answer.body)["error"]
+
     assert (answer.status, error["type"], error["param"]) == (
         400,
         "invalid_request_error",
         "guided_regex",
     )
     assert error["message"].startswith("guided_regex must be a structure that lmi can follow: ")
+
     answer = server.post(
         {"inputs": "Say", "parameters": {"guided_json": {"not": {"multipleOf": 2}}}}
     )
+
     assert answer.status == 424, answer.body
     assert (
         "parameters.guided_json must be a structure that lmi can follow: not"
@@ -221,7 +233,8 @@ def slowed(pid: int) -> Iterator[None]:
     """Let a process and those that it starts run an eighth of the time, as on a machine that is
     slow or crowded.
     """
-    group, over = os.getpgid(pid), Event()
+    group = os.getpgid(pid)
+    over = Event()
 
     def hold() -> None:
         with suppress(ProcessLookupError):  # the process has ended, which the test will see
@@ -236,6 +249,7 @@ def slowed(pid: int) -> Iterator[None]:
             yield
         finally:
             over.set()
+
     held.result()
 
 
@@ -243,6 +257,7 @@ def test_the_first_guide_of_an_engine_on_a_slow_machine_does_not_end_it(hasty: S
     before = hasty.pid("lmi-engine")
     with slowed(before):
         ask_until_it_is_answered(hasty, "[ab]{3}")
+
     assert hasty.pid("lmi-engine") == before
 
 
@@ -253,6 +268,7 @@ def test_many_guides_that_explode_end_their_requests_and_not_the_engine(hasty: S
     ]
     with ThreadPoolExecutor(8) as pool:
         statuses = set(pool.map(partial(ask, hasty), words))
+
     assert statuses <= {400, 503} and hasty.pid("lmi-engine") == before
     ask_until_it_is_answered(hasty, "[ab]{4}")
 

@@ -42,9 +42,12 @@ def test_a_clock_that_jumps_ends_no_request_and_no_process(tmp_path: Path) -> No
                 lambda num=num_steps: server.metric("lmi_engine_steps_total") > num + 50,
                 "it goes on",
             )
+
             assert server.ping() == 200
             assert server.generate(3).is_whole
+
         assert len(answer.result().lines) == 400
         assert server.pids() == processes
+
         years = {line["ts"][:4] for line in server.log_lines() if "ts" in line}
         assert len(years) > 1, "the clock did not jump at all"

@@ -53,19 +53,24 @@ def folder_of(server: Server) -> Path:
 def test_the_folder_of_a_killed_server_is_removed_and_that_of_a_running_one_stays(
     make: Make,
 ) -> None:
-    killed, neighbour = make(), make()
+    killed = make()
+    neighbour = make()
     for server in (killed, neighbour):
         server.start_and_wait()
-    old, kept = folder_of(killed), folder_of(neighbour)
+
+    old = folder_of(killed)
+    kept = folder_of(neighbour)
     foreign = old.with_name("lmi-of_somebody_else")
     foreign.mkdir()
     link = old.with_name("lmi-link")
     link.symlink_to(old)
     for pid in killed.pids():
         os.kill(pid, signal.SIGKILL)
+
     wait_until(lambda: not killed.pids(), "every process is gone")
     killed.process.wait()
     assert old.is_dir()
+
     new = make().start_and_wait()
     assert not old.exists() and kept.is_dir() and foreign.is_dir() and folder_of(new).is_dir()
     assert f"removed {old}" in new.log.read_text()
@@ -100,6 +105,7 @@ def test_the_health_check_finds_the_port_wherever_it_was_set(place: str, tmp_pat
     with tempfile.TemporaryDirectory(prefix="lmi-") as temporary:
         environ = {**ENVIRON, "TMPDIR": temporary, "http_proxy": "http://127.0.0.1:1", **variables}
         assert not is_healthy(environ)
+
         command = [sys.executable, "-P", "-m", "lmi", "serve", str(folder), *flags]
         with subprocess.Popen(
             command, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -108,6 +114,7 @@ def test_the_health_check_finds_the_port_wherever_it_was_set(place: str, tmp_pat
                 wait_until(lambda: is_healthy(environ), "it is healthy")
             finally:
                 server.send_signal(signal.SIGINT)
+
         assert not is_healthy(environ)
 
 

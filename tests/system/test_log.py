@@ -67,10 +67,13 @@ def assert_serves_on_without_a_log(server: Server) -> None:
         with measurement.within(2.0):
             for _ in range(20):
                 assert server.request("GET", "/nowhere").status == 404
+
             assert server.ping() == 200
+
         wait_until(
             lambda num=num_before + 20: num_dropped(server) >= num, "each of their lines is counted"
         )
+
     engine = server.lose_engine()
     wait_until(lambda: engine.is_alive and server.ping() == 200, "there is another engine")
     assert server.generate(5).status == 200
@@ -89,6 +92,7 @@ def test_a_log_that_grows_no_further_ends_nothing_and_goes_on_when_there_is_room
 ) -> None:
     if "disk" in kind and subprocess.run([*NAMESPACE, "true"], capture_output=True).returncode:
         pytest.skip("this user may not mount a file system of its own")
+
     (tmp_path / "disk").mkdir()
     with logging_to(tmp_path / "disk" / "log", tmp_path, LIMITS[kind]) as server:
         log = Path(f"/proc/{server.pid('lmi-supervisor')}/root{tmp_path}/disk/log")
@@ -104,10 +108,12 @@ def test_a_log_that_grows_no_further_ends_nothing_and_goes_on_when_there_is_room
         wait_until(is_told, "both front ends say that lines are missing")
         lines = log.read_text().splitlines()
         whole = [json.loads(line) for line in lines if line.startswith('{"ts"')]
+
         assert ("GET /nowhere", 404) in [(line["message"], line.get("status")) for line in whole]
         assert len(lines) - len(whole) <= 4, (
             "each process may have begun a line when the room ended"
         )
+
         assert_ends_in_order(server)
 
 
@@ -126,12 +132,15 @@ def test_a_pipe_whose_reader_leaves_ends_nothing_and_goes_on_with_the_next_reade
         def is_told() -> bool:
             nonlocal heard
             assert server.request("GET", "/nowhere").status == 404
+
             with suppress(BlockingIOError):  # a line may come after its answer
                 heard += os.read(reader, 65536)
+
             return heard.count(b"lines of this process were dropped here") >= 2
 
         wait_until(is_told, "both front ends say that lines are missing")
         assert all(json.loads(line) for line in heard[: heard.rindex(b"\n")].splitlines())
+
         os.close(reader)
         assert_ends_in_order(server)
 
@@ -168,5 +177,7 @@ def test_code_that_closes_its_own_output_answers_on(tmp_path: Path) -> None:
         [code] = server.pids("lmi-code")
         for asked in ({}, {"close": True}, {}, {}):
             assert json.loads(server.post(asked).body) == {"done": True}
+
         assert server.pids("lmi-code") == [code]
+
         assert_ends_in_order(server)

@@ -56,8 +56,10 @@ def test_each_port_answers_what_belongs_to_it(ports: tuple[Server, int]) -> None
     server, management = ports
     for asked in OF_BOTH:
         assert (status(server.port, asked), status(management, asked)) == (200, 200), asked
+
     for asked in OF_MANAGEMENT:
         assert status(server.port, asked) == 404 != status(management, asked), asked
+
     for asked in OF_INFERENCE:
         assert status(management, asked) == 404 != status(server.port, asked), asked
 
@@ -72,6 +74,7 @@ def test_models_come_and_go_at_the_management_port(tmp_path: Path) -> None:
     with launch(tmp_path) as server:
         server.wait_200()
         load = "POST", f"/models?model_name=fox&url={tmp_path / 'store' / 'fox'}"
+
         assert status(server.port, " ".join(load)) == 404 and status(port, " ".join(load)) == 200
         assert status(port, "GET /models") == 404 and status(server.port, "GET /models/fox") == 200
         assert (
@@ -87,8 +90,11 @@ def test_a_server_that_ends_closes_both_ports(tmp_path: Path) -> None:
     ) as server:
         server.wait_200()
         assert status(port, "GET /ping") == 200
+
         server.process.terminate()
         assert server.wait(60) == 0
+
         with pytest.raises(ConnectionRefusedError):
             status(port, "GET /ping")
+
     wait_until(lambda: not server.pids(), "no process is left")

@@ -74,7 +74,8 @@ def test_at_twice_the_capacity_most_of_it_is_whole_answers_and_the_rest_is_refus
 
 def test_ten_keys_share_a_server_alike_though_one_has_many_more_clients(paced: Server) -> None:
     """They come back soon after a refusal, so that each key always has more."""
-    door, seconds = Door("openai", "demo", BEARER), 10.0
+    door = Door("openai", "demo", BEARER)
+    seconds = 10.0
     keys = [key for key in KEYS for _ in range(40 if key == KEYS[0] else 8)]
     users = [User(asks(door, key, 8), max_retry_s=0.3) for key in keys]
     phase = keep(paced, door, users, seconds)
@@ -134,4 +135,5 @@ def test_a_light_client_beside_two_hogs_waits_for_no_answer_of_theirs_in_vllm() 
     with serve(tiny_model("llama_long"), *SETTINGS, *more, "job_queue_size=5000") as server:
         assert server.engines()[0].max_num_sequences == 32
         _, beside = alone_and_beside(server)
+
     assert wait_s(beside) <= 4 * 8 * step_s(beside, 32)

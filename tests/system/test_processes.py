@@ -95,6 +95,7 @@ def listens(port: int) -> bool:
         socket.create_connection(("127.0.0.1", port), 1.0).close()
     except OSError:
         return False
+
     return True
 
 
@@ -109,6 +110,7 @@ def assert_whole(answer: Answer, num_tokens: int) -> None:
 def test_a_server_gets_ready_answers_and_ends_without_a_trace(container: Make) -> None:
     server = container(frontend_workers=2).start_and_wait()
     assert_whole(server.generate(5), 5)
+
     assert [name.split("-")[1] for name in names(server)] == [
         "engine",
         "front",
@@ -116,11 +118,13 @@ def test_a_server_gets_ready_answers_and_ends_without_a_trace(container: Make) -
         "gunicorn",
         "supervisor",
     ]
+
     wait_until(
         lambda: '"event":"ready"' in server.log.read_text(), "the server said that it is ready"
     )
     server.signal(signal.SIGTERM)
     assert server.wait() == 0
+
     assert_nothing_left(server)
     assert not list(Path(server.environ["TMPDIR"]).iterdir())
 
@@ -166,15 +170,19 @@ def test_secrets_reach_no_front_end_and_no_engine_but_by_option_env(container: M
     server = container(environ=given, option__env="SETTING=canary_of_env,OTHER=1").start_and_wait()
     fronts = [*server.pids("lmi-front"), *server.pids("lmi-gunicorn")]
     assert len(fronts) >= 2
+
     for pid in fronts:
         environ = Path(f"/proc/{pid}/environ").read_bytes()
         assert b"canary" not in environ and b"TOKENIZERS_PARALLELISM" in environ
+
     engine = Path(f"/proc/{server.pid('lmi-engine')}/environ").read_bytes()
     assert b"SETTING=canary_of_env\0" in engine and b"TOKENIZERS_PARALLELISM" in engine
     assert not any(text.encode() + b"\0" in engine for text in secrets.values())
+
     [settings] = Path(server.environ["TMPDIR"]).glob(
         "lmi-*/*/config.json"
     )  # front ends read this file
+
     assert b"canary_of_env" not in settings.read_bytes()
 
 
@@ -182,6 +190,7 @@ def test_a_port_in_use_is_exit_3_and_names_its_owner(container: Make) -> None:
     server = container()
     with socket.create_server(("127.0.0.1", server.port)):
         assert server.start().wait_within(5.0) == 3
+
     words = server.last_words()
     assert (words["cause"], words["code"]) == ("port_unavailable", 3)
     assert str(server.port) in words["message"] and f"process {os.getpid()}" in words["message"]
@@ -217,12 +226,14 @@ def test_an_engine_that_keeps_dying_fails_the_server_after_a_ping_of_500(
     (tmp_path / "crash").touch()
     wait_until(lambda: server.ping() == 500, "the failure can be seen")
     assert server.wait() == 1
+
     words = server.last_words()
     assert (words["cause"], words["stage"]) == (
         "engine_lost",
         "weights",
     ) and "the weights are cursed" in words["message"]
     assert server.log.read_text().count("starts as process") == 2
+
     assert_nothing_left(server)
 
 
@@ -236,11 +247,14 @@ def test_a_replica_that_keeps_dying_leaves_the_server_to_the_others(container: M
         ready = (num_starts, Phase.READY)
         wait_until(lambda ready=ready: (victim.num_starts, victim.phase) == ready, "it is ready")
         os.kill(victim.pid, signal.SIGKILL)
+
     wait_until(lambda: victim.phase == Phase.FAILED, "it is set aside")
     assert server.ping() == 200 and other.phase == Phase.READY
     assert (server.metric("lmi_engines_set_aside"), server.metric("lmi_engines_ready")) == (1, 1)
+
     assert_whole(server.generate(3), 3)
     assert "another replica serves, next try in 30 s" in server.log.read_text()
+
     os.kill(other.pid, signal.SIGKILL)
     wait_until(
         lambda: (other.num_starts, other.phase) == (2, Phase.READY),
@@ -261,6 +275,7 @@ def test_a_request_without_an_answer_yet_goes_on_at_another_replica(
     ):  # until the front end is connected with both
         for answer in [background(server.generate, 1, stream=False) for _ in range(2)]:
             assert answer.result().status == 200
+
     answers = [background(server.generate, 3, stream=False) for _ in range(2)]
     wait_until(
         lambda: [engine.num_running for engine in server.engines()] == [1, 1],
@@ -269,6 +284,7 @@ def test_a_request_without_an_answer_yet_goes_on_at_another_replica(
     os.kill(server.engines()[0].pid, signal.SIGKILL)
     for answer in answers:
         assert answer.result().status == 200 and answer.result().lines[0]["generated_text"] == "abc"
+
     assert server.metric("lmi_requests_moved_total") == 1
 
 
@@ -303,11 +319,13 @@ def test_a_folder_without_a_tokenizer_is_exit_4(container: Make) -> None:
 def test_a_server_is_a_good_first_process_of_its_container(container: Make) -> None:
     if subprocess.run(["unshare", "--pid", "--fork", "true"], capture_output=True).returncode:
         pytest.skip("this machine lets nobody make a pid namespace")
+
     server = container(
         command_prefix=["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
     ).start_and_wait()
     [first] = server.pids("lmi-supervisor")
     assert "NSpid:\t" + f"{first}\t1" in Path(f"/proc/{first}/status").read_text()
+
     assert_whole(server.generate(3), 3)
     os.kill(server.pid("lmi-gunicorn"), signal.SIGKILL)
     wait_until(
@@ -316,6 +334,7 @@ def test_a_server_is_a_good_first_process_of_its_container(container: Make) -> N
     )
     os.kill(first, signal.SIGTERM)
     assert server.wait() == 0
+
     assert_nothing_left(server)
 
 
@@ -328,14 +347,17 @@ def test_a_killed_engine_ends_its_streams_with_an_error_and_comes_back(
     server = container(frontend_workers=2).start_and_wait()
     streams = [background(server.generate, 2000) for _ in range(6)]
     running(server, 6)
-    fronts, engine = server.pids("lmi-front"), server.pid("lmi-engine")
+    fronts = server.pids("lmi-front")
+    engine = server.pid("lmi-engine")
     os.kill(engine, signal.SIGKILL)
     for stream in streams:
         answer = stream.result()
         assert answer.is_whole and answer.lines[-1]["code"] == 503 and len(answer.lines) > 1
+
     wait_until(lambda: server.pids("lmi-engine") not in ([], [engine]), "there is a new engine")
     wait_until(lambda: server.ping() == 200, "the new engine is ready")
     assert_whole(server.generate(3), 3)
+
     assert server.pids("lmi-front") == fronts
     assert server.metric("lmi_engine_restarts_total") == 1
     assert "engine 0 lost" in (text := server.log.read_text()) and "next start in 0 s" in text, (
@@ -364,14 +386,17 @@ def test_a_lost_engine_says_at_every_api_when_to_come_back(
     ).start_and_wait()
     wholes, _ = ask_long(server, background)
     server.lose_engine()
+
     assert [line["code"] for line in wholes.pop("lines").result().lines] == [503, 503], (
         "each line has its own status"
     )
+
     late = {
         f"{name}, later": background(server.post, body, path) for name, (path, body) in LONG.items()
     }
     for name, answer in {**wholes, **late}.items():
-        status, headers = answer.result().status, answer.result().headers
+        status = answer.result().status
+        headers = answer.result().headers
         assert status == 503 and int(headers["retry-after"]) >= 1, (name, answer.result())
 
 
@@ -386,6 +411,7 @@ def test_a_killed_front_end_takes_only_its_own_streams_with_it(
     ):  # the kernel chooses which front end gets a connection
         streams.append(background(server.generate, 400))
         running(server, len(streams))
+
     (victim, num_lost), (other, num_kept) = [
         (record.pid, record.num_in_flight) for record in records
     ]
@@ -394,10 +420,13 @@ def test_a_killed_front_end_takes_only_its_own_streams_with_it(
     whole = [end for end in ends if isinstance(end, Answer) and end.is_whole]
     for answer in whole:
         assert_whole(answer, 400)
+
     assert (len(whole), len(ends)) == (num_kept, num_kept + num_lost)
+
     wait_within(3.0, lambda: len(server.pids("lmi-front")) == 2, "there are two front ends again")
     wait_until(lambda: server.metric("lmi_frontend_restarts_total") == 1, "it is counted")
     assert other in server.pids("lmi-front")
+
     running(server, 0)  # the orphans were cancelled
     wait_until(lambda: server.metric("lmi_requests_in_flight") == 0, "no request is in flight")
 
@@ -409,15 +438,18 @@ def test_a_front_end_that_finds_no_model_any_more_waits_for_it_and_the_others_se
     wait_until(
         lambda: '"event":"ready"' in server.log.read_text(), "the server said that it is ready"
     )
-    engine, (victim, other) = server.pid("lmi-engine"), server.pids("lmi-front")
+    engine = server.pid("lmi-engine")
+    (victim, other) = server.pids("lmi-front")
     away = server.folder.with_name("away")
     server.folder.rename(away)
     os.kill(victim, signal.SIGKILL)
     wait_until(lambda: server.log.read_text().count("next try in") >= 3, "it tries again and again")
     assert_whole(server.generate(3), 3)
     assert server.process.poll() is None and other in server.pids("lmi-front")
+
     away.rename(server.folder)
     server.wait_for_front_ends(2)
+
     assert server.pid("lmi-engine") == engine
     assert server.log.read_text().count("starts again as process") == 1, (
         "it was one process all the time"
@@ -428,7 +460,8 @@ def test_a_killed_gunicorn_master_costs_no_stream_and_no_engine(
     container: Make, background: Background
 ) -> None:
     server = container(frontend_workers=2).start_and_wait()
-    engine, master = server.pid("lmi-engine"), server.pid("lmi-gunicorn")
+    engine = server.pid("lmi-engine")
+    master = server.pid("lmi-gunicorn")
     streams = [background(server.generate, 150) for _ in range(8)]
     running(server, 8)
     os.kill(master, signal.SIGKILL)
@@ -438,13 +471,16 @@ def test_a_killed_gunicorn_master_costs_no_stream_and_no_engine(
     wait_within(5.0, lambda: server.ping() == 200, "the new front ends answer")
     for stream in streams:
         assert_whole(stream.result(), 150)
+
     assert server.pid("lmi-engine") == engine
+
     wait_until(lambda: len(server.pids("lmi-front")) == 2, "the old front ends have ended")
     wait_until(
         lambda: server.metric("lmi_frontend_restarts_total") == 2,
         "both new front ends have claimed their place",
     )
     assert server.log.read_text().count("starts again as process") == 2
+
     assert_whole(server.generate(3), 3)
     wait_until(lambda: server.metric("lmi_requests_in_flight") == 0, "no request is in flight")
 
@@ -491,6 +527,7 @@ def test_an_engine_that_works_with_little_of_the_machine_is_not_killed_by_the_st
     ).start_and_wait()
     engine = server.pid("lmi-engine")
     assert_whole(server.generate(3), 3)
+
     assert server.pid("lmi-engine") == engine
     assert "engine 0 has made no step for 1." in server.log.read_text()
     assert server.log.read_text().count("and goes on, because it works") == 1
@@ -539,13 +576,16 @@ def test_a_server_that_was_paused_goes_on_where_it_was(
     pids = server.pids()
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
+
     time.sleep(PAUSE_S)
     judges = [server.pid("lmi-supervisor"), server.pid("lmi-gunicorn")]
     for pid in judges:
         os.kill(pid, signal.SIGCONT)
+
     time.sleep(1.5)  # each has looked at the others, which are still stopped
     for pid in set(pids) - set(judges):
         os.kill(pid, signal.SIGCONT)
+
     assert_whole(stream.result(), 200)
     assert server.pids() == pids
     assert server.ping() == 200
@@ -554,6 +594,7 @@ def test_a_server_that_was_paused_goes_on_where_it_was(
     stream = background(server.generate, 2000)
     running(server, 1)
     os.kill(server.pid("lmi-engine"), signal.SIGSTOP)
+
     assert stream.result().lines[-1]["code"] == 503, "one that hangs by itself is still found"
     assert "made no step though work waits for" in server.log.read_text()
 
@@ -569,12 +610,16 @@ def test_sigterm_lets_streams_finish_and_refuses_new_requests(
     running(server, 8)
     server.drain()
     assert server.ping() == 503
+
     refused = server.generate(3)
     assert (refused.status, refused.headers["connection"]) == (503, "close")
+
     wait_within(3.0, lambda: server.ping() == 0, "the port is closed")
     for stream in streams:
         assert_whole(stream.result(), 150)
+
     assert server.wait() == 0
+
     assert_nothing_left(server)
 
 
@@ -638,6 +683,7 @@ def assert_ended_with_the_drain(
         assert "longer than drain_timeout (2 s)" in (
             error["message"] if isinstance(error, dict) else error
         ), name
+
     for name, future in streams.items():
         answer = future.result()  # raises for one without its last chunk
         last = [line for line in answer.body.splitlines() if line and line != b"data: [DONE]"][-1]
@@ -656,13 +702,16 @@ def test_at_the_end_of_a_drain_each_request_gets_its_error_in_the_form_of_its_ro
             with measurement.within(2.0 + 4):
                 server.signal(signal.SIGTERM)
                 assert server.wait() == 0
+
             assert time.monotonic() - started_s > 1.5
             assert b" 503 Service Unavailable\r\n" in upload.recv(65536), (
                 "whose body was not complete"
             )
+
         assert_ended_with_the_drain(*open_requests)
         log = server.log.read_text()
         assert "Traceback" not in log and "Exception in ASGI" not in log and "Cancel " not in log
+
         assert_nothing_left(server)
 
 
@@ -699,11 +748,14 @@ def test_a_second_sigterm_and_the_harsh_signals_stop_at_once(
         with measurement.within(3):
             if is_draining:
                 server.drain()
+
             server.signal(signum)
             assert server.wait() == code
+
         assert stream.result().is_whole and stream.result().lines[-1]["code"] == 503, (
             "the client was told"
         )
+
         assert_nothing_left(server)
 
 
@@ -807,8 +859,10 @@ def test_an_engine_that_prints_a_megabyte_holds_up_neither_itself_nor_the_server
         "the supervisor reads more than it logs",
     )
     assert server.log.stat().st_size < 8 << 20
+
     server.signal(signal.SIGTERM)
     assert server.wait() == 0
+
     assert_nothing_left(server)
 
 
@@ -838,9 +892,11 @@ def test_a_server_without_standard_output_or_error_serves_and_ends_in_order(
         assert all(kind.startswith("pipe:") for kind in kinds[num_own:]), (
             "the supervisor reads what an engine prints"
         )
+
     server.signal(signal.SIGTERM)
     assert server.wait() == 0
     assert "Traceback" not in server.log.read_text()
+
     assert_nothing_left(server)
 
 
@@ -864,10 +920,14 @@ def test_a_server_in_a_poor_environment_serves_and_signals_without_a_meaning_end
         for process in ("lmi-engine", "lmi-front"):
             if signum in (signal.SIGUSR2, signal.SIGPIPE):
                 os.kill(server.pid(process), signum)
+
         assert_whole(server.generate(5, "Grüße, 世界"), 5)
+
     assert server.metric("lmi_engine_restarts_total") == 0
+
     server.signal(signal.SIGTERM)
     assert server.wait() == 0
+
     assert_nothing_left(server)
 
 
@@ -894,8 +954,10 @@ def test_a_log_that_nobody_reads_holds_up_neither_requests_nor_the_end(
     server.start_and_wait()
     fill_log(server)
     assert_whole(server.generate(5), 5)
+
     assert server.ping() == 200
     assert server.metric("lmi_log_lines_dropped_total") > 0
+
     engine = server.pid("lmi-engine")
     os.kill(engine, signal.SIGKILL)
     wait_until(
@@ -905,6 +967,7 @@ def test_a_log_that_nobody_reads_holds_up_neither_requests_nor_the_end(
     wait_until(lambda: server.ping() == 200, "it is ready")
 
     assert len(read_log(reader)) > 30
+
     new: list[dict[str, Any]] = []
 
     def is_told() -> bool:
@@ -918,6 +981,7 @@ def test_a_log_that_nobody_reads_holds_up_neither_requests_nor_the_end(
     fill_log(server)
     server.signal(signal.SIGTERM)
     assert server.wait_within(5.0) == 0
+
     read_log(reader)
     os.close(reader)
     assert_nothing_left(server)
@@ -928,6 +992,7 @@ def fill_log(server: Container) -> None:
     num_dropped = server.metric("lmi_log_lines_dropped_total")
     for _ in range(200):
         assert server.request("GET", "/" + "x" * 1000, timeout_s=30.0).status == 404
+
     assert server.metric("lmi_log_lines_dropped_total") > num_dropped
 
 
@@ -937,6 +1002,7 @@ def read_log(reader: int) -> list[dict[str, Any]]:
     with suppress(BlockingIOError):
         while piece := os.read(reader, 65536):
             data += piece
+
     return [json.loads(line) for line in data.split(b"\n") if line]
 
 

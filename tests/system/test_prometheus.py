@@ -114,7 +114,9 @@ def prometheus(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iter
     """Prometheus with our example of a configuration, but the port and a shorter interval."""
     if shutil.which("prometheus") is None:
         pytest.skip("prometheus is not installed: apt-get install prometheus")
-    folder, port = tmp_path_factory.mktemp("prometheus"), free_port()
+
+    folder = tmp_path_factory.mktemp("prometheus")
+    port = free_port()
     settings = yaml.safe_load((MONITORING / "prometheus.yaml").read_text())
     [job] = settings["scrape_configs"]
     job |= {"scrape_interval": "1s", "static_configs": [{"targets": [f"127.0.0.1:{server.port}"]}]}
@@ -130,6 +132,7 @@ def running(folder: Path, port: int) -> Iterator[None]:
         program = subprocess.Popen(
             ["prometheus", *files, f"--web.listen-address=127.0.0.1:{port}"], stdout=log, stderr=log
         )
+
     try:
         wait_until(
             lambda: b"ready to receive" in (folder / "log").read_bytes(), "Prometheus listens"
@@ -181,6 +184,7 @@ def test_a_panel_of_a_dashboard_shows_something(
     query = re.sub(r"\$(job|instance|engine)", ".*", query)
     if "_fds" in query and os.geteuid():
         pytest.skip("only root may count the files of all processes")
+
     assert any(map(math.isfinite, prometheus.values(query))), (panel, query)
 
 

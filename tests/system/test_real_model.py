@@ -110,8 +110,10 @@ def test_each_chunk_tells_one_token_more_until_the_numbers_of_the_whole_answer(
 
     events = [line.removeprefix(b"data: ") for line in streamed.splitlines() if line]
     assert events.pop() == b"[DONE]"
+
     usages = [json.loads(event)["usage"] for event in events]
     counts = [usage["completion_tokens"] for usage in usages]
+
     assert counts == sorted(counts) and counts[-1] == whole["completion_tokens"] == NUM_TOKENS
     assert {usage["prompt_tokens"] for usage in usages} == {whole["prompt_tokens"]}
 
@@ -161,8 +163,10 @@ def test_a_template_without_tools_is_told_of_them(server: Server) -> None:
     }
     response = server.post(body, "/v1/chat/completions")
     answer = json.loads(response.body)
+
     assert response.status == 200, answer
     assert answer["choices"][0]["message"]["content"]
+
     num_prompt_tokens = answer["usage"]["prompt_tokens"]
 
     response = server.post(
@@ -170,6 +174,7 @@ def test_a_template_without_tools_is_told_of_them(server: Server) -> None:
     )
     answer = json.loads(response.body)
     [call] = answer["choices"][0]["message"]["tool_calls"]
+
     assert call["function"]["name"] == "get_weather"
     assert "Tokyo" in json.loads(call["function"]["arguments"])["city"]
     assert answer["usage"]["prompt_tokens"] == num_prompt_tokens > 100

@@ -45,8 +45,10 @@ def test_two_servers_are_restarted_one_after_the_other_and_no_balancer_loses_a_r
                 balancer(name, tmp_path, [server.port for server in servers])
             )
             loads[name] = stack.enter_context(Load(port, num_clients=6, name=name))
+
         for server in servers:
             restart(server, *loads.values())
+
     assert {name: load.failures for name, load in loads.items()} == dict.fromkeys(HERE, [])
 
 
@@ -59,15 +61,18 @@ def test_a_second_sigterm_ends_the_delay_in_which_requests_are_served(tmp_path: 
         for is_stream in (True, False):
             answer = server.generate(3, stream=is_stream)
             assert (answer.status, answer.headers["connection"]) == (200, "close")
+
         assert server.request("GET", "/v2/health/live").status == 200
 
         server.signal(signal.SIGTERM)
         assert server.wait_within(5.0) == 0
+
         said = [
             line["message"]
             for line in server.log_lines()
             if "new requests" in line.get("message", "")
         ]
+
         assert said == [
             "SIGTERM: new requests are served for 60 s more, then open ones have 25 s",
             "SIGTERM: no new requests, open ones have 25 s",
@@ -83,6 +88,7 @@ def test_a_new_server_takes_the_port_over_and_no_client_and_no_ping_notices(
             server, tmp_path / "broken", **{"option.rolling_batch": "broken"}
         ) as broken:
             assert broken.wait() == 4
+
         wait_until(
             lambda: "has given up taking the port over" in server.log.read_text(),
             "the old one serves on",
@@ -91,10 +97,12 @@ def test_a_new_server_takes_the_port_over_and_no_client_and_no_ping_notices(
 
         with taking_over(server, tmp_path / "new", **{"option.model_name": "new"}) as new:
             assert server.wait() == 0
+
             load.wait_for(12)
             assert b'"id":"new"' in new.request("GET", "/v1/models").body
             assert "took the port over" in new.log.read_text()
             assert load.failures == [] and pings.failures == []
+
             load.stop()
 
 

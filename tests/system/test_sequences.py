@@ -56,6 +56,7 @@ def sequences(answer: dict[str, Any]) -> list[tuple[str, float]]:
             "eos_token",
         )
         assert "".join(token["text"] for token in one["tokens"]) == one["generated_text"]
+
     return [
         (one["generated_text"], sum(token["log_prob"] for token in one["tokens"])) for one in ranked
     ]
@@ -134,6 +135,7 @@ def test_many_wide_requests_at_once_are_answered_as_alone(demo: Server) -> None:
     seeds = [100 * (index % 4) for index in range(12)]
     with ThreadPoolExecutor(len(seeds)) as pool:
         answers = list(pool.map(lambda seed: sequences(ask(demo, n=NUM_MOST, seed=seed)), seeds))
+
     alone = {seed: sequences(ask(demo, n=NUM_MOST, seed=seed)) for seed in set(seeds)}
     assert [[text for text, _ in one] for one in answers] == [
         [text for text, _ in alone[seed]] for seed in seeds

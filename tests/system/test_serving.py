@@ -69,6 +69,7 @@ def reference() -> Callable[[str], Reference]:
         ties = (best.values[:, 0] - best.values[:, 1] < TIE).nonzero()
         with torch.inference_mode():
             prompt_logits = model(inputs["input_ids"]).logits[0, :-1].log_softmax(-1)
+
         prompt_log_probs = prompt_logits.gather(1, inputs["input_ids"][0, 1:, None])[:, 0]
         return Reference(
             ids.tolist(),
@@ -104,6 +105,7 @@ def test_greedy_answers_are_those_of_transformers_in_every_form(
 ) -> None:
     expected = reference(prompt)
     assert expected.tie_at > 5, "the reference itself cannot tell"
+
     text = expected.decode(expected.ids)
     for server, output_format in ((s, f) for s in (tiny, tight) for f in FORMATS):
         answer = server.post(request(prompt, output_formatter=output_format))
@@ -116,14 +118,17 @@ def test_greedy_answers_are_those_of_transformers_in_every_form(
         else:
             *_, last = answered = lines(answer)
             tokens = [record["token"] for record in answered]
+
         num = expected.tie_at
         assert [token["id"] for token in tokens][:num] == expected.ids[:num]
         assert [token[name] for token in tokens][:num] == pytest.approx(
             expected.log_probs[:num], abs=TOLERANCE
         )
         assert "".join(token["text"] for token in tokens) == last["generated_text"]
+
         if num == len(expected.ids):
             assert last["generated_text"] == text
+
         assert last["details"]["finish_reason"] == (
             "eos_token" if expected.ids[-1] == 0 else "length"
         )
@@ -136,11 +141,14 @@ def test_prefill_and_top_tokens_are_those_of_transformers(
     body = request(PROMPTS[0], decoder_input_details=True, logprobs=3, prompt_logprobs=2)
     whole = json.loads(tiny.post(body).body)["details"]
     best = [[token["id"] for token in step] for step in whole["top_tokens"]]
+
     assert best[: expected.tie_at] == expected.top_ids[: expected.tie_at]
     assert whole["prefill"][0]["log_prob"] is None
+
     found = [token["log_prob"] for token in whole["prefill"][1:]]
     assert found == pytest.approx(expected.prompt_log_probs, abs=TOLERANCE)
     assert all(len(token["top_tokens"]) == 2 for token in whole["prefill"][1:])
+
     streamed = lines(tiny.post({**body, "stream": True}))
     assert [record["top_tokens"] for record in streamed] == whole["top_tokens"]
     assert streamed[-1]["details"]["prefill"] == whole["prefill"]
@@ -153,11 +161,13 @@ def test_a_seed_repeats_what_was_sampled_and_another_seed_does_not(tiny: Server)
 
     assert sampled(1) == sampled(1)
     assert len({sampled(seed)["generated_text"] for seed in range(5)}) == 5
+
     streamed = lines(
         tiny.post(
             request("The quick", do_sample=True, seed=1, temperature=1.5, output_formatter="sse")
         )
     )
+
     assert streamed[-1]["generated_text"] == sampled(1)["generated_text"]
 
 
@@ -167,10 +177,12 @@ def test_a_stop_string_across_tokens_ends_the_text_before_it(tiny: Server) -> No
         streamed = lines(
             tiny.post(request("The quick", output_formatter="jsonlines", **parameters))
         )
+
         assert streamed[-1]["generated_text"] == whole["generated_text"]
         assert whole["generated_text"].endswith(
             "".join(record["token"]["text"] for record in streamed)
         )
+
         return whole["generated_text"], whole["details"]["finish_reason"]
 
     pieces = json.loads(tiny.post(request("The quick")).body)["details"]["tokens"]
@@ -182,6 +194,7 @@ def test_a_stop_string_across_tokens_ends_the_text_before_it(tiny: Server) -> No
         if one and other and (one + other).isascii() and text.index(one[-1] + other[0]) > 0
     )
     before = text[: text.index(stop)]
+
     assert reason == "length" and before
     assert texts(stop_sequences=["never there", stop]) == (before, "stop_sequence")
     assert texts(stop_sequences=[stop], include_stop_str_in_output=True) == (
@@ -203,10 +216,13 @@ def test_every_path_and_content_type_leads_to_the_same_answer(tiny: Server) -> N
     )
     for path in paths:
         assert json.loads(tiny.post(body, path).body) == expected
+
     for content_type in ("application/json; charset=utf-8", "application/x-www-form-urlencoded"):
         assert json.loads(tiny.post(body, headers={"Content-Type": content_type}).body) == expected
+
     plain = tiny.post(b"The quick", headers={"Content-Type": "text/plain"})
     default = tiny.post({"inputs": "The quick"})
+
     assert plain.body == default.body and plain.status == 200
     assert tiny.post(body, "/predictions/another").status == 404
     assert tiny.post(body, "/predictions/tiny/2").status == 404
@@ -231,6 +247,7 @@ def runs_on_behind_its_first_token(tiny: Server) -> bool:
         first = json.loads(next(records))
         runs_on = tiny.metrics()["lmi_requests_running"] == 1
         rest = [json.loads(line) for line in records]
+
     assert "generated_text" not in first and len(rest) == 899
     assert rest[-1]["generated_text"] == "".join(
         record["token"]["text"] for record in [first, *rest]
@@ -246,9 +263,12 @@ def test_every_record_is_a_chunk_of_its_own(tiny: Server) -> None:
             data = connection.recv(65536)
             assert data, "the connection was closed"
             received += data
+
     assert b"content-length" not in received.lower().partition(b"\r\n\r\n")[0]
+
     chunks = list(cut(received.partition(b"\r\n\r\n")[2]))
     assert len(chunks) == NUM_TOKENS
+
     for chunk in chunks:
         assert chunk.startswith(b"data: {") and chunk.endswith(b"}\n\n") and chunk.count(b"\n") == 2
 
@@ -259,6 +279,7 @@ def cut(body: bytes) -> Iterator[bytes]:
         size, _, body = body.partition(b"\r\n")
         if num_bytes := int(size, 16):
             yield body[:num_bytes]
+
         body = body[num_bytes + 2 :]
 
 
@@ -278,7 +299,8 @@ def test_the_client_library_of_tgi_reads_our_answers(tight: Server) -> None:
 
 
 def test_metrics_of_two_workers_add_up_to_what_the_clients_saw(tiny: Server) -> None:
-    before, workers_before = tiny.metrics(), Counter(workers(tiny))
+    before = tiny.metrics()
+    workers_before = Counter(workers(tiny))
     bodies = [
         request("The quick", max_new_tokens=1 + n, output_formatter=FORMATS[n % 3])
         for n in range(30)
@@ -289,6 +311,7 @@ def test_metrics_of_two_workers_add_up_to_what_the_clients_saw(tiny: Server) -> 
     def both_answered() -> bool:
         with ThreadPoolExecutor(16) as pool:
             answers.extend(pool.map(tiny.post, bodies))
+
         return len(Counter(workers(tiny)) - workers_before) == 2
 
     wait_until(both_answered, "both front ends had some of the requests", 60)
@@ -301,10 +324,12 @@ def test_metrics_of_two_workers_add_up_to_what_the_clients_saw(tiny: Server) -> 
     grown = {name: after[name] - before[name] for name in after}
     for code in (200, 404, 424):
         assert grown[f'lmi_requests_total{{code="{code}"}}'] == codes[code] > 0
+
     assert grown["lmi_generated_tokens_total"] == sum(counts)
     assert grown["lmi_prompt_tokens_total"] == 2 * len(good)
     assert grown["lmi_time_to_first_token_seconds_count"] == len(good)
     assert grown["lmi_request_duration_seconds_count"] == len(answers) + 1
+
     ends = sum(value for name, value in grown.items() if name.startswith("lmi_finished_total"))
     assert ends == len(good)
     assert grown["lmi_inter_token_latency_seconds_count"] == sum(counts) - len(good)
@@ -320,12 +345,15 @@ def test_a_client_cannot_read_the_prompt_of_another_off_the_cached_tokens(tiny: 
         before = tiny.metrics()["lmi_prompt_tokens_cached_total"]
         answer = tiny.post({"prompt": list(token_ids), "max_tokens": 1}, "/v1/completions")
         assert answer.status == 200, answer.body
+
         usage = json.loads(answer.body)["usage"]
         wait_until(tiny.is_idle, "all is counted")
         counted = tiny.metrics()["lmi_prompt_tokens_cached_total"] - before
         return usage["prompt_tokens_details"]["cached_tokens"], counted
 
-    secret, wrong, rest = [5 + place * 7 % 250 for place in range(100)], 300, [301] * 80
+    secret = [5 + place * 7 % 250 for place in range(100)]
+    wrong = 300
+    rest = [301] * 80
     told(*secret)
     for num_known in (0, 7, 40, 62, 64, 70, 98):
         num_cached = num_known // TOKENS_PER_PART * TOKENS_PER_PART

@@ -39,9 +39,11 @@ def test_no_signal_but_those_that_wish_it_ends_or_stops_a_process(
     [pid] = before[process]
     for signum in HARMLESS:
         os.kill(pid, signum)
+
     answer = server.generate(5, stream=False)
     assert answer.status == 200
     assert {name: server.pids(name) for name in PROCESSES} == before
+
     state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     assert state in "RSD", "it is stopped"
     assert server.metric("lmi_engine_restarts_total") == 0

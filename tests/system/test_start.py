@@ -267,6 +267,7 @@ def test_an_unusable_checkpoint_is_refused_with_one_line_that_names_the_file(
     folder = broken(tmp_path, name)
     with pytest.raises(ModelUnusable) as refusal:
         load(EngineConfig(), str(folder), lambda stage, share: None)
+
     assert refusal.value.exit_code == code
     assert_one_line(str(refusal.value), said, folder)
 
@@ -303,6 +304,7 @@ def start_on_terminal(folder: Path, **environ: str) -> tuple[int, str]:
     with suppress(OSError):  # it has ended, and the terminal is closed
         while select.select([keyboard], [], [], START_TIMEOUT_S)[0]:
             seen += os.read(keyboard, 65536)
+
     os.close(keyboard)
     return process.wait(START_TIMEOUT_S), seen.decode()
 
@@ -327,8 +329,10 @@ def test_a_person_reads_one_message_about_a_start_that_failed(
     )
     break_it(folder)
     ended_with, seen = start_on_terminal(folder)
+
     assert ended_with == code, seen
     assert seen.count(said) == 1, seen
+
     for machinery in (
         '{"',
         "gunicorn",
@@ -338,8 +342,10 @@ def test_a_person_reads_one_message_about_a_start_that_failed(
         "exited with code",
     ):
         assert machinery not in seen, seen
+
     *lines, last = seen.replace("\r\n", "\n").removesuffix("\n").split("\n")
     message = lines[-1] if last.startswith("     ") else last  # a hint follows some messages
+
     assert said in message
     assert re.match(r"(.*\x1b\[2K\x1b\[\?25h)?lmi: ", message), "a bar stands before it"
 
@@ -403,18 +409,22 @@ def test_the_environment_alone_configures_a_server(tmp_path: Path, argv: list[st
             stdout=log,
             stderr=log,
         )
+
     try:
         server.wait_ready()
         answer = server.post(
             {"inputs": "abc", "parameters": {"max_new_tokens": 3}}, "/predictions/from-file"
         )
+
         assert answer.headers["content-type"] == "text/event-stream"
         assert answer.body.count(b"data: ") == 3
+
         wait_until(
             lambda: any(line.get("event") == "ready" for line in server.log_lines()),
             "the banner is there",
         )
         [ready] = [line for line in server.log_lines() if line.get("event") == "ready"]
+
         assert (ready["port"], ready["engine"], ready["model"]) == (
             server.port,
             "echo",

@@ -40,6 +40,7 @@ def pem(tmp_path_factory: pytest.TempPathFactory) -> Path:
         f"{new} -passout pass:secret -keyout locked.key -out locked.crt",
     ):
         subprocess.run(command.split(), cwd=folder, check=True, capture_output=True)
+
     (folder / "both.pem").write_text(
         (folder / "own.crt").read_text() + (folder / "own.key").read_text()
     )
@@ -102,13 +103,15 @@ def asked(server: Server, trusted: Path, key: str) -> set[int | str]:
             found.add("not trusted")
         finally:
             connection.close()
+
     return found
 
 
 def test_keys_and_certificates_change_in_all_front_ends_at_once_or_in_none(
     pem: Path, tmp_path: Path
 ) -> None:
-    own, other = pem / "own.crt", pem / "other.crt"
+    own = pem / "own.crt"
+    other = pem / "other.crt"
     files = {name: tmp_path / name for name in ("keys", "tls.crt", "tls.key")}
 
     def write(name: str) -> None:
@@ -138,6 +141,7 @@ def test_keys_and_certificates_change_in_all_front_ends_at_once_or_in_none(
 
         server.signal(signal.SIGHUP)
         wait_until(lambda: "SIGHUP: read again: " in server.log.read_text(), "it has read them")
+
         assert asked(server, other, "sk-other") == {200} and asked(server, other, "sk-own") == {401}
         assert asked(server, own, "sk-other") == {"not trusted"}
 
@@ -147,6 +151,7 @@ def test_keys_and_certificates_change_in_all_front_ends_at_once_or_in_none(
         wait_until(
             lambda: "what was read before still counts" in server.log.read_text(), "it says so"
         )
+
         assert asked(server, other, "sk-other") == {200} and asked(server, other, "sk-own") == {401}
 
 
@@ -155,6 +160,7 @@ def test_a_client_that_leaves_ends_its_generation(server: Server, pem: Path) -> 
         connection.request("POST", "/invocations", json.dumps(LONG))
         assert connection.getresponse().read1(100)
         assert running(server, pem) == 1
+
     wait_until(lambda: running(server, pem) == 0, "nothing is generated for it")
 
 
@@ -162,6 +168,7 @@ def running(server: Server, pem: Path) -> float:
     with client(server, pem) as connection:
         connection.request("GET", "/metrics")
         lines = connection.getresponse().read().decode().splitlines()
+
     return float(
         next(line for line in lines if line.startswith("lmi_requests_running")).rpartition(" ")[2]
     )

@@ -45,9 +45,13 @@ ABLE = (
 WIDTH = 3  # of the server that searches beams
 PROMPT = "The quick"
 SAMPLED = {"do_sample": True, "seed": 7}
-LMI, CHAT, COMPLETIONS = "/invocations", "/v1/chat/completions", "/v1/completions"
-TRITON, TRITON_STREAM = "/v2/models/tiny/generate", "/v2/models/tiny/generate_stream"
-TGI, TGI_STREAM = "/generate", "/generate_stream"
+LMI = "/invocations"
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+TRITON = "/v2/models/tiny/generate"
+TRITON_STREAM = "/v2/models/tiny/generate_stream"
+TGI = "/generate"
+TGI_STREAM = "/generate_stream"
 USER = {"role": "user", "content": "What is the weather?"}
 CITY = {"enum": ["Paris", "Oslo"]}
 SCHEMA = {
@@ -171,6 +175,7 @@ def test_a_client_that_leaves_frees_its_place(server: Server) -> None:
     }
     with server.open(body) as response:
         assert response.readline()
+
     wait_until(server.is_idle, "the request of a client that left is over")
     assert text(server, max_new_tokens=2)
 
@@ -213,19 +218,23 @@ def test_each_api_ends_an_answer_at_a_stop_string(server: Server) -> None:
     )
     before = said.partition(stop)[0]
     answer = lmi(server, stop_sequences=[stop], details=True)
+
     assert (answer["generated_text"], answer["details"]["finish_reason"]) == (
         before,
         "stop_sequence",
     )
     assert text(server, stop=[stop]) == before
     assert text(server, stop=[stop], include_stop_str_in_output=True) == before + stop
+
     answer = tgi(server, stop=[stop], details=True)
     assert (answer["generated_text"], answer["details"]["finish_reason"]) == (
         before + stop,
         "stop_sequence",
     )
+
     answer = triton(server, stop_words=[stop], return_finish_reason=True)
     assert (answer["text_output"], answer["finish_reason"]) == (before, "stop")
+
     choice = completion(server, stop=[stop])["choices"][0]
     assert (choice["text"], choice["finish_reason"]) == (before, "stop")
 
@@ -250,27 +259,33 @@ def test_words_that_are_forbidden_are_not_in_the_text(server: Server) -> None:
 def test_log_probs_are_the_same_at_every_api(server: Server) -> None:
     details = lmi(server, details=True, logprobs=2)["details"]
     log_probs = [token["log_prob"] for token in details["tokens"]]
+
     assert (
         len(log_probs) == 30
         and all(log_prob <= 0 for log_prob in log_probs)
         and len({*log_probs}) > 5
     )
+
     for token, top in zip(details["tokens"], details["top_tokens"], strict=True):
         assert len(top) == 2 and (top[0]["id"], top[0]["log_prob"]) == (
             token["id"],
             token["log_prob"],
         )
+
     choice = completion(server, logprobs=2)["choices"][0]["logprobs"]
     assert choice["token_logprobs"] == pytest.approx(log_probs, abs=1e-5)
+
     tokens = tgi(server, details=True, top_n_tokens=2)["details"]["tokens"]
     assert [token["logprob"] for token in tokens] == pytest.approx(log_probs, abs=1e-5)
     assert triton(server, return_log_probs=True)["output_log_probs"] == pytest.approx(
         log_probs, abs=1e-5
     )
+
     lines = server.post({"inputs": PROMPT, "stream": True}).lines
     assert sum(line["token"]["log_prob"] for line in lines) == pytest.approx(
         sum(log_probs), abs=1e-4
     )
+
     content = chat(server, temperature=0, logprobs=True, top_logprobs=2)["logprobs"]["content"]
     assert all(len(token["top_logprobs"]) == 2 and token["logprob"] <= 0 for token in content)
 
@@ -282,6 +297,7 @@ def test_the_prompt_has_log_probs_but_for_its_first_token(server: Server) -> Non
     ):
         first, *rest = details["prefill"]
         assert first["log_prob"] is None and rest and all(token["log_prob"] <= 0 for token in rest)
+
     assert [len(token["top_tokens"]) for token in rest] == [2] * len(rest)
 
 
@@ -291,6 +307,7 @@ def test_the_prompt_has_log_probs_but_for_its_first_token(server: Server) -> Non
 def test_a_seed_repeats_an_answer_and_lmi_s_defaults_for_this_engine_hold(server: Server) -> None:
     greedy = text(server)
     drawn = {text(server, do_sample=True, seed=seed) for seed in range(3)}
+
     assert len({greedy, *drawn}) == 4
     assert text(server, **SAMPLED) == text(server, **SAMPLED, temperature=1.0, top_k=5, top_p=0.85)
     assert text(server, **SAMPLED) != text(server, **SAMPLED, top_k=0, top_p=1)
@@ -299,6 +316,7 @@ def test_a_seed_repeats_an_answer_and_lmi_s_defaults_for_this_engine_hold(server
         == text(server, seed=7, top_k=50, temperature=0.8, top_p=0)
         != greedy
     )
+
     for means_greedy in (
         {"temperature": 0.8, "top_k": 0, "top_p": 0},
         {**SAMPLED, "top_k": 1},
@@ -359,6 +377,7 @@ def test_another_width_than_the_engine_s_is_refused_and_a_search_is_not_streamed
     for parameters in ({}, {"num_beams": 2}):
         said = refusal(search, LMI, {"inputs": PROMPT, "parameters": parameters})
         assert said.startswith(f"parameters.num_beams {rule}")
+
     for path, body in (
         (LMI, {"inputs": PROMPT, "parameters": {"num_beams": WIDTH}, "stream": True}),
         (COMPLETIONS, {"prompt": PROMPT, "use_beam_search": True, "n": WIDTH, "stream": True}),
@@ -402,6 +421,7 @@ def test_a_response_format_and_a_forced_call_have_the_form_of_their_schema(serve
     )
     [call] = choice["message"]["tool_calls"]
     assert (choice["finish_reason"], call["function"]["name"]) == ("tool_calls", "weather")
+
     jsonschema.validate(json.loads(call["function"]["arguments"]), SCHEMA)
 
 
@@ -416,6 +436,7 @@ def test_triton_and_tgi_apply_a_schema_and_a_structure_streams(server: Server) -
     lines = server.post(
         {"inputs": PROMPT, "parameters": {"guided_regex": "[ab]{20}"}, "stream": True}
     ).lines
+
     assert len(lines) > 3 and re.fullmatch(
         "[ab]{20}", "".join(line["token"]["text"] for line in lines)
     )
@@ -495,14 +516,17 @@ def refusal(server: Server, path: str, body: Mapping[str, Any]) -> str:
     if path in (COMPLETIONS, CHAT):
         assert told["error"]["type"] == "invalid_request_error"
         return str(told["error"]["message"])
+
     if path == TGI:
         assert told["error_type"] == "validation"
+
     if path == LMI:
         assert (told["generated_text"], told["details"]["finish_reason"], told["code"]) == (
             "",
             "error",
             answer.status,
         )
+
     return str(told["error"])
 
 
@@ -515,7 +539,9 @@ def test_a_bad_request_is_refused_in_its_api_s_form_and_the_good_one_beside_it_i
         lines = [response.readline()]
         for path, body, said in BAD:
             assert said in refusal(server, path, body), (path, body)
+
         lines += response.readlines()
+
     assert "".join(json.loads(line)["token"]["text"] for line in lines) == whole
 
 
@@ -533,6 +559,7 @@ def test_a_burst_of_bad_requests_does_not_reach_the_engine(
         bad = list(islice(cycle(BAD), 50))
         answers = pool.map(lambda one: server.post(one[1], one[0]).status, bad)
         assert list(answers) == [STATUSES[path] for path, *_ in bad]
+
     assert text(server, max_new_tokens=2, **good)
     assert server.metric("lmi_engine_restarts_total") == 0
     assert pids and server.pids("lmi-engine") == pids

@@ -34,7 +34,8 @@ LONG: dict[str, Any] = {
     "parameters": {"max_new_tokens": 4000, "ignore_eos_token": True},
 }
 SHORT = {"inputs": "abc", "parameters": {"max_new_tokens": 5}}
-NUM_RANKS, NUM_STREAMS = 2, 4
+NUM_RANKS = 2
+NUM_STREAMS = 4
 OPTIONS = (
     "option.rolling_batch=trtllm",
     f"option.tensor_parallel_degree={NUM_RANKS}",
@@ -50,7 +51,8 @@ class Knobs:
     """The knobs of the double in a process that runs."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self.folder = path, path.parent
+        self._path = path
+        self.folder = path.parent
         self.reset()
 
     def reset(self) -> None:
@@ -102,6 +104,7 @@ def streaming(server: Server) -> Iterator[list[HTTPResponse]]:
         answers = [stack.enter_context(server.open(LONG)) for _ in range(NUM_STREAMS)]
         for answer in answers:
             answer.readline()
+
         yield answers
 
 
@@ -120,6 +123,7 @@ def hurt(server: Server, harm: Callable[[], object], mend: Callable[[], object],
         wait_until(lambda: server.ping() == 503, "/ping reports it")
         mend()
         ends = [last_line(answer) for answer in answers]
+
     assert all(end["code"] == 503 and "engine" in end["error"] for end in ends), ends
     wait_until(
         lambda: not before & set(server.pids()), "nothing is left of the engine and its ranks"
@@ -169,6 +173,7 @@ def test_clients_that_leave_free_their_places(served: Server) -> None:
             lambda: served.metrics()["lmi_requests_running"] == NUM_STREAMS, "all streams run"
         )
         before = served.metrics()
+
     wait_until(
         lambda: served.metrics().get(cancelled, 0) == before.get(cancelled, 0) + NUM_STREAMS,
         "all are cancelled",
@@ -183,6 +188,7 @@ def test_sigterm_lets_a_stream_finish_and_leaves_no_rank(served: Server) -> None
         answer.readline()
         served.signal(signal.SIGTERM)
         details = last_line(answer)["details"]
+
     assert (details["finish_reason"], details["generated_tokens"]) == ("length", 150)
     assert served.wait() == 0
     assert served.pids() == []

@@ -75,12 +75,15 @@ def is_reachable(path: str) -> bool:
 @pytest.fixture
 def make() -> Iterator[Make]:
     """A function that makes a server of user nobody, in folders that every user can reach."""
-    environ, python = {}, sys.executable
+    environ = {}
+    python = sys.executable
     if not is_reachable(sys.executable):
         if not is_reachable(PYTHON):
             pytest.skip(f"other users can run neither {sys.executable} nor {PYTHON}")
+
         python = PYTHON
         environ["PYTHONPATH"] = ":".join([str(ROOT), *site.getsitepackages()])
+
     made: list[Server] = []
 
     def make(port: int | None = None, source: str = "", **options: object) -> Server:
@@ -94,6 +97,7 @@ def make() -> Iterator[Make]:
         )
         if source:
             (folder / "model.py").write_text(source)
+
         more = {"TMPDIR": str(home / "tmp"), "SERVING_DOWNLOAD_DIR": str(home / "cache"), **environ}
         made.append(Server(folder, home / "log", port or free_port(), more, python=python))
         return made[-1]
@@ -113,6 +117,7 @@ def uids(server: Server) -> dict[str, set[int]]:
         found.setdefault(name, set()).update(
             map(int, re.findall(r"^[UG]id:\s(.*)$", status, re.M)[0].split())
         )
+
     return found
 
 
@@ -132,7 +137,9 @@ class Spy:
     """
 
     def __init__(self, folder: Path) -> None:
-        source, self.file, self._noted = folder / "spy.c", folder / "spy.so", folder / "spied"
+        source = folder / "spy.c"
+        self.file = folder / "spy.so"
+        self._noted = folder / "spied"
         source.write_text(SPY)
         compiler = shutil.which("cc") or pytest.skip("there is no C compiler")
         place = f'-DPLACE="{self._noted}"'
@@ -150,17 +157,21 @@ def test_all_but_the_supervisor_run_as_the_user_and_the_log_says_what_the_models
     spy = Spy(Path(server.environ["TMPDIR"]))
     with open(server.folder / "serving.properties", "a") as properties:
         properties.write(f"option.env=LD_PRELOAD={spy.file}\n")
+
     server.start_and_wait()
     assert spy.uids() == {NOBODY}
     assert "the model's own file switches on variables of processes" in server.log.read_text()
 
     assert server.generate(5).status == 200
     assert server.post({"inputs": "abc"}, "/generate").status == 200
+
     connection = HTTPConnection("127.0.0.1", gateway_port, timeout=60)
     connection.request("POST", "/endpoints/any/invocations", json.dumps({"inputs": "abc"}))
     assert connection.getresponse().status == 200
+
     connection.close()
     found = uids(server)
+
     assert found == {
         "lmi-supervisor": {0},
         **dict.fromkeys(("lmi-front", "lmi-gateway", "lmi-gunicorn", "lmi-engine"), {NOBODY}),
@@ -177,12 +188,15 @@ def test_a_killed_front_end_master_and_engine_come_back_with_their_users(make: M
         wait_until(
             lambda: server.ping() == 200 and server.generate(3).status == 200, "it serves again"
         )
+
     for front_end in server.pids("lmi-front"):
         os.kill(front_end, signal.SIGKILL)
+
     wait_until(
         lambda: server.ping() == 200 and uids(server) == before, "every process has its user"
     )
     assert server.generate(3).status == 200
+
     server.signal(signal.SIGTERM)
     assert server.wait() == 0
     assert not list(Path(server.environ["TMPDIR"]).iterdir())
@@ -197,6 +211,7 @@ def test_the_user_cannot_change_what_root_reads_in_the_runtime_folder_nor_read_t
     server = make(option__api_key_file=keys)
     server.start()
     server.wait_200()
+
     assert [
         server.post({"inputs": "abc"}, headers={"x-api-key": key}).status
         for key in ("sk-of-root", "")
@@ -204,12 +219,15 @@ def test_the_user_cannot_change_what_root_reads_in_the_runtime_folder_nor_read_t
         200,
         401,
     ]
+
     [folder] = Path(server.environ["TMPDIR"]).iterdir()
     for place, settings in ((folder, "server.json"), (folder / "1", "config.json")):
         found = place.stat()
         assert (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) == (0, NOBODY, 0o1770)
+
         found = (place / settings).stat()
         assert (found.st_uid, stat.S_IMODE(found.st_mode)) == (0, 0o640)
+
     found = (folder / "1" / "engine-0.sock").stat()
     assert (found.st_uid, stat.S_IMODE(found.st_mode)) == (NOBODY, 0o600)
 
@@ -264,11 +282,15 @@ def test_user_code_runs_as_the_user_with_what_its_requirements_name(make: Make) 
     [module] = Path(server.environ["SERVING_DOWNLOAD_DIR"]).glob("requirements/*/a_small_thing.py")
     built_as, *seen = module.read_text().split()
     assert (built_as, seen) == (f"UID={NOBODY}", ["A_TOKEN=0", "PIP_EXTRA_TOKEN=1"])
+
     for path in (module, module.parent):
         assert path.stat().st_uid == 0 and not path.stat().st_mode & 0o022
+
     [supervisor] = server.pids("lmi-supervisor")
-    environ, memory = f"/proc/{supervisor}/environ", f"/proc/{supervisor}/mem"
+    environ = f"/proc/{supervisor}/environ"
+    memory = f"/proc/{supervisor}/mem"
     found = json.loads(server.post([environ, memory, "/proc/self/environ"]).body)
+
     assert (found["uid"], found["groups"]) == (NOBODY, [NOBODY])
     assert (
         found[environ] == found[memory] == "Permission denied" and found["/proc/self/environ"] > 0
@@ -310,6 +332,7 @@ def test_code_of_the_supervisors_own_user_cannot_read_its_environment(
         f"/proc/{server.pid('lmi-supervisor')}/{name}" for name in ("environ", "mem")
     )
     found = json.loads(server.post([environ, memory, "/proc/self/environ"]).body)
+
     assert (
         found[environ] == found[memory] == "Permission denied" and found["/proc/self/environ"] > 0
     )
@@ -329,16 +352,19 @@ def test_a_model_that_a_client_loads_runs_as_the_user_and_its_file_brings_no_lib
     spy = Spy(Path(server.environ["TMPDIR"]))
     evil = write_model(server.folder.parent / "evil", **{"option.env": f"LD_PRELOAD={spy.file}"})
     refused = server.post({"model_name": "evil", "url": str(evil)}, "/models")
+
     assert refused.status == 400
     assert json.loads(refused.body)["error"].startswith(
         f"option.env ({evil}/serving.properties:3): "
     )
 
     assert server.post({"model_name": "other", "url": str(model)}, "/models").status == 200
+
     wait_until(
         lambda: server.post({"inputs": "abc"}, "/models/other/invoke").status == 200,
         "the model answers",
     )
+
     assert uids(server)["lmi-engine"] == {NOBODY} and spy.uids() == set()
 
 
@@ -385,6 +411,7 @@ def test_only_root_may_ask_for_another_user(make: Make) -> None:
     ]
     server.start()
     assert server.wait() == 2
+
     message = server.last_words()["message"]
     assert (
         message

@@ -31,6 +31,7 @@ def write_handler(folder: Path, *settings: str, source: str | None = None) -> Pa
         shutil.copy(FILES / "handler" / "model.py", folder)
     else:
         (folder / "model.py").write_text(source)
+
     (folder / "serving.properties").write_text("\n".join(["log_format=json", *settings]) + "\n")
     return folder
 
@@ -63,6 +64,7 @@ def test_every_inference_route_reaches_the_handler_and_the_others_are_gone(handl
         "/models/model/invoke",
     ):
         assert handler.post({"name": "Ada"}, path).status == 200, path
+
     assert handler.post({"name": "Ada"}, "/predictions/other").status == 404
     assert handler.request("GET", "/invocations").status == 405
 
@@ -80,8 +82,10 @@ def test_the_body_and_the_headers_arrive_as_they_were_sent(handler: Server) -> N
         handler.post("Größe".encode(), headers={"content-type": "text/plain"}).body
         == "GRÖSSE".encode()
     )
+
     attributes = {"X-Amzn-SageMaker-Custom-Attributes": "tenant=blue; x", "Accept": "a/b"}
     given = json.loads(handler.post({"act": "properties"}, headers=attributes).body)
+
     assert given == {
         "X-Amzn-SageMaker-Custom-Attributes": "tenant=blue; x",
         "tenant": "blue",
@@ -167,16 +171,20 @@ def handle(inputs):
             assert (response.status, response.read1()) == (200, b'{"number": 0}')
             go_on.touch()
             rest = response.read().decode()
+
         assert rest.startswith('{"number": 1}') and "the numbers ran out" in rest
+
         go_on.unlink()
         with server.open({"num": 1000, "go_on": str(go_on)}) as response:
             response.read1()
+
         go_on.touch()
         said = [f"closed after {number}" for number in range(999)]
         wait_until(
             lambda: sum(line.get("message") in said for line in server.log_lines()) == 2,
             "it was closed early",
         )
+
         assert server.post({"num": 1, "go_on": str(go_on)}).status == 200, "and others are answered"
 
 
@@ -186,7 +194,9 @@ def test_a_multipart_body_arrives_in_its_parts(handler: Server) -> None:
         head + b'data"\r\n\r\n{}\r\n' + head + b'image"; filename="a.png"\r\n\r\n\x00\r\n\xff\r\n'
     )
     form = {"content-type": "multipart/form-data; boundary=cut"}
-    whole, cut = handler.post(body + b"--cut--\r\n", headers=form), handler.post(body, headers=form)
+    whole = handler.post(body + b"--cut--\r\n", headers=form)
+    cut = handler.post(body, headers=form)
+
     assert json.loads(whole.body) == {"keys": ["data", "image"], "image": 4}
     assert (
         cut.status == 424
@@ -206,6 +216,7 @@ def test_an_exception_is_answered_424_with_its_message_and_hurts_nobody_else(
 ) -> None:
     num_before = json.loads(handler.post({"name": "Ada"}).body)["calls"]
     answer = handler.post({"act": "fail"})
+
     assert answer.status == 424
     assert json.loads(answer.body) == {
         "code": 424,
@@ -264,7 +275,8 @@ def test_a_status_without_a_body_has_none(handler: Server) -> None:
 def test_what_is_no_output_is_an_error_and_an_error_output_is_as_the_handler_says(
     handler: Server,
 ) -> None:
-    wrong, refused = handler.post({"act": "wrong"}), handler.post({"act": "refuse"})
+    wrong = handler.post({"act": "wrong"})
+    refused = handler.post({"act": "refuse"})
     assert (wrong.status, refused.status) == (424, 424)
     assert (
         json.loads(wrong.body)["error"]
@@ -293,8 +305,10 @@ def test_a_client_that_leaves_frees_the_handler_for_the_next(handler: Server) ->
     for measurement in measurements():
         with handler.open({"act": "stream", "num_words": 100_000, "pause_s": 0.05}) as response:
             response.read1()
+
         with measurement.within(10):
             assert handler.post({"name": "Ada"}).status == 200
+
     wait_until(handler.is_idle, "nothing is left of the stream")
 
 
@@ -318,10 +332,13 @@ def test_at_the_end_of_a_drain_a_handler_s_requests_get_their_errors(tmp_path: P
             {"act": "stream", "num_words": 2, "go_on": str(tmp_path / "never")}
         ) as response:
             assert response.read1() == b"word0 "
+
             wait_until(lambda: server.metrics()["lmi_requests_in_flight"] == 2, "both run")
             server.signal(signal.SIGTERM)
             *_, last = response.read().splitlines()
+
         assert "longer than drain_timeout (2 s)" in json.loads(last)["error"]
+
         answer = whole.result()
         assert (answer.status, answer.headers["retry-after"], json.loads(answer.body)["code"]) == (
             503,
@@ -343,14 +360,18 @@ def test_a_handler_that_never_returns_is_ended_by_predict_timeout(tmp_path: Path
         waiting = [threading.Thread(target=ask) for _ in range(2)]
         for thread in waiting:
             thread.start()
+
         for thread in waiting:
             thread.join()
+
         assert statuses == [504, 504], "the second one waited behind the first"
+
         wait_until(
             lambda: server.pids("lmi-code") not in ([], [first_pid]) and server.ping() == 200,
             "a new one starts",
         )
         assert server.post({"name": "Ada"}).status == 200
+
         log = server.log.read_text()
         assert "worked on one request" in log and "in sleep" in log, "why, and where the code was"
 
@@ -370,12 +391,15 @@ def test_several_workers_work_side_by_side_and_drain_when_told_to_stop(tmp_path:
                 num_working = metrics["lmi_requests_running"]
                 if num_working < 2 and metrics["lmi_requests_in_flight"] == len(answers):
                     answers.append(clients.submit(server.post, asleep))
+
                 return num_working == 2 and metrics["lmi_requests_in_flight"] == len(answers)
 
             wait_until(both_work, "both workers work")
             server.drain()
             go_on.touch()
+
             assert {answer.result().body for answer in answers} == {b"slept"}
+
         assert server.wait() == 0
         assert server.pids() == []
 
@@ -432,7 +456,8 @@ def test_an_answer_that_is_not_streamed_has_the_same_bytes_and_its_length(
     formatter: Server,
 ) -> None:
     body = {"question": "ab", "options": {"max_new_tokens": 3}}
-    whole, stream = formatter.post(body), formatter.post({**body, "stream": True})
+    whole = formatter.post(body)
+    stream = formatter.post({**body, "stream": True})
     assert whole.body == stream.body
     assert whole.headers["content-length"] == str(len(whole.body))
 
@@ -491,6 +516,7 @@ def test_formatters_have_their_own_fields_the_options_and_a_tokenizer_that_is_re
         found = json.loads(
             server.post({"question": "ab", "trace": "t", "parameters": parameters}).body
         )
+
         assert (found["trace"], found["seen"], found["stop_reason"]) == (
             "t",
             ["hello", "hello"],
@@ -499,10 +525,12 @@ def test_formatters_have_their_own_fields_the_options_and_a_tokenizer_that_is_re
         assert found["ids"] == [97, 98] and not found["has_transformers"], (
             "nor torch, which it brings"
         )
+
         asked = {
             "question": "ab",
             "count": True,
             "parameters": {"max_new_tokens": 3, "stop": ["zz"]},
         }
         found = json.loads(server.post(asked).body)
+
         assert found["seen"][-1] == 4 and found["decoded"] == "ab" and found["has_transformers"]

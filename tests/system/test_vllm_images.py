@@ -20,7 +20,8 @@ from tests.tiny_vision import png, tiny_vision_model, transformers_answer
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
 NUM_TOKENS = 12
-RED, BLUE = png((200, 30, 10)), png((10, 30, 200), width=32, height=32)
+RED = png((200, 30, 10))
+BLUE = png((10, 30, 200), width=32, height=32)
 PROMPT = "<|user|>What is<image><|end|><|assistant|>"
 EXACT = {"temperature": 0, "max_tokens": NUM_TOKENS, "ignore_eos": True}
 CHAT = "/v1/chat/completions"
@@ -91,9 +92,11 @@ def test_the_apis_of_chats_read_the_same_image(seeing: Server) -> None:
         "max_tokens": NUM_TOKENS,
     }
     answer = seeing.post(body | {"temperature": 0}, "/v1/messages")
+
     assert answer.status == 200 and said.startswith(
         json.loads(answer.body)["content"][0]["text"]
     ), answer.body
+
     parts = [
         {"type": "input_text", "text": "What is"},
         {"type": "input_image", "image_url": url(RED)},
@@ -104,6 +107,7 @@ def test_the_apis_of_chats_read_the_same_image(seeing: Server) -> None:
         "temperature": 0,
     }
     answer = seeing.post(body, "/v1/responses")
+
     assert answer.status == 200, answer.body
     assert said.startswith(json.loads(answer.body)["output"][0]["content"][0]["text"]), answer.body
 
@@ -142,11 +146,13 @@ def test_what_is_no_image_is_refused_by_its_place(seeing: Server) -> None:
     ):
         param, message = refusal(seeing.post({"messages": asking(*files)}, CHAT))
         assert param == "messages[0].content[2]" and words in message, message
+
     param, message = refusal(seeing.post({"messages": asking(*[RED] * 10)}, CHAT))
     assert (
         message == "messages must have at most 9 images (option.limit_mm_per_prompt), given 10"
         and param == "messages"
     )
+
     remote = [
         {
             "role": "user",
@@ -154,6 +160,7 @@ def test_what_is_no_image_is_refused_by_its_place(seeing: Server) -> None:
         }
     ]
     param, message = refusal(seeing.post({"messages": remote}, CHAT))
+
     assert param == "messages[0].content[0].image_url.url" and "fetches no image" in message
     assert chat(seeing, asking(RED))["usage"]["completion_tokens"] == NUM_TOKENS, (
         "the next one is answered"

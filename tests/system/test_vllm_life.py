@@ -26,8 +26,10 @@ def test_a_start_is_told_in_a_few_lines_of_our_form(inside: Server) -> None:
         for line in inside.log_lines()
         if "level" in line and "gave this process no time" not in line["message"]
     ]
+
     assert len(lines) < 20
     assert [line["message"] for line in lines if line["level"] != "INFO"] == []
+
     [ready] = [line for line in inside.log_lines() if line.get("event") == "ready"]
     assert {"import", "configuration", "weights", "kv cache", "kernels", "warm-up"} <= set(
         str(ready).split("'")

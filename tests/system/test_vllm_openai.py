@@ -32,8 +32,10 @@ def test_a_forced_call_has_the_form_of_its_function_s_parameters(wide: Server) -
 
     choice = chat(wide, tools=TOOLS, tool_choice="required", parallel_tool_calls=False)
     [call] = choice["message"]["tool_calls"]
+
     assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", None)
     assert call["function"]["name"] in ("weather", "clock")
+
     check_arguments(call["function"]["arguments"])
 
     check_arguments(chat(wide, response_format=FORM)["message"]["content"])

@@ -130,7 +130,8 @@ def avoids_what_was_said(name: str, value: float) -> Callable[[Server], None]:
 
 
 def shortens(wide: Server) -> None:
-    whole, short = ask(wide, **DETAILS), ask(wide, **DETAILS, max_new_tokens=5)
+    whole = ask(wide, **DETAILS)
+    short = ask(wide, **DETAILS, max_new_tokens=5)
     assert short["details"]["generated_tokens"] == 5 and ids(short) == ids(whole)[:5]
     assert short["details"]["finish_reason"] == "length"
 
@@ -206,15 +207,14 @@ def seed_that_ends(wide: Server) -> int:
     for seed in range(40):
         if ask(wide, **LONG, seed=seed)["details"]["finish_reason"] == "eos_token":
             return seed
+
     raise AssertionError("it never ends")
 
 
 def goes_on(wide: Server) -> None:
     seed = seed_that_ends(wide)
-    ended, longer = (
-        ask(wide, **LONG, seed=seed),
-        ask(wide, **LONG, seed=seed, ignore_eos_token=True),
-    )
+    ended = ask(wide, **LONG, seed=seed)
+    longer = ask(wide, **LONG, seed=seed, ignore_eos_token=True)
     num = len(ids(ended))
     assert ids(ended)[-1] == END_ID and ids(longer)[:num] == ids(ended)
     assert len(ids(longer)) == 400 > num and longer["details"]["finish_reason"] == "length"
@@ -357,6 +357,7 @@ def test_a_wrong_type_is_refused_by_name_and_the_next_one_works(wide: Server, na
         assert refusal(wide, {**SAMPLED, **DETAILS, name: value}).startswith(
             f"parameters.{name}"
         ), value
+
     assert text(wide, max_new_tokens=2)
 
 
@@ -374,6 +375,7 @@ def test_an_adapter_that_is_nowhere_is_refused_and_the_next_one_works(wide: Serv
     for adapter in ("/no/such/folder", "../../etc", 5):
         answer = post(wide, {}, adapters=adapter)
         assert answer.status == 424 and json.loads(answer.body)["error"].startswith("adapters ")
+
     assert text(wide, max_new_tokens=2)
 
 

@@ -55,6 +55,7 @@ def all_of(executor: Executor, request_id: int) -> list[Response]:
         batch = executor.await_responses(request_id, TIMEOUT_S)
         assert batch, "the request has no end"
         got += batch  # type: ignore[arg-type]
+
     return got
 
 
@@ -62,9 +63,11 @@ def test_two_ranks_answer_three_sequences_each_with_its_own_end(two_ranks: Execu
     sampling = SamplingConfig(temperature=1.0, seed=7, num_return_sequences=3)
     request_id = two_ranks.enqueue_request(Request(PROMPT, 12, True, sampling))
     results = [one.get_result() for one in all_of(two_ranks, request_id)]
+
     assert {one.sequence_index for one in results} == {0, 1, 2}
     assert sum(one.is_sequence_final for one in results) == 3
     assert [one.is_final for one in results] == [False] * (len(results) - 1) + [True]
+
     tokens = [
         [
             token
@@ -74,6 +77,7 @@ def test_two_ranks_answer_three_sequences_each_with_its_own_end(two_ranks: Execu
         ]
         for index in range(3)
     ]
+
     assert [len(one) for one in tokens] == [12] * 3 and tokens[0] != tokens[1]
 
 
@@ -93,11 +97,13 @@ def test_two_ranks_search_with_beams_of_two_widths_as_transformers_does(
     for request_id, request in zip(two_ranks.enqueue_requests(requests), requests, strict=True):
         [response] = all_of(two_ranks, request_id)
         result = response.get_result()
+
         assert (
             result.cum_log_probs is not None
             and result.is_sequence_final
             and result.sequence_index == 0
         )
+
         scores = [
             total / len(beam)
             for total, beam in zip(result.cum_log_probs, result.output_token_ids, strict=True)

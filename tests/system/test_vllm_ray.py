@@ -29,7 +29,8 @@ if (
 ):  # a mark would skip each test, after it has waited for the whole machine
     pytest.skip("scripts/install vllm ray was not run", allow_module_level=True)
 
-HEAD, FURTHER = "127.0.0.2", "127.0.0.3"
+HEAD = "127.0.0.2"
+FURTHER = "127.0.0.3"
 ON_RAY = (*SETTINGS, "option.tensor_parallel_degree=2", "option.distributed_executor_backend=ray")
 
 
@@ -42,6 +43,7 @@ def nodes() -> Iterator[list[Node]]:
         for address in (HEAD, FURTHER):
             nodes.append(Node(address, head).start())
             nodes[-1].wait_ready()
+
         yield nodes
     finally:
         for node in nodes:
@@ -66,9 +68,11 @@ def hurt(server: Server, pids: Iterable[int], within_s: float) -> None:
     with streaming(server, 4) as streams:
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
+
         hurt_s = time.monotonic()
         ends = [end_of(stream) for stream in streams]
         assert time.monotonic() - hurt_s < within_s
+
     assert all("engine" in last["error"] and last["code"] == 503 for last in ends), ends
     wait_until(lambda: server.ping() == 503, "/ping reports it")
 
@@ -140,6 +144,7 @@ def test_a_node_that_falls_silent_is_noticed_without_a_request(
     before = ranks(nodes)
     for pid in nodes[1].pids():
         os.kill(pid, signal.SIGSTOP)
+
     wait_until(lambda: server.ping() == 503, "/ping reports it", SILENT_S)
     nodes[1].kill()
     nodes[1].start().wait_ready()

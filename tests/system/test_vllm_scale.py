@@ -75,7 +75,8 @@ def nodes() -> Iterator[list[Server]]:
 
 def test_two_ranks_answer_as_one_does(apart: Server, inside: Server) -> None:
     assert {name: len(pids) for name, pids in family(apart).items()} == PROCESSES
-    two, one = apart.post(SHORT), inside.post(SHORT)
+    two = apart.post(SHORT)
+    one = inside.post(SHORT)
     assert one.status == two.status == 200
     assert one.lines == two.lines and len(one.lines[0]["generated_text"]) > 10
     folder = Path(apart.environ["TMPDIR"])
@@ -132,6 +133,7 @@ def test_two_nodes_answer_as_one_engine(nodes: list[Server]) -> None:
                 metrics = replicas.metrics()
                 if metrics["lmi_requests_waiting"] or metrics["lmi_requests_in_flight"] < 2:
                     streams.enter_context(replicas.connect(LONG))
+
                 return metrics["lmi_requests_running"] == 2
 
             wait_until(both_work, "both replicas work", 60)
@@ -159,13 +161,16 @@ def test_a_lost_node_ends_the_streams_and_both_nodes_start_again(
     with streaming(nodes[0], 4) as streams, Measurement(is_last=True).within(10):
         os.kill(nodes[lost].pid("lmi-engine"), signal.SIGKILL)
         ends = [end_of(stream) for stream in streams]
+
     assert all(last["code"] == 503 for last in ends), ends
+
     wait_until(
         lambda: not pids & {pid for node in nodes for pid in node.pids()},
         "no process of before is left",
     )
     wait_until(lambda: not any(map(os.path.exists, shared)), "nor what they shared")
     wait_until(lambda: [node.ping() for node in nodes] == [200, 200], "both nodes are back", BACK_S)
+
     assert nodes[0].post(SHORT).status == 200
 
 
@@ -174,6 +179,7 @@ def test_nothing_is_left_when_the_supervisors_are_killed(nodes: list[Server]) ->
     assert shared
     for node in nodes:
         os.kill(node.pid("lmi-supervisor"), signal.SIGKILL)
+
     wait_until(lambda: not any(node.pids() for node in nodes), "no process is left")
     wait_until(lambda: not any(map(os.path.exists, shared)), "nor what they shared")
 
@@ -195,6 +201,7 @@ def test_ray_is_asked_of_vllm_and_missed_by_name(tmp_path) -> None:
     )
     with launch(tmp_path) as server:
         assert server.wait(120) == 2
+
         words = server.last_words()["message"]
         assert "pip install ray" in words and "option.distributed_executor_backend" in words
         assert "Traceback" not in server.log.read_text()

@@ -11,22 +11,27 @@ WINDOW = "$__rate_interval"
 ON_TARGET = 'job=~"$job", instance=~"$instance"'
 ON_FLEET = 'job=~"$job", model_name=~"$model_name", instance=~"$instance"'
 ON_ENGINE = f'{ON_FLEET}, engine=~"$engine"'
-TTFT, ITL = "vllm:time_to_first_token_seconds", "vllm:inter_token_latency_seconds"
-TPOT, E2E = "vllm:request_time_per_output_token_seconds", "vllm:e2e_request_latency_seconds"
-QUEUE, ENDED, RUNNING = (
-    "vllm:request_queue_time_seconds",
-    "vllm:request_success_total",
-    "vllm:num_requests_running",
-)
-WAITING, BY_REASON = "vllm:num_requests_waiting", "vllm:num_requests_waiting_by_reason"
-USAGE, PREEMPTIONS = "vllm:kv_cache_usage_perc", "vllm:num_preemptions_total"
-HITS, LOOKED_UP = "vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"
+TTFT = "vllm:time_to_first_token_seconds"
+ITL = "vllm:inter_token_latency_seconds"
+TPOT = "vllm:request_time_per_output_token_seconds"
+E2E = "vllm:e2e_request_latency_seconds"
+QUEUE = "vllm:request_queue_time_seconds"
+ENDED = "vllm:request_success_total"
+RUNNING = "vllm:num_requests_running"
+WAITING = "vllm:num_requests_waiting"
+BY_REASON = "vllm:num_requests_waiting_by_reason"
+USAGE = "vllm:kv_cache_usage_perc"
+PREEMPTIONS = "vllm:num_preemptions_total"
+HITS = "vllm:prefix_cache_hits_total"
+LOOKED_UP = "vllm:prefix_cache_queries_total"
 PROMPT, CACHED, GENERATED = (
     *("vllm:prompt_tokens_total", "vllm:prompt_tokens_cached_total"),
     "vllm:generation_tokens_total",
 )
-SOURCES, STEPS = "vllm:prompt_tokens_by_source_total", "vllm:iteration_tokens_total"
-SLEEP, STARTED = "vllm:engine_sleep_state", "process_start_time_seconds"
+SOURCES = "vllm:prompt_tokens_by_source_total"
+STEPS = "vllm:iteration_tokens_total"
+SLEEP = "vllm:engine_sleep_state"
+STARTED = "process_start_time_seconds"
 LENGTHS = {
     "Prompt length": "vllm:request_prompt_tokens",
     "Output length": "vllm:request_generation_tokens",
@@ -39,16 +44,21 @@ LATENCIES = {
     "Queue time": QUEUE,
     **LENGTHS,
 }
-IS_5XX, IS_ERROR, IS_CAPACITY = 'status="5xx"', 'finished_reason="error"', 'reason="capacity"'
-IS_AWAKE, IS_DISCARDED = 'sleep_state="awake"', 'sleep_state="discard_all"'
-OF_INSTANCE, OF_ENGINE = "model_name, instance", "instance, engine"
+IS_5XX = 'status="5xx"'
+IS_ERROR = 'finished_reason="error"'
+IS_CAPACITY = 'reason="capacity"'
+IS_AWAKE = 'sleep_state="awake"'
+IS_DISCARDED = 'sleep_state="discard_all"'
+OF_INSTANCE = "model_name, instance"
+OF_ENGINE = "instance, engine"
 
 
 class Board:
     """Writes queries about the series that a dashboard selects."""
 
     def __init__(self, selector: str, window: str = WINDOW) -> None:
-        self.selector, self.window = selector, window
+        self.selector = selector
+        self.window = window
 
     def of(self, name: str, *more: str) -> str:
         return f"{name}{{{', '.join((self.selector, *more))}}}"
@@ -84,13 +94,12 @@ def divided(above: str, below: str, matching: str = "") -> str:
     return f"{above} / {matching} ({below} > 0)"
 
 
-FLEET, RANGE, ENGINE, TARGET = (
-    Board(ON_FLEET),
-    Board(ON_FLEET, "$__range"),
-    Board(ON_ENGINE),
-    Board(ON_TARGET),
-)
-LAST_5M, HTTP = Board(ON_ENGINE, "5m"), "http_requests_total"
+FLEET = Board(ON_FLEET)
+RANGE = Board(ON_FLEET, "$__range")
+ENGINE = Board(ON_ENGINE)
+TARGET = Board(ON_TARGET)
+LAST_5M = Board(ON_ENGINE, "5m")
+HTTP = "http_requests_total"
 UPTIME = "* on (job, instance) group_left (model_name) group by (job, instance, model_name)"
 
 
@@ -99,7 +108,8 @@ def within(name: str, bound: str) -> str:
 
 
 def distribution(name: str) -> str:
-    buckets, count = FLEET.of(f"{name}_bucket"), FLEET.of(f"{name}_count")
+    buckets = FLEET.of(f"{name}_bucket")
+    count = FLEET.of(f"{name}_count")
     whole = f"sum(increase({count}[$__range]))"
     return divided(f"sum by (le) (increase({buckets}[$__range]))", whole, "on () group_left ()")
 
@@ -223,7 +233,8 @@ SPECULATIVE = {
     "Tokens and drafts / s": [ENGINE.rate(name) for name in (RIGHT, DRAFTED, DRAFTS)],
     "Output from drafts": [ENGINE.ratio(RIGHT, GENERATED)],
 }
-SERVES, NOW = f"and on () count({FLEET.of(RUNNING)})", Board(ON_FLEET, "5m")
+SERVES = f"and on () count({FLEET.of(RUNNING)})"
+NOW = Board(ON_FLEET, "5m")
 AWAKE = FLEET.of_all("max", SLEEP, IS_AWAKE)
 FAILED = divided(NOW.rate(ENDED, IS_ERROR), NOW.rate(ENDED))
 SERVICE_STATUS = {

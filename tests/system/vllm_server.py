@@ -48,6 +48,7 @@ def family(server: Server) -> dict[str, list[int]]:
         with suppress(OSError):
             if os.getpgid(pid) == server.pid("lmi-engine"):
                 pids.setdefault(Path(f"/proc/{pid}/comm").read_text().strip(), []).append(pid)
+
     return pids
 
 
@@ -62,6 +63,7 @@ def segments(pids: Iterable[int]) -> set[str]:
         found.update(
             re.findall(r" (/dev/shm/\S+)$", Path(f"/proc/{pid}/maps").read_text(), re.MULTILINE)
         )
+
     return found
 
 
@@ -83,6 +85,7 @@ def hurt(
         os.kill(before[victim][0], signum)
         wait_until(lambda: server.ping() == 503, "/ping reports it")
         ends = [end_of(stream) for stream in streams]
+
     assert all("engine" in last["error"] and last["code"] == 503 for last in ends), ends
     wait_until(lambda: not pids_of(before) & set(server.pids()), "none of its processes is left")
     wait_until(lambda: not any(map(os.path.exists, shared)), "nor what they shared")
@@ -115,6 +118,7 @@ def streaming(server: Server, num_streams: int) -> Iterator[list[socket.socket]]
             if all_run(server, num_streams, before, deadline_s):
                 yield streams
                 return
+
         wait_until(
             lambda: server.metrics()["lmi_requests_in_flight"] == 0, "the others are cancelled", 60
         )
@@ -128,6 +132,7 @@ def all_run(server: Server, num_streams: int, before: Counter[str], deadline_s: 
         metrics = server.metrics()
         if metrics["lmi_requests_running"] == num_streams:
             return True
+
         ended = num_ended(metrics) - before
         is_wrong = ended.keys() - {
             "408",
@@ -139,8 +144,10 @@ def all_run(server: Server, num_streams: int, before: Counter[str], deadline_s: 
         if is_wrong or time.monotonic() > deadline_s:
             log = "\n".join(server.log.read_text().splitlines()[-100:])
             raise AssertionError(f"not all streams run; ended: {dict(ended)}; {metrics}\n{log}")
+
         if ended.keys() & {"408", "length"}:
             return False
+
         time.sleep(0.02)
 
 
@@ -161,6 +168,7 @@ def end_of(stream: socket.socket) -> dict[str, Any]:
     with HTTPResponse(stream) as response:
         response.begin()
         last: dict[str, Any] = json.loads(response.read().splitlines()[-1])
+
     return last
 
 
@@ -178,5 +186,6 @@ def refuses_a_grammar_and_leaves_no_raw_line(server: Server) -> None:
     for line in server.log_lines():
         assert {"ts", "level", "role", "message"} <= line.keys() or "event" in line
         assert '"message":' not in line.get("message", ""), "a line of our form is in another"
+
     roles = {line["role"] for line in server.log_lines() if "role" in line}
     assert "engine 0" in roles, roles

@@ -11,7 +11,9 @@ from lmi.text.tokenizer import Tokenizer
 from lmi.types import GenerationRequest, Token
 
 END = 0  # <|endoftext|>
-LENGTH, END_ID, STOP_WORDS = FinishReason.LENGTH, FinishReason.END_ID, FinishReason.STOP_WORDS
+LENGTH = FinishReason.LENGTH
+END_ID = FinishReason.END_ID
+STOP_WORDS = FinishReason.STOP_WORDS
 
 
 def answer(tokenizer: Tokenizer, min_tokens: int = 0, **asked: Any) -> AnswerText:
@@ -35,6 +37,7 @@ def read(text: AnswerText, ids: list[int], size: int, reason: FinishReason) -> l
         )
         if text.stop_string is not None:
             break
+
     return tokens
 
 
@@ -54,11 +57,13 @@ def test_the_pieces_are_the_text_up_to_the_stop_string(
 
 
 def test_tokens_carry_what_the_engine_said(byte_level: Tokenizer) -> None:
-    first, second = byte_level.encode("The"), byte_level.encode(" dog")
+    first = byte_level.encode("The")
+    second = byte_level.encode(" dog")
     ids = [first[0], second[0]]
     tokens = answer(byte_level).feed(
         ids, [-0.5, -1.5], [[TokenLogProb(ids[0], -0.5)], [TokenLogProb(END, -0.25)]]
     )
+
     assert [(token.id, token.log_prob, token.is_special) for token in tokens] == [
         (ids[0], -0.5, False),
         (ids[1], -1.5, False),
@@ -94,6 +99,7 @@ def test_a_token_without_text_in_the_answer_has_a_name(byte_level: Tokenizer, si
     """But part of a character has none, as in vLLM: its text is the whole character's."""
     ids = [*byte_level.encode("😀"), byte_level.encode("<|im_start|>")[0], END]
     tokens = read(answer(byte_level), ids, size, END_ID)
+
     assert [token.spelled_name for token in tokens] == [
         "",
         "",
@@ -105,6 +111,7 @@ def test_a_token_without_text_in_the_answer_has_a_name(byte_level: Tokenizer, si
 
     stop = byte_level.encode("b")[0]
     [token] = answer(byte_level, stop_token_ids=[stop]).feed([stop], finish_reason=STOP_WORDS)
+
     assert (token.text, token.spelled_name) == ("", "b")
 
 
@@ -130,7 +137,8 @@ def test_an_end_token_that_did_not_end_the_answer_is_an_ordinary_one(byte_level:
 def test_a_stop_token_has_no_text_unless_it_is_included(
     byte_level: Tokenizer, is_included: bool, expected: str
 ) -> None:
-    first, stop = byte_level.encode("a")[0], byte_level.encode("b")[0]
+    first = byte_level.encode("a")[0]
+    stop = byte_level.encode("b")[0]
     text = answer(byte_level, stop_token_ids=[stop], include_stop_str_in_output=is_included)
     tokens = text.feed([first]) + text.feed([stop], finish_reason=STOP_WORDS)
     assert (text_of(tokens), tokens[-1].is_special) == (expected, False)
@@ -189,16 +197,19 @@ def test_stop_strings_wait_for_min_tokens(byte_level: Tokenizer) -> None:
 def test_prompt_tokens_carry_their_log_probs(sentencepiece: Tokenizer) -> None:
     ids = sentencepiece.encode("The")
     alone = prompt_tokens(sentencepiece, ids, None)
+
     assert (text_of(alone), alone[0].text, alone[0].is_special, alone[-1].log_prob) == (
         "<s> The",
         "<s>",
         True,
         None,
     )
+
     positions = [
         PromptLogProb(None),
         *[PromptLogProb(-1.0, [TokenLogProb(2, -0.1)]) for _ in ids[1:]],
     ]
     tokens = prompt_tokens(sentencepiece, ids, positions)
+
     assert (tokens[0].log_prob, tokens[0].top) == (None, None)
     assert (tokens[1].log_prob, tokens[1].top) == (-1.0, [Token(2, "</s>", -0.1, True)])

@@ -77,10 +77,12 @@ def test_a_text_that_takes_too_long_fails_alone_and_nobody_waits_for_it(
         while not work.done():
             await asyncio.sleep(0.001)
             turns += 1
+
         with pytest.raises(
             GenerationFailed, match=r"gave up on this text: it took over 0\.2 s of CPU time"
         ):
             await work
+
         return turns
 
     assert len(POISON) < MAX_INLINE_CHARS
@@ -94,6 +96,7 @@ def test_a_text_that_grows_without_end_ends_another_process() -> None:
     encoder = confined.ConfinedEncoder(backend)
     with pytest.raises(GenerationFailed, match="took (too much memory|over)"):
         encoder.encode(4000 * "q", add_special_tokens=True, spells_special_tokens=False)
+
     assert encoder.encode("a", add_special_tokens=True, spells_special_tokens=False).ids
 
 
@@ -119,6 +122,7 @@ def test_a_process_that_was_killed_is_started_again(poisoned: Tokenizer) -> None
     os.kill(process.pid, signal.SIGKILL)
     with pytest.raises(GenerationFailed, match="gave up"):
         poisoned.encode("a")
+
     assert poisoned.encode("a") == byte_level_backend().encode("a").ids
     assert process_of(poisoned) is not process and process.returncode == -signal.SIGKILL
 
@@ -153,6 +157,7 @@ def test_the_process_ends_with_the_one_that_started_it(tmp_path: Path) -> None:
     deadline_s = time.monotonic() + 60
     while process.exists() and time.monotonic() < deadline_s:
         time.sleep(0.01)
+
     assert not process.exists()
 
 
@@ -181,5 +186,6 @@ def test_a_panic_writes_no_stack() -> None:
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, env=environ
     )
+
     assert "PanicException" in done.stderr
     assert "stack backtrace" not in done.stderr

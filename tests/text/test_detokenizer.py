@@ -47,11 +47,13 @@ def test_any_sentencepiece_tokens_stream_to_their_bytes(
         token = sentencepiece.token_name(token_id)
         if skip and token_id in sentencepiece.special_ids:
             return b""
+
         return bytes([token_id - 3]) if 3 <= token_id < 259 else token.replace("▁", " ").encode()
 
     prompt = sentencepiece.encode(PROMPT)
     text = "".join(stream(sentencepiece, prompt, ids, skip_special_tokens=skip))
     assert text == b"".join(map(data, ids)).decode(errors="replace")
+
     if "\ufffd" not in text:
         assert text == whole(sentencepiece, prompt, ids, skip)
 
@@ -62,7 +64,8 @@ def test_any_text_streams_to_what_the_library_decodes(
     request: pytest.FixtureRequest, kind: str, text: str
 ) -> None:
     tokenizer: Tokenizer = request.getfixturevalue(kind)
-    prompt, ids = tokenizer.encode(PROMPT), tokenizer.encode(text, add_special_tokens=False)
+    prompt = tokenizer.encode(PROMPT)
+    ids = tokenizer.encode(text, add_special_tokens=False)
     assert "".join(stream(tokenizer, prompt, ids)) == whole(tokenizer, prompt, ids, True)
 
 
@@ -72,10 +75,8 @@ def test_behind_a_prompt_without_text_the_answer_stands_at_the_start(
     request: pytest.FixtureRequest, kind: str, text: str
 ) -> None:
     tokenizer: Tokenizer = request.getfixturevalue(kind)
-    prompt, ids = (
-        sorted(tokenizer.special_ids)[:1],
-        tokenizer.encode(text, add_special_tokens=False),
-    )
+    prompt = sorted(tokenizer.special_ids)[:1]
+    ids = tokenizer.encode(text, add_special_tokens=False)
     assert "".join(stream(tokenizer, prompt, ids)) == tokenizer.decode(
         ids, skip_special_tokens=True
     )
@@ -129,6 +130,7 @@ def test_spaces_between_special_tokens_follow_the_decoder_or_are_left_out() -> N
     tokenizer = Tokenizer(backend)
     pieces = stream(tokenizer, [0], [2, 3, 1, 2, 3], skip_special_tokens=False)
     assert "".join(pieces) == " <x> <y> b <x> <y>"
+
     pieces = stream(
         tokenizer,
         [0],
@@ -136,4 +138,5 @@ def test_spaces_between_special_tokens_follow_the_decoder_or_are_left_out() -> N
         skip_special_tokens=False,
         spaces_between_special_tokens=False,
     )
+
     assert "".join(pieces) == " <x><y> b <x><y>"

@@ -22,6 +22,7 @@ def first_stop(text: str, stops: list[str]) -> tuple[str, str | None]:
         if found:
             longest = max(found, key=len)
             return text[: end - len(longest)], longest
+
     return text, None
 
 
@@ -50,6 +51,7 @@ def test_only_a_possible_stop_string_is_held_back(stops: list[str], pieces: list
         released += stop.feed(piece)
         if stop.matched is not None:
             return
+
         beginnings = [n for s in stops for n in range(1, len(s)) if seen.endswith(s[:n])]
         assert released == seen[: len(seen) - max(beginnings, default=0)]
 

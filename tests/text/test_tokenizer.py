@@ -38,6 +38,7 @@ def save(folder: Path, backend: tokenizers.Tokenizer, **files: dict[str, Any]) -
     backend.save(str(folder / "tokenizer.json"))
     for name, value in files.items():
         (folder / f"{name}.json").write_text(json.dumps(value))
+
     return folder
 
 
@@ -48,7 +49,8 @@ def test_a_folder_saved_by_transformers_gives_the_same_ids(
     PreTrainedTokenizerFast(
         tokenizer_object=make(), eos_token="</s>", pad_token="<pad>"
     ).save_pretrained(tmp_path)
-    theirs, ours = PreTrainedTokenizerFast.from_pretrained(tmp_path), Tokenizer.load(tmp_path)
+    theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    ours = Tokenizer.load(tmp_path)
     assert [ours.encode(text) for text in TEXTS] == [theirs(text).input_ids for text in TEXTS]
     assert ours.eos_ids == (theirs.eos_token_id,)
     assert ours.vocab_size == len(theirs)
@@ -92,7 +94,8 @@ def test_tokenizer_config_means_what_it_means_to_transformers(
     tmp_path: Path, config: dict[str, Any]
 ) -> None:
     folder = save(tmp_path, byte_level_backend(), tokenizer_config=config)
-    theirs, ours = PreTrainedTokenizerFast.from_pretrained(folder), Tokenizer.load(folder)
+    theirs = PreTrainedTokenizerFast.from_pretrained(folder)
+    ours = Tokenizer.load(folder)
     assert [ours.encode(text) for text in TEXTS] == [theirs(text).input_ids for text in TEXTS]
     hidden = {i for i in range(len(theirs)) if not theirs.decode([i], skip_special_tokens=True)}
     assert (
@@ -146,6 +149,7 @@ def test_a_broken_file_is_named_in_one_line(tmp_path: Path, name: str, content: 
     file.write_text(content)
     with pytest.raises(ModelUnusable) as caught:
         Tokenizer.load(tmp_path)
+
     assert str(file) in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -167,6 +171,7 @@ def test_a_config_of_odd_types_is_named_in_one_line(tmp_path: Path, config: dict
 def test_a_folder_without_a_tokenizer_says_what_was_looked_for(tmp_path: Path) -> None:
     with pytest.raises(ModelUnusable, match=r"tokenizer\.json is missing"):
         Tokenizer.load(tmp_path)
+
     with pytest.raises(ModelUnusable, match="no such folder"):
         Tokenizer.load(tmp_path / "nowhere")
 
@@ -179,7 +184,9 @@ def test_a_slow_tokenizer_is_converted_in_a_process_of_its_own(tmp_path: Path) -
         "eos_token": "<|endoftext|>",
     }
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    theirs, ours = GPT2Tokenizer.from_pretrained(tmp_path), Tokenizer.load(tmp_path)
+    theirs = GPT2Tokenizer.from_pretrained(tmp_path)
+    ours = Tokenizer.load(tmp_path)
+
     assert [ours.encode(text) for text in TEXTS] == [theirs(text).input_ids for text in TEXTS]
     assert ours.eos_ids == (0,)
 
@@ -270,6 +277,7 @@ def test_a_long_text_does_not_hold_up_the_event_loop(byte_level: Tokenizer) -> N
         while not work.done():
             await asyncio.sleep(0.001)
             turns += 1
+
         return turns
 
     assert asyncio.run(count_turns()) > 20
@@ -286,12 +294,15 @@ def test_many_short_texts_at_once_do_not_hold_up_the_event_loop(byte_level: Toke
             start_s = time.perf_counter()
             await asyncio.sleep(0)
             longest_s = max(longest_s, time.perf_counter() - start_s)
+
         assert await work == [byte_level.encode(texts[0])] * len(texts)
+
         return longest_s
 
     start_s = time.perf_counter()
     for text in texts:
         byte_level.encode(text)
+
     assert asyncio.run(longest_turn_s()) < (time.perf_counter() - start_s) / 2
 
 
@@ -300,6 +311,7 @@ def test_a_panic_of_the_library_fails_this_text_alone(length: int) -> None:
     tokenizer = Tokenizer(poisoned_backend())
     with pytest.raises(GenerationFailed, match="tokenizer gave up.*retry-limit"):
         asyncio.run(tokenizer.encode_async("ac" * (length // 2) + "!"))
+
     assert asyncio.run(tokenizer.encode_async("world"))
 
 
@@ -317,6 +329,7 @@ def test_a_token_by_itself_reads_as_it_does_inside_a_text(
             "".join(tokenizer.token_text(i) for i in ids if i not in tokenizer.special_ids).strip()
             == "The lazy dog"
         )
+
     assert sentencepiece.token_text(1) == "<s>"
     assert byte_level.token_text(byte_level.encode("👀")[0]) == "\ufffd"
     assert byte_level.token_text(10_000) == ""

@@ -23,7 +23,8 @@ from lmi.tracing import Exporter
 from tests.scripted import Host, host, wait_until
 
 trace_service_pb2 = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
-TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+CALLER = "b7ad6b7169203331"
 PARENT = {"traceparent": f"00-{TRACE}-{CALLER}-01", "x-request-id": "request-1"}
 PHASES = ["queue", "prefill", "decode"]
 
@@ -48,6 +49,7 @@ class Collector:
             ).resource_spans:
                 self.resources.append(values(batch.resource))
                 self.spans += [span for scope in batch.scope_spans for span in scope.spans]
+
         return self.status
 
     def span(self, name: str) -> Any:
@@ -136,6 +138,7 @@ def test_a_request_is_a_span_of_its_callers_trace_with_queue_prefill_and_decode(
     stream: bool, collector: Collector, lmi: Host
 ) -> None:
     assert complete(lmi, "say hello", stream=stream, temperature=0.5, n=1) == 200
+
     root = collector.span("POST /v1/completions")
     assert (root.trace_id.hex(), root.parent_span_id.hex()) == (TRACE, CALLER)
     assert values(root) == {
@@ -145,9 +148,11 @@ def test_a_request_is_a_span_of_its_callers_trace_with_queue_prefill_and_decode(
         "url.path": "/v1/completions",
         "http.route": "/v1/completions",
     }
+
     [answer] = collector.below(root)
     said = values(answer)
     latencies = {name: said.pop(name) for name in list(said) if name.startswith("gen_ai.latency.")}
+
     assert answer.name == "text_completion scripted"
     assert said == {
         "gen_ai.operation.name": "text_completion",
@@ -167,11 +172,14 @@ def test_a_request_is_a_span_of_its_callers_trace_with_queue_prefill_and_decode(
         "gen_ai.usage.completion_tokens": 6,
         "gen_ai.usage.cache_read.input_tokens": 0,
     }
+
     phases = collector.below(answer)
     assert [phase.name for phase in phases] == PHASES
+
     moments = [
         moment for span in phases for moment in (span.start_time_unix_nano, span.end_time_unix_nano)
     ]
+
     assert moments == sorted(moments) and moments[1:5:2] == moments[2:5:2]
     assert root.start_time_unix_nano <= moments[0] and moments[-1] <= root.end_time_unix_nano
     assert all(seconds >= 0 for seconds in latencies.values())
@@ -203,17 +211,20 @@ def test_a_failure_shows_its_label_and_only_one_of_the_server_is_an_error(
     collector: Collector, lmi: Host
 ) -> None:
     assert complete(lmi, "fail ab") == 500
+
     failed = collector.span("POST /v1/completions")
     assert (values(failed)["error.type"], failed.status.code) == (
         "generation_failed",
         failed.status.STATUS_CODE_ERROR,
     )
+
     [answer] = collector.below(failed)
     assert (values(answer)["gen_ai.response.finish_reasons"], answer.status.code) == (
         ["error"],
         failed.status.code,
     )
     assert lmi.post({"inputs": 5})[0].status == 424
+
     refused = collector.span("POST /invocations")
     assert (values(refused)["error.type"], refused.status.code) == ("malformed_request", 0)
     assert collector.below(refused) == []
@@ -224,6 +235,7 @@ def test_paths_of_one_route_have_one_name_and_probes_no_trace(
 ) -> None:
     for path in ("/ping", "/metrics", "/nowhere/1"):
         lmi.send("GET", path)
+
     lmi.post({"inputs": "say a"}, "/predictions/scripted")
     assert collector.span("POST /predictions/{model}")
     assert [span.name for span in collector.spans if span.kind == span.SPAN_KIND_SERVER] == [
@@ -248,10 +260,13 @@ def test_while_the_collector_is_away_traces_are_lost_counted_and_told_once(
         for number in (1, 2):
             assert complete(lmi, "say a") == 200
             wait_until(lambda number=number: record.num_lost_traces == number)
+
         collector.status = 200
         assert complete(lmi, "say a") == 200
         assert collector.span("POST /v1/completions")
+
         wait_until(lambda: len(caplog.messages) >= 2)
+
     assert caplog.messages == [
         f"{collector.url} takes no traces: they are lost, and counted, until it does",
         f"{collector.url} takes traces again",
@@ -266,12 +281,15 @@ def test_a_collector_that_hangs_holds_up_neither_requests_nor_the_end(
     collector.is_open.clear()
     with traced(collector, tmp_path, 0.01, max_waiting=2) as lmi:
         assert complete(lmi, "say a") == 200
+
         wait_until(lambda: collector.num_asked)
         for _ in range(5):
             assert complete(lmi, "say a") == 200
+
         wait_until(
             lambda: lmi.server_block.frontends[0].num_lost_traces == 3
         )  # a trace is added behind its answer
+
     assert not collector.is_open.is_set()
 
 
@@ -301,4 +319,5 @@ def test_the_last_traces_are_sent_when_the_server_ends(
 ) -> None:
     with traced(collector, tmp_path, 400) as lmi:
         assert complete(lmi, "say a") == 200
+
     assert collector.span("POST /v1/completions")

@@ -41,6 +41,7 @@ def test_a_formatter_is_called_once_for_each_token_and_told_the_last() -> None:
         UserCode(UserCodeConfig(path=str(FILES / "formatter" / "model.py"))), 3, "prompt"
     )
     assert feed(written, []) == b""
+
     lines = feed(written, [(1, "a", -0.5), (2, "b", None)]).decode().splitlines()
     assert [json.loads(line)["token_text"] for line in lines] == ["a", "b"]
     assert json.loads(feed(written, [], "stop_sequence")) == {

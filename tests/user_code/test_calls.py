@@ -44,6 +44,7 @@ class CountingModel:
             yield Head(200, "", {})
             yield b"x" * (2 * MAX_CHUNK_BYTES + 1)
             return
+
         try:
             yield Head(200, "a/b", {"x": "y"}, True)
             yield from self._numbers(int(body))
@@ -63,7 +64,8 @@ class CountingModel:
 async def working(
     folder: Path,
 ) -> AsyncIterator[tuple[UserCodeWorkers, CountingModel, asyncio.Server]]:
-    model, path = CountingModel(), str(folder / "code.sock")
+    model = CountingModel()
+    path = str(folder / "code.sock")
     record = Block.create(folder / "state", 0, 0, 1).formatters[0]
     thread = CodeThread(record)
     server = await asyncio.get_running_loop().create_unix_server(
@@ -87,6 +89,7 @@ async def all_of(call: Call) -> list[Head | bytes]:
     messages = []
     while (message := await call.take()) is not None:
         messages.append(message)
+
     return messages
 
 
@@ -101,6 +104,7 @@ def test_calls_come_back_whole_and_are_worked_on_one_after_the_other(tmp_path: P
         async with working(tmp_path) as (workers, model, _):
             calls = [await workers.begin(handle(b"100")) for _ in range(3)]
             head, *pieces = await all_of(calls[0])
+
             assert head == Head(200, "a/b", {"x": "y"}, True)
             assert len(pieces) == 100
             assert model.num_made <= 100 + WINDOW + 1, (
@@ -119,8 +123,10 @@ def test_code_makes_no_more_than_a_window_ahead_of_its_reader(tmp_path: Path) ->
             await until(lambda: model.num_made > WINDOW)
             await asyncio.sleep(0.05)
             assert model.num_made == WINDOW + 1, "one more waits for room"
+
             call.close()
             await until(lambda: model.num_closed == 1)
+
             assert len(await all_of(await workers.begin(handle(b"3")))) == 4, (
                 "the thread is free for the next"
             )
@@ -150,11 +156,13 @@ def test_what_the_code_raises_ends_the_call_and_what_was_sent_after_it_is_ignore
             call.send(Feed(0, [], "length"))
             with pytest.raises(UserCodeFailed, match="KeyError: 'p'"):
                 await call.take()
+
             with pytest.raises(UserCodeFailed, match="ValueError"):
                 await all_of(await workers.begin(handle(b"no number")))
 
     asyncio.run(scenario())
     raised = [record.exc_info[0] for record in caplog.records if record.exc_info]
+
     assert raised == [KeyError, ValueError], "the Feed after the failure did nothing"
 
 
@@ -168,6 +176,7 @@ def test_a_worker_that_goes_ends_its_calls_and_takes_no_more(tmp_path: Path) -> 
             workers.open[0].close()
             with pytest.raises(EngineLost):
                 await all_of(call)
+
             await until(lambda: not workers.open)
             with pytest.raises(Unavailable, match="not ready: lost"):
                 await workers.begin(handle(b"1"))
@@ -184,6 +193,7 @@ def test_nonsense_on_the_socket_closes_the_connection(tmp_path: Path) -> None:
                 assert await reader.read() == b""
             except ConnectionResetError:
                 pass
+
             writer.close()
             assert len(await all_of(await workers.begin(handle(b"2")))) == 3, (
                 "the others are served on"

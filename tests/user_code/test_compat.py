@@ -75,6 +75,7 @@ def test_functions_that_are_not_here_say_so_when_they_are_called() -> None:
 
     with pytest.raises(NotImplementedError, match="huggingface.handle is not here"):
         handle(None)
+
     with pytest.raises(NotImplementedError, match="huggingface._service is not here"):
         _service.inference(None)
 
@@ -94,6 +95,7 @@ def handle(inputs):
 """  # noqa: E501
     loaded = model(tmp_path, source)
     assert answer(loaded, b'{"text": "a"}')[1] == [b"a"]
+
     with pytest.raises(
         NotImplementedError,
         match="HuggingFaceService is not here: lmi serves models by its own engines",
@@ -113,6 +115,7 @@ def predict(x, model): pass
 def handle(inputs): return Output()
 """
     model(tmp_path, source)
+
     assert "load is never called here, it is for scikit-learn and XGBoost" in caplog.text
     assert "predict is never called here" in caplog.text
 
@@ -128,6 +131,7 @@ async def handle(inputs):
 """  # noqa: E501
     loaded = model(tmp_path, source)
     loaded.begin()
+
     assert json.loads(answer(loaded, b'{"inputs": "a"}')[1][0]) == [[1, ""], [1, "a"]]
 
 
@@ -173,9 +177,11 @@ def test_an_asynchronous_handler_answers_whole(tmp_path: Path) -> None:
     loaded = model(tmp_path, STREAMED)
     loaded.begin()
     head, pieces = answer(loaded, '{"text": "ä"}'.encode())
+
     assert head == Head(200, "application/json", {"x-a": "b"}) and pieces == [
         '{"text": "ä"}\n'.encode()
     ]
+
     head, pieces = answer(loaded, b'{"error": "no luck", "code": 429}')
     assert head.status == 429 and [json.loads(piece) for piece in pieces] == [
         {"error": "no luck", "code": 429}
@@ -206,11 +212,13 @@ ended = []
 """
     loaded = model(tmp_path, source)
     assert answer(loaded) == (Head(200, "text/plain", {}, is_streaming=True), [b"a", b"b", b"c"])
+
     with closing(loaded.handle({}, {}, b"")) as pieces:
         assert [next(pieces), next(pieces)] == [
             Head(200, "text/plain", {}, is_streaming=True),
             b"a",
         ]
+
     assert loaded._handle.__globals__["ended"] == ["c", "a"], "a client that left ends it"
 
 
@@ -266,6 +274,7 @@ def test_a_handler_for_a_service_of_the_reference_loads_in_the_first_call_and_an
     loaded = user_code(FILES / "async_service" / "model.py", options)
     loaded.begin()
     assert "TypeError" in caplog.text
+
     head, [body] = answer(loaded, b'{"inputs": {"nested": 1}}')
     assert (head.status, head.media_type) == (200, "application/json")
     assert json.loads(body) == {"custom_handler_used": True, "generated_text": "1", "model": "mine"}

@@ -188,10 +188,13 @@ def test_sigterm_ends_it_and_pip_within_two_seconds(
             with measurement.within(2):
                 process.send_signal(signal.SIGTERM)
                 process.communicate(timeout=TIMEOUT_S)
+
             assert process.returncode == 128 + signal.SIGTERM
+
             connection.settimeout(TIMEOUT_S)
             while connection.recv(4096):  # pip has ended, so its connection does
                 pass
+
     assert not place.folder.exists() and place.left_over() == []
 
 

@@ -32,6 +32,7 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
             if "\n" in code:
                 path = tmp_path / "model.py"
                 path.write_text(code)
+
             config = UserCodeConfig(
                 path=str(path),
                 input_formatter="" if "@input_formatter" in path.read_text() else None,
@@ -54,6 +55,7 @@ def ask(
 def test_a_formatter_without_the_old_annotation_gets_the_finished_answer_once(serve: Serve) -> None:
     response, body = ask(serve("response"), "say ab")
     answer = json.loads(body)
+
     assert (response.status, response.getheader("content-type")) == (200, "application/json")
     assert body.endswith(b"}\n")
     assert answer["generated_text"] == "ab" and answer["original_length"] == 2
@@ -80,6 +82,7 @@ def test_the_finished_answer_has_details_and_the_prompt_where_they_are_asked_for
     }
     answer = json.loads(ask(serve("response"), "say a", parameters=parameters)[1])
     assert answer["generated_text"] == "say aa"
+
     details = answer["details"]
     assert (details["finish_reason"], details["generated_tokens"], details["inputs"]) == (
         "eos_token",
@@ -127,6 +130,7 @@ def test_the_output_formatter_finds_the_object_that_the_input_formatter_made(ser
     }
     _, body = server.post({"question": "say abcd", "trace": "t1", "parameters": parameters})
     found = json.loads(body)
+
     assert (found["type"], found["trace"], found["seen"]) == ("MyInput", "t1", ["hello", "hello"])
     assert found["ids"] == found["prompt"] == list(b"say abcd")
     assert found["top"] == [[97, 98]] * 3
@@ -179,6 +183,7 @@ def write(response):
     )
     response, body = server.post({"inputPrompt": "run ab"})
     assert (response.getheader("content-type"), body) == ("application/json", b'{"text": "ab"}\n')
+
     response, body = server.post({"inputPrompt": ["run ab", "run cd", "run ef"]})
     assert response.getheader("content-type") == "application/json"
     assert json.loads(body) == [{"text": "ab"}, "plain cd\n", {"text": "ef"}] and body.endswith(
@@ -201,10 +206,12 @@ def write(output: TextGenerationOutput):
         enable_streaming=True,
     )
     assert ask(server, "run ab")[1] == b"ABA\n"
+
     response, body = server.post(
         {"inputs": ["run ab", "run cd"], "parameters": {"max_new_tokens": 30}}
     )
     lines = [json.loads(line)["outputs"] for line in body.splitlines()]
+
     assert response.getheader("content-type") == "application/jsonlines"
     assert ["".join(texts) for texts in zip(*lines, strict=True)] == ["AB" * 15, "CD" * 15]
     assert len(lines) <= 30 + 3, "a step of both is one line"
@@ -240,9 +247,11 @@ def write(response):
     raise OutOfMemoryError("CUDA out of memory")
 """)
     response, body = ask(server, "large")
+
     assert (response.status, json.loads(body)["code"]) == (507, 507) and "no room" in json.loads(
         body
     )["error"]
+
     response, body = ask(server, "say a")
     assert response.status == 507 and "CUDA out of memory" in json.loads(body)["error"]
 
@@ -263,22 +272,27 @@ def test_a_formatter_is_given_openais_responses_too_where_the_path_has_no_form_o
     server = serve("completion", chat_template="say {{ messages[0].content }}")
     completion = {"prompt": "say ab", "max_tokens": 2}
     chat = {"messages": [{"role": "user", "content": "ab"}], "max_tokens": 2}
+
     assert json.loads(server.post(completion)[1])["choices"][0]["text"] == "AB"
     assert json.loads(server.post(completion, "/v1/completions")[1])["choices"][0]["text"] == "ab"
     assert json.loads(server.post(chat)[1])["choices"][0]["message"]["content"] == "message"
+
     response, body = server.post({**completion, "stream": True})
     chunks = [
         json.loads(line.removeprefix(b"data: ")) for line in body.splitlines() if b"{" in line
     ]
+
     assert (
         response.status == 200 and "".join(chunk["choices"][0]["text"] for chunk in chunks) == "AB"
     )
+
     body = server.post({**chat, "stream": True})[1]
     texts = [
         json.loads(line[line.index(b"{") :])["choices"][0]["delta"]
         for line in body.splitlines()
         if b"{" in line
     ]
+
     assert {"content": "delta"} in texts and b'"ab"' not in body
 
 
@@ -302,10 +316,12 @@ def write(response):
     raise ValueError("cannot write")
 """)
     response, body = server.post({"prompt": "say ab", "max_tokens": 2})
+
     assert (
         response.status == 424
         and "ValueError: cannot write" in json.loads(body)["error"]["message"]
     )
+
     wait_until(lambda: not any(connection.calls for connection in server.user_code.alive))
 
 
@@ -323,6 +339,7 @@ def test_nothing_is_left_of_a_call_when_its_answer_is_over(serve: Serve) -> None
     server = serve("own_fields", {"greeting": ""})
     for body in ({"question": "say a"}, {"question": ""}, {"question": "fail a"}, {"q": 1}):
         server.post(body)
+
     wait_until(lambda: server.executor.num_active == 0)
     assert server.user_code is not None
     wait_until(lambda: not any(connection.calls for connection in server.user_code.alive))
@@ -343,6 +360,7 @@ def write(output: TextGenerationOutput):
     lines = b'{"question": "ab"}\n{"inputs": "x"}\n{"question": "c", "stream": true}\n'
     response, body = server.post(lines, headers={"content-type": "application/x-ndjson"})
     assert response.status == 200
+
     first, refused, last = (json.loads(line) for line in body.splitlines())
     assert (first, last) == ("AB", "C")
     assert refused["code"] == 424 and "the input formatter failed: KeyError" in refused["error"]
@@ -362,4 +380,5 @@ def read(decoded_payload: dict) -> dict:
     answer = server.post(
         {"requestType": "summary"}, headers={"x-amzn-sagemaker-session-id": session}
     )[1]
+
     assert json.loads(answer) == {"generated_text": "summary"}

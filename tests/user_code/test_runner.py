@@ -91,6 +91,7 @@ def handle(inputs: Input):
     loaded = model(tmp_path, source, {"a": "b"}, handler="handle")
     _, body = answer(loaded, b'{"x": 1}', **{"Content-Type": "a/b"})
     assert json.loads(body) == [{"x": 1}, "1", "a/b", ["data", "q"], True, None, None]
+
     with pytest.raises(RuntimeError, match="loaded with b"):
         loaded.begin()
 
@@ -105,6 +106,7 @@ def handle(inputs):
     loaded = model(tmp_path, source, handler="handle")
     with closing(loaded.handle({}, {}, b"")) as pieces:
         assert [next(pieces), next(pieces)][1] == b"a"
+
     answer(loaded)
     assert sys.modules["model"].done == [0, 1]
 
@@ -177,6 +179,7 @@ def handle(inputs):
     kind = {"content-type": "multipart/form-data; boundary=cut"}
     _, body = answer(loaded, MULTIPART + b"--cut--\r\n", **kind)
     assert json.loads(body) == [["data", "image", "q"], {"a": 1}, b"\x89PNG\r\n".hex(), "1"]
+
     with pytest.raises(ValueError, match="ends before its last boundary"):
         answer(loaded, MULTIPART, **kind)
 

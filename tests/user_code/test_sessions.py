@@ -45,6 +45,7 @@ def test_a_value_that_json_cannot_hold_is_refused_and_the_old_one_stays(tmp_path
     session.put("a", 1)
     with pytest.raises(TypeError, match="not JSON serializable"):
         session.put("a", object())
+
     assert session.get("a") == 1
 
 
@@ -61,16 +62,21 @@ def test_a_key_never_becomes_a_path(tmp_path: Path, key: str) -> None:
 
 def test_a_session_that_is_closed_is_gone_with_its_files(tmp_path: Path) -> None:
     sessions = manager(tmp_path)
-    first, second = sessions.create_session(), sessions.create_session()
+    first = sessions.create_session()
+    second = sessions.create_session()
     sessions.close_session(first.session_id)
     assert second.remove()
+
     for session in (first, second):
         with pytest.raises(ValueError, match="session not found"):
             sessions.get_session(session.session_id)
+
         with pytest.raises(ValueError, match="session not found"):
             sessions.close_session(session.session_id)
+
     with pytest.raises(ValueError, match="does not exist"):
         second.remove()
+
     with pytest.raises(ValueError, match="invalid session_id: None"):
         sessions.close_session(None)
 

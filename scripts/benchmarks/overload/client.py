@@ -66,7 +66,9 @@ class Clients:
             since_s, connection = self._idle.pop()
             if connection.is_open and time.perf_counter() - since_s < MAX_IDLE_S:
                 return connection
+
             connection.close()
+
         loop = asyncio.get_running_loop()
         _, connection = await loop.create_connection(
             Connection, self._target.host, self._target.port
@@ -86,6 +88,7 @@ class Clients:
             asked.has_left = True
         except OSError as error:
             asked.reason = repr(error)
+
         asked.end_s = time.perf_counter()
         if connection:
             asked.answer = connection.answer
@@ -93,6 +96,7 @@ class Clients:
                 connection.close()
             else:
                 self._idle.append((asked.end_s, connection))
+
         return asked
 
     async def offer(self, asks: Sequence[Ask], times_s: Sequence[float], patience_s: float) -> None:
@@ -119,12 +123,14 @@ class Clients:
             asked = await self.ask(next(user.asks), now_s, until_s + patience_s)
             if asked.has_left:
                 return
+
             pause_s = user.pause_s
             if asked.answer.status in REFUSALS:
                 found = RETRY_AFTER.search(asked.answer.body)
                 pause_s = min(user.max_retry_s, max(MIN_RETRY_S, float(found[1]) if found else 0.0))
             elif asked.answer.status != 200:
                 pause_s = MIN_RETRY_S
+
             await asyncio.sleep(min(pause_s, max(0.0, until_s - time.perf_counter())))
 
     async def ping(self) -> None:
@@ -132,19 +138,23 @@ class Clients:
         too.
         """
         payload = f"GET {self._target.health} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
-        due_s, connection = time.perf_counter(), None
+        due_s = time.perf_counter()
+        connection = None
         try:
             while True:
                 try:
                     async with asyncio.timeout(PING_TIMEOUT_S):
                         connection = connection or await self.connection()
                         await connection.send(payload)
+
                     self.num_bad_pings += connection.answer.status != 200
                 except OSError:  # TimeoutError too
                     self.num_bad_pings += 1
                     if connection:
                         connection.close()
+
                     connection = None
+
                 self.pings_s.append(time.perf_counter() - due_s)
                 due_s += PING_EVERY_S
                 await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
@@ -168,21 +178,26 @@ def run(target: Target, door: Door, load: Callable[[Clients], Coroutine[Any, Any
         pinging.cancel()
         with suppress(asyncio.CancelledError):
             await pinging
+
         clients.close()
         return start_s
 
     gc.collect()
     gc.disable()
-    meter, cpu_from_s, from_s = Meter(target.roles()), time.process_time(), time.perf_counter()
+    meter = Meter(target.roles())
+    cpu_from_s = time.process_time()
+    from_s = time.perf_counter()
     try:
         with realtime(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             start_s = runner.run(with_pings())
     finally:
         gc.enable()
+
     driver_cores = (time.process_time() - cpu_from_s) / (time.perf_counter() - from_s)
     foreign_cores = math.nan
     with suppress(FileNotFoundError):  # a process of the server has ended meanwhile
         foreign_cores = meter.stop()[1] if target.pid else math.nan
+
     return Phase(
         records=[door.record(asked, start_s) for asked in clients.asked],
         pings_s=clients.pings_s,

@@ -79,7 +79,9 @@ def main() -> None:
     names = given.only.split(",") if given.only else list(servers)
     if unknown := set(names) - set(servers):
         parser.error(f"no such server: {', '.join(sorted(unknown))}")
-    plan, notes = QUICK if given.quick else WHOLE, []
+
+    plan = QUICK if given.quick else WHOLE
+    notes = []
     found = json.loads(RESULTS.read_text()) if given.only and RESULTS.exists() else {}
     for name in names:
         print(f"{name} ...", file=sys.stderr, flush=True)
@@ -89,6 +91,7 @@ def main() -> None:
         RESULTS.parent.mkdir(parents=True, exist_ok=True)
         RESULTS.write_text(json.dumps(found) + "\n")
         print(f"{name}\n\n{loads_table(parts['load'])}\n", flush=True)
+
     text = table(
         {server.title: found[name]["figures"] for name, server in servers.items() if name in found}
     )
@@ -106,6 +109,7 @@ def measured(contestant: Contestant, plan: Plan) -> tuple[Figures, str]:
     with started(contestant.kind, contestant.flags) as target:
         run = Run(target, Door("openai", target.model, dict(CLIENT)), plan)
         found = measure(run, PARTS, LOADS)
+
     return found, closing(run, found)
 
 

@@ -72,6 +72,7 @@ def started(kind: str, flags: Sequence[str]) -> Iterator[Target]:
             *place,
         ]
         command += ["--log-level", "WARNING", "--set", "trust_fairness_id=true", *flags]
+
     with servers.process(
         command, port, ENVIRON | LMI_ENVIRON.get(kind, {}), "/health", READY_S
     ) as server:
@@ -83,6 +84,7 @@ def running(url: str, model: str = "", pid: int | None = None) -> Target:
     parts = urlsplit(url)
     if parts.scheme != "http" or not parts.hostname:
         raise ValueError(f"the URL must be http://HOST:PORT, given {url}")
+
     root = f"http://{parts.netloc}"
     health = next(
         (path for path in ("/ping", "/health", "/v1/models") if _get(root + path) is not None),
@@ -104,6 +106,7 @@ def model_35m() -> str:
             check=True,
             cwd=ROOT,
         )
+
     return str(folder)
 
 
@@ -176,19 +179,22 @@ class Door:
             parameters = {"max_new_tokens": num_tokens, "ignore_eos_token": True}
             body = {"inputs": prompts[0], "stream": True, "parameters": parameters}
             num_prompts = num_choices = 1  # what a stream of this API has
+
         headers = {name: value.format(tenant=tenant) for name, value in self.headers.items()}
         payload = request(APIS[self.api], json.dumps(body).encode(), headers)
         return Ask(tenant, num_tokens * num_prompts * num_choices, payload)
 
     def record(self, asked: Asked, start_s: float) -> Record:
         """What the client of a phase that began at `start_s` saw."""
-        answer, body = asked.answer, asked.answer.body
+        answer = asked.answer
+        body = asked.answer.body
         records = OPENAI if self.api == "openai" else LMI
         times_s = answer.record_times_s(records.mark) if answer.status == 200 else []
         outcome = self._outcome(asked, body)
         num_tokens = float(len(times_s))
         if outcome == Outcome.WHOLE and not isinstance(records.count, int):
             num_tokens = float(records.count.findall(body)[-1])
+
         retry_after = RETRY_AFTER.search(body) if outcome == Outcome.REFUSED else None
         return Record(
             tenant=asked.ask.tenant,
@@ -207,8 +213,10 @@ class Door:
     def _outcome(self, asked: Asked, body: bytes) -> Outcome:
         if asked.has_left:
             return Outcome.LEFT
+
         if asked.answer.status in REFUSALS:
             return Outcome.REFUSED
+
         is_whole = (
             asked.answer.status == 200 and WHOLE[self.api].search(body) and not BROKEN.search(body)
         )
@@ -217,7 +225,10 @@ class Door:
 
 def poisson(rate: float, seconds: float, seed: str) -> list[float]:
     """Times in seconds, ascending, of arrivals that come independently at `rate` a second."""
-    draw, times_s, now_s = random.Random(seed), [], 0.0
+    draw = random.Random(seed)
+    times_s = []
+    now_s = 0.0
     while rate > 0 and (now_s := now_s + draw.expovariate(rate)) < seconds:
         times_s.append(now_s)
+
     return times_s

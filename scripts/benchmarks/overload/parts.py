@@ -61,14 +61,17 @@ class Run:
     """
 
     def __init__(self, target: Target, door: Door, plan: Plan) -> None:
-        self._target, self._door, self.plan = target, door, plan
+        self._target = target
+        self._door = door
+        self.plan = plan
         self._draw = random.Random(plan.seed)
         self._capacity: float | None = None  # as it was a moment ago
         self.phases: list[Phase] = []
 
     def load(self, factor: float) -> Figures:
         """Poisson arrivals at `factor` times capacity."""
-        before, plan = self._capacity_now(), self.plan
+        before = self._capacity_now()
+        plan = self.plan
         times_s = poisson(factor * before / plan.num_tokens, plan.seconds, f"{plan.seed} {factor}")
         phase = self._offer(times_s)
         from_s = min(plan.patience_s, plan.seconds / 4)
@@ -76,8 +79,10 @@ class Run:
 
     def burst(self) -> Figures:
         """Half of capacity, and at a quarter of the phase `burst_s` of work at once."""
-        before, plan = self._capacity_now(), self.plan
-        rate, at_s = before / plan.num_tokens, plan.seconds / 4
+        before = self._capacity_now()
+        plan = self.plan
+        rate = before / plan.num_tokens
+        at_s = plan.seconds / 4
         num_at_once = int(rate * plan.burst_s)
         times_s = (
             poisson(BURST_LOAD * rate, plan.seconds, f"{plan.seed} burst") + [at_s] * num_at_once
@@ -125,15 +130,14 @@ class Run:
         """Tenants of different size in a closed loop, each of which would fill the server by
         itself.
         """
-        before, plan = self._capacity_now(), self.plan
+        before = self._capacity_now()
+        plan = self.plan
         streams = [tenant for tenant in plan.tenants for _ in range(tenant.num_streams)]
         users = [User(self._asks(tenant.name, tenant.num_tokens)) for tenant in streams]
         records = self._keep(users, plan.seconds).records
         capacity = self._capacity_after(before)
-        weights, window = (
-            {tenant.name: tenant.weight for tenant in plan.tenants},
-            (plan.seconds / 4, plan.seconds),
-        )
+        weights = {tenant.name: tenant.weight for tenant in plan.tenants}
+        window = (plan.seconds / 4, plan.seconds)
         served = counted.services(records, weights, *window)
         gap_tokens = counted.service_gap(records, weights, *window)
         return {
@@ -147,10 +151,13 @@ class Run:
 
     def _figures_of(self, phase: Phase, before: float, from_s: float) -> Figures:
         """The figures of an open-loop phase, of what was due or read from `from_s` to its end."""
-        settle_s, capacity = self._settle(), self._capacity_after(before)
-        plan, window = self.plan, (from_s, self.plan.seconds)
+        settle_s = self._settle()
+        capacity = self._capacity_after(before)
+        plan = self.plan
+        window = (from_s, self.plan.seconds)
         due = [record for record in phase.records if record.start_s >= from_s]
-        refused, whole = of(due, Outcome.REFUSED), of(due, Outcome.WHOLE)
+        refused = of(due, Outcome.REFUSED)
+        whole = of(due, Outcome.WHOLE)
         refusals_ms = [(record.end_s - record.start_s) * 1e3 for record in refused]
         retries_s = [record.retry_after_s for record in refused if record.retry_after_s is not None]
         firsts_s = [record.times_s[0] - record.start_s for record in whole if record.times_s]
@@ -196,6 +203,7 @@ class Run:
                 first = self._door.ask("load", self._draw.randint(1, plan.num_tokens), self._draw)
                 asks = itertools.chain([first], self._asks("load", plan.num_tokens))
                 users.append(User(asks, max_retry_s=client.MIN_RETRY_S))
+
             records = self._keep(users, plan.capacity_s, plan.patience_s).records
             self._capacity = (
                 counted.delivered(records, plan.capacity_s / 4, plan.capacity_s) or None
@@ -203,7 +211,9 @@ class Run:
             if self._capacity is None:
                 reasons = sorted({record.reason for record in of(records, Outcome.FAILED)})
                 raise NoAnswer(f"no tokens came while capacity was measured {reasons[:3]}")
+
             print(f"  capacity {self._capacity:.0f} tokens/s", file=sys.stderr, flush=True)
+
         return self._capacity
 
     def _capacity_after(self, before: float) -> float:
@@ -240,7 +250,9 @@ class Run:
             )
             if of(client.run(self._target, self._door, ask).records, Outcome.WHOLE):
                 return time.monotonic() - began_s
+
             time.sleep(client.MIN_RETRY_S)
+
         return math.nan
 
 

@@ -77,10 +77,12 @@ def servable(records: Iterable[Record], capacity: float, seconds: float, patienc
         window = range(math.ceil(record.start_s), min(len(idle), int(record.start_s + patience_s)))
         if sum(idle[at] for at in window) < record.num_wanted:
             continue
+
         num_servable, missing = num_servable + 1, float(record.num_wanted)
         for at in window:
             taken = min(missing, idle[at])
             idle[at], missing = idle[at] - taken, missing - taken
+
     return num_servable
 
 
@@ -96,11 +98,14 @@ def recovery_s(records: Iterable[Record], burst_s: float, seconds: float) -> flo
     for from_s in sorted((record.start_s for record in after), reverse=True):
         if from_s + BACK_WINDOW_S > seconds:
             continue
+
         window = [record for record in after if from_s <= record.start_s < from_s + BACK_WINDOW_S]
         answered = sum(record.num_wanted for record in of(window, Outcome.WHOLE))
         if answered < BACK_AT * sum(record.num_wanted for record in window):
             break
+
         back_s = from_s - burst_s
+
     return back_s
 
 
@@ -112,6 +117,7 @@ def services(
     for record in records:
         if record.tenant in served:
             served[record.tenant] += record.tokens_in(from_s, to_s) / weights[record.tenant]
+
     return served
 
 
@@ -161,6 +167,8 @@ def waits_s(records: Iterable[Record], tenant: str) -> tuple[list[float], bool]:
         if record.outcome == Outcome.WHOLE:
             waits.append(end_s - began_s)
             began_s = None
+
     if began_s is not None:
         waits.append(end_s - began_s)
+
     return waits, began_s is not None

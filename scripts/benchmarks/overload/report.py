@@ -61,6 +61,7 @@ def main() -> None:
     arguments = parser().parse_args(own)
     if unknown := set(arguments.parts) - set(PARTS_OF[arguments.api]):
         parser().error(f"no such part: {', '.join(sorted(unknown))}")
+
     given = vars(arguments)
     plan = Plan(**{field.name: given[field.name] for field in fields(Plan) if field.name in given})
     server = (
@@ -71,6 +72,7 @@ def main() -> None:
     with server as target:
         run = Run(target, Door(arguments.api, target.model, dict(arguments.header)), plan)
         found = measure(run, arguments.parts or PARTS_OF[arguments.api], arguments.loads)
+
     found["server"] = [arguments.url or arguments.server, *flags]
     print(
         f"{loads_table(found['load'])}\n\n{table(headlines(found), GOALS, 'not measured')}\n\n{closing(run, found)}"  # noqa: E501
@@ -78,6 +80,7 @@ def main() -> None:
     text = json.dumps(clean(found))
     if arguments.json:
         arguments.json.write_text(text + "\n")
+
     print(text)
 
 
@@ -197,6 +200,7 @@ def measure(run: Run, parts: Iterable[str], loads: Iterable[float]) -> Figures:
                 found[part] = getattr(run, part)()
         except NoAnswer as error:
             print(f"  left out: {error}", file=sys.stderr, flush=True)
+
     return found
 
 
@@ -207,9 +211,11 @@ def headlines(found: Figures) -> dict[str, float]:
         figures[name] = max(
             (row[name] for row in found["load"] if not math.isnan(row[name])), default=math.nan
         )
+
     if "burst" in found:
         back_s = found["burst"]["recovery_s"]
         figures["recovery_s"] = math.inf if back_s is None else back_s
+
     figures |= {"light_ratio": found["hogs"]["light_ratio"]} if "hogs" in found else {}
     figures |= {"least_share": found["tenants"]["least_share"]} if "tenants" in found else {}
     return {name: value for name, value in figures.items() if not math.isnan(value)}
@@ -247,6 +253,7 @@ def loads_table(rows: list[Figures]) -> str:
             f"{row['driver_cores']:.2f}",
         ]
         lines.append([cell.replace("nan, ", "").replace("nan", "") for cell in cells])
+
     return markdown(titles, lines)
 
 
@@ -273,8 +280,10 @@ def clean(value: Any) -> Any:
     """The value as JSON has it: rounded, and None for what is not a number."""
     if isinstance(value, Mapping):
         return {name: clean(each) for name, each in value.items()}
+
     if isinstance(value, list):
         return [clean(each) for each in value]
+
     return (
         (round(value, 4) if math.isfinite(value) else None) if isinstance(value, float) else value
     )

@@ -65,6 +65,7 @@ class Worker:
             asks.flush()
         except BrokenPipeError:
             pass  # its answers are at their end too
+
         return Outcome(**self._line(answers))
 
     def wait_ready(self) -> None:
@@ -76,6 +77,7 @@ class Worker:
         line = "" if is_late else answers.readline()
         if line:
             return json.loads(line)
+
         self.end(0 if is_late else 10)
         why = (
             f"took more than {self.limit_s:g} s"
@@ -90,8 +92,10 @@ class Worker:
         """
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(timeout_s)
+
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
+
         self.process.wait()
 
 
@@ -113,11 +117,13 @@ def workers(contestants: Sequence[Contestant], log: Path) -> Iterator[list[Worke
                 say(f"left out: {error}; its output is in {log}")
             finally:
                 started.append(worker)
+
         yield [worker for worker in started if worker.is_in]
     finally:
         for worker in started:
             with suppress(BrokenPipeError):
                 _pipes(worker.process)[1].close()  # at the end of its input it ends
+
         for worker in started:
             _end(worker)
 
@@ -141,6 +147,7 @@ def _start(contestant: Contestant, log: Path) -> Worker:
             text=True,
             start_new_session=True,
         )
+
     return Worker(contestant, process)
 
 
@@ -187,8 +194,10 @@ def play(own: Sequence[Worker], burst: Burst, rounds: int, deadline_s: float) ->
             is_done = number >= rounds and any(outcome.waited <= MAX_WAITED for outcome in done)
             if worker.is_in and not is_done:
                 _run(worker, dataclasses.replace(burst, seed=burst.seed + number), done)
+
         if time.monotonic() > deadline_s:
             break
+
     return {name: Figure(tuple(done)) for name, done in outcomes.items() if done}
 
 
@@ -218,6 +227,7 @@ def play_starts(own: Sequence[Contestant]) -> dict[str, Start]:
                 found[contestant.name].append(_start_of(contestant, **contestant.settings))
             except (RuntimeError, TimeoutError) as error:
                 say(f"left out: {contestant.name}: {error}")
+
     return {
         name: Start(
             statistics.median(one.seconds for one in starts),

@@ -17,10 +17,17 @@ OPENVINO = VENVS / "openvino" / "bin" / "python"
 LLAMA = VENVS / "llama-cpp" / "bin"
 NUM_SEQUENCES = 64
 
-LMI, OV, VLLM, LLAMA_SERVER = "lmi", "OpenVINO GenAI", "vLLM", "llama-server"
-LMI_INT8, LMI_BF16, OV_INT8, VLLM_BF16 = "lmi int8", "lmi bf16", "OpenVINO GenAI int8", "vLLM bf16"
+LMI = "lmi"
+OV = "OpenVINO GenAI"
+VLLM = "vLLM"
+LLAMA_SERVER = "llama-server"
+LMI_INT8 = "lmi int8"
+LMI_BF16 = "lmi bf16"
+OV_INT8 = "OpenVINO GenAI int8"
+VLLM_BF16 = "vLLM bf16"
 LLAMA_Q8 = "llama-server Q8_0"
-LMI_SERVER, VLLM_SERVER = "lmi serve", "vllm serve"
+LMI_SERVER = "lmi serve"
+VLLM_SERVER = "vllm serve"
 
 # In its own process vLLM leaves a core to the server's front end, and there is none. By default it
 # takes nine tenths of the memory for its cache.
@@ -35,21 +42,26 @@ def installed() -> set[str]:
     for name, is_there in there.items():
         if not is_there:
             say(f"left out: {name} is not installed (scripts/install-peers, scripts/install vllm)")
+
     return {name for name, is_there in there.items() if is_there}
 
 
 def make_models(name: str, shape: Shape, peers: set[str]) -> Path:
     """Write what is not there yet. The next run finds it."""
     folder = MODELS / name
-    module, files = "scripts.benchmarks.peers.shapes", str(folder / "f32")
+    module = "scripts.benchmarks.peers.shapes"
+    files = str(folder / "f32")
     if not (folder / "bf16" / "tokenizer_config.json").exists():
         _make(folder, sys.executable, "-m", module, name, str(folder))
+
     if "openvino" in peers and not (folder / "openvino" / "int8" / "openvino_model.xml").exists():
         _make(folder, str(OPENVINO), "-m", module, "openvino", files, str(folder / "openvino"))
+
     if "llama-cpp" in peers and not (folder / "q8.gguf").exists():
         whole = str(folder / "f32.gguf")
         _make(folder, str(LLAMA / "python"), "-m", module, "llama-cpp", files, whole)
         _make(folder, str(LLAMA / "llama-quantize"), whole, str(folder / "q8.gguf"), "Q8_0")
+
     return folder
 
 
@@ -69,8 +81,10 @@ def libraries(folder: Path, peers: set[str]) -> Iterator[Contestant]:
     if "openvino" in peers:
         exact = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
         yield _openvino(OV, folder / "openvino" / "f32", exact)
+
     if "vllm" in peers:
         yield _vllm(VLLM, folder, "f32", "float32")
+
     if "llama-cpp" in peers:
         yield _llama(LLAMA_SERVER, folder / "f32.gguf")
 
@@ -83,8 +97,10 @@ def reduced(folder: Path, peers: set[str]) -> Iterator[Contestant]:
     yield Contestant(LMI_BF16, "lmi", {"model": str(folder / "bf16"), "dtype": "auto"})
     if "openvino" in peers:
         yield _openvino(OV_INT8, folder / "openvino" / "int8", {})
+
     if "vllm" in peers:
         yield _vllm(VLLM_BF16, folder, "bf16", "bfloat16")
+
     if "llama-cpp" in peers:
         yield _llama(LLAMA_Q8, folder / "q8.gguf")
 
@@ -99,6 +115,7 @@ def serving(folder: Path, peers: set[str]) -> Iterator[Contestant]:
         "option.model_name=bench",
     ):
         lmi += ["--set", setting]
+
     more = [f"option.max_rolling_batch_size={NUM_SEQUENCES}", f"option.max_model_len={MAX_TOKENS}"]
     lmi += [word for setting in [*more, "option.dtype=fp32"] for word in ("--set", setting)]
     yield Contestant(
@@ -120,6 +137,7 @@ def serving(folder: Path, peers: set[str]) -> Iterator[Contestant]:
         yield Contestant(
             VLLM_SERVER, "server", {"command": vllm, "health": "/health", "environ": environ}
         )
+
     if "llama-cpp" in peers:
         yield _llama(LLAMA_SERVER, folder / "f32.gguf")
 

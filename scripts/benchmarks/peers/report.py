@@ -39,10 +39,14 @@ from scripts.benchmarks.table import FIGURES, ROOT, Goal, machine, markdown, pub
 PLOT = ROOT / FIGURES / "peers.png"
 STORED = contestants.MODELS / "results.json"
 STREAMS = (1, 8, 32, 64)
-SHORT, LONG, LONGEST = 32, 512, 900  # tokens of a prompt
+# tokens of a prompt
+SHORT = 32
+LONG = 512
+LONGEST = 900
 NUM_SHARED = 400
 MAX_PREFILL = {"5M": 64 * LONG, "135M": 64 * LONG, "0.5B": 8 * LONG}  # tokens of a burst's prompts
-LIMIT_S, QUICK_LIMIT_S = 1400.0, 200.0
+LIMIT_S = 1400.0
+QUICK_LIMIT_S = 200.0
 PREFIX_KINDS = {"cold": False, "warm": True}
 
 
@@ -63,7 +67,8 @@ def measure_group(
     is_quick: bool,
 ) -> None:
     """Measure what these contestants can do; servers only answer short prompts."""
-    shape, rounds = SHAPES[name], 1 if is_quick else 2
+    shape = SHAPES[name]
+    rounds = 1 if is_quick else 2
     log = contestants.MODELS / name / "engines.log"
 
     def burst(num_streams: int, num_prompt: int, num_new: int, **more: int | bool) -> Burst:
@@ -76,14 +81,18 @@ def measure_group(
         for case in cases(name, is_quick):
             if group == "servers" and case[1] != SHORT:
                 continue
+
             results.speeds[(group, *case)] = play(
                 ready, burst(*case, shape.num_new), rounds, deadline_s
             )
+
         if group != "float32":
             return
+
         for num_streams in STREAMS:
             asked = burst(num_streams, SHORT, shape.num_new, is_sampled=True)
             results.speeds[("sampled", num_streams, SHORT)] = play(ready, asked, rounds, deadline_s)
+
         results.first = play(ready, burst(1, LONGEST, 1), rounds, deadline_s)
         engines = [worker for worker in ready if worker.contestant.engine != "server"]
         if name != "0.5B":
@@ -97,7 +106,8 @@ def measure(names: list[str], is_quick: bool) -> None:
     peers = contestants.installed()
     deadline_s = time.monotonic() + (QUICK_LIMIT_S if is_quick else LIMIT_S)
     for name in names:
-        folder, results = contestants.make_models(name, SHAPES[name], peers), Results()
+        folder = contestants.make_models(name, SHAPES[name], peers)
+        results = Results()
         measure_group(
             "float32",
             name,
@@ -115,10 +125,12 @@ def measure(names: list[str], is_quick: bool) -> None:
                 deadline_s,
                 is_quick,
             )
+
         if not is_quick and name != "0.5B":
             serving = list(contestants.serving(folder, peers))
             measure_group("servers", name, serving, results, deadline_s, is_quick)
             results.starts = play_starts(serving)
+
         add(STORED, name, results)
 
 
@@ -188,13 +200,16 @@ def ratios_table(found: dict[str, Results]) -> str:
             if any(cells):
                 own = "int8" if duel.own == LMI_INT8 else duel.group
                 rows.append([f"{duel.over}, {name}, {own}", *cells])
+
     return markdown(["tokens/s of lmi over", *(f"{n} × {prompt}" for n, prompt in every)], rows)
 
 
 def ratio_cell(results: Results, duel: Duel, case: tuple[int, int]) -> str:
-    value, goal = results.ratio(duel.group, case, duel.own, duel.peers), duel.bounds().get(case)
+    value = results.ratio(duel.group, case, duel.own, duel.peers)
+    goal = duel.bounds().get(case)
     if value is None or goal is None:
         return ""
+
     return f"{value:.2f}" if value >= goal else f"{value:.2f} (≥ {goal:g})"
 
 
@@ -207,6 +222,7 @@ def time_ratios(found: dict[str, Results]) -> tuple[dict[str, float], list[Goal]
             text = f"{name}: first token of a prompt of {LONGEST}, time over OpenVINO GenAI's"
             figures[text] = results.first[LMI].first_ms / results.first[OV].first_ms
             goals.append((text, text, "<=", 1.0))
+
         for kind, goal in (("cold", 0.8), ("warm", 1.0)):
             times = {peer: figure.seconds for peer, figure in results.prefix.get(kind, {}).items()}
             others = [value for peer, value in times.items() if peer != LMI]
@@ -218,6 +234,7 @@ def time_ratios(found: dict[str, Results]) -> tuple[dict[str, float], list[Goal]
                 )
                 figures[text] = times[LMI] / min(others)
                 goals.append((text, text, "<=", goal))
+
         ours = results.starts.get(LMI_SERVER)
         for peer, theirs in results.starts.items() if ours else ():
             if ours and peer != LMI_SERVER:
@@ -230,6 +247,7 @@ def time_ratios(found: dict[str, Results]) -> tuple[dict[str, float], list[Goal]
                     memory: ours.idle_mb / theirs.idle_mb,
                 }
                 goals += [(text, text, "<=", 1.0) for text in (time, memory)]
+
     return figures, goals
 
 
@@ -239,6 +257,7 @@ def shape_table(name: str, shape: Shape, results: Results) -> str:
         rows = {case[1:]: figures for case, figures in results.speeds.items() if case[0] == group}
         if rows:
             parts.append(figures_table(group, rows))
+
     if results.first:
         names = list(results.first)
         lines = [row(f"first token of a prompt of {LONGEST}, ms", names, results.first, "first_ms")]
@@ -246,12 +265,15 @@ def shape_table(name: str, shape: Shape, results: Results) -> str:
             lines.append(
                 row(f"32 that share {NUM_SHARED} tokens, {kind}, s", names, figures, "seconds")
             )
+
         parts.append(markdown(["times", *names], lines))
+
     if results.starts:
         seconds = [f"{each.seconds:.2f}" for each in results.starts.values()]
         memory = [f"{each.idle_mb:.0f}" for each in results.starts.values()]
         lines = [["from exec to 200, s", *seconds], ["idle, PSS of all processes, MB", *memory]]
         parts.append(markdown(["start", *results.starts], lines))
+
     return "\n\n".join(parts)
 
 
@@ -262,8 +284,10 @@ def row(text: str, names: list[str], figures: dict[str, Figure], attribute: str)
         if name not in figures:
             cells.append("")
             continue
+
         value = getattr(figures[name], attribute)
         cells.append(f"{'' if figures[name].is_quiet else '~'}{value:.{0 if value >= 20 else 2}f}")
+
     return cells
 
 
@@ -310,8 +334,10 @@ def plot(found: dict[str, Results]) -> None:
             if (group, prompt) == ("float32", num_prompt):
                 for contestant, figure in figures.items():
                     lines.setdefault(contestant, {})[num_streams] = figure.tokens_per_s
+
         if lines:
             panels.append(Panel(f"{name}, float32, prompts of {num_prompt}: tokens/s", lines))
+
     PLOT.parent.mkdir(exist_ok=True)
     draw(panels, "streams at once", PLOT)
 
@@ -360,22 +386,24 @@ def main() -> None:
     names = given.shapes.split(",") if given.shapes else list(SHAPES)[: 2 if given.quick else None]
     if unknown := set(names) - SHAPES.keys():
         parser.error(f"--shapes must be of {', '.join(SHAPES)}, given {', '.join(sorted(unknown))}")
+
     if not given.stored:
         measure(names, given.quick)
+
     found = stored_results()
     if not found:
         parser.error(f"{STORED} has no results yet")
+
     own_ratios = ratios(found)
     times, goals = time_ratios(found)
     shapes = [shape_table(name, SHAPES[name], results) for name, results in found.items()]
-    summary, details = (
-        f"{ratios_table(found)}\n\n{table(times, goals)}",
-        [*shapes, conditions(found)],
-    )
+    summary = f"{ratios_table(found)}\n\n{table(times, goals)}"
+    details = [*shapes, conditions(found)]
     print("\n\n".join([summary, *details]))
     if given.write:
         plot(found)
         publish("peers", summary, details, plotted="tokens per second")
+
     print(as_json(found, own_ratios | times))
 
 

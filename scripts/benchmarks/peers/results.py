@@ -51,6 +51,7 @@ def load(file: Path) -> dict[str, Results]:
     """
     if not file.is_file():
         return {}
+
     stored = msgspec.json.decode(file.read_bytes(), type=dict[str, Stored])
     return {
         name: Results(

@@ -26,7 +26,9 @@ LAYER = {
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
 }
-NORMAL, BYTE = 1, 6  # types of tokens
+# types of tokens
+NORMAL = 1
+BYTE = 6
 MAX_TOKENS = 1024  # of a sequence: the longest prompt is 900
 
 
@@ -120,13 +122,16 @@ def write_gguf(source: Path, file: Path) -> None:
             tensor = interleaved(
                 tensor, config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
             )
+
         writer.add_tensor(new_name(name), tensor)
+
     for write_part in (
         writer.write_header_to_file,
         writer.write_kv_data_to_file,
         writer.write_tensors_to_file,
     ):
         write_part()
+
     writer.close()
 
 
@@ -175,6 +180,7 @@ def new_name(name: str) -> str:
     }
     if name in outer:
         return outer[name]
+
     number, _, rest = name.removeprefix("model.layers.").partition(".")
     part, _, ending = rest.rpartition(".")
     return f"blk.{number}.{LAYER[part]}.{ending}"

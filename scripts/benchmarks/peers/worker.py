@@ -79,10 +79,13 @@ class Engine:
     def run(self, prompts: Prompts, num_new: int, reuses: bool, sampling: Sampling) -> Done:
         answers = self.answers(prompts, num_new, reuses, sampling)
         next(answers)
-        start_s, num_tokens, first_s = time.perf_counter(), 0, dict[object, float]()
+        start_s = time.perf_counter()
+        num_tokens = 0
+        first_s = dict[object, float]()
         for asked, num_more in answers:
             num_tokens += num_more
             first_s.setdefault(asked, time.perf_counter() - start_s)
+
         return num_tokens, time.perf_counter() - start_s, list(first_s.values())
 
     def pids(self) -> list[int]:
@@ -127,6 +130,7 @@ class Lmi(Engine):
             for response in cast(list[Response], self._executor.await_responses(timeout_s=60)):
                 if response.result is None:
                     raise RuntimeError(response.error_msg)
+
                 num_open -= response.is_final
                 yield response.request_id, len(response.result.output_token_ids[0])
 
@@ -139,7 +143,8 @@ class OpenVino(Engine):
     """
 
     def __init__(self, model: str, properties: dict[str, str]) -> None:
-        self._model, self._properties = model, properties
+        self._model = model
+        self._properties = properties
         self._next_id = 0
         self._pipeline(False)
 
@@ -164,9 +169,12 @@ class OpenVino(Engine):
 
         pipeline = self._pipeline(reuses)
         config = openvino_genai.GenerationConfig()
-        config.max_new_tokens, config.ignore_eos, config.do_sample = num_new, True, bool(sampling)
+        config.max_new_tokens = num_new
+        config.ignore_eos = True
+        config.do_sample = bool(sampling)
         for name, value in sampling.items():
             setattr(config, name, value)
+
         yield None, 0
         handles = []
         for prompt in prompts:
@@ -174,6 +182,7 @@ class OpenVino(Engine):
             handles.append(
                 pipeline.add_request(self._next_id, openvino.Tensor(numpy.array([prompt])), config)
             )
+
         while pipeline.has_non_finished_requests():
             pipeline.step()
             for number, handle in enumerate(handles):
@@ -214,6 +223,7 @@ class Vllm(Engine):
         for prompt in prompts:
             self._next_id += 1
             self._engine.add_request(str(self._next_id), tokens_input(prompt), params)
+
         while self._engine.has_unfinished_requests():
             for output in self._engine.step():
                 yield (
@@ -278,6 +288,7 @@ class Meter:
         ]:
             with suppress(OSError):  # a thread that has just ended
                 fields.append(file.read_text().split())
+
         return sum(int(each[0]) for each in fields), sum(int(each[1]) for each in fields)
 
     def waited(self) -> float:
@@ -290,6 +301,7 @@ def run(engine: Engine, burst: Burst) -> Outcome:
     prompts = burst.prompts()
     if burst.is_warm:
         engine.run([prompts[0][: burst.num_shared]], 1, reuses=True, sampling={})
+
     meter = Meter(engine.pids())
     sampling = SAMPLED if burst.is_sampled else {}
     num_tokens, seconds, first_s = engine.run(

@@ -120,6 +120,7 @@ def test_thoughts_and_calls_of_an_earlier_answer_are_fields_of_its_message() -> 
             {"role": "user", "content": [RESULT]},
         ]
     )
+
     assert told.messages[1] == {
         "role": "assistant",
         "content": "I look.",
@@ -293,20 +294,20 @@ def test_a_refusal_names_the_field_as_the_client_wrote_it(
 ) -> None:
     with pytest.raises(InvalidRequest) as caught:
         parse(**fields)
+
     assert said in str(caught.value)
 
 
 def test_a_tool_that_is_found_later_is_described_where_a_result_first_refers_to_it() -> None:
-    later, function = (
-        {"name": "g", "input_schema": {}, "defer_loading": True},
-        {"name": "g", "parameters": {}},
-    )
+    later = {"name": "g", "input_schema": {}, "defer_loading": True}
+    function = {"name": "g", "parameters": {}}
     references = [{"type": "tool_reference", "tool_name": name} for name in ("g", "f", "g", "gone")]
     found = {"role": "user", "content": [RESULT | {"content": references}]}
     called = {"role": "assistant", "content": [CALL]}
     parsed = parse(tools=[TOOL, later], messages=[USER, called, found])
     asked = parsed.request.chat
     assert asked is not None and [tool["function"]["name"] for tool in asked.tools or ()] == ["f"]
+
     description, *rest = asked.messages[-1]["content"].split("\n")
     assert json.loads(description) == {"type": "function", "function": function} and rest == [
         "f",

@@ -68,6 +68,7 @@ def test_a_body_that_is_no_json_object_is_refused_with_the_reason_and_not_quoted
 ) -> None:
     with pytest.raises(MalformedRequest, match=words) as caught:
         read_object(body)
+
     assert SECRET.decode() not in str(caught.value)
     assert len(str(caught.value)) < 200
 
@@ -92,6 +93,7 @@ def test_a_large_body_of_anything_but_text_is_refused_before_it_is_read(
 ) -> None:
     with pytest.raises(MalformedRequest, match=words) as caught:
         check_values(body)
+
     assert len(str(caught.value)) < 200
 
 
@@ -108,6 +110,7 @@ def test_a_list_of_texts_may_fill_one_where_an_api_has_lists() -> None:
     for few in (0, 127):
         with pytest.raises(MalformedRequest, match="at most 1048576 bytes"):
             check_values(body, max_texts=few)
+
     with pytest.raises(MalformedRequest, match="at most 1048576 bytes"):
         check_values(b'{"prompt": [%b1]}' % (b"1," * MAX_VALUES_BYTES), max_texts=128)
 
@@ -200,6 +203,7 @@ def test_a_reader_refuses_with_the_field_the_rule_and_the_value(
 ) -> None:
     with pytest.raises(InvalidParameter, match=rf"^field(\[1\])? must be {rule}") as caught:
         reader("field", value)
+
     assert len(str(caught.value)) < 200
 
 
@@ -246,5 +250,6 @@ def test_what_a_reader_takes_is_what_its_json_schema_says(reader: Reader, value:
         is_taken = True
     except LmiError:
         is_taken = False
+
     is_said = jsonschema.Draft202012Validator(json_schema_of(reader)).is_valid(value)
     assert is_taken == is_said

@@ -59,6 +59,7 @@ def test_what_belongs_into_details_is_checked_and_has_no_effect() -> None:
     }
     parsed = _parse({"inputs": ["a", "b"], "parameters": parameters, "stream": True})
     request = parsed.requests[0]
+
     assert (request.needs_log_probs, request.num_top_log_probs, request.prefill_details) == (
         False,
         None,
@@ -72,6 +73,7 @@ def test_what_belongs_into_details_is_checked_and_has_no_effect() -> None:
         "parameters.decoder_input_details: no effect without details",
         "parameters.logprobs: no effect without details or a stream",
     )
+
     for name, value in {"details": 1, "logprobs": -1, "output_formatter": "xml"}.items():
         with pytest.raises(InvalidRequest, match=f"^parameters.{name} must be"):
             _parse({"inputs": "a", "parameters": {name: value}})
@@ -96,6 +98,7 @@ def test_what_belongs_into_details_is_checked_and_has_no_effect() -> None:
 def test_a_body_of_another_form_is_refused_as_a_whole(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(MalformedRequest) as caught:
         _parse(fields)
+
     assert str(caught.value) == words
 
 
@@ -108,6 +111,7 @@ def test_prompts_may_fill_a_large_body() -> None:
         body = json.dumps({"inputs": inputs, "parameters": {"top_k": 5}}).encode()
         assert len(body) > MAX_VALUES_BYTES
         assert dynamic_batch.read(body, None, MODEL).fields["inputs"] == inputs
+
     assert (
         dynamic_batch.read(b"a" * (2 * MAX_VALUES_BYTES), "text/plain", MODEL).fields["inputs"][:2]
         == "aa"
@@ -129,6 +133,7 @@ def test_prompts_may_fill_a_large_body() -> None:
 def test_a_large_body_of_anything_but_prompts_is_refused_before_it_is_read(body: bytes) -> None:
     with pytest.raises(MalformedRequest) as caught:
         dynamic_batch.read(body, None, MODEL)
+
     assert len(str(caught.value)) < 200
 
 
@@ -162,6 +167,7 @@ def test_any_json_gives_requests_or_a_refusal(body: dict[str, Any], model: Model
     except InvalidRequest as error:
         assert str(error).isprintable()
         return
+
     inputs = body["inputs"] if isinstance(body["inputs"], list) else [body["inputs"]]
     assert [request.prompt for request in parsed.requests] == inputs
     wanted = OutputFormat.JSONLINES if model.enable_streaming else OutputFormat.JSON
@@ -178,5 +184,6 @@ def test_an_adapter_is_for_all_inputs_or_each_has_its_own() -> None:
     assert adapters("fr") == adapters(["fr"]) == ["fr", "fr"]
     assert adapters(["fr", ""]) == ["fr", None]
     assert adapters(None) == [None, None]
+
     with pytest.raises(InvalidRequest, match="^adapters must be"):
         adapters(["a", "b", "c"])

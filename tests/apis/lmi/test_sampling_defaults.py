@@ -109,6 +109,7 @@ def test_an_answer_is_sampled_if_and_only_if_something_asks_for_it(
         or (top_p is None and do_sample)
         or (top_p or 0) > 0
     )
+
     assert sampling.is_greedy == (temperature == 0 or top_k == 1 or not is_limited)
     assert sampling == GREEDY or not sampling.is_greedy
 
@@ -198,7 +199,8 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("name", "body"), BODIES)
 def test_other_apis_keep_their_own_defaults(name: str, body: dict[str, Any]) -> None:
-    api, data = APIS[name], json.dumps(body).encode()
+    api = APIS[name]
+    data = json.dumps(body).encode()
     with_defaults, without = (api.parse(api.read(data, None, model)) for model in (MODEL, PLAIN))
     assert (with_defaults.requests, with_defaults.format) == (without.requests, without.format)
 

@@ -145,6 +145,7 @@ def test_a_parameter_changes_what_it_names_and_nothing_else(name: str) -> None:
         for parameters in (base, base | {name: value})
     )
     assert {field: after[field] for field in changes} == changes
+
     unchanged = set(after) - {*changes, "field_names"}
     assert {field: after[field] for field in unchanged} == {
         field: before[field] for field in unchanged
@@ -233,6 +234,7 @@ def test_an_adapter_is_a_name_or_a_list_of_one() -> None:
     for base in (None, "", [""]):
         parsed = _parse({"inputs": "hi", "adapters": base})
         assert (parsed.request, parsed.ignored) == (_request({}), ())
+
     assert _request({}, adapters="fr").adapter == _request({}, adapters=["fr"]).adapter == "fr"
     for wrong in (5, {}, [], ["a", "b"], [5], True):
         with pytest.raises(InvalidParameter, match="^adapters must be a string or a list of one"):
@@ -273,6 +275,7 @@ def test_names_without_effect_are_forgotten_and_told() -> None:
             "parameters": useless | {"logprobs": 3, "prompt_logprobs": 3, "x": 1, "top_k": None},
         }
     )
+
     assert parsed.request == _request({})
     assert set(parsed.ignored) == {
         "parameters.'x': unknown",
@@ -336,6 +339,7 @@ def test_a_wrong_body_is_malformed_and_the_prompt_is_not_in_the_message(
 ) -> None:
     with pytest.raises(MalformedRequest, match=words) as caught:
         _parse(body)
+
     assert "s3cr3t" not in str(caught.value)
 
 
@@ -375,7 +379,9 @@ def test_a_plain_text_is_a_prompt(content_type: str) -> None:
             lmi.read(body, content_type, MODEL)
 
 
-J, L, S = OutputFormat.JSON, OutputFormat.JSONLINES, OutputFormat.SSE
+J = OutputFormat.JSON
+L = OutputFormat.JSONLINES
+S = OutputFormat.SSE
 
 
 @pytest.mark.parametrize(
@@ -463,6 +469,7 @@ def test_any_json_gives_a_request_or_a_refusal(body: dict[str, Any], tgi: bool) 
     except InvalidRequest as error:
         assert str(error).isprintable()
         return
+
     assert parsed.request.max_new_tokens >= 1
     assert parsed.request.prompt == body["inputs"]
 
@@ -474,6 +481,7 @@ def test_a_value_nested_deeper_than_python_prints_is_refused_like_any_other(name
     body = b"{%b}" % b", ".join(b'"%b": %b' % field for field in fields.items())
     with pytest.raises(LmiError):
         lmi.parse(lmi.read(body, None, MODEL))
+
     for parameter in lmi.PARAMETERS:
         with pytest.raises(InvalidParameter):
             lmi.parse(

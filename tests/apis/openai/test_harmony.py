@@ -66,6 +66,7 @@ def read(pieces: list[str], *, has_tools: bool = True) -> list[AnswerPart]:
             whole.append(part)
         else:
             whole[-1] = type(last)(last.text + part.text)
+
     return whole
 
 

@@ -13,7 +13,8 @@ from lmi.errors import InvalidRequest
 from lmi.settings.config import ModelConfig
 from lmi.types import Chat, Image
 
-PNG, GIF = b"\x89PNG\r\n\x1a\n and the rest", b"GIF89a and the rest"
+PNG = b"\x89PNG\r\n\x1a\n and the rest"
+GIF = b"GIF89a and the rest"
 PLACE = "messages[0].content[1]"
 
 
@@ -97,6 +98,7 @@ def test_texts_and_images_keep_their_order(role: str) -> None:
 def test_what_is_no_image_is_refused_by_its_place(part: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         chat({"type": "image_url", **part})
+
     assert words in str(caught.value) and len(str(caught.value)) < 400
 
 

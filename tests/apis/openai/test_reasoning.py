@@ -69,7 +69,8 @@ def test_each_form_has_its_own_marks(form: str) -> None:
     st.booleans(),
 )
 def test_where_the_text_is_cut_makes_no_difference(pieces: list[str], is_opened: bool) -> None:
-    prompt, answer = "<think>" * is_opened, "".join(pieces)
+    prompt = "<think>" * is_opened
+    answer = "".join(pieces)
     assert split(prompt, pieces) == split(prompt, [answer]) == split(prompt, list(answer))
 
 

@@ -59,6 +59,7 @@ def test_the_model_s_names_and_none_are_taken(name: str | None) -> None:
 def test_another_model_may_be_a_registered_adapter() -> None:
     for parsed in (completion(model="fr"), chat(model="fr")):
         assert (parsed.request.adapter, parsed.format.model) == ("fr", "fr")
+
     assert completion(model="demo").request.adapter is None
 
 
@@ -240,8 +241,10 @@ def test_a_required_call_guides_the_answer_by_a_list_of_calls() -> None:
     tools = [TOOL, {"type": "function", "function": {"name": "g", "parameters": referring}}]
     parsed = chat(tools=tools, tool_choice="required", parallel_tool_calls=False)
     schema = schema_of(parsed.request.guided_decoding)
+
     assert (schema["type"], schema["minItems"], schema["maxItems"]) == ("array", 1, 1)
     assert schema["$defs"] == {"X": {"type": "null"}}
+
     first, second = schema["items"]["anyOf"]
     assert first["properties"] == {
         "name": {"type": "string", "enum": ["f"]},
@@ -267,6 +270,7 @@ def test_messages_are_told_as_templates_know_them() -> None:
         reasoning_effort="low",
         add_generation_prompt=False,
     )
+
     assert parsed.request.chat is not None
     assert parsed.request.chat.messages == [
         {"role": "system", "content": "Be\nbrief"},
@@ -291,6 +295,7 @@ def test_a_message_that_is_continued_needs_no_second_field() -> None:
 def test_prompts_of_every_form_are_requests_of_their_own() -> None:
     assert [request.prompt for request in completion(prompt=["a", "b"]).requests] == ["a", "b"]
     assert completion(prompt=[1, 2]).request.prompt_token_ids == (1, 2)
+
     mixed = completion(prompt=["a", [3]], n=2, best_of=3)
     assert [(request.prompt, request.prompt_token_ids) for request in mixed.requests] == [
         ("a", None),
@@ -444,6 +449,7 @@ def deep_tool(name: str) -> dict[str, Any]:
     definition: dict[str, Any] = {}
     for _ in range(300):
         definition = {"a": definition}
+
     return {
         "type": "function",
         "function": {"name": name, "parameters": {"$defs": {"k": definition}}},
@@ -546,10 +552,13 @@ def test_large_texts_are_taken_and_many_small_values_are_not() -> None:
         {"role": "user", "content": text},
         {"role": "user", "content": [{"type": "text", "text": text}]},
     ]
+
     assert chat(messages=large).request.chat is not None
     assert completion(prompt=text).request.prompt == text
+
     with pytest.raises(MalformedRequest, match="all but the texts"):
         chat(messages=[USER] * (MAX_VALUES_BYTES // 20))
+
     with pytest.raises(MalformedRequest):
         openai_chat.read(b'{"messages": 5, "x": "' + text.encode() + b'"}', None, MODEL)
 

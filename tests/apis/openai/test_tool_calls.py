@@ -317,6 +317,7 @@ def joined(parts: list[AnswerPart]) -> list[AnswerPart]:
             whole.append(part)
         else:
             whole[-1] = type(part)(last.text + part.text)  # type: ignore[union-attr, call-arg]
+
     return whole
 
 
@@ -468,6 +469,7 @@ def test_a_list_of_forced_calls_has_no_text_wherever_it_is_cut() -> None:
         parts = read(forced_calls, list(answer[:length]), end=AnswerEnd.LENGTH)
         assert not any(isinstance(part, Text) for part in parts)
         assert parts == read(forced_calls, [answer[:length]], end=AnswerEnd.LENGTH)
+
     assert read(forced_calls, [answer]) == [*F, ToolCall("g"), Arguments(ARGUMENTS)]
 
 

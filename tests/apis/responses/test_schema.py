@@ -83,6 +83,7 @@ def test_items_of_one_turn_are_one_message_of_the_assistant() -> None:
     second = CALL | {"call_id": "call_2"}
     result = RESULT | {"call_id": "call_2", "output": [{"type": "input_text", "text": "b"}]}
     told = chat(input=[USER, thought, said, CALL, second, RESULT, result]).messages
+
     assert told[1] == {
         "role": "assistant",
         "content": "I look.",
@@ -121,6 +122,7 @@ def test_a_call_that_must_come_guides_the_answer() -> None:
         parsed = parse(tools=[TOOL], tool_choice=choice)
         assert parsed.request.guided_decoding is not None
         assert parsed.format.field_names == {"guided_decoding_params": "tool_choice"}
+
     assert parse(tools=[TOOL]).request.guided_decoding is None
 
 
@@ -202,6 +204,7 @@ def test_a_refusal_names_the_field_as_the_client_wrote_it(
 ) -> None:
     with pytest.raises(InvalidRequest) as caught:
         parse(**fields)
+
     assert said in str(caught.value)
 
 

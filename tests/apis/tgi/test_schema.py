@@ -121,8 +121,10 @@ def test_each_of_the_best_sequences_tells_the_seed_that_makes_it() -> None:
     for index, log_prob in enumerate((-2.0, -1.0)):
         tokens = [Token(id=1, text="a", log_prob=log_prob)]
         records += formatter.feed(Delta(tokens, AnswerEnd.EOS_TOKEN, index=index))
+
     details = json.loads(b"".join(records))["details"]
     drawn = parsed.request.sampling.seed
+
     assert drawn is not None
     assert (details["seed"], details["best_of_sequences"][0]["seed"]) == (drawn + 1, drawn)
 
@@ -183,6 +185,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 def test_a_parameter_is_refused_by_its_name(parameters: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         _parse(parameters)
+
     assert str(caught.value).startswith(words)
 
 
@@ -235,6 +238,7 @@ def test_only_the_root_reads_stream_and_answers_with_a_list() -> None:
 def test_a_body_of_another_form_is_refused_as_a_whole(body: dict[str, Any], words: str) -> None:
     with pytest.raises(MalformedRequest) as caught:
         tgi.read(json.dumps(body).encode(), None, MODEL)
+
     assert str(caught.value) == words
 
 
@@ -269,6 +273,7 @@ def test_any_json_gives_a_request_or_a_refusal(body: dict[str, Any], stream: boo
     except InvalidRequest as error:
         assert str(error).isprintable()
         return
+
     assert parsed.request.prompt == body["inputs"]
     assert parsed.request.is_streaming is (parsed.format.output_format is OutputFormat.SSE)
 

@@ -20,7 +20,8 @@ from lmi.types import GenerationRequest, OutputFormat
 from tests.apis.test_rows import APIS, VALUES, WRONG as EVERYWHERE, field_of
 
 MODEL = ModelConfig(path="demo", name="demo")
-J, S = OutputFormat.JSON, OutputFormat.SSE
+J = OutputFormat.JSON
+S = OutputFormat.SSE
 
 
 def _parse(fields: dict[str, Any], url: OutputFormat = J) -> Parsed[triton.TritonFormat]:
@@ -35,6 +36,7 @@ def _request(fields: dict[str, Any], url: OutputFormat = J) -> GenerationRequest
 def _fault(fields: dict[str, Any], url: OutputFormat = J) -> str:
     with pytest.raises(InvalidRequest) as caught:
         _parse(fields, url)
+
     assert caught.value.status == 400
     return str(caught.value)
 
@@ -134,6 +136,7 @@ def test_flags_ask_for_keys_of_the_answer_and_for_log_probs_where_a_key_needs_th
         parsed = _parse({flag: True})
         assert parsed.format.outputs == keys
         assert parsed.request == replace(_request({}), needs_log_probs="log" in flag)
+
     assert _request({"exclude_input_in_output": False}) == replace(
         _request({}), return_full_text=True
     )
@@ -163,6 +166,7 @@ def test_another_models_name_means_the_same(twin: str, name: str) -> None:
     others: dict[str, Any] = {} if name == "temperature" else {"temperature": 0.7}
     if name == "length_penalty":
         others = {"beam_width": 2}
+
     url = S if name == "stream" else J
     assert _request({twin: value} | others, url) == _request({name: value} | others, url)
     assert f"input '{name}' already exists in request" in _fault(
@@ -183,6 +187,7 @@ def test_a_wrong_type_or_range_is_refused_with_the_name(name: str, value: Any) -
         for url in (J, S):
             with pytest.raises(InvalidRequest, match=rf"input '{name}'") as caught:
                 triton.parse(triton.read(body, None, MODEL, output_format=url))
+
             assert caught.value.status == 400
 
 
@@ -201,10 +206,12 @@ def test_the_same_name_in_two_places_is_refused(name: str) -> None:
 @pytest.mark.parametrize("value", [None, [], ["a"], {}, {"a": 1}])
 def test_an_unknown_name_is_refused_unless_it_is_a_scalar(value: Any) -> None:
     assert _fault({"x": value}).startswith("parameter 'x' has invalid type.")
+
     in_parameters = _fault({"parameters": {"x": value}})
     assert in_parameters.startswith(
         "Converting keyword: 'parameters': parameter 'x' has invalid type."
     )
+
     for scalar in (True, 0, 1.5, "text", ""):
         parsed = _parse({"x": scalar, "parameters": {"y": scalar, "id": "7"}})
         assert (parsed.request, set(parsed.ignored)) == (
@@ -314,6 +321,7 @@ def test_without_a_temperature_what_belongs_to_sampling_has_no_effect() -> None:
         assert set(parsed.ignored) == {
             f"input '{name}': no effect in greedy decoding" for name in sampled
         }
+
     assert _request({"temperature": 1, "top_p": 0}) == _request({})
     assert _request({"temperature": 1}).sampling.temperature == 1
 
@@ -420,8 +428,10 @@ def test_any_json_gives_a_request_or_a_refusal(
     body = {"text_input": "hi"} | fields
     if parameters is not None:
         body["parameters"] = parameters
+
     if packed:
         body["sampling_parameters"] = packed
+
     try:
         parsed = triton.parse(
             triton.read(json.dumps(body).encode(), None, MODEL, output_format=url)
@@ -429,6 +439,7 @@ def test_any_json_gives_a_request_or_a_refusal(
     except InvalidRequest as error:
         assert str(error).isprintable() and len(str(error)) < 400
         return
+
     assert parsed.request.max_new_tokens is not None and parsed.request.max_new_tokens >= 1
     assert parsed.request.prompt
 
@@ -447,5 +458,6 @@ def test_errors_of_the_body_are_malformed_and_others_are_of_their_kind() -> None
     for body in (b"", b"x", b"[]", b'{"text_input": "hi", }', b'{"text_input": NaN}', b"\xff"):
         with pytest.raises(MalformedRequest, match="^failed to parse the request JSON buffer: "):
             triton.read(body, None, MODEL, output_format=J)
+
     with pytest.raises(Unsupported):
         _parse({"stop": True})

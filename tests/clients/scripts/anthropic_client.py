@@ -20,6 +20,7 @@ def text() -> dict:
     with client.messages.stream(**asked, system="Be brief.") as stream:
         streamed = "".join(stream.text_stream)
         last = stream.get_final_message()
+
     usage = whole.usage
     return {
         "whole": whole.content[0].text,
@@ -44,6 +45,7 @@ def tools() -> dict:
     called = client.messages.create(**forced)
     with client.messages.stream(**forced) as stream:
         streamed = stream.get_final_message()
+
     [call] = called.content
     result = {"type": "tool_result", "tool_use_id": call.id, "content": "12 degrees"}
     answered = [
@@ -96,6 +98,7 @@ def refusals() -> list[str]:
             client.messages.create(**{**asked, **more})
         except kind as error:
             found.append(f"{error.type}: {error.api_message}")
+
     return found
 
 

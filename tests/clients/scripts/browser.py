@@ -59,8 +59,10 @@ def faults(page: Page) -> list[str]:
                 each["help"] for each in violations if each["impact"] in ("serious", "critical")
             ]
             found += [f"{scheme} at {width}: {help}" for help in grave]
+
         if page.evaluate("document.documentElement.scrollWidth") > width:
             found.append(f"scrolls at {width}")
+
     return found
 
 
@@ -99,6 +101,7 @@ def chat(context: BrowserContext) -> dict[str, Any]:
         page.check(f"[value={language}]", force=True)
         page.click("#copy")
         found["code"][language] = page.evaluate("navigator.clipboard.readText()")
+
     found["faults"] = faults(page)
     return found
 
@@ -214,6 +217,7 @@ def foreign(context: BrowserContext) -> dict[str, Any]:
             "([url, body]) => fetch(url, {method: 'POST', mode: 'no-cors', body})",
             [f"{URL}/v1/completions", body],
         )
+
     rebound = page.goto(f"{URL.replace('127.0.0.1', REBOUND)}/v1/models")
     return {"simple": simple.value.status, "rebound": rebound.status if rebound else None}
 

@@ -23,6 +23,7 @@ def refusal() -> str:
         client.text_generation(PROMPT, max_new_tokens=4, temperature=-1.0)
     except ValidationError as error:
         return str(error)
+
     return ""
 
 

@@ -18,6 +18,7 @@ PLACES = {
 def ask(place: str, **more: object):
     if place == "openai":
         more["temperature"] = 0  # the default of the other APIs
+
     return litellm.completion(
         messages=MESSAGES, max_tokens=8, num_retries=0, **PLACES[place], **more
     )
@@ -34,6 +35,7 @@ def error_of_a_long_prompt() -> str:
         litellm.completion(messages=messages, max_tokens=8, num_retries=0, **PLACES["openai"])
     except litellm.BadRequestError as error:
         return type(error).__name__
+
     return "none"
 
 

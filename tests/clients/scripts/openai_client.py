@@ -61,6 +61,7 @@ def responses() -> dict:
     whole = client.responses.create(**asked)
     with client.responses.stream(**asked) as stream:
         events = list(stream)
+
     text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
     last = events[-1].response
     return {
@@ -79,6 +80,7 @@ def response_tools() -> dict:
     called = client.responses.create(**forced)
     with client.responses.stream(**forced) as stream:
         streamed = stream.get_final_response()
+
     [call] = called.output
     result = {"type": "function_call_output", "call_id": call.call_id, "output": "12 degrees"}
     last = client.responses.create(
@@ -123,10 +125,12 @@ def refusals() -> list[str]:
             client.chat.completions.create(**{"model": model, "messages": MESSAGES, **asked})
         except kind as error:
             found.append(error.body["message"])
+
     try:
         client.responses.create(model=model, input="Hello", previous_response_id="resp_1")
     except BadRequestError as error:
         found.append(error.body["message"])
+
     return found
 
 

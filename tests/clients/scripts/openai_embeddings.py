@@ -30,6 +30,7 @@ def refusals() -> list[str]:
             ask()
         except BadRequestError as error:
             found.append(error.body["message"])
+
     return found
 
 

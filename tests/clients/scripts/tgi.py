@@ -17,6 +17,7 @@ def refusal() -> str:
         )  # the server refuses it: the request is greedy
     except ValidationError as error:
         return str(error)
+
     return ""
 
 

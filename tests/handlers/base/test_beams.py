@@ -49,14 +49,17 @@ def search_with(request: Request) -> BeamSearch:
     search = sequence.search
     assert search is not None
     while not sequence.is_finished:
-        prompt, beams = [*request.input_token_ids], search.running
+        prompt = [*request.input_token_ids]
+        beams = search.running
         with torch.inference_mode():
             logits = model()(torch.tensor([prompt + beam.token_ids for beam in beams])).logits[
                 :, -1
             ]
+
         values, token_ids = logits.log_softmax(-1).topk(min(search.num_candidates, VOCAB_SIZE))
         rows = zip(token_ids.tolist(), values.tolist(), strict=True)
         sequence.advance([list(map(Candidate, *row, row[1])) for row in rows])
+
     return search
 
 
@@ -89,6 +92,7 @@ def test_sequences_and_scores_are_those_of_transformers(record_property: Any) ->
         scores = [beam.score(search.length_penalty) for beam in best]
         found = Found([beam.token_ids for beam in best], scores)
         comparison.check(f"case {case}", found, transformers_beams(model(), request))
+
     record_property("ties", comparison.ties)
     assert (
         comparison.num_equal + len(comparison.ties) == NUM_CASES
@@ -138,6 +142,7 @@ def test_the_next_beams_are_the_best_of_all_and_say_which_beam_they_continue() -
 def test_an_end_among_the_best_is_kept_and_a_worse_one_is_passed_over() -> None:
     sequence = started(2)
     search = sequence.search
+
     assert search is not None
     assert sequence.advance([row(t9=-0.1, t3=-1.0, t4=-2.0)]) == [
         Continuation(0, 3),
@@ -255,4 +260,5 @@ def test_a_huge_length_penalty_does_not_overflow() -> None:
     sequence = started(2, length_penalty=1e6, max_tokens=3)
     for _ in range(3):
         sequence.advance([row(t3=-1.0, t4=-2.0)] * (1 if sequence.num_generated == 0 else 2))
+
     assert len(result_of(sequence).output_token_ids[0]) == 3

@@ -13,7 +13,8 @@ from handlers.base.client_turns import ClientTurns
 from tests.machine import wait_until
 
 TIMEOUT_S = 120.0
-HOG, LIGHT = 1, 2
+HOG = 1
+LIGHT = 2
 
 
 class Bench:
@@ -36,6 +37,7 @@ class Bench:
         """Let all end, and return in which order they began."""
         for end in self.ends.values():
             end.set()
+
         wait(futures, TIMEOUT_S)
         self.turns.close()
         return self.begun
@@ -55,6 +57,7 @@ def bench() -> Iterator[Bench]:
     yield bench
     for end in bench.ends.values():
         end.set()
+
     bench.turns.close()
 
 
@@ -77,8 +80,10 @@ def test_guides_of_several_clients_begin_in_turns() -> None:
     ]
     for end in bench.ends.values():
         end.set()
+
     wait([held, *futures], TIMEOUT_S)
     assert bench.begun[1:] in (["a1", "b1", "a2", "b2"], ["b1", "a1", "b2", "a2"])
+
     bench.turns.close()
 
 
@@ -87,12 +92,16 @@ def test_a_guide_that_a_crowd_has_asked_for_begins_in_the_turn_of_the_first_clie
 ) -> None:
     for number in range(20):
         shared = bench.add(HOG, f"costly {number}")
+
     assert bench.add(LIGHT, "costly 19", shared) is shared
+
     bench.ends["costly 19"].set()
     assert shared.result(TIMEOUT_S) == "costly 19"
+
     last = bench.add(HOG, "last")
     for end in bench.ends.values():
         end.set()
+
     assert last.result(TIMEOUT_S) == "last"
     assert bench.begun.count("costly 19") == 1
 
@@ -103,11 +112,13 @@ def test_a_guide_that_nobody_waits_for_does_not_begin_and_one_that_fails_gives_i
     bench.add(HOG, "costly")
     gone = bench.add(HOG, "gone")
     assert gone.cancel()
+
     failed: Future[str] = Future()
     bench.turns.submit(HOG, partial(int, "x"), failed)  # type: ignore[arg-type]
     last = bench.add(HOG, "last")
     for end in bench.ends.values():
         end.set()
+
     assert isinstance(failed.exception(TIMEOUT_S), ValueError)
     assert last.result(TIMEOUT_S) == "last" and "gone" not in bench.begun
 
@@ -136,7 +147,8 @@ def test_of_one_client_a_cheap_piece_goes_before_costly_ones_that_have_not_waite
 def test_a_costly_piece_is_not_overtaken_for_ever() -> None:
     bench = Bench(1)
     held = bench.add(HOG, "first", price=1)
-    costly, done = bench.add(HOG, "costly", price=3), [held]
+    costly = bench.add(HOG, "costly", price=3)
+    done = [held]
     for number in range(6):
         done.append(bench.add(HOG, f"cheap {number}", price=1))
         bench.ends[bench.begun[-1]].set()
@@ -144,7 +156,9 @@ def test_a_costly_piece_is_not_overtaken_for_ever() -> None:
         wait_until(lambda number=number: len(bench.begun) == number + 2, "the next has begun")
         if bench.begun[-1] == "costly":
             break
+
     assert "costly" in bench.begun and number >= 2
+
     bench.order(costly, *done)
 
 
@@ -153,6 +167,7 @@ def test_a_client_who_asked_for_nothing_for_long_has_not_saved_up_turns() -> Non
     bench.ends["early"] = Event()
     bench.ends["early"].set()
     assert bench.add(LIGHT, "early").result(TIMEOUT_S) == "early"
+
     held = bench.add(HOG, "first", price=100)
     wait_until(lambda: "first" in bench.begun, "the first has begun")
     futures = [
@@ -161,4 +176,5 @@ def test_a_client_who_asked_for_nothing_for_long_has_not_saved_up_turns() -> Non
         bench.add(LIGHT, "b1"),
         bench.add(LIGHT, "b2"),
     ]
+
     assert bench.order(held, *futures)[2:] in (["a1", "b1", "a2", "b2"], ["b1", "a1", "b2", "a2"])

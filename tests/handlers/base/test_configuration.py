@@ -21,6 +21,7 @@ def test_an_executor_takes_both_forms_of_a_configuration() -> None:
         model, settings, options = settled("A library", Path("/m"), *arguments)
         assert (model, settings.max_beam_width, options.max_beam_width) == ("/m", 4, 4)
         assert (options.enable_prefix_caching, options.max_kv_cache_tokens) == (False, 64)
+
     engine = EngineConfig(max_num_sequences=3)
     assert settled("A library", "/m", None, engine)[2] is engine
 
@@ -43,5 +44,6 @@ def test_an_executor_needs_no_vocabulary_and_says_so(caplog: pytest.LogCaptureFi
             ExecutorConfig(guided_decoding_config=GuidedDecodingConfig(("a",))),
             None,
         )
+
     [line] = caplog.messages
     assert line == "guided_decoding_config is not needed: A library reads the model's own tokenizer"

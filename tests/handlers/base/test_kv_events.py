@@ -61,6 +61,7 @@ def replayed(folder: Path, first: int) -> list[tuple[int, int]]:
                     msgspec.msgpack.decode(payload)[1][0]["block_hashes"][0],
                 )
             )
+
         return found
 
 
@@ -78,6 +79,7 @@ def test_a_subscriber_gets_numbered_batches_and_what_it_missed_on_request(tmp_pa
         topic, number, payload = subscriber.recv_multipart()
         seen = int.from_bytes(number, "big")
         timestamp, events, replica = msgspec.msgpack.decode(payload)
+
         assert topic == b"kv@pod@model" and timestamp > 1e9 and replica == 3
         assert events == [
             {"type": "BlockRemoved", "block_hashes": [100 + seen], "medium": "GPU", "group_idx": 0}
@@ -91,6 +93,7 @@ def test_only_the_last_batches_are_kept(tmp_path: Path) -> None:
     with publisher(tmp_path, buffer_steps=2) as publishing:
         for block in range(5):
             publishing.publish([BlockRemoved([block], "GPU", 0)])
+
         wait_until(lambda: replayed(tmp_path, 0)[-1:] == [(4, 4)], "the last one was sent")
         assert replayed(tmp_path, 0) == [(3, 3), (4, 4)]
         assert replayed(tmp_path, 9) == []
@@ -101,6 +104,7 @@ def test_a_request_that_is_no_number_harms_nobody(tmp_path: Path) -> None:
         with socket(zmq.DEALER, f"ipc://{tmp_path}/replay") as stranger:
             stranger.send_multipart([b"", b"no number"])
             stranger.send_multipart([b"one frame"])
+
         publishing.publish([BlockRemoved([7], "GPU", 0)])
         wait_until(lambda: replayed(tmp_path, 0) == [(0, 7)], "it answers")
 
@@ -134,6 +138,7 @@ def test_each_replica_binds_sockets_of_its_own_and_all_connect_to_one_router() -
 
     close = KvEventsConfig(endpoint="tcp://*:5557", replay_endpoint="tcp://*:5558")
     assert of_replica(close, 0, num_replicas=1) == close
+
     with pytest.raises(BadConfiguration, match="at least 2 apart"):
         of_replica(close, 0, num_replicas=2)
 

@@ -40,10 +40,13 @@ def test_min_tokens_holds_back_end_ids_and_stop_words_but_not_the_length() -> No
     for token_id in (7, 8):
         one.append(token_id)
         assert not one.is_finished
+
     one.append(7)
     assert one.finish_reason is FinishReason.END_ID
+
     short = sequence(sampling_config=SamplingConfig(min_tokens=50), max_tokens=1)
     short.append(3)
+
     assert short.finish_reason is FinishReason.LENGTH
 
 
@@ -59,7 +62,8 @@ def test_a_seed_is_drawn_afresh_when_there_is_none() -> None:
 
 def test_a_restart_keeps_every_token_and_computes_all_of_them_again() -> None:
     one = sequence()
-    one.slot, one.num_computed = 3, 2
+    one.slot = 3
+    one.num_computed = 2
     one.append(5)
     one.num_computed = 3
     one.restart()
@@ -116,9 +120,11 @@ def test_only_the_last_response_of_the_last_sequence_is_final() -> None:
     several = siblings(streaming=True)
     for one in several:
         one.append(7)
+
     first = [response.result for one in several for response in one.take_responses()]
     for one in several:
         one.append(8)
+
     last = [response.result for one in reversed(several) for response in one.take_responses()]
     assert [
         (result.sequence_index, result.is_sequence_final, result.is_final)
@@ -146,6 +152,7 @@ def test_greedy_sequences_are_computed_once_and_answered_as_often_as_asked() -> 
     )
     end(one)
     results = [response.result for response in one.take_responses()]
+
     assert [(r.sequence_index, r.output_token_ids, r.is_final) for r in results if r] == [
         (0, [[7, 8]], False),
         (1, [[7, 8]], False),
@@ -159,5 +166,6 @@ def test_the_prompts_log_probs_stand_on_the_first_sequence_alone() -> None:
     several[0].prompt_log_probs = [PromptLogProb(None), PromptLogProb(-1.0)]
     for one in several:
         end(one)
+
     results = [response.result for one in several for response in one.take_responses()]
     assert [result.prompt_log_probs is None for result in results if result] == [False, True, True]

@@ -44,9 +44,11 @@ def test_a_sequence_that_is_told_of_twice_in_a_step_ends_once_and_hurts_nobody()
         for _ in range(2):
             request_id = executor.enqueue_request(Request(input_token_ids=(5, 6), max_tokens=3))
             [response] = executor.await_responses(request_id, TIMEOUT_S)
+
             assert isinstance(response, Response) and response.result is not None, response
             assert response.result.output_token_ids == [[5, 6, 5]]
             assert response.result.finish_reasons == [FinishReason.LENGTH]
+
         assert (
             sum(step.num_completed_requests for step in executor.get_latest_iteration_stats()) == 2
         )
@@ -65,16 +67,19 @@ def test_statistics_and_the_queue_s_limit_count_requests_and_not_their_sequences
             Request(input_token_ids=(5, 6), max_tokens=4000, sampling_config=four, streaming=True)
         )
         assert executor.await_responses(ran, TIMEOUT_S), "it runs"
+
         waiting = [
             executor.enqueue_request(Request(input_token_ids=(5,), max_tokens=1)) for _ in range(2)
         ]
         with pytest.raises(Overloaded, match="2 requests wait already"):
             executor.enqueue_request(Request(input_token_ids=(5,), max_tokens=1))
+
         wait_until(
             lambda: (1, 2) in map(counts, executor.get_latest_iteration_stats()),
             "one runs and two wait",
         )
         executor.cancel_request(ran)
+
         assert all(executor.await_responses(one, TIMEOUT_S) for one in waiting)
         assert (
             sum(step.num_completed_requests for step in executor.get_latest_iteration_stats()) == 3
@@ -88,6 +93,7 @@ def test_a_request_that_is_over_cannot_be_cancelled_into_a_step() -> None:
         executor.get_latest_iteration_stats()
         for _ in range(5):
             executor.cancel_request(request_id)
+
         other = executor.enqueue_request(Request(input_token_ids=(5,), max_tokens=1))
         executor.await_responses(other, TIMEOUT_S)
         assert len(executor.get_latest_iteration_stats()) == 1
@@ -107,9 +113,11 @@ def test_a_request_that_is_cancelled_is_told_to_be_complete_once() -> None:
         for one in (waited, ran):
             executor.cancel_request(one)
             executor.await_responses(one, TIMEOUT_S)
+
         told = [
             stats for step in executor.get_latest_request_stats() for stats in step.request_stats
         ]
+
     for one in (ran, waited):
         assert [stats.stage for stats in told if stats.id == one].count("GENERATION_COMPLETE") == 1
 
@@ -122,6 +130,7 @@ class Stopping(EchoExecutor):
     def _step(self) -> Step:
         if self.go_on.is_set():
             raise EngineStopped("the device is lost")
+
         self.go_on.wait(TIMEOUT_S)
         return super()._step()
 
@@ -136,6 +145,7 @@ def test_a_request_that_ends_at_the_boundary_of_the_step_that_stops_the_engine_g
         executor.cancel_request(cancelled)
         executor.go_on.set()
         [[lost], [ended]] = executor.await_responses([ran, cancelled], TIMEOUT_S)
+
         assert (
             isinstance(lost, Response)
             and lost.error is not None
@@ -169,6 +179,7 @@ def test_the_times_of_a_request_are_those_of_its_way() -> None:
             ]
             assert [before, *way, after] == sorted([before, *way, after])
             assert times.last_token_time - times.first_token_time >= 3 * 0.004
+
         assert second.first_scheduled_time >= first.last_token_time, "it waited for the only place"
 
 
@@ -191,9 +202,11 @@ def test_the_times_stand_on_the_last_result_and_only_where_they_are_wanted() -> 
             asked = Request(
                 input_token_ids=(5,), max_tokens=3, streaming=True, output_config=output
             )
-            request_id, results = executor.enqueue_request(asked), list[Any]()
+            request_id = executor.enqueue_request(asked)
+            results = list[Any]()
             while len(results) < 3:
                 results += [one.result for one in executor.await_responses(request_id, TIMEOUT_S)]  # type: ignore[union-attr]
+
             assert [one.request_perf_metrics is not None for one in results] == expected
 
 

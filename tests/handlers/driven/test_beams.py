@@ -80,6 +80,7 @@ class Engine(foreign_engine.Engine):
         assert isinstance(work, Work)
         if FAULT in work.token_ids:
             return SequenceOutput(work.id, [], end=RuntimeError("a fault"))
+
         top = best_after(tuple(work.token_ids), work.num_top)
         ids, values = [[one[number] for one in [top[0], *top]] for number in (0, 1)]
         work.token_ids.append(top[0][0])
@@ -130,6 +131,7 @@ class Executor(DrivenExecutor[foreign_engine.Work]):
     def _row_work(self, sequence: Sequence, row: BeamRow) -> Work:
         if row.token_ids[0] == FAULT:
             raise ValueError("the engine takes no such prompt")
+
         return Work(row.name, row.token_ids, len(row.token_ids), 1, None, num_top=row.num_top)
 
 
@@ -167,6 +169,7 @@ def beams_of(request: Request, vocab_size: int = VOCAB_SIZE) -> list[Beam]:
                 for ids in tokens
             ]
         )
+
     return sequence.search.best(request.sampling_config.num_return_sequences)
 
 
@@ -202,11 +205,13 @@ def test_a_result_has_the_log_probs_that_it_was_asked_for(executor: Executor) ->
         return_perf_metrics=True,
     )
     found = result(executor, ask(output_config=output))
+
     assert (
         found.log_probs is not None
         and found.cum_log_probs is not None
         and found.top_log_probs is not None
     )
+
     for token_ids, log_probs, total, tops in zip(
         found.output_token_ids,
         found.log_probs,
@@ -219,9 +224,12 @@ def test_a_result_has_the_log_probs_that_it_was_asked_for(executor: Executor) ->
             assert log_prob == log_probs_after(tokens)[token_id]
             assert [(one.token_id, one.log_prob) for one in top] == best_after(tokens, 15)
             tokens += (token_id,)
+
         assert total == pytest.approx(sum(log_probs))
+
     assert found.prompt_log_probs is not None and len(found.prompt_log_probs) == len(PROMPT)
     assert found.num_cached_tokens == 1, "what the engine says of the prompt"
+
     times = found.request_perf_metrics
     assert (
         times is not None
@@ -251,6 +259,7 @@ def test_statistics_count_a_search_as_one_request_and_its_beams_as_tokens(
     plain, wide = executor.enqueue_requests([Request(PROMPT, 8), ask()])
     finish(executor, plain), finish(executor, wide)
     steps = executor.get_latest_iteration_stats()
+
     assert sum(step.num_context_tokens for step in steps) == 2 * len(PROMPT)
     assert sum(step.num_generation_tokens for step in steps) == 7 + 7 * 3, (
         "the first token comes with the prompt"
@@ -258,12 +267,14 @@ def test_statistics_count_a_search_as_one_request_and_its_beams_as_tokens(
     assert sum(step.num_completed_requests for step in steps) == 2
     assert {step.num_active_requests for step in steps[:-2]} == {2}
     assert {step.num_queued_requests for step in steps} == {0}
+
     stages = [
         one.stage
         for each in executor.get_latest_request_stats()
         for one in each.request_stats
         if one.id == wide
     ]
+
     assert stages == ["GENERATION_IN_PROGRESS"] * 7 + ["GENERATION_COMPLETE"]
 
 
@@ -277,6 +288,7 @@ def test_a_search_runs_beside_more_requests_than_the_engine_runs_at_once(
     for number in range(6):
         expected = [beam.token_ids for beam in beams_of(ask(4, (number, 5)))]
         assert found[number].output_token_ids == expected
+
     assert executor.engine.most_running == MAX_NUM_SEQUENCES
 
 
@@ -303,6 +315,7 @@ def test_what_the_engine_refuses_or_gives_up_ends_only_that_search(executor: Exe
         [ask(prompt=(FAULT,)), ask(prompt=(1, FAULT)), ask()]
     )
     error = finish(executor, refused)[-1].error
+
     assert error is not None and (error.message, error.kind) == (
         "the engine takes no such prompt",
         ErrorKind.INVALID,

@@ -44,6 +44,7 @@ def finals(executor: Executor, ids: list[int]) -> dict[int, Response]:
             assert isinstance(response, Response)
             if response.is_final:
                 ended[response.request_id] = response
+
     return ended
 
 
@@ -75,6 +76,7 @@ class Broken(Preparation[None]):
     def begin(self, sequence: Sequence) -> Future[None] | None:
         if FAULT not in sequence.request.input_token_ids:
             return None
+
         future: Future[None] = Future()
         future.set_exception(OSError("no such program"))
         return future
@@ -105,6 +107,7 @@ def test_an_error_of_ours_keeps_the_field_that_is_at_fault() -> None:
     with Particular(EngineConfig(handler="foreign")) as executor:
         request_id = executor.enqueue_request(ask(1, 2))
         error = finals(executor, [request_id])[request_id].error
+
     assert error == ResponseError("must be even, given 1", ErrorKind.INVALID, "seed")
 
 
@@ -132,15 +135,20 @@ def test_a_value_of_a_wrong_type_never_reaches_the_engine(executor: Executor) ->
 
 
 def test_a_full_batch_leaves_its_express_places_to_express_requests() -> None:
-    turns, running = Turns(2, adapters_take_turns=False), {}
+    turns = Turns(2, adapters_take_turns=False)
+    running = {}
     for request_id, more in enumerate([{}, {}, {}, {"priority": 0.9}, {"is_express": True}]):
         [sequence] = sequences_of(Sequence, request_id, Request((1,), 3, **more), 512)
         turns.add(sequence)
+
     for sequence in turns.take(running):
         running[name_of(sequence)] = sequence
+
     assert list(running) == ["4.0", "3.0", "0.0"]
+
     del running["4.0"]
     assert not list(turns.take(running))
+
     del running["3.0"]
     assert next(turns.take(running)).id == 1
 
@@ -156,17 +164,20 @@ def test_an_adapter_that_is_unloaded_stays_in_the_engine_until_its_last_sequence
         executor.unload_adapter("formal")
         with pytest.raises(UnknownAdapter, match="Adapter formal is not registered"):
             executor.enqueue_request(adapted)
+
         shutil.rmtree(path)
         executor.load_adapter(
             "formal", str(write_adapter(path, shift=7))
         )  # another one of this name
         executor.cancel_request(ids[0])
         ended = finals(executor, ids)
+
         assert {
             one.result.output_token_ids[0][0]
             for one in (ended[each] for each in ids[1:])
             if one.result
         } == {6}
+
         [again] = finals(executor, [executor.enqueue_request(adapted)]).values()
         assert again.result is not None and again.result.output_token_ids[0][0] == 8
         assert list(executor.engine.shifts.values()) == [7], "the first one has left the engine"

@@ -27,6 +27,7 @@ async def follow(loop: EngineLoop, name: str, is_shared: asyncio.Event | None = 
     """Wait for the common step, put one output, and wait for ever."""
     if is_shared is not None:
         await is_shared.wait()
+
     loop.put(SequenceOutput(name, [7]))
     await asyncio.Event().wait()
 
@@ -43,6 +44,7 @@ def test_outputs_of_one_turn_stay_together(loop: EngineLoop) -> None:
     step = asyncio.Event()
     for name in ("1.0", "2.0", "3.0"):
         loop.begin(name, follow(loop, name, step))
+
     assert loop.take(0.0) == []
 
     async def make_a_step() -> None:

@@ -15,7 +15,8 @@ from lmi.settings.config import EngineConfig
 from tests.system.engines import foreign_engine
 
 WIDTH = 2
-LENGTH, END = FinishReason.LENGTH, FinishReason.END_ID
+LENGTH = FinishReason.LENGTH
+END = FinishReason.END_ID
 STEPS = (
     ([Beam([5], [-1.0], sum=-1.0), Beam([6], [-2.0], sum=-2.0)], None),
     ([Beam([6, 7], [-2.0, -0.1], sum=-2.1), Beam([5, 8], [-1.0, -3.0], sum=-4.0)], None),
@@ -42,6 +43,7 @@ class Searcher(foreign_engine.Engine):
             beams, end = STEPS[self.num_steps.setdefault(name, 0)]
             self.num_steps[name] += 1
             outputs.append(SequenceOutput(name, [], end=end, beams=beams))
+
         self.abort(output.id for output in outputs if output.end is not None)
         return outputs
 
@@ -71,11 +73,13 @@ def ask(**fields: Any) -> Request:
 
 
 def run(executor: Executor, request: Request) -> list[Response]:
-    request_id, responses = executor.enqueue_request(request), list[Response]()
+    request_id = executor.enqueue_request(request)
+    responses = list[Response]()
     while not responses or not responses[-1].is_final:
         got = executor.await_responses(request_id, 60.0)
         assert got, "no final response"
         responses += got  # type: ignore[arg-type]
+
     return responses
 
 

@@ -52,13 +52,16 @@ def short_limit_s() -> float:
         started_s = time.monotonic()
         for number in range(5):
             compiler.compile(regex(f"a{{{number}}}"))
+
         return max(0.1, 2 * (time.monotonic() - started_s))
 
 
 def test_all_waits_for_a_guide_together_are_no_longer_than_a_step() -> None:
     for step_timeout_s in (1.0, 4.0, 60.0, 3600.0):
         limit_s = compile_limit_s(step_timeout_s)
-        start_s, compile_s, probe_s = 2 * limit_s, 1.5 * limit_s, limit_s / 2
+        start_s = 2 * limit_s
+        compile_s = 1.5 * limit_s
+        probe_s = limit_s / 2
         assert start_s + compile_s + probe_s <= step_timeout_s and compile_s <= 22.5
 
 
@@ -66,6 +69,7 @@ def test_a_start_that_is_slow_fails_the_guide_and_goes_on_for_the_next() -> None
     with compiler_with(0.02, TIMEOUT_S) as compiler:
         with pytest.raises(Unavailable, match=r"still starts after 0\.04 s; try again"):
             compiler.compile(regex("a{3}"))
+
         starting = compiler._process
         compiler.compile(regex("a{3}"))
         assert compiler._process is starting is not None
@@ -75,13 +79,17 @@ def test_a_start_that_never_ends_is_ended_and_the_next_guide_starts_another() ->
     with compiler_with(0.02) as compiler:
         with pytest.raises(Unavailable):
             compiler.compile(regex("a"))
+
         hanging = compiler._process
         assert hanging is not None
+
         os.kill(hanging.popen.pid, signal.SIGSTOP)
         hanging.started_s -= 61.0
         with pytest.raises(Unavailable, match="still starts"):
             compiler.compile(regex("a"))
+
         assert hanging.popen.poll() is not None
+
         compiler.start.max_compile_s = TIMEOUT_S
         compiler.compile(regex("a"))
 
@@ -91,11 +99,14 @@ def test_a_process_that_hangs_is_ended_in_time_and_the_next_guide_starts_another
         compiler.compile(regex("a{3}"))
         hanging = compiler._process
         assert hanging is not None
+
         compiler.start.max_compile_s = 0.1
         os.kill(hanging.popen.pid, signal.SIGSTOP)
         with pytest.raises(Unavailable, match="the process that compiles guides hung"):
             compiler.compile(regex("b"))
+
         assert hanging.popen.poll() is not None
+
         compiler.start.max_compile_s = TIMEOUT_S
         compiler.compile(regex("b"))
 
@@ -110,9 +121,12 @@ def test_a_guide_that_is_late_by_the_clock_ends_by_itself_and_may_be_tried_again
             process = compiler._process
             with pytest.raises(TooSlow, match=f"to compile it takes more than {limit_s:g} s here"):
                 compiler.compile(EXPLODING)
+
             compiler.compile(regex("b"))
             assert compiler._process is process, "nobody else was harmed"
+
             return
+
     raise AssertionError("the process was ended with the guide")
 
 
@@ -158,6 +172,7 @@ def test_a_hostile_guide_is_refused_or_followed_and_the_process_lives(
     process = hostile._process
     with suppress(InvalidRequest):
         hostile.compile(GuidedDecodingParams(*HOSTILE[name]))
+
     hostile.compile(regex("ab"))
     assert hostile._process is process is not None
 

@@ -86,12 +86,15 @@ def test_a_grammar_compiles_and_is_quick_to_follow(
     follower = matcher(GuideType.EBNF_GRAMMAR, grammar)
     assert [text for text in right if not accepts(follower, text)] == []
     assert [text for text in wrong if accepts(follower, text)] == []
+
     times_s = []
     for token_id in tokenizer().tokenize_str(right[0]):
         started_s = time.thread_time()
         follower.compute_bitmask()
         times_s.append(time.thread_time() - started_s)
+
         assert follower.consume_token(token_id)
+
     assert sorted(times_s)[len(times_s) // 2] < 0.002
 
 
@@ -123,11 +126,15 @@ def random_part(choice: random.Random, level: int, names: list[str]) -> str:
         return choice.choice(
             ['"a"', '"b"', '"ab"', "[ab]", "[^a]", '"\u00e9"', "[\u00e9\u00e8]", '""', '"aa"']
         )
+
     if kind < 0.4:
         return choice.choice(names)
-    one, other = random_part(choice, level - 1, names), random_part(choice, level - 1, names)
+
+    one = random_part(choice, level - 1, names)
+    other = random_part(choice, level - 1, names)
     if kind < 0.6:
         return f"({one}){choice.choice(['*', '+', '?', '{1,2}', '{2}', '{0,3}'])}"
+
     return f"{one} {other}" if kind < 0.8 else f"({one} | {other})"
 
 
@@ -156,18 +163,23 @@ def ends_of(rules: dict[str, Node], text: str) -> set[int]:
                 low <= ord(text[start]) <= high for low, high in node.ranges
             )
             return {start + 1} if fits else set()
+
         if isinstance(node, Either):
             return set().union(*(ends(part, start) for part in node.parts))
+
         reached = {start}
         if isinstance(node, Joined):
             for part in node.parts:
                 reached = after(part, reached)
+
             return reached
+
         assert isinstance(node, Repeat)
         all_ends = set(reached) if node.least == 0 else set()
         for count in range(1, (node.most or node.least + len(text) + 1) + 1):
             reached = after(node.part, reached)
             all_ends |= reached if count >= node.least else set()
+
         return all_ends
 
     def parts(node: Node) -> list[Node]:
@@ -186,6 +198,7 @@ def ends_of(rules: dict[str, Node], text: str) -> set[int]:
             new = new_ends(node, start) - known
             known |= new
             is_changed = is_changed or bool(new)
+
     return ends(rules["root"], 0)
 
 

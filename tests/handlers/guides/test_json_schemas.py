@@ -53,22 +53,26 @@ def test_no_invalid_value_of_the_test_suite_can_be_an_answer(draft: str) -> None
     for of_draft, schema, valid, invalid in json.loads(SUITE.read_text()):
         if of_draft != draft:
             continue
+
         try:
             compact, loose = (matcher_of_schema(schema, is_compact=one) for one in (True, False))
         except ValueError:
             continue
+
         num_followed += 1
         num_valid += len(valid)
         for value in valid:
             num_taken += any(
                 accepts(compact, json.dumps(one, separators=(",", ":"))) for one in orders(value)
             )
+
         for value in invalid:
             for one in orders(value):
                 assert not accepts(
                     compact, json.dumps(one, separators=(",", ":"), ensure_ascii=False)
                 ), (schema, one)
                 assert not accepts(loose, json.dumps(one, ensure_ascii=False)), (schema, one)
+
     assert num_followed >= NUM_FOLLOWED[draft] and num_taken > 0.85 * num_valid
 
 
@@ -89,6 +93,7 @@ def of_kubernetes() -> list[dict[str, Any]]:
             found.add(name)
             for other in re.findall(r'"#/\$defs/([^"]+)"', json.dumps(defs[name])):
                 needed(other, found)
+
         return found
 
     names = random.Random(1).sample(sorted(defs), 80)
@@ -146,6 +151,7 @@ def random_schema(choice: random.Random, level: int) -> dict[str, Any]:
         return choice.choice(
             [{"enum": choice.sample(VALUES, 3)}, {"const": choice.choice(VALUES)}, {}]
         )
+
     if kind == "string":
         rules = {
             "minLength": size(3),
@@ -154,6 +160,7 @@ def random_schema(choice: random.Random, level: int) -> dict[str, Any]:
             "format": "date",
         }
         return {"type": "string", **some(0.2, rules)}
+
     if kind in ("number", "integer"):
         steps = {"multipleOf": choice.choice([2, 5, 0.5])}
         rules = {
@@ -161,6 +168,7 @@ def random_schema(choice: random.Random, level: int) -> dict[str, Any]:
             "exclusiveMaximum": choice.choice([10, 3.5, 1000]),
         }
         return {"type": kind, **some(0.3, rules), **some(0.1, steps)}
+
     if kind == "object":
         names = choice.sample(NAMES, size(4))
         rules = {
@@ -180,6 +188,7 @@ def random_schema(choice: random.Random, level: int) -> dict[str, Any]:
             **some(0.5, {"required": names[: size(4)]}),
             **some(0.1, rules),
         }
+
     if kind == "array":
         rules = {
             "prefixItems": inner(2),
@@ -188,6 +197,7 @@ def random_schema(choice: random.Random, level: int) -> dict[str, Any]:
             "uniqueItems": True,
         }
         return {"type": "array", "items": inner(1)[0], **some(0.2, rules)}
+
     combined = {choice.choice(["anyOf", "allOf", "oneOf"]): inner(1 + size(2))}
     return {**combined, **(inner(1)[0] if choice.random() < 0.3 else {})}
 
@@ -201,10 +211,12 @@ def test_answers_of_random_schemas_are_valid() -> None:
             follower = matcher_of_schema(schema)
         except ValueError:
             continue
+
         num_followed += 1
         for answer in (walk(follower, choice), walk(follower, choice)):
             if answer is not None:
                 jsonschema.Draft202012Validator(schema).validate(json.loads(answer))
+
     assert num_followed > 100
 
 
@@ -552,6 +564,7 @@ def random_rule(choice: random.Random, level: int) -> dict[str, Any]:
     """A schema of the rules that leave out what fits other schemas, one in another."""
     if level == 0 or choice.random() < 0.2:
         return choice.choice(KEYWORDS)
+
     parts = [random_rule(choice, level - 1) for _ in range(3)]
     beside = choice.choice([{}, {}, choice.choice(KEYWORDS)])
     rules: list[dict[str, Any]] = [
@@ -574,14 +587,17 @@ def test_answers_of_rules_that_leave_out_others_are_valid() -> None:
         schema = {**random_rule(choice, 3), "$defs": {"r": random_rule(choice, 1)}}
         if '"$ref"' in json.dumps(schema["$defs"]):
             continue
+
         try:
             follower = matcher_of_schema(schema)
         except ValueError:
             continue
+
         for answer in (walk(follower, choice), walk(follower, choice)):
             if answer is not None:
                 num_answers += 1
                 jsonschema.Draft202012Validator(schema).validate(json.loads(answer))
+
     assert num_answers > 100
 
 
@@ -589,10 +605,12 @@ def nested(keyword: str, level: int) -> dict[str, Any]:
     """A schema in which a keyword holds several others of the same kind, down to a level."""
     if level == 0:
         return {"required": ["a"]}
+
     inner = nested(keyword, level - 1)
     names = {f"n{level}": inner}
     if keyword == "if":
         return {"if": {"properties": names}, "then": inner, "else": {"properties": names}}
+
     return {
         keyword: [{"properties": names}, inner, {"required": [f"n{level}"], "properties": names}]
     }
@@ -603,6 +621,7 @@ def test_rules_that_hold_many_others_are_bounded(keyword: str) -> None:
     started_s = time.thread_time()
     with contextlib.suppress(ValueError):
         read_schema(json.dumps(nested(keyword, 6)))
+
     assert time.thread_time() - started_s < 20
 
 
@@ -610,6 +629,7 @@ def test_json_is_compact_and_an_option_gives_a_bounded_number_of_spaces() -> Non
     schema = {"properties": {"a": {"type": "array", "items": {"type": "integer"}}}}
     compact, loose = (matcher_of_schema(schema, is_compact=one) for one in (True, False))
     spaced = '{ "a"\n: [1, 2]\t}'
+
     assert (
         accepts(compact, '{"a":[1,2]}')
         and not accepts(compact, '{"a": [1,2]}')

@@ -90,6 +90,7 @@ def test_a_grammar_in_lark_is_followed(grammar: str, right: list[str], wrong: li
 def test_what_cannot_be_followed_is_refused_with_its_place(grammar: str, said: str) -> None:
     with pytest.raises(ValueError) as caught:
         matcher(GuideType.EBNF_GRAMMAR, grammar)
+
     assert str(caught.value).startswith(said)
 
 

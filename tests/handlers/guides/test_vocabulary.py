@@ -25,6 +25,7 @@ def test_tokens_that_only_the_tokenizers_config_has_are_among_the_texts(tmp_path
         json.dumps({"added_tokens_decoder": listed, "eos_token": "<more>"})
     )
     config = read_config(tmp_path)
+
     assert config.encoded_vocab == [*before, "<more>"]
     assert config.stop_token_ids == [len(before)]
 

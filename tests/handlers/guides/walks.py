@@ -40,21 +40,27 @@ def matcher_of_schema(schema: object, *, is_compact: bool = True) -> LLMatcher:
 
 
 def accepts(matcher: LLMatcher, text: str) -> bool:
-    copy, ids = matcher.deep_copy(), tokenizer().tokenize_bytes(text.encode())
+    copy = matcher.deep_copy()
+    ids = tokenizer().tokenize_bytes(text.encode())
     return copy.try_consume_tokens(ids) == len(ids) and copy.is_accepting() and not copy.is_error()
 
 
 def walk(matcher: LLMatcher, choice: random.Random) -> str | None:
     """A whole answer, or None if it has not come to its end."""
-    copy, ids, ends = matcher.deep_copy(), [], set(tokenizer().eos_tokens)
+    copy = matcher.deep_copy()
+    ids = []
+    ends = set(tokenizer().eos_tokens)
     for place in range(MAX_TOKENS):
         mask = int.from_bytes(copy.compute_bitmask(), "little")
         assert not copy.is_error(), reason_of(copy)
         allowed = [one for one in range(VOCAB_SIZE) if mask >> one & 1 and one not in ends]
         if copy.is_accepting() and (not allowed or choice.random() < 0.5):
             return tokenizer().decode_bytes(ids).decode()
+
         ids.append(choice.choice([one for one in allowed if one in closing()] or allowed))
         if choice.random() > 0.3 + place / MAX_TOKENS:
             ids[-1] = choice.choice(allowed)
+
         assert copy.consume_token(ids[-1]), reason_of(copy)
+
     return None

@@ -29,9 +29,11 @@ def make(
         for name, parameter in peft_model.named_parameters():
             if "lora_" in name:
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * width)
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         peft_model.save_pretrained(folder, save_embedding_layers=save_embedding_layers)
+
     return folder
 
 
@@ -44,6 +46,7 @@ def merged(model: Path, folder: Path | None) -> Any:
     base = _base(model)
     if folder is None:
         return base
+
     from peft import PeftModel
 
     with warnings.catch_warnings():
@@ -58,6 +61,7 @@ def greedy(model: Any, prompt: list[int], num_tokens: int) -> list[int]:
     ids = list(prompt)
     for _ in range(num_tokens):
         ids.append(int(logits_of(model, ids)[-1].argmax()))
+
     return ids[len(prompt) :]
 
 

@@ -83,11 +83,13 @@ class Player:
         """Cut the prompt into chunks, at random with `draw`."""
         self.slot, self.position = slot, len(self.prompt)
         self.table = table_of(slot, len(self.prompt) + self.num_answers)
-        self.chunks, start = [], 0
+        self.chunks = []
+        start = 0
         while start < len(self.prompt):
             end = start + (PIECE if draw is None else draw.choice(PIECES))
             self.chunks.append(Chunk(slot, start, self.prompt[start:end], 0, self.table))
             start = end
+
         self.chunks[-1].num_logits = 1
 
     def take(self, logits: Tensor) -> None:
@@ -114,9 +116,11 @@ def play_alone(runner: Runner, player: Player, slot: int = 0) -> Player:
     player.sit(slot)
     for chunk in player.chunks:
         logits = forward(runner, Plan([], [chunk]))
+
     player.take(logits[0])
     while not player.is_done:
         player.take(forward(runner, Plan([player.next_decode()], []))[0])
+
     release(runner, slot)
     return player
 
@@ -136,7 +140,10 @@ def play_together(
     fill every slot.
     """
     draw = random.Random(seed)
-    waiting, seated, free, most = list(players), dict[int, Player](), list(range(num_slots)), 0
+    waiting = list(players)
+    seated = dict[int, Player]()
+    free = list(range(num_slots))
+    most = 0
     while waiting or seated:
         for _ in range(num_slots if start_together else draw.choice([0, 1, 4, num_slots])):
             if waiting and free:
@@ -145,15 +152,19 @@ def play_together(
                 )
                 seated[slot] = waiting.pop(0)
                 seated[slot].sit(slot, draw if runner.slots is None else None)
+
         decodes = [seated[slot] for slot in sorted(seated) if not seated[slot].chunks]
         if start_together and len(decodes) < len(seated):
             decodes = []
+
         prefills: list[tuple[Player, Chunk]] = []
         for player in (seated[slot] for slot in sorted(seated) if seated[slot].chunks):
             if draw.random() < 0.7 and len(prefills) < 6:
                 prefills.append((player, player.chunks.pop(0)))
+
         if not decodes and not prefills:
             continue
+
         most = max(most, len(decodes))
         logits = forward(
             runner,
@@ -166,6 +177,7 @@ def play_together(
                 del seated[player.slot]
                 free.append(player.slot)
                 release(runner, player.slot)
+
     return most
 
 

@@ -70,6 +70,7 @@ def mixed(num: int, choice: random.Random) -> list[Request]:
                 cache_salt=choice.choice([None] * 5 + ["salt"]),
             )
         )
+
     return sorted(
         requests, key=lambda one: one.sampling_config.beam_width
     )  # so that more of them run together
@@ -126,6 +127,7 @@ def started(adapters: dict[str, str], **more: Any) -> Any:
     executor = Executor(tiny_model("llama_wide"), EngineConfig(**CONFIG, **more))
     for name, path in adapters.items():
         executor.load_adapter(name, path)
+
     return executor
 
 
@@ -137,7 +139,9 @@ def test_no_bit_depends_on_neighbours_reuse_retention_or_preemption(
     with started(adapters, enable_prefix_caching=False) as executor:
         if not executor.capabilities.log_probs_invariant:
             pytest.skip("only the native kernels reuse prefixes")
+
         expected = [answers(executor, [request])[0] for request in requests]
+
     stats: list[IterationStats] = []
     with started(adapters, max_kv_cache_tokens=704, max_prefill_tokens=100) as executor:
         for retentions in ([None], [None, KEPT, LEFT]):
@@ -147,6 +151,7 @@ def test_no_bit_depends_on_neighbours_reuse_retention_or_preemption(
             ]
             assert answers(executor, kept) == expected
             stats += executor.get_latest_iteration_stats()
+
     num_reused, num_preemptions = (sum(getattr(one, name) for one in stats) for name in COUNTS)
     assert num_reused > 200 and num_preemptions > 0
     assert stats[-1].kv_cache_stats.used_num_blocks == 0

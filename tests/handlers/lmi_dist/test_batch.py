@@ -20,7 +20,9 @@ class Steps:
         self, read_s: float, row_s: float, disturbed: Callable[[int], float] = lambda number: 0.0
     ) -> None:
         self.sizes: list[int] = []
-        self._read_s, self._row_s, self._disturbed = read_s, row_s, disturbed
+        self._read_s = read_s
+        self._row_s = row_s
+        self._disturbed = disturbed
 
     def __call__(self, num_rows: int) -> float:
         self.sizes.append(num_rows)
@@ -101,5 +103,6 @@ def test_an_engine_says_which_batch_it_has_chosen_and_why_and_an_option_overrule
             "a step of 64 takes" in executor.info.batch_reason
             or "tokens/s" in executor.info.batch_reason
         )
+
     with EmbeddedExecutor(str(tiny_model("llama")), EngineConfig(max_num_sequences=5)) as executor:
         assert (executor.info.max_num_sequences, executor.info.batch_reason) == (5, "")

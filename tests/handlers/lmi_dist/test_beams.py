@@ -128,6 +128,7 @@ def alone(request: Request, runner: FakeRunner) -> EmbeddedSequence:
     while not sequence.is_finished:
         states = [[*request.input_token_ids, *one.token_ids] for one in search.running]
         sequence.advance(candidates(runner, states, min(search.num_candidates, runner.vocab_size)))
+
     return sequence
 
 
@@ -155,7 +156,8 @@ NUM_CASES = 200
 @pytest.mark.parametrize("family", FAMILIES)
 def test_sequences_and_scores_are_those_of_transformers(family: str, record_property: Any) -> None:
     model = AutoModelForCausalLM.from_pretrained(tiny_model(family), dtype=torch.float32).eval()
-    choice, comparison = random.Random(family), Comparison()
+    choice = random.Random(family)
+    comparison = Comparison()
     requests = [
         random_beams(choice, VOCAB_SIZE, max_prompt=70, max_tokens=16, **random_rules(choice))
         for _ in range(NUM_CASES // len(FAMILIES))
@@ -163,10 +165,12 @@ def test_sequences_and_scores_are_those_of_transformers(family: str, record_prop
     with Executor(tiny_model(family), EngineConfig(max_num_sequences=16)) as executor:
         ids = executor.enqueue_requests(requests)
         got = collect(executor, len(requests))
+
     for request_id, request in zip(ids, requests, strict=True):
         result = got[request_id][-1].get_result()
         expected = transformers_beams(model, request)
         comparison.check(f"{family} {request}", found(request, result, expected), expected)
+
     record_property("ties", comparison.ties)
     assert comparison.num_equal > len(comparison.ties)
 
@@ -187,7 +191,8 @@ def found(request: Request, result: Result, expected: Found) -> Found:
 
 
 def test_an_adapter_searches_as_the_merged_model(tmp_path: Path) -> None:
-    model, prompt = tiny_model("llama"), range(5, 75)
+    model = tiny_model("llama")
+    prompt = range(5, 75)
     adapter = peft_adapters.make(model, tmp_path / "mine", target_modules="all-linear")
     requests = [
         beams(3, *prompt, max_tokens=12, lora_config=LoraConfig("mine")),
@@ -198,10 +203,12 @@ def test_an_adapter_searches_as_the_merged_model(tmp_path: Path) -> None:
     ) as executor:
         executor.load_adapter("mine", str(adapter))
         answers = results(executor, requests)
+
     comparison = Comparison()
     for request, answer, folder in zip(requests, answers, (adapter, None), strict=True):
         expected = transformers_beams(peft_adapters.merged(model, folder), request)
         comparison.check(f"with {folder}", found(request, answer, expected), expected)
+
     assert comparison.num_equal == 2 and answers[0].output_token_ids != answers[1].output_token_ids
 
 
@@ -229,6 +236,7 @@ def test_every_search_is_the_one_of_whole_sequences(
         assert executor.info.max_sequence_length == 512
         answers = results(executor, requests)
         assert drained(executor)[-1].kv_cache_stats.used_num_blocks == 0
+
     for request, answer in zip(requests, answers, strict=True):
         check_alone(answer, request, kind())
 
@@ -239,6 +247,7 @@ def test_searches_that_are_preempted_find_the_same(kind: type[FakeRunner]) -> No
     with Executor(kind(context_length=160), EngineConfig(max_kv_cache_tokens=640)) as executor:
         answers = results(executor, requests)
         stats = drained(executor)
+
     assert sum(one.num_preemptions for one in stats) > 0
     assert stats[-1].kv_cache_stats.used_num_blocks == 0
     for request, answer in zip(requests, answers, strict=True):
@@ -253,6 +262,7 @@ def test_a_stream_goes_on_after_a_preemption_where_it_was() -> None:
         executor.enqueue_requests(requests)
         got = collect(executor, len(requests))
         assert sum(one.num_preemptions for one in drained(executor)) > 0
+
     for responses in got.values():
         lengths = [len(one.get_result().output_token_ids[0]) for one in responses]
         assert lengths == list(range(1, 151))
@@ -263,6 +273,7 @@ def test_drafts_leave_searches_alone() -> None:
     requests = [single, beams(4, *(1, 2) * 20, max_tokens=20)]
     with Executor(SharingRunner(), EngineConfig(speculative="ngram")) as executor:
         _, answer = results(executor, requests)
+
     check_alone(answer, requests[1], SharingRunner())
 
 
@@ -270,6 +281,7 @@ def test_the_prompt_is_computed_once_and_its_full_blocks_are_shared() -> None:
     runner = SharingRunner()
     with Executor(runner, EngineConfig()) as executor:
         results(executor, [beams(4, *range(40), max_tokens=8)])
+
     assert [len(plan.chunks) for plan in runner.plans] == [1] + [4] * 7
     assert len(runner.plans[0].prefills[0].token_ids) == 40
     for plan in runner.plans[1:]:
@@ -284,13 +296,16 @@ def test_only_beams_that_change_their_place_copy_a_block() -> None:
     request = beams(4, *range(40), max_tokens=30)
     with Executor(runner, EngineConfig()) as executor:
         results(executor, [request])
+
     [sequence] = sequences_of(EmbeddedSequence, 1, request, 512)
     parents: list[Counter[int]] = []
     assert sequence.search is not None
+
     while not sequence.is_finished:
         states = [[*request.input_token_ids, *one.token_ids] for one in sequence.search.running]
         steps = sequence.advance(candidates(runner, states, sequence.search.num_candidates))
         parents.append(Counter(step.parent for step in steps))
+
     for place, (plan, counts) in enumerate(zip(runner.plans[1:], parents, strict=False), start=40):
         num_forked = counts.total() - len(counts)
         assert len(plan.copies) == (num_forked if place % SIZE else 0)
@@ -300,15 +315,18 @@ def test_nothing_is_copied_at_the_end_of_a_block() -> None:
     runner = SharingRunner()
     with Executor(runner, EngineConfig()) as executor:
         results(executor, [beams(4, *range(2 * SIZE), max_tokens=2)])
+
     assert runner.plans[1].copies == []
 
 
 def test_a_search_reuses_a_prompt_and_gives_the_same() -> None:
-    runner, request = SharingRunner(), beams(3, *range(40), max_tokens=20)
+    runner = SharingRunner()
+    request = beams(3, *range(40), max_tokens=20)
     with Executor(runner, EngineConfig()) as executor:
         [first] = results(executor, [request])
         [again] = results(executor, [request])
         [other] = results(executor, [beams(3, *range(20), 7, 8, 9, max_tokens=20)])
+
     assert same(first, again)
     assert (first.num_cached_tokens, again.num_cached_tokens, other.num_cached_tokens) == (
         0,
@@ -324,6 +342,7 @@ def test_what_beams_have_written_can_be_reused() -> None:
         [longer] = results(
             executor, [beams(2, *range(40), *first.output_token_ids[0], max_tokens=4)]
         )
+
     assert longer.num_cached_tokens >= 80
 
 
@@ -337,11 +356,13 @@ def test_a_search_that_needs_more_than_the_whole_cache_says_so(kind: type[FakeRu
         [[response]] = collect(executor, 1).values()
         [after] = results(executor, [beams(4, *range(40), max_tokens=4)])
         stats = drained(executor)
+
     assert response.error is not None and response.error.kind is ErrorKind.INVALID
     assert (
         response.error.field == "beam_width"
         and "the KV cache of 320 tokens after" in response.error_msg
     )
+
     num_generated = int(response.error_msg.split()[-5])
     assert num_generated >= 5 * SIZE - 40 + 1, "no block was left"
     assert {len(beam) for beam in after.output_token_ids} == {4}
@@ -361,9 +382,11 @@ def test_a_search_that_fits_alone_is_never_cut_short_by_others(
     ]
     with Executor(kind(), EngineConfig()) as executor:
         whole = results(executor, requests)
+
     with Executor(kind(), EngineConfig(max_kv_cache_tokens=320)) as executor:
         tight = results(executor, requests)
         num_preemptions = sum(one.num_preemptions for one in drained(executor))
+
     assert all(map(same, whole, tight)) and num_preemptions > 0
     assert {len(beam) for one in tight for beam in one.output_token_ids} == {max_tokens}
 
@@ -373,6 +396,7 @@ def test_beams_that_share_their_beginning_need_no_room_of_their_own_for_it() -> 
     request = beams(2, *range(40), max_tokens=200, embedding_bias=((7, 1000.0),), end_ids=(8,))
     with Executor(SharingRunner(), EngineConfig(max_kv_cache_tokens=320)) as executor:
         [tight] = results(executor, [request])
+
     assert {len(beam) for beam in tight.output_token_ids} == {200}
 
 
@@ -381,12 +405,15 @@ def test_a_search_without_any_room_fails() -> None:
     with Executor(FakeRunner(), config) as executor:
         executor.enqueue_request(beams(4, *range(40)))
         [[response]] = collect(executor, 1).values()
+
         assert response.error is not None and response.error.kind is ErrorKind.INVALID
         assert (
             response.error_msg
             == "beam_width of 4 needs more than the KV cache of 64 tokens for this prompt"
         )
+
         [answer] = results(executor, [beams(2, 1)])
+
     assert len(answer.output_token_ids) == 2
 
 
@@ -405,10 +432,12 @@ def test_reuse_and_preemption_change_no_bit_of_a_search(family: str) -> None:
     config = EngineConfig(max_num_sequences=16, max_sequence_length=256)
     with Executor(tiny_model(family), replace(config, enable_prefix_caching=False)) as executor:
         lone = [results(executor, [request])[0] for request in requests]
+
     with Executor(tiny_model(family), replace(config, max_kv_cache_tokens=1024)) as executor:
         tight = results(executor, requests)
         stats = drained(executor)
         again = results(executor, requests)
+
     assert all(map(same, lone, tight)) and all(map(same, lone, again))
     assert (
         sum(one.num_preemptions for one in stats) > 0
@@ -426,8 +455,10 @@ def test_a_request_is_counted_once() -> None:
         results(executor, [beams(4, *range(20)), beams(4, *range(30))])
         stats = drained(executor)
         per_step = executor.get_latest_request_stats()
+
     assert max(one.num_active_requests for one in stats) == 2
     assert sum(one.num_completed_requests for one in stats) == 2
+
     told: list[RequestStats] = [one for step in per_step for one in step.request_stats]
     assert all(
         len({one.id for one in step.request_stats}) == len(step.request_stats) for step in per_step
@@ -440,6 +471,7 @@ def test_a_stream_restates_whole_beams() -> None:
     with Executor(SharingRunner(), EngineConfig()) as executor:
         executor.enqueue_request(beams(3, num=2, max_tokens=5, streaming=True))
         [responses] = collect(executor, 1).values()
+
     told = [one.get_result() for one in responses]
     assert [[len(beam) for beam in one.output_token_ids] for one in told] == [
         [num] * 2 for num in range(1, 6)
@@ -455,11 +487,13 @@ class GatedRunner(SharingRunner):
 
     def __init__(self, place: int, act: Callable[[], object]) -> None:
         super().__init__()
-        self.place, self.act = place, act
+        self.place = place
+        self.act = act
 
     def forward(self, plan: Plan) -> Floats:
         if len(self.plans) == self.place:
             self.act()
+
         return super().forward(plan)
 
 
@@ -473,9 +507,12 @@ def test_a_cancel_frees_every_slot_and_answers_with_what_was_sent(
         assert (
             executor.enqueue_request(beams(4, *range(40), max_tokens=400, streaming=streaming)) == 1
         )
+
         [responses] = collect(executor, 1).values()
         assert drained(executor)[-1].kv_cache_stats.used_num_blocks == 0
+
         [after] = results(executor, [beams(8)])
+
     last = responses[-1].get_result()
     assert set(last.finish_reasons) == {FinishReason.CANCELLED}
     assert {len(beam) for beam in last.output_token_ids} == {place + 1 if streaming else 0}
@@ -486,6 +523,7 @@ def test_a_deadline_ends_a_search() -> None:
     runner = GatedRunner(3, lambda: time.sleep(0.2))
     with Executor(runner, EngineConfig()) as executor:
         [answer] = results(executor, [beams(4, max_tokens=400, allotted_time_ms=100)])
+
     assert set(answer.finish_reasons) == {FinishReason.TIMED_OUT}
 
 
@@ -495,6 +533,7 @@ def test_a_prompt_whose_logits_are_no_numbers_fails_and_harms_nobody() -> None:
         bad, good = executor.enqueue_requests([beams(4, 1, 49), beams(4, 1, 2)])
         got = collect(executor, 2)
         assert drained(executor)[-1].kv_cache_stats.used_num_blocks == 0
+
     assert "not numbers" in got[bad][-1].error_msg
     check_alone(got[good][-1].get_result(), beams(4, 1, 2), SharingRunner(poison=poison))
 
@@ -516,6 +555,7 @@ def test_memory_that_runs_out_ends_one_search_and_the_others_go_on() -> None:
         ids = executor.enqueue_requests(requests)
         got = collect(executor, 2)
         assert drained(executor)[-1].kv_cache_stats.used_num_blocks == 0
+
     [(request, responses)] = [
         (request, got[request_id])
         for request, request_id in zip(requests, ids, strict=True)
@@ -531,6 +571,7 @@ def test_a_step_that_breaks_ends_its_searches_and_the_next_one_is_served() -> No
         [[response]] = collect(executor, 1).values()
         assert "broken" in response.error_msg
         [answer] = results(executor, [request])
+
     check_alone(answer, request, SharingRunner())
 
 
@@ -538,6 +579,7 @@ def test_prompt_log_probs_and_alternatives_come_with_beams() -> None:
     output = OutputConfig(return_log_probs=True, num_top_log_probs=3, num_prompt_log_probs=1)
     with Executor(SharingRunner(), EngineConfig()) as executor:
         [answer] = results(executor, [beams(4, *range(20), output_config=output)])
+
     assert answer.prompt_log_probs is not None and len(answer.prompt_log_probs) == 20
     assert answer.top_log_probs is not None and answer.log_probs is not None
     for tops, log_probs in zip(answer.top_log_probs, answer.log_probs, strict=True):
@@ -554,6 +596,7 @@ def test_requests_of_another_width_wait_until_nothing_runs() -> None:
     single = Request((1, 1), 6, sampling_config=SamplingConfig(temperature=0))
     with Executor(runner, EngineConfig()) as executor:
         results(executor, [single, beams(4, 2, 2, max_tokens=6), single])
+
     assert [len(plan.prefills) for plan in runner.plans] == [1, 0, 0, 0, 0, 0] * 3
     assert [len(plan.decodes) for plan in runner.plans] == [
         0,
@@ -588,6 +631,7 @@ def test_nobody_of_the_running_width_overtakes_another_width() -> None:
     with Executor(runner, EngineConfig()) as executor:
         ids = executor.enqueue_requests([long, beams(2, 2, 2, max_tokens=3), short])
         got = collect(executor, 3)
+
     assert all(len(plan.chunks) == 1 for plan in runner.plans[:40])
     assert list(got) == ids
 
@@ -600,6 +644,7 @@ def test_a_priority_changes_the_order_and_not_the_rule() -> None:
     with Executor(runner, EngineConfig()) as executor:
         ids = executor.enqueue_requests([low, beams(4, 3, max_tokens=4, priority=0.5), high])
         got = collect(executor, 3)
+
     assert list(got) == [ids[2], ids[1], ids[0]]
     assert [len(plan.decodes) for plan in runner.plans] == [0, 1, 1, 1, 0, 4, 4, 4, 0, 1, 1, 1]
 
@@ -608,6 +653,7 @@ def test_searches_of_one_width_run_together() -> None:
     runner = SharingRunner()
     with Executor(runner, EngineConfig()) as executor:
         results(executor, [beams(4, *range(number, number + 20)) for number in range(4)])
+
     assert max(len(plan.decodes) for plan in runner.plans) == 16
 
 
@@ -619,5 +665,6 @@ def test_widths_beyond_the_bound_are_refused() -> None:
             match=r"^beam_width must be at most 8 \(option.max_beam_width\), given 16$",
         ):
             executor.enqueue_request(beams(16))
+
     with Executor(SharingRunner(), EngineConfig(max_num_sequences=4)) as executor:
         assert executor.info.capabilities.max_beam_width == 4

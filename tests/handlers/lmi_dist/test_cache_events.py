@@ -57,6 +57,7 @@ def test_full_blocks_are_told_once_with_the_block_before_them() -> None:
     longer = BlockStored(
         [number(third)], number(second), [11, 12, 13, 14], 4, None, "GPU", None, None, 0
     )
+
     assert published == [[AllBlocksCleared(), stored], [longer]]
 
 
@@ -78,10 +79,12 @@ def test_salts_and_adapters_keep_equal_tokens_apart_and_are_named() -> None:
     cache, events = cache_of(8, published)
     for root in (Root(None), Root("secret"), Root(None, 7)):
         compute(cache, root, TOKENS)
+
     events.publish()
 
     [[_, plain, salted, adapted]] = published
     hashes = [number for event in (plain, salted, adapted) for number in event.block_hashes]
+
     assert len(set(hashes)) == 6
     assert plain.extra_keys is None
     assert salted.extra_keys == [("secret",), None]

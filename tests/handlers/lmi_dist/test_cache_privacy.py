@@ -20,7 +20,8 @@ from tests.tiny_models import tiny_model
 VICTIM = tuple(
     5 + position * 7 % 250 for position in range(TOKENS_PER_BLOCK + 2 * TOKENS_PER_PART + 8)
 )
-WRONG, FILL = 300, (301,) * (TOKENS_PER_BLOCK + 1)
+WRONG = 300
+FILL = (301,) * (TOKENS_PER_BLOCK + 1)
 
 
 @pytest.fixture(scope="module")

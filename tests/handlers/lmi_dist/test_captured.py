@@ -81,6 +81,7 @@ def joined(answer: list[Result]) -> dict[str, np.ndarray[Any, Any]]:
     for one in answer:
         for name, tensor in tensors(one).items():
             parts.setdefault(name, []).append(array(tensor))
+
     assert all(len(rows) == 1 for name, rows in parts.items() if name.startswith("context")), (
         "a prompt's rows twice"
     )
@@ -104,7 +105,9 @@ def reference_model(family: str) -> Any:
 @torch.inference_mode()
 def reference(family: str, ids: list[int]) -> dict[str, np.ndarray[Any, Any]]:
     """What transformers gives for each token: logits, and hidden states by hooks on its modules."""
-    model, rows, hooks = reference_model(family), dict[str, Tensor](), []
+    model = reference_model(family)
+    rows = dict[str, Tensor]()
+    hooks = []
     layers = next(
         one for one in model.modules() if isinstance(one, torch.nn.ModuleList) and len(one) == 2
     )
@@ -117,16 +120,20 @@ def reference(family: str, ids: list[int]) -> dict[str, np.ndarray[Any, Any]]:
 
     for layer, module in enumerate(layers):
         hooks.append(module.register_forward_hook(keep(f"hidden_states.{layer}")))
+
     output = model(torch.tensor([ids]), use_cache=False, output_hidden_states=True)
     for hook in hooks:
         hook.remove()
+
     rows |= {"logits": output.logits[0], "hidden_states": output.hidden_states[-1][0]}
     return {name: one.numpy() for name, one in rows.items()}
 
 
 def check_against_transformers(family: str, request: Request, answer: list[Result]) -> None:
-    prompt, made = list(request.input_token_ids), token_ids(answer)
-    expected, got = reference(family, prompt + made[:-1]), joined(answer)
+    prompt = list(request.input_token_ids)
+    made = token_ids(answer)
+    expected = reference(family, prompt + made[:-1])
+    got = joined(answer)
     num_cached = sum(one.num_cached_tokens for one in answer)
     got |= {"context_logits": got["context logits"], "generation_logits": got["generation logits"]}
     for name, rows in expected.items():
@@ -142,6 +149,7 @@ def check_against_transformers(family: str, request: Request, answer: list[Resul
 def runner_of(kind: str, family: str, config: EngineConfig) -> Runner:
     if kind == "native":
         return load_native(tiny_model(family), config, max_length=400)
+
     return load_runner(tiny_model(family), config, num_slots=8, max_length=400)
 
 
@@ -171,15 +179,18 @@ def test_logits_and_hidden_states_are_those_of_transformers(kind: str, family: s
         assert executor.capabilities.additional_outputs == EVERYTHING.additional_model_outputs
         ids = executor.enqueue_requests(requests)
         got = collect(executor, len(ids))
+
     for request, request_id in zip(requests, ids, strict=True):
         answer = results(got[request_id])
         assert (len(answer) > 1) == (request.streaming and len(token_ids(answer)) > 1)
+
         for one in answer:
             assert array(one.generation_logits).shape == (
                 1,
                 len(one.output_token_ids[0]),
                 VOCAB_SIZE,
             )
+
         check_against_transformers(family, request, answer)
 
 
@@ -191,16 +202,16 @@ def test_a_family_without_a_last_norm_has_what_its_last_layer_gives(kind: str) -
     with Executor(runner_of(kind, "opt_post_norm", DECLARED), DECLARED) as executor:
         request = Request((5, 6, 7), 3, sampling_config=GREEDY, output_config=EVERYTHING)
         answer = one_result(executor, request)
-    expected, got = (
-        reference("opt_post_norm", [5, 6, 7, *answer.output_token_ids[0][:-1]]),
-        joined([answer]),
-    )
+
+    expected = reference("opt_post_norm", [5, 6, 7, *answer.output_token_ids[0][:-1]])
+    got = joined([answer])
     for name in ("logits", "hidden_states.0", "hidden_states.1"):
         atol = 1e-4 * float(np.abs(expected[name]).max())
         np.testing.assert_allclose(got[f"context_{name}"], expected[name][:3], rtol=0, atol=atol)
         np.testing.assert_allclose(
             got[f"generation_{name}"], expected[name][None, 2:], rtol=0, atol=atol
         )
+
     np.testing.assert_array_equal(got["context_hidden_states"], got["context_hidden_states.1"])
 
 
@@ -257,6 +268,7 @@ def test_each_output_comes_only_where_it_is_asked_for() -> None:
             for output in asked
         }
         plain = one_result(executor, ask())
+
     assert got == asked and plain.additional_outputs is None
 
 
@@ -267,8 +279,10 @@ def test_what_was_not_declared_is_refused_with_what_was() -> None:
     with Executor(FakeRunner(), EngineConfig(additional_outputs=("state",))) as executor:
         with pytest.raises(Unsupported, match=r"additional_model_outputs .* \['state'\]"):
             executor.enqueue_request(asking(AdditionalModelOutput("hidden_states")))
+
         with pytest.raises(Unsupported, match="state without gather_context"):
             executor.enqueue_request(asking(AdditionalModelOutput("state", gather_context=True)))
+
         assert set(tensors(one_result(executor, asking(AdditionalModelOutput("state"))))) == {
             "generation_state"
         }
@@ -280,7 +294,9 @@ def check_against_runner(
     """Every row is that of the tokens up to it. Of the prompt the first `num_absent`
     are missing.
     """
-    prompt, made, got = list(request.input_token_ids), token_ids(answer), joined(answer)
+    prompt = list(request.input_token_ids)
+    made = token_ids(answer)
+    got = joined(answer)
     ids = prompt + made[:-1]
     logits = np.stack([runner.logits(ids[: end + 1]) for end in range(len(ids))])
     states = np.array([[runner.share(ids[: end + 1])] for end in range(len(ids))], np.float32)
@@ -328,15 +344,18 @@ def test_each_row_comes_once_also_after_a_preemption_and_with_drafts(
         ids = executor.enqueue_requests(requests)
         got = collect(executor, len(ids))
         assert sum(one.num_preemptions for one in drained(executor)) > 0
+
     has_drafts = any(len(chunk.token_ids) > 1 for plan in runner.plans for chunk in plan.decodes)
     assert has_drafts or kind is not LoopingRunner
+
     for request, request_id in zip(requests, ids, strict=True):
         check_against_runner(runner, request, results(got[request_id]))
 
 
 def test_rows_of_a_reused_beginning_are_absent_and_their_number_is_said() -> None:
     """Also where a prompt was preempted, and where requests that run together share one."""
-    runner, choice = SharingRunner(), random.Random(4)
+    runner = SharingRunner()
+    choice = random.Random(4)
     stems = [choice.choices(range(50), k=num_tokens) for num_tokens in (40, 70)]
     requests = [
         replace(one, input_token_ids=(*choice.choice(stems), *one.input_token_ids))
@@ -357,7 +376,9 @@ def test_rows_of_a_reused_beginning_are_absent_and_their_number_is_said() -> Non
                 answer = results(got[request_id])
                 check_against_runner(runner, request, answer, answer[0].num_cached_tokens)
                 num_absent += answer[0].num_cached_tokens
+
         assert sum(one.num_preemptions for one in drained(executor)) > 0
+
     assert num_absent > 500
 
 
@@ -377,14 +398,17 @@ def test_a_prompt_that_is_preempted_halfway_loses_no_row(num_cached: int) -> Non
     with Executor(runner, config) as executor:
         if num_cached:
             one_result(executor, ask(*range(num_cached), max_tokens=1))
+
         first, second = executor.enqueue_requests(
             [ask(max_tokens=60, sampling_config=GREEDY), long]
         )
         got = collect(executor, 2)
         stats = drained(executor)
+
     assert sum(one.num_preemptions for one in stats) > 0
     assert sum(one.num_reused_tokens for one in stats) == num_cached
     assert token_ids(results(got[first])) and results(got[second])[0].num_cached_tokens == 0
+
     check_against_runner(runner, long, results(got[second]))
 
 
@@ -398,10 +422,12 @@ def test_of_several_sequences_only_the_first_carries_the_prompts_rows() -> None:
         with Executor(runner, WITH_STATE) as executor:
             executor.enqueue_request(request)
             [responses] = collect(executor, 1).values()
+
         by_index = {one.sequence_index: one for one in results(responses)}
         check_against_runner(runner, request, [by_index[0]])
         for index in (1, 2):
             assert set(tensors(by_index[index])) == {"generation logits", "generation_state"}
+
             ids = [1, 2, 3, *by_index[index].output_token_ids[0][:-1]]
             rows = [runner.logits(ids[:end]) for end in range(3, len(ids) + 1)]
             np.testing.assert_array_equal(
@@ -429,10 +455,13 @@ def test_a_cancelled_request_keeps_the_rows_that_it_has_sent() -> None:
         responses: list[Response] = []
         while len(responses) < 3:
             responses += executor.await_responses(request_id, 60.0)  # type: ignore[arg-type]
+
         executor.cancel_request(request_id)
         runner.steps.release(2)
         answer = results(responses + collect(executor, 1)[request_id])
+
     assert answer[-1].finish_reasons == [FinishReason.CANCELLED]
+
     check_against_runner(runner, request, answer)
 
 
@@ -447,8 +476,10 @@ def test_all_generated_tokens_again_are_not_all_rows_again() -> None:
     with Executor(runner, WITH_STATE) as executor:
         executor.enqueue_request(request)
         [responses] = collect(executor, 1).values()
+
     answer = results(responses)
     assert [array(one.generation_logits).shape[1] for one in answer] == [1] * 8
+
     last = answer[-1].output_token_ids[0]
     rows = np.stack([runner.logits([1, 2, 3, *last[:end]]) for end in range(8)])
     np.testing.assert_array_equal(joined(answer)["generation logits"][0], rows)
@@ -458,25 +489,27 @@ def test_rows_of_a_step_that_is_repeated_come_once() -> None:
     """Memory runs out after the rows of the step are taken: of a prompt's chunk, and of a generated
     token.
     """
-    long, short = (
-        ask(*range(40), *range(40), max_tokens=3, output_config=STATE),
-        ask(output_config=STATE),
-    )
+    long = ask(*range(40), *range(40), max_tokens=3, output_config=STATE)
+    short = ask(output_config=STATE)
     runner = FakeRunner()
     config = EngineConfig(max_prefill_tokens=30, additional_outputs=("state:context",))
     with Executor(runner, config) as executor:
-        sample, numbers = executor._sampler.sample, itertools.count()
+        sample = executor._sampler.sample
+        numbers = itertools.count()
 
         def sample_or_fail(*args: Any) -> Any:
             if next(numbers) == 2:
                 raise MemoryError("no memory")
+
             return sample(*args)
 
         executor._sampler.sample = sample_or_fail  # type: ignore[method-assign]
         ids = executor.enqueue_requests([short, long])
         got = collect(executor, 2)
+
     failed, lived = (0, 1) if got[ids[0]][0].has_error() else (1, 0)
     assert got[ids[failed]][0].has_error()
+
     check_against_runner(runner, (short, long)[lived], results(got[ids[lived]]))
 
 
@@ -495,6 +528,7 @@ def test_no_bit_of_a_row_depends_on_the_batch_or_on_reuse() -> None:
     config = dataclasses.replace(DECLARED, enable_prefix_caching=False)
     with Executor(runner_of("native", "llama", config), config) as executor:
         alone = [joined([one_result(executor, request)]) for request in requests]
+
     config = dataclasses.replace(DECLARED, max_prefill_tokens=40, max_num_sequences=6)
     with Executor(runner_of("native", "llama", config), config) as executor:
         for _ in range(2):  # the second time most of each prompt is reused
@@ -513,7 +547,8 @@ def test_no_bit_of_a_row_depends_on_the_batch_or_on_reuse() -> None:
 @pytest.mark.parametrize("streaming", [False, True])
 def test_each_beam_has_the_rows_of_its_own_tokens(kind: type[FakeRunner], streaming: bool) -> None:
     """Also after a preemption. A shorter beam has zeros behind its rows."""
-    runner, choice = kind(context_length=160), random.Random(2)
+    runner = kind(context_length=160)
+    choice = random.Random(2)
     requests = [
         ask(
             *choice.choices(range(50), k=choice.randint(1, 20)),
@@ -536,11 +571,13 @@ def test_each_beam_has_the_rows_of_its_own_tokens(kind: type[FakeRunner], stream
         ids = executor.enqueue_requests(requests)
         got = collect(executor, len(ids))
         assert sum(one.num_preemptions for one in drained(executor)) > 0
+
     is_ragged = False
     for request, request_id in zip(requests, ids, strict=True):
         answer = results(got[request_id])
         check_beams(runner, request, answer)
         is_ragged = is_ragged or len({len(beam) for beam in answer[-1].output_token_ids}) > 1
+
     assert is_ragged
 
 
@@ -552,11 +589,10 @@ def check_beams(runner: FakeRunner, request: Request, answer: list[Result]) -> N
     )
     np.testing.assert_array_equal(array(answer[0].context_logits), logits)
     for one in (answer[0], answer[-1]):
-        beams, most = one.output_token_ids, max(map(len, one.output_token_ids))
-        states, logits = (
-            array((one.additional_outputs or {})["generation_state"]),
-            array(one.generation_logits),
-        )
+        beams = one.output_token_ids
+        most = max(map(len, one.output_token_ids))
+        states = array((one.additional_outputs or {})["generation_state"])
+        logits = array(one.generation_logits)
         assert states.shape == (len(beams), most, 1) and logits.shape == (len(beams), most, 50)
         for place, beam in enumerate(beams):
             prefixes = [[*prompt, *beam[:end]] for end in range(len(beam))]

@@ -56,18 +56,22 @@ def test_the_defaults_are_those_of_transformers(name: str) -> None:
     defaults = DEFAULTS[name]
     config = AutoConfig.for_model(defaults["model_type"])
     theirs = {field.name: field.default for field in fields(config)}
+
     assert {key: theirs[key] for key in defaults.keys() - ELSEWHERE} == {
         key: defaults[key] for key in defaults.keys() - ELSEWHERE
     }
+
     if "rope_theta" in defaults:
         rope = config.rope_parameters
         assert rope.get("full_attention", rope)["rope_theta"] == defaults["rope_theta"]
         assert rope.get("partial_rotary_factor", 1.0) == defaults.get("partial_rotary_factor", 1.0)
+
     if "rope_local_base_freq" in defaults:
         assert (
             config.rope_parameters["sliding_attention"]["rope_theta"]
             == defaults["rope_local_base_freq"]
         )
+
     if "sliding_window_pattern" in defaults:
         assert config.layer_types.index("full_attention") + 1 == defaults["sliding_window_pattern"]
 
@@ -100,6 +104,7 @@ def test_a_file_says_the_same_whichever_of_its_fields_is_left_out(
         kept.add(
             "num_attention_heads"
         )  # its default makes heads of 3 channels, which no pairs fill
+
     for name in [None, *config.keys() - kept]:
         folder = written(tmp_path, {key: value for key, value in config.items() if key != name})
         assert architecture_or_fault(folder) == architecture_or_fault(folder, by_us=False), (
@@ -225,6 +230,7 @@ def test_a_wrong_value_is_one_line_with_file_name_and_rule(
     folder = written(tmp_path, PUBLISHED[name] | changes)
     with pytest.raises(ModelUnusable) as caught:
         read_facts(folder)
+
     assert str(caught.value).startswith(f"{folder}/config.json: {said}"), str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -242,11 +248,13 @@ def test_the_facts_of_our_families_import_neither_torch_nor_transformers(tmp_pat
     for index, config in enumerate(PUBLISHED.values()):
         (tmp_path / str(index)).mkdir()
         folders.append(written(tmp_path / str(index), config))
+
     code = (
         "import sys; from handlers.lmi_dist.facts import read_facts\n"
         "print(all(read_facts(path).architecture for path in sys.argv[1:]))\n"
         "print({'torch', 'transformers', 'safetensors'} & sys.modules.keys())"
     )
+
     assert clean_run(code, *folders).splitlines() == ["True", "set()"]
 
 
@@ -269,10 +277,12 @@ def test_a_shape_left_out_is_named_where_transformers_is_not_installed(
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ModelUnusable) as caught:
         read_facts(folder)
+
     said = (
         "the default of hidden_size is known to transformers, which is not installed: pip "
         "install transformers"
     )
+
     assert str(caught.value) == f"{folder}/config.json: {said}"
 
 
@@ -299,11 +309,14 @@ def test_a_part_that_nobody_knows_names_itself_and_not_what_is_not_installed(
     folder = written(tmp_path, PUBLISHED["Llama 2 7B"] | change)
     if not has_torch:
         monkeypatch.setitem(sys.modules, "torch", None)
+
     with pytest.raises(ModelUnusable) as caught:
         read_facts(folder)
+
     message = str(caught.value)
     assert message.startswith(f"{folder}/config.json: {said}")
     assert "torch is not installed" not in message
+
     if "rope_scaling" in change:
         assert message.endswith("default, dynamic, linear, llama3, longrope, proportional, yarn")
 
@@ -327,9 +340,11 @@ def test_what_needs_torch_says_so_where_it_is_not_installed(
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(ModelUnusable) as caught:
         read_facts(folder)
+
     [name] = config["architectures"]
     said = (
         f"{name} runs through the modules of transformers, and torch is not installed: "
         f"{INSTALL_TORCH}"
     )
+
     assert str(caught.value) == f"{folder}/config.json: {said}"

@@ -31,16 +31,15 @@ GREEDY = ask(sampling_config=SamplingConfig(temperature=0))
 
 def test_a_model_in_buffers_answers_as_the_same_model_in_a_folder() -> None:
     folder = tiny_model("llama")
-    weights, text = (
-        (folder / "model.safetensors").read_bytes(),
-        (folder / "config.json").read_text(),
-    )
+    weights = (folder / "model.safetensors").read_bytes()
+    text = (folder / "config.json").read_text()
     config = ExecutorConfig(max_batch_size=2)
     with Executor(folder, config) as one, Executor(weights, text, config) as other:
         assert one.info == other.info
         assert (
             one_result(one, GREEDY).output_token_ids == one_result(other, GREEDY).output_token_ids
         )
+
     with Executor(weights, json_config_str=text, config=config) as third:
         assert third.info.max_num_sequences == 2
 
@@ -61,6 +60,7 @@ def test_a_fault_of_a_buffer_names_the_argument(
     text = text or (folder / "config.json").read_text()
     with pytest.raises(ModelUnusable) as caught:
         Executor(weights, text)
+
     assert str(caught.value).startswith(said) and "/" not in str(caught.value)
 
 
@@ -107,6 +107,7 @@ def test_a_configuration_that_breaks_a_rule_is_refused_where_the_executor_is_bui
 ) -> None:
     with pytest.raises(ValueError) as caught:
         Executor(FakeRunner(), ExecutorConfig(**fields))
+
     assert str(caught.value).startswith(said)
 
 
@@ -129,9 +130,12 @@ def test_each_limit_of_the_configuration_holds() -> None:
     runner = FakeRunner()
     with Executor(runner, config) as executor:
         assert (executor.info.max_num_sequences, executor.info.max_kv_cache_tokens) == (3, 64)
+
         collect_all = executor.enqueue_requests([ask(*range(20), max_tokens=3) for _ in range(5)])
         collect(executor, len(collect_all))
+
         assert len(executor.get_latest_iteration_stats()) == 4, "older ones are dropped"
+
     assert max(sum(len(chunk.token_ids) for chunk in plan.prefills) for plan in runner.plans) == 5
 
 
@@ -158,6 +162,7 @@ class WaitingRunner(FakeRunner):
         while not self.may_go_on:
             assert time.monotonic() < deadline
             time.sleep(0.001)
+
         return super().forward(plan)
 
 
@@ -166,6 +171,7 @@ def test_a_full_queue_refuses_more() -> None:
     with Executor(runner, ExecutorConfig(max_queue_size=2)) as executor:
         with pytest.raises(Overloaded):
             executor.enqueue_requests([ask()] * 3)
+
         runner.may_go_on = True
         collect(executor, len(executor.enqueue_requests([ask()] * 2)))
 
@@ -180,9 +186,11 @@ def test_blocks_are_reused_only_where_the_configuration_says_so(is_on: bool) -> 
 
 def test_a_configuration_may_be_changed_until_it_is_used_and_not_after() -> None:
     config = ExecutorConfig()
-    config.max_batch_size, config.kv_cache_config.max_tokens = 2, 64
+    config.max_batch_size = 2
+    config.kv_cache_config.max_tokens = 64
     with Executor(FakeRunner(), config) as executor:
-        config.max_batch_size, config.kv_cache_config.max_tokens = 4, 128
+        config.max_batch_size = 4
+        config.kv_cache_config.max_tokens = 128
         config.iter_stats_max_iterations = 0
         one_result(executor, ask())
         assert drained(executor)
@@ -199,6 +207,7 @@ def test_the_options_of_a_server_become_a_configuration() -> None:
         request_stats_max_iterations=5,
         additional_outputs=("logits", "hidden_states.3:context"),
     )
+
     assert executor_config(options) == ExecutorConfig(
         6,
         max_batch_size=6,
@@ -235,6 +244,7 @@ def test_a_library_has_guides_only_if_it_says_of_which_vocabulary() -> None:
         assert executor.capabilities.guided_decoding == ()
         with pytest.raises(Unsupported, match="no GuidedDecodingConfig was given"):
             executor.enqueue_request(request)
+
     with Executor(folder, EngineConfig()) as executor:
         assert GuideType.JSON in executor.capabilities.guided_decoding, (
             "a server reads the folder's tokenizer"

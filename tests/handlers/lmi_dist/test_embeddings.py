@@ -27,7 +27,8 @@ from tests.tiny_models import VOCAB_SIZE, embedding_model
 Floats = npt.NDArray[np.float32]
 
 PROMPTS = [[5], list(range(3, 40)), [(7 * n) % VOCAB_SIZE for n in range(1, 300)]]
-MEAN, LAST = "mean_tokens", "lasttoken"
+MEAN = "mean_tokens"
+LAST = "lasttoken"
 
 
 def config(**fields: Any) -> EngineConfig:
@@ -69,10 +70,12 @@ def expected(
     mask = torch.tensor([[1] * len(prompt) + [0] * (longest - len(prompt)) for prompt in prompts])
     with torch.inference_mode():
         states = model(ids, attention_mask=mask).last_hidden_state
+
     if mode == MEAN:
         pooled = (states * mask[:, :, None]).sum(1) / mask.sum(1, keepdim=True)
     else:
         pooled = states[torch.arange(len(prompts)), mask.sum(1) - 1]
+
     return list(torch.nn.functional.normalize(pooled[:, :dimensions], dim=1).numpy())
 
 
@@ -127,6 +130,7 @@ def test_no_bit_depends_on_neighbours_on_chunks_or_on_the_cache(tmp_path: Path, 
     folder = embedding_model(tmp_path / "llama", "llama", mode)
     with Executor(folder, config()) as executor:
         alone = [embed(executor, [prompt])[0] for prompt in PROMPTS]
+
     with Executor(folder, config(max_prefill_tokens=8)) as executor:
         for _ in range(2):  # the second time the prompts are cached
             together = embed(executor, PROMPTS * 3)
@@ -148,7 +152,8 @@ def test_a_prefix_is_reused_where_only_the_last_token_counts(tmp_path: Path) -> 
 def test_a_shorter_embedding_is_normalised_again(tmp_path: Path) -> None:
     folder = embedding_model(tmp_path / "qwen3", "qwen3", LAST, is_matryoshka=True)
     with Executor(folder, config()) as executor:
-        found, wanted = embed(executor, PROMPTS, 16), expected(folder, PROMPTS, LAST, 16)
+        found = embed(executor, PROMPTS, 16)
+        wanted = expected(folder, PROMPTS, LAST, 16)
         assert [one.shape for one in found] == [(16,)] * len(PROMPTS)
         np.testing.assert_allclose(found, wanted, atol=2e-5)
         with pytest.raises(InvalidRequest, match="dimensions must be at most 96, given 97"):
@@ -174,6 +179,7 @@ def test_an_embedding_model_generates_nothing(tmp_path: Path) -> None:
             InvalidRequest, match="^this is an embedding model, which answers at /v1/embeddings"
         ):
             executor.enqueue_request(Request((5, 6), 4))
+
         assert embed(executor, [[5, 6]])[0].shape == (96,)
 
 
@@ -182,12 +188,14 @@ def test_states_that_are_no_numbers_end_only_their_request(tmp_path: Path) -> No
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
     with torch.no_grad():
         model.model.embed_tokens.weight[9] = float("nan")
+
     model.save_pretrained(folder)
     with Executor(folder, config()) as executor:
         ids = executor.enqueue_requests(
             [Request((5, n), 1, pooling_params=PoolingParams()) for n in (9, 6)]
         )
         (broken,), (whole,) = executor.await_responses(ids, WAIT_S)
+
         assert broken.error_msg == "the model's hidden states for the prompt are not numbers"
         assert vector(whole.get_result()).shape == (96,)
 
@@ -209,6 +217,7 @@ def test_steps_count_embeddings_as_what_they_have_made(tmp_path: Path) -> None:
     with Executor(embedding_model(tmp_path / "llama", "llama", MEAN), config()) as executor:
         embed(executor, PROMPTS)
         steps = executor.get_latest_iteration_stats()
+
     assert sum(step.num_generation_tokens for step in steps) == len(PROMPTS)
     assert sum(step.num_context_tokens for step in steps) == sum(map(len, PROMPTS))
 
@@ -248,8 +257,10 @@ def test_what_it_cannot_pool_is_refused_at_the_start(
     for name, value in change.items():
         before = json.loads((folder / name).read_text()) if name == "config.json" else {}
         (folder / name).write_text(json.dumps(before | value if isinstance(value, dict) else value))
+
     with pytest.raises(ModelUnusable) as caught:
         read_facts(str(folder))
+
     assert said in str(caught.value) and str(folder) in str(caught.value)
 
 
@@ -257,6 +268,7 @@ def test_a_family_without_a_last_norm_is_refused(tmp_path: Path) -> None:
     folder = embedding_model(tmp_path / "opt", "opt_post_norm")
     with pytest.raises(ModelUnusable, match="makes no embeddings with this form of OPTForCausalLM"):
         read_facts(str(folder))
+
     shutil.rmtree(folder / "1_Pooling")
     (folder / "modules.json").unlink()
     assert read_facts(str(folder)).pooling is None

@@ -90,6 +90,7 @@ def take_all(executor: Executor, ids: list[int]) -> list[Answer]:
         while not responses or not responses[-1].is_final:
             assert time.monotonic() < deadline, "requests without an end"
             responses += executor.await_responses(request_id, TIMEOUT_S)  # type: ignore[arg-type]
+
     return [answer(got[one]) for one in ids]
 
 
@@ -110,6 +111,7 @@ def test_requests_that_come_go_and_are_cancelled_change_no_bit_of_the_others(fam
     doomed = []
     with Executor(tiny_model(family), WITHOUT_REUSE) as executor:
         expected = alone(executor, requests)
+
     with Executor(tiny_model(family), EngineConfig(max_num_sequences=12)) as executor:
         is_exact = executor.capabilities.log_probs_invariant  # torch keeps only the ids
         ids: list[int] = []
@@ -118,13 +120,17 @@ def test_requests_that_come_go_and_are_cancelled_change_no_bit_of_the_others(fam
             if choice.random() < 0.2:
                 doomed.append(choice.choice(ids))
                 executor.cancel_request(doomed[-1])
+
             time.sleep(choice.random() * 0.01)
+
         got = take_all(executor, ids)
         assert last_stats(executor)[1].kv_cache_stats.used_num_blocks == 0
+
     for request_id, mine, lone in zip(ids, got, expected, strict=True):
         if mine[3] is FinishReason.CANCELLED:
             assert request_id in doomed
             lone = (lone[0][: len(mine[0])], lone[1][: len(mine[1])], mine[2], mine[3])
+
         assert mine == lone if is_exact else mine[0] == lone[0]
 
 
@@ -149,13 +155,15 @@ def test_each_sequence_of_a_request_is_bit_by_bit_what_its_own_seed_gives(family
         for request, so_far, request_id in zip(requests, together, ids, strict=True):
             while not so_far[-1].is_final:
                 so_far += executor.await_responses(request_id, TIMEOUT_S)
+
             seeds = [
                 replace(request.sampling_config, seed=10 + i, num_return_sequences=1)
                 for i in range(4)
             ]
             lone = alone(executor, [replace(request, sampling_config=one) for one in seeds])
             for response in so_far:
-                mine, own = answer([response]), lone[response.result.sequence_index]
+                mine = answer([response])
+                own = lone[response.result.sequence_index]
                 assert mine == own if is_exact else mine[0] == own[0]
 
 
@@ -165,11 +173,14 @@ def test_a_preempted_request_has_the_bits_of_its_lone_run() -> None:
         expected = alone(executor, requests)
         assert last_stats(executor)[0] == 0
         is_exact = executor.capabilities.log_probs_invariant
+
     config = EngineConfig(max_num_sequences=12, max_kv_cache_tokens=1280)
     with Executor(tiny_model("llama"), config) as executor:
         got = take_all(executor, executor.enqueue_requests(requests))
         num_preemptions, last = last_stats(executor)
+
     assert num_preemptions > 0 and last.kv_cache_stats.used_num_blocks == 0
+
     for mine, lone in zip(got, expected, strict=True):
         assert mine == lone if is_exact else mine[0] == lone[0]
 
@@ -177,7 +188,8 @@ def test_a_preempted_request_has_the_bits_of_its_lone_run() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_reused_beginning_gives_the_bits_of_a_whole_prompt(family: str) -> None:
     """Conversations: each request begins with an earlier one and its answer, all cut somewhere."""
-    choice, tokens = random.Random(family), list[int]()
+    choice = random.Random(family)
+    tokens = list[int]()
     with (
         Executor(tiny_model(family), WITHOUT_REUSE) as plain,
         Executor(tiny_model(family)) as executor,
@@ -195,7 +207,9 @@ def test_a_reused_beginning_gives_the_bits_of_a_whole_prompt(family: str) -> Non
             )
             (mine,), (lone,) = alone(executor, [request]), alone(plain, [request])
             assert mine == lone if is_exact else mine[0] == lone[0]
+
             tokens += mine[0]
+
         num_cached = sum(one.num_reused_tokens for one in executor.get_latest_iteration_stats())
         assert num_cached > 100 or not is_exact
         assert sum(one.num_reused_tokens for one in plain.get_latest_iteration_stats()) == 0
@@ -210,6 +224,7 @@ def test_greedy_ids_are_those_of_generate(family: str) -> None:
     ]
     with Executor(tiny_model(family)) as executor:
         got = take_all(executor, executor.enqueue_requests(requests))
+
     model = AutoModelForCausalLM.from_pretrained(tiny_model(family)).eval()
     for request, (tokens, *_) in zip(requests, got, strict=True):
         check_against_generate(model, request, tokens)
@@ -231,6 +246,7 @@ def check_against_generate(model: Any, request: Request, tokens: list[int]) -> N
             return_dict_in_generate=True,
             output_logits=True,
         )
+
     expected = reference.sequences[0, prompt.shape[1] :].tolist()
     if tokens != expected:
         place = next(
@@ -247,9 +263,11 @@ def test_the_demo_model_gives_the_same_answers_alone_and_together() -> None:
     requests = staggered(16, random.Random(7), max_prompt=60, max_tokens=40)
     with Executor(demo, WITHOUT_REUSE) as executor:
         expected = alone(executor, requests)
+
     with Executor(demo) as executor:
         got = take_all(executor, executor.enqueue_requests(requests))
         is_exact = executor.capabilities.log_probs_invariant
+
     assert (
         got == expected if is_exact else [mine[0] for mine in got] == [lone[0] for lone in expected]
     )
@@ -275,7 +293,9 @@ def test_no_bit_of_an_answer_says_that_a_prefix_was_reused(family: str) -> None:
     with Executor(tiny_model(family), WITHOUT_REUSE) as executor:
         if not executor.capabilities.log_probs_invariant:
             pytest.skip("only the native kernels reuse prefixes")
+
         expected = alone(executor, requests)
+
     config = EngineConfig(max_num_sequences=8, max_kv_cache_tokens=512, max_prefill_tokens=100)
     with Executor(tiny_model(family), config) as executor:
         for retentions in ([None], [None, KEPT, LEFT]):
@@ -284,7 +304,9 @@ def test_no_bit_of_an_answer_says_that_a_prefix_was_reused(family: str) -> None:
                 for one in requests
             ]
             assert take_all(executor, executor.enqueue_requests(kept)) == expected
+
         stats = executor.get_latest_iteration_stats()
+
     assert (
         sum(one.num_reused_tokens for one in stats) > 500
         and sum(one.num_preemptions for one in stats) > 0

@@ -82,6 +82,7 @@ def collect(executor: Executor, num: int) -> dict[int, list[Response]]:
         for response in executor.await_responses(timeout_s=TIMEOUT_S):
             assert isinstance(response, Response)
             got.setdefault(response.request_id, []).append(response)
+
     return got
 
 
@@ -119,6 +120,7 @@ def drained(executor: Executor) -> list[IterationStats]:
         assert time.monotonic() < deadline
         stats += executor.get_latest_iteration_stats()
         time.sleep(0.001)
+
     return stats
 
 
@@ -141,6 +143,7 @@ def test_every_answer_is_the_one_the_request_gets_alone(
         ids = executor.enqueue_requests(requests)
         got = collect(executor, len(ids))
         stats = drained(executor)
+
     assert [joined(got[one]) for one in ids] == [alone(request) for request in requests]
     assert (sum(one.num_preemptions for one in stats) > 0) == (max_kv_cache_tokens is not None)
     assert stats[-1].kv_cache_stats.used_num_blocks == 0 and runner.states == {}
@@ -152,15 +155,19 @@ def test_requests_that_come_and_go_leave_the_others_alone(kind: type[FakeRunner]
     requests = mixed_requests(40, choice)
     runner = kind()
     with Executor(runner, EngineConfig(max_num_sequences=8, max_kv_cache_tokens=1024)) as executor:
-        ids, doomed = [], set()
+        ids = []
+        doomed = set()
         for request in requests:
             ids.append(executor.enqueue_request(request))
             if choice.random() < 0.3:
                 doomed.add(choice.choice(ids))
                 executor.cancel_request(max(doomed))
+
             time.sleep(choice.random() * 0.003)
+
         got = collect(executor, len(ids))
         stats = drained(executor)
+
     for request_id, request in zip(ids, requests, strict=True):
         tokens, log_probs, _, [reason] = joined(got[request_id])
         expected = alone(request)
@@ -168,6 +175,7 @@ def test_requests_that_come_and_go_leave_the_others_alone(kind: type[FakeRunner]
             assert request_id in doomed and tokens == expected[0][: len(tokens)]
         else:
             assert (tokens, log_probs, [reason]) == (expected[0], expected[1], expected[3])
+
     assert stats[-1].kv_cache_stats.used_num_blocks == 0 and runner.states == {}
 
 
@@ -176,6 +184,7 @@ def by_sequence(responses: list[Response], num_sequences: int) -> list[tuple[Any
     for response in responses:
         assert response.result is not None, response.error_msg
         parts[response.result.sequence_index].append(response)
+
     return [joined(part) for part in parts]
 
 
@@ -205,7 +214,8 @@ def alone_by_sequence(request: Request, runner: FakeRunner | None = None) -> lis
 def test_each_sequence_of_a_request_is_what_its_own_seed_gives_alone(
     max_kv_cache_tokens: int | None, max_prefill_tokens: int, kind: type[FakeRunner]
 ) -> None:
-    choice, runner = random.Random(8), kind()
+    choice = random.Random(8)
+    runner = kind()
     config = EngineConfig(
         max_num_sequences=10,
         max_kv_cache_tokens=max_kv_cache_tokens,
@@ -219,9 +229,11 @@ def test_each_sequence_of_a_request_is_what_its_own_seed_gives_alone(
         ids = executor.enqueue_requests(requests)
         got = collect(executor, len(ids))
         stats = drained(executor)
+
     for request_id, request in zip(ids, requests, strict=True):
         num_sequences = request.sampling_config.num_return_sequences
         assert by_sequence(got[request_id], num_sequences) == alone_by_sequence(request)
+
     assert (sum(one.num_preemptions for one in stats) > 0) == (max_kv_cache_tokens is not None)
     assert stats[-1].kv_cache_stats.used_num_blocks == 0 and runner.states == {}
 
@@ -236,6 +248,7 @@ def test_a_prompt_is_computed_once_for_the_sequences_that_find_room_together(
         executor.enqueue_request(request)
         [responses] = collect(executor, 1).values()
         stats = drained(executor)
+
     assert len({tuple(one[0]) for one in by_sequence(responses, 16)}) == 16
     assert sum(one.num_context_tokens for one in stats) == 300 * num_prompts
     assert sum(one.num_generation_tokens for one in stats) == 16 * 7
@@ -255,6 +268,7 @@ def test_a_cancel_while_the_prompt_is_shared_frees_every_slot() -> None:
         runner.open()
         got = collect(executor, 2)
         stats = drained(executor)
+
     assert [one[0] for one in by_sequence(got[first], 6)] == [[]] * 6
     assert {one.result.finish_reasons[0] for one in got[first] if one.result} == {
         FinishReason.CANCELLED
@@ -276,7 +290,8 @@ def test_reused_tokens_are_counted_for_request_step_and_engine() -> None:
             cache_salt="us",
         ),
     ]
-    counts, reused = [], []
+    counts = []
+    reused = []
     with Executor(SharingRunner()) as executor:
         for request in requests:
             executor.enqueue_request(request)
@@ -288,11 +303,14 @@ def test_reused_tokens_are_counted_for_request_step_and_engine() -> None:
                 for one in results
                 if one.request_perf_metrics
             ]
+
         stats = drained(executor)
+
     assert counts == [[0, 0], [96, 0], [96, 96]] and reused == [0, 96], (
         "requests are told of whole parts"
     )
     assert sum(one.num_reused_tokens for one in stats) == 2 * 104
+
     cache = stats[-1].kv_cache_stats
     assert (cache.used_num_blocks, cache.reused_blocks) == (
         0,
@@ -305,17 +323,20 @@ def test_reused_tokens_are_counted_for_request_step_and_engine() -> None:
 def test_reuse_of_prefixes_can_be_turned_off(is_on: bool) -> None:
     with Executor(SharingRunner(), EngineConfig(enable_prefix_caching=is_on)) as executor:
         counts = [one_result(executor, ask(*[5] * 105)).num_cached_tokens for _ in range(2)]
+
     assert counts == [0, 96 if is_on else 0]
 
 
 def test_a_broken_step_leaves_no_block_to_reuse() -> None:
     runner = SharingRunner()
-    forward, failures = runner.forward, [RuntimeError("bad kernel")]
+    forward = runner.forward
+    failures = [RuntimeError("bad kernel")]
 
     def forward_or_break(plan: Plan) -> Tensor:
         logits = forward(plan)
         if failures:
             raise failures.pop()
+
         return logits
 
     runner.forward = forward_or_break  # type: ignore[method-assign]
@@ -336,6 +357,7 @@ def test_a_request_without_a_seed_is_answered_afresh_each_time() -> None:
         answers = {
             tuple(one_result(executor, ask(max_tokens=20)).output_token_ids[0]) for _ in range(5)
         }
+
     assert len(answers) == 5
 
 
@@ -344,6 +366,7 @@ def test_a_long_prompt_does_not_hold_up_who_decodes() -> None:
         executor.enqueue_requests([ask(max_tokens=30), ask(*[4] * 480, max_tokens=1)])
         collect(executor, 2)
         stats = drained(executor)
+
     num_context_tokens = [one.num_context_tokens for one in stats]
     assert (
         num_context_tokens[0] == 128 and sum(num_context_tokens) == 483
@@ -358,17 +381,20 @@ def test_priority_decides_who_is_admitted() -> None:
             [ask(priority=priority) for priority in (0.1, 0.5, 0.9, 0.5)]
         )
         order = list(collect(executor, 4))
+
     assert order == [ids[2], ids[1], ids[3], ids[0]]
 
 
 def test_prompt_log_probs_are_the_same_however_the_prompt_is_cut() -> None:
-    runner, prompt = FakeRunner(), tuple(range(50)) * 8
+    runner = FakeRunner()
+    prompt = tuple(range(50)) * 8
     output = OutputConfig(num_prompt_log_probs=2)
     for max_prefill_tokens in (1, 1000):
         with Executor(
             FakeRunner(), EngineConfig(max_prefill_tokens=max_prefill_tokens)
         ) as executor:
             notes = one_result(executor, ask(*prompt, output_config=output)).prompt_log_probs
+
         assert (
             notes is not None
             and len(notes) == 400
@@ -388,6 +414,7 @@ def test_an_answer_ends_where_the_whole_cache_is_full() -> None:
     """
     with Executor(FakeRunner(), EngineConfig(max_kv_cache_tokens=70)) as executor:
         assert (executor.info.max_sequence_length, executor.info.max_kv_cache_tokens) == (64, 64)
+
         requests = [
             ask(*[1] * 60, max_tokens=400),
             ask(max_tokens=400),
@@ -396,10 +423,12 @@ def test_an_answer_ends_where_the_whole_cache_is_full() -> None:
         ]
         ids = executor.enqueue_requests(requests)
         results = {one: joined(responses) for one, responses in collect(executor, 4).items()}
+
         assert [(len(results[one][0]), results[one][3]) for one in ids] == [
             (num_tokens, [FinishReason.LENGTH]) for num_tokens in (4, 61, 61, 1)
         ]
         assert sum(one.num_preemptions for one in drained(executor)) > 0
+
         with pytest.raises(
             InvalidParameter, match="shorter than .* context of 64 tokens, given '64 tokens'"
         ):
@@ -414,6 +443,7 @@ def test_a_full_queue_is_said_to_be_full() -> None:
         executor.enqueue_requests([ask(), ask()])
         with pytest.raises(Overloaded, match="2 requests wait already, at most 2 may"):
             executor.enqueue_request(ask())
+
         runner.open()
         collect(executor, 3)
         executor.enqueue_request(ask())
@@ -424,7 +454,8 @@ class GatedRunner(FakeRunner):
 
     def __init__(self) -> None:
         super().__init__()
-        self._gate, self._inside = threading.Event(), threading.Event()
+        self._gate = threading.Event()
+        self._inside = threading.Event()
 
     def forward(self, plan: Plan) -> Floats:
         self._inside.set()
@@ -449,6 +480,7 @@ def test_a_cancel_frees_slot_and_blocks_before_the_next_step() -> None:
         runner.open()
         got = collect(executor, 2)
         stats = drained(executor)
+
     assert joined(got[first])[3] == [FinishReason.CANCELLED]
     assert [one.kv_cache_stats.used_num_blocks for one in stats] == [8, 1, 1, 0]
     assert all(chunk.slot == 1 for plan in runner.plans[1:] for chunk in plan.chunks)
@@ -468,11 +500,14 @@ def test_logits_that_are_not_numbers_fail_their_request_alone(poison: float) -> 
             )
         )
         got = collect(executor, len(ids))
+
         assert drained(executor)[-1].kv_cache_stats.used_num_blocks == 0
+
     for failed in ids[6:]:
         [response] = got[failed]
         assert response.error is not None and response.error.kind is ErrorKind.GENERATION
         assert "not numbers" in response.error_msg
+
     assert [joined(got[one]) for one in ids[:6]] == [alone(one, runner) for one in requests]
 
 
@@ -489,6 +524,7 @@ class BreakingRunner(FakeRunner):
         error = self.breaks(plan)
         if error is not None:
             raise error
+
         return super().forward(plan)
 
 
@@ -516,8 +552,10 @@ def test_out_of_memory_ends_the_largest_request_alone(error: Exception) -> None:
     with Executor(runner, EngineConfig(max_prefill_tokens=512)) as executor:
         ids = executor.enqueue_requests(requests)
         got = collect(executor, len(ids))
+
         assert drained(executor)[-1].kv_cache_stats.used_num_blocks == 0
         assert executor.can_enqueue_requests()
+
     for request_id, request in zip(ids, requests, strict=True):
         if request is large:
             [response] = got[request_id]
@@ -543,9 +581,11 @@ def test_what_breaks_while_a_prompt_is_shared_ends_its_request_once_and_no_other
         ids = executor.enqueue_requests(requests)
         got = collect(executor, 3)
         assert drained(executor)[-1].kv_cache_stats.used_num_blocks == 0 and runner.states == {}
+
     for failed, kind in zip(ids, (ErrorKind.GENERATION, ErrorKind.OUT_OF_MEMORY), strict=False):
         [response] = got[failed]
         assert response.error is not None and response.error.kind is kind
+
     assert by_sequence(got[ids[2]], 4) == alone_by_sequence(
         requests[2], FakeRunner(vocab_size=60, poison=runner.poison)
     )
@@ -559,6 +599,7 @@ def test_out_of_memory_that_repeats_ends_one_request_each_time_and_never_the_eng
         ids = executor.enqueue_requests([ask(*[1] * length) for length in range(1, 9)])
         got = collect(executor, len(ids))
         assert executor.can_enqueue_requests()
+
     failed = [one for one in ids if got[one][-1].error is not None]
     assert failed == ids[2:]  # the longest went first
 
@@ -575,17 +616,20 @@ def test_a_step_that_runs_out_of_memory_while_it_samples_is_repeated_by_the_othe
     ]
     runner = GatedRunner()
     with Executor(runner, EngineConfig(max_prefill_tokens=600)) as executor:
-        sample, failures = executor._sampler.sample, [MemoryError("no memory")]
+        sample = executor._sampler.sample
+        failures = [MemoryError("no memory")]
 
         def sample_or_fail(*args: Any) -> Any:
             if failures:
                 raise failures.pop()
+
             return sample(*args)
 
         executor._sampler.sample = sample_or_fail  # type: ignore[method-assign]
         ids = executor.enqueue_requests(requests)
         runner.open()
         got = collect(executor, 3)
+
     assert got[ids[0]][0].error is not None and got[ids[0]][0].error.kind is ErrorKind.OUT_OF_MEMORY
     assert [joined(got[ids[1]])[2], joined(got[ids[1]])[3]] == [
         alone(requests[1])[2],
@@ -608,12 +652,15 @@ def test_a_step_that_raises_ends_its_requests_and_spares_the_queue() -> None:
     with Executor(runner, EngineConfig(max_num_sequences=2)) as executor:
         ids = executor.enqueue_requests([ask() for _ in range(4)])
         got = collect(executor, 4)
+
         assert executor.can_enqueue_requests()
         assert drained(executor)[-1].kv_cache_stats.used_num_blocks == 0
+
     for failed in ids[:2]:
         [response] = got[failed]
         assert response.error is not None and response.error.kind is ErrorKind.GENERATION
         assert response.error_msg == "the step failed: bad kernel"
+
     assert all(got[one][-1].error is None for one in ids[2:])
 
 
@@ -623,10 +670,13 @@ def test_three_broken_steps_in_a_row_stop_the_engine_and_end_everyone() -> None:
         ids = executor.enqueue_requests([ask() for _ in range(5)])
         got = collect(executor, 5)
         kinds = [got[one][-1].error.kind for one in ids]  # type: ignore[union-attr]
+
         assert kinds == [ErrorKind.GENERATION] * 3 + [ErrorKind.ENGINE_LOST] * 2
         assert not executor.can_enqueue_requests()
+
         with pytest.raises(RuntimeError):
             executor.enqueue_request(ask())
+
         assert executor.await_responses() == []
 
 
@@ -641,6 +691,7 @@ def test_a_good_step_between_broken_ones_starts_the_count_again() -> None:
         ids = executor.enqueue_requests([ask(max_tokens=1) for _ in range(12)])
         got = collect(executor, 12)
         assert executor.can_enqueue_requests()
+
     assert [got[one][-1].has_error() for one in ids] == [True, True, False] * 4
 
 
@@ -648,6 +699,7 @@ def test_request_statistics_are_kept_only_when_asked_for() -> None:
     with Executor(FakeRunner()) as executor:
         one_result(executor, ask())
         assert executor.get_latest_request_stats() == []
+
     config = EngineConfig(
         max_num_sequences=1, max_prefill_tokens=256, request_stats_max_iterations=100
     )
@@ -664,6 +716,7 @@ def test_request_statistics_are_kept_only_when_asked_for() -> None:
             }
             for step in executor.get_latest_request_stats()
         ]
+
     assert stages == [
         {first: ("CONTEXT_IN_PROGRESS", 256), second: ("QUEUED", 0)},
         {first: ("GENERATION_IN_PROGRESS", 300), second: ("QUEUED", 0)},

@@ -28,6 +28,7 @@ def early_end() -> int:
     with Executor(SharingRunner()) as executor:
         executor.enqueue_request(Request([1, 2, 3], 3, sampling_config=SAMPLING))
         [responses] = collect(executor, 1).values()
+
     tokens = {
         one.get_result().sequence_index: one.get_result().output_token_ids[0] for one in responses
     }
@@ -41,16 +42,22 @@ def test_three_sequences_have_the_flags_of_the_page() -> None:
     with Executor(SharingRunner()) as executor:
         executor.enqueue_request(request)
         [responses] = collect(executor, 1).values()
+
     results = [response.get_result() for response in responses]
     flags = [(one.sequence_index, one.is_sequence_final, one.is_final) for one in results]
-    first, second, third = flags[:3], flags[3:6], flags[6:]
+    first = flags[:3]
+    second = flags[3:6]
+    third = flags[6:]
+
     assert first == [(0, False, False), (1, False, False), (2, False, False)]
     assert second == [(0, False, False), (1, True, False), (2, False, False)], (
         "the page's three responses"
     )
     assert third == [(0, True, False), (2, True, True)]
+
     reasons = {one.sequence_index: one.finish_reasons for one in results if one.is_sequence_final}
     length = [FinishReason.LENGTH]
+
     assert reasons == {0: length, 1: [FinishReason.END_ID], 2: length}
 
 
@@ -58,6 +65,7 @@ def test_not_streamed_sequences_have_a_response_each() -> None:
     with Executor(SharingRunner()) as executor:
         executor.enqueue_request(Request([1, 2, 3], 3, num_return_sequences=3))
         [responses] = collect(executor, 1).values()
+
     results = [response.get_result() for response in responses]
     assert [one.sequence_index for one in results] == [0, 1, 2]
     assert [one.is_final for one in results] == [False, False, True] and all(
@@ -90,6 +98,7 @@ def test_the_executor_of_the_page_is_built_of_a_path_or_of_buffers_and_runs_requ
                 [Request([1, 2, 3], 5, client_id=7), Request([4, 5], 5, client_id=7)]
             )
             both = executor.await_responses(ids, TIMEOUT_S)
+
             assert [
                 [one.client_id for one in responses if isinstance(one, Response)]
                 for responses in both
@@ -97,11 +106,13 @@ def test_the_executor_of_the_page_is_built_of_a_path_or_of_buffers_and_runs_requ
                 [7],
                 [7],
             ]
+
             steps = drained(executor)
             assert max(step.num_active_requests for step in steps) == 2, (
                 "many requests in one iteration"
             )
             assert sum(step.num_completed_requests for step in steps) == 2
+
             stats = executor.get_latest_request_stats()
             assert [one.iter for one in stats] == [one.iter for one in steps]
             assert {one.id for step in stats for one in step.request_stats} == set(ids)

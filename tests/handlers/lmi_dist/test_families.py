@@ -58,6 +58,7 @@ def generate(path: Path, prompt: list[int]) -> tuple[list[int], list[float]]:
             return_dict_in_generate=True,
             eos_token_id=None,
         )
+
     best = torch.cat(output.logits).topk(2).values
     return output.sequences[0, len(prompt) :].tolist(), (best[:, 0] - best[:, 1]).tolist()
 
@@ -71,6 +72,7 @@ def reference(path: Path) -> torch.nn.Module:
             path, dtype=torch.float32, attn_implementation="eager"
         )
         _references[path] = model.eval()
+
     return _references[path]
 
 
@@ -82,7 +84,9 @@ def agree(player: Player, expected: list[int], gaps: list[float]) -> bool:
                 warnings.warn(
                     f"a tie of the reference: its best logits differ by {gap:.1e}", stacklevel=2
                 )
+
             return gap < TIE
+
     return True
 
 
@@ -127,6 +131,7 @@ def test_a_head_that_is_not_the_embedding_is_used_though_the_config_says_tied(
         for record in caplog.records
         if record.name == "handlers.lmi_dist.program"
     ]
+
     assert warning.startswith(
         f"{folder}/model.safetensors: lm_head.weight is used although config.json says tie_word_"
     )
@@ -134,6 +139,7 @@ def test_a_head_that_is_not_the_embedding_is_used_though_the_config_says_tied(
     assert generate(folder, [5, 6, 7])[0] != generate(tiny_model(family), [5, 6, 7])[0], (
         "else nothing is compared"
     )
+
     check_greedy_tokens(folder, runner)
 
 
@@ -145,11 +151,13 @@ def test_a_head_that_is_the_embedding_stays_tied_to_it(
     expected, given = (
         load_native(path, max_length=64).program for path in (tiny_model("llama"), folder)
     )
+
     assert not caplog.records
     assert len(given.operations) == len(expected.operations)
 
     [*_, last] = read_program(str(folder), 64).operations
     [first, *_] = read_program(str(folder), 64).operations
+
     assert torch.equal(last.weight, first.table)
 
 
@@ -205,6 +213,7 @@ def test_the_context_ends_where_rope_would_change_with_the_length(
     config = AutoConfig.from_pretrained(tiny_model("llama"), rope_parameters=parameters)
     with caplog.at_level(logging.WARNING):
         architecture = describe(config)
+
     assert architecture is not None and architecture.context_length == 256
     assert (
         "256 tokens: beyond it dynamic scaling would change the keys of earlier tokens"
@@ -238,6 +247,7 @@ def test_a_cut_context_is_reported_once_at_load(
     (folder / "config.json").write_text(json.dumps(config))
     with caplog.at_level(logging.WARNING), Executor(folder) as executor:
         assert executor.info.max_sequence_length == 256
+
     assert caplog.text.count("the context ends at 256 tokens") == 1
 
 
@@ -248,4 +258,5 @@ def test_a_model_whose_past_is_not_keys_and_values_is_refused(tmp_path: Path) ->
     MambaForCausalLM(config).save_pretrained(tmp_path)
     with pytest.raises(ModelUnusable) as caught:
         load_runner(tmp_path, num_slots=2, max_length=64)
+
     assert "Mamba" in str(caught.value) and "\n" not in str(caught.value)

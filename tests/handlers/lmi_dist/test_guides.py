@@ -120,6 +120,7 @@ def collect_ids(executor: Executor, ids: list[int]) -> dict[int, list[Response]]
         while not got[one] or not got[one][-1].is_final:
             assert time.monotonic() < deadline, "a request without an end"
             got[one] += executor.await_responses(one, 1.0)
+
     return got
 
 
@@ -306,9 +307,11 @@ def test_without_an_end_id_a_guide_is_refused(executor: Executor) -> None:
     result_of(executor, regex("a"))
     compiled = executor._guides.outcomes.of(GuidedDecodingParams(GuideType.REGEX, "a")).result()
     assert isinstance(compiled, Compiled)
+
     vocabulary = Vocabulary(GuidedDecodingConfig(TEXTS), VOCAB_SIZE)
     [sequence] = sequences_of(EmbeddedSequence, 1, regex("a", end_id=None), 100)
     equip(sequence, Compiled(compiled.matcher, vocabulary))
+
     assert sequence.error is not None and (sequence.error.kind, sequence.error.field) == (
         ErrorKind.INVALID,
         FIELD,
@@ -341,6 +344,7 @@ def test_a_first_guide_waits_behind_no_other_client_s_costly_ones(executor: Exec
     )
     for one in hogs:
         executor.cancel_request(one)
+
     collect_ids(executor, hogs)
 
 
@@ -350,8 +354,10 @@ def test_a_guide_that_is_slow_to_follow_ends_only_its_request(executor: Executor
     [slow], [other] = (sequences_of(EmbeddedSequence, number, regex("a"), 100) for number in (1, 2))
     for sequence in (slow, other):
         equip(sequence, compiled)
+
     cast(Guide, slow.guide).note(slow, 0.06)
     cast(Guide, other.guide).note(other, 0.04)
+
     assert (
         slow.error is not None
         and slow.error.kind is ErrorKind.INVALID
@@ -368,6 +374,7 @@ def test_a_guide_that_fails_in_the_middle_of_an_answer_ends_only_its_request_wit
     other = executor.enqueue_request(regex("[a-z]{30}"))
     got = collect_ids(executor, [failing, other])
     *texts, last = got[failing]
+
     assert last.error is not None and (last.error.kind, last.error.field) == (
         ErrorKind.INVALID,
         FIELD,
@@ -414,6 +421,7 @@ def test_a_guide_that_fails_ends_only_its_request(executor: Executor) -> None:
     broken.guide = BrokenGuide()
     equip(whole, compiled)
     masks = fill_masks([broken, whole], [0, 1], VOCAB_SIZE)
+
     assert (
         broken.error is not None and "Check failed" in broken.error.message and whole.error is None
     )
@@ -434,6 +442,7 @@ def test_guides_catch_up_while_the_model_runs() -> None:
     executor = Executor(WaitingRunner(VOCAB_SIZE), GUIDED)
     with executor:
         got = collect_ids(executor, executor.enqueue_requests([regex("[a-c]{4}")] * 3))
+
     for [response] in got.values():
         assert re.fullmatch("[a-c]{4}", text_of(response.get_result().output_token_ids[0]))
 
@@ -469,9 +478,11 @@ def test_the_compilation_of_a_guide_ends_when_the_last_request_that_waits_for_it
         collect_ids(executor, [ids[0]])
         if linux.descendants(pid) == forks:
             break  # else it has reached its own limit meanwhile, as on a busy machine it may
+
         collect_ids(executor, [ids[1]])
     else:
         raise AssertionError("the fork ended with the first of its two requests")
+
     executor.cancel_request(ids[1])
     wait_until(lambda: linux.descendants(pid) == [], "the fork ends", 1.0)
 
@@ -480,6 +491,7 @@ def test_an_option_gives_json_its_spaces() -> None:
     config = EngineConfig(options={"disable_any_whitespace": "false"})
     with pytest.raises(BadConfiguration, match="option.disable_any_whitespace=perhaps: allowed is"):
         own_options({"disable_any_whitespace": "perhaps"})
+
     request = guided(
         GuideType.JSON_SCHEMA,
         '{"type": "array", "items": {"const": 1}, "minItems": 9}',
@@ -489,6 +501,7 @@ def test_an_option_gives_json_its_spaces() -> None:
         tokenizer = tokenizers.Tokenizer.from_file(str(tiny_model("llama") / "tokenizer.json"))
         bias = tuple((one, 20.0) for one in [tokenizer.token_to_id("\u0120")])
         result = result_of(loose, msgspec.structs.replace(request, embedding_bias=bias))
+
         assert " " in tokenizer.decode(result.output_token_ids[0])
 
 
@@ -515,6 +528,7 @@ def test_guides_are_kept_up_to_a_number_and_a_size() -> None:
     guides = [GuidedDecodingParams(GuideType.REGEX, str(number) * 20) for number in range(6)]
     for guide in guides[:3]:
         kept.put(guide, InvalidRequest("wrong"))
+
     kept.move_to_end(guides[0])  # now it was used last
     kept.put(guides[3], InvalidRequest("wrong"))
     assert list(kept) == [guides[2], guides[0], guides[3]]
@@ -527,15 +541,19 @@ def test_the_process_is_started_again_after_its_end_and_ends_with_the_engine() -
     result_of(executor, regex("a"))
     first = executor._guides._compiler._process
     assert first is not None
+
     os.kill(first.popen.pid, signal.SIGKILL)
     first.popen.wait()
     assert text_of(result_of(executor, regex("b")).output_token_ids[0]) == "b"
+
     request_id = executor.enqueue_request(exploding(3))
     executor.shutdown()
     [response] = executor.await_responses(request_id, TIMEOUT_S)
+
     assert isinstance(response, Response) and response.get_result().finish_reasons == [
         FinishReason.CANCELLED
     ]
+
     second = executor._guides._compiler._process
     assert second is not None and second is not first and second.popen.poll() is not None
 
@@ -546,11 +564,13 @@ def test_a_guide_whose_process_is_ended_meanwhile_is_not_refused_for_good(
     result_of(executor, regex("a"))
     compiler = executor._guides._compiler
     assert compiler._process is not None
+
     popen, compiler._process.popen = compiler._process.popen, cast(Any, StillRunning())
     os.kill(popen.pid, signal.SIGKILL)
     popen.wait()
     [response] = collect_ids(executor, [executor.enqueue_request(regex("b"))]).popitem()[1]
     compiler._process.popen = popen
+
     assert response.error is not None and response.error.kind is ErrorKind.UNAVAILABLE, (
         response.error
     )
@@ -603,6 +623,7 @@ def test_every_answer_is_the_one_the_request_gets_alone() -> None:
     requests = mixed(16)
     with Executor(LoopingRunner(VOCAB_SIZE), GUIDED) as executor:
         alone = [joined(responses_of(executor, request)) for request in requests]
+
     runner = LoopingRunner(VOCAB_SIZE)
     config = ExecutorConfig(
         max_batch_size=8,
@@ -615,9 +636,11 @@ def test_every_answer_is_the_one_the_request_gets_alone() -> None:
             responses_of(
                 executor, msgspec.structs.replace(request, max_tokens=1)
             )  # now its guide is compiled
+
         ids = executor.enqueue_requests(requests)  # and all start together
         got = collect(executor, len(requests))
         stats = executor.get_latest_iteration_stats()
+
     assert [joined(got[one]) for one in ids] == alone
     assert sum(one.num_preemptions for one in stats) > 0
     assert any(len(chunk.token_ids) > 1 for plan in runner.plans for chunk in plan.decodes), (
@@ -639,6 +662,7 @@ def test_a_folder_without_a_tokenizer_is_the_reason(tmp_path: Any) -> None:
     for file in tiny_model("llama").iterdir():
         if file.name != "tokenizer.json":
             (tmp_path / file.name).symlink_to(file)
+
     with (
         Executor(tmp_path, EngineConfig()) as executor,
         pytest.raises(Unsupported, match="the model's folder has no tokenizer.json"),
@@ -751,6 +775,7 @@ def test_a_thousand_sampled_answers_fit_their_guide(
         result = responses[-1].get_result()
         if result.finish_reasons == [FinishReason.END_ID]:
             texts.append(tokenizer.decode(result.output_token_ids[0]))
+
     assert len(texts) >= 1000, "most answers must come to their end"
     assert all(map(is_valid, texts))
     assert len(set(texts)) > 100, "they must differ"
@@ -814,5 +839,6 @@ def test_an_answer_fits_its_schema(
         one.output_token_ids[0] for one in results if one.finish_reasons == [FinishReason.END_ID]
     ]
     assert len(ids) > 10, "most answers must come to their end"
+
     for one in ids:
         jsonschema.validate(json.loads(tokenizer.decode(one)), schema)

@@ -23,6 +23,7 @@ from tests.tiny_models import tiny_model
 def test_the_log_says_which_kernels_run(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         library = choose_library(read_facts(str(tiny_model("llama"))), "cpu", EngineConfig())
+
     assert library is not None
     assert caplog.messages == [
         f"kernels: native {library.kind}, on {describe_threads(num_threads())}"
@@ -54,6 +55,7 @@ def test_torch_runs_what_the_kernels_cannot_and_the_log_says_why(
 ) -> None:
     with caplog.at_level(logging.INFO):
         assert choose_library(read_facts(str(tiny_model(family))), device, EngineConfig()) is None
+
     assert len(caplog.messages) == 1
     assert (
         caplog.messages[0].startswith("kernels: torch, because ") and reason in caplog.messages[0]
@@ -81,6 +83,7 @@ def test_a_machine_without_the_library_runs_torch() -> None:
     command = [sys.executable, "-c", code, str(tiny_model("llama"))]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     line, chosen = done.stdout.splitlines()
+
     assert (
         line.startswith("kernels: torch, because lmi_kernels.so cannot be loaded")
         and chosen == "None"

@@ -28,7 +28,8 @@ def test_the_lowest_free_slot_comes_first() -> None:
 
 def test_growth_is_charged_by_whole_blocks_and_refused_without_a_change() -> None:
     cache = KvCache(num_blocks=3, num_slots=2)
-    slot, other = cache.allocate(16), cache.allocate(1)
+    slot = cache.allocate(16)
+    other = cache.allocate(1)
     assert cache.grow(slot, 16) and cache.num_free_blocks == 1
     assert cache.grow(slot, 17) and cache.num_free_blocks == 0
     assert not cache.grow(other, 17) and cache.num_free_blocks == 0
@@ -66,6 +67,7 @@ def test_free_and_held_blocks_always_sum_to_the_budget(actions: list[tuple[int, 
             slot = min(held)
             cache.free(slot)
             del held[slot]
+
         assert (
             cache.num_free_blocks
             == 12 - sum(cache.num_blocks_for(num) for num in held.values())
@@ -78,27 +80,33 @@ def forked(num_tokens: int) -> tuple[KvCache, int, int]:
     `num_tokens`.
     """
     cache = KvCache(num_blocks=10, num_slots=3, tokens_per_block=4, reuses_prefixes=True)
-    one, other = cache.allocate(4), cache.allocate(1)
+    one = cache.allocate(4)
+    other = cache.allocate(1)
     cache.cover(one, 4)
     cache.store(one, Root(None), [0] * 4, 4)
     cache.adopt(one, other, 4)
     for slot in (one, other):
         assert cache.grow(slot, num_tokens)
         cache.store(slot, Root(None), [0] * 4 + [slot + 1] * (num_tokens - 4), num_tokens // 4 * 4)
+
     return cache, one, other
 
 
 def test_a_slot_adopts_full_blocks_and_copies_the_rest_into_its_own() -> None:
     cache, one, other = forked(14)
-    rest, num_free = cache.table(other)[-1], cache.num_free_blocks
+    rest = cache.table(other)[-1]
+    num_free = cache.num_free_blocks
     cache.adopt(one, other, 14)
     cache.adopt_rest(one, other, 14)
+
     assert cache.table(other) == [*cache.table(one)[:3], rest]
     assert cache.copies == [(cache.table(one)[3], rest)]
     assert cache.num_free_blocks == num_free + 2 == 5
+
     cache.end_copies()
     cache.free(one)
     cache.free(other)
+
     assert cache.num_used_blocks == 0
 
 
@@ -114,7 +122,8 @@ def test_blocks_that_a_fork_has_left_are_taken_from_the_last_to_the_first() -> N
 
 def test_blocks_that_shared_ones_replace_are_taken_again_in_their_order() -> None:
     cache = KvCache(num_blocks=4, num_slots=3, tokens_per_block=4, reuses_prefixes=True)
-    one, other = cache.allocate(8), cache.allocate(8)
+    one = cache.allocate(8)
+    other = cache.allocate(8)
     cache.cover(one, 8)
     cache.cover(other, 8)
     own = cache.table(other)[:]

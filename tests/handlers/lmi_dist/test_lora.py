@@ -41,8 +41,10 @@ def sites_of_model(family: str = "llama_wide") -> Any:
 
 def loader_of(family: str, *, allow_pickle: bool = False) -> LoraLoader[Tensor]:
     steps: list[StepInputs] = []  # the loader makes none
-    facts, limits = read_facts(str(tiny_model(family))), LoraLimits(max_rank=MAX_RANK)
-    config, model = EngineConfig(allow_pickle=allow_pickle), ModuleAdapters({}, lambda: steps[-1])
+    facts = read_facts(str(tiny_model(family)))
+    limits = LoraLimits(max_rank=MAX_RANK)
+    config = EngineConfig(allow_pickle=allow_pickle)
+    model = ModuleAdapters({}, lambda: steps[-1])
     return LoraLoader(facts, config, limits, sites_of_model(family), model, lambda: to_tensor)
 
 
@@ -99,6 +101,7 @@ def test_a_configuration_of_anything_but_plain_lora_is_refused(
     folder = configure(write_adapter(tmp_path / "adapter", seed=1), **settings)
     with pytest.raises(NotUsable, match=says):
         loader_of("llama_wide").check(str(folder))
+
     with pytest.raises(NotUsable, match=says):
         read(folder)
 
@@ -240,6 +243,7 @@ def test_an_adapter_of_another_base_model_is_refused(tmp_path: Path) -> None:
         NotUsable, match=r"lora_B of model.layers.0.self_attn.q_proj has shape \(128, 4\)"
     ):
         read(folder, family="llama")
+
     with pytest.raises(NotUsable, match="is not among the linears .*: c_attn, c_fc, c_proj"):
         read(folder, family="gpt2")
 
@@ -257,6 +261,7 @@ def test_the_weight_that_peft_saves_beside_an_adapter_of_the_head_may_be_the_mod
         change(folder, lambda tensors: tensors.update({name: tensors[name].to(dtype)}))
         *others, head = read(folder, family=family)
         assert others == [None] * len(others) and head is not None
+
         change(folder, lambda tensors: tensors[name][7, 7].mul_(1.5))
         with pytest.raises(NotUsable, match=f"changes {name}"):
             read(folder, family=family)
@@ -279,6 +284,7 @@ def test_pickled_weights_are_read_only_where_pickles_are_allowed(tmp_path: Path)
     weights.unlink()
     with pytest.raises(SecurityRefused, match="adapter_model.bin: pickled weights can run code"):
         read(folder)
+
     given = read(folder, allow_pickle=True)
     assert torch.equal(given[0].up, expected[0].up)
 
@@ -288,12 +294,15 @@ def test_what_a_site_joins_lies_on_a_diagonal_with_the_scale_in_it(tmp_path: Pat
     tensors = load_file(folder / "adapter_model.safetensors")
     qkv, *others = read(folder)[:4]
     assert others == [None] * 3
+
     (q_down, q_up), (v_down, v_up) = (
         [tensors[f"{STEM}.{module}.lora_{part}.weight"] for part in "AB"] for module in OUT_FEATURES
     )
     assert torch.equal(qkv.down, torch.cat((q_down, v_down)))
+
     expected = torch.zeros(128 + 2 * 64, 2 * RANK)
     expected[:128, :RANK], expected[-64:, RANK:] = q_up * (8 / RANK), v_up * (2 / RANK)
+
     assert torch.equal(qkv.up, expected) and qkv.gate is None
 
 
@@ -303,8 +312,10 @@ def test_limits_are_options_with_the_names_of_vllm() -> None:
     # A default gives way to what is given.
     assert LoraLimits.of({"enable_lora": "true", "max_cpu_loras": "2"}) == LoraLimits(2, 16, 2)
     assert LoraLimits.of({"enable_lora": "true", "max_cpu_loras": "9"}) == LoraLimits(4, 16, 9)
+
     options = {"enable_lora": "yes", "max_loras": "2", "max_lora_rank": "64", "max_cpu_loras": "5"}
     assert LoraLimits.of(options) == LoraLimits(2, 64, 5)
+
     for wrong, says in (
         ({"enable_lora": "perhaps"}, "option.enable_lora=perhaps: allowed is true or false"),
         ({"max_lora_rank": "0"}, "option.max_lora_rank=0: allowed is a whole number 1..1024"),

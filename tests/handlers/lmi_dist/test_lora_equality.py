@@ -107,6 +107,7 @@ def test_answers_are_token_by_token_those_of_the_merged_model(case: tuple[Path, 
         executor.load_adapter("mine", str(adapter))
         requests = [asking(IDS[:length], name) for name in ("mine", None) for length in (1, 7, 70)]
         answers = take_all(executor, executor.enqueue_requests(requests))
+
     merged, base = (peft_adapters.merged(model, folder) for folder in (adapter, None))
     for request, (tokens, *_) in zip(requests, answers, strict=True):
         ids = [*request.input_token_ids, *tokens]
@@ -114,7 +115,9 @@ def test_answers_are_token_by_token_those_of_the_merged_model(case: tuple[Path, 
             -len(tokens) - 1 : -1
         ]
         chosen = rows.gather(1, torch.tensor(tokens)[:, None])
+
         assert bool((chosen[:, 0] >= rows.max(1).values - TIE).all())
+
     assert answers[2][0] != answers[5][0], "the adapter changes nothing"
 
 
@@ -122,11 +125,13 @@ def test_torch_gives_the_logits_of_the_merged_model(case: tuple[Path, Path]) -> 
     model, adapter = case
     runner = load_runner(model, CONFIG, num_slots=2, max_length=200)
     assert runner.adapters is not None
+
     runner.adapters.model.put_adapter(5, runner.adapters.read(str(adapter)))
     prefills = [Chunk(0, 0, IDS, len(IDS), adapter=5), Chunk(1, 0, IDS[:9], 9)]
     with_adapter, without = forward(runner, Plan([], prefills)).split((len(IDS), 9))
     expected = peft_adapters.logits_of(peft_adapters.merged(model, adapter), IDS)
     base = peft_adapters.logits_of(peft_adapters.merged(model, None), IDS[:9])
+
     assert torch.allclose(with_adapter, expected, atol=TIE) and torch.allclose(
         without, base, atol=TIE
     )
@@ -148,7 +153,8 @@ NAMES = ("attention", "everything", "one layer")
 @pytest.fixture(scope="module")
 def adapters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Three adapters of the small Llama, with ranks, scales and linears of their own."""
-    folder, model = tmp_path_factory.mktemp("three"), tiny_model("llama")
+    folder = tmp_path_factory.mktemp("three")
+    model = tiny_model("llama")
     settings: list[dict[str, Any]] = [
         {"r": 8, "target_modules": ["q_proj", "v_proj"]},
         {"r": 3, **ALL, "use_rslora": True},
@@ -166,12 +172,15 @@ def adapters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def test_no_batch_no_cut_and_no_other_adapter_changes_a_bit(
     adapters: dict[str, str], kind: dict[str, str]
 ) -> None:
-    draw, model = random.Random(str(kind)), tiny_model("llama")
+    draw = random.Random(str(kind))
+    model = tiny_model("llama")
     plain = load_native(model, EngineConfig(**kind), max_length=200)  # type: ignore[arg-type]
     runner = load_native(model, EngineConfig(options=LORA, **kind), max_length=200)  # type: ignore[arg-type]
     assert runner.adapters is not None
+
     for number, path in enumerate(adapters.values(), start=1):
         runner.adapters.model.put_adapter(number, runner.adapters.read(path))
+
     prompts = [
         [draw.randrange(VOCAB_SIZE) for _ in range(draw.choice((1, 30, 180)))] for _ in range(12)
     ]
@@ -189,6 +198,7 @@ def test_no_batch_no_cut_and_no_other_adapter_changes_a_bit(
             chunks.append(
                 Chunk(index, ends[index], ids, len(ids), table_of(index, 200), users[index])
             )
+
         logits = forward(runner, Plan([], chunks)).split([len(chunk.token_ids) for chunk in chunks])
         for index, chunk, rows in zip(batch, chunks, logits, strict=True):
             assert torch.equal(rows, expected[index][chunk.start : chunk.end])
@@ -249,6 +259,7 @@ def test_requests_that_share_beginnings_and_steps_have_the_bits_of_their_lone_ru
         load_all(executor, adapters)
         got = take_all(executor, executor.enqueue_requests(requests))
         num_reused = sum(one.num_reused_tokens for one in executor.get_latest_iteration_stats())
+
     assert got == expected
     assert num_reused > 10 * TOKENS_PER_BLOCK
 
@@ -264,6 +275,7 @@ def test_preempted_requests_have_the_bits_of_their_lone_runs(
         load_all(executor, adapters)
         got = take_all(executor, executor.enqueue_requests(requests))
         num_preemptions, last = last_stats(executor)
+
     assert num_preemptions > 0 and last.kv_cache_stats.used_num_blocks == 0
     assert got == expected
 
@@ -276,6 +288,7 @@ def test_torch_gives_the_tokens_of_the_native_kernels_in_mixed_batches_too(
     with Executor(runner, EngineConfig(max_num_sequences=8)) as executor:
         load_all(executor, adapters)
         got = take_all(executor, executor.enqueue_requests(requests))
+
     assert [tokens for tokens, *_ in got] == [tokens for tokens, *_ in expected]
 
 
@@ -286,4 +299,5 @@ def test_requests_without_an_adapter_have_the_bits_of_an_engine_that_knows_none(
     pairs = [pair for pair in zip(requests, expected, strict=True) if pair[0].lora_config is None]
     with Executor(tiny_model("llama")) as executor:
         assert alone(executor, [request for request, _ in pairs]) == [answer for _, answer in pairs]
+
     assert len(pairs) > 3

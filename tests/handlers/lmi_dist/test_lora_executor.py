@@ -44,6 +44,7 @@ def executor(folders: dict[str, Path]) -> Iterator[EmbeddedExecutor]:
     with new_executor() as executor:
         for name, folder in folders.items():
             executor.load_adapter(name, str(folder))
+
         yield executor
 
 
@@ -86,6 +87,7 @@ def test_an_engine_has_adapters_only_where_they_are_enabled(folders: dict[str, P
         ):
             with pytest.raises(Unsupported, match="lmi-dist has no adapters"):
                 call()
+
     with new_executor() as executor:
         assert executor.capabilities.lora and executor.info.adapters == ()
         with pytest.raises(UnknownAdapter, match="^Adapter a is not registered$"):
@@ -101,8 +103,10 @@ def test_a_batch_uses_at_most_max_loras_adapters_and_nothing_overtakes_the_one_t
     ids = executor.enqueue_requests([*long, asking("c"), asking(None), asking("a")])
     got = take_all(executor, ids)
     assert got[2:4] == expected[2:] and got[4] == expected[0]
+
     steps = executor.get_latest_iteration_stats()
     most = max(step.num_active_requests for step in steps)
+
     assert most == 3, (
         "the third adapter and those behind it wait until one of the first two is free"
     )
@@ -111,10 +115,8 @@ def test_a_batch_uses_at_most_max_loras_adapters_and_nothing_overtakes_the_one_t
 def test_weights_that_are_no_numbers_fail_the_requests_that_ask_for_them_alone(
     executor: EmbeddedExecutor, tmp_path: Path
 ) -> None:
-    before, folder = (
-        [lone(executor, name) for name in (None, "a")],
-        write_adapter(tmp_path / "nan", seed=1),
-    )
+    before = [lone(executor, name) for name in (None, "a")]
+    folder = write_adapter(tmp_path / "nan", seed=1)
     tensors = load_file(folder / "adapter_model.safetensors")
     save_file(
         {name: tensor.fill_(torch.nan) for name, tensor in tensors.items()},
@@ -123,6 +125,7 @@ def test_weights_that_are_no_numbers_fail_the_requests_that_ask_for_them_alone(
     executor.load_adapter("nan", str(folder))
     ids = executor.enqueue_requests([asking(None), asking("nan"), asking("a")])
     [response] = executor.await_responses(ids[1], TIMEOUT_S)
+
     assert isinstance(response, Response) and response.error is not None
     assert response.error.kind is ErrorKind.GENERATION and "not numbers" in response.error.message
     assert take_all(executor, [ids[0], ids[2]]) == before
@@ -131,7 +134,9 @@ def test_weights_that_are_no_numbers_fail_the_requests_that_ask_for_them_alone(
 def test_requests_go_on_while_an_adapter_is_read(folders: dict[str, Path]) -> None:
     with new_executor() as executor:
         executor.load_adapter("a", str(folders["a"]))
-        before, reading, go_on = lone(executor, "a"), threading.Event(), threading.Event()
+        before = lone(executor, "a")
+        reading = threading.Event()
+        go_on = threading.Event()
         loader = executor._lora._loader  # type: ignore[union-attr]
         read = loader.read
 
@@ -143,11 +148,14 @@ def test_requests_go_on_while_an_adapter_is_read(folders: dict[str, Path]) -> No
         loader.read = read_slowly  # type: ignore[method-assign]
         thread = threading.Thread(target=executor.load_adapter, args=("b", str(folders["b"])))
         thread.start()
+
         assert reading.wait(TIMEOUT_S)
         assert lone(executor, "a") == before and not executor.is_loading_adapter
         assert executor.info.adapters == ("a",)
+
         go_on.set()
         thread.join(TIMEOUT_S)
+
         assert executor.info.adapters == ("a", "b") and lone(executor, "b") != before
 
 
@@ -160,13 +168,16 @@ def test_an_adapter_that_is_unloaded_stays_for_its_requests_and_its_name_may_mea
     executor.unload_adapter("a")
     with pytest.raises(UnknownAdapter):
         executor.enqueue_request(asking("a"))
+
     executor.load_adapter("a", str(folders["b"]))
     assert lone(executor, "a") == expected["b"], (
         "keys of the first adapter were reused for the second"
     )
     assert take_all(executor, [running]) == [whole]
+
     executor.unload_adapter("a")
     executor.load_adapter("a", str(folders["a"]))
+
     assert lone(executor, "a") == expected["a"]
 
 
@@ -176,6 +187,7 @@ def test_an_adapter_that_was_unloaded_leaves_no_weights(executor: EmbeddedExecut
     assert lone(executor, "a") and lone(executor, "b")
     for name in "abcd":
         executor.unload_adapter(name)
+
     assert not lora._resident and executor.info.adapters == ()
     assert lone(executor, None)
 
@@ -184,16 +196,19 @@ def test_a_request_whose_adapter_was_just_unloaded_ends_with_an_error(
     executor: EmbeddedExecutor,
 ) -> None:
     """The adapter goes after the request was accepted, and before a step has seen its sequences."""
-    before, ids = lone(executor, "b"), list[int]()
+    before = lone(executor, "b")
+    ids = list[int]()
 
     def enqueue_and_unload() -> None:
         requests = [asking("a", num_sequences=3), asking("b")]
         ids.extend(executor.enqueue_request(request) for request in requests)
         assert executor._lora is not None
+
         executor._change_adapters(executor._lora, partial(executor._lora.unload, "a"))
 
     at_boundary(executor, enqueue_and_unload)
     [response] = executor.await_responses(ids[0], TIMEOUT_S)
+
     assert isinstance(response, Response) and response.error is not None
     assert (response.error.kind, response.error.message) == (
         ErrorKind.INVALID,
@@ -210,16 +225,20 @@ def test_weights_used_longest_ago_are_dropped_and_read_again(
             executor.load_adapter(
                 name, str(shutil.copytree(folders[name], tmp_path / name)), preload=False
             )
+
         lora = executor._lora
         assert lora is not None and not lora._resident
+
         expected = {name: lone(executor, name) for name in "abc"}
         assert len({tuple(answer[0]) for answer in expected.values()}) == 3
         assert [one.name for one in lora._resident.values()] == ["b", "c"]
         assert lone(executor, "a") == expected["a"]
         assert [one.name for one in lora._resident.values()] == ["c", "a"]
+
         shutil.rmtree(tmp_path / "b")
         ids = executor.enqueue_requests([asking("c"), asking("b", num_sequences=2), asking("a")])
         [response] = executor.await_responses(ids[1], TIMEOUT_S)
+
         assert isinstance(response, Response) and response.error is not None
         assert response.error.message.startswith(
             f"{tmp_path / 'b'}: lmi-dist cannot load this adapter: "
@@ -233,6 +252,7 @@ def test_memory_has_no_more_weights_than_it_may_also_when_adapters_are_loaded(
     with new_executor(max_cpu_loras="2") as executor:
         for name, folder in folders.items():
             executor.load_adapter(name, str(folder))
+
         assert executor._lora is not None
         assert [one.name for one in executor._lora._resident.values()] == ["c", "d"]
         assert executor.info.adapters == ("a", "b", "c", "d") and lone(executor, "a") != lone(
@@ -246,9 +266,11 @@ def test_a_pinned_adapter_keeps_its_weights(folders: dict[str, Path]) -> None:
         for name in "bcd":
             executor.load_adapter(name, str(folders[name]), preload=False)
             assert lone(executor, name)
+
         assert executor._lora is not None and "a" in [
             one.name for one in executor._lora._resident.values()
         ]
+
         with pytest.raises(OutOfMemory, match="2 adapters fit into a batch"):
             executor.load_adapter("b", str(folders["b"]), pinned=True)
 
@@ -266,5 +288,6 @@ def test_the_reason_why_an_adapter_is_refused_names_its_folder(
         SecurityRefused, match="pickled/adapter_model.bin: pickled weights can run code"
     ):
         executor.load_adapter("pickled", str(weights.parent))
+
     assert executor.info.adapters == ("a", "b", "c", "d")
     assert lone(executor, "a")

@@ -58,6 +58,7 @@ def executor(folders: dict[str, Path]) -> Iterator[Executor]:
     with Executor(tiny_model(MODEL), config) as executor:
         for name, folder in folders.items():
             executor.load_adapter(name, str(folder))
+
         yield executor
 
 
@@ -66,7 +67,8 @@ def named(request: Request, adapter: str | None) -> Request:
 
 
 def test_beams_are_those_of_the_merged_model(executor: Executor, folders: dict[str, Path]) -> None:
-    choice, comparison = random.Random(6), Comparison()
+    choice = random.Random(6)
+    comparison = Comparison()
     models = {
         name: peft_adapters.merged(tiny_model(MODEL), folders.get(name or ""))
         for name in (*NAMES, None)
@@ -85,6 +87,7 @@ def test_beams_are_those_of_the_merged_model(executor: Executor, folders: dict[s
             models[request.lora_config and request.lora_config.name], request
         )
         comparison.check(f"{number}: {request}", found(request, result, expected), expected)
+
     assert comparison.num_equal > len(comparison.ties)
 
 
@@ -97,9 +100,11 @@ def test_a_guide_holds_beside_other_adapters(executor: Executor) -> None:
     together = results(executor, requests)
     alone = [results(executor, [request])[0] for request in requests]
     assert [bits(one) for one in together] == [bits(one) for one in alone]
+
     ids = json.loads((tiny_model(MODEL) / "tokenizer.json").read_text())["model"]["vocab"]
     words = {token_id: word for word, token_id in ids.items()}
     texts = ["".join(words[one] for one in result.output_token_ids[0]) for result in together[::2]]
+
     assert all(re.fullmatch("[ab]{16,40}", text) for text in texts), texts
 
 
@@ -118,6 +123,7 @@ def test_hidden_states_are_those_of_the_merged_model(
             expected = model.model(
                 torch.tensor([request.input_token_ids]), use_cache=False
             ).last_hidden_state[0]
+
         assert torch.allclose(given.reshape(expected.shape), expected, atol=1e-3)
 
 

@@ -83,7 +83,8 @@ def taken(cache: KvCache, num_blocks: int) -> int:
 
 
 def test_blocks_without_memory_are_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    cache, memory = KvCache(num_blocks=10, num_slots=4), FakeMemory()
+    cache = KvCache(num_blocks=10, num_slots=4)
+    memory = FakeMemory()
     Machine(monkeypatch, num_blocks=4).watch(cache, memory).look()
     assert cache.num_free_blocks == 4
     assert cache.can_allocate(4 * 16) and not cache.can_allocate(5 * 16)
@@ -92,7 +93,8 @@ def test_blocks_without_memory_are_not_free(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_block_that_was_written_once_needs_no_more_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    cache, memory = KvCache(num_blocks=10, num_slots=4), FakeMemory()
+    cache = KvCache(num_blocks=10, num_slots=4)
+    memory = FakeMemory()
     here = Machine(monkeypatch, num_blocks=4)
     watch = here.watch(cache, memory)
     watch.look()
@@ -106,11 +108,13 @@ def test_a_block_that_was_written_once_needs_no_more_memory(
 def test_blocks_that_nobody_uses_are_given_back_when_memory_is_short(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    cache, memory = KvCache(num_blocks=10, num_slots=4, reuses_prefixes=True), FakeMemory()
+    cache = KvCache(num_blocks=10, num_slots=4, reuses_prefixes=True)
+    memory = FakeMemory()
     here = Machine(monkeypatch, num_blocks=10)
     watch = here.watch(cache, memory)
     watch.look()
-    kept, cached = taken(cache, 3), taken(cache, 3)
+    kept = taken(cache, 3)
+    cached = taken(cache, 3)
     cache.store(cached, Root(None), list(range(48)), 48)
     cache.free(cached)
 
@@ -128,11 +132,13 @@ def test_blocks_that_nobody_uses_are_given_back_when_memory_is_short(
 def test_a_step_that_would_take_what_is_left_is_refused_and_a_smaller_one_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    cache, memory = KvCache(num_blocks=10, num_slots=4), FakeMemory()
+    cache = KvCache(num_blocks=10, num_slots=4)
+    memory = FakeMemory()
     watch = Machine(monkeypatch, num_blocks=4).watch(cache, memory)
     watch.check(Plan([], [Chunk(0, 0, [1] * 9, num_logits=1)]))
     with pytest.raises(MemoryError, match="a step needs 39 MB more, and 20 MB are left"):
         watch.check(Plan([], [Chunk(0, 0, [1] * 40, num_logits=40)]))
+
     watch.check(Plan([], [Chunk(0, 0, [1] * 9, num_logits=9)]))
 
 
@@ -147,6 +153,7 @@ def ended(executor: EmbeddedExecutor, num_requests: int) -> dict[int, list[Respo
         for response in executor.await_responses():
             responses.setdefault(response.request_id, []).append(response)
             num_ended += response.error is not None or response.result.is_final
+
     return responses
 
 
@@ -169,7 +176,9 @@ def test_a_request_that_finds_no_memory_ends_and_smaller_ones_and_the_engine_go_
         large = executor.enqueue_request(ask(200))
         small = executor.enqueue_requests([ask(30, first) for first in range(3, 9)])
         responses = ended(executor, 7)
+
         assert executor.can_enqueue_requests()
+
     [response] = responses[large]
     assert response.error is not None and response.error.kind is ErrorKind.OUT_OF_MEMORY
     assert (
@@ -196,6 +205,7 @@ def test_sequences_that_lose_their_memory_wait_for_others_and_get_the_same_answe
     def forward_beside_others(plan: Plan) -> Floats:
         if len(runner.plans) == 10:
             here.num_blocks = 10
+
         here.now_s += 1.0
         return forward(plan)
 
@@ -203,9 +213,11 @@ def test_sequences_that_lose_their_memory_wait_for_others_and_get_the_same_answe
     with EmbeddedExecutor(runner, EngineConfig(max_kv_cache_tokens=512)) as executor:
         here.cache = executor._cache  # noqa: SLF001
         assert executor._watch is not None  # noqa: SLF001
+
         executor._watch._now_s = lambda: here.now_s  # noqa: SLF001
         assert ended_tokens(executor, requests) == alone
         assert sum(stats.num_preemptions for stats in executor.get_latest_iteration_stats()) > 0
+
     assert isinstance(runner.memory, FakeMemory) and runner.memory.given_back
 
 
@@ -275,6 +287,7 @@ def test_a_cache_that_an_operator_wants_larger_than_the_memory_is_told(
 def test_the_log_says_what_the_model_takes_of_the_memory(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         load_runner(str(tiny_model("llama")), EngineConfig(), lambda stage, share: None)
+
     assert any(
         message.startswith("memory: weights ") and "MB are free" in message
         for message in caplog.messages
@@ -290,10 +303,14 @@ def test_memory_that_is_given_back_is_written_anew() -> None:
     )
     with EmbeddedExecutor(model, EngineConfig()) as executor:
         first = ended_tokens(executor, [request])
-        cache, memory = executor._cache, executor._runner.memory  # noqa: SLF001
+        # noqa: SLF001
+        cache = executor._cache
+        memory = executor._runner.memory
         assert memory is not None
+
         blocks = cache.give_back(1000)
         memory.give_back(blocks)
         cache.withhold(0)
+
         assert blocks
         assert ended_tokens(executor, [request]) == first

@@ -79,16 +79,19 @@ def test_one_slot_of_4096_among_63_short_slots_is_split_off_and_changes_nothing(
     for slot, prompt in enumerate(prompts):
         for start in range(0, len(prompt), 128):
             forward(runner, Plan([], [Chunk(slot, start, prompt[start : start + 128], 0)]))
+
     decodes = [Chunk(slot, end, [slot]) for slot, end in enumerate(ends)]
     together = forward(runner, Plan(decodes, []))
     calls = list(
         Attention(runner.slots, Plan(decodes, []), torch.empty(0))._plan_calls(None, False)
     )
+
     assert [(call.last - call.first, call.positions.stop) for call in calls] == [
         (31, 41),
         (1, 4097),
         (32, 41),
     ]
+
     for slot in (0, 30, 31, 32, 63):
         torch.testing.assert_close(
             forward(runner, Plan([decodes[slot]], []))[0], together[slot], **CLOSE
@@ -107,10 +110,13 @@ def test_a_released_slot_gives_its_memory_back_and_is_clean_again(tmp_path: Path
     with torch.inference_mode():
         # 8 slots x 2 x 2 heads x 8192 positions x 16 channels x 4 bytes = 16.8 MB
         runner.slots._storage.normal_()
+
     full = resident_bytes()
     assert full - before > 15_000_000
+
     for slot in range(8):
         runner.slots.release(slot)
+
     assert full - resident_bytes() > 15_000_000
     assert torch.equal(
         torch.stack(play_alone(runner, player, slot=3).logits), torch.stack(expected)
@@ -122,6 +128,7 @@ def test_a_released_slot_is_clean_also_where_memory_cannot_be_given_back() -> No
     runner.slots._mapping = None  # as on an accelerator
     with torch.inference_mode():
         runner.slots._storage.fill_(float("nan"))
+
     runner.slots.release(0)
     assert not runner.slots._storage[0].any() and runner.slots._storage[1].isnan().all()
 
@@ -142,8 +149,10 @@ def test_logits_come_in_the_order_of_the_chunks_and_only_where_wanted() -> None:
     runner = build("llama", num_slots=4, max_length=400)
     prompt = random_players(VOCAB_SIZE, [20], 1)[0].prompt
     everywhere = forward(runner, Plan([], [Chunk(0, 0, prompt, 20)]))
+
     assert everywhere.shape == (20, VOCAB_SIZE) and everywhere.dtype == torch.float32
     assert forward(runner, Plan([], [Chunk(1, 0, prompt[:12], 0)])).shape == (0, VOCAB_SIZE)
+
     mixed = forward(
         runner,
         Plan(

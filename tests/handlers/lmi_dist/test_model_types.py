@@ -57,6 +57,7 @@ def test_a_model_that_cannot_run_is_refused_by_the_settings_with_what_can(
     model(tmp_path, architecture, model_type, is_encoder_decoder=model_type == "t5")
     with pytest.raises(ModelUnusable) as refusal:
         resolve_folder(str(tmp_path), {}, {"option.rolling_batch": "lmi-dist"})
+
     assert str(refusal.value).startswith(f"{tmp_path}/config.json: ") and said in str(refusal.value)
     assert str(refusal.value).endswith(RUN_HERE)
 
@@ -70,6 +71,7 @@ def test_a_checkpoint_that_is_quantised_already_is_refused_with_its_method(tmp_p
     )
     with pytest.raises(ModelUnusable) as refusal:
         resolve_folder(str(tmp_path), {}, {"option.rolling_batch": "lmi-dist"})
+
     assert str(refusal.value) == (
         f"{tmp_path}/config.json: its weights are quantised already (quantization_config: 'awq'), "
         f"which lmi-dist does "
@@ -83,6 +85,7 @@ def test_a_model_that_cannot_run_here_is_told_what_to_do_before_what_does_run(
     model(tmp_path, "BertForMaskedLM", "bert")
     with pytest.raises(ModelUnusable) as refusal:
         resolve_folder(str(tmp_path), {}, {"option.rolling_batch": "lmi-dist"})
+
     assert (
         "is not a decoder of text; option.rolling_batch=vllm runs more; lmi-dist runs Llama"
         in str(refusal.value)

@@ -85,7 +85,8 @@ def test_other_checkpoints_are_float32_unless_bfloat16_is_asked_for() -> None:
         load_native(path, EngineConfig(dtype=dtype), max_length=200) for dtype in ("auto", "bf16")
     )
     assert (exact.dtype, rounded.dtype) == ("float32", "bfloat16")
-    expected, given = logits_of(exact, IDS), logits_of(rounded, IDS)
+    expected = logits_of(exact, IDS)
+    given = logits_of(rounded, IDS)
     assert 0 < float((expected - given).norm() / expected.norm()) < 0.05
 
 
@@ -102,16 +103,20 @@ QUESTIONS = [
 @pytest.fixture(scope="module")
 def answers() -> list[tuple[list[int], int]]:
     """The demo's greedy answers to a few questions: all tokens, and how many are the question's."""
-    runner, tokenizer = load_native(DEMO, max_length=200), AutoTokenizer.from_pretrained(DEMO)
+    runner = load_native(DEMO, max_length=200)
+    tokenizer = AutoTokenizer.from_pretrained(DEMO)
     found = []
     for question in QUESTIONS:
         ids = list(tokenizer(question)["input_ids"])
-        num_prompt, table = len(ids), table_of(0, 200)
+        num_prompt = len(ids)
+        table = table_of(0, 200)
         logits = forward(runner, Plan([], [Chunk(0, 0, ids, 1, table)]))
         while len(ids) < num_prompt + 80:
             ids.append(int(logits[0].argmax()))
             logits = forward(runner, Plan([Chunk(0, len(ids) - 1, ids[-1:], 1, table)], []))
+
         found.append((ids, num_prompt))
+
     return found
 
 
@@ -122,12 +127,18 @@ def test_int8_changes_the_demo_s_answers_hardly_at_all(
         load_native(DEMO, EngineConfig(quantize=kind), max_length=200) for kind in (None, "int8")
     )
     assert rough.dtype == "int8"
-    expected, given, chosen = [], [], []
+
+    expected = []
+    given = []
+    chosen = []
     for ids, num_prompt in answers:
         chosen += ids[num_prompt:]
         for runner, rows in ((exact, expected), (rough, given)):
             rows.append(logits_of(runner, ids)[num_prompt - 1 : -1].log_softmax(-1))
-    before, after, tokens = torch.cat(expected), torch.cat(given), torch.tensor(chosen)[:, None]
+
+    before = torch.cat(expected)
+    after = torch.cat(given)
+    tokens = torch.tensor(chosen)[:, None]
     change = (before.gather(1, tokens) - after.gather(1, tokens)).abs()
     divergence = (before.exp() * (before - after)).sum(-1).mean()
     num_flips = int((before.argmax(-1) != after.argmax(-1)).sum())
@@ -135,6 +146,7 @@ def test_int8_changes_the_demo_s_answers_hardly_at_all(
         f"mean {change.mean():.5f}, max {change.max():.3f}, KL {divergence:.1e}, {num_flips} of "
         f"{len(tokens)} flips"
     )
+
     assert (
         change.mean() < 0.003
         and change.max() < 0.1
@@ -152,7 +164,8 @@ def test_int8_stays_close_to_float32_in_every_family(family: str) -> None:
     exact, rough = (
         load_native(path, EngineConfig(quantize=kind), max_length=200) for kind in (None, "int8")
     )
-    expected, given = logits_of(exact, IDS), logits_of(rough, IDS)
+    expected = logits_of(exact, IDS)
+    given = logits_of(rough, IDS)
     assert 0 < float((expected - given).norm() / expected.norm()) < 0.1
 
 
@@ -201,6 +214,7 @@ def test_a_pickled_checkpoint_is_refused(tmp_path: Path) -> None:
     (folder / "model.safetensors").unlink()
     with pytest.raises(SecurityRefused, match=r"pytorch_model\.bin"):
         load_native(folder, max_length=64)
+
     expected = logits_of(load_native(tiny_model("llama"), max_length=200), IDS)
     given = logits_of(load_native(folder, EngineConfig(allow_pickle=True), max_length=200), IDS)
     assert torch.equal(given, expected)
@@ -225,4 +239,5 @@ def test_a_step_for_which_memory_runs_out_fails_and_the_next_one_runs() -> None:
     command = [sys.executable, "-c", code, str(tiny_model("llama"))]
     done = subprocess.run(command, cwd=DEMO.parents[2], capture_output=True, text=True, check=True)
     error, is_equal = done.stdout.splitlines()
+
     assert "the system has no" in error and is_equal == "True"

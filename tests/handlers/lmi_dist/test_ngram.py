@@ -8,13 +8,15 @@ from hypothesis import given, strategies as st
 
 from handlers.lmi_dist.pace import MAX_DRAFT, MAX_LOOKS, MAX_NGRAM, Drafter, Pace, num_worth
 
-CHEAP, FULL = {1: 0.010, 8: 0.011, 64: 0.02, 512: 0.1}, {1: 0.001, 8: 0.008, 64: 0.064, 512: 0.512}
+CHEAP = {1: 0.010, 8: 0.011, 64: 0.02, 512: 0.1}
+FULL = {1: 0.001, 8: 0.008, 64: 0.064, 512: 0.512}
 
 
 def pace_of(times: dict[int, float]) -> Pace:
     pace = Pace(1024)
     for num_rows, seconds in times.items():
         pace.note(num_rows, seconds)
+
     return pace
 
 
@@ -60,15 +62,18 @@ def test_a_draft_follows_the_latest_of_the_longest_matches_among_the_latest_of_i
     )
     expected = next((token_ids[ends[-1]] for ends in matches if ends), None)
     draft = drafted(token_ids)
+
     assert draft[:1] == ([] if expected is None else [expected])
     assert len(draft) in (0, MAX_DRAFT)
 
 
 def test_drafts_pay_where_rows_are_cheap_and_the_drafts_are_right() -> None:
-    right, wrong = Drafter(), Drafter()
+    right = Drafter()
+    wrong = Drafter()
     for _ in range(50):
         right.note(7, 7)
         wrong.note(0, 7)
+
     draft = [1] * MAX_DRAFT
     assert num_worth([(right, draft)], 1, pace_of(CHEAP)) == 1
     assert num_worth([(wrong, draft)], 1, pace_of(CHEAP)) == 0
@@ -79,13 +84,16 @@ def test_drafts_pay_where_rows_are_cheap_and_the_drafts_are_right() -> None:
 
 
 def test_a_sequence_whose_drafts_were_wrong_gets_another_chance() -> None:
-    drafter, pace = Drafter(), pace_of(CHEAP)
+    drafter = Drafter()
+    pace = pace_of(CHEAP)
     for _ in range(50):
         drafter.note(0, 7)
+
     num_rests = 0
     while not num_worth([(drafter, [1] * MAX_DRAFT)], 1, pace):
         drafter.rest()
         num_rests += 1
+
     assert 0 < num_rests < 200
 
 

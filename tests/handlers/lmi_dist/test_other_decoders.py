@@ -77,6 +77,7 @@ def save(kind: str, folder: Path) -> str:
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.normal_(0.0, 0.2)
+
     model.save_pretrained(folder)
     return str(folder)
 
@@ -85,13 +86,15 @@ def save(kind: str, folder: Path) -> str:
 def test_a_decoder_that_only_attends_runs_by_the_modules_of_transformers(
     kind: str, tmp_path: Path
 ) -> None:
-    prompt, greedy = list(range(5, 40)), SamplingConfig(temperature=0)
+    prompt = list(range(5, 40))
+    greedy = SamplingConfig(temperature=0)
     expected = peft_adapters.greedy(
         peft_adapters.merged(Path(save(kind, tmp_path)), None), prompt, 8
     )
     with Executor(tmp_path, EngineConfig()) as executor:
         assert executor.info.kernels == "torch"
         result = one_result(executor, ask(*prompt, ignore_eos=True, sampling_config=greedy))
+
     assert result.output_token_ids == [expected]
 
 
@@ -99,6 +102,7 @@ def test_a_decoder_that_only_attends_runs_by_the_modules_of_transformers(
 def test_another_decoder_is_refused_in_a_sentence(kind: str, tmp_path: Path) -> None:
     with pytest.raises(ModelUnusable) as refusal:
         Executor(save(kind, tmp_path), EngineConfig())
+
     said = str(refusal.value).removesuffix("; " + RUN_HERE)
     assert said != str(refusal.value), said
     assert " does " in said and "lmi_slots" not in said

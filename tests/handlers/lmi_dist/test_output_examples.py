@@ -75,6 +75,7 @@ def test_a_named_logits_post_processor(path: Path) -> None:
         )
         assert tokens(await_results(executor, first)) == [42] * 3
         assert tokens(await_results(executor, second)) == [43] * 3
+
     assert sorted(calls) == [(first, [[42] * length]) for length in range(3)] + [
         (second, [[43] * length]) for length in range(3)
     ]
@@ -108,6 +109,7 @@ def test_the_batched_logits_post_processor(path: Path) -> None:
             ]
         )
         answers = [tokens(await_results(executor, request_id)) for request_id in ids]
+
     assert answers == [[42] * 3, [43] * 3, [44] * 3] and num_requests == [3] * 3
 
 
@@ -125,10 +127,12 @@ def test_an_additional_output_read_back(path: Path, gather_context: bool) -> Non
     outputs = [result.additional_outputs or {} for result in results]
     names = [{"generation_hidden_states"}] * 5
     names[0] = names[0] | ({"context_hidden_states"} if gather_context else set())
+
     assert [set(one) for one in outputs] == names
     assert [array(one["generation_hidden_states"]).shape for one in outputs] == [
         (1, 1, HIDDEN_SIZE)
     ] * 5
+
     if gather_context:
         context = array(outputs[0]["context_hidden_states"])
         assert context.shape == (len(PROMPT), HIDDEN_SIZE) and context.dtype == np.float32
@@ -150,10 +154,13 @@ def test_context_outputs_with_reuse_come_from_the_prior_request(
     with Executor(path, executor_config) as executor:
         if not executor.capabilities.batch_invariant:
             pytest.skip("only the native kernels reuse prefixes")
+
         [first] = await_results(executor, executor.enqueue_request(request))
         [second] = await_results(executor, executor.enqueue_request(request))
+
     rows = [
         array((one.additional_outputs or {})["context_hidden_states"]) for one in (first, second)
     ]
     assert (second.num_cached_tokens > 0) == enable_block_reuse and first.num_cached_tokens == 0
+
     np.testing.assert_array_equal(rows[1], rows[0][second.num_cached_tokens :])

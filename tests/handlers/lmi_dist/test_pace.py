@@ -20,6 +20,7 @@ def learned(*sizes: int, max_step_s: float | None = None) -> Pace:
     for size in sizes:
         for _ in range(20):
             pace.note(size, machine(size))
+
     return pace
 
 
@@ -72,6 +73,7 @@ def test_one_step_that_lost_its_core_changes_little() -> None:
     assert pace.seconds(64) < 2 * machine(64)
     for _ in range(20):
         pace.note(64, machine(64))
+
     assert pace.num_prompt_tokens(64) == pytest.approx(before, abs=2)
 
 
@@ -80,6 +82,7 @@ def test_a_machine_that_gets_slower_is_followed() -> None:
     for _ in range(60):
         for size in (8, 64, 300):
             pace.note(size, 3 * machine(size))
+
     assert pace.seconds(64) == pytest.approx(3 * machine(64), rel=0.01)
 
 
@@ -92,5 +95,6 @@ def test_any_measurements_give_a_number_of_tokens_in_bounds(
     pace = Pace(MAX_TOKENS)
     for num_rows, seconds in steps:
         pace.note(num_rows, seconds)
+
     assert MIN_PIECE <= pace.num_prompt_tokens(num_decodes) <= MAX_TOKENS
     assert 0 <= pace.seconds(num_decodes + 1) <= pace.seconds(num_decodes + 2)

@@ -79,8 +79,10 @@ def test_a_named_post_processor_changes_the_logits_of_the_requests_that_name_it(
             [ask(sampling_config=GREEDY), named("fives"), named("sixes")]
         )
         got = collect(executor, 3)
+
     with Executor(FakeRunner()) as executor:
         alone = tokens(one_result(executor, ask(sampling_config=GREEDY)))
+
     assert joined(got[fives])[0] == [5] * 8 and joined(got[sixes])[0] == [6] * 8
     assert joined(got[plain])[0] == alone
 
@@ -99,10 +101,13 @@ def test_the_batched_post_processor_is_called_once_a_step_for_all_that_name_it()
 
     with executor_with(batched=batched) as executor:
         assert executor.capabilities.logits_post_processors == (BATCHED,)
+
         requests = [named(BATCHED, client_id=number, max_tokens=3) for number in (7, 8)]
         ids = executor.enqueue_requests([*requests, ask(max_tokens=3)])
         got = collect(executor, 3)
+
     assert [joined(got[one])[0] for one in ids[:2]] == [[7] * 3, [8] * 3]
+
     shapes = [(1, 1, 50)] * 2
     assert calls == [
         (ids[:2], shapes, [[[7] * length], [[8] * length]], None, [7, 8]) for length in range(3)
@@ -134,6 +139,7 @@ def test_a_named_post_processor_is_told_id_tokens_stream_and_client() -> None:
         request_id = executor.enqueue_request(named("note", 4, 5, max_tokens=3, client_id=12))
         [response] = collect(executor, 1)[request_id]
         made = tokens(response.get_result())
+
     assert calls == [
         (request_id, (1, 1, 50), torch.float32, [made[:n]], None, 12) for n in range(3)
     ]
@@ -182,6 +188,7 @@ def test_log_probs_are_the_models_and_rules_come_after_the_post_processor() -> N
     runner = FakeRunner()
     with executor_with(note=note, runner=runner) as executor:
         result = one_result(executor, request)
+
     logits = torch.from_numpy(runner.logits([1, 2, 3]))
     assert tokens(result) == [10] and torch.equal(seen[0][0, 0], logits)
     assert result.log_probs == [[pytest.approx(float(logits.log_softmax(0)[10]))]]
@@ -216,13 +223,16 @@ def breaks_all(request_id: int, logits: Tensor, *_: object) -> None:
 def test_what_a_post_processor_breaks_ends_its_request_only(processor: Any, message: str) -> None:
     with Executor(FakeRunner()) as executor:
         expected = tokens(one_result(executor, ask(sampling_config=GREEDY)))
+
     with executor_with(broken=processor, fives=only(5)) as executor:
         requests = [ask(sampling_config=GREEDY), named("broken"), named("fives")]
         plain, bad, fives = executor.enqueue_requests(requests)
         got = collect(executor, 3)
+
         assert (
             tokens(one_result(executor, ask(sampling_config=GREEDY))) == expected
         )  # the engine goes on
+
     assert joined(got[plain])[0] == expected and joined(got[fives])[0] == [5] * 8
     assert [one.is_final for one in got[bad]] == [True] and message in got[bad][0].error_msg
 
@@ -233,7 +243,9 @@ def test_what_the_batched_post_processor_breaks_ends_the_requests_that_name_it()
             [named(BATCHED), named(BATCHED), named("fives")]
         )
         got = collect(executor, 3)
+
     assert joined(got[fives])[0] == [5] * 8
+
     said = ["the batched logits post-processor failed: ZeroDivisionError: the user's fault"]
     assert [[one.error_msg for one in got[request_id]] for request_id in (first, second)] == [
         said,
@@ -253,6 +265,7 @@ def test_a_failure_for_one_sequence_is_one_error_of_the_request() -> None:
         errors = collect_errors(executor, named("fail_once", sampling_config=sampling))
         executor.enqueue_request(ask())
         collect(executor, 1)
+
     assert len(errors) == len(calls) == 1
 
 
@@ -262,8 +275,10 @@ def test_a_name_that_is_not_there_is_refused_with_those_that_are() -> None:
             Unsupported, match=r"logits_post_processor_name .* \['fives', 'sixes'\]"
         ):
             executor.enqueue_request(named("seven"))
+
         with pytest.raises(Unsupported):
             executor.enqueue_request(named(BATCHED))
+
     with (
         Executor(FakeRunner()) as executor,
         pytest.raises(Unsupported, match="lmi-dist has no logits post-processors"),
@@ -359,6 +374,7 @@ def test_answers_with_post_processors_are_those_of_a_lone_run(
             executor.enqueue_request(request)
             [responses] = collect(executor, 1).values()
             lone.append(by_sequence(responses, num))
+
     config = EngineConfig(
         max_num_sequences=8,
         max_kv_cache_tokens=256,
@@ -369,6 +385,7 @@ def test_answers_with_post_processors_are_those_of_a_lone_run(
         ids = executor.enqueue_requests(requests)
         got = collect(executor, len(ids))
         num_preemptions = sum(one.num_preemptions for one in executor.get_latest_iteration_stats())
+
     assert [by_sequence(got[one], num) for one, num in zip(ids, nums, strict=True)] == lone
     assert num_preemptions > 0
 
@@ -380,6 +397,7 @@ def test_a_draft_is_checked_with_the_post_processor_of_each_place(file: str) -> 
         Executor(runner, EngineConfig(speculative="ngram", logits_post_processors=file))
     ) as executor:
         assert tokens(one_result(executor, named("in_turn", max_tokens=60))) == [10, 11, 12] * 20
+
     assert len(runner.plans) < 40
 
 
@@ -426,6 +444,7 @@ def test_a_file_that_cannot_be_used_ends_the_start_in_one_line(
     (tmp_path / "mine.py").write_text(text)
     with pytest.raises(ModelUnusable) as error:
         Executor(tmp_path, EngineConfig(logits_post_processors="mine.py"))
+
     assert (
         message in str(error.value) and "\n" not in str(error.value) and error.value.exit_code == 4
     )
@@ -442,12 +461,15 @@ def test_a_post_processor_gets_all_beams_of_a_search_at_once() -> None:
     def note(request_id: int, logits: Tensor, token_ids: list[list[int]], *_: object) -> None:
         seen.append((logits.clone(), [list(one) for one in token_ids]))
 
-    runner, sampling = FakeRunner(), SamplingConfig(3, num_return_sequences=3)
+    runner = FakeRunner()
+    sampling = SamplingConfig(3, num_return_sequences=3)
     with executor_with(ExecutorConfig(3), runner=runner, note=note) as executor:
         plain = one_result(executor, ask(max_tokens=4, sampling_config=sampling))
         noted = one_result(executor, named("note", max_tokens=4, sampling_config=sampling))
+
     assert noted.output_token_ids == plain.output_token_ids
     assert [len(token_ids) for _, token_ids in seen] == [1, 3, 3, 3]
+
     for logits, token_ids in seen:
         expected = torch.stack(
             [torch.from_numpy(runner.logits([1, 2, 3, *beam])) for beam in token_ids]
@@ -467,6 +489,7 @@ def test_a_value_of_a_post_processor_that_is_no_number_ends_its_search_too(value
             executor, [named("spoil", max_tokens=4, sampling_config=sampling), plain]
         )
         assert other.get_result().output_token_ids == one_result(executor, plain).output_token_ids
+
     assert "the model's logits are not numbers" in failed.error_msg
 
 
@@ -484,11 +507,14 @@ def test_a_post_processor_that_bans_a_token_does_what_bad_words_do_in_a_search()
             named("broken", 5, **fields),
         ]
         *ended, failed = [collected[0] for collected in by_id(executor, requests)]
+
     expected, *others = [one.get_result() for one in ended]
     assert expected.output_token_ids != plain.output_token_ids
+
     for other in others:
         assert other.output_token_ids == expected.output_token_ids
         assert sum(other.log_probs or [], []) == pytest.approx(sum(expected.log_probs or [], []))
+
     assert "ZeroDivisionError: the user's fault" in failed.error_msg
 
 

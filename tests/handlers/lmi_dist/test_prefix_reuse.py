@@ -79,37 +79,44 @@ class Engine:
         added = sequences_of(EmbeddedSequence, self.num_requests, request, 10_000)
         for sequence in added:
             self.scheduler.add(sequence)
+
         return added
 
     def step(self) -> Batch:
         batch = self.scheduler.schedule()
         self.check(batch)
         logits = self.runner.forward(batch.plan)
-        row, drawn = 0, []
+        row = 0
+        drawn = []
         for chunk, owner in zip(batch.plan.chunks, batch.sequences, strict=True):
             row += chunk.num_logits
             for one in (owner, *batch.followers.get(owner, ())):
                 one.num_computed = chunk.end
                 if chunk.end == one.num_tokens:
                     drawn.append((one, int(logits[row - 1].argmax())))
+
         for one, token_id in drawn:
             one.append(token_id)
+
         self.scheduler.commit(batch)
         for one, _ in drawn:
             if one.is_finished:
                 self.scheduler.remove(one)
+
         return batch
 
     def run(self) -> list[Batch]:
         batches = []
         while self.scheduler.running or self.scheduler.waiting:
             batches.append(self.step())
+
         assert self.cache.num_used_blocks == 0
         return batches
 
     def check(self, batch: Batch) -> None:
         """Every block is in one place; every count of references is that of tables and copies."""
-        cache, tables = self.cache, [one.table for one in self.cache._holdings]
+        cache = self.cache
+        tables = [one.table for one in self.cache._holdings]
         held = Counter(block for table in tables for block in table)
         held.update(source for source, _ in cache._copies.values())
         assert [held[block] for block in range(cache.num_blocks)] == cache._num_references
@@ -243,6 +250,7 @@ def test_an_answer_is_reused_while_it_grows() -> None:
     [first] = engine.add(PROMPT, max_tokens=40)
     for _ in range(30):
         engine.step()
+
     [other] = engine.add(tuple(first.token_ids))
     engine.step()
     assert other.num_cached_tokens == 224  # the whole parts
@@ -295,6 +303,7 @@ def test_whoever_needs_something_else_does_not_wait() -> None:
     engine.add(PROMPT)
     engine.add(tuple(range(300, 350)))
     batch = engine.step()
+
     assert [
         (one.id, len(chunk.token_ids))
         for one, chunk in zip(batch.sequences, batch.plan.prefills, strict=True)
@@ -338,12 +347,14 @@ def test_whoever_asks_for_prompt_log_probs_gets_its_prompt_computed_and_gives_it
     [asking] = engine.add(PROMPT, num_prompt_log_probs=0)
     [chunk] = engine.step().plan.prefills
     assert (chunk.num_logits, asking.num_cached_tokens) == (200, 0)
+
     asking.fail("the test has seen enough")
     engine.scheduler.remove(asking)
     [asking] = engine.add(PROMPT, num_prompt_log_probs=0)
     asking.prompt_log_probs = []
     engine.step()
     engine.add(PROMPT)
+
     assert engine.step().num_reused_tokens == 199
 
 
@@ -352,7 +363,9 @@ def test_idle_blocks_count_as_free_and_go_in_the_order_of_their_last_use() -> No
     for number in (1, 2, 3):
         engine.add((number,) * 63, max_tokens=2)
         engine.run()
+
     assert engine.cache.num_free_blocks == len(engine.cache._idle) == 12
+
     engine.add((1,) * 63, max_tokens=1)
     engine.run()
     engine.add((4,) * 49, max_tokens=1)
@@ -361,6 +374,7 @@ def test_idle_blocks_count_as_free_and_go_in_the_order_of_their_last_use() -> No
         number: engine.scheduler._match(engine.add((number,) * 63)[0]).blocks
         for number in (1, 2, 3)
     }
+
     assert {number: len(blocks) for number, blocks in found.items()} == {1: 3, 2: 0, 3: 3}
 
 
@@ -404,6 +418,7 @@ def test_nothing_is_kept_where_reuse_is_off() -> None:
     for _ in range(2):
         [one] = engine.add(PROMPT)
         assert num_computed(engine.run()) == [200, 0, 0, 0] and one.num_cached_tokens == 0
+
     assert len(engine.cache._idle) == 0
 
 
@@ -448,6 +463,7 @@ def alone(prompt: tuple[int, ...], max_tokens: int) -> list[int]:
     runner = SharingRunner(vocab_size=500)
     for _ in range(max_tokens):
         token_ids.append(int(runner.logits(token_ids).argmax()))
+
     return token_ids
 
 
@@ -483,16 +499,21 @@ def test_no_answer_depends_on_what_was_reused(
                 num_prompt_log_probs=draw.choice([None, None, None, 0]),
                 retention=draw.choice([None, None, KEPT, LOW_AND_SHORT]),
             )
+
         if draw.random() < 0.1:
             engine.scheduler.schedule()  # a step that ran out of memory
+
         running = [one for one in added if not one.is_finished]
         if running and draw.random() < 0.1:
             end(engine, draw.choice(running), fails=draw.random() < 0.5)
+
         engine.step()
+
     engine.run()
     for one in added:
         if one.finish_reason is FinishReason.LENGTH:
             assert one.token_ids == alone(one.request.input_token_ids, one.request.max_tokens)
+
     engine.evict_all()
 
 
@@ -501,7 +522,9 @@ def end(engine: Engine, sequence: EmbeddedSequence, *, fails: bool) -> None:
     siblings = [one for one in sequence.group.sequences if not one.is_finished]
     for one in siblings:
         one.finish(FinishReason.CANCELLED)
+
     if fails:
         sequence.fail("a test")
+
     for one in siblings:
         engine.scheduler.remove(one)

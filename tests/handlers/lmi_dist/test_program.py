@@ -65,11 +65,16 @@ def test_weights_are_packed_as_they_are_in_the_file_each_once(tmp_path: Path) ->
         name: tensor.bfloat16() for name, tensor in load_file(folder / "model.safetensors").items()
     }
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    facts, packed = read_facts(str(folder)), list[Array]()
+    facts = read_facts(str(folder))
+    packed = list[Array]()
     program = load(facts, EngineConfig(), 400, lambda *_: None, packed.append)
+
     assert len(packed) == 1 + facts.num_layers * 5  # head; qkv, o, up, gate, down
     assert {one.dtype for one in packed} == {BFLOAT16}
-    embed, qkv = program.operations[0], program.operations[2]
+
+    embed = program.operations[0]
+    qkv = program.operations[2]
+
     assert isinstance(embed, Embed) and embed.table.dtype == BFLOAT16
     assert isinstance(qkv, Linear) and qkv.bias is not None and qkv.bias.dtype.name == "float32"
 
@@ -95,6 +100,7 @@ def test_a_tensor_that_is_missing_or_has_another_shape_is_named(tmp_path: Path) 
         ModelUnusable, match=rf"{name} has shape \(3, 5\), config.json needs \(96, 112\)"
     ):
         read_program(str(folder), 400)
+
     del tensors[name]
     save_file(tensors, folder / "model.safetensors")
     with pytest.raises(ModelUnusable, match=f"{name} is missing"):

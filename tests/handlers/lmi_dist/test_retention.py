@@ -58,7 +58,9 @@ def test_a_block_has_what_its_request_says_of_its_first_token() -> None:
         (TokenRangeRetentionConfig(0, 20, 90), TokenRangeRetentionConfig(33, 70, 10, 500)), 50, 2000
     )
     said = retentions(config, 96, 120, 16)
-    first, low, generated = Retention(90), Retention(10, 0.5), Retention(50, 2.0)
+    first = Retention(90)
+    low = Retention(10, 0.5)
+    generated = Retention(50, 2.0)
     assert said == [first, first, None, low, low, None, generated, generated]
 
 
@@ -74,11 +76,15 @@ def test_the_lowest_priority_goes_first_and_then_what_was_idle_longest() -> None
     fill(engine, 4)
     fill(engine, 5)
     assert known(engine, 1, 2, 3, 4, 5) == {1: 3, 2: 3, 3: 0, 4: 3, 5: 3}
+
     fill(engine, 6)
     assert known(engine, 1, 2, 4, 5, 6) == {1: 0, 2: 3, 4: 3, 5: 3, 6: 3}
+
     for number in range(7, 20):
         fill(engine, number)
+
     assert known(engine, 2, 16, 17, 18, 19) == {2: 3, 16: 0, 17: 3, 18: 3, 19: 3}
+
     engine.evict_all()
 
 
@@ -90,6 +96,7 @@ def test_a_block_is_kept_as_long_as_one_of_those_below_it() -> None:
     fill(engine, 1, keep_end)
     for number in range(2, 6):
         fill(engine, number)
+
     assert known(engine, 1) == {1: 3}
 
 
@@ -101,12 +108,15 @@ def test_a_priority_ends_when_its_block_was_idle_for_the_duration() -> None:
     fill(engine, 2)
     fill(engine, 3)
     assert known(engine, 1, 3) == {1: 3, 3: 3}
+
     fill(engine, 1)
     clock.now_s += 0.9
     fill(engine, 4)
     assert known(engine, 1, 4) == {1: 3, 4: 3}, "a use begins the duration anew"
+
     clock.now_s += 0.1
     fill(engine, 5)
+
     assert known(engine, 1, 4, 5) == {1: 0, 4: 3, 5: 3}
 
 
@@ -149,6 +159,7 @@ def test_the_answer_has_a_priority_of_its_own() -> None:
     engine.run()
     for number in range(2, 5):
         fill(engine, number)
+
     match = engine.cache.find(Root("us"), first.token_ids, len(first.token_ids))
     assert len(match.blocks) * SIZE + match.num_partial == 55
 
@@ -166,6 +177,7 @@ def test_a_cache_that_is_never_full_keeps_nothing_of_former_uses() -> None:
     engine = Engine(num_blocks=100)
     for _ in range(10 * MAX_STALE):
         fill(engine, 1, prompt_priority(90, duration_ms=100_000))
+
     idle = engine.cache._idle
     assert max(len(idle._heap), len(idle._ends)) <= 2 * len(idle) + MAX_STALE + 1
 
@@ -187,6 +199,7 @@ class WatchedCache(KvCache):
         for block, one in zip(blocks, said, strict=True):
             if one is not None and block in self._tree:
                 self.said[block] = one
+
             if one is not None and block in self.idle_since:
                 self._note_idle(block)
 
@@ -214,7 +227,9 @@ class WatchedCache(KvCache):
         if not self._num_references[block]:
             if self._priority(block) == DEFAULT:
                 self.said.pop(block, None)
+
             del self.idle_since[block]
+
         super()._hold(block)
 
     def _release(self, block: int) -> None:
@@ -251,7 +266,8 @@ def test_each_eviction_takes_the_lowest_priority_of_what_nobody_uses(
     """Prompts from few beginnings with retentions, preemptions and a clock that moves, in a small
     cache.
     """
-    draw, clock = random.Random(seed), Clock()
+    draw = random.Random(seed)
+    clock = Clock()
     engine = Engine(num_blocks, num_slots, max_prefill_tokens)
     engine.cache = engine.scheduler.cache = WatchedCache(num_blocks, num_slots, clock)
     stems = [tuple(draw.choices(range(5), k=draw.choice([10, 16, 40, 64]))) for _ in range(3)]
@@ -268,7 +284,9 @@ def test_each_eviction_takes_the_lowest_priority_of_what_nobody_uses(
         )
         for _ in range(draw.randint(0, 20)):
             engine.step()
+
         clock.now_s += draw.choice([0.0, 0.2, 0.5])
+
     engine.run()
     engine.evict_all()
 
@@ -302,11 +320,14 @@ def test_answers_do_not_depend_on_retention_also_after_preemptions(
         ids = executor.enqueue_requests(requests)
         got = collect(executor, len(ids))
         stats = executor.get_latest_iteration_stats()
+
     assert (sum(one.num_preemptions for one in stats) > 0) == (max_kv_cache_tokens is not None)
     assert stats[-1].kv_cache_stats.reused_blocks > 0
+
     without = [replace(request, kv_cache_retention_config=None) for request in requests]
     with Executor(SharingRunner(), plain) as executor:
         expected = collect(executor, len(executor.enqueue_requests(without)))
+
     assert [joined(got[one])[0] for one in ids] == [
         joined(one)[0] for _, one in sorted(expected.items())
     ]
@@ -322,6 +343,7 @@ def test_an_engine_without_shared_blocks_refuses_priorities() -> None:
                 Unsupported, match="^kv_cache_retention_config is not supported here"
             ):
                 executor.enqueue_request(request)
+
     with Executor(SharingRunner()) as executor:
         assert executor.capabilities.kv_cache_retention
         collect(executor, len(executor.enqueue_requests([request])))
@@ -331,6 +353,7 @@ def test_blocks_that_are_idle_for_the_first_time_go_in_their_order() -> None:
     idle = IdleBlocks()
     for block in (3, 1, 2):
         idle.add(block, is_evictable=block != 1)
+
     assert [idle.pop(), idle.pop()] == [3, 2] and list(idle._idle) == [1]
     idle.allow(1)
     assert idle.pop() == 1 and len(idle) == 0

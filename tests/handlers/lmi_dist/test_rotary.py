@@ -58,17 +58,21 @@ def test_frequencies_are_those_of_transformers_but_for_the_last_bits_of_few(
             "short_factor": [1 + 0.1 * i for i in range(num_pairs)],
             "long_factor": [9.0] * num_pairs,
         }
+
     config = LlamaConfig(
         head_dim=head_dim, max_position_embeddings=131072, rope_parameters=parameters
     )
     expected, factor = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config, torch.device("cpu"))
     [rotary] = rotaries_of(config, ["full_attention"], head_dim) or ()
     frequencies = np.array(rotary.frequencies, np.float32)
+
     assert rotary.factor == factor
     assert frequencies.shape == expected.shape
+
     np.testing.assert_array_max_ulp(
         frequencies, expected.numpy(), 2
     )  # where torch's power is off by its last bit
+
     assert np.sum(frequencies != expected.numpy()) <= 4
 
 

@@ -90,4 +90,5 @@ def test_no_bytes_are_read_as_more_than_they_are(
         tensors = dict(SafetensorsFile(path))
     except ValueError:
         return
+
     assert all(array.nbytes <= len(content) for array in tensors.values())

@@ -67,6 +67,7 @@ def sequence(
     [one] = sequences_of(EmbeddedSequence, 1, request, 100_000)
     for token_id in generated:
         one.append(token_id)
+
     return one
 
 
@@ -96,6 +97,7 @@ def reference_scores(logits: Floats, config: SamplingConfig) -> Any:
     scores = torch.from_numpy(logits[None]).double()
     for processor in chain:
         scores = processor(torch.tensor([[1]]), scores)
+
     return scores[0]
 
 
@@ -106,6 +108,7 @@ def kept(logits: Floats, config: SamplingConfig) -> Floats:
     weights = np.exp(rows)
     for own, powers in zip(weights, rows, strict=True):
         keep(own, powers, wish)
+
     return weights
 
 
@@ -158,7 +161,9 @@ def test_the_filters_keep_what_transformers_keeps(config: SamplingConfig, vocab_
 @pytest.mark.parametrize("vocab_size", [50, 1031, 5003])
 def test_draws_are_those_of_a_slow_reference_in_float64(vocab_size: int) -> None:
     """But for a uniform number that falls on the border of two tokens, where roundings decide."""
-    choice, num_rows, num_other = random.Random(vocab_size), 1500, 0
+    choice = random.Random(vocab_size)
+    num_rows = 1500
+    num_other = 0
     configs = [
         SamplingConfig(**{**_fields(choice.choice(FILTERS)), "seed": seed})
         for seed in range(num_rows)
@@ -168,6 +173,7 @@ def test_draws_are_those_of_a_slow_reference_in_float64(vocab_size: int) -> None
     for seed, (row, config, draw) in enumerate(zip(logits, configs, draws, strict=True)):
         cdf = reference_scores(row, config).softmax(-1).cumsum(-1)
         num_other += draw.token_id != int(torch.searchsorted(cdf, uniform(seed, 0), right=True))
+
     assert num_other <= num_rows // 500
 
 
@@ -184,7 +190,8 @@ def test_draws_are_those_of_a_slow_reference_in_float64(vocab_size: int) -> None
     ids=name_of,
 )
 def test_frequencies_follow_the_distribution(config: SamplingConfig) -> None:
-    num_draws, logits = 20_000, random_logits(1, 50, width=1.5)
+    num_draws = 20_000
+    logits = random_logits(1, 50, width=1.5)
     weights = kept(logits, config)[0]
     expected = (weights / weights.sum()).tolist()
     seeded = [SamplingConfig(**{**_fields(config), "seed": seed}) for seed in range(num_draws)]
@@ -204,12 +211,16 @@ def test_positions_of_one_seed_are_independent() -> None:
     """A sequence draws 20 000 tokens from the same row; a token does not depend on the one before
     it.
     """
-    one, logits, sampler = sequence(SamplingConfig(seed=3)), zeros(4), Sampler(4)
+    one = sequence(SamplingConfig(seed=3))
+    logits = zeros(4)
+    sampler = Sampler(4)
     one.max_tokens = 10**6
     for _ in range(20_000):
         one.append(drawn(sampler, logits, one)[0].token_id)
+
     tokens = one.token_ids[3:]
     pairs = Counter(zip(tokens, tokens[1:], strict=False))
+
     assert all(abs(pairs[first, second] - 1250) < 160 for first in range(4) for second in range(4))
 
 
@@ -256,6 +267,7 @@ def test_neighbours_change_no_bit_of_a_draw(vocab_size: int, num_threads: int) -
     together = drawn(sampler, logits, *sequences)
     for row in range(num_rows):
         assert drawn(sampler, logits[row : row + 1], sequences[row]) == [together[row]]
+
     for num in (2, 3, 17, 40):
         rows = choice.sample(range(num_rows), num)
         assert drawn(sampler, logits[rows], *[sequences[row] for row in rows]) == [
@@ -278,6 +290,7 @@ def test_a_tiny_temperature_is_greedy_and_a_huge_one_flat() -> None:
             Sampler(50), logits, sequence(SamplingConfig(temperature=temperature, seed=1))
         )
         assert draw.token_id == int(logits.argmax())
+
     seeds = [sequence(SamplingConfig(temperature=100, seed=seed)) for seed in range(2000)]
     assert len({draw.token_id for draw in drawn(Sampler(50), logits.repeat(2000, 0), *seeds)}) == 50
 
@@ -299,7 +312,8 @@ def test_no_value_within_the_bounds_makes_logits_that_are_no_numbers(
 
 
 def test_repetition_penalty_counts_prompt_and_output_as_transformers() -> None:
-    prompt, generated = (1, 2, 2, 3), (4, 4, 5)
+    prompt = (1, 2, 2, 3)
+    generated = (4, 4, 5)
     logits = random_logits(1, 20)
     expected = RepetitionPenaltyLogitsProcessor(1.7)(
         torch.tensor([[*prompt, *generated]]), torch.tensor(logits)
@@ -326,17 +340,21 @@ def test_penalties_together_follow_one_another() -> None:
 
 def test_the_history_of_a_long_sequence_is_exact() -> None:
     config = SamplingConfig(frequency_penalty=1.0, repetition_penalty=1.0)
-    one, logits, choice = sequence(config, tuple(range(70))), zeros(300), random.Random(1)
+    one = sequence(config, tuple(range(70)))
+    logits = zeros(300)
+    choice = random.Random(1)
     for _ in range(900):
         edit(logits, one)
         one.append(choice.randrange(300))
+
     counts = Counter(one.token_ids[70:])
     assert edit(logits, one).tolist() == [[-float(counts[token_id]) for token_id in range(300)]]
 
 
 def edit(logits: Floats, one: EmbeddedSequence) -> Floats:
     """The logits that the sampler draws from, (1, vocab)."""
-    sampler, edited = Sampler(logits.shape[1]), list[Floats]()
+    sampler = Sampler(logits.shape[1])
+    edited = list[Floats]()
 
     def choose(sampling: Sampling) -> Fulfilled:
         edited.append(ruled(sampling))
@@ -362,7 +380,8 @@ def test_a_bad_word_is_banned_where_it_would_be_completed() -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
 def test_no_ngram_comes_twice_in_prompt_and_output_as_in_transformers(size: int) -> None:
-    choice, logits = random.Random(size), zeros(6)
+    choice = random.Random(size)
+    logits = zeros(6)
     one = sequence(SamplingConfig(no_repeat_ngram_size=size), tuple(choice.choices(range(4), k=5)))
     for _ in range(60):
         expected = NoRepeatNGramLogitsProcessor(size)(
@@ -381,9 +400,11 @@ def test_a_size_of_0_bans_nothing() -> None:
 
 def test_rules_that_were_forked_go_their_own_ways() -> None:
     config = SamplingConfig(no_repeat_ngram_size=2, repetition_penalty=1.5, frequency_penalty=0.5)
-    one, logits = sequence(config, (1, 2, 3), (1,)), random_logits(1, 10)
+    one = sequence(config, (1, 2, 3), (1,))
+    logits = random_logits(1, 10)
     rules = new_rules(one, 10)
     assert rules is not None
+
     apply(rules, logits, one)
     forked = rules.fork()
     for own, generated in (
@@ -411,8 +432,10 @@ def test_min_tokens_bans_end_ids_and_stop_words_of_one_token() -> None:
 
 
 def test_a_bias_forces_a_token_and_a_ban_beats_it() -> None:
-    logits, config = random_logits(1, 50), SamplingConfig(temperature=0)
+    logits = random_logits(1, 50)
+    config = SamplingConfig(temperature=0)
     bias = ((9, 1000.0), (9, 1.0))
+
     assert drawn(Sampler(50), logits, sequence(config, embedding_bias=bias))[0].token_id == 9
     assert (
         drawn(Sampler(50), logits, sequence(config, embedding_bias=bias, bad_words=((9,),)))[
@@ -420,6 +443,7 @@ def test_a_bias_forces_a_token_and_a_ban_beats_it() -> None:
         ].token_id
         != 9
     )
+
     edited = edit(logits, sequence(config, embedding_bias=bias))
     assert edited[0, 9].item() == pytest.approx(logits[0, 9].item() + 1001)
 
@@ -433,9 +457,11 @@ def test_log_probs_are_those_of_the_model_whatever_the_request_asks() -> None:
         sequence(config, output_config=LOG_PROBS, bad_words=((int(logits.argmax()),),)),
     )
     expected = torch.tensor(logits).log_softmax(-1)[0]
+
     assert draw.log_prob == pytest.approx(
         expected[draw.token_id].item(), abs=1e-6
     ) and draw.token_id != int(logits.argmax())
+
     values, token_ids = expected.topk(3)
     assert draw.top is not None
     assert [one.token_id for one in draw.top] == token_ids.tolist()
@@ -452,6 +478,7 @@ def test_log_probs_come_only_where_they_are_asked_for() -> None:
         sequence(SamplingConfig(temperature=0), output_config=output) for output in outputs
     ]
     draws = drawn(Sampler(50), random_logits(3, 50), *sequences)
+
     assert [(draw.log_prob != 0, draw.top is not None) for draw in draws[:2]] == [
         (False, False),
         (True, False),
@@ -460,13 +487,17 @@ def test_log_probs_come_only_where_they_are_asked_for() -> None:
 
 
 def test_prompt_log_probs_are_those_of_the_next_tokens() -> None:
-    logits, choose, chunk = random_logits(4, 50), Sampler(50).choose, Chunk(0, 0, [4, 5, 6, 7])
+    logits = random_logits(4, 50)
+    choose = Sampler(50).choose
+    chunk = Chunk(0, 0, [4, 5, 6, 7])
     config = OutputConfig(num_prompt_log_probs=2)
     one = sequence(SamplingConfig(), (4, 5, 6, 7, 8), output_config=config)
     assert note_prompt(choose, one, chunk, logits)
+
     expected = torch.tensor(logits).log_softmax(-1)
     own = [expected[row, row + 5].item() for row in range(4)]
     first, *notes = one.prompt_log_probs
+
     assert first.log_prob is None and [note.log_prob for note in notes] == pytest.approx(
         own, abs=1e-6
     )
@@ -474,13 +505,16 @@ def test_prompt_log_probs_are_those_of_the_next_tokens() -> None:
         [one.token_id for one in note.top] == expected[row].topk(2).indices.tolist()
         for row, note in enumerate(notes)
     )
+
     bare = sequence(
         SamplingConfig(), (4, 5, 6, 7, 8), output_config=OutputConfig(num_prompt_log_probs=0)
     )
+
     assert (
         note_prompt(choose, bare, chunk, logits)
         and [note.top for note in bare.prompt_log_probs] == [[]] * 5
     )
+
     logits[2, 30] = math.nan
     assert not note_prompt(
         choose, sequence(SamplingConfig(), (4, 5, 6, 7, 8), output_config=config), chunk, logits
@@ -534,4 +568,5 @@ def test_uniform_numbers_depend_on_seed_and_position_alone_and_fill_the_range() 
     assert draws == [uniform(seed, position) for seed in range(100) for position in range(100)]
     for tenth in range(10):
         assert 900 < sum(tenth / 10 <= draw < (tenth + 1) / 10 for draw in draws) < 1100
+
     assert all(draw == float(int(draw * 2**24)) / 2**24 for draw in draws)  # exact in float32

@@ -61,6 +61,7 @@ def run(one_scheduler: Scheduler, batch: Batch) -> list[EmbeddedSequence]:
             if chunk.end == one.num_tokens:
                 one.append(7)
                 advanced.append(one)
+
     one_scheduler.commit(batch)
     return advanced
 
@@ -70,6 +71,7 @@ def step(one: Scheduler) -> Batch:
     for done in run(one, batch):
         if done.is_finished:
             one.remove(done)
+
     return batch
 
 
@@ -78,23 +80,27 @@ def known_pace() -> SteadyPace:
     pace = SteadyPace(256)
     for num_rows in (1, 2, 8, 16):
         pace.note(num_rows, 0.002 + 0.002 * num_rows)
+
     return pace
 
 
 def test_a_full_batch_leaves_a_fifth_of_the_time_to_steps_of_express_sequences_only() -> None:
     one = Scheduler(KvCache(1000, 10), known_pace(), num_express=1)
-    others, light = (
-        [sequence(i, max_tokens=200) for i in range(8)],
-        sequence(9, max_tokens=40, is_express=True),
-    )
+    others = [sequence(i, max_tokens=200) for i in range(8)]
+    light = sequence(9, max_tokens=40, is_express=True)
     for each in (*others, light):
         one.add(each)
+
     step(one)
     sizes = []
     while not light.is_finished:
         sizes.append(len(step(one).sequences))
+
     assert set(sizes) == {1, 9} and 30 < sizes.count(1) + sizes.count(9) == 39
-    short_s, whole_s = sizes.count(1) * one.pace.seconds(1), sizes.count(9) * one.pace.seconds(9)
+
+    short_s = sizes.count(1) * one.pace.seconds(1)
+    whole_s = sizes.count(9) * one.pace.seconds(9)
+
     assert 0.15 < short_s / whole_s <= 0.25
     assert len(step(one).sequences) == 8 and {each.num_generated for each in others} == {
         2 + sizes.count(9)
@@ -107,6 +113,7 @@ def test_express_sequences_alone_or_in_a_batch_that_is_hardly_slower_have_no_sho
     one = Scheduler(KvCache(1000, 10), pace, num_express=1)
     for each in (sequence(0, max_tokens=30), sequence(1, max_tokens=30, is_express=True)):
         one.add(each)
+
     assert {len(step(one).sequences) for _ in range(20)} == {2}
 
 
@@ -141,6 +148,7 @@ def test_decodes_come_first_and_in_order_of_slots() -> None:
     one = scheduler()
     for number, priority in ((1, 0.5), (2, 0.9), (3, 0.1)):
         one.add(sequence(number, priority=priority))
+
     step(one)
     one.add(sequence(4))
     batch = step(one)
@@ -152,6 +160,7 @@ def test_higher_priority_goes_first_and_age_decides_between_equals() -> None:
     one = scheduler(num_slots=1)
     for number, priority in ((1, 0.5), (2, 0.5), (3, 0.9)):
         one.add(sequence(number, priority=priority, max_tokens=1))
+
     assert [step(one).sequences[0].id for _ in range(3)] == [3, 1, 2]
 
 
@@ -159,6 +168,7 @@ def test_slots_bound_what_runs() -> None:
     one = scheduler(num_slots=2)
     for number in range(5):
         one.add(sequence(number))
+
     step(one)
     assert (len(one.running), len(one.waiting)) == (2, 3)
 
@@ -178,42 +188,49 @@ def test_admission_keeps_a_block_for_each_running_sequence() -> None:
 
 def test_the_last_in_rank_is_preempted_and_recomputed_before_whoever_came_later() -> None:
     one = scheduler(num_blocks=4, max_prefill_tokens=100)
-    first, second = sequence(1, 16, max_tokens=40), sequence(2, 16, max_tokens=40)
+    first = sequence(1, 16, max_tokens=40)
+    second = sequence(2, 16, max_tokens=40)
     one.add(first)
     one.add(second)
     while first.num_tokens + second.num_tokens <= 64:
         step(one)  # each has two blocks, the last ones
+
     one.add(sequence(3))
     batch = step(one)
+
     assert batch.num_preemptions == 1 and batch.sequences == [first]
     assert [done.id for done in one.waiting] == [2, 3]
     assert second.slot is None and second.num_prefill == second.num_tokens > 32
+
     num_known = second.num_tokens
     while second.slot is None:
         step(one)
+
     assert second.num_tokens == num_known + 1 and one.running[0] is second
+
     while one.running:
         step(one)
+
     assert first.num_generated == second.num_generated == 40
     assert one.cache.num_used_blocks == 0
 
 
 def test_a_low_priority_is_preempted_before_a_younger_request() -> None:
     one = scheduler(num_blocks=4)
-    low, high = (
-        sequence(1, 16, priority=0.1, max_tokens=40),
-        sequence(2, 16, priority=0.9, max_tokens=40),
-    )
+    low = sequence(1, 16, priority=0.1, max_tokens=40)
+    high = sequence(2, 16, priority=0.9, max_tokens=40)
     one.add(low)
     one.add(high)
     while not (batch := step(one)).num_preemptions:
         pass
+
     assert batch.sequences == [high]
 
 
 def test_removing_frees_blocks_and_slot_wherever_the_sequence_stands() -> None:
     one = scheduler(num_slots=1, max_prefill_tokens=8)
-    running, waiting = sequence(1, num_prompt_tokens=30), sequence(2)
+    running = sequence(1, num_prompt_tokens=30)
+    waiting = sequence(2)
     one.add(running)
     one.add(waiting)
     step(one)
@@ -227,6 +244,7 @@ def test_the_sequences_of_a_request_are_admitted_together_and_get_the_first_ones
     group = sequences(1, 3, num_prompt_tokens=20)
     for sibling in group:
         one.add(sibling)
+
     one.add(sequence(2))
     starts = []
     for _ in range(2):
@@ -235,7 +253,9 @@ def test_the_sequences_of_a_request_are_admitted_together_and_get_the_first_ones
         assert [sibling.slot for sibling in group] == [0, 1, 2], (
             "all have their slots from the first step"
         )
+
         starts += spans(batch.plan.prefills)
+
     batch = step(one)
     assert [*starts, *spans(batch.plan.prefills)] == [(0, 0, 8), (0, 8, 16), (0, 16, 20), (3, 0, 4)]
     assert batch.followers[group[0]] == group[1:]
@@ -250,8 +270,10 @@ def test_followers_come_in_while_a_leader_eats_the_whole_budget() -> None:
     group = sequences(2, 3, num_prompt_tokens=24)
     for sibling in group:
         one.add(sibling)
+
     for _ in range(2):
         assert [done.id for done in step(one).sequences] == [1, 2] and one.waiting == group[1:]
+
     assert step(one).followers == {group[0]: [group[1]]}
     assert (one.running, one.waiting) == (group[:2], group[2:])
 
@@ -263,8 +285,10 @@ def test_a_sequence_that_comes_too_late_to_follow_computes_for_itself() -> None:
     group = sequences(2, 2)
     for sibling in group:
         one.add(sibling)
+
     step(one)
     assert one.running == group[:1] and group[0].num_generated == 1
+
     batch = step(one)
     assert batch.sequences == group and batch.followers == {group[1]: []}
 
@@ -274,9 +298,11 @@ def test_whoever_finds_no_room_leads_the_rest_later() -> None:
     group = sequences(1, 5, num_prompt_tokens=6, max_tokens=1)
     for sibling in group:
         one.add(sibling)
+
     leads = []
     while one.waiting or one.running:
         leads += step(one).followers.items()
+
     assert leads == [(group[0], [group[1]]), (group[2], [group[3]]), (group[4], [])]
 
 
@@ -285,9 +311,11 @@ def test_a_preempted_sequence_with_tokens_neither_leads_nor_follows() -> None:
     group = sequences(1, 3, num_prompt_tokens=16, max_tokens=40)
     for sibling in group:
         one.add(sibling)
+
     batches = []
     while one.waiting or one.running:
         batches.append(step(one))
+
     assert sum(batch.num_preemptions for batch in batches) > 0
     assert [batch.followers for batch in batches if any(batch.followers.values())] == [
         {group[0]: group[1:]}
@@ -300,6 +328,7 @@ def test_a_preempted_follower_follows_again() -> None:
     group = sequences(1, 2, num_prompt_tokens=24)
     for sibling in group:
         one.add(sibling)
+
     step(one)
     one._preempt(group[1])
     assert one.waiting == group[1:] and group[1].slot is None
@@ -344,11 +373,13 @@ def test_under_any_load_the_budget_holds_and_everyone_ends(
             if arrival == now:
                 for new in group:
                     one.add(new)
+
         for arrival, group, patience in load:
             if patience is not None and now == arrival + patience:
                 for doomed in open_ones.intersection(group):
                     one.remove(doomed)
                     open_ones.discard(doomed)
+
         batch = one.schedule()
         check(one, batch, max_prefill_tokens)
         for done in run(one, batch):
@@ -356,8 +387,10 @@ def test_under_any_load_the_budget_holds_and_everyone_ends(
                 one.remove(done)
                 open_ones.discard(done)
                 assert done.num_generated == done.max_tokens
+
         if not open_ones:
             break
+
     assert not open_ones, "someone waits for ever"
     assert (
         one.cache.num_used_blocks == 0
@@ -380,6 +413,7 @@ def check(one: Scheduler, batch: Batch, max_prefill_tokens: int) -> None:
             chunk.slot == owner.slot and chunk.token_ids == owner.token_ids[chunk.start : chunk.end]
         )
         assert chunk.num_logits >= (chunk.end == owner.num_tokens)
+
     for leader, followers in batch.followers.items():
         assert leader in batch.sequences and not leader.num_generated or not followers
         for follower in followers:
@@ -389,6 +423,7 @@ def check(one: Scheduler, batch: Batch, max_prefill_tokens: int) -> None:
                 and follower.group is leader.group
             )
             assert follower.num_computed == follower.num_generated == 0
+
     for leader in batch.sequences[len(batch.plan.decodes) :]:
         if not leader.num_generated:
             before = leader.group.sequences[: leader.index]

@@ -48,6 +48,7 @@ def answers(
     with steady(Executor(runner, config)) as executor:
         ids = executor.enqueue_requests(requests)
         got = collect(executor, len(requests))
+
     return [joined(got[one]) for one in ids]
 
 
@@ -61,6 +62,7 @@ def joined(responses: list[Response]) -> list[object]:
         log_probs += one.log_probs[0] if one.log_probs else []
         top += one.top_log_probs[0] if one.top_log_probs else []
         parts[one.sequence_index][3] = one.finish_reasons[0]
+
     return [parts[index] for index in sorted(parts)]
 
 
@@ -69,7 +71,8 @@ def test_any_request_has_the_answer_that_it_has_without_drafts(
     max_kv_cache_tokens: int | None,
 ) -> None:
     requests = mixed_requests(24, random.Random(5), max_prompt=60, max_tokens=60)
-    plain, drafting = LoopingRunner(), LoopingRunner()
+    plain = LoopingRunner()
+    drafting = LoopingRunner()
     expected = answers(plain, requests, config(None, max_kv_cache_tokens))
     assert answers(drafting, requests, config("ngram", max_kv_cache_tokens)) == expected
     assert any(len(chunk.token_ids) > 1 for plan in drafting.plans for chunk in plan.decodes)
@@ -92,8 +95,10 @@ def test_a_step_with_drafts_reports_how_much_of_them_was_right() -> None:
         )
         collect(executor, 1)
         steps = drained(executor)
+
     found = [step.spec_decoding_stats for step in steps if step.spec_decoding_stats is not None]
     drafts = [chunk for plan in runner.plans for chunk in plan.decodes if len(chunk.token_ids) > 1]
+
     assert sum(step.num_requests_with_draft_tokens for step in found) == len(drafts) > 0
     assert sum(step.num_draft_tokens for step in found) == sum(
         len(chunk.token_ids) - 1 for chunk in drafts
@@ -113,6 +118,7 @@ def test_a_draft_never_goes_past_the_last_token_or_the_blocks_of_its_sequence() 
     for one, request in zip(answers(runner, requests, config("ngram")), requests, strict=True):
         [[ids, *_]] = one
         assert isinstance(ids, list) and len(ids) == request.max_tokens
+
     for plan in runner.plans:
         assert all(
             chunk.end <= len(chunk.table) * runner.tokens_per_block for chunk in plan.decodes
@@ -137,24 +143,25 @@ def test_a_step_without_memory_to_draw_for_drafts_keeps_its_first_tokens() -> No
         )
         for number in range(12)
     ]
-    expected, runner, errors = (
-        answers(LoopingRunner(), requests, config(None)),
-        LoopingRunner(),
-        list[MemoryError](),
-    )
+    expected = answers(LoopingRunner(), requests, config(None))
+    runner = LoopingRunner()
+    errors = list[MemoryError]()
     with steady(Executor(runner, config("ngram"))) as executor:
-        sample, last = executor._sampler.sample, [0]
+        sample = executor._sampler.sample
+        last = [0]
 
         def sample_or_fail(*args: Any) -> Any:
             is_draft, last[0] = last[0] == len(runner.plans), len(runner.plans)
             if is_draft and choice.random() < 0.3:
                 errors.append(MemoryError("no memory"))
                 raise errors[-1]
+
             return sample(*args)
 
         executor._sampler.sample = sample_or_fail  # type: ignore[method-assign]
         ids = executor.enqueue_requests(requests)
         got = collect(executor, len(ids))
+
     assert errors and [joined(got[one]) for one in ids] == expected
 
 
@@ -187,7 +194,9 @@ def test_a_real_model_gives_the_same_bits_with_drafts(family: str) -> None:
         with Executor(tiny_model(family), config(speculative)) as executor:
             if not executor.capabilities.batch_invariant:
                 pytest.skip("torch computes here")
+
             got.append(take_all(executor, executor.enqueue_requests(requests)))
             num_steps = len(executor.get_latest_iteration_stats())
+
     assert got[0] == got[1]
     assert num_steps > 0

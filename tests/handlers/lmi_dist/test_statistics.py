@@ -33,6 +33,7 @@ def test_a_step_reports_which_requests_ran_in_it() -> None:
         )
         collect(executor, 2)
         steps = [step.inflight_batching_stats for step in drained(executor)]
+
     assert steps == [
         InflightBatchingStats(num_scheduled_requests=1, num_context_requests=1, num_ctx_tokens=256),
         InflightBatchingStats(
@@ -49,6 +50,7 @@ def test_the_cache_reports_the_share_of_blocks_that_prompts_found() -> None:
             one_result(executor, ask(*[first] * 48, max_tokens=20))
             cache = drained(executor)[-1].kv_cache_stats
             rates.append((cache.missed_blocks, cache.reused_blocks, cache.cache_hit_rate))
+
     assert rates == [(3, 0, 0.0), (4, 2, 2 / 6), (7, 2, 2 / 9)], (
         "the last block is copied, so it counts as missed"
     )
@@ -77,8 +79,10 @@ def test_each_sequence_has_its_times_once(num: int, temperature: float, streamin
             ask(streaming=streaming, sampling_config=sampling, output_config=TIMED)
         )
         [responses] = collect(executor, 1).values()
+
     results = [response.get_result() for response in responses]
     assert sum(one.request_perf_metrics is not None for one in results) == num
+
     for result in results:
         assert (result.request_perf_metrics is not None) == result.is_sequence_final
         if result.is_sequence_final:
@@ -93,6 +97,7 @@ def test_a_request_that_was_preempted_keeps_its_first_times() -> None:
         )
         results = [one[-1].get_result() for one in collect(executor, 2).values()]
         assert sum(step.num_preemptions for step in drained(executor)) > 0
+
     for result in results:
         check(result.request_perf_metrics)
 
@@ -110,10 +115,13 @@ def test_a_request_that_ends_early_has_the_times_so_far(reason: FinishReason) ->
     with Executor(FakeRunner(context_length=1_000_000), config) as executor:
         running, waiting = executor.enqueue_requests([endless, waits])
         assert executor.await_responses(running, TIMEOUT_S)
+
         if not is_timed:
             executor.cancel_request(waiting)
             executor.cancel_request(running)
+
         got = collect(executor, 2)
+
     for request_id, has_run in ((running, True), (waiting, False)):
         result = got[request_id][-1].get_result()
         assert result.finish_reasons == [reason]

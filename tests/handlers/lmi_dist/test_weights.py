@@ -111,7 +111,8 @@ def lose_shard(folder: Path) -> None:
 
 
 def narrow_tensor(folder: Path) -> None:
-    name, dtype = "model.norm.weight", torch.float8_e4m3fn
+    name = "model.norm.weight"
+    dtype = torch.float8_e4m3fn
     change(folder, lambda tensors: tensors.update({name: tensors[name].to(dtype)}))
 
 
@@ -130,6 +131,7 @@ def shard(folder: Path) -> None:
     parts = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
     for file, part in parts.items():
         save_file({name: tensors[name] for name in part}, folder / file)
+
     weight_map = {name: file for file, part in parts.items() for name in part}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     (folder / WEIGHTS).unlink()
@@ -179,6 +181,7 @@ def test_a_broken_folder_is_one_line_that_names_file_and_cause(
     harm(folder)
     with pytest.raises(ModelUnusable) as caught:
         run(folder)
+
     message = str(caught.value)
     assert file in message and cause in message
     assert "\n" not in message
@@ -218,6 +221,7 @@ def test_pickled_weights_are_refused_unless_allowed(folder: Path) -> None:
     remove_weights(folder)
     with pytest.raises(SecurityRefused, match=r"pytorch_model\.bin.*allow_pickle"):
         run(folder)
+
     assert torch.equal(run(folder, allow_pickle=True), expected)
 
 
@@ -240,6 +244,7 @@ def test_a_pickle_that_would_run_code_is_refused_even_when_allowed(
     torch.save({"weight": Evil()}, folder / "pytorch_model.bin")
     with pytest.raises(ModelUnusable, match=r"pytorch_model\.bin"):
         run(folder, allow_pickle=True)
+
     assert not (tmp_path / "ran").exists()
 
 
@@ -262,6 +267,7 @@ def test_weights_in_float64_are_rounded_to_float32(
     (folder / "config.json").write_text(json.dumps(config | {"dtype": dtype}))
     with caplog.at_level(logging.INFO):
         assert torch.equal(run(folder), expected)
+
     assert caplog.messages.count(f"{folder}: weights in float64 are rounded to float32") == 1
 
     runner = load_native(folder, max_length=64)
@@ -299,8 +305,10 @@ def test_tensors_that_the_model_does_not_use_are_told_in_one_line(
         else f"{len(names)} tensors of its weight files are"
     )
     assert said.startswith(f"{folder}: {count} not used, config.json has no place for ")
+
     for name in sorted(names)[:3]:
         assert name in said
+
     assert said.endswith(", …") is (len(names) > 3)
 
 
@@ -317,6 +325,7 @@ def test_leftovers_of_older_libraries_and_trainers_are_not_told(
     ]
     change(folder, lambda tensors: tensors.update({name: torch.zeros(1) for name in names}))
     load_native(folder, max_length=64)
+
     assert not caplog.records
 
 
@@ -351,5 +360,6 @@ def test_a_fault_of_the_files_that_no_rule_has_found_is_one_line_too(error: Exce
     ):
         with of_files("folder"):
             raise error
+
     with pytest.raises(MemoryError), of_files("folder"):
         raise MemoryError

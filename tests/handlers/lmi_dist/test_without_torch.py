@@ -82,6 +82,7 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
             and entry.suffix != ".pth"
         ):
             (folder / entry.name).symlink_to(entry)
+
     return folder
 
 

@@ -48,7 +48,10 @@ class _WholeSequence:
     def __init__(
         self, program: Program[Tensor], ids: list[int], wanted: list[int], dtype: torch.dtype
     ) -> None:
-        self.program, self.ids, self.wanted, self.dtype = program, torch.tensor(ids), wanted, dtype
+        self.program = program
+        self.ids = torch.tensor(ids)
+        self.wanted = wanted
+        self.dtype = dtype
         self.buffers = [
             torch.full(
                 (len(wanted if index in program.wanted else ids), width), torch.nan, dtype=dtype
@@ -72,6 +75,7 @@ class _WholeSequence:
                 case Cap():
                     buffer = self.buffers[operation.buffer]
                     buffer.copy_(operation.cap * torch.tanh(buffer / operation.cap))
+
         return self.buffers[-1]
 
     def cast(self, tensor: Tensor | None) -> Tensor | None:
@@ -84,23 +88,24 @@ class _WholeSequence:
         x = operation.table[self.ids].to(self.dtype) * operation.scale
         if operation.positions is not None:
             x = x + operation.positions[: len(x)].to(self.dtype)
+
         self.store(operation.output, x, adds=False)
 
     def norm(self, operation: Norm) -> None:
-        x, weight, bias = (
-            self.buffers[operation.input],
-            self.cast(operation.weight),
-            self.cast(operation.bias),
-        )
+        x = self.buffers[operation.input]
+        weight = self.cast(operation.weight)
+        bias = self.cast(operation.bias)
         if operation.is_centred:
             y = functional.layer_norm(x, x.shape[-1:], weight, bias, operation.eps)
         else:
             assert bias is None
             y = functional.rms_norm(x, x.shape[-1:], weight, operation.eps)
+
         self.store(operation.output, y, operation.adds)
 
     def linear(self, operation: Linear[Tensor]) -> None:
-        x, activation = self.buffers[operation.input], ACTIVATIONS[operation.activation]
+        x = self.buffers[operation.input]
+        activation = ACTIVATIONS[operation.activation]
         y = functional.linear(x, operation.weight.to(self.dtype), self.cast(operation.bias))
         if operation.gate is None:
             y = activation(y)
@@ -109,10 +114,12 @@ class _WholeSequence:
                 x, operation.gate.to(self.dtype), self.cast(operation.gate_bias)
             )
             y = activation(gate) * y
+
         self.store(operation.output, y, operation.adds)
 
     def attend(self, operation: Attend) -> None:
-        p, num_rows = self.program, len(self.ids)
+        p = self.program
+        num_rows = len(self.ids)
         counts = (p.num_heads, p.num_kv_heads, p.num_kv_heads)
         heads = (
             self.buffers[operation.input].view(num_rows, sum(counts), p.head_dim).transpose(0, 1)
@@ -125,6 +132,7 @@ class _WholeSequence:
         scores = q @ k.transpose(1, 2) * operation.scale  # (heads, rows, rows)
         if operation.softcap is not None:
             scores = operation.softcap * torch.tanh(scores / operation.softcap)
+
         distance = torch.arange(num_rows)[:, None] - torch.arange(num_rows)
         is_hidden = (distance < 0) | (distance >= (operation.window or num_rows))
         answer = scores.masked_fill(is_hidden, -torch.inf).softmax(-1) @ v
@@ -134,11 +142,13 @@ class _WholeSequence:
     def norm_heads(self, operation: Attend, heads: Tensor, weight: Tensor | None) -> Tensor:
         if weight is None:
             return heads
+
         return functional.rms_norm(heads, heads.shape[-1:], self.cast(weight), operation.norm_eps)
 
     def rotate(self, operation: Attend, heads: Tensor) -> Tensor:
         if operation.rotations is None:
             return heads
+
         cosines, sines = (
             operation.rotations[: len(self.ids)].to(self.dtype).unbind(1)
         )  # (rows, num_pairs)

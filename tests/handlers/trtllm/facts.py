@@ -104,8 +104,10 @@ class Facts(msgspec.Struct, frozen=True):
         """
         if name in self.classes:
             return signature(self.classes[name].parameters)
+
         if name in self.functions:
             return self.functions[name].signature
+
         owner, _, method = name.rpartition(".")
         return self.classes[owner].methods[method].signature
 
@@ -118,6 +120,7 @@ class Facts(msgspec.Struct, frozen=True):
                 cls.module == module and known.rsplit(".", 1)[1] == name
             ):
                 return known
+
         by_name = [known for known in self.classes if known.rsplit(".", 1)[1] == name]
         return by_name[0] if name in self.exports.get(module, ()) and by_name else None
 

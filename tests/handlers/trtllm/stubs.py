@@ -17,7 +17,8 @@ from pathlib import Path
 from tests.handlers.trtllm.facts import Callable, Class, Facts, load
 
 ROOT = Path(__file__).parents[3]
-FOLDER, OURS = ROOT / "handlers" / "lmi_trtllm", "handlers.lmi_trtllm"
+FOLDER = ROOT / "handlers" / "lmi_trtllm"
+OURS = "handlers.lmi_trtllm"
 ARGUMENTS = "tensorrt_llm.llmapi.TorchLlmArgs"  # what LLM takes as its **kwargs
 MAX_POSITIONAL = {
     "generate_async": 2
@@ -71,6 +72,7 @@ def faults(
         (folder / package).mkdir()
         for module, text in {"__init__": "", **texts}.items():
             (folder / package / f"{module}.py").write_text(text.replace(OURS, package))
+
     command = [sys.executable, "-m", "mypy", "--config-file", "mypy.ini", *packages]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=400)
     assert not done.stderr, done.stderr
@@ -79,6 +81,7 @@ def faults(
         package, _, rest = line.partition("/")
         if " error: " in rest:
             found[package].append(rest)
+
     return found
 
 
@@ -111,7 +114,8 @@ def _enum(name: str, members: Iterable[str]) -> str:
 
 
 def _class(name: str, facts: Facts) -> str:
-    known, title = facts.classes[name], name.rpartition(".")[2]
+    known = facts.classes[name]
+    title = name.rpartition(".")[2]
     inner = [_class(one, facts) for one in facts.classes if one.rpartition(".")[0] == name]
     nested = {one.rpartition(".")[2] for one in facts.classes if one.rpartition(".")[0] == name}
     lines = [line for text in inner for line in text.splitlines()]
@@ -122,9 +126,11 @@ def _class(name: str, facts: Facts) -> str:
             f"def {method}({_parameters(_shown(method, fact))}) -> "
             f"{TYPES.get(f'{title}.{method}', 'Any')}: ..."
         )
+
     for one in sorted({*known.attributes} - nested - known.methods.keys()):
         if not one.startswith("_"):
             lines.append(f"{one}: {TYPES.get(f'{title}.{one}', 'Any')}")
+
     return f"class {title}({', '.join(known.bases)}):\n" + "".join(
         f"    {line}\n" for line in lines
     )
@@ -135,6 +141,7 @@ def _own(known: Class, title: str, facts: Facts) -> list[Parameter]:
     own = [fact.parameter for fact in known.parameters]
     if title != "LLM":
         return own
+
     more = [
         fact.parameter
         for fact in facts.classes[ARGUMENTS].parameters
@@ -153,15 +160,19 @@ def _shown(method: str, fact: Callable) -> list[Parameter]:
 
 
 def _parameters(parameters: Iterable[Parameter]) -> str:
-    parts, has_star = list[str](), False
+    parts = list[str]()
+    has_star = False
     for one in parameters:
         if one.name.startswith("_"):
             continue
+
         if one.kind is Parameter.KEYWORD_ONLY and not has_star:
             parts.append("*")
             has_star = True
+
         stars = {Parameter.VAR_POSITIONAL: "*", Parameter.VAR_KEYWORD: "**"}.get(one.kind, "")
         hint = "" if one.name == "self" else f": {TYPES.get(one.name, 'Any')}"
         is_open = stars or one.default is Parameter.empty
         parts.append(f"{stars}{one.name}{hint}" + ("" if is_open else " = ..."))
+
     return ", ".join(parts)

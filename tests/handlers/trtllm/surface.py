@@ -42,11 +42,13 @@ def class_differences(name: str, fact: Class) -> Iterator[str]:
     yield from (f"{name} is no {base}" for base in fact.bases if base not in bases)
     if fact.parameters:
         yield from constructor_differences(name, fact, real)
+
     for method, expected in fact.methods.items():
         if hasattr(real, method):
             yield from callable_differences(f"{name}.{method}", expected, getattr(real, method))
         else:
             yield f"{name} has no method {method}"
+
     known = names_of_instances(real)
     yield from (
         f"{name} has no attribute {attribute}"
@@ -66,9 +68,12 @@ def constructor_differences(name: str, fact: Class, real: type) -> Iterator[str]
             yield from parameter_differences(
                 name, Signature([each.parameter for each in fact.parameters]), constructor
             )
+
         return
+
     if fact.extra == "forbid" and real.model_config.get("extra") != "forbid":  # type: ignore[attr-defined]
         yield f"{name} takes unknown fields"
+
     known = {alias for key, field in fields.items() for alias in (key, field.alias) if alias}
     yield from (
         f"{name} has no field {each.name}" for each in fact.parameters if each.name not in known
@@ -83,6 +88,7 @@ def constructor_differences(name: str, fact: Class, real: type) -> Iterator[str]
 def callable_differences(name: str, fact: Callable, real: Any) -> Iterator[str]:
     if fact.is_async != inspect.iscoroutinefunction(inspect.unwrap(real)):
         yield f"{name} is {'no' if fact.is_async else 'a'} coroutine function"
+
     if (signature := signature_of(real)) is not None:
         yield from parameter_differences(name, fact.signature, signature)
 
@@ -101,6 +107,7 @@ def parameter_differences(name: str, expected: Signature, real: Signature) -> It
             yield f"{name}: {key} is {other.kind.name.lower()}, not {parameter.kind.name.lower()}"
         elif is_other(parameter.default, other.default):
             yield f"{name}: {key} is {other.default!r} by default, not {parameter.default!r}"
+
     for key, other in real.parameters.items():
         if (
             key not in expected.parameters
@@ -123,6 +130,7 @@ def is_other(expected: Any, real: Any) -> bool:
         or type(real).__name__ == "PydanticUndefinedType"
     ):
         return False
+
     return (
         bool(real != expected)
         and getattr(real, "value", real) != expected
@@ -137,12 +145,14 @@ def names_of_instances(real: type) -> set[str]:
     names = set(dir(real)) | set(getattr(real, "model_fields", ()))
     if dataclasses.is_dataclass(real):
         names |= {field.name for field in dataclasses.fields(real)}
+
     for base in real.__mro__[:-1]:
         names |= set(getattr(base, "__annotations__", ()))
         try:
             names |= set(re.findall(r"\bself\.(\w+)", inspect.getsource(base)))
         except (OSError, TypeError):  # compiled, or made without a file
             continue
+
     return names
 
 
@@ -163,8 +173,12 @@ def found(name: str) -> Any:
         except ModuleNotFoundError as error:
             if error.name is None or not name.startswith(error.name):
                 raise
+
             continue
+
         for part in parts[end:]:
             thing = getattr(thing, part)
+
         return thing
+
     raise ModuleNotFoundError(f"No module named {parts[0]!r}", name=parts[0])

@@ -68,6 +68,7 @@ def config(options: dict[str, str] | None = None, **ours: Any) -> EngineConfig:
 def faults(arguments: ModuleType, folder: Path, engine: EngineConfig, line: Profile) -> list[str]:
     with pytest.raises(BadConfiguration) as caught:
         arguments.llm_arguments(engine, str(folder), line)
+
     return str(caught.value).split("\n")
 
 
@@ -88,11 +89,13 @@ def test_our_options_reach_the_arguments_of_llm(
     )
     given = arguments.llm_arguments(engine, str(folder), line)
     cache = given.pop("kv_cache_config")
+
     assert (cache.enable_block_reuse, cache.max_tokens, cache.free_gpu_memory_fraction) == (
         False,
         4096,
         0.9,
     )
+
     given.pop("scheduler_config", None)
     assert given == {
         "model": str(folder),
@@ -347,14 +350,17 @@ def test_adapters_have_their_limits_and_none_without_the_switch(
     limits = {"max_loras": "2", "max_lora_rank": "16", "max_cpu_loras": "4"}
     given = arguments.llm_arguments(config({"enable_lora": "true", **limits}), str(folder), line)
     lora = given["lora_config"]
+
     assert (given["enable_lora"], lora.max_loras, lora.max_lora_rank, lora.max_cpu_loras) == (
         True,
         2,
         16,
         4,
     )
+
     with caplog.at_level(logging.WARNING):
         assert "lora_config" not in arguments.llm_arguments(config(limits), str(folder), line)
+
     assert [record.getMessage() for record in caplog.records] == [
         f"option.{name}='{limits[name]}': has no effect without option.enable_lora=true"
         for name in sorted(limits)
@@ -384,6 +390,7 @@ def test_a_prompt_length_that_the_context_has_no_room_for_is_told(
         arguments.llm_arguments(
             config({"max_input_len": "1024"}, max_sequence_length=length), str(folder), line
         )
+
     assert (
         f"option.max_input_len='1024': a prompt has at most {length - 1} tokens" in caplog.text
     ) is is_told
@@ -399,13 +406,16 @@ def test_what_a_line_lacks_is_told_with_the_reason(
             is True
         )
         return
+
     (fault,) = faults(arguments, folder, engine, line)
     assert fault.endswith(
         "nothing: this TensorRT-LLM has no kv_cache_config.onboard_blocks, main has removed it"
     )
+
     (fault,) = faults(
         arguments, folder, config({"kv_cache_config": '{"onboard_blocks": true}'}), line
     )
+
     assert fault.endswith(
         "TensorRT-LLM (1.3.0rc26) has no kv_cache_config.onboard_blocks, main has removed it"
     )
@@ -420,10 +430,12 @@ def test_an_unknown_option_is_told_with_the_closest(
     )
     (fault,) = faults(arguments, folder, config({"stream_intervall": "2"}, strict=True), line)
     assert fault.endswith(said)
+
     with caplog.at_level(logging.WARNING):
         assert "stream_intervall" not in arguments.llm_arguments(
             config({"stream_intervall": "2"}), str(folder), line
         )
+
     assert caplog.records[0].getMessage().endswith(said)
 
 
@@ -474,6 +486,7 @@ def test_pickled_weights_are_refused_unless_they_are_allowed_or_not_read(
     (folder / "model.safetensors").unlink()
     with pytest.raises(SecurityRefused, match="pytorch_model.bin: pickled weights"):
         arguments.llm_arguments(config(), str(folder), line)
+
     assert arguments.llm_arguments(config(allow_pickle=True), str(folder), line)
 
 

@@ -24,6 +24,7 @@ def below(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("tensorrt_llm", "huggingface_hub"):
         (folder / name).mkdir(parents=True)
         (folder / name / "__init__.py").write_text("")
+
     monkeypatch.syspath_prepend(str(folder))
     return folder
 
@@ -31,6 +32,7 @@ def below(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_packages_below_come_first_in_the_engines_process(below: Path) -> None:
     found = HANDLER.environment(EngineConfig(), {}, 0, "")
     assert found["PYTHONPATH"] == str(below)
+
     code = "import huggingface_hub; print(huggingface_hub.__file__)"
     done = subprocess.run(
         [sys.executable, "-P", "-c", code],
@@ -39,6 +41,7 @@ def test_packages_below_come_first_in_the_engines_process(below: Path) -> None:
         text=True,
         timeout=60,
     )
+
     assert done.stdout.strip() == str(below / "huggingface_hub" / "__init__.py"), done.stderr
 
 

@@ -86,6 +86,7 @@ def test_a_beam_that_ends_has_its_end_token(executor: Any, end_token: str) -> No
     end_id = beams(executor).output_token_ids[0][2]
     with knobs(end_token=end_token):
         answer = beams(executor, end_id=end_id, output_config=OutputConfig())
+
     ended = [
         ids
         for ids, reason in zip(answer.output_token_ids, answer.finish_reasons, strict=True)
@@ -101,9 +102,11 @@ def test_a_cancelled_search_ends_at_once_and_the_next_one_runs(executor: Any) ->
         )
         executor.await_responses(request_id, 60.0)
         executor.cancel_request(request_id)
+
         assert set(finish(executor, request_id)[-1].get_result().finish_reasons) == {
             FinishReason.CANCELLED
         }
+
     assert len(beams(executor).output_token_ids) == WIDTH
 
 

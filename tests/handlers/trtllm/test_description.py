@@ -42,6 +42,7 @@ def test_a_folder_that_does_not_say_it_is_refused(line: str, tmp_path: Path, tex
 def test_the_info_of_an_engine_is_honest_about_its_line(line: str) -> None:
     with double(line) as executor_class, start(executor_class) as executor:
         info = executor.info
+
     can = info.capabilities
     assert (info.name, info.vocab_size, info.max_sequence_length, info.max_num_sequences) == (
         "trtllm",
@@ -50,6 +51,7 @@ def test_the_info_of_an_engine_is_honest_about_its_line(line: str) -> None:
         4,
     )
     assert (info.dtype, info.device) == ("float32", "cuda")
+
     is_main = line == "main-2026-08"
     assert (can.seed, can.min_p, can.no_repeat_ngram_size, can.priority) == (is_main,) * 4
     assert (
@@ -79,8 +81,10 @@ def test_the_contracts_own_configuration_starts_an_engine_and_buffers_and_functi
     with double(line) as executor_class:
         with executor_class(tiny_model("llama_wide"), ExecutorConfig(max_batch_size=3)) as executor:
             assert executor.info.max_num_sequences == 3 and len(tokens(executor)) == 8
+
         with pytest.raises(Unsupported, match="engine_buffer"):
             executor_class(b"", "{}")
+
         functions = ExecutorConfig(logits_post_processor_config=LogitsPostProcessorConfig())
         with pytest.raises(
             Unsupported, match="logits_post_processor_config .*option.logits_post_processors names"

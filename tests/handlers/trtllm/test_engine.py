@@ -89,6 +89,7 @@ def test_a_cancelled_request_ends_at_once_whatever_the_engine_does(
 def test_a_deadline_ends_a_request(executor: Any) -> None:
     with knobs(step_s=0.02):
         last = answers(executor, max_tokens=LONG, allotted_time_ms=100)[-1].get_result()
+
     assert last.finish_reasons == [FinishReason.TIMED_OUT]
 
 
@@ -106,6 +107,7 @@ def test_a_guided_request_that_is_wrong_never_reaches_the_engine(executor: Any) 
             assert response.error is not None and response.error.kind is ErrorKind.INVALID, (
                 response.error_msg
             )
+
         assert len(tokens(executor)) == 8
 
 
@@ -115,6 +117,7 @@ def test_a_wait_for_a_guide_is_known_as_such(executor: Any) -> None:
     guided = executor.enqueue_request(ask(max_tokens=4, guided_decoding_params=slow))
     while not executor.is_waiting_for_guides:
         assert not executor.await_responses(guided, 0.001), "it was over before anyone looked"
+
     begin(executor)
     while executor.is_waiting_for_guides:
         time.sleep(0.001)
@@ -137,6 +140,7 @@ def test_a_wrong_request_is_refused_before_it_is_submitted(executor: Any, name: 
     fields, error = WRONG[name]
     with knobs(error_budget=0), pytest.raises(error, match=name):
         executor.enqueue_request(ask(**fields))
+
     assert len(tokens(executor)) == 8
 
 
@@ -148,6 +152,7 @@ def test_a_prompt_that_a_step_cannot_take_whole_is_refused_with_the_options_that
             PromptTooLong, match="16 tokens at most .*option.enable_chunked_prefill=true"
         ):
             executor.enqueue_request(ask(input_token_ids=(1,) * 17))
+
         assert len(tokens(executor, input_token_ids=(1,) * 16)) == 8
 
 
@@ -161,6 +166,7 @@ def test_the_death_of_the_engine_ends_every_request_and_the_executor(
             for request_id in ids:
                 error = finish(executor, request_id)[-1].error
                 assert error is not None and error.kind is ErrorKind.ENGINE_LOST
+
         until(lambda: not executor.can_enqueue_requests())
         with pytest.raises(RuntimeError):
             executor.enqueue_request(ask())
@@ -172,6 +178,7 @@ def test_a_burst_of_failures_that_ends_the_engine_ends_the_executor(executor_cla
         with knobs(step_s=SLOW_S, error_budget=0):
             executor._trtllm.add(work(executor, "wrong", input_token_ids=(9999,)))
             error = finish(executor, request_id)[-1].error
+
         assert error is not None and error.kind is ErrorKind.ENGINE_LOST
         until(lambda: not executor.can_enqueue_requests())
 
@@ -204,7 +211,8 @@ def work(executor: Any, name: str, **fields: Any) -> Any:
 
 def test_what_the_engine_itself_refuses_ends_only_that_sequence(executor: Any) -> None:
     package = import_module("tensorrt_llm.llmapi")
-    engine, ends = executor._trtllm, dict[str, Any]()
+    engine = executor._trtllm
+    ends = dict[str, Any]()
     beams = work(executor, "beams", sampling_config=SamplingConfig(2))
     broken = replace(work(executor, "broken"), more={"lora_request": "none"})
     until_idle(executor)
@@ -215,8 +223,10 @@ def test_what_the_engine_itself_refuses_ends_only_that_sequence(executor: Any) -
         work(executor, "good"),
     ):
         engine.add(one)
+
     while len(ends) < 4:
         ends |= {one.id: one.end for one in engine.step() or () if one.end is not None}
+
     assert isinstance(ends["token"], package.RequestError) and isinstance(
         ends["beams"], package.RequestError
     )
@@ -229,11 +239,14 @@ def test_what_the_check_of_a_submit_refuses_ends_only_that_sequence(
 ) -> None:
     with fresh(executor_class, max_num_tokens="16") as executor:
         until_idle(executor)
-        engine, ends = executor._trtllm, dict[str, Any]()
+        engine = executor._trtllm
+        ends = dict[str, Any]()
         for name, prompt in (("long", (1,) * 17), ("good", (1,) * 16)):
             engine.add(work(executor, name, input_token_ids=prompt))
+
         while len(ends) < 2:
             ends |= {one.id: one.end for one in engine.step() or () if one.end is not None}
+
         assert "should not exceed max_num_tokens" in str(ends["long"])
         assert ends["good"] is FinishReason.LENGTH and engine.is_alive
 
@@ -244,8 +257,10 @@ def test_an_engine_that_ignores_its_shutdown_is_killed() -> None:
         knobs(has_workers=True),
     ):  # it takes seconds, and lines do not differ
         executor = start(executor_class)
-        llm, ranks = executor._trtllm._llm, executor._trtllm._ranks
-        end, was_killed = llm.shutdown, threading.Event()
+        llm = executor._trtllm._llm
+        ranks = executor._trtllm._ranks
+        end = llm.shutdown
+        was_killed = threading.Event()
 
         def wait_for_the_kill() -> None:
             until(lambda: not ranks.are_alive)
@@ -254,6 +269,7 @@ def test_an_engine_that_ignores_its_shutdown_is_killed() -> None:
 
         llm.shutdown = wait_for_the_kill
         executor.shutdown()
+
         assert was_killed.is_set()
 
 
@@ -282,6 +298,7 @@ def test_a_shutdown_amid_requests_does_not_wait_for_them(executor_class: Any) ->
     with knobs(finish_after_abort="never", step_s=SLOW_S):
         request_id = begin(executor)
         executor.shutdown()
+
     responses = executor.await_responses(request_id, 0.0)
     assert responses[-1].get_result().finish_reasons == [FinishReason.CANCELLED]
     assert not executor._trtllm._thread.is_alive()
@@ -310,15 +327,18 @@ def test_prompts_of_one_salt_share_what_was_computed(executor: Any) -> None:
         answers(executor, input_token_ids=prompt, cache_salt=salt)[0].get_result()
         for salt in ("a", "a", "b")
     )
+
     assert (first.num_cached_tokens, other.num_cached_tokens, again.num_cached_tokens) == (
         0,
         0,
         288,
     ), "blocks of 32"
+
     output = OutputConfig(num_prompt_log_probs=0)
     whole = answers(executor, input_token_ids=prompt, cache_salt="a", output_config=output)[
         0
     ].get_result()
+
     assert whole.num_cached_tokens == 0 and len(whole.prompt_log_probs or ()) == len(prompt)
 
 
@@ -359,9 +379,11 @@ def test_the_end_of_a_process_that_computes_is_noticed_whatever_the_number_of_it
         try:
             watched = ranks()
             assert len(watched._fds) == 1 and watched.are_alive
+
             other.kill()
             other.wait()
             assert watched.are_alive, "a process of another kind may end"
+
             watched.kill()
             until(lambda: not watched.are_alive)
             watched.close()

@@ -31,7 +31,8 @@ def test_each_class_is_where_its_name_says(facts: Facts) -> None:
 
 
 def test_the_profiles_differ_in_what_the_adapter_must_know() -> None:
-    old, new = load("main-2025-10"), load("main-2026-08")
+    old = load("main-2025-10")
+    new = load("main-2026-08")
     submit = "tensorrt_llm.LLM.generate_async"
     assert "priority" not in old.signature(submit).parameters
     assert new.signature(submit).parameters["priority"].default == 0.5

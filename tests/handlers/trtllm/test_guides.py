@@ -94,6 +94,7 @@ def test_with_another_backend_without_a_tokenizer_or_its_file_there_are_no_guide
 ) -> None:
     model = str(tiny_model("llama"))
     skipped = options(guided_decoding_backend="xgrammar", skip_tokenizer_init="true")
+
     assert executor.guide_kinds(options(guided_decoding_backend="outlines"), model) == (
         (),
         "option.guided_decoding_backend=outlines is neither xgrammar nor llguidance",
@@ -160,5 +161,6 @@ def test_a_compiler_that_does_not_start_is_started_again(
         patch.setattr(sys, "executable", "/nowhere/python")
         with pytest.raises(FileNotFoundError, match="/nowhere/python"):
             own.begin(sequence_of(NAME)).result()
+
     own.begin(sequence_of(NAME)).result()  # a second attempt may end otherwise
     own.close()

@@ -84,7 +84,10 @@ def test_a_cancel_waits_for_no_last_step(executor: Executor, end: str) -> None:
             executor.cancel_request(request_id)
             started = time.monotonic()
             last = results(finish(executor, request_id))[-1]
+
             assert last.finish_reasons == [FinishReason.CANCELLED] and last.is_final
             assert time.monotonic() - started < TIMEOUT_S / 2
+
         wait_until_idle(executor)
+
     assert run(executor).finish_reasons == [FinishReason.LENGTH]

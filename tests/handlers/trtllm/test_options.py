@@ -203,18 +203,22 @@ def test_no_name_of_the_reference_is_missing_here() -> None:
 def test_an_option_of_the_reference_is_translated_and_says_to_what(
     folder: Path, profile: str, name: str
 ) -> None:
-    text, target = VALUES.get(name, "1"), MEANS[name]
+    text = VALUES.get(name, "1")
+    target = MEANS[name]
     if target.partition(".")[2] and not target.startswith("option.") and not has(profile, target):
         (fault,) = faults(
             folder, f"option.rolling_batch=trtllm\noption.{name}={text}", machine=FOUR_GPUS
         )
         assert f"allowed is nothing: this TensorRT-LLM has no {target}" in fault
         return
+
     resolved = served(folder, f"option.{name}={text}")
     assert said_of(resolved, name) == []
+
     value, source = row_of(resolved, target if target.startswith("option.") else f"option.{name}")
     assert value.lower() in (text.lower(), "true")
     assert source.startswith("serving.properties:2")
+
     if not target.startswith("option."):
         assert source.endswith(f", sets {target}")
         assert resolved.config.engine.options[name] == text
@@ -257,6 +261,7 @@ def test_options_come_from_the_environment_too(folder: Path, profile: str) -> No
         folder, "option.strict=true\noption.mpi_mode=true", environ, machine=FOUR_GPUS
     )
     engine = resolved.config.engine
+
     assert (engine.max_prefill_tokens, engine.max_sequence_length, engine.quantize) == (
         50000,
         512,
@@ -278,14 +283,18 @@ def test_two_names_of_one_option_must_agree_and_a_file_wins_over_the_environment
 ) -> None:
     text = "option.rolling_batch=trtllm\noption.max_seq_len=512"
     (fault,) = faults(folder, f"{text}\noption.max_model_len=1024", machine=FOUR_GPUS)
+
     assert fault.endswith("these mean the same option, allowed is one value")
     assert "option.max_seq_len=512" in fault and "option.max_model_len=1024" in fault
+
     resolved = settle(folder, text, {"OPTION_MAX_MODEL_LEN": "1024"}, machine=FOUR_GPUS)
     assert resolved.config.engine.max_sequence_length == 512
     assert any("not 1024 (OPTION_MAX_MODEL_LEN)" in note for note in resolved.notes)
+
     (fault,) = faults(
         folder, "option.rolling_batch=trtllm\noption.max_num_tokens=many", machine=FOUR_GPUS
     )
+
     assert fault.startswith(
         "option.max_num_tokens='many' (serving.properties:2): allowed is a whole number"
     )
@@ -355,6 +364,7 @@ def test_lmi_config_shows_what_options_set_and_warns_of_what_nobody_has_run(
     )
     rows = {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines()}
     file = folder / "serving.properties"
+
     assert rows["option.max_model_len"] == ["512", f"{file}:2"]
     assert rows["option.kv_cache_free_gpu_mem_fraction"] == [
         *("0.8", f"{file}:3,"),
@@ -369,15 +379,18 @@ def test_an_argument_of_the_installed_package_is_an_option_and_an_unknown_one_is
     resolved = served(
         folder, "option.stream_interval=2\noption.garbage_collection_gen0_threshold=9"
     )
+
     assert resolved.config.engine.options == {
         "stream_interval": "2",
         "garbage_collection_gen0_threshold": "9",
     }
+
     (fault,) = faults(
         folder,
         "option.rolling_batch=trtllm\noption.strict=true\noption.stream_intervall=2",
         machine=FOUR_GPUS,
     )
+
     assert fault.endswith("the closest known key is option.stream_interval")
 
 
@@ -414,6 +427,7 @@ def test_auto_never_picks_an_engine_that_nobody_has_run(folder: Path, profile: s
     assert choose_handler("auto", FOUR_GPUS, handlers) == ("lmi-dist", "vllm is not installed")
     with pytest.raises(BadConfiguration, match="trtllm"):
         choose_handler("auto", FOUR_GPUS, {"trtllm": handlers["trtllm"]})
+
     assert choose_handler("tensorrt-llm", FOUR_GPUS, handlers)[0] == "trtllm"
 
 
@@ -481,6 +495,7 @@ def has(line: str, target: str) -> bool:
     published = facts.load(line)
     if not field:
         return argument in published.cls("tensorrt_llm.llmapi.TorchLlmArgs").keywords
+
     kind = {**CONFIG_CLASSES, "lora_config": "LoraConfig"}[argument]
     return any(
         name.endswith(f".{kind}") and field in cls.keywords

@@ -93,6 +93,7 @@ def test_streamed_answers_carry_the_rows_of_their_tokens_and_the_first_one_the_p
     )
     [one] = step(outputs, sequence, first, 5)
     [two] = step(outputs, sequence, second, 6)
+
     assert numbers(one.context_logits) == [[0, 0], [1, 1], [2, 2]] and two.context_logits is None
     assert numbers(one.generation_logits) == [[[10, 10]]] and numbers(two.generation_logits) == [
         [[11, 11]]

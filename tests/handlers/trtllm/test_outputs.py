@@ -19,7 +19,8 @@ from tests.handlers.trtllm.asking import answers, start, tokens
 from tests.handlers.trtllm.double import double, knobs
 
 PROMPT = (1, 2, 3)
-END, STOP = 7, 8
+END = 7
+STOP = 8
 
 
 @dataclass
@@ -58,6 +59,7 @@ class Reader:
     def _entry(self, entry: float | dict[int, float]) -> Any:
         if isinstance(entry, float):
             return entry
+
         ranked = sorted(entry, key=lambda one: -entry[one])
         return {
             one: self.new_log_prob(logprob=entry[one], rank=ranked.index(one) + 1) for one in entry
@@ -89,6 +91,7 @@ OF_THE_PROMPT = {"output_config": OutputConfig(num_prompt_log_probs=1)}
 def test_each_token_is_read_once_and_a_step_without_news_gives_nothing(reader: Reader) -> None:
     for token_ids in ([4], [4], [4, 5, 6]):
         reader.read(token_ids)
+
     assert [output.token_ids for output in reader.outputs] == [[4], [5, 6]]
     assert reader.sequence.num_cached_tokens == 2
 
@@ -100,6 +103,7 @@ def test_the_end_token_is_in_the_answer_whether_it_was_cut_off_or_not(
 ) -> None:
     if is_streamed:
         reader.read([4, 5])
+
     reader.read(token_ids, finished=True, finish_reason="stop")
     assert (reader.ids, reader.sequence.finish_reason) == ([4, 5, END], FinishReason.END_ID)
 
@@ -157,7 +161,8 @@ def test_an_end_that_nobody_asked_for_is_an_error(reader: Reader, reason: str) -
     "form", [lambda token_id, value: value, lambda token_id, value: {token_id: value, 99: -9.0}]
 )
 def test_log_probs_are_those_of_their_tokens_in_every_form(reader: Reader, form: Any) -> None:
-    steps, known = ([4], [5, 6], [4], [END]), list[int]()
+    steps = ([4], [5, 6], [4], [END])
+    known = list[int]()
     for number, new in enumerate(steps):
         known += new
         entries = [form(token_id, -float(token_id)) for token_id in known]
@@ -168,6 +173,7 @@ def test_log_probs_are_those_of_their_tokens_in_every_form(reader: Reader, form:
             finished=is_last,
             finish_reason="stop" if is_last else None,
         )
+
     assert reader.ids == [4, 5, 6, 4, END]
     assert reader.sequence.log_probs == [-4.0, -5.0, -6.0, -4.0, -7.0]
 
@@ -291,5 +297,6 @@ def test_a_log_prob_that_the_engine_lacks_ends_only_that_request(executor: Any) 
         [response] = answers(
             executor, sampling_config=config, max_tokens=64, output_config=OutputConfig(True)
         )
+
     assert "gave the request up: the engine reported no log-prob of token" in response.error_msg
     assert len(tokens(executor)) == 8

@@ -178,6 +178,7 @@ def test_errors_in_another_process_leave_it_alive_and_are_told_here(
     command = [sys.executable, "-c", CALL_THERE]
     subprocess.run(command, input=pickle.dumps(there), check=True, capture_output=True, timeout=100)
     told = faults.take()
+
     assert told.keys() == said.keys() and all(
         str(told[name]).startswith(said[name]) for name in said
     )
@@ -224,6 +225,7 @@ def test_more_errors_than_the_pipe_holds_block_nobody(file: str, faults: Faults)
     processor = post_processor("fail", file, faults.path)
     for _ in range(1500):
         call(processor, [])
+
     assert list(faults.take()) == ["4.0"]
     call(processor, [])
     assert list(faults.take()) == ["4.0"]

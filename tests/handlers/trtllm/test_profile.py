@@ -60,11 +60,13 @@ def test_a_candidate_between_the_facts_starts_and_refuses_what_its_sampler_would
     with double(CANDIDATE) as executor_class, start(executor_class) as executor:
         can = executor.info.capabilities
         assert (can.priority, can.seed, can.min_p, can.no_repeat_ngram_size) == (False,) * 4
+
         with pytest.raises(
             Unsupported,
             match="sampler of TensorRT-LLM 1.3.0rc5 ignores it; option.sampler_type=TRTLLM",
         ):
             executor.enqueue_request(ask(sampling_config=SamplingConfig(repetition_penalty=1.3)))
+
         answer = run(executor, output_config=OutputConfig(True, num_prompt_log_probs=0))
         assert len(answer.output_token_ids[0]) == 8 and len((answer.log_probs or [[]])[0]) == 8
 

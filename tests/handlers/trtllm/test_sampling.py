@@ -166,6 +166,7 @@ def test_the_cpp_sampler_of_the_older_line_takes_every_rule(
     if not sampler.profile.has_cpp_sampler:
         assert line == "main-2026-08"
         return
+
     cpp = sampling.TrtllmSampler(sampler.profile, VOCAB_SIZE, is_cpp=True)
     config = SamplingConfig(seed=5, min_p=0.25, presence_penalty=1, no_repeat_ngram_size=2)
     sampling.refuse_rules(Request(input_token_ids=(1,), max_tokens=1, sampling_config=config), cpp)
@@ -185,6 +186,7 @@ def test_biases_and_banned_tokens_become_one_tensor_as_wide_as_the_logits(sampli
         (1,), 4, embedding_bias=((2, 1.5), (5, -3.0), (2, 1.0), (4, 9.0)), bad_words=((4,), (6, 7))
     )
     biases = sampling.embedding_bias(request, 8)
+
     assert (
         biases is not None
         and biases.dtype == torch.float32
@@ -209,8 +211,10 @@ def test_wanted_rows_become_flags_and_names(sampling: Any) -> None:
         "return_generation_logits": False,
         "additional_model_outputs": None,
     }
+
     logits = AdditionalModelOutput("logits", gather_context=True)
     output = OutputConfig(additional_model_outputs=(logits, HIDDEN))
+
     assert sampling.wanted_rows(Request((1,), 1, output_config=output)) == {
         "return_context_logits": True,
         "return_generation_logits": True,

@@ -116,8 +116,10 @@ def test_an_architecture_counts_before_memory_that_a_process_retried() -> None:
 
 
 def test_errors_that_lead_to_each_other_end() -> None:
-    first, second = RuntimeError("first"), RuntimeError("second")
-    first.__cause__, second.__cause__ = second, first
+    first = RuntimeError("first")
+    second = RuntimeError("second")
+    first.__cause__ = second
+    second.__cause__ = first
     assert "second" in str(explained(first, "/m", EngineConfig()))
 
 
@@ -134,10 +136,12 @@ class Arguments(BaseModel):
 def test_what_the_classes_of_tensorrt_llm_refuse_is_a_line_for_each_option() -> None:
     with pytest.raises(ValidationError) as caught:
         Arguments(stream_interval="often", surprise=1)  # type: ignore[arg-type, call-arg]
+
     engine = EngineConfig(
         options={"stream_interval": "often"}, option_sources={"stream_interval": "file:2"}
     )
     error = explained(caught.value, "/m", engine)
+
     assert isinstance(error, BadConfiguration)
     assert str(error).split("\n") == [
         "option.stream_interval='often' (file:2): Input should be a valid integer, unable to parse "

@@ -111,6 +111,7 @@ def found(profile: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, l
             f"{name!r} has to be planted anew: {module}.py has changed"
         )
         packages[f"mistake_{number}"] = texts | {module: texts[module].replace(old, new)}
+
     return faults(tmp_path_factory.mktemp(profile), profile, packages)
 
 

@@ -20,7 +20,8 @@ from tests.handlers.trtllm.surface import (
 )
 
 HERE = __name__  # this module is the package that is compared
-KEYWORD, EITHER = "keyword_only", "positional_or_keyword"
+KEYWORD = "keyword_only"
+EITHER = "positional_or_keyword"
 SELF = Fact("self", EITHER)
 
 

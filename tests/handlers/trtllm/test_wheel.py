@@ -53,6 +53,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def real(model: Path) -> Iterator[Executor]:
     if (reason := why_no_gpu()) is not None:
         pytest.skip(reason)
+
     from handlers.lmi_trtllm import Executor
 
     with Executor(str(model), config_of_checks()) as executor:

@@ -62,12 +62,14 @@ def why_not_the_package() -> str | None:
     folder = folder_of("tensorrt_llm")
     if folder is None:
         return "TensorRT-LLM is not installed"
+
     if next(folder.rglob("*.so"), None) is None:
         return (
             f"{folder} has no compiled code: it is a double, or a stub that has not fetched "
             f"the "
             f"package"
         )
+
     return None
 
 
@@ -139,6 +141,7 @@ def small_model(folder: Path) -> Path:
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.normal_(0.0, 0.08)
+
     model.to(torch.bfloat16).save_pretrained(folder)
     save_tokenizer(folder)
     return folder
@@ -169,6 +172,7 @@ def greedy_tokens_are_those_of_transformers(executor: Executor, model: Path) -> 
         with torch.inference_mode():
             ids = torch.tensor([[*prompt, *token_ids]], device=reference.device)
             logits = reference(ids).logits[0, len(prompt) - 1 : -1].float().cpu()
+
         best = logits.max(-1).values
         gaps = (best - logits[torch.arange(24), torch.tensor(token_ids)]) / (best - logits.mean(-1))
         assert gaps.max() <= TIE, f"after {prompt}: {token_ids} leave the best by {gaps.tolist()}"
@@ -210,6 +214,7 @@ def a_cancelled_request_ends_and_the_next_one_is_answered(executor: Executor, mo
     executor.cancel_request(request_id)
     while not parts[-1].is_final:
         parts += [each.get_result() for each in responses(executor, request_id)]
+
     assert parts[-1].finish_reasons == [FinishReason.CANCELLED]
     assert tokens(executor, max_tokens=8) == expected
 
@@ -250,6 +255,7 @@ def bad_requests_are_refused_and_good_ones_beside_them_answered(
         {"guided_decoding_params": wrong, "end_id": END_ID},
     ):
         assert is_refused(executor, ask(**fields)), f"{fields} was answered"
+
     [answer] = results_of(executor, running)
     assert answer.output_token_ids[0] == expected
     assert tokens(executor, max_tokens=16) == expected
@@ -287,6 +293,7 @@ def results_of(executor: Executor, request_id: int) -> list[Result]:
     found: list[Result] = []
     while not found or not found[-1].is_final:
         found += [response.get_result() for response in responses(executor, request_id)]
+
     return found
 
 
@@ -304,6 +311,7 @@ def is_refused(executor: Executor, request: Request) -> bool:
         request_id = executor.enqueue_request(request)
     except (LmiError, ValueError):
         return True
+
     return any(response.has_error() for response in responses(executor, request_id))
 
 

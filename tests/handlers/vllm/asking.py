@@ -74,6 +74,7 @@ def finals(executor: Executor, request_ids: Sequence[int]) -> dict[int, Response
             for response in batch
             if response.is_final and response.request_id in request_ids
         }
+
     return ended
 
 

@@ -22,6 +22,7 @@ def arguments() -> ModuleType:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # warnings of libraries at their import
         import handlers.lmi_vllm.arguments as module
+
     return module
 
 

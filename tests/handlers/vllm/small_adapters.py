@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-RANK, ALPHA = 4, 8
-HIDDEN_SIZE, NUM_LAYERS = 96, 2
+RANK = 4
+ALPHA = 8
+HIDDEN_SIZE = 96
+NUM_LAYERS = 2
 OUT_FEATURES = {"q_proj": 128, "v_proj": 64}
 WIDTH = 0.3  # of the weights; enough to change most tokens
 
@@ -37,6 +39,7 @@ def write_adapter(folder: Path, seed: int, rank: int = RANK) -> Path:
             weights[f"{stem}.lora_B.weight"] = (
                 torch.randn(out_features, rank, generator=generator) * WIDTH
             )
+
     save_file(weights, folder / "adapter_model.safetensors")
     return folder
 
@@ -53,4 +56,5 @@ def merged(model: Any, folder: Path) -> Any:
             product = weights[f"{stem}.lora_B.weight"] @ weights[f"{stem}.lora_A.weight"]
             weight = getattr(model.model.layers[layer].self_attn, module).weight
             weight.data += product * (ALPHA / rank)
+
     return model

@@ -47,6 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("adapters")
     for seed, name in enumerate(NAMES):
         write_adapter(folder / name, seed)
+
     return folder
 
 
@@ -59,6 +60,7 @@ def shared_adapted(folder: Path) -> Iterator[Executor]:
     ) as executor:
         for name in NAMES:
             executor.load_adapter(name, str(folder / name))
+
         yield executor
 
 
@@ -91,9 +93,11 @@ def test_an_adapter_answers_as_its_weights_added_to_the_models_do(
             .float()
             .log_softmax(-1)[len(PROMPT) - 1 : -1]
         )
+
     for row, token_id, log_prob in zip(expected, ids, got.log_probs[0], strict=True):  # type: ignore[index]
         assert row[token_id] >= row.max() - TIE
         assert log_prob == pytest.approx(float(row[token_id]), abs=1e-3)
+
     assert name is None or ids != tokens(adapted), "the adapter changes nothing"
 
 
@@ -114,11 +118,14 @@ def test_beams_with_an_adapter_are_those_of_its_weights_added_to_the_models(
         [request, ask(max_tokens=8, sampling_config=sampling)]
     )
     ended = finals(adapted, [with_adapter, base])
-    got, comparison = ended[with_adapter].get_result(), Comparison()
+    got = ended[with_adapter].get_result()
+    comparison = Comparison()
     assert got.cum_log_probs is not None
+
     comparison.check(
         "rude", Found(got.output_token_ids, got.cum_log_probs), transformers_beams(model, request)
     )
+
     assert got.output_token_ids != ended[base].get_result().output_token_ids, (
         "the adapter changes nothing"
     )
@@ -137,6 +144,7 @@ def test_what_runs_with_an_adapter_that_is_removed_goes_on_to_its_end(
     adapted.unload_adapter("short-lived")
     while not pieces[-1].is_final:
         pieces += adapted.await_responses(request_id, TIMEOUT_S)
+
     assert [one for piece in pieces for one in piece.result.output_token_ids[0]] == alone
 
 
@@ -222,13 +230,17 @@ def test_an_adapter_that_cannot_be_loaded_says_why_and_harms_nobody(
 ) -> None:
     path = write_adapter(tmp_path / "broken", seed=3)
     reason = spoil(path)
-    before, loaded = tokens(adapted, max_tokens=60), loaded_in_vllm(adapted)
+    before = tokens(adapted, max_tokens=60)
+    loaded = loaded_in_vllm(adapted)
     running = adapted.enqueue_request(ask(max_tokens=60))
     with pytest.raises(ModelUnusable, match=f"^{path}: .*{reason}"):
         adapted.load_adapter("broken", str(path))
+
     with pytest.raises(UnknownAdapter):
         adapted.enqueue_request(ask(lora_config=use("broken")))
+
     assert loaded_in_vllm(adapted) <= loaded, "half of it is left"
+
     ended = finals(adapted, [running])[running].result
     assert ended is not None and ended.output_token_ids == [before]
 
@@ -239,6 +251,7 @@ def test_an_adapter_that_cannot_be_loaded_says_why_and_harms_nobody(
 def test_a_name_or_path_that_is_none_is_refused(adapted: Executor, name: Any, path: Any) -> None:
     with pytest.raises((ModelUnusable, InvalidParameter, TypeError)):
         adapted.load_adapter(name, path)
+
     assert tokens(adapted, lora_config=use("rude"))
 
 
@@ -259,6 +272,7 @@ def test_mixed_requests_each_get_what_they_get_alone(adapted: Executor) -> None:
     ]
     ids = adapted.enqueue_requests(requests)
     ended = finals(adapted, ids)
+
     assert [ended[one].result for one in ids] == alone
 
 
@@ -278,6 +292,7 @@ def test_neither_base_nor_adapter_waits_for_ever_behind_a_stream_of_the_other(
             open_ids = [one for one in open_ids if one not in ended]
             if wanted in ended:
                 break
+
         finals(adapted, open_ids)
         assert num_after < 20, "it had to wait for those that came later"
 
@@ -306,6 +321,7 @@ def test_a_step_that_raises_ends_what_ran_and_keeps_what_waited(
     others = [f"other-{number}" for number in range(MAX_LOADED)]
     for number, name in enumerate(others):
         adapted.load_adapter(name, str(write_adapter(tmp_path / name, seed=30 + number)))
+
     shutil.rmtree(lost)
     kept = ask(max_tokens=4, lora_config=use(others[-1]))
     alone, base = (
@@ -316,6 +332,7 @@ def test_a_step_that_raises_ends_what_ran_and_keeps_what_waited(
     running = [ask(max_tokens=120, streaming=True, lora_config=use(others[-1]))] * num_running
     ran = adapted.enqueue_requests(running)
     assert all(adapted.await_responses(ran, TIMEOUT_S)), "they run"
+
     fatal, waited, of_base = adapted.enqueue_requests(
         [ask(lora_config=use("lost")), kept, ask(max_tokens=4)]
     )
@@ -324,10 +341,13 @@ def test_a_step_that_raises_ends_what_ran_and_keeps_what_waited(
     for one in (*ran, fatal):
         assert ended[one].error is not None and ended[one].error.kind is ErrorKind.GENERATION  # type: ignore[union-attr]
         assert "the step failed" in ended[one].error_msg
+
     assert ended[waited].result.output_token_ids == [alone], ended[waited].error_msg  # type: ignore[union-attr]
     assert ended[of_base].result.output_token_ids == [base], ended[of_base].error_msg  # type: ignore[union-attr]
     assert tokens(adapted, max_tokens=4) == base and adapted.can_enqueue_requests()
+
     for name in ("lost", *others):
         adapted.unload_adapter(name)
+
     assert not answer(adapted, lora_config=use("formal")).has_error()
     assert adapted.get_latest_iteration_stats()[-1].kv_cache_stats.used_num_blocks == 0

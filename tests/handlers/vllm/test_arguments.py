@@ -36,6 +36,7 @@ def config(options: dict[str, str] | None = None, **ours: Any) -> EngineConfig:
 def faults(arguments: ModuleType, folder: Path, engine: EngineConfig) -> list[str]:
     with pytest.raises(BadConfiguration) as caught:
         arguments.engine_arguments(engine, str(folder))
+
     return str(caught.value).split("\n")
 
 
@@ -62,6 +63,7 @@ def test_our_options_reach_the_fields_of_vllm(arguments: ModuleType, folder: Pat
         "enable_prefix_caching": False,
     }
     given = arguments.engine_arguments(engine, str(folder))
+
     assert {name: given[name] for name in wanted} == wanted
 
 
@@ -110,6 +112,7 @@ def test_what_nobody_said_differs_from_vllms_own_only_where_it_is_written_down(
         "use_tqdm_on_load",
     }
     written_down |= {"mm_processor_cache_gb"}
+
     assert differing - eager_here - cache_that_fits == written_down
 
 
@@ -233,6 +236,7 @@ def test_broken_json_is_one_line_and_all_faults_come_at_once(
         "model": "/other",
     }
     lines = faults(arguments, folder, config(options))
+
     assert len(lines) == 4 and all(line.isprintable() and len(line) < 400 for line in lines)
     assert lines[0].startswith(
         "option.compilation_config='{\"mode\": 0': allowed is what vLLM's compilation_config takes"
@@ -271,19 +275,24 @@ def test_a_draft_model_under_lmis_names_becomes_a_speculative_config(
         "num_speculative_tokens": 3,
         "draft_tensor_parallel_size": 2,
     }
+
     with caplog.at_level(logging.WARNING, "lmi.vllm"):
         assert speculation(speculative_length="3") is None
+
     assert (
         "option.speculative_length='3': has no effect without option.speculative_draft_model"
         in caplog.messages
     )
+
     wrong = config({"speculative_draft_model": "/draft", "speculative_length": "0"})
     assert faults(arguments, folder, wrong) == [
         "option.speculative_length='0': allowed is a whole number 1..1023"
     ]
+
     both = config(
         {"speculative_draft_model": "/draft", "speculative_config": '{"model": "/draft"}'}
     )
+
     assert "allowed is one of them" in faults(arguments, folder, both)[0]
 
 
@@ -297,9 +306,11 @@ def test_pickled_weights_are_refused_before_vllm_reads_them(
     )  # safetensors are there, so nothing is unpickled
     with pytest.raises(SecurityRefused, match=name):
         arguments.engine_arguments(config({"load_format": "pt"}), str(folder))
+
     (folder / "model.safetensors").unlink()
     with pytest.raises(SecurityRefused, match=name):
         arguments.engine_arguments(config(), str(folder))
+
     arguments.engine_arguments(config({"load_format": "dummy"}), str(folder))
     arguments.engine_arguments(config(allow_pickle=True), str(folder))
 
@@ -334,8 +345,10 @@ def test_a_cache_on_a_cpu_takes_a_quarter_of_memory_at_most(
         for number, ranks in ((1, 1), (2, 1), (1, 2))
     ]
     assert [size["kv_cache_memory_bytes"] // (128 * TOKEN_BYTES) for size in sizes] == [101, 51, 50]
+
     (folder / "config.json").write_text("{}")
     unknown = arguments.engine_arguments(config(), str(folder), memory_bytes)
+
     assert unknown["kv_cache_memory_bytes"] == 100 * 128 * TOKEN_BYTES
 
 
@@ -388,6 +401,7 @@ def test_the_real_engine_has_the_cache_and_the_batch_that_were_asked_for() -> No
         command, cwd=ROOT, env=os.environ | environ, capture_output=True, text=True, timeout=230
     )
     assert done.returncode == 0, done.stderr
+
     by_default, bounded = json.loads(done.stdout.splitlines()[-1])
     assert by_default == [5 * CONTEXT_LENGTH // 128 + 1, CONTEXT_LENGTH, 5]
     assert bounded == [
@@ -423,6 +437,7 @@ def test_what_vllms_classes_refuse_names_our_option_and_its_source(
     engine = config({"gpu_memory_utilization": "7"}, option_sources=sources)
     with pytest.raises(ValidationError) as caught:
         engine_config(arguments, engine, folder)
+
     assert str(explained(caught.value, str(folder), engine)) == (
         "option.gpu_memory_utilization='7' (OPTION_GPU_MEMORY_UTILIZATION): Input should be less "
         "than or equal to 1"

@@ -84,13 +84,15 @@ def random_request(dice: random.Random) -> Request:
 def test_beams_and_their_scores_are_those_of_transformers(engine: Executor) -> None:
     from tests.beam_reference import Comparison
 
-    dice, comparison = random.Random(13), Comparison()
+    dice = random.Random(13)
+    comparison = Comparison()
     requests = [random_request(dice) for _ in range(NUM_CASES)]
     requests = [one for one in requests if (one.sampling_config.min_tokens or 0) <= one.max_tokens]
     ids = engine.enqueue_requests(requests)  # of all widths at once
     ended = finals(engine, ids)
     for request_id, request in zip(ids, requests, strict=True):
         compare(request, ended[request_id].get_result(), str(request), comparison)
+
     assert comparison.num_equal > 0.9 * len(requests), f"ties: {comparison.ties}"
 
 
@@ -98,8 +100,10 @@ def test_beams_of_a_prompt_of_several_blocks_take_it_from_the_cache(engine: Exec
     from tests.beam_reference import Comparison
 
     prompt = tuple(random.Random(5).choices(range(3, VOCAB_SIZE), k=2 * TOKENS_PER_BLOCK))
-    request, comparison = search(3, prompt, max_tokens=12), Comparison()
-    first, again = found(engine, request), found(engine, request)
+    request = search(3, prompt, max_tokens=12)
+    comparison = Comparison()
+    first = found(engine, request)
+    again = found(engine, request)
     assert (first.num_cached_tokens, again.num_cached_tokens) == (0, TOKENS_PER_BLOCK)
     compare(request, first, "first", comparison)
     compare(request, again, "again", comparison)
@@ -124,26 +128,33 @@ def test_a_result_has_log_probs_of_tokens_alternatives_and_prompt(engine: Execut
         return_perf_metrics=True,
     )
     got = found(engine, search(2, max_tokens=5, output=output))
+
     assert got.log_probs is not None and got.cum_log_probs is not None
     assert (
         got.top_log_probs is not None
         and got.prompt_log_probs is not None
         and got.request_perf_metrics is not None
     )
+
     for number, beam in enumerate(got.output_token_ids):
         with torch.inference_mode():
             rows = model()(torch.tensor([[*PROMPT, *beam]])).logits[0].float().log_softmax(-1)
+
         expected = [
             float(row[token_id])
             for row, token_id in zip(rows[len(PROMPT) - 1 :], beam, strict=False)
         ]
+
         assert got.log_probs[number] == pytest.approx(expected, abs=1e-3)
         assert got.cum_log_probs[number] == pytest.approx(sum(expected), abs=1e-3)
+
         for row, top in zip(rows[len(PROMPT) - 1 :], got.top_log_probs[number], strict=False):
             values = row.topk(10).values.tolist()
             assert [one.log_prob for one in top] == pytest.approx(values, abs=1e-3)
+
     prompt = [float(row[token_id]) for row, token_id in zip(rows, PROMPT[1:], strict=False)]
     assert [one.log_prob for one in got.prompt_log_probs[1:]] == pytest.approx(prompt, abs=1e-3)
+
     times = got.request_perf_metrics
     assert times.first_token_time is not None and times.last_token_time is not None
     assert times.arrival_time < times.first_token_time < times.last_token_time
@@ -197,10 +208,12 @@ def test_a_search_ends_at_a_stop_word_of_several_tokens(engine: Executor) -> Non
 
     word = tuple(found(engine, search(2, max_tokens=8)).output_token_ids[0][2:4])
     soon = {"length_penalty": 0.0, "early_stopping": 1}
-    request, comparison = search(2, max_tokens=8, stop_words=(word,), sampling=soon), Comparison()
+    request = search(2, max_tokens=8, stop_words=(word,), sampling=soon)
+    comparison = Comparison()
     got = found(engine, request)
     compare(request, got, "stop word", comparison)
     ended = [reason is FinishReason.STOP_WORDS for reason in got.finish_reasons]
+
     assert any(ended), "no beam ends there"
     assert ended == [tuple(beam[-2:]) == word for beam in got.output_token_ids]
 

@@ -51,7 +51,8 @@ def answers(executor: VllmExecutor) -> list[tuple[int, ...]]:
 
 def test_only_steps_that_need_or_fill_a_block_ask_vllms_allocation(executor: VllmExecutor) -> None:
     manager = kv_cache_manager(executor)
-    skipping, asked = manager.allocate_slots, []
+    skipping = manager.allocate_slots
+    asked = []
     own = type(manager).allocate_slots
 
     def counted(request: Any, num_new_tokens: int, **more: Any) -> Any:
@@ -67,8 +68,12 @@ def test_only_steps_that_need_or_fill_a_block_ask_vllms_allocation(executor: Vll
         counted_answers = answers(executor)
     finally:
         manager.allocate_slots = skipping
+
     assert len(counted_answers) == len(LENGTHS)
-    prompts, block = [0] * len(LENGTHS), TOKENS_PER_BLOCK
+
+    prompts = [0] * len(LENGTHS)
+    block = TOKENS_PER_BLOCK
+
     assert sorted(asked) == [
         *prompts,
         block - 1,
@@ -86,6 +91,7 @@ def test_tokens_are_those_of_vllms_own_allocation(executor: VllmExecutor) -> Non
         whole = answers(executor)
     finally:
         manager.allocate_slots = skipping
+
     assert short == whole
 
 

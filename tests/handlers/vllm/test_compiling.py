@@ -60,11 +60,13 @@ def test_without_a_compiler_the_model_runs_eagerly_and_one_line_says_why(
         EngineConfig(handler="vllm"), str(folder)
     )
     assert caplog.messages == []
+
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert (
         arguments.engine_arguments(EngineConfig(handler="vllm"), str(folder))["enforce_eager"]
         is True
     )
+
     [line] = caplog.messages
     assert "no-such-compiler" in line
 
@@ -73,7 +75,8 @@ def test_without_a_compiler_the_model_runs_eagerly_and_one_line_says_why(
 def test_a_server_compiles_by_default_and_an_engine_that_starts_again_finds_what_was_made() -> None:
     """Home cannot be written, so it is kept beside the server's other files."""
     environ = {"TORCHDYNAMO_DISABLE": "0", "HOME": "/proc/none", "XDG_CACHE_HOME": ""}
-    answers, libraries = [], []
+    answers = []
+    libraries = []
     with serve(tiny_model("llama_wide"), *SETTINGS, environ=environ) as server:
         for is_last in (False, True):
             answers.append(server.post(PROMPT).lines[0]["generated_text"])
@@ -83,5 +86,6 @@ def test_a_server_compiles_by_default_and_an_engine_that_starts_again_finds_what
                 os.kill(server.pid("lmi-engine"), signal.SIGKILL)
                 wait_until(lambda: server.ping() != 200, "the server sees it")
                 wait_until(lambda: server.ping() == 200, "the engine is back", 300.0)
+
     assert answers[0] == answers[1]
     assert libraries[0] and libraries[0] == libraries[1]

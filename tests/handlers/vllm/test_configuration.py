@@ -42,14 +42,17 @@ def test_every_field_of_an_executor_config_reaches_vllm(caplog: pytest.LogCaptur
         assert engine.info.max_num_sequences == 3
         assert engine.info.max_kv_cache_tokens == 4 * TOKENS_PER_BLOCK
         assert engine.capabilities.max_beam_width == 2
+
         prompt = tuple(range(10, 10 + 2 * TOKENS_PER_BLOCK))
         for _ in range(2):
             request_id = engine.enqueue_request(ask(input_token_ids=prompt, max_tokens=8))
             assert finals(engine, [request_id])[request_id].get_result().num_cached_tokens == 0, (
                 "nothing is reused"
             )
+
         assert len(engine.get_latest_iteration_stats()) == 5
         assert len(engine.get_latest_request_stats()) == 4
+
     said = [record.getMessage() for record in caplog.records]
     assert "guided_decoding_config is not needed: vLLM reads the model's own tokenizer" in said
 
@@ -114,6 +117,7 @@ def test_capabilities_lack_what_an_option_of_vllm_takes_away(
         warnings.simplefilter("ignore")
         given = arguments.engine_arguments(EngineConfig(options=options), str(folder))
         can = describe(arguments.AsyncEngineArgs(**given).create_engine_config(), 8).capabilities
+
     names = {"guided_decoding", "min_p", "embedding_bias", "priority"}
     assert {name for name in names if not getattr(can, name)} == lost
     assert can.max_beam_width == 8 and can.max_top_log_probs >= 16

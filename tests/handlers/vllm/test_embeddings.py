@@ -34,10 +34,14 @@ def test_vllm_gives_the_embeddings_of_transformers(tmp_path: Path) -> None:
             wanted = expected(folder, PROMPTS, LAST, dimensions)
             for found, state in zip(embed(executor, PROMPTS, dimensions), wanted, strict=True):
                 np.testing.assert_allclose(found, state, atol=2e-5)
+
         steps = executor.get_latest_iteration_stats()
         assert sum(step.num_generation_tokens for step in steps) == 3 * len(PROMPTS)
+
         with pytest.raises(InvalidRequest, match="^this is an embedding model"):
             executor.enqueue_request(Request((5, 6), 4))
+
         with pytest.raises(InvalidRequest, match="^dimensions must be at most 96, given 97$"):
             embed(executor, PROMPTS, 97)
+
         assert embed(executor, [[5] * 512])[0].shape == (96,)

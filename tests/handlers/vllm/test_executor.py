@@ -60,12 +60,14 @@ def test_statistics_tell_what_the_cache_holds(engine: Executor) -> None:
     steps = statistics(engine, [ask(input_token_ids=(11,) * 200, max_tokens=100)])
     caches = [step.kv_cache_stats for step in steps]
     assert engine.info.max_kv_cache_tokens == CONTEXT_LENGTH, "what it was started with"
+
     for cache in caches:
         assert (cache.max_num_blocks, cache.tokens_per_block) == (
             CONTEXT_LENGTH // TOKENS_PER_BLOCK,
             TOKENS_PER_BLOCK,
         )
         assert cache.used_num_blocks + cache.free_num_blocks == cache.max_num_blocks
+
     assert [cache.used_num_blocks for cache in (caches[0], caches[-2], caches[-1])] == [2, 3, 0]
     assert sum(step.num_preemptions for step in steps) == 0
 
@@ -75,11 +77,14 @@ def test_the_statistics_of_requests_are_kept_where_they_are_asked_for() -> None:
         few, many = engine.enqueue_requests([ask(max_tokens=2), ask(max_tokens=4)])
         finals(engine, [few, many])
         steps = engine.get_latest_request_stats()
+
         assert engine.get_latest_request_stats() == [], "they are drained"
+
     stages = [
         [(one.stage, one.num_generated_tokens) for one in step.request_stats if one.id == many]
         for step in steps
     ]
+
     assert [stage for stage in stages if stage] == [
         *([("GENERATION_IN_PROGRESS", num)] for num in (1, 2, 3)),
         [("GENERATION_COMPLETE", 4)],
@@ -93,10 +98,8 @@ def test_nobody_s_statistics_are_kept_where_nobody_asks(engine: Executor) -> Non
 
 
 def test_the_times_of_a_request_and_the_tokens_that_it_reused(engine: Executor) -> None:
-    prompt, output = (
-        tuple(range(20, 20 + 2 * TOKENS_PER_BLOCK)),
-        OutputConfig(return_perf_metrics=True),
-    )
+    prompt = tuple(range(20, 20 + 2 * TOKENS_PER_BLOCK))
+    output = OutputConfig(return_perf_metrics=True)
     first, again = (
         result(engine, input_token_ids=prompt, max_tokens=3, output_config=output) for _ in range(2)
     )
@@ -109,6 +112,7 @@ def test_the_times_of_a_request_and_the_tokens_that_it_reused(engine: Executor) 
             <= times.first_token_time
             < times.last_token_time
         )
+
     assert first.request_perf_metrics.num_reused_tokens == 0  # type: ignore[union-attr]
     assert again.request_perf_metrics.num_reused_tokens == TOKENS_PER_BLOCK  # type: ignore[union-attr]
 
@@ -129,7 +133,9 @@ class FailingOnce:
     """
 
     def __init__(self, engine: Any, sequences: dict[str, Any]) -> None:
-        self._engine, self._sequences, self.preempted = engine, sequences, set[int]()
+        self._engine = engine
+        self._sequences = sequences
+        self.preempted = set[int]()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
@@ -144,6 +150,7 @@ class FailingOnce:
         if begun and not self.preempted:
             self.preempted = begun
             raise RuntimeError("one step fails")
+
         return self._engine.step()
 
 
@@ -156,6 +163,7 @@ def test_a_step_that_raises_ends_preempted_requests_too_and_repeats_nothing(engi
     )
     ended = finals(engine, ids)
     engine._engine = real
+
     assert failing.preempted <= set(ids) and failing.preempted
     assert all("one step fails" in ended[one].error_msg for one in ids)
     assert len(tokens(engine, max_tokens=4)) == 4
@@ -206,9 +214,11 @@ def test_preempted_requests_end_with_the_tokens_they_have_alone_and_are_counted(
     ended = finals(engine, ids)
     num_preemptions = sum(step.num_preemptions for step in engine.get_latest_iteration_stats())
     assert num_preemptions > 0, "the cache was too large"
+
     for request_id, expected in zip(ids, alone, strict=True):
         got = ended[request_id].result
         assert got is not None and expected.top_log_probs is not None, ended[request_id].error_msg
+
         sure = up_to_a_tie(expected.output_token_ids[0], expected.top_log_probs[0])
         assert len(got.output_token_ids[0]) == 120 and len(sure) > 30
         assert got.output_token_ids[0][: len(sure)] == sure
@@ -287,9 +297,12 @@ def is_refused_with(name: str, engine: Executor, **parts: Any) -> None:
     with pytest.raises((ValueError, TypeError, InvalidRequest), match=name):
         if "sampling" in config:
             parts["sampling_config"] = SamplingConfig(**config["sampling"])
+
         if "output" in config:
             parts["output_config"] = OutputConfig(**config["output"])
+
         engine.enqueue_request(ask(**parts))
+
     assert len(tokens(engine, max_tokens=2)) == 2
 
 
@@ -319,6 +332,7 @@ def test_an_engine_that_is_closed_and_collected_leaves_the_others_of_its_process
 ) -> None:
     with start() as other:
         result(other, max_tokens=2)
+
     del other
     gc.collect()
     assert len(tokens(engine, max_tokens=2)) == 2

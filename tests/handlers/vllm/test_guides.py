@@ -30,12 +30,15 @@ def guided(kind: GuideType, guide: str, **fields: Any) -> dict[str, Any]:
 def test_a_structure_that_explodes_is_refused_and_no_step_waits_for_it(engine: Executor) -> None:
     answer = result(engine, **guided(GuideType.REGEX, "[ab]{3}"))  # starts the process
     assert len(answer.output_token_ids[0]) > 1
+
     request_id = engine.enqueue_request(ask(guided_decoding_params=EXPLODING))
     for _ in range(3):
         assert len(tokens(engine)) == 16
+
     assert engine.get_num_responses_ready(request_id) == 0, (
         "it must explode for longer than the others took"
     )
+
     refused = finals(engine, [request_id])[request_id]
     assert refused.error is not None and refused.error.kind is ErrorKind.INVALID
     assert "to compile it takes more than" in refused.error_msg

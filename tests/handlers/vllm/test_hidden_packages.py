@@ -72,6 +72,7 @@ def test_cuda_builds_beside_a_cpu_torch_are_hidden_here_and_in_spawned_processes
     distribution(tmp_path, "torch", "2.13.0+cpu")
     for name, version in COMPANIONS.items():
         distribution(tmp_path, name, version)
+
     found, logged = run(tmp_path)
     assert found["hidden"] == list(COMPANIONS)
     assert found["here"] == found["child"] == found["grandchild"] == []
@@ -98,6 +99,7 @@ def test_nothing_is_hidden_beside_a_torch_with_cuda(tmp_path: Path, torch: str) 
     distribution(tmp_path, "torch", torch)
     for name, version in COMPANIONS.items():
         distribution(tmp_path, name, version)
+
     found, logged = run(tmp_path)
     assert found["hidden"] == []
     assert found["here"] == found["child"] == found["grandchild"] == list(COMPANIONS)

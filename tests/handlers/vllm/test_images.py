@@ -29,7 +29,8 @@ class Processor:
 
     def __init__(self) -> None:
         self.prompts: list[Any] = []
-        self.begun, self.may_end = threading.Event(), threading.Event()
+        self.begun = threading.Event()
+        self.may_end = threading.Event()
 
     def process_for_engine(self, prompt: Any, arrival_s: float) -> dict[str, Any]:
         self.prompts.append(prompt)
@@ -55,6 +56,7 @@ class Reading:
         """The sequences that were read next, with their prompts or errors."""
         while not (found := self.reader.take_done()):
             self.reader.wait()
+
         return [(sequence, read.exception() or read.result()) for sequence, read in found]
 
 
@@ -77,11 +79,13 @@ def test_the_sequences_of_a_request_share_one_reading_and_no_step_waits_for_it(
     both = sequences(1, sampling_config=SamplingConfig(num_return_sequences=2, temperature=1.0))
     for sequence in both:
         reading.begin(sequence)
+
     assert (
         reading.processor.begun.wait(60)
         and reading.reader.take_done() == []
         and reading.reader.waiting
     )
+
     reading.processor.may_end.set()
     assert [sequence for sequence, _ in reading.done()] == both
     assert len(reading.processor.prompts) == 1 and not reading.reader.waiting
@@ -91,12 +95,15 @@ def test_what_nobody_waits_for_any_more_is_not_read(reading: Reading) -> None:
     [first], [gone], [last] = (sequences(number) for number in range(3))
     for sequence in (first, gone, last):
         reading.begin(sequence)
+
     read = reading.reader.drop_waiting(gone)
     assert read is not None and read.cancel()
+
     reading.processor.may_end.set()
     ended: list[Sequence] = []
     while len(ended) < 2:
         ended += [sequence for sequence, _ in reading.done()]
+
     assert ended == [first, last] and len(reading.processor.prompts) == 2
 
 
@@ -106,13 +113,16 @@ def test_a_small_image_of_another_client_is_decoded_beside_the_large_ones_of_one
     large = png((0, 0, 0), 800, 800)
     for number in range(3):
         reading.begin(sequences(number, large, client_id=1)[0])
+
     assert reading.processor.begun.wait(60)
+
     small = sequences(3, client_id=2)[0]
     reading.begin(small)
     reading.processor.may_end.set()
     order: list[int] = []
     while len(order) < 4:
         order += [sequence.id for sequence, _ in reading.done()]
+
     assert order.index(3) <= 1
 
 
@@ -120,11 +130,14 @@ def test_of_one_client_a_small_image_is_read_before_large_ones_that_wait(reading
     large = png((0, 0, 0), 800, 800)
     for number in range(4):
         reading.begin(sequences(number, large)[0])
+
     assert reading.processor.begun.wait(60)
+
     reading.begin(sequences(4)[0])
     reading.processor.may_end.set()
     while len(reading.processor.prompts) < 5:
         reading.done()
+
     images = [prompt["multi_modal_data"]["image"][0].media for prompt in reading.processor.prompts]
     assert [image.size for image in images] == [(800, 800), (64, 40), *[(800, 800)] * 3]
 
@@ -134,15 +147,20 @@ def test_the_images_of_a_client_who_has_left_are_not_read_on() -> None:
     [held], [gone] = sequences(1), sequences(2, RED, RED, client_id=2)
     reading.begin(held)
     assert reading.processor.begun.wait(60)
+
     reading.begin(gone)  # its thread waits for the processor
     future = reading.reader.drop_waiting(gone)
     assert future is not None
+
     wait_until(future.running, "its files are read")
     assert not future.cancel()
+
     reading.processor.may_end.set()
     with pytest.raises(CancelledError):
         future.result(60)
+
     assert len(reading.processor.prompts) == 1
+
     reading.reader.close()
 
 
@@ -152,6 +170,7 @@ def test_images_of_different_salts_have_different_names_in_caches(reading: Readi
         [sequence] = sequences(number, cache_salt=salt)
         reading.begin(sequence)
         reading.done()
+
     names = [prompt["multi_modal_uuids"]["image"][0] for prompt in reading.processor.prompts]
     assert names[1] == names[3] and len(set(names)) == 3
     assert [prompt.get("cache_salt") for prompt in reading.processor.prompts] == [
@@ -168,6 +187,7 @@ def test_only_the_head_of_a_file_is_read_before_its_size_is_known() -> None:
 
     large = png((0, 0, 0), 4000, 4000)
     assert images.check_images((RED, large), 1 << 24) == 64 * 40 + 4000 * 4000
+
     for files, words in (
         (
             (RED, png((0, 0, 0), 5000, 4000)),

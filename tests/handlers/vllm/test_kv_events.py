@@ -56,7 +56,9 @@ def replayed(endpoint: str, first: int) -> list[tuple[int, Any]]:
             _, _, number, payload = asking.recv_multipart()
             if not payload:
                 return batches
+
             batches.append((int.from_bytes(number, "big"), decode(payload)))
+
     raise AssertionError("the engine sends no end")
 
 
@@ -80,6 +82,7 @@ def test_a_subscriber_of_vllm_follows_the_cache(
                 [engine.enqueue_request(ask(input_token_ids=prompts[-1][:96], max_tokens=1))],
             )
             finals(engine, [engine.enqueue_request(ask(input_token_ids=prompts[-1], max_tokens=1))])
+
         _, number, payload = subscriber.recv_multipart()
         seen = int.from_bytes(number, "big")
         told = msgspec.msgpack.Decoder(KVEventBatch).decode(payload)
@@ -87,9 +90,11 @@ def test_a_subscriber_of_vllm_follows_the_cache(
 
     assert [number for number, _ in batches] == list(range(len(batches)))
     assert batches[seen][1] == told and told.data_parallel_rank == 1
+
     events = [event for _, batch in batches for event in batch.events]
     stored = [event for event in events if isinstance(event, BlockStored)]
     assert any(isinstance(event, BlockRemoved) for event in events)
+
     for event in stored:
         assert len(event.token_ids) == len(event.block_hashes) * event.block_size
 
@@ -102,6 +107,7 @@ def test_a_subscriber_of_vllm_follows_the_cache(
                 event.token_ids[place * event.block_size : (place + 1) * event.block_size]
             )
             known[block] = tokens
+
     size = stored[0].block_size
     assert prompts[0][: 256 // size * size] in known.values()
 

@@ -49,12 +49,15 @@ def test_each_twin_has_the_type_the_labels_and_the_bounds_that_vllm_gives_it(
     theirs = {family.name: family for family in REGISTRY.collect()}
     unregister_vllm_metrics()
     block = Block.create(tmp_path / "m", 1, 1)
-    block.engines[0].phase, block.engines[0].beat_s = Phase.READY, time.monotonic()
+    block.engines[0].phase = Phase.READY
+    block.engines[0].beat_s = time.monotonic()
     collector = BlockCollector(models_of(Block.create(tmp_path / "server", 0, 1), block))
     ours = {family.name: family for family in collector.collect()}
     twins = {name for name in ours if name.startswith(PREFIX)}
+
     assert twins >= {PREFIX + twin.name for twin in TWINS if not twin.name.startswith("http_")}
     assert twins - theirs.keys() == FORMER | LATER
+
     for name in twins - FORMER - LATER:
         assert shape(ours[name]) == shape(theirs[name]), name
         if name.endswith("_tokens"):  # vLLM's end with the context of the model
@@ -82,7 +85,9 @@ def test_adapters_are_shown_with_the_labels_that_vllm_gives_them(
 
     block = Block.create(tmp_path / "m", 1, 1)
     engine = block.engines[0]
-    engine.max_loras, engine.running_loras, engine.waiting_loras = 2, "a,b", "c"
+    engine.max_loras = 2
+    engine.running_loras = "a,b"
+    engine.waiting_loras = "c"
     collector = BlockCollector(models_of(Block.create(tmp_path / "server", 0, 1), block))
     [ours] = [family for family in collector.collect() if family.name == LORAS]
 

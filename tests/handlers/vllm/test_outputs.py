@@ -47,6 +47,7 @@ def test_greedy_tokens_and_their_log_probs_are_those_of_transformers(
     ids = got.output_token_ids[0]
     expected = log_probs_of(model, [*prompt, *ids])[len(prompt) - 1 : -1]
     assert got.log_probs is not None and got.top_log_probs is not None and len(ids) == NUM_TOKENS
+
     for row, token_id, log_prob, top in zip(
         expected, ids, got.log_probs[0], got.top_log_probs[0], strict=True
     ):
@@ -58,6 +59,7 @@ def test_greedy_tokens_and_their_log_probs_are_those_of_transformers(
         assert [one.log_prob for one in top] == pytest.approx(
             [float(row[one.token_id]) for one in top], abs=TOLERANCE
         )
+
     assert got.cum_log_probs == pytest.approx([sum(got.log_probs[0])])
 
 
@@ -71,8 +73,10 @@ def test_log_probs_of_the_prompt_are_those_of_transformers(
         engine, input_token_ids=prompt, output_config=OutputConfig(num_prompt_log_probs=num_top)
     )
     assert got.prompt_log_probs is not None and len(got.prompt_log_probs) == len(prompt)
+
     first, *rest = got.prompt_log_probs
     assert first.log_prob is None and first.top == []
+
     for row, token_id, one in zip(
         log_probs_of(model, list(prompt)), prompt[1:], rest, strict=False
     ):

@@ -115,8 +115,10 @@ def with_field(field: str, value: Any) -> Request:
     owner, _, name = field.partition(".")
     if owner == "Request":
         return ask(sampling_config=SamplingConfig(), **{name: value})
+
     if owner == "SamplingConfig":
         return ask(sampling_config=SamplingConfig(**{name: value}))
+
     return ask(sampling_config=SamplingConfig(), output_config=OutputConfig(**{name: value}))
 
 
@@ -241,15 +243,19 @@ def test_a_rule_changes_the_answer_as_it_does_in_the_embedded_executor(
 ) -> None:
     output = OutputConfig(return_log_probs=True, num_top_log_probs=2)
     asked = {"max_tokens": 40, "output_config": output, **RULES[name]}
-    expected, got = result(embedded, **asked), result(engine, **asked)
+    expected = result(embedded, **asked)
+    got = result(engine, **asked)
+
     assert (
         expected.top_log_probs is not None
         and got.log_probs is not None
         and expected.log_probs is not None
     )
+
     sure = up_to_a_tie(expected.output_token_ids[0], expected.top_log_probs[0])
     assert len(sure) > 10, "the reference itself cannot tell"
     assert got.output_token_ids[0][: len(sure)] == sure
+
     if name == "nothing":
         assert got.log_probs[0][: len(sure)] == pytest.approx(
             expected.log_probs[0][: len(sure)], abs=1e-3
@@ -319,6 +325,7 @@ def test_sequences_of_one_request_differ_and_the_greatest_seed_wraps_around(
     config = SamplingConfig(seed=2**63 - 1, temperature=1.5, num_return_sequences=2)
     answers = results(finish(engine, engine.enqueue_request(ask(sampling_config=config))))
     by_index = {one.sequence_index: one.output_token_ids[0] for one in answers}
+
     assert by_index[0] == tokens(
         engine, sampling_config=SamplingConfig(seed=2**63 - 1, temperature=1.5)
     )

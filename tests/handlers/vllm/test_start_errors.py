@@ -82,6 +82,7 @@ def test_a_start_that_fails_is_one_line_with_the_cause_and_the_option(tmp_path: 
     if importlib.util.find_spec("ray") is None:
         on_ray = {"options": {"distributed_executor_backend": "ray"}}
         cases.append((whole, on_ray, 2, "pip install ray", "option.nnodes"))
+
     asked = json.dumps([(str(folder), settings) for folder, settings, *_ in cases])
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, asked],
@@ -92,6 +93,7 @@ def test_a_start_that_fails_is_one_line_with_the_cause_and_the_option(tmp_path: 
         timeout=230,
     )
     assert done.returncode == 0, done.stderr
+
     for (*_, code, cause, advice), said in zip(
         cases, json.loads(done.stdout.splitlines()[-1]), strict=True
     ):

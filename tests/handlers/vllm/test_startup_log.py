@@ -35,7 +35,8 @@ def listening(name: str) -> logging.Logger:
 
 def test_stages_are_told_in_their_order_and_none_is_left_out(begun: StartupLog) -> None:
     told: list[str] = []
-    runner, cache = listening(MODEL_RUNNER), logging.getLogger(CACHE)
+    runner = listening(MODEL_RUNNER)
+    cache = logging.getLogger(CACHE)
     cache.setLevel(logging.INFO)
     with begun.reported_to(lambda stage, share: told.append(stage)):
         runner.info("starts")
@@ -44,6 +45,7 @@ def test_stages_are_told_in_their_order_and_none_is_left_out(begun: StartupLog) 
         wait_until(lambda: told == list(STAGES), "the others are")
         runner.info("says more")
         time.sleep(2 * vllm_log.LOOK_S)
+
     assert told == list(STAGES) and begun.is_started
 
 
@@ -56,13 +58,16 @@ def test_the_first_failure_is_the_cause_and_is_not_logged_twice(
             raise error
         except Exception:
             logger.exception("failed to start")
+
     assert begun.cause == "ValueError: the\\ncause"
     assert not caplog.records
+
     begun.write(vllm_log.STARTED)
     try:
         raise RuntimeError("later")
     except RuntimeError:
         logger.exception("failed")
+
     assert len(caplog.records) == 1 and begun.cause == "ValueError: the\\ncause"
 
 

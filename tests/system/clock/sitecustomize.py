@@ -6,5 +6,6 @@ import os
 import time
 from pathlib import Path
 
-_now, _offset = time.time, Path(os.environ["LMI_TEST_CLOCK"])
+_now = time.time
+_offset = Path(os.environ["LMI_TEST_CLOCK"])
 time.time = lambda: _now() + float(_offset.read_text())

@@ -24,9 +24,11 @@ from handlers.driven.outputs import LogProbs, SequenceOutput
 from lmi.executor import Capabilities, EngineInfo, FinishReason, KvCacheStats, Progress
 from lmi.settings.config import EngineConfig
 
-FAULT, BREAK = 250, 251
+FAULT = 250
+BREAK = 251
 MAX_NUM_SEQUENCES = 4
-MAX_ADAPTERS, MAX_RANK = 2, 8
+MAX_ADAPTERS = 2
+MAX_RANK = 8
 STEP_S = 0.002
 LOG_PROB = -1.0
 
@@ -60,6 +62,7 @@ class Engine:
         running = [self._works[one] for one in self._running]
         if any(BREAK in work.token_ids for work in running):
             raise RuntimeError("the step broke")
+
         outputs = [self._advance(work) for work in running]
         self.abort(output.id for output in outputs if output.end is not None)
         return outputs
@@ -67,6 +70,7 @@ class Engine:
     def _advance(self, work: Work) -> SequenceOutput:
         if FAULT in work.token_ids:
             return SequenceOutput(work.id, [], end=RuntimeError("a fault"))
+
         shift = 0 if work.adapter is None else self.shifts[work.adapter.number]
         token_id = work.token_ids[-work.num_prompt_tokens] + (0 if work.has_begun else shift)
         num_prompt = 0 if work.has_begun else work.num_prompt_tokens - 1
@@ -101,12 +105,15 @@ class Engine:
     def add_adapter(self, adapter: LoadedAdapter) -> None:
         if adapter.number in self.shifts:
             return
+
         config = _config(adapter)
         time.sleep(config["load_s"])
         if config["is_huge"]:
             raise MemoryError("no room for these weights")
+
         if Path("/proc/self/comm").read_text().strip() == config["fails_in"]:
             raise ValueError("this replica cannot read it")
+
         self.shifts[adapter.number] = json.loads(
             Path(adapter.path, "adapter_model.safetensors").read_text()
         )["shift"]
@@ -149,9 +156,11 @@ class Executor(DrivenExecutor[Work]):
         self._start()
 
     def _work(self, sequence: Sequence) -> Work:
-        prompt, adapter = sequence.request.input_token_ids, self._adapters.used_by(sequence)
+        prompt = sequence.request.input_token_ids
+        adapter = self._adapters.used_by(sequence)
         if prompt[0] == FAULT:
             raise ValueError("the engine takes no such prompt")
+
         return Work(name_of(sequence), list(prompt), len(prompt), sequence.max_tokens, adapter)
 
 

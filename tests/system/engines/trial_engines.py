@@ -20,6 +20,7 @@ def slow(config: EngineConfig, model_path: str, progress: Progress) -> Executor:
     for tenth in range(11):
         progress("weights", tenth / 10)
         time.sleep(float(config.options.get("load_s", "1")) / 10)
+
     return echo.load(config, model_path, progress)
 
 
@@ -34,6 +35,7 @@ def crashing(config: EngineConfig, model_path: str, progress: Progress) -> Execu
     progress("weights", 0.5)
     while not os.path.exists(config.options.get("crash_after", "/")):
         time.sleep(0.02)
+
     raise RuntimeError("the weights are cursed")
 
 
@@ -64,9 +66,11 @@ def talkative(config: EngineConfig, model_path: str, progress: Progress) -> Exec
     while num_bytes_left > 0:
         with suppress(BlockingIOError):  # the pipe is full; some hosts make it small
             num_bytes_left -= os.write(2, b"y\n" * 1000)
+
     if "abort" in config.options:
         os.write(2, b"F1122 12:00:00.000000 7 check.cc:1] Check failed: last words")
         os.abort()
+
     return echo.load(config, model_path, progress)
 
 
@@ -82,6 +86,7 @@ class Toiling(echo.EchoExecutor):
     def _step(self) -> Step[TokenSequence]:
         if self._waiting:
             toil(self._toil_s)
+
         return super()._step()
 
 
@@ -91,6 +96,7 @@ def toil(seconds: float) -> None:
         rests_s = time.thread_time() + 0.01
         while time.thread_time() < rests_s:
             pass
+
         time.sleep(0.04)
 
 

@@ -84,6 +84,7 @@ def several_models(
         folder = Path(name)
         for part in ("tmp", "models", "empty"):
             (folder / part).mkdir()
+
         lines = ["log_format=json", *settings]
         (folder / "empty" / "serving.properties").write_text("\n".join(lines) + "\n")
         platform = {"SAGEMAKER_MULTI_MODEL": "True", "SERVING_MODEL_STORE": str(folder / "models")}

@@ -22,7 +22,9 @@ from tests.system.engines.foreign_engine import MAX_RANK, write_adapter
 
 pytestmark = pytest.mark.timeout(120)
 
-NUM_ENGINES, NUM_FRONT_ENDS, MAX_ADAPTERS = 2, 4, 8
+NUM_ENGINES = 2
+NUM_FRONT_ENDS = 4
+MAX_ADAPTERS = 8
 HEADER = "X-Amzn-SageMaker-Adapter-Identifier"
 PROMPT = "abc"  # the engine repeats its first letter, and an adapter shifts the first one
 
@@ -122,6 +124,7 @@ def test_one_name_is_registered_once_however_many_ask_for_it(server: Server, src
             status
             for status, _ in pool.map(lambda _: register(server, "wanted", folder), range(12))
         ]
+
     assert sorted(statuses) == [200, *[409] * 11]
     unregister(server, "wanted")
 
@@ -131,6 +134,7 @@ def test_the_room_for_adapters_is_never_exceeded(server: Server, src: Path) -> N
     many = [f"many-{number}" for number in range(2 * MAX_ADAPTERS)]
     with ThreadPoolExecutor(len(many)) as pool:
         answers = list(pool.map(lambda name: register(server, name, folder, preload=False), many))
+
     assert [status for status, _ in answers].count(200) == MAX_ADAPTERS
     refusals = {(status, said["error"]) for status, said in answers if status != 200}
     assert refusals == {(507, f"{MAX_ADAPTERS} adapters are registered, which is max_adapters")}
@@ -146,11 +150,14 @@ def test_what_the_engine_cannot_take_is_424_and_what_does_not_fit_507(
     assert register(server, "wide", src / "wide", preload=False)[0] == 424, (
         "the rank is checked at once"
     )
+
     status, said = register(server, "huge", write_adapter(src / "huge", 1, is_huge=True))
     assert status == 507 and said["error"].endswith("no room for these weights")
+
     plain = write_adapter(src / "plain", 1)
     assert register(server, "first", plain, pin=True)[0] == 200
     assert register(server, "second", plain)[0] == register(server, "unpinned", plain)[0] == 200
+
     for status, said in (
         register(server, "third", plain, pin=True),
         call(server, "POST", "/adapters/second/update", {"pin": True}),
@@ -159,11 +166,14 @@ def test_what_the_engine_cannot_take_is_424_and_what_does_not_fit_507(
             507,
             "2 adapters fit into a batch, and the pinned ones take all places",
         )
+
     assert call(server, "GET", "/adapters/second")[1]["pin"] is False
     assert letters(server, "second", 8) == letters(server, "first", 8) == {"b"}
+
     unregister(server, "unpinned")
     assert call(server, "POST", "/adapters/second/update", {"pin": True})[0] == 200
     assert register(server, "third", plain)[0] == 507
+
     unregister(server, "first", "second")
 
 
@@ -173,13 +183,16 @@ def test_weights_that_come_late_and_are_broken_harm_only_those_that_ask_for_them
     folder = write_adapter(src / "late", 3)
     (folder / "adapter_model.safetensors").write_text("{")
     assert register(server, "late", folder, preload=False)[0] == 200
+
     with ThreadPoolExecutor(8) as pool:
         fine, broken = (
             pool.map(lambda name: first_letter(server, name), [name] * 4) for name in ("", "late")
         )
         assert (set(fine), set(broken)) == ({"a"}, {"424"})
+
     (folder / "adapter_model.safetensors").write_text('{"shift": 3}')
     assert letters(server, "late", 8) == {"d"}
+
     unregister(server, "late")
 
 
@@ -190,20 +203,24 @@ def test_an_adapter_whose_files_are_gone_when_its_engine_is_back_is_424_with_the
         folder = write_adapter(tmp_path / "model" / "lost", 1)
         assert register(server, "lost", Path("lost"))[0] == 200
         assert register(server, "kept", write_adapter(tmp_path / "k", 2))[0] == 200
+
         shutil.rmtree(folder)
         server.lose_engine()
         wait_until(lambda: num_ready(server) == 1, "it is back", 60.0)
         answer = server.post({"inputs": PROMPT}, headers={HEADER: "lost"})
         said = json.loads(answer.body)["error"]
+
         assert (
             answer.status == 424
             and said.startswith("Adapter lost cannot be used: ")
             and "adapter_config" in said
         )
         assert first_letter(server, "kept") == "c"
+
         reason = call(server, "GET", "/adapters/lost")[1]["reason"]
         assert "adapter_config" in reason and str(tmp_path) not in said + reason
         assert names(server) == ["kept", "lost"]
+
         unregister(server, "lost")
         assert first_letter(server, "lost") == "424"
 
@@ -228,10 +245,13 @@ def test_adapters_beside_the_model_and_serving_properties_are_there_from_the_sta
         )
         assert register(server, "formal", model / "adapters" / "formal")[0] == 409
         assert register(server, "new", write_adapter(tmp_path / "new", 3))[0] == 200
+
         unregister(server, "formal")
         server.lose_engine()
         wait_until(lambda: num_ready(server) == NUM_ENGINES, "it is back", 60.0)
+
         assert names(server) == ["new", "rude"] and letters(server, "formal", 8) == {"424"}
+
     with serving(tmp_path / "model", **options) as server:
         assert names(server) == ["formal", "rude"], (
             "a server that starts again keeps only those beside the model"

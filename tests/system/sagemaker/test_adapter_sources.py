@@ -146,12 +146,15 @@ def test_an_adapter_of_a_hub_is_fetched_and_served(hub: HubServer, server: Serve
         {"status": "Adapter formal registered"},
     )
     assert {letter(server, "formal") for _ in range(8)} == {"b"}
+
     shown = {"name": "formal", "src": "writers/formal", "preload": True, "pin": False}
     assert call(server, "GET", "/adapters/formal") == (200, shown)
+
     num_asked = len(hub.requests)
     assert register(server, "formal", "writers/formal")[0] == 409
     assert len(hub.requests) == num_asked, "a name that is taken fetches nothing"
     assert call(server, "DELETE", "/adapters/formal")[0] == 200
+
     wait_for_none(server)
 
 
@@ -165,14 +168,17 @@ def test_adapters_of_s3_are_fetched_and_their_model_py_is_not_run(
             member = tarfile.TarInfo(f"top/{name}")
             member.size = len(data)
             tar.addfile(member, io.BytesIO(data))
+
     s3.put(BUCKET, {"packed.tar.gz": archive.getvalue()})
     assert register(server, "rude", f"s3://{BUCKET}/rude") == (
         200,
         {"status": "Adapter rude registered"},
     )
+
     status, said = register(server, "packed", f"s3://{BUCKET}/packed.tar.gz")
     assert (status, said["warning"]) == (200, "model.py in the adapter's folder is not run")
     assert (letter(server, "rude"), letter(server, "packed")) == ("d", "e")
+
     for name in ("rude", "packed"):
         assert call(server, "DELETE", f"/adapters/{name}")[0] == 200
 
@@ -197,7 +203,9 @@ def test_a_source_that_cannot_be_used_is_400_with_its_line(
     answers = pool.map(lambda src: register(server, "bad", src), lines)
     for (status, said), line in zip(answers, lines.values(), strict=True):
         assert status == 400 and line in said["error"], said
+
     assert call(server, "GET", "/adapters/bad")[0] == 404
+
     wait_for_none(server)
 
 
@@ -222,15 +230,19 @@ def test_one_source_for_many_names_is_fetched_once(
     names = [f"many-{number}" for number in range(6)]
     registered = [pool.submit(register, server, name, "writers/many") for name in names]
     assert rule.reached.wait(60)
+
     wait_until(
         lambda: len(server.pids("lmi-fetch")) == 4, "four processes wait for the one that fetches"
     )
     assert len(fetches(server)) == 6, "the others wait for a place"
+
     rule.released.set()
     assert [future.result()[0] for future in registered] == [200] * 6
     assert hub.num_requests(WEIGHTS.format(id="writers/many")) == 1
+
     for name in names:
         assert call(server, "DELETE", f"/adapters/{name}")[0] == 200
+
     wait_for_none(server)
 
 
@@ -243,6 +255,7 @@ def test_only_the_process_that_fetches_has_secrets(
         environ = Path(f"/proc/{pid}/environ").read_bytes()
         if any(secret.encode() in environ for secret in (TOKEN, "aws-secret-of-someone")):
             with_secrets.add(Path(f"/proc/{pid}/comm").read_text().strip())
+
     assert with_secrets == knowing
 
 
@@ -265,11 +278,13 @@ def test_a_fetch_that_is_killed_three_times_is_503_and_the_server_goes_on(
         assert rule.reached.wait(60)
         rule.reached.clear()
         os.kill(server.pid("lmi-fetch"), signal.SIGKILL)
+
     status, said = registered.result()
     assert (
         status == 503
         and "': fetch process died 3 times, the last time it was killed by SIGKILL" in said["error"]
     )
+
     wait_for_none(server)
     assert set(server.pids()) == others and server.ping() == 200 and letter(server, "") == "a"
 
@@ -279,6 +294,7 @@ def test_a_client_that_leaves_has_its_adapter_all_the_same(hub: HubServer, serve
     rule = hub.hold(WEIGHTS.format(id="writers/left"), after=1)
     with server.connect({"name": "left", "src": "writers/left"}, path="/adapters"):
         assert rule.reached.wait(60)
+
     rule.released.set()
     wait_until(lambda: call(server, "GET", "/adapters/left")[0] == 200, "it is registered")
     assert letter(server, "left") == "h"
@@ -293,6 +309,7 @@ def test_a_fetch_ends_with_the_front_end_that_waits_for_it(hub: HubServer, serve
         [folder] = fetches(server)
         os.kill(json.loads((folder / "request.json").read_bytes())["writer"], signal.SIGKILL)
         wait_for_none(server)
+
     assert call(server, "GET", "/adapters/orphan")[0] == 404
 
 
@@ -308,10 +325,12 @@ def test_sigterm_during_a_fetch_ends_the_server_and_answers_the_client(
         ) as server:
             registered = pool.submit(register, server, "last", name)
             assert rule.reached.wait(60)
+
             with measurement.within(5.0):
                 server.signal(signal.SIGTERM)
                 status, said = registered.result()
                 assert server.wait() == 0
+
             assert (status, said["error"]) == (
                 503,
                 "the server is shutting down, it fetches nothing",
@@ -348,14 +367,17 @@ def test_one_of_several_models_has_an_adapter_of_a_hub(hub: HubServer, tmp_path:
     with several_models("frontend_workers=1", environ=places) as server:
         url = server.model("one", "option.enable_lora=true", engine="foreign")
         assert server.load("one", url).status == 200
+
         answer = server.request(
             "POST", "/models/one/adapters", {"name": "b", "src": "writers/shared"}
         )
         assert answer.status == 200, answer.body
+
         pids = [server.pid("lmi-supervisor"), server.pid("lmi-engine-0")]
         answer = server.request(
             "POST", "/models/one/adapters", {"name": "c", "src": "writers/none"}
         )
+
         assert answer.status == 400 and b"as an id of a hub there is no such model" in answer.body
         assert letter(server, "b") == "c"
         assert pids == [server.pid("lmi-supervisor"), server.pid("lmi-engine-0")]

@@ -23,7 +23,8 @@ pytestmark = pytest.mark.timeout(300)
 
 PROMPT = "The quick"
 NUM_TOKENS = 12
-MAX_LORAS, MAX_RANK = 2, 8
+MAX_LORAS = 2
+MAX_RANK = 8
 STATIC = ("formal", "rude")
 HEADER = "X-Amzn-SageMaker-Adapter-Identifier"
 TIE = 1e-4  # two log-probs this close count as equal
@@ -43,6 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(tiny_model("llama_wide"), folder)
     for seed, name in enumerate(STATIC):
         write_adapter(folder / "adapters" / name, seed)
+
     write_adapter(folder / "more" / "third", seed=3)
     write_adapter(folder / "more" / "wide", seed=4, rank=2 * MAX_RANK)
     return folder
@@ -107,6 +109,7 @@ def check_merged(server: Server, model: Path, name: str | None, adapter: Path | 
             .float()
             .log_softmax(-1)[len(prompt) - 1 : -1]
         )
+
     assert all(row[token_id] >= row.max() - TIE for row, token_id in zip(rows, ids, strict=True))
     return ids
 
@@ -164,11 +167,13 @@ def test_an_adapter_that_the_engine_cannot_load_is_refused_with_its_reason(
     for preload in (True, False):
         status, said = register(server, "wide", "more/wide", preload=preload)
         assert status == 424 and too_wide in said["error"]
+
     broken = (
         write_adapter(folder / "more" / f"broken on {engine}", seed=5) / "adapter_model.safetensors"
     )
     broken.write_bytes(broken.read_bytes()[:500])
     status, said = register(server, "broken", f"more/{broken.parent.name}")
+
     assert status == 424 and cut_off in said["error"] and str(folder) not in said["error"]
     assert [one["name"] for one in call(server, "GET", "/adapters")[1]["adapters"]] == list(STATIC)
 
@@ -185,6 +190,7 @@ def test_a_pattern_that_re_would_never_finish_ends_neither_streams_nor_the_engin
         first = response.readline()
         status, said = register(server, "endless", config.parent)
         last = json.loads([first, *response.readlines()][-1])
+
     assert last["details"]["generated_tokens"] == 300 and server.pid("lmi-engine-0") == before
     assert status == 424 and f"{field} has '(.*)*x', which is more than a name" in said["error"]
 
@@ -203,15 +209,19 @@ def test_pinned_adapters_leave_a_place_for_the_others(server: Server) -> None:
 
 def test_a_stream_that_runs_with_an_adapter_goes_on_when_it_is_unregistered(server: Server) -> None:
     assert register(server, "third", "more/third")[0] == 200
+
     parameters = {"max_new_tokens": 60, "ignore_eos_token": True}
     alone = server.post({"inputs": PROMPT, "parameters": parameters}, headers={HEADER: "third"})
     body = {"inputs": PROMPT, "parameters": parameters, "stream": True}
     with server.open(body, headers={HEADER: "third"}) as response:
         first = response.readline()
         assert call(server, "DELETE", "/adapters/third")[0] == 200
+
         refused = server.post({"inputs": PROMPT}, headers={HEADER: "third"})
         assert refused.status == 424 and "Adapter third is not registered" in refused.body.decode()
+
         last = json.loads([first, *response.readlines()][-1])
+
     assert last["generated_text"] == json.loads(alone.body)["generated_text"]
 
 

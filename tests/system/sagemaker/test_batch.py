@@ -61,6 +61,7 @@ def test_execution_parameters_fit_the_engine_and_the_limit_of_a_job(
     said = {"SAGEMAKER_BATCH_STRATEGY": "MULTI_RECORD", "SAGEMAKER_MAX_CONCURRENT_TRANSFORMS": "30"}
     with running(tmp_path / "model", 64, {}) as server:
         assert parameters(server) == (16, "SINGLE_RECORD", 6)
+
     with running(tmp_path / "other", 64, said | {"SAGEMAKER_MAX_PAYLOAD_IN_MB": "0"}) as server:
         assert parameters(server) == (30, "MULTI_RECORD", 0)
 
@@ -80,17 +81,20 @@ def test_a_thousand_records_come_back_in_order_each_on_its_line(job: Server) -> 
         for n in range(1000)
     ]
     answer = job.post(b"\n".join(lines) + b"\n", headers=LINES)
+
     assert (answer.status, answer.headers["content-type"]) == (200, "application/jsonlines")
     assert (
         answer.headers["content-length"] == str(len(answer.body))
         and "transfer-encoding" not in answer.headers
     )
     assert answer.body.count(b"\n") == 1000
+
     for n, record in enumerate(answer.lines):
         if n in bad:
             assert record["code"] == 424 and record["error"], (n, record)
         else:
             assert record == {"generated_text": str(n)}
+
     assert job.is_idle()
 
 
@@ -105,6 +109,7 @@ def test_a_job_that_leaves_frees_every_sequence(job: Server) -> None:
     connection.sendall(head % len(body) + body)
     wait_until(lambda: job.metrics()["lmi_requests_running"] == 200, "as many run as can")
     assert job.metrics()["lmi_sequences_in_flight"] == 1
+
     connection.close()
     wait_until(job.is_idle, "nothing is left of the job")
 
@@ -120,8 +125,10 @@ def test_a_body_of_lines_may_come_in_chunks(job: Server) -> None:
         for at in range(0, len(line) * 50, 11):
             piece = (line * 50)[at : at + 11]
             connection.sendall(b"%x\r\n%b\r\n" % (len(piece), piece))
+
         connection.sendall(b"0\r\n\r\n")
         heard = b"".join(iter(lambda: connection.recv(65536), b""))
+
     assert heard.startswith(b"HTTP/1.1 200 ") and heard.count(b'{"generated_text": "a"}\n') == 50
 
 

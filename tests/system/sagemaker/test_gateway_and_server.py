@@ -41,11 +41,14 @@ def test_a_component_is_answered_by_its_adapter_and_refused_under_its_own_name(
         for component, first in (("polite", "b"), ("base", "a")):
             whole = aws.invoke(BODY, InferenceComponentName=component)["Body"].read()
             assert json.loads(whole)["generated_text"][0] == first
+
             streamed = b"".join(aws.parts(STREAM, InferenceComponentName=component)).splitlines()
             assert json.loads(streamed[-1])["generated_text"] == json.loads(whole)["generated_text"]
+
         for call in (aws.invoke, aws.stream):
             with pytest.raises(ClientError) as caught:
                 call(STREAM if call == aws.stream else BODY, InferenceComponentName="lost")
+
             assert caught.value.response["OriginalStatusCode"] == 424
             assert "Adapter lost is not registered" in caught.value.response["OriginalMessage"]
 
@@ -61,6 +64,7 @@ def test_an_asynchronous_stream_needs_a_server_that_buffers_it(tmp_path: Path) -
             )
             wait_until(lambda: output.exists() or failure.exists(), "there is a file")  # noqa: B023
             assert (output.exists(), failure.exists()) == (buffers, not buffers)
+
             if buffers:
                 assert len(output.read_bytes().splitlines()) == 3
             else:
@@ -78,6 +82,7 @@ def test_a_closed_session_is_refused_with_the_containers_words(tmp_path: Path) -
             b'{"requestType": "NEW_SESSION"}', SessionId="NEW_SESSION"
         )
         session = opened["NewSessionId"].partition(";")[0]
+
         assert (
             json.loads(aws.invoke(BODY, SessionId=session)["Body"].read())["generated_text"]
             == "abc"
@@ -86,9 +91,11 @@ def test_a_closed_session_is_refused_with_the_containers_words(tmp_path: Path) -
         assert (
             aws.invoke(b'{"requestType": "CLOSE"}', SessionId=session)["ClosedSessionId"] == session
         )
+
         for call, body in ((aws.invoke, BODY), (aws.stream, STREAM)):
             with pytest.raises(ClientError) as caught:
                 call(body, SessionId=session)
+
             found = caught.value.response
             assert (found["Error"]["Code"], found["OriginalStatusCode"]) == ("ModelError", 400)
             assert "X-Amzn-SageMaker-Session-Id" in found["OriginalMessage"]

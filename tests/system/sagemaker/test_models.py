@@ -22,7 +22,8 @@ from tests.system.sagemaker.several import SeveralServer, error_of, several_mode
 from tests.wheels import write_wheel
 
 NUM_FRONT_ENDS = 4
-ADAPTER, SESSION = "X-Amzn-SageMaker-Adapter-Identifier", "X-Amzn-SageMaker-Session-Id"
+ADAPTER = "X-Amzn-SageMaker-Adapter-Identifier"
+SESSION = "X-Amzn-SageMaker-Session-Id"
 DIE = "option.echo_die_token=33"  # "!"
 
 
@@ -40,12 +41,14 @@ def no_model_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
         running: SeveralServer = request.getfixturevalue("server")
         for model in running.listed()["models"]:
             running.unload(model["modelName"])
+
         wait_until(lambda: running.folders() == [], "no folder of a model is left")
 
 
 def test_a_model_is_loaded_described_asked_and_unloaded(server: SeveralServer) -> None:
     url = server.model("first")
     loaded = server.load("first", url)
+
     assert (loaded.status, json.loads(loaded.body)) == (
         200,
         {"status": 'Model "first" registered.'},
@@ -57,6 +60,7 @@ def test_a_model_is_loaded_described_asked_and_unloaded(server: SeveralServer) -
         "code": 200,
     }
     assert json.loads(server.invoke("first").body) == {"generated_text": "abca"}
+
     unloaded = server.unload("first")
     assert (unloaded.status, json.loads(unloaded.body)) == (
         200,
@@ -74,13 +78,18 @@ def test_every_front_end_serves_a_model_straight_after_its_load(server: SeveralS
     for number in range(3):
         name = f"new-{number}"
         assert server.load(name, server.model(name)).status == 200
+
         with ThreadPoolExecutor(16) as clients:
             answers = list(clients.map(lambda _: server.invoke(name).status, range(32)))  # noqa: B023
+
         assert answers == [200] * 32
         assert server.unload(name).status == 200
+
         with ThreadPoolExecutor(16) as clients:
             answers = list(clients.map(lambda _: server.invoke(name).status, range(32)))  # noqa: B023
+
         assert answers == [404] * 32
+
     served_by = {line["pid"] for line in server.log_lines() if line.get("logger") == "lmi.access"}
     assert len(served_by) == NUM_FRONT_ENDS, "every front end was asked"
 
@@ -89,6 +98,7 @@ def test_two_requests_for_one_name_are_one_load(server: SeveralServer) -> None:
     url = server.model("twice", "option.load_s=4", engine="slow")
     with ThreadPoolExecutor(6) as clients:
         answers = list(clients.map(lambda _: server.load("twice", url), range(6)))
+
     assert [answer.status for answer in answers] == [200] * 6
     assert len({answer.body for answer in answers}) == 1
     assert len(server.pids("lmi-engine")) == 1
@@ -96,14 +106,17 @@ def test_two_requests_for_one_name_are_one_load(server: SeveralServer) -> None:
 
 
 def test_a_name_is_taken_while_its_model_loads_and_afterwards(server: SeveralServer) -> None:
-    url, other = server.model("taken", "option.load_s=4", engine="slow"), server.model("other")
+    url = server.model("taken", "option.load_s=4", engine="slow")
+    other = server.model("other")
     with ThreadPoolExecutor(1) as clients:
         loading = clients.submit(server.load, "taken", url)
         wait_until(lambda: server.described("taken").get("status") == "PENDING", "it loads")
         assert server.load("taken", other).status == 409
+
         asked = server.invoke("taken")
         assert asked.status == 503 and "PENDING" in error_of(asked)
         assert loading.result().status == 200
+
     again = server.load("taken", url)
     assert again.status == 409 and "the model 'taken' is READY from" in error_of(again)
 
@@ -126,6 +139,7 @@ def test_a_model_may_be_unloaded_while_it_loads(server: SeveralServer) -> None:
         wait_until(lambda: server.described("brief").get("status") == "PENDING", "it loads")
         assert server.unload("brief").status == 200
         refused = loading.result()
+
     assert refused.status == 409 and "was unloaded while it loaded" in error_of(refused)
     assert server.folders() == [] and server.pids("lmi-engine") == []
 
@@ -141,10 +155,13 @@ def test_a_load_goes_on_for_others_when_the_front_end_that_began_it_dies(
         wait_until(lambda: server.pids("lmi-engine"), "it loads")
         begun = folder.read("taken-over")
         assert begun is not None
+
         os.kill(begun.writer, signal.SIGKILL)
         answers = [load.result().status for load in loads if load.exception() is None]
+
     assert answers and set(answers) == {200}, "those of other front ends"
     assert server.invoke("taken-over").status == 200
+
     server.wait_for_front_ends(NUM_FRONT_ENDS)
 
 
@@ -156,9 +173,11 @@ def test_a_client_that_leaves_does_not_end_its_load(server: SeveralServer) -> No
             b"POST /models HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body) + body
         )
         wait_until(lambda: server.described("left-alone").get("status") == "PENDING", "it loads")
+
     wait_until(
         lambda: server.described("left-alone").get("status") == "READY", "it is loaded all the same"
     )
+
     assert server.invoke("left-alone").status == 200
 
 
@@ -174,9 +193,11 @@ def test_a_name_that_is_none_is_refused(server: SeveralServer, name: object) -> 
 def test_a_strange_name_is_only_a_name(server: SeveralServer, name: str) -> None:
     assert server.load(name, server.model("strange")).status == 200
     assert [model["modelName"] for model in server.listed()["models"]] == [name]
+
     asked = server.post(
         {"inputs": "abc"}, headers={"x-amzn-sagemaker-custom-attributes": f"model_name={name}"}
     )
+
     assert asked.status == 200
     assert (
         server.request(
@@ -208,6 +229,7 @@ def test_a_model_outside_of_the_store_is_refused(server: SeveralServer, tmp_path
         assert str(server.store) not in error_of(answer).replace(url, ""), (
             "only what the client has sent"
         )
+
     assert server.listed() == {"models": []}
 
 
@@ -226,7 +248,9 @@ def test_a_model_that_cannot_be_used_is_refused_with_the_cause(server: SeveralSe
     for number, (url, why) in enumerate(given.items()):
         answer = server.load(f"bad-{number}", url)
         assert answer.status == 400 and why in error_of(answer), url
+
     assert server.ping() == 200
+
     wait_until(lambda: server.pids("lmi-engine") == [], "no process of them is left")
 
 
@@ -248,9 +272,11 @@ def test_without_room_for_a_model_the_answer_is_507_and_nothing_is_left(
 ) -> None:
     too_large = server.load("large", server.model("large", "required_memory_mb=100000000"))
     assert too_large.status == 507 and "needs 100000000 MB" in error_of(too_large)
+
     exhausted = server.load(
         "exhausted", server.model("exhausted", "retry_threshold=1", engine="exhausted")
     )
+
     assert exhausted.status == 507 and "no room for 16 GiB" in error_of(exhausted)
     assert (
         server.listed() == {"models": []}
@@ -269,6 +295,7 @@ def test_memory_that_a_loading_model_will_take_is_not_given_twice(server: Severa
     urls = [server.model(f"half-{n}", need, "option.load_s=4", engine="slow") for n in range(2)]
     with ThreadPoolExecutor(2) as clients:
         answers = list(clients.map(lambda n: server.load(f"half-{n}", urls[n]).status, range(2)))
+
     assert sorted(answers) == [200, 507]
 
 
@@ -276,19 +303,24 @@ def test_more_models_than_max_models_are_refused_exactly(server: SeveralServer) 
     urls = [server.model(f"many-{n}") for n in range(12)]
     with ThreadPoolExecutor(12) as clients:
         answers = list(clients.map(lambda n: server.load(f"many-{n}", urls[n]), range(12)))
+
     assert sorted(answer.status for answer in answers) == [200] * 8 + [507] * 4
     assert "max_models is 8" in error_of(next(answer for answer in answers if answer.status == 507))
+
     names = [model["modelName"] for model in server.listed()["models"]]
-    pages, query = [], "?limit=3"
+    pages = []
+    query = "?limit=3"
     while query:
         page = server.listed(query)
         pages.append([model["modelName"] for model in page["models"]])
         query = (
             f"?limit=3&next_page_token={page['nextPageToken']}" if "nextPageToken" in page else ""
         )
+
     assert [len(page) for page in pages] == [3, 3, 2] and sum(pages, []) == names == sorted(names)
     assert len(server.listed("?limit=0")["models"]) == len(server.listed("?limit=x")["models"]) == 8
     assert server.request("GET", "/models?next_page_token=abc").status == 400
+
     for name in names:
         assert server.unload(name).status == 200
 
@@ -297,6 +329,7 @@ def test_a_load_that_takes_too_long_is_504_and_leaves_nothing(server: SeveralSer
     url = server.model("late", "model_loading_timeout=1", engine="freezing")
     with ThreadPoolExecutor(2) as clients:
         answers = list(clients.map(lambda _: server.load("late", url), range(2)))
+
     assert [answer.status for answer in answers] == [504, 504]
     assert "model_loading_timeout (1 s)" in error_of(answers[0])
     assert (
@@ -314,20 +347,26 @@ def test_a_killed_engine_harms_only_its_model(server: SeveralServer) -> None:
             ).status
             == 200
         )
+
     with ThreadPoolExecutor(1) as clients:
         answer = clients.submit(server.invoke, "well", "abc", 100, True)
         assert server.invoke("hurt", "!").status == 503
+
         wait_until(lambda: server.invoke("hurt").status == 200, "its engine is back")
         assert server.described("hurt")["status"] == "READY"
         assert server.invoke("hurt", "!").status == 503
+
         wait_until(
             lambda: server.described("hurt")["status"] == "FAILED", "its engine died too often"
         )
+
         assert "died 2 times" in server.described("hurt")["reason"]
         assert len(answer.result().lines) == 100, "the other model's answer is whole"
+
     asked = server.invoke("hurt")
     assert asked.status == 503 and "FAILED" in error_of(asked)
     assert server.ping() == 200 and server.invoke("well").status == 200
+
     restarts = server.request("GET", "/metrics").body.decode()
     assert 'lmi_engine_restarts_total{model="hurt"} 1.0' in restarts
     assert 'lmi_engine_restarts_total{model="well"} 0.0' in restarts
@@ -339,14 +378,17 @@ def test_a_killed_engine_harms_only_its_model(server: SeveralServer) -> None:
 
 def test_a_stream_ends_before_its_model_is_unloaded(server: SeveralServer) -> None:
     assert server.load("streamed", server.model("streamed", "option.echo_step_ms=20")).status == 200
+
     body = {"inputs": "abc", "parameters": {"max_new_tokens": 100}, "stream": True}
     with ThreadPoolExecutor(1) as clients, server.open(body, "/models/streamed/invoke") as response:
         first = response.readline()
         unloaded = clients.submit(server.unload, "streamed")
         wait_until(lambda: server.invoke("streamed").status == 404, "new requests are refused")
         rest = response.read().splitlines()
+
         assert first and len(rest) == 99 and "error" not in json.loads(rest[-1])
         assert unloaded.result().status == 200
+
     assert server.pids("lmi-engine") == []
 
 
@@ -356,10 +398,13 @@ def test_a_request_is_for_the_model_that_it_names(server: SeveralServer) -> None
     assert server.load("red", server.model("red")).status == 200
     assert server.post({"inputs": "abc"}).status == 200, "the only model is meant"
     assert server.load("blue", server.model("blue")).status == 200
+
     unclear = server.post({"inputs": "abc"})
     assert unclear.status == 400 and "loaded are 'blue', 'red'" in error_of(unclear)
+
     attributes = {"x-amzn-sagemaker-custom-attributes": "a=b; model_name=blue"}
     before = counted(server)
+
     assert server.post({"inputs": "a"}, "/invocations?model_name=red", attributes).status == 200
     assert server.post({"prompt": "a", "model": "red"}, headers=attributes).status == 404, (
         "blue does not know red"
@@ -370,11 +415,14 @@ def test_a_request_is_for_the_model_that_it_names(server: SeveralServer) -> None
         json.loads(server.post({"prompt": "a", "model": "red"}, "/v1/completions").body)["model"]
         == "red"
     )
+
     by_folder = server.post({"prompt": "a", "model": server.model("red")}, "/v1/completions")
     assert json.loads(by_folder.body)["model"] == "red"
     assert server.post({"text_input": "a"}, "/v2/models/red/generate").status == 200
+
     unknown = server.post({"prompt": "a", "model": "green"}, "/v1/completions")
     assert unknown.status == 404 and json.loads(unknown.body)["error"]["code"] == "model_not_found"
+
     after = counted(server)
     assert {name: after[name] - before[name] for name in after} == {"red": 4, "blue": 2}
 
@@ -401,9 +449,11 @@ def handle(inputs):
 
 
 def test_what_user_code_started_ends_with_its_model(server: SeveralServer, tmp_path: Path) -> None:
-    url, file = server.model("starter", engine="auto"), str(tmp_path / "started")
+    url = server.model("starter", engine="auto")
+    file = str(tmp_path / "started")
     (Path(url) / "model.py").write_text(STARTER.format(file=file))
     assert server.load("starter", url).status == 200
+
     supervisor = server.pid("lmi-supervisor")
 
     def started() -> list[int]:
@@ -425,6 +475,7 @@ def test_a_model_may_be_user_code(server: SeveralServer) -> None:
         "def handle(inputs):\n"
         "    return None if inputs.is_empty() else Output().add(inputs.get_as_string().upper())\n"
     )
+
     assert server.load("code", url).status == 200
     assert server.load("echo", server.model("echo")).status == 200
     assert server.post(b"hello", "/models/code/invoke").body == b"HELLO"
@@ -435,9 +486,11 @@ def test_a_model_may_be_user_code(server: SeveralServer) -> None:
 def test_each_model_has_sessions_of_its_own(server: SeveralServer) -> None:
     for name in ("red", "blue"):
         assert server.load(name, server.model(name)).status == 200
+
     url = server.model("stateful", "minWorkers=2", "maxWorkers=2", engine="auto")
     shutil.copy(ROOT / "tests/user_code/files/stateful/model.py", url)
     assert server.load("stateful", url).status == 200
+
     opened = server.post({"requestType": "NEW_SESSION"}, "/models/red/invoke").headers[
         SESSION.lower()
     ]
@@ -445,11 +498,13 @@ def test_each_model_has_sessions_of_its_own(server: SeveralServer) -> None:
     for _ in range(8):
         assert server.post({"inputs": "abc"}, "/models/red/invoke", session).status == 200
         assert server.post({"inputs": "abc"}, "/models/blue/invoke", session).status == 400
+
     created = server.post({"action": "create"}, "/models/stateful/invoke").headers[SESSION.lower()]
     answers = [
         server.post({"action": "regular"}, "/models/stateful/invoke", {SESSION: created})
         for _ in range(4)
     ]
+
     assert [json.loads(answer.body)["state"][0] for answer in answers] == [
         [n, n] for n in (2, 3, 4, 5)
     ]
@@ -470,14 +525,18 @@ def test_each_model_has_adapters_of_its_own(server: SeveralServer) -> None:
         shutil.rmtree(Path(url) / "adapters", ignore_errors=True)
         write_adapter(Path(url) / "adapters" / f"{name}-static", 1)
         write_adapter(Path(url) / "more" / "late", 2)
+
         assert server.load(name, url).status == 200
+
     asked = {"name": "late", "src": "more/late"}
     unclear = server.request("POST", "/adapters", asked)
+
     assert (
         unclear.status == 400
         and "a path below /models/NAME): loaded are 'blue', 'red'" in error_of(unclear)
     )
     assert server.request("POST", "/models/red/adapters", asked).status == 200
+
     for adapter, name, letter in (
         ("late", "red", "c"),
         ("red-static", "red", "b"),
@@ -487,8 +546,10 @@ def test_each_model_has_adapters_of_its_own(server: SeveralServer) -> None:
             {"model": adapter, "prompt": "abc", "max_tokens": 2}, "/v1/completions"
         )
         assert json.loads(answer.body)["choices"][0]["text"][0] == letter
+
         invoked = server.post({"inputs": "abc"}, f"/models/{name}/invoke", {ADAPTER: adapter})
         assert json.loads(invoked.body)["generated_text"][0] == letter
+
     assert server.post({"inputs": "abc"}, "/models/blue/invoke", {ADAPTER: "late"}).status == 424
     assert (
         json.loads(server.request("GET", "/models/blue/adapters").body)["adapters"][0]["name"]
@@ -516,26 +577,31 @@ def test_execution_parameters_are_those_of_all_models_together(server: SeveralSe
                 server.load(name, server.model(name, "option.max_rolling_batch_size=3")).status
                 == 200
             )
+
         found.append(
             json.loads(server.request("GET", "/execution-parameters").body)[
                 "MaxConcurrentTransforms"
             ]
         )
+
     assert found == [1, 3, 6]
 
 
 def test_lists_of_other_apis_have_every_model(server: SeveralServer) -> None:
     for name in ("red", "blue"):
         assert server.load(name, server.model(name)).status == 200
+
     cards = json.loads(server.request("GET", "/v1/models").body)["data"]
     assert [card["id"] for card in cards] == ["blue", "red"]
     assert json.loads(server.request("GET", "/v1/models/red").body)["id"] == "red"
     assert server.request("GET", "/v1/models/green").status == 404
+
     index = json.loads(server.request("POST", "/v2/repository/index").body)
     assert [(model["name"], model["state"]) for model in index] == [
         ("blue", "READY"),
         ("red", "READY"),
     ]
+
     metrics = server.request("GET", "/metrics").body.decode()
     assert (
         'lmi_engines_ready{model="blue"} 1.0' in metrics
@@ -547,17 +613,21 @@ def test_a_front_end_that_dies_takes_no_model_with_it_and_its_half_done_load_is_
     server: SeveralServer,
 ) -> None:
     assert server.load("stays", server.model("stays")).status == 200
+
     url = server.model("half", "option.load_s=20", engine="slow")
     with ThreadPoolExecutor(1) as clients:
         loading = clients.submit(lambda: server.load("half", url))
         wait_until(lambda: server.described("half").get("status") == "PENDING", "it loads")
         [entry] = [entry for entry in entries(server) if entry["name"] == "half"]
         os.kill(entry["writer"], signal.SIGKILL)
+
         assert loading.exception() is not None, "its client lost the connection"
+
     wait_until(lambda: len(entries(server)) == len(server.folders()) == 1, "nothing of it is left")
     wait_until(lambda: len(server.pids("lmi-front")) == NUM_FRONT_ENDS, "the front end is back")
     with ThreadPoolExecutor(16) as clients:
         assert set(clients.map(lambda _: server.invoke("stays").status, range(32))) == {200}
+
     assert server.load("half", server.model("half")).status == 200
 
 
@@ -567,6 +637,7 @@ def entries(server: SeveralServer) -> list[dict[str, object]]:
     for path in (runtime / "models").glob("*.json"):
         with suppress(FileNotFoundError):  # the server just removed it
             found.append(json.loads(path.read_bytes()))
+
     return found
 
 
@@ -585,6 +656,7 @@ def test_the_memory_of_a_model_returns_when_it_is_unloaded(server: SeveralServer
         assert server.resident_bytes() > before + (40 << 20)
 
         assert server.unload("demo").status == 200
+
         return server.resident_bytes() < before + (20 << 20)
 
     assert any(returns() for _ in range(6))
@@ -596,6 +668,7 @@ def test_a_model_whose_queue_is_full_leaves_the_others_their_own(num_each: int) 
         for name in ("full", "free"):
             url = server.model(name, "option.echo_step_ms=50", "option.echo_max_num_sequences=1")
             assert server.load(name, url).status == 200
+
         body = {
             "inputs": "abc",
             "parameters": {"max_new_tokens": 100, "do_sample": True, "best_of": num_each},
@@ -603,14 +676,17 @@ def test_a_model_whose_queue_is_full_leaves_the_others_their_own(num_each: int) 
         with ExitStack() as stack:
             for _ in range(2 // num_each):
                 stack.enter_context(server.connect(body, path="/models/full/invoke"))
+
             wait_until(
                 lambda: server.metric("lmi_sequences_in_flight") == 2, "one runs and one waits"
             )
             refused = server.invoke("full")
+
             assert refused.status == 503 and "2 of 2 sequences for the model 'full'" in error_of(
                 refused
             )
             assert server.invoke("free").status == 200
+
         wait_until(lambda: server.invoke("full").status == 200, "they left")
 
 
@@ -618,18 +694,21 @@ def test_without_management_no_model_comes_or_goes() -> None:
     with several_models("frontend_workers=1", "management=false") as server:
         for answer in (server.load("new", server.model("new")), server.unload("new")):
             assert answer.status == 404 and "management=false" in error_of(answer)
+
         assert server.listed() == {"models": []}
 
 
 def test_a_server_with_several_models_stops_in_order() -> None:
     with several_models("frontend_workers=1") as server:
         assert server.load("last", server.model("last", "option.echo_step_ms=20")).status == 200
+
         with server.open(
             {"inputs": "abc", "parameters": {"max_new_tokens": 60}, "stream": True}
         ) as response:
             response.readline()
             server.drain()
             assert len(response.read().splitlines()) == 59
+
         assert server.wait() == 0
         assert server.pids() == []
 
@@ -646,6 +725,7 @@ def test_a_signal_ends_a_load_and_its_client_has_an_answer() -> None:
         wait_until(lambda: server.pids("lmi-engine"), "it loads")
         for pid in set(server.pids()) - {server.process.pid}:
             assert b"canary" not in Path(f"/proc/{pid}/environ").read_bytes()
+
         server.signal(signal.SIGTERM)
         assert loading.result().status == 503
         assert server.wait_within(5) == 0 and server.pids() == []
@@ -663,18 +743,23 @@ def handle(inputs):
 def test_what_the_code_of_a_model_needs_is_installed_before_it_starts(tmp_path: Path) -> None:
     offline = {"HF_HUB_OFFLINE": "1", "SERVING_DOWNLOAD_DIR": str(tmp_path / "downloads")}
     with several_models(environ=offline) as server:
-        whole, broken = server.model("whole"), server.model("broken")
+        whole = server.model("whole")
+        broken = server.model("broken")
         for url in (whole, broken):
             Path(url, "model.py").write_text(NEEDS_ONE)
             Path(url, "requirements.txt").write_text("one\n")
+
         write_wheel(Path(whole) / "requirements", "one")
         (Path(broken) / "requirements").mkdir()
+
         assert server.load("whole", whole).status == 200
         assert json.loads(server.invoke("whole").body) == {"version": "1.0"}
+
         metrics = server.request("GET", "/metrics").body.decode().splitlines()
         assert (
             'lmi_engine_restarts_total{model="whole"} 0.0' in metrics
         )  # an installation that ends is no restart
+
         refused = server.load("broken", broken)
         assert refused.status == 400 and b"ERROR: No matching distribution" in refused.body
         assert server.described("broken")["status"] == "FAILED" and server.ping() == 200

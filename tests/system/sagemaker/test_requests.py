@@ -18,7 +18,8 @@ from tests.served import Server, launch
 from tests.system.container import wait_until, write_model
 
 FILES = Path(__file__).parents[2] / "user_code" / "files"
-ATTRIBUTES, INFERENCE_ID = "X-Amzn-SageMaker-Custom-Attributes", "X-Amzn-SageMaker-Inference-Id"
+ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"
+INFERENCE_ID = "X-Amzn-SageMaker-Inference-Id"
 FORMATTER = """
 from djl_python.output_formatter import TextGenerationOutput, output_formatter
 @output_formatter
@@ -191,10 +192,13 @@ def test_each_record_is_one_chunk_and_the_last_byte_ends_a_line(
         head = b"POST %b HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
         connection.sendall(head % (path.encode(), len(data)) + data)
         heard = b"".join(iter(lambda: connection.recv(65536), b""))
+
     fields, _, rest = heard.partition(b"\r\n\r\n")
     assert len(fields) < 4096 and b"transfer-encoding: chunked" in fields.lower()
+
     chunks = [chunk for chunk in rest.split(b"\r\n")[1::2] if chunk]
     assert len(chunks) >= 3 and all(chunk.endswith(b"\n") for chunk in chunks)
+
     for chunk in chunks:
         [record] = chunk.strip().splitlines()
         assert record == b"data: [DONE]" or json.loads(record.removeprefix(b"data:"))
@@ -208,6 +212,7 @@ def test_a_stream_that_finds_no_room_has_a_real_status(server: Server) -> None:
     assert (answer.status, answer.headers["retry-after"]) == (503, "1")
     for stream in open_streams:
         stream.close()
+
     wait_until(server.is_idle, "every request is over")
 
 
@@ -220,6 +225,7 @@ def test_attributes_that_are_too_long_or_not_ascii_are_left_out_and_the_request_
             200,
             ANSWER,
         ) and ATTRIBUTES.lower() not in answer.headers
+
     assert (
         server.post(ECHO, headers={ATTRIBUTES: "x" * 1024}).headers[ATTRIBUTES.lower()]
         == "x" * 1024
@@ -299,10 +305,13 @@ def test_a_header_of_user_code_that_is_too_long_is_left_out_with_a_warning(handl
         assert answer.status == 200 and answer.headers["x-short"] == "kept"
         assert "x-long" not in answer.headers and "x-late" not in answer.headers
         assert sum(len(name) + len(value) + 4 for name, value in answer.headers.items()) < 4096
+
     assert answer.body == b"unfinished\n"
+
     said = [
         line for line in handler.log_lines() if "for: 'x-long', 'x-late'" in line.get("message", "")
     ]
+
     assert len(said) == 2 and said[0]["level"] == "WARNING"
 
 

@@ -63,8 +63,10 @@ def test_user_code_imports_what_was_installed_before_anything_else(
         server.wait_ready()
         answer = json.loads(server.post(REQUEST).body)
         assert answer["version"] == "1.0"
+
         own = (str(folder), str(COMPAT))  # as Python puts the folder of a script before everything
         assert next(place for place in answer["path"] if place not in own) == installed
+
     assert snapshot(folder) == before
 
 
@@ -89,4 +91,5 @@ def test_switched_off_the_code_that_needs_it_cannot_be_loaded(
         assert server.wait(60) == 4
         words = server.last_words()
         assert "No module named 'one'" in words["message"] and "requirements.txt" in words["hint"]
+
     assert not (tmp_path / "cache").exists()

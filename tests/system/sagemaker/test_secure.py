@@ -70,7 +70,8 @@ def test_an_option_in_the_models_own_file_that_runs_code_ends_the_start(tmp_path
 
 
 def test_controls_that_are_unknown_end_the_start(tmp_path: Path) -> None:
-    folder, controls = write_model(tmp_path / "model"), "DISALLOW_PICKLE_FILES,DISALLOW_MAGIC"
+    folder = write_model(tmp_path / "model")
+    controls = "DISALLOW_PICKLE_FILES,DISALLOW_MAGIC"
     assert "DISALLOW_CHAT_TEMPLATE" in str(refused(folder, **environ(folder, controls))["message"])
 
 
@@ -84,19 +85,23 @@ def test_a_channel_that_does_not_exist_ends_the_start(tmp_path: Path) -> None:
 def test_each_of_several_models_is_searched_when_it_is_loaded(tmp_path: Path) -> None:
     with several_models("frontend_workers=1", environ=environ(tmp_path)) as server:
         assert server.load("harmless", server.model("harmless")).status == 200
+
         for name in ("requirements.txt", "model.py", "weights.PKL", "chat_template.jinja"):
             url = server.model("harmful")
             (Path(url) / name).write_text("")
             refused = server.load("harmful", url)
             assert refused.status == 400 and f"{name}: refused by DISALLOW_" in error_of(refused)
+
             (Path(url) / name).unlink()
+
         url = server.model("harmful", "secure_mode=false", "option.trust_remote_code=true")
         assert "refused by DISALLOW_TRUST_REMOTE_CODE" in error_of(server.load("harmful", url))
         assert server.invoke("harmless").status == server.ping() == 200
 
 
 def test_a_model_is_searched_after_it_was_fetched(tmp_path: Path) -> None:
-    name, control = "requirements.txt", "DISALLOW_REQUIREMENTS_TXT"
+    name = "requirements.txt"
+    control = "DISALLOW_REQUIREMENTS_TXT"
     with HubServer() as hub:
         files = {path.name: path.read_bytes() for path in demo_folder().iterdir() if path.is_file()}
         hub.publish("someone/model", {**files, name: b""})

@@ -81,8 +81,10 @@ def test_both_headers_of_a_new_session_have_the_form_that_boto3_knows(server: Se
         re.fullmatch(NEW_PATTERN, answer.headers[NEW])
         and answer.headers[SESSION] == answer.headers[NEW]
     )
+
     session = answer.headers[NEW].partition(";")[0]
     closed = server.post({"requestType": "CLOSE"}, headers={SESSION: session})
+
     assert closed.headers[CLOSED] == session and re.fullmatch(ID, session)
     assert (json.loads(answer.body), json.loads(closed.body)) == (
         {"result": f"Session {session} created"},
@@ -113,16 +115,19 @@ def test_ids_that_are_no_ids_make_no_file(server: Server) -> None:
         for body in (None, {"requestType": "CLOSE"}):
             answer = ask(server, given, body)
             assert (answer.status, json.loads(answer.body)["code"]) == (400, 400)
+
     assert sorted(runtime.rglob("*")) == before
 
 
 def test_one_engine_serves_a_session_and_when_it_dies_the_other_does(server: Server) -> None:
-    session, engines = opened(server), server.engines()
+    session = opened(server)
+    engines = server.engines()
 
     def that_served() -> list[int]:
         """The engines that made a step for six requests of the session."""
         before = [(engine.pid, engine.step) for engine in engines]
         assert [ask(server, session).status for _ in range(6)] == [200] * 6
+
         return [
             slot for slot, engine in enumerate(engines) if (engine.pid, engine.step) != before[slot]
         ]
@@ -132,6 +137,7 @@ def test_one_engine_serves_a_session_and_when_it_dies_the_other_does(server: Ser
     os.kill(victim, signal.SIGSTOP)  # it stays away until its successor is wanted
     wait_until(lambda: not engines[slot].is_alive, "the engine is taken for silent")
     assert that_served() == [1 - slot]
+
     os.kill(victim, signal.SIGKILL)
     wait_until(
         lambda: engines[slot].is_alive and engines[slot].pid != victim, "the engine is back", 60
@@ -150,12 +156,16 @@ def test_a_folder_of_your_own_outlives_the_server_and_every_session_has_its_own_
         session = opened(first)
         first.signal(signal.SIGTERM)
         assert first.wait(60) == 0
+
     assert {entry.name for entry in path.iterdir()} == {session, COUNTS}
+
     with running(folder, {"SAGEMAKER_SESSIONS_EXPIRATION": "1"}) as second:
         assert ask(second, session).status == 200
+
         short = opened(second)
         wait_until(lambda: ask(second, short).status == 400, "the new one is over")
         assert ask(second, session).status == 200
+
         opened(second)
         assert (path / session).exists()
 
@@ -181,11 +191,14 @@ def test_the_files_of_user_code_are_there_for_each_of_its_processes(stateful: Se
     created = stateful.post({"action": "create"})
     session = created.headers[SESSION]
     assert Path(json.loads(created.body)["path"]).parents[3] == Path(stateful.environ["TMPDIR"])
+
     answers = [json.loads(ask(stateful, session, {"action": "regular"}).body) for _ in range(4)]
     assert [answer["state"] for answer in answers] == [[[n, n]] * 3 for n in (2, 3, 4, 5)]
     assert len({answer["owner"]["pid"] for answer in answers}) == 1
+
     streamed = ask(stateful, session, {"action": "streaming"})
     assert [json.loads(line) for line in streamed.body.splitlines()] == [[5, 5]] * 3
+
     closed = ask(stateful, session, {"action": "close"})
     assert closed.headers["x-amzn-sagemaker-session-closed"] == "true"
     assert (

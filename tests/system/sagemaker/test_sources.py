@@ -61,11 +61,14 @@ def test_the_port_answers_while_the_model_is_fetched(hub: HubServer, tmp_path: P
     with launch(Path(ID), environ(hub, tmp_path)) as server:
         wait_until(lambda: server.ping() == 503, "the front end answers")
         loading = json.loads(server.request("GET", "/ping").body)
+
         assert (loading["status"], loading["stage"]) == ("Loading", "download")
         assert server.post({"inputs": "The fox"}).status == 503
         assert server.request("GET", "/v2/health/live").status == 200
+
         rule.released.set()
         server.wait_ready()
+
         assert server.post({"inputs": "The fox"}).status == 200
 
 
@@ -78,6 +81,7 @@ def test_sigterm_ends_a_download_at_once(hub: HubServer, tmp_path: Path) -> None
             with measurement.within(2.5):
                 server.signal(signal.SIGTERM)
                 assert server.wait() == 0
+
             assert server.pids() == []
 
 
@@ -148,6 +152,7 @@ def packed(folder: Path, **more: bytes) -> bytes:
             member = tarfile.TarInfo(f"top/{name}")
             member.size = len(data)
             archive.addfile(member, io.BytesIO(data))
+
     return buffer.getvalue()
 
 
@@ -167,6 +172,7 @@ def test_a_prefix_or_an_archive_of_s3_is_served_and_not_fetched_again(
             server.wait_ready()
             assert server.post({"inputs": "The fox"}).status == 200
             assert json.loads(server.request("GET", "/v1/models").body)["data"][0]["id"] == "demo"
+
     weights = "model.safetensors" if key.endswith("/") else "demo.tar.gz"
     assert s3.num_requests(f"GET .*/{weights}") == 1
 
@@ -182,6 +188,7 @@ def test_a_pickle_in_an_archive_of_s3_ends_the_start_in_secure_mode(
     }
     with launch(tmp_path / "empty", from_s3(s3, tmp_path, "demo.tgz", **secure)) as server:
         assert server.wait(60) == 5
+
         words = server.last_words()
         assert (words["cause"], words["code"]) == ("security_refused", 5)
         assert str(words["message"]).endswith("deep/extra.PKL: refused by DISALLOW_PICKLE_FILES")

@@ -90,6 +90,7 @@ def test_a_hub_id_becomes_a_folder_with_the_files_that_a_server_needs(
     commit = hub.publish(ID, model_files() | others | code)
     fetch = reader.fetch()
     [folder] = fetch.folders()
+
     assert contents(folder) == model_files()
     assert folder == reader.storage / "snapshots" / commit
     assert f"{ID}: revision main is commit {commit}" in fetch.lines()
@@ -144,11 +145,14 @@ def test_progress_is_written_while_bytes_arrive(hub: HubServer, reader: Reader) 
     fetch = reader.fetch()
     wait_until(lambda: fetch.progress().num_files == 2, "two of three files are there")
     report = fetch.progress()
+
     assert (report.stage, report.source, report.total_files) == ("download", ID, 3)
     assert report.total_bytes == sum(map(len, model_files(8 << 20).values()))
     assert 0 < report.share < 1
+
     rule.released.set()
     fetch.folders()
+
     assert fetch.progress().num_bytes == fetch.progress().total_bytes
     assert fetch.progress().num_files == 3
 
@@ -185,12 +189,14 @@ def test_a_hub_that_does_not_answer_is_told_as_waited_for(hub: HubServer, reader
     rule = hub.hold("GET .*/revision/", after=0)
     fetch = reader.fetch(arguments=(*QUICK, "--log-s", "0.1"))
     assert rule.reached.wait(60)
+
     wait_until(
         lambda: f"download of {ID}: waits for the list of its files" in fetch.lines(),
         "the log says it",
     )
     rule.released.set()
     fetch.folders()
+
     assert not any("0 B of 0 B" in line for line in fetch.lines())
 
 
@@ -214,9 +220,11 @@ def test_a_terminal_gets_a_bar_and_no_lines(hub: HubServer, reader: Reader) -> N
     with closing(open(master, "rb", buffering=0)) as terminal:
         while b"2/3" not in shown:
             shown += terminal.read(4096)
+
         rule.released.set()
         fetch.folders()
         shown += terminal.read(65536)
+
     assert f"download {ID}".encode() in shown and b"MB" in shown
     assert b"files" not in shown
     assert re.search(rb"\r\x1b\[2K20\S+ \S*INFO\S* [^\n]* is commit ", shown), (
@@ -235,6 +243,7 @@ def test_a_terminal_gets_lines_from_a_fetch_that_has_no_bar(hub: HubServer, read
         with suppress(OSError):  # the other end is closed
             while part := terminal.read(65536):
                 shown += part
+
     assert b"is in " in shown and b"\x1b[?25l" not in shown
 
 
@@ -251,7 +260,9 @@ def test_sigterm_ends_it_at_once_and_whole_files_stay(hub: HubServer, reader: Re
         with measurement.within(2.0):
             fetch.process.send_signal(signal.SIGTERM)
             assert fetch.wait() == -signal.SIGTERM
+
         rule.released.set()
+
     assert len(reader.fetch().folders()) == 1
     assert hub.num_requests("GET .*/config.json") == 1
 
@@ -288,6 +299,7 @@ def test_a_file_that_a_killed_process_left_is_resumed_by_bytes(
     fetch.kill()
     again = reader.fetch()
     [folder] = again.folders()
+
     assert contents(folder) == model_files(3 << 20)
     assert [head["range"] for head in hub.headers.values() if "range" in head] == [
         f"bytes={2 << 20}-"
@@ -302,6 +314,7 @@ def part_bytes(reader: Reader) -> list[int]:
     for path in reader.storage.rglob("*.incomplete"):
         with suppress(FileNotFoundError):
             found.append(path.stat().st_size)
+
     return found
 
 
@@ -328,6 +341,7 @@ def test_what_a_killed_process_left_wrong_is_fetched_anew(hub: HubServer, reader
     fetch.kill()
     again = reader.fetch()
     [folder] = again.folders()
+
     assert contents(folder) == model_files(3 << 20)
     assert any(
         "wanted SHA-256" in line and "it is fetched once more" in line for line in again.lines()
@@ -340,9 +354,11 @@ def test_a_corrupt_file_is_fetched_once_more_then_exit_4(hub: HubServer, reader:
     hub.replace("GET .*/model.safetensors", corrupt)
     [folder] = reader.fetch().folders()
     assert contents(folder) == model_files()
+
     hub.publish(ID, model_files(2000))
     hub.replace("GET .*/model.safetensors", Answer(200, {}, bytes(2000)), times=2)
     failure = reader.fetch().failure()
+
     assert (failure.exit_code, failure.label) == (4, "model_unusable")
     assert re.fullmatch(
         rf"{ID}: model.safetensors: wanted SHA-256 \w+, found \w+, twice", failure.message
@@ -388,6 +404,7 @@ def test_a_token_does_not_follow_a_file_to_another_host(hub: HubServer, reader: 
         [folder] = reader.fetch(
             HF_TOKEN="hf_right", opened_hosts=(other.url.removeprefix("http://"),)
         ).folders()
+
         assert contents(folder) == model_files()
         assert [request.rpartition("/")[2] for request in other.requests] == ["model.safetensors"]
         assert all("authorization" not in head for head in other.headers.values())
@@ -410,13 +427,16 @@ def test_a_hub_that_falls_silent_is_asked_for_the_rest(hub: HubServer, reader: R
     hub.publish(ID, model_files(3 << 20))
     hub.hold("GET .*/model.safetensors", after=2 << 20)
     [folder] = reader.fetch(HF_HUB_DOWNLOAD_TIMEOUT=1).folders()
+
     assert contents(folder) == model_files(3 << 20)
     assert hub.num_requests("GET .*/model.safetensors") == 2
+
     [range] = [
         head["range"]
         for path, head in hub.headers.items()
         if path.startswith("GET") and "range" in head
     ]
+
     assert range.startswith("bytes=") and range != "bytes=0-"
 
 
@@ -505,9 +525,11 @@ def test_a_model_that_is_not_there_or_private_names_the_state_of_the_token(
         and "404" in failure.message
         and "HF_TOKEN is not set" in failure.message
     )
+
     hub.publish(ID, model_files())
     hub.token = "hf_right"
     failure = reader.fetch(HF_TOKEN="hf_wrong").failure()
+
     assert "401" in failure.message and failure.message.endswith("HF_TOKEN is set")
     assert "hf_wrong" not in failure.message
     assert len(reader.fetch(HF_TOKEN="hf_right").folders()) == 1
@@ -552,14 +574,17 @@ def test_a_repository_without_config_or_with_a_shard_missing_says_what_is_missin
 ) -> None:
     hub.publish(ID, {"model.safetensors": b"x", "README.md": b"x"})
     failure = reader.fetch().failure()
+
     assert (
         failure.exit_code == 4
         and "has config.json" in failure.message
         and "README.md" in failure.message
     )
+
     shard = "model-00001-of-00002.safetensors"
     hub.publish(ID, {"config.json": b"{}", "model.safetensors.index.json": INDEX, shard: b"x"})
     failure = reader.fetch().failure()
+
     assert failure.exit_code == 4 and "has no model-00002-of-00002.safetensors" in failure.message
 
 
@@ -576,6 +601,7 @@ def test_a_file_of_the_wrong_size_twice_is_exit_4(hub: HubServer, reader: Reader
     hub.publish(ID, model_files(1000))
     hub.listed_sizes["model.safetensors"] = 1001
     failure = reader.fetch().failure()
+
     assert failure.exit_code == 4
     assert (
         "model.safetensors" in failure.message
@@ -591,11 +617,13 @@ def test_a_second_process_waits_and_fetches_nothing(hub: HubServer, reader: Read
     rule = hub.hold("GET .*/model.safetensors", after=1 << 18)
     first = reader.fetch()
     assert rule.reached.wait(60)
+
     second = reader.fetch()
     wait_until(
         lambda: any("this one waits" in line for line in second.lines()), "the second one waits"
     )
     rule.released.set()
+
     assert first.folders() == second.folders()
     assert hub.num_requests("GET .*/model.safetensors") == 1
 
@@ -608,6 +636,7 @@ def test_a_disk_without_room_is_named_before_a_byte_is_fetched(
     assert failure.exit_code == 4
     for part in (ID, str(reader.cache), "are needed", "are free", "HF_HOME"):
         assert part in failure.message
+
     assert hub.num_requests("/resolve/") == 0
 
 
@@ -629,6 +658,7 @@ def test_a_disk_that_gets_full_midway_is_named_and_keeps_no_part(
     assert (failure.exit_code, failure.label) == (4, "model_unusable")
     for part in (ID, str(reader.cache), "are needed", "are free", "HF_HOME"):
         assert part in failure.message
+
     assert ".incomplete" not in (reader.folder / "left").read_text()
 
 

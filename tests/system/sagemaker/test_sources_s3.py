@@ -100,14 +100,17 @@ def archive(files: Mapping[str, bytes], mode: str = "w:gz", *more: tarfile.TarIn
             member = tarfile.TarInfo(path)
             member.size = len(data)
             tar.addfile(member, io.BytesIO(data))
+
         for member in more:
             tar.addfile(member)
+
     return buffer.getvalue()
 
 
 def link(name: str, target: str, kind: bytes = tarfile.SYMTYPE) -> tarfile.TarInfo:
     member = tarfile.TarInfo(name)
-    member.type, member.linkname = kind, target
+    member.type = kind
+    member.linkname = target
     return member
 
 
@@ -124,6 +127,7 @@ def test_a_prefix_becomes_a_folder_with_the_files_that_a_server_needs(bucket: Bu
     fetch = bucket.fetch(url + "/")
     [folder] = fetch.folders()
     assert contents(folder) == model_files() | adapters
+
     name = hashlib.sha256(f"{bucket.s3.url} {url}".encode()).hexdigest()
     assert folder == bucket.downloads / name / "model"
 
@@ -139,10 +143,12 @@ def test_a_second_start_lists_once_and_fetches_only_what_changed(bucket: Bucket)
     url = bucket.put("fox", model_files())
     [folder] = bucket.fetch(url).folders()
     asked = len(bucket.s3.requests)
+
     assert bucket.fetch(url).folders() == [folder]
     assert [request.partition("?")[0] for request in bucket.s3.requests[asked:]] == [
         f"GET /{bucket.name}"
     ]
+
     bucket.put("fox", {"tokenizer.json": b'{"new": 1}', "chat_template.jinja": b"x"})
     bucket.s3.client.delete_object(Bucket=bucket.name, Key="fox/config.json")
     bucket.put("fox", {"config.json": b"{}"})
@@ -150,11 +156,13 @@ def test_a_second_start_lists_once_and_fetches_only_what_changed(bucket: Bucket)
     [folder] = bucket.fetch(url).folders()
     changed = {"tokenizer.json": b'{"new": 1}', "chat_template.jinja": b"x", "config.json": b"{}"}
     assert contents(folder) == model_files() | changed
+
     read = {
         request.split("?")[0].rpartition("/")[2]
         for request in bucket.s3.requests[asked:]
         if "fox/" in request
     }
+
     assert read - {""} == set(changed)
 
 
@@ -170,12 +178,14 @@ def test_every_read_is_made_with_if_match(bucket: Bucket) -> None:
     url = bucket.put("fox", model_files() | {"empty.txt": b""})
     [folder] = bucket.fetch(url).folders()
     assert contents(folder) == model_files() | {"empty.txt": b""}
+
     reads = {
         path: head
         for path, head in bucket.s3.headers.items()
         if path.startswith("GET ") and "/fox/" in path
     }
     assert len(reads) == len(model_files())
+
     md5s = {hashlib.md5(data).hexdigest() for data in model_files().values()}
     assert {head["if-match"].strip('"') for head in reads.values()} == md5s
 
@@ -210,10 +220,12 @@ def test_bytes_that_are_not_those_of_the_etag_are_fetched_once_more_then_exit_4(
     bucket.s3.replace("GET .*/model.safetensors", Answer(206, head, wrong))
     [folder] = bucket.fetch(url).folders()
     assert contents(folder) == model_files()
+
     other = bucket.put("hare", model_files())
     bucket.s3.replace("GET .*/model.safetensors", Answer(206, head, wrong), times=2)
     failure = bucket.fetch(other).failure()
     assert failure.exit_code == 4
+
     md5 = [hashlib.md5(data).hexdigest() for data in (model_files()["model.safetensors"], wrong)]
     assert all(part in failure.message for part in ("hare/model.safetensors", *md5))
 
@@ -229,7 +241,8 @@ def test_an_object_of_the_wrong_size_twice_is_exit_4(bucket: Bucket) -> None:
 
 def test_the_etag_of_an_object_in_parts_is_not_taken_for_its_md5(bucket: Bucket) -> None:
     url = bucket.put("fox", {"config.json": b"{}"})
-    client, key = bucket.s3.client, "fox/model.safetensors"
+    client = bucket.s3.client
+    key = "fox/model.safetensors"
     upload = client.create_multipart_upload(Bucket=bucket.name, Key=key)["UploadId"]
     part = client.upload_part(
         Bucket=bucket.name, Key=key, UploadId=upload, PartNumber=1, Body=b"weights"
@@ -239,6 +252,7 @@ def test_the_etag_of_an_object_in_parts_is_not_taken_for_its_md5(bucket: Bucket)
         Bucket=bucket.name, Key=key, UploadId=upload, MultipartUpload=parts
     )
     [folder] = bucket.fetch(url).folders()
+
     assert (folder / "model.safetensors").read_bytes() == b"weights"
 
 
@@ -262,6 +276,7 @@ def test_progress_is_written_and_sigterm_ends_it_at_once(bucket: Bucket) -> None
         with measurement.within(2.0):
             fetch.process.send_signal(signal.SIGTERM)
             assert fetch.wait() == -signal.SIGTERM
+
         rule.released.set()
 
 
@@ -280,12 +295,15 @@ def test_a_killed_fetch_is_resumed_by_object(bucket: Bucket) -> None:
     fetch.kill()
     rule.released.set()
     assert not list(bucket.downloads.glob("*/model")), "nothing counts as whole"
+
     asked = len(bucket.s3.requests)
     [folder] = bucket.fetch(url).folders()
     assert contents(folder) == model_files(1 << 20)
+
     again = [
         request for request in bucket.s3.requests[asked:] if "fox/" in request.partition("?")[0]
     ]
+
     assert {request.rpartition("/")[2] for request in again} == {"model.safetensors"}
     assert {path.suffix for path in bucket.downloads.iterdir()} == {"", ".lock"}
 
@@ -295,11 +313,13 @@ def test_a_second_process_waits_and_fetches_nothing(bucket: Bucket) -> None:
     rule = bucket.s3.hold("GET .*/model.safetensors", after=1 << 18)
     first = bucket.fetch(url)
     assert rule.reached.wait(60)
+
     second = bucket.fetch(url)
     wait_until(
         lambda: any("this one waits" in line for line in second.lines()), "the second one waits"
     )
     rule.released.set()
+
     assert first.folders() == second.folders()
     assert bucket.s3.num_requests("GET .*/model.safetensors") == 1
 
@@ -323,12 +343,14 @@ def test_an_archive_is_unpacked_whole_and_not_again(bucket: Bucket) -> None:
     ]
     fetch = bucket.fetch(*urls)
     folders = fetch.folders()
+
     assert sum("its serving.properties is not read" in line for line in fetch.lines()) == 5
     assert [contents(folder) for folder in folders] == [files] * 5
     assert [folder.name for folder in folders] == ["model", "model", "fox-7b", "model", "model"], (
         "the only top folder is the model"
     )
     assert {path.stat().st_size for path in bucket.downloads.glob("*/blobs/*")} == {0}
+
     asked = len(bucket.s3.requests)
     assert bucket.fetch(*urls).folders() == folders
     assert [request.split()[0] for request in bucket.s3.requests[asked:]] == ["HEAD"] * 5
@@ -449,8 +471,10 @@ def test_a_prefix_or_key_that_is_not_there_names_one_in_another_case(bucket: Buc
         assert failure.exit_code == 4
         assert f"s3://{bucket.name}/team/{asked}" in failure.message
         assert f"s3://{bucket.name}/team/{near}" in failure.message
+
     failure = bucket.fetch(f"s3://{bucket.name}/team/wolf").failure()
     assert "case" not in failure.message
+
     failure = bucket.fetch(f"s3://{bucket.name}/team/Fox/model.safetensors").failure()
     assert failure.message.endswith(f"s3://{bucket.name}/team/Fox/model.safetensors is one file")
 
@@ -459,8 +483,10 @@ def test_only_pickled_weights_and_a_missing_config_are_found_in_the_listing(buck
     pickled = bucket.put("fox", {"config.json": b"{}", "pytorch_model.bin": b"x"})
     failure = bucket.fetch(pickled).failure()
     assert failure.exit_code == 5 and "pytorch_model.bin" in failure.message
+
     bare = bucket.put("hare", {"model.safetensors": b"x"})
     failure = bucket.fetch(bare).failure()
+
     assert (
         failure.exit_code == 4
         and "has config.json" in failure.message
@@ -499,8 +525,10 @@ def test_without_a_package_the_extra_that_brings_it_is_named(
         command, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
     )
     assert done.returncode == 4
+
     [line] = done.stderr.splitlines()
     message = json.loads(line)["message"]
+
     assert f"{key}: the library {missing} is not installed" in message
     assert (
         hint("model_unusable", message)
@@ -551,6 +579,7 @@ def test_a_disk_without_room_is_named_before_a_byte_is_fetched(bucket: Bucket) -
     assert failure.exit_code == 4
     for part in (url, str(bucket.downloads), "are needed", "are free", "SERVING_DOWNLOAD_DIR"):
         assert part in failure.message
+
     assert bucket.s3.num_requests("GET .*fox/config.json") == 0
 
 
@@ -577,7 +606,9 @@ def test_a_disk_that_gets_full_midway_is_named_and_keeps_no_part(
     fetch = bucket.fetch(url, arguments=MIDWAY, prefix=on_small_disk(bucket.downloads, 2 << 20))
     failure = fetch.failure()
     assert (failure.exit_code, failure.label) == (4, "model_unusable")
+
     for part in (url, str(bucket.downloads), "are needed", "are free", "SERVING_DOWNLOAD_DIR"):
         assert part in failure.message
+
     left = (bucket.folder / "left").read_text().split()
     assert not any(name.startswith("model.safetensors") for name in left)

@@ -57,6 +57,7 @@ def needs_a_package(folder: Path, *, has_wheel: bool) -> Path:
     (folder / "requirements.txt").write_text("one\n")
     if has_wheel:
         write_wheel(folder / "requirements", "one")
+
     return folder
 
 
@@ -82,6 +83,7 @@ def test_a_server_installs_what_its_user_code_needs_before_it_starts(tmp_path: P
             server.wait_ready()
             assert json.loads(server.post({}).body) == {"version": "1.0"}
             log = server.log.read_text()
+
     assert "installing what" not in log
 
 
@@ -169,6 +171,7 @@ def test_sigterm_ends_every_stage_within_two_seconds_and_with_0(
                 with measurement.within(2.5):
                     server.signal(signal.SIGTERM)
                     assert server.wait() == 0
+
                 assert server.pids() == []
 
 
@@ -192,7 +195,8 @@ def test_a_second_sigterm_ends_a_drain_with_143(tmp_path: Path) -> None:
 def test_a_slow_start_on_sagemaker_warns_once_and_goes_on(
     tmp_path: Path, variable: str, is_warned: bool
 ) -> None:
-    folder, log = slow_model(tmp_path / "model"), tmp_path / "log"
+    folder = slow_model(tmp_path / "model")
+    log = tmp_path / "log"
     own = {
         **os.environ,
         "PYTHONPATH": str(ROOT),
@@ -205,6 +209,7 @@ def test_a_slow_start_on_sagemaker_warns_once_and_goes_on(
             env=own,
             stderr=output,
         )
+
     try:
         line = "ContainerStartupHealthCheckTimeoutInSeconds"
         wait_until(lambda: "starts as process" in log.read_text(), "it loads")
@@ -212,6 +217,7 @@ def test_a_slow_start_on_sagemaker_warns_once_and_goes_on(
             wait_until(lambda: line in log.read_text(), "it warns")
         else:
             time.sleep(1.5)  # three times the budget
+
         assert log.read_text().count(line) == is_warned and server.poll() is None
     finally:
         server.terminate()

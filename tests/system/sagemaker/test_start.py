@@ -60,6 +60,7 @@ def started(folder: Path, words: list[str], **environ: str) -> Iterator[Server]:
     with server.log.open("wb") as log:
         command = [str(BIN / "lmi"), *words]
         server.process = subprocess.Popen(command, cwd=folder, env=environ, stdout=log, stderr=log)
+
     try:
         yield server
     finally:
@@ -118,12 +119,14 @@ def listening_ports(pids: list[int]) -> set[int]:
             target = os.readlink(link) if link.is_symlink() else ""
             if target.startswith("socket:["):
                 inodes.add(target[8:-1])
+
     ports = set()
     for table in ("tcp", "tcp6"):
         for row in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
             fields = row.split()
             if fields[3] == "0A" and fields[9] in inodes:
                 ports.add(int(fields[1].rpartition(":")[2], 16))
+
     return ports
 
 
@@ -143,10 +146,12 @@ def test_no_child_has_a_secret_and_front_ends_and_engines_ask_no_hub(tmp_path: P
         server.wait_ready()
         children = {pid: name(pid) for pid in server.pids() if pid != server.process.pid}
         assert {"lmi-engine-0", "lmi-code-0"} <= set(children.values()) and len(children) >= 4
+
         for pid, title in children.items():
             environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
             assert not any(b"canary" in variable for variable in environ), title
             assert b"AWS_REGION=eu-west-1" in environ, title
+
             if not title.startswith("lmi-code"):
                 assert {b"HF_HUB_OFFLINE=1", b"TRANSFORMERS_OFFLINE=1"} <= set(environ), title
 
@@ -183,6 +188,7 @@ def inside(pid: int, call: Callable[[], T]) -> T:
         with open(f"/proc/{pid}/ns/net") as namespace:
             if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), CLONE_NEWNET) != 0:
                 raise OSError(ctypes.get_errno(), "setns")
+
         results.append(call())
 
     thread = threading.Thread(target=enter)
@@ -212,6 +218,7 @@ def test_a_complete_model_is_served_without_a_packet_and_without_a_write(tmp_pat
     """
     if os.geteuid() != 0 or not can_be_alone():
         pytest.skip("a network of one's own needs privileges that this machine does not give")
+
     folder = Path(shutil.copytree(tiny_model("llama"), tmp_path / "model"))
     before = snapshot(folder)
     alone = ["unshare", "--net", "--mount", "sh", "-ec", ALONE, "sh"]
@@ -227,12 +234,16 @@ def test_a_complete_model_is_served_without_a_packet_and_without_a_write(tmp_pat
             180,
         )
         answer = inside(pid, lambda: server.generate(3))
+
         assert answer.status == 200 and answer.body
         assert inside(pid, packets_sent) == 0
+
         inside(pid, send_one_packet)
         wait_until(lambda: inside(pid, packets_sent) > 0, "a packet is counted")
         server.signal(signal.SIGTERM)
+
         assert server.wait() == 0
+
     assert snapshot(folder) == before
 
 
@@ -243,6 +254,7 @@ def test_user_code_leaves_nothing_in_the_models_folder(tmp_path: Path) -> None:
     with launch(folder) as server:
         server.wait_ready()
         assert server.post({"inputs": "a", "parameters": {"max_new_tokens": 1}}).body == b"formed\n"
+
     assert snapshot(folder) == before
 
 
@@ -265,6 +277,7 @@ def test_ping_is_answered_under_load_and_with_a_stopped_engine(tmp_path: Path) -
         server.wait_ready()
         for _ in range(64):
             pool.submit(server.generate, 100_000)
+
         wait_until(lambda: server.metric("lmi_requests_running") >= 32, "the requests run")
         os.kill(server.pid("lmi-engine"), signal.SIGSTOP)
         rounds = []
@@ -272,5 +285,7 @@ def test_ping_is_answered_under_load_and_with_a_stopped_engine(tmp_path: Path) -
             times = sorted(own_time_of(server.ping) for _ in range(NUM_PINGS))
             assert times[-1] < 2
             rounds.append(times[NUM_PINGS * 99 // 100 - 1])
+
         assert min(rounds) <= 0.05, rounds
+
         server.kill()  # the clients of the stopped engine end with it

@@ -30,6 +30,7 @@ def target_models(*settings: str) -> Iterator[tuple[SeveralServer, Gateway, Path
         for name in ("a", "b", "c"):
             (source / "deep" / name).mkdir(parents=True)
             write_model(source / "deep" / name)
+
         with gateway(*flags, "--models-dir", str(server.store)) as aws:
             yield server, aws, source
 
@@ -43,10 +44,12 @@ def test_each_target_model_is_loaded_when_it_is_named_and_the_oldest_makes_room(
         body = json.dumps({"inputs": "abc", "parameters": {"max_new_tokens": 4}}).encode()
         for name in ("a", "b", "a", "c", "b"):
             assert said(aws.invoke(body, TargetModel=f"deep/{name}")) == "abca"
+
         hashed = {name: sha256(f"{source}/deep/{name}".encode()).hexdigest()[:32] for name in "abc"}
         assert {model["modelName"]: model["modelUrl"] for model in server.listed()["models"]} == {
             hashed[name]: str(server.store / hashed[name] / "model") for name in "bc"
         }
+
         log = server.log.read_text()
         assert (
             log.count(f"model {hashed['a']} is ready") == 1
@@ -59,6 +62,7 @@ def test_faults_of_a_target_model_are_model_errors_with_the_containers_words() -
     with target_models() as (server, aws, source):
         for name in ("hollow", "cursed", "large"):
             (source / name).mkdir()
+
         write_model(source / "cursed", **{"option.rolling_batch": "crashing", "retry_threshold": 1})
         write_model(source / "large", required_memory_mb=100_000_000)
         for target, body, status, words in (
@@ -69,12 +73,14 @@ def test_faults_of_a_target_model_are_model_errors_with_the_containers_words() -
         ):
             with pytest.raises(ClientError) as caught:
                 aws.invoke(body, TargetModel=target)
+
             found = caught.value.response
             assert (found["Error"]["Code"], found["OriginalStatusCode"]) == (
                 "ModelError",
                 status,
             ), found
             assert words in found["OriginalMessage"]
+
         assert server.ping() == 200
 
 
@@ -86,7 +92,9 @@ def test_a_session_lives_in_a_target_model() -> None:
         session = opened["NewSessionId"].split(";")[0]
         body = json.dumps({"inputs": "abc", "parameters": {"max_new_tokens": 3}}).encode()
         assert said(aws.invoke(body, TargetModel="deep/a", SessionId=session)) == "abc"
+
         closed = aws.invoke(b'{"requestType": "CLOSE"}', TargetModel="deep/a", SessionId=session)
         assert closed["ClosedSessionId"] == session
+
         with pytest.raises(ClientError, match="Session-Id"):
             aws.invoke(body, TargetModel="deep/a", SessionId=session)

@@ -48,25 +48,30 @@ def test_boto3_reaches_a_server_through_its_gateway_which_ends_with_it(tmp_path:
         server.wait_ready()
         wait_until(lambda: b'"gateway":' in server.log.read_bytes(), "the gateway is ready")
         assert invoke(port)["generated_text"]
+
         os.kill(server.pid("lmi-gateway"), signal.SIGKILL)
         wait_until(lambda: server.log.read_bytes().count(b'"gateway":') == 2, "it starts again")
         assert invoke(port)["generated_text"]
+
         server.signal(signal.SIGTERM)
         assert server.wait() == 0 and server.pids() == []
 
 
 def test_a_server_with_keys_serves_its_own_gateway_and_keeps_no_key(tmp_path: Path) -> None:
     write_model(tmp_path)
-    port, key = free_port(), "sk-of-an-operator"
+    port = free_port()
+    key = "sk-of-an-operator"
     environ = {"SERVING_WITH_GATEWAY": str(port), "SERVING_LOG_FORMAT": "json", "LMI_API_KEY": key}
     with launch(tmp_path, environ) as server:
         server.wait_ready()
         wait_until(lambda: b'"gateway":' in server.log.read_bytes(), "the gateway is ready")
+
         assert invoke(port)["generated_text"]
         assert server.post(json.loads(BODY)).status == 401
         assert (
             server.post(json.loads(BODY), headers={"Authorization": f"Bearer {key}"}).status == 200
         )
+
         children = [pid for pid in server.pids() if pid != server.process.pid]
         assert not any(
             key.encode() in Path(f"/proc/{pid}/environ").read_bytes() for pid in children

@@ -18,9 +18,11 @@ WRONG = {"inputs": "The quick brown", "parameters": {"max_new_tokens": 0}}
 
 def aws(url: str, *words: str) -> dict:
     """Run one command."""
-    output, errors = io.StringIO(), io.StringIO()
+    output = io.StringIO()
+    errors = io.StringIO()
     with redirect_stdout(output), redirect_stderr(errors):
         code = create_clidriver().main([*words, "--endpoint-url", url])
+
     return {"code": code, "output": output.getvalue(), "errors": errors.getvalue()}
 
 

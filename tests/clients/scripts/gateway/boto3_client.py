@@ -62,12 +62,14 @@ def refusal(call, *arguments: object) -> dict:
     try:
         call(*arguments)
     except ClientError as error:
-        kind, answer = type(error).__name__, error.response
+        kind = type(error).__name__
+        answer = error.response
         return {
             "class": kind,
             "status": answer["OriginalStatusCode"],
             "message": answer["OriginalMessage"],
         }
+
     return {}
 
 

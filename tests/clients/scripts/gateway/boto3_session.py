@@ -19,6 +19,7 @@ def refusal(session: str) -> str:
         invoke(ASKED, session)
     except ClientError as error:
         return error.response["OriginalMessage"]
+
     return ""
 
 

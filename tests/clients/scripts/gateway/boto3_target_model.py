@@ -17,6 +17,7 @@ def invoke(target: str) -> dict:
         answer = client.invoke_endpoint(EndpointName="demo", TargetModel=target, Body=b"hello")
     except ClientError as error:
         return {"error": error.response["Error"]["Code"], "message": str(error)}
+
     return json.loads(answer["Body"].read())
 
 

@@ -30,6 +30,7 @@ class Text(LLMContentHandler):
     def transform_output(self, output):
         if hasattr(output, "read"):  # a whole answer, else a line of a stream
             return json.loads(output.read())["generated_text"]
+
         return json.loads(output)["token"]["text"]
 
 
@@ -45,9 +46,11 @@ class Chat(ChatModelContentHandler):
     def transform_output(self, output):
         if hasattr(output, "read"):
             return AIMessage(json.loads(output.read())["choices"][0]["message"]["content"])
+
         event = output.decode().removeprefix("data:").strip()
         if event in ("", "[DONE]"):
             return AIMessage("")
+
         return AIMessage(json.loads(event)["choices"][0]["delta"].get("content") or "")
 
 

@@ -37,6 +37,7 @@ def refusal(url: str, place: str) -> str:
         ask(url, place, "invocations", max_tokens=-1)
     except Exception as error:
         return str(error)
+
     return ""
 
 

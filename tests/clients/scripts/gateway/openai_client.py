@@ -29,6 +29,7 @@ def visit(url: str) -> dict:
         chat.create(**{**ASKED, "max_tokens": -1})
     except BadRequestError as error:
         found["refused"] = str(error)
+
     return found
 
 

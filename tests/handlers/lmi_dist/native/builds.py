@@ -47,9 +47,11 @@ def variants() -> list[str]:
 def from_malloc(num_bytes: int, pages: int = mmap.MADV_HUGEPAGE) -> Array:
     """Zeroed bytes of which a sanitizer knows where they end."""
     num_bytes = max(num_bytes, 1)
-    libc, address = ctypes.CDLL(None), ctypes.c_void_p()
+    libc = ctypes.CDLL(None)
+    address = ctypes.c_void_p()
     if libc.posix_memalign(ctypes.byref(address), ctypes.c_size_t(64), ctypes.c_size_t(num_bytes)):
         raise MemoryError(f"the system has no {num_bytes} bytes")
+
     memory = (ctypes.c_ubyte * num_bytes).from_address(address.value or 0)
     weakref.finalize(memory, libc.free, address)
     array: Array = np.ctypeslib.as_array(memory)
@@ -67,6 +69,7 @@ def _fresh(kind: str) -> Path:
         source.stat().st_mtime for source in SOURCES
     ):
         return built
+
     assert shutil.which("g++"), f"{built.name} is not there or is old: run scripts/build-native"
     digest = hashlib.sha256(b"".join(source.read_bytes() for source in SOURCES)).hexdigest()[:16]
     path = Path(tempfile.gettempdir(), f"lmi-kernels-{os.getuid()}-{digest}-{kind}.so")
@@ -80,4 +83,5 @@ def _fresh(kind: str) -> Path:
                 check=True,
             )
             partial.replace(path)
+
     return path

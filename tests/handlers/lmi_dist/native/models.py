@@ -31,6 +31,7 @@ def packed(library: Library, program: Program[Tensor], format: int) -> Program[P
             if isinstance(value, Tensor)
         }
         operations.append(replace(one, **forms))
+
     return replace(program, operations=tuple(operations))
 
 
@@ -93,6 +94,7 @@ def llama(
             ),
             Linear(inner, x, random(hidden, intermediate), adds=True),
         ]
+
     operations += [Norm(5, 6, norm(), 1e-5), Linear(6, 10, random(vocab_size, hidden))]
     widths = (hidden, hidden, heads, num_heads * head_dim, intermediate)
     return Program(

@@ -41,15 +41,18 @@ def logits_of(program: Program[Tensor], ids: list[int]) -> Tensor:
                 result = buffers[operation.input]
             case Cap():
                 result = operation.cap * torch.tanh(buffers[operation.buffer] / operation.cap)
+
         output = operation.buffer if isinstance(operation, Cap) else operation.output
         adds = isinstance(operation, Norm | Linear) and operation.adds
         buffers[output] = buffers[output] + result if adds else result
+
     return buffers[-1]
 
 
 def _norm(x: Tensor, norm: Norm) -> Tensor:
     if norm.is_centred:
         x = x - x.mean(dim=-1, keepdim=True)
+
     x = _rms_norm(x, norm.weight, norm.eps)
     return x if norm.bias is None else x + norm.bias.double()
 
@@ -63,23 +66,30 @@ def _linear(x: Tensor, linear: Linear[Tensor]) -> Tensor:
     value = functional.linear(x, linear.weight.double(), _double(linear.bias))
     if linear.gate is None:
         return activation(value)
+
     return activation(functional.linear(x, linear.gate.double(), _double(linear.gate_bias))) * value
 
 
 def _attend(x: Tensor, attend: Attend, program: Program[Tensor]) -> Tensor:
-    num_tokens, num_kv_heads, head_dim = len(x), program.num_kv_heads, program.head_dim
+    num_tokens = len(x)
+    num_kv_heads = program.num_kv_heads
+    head_dim = program.head_dim
     heads = x.view(num_tokens, -1, head_dim).transpose(0, 1)
     queries, keys, values = heads.split((program.num_heads, num_kv_heads, num_kv_heads))
     if attend.query_norm is not None:
         queries = _rms_norm(queries, attend.query_norm, attend.norm_eps)
+
     if attend.key_norm is not None:
         keys = _rms_norm(keys, attend.key_norm, attend.norm_eps)
+
     if attend.rotations is not None:
         queries, keys = _rotate(queries, attend.rotations), _rotate(keys, attend.rotations)
+
     group = program.num_heads // num_kv_heads
     scores = queries @ keys.repeat_interleave(group, dim=0).transpose(1, 2) * attend.scale
     if attend.softcap is not None:
         scores = attend.softcap * torch.tanh(scores / attend.softcap)
+
     distance = torch.arange(num_tokens)[:, None] - torch.arange(num_tokens)
     is_hidden = (distance < 0) | (distance >= (attend.window or num_tokens))
     weights = torch.softmax(scores.masked_fill(is_hidden, float("-inf")), dim=-1)

@@ -24,7 +24,8 @@ from tests.handlers.lmi_dist.native.models import (
     run_whole,
 )
 
-MAX_TOKENS, NUM_SEQUENCES = 150, 9
+MAX_TOKENS = 150
+NUM_SEQUENCES = 9
 PROGRAMS = {
     "plain": llama(),
     "window": llama(head_dim=24, num_heads=6, num_kv_heads=3, window=40, intermediate=200),
@@ -65,17 +66,20 @@ def run_in_pieces(
         for i in chosen:
             end = min(done[i] + dice.choice([1, 1, 1, 2, 5, 17, 64, 130]), len(sequences[i]))
             chunks.append(chunk(sequences[i], done[i], end, tables[i]))
+
         result = iter(run_step(model, chunks).split([len(piece.token_ids) for piece in chunks]))
         for i, piece in zip(chosen, chunks, strict=True):
             logits[i].append(next(result))
             done[i] = piece.end
+
     return [torch.cat(pieces) for pieces in logits]
 
 
 @pytest.mark.parametrize("format", [F32, BF16, INT8], ids=["f32", "bf16", "int8"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_pieces_neighbours_and_threads_change_no_bit(name: str, format: int) -> None:
-    dice, program = random.Random(name), PROGRAMS[name]
+    dice = random.Random(name)
+    program = PROGRAMS[name]
     sequences = [
         random_ids(program, dice, dice.randint(1, MAX_TOKENS)) for _ in range(NUM_SEQUENCES)
     ]
@@ -93,20 +97,16 @@ def test_pieces_neighbours_and_threads_change_no_bit(name: str, format: int) -> 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_every_library_that_this_cpu_can_run_gives_the_same_bits(name: str, format: int) -> None:
     program = PROGRAMS[name]
-    ids, table = (
-        random_ids(program, random.Random(1), MAX_TOKENS),
-        list(range(num_blocks_of(MAX_TOKENS))),
-    )
+    ids = random_ids(program, random.Random(1), MAX_TOKENS)
+    table = list(range(num_blocks_of(MAX_TOKENS)))
     logits = [run_whole(model_of(program, format, kind=kind), ids, table) for kind in variants()]
     assert all(torch.equal(other, logits[0]) for other in logits)
 
 
 def test_bfloat16_weights_give_the_bits_of_float32() -> None:
     program = llama(dtype=torch.bfloat16)
-    ids, table = (
-        random_ids(program, random.Random(2), MAX_TOKENS),
-        list(range(num_blocks_of(MAX_TOKENS))),
-    )
+    ids = random_ids(program, random.Random(2), MAX_TOKENS)
+    table = list(range(num_blocks_of(MAX_TOKENS)))
     exact, kept = (run_whole(model_of(program, format), ids, table) for format in (F32, BF16))
     assert torch.equal(exact, kept)
 
@@ -116,8 +116,10 @@ def test_bfloat16_weights_give_the_bits_of_float32() -> None:
 def test_wanted_rows_have_the_bits_that_they_have_among_all(
     num_tokens: int, num_logits: int
 ) -> None:
-    program, dice = PROGRAMS["plain"], random.Random(num_tokens)
-    ids, table = random_ids(program, dice, num_tokens), list(range(num_blocks_of(num_tokens)))
+    program = PROGRAMS["plain"]
+    dice = random.Random(num_tokens)
+    ids = random_ids(program, dice, num_tokens)
+    table = list(range(num_blocks_of(num_tokens)))
     model, num_logits = model_of(program, F32), min(num_logits, num_tokens)
     whole = run_whole(model, ids, table)
     wanted = run_step(model, [chunk(ids, 0, num_tokens, table, num_logits)])
@@ -126,7 +128,8 @@ def test_wanted_rows_have_the_bits_that_they_have_among_all(
 
 def test_a_copied_block_continues_with_the_same_bits() -> None:
     program = PROGRAMS["plain"]
-    ids, model = random_ids(program, random.Random(3), 100), model_of(PROGRAMS["plain"], F32)
+    ids = random_ids(program, random.Random(3), 100)
+    model = model_of(PROGRAMS["plain"], F32)
     whole = run_whole(model, ids, [0, 1])
     model.copy(1, 5)
     assert torch.equal(run_step(model, [chunk(ids, 80, 100, [0, 5])]), whole[80:])
@@ -137,12 +140,14 @@ def test_a_broken_sequence_hurts_no_neighbour() -> None:
     program = llama()
     embedding = program.operations[0]
     embedding.table[7] = float("inf")  # type: ignore[union-attr]
-    sound, model = [token for token in range(60) if token != 7], model_of(program, F32)
+    sound = [token for token in range(60) if token != 7]
+    model = model_of(program, F32)
     expected = run_whole(model, sound, [0])
     broken = [7] * 70
     both = run_step(
         model,
         [chunk(broken, 0, 70, [1, 2]), chunk(sound, 0, 59, [3]), chunk(broken, 0, 70, [4, 5])],
     )
+
     assert not both[:70].isfinite().any()
     assert torch.equal(both[70:129], expected)

@@ -65,6 +65,7 @@ def test_no_batch_no_cut_no_thread_and_no_reuse_changes_a_bit(family: str, kind:
         num_reused += sum(one.end > 0 for one in batch)
         num_compared += check_round(draw, runners[number], batch, copies, expected)
         states[number] = batch
+
     print(
         f"{family} {kind}: {num_compared} rows compared, {num_reused} sequences reused a beginning"
     )
@@ -84,7 +85,8 @@ def related_sequences(draw: random.Random) -> Iterator[list[int]]:
     for root in roots:
         yield root
         for _ in range(3):
-            shared, length = draw.randint(0, MAX_LENGTH - 1), draw.randint(1, MAX_LENGTH)
+            shared = draw.randint(0, MAX_LENGTH - 1)
+            length = draw.randint(1, MAX_LENGTH)
             yield (root[:shared] + draw.choices(range(3, VOCAB_SIZE), k=MAX_LENGTH - shared))[
                 :length
             ]
@@ -110,8 +112,10 @@ def seat(draw: random.Random, batch: list[Cached], before: list[Cached]) -> list
             one.table = source.table[: one.end // 64]
             if one.end % 64:
                 copies.append((source.table[one.end // 64], free[-1]))
+
         while len(one.table) * 64 < len(one.ids):
             one.table.append(free.pop())
+
     return copies
 
 
@@ -131,15 +135,19 @@ def check_round(
     """Run a batch to its end and compare all logits that were asked for. Returns their number."""
     num_compared = 0
     while unfinished := [one for one in batch if one.end < len(one.ids)]:
-        chunks, rows = [], []
+        chunks = []
+        rows = []
         for one in draw.sample(unfinished, draw.randint(1, len(unfinished))):
             ids = one.ids[one.end : one.end + draw.choice(PIECES)]
             start, one.end = one.end, one.end + len(ids)
             num_logits = draw.choice([0, 1, len(ids), len(ids)])
             chunks.append(Chunk(0, start, ids, num_logits, one.table))
             rows.append(expected[one.index][one.end - num_logits : one.end])
-        logits, wanted = forward(runner, Plan([], chunks, copies)), torch.cat(rows)
+
+        logits = forward(runner, Plan([], chunks, copies))
+        wanted = torch.cat(rows)
         assert logits.shape == wanted.shape
         assert torch.equal(logits.view(torch.int32), wanted.view(torch.int32))
         num_compared, copies = num_compared + len(wanted), []
+
     return num_compared

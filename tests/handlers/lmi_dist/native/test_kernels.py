@@ -24,7 +24,8 @@ from tests.handlers.lmi_dist.native.models import llama, num_blocks_of, packed, 
 from tests.handlers.lmi_dist.native.reference import logits_of
 
 KERNELS = library(variants()[0])
-NUM_IDS, MAX_LENGTH = 32, 256
+NUM_IDS = 32
+MAX_LENGTH = 256
 
 widths = st.one_of(st.integers(1, 48), st.sampled_from([64, 65, 96, 127, 193, 400]))
 tokens = st.lists(st.integers(0, NUM_IDS - 1), min_size=1, max_size=40)
@@ -108,7 +109,8 @@ def test_norms(
     ids: list[int], width: int, seed: int, is_centred: bool, has_bias: bool, way: str
 ) -> None:
     torch.manual_seed(seed)
-    table, bias = 3 + normal(NUM_IDS, width), normal(width) if has_bias else None
+    table = 3 + normal(NUM_IDS, width)
+    bias = normal(width) if has_bias else None
     output = 0 if way == "in place" else 1
     norm: Norm = Norm(0, output, normal(width), 1e-5, bias, is_centred, adds=way == "adds")
     operations: list[Operation[Tensor]] = [
@@ -149,7 +151,8 @@ def test_linears(
 ) -> None:
     torch.manual_seed(seed)
     bias, gate_bias = (normal(num_out), normal(num_out)) if biases else (None, None)
-    weight, gate = normal(num_out, num_in), normal(num_out, num_in)
+    weight = normal(num_out, num_in)
+    gate = normal(num_out, num_in)
     linear = Linear(
         0,
         1,
@@ -215,7 +218,8 @@ def test_attention(
     seed: int,
 ) -> None:
     torch.manual_seed(seed)
-    num_heads, num_pairs = group * num_kv_heads, int(rotates * (head_dim // 2))
+    num_heads = group * num_kv_heads
+    num_pairs = int(rotates * (head_dim // 2))
     angles = torch.rand(MAX_LENGTH, num_pairs) * 6
     attend = Attend(
         0,

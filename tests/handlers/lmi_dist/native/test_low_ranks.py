@@ -21,7 +21,9 @@ from tests.handlers.lmi_dist.whole_sequence import run
 
 PLAIN = llama(max_length=200)
 MAX_RANK = 16  # so that a row between the two weights has 48 floats
-SHRINK, LINEAR = 2, 3  # the first of these operations
+# the first of these operations
+SHRINK = 2
+LINEAR = 3
 IDS = [(7 * index + 3) % 96 for index in range(130)]
 
 
@@ -37,6 +39,7 @@ def random_adapter(rank: int, seed: int = 0) -> Adapter[Tensor]:
         num_out, num_in = one.weight.shape
         gate = None if one.gate is None else random(num_out, rank)
         weights.append(LowRank(random(rank, num_in), random(num_out, rank), gate))
+
     return tuple(one if (place + seed) % 2 else None for place, one in enumerate(weights))
 
 
@@ -51,11 +54,15 @@ def merged(adapter: Adapter[Tensor]) -> Program[Tensor]:
     for one in PLAIN.operations:
         low = next(sites) if isinstance(one, Linear) else None
         if isinstance(one, Linear) and low is not None and low.up is not None:
-            weight, gate = one.weight.double() + low.up.double() @ low.down.double(), one.gate
+            weight = one.weight.double() + low.up.double() @ low.down.double()
+            gate = one.gate
             if gate is not None and low.gate is not None:
                 gate = gate.double() + low.gate.double() @ low.down.double()
+
             one = replace(one, weight=weight, gate=gate)
+
         operations.append(one)
+
     return replace(PLAIN, operations=tuple(operations))
 
 
@@ -78,17 +85,21 @@ def put(model: NativeModel, number: int, adapter: Adapter[Tensor]) -> None:
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("rank", [1, 7, 16, 31, 32, 33, MAX_MODULES * MAX_RANK])
 def test_products_of_any_rank_are_those_of_merged_weights(rank: int, seed: int) -> None:
-    model, adapter = new_model(variants()[0]), random_adapter(rank, seed)
+    model = new_model(variants()[0])
+    adapter = random_adapter(rank, seed)
     put(model, 9, adapter)
     exact = run(merged(adapter), IDS, list(range(len(IDS))), torch.float64)
     plain = run(PLAIN, IDS, list(range(len(IDS))), torch.float64)
     blocks = [3, 0, 2]
     whole = run_step(model, [Chunk(0, 0, IDS, len(IDS), blocks, 9)])
+
     assert torch.allclose(whole.double(), exact, atol=1e-4) and not torch.allclose(
         exact, plain, atol=0.1
     )
+
     run_step(model, [Chunk(0, 0, IDS[:-1], 0, blocks, 9)])
     last = run_step(model, [Chunk(0, len(IDS) - 1, IDS[-1:], 1, blocks, 9)])
+
     assert torch.equal(last[0], whole[-1])
 
 
@@ -96,10 +107,12 @@ def test_a_dropped_adapter_is_unknown_and_the_others_stay() -> None:
     model = new_model(variants()[0])
     for number in (1, 2):
         put(model, number, random_adapter(4, number))
+
     expected = run_step(model, [Chunk(0, 0, IDS[:9], 1, [0], 2)])
     model.drop_adapter(1)
     with pytest.raises(KeyError):
         run_step(model, [Chunk(0, 0, IDS[:9], 1, [0], 1)])
+
     assert torch.equal(run_step(model, [Chunk(0, 0, IDS[:9], 1, [0], 2)]), expected)
 
 
@@ -145,6 +158,7 @@ def test_a_wrong_weight_of_an_adapter_is_refused(
     setattr(getattr(model._adapters[1][0][site], part), field, value)
     with pytest.raises(ValueError, match=says):
         run_step(model, [Chunk(0, 0, [1, 2], 1, [0], 1)])
+
     run_step(model, [Chunk(0, 0, [1, 2], 1, [0])])  # the adapter is not used
 
 

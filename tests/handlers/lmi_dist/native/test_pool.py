@@ -15,7 +15,8 @@ from tests.handlers.lmi_dist.native.models import llama, packed, run_whole
 
 def resident_bytes(array: Array) -> int:
     """The memory that the mapping around an array has taken."""
-    address, is_around = array.ctypes.data, False
+    address = array.ctypes.data
+    is_around = False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         name, _, rest = line.partition(" ")
         if not name.endswith(":"):
@@ -23,12 +24,14 @@ def resident_bytes(array: Array) -> int:
             is_around = begin <= address < end
         elif is_around and name == "Rss:":
             return int(rest.split()[0]) * 1024
+
     raise AssertionError("the tensor lies in no mapping")
 
 
 @pytest.mark.skipif("LMI_NATIVE_LIBRARY" in os.environ, reason="the sanitizers' memory is malloc's")
 def test_one_short_prompt_takes_memory_for_its_block_and_for_no_other() -> None:
-    kernels, program = library(variants()[0]), llama()
+    kernels = library(variants()[0])
+    program = llama()
     model = NativeModel(kernels, packed(kernels, program, F32), num_blocks=4096, num_threads=1)
     block_bytes = kernels.block_bytes(program.num_layers, program.num_kv_heads, program.head_dim)
     run_whole(model, [1, 2, 3], [2048])

@@ -66,7 +66,9 @@ class Input:
 
     def rows(self, first: int = 0) -> Rows:
         """The rows from `first` on."""
-        x, bytes_of_rows, scales = self.x[first:], self.bytes[first:], self.scales[first:]
+        x = self.x[first:]
+        bytes_of_rows = self.bytes[first:]
+        scales = self.scales[first:]
         return Rows(x.data_ptr(), x.stride(0), bytes_of_rows.data_ptr(), scales.data_ptr())
 
 
@@ -96,7 +98,9 @@ class Products:
 
     def multiply(self, packed: Packed, x: Input, first: int = 0) -> Tensor:
         """The rows from `first` on, at once: (rows, num_out)."""
-        num_out, num_rows, width = packed.panels.num_out, len(x) - first, self.library.panel_width()
+        num_out = packed.panels.num_out
+        num_rows = len(x) - first
+        width = self.library.panel_width()
         out = torch.full((-(-num_out // width), num_rows, width), torch.nan)
         self.library.product(
             byref(packed.panels), byref(x.rows(first)), num_rows, self.is_plain, address(out)
@@ -105,7 +109,8 @@ class Products:
 
     def multiply_one(self, packed: Packed, x: Input, row: int, count: int) -> Tensor:
         """One row by `count` panels at a time: (1, num_out)."""
-        num_out, width = packed.panels.num_out, self.library.panel_width()
+        num_out = packed.panels.num_out
+        width = self.library.panel_width()
         out = torch.full((1, -(-num_out // width) * width), torch.nan)
         self.library.product_of_one(
             byref(packed.panels), byref(x.rows(row)), count, self.is_plain, address(out)
@@ -126,6 +131,7 @@ def targets() -> list[str]:
     """
     if platform.machine() == "aarch64":
         return ["-march=armv8.2-a"]
+
     widths = ["-march=x86-64-v2 -mfma", "-march=x86-64-v3", "-march=x86-64-v4"]
     return widths if torch.backends.cpu.get_cpu_capability() == "AVX512" else widths[:2]
 
@@ -180,7 +186,8 @@ def test_a_product_is_as_exact_as_float32_can_be(
     format: int,
     dtype: torch.dtype,
 ) -> None:
-    x, weight = draw(num_rows, num_in), draw(num_out, num_in, seed=1).to(dtype)
+    x = draw(num_rows, num_in)
+    weight = draw(num_out, num_in, seed=1).to(dtype)
     rounded = weight.bfloat16() if format == BF16 else weight
     exact = x.double() @ rounded.double().T
     size = x.double().abs() @ rounded.double().abs().T
@@ -200,8 +207,10 @@ def by_group(x: Tensor) -> Tensor:
 def test_a_product_in_8_bits_errs_by_what_rounding_takes(
     builds: list[Products], num_rows: int, num_in: int, num_out: int, dtype: torch.dtype
 ) -> None:
-    x, weight = draw(num_rows, num_in), draw(num_out, num_in, seed=1).to(dtype)
-    inputs, weights = by_group(x), by_group(weight)
+    x = draw(num_rows, num_in)
+    weight = draw(num_out, num_in, seed=1).to(dtype)
+    inputs = by_group(x)
+    weights = by_group(weight)
     input_error = inputs.abs().amax(-1, keepdim=True).expand_as(inputs) / 127 / 2
     weight_error = (
         weights.abs().amax(-1, keepdim=True).expand_as(weights) / 127 / 2 * (1 + 2**-7)
@@ -228,7 +237,8 @@ def test_a_product_in_8_bits_is_exact_where_nothing_is_rounded(
         ]
         return x * 2.0 ** torch.randint(-20, 20, (num_rows, 1), generator=generator)
 
-    x, weight = integers(num_rows), integers(num_out)
+    x = integers(num_rows)
+    weight = integers(num_out)
     for products in builds:
         assert torch.equal(
             products.product(x, weight, INT8).double(), x.double() @ weight.double().T
@@ -249,11 +259,14 @@ def test_the_largest_sums_of_8_bits_do_not_overflow(builds: list[Products]) -> N
 def test_a_row_has_the_same_bits_by_itself_in_any_batch_and_in_every_build(
     builds: list[Products], num_rows: int, num_in: int, num_out: int, format: int
 ) -> None:
-    x, weight = draw(num_rows, num_in), draw(num_out, num_in, seed=1)
+    x = draw(num_rows, num_in)
+    weight = draw(num_out, num_in, seed=1)
     expected = bits(builds[0].product(x, weight, format))
     for products in builds:
-        packed, input = products.pack(weight, format), products.input(x)
+        packed = products.pack(weight, format)
+        input = products.input(x)
         assert torch.equal(bits(products.multiply(packed, input)), expected)
+
         for row in range(num_rows):
             assert torch.equal(bits(products.multiply(packed, input, row)), expected[row:])
             for count in (1, 2, 3):
@@ -266,7 +279,8 @@ def test_a_row_has_the_same_bits_by_itself_in_any_batch_and_in_every_build(
 def test_weights_in_bfloat16_give_the_bits_of_the_same_weights_in_float32(
     builds: list[Products], num_rows: int, num_in: int, num_out: int
 ) -> None:
-    x, weight = draw(num_rows, num_in), draw(num_out, num_in, seed=1).bfloat16()
+    x = draw(num_rows, num_in)
+    weight = draw(num_out, num_in, seed=1).bfloat16()
     for products in builds:
         assert torch.equal(
             bits(products.product(x, weight, BF16)), bits(products.product(x, weight.float(), F32))
@@ -274,7 +288,8 @@ def test_weights_in_bfloat16_give_the_bits_of_the_same_weights_in_float32(
 
 
 def test_rows_may_lie_apart(builds: list[Products]) -> None:
-    x, weight = draw(5, 100)[:, :70], draw(33, 70, seed=1)
+    x = draw(5, 100)[:, :70]
+    weight = draw(33, 70, seed=1)
     for products in builds:
         for format in (F32, BF16, INT8):
             assert torch.equal(
@@ -310,7 +325,8 @@ def test_float32_is_rounded_to_the_nearest_bfloat16(builds: list[Products]) -> N
 def test_a_value_that_is_not_finite_stays_in_its_row_and_its_channel(
     builds: list[Products], format: int, bad: int
 ) -> None:
-    x, weight = draw(20, 100), draw(70, 100, seed=1)
+    x = draw(20, 100)
+    weight = draw(70, 100, seed=1)
     expected = builds[0].product(x, weight, format)
     bits(x)[7, 3] = bits(weight)[11, 5] = bad
     for products in builds:
@@ -324,7 +340,8 @@ def test_a_value_that_is_not_finite_stays_in_its_row_and_its_channel(
 def test_sizes_at_the_ends_of_float32_keep_8_bits_finite(
     builds: list[Products], size: float
 ) -> None:
-    x, weight = draw(5, 100), draw(40, 100, seed=1)
+    x = draw(5, 100)
+    weight = draw(40, 100, seed=1)
     for products in builds:
         for inputs, weights in ((x * size, weight), (x, weight * size)):
             out = products.product(inputs, weights, INT8)

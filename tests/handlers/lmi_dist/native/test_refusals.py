@@ -21,7 +21,8 @@ from tests.handlers.lmi_dist.native.builds import library, variants
 from tests.handlers.lmi_dist.native.models import llama, packed, run_step
 
 KERNELS = library(variants()[0])
-NUM_BLOCKS, MAX_LENGTH = 4, 200
+NUM_BLOCKS = 4
+MAX_LENGTH = 200
 
 
 def new_model() -> NativeModel:
@@ -96,11 +97,18 @@ def test_a_refused_step_leaves_no_trace() -> None:
     pool = MODEL.pool.copy()
     with pytest.raises(ValueError):
         run_step(MODEL, [Chunk(0, 0, [9, 9], 2, [0]), Chunk(0, 0, [96], 1, [1])])
+
     assert (MODEL.pool == pool).all()
     assert torch.equal(run_step(MODEL, [Chunk(0, 0, ids, 60, [0])]), whole)
 
 
-EMBED, NORM, LINEAR, ATTEND, GATHER, HEAD = 0, 1, 2, 3, 12, -1  # of llama()
+# of llama()
+EMBED = 0
+NORM = 1
+LINEAR = 2
+ATTEND = 3
+GATHER = 12
+HEAD = -1
 BAD_FIELDS: list[tuple[int, str, Any]] = [
     *(
         (op, field, value)
@@ -225,7 +233,8 @@ def address_space(more_bytes: int) -> Iterator[None]:
     "LMI_NATIVE_LIBRARY" in os.environ, reason="a sanitizer ends a process without memory"
 )
 def test_a_step_that_finds_no_memory_is_refused_and_the_next_one_runs() -> None:
-    model, num_chunks = new_model(), 3 << 20
+    model = new_model()
+    num_chunks = 3 << 20
     step = [[5] * num_chunks, [0] * num_chunks, [1] * num_chunks, [0] * num_chunks, []]
     model._reserve(num_chunks, 2)
     with (
@@ -233,4 +242,5 @@ def test_a_step_that_finds_no_memory_is_refused_and_the_next_one_runs() -> None:
         pytest.raises(ValueError, match="bad_alloc"),
     ):  # the arrays of the step take 50 MB
         model._step(*step)
+
     model._step(*VALID)

@@ -42,6 +42,7 @@ def random_sampling(choice: random.Random, vocab_size: int, num: int = 24) -> Sa
     )
     if choice.random() < 0.3:
         logits = np.round(logits)  # many are equal
+
     logits[numbers.random(logits.shape) < choice.choice([0, 0, 0.5])] = -np.inf
     for poison in (np.nan, np.inf, -np.inf):
         logits[choice.randrange(num), choice.randrange(vocab_size)] = poison
@@ -136,18 +137,22 @@ def told(sampling: Sampling, answers: Fulfilled) -> list[bytes]:
 @pytest.mark.parametrize("vocab_size", VOCABS)
 @np.errstate(invalid="ignore")
 def test_wishes_are_fulfilled_as_the_rules_in_numpy_say(vocab_size: int) -> None:
-    choice, num_compared = random.Random(vocab_size), 0
+    choice = random.Random(vocab_size)
+    num_compared = 0
     for _ in range(30):
         sampling = random_sampling(choice, vocab_size)
         before = sampling.logits.copy()
-        got, expected = fulfil(sampling), choose_plainly(sampling)
+        got = fulfil(sampling)
+        expected = choose_plainly(sampling)
         np.testing.assert_array_equal(sampling.logits, before)
         assert got.choices["status"].tolist() == expected.choices["status"].tolist()
+
         is_chosen = got.choices["status"] == CHOSEN
         assert (
             got.choices["token_id"][is_chosen].tolist()
             == expected.choices["token_id"][is_chosen].tolist()
         )
+
         np.testing.assert_allclose(
             got.choices["log_prob"][is_chosen],
             expected.choices["log_prob"][is_chosen],
@@ -160,7 +165,9 @@ def test_wishes_are_fulfilled_as_the_rules_in_numpy_say(vocab_size: int) -> None
                 compare_best(
                     best_of(sampling, got)[place][own], best_of(sampling, expected)[place][own]
                 )
+
             num_compared += 1
+
     assert num_compared > 300
 
 
@@ -185,8 +192,10 @@ def test_neighbours_and_threads_change_no_bit(vocab_size: int) -> None:
         ]
         for num_threads in (1, 2, 3, 4):
             assert told(sampling, fulfil(sampling, num_threads)) == alone
+
         places = choice.sample(range(60), 31)
         some = part(sampling, places)
+
         assert told(some, fulfil(some, 2)) == [alone[place] for place in places]
 
 
@@ -241,16 +250,20 @@ def test_wishes_of_any_numbers_are_fulfilled_or_refused(data: st.DataObject) -> 
             value: float = data.draw(st.integers(0, 2**64 - 1))
         else:
             value = data.draw(FLOATS if WISH[name].kind == "f" else NUMBERS)
+
         sampling.wishes[name][data.draw(st.integers(0, 3))] = value
+
     for name in ("biased_ids", "seen_ids", "banned_ids"):
         ids = getattr(sampling, name)
         if len(ids) and data.draw(st.booleans()):
             ids[data.draw(st.integers(0, len(ids) - 1))] = data.draw(NUMBERS)
+
     sampling.logits[:] = data.draw(st.sampled_from([np.nan, np.inf, -np.inf, 0, 3e38, -3e38]))
     sampling.logits[0, 0] = data.draw(FLOATS)
     has_room = 0 <= sampling.num_best < 10_000 and (sampling.wishes["num_top"] >= 0).all()
     if not has_room:
         return  # the answers are as many as the wishes say, so native code is not asked
+
     try:
         fulfil(sampling, 2)
     except ValueError as error:

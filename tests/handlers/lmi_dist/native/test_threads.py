@@ -23,7 +23,8 @@ from handlers.lmi_dist.native.library import BF16, F32, INT8, NativeModel
 from tests.handlers.lmi_dist.native.builds import library, variants
 from tests.handlers.lmi_dist.native.models import llama, num_blocks_of, packed, run_whole
 
-ROOT, DEADLINE_S = Path(__file__).parents[4], 120
+ROOT = Path(__file__).parents[4]
+DEADLINE_S = 120
 IDS = [index * 7 % 96 for index in range(200)]
 TABLE = list(range(num_blocks_of(len(IDS))))
 
@@ -125,6 +126,7 @@ def fork_and_run() -> None:
         is_right = helpers() == [] and torch.equal(logits_of(model), expected)
         until(lambda: len(helpers()) == 2)
         os._exit(0 if is_right else 1)
+
     assert torch.equal(logits_of(model), expected)
     assert os.waitpid(child, 0)[1] == 0
 
@@ -134,7 +136,8 @@ def test_a_forked_child_runs_steps_on_threads_of_its_own_and_its_parent_goes_on(
 
 
 def run_where_no_thread_can_begin() -> None:
-    expected, model = logits_of(model_with(1)), model_with(8)
+    expected = logits_of(model_with(1))
+    model = model_with(8)
     num_before = len(os.listdir("/proc/self/task"))
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(

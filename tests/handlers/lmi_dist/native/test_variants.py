@@ -32,11 +32,13 @@ def test_what_is_told_names_the_variants_that_are_built_and_what_computes(tmp_pa
         describe_kernels(tmp_path, "x86-64-v4")
         == "kernels torch (built: none; this CPU: x86-64-v4)"
     )
+
     library_file("x86-64-v3", tmp_path).touch()
     assert (
         describe_kernels(tmp_path, "x86-64-v4")
         == "kernels torch (built: x86-64-v3; this CPU: x86-64-v4)"
     )
+
     library_file("x86-64-v4", tmp_path).touch()
     assert (
         describe_kernels(tmp_path, "x86-64-v4")

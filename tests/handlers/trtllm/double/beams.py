@@ -69,6 +69,7 @@ class BeamSearch:
     def _is_settled(self) -> bool:
         if len(self.finished) < self.width or not self.running:
             return False
+
         return self.early_stopping == 1 or self._score(self.running[0]) <= self._score(
             self.finished[-1]
         )

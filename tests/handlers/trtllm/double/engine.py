@@ -49,10 +49,13 @@ class Engine:
     ) -> None:
         self.error: Exception | None = None  # of which the engine died
         self.stats: deque[dict[str, Any]] = deque(maxlen=MAX_STATS)
-        self._max_batch_size, self._stream_interval = max_batch_size, stream_interval
-        self._prefixes, self._make_guides = prefixes, guides
+        self._max_batch_size = max_batch_size
+        self._stream_interval = stream_interval
+        self._prefixes = prefixes
+        self._make_guides = guides
         self._guides: Guides | None = None
-        self._shared_generator, self._keeps_stats = shared_generator, keeps_stats
+        self._shared_generator = shared_generator
+        self._keeps_stats = keeps_stats
         self._lock = threading.Condition()
         self._queue: list[Job] = []
         self._active: list[Job] = []
@@ -81,13 +84,16 @@ class Engine:
             found = [one for one in self._queue + self._active if one.id == request_id]
             for job in found:
                 job.is_cancelled = True
+
             self._lock.notify()
+
         return bool(found)
 
     def close(self) -> None:
         with self._lock:
             self._is_closed = True
             self._lock.notify()
+
         self._thread.join()
         for worker in self._workers:
             worker.kill()
@@ -103,7 +109,9 @@ class Engine:
             with self._lock:
                 if not (self._queue or self._active or self._refused):
                     self._lock.wait(IDLE_S)
-            knobs, started = current(), time.monotonic()
+
+            knobs = current()
+            started = time.monotonic()
             if knobs.hangs or any(worker.poll() is not None for worker in self._workers):
                 time.sleep(IDLE_S)
             elif reason := self._death(knobs):
@@ -116,8 +124,10 @@ class Engine:
         """The reason for which the engine ends now, or ""."""
         if knobs.dies_after_steps is not None and self._num_steps >= knobs.dies_after_steps:
             return "a worker process ended"
+
         if knobs.error_budget is not None and self._num_failed > knobs.error_budget:
             return "the error budget is exhausted"
+
         return knobs.dies
 
     def _die(self, error: Exception) -> None:
@@ -126,7 +136,10 @@ class Engine:
             channels = [job.channel for job in self._queue + self._active] + [
                 one for one, _ in self._refused
             ]
-            self._queue, self._active, self._refused = [], [], []
+            self._queue = []
+            self._active = []
+            self._refused = []
+
         deliver((channel, Death(error)) for channel in channels)
 
     def _step(self, knobs: Knobs) -> list[tuple[Channel, News]]:
@@ -137,6 +150,7 @@ class Engine:
             news += self._cancelled(knobs)
             news += self._admitted()
             active = list(self._active)
+
         num_context = sum(job.num_iterations == 0 for job in active)
         try:
             for job in active:
@@ -147,8 +161,10 @@ class Engine:
             news += self._fail(active, str(error))
         else:
             news += self._told(active, knobs)
+
         if self._keeps_stats:
             self._note(active, num_context, started, knobs)
+
         return news
 
     def _cancelled(self, knobs: Knobs) -> list[tuple[Channel, News]]:
@@ -161,10 +177,13 @@ class Engine:
                 and self._num_steps - job.cancelled_at < knobs.late_steps
             ):
                 continue
+
             due.append(job)
+
         self._forget(due)
         if knobs.finish_after_abort == "never":
             return []
+
         return [(job.channel, one) for job in due for one in job.cancelled()]
 
     def _admitted(self) -> list[tuple[Channel, News]]:
@@ -181,6 +200,7 @@ class Engine:
                 news += self._fail([job], str(error))
             else:
                 self._active.append(job)
+
         return news
 
     def _fits(self, job: Job) -> bool:
@@ -191,6 +211,7 @@ class Engine:
     def _guide(self, job: Job) -> Guide | None:
         if self._make_guides is None or job.params.guided_decoding is None:
             return None
+
         self._guides = self._guides or self._make_guides()
         return self._guides.guide(job.params.guided_decoding, job.params.end_id)
 

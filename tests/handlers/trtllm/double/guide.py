@@ -44,13 +44,17 @@ class Guides:
     def _compiled(self, params: Any) -> CompiledGrammar:
         if params.json_object:
             return self._compiler.compile_builtin_json_grammar()
+
         if params.json is not None:
             schema = params.json if isinstance(params.json, str) else _schema_of(params.json)
             return self._compiler.compile_json_schema(schema)
+
         if params.regex is not None:
             return self._compiler.compile_regex(params.regex)
+
         if params.grammar is not None:
             return self._compiler.compile_grammar(params.grammar)
+
         return self._compiler.compile_structural_tag(params.structural_tag)
 
 

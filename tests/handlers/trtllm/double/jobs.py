@@ -88,6 +88,7 @@ class Job:
     def is_over(self) -> bool:
         if self.search is not None:
             return self.search.is_over
+
         return all(one.is_over for one in self.sequences)
 
     @property
@@ -114,12 +115,14 @@ class Job:
                 self._beam_end,
             )
             return
+
         for index in range(self.params.best_of):
             self.sequences.append(Sequence(index, self._generator(index, shared), guide()))
 
     def _generator(self, index: int, shared: torch.Generator | None) -> torch.Generator:
         if self.params.seed is None and shared is not None:
             return shared
+
         return torch.Generator().manual_seed(((self.params.seed or 0) + index) % NUM_SEEDS)
 
     # A step.
@@ -130,9 +133,11 @@ class Job:
         if self.search is not None:
             if not self.search.is_over:
                 self.search.advance(self._beam_row)
+
         for sequence in self.sequences:
             if not sequence.is_over:
                 self._extend(sequence, knobs)
+
         self.first = self.first or time.monotonic()
 
     def _extend(self, sequence: Sequence, knobs: Knobs) -> None:
@@ -141,16 +146,21 @@ class Job:
         row = allowed(logits, self.params, self.prompt, sequence.tokens)
         if sequence.guide is not None:
             sequence.guide.restrict(row)
+
         token = choose(row, self.params, sequence.generator)
         if sequence.guide is not None:
             sequence.guide.accept(token)
+
         if self.wants_log_probs:
             sequence.log_probs.append(self._log_probs(logits, token, knobs))
             sequence.sum += float(logits.log_softmax(-1)[token])
+
         if self.params.return_generation_logits:
             sequence.rows.append(logits)
+
         for name in self.output_names:
             sequence.outputs.setdefault(name, []).append(self._output(name, tokens))
+
         sequence.tokens.append(token)
         sequence.reason = self._reason_after(sequence.tokens)
         if sequence.reason is Finish.END_ID and knobs.end_token != "kept":
@@ -170,19 +180,23 @@ class Job:
             processor(
                 self.id, logits.view(1, 1, -1), [tokens[: len(tokens) - is_behind]], None, None
             )
+
         return logits
 
     def _reason_after(self, tokens: list[int]) -> Finish:
         if tokens[-1] == self.params.end_id and not self.params.ignore_eos:
             return Finish.END_ID
+
         if len(tokens) >= self.max_tokens:
             return Finish.LENGTH
+
         everything = [*self.prompt, *tokens]
         words = (
             [] if self.params.ignore_eos else [[one] for one in self.params.stop_token_ids or ()]
         )
         if any(everything[len(everything) - len(word) :] == word for word in words):
             return Finish.STOP_WORDS
+
         return Finish.NOT_FINISHED
 
     def _beam_row(self, tokens: tuple[int, ...]) -> tuple[Tensor, Tensor]:
@@ -196,8 +210,10 @@ class Job:
     def _log_probs(self, logits: Tensor, token: int, knobs: Knobs) -> Any:
         if knobs.log_prob_form == "floats":
             return float(logits.log_softmax(-1)[token])
+
         if self.knows_chosen_only:
             return report(logits, 0, token, self.make_log_prob)
+
         chosen = None if knobs.chosen_log_prob == "missing" else token
         return report(
             logits,
@@ -229,6 +245,7 @@ class Job:
         followers: list[int | None] = [*self.prompt[self.num_cached + 1 :], first_token]
         if not self.line.has_prompt_tokens:
             followers = [None] * len(followers)
+
         num_best = self.params.prompt_logprobs
         rows = zip(self._context_rows(), followers, strict=True)
         return [report(row, num_best, token, self.make_log_prob) for row, token in rows]
@@ -241,6 +258,7 @@ class Job:
         """
         if self.search is not None:
             return self._beam_news(interval)
+
         due = [
             one for one in self.sequences if one.has_news and self._is_due(one.is_over, interval)
         ]
@@ -252,21 +270,28 @@ class Job:
         )
 
     def _response(self, sequence: Sequence, num_new: int) -> Response:
-        is_first, new = sequence.num_sent == 0, sequence.tokens[sequence.num_sent :]
-        sequence.num_sent, sequence.is_told = len(sequence.tokens), sequence.is_over
+        is_first = sequence.num_sent == 0
+        new = sequence.tokens[sequence.num_sent :]
+        sequence.num_sent = len(sequence.tokens)
+        sequence.is_told = sequence.is_over
         is_final = all(one.is_told for one in self.sequences)
         response = Response(sequence.index, [new], [sequence.reason], is_final)
         if self.wants_log_probs:
-            response.log_probs, response.sums = [list(sequence.log_probs)], [sequence.sum]
+            response.log_probs = [list(sequence.log_probs)]
+            response.sums = [sequence.sum]
+
         if sequence.rows:
             rows = sequence.rows[-num_new:] if self.is_streamed else sequence.rows
             response.generation_logits = [torch.stack(rows)]
+
         if sequence.outputs:
             response.generation_outputs = {
                 name: torch.stack(rows).unsqueeze(1) for name, rows in sequence.outputs.items()
             }
+
         if is_first and sequence.index == 0 and sequence.tokens:
             self._add_context(response, sequence.tokens[0])
+
         self._add_counts(response)
         return response
 
@@ -274,18 +299,20 @@ class Job:
         assert self.search is not None
         if not self._is_due(self.search.is_over, interval):
             return []
+
         beams = self.search.best(self.params.best_of)
         reasons = [beam.reason if self.search.is_over else Finish.NOT_FINISHED for beam in beams]
         response = Response(0, [list(beam.tokens) for beam in beams], reasons, self.search.is_over)
         if self.wants_log_probs:
-            response.log_probs, response.sums = (
-                list(map(self._beam_log_probs, beams)),
-                [beam.sum for beam in beams],
-            )
+            response.log_probs = list(map(self._beam_log_probs, beams))
+            response.sums = [beam.sum for beam in beams]
+
         if self.params.return_generation_logits:
             response.generation_logits = [torch.stack(beam.rows) for beam in beams]
+
         if self.num_iterations == 1 or not self.is_streamed:
             self._add_context(response, beams[0].tokens[0])
+
         self._add_counts(response)
         return [response]
 
@@ -304,8 +331,10 @@ class Job:
     def _add_context(self, response: Response, first_token: int) -> None:
         if self.params.return_context_logits:
             response.context_logits = torch.stack(self._context_rows())
+
         if self.wants_prompt_log_probs:
             response.prompt_log_probs = self._prompt_log_probs(first_token)
+
         if (
             "hidden_states" in self.output_names
         ):  # the only output with a row for each token of the prompt
@@ -341,6 +370,8 @@ class Job:
             responses = [
                 Response(one, [[]], [Finish.CANCELLED], is_final=one == left[-1]) for one in left
             ]
+
         for response in responses:
             self._add_counts(response)
+
         return responses

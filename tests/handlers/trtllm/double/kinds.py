@@ -19,6 +19,7 @@ def is_dataclass(facts: Facts, short_name: str) -> bool:
     found = [fact for name, fact in facts.classes.items() if name.endswith(f".{short_name}")]
     if not found or is_written(found[0]) or found[0].methods:
         return False
+
     types = [
         one.annotation or ""
         for fact in facts.classes.values()

@@ -78,6 +78,8 @@ def _parsed(text: str) -> Knobs:
     global _last
     if text.startswith("@"):
         text = Path(text[1:]).read_text()
+
     if text != _last[0]:
         _last = text, msgspec.json.decode(text, type=Knobs) if text else Knobs()
+
     return _last[1]

@@ -53,9 +53,11 @@ class LLM:
             raise RuntimeError(
                 f"Executor worker returned error: {self._folder} is no folder of a model"
             )
+
         knobs = current()
         if knobs.start_error:
             raise RuntimeError(f"Executor worker returned error: {knobs.start_error}")
+
         self._model = Model(self._folder)
         self._tokenizer = None if self.args.skip_tokenizer_init else read_tokenizer(self._folder)
         self._end_id = end_id_of(self._folder)
@@ -69,12 +71,15 @@ class LLM:
         for name in given:
             if name not in model.model_fields and name not in ("backend", "_mpi_session"):
                 raise ValueError(f"LLM got invalid argument: {name}")
+
         if given.get("backend", "pytorch") not in ("pytorch", "_autodeploy"):
             raise ValueError(f"Unknown backend: {given['backend']!r}")
+
         args = model(**given)
         sampler = getattr(args, "sampler_type", "auto")
         if str(getattr(sampler, "value", sampler)) not in self._maker.line.samplers:
             raise ValueError(f"sampler_type {sampler!r} is not supported")
+
         return args
 
     @property
@@ -93,6 +98,7 @@ class LLM:
         is_guided = self.args.guided_decoding_backend is not None
         if is_guided and self._tokenizer is None:
             raise ValueError("guided decoding needs the tokenizer")
+
         guides = partial(Guides, self._tokenizer, self._model.vocab_size, self._end_id)
         return Engine(
             max_batch_size=self.args.max_batch_size or DEFAULT_BATCH_SIZE,
@@ -135,20 +141,24 @@ class LLM:
         prompt = list(inputs["prompt_token_ids"])
         if not 0 <= more.get("priority", 0.5) <= 1:
             raise ValueError(f"priority must be a float in [0.0, 1.0], got {more['priority']}")
+
         self._check_length(len(prompt))
-        channel, request_id = Channel(), next(self._ids)
+        channel = Channel()
+        request_id = next(self._ids)
         output = self._maker.made("RequestOutput")._of(request_id, params, channel, engine.abort)
         copy = pickle.loads(pickle.dumps(params))  # the worker's, in another process
         try:
             engine.submit(self._job(request_id, prompt, copy, channel, more))
         except Exception as error:
             self._refuse(engine, channel, str(error))
+
         self._was_used = True
         return output
 
     def _open_engine(self) -> Engine:
         if self._engine is None or self._engine.error is not None:
             raise RuntimeError("LLM is shutting down")
+
         return self._engine
 
     def _refuse(self, engine: Engine, channel: Channel, message: str) -> None:
@@ -158,6 +168,7 @@ class LLM:
         engine.count_failure()
         if os.environ.get("TLLM_WORKER_USE_SINGLE_PROCESS") == "1":
             raise self._maker.made("RequestError")(message)
+
         engine.refuse(channel, message)
 
     def _prepared(self, params: Any) -> Any:
@@ -167,6 +178,7 @@ class LLM:
             raise TypeError(
                 f"The sampling_params must be type SamplingParams, but got {type(params)}"
             )
+
         params._stream_interval = params._stream_interval or self.args.stream_interval
         return params
 
@@ -193,9 +205,11 @@ class LLM:
         """Raises what the worker raises, which ends this request only."""
         if fault := sampling.faults(params):
             raise RuntimeError(fault)
+
         if self._is_torch_sampler:
             for name in self._maker.line.ignored:
                 setattr(params, name, None)
+
         max_tokens = self._max_tokens(prompt, params)
         self._check(prompt, params)
         lora = more.get("lora_request")
@@ -224,35 +238,44 @@ class LLM:
                 f"the prompt of {len(prompt)} tokens leaves no room in max_seq_len "
                 f"({self._max_length})"
             )
+
         if params.max_tokens is not None and params.max_tokens > room:
             log.warning("max_tokens (%d) is cut to %d", params.max_tokens, room)
+
         return room if params.max_tokens is None else min(room, int(params.max_tokens))
 
     def _check(self, prompt: list[int], params: Any) -> None:
         if not prompt:
             raise ValueError("the prompt is empty")
+
         if not all(0 <= token < self._model.vocab_size for token in prompt):
             raise ValueError("Token ID out of range")
+
         width = params.best_of if params.use_beam_search else 1
         if width != self._max_width:
             raise ValueError(
                 f"Request beam width {width} is not equal to max_beam_width {self._max_width}. "
                 f"This is not supported!"
             )
+
         if params.embedding_bias is not None and tuple(params.embedding_bias.shape) != (
             self._model.vocab_size,
         ):
             raise ValueError(f"embedding_bias has shape {tuple(params.embedding_bias.shape)}")
+
         if width > 1 and (params.logprobs or 0) > self._maker.line.max_beam_log_probs:
             raise ValueError(f"logprobs ({params.logprobs}) is not supported with beam search")
+
         self._check_guide(params, width)
 
     def _check_guide(self, params: Any, width: int) -> None:
         if params.guided_decoding is None or not params.guided_decoding._is_any():
             params.guided_decoding = None
             return
+
         if width > 1:
             raise ValueError("guided decoding is not supported with beam search")
+
         if self.args.guided_decoding_backend is None:
             if self._maker.line.guides_without_backend == "refused":
                 raise ValueError(
@@ -263,14 +286,17 @@ class LLM:
         """The weights of a request's adapter. They are read once for each number."""
         if lora is None:
             return None
+
         config = self.args.lora_config
         if not self.args.enable_lora and config is None:
             raise ValueError("LoRA is not enabled")
+
         if lora.adapter_id not in self._adapters:
             max_rank = 64 if config is None else config.max_lora_rank
             self._adapters[lora.adapter_id] = read_adapter(
                 Path(lora.path), max_rank, self._model.vocab_size
             )
+
         return self._adapters[lora.adapter_id]
 
     # Statistics, end.

@@ -41,6 +41,7 @@ def loaded(profile: str) -> Iterator[Path]:
             _loaded.append(_taken())
         else:
             _loaded[-1] |= _taken()
+
         modules: dict[str, ModuleType] = {}
         _loaded.append(modules)
         sys.path.insert(0, folder)
@@ -60,6 +61,7 @@ def _close(modules: dict[str, ModuleType]) -> None:
         _put(_loaded[-1])
     else:
         _loaded[:] = [one for one in _loaded if one is not modules]
+
     if len(_loaded) == 1:  # what was there before any double
         _loaded.clear()
 
@@ -74,6 +76,7 @@ def _taken() -> dict[str, ModuleType]:
     parent = sys.modules.get("handlers")
     if parent is not None and hasattr(parent, "lmi_trtllm"):
         del parent.lmi_trtllm
+
     return {name: sys.modules.pop(name) for name in names}
 
 

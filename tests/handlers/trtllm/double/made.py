@@ -45,8 +45,10 @@ class Maker:
         name = self._by_short_name[short_name]
         if is_written(self.facts.cls(name)) or is_dataclass(self.facts, short_name):
             return getattr(importlib.import_module(self.facts.cls(name).module), short_name)
+
         if short_name not in self._made:
             self._made[short_name] = self._make(name, short_name)
+
         return self._made[short_name]
 
     def unknown(self, name: str) -> type:
@@ -60,12 +62,14 @@ class Maker:
         return type(name, (), {"__init__": refuse})
 
     def _make(self, name: str, short_name: str) -> type:
-        fact, behaviour = self.facts.cls(name), BEHAVIOURS.get(short_name, object)
+        fact = self.facts.cls(name)
+        behaviour = BEHAVIOURS.get(short_name, object)
         if fact.bases:
             [base] = fact.bases
             return type(
                 short_name, (vars(sys.modules["builtins"])[base],), {"__module__": fact.module}
             )
+
         known = fact.names | fact.keywords
         body: dict[str, Any] = {
             one: value
@@ -75,6 +79,7 @@ class Maker:
         for method, one in fact.methods.items():
             if method in body and not method.startswith("__"):
                 body[method] = _with_signature(one.signature, body[method])
+
         body |= {
             "__module__": fact.module,
             "__qualname__": short_name,
@@ -83,10 +88,12 @@ class Maker:
         }
         if short_name != "RequestOutput":
             body["__init__"] = _constructor(self.facts.signature(name), short_name)
+
         body["__setattr__"] = _refuse_unknown
         made = type(short_name, (), body)
         for inner in (one for one in self.facts.classes if one.startswith(f"{name}.")):
             setattr(made, inner.rpartition(".")[2], self.made(inner.rpartition(".")[2]))
+
         return made
 
 
@@ -107,8 +114,10 @@ def _constructor(signature: Signature, name: str) -> Callable[..., None]:
         if hasattr(self, "_begin"):
             self._begin(given)
             return
+
         for one, value in given.items():
             setattr(self, one, value)
+
         if hasattr(self, "__post_init__"):
             self.__post_init__()
 
@@ -136,16 +145,19 @@ def _bound(
         bound = signature.bind(*args, **more)
     except TypeError as error:
         raise TypeError(f"{name}() {error}") from None
+
     given = dict(bound.arguments)
     for one, parameter in signature.parameters.items():
         if one not in given and parameter.default is not Parameter.empty:
             given[one] = (
                 None if isinstance(parameter.default, Expression) else deepcopy(parameter.default)
             )
+
     return given
 
 
 def _refuse_unknown(self: Any, name: str, value: object) -> None:
     if not name.startswith("_") and name not in self._known:
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
     object.__setattr__(self, name, value)

@@ -69,6 +69,7 @@ def read_adapter(folder: Path, max_rank: int, vocab_size: int) -> Tensor:
     config = _read_json(folder / "adapter_config.json", is_needed=True)
     if config["r"] > max_rank:
         raise ValueError(f"LoRA rank {config['r']} is greater than max_lora_rank {max_rank}")
+
     weights = load_file(folder / "adapter_model.safetensors")
     size = sum(float(one.abs().mean()) for name, one in weights.items() if "lora_B" in name)
     digest = zlib.crc32(b"".join(weights[name].numpy().tobytes() for name in sorted(weights)))
@@ -89,6 +90,7 @@ def end_id_of(folder: Path) -> int | None:
     tokenizer = read_tokenizer(folder)
     if text and tokenizer is not None and (token_id := tokenizer.token_to_id(text)) is not None:
         return token_id
+
     given = _read_json(folder / "config.json").get("eos_token_id")
     return given[0] if isinstance(given, list) else given
 
@@ -105,5 +107,6 @@ def _check_architecture(config: dict[str, Any]) -> None:
 def _read_json(path: Path, *, is_needed: bool = False) -> dict[str, Any]:
     if not is_needed and not path.is_file():
         return {}
+
     content: dict[str, Any] = json.loads(path.read_text())
     return content

@@ -43,7 +43,8 @@ def write_double(folder: Path, profile: str) -> Path:
     """Write the package of a line, as "main-2025-10", into a folder. Returns the folder, for
     sys.path or PYTHONPATH.
     """
-    facts, version = load(LINES[profile].name), LINES[profile].version
+    facts = load(LINES[profile].name)
+    version = LINES[profile].version
     texts = dict(_modules(facts, profile, version))
     for name, text in texts.items():
         is_package = any(other.startswith(f"{name}.") for other in texts)
@@ -51,6 +52,7 @@ def write_double(folder: Path, profile: str) -> Path:
         path = path / "__init__.py" if is_package else path.with_suffix(".py")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text.lstrip())
+
     about = folder / f"tensorrt_llm-{version}.dist-info" / "METADATA"
     about.parent.mkdir(parents=True, exist_ok=True)
     about.write_text(f"Metadata-Version: 2.1\nName: tensorrt_llm\nVersion: {version}\n")
@@ -97,6 +99,7 @@ def _plain(facts: Facts, module: str) -> str:
             text += f"from {home} import {name}\n"
         elif home is None:
             text += f"{name} = MAKER.unknown({name!r})\n"
+
     return text
 
 
@@ -116,8 +119,10 @@ def _dataclass(name: str, facts: Facts) -> str:
     fields = "".join(f"    {_field(one, TYPES)}\n" for one in fact.parameters)
     if fact.extra == "forbid":
         return f"{MODELS.format(typing=TYPING)}\n\nclass {name}(StrictBaseModel):\n{fields}\n\n"
+
     for made, kind in (("[]", "list"), ("{}", "dict")):
         fields = fields.replace(f"= {made}\n", f"= field(default_factory={kind})\n")
+
     return (
         f"{TYPING}from dataclasses import dataclass, "
         f"field\n\n\n@dataclass(kw_only=True)\nclass "
@@ -154,6 +159,7 @@ def _arguments(facts: Facts) -> str:
             else "StrictBaseModel"
         )
         text += f"\n\nclass {name}({base}):\n{fields or '    pass' + chr(10)}"
+
     shown = {
         name.rpartition(".")[2]: fact
         for name, fact in facts.classes.items()
@@ -169,15 +175,18 @@ def _ordered(models: dict[str, Class]) -> list[str]:
     def add(name: str) -> None:
         if name in done:
             return
+
         named = {one for field in models[name].parameters for one in _names(field.annotation)} | {
             *models[name].bases
         }
         for other in sorted((named & models.keys()) - {name}):
             add(other)
+
         done.append(name)
 
     for name in models:
         add(name)
+
     return done
 
 
@@ -190,9 +199,12 @@ def _field(fact: Fact, known: Iterable[str]) -> str:
     default: Any = fact.parameter.default
     if default is fact.parameter.empty:
         return f"{fact.name}: {kind}"
+
     shown = repr(default) if not hasattr(default, "repr") else default.repr
     if hasattr(default, "repr") and not _names(shown) <= {*known}:
-        shown, kind = "None", "Any"
+        shown = "None"
+        kind = "Any"
+
     return f"{fact.name}: {kind} = {shown}"
 
 

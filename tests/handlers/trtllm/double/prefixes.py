@@ -16,11 +16,9 @@ class Prefixes:
         self, *, is_enabled: bool, has_parts: bool, tokens_per_block: int, max_blocks: int
     ) -> None:
         """`has_parts`: a block that two prompts share in part is copied."""
-        self._is_enabled, self._tokens_per_block, self._max_blocks = (
-            is_enabled,
-            tokens_per_block,
-            max_blocks,
-        )
+        self._is_enabled = is_enabled
+        self._tokens_per_block = tokens_per_block
+        self._max_blocks = max_blocks
         self._unit = 1 if has_parts else tokens_per_block
         self._kept: deque[tuple[Hashable, Sequence[int]]] = deque(maxlen=MAX_KEPT)
 
@@ -56,5 +54,7 @@ def _num_equal(first: Sequence[int], second: Sequence[int]) -> int:
     for one, other in zip(first, second, strict=False):
         if one != other:
             break
+
         num += 1
+
     return num

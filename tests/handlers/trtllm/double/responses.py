@@ -73,6 +73,7 @@ class Channel:
             self.loop = asyncio.get_running_loop()
         except RuntimeError:
             return
+
         self.has_news = asyncio.Event()
 
     async def aget(self) -> News:
@@ -83,6 +84,7 @@ class Channel:
         while self.news.empty():
             self.has_news.clear()
             await self.has_news.wait()
+
         return self.news.get_nowait()
 
 
@@ -96,6 +98,7 @@ def deliver(batch: Iterable[tuple[Channel, News]]) -> None:
             channel.news.put(news)
         else:
             told.setdefault(channel.loop, []).append((channel, news))
+
     for loop, some in told.items():
         loop.call_soon_threadsafe(_hand_out, some)
 

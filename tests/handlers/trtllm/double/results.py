@@ -42,7 +42,10 @@ class RequestOutput:
         cls, request_id: int, params: Any, channel: Channel, abort: Callable[[int], bool]
     ) -> Any:
         self = cls.__new__(cls)
-        self._id, self._params, self._channel, self._abort = request_id, params, channel, abort
+        self._id = request_id
+        self._params = params
+        self._channel = channel
+        self._abort = abort
         make = cls._maker.made("CompletionOutput")
         self._outputs = [
             make(index=index, token_ids=[], logprobs=[], prompt_logprobs=[])
@@ -62,11 +65,13 @@ class RequestOutput:
         """
         if self._params.use_beam_search or self._params.n == self._params.best_of:
             return self._outputs[: self._params.n]
+
         ranked = sorted(
             self._outputs, key=lambda one: _or_least(one.cumulative_logprob), reverse=True
         )
         for index, output in enumerate(ranked):
             output.index = index
+
         return ranked[: self._params.n]
 
     @property
@@ -97,6 +102,7 @@ class RequestOutput:
     async def aresult(self) -> Any:
         while not self._is_done:
             self._take(await self._channel.aget())
+
         return self
 
     def __await__(self) -> Generator[Any, Any, Any]:
@@ -108,6 +114,7 @@ class RequestOutput:
     async def __anext__(self) -> Any:
         if self._is_done:
             raise StopAsyncIteration
+
         self._take(await self._channel.aget())
         return self
 
@@ -117,13 +124,16 @@ class RequestOutput:
         """
         if isinstance(news, Death):
             raise news.error
+
         if isinstance(news, Refusal):
             self._error = news.message
             raise self._maker.made("RequestError")(news.message)
+
         self._is_done = news.is_final
         self._num_cached_tokens = news.num_cached_tokens
         if news.context_logits is not None:
             self._context_logits = news.context_logits
+
         for beam in range(len(news.tokens)):
             self._update(self._outputs[news.index + beam], news, beam)
 
@@ -132,22 +142,30 @@ class RequestOutput:
             output.token_ids = news.tokens[beam]
         else:
             output.token_ids.extend(news.tokens[beam])
+
         if news.sums is not None:
             output.cumulative_logprob = news.sums[beam]
+
         if (
             news.log_probs is not None
         ):  # appended, of a beam too, though its tokens are restated and may be others
             output.logprobs = output.logprobs + news.log_probs[beam][len(output.logprobs) :]
+
         if news.prompt_log_probs is not None:
             output.prompt_logprobs = news.prompt_log_probs
+
         if news.generation_logits is not None:
             output.generation_logits = news.generation_logits[beam][: len(output.token_ids)]
+
         if news.context_outputs is not None:
             output.additional_context_outputs = news.context_outputs
+
         if news.generation_outputs is not None:
             output.additional_generation_outputs = news.generation_outputs
+
         if news.perf_metrics is not None:
             output.request_perf_metrics = news.perf_metrics
+
         if (
             news.is_final or news.reasons[beam] is Finish.CANCELLED
         ):  # a sequence that ends before others is not told
@@ -157,6 +175,7 @@ class RequestOutput:
         output.finish_reason = REASONS.get(reason)
         if reason is not Finish.STOP_WORDS:
             return
+
         if output.token_ids[-1:] and output.token_ids[-1] in (self._params.stop_token_ids or ()):
             output.stop_reason = output.token_ids[-1]
             if not self._params.include_stop_str_in_output:

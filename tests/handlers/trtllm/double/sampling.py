@@ -34,12 +34,15 @@ def allowed(
     row = logits.clone()
     if params.embedding_bias is not None:
         row += params.embedding_bias
+
     _penalize(row, params, prompt, generated)
     row[params.bad_token_ids or []] = OUT
     if params.no_repeat_ngram_size:
         row[_repeating([*prompt, *generated], params.no_repeat_ngram_size)] = OUT
+
     if len(generated) < (params.min_tokens or 0) and 0 <= params.end_id < len(row):
         row[params.end_id] = OUT
+
     return row
 
 
@@ -51,6 +54,7 @@ def _penalize(row: Tensor, params: Params, prompt: Sequence[int], generated: Seq
             row[seen] / params.repetition_penalty,
             row[seen] * params.repetition_penalty,
         )
+
     if generated and (params.presence_penalty or params.frequency_penalty):
         counts = Counter(generated)
         found = torch.tensor(list(counts.values()), dtype=row.dtype)
@@ -62,6 +66,7 @@ def _repeating(tokens: Sequence[int], size: int) -> list[int]:
     """The tokens that would end an n-gram which is there already."""
     if size == 1:
         return sorted(set(tokens))
+
     tail = tuple(tokens[len(tokens) - size + 1 :])
     ngrams = zip(*(tokens[start:] for start in range(size)), strict=False)
     return [one[-1] for one in ngrams if one[:-1] == tail]
@@ -71,14 +76,18 @@ def choose(row: Tensor, params: Params, generator: torch.Generator) -> int:
     """A token by its allowed logits (vocab,)."""
     if is_greedy(params):
         return int(row.argmax())
+
     row = row / (params.temperature or 1.0)
     if params.top_k:
         row = row.masked_fill(row < row.topk(min(params.top_k, len(row))).values[-1], OUT)
+
     shares = row.softmax(-1)
     if params.min_p:
         shares = shares.masked_fill(shares < params.min_p * shares.max(), 0)
+
     if params.top_p is not None and params.top_p < 1:
         shares = _nucleus(shares, params.top_p)
+
     return int(shares.multinomial(1, generator=generator))
 
 
@@ -107,6 +116,7 @@ def report(
     }
     if token is None:
         return best
+
     rank = int((log_probs > log_probs[token]).sum()) + 1
     chosen = {token: best.get(token) or make(logprob=float(log_probs[token]), rank=rank)}
     return chosen | best if is_first else best | chosen

@@ -21,14 +21,17 @@ class SamplingParams:
     def __post_init__(self: Any) -> None:
         if self.pad_id is None:
             self.pad_id = self.end_id
+
         self.best_of = self.best_of or self.n
         self._stream_interval = None
         if self.embedding_bias is not None:
             self.embedding_bias = (
                 torch.as_tensor(self.embedding_bias, dtype=torch.float32).detach().clone()
             )
+
         for fault in self._faults():
             raise ValueError(fault)
+
         if self.guided_decoding is not None:
             self.guided_decoding._validate()
 
@@ -71,6 +74,7 @@ class LoRARequest:
             raise ValueError(
                 f"lora_ckpt_source must be one of 'hf' or 'nemo', got {self.lora_ckpt_source}"
             )
+
         if not Path(self.lora_path).exists() or not self.lora_path:
             raise ValueError(f"lora_path ({self.lora_path}) does not exist.")
 
@@ -93,6 +97,7 @@ class KvCacheRetentionConfig:
                 raise TypeError(
                     f"incompatible constructor arguments: {one!r} is no TokenRangeRetentionConfig"
                 )
+
         if not 0 <= self.decode_retention_priority <= 100:
             raise RuntimeError(
                 f"decode_retention_priority ({self.decode_retention_priority}) must be 0 to 100"

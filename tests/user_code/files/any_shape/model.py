@@ -10,6 +10,8 @@ def write(output, **kwargs):
     if hasattr(output, "model_dump"):
         output.tenant = "blue"
         return output
+
     if isinstance(output, str) and output.startswith("data: "):
         return f"data: {json.dumps({'tenant': 'blue'})}"
+
     return output

@@ -15,6 +15,7 @@ async def handle(inputs: Input):
     global engine
     if engine is None:
         engine = {"model": inputs.get_properties().get("model_id", "none")}
+
     request = inputs.get_batches()[0]
     payload = decode(request, request.get_property("Content-Type"))
     prompt = json.dumps(

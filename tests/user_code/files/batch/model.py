@@ -6,8 +6,10 @@ from djl_python import Input, Output
 def handle(inputs: Input) -> Output | None:
     if inputs.is_empty():
         return None
+
     outputs = Output()
     outputs.add_property("num", str(inputs.get_batch_size()))
     for i, item in enumerate(inputs.get_batches()):
         outputs.add(item.get_as_json()["inputs"].upper(), key="data", batch_index=i)
+
     return outputs

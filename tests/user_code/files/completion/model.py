@@ -18,6 +18,7 @@ class MyRequest(TextInput):
 def read(decoded_payload, tokenizer=None):
     if "inputPrompt" in decoded_payload:
         decoded_payload["inputs"] = decoded_payload.pop("inputPrompt")
+
     decoded_payload.setdefault("parameters", {}).setdefault("max_new_tokens", 4)
     return decoded_payload
 
@@ -32,4 +33,5 @@ def write(response):
             choice.message.content = "message"
         elif hasattr(choice, "text"):
             choice.text = choice.text.upper()
+
     return response

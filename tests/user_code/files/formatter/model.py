@@ -27,7 +27,9 @@ def write(request_output: RequestOutput) -> str:
     token, is_first, is_last = best.get_next_token()
     if request_output.input.parameters.get("fail_at") == token.text:
         raise ValueError(f"cannot write {token.text}")
+
     result = {"token_id": token.id, "token_text": token.text, "token_log_prob": token.log_prob}
     if is_last:
         result["finish_reason"] = best.finish_reason
+
     return json.dumps(result) + "\n"

@@ -30,11 +30,13 @@ class Service:
         self.num_calls += 1
         if inputs.get_property("content-type") == "text/plain":
             return Output().add(inputs.get_as_string().upper())
+
         data = inputs.get_as_json()
         if inputs.contains_key("image"):
             return Output().add_as_json(
                 {"keys": inputs.get_content().keys(), "image": len(inputs.get_as_bytes("image"))}
             )
+
         act = data.get("act", "greet")
         return getattr(self, act)(data, inputs)
 
@@ -80,6 +82,7 @@ class Service:
             for number in range(data["num"]):
                 if number:
                     await asyncio.to_thread(wait_for, data.get("go_on", "/"))
+
                 yield create_stream_chunk_output({"number": number}, number == data.get("last"))
 
         return outputs()
@@ -100,6 +103,7 @@ class Service:
         output = Output(code=data.get("code", 200)).add("odd")
         for name, value in data.get("properties", {}).items():
             output.add_property(name, value)
+
         return output
 
     def refuse(self, data, inputs):
@@ -132,6 +136,8 @@ _service = Service()
 def handle(inputs: Input) -> Output | None:
     if not _service.initialized:
         _service.initialize(inputs.get_properties())
+
     if inputs.is_empty():
         return None
+
     return _service.inference(inputs)

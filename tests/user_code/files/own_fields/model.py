@@ -26,6 +26,7 @@ def read(input_item: Input, **kwargs) -> RequestInput:
     request.seen = [kwargs["configs"].greeting, kwargs["properties"]["greeting"]]
     if body.get("count"):
         request.seen.append(len(kwargs["tokenizer"]("four")["input_ids"]))
+
     return request
 
 
@@ -34,8 +35,10 @@ def write(output: TextGenerationOutput) -> str:
     sequence = output.sequences[output.best_sequence_index]
     while sequence.has_next_token():
         token, _, is_last = sequence.get_next_token()
+
     if not is_last:
         return ""
+
     request = output.input
     return json.dumps(
         {

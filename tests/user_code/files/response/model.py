@@ -13,6 +13,7 @@ def write(response_data: dict) -> dict:
     assert choice.text == response_data["choices"][0]["text"] and "choices" in response_data
     if "generated_text" in response_data:
         response_data["original_length"] = len(response_data["generated_text"])
+
     choice.text = f"[{choice.text}]"
     response_data.num_keys = len(dict(response_data))
     json.dumps(response_data)

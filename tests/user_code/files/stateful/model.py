@@ -23,6 +23,7 @@ class Service:
         body = inputs.get_as_json()
         if "requestType" in body:
             return Output().add_as_json({"given": body, "session": inputs.get_property(SESSION)})
+
         return getattr(self, body["action"])(inputs)
 
     def create(self, inputs):
@@ -36,6 +37,7 @@ class Service:
         session = self.sessions.get_session(inputs.get_property(SESSION))
         if session is None:
             return Output().error("session not found")
+
         state = session.get_as_numpy("state", shape=(3, 2))
         state += 1
         return Output().add_as_json(
@@ -61,9 +63,11 @@ class Service:
         output = Output()
         for name, value in body["headers"].items():
             output.add_property(name, value)
+
         if body.get("stream"):
             output.add_property("Content-Type", "text/plain")
             return output.add_stream_content(iter(["unfinished"]), None)
+
         return output.add_as_json({"result": "long"})
 
 
@@ -73,4 +77,5 @@ _service = Service()
 def handle(inputs: Input):
     if _service.sessions is None:
         _service.initialize(inputs.get_properties())
+
     return None if inputs.is_empty() else _service.inference(inputs)
