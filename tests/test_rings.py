@@ -39,6 +39,7 @@ ANNEXES = {
     "overload": ("lmi.engine.overload",),
     "prefixes": ("lmi.engine.prefixes",),
     "desired_state": ("lmi.shared.desired_state",),
+    "gguf": ("lmi.shared.gguf_file", "handlers.lmi_dist.gguf"),
     "adapters": ("lmi.adapters", "handlers.base.adapters"),
     "models": ("lmi.models",),
     "sessions": ("lmi.sessions",),

@@ -1,0 +1,1 @@
+"""Weights of GGUF files: the numbers in their blocks, and the tensors under transformers' names."""

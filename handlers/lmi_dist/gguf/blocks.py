@@ -1,0 +1,174 @@
+"""The numbers in the blocks of GGUF's tensors, in float32.
+
+A block holds the next elements of a row as small whole numbers q, with the scales that they share.
+Every function takes blocks as rows of bytes, (num_blocks, bytes of one), and gives float32,
+(num_blocks, elements of one). Source: `ggml-common.h` and `ggml-quants.c` of ggml; the products are
+rounded in the order in which its own reader `gguf.dequantize` does it, so the bits are equal.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from lmi.shared.gguf_file import TensorType
+
+Bytes: TypeAlias = npt.NDArray[Any]  # of uint8
+Floats: TypeAlias = npt.NDArray[np.float32]
+
+BLOCKS_AT_A_TIME = 1 << 15  # what is in between takes some MB, however large a tensor is
+SMALL = 32  # elements of a block that is no super-block, and of a part of most that are
+LARGE = 256  # elements of a super-block
+HALF_BYTES = 2  # of a float16
+PACKED_SCALES = 12  # bytes of the eight scales and eight minima of a super-block
+
+IQ4_VALUES = np.array(
+    (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113), np.float32
+)
+
+
+def dequantise(data: Bytes, kind: TensorType) -> Floats:
+    """Return the numbers of a tensor in their order, (num_elements,), from its bytes, (num_bytes,).
+
+    `kind` is a type with blocks: one of `DEQUANTISE`.
+    """
+    blocks = data.reshape(-1, kind.num_bytes)
+    numbers = np.empty((len(blocks), kind.num_elements), np.float32)
+    read = DEQUANTISE[kind.name]
+    for start in range(0, len(blocks), BLOCKS_AT_A_TIME):
+        part = slice(start, start + BLOCKS_AT_A_TIME)
+        numbers[part] = read(blocks[part])
+    return numbers.reshape(-1)
+
+
+def _halves(blocks: Bytes, first: int) -> Floats:
+    """The float16 at byte `first` of each block, (num_blocks, 1)."""
+    two_bytes = np.ascontiguousarray(blocks[:, first : first + HALF_BYTES])
+    return two_bytes.view(np.float16).astype(np.float32)
+
+
+def _nibbles(packed: Bytes) -> Bytes:
+    """Four bits each, (num_blocks, 2 * bytes): first the low ones of all bytes, then the high."""
+    return np.concatenate((packed & 0x0F, packed >> 4), axis=1)
+
+
+def _fifth_bits(packed: Bytes) -> Bytes:
+    """The fifth bit of each of 32 elements from four bytes, as 0 or 16, (num_blocks, 32)."""
+    bits: Bytes = np.unpackbits(packed, axis=1, bitorder="little")
+    return bits << 4
+
+
+def _q4_0(blocks: Bytes) -> Floats:
+    q = _nibbles(blocks[:, 2:]).astype(np.int8) - np.int8(8)
+    return _halves(blocks, 0) * q.astype(np.float32)
+
+
+def _q4_1(blocks: Bytes) -> Floats:
+    q = _nibbles(blocks[:, 4:])
+    return _halves(blocks, 0) * q.astype(np.float32) + _halves(blocks, 2)
+
+
+def _q5_0(blocks: Bytes) -> Floats:
+    unsigned = _nibbles(blocks[:, 6:]) | _fifth_bits(blocks[:, 2:6])
+    q = unsigned.astype(np.int8) - np.int8(16)
+    return _halves(blocks, 0) * q.astype(np.float32)
+
+
+def _q5_1(blocks: Bytes) -> Floats:
+    q = _nibbles(blocks[:, 8:]) | _fifth_bits(blocks[:, 4:8])
+    return _halves(blocks, 0) * q.astype(np.float32) + _halves(blocks, 2)
+
+
+def _q8_0(blocks: Bytes) -> Floats:
+    q = blocks[:, 2:].view(np.int8)
+    return _halves(blocks, 0) * q.astype(np.float32)
+
+
+def _iq4_nl(blocks: Bytes) -> Floats:
+    return _halves(blocks, 0) * IQ4_VALUES[_nibbles(blocks[:, 2:])]
+
+
+def _q4_k(blocks: Bytes) -> Floats:
+    scales, minima = _scales_and_minima(blocks)
+    q = _nibbles_of_parts(blocks[:, 4 + PACKED_SCALES :])
+    return _scaled_parts(q, scales, minima)
+
+
+def _q5_k(blocks: Bytes) -> Floats:
+    first = 4 + PACKED_SCALES
+    fifth = blocks[:, first : first + SMALL]
+    fourth = blocks[:, first + SMALL :]
+
+    # bit i of byte j is of element j of part i
+    bits = np.unpackbits(fifth[:, None], axis=1, bitorder="little")
+    low = _nibbles_of_parts(fourth)
+
+    scales, minima = _scales_and_minima(blocks)
+    return _scaled_parts(low | (bits << 4), scales, minima)
+
+
+def _q6_k(blocks: Bytes) -> Floats:
+    low_bits = blocks[:, :128]
+    high_bits = blocks[:, 128:192]
+    factors = blocks[:, 192:208].view(np.int8)
+
+    low = _shifted(low_bits, (0, 4)) & 0x0F
+    high = _shifted(high_bits, (0, 2, 4, 6)) & 0x03
+    unsigned = low | (high << 4)
+    q = unsigned.astype(np.int8) - np.int8(32)
+
+    parts = q.reshape(-1, 16, 16)
+    scales = _halves(blocks, 208) * factors
+    numbers = scales[:, :, None] * parts
+    return numbers.reshape(-1, LARGE)
+
+
+def _shifted(packed: Bytes, shifts: tuple[int, ...]) -> Bytes:
+    """The bytes shifted right, (num_blocks, 256): a half of them by each shift, then the other."""
+    halves = np.split(packed, 2, axis=1)
+    shifted = [half >> np.uint8(shift) for half in halves for shift in shifts]
+    return np.concatenate(shifted, axis=1)
+
+
+def _scales_and_minima(blocks: Bytes) -> tuple[Floats, Floats]:
+    """The scale and the minimum of each of the eight parts of a super-block, (num_blocks, 8) each.
+
+    Of six bits each, the first four lie in the low bits of four bytes, and of the others the two
+    highest bits in the high bits there.
+    """
+    packed = blocks[:, 4 : 4 + PACKED_SCALES]
+    first_scales = packed[:, 0:4]
+    first_minima = packed[:, 4:8]
+    rest = packed[:, 8:12]
+
+    last_scales = (rest & 0x0F) | ((first_scales >> 2) & 0x30)
+    last_minima = (rest >> 4) | ((first_minima >> 2) & 0x30)
+    scales = np.concatenate((first_scales & 0x3F, last_scales), axis=1)
+    minima = np.concatenate((first_minima & 0x3F, last_minima), axis=1)
+    return _halves(blocks, 0) * scales, _halves(blocks, 2) * minima
+
+
+def _nibbles_of_parts(packed: Bytes) -> Bytes:
+    """Four bits of each element, (num_blocks, 8, 32): 32 bytes hold those of two parts."""
+    pairs = packed.reshape(-1, 4, 1, SMALL)
+    nibbles: Bytes = np.concatenate((pairs & 0x0F, pairs >> 4), axis=2)
+    return nibbles.reshape(-1, 8, SMALL)
+
+
+def _scaled_parts(q: Bytes, scales: Floats, minima: Floats) -> Floats:
+    parts = scales[:, :, None] * q.astype(np.float32) - minima[:, :, None]
+    return parts.reshape(-1, LARGE)
+
+
+DEQUANTISE: dict[str, Callable[[Bytes], Floats]] = {
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
+    "Q8_0": _q8_0,
+    "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
+    "Q6_K": _q6_k,
+    "IQ4_NL": _iq4_nl,
+}

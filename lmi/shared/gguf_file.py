@@ -1,0 +1,412 @@
+"""Reads what a GGUF file says of itself: its metadata, and where each tensor lies.
+
+The file is a magic word, a version, the numbers of tensors and of pairs, the pairs of metadata, the
+descriptions of the tensors, and from the next multiple of the alignment on their data, which is not
+read here. A model may be split into files `NAME-00001-of-00003.gguf`, of which the first has the
+metadata. Source: the page `docs/gguf.md` of ggml.
+
+The file is a stranger's. So every number in it is held against the bytes that are there before
+anything is made of it, and each fault is one line that names the file and what is wrong.
+"""
+
+import mmap
+import re
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from itertools import pairwise
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lmi.errors import ModelUnusable, shorten
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)  # of one layout
+SUFFIX = ".gguf"
+SPLIT_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+ALIGNMENT = "general.alignment"
+DEFAULT_ALIGNMENT = 32
+
+MAX_FILES = 1024  # of one model
+MAX_PAIRS = 65_536
+MAX_TENSORS = 65_536
+MAX_DIMENSIONS = 4
+MAX_ELEMENTS = 1 << 40  # of a tensor
+MAX_NAME_BYTES = 65_535
+MAX_TEXT_BYTES = 64 << 20
+MAX_METADATA_BYTES = 256 << 20
+MAX_ITEMS = 8 << 20  # of all arrays together
+MAX_ALIGNMENT = 1 << 16
+
+Metadata = Mapping[str, Any]
+"""Pairs by key: whole numbers, floats, bools, texts, and lists of one of these."""
+
+
+class ValueKind(IntEnum):
+    """The kinds of values in metadata, by the numbers that files have for them."""
+
+    UINT8 = 0
+    INT8 = 1
+    UINT16 = 2
+    INT16 = 3
+    UINT32 = 4
+    INT32 = 5
+    FLOAT32 = 6
+    BOOL = 7
+    TEXT = 8
+    ARRAY = 9
+    UINT64 = 10
+    INT64 = 11
+    FLOAT64 = 12
+
+
+FORMATS = {
+    ValueKind.UINT8: "B",
+    ValueKind.INT8: "b",
+    ValueKind.UINT16: "H",
+    ValueKind.INT16: "h",
+    ValueKind.UINT32: "I",
+    ValueKind.INT32: "i",
+    ValueKind.FLOAT32: "f",
+    ValueKind.BOOL: "B",
+    ValueKind.UINT64: "Q",
+    ValueKind.INT64: "q",
+    ValueKind.FLOAT64: "d",
+}
+
+
+class TensorType(NamedTuple):
+    """How numbers are stored: so many elements of a row take a block of so many bytes."""
+
+    name: str
+    num_elements: int
+    num_bytes: int
+
+
+TENSOR_TYPES = {
+    0: TensorType("F32", 1, 4),
+    1: TensorType("F16", 1, 2),
+    2: TensorType("Q4_0", 32, 18),
+    3: TensorType("Q4_1", 32, 20),
+    6: TensorType("Q5_0", 32, 22),
+    7: TensorType("Q5_1", 32, 24),
+    8: TensorType("Q8_0", 32, 34),
+    12: TensorType("Q4_K", 256, 144),
+    13: TensorType("Q5_K", 256, 176),
+    14: TensorType("Q6_K", 256, 210),
+    20: TensorType("IQ4_NL", 32, 18),
+    30: TensorType("BF16", 1, 2),
+}
+"""The types that are read here, by the numbers that files have for them."""
+
+OTHER_TYPES = {
+    4: "Q4_2",
+    5: "Q4_3",
+    9: "Q8_1",
+    10: "Q2_K",
+    11: "Q3_K",
+    15: "Q8_K",
+    16: "IQ2_XXS",
+    17: "IQ2_XS",
+    18: "IQ3_XXS",
+    19: "IQ1_S",
+    21: "IQ3_S",
+    22: "IQ2_S",
+    23: "IQ4_XS",
+    24: "I8",
+    25: "I16",
+    26: "I32",
+    27: "I64",
+    28: "F64",
+    29: "IQ1_M",
+    31: "Q4_0_4_4",
+    32: "Q4_0_4_8",
+    33: "Q4_0_8_8",
+    34: "TQ1_0",
+    35: "TQ2_0",
+    36: "IQ4_NL_4_4",
+    37: "IQ4_NL_4_8",
+    38: "IQ4_NL_8_8",
+    39: "MXFP4",
+    40: "NVFP4",
+    41: "Q1_0",
+    42: "Q2_0",
+}
+"""The names of types that are refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """Where a tensor lies. Its shape is as in numpy: what changes fastest in the file is last."""
+
+    file: Path
+    name: str
+    type: TensorType
+    shape: tuple[int, ...]
+    start: int  # in bytes from the beginning of the file
+    num_bytes: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.num_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class GgufModel:
+    """A model in one file, or in several: the metadata of the first, and all tensors by name."""
+
+    files: tuple[Path, ...]
+    metadata: Metadata
+    tensors: Mapping[str, StoredTensor]
+
+
+def read_model(path: Path) -> GgufModel:
+    """Read a file, and where it is one of several the others too.
+
+    Raises ModelUnusable with one line for a file that is missing or broken.
+    """
+    files = files_of(path)
+    models = [_read_file(file) for file in files]
+    metadata = models[0].metadata
+    if metadata.get("split.count", 1) not in (0, len(files)):
+        raise ModelUnusable(
+            f"{files[0]}: split.count is {shorten(metadata['split.count'])}, its name says "
+            f"{len(files)} files"
+        )
+
+    tensors: dict[str, StoredTensor] = {}
+    for number, model in enumerate(models):
+        if len(files) > 1 and model.metadata.get("split.no") != number:
+            said = shorten(model.metadata.get("split.no"))
+            raise ModelUnusable(f"{files[number]}: split.no must be {number}, given {said}")
+        for name, tensor in model.tensors.items():
+            if name in tensors:
+                raise ModelUnusable(f"{tensor.file}: tensor {name} is in {tensors[name].file} too")
+            tensors[name] = tensor
+
+    num_tensors = metadata.get("split.tensors.count", len(tensors))
+    if len(files) > 1 and num_tensors != len(tensors):
+        raise ModelUnusable(
+            f"{files[0]}: split.tensors.count is {shorten(num_tensors)}, the files have "
+            f"{len(tensors)}"
+        )
+    return GgufModel(tuple(files), metadata, tensors)
+
+
+def files_of(path: Path) -> list[Path]:
+    """Return the files of a model, of which `path` is one, in their order.
+
+    Raises ModelUnusable if one of them is missing.
+    """
+    named = SPLIT_NAME.fullmatch(path.name)
+    if named is None:
+        files = [path]
+    else:
+        count = int(named["count"])
+        if not 1 <= int(named["number"]) <= count <= MAX_FILES:
+            raise ModelUnusable(
+                f"{path}: the name of a split file counts from 00001 to at most {MAX_FILES}"
+            )
+        names = [
+            f"{named['stem']}-{number + 1:05}-of-{count:05}{SUFFIX}" for number in range(count)
+        ]
+        files = [path.with_name(name) for name in names]
+
+    for file in files:
+        if not file.is_file():
+            raise ModelUnusable(f"{file}: {'is no file' if file.exists() else 'is missing'}")
+    return files
+
+
+def _read_file(path: Path) -> GgufModel:
+    try:
+        with path.open("rb") as file:
+            if path.stat().st_size == 0:
+                raise ValueError("is empty")
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        with data:
+            return _HeadReader(path, data).model()
+    except (ValueError, OSError) as error:
+        raise ModelUnusable(f"{path}: {error}") from error
+
+
+class _HeadReader:
+    """Reads the head of a mapped file from its beginning to its end. Raises ValueError."""
+
+    def __init__(self, path: Path, data: mmap.mmap) -> None:
+        self._path = path
+        self._data = data
+        self._at = 0  # the next byte
+        self._num_items = 0  # of the arrays so far
+
+    def model(self) -> GgufModel:
+        num_tensors, num_pairs = self._start()
+        metadata = self._metadata(num_pairs)
+        alignment = metadata.get(ALIGNMENT, DEFAULT_ALIGNMENT)
+        is_power = type(alignment) is int and 8 <= alignment <= MAX_ALIGNMENT
+        if not is_power or alignment & (alignment - 1):
+            raise ValueError(
+                f"{ALIGNMENT} must be a power of two from 8 to {MAX_ALIGNMENT}, given "
+                f"{shorten(alignment)}"
+            )
+
+        described = [self._tensor(alignment) for _ in range(num_tensors)]
+        first_byte = -(-self._at // alignment) * alignment
+        tensors = self._placed(described, first_byte)
+        return GgufModel((self._path,), metadata, tensors)
+
+    def _start(self) -> tuple[int, int]:
+        """Return how many tensors and pairs the file has."""
+        if self._take(len(MAGIC)) != MAGIC:
+            raise ValueError("is not a GGUF file: it does not begin with GGUF")
+        version = self._number(ValueKind.UINT32)
+        if version & 0xFFFF == 0:
+            raise ValueError("is a big-endian GGUF file, only little-endian ones are read")
+        if version not in VERSIONS:
+            raise ValueError(f"is GGUF of version {version}, only 2 and 3 are read")
+
+        num_tensors = self._number(ValueKind.UINT64)
+        num_pairs = self._number(ValueKind.UINT64)
+        if num_tensors > MAX_TENSORS:
+            raise ValueError(f"names {num_tensors} tensors, at most {MAX_TENSORS} are read")
+        if num_pairs > MAX_PAIRS:
+            raise ValueError(f"names {num_pairs} pairs of metadata, at most {MAX_PAIRS} are read")
+        return num_tensors, num_pairs
+
+    def _metadata(self, num_pairs: int) -> dict[str, Any]:
+        metadata: dict[str, Any] = {}
+        for _ in range(num_pairs):
+            key = self._text(MAX_NAME_BYTES)
+            if key in metadata:
+                raise ValueError(f"its metadata has {shorten(key)} twice")
+            kind = self._kind(key)
+            metadata[key] = self._array(key) if kind is ValueKind.ARRAY else self._value(key, kind)
+            if self._at > MAX_METADATA_BYTES:
+                raise ValueError(f"its metadata is over {MAX_METADATA_BYTES} bytes")
+        return metadata
+
+    def _kind(self, key: str) -> ValueKind:
+        number = self._number(ValueKind.UINT32)
+        try:
+            return ValueKind(number)
+        except ValueError:
+            raise ValueError(f"{shorten(key)} has a value of the unknown kind {number}") from None
+
+    def _array(self, key: str) -> list[Any]:
+        kind = self._kind(key)
+        if kind is ValueKind.ARRAY:
+            raise ValueError(f"{shorten(key)} is an array of arrays")
+        length = self._number(ValueKind.UINT64)
+        self._num_items += length
+        if self._num_items > MAX_ITEMS:
+            raise ValueError(
+                f"its arrays have over {MAX_ITEMS} items, at {shorten(key)} with {length}"
+            )
+        if kind is ValueKind.TEXT:
+            return [self._text(MAX_TEXT_BYTES) for _ in range(length)]
+
+        form = FORMATS[kind]
+        values = list(struct.unpack(f"<{length}{form}", self._take(length * struct.calcsize(form))))
+        if kind is ValueKind.BOOL:
+            return [self._bool(key, value) for value in values]
+        return values
+
+    def _value(self, key: str, kind: ValueKind) -> Any:
+        if kind is ValueKind.TEXT:
+            return self._text(MAX_TEXT_BYTES)
+        number = self._number(kind)
+        return self._bool(key, number) if kind is ValueKind.BOOL else number
+
+    def _bool(self, key: str, byte: int) -> bool:
+        if byte not in (0, 1):
+            raise ValueError(f"{shorten(key)} must be true or false, given the byte {byte}")
+        return byte == 1
+
+    def _tensor(self, alignment: int) -> StoredTensor:
+        """Read the description of a tensor. Its place is counted from the beginning of the data."""
+        name = self._text(MAX_NAME_BYTES)
+        num_dimensions = self._number(ValueKind.UINT32)
+        if not 1 <= num_dimensions <= MAX_DIMENSIONS:
+            raise ValueError(
+                f"tensor {shorten(name)} has {num_dimensions} dimensions, allowed are 1 to "
+                f"{MAX_DIMENSIONS}"
+            )
+        sizes = [self._number(ValueKind.UINT64) for _ in range(num_dimensions)]
+        shape = tuple(reversed(sizes))
+        if min(shape) < 1 or prod(shape) > MAX_ELEMENTS:
+            raise ValueError(
+                f"tensor {shorten(name)} has the shape {shape}, allowed are 1 to {MAX_ELEMENTS} "
+                f"numbers"
+            )
+
+        kind = self._type_of(name, self._number(ValueKind.UINT32))
+        num_blocks, rest = divmod(shape[-1], kind.num_elements)
+        if rest:
+            raise ValueError(
+                f"tensor {shorten(name)} has rows of {shape[-1]} numbers, {kind.name} needs a "
+                f"multiple of {kind.num_elements}"
+            )
+        num_bytes = prod(shape[:-1]) * num_blocks * kind.num_bytes
+        offset = self._number(ValueKind.UINT64)
+        if offset % alignment:
+            raise ValueError(
+                f"tensor {shorten(name)} begins at byte {offset} of the data, which is no multiple "
+                f"of {alignment}"
+            )
+        return StoredTensor(self._path, name, kind, shape, offset, num_bytes)
+
+    def _type_of(self, name: str, number: int) -> TensorType:
+        if number in TENSOR_TYPES:
+            return TENSOR_TYPES[number]
+        said = OTHER_TYPES.get(number, f"the unknown type {number}")
+        read = ", ".join(kind.name for kind in TENSOR_TYPES.values())
+        raise ValueError(f"tensor {shorten(name)} is {said}, which is not read, only {read}")
+
+    def _placed(self, described: list[StoredTensor], first_byte: int) -> dict[str, StoredTensor]:
+        """Return the tensors by name, with their places counted from the beginning of the file."""
+        tensors: dict[str, StoredTensor] = {}
+        for tensor in described:
+            if tensor.name in tensors:
+                raise ValueError(f"it has tensor {shorten(tensor.name)} twice")
+            start = first_byte + tensor.start
+            if start + tensor.num_bytes > len(self._data):
+                raise ValueError(
+                    f"tensor {shorten(tensor.name)} lies in bytes {start} to "
+                    f"{start + tensor.num_bytes}, the file has {len(self._data)}: it is cut short "
+                    f"or damaged"
+                )
+            tensors[tensor.name] = StoredTensor(
+                tensor.file, tensor.name, tensor.type, tensor.shape, start, tensor.num_bytes
+            )
+
+        in_order = sorted(tensors.values(), key=lambda tensor: tensor.start)
+        for former, latter in pairwise(in_order):
+            if latter.start < former.end:
+                raise ValueError(
+                    f"tensors {shorten(former.name)} and {shorten(latter.name)} overlap"
+                )
+        return tensors
+
+    def _number(self, kind: ValueKind) -> Any:
+        form = f"<{FORMATS[kind]}"
+        return struct.unpack(form, self._take(struct.calcsize(form)))[0]
+
+    def _text(self, max_bytes: int) -> str:
+        length = self._number(ValueKind.UINT64)
+        if length > max_bytes:
+            raise ValueError(
+                f"a text of {length} bytes at byte {self._at}, at most {max_bytes} are read"
+            )
+        try:
+            return self._take(length).decode()
+        except UnicodeDecodeError:
+            raise ValueError(f"the text before byte {self._at} is not UTF-8") from None
+
+    def _take(self, length: int) -> bytes:
+        if length > len(self._data) - self._at:
+            raise ValueError(f"it ends within its head, at byte {len(self._data)}")
+        taken = self._data[self._at : self._at + length]
+        self._at += length
+        return taken
