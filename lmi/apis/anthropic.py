@@ -16,7 +16,7 @@ from orjson import dumps
 
 from lmi import errors
 from lmi.apis.base.api import JSON, SSE, Api, ErrorFields, ErrorRules, Forms, Row
-from lmi.apis.base.parameters import Given, Parameter, ParameterTable, named, rows
+from lmi.apis.base.parameters import Parameter, ParameterTable, ParameterValues, named, rows
 from lmi.apis.base.readers import Message, Parsed, boolean, choice, text
 from lmi.apis.guides import AskedGuide, an_object, check_levels, guide_of_format
 from lmi.apis.openai import chat_schema
@@ -173,7 +173,7 @@ def _read_output_config(given: dict[str, Any]) -> AskedGuide:
     return None, {}
 
 
-def _messages(given: Given, deferred: Tools) -> list[dict[str, Any]]:
+def _messages(given: ParameterValues, deferred: Tools) -> list[dict[str, Any]]:
     messages = chat_schema.listed_messages(given)
     system = _system(given.get("system"))
     said = [{"role": "system", "content": system}] if system else []

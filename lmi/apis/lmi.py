@@ -15,7 +15,7 @@ order. Sources: the LMI handlers' inference API schema (v0.28.0), and what the r
 to TGI and vLLM.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -37,9 +37,9 @@ from lmi.apis.base.api import (
 )
 from lmi.apis.base.parameters import (
     ROWS,
-    Given,
     Parameter,
     ParameterTable,
+    ParameterValues,
     in_parameters,
     named,
     rows,
@@ -77,16 +77,38 @@ def _stop(name: str, value: object) -> tuple[str, ...] | bool:
 
 PARAMETERS = ParameterTable(
     rows(
-        "do_sample max_new_tokens seed temperature top_k top_p min_p typical_p repetition_penalty "
-        "presence_penalty "
-        "frequency_penalty min_tokens truncate truncation_side stop_sequences stop_token_ids "
-        "bad_sequences "
-        "include_stop_str_in_output skip_special_tokens spaces_between_special_tokens "
-        "return_full_text details n "
-        "best_of length_penalty early_stopping no_repeat_ngram_size logits_post_processor_name "
-        "cache_salt"
+        "do_sample",
+        "max_new_tokens",
+        "seed",
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        "typical_p",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+        "min_tokens",
+        "truncate",
+        "truncation_side",
+        "stop_sequences",
+        "stop_token_ids",
+        "bad_sequences",
+        "include_stop_str_in_output",
+        "skip_special_tokens",
+        "spaces_between_special_tokens",
+        "return_full_text",
+        "details",
+        "n",
+        "best_of",
+        "length_penalty",
+        "early_stopping",
+        "no_repeat_ngram_size",
+        "logits_post_processor_name",
+        "cache_salt",
     )
     | GUIDED
+    # The order counts: an engine's refusal names the first parameter that fills the field.
     | rows(
         num_beams="beam_width",
         ignore_eos_token="ignore_eos",
@@ -133,112 +155,142 @@ def read(
 
 
 def _format(fields: dict[str, Any], model: ModelConfig, accepts_events: bool) -> LmiFormat:
+    """Return the format of the answer, which a field of `parameters` may ask to hold details."""
+    parameter_fields = fields.get("parameters") or {}
+    details = parameter_fields.get("details")
+    if details is None:
+        has_details = model.tgi_compat
+    else:
+        has_details = details is True
+
+    return LmiFormat(
+        output_format=_output_format(fields, model, accepts_events),
+        details=has_details,
+        tgi_compat=model.tgi_compat,
+    )
+
+
+def _output_format(
+    fields: dict[str, Any], model: ModelConfig, accepts_events: bool
+) -> OutputFormat:
     """Choose the format: the request's `output_formatter`, else the configured one, else `stream`,
     else Accept.
     """
-    written = fields.get("parameters") or {}
-    wanted = written.get("output_formatter")
-    details = written.get("details")
-    name = wanted if wanted in FORMATS else model.output_formatter
-    if name is not None:
-        output_format = OutputFormat(name)
-    elif not (accepts_events if fields.get("stream") is None else fields["stream"]):
-        output_format = OutputFormat.JSON
-    else:
-        output_format = (
-            OutputFormat.SSE if model.tgi_compat or accepts_events else OutputFormat.JSONLINES
-        )
+    parameter_fields = fields.get("parameters") or {}
+    name = parameter_fields.get("output_formatter")
+    if name not in FORMATS:
+        name = model.output_formatter
 
-    details = model.tgi_compat if details is None else details is True
-    return LmiFormat(output_format=output_format, details=details, tgi_compat=model.tgi_compat)
+    if name is not None:
+        return OutputFormat(name)
+
+    is_streaming = fields.get("stream")
+    if is_streaming is None:
+        is_streaming = accepts_events
+
+    if not is_streaming:
+        return OutputFormat.JSON
+
+    if model.tgi_compat or accepts_events:
+        return OutputFormat.SSE
+
+    return OutputFormat.JSONLINES
 
 
 def parse(message: Message[LmiFormat]) -> Parsed[LmiFormat]:
     fields = message.fields
     format = message.format
-    written = fields.get("parameters") or {}
+    parameter_fields = fields.get("parameters") or {}
     ignored = parameters.unknown(fields, KNOWN_FIELDS)
-    given = {
-        "max_new_tokens": DEFAULT_MAX_NEW_TOKENS,
-        "details": format.tgi_compat,
-    } | PARAMETERS.read(written, ignored)
-    if given.get("stop") is True:
-        PARAMETERS.drop(given, {"stop": "as true, which names no stop string"}, ignored)
 
-    PARAMETERS.check_together(given, is_streamed=format.is_streamed)
-    PARAMETERS.read_search(given)
-    if message.sampling_defaults is not None and "beam_width" not in given:
-        fill_in(given, written, message.sampling_defaults)
+    values = {"max_new_tokens": DEFAULT_MAX_NEW_TOKENS, "details": format.tgi_compat}
+    values |= PARAMETERS.read(parameter_fields, ignored)
+    if values.get("stop") is True:
+        PARAMETERS.drop(values, {"stop": "as true, which names no stop string"}, ignored)
 
-    is_sampling = "do_sample" in given and given.get("temperature") != 0 and given.get("top_p") != 0
-    is_greedy = "beam_width" not in given and not is_sampling
-    reasons = PARAMETERS.without_effect(given, is_greedy=is_greedy) | _without_details(
-        given, format
-    )
-    PARAMETERS.drop(given, reasons, ignored)
-    guide, field_names = asked_guide(given, "parameters.")
+    PARAMETERS.check_together(values, is_streamed=format.is_streamed)
+    PARAMETERS.read_search(values)
+    if message.sampling_defaults is not None and "beam_width" not in values:
+        fill_in(values, parameter_fields, message.sampling_defaults)
+
+    is_zero = values.get("temperature") == 0 or values.get("top_p") == 0
+    is_sampling = "do_sample" in values and not is_zero
+    is_greedy = "beam_width" not in values and not is_sampling
+    reasons = PARAMETERS.without_effect(values, is_greedy=is_greedy)
+    reasons |= _without_details(values, format)
+    PARAMETERS.drop(values, reasons, ignored)
+
+    num_prompt_log_probs = values.get("num_prompt_log_probs")
+    if num_prompt_log_probs is None and "decoder_input_details" in values:
+        num_prompt_log_probs = 0
+
+    guide, field_names = asked_guide(values, "parameters.")
+    needs_ranking = parameters.needs_ranking(values)
     request = parameters.request_of(
-        {"num_top_log_probs": given.get("top_n_tokens")} | given,
+        {"num_top_log_probs": values.get("top_n_tokens")} | values,
         is_greedy=is_greedy,
         is_streaming=format.is_streamed,
         prompt=fields["inputs"],
-        num_prompt_log_probs=given.get(
-            "num_prompt_log_probs", 0 if "decoder_input_details" in given else None
-        ),
-        needs_log_probs=given["details"] or format.is_streamed or parameters.needs_ranking(given),
+        num_prompt_log_probs=num_prompt_log_probs,
+        needs_log_probs=values["details"] or format.is_streamed or needs_ranking,
         guided_decoding=guide,
         adapter=readers.adapter("adapters", fields.get("adapters")),
     )
-    format = replace(format, details=given["details"], field_names=field_names)
+
+    format = replace(format, details=values["details"], field_names=field_names)
     return Parsed((request,), format, ignored)
 
 
-def fill_in(given: dict[str, Any], written: Given, defaults: SamplingDefaults) -> None:
-    """Set do_sample in `given` if the request samples, and then every value that has an effect.
+def fill_in(values: dict[str, Any], fields: ParameterValues, defaults: SamplingDefaults) -> None:
+    """Set do_sample in `values` if the request samples, and then every value that has an effect.
 
     An engine with its own defaults has no do_sample, which only chooses among them. It decodes
     greedily if the temperature is 0, if top_k is 1, or if top_k and top_p are both 0; if one of the
     two is 0, it is no limit. Source: LMI's page, under the additional parameters of TensorRT-LLM.
-    The reference's code has another temperature there; the page counts. `written` holds the checked
+    The reference's code has another temperature there; the page counts. `fields` holds the checked
     parameters as the client wrote them, with those that mean the same as leaving them out on other
     engines.
     """
-    left_out = asdict(defaults.with_do_sample if "do_sample" in given else defaults.without)
-    values = left_out | {
-        name: given.get(name, written[name]) for name in left_out if written.get(name) is not None
-    }
-    given.pop("do_sample", None)
-    temperature, top_k, top_p = (values[name] for name in ("temperature", "top_k", "top_p"))
+    if "do_sample" in values:
+        sampling = asdict(defaults.with_do_sample)
+    else:
+        sampling = asdict(defaults.without)
+
+    for name in sampling:
+        if fields.get(name) is not None:
+            sampling[name] = values.get(name, fields[name])
+
+    values.pop("do_sample", None)
+    temperature = sampling["temperature"]
+    top_k = sampling["top_k"]
+    top_p = sampling["top_p"]
     if temperature == 0 or top_k == 1 or (top_k < 1 and top_p == 0):
         return
 
-    given["do_sample"] = True
-    for name, value in values.items():
-        given.pop(name, None)
+    values["do_sample"] = True
+    for name, value in sampling.items():
+        values.pop(name, None)
         if value not in NO_LIMIT[name]:
-            given[name] = value
+            values[name] = value
 
 
-def name_of_several(written: Given) -> str:
+def name_of_several(fields: ParameterValues) -> str:
     """Return the name that an error uses for the parameter that asks for several sequences."""
-    return in_parameters(
-        next(name for name in ("num_beams", "n", "best_of") if written.get(name) not in (None, 1))
-    )
+    names = ("num_beams", "n", "best_of")
+    return in_parameters(next(name for name in names if fields.get(name) not in (None, 1)))
 
 
-def _without_details(given: Given, format: LmiFormat) -> dict[str, str]:
+def _without_details(values: ParameterValues, format: LmiFormat) -> dict[str, str]:
     """Return the parameters that this form of the answer has no place for, with the reasons."""
     reasons = dict[str, str]()
-    if not given["details"]:
-        reasons |= dict.fromkeys(
-            ("decoder_input_details", "num_prompt_log_probs"), "without details"
-        )
+    if not values["details"]:
+        names_in_details = ("decoder_input_details", "num_prompt_log_probs")
+        reasons |= dict.fromkeys(names_in_details, "without details")
 
-    if not given["details"] and not format.is_streamed:
-        reasons |= dict.fromkeys(
-            ("num_top_log_probs", "top_n_tokens"), "without details or a stream"
-        )
-    elif "num_top_log_probs" in given:
+    if not values["details"] and not format.is_streamed:
+        names_of_tops = ("num_top_log_probs", "top_n_tokens")
+        reasons |= dict.fromkeys(names_of_tops, "without details or a stream")
+    elif "num_top_log_probs" in values:
         reasons["top_n_tokens"] = "beside logprobs"
 
     return reasons
@@ -250,12 +302,15 @@ class LmiFormatter(Formatter[LmiFormat]):
         self._token_json = tgi_token if parsed.format.tgi_compat else lmi_token
 
     def _details(
-        self, answer: Answer, prefill: list[Token] | None, others: Iterable[Answer] | None = None
+        self,
+        answer: Answer,
+        prefill: list[Token] | None,
+        lesser_answers: Sequence[Answer] | None = None,
     ) -> bytes:
-        """Write the Details object. `others` are those beside a whole answer; a stream has told its
-        tokens.
+        """Write the Details object. A whole answer has the `lesser_answers` beside the best one. A
+        stream has none, and has written its tokens before.
         """
-        is_whole = others is not None
+        is_whole = lesser_answers is not None
         items = [
             b'"finish_reason": %b' % dumps(answer.finish_reason),
             b'"generated_tokens": %d' % len(answer.tokens),
@@ -264,34 +319,34 @@ class LmiFormatter(Formatter[LmiFormat]):
         if is_whole:
             items.append(b'"tokens": %b' % self._tokens(answer.tokens))
 
-        shown = prefill if self._request.prefill_details else None
-        if shown is None and is_whole and self._format.tgi_compat:
-            shown = []  # TGI's client refuses a whole answer without it
+        if not self._request.prefill_details:
+            prefill = None
 
-        if shown is not None:
-            items.append(b'"prefill": [%b]' % b", ".join(map(self._prompt_token, shown)))
+        # TGI's client refuses a whole answer without a prefill.
+        if prefill is None and is_whole and self._format.tgi_compat:
+            prefill = []
+
+        if prefill is not None:
+            items.append(b'"prefill": [%b]' % b", ".join(map(self._prompt_token, prefill)))
 
         if is_whole and self._request.num_top_log_probs:
-            items.append(
-                b'"top_tokens": [%b]'
-                % b", ".join(self._tokens(token.top or ()) for token in answer.tokens)
-            )
+            top_tokens = [self._tokens(token.top or ()) for token in answer.tokens]
+            items.append(b'"top_tokens": [%b]' % b", ".join(top_tokens))
 
-        if sequences := b", ".join(map(self._sequence, others or ())):
+        if lesser_answers:
+            sequences = b", ".join(map(self._sequence, lesser_answers))
             items.append(b'"best_of_sequences": [%b]' % sequences)
 
         return b"{%b}" % b", ".join(items)
 
     def _sequence(self, answer: Answer) -> bytes:
-        return (
-            b'{"finish_reason": %b, "generated_tokens": %d, "tokens": %b, "generated_text": %b}'
-            % (
-                dumps(answer.finish_reason),
-                len(answer.tokens),
-                self._tokens(answer.tokens),
-                dumps(self._full_text(answer.text)),
-            )
+        fields = (
+            b'"finish_reason": %b' % dumps(answer.finish_reason),
+            b'"generated_tokens": %d' % len(answer.tokens),
+            b'"tokens": %b' % self._tokens(answer.tokens),
+            b'"generated_text": %b' % dumps(self._full_text(answer.text)),
         )
+        return b"{%b}" % b", ".join(fields)
 
     def _tokens(self, tokens: Iterable[Token]) -> bytes:
         return b"[%b]" % b", ".join(map(self._token_json, tokens))
@@ -310,12 +365,13 @@ class LmiWhole(LmiFormatter, WholeFormatter[LmiFormat]):
     """
 
     def _whole(self, answers: list[Answer]) -> bytes:
-        best, *others = ranked(self._request, answers)
+        best, *lesser_answers = ranked(self._request, answers)
         body = b'{"generated_text": %b' % dumps(self._full_text(best.text))
         if self._format.details:
-            body += b', "details": %b' % self._details(best, answers[0].prefill, others)
+            body += b', "details": %b' % self._details(best, answers[0].prefill, lesser_answers)
 
-        return b"[%b}]" % body if self._format.tgi_compat else b"%b}" % body
+        body += b"}"
+        return b"[%b]" % body if self._format.tgi_compat else body
 
     @staticmethod
     def error(error: ErrorFields) -> bytes:
@@ -351,8 +407,10 @@ class LmiStream(LmiFormatter, StepFormatter[LmiFormat]):
 
     @classmethod
     def error(cls, error: ErrorFields) -> bytes:
-        names = (b"log_prob", b"special_token") if error.kind is None else (b"logprob", b"special")
-        token = b'{"id": -1, "text": "", "%b": -1, "%b": true}' % names
+        token = b'{"id": -1, "text": "", "logprob": -1, "special": true}'
+        if error.kind is None:
+            token = b'{"id": -1, "text": "", "log_prob": -1, "special_token": true}'
+
         details = b'{"finish_reason": "error", "generated_tokens": null, "inputs": null}'
         fields = token, details, error_fields(error)
         return cls.record(b'"token": %b, "generated_text": "", "details": %b, %b' % fields)
@@ -368,12 +426,8 @@ class LmiEvents(LmiStream):
 
 def lmi_token(token: Token) -> bytes:
     end = b', "special_token": true}' if token.is_special else b"}"
-    return b'{"id": %d, "text": %b, "log_prob": %b%b' % (
-        token.id,
-        dumps(token.text),
-        dumps(token.log_prob),
-        end,
-    )
+    fields = token.id, dumps(token.text), dumps(token.log_prob), end
+    return b'{"id": %d, "text": %b, "log_prob": %b%b' % fields
 
 
 def tgi_token(token: Token) -> bytes:
@@ -385,19 +439,28 @@ def tgi_token(token: Token) -> bytes:
 def error_fields(error: ErrorFields) -> bytes:
     """Return the two or three keys that every error ends with."""
     fields = b'"error": %b, "code": %d' % (dumps(error.message), error.code)
-    return fields if error.kind is None else b'%b, "error_type": %b' % (fields, dumps(error.kind))
+    if error.kind is None:
+        return fields
+
+    return b'%b, "error_type": %b' % (fields, dumps(error.kind))
 
 
 def _write_error(error: ErrorFields, format: LmiFormat, *, in_answer: bool) -> tuple[str, bytes]:
-    kind = "generation" if in_answer and error.kind == "overloaded" else error.kind
-    error = error._replace(kind=kind if format.tgi_compat else None)
+    kind = error.kind
+    if not format.tgi_compat:
+        kind = None
+    elif in_answer and kind == "overloaded":
+        kind = "generation"
+
+    error = error._replace(kind=kind)
     if in_answer:
         return FORMS.write_error(error, format, in_answer=format.is_streamed)
 
     return LmiWhole.media_type, b"{%b}" % error_fields(error)
 
 
-INVALID_STATUS = 424  # other APIs answer 400
+# Other APIs answer 400.
+INVALID_STATUS = 424
 FORMS = Forms(LmiWhole, LmiEvents, LmiStream)
 LMI: Api[LmiFormat] = Api(
     name="lmi",

@@ -27,7 +27,14 @@ from lmi.apis.base.api import (
     StepFormatter,
     WholeFormatter,
 )
-from lmi.apis.base.parameters import ROWS, Given, Parameter, ParameterTable, in_parameters, rows
+from lmi.apis.base.parameters import (
+    ROWS,
+    Parameter,
+    ParameterTable,
+    ParameterValues,
+    in_parameters,
+    rows,
+)
 from lmi.apis.base.readers import (
     Message,
     Parsed,
@@ -76,9 +83,19 @@ class TgiFormat(AnswerFormat):
 
 PARAMETERS = ParameterTable(
     rows(
-        "do_sample max_new_tokens temperature typical_p seed repetition_penalty frequency_penalty "
-        "truncate "
-        "truncation_side return_full_text details decoder_input_details best_of",
+        "do_sample",
+        "max_new_tokens",
+        "temperature",
+        "typical_p",
+        "seed",
+        "repetition_penalty",
+        "frequency_penalty",
+        "truncate",
+        "truncation_side",
+        "return_full_text",
+        "details",
+        "decoder_input_details",
+        "best_of",
         stop="stop_sequences",
         adapter_id="adapter",
     )
@@ -164,7 +181,7 @@ def _is_greedy(fields: dict[str, Any], given: dict[str, Any]) -> bool:
     return given.get("temperature") == 0 or not is_sampling
 
 
-def _check_together(given: Given, *, is_streamed: bool, is_greedy: bool) -> None:
+def _check_together(given: ParameterValues, *, is_streamed: bool, is_greedy: bool) -> None:
     for name, reason in (NOT_HERE | (NOT_STREAMED if is_streamed else {})).items():
         if name in given:
             raise errors.Unsupported(in_parameters(name), reason)

@@ -40,12 +40,20 @@ def joined(tokens: Sequence[Token]) -> Token:
         return tokens[0]
 
     log_probs = [token.log_prob for token in tokens]
+    log_prob = None
+    if None not in log_probs:
+        log_prob = sum(filter(None, log_probs))
+
+    top = list[Token]()
+    for token in tokens:
+        top += token.top or ()
+
     return Token(
         id=tokens[-1].id,
         text=text_of(tokens),
-        log_prob=None if None in log_probs else sum(filter(None, log_probs)),
+        log_prob=log_prob,
         is_special=all(token.is_special for token in tokens),
-        top=[other for token in tokens for other in token.top or ()],
+        top=top,
     )
 
 
@@ -59,11 +67,14 @@ class ErrorFields(NamedTuple):
     """
 
     message: str
-    code: int  # HTTP's
+    # The status of HTTP.
+    code: int
     kind: str | None = None
-    param: str | None = None  # the field at fault
+    # The field at fault.
+    param: str | None = None
     request_id: str | None = None
-    details: Mapping[str, object] | None = None  # what clients of the API act on
+    # What clients of the API act on.
+    details: Mapping[str, object] | None = None
 
 
 class AsyncFormatter(ABC):
@@ -75,9 +86,11 @@ class AsyncFormatter(ABC):
 
     media_type: str
     is_streaming: bool
-    is_verbatim: bool = False  # the body is sent as it is, without the API's line end
+    # The body is sent as it is, without the API's line end.
+    is_verbatim: bool = False
     begins_early: ClassVar[bool] = (
-        False  # a stream may begin without a token, and tell that it waits
+        # A stream may begin without a token, and say that it waits.
+        False
     )
 
     async def begin(self) -> None:
@@ -163,10 +176,10 @@ class StepFormatter(Formatter[Format]):
 
     def feed(self, delta: Delta) -> list[bytes]:
         self._answer.add(delta)
-        if not delta.tokens and delta.finish_reason is None:
-            return []
+        if delta.tokens:
+            return [self._step(joined(delta.tokens))]
 
-        return [self._step(joined(delta.tokens) if delta.tokens else NO_TOKEN)]
+        return [] if delta.finish_reason is None else [self._step(NO_TOKEN)]
 
     @abstractmethod
     def _step(self, token: Token) -> bytes:
@@ -228,12 +241,16 @@ class Row(NamedTuple):
 
     cause: type[LmiError]
     status: int
-    kind: str | None = None  # in the API's words
-    in_answer: bool = False  # written in the form of the answer, because the request was understood
-    param: str | None = None  # the field at fault, for errors that name none
-    # words that clients look for, before the message; {max_context} is that of a PromptTooLong
+    # In the API's words.
+    kind: str | None = None
+    # Written in the form of the answer, because the request was understood.
+    in_answer: bool = False
+    # The field at fault, for errors that name none.
+    param: str | None = None
+    # Words that clients look for, before the message; {max_context} is that of a PromptTooLong.
     opening: str = ""
-    details: Mapping[str, object] | None = None  # what clients act on, in the API's words
+    # What clients act on, in the API's words.
+    details: Mapping[str, object] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,23 +281,26 @@ class ErrorRules:
         """Render an error as the whole answer, or with `accepted` as the last record of a stream
         that has begun.
         """
-        row = next(
-            (row for row in self.rows if isinstance(error, row.cause)), Row(LmiError, error.status)
-        )
+        row = self._row_of(type(error)) or Row(LmiError, error.status)
         names = {**self.names, **format.field_names}
         fields = ErrorFields(
-            _opening(row, error) + error.spelled(names),
-            row.status,
-            row.kind or self.kind_of_status(row.status) or error.label,
-            row.param or names.get(error.field or "", error.field),
-            request_id,
-            row.details,
+            message=_opening(row, error) + error.spelled(names),
+            code=row.status,
+            kind=row.kind or self.kind_of_status(row.status) or error.label,
+            param=row.param or names.get(error.field or "", error.field),
+            request_id=request_id,
+            details=row.details,
         )
+
         media_type, body = self.write(fields, format, in_answer=accepted or row.in_answer)
         return Rendered(row.status, media_type, body, retry_header(error))
 
     def status_of(self, kind: type[LmiError]) -> int:
-        return next((row.status for row in self.rows if issubclass(kind, row.cause)), kind.status)
+        row = self._row_of(kind)
+        return kind.status if row is None else row.status
+
+    def _row_of(self, kind: type[LmiError]) -> Row | None:
+        return next((row for row in self.rows if issubclass(kind, row.cause)), None)
 
     def render_status(
         self, status: int, message: str, format: AnswerFormat, request_id: str | None = None
@@ -318,7 +338,10 @@ class Forms(NamedTuple):
     lines: type[Formatter[Any]] | None = None
 
     def formatter(self, parsed: Parsed[Any]) -> Formatter[Any]:
-        return (self._stream(parsed.format) if parsed.format.is_streamed else self.whole)(parsed)
+        if parsed.format.is_streamed:
+            return self._stream(parsed.format)(parsed)
+
+        return self.whole(parsed)
 
     def write_error(
         self, error: ErrorFields, format: AnswerFormat, *, in_answer: bool
@@ -328,11 +351,10 @@ class Forms(NamedTuple):
         return formatter.media_type, formatter.error(error)
 
     def _stream(self, format: AnswerFormat) -> type[Formatter[Any]]:
-        return (
-            self.lines or self.stream
-            if format.output_format is OutputFormat.JSONLINES
-            else self.stream
-        )
+        if self.lines is not None and format.output_format is OutputFormat.JSONLINES:
+            return self.lines
+
+        return self.stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,13 +375,15 @@ class Api(Generic[Format]):
     formatter: Callable[[Parsed[Format]], Formatter[Format]]
     errors: ErrorRules
     read_for_events: Callable[[bytes, str | None, ModelConfig], Message[Format]] | None = None
-    paths: tuple[str, ...] = ()  # of the routes that this API answers by POST
-    prefixes: tuple[
-        str, ...
-    ] = ()  # of further paths whose 404, 405 and similar errors have this API's form
+    # The paths of the routes that this API answers by POST.
+    paths: tuple[str, ...] = ()
+    # Beginnings of further paths, whose 404, 405 and similar errors have this API's form.
+    prefixes: tuple[str, ...] = ()
     body_field: str = ""
-    takes_user_code: bool = False  # formatters of user code take part
-    json_end: bytes = b""  # ends an answer that is one JSON value
+    # Formatters of user code take part.
+    takes_user_code: bool = False
+    # This ends an answer that is one JSON value.
+    json_end: bytes = b""
 
     def whole(self, media_type: str, body: bytes) -> bytes:
         """Return a body that is sent in one piece, with `json_end` if it is JSON."""

@@ -1,6 +1,6 @@
 """Parameters: one row for each meaning, and the table of those that an API has under its own names.
 
-The checked values of a body that have an effect are `given`, by the names of their rows. From the
+The checked values of a body that have an effect are `values`, by the names of their rows. From the
 rows come what an API reads, refuses, ignores and describes, its words for an engine's refusals, and
 the request.
 """
@@ -24,9 +24,13 @@ from lmi.errors import InvalidParameter, Unsupported, shorten
 from lmi.executor import MAX_PENALTY, MAX_TEMPERATURE, REPETITION_PENALTIES, SamplingConfig
 from lmi.types import GenerationRequest
 
-MAX_SEQUENCES = 16  # of one prompt
-MAX_BEAMS = 256  # as of option.max_beam_width; an engine has a lower bound
-MAX_TOP_N_TOKENS = 20  # what engines offer; clients of the LMI API may ask for more with logprobs
+# Of one prompt.
+MAX_SEQUENCES = 16
+# The bound of option.max_beam_width. An engine has a lower one.
+MAX_BEAMS = 256
+# What engines offer. Clients of the LMI API may ask for more with `logprobs`.
+MAX_TOP_N_TOKENS = 20
+# These have no effect without sampling.
 SAMPLING = (
     "seed",
     "temperature",
@@ -34,13 +38,14 @@ SAMPLING = (
     "top_p",
     "min_p",
     "typical_p",
-)  # no effect without sampling
+)
 OF_A_SEARCH = ("length_penalty", "early_stopping")
 ONE_SEQUENCE_STREAMED = "several sequences come only in an answer that is not streamed"
 REQUEST_FIELDS = frozenset(GenerationRequest.__dataclass_fields__) - {"stop_sequences"}
 SAMPLING_FIELDS = frozenset(SamplingConfig.__struct_fields__)
 
-Given = Mapping[str, Any]
+# The values of fields by their names: those of a body, or checked ones by the names of their rows.
+ParameterValues = Mapping[str, Any]
 Rows = Mapping[str, "Parameter"]
 
 
@@ -231,13 +236,15 @@ ROWS = named(
 )
 
 
-def rows(names: str = "", **others: str) -> dict[str, Parameter]:
-    """Return the rows of these names, and `others` that have the name of their keyword
-    on the wire.
+def rows(*names: str, **names_on_the_wire: str) -> dict[str, Parameter]:
+    """Return the rows of these names, each under its own name or under the keyword that passes it,
+    which is then its name on the wire.
     """
-    return {name: ROWS[name] for name in names.split()} | {
-        wire: ROWS[name] for wire, name in others.items()
-    }
+    selected = {name: ROWS[name] for name in names}
+    for wire_name, name in names_on_the_wire.items():
+        selected[wire_name] = ROWS[name]
+
+    return selected
 
 
 class ParameterTable(dict[str, Parameter]):
@@ -253,13 +260,13 @@ class ParameterTable(dict[str, Parameter]):
     ) -> None:
         super().__init__(parameters)
         self.spell = spell
-        self._known = {**self, **(hidden or {})}
+        self._read_rows = {**self, **(hidden or {})}
         self._wire = {row.name: wire for wire, row in reversed(self.items())}
 
     @property
     def known_names(self) -> frozenset[str]:
         """What is read, refused, or left out without a word."""
-        return frozenset(self._known)
+        return frozenset(self._read_rows)
 
     def wire(self, name: str) -> str:
         return self._wire.get(name, name)
@@ -268,118 +275,120 @@ class ParameterTable(dict[str, Parameter]):
         """Return the name that an error uses for a row."""
         return self.spell(self.wire(name))
 
-    def wire_names(self, **others: str) -> dict[str, str]:
+    def wire_names(self, **further_names: str) -> dict[str, str]:
         """Return this API's names for fields of the engines' contract. An engine's refusal is
         reported under them.
         """
-        names = {
-            name: self.spell(wire)
-            for wire, row in reversed(self.items())
-            for name in row.fields or (row.name,)
-        }
-        return names | others
+        names = dict[str, str]()
+        for wire, row in reversed(self.items()):
+            for field in row.fields or (row.name,):
+                names[field] = self.spell(wire)
 
-    def read(self, fields: Given, ignored: list[str]) -> dict[str, Any]:
+        return names | further_names
+
+    def read(self, fields: ParameterValues, ignored: list[str]) -> dict[str, Any]:
         """Check the known fields and return those with an effect. Adds a line to `ignored` for each
         unknown one.
 
         null means "left out": some clients send it for every name they know.
         """
-        given: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for name, value in fields.items():
             if value is None:
                 continue
 
-            row = self._known.get(name)
+            row = self._read_rows.get(name)
             if row is None:
                 ignored.append(f"{self.spell(shorten(name))}: unknown")
-            elif (
-                checked := row.read(self.spell(name), value)
-            ) is not None and checked not in row.off:
-                given[row.name] = checked
+                continue
 
-        return given
+            checked = row.read(self.spell(name), value)
+            if checked is not None and checked not in row.off:
+                values[row.name] = checked
 
-    def written(self, fields: Given) -> set[str]:
+        return values
+
+    def written(self, fields: ParameterValues) -> set[str]:
         """Return the names of the rows that a body gives a value, also one that means "off"."""
-        return {
-            self._known[name].name
-            for name, value in fields.items()
-            if value is not None and name in self._known
-        }
+        names = set[str]()
+        for name, value in fields.items():
+            if value is not None and name in self._read_rows:
+                names.add(self._read_rows[name].name)
 
-    def drop(self, given: dict[str, Any], reasons: Mapping[str, str], ignored: list[str]) -> None:
+        return names
+
+    def drop(self, values: dict[str, Any], reasons: Mapping[str, str], ignored: list[str]) -> None:
         """Remove what has no effect, so that no engine refuses it. Adds a line to `ignored` for
         each.
         """
         for name, reason in reasons.items():
-            if name in given:
-                del given[name]
+            if name in values:
+                del values[name]
                 ignored.append(f"{self.named(name)}: no effect {reason}")
 
-    def check_together(self, given: Given, *, is_streamed: bool = False) -> None:
+    def check_together(self, values: ParameterValues, *, is_streamed: bool = False) -> None:
         """Raise an error for values that do not fit together, or for several sequences in a
         streamed answer.
         """
-        if given.get("best_of", MAX_SEQUENCES) < given.get("n", 1):
-            raise InvalidParameter(
-                self.named("best_of"), f"at least n ({given['n']})", given["best_of"]
-            )
+        if values.get("best_of", MAX_SEQUENCES) < values.get("n", 1):
+            rule = f"at least n ({values['n']})"
+            raise InvalidParameter(self.named("best_of"), rule, values["best_of"])
 
-        limit = given.get("max_new_tokens")
+        limit = values.get("max_new_tokens")
         for name in ("min_length", "min_tokens"):
-            if limit is not None and given.get(name, 0) > limit:
-                raise InvalidParameter(
-                    self.named(name),
-                    f"at most {self.wire('max_new_tokens')} ({limit})",
-                    given[name],
-                )
+            if limit is not None and values.get(name, 0) > limit:
+                rule = f"at most {self.wire('max_new_tokens')} ({limit})"
+                raise InvalidParameter(self.named(name), rule, values[name])
 
-        if len(given.get("stop_sequences", ())) + len(given.get("stop", ())) > MAX_STOP_SEQUENCES:
+        num_stops = len(values.get("stop_sequences", ())) + len(values.get("stop", ()))
+        if num_stops > MAX_STOP_SEQUENCES:
             rule = f"at most {MAX_STOP_SEQUENCES} with {self.wire('stop_sequences')}"
-            raise InvalidParameter(self.named("stop"), rule, given["stop"])
+            raise InvalidParameter(self.named("stop"), rule, values["stop"])
 
         for name in ("beam_width", "n", "best_of"):
-            if is_streamed and name in given:
+            if is_streamed and name in values:
                 raise Unsupported(self.named(name), ONE_SEQUENCE_STREAMED)
 
-    def read_search(self, given: dict[str, Any]) -> None:
+    def read_search(self, values: dict[str, Any]) -> None:
         """Check the numbers of a beam search, whose answer holds all beams unless `n` asks for
         fewer.
         """
-        if "beam_width" not in given:
+        if "beam_width" not in values:
             return
 
-        width = given["beam_width"]
+        width = values["beam_width"]
         name = self.wire("beam_width")
-        best_of = given.pop("best_of", width)
+        best_of = values.pop("best_of", width)
         if best_of != width:
-            raise InvalidParameter(
-                self.named("best_of"), f"equal to {name} ({width}), or left out", best_of
-            )
+            rule = f"equal to {name} ({width}), or left out"
+            raise InvalidParameter(self.named("best_of"), rule, best_of)
 
-        if given.get("n", 1) > width:
-            raise InvalidParameter(self.named("n"), f"at most {name} ({width})", given["n"])
+        if values.get("n", 1) > width:
+            raise InvalidParameter(self.named("n"), f"at most {name} ({width})", values["n"])
 
     @staticmethod
-    def without_effect(given: Given, *, is_greedy: bool) -> dict[str, str]:
+    def without_effect(values: ParameterValues, *, is_greedy: bool) -> dict[str, str]:
         """Return what this way of decoding cannot use, with the reasons. Nothing samples in a
         search.
         """
-        if "beam_width" in given:
+        if "beam_width" in values:
             return dict.fromkeys(("do_sample", *SAMPLING), "in beam search")
 
-        without_beams = dict.fromkeys(OF_A_SEARCH, "without beams")
-        return without_beams | (dict.fromkeys(SAMPLING, "in greedy decoding") if is_greedy else {})
+        reasons = dict.fromkeys(OF_A_SEARCH, "without beams")
+        if is_greedy:
+            reasons |= dict.fromkeys(SAMPLING, "in greedy decoding")
+
+        return reasons
 
 
-def unknown(fields: Given, known: Collection[str]) -> list[str]:
-    """Return a line for the log for each field that is not in `known`."""
-    return [
-        f"{shorten(name)}: unknown"
-        for name, value in fields.items()
-        if name not in known and value is not None
-    ]
+def unknown(fields: ParameterValues, known_names: Collection[str]) -> list[str]:
+    """Return a line for the log for each field whose name is not known."""
+    lines = []
+    for name, value in fields.items():
+        if name not in known_names and value is not None:
+            lines.append(f"{shorten(name)}: unknown")
+
+    return lines
 
 
 def in_parameters(name: str) -> str:
@@ -387,31 +396,34 @@ def in_parameters(name: str) -> str:
     return f"parameters.{name}"
 
 
-def needs_ranking(given: Given) -> bool:
+def needs_ranking(values: ParameterValues) -> bool:
     """Whether log-probs decide which of several sequences is the answer."""
-    return "beam_width" not in given and ("n" in given or "best_of" in given)
+    return "beam_width" not in values and ("n" in values or "best_of" in values)
 
 
 def request_of(
-    given: Given, *, is_greedy: bool, is_streaming: bool, **own: Any
+    values: ParameterValues, *, is_greedy: bool, is_streaming: bool, **api_fields: Any
 ) -> GenerationRequest:
-    """Build a request from the parameters whose names are its fields. `own` are the fields that an
-    API fills itself.
+    """Build a request from the parameters whose names are its fields. `api_fields` are the fields
+    that an API fills itself.
     """
-    width = given.get("beam_width", 1)
-    sampling = {name: given[name] for name in SAMPLING_FIELDS & given.keys()}
+    width = values.get("beam_width", 1)
+    sampling = {name: values[name] for name in SAMPLING_FIELDS & values.keys()}
     if width > 1:
-        sampling["length_penalty"] = given.get("length_penalty", 1.0)
-        sampling["early_stopping"] = int(given.get("early_stopping", False))
+        sampling["length_penalty"] = values.get("length_penalty", 1.0)
+        sampling["early_stopping"] = int(values.get("early_stopping", False))
 
     if is_greedy:
         sampling["temperature"] = 0.0
 
-    sampling["min_tokens"] = max(given.get("min_length", 0), given.get("min_tokens", 0)) or None
-    sampling["num_return_sequences"] = max(given.get("n", width), given.get("best_of", 1))
+    min_tokens = max(values.get("min_length", 0), values.get("min_tokens", 0))
+    sampling["min_tokens"] = min_tokens or None
+    sampling["num_return_sequences"] = max(values.get("n", width), values.get("best_of", 1))
+
+    fields = {name: values[name] for name in REQUEST_FIELDS & values.keys()}
     return GenerationRequest(
         sampling=SamplingConfig(**sampling),
         is_streaming=is_streaming,
-        stop_sequences=given.get("stop_sequences", ()) + given.get("stop", ()),
-        **{name: given[name] for name in REQUEST_FIELDS & given.keys()} | own,
+        stop_sequences=values.get("stop_sequences", ()) + values.get("stop", ()),
+        **fields | api_fields,
     )

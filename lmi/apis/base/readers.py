@@ -24,7 +24,8 @@ from lmi.types import Format, GenerationRequest
 
 LEFT_OUT = (msgspec.Raw(), msgspec.Raw(b"null"))
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-PROMPTS = ("inputs", "messages", "prompt")  # by which the bodies of one path differ
+# The bodies of one path differ by these fields.
+PROMPTS = ("inputs", "messages", "prompt")
 KINDS = {
     type(None): "null",
     bool: "a boolean",
@@ -33,11 +34,14 @@ KINDS = {
     str: "a string",
     list: "a list",
 }
-MAX_STOP_SEQUENCES = 64  # each token is searched for all of them
-MAX_WORDS = 1024  # stop_token_ids, bad words
+# Each token is searched for all of them.
+MAX_STOP_SEQUENCES = 64
+# The most bad words, and the most ids of stop_token_ids.
+MAX_WORDS = 1024
 MAX_WORD_BYTES = 1024
 MAX_SALT_CHARS = 128
-MAX_IGNORED = 32  # lines for the log of one request
+# The most lines for the log of one request.
+MAX_IGNORED = 32
 MAX_VALUES_BYTES = 1 << 20
 """Of a body without its prompt. A text may fill a whole body, but sixty megabytes of small values
 take ten seconds to create and free, and the front end answers no other request meanwhile.
@@ -197,9 +201,8 @@ def _num_text_bytes(prompt: bytes, max_texts: int) -> int:
     if prompt[:1] == b'"':
         return len(prompt)
 
-    num_quotes = prompt.count(b'"') - prompt.count(
-        b'\\"'
-    )  # two for each text, fewer if one ends with a backslash
+    # A text has two quotes that are not escaped, or fewer if it ends with a backslash.
+    num_quotes = prompt.count(b'"') - prompt.count(b'\\"')
     if prompt[:1] != b"[" or num_quotes > 2 * max_texts:
         return 0
 
@@ -220,15 +223,13 @@ def read_object(body: bytes) -> dict[str, Any]:
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        at = error.doc[error.pos : error.pos + 9].lstrip("-")
-        what = (
-            "NaN and Infinity are no JSON numbers"
-            if at.startswith(("NaN", "Infinity"))
-            else error.msg
-        )
-        raise MalformedRequest(
-            f"the body is not JSON: {what}: line {error.lineno} column {error.colno}"
-        ) from None
+        fault = error.msg
+        text_at_fault = error.doc[error.pos : error.pos + 9].lstrip("-")
+        if text_at_fault.startswith(("NaN", "Infinity")):
+            fault = "NaN and Infinity are no JSON numbers"
+
+        place = f"line {error.lineno} column {error.colno}"
+        raise MalformedRequest(f"the body is not JSON: {fault}: {place}") from None
 
     if not isinstance(value, dict):
         raise MalformedRequest(f"the body must be a JSON object, not {KINDS[type(value)]}")
@@ -255,13 +256,13 @@ def read_inputs(body: bytes, content_type: str | None, max_texts: int = 0) -> di
 
 def check_types(fields: dict[str, Any], *, has_stream: bool = True) -> None:
     """Raise MalformedRequest if `parameters` or `stream` is of a wrong type."""
-    if not isinstance(fields.get("parameters"), dict | None):
-        raise MalformedRequest(
-            f"parameters must be an object, given {shorten(fields['parameters'])}"
-        )
+    parameters = fields.get("parameters")
+    if not isinstance(parameters, dict | None):
+        raise MalformedRequest(f"parameters must be an object, given {shorten(parameters)}")
 
-    if has_stream and not isinstance(fields.get("stream"), bool | None):
-        raise MalformedRequest(f"stream must be true or false, given {shorten(fields['stream'])}")
+    stream = fields.get("stream")
+    if has_stream and not isinstance(stream, bool | None):
+        raise MalformedRequest(f"stream must be true or false, given {shorten(stream)}")
 
 
 def checked(
@@ -284,41 +285,48 @@ def checked(
 
 
 def integer(minimum: int = -MAX_INT, maximum: int = MAX_INT) -> Reader:
+    def fault(value: object) -> str:
+        return int_fault(_as_integer(value), minimum, maximum)
+
     schema = {"type": "integer", "minimum": minimum, "maximum": maximum}
-    return checked(
-        schema, lambda value: int_fault(_as_integer(value), minimum, maximum), _as_integer
-    )
+    return checked(schema, fault, _as_integer)
 
 
 def _as_integer(value: object) -> object:
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+
+    return value
 
 
-DRAWS_A_SEED = -1  # vLLM's and llama.cpp's way to leave a seed out, which interfaces write
+# vLLM and llama.cpp leave a seed out by this number, which interfaces write.
+DRAWS_A_SEED = -1
 SEED = integer(DRAWS_A_SEED, MAX_SEED)
 
 
 @takes(json_schema_of(SEED))
 def seed(name: str, value: object) -> int | None:
     """Read a seed. None means that one is drawn, as if the field were left out."""
-    chosen = SEED(name, value)
-    return None if chosen == DRAWS_A_SEED else chosen
+    number = SEED(name, value)
+    return None if number == DRAWS_A_SEED else number
+
+
+def _salt_fault(value: object) -> str:
+    if isinstance(value, str) and len(value) <= MAX_SALT_CHARS and SALT.fullmatch(value):
+        return ""
+
+    return rf"a string of 1 to {MAX_SALT_CHARS} characters, without @, /, \ and NUL"
 
 
 boolean = checked(
     {"type": "boolean"}, lambda value: "" if isinstance(value, bool) else "true or false"
 )
 text = checked({"type": "string"}, lambda value: "" if isinstance(value, str) else "a string")
-SALT = re.compile(
-    r"[^@/\\\x00]+"
-)  # vLLM's rule, which keeps out marks that have a meaning in the keys of some caches
+# vLLM's rule. It keeps out marks that have a meaning in the keys of some caches.
+SALT = re.compile(r"[^@/\\\x00]+")
 cache_salt = checked(
     {"type": "string", "minLength": 1, "maxLength": MAX_SALT_CHARS, "pattern": r"^[^@/\\\x00]*$"},
-    lambda value: (
-        ""
-        if isinstance(value, str) and len(value) <= MAX_SALT_CHARS and SALT.fullmatch(value)
-        else rf"a string of 1 to {MAX_SALT_CHARS} characters, without @, /, \ and NUL"
-    ),
+    _salt_fault,
 )
 RANK = integer(-PRIORITY_STEPS // 2, PRIORITY_STEPS // 2)
 
@@ -343,11 +351,12 @@ def priority(name: str, value: object) -> float:
 
 def number(low: float = -math.inf, high: float = math.inf, *, low_open: bool = False) -> Reader:
     """Make a reader of a finite number in [low, high], or in (low, high] with `low_open`."""
+    schema: dict[str, Any] = {"type": "number"}
     limits = {"exclusiveMinimum" if low_open else "minimum": low, "maximum": high}
-    schema = {
-        "type": "number",
-        **{name: limit for name, limit in limits.items() if math.isfinite(limit)},
-    }
+    for name, limit in limits.items():
+        if math.isfinite(limit):
+            schema[name] = limit
+
     return checked(schema, lambda value: range_fault(value, low, high, low_open=low_open), float)
 
 
@@ -356,36 +365,43 @@ def choice(allowed: Sequence[str]) -> Reader:
     imported.
     """
     rule = "one of " + ", ".join(allowed)
-    return checked(
-        {"enum": list(allowed)},
-        lambda value: "" if isinstance(value, str) and value in allowed else rule,
-    )
+
+    def fault(value: object) -> str:
+        return "" if isinstance(value, str) and value in allowed else rule
+
+    return checked({"enum": list(allowed)}, fault)
 
 
 def refused(reason: str, *off: object) -> Reader:
     """Make a reader that refuses every value but those in `off`, which ask for nothing."""
 
     def read(name: str, value: object) -> None:
-        if not any(value == one and type(value) is type(one) for one in off):
-            raise Unsupported(name, reason)
+        for off_value in off:
+            if value == off_value and type(value) is type(off_value):
+                return
+
+        raise Unsupported(name, reason)
 
     return read
 
 
-def list_of(read_item: Reader, what: str, max_items: int, *, is_numbered: bool = False) -> Reader:
-    """Make a reader of a list. With `is_numbered` an error names the item, else only the list."""
+def list_of(read_item: Reader, items: str, max_items: int, *, is_numbered: bool = False) -> Reader:
+    """Make a reader of a list, whose `items` have this name in errors. With `is_numbered` an error
+    names the item, else only the list.
+    """
 
     @takes({"type": "array", "items": json_schema_of(read_item), "maxItems": max_items})
     def read(name: str, value: object) -> tuple[Any, ...]:
         if not isinstance(value, list):
-            raise InvalidParameter(name, f"a list of {what}", value)
+            raise InvalidParameter(name, f"a list of {items}", value)
 
         if len(value) > max_items:
-            raise InvalidParameter(name, f"a list of at most {max_items} {what}", value)
+            raise InvalidParameter(name, f"a list of at most {max_items} {items}", value)
 
-        return tuple(
-            read_item(f"{name}[{i}]" if is_numbered else name, item) for i, item in enumerate(value)
-        )
+        if not is_numbered:
+            return tuple(read_item(name, member) for member in value)
+
+        return tuple(read_item(f"{name}[{i}]", member) for i, member in enumerate(value))
 
     return read
 
@@ -394,11 +410,10 @@ def _word_fault(value: object) -> str:
     if not isinstance(value, str) or not value:
         return "a list of non-empty strings"
 
-    return (
-        f"a list of strings of at most {MAX_WORD_BYTES} bytes"
-        if len(value.encode()) > MAX_WORD_BYTES
-        else ""
-    )
+    if len(value.encode()) > MAX_WORD_BYTES:
+        return f"a list of strings of at most {MAX_WORD_BYTES} bytes"
+
+    return ""
 
 
 WORD = checked({"type": "string", "minLength": 1, "maxLength": MAX_WORD_BYTES}, _word_fault)

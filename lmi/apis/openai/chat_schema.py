@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import orjson
 
-from lmi.apis.base.parameters import Given, Parameter, ParameterTable, named
+from lmi.apis.base.parameters import Parameter, ParameterTable, ParameterValues, named
 from lmi.apis.base.readers import (
     Message,
     Parsed,
@@ -177,7 +177,7 @@ class _Outline(msgspec.Struct):
     input: msgspec.Raw = msgspec.Raw()
 
 
-def _reasoning(given: Given, format: OpenAIFormat) -> str | None:
+def _reasoning(given: ParameterValues, format: OpenAIFormat) -> str | None:
     """Return the form of thoughts that are told apart from the text, None if they stay in it."""
     if format.tool_calls == HARMONY:
         return HARMONY
@@ -250,7 +250,7 @@ def fill_in(given: dict[str, Any], table: ParameterTable, message: Message[OpenA
         given["max_new_tokens"] = message.generation_defaults.max_new_tokens
 
 
-def listed_messages(given: Given) -> list[tuple[str, object]]:
+def listed_messages(given: ParameterValues) -> list[tuple[str, object]]:
     """Return each message with its place in the request."""
     messages = given.get("messages")
     if not isinstance(messages, list) or not messages:
@@ -260,7 +260,7 @@ def listed_messages(given: Given) -> list[tuple[str, object]]:
 
 
 def chat_request(
-    given: Given,
+    given: ParameterValues,
     format: OpenAIFormat,
     messages: Sequence[Mapping[str, Any]],
     tools: Tools,

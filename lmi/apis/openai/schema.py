@@ -16,9 +16,9 @@ from lmi.apis.base.parameters import (
     ROWS,
     SAMPLING,
     SAMPLING_FIELDS,
-    Given,
     Parameter,
     ParameterTable,
+    ParameterValues,
     named,
     request_of,
     rows,
@@ -34,18 +34,18 @@ from lmi.executor import DEFAULT_PRIORITY
 from lmi.settings.config import ModelConfig
 from lmi.types import AnswerFormat, GenerationRequest, OutputFormat
 
-DEFAULT_MAX_TOKENS = 16  # of completions
+# The default of completions. A chat's is the room in the context.
+DEFAULT_MAX_TOKENS = 16
 MAX_PROMPTS = 128
 MAX_PROMPT_IDS = 1 << 20
 MAX_TEMPERATURE = 2.0
 MAX_BIAS = 100.0
 MAX_LOG_PROBS = 20
-UNNAMED = (
-    "dummy",
-    "tgi",
-)  # huggingface_hub and TGI's examples send these where only the URL names the model
+# The examples of huggingface_hub and TGI send these where only the URL names the model.
+UNNAMED = ("dummy", "tgi")
 STREAMS = (OutputFormat.JSONLINES, OutputFormat.SSE)
-HARMONY = "openai"  # a form of both, tool calls and reasoning
+# The form of both tool calls and reasoning.
+HARMONY = "openai"
 STOPS = ROWS["stop_sequences"].read
 BIAS = readers.number(-MAX_BIAS, MAX_BIAS)
 TOP = readers.integer(0, MAX_LOG_PROBS)
@@ -66,28 +66,30 @@ class OpenAIFormat(AnswerFormat):
     model: str
     adapter: str | None = None
     is_adapter_named: bool = False
-    has_usage: bool = False  # a stream's last chunk reports it
-    has_running_usage: bool = False  # the chunks before it report how much there is so far
+    # A stream's last chunk reports the usage.
+    has_usage: bool = False
+    # The chunks before it report the usage so far.
+    has_running_usage: bool = False
     has_token_ids: bool = False
     has_log_probs: bool = False
     num_prompt_log_probs: int | None = None
-    names_tokens_by_id: bool = False  # in log-probs
+    # Log-probs name tokens by their ids.
+    names_tokens_by_id: bool = False
     num_choices: int = 1
-    is_answer_wanted: bool = True  # False: only the prompt, for its log-probs
+    # If not, the answer is the prompt alone, for its log-probs.
+    is_answer_wanted: bool = True
     function: str | None = None
     is_forced: bool = False
     tool_calls: str | None = None
     reasoning: str | None = None
-    has_thoughts: bool = True  # False: they are told apart, and left out
-    is_base64: bool = (
-        False  # of embeddings: the bytes of float32, little-endian, in place of numbers
-    )
-    tools: Tools = field(
-        default_factory=dict, compare=False, repr=False
-    )  # by their names, for the types of arguments
-    state: Any = field(
-        default=None, compare=False
-    )  # of a response: it changes, so an error knows how much is written
+    # If not, thoughts are told apart and left out.
+    has_thoughts: bool = True
+    # Embeddings are the bytes of float32, little-endian, in place of numbers.
+    is_base64: bool = False
+    # The tools by their names, for the types of arguments.
+    tools: Tools = field(default_factory=dict, compare=False, repr=False)
+    # The state of a response. It changes, so that an error knows how much is written.
+    state: Any = field(default=None, compare=False)
 
     @property
     def holds_fields(self) -> bool:
@@ -128,18 +130,21 @@ def _biases(name: str, value: object) -> tuple[tuple[int, float], ...]:
 @takes({"type": ["integer", "boolean"], "minimum": 0, "maximum": MAX_LOG_PROBS})
 def _logprobs(name: str, value: object) -> int | None:
     """Read a number. Some clients send true or false, as for chat; false asks for none."""
-    return (1 if value else None) if isinstance(value, bool) else TOP(name, value)
+    if isinstance(value, bool):
+        return 1 if value else None
+
+    return TOP(name, value)  # type: ignore[no-any-return]
 
 
-def check_stream_options(given: Given, ignored: list[str]) -> None:
+def check_stream_options(values: ParameterValues, ignored: list[str]) -> None:
     """Refuse options of a stream that is none, as OpenAI and vLLM do. Adds a line for each unknown
     name in them.
     """
-    options = given.get("stream_options")
+    options = values.get("stream_options")
     if not options:
         return
 
-    if not given.get("stream"):
+    if not values.get("stream"):
         raise InvalidParameter("stream_options", "left out without stream true", options)
 
     ignored += [f"stream_options.{line}" for line in unknown(options, STREAM_OPTIONS)]
@@ -152,23 +157,37 @@ def anything(name: str, value: object) -> object:
 STREAM_OPTIONS = (
     "include_usage",
     "continuous_usage_stats",  # vLLM's
-    "include_obfuscation",  # no effect: nothing here is padded
+    # vLLM's too, without effect: nothing here is padded.
+    "include_obfuscation",
 )
 STREAM_OPTIONS_HELP = (
     "With `include_usage` true, a stream ends with the numbers of tokens; "
     "with `continuous_usage_stats` true too, each chunk has those so far."
 )
 SHARED: dict[str, Parameter] = rows(
-    "n seed top_p presence_penalty frequency_penalty top_k min_p repetition_penalty ignore_eos "
-    "min_tokens "
-    "stop_token_ids skip_special_tokens spaces_between_special_tokens include_stop_str_in_output "
-    "cache_salt "
-    "add_special_tokens"
+    "n",
+    "seed",
+    "top_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "ignore_eos",
+    "min_tokens",
+    "stop_token_ids",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "include_stop_str_in_output",
+    "cache_salt",
+    "add_special_tokens",
 )
-SHARED |= (
-    FLAG | rows("length_penalty early_stopping logits_post_processor_name") | GUIDED | OTHER_GUIDES
-)
-SHARED |= rows(no_stop_trim="include_stop_str_in_output")  # SGLang's name
+SHARED |= FLAG
+SHARED |= rows("length_penalty", "early_stopping", "logits_post_processor_name")
+SHARED |= GUIDED
+SHARED |= OTHER_GUIDES
+# SGLang's name.
+SHARED |= rows(no_stop_trim="include_stop_str_in_output")
 SHARED |= rows(
     "truncation_side",
     bad_words="bad_sequences",
@@ -252,10 +271,12 @@ COMPLETION = ParameterTable(
 
 
 def default_format(model: ModelConfig) -> OpenAIFormat:
+    tool_calls = model.tool_call_parser
+    reasoning = model.reasoning_parser
     return OpenAIFormat(
         model=model.name,
-        tool_calls=None if model.tool_call_parser == "none" else model.tool_call_parser,
-        reasoning=None if model.reasoning_parser == "none" else model.reasoning_parser,
+        tool_calls=None if tool_calls == "none" else tool_calls,
+        reasoning=None if reasoning == "none" else reasoning,
     )
 
 
@@ -278,100 +299,110 @@ def read(
     check(body)
     fields = readers.read_object(body)
     format = default_format(model)
+
     name = fields.get("model")
-    is_streaming = fields.get("stream")
     if not isinstance(name, str | None):
         raise MalformedRequest(f"model must be a string, given {shorten(name)}")
 
+    # The server looks up later whether such an adapter is registered.
     if name and name not in UNNAMED and not model.answers_to(name):
-        format = replace(
-            format, model=name, adapter=name
-        )  # if it is registered, which the server looks up
+        format = replace(format, model=name, adapter=name)
 
     adapter = readers.adapter("adapters", fields.pop("adapters", None))
     if adapter is not None:
         format = replace(format, model=adapter, adapter=adapter, is_adapter_named=True)
 
+    is_streaming = fields.get("stream")
     if not isinstance(is_streaming, bool | None):
         raise MalformedRequest(f"stream must be true or false, given {shorten(is_streaming)}")
 
     if is_streaming:
-        wanted = (
-            ()
-            if stream_format is None
-            else (fields.get("output_formatter"), model.output_formatter)
-        )
-        named = (
-            form for name in wanted for form in STREAMS if form == name
-        )  # json is not a format of a stream
-        format = replace(format, output_format=next(named, stream_format or OutputFormat.SSE))
+        format = replace(format, output_format=_format_of_stream(fields, model, stream_format))
 
     return Message(fields, format, generation_defaults=model.generation_defaults)
 
 
+def _format_of_stream(
+    fields: Mapping[str, object], model: ModelConfig, stream_format: OutputFormat | None
+) -> OutputFormat:
+    """Return the format that `read` describes. A stream's is none but those in STREAMS."""
+    if stream_format is None:
+        return OutputFormat.SSE
+
+    for name in (fields.get("output_formatter"), model.output_formatter):
+        for form in STREAMS:
+            if form == name:
+                return form
+
+    return stream_format
+
+
 def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
     ignored: list[str] = []
-    given = COMPLETION.read(message.fields, ignored)
-    check_stream_options(given, ignored)
-    if given.get("suffix"):
+    values = COMPLETION.read(message.fields, ignored)
+    check_stream_options(values, ignored)
+    if values.get("suffix"):
         raise Unsupported("suffix", "models here write on from a prompt and fill no gap")
 
-    prompts = prompts_of("prompt", given.get("prompts"), MAX_PROMPTS)
-    _check_together(given)
-    forget_unused(given, COMPLETION, message.format, ignored)
-    fill_in(given, COMPLETION, message)
-    guide, field_names = asked_guide(given)
+    prompts = prompts_of("prompt", values.get("prompts"), MAX_PROMPTS)
+    _check_together(values)
+    forget_unused(values, COMPLETION, message.format, ignored)
+    fill_in(values, COMPLETION, message)
+
+    guide, field_names = asked_guide(values)
     format = replace(
-        format_of(given, message.format),
-        has_log_probs="logprobs" in given,
-        is_answer_wanted=given.get("max_new_tokens") != 0,
+        format_of(values, message.format),
+        has_log_probs="logprobs" in values,
+        is_answer_wanted=values.get("max_new_tokens") != 0,
     )
-    num_top = given.get("logprobs", 0)
-    if given.get("return_full_text") and format.has_log_probs:
+
+    num_top = values.get("logprobs", 0)
+    if values.get("return_full_text") and format.has_log_probs:
         if format.num_prompt_log_probs is None:
             field_names = {**field_names, "num_prompt_log_probs": "logprobs"}
 
-        given["num_prompt_log_probs"] = max(num_top, format.num_prompt_log_probs or 0)
+        values["num_prompt_log_probs"] = max(num_top, format.num_prompt_log_probs or 0)
 
     format = replace(format, field_names=field_names)
     request = openai_request(
-        given,
+        values,
         format,
-        max_new_tokens=max(1, given.get("max_new_tokens", DEFAULT_MAX_TOKENS)),
+        max_new_tokens=max(1, values.get("max_new_tokens", DEFAULT_MAX_TOKENS)),
         num_top_log_probs=num_top or None,
-        needs_log_probs=format.has_log_probs or given.get("best_of", 1) > format.num_choices,
+        needs_log_probs=format.has_log_probs or values.get("best_of", 1) > format.num_choices,
         guided_decoding=guide,
     )
     return Parsed(tuple(replace(request, **prompt) for prompt in prompts), format, ignored)
 
 
-def _check_together(given: Given) -> None:
-    COMPLETION.check_together(given)
-    is_search = given.get("use_beam_search", False)
-    if given.get("best_of", 1) > given.get("n", 1) and given.get("stream") and not is_search:
+def _check_together(values: ParameterValues) -> None:
+    COMPLETION.check_together(values)
+    is_search = values.get("use_beam_search", False)
+    has_spare_sequences = values.get("best_of", 1) > values.get("n", 1)
+    if has_spare_sequences and values.get("stream") and not is_search:
         raise Unsupported(
             "best_of", "the best of several is known only at their end, so it cannot be streamed"
         )
 
-    if given.get("max_new_tokens") == 0 and not given.get("return_full_text"):
+    if values.get("max_new_tokens") == 0 and not values.get("return_full_text"):
         raise InvalidParameter("max_tokens", "at least 1 without echo", 0)
 
 
-def format_of(given: Given, format: OpenAIFormat) -> OpenAIFormat:
+def format_of(values: ParameterValues, format: OpenAIFormat) -> OpenAIFormat:
     """Return the format with what the fields say of it that both schemas share."""
-    if given.get("stream") and "num_prompt_log_probs" in given:
+    if values.get("stream") and "num_prompt_log_probs" in values:
         raise Unsupported("prompt_logprobs", "a stream has no place for them")
 
-    options = given.get("stream_options", {})
+    options = values.get("stream_options", {})
     has_usage = _is_set(options, "include_usage")
     return replace(
         format,
         has_usage=has_usage,
         has_running_usage=_is_set(options, "continuous_usage_stats") and has_usage,
-        has_token_ids=given.get("return_token_ids", False),
-        num_prompt_log_probs=given.get("num_prompt_log_probs"),
-        names_tokens_by_id=given.get("return_tokens_as_token_ids", False),
-        num_choices=given.get("n", 1),
+        has_token_ids=values.get("return_token_ids", False),
+        num_prompt_log_probs=values.get("num_prompt_log_probs"),
+        names_tokens_by_id=values.get("return_tokens_as_token_ids", False),
+        num_choices=values.get("n", 1),
     )
 
 
@@ -381,14 +412,14 @@ def _is_set(options: Mapping[str, object], name: str) -> bool:
 
 def prompts_of(name: str, value: object, max_prompts: int) -> list[dict[str, Any]]:
     """Read a text, token ids, or a list of these. Returns the fields of each prompt's request."""
-    if not isinstance(value, list) or all(isinstance(item, int | float) for item in value):
+    if not isinstance(value, list) or all(isinstance(token_id, int | float) for token_id in value):
         return [_prompt(name, value, "a non-empty string, a list of token ids, or a list of such")]
 
     if len(value) > max_prompts:
         raise InvalidParameter(name, f"a list of at most {max_prompts} prompts", value)
 
     rule = "a non-empty string or list of token ids"
-    return [_prompt(f"{name}[{n}]", item, rule) for n, item in enumerate(value)]
+    return [_prompt(f"{name}[{n}]", prompt, rule) for n, prompt in enumerate(value)]
 
 
 def _prompt(name: str, value: object, rule: str) -> dict[str, Any]:
@@ -402,45 +433,50 @@ def _prompt(name: str, value: object, rule: str) -> dict[str, Any]:
 
 
 def forget_unused(
-    given: dict[str, Any], table: ParameterTable, format: OpenAIFormat, ignored: list[str]
+    values: dict[str, Any], table: ParameterTable, format: OpenAIFormat, ignored: list[str]
 ) -> None:
     """Read the fields of a beam search, and drop those without effect beside it or without it."""
-    read_search(table, given, is_streamed=format.is_streamed)
-    table.drop(given, table.without_effect(given, is_greedy=False), ignored)
+    read_search(table, values, is_streamed=format.is_streamed)
+    table.drop(values, table.without_effect(values, is_greedy=False), ignored)
 
 
-def fill_in(given: dict[str, Any], table: ParameterTable, message: Message[OpenAIFormat]) -> None:
-    """Set in `given` the model's defaults of sampling that have an effect where the request is
+def fill_in(values: dict[str, Any], table: ParameterTable, message: Message[OpenAIFormat]) -> None:
+    """Set in `values` the model's defaults of sampling that have an effect where the request is
     silent.
 
-    What the client wrote counts, also a value that means "off" and so is not in `given`. A beam
+    What the client wrote counts, also a value that means "off" and so is not in `values`. A beam
     search has no defaults, as with vLLM: nothing samples in it, and some engines refuse penalties
     there.
     """
-    if "beam_width" in given:
+    if "beam_width" in values:
         return
 
-    chosen = table.written(message.fields) | given.keys()
-    defaults = {
-        name: value
-        for name, value in message.generation_defaults.values.items()
-        if name in SAMPLING_FIELDS and name not in chosen and value not in ROWS[name].off
-    }
-    given.update(defaults)
-    given["defaulted"] = frozenset(defaults)
+    names_of_client = table.written(message.fields) | values.keys()
+    defaults = {}
+    for name, value in message.generation_defaults.values.items():
+        is_open = name in SAMPLING_FIELDS and name not in names_of_client
+        if is_open and value not in ROWS[name].off:
+            defaults[name] = value
+
+    values.update(defaults)
+    values["defaulted"] = frozenset(defaults)
 
 
-def openai_request(given: Given, format: OpenAIFormat, **own: Any) -> GenerationRequest:
+def openai_request(
+    values: ParameterValues, format: OpenAIFormat, **api_fields: Any
+) -> GenerationRequest:
     """Build a request from the fields that both schemas share. What greedy decoding cannot use is
     left out silently.
     """
-    is_greedy = "beam_width" not in given and (
-        given.get("temperature") == 0 or given.get("top_p") == 0
-    )
+    is_zero = values.get("temperature") == 0 or values.get("top_p") == 0
+    is_greedy = "beam_width" not in values and is_zero
+    if is_greedy:
+        values = {name: value for name, value in values.items() if name not in SAMPLING}
+
     return request_of(
-        {name: value for name, value in given.items() if not (is_greedy and name in SAMPLING)},
+        values,
         is_greedy=is_greedy,
         is_streaming=format.is_streamed,
         adapter=format.adapter,
-        **own,
+        **api_fields,
     )

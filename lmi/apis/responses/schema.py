@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from lmi.apis.base.parameters import ROWS, Given, Parameter, ParameterTable, named
+from lmi.apis.base.parameters import ROWS, Parameter, ParameterTable, ParameterValues, named
 from lmi.apis.base.readers import Message, Parsed, choice, integer, takes, text
 from lmi.apis.guides import (
     CONTRACT_NAME,
@@ -197,7 +197,7 @@ def _defaults(message: Message[OpenAIFormat]) -> dict[str, Any]:
     return {name: told[name] for name in SETTINGS.keys() & told.keys()}
 
 
-def _asked_guide(given: Given) -> AskedGuide:
+def _asked_guide(given: ParameterValues) -> AskedGuide:
     """Return the guide of `text.format`, or of the fields by which chats ask for one."""
     of_text = guide_of_format(
         "text.format", given.get("text", {}).get("format") or {"type": "text"}
@@ -212,7 +212,7 @@ def _asked_guide(given: Given) -> AskedGuide:
     return of_text
 
 
-def _settings(fields: Given) -> dict[str, Any]:
+def _settings(fields: ParameterValues) -> dict[str, Any]:
     """Return the settings that a response repeats, with null for what they leave out. Raises
     InvalidParameter.
     """
@@ -234,7 +234,7 @@ def _settings(fields: Given) -> dict[str, Any]:
     return settings
 
 
-def _messages(given: Given) -> list[dict[str, Any]]:
+def _messages(given: ParameterValues) -> list[dict[str, Any]]:
     items = given.get("input")
     if isinstance(items, str):
         items = [{"role": "user", "content": items}]

@@ -179,13 +179,30 @@ def _scalar(name: str, value: object, *, is_text: bool) -> object:
 
 
 MEANT = rows(
-    "top_k top_p min_p seed repetition_penalty presence_penalty frequency_penalty min_tokens "
-    "stop_token_ids ignore_eos "
-    "include_stop_str_in_output skip_special_tokens spaces_between_special_tokens n best_of "
-    "beam_width"
+    "top_k",
+    "top_p",
+    "min_p",
+    "seed",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "min_tokens",
+    "stop_token_ids",
+    "ignore_eos",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "n",
+    "best_of",
+    "beam_width",
 )
-MEANT |= FLAG | rows(
-    "length_penalty early_stopping cache_salt", logprobs="num_top_log_probs", lora_name="adapter"
+MEANT |= FLAG
+MEANT |= rows(
+    "length_penalty",
+    "early_stopping",
+    "cache_salt",
+    logprobs="num_top_log_probs",
+    lora_name="adapter",
 )
 MEANT |= {
     "text_input": Parameter("prompt", PROMPT, "The prompt.", fields=("inputs", "input_token_ids")),
