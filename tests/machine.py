@@ -16,6 +16,9 @@ from typing import Any, Protocol
 MAX_TRIES = 3
 WAIT_S = 60.0  # for what comes soon unless the machine is busy
 PATIENCE = 4
+PAUSE_S = 0.02  # between two looks at a condition, at first
+PAUSE_SHARE = 1 / 10  # of the time waited so far: looking again costs cores that others need
+MAX_PAUSE_S = 0.25
 NUM_CORES = os.cpu_count() or 1
 SERVERS: list[Server] = []  # that this process started and that may still run
 PRESSURE = Path("/proc/pressure/cpu")
@@ -34,11 +37,12 @@ def own_s() -> float:
 
 
 def wait_until(
-    condition: Callable[[], Any], what: str, timeout_s: float = WAIT_S, *, pause_s: float = 0.02
+    condition: Callable[[], Any], what: str, timeout_s: float = WAIT_S, *, pause_s: float = PAUSE_S
 ) -> float:
     """Poll until `condition` is true; return the seconds that it took.
 
-    Time in which cores were short is extra, up to PATIENCE times `timeout_s`.
+    Time in which cores were short is extra, up to PATIENCE times `timeout_s`. What comes late is
+    looked for less often: see `pause_after`.
     """
     started_s = time.monotonic()
     own_started_s = own_s()
@@ -48,9 +52,14 @@ def wait_until(
             own_s() - own_started_s > timeout_s or took_s > PATIENCE * timeout_s
         )
         assert not is_late, f"in {took_s:.0f} s it did not happen that {what}"
-        time.sleep(pause_s)
+        time.sleep(pause_after(took_s, pause_s))
 
     return time.monotonic() - started_s
+
+
+def pause_after(waited_s: float, pause_s: float = PAUSE_S) -> float:
+    """The pause between two looks: `pause_s` at first, then a share of the time waited so far."""
+    return max(pause_s, min(MAX_PAUSE_S, waited_s * PAUSE_SHARE))
 
 
 def account() -> str:

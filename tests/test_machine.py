@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import FIRST, SHARING
-from tests.machine import Measurement, measurements, wait_until
+from tests.machine import Measurement, measurements, pause_after, wait_until
 from tests.system.container import ROOT, free_port
 
 
@@ -71,6 +71,12 @@ def test_a_wait_ends_with_its_condition_or_names_it() -> None:
     assert wait_until(lambda: next(polls), "it came", 60.0) >= 0.04
     with pytest.raises(AssertionError, match="it did not happen that it came"):
         wait_until(lambda: False, "it came", 0.05)
+
+
+def test_what_comes_late_is_looked_for_less_often() -> None:
+    assert pause_after(0.1) == pause_after(0.0) == 0.02
+    assert pause_after(1.0) == 0.1
+    assert pause_after(60.0) == pause_after(600.0) == 0.25
 
 
 def test_every_part_of_a_run_that_is_named_is_there() -> None:

@@ -17,7 +17,7 @@ from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any
 
-from tests.machine import Measurement
+from tests.machine import Measurement, pause_after
 from tests.served import Server
 from tests.system.container import wait_until
 
@@ -128,6 +128,7 @@ def all_run(server: Server, num_streams: int, before: Counter[str], deadline_s: 
     """Wait until all streams run. Returns False if one was too late or is over, so that they cannot
     run together.
     """
+    started_s = time.monotonic()
     while True:
         metrics = server.metrics()
         if metrics["lmi_requests_running"] == num_streams:
@@ -148,7 +149,7 @@ def all_run(server: Server, num_streams: int, before: Counter[str], deadline_s: 
         if ended.keys() & {"408", "length"}:
             return False
 
-        time.sleep(0.02)
+        time.sleep(pause_after(time.monotonic() - started_s))
 
 
 def num_ended(metrics: dict[str, float]) -> Counter[str]:
