@@ -4,17 +4,22 @@ the prompt says.
 The tokenizer has one token for each byte, so prompts and answers are readable in tests. A prompt is
 a list of words:
 
-    say TEXT        answer TEXT, then the end token run TEXT        answer TEXT without end flood
-    TEXT      answer TEXT without end, 100 times in every step fail TEXT       answer TEXT, then
-    fail for this request's own reason oom TEXT        answer TEXT, then run out of memory lose TEXT
-    answer TEXT, then close the engine's connections as a dying engine does hang TEXT       answer
-    TEXT, then nothing more late ORDER      wait until the test says `let_go`, then do what the
-    order says, as in `late say hi` rest TEXT       answer the first letter of TEXT, wait for
-    `let_go`, then the others lack TEXT       answer TEXT without end, one beam too few embed TEXT
-    an embedding whose numbers are the first ids of the prompt, where the request asks for one trip
-    raise an error that no engine should, when the request comes refuse FIELD    refuse the request
-    when it comes, for that field of the contract reject FIELD    refuse it for that field in the
-    first step
+    say TEXT        answer TEXT, then the end token
+    run TEXT        answer TEXT without end
+    flood TEXT      answer TEXT without end, 100 times in every step
+    fail TEXT       answer TEXT, then fail for this request's own reason
+    oom TEXT        answer TEXT, then run out of memory
+    lose TEXT       answer TEXT, then close the engine's connections as a dying engine does
+    hang TEXT       answer TEXT, then nothing more
+    late ORDER      wait until the test says `let_go`, then do what the order says, as in
+                    `late say hi`
+    rest TEXT       answer the first letter of TEXT, wait for `let_go`, then the others
+    lack TEXT       answer TEXT without end, one beam too few
+    embed TEXT      an embedding whose numbers are the first ids of the prompt, where the request
+                    asks for one
+    trip            raise an error that no engine should, when the request comes
+    refuse FIELD    refuse the request when it comes, for that field of the contract
+    reject FIELD    refuse it for that field in the first step
 
 With beams of a width w an answer has that many: TEXT, TEXT1, TEXT2 …, the first one with the lowest
 log-probs. It reports as cached what a prompt has in common with an earlier one of the same salt,

@@ -1,7 +1,7 @@
 """OpenAI's embeddings: `{"model": "m", "input": "Hello"}`, where input may be a list, or token ids.
 
     {"object": "list", "data": [{"object": "embedding", "index": 0, "embedding": [0.5, …]}],
-    "model": "m", "usage": {…}}
+     "model": "m", "usage": {…}}
 
 Each text is a request of its own, so a body counts as many sequences as it has texts. The answer is
 in their order.

@@ -4,11 +4,12 @@ As in the reference, names that are unknown or without effect are ignored, and n
 documented defaults mean "left out". The answer is one object, with the best of several sequences,
 or a line or event for each step:
 
-    {"generated_text": "...", "details": {"finish_reason": "length", "generated_tokens": 8,
-    "inputs": "", "tokens": []}}
+    {"generated_text": "...",
+     "details": {"finish_reason": "length", "generated_tokens": 8, "inputs": "", "tokens": []}}
 
-    {"token": {"id": 304, "text": "Deep ", "log_prob": -0.05}} {"token": {}, "generated_text":
-    "...", "details": {"finish_reason": "length", "generated_tokens": 9, "inputs": ""}}
+    {"token": {"id": 304, "text": "Deep ", "log_prob": -0.05}}
+    {"token": {}, "generated_text": "...",
+     "details": {"finish_reason": "length", "generated_tokens": 9, "inputs": ""}}
 
 The bytes are the reference's: `", "` and `": "` as separators, UTF-8 not escaped, keys in a fixed
 order. Sources: the LMI handlers' inference API schema (v0.28.0), and what the reference passes on

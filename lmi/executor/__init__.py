@@ -1,24 +1,21 @@
 """The contract between lmi and its engines: token ids in, token ids out.
 
-    with Executor("/models/mine", ExecutorConfig()) as executor:  # handlers.lmi_dist,
-    handlers.lmi_vllm
+    # lmi_dist's Executor, or lmi_vllm's
+    with Executor("/models/mine", ExecutorConfig()) as executor:
         request_id = executor.enqueue_request(Request([1, 2, 3], 16))
         print(executor.await_responses(request_id)[0].get_result().output_token_ids)
 
 The engine       Executor, its EngineInfo, Capabilities, Embeddings, Progress and PromptProgress;
-IterationStats with
-                 KvCacheStats, InflightBatchingStats and SpecDecodingStats; RequestStatsPerIteration
-                 of RequestStats
+                 IterationStats with KvCacheStats, InflightBatchingStats and SpecDecodingStats;
+                 RequestStatsPerIteration of RequestStats
 How it is built  ExecutorConfig with BatchingType, KvCacheConfig, GuidedDecodingConfig and
-LogitsPostProcessorConfig of
-                 LogitsPostProcessor and LogitsPostProcessorBatched
+                 LogitsPostProcessorConfig of LogitsPostProcessor and LogitsPostProcessorBatched
 What it takes    Request with SamplingConfig, OutputConfig, AdditionalModelOutput,
-GuidedDecodingParams, GuideType,
-                 LoraConfig, PoolingParams, KvCacheRetentionConfig and TokenRangeRetentionConfig;
-                 every engine here refuses PromptTuningConfig and ExternalDraftTokensConfig
+                 GuidedDecodingParams, GuideType, LoraConfig, PoolingParams,
+                 KvCacheRetentionConfig and TokenRangeRetentionConfig; every engine here refuses
+                 PromptTuningConfig and ExternalDraftTokensConfig
 What it answers  Response of a Result or a ResponseError; FinishReason, ErrorKind, TokenLogProb,
-PromptLogProb, Tensor,
-                 RequestPerfMetrics
+                 PromptLogProb, Tensor, RequestPerfMetrics
 
 The names are those of TensorRT-LLM's Executor API, so a reader of one knows the other. A docstring
 says where lmi adds a name or settles a choice that upstream leaves open. All but the configuration

@@ -1,8 +1,9 @@
 """Sessions over HTTP: opened and closed by a body, named by a header.
 
-    {"requestType": "NEW_SESSION"}   200, X-Amzn-SageMaker-Session-Id: ID;
-    Expires=2026-01-02T03:04:05Z {"requestType": "CLOSE"}         200,
-    X-Amzn-SageMaker-Closed-Session-Id: ID
+    {"requestType": "NEW_SESSION"}   200, X-Amzn-SageMaker-Session-Id: ID; Expires=TIME
+    {"requestType": "CLOSE"}         200, X-Amzn-SageMaker-Closed-Session-Id: ID
+
+TIME has the form of 2026-01-02T03:04:05Z.
 
 The header of a new session has two names: that of AWS's guide and the reference, and that of AWS's
 library and vLLM. No history is kept: a client sends its whole context with each request. A session

@@ -1,10 +1,11 @@
 """Fetches a repository of the hub into the cache of the hub's client.
 
-    models--OWNER--NAME/blobs/ID                    the bytes of a file
-    models--OWNER--NAME/snapshots/COMMIT/PATH       a link to them
-    models--OWNER--NAME/trees/COMMIT.json           the listing of a commit, written when its
-    snapshot is whole models--OWNER--NAME/refs/main                   the commit of a revision,
-    written then too .locks/models--OWNER--NAME/lmi.lock             one process fetches at a time
+    models--OWNER--NAME/blobs/ID                the bytes of a file
+    models--OWNER--NAME/snapshots/COMMIT/PATH   a link to them
+    models--OWNER--NAME/trees/COMMIT.json       the listing of a commit, written when its snapshot
+                                                is whole
+    models--OWNER--NAME/refs/main               the commit of a revision, written then too
+    .locks/models--OWNER--NAME/lmi.lock         one process fetches at a time
 
 The files come by `Download`, because the hub's client neither compares hashes nor resumes the file
 of a process that was killed. What arrived of one stays beside the blobs, and the next try or

@@ -1,10 +1,10 @@
 """What a hub lists of a repository: the commit of a revision, its files, and how their bytes are
 known.
 
-    GET /api/models/ID/revision/REVISION              {"sha": COMMIT, …} GET
-    /api/models/ID/tree/COMMIT?recursive=true     [{"type": "file", "path": …, "size": …, "oid": …,
-    "lfs": …}, …] GET /ID/resolve/COMMIT/PATH                       the bytes of a file, mostly
-    after a redirect
+    GET /api/models/ID/revision/REVISION            {"sha": COMMIT, …}
+    GET /api/models/ID/tree/COMMIT?recursive=true   [{"type": "file", "path": …, "size": …,
+                                                      "oid": …, "lfs": …}, …]
+    GET /ID/resolve/COMMIT/PATH                     the bytes of a file, mostly after a redirect
 
 A long list comes in pages. The cursor of the next one stands in the Link field, as the query of its
 URL. A list that was used is kept beside the snapshots, in the file of the hub's client. Sources:

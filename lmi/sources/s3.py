@@ -1,9 +1,10 @@
 """Fetches a prefix or an archive of S3 through boto3 to its place below `download_dir`.
 
-    H/blobs/ID      the bytes of an object, whole and checked; those of an archive that was unpacked
-    are gone H/model/…       links to the objects, under their names; of an archive, what was in it
-    H/model.new/    the next one while it is made, and H/model.old/ the last one while it goes
-    H.lock          one process fetches at a time
+    H/blobs/ID     the bytes of an object, whole and checked; those of an archive that was
+                   unpacked are gone
+    H/model/…      links to the objects, under their names; of an archive, what was in it
+    H/model.new/   the next one while it is made, and H/model.old/ the last one while it goes
+    H.lock         one process fetches at a time
 
 H is sha256 of endpoint and URL, ID that of an object's key, size and ETag. A process that dies
 leaves every object that has its ID to the next one.

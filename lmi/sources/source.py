@@ -1,9 +1,10 @@
 """Says what a text names as the source of a model or adapter.
 
-    /opt/ml/model, ./model, file:///…   a local folder owner/name                          a
-    repository of the hub; option.model_id may leave the owner out s3://bucket/prefix
-    every object below `prefix/` s3://bucket/key.tar.gz              an archive; .tgz, .tar.bz2,
-    .tar.zst and .tar too
+    /opt/ml/model, ./model, file:///…   a local folder
+    owner/name                          a repository of the hub; option.model_id may leave the
+                                        owner out
+    s3://bucket/prefix                  every object below `prefix/`
+    s3://bucket/key.tar.gz              an archive; .tgz, .tar.bz2, .tar.zst and .tar too
 
 Of a source only certain files are taken, and a folder with them may hold a whole model or adapter,
 or not.

@@ -193,8 +193,9 @@ def thoughts(held: Held, form: str = "think", prompt: str = "") -> Reading:
 def harmony(held: Held, *, has_tools: bool) -> Reading:
     """Read an answer in Harmony, the form of gpt-oss: messages on channels, each with a header.
 
-        <|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>commentary to=functions.f
-        <|constrain|>json <|message|>{…}<|call|>
+        <|channel|>analysis<|message|>…<|end|>
+        <|start|>assistant<|channel|>commentary to=functions.f
+        <|constrain|>json<|message|>{…}<|call|>
 
     Analysis is thought, a message to a function is a call, the rest is text. So is what has no
     header at all. Calls stay text if the request has no tools (`has_tools`). Source:
