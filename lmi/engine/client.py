@@ -40,13 +40,11 @@ from lmi.ipc import Connecting, Connections, FrameTooLarge, frame
 from lmi.shared.state import EngineRecord, FrontEndRecord
 from lmi.types import Origin, WaitStatus
 
-Take = Callable[
-    [Result], Awaitable[None] | None
-]  # what it returns is awaited before the next Result
+# What it returns is awaited before the next Result.
+Take = Callable[[Result], Awaitable[None] | None]
 ANYBODY = Origin()
-Outcomes = Mapping[
-    str, AdapterOutcome
-]  # of the entries in the folder of adapters, by the adapter's name
+# What became of the entries in the folder of adapters, by the adapter's name.
+Outcomes = Mapping[str, AdapterOutcome]
 
 
 class FrameMemory(Protocol):
@@ -77,12 +75,15 @@ class Submission:
 
     id: int
     frame: bytes
-    num_tokens: int  # of the prompt and the longest possible answer: the engine's load
+    # Those of the prompt and of the longest possible answer: what the engine's load grows by.
+    num_tokens: int
     num_prompt_tokens: int
     memory: FrameMemory
     owner: tuple[str | None, str | None] = None, None
-    prefix_keys: Sequence[int] = ()  # of the blocks of its prompt
-    num_held_bytes: int = 0  # as `memory` counts them
+    # A key for each whole block of the prompt.
+    prefix_keys: Sequence[int] = ()
+    # What `memory` counts for this request.
+    num_held_bytes: int = 0
 
     @property
     def adapter(self) -> str | None:
@@ -107,17 +108,21 @@ class ResponseStream:
     """The Responses of one request, in order, which `forward` passes on. Always close it."""
 
     def __init__(self, connection: "EngineConnection", submission: Submission) -> None:
-        self.has_begun = False  # a Result has come, with tokens
+        # Whether a Result with tokens has come.
+        self.has_begun = False
         self.connection = connection
-        self.status = WaitStatus()  # as the engine has told it last
+        # What the engine told last of the wait.
+        self.status = WaitStatus()
         self.submission = submission
-        self._inbox: deque[Result | Exception] = (
-            deque()
-        )  # what arrived while no task slept in `forward`
+
+        # What arrived while no task slept in `forward`.
+        self._inbox: deque[Result | Exception] = deque()
         self._take: Take | None = None
         self._sleep: asyncio.Future[Awaitable[None] | None] | None = None
-        self._is_over = False  # no further Response will come
-        self._told: asyncio.Event | None = None  # set when the engine answers what it was asked
+        # Whether no further Response will come.
+        self._is_over = False
+        # Set when the engine answers an AskStatus.
+        self._status_came: asyncio.Event | None = None
 
     async def forward(self, take: Take) -> None:
         """Pass each Result to `take` until the last one, or until `close`. Raises the LmiError that
@@ -129,13 +134,15 @@ class ResponseStream:
         """
         self._take = take
         while self._inbox or not self._is_over:
-            if not self._inbox:
+            if self._inbox:
+                arrival = self._inbox.popleft()
+                if isinstance(arrival, Exception):
+                    raise arrival
+
+                pause = take(arrival)
+            else:
                 self._sleep = self.connection.loop.create_future()
                 pause = await self._sleep
-            elif isinstance(item := self._inbox.popleft(), Exception):
-                raise item
-            else:
-                pause = take(item)
 
             if pause is not None:
                 await pause
@@ -149,26 +156,28 @@ class ResponseStream:
         """Return how far the request is, or what was known before if its engine does not answer in
         time.
         """
-        self._told = asyncio.Event()
+        self._status_came = asyncio.Event()
         self.connection.write(frame(encode(AskStatus(self.submission.id))))
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._told.wait(), timeout_s)
+            await asyncio.wait_for(self._status_came.wait(), timeout_s)
 
         return self.status
 
     def note_status(self, status: WaitStatus) -> None:
         self.status = status
-        if self._told is not None:
-            self._told.set()
+        if self._status_came is not None:
+            self._status_came.set()
 
     def close(self, *, has_left: bool = False) -> None:
         """Forget the request, and cancel it in the engine unless it has ended. `has_left`: its
         client has.
         """
         self._inbox.clear()
-        self._take = None  # it may refer to this stream
+        # It may refer to this stream.
+        self._take = None
         if self._sleep is not None and self._sleep.done() and not self._sleep.cancelled():
-            forget(self._sleep.result())  # the task was cancelled before it could await it
+            # The task was cancelled before it could await this.
+            forget(self._sleep.result())
 
         is_sent = True
         if not self._is_over:
@@ -178,26 +187,27 @@ class ResponseStream:
         if is_sent:
             self.submission.release()
 
-    def put(self, item: Result | LmiError) -> None:
+    def put(self, arrival: Result | LmiError) -> None:
         """Pass a Result on, and wake the task if it has to wait for something, to raise an error,
         or to end.
         """
-        if not self.has_begun and isinstance(item, Result):
+        if not self.has_begun and isinstance(arrival, Result):
             self.has_begun = True
             self.submission.release()
 
-        self._is_over = self._is_over or isinstance(item, LmiError) or item.is_final
+        self._is_over = self._is_over or isinstance(arrival, LmiError) or arrival.is_final
+
         sleep = self._sleep
         pause = None
-        if sleep is None or sleep.done() or isinstance(item, LmiError):
-            self._inbox.append(
-                item
-            )  # if the task does not sleep, it works on an earlier Result, or it was cancelled
+        if sleep is None or sleep.done() or isinstance(arrival, LmiError):
+            # If the task does not sleep, it works on an earlier Result, or it was cancelled.
+            self._inbox.append(arrival)
         else:
             try:
                 assert self._take is not None
-                pause = self._take(item)
-            except Exception as error:  # it belongs to this request, not to the connection
+                pause = self._take(arrival)
+            except Exception as error:
+                # It belongs to this request, not to the connection.
                 self._inbox.append(error)
 
         if sleep is None or sleep.done():
@@ -221,12 +231,12 @@ class EngineConnection(Connecting):
         super().__init__()
         self.info: EngineInfo | None = None
         self.outcomes: Outcomes = {}
-        self.news = asyncio.Event()  # of the engine: set by its next Ready, or when it is lost
+        # Set by the engine's next Ready, or when the engine is lost.
+        self.news = asyncio.Event()
         self.num_outstanding_tokens = 0
         self._streams: dict[int, ResponseStream] = {}
-        self._unread: list[
-            Submission
-        ] = []  # that were cancelled, and that the transport may still have
+        # Cancelled ones whose frames the transport may still have.
+        self._unread: list[Submission] = []
 
     def send(self, submission: Submission) -> ResponseStream:
         """Send a request to this engine. Raises Overloaded if its frame has no room in memory."""
@@ -254,7 +264,8 @@ class EngineConnection(Connecting):
         super().resume_writing()
 
     def _release_unread(self) -> None:
-        unread, self._unread = self._unread, []
+        unread = self._unread
+        self._unread = []
         for submission in unread:
             submission.release()
 
@@ -270,14 +281,15 @@ class EngineConnection(Connecting):
         if isinstance(message, Responses):
             for response in message.responses:
                 stream = self._streams.get(response.request_id)
-                if stream is None:  # the request was cancelled a moment ago
+                # Without a stream, the request was cancelled a moment ago.
+                if stream is None:
                     continue
 
-                item = result_or_failure(response)
-                if response.is_final or isinstance(item, LmiError):
+                arrival = result_or_failure(response)
+                if response.is_final or isinstance(arrival, LmiError):
                     self._forget(response.request_id)
 
-                stream.put(item)
+                stream.put(arrival)
         elif isinstance(message, Ready):
             self.info = message.info
             self.outcomes = message.outcomes
@@ -286,14 +298,18 @@ class EngineConnection(Connecting):
             stream = self._streams.get(message.request_id)
             if stream is not None:
                 stream.note_status(message.status)
-        elif (stream := self._forget(message.request_id)) is not None:
-            stream.put(from_info(message.error))
+        else:
+            stream = self._forget(message.request_id)
+            if stream is not None:
+                stream.put(from_info(message.error))
 
     def connection_lost(self, error: Exception | None) -> None:
         super().connection_lost(error)
         self._release_unread()
         self.info = None
-        streams, self._streams, self.num_outstanding_tokens = self._streams, {}, 0
+        streams = self._streams
+        self._streams = {}
+        self.num_outstanding_tokens = 0
         for stream in streams.values():
             stream.put(EngineLost("the engine was lost while it worked on this request"))
 
@@ -329,22 +345,23 @@ class Engines(Connections[EngineConnection]):
     def encoded(self, request: Request, origin: Origin = ANYBODY) -> Submission:
         """Encode a request for whichever engine will get it. Raises RequestTooLarge."""
         request_id = next(self._ids)
-        adapter = request.lora_config
         try:
-            data = frame(encode(Submit(request_id, request, origin)))
+            encoded = frame(encode(Submit(request_id, request, origin)))
         except FrameTooLarge as error:
             raise RequestTooLarge(
                 f"the request does not fit on the way to the engine: {error}"
             ) from None
 
+        adapter = request.lora_config
+        adapter_name = None if adapter is None else adapter.name
         num_prompt_tokens = len(request.input_token_ids)
         return Submission(
             request_id,
-            data,
+            encoded,
             num_tokens=num_prompt_tokens + request.max_tokens,
             num_prompt_tokens=num_prompt_tokens,
             memory=self._memory,
-            owner=(None if adapter is None else adapter.name, request.cache_salt),
+            owner=(adapter_name, request.cache_salt),
         )
 
     def submit(
@@ -373,7 +390,8 @@ class Engines(Connections[EngineConnection]):
         if session is not None:
             slot = slot_of(session, candidates)
             record = self.records[slot]
-            if record.num_waiting < record.max_num_sequences or not record.max_num_sequences:
+            has_room = record.num_waiting < record.max_num_sequences
+            if has_room or not record.max_num_sequences:
                 candidates = {slot: candidates[slot]}
 
         return self._best(candidates, submission, prompt_cache_key).send(submission)
@@ -384,16 +402,19 @@ class Engines(Connections[EngineConnection]):
         Returns None if no other is ready.
         """
         submission = stream.submission
-        others: BySlot = {
-            slot: one for slot, one in self.serving().items() if one is not stream.connection
+        engines: BySlot = {
+            slot: connection
+            for slot, connection in self.serving().items()
+            if connection is not stream.connection
         }
-        if not (others := _with_adapter(others, submission.adapter)):
+        candidates = _with_adapter(engines, submission.adapter)
+        if not candidates:
             return None
 
         if self._record is not None:
             self._record.num_moved += 1
 
-        return self._best(others, submission).send(submission)
+        return self._best(candidates, submission).send(submission)
 
     def _best(
         self, engines: BySlot, submission: Submission, prompt_cache_key: str | None = None
@@ -415,8 +436,13 @@ class Engines(Connections[EngineConnection]):
         """The adapters that requests may use. While no engine is connected, they are the last ones
         known.
         """
-        if infos := [engine.info for engine in self.serving().values() if engine.info is not None]:
-            self._adapters = tuple(sorted({name for info in infos for name in info.adapters}))
+        infos = [engine.info for engine in self.serving().values() if engine.info is not None]
+        if infos:
+            names = set[str]()
+            for info in infos:
+                names.update(info.adapters)
+
+            self._adapters = tuple(sorted(names))
 
         return self._adapters
 
@@ -429,9 +455,10 @@ class Engines(Connections[EngineConnection]):
             for slot, connection in self.open.items()
             if connection.info is not None
         }
-        return {
+        alive = {
             slot: connection for slot, connection in ready.items() if self.records[slot].is_alive
-        } or ready
+        }
+        return alive or ready
 
     def unavailable(self) -> Unavailable:
         return Unavailable("no engine is ready: " + self.describe())
@@ -441,7 +468,8 @@ class Engines(Connections[EngineConnection]):
 
         Raises Unavailable if no engine is ready.
         """
-        if not (ready := self.serving()):
+        ready = self.serving()
+        if not ready:
             raise self.unavailable()
 
         return _with_adapter(ready, adapter) or ready
@@ -451,7 +479,11 @@ def slot_of(name: str, slots: Iterable[int]) -> int:
     """Return the slot of a name: every front end finds the same one, also while other engines come
     and go.
     """
-    return max(slots, key=lambda slot: blake2b(f"{name} {slot}".encode(), digest_size=8).digest())
+
+    def weight(slot: int) -> bytes:
+        return blake2b(f"{name} {slot}".encode(), digest_size=8).digest()
+
+    return max(slots, key=weight)
 
 
 def _with_adapter(engines: BySlot, adapter: str | None) -> BySlot:
@@ -460,9 +492,9 @@ def _with_adapter(engines: BySlot, adapter: str | None) -> BySlot:
         return engines
 
     return {
-        slot: one
-        for slot, one in engines.items()
-        if one.info is not None and adapter in one.info.adapters
+        slot: connection
+        for slot, connection in engines.items()
+        if connection.info is not None and adapter in connection.info.adapters
     }
 
 
@@ -476,9 +508,8 @@ def result_or_failure(response: Response) -> Result | LmiError:
     if result is None:
         return GenerationFailed("the engine sent neither a result nor an error")
 
-    if (
-        FinishReason.CANCELLED in result.finish_reasons
-    ):  # not by this front end, which has forgotten what it cancels
+    # It was not cancelled by this front end, which has forgotten what it cancels.
+    if FinishReason.CANCELLED in result.finish_reasons:
         return EngineLost("the engine gave up this request because it is shutting down")
 
     return result

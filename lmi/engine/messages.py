@@ -18,14 +18,16 @@ from lmi.types import Origin, WaitStatus
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit", array_like=True):
-    request_id: int  # chosen by the front end, unique on its connection
+    # Chosen by the front end, unique on its connection.
+    request_id: int
     request: Request
     origin: Origin = Origin()
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel", array_like=True):
     request_id: int
-    has_left: bool = False  # its client has left, or the time for the request is over
+    # Its client has left, or the time for the request is over.
+    has_left: bool = False
 
 
 class AskStatus(msgspec.Struct, frozen=True, tag="ask", array_like=True):
@@ -39,13 +41,15 @@ class AdapterOutcome(msgspec.Struct, frozen=True, array_like=True):
     adapter.
     """
 
-    stamp: int  # of the entry
+    # That of the entry.
+    stamp: int
     error: ErrorInfo | None = None
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready", array_like=True):
     info: EngineInfo
-    outcomes: dict[str, AdapterOutcome] = {}  # by the adapter's name
+    # What became of each adapter, by its name.
+    outcomes: dict[str, AdapterOutcome] = {}
 
 
 class Responses(msgspec.Struct, frozen=True, tag="responses", array_like=True):
@@ -83,4 +87,5 @@ def refusal(error: Exception) -> ErrorInfo:
     if isinstance(error, LmiError):
         return error.info
 
-    return (InvalidRequest if isinstance(error, ValueError) else Unavailable)(str(error)).info
+    kind = InvalidRequest if isinstance(error, ValueError) else Unavailable
+    return kind(str(error)).info

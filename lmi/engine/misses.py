@@ -28,30 +28,27 @@ class BeginningWatch:
 
     def __init__(self) -> None:
         self._has_told = False
-        # the hash of a prompt's beginning by that of its window; the oldest first
+        # The hash of a prompt's beginning by that of its window; the oldest first.
         self._beginnings: OrderedDict[int, int] = OrderedDict()
 
     def note(self, token_ids: Sequence[int], owner: Hashable, num_cached_tokens: int) -> None:
         """Look at a prompt whose first Result has come. Only prompts of one `owner` could have
         shared anything.
         """
-        if (
-            self._has_told
-            or len(token_ids) <= MIN_PROMPT_TOKENS
-            or num_cached_tokens >= BEGINNING_TOKENS
-        ):
+        is_short = len(token_ids) <= MIN_PROMPT_TOKENS
+        if self._has_told or is_short or num_cached_tokens >= BEGINNING_TOKENS:
             return
 
         window = hash((owner, window_of(token_ids)))
         beginning = hash(tuple(token_ids[:BEGINNING_TOKENS]))
-        known = self._beginnings.setdefault(window, beginning)
-        if known != beginning:
+        first_beginning = self._beginnings.setdefault(window, beginning)
+        if first_beginning != beginning:
             self._has_told = True
             self._beginnings.clear()
             log.warning(
-                "prompts of over %d tokens differ within their first %d and share what follows: of "
-                "one of %d tokens "
-                "%d were cached. What changes from request to request belongs at a prompt's end",
+                "prompts of over %d tokens differ within their first %d and share what follows: "
+                "of one of %d tokens %d were cached. What changes from request to request belongs "
+                "at a prompt's end",
                 MIN_PROMPT_TOKENS,
                 BEGINNING_TOKENS,
                 len(token_ids),

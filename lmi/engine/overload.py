@@ -11,24 +11,73 @@ import math
 import random
 from bisect import bisect_right
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from lmi.engine.queue import Client, Line, QueueEntry, RequestQueue
+from lmi.engine.queue import Client, Line, QueueEntry, RequestQueue, Turn
 from lmi.errors import LmiError, Overloaded
 
-TARGET_S = 0.5  # of work that waits
+# How much work may wait for long.
+TARGET_S = 0.5
 OVERLOADED_AFTER_S = 1.0
-PART = 0.8  # of the time that clients wait, which answers may take: estimates err
-MIN_PLACES = 8  # that a batch is reduced to
+# The part of the time that clients wait, which answers may take: estimates err.
+PART = 0.8
+# The batch is reduced to no fewer places.
+MIN_PLACES = 8
 MAX_RETRY_AFTER_S = 30
-ERROR_SHARE = 0.05  # of a new error in their average
-MEMORY_S = 3.0  # a step that is so old counts 1/e of a new one
-MIN_STEPS = 4  # before the speed counts as known
-NUM_STAYED = 4  # clients who are taken to have stayed before any was seen
-MAX_SEEN = 32  # of clients, that count in an average
-INSTANT_S = 0.1  # who leave together have one reason, as a proxy that ends, and count once
-FORGET_S = 600.0  # half of what is known of impatience is forgotten in this time
-QUANTILE = 0.5  # of clients who still wait when patience is said to end
-BOUNDS_S = tuple(0.1 * 1.15**i for i in range(52))  # 0.1 s to 125 s
+# The weight of a new error in the average of errors.
+ERROR_SHARE = 0.05
+# A step that is so old counts 1/e of a new one.
+MEMORY_S = 3.0
+# The speed counts as known after so many steps.
+MIN_STEPS = 4
+# So many clients are taken to have stayed before any was seen.
+NUM_STAYED = 4
+# No more clients than these count in an average.
+MAX_SEEN = 32
+# Clients who leave together have one reason, as a proxy that ends, and count once.
+INSTANT_S = 0.1
+# Half of what is known of impatience is forgotten in this time.
+FORGET_S = 600.0
+# Patience ends when fewer than this part of the clients still wait.
+QUANTILE = 0.5
+# From 0.1 s to 125 s.
+BOUNDS_S = tuple(0.1 * 1.15**i for i in range(52))
+
+
+@dataclass(slots=True)
+class StepSums:
+    """Sums over the steps of a full engine, in which older steps count less."""
+
+    weight: float = 0.0
+    num_prompt_tokens: float = 0.0
+    seconds: float = 0.0
+    squared_prompt_tokens: float = 0.0
+    # The sum of prompt tokens times seconds.
+    token_seconds: float = 0.0
+    num_output_tokens: float = 0.0
+    num_sequences: float = 0.0
+
+    def add(
+        self, seconds: float, num_prompt_tokens: int, num_output_tokens: int, num_sequences: int
+    ) -> None:
+        keep = math.exp(-seconds / MEMORY_S)
+        self.weight = keep * self.weight + 1
+        self.num_prompt_tokens = keep * self.num_prompt_tokens + num_prompt_tokens
+        self.seconds = keep * self.seconds + seconds
+        self.squared_prompt_tokens = keep * self.squared_prompt_tokens + num_prompt_tokens**2
+        self.token_seconds = keep * self.token_seconds + num_prompt_tokens * seconds
+        self.num_output_tokens = keep * self.num_output_tokens + num_output_tokens
+        self.num_sequences = keep * self.num_sequences + num_sequences
+
+    @property
+    def slope(self) -> float:
+        """The seconds of one more prompt token by least squares; 0 where each step had as many."""
+        spread = self.weight * self.squared_prompt_tokens - self.num_prompt_tokens**2
+        if spread <= 1e-9 * self.weight * self.squared_prompt_tokens:
+            return 0.0
+
+        covariance = self.weight * self.token_seconds - self.num_prompt_tokens * self.seconds
+        return covariance / spread
 
 
 class Speed:
@@ -38,35 +87,35 @@ class Speed:
 
     def __init__(self) -> None:
         self.is_known = False
-        self.prompt_token_s = 0.0  # what one more prompt token costs
-        self.step_s = 0.0  # a full step without prompt tokens
-        self.output_token_s = (
-            0.0  # the engine's time for a token of an answer, while it makes many at once
-        )
-        self.least_step_s = math.inf  # of all steps that made tokens of answers, full or not
+        # What one more prompt token costs.
+        self.prompt_token_s = 0.0
+        # A full step without prompt tokens.
+        self.step_s = 0.0
+        # The engine's time for a token of an answer, while it makes many at once.
+        self.output_token_s = 0.0
+        # The shortest of all steps that made tokens of answers, full or not.
+        self.least_step_s = math.inf
         self._num_steps = 0
-        self._sums: tuple[float, ...] = (0.0,) * 7  # of steps, in the order of `note`
+        self._sums = StepSums()
 
     def note(
         self, seconds: float, num_prompt_tokens: int, num_output_tokens: int, num_sequences: int
     ) -> None:
         """Learn from a full engine's step and the wait before it."""
-        keep = math.exp(-seconds / MEMORY_S)
         self._num_steps += 1
-        products = num_prompt_tokens**2, num_prompt_tokens * seconds
-        new = (1, num_prompt_tokens, seconds, *products, num_output_tokens, num_sequences)
-        self._sums = tuple(keep * old + one for old, one in zip(self._sums, new, strict=True))
-        weight, prompt, past_s, prompt_2, both, output, _ = self._sums
-        spread = weight * prompt_2 - prompt**2
-        slope = 0.0  # each step had as many prompt tokens as any other
-        if spread > 1e-9 * weight * prompt_2:
-            slope = (weight * both - prompt * past_s) / spread
+        sums = self._sums
+        sums.add(seconds, num_prompt_tokens, num_output_tokens, num_sequences)
 
-        self.prompt_token_s = min(max(slope, 0.0), past_s / prompt) if prompt else 0.0
-        decode_s = max(0.0, past_s - self.prompt_token_s * prompt)
-        self.step_s = decode_s / weight
-        self.output_token_s = decode_s / output if output else 0.0
-        self.is_known = self._num_steps >= MIN_STEPS and output > 0
+        self.prompt_token_s = 0.0
+        if sums.num_prompt_tokens:
+            most_s = sums.seconds / sums.num_prompt_tokens
+            self.prompt_token_s = min(max(sums.slope, 0.0), most_s)
+
+        decode_s = max(0.0, sums.seconds - self.prompt_token_s * sums.num_prompt_tokens)
+        self.step_s = decode_s / sums.weight
+        num_outputs = sums.num_output_tokens
+        self.output_token_s = decode_s / num_outputs if num_outputs else 0.0
+        self.is_known = self._num_steps >= MIN_STEPS and num_outputs > 0
 
     def num_sequences(self, seconds: float) -> float:
         """The sequences of a step that takes so long with its prompts, at the time that each took
@@ -75,8 +124,11 @@ class Speed:
         A step of more sequences takes less for each, so that a batch of this size settles where a
         step takes so long.
         """
-        _, _, past_s, *_, rows = self._sums
-        return seconds * rows / past_s if rows and past_s else math.inf
+        sums = self._sums
+        if not (sums.num_sequences and sums.seconds):
+            return math.inf
+
+        return seconds * sums.num_sequences / sums.seconds
 
 
 class ClientPatience:
@@ -90,7 +142,8 @@ class ClientPatience:
         # Of the clients who waited until a bound, the share that left before the next.
         self._left = [0.0] * len(BOUNDS_S)
         self._seen = [NUM_STAYED] * len(BOUNDS_S)
-        self._left_s = -math.inf  # when one left who counted
+        # When a client left who counted.
+        self._left_s = -math.inf
         self._forgotten_s = 0.0
 
     def note(self, waited_s: float, *, has_left: bool, now: float) -> None:
@@ -120,7 +173,8 @@ class ClientPatience:
         return math.inf
 
     def _forget(self, now: float) -> None:
-        if (passed_s := now - self._forgotten_s) < 1.0:
+        passed_s = now - self._forgotten_s
+        if passed_s < 1.0:
             return
 
         self._forgotten_s = now
@@ -172,11 +226,14 @@ class LearningQueue(RequestQueue):
         self.first_token_patience = ClientPatience()
         self.patience = ClientPatience()
         self.is_overloaded = False
-        self._longest_step_s = math.inf  # that answers in time
-        self._short_steps_s = 0.0  # since the last step
-        self._short_s = self._refused_s = (
-            0.0  # when the queue was last short, and when a request was last refused
-        )
+        # The longest step of a batch that answers in time.
+        self._longest_step_s = math.inf
+        # The short steps since the last other one.
+        self._short_steps_s = 0.0
+        # When the queue was last short.
+        self._short_s = 0.0
+        # When a request was last refused.
+        self._refused_s = 0.0
 
     def _price(self, num_prompt_tokens: float, num_output_tokens: float) -> float:
         return (
@@ -188,15 +245,17 @@ class LearningQueue(RequestQueue):
 
     def offer(self, entry: QueueEntry, now: float) -> None:
         """Let a request in. Raises Overloaded if it would wait too long."""
+        entry.queued_s = now
         must_wait = self.num_waiting or self._num_running >= self._places
         client = self._clients.get(entry.client)
         is_idle = client is None or not (client.num_running or client.lines)
         may_be_express = is_idle and self._fits_express(entry)
-        is_asked = must_wait and not entry.is_further and not may_be_express
-        entry.queued_s = now
-        if is_asked and (why := self._why_refused(entry, now)):
-            self._refused_s = now
-            raise self.refusal(why)
+
+        if must_wait and not entry.is_further and not may_be_express:
+            reason = self._why_refused(entry, now)
+            if reason:
+                self._refused_s = now
+                raise self.refusal(reason)
 
         super().offer(entry, now)
 
@@ -214,9 +273,10 @@ class LearningQueue(RequestQueue):
             return ""
 
         ahead_s = self._ahead_s(entry)
-        own_s = self.service_s(entry)
-        wait_s = entry.expected_s = self._next_end_s() + ahead_s
-        takes_s = wait_s + own_s
+        service_s = self.service_s(entry)
+        wait_s = self._next_end_s() + ahead_s
+        entry.expected_s = wait_s
+        takes_s = wait_s + service_s
         left_s = entry.deadline_s - now
         first_s = self.first_token_patience.seconds(now)
         whole_s = self.patience.seconds(now)
@@ -232,7 +292,7 @@ class LearningQueue(RequestQueue):
         if entry.is_streaming and wait_s > first_s:
             return f"it would wait {wait_s:.1f} s, and clients leave after {first_s:.1f}"
 
-        if own_s <= PART * whole_s < takes_s:
+        if service_s <= PART * whole_s < takes_s:
             return f"it would take {takes_s:.1f} s, and clients leave after {whole_s:.1f}"
 
         return ""
@@ -243,24 +303,26 @@ class LearningQueue(RequestQueue):
         Of each other client go as many before it as fit into the time of its own client's requests
         up to it.
         """
-        own = self._clients.get(entry.client)
-        own_line = None if own is None else own.lines.get(entry.priority)
-        ahead_s = own_s = 0.0 if own_line is None else self._line_s(own_line)
-        turn_s = own_s + self._cost(entry.num_prompt_tokens, entry.max_tokens * entry.num_sequences)
+        sender = self._clients.get(entry.client)
+        line_of_sender = None if sender is None else sender.lines.get(entry.priority)
+        before_s = 0.0 if line_of_sender is None else self._line_s(line_of_sender)
+        turn_s = before_s + self._cost_of(entry)
+
+        ahead_s = before_s
         for client in self._clients.values():
             for priority, line in client.lines.items():
                 if priority > entry.priority:
                     ahead_s += self._line_s(line)
-                elif priority == entry.priority and client is not own:
+                elif priority == entry.priority and client is not sender:
                     ahead_s += min(turn_s, self._line_s(line))
 
         return ahead_s
 
-    def refusal(self, why: str) -> Overloaded:
+    def refusal(self, reason: str) -> Overloaded:
         """An error that says when to come again: when those who wait now have started, give or take
         a fifth.
         """
-        error = super().refusal(why)
+        error = super().refusal(reason)
         seconds = max(self._waiting_s(), 1) * random.uniform(0.8, 1.2)
         error.retry_after_s = min(math.ceil(seconds), MAX_RETRY_AFTER_S)
         return error
@@ -287,11 +349,14 @@ class LearningQueue(RequestQueue):
         if self._num_running < self._places:
             return 0.0
 
-        batch = (entry for entry in self._running if not entry.is_express)
+        share = self._answered_share
         ends = (
-            entry.max_tokens * self._answered_share + (entry.started_step or 0) for entry in batch
+            entry.max_tokens * share + (entry.started_step or 0)
+            for entry in self._running
+            if not entry.is_express
         )
-        return max(0.0, min(ends, default=0.0) - self._num_steps) * self.speed.step_s
+        num_steps = min(ends, default=0.0) - self._num_steps
+        return max(0.0, num_steps) * self.speed.step_s
 
     def expected_wait_s(self, entry: QueueEntry) -> float | None:
         if not self.speed.is_known:
@@ -300,7 +365,10 @@ class LearningQueue(RequestQueue):
         return self._next_end_s() + self.ahead_of(entry).cost
 
     def prompt_s(self, num_tokens: int) -> float | None:
-        return num_tokens * self.speed.prompt_token_s if self.speed.is_known else None
+        if not self.speed.is_known:
+            return None
+
+        return num_tokens * self.speed.prompt_token_s
 
     # Who is next, and who goes.
 
@@ -314,20 +382,22 @@ class LearningQueue(RequestQueue):
 
             yield entry
 
-    def _next(self) -> tuple[Client, QueueEntry] | None:
+    def _next(self) -> Turn | None:
         """While the batch is full, the request may be one for an express place."""
-        found = super()._next()
-        if found is None and self.num_waiting and self._num_express_running < self._num_express:
-            idle = (
-                client
-                for client in self._clients.values()
-                if client.lines and not client.num_running
-            )
-            found = self._first_of(client for client in idle if self._fits_express(client.first))
-            if found is not None:
-                found[1].is_express = True
+        turn = super()._next()
+        has_express = self._num_express_running < self._num_express
+        if turn is not None or not self.num_waiting or not has_express:
+            return turn
 
-        return found
+        turn = self._first_of(
+            client
+            for client in self._clients.values()
+            if client.lines and not client.num_running and self._fits_express(client.first)
+        )
+        if turn is not None:
+            turn.entry.is_express = True
+
+        return turn
 
     def _fits_express(self, entry: QueueEntry) -> bool:
         """Whether a place is free for a request of one sequence: no client gets several."""
@@ -358,25 +428,30 @@ class LearningQueue(RequestQueue):
         does.
         """
         most = self._max_num_sequences
-        whole_s = self.patience.seconds(now)
         self._places = most
         self._longest_step_s = math.inf
+        whole_s = self.patience.seconds(now)
         if whole_s == math.inf:
             return
 
         num_tokens = sum(entry.max_tokens for entry in self._running) / max(1, len(self._running))
         longest_s = PART * whole_s / max(1.0, self._answered_share * num_tokens)
-        if longest_s >= self.speed.least_step_s:
-            self._longest_step_s = longest_s
-            self._places = int(min(most, max(MIN_PLACES, self.speed.num_sequences(longest_s))))
+        if longest_s < self.speed.least_step_s:
+            return
+
+        self._longest_step_s = longest_s
+        num_places = max(MIN_PLACES, self.speed.num_sequences(longest_s))
+        self._places = int(min(most, num_places))
 
     def _lateness(self, entry: QueueEntry, now: float) -> LmiError | None:
-        if (error := super()._lateness(entry, now)) is None and now + self.service_s(
-            entry
-        ) > entry.deadline_s:
+        error = super()._lateness(entry, now)
+        if error is not None:
+            return error
+
+        if now + self.service_s(entry) > entry.deadline_s:
             return self.refusal("it cannot end before its deadline any more")
 
-        return error
+        return None
 
     # What is learned.
 
@@ -398,18 +473,18 @@ class LearningQueue(RequestQueue):
         """A short step of express requests beside a full batch is added to the next step: the batch
         waits for both.
         """
-        if (
-            self._num_running >= self._places
-            and 0 < num_output_tokens <= self._num_express_running < self._places
-        ):
+        is_full = self._num_running >= self._places
+        is_short = 0 < num_output_tokens <= self._num_express_running < self._places
+        if is_full and is_short:
             self._short_steps_s += seconds
             return
 
         super().note_step(seconds, num_prompt_tokens, num_output_tokens)
-        seconds, self._short_steps_s = seconds + self._short_steps_s, 0.0
+        seconds += self._short_steps_s
+        self._short_steps_s = 0.0
         if num_output_tokens:
             self.speed.least_step_s = min(self.speed.least_step_s, seconds)
 
-        if self._num_running >= self._places or self.num_waiting or seconds > self._longest_step_s:
+        if is_full or self.num_waiting or seconds > self._longest_step_s:
             num_sequences = self._num_running + self._num_express_running
             self.speed.note(seconds, num_prompt_tokens, num_output_tokens, num_sequences)

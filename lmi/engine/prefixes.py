@@ -29,10 +29,14 @@ from lmi.shared.state import WORD, EngineRecord, FrontEndRecord
 from lmi.types import Origin
 
 BLOCK_SIZE = 64  # tokens
-MAX_PROMPT_BLOCKS = 256  # what is behind them is not looked at
-NUM_WORDS = 1 << 17  # four for each block of 2 million tokens of prompts
-NUM_BITS = 32  # of a word, that stand for engines
-ENGINES = (1 << NUM_BITS) - 1  # these bits; the others are those of the key
+# What is behind them is not looked at.
+MAX_PROMPT_BLOCKS = 256
+# Four for each block of 2 million tokens of prompts.
+NUM_WORDS = 1 << 17
+# How many bits of a word stand for engines.
+NUM_BITS = 32
+# The mask of these bits; the other bits of a word are those of the key.
+ENGINES = (1 << NUM_BITS) - 1
 
 log = logging.getLogger(__name__)
 
@@ -58,9 +62,8 @@ class PrefixTable:
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
             try:
-                os.posix_fallocate(
-                    fd, 0, NUM_WORDS * WORD
-                )  # now: a later write to a full disk would kill the writer
+                # At once, because a later write to a full disk would kill the writer.
+                os.posix_fallocate(fd, 0, NUM_WORDS * WORD)
                 return cls(mmap.mmap(fd, NUM_WORDS * WORD))
             finally:
                 os.close(fd)
@@ -77,9 +80,11 @@ class PrefixTable:
         words = self._words
         last = NUM_WORDS - 1
         bit = 1 << slot % NUM_BITS
+
         for key in keys:
             word = words[key & last]
-            if not 0 <= word ^ key <= ENGINES:  # of another block
+            is_of_this_block = 0 <= word ^ key <= ENGINES
+            if not is_of_this_block:
                 words[key & last] = key & ~ENGINES | bit
             elif not word & bit:
                 words[key & last] = word | bit
@@ -92,32 +97,38 @@ class PrefixTable:
         """
         words = self._words
         last = NUM_WORDS - 1
-        known = [0] * num_slots
-        everybody = (1 << min(num_slots, NUM_BITS)) - 1
-        found = 0
-        for place, key in zip(range(len(keys), 0, -1), reversed(keys), strict=True):
+        num_known = [0] * num_slots
+        every_engine = (1 << min(num_slots, NUM_BITS)) - 1
+        engines = 0
+
+        for num_blocks, key in zip(range(len(keys), 0, -1), reversed(keys), strict=True):
             word = words[key & last]
-            if not 0 <= word ^ key <= ENGINES:
+            is_of_this_block = 0 <= word ^ key <= ENGINES
+            if not is_of_this_block:
                 continue
 
-            new = word & everybody & ~found
-            if new:
-                for slot in range(num_slots):
-                    if new >> slot % NUM_BITS & 1:
-                        known[slot] = place
+            new = word & every_engine & ~engines
+            if not new:
+                continue
 
-                found |= new
-                if found == everybody:
-                    break
+            for slot in range(num_slots):
+                if new >> slot % NUM_BITS & 1:
+                    num_known[slot] = num_blocks
 
-        return known
+            engines |= new
+            if engines == every_engine:
+                break
+
+        return num_known
 
     def forget(self, slot: int) -> None:
         """Note that an engine was lost, with all that it had cached."""
-        others = (~(1 << slot % NUM_BITS) & (1 << 8 * WORD) - 1).to_bytes(WORD, "little")
-        mask = int.from_bytes(others * NUM_WORDS, "little")
-        kept = int.from_bytes(self._bytes, "little") & mask
-        self._bytes[:] = kept.to_bytes(NUM_WORDS * WORD, "little")
+        bit = 1 << slot % NUM_BITS
+        all_bits = (1 << 8 * WORD) - 1
+        mask_of_word = (all_bits & ~bit).to_bytes(WORD, "little")
+        mask = int.from_bytes(mask_of_word * NUM_WORDS, "little")
+        words = int.from_bytes(self._bytes, "little") & mask
+        self._bytes[:] = words.to_bytes(NUM_WORDS * WORD, "little")
 
 
 class PrefixEngines(Engines):
@@ -152,7 +163,10 @@ class PrefixEngines(Engines):
         if prompt_cache_key is not None:
             num_known[slot_of(prompt_cache_key, engines)] = submission.num_prompt_tokens
 
-        slot = min(engines, key=lambda slot: engines[slot].num_outstanding_tokens - num_known[slot])
+        def load(slot: int) -> int:
+            return engines[slot].num_outstanding_tokens - num_known[slot]
+
+        slot = min(engines, key=load)
         self._table.note(keys, slot)
         return engines[slot]
 
@@ -163,9 +177,9 @@ class PrefixEngines(Engines):
 
     async def _connect(self, slot: int) -> None:
         await super()._connect(slot)
-        self._table.forget(
-            slot
-        )  # the engine was lost; where this front end ends, the task is cancelled above
+        # A new connection: the engine was lost. Where this front end ends, the task is cancelled
+        # above.
+        self._table.forget(slot)
 
 
 def keys_of(request: Request) -> list[int]:
@@ -175,11 +189,11 @@ def keys_of(request: Request) -> list[int]:
     It is the same in every process: Python hashes numbers alike everywhere.
     """
     token_ids = request.input_token_ids
+    num_blocks = min(len(token_ids) // BLOCK_SIZE, MAX_PROMPT_BLOCKS)
     keys = [_root_of(request)]
-    for start in range(
-        0, min(len(token_ids) // BLOCK_SIZE, MAX_PROMPT_BLOCKS) * BLOCK_SIZE, BLOCK_SIZE
-    ):
-        keys.append(hash((keys[-1], tuple(token_ids[start : start + BLOCK_SIZE]))))
+    for start in range(0, num_blocks * BLOCK_SIZE, BLOCK_SIZE):
+        block = tuple(token_ids[start : start + BLOCK_SIZE])
+        keys.append(hash((keys[-1], block)))
 
     return keys[1:]
 
@@ -190,5 +204,5 @@ def _root_of(request: Request) -> int:
     if adapter is None and request.cache_salt is None and not request.images:
         return 0
 
-    told_apart = msgspec.msgpack.encode((adapter, request.cache_salt, request.images))
-    return int.from_bytes(blake2b(told_apart, digest_size=WORD).digest(), "big")
+    owner = msgspec.msgpack.encode((adapter, request.cache_salt, request.images))
+    return int.from_bytes(blake2b(owner, digest_size=WORD).digest(), "big")

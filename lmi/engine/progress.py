@@ -12,7 +12,8 @@ import lmi.shared.log
 from lmi.executor import Progress
 from lmi.shared.sink import stream
 
-LOG_S = 1.0  # the least time between two lines
+# The least time between two lines.
+LOG_S = 1.0
 
 log = logging.getLogger("lmi.engine.worker")
 
@@ -34,8 +35,10 @@ class Stages:
 
     def begin(self, stage: str) -> None:
         now = time.monotonic()
-        if over := self._stage:
-            self.seconds[over] = self.seconds.get(over, 0.0) + now - self._began_s
+        last_stage = self._stage
+        if last_stage:
+            seconds_before = self.seconds.get(last_stage, 0.0)
+            self.seconds[last_stage] = seconds_before + now - self._began_s
 
         self._stage = stage
         self._began_s = now
@@ -46,22 +49,24 @@ def shown(*, has_bar: bool, format: str) -> Iterator[Stages]:
     """Show what a load reports in the block: on a bar, if the terminal is for one process that
     loads.
     """
-    if not (has_bar and format != "json" and os.isatty(lmi.shared.log.fd())):
-        yield (stages := Stages(Lines()))
+    is_terminal = has_bar and format != "json" and os.isatty(lmi.shared.log.fd())
+    if not is_terminal:
+        stages = Stages(Lines())
+        yield stages
     else:
         from rich.console import Console
         from rich.progress import BarColumn, Progress as Bar, TextColumn, TimeElapsedColumn
 
         columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
-        with Bar(
-            *columns, console=Console(file=stream(lmi.shared.log.fd())), transient=True
-        ) as bar:
+        console = Console(file=stream(lmi.shared.log.fd()))
+        with Bar(*columns, console=console, transient=True) as bar:
             task = bar.add_task("import", total=1.0)
-            yield (
-                stages := Stages(
-                    lambda stage, share: bar.update(task, description=stage, completed=share)
-                )
-            )
+
+            def show(stage: str, share: float) -> None:
+                bar.update(task, description=stage, completed=share)
+
+            stages = Stages(show)
+            yield stages
 
     stages.begin("")
 
@@ -79,7 +84,8 @@ class Lines:
     def __call__(self, stage: str, share: float) -> None:
         now = time.monotonic()
         tenth = int(share * 10)
-        if stage != self._stage or (tenth > self._tenth and now - self._logged_s >= LOG_S):
+        is_new_tenth = tenth > self._tenth and now - self._logged_s >= LOG_S
+        if stage != self._stage or is_new_tenth:
             self._stage = stage
             self._tenth = tenth
             self._logged_s = now

@@ -6,16 +6,17 @@ client who had the least. The queue of a server's engines is the one of `overloa
 early and has express places.
 """
 
-import itertools
 import math
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from lmi.errors import DeadlineExceeded, LmiError, Overloaded
 from lmi.executor import DEFAULT_PRIORITY
 
-MAX_IDLE_CLIENTS = 1000  # whose share is remembered
+# The shares of so many clients who do nothing are remembered.
+MAX_IDLE_CLIENTS = 1000
 ANSWERS_REMEMBERED = 20
 
 
@@ -25,46 +26,50 @@ class QueueEntry:
 
     client: str
     num_prompt_tokens: int
-    max_tokens: int  # of each sequence
+    # Those of each sequence.
+    max_tokens: int
     num_sequences: int
     arrived_s: float
     deadline_s: float = math.inf
-    priority: float = DEFAULT_PRIORITY  # 1 is the most urgent
+    # 1 is the most urgent.
+    priority: float = DEFAULT_PRIORITY
     is_streaming: bool = False
-    is_further: bool = False  # it belongs to an answer of which another request was let in
-    is_express: bool = False  # it has a place beside the batch
-    received_s: float | None = (
-        None  # when the server had all of it: from then on it waits. None: since `queued_s`
-    )
-    queued_s: float = 0.0  # when this engine got it: the client may have sent its body until then
-    expected_s: float | None = None  # its wait, if it was asked when it was let in
+    # It belongs to an answer of which another request was let in.
+    is_further: bool = False
+    # It has a place beside the batch.
+    is_express: bool = False
+    # When the server had all of it: from then on it waits. None: since `queued_s`.
+    received_s: float | None = None
+    # When this engine got it: the client may have sent its body until then.
+    queued_s: float = 0.0
+    # The wait that was expected when it was let in, if it was.
+    expected_s: float | None = None
     started_s: float | None = None
     started_step: int | None = None
-    has_begun: bool = False  # a token was sent
-    num_open: int = 0  # sequences in the engine
+    # A token was sent.
+    has_begun: bool = False
+    # The sequences that the engine has of it.
+    num_open: int = 0
     charged: float = 0.0
 
     def waited_s(self, now: float) -> float:
         """The seconds that it has waited for a place, in this queue and in those of other engines
         before.
         """
-        return now - (self.queued_s if self.received_s is None else self.received_s)
+        since_s = self.queued_s if self.received_s is None else self.received_s
+        return now - since_s
 
 
 def priority_class(priority: float) -> str:
     """One of `shared/state.py: PRIORITIES`."""
-    return (
-        "default"
-        if priority == DEFAULT_PRIORITY
-        else "high"
-        if priority > DEFAULT_PRIORITY
-        else "low"
-    )
+    if priority == DEFAULT_PRIORITY:
+        return "default"
+
+    return "high" if priority > DEFAULT_PRIORITY else "low"
 
 
-Line = deque[
-    QueueEntry
-]  # the waiting requests of one client and one priority, in the order of their arrival
+# The waiting requests of one client and one priority, in the order of their arrival.
+Line = deque[QueueEntry]
 
 
 @dataclass(slots=True, eq=False)
@@ -72,13 +77,22 @@ class Client:
     """One client, and what it has had of the engine."""
 
     had: float
-    lines: dict[float, Line] = field(default_factory=dict)  # that are not empty, by priority
-    num_running: int = 0  # sequences
+    # Those that are not empty, by priority.
+    lines: dict[float, Line] = field(default_factory=dict)
+    # Sequences, not requests.
+    num_running: int = 0
 
     @property
     def first(self) -> QueueEntry:
         """The next of the requests that wait."""
         return self.lines[max(self.lines)][0]
+
+
+class Turn(NamedTuple):
+    """The request that is next, and its client."""
+
+    client: Client
+    entry: QueueEntry
 
 
 @dataclass(slots=True)
@@ -100,19 +114,22 @@ class RequestQueue:
     _new_line: type[Line] = deque
 
     def __init__(self, max_num_sequences: int, max_wait_s: float = math.inf) -> None:
-        self.num_waiting = 0  # requests
-        self.wait_error_s = (
-            0.0  # how far the expected waits were off, on average, where waits are expected
-        )
+        self.num_waiting = 0
+        # How far the expected waits were off, on average, where waits are expected.
+        self.wait_error_s = 0.0
         self._max_num_sequences = max_num_sequences
         self._max_wait_s = max_wait_s
-        self._places = max_num_sequences  # in use
-        self._num_running = 0  # sequences in the batch
+        # The places of the batch that are in use.
+        self._places = max_num_sequences
+        # The sequences in the batch.
+        self._num_running = 0
         self._running: dict[QueueEntry, None] = {}
         self._clients: dict[str, Client] = {}
-        self._had = 0.0  # the share of the client who was served last: a new one begins there
+        # The share of the client who was served last: a new one begins there.
+        self._had = 0.0
         self._num_steps = 0
-        self._answered_share = 1.0  # of `max_tokens`, on average
+        # The part of `max_tokens` that answers have, on average.
+        self._answered_share = 1.0
         self._num_answers = 0
 
     # What a request costs.
@@ -134,16 +151,14 @@ class RequestQueue:
             client = self._clients[entry.client] = Client(self._had)
 
         if not client.lines and not client.num_running:
-            least = min(
-                (other.had for other in self._clients.values() if other.lines), default=self._had
-            )
-            client.had = max(client.had, least)
+            shares = (client.had for client in self._clients.values() if client.lines)
+            client.had = max(client.had, min(shares, default=self._had))
 
         client.lines.setdefault(entry.priority, self._new_line()).append(entry)
         self.num_waiting += 1
 
-    def refusal(self, why: str) -> Overloaded:
-        return Overloaded(f"the engine is busy: {why}")
+    def refusal(self, reason: str) -> Overloaded:
+        return Overloaded(f"the engine is busy: {reason}")
 
     def num_by_class(self) -> tuple[Counter[str], Counter[str]]:
         """The requests of each class of priority that wait, and those that the engine has."""
@@ -162,31 +177,30 @@ class RequestQueue:
 
     def start(self, now: float) -> Iterator[QueueEntry]:
         """Yield the requests to give to the engine now."""
-        while found := self._next():
-            client, entry = found
+        while turn := self._next():
+            client, entry = turn
             self._forget(entry)
             entry.started_s = now
             entry.started_step = self._num_steps
             entry.num_open = entry.num_sequences
-            entry.charged = self._cost(
-                entry.num_prompt_tokens, entry.max_tokens * entry.num_sequences
-            )
+            entry.charged = self._cost_of(entry)
+
             self._had = max(self._had, client.had)
             client.had += entry.charged
             self._count(entry, client, entry.num_sequences)
             self._running[entry] = None
             yield entry
 
-    def _next(self) -> tuple[Client, QueueEntry] | None:
+    def _next(self) -> Turn | None:
         """The request whose turn it is, and its client."""
         if not self.num_waiting or self._num_running >= self._places:
             return None
 
         return self._first_of(client for client in self._clients.values() if client.lines)
 
-    def _first_of(self, clients: Iterable[Client]) -> tuple[Client, QueueEntry] | None:
+    def _first_of(self, clients: Iterable[Client]) -> Turn | None:
         client = min(clients, key=lambda client: (-max(client.lines), client.had), default=None)
-        return None if client is None else (client, client.first)
+        return None if client is None else Turn(client, client.first)
 
     def ahead_of(self, entry: QueueEntry) -> Ahead:
         """Return what starts before a waiting request, if nobody comes or goes and all cost what is
@@ -196,20 +210,21 @@ class RequestQueue:
         client has had those before it, and of another client go those that start while that one has
         had less.
         """
-        own = self._clients[entry.client]
-        own_line = list(own.lines[entry.priority])
-        before = own_line[: own_line.index(entry)]
+        sender = self._clients[entry.client]
+        line_of_sender = list(sender.lines[entry.priority])
+        before = line_of_sender[: line_of_sender.index(entry)]
         ahead = Ahead()
         ahead.add(map(self._cost_of, before))
-        had_then = own.had + ahead.cost
-        wins_ties = True  # clients before this one do
+        had_then = sender.had + ahead.cost
 
+        # Clients before this one win ties.
+        wins_ties = True
         for client in self._clients.values():
-            wins_ties = wins_ties and client is not own
+            wins_ties = wins_ties and client is not sender
             for priority, line in client.lines.items():
                 if priority > entry.priority:
                     ahead.add(map(self._cost_of, line))
-                elif priority == entry.priority and client is not own:
+                elif priority == entry.priority and client is not sender:
                     ahead.add(self._first(line, client.had, had_then, wins_ties))
 
         return ahead
@@ -243,15 +258,22 @@ class RequestQueue:
         """Take out the waiting requests that cannot be answered in time any more, each with its
         error.
         """
-        waiting = [line for client in self._clients.values() for line in client.lines.values()]
-        asked = (
-            (entry, self._lateness(entry, now)) for entry in itertools.chain.from_iterable(waiting)
-        )
-        found = [(entry, error) for entry, error in asked if error is not None]
-        for entry, _ in found:
+        entries = [
+            entry
+            for client in self._clients.values()
+            for line in client.lines.values()
+            for entry in line
+        ]
+        expired = list[tuple[QueueEntry, LmiError]]()
+        for entry in entries:
+            error = self._lateness(entry, now)
+            if error is not None:
+                expired.append((entry, error))
+
+        for entry, _ in expired:
             self.remove(entry, now)
 
-        return found
+        return expired
 
     def _lateness(self, entry: QueueEntry, now: float) -> LmiError | None:
         if now > entry.deadline_s:
@@ -271,9 +293,8 @@ class RequestQueue:
         """The engine has read the images of a running request and knows the length of its prompt:
         its client pays.
         """
-        self._clients[entry.client].had += self._cost(
-            num_prompt_tokens - entry.num_prompt_tokens, 0
-        )
+        num_further_tokens = num_prompt_tokens - entry.num_prompt_tokens
+        self._clients[entry.client].had += self._cost(num_further_tokens, 0)
         entry.num_prompt_tokens = num_prompt_tokens
 
     def note_sequence_end(self, entry: QueueEntry) -> None:
@@ -294,25 +315,39 @@ class RequestQueue:
         if entry.started_step is None:
             self._forget(entry)
         else:
-            client = self._clients[entry.client]
-            self._count(entry, client, -entry.num_open)
-            del self._running[entry]
-            share = min(1.0, max(1, self._num_steps - entry.started_step) / entry.max_tokens)
-            unused = max(0.0, self._answered_share - share) * entry.max_tokens * entry.num_sequences
-            client.had -= min(self._price(0, unused), entry.charged)
-            if is_answered:
-                self._num_answers = min(self._num_answers + 1, ANSWERS_REMEMBERED)
-                self._answered_share += (share - self._answered_share) / self._num_answers
+            self._end(entry, is_answered)
 
-        if (
-            len(self._clients) > MAX_IDLE_CLIENTS
-        ):  # those with less are served no worse if they begin anew
-            busy = {
-                name: one for name, one in self._clients.items() if one.lines or one.num_running
-            }
-            self._clients = busy | {
-                name: one for name, one in self._clients.items() if one.had > self._had
-            }
+        if len(self._clients) > MAX_IDLE_CLIENTS:
+            self._forget_idle_clients()
+
+    def _end(self, entry: QueueEntry, is_answered: bool) -> None:
+        client = self._clients[entry.client]
+        self._count(entry, client, -entry.num_open)
+        del self._running[entry]
+
+        assert entry.started_step is not None
+        num_steps = max(1, self._num_steps - entry.started_step)
+        share = min(1.0, num_steps / entry.max_tokens)
+        unused_share = max(0.0, self._answered_share - share)
+        num_unused = unused_share * entry.max_tokens * entry.num_sequences
+        client.had -= min(self._price(0, num_unused), entry.charged)
+
+        if is_answered:
+            self._num_answers = min(self._num_answers + 1, ANSWERS_REMEMBERED)
+            self._answered_share += (share - self._answered_share) / self._num_answers
+
+    def _forget_idle_clients(self) -> None:
+        """Forget who had little: a client with less is served no worse if it begins anew."""
+        busy = dict[str, Client]()
+        had_more = dict[str, Client]()
+        for name, client in self._clients.items():
+            if client.lines or client.num_running:
+                busy[name] = client
+
+            if client.had > self._had:
+                had_more[name] = client
+
+        self._clients = busy | had_more
 
     def _count(self, entry: QueueEntry, client: Client, num_sequences: int) -> None:
         client.num_running += num_sequences

@@ -24,7 +24,8 @@ from lmi.ipc import Accepted, FrameTooLarge, ThreadSafeWriter, frame
 from lmi.shared.state import MAX_LORA_NAMES_BYTES, EngineRecord, Phase
 from lmi.types import WaitStatus
 
-MAX_UNSENT_BYTES = 64 << 20  # a front end that leaves more unread loses its connection
+# A front end that leaves more unread loses its connection.
+MAX_UNSENT_BYTES = 64 << 20
 
 log = logging.getLogger(__name__)
 
@@ -34,9 +35,11 @@ class FrontEndEntry(QueueEntry):
     """A request of one connection."""
 
     connection: "FrontEndConnection"
-    request_id: int  # the front end's
+    # The front end's.
+    request_id: int
     request: Request
-    engine_id: int | None = None  # the executor's, once it has the request
+    # The executor's, once it has the request.
+    engine_id: int | None = None
     has_left: bool = False
 
     def refuse(self, error: Exception) -> None:
@@ -51,25 +54,27 @@ class Dispatcher:
     ) -> None:
         info = executor.info
         self.ready = messages.Ready(info)
-        self.look: Callable[[], None] = lambda: (
-            None
-        )  # called when the folder of adapters has changed
-        self.may_rest: Callable[[], bool] = lambda: (
-            False
-        )  # whether the executor makes no step and does not hang
+        # Called when the folder of adapters has changed.
+        self.look: Callable[[], None] = lambda: None
+        # Whether the executor makes no step and does not hang.
+        self.may_rest: Callable[[], bool] = lambda: False
         self.connections: set[FrontEndConnection] = set()
         self.is_closing = False
+
         self._executor = executor
         self._record = record
         self._phases = record.queue_time_s, record.prefill_time_s, record.decode_time_s
         self._step_length = record.step_length
         self._queue = queue or RequestQueue(info.max_num_sequences)
-        self._stepped_s = 0.0  # the end of the last step
-        self._num_active = 0  # requests that run, as the executor counted them last
-        self._lock = (
-            threading.Lock()
-        )  # guards the queue, `_entries`, those of each connection, and the record
-        self._entries: dict[int, FrontEndEntry] = {}  # that the executor has, by its ids
+        # The end of the last step.
+        self._stepped_s = 0.0
+        # The requests that run, as the executor counted them last.
+        self._num_active = 0
+        # Guards the queue, `_entries`, those of each connection, and the record.
+        self._lock = threading.Lock()
+        # The requests that the executor has, by its ids.
+        self._entries: dict[int, FrontEndEntry] = {}
+
         record.max_num_sequences = info.max_num_sequences
         record.max_loras = info.max_loras
         record.step_s = time.monotonic()
@@ -84,13 +89,12 @@ class Dispatcher:
         now = time.monotonic()
         request = message.request
         origin = message.origin
+        sampling = request.sampling_config
         entry = FrontEndEntry(
             client=origin.client,
             num_prompt_tokens=len(request.input_token_ids),
             max_tokens=request.max_tokens,
-            num_sequences=max(
-                request.sampling_config.beam_width, request.sampling_config.num_return_sequences
-            ),
+            num_sequences=max(sampling.beam_width, sampling.num_return_sequences),
             arrived_s=origin.arrived_s or now,
             received_s=origin.received_s,
             deadline_s=origin.deadline_s,
@@ -103,7 +107,8 @@ class Dispatcher:
         )
         try:
             if self.is_closing:
-                raise EngineLost("this engine is shutting down")  # so another one may get it
+                # Another engine may get it.
+                raise EngineLost("this engine is shutting down")
 
             with self._lock:
                 self._queue.offer(entry, now)
@@ -123,32 +128,22 @@ class Dispatcher:
         """
         for entry in self._queue.start(now):
             assert isinstance(entry, FrontEndEntry)
-            request = entry.request
-            has_turns = (
-                request.guided_decoding_params is not None or request.images
-            )  # clients share their threads
-            if entry.is_express or has_turns:
-                request = msgspec.structs.replace(
-                    request, is_express=entry.is_express, client_id=hash(entry.client)
-                )
-
             try:
-                entry.engine_id = self._executor.enqueue_request(request)
+                entry.engine_id = self._executor.enqueue_request(_for_executor(entry))
             except Exception as error:
                 has_stopped = not self._executor.can_enqueue_requests()
                 if not has_stopped and not isinstance(error, LmiError | ValueError):
                     log.exception("the engine did not take a request")
 
                 self._end(entry, now)
-                entry.refuse(
-                    EngineLost("this engine has stopped") if has_stopped else error
-                )  # another one may get it
+                # After EngineLost another engine may get it.
+                entry.refuse(EngineLost("this engine has stopped") if has_stopped else error)
                 continue
 
             if not self._entries:
-                self._record.step_s = self._stepped_s = (
-                    now  # the idle time before does not count as a hang
-                )
+                # The idle time before does not count as a hang.
+                self._record.step_s = now
+                self._stepped_s = now
 
             self._entries[entry.engine_id] = entry
 
@@ -157,15 +152,12 @@ class Dispatcher:
     def status_of(self, entry: FrontEndEntry) -> WaitStatus:
         """Return how far a request without a token is."""
         with self._lock:
+            # It may have ended a moment ago.
             if entry.request_id not in entry.connection.entries:
-                return WaitStatus(entry.num_prompt_tokens)  # it has ended a moment ago
+                return WaitStatus(entry.num_prompt_tokens)
 
             if entry.engine_id is None:
-                position = self._queue.ahead_of(entry).num_requests + 1
-                start_s = self._queue.expected_wait_s(entry)
-                prompt_s = self._queue.prompt_s(entry.num_prompt_tokens)
-                wait_s = None if start_s is None or prompt_s is None else start_s + prompt_s
-                return WaitStatus(entry.num_prompt_tokens, 0, 0, position, wait_s)
+                return self._status_in_queue(entry)
 
             started_s = entry.started_s
 
@@ -178,6 +170,13 @@ class Dispatcher:
         num_left = max(0, entry.num_prompt_tokens - num_computed)
         wait_s = self._prompt_wait_s(num_left, num_computed - num_cached, started_s)
         return WaitStatus(entry.num_prompt_tokens, num_computed, num_cached, 0, wait_s)
+
+    def _status_in_queue(self, entry: FrontEndEntry) -> WaitStatus:
+        position = self._queue.ahead_of(entry).num_requests + 1
+        start_s = self._queue.expected_wait_s(entry)
+        prompt_s = self._queue.prompt_s(entry.num_prompt_tokens)
+        wait_s = None if start_s is None or prompt_s is None else start_s + prompt_s
+        return WaitStatus(entry.num_prompt_tokens, 0, 0, position, wait_s)
 
     def _prompt_wait_s(
         self, num_left: int, num_computed: int, started_s: float | None
@@ -232,11 +231,12 @@ class Dispatcher:
         is_lost = False
         with self._lock:
             now = time.monotonic()
-            self._observe(
-                has_output=True
-            )  # before requests end: the queue learns who was in these steps
+            # Before requests end, since the queue learns who was in these steps.
+            self._observe(has_output=True)
+
             for response in responses:
-                if (entry := self._entries.get(response.request_id)) is None:
+                entry = self._entries.get(response.request_id)
+                if entry is None:
                     continue
 
                 response.request_id = entry.request_id
@@ -248,10 +248,11 @@ class Dispatcher:
                     self._queue.note_prompt(entry, len(result.prompt_token_ids))
 
                 if response.is_final:
-                    is_lost = is_lost or (
-                        response.error is not None and response.error.kind is ErrorKind.ENGINE_LOST
-                    )
-                    is_answered = response.error is None and not entry.has_left
+                    error = response.error
+                    if error is not None and error.kind is ErrorKind.ENGINE_LOST:
+                        is_lost = True
+
+                    is_answered = error is None and not entry.has_left
                     self._end(entry, now, has_left=entry.has_left, is_answered=is_answered)
                 else:
                     if not entry.has_begun:
@@ -263,9 +264,8 @@ class Dispatcher:
                 outputs.setdefault(entry.connection, []).append(response)
 
             if is_lost and not self._executor.can_enqueue_requests():
-                self._record.phase = (
-                    Phase.DRAINING
-                )  # `/ping` tells it before the first client hears of it
+                # `/ping` tells it before the first client hears of it.
+                self._record.phase = Phase.DRAINING
 
             for connection, batch in outputs.items():
                 connection.send_output(batch)
@@ -291,6 +291,7 @@ class Dispatcher:
         """Bring the record up to date with the executor's steps, and refuse who has waited too
         long.
         """
+        record = self._record
         with self._lock:
             self._observe(has_output=False)
             now = time.monotonic()
@@ -298,14 +299,14 @@ class Dispatcher:
                 assert isinstance(entry, FrontEndEntry)
                 entry.connection.entries.pop(entry.request_id, None)
                 entry.refuse(error)
-                self._record.num_refused.add(priority_class(entry.priority))
+                record.num_refused.add(priority_class(entry.priority))
 
-            queued, taken = self._queue.num_by_class()
-            self._record.num_queued.set(queued)
-            self._record.num_taken.set(taken)
-            self._record.num_clients = self._queue.num_busy_clients
-            self._record.wait_error_s = self._queue.wait_error_s
-            if self._record.max_loras:
+            num_queued, num_taken = self._queue.num_by_class()
+            record.num_queued.set(num_queued)
+            record.num_taken.set(num_taken)
+            record.num_clients = self._queue.num_busy_clients
+            record.wait_error_s = self._queue.wait_error_s
+            if record.max_loras:
                 self._note_adapters()
 
             self._start(now)
@@ -317,10 +318,10 @@ class Dispatcher:
         first.
         """
         begun = [entry for entry in self._entries.values() if entry.has_begun]
-        taken = dict.fromkeys(adapters_of_entries([*begun, *self._entries.values()]))
+        adapters = list(dict.fromkeys(adapters_of_entries([*begun, *self._entries.values()])))
         num_running = self._record.max_loras
-        running = list(taken)[:num_running]
-        beyond = list(taken)[num_running:]
+        running = adapters[:num_running]
+        beyond = adapters[num_running:]
 
         entries = [
             entry for connection in self.connections for entry in connection.entries.values()
@@ -344,15 +345,18 @@ class Dispatcher:
             record.step_s = time.monotonic()
 
         for step in steps:
-            seconds, self._stepped_s = step.timestamp - self._stepped_s, step.timestamp
+            seconds = step.timestamp - self._stepped_s
+            self._stepped_s = step.timestamp
+            num_context_tokens = step.num_context_tokens
+            num_generation_tokens = step.num_generation_tokens
             record.num_preemptions += step.num_preemptions
-            record.num_context_tokens += step.num_context_tokens
-            record.num_generation_tokens += step.num_generation_tokens
-            self._queue.note_step(
-                max(0.0, seconds), step.num_context_tokens, step.num_generation_tokens
-            )
-            self._step_length.observe(step.num_context_tokens + step.num_generation_tokens)
-            if (drafts := step.spec_decoding_stats) is not None:
+            record.num_context_tokens += num_context_tokens
+            record.num_generation_tokens += num_generation_tokens
+            self._queue.note_step(max(0.0, seconds), num_context_tokens, num_generation_tokens)
+            self._step_length.observe(num_context_tokens + num_generation_tokens)
+
+            drafts = step.spec_decoding_stats
+            if drafts is not None:
                 record.num_drafts += drafts.num_requests_with_draft_tokens
                 record.num_draft_tokens += drafts.num_draft_tokens
                 record.num_accepted_tokens += drafts.num_accepted_tokens
@@ -366,9 +370,22 @@ class Dispatcher:
 
     def _count(self) -> None:
         """Write the running and waiting requests, which together are all that have not ended."""
-        num_running = self._num_active = min(self._num_active, len(self._entries))
+        num_running = min(self._num_active, len(self._entries))
+        self._num_active = num_running
         self._record.num_running = num_running
         self._record.num_waiting = len(self._entries) + self._queue.num_waiting - num_running
+
+
+def _for_executor(entry: FrontEndEntry) -> Request:
+    """Return its request, with whose it is where clients share places or threads."""
+    request = entry.request
+    has_turns = request.guided_decoding_params is not None or request.images
+    if not (entry.is_express or has_turns):
+        return request
+
+    return msgspec.structs.replace(
+        request, is_express=entry.is_express, client_id=hash(entry.client)
+    )
 
 
 def adapters_of_entries(entries: Iterable[FrontEndEntry]) -> Iterator[str]:
@@ -397,16 +414,20 @@ class FrontEndConnection(Accepted):
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         super().__init__()
-        self.entries: dict[int, FrontEndEntry] = {}  # that have not ended, by the front end's ids
+        # Those that have not ended, by the front end's ids.
+        self.entries: dict[int, FrontEndEntry] = {}
         self._dispatcher = dispatcher
         self._writer: ThreadSafeWriter | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        if not cast(asyncio.Transport, transport).is_closing():
-            self._writer = ThreadSafeWriter(cast(asyncio.Transport, transport), MAX_UNSENT_BYTES)
-            self._dispatcher.connections.add(self)
-            self.send(self._dispatcher.ready)
+        socket = cast(asyncio.Transport, transport)
+        if socket.is_closing():
+            return
+
+        self._writer = ThreadSafeWriter(socket, MAX_UNSENT_BYTES)
+        self._dispatcher.connections.add(self)
+        self.send(self._dispatcher.ready)
 
     def resume_writing(self) -> None:
         if self._writer is not None:
@@ -423,10 +444,15 @@ class FrontEndConnection(Accepted):
                 raise msgspec.ValidationError(f"request id {message.request_id} is in use")
 
             self._dispatcher.submit(self, message)
-        elif (entry := self.entries.get(message.request_id)) is None:
             return
-        elif isinstance(message, messages.AskStatus):
-            self.send(messages.RequestStatus(message.request_id, self._dispatcher.status_of(entry)))
+
+        entry = self.entries.get(message.request_id)
+        if entry is None:
+            return
+
+        if isinstance(message, messages.AskStatus):
+            status = self._dispatcher.status_of(entry)
+            self.send(messages.RequestStatus(message.request_id, status))
         else:
             self._dispatcher.cancel(entry, has_left=message.has_left)
 
@@ -453,17 +479,15 @@ class FrontEndConnection(Accepted):
                 return
 
             [response] = responses
-            if (entry := self.entries.get(response.request_id)) is not None:
+            entry = self.entries.get(response.request_id)
+            if entry is not None:
                 self._dispatcher.abort(entry)
 
-            told = ResponseError(
+            too_large = ResponseError(
                 f"the Response is too large for the socket: {error}", ErrorKind.GENERATION
             )
-            self.send(
-                messages.Responses(
-                    [Response(response.request_id, error=told, client_id=response.client_id)]
-                )
-            )
+            failure = Response(response.request_id, error=too_large, client_id=response.client_id)
+            self.send(messages.Responses([failure]))
 
     def send(self, message: messages.ToFrontEnd) -> None:
         """Send a message from any thread. A front end that has stopped reading loses its

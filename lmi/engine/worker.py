@@ -29,7 +29,8 @@ from lmi.shared import linux, slot_process
 from lmi.shared.state import EngineRecord, Phase
 
 BEAT_S = 0.2
-FINISH_S = 2.0  # for requests that are still open at SIGTERM
+# So long may requests take that are still open at SIGTERM.
+FINISH_S = 2.0
 
 
 def resolve(handler: str, load: str) -> Callable[..., Executor]:
@@ -54,7 +55,8 @@ def load(runtime: Runtime, record: EngineRecord, function: str) -> tuple[Executo
     operator can mend.
     """
     engine = runtime.config.engine
-    with shown(has_bar=engine.num_engines == 1, format=runtime.config.server.log_format) as stages:
+    log_format = runtime.config.server.log_format
+    with shown(has_bar=engine.num_engines == 1, format=log_format) as stages:
 
         def report(stage: str, share: float) -> None:
             record.stage = stage
@@ -92,14 +94,7 @@ async def serve(executor: Executor, record: EngineRecord, runtime: Runtime, slot
     stop = asyncio.Event()
     server = runtime.config.server
     timeout_s = runtime.config.engine.model_loading_timeout_s
-    info = executor.info
-    queue = LearningQueue(
-        info.max_num_sequences,
-        server.max_queue_wait_s,
-        info.num_express_places,
-        keeps_short=server.keeps_queue_short,
-    )
-    dispatcher = Dispatcher(executor, record, queue)
+    dispatcher = Dispatcher(executor, record, _queue(executor, runtime))
     adapters = AdapterKeeper(executor, adapters_of(runtime), dispatcher, timeout_s)
 
     def beat() -> None:
@@ -116,7 +111,11 @@ async def serve(executor: Executor, record: EngineRecord, runtime: Runtime, slot
         loop.add_signal_handler(signum, stop.set)
 
     record.stage = "adapters"
-    await (adapters.follow() if record.was_ready else adapters.load_first())
+    if record.was_ready:
+        await adapters.follow()
+    else:
+        await adapters.load_first()
+
     record.stage = ""
     uid = server.user.uid if server.user else None
     listener = await listen(
@@ -124,10 +123,13 @@ async def serve(executor: Executor, record: EngineRecord, runtime: Runtime, slot
     )
     executor.pass_responses_to(dispatcher.deliver)
     beat()
-    gc.freeze()  # loaded objects stay; without this a full collection would hold up every stream
+    # Loaded objects stay; without this a full collection would hold up every stream.
+    gc.freeze()
+
     record.was_ready = 1
     record.phase = Phase.READY
     await stop.wait()
+
     has_failed = not executor.can_enqueue_requests()
     dispatcher.is_closing = True
     record.phase = Phase.DRAINING
@@ -137,11 +139,21 @@ async def serve(executor: Executor, record: EngineRecord, runtime: Runtime, slot
         await asyncio.sleep(0.02)
 
     loop.remove_signal_handler(signal.SIGTERM)
-    signal.signal(
-        signal.SIGTERM, signal.SIG_IGN
-    )  # a second one must not interrupt the executor's shutdown
+    # A second one must not interrupt the executor's shutdown.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if has_failed:
         raise RuntimeError("the executor has stopped by itself")
+
+
+def _queue(executor: Executor, runtime: Runtime) -> LearningQueue:
+    info = executor.info
+    server = runtime.config.server
+    return LearningQueue(
+        info.max_num_sequences,
+        server.max_queue_wait_s,
+        info.num_express_places,
+        keeps_short=server.keeps_queue_short,
+    )
 
 
 def run(slot: int, load_with: str) -> int:
@@ -154,7 +166,8 @@ def run(slot: int, load_with: str) -> int:
         executor, report = load(runtime, record, load_with)
         with executor:
             runtime.write_report(slot, report)
-            linux.keep_to_cores()  # only now, because compilers of a model may use all cores
+            # Only now, because compilers of a model may use all cores.
+            linux.keep_to_cores()
             asyncio.run(serve(executor, record, runtime, slot))
 
     return slot_process.live(record, f"engine {slot}", server.log_level, server.log_format, body)
