@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, requires
+from typing import NamedTuple
 
 import orjson
 
@@ -21,7 +22,8 @@ from lmi.shared.log import escape, is_text
 from lmi.shared.state import EngineRecord
 from lmi.supervisor.child import Failure
 
-CLEAR_BAR = "\r\x1b[2K\x1b[?25h"  # clears the line and shows the cursor, which a bar hides
+# Clears the line and shows the cursor, which a bar hides.
+CLEAR_BAR = "\r\x1b[2K\x1b[?25h"
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
@@ -46,56 +48,73 @@ OF_A_CHECKPOINT = (".json", ".safetensors", ".jinja", ".model")
 REQUIREMENT = re.compile(r"(?P<name>[\w.-]+).*; extra == ['\"](?P<extra>[\w-]+)['\"]")
 NOT_DAMAGED = re.compile("no architectures|option[.]rolling_batch=|is not installed")
 
-# The label of an error, a pattern of its message, and the hint. The first row that fits counts. A
-# fault without a row has no hint, because none is better than a wrong one.
+
+class Hint(NamedTuple):
+    """What an operator can do about the errors of one label whose message fits a pattern."""
+
+    label: str
+    pattern: str
+    advice: str
+
+
+# The first row that fits counts. A fault without a row has no hint, because none is better than a
+# wrong one.
 HINTS = (
-    ("bad_configuration", "", OPTIONS),
-    (
+    Hint("bad_configuration", "", OPTIONS),
+    Hint(
         "port_unavailable",
         r"[(]lmi-",
         "--takeover takes the port over once this server is ready, --port chooses another",
     ),
-    (
+    Hint(
         "port_unavailable",
         "",
         "--host and --port choose another address; a taken port belongs to another process",
     ),
-    (
+    Hint(
         "source_unreachable",
         "^no folder ",
         "HF_HUB_OFFLINE=1 asks no hub and serves what its cache holds",
     ),
-    ("model_unusable", "(HF_HUB|TRANSFORMERS)_OFFLINE=", "without that variable the hub is asked"),
-    (
+    Hint(
+        "model_unusable", "(HF_HUB|TRANSFORMERS)_OFFLINE=", "without that variable the hub is asked"
+    ),
+    Hint(
         "model_unusable",
         "credentials",
         "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE or a role name them",
     ),
-    ("model_unusable", "^[^:]+: (does not exist|is not a folder)", SOURCES),
-    ("model_unusable", "^option[.]", OPTIONS),
-    ("model_unusable", "GGUF", OF_GGUF),
-    (
+    Hint("model_unusable", "^[^:]+: (does not exist|is not a folder)", SOURCES),
+    Hint("model_unusable", "^option[.]", OPTIONS),
+    Hint("model_unusable", "GGUF", OF_GGUF),
+    Hint(
         "model_unusable",
         "a model(.s folder)? has |: no tokenizer|: no (weights|model[.]safetensors)",
         CHECKPOINT,
     ),
-    ("model_unusable", "quantised already", OF_QUANTISED),
-    (
+    Hint("model_unusable", "quantised already", OF_QUANTISED),
+    Hint(
         "model_unusable",
         "option[.]rolling_batch=",
         "scripts/install installs other engines, --rolling-batch chooses one",
     ),
-    (
+    Hint(
         "security_refused",
         r"option[.]\w+=true",
         "that option switches it on, if you trust the model",
     ),
-    ("security_refused", "DISALLOW_", "SAGEMAKER_SECURITY_CONTROLS names what secure mode refuses"),
-    ("engine_lost", "did not finish loading", "--model-loading-timeout SECONDS gives it longer"),
-    ("engine_lost", "", "its own messages stand further up in this log"),
-    ("front_end_lost", "", LOG),
-    ("gateway_lost", "", LOG),
-    ("start_failed", r"^\w+: |^the fetch failed|died", LOG),
+    Hint(
+        "security_refused",
+        "DISALLOW_",
+        "SAGEMAKER_SECURITY_CONTROLS names what secure mode refuses",
+    ),
+    Hint(
+        "engine_lost", "did not finish loading", "--model-loading-timeout SECONDS gives it longer"
+    ),
+    Hint("engine_lost", "", "its own messages stand further up in this log"),
+    Hint("front_end_lost", "", LOG),
+    Hint("gateway_lost", "", LOG),
+    Hint("start_failed", r"^\w+: |^the fetch failed|died", LOG),
 )
 
 log = logging.getLogger(__name__)
@@ -105,22 +124,23 @@ def say_failed(failure: Failure, log_format: str = "json") -> None:
     advice = hint(failure.cause, failure.message)
     if is_text(log_format):
         lines = [f"lmi: {escape(line)}" for line in failure.message.split("\n")]
-        print(
-            "\n".join([*lines, *([f"     {escape(advice)}"] if advice else [])]),
-            file=sys.stderr,
-            flush=True,
-        )
+        if advice:
+            lines.append(f"     {escape(advice)}")
+
+        print("\n".join(lines), file=sys.stderr, flush=True)
         return
 
-    line = {
+    event: dict[str, object] = {
         "event": "failed",
         "stage": failure.stage,
         "cause": failure.cause,
         "message": failure.message,
-        **({"hint": advice} if advice else {}),
-        "code": failure.code,
     }
-    print(orjson.dumps(line).decode(), file=sys.stderr, flush=True)
+    if advice:
+        event["hint"] = advice
+
+    event["code"] = failure.code
+    print(orjson.dumps(event).decode(), file=sys.stderr, flush=True)
 
 
 def clear_bar() -> None:
@@ -150,22 +170,20 @@ def say_ready(config: Config, port: int, report: LoadReport, after_s: float) -> 
 def say_ready_for_models(server: ServerConfig, port: int, after_s: float) -> None:
     """Say that a server without a model takes models."""
     url = f"{_address(server)}:{server.management_port or port}/models"
-    asked = _curl(server, url, """'{"model_name": "NAME", "url": "FOLDER"}'""")
+    command = _curl(server, url, """'{"model_name": "NAME", "url": "FOLDER"}'""")
     event = {
         "event": "ready",
         "model_store": server.model_store,
         "port": port,
         "ready_after_s": round(after_s, 2),
     }
-    _say(
-        server,
-        f"\nlmi is ready for models below {escape(server.model_store)}\n\n  {asked}\n",
-        event,
-    )
+    models = escape(server.model_store)
+    _say(server, f"\nlmi is ready for models below {models}\n\n  {command}\n", event)
 
 
 def _say(server: ServerConfig, text: str, event: Mapping[str, object]) -> None:
-    print(text if is_text(server.log_format) else orjson.dumps(event).decode(), flush=True)
+    message = text if is_text(server.log_format) else orjson.dumps(event).decode()
+    print(message, flush=True)
 
 
 def banner(config: Config, port: int, report: LoadReport, after_s: float) -> str:
@@ -175,14 +193,66 @@ def banner(config: Config, port: int, report: LoadReport, after_s: float) -> str
     address = _address(config.server)
     url = f"{address}:{port}"
     management_url = f"{address}:{config.server.management_port or port}"
-    replicas = f"{config.engine.num_engines} replicas" if config.engine.num_engines > 1 else ""
-    kernels = f"{report.kernels} kernels" if report.kernels else ""
     stages = ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in report.stages_s.items())
+    command = _first_command(config, report, url)
+    code = config.user_code
+    is_handler = code is not None and code.handler is not None
+
+    rows = _code_rows(config) if is_handler else _engine_rows(config, report)
+    rows["ready"] = f"after {after_s:.1f} s ({stages})"
+    rows["answers"] = command.url
+    if not is_handler:
+        rows["openai"] = f"{url}/v1 is the base_url of OpenAI's clients"
+
+    has_playground = not is_handler and not report.gives_embeddings
+    pages = f"{management_url}/docs"
+    rows["browser"] = f"{url}/playground, {pages}" if has_playground else pages
+    rows["health"] = f"{url}/ping"
+    rows["metrics"] = f"{management_url}/metrics"
+    if config.server.host in LOOPBACK:
+        rows["network"] = "only this machine reaches it; --host 0.0.0.0 opens it to others"
+
+    table = "\n".join(f"  {name:<8} {escape(value)}" for name, value in rows.items())
+    curl = _curl(config.server, command.url, command.body)
+    return f"\nlmi is ready\n{table}\n\n  {curl}\n"
+
+
+class Command(NamedTuple):
+    """What a new user asks first: an address, and a body as the shell reads it."""
+
+    url: str
+    body: str
+
+
+def _first_command(config: Config, report: LoadReport, url: str) -> Command:
+    code = config.user_code
+    if code is not None and code.handler is not None:
+        body = f"@FILE    # FILE holds what {code.handler} reads"
+        return Command(f"{url}/invocations", body)
+
+    if report.gives_embeddings:
+        return Command(f"{url}/v1/embeddings", """'{"input": "a text about a fox"}'""")
+
+    body = """'{"inputs": "Tell me a story about a fox.", "parameters": {"max_new_tokens": 100}}'"""
+    return Command(f"{url}/invocations", body)
+
+
+def _code_rows(config: Config) -> dict[str, str]:
+    code = config.user_code
+    assert code is not None
+    facts = [f"{code.handler} in {code.path}, one request at a time", *_replicas(config)]
+    return {"model": config.model.name, "code": ", ".join(facts)}
+
+
+def _engine_rows(config: Config, report: LoadReport) -> dict[str, str]:
+    facts = [report.engine, report.device, _dtype(config, report)]
+    if report.kernels:
+        facts.append(f"{report.kernels} kernels")
+
+    facts += _replicas(config)
     rows = {
         "model": f"{config.model.name} ({config.model.path})",
-        "engine": ", ".join(
-            filter(None, (report.engine, report.device, _dtype(config, report), kernels, replicas))
-        ),
+        "engine": ", ".join(filter(None, facts)),
         "context": (
             f"{report.max_sequence_length} tokens, {report.max_num_sequences} requests at once"
         ),
@@ -191,42 +261,21 @@ def banner(config: Config, port: int, report: LoadReport, after_s: float) -> str
     if defaults.values:
         rows["defaults"] = f"{defaults} ({defaults.source})"
 
-    answers = {
-        "answers": f"{url}/invocations",
-        "openai": f"{url}/v1 is the base_url of OpenAI's clients",
-    }
-    pages = f"{url}/playground, {management_url}/docs"
-    asked = f"{url}/invocations"
-    body = """'{"inputs": "Tell me a story about a fox.", "parameters": {"max_new_tokens": 100}}'"""
-    if (code := config.user_code) is not None and code.handler is not None:
-        answering = f"{code.handler} in {code.path}, one request at a time"
-        rows = {"model": config.model.name, "code": ", ".join(filter(None, (answering, replicas)))}
-        del answers["openai"]
-        pages = f"{management_url}/docs"
-        body = f"@FILE    # FILE holds what {code.handler} reads"
-    elif report.gives_embeddings:
-        answers["answers"] = asked = f"{url}/v1/embeddings"
-        pages = f"{management_url}/docs"
-        body = """'{"input": "a text about a fox"}'"""
+    return rows
 
-    rows |= {
-        "ready": f"after {after_s:.1f} s ({stages})",
-        **answers,
-        "browser": pages,
-        "health": f"{url}/ping",
-        "metrics": f"{management_url}/metrics",
-    }
-    if config.server.host in LOOPBACK:
-        rows["network"] = "only this machine reaches it; --host 0.0.0.0 opens it to others"
 
-    table = "\n".join(f"  {name:<8} {escape(value)}" for name, value in rows.items())
-    return f"\nlmi is ready\n{table}\n\n  {_curl(config.server, asked, body)}\n"
+def _replicas(config: Config) -> list[str]:
+    num_engines = config.engine.num_engines
+    return [f"{num_engines} replicas"] if num_engines > 1 else []
 
 
 def _address(server: ServerConfig) -> str:
     """Return the beginning of the URLs by which this machine reaches the server."""
     host = "127.0.0.1" if server.host in ("0.0.0.0", "::") else server.host
-    return f"{server.scheme}://{f'[{host}]' if ':' in host else host}"
+    if ":" in host:
+        host = f"[{host}]"
+
+    return f"{server.scheme}://{host}"
 
 
 def _curl(server: ServerConfig, url: str, body: str) -> str:
@@ -239,12 +288,15 @@ def _curl(server: ServerConfig, url: str, body: str) -> str:
 
 
 def _dtype(config: Config, report: LoadReport) -> str | None:
-    """Return the type that the engine computes in, and the one that was asked for if it
-    is another.
+    """Return the type that the engine computes in, and the one that was configured if it is
+    another.
     """
-    asked = DTYPES.get(config.engine.dtype)
-    is_other = asked is not None and report.dtype in DTYPES.values() and report.dtype != asked
-    return f"{report.dtype} in place of {asked}" if is_other else report.dtype
+    dtype = DTYPES.get(config.engine.dtype)
+    is_known = dtype is not None and report.dtype in DTYPES.values()
+    if is_known and report.dtype != dtype:
+        return f"{report.dtype} in place of {dtype}"
+
+    return report.dtype
 
 
 def is_on_sagemaker(environ: Mapping[str, str], folder: str) -> bool:
@@ -256,11 +308,11 @@ def slow_start(after_s: float, stage: str, progress: float) -> str:
     """Return the warning about a server that is not ready yet. `progress` is a share of
     the stage.
     """
-    return (  # the limit is in the ProductionVariant of SageMaker's API
+    # The limit is in the ProductionVariant of SageMaker's API.
+    return (
         f"not ready after {after_s:.0f} s (stage {stage}, {progress:.0%}): SageMaker gives up "
-        f"after the endpoint's "
-        "ContainerStartupHealthCheckTimeoutInSeconds, 60 to 3600 s, by default 480 s; this server "
-        "goes on"
+        "after the endpoint's ContainerStartupHealthCheckTimeoutInSeconds, 60 to 3600 s, by "
+        "default 480 s; this server goes on"
     )
 
 
@@ -272,7 +324,9 @@ class Throughput:
     def __init__(self, interval_s: float | None, now: float) -> None:
         self._interval_s = interval_s
         self._looked_s = now
-        self._num_prefilled = self._num_decoded = 0  # tokens, until then
+        # The tokens until then.
+        self._num_prefilled = 0
+        self._num_decoded = 0
 
     def look(self, engines: Iterable[EngineRecord], now: float) -> None:
         seconds = now - self._looked_s
@@ -280,64 +334,84 @@ class Throughput:
             return
 
         records = list(engines)
-        before = (self._num_prefilled, self._num_decoded)
+        num_prefilled = sum(record.num_context_tokens for record in records)
+        num_decoded = sum(record.num_generation_tokens for record in records)
+        # A model that was unloaded took its totals with it.
+        num_new_prefilled = max(0, num_prefilled - self._num_prefilled)
+        num_new_decoded = max(0, num_decoded - self._num_decoded)
         self._looked_s = now
-        self._num_prefilled = sum(record.num_context_tokens for record in records)
-        self._num_decoded = sum(record.num_generation_tokens for record in records)
-        max_num_blocks = sum(record.max_num_blocks for record in records)
-        work = {  # a model that was unloaded took its totals with it
-            "prefill_tokens_per_s": round(max(0, self._num_prefilled - before[0]) / seconds, 1),
-            "decode_tokens_per_s": round(max(0, self._num_decoded - before[1]) / seconds, 1),
+        self._num_prefilled = num_prefilled
+        self._num_decoded = num_decoded
+
+        work = {
+            "prefill_tokens_per_s": round(num_new_prefilled / seconds, 1),
+            "decode_tokens_per_s": round(num_new_decoded / seconds, 1),
             "running": sum(record.num_running for record in records),
             "waiting": sum(record.num_waiting for record in records),
         }
         if any(work.values()):
+            max_num_blocks = sum(record.max_num_blocks for record in records)
             usage = sum(record.num_used_blocks for record in records) / max(1, max_num_blocks)
             log.info("throughput", extra={**work, "kv_cache_usage": round(usage, 3)})
 
 
 def hint(label: str, message: str) -> str:
     """Return what an operator can do about an error of this label and message, or ""."""
-    if found := MISSING_LIBRARY.search(message):
-        library = next(filter(None, found.groups()))
-        if ".py: " in message:
-            return (
-                f"name {library} in a requirements.txt beside the file, or install it where "
-                f"lmi "
-                f"itself is installed"
-            )
+    missing = MISSING_LIBRARY.search(message)
+    if missing is not None:
+        library = next(filter(None, missing.groups()))
+        return _hint_of_library(library, message)
 
-        if extra := _extra_with(library):
-            return f"scripts/install {extra}, or pip install '.[{extra}]', in a clone of lmi"
-
-        return f"install {library} where lmi itself is installed"
-
-    file = message.partition(": ")[0]
-    is_damaged = (
-        file.endswith(OF_A_CHECKPOINT) and os.path.isfile(file) and not NOT_DAMAGED.search(message)
-    )
-    if label == "model_unusable" and is_damaged:
+    if label == "model_unusable" and _names_damaged_file(message):
         return DAMAGED_FILE
 
-    return next(
-        (hint for known, pattern, hint in HINTS if known == label and re.search(pattern, message)),
-        "",
-    )
+    for row in HINTS:
+        if row.label == label and re.search(row.pattern, message):
+            return row.advice
+
+    return ""
+
+
+def _hint_of_library(library: str, message: str) -> str:
+    if ".py: " in message:
+        return (
+            f"name {library} in a requirements.txt beside the file, or install it where lmi "
+            "itself is installed"
+        )
+
+    extra = _extra_with(library)
+    if extra:
+        return f"scripts/install {extra}, or pip install '.[{extra}]', in a clone of lmi"
+
+    return f"install {library} where lmi itself is installed"
+
+
+def _names_damaged_file(message: str) -> bool:
+    file = message.partition(": ")[0]
+    is_of_checkpoint = file.endswith(OF_A_CHECKPOINT) and os.path.isfile(file)
+    return is_of_checkpoint and not NOT_DAMAGED.search(message)
 
 
 def _extra_with(library: str) -> str | None:
     """Return the extra of this package that installs a library, None if no extra for users does."""
     try:
-        found = [REQUIREMENT.match(line) for line in requires("lmi") or ()]
-    except PackageNotFoundError:  # lmi runs from its sources
+        requirements = requires("lmi") or ()
+    except PackageNotFoundError:
+        # It runs from its sources.
         return None
 
-    extras = {
-        match["name"].replace("-", "_"): match["extra"]
-        for match in found
-        if match and match["extra"] != "dev"
-    }
-    parts = (
-        extra for name, extra in extras.items() if name.startswith(f"{library}_")
-    )  # packages of one namespace
-    return extras.get(library) or next(parts, None)
+    extras = dict[str, str]()
+    for line in requirements:
+        match = REQUIREMENT.match(line)
+        if match and match["extra"] != "dev":
+            extras[match["name"].replace("-", "_")] = match["extra"]
+
+    if library in extras:
+        return extras[library]
+
+    # Perhaps the library is a namespace of several packages.
+    for name, extra in extras.items():
+        if name.startswith(f"{library}_"):
+            return extra
+
+    return None

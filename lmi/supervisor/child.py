@@ -25,19 +25,25 @@ from lmi.supervisor.restarts import (
     hang,
 )
 
-FORK_AGAIN_S = 1.0  # until the next try where the system refused a process
-REFUSED_EVERY_S = 60.0  # between two lines about that
-STACKS_S = 0.5  # how long a hung process may write its stacks before it is killed
+# When the system refused a process, the next try comes after so long.
+FORK_AGAIN_S = 1.0
+# The least time between two lines about that.
+REFUSED_EVERY_S = 60.0
+# How long a hung process may write its stacks before it is killed.
+STACKS_S = 0.5
 
 log = logging.getLogger(__name__)
 
 
 class Failure(Struct, frozen=True, kw_only=True):
-    code: int  # exit code
-    cause: str  # label of an error class
+    # The exit code of the server.
+    code: int
+    # The label of an error class.
+    cause: str
     stage: str
     message: str
-    notice_s: float = 0.0  # how long `/ping` reports it before the server ends
+    # How long `/ping` reports it before the server ends.
+    notice_s: float = 0.0
 
     @classmethod
     def of(cls, error: StartError, stage: str) -> Self:
@@ -48,25 +54,33 @@ class Failure(Struct, frozen=True, kw_only=True):
 class ChildKind:
     """How the processes of one kind are started, judged, restarted and stopped."""
 
-    title: str  # for people; {slot} becomes the number
-    argv: Callable[[int], Sequence[str]]  # by slot
-    environ: Callable[[int], Mapping[str, str]]  # by slot
-    become: Callable[[], None] | None = None  # makes a process one of another user
+    # For people; {slot} becomes the number.
+    title: str
+    # By slot.
+    argv: Callable[[int], Sequence[str]]
+    # By slot.
+    environ: Callable[[int], Mapping[str, str]]
+    # Makes a process one of another user.
+    become: Callable[[], None] | None = None
     inherited_fds: tuple[int, ...] = ()
-    folder: str | None = None  # its working directory; None: the supervisor's
-    output_logger: str | None = (
-        None  # the logger of its output; None: it prints where the supervisor prints
-    )
+    # The working directory of its processes; None: the supervisor's.
+    folder: str | None = None
+    # The logger of its output; None: it prints where the supervisor prints.
+    output_logger: str | None = None
     oom_score: int = 0
-    limits: HangLimits | None = None  # of a process with a record
+    # Those of a process with a record.
+    limits: HangLimits | None = None
     restarts: Callable[[], RestartTable]
     fatal: Callable[[int, str], StartError | None]
     """Returns the error that an exit means if another start cannot mend it, from the exit's code
     and reason.
     """
-    lost_label: str  # the cause of a failure after too many deaths
-    lost_notice_s: float = 0.0  # how long `/ping` reports that failure before the server ends
-    is_one_shot: bool = False  # exit code 0 means that its work is done
+    # The cause of a failure after too many deaths.
+    lost_label: str
+    # How long `/ping` reports that failure before the server ends.
+    lost_notice_s: float = 0.0
+    # Exit code 0 means that its work is done.
+    is_one_shot: bool = False
     serves_clients: bool = False
     """Its processes hold the connections of clients. In a drain they stop before the others, in an
     immediate end after them. Those that outlive their parent finish their requests.
@@ -79,29 +93,36 @@ class Child:
     def __init__(self, kind: ChildKind, slot: int = 0, record: EngineRecord | None = None) -> None:
         self.kind = kind
         self.name = kind.title.format(slot=slot)
-        self.record = record  # None: its processes keep records of a different kind
+        # None: its processes keep records of a different kind.
+        self.record = record
         self.pid: int | None = None
         self.is_done = False
-        self.others: Sequence[
-            EngineRecord
-        ] = ()  # of the other replicas, which may serve without this one
-        self.output: ChildOutput | None = None  # of the running process, or of the last one
-        self.is_retired = False  # its process may end and does not start again
-        self.waits_for: Child | None = (
-            None  # a child of one shot that must be done before this one starts
-        )
+        # The records of the other replicas, which may serve without this one.
+        self.others: Sequence[EngineRecord] = ()
+        # That of the running process, or of the last one.
+        self.output: ChildOutput | None = None
+        # Its process may end and does not start again.
+        self.is_retired = False
+        # A child of one shot that must be done before this one starts.
+        self.waits_for: Child | None = None
+
         self._slot = slot
         self._table = kind.restarts()
-        self._start_s = 0.0  # when the next process may start
-        self._refused_s = -math.inf  # when it was last told that the system refused one
-        self._began_s = (
-            0.0  # when this process started or, if nobody told it to end, when its end began
-        )
-        self._was_ready = False  # whether this process was ever ready
-        self._ends_by_itself = False  # which nobody told it to
-        self._hung = ""  # why it counts as hung
+        # When the next process may start.
+        self._start_s = 0.0
+        # When the log said last that the system refused one.
+        self._refused_s = -math.inf
+        # When this process started or, if it ends by itself, when its end began.
+        self._began_s = 0.0
+        # Whether this process was ever ready.
+        self._was_ready = False
+        # Whether it ends though nobody told it to.
+        self._ends_by_itself = False
+        # Why it counts as hung.
+        self._hung = ""
         self._work = StepWork(self._times)
-        self._kill_s: float | None = None  # when to kill a hung process
+        # When to kill a hung process.
+        self._kill_s: float | None = None
 
     def look(self, now: float, pauses: Pauses) -> None:
         """Start the process when its time has come, notice that it is ready or hangs, and kill a
@@ -126,26 +147,25 @@ class Child:
         self._began_s = now
         self._kill_s = None
         self._hung = ""
-        self._was_ready = self._ends_by_itself = False
+        self._was_ready = False
+        self._ends_by_itself = False
         if self.record is not None:
             self.record.num_starts += 1
             self.record.phase = Phase.STARTING
 
         self.close()
+        kind = self.kind
         try:
-            self.output = (
-                ChildOutput(self.kind.output_logger, role=self.name)
-                if self.kind.output_logger
-                else None
-            )
+            self.output = None
+            if kind.output_logger:
+                self.output = ChildOutput(kind.output_logger, role=self.name)
             self.pid = linux.spawn(
-                self.kind.argv(self._slot),
-                self.kind.environ(self._slot),
-                oom_score=self.kind.oom_score,
-                become=self.kind.become,
-                inherited_fds=self.kind.inherited_fds,
-                folder=self.kind.folder,
-                output_fd=self.output.writer if self.output else None,
+                kind.argv(self._slot),
+                kind.environ(self._slot),
+                oom_score=kind.oom_score,
+                become=kind.become,
+                inherited_fds=kind.inherited_fds,
+                folder=kind.folder,
             )
         except OSError as error:
             self._start_s = now + FORK_AGAIN_S
@@ -188,46 +208,50 @@ class Child:
         While another replica serves, what no start can help at first, as a model that is gone, may
         pass.
         """
-        (why, label), record = self._reason(code), self.record
+        record = self.record
+        reason, label = self._reason(code)
         if record is None:
             stage = self.kind.title
             was_ready = now - self._began_s >= STEADY_S
         else:
             stage = record.stage or Phase(record.phase).name.lower()
-            was_ready = (
-                self._was_ready or record.phase == Phase.READY
-            )  # perhaps since the last turn
+            # It may have become ready since the last turn.
+            was_ready = self._was_ready or record.phase == Phase.READY
 
-        self._clear(why, label, now)
+        self._clear(reason, label, now)
         self.is_done = self.kind.is_one_shot and code == 0
         if is_ending or self.is_done:
             return None
 
-        other_serves = any(each.phase == Phase.READY for each in self.others)
+        replica_serves = any(record.phase == Phase.READY for record in self.others)
         is_again = record is not None and record.num_starts > 1
-        error = None if is_again and other_serves else self.kind.fatal(code, why)
-        failure = None
-        if error is None and (delay_s := self._table.delay_s(now, was_ready=was_ready)) is not None:
-            self._start_s = now + delay_s
-            log.error("%s lost: %s; next start in %g s", self.name, why, delay_s)
-            return None
+        error = None if is_again and replica_serves else self.kind.fatal(code, reason)
+        if error is None:
+            delay_s = self._table.delay_s(now, was_ready=was_ready)
+            if delay_s is not None:
+                self._start_s = now + delay_s
+                log.error("%s lost: %s; next start in %g s", self.name, reason, delay_s)
+                return None
 
-        died = f"died {self._table.num_deaths} times, the last time it {why}"
+        failure = None
+        deaths = f"died {self._table.num_deaths} times, the last time it {reason}"
         if error is not None:
             failure = Failure.of(error, stage)
-        elif self._table.max_deaths > 1 and other_serves:
+        elif self._table.max_deaths > 1 and replica_serves:
             self._start_s = now + LONGEST_DELAY_S
             log.error(
                 "%s failed: it %s; another replica serves, next try in %g s",
                 self.name,
-                died,
+                deaths,
                 LONGEST_DELAY_S,
             )
         else:
-            cause = self.kind.lost_label
-            notice_s = self.kind.lost_notice_s
             failure = Failure(
-                code=1, cause=cause, stage=stage, message=f"{self.name} {died}", notice_s=notice_s
+                code=1,
+                cause=self.kind.lost_label,
+                stage=stage,
+                message=f"{self.name} {deaths}",
+                notice_s=self.kind.lost_notice_s,
             )
 
         if record is not None:
@@ -259,21 +283,27 @@ class Child:
                     self.name,
                     now - record.lost_s,
                 )
-        elif self.kind.limits and (
-            why := hang(record, self.kind.limits, self._began_s, now, pauses, self._work)
-        ):
-            log.error("%s %s; its stacks follow, then it is killed", self.name, why)
-            self._lose(record, why, "", now)
-            self._hung = why
+
+            return
+
+        reason = None
+        if self.kind.limits is not None:
+            reason = hang(record, self.kind.limits, self._began_s, now, pauses, self._work)
+
+        if reason:
+            log.error("%s %s; its stacks follow, then it is killed", self.name, reason)
+            self._lose(record, reason, "", now)
+            self._hung = reason
             self._kill_s = now + STACKS_S
             self.send(signal.SIGUSR2)
         elif self._work.late_step():
-            text = (
-                "%s has made no step for %.1f s and goes on, because it works: the machine "
-                "gave "
-                "it %.1f s of a core"
+            log.warning(
+                "%s has made no step for %.1f s and goes on, because it works: the machine gave "
+                "it %.1f s of a core",
+                self.name,
+                now - record.step_s,
+                self._work.worked_s,
             )
-            log.warning(text, self.name, now - record.step_s, self._work.worked_s)
 
     def _reason(self, code: int) -> tuple[str, str]:
         """Return why the process ended, on one line, and the label of that error."""
@@ -281,14 +311,14 @@ class Child:
         if self._hung:
             return self._hung, ""
 
-        if (
-            record is not None and code > 0 and record.pid and record.reason
-        ):  # pid 0: it did not come so far
+        # Without a pid the process did not come so far that it wrote a reason.
+        if record is not None and code > 0 and record.pid and record.reason:
             return record.reason, record.cause
 
-        return linux.describe_exit(code), NoMemory.label if code == -signal.SIGKILL else ""
+        label = NoMemory.label if code == -signal.SIGKILL else ""
+        return linux.describe_exit(code), label
 
-    def _clear(self, why: str, label: str, now: float) -> None:
+    def _clear(self, reason: str, label: str, now: float) -> None:
         """Clean up after the process: kill its group, log its last output, clear the gauges of its
         record.
         """
@@ -299,10 +329,10 @@ class Child:
         self.pid = None
         if self.record is not None:
             self.record.release()
-            self._lose(self.record, why, label, now)
+            self._lose(self.record, reason, label, now)
 
-    def _lose(self, record: EngineRecord, why: str, label: str, now: float) -> None:
+    def _lose(self, record: EngineRecord, reason: str, label: str, now: float) -> None:
         record.phase = Phase.LOST
-        record.reason = why
+        record.reason = reason
         record.cause = label
         record.lost_s = now

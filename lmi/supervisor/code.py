@@ -10,20 +10,25 @@ from lmi.supervisor.cores import Cores, of_cores, of_threads
 from lmi.supervisor.kinds import environ_of, with_installed, without_secrets, worker
 from lmi.supervisor.restarts import HangLimits
 
-NOTHING_BESIDE_CODE = {"PYTHONDONTWRITEBYTECODE": "1"}  # a model's folder is never written to
+# Nothing is ever written to a model's folder.
+NOTHING_BESIDE_CODE = {"PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def user_code(runtime: Runtime, cores: Cores | None = None) -> ChildKind:
     config = runtime.config
-    kept = of_cores(cores.others if cores else ())
+    cores_of_code = of_cores(cores.others if cores else ())
     user = config.server.user
+
+    def environ(slot: int) -> dict[str, str]:
+        return of_user_code(config, environ_of(runtime.path, user), slot) | cores_of_code
+
     return worker(
         config,
         user=user,
         title="code {slot}",
         module="lmi.user_code.worker",
         output_logger="model.py",
-        environ=lambda slot: of_user_code(config, environ_of(runtime.path, user), slot) | kept,
+        environ=environ,
         limits=limits(config),
     )
 
@@ -40,22 +45,22 @@ def of_user_code(config: Config, environ: Mapping[str, str], slot: int) -> dict[
     if not config.is_user_code:
         return inherited
 
-    num_each = len(config.engine.device_ids) // config.engine.num_engines
-    gpus = config.engine.device_ids[slot * num_each : (slot + 1) * num_each]
-    return (
-        inherited
-        | of_threads(config, inherited)
-        | ({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {})
-    )
+    num_gpus = len(config.engine.device_ids) // config.engine.num_engines
+    gpus = config.engine.device_ids[slot * num_gpus : (slot + 1) * num_gpus]
+    inherited |= of_threads(config, inherited)
+    if gpus:
+        inherited["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+
+    return inherited
 
 
 def limits(config: Config) -> HangLimits:
     """Return the limits of user code: `predict_timeout` for a handler, or none, and `step_timeout`
     for a formatter.
     """
-    limit_s = (
-        config.server.predict_timeout_s if config.is_user_code else config.engine.step_timeout_s
-    )
-    limit_s = math.inf if limit_s is None else limit_s
+    server = config.server
+    limit_s = server.predict_timeout_s if config.is_user_code else config.engine.step_timeout_s
+    if limit_s is None:
+        limit_s = math.inf
     loading_s = config.engine.model_loading_timeout_s
     return HangLimits(loading_s, limit_s, limit_s, "worked on one request", waiting_counts=False)

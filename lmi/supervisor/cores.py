@@ -14,8 +14,10 @@ from typing import Self
 from lmi.settings.config import Config, EngineConfig
 from lmi.shared import linux, machine
 
-CLAIM = "\0lmi.cores"  # an abstract socket: the kernel frees the name when its process ends
-SMALL_MODEL_BYTES = 64 << 20  # weights that nearly fit a cache gain nothing from the last core
+# An abstract socket: the kernel frees the name when its process ends.
+CLAIM = "\0lmi.cores"
+# Weights that nearly fit a cache gain nothing from the last core.
+SMALL_MODEL_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +36,11 @@ class Cores:
         option.env.
         """
         engine = config.engine
-        is_arranged = (
-            "OMP_NUM_THREADS" in {**environ, **engine.environ} and engine.num_threads is None
-        )
+        variables = {**environ, **engine.environ}
+        is_arranged = "OMP_NUM_THREADS" in variables and engine.num_threads is None
         is_shared = not engine.bind_cores or bool(engine.device_ids) or config.is_user_code
-        if is_shared or is_arranged or engine.num_ranks_here(engine.tensor_parallel_degree) > 1:
+        has_ranks = engine.num_ranks_here(engine.tensor_parallel_degree) > 1
+        if is_shared or is_arranged or has_ranks:
             return None
 
         num_threads = num_engine_threads(engine, config.model.path, len(cores))
@@ -56,11 +58,11 @@ class Cores:
         if first < max(1, num_others):
             return None
 
-        starts = range(first, len(cores), num_threads)
-        return cls(
-            tuple(tuple(cores[start : start + num_threads]) for start in starts),
-            tuple(cores[:first]),
+        of_engines = tuple(
+            tuple(cores[start : start + num_threads])
+            for start in range(first, len(cores), num_threads)
         )
+        return cls(of_engines, tuple(cores[:first]))
 
 
 def usable() -> list[int]:
@@ -106,14 +108,15 @@ def of_threads(config: Config, environ: Mapping[str, str]) -> dict[str, str]:
     briefly. The numbers were measured on two cores beside one busy process.
     """
     environ = {**environ, **config.engine.environ}
-    threads = {"GOMP_SPINCOUNT": environ.get("GOMP_SPINCOUNT", "1000")}
-    if config.engine.num_threads is not None or "OMP_NUM_THREADS" not in environ:
-        threads["OMP_NUM_THREADS"] = str(
-            num_engine_threads(config.engine, config.model.path, machine.num_usable_cores())
-        )
-        threads[linux.THREADS_WHY] = _why_fewer(config.engine, config.model.path)
+    engine = config.engine
+    model_path = config.model.path
+    variables = {"GOMP_SPINCOUNT": environ.get("GOMP_SPINCOUNT", "1000")}
+    if engine.num_threads is not None or "OMP_NUM_THREADS" not in environ:
+        num_threads = num_engine_threads(engine, model_path, machine.num_usable_cores())
+        variables["OMP_NUM_THREADS"] = str(num_threads)
+        variables[linux.THREADS_WHY] = _why_fewer(engine, model_path)
 
-    return threads
+    return variables
 
 
 def _why_fewer(engine: EngineConfig, model_path: str) -> str:
@@ -139,16 +142,15 @@ def num_engine_threads(engine: EngineConfig, model_path: str, num_cores: int) ->
     if engine.num_threads is not None:
         return engine.num_threads
 
+    # Beside a small model the front end needs one core more.
     if _is_small(model_path):
-        num_cores -= 1  # the front end needs it more
+        num_cores -= 1
 
-    return max(
-        1, num_cores // (engine.num_engines * engine.num_ranks_here(engine.tensor_parallel_degree))
-    )
+    num_ranks = engine.num_ranks_here(engine.tensor_parallel_degree)
+    return max(1, num_cores // (engine.num_engines * num_ranks))
 
 
 def _is_small(model_path: str) -> bool:
-    weights = [
-        file for pattern in ("*.safetensors", "*.bin") for file in Path(model_path).glob(pattern)
-    ]
+    folder = Path(model_path)
+    weights = [*folder.glob("*.safetensors"), *folder.glob("*.bin")]
     return sum(file.stat().st_size for file in weights) <= SMALL_MODEL_BYTES

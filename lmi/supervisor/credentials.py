@@ -28,7 +28,8 @@ from lmi.shared.state import SupervisorRecord
 if TYPE_CHECKING:
     import ssl
 
-FD_NAME = "LMI_CREDENTIALS_FD"  # the variable that names the descriptor to front ends
+# The variable that names the descriptor to front ends
+FD_NAME = "LMI_CREDENTIALS_FD"
 
 log = logging.getLogger(__name__)
 
@@ -76,15 +77,20 @@ def read_keys(path: Path, *, may_have_no_key: bool = False) -> list[str]:
     """Return the digests of the keys in a file. Raises BadConfiguration."""
     try:
         lines = [line.strip() for line in path.read_text().splitlines()]
-        found = [key for line in lines if line for key in KEYS.parse(line)]
-    except (OSError, ValueError) as error:
-        said = cause_line(error) if isinstance(error, OSError) else f"a line is not {KEYS.allowed}"
-        raise BadConfiguration(f"option.api_key_file={path} cannot be read: {said}") from None
+        keys = [key for line in lines if line for key in KEYS.parse(line)]
+    except OSError as error:
+        raise _unreadable(path, cause_line(error)) from None
+    except ValueError:
+        raise _unreadable(path, f"a line is not {KEYS.allowed}") from None
 
-    if not found and not may_have_no_key:
+    if not keys and not may_have_no_key:
         raise BadConfiguration(f"option.api_key_file={path} has no key")
 
-    return found
+    return keys
+
+
+def _unreadable(path: Path, reason: str) -> BadConfiguration:
+    return BadConfiguration(f"option.api_key_file={path} cannot be read: {reason}")
 
 
 def read_certificate(certfile: str | None, keyfile: str | None) -> tuple[bytes, bytes]:
@@ -109,9 +115,12 @@ def read_certificate(certfile: str | None, keyfile: str | None) -> tuple[bytes, 
         Credentials(certificate=certificate, private_key=private_key).make_context()
     except ssl.SSLError as error:
         reason = (error.reason or str(error)).replace("_", " ").lower()
-        named = f"ssl_certfile={certfile}" + (f" and ssl_keyfile={keyfile}" if keyfile else "")
+        files = f"ssl_certfile={certfile}"
+        if keyfile:
+            files += f" and ssl_keyfile={keyfile}"
+
         raise BadConfiguration(
-            f"{named}: not a certificate and its key in PEM ({reason})"
+            f"{files}: not a certificate and its key in PEM ({reason})"
         ) from None
 
     return certificate, private_key
@@ -142,7 +151,7 @@ def hand_over(config: ServerConfig) -> MemoryFile | None:
     return MemoryFile.create("credentials", msgspec.json.encode(credentials))
 
 
-def read_again(config: ServerConfig, handed: MemoryFile, record: SupervisorRecord) -> None:
+def read_again(config: ServerConfig, file: MemoryFile, record: SupervisorRecord) -> None:
     """Read the files again, and let all front ends have what they have now. Files that cannot be
     used change nothing.
 
@@ -150,7 +159,7 @@ def read_again(config: ServerConfig, handed: MemoryFile, record: SupervisorRecor
     """
     try:
         credentials = Credentials.read(config, may_have_no_key=True)
-        handed.write(msgspec.json.encode(credentials))
+        file.write(msgspec.json.encode(credentials))
     except (BadConfiguration, OSError) as error:
         log.error("SIGHUP: %s; what was read before still counts", error)
         return
@@ -174,11 +183,11 @@ class SharedCredentials:
     def __init__(self, file: MemoryFile, record: SupervisorRecord) -> None:
         self._file = file
         self._record = record
-        self._version = -1  # of what was read
+        # The version that was read.
+        self._version = -1
         self._current = Credentials()
-        self._context: tuple[Credentials, ssl.SSLContext] | None = (
-            None  # that was made last, and of what
-        )
+        # The context that was made last, and what it was made of.
+        self._context: tuple[Credentials, ssl.SSLContext] | None = None
 
     @classmethod
     def from_environ(cls, record: SupervisorRecord) -> Self | None:
@@ -206,9 +215,8 @@ class SharedCredentials:
         """
 
         def choose(connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
-            with suppress(
-                OSError
-            ):  # of descriptors, for a moment; the connection has the former one then
+            # Descriptors may be short for a moment; the connection has the former one then.
+            with suppress(OSError):
                 connection.context = self._context_now()
 
         credentials = self.current()

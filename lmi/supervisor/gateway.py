@@ -19,30 +19,33 @@ def gateways(runtime: ServerRuntime, port: int) -> list[Child]:
     key that it gets.
     """
     config = runtime.config
-    gateway_port = runtime.config.gateway_port
+    user = config.user
+    gateway_port = config.gateway_port
     if gateway_port is None:
         return []
 
     key = secrets.token_urlsafe(32)
     write_whole(runtime.gateway_key(), digest(key).encode())
     words = argv(gateway_port, config.host, port, config.log_level, config.log_format)
-    own = (config.user.environ if config.user else {}) | {"LMI_API_KEY": key}
+    variables = (user.environ if user else {}) | {"LMI_API_KEY": key}
 
-    def fatal(code: int, why: str) -> StartError | None:
+    def fatal(code: int, reason: str) -> StartError | None:
         if code == PortUnavailable.exit_code:
             return PortUnavailable(
                 f"the gateway cannot listen on port {gateway_port} (with_gateway)"
             )
 
-        return (
-            BadConfiguration("the gateway cannot start, see the log above") if code == 2 else None
-        )
+        if code == 2:
+            return BadConfiguration("the gateway cannot start, see the log above")
+
+        return None
 
     kind = ChildKind(
         title="gateway",
         argv=lambda slot: [sys.executable, "-P", "-m", "lmi", *words],
-        environ=lambda slot: environ_of_child(os.environ) | own,  # with secrets: it uses S3
-        become=config.user.become if config.user else None,
+        # With secrets, because it uses S3.
+        environ=lambda slot: environ_of_child(os.environ) | variables,
+        become=user.become if user else None,
         restarts=lambda: RestartTable(MAX_FRONT_END_DEATHS, 600.0),
         fatal=fatal,
         lost_label="gateway_lost",

@@ -41,17 +41,14 @@ SECRET = re.compile(
     r"|AUTHORIZATION|COOKIES?|DSN|CONNECTION_STRING|PAT$)(_|$)|(?<!^PUBLIC)(?<!_PUBLIC)_KEY$|_PWD$|^PIP_(EXTRA_)?INDEX_URL$"
     r"|^OTEL_EXPORTER_OTLP_(\w+_)?HEADERS$"
 )
-OF_EXPORTER = re.compile(
-    r"OTEL_EXPORTER_OTLP_(TRACES_)?HEADERS"
-)  # which may hold a key of the collector
-WITH_PASSWORD = re.compile(
-    r"://[^/?#\s]*@"
-)  # in a value: an address that names who asks, https://user:password@host
+# Variables that may hold a key of the collector.
+OF_EXPORTER = re.compile(r"OTEL_EXPORTER_OTLP_(TRACES_)?HEADERS")
+# In a value: an address that names who asks, https://user:password@host.
+WITH_PASSWORD = re.compile(r"://[^/?#\s]*@")
 OF_PIP = re.compile("^PIP_|_PROXY$", re.IGNORECASE)
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-CODE_CACHE = (
-    "HF_MODULES_CACHE"  # where transformers copies a checkpoint's code, by default below HF_HOME
-)
+# Where transformers copies a checkpoint's code, by default below HF_HOME.
+CODE_CACHE = "HF_MODULES_CACHE"
 NOT_FOR_CHILDREN = re.compile(r"GUNICORN_|LISTEN_(FDS|PID)|WEB_CONCURRENCY|NOTIFY_SOCKET")
 
 log = logging.getLogger(__name__)
@@ -72,14 +69,14 @@ class RunningModel:
     @property
     def is_ready(self) -> bool:
         """Whether the model can give its first answer."""
-        formatters = all(record.phase == Phase.READY for record in self.block.formatters)
-        return formatters and any(record.phase == Phase.READY for record in self.block.engines)
+        has_formatters = all(record.phase == Phase.READY for record in self.block.formatters)
+        return has_formatters and any(record.phase == Phase.READY for record in self.block.engines)
 
     def report(self) -> LoadReport:
-        slot = next(
+        ready_slots = (
             slot for slot, record in enumerate(self.block.engines) if record.phase == Phase.READY
         )
-        return self.runtime.read_report(slot)
+        return self.runtime.read_report(next(ready_slots))
 
     def look(self, now: float) -> None:
         if self._phase == Phase.LOADING and self.is_ready:
@@ -108,7 +105,8 @@ def of_model(runtime: Runtime, block: Block, cores: Cores | None = None) -> list
     for child in replicas:
         child.others = [record for record in block.engines if record is not child.record]
 
-    return [*replicas, *(Child(code, slot, record) for slot, record in enumerate(block.formatters))]
+    formatters = [Child(code, slot, record) for slot, record in enumerate(block.formatters)]
+    return [*replicas, *formatters]
 
 
 def engine(runtime: Runtime, cores: Cores | None = None) -> ChildKind:
@@ -122,12 +120,16 @@ def engine(runtime: Runtime, cores: Cores | None = None) -> ChildKind:
     share = of_memory(config)
 
     def environ(slot: int) -> dict[str, str]:
-        kept = (
-            of_cores(cores.engines[slot] if cores else ()) | of_threads(config, os.environ) | share
-        )
+        cores_of_slot = cores.engines[slot] if cores else ()
         inherited = environ_of_server(environ_of(runtime.path, user))
-        own = {REPLICA: str(slot)}
-        return inherited | kept | own | environ_of_engine(config, os.environ, slot, folder, user)
+        return {
+            **inherited,
+            **of_cores(cores_of_slot),
+            **of_threads(config, os.environ),
+            **share,
+            REPLICA: str(slot),
+            **environ_of_engine(config, os.environ, slot, folder, user),
+        }
 
     return worker(
         config,
@@ -161,10 +163,13 @@ def user_of_engine(config: Config) -> User | None:
         log.warning("engines run as root, since option.user=%s may not open %s", user, unusable[0])
         return None
 
+    # One of several models cannot ask for a cluster.
+    if config.server.multi_model:
+        return user
+
     on_cluster = announced().get(engine.handler, USER_CODE).on_cluster
     for key, text in on_cluster.items():
-        is_given = engine.options.get(key.removeprefix("option.")) == text
-        if is_given and not config.server.multi_model:
+        if engine.options.get(key.removeprefix("option.")) == text:
             log.warning(
                 "engines run as root, since %s=%s: their ranks are processes of the cluster",
                 key,
@@ -197,6 +202,12 @@ def worker(
     """Return the kind of a process that front ends talk to over a socket. `words` follow the slot
     in its command.
     """
+
+    def fatal(code: int, reason: str) -> StartError | None:
+        error = ENGINE_ERRORS.get(code)
+        return None if error is None else error(reason)
+
+    engine = config.engine
     return ChildKind(
         title=title,
         argv=lambda slot: [sys.executable, "-P", "-m", module, "--slot", str(slot), *words],
@@ -205,8 +216,8 @@ def worker(
         oom_score=ENGINE_OOM_SCORE,
         become=user.become if user else None,
         limits=limits,
-        restarts=lambda: RestartTable(config.engine.retry_threshold, config.engine.retry_window_s),
-        fatal=lambda code, why: ENGINE_ERRORS[code](why) if code in ENGINE_ERRORS else None,
+        restarts=lambda: RestartTable(engine.retry_threshold, engine.retry_window_s),
+        fatal=fatal,
         lost_label="engine_lost",
         lost_notice_s=FAILED_NOTICE_S,
     )
@@ -226,20 +237,19 @@ def front_end(
     """
     user = runtime.config.user
     fds = [listener.fileno() for listener in listeners]
-    bound = [word for fd in fds for word in ("-b", f"fd://{fd}")]
-    handed = {} if credentials is None else {FD_NAME: str(credentials.fd)}
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "gunicorn",
-        "-c",
-        "python:lmi.server.gunicorn",
-        *bound,
-        APP,
-    ]
+    variables = {}
+    inherited_fds = fds
+    if credentials is not None:
+        variables[FD_NAME] = str(credentials.fd)
+        inherited_fds = [*fds, credentials.fd]
 
-    def fatal(code: int, why: str) -> StartError | None:
+    command = [sys.executable, "-P", "-m", "gunicorn", "-c", "python:lmi.server.gunicorn"]
+    for fd in fds:
+        command += ["-b", f"fd://{fd}"]
+
+    command.append(APP)
+
+    def fatal(code: int, reason: str) -> StartError | None:
         """Return why a front end cannot start while the server loads, or None if another start may
         succeed.
         """
@@ -253,17 +263,18 @@ def front_end(
 
         return FRONT_END_ERRORS[code](message)
 
+    def environ(slot: int) -> dict[str, str]:
+        inherited = environ_of_front_end(environ_of(runtime.path, user))
+        return inherited | of_cores(cores()) | variables
+
     return ChildKind(
         title="front end",
         argv=lambda slot: command,
-        environ=lambda slot: (
-            environ_of_front_end(environ_of(runtime.path, user)) | of_cores(cores()) | handed
-        ),
+        environ=environ,
         become=user.become if user else None,
-        inherited_fds=(*fds, *map(int, handed.values())),
-        folder=str(
-            runtime.path
-        ),  # gunicorn imports from its working directory, and a model folder is not trusted
+        inherited_fds=tuple(inherited_fds),
+        # Gunicorn imports from its working directory, and a model folder is not trusted.
+        folder=str(runtime.path),
         restarts=lambda: RestartTable(MAX_FRONT_END_DEATHS, 600.0, first_delay_s=0.05),
         fatal=fatal,
         lost_label="front_end_lost",
@@ -273,8 +284,8 @@ def front_end(
 
 def environ_of(folder: Path, user: User | None = None) -> dict[str, str]:
     """Return the environment that every child gets. `folder` is the server's or the model's."""
-    own = {ENVIRONMENT_NAME: str(folder), SUPERVISOR_PID: str(os.getpid())}
-    return environ_of_child(os.environ) | (user.environ if user else {}) | own
+    variables = {ENVIRONMENT_NAME: str(folder), SUPERVISOR_PID: str(os.getpid())}
+    return environ_of_child(os.environ) | (user.environ if user else {}) | variables
 
 
 def environ_of_child(environ: Mapping[str, str]) -> dict[str, str]:
@@ -283,9 +294,8 @@ def environ_of_child(environ: Mapping[str, str]) -> dict[str, str]:
     gunicorn uses setproctitle if an engine's library has installed it. SPT_NOENV keeps setproctitle
     from overwriting the environment that /proc shows.
     """
-    return {name: value for name, value in environ.items() if not NOT_FOR_CHILDREN.match(name)} | {
-        "SPT_NOENV": "1"
-    }
+    inherited = {name: value for name, value in environ.items() if not NOT_FOR_CHILDREN.match(name)}
+    return inherited | {"SPT_NOENV": "1"}
 
 
 def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
@@ -320,9 +330,8 @@ def environ_of_front_end(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of front ends, which send traces and so have the headers for their
     collector.
     """
-    return environ_of_server(environ) | {
-        name: value for name, value in environ.items() if OF_EXPORTER.fullmatch(name)
-    }
+    headers = {name: value for name, value in environ.items() if OF_EXPORTER.fullmatch(name)}
+    return environ_of_server(environ) | headers
 
 
 def environ_of_engine(
@@ -338,20 +347,29 @@ def environ_of_engine(
     `folder` is for sockets, and for what `user` cannot write elsewhere. The supervisor removes it
     when the server ends.
     """
-    given = config.engine.environ
-    environ = {**environ, **(user.environ if user else {}), **given}
+    configured = config.engine.environ
+    environ = {**environ, **(user.environ if user else {}), **configured}
     handler = announced().get(config.engine.handler, USER_CODE)
-    names = handler.port_variables  # one that is set keeps its value
-    ports = zip(names, config.engine.ports[slot * len(names) :], strict=False)
-    named = {name: str(port) for name, port in ports if name not in environ}
-    installed = with_installed(config, environ) if config.engine.trust_remote_code else {}
-    if user and config.engine.trust_remote_code and CODE_CACHE not in environ:
-        named[CODE_CACHE] = os.path.join(folder, "modules")
+    variables = dict[str, str]()
 
-    with user.acting() if user else nullcontext():  # it looks which folders the engine can write
-        own = handler.environment(config.engine, environ, slot, folder)
+    # A port variable that is set keeps its value.
+    names = handler.port_variables
+    ports = config.engine.ports[slot * len(names) :]
+    for name, port in zip(names, ports, strict=False):
+        if name not in environ:
+            variables[name] = str(port)
 
-    return {**named, **own, **given, **installed}
+    installed = dict[str, str]()
+    if config.engine.trust_remote_code:
+        installed = with_installed(config, environ)
+        if user and CODE_CACHE not in environ:
+            variables[CODE_CACHE] = os.path.join(folder, "modules")
+
+    # It looks which folders the engine can write.
+    with user.acting() if user else nullcontext():
+        variables |= handler.environment(config.engine, environ, slot, folder)
+
+    return {**variables, **configured, **installed}
 
 
 def with_installed(config: Config, environ: Mapping[str, str]) -> dict[str, str]:
@@ -361,8 +379,9 @@ def with_installed(config: Config, environ: Mapping[str, str]) -> dict[str, str]
     if config.requirements is None:
         return {}
 
-    return {
-        "PYTHONPATH": ":".join(
-            filter(None, (config.requirements.folder, environ.get("PYTHONPATH")))
-        )
-    }
+    folders = [config.requirements.folder]
+    path = environ.get("PYTHONPATH")
+    if path:
+        folders.append(path)
+
+    return {"PYTHONPATH": ":".join(folders)}

@@ -8,13 +8,15 @@ from lmi.settings.config import Config
 from lmi.shared import machine
 from lmi.shared.machine import MB
 
-MASTER_BYTES = 24 * MB  # of the process that starts front ends
-FRONT_END_BYTES = 40 * MB  # of one, with a tokenizer and the bodies of usual requests
+# The process that starts front ends.
+MASTER_BYTES = 24 * MB
+# A front end, with a tokenizer and the bodies of usual requests.
+FRONT_END_BYTES = 40 * MB
 
 
 def of_memory(config: Config) -> dict[str, str]:
     """Return the variable that tells an engine how much memory it may take, itself included."""
-    num_others = config.server.frontend_workers + config.num_formatters
-    rest = MASTER_BYTES + num_others * FRONT_END_BYTES
-    share = (machine.free_bytes() - rest) // config.engine.num_engines
+    num_processes = config.server.frontend_workers + config.num_formatters
+    bytes_of_processes = MASTER_BYTES + num_processes * FRONT_END_BYTES
+    share = (machine.free_bytes() - bytes_of_processes) // config.engine.num_engines
     return {machine.SHARE: str(max(0, share))}

@@ -16,16 +16,18 @@ from contextlib import suppress
 from lmi.shared.log import add_dropped
 from lmi.shared.sink import Allowance
 
-PIPE_BYTES = 1 << 20  # also the limit of one read
+# Also the limit of one read.
+PIPE_BYTES = 1 << 20
 MAX_LINE_BYTES = 4096
 BURST_LINES = 5000
 LINES_PER_S = 1000.0
 CALM_S = 0.1
-LAST_LINES = 100  # of a dead process, which are always logged
-GLOG = re.compile(r"\[?([IWEF])\d{4,8} ")  # glog, and torch in brackets
-TIMED = re.compile(
-    r"\[\d\d:\d\d:\d\d\] (?:\S+:\d+: )?(debug|warning|error|fatal)\b", re.IGNORECASE
-)  # TVM, xgrammar
+# So many lines of a dead process are always logged.
+LAST_LINES = 100
+# The lines of glog, and of torch in brackets.
+GLOG = re.compile(r"\[?([IWEF])\d{4,8} ")
+# The lines of TVM and xgrammar.
+TIMED = re.compile(r"\[\d\d:\d\d:\d\d\] (?:\S+:\d+: )?(debug|warning|error|fatal)\b", re.IGNORECASE)
 LEVELS = {"D": logging.DEBUG, "W": logging.WARNING, "E": logging.ERROR, "F": logging.CRITICAL}
 
 
@@ -34,17 +36,21 @@ class ChildOutput:
 
     def __init__(self, logger: str, role: str) -> None:
         self.reader, self.writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        with suppress(OSError):  # the size is over this user's limit
+        # The size may be over this user's limit.
+        with suppress(OSError):
             fcntl.fcntl(self.reader, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
 
         self.is_open = True
         self._log = logging.getLogger(logger)
         self._role = role
         self._pid = 0
-        self._read_s = 0.0  # when output was last read
-        self._rest = b""  # the beginning of a line whose end has not come
+        # When output was last read.
+        self._read_s = 0.0
+        # The beginning of a line whose end has not come.
+        self._beginning = b""
         self._allowance = Allowance(BURST_LINES, LINES_PER_S)
-        self._num_dropped = 0  # since the last line that was logged
+        # The lines since the last one that was logged.
+        self._num_dropped = 0
 
     def belongs_to(self, pid: int) -> None:
         """Note the process, which has started and holds the other end."""
@@ -58,8 +64,8 @@ class ChildOutput:
         return now - self._read_s >= CALM_S
 
     def read(self) -> None:
-        *lines, rest = self._receive_lines()
-        self._rest = rest[: MAX_LINE_BYTES + 1]
+        *lines, beginning = self._receive_lines()
+        self._beginning = beginning[: MAX_LINE_BYTES + 1]
         num_logged = min(len(lines), int(self._allowance.left(time.monotonic())))
         self._allowance.spend(num_logged)
         self._say(lines[:num_logged])
@@ -70,7 +76,7 @@ class ChildOutput:
         too many.
         """
         lines = self._receive_lines()
-        self._rest = b""
+        self._beginning = b""
         self._drop(len(lines[:-LAST_LINES]))
         self._say(lines[-LAST_LINES:])
         self._say_dropped()
@@ -100,8 +106,9 @@ class ChildOutput:
                 if not data:
                     self.close()
 
-        *lines, rest = (self._rest + data).replace(b"\r", b"\n").split(b"\n")
-        return [*filter(None, lines), rest]
+        text = (self._beginning + data).replace(b"\r", b"\n")
+        *lines, beginning = text.split(b"\n")
+        return [*filter(None, lines), beginning]
 
     def _say(self, lines: Iterable[bytes]) -> None:
         for line in filter(None, lines):
@@ -132,5 +139,9 @@ def level_of(line: str) -> int:
     """Return the level that a line names in the form of a C++ library, or INFO for any
     other line.
     """
-    found = GLOG.match(line) or TIMED.match(line)
-    return LEVELS.get(found[1][0].upper(), logging.INFO) if found else logging.INFO
+    match = GLOG.match(line) or TIMED.match(line)
+    if match is None:
+        return logging.INFO
+
+    initial = match[1][0].upper()
+    return LEVELS.get(initial, logging.INFO)

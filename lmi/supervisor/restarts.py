@@ -6,31 +6,37 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple, Self
 
 from lmi.settings.config import EngineConfig
 from lmi.shared.state import EngineRecord, Phase
 
 FIRST_DELAY_S = 0.2
 LONGEST_DELAY_S = 30.0
-STEADY_S = 60.0  # a process without a record that ran this long counts as one that was ready
+# A process without a record that ran this long counts as one that was ready.
+STEADY_S = 60.0
 IDLE_BEAT_S = 10.0
-KILL_S = 3.0  # for a process that ends, by itself or because it was told to
+# For a process that ends, by itself or because it was told to.
+KILL_S = 3.0
 
 # After SIGTERM new requests get 503 for a moment, the port closes, open answers end, and then the
 # rest are cut.
-DRAIN_CUT_S = 1.5  # after drain_timeout, when the remaining front ends are killed
-DRAIN_END_S = 2.5  # after drain_timeout, when all remaining processes are killed
+# So long after drain_timeout the remaining front ends are killed.
+DRAIN_CUT_S = 1.5
+# So long after drain_timeout all remaining processes are killed.
+DRAIN_END_S = 2.5
 
 # A step that lasts longer than its limit goes on while a thread of the engine works in it with this
 # share of a core at least, until a thread has worked for the limit, or the step has lasted for so
 # many limits.
 LEAST_SHARE = 0.02
 MOST_LIMITS = 10
-LOOKS_IN_A_LIMIT = 20  # at the processor time of an engine whose step is long
+# How often the processor time of an engine is read while its step is long.
+LOOKS_IN_A_LIMIT = 20
 
-PAUSES_EVERY_S = 60.0  # how often pauses are told
-# the supervisor's loop turns five times a second; if a turn is so late, the process did not run
+# The least time between two lines about pauses.
+PAUSES_EVERY_S = 60.0
+# The supervisor's loop turns five times a second; if a turn is so late, the process did not run.
 LATE_TURN_S = 1.0
 
 
@@ -57,7 +63,8 @@ class RestartTable:
         self._window_s = window_s
         self._first_delay_s = first_delay_s
         self._deaths: deque[float] = deque()
-        self._num_failed_starts = 0  # in a row
+        # Those in a row.
+        self._num_failed_starts = 0
 
     @property
     def num_deaths(self) -> int:
@@ -79,7 +86,13 @@ class RestartTable:
         if was_ready:
             return 0.0
 
-        return float(min(self._first_delay_s * 2 ** (self._num_failed_starts - 1), LONGEST_DELAY_S))
+        delay_s = self._first_delay_s * 2 ** (self._num_failed_starts - 1)
+        return float(min(delay_s, LONGEST_DELAY_S))
+
+
+class Pause(NamedTuple):
+    start_s: float
+    end_s: float
 
 
 class Pauses:
@@ -94,21 +107,24 @@ class Pauses:
     def __init__(self, late_s: float) -> None:
         self._late_s = late_s
         self._turn_s: float | None = None
-        self._pauses: deque[tuple[float, float]] = deque(maxlen=1000)
+        self._pauses: deque[Pause] = deque(maxlen=1000)
 
     def note(self, now: float) -> float:
         """Note a turn. Returns the seconds of the pause that it ends, or 0 if it ends none."""
-        last_s, self._turn_s = self._turn_s, now
+        last_s = self._turn_s
+        self._turn_s = now
         if last_s is None or now - last_s <= self._late_s:
             return 0.0
 
-        self._pauses.append((last_s, now))
+        self._pauses.append(Pause(last_s, now))
         return now - last_s
 
     def ran_s(self, since_s: float, now: float) -> float:
         """Return the seconds from `since_s` to `now` without the pauses between them."""
-        pauses = ((max(start, since_s), min(end, now)) for start, end in self._pauses)
-        return now - since_s - sum(max(0.0, end - start) for start, end in pauses)
+        paused_s = sum(
+            max(0.0, min(pause.end_s, now) - max(pause.start_s, since_s)) for pause in self._pauses
+        )
+        return now - since_s - paused_s
 
 
 NO_PAUSES = Pauses(math.inf)
@@ -133,8 +149,7 @@ class PauseNotes:
         several = f" in {self._num_pauses} pauses" if self._num_pauses > 1 else ""
         text = (
             f"the machine gave this process no time for {self._paused_s:.1f} s{several} (busy, or "
-            f"suspended); "
-            "deadlines are extended"
+            "suspended); deadlines are extended"
         )
         self._told_s = now
         self._num_pauses = 0
@@ -146,29 +161,35 @@ class StepWork:
     """How the threads of an engine work in a step that takes long, so that an engine which starves
     is not killed.
 
-    Call `look` in each turn while the engine is busy. `read` gives the processor time of each
-    thread by its id, without the one that never steps. The time before the first look at a step
-    counts as worked.
+    Call `look` in each turn while the engine is busy. `read_times` returns the processor time of
+    each thread by its id, without the one that never steps. The time before the first look at a
+    step counts as worked.
     """
 
-    def __init__(self, read: Callable[[], Mapping[int, float]]) -> None:
-        self._read = read
-        self._step_s = (
-            self._looked_s
-        ) = -math.inf  # when the step began, and when the times were read last
-        self._first: Mapping[int, float] | None = None  # the times at the first look
-        self._marked: Mapping[
-            int, float
-        ] = {}  # the times when a thread had worked with LEAST_SHARE
+    def __init__(self, read_times: Callable[[], Mapping[int, float]]) -> None:
+        self._read_times = read_times
+        # When the step began.
+        self._step_s = -math.inf
+        # When the times were read last.
+        self._looked_s = -math.inf
+        # The times at the first look.
+        self._first: Mapping[int, float] | None = None
+        # The times when a thread had worked with LEAST_SHARE.
+        self._marked: Mapping[int, float] = {}
         self._marked_s = -math.inf
-        self._unseen_s = 0.0  # of the step before the first look
-        self._is_late = False  # it is over its limit and goes on
+        # The time of the step before the first look.
+        self._unseen_s = 0.0
+        # It is over its limit and goes on.
+        self._is_late = False
         self._is_late_told = False
-        self.worked_s = 0.0  # by the thread that worked most in this step
+        # The time of the thread that worked most in this step.
+        self.worked_s = 0.0
 
     def look(self, step_s: float, limit_s: float, now: float) -> None:
         if step_s != self._step_s:
-            self._step_s = self._looked_s = self._marked_s = step_s
+            self._step_s = step_s
+            self._looked_s = step_s
+            self._marked_s = step_s
             self._first = None
             self._is_late = False
             self.worked_s = 0.0
@@ -177,9 +198,10 @@ class StepWork:
             return
 
         self._looked_s = now
-        times = self._read()
+        times = self._read_times()
         if self._first is None:
-            self._first = self._marked = times
+            self._first = times
+            self._marked = times
             self._unseen_s = now - step_s
             return
 
@@ -194,10 +216,8 @@ class StepWork:
             return True
 
         is_idle = pauses.ran_s(self._marked_s, now) > limit_s
-        is_over = (
-            self._first is None or self.worked_s >= limit_s or waited_s > MOST_LIMITS * limit_s
-        )
-        if is_idle or is_over:
+        has_worked = self._first is None or self.worked_s >= limit_s
+        if is_idle or has_worked or waited_s > MOST_LIMITS * limit_s:
             return False
 
         self._is_late = True
@@ -205,12 +225,14 @@ class StepWork:
 
     def late_step(self) -> bool:
         """Return, once for each step, whether it is over its limit and goes on."""
-        is_new, self._is_late_told = self._is_late and not self._is_late_told, self._is_late
+        is_new = self._is_late and not self._is_late_told
+        self._is_late_told = self._is_late
         return is_new
 
 
 def _most_worked_s(times: Mapping[int, float], before: Mapping[int, float]) -> float:
-    return max((time_s - before.get(thread, 0.0) for thread, time_s in times.items()), default=0.0)
+    worked_s = (time_s - before.get(thread, 0.0) for thread, time_s in times.items())
+    return max(worked_s, default=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,16 +242,19 @@ class HangLimits:
     loading_s: float
     first_step_s: float
     step_s: float
-    work: str  # what it did too long when it is busy
-    waiting_counts: bool = True  # a step takes in the requests that wait
-    work_counts: bool = False  # a step may last longer than its limit while it works
+    # What it did too long when it is busy.
+    work: str
+    # A step takes in the requests that wait.
+    waiting_counts: bool = True
+    # A step may last longer than its limit while it works.
+    work_counts: bool = False
 
     @classmethod
     def of(cls, engine: EngineConfig) -> Self:
-        steps = engine.first_step_timeout_s, engine.step_timeout_s
         return cls(
             engine.model_loading_timeout_s,
-            *steps,
+            engine.first_step_timeout_s,
+            engine.step_timeout_s,
             "made no step though work waits",
             work_counts=True,
         )
@@ -253,17 +278,17 @@ def hang(
     """
     if record.phase in (Phase.STARTING, Phase.LOADING):
         since_s = began_s
-        what = "did not finish loading"
+        complaint = "did not finish loading"
         limit_s = limits.loading_s
     elif record.phase == Phase.DRAINING:
         since_s = began_s
-        what = "stopped its work and did not end"
+        complaint = "stopped its work and did not end"
         limit_s = KILL_S
     elif record.phase != Phase.READY:
         return None
     elif record.num_running or (limits.waiting_counts and record.num_waiting):
         since_s = record.step_s
-        what = limits.work
+        complaint = limits.work
         limit_s = limits.step_s if record.step else limits.first_step_s
         if work is not None and limits.work_counts:
             work.look(since_s, limit_s, now)
@@ -271,8 +296,11 @@ def hang(
                 return None
     else:
         since_s = record.beat_s
-        what = "gave no sign of life"
+        complaint = "gave no sign of life"
         limit_s = IDLE_BEAT_S
 
     waited_s = pauses.ran_s(since_s, now)
-    return f"{what} for {waited_s:.1f} s (limit {limit_s:g} s)" if waited_s > limit_s else None
+    if waited_s <= limit_s:
+        return None
+
+    return f"{complaint} for {waited_s:.1f} s (limit {limit_s:g} s)"

@@ -32,14 +32,14 @@ from lmi.supervisor.child import Child, ChildKind
 from lmi.supervisor.kinds import environ_of_child, environ_of_pip
 from lmi.supervisor.restarts import RestartTable
 
-MIN_OPEN_FILES = 64  # a front end reserves 40, the others are for clients
+# A front end reserves 40, the others are for clients.
+MIN_OPEN_FILES = 64
 # The gunicorn master, and two for what comes and goes; a front end has a thread, an engine one that
 # steps.
 NUM_OWN_TASKS = 3
 NUM_TASKS_EACH = 2
-MAX_DEATHS = (
-    3  # of one stage by signals or faults of ours; each try goes on where the last one ended
-)
+# The deaths of one stage by signals or faults of ours; each try goes on where the last one ended.
+MAX_DEATHS = 3
 
 Settle = Callable[[Fetched], Resolved]
 """Resolves the settings again, with the folders of the sources that were fetched."""
@@ -55,8 +55,7 @@ def raise_file_limit() -> None:
     if most != resource.RLIM_INFINITY and most < MIN_OPEN_FILES:
         raise StartError(
             f"a server needs {MIN_OPEN_FILES} open files in each process, and only {most} are "
-            f"allowed here "
-            "(`ulimit -Hn`, RLIMIT_NOFILE)"
+            "allowed here (`ulimit -Hn`, RLIMIT_NOFILE)"
         )
 
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -69,8 +68,7 @@ def check_task_limit(num_front_ends: int, num_engines: int) -> None:
     if num_free is not None and num_free < num_needed:
         raise StartError(
             f"a server needs {num_needed} more processes and threads, and only {num_free} may be "
-            f"started here "
-            "(pids.max of a control group, `ulimit -u`, RLIMIT_NPROC)"
+            "started here (pids.max of a control group, `ulimit -u`, RLIMIT_NPROC)"
         )
 
 
@@ -85,23 +83,29 @@ def check_user(user: User, runtime: ServerRuntime) -> None:
         )
 
     needed = {sys.executable: os.X_OK, str(runtime.path): os.W_OK | os.X_OK}
+    # The child answers by its exit code: 0 if all is well, 1 if it cannot become the user, or 2 and
+    # more for the place of the path that it cannot use.
     pid = os.fork()
     if pid == 0:
         try:
             user.become()
-            os._exit(
-                next(
-                    (code for code, item in enumerate(needed.items(), 2) if not os.access(*item)), 0
-                )
-            )
+            for code, (path, mode) in enumerate(needed.items(), 2):
+                if not os.access(path, mode):
+                    os._exit(code)
+
+            os._exit(0)
         finally:
             os._exit(1)
 
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    if code:
-        powers = "root needs the capabilities CHOWN, DAC_OVERRIDE, KILL, SETGID and SETUID for this"
-        why = [powers, *(f"that user cannot use {path}" for path in needed)][max(0, code - 1)]
-        raise BadConfiguration(f"option.user={user}: {why}")
+    if not code:
+        return
+
+    reason = "root needs the capabilities CHOWN, DAC_OVERRIDE, KILL, SETGID and SETUID for this"
+    if code > 1:
+        reason = f"that user cannot use {list(needed)[code - 2]}"
+
+    raise BadConfiguration(f"option.user={user}: {reason}")
 
 
 def remove_leftovers() -> None:
@@ -109,13 +113,16 @@ def remove_leftovers() -> None:
     was killed.
     """
     for folder in Path(tempfile.gettempdir()).glob("lmi-*"):
-        with suppress(OSError):  # it has no such file, or its server holds the lock
-            found = folder.lstat()
-            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
-                with open(folder / URL, "rb") as file:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    shutil.rmtree(folder)
-                    log.info("removed %s, which a killed server had left", folder)
+        # An OSError: it has no such file, or its server holds the lock.
+        with suppress(OSError):
+            status = folder.lstat()
+            if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+                continue
+
+            with open(folder / URL, "rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder)
+                log.info("removed %s, which a killed server had left", folder)
 
 
 class Stage(Child):
@@ -133,12 +140,14 @@ class Stage(Child):
         environ: Callable[[Mapping[str, str]], Mapping[str, str]] = dict,
     ) -> None:
         log_words = ["--log-level", config.log_level, "--log-format", config.log_format]
+
+        def environ_of_stage(slot: int) -> dict[str, str]:
+            return environ_of_child(environ(os.environ)) | {SUPERVISOR_PID: str(os.getpid())}
+
         kind = ChildKind(
             title=title,
             argv=lambda slot: [sys.executable, "-P", "-m", *words, *log_words],
-            environ=lambda slot: (
-                environ_of_child(environ(os.environ)) | {SUPERVISOR_PID: str(os.getpid())}
-            ),
+            environ=environ_of_stage,
             output_logger="libraries",
             restarts=lambda: RestartTable(MAX_DEATHS, window_s=float("inf")),
             fatal=self.fatal,
@@ -148,7 +157,7 @@ class Stage(Child):
         super().__init__(kind)
         self.folder = folder
 
-    def fatal(self, code: int, why: str) -> StartError | None:
+    def fatal(self, code: int, reason: str) -> StartError | None:
         """Return the error that an exit means if another start cannot mend it."""
         return fetches.failure(self.folder)
 
@@ -171,15 +180,17 @@ def stages(resolved: Resolved, settle: Settle, runtime: ServerRuntime) -> Iterat
     if resolved.request is not None:
         folder = _new_folder(runtime, "download")
         fetches.write(folder / fetches.REQUEST, resolved.request)
-        log.info("fetching %s", ", ".join(wanted.source for wanted in resolved.request.sources))
+        log.info("fetching %s", ", ".join(source.source for source in resolved.request.sources))
         yield Stage("download", folder, resolved.config.server, *fetch_words(folder))
-        if (folders := fetches.result(folder)) is None:
+        folders = fetches.result(folder)
+        if folders is None:
             raise StartError(f"the fetch process left no {fetches.RESULT}")
 
         resolved = settle(folders)
         say(resolved)
 
-    if (stage := requirements(resolved.config, runtime)) is not None:
+    stage = requirements(resolved.config, runtime)
+    if stage is not None:
         yield stage
 
     yield resolved.config
@@ -196,31 +207,30 @@ def requirements(config: Config, runtime: ServerRuntime | Runtime) -> Stage | No
     """Return the stage that installs what the model's code needs, or None if it is there. It
     reports in `runtime`.
     """
-    wanted = config.requirements
-    if wanted is None or Path(wanted.folder).is_dir():
+    needed = config.requirements
+    if needed is None or Path(needed.folder).is_dir():
         return None
 
     folder = _new_folder(runtime, "requirements")
-    places = ["--file", wanted.file, "--folder", wanted.folder, "--state", str(folder)]
-    log.info("installing what %s names", wanted.file)
-    words = ("lmi.user_code.requirements", *places)
+    log.info("installing what %s names", needed.file)
+    places = ["--file", needed.file, "--folder", needed.folder, "--state", str(folder)]
+    words = ["lmi.user_code.requirements", *places]
     user = config.server.user
     if user is None:
         return Stage("requirements", folder, config.server, *words)
 
-    words = (*words, "--user", str(user))
-    return Stage(
-        "requirements", folder, config.server, *words, environ=partial(environ_of_pip, user=user)
-    )
+    words += ["--user", str(user)]
+    environ = partial(environ_of_pip, user=user)
+    return Stage("requirements", folder, config.server, *words, environ=environ)
 
 
 def say(resolved: Resolved) -> None:
-    told = {
+    texts_of_levels = {
         logging.DEBUG: resolved.details,
         logging.INFO: resolved.notes,
         logging.WARNING: resolved.warnings,
     }
-    for level, texts in told.items():
+    for level, texts in texts_of_levels.items():
         for text in texts:
             log.log(level, "%s", text)
 

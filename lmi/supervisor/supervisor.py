@@ -46,10 +46,12 @@ from lmi.supervisor.takeover import LEAST_LEAVING_S, Handover, Predecessor, find
 
 TICK_S = 0.2
 LOADING_TICK_S = 0.05
-WARN_AFTER_S = 300.0  # of a start that SageMaker may not wait for
-STOP_S = 0.5  # for each stage of an immediate end: engines, errors to clients, front ends
-# for a library's process that tidies up after an engine and ends by itself when the engine has
-# ended
+# SageMaker may not wait for a start that takes so long.
+WARN_AFTER_S = 300.0
+# For each stage of an immediate end: engines, errors to clients, front ends.
+STOP_S = 0.5
+# For a library's process that tidies up after an engine and ends by itself when the engine has
+# ended.
 STRAYS_S = 0.3
 OWN_OOM_SCORE = -500
 TOLD_TO_STOP = "the server was told to stop"
@@ -76,17 +78,17 @@ class Supervisor:
         self._runtime = runtime
         self._config = runtime.config
         self._block = runtime.attach()
-        self._listeners = (
-            listeners  # of the server's port, and of that for management, if there is one
-        )
-        self._predecessor = predecessor  # the server whose ports this one takes over, if it does
+        # Those of the server's port, and of that for management, if there is one.
+        self._listeners = listeners
+        # The server whose ports this one takes over, if it does.
+        self._predecessor = predecessor
         self._handover = Handover(listeners, predecessor.end if predecessor else None)
         self._signals = signals
-        self._credentials = (
-            credentials  # that front ends inherit, if there are files of keys or certificates
-        )
+        # Front ends inherit it, if there are files of keys or certificates.
+        self._credentials = credentials
         self._steps = steps
         self._stage: Stage | None = None
+
         self._models: Sequence[kinds.RunningModel] = ()
         self._follow: Callable[[], None] = lambda: None
         if self._config.multi_model:
@@ -96,7 +98,8 @@ class Supervisor:
             self._models = follower.models
             self._follow = follower.look
 
-        self._cores: Sequence[int] = ()  # of the front ends; none: all
+        # The cores of the front ends; none: all.
+        self._cores: Sequence[int] = ()
         front_end = kinds.front_end(
             runtime, self._block, listeners, lambda: self._cores, credentials
         )
@@ -106,12 +109,18 @@ class Supervisor:
         self._pauses = Pauses(LATE_TURN_S)
         self._pause_notes = PauseNotes()
         self._throughput = banner.Throughput(self._config.throughput_interval_s, time.monotonic())
-        self._phase = Phase.STARTING  # also in its record, where `/ping` reads it
-        self._phase_s = self._started_s = time.monotonic()  # when the phase began
+
+        # Also in its record, where `/ping` reads it.
+        self._phase = Phase.STARTING
+        self._started_s = time.monotonic()
+        # When the phase began.
+        self._phase_s = self._started_s
         self._warn_after_s = WARN_AFTER_S
-        self._notice_s = 0.0  # of the drain
+        # How long a drain answers 503 before the port closes.
+        self._notice_s = 0.0
         self._failure: Failure | None = None
-        self._exit_code: int | None = None  # set when the server ends
+        # Set when the server ends.
+        self._exit_code: int | None = None
 
     def run(self) -> int:
         """Serve until a signal or a failure ends the server. Returns the exit code."""
@@ -120,7 +129,8 @@ class Supervisor:
         self._enter(Phase.LOADING)
         try:
             self._advance()
-            self._tick(0.0)  # the first children start at once
+            # The first children start at once.
+            self._tick(0.0)
             while self._exit_code is None:
                 self._tick(LOADING_TICK_S if self._phase == Phase.LOADING else TICK_S)
         finally:
@@ -159,9 +169,12 @@ class Supervisor:
     def _add_model(self, config: Config) -> None:
         self._block.supervisor.stage = ""
         cores = claimed(Cores.of(config, os.environ, usable()))
-        self._cores = cores.others if cores else ()
-        for pid in self._front_end_pids() if cores else ():
-            linux.bind_threads(self._cores, pid)
+        if cores is None:
+            self._cores = ()
+        else:
+            self._cores = cores.others
+            for pid in self._front_end_pids():
+                linux.bind_threads(self._cores, pid)
 
         runtime = self._runtime.add_model(config, register_beside)
         self._models = (kinds.RunningModel(runtime, cores),)
@@ -188,16 +201,15 @@ class Supervisor:
             model.block.supervisor.log_level = self._block.supervisor.log_level
 
         now = time.monotonic()
-        self._throughput.look(
-            (record for model in self._models for record in model.block.engines), now
-        )
-        if told := self._pause_notes.note(self._pauses.note(now), now):
-            log.info("%s", told)
+        engines = (record for model in self._models for record in model.block.engines)
+        self._throughput.look(engines, now)
+        note = self._pause_notes.note(self._pauses.note(now), now)
+        if note:
+            log.info("%s", note)
 
         if self._failure is not None:
-            if (
-                now - self._phase_s >= self._failure.notice_s
-            ):  # `/ping` has reported it for long enough
+            # By then `/ping` has reported it for long enough.
+            if now - self._phase_s >= self._failure.notice_s:
                 self._exit_code = self._failure.code
 
             return
@@ -205,28 +217,34 @@ class Supervisor:
         if self._predecessor is not None:
             self._predecessor.look()
 
-        if self._is_listening and (heir := self._handover.look()) is not None:
-            self._hand_over(heir)
+        if self._is_listening:
+            heir = self._handover.look()
+            if heir is not None:
+                self._hand_over(heir)
 
         if self._phase == Phase.DRAINING:
             self._drain(now)
         else:
-            self._leave_in_time(now)
-            self._follow()
-            for model in self._models:
-                model.look(now)
+            self._look_after_children(now)
 
-            self._fetches.look()
-            if self._stage is not None:
-                self._stage.show_in(self._block.supervisor)
-                if self._stage.is_done:
-                    self._advance()
+    def _look_after_children(self, now: float) -> None:
+        self._leave_in_time(now)
+        self._follow()
+        for model in self._models:
+            model.look(now)
 
-            for child in self._children if self._may_accept else self._workers:
-                child.look(now, self._pauses)
+        self._fetches.look()
+        if self._stage is not None:
+            self._stage.show_in(self._block.supervisor)
+            if self._stage.is_done:
+                self._advance()
 
-            self._announce()
-            self._warn_of_slow_start(now)
+        children = self._children if self._may_accept else self._workers
+        for child in children:
+            child.look(now, self._pauses)
+
+        self._announce()
+        self._warn_of_slow_start(now)
 
     def _wait(self, timeout_s: float) -> list[signal.Signals]:
         """Wait for signals, deaths and output of the children, and log the output. Returns the
@@ -238,9 +256,8 @@ class Supervisor:
             if child.output is not None and child.output.is_open
         ]
         now = time.monotonic()
-        signals = self._signals.wait(
-            timeout_s, [output.reader for output in outputs if output.may_wake(now)]
-        )
+        readers = [output.reader for output in outputs if output.may_wake(now)]
+        signals = self._signals.wait(timeout_s, readers)
         for output in outputs:
             output.read()
 
@@ -261,7 +278,7 @@ class Supervisor:
             self._begin_drain("SIGTERM: ", drain_notice_s(self._config.drain_timeout_s))
         elif signum in self._signals.ENDING or is_hangup:
             log.info("%s: stopping now", signum.name)
-            self._exit_code = self._failure.code if self._failure else 128 + signum
+            self._exit_code = 128 + signum if self._failure is None else self._failure.code
         elif signum == signal.SIGHUP and self._credentials is not None:
             read_again(self._config, self._credentials, self._block.supervisor)
         elif signum == signal.SIGUSR1:
@@ -271,14 +288,16 @@ class Supervisor:
         """Log from DEBUG on, or from the level of the settings again. The processes with a record
         follow.
         """
-        usual = max(logging.INFO, logging.getLevelNamesMapping()[self._config.log_level])
-        level = usual if logging.getLogger().level == logging.DEBUG else logging.DEBUG
+        configured = logging.getLevelNamesMapping()[self._config.log_level]
+        is_debug = logging.getLogger().level == logging.DEBUG
+        level = max(logging.INFO, configured) if is_debug else logging.DEBUG
         self._block.supervisor.log_level = level
         follow(level)
 
     def _on_exit(self, pid: int, code: int, now: float) -> None:
         child = next((child for child in self._children if child.pid == pid), None)
-        if child is None:  # perhaps a front-end worker that outlived its master
+        # Without a child, it is perhaps a front-end worker that outlived its master.
+        if child is None:
             for record in self._block.frontends:
                 if record.pid == pid:
                     record.release()
@@ -330,10 +349,12 @@ class Supervisor:
     def _announce(self) -> None:
         """Print the banner once, when the server can give its first answer."""
         num_front_ends = sum(record.beat_s > 0 for record in self._block.frontends)
+        if self._phase != Phase.LOADING:
+            return
+
         is_heir = self._predecessor is not None and self._predecessor.is_there
-        if self._phase != Phase.LOADING or num_front_ends < (
-            self._config.frontend_workers if is_heir else 1
-        ):
+        num_needed = self._config.frontend_workers if is_heir else 1
+        if num_front_ends < num_needed:
             return
 
         port = self._listeners[0].getsockname()[1]
@@ -344,34 +365,32 @@ class Supervisor:
             return
 
         for model in self._models:
-            if model.is_ready and any(
-                record.pid for record in model.block.frontends
-            ):  # one has its tokenizer
-                self._enter(Phase.READY)
-                banner.say_ready(model.config, port, model.report(), after_s)
-                if self._predecessor is not None:
-                    self._predecessor.say_ready()
+            has_tokenizer = any(record.pid for record in model.block.frontends)
+            if not model.is_ready or not has_tokenizer:
+                continue
+
+            self._enter(Phase.READY)
+            banner.say_ready(model.config, port, model.report(), after_s)
+            if self._predecessor is not None:
+                self._predecessor.say_ready()
 
     def _warn_of_slow_start(self, now: float) -> None:
         """Warn once on SageMaker if the server takes so long to be ready that the platform may give
         up.
         """
-        if (
-            self._phase == Phase.LOADING
-            and self._pauses.ran_s(self._started_s, now) >= self._warn_after_s
-        ):
-            self._warn_after_s = math.inf
+        is_late = self._pauses.ran_s(self._started_s, now) >= self._warn_after_s
+        if self._phase != Phase.LOADING or not is_late:
+            return
 
-            folder = next((model.config.model.path for model in self._models), "")
-            if banner.is_on_sagemaker(os.environ, folder):
-                engines = [record for model in self._models for record in model.block.engines]
-                record = engines[0] if engines else self._block.supervisor
-                log.warning(
-                    "%s",
-                    banner.slow_start(
-                        now - self._started_s, record.stage or "start", record.progress
-                    ),
-                )
+        self._warn_after_s = math.inf
+        folder = next((model.config.model.path for model in self._models), "")
+        if not banner.is_on_sagemaker(os.environ, folder):
+            return
+
+        engines = [record for model in self._models for record in model.block.engines]
+        record = engines[0] if engines else self._block.supervisor
+        stage = record.stage or "start"
+        log.warning("%s", banner.slow_start(now - self._started_s, stage, record.progress))
 
     def _leave_in_time(self, now: float) -> None:
         """Begin the drain at the end of `drain_delay`, in which everybody was told of it."""
@@ -380,9 +399,9 @@ class Supervisor:
         if self._phase == Phase.LEAVING and self._pauses.ran_s(self._phase_s, now) >= delay_s:
             self._begin_drain("", notice_s=0.0)
 
-    def _begin_drain(self, why: str, notice_s: float) -> None:
+    def _begin_drain(self, reason: str, notice_s: float) -> None:
         """Take no new requests: answer them with 503 for `notice_s`, and then close the port."""
-        log.info("%sno new requests, open ones have %g s", why, self._config.drain_timeout_s)
+        log.info("%sno new requests, open ones have %g s", reason, self._config.drain_timeout_s)
         self._notice_s = notice_s
         self._enter(Phase.DRAINING, TOLD_TO_STOP)
 
@@ -393,25 +412,23 @@ class Supervisor:
         timeout_s = self._config.drain_timeout_s
         since_s = self._pauses.ran_s(self._phase_s, now)
         records = [child.record for child in self._workers if child.record is not None]
-        is_serving = self._config.multi_model or any(
-            record.phase == Phase.READY for record in records
-        )
+        has_ready = any(record.phase == Phase.READY for record in records)
+        is_serving = self._config.multi_model or has_ready
         if self._is_listening and (since_s >= self._notice_s or not is_serving):
             self._stop_listening()
             self._front_end.send(signal.SIGTERM)
 
-        has_front_ends = self._front_end.pid is not None or any(
-            map(linux.is_alive, self._front_end_pids())
-        )
-        if not self._is_listening and (
-            not is_serving or not has_front_ends
-        ):  # no worker of a dead master either
+        # A dead master's workers count too.
+        has_workers = any(map(linux.is_alive, self._front_end_pids()))
+        has_front_ends = self._front_end.pid is not None or has_workers
+        if not self._is_listening and (not is_serving or not has_front_ends):
             _send(self._workers, signal.SIGTERM)
 
         if since_s >= timeout_s + DRAIN_CUT_S:
             self._front_end.send(signal.SIGKILL)
 
-        if not any(child.pid for child in self._children) or since_s >= timeout_s + DRAIN_END_S:
+        is_over = since_s >= timeout_s + DRAIN_END_S
+        if is_over or not any(child.pid for child in self._children):
             self._exit_code = 0
 
     @property
@@ -438,16 +455,21 @@ class Supervisor:
             self._wait_while(lambda: any(record.num_in_flight for record in self._block.frontends))
 
         self._stop([self._front_end])
-        killed_s = time.monotonic()
-        while (pids := linux.children()) and time.monotonic() < killed_s + STRAYS_S + STOP_S:
-            for pid in pids if time.monotonic() > killed_s + STRAYS_S else ():
-                linux.send(pid, signal.SIGKILL)
+        self._kill_strays()
+        for child in self._children:
+            child.read_last()
+
+    def _kill_strays(self) -> None:
+        patient_until_s = time.monotonic() + STRAYS_S
+        pids = linux.children()
+        while pids and time.monotonic() < patient_until_s + STOP_S:
+            if time.monotonic() > patient_until_s:
+                for pid in pids:
+                    linux.send(pid, signal.SIGKILL)
 
             self._wait(0.02)
             linux.reap()
-
-        for child in self._children:
-            child.read_last()
+            pids = linux.children()
 
     def _stop(self, children: Iterable[Child]) -> None:
         """Send SIGTERM to these children, and kill those that do not end."""
@@ -456,9 +478,9 @@ class Supervisor:
         self._wait_while(lambda: pids & set(linux.children()))
         _send(children, signal.SIGKILL)
 
-    def _wait_while(self, is_so: Callable[[], object]) -> None:
+    def _wait_while(self, holds: Callable[[], object]) -> None:
         deadline_s = time.monotonic() + STOP_S
-        while is_so() and time.monotonic() < deadline_s:
+        while holds() and time.monotonic() < deadline_s:
             self._wait(0.02)
             linux.reap()
 
@@ -474,17 +496,16 @@ def serve(resolved: Resolved, settle: Settle) -> int:
     """
     config = resolved.config.server
     stages.raise_file_limit()
-    stages.check_task_limit(
-        config.frontend_workers, 1 if config.multi_model else resolved.config.engine.num_engines
-    )
+    num_engines = 1 if config.multi_model else resolved.config.engine.num_engines
+    stages.check_task_limit(config.frontend_workers, num_engines)
     credentials = hand_over(config)
+
     predecessor = find(config.host, config.port) if config.takeover else None
     listen = bind if predecessor is None else predecessor.listener
-    listeners = [
-        listen(config.host, port)
-        for port in (config.port, config.management_port)
-        if port is not None
-    ]
+    listeners = [listen(config.host, config.port)]
+    if config.management_port is not None:
+        listeners.append(listen(config.host, config.management_port))
+
     if predecessor is not None:
         predecessor.close_others()
 
@@ -494,7 +515,8 @@ def serve(resolved: Resolved, settle: Settle) -> int:
     linux.hide_memory()
     signals = linux.Signals()
     if config.user is not None:
-        os.umask(0o022)  # front ends read what root writes
+        # Front ends read what root writes.
+        os.umask(0o022)
 
     stages.remove_leftovers()
     runtime = ServerRuntime.create(config)

@@ -20,6 +20,7 @@ import socket
 import struct
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from typing import NamedTuple
 
 import msgspec
 
@@ -27,7 +28,8 @@ from lmi.errors import PortUnavailable
 from lmi.http.listener import Address, address_of, bind
 
 BACKLOG = 4
-ANSWER_S = 10.0  # for a server whose supervisor is busy
+# A server whose supervisor is busy has so long to answer.
+ANSWER_S = 10.0
 MAX_MESSAGE_BYTES = 4096
 MAX_FDS = 8
 READY = b"ready"
@@ -36,7 +38,8 @@ LEAST_LEAVING_S = 3.0
 its next answer, so those whose clients are busy are closed by then, and no client sends a request
 to one that is being closed.
 """
-CREDENTIALS = struct.Struct("3i")  # pid, uid and gid of the other end
+# The pid, uid and gid of the other end.
+CREDENTIALS = struct.Struct("3i")
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +53,13 @@ class Offer(msgspec.Struct, frozen=True):
     refusal: str = ""
 
 
+class Owner(NamedTuple):
+    """Whose the other end of a socket is."""
+
+    pid: int
+    uid: int
+
+
 class Handover:
     """The end of a running server, at which another one asks for its ports. Nothing here waits."""
 
@@ -61,7 +71,8 @@ class Handover:
         """
         self._listeners = listeners
         self._end = end or _open_end(listeners[0].getsockname()[:2])
-        self._heir: socket.socket | None = None  # the conversation with the server that loads
+        # The conversation with the server that loads.
+        self._heir: socket.socket | None = None
         self._heir_pid = 0
 
     def look(self) -> int | None:
@@ -84,36 +95,40 @@ class Handover:
             if end is not None:
                 end.close()
 
-        self._heir = self._end = None
+        self._heir = None
+        self._end = None
 
     def _answer(self, asker: socket.socket) -> None:
         assert self._end is not None
-        pid, uid, _ = _credentials(asker)
-        refusal = self._refusal(pid, uid)
+        owner = _owner_of(asker)
+        refusal = self._refusal(owner)
         sockets = [] if refusal else [*self._listeners, self._end]
         offer = msgspec.json.encode(Offer(os.getpid(), refusal))
         asker.setblocking(False)
-        socket.send_fds(asker, [offer], [each.fileno() for each in sockets])
-        if refusal:
-            log.warning("process %d asked for the port of this server: %s", pid, refusal)
-        else:
-            log.info(
-                "process %d loads beside this server, and takes its port over when it is ready", pid
-            )
-            self._heir = asker.dup()
-            self._heir_pid = pid
+        socket.send_fds(asker, [offer], [end.fileno() for end in sockets])
 
-    def _refusal(self, pid: int, uid: int) -> str:
+        if refusal:
+            log.warning("process %d asked for the port of this server: %s", owner.pid, refusal)
+            return
+
+        log.info(
+            "process %d loads beside this server, and takes its port over when it is ready",
+            owner.pid,
+        )
+        self._heir = asker.dup()
+        self._heir_pid = owner.pid
+
+    def _refusal(self, owner: Owner) -> str:
         """Return why a process does not get the ports, or "". A pid of 0 is one of another
         container.
         """
-        if uid != os.geteuid():
+        if owner.uid != os.geteuid():
             return f"it belongs to another user ({os.geteuid()})"
 
         if self._heir is not None:
             return f"process {self._heir_pid} takes it over already"
 
-        if os.getpid() == 1 and pid != 0:
+        if os.getpid() == 1 and owner.pid != 0:
             return "it is the first process of a container, which would end with it"
 
         return ""
@@ -123,13 +138,13 @@ class Handover:
             return None
 
         try:
-            said = self._heir.recv(MAX_MESSAGE_BYTES)
+            message = self._heir.recv(MAX_MESSAGE_BYTES)
         except BlockingIOError:
             return None
         except ConnectionError:
-            said = b""
+            message = b""
 
-        if said == READY:
+        if message == READY:
             return self._heir_pid
 
         log.warning(
@@ -147,27 +162,31 @@ class Predecessor:
         self.pid = pid
         self._talk = talk
         self._listeners: dict[Address, socket.socket] = {}
-        self.end: socket.socket | None = None  # of its Handover
-        self.is_there = True  # and serves
-        for each in sockets:
-            each.set_inheritable(False)  # `recv_fds` leaves that open
-            if each.family == socket.AF_UNIX:
-                each.setblocking(False)
-                self.end = each
+        # That of its Handover.
+        self.end: socket.socket | None = None
+        # Whether it is there and serves.
+        self.is_there = True
+
+        for end in sockets:
+            # `recv_fds` leaves that open.
+            end.set_inheritable(False)
+            if end.family == socket.AF_UNIX:
+                end.setblocking(False)
+                self.end = end
             else:
-                self._listeners[each.getsockname()[:2]] = each
+                self._listeners[end.getsockname()[:2]] = end
 
     def listener(self, host: str, port: int) -> socket.socket:
         """Return the socket that listens at an address: its own, or a new one. Raises
         PortUnavailable.
         """
-        found = self._listeners.pop(address_of(host, port), None)
-        return bind(host, port) if found is None else found
+        listener = self._listeners.pop(address_of(host, port), None)
+        return bind(host, port) if listener is None else listener
 
     def close_others(self) -> None:
         """Close the sockets at addresses that the new server does not have."""
-        for each in self._listeners.values():
-            each.close()
+        for listener in self._listeners.values():
+            listener.close()
 
         self._listeners.clear()
 
@@ -201,15 +220,16 @@ class Predecessor:
 
     def say_ready(self) -> None:
         """Let it drain, because this server serves."""
-        if self.is_there:
-            with suppress(ConnectionError, BlockingIOError):
-                self._talk.send(READY)
+        if not self.is_there:
+            return
 
-            log.info(
-                "took the port over from process %d, which ends when its open requests have",
-                self.pid,
-            )
-            self._leave()
+        with suppress(ConnectionError, BlockingIOError):
+            self._talk.send(READY)
+
+        log.info(
+            "took the port over from process %d, which ends when its open requests have", self.pid
+        )
+        self._leave()
 
     def _leave(self) -> None:
         self.is_there = False
@@ -224,7 +244,7 @@ def find(host: str, port: int) -> Predecessor | None:
     talk.settimeout(ANSWER_S)
     try:
         talk.connect(_name(address_of(host, port)))
-        _, owner, _ = _credentials(talk)
+        owner = _owner_of(talk).uid
         if owner != os.geteuid():
             raise PortUnavailable(
                 f"{host} port {port} cannot be taken over: its server belongs to user {owner}"
@@ -236,7 +256,8 @@ def find(host: str, port: int) -> Predecessor | None:
         raise PortUnavailable(
             f"{host} port {port} cannot be taken over: its server does not answer"
         ) from None
-    except OSError:  # nobody is there
+    except OSError:
+        # Nobody is there.
         talk.close()
         return None
 
@@ -278,8 +299,7 @@ def _name(address: Address) -> bytes:
     return f"\0lmi-takeover-1/{host}/{port}".encode()
 
 
-def _credentials(end: socket.socket) -> tuple[int, int, int]:
-    pid, uid, gid = CREDENTIALS.unpack(
-        end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
-    )
-    return pid, uid, gid
+def _owner_of(end: socket.socket) -> Owner:
+    credentials = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+    pid, uid, _ = CREDENTIALS.unpack(credentials)
+    return Owner(pid, uid)
