@@ -28,10 +28,16 @@ class AnswerText:
         self._tokenizer = tokenizer
         self._special_ids = tokenizer.special_ids
         self._detokenizer = Detokenizer(tokenizer, request, prompt_ids)
-        stops = request.stop_sequences
+
         is_included = request.include_stop_str_in_output
-        self._stop = StopStrings(stops, is_included) if stops else None
-        self._silent_stop_ids = frozenset() if is_included else frozenset(request.stop_token_ids)
+        self._stop: StopStrings | None = None
+        if request.stop_sequences:
+            self._stop = StopStrings(request.stop_sequences, is_included)
+
+        self._silent_stop_ids = frozenset[int]()
+        if not is_included:
+            self._silent_stop_ids = frozenset(request.stop_token_ids)
+
         self._num_unchecked = request.sampling.min_tokens or 0
         self._last_id = -1
 
@@ -52,8 +58,9 @@ class AnswerText:
         With a `finish_reason` the last Token gets the text that was held back. If the Result has no
         tokens, an additional Token with the last id gets it.
         """
-        is_plain = self._stop is None and top is None and finish_reason is NOT_FINISHED
-        if is_plain and len(ids) == 1:  # nearly every Result
+        # Nearly every Result has one token, and nothing else to look at.
+        has_nothing_else = self._stop is None and top is None and finish_reason is NOT_FINISHED
+        if has_nothing_else and len(ids) == 1:
             self._last_id = token_id = ids[0]
             log_prob = None if log_probs is None else log_probs[0]
             piece = self._detokenizer.feed(token_id)
@@ -64,14 +71,7 @@ class AnswerText:
             return [token]
 
         tokens: list[Token] = []
-        is_stop_token = (
-            finish_reason is FinishReason.STOP_WORDS
-            and bool(ids)
-            and ids[-1] in self._silent_stop_ids
-        )
-        num_spoken = len(ids) - (
-            bool(ids) if finish_reason is FinishReason.END_ID else is_stop_token
-        )
+        num_spoken = self._num_spoken(ids, finish_reason)
         for n, token_id in enumerate(ids):
             if self.stop_string is not None:
                 break
@@ -90,9 +90,7 @@ class AnswerText:
                     token.text = self._stop.feed(piece)
 
             if top is not None:
-                token.top = [
-                    _lone_token(self._tokenizer, item.token_id, item.log_prob) for item in top[n]
-                ]
+                token.top = _alternatives(self._tokenizer, top[n])
 
             tokens.append(token)
 
@@ -104,6 +102,17 @@ class AnswerText:
 
         return tokens
 
+    def _num_spoken(self, ids: Sequence[int], finish_reason: FinishReason) -> int:
+        """Return how many of the tokens have a text: all but an end or stop token at the end."""
+        if not ids:
+            return 0
+
+        is_end_token = finish_reason is FinishReason.END_ID
+        is_stop_token = (
+            finish_reason is FinishReason.STOP_WORDS and ids[-1] in self._silent_stop_ids
+        )
+        return len(ids) - (is_end_token or is_stop_token)
+
     def _release(self, piece: str, tokens: list[Token]) -> None:
         """Add the text that was held back: part of a character (also to `raw_text`), and part of a
         stop string.
@@ -113,7 +122,8 @@ class AnswerText:
             text = self._stop.feed(piece) + self._stop.flush()
 
         if text and not tokens:
-            tokens.append(Token(self._last_id, "", raw_text=None if self._stop is None else ""))
+            raw_text = None if self._stop is None else ""
+            tokens.append(Token(self._last_id, "", raw_text=raw_text))
 
         if text:
             tokens[-1].text += text
@@ -132,19 +142,18 @@ def prompt_tokens(
     """
     detokenizer = Detokenizer(tokenizer, _SHOWS_SPECIAL_TOKENS, ())
     special_ids = tokenizer.special_ids
-    tokens = [
-        Token(token_id, detokenizer.feed(token_id), None, token_id in special_ids)
-        for token_id in prompt_ids
-    ]
+    tokens: list[Token] = []
+    for token_id in prompt_ids:
+        text = detokenizer.feed(token_id)
+        tokens.append(Token(token_id, text, None, token_id in special_ids))
+
     if tokens:
         tokens[-1].text += detokenizer.flush()
 
     for token, position in zip(tokens, log_probs or (), strict=False):
         token.log_prob = position.log_prob
         if position.top:
-            token.top = [
-                _lone_token(tokenizer, item.token_id, item.log_prob) for item in position.top
-            ]
+            token.top = _alternatives(tokenizer, position.top)
 
     return tokens
 
@@ -154,10 +163,16 @@ _SHOWS_SPECIAL_TOKENS = GenerationRequest(
 )
 
 
-def _lone_token(tokenizer: Tokenizer, token_id: int, log_prob: float | None) -> Token:
-    return Token(
-        token_id, tokenizer.token_text(token_id), log_prob, token_id in tokenizer.special_ids
-    )
+def _alternatives(tokenizer: Tokenizer, top: Sequence[TokenLogProb]) -> list[Token]:
+    """Return the best tokens of one position, each decoded alone."""
+    tokens: list[Token] = []
+    for alternative in top:
+        token_id = alternative.token_id
+        text = tokenizer.token_text(token_id)
+        is_special = token_id in tokenizer.special_ids
+        tokens.append(Token(token_id, text, alternative.log_prob, is_special))
+
+    return tokens
 
 
 class Detokenizer:
@@ -189,15 +204,16 @@ class Detokenizer:
         self, tokenizer: Tokenizer, request: GenerationRequest, prompt_ids: Sequence[int]
     ) -> None:
         self._tokenizer = tokenizer
-        skips = request.skip_special_tokens
-        self._token_texts = (
-            tokenizer.token_texts_without_special if skips else tokenizer.token_texts
-        )
-        self._pending = b""  # the first bytes of a character
+        self._token_texts = tokenizer.token_texts
+        if request.skip_special_tokens:
+            self._token_texts = tokenizer.token_texts_without_special
+
+        # The first bytes of a character.
+        self._pending = b""
         # After a prompt without visible text the answer is at the start, where decoders trim a
         # space.
         self._is_at_start = not any(self._token_texts[token_id] for token_id in prompt_ids)
-        self._bare = not (skips or request.spaces_between_special_tokens)
+        self._bare = not (request.skip_special_tokens or request.spaces_between_special_tokens)
         self._is_behind_special = bool(prompt_ids) and prompt_ids[-1] in tokenizer.special_ids
         self._is_plain = not self._is_at_start and not self._bare
 
@@ -219,7 +235,8 @@ class Detokenizer:
 
     def flush(self) -> str:
         """Return U+FFFD for a character that is still incomplete, else ""."""
-        text, self._pending = self._pending.decode(errors="replace"), b""
+        text = self._pending.decode(errors="replace")
+        self._pending = b""
         return text
 
     def _unusual_text(self, token_id: int) -> str | bytes:
@@ -231,12 +248,15 @@ class Detokenizer:
 
             self._is_behind_special = is_special
 
-        if self._is_at_start and piece:
-            self._is_at_start = False
-            self._is_plain = not self._bare
-            return self._tokenizer.decode([token_id]) if isinstance(piece, str) else piece
+        if not self._is_at_start or not piece:
+            return piece
 
-        return piece
+        self._is_at_start = False
+        self._is_plain = not self._bare
+        if isinstance(piece, bytes):
+            return piece
+
+        return self._tokenizer.decode([token_id])
 
 
 class StopStrings:
@@ -254,7 +274,8 @@ class StopStrings:
     def __init__(self, stops: Sequence[str], include_stop_str_in_output: bool = False) -> None:
         self._stops = sorted(stops)
         self._is_included = include_stop_str_in_output
-        self._first_char = re.compile("[" + "".join(re.escape(stop[0]) for stop in stops) + "]")
+        first_chars = [re.escape(stop[0]) for stop in stops]
+        self._first_char = re.compile("[" + "".join(first_chars) + "]")
         self._max_held = max(map(len, stops)) - 1
         self._held = ""
         self.matched: str | None = None
@@ -270,23 +291,29 @@ class StopStrings:
             return text
 
         num_searched = len(self._held)
-        text, self._held = self._held + text, ""
-        found = [
-            (start + len(stop), start, stop)
-            for stop in self._stops
-            if (start := text.find(stop, max(0, num_searched - len(stop) + 1))) >= 0
-        ]
-        if found:
-            end, start, self.matched = min(found)
+        text = self._held + text
+        self._held = ""
+        matches: list[tuple[int, int, str]] = []
+        for stop in self._stops:
+            start = text.find(stop, max(0, num_searched - len(stop) + 1))
+            if start >= 0:
+                matches.append((start + len(stop), start, stop))
+
+        if matches:
+            end, start, self.matched = min(matches)
             return text[: end if self._is_included else start]
 
-        begins = (
-            begin.start()
-            for begin in self._first_char.finditer(text, max(0, len(text) - self._max_held))
-        )
-        end = next((n for n in begins if self._begins_with(text[n:])), len(text))
+        end = self._begin_of_stop(text)
         self._held = text[end:]
         return text[:end]
+
+    def _begin_of_stop(self, text: str) -> int:
+        """Return where the longest end of the text begins that may become a stop string."""
+        for match in self._first_char.finditer(text, max(0, len(text) - self._max_held)):
+            if self._begins_with(text[match.start() :]):
+                return match.start()
+
+        return len(text)
 
     def _begins_with(self, beginning: str) -> bool:
         """Whether a stop string begins so. Such a one comes right behind the place of `beginning`
@@ -297,5 +324,6 @@ class StopStrings:
 
     def flush(self) -> str:
         """Return the text that was held back and did not become a stop string."""
-        text, self._held = self._held, ""
+        text = self._held
+        self._held = ""
         return text

@@ -29,9 +29,12 @@ from lmi.errors import GenerationFailed, ModelUnusable
 from lmi.text import encoder
 from lmi.text.known_parts import UnknownPart
 
-MAX_CPU_S = 1.0  # for any text
-MAX_CPU_S_PER_CHAR = 20e-6  # more for a long one: 100 times what a usual tokenizer takes
-MAX_WALL_S = 60.0  # for a process that gets no CPU, or is stopped
+# Any text may take so much.
+MAX_CPU_S = 1.0
+# A long text may take more: 100 times what a usual tokenizer takes.
+MAX_CPU_S_PER_CHAR = 20e-6
+# Ends a process that gets no CPU, or is stopped.
+MAX_WALL_S = 60.0
 MAX_START_S = 60.0
 
 # What is tried when a tokenizer is loaded.
@@ -55,7 +58,8 @@ USUAL_ROWS = (
     "ab1 ",
     "<|a|>",
 )
-MAX_PATTERN_CHARS = 1000  # of which rows are made
+# Rows are made of the first characters of a pattern.
+MAX_PATTERN_CHARS = 1000
 
 WORDS = re.compile(r"\w+|[^\w\s]")
 
@@ -102,7 +106,7 @@ class ConfinedEncoder:
         with self._lock:
             process = self._process or self._start()
             try:
-                status, answer = _ask(process, request, MAX_WALL_S)
+                status, answer = _answer_of(process, request, MAX_WALL_S)
             except (OSError, EOFError):
                 raise GenerationFailed(self._reason(max_cpu_s)) from None
 
@@ -120,8 +124,9 @@ class ConfinedEncoder:
 
     def probe(self, unknown: Sequence[UnknownPart]) -> None:
         """Raise ModelUnusable for a tokenizer that takes too long for a short text."""
+        patterns = [part.pattern for part in unknown]
         end_s = time.monotonic() + MAX_PROBING_S
-        for text in probes_of([part.pattern for part in unknown]):
+        for text in probes_of(patterns):
             try:
                 self.encode(
                     text, add_special_tokens=False, spells_special_tokens=False, max_cpu_s=MAX_CPU_S
@@ -145,8 +150,10 @@ class ConfinedEncoder:
         )
         self._process = process
         self._end = weakref.finalize(self, _end, process)
+
+        first_message = struct.pack("!I", len(self._state)) + self._state
         try:
-            _ask(process, struct.pack("!I", len(self._state)) + self._state, MAX_START_S)
+            _answer_of(process, first_message, MAX_START_S)
         except (OSError, EOFError):
             raise GenerationFailed(
                 f"the tokenizer's process does not start: {self._reason(0.0)}"
@@ -156,10 +163,12 @@ class ConfinedEncoder:
 
     def _reason(self, max_cpu_s: float) -> str:
         """Return why the process has not answered. The next text gets another."""
-        assert self._process is not None and self._end is not None
+        assert self._process is not None
+        assert self._end is not None
         process = self._process
         self._process = None
         self._end()
+
         if process.returncode == -signal.SIGPROF:
             return f"it took over {max_cpu_s:.1f} s of CPU time"
 
@@ -188,18 +197,24 @@ def probes_of(patterns: Iterable[str]) -> Iterator[str]:
             yield row * (PROBE_CHARS // len(row)) + end
 
 
-def _ask(process: subprocess.Popen[bytes], request: bytes, max_wall_s: float) -> tuple[int, bytes]:
-    """Return the status and the data of the answer. Raises OSError or EOFError if the process ends
-    before.
+def _answer_of(
+    process: subprocess.Popen[bytes], request: bytes, max_wall_s: float
+) -> tuple[int, bytes]:
+    """Send a request. Return the status and the data of the answer.
+
+    Raises OSError or EOFError if the process ends before.
     """
-    assert process.stdin is not None and process.stdout is not None
+    assert process.stdin is not None
+    assert process.stdout is not None
     watch = threading.Timer(max_wall_s, process.kill)
     watch.daemon = True
     watch.start()
     try:
         process.stdin.write(request)
         process.stdin.flush()
-        status, length = encoder.ANSWER.unpack(_read(process.stdout, encoder.ANSWER.size))
+
+        head = _read(process.stdout, encoder.ANSWER.size)
+        status, length = encoder.ANSWER.unpack(head)
         return status, _read(process.stdout, length)
     finally:
         watch.cancel()
@@ -219,5 +234,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
     for pipe in (process.stdin, process.stdout):
         assert pipe is not None
-        with suppress(OSError):  # what was not written yet
+        # What was not written yet cannot be written.
+        with suppress(OSError):
             pipe.close()

@@ -17,18 +17,19 @@ from typing import BinaryIO
 
 import tokenizers
 
-REQUEST = struct.Struct(
-    "!BdI"
-)  # flags, the seconds of CPU that the text may take, the bytes of the text
-ANSWER = struct.Struct("!BI")  # a status, the bytes that follow
-# flags
+# Flags, the seconds of CPU that the text may take, the bytes of the text.
+REQUEST = struct.Struct("!BdI")
+# A status, and the bytes that follow.
+ANSWER = struct.Struct("!BI")
+# The flags of a request.
 ADDS_SPECIAL_TOKENS = 1
 SPELLS_SPECIAL_TOKENS = 2
 HAS_OFFSETS = 4
-# statuses
+# The statuses of an answer.
 DONE = 0
 FAILED = 1
-MAX_MEMORY = 1 << 30  # bytes that texts may take, beside those of the tokenizer
+# Texts may take so many bytes beside those of the tokenizer.
+MAX_MEMORY = 1 << 30
 MAX_TOKENS_PER_BYTE = 32
 MAX_ADDED_TOKENS = 1024
 
@@ -36,6 +37,7 @@ MAX_ADDED_TOKENS = 1024
 def main() -> None:
     requests = sys.stdin.buffer
     answers = sys.stdout.buffer
+
     (length,) = struct.unpack("!I", _read(requests, 4))
     backend = tokenizers.Tokenizer.from_buffer(_read(requests, length))
 
@@ -52,7 +54,8 @@ def main() -> None:
         try:
             status = DONE
             data = _encode(backend, text, flags)
-        except BaseException as error:  # a panic of the library is one
+        except BaseException as error:
+            # A panic of the library is no Exception.
             status = FAILED
             data = f"{error}".encode(errors="replace")[:1000]
 
@@ -67,6 +70,7 @@ def _encode(backend: tokenizers.Tokenizer, text: str, flags: int) -> bytes:
     backend.encode_special_tokens = bool(flags & SPELLS_SPECIAL_TOKENS)
     adds_special_tokens = bool(flags & ADDS_SPECIAL_TOKENS)
     encoding = backend.encode(text, add_special_tokens=adds_special_tokens)
+
     ids = array("I", encoding.ids)
     if len(ids) > MAX_ADDED_TOKENS + MAX_TOKENS_PER_BYTE * len(text.encode()):
         raise ValueError(f"{len(ids)} tokens for a text of {len(text)} characters")

@@ -19,11 +19,16 @@ import tokenizers
 
 from lmi.errors import shorten
 
-MAX_PARTS = 24  # normalizers, pre-tokenizers or decoders that follow each other
-MAX_GROWTH = 64  # of a text, by all that the tokenizer replaces in it
-MAX_ADDED_CHARS = 64  # before a text
-MAX_ADDED_TOKENS = 64  # around a text
-MAX_STATE_CHARS = 4 << 20  # of a part as JSON
+# So many normalizers, pre-tokenizers or decoders may follow each other.
+MAX_PARTS = 24
+# All that the tokenizer replaces makes a text at most so many times as long.
+MAX_GROWTH = 64
+# A normalizer may put so many characters before a text.
+MAX_ADDED_CHARS = 64
+# A post-processor may put so many tokens around a text.
+MAX_ADDED_TOKENS = 64
+# The longest JSON of a part.
+MAX_STATE_CHARS = 4 << 20
 
 # A word costs WordPiece the square of its characters, and a character Unigram the characters of the
 # longest token.
@@ -34,19 +39,20 @@ CONTRACTIONS = (
     "(?i:'s|'t|'re|'ve|'m|'ll|'d)",
     "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])",
     "'(?i:[sdmt]|ll|ve|re)",
-    *("'s", "'t", "'re", "'ve", "'m", "'ll", "'d"),
+    "'s",
+    "'t",
+    "'re",
+    "'ve",
+    "'m",
+    "'ll",
+    "'d",
 )
 UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
 LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 BEFORE_WORD = r"[^\r\n\p{L}\p{N}]?"
-CAPITALISED = tuple(
-    f"{BEFORE_WORD}{UPPER}*{LOWER}+{ending}"
-    for ending in ("", *(f"{c}?" for c in CONTRACTIONS[:2]))
-)
-CAPITALS = tuple(
-    f"{BEFORE_WORD}{UPPER}+{LOWER}*{ending}"
-    for ending in ("", *(f"{c}?" for c in CONTRACTIONS[:2]))
-)
+ENDINGS = ("", *(f"{contraction}?" for contraction in CONTRACTIONS[:2]))
+CAPITALISED = tuple(f"{BEFORE_WORD}{UPPER}*{LOWER}+{ending}" for ending in ENDINGS)
+CAPITALS = tuple(f"{BEFORE_WORD}{UPPER}+{LOWER}*{ending}" for ending in ENDINGS)
 LINE_ENDS = (r"\s*[\r\n]+", r"\s*[\r\n]", r"\s*\n+", r"\s*\n")
 SPACES = r"\s+"
 
@@ -54,55 +60,74 @@ SPACES = r"\s+"
 ALTERNATIVES = (
     *CONTRACTIONS,
     # Words.
-    *(r"\p{L}+", r" ?\p{L}+", r"\s?\p{L}+", r"[\p{L}]+"),
-    *(rf"{BEFORE_WORD}\p{{L}}+", rf"{BEFORE_WORD}+\p{{L}}+", rf"{BEFORE_WORD}[\p{{L}}\p{{M}}]+"),
-    *(
-        r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+",
-        r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+""",
-    ),
+    r"\p{L}+",
+    r" ?\p{L}+",
+    r"\s?\p{L}+",
+    r"[\p{L}]+",
+    rf"{BEFORE_WORD}\p{{L}}+",
+    rf"{BEFORE_WORD}+\p{{L}}+",
+    rf"{BEFORE_WORD}[\p{{L}}\p{{M}}]+",
+    r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+",
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+""",
     # Numbers.
-    *(r"\p{N}", r"[\p{N}]", r"\p{N}{1}", r"\p{N}{1,2}", r"\p{N}{1,3}", r"\p{N}+", r" ?\p{N}+"),
-    *(r"\d", r"\d{1,3}", r"\d+", r"[0-9]", r"[0-9]{3}", r"[0-9][0-9][0-9]", r"[0-9]+"),
+    r"\p{N}",
+    r"[\p{N}]",
+    r"\p{N}{1}",
+    r"\p{N}{1,2}",
+    r"\p{N}{1,3}",
+    r"\p{N}+",
+    r" ?\p{N}+",
+    r"\d",
+    r"\d{1,3}",
+    r"\d+",
+    r"[0-9]",
+    r"[0-9]{3}",
+    r"[0-9][0-9][0-9]",
+    r"[0-9]+",
     # What is neither.
-    *(
-        r" ?[^\s\p{L}\p{N}]+",
-        r" ?[^\s\p{L}\p{N}]++",
-        r"[^\s\p{L}\p{N}]+",
-        r" ?[^\s\p{L}\p{N}\r\n]+",
-    ),
-    *(r" ?[^\s\p{L}\p{N}]+[\r\n]*", r" ?[^\s\p{L}\p{N}]++[\r\n]*", r" ?[^\s\p{L}\p{N}]+[\r\n/]*"),
-    *(
-        r" ?[^\s\p{L}\p{N}]+[\r\n/]?",
-        r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*",
-        r" ?[\p{P}\p{S}]+[\r\n]*",
-        r" ?[\p{P}\p{S}]+",
-    ),
-    *(
-        r"\s?\p{P}+",
-        r"\s?[!-/:-~！-／：-～‘-‟　-。]+",
-        r"[\p{P}\$\+<=>\^~\|`]+",
-        r"[\p{P}\$\+<=>\^~\|]+",
-    ),
-    *(r" ?[^(\s|[.,!?…。，、।۔،])]+", r" ?[^(\s|.,!?…。，、।۔،)]+", r"[\p{P}!-/:-@\[-`{-~]"),
+    r" ?[^\s\p{L}\p{N}]+",
+    r" ?[^\s\p{L}\p{N}]++",
+    r"[^\s\p{L}\p{N}]+",
+    r" ?[^\s\p{L}\p{N}\r\n]+",
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*",
+    r" ?[^\s\p{L}\p{N}]++[\r\n]*",
+    r" ?[^\s\p{L}\p{N}]+[\r\n/]*",
+    r" ?[^\s\p{L}\p{N}]+[\r\n/]?",
+    r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*",
+    r" ?[\p{P}\p{S}]+[\r\n]*",
+    r" ?[\p{P}\p{S}]+",
+    r"\s?\p{P}+",
+    r"\s?[!-/:-~！-／：-～‘-‟　-。]+",
+    r"[\p{P}\$\+<=>\^~\|`]+",
+    r"[\p{P}\$\+<=>\^~\|]+",
+    r" ?[^(\s|[.,!?…。，、।۔،])]+",
+    r" ?[^(\s|.,!?…。，、।۔،)]+",
+    r"[\p{P}!-/:-@\[-`{-~]",
     # Chinese, Japanese, Korean.
-    *("[一-龥]+", "[一-龥぀-ゟ゠-ヿ]+", "[一-龥ࠀ-一가-퟿]+", r"[\p{Han}]+", r"\p{Han}+"),
-    *("[가-힣ㄱ-ㆎ]+", "[！…“”‘’—：；，、-〿︰-﹏]+", "[ㄅ-ㄯ]+"),
+    "[一-龥]+",
+    "[一-龥぀-ゟ゠-ヿ]+",
+    "[一-龥ࠀ-一가-퟿]+",
+    r"[\p{Han}]+",
+    r"\p{Han}+",
+    "[가-힣ㄱ-ㆎ]+",
+    "[！…“”‘’—：；，、-〿︰-﹏]+",
+    "[ㄅ-ㄯ]+",
     # Spaces and lines.
-    *(
-        SPACES,
-        r"\s+(?!\S)",
-        r"[\r\n]",
-        r"[\r\n]+",
-        r"[^\n]+",
-        r"[\n]+",
-        r"\n",
-        r"\n+",
-        " ",
-        " +",
-        " {2,}",
-        r"\s{2,}",
-    ),
-    *("▁", "▁+", "▁{2,}"),
+    SPACES,
+    r"\s+(?!\S)",
+    r"[\r\n]",
+    r"[\r\n]+",
+    r"[^\n]+",
+    r"[\n]+",
+    r"\n",
+    r"\n+",
+    " ",
+    " +",
+    " {2,}",
+    r"\s{2,}",
+    "▁",
+    "▁+",
+    "▁{2,}",
 )
 # One of these may look at a long row in vain. The alternative that takes such a row must be there
 # too.
@@ -114,25 +139,37 @@ TAKEN_BY = {
 LONGEST_FIRST = tuple(sorted({*ALTERNATIVES, *TAKEN_BY}, key=len, reverse=True))
 
 STEADY_NORMALIZERS = {
-    *(
-        "NFC",
-        "NFD",
-        "NFKC",
-        "NFKD",
-        "Nmt",
-        "Lowercase",
-        "Strip",
-        "StripAccents",
-        "BertNormalizer",
-        "ByteLevel",
-    ),
+    "NFC",
+    "NFD",
+    "NFKC",
+    "NFKD",
+    "Nmt",
+    "Lowercase",
+    "Strip",
+    "StripAccents",
+    "BertNormalizer",
+    "ByteLevel",
 }
 STEADY_PRE_TOKENIZERS = {
-    *("ByteLevel", "BertPreTokenizer", "CharDelimiterSplit", "Digits", "Metaspace", "Punctuation"),
-    *("UnicodeScripts", "Whitespace", "WhitespaceSplit"),
+    "ByteLevel",
+    "BertPreTokenizer",
+    "CharDelimiterSplit",
+    "Digits",
+    "Metaspace",
+    "Punctuation",
+    "UnicodeScripts",
+    "Whitespace",
+    "WhitespaceSplit",
 }
 STEADY_DECODERS = {
-    *("BPEDecoder", "ByteFallback", "ByteLevel", "CTC", "Fuse", "Metaspace", "Strip", "WordPiece"),
+    "BPEDecoder",
+    "ByteFallback",
+    "ByteLevel",
+    "CTC",
+    "Fuse",
+    "Metaspace",
+    "Strip",
+    "WordPiece",
 }
 STEADY_PROCESSORS = {"BertProcessing", "ByteLevel", "RobertaProcessing"}
 
@@ -177,20 +214,31 @@ def is_known_pattern(pattern: str) -> bool:
     """Whether a regular expression is made of alternatives that are known to take no longer than a
     text is long.
     """
-    alternatives = []
-    rest = f"{pattern}|"
-    while rest:
-        found = next((known for known in LONGEST_FIRST if rest.startswith(f"{known}|")), None)
-        if found is None:
+    alternatives: list[str] = []
+    remainder = f"{pattern}|"
+    while remainder:
+        alternative = _first_alternative(remainder)
+        if alternative is None:
             return False
 
-        alternatives.append(found)
-        rest = rest[len(found) + 1 :]
+        alternatives.append(alternative)
+        remainder = remainder[len(alternative) + 1 :]
 
-    return all(
-        any(taker in alternatives for taker in TAKEN_BY.get(found, (found,)))
-        for found in alternatives
-    )
+    for alternative in alternatives:
+        takers = TAKEN_BY.get(alternative, (alternative,))
+        if not any(taker in alternatives for taker in takers):
+            return False
+
+    return True
+
+
+def _first_alternative(pattern: str) -> str | None:
+    """Return the longest known alternative that a pattern begins with, or None."""
+    for alternative in LONGEST_FIRST:
+        if pattern.startswith(f"{alternative}|"):
+            return alternative
+
+    return None
 
 
 def _parts_of(part: Any, name_of_parts: str) -> list[Part]:
@@ -261,37 +309,44 @@ def _unknown_processors(parts: list[Part]) -> list[UnknownPart]:
     faults = _fault_of_number("post-processor", parts)
     for part in parts:
         if part["type"] == "TemplateProcessing":
-            num_texts = sum("Sequence" in piece for piece in part["single"])
-            num_tokens = len(part["single"]) + sum(
-                len(token["ids"]) for token in part["special_tokens"].values()
-            )
-            if num_texts > 1 or num_tokens > MAX_ADDED_TOKENS:
-                written = f"writes the text {num_texts} times, and {num_tokens} tokens"
-                faults.append(UnknownPart(f"a post-processor that {written}"))
+            faults += _fault_of_template(part)
         elif part["type"] not in STEADY_PROCESSORS:
             faults.append(UnknownPart(f"a post-processor of type {part['type']}"))
 
     return faults
 
 
-def _fault_of_number(what: str, parts: list[Part]) -> list[UnknownPart]:
-    return [UnknownPart(f"{len(parts)} {what}s")] if len(parts) > MAX_PARTS else []
+def _fault_of_template(part: Part) -> list[UnknownPart]:
+    num_texts = sum("Sequence" in piece for piece in part["single"])
+    num_special_tokens = sum(len(token["ids"]) for token in part["special_tokens"].values())
+    num_tokens = len(part["single"]) + num_special_tokens
+    if num_texts <= 1 and num_tokens <= MAX_ADDED_TOKENS:
+        return []
+
+    output = f"writes the text {num_texts} times, and {num_tokens} tokens"
+    return [UnknownPart(f"a post-processor that {output}")]
 
 
-def _fault_of_growth(what: str, growth: float) -> list[UnknownPart]:
-    return (
-        [UnknownPart(f"a {what} that makes a text {growth:g} times as long")]
-        if growth > MAX_GROWTH
-        else []
-    )
+def _fault_of_number(role: str, parts: list[Part]) -> list[UnknownPart]:
+    if len(parts) <= MAX_PARTS:
+        return []
+
+    return [UnknownPart(f"{len(parts)} {role}s")]
 
 
-def _fault_of_pattern(what: str, part: Part) -> list[UnknownPart]:
+def _fault_of_growth(role: str, growth: float) -> list[UnknownPart]:
+    if growth <= MAX_GROWTH:
+        return []
+
+    return [UnknownPart(f"a {role} that makes a text {growth:g} times as long")]
+
+
+def _fault_of_pattern(role: str, part: Part) -> list[UnknownPart]:
     pattern = part["pattern"].get("Regex")
     if pattern is None or is_known_pattern(pattern):
         return []
 
-    return [UnknownPart(f"a {what} with the pattern {shorten(pattern)}", pattern)]
+    return [UnknownPart(f"a {role} with the pattern {shorten(pattern)}", pattern)]
 
 
 def _growth_of_replacing(part: Part) -> float:
@@ -303,7 +358,10 @@ def _growth_of_replacing(part: Part) -> float:
     if pattern is None:
         return max(1.0, float(len(content)))
 
-    return max(1.0, len(content) / len(pattern)) if pattern else float("inf")
+    if not pattern:
+        return float("inf")
+
+    return max(1.0, len(content) / len(pattern))
 
 
 def _growth_of_map(charsmap: str | list[int] | None) -> float:

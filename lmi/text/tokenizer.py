@@ -40,10 +40,13 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # A panic of the library is an error of one text, and no reason for 40 lines of its stack.
 os.environ["RUST_BACKTRACE"] = "0"
 
-MAX_INLINE_CHARS = 4096  # in a turn of the event loop; takes 0.8 ms with a vocabulary of 129k
-WORD_CHARS = 256  # encoding a short word takes as long as this many characters of a text
+# A turn of the event loop encodes so many characters: 0.8 ms with a vocabulary of 129k.
+MAX_INLINE_CHARS = 4096
+# Encoding a short word takes as long as this many characters of a text.
+WORD_CHARS = 256
 MAX_TOKEN_CHARS = 10_000
-NUM_THREADS = 2  # for long texts, so that a few of them cannot take every core
+# Threads for long texts, so few that they cannot take every core.
+NUM_THREADS = 2
 CONVERSION_TIMEOUT_S = 120.0
 GAVE_UP = "the tokenizer gave up on this text"
 
@@ -69,10 +72,9 @@ _BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
 # GPT-2's alphabet: printable Latin-1 characters are their bytes, U+0100 and up the other bytes in
 # order.
 PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
-OTHERS = (byte for byte in range(256) if byte not in PRINTABLE)
-BYTE_OF_CHAR = {chr(byte): byte for byte in PRINTABLE} | {
-    chr(256 + n): byte for n, byte in enumerate(OTHERS)
-}
+OTHER_BYTES = (byte for byte in range(256) if byte not in PRINTABLE)
+BYTE_OF_CHAR = {chr(byte): byte for byte in PRINTABLE}
+BYTE_OF_CHAR |= {chr(256 + n): byte for n, byte in enumerate(OTHER_BYTES)}
 
 T = TypeVar("T")
 
@@ -109,29 +111,34 @@ class Tokenizer:
         backend.no_padding()
         self._backend = backend
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="tokenize")
-        self._is_byte_level = backend.decoder is not None and b'"ByteLevel"' in bytes(
-            backend.decoder.__getstate__()
-        )
+        self._is_byte_level = False
+        if backend.decoder is not None:
+            self._is_byte_level = b'"ByteLevel"' in bytes(backend.decoder.__getstate__())
+
         self.special_tokens = named or {}
         self.eos_ids = tuple(eos_ids)
         added = backend.get_added_tokens_decoder().items()
         self.special_ids = {token_id for token_id, token in added if token.special}
-        ids = map(backend.token_to_id, self.special_tokens.values())
-        self.special_ids.update(token_id for token_id in ids if token_id is not None)
+        for token in self.special_tokens.values():
+            token_id = backend.token_to_id(token)
+            if token_id is not None:
+                self.special_ids.add(token_id)
+
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
-        self.max_token_chars = max(
-            (len(backend.id_to_token(i) or "") for i in range(self.vocab_size)), default=1
-        )
+        names = (backend.id_to_token(token_id) or "" for token_id in range(self.vocab_size))
+        self.max_token_chars = max(map(len, names), default=1)
+
         self._inline_chars_left = MAX_INLINE_CHARS
         self._confined = self._confine()
         self._line = self.encode("\n", add_special_tokens=False)
         self.special_texts = {} if backend.encode_special_tokens else self._special_texts()
+
         self._anchor = self._find_anchor()
         self._left = self.decode([self._anchor])
         self._right = self.decode([self._anchor, self._anchor]).removeprefix(self._left)
         self.token_texts = TokenTexts(self._token_text)
         self.token_texts_without_special = TokenTexts(
-            lambda i: "" if i in self.special_ids else self.token_texts[i]
+            lambda token_id: "" if token_id in self.special_ids else self.token_texts[token_id]
         )
 
     @classmethod
@@ -142,22 +149,27 @@ class Tokenizer:
             raise ModelUnusable(f"{folder}: no such folder")
 
         config = _read_json(folder / "special_tokens_map.json")
-        file = folder / "tokenizer_config.json"
-        config |= {name: value for name, value in _read_json(file).items() if value is not None}
-        own_file = folder / "tokenizer.json"
-        with _explained(ModelUnusable, f"{own_file}: not a tokenizer"):
-            if own_file.is_file():
-                backend = tokenizers.Tokenizer.from_file(str(own_file))
+        config_file = folder / "tokenizer_config.json"
+        for name, value in _read_json(config_file).items():
+            if value is not None:
+                config[name] = value
+
+        tokenizer_file = folder / "tokenizer.json"
+        with _explained(ModelUnusable, f"{tokenizer_file}: not a tokenizer"):
+            if tokenizer_file.is_file():
+                backend = tokenizers.Tokenizer.from_file(str(tokenizer_file))
             else:
                 backend = tokenizers.Tokenizer.from_str(_convert(folder))
 
         try:
-            named = _apply_config(backend, config)
+            special_tokens = _apply_config(backend, config)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             reason = f"{type(error).__name__}: {cause_line(error)}"
-            raise ModelUnusable(f"{file}: a token is not described as one ({reason})") from error
+            raise ModelUnusable(
+                f"{config_file}: a token is not described as one ({reason})"
+            ) from error
 
-        return cls(backend, named, _eos_ids(folder, backend, named))
+        return cls(backend, special_tokens, _eos_ids(folder, backend, special_tokens))
 
     def encode(
         self, text: str, *, add_special_tokens: bool = True, forged: Sequence[int] = ()
@@ -182,10 +194,12 @@ class Tokenizer:
         ids: list[int] = []
         for token_id, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
             inside = bisect_right(forged, start)
-            is_forged = (
-                token_id in self.special_texts and inside < len(forged) and forged[inside] < end
-            )
-            ids += self.special_texts[token_id][1] if is_forged else (token_id,)
+            has_place_inside = inside < len(forged) and forged[inside] < end
+            if has_place_inside and token_id in self.special_texts:
+                _, ids_of_text = self.special_texts[token_id]
+                ids += ids_of_text
+            else:
+                ids.append(token_id)
 
         return ids
 
@@ -228,10 +242,10 @@ class Tokenizer:
         A text that is certain to have over `max_tokens` tokens is refused before any work. With
         `truncate` the end at that side is cut off instead.
         """
-        least = -(-len(text) // self.max_token_chars)
-        if truncate is None and least > max_tokens:
+        min_tokens = -(-len(text) // self.max_token_chars)
+        if truncate is None and min_tokens > max_tokens:
             counted = (
-                f"at least {least} tokens ({len(text)} characters, at most "
+                f"at least {min_tokens} tokens ({len(text)} characters, at most "
                 f"{self.max_token_chars} in each)"
             )
             raise PromptTooLong(
@@ -239,18 +253,20 @@ class Tokenizer:
             )
 
         max_chars = max_tokens * self.max_token_chars
-        kept = text
+        cut_text = text
         first = 0
         if truncate is not None and truncation_side == "right":
-            kept = text[:max_chars]
+            cut_text = text[:max_chars]
         elif truncate is not None:
-            kept = text[-max_chars:]
-            first = len(text) - len(kept)
+            cut_text = text[-max_chars:]
+            first = len(text) - len(cut_text)
 
         if first:
             forged = [place - first for place in forged]
 
-        ids = await self.encode_async(kept, add_special_tokens=add_special_tokens, forged=forged)
+        ids = await self.encode_async(
+            cut_text, add_special_tokens=add_special_tokens, forged=forged
+        )
         if not ids:
             raise InvalidParameter("inputs", "a text of at least one token", text)
 
@@ -261,23 +277,27 @@ class Tokenizer:
         text and inside.
         """
         bare = word.lstrip(" ") or word
-        found = list[list[int]]()
+        encodings: list[list[int]] = []
         for spelled in (bare, " " + bare):
-            found += (
-                self.encode(spelled, add_special_tokens=False),
-                self._encode_inside(spelled) or [],
-            )
+            encodings.append(self.encode(spelled, add_special_tokens=False))
+            encodings.append(self._encode_inside(spelled) or [])
 
-        return list(dict.fromkeys(tuple(ids) for ids in found if ids))
+        return list(dict.fromkeys(tuple(ids) for ids in encodings if ids))
 
     async def spellings_async(self, words: Sequence[str]) -> list[tuple[int, ...]]:
         """Return the spellings of all words. Each takes four encodings, so a thread encodes more
         than a few words.
         """
+
+        def spell() -> list[tuple[int, ...]]:
+            spellings: list[tuple[int, ...]] = []
+            for word in words:
+                spellings += self.spellings(word)
+
+            return spellings
+
         num_chars = sum(map(len, words)) + WORD_CHARS * len(words)
-        return await self._without_blocking(
-            lambda: [ids for word in words for ids in self.spellings(word)], num_chars
-        )
+        return await self._without_blocking(spell, num_chars)
 
     async def _without_blocking(self, work: Callable[[], T], num_chars: int) -> T:
         """Do what takes as long as encoding so many characters.
@@ -305,12 +325,13 @@ class Tokenizer:
         process cannot decode with.
         """
         if self.max_token_chars > MAX_TOKEN_CHARS:
-            found = f"one has {self.max_token_chars}"
             raise ModelUnusable(
-                f"the tokenizer's tokens have at most {MAX_TOKEN_CHARS} characters here: {found}"
+                f"the tokenizer's tokens have at most {MAX_TOKEN_CHARS} characters here: "
+                f"one has {self.max_token_chars}"
             )
 
-        if unknown := unknown_decoders(self._backend):
+        unknown = unknown_decoders(self._backend)
+        if unknown:
             raise ModelUnusable(
                 f"the tokenizer has {unknown[0].what}, which is not decoded with here"
             )
@@ -323,17 +344,21 @@ class Tokenizer:
 
         confined = ConfinedEncoder(self._backend)
         confined.probe(unknown)
+
         parts = "; ".join(part.what for part in unknown)
         log.warning("the tokenizer has %s: it encodes in a process of its own", parts)
         return confined
 
     def _encode_inside(self, text: str) -> list[int] | None:
-        """Return the ids of a text behind a line break, or None where one token has
-        parts of both.
+        """Return the ids of a text behind a line break, or None where one token has parts of
+        both.
         """
         ids = self.encode("\n" + text, add_special_tokens=False)
         length = len(self._line)
-        return ids[length:] if ids[:length] == self._line else None
+        if ids[:length] != self._line:
+            return None
+
+        return ids[length:]
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         with _explained(GenerationFailed, GAVE_UP):
@@ -354,21 +379,20 @@ class Tokenizer:
         """Return the text of each special token by its id, and the ids of this text where it is
         only text.
         """
-        added = self._backend.get_added_tokens_decoder().items()
-        texts = {token_id: token.content for token_id, token in added if token.special}
+        special_texts: dict[int, tuple[str, list[int]]] = {}
         self._backend.encode_special_tokens = True
         try:
-            plain = [
-                (token_id, text, self._encode_inside(text)) for token_id, text in texts.items()
-            ]
+            for token_id, token in self._backend.get_added_tokens_decoder().items():
+                if not token.special:
+                    continue
+
+                ids = self._encode_inside(token.content)
+                if ids is not None and token_id not in ids:
+                    special_texts[token_id] = (token.content, ids)
         finally:
             self._backend.encode_special_tokens = False
 
-        return {
-            token_id: (text, ids)
-            for token_id, text, ids in plain
-            if ids is not None and token_id not in ids
-        }
+        return special_texts
 
     def _find_anchor(self) -> int:
         """Return a plain token. Put around another token, it keeps decoders from trimming that
@@ -387,13 +411,8 @@ class Tokenizer:
         if "\ufffd" not in text:
             return text
 
-        token = self.token_name(token_id)
-        if self._is_byte_level:  # an added token outside of the alphabet is its text in UTF-8
-            is_in_alphabet = BYTE_OF_CHAR.keys() >= set(token)
-            data = bytes(map(BYTE_OF_CHAR.__getitem__, token)) if is_in_alphabet else token.encode()
-        elif _BYTE_TOKEN.fullmatch(token):
-            data = bytes.fromhex(token[3:5])
-        else:
+        data = self._bytes_of(self.token_name(token_id))
+        if data is None:
             return text
 
         try:
@@ -401,17 +420,34 @@ class Tokenizer:
         except UnicodeDecodeError:
             return data
 
+    def _bytes_of(self, name: str) -> bytes | None:
+        """Return the bytes that a token's name stands for, None where it stands for none."""
+        if self._is_byte_level:
+            if BYTE_OF_CHAR.keys() >= set(name):
+                return bytes(BYTE_OF_CHAR[char] for char in name)
+
+            # An added token outside of the alphabet is its text in UTF-8.
+            return name.encode()
+
+        if _BYTE_TOKEN.fullmatch(name):
+            return bytes.fromhex(name[3:5])
+
+        return None
+
 
 def truncated(ids: list[int], truncate: int | None, side: str) -> list[int]:
     """Return the ids of a prompt, with `truncate` at most so many, without those at the `side`."""
     if truncate is None:
         return ids
 
-    return ids[:truncate] if side == "right" else ids[-truncate:]
+    if side == "right":
+        return ids[:truncate]
+
+    return ids[-truncate:]
 
 
 @contextmanager
-def _explained(kind: type[Exception], what: str) -> Iterator[None]:
+def _explained(kind: type[Exception], message: str) -> Iterator[None]:
     """Raise an error of ours for one of the library, or for its panic, a BaseException (a runaway
     regex).
     """
@@ -420,12 +456,12 @@ def _explained(kind: type[Exception], what: str) -> Iterator[None]:
     except (TypeError, UnicodeEncodeError, ModelUnusable):
         raise
     except BaseException as error:
-        if (
-            not isinstance(error, Exception) and type(error).__name__ != "PanicException"
-        ):  # it cannot be imported
+        # The class of a panic cannot be imported.
+        is_panic = type(error).__name__ == "PanicException"
+        if not isinstance(error, Exception) and not is_panic:
             raise
 
-        raise kind(f"{what}: {cause_line(error)}") from error
+        raise kind(f"{message}: {cause_line(error)}") from error
 
 
 def _read_json(file: Path) -> dict[str, Any]:
@@ -461,7 +497,8 @@ def _convert(folder: Path) -> str:
         raise ModelUnusable(f"{file}: conversion took over {CONVERSION_TIMEOUT_S:g} s") from error
 
     if done.returncode != 0:
-        reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        lines = done.stderr.strip().splitlines()
+        reason = lines[-1] if lines else f"exit code {done.returncode}"
         raise ModelUnusable(f"{file}: cannot be converted to tokenizer.json: {reason}")
 
     return done.stdout
@@ -474,46 +511,67 @@ def _apply_config(backend: tokenizers.Tokenizer, config: dict[str, Any]) -> dict
     `add_bos_token` and `add_eos_token` have no effect, because the post-processor in tokenizer.json
     decides that.
     """
-    listed = sorted(config.get("added_tokens_decoder", {}).items(), key=lambda item: int(item[0]))
-    backend.add_tokens([_added_token(token) for _, token in listed])
-    named = {name: _added_token(config[name]) for name in _NAMED_SPECIAL if config.get(name)}
-    extra: list[AddedToken] = []
-    for value in filter(None, map(config.get, _EXTRA_SPECIAL)):
-        if isinstance(value, dict):  # name → token
-            named |= {name: _added_token(token) for name, token in value.items()}
-        else:
-            extra += [_added_token(token) for token in value]
+    added = config.get("added_tokens_decoder", {})
+    by_id = sorted(added.items(), key=lambda entry: int(entry[0]))
+    backend.add_tokens([_added_token(token) for _, token in by_id])
 
-    known = {token.content for token in backend.get_added_tokens_decoder().values()}
-    backend.add_special_tokens(
-        [*named.values(), *(token for token in extra if token.content not in known)]
-    )
+    special_tokens: dict[str, AddedToken] = {}
+    for name in _NAMED_SPECIAL:
+        if config.get(name):
+            special_tokens[name] = _added_token(config[name])
+
+    nameless: list[AddedToken] = []
+    for key in _EXTRA_SPECIAL:
+        tokens = config.get(key)
+        if not tokens:
+            continue
+
+        if isinstance(tokens, dict):
+            for name, token in tokens.items():
+                special_tokens[name] = _added_token(token)
+        else:
+            nameless += [_added_token(token) for token in tokens]
+
+    texts = {token.content for token in backend.get_added_tokens_decoder().values()}
+    new_tokens = [token for token in nameless if token.content not in texts]
+    backend.add_special_tokens([*special_tokens.values(), *new_tokens])
     backend.encode_special_tokens = bool(config.get("split_special_tokens"))
-    return {name: token.content for name, token in named.items()}
+    return {name: token.content for name, token in special_tokens.items()}
 
 
 def _added_token(value: str | dict[str, Any]) -> AddedToken:
     if isinstance(value, str):
         return AddedToken(value, special=True, normalized=False)
 
-    flags = {
-        name: bool(value[name])
-        for name in ("lstrip", "rstrip", "single_word", "normalized")
-        if name in value
-    }
+    flags: dict[str, bool] = {}
+    for name in ("lstrip", "rstrip", "single_word", "normalized"):
+        if name in value:
+            flags[name] = bool(value[name])
+
     return AddedToken(value["content"], special=bool(value.get("special", True)), **flags)
 
 
-def _eos_ids(folder: Path, backend: tokenizers.Tokenizer, named: dict[str, str]) -> Iterable[int]:
+def _eos_ids(
+    folder: Path, backend: tokenizers.Tokenizer, special_tokens: dict[str, str]
+) -> Iterable[int]:
+    """Return the ids of the end tokens: those that the model's files name, then `eos_token`."""
     config = _read_json(folder / "config.json")
     generation = _read_json(folder / "generation_config.json")
     text_config = config.get("text_config")
-    layers = [generation, config, text_config if isinstance(text_config, dict) else {}]
+    layers = [generation, config]
+    if isinstance(text_config, dict):
+        layers.append(text_config)
 
-    declared = next(
-        (layer["eos_token_id"] for layer in layers if layer.get("eos_token_id") is not None), None
+    candidates: list[Any] = []
+    for layer in layers:
+        declared = layer.get("eos_token_id")
+        if declared is not None:
+            candidates += declared if isinstance(declared, list) else [declared]
+            break
+
+    if "eos_token" in special_tokens:
+        candidates.append(backend.token_to_id(special_tokens["eos_token"]))
+
+    return dict.fromkeys(
+        token_id for token_id in candidates if type(token_id) is int and token_id >= 0
     )
-    listed = declared if isinstance(declared, list) else [declared]
-
-    listed = [*listed, backend.token_to_id(named["eos_token"]) if "eos_token" in named else None]
-    return dict.fromkeys(item for item in listed if type(item) is int and item >= 0)
