@@ -32,7 +32,10 @@ def int_fault(value: Any, minimum: int, maximum: int) -> str:
     if minimum <= value <= maximum:
         return ""
 
-    return f"at least {minimum}" if maximum == MAX_INT else f"from {minimum} to {maximum}"
+    if maximum == MAX_INT:
+        return f"at least {minimum}"
+
+    return f"from {minimum} to {maximum}"
 
 
 def range_fault(value: Any, low: float, high: float, *, low_open: bool) -> str:
@@ -43,8 +46,11 @@ def range_fault(value: Any, low: float, high: float, *, low_open: bool) -> str:
         return ""
 
     bound = f"over {low:g}" if low_open else f"at least {low:g}"
-    return bound if high == math.inf else f"{bound} and at most {high:g}"
+    if high == math.inf:
+        return bound
+
+    return f"{bound} and at most {high:g}"
 
 
-def broken(name: str, rule: str, given: object) -> ValueError:
-    return ValueError(f"{name} must be {rule}, given {given!r}")
+def broken(name: str, rule: str, value: object) -> ValueError:
+    return ValueError(f"{name} must be {rule}, given {value!r}")

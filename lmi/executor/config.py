@@ -16,8 +16,9 @@ __all__ = [
     "GuidedDecodingConfig",
     "KvCacheConfig",
     "LogitsPostProcessor",
+    "LogitsPostProcessorBatched",
+    "LogitsPostProcessorConfig",
 ]
-__all__ += ["LogitsPostProcessorBatched", "LogitsPostProcessorConfig"]
 
 LogitsPostProcessor = Callable[[int, Any, list[list[int]], Any, int | None], Any]
 """Takes request id, logits (1, num_beams, vocab), the generated tokens of each beam, CUDA stream
@@ -36,7 +37,8 @@ LogitsPostProcessorBatched = Callable[
 
 
 class BatchingType(enum.Enum):
-    STATIC = 0  # refused: no engine here waits for a whole batch
+    # Every engine here refuses it, since none waits for a whole batch.
+    STATIC = 0
     INFLIGHT = 1
 
 
@@ -81,9 +83,12 @@ class ExecutorConfig:
     max_beam_width: int = 1
     _: KW_ONLY
     batching_type: BatchingType = BatchingType.INFLIGHT
-    max_batch_size: int | None = None  # sequences
-    max_num_tokens: int | None = None  # prompt tokens of a step
-    max_queue_size: int | None = None  # requests
+    # Sequences that run at once.
+    max_batch_size: int | None = None
+    # Prompt tokens of a step.
+    max_num_tokens: int | None = None
+    # Requests that wait.
+    max_queue_size: int | None = None
     iter_stats_max_iterations: int = 1000
     request_stats_max_iterations: int = 0
     kv_cache_config: KvCacheConfig = field(default_factory=KvCacheConfig)
@@ -105,6 +110,7 @@ class ExecutorConfig:
         check_int("iter_stats_max_iterations", self.iter_stats_max_iterations, 0)
         check_int("request_stats_max_iterations", self.request_stats_max_iterations, 0)
         check_int("kv_cache_config.max_tokens", self.kv_cache_config.max_tokens, 1)
+
         names = [output.name for output in self.additional_model_outputs]
         if len(set(names)) < len(names):
             raise broken("additional_model_outputs", "outputs of different names", names)

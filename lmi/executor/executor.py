@@ -19,8 +19,6 @@ __all__ = [
     "Executor",
     "InflightBatchingStats",
     "IterationStats",
-]
-__all__ += [
     "KvCacheStats",
     "Progress",
     "PromptProgress",
@@ -54,10 +52,12 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     nothing else. An engine without `penalties` says by itself why it refuses one.
     """
 
-    max_beam_width: int = 1  # 1: no beam search
+    # 1 means that there is no beam search.
+    max_beam_width: int = 1
     num_return_sequences: bool = False
     guided_decoding: tuple[GuideType, ...] = ()
-    why_no_guides: str = ""  # the reason, where the engine could guide decoding
+    # Why it does not guide decoding, where the engine could.
+    why_no_guides: str = ""
     typical_p: bool = False
     min_p: bool = True
     seed: bool = True
@@ -84,7 +84,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     batch_invariant: bool = False
     log_probs_invariant: bool = False
     embeddings: Embeddings | None = None
-    max_images: int = 0  # 0: it reads none
+    # 0 means that it reads none.
+    max_images: int = 0
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,20 +99,25 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     Only `adapters` changes while the engine runs.
     """
 
-    name: str  # the engine, as `option.rolling_batch` names it
+    # The engine, as `option.rolling_batch` names it.
+    name: str
     vocab_size: int
-    max_sequence_length: int  # prompt and output together, tokens
+    # Tokens of prompt and output together.
+    max_sequence_length: int
     max_num_sequences: int
-    batch_reason: str = ""  # why `max_num_sequences` is what it is, where the engine has chosen it
+    # Why `max_num_sequences` is what it is, where the engine has chosen it.
+    batch_reason: str = ""
     num_express_places: int = 0
     max_loras: int = 0
     dtype: str = ""
     device: str = ""
-    kernels: str = ""  # what computes, where an engine has a choice
+    # What computes, where an engine has a choice.
+    kernels: str = ""
     max_kv_cache_tokens: int = 0
     capabilities: Capabilities = Capabilities()
     image_placeholder: str = ""
-    adapters: tuple[str, ...] = ()  # names of the LoRA adapters that requests may use now
+    # The names of the LoRA adapters that requests may use now.
+    adapters: tuple[str, ...] = ()
 
 
 Progress = Callable[[str, float], None]
@@ -132,7 +138,8 @@ class KvCacheStats(msgspec.Struct, kw_only=True):
     free_num_blocks: int = 0
     used_num_blocks: int = 0
     tokens_per_block: int = 0
-    alloc_total_blocks: int = 0  # new and reused
+    # New blocks and reused ones.
+    alloc_total_blocks: int = 0
     alloc_new_blocks: int = 0
     reused_blocks: int = 0
     missed_blocks: int = 0
@@ -165,7 +172,8 @@ class IterationStats(msgspec.Struct, kw_only=True):
     requests ran in a step has no `inflight_batching_stats`.
     """
 
-    timestamp: float = 0.0  # time.monotonic() at the end of the step
+    # `time.monotonic()` at the end of the step.
+    timestamp: float = 0.0
     iter: int = 0
     iter_latency_ms: float = 0.0
     num_active_requests: int = 0
@@ -174,18 +182,22 @@ class IterationStats(msgspec.Struct, kw_only=True):
     max_num_active_requests: int = 0
     num_context_tokens: int = 0
     num_generation_tokens: int = 0
-    num_reused_tokens: int = 0  # that prompts found in the cache
-    num_preemptions: int = 0  # in this step
+    # Tokens of prompts that were in the cache.
+    num_reused_tokens: int = 0
+    # Sequences that were preempted in this step.
+    num_preemptions: int = 0
     kv_cache_stats: KvCacheStats = msgspec.field(default_factory=KvCacheStats)
     inflight_batching_stats: InflightBatchingStats | None = None
-    spec_decoding_stats: SpecDecodingStats | None = None  # of a step with drafts
+    # Only a step with drafts has them.
+    spec_decoding_stats: SpecDecodingStats | None = None
 
 
 class RequestStats(msgspec.Struct, kw_only=True):
     """The state of one request at the end of one step."""
 
     id: int
-    stage: str  # QUEUED, CONTEXT_IN_PROGRESS, GENERATION_IN_PROGRESS, GENERATION_COMPLETE
+    # QUEUED, CONTEXT_IN_PROGRESS, GENERATION_IN_PROGRESS or GENERATION_COMPLETE.
+    stage: str
     context_prefill_position: int = 0
     num_generated_tokens: int = 0
     scheduled: bool = False

@@ -15,21 +15,15 @@ __all__ = [
     "MAX_PENALTY",
     "MAX_SEED",
     "MAX_TEMPERATURE",
-]
-__all__ += [
     "PRIORITY_STEPS",
     "REPETITION_PENALTIES",
     "AdditionalModelOutput",
     "ExternalDraftTokensConfig",
-]
-__all__ += [
-    "GuidedDecodingParams",
     "GuideType",
+    "GuidedDecodingParams",
     "KvCacheRetentionConfig",
     "LoraConfig",
     "OutputConfig",
-]
-__all__ += [
     "PoolingParams",
     "PromptTuningConfig",
     "Request",
@@ -37,18 +31,24 @@ __all__ += [
     "TokenRangeRetentionConfig",
 ]
 
-MAX_SEED = 2**64 - 1  # clients send unsigned 64-bit seeds
-MAX_TEMPERATURE = 100.0  # the distribution is nearly flat far below this
+# Clients send unsigned 64-bit seeds.
+MAX_SEED = 2**64 - 1
+# The distribution is nearly flat far below this.
+MAX_TEMPERATURE = 100.0
+# Beyond these, a logit divided by the penalty may leave the range of float32.
 REPETITION_PENALTIES = (
     0.01,
     100.0,
-)  # beyond these, a logit divided by the penalty may leave the range of float32
-MAX_SEQUENCES = 512  # of one request; the default of max_request_sequences at the doors
-MAX_PENALTY = 2.0  # presence and frequency, either sign: the bounds of OpenAI and vLLM
+)
+# Sequences of one request. It is also the default of `max_request_sequences`.
+MAX_SEQUENCES = 512
+# Bounds presence and frequency penalties on both sides, as OpenAI and vLLM do.
+MAX_PENALTY = 2.0
 DEFAULT_RETENTION_PRIORITY = 35
 MAX_RETENTION_PRIORITY = 100
 DEFAULT_PRIORITY = 0.5
-PRIORITY_STEPS = 1 << 20  # from the least urgent to the most; a float32 keeps them apart
+# The steps from the least urgent to the most. A float32 keeps them apart.
+PRIORITY_STEPS = 1 << 20
 MAX_FLOAT32 = 3.4028234663852886e38
 
 
@@ -82,7 +82,8 @@ class SamplingConfig(_BeamWidth, frozen=True, kw_only=True):
     length_penalty: float | None = None
     early_stopping: int | None = None
     no_repeat_ngram_size: int | None = None
-    num_return_sequences: int = None  # type: ignore[assignment]  # None becomes all beams, or one sequence
+    # None becomes all beams, or one sequence.
+    num_return_sequences: int = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
         check_int("beam_width", self.beam_width, 1)
@@ -123,7 +124,8 @@ class GuideType(enum.IntEnum):
     JSON = 0
     JSON_SCHEMA = 1
     REGEX = 2
-    EBNF_GRAMMAR = 3  # or in Lark, where the engine reads that too
+    # The guide may also be in Lark, where the engine reads that too.
+    EBNF_GRAMMAR = 3
 
 
 class GuidedDecodingParams(msgspec.Struct, frozen=True):
@@ -204,11 +206,12 @@ class KvCacheRetentionConfig(msgspec.Struct, frozen=True):
             "decode_retention_priority", self.decode_retention_priority, 0, MAX_RETENTION_PRIORITY
         )
         check_int("decode_duration_ms", self.decode_duration_ms, 1)
-        ranges = sorted(self.token_range_retention_configs, key=lambda one: one.token_start)
-        for one, later in zip(ranges, ranges[1:], strict=False):
-            if one.token_end is None or one.token_end > later.token_start:
+
+        ranges = sorted(self.token_range_retention_configs, key=lambda config: config.token_start)
+        for first, second in zip(ranges, ranges[1:], strict=False):
+            if first.token_end is None or first.token_end > second.token_start:
                 raise ValueError(
-                    f"token_range_retention_configs must not overlap, given {one} and {later}"
+                    f"token_range_retention_configs must not overlap, given {first} and {second}"
                 )
 
 
@@ -277,44 +280,32 @@ class Request(_Arguments, frozen=True, kw_only=True):
     lora_config: LoraConfig | None = None
     logits_post_processor_name: str | None = None
     return_all_generated_tokens: bool = False
-    priority: float = DEFAULT_PRIORITY  # 1 is the most urgent
-    is_express: bool = False  # it may have one of the engine's express places
+    # 1 is the most urgent.
+    priority: float = DEFAULT_PRIORITY
+    # Whether it may have one of the engine's express places.
+    is_express: bool = False
     allotted_time_ms: int | None = None
     client_id: int | None = None
     num_return_sequences: int | None = None
     kv_cache_retention_config: KvCacheRetentionConfig | None = None
     prompt_tuning_config: PromptTuningConfig | None = None
     external_draft_tokens_config: ExternalDraftTokensConfig | None = None
-    cache_salt: str | None = (
-        None  # prompts share what is cached only if they have the same; without one whole blocks
-    )
+    # Prompts share what is cached only if they have the same salt. Without a salt, only whole
+    # blocks are shared.
+    cache_salt: str | None = None
     pooling_params: PoolingParams | None = None
-    images: tuple[
-        bytes, ...
-    ] = ()  # files, each of which has its model's placeholder in `input_token_ids`, in order
+    # Files, each of which has its model's placeholder in `input_token_ids`, in order.
+    images: tuple[bytes, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.input_token_ids:
             raise ValueError("input_token_ids must not be empty")
 
         check_int("max_tokens", self.max_tokens, 1)
-        num = self.num_return_sequences
-        sampling = self.sampling_config
-        if (
-            num is not None and num != sampling.num_return_sequences
-        ):  # from here on only the SamplingConfig's counts
-            check_int("num_return_sequences", num, 1)
-            if sampling.num_return_sequences != sampling.beam_width:
-                field = "sampling_config.num_return_sequences"
-                both = f"{num} and {field}={sampling.num_return_sequences}"
-                raise ValueError(
-                    f"num_return_sequences must be given once or twice alike, given {both}"
-                )
-
-            force_setattr(self, "sampling_config", replace(sampling, num_return_sequences=num))
-
+        self._move_num_return_sequences()
         check_range("priority", self.priority, 0.0, 1.0)
         check_int("allotted_time_ms", self.allotted_time_ms, 1)
+
         for name in ("stop_words", "bad_words"):
             if any(not word for word in getattr(self, name)):
                 raise ValueError(f"{name} must not hold an empty word")
@@ -328,3 +319,20 @@ class Request(_Arguments, frozen=True, kw_only=True):
 
         if self.guided_decoding_params is not None and self.sampling_config.beam_width > 1:
             raise ValueError("guided_decoding_params must not be combined with beam_width over 1")
+
+    def _move_num_return_sequences(self) -> None:
+        """Give it to the SamplingConfig, whose number is the only one that counts afterwards."""
+        num = self.num_return_sequences
+        sampling = self.sampling_config
+        if num is None or num == sampling.num_return_sequences:
+            return
+
+        check_int("num_return_sequences", num, 1)
+        if sampling.num_return_sequences != sampling.beam_width:
+            field = "sampling_config.num_return_sequences"
+            both = f"{num} and {field}={sampling.num_return_sequences}"
+            raise ValueError(
+                f"num_return_sequences must be given once or twice alike, given {both}"
+            )
+
+        force_setattr(self, "sampling_config", replace(sampling, num_return_sequences=num))

@@ -15,8 +15,9 @@ __all__ = [
     "Response",
     "ResponseError",
     "Result",
+    "Tensor",
+    "TokenLogProb",
 ]
-__all__ += ["Tensor", "TokenLogProb"]
 
 
 class FinishReason(enum.IntEnum):
@@ -37,20 +38,15 @@ class ErrorKind(enum.IntEnum):
 
     error: type[errors.LmiError]
 
-    GENERATION = (
-        0,
-        errors.GenerationFailed,
-    )  # this request failed, and the others in its batch are unharmed
+    # This request failed, and the others in its batch are unharmed.
+    GENERATION = 0, errors.GenerationFailed
     OUT_OF_MEMORY = 1, errors.OutOfMemory
-    ENGINE_LOST = (
-        2,
-        errors.EngineLost,
-    )  # the engine died or was replaced while it worked on the request
-    INVALID = 3, errors.InvalidRequest  # the engine refused the request after acceptance
-    UNAVAILABLE = (
-        4,
-        errors.Unavailable,
-    )  # what it needs beside the engine is not there; a second attempt may succeed
+    # The engine died or was replaced while it worked on the request.
+    ENGINE_LOST = 2, errors.EngineLost
+    # The engine refused the request after acceptance.
+    INVALID = 3, errors.InvalidRequest
+    # What the request needs beside the engine is not there. A second attempt may succeed.
+    UNAVAILABLE = 4, errors.Unavailable
 
     def __new__(cls, value: int, error: type[errors.LmiError]) -> Self:
         kind = int.__new__(cls, value)
@@ -184,11 +180,10 @@ class Response(msgspec.Struct, array_like=True):
         if self.error is None:
             return ""
 
-        return (
-            self.error.message
-            if self.error.field is None
-            else f"{self.error.field} {self.error.message}"
-        )
+        if self.error.field is None:
+            return self.error.message
+
+        return f"{self.error.field} {self.error.message}"
 
     @property
     def is_final(self) -> bool:
