@@ -314,7 +314,10 @@ def _schemas(is_tgi: bool) -> dict[str, Schema]:
     flag, log_prob = ("special", "logprob") if is_tgi else ("special_token", "log_prob")
     token: dict[str, Form] = {"id": int, "text": str, log_prob: float | None, flag: bool}
     details = struct(
-        *("tokens", "prefill", "top_tokens", "best_of_sequences"),
+        "tokens",
+        "prefill",
+        "top_tokens",
+        "best_of_sequences",
         finish_reason=(*ENDS, "error"),
         generated_tokens=int | None,
         inputs=str | None,

@@ -44,20 +44,16 @@ OF_HTTP = {  # what an answer may mean besides the errors of its route
     500: "A fault of the server.",
 }
 OF_INFERENCE: Causes = (
-    *(
-        errors.InvalidRequest,
-        errors.Unauthorized,
-        errors.ForeignPage,
-        errors.UnknownAdapter,
-        errors.UnknownModel,
-    ),
-    *(
-        errors.Overloaded,
-        errors.GenerationFailed,
-        errors.EngineLost,
-        errors.DeadlineExceeded,
-        errors.OutOfMemory,
-    ),
+    errors.InvalidRequest,
+    errors.Unauthorized,
+    errors.ForeignPage,
+    errors.UnknownAdapter,
+    errors.UnknownModel,
+    errors.Overloaded,
+    errors.GenerationFailed,
+    errors.EngineLost,
+    errors.DeadlineExceeded,
+    errors.OutOfMemory,
 )
 
 

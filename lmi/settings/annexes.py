@@ -286,10 +286,27 @@ FORM_NAME = matching("a name", r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 # lmi/apis/openai/parts.py has these, but text, with which calls are part of the text, and none,
 # with which a chat whose tools the model may call freely is refused.
 TOOL_CALL_FORMS = (
-    "generic hermes json deepseek_v3 deepseek_v31 glm45 granite granite-20b-fc jamba kimi_k2 lfm2 "
-    "minimax_m2 mistral "
-    "openai phi4_mini_json pythonic qwen3_xml seed_oss text none"
-).split()
+    "generic",
+    "hermes",
+    "json",
+    "deepseek_v3",
+    "deepseek_v31",
+    "glm45",
+    "granite",
+    "granite-20b-fc",
+    "jamba",
+    "kimi_k2",
+    "lfm2",
+    "minimax_m2",
+    "mistral",
+    "openai",
+    "phi4_mini_json",
+    "pythonic",
+    "qwen3_xml",
+    "seed_oss",
+    "text",
+    "none",
+)
 TOOL_CALL_FORM = _form(
     TOOL_CALL_FORMS,
     {
@@ -300,7 +317,16 @@ TOOL_CALL_FORM = _form(
 )
 REASONING_FORMS = ("think", "mistral", "openai", "seed_oss", "none")
 THINKING = (
-    "deepseek_r1 deepseek_v3 glm45 glm47 holo2 kimi_k2 minimax_m2 nemotron_v3 olmo3 qwen3".split()
+    "deepseek_r1",
+    "deepseek_v3",
+    "glm45",
+    "glm47",
+    "holo2",
+    "kimi_k2",
+    "minimax_m2",
+    "nemotron_v3",
+    "olmo3",
+    "qwen3",
 )
 REASONING_FORM = _form(
     REASONING_FORMS, dict.fromkeys(THINKING, "think") | {"openai_gptoss": "openai"}

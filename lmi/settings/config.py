@@ -30,7 +30,10 @@ NUMBERED_LEVELS = {
     "50": "ERROR",
 }
 LOG_LEVEL = choice(
-    *("DEBUG", "INFO", "WARNING", "ERROR"),
+    "DEBUG",
+    "INFO",
+    "WARNING",
+    "ERROR",
     **NUMBERED_LEVELS,
     **{"warn": "WARNING", "critical": "ERROR"},
 )

@@ -36,11 +36,25 @@ OF_PROMPT = "a prompt may fill all but one token of the context, which option.ma
 # differently, and the reason where it is not obvious.
 WITHOUT_EFFECT = {
     **dict.fromkeys(
-        "max_idle_time log_request_metric metrics_aggregation translatorFactory features "
-        "option.paged_attention "
-        "option.n_positions option.low_cpu_mem_usage option.mpi_mode option.use_passive_workers "
-        "option.parallel_loading option.waiting_steps option.pythonExecutable option.enable_venv "
-        "option.max_output_size option.log_request_metric option.bedrock_compat".split(),
+        (
+            "max_idle_time",
+            "log_request_metric",
+            "metrics_aggregation",
+            "translatorFactory",
+            "features",
+            "option.paged_attention",
+            "option.n_positions",
+            "option.low_cpu_mem_usage",
+            "option.mpi_mode",
+            "option.use_passive_workers",
+            "option.parallel_loading",
+            "option.waiting_steps",
+            "option.pythonExecutable",
+            "option.enable_venv",
+            "option.max_output_size",
+            "option.log_request_metric",
+            "option.bedrock_compat",
+        ),
         "",
     ),
     **dict.fromkeys(("fail_fast", "option.fail_fast"), "a start that fails always ends the server"),
@@ -64,22 +78,44 @@ WITHOUT_EFFECT = {
 # them.
 ENGINE_KEYS = {
     **dict.fromkeys(
-        "option.enforce_eager option.gpu_memory_utilization option.load_format option.enable_lora "
-        "option.max_loras "
-        "option.max_lora_rank option.max_cpu_loras option.lora_extra_vocab_size "
-        "option.kv_cache_dtype "
-        "option.enable_chunked_prefill option.speculative_draft_model option.speculative_length "
-        "option.draft_model_tp_size option.swap_space option.cpu_offload_gb "
-        "option.limit_mm_per_prompt "
-        "option.tokenizer option.tokenizer_mode option.max_num_tokens "
-        "option.kv_cache_free_gpu_mem_fraction "
-        "option.batch_scheduler_policy option.enable_kv_cache_reuse option.enable_trt_overlap "
-        "option.tokens_per_block option.seed option.nnodes option.node_rank option.master_addr "
-        "option.master_port "
-        "option.distributed_executor_backend option.speculative_config "
-        "option.disable_custom_all_reduce "
-        "option.lmcache_config_file option.block_size option.fully_sharded_loras "
-        "option.disable_any_whitespace".split(),
+        (
+            "option.enforce_eager",
+            "option.gpu_memory_utilization",
+            "option.load_format",
+            "option.enable_lora",
+            "option.max_loras",
+            "option.max_lora_rank",
+            "option.max_cpu_loras",
+            "option.lora_extra_vocab_size",
+            "option.kv_cache_dtype",
+            "option.enable_chunked_prefill",
+            "option.speculative_draft_model",
+            "option.speculative_length",
+            "option.draft_model_tp_size",
+            "option.swap_space",
+            "option.cpu_offload_gb",
+            "option.limit_mm_per_prompt",
+            "option.tokenizer",
+            "option.tokenizer_mode",
+            "option.max_num_tokens",
+            "option.kv_cache_free_gpu_mem_fraction",
+            "option.batch_scheduler_policy",
+            "option.enable_kv_cache_reuse",
+            "option.enable_trt_overlap",
+            "option.tokens_per_block",
+            "option.seed",
+            "option.nnodes",
+            "option.node_rank",
+            "option.master_addr",
+            "option.master_port",
+            "option.distributed_executor_backend",
+            "option.speculative_config",
+            "option.disable_custom_all_reduce",
+            "option.lmcache_config_file",
+            "option.block_size",
+            "option.fully_sharded_loras",
+            "option.disable_any_whitespace",
+        ),
         "",
     ),
     **dict.fromkeys(
@@ -130,9 +166,14 @@ ELSEWHERE = {
 # them.
 PREFIXES = ("SM_VLLM_", "SM_SGLANG_", "SM_LLAMA_CPP_", "CUSTOM_FASTAPI_", "SUPERVISOR_")
 NAMES = frozenset(
-    "CUSTOM_PRE_PROCESS CUSTOM_POST_PROCESS CUSTOM_SCRIPT_FILENAME PROCESS_AUTO_RECOVERY "
-    "SAGEMAKER_MODEL_PATH "
-    "STANDARD_PIP_ARGS".split()
+    (
+        "CUSTOM_PRE_PROCESS",
+        "CUSTOM_POST_PROCESS",
+        "CUSTOM_SCRIPT_FILENAME",
+        "PROCESS_AUTO_RECOVERY",
+        "SAGEMAKER_MODEL_PATH",
+        "STANDARD_PIP_ARGS",
+    )
 )
 MODEL = "option.model_id"
 # Variables of AWS's llama.cpp image that name the model, a GGUF file. One of them ends the start,
@@ -144,9 +185,15 @@ OF_GGUF = re.compile(
 # that would serve the demo, and is no reason to end any other.
 MODEL_ELSEWHERE = frozenset(
     (
-        *("SM_VLLM_CONFIG", "SM_SGLANG_CONFIG", "HF_MODEL_DIR", "NIM_MODEL_NAME"),
-        *("LLAMA_ARG_MODEL", "LLAMA_ARG_MODEL_URL", "LLAMA_ARG_MODELS_DIR"),
-        *("LLAMA_ARG_HF_REPO", "LLAMA_ARG_DOCKER_REPO"),
+        "SM_VLLM_CONFIG",
+        "SM_SGLANG_CONFIG",
+        "HF_MODEL_DIR",
+        "NIM_MODEL_NAME",
+        "LLAMA_ARG_MODEL",
+        "LLAMA_ARG_MODEL_URL",
+        "LLAMA_ARG_MODELS_DIR",
+        "LLAMA_ARG_HF_REPO",
+        "LLAMA_ARG_DOCKER_REPO",
     )
 )
 MODEL_KEY = re.compile(
@@ -156,7 +203,12 @@ MODEL_KEY = re.compile(
 READ = frozenset(name for option in OPTIONS for name in (*option.platform, *option.env))
 # supervisord gives these to every process that it starts.
 OF_SUPERVISORD = frozenset(
-    "SUPERVISOR_ENABLED SUPERVISOR_GROUP_NAME SUPERVISOR_PROCESS_NAME SUPERVISOR_SERVER_URL".split()
+    (
+        "SUPERVISOR_ENABLED",
+        "SUPERVISOR_GROUP_NAME",
+        "SUPERVISOR_PROCESS_NAME",
+        "SUPERVISOR_SERVER_URL",
+    )
 )
 
 

@@ -42,7 +42,8 @@ ABSENT = {
     "sse_keep_alive_interval": "a stream carries no comments between its events",
     **dict.fromkeys(
         (
-            *("dp_supervisor_probe_interval_s", "dp_supervisor_probe_timeout_s"),
+            "dp_supervisor_probe_interval_s",
+            "dp_supervisor_probe_timeout_s",
             "dp_supervisor_probe_failure_threshold",
         ),
         "--min-workers is the number of replicas, which have one supervisor",

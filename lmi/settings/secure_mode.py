@@ -28,19 +28,37 @@ PLATFORM_FOLDER = Path("/opt/ml")
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 # Options that no field is and that are safe.
 SAFE_OPTIONS = frozenset(
-    "option.gpu_memory_utilization option.enforce_eager option.enable_lora option.max_loras "
-    "option.max_lora_rank "
-    "option.max_cpu_loras option.lora_extra_vocab_size option.kv_cache_dtype "
-    "option.enable_chunked_prefill option.disable_sliding_window option.swap_space "
-    "option.cpu_offload_gb option.seed "
-    "option.speculative_draft_model option.speculative_length option.draft_model_tp_size "
-    "option.nnodes "
-    "option.node_rank option.master_addr option.master_port option.max_input_len "
-    "option.tokens_per_block "
-    "option.kv_cache_free_gpu_mem_fraction option.batch_scheduler_policy "
-    "option.guided_decoding_backend "
-    "option.disable_any_whitespace "
-    "option.free_gpu_memory_fraction option.host_cache_size option.use_cuda_graph".split()
+    (
+        "option.gpu_memory_utilization",
+        "option.enforce_eager",
+        "option.enable_lora",
+        "option.max_loras",
+        "option.max_lora_rank",
+        "option.max_cpu_loras",
+        "option.lora_extra_vocab_size",
+        "option.kv_cache_dtype",
+        "option.enable_chunked_prefill",
+        "option.disable_sliding_window",
+        "option.swap_space",
+        "option.cpu_offload_gb",
+        "option.seed",
+        "option.speculative_draft_model",
+        "option.speculative_length",
+        "option.draft_model_tp_size",
+        "option.nnodes",
+        "option.node_rank",
+        "option.master_addr",
+        "option.master_port",
+        "option.max_input_len",
+        "option.tokens_per_block",
+        "option.kv_cache_free_gpu_mem_fraction",
+        "option.batch_scheduler_policy",
+        "option.guided_decoding_backend",
+        "option.disable_any_whitespace",
+        "option.free_gpu_memory_fraction",
+        "option.host_cache_size",
+        "option.use_cuda_graph",
+    )
 )
 LOAD_FORMAT = "option.load_format"
 SAFE_LOAD_FORMATS = ("auto", "safetensors")

@@ -28,22 +28,41 @@ ALL = "*"
 OF_SEVERAL = "one of several models"
 
 # Engines listen, and take what they are sent for commands, at the addresses that these name.
-OF_NODES = frozenset("option.nnodes option.node_rank option.master_addr option.master_port".split())
+OF_NODES = frozenset(
+    (
+        "option.nnodes",
+        "option.node_rank",
+        "option.master_addr",
+        "option.master_port",
+    )
+)
 
 # Options of engines that are numbers, switches and words of a short list. Any other may name code
 # or a file, as vLLM's worker_extension_cls, hf_overrides, logits_processors and kv_transfer_config
 # do.
 PLAIN_OPTIONS = (SAFE_OPTIONS - OF_NODES) | frozenset(
-    "option.limit_mm_per_prompt option.max_num_tokens option.enable_kv_cache_reuse "
-    "option.enable_trt_overlap "
-    "option.disable_custom_all_reduce option.block_size option.fully_sharded_loras "
-    "option.max_logprobs "
-    "option.stream_interval option.enable_expert_parallel option.max_output_len "
-    "option.long_lora_scaling_factors "
-    "option.calculate_kv_scales option.async_scheduling option.enable_chunked_context "
-    "option.max_batch_size "
-    "option.max_seq_len option.max_tokens option.enable_block_reuse "
-    "option.enable_overlap_scheduler".split()
+    (
+        "option.limit_mm_per_prompt",
+        "option.max_num_tokens",
+        "option.enable_kv_cache_reuse",
+        "option.enable_trt_overlap",
+        "option.disable_custom_all_reduce",
+        "option.block_size",
+        "option.fully_sharded_loras",
+        "option.max_logprobs",
+        "option.stream_interval",
+        "option.enable_expert_parallel",
+        "option.max_output_len",
+        "option.long_lora_scaling_factors",
+        "option.calculate_kv_scales",
+        "option.async_scheduling",
+        "option.enable_chunked_context",
+        "option.max_batch_size",
+        "option.max_seq_len",
+        "option.max_tokens",
+        "option.enable_block_reuse",
+        "option.enable_overlap_scheduler",
+    )
 )
 
 # Of these some words are plain, and others name code.

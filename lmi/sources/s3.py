@@ -68,8 +68,11 @@ PASSING_CODES = frozenset(
     {"RequestTimeout", "SlowDown", "Throttling", "ThrottlingException", "InternalError"}
 )
 PASSING = (
-    *(faults.ConnectionError, faults.HTTPClientError, faults.IncompleteReadError),
-    *(transfer_faults.S3ValidationError, transfer_faults.RetriesExceededError),
+    faults.ConnectionError,
+    faults.HTTPClientError,
+    faults.IncompleteReadError,
+    transfer_faults.S3ValidationError,
+    transfer_faults.RetriesExceededError,
 )
 REFUSED_CREDENTIALS = frozenset(
     {"InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"}
@@ -78,8 +81,13 @@ MD5 = re.compile("[0-9a-f]{32}")  # of an ETag
 FIRST_ERROR = 300  # a status from here on has no object
 GONE = frozenset({"404", "NoSuchKey", "412", "PreconditionFailed"})
 CREDENTIALS = (
-    *(faults.NoCredentialsError, faults.PartialCredentialsError, faults.CredentialRetrievalError),
-    *(faults.ProfileNotFound, faults.TokenRetrievalError, faults.SSOError, faults.NoAuthTokenError),
+    faults.NoCredentialsError,
+    faults.PartialCredentialsError,
+    faults.CredentialRetrievalError,
+    faults.ProfileNotFound,
+    faults.TokenRetrievalError,
+    faults.SSOError,
+    faults.NoAuthTokenError,
 )
 
 MAX_ANSWER_BYTES = (
