@@ -39,7 +39,7 @@ ANNEXES = {
     "overload": ("lmi.engine.overload",),
     "prefixes": ("lmi.engine.prefixes",),
     "desired_state": ("lmi.shared.desired_state",),
-    "gguf": ("lmi.shared.gguf_file", "handlers.lmi_dist.gguf"),
+    "gguf": ("lmi.shared.gguf_file", "lmi.sources.gguf", "handlers.lmi_dist.gguf"),
     "adapters": ("lmi.adapters", "handlers.base.adapters"),
     "models": ("lmi.models",),
     "sessions": ("lmi.sessions",),
@@ -88,7 +88,9 @@ ARROWS = {
     "generation": {"options"},
     "lines": {"sessions"},
     "kv_events": {"options"},
-    "lmi_dist": {"adapters", "beams", "engines", "guides", "kv_events", "options", "other_names"},
+    "lmi_dist": {
+        *("adapters", "beams", "engines", "gguf", "guides", "kv_events", "options", "other_names"),
+    },
     "lmi_vllm": {"adapters", "engines", "guides", "kv_events", "options"},
     "models": {
         *("adapters", "choice", "description", "desired_state", "openai", "options", "other_names"),

@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from handlers.base.configuration import pickled_files, refusal
 from handlers.lmi_dist.config_file import check_extra
+from handlers.lmi_dist.gguf.tensors import GgufTensors, gguf_file
 from lmi.errors import ModelUnusable, cause_line
 from lmi.executor import Progress
 from lmi.shared.model_files import read_bounded
@@ -170,7 +171,7 @@ class Checkpoint:
         page cache.
         """
         for table in self._tables.values():
-            if isinstance(table, SafetensorsFile):
+            if isinstance(table, SafetensorsFile | GgufTensors):
                 table.rest()
 
     def _narrowed(self, array: Array) -> Array:
@@ -217,6 +218,9 @@ def _tables(folder: Path, allow_pickle: bool) -> dict[Path, Mapping[str, Array]]
     fault = "not a whole safetensors file"
     tables = dict[Path, Mapping[str, Array]]()
     if not files:
+        if (gguf := gguf_file(folder)) is not None:
+            return {gguf: GgufTensors(gguf)}
+
         if not (files := pickled_files(folder)):
             raise ModelUnusable(f"{folder}: no model.safetensors in it")
 
@@ -234,10 +238,15 @@ def _tables(folder: Path, allow_pickle: bool) -> dict[Path, Mapping[str, Array]]
 
 def stored_dtype(path: str) -> np.dtype[Any]:
     """The dtype of most numbers in a folder's safetensors files, by their headers, or float32 where
-    there are none.
+    there are none. Of a GGUF file it is what its numbers become.
     """
+    folder = Path(path)
+    files = _weight_files(folder)
+    if not files and (gguf := gguf_file(folder)) is not None:
+        return GgufTensors(gguf).dtype_of_most()
+
     sizes = Counter[np.dtype[Any]]()
-    for file in _weight_files(Path(path)):
+    for file in files:
         try:
             sizes.update(SafetensorsFile(file).sizes())
         except (ValueError, OSError):

@@ -1,0 +1,250 @@
+"""The tensors of a GGUF model by the names of transformers, as transformers has them.
+
+The converter renames tensors, and it changes some. What it has done is undone here:
+
+- Llama: the rows of queries and keys are in another order, for rotations of neighbouring channels.
+- Gemma: every norm has the 1 in it that transformers adds.
+- GPT-2: linears are turned round.
+- Phi-2: queries, keys and values are one linear.
+
+Source: `convert_hf_to_gguf.py` and `gguf-py/gguf/tensor_mapping.py` of llama.cpp.
+"""
+
+import math
+import mmap
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from handlers.lmi_dist.gguf.blocks import DEQUANTISE, dequantise
+from lmi.errors import ModelUnusable
+from lmi.shared.gguf_file import SUFFIX, GgufModel, StoredTensor, read_model
+
+Array: TypeAlias = npt.NDArray[Any]
+Names: TypeAlias = Mapping[str, str]
+
+# Of bfloat16 an array of uint16 has the bits.
+DTYPES: dict[str, npt.DTypeLike] = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
+# What the model's configuration was made of, and no layer reads.
+OF_CONFIGURATION = frozenset(
+    {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}
+)
+
+_LLAMA: Names = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "attn_norm": "model.layers.{}.input_layernorm",
+    "attn_q": "model.layers.{}.self_attn.q_proj",
+    "attn_k": "model.layers.{}.self_attn.k_proj",
+    "attn_v": "model.layers.{}.self_attn.v_proj",
+    "attn_output": "model.layers.{}.self_attn.o_proj",
+    "ffn_norm": "model.layers.{}.post_attention_layernorm",
+    "ffn_gate": "model.layers.{}.mlp.gate_proj",
+    "ffn_up": "model.layers.{}.mlp.up_proj",
+    "ffn_down": "model.layers.{}.mlp.down_proj",
+}
+_HEAD_NORMS: Names = {
+    "attn_q_norm": "model.layers.{}.self_attn.q_norm",
+    "attn_k_norm": "model.layers.{}.self_attn.k_norm",
+}
+_GEMMA2: Names = {
+    **_LLAMA,
+    "post_attention_norm": "model.layers.{}.post_attention_layernorm",
+    "ffn_norm": "model.layers.{}.pre_feedforward_layernorm",
+    "post_ffw_norm": "model.layers.{}.post_feedforward_layernorm",
+}
+_PHI2: Names = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.final_layernorm",
+    "output": "lm_head",
+    "attn_norm": "model.layers.{}.input_layernorm",
+    "attn_output": "model.layers.{}.self_attn.dense",
+    "ffn_up": "model.layers.{}.mlp.fc1",
+    "ffn_down": "model.layers.{}.mlp.fc2",
+}
+_PHI3: Names = {
+    **_LLAMA,
+    "attn_qkv": "model.layers.{}.self_attn.qkv_proj",
+    "ffn_up": "model.layers.{}.mlp.gate_up_proj",
+}
+_GPT2: Names = {
+    "token_embd": "transformer.wte",
+    "position_embd": "transformer.wpe",
+    "output_norm": "transformer.ln_f",
+    "output": "lm_head",
+    "attn_norm": "transformer.h.{}.ln_1",
+    "attn_qkv": "transformer.h.{}.attn.c_attn",
+    "attn_output": "transformer.h.{}.attn.c_proj",
+    "ffn_norm": "transformer.h.{}.ln_2",
+    "ffn_up": "transformer.h.{}.mlp.c_fc",
+    "ffn_down": "transformer.h.{}.mlp.c_proj",
+}
+NAMES: Mapping[str, Names] = {
+    "llama": _LLAMA,
+    "qwen2": _LLAMA,
+    "qwen3": {**_LLAMA, **_HEAD_NORMS},
+    "gemma": _LLAMA,
+    "gemma2": _GEMMA2,
+    "gemma3": {**_GEMMA2, **_HEAD_NORMS},
+    "phi2": _PHI2,
+    "phi3": _PHI3,
+    "gpt2": _GPT2,
+}
+"""Modules of transformers by parts of GGUF, without the number of the layer, of each family."""
+
+QKV_OF_PHI2 = ("q_proj", "k_proj", "v_proj")
+TURNED_IN_GPT2 = frozenset({"attn_qkv", "attn_output", "ffn_up", "ffn_down"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    """A tensor of transformers: where it lies, and what makes it of what lies there."""
+
+    stored: StoredTensor
+    undo: Callable[[Array], Array] | None = None
+
+
+def gguf_file(folder: Path) -> Path | None:
+    """The first GGUF file in a folder, or None if there is none."""
+    return next(iter(sorted(folder.glob(f"*{SUFFIX}"))), None)
+
+
+class GgufTensors(Mapping[str, Array]):
+    """The tensors of a model in GGUF by the names of transformers.
+
+    A tensor is read when it is asked for: of F32, F16 and BF16 it is a view of the mapped file, of
+    any other type an array in float32.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Raises ModelUnusable for a file that is broken, or of a family that is not known here."""
+        model = read_model(path)
+        self._data = {file: _mapped(file) for file in model.files}
+        self._tensors = _tensors(path, model)
+
+    def __getitem__(self, name: str) -> Array:
+        tensor = self._tensors[name]
+        stored = tensor.stored
+        data = np.frombuffer(self._data[stored.file], np.uint8, stored.num_bytes, stored.start)
+        if stored.type.name in DEQUANTISE:
+            numbers: Array = dequantise(data, stored.type)
+        else:
+            numbers = data.view(DTYPES[stored.type.name])
+        array = numbers.reshape(stored.shape)
+        return array if tensor.undo is None else tensor.undo(array)
+
+    def dtype_of_most(self) -> np.dtype[Any]:
+        """The dtype in which most numbers are kept.
+
+        Of blocks it is float16: as of these, float32 is made of them, and nothing stays mapped.
+        """
+        sizes = Counter[str]()
+        for tensor in self._tensors.values():
+            sizes[tensor.stored.type.name] += math.prod(tensor.stored.shape)
+
+        [(most, _)] = sizes.most_common(1) or [("F32", 0)]
+        dtype = DTYPES.get(most, np.float16)
+        return np.dtype(dtype)
+
+    def rest(self) -> None:
+        """Let go of the pages that were read."""
+        for data in self._data.values():
+            with suppress(OSError):  # a file system that knows no advice
+                data.madvise(mmap.MADV_DONTNEED)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
+def _mapped(path: Path) -> mmap.mmap:
+    with path.open("rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+def _tensors(path: Path, model: GgufModel) -> dict[str, _Tensor]:
+    """The tensors by the names of transformers. One that has none keeps the name of its file."""
+    family = model.metadata.get("general.architecture")
+    if not isinstance(family, str) or family not in NAMES:
+        raise ModelUnusable(f"{path}: general.architecture must be one of {', '.join(NAMES)}")
+
+    tensors: dict[str, _Tensor] = {}
+    for name, stored in model.tensors.items():
+        if name in OF_CONFIGURATION:
+            continue
+        part, layer, kind = _parts(name)
+        if family == "phi2" and part == "attn_qkv":
+            for index, projection in enumerate(QKV_OF_PHI2):
+                theirs = f"model.layers.{layer}.self_attn.{projection}.{kind}"
+                tensors[theirs] = _Tensor(stored, _third(index))
+            continue
+        module = NAMES[family].get(part)
+        theirs = name if module is None else f"{module.format(layer)}.{kind}"
+        tensors[theirs] = _Tensor(stored, _undo(family, part, kind, model))
+    return tensors
+
+
+def _parts(name: str) -> tuple[str, str, str]:
+    """The part that `blk.3.attn_q.weight` is, its layer and its kind: attn_q, 3, weight."""
+    words = name.split(".")
+    if len(words) == 4 and words[0] == "blk":
+        return words[2], words[1], words[3]
+    part, _, kind = name.rpartition(".")
+    return part, "", kind
+
+
+def _undo(family: str, part: str, kind: str, model: GgufModel) -> Callable[[Array], Array] | None:
+    if family == "llama" and part in ("attn_q", "attn_k"):
+        num_heads = model.metadata.get("llama.attention.head_count")
+        if part == "attn_k":
+            num_heads = model.metadata.get("llama.attention.head_count_kv", num_heads)
+        return _unpermuted(num_heads)
+    if family.startswith("gemma") and part.endswith("norm"):
+        return _less_one
+    if family == "gpt2" and part in TURNED_IN_GPT2 and kind == "weight":
+        return np.transpose
+    return None
+
+
+def _unpermuted(num_heads: Any) -> Callable[[Array], Array]:
+    """What puts the two halves of each head's rows one below the other, as transformers has them.
+
+    The converter has put row i of the second half behind row i of the first.
+    """
+    if isinstance(num_heads, list):
+        num_heads = num_heads[0] if num_heads else 0
+
+    def undo(array: Array) -> Array:
+        is_number = type(num_heads) is int and num_heads > 0
+        if not is_number or len(array) % (2 * num_heads):
+            raise ValueError(f"{len(array)} rows cannot be those of {num_heads} heads")
+
+        pairs = array.reshape(num_heads, -1, 2, *array.shape[1:])
+        halves = pairs.swapaxes(1, 2)
+        return halves.reshape(array.shape)
+
+    return undo
+
+
+def _third(index: int) -> Callable[[Array], Array]:
+    def undo(array: Array) -> Array:
+        num_rows = len(array) // 3
+        return array[index * num_rows : (index + 1) * num_rows]
+
+    return undo
+
+
+def _less_one(array: Array) -> Array:
+    if array.dtype != np.float32:
+        raise ValueError("a norm must be F32")
+    less: Array = array - np.float32(1)
+    return less
