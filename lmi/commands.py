@@ -17,6 +17,7 @@ import orjson
 
 from lmi import __version__
 from lmi.flags import OptionsCommand
+from lmi.model_commands import list_models, pull, rm
 from lmi.settings.handler import announced
 from lmi.settings.resolve import resolve_folder
 from lmi.settings.values import Setting
@@ -324,4 +325,15 @@ def _machine() -> list[str]:
     return lines
 
 
-COMMANDS = (config, gateway, chat, complete, run_batch, bench, show_version)
+COMMANDS = (
+    config,
+    pull,
+    list_models,
+    rm,
+    gateway,
+    chat,
+    complete,
+    run_batch,
+    bench,
+    show_version,
+)

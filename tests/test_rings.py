@@ -51,7 +51,7 @@ ANNEXES = {
     "secure_mode": ("lmi.settings.secure_mode",),
     "strangers": ("lmi.settings.strangers",),
     "generation": ("lmi.settings.generation",),
-    "commands": ("lmi.commands", "lmi.flags"),
+    "commands": ("lmi.commands", "lmi.flags", "lmi.model_commands"),
     "choice": ("lmi.settings.engine_choice", "lmi.settings.model_choice", "lmi.settings.ports"),
     "cores": ("lmi.supervisor.cores",),
     "other_names": ("lmi.settings.other_names", "lmi.settings.other_servers"),
@@ -78,7 +78,7 @@ ARROWS = {
     "adapters": {"description", "desired_state", "models", "openai", "secure_mode", "sources"},
     "anthropic": {"description", "guides", "openai"},  # both answer chats
     "choice": {"options", "sources", "user_code"},
-    "commands": {"client", "gateway", "options", "other_names"},
+    "commands": {"client", "gateway", "options", "other_names", "sources"},
     "description": {  # the whole document names all of them, and each is described in its words
         *("adapters", "anthropic", "batch", "embeddings", "metrics", "models", "openai"),
         *("pages", "responses", "sessions", "tgi", "triton"),

