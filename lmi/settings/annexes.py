@@ -124,7 +124,10 @@ def _collector(text: str, *, is_base: bool = False) -> str:
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError
 
-    return text.rstrip("/") + "/v1/traces" if is_base or parts.path in ("", "/") else text
+    if is_base or parts.path in ("", "/"):
+        return text.rstrip("/") + "/v1/traces"
+
+    return text
 
 
 COLLECTOR = Kind(
@@ -235,12 +238,17 @@ class NamedModel(Struct, frozen=True):
     def of(cls, head: str | None, url: str) -> NamedModel:
         """Return the model of [NAME]:VERSION:ENGINE:DEVICE=URL, of which the URL is needed."""
         head = head or ""
-        head = head[1:-1] if head.startswith("[") and head.endswith("]") else head
+        if head.startswith("[") and head.endswith("]"):
+            head = head[1:-1]
+
         name, _version, engine, *_device = [*head.split(":"), "", ""]
         return cls(url, NAME.parse(name) if name else "", engine)
 
     def __str__(self) -> str:
-        return f"{self.name}::{self.engine}={self.url}" if self.name or self.engine else self.url
+        if not self.name and not self.engine:
+            return self.url
+
+        return f"{self.name}::{self.engine}={self.url}"
 
 
 SERVED_NAME = matching(
@@ -252,9 +260,8 @@ SERVED_NAMES = several(
     SERVED_NAME,
     lambda text: re.findall(r"[^;,\s]+", text.strip("[]").replace('"', "")),
 )
-MODEL = matching(
-    "a model", r"(?:([^=/]*)=)?+(.+)", NamedModel.of
-)  # a URL or a path without a name may hold =
+# A URL or a path without a name may hold =.
+MODEL = matching("a model", r"(?:([^=/]*)=)?+(.+)", NamedModel.of)
 MODELS = Kind(
     "NAME=PATH, NAME:VERSION:ENGINE:DEVICE=PATH, a path, ALL or NONE",
     word({"all": (), "none": ()}, several("", MODEL, re.compile(r"[,\s]+").split).parse),
@@ -276,9 +283,9 @@ def _form(words: Sequence[str], other_names: dict[str, str]) -> Kind:
     """Return the kind of one of `words`, in any case, or of any other name, which is a form that is
     not read here.
     """
-    known = {each: each for each in words} | other_names
+    meanings = {text: text for text in words} | other_names
     allowed = f"{', '.join(words)}, or another name, which means plain text"
-    return Kind(allowed, word(known, FORM_NAME.parse), words=tuple(words))
+    return Kind(allowed, word(meanings, FORM_NAME.parse), words=tuple(words))
 
 
 FORM_NAME = matching("a name", r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -363,7 +370,8 @@ def _object(text: str) -> str:
     return text
 
 
-OWN_DEFAULTS = ("vllm", "lmi")  # two names of one meaning: what the APIs document counts
+# Two names of one meaning: what the APIs document counts.
+OWN_DEFAULTS = ("vllm", "lmi")
 GENERATION_CONFIG = Kind(
     "auto, vllm, lmi, or a folder with a generation_config.json",
     word({name: name for name in ("auto", *OWN_DEFAULTS)}, matching("a path", r"[^\0]+").parse),
@@ -409,12 +417,16 @@ class KvEventsConfig(Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     """Where an engine tells what its KV cache keeps. Names, meanings and defaults are vLLM's."""
 
     enable_kv_cache_events: bool = False
-    publisher: Literal["zmq", "null"] | None = None  # None: zmq where events are enabled
+    # None means zmq where events are enabled.
+    publisher: Literal["zmq", "null"] | None = None
     endpoint: str = "tcp://*:5557"
     replay_endpoint: str | None = None
-    buffer_steps: Annotated[int, Meta(ge=0)] = 10_000  # batches that are kept
-    hwm: Annotated[int, Meta(ge=0, lt=2**31)] = 100_000  # batches that wait for a slow subscriber
-    max_queue_size: Annotated[int, Meta(ge=1)] = 100_000  # batches that wait to be sent
+    # The number of batches that are kept.
+    buffer_steps: Annotated[int, Meta(ge=0)] = 10_000
+    # The number of batches that wait for a slow subscriber.
+    hwm: Annotated[int, Meta(ge=0, lt=2**31)] = 100_000
+    # The number of batches that wait to be sent.
+    max_queue_size: Annotated[int, Meta(ge=1)] = 100_000
     topic: str = ""
 
     @property

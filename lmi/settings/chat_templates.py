@@ -21,13 +21,15 @@ MAX_TEMPLATE_CHARS = 256 << 10
 TEMPLATE = "option.chat_template"
 TOOL_CALLS = "option.tool_call_parser"
 REASONING = "option.reasoning_parser"
-GENERIC = "generic"  # the form of calls that the server itself asks for
+# The form of calls that the server itself asks for.
+GENERIC = "generic"
+# Forms that agree with the words in which the server tells of tools.
 OWN_WORDS = (
     None,
     "none",
     GENERIC,
     "hermes",
-)  # forms that agree with the words in which the server tells of tools
+)
 
 # The first row of which all marks stand in a template names its form.
 TOOL_CALL_MARKS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -46,7 +48,8 @@ TOOL_CALL_MARKS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("jamba", ("<tool_calls>",)),
     ("granite-20b-fc", ("<function_call>",)),
     ("phi4_mini_json", ("functools",)),
-    ("json", ('"parameters": dictionary of argument name',)),  # the words of Llama 3 and 4
+    # The words of Llama 3 and 4.
+    ("json", ('"parameters": dictionary of argument name',)),
     ("json", ("<|python_tag|>",)),
     ("pythonic", ("<|python_start|>",)),
     ("pythonic", ("[func_name1(",)),
@@ -58,7 +61,8 @@ REASONING_MARKS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("think", ("<think>",)),
     ("think", ("</think>",)),
 )
-BRACKETS = re.compile(r"(\{\{|\{%|\{#|\}\}|%\}|#\})")  # around the code of a template
+# The brackets around the code of a template.
+BRACKETS = re.compile(r"(\{\{|\{%|\{#|\}\}|%\}|#\})")
 # Possessive, and one without an end matches too: so a hostile text costs no more than its length.
 STRINGS = re.compile(r"'(?:[^'\\]|\\.)*+'?|\"(?:[^\"\\]|\\.)*+\"?", re.DOTALL)
 TOOLS = re.compile(r"(?<![.\w])tools\b")
@@ -74,17 +78,20 @@ class AnswerForms(NamedTuple):
     @classmethod
     def of(cls, templates: Collection[str]) -> "AnswerForms":
         texts = [template[:MAX_TEMPLATE_CHARS] for template in templates]
-        whole = "\n".join(texts)
+        text = "\n".join(texts)
         return cls(
-            tool_calls=_form(whole, TOOL_CALL_MARKS),
-            reasoning=_form(whole, REASONING_MARKS),
+            tool_calls=_form(text, TOOL_CALL_MARKS),
+            reasoning=_form(text, REASONING_MARKS),
             shows_tools=any(reads_tools(text) for text in texts),
         )
 
 
 def _form(text: str, rows: tuple[tuple[str, tuple[str, ...]], ...]) -> str | None:
-    forms = (form for form, marks in rows if all(mark in text for mark in marks))
-    return next(forms, None)
+    for form, marks in rows:
+        if all(mark in text for mark in marks):
+            return form
+
+    return None
 
 
 def reads_tools(template: str) -> bool:
@@ -109,44 +116,52 @@ def choose_forms(values: Values, folder: Path) -> bool:
     Return whether the server itself tells the model of tools, because its template does not.
     """
     templates: dict[str, str] = {}
-    with suppress(BadConfiguration, ModelUnusable):  # whoever loads them reports it
+    # Whoever loads the templates reports a fault.
+    with suppress(BadConfiguration, ModelUnusable):
         templates, _ = find_templates(folder, values.final(TEMPLATE))
 
     if not templates:
         return bool(values.final(TOOL_CALLS) == GENERIC)
 
     forms = AnswerForms.of(templates.values())
-    found = {
+    _choose_forms_of(values, forms)
+
+    tool_calls = values.final(TOOL_CALLS)
+    if forms.shows_tools:
+        if tool_calls is None:
+            values.note(
+                f"the chat template's form of tool calls is not known: tool_choice auto needs "
+                f"{TOOL_CALLS}"
+            )
+
+        return bool(tool_calls == GENERIC)
+
+    tells_tools = tool_calls == GENERIC or tool_calls in OWN_WORDS
+    instead = f"and with {TOOL_CALLS}={tool_calls} nothing does"
+    if tells_tools:
+        instead = "a text of the system does"
+
+    values.note(f"the chat template does not show tools to the model, {instead}")
+    return tells_tools
+
+
+def _choose_forms_of(values: Values, forms: AnswerForms) -> None:
+    """Choose the forms that the templates have, where no option gives another one."""
+    by_key = {
         TOOL_CALLS: forms.tool_calls if forms.shows_tools else GENERIC,
         REASONING: forms.reasoning,
     }
-    for key, form in found.items():
-        if form is not None:
-            values.choose(key, form, "the chat template")
+    notes: list[str] = []
+    for key, form in by_key.items():
+        if form is None:
+            continue
 
-    chosen = [
-        f"{key}={form}" for key, form in found.items() if form is not None and key not in values
-    ]
-    if chosen:
-        values.note(f"found in the chat template: {', '.join(chosen)}")
+        values.choose(key, form, "the chat template")
+        if key not in values:
+            notes.append(f"{key}={form}")
 
-    if values.final(TOOL_CALLS) is None and forms.shows_tools:
-        values.note(
-            f"the chat template's form of tool calls is not known: tool_choice auto needs "
-            f"{TOOL_CALLS}"
-        )
-
-    tool_calls = values.final(TOOL_CALLS)
-    tells_tools = tool_calls == GENERIC or (not forms.shows_tools and tool_calls in OWN_WORDS)
-    if not forms.shows_tools:
-        instead = (
-            "a text of the system does"
-            if tells_tools
-            else f"and with {TOOL_CALLS}={tool_calls} nothing does"
-        )
-        values.note(f"the chat template does not show tools to the model, {instead}")
-
-    return tells_tools
+    if notes:
+        values.note(f"found in the chat template: {', '.join(notes)}")
 
 
 def find_templates(folder: Path, override: str | None) -> tuple[dict[str, str], str]:
@@ -157,42 +172,54 @@ def find_templates(folder: Path, override: str | None) -> tuple[dict[str, str], 
     tokenizer_config.json.
     """
     if override is not None:
-        if "{{" in override or "{%" in override or "\n" in override:
-            return {"default": override}, TEMPLATE
-
-        file = next((file for file in (folder / override, Path(override)) if file.is_file()), None)
-        if file is None:
-            raise BadConfiguration(f"{TEMPLATE}: neither a template nor a file: {override}")
-
-        return {"default": _read_text(file)}, str(file)
+        return _given_template(folder, override)
 
     file = folder / "chat_template.jinja"
     if file.is_file():
-        named = {
-            extra.stem: _read_text(extra)
-            for extra in sorted(folder.glob("additional_chat_templates/*.jinja"))
-        }
-        return named | {"default": _read_text(file)}, str(file)
+        templates: dict[str, str] = {}
+        for extra in sorted(folder.glob("additional_chat_templates/*.jinja")):
+            templates[extra.stem] = _read_text(extra)
+
+        templates["default"] = _read_text(file)
+        return templates, str(file)
 
     for file in (folder / "tokenizer_config.json", folder / "chat_template.json"):
-        try:
-            config = json.loads(read_bounded(file)) if file.is_file() else {}
-        except (OSError, ValueError, RecursionError) as error:
-            raise ModelUnusable(f"{file}: {cause_line(error)}") from error
-
-        value = config.get("chat_template") if isinstance(config, dict) else None
-        if isinstance(value, str):
-            return {"default": value}, str(file)
-
-        if isinstance(value, list) and value:
-            try:
-                return {str(item["name"]): str(item["template"]) for item in value}, str(file)
-            except (KeyError, TypeError):
-                raise ModelUnusable(
-                    f"{file}: chat_template: each one has a name and a template"
-                ) from None
+        templates = _templates_of_config(file)
+        if templates:
+            return templates, str(file)
 
     return {}, ""
+
+
+def _given_template(folder: Path, override: str) -> tuple[dict[str, str], str]:
+    if "{{" in override or "{%" in override or "\n" in override:
+        return {"default": override}, TEMPLATE
+
+    for file in (folder / override, Path(override)):
+        if file.is_file():
+            return {"default": _read_text(file)}, str(file)
+
+    raise BadConfiguration(f"{TEMPLATE}: neither a template nor a file: {override}")
+
+
+def _templates_of_config(file: Path) -> dict[str, str]:
+    """Return the templates that a JSON file has under `chat_template`: one, or a list of them."""
+    try:
+        config = json.loads(read_bounded(file)) if file.is_file() else {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelUnusable(f"{file}: {cause_line(error)}") from error
+
+    value = config.get("chat_template") if isinstance(config, dict) else None
+    if isinstance(value, str):
+        return {"default": value}
+
+    if not isinstance(value, list):
+        return {}
+
+    try:
+        return {str(entry["name"]): str(entry["template"]) for entry in value}
+    except (KeyError, TypeError):
+        raise ModelUnusable(f"{file}: chat_template: each one has a name and a template") from None
 
 
 def _read_text(file: Path) -> str:

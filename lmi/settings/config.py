@@ -151,12 +151,10 @@ class ServerConfig(
 ):
     """Settings of the front ends and the supervisor: those of the bases in their order."""
 
-    model_flags: dict[str, str] = field(
-        default_factory=dict
-    )  # of the command line, by key, for each of several models
-    keeps_queue_short: bool = field(
-        default=True, compare=False
-    )  # the operator has not given max_queue_wait
+    # The flags of the command line by key, which count for each of several models.
+    model_flags: dict[str, str] = field(default_factory=dict)
+    # Whether the operator has not given `max_queue_wait`.
+    keeps_queue_short: bool = field(default=True, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,8 +201,13 @@ class GenerationDefaults:
     @property
     def values(self) -> dict[str, float]:
         """The parameters of requests that have a default here, by name."""
-        named = {name: getattr(self, name) for name in GENERATION_NAMES}
-        return {name: value for name, value in named.items() if value is not None}
+        values: dict[str, float] = {}
+        for name in GENERATION_NAMES:
+            value = getattr(self, name)
+            if value is not None:
+                values[name] = value
+
+        return values
 
     def __str__(self) -> str:
         """Return the values as text for people: `temperature 0.6, top_k 20`."""
@@ -234,21 +237,19 @@ class ModelConfig(
     """The model as clients see it. `path` is a local folder."""
 
     path: str
-    sources: tuple[
-        str, ...
-    ] = ()  # what other servers call it: its folder as it was named, and its id at a hub
-    adapters: dict[str, str] = field(
-        default_factory=dict
-    )  # the folders of the LoRA adapters beside it, by name
+    # What other servers call the model: its folder as it was named, and its id at a hub.
+    sources: tuple[str, ...] = ()
+    # The folders of the LoRA adapters beside the model, by name.
+    adapters: dict[str, str] = field(default_factory=dict)
     version: str = "1"
-    dynamic_batch: bool = False  # option.rolling_batch=disable
-    tells_tools: bool = (
-        False  # the server tells the model of tools, since the chat template does not
-    )
-    sampling_defaults: SamplingDefaults | None = (
-        None  # the engine's; None: greedy unless do_sample, without limits
-    )
-    generation_defaults: GenerationDefaults = GenerationDefaults()  # the maker's, or the operator's
+    # Whether `option.rolling_batch` is `disable`.
+    dynamic_batch: bool = False
+    # Whether the server tells the model of tools, since the chat template does not.
+    tells_tools: bool = False
+    # The engine's defaults. None means greedy unless `do_sample`, without limits.
+    sampling_defaults: SamplingDefaults | None = None
+    # The defaults of the model's maker, or the operator's.
+    generation_defaults: GenerationDefaults = GenerationDefaults()
 
     required_memory_mb: int | None = option(None, integer(0), key="required_memory_mb")
     """MB of memory that one of several models needs; nothing: estimated from its files"""
@@ -393,24 +394,18 @@ class EngineConfig(annexes.AbilitiesConfig, ReplicasConfig, UserCodeOptions):
     """Settings of the engine replicas. None means that the engine chooses."""
 
     num_engines: int = 1
-    ports: tuple[
-        int, ...
-    ] = ()  # TCP ports of all replicas in turn, by Handler.port_variables; (): any free ones
-    device_ids: tuple[
-        str, ...
-    ] = ()  # GPUs of all replicas in turn, as CUDA_VISIBLE_DEVICES names them; () on a CPU
-    max_queue_size: int | None = (
-        None  # requests an Executor holds before Overloaded; None: the front end bounds it
-    )
-    options: dict[str, str] = field(
-        default_factory=dict
-    )  # every other option.*, for engines that know more
-    option_sources: dict[str, str] = field(
-        default_factory=dict, compare=False
-    )  # where each option.* was given
-    is_batch_default: bool = field(
-        default=False, compare=False
-    )  # nobody said max_num_sequences: fewer may run
+    # The TCP ports of all replicas in turn, by `Handler.port_variables`. () means any free ones.
+    ports: tuple[int, ...] = ()
+    # The GPUs of all replicas in turn, as CUDA_VISIBLE_DEVICES names them, () on a CPU.
+    device_ids: tuple[str, ...] = ()
+    # Requests that an Executor holds before it raises Overloaded. None: the front end bounds it.
+    max_queue_size: int | None = None
+    # Every other option.*, for engines that know more.
+    options: dict[str, str] = field(default_factory=dict)
+    # Where each option.* was given.
+    option_sources: dict[str, str] = field(default_factory=dict, compare=False)
+    # Whether nobody gave `max_num_sequences`, so that fewer may run.
+    is_batch_default: bool = field(default=False, compare=False)
 
     trust_remote_code: bool = option(
         False,
@@ -481,7 +476,8 @@ class EngineConfig(annexes.AbilitiesConfig, ReplicasConfig, UserCodeOptions):
         several.
         """
         nodes = self.options.get("nnodes", "")
-        return max(1, num_ranks // max(1, int(nodes) if nodes.isdecimal() else 1))
+        num_nodes = int(nodes) if nodes.isdecimal() else 1
+        return max(1, num_ranks // max(1, num_nodes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -490,7 +486,8 @@ class Config:
     model: ModelConfig
     engine: EngineConfig
     user_code: UserCodeConfig | None = None
-    requirements: RequirementsConfig | None = None  # None: nothing is installed
+    # None means that nothing is installed.
+    requirements: RequirementsConfig | None = None
 
     @property
     def is_user_code(self) -> bool:

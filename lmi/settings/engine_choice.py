@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 from lmi.errors import BadConfiguration
 from lmi.settings.config import EngineConfig
 from lmi.settings.handler import USER_CODE, Auto, Handler, installed
-from lmi.settings.values import Values, find
+from lmi.settings.values import Given, Values, find
 from lmi.shared.linux import Machine
 from lmi.user_code.options import UserCodeConfig
 
-NO_ROLLING_BATCH = "disable"  # the dynamic-batch schema, over any engine
+# The dynamic-batch schema, over any engine.
+NO_ROLLING_BATCH = "disable"
 KEY = "option.rolling_batch"
 BATCH = "option.max_rolling_batch_size"
 TENSOR = "option.tensor_parallel_degree"
@@ -25,11 +26,12 @@ TASKS = (
     "generate",
     *OF_EMBEDDINGS,
 )
-OF_IMAGES = "image-text-to-text"  # a task of engines that read images
+# A task of engines that read images.
+OF_IMAGES = "image-text-to-text"
 TASK = "option.task"
 QUANTIZE = "option.quantize"
 NEURON = "Neuron devices are not served here"
-# that option.rolling_batch can name in the reference and that have no handler here
+# Engines that option.rolling_batch can name in the reference and that have no handler here.
 ENGINES_ELSEWHERE = {
     "deepspeed": "DeepSpeed is not served here",
     **dict.fromkeys(("neuronx", "tnx", "transformers-neuronx", "optimum"), NEURON),
@@ -54,16 +56,17 @@ def choose_engine(values: Values, code: UserCodeConfig | None) -> ChosenEngine:
 
     machine = values.machine
     handlers = values.handlers
-    asked: str = values.given(KEY, "auto")
-    if asked.lower() == NO_ROLLING_BATCH and (reason := _asynchronous(values)):
-        values.note(f"{KEY}={asked} means auto beside {reason}")
-        asked = "auto"
+    word: str = values.given(KEY, "auto")
+    asynchronous = _asynchronous(values) if word.lower() == NO_ROLLING_BATCH else ""
+    if asynchronous:
+        values.note(f"{KEY}={word} means auto beside {asynchronous}")
+        word = "auto"
 
     try:
-        name, reason = choose_handler(asked, machine, handlers)
+        name, reason = choose_handler(word, machine, handlers)
     except BadConfiguration as error:
         values.refuse(KEY, str(error))
-        return ChosenEngine(asked, handlers.get(asked, Handler(load="")))
+        return ChosenEngine(word, handlers.get(word, Handler(load="")))
 
     abler = next(iter(_names(Auto.ON_GPUS, installed(handlers))), None)
     lack = _lack(values, handlers[name])
@@ -71,39 +74,42 @@ def choose_engine(values: Values, code: UserCodeConfig | None) -> ChosenEngine:
         values.warn(f"{lack.given}: {name} {lack.why}, so the engine is {abler}")
         name = abler
         reason = f"{lack.given} needs it"
-    elif asked != name:
-        values.note(f"{KEY}={asked}: the engine is {name}, because {reason}")
+    elif word != name:
+        values.note(f"{KEY}={word}: the engine is {name}, because {reason}")
 
-    return ChosenEngine(name, handlers[name], reason, asked.lower() == NO_ROLLING_BATCH)
+    return ChosenEngine(name, handlers[name], reason, word.lower() == NO_ROLLING_BATCH)
 
 
-def choose_handler(
-    asked: str, machine: Machine, handlers: Mapping[str, Handler]
-) -> tuple[str, str]:
+def choose_handler(text: str, machine: Machine, handlers: Mapping[str, Handler]) -> tuple[str, str]:
     """Return the name of one of `handlers`, and the reason. Raises BadConfiguration, which lists
     the allowed words.
     """
-    word = asked.lower()
+    word = text.lower()
     usable = installed(handlers)
     if word in ("auto", NO_ROLLING_BATCH):
-        if machine.gpus and (on_gpus := _names(Auto.ON_GPUS, usable)):
+        on_gpus = _names(Auto.ON_GPUS, usable)
+        if machine.gpus and on_gpus:
             return on_gpus[0], f"{on_gpus[0]} is installed and a GPU is visible"
 
-        if elsewhere := _names(Auto.ELSEWHERE, usable):
+        elsewhere = _names(Auto.ELSEWHERE, usable)
+        if elsewhere and not machine.gpus:
+            return elsewhere[0], "no GPU is visible"
+
+        if elsewhere:
             missing = " or ".join(_names(Auto.ON_GPUS, handlers))
-            return elsewhere[
-                0
-            ], f"{missing} is not installed" if machine.gpus else "no GPU is visible"
+            return elsewhere[0], f"{missing} is not installed"
 
     if word in usable:
         return word, "asked for"
 
+    other_names: list[str] = []
     for name, handler in usable.items():
         if word in handler.other_names:
             return name, f"{word} is served by {name}"
 
-    others = sorted(other for handler in usable.values() for other in handler.other_names)
-    words = ["auto", NO_ROLLING_BATCH, *others, *sorted(usable)]
+        other_names += handler.other_names
+
+    words = ["auto", NO_ROLLING_BATCH, *sorted(other_names), *sorted(usable)]
     raise BadConfiguration(", ".join(words) + _why_not(word, handlers))
 
 
@@ -119,13 +125,13 @@ def fit(values: Values, engine: ChosenEngine) -> EngineConfig:
     if engine.handler is not USER_CODE:
         _choose_defaults(values, engine)
 
-    most = values.final(BATCH)
+    max_sequences = values.final(BATCH)
     beams = "option.max_beam_width"
-    if most is not None and values.final(beams) > most:
+    if max_sequences is not None and values.final(beams) > max_sequences:
         if beams in values:
-            values.refuse(beams, f"at most {BATCH}, {most}")
+            values.refuse(beams, f"at most {BATCH}, {max_sequences}")
 
-        values.choose(beams, most, BATCH)
+        values.choose(beams, max_sequences, BATCH)
 
     config = _with_replicas(values, engine.handler, _choose_gpus(values))
     if engine.handler is not USER_CODE:
@@ -138,7 +144,8 @@ def _check_task(values: Values, handler: Handler) -> None:
     """Refuse a task that no engine here has, or that this engine has not."""
     task = _task(values)
     if task == OF_IMAGES and not handler.reads_images:
-        able = " or ".join(name for name, each in values.handlers.items() if each.reads_images)
+        engines = [name for name, handler in values.handlers.items() if handler.reads_images]
+        able = " or ".join(engines)
         values.refuse(
             TASK,
             f"{', '.join(TASKS)}; {OF_IMAGES} with option.rolling_batch={able}, once installed",
@@ -168,14 +175,13 @@ def _read_meanings(values: Values, handler: Handler) -> None:
 
             del values.picked[target]
 
-        rivals = [values.picked.pop(each) for each in (key, target) if each in values]
-        values.pick(
-            [
-                replace(given, key=target)
-                for each in rivals
-                for given in (each.given, *each.shadowed)
-            ]
-        )
+        candidates: list[Given] = []
+        for rival in (key, target):
+            winner = values.picked.pop(rival, None)
+            if winner is not None:
+                candidates += [winner.given, *winner.shadowed]
+
+        values.pick([replace(candidate, key=target) for candidate in candidates])
 
     for key in handler.unused.keys() & values.picked.keys():
         values.chosen[key] = (values.given(key), "not used")
@@ -205,15 +211,14 @@ def _with_replicas(values: Values, handler: Handler, gpus: tuple[str, ...]) -> E
     `max`.
     """
     if values.given(TENSOR) == "max":
-        most = 1 if handler.is_one_device else max(1, len(gpus) // values.final(PIPELINE))
-        values.settle(TENSOR, most, f"max of {len(gpus)} GPUs")
+        max_degree = 1 if handler.is_one_device else max(1, len(gpus) // values.final(PIPELINE))
+        values.settle(TENSOR, max_degree, f"max of {len(gpus)} GPUs")
 
-    others = {
-        key: one.value
-        for key, one in values.picked.items()
-        if key.startswith("option.") and find(key) is None
-    }
-    options = {key.removeprefix("option."): value for key, value in others.items()}
+    options: dict[str, str] = {}
+    for key, winner in values.picked.items():
+        if key.startswith("option.") and find(key) is None:
+            options[key.removeprefix("option.")] = winner.value
+
     config = EngineConfig(device_ids=gpus, options=options, **values.fields("engine"))
     refused = handler.check(config)
     for key, allowed in refused.items():
@@ -223,17 +228,17 @@ def _with_replicas(values: Values, handler: Handler, gpus: tuple[str, ...]) -> E
         return config
 
     gpus_each = config.num_ranks_here(values.final(TENSOR) * values.final(PIPELINE))
+    # On a cluster the GPUs of this machine are no limit, which 0 says.
     is_on_cluster = any(values.given(key) == text for key, text in handler.on_cluster.items())
-    num_gpus = 0 if is_on_cluster else len(gpus)  # 0: those of this machine are no limit
+    num_gpus = 0 if is_on_cluster else len(gpus)
     try:
         number = num_engines(
             num_gpus, gpus_each, values.given("minWorkers"), values.given("maxWorkers")
         )
     except BadConfiguration as error:
-        sources = [
-            values.how_given(key).source for key in ("minWorkers", "maxWorkers") if key in values
-        ]
-        values.faults.append(f"{error} ({', '.join(sources)})" if sources else str(error))
+        keys = [key for key in ("minWorkers", "maxWorkers") if key in values]
+        sources = ", ".join(values.how_given(key).source for key in keys)
+        values.faults.append(f"{error} ({sources})" if sources else str(error))
         return config
 
     return replace(config, num_engines=number, device_ids=gpus[: number * gpus_each])
@@ -266,20 +271,20 @@ def num_engines(num_gpus: int, gpus_each: int, low: int | None, high: int | None
 def _choose_gpus(values: Values) -> tuple[str, ...]:
     machine = values.machine
     device = values.final("option.device")
-    wanted = values.given("load_on_devices")
+    numbers = values.given("load_on_devices")
     if device == "cuda" and not machine.gpus:
         values.refuse("option.device", "auto or cpu, since no GPU is visible")
 
     gpus = () if device == "cpu" else machine.gpus
-    if wanted is None:
+    if numbers is None:
         return gpus
 
-    if any(int(number) >= len(gpus) for number in wanted):
+    if any(int(number) >= len(gpus) for number in numbers):
         allowed = f"* or numbers below {len(gpus)}" if gpus else "*, since no GPU is used"
         values.refuse("load_on_devices", allowed)
         return gpus
 
-    return tuple(gpus[int(number)] for number in wanted)
+    return tuple(gpus[int(number)] for number in numbers)
 
 
 def _names(auto: Auto, handlers: Mapping[str, Handler]) -> list[str]:
@@ -293,8 +298,8 @@ def _why_not(word: str, handlers: Mapping[str, Handler]) -> str:
     if word not in ENGINES_ELSEWHERE:
         return ""
 
-    chosen = _names(Auto.ELSEWHERE, handlers) + _names(Auto.ON_GPUS, handlers)
-    return f"; auto chooses {' or '.join(chosen)} ({word}: {ENGINES_ELSEWHERE[word]})"
+    engines = _names(Auto.ELSEWHERE, handlers) + _names(Auto.ON_GPUS, handlers)
+    return f"; auto chooses {' or '.join(engines)} ({word}: {ENGINES_ELSEWHERE[word]})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,15 +314,15 @@ def _lack(values: Values, handler: Handler) -> Lack | None:
     """Return the first option that asks for what an engine lacks and one for GPUs may have, or
     None.
     """
-    if handler.is_one_device and (degree := _degree_of_several(values)):
+    degree = _degree_of_several(values)
+    if handler.is_one_device and degree:
         return Lack(degree, "runs on one device")
 
     methods = handler.quantize_methods
     method = values.given(QUANTIZE)
     if methods is not None and method is not None and method not in methods:
-        return Lack(
-            values.how_given(QUANTIZE).said, f"quantises by {', '.join(sorted(methods))} alone"
-        )
+        reason = f"quantises by {', '.join(sorted(methods))} alone"
+        return Lack(values.how_given(QUANTIZE).said, reason)
 
     if _task(values) == OF_IMAGES and not handler.reads_images:
         return Lack(values.how_given(TASK).said, "reads no images")
@@ -340,7 +345,10 @@ def _degree_of_several(values: Values) -> str:
     num_gpus = 0 if values.given("option.device") == "cpu" else len(values.machine.gpus)
     for key in (TENSOR, PIPELINE):
         degree = values.given(key, 1)
-        if (num_gpus if degree == "max" else degree) > 1:
+        if degree == "max":
+            degree = num_gpus
+
+        if degree > 1:
             return values.how_given(key).said
 
     return ""
@@ -354,4 +362,7 @@ def _asynchronous(values: Values) -> str:
     if entry.endswith("async_service"):
         return f"option.entryPoint={entry}"
 
-    return "option.async_mode=true" if values.given("option.async_mode") else ""
+    if values.given("option.async_mode"):
+        return "option.async_mode=true"
+
+    return ""

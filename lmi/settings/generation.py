@@ -10,7 +10,7 @@ Source: vLLM 0.32, `ModelConfig.get_diff_sampling_param`.
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -39,7 +39,8 @@ def _integer(minimum: int) -> Fault:
     return partial(int_fault, minimum=minimum, maximum=MAX_INT)
 
 
-FAULTS: dict[str, Fault] = {  # the rules by which requests are checked
+# The rules by which requests are checked.
+FAULTS: dict[str, Fault] = {
     "temperature": _number(0, MAX_TEMPERATURE),
     "top_p": _number(0, 1),
     "top_k": _integer(-1),
@@ -55,21 +56,22 @@ def check_options(values: Values) -> None:
     """Refuse a path without a readable file, and each value of the override that no request may
     have.
     """
-    if (file := _named_file(values)) is not None:
+    file = _named_file(values)
+    if file is not None:
         try:
             _read(file)
         except ValueError as error:
             values.refuse(KEY, f"{GENERATION_CONFIG.allowed} ({error})")
 
     overrides = _overrides(values)
-    for name, rule, _ in _faults(overrides):
-        values.refuse(OVERRIDE, f"for {name} {rule}")
+    for broken in _broken_values(overrides):
+        values.refuse(OVERRIDE, f"for {broken.name} {broken.rule}")
 
-    if unknown := [name for name in overrides if name not in FAULTS]:
-        known = ", ".join(FAULTS)
+    unknown = [name for name in overrides if name not in FAULTS]
+    if unknown:
         values.warn(
             f"{values.how_given(OVERRIDE).place}: {', '.join(map(shorten, unknown))}: no effect, "
-            f"only {known}"
+            f"only {', '.join(FAULTS)}"
         )
 
 
@@ -79,11 +81,17 @@ def choose_defaults(values: Values, folder: Path) -> GenerationDefaults:
     """
     named_file = _named_file(values)
     of_file = _of_file(values, named_file or folder / FILE_NAME)
-    overrides = _known(_overrides(values))
+    overrides = _parameters(_overrides(values))
 
-    sources = [str(named_file) if named_file else FILE_NAME] if of_file else []
-    sources += [OVERRIDE] if overrides else []
-    limits = {**(of_file if named_file else {}), **overrides}
+    sources: list[str] = []
+    if of_file:
+        sources.append(str(named_file) if named_file else FILE_NAME)
+
+    if overrides:
+        sources.append(OVERRIDE)
+
+    # The file of the model's maker bounds no request.
+    limits = {**of_file, **overrides} if named_file else overrides
     defaults = GenerationDefaults(
         **{**of_file, **overrides},
         server_max_new_tokens=limits.get("max_new_tokens"),
@@ -100,13 +108,15 @@ def choose_defaults(values: Values, folder: Path) -> GenerationDefaults:
 
 def _named_file(values: Values) -> Path | None:
     """Return the file of the folder that the option names, None if it names none."""
-    named = values.final(KEY)
-    if named in ("auto", *OWN_DEFAULTS):
+    text = values.final(KEY)
+    if text in ("auto", *OWN_DEFAULTS):
         return None
 
-    bases = (values.folder or values.cwd, values.cwd)
-    paths = [base / local_path(named) for base in bases]
-    files = [path / FILE_NAME if path.is_dir() else path for path in paths]
+    files: list[Path] = []
+    for base in (values.folder or values.cwd, values.cwd):
+        path = base / local_path(text)
+        files.append(path / FILE_NAME if path.is_dir() else path)
+
     return next((file for file in files if file.is_file()), files[0])
 
 
@@ -123,29 +133,39 @@ def _of_file(values: Values, file: Path) -> dict[str, Any]:
         return {}
 
     try:
-        written = _read(file)
+        content = _read(file)
     except ValueError as error:
         values.warn(f"{file}: {error}, so the model has no defaults of its own")
         return {}
 
-    known = _known(written)
-    for name, rule, value in _faults(written):
-        values.warn(f"{file}: {name} must be {rule}, given {shorten(value)}, so it does not count")
-        del known[name]
+    parameters = _parameters(content)
+    for broken in _broken_values(content):
+        values.warn(
+            f"{file}: {broken.name} must be {broken.rule}, given {shorten(broken.value)}, so it "
+            "does not count"
+        )
+        del parameters[broken.name]
 
-    return known
-
-
-def _known(written: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters of requests among what was written. null means left out."""
-    return {name: written[name] for name in FAULTS if written.get(name) is not None}
+    return parameters
 
 
-def _faults(written: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
-    """Yield the name, the rule and the value of each parameter that breaks its rule."""
-    for name, value in _known(written).items():
-        if rule := FAULTS[name](value):
-            yield name, rule, value
+def _parameters(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters of requests in an object. null means left out."""
+    return {name: content[name] for name in FAULTS if content.get(name) is not None}
+
+
+class _BrokenValue(NamedTuple):
+    name: str
+    rule: str
+    value: Any
+
+
+def _broken_values(content: Mapping[str, Any]) -> Iterator[_BrokenValue]:
+    """Yield each parameter that breaks its rule."""
+    for name, value in _parameters(content).items():
+        rule = FAULTS[name](value)
+        if rule:
+            yield _BrokenValue(name, rule, value)
 
 
 def _read(file: Path) -> dict[str, Any]:

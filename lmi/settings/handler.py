@@ -24,7 +24,7 @@ class Auto(Enum):
     """The machines on which `option.rolling_batch=auto` chooses an engine."""
 
     NEVER = "never"
-    # also in place of an engine that lacks what the options ask for, as several devices
+    # Also in place of an engine that lacks what the options ask for, as several devices
     ON_GPUS = "on GPUs"
     ELSEWHERE = "elsewhere"
 
@@ -33,50 +33,52 @@ class Auto(Enum):
 class Handler:
     """One engine. Options have the names that serving.properties uses."""
 
-    load: str  # "module:function", which only the engine's process imports
-    library: str = ""  # the package that it needs
-    distributions: tuple[str, ...] = ()  # the names under which that package is published
+    # "module:function", which only the engine's process imports.
+    load: str
+    # The package that it needs.
+    library: str = ""
+    # The names under which that package is published.
+    distributions: tuple[str, ...] = ()
     auto: Auto = Auto.NEVER
-    other_names: tuple[str, ...] = ()  # further words of option.rolling_batch that mean it
+    # Further words of `option.rolling_batch` that mean it.
+    other_names: tuple[str, ...] = ()
     is_one_device: bool = False
-    reads_images: bool = False  # with some models
-    quantize_methods: frozenset[str] | None = (
-        None  # values of option.quantize that it has; None: it says itself
-    )
-    defaults: Mapping[str, object] = field(default_factory=dict)  # option -> value
+    # Whether some of its models read images.
+    reads_images: bool = False
+    # The values of `option.quantize` that it has. None means that it says itself.
+    quantize_methods: frozenset[str] | None = None
+    # The defaults of options that are the engine's own, by option.
+    defaults: Mapping[str, object] = field(default_factory=dict)
     embedding_options: Mapping[str, str] = field(default_factory=dict)
     """Its own options, without `option.`, that make it give embeddings where `option.task` says
     that it should.
     """
-    sampling_defaults: SamplingDefaults | None = None  # that the LMI APIs document for it
-    uses: frozenset[str] = (
-        frozenset()
-    )  # those with `otherwise` in their Option that have an effect on it
-    unused: Mapping[str, str] = field(
-        default_factory=dict
-    )  # option of other engines -> what to do instead, or nothing
+    # The defaults that the LMI APIs document for it.
+    sampling_defaults: SamplingDefaults | None = None
+    # The options with `otherwise` in their Option that have an effect on it.
+    uses: frozenset[str] = frozenset()
+    # What to do instead of an option of other engines, or "", by option.
+    unused: Mapping[str, str] = field(default_factory=dict)
     means: Mapping[str, str] = field(default_factory=dict)
     """Options that set something of another name: an option of the table, or one of the engine's
     own arguments.
     """
-    wins: frozenset[str] = (
-        frozenset()
-    )  # those of `means` that count where the option of the table is given too
-    caveat: str = ""  # what its user must know, said at every start
-    on_cluster: Mapping[str, str] = field(
-        default_factory=dict
-    )  # option -> text with which a cluster places the ranks
-    port_variables: tuple[
-        str, ...
-    ] = ()  # variables that each name a TCP port on which one of its processes listens
-    demo: Path | None = None  # the folder of a small model that comes with it
+    # The options of `means` that count where the option of the table is given too.
+    wins: frozenset[str] = frozenset()
+    # What its user must know, said at every start.
+    caveat: str = ""
+    # The text with which a cluster places the ranks, by option.
+    on_cluster: Mapping[str, str] = field(default_factory=dict)
+    # Variables that each name a TCP port on which one of its processes listens.
+    port_variables: tuple[str, ...] = ()
+    # The folder of a small model that comes with it.
+    demo: Path | None = None
     option_names: Callable[[], frozenset[str] | None] = lambda: None
     """Returns the options that it reads beside those of the table, without `option.`. None: it
     takes every option.
     """
-    ignores_unknown: bool = (
-        False  # an option that neither lmi nor `option_names` lists has no effect on it
-    )
+    # Whether an option that neither lmi nor `option_names` lists has no effect on it.
+    ignores_unknown: bool = False
     check: Callable[[EngineConfig], Mapping[str, str]] = lambda config: {}
     """Returns each option whose value it cannot run with, and the values that are allowed."""
     check_model: Callable[[Path], None] = lambda folder: None
@@ -101,13 +103,18 @@ class Handler:
 
     def option_keys(self) -> frozenset[str] | None:
         names = self.option_names()
-        return None if names is None else frozenset(f"option.{name}" for name in names)
+        if names is None:
+            return None
+
+        return frozenset(f"option.{name}" for name in names)
 
 
-USER_CODE = Handler(load="")  # the record of user code that is the model
+# The record of user code that is the model.
+USER_CODE = Handler(load="")
 
 
-@cache  # the metadata of all installed packages is read once in a process
+# The metadata of all installed packages is read once in a process.
+@cache
 def announced() -> Mapping[str, Handler]:
     """Return every announced engine by its name, also those whose library is not installed."""
     entries = {entry.name: entry for entry in entry_points(group=GROUP)}
@@ -116,11 +123,12 @@ def announced() -> Mapping[str, Handler]:
 
 def installed(handlers: Mapping[str, Handler]) -> dict[str, Handler]:
     """Return those that need no library, or whose library is there."""
-    return {
-        name: one
-        for name, one in handlers.items()
-        if not one.library or folder_of(one.library) is not None
-    }
+    usable: dict[str, Handler] = {}
+    for name, handler in handlers.items():
+        if not handler.library or folder_of(handler.library) is not None:
+            usable[name] = handler
+
+    return usable
 
 
 def folder_of(library: str) -> Path | None:
@@ -128,7 +136,10 @@ def folder_of(library: str) -> Path | None:
     installed.
     """
     spec = importlib.util.find_spec(library)
-    return Path(spec.origin).parent if spec is not None and spec.origin else None
+    if spec is None or not spec.origin:
+        return None
+
+    return Path(spec.origin).parent
 
 
 def _record(entry: EntryPoint) -> Handler:
@@ -137,7 +148,8 @@ def _record(entry: EntryPoint) -> Handler:
 
     try:
         handler = entry.load()
-    except Exception:  # the engine's process, which imports it too, says why
+    except Exception:
+        # The engine's process, which imports it too, says why.
         return Handler(load=entry.value)
 
     if not isinstance(handler, Handler):

@@ -11,7 +11,8 @@ from msgspec import Struct
 LARGEST = 2**31 - 1
 SIZE_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 LENGTH_UNITS = {"": 1, "k": 10**3, "m": 10**6, "K": 1 << 10, "M": 1 << 20}
-MOST_S = 1e7  # also of milliseconds
+# The most seconds of an option, and the most milliseconds.
+MOST_S = 1e7
 WORDS = {
     "true": True,
     "1": True,
@@ -35,9 +36,12 @@ class Kind(Struct, frozen=True):
 
     allowed: str
     parse: Callable[[str], Any]
-    unset: str = ""  # the text that means None
-    words: tuple[str, ...] = ()  # the values, where they are few
-    unit: str = "VALUE"  # what the help shows in the place of a value
+    # The text that means None.
+    unset: str = ""
+    # The values, where they are few.
+    words: tuple[str, ...] = ()
+    # What the help shows in the place of a value.
+    unit: str = "VALUE"
 
 
 def is_true(text: str, otherwise: bool = False) -> bool:
@@ -51,29 +55,34 @@ def local_path(url: str) -> str:
 
 
 def integer(low: int, high: int = LARGEST) -> Kind:
+    is_bounded = high != LARGEST
+
     def parse(text: str) -> int:
         if not re.fullmatch(r"[+-]?[0-9]{1,100}", text) or int(text) < low:
             raise ValueError
 
         if int(text) > high:
-            raise TooLarge(f"a whole number {low}..{high}") if high == LARGEST else ValueError
+            if is_bounded:
+                raise ValueError
+
+            raise TooLarge(f"a whole number {low}..{high}")
 
         return int(text)
 
-    bounds = f"of at least {low}" if high == LARGEST else f"{low}..{high}"
+    bounds = f"{low}..{high}" if is_bounded else f"of at least {low}"
     return Kind(f"a whole number {bounds}", parse, unit="N")
 
 
 def word(
-    known: Mapping[str, Any], otherwise: Callable[[str], Any] | None = None
+    values: Mapping[str, Any], otherwise: Callable[[str], Any] | None = None
 ) -> Callable[[str], Any]:
     """Return a parser that knows words, in any case. It gives other texts to `otherwise`, or
     refuses them.
     """
 
     def parse(text: str) -> Any:
-        if text.lower() in known:
-            return known[text.lower()]
+        if text.lower() in values:
+            return values[text.lower()]
 
         if otherwise is None:
             raise ValueError
@@ -84,34 +93,31 @@ def word(
 
 
 def choice(*words: str, **long_names: str) -> Kind:
-    """Return the kind of one of `words`, in any case. `long_names` maps further names
-    to the words.
-    """
-    return Kind(
-        ", ".join(words), word({each.lower(): each for each in words} | long_names), words=words
-    )
+    """Return the kind of one of `words`, in any case. `long_names` maps further names to them."""
+    values = {text.lower(): text for text in words}
+    return Kind(", ".join(words), word(values | long_names), words=words)
 
 
 def matching(
-    allowed: str, pattern: str, meant: Callable[..., Any] = str, unit: str = "VALUE"
+    allowed: str, pattern: str, value_of: Callable[..., Any] = str, unit: str = "VALUE"
 ) -> Kind:
-    """Return the kind of texts of a form. `meant` makes the value of the text, or of the groups
+    """Return the kind of texts of a form. `value_of` makes the value of the text, or of the groups
     that `pattern` has.
     """
 
     def parse(text: str) -> Any:
-        if (found := re.fullmatch(pattern, text)) is None:
+        if (match := re.fullmatch(pattern, text)) is None:
             raise ValueError
 
-        return meant(*(found.groups() or [text]))
+        return value_of(*(match.groups() or [text]))
 
     return Kind(allowed, parse, unit=unit)
 
 
 def several(
     allowed: str,
-    each: Kind,
-    divided: Callable[[str], list[str]] = re.compile("[;,]").split,
+    kind: Kind,
+    split: Callable[[str], list[str]] = re.compile("[;,]").split,
     once: Callable[[Any], str] | None = None,
 ) -> Kind:
     """Return the kind of values of one kind with `;` or `,` between. `once` says what no two of
@@ -119,7 +125,7 @@ def several(
     """
 
     def parse(text: str) -> tuple[Any, ...]:
-        values = tuple(each.parse(part.strip()) for part in divided(text))
+        values = tuple(kind.parse(part.strip()) for part in split(text))
         if once is not None and len(set(map(once, values))) < len(values):
             raise ValueError
 

@@ -22,7 +22,8 @@ GATEWAY_PORT = 8081
 class User:
     """The user that all but the supervisor and the fetches run as where root starts the server."""
 
-    text: str  # as it was given
+    # The text that names the user.
+    text: str
     name: str
     uid: int
     gid: int
@@ -39,21 +40,31 @@ class User:
         """
         user, _, group = text.partition(":")
         try:
-            known = pwd.getpwuid(int(user)) if user.isdecimal() else pwd.getpwnam(user)
+            account = pwd.getpwuid(int(user)) if user.isdecimal() else pwd.getpwnam(user)
         except KeyError:
-            known = None
+            account = None
 
-        if known is None and not user.isdecimal():
+        if account is None and not user.isdecimal():
             raise ValueError
 
-        uid = int(user) if known is None else known.pw_uid
-        gid = int(group) if group else uid if known is None else known.pw_gid
+        uid = int(user) if account is None else account.pw_uid
+        gid = uid if account is None else account.pw_gid
+        if group:
+            gid = int(group)
+
         if not (0 < uid < 2**32 - 1 and 0 < gid < 2**32 - 1):
             raise ValueError
 
-        name, home = (str(uid), "") if known is None else (known.pw_name, known.pw_dir)
-        groups = (gid,) if known is None or group else tuple(os.getgrouplist(name, gid))
-        return cls(text, name, uid, gid, groups, home if os.path.isdir(home) else "/tmp")
+        name = str(uid) if account is None else account.pw_name
+        home = "" if account is None else account.pw_dir
+        groups: tuple[int, ...] = (gid,)
+        if account is not None and not group:
+            groups = tuple(os.getgrouplist(name, gid))
+
+        if not os.path.isdir(home):
+            home = "/tmp"
+
+        return cls(text, name, uid, gid, groups, home)
 
     @property
     def environ(self) -> dict[str, str]:
@@ -91,12 +102,8 @@ class User:
 
 def _address(text: str) -> tuple[str, int]:
     parts = urlsplit(text)
-    if (
-        parts.scheme != "http"
-        or not parts.hostname
-        or not parts.port
-        or parts.path not in ("", "/")
-    ):
+    is_whole = parts.scheme == "http" and parts.path in ("", "/")
+    if not is_whole or not parts.hostname or not parts.port:
         raise ValueError
 
     return parts.hostname, parts.port
@@ -111,12 +118,12 @@ def _port_range(first: str, last: str) -> tuple[int, int]:
 
 PORT = integer(1, 65535)
 ADDRESS = Kind("http://HOST:PORT", _address)
+GATEWAY_WORDS = {
+    text: GATEWAY_PORT if means else None for text, means in WORDS.items() if text.isalpha()
+}
 GATEWAY = Kind(
     f"a port 1..65535, true (port {GATEWAY_PORT}) or false",
-    word(
-        {each: GATEWAY_PORT if means else None for each, means in WORDS.items() if each.isalpha()},
-        PORT.parse,
-    ),
+    word(GATEWAY_WORDS, PORT.parse),
     unit="[PORT]",
 )
 PORT_RANGE = matching(

@@ -45,31 +45,21 @@ Fetched = Mapping[str, Path]
 
 
 def find_folder(
-    asked: str | None, cwd: Path, platform_folder: Path = PLATFORM_FOLDER
+    text: str | None, cwd: Path, platform_folder: Path = PLATFORM_FOLDER
 ) -> Path | None:
-    """Return the folder to serve: the one asked for, SageMaker's, or the current one. None means
-    the demo.
+    """Return the folder to serve: the one that `text` names, SageMaker's, or the current one. None
+    means the demo.
 
     If the folder holds only one other folder, that one is served, because archives are often packed
-    so. Raises ModelUnusable if the folder that was asked for does not exist.
+    so. Raises ModelUnusable if the folder that `text` names does not exist.
     """
-    if asked is not None:
-        folder = cwd / local_path(asked)
-        if asked == DEMO and not folder.exists():
+    if text is not None:
+        folder = cwd / local_path(text)
+        if text == DEMO and not folder.exists():
             return demo_folder()
 
         if not folder.is_dir():
-            names = [DEMO, *CATALOGUE, *(entry.name for entry in cwd.iterdir() if entry.is_dir())]
-            near = difflib.get_close_matches(asked, names, 1, 0.8)
-            meant = f"; did you mean {near[0]}?" if near else ""
-            said = (
-                NO_GGUF
-                if folder.name.endswith(GGUF)
-                else "is not a folder"
-                if folder.exists()
-                else "does not exist"
-            )
-            raise ModelUnusable(f"{asked}: {said}{meant}")
+            raise _no_folder(text, folder, cwd)
     elif platform_folder.is_dir() and any(platform_folder.iterdir()):
         folder = platform_folder
     elif any((cwd / name).is_file() for name in ("serving.properties", "config.json")):
@@ -77,25 +67,47 @@ def find_folder(
     else:
         return None
 
-    inside = list(folder.iterdir())
-    return inside[0] if len(inside) == 1 and inside[0].is_dir() else folder
+    entries = list(folder.iterdir())
+    if len(entries) == 1 and entries[0].is_dir():
+        return entries[0]
+
+    return folder
+
+
+def _no_folder(text: str, folder: Path, cwd: Path) -> ModelUnusable:
+    names = [DEMO, *CATALOGUE, *(entry.name for entry in cwd.iterdir() if entry.is_dir())]
+    near = difflib.get_close_matches(text, names, 1, 0.8)
+    meant = f"; did you mean {near[0]}?" if near else ""
+
+    reason = "does not exist"
+    if folder.name.endswith(GGUF):
+        reason = NO_GGUF
+    elif folder.exists():
+        reason = "is not a folder"
+
+    return ModelUnusable(f"{text}: {reason}{meant}")
 
 
 def named_folder(environ: Mapping[str, str], flags: Mapping[str, str], cwd: Path) -> str | None:
     """Return the folder that `load_models` names, None if it is not there and option.model_id is
     given too.
     """
-    givens = sorted(collect(Properties(), environ, flags), key=lambda given: given.rank)
-    texts = [given.text for given in givens if given.key == "load_models"]
+    entries = sorted(collect(Properties(), environ, flags), key=lambda entry: entry.rank)
+    texts = [entry.text for entry in entries if entry.key == "load_models"]
     models: tuple[NamedModel, ...] = ()
-    with suppress(ValueError):  # the row of load_models reports a bad text
+    # The row of load_models reports a bad text.
+    with suppress(ValueError):
         models = MODELS.parse(texts[0]) if texts else ()
 
-    is_named = any(given.key == "option.model_id" for given in givens)
-    if not models or (is_named and not (cwd / local_path(models[0].url)).is_dir()):
+    if not models:
         return None
 
-    return models[0].url
+    url: str = models[0].url
+    has_model_id = any(entry.key == MODEL for entry in entries)
+    if has_model_id and not (cwd / local_path(url)).is_dir():
+        return None
+
+    return url
 
 
 def place(givens: list[Given], values: Values) -> tuple[list[Given], tuple[str, ...]]:
@@ -107,54 +119,55 @@ def place(givens: list[Given], values: Values) -> tuple[list[Given], tuple[str, 
     """
     is_whole = values.folder is not None and fault(values.folder) is None
     givens = _without_images(givens, values, is_whole)
-    is_served_elsewhere = any(
-        given.key == MODEL and given.rank[0] < ENVIRONMENT for given in givens
-    )
-    placed = []
-    missing = dict[str, None]()
-    for given in givens:
-        is_remote = _is_remote(given, values)
-        if is_remote:
-            _find_in_cache(given, givens, values)
+    first_ranks: dict[str, tuple[int, int]] = {}
+    for entry in givens:
+        first_ranks[entry.key] = min(entry.rank, first_ranks.get(entry.key, entry.rank))
 
-        if is_remote and is_whole and not is_served_elsewhere and given.key == MODEL:
+    names_model = MODEL in first_ranks and first_ranks[MODEL][0] < ENVIRONMENT
+    placed: list[Given] = []
+    missing: dict[str, None] = {}
+    for entry in givens:
+        if not _is_remote(entry, values):
+            placed.append(entry)
+            continue
+
+        _find_in_cache(entry, givens, values)
+        if is_whole and not names_model and entry.key == MODEL:
             values.warn(
-                f"{given.said}: the model in {values.folder} is served and this is not fetched; "
-                f"remove {given.source} "
+                f"{entry.said}: the model in {values.folder} is served and this is not fetched; "
+                f"remove {entry.source} "
                 "to serve the folder without this warning, or take the model out of the folder to "
                 "serve the other"
             )
             continue
 
-        if is_remote and given.rank == min(
-            other.rank for other in givens if other.key == given.key
-        ):
-            if given.text in values.fetched:
-                given = replace(given, text=str(values.fetched[given.text]))
+        if entry.rank == first_ranks[entry.key]:
+            if entry.text in values.fetched:
+                entry = replace(entry, text=str(values.fetched[entry.text]))
             else:
-                missing[given.text] = None
+                missing[entry.text] = None
 
-        placed.append(given)
+        placed.append(entry)
 
     return placed, tuple(missing)
 
 
-def _find_in_cache(given: Given, givens: list[Given], values: Values) -> None:
+def _find_in_cache(entry: Given, givens: list[Given], values: Values) -> None:
     """Note where a model of the catalogue lies, if it does: no process has to fetch it."""
-    model = CATALOGUE.get(given.text)
-    if model is None or given.text in values.fetched:
+    model = CATALOGUE.get(entry.text)
+    if model is None or entry.text in values.fetched:
         return
 
-    named = [other for other in givens if other.key == "download_dir"]
-    if named:
-        first = min(named, key=lambda other: other.rank)
+    candidates = [candidate for candidate in givens if candidate.key == "download_dir"]
+    if candidates:
+        first = min(candidates, key=lambda candidate: candidate.rank)
         download_dir = values.cwd / first.text
     else:
         download_dir = default_download_dir(values.environ)
 
     folder = model.kept(download_dir.absolute())
     if folder is not None:
-        values.fetched = {**values.fetched, given.text: folder}
+        values.fetched = {**values.fetched, entry.text: folder}
 
 
 def _without_images(givens: list[Given], values: Values, is_whole: bool) -> list[Given]:
@@ -163,29 +176,29 @@ def _without_images(givens: list[Given], values: Values, is_whole: bool) -> list
 
     It does with a folder that holds a whole model, or whose file has option.model_id.
     """
-    is_in_file = any(given.key == MODEL and given.rank[0] == FILE for given in givens)
+    is_in_file = any(entry.key == MODEL and entry.rank[0] == FILE for entry in givens)
     if not values.is_folder_asked or not (is_whole or is_in_file):
         return givens
 
-    of_images = [given for given in givens if given.key == MODEL and given.rank[0] == PLATFORM]
-    for given in of_images:
+    of_images = [entry for entry in givens if entry.key == MODEL and entry.rank[0] == PLATFORM]
+    for entry in of_images:
         values.warn(
-            f"{given.said}: has no effect beside {values.folder}, which the command line names"
+            f"{entry.said}: has no effect beside {values.folder}, which the command line names"
         )
 
-    return [given for given in givens if given not in of_images]
+    return [entry for entry in givens if entry not in of_images]
 
 
 def without_model(values: Values, flags: Mapping[str, str]) -> Config:
     """Return the settings of a server with several models. Each model's are resolved when it is
     loaded.
     """
-    for picked in values.picked.values():
-        if picked.given.key in (MODEL, "load_models"):
-            values.warn(f"{picked.given.said}: not served, multi_model starts without a model")
-        elif picked.given.rank[0] == FILE and not is_of_server(picked.given.key):
+    for winner in values.picked.values():
+        if winner.given.key in (MODEL, "load_models"):
+            values.warn(f"{winner.given.said}: not served, multi_model starts without a model")
+        elif winner.given.rank[0] == FILE and not is_of_server(winner.given.key):
             values.note(
-                f"{picked.given.place}: no effect with multi_model, each model has its own file"
+                f"{winner.given.place}: no effect with multi_model, each model has its own file"
             )
 
     values.stop_at_faults()
@@ -199,9 +212,11 @@ def source_name(text: str) -> str:
     called.
     """
     name = text.rstrip("/").rpartition("/")[2]
-    return next(
-        (name.removesuffix(suffix) for suffix in ARCHIVE_SUFFIXES if name.endswith(suffix)), name
-    )
+    for suffix in ARCHIVE_SUFFIXES:
+        if name.endswith(suffix):
+            return name.removesuffix(suffix)
+
+    return name
 
 
 def model_name(text: str) -> str:
@@ -232,19 +247,22 @@ def user_code_folders(values: Values) -> list[Path]:
     except ModelUnusable:
         path = folder or values.cwd
 
-    return [path] if folder is None or folder == path else [path, folder]
+    if folder is None or folder == path:
+        return [path]
+
+    return [path, folder]
 
 
-def _is_remote(given: Given, values: Values) -> bool:
-    if given.key not in (MODEL, DRAFT) or given.text == DEMO:
+def _is_remote(entry: Given, values: Values) -> bool:
+    if entry.key not in (MODEL, DRAFT) or entry.text == DEMO:
         return False
 
-    path = local_path(given.text)
+    path = local_path(entry.text)
     is_here = any((base / path).is_dir() for base in (values.folder or values.cwd, values.cwd))
     try:
         return remote(path, exists_locally=is_here) is not None
     except ModelUnusable as error:
-        raise ModelUnusable(f"{error} ({given.source})") from None
+        raise ModelUnusable(f"{error} ({entry.source})") from None
 
 
 def choose_model(values: Values, is_user_code: bool, missing: tuple[str, ...]) -> Path:
@@ -254,17 +272,12 @@ def choose_model(values: Values, is_user_code: bool, missing: tuple[str, ...]) -
     folder may hold nothing else, because the code may load its files from anywhere. Raises
     ModelUnusable, which names the option or says that none was given.
     """
-    # The option's text of a remote model is the source, or its folder once it was fetched.
-    sources = {str(path): source for source, path in values.fetched.items()} | {
-        text: text for text in missing
-    }
-    folder = values.folder
     model_id = values.given(MODEL)
-    source = sources.get(model_id or "")
-    if source is not None and source == model_id:
-        _choose_names(values, "", source_name(source))
-        return Path(source)
+    if model_id is not None and model_id in missing:
+        _choose_names(values, "", source_name(model_id))
+        return Path(model_id)
 
+    folder = values.folder
     try:
         path = user_code_folders(values)[0] if is_user_code else _whole_model(values)
         name = DEMO if path == demo_folder() else Path(model_id or path).name
@@ -272,10 +285,16 @@ def choose_model(values: Values, is_user_code: bool, missing: tuple[str, ...]) -
         place = Setting.of(values, MODEL).source if MODEL in values else f"no {MODEL}"
         raise ModelUnusable(f"{error} ({place})") from None
 
-    _warn_of_other_models(values, path.resolve())
-    values.choose(MODEL, str(path.resolve()), "the folder" if folder else "the built-in demo")
-    loaded = _loaded_name(values, folder or path.resolve())
-    _choose_names(values, loaded, name if source is None else source_name(source))
+    # The option's text of a fetched model is its folder, and the source has the name.
+    sources = {str(path): source for source, path in values.fetched.items()}
+    if model_id in sources:
+        name = source_name(sources[model_id])
+
+    resolved_path = path.resolve()
+    _warn_of_other_models(values, resolved_path)
+    values.choose(MODEL, str(resolved_path), "the folder" if folder else "the built-in demo")
+    loaded_name = _loaded_name(values, folder or resolved_path)
+    _choose_names(values, loaded_name, name)
     return path
 
 
@@ -283,15 +302,16 @@ def _whole_model(values: Values) -> Path:
     """Return the model's folder. Raises ModelUnusable unless its files are there."""
     path = _model_path(values)
     if not (path / "config.json").is_file():
-        there = (
-            listed(sorted(entry.name for entry in path.iterdir()))
-            if path.is_dir()
-            else "does not exist"
-        )
-        raise ModelUnusable(f"{path}: {there}; a model's folder has a config.json")
+        content = "does not exist"
+        if path.is_dir():
+            content = listed(sorted(entry.name for entry in path.iterdir()))
 
-    if any(path.glob(f"*{GGUF}")) and (found := fault(path)):
-        raise ModelUnusable(f"{path}: {found}")
+        raise ModelUnusable(f"{path}: {content}; a model's folder has a config.json")
+
+    if any(path.glob(f"*{GGUF}")):
+        reason = fault(path)
+        if reason:
+            raise ModelUnusable(f"{path}: {reason}")
 
     return path
 
@@ -319,9 +339,9 @@ def _model_path(values: Values) -> Path:
 def facts(folder: Path) -> Mapping[str, Any]:
     """Return a model's config.json, or nothing if it cannot be read, which the engine reports."""
     with suppress(OSError, ValueError, RecursionError):
-        found = json.loads(read_bounded(folder / "config.json"))
-        if isinstance(found, dict):
-            return found
+        config = json.loads(read_bounded(folder / "config.json"))
+        if isinstance(config, dict):
+            return config
 
     return {}
 
@@ -339,31 +359,34 @@ def sources_of(values: Values, path: Path) -> tuple[str, ...]:
     folder = values.folder
     if folder is not None:
         names.append(str(folder))
-        is_platforms = PLATFORM_FOLDER in (folder, *folder.parents)
-        names.append(str(PLATFORM_FOLDER) if is_platforms else "")
+        if PLATFORM_FOLDER in (folder, *folder.parents):
+            names.append(str(PLATFORM_FOLDER))
 
     # Without a slash it may be the name of an adapter.
-    return tuple(dict.fromkeys(name.rstrip("/") for name in names if "/" in name.rstrip("/")))
+    names = [name.rstrip("/") for name in names]
+    return tuple(dict.fromkeys(name for name in names if "/" in name))
 
 
-def _choose_names(values: Values, loaded: str, name: str) -> None:
+def _choose_names(values: Values, loaded_name: str, name: str) -> None:
     """Choose the names: answers carry the first, requests may use any.
 
-    The first is the one that an option or `load_models` gives, which is `loaded`, else it is made
-    of `name`.
+    The first is the one that an option or `load_models` gives, which is `loaded_name`, else it is
+    made of `name`.
     """
-    served = values.given("option.served_model_name", ())
-    given = {
-        **dict.fromkeys(served, "option.served_model_name"),
-        **({loaded: "load_models"} if loaded else {}),
-    }
-    first, reason = next(iter(given.items()), (model_name(name), "the model's last name"))
+    served_names = values.given("option.served_model_name", ())
+    reasons = dict.fromkeys(served_names, "option.served_model_name")
+    if loaded_name:
+        reasons[loaded_name] = "load_models"
+
+    first, reason = next(iter(reasons.items()), (model_name(name), "the model's last name"))
     values.choose(NAME, first, reason)
-    aliases = values.given("option.model_alias", ())
-    others = tuple(one for one in (*aliases, *given) if one != values.final(NAME))
-    if others != aliases:
+
+    given_aliases = values.given("option.model_alias", ())
+    first = values.final(NAME)
+    aliases = tuple(alias for alias in (*given_aliases, *reasons) if alias != first)
+    if aliases != given_aliases:
         values.settle(
-            "option.model_alias", tuple(dict.fromkeys(others)), "further names that were given"
+            "option.model_alias", tuple(dict.fromkeys(aliases)), "further names that were given"
         )
 
 
@@ -377,12 +400,11 @@ def _loaded_name(values: Values, served: Path) -> str:
 
     place = values.how_given("load_models").place
     for model in models[1:]:
-        said = shorten(str(model), 300)
-        values.warn(f"{place}: one model is served, so {said} is not")
+        values.warn(f"{place}: one model is served, so {shorten(str(model), 300)} is not")
 
     cwd = values.cwd
-    named = cwd / local_path(models[0].url)
-    if named.is_dir() and find_folder(str(named), cwd) != values.folder:
+    folder = cwd / local_path(models[0].url)
+    if folder.is_dir() and find_folder(str(folder), cwd) != values.folder:
         values.warn(f"{place}: the model in {served} is served and this is not")
         return ""
 
@@ -391,12 +413,14 @@ def _loaded_name(values: Values, served: Path) -> str:
 
 def _warn_of_other_models(values: Values, path: Path) -> None:
     """Warn if options name two models, because only one is served."""
-    if (picked := values.picked.get(MODEL)) is None:
+    winner = values.picked.get(MODEL)
+    if winner is None:
         return
 
     folder = values.folder
     if folder is not None and folder.resolve() != path and (folder / "config.json").is_file():
-        values.warn(f"{picked.given.place}: it is served and the model in {folder} is not")
+        values.warn(f"{winner.given.place}: it is served and the model in {folder} is not")
 
-    for given in [given for given in picked.shadowed if given.text != picked.given.text]:
-        values.warn(f"{given.said}: has no effect beside {picked.given.source}")
+    for rival in winner.shadowed:
+        if rival.text != winner.given.text:
+            values.warn(f"{rival.said}: has no effect beside {winner.given.source}")

@@ -30,39 +30,42 @@ class Option(Struct, frozen=True):
     """
 
     default: Any
-    part: str  # server, model or engine: the settings that declare it
-    # the field of Config that it fills, such as "server.port", or "" if it fills none directly
+    # The settings that declare it: server, model or engine.
+    part: str
+    # The field of Config that it fills, such as "server.port", or "" if it fills none directly
     field: str
-    declared: tuple[type, str]  # the class and its field
-    key: str  # in serving.properties
+    # The class and its field.
+    declared: tuple[type, str]
+    # Its key in serving.properties.
+    key: str
     kind: Kind
-    aliases: Sequence[str] = ()  # further keys with the same meaning
-    env: Sequence[
-        str
-    ] = ()  # environment names beside OPTION_… and SERVING_…; the first one given counts
-    platform: Sequence[
-        str
-    ] = ()  # names of SageMaker and of AWS's images, which beat the file; the first one counts
+    # Further keys with the same meaning.
+    aliases: Sequence[str] = ()
+    # Environment names beside OPTION_… and SERVING_…. The first one that is set counts.
+    env: Sequence[str] = ()
+    # Names of SageMaker and of AWS's images, which beat the file. The first one that is set counts.
+    platform: Sequence[str] = ()
     more_flags: Sequence[str] = ()
-    own_kinds: Mapping[str, Kind] = {}  # of the variables whose values have another form
+    # The kinds of variables whose values have another form.
+    own_kinds: Mapping[str, Kind] = {}
     has_flag: bool = True
-    is_for_engine: bool = False  # EngineConfig.options holds its text for every engine
-    otherwise: str = (
-        ""  # only engines whose Handler.uses names it read it: what happens on the others
-    )
+    # `EngineConfig.options` holds its text for every engine.
+    is_for_engine: bool = False
+    # What happens on the engines whose `Handler.uses` does not name it, where only some read it.
+    otherwise: str = ""
     grants: str = ""
     """What its author can do beyond the model's answers, as a noun. The file of a stranger cannot
     give it: see `strangers.py`. An option of the server needs no word for it, since it always
     reaches beyond a model.
     """
-    is_for_operator: bool = (
-        False  # in secure mode serving.properties, which may come with the model, cannot give it
-    )
-    is_path: bool = False  # in secure mode it must lie in a safe folder
-    is_safe: bool = True  # secure mode allows it
-    refused_by: str = (
-        ""  # the control of secure mode that refuses every value but the default and harmless ones
-    )
+    # Whether in secure mode serving.properties, which may come with the model, cannot give it.
+    is_for_operator: bool = False
+    # Whether in secure mode it must lie in a safe folder.
+    is_path: bool = False
+    # Whether secure mode allows it.
+    is_safe: bool = True
+    # The control of secure mode that refuses every value but the default and harmless ones.
+    refused_by: str = ""
     harmless: Callable[[Any], bool] = lambda value: False
 
     @property
@@ -89,18 +92,7 @@ def option(default: Default, kind: Kind | None = None, names: str = "", **facts:
     """
     facts["kind"] = kind
     for name in names.split():
-        is_platform = name.startswith("SAGEMAKER_")
-        is_flag = name.startswith("-")
-        form = (
-            "platform"
-            if is_platform
-            else "more_flags"
-            if is_flag
-            else "env"
-            if name.isupper()
-            else "aliases"
-        )
-        facts.setdefault(form, []).append(name)
+        facts.setdefault(_field_of_name(name), []).append(name)
 
     if isinstance(default, dict):
         return dataclasses.field(default_factory=lambda: default, metadata=facts)
@@ -108,23 +100,36 @@ def option(default: Default, kind: Kind | None = None, names: str = "", **facts:
     return dataclasses.field(default=default, metadata=facts)
 
 
-@cache  # of the source, since Python keeps no docstring of a field
+def _field_of_name(name: str) -> str:
+    """Return the field of Option that a further name of an option belongs to."""
+    if name.startswith("SAGEMAKER_"):
+        return "platform"
+
+    if name.startswith("-"):
+        return "more_flags"
+
+    return "env" if name.isupper() else "aliases"
+
+
+# The source is read, since Python keeps no docstring of a field, and once for each module.
+@cache
 def docstrings(module: str) -> dict[tuple[str, str], str]:
     """Return the docstrings of fields by class and field."""
-    found = {}
-    classes = [
-        each
-        for each in ast.parse(inspect.getsource(sys.modules[module])).body
-        if isinstance(each, ast.ClassDef)
-    ]
-    for settings, one, after in ((each, *two) for each in classes for two in pairwise(each.body)):
-        match one, after:
-            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(
-                value=ast.Constant(value=str(text))
-            ):
-                found[settings.name, name] = " ".join(text.split())
+    texts: dict[tuple[str, str], str] = {}
+    source = inspect.getsource(sys.modules[module])
+    for settings in ast.parse(source).body:
+        if not isinstance(settings, ast.ClassDef):
+            continue
 
-    return found
+        for statement, following in pairwise(settings.body):
+            match statement, following:
+                case (
+                    ast.AnnAssign(target=ast.Name(id=name)),
+                    ast.Expr(value=ast.Constant(value=str(text))),
+                ):
+                    texts[settings.name, name] = " ".join(text.split())
+
+    return texts
 
 
 def _flag(key: str) -> str:

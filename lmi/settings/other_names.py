@@ -28,9 +28,11 @@ from lmi.settings.other_servers import (
 )
 from lmi.settings.values import BY_KEY, COMMAND_LINE, OPTIONS, Given, Values, find
 
-# of difflib: rolling_back is a slip for rolling_batch, max_new_tokens is not one for max_num_tokens
+# The least ratio of difflib: rolling_back is a slip for rolling_batch, max_new_tokens is not one
+# for max_num_tokens.
 NEARLY_SAME = 0.86
-USUAL = ("option.adapters", "adapters")  # what is so without it
+# What is so without this option too.
+USUAL = ("option.adapters", "adapters")
 OF_PROMPT = "a prompt may fill all but one token of the context, which option.max_model_len sets"
 # Keys of the reference that have no effect here, because processes, memory and batches are arranged
 # differently, and the reason where it is not obvious.
@@ -219,67 +221,72 @@ def with_meanings(givens: Iterable[Given], has_gpus: bool) -> Iterator[Given]:
     gpu.minWorkers means minWorkers if a GPU is visible, and cpu.minWorkers if none is. The other of
     the two is dropped.
     """
-    for given in givens:
-        prefix, _, rest = given.key.partition(".")
+    for entry in givens:
+        prefix, _, key = entry.key.partition(".")
         if prefix in ("gpu", "cpu"):
             if (prefix == "gpu") == has_gpus:
-                yield replace(given, key=rest, rank=(given.rank[0], -1))
+                yield replace(entry, key=key, rank=(entry.rank[0], -1))
 
             continue
 
-        if (positive := _positive(given)) is not None:
+        positive = _positive(entry)
+        if positive is not None:
             yield positive
             continue
 
-        yield given
-        texts: dict[str, str] = {}
-        with suppress(
-            ValueError, IndexError
-        ):  # the option's row reports a bad text; there may be no model
-            if given.key == "inference_address":
-                host, port = ADDRESS.parse(given.text)
-                texts = {"host": host, "port": str(port)}
-
-            if given.key == "load_models":
-                texts = {"engine": MODELS.parse(given.text)[0].engine}
-
-        for key, text in texts.items():
+        yield entry
+        for key, text in _implied(entry).items():
             if text:
-                yield replace(given, key=key, text=text, rank=(given.rank[0], 1))
+                yield replace(entry, key=key, text=text, rank=(entry.rank[0], 1))
 
 
-def _positive(given: Given) -> Given | None:
+def _implied(entry: Given) -> dict[str, str]:
+    """Return the texts of further options that an option gives, by key."""
+    # The option's row reports a bad text, and there may be no model.
+    with suppress(ValueError, IndexError):
+        if entry.key == "inference_address":
+            host, port = ADDRESS.parse(entry.text)
+            return {"host": host, "port": str(port)}
+
+        if entry.key == "load_models":
+            return {"engine": MODELS.parse(entry.text)[0].engine}
+
+    return {}
+
+
+def _positive(entry: Given) -> Given | None:
     """Return option.no_X=true as option.X=false, or None for any other key. djl-serving spells
     vLLM's flags so.
     """
-    key = f"option.{given.key.removeprefix('option.no_')}"
-    is_negated = given.key.startswith("option.no_") and find(given.key) is None
-    if (
-        not is_negated
-        or (find(key) is None and key not in ENGINE_KEYS)
-        or given.text.lower() not in WORDS
-    ):
+    if not entry.key.startswith("option.no_") or find(entry.key) is not None:
         return None
 
-    return replace(given, key=key, text=str(not WORDS[given.text.lower()]).lower())
+    key = f"option.{entry.key.removeprefix('option.no_')}"
+    is_known = find(key) is not None or key in ENGINE_KEYS
+    word = entry.text.lower()
+    if not is_known or word not in WORDS:
+        return None
+
+    return replace(entry, key=key, text=str(not WORDS[word]).lower())
 
 
 def settle_forms(values: Values) -> None:
-    """Leave tool calls and reasoning in the text, with a warning, if their form is not
-    read here.
+    """Leave tool calls and reasoning in the text, with a warning, if their form is not read
+    here.
     """
-    for key, known, instead in (
+    for key, forms, instead in (
         ("option.tool_call_parser", TOOL_CALL_FORMS, "text"),
         ("option.reasoning_parser", REASONING_FORMS, None),
     ):
         name = values.given(key)
-        if name is not None and name not in known:
-            read_here = ", ".join(one for one in known if one not in ("text", "none"))
-            values.warn(
-                f"{values.how_given(key).said}: this form stays plain text, read here are "
-                f"{read_here}"
-            )
-            values.settle(key, instead, "not read here")
+        if name is None or name in forms:
+            continue
+
+        read_here = ", ".join(form for form in forms if form not in ("text", "none"))
+        values.warn(
+            f"{values.how_given(key).said}: this form stays plain text, read here are {read_here}"
+        )
+        values.settle(key, instead, "not read here")
 
 
 def other_options(values: Values, engine: ChosenEngine) -> dict[str, str]:
@@ -289,22 +296,19 @@ def other_options(values: Values, engine: ChosenEngine) -> dict[str, str]:
     They are options without a row, those of the table that engines read themselves, and each length
     of auto that this engine knows.
     """
-    known = engine.handler.option_keys()
-    options = {}
-    for key, picked in values.picked.items():
+    keys_of_engine = engine.handler.option_keys()
+    options: dict[str, str] = {}
+    for key, winner in values.picked.items():
         row = find(key)
         name = key.removeprefix("option.")
         if row is None:
-            _report(picked.given, values, engine, known)
-            if (
-                key.startswith("option.")
-                and (known is None or key in known)
-                and key not in WITHOUT_EFFECT
-            ):
-                options[name] = picked.value
+            _report(winner.given, values, engine, keys_of_engine)
+            is_of_engine = keys_of_engine is None or key in keys_of_engine
+            if key.startswith("option.") and is_of_engine and key not in WITHOUT_EFFECT:
+                options[name] = winner.value
         elif row.is_for_engine:
-            options[name] = picked.given.text
-        elif row.kind is LENGTH_OR_AUTO and picked.value is None and key in (known or ()):
+            options[name] = winner.given.text
+        elif row.kind is LENGTH_OR_AUTO and winner.value is None and key in (keys_of_engine or ()):
             options[name] = "auto"
 
     # What was given counts, also where it contradicts the task.
@@ -318,48 +322,53 @@ def warn_of_some_engines(values: Values, engine: ChosenEngine) -> None:
     """Warn of each option of the table that has no effect on this engine."""
     for option in OPTIONS:
         key = option.key
-        is_given = values.given(option.key, option.default) != option.default
-        if option.otherwise and is_given and key not in engine.handler.uses:
-            users = " or ".join(
-                name for name, handler in values.handlers.items() if key in handler.uses
-            )
-            said = f"has an effect on {users} alone, {option.otherwise}"
-            values.warn(f"{values.how_given(key).place}: {said}")
+        is_given = values.given(key, option.default) != option.default
+        if not option.otherwise or not is_given or key in engine.handler.uses:
+            continue
+
+        users = [name for name, handler in values.handlers.items() if key in handler.uses]
+        effect = f"has an effect on {' or '.join(users)} alone, {option.otherwise}"
+        values.warn(f"{values.how_given(key).place}: {effect}")
 
 
 def _report(
-    given: Given, values: Values, engine: ChosenEngine, known: frozenset[str] | None
+    entry: Given, values: Values, engine: ChosenEngine, keys_of_engine: frozenset[str] | None
 ) -> None:
     """Report a key without a row, unless the engine uses it. User code gets every option, so none
     is unknown.
     """
-    is_option = given.key.startswith("option.")
-    if (engine.handler is USER_CODE and is_option) or (given.key, given.text.strip("/")) == USUAL:
+    key = entry.key
+    is_of_user_code = engine.handler is USER_CODE and key.startswith("option.")
+    if is_of_user_code or (key, entry.text.strip("/")) == USUAL:
         return
 
-    if given.key in WITHOUT_EFFECT:
-        reason = WITHOUT_EFFECT[given.key]
-        values.note(f"{given.place}: has no effect here{reason and f': {reason}'}")
-    elif given.key in (known or ()):
+    unused = engine.handler.unused
+    if key in WITHOUT_EFFECT:
+        reason = WITHOUT_EFFECT[key]
+        values.note(f"{entry.place}: has no effect here{reason and f': {reason}'}")
+    elif key in (keys_of_engine or ()):
         return
-    elif given.key in ENGINE_KEYS or given.key in engine.handler.unused:
-        if given.key in engine.handler.unused or known is not None:
-            instead = engine.handler.unused.get(given.key) or ENGINE_KEYS.get(given.key, "")
-            values.warn(f"{given.place}: {engine.name} does not use it{instead and f', {instead}'}")
+    elif key in ENGINE_KEYS or key in unused:
+        if key in unused or keys_of_engine is not None:
+            instead = unused.get(key) or ENGINE_KEYS.get(key, "")
+            values.warn(f"{entry.place}: {engine.name} does not use it{instead and f', {instead}'}")
     else:
-        meaning = elsewhere(given.key)
-        nearest = closest(given.key, known or ())
-        if is_option and values.final("option.strict"):
-            hint = f"; {meaning}" if meaning else nearest
-            values.faults.append(f"{given.place}: unknown option, and option.strict is true{hint}")
-            return
+        _report_unknown(entry, values, keys_of_engine)
 
-        said = f"{given.place}: {meaning or f'unknown option{nearest}'}"
-        values.warn(said)
-        if not meaning and closest(
-            given.key
-        ):  # another key may belong to an engine whose name is a fault
-            values.unknown.append(said)
+
+def _report_unknown(entry: Given, values: Values, keys_of_engine: frozenset[str] | None) -> None:
+    meaning = elsewhere(entry.key)
+    nearest = closest(entry.key, keys_of_engine or ())
+    if entry.key.startswith("option.") and values.final("option.strict"):
+        hint = f"; {meaning}" if meaning else nearest
+        values.faults.append(f"{entry.place}: unknown option, and option.strict is true{hint}")
+        return
+
+    warning = f"{entry.place}: {meaning or f'unknown option{nearest}'}"
+    values.warn(warning)
+    # Another key may belong to an engine whose name is a fault.
+    if not meaning and closest(entry.key):
+        values.unknown.append(warning)
 
 
 def known_keys() -> list[str]:
@@ -375,9 +384,12 @@ def closest(key: str, further: Iterable[str] = ()) -> str:
     """Return a hint at a known key that is spelt nearly like `key`, or "". `further` are keys that
     one engine knows.
     """
-    known = {name.removeprefix("option.").lower(): name for name in [*known_keys(), *further]}
-    matches = difflib.get_close_matches(key.removeprefix("option.").lower(), known, 1, NEARLY_SAME)
-    return f"; the closest known key is {known[matches[0]]}" if matches else ""
+    keys: dict[str, str] = {}
+    for name in (*known_keys(), *further):
+        keys[name.removeprefix("option.").lower()] = name
+
+    matches = difflib.get_close_matches(key.removeprefix("option.").lower(), keys, 1, NEARLY_SAME)
+    return f"; the closest known key is {keys[matches[0]]}" if matches else ""
 
 
 def is_of_other_image(name: str) -> bool:
@@ -388,20 +400,12 @@ def report_unread_models(values: Values) -> None:
     """Report names of a model that nothing here reads. They end the start where another model would
     be served.
     """
-    given = {name: shorten(text) for name, text in values.environ.items() if text.strip()}
-    in_command = values.is_folder_asked or (
-        MODEL in values and values.how_given(MODEL).rank[0] == COMMAND_LINE
-    )
-    safetensors = "HF_MODEL_ID with OWNER/NAME or a folder of *.safetensors"
-    for name in sorted(filter(OF_GGUF.fullmatch, given)):
-        said = f"{name}={given[name]}: names a model in GGUF, which is not read"
-        if values.final("multi_model"):
-            values.warn(f"{said}; multi_model starts without a model")
-        elif in_command:
-            values.warn(f"{said}, so the model of the command line is served")
-        else:
-            values.faults.append(f"{said}; write {safetensors} in its place")
+    texts: dict[str, str] = {}
+    for name, text in values.environ.items():
+        if text.strip():
+            texts[name] = shorten(text)
 
+    _report_gguf(values, texts)
     is_demo = values.folder is None and MODEL not in values and not values.final("multi_model")
     if not is_demo:
         return
@@ -409,57 +413,86 @@ def report_unread_models(values: Values) -> None:
     instead = (
         "write HF_MODEL_ID with OWNER/NAME or a folder in its place; lmi serve demo serves the demo"
     )
-    for name in sorted(MODEL_ELSEWHERE & given.keys()):
-        values.faults.append(f"{name}={given[name]}: names a model and is not read; {instead}")
+    for name in sorted(MODEL_ELSEWHERE & texts.keys()):
+        values.faults.append(f"{name}={texts[name]}: names a model and is not read; {instead}")
 
-    for key, picked in values.picked.items():
+    for key, winner in values.picked.items():
         if find(key) is None and MODEL_KEY.fullmatch(key):
-            values.faults.append(f"{picked.given.said}: names a model and is not read; {instead}")
+            values.faults.append(f"{winner.given.said}: names a model and is not read; {instead}")
+
+
+def _report_gguf(values: Values, texts: dict[str, str]) -> None:
+    """Report each variable that names a model in GGUF. `texts` are those of the environment."""
+    is_model_in_command = MODEL in values and values.how_given(MODEL).rank[0] == COMMAND_LINE
+    in_command = values.is_folder_asked or is_model_in_command
+    safetensors = "HF_MODEL_ID with OWNER/NAME or a folder of *.safetensors"
+    for name in sorted(filter(OF_GGUF.fullmatch, texts)):
+        report = f"{name}={texts[name]}: names a model in GGUF, which is not read"
+        if values.final("multi_model"):
+            values.warn(f"{report}; multi_model starts without a model")
+        elif in_command:
+            values.warn(f"{report}, so the model of the command line is served")
+        else:
+            values.faults.append(f"{report}; write {safetensors} in its place")
 
 
 def report_unused_variables(values: Values) -> None:
     """Say of each variable that other servers read and this one does not what to write, or that it
     has no effect.
     """
-    given = {name for name, text in values.environ.items() if text.strip()}
-    for name in sorted(given & WRITE_INSTEAD.keys()):
+    names = {name for name, text in values.environ.items() if text.strip()}
+    for name in sorted(names & WRITE_INSTEAD.keys()):
         values.warn(f"{name}: has no effect here, {WRITE_INSTEAD[name]}")
 
-    for name in sorted(given & UNUSED.keys()):
+    for name in sorted(names & UNUSED.keys()):
         values.note(f"{name}: has no effect here{UNUSED[name] and f', {UNUSED[name]}'}")
 
-    if PROGRAM in given:
-        file = values.environ[PROGRAM].strip()
-        places = (
-            [] if values.folder is None else [values.folder / file, values.folder / "code" / file]
-        )
-        # JumpStart sets it for every model, also where no such file comes along.
-        say = values.warn if any(place.is_file() for place in places) else values.note
-        say(f"{PROGRAM}={shorten(file)}: {PROGRAM_INSTEAD}")
-    elif SUBMIT_DIRECTORY in given:
+    if PROGRAM in names:
+        _report_program(values)
+    elif SUBMIT_DIRECTORY in names:
         values.note(f"{SUBMIT_DIRECTORY}: has no effect here")
 
     port = values.final("port")
-    wanted = values.environ.get("PORT", "").strip()
-    if wanted and wanted != str(port):
+    other_port = values.environ.get("PORT", "").strip()
+    if other_port and other_port != str(port):
         values.warn(
-            f"PORT={shorten(wanted)}: has no effect here, SERVING_PORT is the port, which is {port}"
+            f"PORT={shorten(other_port)}: has no effect here, SERVING_PORT is the port, which is "
+            f"{port}"
         )
+
+
+def _report_program(values: Values) -> None:
+    """Warn of a program that is there and not run. JumpStart names one for every model, also where
+    no such file comes along.
+    """
+    program = values.environ[PROGRAM].strip()
+    is_there = False
+    if values.folder is not None:
+        paths = (values.folder / program, values.folder / "code" / program)
+        is_there = any(path.is_file() for path in paths)
+
+    report = f"{PROGRAM}={shorten(program)}: {PROGRAM_INSTEAD}"
+    if is_there:
+        values.warn(report)
+    else:
+        values.note(report)
 
 
 def note_variables_of_engines(values: Values, engine: ChosenEngine) -> None:
     """Note variables that only the library of an engine reads which does not run."""
     for name in values.handlers:
-        prefix = f"{name.upper().replace('-', '_')}_"
         if name == engine.name:
             continue
 
-        if unread := sorted(variable for variable in values.environ if variable.startswith(prefix)):
+        prefix = f"{name.upper().replace('-', '_')}_"
+        unread = sorted(variable for variable in values.environ if variable.startswith(prefix))
+        if unread:
             values.note(
                 f"{', '.join(unread)}: no effect on {engine.name}, only {name} reads such variables"
             )
 
-    if unread := sorted(variable for variable in values.environ if variable.startswith("SGLANG_")):
+    unread = sorted(variable for variable in values.environ if variable.startswith("SGLANG_"))
+    if unread:
         values.note(f"{', '.join(unread)}: no effect here, only SGLang reads such variables")
 
 
@@ -467,14 +500,17 @@ def report_variables(values: Values) -> None:
     """Warn of variables of other images, whose values may be secrets, and note SageMaker's that set
     no option.
     """
-    others = sorted(name for name in values.environ if is_of_other_image(name) and name not in READ)
-    others = [name for name in others if not OF_GGUF.fullmatch(name)]
-    if others:
-        counted = "1 variable" if len(others) == 1 else f"{len(others)} variables"
-        values.warn(f"{counted} of AWS's other images not read yet: {', '.join(others)}")
+    of_images: list[str] = []
+    for name in sorted(values.environ):
+        if is_of_other_image(name) and name not in READ and not OF_GGUF.fullmatch(name):
+            of_images.append(name)
 
-    used = {*READ, *others, *UNUSED, *WRITE_INSTEAD, PROGRAM, SUBMIT_DIRECTORY}
-    if unused := sorted(
-        name for name in values.environ if name.startswith("SAGEMAKER_") and name not in used
-    ):
+    if of_images:
+        counted = "1 variable" if len(of_images) == 1 else f"{len(of_images)} variables"
+        values.warn(f"{counted} of AWS's other images not read yet: {', '.join(of_images)}")
+
+    reported = {*READ, *of_images, *UNUSED, *WRITE_INSTEAD, PROGRAM, SUBMIT_DIRECTORY}
+    unused = [name for name in values.environ if name.startswith("SAGEMAKER_")]
+    unused = sorted(name for name in unused if name not in reported)
+    if unused:
         values.details.append(f"{', '.join(unused)}: set no option")

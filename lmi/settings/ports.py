@@ -22,8 +22,6 @@ def check_listeners(values: Values) -> None:
     gateway before TLS.
     """
     _check_takeover(values)
-    port = values.given("management_port")
-    key = "management_port"
     with_gateway = values.final("with_gateway")
     if with_gateway and values.final("ssl_certfile"):
         values.refuse(
@@ -31,6 +29,8 @@ def check_listeners(values: Values) -> None:
             "no port beside ssl_certfile, since the gateway asks the server in plain HTTP",
         )
 
+    key = "management_port"
+    port = values.given(key)
     if port is None:
         return
 
@@ -72,17 +72,17 @@ def choose_ports(values: Values, variables: Sequence[str], config: EngineConfig)
     if server.safe_port_range is None:
         return config
 
-    ports = _left(server)
     environ = {**values.environ, **values.final("option.env")}
-    asked = {name: environ[name] for name in variables if name in environ}
-    if (
-        LEADER_PORT in values or values.given("option.nnodes", "1") != "1"
-    ):  # the leader of several nodes must have one
-        asked[LEADER_PORT] = values.given(LEADER_PORT, "")
+    texts = {name: environ[name] for name in variables if name in environ}
+    # The leader of several nodes must have a port.
+    has_several_nodes = values.given("option.nnodes", "1") != "1"
+    if LEADER_PORT in values or has_several_nodes:
+        texts[LEADER_PORT] = values.given(LEADER_PORT, "")
 
-    for name, text in asked.items():
+    ports = _free_ports(server)
+    for name, text in texts.items():
         if text not in map(str, ports):
-            allowed = f"a port of {RANGE}, {_written(server)}, but not the server's own"
+            allowed = f"a port of {RANGE}, {_range_of(server)}, but not the server's own"
             values.faults.append(f"{name}={text or None}: allowed is {allowed}")
 
     num_wanted = len(variables) * config.num_engines
@@ -98,46 +98,48 @@ def choose_gateway_port(config: Config) -> Config:
     The usual port may be replaced, any other must lie in the range. Raises BadConfiguration.
     """
     server = config.server
-    given = config.server.gateway_port
-    if given is None or server.safe_port_range is None:
+    port = server.gateway_port
+    if port is None or server.safe_port_range is None:
         return config
 
-    left = _left(server, config.engine.ports)
-    if given not in left and given != GATEWAY_PORT:
-        allowed = f"a port of {RANGE}, {_written(server)}, that nothing else uses"
-        raise BadConfiguration(f"with_gateway={given}: allowed is {allowed}")
+    ports = _free_ports(server, config.engine.ports)
+    if port not in ports and port != GATEWAY_PORT:
+        allowed = f"a port of {RANGE}, {_range_of(server)}, that nothing else uses"
+        raise BadConfiguration(f"with_gateway={port}: allowed is {allowed}")
 
-    if not left:
+    if not ports:
         raise BadConfiguration(
-            f"{RANGE}={_written(server)}: no port is left for a further listener"
+            f"{RANGE}={_range_of(server)}: no port is left for a further listener"
         )
 
-    return replace(
-        config, server=replace(server, gateway_port=given if given in left else left[-1])
-    )
+    if port not in ports:
+        port = ports[-1]
+
+    return replace(config, server=replace(server, gateway_port=port))
 
 
-def choose_free_ports(config: Config, taken: Container[int]) -> Config:
-    """Return the settings of a further model with ports not `taken`. Raises OutOfMemory if there
+def choose_free_ports(config: Config, used: Container[int]) -> Config:
+    """Return the settings of a further model with ports not `used`. Raises OutOfMemory if there
     are too few.
     """
     num_wanted = len(config.engine.ports)
-    left = _left(config.server, taken)
-    if len(left) < num_wanted:
-        said = f"{RANGE}={_written(config.server)}: {len(left)} ports are left"
-        raise OutOfMemory(f"{said}, and the engines of the model need {num_wanted}")
+    ports = _free_ports(config.server, used)
+    if len(ports) < num_wanted:
+        shortage = f"{RANGE}={_range_of(config.server)}: {len(ports)} ports are left"
+        raise OutOfMemory(f"{shortage}, and the engines of the model need {num_wanted}")
 
-    return replace(config, engine=replace(config.engine, ports=tuple(left[:num_wanted])))
+    return replace(config, engine=replace(config.engine, ports=tuple(ports[:num_wanted])))
 
 
-def _left(server: ServerConfig, taken: Container[int] = ()) -> list[int]:
+def _free_ports(server: ServerConfig, used: Container[int] = ()) -> list[int]:
     """Return the ports of the range, if there is one, that neither the server itself nor another
     listener has.
     """
     first, last = server.safe_port_range or (0, -1)
-    own = server.port, server.management_port
-    return [port for port in range(first, last + 1) if port not in own and port not in taken]
+    ports = range(first, last + 1)
+    ports_of_server = (server.port, server.management_port)
+    return [port for port in ports if port not in ports_of_server and port not in used]
 
 
-def _written(server: ServerConfig) -> str:
+def _range_of(server: ServerConfig) -> str:
     return "-".join(map(str, server.safe_port_range or ()))

@@ -12,7 +12,8 @@ from lmi.shared.model_files import read_bounded
 MAX_BYTES = 1 << 20
 BLANKS = " \t\f"
 LINE_END = re.compile(r"\r\n|\r|\n")
-CONTINUED = re.compile(r"(?<!\\)(?:\\\\)*\\\Z")  # an odd number of backslashes at the end
+# An odd number of backslashes at the end of a line continues it.
+CONTINUED = re.compile(r"(?<!\\)(?:\\\\)*\\\Z")
 ENTRY = re.compile(r"((?:\\.|[^\\=: \t\f])*)[ \t\f]*[=:]?[ \t\f]*(.*)", re.DOTALL)
 ESCAPE = re.compile(r"\\(u.{0,4}|.)", re.DOTALL)
 HEX = re.compile("u[0-9A-Fa-f]{4}")
@@ -22,7 +23,8 @@ ESCAPED = {"t": "\t", "n": "\n", "f": "\f", "r": "\r"}
 @dataclass(frozen=True, slots=True)
 class PropertiesLine:
     value: str
-    line: int  # of the key, counted from 1
+    # The number of the key's line, counted from 1.
+    line: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,46 +78,49 @@ def parse(text: str, name: str = "serving.properties") -> Properties:
             continue
 
         while CONTINUED.search(line):
-            _, after = next(lines, (0, ""))
-            line = line[:-1] + after.lstrip(BLANKS)
+            _, following = next(lines, (0, ""))
+            line = line[:-1] + following.lstrip(BLANKS)
 
-        if line and (found := ENTRY.fullmatch(line)):
-            try:
-                plain = (
-                    ESCAPE.sub(_unescaped, text).encode("utf-16", "surrogatepass")
-                    for text in found.groups()
-                )
-                key, value = (
-                    text.decode("utf-16", "surrogatepass") for text in plain
-                )  # pairs become one character
-            except ValueError as error:
-                rule = "\\u must be followed by four hexadecimal digits"
-                raise BadConfiguration(
-                    f"{name}:{number}: {rule}, given {shorten(str(error))}"
-                ) from None
+        entry = ENTRY.fullmatch(line) if line else None
+        if entry is None:
+            continue
 
-            if not key:
-                properties.warnings.append(f"{name}:{number}: a value without a key is ignored")
-                continue
+        try:
+            key = _plain(entry[1])
+            value = _plain(entry[2])
+        except ValueError as error:
+            rule = "\\u must be followed by four hexadecimal digits"
+            raise BadConfiguration(
+                f"{name}:{number}: {rule}, given {shorten(str(error))}"
+            ) from None
 
-            if earlier := properties.entries.get(key):
-                again = (
-                    f"{shorten(key)} stands in line {earlier.line} already; the later line counts"
-                )
-                properties.warnings.append(f"{name}:{number}: {again}")
+        if not key:
+            properties.warnings.append(f"{name}:{number}: a value without a key is ignored")
+            continue
 
-            properties.entries[key] = PropertiesLine(value, number)
+        earlier = properties.entries.get(key)
+        if earlier is not None:
+            again = f"{shorten(key)} stands in line {earlier.line} already; the later line counts"
+            properties.warnings.append(f"{name}:{number}: {again}")
+
+        properties.entries[key] = PropertiesLine(value, number)
 
     return properties
 
 
-def _unescaped(found: re.Match[str]) -> str:
+def _plain(text: str) -> str:
+    """Return a text without escapes. Pairs of surrogates become one character."""
+    unescaped = ESCAPE.sub(_unescaped, text)
+    return unescaped.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
+
+
+def _unescaped(match: re.Match[str]) -> str:
     """Return the character of an escape. Raises ValueError with one that is not valid."""
-    escape = found[1]
+    escape = match[1]
     if escape[0] != "u":
         return ESCAPED.get(escape, escape)
 
     if not HEX.fullmatch(escape):
-        raise ValueError(found[0])
+        raise ValueError(match[0])
 
     return chr(int(escape[1:], 16))

@@ -36,10 +36,13 @@ from lmi.user_code.settings import choose_code, choose_requirements, unrun_code,
 LIBRARIES = {
     "option.otlp_traces_endpoint": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
 }
-PLATFORM_WAITS_S = 60.0  # SageMaker, for the answer of a real-time endpoint
-PLATFORM_KILLS_S = 30.0  # SageMaker, after SIGTERM
-END_S = 2.5  # from the end of drain_timeout to the end of the last process
-# of the memory, which the bodies of requests may take where an eighth is less than the default
+# SageMaker waits so long for the answer of a real-time endpoint.
+PLATFORM_WAITS_S = 60.0
+# SageMaker kills a container so long after SIGTERM.
+PLATFORM_KILLS_S = 30.0
+# The time from the end of `drain_timeout` to the end of the last process.
+END_S = 2.5
+# The bodies of requests may take an eighth of the memory, where that is less than the default.
 BODIES_PART = 8
 
 
@@ -51,64 +54,62 @@ class Resolved:
     settings: tuple[Setting, ...] = ()
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    details: tuple[str, ...] = ()  # for a log at DEBUG
-    request: FetchRequest | None = (
-        None  # of remote sources, without which the configuration is not final
-    )
+    # Lines for a log at DEBUG.
+    details: tuple[str, ...] = ()
+    # The request for the remote sources, without which the configuration is not final.
+    request: FetchRequest | None = None
 
     @classmethod
     def of(cls, config: Config, values: Values, request: FetchRequest | None = None) -> Self:
         # The options of the table in its order, then the others that were given.
-        known = [option.key for option in OPTIONS]
-        rows = tuple(
-            Setting.of(values, key) for key in (*known, *sorted(values.picked.keys() - set(known)))
-        )
-        shadowed = ((row, other) for row in rows for other in row.shadowed)
-        notes = [
-            f"{row.option}: {row.value} ({row.source}) counts, not {other}"
-            for row, other in shadowed
-        ]
+        keys = [option.key for option in OPTIONS]
+        keys += sorted(values.picked.keys() - set(keys))
+        settings = tuple(Setting.of(values, key) for key in keys)
+
+        notes = list(values.notes)
+        for setting in settings:
+            for rival in setting.shadowed:
+                counts = f"{setting.option}: {setting.value} ({setting.source}) counts"
+                notes.append(f"{counts}, not {rival}")
+
         return cls(
             config,
-            rows,
+            settings,
             tuple(values.warnings),
-            (*values.notes, *notes),
+            tuple(notes),
             tuple(values.details),
             request,
         )
 
 
 def resolve_folder(
-    asked: str | None,
+    folder_text: str | None,
     environ: Mapping[str, str],
     flags: Mapping[str, str],
     cwd: Path | None = None,
     fetched: Fetched | None = None,
     files: Mapping[str, str] | None = None,
 ) -> Resolved:
-    """Return the settings that `lmi serve ASKED` runs with. Raises BadConfiguration or
+    """Return the settings that `lmi serve FOLDER_TEXT` runs with. Raises BadConfiguration or
     ModelUnusable.
 
     `fetched` has the folders of the sources that a former result asked for, `files` the file of a
     flag, by key.
     """
     cwd = cwd or Path.cwd()
-    is_folder_asked = asked is not None or "load_models" in flags
-    asked = asked or model_choice.named_folder(environ, flags, cwd)
-    if (
-        asked is not None
-        and remote(asked, exists_locally=(cwd / asked).exists(), needs_owner=True) is not None
-    ):
-        if flags.get(MODEL, asked) != asked:
+    is_folder_asked = folder_text is not None or "load_models" in flags
+    source = folder_text or model_choice.named_folder(environ, flags, cwd)
+    if source is not None and _is_remote(source, cwd):
+        if flags.get(MODEL, source) != source:
             raise BadConfiguration(
-                f"{asked} is to be served and {MODEL} is {flags[MODEL]}: allowed is one model"
+                f"{source} is to be served and {MODEL} is {flags[MODEL]}: allowed is one model"
             )
 
         return resolve(
-            Properties(), environ, {**flags, MODEL: asked}, cwd=cwd, fetched=fetched, files=files
+            Properties(), environ, {**flags, MODEL: source}, cwd=cwd, fetched=fetched, files=files
         )
 
-    folder = find_folder(asked, cwd)
+    folder = find_folder(source, cwd)
     properties = read(folder / "serving.properties") if folder else Properties()
     return resolve(
         properties,
@@ -120,6 +121,11 @@ def resolve_folder(
         files=files,
         is_folder_asked=is_folder_asked,
     )
+
+
+def _is_remote(source: str, cwd: Path) -> bool:
+    exists = (cwd / source).exists()
+    return remote(source, exists_locally=exists, needs_owner=True) is not None
 
 
 def resolve(
@@ -151,18 +157,13 @@ def resolve(
     )
     values.warnings += properties.warnings
     other_names.report_variables(values)
-    givens = filter(counts, collect(properties, environ, flags, files or {}))
-    placed, missing = model_choice.place(
-        list(other_names.with_meanings(givens, bool(machine.gpus))), values
-    )
-    values.pick(placed)
-    has_keys = values.final("option.api_key") or values.final("option.api_key_file")
-    if has_keys and any(name.startswith("SAGEMAKER_") for name in environ):
-        values.warn(
-            "option.api_key: SageMaker passes on neither Authorization nor x-api-key, so its "
-            "requests get 401"
-        )
 
+    givens = filter(counts, collect(properties, environ, flags, files or {}))
+    with_meanings = list(other_names.with_meanings(givens, bool(machine.gpus)))
+    placed, missing = model_choice.place(with_meanings, values)
+    values.pick(placed)
+
+    _warn_of_keys(values)
     ports.check_listeners(values)
     _check_libraries(values)
     other_names.report_unread_models(values)
@@ -172,7 +173,22 @@ def resolve(
 
     secure_mode.check_operator(values)
     _choose_for_server(values)
-    return Resolved.of(ports.choose_gateway_port(model_choice.without_model(values, flags)), values)
+    config = model_choice.without_model(values, flags)
+    return Resolved.of(ports.choose_gateway_port(config), values)
+
+
+def _warn_of_keys(values: Values) -> None:
+    """Warn of keys on SageMaker, which does not pass them on."""
+    has_keys = values.final("option.api_key") or values.final("option.api_key_file")
+    if has_keys and _is_on_platform(values):
+        values.warn(
+            "option.api_key: SageMaker passes on neither Authorization nor x-api-key, so its "
+            "requests get 401"
+        )
+
+
+def _is_on_platform(values: Values) -> bool:
+    return any(name.startswith("SAGEMAKER_") for name in values.environ)
 
 
 def _with_one_model(values: Values, missing: tuple[str, ...]) -> Resolved:
@@ -180,42 +196,55 @@ def _with_one_model(values: Values, missing: tuple[str, ...]) -> Resolved:
     code = choose_code(values)
     engine = engine_choice.choose_engine(values, code)
     is_code = engine.handler is USER_CODE
-    engine_config = ports.choose_ports(
-        values, engine.handler.port_variables, engine_choice.fit(values, engine)
-    )
+    engine_config = engine_choice.fit(values, engine)
+    engine_config = ports.choose_ports(values, engine.handler.port_variables, engine_config)
+
     other_names.settle_forms(values)
     _choose_for_server(values)
     other_names.warn_of_some_engines(values, engine)
     other_names.note_variables_of_engines(values, engine)
     options = other_names.other_options(values, engine)
+    engine_config = replace(engine_config, options=options)
     generation.check_options(values)
     values.stop_at_faults()
+
     secure_mode.check(values, model_choice.user_code_folders(values))
     strangers.check(values, engine, code)
     values.stop_at_faults()
+
     requirements = choose_requirements(values, code)
-    if is_code:  # it loads a hub's id itself, as with the reference
+    if is_code:
+        # It loads a hub's id itself, as with the reference.
         missing = tuple(text for text in missing if not isinstance(parse(text), HubModel))
 
     path = model_choice.choose_model(values, is_code, missing)
-    if str(path) not in missing:
+    is_here = str(path) not in missing
+    if is_here:
         engine.handler.check_model(path)
 
-    values.notes += unrun_code(path) if not values.final("option.trust_remote_code") else []
-    is_here = not is_code and str(path) not in missing
-    tells_tools = is_here and chat_templates.choose_forms(values, path)
-    defaults = GenerationDefaults() if is_code else generation.choose_defaults(values, path)
-    config = _config(values, engine, replace(engine_config, options=options), path, defaults)
+    if not values.final("option.trust_remote_code"):
+        values.notes += unrun_code(path)
+
+    tells_tools = False
+    if is_here and not is_code:
+        tells_tools = chat_templates.choose_forms(values, path)
+
+    defaults = GenerationDefaults()
+    if not is_code:
+        defaults = generation.choose_defaults(values, path)
+
+    config = _config(values, engine, engine_config, path, defaults)
     config = replace(config, model=replace(config.model, tells_tools=tells_tools))
     config = ports.choose_gateway_port(config)
     if code is not None:
         code = with_properties(code, config, values, is_apart=path != values.folder)
 
-    config = with_adapters(
-        replace(config, user_code=code, requirements=requirements), values, engine.handler
-    )
-    wanted = tuple(WantedSource.of(source, config) for source in missing)
-    return Resolved.of(config, values, FetchRequest(sources=wanted) if wanted else None)
+    config = replace(config, user_code=code, requirements=requirements)
+    config = with_adapters(config, values, engine.handler)
+
+    sources = tuple(WantedSource.of(source, config) for source in missing)
+    request = FetchRequest(sources=sources) if sources else None
+    return Resolved.of(config, values, request)
 
 
 def _check_libraries(values: Values) -> None:
@@ -235,55 +264,62 @@ def _check_libraries(values: Values) -> None:
 def _is_there(module: str) -> bool:
     try:
         return find_spec(module) is not None
-    except ModuleNotFoundError:  # not even its parent
+    except ModuleNotFoundError:
+        # Not even its parent is there.
         return False
 
 
 def _choose_for_server(values: Values) -> None:
     """Choose the address, front ends, room for bodies and the folder for downloads, which becomes
     an absolute path.
-
-    There is room for at least one body of the allowed size, and no wait is longer than the
-    platform's.
     """
-    key = "max_body_memory"
-    largest = values.final("max_request_size")
-    if (part := values.machine.memory_bytes // BODIES_PART) < values.final(key):
-        values.choose(key, part, f"1/{BODIES_PART} of the memory")
-
-    if values.final(key) < largest:
-        if key in values:
-            values.warn(
-                f"{values.how_given(key).said}: less than max_request_size, so {largest} bytes "
-                f"count"
-            )
-
-        values.settle(key, largest, "max_request_size")
-
-    key = "max_queue_wait"
-    is_platform = any(name.startswith("SAGEMAKER_") for name in values.environ)
-    has_time = values.final("batch_transform") or values.final("buffer_streams")
-    if is_platform and not has_time and values.final(key) > PLATFORM_WAITS_S:
-        waits = f"SageMaker waits {PLATFORM_WAITS_S:g} s for an answer, so they count"
-        values.warn(f"{values.how_given(key).said}: {waits}")
-        values.settle(key, PLATFORM_WAITS_S, "SageMaker")
-
-    if is_platform:
+    _choose_body_memory(values)
+    if _is_on_platform(values):
+        _bound_queue_wait(values)
         _check_end(values)
 
     if values.machine.is_container:
         values.choose("host", "0.0.0.0", "this is a container")
 
-    values.choose(
-        "frontend_workers",
-        min(4, max(1, values.machine.num_cores // 2)),
-        "half of the cores, 1 to 4",
-    )
+    num_front_ends = min(4, max(1, values.machine.num_cores // 2))
+    values.choose("frontend_workers", num_front_ends, "half of the cores, 1 to 4")
+
     key = "download_dir"
     if key in values:
         values.settle(key, str((values.cwd / values.given(key)).absolute()), "absolute")
 
     values.choose(key, str(default_download_dir(values.environ).absolute()), "the user's cache")
+
+
+def _choose_body_memory(values: Values) -> None:
+    """Choose the room for bodies, which is enough for at least one body of the allowed size."""
+    key = "max_body_memory"
+    part = values.machine.memory_bytes // BODIES_PART
+    if part < values.final(key):
+        values.choose(key, part, f"1/{BODIES_PART} of the memory")
+
+    largest = values.final("max_request_size")
+    if values.final(key) >= largest:
+        return
+
+    if key in values:
+        values.warn(
+            f"{values.how_given(key).said}: less than max_request_size, so {largest} bytes count"
+        )
+
+    values.settle(key, largest, "max_request_size")
+
+
+def _bound_queue_wait(values: Values) -> None:
+    """Let no request wait longer than the platform does, where it waits for an answer."""
+    key = "max_queue_wait"
+    has_time = values.final("batch_transform") or values.final("buffer_streams")
+    if has_time or values.final(key) <= PLATFORM_WAITS_S:
+        return
+
+    waits = f"SageMaker waits {PLATFORM_WAITS_S:g} s for an answer, so they count"
+    values.warn(f"{values.how_given(key).said}: {waits}")
+    values.settle(key, PLATFORM_WAITS_S, "SageMaker")
 
 
 def _check_end(values: Values) -> None:
@@ -306,9 +342,12 @@ def _config(
     path: Path,
     defaults: GenerationDefaults,
 ) -> Config:
-    given = [picked.given for key, picked in values.picked.items() if key.startswith("option.")]
-    sources = {each.key.removeprefix("option."): each.source for each in given}
-    is_batch_default = not any(key in values for key in (engine_choice.BATCH, "batch_size"))
+    option_sources: dict[str, str] = {}
+    for key, winner in values.picked.items():
+        if key.startswith("option."):
+            option_sources[winner.given.key.removeprefix("option.")] = winner.given.source
+
+    has_batch_size = engine_choice.BATCH in values or "batch_size" in values
     model = values.fields("model")
     if model.get("output_formatter") not in FORMATTER_WORDS:
         model.pop("output_formatter", None)
@@ -325,5 +364,7 @@ def _config(
             generation_defaults=defaults,
             **model,
         ),
-        engine=replace(engine_config, option_sources=sources, is_batch_default=is_batch_default),
+        engine=replace(
+            engine_config, option_sources=option_sources, is_batch_default=not has_batch_size
+        ),
     )

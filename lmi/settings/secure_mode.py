@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from lmi.errors import SecurityRefused
 from lmi.settings.config import ServerConfig
@@ -70,7 +70,8 @@ def _has_template(file: Path) -> bool:
 
     try:
         content = json.loads(read_bounded(file))
-    except (OSError, ValueError, RecursionError):  # another reader may find a template in it
+    except (OSError, ValueError, RecursionError):
+        # Another reader may find a template in it.
         return True
 
     return isinstance(content, dict) and content.get("chat_template") is not None
@@ -100,15 +101,14 @@ def check(values: Values, folders: Collection[Path]) -> None:
     folder = values.folder
     cwd = values.cwd
     fetched = (*values.fetched.values(), *values.untrusted)
-    roots = [
-        PLATFORM_FOLDER,
-        Path(values.final("download_dir")),
-        *([folder] if folder else []),
-        *fetched,
-    ]
+    roots = [PLATFORM_FOLDER, Path(values.final("download_dir"))]
+    if folder:
+        roots.append(folder)
+
+    roots += fetched
     refused = list(_refused_options(values, names))
-    for path, given in paths_outside(values, [*folders, folder or cwd, cwd], roots):
-        refused.append(f"{given.place}: {_leaves(path)}")
+    for path, option in paths_outside(values, [*folders, folder or cwd, cwd], roots):
+        refused.append(f"{option.place}: {_leaves(path)}")
 
     for place in dict.fromkeys(path.resolve() for path in folders):
         refused += _refused_beside(place, names)
@@ -128,38 +128,33 @@ def check_operator(values: Values) -> tuple[tuple[str, ...], list[Path]]:
     if not values.final(SWITCH):
         return (), []
 
-    given = [
-        values.how_given(option.key)
-        for option in OPTIONS
-        if option.is_for_operator and option.key in values
-    ]
-    rule = "in secure mode only the environment or the command line may give it"
-    _raise([f"{one.place}: {rule}" for one in given if one.rank[0] == FILE])
-    names: tuple[str, ...] = values.final(CONTROLS_KEY)
-    known = ", ".join(CONTROLS)
-    if not names:
-        _raise(
-            [
-                (
-                    f"{values.how_given(SWITCH).said}: SAGEMAKER_SECURITY_CONTROLS is missing; "
-                    f"controls are {known}"
+    refused: list[str] = []
+    for option in OPTIONS:
+        if option.is_for_operator and option.key in values:
+            entry = values.how_given(option.key)
+            if entry.rank[0] == FILE:
+                refused.append(
+                    f"{entry.place}: in secure mode only the environment or the command line may "
+                    "give it"
                 )
-            ]
-        )
+
+    _raise(refused)
+    names: tuple[str, ...] = values.final(CONTROLS_KEY)
+    controls = ", ".join(CONTROLS)
+    if not names:
+        switch = values.how_given(SWITCH).said
+        _raise([f"{switch}: SAGEMAKER_SECURITY_CONTROLS is missing; controls are {controls}"])
 
     place = values.how_given(CONTROLS_KEY).place
-    _raise(
-        [
-            f"{place}: unknown control {name}; controls are {known}"
-            for name in names
-            if name not in CONTROLS
-        ]
-    )
+    unknown = [name for name in names if name not in CONTROLS]
+    _raise([f"{place}: unknown control {name}; controls are {controls}" for name in unknown])
+
     channels = [Path(text) for text in values.final(CHANNELS)]
-    missing = [channel for channel in channels if not channel.is_dir()]
-    _raise(
-        [f"{values.how_given(CHANNELS).place}: {channel} is not a folder" for channel in missing]
-    )
+    for channel in channels:
+        if not channel.is_dir():
+            refused.append(f"{values.how_given(CHANNELS).place}: {channel} is not a folder")
+
+    _raise(refused)
     return names, channels
 
 
@@ -183,21 +178,26 @@ def check_adapter(
 
 
 def _refused_options(values: Values, names: Collection[str]) -> Iterator[str]:
-    for key, picked in values.picked.items():
-        option = find(key)
-        is_safe = (
-            not key.startswith("option.")
-            or key in SAFE_OPTIONS
-            or (option is not None and option.is_safe)
-        )
-        if not (picked.value in SAFE_LOAD_FORMATS if key == LOAD_FORMAT else is_safe):
-            yield f"{picked.given.place}: secure mode does not allow this option"
+    for key, winner in values.picked.items():
+        if not _is_safe(key, winner.value):
+            yield f"{winner.given.place}: secure mode does not allow this option"
 
     for name in names:
         for option in sorted(OPTIONS, key=lambda option: option.key):
             value = values.given(option.key, option.default)
             if option.refused_by == name and value != option.default and not option.harmless(value):
                 yield f"{values.how_given(option.key).said}: refused by {name}"
+
+
+def _is_safe(key: str, value: Any) -> bool:
+    if key == LOAD_FORMAT:
+        return value in SAFE_LOAD_FORMATS
+
+    if not key.startswith("option.") or key in SAFE_OPTIONS:
+        return True
+
+    option = find(key)
+    return option is not None and option.is_safe
 
 
 def paths_outside(
@@ -208,20 +208,31 @@ def paths_outside(
 
     A text that is no path here, such as the name of a model of a hub, is left out.
     """
-    for key in (*[option.key for option in OPTIONS if option.is_path], DRAFT):
+    keys = [option.key for option in OPTIONS if option.is_path]
+    for key in (*keys, DRAFT):
         option = find(key)
         is_word = option is not None and values.given(key) in option.kind.words
+        if key not in values or is_word:
+            continue
 
-        if key in values and not is_word:
-            text = local_path(str(values.given(key)))
-            named = []
-            with suppress(OSError):  # too long for a path; what is none may mean a model of a hub
-                named = [base / text for base in bases if (base / text).exists()] or [
-                    Path(text)
-                ] * text.startswith("/")
+        text = local_path(str(values.given(key)))
+        paths: list[Path] = []
+        # What is too long for a path may mean a model of a hub.
+        with suppress(OSError):
+            paths = _paths_of(text, bases)
 
-            outside = [path for path in named if not _is_below(path, roots)]
-            yield from ((path, values.how_given(key)) for path in outside[:1])
+        outside = [path for path in paths if not _is_below(path, roots)]
+        if outside:
+            yield outside[0], values.how_given(key)
+
+
+def _paths_of(text: str, bases: list[Path]) -> list[Path]:
+    """Return the places that a path means, or none where the text is no path."""
+    paths = [base / text for base in bases if (base / text).exists()]
+    if not paths and text.startswith("/"):
+        return [Path(text)]
+
+    return paths
 
 
 def _is_below(path: Path, roots: list[Path]) -> bool:
@@ -233,30 +244,37 @@ def _leaves(path: Path) -> str:
 
 
 def _refused_beside(folder: Path, names: Collection[str]) -> list[str]:
-    files = [(folder / BESIDE[name], name) for name in names if name in BESIDE]
-    return [f"{file}: refused by {name}" for file, name in files if os.path.lexists(file)]
+    refused: list[str] = []
+    for name in names:
+        file = folder / BESIDE[name] if name in BESIDE else None
+        if file is not None and os.path.lexists(file):
+            refused.append(f"{file}: refused by {name}")
+
+    return refused
 
 
 def _refused_within(folder: Path, names: Collection[str]) -> Iterator[str]:
     for name in names:
-        if name in WITHIN:
-            yield from (
-                f"{file}: refused by {name}" for file in _files(folder) if WITHIN[name](file)
-            )
+        if name not in WITHIN:
+            continue
+
+        for file in _files(folder):
+            if WITHIN[name](file):
+                yield f"{file}: refused by {name}"
 
 
 def _files(folder: Path) -> Iterator[Path]:
     """Yield every file below a folder, through links too. Raises SecurityRefused for a folder that
     cannot be read.
     """
-    seen = set()
+    real_folders = set()
     for parent, folders, files in os.walk(folder, onerror=_unreadable, followlinks=True):
-        real = os.path.realpath(parent)
-        if real in seen:
+        real_folder = os.path.realpath(parent)
+        if real_folder in real_folders:
             folders.clear()
             continue
 
-        seen.add(real)
+        real_folders.add(real_folder)
         yield from (Path(parent, file) for file in sorted(files))
 
 

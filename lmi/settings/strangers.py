@@ -14,7 +14,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from lmi.settings.engine_choice import ChosenEngine
-from lmi.settings.handler import USER_CODE
+from lmi.settings.handler import USER_CODE, Handler
 from lmi.settings.model_choice import DRAFT, MODEL
 from lmi.settings.other_names import ENGINE_KEYS, WITHOUT_EFFECT
 from lmi.settings.secure_mode import LOAD_FORMAT, SAFE_LOAD_FORMATS, SAFE_OPTIONS, paths_outside
@@ -122,37 +122,54 @@ def _tell(values: Values, engine: ChosenEngine, code: UserCodeConfig | None) -> 
 
 def _powers(values: Values, engine: ChosenEngine) -> Iterator[Power]:
     """Yield each option of the file that runs code or reaches beyond the model."""
-    for picked in values.picked.values():
-        if picked.given.rank[0] == FILE and (grants := _grants(picked, engine)):
-            yield Power(picked.given, grants)
+    for winner in values.picked.values():
+        if winner.given.rank[0] != FILE:
+            continue
+
+        grants = _grants(winner, engine)
+        if grants:
+            yield Power(winner.given, grants)
 
 
-def _grants(picked: Picked, engine: ChosenEngine) -> str:
+def _grants(winner: Picked, engine: ChosenEngine) -> str:
     """Return what a value that counts lets its author do, or "" for what stays within the model."""
-    option = find(picked.given.key)
+    option = find(winner.given.key)
     if option is None:
-        return _grants_of_engine(picked, engine)
+        return _grants_of_engine(winner, engine)
 
-    if picked.value == option.default:
+    if winner.value == option.default:
         return ""
 
-    return "a setting of the whole server" if option.part == "server" else option.grants
+    if option.part == "server":
+        return "a setting of the whole server"
+
+    return option.grants
 
 
-def _grants_of_engine(picked: Picked, engine: ChosenEngine) -> str:
+def _grants_of_engine(winner: Picked, engine: ChosenEngine) -> str:
     """Return what an option without a row lets its author do, on the engine that reads it."""
-    key = picked.given.key
-    handler = engine.handler
-    known = handler.option_keys()
-    is_listed = key in ENGINE_KEYS if known is None else key in known
-    is_read = key.startswith("option.") and (
-        is_listed or (known is None and not handler.ignores_unknown)
-    )
-    if handler is USER_CODE or not is_read or key in WITHOUT_EFFECT or key in handler.unused:
+    key = winner.given.key
+    if not _is_read(key, engine.handler):
         return ""
 
-    is_plain = picked.value in PLAIN_WORDS[key] if key in PLAIN_WORDS else key in PLAIN_OPTIONS
+    is_plain = key in PLAIN_OPTIONS
+    if key in PLAIN_WORDS:
+        is_plain = winner.value in PLAIN_WORDS[key]
+
     return "" if is_plain else f"an argument of {engine.name}, which may name code or files"
+
+
+def _is_read(key: str, handler: Handler) -> bool:
+    """Return whether an engine may read an option without a row."""
+    is_without_effect = key in WITHOUT_EFFECT or key in handler.unused
+    if handler is USER_CODE or is_without_effect or not key.startswith("option."):
+        return False
+
+    keys = handler.option_keys()
+    if keys is not None:
+        return key in keys
+
+    return key in ENGINE_KEYS or not handler.ignores_unknown
 
 
 def _paths(values: Values) -> Iterator[Power]:
@@ -161,27 +178,37 @@ def _paths(values: Values) -> Iterator[Power]:
     """
     assert values.folder is not None
     bases = [values.folder, values.cwd]
-    for path, given in paths_outside(values, bases, [values.folder]):
-        is_in_store = given.key == DRAFT and path.resolve().is_relative_to(
-            Path(values.final("model_store")).resolve()
-        )
-        if given.rank[0] == FILE and given.key != MODEL and not is_in_store:
-            yield Power(given, f"{path.resolve()}, which is outside of the model's folder")
+    for path, entry in paths_outside(values, bases, [values.folder]):
+        is_in_store = entry.key == DRAFT and _is_in_store(values, path)
+        if entry.rank[0] == FILE and entry.key != MODEL and not is_in_store:
+            yield Power(entry, f"{path.resolve()}, which is outside of the model's folder")
 
 
-def _is_allowed(values: Values, given: Given) -> bool:
+def _is_in_store(values: Values, path: Path) -> bool:
+    store = Path(values.final("model_store"))
+    return path.resolve().is_relative_to(store.resolve())
+
+
+def _is_allowed(values: Values, entry: Given) -> bool:
     """Return whether the operator allows it by name, or gives the same value himself."""
     allowed = values.picked.get(ALLOWED)
-    names = allowed.value if allowed is not None and allowed.given.rank[0] != FILE else ()
-    if {ALL, given.key, given.key.removeprefix("option.")} & set(names):
+    names: tuple[str, ...] = ()
+    if allowed is not None and allowed.given.rank[0] != FILE:
+        names = allowed.value
+
+    if {ALL, entry.key, entry.key.removeprefix("option.")} & set(names):
         return True
 
-    picked = values.picked[given.key]
-    return any(other.rank[0] != FILE and _is_same(other, picked) for other in picked.shadowed)
+    winner = values.picked[entry.key]
+    for rival in winner.shadowed:
+        if rival.rank[0] != FILE and _is_same(rival, winner):
+            return True
+
+    return False
 
 
-def _is_same(other: Given, picked: Picked) -> bool:
+def _is_same(rival: Given, winner: Picked) -> bool:
     try:
-        return bool(other.value() == picked.value)
+        return bool(rival.value() == winner.value)
     except ValueError:
         return False

@@ -15,7 +15,7 @@ from typing import Any, Self
 from lmi.errors import BadConfiguration, ModelUnusable, shorten
 from lmi.settings.config import EngineConfig, ModelConfig, ServerConfig
 from lmi.settings.handler import Handler
-from lmi.settings.kinds import OF_TYPE, TEXT, TooLarge, is_true
+from lmi.settings.kinds import OF_TYPE, TEXT, Kind, TooLarge, is_true
 from lmi.settings.option import Option
 from lmi.settings.properties import Properties
 from lmi.shared.linux import Machine
@@ -30,7 +30,8 @@ OTHER_ENV = {
     "MAX_INPUT_TOKENS": "max_input_length",
     "CUDA_MEMORY_FRACTION": "option.gpu_memory_utilization",
     "ENABLE_CUDA_GRAPHS": "option.enforce_eager",
-    "LWS_GROUP_SIZE": "option.nnodes",  # a Kubernetes LeaderWorkerSet gives these three to each pod
+    # A Kubernetes LeaderWorkerSet gives these three to each pod.
+    "LWS_GROUP_SIZE": "option.nnodes",
     "LWS_WORKER_INDEX": "option.node_rank",
     "LWS_LEADER_ADDRESS": "option.master_addr",
 }
@@ -44,23 +45,26 @@ def _options(part: str, settings: type) -> Iterator[Option]:
     fields.
     """
     declared: dict[str, Field[Any]] = vars(settings)["__dataclass_fields__"]
-    filled = {one.name for one in fields(settings)}  # not those of a ClassVar
-    for each in settings.__mro__:
-        for name in vars(each).get("__annotations__", ()):
-            one = declared[name]
-            if facts := dict(one.metadata):
-                held = str(one.type).removeprefix("ClassVar[").removesuffix("]")
-                facts["kind"] = (
-                    facts["kind"] or OF_TYPE.get(held) or OF_TYPE[held.removesuffix(" | None")]
-                )
-                facts.setdefault(
-                    "key", ("" if part == "server" else "option.") + name.removesuffix("_s")
-                )
-                default = {} if one.default is MISSING else one.default
-                field = f"{part}.{name}" if name in filled else ""
-                yield Option(
-                    default=default, part=part, field=field, declared=(each, name), **facts
-                )
+    # Those of a ClassVar fill no field.
+    filled = {field.name for field in fields(settings)}
+    prefix = "" if part == "server" else "option."
+    for base in settings.__mro__:
+        for name in vars(base).get("__annotations__", ()):
+            declaration = declared[name]
+            facts = dict(declaration.metadata)
+            if not facts:
+                continue
+
+            facts["kind"] = facts["kind"] or _kind_of_type(str(declaration.type))
+            facts.setdefault("key", prefix + name.removesuffix("_s"))
+            default = {} if declaration.default is MISSING else declaration.default
+            path = f"{part}.{name}" if name in filled else ""
+            yield Option(default=default, part=part, field=path, declared=(base, name), **facts)
+
+
+def _kind_of_type(annotation: str) -> Kind:
+    type_name = annotation.removeprefix("ClassVar[").removesuffix("]")
+    return OF_TYPE.get(type_name) or OF_TYPE[type_name.removesuffix(" | None")]
 
 
 OPTIONS = (
@@ -91,12 +95,12 @@ def key_of_env(name: str) -> str:
     SERVING_MIN_WORKERS means minWorkers. The name of an unknown key becomes lower case, if it is
     all upper case.
     """
-    prefix, _, rest = name.partition("_")
-    known = _BY_ENV_NAME.get(rest.replace("_", "").lower())
-    if known is not None:
-        return known
+    prefix, _, suffix = name.partition("_")
+    key = _BY_ENV_NAME.get(suffix.replace("_", "").lower())
+    if key is not None:
+        return key
 
-    lowered = rest.lower() if rest.isupper() else rest
+    lowered = suffix.lower() if suffix.isupper() else suffix
     return f"option.{lowered}" if prefix == "OPTION" else lowered
 
 
@@ -106,22 +110,21 @@ class Given:
     must agree.
     """
 
-    key: str  # the key of its row in the table of options, or as written if it has no row
-    written: str  # the key or name as it was written
+    # The key of its row in the table of options, or as written if it has no row.
+    key: str
+    # The key or name as it was written.
+    written: str
     text: str
-    source: str  # file:line, the name of a variable, a flag
-    rank: tuple[int, int]  # layer, order inside the layer
+    # Where it was given: file:line, the name of a variable, or a flag.
+    source: str
+    # The layer, and the order inside the layer.
+    rank: tuple[int, int]
 
     @classmethod
-    def of(cls, written: str, text: str, source: str, layer: int, order: int = 0) -> Self:
-        option = find(written)
-        return cls(
-            option.key if option else written,
-            _printable(written)[:100],
-            text.strip(),
-            source,
-            (layer, order),
-        )
+    def of(cls, name: str, text: str, source: str, layer: int, order: int = 0) -> Self:
+        option = find(name)
+        key = option.key if option else name
+        return cls(key, _printable(name)[:100], text.strip(), source, (layer, order))
 
     @property
     def said(self) -> str:
@@ -139,22 +142,20 @@ class Given:
 
     def fault(self, allowed: str) -> str:
         """Return the line about a bad value: key, value, source, allowed values."""
-        shown = "***" if self.shown == "***" else shorten(self.text)
-        return f"{self.written}={shown} ({self.source}): allowed is {allowed}"
+        text = "***" if self.shown == "***" else shorten(self.text)
+        return f"{self.written}={text} ({self.source}): allowed is {allowed}"
 
     def value(self) -> Any:
         """Parse the text. Raises ValueError with the line about a bad one."""
         option = find(self.key)
         kind = option.own_kinds.get(self.source, option.kind) if option else TEXT
         try:
-            (
-                self.key + self.text
-            ).encode()  # raises for a lone surrogate, as a byte that is not UTF-8 becomes
+            # This raises for a lone surrogate, as a byte that is not UTF-8 becomes.
+            (self.key + self.text).encode()
             return kind.parse(self.text)
         except ValueError as error:
-            raise ValueError(
-                self.fault(str(error) if isinstance(error, TooLarge) else kind.allowed)
-            ) from None
+            allowed = str(error) if isinstance(error, TooLarge) else kind.allowed
+            raise ValueError(self.fault(allowed)) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +167,16 @@ class Picked:
     shadowed: tuple[Given, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class _Variable:
+    """A variable of the environment that gives an option."""
+
+    name: str
+    key: str
+    layer: int
+    order: int = 0
+
+
 def collect(
     properties: Properties,
     environ: Mapping[str, str],
@@ -175,31 +186,44 @@ def collect(
     """Return all values that were given, in no order. `flags` are texts by key, `files` the file of
     a flag, by key.
     """
-    givens = []
+    givens: list[Given] = []
     for key, text in flags.items():
         option = find(key)
-        flag = option.flag if option and option.key == key and option.has_flag else f"--set {key}"
+        flag = f"--set {key}"
+        if option and option.key == key and option.has_flag:
+            flag = option.flag
+
         givens.append(Given.of(key, text, files.get(key, flag), COMMAND_LINE))
 
-    givens += [
-        Given.of(key, entry.value, properties.source(key), FILE)
-        for key, entry in properties.entries.items()
-    ]
-    named = [
-        (name, key_of_env(name), ENVIRONMENT, 0)
-        for name in sorted(environ)
-        if name.startswith(("OPTION_", "SERVING_"))
-    ]
+    for key, line in properties.entries.items():
+        givens.append(Given.of(key, line.value, properties.source(key), FILE))
+
+    for variable in _variables(environ):
+        text = environ.get(variable.name, "").strip()
+        if text:
+            text = TRANSLATED.get(variable.name, str)(text)
+            givens.append(
+                Given.of(variable.key, text, variable.name, variable.layer, variable.order)
+            )
+
+    return [entry for entry in givens if entry.text]
+
+
+def _variables(environ: Mapping[str, str]) -> Iterator[_Variable]:
+    """Yield the variables that give options, whether they are set or not."""
+    for name in sorted(environ):
+        if name.startswith(("OPTION_", "SERVING_")):
+            yield _Variable(name, key_of_env(name), ENVIRONMENT)
+
     for option in OPTIONS:
-        named += [(name, option.key, PLATFORM, order) for order, name in enumerate(option.platform)]
-        named += [(name, option.key, OTHER_NAMES, order) for order, name in enumerate(option.env)]
+        for order, name in enumerate(option.platform):
+            yield _Variable(name, option.key, PLATFORM, order)
 
-    named += [(name, key, OTHER_NAMES, 0) for name, key in OTHER_ENV.items()]
-    for name, key, layer, order in named:
-        if text := environ.get(name, "").strip():
-            givens.append(Given.of(key, TRANSLATED.get(name, str)(text), name, layer, order))
+        for order, name in enumerate(option.env):
+            yield _Variable(name, option.key, OTHER_NAMES, order)
 
-    return [given for given in givens if given.text]
+    for name, key in OTHER_ENV.items():
+        yield _Variable(name, key, OTHER_NAMES)
 
 
 @dataclass(slots=True)
@@ -212,26 +236,32 @@ class Values:
     """
 
     environ: Mapping[str, str]
-    folder: Path | None  # that is served; None: none was named
+    # The folder that is served. None means that none was named.
+    folder: Path | None
     cwd: Path
     machine: Machine
-    handlers: Mapping[str, Handler]  # that are announced, by name
-    fetched: Mapping[str, Path]  # the local folder of each remote source, by its text
-    untrusted: Collection[
-        Path
-    ]  # folders of strangers, which secure mode searches as it does those that were fetched
-    is_folder_asked: bool = False  # whether the command line names `folder`
+    # The engines that are announced, by name.
+    handlers: Mapping[str, Handler]
+    # The local folder of each remote source, by its text.
+    fetched: Mapping[str, Path]
+    # Folders of strangers, which secure mode searches as it does those that were fetched.
+    untrusted: Collection[Path]
+    # Whether the command line names `folder`.
+    is_folder_asked: bool = False
 
     picked: dict[str, Picked] = field(default_factory=dict)
-    chosen: dict[str, tuple[Any, str]] = field(default_factory=dict)  # value, why
-    faults: list[str] = field(default_factory=list)  # each one stops the start
+    # The value that was chosen for a key, and the reason.
+    chosen: dict[str, tuple[Any, str]] = field(default_factory=dict)
+    # Each of these lines stops the start.
+    faults: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-    unknown: list[str] = field(
-        default_factory=list
-    )  # the warnings about unknown keys, which `warnings` holds too
+    # The warnings about unknown keys, which `warnings` holds too.
+    unknown: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    details: list[str] = field(default_factory=list)  # for who looks for the cause of something
-    unusable: ModelUnusable | None = None  # reported after every fault of an option
+    # Lines for a reader who looks for the cause of something.
+    details: list[str] = field(default_factory=list)
+    # The fault of the model, which is reported after every fault of an option.
+    unusable: ModelUnusable | None = None
 
     def __contains__(self, key: str) -> bool:
         return key in self.picked
@@ -241,24 +271,31 @@ class Values:
         left out.
         """
         by_key: dict[str, list[Given]] = {}
-        for given in sorted(givens, key=lambda given: given.rank):
-            by_key.setdefault(given.key, []).append(given)
+        for candidate in sorted(givens, key=lambda candidate: candidate.rank):
+            by_key.setdefault(candidate.key, []).append(candidate)
 
         for key, candidates in by_key.items():
-            rivals = [given for given in candidates if given.rank == candidates[0].rank]
-            values = []
-            for given in rivals:
-                try:
-                    values.append(given.value())
-                except ValueError as error:
-                    self.faults.append(str(error))
+            self._pick(key, candidates)
 
-            if len(values) == len(rivals):
-                if all(value == values[0] for value in values):
-                    self.picked[key] = Picked(values[0], candidates[0], tuple(candidates[1:]))
-                else:
-                    said = ", ".join(given.said for given in rivals)
-                    self.faults.append(f"{said}: these mean the same option, allowed is one value")
+    def _pick(self, key: str, candidates: list[Given]) -> None:
+        """Pick the first of the candidates, which are sorted by rank, if its rivals agree."""
+        first = candidates[0]
+        rivals = [candidate for candidate in candidates if candidate.rank == first.rank]
+        values = []
+        for rival in rivals:
+            try:
+                values.append(rival.value())
+            except ValueError as error:
+                self.faults.append(str(error))
+
+        if len(values) < len(rivals):
+            return
+
+        if all(value == values[0] for value in values):
+            self.picked[key] = Picked(values[0], first, tuple(candidates[1:]))
+        else:
+            texts = ", ".join(rival.said for rival in rivals)
+            self.faults.append(f"{texts}: these mean the same option, allowed is one value")
 
     def given(self, key: str, otherwise: Any = None) -> Any:
         return self.picked[key].value if key in self.picked else otherwise
@@ -270,12 +307,12 @@ class Values:
         return self.picked[key].given
 
     def final(self, key: str) -> Any:
+        if key in self.chosen:
+            value, _ = self.chosen[key]
+            return value
+
         option = find(key)
-        return (
-            self.chosen[key][0]
-            if key in self.chosen
-            else self.given(key, option and option.default)
-        )
+        return self.given(key, option and option.default)
 
     def choose(self, key: str, value: Any, reason: str) -> None:
         """Set an option that was not given."""
@@ -289,19 +326,26 @@ class Values:
 
     def fields(self, part: str) -> dict[str, Any]:
         """Return the fields of `server`, `model` or `engine` whose values were given or chosen."""
-        rows = [row for row in OPTIONS if row.field.startswith(f"{part}.")]
-        known = [row for row in rows if row.key in self.picked or row.key in self.chosen]
-        return {row.field.removeprefix(f"{part}."): self.final(row.key) for row in known}
+        prefix = f"{part}."
+        values: dict[str, Any] = {}
+        for row in OPTIONS:
+            is_settled = row.key in self.picked or row.key in self.chosen
+            if is_settled and row.field.startswith(prefix):
+                values[row.field.removeprefix(prefix)] = self.final(row.key)
+
+        return values
 
     def refuse(self, key: str, allowed: str) -> None:
-        unsaid = f"{key}={self.final(key)} (not given): allowed is {allowed}"
-        self.faults.append(self.how_given(key).fault(allowed) if key in self.picked else unsaid)
+        if key in self.picked:
+            self.faults.append(self.how_given(key).fault(allowed))
+        else:
+            self.faults.append(f"{key}={self.final(key)} (not given): allowed is {allowed}")
 
-    def warn(self, said: str) -> None:
-        self.warnings.append(said)
+    def warn(self, line: str) -> None:
+        self.warnings.append(line)
 
-    def note(self, said: str) -> None:
-        self.notes.append(said)
+    def note(self, line: str) -> None:
+        self.notes.append(line)
 
     def stop_at_faults(self) -> None:
         if self.faults:
@@ -318,27 +362,30 @@ class Setting:
     option: str
     value: str
     source: str
-    shadowed: tuple[
-        str, ...
-    ] = ()  # "value (source)" of each value that was given and does not count
+    # "value (source)" of each value that was given and does not count.
+    shadowed: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, values: Values, key: str) -> Self:
         value = written(key, values.final(key))
-        picked = values.picked.get(key)
-        (_, reason) = values.chosen.get(key, (None, ""))
-        if picked is None:
+        winner = values.picked.get(key)
+        _, reason = values.chosen.get(key, (None, ""))
+        if winner is None:
             return cls(key, value, reason or "default")
 
-        shadowed = tuple(f"{given.shown} ({given.source})" for given in picked.shadowed)
-        source = ", ".join(filter(None, (picked.given.source, reason)))
-        return cls(key, "***" if picked.given.shown == "***" else value, source, shadowed)
+        if winner.given.shown == "***":
+            value = "***"
+
+        source = ", ".join(filter(None, (winner.given.source, reason)))
+        shadowed = tuple(f"{rival.shown} ({rival.source})" for rival in winner.shadowed)
+        return cls(key, value, source, shadowed)
 
 
 def written(key: str, value: Any) -> str:
     """Return an option's value in the form that serving.properties has."""
     if value is None:
-        return option.kind.unset if (option := find(key)) else ""
+        option = find(key)
+        return option.kind.unset if option else ""
 
     if value == {}:
         return ""
@@ -349,7 +396,10 @@ def written(key: str, value: Any) -> str:
     if isinstance(value, float):
         return f"{value:g}"
 
-    return ";".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    if isinstance(value, tuple):
+        return ";".join(map(str, value))
+
+    return str(value)
 
 
 def _printable(text: str) -> str:
