@@ -28,7 +28,7 @@ from lmi.apis.base.parameters import ONE_SEQUENCE_STREAMED
 from lmi.apis.base.readers import Message, Parsed, adapter, boolean, check_types, read_inputs
 from lmi.errors import InvalidRequest, MalformedRequest, Unsupported, shorten
 from lmi.settings.config import ModelConfig
-from lmi.types import Answer, AnswerFormat, Delta, OutputFormat, ranked
+from lmi.types import Answer, AnswerFormat, Delta, GenerationRequest, OutputFormat, ranked
 
 MAX_INPUTS = 1000
 WITHOUT_EFFECT = ("details", "output_formatter")
@@ -36,17 +36,18 @@ FAILURE = "invoke handler failure"
 
 
 def default_format(model: ModelConfig) -> AnswerFormat:
-    return AnswerFormat(
-        output_format=OutputFormat.JSONLINES if model.enable_streaming else OutputFormat.JSON
-    )
+    if model.enable_streaming:
+        return AnswerFormat(output_format=OutputFormat.JSONLINES)
+
+    return AnswerFormat(output_format=OutputFormat.JSON)
 
 
 def read(body: bytes, content_type: str | None, model: ModelConfig) -> Message[AnswerFormat]:
     fields = read_inputs(body, content_type, MAX_INPUTS)
-    inputs = fields.get("inputs")
     if "inputs" not in fields:
         raise MalformedRequest("inputs is missing")
 
+    inputs = fields["inputs"]
     texts = inputs if isinstance(inputs, list) else [inputs]
     if not 1 <= len(texts) <= MAX_INPUTS:
         raise MalformedRequest(
@@ -79,17 +80,18 @@ def parse(message: Message[AnswerFormat]) -> Parsed[AnswerFormat]:
     inputs = fields["inputs"] if isinstance(fields["inputs"], list) else [fields["inputs"]]
     first = {"inputs": inputs[0], "parameters": parameters, "stream": None, "adapters": None}
     single = lmi.parse(Message(fields | first, lmi.LmiFormat(), message.sampling_defaults))
+
     request = replace(single.request, is_streaming=format.is_streamed)
     if request.is_streaming and request.num_sequences > 1:
         raise Unsupported(lmi.name_of_several(parameters), ONE_SEQUENCE_STREAMED)
 
     adapters = _adapters(fields.get("adapters"), len(inputs))
-    requests = tuple(
-        replace(request, prompt=text, adapter=name)
-        for text, name in zip(inputs, adapters, strict=True)
-    )
+    requests = []
+    for text, name in zip(inputs, adapters, strict=True):
+        requests.append(replace(request, prompt=text, adapter=name))
+
     format = replace(format, field_names=single.format.field_names)
-    return Parsed(requests, format, (*ignored, *single.ignored))
+    return Parsed(tuple(requests), format, (*ignored, *single.ignored))
 
 
 def _adapters(value: object, num_inputs: int) -> list[str | None]:
@@ -105,10 +107,12 @@ class BatchWhole(WholeFormatter[AnswerFormat]):
 
     def _whole(self, answers: list[Answer]) -> bytes:
         objects = []
-        num = self._request.num_sequences  # equal for all requests
+        # All requests have equally many sequences.
+        num_sequences = self._request.num_sequences
         for n, request in enumerate(self._requests):
-            best = ranked(request, answers[n * num : (n + 1) * num])[0]
-            text = (request.prompt if request.return_full_text else "") + best.text
+            begin = n * num_sequences
+            best = ranked(request, answers[begin : begin + num_sequences])[0]
+            text = _prefix(request) + best.text
             objects.append(b'  {\n    "generated_text":%b\n  }' % dumps(text))
 
         return b"[\n%b\n]" % b",\n".join(objects)
@@ -132,10 +136,9 @@ class BatchStream(Formatter[AnswerFormat]):
 
     def __init__(self, parsed: Parsed[AnswerFormat]) -> None:
         super().__init__(parsed)
-        self._prefixes = [
-            request.prompt if request.return_full_text else "" for request in parsed.requests
-        ]
-        self._outputs = [""] * len(parsed.requests)  # of the next line
+        self._prefixes = [_prefix(request) for request in parsed.requests]
+        # The outputs of the next line.
+        self._outputs = [""] * len(parsed.requests)
         self._has_news = False
 
     def feed(self, delta: Delta) -> list[bytes]:
@@ -148,12 +151,18 @@ class BatchStream(Formatter[AnswerFormat]):
         if delta.is_followed or not self._has_news:
             return []
 
-        outputs, self._outputs, self._has_news = self._outputs, [""] * len(self._outputs), False
+        outputs = self._outputs
+        self._outputs = [""] * len(outputs)
+        self._has_news = False
         return [_line({"outputs": outputs})]
 
     @staticmethod
     def error(error: ErrorFields) -> bytes:
         return _line({"code": error.code, "message": FAILURE, "error": error.message})
+
+
+def _prefix(request: GenerationRequest) -> str:
+    return request.prompt if request.return_full_text else ""
 
 
 def _line(fields: dict[str, object]) -> bytes:

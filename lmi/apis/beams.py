@@ -16,33 +16,34 @@ FLAG = named(
 )
 
 
-def read_search(table: ParameterTable, given: dict[str, Any], *, is_streamed: bool) -> None:
+def read_search(table: ParameterTable, values: dict[str, Any], *, is_streamed: bool) -> None:
     """Read the flag, or what else asks for a search, into `beam_width`, after `best_of` is known to
     be at least `n`.
 
     Raises InvalidParameter for numbers that do not fit the width, Unsupported for beams in a
     stream.
     """
-    if "use_beam_search" not in given:
-        table.read_search(given)
+    if "use_beam_search" not in values:
+        table.read_search(values)
         return
 
     name = table.named("use_beam_search")
-    if "beam_width" in given:
-        raise InvalidParameter(
-            name, f"left out beside {table.wire('beam_width')}", given["use_beam_search"]
-        )
+    if "beam_width" in values:
+        rule = f"left out beside {table.wire('beam_width')}"
+        raise InvalidParameter(name, rule, values["use_beam_search"])
 
-    num_returned = given.get("n", 1)
-    width = given.pop("best_of", num_returned)
+    num_returned = values.get("n", 1)
+    width = values.pop("best_of", num_returned)
     if width == 1:
-        given["temperature"] = 0.0  # with one beam decoding is greedy
+        # With one beam decoding is greedy.
+        values["temperature"] = 0.0
         return
 
     if is_streamed:
         raise Unsupported(name, ONE_BEAM_STREAMED)
 
-    if given.get("temperature") == 0:
-        del given["temperature"]  # vLLM's clients send it beside the flag
+    if values.get("temperature") == 0:
+        # vLLM's clients send a temperature of 0 beside the flag.
+        del values["temperature"]
 
-    given |= {"beam_width": width, "n": num_returned}
+    values |= {"beam_width": width, "n": num_returned}

@@ -45,11 +45,14 @@ from lmi.executor import PoolingParams, SamplingConfig
 from lmi.settings.config import Config, ModelConfig
 from lmi.types import Delta, GenerationRequest
 
-UNIT_ERROR = 1e-5  # of the length of a float32 vector that the engine has normalised
-MAX_INPUTS = 2048  # as of OpenAI; max_request_sequences of the server may be lower
+# The length of a float32 vector that the engine has normalised may differ from 1 by so much.
+UNIT_ERROR = 1e-5
+# OpenAI's limit. The server's max_request_sequences may be lower.
+MAX_INPUTS = 2048
 BASE64 = "base64"
 BY_MODEL = "the model says whether its embeddings are normalised"
-CANNOT_EMBED = {  # fields of vLLM's server
+# These are fields of vLLM's server.
+CANNOT_EMBED = {
     "messages": "an embedding is that of input",
     "truncate_prompt_tokens": "an input that is too long is refused",
     "embed_dtype": "embeddings are float32",
@@ -87,21 +90,26 @@ PARAMETERS = ParameterTable(
 
 def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
     ignored: list[str] = []
-    given = PARAMETERS.read(message.fields, ignored)
-    format = replace(message.format, is_base64=given.get("encoding_format") == BASE64)
-    request = GenerationRequest(
-        max_new_tokens=1,  # a place in the queue for each
-        sampling=SamplingConfig(temperature=0.0),
-        pooling=PoolingParams(given.get("dimensions")),
-        adapter=format.adapter,
-        **{
-            name: given[name]
-            for name in ("cache_salt", "priority", "add_special_tokens")
-            if name in given
-        },
-    )
-    prompts = prompts_of("input", given.get("input"), MAX_INPUTS)
+    values = PARAMETERS.read(message.fields, ignored)
+    format = replace(message.format, is_base64=values.get("encoding_format") == BASE64)
+
+    request = _request(values.get("dimensions"), format)
+    for name in ("cache_salt", "priority", "add_special_tokens"):
+        if name in values:
+            request = replace(request, **{name: values[name]})
+
+    prompts = prompts_of("input", values.get("input"), MAX_INPUTS)
     return Parsed(tuple(replace(request, **prompt) for prompt in prompts), format, ignored)
+
+
+def _request(dimensions: int | None, format: OpenAIFormat) -> GenerationRequest:
+    """Return the request of one embedding, which has a place in the queue as one token has."""
+    return GenerationRequest(
+        max_new_tokens=1,
+        sampling=SamplingConfig(temperature=0.0),
+        pooling=PoolingParams(dimensions),
+        adapter=format.adapter,
+    )
 
 
 class EmbeddingsWhole(OpenAIFormatter):
@@ -116,28 +124,35 @@ class EmbeddingsWhole(OpenAIFormatter):
 
     def __init__(self, parsed: Parsed[OpenAIFormat]) -> None:
         super().__init__(parsed)
-        self._written: dict[int, Fragment] = {}  # by index
+        self._written_by_index: dict[int, Fragment] = {}
 
     def feed(self, delta: Delta) -> list[bytes]:
         self._count(delta)
         assert delta.embedding is not None
         data = delta.embedding.data
-        numbers = (
-            base64.b64encode(data).decode() if self._format.is_base64 else array("f", data).tolist()
-        )
-        self._written[delta.index] = Fragment(
-            dumps({"object": "embedding", "index": delta.index, "embedding": numbers})
-        )
+        embedding: str | list[float]
+        if self._format.is_base64:
+            embedding = base64.b64encode(data).decode()
+        else:
+            embedding = array("f", data).tolist()
+
+        fields = {"object": "embedding", "index": delta.index, "embedding": embedding}
+        self._written_by_index[delta.index] = Fragment(dumps(fields))
         if self._num_open:
             return []
 
-        written = [self._written[index] for index in range(len(self._written))]
-        usage = {"prompt_tokens": self._num_prompt_tokens, "total_tokens": self._num_prompt_tokens}
-        return [
-            dumps(
-                {"object": self.kind, "data": written, "model": self._format.model, "usage": usage}
-            )
-        ]
+        num_tokens = self._num_prompt_tokens
+        answer = {
+            "object": self.kind,
+            "data": _in_order(self._written_by_index),
+            "model": self._format.model,
+            "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+        }
+        return [dumps(answer)]
+
+
+def _in_order(fragments: dict[int, Fragment]) -> list[Fragment]:
+    return [fragments[index] for index in range(len(fragments))]
 
 
 EMBEDDINGS: Api[OpenAIFormat] = replace(
@@ -157,7 +172,8 @@ EMBEDDINGS: Api[OpenAIFormat] = replace(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VectorsFormat(OpenAIFormat):
-    is_normalised: bool  # each vector is divided by its length
+    # Each vector is divided by its length.
+    is_normalised: bool
 
 
 def _default_format(model: ModelConfig) -> VectorsFormat:
@@ -195,26 +211,19 @@ def _parse_inputs(message: Message[VectorsFormat]) -> Parsed[VectorsFormat]:
     fields = message.fields
     format = message.format
     ignored = parameters.unknown(fields, lmi.KNOWN_FIELDS)
-    given = LMI_PARAMETERS.read(fields.get("parameters") or {}, ignored)
+    values = LMI_PARAMETERS.read(fields.get("parameters") or {}, ignored)
     if fields.get("stream"):
         raise Unsupported("stream", "embeddings come whole")
 
     inputs = fields.get("inputs")
     texts: list[Any] = inputs if isinstance(inputs, list) else [inputs]
-    if not 1 <= len(texts) <= MAX_INPUTS or not all(
-        isinstance(text, str) and text for text in texts
-    ):
-        raise InvalidParameter(
-            "inputs", f"a non-empty string or a list of 1 to {MAX_INPUTS} of them", inputs
-        )
+    are_texts = all(isinstance(text, str) and text for text in texts)
+    if not 1 <= len(texts) <= MAX_INPUTS or not are_texts:
+        rule = f"a non-empty string or a list of 1 to {MAX_INPUTS} of them"
+        raise InvalidParameter("inputs", rule, inputs)
 
-    request = GenerationRequest(
-        max_new_tokens=1,  # a place in the queue for each
-        sampling=SamplingConfig(temperature=0.0),
-        pooling=PoolingParams(given.get("dimensions")),
-        adapter=format.adapter,
-    )
-    format = replace(format, is_normalised=given.get("normalize", format.is_normalised))
+    request = _request(values.get("dimensions"), format)
+    format = replace(format, is_normalised=values.get("normalize", format.is_normalised))
     return Parsed(tuple(replace(request, prompt=text) for text in texts), format, ignored)
 
 
@@ -231,7 +240,7 @@ class VectorsWhole(OpenAIFormatter):
     def __init__(self, parsed: Parsed[Any]) -> None:
         super().__init__(parsed)
         self._is_normalised = parsed.format.is_normalised
-        self._written: dict[int, Fragment] = {}  # by index
+        self._written_by_index: dict[int, Fragment] = {}
 
     def feed(self, delta: Delta) -> list[bytes]:
         self._count(delta)
@@ -240,11 +249,11 @@ class VectorsWhole(OpenAIFormatter):
         if self._is_normalised:
             numbers = _normalised(numbers)
 
-        self._written[delta.index] = Fragment(dumps(numbers))
+        self._written_by_index[delta.index] = Fragment(dumps(numbers))
         if self._num_open:
             return []
 
-        return [dumps([self._written[index] for index in range(len(self._written))])]
+        return [dumps(_in_order(self._written_by_index))]
 
 
 def _formatter(parsed: Parsed[VectorsFormat]) -> Formatter[Any]:
@@ -254,7 +263,10 @@ def _formatter(parsed: Parsed[VectorsFormat]) -> Formatter[Any]:
 def _normalised(numbers: list[float]) -> list[float]:
     length = math.sqrt(math.fsum(number * number for number in numbers))
     is_done = abs(length - 1) < UNIT_ERROR
-    return numbers if is_done or not length else [number / length for number in numbers]
+    if is_done or not length:
+        return numbers
+
+    return [number / length for number in numbers]
 
 
 def _write_error(

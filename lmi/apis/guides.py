@@ -26,7 +26,8 @@ MAX_REFERENCES_IN_A_ROW = 100
 INSIDE = "begins with # or with an $id of the schema"
 REFERENCES = frozenset({"$ref", "$dynamicRef", "$recursiveRef"})
 NAMES_OF_SCHEMAS = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
-GRAMMARS = ("json", "json_object", "json_schema", "regex")  # TGI's types
+# The types of TGI's grammars.
+GRAMMARS = ("json", "json_object", "json_schema", "regex")
 read_grammar = choice(GRAMMARS)
 read_format_type = choice(("text", "json_object", "json_schema"))
 CONTRACT_NAME = "guided_decoding_params"
@@ -34,21 +35,76 @@ DATA = ("const", "enum", "default", "examples")
 log = logging.getLogger(__name__)
 MAX_MISSPELT = 4
 MAX_LETTERS = 40
-LIKENESS = 0.88  # of a misspelt keyword
+# A word is a misspelt keyword if it is at least so like one.
+LIKENESS = 0.88
 KEYWORDS = frozenset(
-    "$schema $id id $anchor $ref $dynamicRef $dynamicAnchor $recursiveRef $recursiveAnchor "
-    "$vocabulary $comment $defs "
-    "definitions title description default example examples deprecated readOnly writeOnly "
-    "contentEncoding "
-    "contentMediaType contentSchema type enum const anyOf oneOf allOf not if then else pattern "
-    "format minLength "
-    "maxLength multipleOf minimum maximum exclusiveMinimum exclusiveMaximum items prefixItems "
-    "additionalItems contains "
-    "minContains maxContains uniqueItems minItems maxItems unevaluatedItems properties "
-    "patternProperties "
-    "additionalProperties propertyNames required minProperties maxProperties dependencies "
-    "dependentRequired "
-    "dependentSchemas unevaluatedProperties nullable".split()
+    (
+        "$schema",
+        "$id",
+        "id",
+        "$anchor",
+        "$ref",
+        "$dynamicRef",
+        "$dynamicAnchor",
+        "$recursiveRef",
+        "$recursiveAnchor",
+        "$vocabulary",
+        "$comment",
+        "$defs",
+        "definitions",
+        "title",
+        "description",
+        "default",
+        "example",
+        "examples",
+        "deprecated",
+        "readOnly",
+        "writeOnly",
+        "contentEncoding",
+        "contentMediaType",
+        "contentSchema",
+        "type",
+        "enum",
+        "const",
+        "anyOf",
+        "oneOf",
+        "allOf",
+        "not",
+        "if",
+        "then",
+        "else",
+        "pattern",
+        "format",
+        "minLength",
+        "maxLength",
+        "multipleOf",
+        "minimum",
+        "maximum",
+        "exclusiveMinimum",
+        "exclusiveMaximum",
+        "items",
+        "prefixItems",
+        "additionalItems",
+        "contains",
+        "minContains",
+        "maxContains",
+        "uniqueItems",
+        "minItems",
+        "maxItems",
+        "unevaluatedItems",
+        "properties",
+        "patternProperties",
+        "additionalProperties",
+        "propertyNames",
+        "required",
+        "minProperties",
+        "maxProperties",
+        "dependencies",
+        "dependentRequired",
+        "dependentSchemas",
+        "unevaluatedProperties",
+        "nullable",
+    )
 )
 AskedGuide = tuple[GuidedDecodingParams | None, dict[str, str]]
 """A guide, and a map from its name in the contract to the field that asked for it."""
@@ -68,14 +124,19 @@ def json_schema(name: str, value: object) -> GuidedDecodingParams:
 
     check_levels(name, value)
     schema = checked_references(name, value)
-    if likely := misspelt_words(schema):
-        pairs = ", ".join(
-            f"{shorten(word)} (perhaps {keyword})" for word, keyword in likely.items()
-        )
-        log.info("%s: words that are no keywords of JSON Schema have no effect: %s", name, pairs)
-
+    _log_misspelt_words(name, schema)
     guide = check_levels(name, schema)
     return GuidedDecodingParams(GuideType.JSON_SCHEMA, guide.decode())
+
+
+def _log_misspelt_words(name: str, schema: dict[str, Any]) -> None:
+    words = misspelt_words(schema)
+    if not words:
+        return
+
+    pairs = [f"{shorten(word)} (perhaps {keyword})" for word, keyword in words.items()]
+    message = "%s: words that are no keywords of JSON Schema have no effect: %s"
+    log.info(message, name, ", ".join(pairs))
 
 
 def misspelt_words(schema: dict[str, Any]) -> dict[str, str]:
@@ -91,10 +152,12 @@ def misspelt_words(schema: dict[str, Any]) -> dict[str, str]:
 
         pending += (part for _, part in inner_schemas(inner))
         for word in inner.keys() - KEYWORDS:
-            if len(word) <= MAX_LETTERS and (
-                like := get_close_matches(word, KEYWORDS, 1, LIKENESS)
-            ):
-                words[word] = like[0]
+            if len(word) > MAX_LETTERS:
+                continue
+
+            keywords = get_close_matches(word, KEYWORDS, 1, LIKENESS)
+            if keywords:
+                words[word] = keywords[0]
 
     return words
 
@@ -103,7 +166,8 @@ def check_levels(name: str, value: dict[str, Any]) -> bytes:
     """Return the JSON of an object. Raises InvalidParameter if it has too many levels."""
     try:
         return orjson.dumps(value)
-    except orjson.JSONEncodeError:  # of more than 254 levels
+    except orjson.JSONEncodeError:
+        # The object has more than 254 levels.
         raise InvalidParameter(name, "an object of fewer levels", value) from None
 
 
@@ -119,19 +183,21 @@ def checked_references(name: str, schema: dict[str, Any]) -> dict[str, Any]:
         value = pending.pop()
         if isinstance(value, list):
             pending += value
-        elif isinstance(value, dict):
-            for key in REFERENCES & value.keys():
-                if not str(value[key]).startswith("#"):
-                    raise InvalidParameter(
-                        name, f"a JSON schema in which every {key} {INSIDE}", value[key]
-                    )
 
-            check_end(name, schema, value)
-            for key, inner in value.items():
-                if key in NAMES_OF_SCHEMAS and isinstance(inner, dict):
-                    pending += inner.values()
-                elif key not in DATA:
-                    pending.append(inner)
+        if not isinstance(value, dict):
+            continue
+
+        for key in REFERENCES & value.keys():
+            if not str(value[key]).startswith("#"):
+                rule = f"a JSON schema in which every {key} {INSIDE}"
+                raise InvalidParameter(name, rule, value[key])
+
+        check_end(name, schema, value)
+        for key, inner in value.items():
+            if key in NAMES_OF_SCHEMAS and isinstance(inner, dict):
+                pending += inner.values()
+            elif key not in DATA:
+                pending.append(inner)
 
     return schema
 
@@ -155,25 +221,28 @@ def _at(schema: dict[str, Any], reference: str) -> Any:
     """Return what a JSON pointer such as #/$defs/a points at, None for nothing. Source:
     RFC 6901.
     """
-    value: Any = schema if reference == "#" or reference.startswith("#/") else None
+    if reference != "#" and not reference.startswith("#/"):
+        return None
+
+    value: Any = schema
     for part in reference.split("/")[1:]:
         key = unquote(part).replace("~1", "/").replace("~0", "~")
-        if isinstance(value, list):
-            value = (
-                value[int(key)]
-                if re.fullmatch("[0-9]{1,9}", key) and int(key) < len(value)
-                else None
-            )
+        if isinstance(value, dict):
+            value = value.get(key)
+        elif isinstance(value, list) and re.fullmatch("[0-9]{1,9}", key) and int(key) < len(value):
+            value = value[int(key)]
         else:
-            value = value.get(key) if isinstance(value, dict) else None
+            value = None
 
     return value
 
 
 def _of_text(kind: GuideType) -> Callable[[str, object], GuidedDecodingParams]:
-    return takes({"type": "string"})(
-        lambda name, value: GuidedDecodingParams(kind, text(name, value))
-    )
+    @takes({"type": "string"})
+    def read(name: str, value: object) -> GuidedDecodingParams:
+        return GuidedDecodingParams(kind, text(name, value))
+
+    return read
 
 
 def choices(name: str, value: object) -> GuidedDecodingParams:
@@ -181,9 +250,8 @@ def choices(name: str, value: object) -> GuidedDecodingParams:
     if not words:
         raise InvalidParameter(name, "a list of at least one string", value)
 
-    return GuidedDecodingParams(
-        GuideType.REGEX, "|".join(SPECIAL.sub(r"\\\1", word) for word in words)
-    )
+    patterns = [SPECIAL.sub(r"\\\1", word) for word in words]
+    return GuidedDecodingParams(GuideType.REGEX, "|".join(patterns))
 
 
 def json_object(name: str, value: object) -> GuidedDecodingParams | None:
@@ -193,16 +261,20 @@ def json_object(name: str, value: object) -> GuidedDecodingParams | None:
 @takes({"type": "object"})
 def structured_outputs(name: str, value: object) -> GuidedDecodingParams | None:
     """Read vLLM's field, an object with one kind of guide."""
-    given = an_object(name, value)
-    if given.get("structural_tag") is not None:
-        raise Unsupported(
-            f"{name}.structural_tag", "guides hold for a whole answer, not between tags"
-        )
+    fields = an_object(name, value)
+    if fields.get("structural_tag") is not None:
+        reason = "guides hold for a whole answer, not between tags"
+        raise Unsupported(f"{name}.structural_tag", reason)
 
-    read = [
-        KINDS[kind](f"{name}.{kind}", given[kind]) for kind in KINDS if given.get(kind) is not None
-    ]
-    guides = [guide for guide in read if guide is not None]
+    guides = []
+    for kind, read_guide in KINDS.items():
+        if fields.get(kind) is None:
+            continue
+
+        guide = read_guide(f"{name}.{kind}", fields[kind])
+        if guide is not None:
+            guides.append(guide)
+
     if len(guides) > 1:
         raise InvalidParameter(name, "of one kind", value)
 
@@ -237,19 +309,20 @@ def response_format(name: str, value: object) -> GuidedDecodingParams | None:
     """Read OpenAI's field, or TGI's grammar, which has a `value`. The type `text` asks for no
     guide.
     """
-    wanted = an_object(name, value)
-    if wanted.get("value") is not None:
-        check_members(name, wanted, ("type", "value"))
-        return tgi_grammar(name, wanted)
+    form = an_object(name, value)
+    if form.get("value") is not None:
+        check_members(name, form, ("type", "value"))
+        return tgi_grammar(name, form)
 
-    kind = read_format_type(f"{name}.type", wanted.get("type", "text"))
-    check_members(name, wanted, ("type", "json_schema") if kind == "json_schema" else ("type",))
+    kind = read_format_type(f"{name}.type", form.get("type", "text"))
     if kind != "json_schema":
+        check_members(name, form, ("type",))
         return GuidedDecodingParams(GuideType.JSON) if kind == "json_object" else None
 
-    named = an_object(f"{name}.json_schema", wanted.get("json_schema"))
-    check_members(f"{name}.json_schema", named, ("name", "description", "schema", "strict"))
-    return json_schema(f"{name}.json_schema.schema", named.get("schema", {}))
+    check_members(name, form, ("type", "json_schema"))
+    schema = an_object(f"{name}.json_schema", form.get("json_schema"))
+    check_members(f"{name}.json_schema", schema, ("name", "description", "schema", "strict"))
+    return json_schema(f"{name}.json_schema.schema", schema.get("schema", {}))
 
 
 def guide_of_format(name: str, value: object, read_type: Reader = read_format_type) -> AskedGuide:
@@ -259,26 +332,30 @@ def guide_of_format(name: str, value: object, read_type: Reader = read_format_ty
     if kind == "text":
         return None, {}
 
-    any_object = GuidedDecodingParams(GuideType.JSON)
-    guide = (
-        any_object if kind == "json_object" else json_schema(f"{name}.schema", form.get("schema"))
-    )
+    if kind == "json_object":
+        guide = GuidedDecodingParams(GuideType.JSON)
+    else:
+        guide = json_schema(f"{name}.schema", form.get("schema"))
+
     return guide, {CONTRACT_NAME: name}
 
 
-def check_members(name: str, value: dict[str, Any], known: Sequence[str]) -> None:
+def check_members(name: str, value: dict[str, Any], known_members: Sequence[str]) -> None:
     """Raise InvalidParameter for a member that is not known: without it the answer might lack its
     structure.
     """
     for member in value:
-        if member not in known and value[member] is not None:
-            raise InvalidParameter(name, f"an object of {' and '.join(known)} alone", member)
+        if member not in known_members and value[member] is not None:
+            rule = f"an object of {' and '.join(known_members)} alone"
+            raise InvalidParameter(name, rule, member)
 
 
 def any_grammar(name: str, value: object) -> GuidedDecodingParams:
     """Read a grammar as its text, or TGI's, which is an object."""
-    read: Reader = tgi_grammar if isinstance(value, dict) else grammar
-    return read(name, value)  # type: ignore[no-any-return]
+    if isinstance(value, dict):
+        return tgi_grammar(name, value)
+
+    return grammar(name, value)
 
 
 WORDS = strings(MAX_WORDS)
@@ -294,9 +371,10 @@ KINDS = OF_KIND | {"json_object": json_object}
 HELP = "The structure that the answer must have."
 GUIDED = named(
     Parameter("response_format", response_format, HELP),
-    *(Parameter(f"guided_{kind}", read, HELP) for kind, read in OF_KIND.items()),
+    *(Parameter(f"guided_{kind}", read_guide, HELP) for kind, read_guide in OF_KIND.items()),
 )
-OTHER_GUIDES = named(  # SGLang's names, and llama-server's
+# SGLang and llama-server have these names.
+OTHER_GUIDES = named(
     Parameter("regex", regex, HELP),
     Parameter("ebnf", grammar, HELP),
     Parameter("grammar", any_grammar, HELP),
@@ -304,18 +382,21 @@ OTHER_GUIDES = named(  # SGLang's names, and llama-server's
 )
 
 
-def asked_guide(given: Mapping[str, Any], prefix: str = "") -> AskedGuide:
+def asked_guide(values: Mapping[str, Any], prefix: str = "") -> AskedGuide:
     """Return the guide among checked fields.
 
     `prefix` begins a field's name in an error. Raises InvalidParameter if several fields ask for a
     guide.
     """
-    names = [
-        name
-        for name in (*GUIDED, *OTHER_GUIDES, "structured_outputs")
-        if given.get(name) is not None
-    ]
+    names = []
+    for name in (*GUIDED, *OTHER_GUIDES, "structured_outputs"):
+        if values.get(name) is not None:
+            names.append(name)
+
+    if not names:
+        return None, {}
+
     if len(names) > 1:
         raise InvalidParameter(prefix + names[1], f"left out beside {prefix}{names[0]}", "both")
 
-    return (given[names[0]], {CONTRACT_NAME: prefix + names[0]}) if names else (None, {})
+    return values[names[0]], {CONTRACT_NAME: prefix + names[0]}

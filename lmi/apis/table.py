@@ -21,18 +21,35 @@ from lmi.apis.triton.api import TRITON, TRITON_STREAM
 from lmi.settings.config import ModelConfig
 
 ROWS: tuple[AnyApi, ...] = (
-    *(LMI, DYNAMIC_BATCH, TRITON, TRITON_STREAM),
-    *(OPENAI_CHAT, OPENAI_CHAT_LINES, OPENAI_COMPLETIONS, OPENAI_TEXT_LINES),
-    *(TGI, TGI_GENERATE, TGI_STREAM),
-    *(RESPONSES, ANTHROPIC, EMBEDDINGS),
+    LMI,
+    DYNAMIC_BATCH,
+    TRITON,
+    TRITON_STREAM,
+    OPENAI_CHAT,
+    OPENAI_CHAT_LINES,
+    OPENAI_COMPLETIONS,
+    OPENAI_TEXT_LINES,
+    TGI,
+    TGI_GENERATE,
+    TGI_STREAM,
+    RESPONSES,
+    ANTHROPIC,
+    EMBEDDINGS,
 )
+
+
+def _by_route() -> dict[str, AnyApi]:
+    routes = {}
+    for api in ROWS:
+        for path in api.paths:
+            if path != "/" and "{" not in path:
+                routes[path] = replace(api, json_end=b"\n")
+
+    return routes
+
+
 APIS = {api.name: api for api in ROWS}
-BY_ROUTE = {
-    path: replace(api, json_end=b"\n")
-    for api in ROWS
-    for path in api.paths
-    if path != "/" and "{" not in path
-}
+BY_ROUTE = _by_route()
 BY_FIELD = {api.body_field: api for api in ROWS if api.body_field}
 """Further APIs of /invocations. Their JSON ends with a newline, because clients read that path by
 lines.
@@ -55,8 +72,12 @@ def api_at(path: str, model: ModelConfig) -> AnyApi:
 
     With dynamic batches DYNAMIC_BATCH replaces LMI.
     """
-    places = [(prefix, api) for api in APIS.values() for prefix in (*api.prefixes, *api.paths)]
-    api = max(
-        (place for place in places if path.startswith(place[0])), key=lambda place: len(place[0])
-    )[1]
+    longest = ""
+    api: AnyApi = LMI
+    for candidate in APIS.values():
+        for prefix in (*candidate.prefixes, *candidate.paths):
+            if path.startswith(prefix) and len(prefix) > len(longest):
+                longest = prefix
+                api = candidate
+
     return api_of_inputs(model) if api is LMI else api

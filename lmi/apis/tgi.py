@@ -68,10 +68,13 @@ from lmi.types import (
     ranked,
 )
 
-DRAWN_SEED_BITS = 53  # a client in JavaScript can send such a number again
-DEFAULT_MAX_NEW_TOKENS = 1024  # as in TGI's API description; the context may have room for fewer
+# A client in JavaScript can send such a number again.
+DRAWN_SEED_BITS = 53
+# The default of TGI's API description. The context may have room for fewer.
+DEFAULT_MAX_NEW_TOKENS = 1024
 KNOWN_FIELDS = ("inputs", "parameters", "stream", "adapters")
-SAMPLING = ("temperature", "top_k", "top_p", "typical_p")  # each of them asks for sampling
+# Each of these asks for sampling.
+SAMPLING = ("temperature", "top_k", "top_p", "typical_p")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,8 +130,8 @@ def read(
     fields = read_object(body)
     inputs = fields.get("inputs")
     if not isinstance(inputs, str) or not inputs:
-        given = f", given {errors.shorten(inputs)}" if "inputs" in fields else ""
-        raise errors.MalformedRequest(f"inputs must be a non-empty string{given}")
+        fault = f", given {errors.shorten(inputs)}" if "inputs" in fields else ""
+        raise errors.MalformedRequest(f"inputs must be a non-empty string{fault}")
 
     check_types(fields, has_stream=stream is None)
     is_streaming = fields.get("stream") if stream is None else stream
@@ -139,85 +142,98 @@ def read(
 def parse(message: Message[TgiFormat]) -> Parsed[TgiFormat]:
     fields = message.fields
     format = message.format
-    written = fields.get("parameters") or {}
+    parameter_fields = fields.get("parameters") or {}
     ignored = parameters.unknown(fields, KNOWN_FIELDS)
-    given = {"max_new_tokens": DEFAULT_MAX_NEW_TOKENS} | PARAMETERS.read(written, ignored)
-    if (adapter := readers.adapter("adapters", fields.get("adapters"))) is not None:
-        given["adapter"] = adapter  # LMI's own field, which counts before `adapter_id`
+    values = {"max_new_tokens": DEFAULT_MAX_NEW_TOKENS}
+    values |= PARAMETERS.read(parameter_fields, ignored)
 
-    is_greedy = _is_greedy(written, given)
-    has_prefill = "decoder_input_details" in given
-    format = replace(format, details=given.get("details", False) or has_prefill)
-    _check_together(given, is_streamed=format.is_streamed, is_greedy=is_greedy)
-    reasons = PARAMETERS.without_effect(given, is_greedy=is_greedy)
+    # LMI's own field counts before `adapter_id`.
+    adapter = readers.adapter("adapters", fields.get("adapters"))
+    if adapter is not None:
+        values["adapter"] = adapter
+
+    is_greedy = _is_greedy(parameter_fields, values)
+    has_prefill = "decoder_input_details" in values
+    format = replace(format, details=values.get("details", False) or has_prefill)
+    _check_together(values, is_streamed=format.is_streamed, is_greedy=is_greedy)
+
+    reasons = PARAMETERS.without_effect(values, is_greedy=is_greedy)
     if not format.is_streamed and not format.details:
         reasons["num_top_log_probs"] = "without details or a stream"
 
-    PARAMETERS.drop(given, reasons, ignored)
-    if format.details and not is_greedy:
-        given.setdefault("seed", secrets.randbits(DRAWN_SEED_BITS))  # the details tell it
+    PARAMETERS.drop(values, reasons, ignored)
 
+    # The details of an answer have its seed, so it is drawn here.
+    if format.details and not is_greedy:
+        values.setdefault("seed", secrets.randbits(DRAWN_SEED_BITS))
+
+    needs_ranking = parameters.needs_ranking(values)
     request = parameters.request_of(
-        given,
+        values,
         is_greedy=is_greedy,
         is_streaming=format.is_streamed,
         prompt=fields["inputs"],
-        needs_full_room=written.get("max_new_tokens") is not None,
+        needs_full_room=parameter_fields.get("max_new_tokens") is not None,
         include_stop_str_in_output=True,
         num_prompt_log_probs=0 if has_prefill else None,
-        needs_log_probs=format.details or format.is_streamed or parameters.needs_ranking(given),
+        needs_log_probs=format.details or format.is_streamed or needs_ranking,
     )
     return Parsed((request,), format, ignored)
 
 
-def _is_greedy(fields: dict[str, Any], given: dict[str, Any]) -> bool:
+def _is_greedy(fields: dict[str, Any], values: dict[str, Any]) -> bool:
     """Whether decoding is greedy. As in TGI, a value without effect (temperature 1) samples only
     beside best_of.
     """
-    is_sampling = bool(given.keys() & {"do_sample", *SAMPLING})
-    if "best_of" in given:
+    is_sampling = bool(values.keys() & {"do_sample", *SAMPLING})
+    if "best_of" in values:
         is_sampling = is_sampling or any(fields.get(name) is not None for name in SAMPLING)
 
-    return given.get("temperature") == 0 or not is_sampling
+    return values.get("temperature") == 0 or not is_sampling
 
 
-def _check_together(given: ParameterValues, *, is_streamed: bool, is_greedy: bool) -> None:
-    for name, reason in (NOT_HERE | (NOT_STREAMED if is_streamed else {})).items():
-        if name in given:
+def _check_together(values: ParameterValues, *, is_streamed: bool, is_greedy: bool) -> None:
+    refusals = NOT_HERE | NOT_STREAMED if is_streamed else NOT_HERE
+    for name, reason in refusals.items():
+        if name in values:
             raise errors.Unsupported(in_parameters(name), reason)
 
-    if "best_of" in given and is_greedy:
-        raise errors.InvalidParameter(
-            in_parameters("best_of"), "1 without sampling", given["best_of"]
-        )
+    if "best_of" not in values:
+        return
 
-    if "best_of" in given and "seed" in given:
-        raise errors.InvalidParameter(in_parameters("seed"), "left out with best_of", given["seed"])
+    if is_greedy:
+        rule = "1 without sampling"
+        raise errors.InvalidParameter(in_parameters("best_of"), rule, values["best_of"])
+
+    if "seed" in values:
+        rule = "left out with best_of"
+        raise errors.InvalidParameter(in_parameters("seed"), rule, values["seed"])
 
 
 class TgiWhole(WholeFormatter[TgiFormat]):
     def _whole(self, answers: list[Answer]) -> bytes:
-        best, *others = ranked(self._request, answers)
+        best, *lesser_answers = ranked(self._request, answers)
         whole: dict[str, Any] = {"generated_text": self._full_text(best.text)}
         if self._format.details:
             whole["details"] = self._sequence_details(best)
-            if others:
+            if lesser_answers:
                 whole["details"]["best_of_sequences"] = [
-                    {"generated_text": self._full_text(other.text)} | self._sequence_details(other)
-                    for other in others
+                    self._lesser_sequence(answer) for answer in lesser_answers
                 ]
 
         return dumps([whole] if self._format.is_list else whole)
 
+    def _lesser_sequence(self, answer: Answer) -> dict[str, Any]:
+        text = self._full_text(answer.text)
+        return {"generated_text": text} | self._sequence_details(answer)
+
     def _sequence_details(self, answer: Answer) -> dict[str, Any]:
-        place = next(place for place, other in enumerate(self._answers) if other is answer)
+        place = next(n for n, candidate in enumerate(self._answers) if candidate is answer)
         details = _end(self._request, answer, place)
         details["prefill"] = [_prompt_token(token) for token in self._answers[0].prefill or ()]
         details["tokens"] = [_token(token) for token in answer.tokens]
         if self._request.num_top_log_probs:
-            details["top_tokens"] = [
-                [_token(other) for other in token.top or ()] for token in answer.tokens
-            ]
+            details["top_tokens"] = [_top_tokens(token) for token in answer.tokens]
 
         return details
 
@@ -241,15 +257,15 @@ class TgiStream(StepFormatter[TgiFormat]):
         index = len(answer.tokens) + (token is NO_TOKEN)
         event: dict[str, Any] = {"index": index, "token": _token(token)}
         if self._request.num_top_log_probs:
-            event["top_tokens"] = [_token(other) for other in token.top or ()]
+            event["top_tokens"] = _top_tokens(token)
 
-        is_last = answer.finish_reason is not None
-        event["generated_text"] = self._full_text(answer.text) if is_last else None
+        event["generated_text"] = None
         event["details"] = None
-        if is_last and self._format.details:
-            event["details"] = _end(self._request, answer, place=0) | {
-                "input_length": answer.num_prompt_tokens
-            }
+        if answer.finish_reason is not None:
+            event["generated_text"] = self._full_text(answer.text)
+            if self._format.details:
+                details = _end(self._request, answer, place=0)
+                event["details"] = details | {"input_length": answer.num_prompt_tokens}
 
         return self.record(dumps(event))
 
@@ -274,14 +290,27 @@ def _token(token: Token) -> dict[str, Any]:
     return _prompt_token(token) | {"special": token.is_special}
 
 
+def _top_tokens(token: Token) -> list[dict[str, Any]]:
+    return [_token(candidate) for candidate in token.top or ()]
+
+
 def _prompt_token(token: Token) -> dict[str, Any]:
     return {"id": token.id, "text": token.text, "logprob": token.log_prob}
+
+
+def _kind_of_status(status: int) -> str:
+    """Return TGI's word for the errors of HTTP that have no row below."""
+    if status < 500:
+        return "validation"
+
+    return "overloaded" if status == 503 else "generation"
 
 
 FORMS = Forms(TgiWhole, TgiStream)
 TGI: Api[TgiFormat] = Api(
     name="tgi",
-    paths=("/",),  # whose 404 and 405 are the LMI API's
+    # The 404 and 405 of this path are the LMI API's.
+    paths=("/",),
     prefixes=("/info", "/health"),
     default_format=lambda model: TgiFormat(),
     read=read,
@@ -297,9 +326,7 @@ TGI: Api[TgiFormat] = Api(
             Row(errors.EngineLost, 503, "incomplete_generation"),
         ),
         PARAMETERS.wire_names(input_token_ids="inputs"),
-        lambda status: (
-            "validation" if status < 500 else "overloaded" if status == 503 else "generation"
-        ),
+        _kind_of_status,
     ),
 )
 TGI_GENERATE = replace(
@@ -344,13 +371,21 @@ SCHEMAS = {
     ),
     "TgiError": struct(error=str, error_type=str),
     "TgiInfo": struct(
-        **dict.fromkeys(("model_id", "model_pipeline_tag", "router", "version", "kernels"), str),
-        **dict.fromkeys(("model_sha", "sha", "docker_label"), None),
-        **dict.fromkeys(
-            ("max_concurrent_requests", "max_best_of", "max_stop_sequences", "max_input_tokens"),
-            int,
-        ),
-        **dict.fromkeys(("max_total_tokens", "validation_workers", "max_client_batch_size"), int),
+        model_id=str,
+        model_pipeline_tag=str,
+        router=str,
+        version=str,
+        kernels=str,
+        model_sha=None,
+        sha=None,
+        docker_label=None,
+        max_concurrent_requests=int,
+        max_best_of=int,
+        max_stop_sequences=int,
+        max_input_tokens=int,
+        max_total_tokens=int,
+        validation_workers=int,
+        max_client_batch_size=int,
     ),
 }
 
@@ -361,9 +396,9 @@ def describe(config: Config) -> ApiDescription:
     api = ApiDescription("TGI", about, config.model, SCHEMAS, content("TgiError"), rules)
     events = content(either("TgiEvent", "TgiError"), SSE)
     request = "TgiRequest"
-    said = content(["TgiAnswer"]) | events
+    list_or_events = content(["TgiAnswer"]) | events
     summary = "Continue a prompt, in a list or a stream"
-    api.infer("/", summary, said, "TgiEitherRequest")
+    api.infer("/", summary, list_or_events, "TgiEitherRequest")
     api.infer("/generate", "Continue a prompt", "TgiAnswer", request)
     api.infer("/generate_stream", "Continue a prompt, token by token", events, request)
     api.add("get", "/info", "What is served, and its limits", "TgiInfo")
