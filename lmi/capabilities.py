@@ -8,6 +8,7 @@ so that a user of the library gets the same answer as a client.
 import math
 from collections.abc import Collection, Iterator
 from operator import attrgetter
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -19,41 +20,61 @@ from lmi.errors import (
     Unsupported,
     shorten,
 )
-from lmi.executor import Capabilities, EngineInfo, Request, SamplingConfig
+from lmi.executor import Capabilities, Embeddings, EngineInfo, Request, SamplingConfig
 
-# A field of Request that a plain request leaves out, the flag of an engine that has it, what other
-# engines have.
+
+class Need(NamedTuple):
+    """A field of Request that a plain request leaves out, the flag of an engine that has it, and
+    what other engines have instead.
+    """
+
+    path: str
+    flag: str
+    instead: str
+
+
 NEEDS = (
-    ("sampling_config.num_return_sequences", "num_return_sequences", "one answer a request"),
-    ("sampling_config.typical_p", "typical_p", "no typical sampling"),
-    ("sampling_config.min_p", "min_p", "no min_p sampling"),
-    ("sampling_config.seed", "seed", "no seeds"),
-    ("sampling_config.no_repeat_ngram_size", "no_repeat_ngram_size", "no rule for n-grams"),
-    ("bad_words", "bad_words", "no bad words"),
-    ("stop_words", "stop_words", "no stop words"),
-    ("embedding_bias", "embedding_bias", "no biases"),
-    ("priority", "priority", "no priorities"),
-    ("lora_config", "lora", "no adapters"),
-    ("output_config.return_log_probs", "log_probs", "no log-probs"),
-    ("output_config.num_prompt_log_probs", "prompt_log_probs", "none of the prompt"),
-    ("output_config.return_context_logits", "context_logits", "no logits to give"),
-    ("output_config.return_generation_logits", "generation_logits", "no logits to give"),
-    ("output_config.return_perf_metrics", "perf_metrics", "no clock for a request"),
-    ("output_config.return_encoder_output", "", "no encoder"),
-    ("kv_cache_retention_config", "kv_cache_retention", "no priorities of its cache"),
-    ("prompt_tuning_config", "", "no prompt tuning"),
-    ("external_draft_tokens_config", "", "no drafts but its own"),
-    ("images", "max_images", "no vision"),
+    Need("sampling_config.num_return_sequences", "num_return_sequences", "one answer a request"),
+    Need("sampling_config.typical_p", "typical_p", "no typical sampling"),
+    Need("sampling_config.min_p", "min_p", "no min_p sampling"),
+    Need("sampling_config.seed", "seed", "no seeds"),
+    Need("sampling_config.no_repeat_ngram_size", "no_repeat_ngram_size", "no rule for n-grams"),
+    Need("bad_words", "bad_words", "no bad words"),
+    Need("stop_words", "stop_words", "no stop words"),
+    Need("embedding_bias", "embedding_bias", "no biases"),
+    Need("priority", "priority", "no priorities"),
+    Need("lora_config", "lora", "no adapters"),
+    Need("output_config.return_log_probs", "log_probs", "no log-probs"),
+    Need("output_config.num_prompt_log_probs", "prompt_log_probs", "none of the prompt"),
+    Need("output_config.return_context_logits", "context_logits", "no logits to give"),
+    Need("output_config.return_generation_logits", "generation_logits", "no logits to give"),
+    Need("output_config.return_perf_metrics", "perf_metrics", "no clock for a request"),
+    Need("output_config.return_encoder_output", "", "no encoder"),
+    Need("kv_cache_retention_config", "kv_cache_retention", "no priorities of its cache"),
+    Need("prompt_tuning_config", "", "no prompt tuning"),
+    Need("external_draft_tokens_config", "", "no drafts but its own"),
+    Need("images", "max_images", "no vision"),
 )
-# The flag by the field of SamplingConfig that needs it.
-OF_SAMPLING = {
-    path.partition(".")[2]: flag for path, flag, _ in NEEDS if path.startswith("sampling_config.")
-}
-OF_SAMPLING |= dict.fromkeys(
-    ("repetition_penalty", "presence_penalty", "frequency_penalty"), "penalties"
-)
-ASKED = attrgetter(*(path for path, _, _ in NEEDS))
-PLAIN = ASKED(Request((0,), 1))
+
+
+def _flags_of_sampling() -> dict[str, str]:
+    """Return the flag by the field of SamplingConfig that needs it."""
+    flags = {
+        "repetition_penalty": "penalties",
+        "presence_penalty": "penalties",
+        "frequency_penalty": "penalties",
+    }
+    for need in NEEDS:
+        config, _, field = need.path.partition(".")
+        if config == "sampling_config":
+            flags[field] = need.flag
+
+    return flags
+
+
+OF_SAMPLING = _flags_of_sampling()
+VALUES_OF_NEEDS = attrgetter(*(need.path for need in NEEDS))
+PLAIN_VALUES = VALUES_OF_NEEDS(Request((0,), 1))
 
 
 def check_request(request: Request, info: EngineInfo) -> None:
@@ -68,8 +89,8 @@ def check_request(request: Request, info: EngineInfo) -> None:
     if request.guided_decoding_params is not None and info.capabilities.why_no_guides:
         raise Unsupported("guided_decoding_params", info.capabilities.why_no_guides)
 
-    for name, instead in _lacking(request, info):
-        raise Unsupported(name, f"{info.name} has {instead}")
+    for lack in _lacking(request, info):
+        raise Unsupported(lack.name, f"{info.name} has {lack.instead}")
 
     if request.lora_config is not None and request.lora_config.name not in info.adapters:
         raise unknown_adapter(request.lora_config.name)
@@ -83,16 +104,16 @@ def fitted(
 
     Nobody asked for them, so no request is refused for them.
     """
-    changed: dict[str, float | None] = {
-        name: None
-        for name in defaulted
-        if name in OF_SAMPLING and not getattr(can, OF_SAMPLING[name])
-    }
+    changes: dict[str, float | None] = {}
+    for name in defaulted:
+        if name in OF_SAMPLING and not getattr(can, OF_SAMPLING[name]):
+            changes[name] = None
+
     temperature = sampling.temperature
     if "temperature" in defaulted and temperature is not None and temperature > can.max_temperature:
-        changed["temperature"] = can.max_temperature
+        changes["temperature"] = can.max_temperature
 
-    return replace(sampling, **changed) if changed else sampling
+    return replace(sampling, **changes) if changes else sampling
 
 
 def unknown_adapter(name: str) -> UnknownAdapter:
@@ -100,114 +121,133 @@ def unknown_adapter(name: str) -> UnknownAdapter:
 
 
 def _check_purpose(request: Request, info: EngineInfo) -> None:
-    gives = info.capabilities.embeddings
-    asked = request.pooling_params
-    if gives is None and asked is not None:
-        what = (
-            "a model that generates text and gives no embeddings (docs/apis.md#embeddings: how "
-            "it may)"
-        )
-        raise Unsupported("pooling_params", f"{info.name} has {what}")
+    """Refuse embeddings where the model generates text, and the other way around."""
+    embeddings = info.capabilities.embeddings
+    pooling = request.pooling_params
+    if embeddings is None:
+        if pooling is None:
+            return
 
-    if gives is not None and asked is None:
+        raise Unsupported(
+            "pooling_params",
+            f"{info.name} has a model that generates text and gives no embeddings "
+            "(docs/apis.md#embeddings: how it may)",
+        )
+
+    if pooling is None:
         raise InvalidRequest(
             "this is an embedding model, which answers at /v1/embeddings and generates no text"
         )
 
-    if gives is None or asked is None or asked.dimensions in (None, gives.size):
-        return
+    if pooling.dimensions is not None and pooling.dimensions != embeddings.size:
+        _check_dimensions(pooling.dimensions, embeddings)
 
-    if gives.shorter is None:
+
+def _check_dimensions(dimensions: int, embeddings: Embeddings) -> None:
+    """Refuse a size that the embeddings do not have."""
+    size = embeddings.size
+    shorter = embeddings.shorter
+    if shorter is None:
         raise Unsupported(
-            "dimensions", f"the model's embeddings have {gives.size} numbers and no shorter form"
+            "dimensions", f"the model's embeddings have {size} numbers and no shorter form"
         )
 
-    if asked.dimensions > gives.size or (gives.shorter and asked.dimensions not in gives.shorter):
-        rule = (
-            "one of " + ", ".join(map(str, gives.shorter))
-            if gives.shorter
-            else f"at most {gives.size}"
-        )
-        raise InvalidParameter("dimensions", rule, asked.dimensions)
+    rule = f"at most {size}"
+    if shorter:
+        rule = "one of " + ", ".join(map(str, shorter))
+
+    if dimensions > size or (shorter and dimensions not in shorter):
+        raise InvalidParameter("dimensions", rule, dimensions)
 
 
 def _check_bounds(request: Request, info: EngineInfo) -> None:
+    _check_length(request, info)
+
+    sampling = request.sampling_config
+    output = request.output_config
+    can = info.capabilities
+
+    # An engine without a search lacks it, which `_lacking` says.
+    max_beam_width: float = math.inf
+    if can.max_beam_width > 1:
+        max_beam_width = can.max_beam_width
+
+    for name, value, max_value, option in (
+        ("temperature", sampling.temperature, can.max_temperature, ""),
+        ("beam_width", sampling.beam_width, max_beam_width, " (option.max_beam_width)"),
+        ("num_top_log_probs", output.num_top_log_probs, can.max_top_log_probs, ""),
+        ("num_prompt_log_probs", output.num_prompt_log_probs, can.max_top_log_probs, ""),
+    ):
+        if value is not None and value > max_value:
+            raise InvalidParameter(name, f"at most {max_value:g}{option}", value)
+
+    num_images = len(request.images)
+    if num_images > can.max_images > 0:
+        rule = f"must have at most {can.max_images} images (option.limit_mm_per_prompt)"
+        raise InvalidRequest(f"{rule}, given {num_images}", "images")
+
+
+def _check_length(request: Request, info: EngineInfo) -> None:
+    """Refuse a prompt that leaves no room for one token, if the request generates any."""
     num_prompt_tokens = len(request.input_token_ids)
     limit = info.max_sequence_length
-    has_answer = request.pooling_params is None  # which needs room for a token
+    has_answer = request.pooling_params is None
     if num_prompt_tokens > limit - has_answer:
         rule = "shorter than" if has_answer else "no longer than"
         raise PromptTooLong(
             f"{rule} the model's context of {limit} tokens", f"{num_prompt_tokens} tokens"
         )
 
-    sampling = request.sampling_config
-    output = request.output_config
-    can = info.capabilities
-    max_beam_width = (
-        can.max_beam_width if can.max_beam_width > 1 else math.inf
-    )  # without a search it is lacking
-    for name, value, most, option in (
-        ("temperature", sampling.temperature, can.max_temperature, ""),
-        ("beam_width", sampling.beam_width, max_beam_width, " (option.max_beam_width)"),
-        ("num_top_log_probs", output.num_top_log_probs, can.max_top_log_probs, ""),
-        ("num_prompt_log_probs", output.num_prompt_log_probs, can.max_top_log_probs, ""),
-    ):
-        if value is not None and value > most:
-            raise InvalidParameter(name, f"at most {most:g}{option}", value)
-
-    num_images = len(request.images)
-    max_images = can.max_images
-    if num_images > max_images > 0:
-        said = (
-            f"must have at most {max_images} images (option.limit_mm_per_prompt), given "
-            f"{num_images}"
-        )
-        raise InvalidRequest(said, "images")
-
 
 def _check_token_ids(request: Request, info: EngineInfo) -> None:
     end_id = () if request.end_id is None else (request.end_id,)
+    biased_ids = tuple(token_id for token_id, _ in request.embedding_bias)
     groups = [
         ("input_token_ids", request.input_token_ids),
         ("end_ids", request.end_ids),
         ("end_id", end_id),
+        *(("stop_words", word) for word in request.stop_words),
+        *(("bad_words", word) for word in request.bad_words),
+        ("embedding_bias", biased_ids),
     ]
-    groups += [("stop_words", word) for word in request.stop_words]
-    groups += [("bad_words", word) for word in request.bad_words]
-    groups += [("embedding_bias", tuple(token_id for token_id, _ in request.embedding_bias))]
+
     for name, ids in groups:
         if ids and not (0 <= min(ids) and max(ids) < info.vocab_size):
             worst = min(ids) if min(ids) < 0 else max(ids)
             raise InvalidParameter(name, f"token ids from 0 to {info.vocab_size - 1}", worst)
 
 
-def _lacking(request: Request, info: EngineInfo) -> Iterator[tuple[str, str]]:
-    """Yield each ability that the request needs and the engine lacks, as (name, what the engine has
-    instead).
-    """
+class _Lack(NamedTuple):
+    """An ability that a request needs and an engine lacks, and what the engine has instead."""
+
+    name: str
+    instead: str
+
+
+def _lacking(request: Request, info: EngineInfo) -> Iterator[_Lack]:
+    """Yield each ability that the request needs and the engine lacks."""
     can = info.capabilities
-    guide = request.guided_decoding_params
-    processor = request.logits_post_processor_name
     if request.sampling_config.beam_width > 1 and can.max_beam_width == 1:
-        yield "beam_width", "no beam search"
+        yield _Lack("beam_width", "no beam search")
 
+    guide = request.guided_decoding_params
     if guide is not None and guide.guide_type not in can.guided_decoding:
-        yield "guided_decoding_params", "no such guide"
+        yield _Lack("guided_decoding_params", "no such guide")
 
+    processor = request.logits_post_processor_name
     if processor is not None and processor not in can.logits_post_processors:
-        yield (
-            "logits_post_processor_name",
-            f"{list(can.logits_post_processors) or 'no logits post-processors'}",
-        )
+        processors = list(can.logits_post_processors) or "no logits post-processors"
+        yield _Lack("logits_post_processor_name", f"{processors}")
 
-    declared = {one.name: one for one in can.additional_outputs}
-    for asked in request.output_config.additional_model_outputs:
-        if asked.name not in declared:
-            yield "additional_model_outputs", f"{list(declared) or 'no additional outputs'}"
-        elif asked.gather_context and not declared[asked.name].gather_context:
-            yield "additional_model_outputs", f"{asked.name} without gather_context"
+    declared = {output.name: output for output in can.additional_outputs}
+    for output in request.output_config.additional_model_outputs:
+        if output.name not in declared:
+            outputs = list(declared) or "no additional outputs"
+            yield _Lack("additional_model_outputs", f"{outputs}")
+        elif output.gather_context and not declared[output.name].gather_context:
+            yield _Lack("additional_model_outputs", f"{output.name} without gather_context")
 
-    for (path, flag, instead), value, plain in zip(NEEDS, ASKED(request), PLAIN, strict=True):
-        if value not in (plain, []) and not getattr(can, flag, False):
-            yield path.rpartition(".")[2], instead
+    values = VALUES_OF_NEEDS(request)
+    for need, value, plain_value in zip(NEEDS, values, PLAIN_VALUES, strict=True):
+        if value not in (plain_value, []) and not getattr(can, need.flag, False):
+            yield _Lack(need.path.rpartition(".")[2], need.instead)

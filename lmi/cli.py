@@ -16,7 +16,8 @@ from lmi.flags import FLAGGED, OptionsCommand, text_of, unknown
 from lmi.settings.resolve import resolve_folder
 from lmi.shared import log, sink
 
-ABOUT = ("-h", "--help", "--version")  # flags of `lmi` itself
+# The flags of `lmi` itself.
+ABOUT = ("-h", "--help", "--version")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -24,13 +25,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     `lmi` too.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
-    sys.exit(run(words[1:] if words[:1] == ["lmi"] else words))
+    if words[:1] == ["lmi"]:
+        del words[0]
+
+    sys.exit(run(words))
 
 
 def serve_main() -> None:
     """The console script `serve`, which SageMaker starts."""
     words = sys.argv[1:]
-    sys.exit(run(words if words[:1] == ["serve"] else ["serve", *words]))
+    if words[:1] != ["serve"]:
+        words = ["serve", *words]
+
+    sys.exit(run(words))
 
 
 def djl_serving_main() -> None:
@@ -44,23 +51,29 @@ def run(arguments: list[str]) -> int:
     try:
         return lmi.main(_with_command(arguments), "lmi", standalone_mode=False) or 0
     except click.UsageError as error:
-        where = error.ctx.command_path if error.ctx else "lmi"
-        said = " ".join(error.format_message().split()).rstrip(".") + "."
-        if isinstance(error, click.NoSuchOption):
-            said = _unknown(error)
-
-        click.echo(f"{where}: {said} See {where} --help.", err=True)
+        command = error.ctx.command_path if error.ctx else "lmi"
+        click.echo(f"{command}: {_fault(error)} See {command} --help.", err=True)
         return error.exit_code
     except click.ClickException as error:
         click.echo(f"lmi: {log.escape(error.message)}", err=True)
         return error.exit_code
     except click.Abort:
         return 130
-    except BrokenPipeError:  # the reader of the output has closed it
+    except BrokenPipeError:
+        # The reader of the output has closed it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except StartError as error:
         return _fail(error)
+
+
+def _fault(error: click.UsageError) -> str:
+    """Return what is wrong with the words of a command, as one sentence or more."""
+    if isinstance(error, click.NoSuchOption):
+        return _unknown(error)
+
+    message = " ".join(error.format_message().split())
+    return message.rstrip(".") + "."
 
 
 def _unknown(error: click.NoSuchOption) -> str:
@@ -71,18 +84,20 @@ def _unknown(error: click.NoSuchOption) -> str:
         return unknown(error.option_name)
 
     flag = error.option_name
-    said = f"No such option {flag}."
+    message = f"No such option {flag}."
     option = FLAGGED.get("option_" + flag.lstrip("-").replace("-", "_"))
     if option is not None and error.ctx.command is djl_serving:
         prefix = "OPTION" if option.row.key.startswith("option.") else "SERVING"
         variable = f"{prefix}_{flag.lstrip('-').replace('-', '_').upper()}"
         return (
-            f"{said} These are djl-serving's own words: lmi serve takes {flag}, or {variable} "
+            f"{message} These are djl-serving's own words: lmi serve takes {flag}, or {variable} "
             f"sets it."
         )
 
-    near = error.possibilities or ()
-    return said + (f" Did you mean {near[0]}?" if near else "")
+    if error.possibilities:
+        message += f" Did you mean {error.possibilities[0]}?"
+
+    return message
 
 
 def _with_command(arguments: list[str]) -> list[str]:
@@ -144,8 +159,12 @@ def serve(folder: str | None, flags: dict[str, str], files: dict[str, str]) -> i
 )
 def djl_serving(folder: str | None, models: tuple[str, ...]) -> int:
     """Serve as the LMI container's own start command does."""
-    named = text_of(models)
-    return _serve(folder, {"load_models": named} if named else {}, {})
+    flags = {}
+    load_models = text_of(models)
+    if load_models:
+        flags["load_models"] = load_models
+
+    return _serve(folder, flags, {})
 
 
 for command in COMMANDS:

@@ -59,16 +59,23 @@ def config(
 
 def _table(settings: Sequence[Setting]) -> list[str]:
     """Return the settings as lines with aligned columns. The last column is not padded."""
-    heads = ("option", "value", "source", "shadowed")
-    rows = [
-        heads,
-        *((row.option, row.value or "-", row.source, ", ".join(row.shadowed)) for row in settings),
-    ]
-    cells = [tuple(log.escape(cell) for cell in row) for row in rows]
-    widths = [min(60, max(len(row[column]) for row in cells)) for column in range(3)]
-    return [
-        "  ".join([*(row[i].ljust(widths[i]) for i in range(3)), row[3]]).rstrip() for row in cells
-    ]
+    rows = [("option", "value", "source", "shadowed")]
+    for setting in settings:
+        shadowed = ", ".join(setting.shadowed)
+        rows.append((setting.option, setting.value or "-", setting.source, shadowed))
+
+    cells_of_rows = [tuple(map(log.escape, row)) for row in rows]
+    widths = []
+    for column in range(3):
+        longest = max(len(cells[column]) for cells in cells_of_rows)
+        widths.append(min(60, longest))
+
+    lines = []
+    for *padded_cells, last_cell in cells_of_rows:
+        columns = [cell.ljust(width) for cell, width in zip(padded_cells, widths, strict=True)]
+        lines.append("  ".join([*columns, last_cell]).rstrip())
+
+    return lines
 
 
 @click.command(add_help_option=False, context_settings={"ignore_unknown_options": True})
@@ -289,32 +296,29 @@ def show_version() -> None:
     click.echo(f"lmi {__version__}")
     click.echo(f"python {platform.python_version()}")
     click.echo("\n".join(_machine()))
+
     handlers = announced()
-    for name in (
-        *REPORTED_LIBRARIES,
-        *(one for handler in handlers.values() for one in handler.distributions),
-    ):
+    distributions = list(REPORTED_LIBRARIES)
+    for handler in handlers.values():
+        distributions += handler.distributions
+
+    for name in distributions:
         try:
             click.echo(f"{name} {metadata.version(name)}")
         except metadata.PackageNotFoundError:
             click.echo(f"{name} not installed")
 
     for name, handler in handlers.items():
-        if about := handler.describe():
+        about = handler.describe()
+        if about:
             click.echo(f"{name} {about}")
 
 
 def _machine() -> list[str]:
     """Return lines about the system, the processor, memory and GPUs."""
-    found = Path("/proc/cpuinfo")
-    names = (
-        re.findall(r"^model name\s*: (.+)$", found.read_text(), re.MULTILINE)
-        if found.exists()
-        else []
-    )
     lines = [
         f"os {platform.platform()}",
-        f"cpu {names[0] if names else platform.machine()}, {machine.num_usable_cores()} cores",
+        f"cpu {_processor()}, {machine.num_usable_cores()} cores",
         f"memory {machine.memory_bytes() / 2**30:.1f} GiB",
     ]
     query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
@@ -323,6 +327,17 @@ def _machine() -> list[str]:
         lines += [f"gpu {gpu}" for gpu in gpus.splitlines()]
 
     return lines
+
+
+def _processor() -> str:
+    """Return the name of the first processor, or of its kind where Linux does not name it."""
+    file = Path("/proc/cpuinfo")
+    if file.exists():
+        name = re.search(r"^model name\s*: (.+)$", file.read_text(), re.MULTILINE)
+        if name is not None:
+            return name[1]
+
+    return platform.machine()
 
 
 COMMANDS = (

@@ -21,7 +21,8 @@ class ErrorInfo(NamedTuple):
     label: str
     message: str
     field: str | None = None
-    retry_after_s: int | None = None  # if it is not that of the class
+    # Given where it is not that of the class.
+    retry_after_s: int | None = None
 
 
 class LmiError(Exception):
@@ -33,7 +34,8 @@ class LmiError(Exception):
 
     status = 500
     label = "internal"
-    retry_after_s: int | None = None  # when a client may try again, if that can help
+    # A client may try again after so long, if that can help.
+    retry_after_s: int | None = None
 
     def __init_subclass__(cls, **facts: object) -> None:
         """Take what differs from the base: `label`, `status`, `retry_after_s`, and `exit_code` of a
@@ -49,11 +51,10 @@ class LmiError(Exception):
 
     def spelled(self, names: Mapping[str, str]) -> str:
         """Return the text of the error, with the field under the name that `names` has for it."""
-        return (
-            self.message
-            if self.field is None
-            else f"{names.get(self.field, self.field)} {self.message}"
-        )
+        if self.field is None:
+            return self.message
+
+        return f"{names.get(self.field, self.field)} {self.message}"
 
     @property
     def info(self) -> ErrorInfo:
@@ -76,15 +77,15 @@ class MalformedRequest(InvalidRequest, label="malformed_request"):
 class InvalidParameter(InvalidRequest, label="invalid_parameter"):
     """A named field breaks a rule."""
 
-    def __init__(self, name: str, rule: str, given: object) -> None:
-        super().__init__(f"must be {rule}, given {shorten(given)}", name)
+    def __init__(self, name: str, rule: str, value: object) -> None:
+        super().__init__(f"must be {rule}, given {shorten(value)}", name)
 
 
 class PromptTooLong(InvalidParameter, label="prompt_too_long"):
     """The prompt leaves no room in the model's context."""
 
-    def __init__(self, rule: str, given: str) -> None:
-        super().__init__("inputs", rule, given)
+    def __init__(self, rule: str, value: str) -> None:
+        super().__init__("inputs", rule, value)
 
     @property
     def max_context(self) -> int | None:
@@ -93,7 +94,10 @@ class PromptTooLong(InvalidParameter, label="prompt_too_long"):
         They are read from the text, which is all that comes from another process.
         """
         rule = CONTEXT_RULE.search(self.message)
-        return None if rule is None else int(rule[1])
+        if rule is None:
+            return None
+
+        return int(rule[1])
 
 
 class UnknownAdapter(InvalidRequest, label="unknown_adapter"):
@@ -204,11 +208,17 @@ class SourceUnreachable(StartError, label="source_unreachable", exit_code=6):
     """The model's source could not be reached in several tries. A later start may succeed."""
 
 
-CLASSES = {
-    kind.label: kind
-    for kind in list(globals().values())
-    if isinstance(kind, type) and issubclass(kind, LmiError)
-}
+def _classes() -> dict[str, type[LmiError]]:
+    """Return the classes of this file by their labels."""
+    classes = {}
+    for kind in globals().values():
+        if isinstance(kind, type) and issubclass(kind, LmiError):
+            classes[kind.label] = kind
+
+    return classes
+
+
+CLASSES = _classes()
 STATUSES = frozenset(kind.status for kind in CLASSES.values())
 
 
@@ -237,14 +247,11 @@ def _lacks_memory(error: BaseException | None) -> bool:
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
 
-    of_torch = isinstance(
-        error, RuntimeError
-    ) and "DefaultCPUAllocator: can't allocate memory" in str(error)
-    return (
-        of_torch
-        or isinstance(error, MemoryError | NoMemory)
-        or type(error).__name__ == "OutOfMemoryError"
-    )
+    if isinstance(error, MemoryError | NoMemory) or type(error).__name__ == "OutOfMemoryError":
+        return True
+
+    text_of_torch = "DefaultCPUAllocator: can't allocate memory"
+    return isinstance(error, RuntimeError) and text_of_torch in str(error)
 
 
 def cause_line(error: BaseException, max_chars: int = 300) -> str:
@@ -257,8 +264,11 @@ def one_line(text: str, max_chars: int = 300) -> str:
     name the cause.
     """
     line = " ".join(text.split())
+    if len(line) <= max_chars:
+        return line
+
     half = max_chars // 2 - 2
-    return line if len(line) <= max_chars else f"{line[:half]} … {line[-half:]}"
+    return f"{line[:half]} … {line[-half:]}"
 
 
 def writable(text: str) -> str:
@@ -268,12 +278,12 @@ def writable(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
-def without_paths(text: str, said: Mapping[str, str]) -> str:
+def without_paths(text: str, names: Mapping[str, str]) -> str:
     """Return a text for a client, with each path of this server under the name that the client
     knows.
     """
-    for path in sorted(filter(None, said), key=len, reverse=True):
-        text = text.replace(path, said[path])
+    for path in sorted(filter(None, names), key=len, reverse=True):
+        text = text.replace(path, names[path])
 
     return text
 
@@ -285,11 +295,20 @@ def shorten(value: object, max_chars: int = 80) -> str:
     escape. Lists and objects are counted, not printed, because a client may nest them deeper than
     Python can print.
     """
-    if value is None or isinstance(value, bool):
-        return "null" if value is None else str(value).lower()
+    if value is None:
+        return "null"
 
-    if isinstance(value, list | tuple | dict):
-        return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)}"
+    if isinstance(value, bool):
+        return str(value).lower()
 
-    text = ascii(value[:max_chars] if isinstance(value, str) else value)
+    if isinstance(value, dict):
+        return f"an object of {len(value)}"
+
+    if isinstance(value, list | tuple):
+        return f"a list of {len(value)}"
+
+    if isinstance(value, str):
+        value = value[:max_chars]
+
+    text = ascii(value)
     return text if len(text) <= max_chars else text[: max_chars - 1] + "…"

@@ -42,11 +42,13 @@ COMMON = (
     "option.api_key",
     "log_level",
 )
-# what follows is a topic: a group, a word of options, or all of them
+# What follows is a topic: a group, a word of options, or all of them.
 HELP = "--help="
 ALL = "all"
-TOPIC = "lmi.flags.topic"  # of the help, in what click keeps of a command that runs
-MAX_WORDS_CHARS = 60  # of the values that stand beside a flag; more stand in its help
+# Click keeps the topic of the help by this name while a command runs.
+TOPIC = "lmi.flags.topic"
+# Values stand beside a flag up to so many characters. More stand in its help.
+MAX_WORDS_CHARS = 60
 CONFIG = "--config"
 MODEL_DIR = "--model-dir"
 WITH_GATEWAY = "--with-gateway"
@@ -55,9 +57,8 @@ GATEWAY_VALUE = re.compile("[0-9]+|true|false")
 SWITCH = re.compile(
     "(allow|async|enable|disable|enforce|exclude|fully|interleave|return|skip|use)_|.*_(only|stack)$"
 )
-NEAR = (
-    0.83  # a ratio of difflib: --prot is a slip for --port, --workers is not one for --min-workers
-)
+# A ratio of difflib: --prot is a slip for --port, --workers is not one for --min-workers.
+NEAR = 0.83
 
 
 class OptionFlag(click.Option):
@@ -72,24 +73,37 @@ class OptionFlag(click.Option):
             super().__init__([*row.flags, name], metavar=metavar, multiple=row.kind is MODELS)
 
         self.row = row
-        del self.help  # the one below is made when it is shown
+        # The help below is made when it is shown.
+        del self.help
 
     @functools.cached_property
     def help(self) -> str:  # type: ignore[override]
-        usual = written(self.row.key, self.row.default)
+        text = self.row.help
         words = self.row.kind.words
-        values = f": {', '.join(words)}" if len("|".join(words)) > MAX_WORDS_CHARS else ""
-        return f"{self.row.help}{values} [{self.row.key}{f'; default: {usual}' if usual else ''}]"
+        if len("|".join(words)) > MAX_WORDS_CHARS:
+            text += f": {', '.join(words)}"
+
+        default = written(self.row.key, self.row.default)
+        if default:
+            return f"{text} [{self.row.key}; default: {default}]"
+
+        return f"{text} [{self.row.key}]"
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         return [CompletionItem(word) for word in self.row.kind.words if word.startswith(incomplete)]
 
 
-FLAGGED = {
-    name: OptionFlag(name, row)
-    for row in OPTIONS
-    if row.has_flag and (name := "option_" + row.flag[2:].replace("-", "_"))
-}
+def _option_flags() -> dict[str, OptionFlag]:
+    flags = {}
+    for row in OPTIONS:
+        if row.has_flag:
+            name = "option_" + row.flag[2:].replace("-", "_")
+            flags[name] = OptionFlag(name, row)
+
+    return flags
+
+
+FLAGGED = _option_flags()
 KEYS = {flag: option.row.key for option in FLAGGED.values() for flag in option.opts} | {
     MODEL_DIR: MODEL_DIR
 }
@@ -105,22 +119,17 @@ class OptionsCommand(click.Command):
     """
 
     def __init__(self, name: str, *, params: list[click.Parameter], **attributes: Any) -> None:
+        config_help = "flags of a YAML file: max-num-seqs: 8"
+        settings_help = "any key of serving.properties"
         first = [
             click.Argument(["folder"], required=False, metavar="[DIR]"),
             click.Option([MODEL_DIR], metavar="DIR", help="the same as DIR"),
+            click.Option([CONFIG], multiple=True, metavar="FILE", help=config_help),
             click.Option(
-                [CONFIG],
-                multiple=True,
-                metavar="FILE",
-                help="flags of a YAML file: max-num-seqs: 8",
-            ),
-            click.Option(
-                ["--set", "settings"],
-                multiple=True,
-                metavar="KEY=VALUE",
-                help="any key of serving.properties",
+                ["--set", "settings"], multiple=True, metavar="KEY=VALUE", help=settings_help
             ),
         ]
+
         super().__init__(name, params=[*first, *params, *FLAGGED.values()], **attributes)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -130,41 +139,45 @@ class OptionsCommand(click.Command):
             click.echo(ctx.get_help(), color=ctx.color)
             ctx.exit()
 
-        rest = super().parse_args(ctx, _with_values(ctx, args))
+        further_args = super().parse_args(ctx, _with_values(ctx, args))
         if not ctx.resilient_parsing:
             ctx.params = _collected(**ctx.params)
 
-        return rest
+        return further_args
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the common options, or those of the topic that was asked for. Raises UsageError if
         it has none.
         """
         topic = ctx.meta.get(TOPIC)
-        parameters = [
-            parameter for parameter in self.get_params(ctx) if isinstance(parameter, click.Option)
-        ]
-        own = [parameter for parameter in parameters if not isinstance(parameter, OptionFlag)]
-        flags = [parameter for parameter in parameters if isinstance(parameter, OptionFlag)]
-        shown = [flag for flag in flags if _is_about(flag, topic)]
-        if not shown:
+        flags = []
+        options_of_command = []
+        for parameter in self.get_params(ctx):
+            if isinstance(parameter, OptionFlag):
+                flags.append(parameter)
+            elif isinstance(parameter, click.Option):
+                options_of_command.append(parameter)
+
+        flags_of_topic = [flag for flag in flags if _is_about(flag, topic)]
+        if not flags_of_topic:
             raise click.UsageError(
                 f"{HELP}{topic}: no option is about it, topics are {', '.join((ALL, *GROUPS))}.",
                 ctx,
             )
 
         if topic in (None, ALL):
-            _write_section(ctx, formatter, "Options", own)
+            _write_section(ctx, formatter, "Options", options_of_command)
 
         for part, title in GROUPS.items():
-            _write_section(ctx, formatter, title, [flag for flag in shown if flag.row.part == part])
+            section = [flag for flag in flags_of_topic if flag.row.part == part]
+            _write_section(ctx, formatter, title, section)
 
         if topic is None:
             formatter.write_paragraph()
             formatter.write_text(
-                f"These are {len(shown)} of {len(flags)} options. {HELP}{ALL} shows every one, "
-                f"{', '.join(HELP + part for part in GROUPS)} those of a group, {HELP}WORD those "
-                f"that have the word."
+                f"These are {len(flags_of_topic)} of {len(flags)} options. {HELP}{ALL} shows every "
+                f"one, {', '.join(HELP + part for part in GROUPS)} those of a group, {HELP}WORD "
+                f"those that have the word."
             )
 
 
@@ -187,7 +200,12 @@ def _write_section(
     ctx: click.Context, formatter: click.HelpFormatter, title: str, options: Sequence[click.Option]
 ) -> None:
     """Write a section of the help, or nothing if it has no options."""
-    records = [record for option in options if (record := option.get_help_record(ctx)) is not None]
+    records = []
+    for option in options:
+        record = option.get_help_record(ctx)
+        if record is not None:
+            records.append(record)
+
     if records:
         with formatter.section(title):
             formatter.write_dl(records)
@@ -198,28 +216,40 @@ def _collected(
     model_dir: str | None,
     config: tuple[str, ...],
     settings: tuple[str, ...],
-    **others: Any,
+    **further_params: Any,
 ) -> dict[str, Any]:
     """Return the parameters of a command, with the texts of flags and files by key."""
-    flags = {option.row.key: text_of(others.pop(name)) for name, option in FLAGGED.items()}
-    given = {key: text for key, text in flags.items() if text is not None}
+    flags = {}
+    for name, option in FLAGGED.items():
+        text = text_of(further_params.pop(name))
+        if text is not None:
+            flags[option.row.key] = text
+
     for setting in settings:
         key, equals, text = map(str.strip, setting.partition("="))
         if not equals or not key:
             raise click.UsageError(f"--set takes KEY=VALUE, given {setting}.")
 
-        if given.setdefault(key, text) != text:
-            raise click.UsageError(f"{key} is given as {given[key]} and as {text}.")
+        if flags.setdefault(key, text) != text:
+            raise click.UsageError(f"{key} is given as {flags[key]} and as {text}.")
 
-    given |= {MODEL_DIR: model_dir} if model_dir else {}
-    of_files = {key: (text, path) for path in config for key, text in _read(path).items()}
-    files = {key: path for key, (_, path) in of_files.items() if key not in given}
-    given |= {key: of_files[key][0] for key in files}
-    model_dir = given.pop(MODEL_DIR, None)
+    if model_dir:
+        flags[MODEL_DIR] = model_dir
+
+    # A flag counts before the files, and a later file before an earlier one.
+    keys_of_flags = frozenset(flags)
+    files = {}
+    for path in config:
+        for key, text in _read(path).items():
+            if key not in keys_of_flags:
+                flags[key] = text
+                files[key] = path
+
+    model_dir = flags.pop(MODEL_DIR, None)
     if folder and model_dir and folder != model_dir:
         raise click.UsageError(f"DIR is {folder} and --model-dir is {model_dir}.")
 
-    return {"folder": folder or model_dir, "flags": given, "files": files, **others}
+    return {"folder": folder or model_dir, "flags": flags, "files": files, **further_params}
 
 
 def text_of(value: bool | str | tuple[str, ...] | None) -> str | None:
@@ -235,10 +265,13 @@ def unknown(flag: str) -> str:
     if elsewhere(flag):
         return f"{flag}: {elsewhere(flag)}."
 
-    near = difflib.get_close_matches(
-        flag, [*OURS, MODEL_DIR, "--set", "--json", "--changed"], 1, NEAR
-    )
-    return f"No such option {flag}." + (f" Did you mean {near[0]}?" if near else "")
+    message = f"No such option {flag}."
+    flags = [*OURS, MODEL_DIR, "--set", "--json", "--changed"]
+    near_flags = difflib.get_close_matches(flag, flags, 1, NEAR)
+    if near_flags:
+        message += f" Did you mean {near_flags[0]}?"
+
+    return message
 
 
 def _read(path: str) -> dict[str, str]:
@@ -246,28 +279,46 @@ def _read(path: str) -> dict[str, str]:
     import yaml
 
     try:
-        read = yaml.safe_load(Path(path).read_text())
+        flags = yaml.safe_load(Path(path).read_text())
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise click.UsageError(f"{CONFIG} {path}: {cause_line(error)}") from None
 
-    if not isinstance(read, dict) or not all(isinstance(name, str) for name in read):
+    if not isinstance(flags, dict) or not all(isinstance(name, str) for name in flags):
         raise click.UsageError(f"{CONFIG} {path}: holds no object of flags and values")
 
     texts = {}
-    for name, value in read.items():
-        flag = f"--{name}".replace("_", "-")
+    for name, value in flags.items():
         if value is not None:
-            key = name if "." in name else KEYS.get(flag) or _key_of_engine(flag)
-            if not key:
-                raise click.NoSuchOption(flag)
-
-            if isinstance(value, list) and not any(isinstance(each, dict | list) for each in value):
-                value = ",".join(map(str, value))
-
-            is_json = isinstance(value, bool | dict | list)
-            texts[key] = json.dumps(value, default=str) if is_json else str(value)
+            key = _key_of_name(name)
+            texts[key] = _text_in_file(value)
 
     return texts
+
+
+def _key_of_name(name: str) -> str:
+    """Return the key of a name in a file: a key itself, or a flag without its dashes. Raises
+    NoSuchOption.
+    """
+    if "." in name:
+        return name
+
+    flag = f"--{name}".replace("_", "-")
+    key = KEYS.get(flag) or _key_of_engine(flag)
+    if not key:
+        raise click.NoSuchOption(flag)
+
+    return key
+
+
+def _text_in_file(value: object) -> str:
+    """Return a value of a file as the text of a flag. A list of plain values has commas between."""
+    if isinstance(value, list) and not any(isinstance(part, dict | list) for part in value):
+        return ",".join(map(str, value))
+
+    if isinstance(value, bool | dict | list):
+        return json.dumps(value, default=str)
+
+    return str(value)
 
 
 def _with_values(ctx: click.Context, words: list[str]) -> list[str]:
@@ -275,45 +326,51 @@ def _with_values(ctx: click.Context, words: list[str]) -> list[str]:
     of an engine.
     """
     result = []
-    rest = list(words)
-    parts: dict[str, dict[str, Any]] = {}  # of dotted flags, by key
-    while rest:
-        word = rest.pop(0)
-        after = rest[0] if rest else ""
-        name, equals, text = word.partition("=")
-        if word == WITH_GATEWAY and not GATEWAY_VALUE.fullmatch(after):
+    later_words = list(words)
+    # The parts of dotted flags, by key.
+    parts: dict[str, dict[str, Any]] = {}
+    while later_words:
+        word = later_words.pop(0)
+        next_word = later_words[0] if later_words else ""
+        if word == WITH_GATEWAY and not GATEWAY_VALUE.fullmatch(next_word):
             result.append(f"{WITH_GATEWAY}=true")
-        elif name.startswith("--") and name not in OURS and (key := _key_of_engine(name)):
+            continue
+
+        name, equals, text = word.partition("=")
+        is_whole = name.startswith("--") and name not in OURS
+        key = _key_of_engine(name) if is_whole else ""
+        if key:
             is_no = name.startswith("--no-")
-            if (
-                not equals
-                and (is_no or SWITCH.match(key.removeprefix("option.")))
-                and after not in WORDS
-            ):
+            is_switch = is_no or SWITCH.match(key.removeprefix("option."))
+            if not equals and is_switch and next_word not in WORDS:
                 text = str(not is_no).lower()
             elif not equals:
-                if not rest or re.match("-[^0-9.]", after):
+                if not later_words or re.match("-[^0-9.]", next_word):
                     raise click.UsageError(f"Option {name} requires an argument.", ctx)
 
-                text = rest.pop(0)
+                text = later_words.pop(0)
 
             result.append(f"--set={key}={text}")
-        elif (
-            name.startswith("--")
-            and "." in name
-            and (key := _key_of_engine(name.partition(".")[0]))
-        ):
-            if not equals:
-                if not rest:
-                    raise click.UsageError(f"Option {name} requires an argument.", ctx)
+            continue
 
-                text = rest.pop(0)
-
-            _put(parts.setdefault(key, {}), name.split(".")[1:], text)
-        else:
+        is_dotted = name.startswith("--") and "." in name
+        key = _key_of_engine(name.partition(".")[0]) if is_dotted else ""
+        if not key:
             result.append(word)
+            continue
 
-    return [*result, *(f"--set={key}={json.dumps(value)}" for key, value in parts.items())]
+        if not equals:
+            if not later_words:
+                raise click.UsageError(f"Option {name} requires an argument.", ctx)
+
+            text = later_words.pop(0)
+
+        _put(parts.setdefault(key, {}), name.split(".")[1:], text)
+
+    for key, value in parts.items():
+        result.append(f"--set={key}={json.dumps(value)}")
+
+    return result
 
 
 def _put(value: dict[str, Any], path: list[str], text: str) -> None:
@@ -324,10 +381,11 @@ def _put(value: dict[str, Any], path: list[str], text: str) -> None:
         inner = value.setdefault(name.replace("-", "_"), {})
         value = inner if isinstance(inner, dict) else {}
 
+    last_name = path[-1].replace("-", "_")
     try:
-        value[path[-1].replace("-", "_")] = json.loads(text)
+        value[last_name] = json.loads(text)
     except ValueError:
-        value[path[-1].replace("-", "_")] = text
+        value[last_name] = text
 
 
 def _key_of_engine(flag: str) -> str:
@@ -337,13 +395,14 @@ def _key_of_engine(flag: str) -> str:
     if elsewhere(flag):
         return ""
 
-    known = {
-        *known_keys(),
-        *(key for handler in announced().values() for key in handler.option_keys() or ()),
-    }
-    for name in (flag.removeprefix("--"), flag.removeprefix("--no-")):
-        name = name.replace("-", "_")
-        if found := [key for key in (name, f"option.{name}") if key in known]:
-            return found[0]
+    keys = set(known_keys())
+    for handler in announced().values():
+        keys.update(handler.option_keys() or ())
+
+    for prefix in ("--", "--no-"):
+        name = flag.removeprefix(prefix).replace("-", "_")
+        for key in (name, f"option.{name}"):
+            if key in keys:
+                return key
 
     return ""

@@ -43,15 +43,17 @@ from lmi.errors import InvalidParameter, Unsupported, shorten
 from lmi.settings.config import Config
 from lmi.types import AnswerEnd, Delta
 
-CHOICES = {
+# Our mode for each type of a tool choice.
+MODES = {
     "auto": "auto",
     "any": "required",
     "none": "none",
     "tool": "function",
-}  # our mode of each
-read_mode = choice(tuple(CHOICES))
+}
+read_mode = choice(tuple(MODES))
 read_format_type = choice(("json_schema",))
-CANNOT_ANSWER = {  # further fields are those of the servers that have this API too
+# Further fields are those of the servers that have this API too.
+CANNOT_ANSWER = {
     **CANNOT,
     "mcp_servers": "nothing here calls other servers",
     "container": "nothing here runs code",
@@ -61,13 +63,17 @@ CANNOT_ANSWER = {  # further fields are those of the servers that have this API 
 }
 SILENT = (
     *WITHOUT_EFFECT,
-    "betas",  # of the client's own; what they switch on is asked for by other fields
+    # The client has these for itself: what they switch on is asked for by other fields.
+    "betas",
     "billing_policy",
-    "cache_control",  # prompts share what is cached anyway
-    "context_management",  # a conversation that is too long is refused, not shortened
+    # Prompts share what is cached anyway.
+    "cache_control",
+    # A conversation that is too long is refused, not shortened.
+    "context_management",
     "diagnostics",
     "fallback_credit_token",
-    "fallbacks",  # other models, for a request that this one declines: it declines none
+    # Other models answer what this one declines, and it declines nothing.
+    "fallbacks",
     "inference_geo",
     "speed",
     "user_profile_id",
@@ -95,8 +101,14 @@ def _thread(name: str, value: object) -> None:
 
 MESSAGES = ParameterTable(
     {
-        name: SHARED[name]
-        for name in "model stream max_tokens temperature top_p top_k cache_salt priority".split()
+        "model": SHARED["model"],
+        "stream": SHARED["stream"],
+        "max_tokens": SHARED["max_tokens"],
+        "temperature": SHARED["temperature"],
+        "top_p": SHARED["top_p"],
+        "top_k": SHARED["top_k"],
+        "cache_salt": SHARED["cache_salt"],
+        "priority": SHARED["priority"],
     }
     | rows("stop_sequences")
     | TOOLS
@@ -117,13 +129,16 @@ MESSAGES = ParameterTable(
 def parse(message: Message[OpenAIFormat], *, is_counted: bool = False) -> Parsed[OpenAIFormat]:
     """Return the request of a message. With `is_counted` only its prompt counts."""
     ignored: list[str] = []
-    given = {"max_new_tokens": None} | MESSAGES.read(message.fields, ignored)
-    tools = flat_tools(given.get("tools"), kind="custom", schema="input_schema")
-    deferred = {
-        tool["name"] for tool in given.get("tools") or () if tool.get("defer_loading") is True
-    }
-    messages = _messages(given, {name: tools[name] for name in deferred})
-    if not is_counted and given["max_new_tokens"] is None:
+    values = {"max_new_tokens": None} | MESSAGES.read(message.fields, ignored)
+
+    tools = flat_tools(values.get("tools"), kind="custom", schema="input_schema")
+    deferred = set()
+    for tool in values.get("tools") or ():
+        if tool.get("defer_loading") is True:
+            deferred.add(tool["name"])
+
+    messages = _messages(values, {name: tools[name] for name in deferred})
+    if not is_counted and values["max_new_tokens"] is None:
         raise InvalidParameter("max_tokens", "an integer of at least 1", None)
 
     if not is_counted and messages[-1]["role"] == "assistant":
@@ -132,124 +147,148 @@ def parse(message: Message[OpenAIFormat], *, is_counted: bool = False) -> Parsed
             "an answer begins a message of its own, so the last one cannot be the assistant's",
         )
 
-    choice = _tool_choice(given, tools)
-    guide = _read_output_config(given)
-    chat_schema.fill_in(given, MESSAGES, message)
+    choice = _tool_choice(values, tools)
+    guide = _read_output_config(values)
+    chat_schema.fill_in(values, MESSAGES, message)
     return chat_schema.chat_request(
-        given, message.format, messages, tools, choice, guide, ignored, deferred
+        values, message.format, messages, tools, choice, guide, ignored, deferred
     )
 
 
-def _tool_choice(given: dict[str, Any], tools: Tools) -> ToolChoice:
-    wanted = an_object("tool_choice", given.get("tool_choice") or {"type": "auto"})
-    mode = CHOICES[read_mode("tool_choice.type", wanted.get("type"))]
+def _tool_choice(values: dict[str, Any], tools: Tools) -> ToolChoice:
+    """Return the choice. Whether calls may be parallel becomes one of the values."""
+    fields = an_object("tool_choice", values.get("tool_choice") or {"type": "auto"})
+    mode = MODES[read_mode("tool_choice.type", fields.get("type"))]
     is_single = boolean(
-        "tool_choice.disable_parallel_tool_use", wanted.get("disable_parallel_tool_use") or False
+        "tool_choice.disable_parallel_tool_use", fields.get("disable_parallel_tool_use") or False
     )
-    given["parallel_tool_calls"] = not is_single
+    values["parallel_tool_calls"] = not is_single
     if mode == "function":
-        return function_choice("tool_choice.name", wanted.get("name"), tools)
+        return function_choice("tool_choice.name", fields.get("name"), tools)
 
     return mode_choice(mode, tools)
 
 
-def _read_output_config(given: dict[str, Any]) -> AskedGuide:
+def _read_output_config(values: dict[str, Any]) -> AskedGuide:
     """Return the guide that the fields ask for. The `effort` is passed to the template."""
-    config = given.get("output_config", {})
+    config = values.get("output_config", {})
     if config.get("effort") is not None:
-        given["reasoning_effort"] = text("output_config.effort", config["effort"])
+        values["reasoning_effort"] = text("output_config.effort", config["effort"])
 
-    asked = {
-        "output_config.format": config.get("format"),
-        "output_format": given.get("output_format"),
-    }
-    formats = {name: value for name, value in asked.items() if value is not None}
-    if len(formats) > 1:
+    format = config.get("format")
+    format_by_first_name = values.get("output_format")
+    if format is not None and format_by_first_name is not None:
         raise InvalidParameter("output_format", "left out beside output_config.format", "both")
 
-    for name, value in formats.items():
-        return guide_of_format(name, value, read_format_type)
+    if format is not None:
+        return guide_of_format("output_config.format", format, read_format_type)
 
-    return None, {}
+    if format_by_first_name is not None:
+        return guide_of_format("output_format", format_by_first_name, read_format_type)
+
+    return AskedGuide(None, {})
 
 
-def _messages(given: ParameterValues, deferred: Tools) -> list[dict[str, Any]]:
-    messages = chat_schema.listed_messages(given)
-    system = _system(given.get("system"))
-    said = [{"role": "system", "content": system}] if system else []
-    for name, message in messages:
-        said += _read_message(name, an_object(name, message), deferred)
+def _messages(values: ParameterValues, deferred: Tools) -> list[dict[str, Any]]:
+    messages_by_place = chat_schema.messages_by_place(values)
+    messages: list[dict[str, Any]] = []
+    system = _system(values.get("system"))
+    if system:
+        messages.append({"role": "system", "content": system})
 
-    return said
+    for name, message in messages_by_place:
+        messages += _read_message(name, an_object(name, message), deferred)
+
+    return messages
 
 
 def _system(value: object) -> object:
     """Read the system prompt, and leave out the blocks that only Anthropic's billing reads."""
-    said = chat_schema.content("system", value, is_needed=False, has_images=False)
+    prompt = chat_schema.content("system", value, is_needed=False, has_images=False)
     if not isinstance(value, list):
-        return said
+        return prompt
 
-    kept = [block for block in value if not str(block.get("text")).startswith(BILLING)]
-    return chat_schema.content("system", kept, has_images=False)
+    blocks = [block for block in value if not str(block.get("text")).startswith(BILLING)]
+    return chat_schema.content("system", blocks, has_images=False)
 
 
 def _read_message(name: str, message: dict[str, Any], deferred: Tools) -> list[dict[str, Any]]:
-    """Return the results of tools in a message, and the rest of it. Take what is described from
-    `deferred`.
+    """Return a message as templates expect it: each result of a tool is a message of its own. Take
+    the tools that it describes from `deferred`.
     """
     role = read_role(f"{name}.role", message.get("role"))
-    said = message.get("content")
-    if isinstance(said, str):
-        return [{"role": role, "content": said}]
+    value = message.get("content")
+    if isinstance(value, str):
+        return [{"role": role, "content": value}]
 
-    if not isinstance(said, list):
-        raise InvalidParameter(f"{name}.content", "a string or a list of blocks", said)
+    if not isinstance(value, list):
+        raise InvalidParameter(f"{name}.content", "a string or a list of blocks", value)
 
-    found: dict[str, list[Any]] = {kind: [] for kind in BLOCKS[role]}
-    for n, item in enumerate(said):
-        place = f"{name}.content[{n}]"
-        block = _without_references(place, an_object(place, item), deferred)
+    contents = _read_blocks(f"{name}.content", value, role, deferred)
+    results = contents.get("tool_result", [])
+    parts = contents["text"]
+    if results and not parts:
+        return results
+
+    speech: dict[str, Any] = {"role": role, "content": chat_schema.joined(parts)}
+    calls = contents.get("tool_use")
+    if calls:
+        speech["tool_calls"] = calls
+
+    thoughts = contents.get("thinking", [])
+    if any(thoughts):
+        speech["reasoning_content"] = "\n".join(thoughts)
+
+    return [*results, speech]
+
+
+def _read_blocks(
+    name: str, values: list[object], role: str, deferred: Tools
+) -> dict[str, list[Any]]:
+    """Return what the blocks of a message hold, by their types. Images stand among the texts."""
+    contents: dict[str, list[Any]] = {kind: [] for kind in BLOCKS[role]}
+    for n, value in enumerate(values):
+        place = f"{name}[{n}]"
+        block = _without_references(place, an_object(place, value), deferred)
         kind = block.get("type")
-        if not isinstance(kind, str) or kind not in found:
+        if not isinstance(kind, str) or kind not in contents:
             raise Unsupported(
                 place, f"messages are text alone, given a block of type {shorten(kind)} ({role})"
             )
 
-        found["text" if kind == "image" else kind].append(BLOCKS[role][kind](place, block))
+        block_content = BLOCKS[role][kind](place, block)
+        contents["text" if kind == "image" else kind].append(block_content)
 
-    results, parts, thoughts, calls = (
-        found.get(kind, []) for kind in ("tool_result", "text", "thinking", "tool_use")
-    )
-    rest: dict[str, Any] = {"role": role, "content": chat_schema.joined(parts)}
-    rest |= {"tool_calls": calls} if calls else {}
-    rest |= {"reasoning_content": "\n".join(thoughts)} if any(thoughts) else {}
-    return results if results and not parts else [*results, rest]
+    return contents
 
 
 def _without_references(place: str, block: dict[str, Any], deferred: Tools) -> dict[str, Any]:
-    """Return a block with a text for each reference to a tool: its description, or its name alone
-    where it is known.
+    """Return a block with a text for each reference to a tool."""
+    parts = block.get("content")
+    if not isinstance(parts, list):
+        return block
+
+    texts = [
+        _without_reference(f"{place}.content[{n}]", part, deferred) for n, part in enumerate(parts)
+    ]
+    return block | {"content": texts}
+
+
+def _without_reference(place: str, part: object, deferred: Tools) -> object:
+    """Return a part that is no reference, else a text: the description of the tool, or its name
+    alone where it has been described.
     """
+    if not isinstance(part, dict) or part.get("type") != "tool_reference":
+        return part
 
-    def described(n: int, part: object) -> object:
-        if not isinstance(part, dict) or part.get("type") != "tool_reference":
-            return part
+    name = text(f"{place}.tool_name", part.get("tool_name"))
+    if name not in deferred:
+        return {"type": "text", "text": name}
 
-        name = text(f"{place}.content[{n}].tool_name", part.get("tool_name"))
-        return {
-            "type": "text",
-            "text": dumps(deferred.pop(name)).decode() if name in deferred else name,
-        }
-
-    said = block.get("content")
-    return (
-        block | {"content": [described(n, part) for n, part in enumerate(said)]}
-        if isinstance(said, list)
-        else block
-    )
+    return {"type": "text", "text": dumps(deferred.pop(name)).decode()}
 
 
-def _said(place: str, block: dict[str, Any]) -> str:
+def _text(place: str, block: dict[str, Any]) -> str:
     """Return a text or a thought, which is in the field that the block's type names."""
     field = block["type"]
     return str(text(f"{place}.{field}", block.get(field)))
@@ -257,8 +296,8 @@ def _said(place: str, block: dict[str, Any]) -> str:
 
 def _result(place: str, block: dict[str, Any]) -> dict[str, Any]:
     call_id = text(f"{place}.tool_use_id", block.get("tool_use_id"))
-    said = chat_schema.content(f"{place}.content", block.get("content"), is_needed=False)
-    return {"role": "tool", "content": said, "tool_call_id": call_id}
+    result = chat_schema.content(f"{place}.content", block.get("content"), is_needed=False)
+    return {"role": "tool", "content": result, "tool_call_id": call_id}
 
 
 def _call(place: str, block: dict[str, Any]) -> dict[str, Any]:
@@ -269,15 +308,16 @@ def _call(place: str, block: dict[str, Any]) -> dict[str, Any]:
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-BLOCKS: dict[str, dict[str, Callable[[str, dict[str, Any]], Any]]] = {  # by role
-    "user": {"text": _said, "image": chat_schema.read_image, "tool_result": _result},
+BLOCKS: dict[str, dict[str, Callable[[str, dict[str, Any]], Any]]] = {
+    "user": {"text": _text, "image": chat_schema.read_image, "tool_result": _result},
     "assistant": {
-        "text": _said,
-        "thinking": _said,
-        "redacted_thinking": lambda place, block: None,  # nobody here can read it
+        "text": _text,
+        "thinking": _text,
+        # Nobody here can read a redacted thought.
+        "redacted_thinking": lambda place, block: None,
         "tool_use": _call,
     },
-    "system": {"text": _said},
+    "system": {"text": _text},
 }
 read_role = choice(tuple(BLOCKS))
 ENDS = {
@@ -294,13 +334,15 @@ class MessageStream(BlockStream):
 
     def __init__(self, parsed: Parsed[OpenAIFormat]) -> None:
         super().__init__(parsed)
-        self._content: list[dict[str, Any]] = []  # the blocks that have ended
+        self._ended_blocks: list[dict[str, Any]] = []
 
     def _usage(self) -> dict[str, Any]:
         """Return the numbers of tokens. Those of the prompt that were cached count apart."""
         num_prompt_tokens = self._num_prompt_tokens
         num_cached_tokens = self._num_cached_tokens
-        if not num_prompt_tokens:  # the answer still waits
+
+        # While the answer waits, the engine has told only these.
+        if not num_prompt_tokens:
             num_prompt_tokens = self._status.num_prompt_tokens
             num_cached_tokens = self._status.num_cached_tokens or 0
 
@@ -312,8 +354,15 @@ class MessageStream(BlockStream):
         }
 
     def _message(self, end: dict[str, Any]) -> dict[str, Any]:
-        head = {"id": self._id, "type": self.kind, "role": "assistant", "model": self._format.model}
-        return head | {"content": self._content} | end | {"usage": self._usage()}
+        return {
+            "id": self._id,
+            "type": self.kind,
+            "role": "assistant",
+            "model": self._format.model,
+            "content": self._ended_blocks,
+            **end,
+            "usage": self._usage(),
+        }
 
     def _begin(self) -> list[bytes]:
         message = self._message({"stop_reason": None, "stop_sequence": None})
@@ -327,24 +376,17 @@ class MessageStream(BlockStream):
         return self._event("message_delta", delta=nothing, usage=self._usage(), **fields)
 
     def _open(self, part: AnswerPart) -> list[bytes]:
+        kind = self.block_types[type(part)]
         if isinstance(part, ToolCall):
-            self._block = {
-                "type": "tool_use",
-                "id": f"toolu_{uuid.uuid4().hex[:24]}",
-                "name": part.name,
-                "input": {},
-            }
+            call_id = f"toolu_{uuid.uuid4().hex[:24]}"
+            self._block = {"type": kind, "id": call_id, "name": part.name, "input": {}}
         else:
-            kind = self.block_types[type(part)]
-            self._block = {
-                "type": kind,
-                kind: "",
-                **({"signature": ""} if isinstance(part, Thought) else {}),
-            }
+            self._block = {"type": kind, kind: ""}
+            if isinstance(part, Thought):
+                self._block["signature"] = ""
 
-        return [
-            self._event("content_block_start", index=len(self._content), content_block=self._block)
-        ]
+        index = len(self._ended_blocks)
+        return [self._event("content_block_start", index=index, content_block=self._block)]
 
     def _grow(self, part: Text | Thought | Arguments) -> bytes:
         kind = self.block_types[type(part)]
@@ -352,7 +394,7 @@ class MessageStream(BlockStream):
         if isinstance(part, Arguments):
             delta = {"type": "input_json_delta", "partial_json": part.text}
 
-        return self._event("content_block_delta", index=len(self._content), delta=delta)
+        return self._event("content_block_delta", index=len(self._ended_blocks), delta=delta)
 
     def _close(self, *, is_cut: bool = False) -> list[bytes]:
         """End the block that is open. A call whose arguments are cut has none, those that are no
@@ -361,44 +403,51 @@ class MessageStream(BlockStream):
         if not self._block:
             return []
 
-        stop = self._event("content_block_stop", index=len(self._content))
+        stop = self._event("content_block_stop", index=len(self._ended_blocks))
         block = self._block
-        said = "".join(self._texts)
-        if not self.is_streaming and block["type"] != "tool_use":
-            block |= {block["type"]: said}
-        elif not self.is_streaming:
-            value = chat_schema.parsed_arguments(said)
-            if isinstance(value, dict):
-                block = block | {"input": value}
-            elif not is_cut:
-                block = {"type": "text", "text": said}
+        if not self.is_streaming:
+            block = self._whole_block(block, "".join(self._texts), is_cut=is_cut)
 
-        self._content.append(block)
+        self._ended_blocks.append(block)
         return [stop]
+
+    def _whole_block(self, block: dict[str, Any], text: str, *, is_cut: bool) -> dict[str, Any]:
+        kind = block["type"]
+        if kind != "tool_use":
+            return block | {kind: text}
+
+        value = chat_schema.parsed_arguments(text)
+        if isinstance(value, dict):
+            return block | {"input": value}
+
+        return block if is_cut else {"type": "text", "text": text}
 
     def _end(self, delta: Delta, reason: AnswerEnd) -> tuple[list[bytes], dict[str, Any]]:
         """A call ends the answer, if it is one. The stop string is the one that was found."""
-        records = self._close(is_cut=reason is not AnswerEnd.EOS_TOKEN)
-        found = delta.stop_reason
-        is_called = reason is AnswerEnd.EOS_TOKEN and any(
-            block["type"] == "tool_use" for block in self._content
-        )
-        end = {
-            "stop_reason": "tool_use" if is_called else ENDS[reason],
-            "stop_sequence": found if isinstance(found, str) else None,
-        }
-        stop = (
-            self._event("message_delta", delta=end, usage=self._usage()),
-            self._event("message_stop"),
-        )
-        return [*records, *stop], self._message(end)
+        is_whole = reason is AnswerEnd.EOS_TOKEN
+        records = self._close(is_cut=not is_whole)
+        has_calls = any(block["type"] == "tool_use" for block in self._ended_blocks)
+        stop_reason = "tool_use" if is_whole and has_calls else ENDS[reason]
+        stop_string = delta.stop_reason if isinstance(delta.stop_reason, str) else None
+
+        end = {"stop_reason": stop_reason, "stop_sequence": stop_string}
+        records.append(self._event("message_delta", delta=end, usage=self._usage()))
+        records.append(self._event("message_stop"))
+        return records, self._message(end)
 
     @classmethod
     def error(cls, error: ErrorFields) -> bytes:
-        said: dict[str, Any] = {"type": error.kind, "message": error.message}
-        said |= {} if error.details is None else {"details": error.details}
-        fields = {"type": "error", "error": said, "request_id": error.request_id}
+        error_object: dict[str, Any] = {"type": error.kind, "message": error.message}
+        if error.details is not None:
+            error_object["details"] = error.details
+
+        fields = {"type": "error", "error": error_object, "request_id": error.request_id}
         return named_event("error", fields) if cls.is_streaming else dumps(fields)
+
+
+def _kind_of_status(status: int) -> str:
+    default = "invalid_request_error" if status < 500 else "api_error"
+    return KINDS.get(status, default)
 
 
 class MessageWhole(MessageStream):
@@ -416,7 +465,8 @@ KINDS = {
     504: "timeout_error",
     529: "overloaded_error",
 }
-TOO_LONG = "prompt is too long: "  # by which agents know that they must shorten a conversation
+# By these words agents know that they must shorten a conversation.
+TOO_LONG = "prompt is too long: "
 FORMS = Forms(MessageWhole, MessageStream)
 ANTHROPIC: Api[OpenAIFormat] = Api(
     name="anthropic",
@@ -432,13 +482,12 @@ ANTHROPIC: Api[OpenAIFormat] = Api(
             Row(errors.UnknownModel, 404),
             Row(errors.UnknownAdapter, 404),
             Row(errors.PromptTooLong, 400, opening=TOO_LONG),
-            Row(
-                errors.Overloaded, 529
-            ),  # its clients know this status, and come back after Retry-After
+            # Its clients know this status, and come back after Retry-After.
+            Row(errors.Overloaded, 529),
             Row(errors.GenerationFailed, 500),
         ),
         MESSAGES.wire_names(),
-        lambda status: KINDS.get(status, "invalid_request_error" if status < 500 else "api_error"),
+        _kind_of_status,
     ),
 )
 COUNT_TOKENS = replace(
@@ -477,15 +526,19 @@ END: dict[str, Form] = {
     "stop_sequence": str | None,
 }
 USAGE = struct(
-    **dict.fromkeys(
-        ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens"),
-        int,
-    )
+    input_tokens=int,
+    cache_creation_input_tokens=int,
+    cache_read_input_tokens=int,
+    output_tokens=int,
 )
 DELTA = struct(
-    *("text", "thinking", "partial_json"),
+    "text",
+    "thinking",
+    "partial_json",
     type=("text_delta", "thinking_delta", "input_json_delta"),
-    **dict.fromkeys(("text", "thinking", "partial_json"), str),
+    text=str,
+    thinking=str,
+    partial_json=str,
 )
 SCHEMAS = {
     "AnthropicRequest": asked(FIELDS, "max_tokens", "messages", example=EXAMPLE),

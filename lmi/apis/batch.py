@@ -87,8 +87,8 @@ def parse(message: Message[AnswerFormat]) -> Parsed[AnswerFormat]:
 
     adapters = _adapters(fields.get("adapters"), len(inputs))
     requests = []
-    for text, name in zip(inputs, adapters, strict=True):
-        requests.append(replace(request, prompt=text, adapter=name))
+    for text, adapter_name in zip(inputs, adapters, strict=True):
+        requests.append(replace(request, prompt=text, adapter=adapter_name))
 
     format = replace(format, field_names=single.format.field_names)
     return Parsed(tuple(requests), format, (*ignored, *single.ignored))

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 import orjson
@@ -106,11 +106,19 @@ KEYWORDS = frozenset(
         "nullable",
     )
 )
-AskedGuide = tuple[GuidedDecodingParams | None, dict[str, str]]
-"""A guide, and a map from its name in the contract to the field that asked for it."""
+
 an_object = checked(
     {"type": "object"}, lambda value: "" if isinstance(value, dict) else "an object"
 )
+
+
+class AskedGuide(NamedTuple):
+    """The guide that a request asks for, or None, and the field that asked for it, by the guide's
+    name in the contract.
+    """
+
+    params: GuidedDecodingParams | None
+    field_names: dict[str, str]
 
 
 def json_schema(name: str, value: object) -> GuidedDecodingParams:
@@ -330,14 +338,14 @@ def guide_of_format(name: str, value: object, read_type: Reader = read_format_ty
     form = an_object(name, value)
     kind = read_type(f"{name}.type", form.get("type"))
     if kind == "text":
-        return None, {}
+        return AskedGuide(None, {})
 
     if kind == "json_object":
         guide = GuidedDecodingParams(GuideType.JSON)
     else:
         guide = json_schema(f"{name}.schema", form.get("schema"))
 
-    return guide, {CONTRACT_NAME: name}
+    return AskedGuide(guide, {CONTRACT_NAME: name})
 
 
 def check_members(name: str, value: dict[str, Any], known_members: Sequence[str]) -> None:
@@ -394,9 +402,9 @@ def asked_guide(values: Mapping[str, Any], prefix: str = "") -> AskedGuide:
             names.append(name)
 
     if not names:
-        return None, {}
+        return AskedGuide(None, {})
 
     if len(names) > 1:
         raise InvalidParameter(prefix + names[1], f"left out beside {prefix}{names[0]}", "both")
 
-    return values[names[0]], {CONTRACT_NAME: prefix + names[0]}
+    return AskedGuide(values[names[0]], {CONTRACT_NAME: prefix + names[0]})

@@ -204,7 +204,10 @@ def parse(message: Message[LmiFormat]) -> Parsed[LmiFormat]:
     parameter_fields = fields.get("parameters") or {}
     ignored = parameters.unknown(fields, KNOWN_FIELDS)
 
-    values = {"max_new_tokens": DEFAULT_MAX_NEW_TOKENS, "details": format.tgi_compat}
+    values: dict[str, Any] = {
+        "max_new_tokens": DEFAULT_MAX_NEW_TOKENS,
+        "details": format.tgi_compat,
+    }
     values |= PARAMETERS.read(parameter_fields, ignored)
     if values.get("stop") is True:
         PARAMETERS.drop(values, {"stop": "as true, which names no stop string"}, ignored)

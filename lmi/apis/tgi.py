@@ -144,7 +144,7 @@ def parse(message: Message[TgiFormat]) -> Parsed[TgiFormat]:
     format = message.format
     parameter_fields = fields.get("parameters") or {}
     ignored = parameters.unknown(fields, KNOWN_FIELDS)
-    values = {"max_new_tokens": DEFAULT_MAX_NEW_TOKENS}
+    values: dict[str, Any] = {"max_new_tokens": DEFAULT_MAX_NEW_TOKENS}
     values |= PARAMETERS.read(parameter_fields, ignored)
 
     # LMI's own field counts before `adapter_id`.

@@ -16,19 +16,26 @@ from typing import Any, NamedTuple
 
 from lmi.errors import GenerationFailed
 
-NODE_UNITS = 256  # what an element counts in a container's size, in which a character counts 1
-MAX_DEPTH = 200  # of containers in a container
-MAX_HEAVY_UNITS = 4 << 20  # of all that a filter may sort or compare
-MAX_BITS = 4096  # of an integer that is computed with
-MAX_NUMBER_CHARS = 1300  # of such an integer, or of a float
-MAX_COUNT = 100_000  # of a filter's numbers, as of a `range`
-MAX_NAME_CHARS = 256  # of an attribute that a filter reads
-MAX_WORK = 100_000_000  # of a search whose work is the product of two lengths
+# An element counts so much in a container's size, where a character counts 1.
+NODE_UNITS = 256
+# Containers may lie in each other so deep.
+MAX_DEPTH = 200
+# The size of all that a filter may sort or compare.
+MAX_HEAVY_UNITS = 4 << 20
+# The bits of an integer that is computed with.
+MAX_BITS = 4096
+# The characters of such an integer, or of a float.
+MAX_NUMBER_CHARS = 1300
+# The largest number of a filter, as of a `range`.
+MAX_COUNT = 100_000
+# The characters of an attribute that a filter reads.
+MAX_NAME_CHARS = 256
+# The work of a search is the product of two lengths.
+MAX_WORK = 100_000_000
 VIEWS: tuple[type[Any], ...] = type({}.keys()), type({}.values()), type({}.items())
 CONTAINERS: tuple[type[Any], ...] = (list, tuple, dict, *VIEWS, MappingProxyType)
-Method = Callable[
-    ["Budget", Any, tuple[Any, ...]], None
-]  # spends what the call of a method takes at most
+# It spends what the call of a method takes at most.
+Method = Callable[["Budget", Any, tuple[Any, ...]], None]
 
 
 class OutOfRoom(GenerationFailed):
@@ -85,17 +92,20 @@ class Budget:
         if not isinstance(value, CONTAINERS):
             return LEAF
 
-        known = self._extents.get(id(value))
-        if known is not None:
-            return known[1]
+        noted = self._extents.get(id(value))
+        if noted is not None:
+            return noted[1]
+
+        parts = value
+        if isinstance(value, dict | MappingProxyType):
+            parts = [*value, *value.values()]
 
         num_units = NODE_UNITS
         depth = 0
-        parts = [*value, *value.values()] if isinstance(value, dict | MappingProxyType) else value
         for part in parts:
-            of_part = self.extent(part)
-            num_units += of_part.num_units
-            depth = max(depth, of_part.depth)
+            part_extent = self.extent(part)
+            num_units += part_extent.num_units
+            depth = max(depth, part_extent.depth)
 
         extent = Extent(num_units, depth + 1)
         self._note(value, extent)
@@ -128,75 +138,84 @@ class Budget:
             self.spend(8 * len(values))
             return list(values)
 
-        found = []
+        elements = []
         for value in values:
             self.check_time()
             self.spend(8)
-            found.append(value)
+            elements.append(value)
 
-        return found
+        return elements
 
     def joined(self, values: Iterable[Any], separator: str) -> list[Any]:
         """Return the values of a text to join as a list, after spending what the text takes."""
-        values = self.listed(values)
-        texts = [value if isinstance(value, str) else str(value) for value in values]
+        texts = [text_of(value) for value in self.listed(values)]
         self.spend(sum(map(num_units, texts)) + num_units(separator) * len(texts))
         return texts
 
-    def operate(self, sign: str, left: Any, right: Any) -> Any:
+    def operate(self, sign: str, first: Any, second: Any) -> Any:
         """Check and spend what a binary operation takes. Returns its result where that was made for
         it.
         """
-        if isinstance(left, int) and isinstance(right, int):
-            num_bits = (
-                left.bit_length() * max(0, right)
-                if sign == "**"
-                else left.bit_length() + right.bit_length()
-            )
-            if num_bits > (MAX_BITS if sign == "**" else 2 * MAX_BITS):
-                raise GenerationFailed(
-                    f"the chat template computes with numbers of over {MAX_BITS} bits"
-                )
-        elif sign == "+" and isinstance(left, str):
-            self.spend(num_units(left) + (num_units(right) if isinstance(right, str) else 0))
-        elif sign == "+" and isinstance(left, list | tuple) and type(left) is type(right):
-            self.spend(8 * (len(left) + len(right)))
-            total: Any = operator.add(left, right)
-            of_left = self.extent(left)
-            of_right = self.extent(right)
-            depth = max(of_left.depth, of_right.depth)
-            self._note(total, Extent(of_left.num_units + of_right.num_units, depth))
-            return total
-        elif sign == "*" and isinstance(left, str | list | tuple) and isinstance(right, int):
-            return self._repeated(left, right)
-        elif sign == "*" and isinstance(right, str | list | tuple) and isinstance(left, int):
-            return self._repeated(right, left)
-        elif sign == "%" and isinstance(left, str):
-            self.check_format(left, right)
+        if isinstance(first, int) and isinstance(second, int):
+            _check_bits(sign, first, second)
+        elif sign == "+":
+            return self._added(first, second)
+        elif sign == "*" and isinstance(first, str | list | tuple) and isinstance(second, int):
+            return self._repeated(first, second)
+        elif sign == "*" and isinstance(second, str | list | tuple) and isinstance(first, int):
+            return self._repeated(second, first)
+        elif sign == "%" and isinstance(first, str):
+            self.check_format(first, second)
 
         return None
 
+    def _added(self, first: Any, second: Any) -> Any:
+        """Return the sum of two lists or tuples. Of texts only spend what the sum takes."""
+        if isinstance(first, str):
+            self.spend(num_units(first))
+            if isinstance(second, str):
+                self.spend(num_units(second))
+
+            return None
+
+        if not isinstance(first, list | tuple) or type(first) is not type(second):
+            return None
+
+        self.spend(8 * (len(first) + len(second)))
+        total: Any = operator.add(first, second)
+        first_extent = self.extent(first)
+        second_extent = self.extent(second)
+        depth = max(first_extent.depth, second_extent.depth)
+        self._note(total, Extent(first_extent.num_units + second_extent.num_units, depth))
+        return total
+
     def _repeated(self, value: Any, count: int) -> Any:
         count = max(0, count)
-        self.spend(count * (num_units(value) if isinstance(value, str) else 8 * len(value)))
         if isinstance(value, str):
+            self.spend(count * num_units(value))
             return value * count
 
+        self.spend(count * 8 * len(value))
         total = value * count
-        of_value = self.extent(value)
-        self._note(total, Extent(NODE_UNITS + count * of_value.num_units, of_value.depth))
+        extent = self.extent(value)
+        self._note(total, Extent(NODE_UNITS + count * extent.num_units, extent.depth))
         return total
 
     def check_format(self, form: str, values: object) -> None:
         """Spend what a text that `%` writes takes at most: each field has its width, and may write
         every value.
         """
-        widths = [int(digits[:12]) for digits in re.findall(r"\d+", form)]
+        widths = [0]
+        for digits in re.findall(r"\d+", form):
+            widths.append(int(digits[:12]))
+
         if "*" in form and isinstance(values, tuple):
             widths += [abs(value) for value in values if isinstance(value, int)]
 
-        one = MAX_NUMBER_CHARS + max(widths, default=0) + 8 * (self.size(values) - NODE_UNITS)
-        self.spend(4 * num_units(form) + form.count("%") * one)
+        max_value_chars = 8 * (self.size(values) - NODE_UNITS)
+        max_field_chars = MAX_NUMBER_CHARS + max(widths) + max_value_chars
+        num_fields = form.count("%")
+        self.spend(4 * num_units(form) + num_fields * max_field_chars)
 
     def check_heavy(self, values: Iterable[object]) -> None:
         """Raise OutOfRoom for values that are too many or too large to be sorted or compared with
@@ -213,6 +232,22 @@ def num_units(text: str) -> int:
     return len(text) if text.isascii() else 4 * len(text)
 
 
+def text_of(value: object) -> str:
+    return value if isinstance(value, str) else str(value)
+
+
+def _check_bits(sign: str, first: int, second: int) -> None:
+    """Raise GenerationFailed if the result of an operation may have too many bits."""
+    max_bits = 2 * MAX_BITS
+    num_bits = first.bit_length() + second.bit_length()
+    if sign == "**":
+        max_bits = MAX_BITS
+        num_bits = first.bit_length() * max(0, second)
+
+    if num_bits > max_bits:
+        raise GenerationFailed(f"the chat template computes with numbers of over {MAX_BITS} bits")
+
+
 def check_count(value: object) -> None:
     if isinstance(value, int) and abs(value) > MAX_COUNT:
         raise GenerationFailed(
@@ -221,50 +256,87 @@ def check_count(value: object) -> None:
 
 
 def check_names(values: Iterable[object]) -> None:
-    if any(isinstance(value, str) and len(value) > MAX_NAME_CHARS for value in values):
-        raise GenerationFailed(
-            f"the chat template gives a filter a name of over {MAX_NAME_CHARS} characters"
-        )
+    for value in values:
+        if isinstance(value, str) and len(value) > MAX_NAME_CHARS:
+            raise GenerationFailed(
+                f"the chat template gives a filter a name of over {MAX_NAME_CHARS} characters"
+            )
 
 
-def searched(budget: Budget, text: str, given: tuple[Any, ...]) -> None:
+def searched(budget: Budget, text: str, args: tuple[Any, ...]) -> None:
     """Raise GenerationFailed for a search that may look at each character of `text` for each one of
-    what is given.
+    the arguments.
     """
-    if any(isinstance(part, str) and len(text) * len(part) > MAX_WORK for part in given):
-        raise GenerationFailed(
-            "the chat template searches a long text for a long text from its end"
-        )
+    for part in args:
+        if isinstance(part, str) and len(text) * len(part) > MAX_WORK:
+            raise GenerationFailed(
+                "the chat template searches a long text for a long text from its end"
+            )
 
 
-def _split(budget: Budget, text: str, given: tuple[Any, ...]) -> None:
-    searched(budget, text, given)
-    separator = next((part for part in given if isinstance(part, str)), "")
-    budget.spend(64 * text.count(separator) if separator else 4 * len(text))
+def _split(budget: Budget, text: str, args: tuple[Any, ...]) -> None:
+    searched(budget, text, args)
+    separator = next((part for part in args if isinstance(part, str)), "")
+    if separator:
+        budget.spend(64 * text.count(separator))
+    else:
+        budget.spend(4 * len(text))
 
 
-def _pad(budget: Budget, text: str, given: tuple[Any, ...]) -> None:
-    budget.spend(4 * given[0] if given and isinstance(given[0], int) else 0)
+def _pad(budget: Budget, text: str, args: tuple[Any, ...]) -> None:
+    width = args[0] if args and isinstance(args[0], int) else 0
+    budget.spend(4 * width)
 
 
-def _expand(budget: Budget, text: str, given: tuple[Any, ...]) -> None:
-    check_count(given[0] if given else 8)
-    budget.spend(text.count("\t") * (given[0] if given and isinstance(given[0], int) else 8))
+def _expand(budget: Budget, text: str, args: tuple[Any, ...]) -> None:
+    width = args[0] if args else 8
+    check_count(width)
+    if not isinstance(width, int):
+        width = 8
+
+    budget.spend(text.count("\t") * width)
 
 
-def replaced(budget: Budget, text: str, given: tuple[Any, ...]) -> None:
-    if len(given) >= 2 and isinstance(given[0], str) and isinstance(given[1], str):
-        count = text.count(given[0])
-        limit = (
-            given[2] if len(given) > 2 and isinstance(given[2], int) and given[2] >= 0 else count
-        )
-        budget.spend(num_units(text) + min(count, limit) * num_units(given[1]))
+def replaced(budget: Budget, text: str, args: tuple[Any, ...]) -> None:
+    if len(args) < 2 or not all(isinstance(value, str) for value in args[:2]):
+        return
+
+    old = args[0]
+    new = args[1]
+    count = text.count(old)
+    if len(args) > 2 and isinstance(args[2], int) and args[2] >= 0:
+        count = min(count, args[2])
+
+    budget.spend(num_units(text) + count * num_units(new))
 
 
-ASKING = frozenset(  # methods that make nothing
-    "count endswith find get index items keys isalnum isalpha isascii isdecimal isdigit "
-    "isidentifier islower isnumeric "
-    "isprintable isspace istitle isupper rfind rindex startswith values".split()
+# These methods make nothing.
+ASKING = frozenset(
+    (
+        "count",
+        "endswith",
+        "find",
+        "get",
+        "index",
+        "items",
+        "keys",
+        "isalnum",
+        "isalpha",
+        "isascii",
+        "isdecimal",
+        "isdigit",
+        "isidentifier",
+        "islower",
+        "isnumeric",
+        "isprintable",
+        "isspace",
+        "istitle",
+        "isupper",
+        "rfind",
+        "rindex",
+        "startswith",
+        "values",
+    )
 )
 SHORTENING = (
     "capitalize",
@@ -279,15 +351,23 @@ SHORTENING = (
     "upper",
 )
 OF_TEXT: Mapping[str, Method] = {
-    **dict.fromkeys(("strip", "lstrip", "rstrip", "rfind", "rindex", "rpartition"), searched),
-    **dict.fromkeys(("split", "rsplit"), _split),
-    **dict.fromkeys(("center", "ljust", "rjust", "zfill"), _pad),
+    "strip": searched,
+    "lstrip": searched,
+    "rstrip": searched,
+    "rfind": searched,
+    "rindex": searched,
+    "rpartition": searched,
+    "split": _split,
+    "rsplit": _split,
+    "center": _pad,
+    "ljust": _pad,
+    "rjust": _pad,
+    "zfill": _pad,
     "expandtabs": _expand,
     "replace": replaced,
 }
-METHODS: Mapping[
-    type, Collection[str]
-] = {  # whose results are no larger than what is there, or measured when there
+# The results of these are no larger than what is there, or measured when there.
+METHODS: Mapping[type, Collection[str]] = {
     str: {*ASKING, *SHORTENING, *OF_TEXT},
     dict: ("get", "items", "keys", "values", "copy"),
     list: ("index", "count", "copy"),
@@ -295,7 +375,7 @@ METHODS: Mapping[
 }
 
 
-def check_method(budget: Budget, owner: object, name: str, given: tuple[Any, ...]) -> None:
+def check_method(budget: Budget, owner: object, name: str, args: tuple[Any, ...]) -> None:
     """Spend what the call of a built-in method takes. Raises GenerationFailed for one that
     templates do not have.
     """
@@ -307,4 +387,4 @@ def check_method(budget: Budget, owner: object, name: str, given: tuple[Any, ...
         )
 
     if kind is str and name in OF_TEXT:
-        OF_TEXT[name](budget, owner, given)
+        OF_TEXT[name](budget, owner, args)

@@ -20,12 +20,13 @@ from lmi.settings.config import ModelConfig
 from lmi.text.tokenizer import Tokenizer
 from lmi.types import Chat
 
-# one of Unicode's noncharacters; content that has it nevertheless has two for one while it is
-# marked
+# One of Unicode's noncharacters. Content that has it nevertheless has two for one while it is
+# marked.
 MARK = "\ufdd0"
 MARKS = re.compile(f"{MARK}{MARK}?")
 MAX_SPECIAL_CHARS = 256
-NUM_LOOKED_AT = 4  # characters of a special token, by which a pattern finds where one may begin
+# A pattern finds by so many characters where a special token may begin.
+NUM_LOOKED_AT = 4
 
 
 class ChatPrompts:
@@ -34,18 +35,16 @@ class ChatPrompts:
     def __init__(
         self, templates: dict[str, str], source: str, model: ModelConfig, tokenizer: Tokenizer
     ) -> None:
-        from lmi.chats.template import (
-            ChatTemplate,
-        )  # with Jinja, which a model without a template does not need
+        # It imports Jinja, which a model without a template does not need.
+        from lmi.chats.template import ChatTemplate
 
         self._template = ChatTemplate(
             templates, tokenizer.special_tokens, source=source, tells_tools=model.tells_tools
         )
-        specials = (
-            ()
-            if model.special_tokens_in_content
-            else (text for text, _ in tokenizer.special_texts.values())
-        )
+        specials: list[str] = []
+        if not model.special_tokens_in_content:
+            specials = [text for text, _ in tokenizer.special_texts.values()]
+
         self._forgery = Forgery(specials)
 
     @classmethod
@@ -63,11 +62,14 @@ class ChatPrompts:
         Raises InvalidRequest if the template refuses the messages, and GenerationFailed if it
         exceeds a limit.
         """
-        said = {
-            name: self._marked(name, getattr(chat, name))
-            for name in ("messages", "tools", "variables")
-        }
-        return self._forgery.unmark(self._template.render(replace(chat, **said), image_placeholder))
+        marked_chat = replace(
+            chat,
+            messages=self._marked("messages", chat.messages),
+            tools=self._marked("tools", chat.tools),
+            variables=self._marked("variables", chat.variables),
+        )
+        prompt = self._template.render(marked_chat, image_placeholder)
+        return self._forgery.unmark(prompt)
 
     def _marked(self, name: str, value: Any) -> Any:
         """Return what a client gave for a chat with marks in its texts. Raises InvalidParameter if
@@ -92,17 +94,19 @@ class Forgery:
             rule = f"have at most {MAX_SPECIAL_CHARS} characters where chats are written"
             raise ModelUnusable(f"special tokens {rule}: one has {self._longest}")
 
-        self._lengths: dict[str, list[int]] = {}  # of the special tokens, by their first characters
+        # The lengths of the special tokens, by their first characters.
+        self._lengths: dict[str, list[int]] = {}
         for first, length in sorted({(text[0], len(text)) for text in self._specials}):
             self._lengths.setdefault(first, []).append(length)
 
         # It takes one look at each of a few characters: a pattern of all special tokens would try
         # each of them.
         num_looked_at = min(NUM_LOOKED_AT, *map(len, self._in_order or [""]))
-        chars_at = [
-            _one_of({text[place] for text in self._specials}) for place in range(num_looked_at)
-        ]
-        self._may_begin = re.compile(f"{''.join(chars_at[:1])}(?={''.join(chars_at[1:])})")
+        patterns = []
+        for place in range(num_looked_at):
+            patterns.append(_one_of({text[place] for text in self._specials}))
+
+        self._may_begin = re.compile(f"{''.join(patterns[:1])}(?={''.join(patterns[1:])})")
 
     def mark(self, value: Any) -> Any:
         """Return a JSON value with marks in its texts."""
@@ -110,32 +114,41 @@ class Forgery:
             return value
 
         if isinstance(value, str):
-            text = value.replace(MARK, 2 * MARK)
-            return self._may_begin.sub(self._marked, text) + (
-                MARK if self._ends_in_beginning(text) else ""
-            )
+            return self._marked_text(value.replace(MARK, 2 * MARK))
 
         if isinstance(value, dict):
-            return {self.mark(name): self.mark(each) for name, each in value.items()}
+            return {self.mark(name): self.mark(inner) for name, inner in value.items()}
 
-        return [self.mark(each) for each in value] if isinstance(value, (list, tuple)) else value
+        if isinstance(value, (list, tuple)):
+            return [self.mark(inner) for inner in value]
 
-    def _marked(self, found: re.Match[str]) -> str:
+        return value
+
+    def _marked_text(self, text: str) -> str:
+        marked = self._may_begin.sub(self._marked, text)
+        return marked + MARK if self._ends_in_beginning(text) else marked
+
+    def _marked(self, beginning: re.Match[str]) -> str:
         """Return the character at which a special token may begin, with a mark if one does. They
         may overlap.
         """
-        char = found[0]
-        start = found.start()
-        is_special = any(
-            found.string[start : start + length] in self._specials for length in self._lengths[char]
-        )
-        return char + MARK if is_special else char
+        char = beginning[0]
+        text = beginning.string
+        start = beginning.start()
+        for length in self._lengths[char]:
+            if text[start : start + length] in self._specials:
+                return char + MARK
+
+        return char
 
     def _ends_in_beginning(self, text: str) -> bool:
         """Whether a text ends with the beginning of a special token."""
         first_place = max(0, len(text) - self._longest + 1)
-        places = (place for place in range(first_place, len(text)) if text[place] in self._lengths)
-        return any(self._is_beginning(text[place:]) for place in places)
+        for place in range(first_place, len(text)):
+            if text[place] in self._lengths and self._is_beginning(text[place:]):
+                return True
+
+        return False
 
     def _is_beginning(self, text: str) -> bool:
         """Whether a special token begins with a text and is longer. In order, such a one is the
@@ -153,10 +166,13 @@ class Forgery:
         pieces = []
         length = 0
         start = 0
-        for found in MARKS.finditer(text):
-            pieces.append(text[start : found.start()] + found[0][1:])
-            length, start = length + len(pieces[-1]), found.end()
-            if len(found[0]) == 1:
+        for marks in MARKS.finditer(text):
+            # Of two marks the second one is the content's.
+            piece = text[start : marks.start()] + marks[0][1:]
+            pieces.append(piece)
+            length += len(piece)
+            start = marks.end()
+            if len(marks[0]) == 1:
                 places.append(length)
 
         return "".join([*pieces, text[start:]]), places

@@ -20,19 +20,16 @@ from jinja2 import ext, filters as plain, nodes, runtime, sandbox, utils, visito
 from jinja2.parser import Parser
 
 from lmi.chats import limits
-from lmi.chats.limits import Budget, check_count, check_names, num_units
+from lmi.chats.limits import Budget, check_count, check_names, num_units, text_of
 from lmi.errors import GenerationFailed
 from lmi.settings.chat_templates import MAX_TEMPLATE_CHARS
 
-MAX_SHORT_CHARS = 1000  # of a form of dates, and of the message of an exception
-MAX_NAMES_IN_BRANCHES = 1_000_000  # takes about a second; large templates have some ten thousand
-WITHOUT = (
-    "pprint",
-    "striptags",
-    "urlize",
-    "wordwrap",
-    "xmlattr",
-)  # filters that take long and no chat template uses
+# The characters of a form of dates, and of the message of an exception.
+MAX_SHORT_CHARS = 1000
+# This takes about a second. Large templates have some ten thousand.
+MAX_NAMES_IN_BRANCHES = 1_000_000
+# These filters take long, and no chat template uses them.
+WITHOUT = ("pprint", "striptags", "urlize", "wordwrap", "xmlattr")
 MEASURED = ("capitalize", "e", "escape", "forceescape", "lower", "string", "upper")
 HEAVY = (
     "dictsort",
@@ -50,7 +47,24 @@ HEAVY = (
 )
 NAMING = ("attr", "map", "reject", "rejectattr", "select", "selectattr")
 TIMED_TESTS = (
-    "!= < <= == > >= eq equalto ge greaterthan gt in le lessthan lower lt ne upper".split()
+    "!=",
+    "<",
+    "<=",
+    "==",
+    ">",
+    ">=",
+    "eq",
+    "equalto",
+    "ge",
+    "greaterthan",
+    "gt",
+    "in",
+    "le",
+    "lessthan",
+    "lower",
+    "lt",
+    "ne",
+    "upper",
 )
 OF_NUMBERS = ("divisibleby", "even", "odd")
 CLOCK = " clock"
@@ -121,37 +135,46 @@ class TemplateEnvironment(sandbox.ImmutableSandboxedEnvironment):
                 budget.size(value)
 
         result = super().call(context, function, *args, **kwargs)
-        is_there = isinstance(result, str) if owner is None else function.__name__ in limits.ASKING
-        return result if is_there else budget.made(result)
+
+        # The text of a function, and what a method only asks for, was there before.
+        if owner is None:
+            was_there = isinstance(result, str)
+        else:
+            was_there = function.__name__ in limits.ASKING
+
+        return result if was_there else budget.made(result)
 
     def call_binop(self, context: runtime.Context, operator: str, left: Any, right: Any) -> Any:
         result = self.budget.operate(operator, left, right)
-        return self.binop_table[operator](left, right) if result is None else result
+        if result is not None:
+            return result
 
-    def concat(self, texts: Iterable[str]) -> str:  # of the pieces of a macro or a block
-        found = []
+        return self.binop_table[operator](left, right)
+
+    def concat(self, texts: Iterable[str]) -> str:
+        """Join the pieces of a macro or a block."""
+        pieces = []
         for text in texts:
             self.budget.spend(num_units(text))
-            found.append(text)
+            pieces.append(text)
 
-        return "".join(found)
+        return "".join(pieces)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        if not isinstance(value, BuiltinMethodType | MethodType) or not isinstance(
-            value.__self__, str
-        ):
-            return None
-
-        if value.__name__ not in ("format", "format_map"):
+        if not isinstance(value, BuiltinMethodType | MethodType):
             return None
 
         form = value.__self__
+        if not isinstance(form, str) or value.__name__ not in ("format", "format_map"):
+            return None
+
         is_map = value.__name__ == "format_map"
 
         def write(*args: Any, **kwargs: Any) -> str:
             formatter = _Formatter(self, self.budget)
             if is_map:
-                (kwargs,), args = args, ()
+                (kwargs,) = args
+                args = ()
 
             self.budget.spend(num_units(form))
             return type(form)(formatter.vformat(form, args, kwargs))
@@ -166,31 +189,31 @@ class TemplateEnvironment(sandbox.ImmutableSandboxedEnvironment):
         for name in WITHOUT:
             del filters[name]
 
-        for names, bound in (
-            (MEASURED, self._measured),
-            (HEAVY, self._heavy),
-            (NAMING, self._naming),
-        ):
-            filters.update({name: bound(filters[name]) for name in names})
+        for name in MEASURED:
+            filters[name] = self._measured(filters[name])
 
-        filters |= {
-            name[3:]: getattr(self, name)
-            for name in vars(TemplateEnvironment)
-            if name.startswith("do_")
-        }
-        ours: dict[str, Filter] = {
-            CLOCK: self._in_time,
-            MADE: lambda value: self.budget.made(value),
-            PART: lambda value, *ends: self.budget.made(value[slice(*ends)]),
-            CONCAT: lambda *values: self.concat(
-                [v if isinstance(v, str) else str(v) for v in values]
-            ),
-            LISTED: lambda values: self.budget.listed(values),
-        }
-        filters.update({name: _in_context(function) for name, function in ours.items()})
+        for name in HEAVY:
+            filters[name] = self._heavy(filters[name])
+
+        for name in NAMING:
+            filters[name] = self._naming(filters[name])
+
+        for name in vars(TemplateEnvironment):
+            if name.startswith("do_"):
+                filters[name.removeprefix("do_")] = getattr(self, name)
+
+        filters[CLOCK] = _in_context(self._in_time)
+        filters[MADE] = _in_context(lambda value: self.budget.made(value))
+        filters[PART] = _in_context(lambda value, *ends: self.budget.made(value[slice(*ends)]))
+        filters[CONCAT] = _in_context(lambda *values: self.concat(list(map(text_of, values))))
+        filters[LISTED] = _in_context(lambda values: self.budget.listed(values))
+
         tests: dict[str, Any] = self.tests
-        tests.update({name: self._measured(tests[name]) for name in TIMED_TESTS})
-        tests.update({name: _of_number(tests[name]) for name in OF_NUMBERS})
+        for name in TIMED_TESTS:
+            tests[name] = self._measured(tests[name])
+
+        for name in OF_NUMBERS:
+            tests[name] = _of_number(tests[name])
 
     def _in_time(self, value: Any) -> Any:
         self.budget.check_time()
@@ -206,10 +229,10 @@ class TemplateEnvironment(sandbox.ImmutableSandboxedEnvironment):
     def _heavy(self, function: Filter) -> Filter:
         @wraps(function)
         def bounded(*args: Any, **kwargs: Any) -> Any:
-            given = [self._at_hand(value) for value in args]
-            self.budget.check_heavy([*given, *kwargs.values()])
+            values = [self._at_hand(value) for value in args]
+            self.budget.check_heavy([*values, *kwargs.values()])
             check_names(kwargs.values())
-            return self.budget.made(function(*given, **kwargs))
+            return self.budget.made(function(*values, **kwargs))
 
         return bounded
 
@@ -241,9 +264,8 @@ class TemplateEnvironment(sandbox.ImmutableSandboxedEnvironment):
 
     def do_slice(self, value: Any, slices: int, fill_with: Any = None) -> Iterator[Any]:
         check_count(slices)
-        return map(
-            self.budget.made, plain.sync_do_slice(self.budget.listed(value), slices, fill_with)
-        )
+        values = self.budget.listed(value)
+        return map(self.budget.made, plain.sync_do_slice(values, slices, fill_with))
 
     @jinja2.pass_eval_context
     def do_join(self, eval_ctx: Any, value: Any, d: str = "", attribute: Any = None) -> str:
@@ -256,34 +278,37 @@ class TemplateEnvironment(sandbox.ImmutableSandboxedEnvironment):
     def do_indent(
         self, s: Any, width: int | str = 4, first: bool = False, blank: bool = False
     ) -> str:
-        s = s if isinstance(s, str) else str(s)
+        text = text_of(s)
         check_count(width)
-        self.budget.spend(num_units(s))
-        self.budget.spend(
-            (len(s.splitlines()) + 1) * (num_units(width) if isinstance(width, str) else width)
-        )
-        return plain.do_indent(s, width, first, blank)
+        self.budget.spend(num_units(text))
+
+        num_lines = len(text.splitlines()) + 1
+        units_a_line = num_units(width) if isinstance(width, str) else width
+        self.budget.spend(num_lines * units_a_line)
+        return plain.do_indent(text, width, first, blank)
 
     @jinja2.pass_eval_context
     def do_replace(
         self, eval_ctx: Any, s: Any, old: Any, new: Any, count: int | None = None
     ) -> str:
-        s, old, new = (value if isinstance(value, str) else str(value) for value in (s, old, new))
-        limits.replaced(self.budget, s, (old, new) if count is None else (old, new, count))
-        return str(self.budget.made(plain.do_replace(eval_ctx, s, old, new, count)))
+        text = text_of(s)
+        old = text_of(old)
+        new = text_of(new)
+        limits.replaced(self.budget, text, (old, new) if count is None else (old, new, count))
+        return str(self.budget.made(plain.do_replace(eval_ctx, text, old, new, count)))
 
     def do_center(self, value: Any, width: int = 80) -> str:
         check_count(width)
         return str(self.budget.made(plain.do_center(value, width)))
 
     def do_format(self, value: Any, *args: Any, **kwargs: Any) -> str:
-        self.budget.check_format(value if isinstance(value, str) else str(value), kwargs or args)
+        self.budget.check_format(text_of(value), kwargs or args)
         return plain.do_format(value, *args, **kwargs)
 
     def do_trim(self, value: Any, chars: str | None = None) -> str:
-        value = value if isinstance(value, str) else str(value)
-        limits.searched(self.budget, value, (chars,))
-        return str(self.budget.made(plain.do_trim(value, chars)))
+        text = text_of(value)
+        limits.searched(self.budget, text, (chars,))
+        return str(self.budget.made(plain.do_trim(text, chars)))
 
     def do_round(self, value: float, precision: int = 0, method: Any = "common") -> float:
         if isinstance(precision, int) and abs(precision) > limits.MAX_BITS // 4:
@@ -339,9 +364,9 @@ class _Formatter(sandbox.SandboxedFormatter):
 
     def format_field(self, value: Any, spec: str) -> str:
         check_count(max(map(int, re.findall(r"\d{1,12}", spec)), default=0))
-        written = str(super().format_field(value, spec))
-        self._budget.spend(num_units(written))
-        return written
+        field = str(super().format_field(value, spec))
+        self._budget.spend(num_units(field))
+        return field
 
 
 class _Namespace(utils.Namespace):
@@ -381,8 +406,8 @@ def _in_context(function: Filter) -> Filter:
     """
 
     @jinja2.pass_context
-    def bounded(context: Any, *given: Any) -> Any:
-        return function(*given)
+    def bounded(context: Any, *args: Any) -> Any:
+        return function(*args)
 
     return bounded
 
@@ -419,10 +444,7 @@ class BoundedTree(visitor.NodeTransformer):
             case nodes.List() | nodes.Tuple(ctx="load") if not _is_const(node):
                 return _filtered(node, MADE)
             case nodes.Getitem(arg=nodes.Slice() as part):
-                ends = (
-                    nodes.Const(None) if end is None else end
-                    for end in (part.start, part.stop, part.step)
-                )
+                ends = [end or nodes.Const(None) for end in (part.start, part.stop, part.step)]
                 return _filtered(node.node, PART, *ends)
             case nodes.Compare() if not _is_short(node):
                 return _filtered(node, CLOCK)
@@ -444,10 +466,12 @@ def check_branches(tree: nodes.Template) -> None:
 
 def _is_short(node: nodes.Compare) -> bool:
     """Whether a comparison is with a constant, and so takes no longer than the constant is long."""
-    first, *more = node.ops
-    return not more and (
-        _is_const(first.expr) or (_is_const(node.expr) and first.op not in ("in", "notin"))
-    )
+    if len(node.ops) > 1:
+        return False
+
+    operand = node.ops[0]
+    is_search = operand.op in ("in", "notin")
+    return _is_const(operand.expr) or (_is_const(node.expr) and not is_search)
 
 
 def _filtered(node: nodes.Node, name: str, *args: nodes.Node) -> nodes.Expr:

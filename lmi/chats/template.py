@@ -9,7 +9,7 @@ import re
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 
@@ -21,18 +21,25 @@ from lmi.types import Chat
 
 MAX_PROMPT_CHARS = 64 << 20
 MAX_RENDER_S = 2.0
-MAX_COPIES = (
-    16  # that a template may make of its messages; a template that makes more is at fault itself
-)
-PROBE = "Is this text there?"  # written by a template that takes the form of a content
-# of a message that is continued: a noncharacter, and a space that is lost where a template trims
+# A template may make so many copies of its messages. One that makes more is at fault itself.
+MAX_COPIES = 16
+# A template writes it if it takes the form of a content.
+PROBE = "Is this text there?"
+# The end of a message that is continued: a noncharacter, and a space that is lost where a template
+# trims.
 END = "\ufdd1 "
 
-REASONING = re.compile(
-    r"\breasoning\b"
-)  # vLLM's name of thoughts; messages have DeepSeek's, reasoning_content
+# vLLM's name of thoughts. Messages have DeepSeek's, reasoning_content.
+REASONING = re.compile(r"\breasoning\b")
 
 Messages = Sequence[Mapping[str, Any]]
+
+
+class _Forms(NamedTuple):
+    """Whether a template writes a content that is a text, and one that is a list of parts."""
+
+    takes_texts: bool
+    takes_parts: bool
 
 
 class ChatTemplate:
@@ -57,19 +64,20 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         self._may_take_parts = any("type" in text for text in templates.values())
         self._reads_reasoning = any(REASONING.search(text) for text in templates.values())
+
+        self._templates: dict[str, jinja2.Template] = {}
         try:
-            self._templates = {
-                name: self._environment.compile_bounded(text) for name, text in templates.items()
-            }
+            for name, text in templates.items():
+                self._templates[name] = self._environment.compile_bounded(text)
         except jinja2.TemplateError as error:
-            place = (
-                f", line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
-            )
-            raise errors.ModelUnusable(f"{source}: {errors.cause_line(error)}{place}") from error
+            fault = errors.cause_line(error)
+            if isinstance(error, jinja2.TemplateSyntaxError):
+                fault += f", line {error.lineno}"
+
+            raise errors.ModelUnusable(f"{source}: {fault}") from error
         except (RecursionError, MemoryError, SyntaxError, ValueError, OverflowError) as error:
-            raise errors.ModelUnusable(
-                f"{source}: too deep or too large: {errors.cause_line(error)}"
-            ) from error
+            fault = errors.cause_line(error)
+            raise errors.ModelUnusable(f"{source}: too deep or too large: {fault}") from error
 
     def render(self, chat: Chat, image_placeholder: str = "") -> str:
         """Return the prompt. An image is written by the template, or else `image_placeholder`
@@ -80,21 +88,21 @@ class ChatTemplate:
         GenerationFailed if it exceeds a limit.
         """
         if chat.tools and self._tells_tools:
-            said = tools.in_words(chat.messages, chat.tools, takes_system=self._takes_system)
-            chat = replace(chat, messages=said, tools=None)
+            messages = tools.in_words(chat.messages, chat.tools, takes_system=self._takes_system)
+            chat = replace(chat, messages=messages, tools=None)
 
-        messages = with_reasoning(chat.messages) if self._reads_reasoning else chat.messages
+        messages = chat.messages
+        if self._reads_reasoning:
+            messages = with_reasoning(messages)
+
         if chat.continue_final_message:
-            said = messages[-1]["content"]
-            messages = [
-                *messages[:-1],
-                {**messages[-1], "content": said + ([END] if isinstance(said, list) else END)},
-            ]
+            messages = [*messages[:-1], _with_end(messages[-1])]
 
         if not are_in_turns(messages):
             messages = in_turns(messages, self._refused_late)
 
-        text = self._render(replace(chat, messages=self._in_its_form(messages, image_placeholder)))
+        messages = self._in_its_form(messages, image_placeholder)
+        text = self._render(replace(chat, messages=messages))
         if not chat.continue_final_message:
             return text
 
@@ -109,9 +117,9 @@ class ChatTemplate:
         """Return the messages with contents that are texts, or lists of parts, as the template
         takes them.
         """
-        takes_texts, takes_parts = self._forms
+        forms = self._forms
         has_images = any(isinstance(message.get("content"), list) for message in messages)
-        if takes_parts and (has_images or not takes_texts):
+        if forms.takes_parts and (has_images or not forms.takes_texts):
             return [{**message, "content": parts(message.get("content"))} for message in messages]
 
         if not has_images:
@@ -123,16 +131,16 @@ class ChatTemplate:
         return of_texts(messages, placeholder)
 
     @cached_property
-    def _forms(self) -> tuple[bool, bool]:
-        """Whether the template writes a content that is a text, and one that is a list of parts."""
+    def _forms(self) -> _Forms:
         if not self._may_take_parts:
-            return True, False
+            return _Forms(takes_texts=True, takes_parts=False)
 
-        def is_written(content: object) -> bool:
-            text = self._try([{"role": "user", "content": content}]) or ""
-            return PROBE in text and "'text'" not in text  # else it wrote the list itself
+        return _Forms(self._writes(PROBE), self._writes(parts(PROBE)))
 
-        return is_written(PROBE), is_written(parts(PROBE))
+    def _writes(self, content: object) -> bool:
+        """Whether the template writes the text of a content, and not the list that it is."""
+        text = self._try([{"role": "user", "content": content}]) or ""
+        return PROBE in text and "'text'" not in text
 
     @cached_property
     def _takes_system(self) -> bool:
@@ -143,12 +151,12 @@ class ChatTemplate:
     @cached_property
     def _refused_late(self) -> set[str]:
         """Whose message the template refuses between the user's and an answer."""
+        return {role for role in ("system", "user") if self._refuses_late(role)}
 
-        def is_refused(role: str) -> bool:
-            said = [{"role": each, "content": "Hi"} for each in ("user", role, "assistant", "user")]
-            return self._try(self._in_its_form(said, "")) is None
-
-        return {role for role in ("system", "user") if is_refused(role)}
+    def _refuses_late(self, late_role: str) -> bool:
+        roles = ("user", late_role, "assistant", "user")
+        messages = [{"role": role, "content": "Hi"} for role in roles]
+        return self._try(self._in_its_form(messages, "")) is None
 
     def _try(self, messages: Messages) -> str | None:
         """Return the text of some messages, or None if the template does not take them."""
@@ -158,23 +166,19 @@ class ChatTemplate:
             return None
 
     def _render(self, chat: Chat) -> str:
-        template = self._templates.get("tool_use") if chat.tools else None
-        template = (
-            template or self._templates.get("default") or next(iter(self._templates.values()))
-        )
-        known = {
+        variables = {
+            **chat.variables,
+            **self._special_tokens,
+            "documents": None,
             "messages": chat.messages,
             "tools": chat.tools,
             "add_generation_prompt": chat.add_generation_prompt,
         }
         try:
-            return self._write(
-                template, {**chat.variables, **self._special_tokens, "documents": None, **known}
-            )
+            return self._write(self._template_of(chat), variables)
         except (OutOfRoom, RecursionError, MemoryError) as error:
-            if _is_large(
-                (chat.messages, chat.tools, chat.variables), self._max_prompt_chars // MAX_COPIES
-            ):
+            values = (chat.messages, chat.tools, chat.variables)
+            if _is_large(values, self._max_prompt_chars // MAX_COPIES):
                 raise errors.InvalidRequest(
                     f"the messages are too long or deep for the template: {error}"
                 ) from error
@@ -200,11 +204,22 @@ class ChatTemplate:
                 f"the chat template does not take these messages: {fault}"
             ) from error
 
+    def _template_of(self, chat: Chat) -> jinja2.Template:
+        """Return the template for tools if there are some, else the default, else the first one."""
+        if chat.tools and "tool_use" in self._templates:
+            return self._templates["tool_use"]
+
+        if "default" in self._templates:
+            return self._templates["default"]
+
+        return next(iter(self._templates.values()))
+
     def _write(self, template: jinja2.Template, variables: Mapping[str, Any]) -> str:
         self._environment.begin()
         chunks: list[str] = []
         num_chars = 0
-        for chunk in template.generate(variables):  # by name, `self` would be its own argument
+        # By name, a variable `self` would be an argument of `generate` itself.
+        for chunk in template.generate(variables):
             num_chars += len(chunk)
             if num_chars > self._max_prompt_chars:
                 raise OutOfRoom(f"the chat template wrote over {self._max_prompt_chars} characters")
@@ -214,14 +229,23 @@ class ChatTemplate:
         return "".join(chunks)
 
 
+def _with_end(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a message that is continued with END behind its content."""
+    content = message["content"]
+    end = [END] if isinstance(content, list) else END
+    return {**message, "content": content + end}
+
+
 def with_reasoning(messages: Messages) -> Messages:
     """Return the messages with their thoughts under a second name."""
-    return [
-        {**message, "reasoning": message["reasoning_content"]}
-        if "reasoning_content" in message
-        else message
-        for message in messages
-    ]
+    with_both_names = []
+    for message in messages:
+        if "reasoning_content" in message:
+            message = {**message, "reasoning": message["reasoning_content"]}
+
+        with_both_names.append(message)
+
+    return with_both_names
 
 
 def are_in_turns(messages: Messages) -> bool:
@@ -237,42 +261,46 @@ def in_turns(messages: Messages, refused: Container[str]) -> Messages:
     The message before says the same, so that the prompt grows at its end alone. After an answer the
     user says it.
     """
-    said: list[Mapping[str, Any]] = []
+    turns: list[Mapping[str, Any]] = []
     for message in messages:
         role = message["role"]
-        last = said[-1]["role"] if said else None
-        if role == "system" and last is not None and role in refused:
+        last_role = turns[-1]["role"] if turns else None
+        if role == "system" and last_role is not None and role in refused:
             role = "user"
-            is_joined = last != "assistant"
+            is_joined = last_role != "assistant"
         else:
-            is_joined = role == last == "user" and role in refused
+            is_joined = role == last_role == "user" and role in refused
 
         if is_joined:
-            said[-1] = {
-                **said[-1],
-                "content": _joined(said[-1].get("content"), message.get("content")),
-            }
+            content = _joined(turns[-1].get("content"), message.get("content"))
+            turns[-1] = {**turns[-1], "content": content}
         else:
-            said.append({**message, "role": role})
+            turns.append({**message, "role": role})
 
-    return said
+    return turns
 
 
-def _joined(first: object, second: object) -> object:
-    both: list[Any] = [
-        part
-        for each in (first, second)
-        for part in (each if isinstance(each, list) else [each or ""])
-    ]
-    return both if isinstance(first, list) or isinstance(second, list) else "\n".join(both)
+def _joined(first: Any, second: Any) -> object:
+    """Return two contents as one text, or as a list of parts if one of them is a list."""
+    if not isinstance(first, list) and not isinstance(second, list):
+        return "\n".join([first or "", second or ""])
+
+    return [*_parts_of(first), *_parts_of(second)]
+
+
+def _parts_of(content: object) -> list[Any]:
+    return content if isinstance(content, list) else [content or ""]
 
 
 def parts(content: object) -> list[dict[str, str]]:
-    said = content if isinstance(content, list) else [content or ""]
-    return [
-        {"type": "text", "text": part} if isinstance(part, str) else {"type": "image"}
-        for part in said
-    ]
+    typed_parts = []
+    for part in _parts_of(content):
+        if isinstance(part, str):
+            typed_parts.append({"type": "text", "text": part})
+        else:
+            typed_parts.append({"type": "image"})
+
+    return typed_parts
 
 
 def of_texts(messages: Messages, placeholder: str) -> Messages:
@@ -283,10 +311,14 @@ def of_texts(messages: Messages, placeholder: str) -> Messages:
         if not isinstance(content, list):
             return content
 
-        return "\n".join(
-            each if isinstance(each, str) else placeholder.replace("{n}", str(next(numbers)))
-            for each in content
-        )
+        texts = []
+        for part in content:
+            if not isinstance(part, str):
+                part = placeholder.replace("{n}", str(next(numbers)))
+
+            texts.append(part)
+
+        return "\n".join(texts)
 
     return [{**message, "content": text(message.get("content"))} for message in messages]
 

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 Messages = Sequence[Mapping[str, Any]]
-TOLD = """\
+# What the messages say about tools.
+ABOUT_TOOLS = """\
 You can call these functions:
 {functions}
 
@@ -26,39 +27,48 @@ def in_words(messages: Messages, tools: Messages, *, takes_system: bool) -> Mess
 
     The system tells of them, or where the template takes no message of it, the user's first one.
     """
-    functions = "\n".join(_json(tool["function"]) for tool in tools)
-    told = TOLD.format(functions=functions)
-    said = [_said(message) for message in messages]
+    functions = [_json(tool["function"]) for tool in tools]
+    about_tools = ABOUT_TOOLS.format(functions="\n".join(functions))
+    plain_messages = [_plain(message) for message in messages]
 
     role = "system" if takes_system else "user"
-    place = next((at for at, message in enumerate(said) if message["role"] == role), None)
+    roles = [message["role"] for message in plain_messages]
+    place = roles.index(role) if role in roles else None
     if place is None or (takes_system and place > 0):
-        return [{"role": role, "content": told}, *said]
+        return [{"role": role, "content": about_tools}, *plain_messages]
 
-    content = said[place].get("content") or ""
-    both = (content, told) if takes_system else (told, content)
-    said[place] = {**said[place], "content": _joined(*both)}
-    return said
+    message = plain_messages[place]
+    content = message.get("content") or ""
+    if takes_system:
+        content = _joined(content, about_tools)
+    else:
+        content = _joined(about_tools, content)
+
+    plain_messages[place] = {**message, "content": content}
+    return plain_messages
 
 
-def _said(message: Mapping[str, Any]) -> Mapping[str, Any]:
+def _plain(message: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a message without fields that only a template with tools reads."""
     content = message.get("content") or ""
     if message["role"] in ("tool", "function"):
-        return {
-            "role": "user",
-            "content": _joined("<tool_response>", content, "</tool_response>", between="\n"),
-        }
+        response = _joined("<tool_response>", content, "</tool_response>", between="\n")
+        return {"role": "user", "content": response}
 
     if "tool_calls" not in message:
         return message
 
-    functions = [call["function"] for call in message["tool_calls"]]
-    named = [{name: function.get(name) for name in ("name", "arguments")} for function in functions]
-    calls = [f"<tool_call>\n{_json(function)}\n</tool_call>" for function in named]
-    texts = filter(None, (content, *calls))
-    others = {name: value for name, value in message.items() if name != "tool_calls"}
-    return {**others, "content": _joined(*texts, between="\n")}
+    texts = [content] if content else []
+    for call in message["tool_calls"]:
+        name = call["function"].get("name")
+        arguments = call["function"].get("arguments")
+        function = _json({"name": name, "arguments": arguments})
+        texts.append(f"<tool_call>\n{function}\n</tool_call>")
+
+    plain_message = dict(message)
+    del plain_message["tool_calls"]
+    plain_message["content"] = _joined(*texts, between="\n")
+    return plain_message
 
 
 def _joined(*contents: Any, between: str = "\n\n") -> Any:
@@ -66,11 +76,14 @@ def _joined(*contents: Any, between: str = "\n\n") -> Any:
     if all(isinstance(content, str) for content in contents):
         return between.join(contents)
 
-    return [
-        part
-        for content in contents
-        for part in (content if isinstance(content, list) else [content])
-    ]
+    parts = []
+    for content in contents:
+        if isinstance(content, list):
+            parts += content
+        else:
+            parts.append(content)
+
+    return parts
 
 
 def _json(value: object) -> str:

@@ -32,7 +32,8 @@ CHATS = Forms(chat_formatter.ChatWhole, chat_formatter.ChatStream, chat_formatte
 TEXTS = Forms(formatter.CompletionWhole, formatter.CompletionStream, formatter.CompletionLines)
 OPENAI_CHAT_ERRORS = ErrorRules(
     CHATS.write_error,
-    (  # errors whose kind clients look for have OpenAI's kind; the others have our labels
+    # Errors whose kind clients look for have OpenAI's kind. The others have our labels.
+    (
         Row(errors.Unauthorized, 401, "invalid_api_key"),
         Row(errors.UnknownModel, 404, "model_not_found", param="model"),
         Row(errors.UnknownAdapter, 404, "model_not_found", param="model"),
@@ -66,16 +67,14 @@ OPENAI_COMPLETIONS = replace(
 
 def _at_invocations(api: Api[OpenAIFormat], body_field: str) -> Api[OpenAIFormat]:
     """A stream is lines, or events if Accept asks for them; body or settings may override it."""
-    read: Callable[..., Message[OpenAIFormat]] = api.read
-    lines, events = (
-        partial(read, stream_format=form) for form in (OutputFormat.JSONLINES, OutputFormat.SSE)
-    )
+    read_body: Callable[..., Message[OpenAIFormat]] = api.read
     name = f"{api.name}_lines"
+
     return replace(
         api,
         name=name,
-        read=lines,
-        read_for_events=events,
+        read=partial(read_body, stream_format=OutputFormat.JSONLINES),
+        read_for_events=partial(read_body, stream_format=OutputFormat.SSE),
         paths=(),
         body_field=body_field,
         json_end=b"\n",
@@ -99,7 +98,9 @@ MESSAGES = {**array(MESSAGE_ASKED), "minItems": 1}
 ABOUT_TOKENS: dict[str, Form] = {
     "model": str | None,
     "tools": or_null([dict]),
-    **dict.fromkeys(("add_special_tokens", "add_generation_prompt", "return_token_strs"), bool),
+    "add_special_tokens": bool,
+    "add_generation_prompt": bool,
+    "return_token_strs": bool,
 }
 IDS: Schema = {**json_schema_of(schema.PROMPT_IDS), "minItems": 1}
 HEAD_OF_MODEL: dict[str, Form] = {"id": str, "object": {"const": "model"}, "created": int}
@@ -113,9 +114,11 @@ PROMPT = either(
     {"type": "string", "minLength": 1}, {**array(either(str, int, [int])), "minItems": 1}
 )
 CACHED = struct(cached_tokens=int)
-NUM_TOKENS: dict[str, Form] = dict.fromkeys(
-    ("prompt_tokens", "completion_tokens", "total_tokens"), int
-)
+NUM_TOKENS: dict[str, Form] = {
+    "prompt_tokens": int,
+    "completion_tokens": int,
+    "total_tokens": int,
+}
 USAGE = struct(**NUM_TOKENS, prompt_tokens_details=CACHED)
 USAGE_OF_CHUNK = struct("prompt_tokens_details", **NUM_TOKENS, prompt_tokens_details=CACHED)
 TOKEN: dict[str, Form] = {"token": str, "logprob": float | None, "bytes": [int]}
@@ -153,24 +156,34 @@ def _answer(kind: str, *optional: str, **choice: Form) -> Schema:
     """Describe an answer, or with `optional` fields a chunk of one. Only its last chunk has a
     reason.
     """
-    is_chunk = bool(optional)
-    usage, choice["finish_reason"] = (
-        (or_null(USAGE_OF_CHUNK), or_null(REASON)) if is_chunk else (USAGE, REASON)
-    )
     head: dict[str, Form] = {"id": str, "created": int, "model": str, "system_fingerprint": str}
-    if is_chunk:
-        head |= WAITING
-        optional += tuple(WAITING)
+    usage: Form = USAGE
+    reason: Form = REASON
+    optional_of_client: tuple[str, ...] = ()
 
-    (head if kind.startswith("chat") else choice).update(
-        OF_PROMPT
-    )  # a completion may have several prompts
-    asked_for = (
-        ("token_ids", *OF_PROMPT) if is_chunk else ()
-    )  # a whole answer has null in their place
-    choices = [struct(*asked_for, index=int, token_ids=or_null([int]), **choice)]
+    # A chunk leaves out what nobody asked for, where a whole answer has null.
+    if optional:
+        head |= WAITING
+        usage = or_null(USAGE_OF_CHUNK)
+        reason = or_null(REASON)
+        optional += tuple(WAITING)
+        optional_of_client = ("token_ids", *OF_PROMPT)
+
+    # A completion may have several prompts, so its choices have the fields of the prompt.
+    choice["finish_reason"] = reason
+    if kind.startswith("chat"):
+        head |= OF_PROMPT
+    else:
+        choice |= OF_PROMPT
+
+    choices = [struct(*optional_of_client, index=int, token_ids=or_null([int]), **choice)]
     return struct(
-        *optional, *asked_for, **head, object={"const": kind}, choices=choices, usage=usage
+        *optional,
+        *optional_of_client,
+        **head,
+        object={"const": kind},
+        choices=choices,
+        usage=usage,
     )
 
 
@@ -205,9 +218,8 @@ SCHEMAS = {
     "OpenAIModel": struct(
         **HEAD_OF_MODEL, owned_by=str, root=str, parent=str | None, has_chat_template=bool
     ),
-    "AnthropicModel": struct(
-        type={"const": "model"}, id=str, display_name=str, created_at=str
-    ),  # for its clients
+    # This is for the clients of Anthropic's API.
+    "AnthropicModel": struct(type={"const": "model"}, id=str, display_name=str, created_at=str),
     "OpenAIError": struct(error=struct(message=str, type=str, param=str | None, code=str | None)),
 }
 
@@ -220,8 +232,8 @@ def describe(config: Config) -> ApiDescription:
         ("/v1/chat/completions", "Answer a conversation", "OpenAIChat"),
         ("/v1/completions", "Continue one or more prompts", "OpenAIText"),
     ):
-        ok = content(kind) | content(either(f"{kind}Chunk", "OpenAIError"), SSE, end="[DONE]")
-        api.infer(path, summary, ok, f"{kind}Request")
+        chunks = content(either(f"{kind}Chunk", "OpenAIError"), SSE, end="[DONE]")
+        api.infer(path, summary, content(kind) | chunks, f"{kind}Request")
 
     api.add(
         "post",
@@ -239,14 +251,15 @@ def describe(config: Config) -> ApiDescription:
         TOKENS,
         body="OpenAIToText",
     )
-    listed = struct(object={"const": "list"}, data=["OpenAIModel"])
-    for_anthropic = struct(
+    openai_models = struct(object={"const": "list"}, data=["OpenAIModel"])
+    anthropic_models = struct(
         data=["AnthropicModel"],
         has_more=bool,
         first_id=or_null({"type": "string"}),
         last_id=or_null({"type": "string"}),
     )
-    api.add("get", "/v1/models", "The model and its names", content(either(listed, for_anthropic)))
-    one = content(either("OpenAIModel", "AnthropicModel"))
-    api.add("get", "/v1/models/{model}", "The model by a name of its", one)
+    models = content(either(openai_models, anthropic_models))
+    api.add("get", "/v1/models", "The model and its names", models)
+    model = content(either("OpenAIModel", "AnthropicModel"))
+    api.add("get", "/v1/models/{model}", "The model by a name of its", model)
     return api

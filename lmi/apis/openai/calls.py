@@ -1,7 +1,7 @@
 """Readers of the calls in an answer, whose arguments are passed on as JSON, and what all readers
 have in common.
 
-A reader is a generator. It takes text from the front of `Held`, yields each part that this
+A reader is a generator. It takes text from the front of `AnswerBuffer`, yields each part that this
 completes or continues, and None where it needs more text. With the last text the answer `is_over`.
 """
 
@@ -17,13 +17,16 @@ import orjson
 
 ARGUMENTS = ("arguments", "parameters")
 SPACE = " \t\r\n"
-OF_JSON = ("{[", "}]", '"')  # brackets and quotes
+# The brackets and quotes of JSON.
+OF_JSON = ("{[", "}]", '"')
 MISTRAL_HEAD = r"\s*([\w.:-]+)(?:\[CALL_ID\][^\[{]*)?(?:\[ARGS\])?\s*"
-MAX_HEAD = 256  # characters before the arguments of a call
-# of a list, and of brackets in it
+# The most characters before the arguments of a call.
+MAX_HEAD = 256
+# The bounds of a list of calls in Python's form, and of the brackets in it.
 MAX_CHARS = 64 << 10
 MAX_LEVELS = 50
-KINDS: dict[type, set[str]] = {  # the types of a schema that a value has
+# The types of a schema that a value of each type has.
+KINDS: dict[type, set[str]] = {
     bool: {"boolean"},
     int: {"integer", "number"},
     float: {"number"},
@@ -58,16 +61,19 @@ class ToolCall:
 
 
 @dataclass
-class Held:
+class AnswerBuffer:
     """The text of an answer that has come and is in no part yet. `tools` are those that it may
     call.
     """
 
     tools: Mapping[str, Any]
     text: str = ""
-    is_over: bool = False  # no more text comes
-    is_cut: bool = False  # and the model would have written more
-    has_lost_markup: bool = False  # of a call that was cut, which is no text
+    # No more text comes.
+    is_over: bool = False
+    # The answer is over, and the model would have written more.
+    is_cut: bool = False
+    # The answer ended in the marks of a call, which are no text.
+    has_lost_markup: bool = False
 
     def ends_in_markup(self) -> bool:
         """Whether the answer was cut inside what was read last, so that it might have become a
@@ -81,9 +87,12 @@ class Held:
 
     def take(self, num_chars: int | None = None) -> str:
         """Return the beginning of the text, or all of it, which is held no more."""
-        end = len(self.text) if num_chars is None else num_chars
-        taken, self.text = self.text[:end], self.text[end:]
-        return taken
+        if num_chars is None:
+            num_chars = len(self.text)
+
+        text = self.text[:num_chars]
+        self.text = self.text[num_chars:]
+        return text
 
 
 AnswerPart = Thought | Text | ToolCall | Arguments
@@ -92,14 +101,14 @@ CallReading = Generator[AnswerPart | None, None, str | None]
 """Reads one call, or a list of them. Returns None once a part was made, else the text that is no
 call after all.
 """
-Read = Callable[[Held], Reading]
-ReadCall = Callable[[Held], CallReading]
+Read = Callable[[AnswerBuffer], Reading]
+ReadCall = Callable[[AnswerBuffer], CallReading]
 
 
-def rest(held: Held, kind: type[Text | Arguments]) -> Reading:
+def read_rest(buffer: AnswerBuffer, kind: type[Text | Arguments]) -> Reading:
     """Read all that comes as parts of one kind."""
-    while held.text or not held.is_over:
-        yield kind(held.take()) if held.text else None
+    while buffer.text or not buffer.is_over:
+        yield kind(buffer.take()) if buffer.text else None
 
 
 class Brackets:
@@ -110,13 +119,16 @@ class Brackets:
         self._closing = closing
         self._quotes = quotes
         self.depth = depth
-        self.quote = ""  # that is open
+        # The quote that is open.
+        self.quote = ""
         self._is_escaped = False
 
     def read(self, char: str) -> int:
         """Return the depth behind the next character."""
         if self.quote:
-            self.quote = "" if char == self.quote and not self._is_escaped else self.quote
+            if char == self.quote and not self._is_escaped:
+                self.quote = ""
+
             self._is_escaped = char == "\\" and not self._is_escaped
         elif char in self._quotes:
             self.quote = char
@@ -126,170 +138,208 @@ class Brackets:
         return self.depth
 
 
-def cut(text: str, *marks: str) -> tuple[str, str, str]:
-    """Return the text of a stream before the first of the marks, that mark, and the rest.
+class Cut(NamedTuple):
+    """A text around a mark. Without one, `behind` is what may be the beginning of a mark."""
 
-    The rest is the text behind the mark. Without a mark it is the end of the text that may be the
-    beginning of one.
-    """
-    found = [(at, mark) for mark in marks if (at := text.find(mark)) >= 0]
-    if found:
-        at, mark = min(found)
-        return text[:at], mark, text[at + len(mark) :]
-
-    longest = min(max(map(len, marks), default=1) - 1, len(text))
-    ends = (
-        num for num in range(longest, 0, -1) if any(mark.startswith(text[-num:]) for mark in marks)
-    )
-    at = len(text) - next(ends, 0)
-    return text[:at], "", text[at:]
+    before: str
+    mark: str
+    behind: str
 
 
-def json_call(held: Held) -> CallReading:
+def cut(text: str, *marks: str) -> Cut:
+    """Cut the text of a stream at the first of the marks."""
+    places = []
+    for mark in marks:
+        place = text.find(mark)
+        if place >= 0:
+            places.append((place, mark))
+
+    if places:
+        place, mark = min(places)
+        return Cut(text[:place], mark, text[place + len(mark) :])
+
+    max_mark_chars = max(map(len, marks), default=1)
+    for num_chars in range(min(max_mark_chars - 1, len(text)), 0, -1):
+        end = text[-num_chars:]
+        if any(mark.startswith(end) for mark in marks):
+            return Cut(text[:-num_chars], "", end)
+
+    return Cut(text, "", "")
+
+
+def json_call(buffer: AnswerBuffer) -> CallReading:
     """Read `{"name": "f", "arguments": {…}}`, where `parameters` is another name of `arguments`.
 
     The arguments are passed on as they come, once the name is known, and no fault counts then.
     """
     brackets = Brackets(*OF_JSON)
-    # key: whose value is read
     name = ""
+
+    # The key whose value is read, and the place where that key or its value begins.
     key = None
-    at = start = 0  # start: of the key or the value
-    told = first = end = -1  # of the arguments
+    start = 0
+
+    # The places where the arguments begin and end, and up to which they have been passed on.
+    first = -1
+    end = -1
+    passed_on = -1
+
+    place = 0
     while True:
-        is_over = is_fault = False
-        while at < len(held.text) and not (is_over or is_fault):
-            char = held.text[at]
+        is_over = False
+        is_fault = False
+        while place < len(buffer.text) and not (is_over or is_fault):
+            char = buffer.text[place]
             was_quoted = bool(brackets.quote)
-            depth, at = brackets.read(char), at + 1
+            depth = brackets.read(char)
+            place += 1
             is_over = depth == 0 and char in "}]" and not was_quoted
             is_fault = depth <= 0 and not is_over and char not in SPACE
+
             if was_quoted:
                 if depth == 1 and key is None and not brackets.quote:
-                    key = _loaded(held.text[start:at])
+                    key = _loaded(buffer.text[start:place])
                     is_fault = key is None
             elif is_over or (char == "," and depth == 1):
                 if key == "name" and not name:
-                    name = _loaded(held.text[start : at - 1]) or ""
+                    name = _loaded(buffer.text[start : place - 1]) or ""
                     is_fault = not name
                 elif key in ARGUMENTS and first < 0:
-                    is_fault = True  # not an object
+                    # The arguments are no object.
+                    is_fault = True
 
                 key = None
             elif char == '"' and depth == 1 and key is None:
-                start = at - 1
+                start = place - 1
             elif char == ":" and depth == 1:
-                start = at
+                start = place
             elif char == "[" and depth == 1:
                 is_fault = True
             elif key in ARGUMENTS and char == "{" and depth == 2 and first < 0:
-                first = told = at - 1
+                first = place - 1
+                passed_on = first
             elif key in ARGUMENTS and char in "}]" and depth == 1 and end < 0 <= first:
-                end = at
+                end = place
 
             is_fault = is_fault and not (name and first >= 0)
 
         has_begun = name and first >= 0
         if has_begun:
-            if told == first:
+            if passed_on == first:
                 yield ToolCall(name)
 
-            until = end if end >= 0 else at
-            if until > told:
-                yield Arguments(held.text[told:until])
-                told = until
+            until = end if end >= 0 else place
+            if until > passed_on:
+                yield Arguments(buffer.text[passed_on:until])
+                passed_on = until
 
-        if is_over or is_fault or held.is_over:
-            text = held.take(at)
+        if is_over or is_fault or buffer.is_over:
+            text = buffer.take(place)
             return None if has_begun else text
 
         yield None
 
 
-def json_call_list(held: Held) -> CallReading:
+def json_call_list(buffer: AnswerBuffer) -> CallReading:
     """Read a list of objects, each as `json_call` reads it."""
-    # read: before the first call has begun
-    read = ""
+    # What stands before the first call, as far as it has come.
+    before = ""
     has_begun = False
     while True:
-        while not held.text:
-            if held.is_over:
-                return None if has_begun else read
+        while not buffer.text:
+            if buffer.is_over:
+                return None if has_begun else before
 
             yield None
 
-        char = held.text[0]
-        if char == "{" and read.strip():
-            left = yield from json_call(held)
-            if left is not None and not has_begun:
-                return read + left
+        char = buffer.text[0]
+        if char == "{" and before.strip():
+            no_call = yield from json_call(buffer)
+            if no_call is not None and not has_begun:
+                return before + no_call
 
-            if left is not None and held.is_over and not held.text:
-                yield Text(left)
-            elif left is not None:
-                held.text = left + held.text
+            if no_call is not None and buffer.is_over and not buffer.text:
+                yield Text(no_call)
+            elif no_call is not None:
+                buffer.text = no_call + buffer.text
                 return None
 
             has_begun = True
-        elif char in SPACE or char in (",]" if has_begun else "[" if not read.strip() else ""):
-            read += held.take(1)
-            if char == "]":
-                return None
-        else:  # what follows the calls is text
-            return None if has_begun else read + held.take(1)
+            continue
+
+        marks = SPACE
+        if has_begun:
+            marks += ",]"
+        elif not before.strip():
+            marks += "["
+
+        # What follows the calls is text.
+        if char not in marks:
+            return None if has_begun else before + buffer.take(1)
+
+        before += buffer.take(1)
+        if char == "]":
+            return None
 
 
-def named_call(held: Held, head: str) -> CallReading:
+def named_call(buffer: AnswerBuffer, head: str) -> CallReading:
     """Read a name, marks and arguments. `head` matches what stands before these; its first group is
     the name.
     """
-    found = yield from _beginning(held, head, "{")
-    if isinstance(found, str):
-        return found
+    beginning = yield from _beginning(buffer, head, "{")
+    if isinstance(beginning, str):
+        return beginning
 
-    yield found
+    yield beginning
     brackets = Brackets(*OF_JSON)
     while True:
-        end = next(
-            (at + 1 for at, char in enumerate(held.text) if brackets.read(char) == 0),
-            len(held.text),
-        )
-        if end:
-            yield Arguments(held.take(end))
+        end = len(buffer.text)
+        for place, char in enumerate(buffer.text):
+            if brackets.read(char) == 0:
+                end = place + 1
+                break
 
-        if brackets.depth == 0 or held.is_over:
+        if end:
+            yield Arguments(buffer.take(end))
+
+        if brackets.depth == 0 or buffer.is_over:
             return None
 
         yield None
 
 
-def mistral_calls(held: Held) -> CallReading:
+def mistral_calls(buffer: AnswerBuffer) -> CallReading:
     """Read a list of JSON objects, or one call by name, as the first character says."""
-    while not held.text.strip():
-        if held.is_over:
-            return held.take()
+    while not buffer.text.strip():
+        if buffer.is_over:
+            return buffer.take()
 
         yield None
 
-    is_list = held.text.lstrip().startswith("[")
-    return (yield from json_call_list(held) if is_list else named_call(held, MISTRAL_HEAD))
+    if buffer.text.lstrip().startswith("["):
+        return (yield from json_call_list(buffer))
+
+    return (yield from named_call(buffer, MISTRAL_HEAD))
 
 
-def _beginning(held: Held, head: str, stop: str) -> Generator[None, None, ToolCall | str]:
+def _beginning(buffer: AnswerBuffer, head: str, stop: str) -> Generator[None, None, ToolCall | str]:
     """Read on to `stop`. What stands before it matches `head`, whose first group is the name of the
     call.
 
     Returns the beginning of the call, or the text that is no call.
     """
-    while (at := held.text.find(stop, 0, MAX_HEAD)) < 0 and len(held.text) < MAX_HEAD:
-        if held.is_over:
-            return held.take()
+    while (place := buffer.text.find(stop, 0, MAX_HEAD)) < 0 and len(buffer.text) < MAX_HEAD:
+        if buffer.is_over:
+            return buffer.take()
 
         yield None
 
-    text = held.take(MAX_HEAD if at < 0 else at)
-    found = None if at < 0 else re.fullmatch(head, text)
-    return text if found is None else ToolCall(found[1])
+    if place < 0:
+        return buffer.take(MAX_HEAD)
+
+    text = buffer.take(place)
+    beginning = re.fullmatch(head, text)
+    return text if beginning is None else ToolCall(beginning[1])
 
 
 def _loaded(text: str) -> str | None:
@@ -316,44 +366,56 @@ class Tags(NamedTuple):
     end: str
 
 
-def tagged_call(held: Held, tags: Tags) -> CallReading:
+def tagged_call(buffer: AnswerBuffer, tags: Tags) -> CallReading:
     """Read a name and arguments between tags, each passed on when it is whole.
 
     The type of an argument is that of the function's schema; without one it is a text.
     """
-    found = yield from _beginning(held, tags.head, tags.stop)
-    if isinstance(found, str):
-        return found
+    call = yield from _beginning(buffer, tags.head, tags.stop)
+    if isinstance(call, str):
+        return call
 
-    yield found
-    function = held.tools.get(found.name, {}).get("function", {})
-    schemas = (function.get("parameters") or {}).get("properties")
-    held.text, before = held.text.removeprefix(">"), "{"
+    yield call
+    schemas = _schemas_of_arguments(buffer.tools.get(call.name, {}))
+    buffer.text = buffer.text.removeprefix(">")
+    before = "{"
     while True:
-        text = held.text.lstrip()
+        text = buffer.text.lstrip()
+        may_end = text == tags.end or not tags.end.startswith(text)
         if text.startswith(tags.opening):
-            argument = re.match(tags.argument, text, re.DOTALL) if tags.closing in text else None
+            argument = _argument(text, tags)
             if argument is not None:
                 name = argument[1].strip()
-                held.text = text[argument.end() :]
-                value = _typed(
-                    argument[2], schemas.get(name) if isinstance(schemas, dict) else None
-                )
+                buffer.text = text[argument.end() :]
+                value = _typed(argument[2], schemas.get(name))
                 yield Arguments(f"{before}{json.dumps(name, ensure_ascii=False)}: {value}")
                 before = ", "
                 continue
-        elif not tags.opening.startswith(text) and (
-            text == tags.end or not tags.end.startswith(text)
-        ):
-            held.text = text.removeprefix(tags.end)  # without its end the text goes on
+        elif may_end and not tags.opening.startswith(text):
+            # Without its end the text goes on.
+            buffer.text = text.removeprefix(tags.end)
             yield Arguments("{}" if before == "{" else "}")
             return None
 
-        if held.is_over:
-            held.take()
+        if buffer.is_over:
+            buffer.take()
             return None
 
         yield None
+
+
+def _schemas_of_arguments(tool: Mapping[str, Any]) -> Mapping[str, object]:
+    parameters = tool.get("function", {}).get("parameters") or {}
+    schemas = parameters.get("properties")
+    return schemas if isinstance(schemas, dict) else {}
+
+
+def _argument(text: str, tags: Tags) -> re.Match[str] | None:
+    """Return the whole argument that the text begins with."""
+    if tags.closing not in text:
+        return None
+
+    return re.match(tags.argument, text, re.DOTALL)
 
 
 def _typed(text: str, schema: object) -> str:
@@ -370,32 +432,35 @@ def _typed(text: str, schema: object) -> str:
 
 
 def _types(schema: object) -> set[str]:
+    """Return the types that a schema has, or one of its choices."""
     if not isinstance(schema, dict):
         return set()
 
-    given = schema.get("type")
-    types = {
-        each for each in (given if isinstance(given, list) else [given]) if isinstance(each, str)
-    }
-    choices = [
-        each
-        for key in ("anyOf", "oneOf")
-        if isinstance(schema.get(key), list)
-        for each in schema[key]
-    ]
-    return types.union(*map(_types, choices))
+    kinds = schema.get("type")
+    if not isinstance(kinds, list):
+        kinds = [kinds]
+
+    types = {kind for kind in kinds if isinstance(kind, str)}
+    for key in ("anyOf", "oneOf"):
+        choices = schema.get(key)
+        if isinstance(choices, list):
+            types.update(*map(_types, choices))
+
+    return types
 
 
-def python_call_list(held: Held) -> CallReading:
+def python_call_list(buffer: AnswerBuffer) -> CallReading:
     """Read `[f(a=1, b="x"), g()]`, behind its opening bracket. It is passed on when it is whole."""
     brackets = Brackets("[({", "])}", "'\"", depth=1)
-    at = 0
+    end = 0
     while True:
-        text = held.text[:MAX_CHARS]
-        ends = (n + 1 for n in range(at, len(text)) if not 0 < brackets.read(text[n]) <= MAX_LEVELS)
-        at = next(ends, len(text))
-        if at == MAX_CHARS or held.is_over or not 0 < brackets.depth <= MAX_LEVELS:
-            text = held.take(at)
+        text = buffer.text[:MAX_CHARS]
+        while end < len(text) and 0 < brackets.depth <= MAX_LEVELS:
+            brackets.read(text[end])
+            end += 1
+
+        if end == MAX_CHARS or buffer.is_over or not 0 < brackets.depth <= MAX_LEVELS:
+            text = buffer.take(end)
             calls = [] if brackets.depth else _python_calls("[" + text)
             yield from calls
             return None if calls else text
@@ -407,24 +472,28 @@ def _python_calls(text: str) -> list[AnswerPart]:
     """Return the calls of a list in Python's form, or none if it holds anything else."""
     parts: list[AnswerPart] = []
     try:
-        with warnings.catch_warnings(action="ignore"):  # about escapes
+        # Python warns about escapes in strings.
+        with warnings.catch_warnings(action="ignore"):
             calls = ast.parse(text.strip(), mode="eval").body
 
         if not isinstance(calls, ast.List):
             return []
 
         for call in calls.elts:
-            if (
-                not isinstance(call, ast.Call)
-                or call.args
-                or not isinstance(call.func, ast.Name | ast.Attribute)
-            ):
+            if not isinstance(call, ast.Call) or call.args:
                 return []
 
-            if any(each.arg is None for each in call.keywords):  # **names
+            if not isinstance(call.func, ast.Name | ast.Attribute):
                 return []
 
-            values = {str(each.arg): ast.literal_eval(each.value) for each in call.keywords}
+            values = {}
+            for keyword in call.keywords:
+                # `**names` has no name.
+                if keyword.arg is None:
+                    return []
+
+                values[keyword.arg] = ast.literal_eval(keyword.value)
+
             arguments = json.dumps(values, ensure_ascii=False, allow_nan=False)
             parts += [ToolCall(ast.unparse(call.func)), Arguments(arguments)]
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):

@@ -38,21 +38,23 @@ class ChatWhole(OpenAIWhole):
         assert whole.finish_reason is not None
         reading = AnswerParts.of(self._format, whole.prompt)
         parts = reading.feed(text_of(whole.tokens), whole.finish_reason)
-        message = whole_message(parts, is_silent=self._format.is_forced or reading.has_lost_markup)
-        tokens = self._shown(whole)
+        is_silent = self._format.is_forced or reading.has_lost_markup
+        message = whole_message(parts, is_silent=is_silent)
+
+        log_probs = None
+        if self._format.has_log_probs:
+            log_probs = log_prob_fields(self._shown(whole), self._format)
 
         return {
             "index": number,
             "message": message,
-            "logprobs": log_prob_fields(tokens, self._format)
-            if self._format.has_log_probs
-            else None,
+            "logprobs": log_probs,
             "finish_reason": self._reason(whole.finish_reason, "tool_calls" in message),
             **self._ids(whole),
         }
 
     def _object(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return super()._object(choices) | self._of_prompt(self._last[0])
+        return super()._object(choices) | self._of_prompt(self._last_by_index[0])
 
 
 class ChatStream(OpenAIStream):
@@ -61,30 +63,29 @@ class ChatStream(OpenAIStream):
 
     def __init__(self, parsed: Parsed[OpenAIFormat]) -> None:
         super().__init__(parsed)
-        self._parts: dict[int, AnswerParts] = {}  # by index
-        self._num_calls = Counter[int]()  # by index
-        self._have_text: set[int] = set()  # indexes
+        self._parts_by_index: dict[int, AnswerParts] = {}
+        self._num_calls_by_index = Counter[int]()
+        self._indexes_with_text: set[int] = set()
 
     def _choices(self, delta: Delta) -> list[dict[str, Any]]:
         index = delta.index
         end = delta.finish_reason
-        is_first = index not in self._parts
+        is_first = index not in self._parts_by_index
         if is_first:
-            self._parts[index] = AnswerParts.of(self._format, delta.prompt)
+            self._parts_by_index[index] = AnswerParts.of(self._format, delta.prompt)
 
-        parts = self._parts[index].feed(text_of(delta.tokens), end)
+        parts = self._parts_by_index[index].feed(text_of(delta.tokens), end)
         choices = [choice(index, self._fields(index, part)) for part in parts]
         empty = self._empty_content(index, parts)
         tokens = self._shown(delta) if self._format.has_log_probs else []
+
+        # The text may be held back, but what belongs to its tokens is not.
         if not choices and end is None and (tokens or self._format.has_token_ids):
-            choices = [
-                choice(index, {"content": empty})
-            ]  # the text is held back, but its tokens are not
+            choices.append(choice(index, {"content": empty}))
 
         if end is not None:
-            choices.append(
-                choice(index, {"content": empty}, self._reason(end, self._num_calls[index] > 0))
-            )
+            reason = self._reason(end, self._num_calls_by_index[index] > 0)
+            choices.append(choice(index, {"content": empty}, reason))
 
         if tokens:
             choices[0]["logprobs"] = log_prob_fields(tokens, self._format)
@@ -93,9 +94,8 @@ class ChatStream(OpenAIStream):
             choices[0] |= self._ids(delta)
 
         if is_first:
-            choices.insert(
-                0, choice(index, {"role": "assistant", "content": empty, **self._prompt_ids(delta)})
-            )
+            fields = {"role": "assistant", "content": empty, **self._prompt_ids(delta)}
+            choices.insert(0, choice(index, fields))
 
         return choices
 
@@ -104,29 +104,31 @@ class ChatStream(OpenAIStream):
         calls alone.
         """
         if any(isinstance(part, Text) for part in parts):
-            self._have_text.add(index)
+            self._indexes_with_text.add(index)
 
         may_call = self._format.is_forced or self._format.tool_calls is not None
-        return None if may_call and index not in self._have_text else ""
+        return None if may_call and index not in self._indexes_with_text else ""
 
     def _fields(self, index: int, part: AnswerPart) -> dict[str, Any]:
+        if isinstance(part, Text):
+            return {"content": part.text}
+
+        if isinstance(part, Thought):
+            return _thought(part.text)
+
         if isinstance(part, ToolCall):
-            self._num_calls[index] += 1
-            return {"tool_calls": [{"index": self._num_calls[index] - 1} | new_call(part.name)]}
+            self._num_calls_by_index[index] += 1
+            call = new_call(part.name)
+        else:
+            call = {"function": {"arguments": part.text}}
 
-        if isinstance(part, Arguments):
-            return {
-                "tool_calls": [
-                    {"index": self._num_calls[index] - 1, "function": {"arguments": part.text}}
-                ]
-            }
-
-        return _thought(part.text) if isinstance(part, Thought) else {"content": part.text}
+        return {"tool_calls": [{"index": self._num_calls_by_index[index] - 1, **call}]}
 
     def _chunk(self, choice: dict[str, Any], beside: bytes = b"") -> bytes:
         """Return the record of a choice. The prompt's ids stand beside the choices, as in vLLM."""
-        if (ids := choice["delta"].pop("prompt_token_ids", None)) is not None:
-            beside = b',"prompt_token_ids":' + dumps(ids)
+        prompt_ids = choice["delta"].pop("prompt_token_ids", None)
+        if prompt_ids is not None:
+            beside = b',"prompt_token_ids":' + dumps(prompt_ids)
 
         return super()._chunk(choice, beside)
 
@@ -145,7 +147,7 @@ def whole_message(parts: Iterable[AnswerPart], *, is_silent: bool = False) -> di
     Without text its content is null if there are calls or thoughts, or if the answer `is_silent`:
     cut before its call.
     """
-    said = ""
+    text = ""
     thoughts = ""
     calls: list[dict[str, Any]] = []
     for part in parts:
@@ -156,12 +158,20 @@ def whole_message(parts: Iterable[AnswerPart], *, is_silent: bool = False) -> di
         elif isinstance(part, Thought):
             thoughts += part.text
         else:
-            said += part.text
+            text += part.text
 
-    content = None if not said and (calls or thoughts or is_silent) else said
+    content: str | None = text
+    if not text and (calls or thoughts or is_silent):
+        content = None
+
     message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
-    message |= _thought(thoughts) if thoughts else {}
-    return message | ({"tool_calls": calls} if calls else {})
+    if thoughts:
+        message |= _thought(thoughts)
+
+    if calls:
+        message["tool_calls"] = calls
+
+    return message
 
 
 def _thought(text: str) -> dict[str, str]:
@@ -186,9 +196,11 @@ class BlockStream(OpenAIFormatter):
         super().__init__(parsed)
         self._parts: AnswerParts | None = None
         self._has_begun = False
-        self._status = WaitStatus()  # before the first Delta
-        self._block: dict[str, Any] = {}  # that is open
-        self._texts: list[str] = []  # of the open block
+        # The status before the first Delta.
+        self._status = WaitStatus()
+        # The block that is open, and its texts.
+        self._block: dict[str, Any] = {}
+        self._texts: list[str] = []
 
     def feed(self, delta: Delta) -> list[bytes]:
         self._count(delta)
@@ -198,10 +210,8 @@ class BlockStream(OpenAIFormatter):
             records += self._begin_once()
 
         for part in self._parts.feed(text_of(delta.tokens), delta.finish_reason):
-            if (
-                isinstance(part, ToolCall)
-                or self._block.get("type") != self.block_types[type(part)]
-            ):
+            is_other_kind = self._block.get("type") != self.block_types[type(part)]
+            if isinstance(part, ToolCall) or is_other_kind:
                 records += [*self._close(), *self._open(part)]
                 self._texts = []
 

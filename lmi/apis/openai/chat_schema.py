@@ -42,6 +42,7 @@ from lmi.apis.openai.tools import (
 from lmi.errors import InvalidParameter, Unsupported, shorten
 from lmi.types import Chat, Image
 
+# The last two are those of responses.
 TEXT_PARTS = (
     "text",
     "refusal",
@@ -49,18 +50,19 @@ TEXT_PARTS = (
     "output_text",
     "reasoning_text",
     "summary_text",
-)  # the last of responses
+)
 IMAGE_PARTS = ("image_url", "input_image", "image")
 MEDIA_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
-BEGINNINGS = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF8", b"RIFF")  # of files of these types
+# The beginnings of files of these types.
+BEGINNINGS = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF8", b"RIFF")
 FETCHES_NOTHING = (
     "this server fetches no image: send the file itself in base64 (data:image/png;base64,…)"
 )
-MAX_SHOWN = 100  # characters of a URL, in errors
+# So many characters of a URL stand in errors.
+MAX_SHOWN = 100
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-OTHER_ROLE = re.compile(
-    "[A-Za-z0-9_.-]{1,64}"
-)  # a template writes it beside its marks, so it can spell none of them
+# A template writes a role beside its marks, so a role can spell none of them.
+OTHER_ROLE = re.compile("[A-Za-z0-9_.-]{1,64}")
 ROLE_RULE = (
     f"one of {', '.join(ROLES)}, or the chat template's own, of 1 to 64 letters, digits, _ . and -"
 )
@@ -92,10 +94,8 @@ CANNOT_CHAT = CANNOT | {
     "chat_template": "the server has its own (option.chat_template)",
     "documents": "templates are given messages and tools alone",
 }
-OF_THOUGHTS = (
-    "include_reasoning",
-    "separate_reasoning",
-)  # of no effect where an API has no thoughts
+# These have no effect where an API has no thoughts.
+OF_THOUGHTS = ("include_reasoning", "separate_reasoning")
 SILENT = [name for name in WITHOUT_EFFECT if name not in OF_THOUGHTS]
 CHAT = ParameterTable(
     schema.SHARED
@@ -125,9 +125,9 @@ CHAT = ParameterTable(
         ),
         Parameter("parallel_tool_calls", boolean, "Whether an answer may have several calls."),
         Parameter("reasoning_effort", text, "A variable of the chat template."),
-        # as other servers and clients say it
+        # This and `enable_thinking` are how other servers and clients say it.
         Parameter("thinking", read_thinking, "Whether the chat template lets the model think."),
-        # vLLM's
+        # These are vLLM's.
         Parameter(
             "add_generation_prompt", boolean, "Whether the template opens the answer's message."
         ),
@@ -141,7 +141,7 @@ CHAT = ParameterTable(
         Parameter(
             "include_reasoning", boolean, "Whether the answer has the model's thoughts.", (True,)
         ),
-        # SGLang's
+        # This is SGLang's.
         Parameter(
             "separate_reasoning", boolean, "Whether thoughts stand apart from the text.", (True,)
         ),
@@ -160,11 +160,13 @@ CHAT = ParameterTable(
 
 class _Part(msgspec.Struct):
     text: msgspec.Raw = msgspec.Raw()
-    content: msgspec.Raw = msgspec.Raw()  # of the result of a tool, or of an item, in other APIs
+    # The content of a tool's result, or of an item, in other APIs.
+    content: msgspec.Raw = msgspec.Raw()
     output: msgspec.Raw = msgspec.Raw()
     image_url: msgspec.Raw = msgspec.Raw()
     source: msgspec.Raw = msgspec.Raw()
-    url: msgspec.Raw = msgspec.Raw()  # of an image, as its data
+    # An image has a URL, or its data.
+    url: msgspec.Raw = msgspec.Raw()
     data: msgspec.Raw = msgspec.Raw()
 
 
@@ -177,36 +179,44 @@ class _Outline(msgspec.Struct):
     input: msgspec.Raw = msgspec.Raw()
 
 
-def _reasoning(given: ParameterValues, format: OpenAIFormat) -> str | None:
+def _reasoning(values: ParameterValues, format: OpenAIFormat) -> str | None:
     """Return the form of thoughts that are told apart from the text, None if they stay in it."""
     if format.tool_calls == HARMONY:
         return HARMONY
 
-    return format.reasoning if given.get("separate_reasoning", True) else None
+    return format.reasoning if values.get("separate_reasoning", True) else None
 
 
 def _num_texts_bytes(body: bytes) -> int:
     outline = msgspec.json.decode(body, type=_Outline)
-    texts = (
+    texts = [
         outline.system,
         outline.instructions,
         outline.input,
-        *(each.content for each in outline.messages),
-    )
-    return sum(_num_text_bytes(bytes(said)) for said in texts)
+    ]
+    for message in outline.messages:
+        texts.append(message.content)
+
+    return sum(_num_text_bytes(bytes(text)) for text in texts)
 
 
-def _num_text_bytes(said: bytes, max_levels: int = 3) -> int:
+def _num_text_bytes(content: bytes, max_levels: int = 3) -> int:
     """Return the length of a text, or of the texts and images in a list of parts."""
-    if said[:1] == b'"':
-        return len(said)
+    if content[:1] == b'"':
+        return len(content)
 
-    if said[:1] not in (b"[", b"{") or not max_levels:
+    if content[:1] not in (b"[", b"{") or not max_levels:
         return 0
 
-    parts = msgspec.json.decode(said if said[:1] == b"[" else b"[%b]" % said, type=list[_Part])
-    texts = (text for part in parts for text in msgspec.structs.astuple(part))
-    return sum(_num_text_bytes(bytes(text), max_levels - 1) for text in texts)
+    if content[:1] == b"{":
+        content = b"[%b]" % content
+
+    num_bytes = 0
+    for part in msgspec.json.decode(content, type=list[_Part]):
+        for inner in msgspec.structs.astuple(part):
+            num_bytes += _num_text_bytes(bytes(inner), max_levels - 1)
+
+    return num_bytes
 
 
 read = partial(
@@ -217,42 +227,42 @@ read = partial(
 
 def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
     ignored: list[str] = []
-    given = {"max_new_tokens": None} | CHAT.read(
-        message.fields, ignored
-    )  # what the context has room for
-    schema.check_stream_options(given, ignored)
-    given["max_new_tokens"] = given.pop("max_completion_tokens", given["max_new_tokens"])
-    CHAT.check_together(given)
-    if given.get("top_logprobs") and not given.get("logprobs"):
-        raise InvalidParameter(
-            "top_logprobs", "given together with logprobs true", given["top_logprobs"]
-        )
+    # Without a limit an answer has what the context has room for.
+    values = {"max_new_tokens": None} | CHAT.read(message.fields, ignored)
+    schema.check_stream_options(values, ignored)
+    values["max_new_tokens"] = values.pop("max_completion_tokens", values["max_new_tokens"])
 
-    if given.get("continue_final_message") and given.get("add_generation_prompt"):
-        raise InvalidParameter(
-            "continue_final_message", "false beside add_generation_prompt true", True
-        )
+    CHAT.check_together(values)
+    if values.get("top_logprobs") and not values.get("logprobs"):
+        rule = "given together with logprobs true"
+        raise InvalidParameter("top_logprobs", rule, values["top_logprobs"])
 
-    schema.forget_unused(given, CHAT, message.format, ignored)
-    fill_in(given, CHAT, message)
-    tools = nested_tools(given.get("tools"))
-    choice = tool_choice(given.get("tool_choice"), tools)
-    messages = [_message(name, each) for name, each in listed_messages(given)]
-    return chat_request(given, message.format, messages, tools, choice, asked_guide(given), ignored)
+    if values.get("continue_final_message") and values.get("add_generation_prompt"):
+        rule = "false beside add_generation_prompt true"
+        raise InvalidParameter("continue_final_message", rule, True)
+
+    schema.forget_unused(values, CHAT, message.format, ignored)
+    fill_in(values, CHAT, message)
+
+    tools = nested_tools(values.get("tools"))
+    choice = tool_choice(values.get("tool_choice"), tools)
+    messages = [_message(name, value) for name, value in messages_by_place(values)]
+    guide = asked_guide(values)
+    return chat_request(values, message.format, messages, tools, choice, guide, ignored)
 
 
-def fill_in(given: dict[str, Any], table: ParameterTable, message: Message[OpenAIFormat]) -> None:
-    """Set in `given` the model's defaults where the request is silent: of sampling, and of the
+def fill_in(values: dict[str, Any], table: ParameterTable, message: Message[OpenAIFormat]) -> None:
+    """Set in `values` the model's defaults where the request is silent: of sampling, and of the
     answer's length.
     """
-    schema.fill_in(given, table, message)
-    if given["max_new_tokens"] is None:
-        given["max_new_tokens"] = message.generation_defaults.max_new_tokens
+    schema.fill_in(values, table, message)
+    if values["max_new_tokens"] is None:
+        values["max_new_tokens"] = message.generation_defaults.max_new_tokens
 
 
-def listed_messages(given: ParameterValues) -> list[tuple[str, object]]:
+def messages_by_place(values: ParameterValues) -> list[tuple[str, object]]:
     """Return each message with its place in the request."""
-    messages = given.get("messages")
+    messages = values.get("messages")
     if not isinstance(messages, list) or not messages:
         raise InvalidParameter("messages", "a non-empty list of messages", messages)
 
@@ -260,12 +270,12 @@ def listed_messages(given: ParameterValues) -> list[tuple[str, object]]:
 
 
 def chat_request(
-    given: ParameterValues,
+    values: ParameterValues,
     format: OpenAIFormat,
     messages: Sequence[Mapping[str, Any]],
     tools: Tools,
     choice: ToolChoice,
-    asked: AskedGuide,
+    guide: AskedGuide,
     ignored: Sequence[str],
     deferred: Container[str] = (),
 ) -> Parsed[OpenAIFormat]:
@@ -275,54 +285,74 @@ def chat_request(
     The template does not get the tools that are `deferred`.
     """
     format = replace(
-        schema.format_of(given, format),
-        has_log_probs=given.get("logprobs", False),
+        schema.format_of(values, format),
+        has_log_probs=values.get("logprobs", False),
         function=choice.function,
         is_forced=choice.is_forced,
         tool_calls=tool_call_form(choice, format.tool_calls),
-        reasoning=_reasoning(given, format),
-        has_thoughts=given.get("include_reasoning", True),
+        reasoning=_reasoning(values, format),
+        has_thoughts=values.get("include_reasoning", True),
         tools=tools,
     )
-    guide, field_names = asked
-    if choice.is_forced:
-        guide = call_guide(choice, tools, given.get("parallel_tool_calls", True))
-        field_names = {CONTRACT_NAME: "tool_choice"}
 
-    if guide is not None:  # from the first token, so the answer begins with no thought
+    if choice.is_forced:
+        params = call_guide(choice, tools, values.get("parallel_tool_calls", True))
+        guide = AskedGuide(params, {CONTRACT_NAME: "tool_choice"})
+
+    # A guide holds from the first token on, so the answer begins with no thought.
+    if guide.params is not None:
         format = replace(format, reasoning=None)
 
+    # Some models have the marks of calls and thoughts as special tokens.
     if not choice.is_forced and (format.tool_calls or format.reasoning):
-        given = {
-            "skip_special_tokens": False,
-            **given,
-        }  # some models have the marks as special tokens
+        values = {"skip_special_tokens": False, **values}
 
-    is_continued = given.get("continue_final_message", False)
-    thinking = {"enable_thinking": given["thinking"]} if "thinking" in given else {}
-    effort = {"reasoning_effort": given["reasoning_effort"]} if "reasoning_effort" in given else {}
-    chat = Chat(
-        messages=messages,
-        tools=None
-        if choice.mode == "none"
-        else [tool for name, tool in tools.items() if name not in deferred],
-        variables={**effort, **thinking, **given.get("chat_template_kwargs", {})},
-        add_generation_prompt=given.get("add_generation_prompt", not is_continued),
-        continue_final_message=is_continued,
-    )
+    chat = _chat(values, messages, _tools_of_template(tools, choice, deferred))
     request = schema.openai_request(
-        given,
+        values,
         format,
         chat=chat,
-        num_top_log_probs=given.get("top_logprobs") or None,
+        num_top_log_probs=values.get("top_logprobs") or None,
         needs_log_probs=format.has_log_probs,
-        guided_decoding=guide,
+        guided_decoding=guide.params,
     )
-    field_names = {
-        **field_names,
-        **{f"images[{n}]": image.place for n, image in enumerate(chat.images)},
-    }
+
+    field_names = dict(guide.field_names)
+    for n, image in enumerate(chat.images):
+        field_names[f"images[{n}]"] = image.place
+
     return Parsed((request,), replace(format, field_names=field_names), ignored)
+
+
+def _tools_of_template(
+    tools: Tools, choice: ToolChoice, deferred: Container[str]
+) -> list[dict[str, Any]] | None:
+    if choice.mode == "none":
+        return None
+
+    return [tool for name, tool in tools.items() if name not in deferred]
+
+
+def _chat(
+    values: ParameterValues,
+    messages: Sequence[Mapping[str, Any]],
+    tools: list[dict[str, Any]] | None,
+) -> Chat:
+    variables = {}
+    if "reasoning_effort" in values:
+        variables["reasoning_effort"] = values["reasoning_effort"]
+
+    if "thinking" in values:
+        variables["enable_thinking"] = values["thinking"]
+
+    is_continued = values.get("continue_final_message", False)
+    return Chat(
+        messages=messages,
+        tools=tools,
+        variables={**variables, **values.get("chat_template_kwargs", {})},
+        add_generation_prompt=values.get("add_generation_prompt", not is_continued),
+        continue_final_message=is_continued,
+    )
 
 
 def _role(name: str, value: object) -> str:
@@ -336,40 +366,47 @@ def _role(name: str, value: object) -> str:
 
 
 def _message(name: str, value: object) -> dict[str, Any]:
+    """Return a message as templates expect it. What is empty is left out, as clients dump whole
+    objects, and templates ask only whether a message has a field.
+    """
     fields = an_object(name, value)
     role = _role(f"{name}.role", fields.get("role"))
-    is_needed = role != "assistant"
-    has_images = role in ("user", "tool")
-    said = content(
-        f"{name}.content", fields.get("content"), is_needed=is_needed, has_images=has_images
-    )
-    known: dict[str, Any] = {"role": "system" if role == "developer" else role, "content": said}
+    message: dict[str, Any] = {
+        "role": "system" if role == "developer" else role,
+        "content": content(
+            f"{name}.content",
+            fields.get("content"),
+            is_needed=role != "assistant",
+            has_images=role in ("user", "tool"),
+        ),
+    }
 
-    # Passed to templates unchanged. What is empty is left out, as clients dump whole objects, and
-    # templates ask only whether a message has a field.
+    # These two are passed to templates unchanged.
     for key in ("name", "tool_call_id"):
         if fields.get(key) is not None and text(f"{name}.{key}", fields[key]):
-            known[key] = fields[key]
+            message[key] = fields[key]
 
-    if thought := _past_thought(name, fields):
-        known["reasoning_content"] = thought
+    thought = _past_thought(name, fields)
+    if thought:
+        message["reasoning_content"] = thought
 
     if fields.get("tool_calls") is not None:
         calls = _past_calls(f"{name}.tool_calls", fields["tool_calls"])
-        known |= {"tool_calls": calls} if calls else {}
+        if calls:
+            message["tool_calls"] = calls
 
-    return known
+    return message
 
 
 def _past_thought(name: str, fields: Mapping[str, object]) -> str:
     """Return the thoughts of an earlier answer, which stand under either name, or under both if all
     are given back.
     """
-    thoughts = [
-        str(text(f"{name}.{key}", fields[key]))
-        for key in ("reasoning", "reasoning_content")
-        if fields.get(key) is not None
-    ]
+    thoughts = []
+    for key in ("reasoning", "reasoning_content"):
+        if fields.get(key) is not None:
+            thoughts.append(str(text(f"{name}.{key}", fields[key])))
+
     return next(filter(None, thoughts), "")
 
 
@@ -386,12 +423,14 @@ def content(
     if not isinstance(value, list):
         raise InvalidParameter(name, "a string or a list of text parts", value)
 
-    parts = []
-    for n, item in enumerate(value):
+    parts: list[str | Image] = []
+    for n, part_value in enumerate(value):
         place = f"{name}[{n}]"
-        part = an_object(f"{name}[{n}]", item)
-        is_image = has_images and part.get("type") in IMAGE_PARTS
-        parts.append(read_image(place, part) if is_image else _text_part(place, part))
+        part = an_object(place, part_value)
+        if has_images and part.get("type") in IMAGE_PARTS:
+            parts.append(read_image(place, part))
+        else:
+            parts.append(_text_part(place, part))
 
     return joined(parts)
 
@@ -418,17 +457,7 @@ def read_image(place: str, part: dict[str, Any]) -> Image:
     Unsupported.
     """
     if part["type"] == "image":
-        name = f"{place}.source"
-        source = an_object(f"{place}.source", part.get("source"))
-        if source.get("type") != "base64":
-            raise Unsupported(
-                f"{name}.type", f"{FETCHES_NOTHING}, given {shorten(source.get('type'))}"
-            )
-
-        read_media_type(f"{name}.media_type", source.get("media_type"))
-        return Image(
-            _image_bytes(f"{name}.data", text(f"{name}.data", source.get("data"))), place, "image"
-        )
+        return Image(_source_bytes(f"{place}.source", part.get("source")), place, "image")
 
     if part.get("file_id") is not None:
         raise Unsupported(f"{place}.file_id", "no files are stored here")
@@ -436,35 +465,52 @@ def read_image(place: str, part: dict[str, Any]) -> Image:
     name = f"{place}.image_url"
     url = part.get("image_url")
     if isinstance(url, dict):
-        name, url = f"{name}.url", url.get("url")
+        name = f"{name}.url"
+        url = url.get("url")
 
+    return Image(_url_bytes(name, url), place, part["type"])
+
+
+def _source_bytes(name: str, value: object) -> bytes:
+    """Return the file in a `source`, which is how Anthropic's API has images."""
+    source = an_object(name, value)
+    if source.get("type") != "base64":
+        reason = f"{FETCHES_NOTHING}, given {shorten(source.get('type'))}"
+        raise Unsupported(f"{name}.type", reason)
+
+    read_media_type(f"{name}.media_type", source.get("media_type"))
+    return _image_bytes(f"{name}.data", text(f"{name}.data", source.get("data")))
+
+
+def _url_bytes(name: str, url: object) -> bytes:
+    """Return the file in a data URL."""
     if not isinstance(url, str):
         raise InvalidParameter(name, "a data URL", url)
 
     head, _, data = url.partition(",")
-    media_type, _, encoding = head.removeprefix("data:").partition(";")
     if not head.startswith("data:"):
         raise Unsupported(name, f"{FETCHES_NOTHING}, given {shorten(url[:MAX_SHOWN])}")
 
+    media_type, _, encoding = head.removeprefix("data:").partition(";")
     if encoding != "base64" or media_type not in MEDIA_TYPES:
         rule = f"a data URL of one of {', '.join(MEDIA_TYPES)} in base64"
         raise InvalidParameter(name, rule, head[:MAX_SHOWN])
 
-    return Image(_image_bytes(name, data), place, part["type"])
+    return _image_bytes(name, data)
 
 
 def _image_bytes(name: str, data: str) -> bytes:
     try:
-        found = binascii.a2b_base64(data, strict_mode=True)
-    except ValueError as error:  # also for what is not ASCII
+        file = binascii.a2b_base64(data, strict_mode=True)
+    except ValueError as error:
+        # Text that is not ASCII raises one too.
         raise InvalidParameter(name, f"base64 ({error})", data[-MAX_SHOWN:]) from None
 
-    if not found.startswith(BEGINNINGS):
-        raise InvalidParameter(
-            name, f"a file of one of {', '.join(MEDIA_TYPES)}", found[:8].hex(" ")
-        )
+    if not file.startswith(BEGINNINGS):
+        rule = f"a file of one of {', '.join(MEDIA_TYPES)}"
+        raise InvalidParameter(name, rule, file[:8].hex(" "))
 
-    return found
+    return file
 
 
 def _past_calls(name: str, value: object) -> list[dict[str, Any]]:
@@ -475,10 +521,11 @@ def _past_calls(name: str, value: object) -> list[dict[str, Any]]:
         raise InvalidParameter(name, "a list of calls", value)
 
     calls = []
-    for n, item in enumerate(value):
-        call = an_object(f"{name}[{n}]", item)
-        check_levels(f"{name}[{n}]", call)
-        function = an_object(f"{name}[{n}].function", call.get("function"))
+    for n, call_value in enumerate(value):
+        place = f"{name}[{n}]"
+        call = an_object(place, call_value)
+        check_levels(place, call)
+        function = an_object(f"{place}.function", call.get("function"))
         arguments = function.get("arguments")
         if isinstance(arguments, str):
             arguments = parsed_arguments(arguments)
@@ -489,11 +536,14 @@ def _past_calls(name: str, value: object) -> list[dict[str, Any]]:
 
 
 def parsed_arguments(arguments: str) -> Any:
-    """Return the arguments as an object if templates can walk through it, else as they are."""
+    """Return the arguments as an object if templates can walk through it, else as they are.
+
+    They cannot where it is no JSON, or nested too deeply to be written in a message or an answer.
+    """
     try:
         value = orjson.loads(arguments or "{}")
-        orjson.dumps([[[[value]]]])  # in a message, or in an answer
-    except (orjson.JSONDecodeError, orjson.JSONEncodeError):  # not JSON, or nested too deeply
+        orjson.dumps([[[[value]]]])
+    except (orjson.JSONDecodeError, orjson.JSONEncodeError):
         return arguments
 
     return value if isinstance(value, dict) else arguments

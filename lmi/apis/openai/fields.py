@@ -62,12 +62,15 @@ ASKS_NOTHING: dict[str, tuple[object, ...]] = {
     "xtc_probability": (0, 0.0),
 }
 WITHOUT_EFFECT = (
-    "bootstrap_host",  # of SGLang's prefill on other machines
+    # SGLang has these three for prefill on other machines.
+    "bootstrap_host",
     "bootstrap_port",
     "bootstrap_room",
-    "cache_prompt",  # prompts share what is cached anyway
+    # Prompts share what is cached anyway.
+    "cache_prompt",
     "data_parallel_rank",
-    "ec_transfer_params",  # where caches lie changes no answer
+    # Where caches lie changes no answer.
+    "ec_transfer_params",
     "extra_key",
     "guided_decoding_backend",
     "guided_whitespace_pattern",
@@ -75,19 +78,23 @@ WITHOUT_EFFECT = (
     "include_reasoning",
     "kv_transfer_params",
     "metadata",
-    "mm_payload",  # the form of `return_mm_kwargs`, which is refused
+    # It has the form of `return_mm_kwargs`, which is refused.
+    "mm_payload",
     "moderation",
-    "prediction",  # it makes an answer quicker, never another
+    # It makes an answer quicker, never another.
+    "prediction",
     "prompt_cache_options",
     "prompt_cache_retention",
-    "request_id",  # a header names a request
+    # A header names a request.
+    "request_id",
     "rid",
     "safety_identifier",
     "separate_reasoning",
     "service_tier",
     "session_id",
     "store",
-    "stream_interval",  # how many tokens a chunk has
+    # It says how many tokens a chunk has.
+    "stream_interval",
     "stream_reasoning",
     "timings_per_token",
     "user",
@@ -101,9 +108,12 @@ def hidden(
     """Return the fields that are refused unless they ask for nothing, and those that are ignored
     silently.
     """
-    silent = {name: Parameter(name, lambda name, value: None) for name in without_effect}
-    refused = {
-        name: Parameter(name, readers.refused(reason, *ASKS_NOTHING.get(name, NOTHING)))
-        for name, reason in cannot.items()
-    }
-    return silent | refused
+    parameters = {}
+    for name in without_effect:
+        parameters[name] = Parameter(name, lambda name, value: None)
+
+    for name, reason in cannot.items():
+        off_values = ASKS_NOTHING.get(name, NOTHING)
+        parameters[name] = Parameter(name, readers.refused(reason, *off_values))
+
+    return parameters

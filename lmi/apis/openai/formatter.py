@@ -27,14 +27,16 @@ from lmi.apis.base.readers import Parsed
 from lmi.apis.openai.schema import OpenAIFormat
 from lmi.types import Answer, AnswerEnd, Delta, Token, WaitStatus
 
-LEAST_LOG_PROB = -9999.0  # JSON has no infinity
+# JSON has no infinity, so this stands for it.
+LEAST_LOG_PROB = -9999.0
 REASONS = {AnswerEnd.LENGTH: "length", AnswerEnd.EOS_TOKEN: "stop", AnswerEnd.STOP_SEQUENCE: "stop"}
 
 
 class OpenAIFormatter(Formatter[OpenAIFormat]):
     """Writes the fields that all answers share, and counts tokens and open sequences."""
 
-    kind: ClassVar[str]  # of the objects
+    # The kind of the objects.
+    kind: ClassVar[str]
     id_prefix: ClassVar[str]
 
     def __init__(self, parsed: Parsed[OpenAIFormat]) -> None:
@@ -42,8 +44,11 @@ class OpenAIFormatter(Formatter[OpenAIFormat]):
         self._id = f"{self.id_prefix}{uuid.uuid4().hex}"
         self._created_s = int(time.time())
         self._num_open = parsed.num_sequences
-        self._num_prompt_tokens = self._num_cached_tokens = self._num_tokens = 0
-        self._prefills: dict[int, list[Token]] = {}  # by request
+        self._num_prompt_tokens = 0
+        self._num_cached_tokens = 0
+        self._num_tokens = 0
+        # The tokens of the prompt of each request.
+        self._prefills: dict[int, list[Token]] = {}
 
     def _count(self, delta: Delta) -> None:
         if delta.num_prompt_tokens:
@@ -72,16 +77,16 @@ class OpenAIFormatter(Formatter[OpenAIFormat]):
         if not self._format.has_token_ids:
             return {}
 
-        return {
-            "token_ids": [token.id for token in delta.tokens]
-            if self._format.is_answer_wanted
-            else []
-        }
+        if not self._format.is_answer_wanted:
+            return {"token_ids": []}
+
+        return {"token_ids": [token.id for token in delta.tokens]}
 
     def _prompt_ids(self, delta: Delta) -> dict[str, Any]:
-        return (
-            {"prompt_token_ids": list(delta.prompt_token_ids)} if self._format.has_token_ids else {}
-        )
+        if not self._format.has_token_ids:
+            return {}
+
+        return {"prompt_token_ids": list(delta.prompt_token_ids)}
 
     def _reason(self, end: AnswerEnd, has_calls: bool = False) -> str:
         reason = REASONS[end] if self._format.is_answer_wanted else "length"
@@ -111,26 +116,27 @@ class OpenAIFormatter(Formatter[OpenAIFormat]):
 
     @classmethod
     def error(cls, error: ErrorFields) -> bytes:
-        status = error.code
-        kind = (
-            "server_error"
-            if status >= 500
-            else "rate_limit_error"
-            if status == 429
-            else "invalid_request_error"
-        )
+        kind = _kind_of_status(error.code)
         fields = {"message": error.message, "type": kind, "param": error.param, "code": error.kind}
         return dumps({"error": fields})
+
+
+def _kind_of_status(status: int) -> str:
+    """Return OpenAI's type for the errors of a status."""
+    if status >= 500:
+        return "server_error"
+
+    return "rate_limit_error" if status == 429 else "invalid_request_error"
 
 
 class OpenAIWhole(OpenAIFormatter, WholeFormatter[OpenAIFormat]):
     def __init__(self, parsed: Parsed[OpenAIFormat]) -> None:
         super().__init__(parsed)
-        self._last: dict[int, Delta] = {}  # by index
+        self._last_by_index: dict[int, Delta] = {}
 
     def feed(self, delta: Delta) -> list[bytes]:
         self._count(delta)
-        self._last[delta.index] = delta
+        self._last_by_index[delta.index] = delta
         return super().feed(delta)
 
     # vLLM's fields are null in a whole answer that nobody asked for them, since typed clients read
@@ -143,31 +149,32 @@ class OpenAIWhole(OpenAIFormatter, WholeFormatter[OpenAIFormat]):
         return {"prompt_token_ids": None} | super()._prompt_ids(delta)
 
     def _whole(self, answers: list[Answer]) -> bytes:
-        """Of more sequences than choices the most probable are taken."""
-        num_made = self._request.num_sequences
-        num_wanted = self._format.num_choices
-        made = list(range(len(answers)))
-        if num_made > num_wanted:
-            made.sort(key=lambda index: (index // num_made, -answers[index].cum_log_prob))
+        choices = []
+        for number, index in enumerate(self._indexes_of_choices(answers)):
+            last = self._last_by_index[index]
+            whole = msgspec.structs.replace(last, tokens=answers[index].tokens)
+            choices.append(self._choice(number, whole))
 
-        chosen = [index for place, index in enumerate(made) if place % num_made < num_wanted]
-        wholes = [
-            msgspec.structs.replace(self._last[index], tokens=answers[index].tokens)
-            for index in chosen
-        ]
-        choices = [self._choice(number, whole) for number, whole in enumerate(wholes)]
         return dumps(self._object(choices) | {"usage": self._usage()})
+
+    def _indexes_of_choices(self, answers: list[Answer]) -> list[int]:
+        """Of more sequences than choices return the most probable of each request."""
+        num_sequences = self._request.num_sequences
+        num_choices = self._format.num_choices
+        indexes = list(range(len(answers)))
+        if num_sequences > num_choices:
+            indexes.sort(key=lambda index: (index // num_sequences, -answers[index].cum_log_prob))
+
+        return [index for n, index in enumerate(indexes) if n % num_sequences < num_choices]
 
     def _of_prompt(self, delta: Delta) -> dict[str, Any]:
         """Return vLLM's fields of the prompt of a sequence."""
+        log_probs = None
         num_top = self._format.num_prompt_log_probs
-        fields = self._prompt_ids(delta) | {"prompt_logprobs": None}
         if num_top is not None:
-            fields["prompt_logprobs"] = [
-                prompt_log_prob(token, num_top) for token in self._prefill(delta)
-            ]
+            log_probs = [prompt_log_prob(token, num_top) for token in self._prefill(delta)]
 
-        return fields
+        return self._prompt_ids(delta) | {"prompt_logprobs": log_probs}
 
     @abstractmethod
     def _choice(self, number: int, whole: Delta) -> dict[str, Any]:
@@ -186,16 +193,16 @@ class OpenAIStream(OpenAIFormatter):
         super().__init__(parsed)
         self._before = self.opening + dumps(self._object([])).removesuffix(b"]}")
         self._behind = (b',"usage":null}' if self._format.has_usage else b"}") + self.closing
-        self._num_running_prompt_tokens = 0  # of the prompt that the choice answers
-        self._num_running_tokens = Counter[int]()  # by index
+        # The tokens of the prompt that the choice answers.
+        self._num_running_prompt_tokens = 0
+        self._num_running_tokens_by_index = Counter[int]()
 
     def feed(self, delta: Delta) -> list[bytes]:
         self._count(delta)
         if self._format.has_running_usage:
             self._num_running_prompt_tokens = len(delta.prompt_token_ids)
-            self._num_running_tokens[delta.index] += (
-                len(delta.tokens) if self._format.is_answer_wanted else 0
-            )
+            if self._format.is_answer_wanted:
+                self._num_running_tokens_by_index[delta.index] += len(delta.tokens)
 
         records = [self._chunk(choice) for choice in self._choices(delta)]
         if self._num_open:
@@ -204,10 +211,16 @@ class OpenAIStream(OpenAIFormatter):
         if self._format.has_usage:
             records.append(self.record(dumps(self._object([]) | {"usage": self._usage()})))
 
-        return [*records, self.done] if self.done else records
+        if self.done:
+            records.append(self.done)
+
+        return records
 
     def waiting(self, status: WaitStatus, waited_s: float) -> list[bytes]:
-        fields = self._object([]) | {"usage": None} if self._format.has_usage else self._object([])
+        fields = self._object([])
+        if self._format.has_usage:
+            fields["usage"] = None
+
         return [self.record(dumps(fields | waiting_fields(status, waited_s)))]
 
     def _chunk(self, choice: dict[str, Any], beside: bytes = b"") -> bytes:
@@ -222,9 +235,10 @@ class OpenAIStream(OpenAIFormatter):
         do not count.
         """
         num_prompt_tokens = self._num_running_prompt_tokens
-        num_tokens = (
-            0 if "role" in choice.get("delta", ()) else self._num_running_tokens[choice["index"]]
-        )
+        num_tokens = 0
+        if "role" not in choice.get("delta", ()):
+            num_tokens = self._num_running_tokens_by_index[choice["index"]]
+
         return {
             "prompt_tokens": num_prompt_tokens,
             "completion_tokens": num_tokens,
@@ -245,7 +259,8 @@ class OpenAILines(OpenAIStream):
     opening = b""
     closing = b"\n"
     done = b""
-    begins_early = False  # who reads lines expects a choice in each
+    # Who reads lines expects a choice in each.
+    begins_early = False
 
 
 class Completion(OpenAIFormatter):
@@ -254,11 +269,10 @@ class Completion(OpenAIFormatter):
 
     def __init__(self, parsed: Parsed[OpenAIFormat]) -> None:
         super().__init__(parsed)
-        self._num_chars: dict[
-            int, int
-        ] = {}  # index -> characters of the choice with log-probs so far
+        # The characters so far of each choice that has log-probs, by index.
+        self._num_chars: dict[int, int] = {}
 
-    def _said(self, number: int, delta: Delta) -> dict[str, Any]:
+    def _new_fields(self, number: int, delta: Delta) -> dict[str, Any]:
         """Return what a Delta adds to its choice. The first one has the prompt, as far as it is
         asked for.
         """
@@ -266,16 +280,24 @@ class Completion(OpenAIFormatter):
         text = text_of(delta.tokens) if self._format.is_answer_wanted else ""
         if is_first:
             self._num_chars[delta.index] = 0
-            text = delta.prompt + text if self._request.return_full_text else text
+            if self._request.return_full_text:
+                text = delta.prompt + text
 
-        return {
+        log_probs = None
+        if self._format.has_log_probs:
+            log_probs = self._log_probs(delta, is_first)
+
+        fields = {
             "index": number,
             "text": text,
-            "logprobs": self._log_probs(delta, is_first) if self._format.has_log_probs else None,
+            "logprobs": log_probs,
             "finish_reason": delta.finish_reason and self._reason(delta.finish_reason),
             **self._ids(delta),
-            **(self._prompt_ids(delta) if is_first else {}),
         }
+        if is_first:
+            fields |= self._prompt_ids(delta)
+
+        return fields
 
     def _log_probs(self, delta: Delta, is_first: bool) -> dict[str, Any]:
         """Return four lists. Offsets are places in the text of the choice, where a token that adds
@@ -285,9 +307,8 @@ class Completion(OpenAIFormatter):
         offsets: list[int] = []
         if is_first and self._request.return_full_text:
             prompt_tokens = self._prefill(delta)
-            is_end_cut = (
-                self._request.truncate is not None and self._request.truncation_side == "right"
-            )
+            is_truncated = self._request.truncate is not None
+            is_end_cut = is_truncated and self._request.truncation_side == "right"
             offsets += offsets_in(delta.prompt, prompt_tokens, is_end_cut=is_end_cut)
             self._num_chars[delta.index] = len(delta.prompt)
             tokens = [*prompt_tokens, *tokens]
@@ -310,21 +331,21 @@ class Completion(OpenAIFormatter):
         if token.log_prob is None:
             return None
 
-        named: dict[str, float | None] = {}
+        log_probs: dict[str, float | None] = {}
         for candidate in (token, *(token.top or ())):
-            named.setdefault(name_of(candidate, self._format), log_prob(candidate))
+            log_probs.setdefault(name_of(candidate, self._format), log_prob(candidate))
 
-        return named
+        return log_probs
 
 
 class CompletionWhole(Completion, OpenAIWhole):
     def _choice(self, number: int, whole: Delta) -> dict[str, Any]:
-        return self._said(number, whole) | self._of_prompt(whole)
+        return self._new_fields(number, whole) | self._of_prompt(whole)
 
 
 class CompletionStream(Completion, OpenAIStream):
     def _choices(self, delta: Delta) -> list[dict[str, Any]]:
-        choice = self._said(delta.index, delta)
+        choice = self._new_fields(delta.index, delta)
         is_told = choice["text"] or delta.finish_reason or self._format.has_token_ids
         return [choice] if is_told or (choice["logprobs"] and delta.tokens) else []
 
@@ -343,10 +364,11 @@ def log_prob_fields(tokens: list[Token], format: OpenAIFormat) -> dict[str, Any]
             "bytes": list(token.spelled_name.encode()),
         }
 
-    content = [
-        fields(token) | {"top_logprobs": [fields(other) for other in token.top or ()]}
-        for token in tokens
-    ]
+    content = []
+    for token in tokens:
+        top_log_probs = [fields(candidate) for candidate in token.top or ()]
+        content.append(fields(token) | {"top_logprobs": top_log_probs})
+
     return {"content": content, "refusal": None}
 
 
@@ -359,11 +381,16 @@ def prompt_log_prob(token: Token, num_top: int) -> dict[str, Any] | None:
     if token.log_prob is None:
         return None
 
-    ranked = [(None, token), *enumerate((token.top or ())[:num_top], 1)]
-    return {
-        str(one.id): {"logprob": log_prob(one), "rank": rank, "decoded_token": one.text}
-        for rank, one in ranked
-    }
+    best = (token.top or ())[:num_top]
+    log_probs = {}
+    for rank, candidate in [(None, token), *enumerate(best, 1)]:
+        log_probs[str(candidate.id)] = {
+            "logprob": log_prob(candidate),
+            "rank": rank,
+            "decoded_token": candidate.text,
+        }
+
+    return log_probs
 
 
 def name_of(token: Token, format: OpenAIFormat) -> str:
@@ -417,4 +444,7 @@ def log_prob(token: Token) -> float | None:
     if token.log_prob is None:
         return None
 
-    return max(token.log_prob, LEAST_LOG_PROB) if math.isfinite(token.log_prob) else LEAST_LOG_PROB
+    if not math.isfinite(token.log_prob):
+        return LEAST_LOG_PROB
+
+    return max(token.log_prob, LEAST_LOG_PROB)

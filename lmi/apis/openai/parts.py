@@ -13,16 +13,16 @@ from typing import Any, NamedTuple, Self
 
 from lmi.apis.openai import calls
 from lmi.apis.openai.calls import (
+    AnswerBuffer,
     AnswerPart,
     Arguments,
-    Held,
     Read,
     Reading,
     Text,
     Thought,
     ToolCall,
     cut,
-    rest,
+    read_rest,
 )
 from lmi.apis.openai.schema import HARMONY, OpenAIFormat
 from lmi.types import AnswerEnd
@@ -32,14 +32,17 @@ CHANNEL = "<|channel|>"
 MESSAGE = "<|message|>"
 CONSTRAIN = "<|constrain|>"
 ENDS = ("<|end|>", "<|return|>", "<|call|>")
-THOUGHT_MARKS = {  # by form
-    "think": ("<think>", "</think>"),  # DeepSeek R1, Qwen 3 and most others
+# The marks of thoughts by their forms.
+THOUGHT_MARKS = {
+    # DeepSeek R1, Qwen 3 and most others write these.
+    "think": ("<think>", "</think>"),
     "mistral": ("[THINK]", "[/THINK]"),
     "seed_oss": ("<seed:think>", "</seed:think>"),
 }
 FUNCTION = re.compile(r"to=functions\.([\w.-]+)")
-PYTHON_TAG = "<|python_tag|>"  # of Llama 3, before its calls
-# of Llama 4
+# Llama 3 writes it before its calls.
+PYTHON_TAG = "<|python_tag|>"
+# Llama 4 writes these around its calls.
 PYTHON_START = "<|python_start|>"
 PYTHON_END = "<|python_end|>"
 
@@ -47,28 +50,30 @@ PYTHON_END = "<|python_end|>"
 class AnswerParts:
     """The parts of one sequence, in order, as its text arrives."""
 
-    def __init__(self, read: Read, tools: Mapping[str, Any], *, has_thoughts: bool = True) -> None:
-        self._held = Held(tools)
+    def __init__(
+        self, read_parts: Read, tools: Mapping[str, Any], *, has_thoughts: bool = True
+    ) -> None:
+        self._buffer = AnswerBuffer(tools)
         self._has_thoughts = has_thoughts
-        self._reading = read(self._held)
+        self._reading = read_parts(self._buffer)
 
     @classmethod
     def of(cls, format: OpenAIFormat, prompt: str) -> Self:
-        read = partial(read_answer, format=format, prompt=prompt)
-        return cls(read, format.tools, has_thoughts=format.has_thoughts)
+        read_parts = partial(read_answer, format=format, prompt=prompt)
+        return cls(read_parts, format.tools, has_thoughts=format.has_thoughts)
 
     @property
     def has_lost_markup(self) -> bool:
         """Whether the answer was cut in the beginning of a call."""
-        return self._held.has_lost_markup
+        return self._buffer.has_lost_markup
 
     def feed(self, text: str, end: AnswerEnd | None = None) -> list[AnswerPart]:
         """Return the parts that this text completes or continues. With the last text the answer has
         its `end`.
         """
-        self._held.text += text
-        self._held.is_over = end is not None
-        self._held.is_cut = end not in (None, AnswerEnd.EOS_TOKEN)
+        self._buffer.text += text
+        self._buffer.is_over = end is not None
+        self._buffer.is_cut = end not in (None, AnswerEnd.EOS_TOKEN)
 
         parts: list[AnswerPart] = []
         while (part := next(self._reading, None)) is not None:
@@ -78,98 +83,99 @@ class AnswerParts:
         return parts
 
 
-def read_answer(held: Held, format: OpenAIFormat, prompt: str) -> Reading:
+def read_answer(buffer: AnswerBuffer, format: OpenAIFormat, prompt: str) -> Reading:
     is_harmony = HARMONY in (format.reasoning, format.tool_calls)
     if format.reasoning and not is_harmony:
-        yield from thoughts(held, format.reasoning, prompt)
+        yield from thoughts(buffer, format.reasoning, prompt)
 
     if format.function is not None:
-        yield from forced_call(held, format.function)
+        yield from forced_call(buffer, format.function)
     elif format.is_forced:
-        yield from forced_calls(held)
+        yield from forced_calls(buffer)
     elif is_harmony:
-        yield from harmony(held, has_tools=format.tool_calls is not None)
+        yield from harmony(buffer, has_tools=format.tool_calls is not None)
     elif format.tool_calls is not None:
-        yield from PARSERS[format.tool_calls](held)
+        yield from PARSERS[format.tool_calls](buffer)
     else:
-        yield from rest(held, Text)
+        yield from read_rest(buffer, Text)
 
 
-def forced_call(held: Held, name: str) -> Reading:
+def forced_call(buffer: AnswerBuffer, name: str) -> Reading:
     """The whole answer is the arguments of one call, whose function the request names."""
-    while not (held.text or held.is_over):
+    while not (buffer.text or buffer.is_over):
         yield None
 
-    if held.text:
+    if buffer.text:
         yield ToolCall(name)
 
-    yield from rest(held, Arguments)
+    yield from read_rest(buffer, Arguments)
 
 
-def forced_calls(held: Held) -> Reading:
+def forced_calls(buffer: AnswerBuffer) -> Reading:
     """Read a list of calls that a guide has written, and nothing else, so what is no call is no
     text either.
 
     An engine that follows no guide may have answered something else, which is text.
     """
-    while not held.text.strip() and not held.is_over:
+    while not buffer.text.strip() and not buffer.is_over:
         yield None
 
-    if not held.text.lstrip().startswith(("[", "{")):
-        yield from rest(held, Text)
+    if not buffer.text.lstrip().startswith(("[", "{")):
+        yield from read_rest(buffer, Text)
         return
 
     before = ""
     has_calls = False
     while True:
-        start = held.text.find("{")
-        between = held.take(start if start >= 0 else None)
-        before += "" if has_calls else between
+        start = buffer.text.find("{")
+        between = buffer.take(start if start >= 0 else None)
+        if not has_calls:
+            before += between
 
         if start >= 0:
-            left = yield from calls.json_call(held)
-            if left is None:
+            no_call = yield from calls.json_call(buffer)
+            if no_call is None:
                 has_calls = True
-            elif not has_calls and not held.ends_in_markup():
-                yield Text(before + left)
-                yield from rest(held, Text)
+            elif not has_calls and not buffer.ends_in_markup():
+                yield Text(before + no_call)
+                yield from read_rest(buffer, Text)
                 return
-        elif not held.is_over:
+        elif not buffer.is_over:
             yield None
         else:
-            if not has_calls and not held.ends_in_markup():
+            if not has_calls and not buffer.ends_in_markup():
                 yield Text(before)
 
             return
 
 
-def thoughts(held: Held, form: str = "think", prompt: str = "") -> Reading:
+def thoughts(buffer: AnswerBuffer, form: str = "think", prompt: str = "") -> Reading:
     """Read the thought before an answer, if it has one.
 
     If the prompt ends with the opening mark, as some templates write it, the answer begins with the
     thought.
     """
     opening, closing = THOUGHT_MARKS[form]
-    while (
-        len(text := held.text.lstrip()) < len(opening)
-        and opening.startswith(text)
-        and not held.is_over
-    ):
+    text = buffer.text.lstrip()
+    while len(text) < len(opening) and opening.startswith(text) and not buffer.is_over:
         yield None
+        text = buffer.text.lstrip()
 
     if text.startswith(opening):
         text = text.removeprefix(opening)
     elif not prompt.rstrip().endswith(opening):
         return
 
-    held.text = text.lstrip()
+    buffer.text = text.lstrip()
     has_thought = False
     while True:
-        before, mark, held.text = cut(held.text, closing)
-        if held.is_over and not mark:
-            before += held.take()
+        before, mark, buffer.text = cut(buffer.text, closing)
+        if buffer.is_over and not mark:
+            before += buffer.take()
 
-        before = before if has_thought else before.lstrip()
+        if not has_thought:
+            before = before.lstrip()
+
         thought = before.rstrip()
         if thought:
             has_thought = True
@@ -178,19 +184,20 @@ def thoughts(held: Held, form: str = "think", prompt: str = "") -> Reading:
         if mark:
             break
 
-        if held.is_over:
+        if buffer.is_over:
             return
 
-        held.text = before[len(thought) :] + held.text  # white space may be at its end, so it waits
+        # White space may be at the end of the thought, so it waits.
+        buffer.text = before[len(thought) :] + buffer.text
         yield None
 
-    while not (text := held.text.lstrip()) and not held.is_over:
+    while not buffer.text.strip() and not buffer.is_over:
         yield None
 
-    held.text = text
+    buffer.text = buffer.text.lstrip()
 
 
-def harmony(held: Held, *, has_tools: bool) -> Reading:
+def harmony(buffer: AnswerBuffer, *, has_tools: bool) -> Reading:
     """Read an answer in Harmony, the form of gpt-oss: messages on channels, each with a header.
 
         <|channel|>analysis<|message|>…<|end|>
@@ -202,34 +209,34 @@ def harmony(held: Held, *, has_tools: bool) -> Reading:
     openai/harmony.
     """
     kind: type[Thought | Text | Arguments] = Text
-    header: str | None = None  # None: inside of a message
+    # There is none inside of a message.
+    header: str | None = None
     while True:
-        said, mark, held.text = cut(held.text, START, CHANNEL, MESSAGE, CONSTRAIN, *ENDS)
+        text, mark, buffer.text = cut(buffer.text, START, CHANNEL, MESSAGE, CONSTRAIN, *ENDS)
         if header is not None:
-            header += said
-        elif said:
-            yield kind(said)
+            header += text
+        elif text:
+            yield kind(text)
 
         if mark == MESSAGE:
-            header, function = header or "", FUNCTION.search(header or "")
+            header = header or ""
+            function = FUNCTION.search(header)
             if function is not None and has_tools:
                 yield ToolCall(function[1])
                 kind = Arguments
             else:
-                kind = (
-                    Thought
-                    if header.rpartition(CHANNEL)[2].strip().startswith("analysis")
-                    else Text
-                )
+                channel = header.rpartition(CHANNEL)[2].strip()
+                kind = Thought if channel.startswith("analysis") else Text
 
             header = None
-        elif mark:  # another header, or more of one
+        elif mark:
+            # Another header begins, or more of one follows.
             header = (header or "") + (mark if mark == CHANNEL else " ")
-        elif not held.is_over:
+        elif not buffer.is_over:
             yield None
         else:
-            if header is None and held.text:
-                yield kind(held.text)
+            if header is None and buffer.text:
+                yield kind(buffer.text)
 
             return
 
@@ -251,75 +258,83 @@ class Marks(NamedTuple):
     may_be_missing: bool = False
 
 
-def marked_calls(held: Held, marks: Marks) -> Reading:
+def marked_calls(buffer: AnswerBuffer, marks: Marks) -> Reading:
     """Read calls behind marks, with any text around them. White space next to a call is dropped."""
-    while marks.may_be_missing and (yield from _find_bare_call(held)):
-        read_call = calls.json_call_list if held.text.startswith("[") else calls.json_call
-        yield from _calls(
-            held, Marks((), read_call, (*marks.closings, FENCE)), opening="", dropped=""
-        )
+    while marks.may_be_missing and (yield from _find_bare_call(buffer)):
+        read_call = calls.json_call_list if buffer.text.startswith("[") else calls.json_call
+        bare_marks = Marks((), read_call, (*marks.closings, FENCE))
+        yield from _calls(buffer, bare_marks, opening="", dropped="")
 
-    openings = (*marks.openings, marks.again) if marks.again else marks.openings
+    openings = marks.openings
+    if marks.again:
+        openings += (marks.again,)
+
     while True:
-        before, opening, behind = cut(held.text, *openings)
-        said = before.rstrip()
-        if said and marks.open_answer:
+        before, opening, behind = cut(buffer.text, *openings)
+        text = before.rstrip()
+        if text and marks.open_answer:
             openings = ()
-            said = held.text
+            text = buffer.text
             opening = ""
 
-        if said:
-            yield Text(said)
+        if text:
+            yield Text(text)
 
         if opening:
-            held.text = behind
-            yield from _calls(held, marks, opening, dropped=before[len(said) :] + opening)
-            openings = () if marks.open_answer else openings
+            buffer.text = behind
+            yield from _calls(buffer, marks, opening, dropped=before[len(text) :] + opening)
+            if marks.open_answer:
+                openings = ()
+
             continue
 
-        held.text = held.text[len(said) :]
-        if held.is_over:
-            yield from rest(held, Text)
+        buffer.text = buffer.text[len(text) :]
+        if buffer.is_over:
+            yield from read_rest(buffer, Text)
             return
 
         yield None
 
 
-def _calls(held: Held, marks: Marks, opening: str, dropped: str) -> Reading:
+def _calls(buffer: AnswerBuffer, marks: Marks, opening: str, dropped: str) -> Reading:
     """Read calls and the marks between them. `dropped` is text after all if no call follows."""
-    between = (*marks.closings, marks.again) if marks.again else marks.closings
+    between = marks.closings
+    if marks.again:
+        between += (marks.again,)
+
     is_call = opening == marks.again or not marks.again
     while True:
         if is_call:
-            left = yield from marks.read_call(held)
-            if left is not None:
-                if not held.ends_in_markup():
-                    yield Text(dropped + left)
+            no_call = yield from marks.read_call(buffer)
+            if no_call is not None:
+                if not buffer.ends_in_markup():
+                    yield Text(dropped + no_call)
 
                 return
 
             dropped = ""
 
-        text = held.text.lstrip()
+        text = buffer.text.lstrip()
         mark = next(filter(text.startswith, between), None)
         is_call = mark == marks.again
         if mark is not None:
             if is_call or dropped:
-                dropped += held.text[: len(held.text) - len(text) + len(mark)]
+                num_spaces = len(buffer.text) - len(text)
+                dropped += buffer.text[: num_spaces + len(mark)]
 
-            held.text = text[len(mark) :]
+            buffer.text = text[len(mark) :]
         elif text and not any(mark.startswith(text) for mark in between):
             if dropped:
                 yield Text(dropped)
             else:
-                held.text = text
+                buffer.text = text
 
             return
-        elif not held.is_over:
+        elif not buffer.is_over:
             yield None
         else:
-            text = held.take()
-            if dropped and not held.ends_in_markup():
+            text = buffer.take()
+            if dropped and not buffer.ends_in_markup():
                 yield Text(dropped + text)
 
             return
@@ -339,27 +354,29 @@ def begins_call(text: str, tools: Mapping[str, Any]) -> bool:
     return beginning is not None and beginning[2] in tools
 
 
-def _find_bare_call(held: Held) -> Generator[None, None, bool]:
+def _find_bare_call(buffer: AnswerBuffer) -> Generator[None, None, bool]:
     """Read on while the text may begin with the JSON of a call to one of the tools. Return whether
     it does.
 
     What stands before the JSON is then dropped.
     """
-    while (beginning := BARE_CALL.match(held.text[: calls.MAX_HEAD])) is None:
-        may_begin = len(held.text) < calls.MAX_HEAD and BEGINNING_OF_BARE_CALL.fullmatch(held.text)
-        if held.is_over or not may_begin:
+    while (beginning := BARE_CALL.match(buffer.text[: calls.MAX_HEAD])) is None:
+        may_begin = len(buffer.text) < calls.MAX_HEAD and BEGINNING_OF_BARE_CALL.fullmatch(
+            buffer.text
+        )
+        if buffer.is_over or not may_begin:
             return False
 
         yield None
 
-    is_call = beginning[2] in held.tools
+    is_call = beginning[2] in buffer.tools
     if is_call:
-        held.take(beginning.start(1))
+        buffer.take(beginning.start(1))
 
     return is_call
 
 
-def json_calls(held: Held) -> Reading:
+def json_calls(buffer: AnswerBuffer) -> Reading:
     """Read an answer that is calls without marks: one, several with ; between, or a list.
 
     From the first character that cannot belong to one the answer is text.
@@ -367,77 +384,77 @@ def json_calls(held: Held) -> Reading:
     allowed: tuple[str, ...] = ("[", PYTHON_TAG, PYTHON_TAG + "[")
     has_calls = False
     while True:
-        start = held.text.find("{")
-        before = held.text if start < 0 else held.text[:start]
+        start = buffer.text.find("{")
+        before = buffer.text if start < 0 else buffer.text[:start]
         bare = before.strip()
-        if (
-            bare
-            and bare not in allowed
-            and not (start < 0 and any(mark.startswith(bare) for mark in allowed))
-        ):
+        may_grow = start < 0 and any(mark.startswith(bare) for mark in allowed)
+        if bare and bare not in allowed and not may_grow:
             break
 
         if start >= 0:
-            held.take(start)
-            left = yield from calls.json_call(held)
-            if left is not None:
-                is_call = has_calls or begins_call(left, held.tools)
-                if is_call and held.ends_in_markup():
+            buffer.take(start)
+            no_call = yield from calls.json_call(buffer)
+            if no_call is not None:
+                is_call = has_calls or begins_call(no_call, buffer.tools)
+                if is_call and buffer.ends_in_markup():
                     return
 
-                held.text = before + left + held.text
+                buffer.text = before + no_call + buffer.text
                 break
 
             allowed = (",", ";", "]")
             has_calls = True
-        elif not held.is_over:
+        elif not buffer.is_over:
             yield None
-        elif has_calls and (bare in ("", "]", ";") or held.is_cut):
+        elif has_calls and (bare in ("", "]", ";") or buffer.is_cut):
             return
         else:
             break
 
-    yield from rest(held, Text)
+    yield from read_rest(buffer, Text)
 
 
-TAGS = (
-    calls.Tags(
-        head=r"\s*([^<>\s]+)\s*",
-        stop=">",
-        opening="<parameter=",
-        argument=r"<parameter=([^>]*)>\n?(.*?)\n?</parameter>",
-        closing="</parameter>",
-        end="</function>",
-    ),
-    calls.Tags(
-        head=r"\s*([\w.:-]+)\s*",
-        stop="<",
-        opening="<arg_key>",
-        argument=r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>",
-        closing="</arg_value>",
-        end="</tool_call>",
-    ),
-    calls.Tags(
-        head=r"\s*\"([^\"]+)\"\s*",
-        stop=">",
-        opening="<parameter name=",
-        argument=r"<parameter name=\"([^\"]*)\">(.*?)</parameter>",
-        closing="</parameter>",
-        end="</invoke>",
-    ),
+QWEN_TAGS = calls.Tags(
+    head=r"\s*([^<>\s]+)\s*",
+    stop=">",
+    opening="<parameter=",
+    argument=r"<parameter=([^>]*)>\n?(.*?)\n?</parameter>",
+    closing="</parameter>",
+    end="</function>",
 )
+GLM_TAGS = calls.Tags(
+    head=r"\s*([\w.:-]+)\s*",
+    stop="<",
+    opening="<arg_key>",
+    argument=r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>",
+    closing="</arg_value>",
+    end="</tool_call>",
+)
+MINIMAX_TAGS = calls.Tags(
+    head=r"\s*\"([^\"]+)\"\s*",
+    stop=">",
+    opening="<parameter name=",
+    argument=r"<parameter name=\"([^\"]*)\">(.*?)</parameter>",
+    closing="</parameter>",
+    end="</invoke>",
+)
+QWEN = partial(calls.tagged_call, tags=QWEN_TAGS)
+GLM = partial(calls.tagged_call, tags=GLM_TAGS)
+MINIMAX = partial(calls.tagged_call, tags=MINIMAX_TAGS)
+
+
 DEEPSEEK = "<｜tool▁calls▁begin｜>"
 DEEPSEEK_CALL = "<｜tool▁call▁begin｜>"
 DEEPSEEK_ENDS = ("<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
 DEEPSEEK_V3 = partial(calls.named_call, head=r"function<｜tool▁sep｜>([\w.:-]+)\n```json\n\s*")
 DEEPSEEK_V31 = partial(calls.named_call, head=r"([\w.:-]+)<｜tool▁sep｜>\s*")
 KIMI_HEAD = r"\s*(?:functions\.)?([\w.-]+?)(?::\d+)?\s*<\|tool_call_argument_begin\|>\s*"
+# A model writes either.
 KIMI_STARTS = (
     "<|tool_calls_section_begin|>",
     "<|tool_call_section_begin|>",
-)  # a model writes either
+)
 KIMI_ENDS = ("<|tool_call_end|>", "<|tool_calls_section_end|>", "<|tool_call_section_end|>")
-QWEN, GLM, MINIMAX = (partial(calls.tagged_call, tags=tags) for tags in TAGS)
 FUNCTION_TAG = "<function="
 INVOKE_TAG = "<invoke name="
 MARKS = {
@@ -469,7 +486,8 @@ MARKS = {
     "seed_oss": Marks(("<seed:tool_call>",), QWEN, ("</seed:tool_call>",), FUNCTION_TAG),
 }
 PARSERS: dict[str, Read] = {
-    name: partial(marked_calls, marks=marks) for name, marks in MARKS.items()
+    **{form: partial(marked_calls, marks=marks) for form, marks in MARKS.items()},
+    "json": json_calls,
 }
-PARSERS["json"] = json_calls
-PARSERS["generic"] = PARSERS["hermes"]  # as lmi/chats/tools.py asks for it
+# lmi/chats/tools.py asks for this form.
+PARSERS["generic"] = PARSERS["hermes"]

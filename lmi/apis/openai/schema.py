@@ -156,7 +156,8 @@ def anything(name: str, value: object) -> object:
 
 STREAM_OPTIONS = (
     "include_usage",
-    "continuous_usage_stats",  # vLLM's
+    # This one is vLLM's.
+    "continuous_usage_stats",
     # vLLM's too, without effect: nothing here is padded.
     "include_obfuscation",
 )

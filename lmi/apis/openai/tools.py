@@ -13,12 +13,15 @@ from lmi.executor import GuidedDecodingParams
 MAX_TOOLS = 128
 MODES = ("auto", "none", "required")
 ONLY_TOOLS = "functions are the only tools"
-Tools = dict[str, dict[str, Any]]  # in OpenAI's form, by the names of their functions
+# Tools in OpenAI's form, by the names of their functions.
+Tools = dict[str, dict[str, Any]]
 
 
 class ToolChoice(NamedTuple):
-    mode: str  # auto, none, required or function
-    function: str | None = None  # that must be called
+    # The mode is auto, none, required or function.
+    mode: str
+    # The function that must be called.
+    function: str | None = None
 
     @property
     def is_forced(self) -> bool:
@@ -28,17 +31,12 @@ class ToolChoice(NamedTuple):
 def nested_tools(value: object) -> Tools:
     """Read tools in the form of a chat, each with its function in a field of its own."""
     tools: Tools = {}
-    for place, tool in _listed(value):
+    for place, tool in _tools_by_place(value):
         if tool.get("type") not in ("function", None):
             raise Unsupported(f"{place}.type", ONLY_TOOLS)
 
-        _add(
-            tools,
-            f"{place}.function",
-            an_object(f"{place}.function", tool.get("function")),
-            "parameters",
-            tool,
-        )
+        function = an_object(f"{place}.function", tool.get("function"))
+        _add(tools, f"{place}.function", function, "parameters", tool)
 
     return tools
 
@@ -50,7 +48,7 @@ def flat_tools(value: object, kind: str, schema: str, ignored: list[str] | None 
     Those of another kind are left out with a line in `ignored`, or refused if that is None.
     """
     tools: Tools = {}
-    for place, tool in _listed(value):
+    for place, tool in _tools_by_place(value):
         if tool.get("type") not in (kind, None):
             if ignored is None:
                 raise Unsupported(f"{place}.type", ONLY_TOOLS)
@@ -63,13 +61,13 @@ def flat_tools(value: object, kind: str, schema: str, ignored: list[str] | None 
             "description": tool.get("description"),
             "parameters": tool.get(schema),
         }
-        known = {name: given for name, given in function.items() if given is not None}
-        _add(tools, place, tool, schema, {"type": "function", "function": known})
+        function = {name: field for name, field in function.items() if field is not None}
+        _add(tools, place, tool, schema, {"type": "function", "function": function})
 
     return tools
 
 
-def _listed(value: object) -> list[tuple[str, dict[str, Any]]]:
+def _tools_by_place(value: object) -> list[tuple[str, dict[str, Any]]]:
     if value is None:
         return []
 
@@ -104,21 +102,18 @@ def tool_choice(value: object, tools: Tools, *, is_flat: bool = False) -> ToolCh
 
     if isinstance(value, str):
         if value not in tools:
-            raise InvalidParameter(
-                "tool_choice", "auto, none, required or the name of one of tools", value
-            )
+            rule = "auto, none, required or the name of one of tools"
+            raise InvalidParameter("tool_choice", rule, value)
 
         return ToolChoice("function", value)
 
-    chosen = an_object("tool_choice", value)
     place = "tool_choice"
+    function = an_object(place, value)
     if not is_flat:
-        chosen, place = (
-            an_object("tool_choice.function", chosen.get("function")),
-            "tool_choice.function",
-        )
+        place = "tool_choice.function"
+        function = an_object(place, function.get("function"))
 
-    return function_choice(f"{place}.name", chosen.get("name"), tools)
+    return function_choice(f"{place}.name", function.get("name"), tools)
 
 
 def mode_choice(mode: str, tools: Tools) -> ToolChoice:
@@ -143,12 +138,10 @@ def tool_call_form(choice: ToolChoice, parser: str | None) -> str | None:
         return None
 
     if parser is None:
-        needs = (
-            "tool_choice auto needs option.tool_call_parser (hermes, json, generic …) of the server"
-        )
         raise Unsupported(
             "tools",
-            f"{needs}: the chat template tells no form that is known, or it is switched off",
+            "tool_choice auto needs option.tool_call_parser (hermes, json, generic …) of the "
+            "server: the chat template tells no form that is known, or it is switched off",
         )
 
     return None if parser == "text" else parser
@@ -163,11 +156,14 @@ def call_guide(choice: ToolChoice, tools: Tools, is_parallel: bool) -> GuidedDec
 
     definitions: dict[str, Any] = {}
     calls = [_call_schema(name, tool, definitions) for name, tool in tools.items()]
-    wanted: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
+    schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
     if not is_parallel:
-        wanted["maxItems"] = 1
+        schema["maxItems"] = 1
 
-    return json_schema("tools", wanted | ({"$defs": definitions} if definitions else {}))
+    if definitions:
+        schema["$defs"] = definitions
+
+    return json_schema("tools", schema)
 
 
 def _call_schema(name: str, tool: Mapping[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
@@ -175,8 +171,11 @@ def _call_schema(name: str, tool: Mapping[str, Any], definitions: dict[str, Any]
     look for them.
     """
     parameters = dict(checked_references("tools.parameters", dict(_parameters(tool))))
-    parameters.pop("$id", None)  # below the root, the definitions would be looked for beside it
-    for key, definition in an_object("tools.parameters.$defs", parameters.pop("$defs", {})).items():
+    # Below the root, the definitions would be looked for beside the $id.
+    parameters.pop("$id", None)
+
+    own_definitions = an_object("tools.parameters.$defs", parameters.pop("$defs", {}))
+    for key, definition in own_definitions.items():
         if definitions.setdefault(key, definition) != definition:
             raise InvalidParameter("tools", "without two definitions of one name", key)
 

@@ -64,9 +64,11 @@ class ItemsStream(BlockStream):
         self._state.id = self._id
         self._state.created_s = self._created_s
         self._state.model = parsed.format.model
-        self._place: dict[str, Any] = {}  # of the open item
+        # The place of the open item, which its events repeat.
+        self._place: dict[str, Any] = {}
         self._tokens = TextLogProbs()
-        self._log_probs: list[dict[str, Any]] = []  # of the open text
+        # The log-probs of the open text.
+        self._log_probs: list[dict[str, Any]] = []
 
     def feed(self, delta: Delta) -> list[bytes]:
         if self._format.has_log_probs:
@@ -76,30 +78,31 @@ class ItemsStream(BlockStream):
         return super().feed(delta)
 
     def _begin(self) -> list[bytes]:
-        begun = self._state.response("in_progress")
+        response = self._state.response("in_progress")
         return [
-            self._event(f"response.{name}", response=begun) for name in ("created", "in_progress")
+            self._event("response.created", response=response),
+            self._event("response.in_progress", response=response),
         ]
 
     def _wait(self, fields: dict[str, Any]) -> bytes:
         """Codex gives up a request after 300 s without an event. Comments do not count for it."""
-        return self._event(
-            "response.in_progress", response=self._state.response("in_progress"), **fields
-        )
+        response = self._state.response("in_progress")
+        return self._event("response.in_progress", response=response, **fields)
 
     def _open(self, part: AnswerPart) -> list[bytes]:
-        item = _item(part)
+        output_item = _item(part)
         index = len(self._state.output)
         self._log_probs = []
-        self._block = item
-        self._place = {"item_id": item["id"], "output_index": index}
-        records = [self._event("response.output_item.added", output_index=index, item=item)]
-        if item["type"] != "function_call":
-            item["content"] = [dict(CONTENTS[item["type"]])]
+        self._block = output_item
+        self._place = {"item_id": output_item["id"], "output_index": index}
+
+        records = [self._event("response.output_item.added", output_index=index, item=output_item)]
+        if output_item["type"] != "function_call":
+            empty_part = dict(CONTENTS[output_item["type"]])
+            output_item["content"] = [empty_part]
             self._place["content_index"] = 0
-            records.append(
-                self._event("response.content_part.added", **self._place, part=item["content"][0])
-            )
+            added = "response.content_part.added"
+            records.append(self._event(added, **self._place, part=empty_part))
 
         return records
 
@@ -107,46 +110,62 @@ class ItemsStream(BlockStream):
         kind = self.block_types[type(part)]
         log_probs = self._tokens.take(part.text, is_text=kind == "message")
         self._log_probs += log_probs
-        beside = {"logprobs": log_probs} if kind == "message" else {}
-        return self._event(f"{EVENTS[kind]}.delta", **self._place, **beside, delta=part.text)
+        fields = {"logprobs": log_probs} if kind == "message" else {}
+        return self._event(f"{EVENTS[kind]}.delta", **self._place, **fields, delta=part.text)
 
     def _close(self, status: str = "completed") -> list[bytes]:
-        item = self._block
-        place = self._place
-        said = "".join(self._texts)
-        if not item:
+        output_item = self._block
+        if not output_item:
             return []
 
-        kind = item["type"]
-        done = f"{EVENTS[kind]}.done"
-        if kind == "function_call" and isinstance(parsed_arguments(said), dict):
-            status = "completed"  # the answer was cut behind it
+        text = "".join(self._texts)
+        if output_item["type"] == "function_call":
+            # The answer was cut behind a call whose arguments are an object.
+            if isinstance(parsed_arguments(text), dict):
+                status = "completed"
 
-        item |= {"status": status} if "status" in item else {}
-        if kind == "function_call":
-            item["arguments"] = said
-            records = [self._event(done, **place, name=item["name"], arguments=said)]
+            records = self._close_call(output_item, text)
         else:
-            [part] = item["content"]
-            part["text"] = said
-            beside = {"logprobs": self._log_probs} if kind == "message" else {}
-            part |= beside
-            records = [self._event(done, **place, **beside, text=said)]
-            records.append(self._event("response.content_part.done", **place, part=part))
+            records = self._close_part(output_item, text)
 
+        if "status" in output_item:
+            output_item["status"] = status
+
+        index = self._place["output_index"]
         records.append(
-            self._event("response.output_item.done", output_index=place["output_index"], item=item)
+            self._event("response.output_item.done", output_index=index, item=output_item)
         )
-        self._state.output.append(item)
+        self._state.output.append(output_item)
         return records
 
+    def _close_call(self, output_item: dict[str, Any], arguments: str) -> list[bytes]:
+        output_item["arguments"] = arguments
+        done = f"{EVENTS['function_call']}.done"
+        return [self._event(done, **self._place, name=output_item["name"], arguments=arguments)]
+
+    def _close_part(self, output_item: dict[str, Any], text: str) -> list[bytes]:
+        kind = output_item["type"]
+        [part] = output_item["content"]
+        part["text"] = text
+        log_probs = {"logprobs": self._log_probs} if kind == "message" else {}
+        part |= log_probs
+        return [
+            self._event(f"{EVENTS[kind]}.done", **self._place, **log_probs, text=text),
+            self._event("response.content_part.done", **self._place, part=part),
+        ]
+
     def _end(self, delta: Delta, reason: AnswerEnd) -> tuple[list[bytes], dict[str, Any]]:
-        status = "incomplete" if reason is AnswerEnd.LENGTH else "completed"
+        status = "completed"
+        details = None
+        if reason is AnswerEnd.LENGTH:
+            status = "incomplete"
+            details = {"reason": "max_output_tokens"}
+
         self._log_probs += self._tokens.rest()
         records = self._close(status)
-        details = {"reason": "max_output_tokens"} if status == "incomplete" else None
         response = self._state.response(status, incomplete_details=details, usage=self._usage())
-        return [*records, self._event(f"response.{status}", response=response)], response
+        records.append(self._event(f"response.{status}", response=response))
+        return records, response
 
     def _usage(self) -> dict[str, Any]:
         return {
@@ -191,8 +210,9 @@ def _write_error(error: ErrorFields, format: OpenAIFormat, *, in_answer: bool) -
     if not in_answer or state is None:
         return JSON, ItemsWhole.error(error)
 
-    said = {"code": error.kind or "server_error", "message": error.message}
-    return SSE, state.event("response.failed", response=state.response("failed", error=said))
+    error_object = {"code": error.kind or "server_error", "message": error.message}
+    response = state.response("failed", error=error_object)
+    return SSE, state.event("response.failed", response=response)
 
 
 RESPONSES: Api[OpenAIFormat] = replace(
@@ -231,21 +251,44 @@ OUTPUT = either(
     struct(type={"const": "function_call"}, id=str, **CALL),
 )
 USAGE = struct(
-    **dict.fromkeys(("input_tokens", "output_tokens", "total_tokens"), int),
+    input_tokens=int,
+    output_tokens=int,
+    total_tokens=int,
     input_tokens_details=CACHED,
     output_tokens_details=struct(reasoning_tokens=int),
 )
 PLACE: dict[str, Form] = {"item_id": str, "output_index": int, "content_index": int}
-MORE: dict[str, Form] = PLACE | {
+MORE: dict[str, Form] = {
+    **PLACE,
     "item": OUTPUT,
     "part": PART,
     "response": "Response",
     "logprobs": [dict],
+    "delta": str,
+    "text": str,
+    "arguments": str,
+    "name": str,
+    **WAITING,
 }
-MORE |= dict.fromkeys(("delta", "text", "arguments", "name"), str) | WAITING
-OF_ITEM = ("output_item.added", "output_item.done", "content_part.added", "content_part.done")
-NAMES = tuple(f"response.{name}" for name in ("created", *STATUS, "failed", *OF_ITEM))
-NAMES += tuple(f"{name}.{end}" for name in EVENTS.values() for end in ("delta", "done"))
+
+NAMES = (
+    "response.created",
+    "response.in_progress",
+    "response.completed",
+    "response.incomplete",
+    "response.failed",
+    "response.output_item.added",
+    "response.output_item.done",
+    "response.content_part.added",
+    "response.content_part.done",
+    "response.output_text.delta",
+    "response.output_text.done",
+    "response.reasoning_text.delta",
+    "response.reasoning_text.done",
+    "response.function_call_arguments.delta",
+    "response.function_call_arguments.done",
+)
+
 SCHEMAS = {
     "ResponseRequest": asked(FIELDS, "input", example=EXAMPLE),
     "Response": struct(
@@ -266,15 +309,16 @@ SCHEMAS = {
 
 
 def describe(config: Config) -> ApiDescription:
-    about = "OpenAI's Responses, with which coding agents work. Nothing is kept." + about_defaults(
-        config.model
-    )
+    about = "OpenAI's Responses, with which coding agents work. Nothing is kept."
+    about += about_defaults(config.model)
     rules = [RESPONSES.errors]
     api = ApiDescription("Responses", about, config.model, SCHEMAS, content("OpenAIError"), rules)
-    ok = content("Response") | content("ResponseEvent", SSE)
-    api.infer("/v1/responses", "Answer a conversation", ok, "ResponseRequest")
+
+    request = "ResponseRequest"
+    response = content("Response") | content("ResponseEvent", SSE)
+    api.infer("/v1/responses", "Answer a conversation", response, request)
+
     count = content(struct(object={"const": "response.input_tokens"}, input_tokens=int))
-    api.infer(
-        "/v1/responses/input_tokens", "Count the tokens of a conversation", count, "ResponseRequest"
-    )
+    path = "/v1/responses/input_tokens"
+    api.infer(path, "Count the tokens of a conversation", count, request)
     return api

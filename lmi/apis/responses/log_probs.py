@@ -11,8 +11,10 @@ from lmi.types import Token
 
 
 class _Piece(NamedTuple):
-    text: str  # of a token, less what parts so far have shown
-    log_prob: dict[str, Any] | None  # None once a text has told it
+    # The text of a token, less what parts so far have shown.
+    text: str
+    # None once a text has told it.
+    log_prob: dict[str, Any] | None
 
 
 class TextLogProbs:
@@ -24,47 +26,49 @@ class TextLogProbs:
         self._pieces: list[_Piece] = []
 
     def add(self, tokens: Sequence[Token], log_probs: Sequence[dict[str, Any]]) -> None:
-        self._pieces += [
-            _Piece(token.text, log_prob) for token, log_prob in zip(tokens, log_probs, strict=True)
-        ]
+        for token, log_prob in zip(tokens, log_probs, strict=True):
+            self._pieces.append(_Piece(token.text, log_prob))
 
-    def take(self, said: str, *, is_text: bool) -> list[dict[str, Any]]:
-        """Return the log-probs of the tokens that wrote the next of an answer that is `said` in a
-        part, in order.
+    def take(self, text: str, *, is_text: bool) -> list[dict[str, Any]]:
+        """Return the log-probs of the tokens that wrote the next `text` of a part, in order.
 
-        What stands before it is forgotten. Only a text tells a log-prob; other parts leave it to a
-        text that the same token has begun. A part that is not found, because it is written anew,
-        has none, and nor have the tokens so far.
+        What stands before it is forgotten. Only a part that `is_text` tells log-probs; other parts
+        leave them to a text that the same token has begun. A part that is not found, because it is
+        written anew, has none, and nor have the tokens so far.
         """
-        begin = "".join(piece.text for piece in self._pieces).find(said)
+        begin = "".join([piece.text for piece in self._pieces]).find(text)
         if begin < 0:
             self._pieces.clear()
             return []
 
-        end = begin + len(said)
-        taken: list[dict[str, Any]] = []
-        left: list[_Piece] = []
+        end = begin + len(text)
+        log_probs: list[dict[str, Any]] = []
+        later_pieces: list[_Piece] = []
         place = 0
         for piece in self._pieces:
-            first, place = place, place + len(piece.text)
+            first = place
+            place += len(piece.text)
+
             is_inside = first < end and (place > begin or first >= begin)
             if is_inside and is_text and piece.log_prob is not None:
-                taken.append(piece.log_prob)
+                log_probs.append(piece.log_prob)
 
             if first >= end:
-                left.append(piece)
+                later_pieces.append(piece)
             elif place > end:
-                left.append(_Piece(piece.text[end - first :], None if is_text else piece.log_prob))
+                log_prob = None if is_text else piece.log_prob
+                later_pieces.append(_Piece(piece.text[end - first :], log_prob))
 
-        self._pieces = left
-        return taken
+        self._pieces = later_pieces
+        return log_probs
 
     def rest(self) -> list[dict[str, Any]]:
         """Return the log-probs of tokens without a text behind the last part: those that end an
         answer.
         """
-        return [
-            piece.log_prob
-            for piece in self._pieces
-            if not piece.text and piece.log_prob is not None
-        ]
+        log_probs = []
+        for piece in self._pieces:
+            if not piece.text and piece.log_prob is not None:
+                log_probs.append(piece.log_prob)
+
+        return log_probs

@@ -49,35 +49,73 @@ CANNOT_RESPOND = CANNOT | {
 SILENT = [name for name in WITHOUT_EFFECT if name not in ("store", "metadata")]
 SILENT += ["access_programs", "client_metadata", "max_tool_calls", "stream_options"]
 LOG_PROBS = "message.output_text.logprobs"
-# What chats read as well: how tokens are drawn, where an answer ends, what its text has, and what
-# it must be.
 AS_CHATS = (
-    "model stream temperature top_p presence_penalty frequency_penalty cache_salt priority "
-    "prompt_cache_key "
-    "seed top_k min_p repetition_penalty logit_bias "
-    "stop stop_token_ids include_stop_str_in_output no_stop_trim ignore_eos min_tokens bad_words "
-    "skip_special_tokens spaces_between_special_tokens add_special_tokens truncate_prompt_tokens "
-    "truncation_side "
-    "guided_json guided_regex guided_choice guided_grammar regex ebnf grammar json_schema "
-    "structured_outputs "
-    "logits_post_processor_name parallel_tool_calls chat_template_kwargs enable_thinking thinking "
-    "reasoning"
-).split()
+    "model",
+    "stream",
+    "temperature",
+    "top_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "cache_salt",
+    "priority",
+    "prompt_cache_key",
+    "seed",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "logit_bias",
+    "stop",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "no_stop_trim",
+    "ignore_eos",
+    "min_tokens",
+    "bad_words",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "add_special_tokens",
+    "truncate_prompt_tokens",
+    "truncation_side",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "regex",
+    "ebnf",
+    "grammar",
+    "json_schema",
+    "structured_outputs",
+    "logits_post_processor_name",
+    "parallel_tool_calls",
+    "chat_template_kwargs",
+    "enable_thinking",
+    "thinking",
+    "reasoning",
+)
+# The role in the template for each role of an item.
 ROLES = {
     "user": "user",
     "assistant": "assistant",
     "system": "system",
     "developer": "system",
-}  # the template's
+}
 read_role = choice(tuple(ROLES))
-SETTINGS: dict[str, Any] = {  # of a request that names none
-    **dict.fromkeys(("background", "store"), False),
-    **dict.fromkeys(("frequency_penalty", "presence_penalty", "top_logprobs"), 0),
-    **dict.fromkeys(("temperature", "top_p"), 1),
-    **dict.fromkeys(
-        ("instructions", "max_output_tokens", "max_tool_calls", "previous_response_id"), None
-    ),
-    **dict.fromkeys(("prompt_cache_key", "reasoning", "safety_identifier"), None),
+# The settings of a request that names none.
+SETTINGS: dict[str, Any] = {
+    "background": False,
+    "store": False,
+    "frequency_penalty": 0,
+    "presence_penalty": 0,
+    "top_logprobs": 0,
+    "temperature": 1,
+    "top_p": 1,
+    "instructions": None,
+    "max_output_tokens": None,
+    "max_tool_calls": None,
+    "previous_response_id": None,
+    "prompt_cache_key": None,
+    "reasoning": None,
+    "safety_identifier": None,
     "metadata": {},
     "parallel_tool_calls": True,
     "service_tier": "default",
@@ -101,13 +139,17 @@ class ResponseState:
     model: str = ""
     num_events: int = 0
 
-    def response(self, status: str, **known: Any) -> dict[str, Any]:
-        """Return the response as it is now. `known` are fields that are null until its end."""
+    def response(self, status: str, **last_fields: Any) -> dict[str, Any]:
+        """Return the response as it is now. `last_fields` are null until its end."""
+        completed_at_s = None
+        if status == "completed":
+            completed_at_s = int(time.time())
+
         return {
             "id": self.id,
             "object": "response",
             "created_at": self.created_s,
-            "completed_at": int(time.time()) if status == "completed" else None,
+            "completed_at": completed_at_s,
             "status": status,
             "model": self.model,
             "output": self.output,
@@ -116,7 +158,7 @@ class ResponseState:
             "usage": None,
             **SETTINGS,
             **self.settings,
-            **known,
+            **last_fields,
         }
 
     def event(self, kind: str, **fields: Any) -> bytes:
@@ -177,39 +219,41 @@ RESPONSES = ParameterTable(
 
 def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
     ignored: list[str] = []
-    given = {"max_new_tokens": None} | RESPONSES.read(message.fields, ignored)
-    RESPONSES.check_together(given)
-    given["logprobs"] = given.get("logprobs", False) or given.get("top_logprobs", 0) > 0
-    messages = _messages(given)
-    tools = flat_tools(given.get("tools"), kind="function", schema="parameters", ignored=ignored)
-    choice = tool_choice(given.get("tool_choice"), tools, is_flat=True)
-    guide = _asked_guide(given)
-    fill_in(given, RESPONSES, message)
+    values = {"max_new_tokens": None} | RESPONSES.read(message.fields, ignored)
+    RESPONSES.check_together(values)
+    values["logprobs"] = values.get("logprobs", False) or values.get("top_logprobs", 0) > 0
+
+    messages = _messages(values)
+    tools = flat_tools(values.get("tools"), kind="function", schema="parameters", ignored=ignored)
+    choice = tool_choice(values.get("tool_choice"), tools, is_flat=True)
+    guide = _asked_guide(values)
+    fill_in(values, RESPONSES, message)
+
     settings = _defaults(message) | _settings(message.fields)
     format = replace(message.format, state=ResponseState(settings))
-    return chat_request(given, format, messages, tools, choice, guide, ignored)
+    return chat_request(values, format, messages, tools, choice, guide, ignored)
 
 
 def _defaults(message: Message[OpenAIFormat]) -> dict[str, Any]:
     """Return the model's defaults for the settings that a response repeats."""
     defaults = message.generation_defaults
-    told = defaults.values | {"max_output_tokens": defaults.max_new_tokens}
-    return {name: told[name] for name in SETTINGS.keys() & told.keys()}
+    values = defaults.values | {"max_output_tokens": defaults.max_new_tokens}
+    return {name: values[name] for name in SETTINGS.keys() & values.keys()}
 
 
-def _asked_guide(given: ParameterValues) -> AskedGuide:
+def _asked_guide(values: ParameterValues) -> AskedGuide:
     """Return the guide of `text.format`, or of the fields by which chats ask for one."""
-    of_text = guide_of_format(
-        "text.format", given.get("text", {}).get("format") or {"type": "text"}
-    )
-    of_chats = asked_guide(given)
-    if of_text[0] is None:
-        return of_chats
+    format = values.get("text", {}).get("format") or {"type": "text"}
+    guide_of_text = guide_of_format("text.format", format)
+    guide_of_chats = asked_guide(values)
+    if guide_of_text.params is None:
+        return guide_of_chats
 
-    if of_chats[0] is not None:
-        raise InvalidParameter(of_chats[1][CONTRACT_NAME], "left out beside text.format", "both")
+    if guide_of_chats.params is not None:
+        name = guide_of_chats.field_names[CONTRACT_NAME]
+        raise InvalidParameter(name, "left out beside text.format", "both")
 
-    return of_text
+    return guide_of_text
 
 
 def _settings(fields: ParameterValues) -> dict[str, Any]:
@@ -218,99 +262,108 @@ def _settings(fields: ParameterValues) -> dict[str, Any]:
     """
     settings = {name: fields[name] for name in SETTINGS if fields.get(name) is not None}
     for name, value in settings.items():
-        check_levels(name, {"response": {name: value}})  # as an event shows it
+        # An event shows the value at this depth.
+        check_levels(name, {"response": {name: value}})
 
-    unsaid = {"description": None, "parameters": None, "strict": None}
-    tools = (tool for tool in settings.get("tools", []) if tool.get("type") in ("function", None))
-    settings["tools"] = [unsaid | tool for tool in tools]
-    settings["text"] = SETTINGS["text"] | {
-        "format": settings.get("text", {}).get("format") or {"type": "text"}
-    }
-    if "reasoning" in settings:
+    left_out = {"description": None, "parameters": None, "strict": None}
+    functions = []
+    for tool in settings.get("tools", []):
+        if tool.get("type") in ("function", None):
+            functions.append(left_out | tool)
+
+    settings["tools"] = functions
+
+    format = settings.get("text", {}).get("format") or {"type": "text"}
+    settings["text"] = SETTINGS["text"] | {"format": format}
+
+    reasoning = settings.get("reasoning")
+    if reasoning is not None:
         settings["reasoning"] = {
-            name: settings["reasoning"].get(name) for name in ("effort", "summary")
+            "effort": reasoning.get("effort"),
+            "summary": reasoning.get("summary"),
         }
 
     return settings
 
 
-def _messages(given: ParameterValues) -> list[dict[str, Any]]:
-    items = given.get("input")
+def _messages(values: ParameterValues) -> list[dict[str, Any]]:
+    items = values.get("input")
     if isinstance(items, str):
         items = [{"role": "user", "content": items}]
 
     if not isinstance(items, list) or not items:
         raise InvalidParameter("input", "a string or a non-empty list of items", items)
 
-    instructions = given.get("instructions")
-    said: list[dict[str, Any]] = (
-        [{"role": "system", "content": instructions}] if instructions else []
-    )
+    messages: list[dict[str, Any]] = []
+    instructions = values.get("instructions")
+    if instructions:
+        messages.append({"role": "system", "content": instructions})
+
     for n, value in enumerate(items):
         place = f"input[{n}]"
-        item = an_object(place, value)
-        kind = item.get("type") or "message"
+        fields = an_object(place, value)
+        kind = fields.get("type") or "message"
         if not isinstance(kind, str) or kind not in ITEMS:
-            raise Unsupported(
-                place,
-                f"a conversation has {', '.join(ITEMS)}, given an item of type {shorten(kind)}",
-            )
+            reason = f"a conversation has {', '.join(ITEMS)}, given an item of type {shorten(kind)}"
+            raise Unsupported(place, reason)
 
-        _join(said, ITEMS[kind](place, item))
+        _join(messages, ITEMS[kind](place, fields))
 
-    return said
+    return messages
 
 
-def _join(said: list[dict[str, Any]], message: dict[str, Any]) -> None:
+def _join(messages: list[dict[str, Any]], message: dict[str, Any]) -> None:
     """Add a message, or continue that of the assistant (thoughts, text and calls) or the system.
 
     Many templates know only one message of the system, at the start.
     """
-    last = said[-1] if said else {"role": ""}
+    last = messages[-1] if messages else {"role": ""}
     if last["role"] != message["role"] or last["role"] not in ("assistant", "system"):
-        said.append(message)
+        messages.append(message)
         return
 
     for name in ("content", "reasoning_content"):
-        if texts := [each[name] for each in (last, message) if each.get(name)]:
+        texts = [text for text in (last.get(name), message.get(name)) if text]
+        if texts:
             last[name] = "\n".join(texts)
 
     if "tool_calls" in message:
         last["tool_calls"] = last.get("tool_calls", []) + message["tool_calls"]
 
 
-def _message(place: str, item: dict[str, Any]) -> dict[str, Any]:
-    role = ROLES[read_role(f"{place}.role", item.get("role"))]
-    return {
-        "role": role,
-        "content": content(f"{place}.content", item.get("content"), has_images=role == "user"),
-    }
+def _message(place: str, fields: dict[str, Any]) -> dict[str, Any]:
+    role = ROLES[read_role(f"{place}.role", fields.get("role"))]
+    text_or_parts = content(f"{place}.content", fields.get("content"), has_images=role == "user")
+    return {"role": role, "content": text_or_parts}
 
 
-def _thought(place: str, item: dict[str, Any]) -> dict[str, Any]:
+def _thought(place: str, fields: dict[str, Any]) -> dict[str, Any]:
     """Read thoughts as they were told, else their summary. What only another server can decrypt has
     no effect.
     """
-    said = content(
-        place, item.get("content") or item.get("summary"), is_needed=False, has_images=False
-    )
-    return {"role": "assistant", "content": "", **({"reasoning_content": said} if said else {})}
+    value = fields.get("content") or fields.get("summary")
+    thought = content(place, value, is_needed=False, has_images=False)
+    message: dict[str, Any] = {"role": "assistant", "content": ""}
+    if thought:
+        message["reasoning_content"] = thought
+
+    return message
 
 
-def _call(place: str, item: dict[str, Any]) -> dict[str, Any]:
-    call_id, name = (text(f"{place}.{key}", item.get(key)) for key in ("call_id", "name"))
-    arguments = parsed_arguments(text(f"{place}.arguments", item.get("arguments")))
-    call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+def _call(place: str, fields: dict[str, Any]) -> dict[str, Any]:
+    call_id = text(f"{place}.call_id", fields.get("call_id"))
+    name = text(f"{place}.name", fields.get("name"))
+    arguments = text(f"{place}.arguments", fields.get("arguments"))
+
+    function = {"name": name, "arguments": parsed_arguments(arguments)}
+    call = {"id": call_id, "type": "function", "function": function}
     return {"role": "assistant", "content": "", "tool_calls": [call]}
 
 
-def _result(place: str, item: dict[str, Any]) -> dict[str, Any]:
-    said = content(f"{place}.output", item.get("output"))
-    return {
-        "role": "tool",
-        "content": said,
-        "tool_call_id": text(f"{place}.call_id", item.get("call_id")),
-    }
+def _result(place: str, fields: dict[str, Any]) -> dict[str, Any]:
+    output = content(f"{place}.output", fields.get("output"))
+    call_id = text(f"{place}.call_id", fields.get("call_id"))
+    return {"role": "tool", "content": output, "tool_call_id": call_id}
 
 
 ITEMS: dict[str, Callable[[str, dict[str, Any]], dict[str, Any]]] = {

@@ -13,7 +13,17 @@ from typing import Any
 
 from orjson import OPT_NON_STR_KEYS, OPT_SORT_KEYS, dumps
 
-from lmi.apis.base.api import SSE, Api, ErrorFields, ErrorRules, Forms, Row, WholeFormatter, text_of
+from lmi.apis.base.api import (
+    SSE,
+    Api,
+    ErrorFields,
+    ErrorRules,
+    Formatter,
+    Forms,
+    Row,
+    WholeFormatter,
+    text_of,
+)
 from lmi.apis.base.readers import Parsed, json_schema_of
 from lmi.apis.triton import schema
 from lmi.apis.triton.schema import TritonFormat
@@ -33,7 +43,8 @@ from lmi.settings.config import Config
 from lmi.types import Answer, AnswerEnd, Delta, OutputFormat, Token, ranked
 
 REASONS = {AnswerEnd.EOS_TOKEN: "stop", AnswerEnd.STOP_SEQUENCE: "stop", AnswerEnd.LENGTH: "length"}
-OUTPUTS = {  # besides text_output, under the names of a model's metadata
+# The outputs besides text_output, under the names of a model's metadata.
+OUTPUTS = {
     "finish_reason": "BYTES",
     "num_input_tokens": "UINT32",
     "num_output_tokens": "UINT32",
@@ -42,17 +53,26 @@ OUTPUTS = {  # besides text_output, under the names of a model's metadata
     "cum_log_probs": "FP32",
     "output_log_probs": "FP32",
 }
-VALUES_OF: dict[
-    str, Callable[[Answer], Sequence[Any]]
-] = {  # that one sequence, or a part of it, adds to an output
-    "finish_reason": lambda answer: [
-        "None" if answer.finish_reason is None else REASONS[answer.finish_reason]
-    ],
+
+
+def _reasons(answer: Answer) -> list[str]:
+    if answer.finish_reason is None:
+        return ["None"]
+
+    return [REASONS[answer.finish_reason]]
+
+
+def _log_probs(answer: Answer) -> list[str]:
+    positions = [_alternatives(token) for token in answer.tokens]
+    return [dumps(positions, option=OPT_NON_STR_KEYS).decode()]
+
+
+# The values that one sequence, or a part of it, adds to an output.
+VALUES_OF: dict[str, Callable[[Answer], Sequence[Any]]] = {
+    "finish_reason": _reasons,
     "num_output_tokens": lambda answer: [len(answer.tokens)],
     "output_log_probs": lambda answer: [token.log_prob for token in answer.tokens],
-    "logprobs": lambda answer: [
-        dumps([_alternatives(t) for t in answer.tokens], option=OPT_NON_STR_KEYS).decode()
-    ],
+    "logprobs": _log_probs,
 }
 
 
@@ -70,13 +90,19 @@ class TritonWhole(WholeFormatter[TritonFormat]):
         """Write an object. `cum_log_probs` holds the sum of each sequence so far, which covers
         earlier events too.
         """
-        sums = dict.fromkeys(("cum_log_probs", "cumulative_logprob"), cum_log_probs)
-        values: dict[str, Sequence[Any]] = {"num_input_tokens": [num_input_tokens], **sums}
+        values: dict[str, list[Any]] = {
+            "num_input_tokens": [num_input_tokens],
+            "cum_log_probs": list(cum_log_probs),
+            "cumulative_logprob": list(cum_log_probs),
+        }
         for name in VALUES_OF.keys() & self._format.outputs:
-            values[name] = [value for answer in answers for value in VALUES_OF[name](answer)]
+            values[name] = []
+            for answer in answers:
+                values[name] += VALUES_OF[name](answer)
 
+        texts = [self._full_text(answer.text) for answer in answers]
         fields = {name: _tensor(values[name]) for name in self._format.outputs}
-        fields |= {"text_output": _tensor([self._full_text(answer.text) for answer in answers])}
+        fields["text_output"] = _tensor(texts)
         return self.record(dumps({**self._format.head, **fields}, option=OPT_SORT_KEYS))
 
     @classmethod
@@ -113,11 +139,20 @@ def _alternatives(token: Token) -> dict[int, dict[str, object]]:
     """Return a position of `logprobs` as vLLM's backend writes it: the token and the most probable
     ones, by id.
     """
-    ranks = [(None, token), *enumerate(token.top or (), 1)]
-    return {
-        one.id: {"logprob": one.log_prob, "rank": rank, "decoded_token": one.text}
-        for rank, one in ranks
-    }
+    alternatives: dict[int, dict[str, object]] = {}
+    for rank, candidate in [(None, token), *enumerate(token.top or (), 1)]:
+        alternatives[candidate.id] = {
+            "logprob": candidate.log_prob,
+            "rank": rank,
+            "decoded_token": candidate.text,
+        }
+
+    return alternatives
+
+
+def _formatter(parsed: Parsed[TritonFormat]) -> Formatter[Any]:
+    forms = EVENTS if parsed.request.is_streaming else WHOLE
+    return forms.formatter(parsed)
 
 
 MODELS = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
@@ -130,7 +165,7 @@ TRITON: Api[TritonFormat] = Api(
     default_format=lambda model: TritonFormat(),
     read=partial(schema.read, output_format=OutputFormat.JSON),
     parse=schema.parse,
-    formatter=lambda parsed: (EVENTS if parsed.request.is_streaming else WHOLE).formatter(parsed),
+    formatter=_formatter,
     errors=ErrorRules(
         EVENTS.write_error, (Row(GenerationFailed, 500),), schema.INPUTS.wire_names()
     ),
@@ -141,6 +176,11 @@ TRITON_STREAM = replace(
     paths=tuple(f"{model}/generate_stream" for model in MODELS),
     read=partial(schema.read, output_format=OutputFormat.SSE),
 )
+
+
+def _one_or_several(form: Form) -> Schema:
+    return either(form, [form])
+
 
 # The description, for /openapi.json.
 EXAMPLE = {
@@ -173,20 +213,26 @@ PROMPT: Schema = {
     "minItems": 1,
     "maxItems": 1,
 }
-VALUES: dict[str, Form] = {"FP32": float | None, "BYTES": str, "UINT32": int}
-GIVEN: dict[str, Form] = {
-    **dict.fromkeys(("id", "model_name", "model_version"), str),
-    "text_output": either(str, [str]),
-    **{name: either(VALUES[datatype], [VALUES[datatype]]) for name, datatype in OUTPUTS.items()},
+VALUES: dict[str, Form] = {
+    "FP32": float | None,
+    "BYTES": str,
+    "UINT32": int,
 }
+ANSWER: dict[str, Form] = {
+    "id": str,
+    "model_name": str,
+    "model_version": str,
+    "text_output": either(str, [str]),
+}
+ANSWER |= {name: _one_or_several(VALUES[datatype]) for name, datatype in OUTPUTS.items()}
 TENSORS = [struct(name=str, datatype=str, shape=[int])]
 COUNTS: dict[str, Form] = {"inference_count": int, "execution_count": int}
-ENDS = struct(**dict.fromkeys(("success", "fail", "cancel"), struct(count=int)))
+ENDS = struct(success=struct(count=int), fail=struct(count=int), cancel=struct(count=int))
 SCHEMAS = {
     "TritonInputs": asked(FIELDS | {"text_input": PROMPT}),
     "TritonRequest": REQUEST,
-    "TritonAnswer": struct("id", *OUTPUTS, **GIVEN),
-    "TritonEvent": struct(*GIVEN, "error", **GIVEN, error=str),
+    "TritonAnswer": struct("id", *OUTPUTS, **ANSWER),
+    "TritonEvent": struct(*ANSWER, "error", **ANSWER, error=str),
     "TritonError": struct(error=str),
     "TritonServer": struct(name=str, version=str, extensions=[str]),
     "TritonModel": struct(name=str, versions=[str], platform=str, inputs=TENSORS, outputs=TENSORS),
@@ -214,9 +260,8 @@ def describe(config: Config) -> ApiDescription:
         api.add("post", f"{model}/infer", "Not served: always 404", None)
         api.add("get", f"{model}/config", "Not served: always 404", None)
 
-    api.add(
-        "get", "/v2/models/stats", "The same of every model, of which there is one", "TritonStats"
-    )
+    summary = "The same of every model, of which there is one"
+    api.add("get", "/v2/models/stats", summary, "TritonStats")
     for path in ("/v2", "/v2/"):
         api.add("get", path, "Who answers", "TritonServer")
 

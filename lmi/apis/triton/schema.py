@@ -10,7 +10,7 @@ extension_generate.md; vllm_backend; TensorRT-LLM's models.
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -26,8 +26,10 @@ from lmi.settings.config import ModelConfig
 from lmi.types import AnswerFormat, OutputFormat
 
 DEFAULT_MAX_NEW_TOKENS = 30
-MAX_ID_BYTES = 1024  # every event repeats it
-MAX_NUMBER_CHARS = 32  # of a number that comes as text
+# Every event repeats the id.
+MAX_ID_BYTES = 1024
+# A number that comes as text has at most so many characters.
+MAX_NUMBER_CHARS = 32
 GUIDE_TYPES = {kind.name.lower(): kind for kind in GuideType}
 PROMPT = readers.checked(
     {}, lambda value: "" if isinstance(value, str) and value else "a non-empty string"
@@ -46,6 +48,15 @@ class TritonFormat(AnswerFormat):
     head: Mapping[str, str] = field(default_factory=dict)
     outputs: tuple[str, ...] = ()
     num_answers: int = 1
+
+
+class _Member(NamedTuple):
+    """A field of the body, or one that a field holds."""
+
+    name: str
+    value: object
+    # It begins an error about a field that another one holds.
+    error_prefix: str
 
 
 def _words(max_words: int) -> Reader:
@@ -73,8 +84,8 @@ def _stop(name: str, value: object) -> tuple[str, ...]:
     return () if value is False else STOP_WORDS(name, value)
 
 
-def _unless_empty(read: Reader) -> Reader:
-    return lambda name, value: None if value == "" else read(name, value)
+def _unless_empty(read_value: Reader) -> Reader:
+    return lambda name, value: None if value == "" else read_value(name, value)
 
 
 NEGATED = takes({"type": "boolean"})(lambda name, value: not readers.boolean(name, value))
@@ -82,36 +93,64 @@ GUIDE_TYPE = _unless_empty(readers.choice(tuple(GUIDE_TYPES)))
 STOP_WORDS = _words(readers.MAX_STOP_SEQUENCES)
 NOT_BUILT = {
     "an adapter is used by the name that it was loaded under, lora_name": (
-        "lora_id lora_path lora_task_id lora_weights lora_config"
+        "lora_id",
+        "lora_path",
+        "lora_task_id",
+        "lora_weights",
+        "lora_config",
     ),
-    "the model reads text alone": "image image_url image_url_input",
-    "no engine here takes embeddings": "prompt_embedding_table embedding_request",
-    "no API here can bias words": "embedding_bias_words embedding_bias_weights logit_bias",
-    "the model has no encoder": "decoder_text_input",
+    "the model reads text alone": (
+        "image",
+        "image_url",
+        "image_url_input",
+    ),
+    "no engine here takes embeddings": (
+        "prompt_embedding_table",
+        "embedding_request",
+    ),
+    "no API here can bias words": (
+        "embedding_bias_words",
+        "embedding_bias_weights",
+        "logit_bias",
+    ),
+    "the model has no encoder": ("decoder_text_input",),
     "no API here carries it": (
-        "return_context_logits return_generation_logits return_perf_metrics "
-        "sampling_param_return_perf_metrics "
-        "return_stop_reason"
+        "return_context_logits",
+        "return_generation_logits",
+        "return_perf_metrics",
+        "sampling_param_return_perf_metrics",
+        "return_stop_reason",
     ),
 }
+
+
+def _refused() -> dict[str, Reader]:
+    refused = {}
+    for reason, names in NOT_BUILT.items():
+        for name in names:
+            refused[name] = readers.refused(reason, *NOTHING)
+
+    return refused
+
+
 NOTHING: tuple[object, ...] = ("", [], [""], [0], [False], False, 0)
-REFUSED = {
-    name: readers.refused(reason, *NOTHING)
-    for reason, names in NOT_BUILT.items()
-    for name in names.split()
+REFUSED = _refused()
+# The keys of the answer that each flag asks for.
+RETURNS: dict[str, tuple[str, ...]] = {
+    "return_finish_reason": ("finish_reason",),
+    "return_num_input_tokens": ("num_input_tokens",),
+    "return_num_output_tokens": ("num_output_tokens",),
+    "return_cumulative_logprob": ("cumulative_logprob",),
+    "return_logprobs": ("logprobs",),
+    "return_log_probs": ("cum_log_probs", "output_log_probs"),
 }
-RETURNS: dict[str, tuple[str, ...]] = {  # flag -> keys of the answer
-    f"return_{key}": (key,)
-    for key in (
-        "finish_reason",
-        "num_input_tokens",
-        "num_output_tokens",
+LOG_PROB_OUTPUTS = frozenset(
+    (
         "cumulative_logprob",
         "logprobs",
+        "cum_log_probs",
+        "output_log_probs",
     )
-} | {"return_log_probs": ("cum_log_probs", "output_log_probs")}
-LOG_PROB_OUTPUTS = frozenset(
-    ("cumulative_logprob", "logprobs", "cum_log_probs", "output_log_probs")
 )
 WITHOUT_EFFECT = {
     "end_id": "the model's own end tokens count",
@@ -134,32 +173,51 @@ def tensor(name: str, row: Parameter) -> dict[str, object]:
 def _datatype(row: Parameter) -> str:
     schema = readers.json_schema_of(row.read)
     schema = schema.get("anyOf", [schema])[0]
-    kind = schema["items"]["type"] if schema.get("type") == "array" else schema.get("type")
+    kind = schema.get("type")
+    if kind == "array":
+        kind = schema["items"]["type"]
+
     if kind == "integer":
         return "UINT64" if schema.get("maximum", 0) > MAX_INT else "INT32"
 
-    return "FP32" if kind == "number" else "BOOL" if kind == "boolean" else "BYTES"
+    if kind == "number":
+        return "FP32"
+
+    return "BOOL" if kind == "boolean" else "BYTES"
 
 
 def _input(row: Parameter) -> Parameter:
     """Return a parameter that may come as a tensor: a scalar as a list of one, a number or flag as
     text.
     """
-    if () in row.off:  # it is a list by itself
+    is_list = () in row.off
+    if is_list:
         return row
 
     is_text = _datatype(row) == "BYTES"
-    schema = readers.json_schema_of(row.read)
 
     def read(name: str, value: object) -> Any:
         return row.read(name, _scalar(name, value, is_text=is_text))
 
+    schema = readers.json_schema_of(row.read)
     if schema:
-        list_of_one = {"type": "array", "items": schema, "minItems": 1, "maxItems": 1}
-        as_text = [] if is_text else [{"type": "string", "description": "the same as text"}]
-        read = takes({"anyOf": [schema, list_of_one, *as_text]})(read)
+        schemas = [schema, {"type": "array", "items": schema, "minItems": 1, "maxItems": 1}]
+        if not is_text:
+            schemas.append({"type": "string", "description": "the same as text"})
+
+        read = takes({"anyOf": schemas})(read)
 
     return replace(row, read=read)
+
+
+def _flags() -> dict[str, Parameter]:
+    """Return the flags that ask for keys of the answer."""
+    flags = {}
+    for name, keys in RETURNS.items():
+        meaning = f"Whether the answer has {' and '.join(keys)}."
+        flags[name] = Parameter(name, readers.boolean, meaning, (False,))
+
+    return flags
 
 
 def _scalar(name: str, value: object, *, is_text: bool) -> object:
@@ -221,14 +279,9 @@ MEANT |= {
     ),
     "guided_decoding_guide": Parameter("guide", _unless_empty(readers.text), "That structure."),
     "exclude_input_in_output": replace(ROWS["return_full_text"], read=NEGATED),
-    **{
-        name: Parameter(
-            name, readers.boolean, f"Whether the answer has {' and '.join(keys)}.", (False,)
-        )
-        for name, keys in RETURNS.items()
-    },
+    **_flags(),
 }
-TWINS = {  # the names of other models
+TWINS = {
     "streaming": "stream",
     "random_seed": "seed",
     "min_length": "min_tokens",
@@ -236,26 +289,27 @@ TWINS = {  # the names of other models
     "len_penalty": "length_penalty",
     "sampling_param_stop": "stop_words",
     "sampling_param_exclude_input_from_output": "exclude_input_in_output",
-} | {
-    f"sampling_param_{name}": name
-    for name in (
-        "max_tokens",
-        "temperature",
-        "top_k",
-        "top_p",
-        "seed",
-        "presence_penalty",
-        "frequency_penalty",
-        "best_of",
-    )
+    "sampling_param_max_tokens": "max_tokens",
+    "sampling_param_temperature": "temperature",
+    "sampling_param_top_k": "top_k",
+    "sampling_param_top_p": "top_p",
+    "sampling_param_seed": "seed",
+    "sampling_param_presence_penalty": "presence_penalty",
+    "sampling_param_frequency_penalty": "frequency_penalty",
+    "sampling_param_best_of": "best_of",
 }
-INPUTS = ParameterTable(
-    {
-        name: _input(row)
-        for name, row in (MEANT | {twin: MEANT[name] for twin, name in TWINS.items()}).items()
-    },
-    said,
-)
+
+
+def _inputs() -> dict[str, Parameter]:
+    """Return the rows of all names, those of other models last."""
+    inputs = {name: _input(row) for name, row in MEANT.items()}
+    for twin, name in TWINS.items():
+        inputs[twin] = _input(MEANT[name])
+
+    return inputs
+
+
+INPUTS = ParameterTable(_inputs(), said)
 
 
 def read(
@@ -267,80 +321,108 @@ def read(
     except MalformedRequest as error:
         raise MalformedRequest(f"failed to parse the request JSON buffer: {error}") from None
 
-    head = {"id": _id(fields)} if fields.get("id", "") != "" else {}
-    head |= {"model_name": model.name, "model_version": model.version}
+    head = {}
+    if fields.get("id", "") != "":
+        head["id"] = _id(fields)
+
+    head["model_name"] = model.name
+    head["model_version"] = model.version
     return Message(fields, TritonFormat(output_format=output_format, head=head))
 
 
 def _id(fields: dict[str, Any]) -> str:
-    given = fields["id"]
-    if not isinstance(given, str):
-        raise MalformedRequest(f"Unable to parse 'id': it must be a string, given {shorten(given)}")
+    request_id = fields["id"]
+    if not isinstance(request_id, str):
+        raise MalformedRequest(
+            f"Unable to parse 'id': it must be a string, given {shorten(request_id)}"
+        )
 
-    if len(given.encode()) > MAX_ID_BYTES:
+    if len(request_id.encode()) > MAX_ID_BYTES:
         raise MalformedRequest(f"Unable to parse 'id': it must have at most {MAX_ID_BYTES} bytes")
 
-    return given
+    return request_id
 
 
 def parse(message: Message[TritonFormat]) -> Parsed[TritonFormat]:
     ignored: list[str] = []
-    given = {"max_new_tokens": DEFAULT_MAX_NEW_TOKENS} | _read(message.fields, ignored)
-    if "prompt" not in given:
+    values = {"max_new_tokens": DEFAULT_MAX_NEW_TOKENS} | _read(message.fields, ignored)
+    if "prompt" not in values:
         raise MalformedRequest(
             "missing required input(s) ['text_input']. Please provide all required input(s)."
         )
 
-    is_streaming = message.format.is_streamed and given.get("stream", True)
-    INPUTS.check_together(given, is_streamed=is_streaming)
-    read_search(INPUTS, given, is_streamed=is_streaming)
-    is_greedy = "beam_width" not in given and (
-        not given.get("temperature") or given.get("top_p") == 0
-    )
-    reasons = INPUTS.without_effect(given, is_greedy=is_greedy)
+    is_streaming = message.format.is_streamed and values.get("stream", True)
+    INPUTS.check_together(values, is_streamed=is_streaming)
+    read_search(INPUTS, values, is_streamed=is_streaming)
+
+    is_sampling = values.get("temperature") and values.get("top_p") != 0
+    is_greedy = "beam_width" not in values and not is_sampling
+    reasons = INPUTS.without_effect(values, is_greedy=is_greedy)
     if is_streaming:
         reasons["return_full_text"] = "in a stream"
 
-    if "return_logprobs" not in given:
+    if "return_logprobs" not in values:
         reasons["num_top_log_probs"] = "without return_logprobs"
 
-    INPUTS.drop(given, reasons, ignored)
-    outputs = tuple(key for flag, keys in RETURNS.items() if flag in given for key in keys)
+    INPUTS.drop(values, reasons, ignored)
+
+    outputs: tuple[str, ...] = ()
+    for flag, keys in RETURNS.items():
+        if flag in values:
+            outputs += keys
+
+    has_log_probs = not LOG_PROB_OUTPUTS.isdisjoint(outputs)
     request = request_of(
-        given,
+        values,
         is_greedy=is_greedy,
         is_streaming=is_streaming,
-        needs_log_probs=not LOG_PROB_OUTPUTS.isdisjoint(outputs) or "best_of" in given,
-        guided_decoding=_guide(given.get("guide_type"), given.get("guide")),
+        needs_log_probs=has_log_probs or "best_of" in values,
+        guided_decoding=_guide(values.get("guide_type"), values.get("guide")),
     )
+
+    field_names = {}
+    if "use_beam_search" in values:
+        field_names["beam_width"] = said("use_beam_search")
+
     format = replace(
         message.format,
         outputs=outputs,
-        num_answers=given.get("n", request.sampling.beam_width),
-        field_names={"beam_width": said("use_beam_search")} if "use_beam_search" in given else {},
+        num_answers=values.get("n", request.sampling.beam_width),
+        field_names=field_names,
     )
     return Parsed((request,), format, ignored)
 
 
-def _members(fields: dict[str, Any], where: str = "") -> Iterator[tuple[str, str, object]]:
-    """Yield (prefix for an error, name, value) for each field of the body, and for those that a
-    field holds.
-    """
+def _members(fields: dict[str, Any]) -> Iterator[_Member]:
+    """Yield each field of the body, and those that a field holds."""
     for name, value in fields.items():
-        if name == "parameters" and not where:
-            if not isinstance(value, dict):
-                raise MalformedRequest(
-                    f"Expected JSON object for keyword: 'parameters', given {shorten(value)}"
-                )
+        if name == "id":
+            continue
 
-            yield from _members(value, "Converting keyword: 'parameters': ")
-        elif name != "id" or where:
-            yield where, name, value
-            if name == PACKED:
-                yield from _members(_unpack(value), f"Converting keyword: '{PACKED}': ")
+        if name != "parameters":
+            yield from _with_packed(_Member(name, value, error_prefix=""))
+            continue
+
+        if not isinstance(value, dict):
+            raise MalformedRequest(
+                f"Expected JSON object for keyword: 'parameters', given {shorten(value)}"
+            )
+
+        for inner_name, inner in value.items():
+            prefix = "Converting keyword: 'parameters': "
+            yield from _with_packed(_Member(inner_name, inner, prefix))
+
+
+def _with_packed(member: _Member) -> Iterator[_Member]:
+    """Yield a field, and if it is PACKED those that it holds."""
+    yield member
+    if member.name == PACKED:
+        for name, value in _unpack(member.value).items():
+            yield from _with_packed(_Member(name, value, f"Converting keyword: '{PACKED}': "))
 
 
 def _unpack(value: object) -> dict[str, Any]:
+    """Return the fields that PACKED holds, without the null that some clients' libraries write."""
     value = _scalar(said(PACKED), value, is_text=True)
     if not isinstance(value, str):
         raise InvalidParameter(said(PACKED), "a string that holds a JSON object", value)
@@ -353,51 +435,57 @@ def _unpack(value: object) -> dict[str, Any]:
     except MalformedRequest as error:
         raise MalformedRequest(f"Unable to parse '{PACKED}': {error}") from None
 
-    return {
-        name: inner for name, inner in fields.items() if inner is not None
-    }  # some clients' libraries write null
+    return {name: inner for name, inner in fields.items() if inner is not None}
 
 
 def _read(fields: dict[str, Any], ignored: list[str]) -> dict[str, Any]:
     """Return the checked values that have an effect. Unlike other APIs' null, Triton's
     is a value.
     """
-    given: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     names: set[str] = set()
-    for where, name, value in _members(fields):
-        if name in names and (name in INPUTS or name in REFUSED or name == PACKED):
+    for member in _members(fields):
+        name = member.name
+        is_input = name in INPUTS or name in REFUSED or name == PACKED
+        if is_input and name in names:
             raise MalformedRequest(f"{said(name)} already exists in request")
 
         names.add(name)
         if name in INPUTS:
-            row = INPUTS[name]
-            checked = row.read(said(name), value)
-            if checked is None or checked in row.off:
-                continue
-
-            if row.name in given:
-                raise MalformedRequest(
-                    f"{INPUTS.named(row.name)} already exists in request, and '{name}' means the "
-                    f"same"
-                )
-
-            given[row.name] = checked
+            _read_input(member, values)
         elif name in REFUSED:
-            REFUSED[name](said(name), value)
+            REFUSED[name](said(name), member.value)
         elif name != PACKED:
-            _ignore(where, name, value, ignored)
+            _ignore(member, ignored)
 
-    return given
+    return values
 
 
-def _ignore(where: str, name: str, value: object, ignored: list[str]) -> None:
+def _read_input(member: _Member, values: dict[str, Any]) -> None:
+    """Add the value of an input to `values`, if it has an effect."""
+    row = INPUTS[member.name]
+    checked = row.read(said(member.name), member.value)
+    if checked is None or checked in row.off:
+        return
+
+    if row.name in values:
+        raise MalformedRequest(
+            f"{INPUTS.named(row.name)} already exists in request, and '{member.name}' means the "
+            f"same"
+        )
+
+    values[row.name] = checked
+
+
+def _ignore(member: _Member, ignored: list[str]) -> None:
+    name = member.name
     if name in WITHOUT_EFFECT:
         ignored.append(f"{said(name)}: no effect, {WITHOUT_EFFECT[name]}")
-    elif isinstance(value, str | int | float):
+    elif isinstance(member.value, str | int | float):
         ignored.append(f"{shorten(name)}: unknown")
     else:
         raise MalformedRequest(
-            f"{where}parameter {shorten(name)} has invalid type. "
+            f"{member.error_prefix}parameter {shorten(name)} has invalid type. "
             "It is none of the model's inputs and should be a number, a boolean or a string."
         )
 
