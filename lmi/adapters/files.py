@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from lmi.settings.handler import Handler
     from lmi.settings.values import Values
 
-# beside the model or serving.properties, with one folder for each adapter, named after it
+# Beside the model or serving.properties, with one folder for each adapter, named after it.
 FOLDER = "adapters"
 OPTION = "option.enable_lora"
 CONFIG = "adapter_config.json"
@@ -56,9 +56,12 @@ def register_beside(runtime: Runtime) -> None:
     ready.
     """
     folder = adapters_of(runtime)
-    for name, path in runtime.config.model.adapters.items():
-        src = "/".join(Path(path).parts[-2:])  # as the model's author knows it
-        folder.add(Adapter(name=name, path=path, src=src, is_static=True, state=State.READY))
+    model = runtime.config.model
+    for name, path in model.adapters.items():
+        # The path as the model's author knows it.
+        src = "/".join(Path(path).parts[-2:])
+        entry = Adapter(name=name, path=path, src=src, is_static=True, state=State.READY)
+        folder.add(entry)
 
 
 def is_enabled(options: Mapping[str, str]) -> bool:
@@ -72,47 +75,49 @@ def with_adapters(config: Config, values: Values, handler: Handler) -> Config:
     """
     from lmi.settings import secure_mode
 
-    known = (values.folder, Path(config.model.path))
-    places = dict.fromkeys(place.resolve() / FOLDER for place in known if place)
-    folders = [folder for place in places if place.is_dir() for folder in sorted(place.iterdir())]
-    found = [folder for folder in folders if folder.is_dir() and not folder.name.startswith(".")]
-    if not found or config.is_user_code:
+    parents = (values.folder, Path(config.model.path))
+    places = dict.fromkeys(parent.resolve() / FOLDER for parent in parents if parent)
+    paths = [path for place in places if place.is_dir() for path in sorted(place.iterdir())]
+    folders = [path for path in paths if path.is_dir() and not path.name.startswith(".")]
+    if not folders or config.is_user_code:
         return config
 
     if not is_enabled(config.engine.options) or OPTION in handler.unused:
-        said = f"the adapters in {found[0].parent} are not loaded"
-        values.warn(f"{said}: {OPTION}=true loads them, on an engine that has adapters")
+        values.warn(
+            f"the adapters in {folders[0].parent} are not loaded: {OPTION}=true loads them, on an "
+            "engine that has adapters"
+        )
         return config
 
-    for folder in found:
+    for folder in folders:
         secure_mode.check_adapter(config.server, folder, folder.parent.parent)
         check_files(folder, allow_pickle=config.engine.allow_pickle)
 
-    return replace(
-        config, model=replace(config.model, adapters=_by_name(found, config.model.names))
-    )
+    adapters = _by_name(folders, config.model.names)
+    return replace(config, model=replace(config.model, adapters=adapters))
 
 
-def _by_name(folders: Iterable[Path], taken: Container[str]) -> dict[str, str]:
-    """Return the folders by their names. Raises ModelUnusable for a name that is not allowed, or
-    has another owner.
+def _by_name(folders: Iterable[Path], names_of_model: Container[str]) -> dict[str, str]:
+    """Return the folders by their names. Raises ModelUnusable for a name that is not allowed, that
+    the model has, or that another adapter has.
     """
-    found: dict[str, str] = {}
+    adapters: dict[str, str] = {}
     for folder in folders:
         try:
             check_name(folder.name)
         except InvalidParameter as error:
             raise ModelUnusable(f"{folder}: the folder's {error}") from None
 
-        if folder.name in taken or folder.name in found:
-            other = found.get(folder.name, "the model")
+        name = folder.name
+        if name in names_of_model or name in adapters:
+            owner = adapters.get(name, "the model")
             raise ModelUnusable(
-                f"{folder}: an adapter has a name of its own, and {other} has this one"
+                f"{folder}: an adapter has a name of its own, and {owner} has this one"
             )
 
-        found[folder.name] = str(folder)
+        adapters[name] = str(folder)
 
-    return found
+    return adapters
 
 
 def check_files(folder: Path, *, allow_pickle: bool) -> None:
@@ -122,12 +127,12 @@ def check_files(folder: Path, *, allow_pickle: bool) -> None:
     file = folder / CONFIG
     text = b"{}"
     try:
-        has_config, has_weights, has_pickle = (
-            (folder / name).is_file() for name in (CONFIG, WEIGHTS, PICKLED)
-        )
+        has_config = file.is_file()
+        has_weights = (folder / WEIGHTS).is_file()
+        has_pickle = (folder / PICKLED).is_file()
         if has_config:
-            with open(file, "rb") as opened:
-                text = opened.read(MAX_CONFIG_BYTES + 1)
+            with open(file, "rb") as reader:
+                text = reader.read(MAX_CONFIG_BYTES + 1)
 
         if len(text) > MAX_CONFIG_BYTES:
             raise ModelUnusable(
@@ -141,9 +146,8 @@ def check_files(folder: Path, *, allow_pickle: bool) -> None:
         raise ModelUnusable(f"{file}: {error}") from None
 
     if not has_config or not (has_weights or has_pickle):
-        raise ModelUnusable(
-            f"{folder}: an adapter's folder has an {WEIGHTS if has_config else CONFIG}"
-        )
+        missing = WEIGHTS if has_config else CONFIG
+        raise ModelUnusable(f"{folder}: an adapter's folder has an {missing}")
 
     if not has_weights and not allow_pickle:
         advice = f"save it as {WEIGHTS}, or set option.allow_pickle=true"

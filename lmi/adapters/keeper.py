@@ -36,20 +36,21 @@ class AdapterKeeper:
         """The dispatcher says when to look, and passes outcomes on. A load may hold up the steps
         for `timeout_s`.
         """
-        self.outcomes: dict[str, AdapterOutcome] = {}  # of the entries, by the adapter's name
+        # What became of the entries, by the adapter's name.
+        self.outcomes: dict[str, AdapterOutcome] = {}
         self._executor = executor
         self._folder = folder
         self._dispatcher = dispatcher
         dispatcher.look = self.look
         dispatcher.may_rest = self._is_loading
+
         self._timeout_s = timeout_s
-        self._load_s: float | None = (
-            None  # time.monotonic() of the first look at the load that goes on now
-        )
-        self._version: Version | None = (
-            frozenset()
-        )  # of the folder, as it was last read; None: not the whole of it
-        self._pending: list[Adapter] = []  # the entries that front ends worked on then
+        # The time.monotonic() of the first look at the load that goes on now.
+        self._load_s: float | None = None
+        # That of the folder, as it was last read; None: not the whole of it.
+        self._version: Version | None = frozenset()
+        # The entries that front ends worked on then.
+        self._pending: list[Adapter] = []
         self._loaded: dict[str, Adapter] = {}
         self._following: asyncio.Task[None] | None = None
 
@@ -78,11 +79,8 @@ class AdapterKeeper:
         """
         await self.follow()
         for entry in self._folder.entries():
-            if (
-                entry.is_static
-                and (outcome := self.outcomes.get(entry.name))
-                and outcome.error is not None
-            ):
+            outcome = self.outcomes.get(entry.name)
+            if entry.is_static and outcome is not None and outcome.error is not None:
                 raise ModelUnusable(f"adapter {entry.name}: {cause_line(from_info(outcome.error))}")
 
     async def follow(self) -> None:
@@ -94,18 +92,19 @@ class AdapterKeeper:
             self._version = snapshot.version
             await self._follow(snapshot.entries)
             if snapshot.version is None:
-                return  # the next beat looks again
+                # The next beat looks again.
+                return
 
     async def _follow(self, entries: list[Adapter]) -> None:
         self._pending = [entry for entry in entries if entry.state is State.PENDING]
         has_lora = self._executor.capabilities.lora
-        wanted = {entry.name: entry for entry in entries if has_lora or not entry.is_static}
-        for name in self.outcomes.keys() - wanted.keys():
+        entries_here = {entry.name: entry for entry in entries if has_lora or not entry.is_static}
+        for name in self.outcomes.keys() - entries_here.keys():
             await self._unload(name)
             del self.outcomes[name]
             self._announce()
 
-        for entry in wanted.values():
+        for entry in entries_here.values():
             if self.outcomes.get(entry.name) != AdapterOutcome(entry.stamp):
                 self.outcomes[entry.name] = AdapterOutcome(entry.stamp, await self._try(entry))
                 self._announce()
@@ -120,12 +119,13 @@ class AdapterKeeper:
         An adapter whose files another one of its name replaces is unloaded first, and comes back if
         the other fails.
         """
-        known = self._loaded.get(entry.name)
-        if known is not None and known.stamp == entry.stamp:  # a change of it was taken back
+        loaded = self._loaded.get(entry.name)
+        # With this stamp, a change of it was taken back.
+        if loaded is not None and loaded.stamp == entry.stamp:
             return None
 
-        is_replaced = known is not None and (
-            known.path != entry.path or known.is_pinned > entry.is_pinned
+        is_replaced = loaded is not None and (
+            loaded.path != entry.path or loaded.is_pinned > entry.is_pinned
         )
         if is_replaced:
             await self._unload(entry.name)
@@ -134,11 +134,11 @@ class AdapterKeeper:
         try:
             await self._load(entry)
         except Exception as error:
-            is_known = isinstance(error, LmiError | ValueError | RuntimeError)
-            log.error("adapter %s: %s", entry.name, error, exc_info=not is_known)
-            if known is not None and is_replaced:
+            is_expected = isinstance(error, LmiError | ValueError | RuntimeError)
+            log.error("adapter %s: %s", entry.name, error, exc_info=not is_expected)
+            if loaded is not None and is_replaced:
                 with suppress(Exception):
-                    await self._load(known)
+                    await self._load(loaded)
 
             return refusal(error)
 
@@ -155,8 +155,10 @@ class AdapterKeeper:
         self._loaded[entry.name] = entry
 
     async def _unload(self, name: str) -> None:
-        if self._loaded.pop(name, None) is not None:
-            try:
-                await asyncio.to_thread(self._executor.unload_adapter, name)
-            except Exception as error:
-                log.error("adapter %s: %s", name, error)
+        if self._loaded.pop(name, None) is None:
+            return
+
+        try:
+            await asyncio.to_thread(self._executor.unload_adapter, name)
+        except Exception as error:
+            log.error("adapter %s: %s", name, error)

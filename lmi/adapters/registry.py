@@ -44,7 +44,7 @@ class AdapterRegistry:
     """The adapters of one model, as one front end changes them. The front ends agree through the
     folder.
 
-    `said` is the name of an adapter in messages for a person. A change that takes longer than
+    `label` is the name of an adapter in messages for a person. A change that takes longer than
     `timeout_s` is given up.
     """
 
@@ -53,7 +53,7 @@ class AdapterRegistry:
     max_adapters: int | None = None
     timeout_s: float | None = None
 
-    async def register(self, entry: Adapter, said: str = "") -> None:
+    async def register(self, entry: Adapter, label: str = "") -> None:
         """Load an adapter on every engine. If one cannot load it, none has it.
 
         Raises NameTaken, InvalidParameter for the name, AdapterUnusable with the engine's reason,
@@ -62,8 +62,8 @@ class AdapterRegistry:
         """
         new = replace(entry, state=State.PENDING, stamp=time.monotonic_ns())
 
-        def make(other: Adapter | None) -> Adapter:
-            check_free(other, said or entry.name)
+        def make(old: Adapter | None) -> Adapter:
+            check_free(old, label or entry.name)
             if self.max_adapters is not None and len(self.folder.entries()) >= self.max_adapters:
                 raise errors.OutOfMemory(
                     f"{self.max_adapters} adapters are registered, which is max_adapters"
@@ -84,14 +84,14 @@ class AdapterRegistry:
 
         log.info("adapter %s is registered", entry.name)
 
-    async def update(self, entry: Adapter, said: str = "") -> None:
+    async def update(self, entry: Adapter, label: str = "") -> None:
         """Give a registered adapter new settings on every engine, or on none. Raises what
         `register` raises.
         """
-        old = self._changeable(entry.name, said)
+        old = self._changeable(entry.name, label)
         new = replace(entry, stamp=time.monotonic_ns())
         if not self.folder.swap(old, new):
-            raise NameTaken(f"Adapter {said or entry.name} is being changed")
+            raise NameTaken(f"Adapter {label or entry.name} is being changed")
 
         try:
             await self._load(new)
@@ -104,13 +104,13 @@ class AdapterRegistry:
 
         log.info("adapter %s is updated", entry.name)
 
-    async def unregister(self, name: str, said: str = "") -> None:
+    async def unregister(self, name: str, label: str = "") -> None:
         """Unload an adapter from every engine. Requests that run with it finish. Raises
         NotRegistered.
         """
-        self._changeable(name, said)
+        self._changeable(name, label)
         if not self.folder.remove(name):
-            raise NotRegistered(f"Adapter {said or name} is not registered")
+            raise NotRegistered(f"Adapter {label or name} is not registered")
 
         await self._forget(name)
         log.info("adapter %s is unregistered", name)
@@ -124,29 +124,29 @@ class AdapterRegistry:
         entry = self.folder.read(name)
         return entry is not None and entry.state is not State.PENDING
 
-    def find(self, name: str, said: str = "") -> Adapter:
+    def find(self, name: str, label: str = "") -> Adapter:
         """Return a registered adapter. Raises NotRegistered."""
         entry = self.folder.read(name)
         if entry is None or entry.state is State.PENDING:
-            raise NotRegistered(f"Adapter {said or name} is not registered")
+            raise NotRegistered(f"Adapter {label or name} is not registered")
 
         return entry
 
-    def _changeable(self, name: str, said: str) -> Adapter:
+    def _changeable(self, name: str, label: str) -> Adapter:
         """Return a registered adapter. Raises NotRegistered, or NameTaken for one that is being
         registered now.
         """
         entry = self.folder.read(name)
         if entry is not None and entry.state is State.PENDING and not is_abandoned(entry):
-            raise NameTaken(f"Adapter {said or name} is being registered")
+            raise NameTaken(f"Adapter {label or name} is being registered")
 
-        return self.find(name, said)
+        return self.find(name, label)
 
     def failure(self, name: str) -> str | None:
         """Return why an engine could not load a registered adapter, or None."""
         return next(map(cause_line, self._failures(name)), None)
 
-    def why_unusable(self, entry: Adapter, said: str) -> LmiError:
+    def why_unusable(self, entry: Adapter, label: str) -> LmiError:
         """Return the error of a request for a registered adapter that no engine has.
 
         Where an engine may still come that has it, the client may ask again. An engine that has
@@ -155,7 +155,8 @@ class AdapterRegistry:
         """
         failures = self._failures(entry.name)
         reason = cause_line(failures[0]) if failures else "no engine that has it is ready"
-        message = f"Adapter {said} cannot be used: {without_paths(reason, {entry.path: entry.src})}"
+        reason = without_paths(reason, {entry.path: entry.src})
+        message = f"Adapter {label} cannot be used: {reason}"
 
         may_come = len(failures) < len(self.engines.records)
         if may_come or isinstance(failures[0], errors.Unavailable):
@@ -181,62 +182,63 @@ class AdapterRegistry:
         """
 
         def is_tried(outcomes: Outcomes) -> bool:
-            found = self.folder.read(entry.name)
+            current = self.folder.read(entry.name)
+            if current is None or current.stamp != entry.stamp:
+                return True
+
             outcome = outcomes.get(entry.name)
-            is_replaced = found is None or found.stamp != entry.stamp
-            return is_replaced or (outcome is not None and outcome.stamp == entry.stamp)
+            return outcome is not None and outcome.stamp == entry.stamp
 
         try:
             for outcomes in await self._follow(is_tried):
                 outcome = outcomes.get(entry.name)
-                if (
-                    outcome is not None
-                    and outcome.stamp == entry.stamp
-                    and outcome.error is not None
-                ):
+                is_of_entry = outcome is not None and outcome.stamp == entry.stamp
+                if outcome is not None and is_of_entry and outcome.error is not None:
                     raise from_info(outcome.error)
         except errors.ModelUnusable as error:
             raise AdapterUnusable(without_paths(str(error), {entry.path: entry.src})) from None
         except TimeoutError:
-            reason = (
+            raise errors.DeadlineExceeded(
                 f"the adapter was not loaded within model_loading_timeout ({self.timeout_s:g} s)"
-            )
-            raise errors.DeadlineExceeded(reason) from None
+            ) from None
 
     async def _forget(self, name: str) -> None:
         """Wait until no engine has an adapter whose entry is gone."""
+
+        def is_gone(outcomes: Outcomes) -> bool:
+            return name not in outcomes or self.folder.read(name) is not None
+
         with suppress(errors.Unavailable, TimeoutError):
-            await self._follow(
-                lambda outcomes: name not in outcomes or self.folder.read(name) is not None
-            )
+            await self._follow(is_gone)
 
     async def _follow(self, is_done: Callable[[Outcomes], bool]) -> list[Outcomes]:
         """Let every engine look at the folder, and wait until all have done what is wanted.
 
         Raises Unavailable if no engine serves, and EngineLost when the others have done it.
         """
-        serving = [
-            engine for engine in self.engines.open.values() if engine.info is not None
-        ]  # also silent ones
-        if not serving:
+        # Engines that are silent too.
+        engines = [engine for engine in self.engines.open.values() if engine.info is not None]
+        if not engines:
             raise self.engines.unavailable()
 
+        follows = (_follow(engine, is_done) for engine in engines)
         async with asyncio.timeout(self.timeout_s):
-            found = await asyncio.gather(
-                *(_follow(engine, is_done) for engine in serving), return_exceptions=True
-            )
+            results = await asyncio.gather(*follows, return_exceptions=True)
 
-        for one in found:
-            if isinstance(one, BaseException):
-                raise one
+        outcomes = list[Outcomes]()
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
 
-        return [one for one in found if not isinstance(one, BaseException)]
+            outcomes.append(result)
+
+        return outcomes
 
 
-def check_free(found: Adapter | None, said: str) -> None:
-    """Raise NameTaken if an adapter with the name of a new one was found."""
-    if found is not None and not is_abandoned(found):
-        raise NameTaken(f"Adapter {said} is registered already")
+def check_free(entry: Adapter | None, label: str) -> None:
+    """Raise NameTaken if `entry` has the name of a new adapter."""
+    if entry is not None and not is_abandoned(entry):
+        raise NameTaken(f"Adapter {label} is registered already")
 
 
 async def _follow(engine: EngineConnection, is_done: Callable[[Outcomes], bool]) -> Outcomes:

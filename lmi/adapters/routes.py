@@ -7,8 +7,8 @@ lists.
 """
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 from starlette.exceptions import HTTPException
@@ -36,12 +36,21 @@ from lmi.shared.desired_state import NAME_PATTERN, State, check_name
 TEXT = "text/plain; charset=utf-8"
 SCRIPT = "model.py"
 WORDS = {"true": True, "false": False}
+Handler = Callable[[Exchange, Service], Awaitable[None]]
+
+
+class AdapterName(NamedTuple):
+    name: str
+    # In messages.
+    label: str
 
 
 def flag(name: str, value: object) -> bool:
     """Read a boolean, which is a word in the query."""
-    meant = WORDS.get(value.lower(), value) if isinstance(value, str) else value
-    return bool(boolean(name, meant))
+    if isinstance(value, str):
+        value = WORDS.get(value.lower(), value)
+
+    return bool(boolean(name, value))
 
 
 PARAMETERS: dict[str, Reader] = {"name": text, "src": text, "preload": flag, "pin": flag}
@@ -55,104 +64,114 @@ LORA_PARAMETERS: dict[str, Reader] = {
 
 async def register(exchange: Exchange, service: Service) -> None:
     """Load an adapter on every engine, or on none."""
-    registry, given = await _asked(exchange, service, PARAMETERS)
-    said, warned = await _load(exchange, service, registry, given, "name", "src")
-    await exchange.send_json(
-        {"status": f"Adapter {said} registered", **({"warning": warned} if warned else {})}
-    )
+    registry, values = await _read_parameters(exchange, service, PARAMETERS)
+    label, warning = await _load(exchange, service, registry, values, "name", "src")
+    answer = {"status": f"Adapter {label} registered"}
+    if warning:
+        answer["warning"] = warning
+
+    await exchange.send_json(answer)
 
 
 async def load_lora(exchange: Exchange, service: Service) -> None:
     """Load an adapter, asked with vLLM's body and answered with its sentence."""
-    registry, given = await _asked(exchange, service, LORA_PARAMETERS)
+    registry, values = await _read_parameters(exchange, service, LORA_PARAMETERS)
     try:
-        said, _ = await _load(exchange, service, registry, given, "lora_name", "lora_path")
+        label, _ = await _load(exchange, service, registry, values, "lora_name", "lora_path")
     except InvalidParameter as error:
         raise InvalidRequest(error.spelled({"name": "lora_name", "src": "lora_path"})) from None
 
-    await exchange.send_whole(
-        200, TEXT, f"Success: LoRA adapter '{said}' added successfully.".encode()
-    )
+    sentence = f"Success: LoRA adapter '{label}' added successfully."
+    await exchange.send_whole(200, TEXT, sentence.encode())
 
 
 async def unload_lora(exchange: Exchange, service: Service) -> None:
-    registry, given = await _asked(exchange, service, LORA_PARAMETERS)
-    name = _given(given, "lora_name")
-    await registry.unregister(name, _said(exchange, name))
-    await exchange.send_whole(
-        200, TEXT, f"Success: LoRA adapter '{name}' removed successfully.".encode()
-    )
+    registry, values = await _read_parameters(exchange, service, LORA_PARAMETERS)
+    name = _required(values, "lora_name")
+    await registry.unregister(name, _label(exchange, name))
+    sentence = f"Success: LoRA adapter '{name}' removed successfully."
+    await exchange.send_whole(200, TEXT, sentence.encode())
 
 
 async def _load(
     exchange: Exchange,
     service: Service,
     registry: AdapterRegistry,
-    given: Mapping[str, Any],
-    *names: str,
+    values: Mapping[str, Any],
+    name_key: str,
+    src_key: str,
 ) -> tuple[str, str | None]:
-    """Load an adapter, whose name and source have these `names`. Returns its name in messages, and
-    a warning.
+    """Load an adapter, whose name and source have these keys. Returns its name in messages, and a
+    warning.
     """
     from lmi.adapters.source import fetch_adapter
 
-    name, src = (_given(given, each) for each in names)
+    name = _required(values, name_key)
+    src = _required(values, src_key)
     check_name(name)
     if name in service.config.model.names:
         raise NameTaken(f"name {name} belongs to the model")
 
-    preload, pin = _checked(given.get("preload", True), given.get("pin", False))
-    said = alias(exchange) or name
-    check_free(registry.folder.read(name), said)  # before a fetch; `register` decides
+    preload = values.get("preload", True)
+    pin = values.get("pin", False)
+    _check_pin(preload, pin)
+    label = alias(exchange) or name
+    # Already before a fetch; `register` decides.
+    check_free(registry.folder.read(name), label)
     folder = await fetch_adapter(src, service.config, service.front_end)
     entry = Adapter(
         name=name, path=str(folder), src=src, preload=preload, is_pinned=pin, state=State.PENDING
     )
-    await registry.register(entry, said)
-    return said, f"{SCRIPT} in the adapter's folder is not run" if (
-        folder / SCRIPT
-    ).exists() else None
+    await registry.register(entry, label)
+
+    warning = None
+    if (folder / SCRIPT).exists():
+        warning = f"{SCRIPT} in the adapter's folder is not run"
+
+    return label, warning
 
 
 async def update(exchange: Exchange, service: Service) -> None:
     """Pin or preload a registered adapter on every engine, or on none."""
-    registry, given = await _asked(exchange, service, PARAMETERS)
-    name, said = _named(exchange)
-    old = registry.find(name, said)
-    if given.get("src", old.src) != old.src:
+    registry, values = await _read_parameters(exchange, service, PARAMETERS)
+    name, label = _adapter_of(exchange)
+    old = registry.find(name, label)
+    if values.get("src", old.src) != old.src:
         raise InvalidParameter(
-            "src", "that of the registered adapter; delete it and register it again", given["src"]
+            "src", "that of the registered adapter; delete it and register it again", values["src"]
         )
 
-    if old.is_pinned and not given.get("pin", True):
+    if old.is_pinned and not values.get("pin", True):
         raise InvalidParameter(
             "pin", "true for a pinned adapter; delete it and register it again", False
         )
 
-    pin = given.get("pin", old.is_pinned)
-    preload, pin = _checked(given.get("preload", old.preload or pin), pin)
-    await registry.update(replace(old, preload=preload, is_pinned=pin), said)
-    await exchange.send_json({"status": f"Adapter {said} updated"})
+    pin = values.get("pin", old.is_pinned)
+    preload = values.get("preload", old.preload or pin)
+    _check_pin(preload, pin)
+    await registry.update(replace(old, preload=preload, is_pinned=pin), label)
+    await exchange.send_json({"status": f"Adapter {label} updated"})
 
 
 async def unregister(exchange: Exchange, service: Service) -> None:
     """Unload an adapter from every engine. Requests that run with it finish."""
     registry = await _registry(exchange, service)
-    (name, said) = _named(exchange)
-    await registry.unregister(name, said)
-    await exchange.send_json({"status": f"Adapter {said} unregistered"})
+    name, label = _adapter_of(exchange)
+    await registry.unregister(name, label)
+    await exchange.send_json({"status": f"Adapter {label} unregistered"})
 
 
 async def describe(exchange: Exchange, service: Service) -> None:
     registry = await _registry(exchange, service)
-    (name, said) = _named(exchange)
-    await exchange.send_json(_shown(registry.find(name, said), registry))
+    name, label = _adapter_of(exchange)
+    await exchange.send_json(_as_json(registry.find(name, label), registry))
 
 
 async def list_all(exchange: Exchange, service: Service) -> None:
     registry = await _registry(exchange, service)
     entries, more = page(registry.entries(), exchange.query)
-    await exchange.send_json({"adapters": [_shown(entry, registry) for entry in entries], **more})
+    adapters = [_as_json(entry, registry) for entry in entries]
+    await exchange.send_json({"adapters": adapters, **more})
 
 
 async def _registry(exchange: Exchange, service: Service) -> AdapterRegistry:
@@ -163,7 +182,8 @@ async def _registry(exchange: Exchange, service: Service) -> AdapterRegistry:
         raise HTTPException(404, "adapters cannot be changed here (management=false)")
 
     service.front_end.check_serves()
-    if (model := exchange.scope["path_params"].get("model")) is not None:
+    model = exchange.scope["path_params"].get("model")
+    if model is not None:
         service.check_model(model)
 
     if service.config.is_user_code or service.engines is None or service.adapters is None:
@@ -179,75 +199,81 @@ async def _registry(exchange: Exchange, service: Service) -> AdapterRegistry:
     return service.adapters
 
 
-async def _asked(
+async def _read_parameters(
     exchange: Exchange, service: Service, readers: Mapping[str, Reader]
 ) -> tuple[AdapterRegistry, dict[str, Any]]:
-    """Return the registry, and the query and the body. Raises InvalidParameter for a value that
-    differs in the two.
+    """Return the registry, and the values in the query and the body. Raises InvalidParameter for a
+    value that differs in the two.
     """
     registry = await _registry(exchange, service)
     body = await exchange.body(
         service.config.server.max_request_size, service.front_end.body_memory
     )
-    given: dict[str, Any] = {}
-    for place in (exchange.query, read_object(body) if body.strip() else {}):
-        for name, read in readers.items():
-            if place.get(name) is not None:
-                value = read(name, place[name])
-                if given.setdefault(name, value) != value:
-                    raise InvalidParameter(name, "the same in the query and the body", value)
+    fields = read_object(body) if body.strip() else {}
+    values: dict[str, Any] = {}
+    for parameters in (exchange.query, fields):
+        for name, read_value in readers.items():
+            if parameters.get(name) is None:
+                continue
 
-    return registry, given
+            value = read_value(name, parameters[name])
+            if values.setdefault(name, value) != value:
+                raise InvalidParameter(name, "the same in the query and the body", value)
+
+    return registry, values
 
 
-def _given(given: Mapping[str, Any], name: str) -> str:
-    if not given.get(name):
+def _required(values: Mapping[str, Any], name: str) -> str:
+    if not values.get(name):
         raise InvalidRequest(f"{name} is missing")
 
-    return str(given[name])
+    return str(values[name])
 
 
-def _checked(preload: bool, pin: bool) -> tuple[bool, bool]:
+def _check_pin(preload: bool, pin: bool) -> None:
     if pin and not preload:
         raise InvalidParameter("preload", "true with pin=true", preload)
 
-    return preload, pin
 
-
-def _named(exchange: Exchange) -> tuple[str, str]:
-    """Return the adapter's name in the path, and its name in messages."""
+def _adapter_of(exchange: Exchange) -> AdapterName:
+    """Return the name of the adapter in the path."""
     name = str(exchange.scope["path_params"]["adapter"])
-    return name, _said(exchange, name)
+    return AdapterName(name, _label(exchange, name))
 
 
-def _said(exchange: Exchange, name: str) -> str:
+def _label(exchange: Exchange, name: str) -> str:
+    """Return the name of an adapter in messages."""
     return alias(exchange) or shorten(name, 258)[1:-1]
 
 
-def _shown(entry: Adapter, registry: AdapterRegistry) -> dict[str, object]:
+def _as_json(entry: Adapter, registry: AdapterRegistry) -> dict[str, object]:
     """Return an adapter as a client sees it, with the reason if an engine could not
     load it again.
     """
-    shown = {"name": entry.name, "src": entry.src, "preload": entry.preload, "pin": entry.is_pinned}
+    adapter = {
+        "name": entry.name,
+        "src": entry.src,
+        "preload": entry.preload,
+        "pin": entry.is_pinned,
+    }
     reason = registry.failure(entry.name)
-    return (
-        shown
-        if reason is None
-        else {**shown, "reason": without_paths(reason, {entry.path: entry.src})}
-    )
+    if reason is not None:
+        adapter["reason"] = without_paths(reason, {entry.path: entry.src})
+
+    return adapter
 
 
-ROUTES = [
-    (f"{prefix}/adapters{rest}", [method], handler)
-    for prefix in ("", "/models/{model}")
-    for rest, method, handler in (
-        ("", "POST", register),
-        ("", "GET", list_all),
-        ("/{adapter}", "GET", describe),
-        ("/{adapter}", "DELETE", unregister),
-        ("/{adapter}/update", "POST", update),
-    )
-]
+def _routes_below(prefix: str) -> list[tuple[str, list[str], Handler]]:
+    return [
+        (f"{prefix}/adapters", ["POST"], register),
+        (f"{prefix}/adapters", ["GET"], list_all),
+        (f"{prefix}/adapters/{{adapter}}", ["GET"], describe),
+        (f"{prefix}/adapters/{{adapter}}", ["DELETE"], unregister),
+        (f"{prefix}/adapters/{{adapter}}/update", ["POST"], update),
+    ]
+
+
+ROUTES = [*_routes_below(""), *_routes_below("/models/{model}")]
 LORA_ROUTES = [
     ("/v1/load_lora_adapter", ["POST"], load_lora),
     ("/v1/unload_lora_adapter", ["POST"], unload_lora),
@@ -269,12 +295,13 @@ SETTINGS: dict[str, Schema] = {
 }
 SRC = {
     **WORD,
-    "description": "a LoRA adapter: a folder below the model's, /opt/ml, download_dir or "
-    "adapter_roots; "
-    "owner/name of a hub; s3://bucket/prefix; s3://bucket/key.tar.gz",
+    "description": (
+        "a LoRA adapter: a folder below the model's, /opt/ml, download_dir or adapter_roots; "
+        "owner/name of a hub; s3://bucket/prefix; s3://bucket/key.tar.gz"
+    ),
 }
 NEW: dict[str, Schema] = {"name": {**WORD, "pattern": f"^{NAME_PATTERN}$"}, "src": SRC, **SETTINGS}
-SAID = parameter("header", ALIAS, str, "replaces the adapter's name in messages")
+LABEL = parameter("header", ALIAS, str, "replaces the adapter's name in messages")
 SCHEMAS = {
     "Adapter": struct("reason", name=str, src=str, preload=bool, pin=bool, reason=str),
     "Adapters": struct("nextPageToken", adapters=["Adapter"], nextPageToken=str),
@@ -292,18 +319,18 @@ def description(config: Config) -> ApiDescription:
         """Describe a change. Each of its settings may stand in the query or in the body."""
         in_query = [parameter("query", name, schema) for name, schema in (settings or {}).items()]
         changed = api.add(
-            method, path, summary, "AdapterChange", CHANGING, parameters=(*in_query, SAID)
+            method, path, summary, "AdapterChange", CHANGING, parameters=(*in_query, LABEL)
         )
         if settings:
             changed["requestBody"] = {"required": False, "content": content(asked(settings))}
 
     for prefix in ("/adapters", "/models/{model}/adapters"):
-        one = f"{prefix}/{{adapter}}"
+        member = f"{prefix}/{{adapter}}"
         api.add("get", prefix, "List the registered adapters", "Adapters", READING, parameters=PAGE)
-        api.add("get", one, "Describe a registered adapter", "Adapter", READING)
+        api.add("get", member, "Describe a registered adapter", "Adapter", READING)
         change("post", prefix, "Register an adapter", NEW)
-        change("delete", one, "Unregister an adapter")
-        change("post", f"{one}/update", "Pin or preload an adapter", SETTINGS)
+        change("delete", member, "Unregister an adapter")
+        change("post", f"{member}/update", "Pin or preload an adapter", SETTINGS)
 
     if not config.is_user_code:
         openai = dataclasses.replace(api, error=content("OpenAIError"), rules=[OPENAI_CHAT.errors])

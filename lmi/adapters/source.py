@@ -34,12 +34,13 @@ async def fetch_adapter(src: str, config: Config, front_end: FrontEnd) -> Path:
     error of `fetch`.
     """
     folder = await asyncio.to_thread(find_local, src, config)
-    if folder is None:
-        wanted = WantedSource.of(src, config, is_adapter=True)
-        timeout_s = config.engine.model_loading_timeout_s
-        folder = await fetch(wanted, timeout_s, front_end.runtime.fetches(), front_end.block)
-        await asyncio.to_thread(_check, folder, src, config, is_fetched=True)
+    if folder is not None:
+        return folder
 
+    source = WantedSource.of(src, config, is_adapter=True)
+    timeout_s = config.engine.model_loading_timeout_s
+    folder = await fetch(source, timeout_s, front_end.runtime.fetches(), front_end.block)
+    await asyncio.to_thread(_check, folder, src, config, is_fetched=True)
     return folder
 
 
@@ -50,7 +51,8 @@ def find_local(src: str, config: Config) -> Path | None:
     try:
         folder = (Path(config.model.path) / local_path(src)).resolve()
         is_there = folder.is_dir()
-    except (OSError, ValueError, RuntimeError):  # too long, a NUL, links that lead to each other
+    except (OSError, ValueError, RuntimeError):
+        # It is too long, has a NUL, or links lead to each other.
         raise errors.InvalidParameter("src", "the path of a folder", src) from None
 
     try:
@@ -66,8 +68,9 @@ def find_local(src: str, config: Config) -> Path | None:
         *config.server.adapter_roots,
     )
     if not any(folder.is_relative_to(Path(root).resolve()) for root in filter(None, roots)):
+        # The same error whether it exists or not.
         rule = f"below the model's folder, {PLATFORM_FOLDER}, download_dir or one of adapter_roots"
-        raise errors.InvalidParameter("src", f"a folder {rule}", src)  # whether it exists or not
+        raise errors.InvalidParameter("src", f"a folder {rule}", src)
 
     if not is_there:
         raise errors.InvalidRequest(f"src {errors.shorten(src, 300)} is no folder")
@@ -82,12 +85,11 @@ def _check(folder: Path, src: str, config: Config, *, is_fetched: bool = False) 
         check_files(folder, allow_pickle=config.engine.allow_pickle)
     except errors.StartError as error:
         log.info("src %s: %s", errors.shorten(src, 300), error)
-        raise errors.InvalidRequest(
-            f"src {errors.without_paths(str(error), {str(folder): src})}"
-        ) from None
+        reason = errors.without_paths(str(error), {str(folder): src})
+        raise errors.InvalidRequest(f"src {reason}") from None
 
 
-async def fetch(wanted: WantedSource, timeout_s: float, place: Path, block: Block) -> Path:
+async def fetch(source: WantedSource, timeout_s: float, place: Path, block: Block) -> Path:
     """Return the local folder of a source when it has been fetched. The supervisor looks at the
     folders in `place`.
 
@@ -96,11 +98,10 @@ async def fetch(wanted: WantedSource, timeout_s: float, place: Path, block: Bloc
     """
     folder = place / str(uuid.uuid4())
     hidden = place / f".{folder.name}"
+    request = fetches.FetchRequest(sources=(source,), writer=os.getpid())
     try:
         hidden.mkdir(parents=True)
-        fetches.write(
-            hidden / fetches.REQUEST, fetches.FetchRequest(sources=(wanted,), writer=os.getpid())
-        )
+        fetches.write(hidden / fetches.REQUEST, request)
         hidden.rename(folder)
     except OSError as error:
         log.error("a fetch cannot be asked for: %s: %s", folder, error.strerror)
@@ -108,29 +109,33 @@ async def fetch(wanted: WantedSource, timeout_s: float, place: Path, block: Bloc
 
     try:
         async with asyncio.timeout(timeout_s):
-            while folder.exists():
-                if (found := fetches.result(folder)) is not None:
-                    return next(iter(found.values()))
-
-                if (failure := fetches.failure(folder)) is not None:
-                    kind = (
-                        errors.InvalidRequest
-                        if failure.exit_code in CLIENT_FAULTS
-                        else errors.Unavailable
-                    )
-                    raise kind(f"src {failure.message}")
-
-                if block.supervisor.phase in (Phase.DRAINING, Phase.FAILED):
-                    raise errors.Draining("the server is shutting down, it fetches nothing")
-
-                await asyncio.sleep(LOOK_S)
-
-        raise errors.Unavailable("the fetch of src was given up, see the log")
+            return await _result(folder, block)
     except TimeoutError:
-        said = f"src {wanted.source} was not fetched within model_loading_timeout ({timeout_s:g} s)"
-        raise errors.DeadlineExceeded(said) from None
+        raise errors.DeadlineExceeded(
+            f"src {source.source} was not fetched within model_loading_timeout ({timeout_s:g} s)"
+        ) from None
     finally:
-        with suppress(
-            OSError
-        ):  # without its request the supervisor ends the fetch and removes its folder
+        # Without its request the supervisor ends the fetch and removes its folder.
+        with suppress(OSError):
             (folder / fetches.REQUEST).unlink()
+
+
+async def _result(folder: Path, block: Block) -> Path:
+    """Wait for the fetch in a folder. Raises the error that it left."""
+    while folder.exists():
+        folders = fetches.result(folder)
+        if folders is not None:
+            return next(iter(folders.values()))
+
+        failure = fetches.failure(folder)
+        if failure is not None:
+            is_of_client = failure.exit_code in CLIENT_FAULTS
+            kind = errors.InvalidRequest if is_of_client else errors.Unavailable
+            raise kind(f"src {failure.message}")
+
+        if block.supervisor.phase in (Phase.DRAINING, Phase.FAILED):
+            raise errors.Draining("the server is shutting down, it fetches nothing")
+
+        await asyncio.sleep(LOOK_S)
+
+    raise errors.Unavailable("the fetch of src was given up, see the log")

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from lmi.apis.base.readers import BodyOutline
 from lmi.apis.openai.api import OPENAI_CHAT
@@ -37,13 +38,21 @@ from lmi.shared.state import Block, Phase
 
 NAME = "model_name"
 OPENAI_PATHS = OPENAI_CHAT.prefixes
-LOOK_S = 0.02  # between two looks at a model that loads or ends
-# for requests of a model that is unloaded; the supervisor ends those that are left after 30 s
+# The time between two looks at a model that loads or ends.
+LOOK_S = 0.02
+# For requests of a model that is unloaded; the supervisor ends those that are left after 30 s.
 CLOSE_S = 40.0
 
 CANNOT_START = "the model's processes cannot be started, see the log"
 
 log = logging.getLogger(__name__)
+
+
+class Status(NamedTuple):
+    """The state that a model is in, and why it is FAILED."""
+
+    state: State
+    reason: str
 
 
 class SeveralModels(Models):
@@ -56,9 +65,8 @@ class SeveralModels(Models):
     def __init__(self, front_end: FrontEnd) -> None:
         super().__init__(front_end)
         self.folder = ModelFolder(self.runtime)
-        self._loads: dict[
-            str, asyncio.Task[Service]
-        ] = {}  # that run in this front end, by the model's folder
+        # Those that run in this front end, by the model's folder.
+        self._loads: dict[str, asyncio.Task[Service]] = {}
         self._closings: set[asyncio.Task[None]] = set()
 
     @property
@@ -75,34 +83,37 @@ class SeveralModels(Models):
         if "model" in exchange.scope["path_params"]:
             return str(exchange.scope["path_params"]["model"])
 
-        if name := exchange.query.get(NAME) or exchange.attribute(NAME):
+        name = exchange.query.get(NAME) or exchange.attribute(NAME)
+        if name:
             return name
 
         entries = self.folder.entries()
         if len(entries) == 1:
-            return entries[0].name  # its schema knows the names that a body may have for it
+            # Its schema knows the names that a body may have for it.
+            return entries[0].name
 
         name = await self._name_inside(exchange)
         if name is not None:
             return name
 
-        loaded = [entry.name for entry in entries if self.status(entry)[0] is State.READY]
-        if len(loaded) != 1:
-            names = ", ".join(map(repr, sorted(loaded)))
-            raise InvalidRequest(
-                f"the request must name its model ({NAME} in the query or in Custom-Attributes, or "
-                f"a path below "
-                f"/models/NAME): {f'loaded are {names}' if names else 'none is loaded'}"
-            )
+        ready = [entry.name for entry in entries if self.status(entry).state is State.READY]
+        if len(ready) == 1:
+            return ready[0]
 
-        return loaded[0]
+        names = ", ".join(map(repr, sorted(ready)))
+        loaded = f"loaded are {names}" if names else "none is loaded"
+        raise InvalidRequest(
+            f"the request must name its model ({NAME} in the query or in Custom-Attributes, or a "
+            f"path below /models/NAME): {loaded}"
+        )
 
     async def _name_inside(self, exchange: Exchange) -> str | None:
         """Return the model that a body names, by its own name, its folder, or the name of an
         adapter.
         """
         if exchange.method == "POST":
-            self._check_room()  # before the body: a full server reads nothing
+            # Before the body: a full server reads nothing.
+            self._check_room()
 
         name = await name_in_body(exchange, self.front_end)
         if name is not None and self.folder.read(name) is None:
@@ -124,11 +135,10 @@ class SeveralModels(Models):
         limit = max(limit, self.front_end.config.job_queue_size)
         num_taken = sum(record.num_sequences for record in self.front_end.block.frontends)
         if num_taken >= limit:
-            what = (
+            raise Overloaded(
                 f"{num_taken} of {limit} sequences are in flight already, there is no room for "
-                f"1 more"
+                "1 more (job_queue_size and the running batch)"
             )
-            raise Overloaded(f"{what} (job_queue_size and the running batch)")
 
     async def _usable(self, name: str) -> Service:
         """Return a model that can be used. Its entry is read once more just before the request
@@ -138,37 +148,37 @@ class SeveralModels(Models):
         try:
             service = await self.here(entry) if entry.state is State.READY else None
         except StartError as error:
-            raise Unavailable(
-                f"the model {name!r} cannot be used: {said_of(str(error), entry.url)}"
-            ) from None
+            reason = reason_for_client(str(error), entry.url)
+            raise Unavailable(f"the model {name!r} cannot be used: {reason}") from None
 
         entry = self._entry(name)
         state, reason = self.status(entry)
-        if service is None or service.folder != entry.folder or state is not State.READY:
-            raise Unavailable(
-                f"the model {name!r} is {state.upper()}{f': {reason}' if reason else ''}"
-            )
+        is_here = service is not None and service.folder == entry.folder
+        if service is None or not is_here or state is not State.READY:
+            because = f": {reason}" if reason else ""
+            raise Unavailable(f"the model {name!r} is {state.upper()}{because}")
 
         return service
 
     def _entry(self, name: str) -> Model:
         entry = self.folder.read(name)
         if entry is None or is_abandoned(entry):
-            loaded = ", ".join(repr(entry.name) for entry in self.folder.entries()) or "none"
+            names = [repr(entry.name) for entry in self.folder.entries()]
+            loaded = ", ".join(names) or "none"
             raise UnknownModel(f"no model {shorten(name)} is served here, loaded: {loaded}")
 
         return entry
 
-    def status(self, entry: Model) -> tuple[State, str]:
+    def status(self, entry: Model) -> Status:
         """Return the state that a model is in, and the reason. Its processes may have failed since
         it was READY.
         """
         with suppress(OSError, StartError):
             record = self.block(entry).supervisor
             if record.phase == Phase.FAILED:
-                return State.FAILED, said_of(record.reason, entry.url)
+                return Status(State.FAILED, reason_for_client(record.reason, entry.url))
 
-        return entry.state, entry.reason
+        return Status(entry.state, entry.reason)
 
     def block(self, entry: Model) -> Block:
         """Return the shared block of a model. Raises OSError or StartError if it is gone."""
@@ -181,8 +191,9 @@ class SeveralModels(Models):
     async def listed(self) -> list[Service]:
         """Return every model that is ready and can be used here, by name."""
         self.let_go()
-        found = await asyncio.gather(*map(self.here, self._ready()), return_exceptions=True)
-        return [service for service in found if isinstance(service, Service)]
+        loads = map(self.here, self._ready())
+        services = await asyncio.gather(*loads, return_exceptions=True)
+        return [service for service in services if isinstance(service, Service)]
 
     def _ready(self) -> list[Model]:
         return [entry for entry in self.folder.entries() if entry.state is State.READY]
@@ -193,12 +204,13 @@ class SeveralModels(Models):
         """Follow every change of the folder. A model that is ready loads in a task of its own, so
         that none waits.
         """
-        seen: Version | None = None
-        tasks: dict[str, asyncio.Task[None]] = {}  # by the model's folder
+        last_version: Version | None = None
+        # The loads that go on or are done, by the model's folder.
+        tasks: dict[str, asyncio.Task[None]] = {}
 
         async def look() -> None:
-            nonlocal seen
-            if seen is not None and self.folder.version() == seen:
+            nonlocal last_version
+            if last_version is not None and self.folder.version() == last_version:
                 return
 
             snapshot = self.folder.snapshot()
@@ -206,13 +218,14 @@ class SeveralModels(Models):
             ready = {
                 entry.folder: entry for entry in snapshot.entries if entry.state is State.READY
             }
+
             for folder in tasks.keys() - ready.keys():
                 tasks.pop(folder).cancel()
 
             for folder in ready.keys() - tasks.keys():
                 tasks[folder] = asyncio.create_task(until_done(partial(self._bring, ready[folder])))
 
-            seen = snapshot.version
+            last_version = snapshot.version
 
         try:
             while True:
@@ -223,7 +236,8 @@ class SeveralModels(Models):
                 task.cancel()
 
     async def _bring(self, entry: Model) -> None:
-        with suppress(UnknownModel):  # it was unloaded a moment ago
+        # If it is unknown, it was unloaded a moment ago.
+        with suppress(UnknownModel):
             await self.here(entry)
 
     def let_go(self) -> None:
@@ -244,16 +258,18 @@ class SeveralModels(Models):
 
         task = self._loads.get(entry.folder)
         if task is None:
-            task = self._loads[entry.folder] = asyncio.create_task(self._load(entry))
+            task = asyncio.create_task(self._load(entry))
+            self._loads[entry.folder] = task
             task.add_done_callback(lambda task: self._loads.pop(entry.folder, None))
 
         return await asyncio.shield(task)
 
     async def _load(self, entry: Model) -> Service:
+        def load() -> Service:
+            return Service.load(self.folder.files(entry), self.front_end)
+
         try:
-            service = await asyncio.to_thread(
-                lambda: Service.load(self.folder.files(entry), self.front_end)
-            )
+            service = await asyncio.to_thread(load)
         except OSError as error:
             log.info("model %s: %s", entry.name, error)
             if self.folder.holds(entry):
@@ -262,7 +278,8 @@ class SeveralModels(Models):
             raise UnknownModel(f"the model {entry.name!r} has just been unloaded") from None
 
         await service.start()
-        if (older := self.services.get(entry.name)) is not None:
+        older = self.services.get(entry.name)
+        if older is not None:
             self._retire(older)
 
         self.add(service)
@@ -274,9 +291,8 @@ class SeveralModels(Models):
 
     def _is_wanted(self, service: Service) -> bool:
         entry = self.folder.read(service.config.model.name)
-        return (
-            entry is not None and entry.folder == service.folder and entry.state is not State.FAILED
-        )
+        is_same_load = entry is not None and entry.folder == service.folder
+        return entry is not None and is_same_load and entry.state is not State.FAILED
 
     def _retire(self, service: Service) -> None:
         """Take no more requests for a model, and close its connections when the last request has
@@ -295,14 +311,14 @@ class SeveralModels(Models):
         await service.close()
 
 
-async def until(is_so: Callable[[], bool], timeout_s: float) -> bool:
-    """Wait until something is so. Returns whether it is."""
+async def until(holds: Callable[[], bool], timeout_s: float) -> bool:
+    """Wait until something holds. Returns whether it does."""
     with suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
-            while not is_so():
+            while not holds():
                 await asyncio.sleep(LOOK_S)
 
-    return is_so()
+    return holds()
 
 
 async def name_in_body(exchange: Exchange, front_end: FrontEnd) -> str | None:
@@ -321,11 +337,12 @@ async def name_in_body(exchange: Exchange, front_end: FrontEnd) -> str | None:
     return None if not isinstance(name, str) or name in ("", "model", *UNNAMED) else name
 
 
-def said_of(reason: str, url: str) -> str:
+def reason_for_client(reason: str, url: str) -> str:
     """Return a reason for a client, which knows the model's folder by its url."""
     try:
         folder = str(Path(local_path(url)).resolve())
-    except (OSError, ValueError):  # it is no path
+    except (OSError, ValueError):
+        # It is no path.
         return reason
 
     return without_paths(reason, {folder: url})

@@ -15,17 +15,24 @@ from lmi.settings.config import Config
 from lmi.shared.desired_state import Entry, Folder, State, is_abandoned
 from lmi.shared.linux import is_there
 
-MAX_FAILED = 64  # entries that only say why a load failed
+# So many entries are kept that only say why a load failed.
+MAX_FAILED = 64
 ENVIRON = "environ.json"
 
 
 class Model(Entry, frozen=True, kw_only=True):
-    folder: str  # the folder of its processes, below the server's
-    url: str = ""  # where a client says that it is
-    reason: str = ""  # why it is FAILED
-    cause: str = ""  # the label of that error
-    need_bytes: int = 0  # of memory, while it loads
-    settled_s: float = 0.0  # since the epoch: when its load ended
+    # The folder of its processes, below the server's.
+    folder: str
+    # Where a client says that it is.
+    url: str = ""
+    # Why it is FAILED.
+    reason: str = ""
+    # The label of that error.
+    cause: str = ""
+    # The memory that it needs, while it loads.
+    need_bytes: int = 0
+    # When its load ended, since the epoch.
+    settled_s: float = 0.0
 
 
 class ModelFolder(Folder[Model]):
@@ -47,9 +54,10 @@ class ModelFolder(Folder[Model]):
         """Write the entry that `make` returns for those that there are, unless it raises."""
         entry = self.change(name, lambda old: make(self.entries()))
         assert entry is not None
-        failed = [each for each in self.entries() if each.state is State.FAILED]
-        for each in sorted(failed, key=lambda each: each.settled_s)[:-MAX_FAILED]:
-            self.withdraw(each)
+        failed = [entry for entry in self.entries() if entry.state is State.FAILED]
+        failed.sort(key=lambda entry: entry.settled_s)
+        for oldest in failed[:-MAX_FAILED]:
+            self.withdraw(oldest)
 
         return entry
 
@@ -65,14 +73,19 @@ class ModelFolder(Folder[Model]):
         new = msgspec.structs.replace(
             entry, state=state, reason=reason, cause=cause, settled_s=time.time()
         )
-        return (
-            self.change(entry.name, lambda found: new if is_same(found, entry) else found, flags)
-            is new
-        )
+
+        def put(current: Model | None) -> Model | None:
+            return new if is_same(current, entry) else current
+
+        return self.change(entry.name, put, flags) is new
 
     def withdraw(self, entry: Model, flags: int = fcntl.LOCK_EX) -> None:
         """Remove an entry, unless another one has taken its name."""
-        self.change(entry.name, lambda found: None if is_same(found, entry) else found, flags)
+
+        def put(current: Model | None) -> Model | None:
+            return None if is_same(current, entry) else current
+
+        self.change(entry.name, put, flags)
 
     def lose(self, entry: Model, reason: str) -> bool:
         """Mark an entry FAILED whose processes are gone, or remove it where the disk has no room
@@ -133,13 +146,14 @@ class ModelFolder(Folder[Model]):
         A front end wrote the folder, and the settings of the server say as whom its processes run.
         """
         runtime = self.files(entry)
-        environ = msgspec.json.decode((runtime.path / ENVIRON).read_bytes(), type=dict[str, str])
+        encoded = (runtime.path / ENVIRON).read_bytes()
+        environ = msgspec.json.decode(encoded, type=dict[str, str])
+
         engine = replace(runtime.config.engine, environ=environ)
-        return replace(
-            runtime, config=replace(runtime.config, server=self._server.config, engine=engine)
-        )
+        config = replace(runtime.config, server=self._server.config, engine=engine)
+        return replace(runtime, config=config)
 
 
-def is_same(found: Model | None, entry: Model) -> bool:
+def is_same(current: Model | None, entry: Model) -> bool:
     """Return whether an entry is of the same load, perhaps in another state."""
-    return found is not None and found.folder == entry.folder
+    return current is not None and current.folder == entry.folder

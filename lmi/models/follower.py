@@ -21,9 +21,12 @@ from lmi.supervisor.kinds import RunningModel
 from lmi.supervisor.restarts import KILL_S
 from lmi.supervisor.stages import requirements
 
-ORPHAN_S = 2.0  # that a new folder may be without an entry
-UNLOAD_S = 30.0  # for requests that run when their model is unloaded
-NOTICE_S = 0.2  # for a request that a front end took just before it saw that the model is gone
+# A new folder may be without an entry for so long.
+ORPHAN_S = 2.0
+# For requests that run when their model is unloaded.
+UNLOAD_S = 30.0
+# For a request that a front end took just before it saw that the model is gone.
+NOTICE_S = 0.2
 
 LOST = "its processes are gone, because its entry or its folder was away for a while; load it again"
 
@@ -46,16 +49,15 @@ class ModelFollower:
         snapshot = self._folder.snapshot()
         entries = snapshot.entries
 
-        wanted = {entry.folder: entry for entry in entries if entry.state is not State.FAILED}
+        by_folder = {entry.folder: entry for entry in entries if entry.state is not State.FAILED}
         for model in self.models:
-            model.is_wanted = model.folder in wanted
+            model.is_wanted = model.folder in by_folder
 
-        for folder in wanted.keys() - {model.folder for model in self.models}:
-            self._start(wanted[folder])
+        for folder in by_folder.keys() - {model.folder for model in self.models}:
+            self._start(by_folder[folder])
 
-        if (
-            snapshot.version is not None
-        ):  # else a folder may belong to an entry that cannot be read now
+        # Without a version, a folder may belong to an entry that cannot be read now.
+        if snapshot.version is not None:
             with suppress(OSError):
                 self._tidy(entries, num_files=len(snapshot.version))
 
@@ -73,19 +75,19 @@ class ModelFollower:
         running = {model.folder for model in self.models}
         for path in self._runtime.path.iterdir():
             folder = path.name
-            with suppress(FileNotFoundError):  # removed a moment ago
-                if folder.isdecimal() and folder not in running:
-                    is_given_up = (
-                        folder not in states and time.time() - path.stat().st_mtime > ORPHAN_S
-                    )
-                    if is_given_up or states.get(folder) is State.FAILED:
-                        shutil.rmtree(path, ignore_errors=True)
+            if not folder.isdecimal() or folder in running:
+                continue
+
+            # It may have been removed a moment ago.
+            with suppress(FileNotFoundError):
+                is_given_up = folder not in states and path.stat().st_mtime < time.time() - ORPHAN_S
+                if is_given_up or states.get(folder) is State.FAILED:
+                    shutil.rmtree(path, ignore_errors=True)
 
     def _start(self, entry: Model) -> None:
         if not self._folder.has_files(entry):
-            is_ready = (
-                entry.state is State.READY
-            )  # else it was given up before, which its front end sees
+            # One that is not READY was given up before, which its front end sees.
+            is_ready = entry.state is State.READY
             if is_ready and self._folder.lose(entry, LOST):
                 log.error("model %s failed: %s", entry.name, LOST)
 
@@ -93,13 +95,11 @@ class ModelFollower:
 
         try:
             runtime = self._folder.files_with_environ(entry)
-            first = requirements(
-                runtime.config, runtime
-            )  # which a server of one model has before there is a model
+            # A server of one model has this before there is a model.
+            first = requirements(runtime.config, runtime)
             self.models.append(PassingModel(runtime, first=first))
-        except (
-            Exception
-        ):  # its folder cannot be read or mapped; without it front ends see that the load failed
+        except Exception:
+            # Its folder cannot be read or mapped; without it front ends see that the load failed.
             log.exception("model %s cannot be started", entry.name)
             shutil.rmtree(self._runtime.path / entry.folder, ignore_errors=True)
             return
@@ -116,13 +116,15 @@ class PassingModel(RunningModel):
         """Its processes start after the child `first` is done."""
         super().__init__(runtime)
         self.folder = runtime.path.name
-        self.is_wanted = True  # whether its entry is there
-        self.left: set[int] = (
-            set()
-        )  # when it ends: its processes, and what they started, also in other sessions
+        # Whether its entry is there.
+        self.is_wanted = True
+        # When it ends: its processes, and what they started, also in other sessions.
+        self.left: set[int] = set()
         self._started_s = time.monotonic()
-        self._unwanted_s: float | None = None  # when its entry was gone
-        self._ended_s: float | None = None  # when its processes were told to end
+        # When its entry was gone.
+        self._unwanted_s: float | None = None
+        # When its processes were told to end.
+        self._ended_s: float | None = None
         for child in self.children:
             child.waits_for = first
 
@@ -139,27 +141,17 @@ class PassingModel(RunningModel):
                 child.is_retired = True
 
         if self._ended_s is not None:
-            self.left = self._still_left(
-                self.left
-            )  # the system uses the numbers of the others again
-            for pid in self.left if now - self._ended_s >= KILL_S else ():
-                linux.send(pid, signal.SIGKILL)
-        elif (
-            self._unwanted_s is not None
-        ):  # it ends when no front end has a request for it, or after UNLOAD_S
-            using = [
-                record
-                for record in self.block.frontends
-                if record.pid and linux.is_alive(record.pid)
-            ]
-            unwanted_s = now - self._unwanted_s
-            is_idle = unwanted_s >= NOTICE_S and not any(record.num_in_flight for record in using)
-            if is_idle or self._phase != Phase.READY or unwanted_s >= UNLOAD_S:
+            # The system uses the numbers of the others again.
+            self.left = self._still_left(self.left)
+            if now - self._ended_s >= KILL_S:
+                for pid in self.left:
+                    linux.send(pid, signal.SIGKILL)
+        elif self._unwanted_s is not None:
+            if self._may_end(now - self._unwanted_s):
                 self._end(now)
         elif self._phase == Phase.LOADING and self.is_ready:
-            log.info(
-                "model %s is ready after %.1f s", self.config.model.name, now - self._started_s
-            )
+            load_s = now - self._started_s
+            log.info("model %s is ready after %.1f s", self.config.model.name, load_s)
             self._enter(Phase.READY)
 
         if self.is_over:
@@ -168,6 +160,15 @@ class PassingModel(RunningModel):
 
             self.runtime.remove()
             log.info("model %s is unloaded", self.config.model.name)
+
+    def _may_end(self, unwanted_s: float) -> bool:
+        """Return whether no front end has a request for it any more, or UNLOAD_S are over."""
+        records = [
+            record for record in self.block.frontends if record.pid and linux.is_alive(record.pid)
+        ]
+        has_requests = any(record.num_in_flight for record in records)
+        is_idle = unwanted_s >= NOTICE_S and not has_requests
+        return is_idle or self._phase != Phase.READY or unwanted_s >= UNLOAD_S
 
     def give_up(self, reason: str, now: float) -> bool:
         """End its processes after a failure. The other models and the server go on."""
@@ -186,24 +187,23 @@ class PassingModel(RunningModel):
 
     def _end(self, now: float) -> None:
         self._ended_s = now
-        self.left = self._still_left(
-            {child.pid for child in self.children if child.pid is not None}
-        )
+        pids = {child.pid for child in self.children if child.pid is not None}
+        self.left = self._still_left(pids)
         for child in self.children:
             child.is_retired = True
             child.send(signal.SIGTERM)
 
-    def _still_left(self, known: set[int]) -> set[int]:
+    def _still_left(self, pids: set[int]) -> set[int]:
         """Return which of these processes are left, with what they started and what the model's
         environment shows.
         """
         variable = f"{ENVIRONMENT_NAME}={self.runtime.path}"
-        known = known.union(linux.descendants(*known))
+        pids = pids.union(linux.descendants(*pids))
         user = self.config.server.user
         return {
             pid
             for pid in linux.descendants(os.getpid())
-            if pid in known or _has_variable(pid, variable, user)
+            if pid in pids or _has_variable(pid, variable, user)
         }
 
 
@@ -212,7 +212,8 @@ def _has_variable(pid: int, variable: str, user: User | None) -> bool:
     environment.
     """
     environ = Path(f"/proc/{pid}/environ")
-    with suppress(OSError):  # it has ended, or root may not look into it, as in a container
+    # An OSError: it has ended, or root may not look into it, as in a container.
+    with suppress(OSError):
         return variable.encode() in environ.read_bytes().split(b"\0")
 
     with suppress(OSError), user.acting() if user else nullcontext():

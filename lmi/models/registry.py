@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from lmi import errors
 from lmi.errors import ErrorInfo, LmiError, StartError, from_info, shorten
-from lmi.models.choice import CANNOT_START, LOOK_S, SeveralModels, said_of, until
+from lmi.models.choice import CANNOT_START, LOOK_S, SeveralModels, reason_for_client, until
 from lmi.models.folder import Model
 from lmi.models.settings import need_bytes, resolve_model
 from lmi.settings.config import Config
@@ -22,15 +22,22 @@ from lmi.shared.desired_state import State, check_name, is_abandoned
 from lmi.shared.machine import MB, free_bytes
 from lmi.shared.state import Phase
 
-UNLOAD_S = 350.0  # SageMaker waits 360 s
-GONE_S = 40.0  # for the processes of a load that failed
-NOTICE_S = 10 * LOOK_S  # for others that wait for the same load and read why it failed
+# SageMaker waits 360 s.
+UNLOAD_S = 350.0
+# For the processes of a load that failed.
+GONE_S = 40.0
+# For others that wait for the same load and read why it failed.
+NOTICE_S = 10 * LOOK_S
 
 log = logging.getLogger(__name__)
 
 
 class AlreadyLoading(Exception):
-    """The same model is loading from the same place. The argument is its entry."""
+    """The same model is loading from the same place."""
+
+    def __init__(self, entry: Model) -> None:
+        super().__init__(entry)
+        self.entry = entry
 
 
 class ModelRegistry:
@@ -56,7 +63,7 @@ class ModelRegistry:
                 entry = await asyncio.to_thread(self._write_entry, name, url)
                 break
             except AlreadyLoading as loading:
-                if await self._is_loaded_by(*loading.args):
+                if await self._is_loaded_by(loading.entry):
                     return
 
         try:
@@ -88,35 +95,37 @@ class ModelRegistry:
             resolved = resolve_model(name, url, self._server, os.environ)
             need = need_bytes(resolved.config)
         except (StartError, OSError) as error:
-            raise errors.InvalidRequest(said_of(str(error), url)) from None
+            raise errors.InvalidRequest(reason_for_client(str(error), url)) from None
 
-        entry = self._folder.register(
-            name, lambda others: self._new_entry(resolved.config, url, need, others)
-        )
+        def make(entries: list[Model]) -> Model:
+            return self._new_entry(resolved.config, url, need, entries)
+
+        entry = self._folder.register(name, make)
         for line in (*resolved.notes, *resolved.warnings):
             log.info("model %s: %s", name, line)
 
         return entry
 
-    def _new_entry(self, config: Config, url: str, need: int, others: list[Model]) -> Model:
+    def _new_entry(self, config: Config, url: str, need: int, entries: list[Model]) -> Model:
         """Return the entry of a new model, whose folder it makes. Raises LmiError if the entry may
         not be written.
         """
         name = config.model.name
-        states = {entry.name: self._models.status(entry)[0] for entry in others}
-        for entry in others:
-            if entry.name == name and states[name] is not State.FAILED:
-                if states[name] is State.PENDING and entry.url == url:
-                    raise AlreadyLoading(entry)
+        states = {entry.name: self._models.status(entry).state for entry in entries}
+        for entry in entries:
+            if entry.name != name or states[name] is State.FAILED:
+                continue
 
-                raise errors.Conflict(
-                    f"the model {name!r} is {states[name].upper()} from {entry.url}"
-                )
+            if states[name] is State.PENDING and entry.url == url:
+                raise AlreadyLoading(entry)
 
-        living = [entry for entry in others if states[entry.name] is not State.FAILED]
+            raise errors.Conflict(f"the model {name!r} is {states[name].upper()} from {entry.url}")
+
+        living = [entry for entry in entries if states[entry.name] is not State.FAILED]
         self._check_room(need, living)
         try:
-            runtime = self._folder.add_files(choose_free_ports(config, self._taken_ports(living)))
+            config = choose_free_ports(config, self._ports_in_use(living))
+            runtime = self._folder.add_files(config)
         except (OSError, StartError) as error:
             raise errors.OutOfMemory(
                 f"no room for the files of the model's processes: {error}"
@@ -126,31 +135,32 @@ class ModelRegistry:
             name=name, state=State.PENDING, folder=runtime.path.name, url=url, need_bytes=need
         )
 
-    def _taken_ports(self, others: list[Model]) -> set[int]:
+    def _ports_in_use(self, entries: list[Model]) -> set[int]:
         """Return the ports of the other models' engines and of the gateway."""
-        taken = {self._server.gateway_port or 0}
-        for entry in others:
-            with suppress(OSError):  # it has just been removed
-                taken.update(self._folder.files(entry).config.engine.ports)
+        ports = {self._server.gateway_port or 0}
+        for entry in entries:
+            # An OSError: it has just been removed.
+            with suppress(OSError):
+                ports.update(self._folder.files(entry).config.engine.ports)
 
-        return taken
+        return ports
 
-    def _check_room(self, need: int, others: list[Model]) -> None:
+    def _check_room(self, need: int, entries: list[Model]) -> None:
         """Raise OutOfMemory unless there is room for one more model."""
         max_models = self._server.max_models
-        reserved_mb = self._server.reserved_memory_mb
-        if len(others) >= max_models:
+        if len(entries) >= max_models:
             raise errors.OutOfMemory(
-                f"{len(others)} models are loaded, and max_models is {max_models}"
+                f"{len(entries)} models are loaded, and max_models is {max_models}"
             )
 
-        promised = sum(entry.need_bytes for entry in others if entry.state is State.PENDING)
+        reserved_mb = self._server.reserved_memory_mb
+        promised = sum(entry.need_bytes for entry in entries if entry.state is State.PENDING)
         free = free_bytes() - promised
         if free - need < reserved_mb * MB:
             raise errors.OutOfMemory(
                 f"the model needs {need // MB} MB of memory (required_memory_mb, or an estimate): "
                 f"{max(0, free) // MB} MB are free, of which {reserved_mb} MB (reserved_memory_mb) "
-                f"stay free"
+                "stay free"
             )
 
     async def _load(self, entry: Model) -> None:
@@ -165,7 +175,7 @@ class ModelRegistry:
                 await self._models.here(entry)
                 await self._until_ready(entry)
         except StartError as error:
-            raise errors.InvalidRequest(said_of(str(error), entry.url)) from None
+            raise errors.InvalidRequest(reason_for_client(str(error), entry.url)) from None
         except (errors.UnknownModel, FileNotFoundError):
             raise self._gone(entry) from None
         except TimeoutError:
@@ -185,10 +195,9 @@ class ModelRegistry:
             if block.supervisor.phase == Phase.FAILED:
                 records = (*block.engines, *block.formatters)
                 causes = {record.cause for record in records if record.phase == Phase.FAILED}
-                kind = (
-                    errors.OutOfMemory if errors.NoMemory.label in causes else errors.InvalidRequest
-                )
-                raise kind(said_of(block.supervisor.reason, entry.url))
+                is_memory = errors.NoMemory.label in causes
+                kind = errors.OutOfMemory if is_memory else errors.InvalidRequest
+                raise kind(reason_for_client(block.supervisor.reason, entry.url))
 
             self._check_is_serving()
             if not self._folder.holds(entry) or not self._folder.has_files(entry):
@@ -210,14 +219,13 @@ class ModelRegistry:
         model's processes.
         """
         log.error("model %s was not loaded: %s", entry.name, error)
-        is_fault = (
-            isinstance(error, errors.InvalidRequest)
-            and self._models.status(entry)[0] is State.FAILED
-        )
+        has_failed = self._models.status(entry).state is State.FAILED
+        is_fault = isinstance(error, errors.InvalidRequest) and has_failed
         cause = error.label if isinstance(error, LmiError) else LmiError.label
         try:
             await asyncio.to_thread(self._folder.settle, entry, State.FAILED, str(error), cause)
-        except OSError:  # a full disk: an entry can still be removed
+        except OSError:
+            # A full disk: an entry can still be removed.
             await asyncio.to_thread(self._folder.withdraw, entry)
 
         self._models.let_go()
@@ -231,9 +239,11 @@ class ModelRegistry:
         the server stops.
         """
         front_end = self._models.front_end
-        return await until(
-            lambda: not self._folder.has_files(entry) or front_end.is_draining, timeout_s
-        )
+
+        def is_gone() -> bool:
+            return not self._folder.has_files(entry) or front_end.is_draining
+
+        return await until(is_gone, timeout_s)
 
     def _check_is_serving(self) -> None:
         if self._models.front_end.is_draining:
@@ -243,17 +253,19 @@ class ModelRegistry:
         """Wait for a load that another request began, and raise what it raises. False: its front
         end died.
         """
-        while (found := self._folder.read(entry.name)) is not None and found.folder == entry.folder:
-            if found.state is State.READY:
+        current = self._folder.read(entry.name)
+        while current is not None and current.folder == entry.folder:
+            if current.state is State.READY:
                 return True
 
-            if found.state is State.FAILED:
-                raise from_info(ErrorInfo(found.cause, found.reason))
+            if current.state is State.FAILED:
+                raise from_info(ErrorInfo(current.cause, current.reason))
 
-            if is_abandoned(found):
+            if is_abandoned(current):
                 return False
 
             await asyncio.sleep(LOOK_S)
+            current = self._folder.read(entry.name)
 
         if is_abandoned(entry):
             return False

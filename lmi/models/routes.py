@@ -8,7 +8,7 @@ A server with one model describes that one as the reference does, and loads and 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from starlette.exceptions import HTTPException
 
@@ -34,11 +34,13 @@ HOW = (
     "and go"
 )
 FIELDS = ("model_name", "url")
-LISTED = ("modelName", "modelUrl", "status")
-MAX_ITEMS = 100  # of a page
+IN_LIST = ("modelName", "modelUrl", "status")
+# The longest page.
+MAX_ITEMS = 100
 LIMIT = "limit"
 TOKEN = "next_page_token"
-PAGE = (  # the parameters of a list in pages
+# The parameters of a list in pages.
+PAGE = (
     parameter("query", LIMIT, {"type": "integer", "minimum": 1, "maximum": MAX_ITEMS}),
     parameter("query", TOKEN, {"type": "string", "pattern": "^[0-9]{1,9}$"}),
 )
@@ -46,18 +48,23 @@ PAGE = (  # the parameters of a list in pages
 T = TypeVar("T")
 
 
+class NewModel(NamedTuple):
+    name: str
+    url: str
+
+
 async def collection(exchange: Exchange, models: Models) -> None:
     """Answer `/models`: GET lists the models, POST loads one."""
     if exchange.method != "POST":
-        shown, more = page(_described(models), exchange.query)
-        rows = [{key: row[key] for key in LISTED} for row in shown]
+        models_of_page, more = page(_described(models), exchange.query)
+        rows = [{key: model[key] for key in IN_LIST} for model in models_of_page]
         await exchange.send_json({"models": rows, **more})
         return
 
     registry = _registry(models)
-    name, url = await _given(exchange, models.front_end)
-    await registry.register(name, url)
-    await exchange.send_json({"status": f'Model "{name}" registered.'})
+    model = await _new_model(exchange, models.front_end)
+    await registry.register(model.name, model.url)
+    await exchange.send_json({"status": f'Model "{model.name}" registered.'})
 
 
 async def member(exchange: Exchange, models: Models) -> None:
@@ -89,39 +96,50 @@ def _described(models: Models) -> list[dict[str, str]]:
 
 def _describe(models: SeveralModels, entry: Model) -> dict[str, str]:
     state, reason = models.status(entry)
-    described = {"modelName": entry.name, "modelUrl": entry.url, "status": state.upper()}
-    return described | ({"reason": reason} if reason else {})
+    model = {"modelName": entry.name, "modelUrl": entry.url, "status": state.upper()}
+    if reason:
+        model["reason"] = reason
+
+    return model
 
 
 def state_of(service: Service) -> State:
     status, _ = service_health(service)
-    return State.READY if status < 400 else State.FAILED if status == 500 else State.PENDING
+    if status < 400:
+        return State.READY
+
+    return State.FAILED if status == 500 else State.PENDING
 
 
 def as_in_reference(service: Service) -> dict[str, object]:
     """Describe the only model in the form of the reference's management API."""
     config = service.config
     records = service.block.engines
-    device_type, device_id = ("gpu", 0) if config.engine.device_ids else ("cpu", -1)
+    device: dict[str, object] = {"deviceType": "cpu", "deviceId": -1}
+    if config.engine.device_ids:
+        device = {"deviceType": "gpu", "deviceId": 0}
+
+    workers = [
+        {"id": number, "startTime": _start_of(record.pid), "status": Phase(record.phase).name}
+        for number, record in enumerate(records, start=1)
+    ]
     group = {
-        "device": {"deviceType": device_type, "deviceId": device_id},
+        "device": device,
         "minWorkers": len(records),
         "maxWorkers": len(records),
-        "workers": [
-            {"id": number, "startTime": _started(record.pid), "status": Phase(record.phase).name}
-            for number, record in enumerate(records, start=1)
-        ],
+        "workers": workers,
     }
     model = {
         "modelName": config.model.name,
-        "modelUrl": config.model.name,  # its folder is the server's own affair
+        # Its folder is the server's own affair.
+        "modelUrl": config.model.name,
         "status": state_of(service).upper(),
         "workerGroups": [group],
     }
     return {"workflowName": config.model.name, "version": config.model.version, "models": [model]}
 
 
-def _started(pid: int) -> str | None:
+def _start_of(pid: int) -> str | None:
     """Return when a process started, as the reference writes a time. Returns None if it does not
     run.
     """
@@ -130,11 +148,8 @@ def _started(pid: int) -> str | None:
     except OSError:
         return None
 
-    return (
-        datetime.fromtimestamp(seconds, UTC)
-        .isoformat(timespec="milliseconds")
-        .replace("+00:00", "Z")
-    )
+    start = datetime.fromtimestamp(seconds, UTC)
+    return start.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _registry(models: Models) -> "ModelRegistry":
@@ -149,27 +164,26 @@ def _registry(models: Models) -> "ModelRegistry":
     return ModelRegistry(models)
 
 
-async def _given(exchange: Exchange, front_end: FrontEnd) -> list[str]:
+async def _new_model(exchange: Exchange, front_end: FrontEnd) -> NewModel:
     """Return the FIELDS, each from the body or else the query. Raises an error for two different
     values.
     """
     body = await exchange.body(front_end.config.max_request_size, front_end.body_memory)
-    asked = exchange.query
+    query = exchange.query
     fields = read_object(body) if body.strip() else {}
     for name in FIELDS:
-        if name in fields and name in asked and fields[name] != asked[name]:
-            said = (
-                f"{name} is {shorten(fields[name])} in the body and {shorten(asked[name])} in "
-                f"the query"
+        if name in fields and name in query and fields[name] != query[name]:
+            raise InvalidRequest(
+                f"{name} is {shorten(fields[name])} in the body and {shorten(query[name])} in the "
+                "query"
             )
-            raise InvalidRequest(said)
 
-    given = {**asked, **fields}
+    values = {**query, **fields}
     for name in FIELDS:
-        if not isinstance(given.get(name), str) or not given[name]:
-            raise InvalidParameter(name, "a text that is not empty", given.get(name))
+        if not isinstance(values.get(name), str) or not values[name]:
+            raise InvalidParameter(name, "a text that is not empty", values.get(name))
 
-    return [given[name] for name in FIELDS]
+    return NewModel(values["model_name"], values["url"])
 
 
 def page(items: Sequence[T], query: Mapping[str, str]) -> tuple[list[T], dict[str, str]]:
@@ -184,10 +198,14 @@ def page(items: Sequence[T], query: Mapping[str, str]) -> tuple[list[T], dict[st
     if not _is_number(token):
         raise InvalidParameter(TOKEN, "a number that an earlier answer gave", token)
 
-    num_items = int(limit) if _is_number(limit) and 1 <= int(limit) <= MAX_ITEMS else MAX_ITEMS
+    num_items = MAX_ITEMS
+    if _is_number(limit) and 1 <= int(limit) <= MAX_ITEMS:
+        num_items = int(limit)
+
     start = int(token)
     end = start + num_items
-    return list(items[start:end]), {"nextPageToken": str(end)} if end < len(items) else {}
+    more = {"nextPageToken": str(end)} if end < len(items) else {}
+    return list(items[start:end]), more
 
 
 def _is_number(text: str) -> bool:
@@ -240,7 +258,7 @@ def description(config: Config) -> ApiDescription:
     unused = ("Workflow",) if is_several else ("NewModel", "ModelStatus")
     schemas = {name: schema for name, schema in SCHEMAS.items() if name not in unused}
     api = ApiDescription("models", ABOUT, config.model, schemas, content("ModelError"))
-    one: Form = "Model" if is_several else ["Workflow"]
+    member_form: Form = "Model" if is_several else ["Workflow"]
     api.add(
         "get",
         "/models",
@@ -249,7 +267,7 @@ def description(config: Config) -> ApiDescription:
         [InvalidRequest],
         parameters=PAGE,
     )
-    api.add("get", "/models/{model}", "One model", one)
+    api.add("get", "/models/{model}", "One model", member_form)
     if is_several:
         api.add("post", "/models", "Load a model", "ModelStatus", LOADING, body="NewModel")
         api.add(

@@ -30,8 +30,10 @@ from lmi.sources.source import unreadable
 NAMING = frozenset(
     ("load_models", "option.model_name", "option.served_model_name", "option.model_alias")
 )
-PROCESS_BYTES = 300 * MB  # of an engine's process with its libraries
+# The memory of an engine's process with its libraries.
+PROCESS_BYTES = 300 * MB
 WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt")
+# The bytes of a number, by dtype.
 WEIGHT_BYTES = {
     "float32": 4,
     "float16": 2,
@@ -39,12 +41,12 @@ WEIGHT_BYTES = {
     "fp32": 4,
     "fp16": 2,
     "bf16": 2,
-}  # of a number, by dtype
-LARGER = (
-    1.2  # weights in memory are larger than their files, because some are copied or laid out anew
-)
-UNKNOWN = Handler(load="")  # an engine that has no record
-# of the KV cache, where no option bounds it
+}
+# Weights in memory are larger than their files, because some are copied or laid out anew.
+LARGER = 1.2
+# An engine that has no record.
+UNKNOWN = Handler(load="")
+# Those of the KV cache, where no option bounds it.
 USUAL_SEQUENCES = 64
 USUAL_LENGTH = 2048
 
@@ -67,12 +69,13 @@ def resolve_model(
         key: text for key, text in server.model_flags.items() if _is_of_model(key) and key != MODEL
     }
     flags |= _of_server(server)
-    environ = {
-        name: text for name, text in environ.items() if not is_of_other_image(name)
-    }  # told at the start
+    # Of the names of other images the log tells at the start.
+    environ = {name: text for name, text in environ.items() if not is_of_other_image(name)}
     resolved = resolve(
         properties, environ, flags, folder=folder, cwd=folder, untrusted=[folder], counts=_counts
     )
+
+    model = resolved.config.model
     model = resolved.config.model
     if resolved.request is not None:
         source = resolved.request.sources[0].source
@@ -81,15 +84,21 @@ def resolve_model(
         )
 
     checked_folder(model.path, server.model_store)
-    if server.user is not None and (unread := unreadable(Path(model.path))) is not None:
-        raise ModelUnusable(f"{unread}: option.user={server.user} cannot read it")
+    if server.user is not None:
+        unread = unreadable(Path(model.path))
+        if unread is not None:
+            raise ModelUnusable(f"{unread}: option.user={server.user} cannot read it")
 
     sources = tuple(dict.fromkeys((path.rstrip("/"), *model.sources)))
     model = replace(model, name=name, aliases=(), sources=sources)
     config = replace(resolved.config, server=server, model=model)
+    notes = resolved.notes
     ignored = ", ".join(key for key in properties.entries if not _is_of_model(key))
-    note = f"{properties.name}: {ignored}: no effect in the file of one of several models"
-    return replace(resolved, config=config, notes=(*resolved.notes, *[note] * bool(ignored)))
+    if ignored:
+        note = f"{properties.name}: {ignored}: no effect in the file of one of several models"
+        notes = (*notes, note)
+
+    return replace(resolved, config=config, notes=notes)
 
 
 def checked_folder(url: str, store: str) -> Path:
@@ -102,17 +111,15 @@ def checked_folder(url: str, store: str) -> Path:
         raise ModelUnusable(f"url must be an absolute folder below model_store, given {url!r}")
 
     plain = Path(os.path.normpath(path))
+    plain_top = os.path.normpath(Path(store).absolute())
     resolved = path.resolve()
-    is_below = plain.is_relative_to(top) or plain.is_relative_to(
-        os.path.normpath(Path(store).absolute())
-    )
+    is_below = plain.is_relative_to(top) or plain.is_relative_to(plain_top)
     if not is_below or top not in resolved.parents:
         raise ModelUnusable(f"url must be a folder below model_store, {url} leads elsewhere")
 
     if not resolved.is_dir():
-        raise ModelUnusable(
-            f"url {url}: {'is not a folder' if resolved.exists() else 'does not exist'}"
-        )
+        reason = "is not a folder" if resolved.exists() else "does not exist"
+        raise ModelUnusable(f"url {url}: {reason}")
 
     return resolved
 
@@ -122,36 +129,42 @@ def _is_of_model(key: str) -> bool:
     return not is_of_server(key) and (option.key if option else key) not in NAMING
 
 
-def _counts(given: Given) -> bool:
+def _counts(value: Given) -> bool:
     """Return whether a value counts here. Variables name no model, and `_of_server` has what the
     server says.
     """
-    layer = given.rank[0]
-    return layer == COMMAND_LINE or (
-        _is_of_model(given.key) and (layer == FILE or given.key != MODEL)
-    )
+    layer = value.rank[0]
+    if layer == COMMAND_LINE:
+        return True
+
+    return _is_of_model(value.key) and (layer == FILE or value.key != MODEL)
 
 
 def _of_server(server: ServerConfig) -> dict[str, str]:
     """Return the server's settings that decide about a model's files and ports, as the command line
     gives them.
     """
-    given = {"download_dir": server.download_dir} if server.download_dir else {}
-    if server.download_hosts:
-        given["download_hosts"] = ",".join(server.download_hosts)
+    options = dict[str, str]()
+    if server.download_dir:
+        options["download_dir"] = server.download_dir
 
-    given["model_store"] = server.model_store
+    if server.download_hosts:
+        options["download_hosts"] = ",".join(server.download_hosts)
+
+    options["model_store"] = server.model_store
     if server.allow_model_options:
-        given[ALLOWED] = ",".join(server.allow_model_options)
+        options[ALLOWED] = ",".join(server.allow_model_options)
 
     if server.secure_mode:
-        given |= {SWITCH: "true", CONTROLS_KEY: ",".join(server.security_controls)}
+        options[SWITCH] = "true"
+        options[CONTROLS_KEY] = ",".join(server.security_controls)
 
     if server.safe_port_range is not None:
         first, last = server.safe_port_range
-        given |= {"port": str(server.port), RANGE: f"{first}-{last}"}
+        options["port"] = str(server.port)
+        options[RANGE] = f"{first}-{last}"
 
-    return given
+    return options
 
 
 def need_bytes(config: Config) -> int:
@@ -166,19 +179,18 @@ def need_bytes(config: Config) -> int:
         return engine.num_engines * PROCESS_BYTES
 
     folder = Path(config.model.path)
-    known = facts(folder)
-    stored = str(known.get("torch_dtype", known.get("dtype")))
+    model = facts(folder)
+    stored = str(model.get("torch_dtype", model.get("dtype")))
     of_weights, of_cache = announced().get(engine.handler, UNKNOWN).dtypes(engine, stored)
-    widening = (
-        1.0 if engine.quantize else max(1.0, _number_bytes(of_weights) / _number_bytes(stored))
-    )
-    stored_bytes = sum(
-        file.stat().st_size for pattern in WEIGHT_FILES for file in folder.glob(pattern)
-    )
-    weights = int(LARGER * stored_bytes * widening)
-    return engine.num_engines * (
-        weights + _cache_bytes(engine, known, _number_bytes(of_cache)) + PROCESS_BYTES
-    )
+    widening = 1.0
+    if not engine.quantize:
+        widening = max(1.0, _number_bytes(of_weights) / _number_bytes(stored))
+
+    files = [file for pattern in WEIGHT_FILES for file in folder.glob(pattern)]
+    stored_bytes = sum(file.stat().st_size for file in files)
+    weights_bytes = int(LARGER * stored_bytes * widening)
+    cache_bytes = _cache_bytes(engine, model, _number_bytes(of_cache))
+    return engine.num_engines * (weights_bytes + cache_bytes + PROCESS_BYTES)
 
 
 def _number_bytes(dtype: str) -> int:
@@ -188,22 +200,22 @@ def _number_bytes(dtype: str) -> int:
     return WEIGHT_BYTES.get(dtype, 4)
 
 
-def _cache_bytes(engine: EngineConfig, known: Mapping[str, Any], number_bytes: int) -> int:
+def _cache_bytes(engine: EngineConfig, model: Mapping[str, Any], number_bytes: int) -> int:
     """Return the size of the KV cache: what the options say, else room for the usual requests,
     within a quarter.
     """
-    num_heads = _count(known, "num_attention_heads")
-    head_dim = _count(known, "head_dim") or _count(known, "hidden_size") // max(1, num_heads)
-    num_kept = _count(known, "num_key_value_heads") or num_heads
-    token_bytes = 2 * _count(known, "num_hidden_layers") * num_kept * head_dim * number_bytes
+    num_heads = _count(model, "num_attention_heads")
+    head_dim = _count(model, "head_dim") or _count(model, "hidden_size") // max(1, num_heads)
+    num_kv_heads = _count(model, "num_key_value_heads") or num_heads
+    token_bytes = 2 * _count(model, "num_hidden_layers") * num_kv_heads * head_dim * number_bytes
     if engine.max_kv_cache_tokens is not None:
         return engine.max_kv_cache_tokens * token_bytes
 
-    longest = engine.max_sequence_length or _count(known, "max_position_embeddings") or USUAL_LENGTH
+    longest = engine.max_sequence_length or _count(model, "max_position_embeddings") or USUAL_LENGTH
     num_tokens = (engine.max_num_sequences or USUAL_SEQUENCES) * min(longest, USUAL_LENGTH)
     return min(num_tokens * token_bytes, machine.memory_bytes() // 4)
 
 
-def _count(known: Mapping[str, Any], name: str) -> int:
-    value = known.get(name)
+def _count(model: Mapping[str, Any], name: str) -> int:
+    value = model.get(name)
     return value if isinstance(value, int) and value > 0 else 0
