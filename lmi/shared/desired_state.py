@@ -52,7 +52,8 @@ class Snapshot(Generic[T]):
     worth another look.
     """
 
-    entries: list[T]  # that count, sorted by name
+    # Those that count, sorted by name.
+    entries: list[T]
     version: Version | None
 
 
@@ -60,26 +61,31 @@ class Folder(Generic[T]):
     def __init__(self, path: Path, kind: type[T]) -> None:
         self._path = path
         self._decoder = msgspec.json.Decoder(kind)
-        self._known: dict[str, T] = {}  # by the name of the file, as it was read last
-        self._unreadable: set[str] = set()  # files that were reported
+        # As it was read last, by the name of the file.
+        self._last_read: dict[str, T] = {}
+        # Files that were reported.
+        self._unreadable: set[str] = set()
 
     def add(self, entry: T) -> bool:
         """Write an entry. Returns False if another entry has its name. Raises InvalidParameter for
         a bad name.
         """
-        return (
-            self.change(
-                entry.name, lambda other: entry if other is None or is_abandoned(other) else other
-            )
-            is entry
-        )
+
+        def put(old: T | None) -> T:
+            return entry if old is None or is_abandoned(old) else old
+
+        return self.change(entry.name, put) is entry
 
     def replace(self, entry: T) -> None:
         self.change(entry.name, lambda old: entry)
 
     def swap(self, old: T, new: T) -> bool:
         """Replace an entry. Returns False if it is no longer as `old` says."""
-        return self.change(old.name, lambda found: new if found == old else found) is new
+
+        def put(current: T | None) -> T | None:
+            return new if current == old else current
+
+        return self.change(old.name, put) is new
 
     def remove(self, name: str) -> T | None:
         """Remove the entry of this name. Returns it, or None if no entry has the name or nobody
@@ -109,7 +115,7 @@ class Folder(Generic[T]):
             elif new is not old:
                 check_name(name)
                 write_whole(file, msgspec.json.encode(new))
-                self._known[file.name] = new
+                self._last_read[file.name] = new
 
         return new
 
@@ -137,44 +143,47 @@ class Folder(Generic[T]):
         """
         version = self.version()
         if version is None:
-            return Snapshot(_counted(self._known.copy().values()), None)
+            return Snapshot(_counted(self._last_read.copy().values()), None)
 
         files = {file for file, _, _ in version}
-        for file in set(self._known) - files:
-            self._known.pop(file, None)
+        for file in set(self._last_read) - files:
+            self._last_read.pop(file, None)
 
         self._unreadable.intersection_update(files)
 
-        found = [self._read(self._path / file) for file in files]
+        entries = [self._read(self._path / file) for file in files]
         is_whole = not self._unreadable & files
-        return Snapshot(
-            _counted(entry for entry in found if entry is not None), version if is_whole else None
-        )
+        whole_version = version if is_whole else None
+        return Snapshot(_counted(entry for entry in entries if entry is not None), whole_version)
 
     def version(self) -> Version | None:
         """Return a value that differs after every change of the folder, or None if it cannot be
         listed now.
         """
-        found = set()
+        files = set[tuple[str, int, int]]()
         try:
-            with os.scandir(self._path) as files:
-                for file in files:
-                    if file.name.endswith(".json"):
-                        with suppress(FileNotFoundError):  # removed since the folder was listed
-                            found.add((file.name, file.stat().st_ino, file.stat().st_mtime_ns))
-        except FileNotFoundError:  # nothing was written yet
+            with os.scandir(self._path) as entries:
+                for entry in entries:
+                    if not entry.name.endswith(".json"):
+                        continue
+
+                    # It may have been removed since the folder was listed.
+                    with suppress(FileNotFoundError):
+                        files.add((entry.name, entry.stat().st_ino, entry.stat().st_mtime_ns))
+        except FileNotFoundError:
+            # Nothing was written yet.
             pass
         except OSError:
             return None
 
-        return frozenset(found)
+        return frozenset(files)
 
     def _file(self, name: str) -> Path:
         return self._path / f"{key(name)}.json"
 
     def _unlink(self, file: Path) -> None:
         file.unlink(missing_ok=True)
-        self._known.pop(file.name, None)
+        self._last_read.pop(file.name, None)
         self._unreadable.discard(file.name)
 
     def _read(self, file: Path) -> T | None:
@@ -184,19 +193,19 @@ class Folder(Generic[T]):
         try:
             entry = self._decoder.decode(file.read_bytes())
         except FileNotFoundError:
-            self._known.pop(file.name, None)
+            self._last_read.pop(file.name, None)
             self._unreadable.discard(file.name)
             return None
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-            known = self._known.get(file.name)
+            last = self._last_read.get(file.name)
             if file.name not in self._unreadable:
                 self._unreadable.add(file.name)
-                counts = "is left out" if known is None else "counts as it did before"
+                counts = "is left out" if last is None else "counts as it did before"
                 log.error("%s cannot be read and %s: %s", file, counts, error)
 
-            return known
+            return last
 
-        self._known[file.name] = entry
+        self._last_read[file.name] = entry
         self._unreadable.discard(file.name)
         return entry
 
@@ -212,9 +221,8 @@ class Folder(Generic[T]):
 
 
 def _counted(entries: Iterable[T]) -> list[T]:
-    return sorted(
-        (entry for entry in entries if not is_abandoned(entry)), key=lambda entry: entry.name
-    )
+    living = (entry for entry in entries if not is_abandoned(entry))
+    return sorted(living, key=lambda entry: entry.name)
 
 
 def key(name: str) -> str:

@@ -18,15 +18,28 @@ OF_NAMES = frozenset(
 )
 OF_LISTS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
 OF_ONE = frozenset(
-    "items additionalItems contains additionalProperties propertyNames unevaluatedItems "
-    "unevaluatedProperties "
-    "not if then else contentSchema".split()
+    {
+        "items",
+        "additionalItems",
+        "contains",
+        "additionalProperties",
+        "propertyNames",
+        "unevaluatedItems",
+        "unevaluatedProperties",
+        "not",
+        "if",
+        "then",
+        "else",
+        "contentSchema",
+    }
 )
 ANCHORS = ("$anchor", "$dynamicAnchor")
-TO_OUTER = ("$dynamicRef", "$recursiveRef")  # of a schema without embedded ones, they are like $ref
+# In a schema without embedded ones, they are like $ref.
+TO_OUTER = ("$dynamicRef", "$recursiveRef")
 OLD_DRAFT = re.compile(r"draft-0[3-7]\b")
 DRAFT_OF_ID = re.compile(r"draft-0[34]\b")
-SAFE = "!$&'()*+,;=:@-._~"  # of a fragment, but for the slash between two parts
+# What a fragment may hold, but for the slash between two parts.
+SAFE = "!$&'()*+,;=:@-._~"
 
 
 def with_pointers(schema: dict[str, Any]) -> dict[str, Any]:
@@ -39,8 +52,8 @@ def with_pointers(schema: dict[str, Any]) -> dict[str, Any]:
     schema names no draft.
     """
     document = _Document(schema)
-    written = document.written()
-    return written if document.has_changed else schema
+    rewritten = document.rewritten()
+    return rewritten if document.has_changed else schema
 
 
 class _Document:
@@ -62,20 +75,20 @@ class _Document:
         self._is_whole = len(self._resources) == 1
         self.has_changed = not self._is_whole or bool(self._anchors)
 
-    def written(self) -> dict[str, Any]:
-        written: dict[str, Any] = self._written(self._root, self._base)
-        return written
+    def rewritten(self) -> dict[str, Any]:
+        schema: dict[str, Any] = self._rewritten(self._root, self._base)
+        return schema
 
     def _base_of(self, schema: Mapping[str, Any], base: str) -> str:
         """The URI against which the references of a schema count, from that of the schema around
         it.
         """
-        own_id = schema.get(self._id_key)
+        schema_id = schema.get(self._id_key)
         is_ignored = self._is_old and "$ref" in schema
-        if not isinstance(own_id, str) or own_id.startswith("#") or is_ignored:
+        if not isinstance(schema_id, str) or schema_id.startswith("#") or is_ignored:
             return base
 
-        return _joined(base, own_id).partition("#")[0]
+        return _joined(base, schema_id).partition("#")[0]
 
     def _name(self, schema: object, path: Path, base: str) -> None:
         """Note the names of a schema and of those below it."""
@@ -87,9 +100,9 @@ class _Document:
             self._resources[inner_base] = None if inner_base in self._resources else path
 
         names = [schema.get(key) for key in ANCHORS]
-        own_id = schema.get(self._id_key)
-        if isinstance(own_id, str) and own_id.startswith("#") and own_id != "#":
-            names.append(own_id[1:])
+        schema_id = schema.get(self._id_key)
+        if isinstance(schema_id, str) and schema_id.startswith("#") and schema_id != "#":
+            names.append(schema_id[1:])
 
         for name in dict.fromkeys(names):
             if isinstance(name, str):
@@ -99,43 +112,51 @@ class _Document:
         for names_of_inner, inner in inner_schemas(schema):
             self._name(inner, path + names_of_inner, inner_base)
 
-    def _written(self, value: Any, base: str, *, is_schema: bool = True) -> Any:
+    def _rewritten(self, value: Any, base: str, *, is_schema: bool = True) -> Any:
         if isinstance(value, list):
-            return [self._written(item, base) for item in value]
+            return [self._rewritten(part, base) for part in value]
 
         if not isinstance(value, dict):
             return value
 
-        if not is_schema:  # names, each of a schema
-            return {name: self._written(inner, base) for name, inner in value.items()}
+        # These are names, each of a schema.
+        if not is_schema:
+            return {name: self._rewritten(inner, base) for name, inner in value.items()}
 
         outer_base = base
         base = self._base_of(value, base)
-        written: dict[str, Any] = {}
+        rewritten: dict[str, Any] = {}
         for name, inner in value.items():
             is_name = name in (self._id_key, *ANCHORS) and isinstance(inner, str)
             if name == "$ref" and isinstance(inner, str):
-                written["$ref"] = self._pointer(inner, base)
                 is_below = value is not self._root
-                if (
-                    is_below
-                    and not self._has_draft
-                    and self._pointer(inner, outer_base) != written["$ref"]
-                ):
-                    written["$ref"] = _joined(base, inner)
-
-                self.has_changed = self.has_changed or written["$ref"] != inner
+                reference = self._reference(inner, base, outer_base, is_below=is_below)
+                rewritten["$ref"] = reference
+                self.has_changed = self.has_changed or reference != inner
             elif name in TO_OUTER and isinstance(inner, str) and "$ref" not in value:
                 pointer = self._pointer(inner, base)
                 is_plain = self._is_whole and (pointer == "#" or pointer.startswith("#/"))
-                written["$ref" if is_plain else name] = pointer if is_plain else inner
+                if is_plain:
+                    rewritten["$ref"] = pointer
+                else:
+                    rewritten[name] = inner
+
                 self.has_changed = self.has_changed or is_plain
             elif name in DATA:
-                written[name] = inner
+                rewritten[name] = inner
             elif not is_name:
-                written[name] = self._written(inner, base, is_schema=name not in OF_NAMES)
+                rewritten[name] = self._rewritten(inner, base, is_schema=name not in OF_NAMES)
 
-        return written
+        return rewritten
+
+    def _reference(self, reference: str, base: str, outer_base: str, *, is_below: bool) -> str:
+        """A `$ref` as a pointer, or absolute where drafts differ on the `$id` beside it."""
+        pointer = self._pointer(reference, base)
+        may_differ = is_below and not self._has_draft
+        if may_differ and self._pointer(reference, outer_base) != pointer:
+            return _joined(base, reference)
+
+        return pointer
 
     def _pointer(self, reference: str, base: str) -> str:
         """A reference as a pointer from the root. One that leads nowhere is not taken for one from
@@ -181,7 +202,8 @@ def _joined(base: str, reference: str) -> str:
 
     try:
         return urljoin(base, reference)
-    except ValueError:  # of an address that is none
+    except ValueError:
+        # The address is none.
         return reference
 
 

@@ -23,15 +23,19 @@ PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
 EXIT_EXEC_FAILED = 127
-IOLBF = 1  # of stdio.h
-TICKS_PER_S = os.sysconf("SC_CLK_TCK")  # of the processor times that the kernel tells
+# _IOLBF of stdio.h.
+IOLBF = 1
+# The unit of the processor times that the kernel tells.
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 LOG_FD_NAME = "LMI_LOG_FD"
-SUPERVISOR_PID = "LMI_SUPERVISOR_PID"  # the variable that names the supervisor to its children
-REPLICA = "LMI_REPLICA"  # the variable that tells an engine which replica of its model it is
-CORES = "LMI_CORES"  # the variable that names its cores to a process
-THREADS_WHY = (
-    "LMI_THREADS_WHY"  # the variable that says why an engine has fewer threads than there are cores
-)
+# The variable that names the supervisor to its children.
+SUPERVISOR_PID = "LMI_SUPERVISOR_PID"
+# The variable that tells an engine which replica of its model it is.
+REPLICA = "LMI_REPLICA"
+# The variable that names its cores to a process.
+CORES = "LMI_CORES"
+# The variable that says why an engine has fewer threads than there are cores.
+THREADS_WHY = "LMI_THREADS_WHY"
 # What Docker, Podman, Kubernetes, ECS and SageMaker leave in a container.
 OF_CONTAINERS = (Path("/.dockerenv"), Path("/run/.containerenv"), Path("/opt/ml"))
 CONTAINER_VARIABLES = (
@@ -96,16 +100,23 @@ def set_oom_score(score: int) -> None:
 
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 FAULTS = (
-    *(signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL),
-    *(signal.SIGABRT, signal.SIGSYS, signal.SIGTRAP),
+    signal.SIGSEGV,
+    signal.SIGBUS,
+    signal.SIGFPE,
+    signal.SIGILL,
+    signal.SIGABRT,
+    signal.SIGSYS,
+    signal.SIGTRAP,
 )
+# By default these do nothing.
 HARMLESS = (
     signal.SIGCHLD,
     signal.SIGCONT,
     signal.SIGURG,
     signal.SIGWINCH,
-)  # which by default do nothing
-OF_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)  # which Python ignores
+)
+# Python ignores these.
+OF_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 UNSTOPPABLE = (signal.SIGKILL, signal.SIGSTOP)
 STRAYS = tuple(
     sorted(signal.valid_signals() - {*ENDING, *FAULTS, *HARMLESS, *OF_PYTHON, *UNSTOPPABLE})
@@ -117,10 +128,10 @@ A shell, logrotate or a timer sends them to a whole group. Who means something b
 """
 
 
-def ignore_strays(*kept: signal.Signals) -> None:
-    """Ignore STRAYS but `kept`. What this process starts ignores them too."""
+def ignore_strays(*handled: signal.Signals) -> None:
+    """Ignore STRAYS but `handled`. What this process starts ignores them too."""
     for signum in STRAYS:
-        if signum not in kept:
+        if signum not in handled:
             signal.signal(signum, signal.SIG_IGN)
 
 
@@ -194,26 +205,31 @@ def spawn(
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, Signals.HANDLED)
     try:
         pid = os.fork()
-    except OSError:  # else no signal would reach this process any more
+    except OSError:
+        # Else no signal would reach this process any more.
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         raise
 
     if pid:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        with suppress(OSError):  # the child does it too, and may be first
+        # The child does it too, and may be first.
+        with suppress(OSError):
             os.setpgid(pid, pid)
 
         return pid
 
     try:
-        signal.set_wakeup_fd(-1)  # the pipe belongs to the parent
+        # The pipe belongs to the parent.
+        signal.set_wakeup_fd(-1)
         os.setpgid(0, 0)
         for signum in (signal.SIGPIPE, signal.SIGCHLD, *ENDING):
             signal.signal(signum, signal.SIG_DFL)
 
-        ignore_strays()  # from its first moment, because the program has them ignored
+        # From its first moment, because the program has them ignored.
+        ignore_strays()
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        _prctl(PR_SET_DUMPABLE, 1)  # otherwise the file of its score is root's
+        # Otherwise the file of its score is root's.
+        _prctl(PR_SET_DUMPABLE, 1)
         set_oom_score(oom_score)
         hide_memory()
         if become is not None:
@@ -227,7 +243,8 @@ def spawn(
             os.set_inheritable(fd, True)
 
         if output_fd is not None:
-            log_fd = os.dup(STDERR)  # the former standard error
+            # The former standard error.
+            log_fd = os.dup(STDERR)
             os.set_inheritable(log_fd, True)
             os.dup2(output_fd, STDOUT)
             os.dup2(output_fd, STDERR)
@@ -270,18 +287,23 @@ def reap() -> list[tuple[int, int]]:
     """Return pid and exit code of each ended child, also of adopted ones. A negative code is a
     signal's number.
     """
-    ended = []
+    ended = list[tuple[int, int]]()
     with suppress(ChildProcessError):
-        while (found := os.waitpid(-1, os.WNOHANG)) != (0, 0):
-            ended.append((found[0], os.waitstatus_to_exitcode(found[1])))
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                break
+
+            ended.append((pid, os.waitstatus_to_exitcode(status)))
 
     return ended
 
 
 def send(pid: int, signum: signal.Signals, *, to_group: bool = False) -> None:
     """Send a signal to a process or its whole group. Does nothing if it has ended."""
+    kill = os.killpg if to_group else os.kill
     with suppress(ProcessLookupError):
-        (os.killpg if to_group else os.kill)(pid, signum)
+        kill(pid, signum)
 
 
 def is_alive(pid: int) -> bool:
@@ -304,11 +326,12 @@ def children() -> list[int]:
 def descendants(*pids: int) -> list[int]:
     """Return the pids of the processes that these have started, and that those have started."""
     children = _children()
-    found = list(pids)
-    for parent in found:  # which grows meanwhile
-        found += children.get(parent, [])
+    family = list(pids)
+    # The list grows meanwhile.
+    for parent in family:
+        family += children.get(parent, [])
 
-    return found[len(pids) :]
+    return family[len(pids) :]
 
 
 def _children() -> dict[int, list[int]]:
@@ -316,12 +339,12 @@ def _children() -> dict[int, list[int]]:
     others end.
     """
     children: dict[int, list[int]] = {}
-    for pid in [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]:
-        with suppress(OSError):  # it has ended
-            after_name = (
-                Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2]
-            )  # names may hold spaces and ")"
-            parent = int(after_name.split()[1])
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    for pid in pids:
+        # An OSError: it has ended.
+        with suppress(OSError):
+            fields = _fields_of_stat(Path(f"/proc/{pid}/stat"))
+            parent = int(fields[1])
             children.setdefault(parent, []).append(pid)
 
     return children
@@ -336,25 +359,29 @@ def processor_times(pid: int) -> dict[int, float]:
     """
     times: dict[int, float] = {}
     for process in [pid, *descendants(pid)]:
-        with suppress(OSError):  # it has ended
+        # An OSError: it has ended.
+        with suppress(OSError):
             for thread in os.listdir(f"/proc/{process}/task"):
                 with suppress(OSError):
-                    after_name = (
-                        Path(f"/proc/{process}/task/{thread}/stat").read_text().rpartition(")")[2]
-                    )
-                    in_user, in_system = after_name.split()[11:13]
+                    fields = _fields_of_stat(Path(f"/proc/{process}/task/{thread}/stat"))
+                    in_user, in_system = fields[11:13]
                     times[int(thread)] = (int(in_user) + int(in_system)) / TICKS_PER_S
 
     return times
+
+
+def _fields_of_stat(path: Path) -> list[str]:
+    """Return the fields behind the name, which may hold spaces and ")"."""
+    return path.read_text().rpartition(")")[2].split()
 
 
 def describe_exit(code: int) -> str:
     if code >= 0:
         return f"exited with code {code}"
 
-    name = (
-        signal.Signals(-code).name if -code in [*signal.Signals] else f"signal {-code}"
-    )  # a real-time one
+    # A real-time signal has no name.
+    is_named = -code in [*signal.Signals]
+    name = signal.Signals(-code).name if is_named else f"signal {-code}"
     hint = ", which the kernel also does when memory runs out" if -code == signal.SIGKILL else ""
     return f"was killed by {name}{hint}"
 
@@ -363,7 +390,8 @@ def bind_threads(cores: Sequence[int], pid: int | None = None) -> None:
     """Let every thread of a process, of this one by default, run only on these cores. Later threads
     inherit them.
     """
-    with suppress(OSError):  # the process or a thread of it has ended, or a core is gone
+    # An OSError: the process or a thread of it has ended, or a core is gone.
+    with suppress(OSError):
         for task in os.listdir(f"/proc/{pid or 'self'}/task"):
             with suppress(OSError):
                 os.sched_setaffinity(int(task), cores)
@@ -373,8 +401,9 @@ def keep_to_cores() -> None:
     """Bind every thread of this process, and those that they start, to the cores that its
     environment names.
     """
-    if named := os.environ.get(CORES):
-        bind_threads([int(core) for core in named.split(",")])
+    cores = os.environ.get(CORES)
+    if cores:
+        bind_threads([int(core) for core in cores.split(",")])
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,7 +411,8 @@ class Machine:
     """Cores, GPUs and memory that this process may use."""
 
     num_cores: int
-    gpus: tuple[str, ...] = ()  # as CUDA_VISIBLE_DEVICES names them
+    # The names that CUDA_VISIBLE_DEVICES has for them.
+    gpus: tuple[str, ...] = ()
     is_container: bool = False
     memory_bytes: int = machine.UNLIMITED
 
@@ -398,9 +428,8 @@ class Machine:
     @staticmethod
     def _gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
         present = sorted((path.name[6:] for path in Path("/dev").glob("nvidia[0-9]*")), key=int)
-        if not present or not (
-            Path("/dev/nvidiactl").exists() or Path("/proc/driver/nvidia").exists()
-        ):
+        has_driver = Path("/dev/nvidiactl").exists() or Path("/proc/driver/nvidia").exists()
+        if not present or not has_driver:
             return ()
 
         visible = environ.get("CUDA_VISIBLE_DEVICES")
@@ -408,8 +437,9 @@ class Machine:
             return tuple(str(number) for number in range(len(present)))
 
         names = [name.strip() for name in visible.split(",")]
+        # CUDA too ends the list at the first invalid name.
         invalid = next((i for i, name in enumerate(names) if name in ("", "-1")), len(names))
-        return tuple(names[:invalid])  # CUDA too ends the list at the first invalid name
+        return tuple(names[:invalid])
 
 
 def unusable_gpu_files(files: Path = Path("/dev")) -> list[Path]:
@@ -440,7 +470,8 @@ def write_whole(path: Path, data: bytes) -> None:
     new = path.with_name(f"{path.name}.{os.getpid()}")
     try:
         new.unlink(missing_ok=True)
-        with open(new, "xb") as file:  # follows no link that another user has put there
+        # It follows no link that another user has put there.
+        with open(new, "xb") as file:
             file.write(data)
 
         new.rename(path)

@@ -19,15 +19,18 @@ import orjson
 
 from lmi.shared.sink import STDERR, Sink
 
-CLEAR_LINE = b"\r\x1b[2K"  # of a terminal, where the progress bar of any process may stand
+# Clears the line of a terminal, where the progress bar of any process may stand.
+CLEAR_LINE = b"\r\x1b[2K"
+# Cyan, green, yellow, red.
 COLOURS = {
     "DEBUG": 36,
     "INFO": 32,
     "WARNING": 33,
     "ERROR": 31,
     "CRITICAL": 31,
-}  # cyan, green, yellow, red
-MAX_LINE = 16 << 10  # bytes, with the line end
+}
+# Bytes, with the line end.
+MAX_LINE = 16 << 10
 # Control characters, line and paragraph separators, marks that change the direction of text, halves
 # of surrogate pairs.
 UNSAFE = re.compile(
@@ -48,11 +51,10 @@ RECORD_FIELDS = frozenset(
 
 
 _fd = STDERR
-_unrecorded = SimpleNamespace(num_log_lines_dropped=0)  # of a process that has no record yet
-_tally: tuple[object, str] = (
-    _unrecorded,
-    "num_log_lines_dropped",
-)  # the field that has the number of dropped lines
+# Counts for a process that has no record yet.
+_unrecorded = SimpleNamespace(num_log_lines_dropped=0)
+# The record and the name of its field that has the number of dropped lines.
+_tally: tuple[object, str] = (_unrecorded, "num_log_lines_dropped")
 
 
 def fd() -> int:
@@ -68,15 +70,14 @@ def setup(role: str, level: str = "INFO", format: str = "auto", fd: int = STDERR
     """
     global _fd
     _fd = fd
-    is_screen = (
-        is_text(format) and os.isatty(fd) and os.environ.get("TERM") not in ("dumb", "unknown")
-    )
+    is_terminal = os.isatty(fd) and os.environ.get("TERM") not in ("dumb", "unknown")
+    is_screen = is_text(format) and is_terminal
     has_colours = is_screen and not os.environ.get("NO_COLOR")
     render = partial(as_text, has_colours=has_colours) if is_text(format) else as_json
+    line_start = CLEAR_LINE if is_screen else b""
+
     root = logging.getLogger()
-    root.handlers[:] = [
-        LineHandler(LineFormatter(role, render), fd, line_start=CLEAR_LINE if is_screen else b"")
-    ]
+    root.handlers[:] = [LineHandler(LineFormatter(role, render), fd, line_start)]
     root.setLevel(level)
     for name in FOREIGN:
         logger = logging.getLogger(name)
@@ -93,7 +94,8 @@ def follow(level: int) -> None:
     """
     root = logging.getLogger()
     if level and level != root.level:
-        root.setLevel(min(level, root.level))  # so that the next line is seen, whatever it was
+        # So that the next line is seen, whatever the level was.
+        root.setLevel(min(level, root.level))
         logging.getLogger(__name__).info("the log begins at %s now", logging.getLevelName(level))
         root.setLevel(level)
 
@@ -118,7 +120,10 @@ def add_dropped(num_lines: int) -> None:
 
 def escape(text: str) -> str:
     """Return `text` with each character escaped that a line of a log must not contain."""
-    return text if text.isascii() and text.isprintable() else UNSAFE.sub(_escaped, text)
+    if text.isascii() and text.isprintable():
+        return text
+
+    return UNSAFE.sub(_escaped, text)
 
 
 class LineHandler(logging.Handler):
@@ -133,27 +138,27 @@ class LineHandler(logging.Handler):
         self.formatter: LineFormatter = formatter
         self.sink = Sink(fd)
         self._line_start = line_start
-        self._num_dropped = 0  # since the last line that was written
+        # The lines since the last one that was written.
+        self._num_dropped = 0
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             line = self._line(record)
-            if self._num_dropped:
-                said = (
-                    "%d lines of this process were dropped here: the log was full, or nobody "
-                    "read it"
-                )
-                note = logging.LogRecord(
-                    __name__, logging.WARNING, __file__, 0, said, (self._num_dropped,), None
-                )
-                if self.sink.write(self._line(note)):
-                    self._num_dropped = 0
+            if self._num_dropped and self.sink.write(self._line(self._note())):
+                self._num_dropped = 0
 
             if self._num_dropped or not self.sink.write(line):
                 self._num_dropped += 1
                 add_dropped(1)
         except Exception:
             self.handleError(record)
+
+    def _note(self) -> logging.LogRecord:
+        """Return an event that tells how many lines are missing here."""
+        text = "%d lines of this process were dropped here: the log was full, or nobody read it"
+        return logging.LogRecord(
+            __name__, logging.WARNING, __file__, 0, text, (self._num_dropped,), None
+        )
 
     def _line(self, record: logging.LogRecord) -> bytes:
         return self._line_start + self.format(record).encode("utf-8", "backslashreplace") + b"\n"
@@ -174,9 +179,8 @@ class LineFormatter(logging.Formatter):
         line = self.render(fields)
         max_chars = MAX_LINE // 2
         while max_chars >= 16 and len(line.encode("utf-8", "backslashreplace")) >= MAX_LINE:
-            line = self.render(
-                {name: _shortened(value, max_chars) for name, value in fields.items()}
-            )
+            shorter = {name: _shortened(value, max_chars) for name, value in fields.items()}
+            line = self.render(shorter)
             max_chars //= 2
 
         return line
@@ -191,10 +195,10 @@ class LineFormatter(logging.Formatter):
             "role": self.role,
             "message": record.getMessage(),
         }
-        extra = ((name, value) for name, value in vars(record).items() if name not in RECORD_FIELDS)
-        fields |= {
-            name: value for name, value in extra if not name.startswith("_")
-        }  # a library's for itself
+        for name, value in vars(record).items():
+            # A name with an underscore is a library's for itself.
+            if name not in RECORD_FIELDS and not name.startswith("_"):
+                fields[name] = value
         if record.exc_info:
             fields["error"] = self.formatException(record.exc_info)
 
@@ -202,31 +206,37 @@ class LineFormatter(logging.Formatter):
 
 
 def as_json(fields: dict[str, Any]) -> str:
-    safe = {
-        name: value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value
-        for name, value in fields.items()
-    }
-    try:
-        data = orjson.dumps(safe, default=repr, option=orjson.OPT_NON_STR_KEYS)
-    except TypeError:  # a number of more than 64 bits, a value that contains itself
-        data = orjson.dumps({name: repr(value) for name, value in safe.items()})
+    safe = {}
+    for name, value in fields.items():
+        is_string = isinstance(value, str)
+        safe[name] = value.encode(errors="backslashreplace").decode() if is_string else value
 
-    return escape(data.decode())
+    try:
+        line = orjson.dumps(safe, default=repr, option=orjson.OPT_NON_STR_KEYS)
+    except TypeError:
+        # A number of more than 64 bits, or a value that contains itself.
+        line = orjson.dumps({name: repr(value) for name, value in safe.items()})
+
+    return escape(line.decode())
 
 
 def as_text(fields: dict[str, Any], *, has_colours: bool = False) -> str:
-    rest = dict(fields)
-    ts = rest.pop("ts")
-    level = rest.pop("level")
-    where = f"{rest.pop('role')}[{rest.pop('pid')}] {rest.pop('logger')}:"
-    error = rest.pop("error", None)
-    parts = [where, str(rest.pop("message")), *(f"{name}={value}" for name, value in rest.items())]
-    shown = (
-        f"\x1b[{COLOURS[level]}m{level}\x1b[0m"
-        if has_colours and level in COLOURS
-        else escape(level)
-    )
-    return f"{ts} {shown} {escape(' '.join(parts if error is None else [*parts, str(error)]))}"
+    extra = dict(fields)
+    ts = extra.pop("ts")
+    level = extra.pop("level")
+    source = f"{extra.pop('role')}[{extra.pop('pid')}] {extra.pop('logger')}:"
+    error = extra.pop("error", None)
+    message = extra.pop("message")
+
+    parts = [source, str(message), *(f"{name}={value}" for name, value in extra.items())]
+    if error is not None:
+        parts.append(str(error))
+
+    level_text = escape(level)
+    if has_colours and level in COLOURS:
+        level_text = f"\x1b[{COLOURS[level]}m{level}\x1b[0m"
+
+    return f"{ts} {level_text} {escape(' '.join(parts))}"
 
 
 def _escaped(match: re.Match[str]) -> str:

@@ -16,22 +16,23 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 PROC = Path("/proc")
-SHARE = (
-    "LMI_MEMORY"  # the variable that names to an engine the bytes that it may take, itself included
-)
-UNLIMITED = 1 << 62  # version 1 says a number of about this size where there is no limit
+# The variable that names to an engine the bytes that it may take, itself included.
+SHARE = "LMI_MEMORY"
+# Version 1 says a number of about this size where there is no limit.
+UNLIMITED = 1 << 62
 MB = 1 << 20
-ESCAPED = re.compile(r"\\([0-7]{3})")  # a character of a path in mountinfo
+# A character of a path in mountinfo.
+ESCAPED = re.compile(r"\\([0-7]{3})")
 
 # The names of files, and of lines of memory.stat, by version.
+# Above `high` a process hardly runs.
 LIMITS = {
     1: ("memory.limit_in_bytes",),
     2: ("memory.max", "memory.high"),
-}  # above `high` a process hardly runs
+}
 USED = {1: "memory.usage_in_bytes", 2: "memory.current"}
-OF_ALL_ABOVE = (
-    "hierarchical_memory_limit"  # in version 1, also of groups that a container does not see
-)
+# In version 1, also of groups that a container does not see.
+OF_ALL_ABOVE = "hierarchical_memory_limit"
 CACHED = {1: "total_cache", 2: "file"}
 # Parts of the cache that the kernel cannot give back, or only at the cost of programs that run.
 KEPT = {1: ("total_shmem", "total_mapped_file"), 2: ("shmem", "file_mapped")}
@@ -52,7 +53,8 @@ class ControlGroup(NamedTuple):
 
     def number(self, name: str) -> int | None:
         """Return the number in one of its files. None: there is none, or no limit."""
-        with suppress(ValueError):  # "max", or no such file
+        # A ValueError: "max", or no such file.
+        with suppress(ValueError):
             number = int(self.read(name))
             return number if number < UNLIMITED else None
 
@@ -66,7 +68,15 @@ class ControlGroup(NamedTuple):
 
 class MemoryLimit(NamedTuple):
     num_bytes: int
-    source: str  # the file that says it, or "" for the memory of the machine
+    # The file that says it, or "" for the memory of the machine.
+    source: str
+
+
+class Quota(NamedTuple):
+    """The time that a group may compute in each period, None without a quota."""
+
+    quota_us: int | None
+    period_us: int | None
 
 
 def groups(controller: str, proc: Path = PROC) -> list[ControlGroup]:
@@ -76,23 +86,24 @@ def groups(controller: str, proc: Path = PROC) -> list[ControlGroup]:
     `proc` is where the kernel shows its files. A container may not see all of them: of a mount that
     shows another part of the hierarchy only its top counts, which is the container's.
     """
-    own = dict(_own_groups(controller, proc))
-    found: list[ControlGroup] = []
+    paths = dict(_groups_of_process(controller, proc))
+    # By a dictionary, since a group may be seen through several mounts.
+    groups_here = dict[ControlGroup, None]()
     for version, mount_point, top in _mounts(controller, proc):
-        if version not in own:
+        if version not in paths:
             continue
 
-        path = own[version]
-        is_shown = ".." not in path.parts and path.is_relative_to(top)
-        folder = mount_point / path.relative_to(top) if is_shown else mount_point
-        for one in (folder, *folder.parents):
-            if one.is_relative_to(mount_point):
-                found.append(ControlGroup(one, version))
+        path = paths[version]
+        is_visible = ".." not in path.parts and path.is_relative_to(top)
+        group = mount_point / path.relative_to(top) if is_visible else mount_point
+        for folder in (group, *group.parents):
+            if folder.is_relative_to(mount_point):
+                groups_here[ControlGroup(folder, version)] = None
 
-    return list(dict.fromkeys(found))
+    return list(groups_here)
 
 
-def _own_groups(controller: str, proc: Path) -> Iterator[tuple[int, PurePosixPath]]:
+def _groups_of_process(controller: str, proc: Path) -> Iterator[tuple[int, PurePosixPath]]:
     """Yield the version of each hierarchy that may have the controller, and this process's group in
     it.
     """
@@ -120,8 +131,8 @@ def _mounts(controller: str, proc: Path) -> Iterator[tuple[int, Path, PurePosixP
                 yield 1, Path(mount_point), PurePosixPath(top)
 
 
-def _unescaped(found: re.Match[str]) -> str:
-    return chr(int(found[1], 8))
+def _unescaped(match: re.Match[str]) -> str:
+    return chr(int(match[1], 8))
 
 
 # Memory.
@@ -132,14 +143,16 @@ def memory_limit(proc: Path = PROC) -> MemoryLimit:
     limits = [MemoryLimit(_of_machine(proc), "")]
     for group in groups("memory", proc):
         for name in LIMITS[group.version]:
-            if (num_bytes := group.number(name)) is not None:
+            num_bytes = group.number(name)
+            if num_bytes is not None:
                 limits.append(MemoryLimit(num_bytes, str(group.folder / name)))
 
         if group.version == 1:
             of_all_above = group.statistics().get(OF_ALL_ABOVE, UNLIMITED)
             limits.append(MemoryLimit(of_all_above, f"{group.folder}/memory.stat: {OF_ALL_ABOVE}"))
 
-    return min(limits, key=lambda limit: limit.num_bytes)  # of equal ones the first
+    # Of equal limits the first counts.
+    return min(limits, key=lambda limit: limit.num_bytes)
 
 
 def memory_bytes(proc: Path = PROC) -> int:
@@ -154,31 +167,31 @@ def free_bytes(proc: Path = PROC) -> int:
     cache of a group counts as free, but for shared memory and for what programs that run have
     mapped.
     """
-    left = [_left(group) for group in groups("memory", proc)]
-    return max(0, min(_of_meminfo("MemAvailable", proc, UNLIMITED), *left, UNLIMITED))
+    bytes_left = [_bytes_left(group) for group in groups("memory", proc)]
+    available = _of_meminfo("MemAvailable", proc, UNLIMITED)
+    return max(0, min(available, *bytes_left, UNLIMITED))
 
 
 def share_bytes() -> int:
     """Return the memory that this process may take: what its environment names, else what is free
     now.
     """
-    named = os.environ.get(SHARE, "")
-    return int(named) if named.isdecimal() else free_bytes()
+    share = os.environ.get(SHARE, "")
+    return int(share) if share.isdecimal() else free_bytes()
 
 
-def _left(group: ControlGroup) -> int:
+def _bytes_left(group: ControlGroup) -> int:
     """Return what a group leaves of its own limit."""
-    limits = [
-        number for name in LIMITS[group.version] if (number := group.number(name)) is not None
-    ]
+    numbers = (group.number(name) for name in LIMITS[group.version])
+    limits = [number for number in numbers if number is not None]
     used = group.number(USED[group.version])
     if not limits or used is None:
         return UNLIMITED
 
-    numbers = group.statistics()
-    kept = sum(numbers.get(name, 0) for name in KEPT[group.version])
-    reclaimable = max(0, numbers.get(CACHED[group.version], 0) - kept)
-    return min(limits) - used + reclaimable
+    statistics = group.statistics()
+    num_cached = statistics.get(CACHED[group.version], 0)
+    num_kept = sum(statistics.get(name, 0) for name in KEPT[group.version])
+    return min(limits) - used + max(0, num_cached - num_kept)
 
 
 def _of_machine(proc: Path) -> int:
@@ -203,28 +216,27 @@ def num_usable_cores(proc: Path = PROC) -> int:
     """
     num_cores = len(os.sched_getaffinity(0))
     for group in groups("cpu", proc):
-        quota_us, period_us = _quota(group)
-        if quota_us is not None and period_us:
-            num_cores = min(num_cores, max(1, quota_us // period_us))
+        quota = _quota(group)
+        if quota.quota_us is not None and quota.period_us:
+            num_cores = min(num_cores, max(1, quota.quota_us // quota.period_us))
 
     return num_cores
 
 
-def _quota(group: ControlGroup) -> tuple[int | None, int | None]:
-    """Return the time that a group may compute in each period, None without a quota, and the
-    period.
-    """
+def _quota(group: ControlGroup) -> Quota:
     if group.version == 1:
         quota_us = group.number("cpu.cfs_quota_us")
-        return (None if quota_us is None or quota_us < 0 else quota_us), group.number(
-            "cpu.cfs_period_us"
-        )
+        if quota_us is not None and quota_us < 0:
+            quota_us = None
 
+        return Quota(quota_us, group.number("cpu.cfs_period_us"))
+
+    # Without such a file there are no words, and without a quota the first is "max".
     words = group.read("cpu.max").split()
     if len(words) != 2 or not all(word.isdecimal() for word in words):
-        return None, None  # no such file, or "max"
+        return Quota(None, None)
 
-    return int(words[0]), int(words[1])
+    return Quota(int(words[0]), int(words[1]))
 
 
 # Both, for people.
@@ -233,16 +245,16 @@ def _quota(group: ControlGroup) -> tuple[int | None, int | None]:
 def describe(proc: Path = PROC) -> str:
     """Return one line with both limits, and what sets them where it is not the machine."""
     limit = memory_limit(proc)
-    num_cores = num_usable_cores(proc)
     of_group = f" ({limit.source})" if limit.source else ""
-    cores = f"{num_cores} core{'s' if num_cores > 1 else ''}"
-    num_others = len(os.sched_getaffinity(0)) - num_cores
-    of_quota = f" (a quota keeps it from {num_others} more)" if num_others else ""
     free_mb = free_bytes(proc) // MB
+
+    num_cores = num_usable_cores(proc)
+    num_unused = len(os.sched_getaffinity(0)) - num_cores
+    cores = "cores" if num_cores > 1 else "core"
+    of_quota = f" (a quota keeps it from {num_unused} more)" if num_unused else ""
     return (
-        f"{cores}{of_quota}, memory {limit.num_bytes // MB} MB{of_group}, of which {free_mb} "
-        f"MB "
-        f"are free"
+        f"{num_cores} {cores}{of_quota}, memory {limit.num_bytes // MB} MB{of_group}, "
+        f"of which {free_mb} MB are free"
     )
 
 
@@ -274,7 +286,8 @@ def _num_tasks_of(uid: int, proc: Path) -> int:
     """Return how many processes and threads a user has."""
     num_tasks = 0
     for process in proc.iterdir():
-        with suppress(OSError):  # it has ended
+        # An OSError: it has ended.
+        with suppress(OSError):
             if process.name.isdigit() and process.stat().st_uid == uid:
                 num_tasks += len(os.listdir(process / "task"))
 

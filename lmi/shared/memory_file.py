@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from typing import Self
 
 DIGEST_BYTES = hashlib.sha256().digest_size
-READ_S = 1.0  # a write takes less than a millisecond
+# The longest wait of a reader: a write takes less than a millisecond.
+READ_S = 1.0
 
 
 class MemoryFile:

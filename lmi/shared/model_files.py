@@ -6,16 +6,17 @@ import os
 import stat
 from pathlib import Path
 
-MAX_BYTES = 32 << 20  # of a model's own JSON, of which the largest that models have are some MB
+# For a model's own JSON, of which the largest that models have are some MB.
+MAX_BYTES = 32 << 20
 
 
 def read_bounded(file: Path, max_bytes: int = MAX_BYTES) -> bytes:
     """Return the bytes of a file. It never waits, as for a pipe. Raises OSError, or ValueError for
     too many.
     """
-    opened = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(opened, "rb") as reader:
-        if not stat.S_ISREG(os.fstat(opened).st_mode):
+    fd = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(fd, "rb") as reader:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise ValueError("is no file")
 
         data = reader.read(max_bytes + 1)

@@ -22,12 +22,17 @@ from typing import Any, TextIO
 STDOUT = 1
 STDERR = 2
 PAUSE_S = 0.001
-MAX_WAIT_S = 0.25  # the longest that a writer waits at a time for a late reader
-WAIT_SHARE = 0.05  # the share of its time that it may wait in the long run
+# The longest that a writer waits at a time for a late reader.
+MAX_WAIT_S = 0.25
+# The share of its time that it may wait in the long run.
+WAIT_SHARE = 0.05
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-SPARE_PAGES = 2  # of a pipe, for other processes that write at the same moment
-BUFFER_BYTES = 64 << 10  # of a stream, so that a line is one write
-TERMINAL_BYTES = 256  # a terminal surely takes so many when poll says that it can be written to
+# The pages of a pipe for other processes that write at the same moment.
+SPARE_PAGES = 2
+# The buffer of a stream, so that a line is one write.
+BUFFER_BYTES = 64 << 10
+# A terminal surely takes so many when poll says that it can be written to.
+TERMINAL_BYTES = 256
 
 
 def open_missing() -> None:
@@ -40,9 +45,8 @@ def open_missing() -> None:
         try:
             os.fstat(fd)
         except OSError:
-            os.set_inheritable(
-                os.open(os.devnull, os.O_RDWR), True
-            )  # open returns the lowest free number: `fd`
+            # It returns the lowest free number: `fd`.
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
 
 
 def never_wait() -> None:
@@ -56,13 +60,14 @@ def never_wait() -> None:
     for fd in (STDOUT, STDERR):
         with suppress(OSError):
             if stat.S_ISREG(os.fstat(fd).st_mode):
-                fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_APPEND)
+                flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+                fcntl.fcntl(fd, fcntl.F_SETFL, flags | os.O_APPEND)
 
             if stat.S_ISFIFO(os.fstat(fd).st_mode) or os.isatty(fd):
                 access = os.O_RDWR if os.isatty(fd) else os.O_WRONLY
-                own = os.open(f"/proc/self/fd/{fd}", access | os.O_NONBLOCK | os.O_NOCTTY)
-                os.dup2(own, fd)
-                os.close(own)
+                reopened = os.open(f"/proc/self/fd/{fd}", access | os.O_NONBLOCK | os.O_NOCTTY)
+                os.dup2(reopened, fd)
+                os.close(reopened)
 
     guard_streams()
 
@@ -90,37 +95,43 @@ class Sink:
         self._is_pipe = stat.S_ISFIFO(mode)
         self._is_terminal = os.isatty(fd)
         self._is_socket = stat.S_ISSOCK(mode)
-        self._patience = Allowance(max_wait_s, WAIT_SHARE)  # seconds
-        self._is_stuck = (
-            False  # the last line was lost, so `write` does not wait until a line is written
-        )
-        self._rest = b""  # the rest of a line that was begun
+        # In seconds.
+        self._patience = Allowance(max_wait_s, WAIT_SHARE)
+        # The last line was lost, so `write` does not wait until a line is written.
+        self._is_stuck = False
+        # The end of a line that was begun.
+        self._unwritten = b""
 
     def write(self, line: bytes) -> bool:
         """Write a line. Returns False if none of it was written, because the reader is late or the
         disk is full.
         """
-        self._rest = self._push(self._rest)
-        left = line if self._rest else self._push(line)
-        is_written = len(left) < len(line)
+        self._unwritten = self._push(self._unwritten)
+        unwritten = line if self._unwritten else self._push(line)
+        is_written = len(unwritten) < len(line)
         if is_written:
-            self._rest = left  # the next call writes it first
+            # The next call writes it first.
+            self._unwritten = unwritten
 
         self._is_stuck = not is_written
         return is_written
 
     def _push(self, data: bytes) -> bytes:
         """Write as much as the reader takes in time. Returns the rest."""
-        with suppress(OSError):  # a full disk, a reader that is gone
+        # An OSError: a full disk, or a reader that is gone.
+        with suppress(OSError):
             while data:
                 now = time.monotonic()
-                if num_bytes := self._offer(data):
+                num_bytes = self._offer(data)
+                if num_bytes:
                     data = data[num_bytes:]
-                elif self._is_stuck or self._patience.left(now) < PAUSE_S:
+                    continue
+
+                if self._is_stuck or self._patience.left(now) < PAUSE_S:
                     break
-                else:
-                    time.sleep(PAUSE_S)
-                    self._patience.spend(time.monotonic() - now)
+
+                time.sleep(PAUSE_S)
+                self._patience.spend(time.monotonic() - now)
 
         return data
 
@@ -142,8 +153,9 @@ class Sink:
 
     def _has_room(self, num_bytes: int) -> bool:
         """Return whether the pipe takes so many bytes in one write."""
+        # The kernel takes them whole or not at all.
         if num_bytes <= select.PIPE_BUF and not self._blocks:
-            return True  # the kernel takes them whole or not at all
+            return True
 
         num_pages = fcntl.fcntl(self.fd, fcntl.F_GETPIPE_SZ) // PAGE_BYTES
         num_unread = pipe_unread_bytes(self.fd)
@@ -153,7 +165,8 @@ class Sink:
         # A write that does not fit in the last page begins another: any two neighbouring pages
         # together hold more than one page of bytes, except the first and the last.
         num_used = 2 * num_unread // PAGE_BYTES + 2
-        return num_bytes // PAGE_BYTES + 1 + SPARE_PAGES <= num_pages - num_used
+        num_needed = num_bytes // PAGE_BYTES + 1 + SPARE_PAGES
+        return num_needed <= num_pages - num_used
 
 
 class Allowance:

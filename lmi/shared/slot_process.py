@@ -52,9 +52,8 @@ def live(
         body()
     except StartError as error:
         record.fail(error, str(error))
-        if not lmi.shared.log.is_text(
-            log_format
-        ):  # on a terminal the supervisor's last message says it
+        # On a terminal the supervisor's last message says it.
+        if not lmi.shared.log.is_text(log_format):
             log.error("this process cannot start: %s", error)
 
         return error.exit_code

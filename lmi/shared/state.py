@@ -16,13 +16,15 @@ import struct
 import time
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate, chain
+from itertools import accumulate
 from pathlib import Path
+from typing import TypeVar
 
 from lmi.errors import STATUSES, LmiError, NoMemory, is_out_of_memory
 
 WORD = 8  # bytes
-SILENT_S = 5.0  # an engine without a sign of life for so long does not count as ready
+# An engine without a sign of life for so long does not count as ready.
+SILENT_S = 5.0
 
 
 class Field:
@@ -34,7 +36,8 @@ class Field:
 
     def __init__(self, *, is_gauge: bool = False) -> None:
         self.is_gauge = is_gauge
-        self.offset = 0  # words from the start of the record
+        # Words from the start of the record.
+        self.offset = 0
 
     def bytes_in(self, record: Record) -> memoryview:
         start = (record.base + self.offset) * WORD
@@ -65,11 +68,13 @@ class TextField(Field):
         self.num_words = num_bytes // WORD
 
     def __get__(self, record: Record, owner: type) -> str:
-        return bytes(self.bytes_in(record)).split(b"\0", 1)[0].decode("utf-8", "ignore")
+        text, _, _ = bytes(self.bytes_in(record)).partition(b"\0")
+        return text.decode("utf-8", "ignore")
 
     def __set__(self, record: Record, value: str) -> None:
         place = self.bytes_in(record)
-        place[:] = value.encode()[: len(place) - 1].ljust(len(place), b"\0")
+        text = value.encode()[: len(place) - 1]
+        place[:] = text.ljust(len(place), b"\0")
 
 
 class Counters(Field):
@@ -93,7 +98,8 @@ class CounterView:
         self._start = record.base + counters.offset
 
     def add(self, label: str, amount: int = 1) -> None:
-        self._ints[self._start + self._index.get(label, len(self._index) - 1)] += amount
+        i = self._index.get(label, len(self._index) - 1)
+        self._ints[self._start + i] += amount
 
     def set(self, values: Mapping[str, int]) -> None:
         """Show these values, and 0 for each other label."""
@@ -198,39 +204,85 @@ LATENCY_BOUNDS_S = (
 # Those below are vLLM's, after a few smaller ones, so that its series can be made of ours
 # (`server/metrics.py`).
 PHASE_BOUNDS_S = (
-    *(0.001, 0.003, 0.01, 0.03, 0.1),
-    *(0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680),
+    0.001,
+    0.003,
+    0.01,
+    0.03,
+    0.1,
+    0.3,
+    0.5,
+    0.8,
+    1,
+    1.5,
+    2,
+    2.5,
+    5,
+    10,
+    15,
+    20,
+    30,
+    40,
+    50,
+    60,
+    120,
+    240,
+    480,
+    960,
+    1920,
+    7680,
 )
 FIRST_TOKEN_BOUNDS_S = (
-    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
-    *(1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560),
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1,
+    2.5,
+    5,
+    7.5,
+    10,
+    20,
+    40,
+    80,
+    160,
+    640,
+    2560,
 )
 INTER_TOKEN_BOUNDS_S = (
-    *(0.001, 0.0025, 0.005),
-    *(
-        0.01,
-        0.025,
-        0.05,
-        0.075,
-        0.1,
-        0.15,
-        0.2,
-        0.3,
-        0.4,
-        0.5,
-        0.75,
-        1,
-        2.5,
-        5,
-        7.5,
-        10,
-        20,
-        40,
-        80,
-    ),
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.075,
+    0.1,
+    0.15,
+    0.2,
+    0.3,
+    0.4,
+    0.5,
+    0.75,
+    1,
+    2.5,
+    5,
+    7.5,
+    10,
+    20,
+    40,
+    80,
 )
-STEP_BOUNDS = (1, *(2**power for power in range(3, 15)))  # tokens
-LENGTH_BOUNDS = tuple(digit * 10**power for power in range(6) for digit in (1, 2, 5))  # tokens
+# In tokens.
+STEP_BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+# In tokens: 1, 2, 5, 10 and so on, to 500,000.
+LENGTH_BOUNDS = tuple(digit * 10**power for power in range(6) for digit in (1, 2, 5))
 
 
 class Phase(enum.IntEnum):
@@ -238,30 +290,38 @@ class Phase(enum.IntEnum):
     LOADING = 1
     READY = 2
     DRAINING = 3
-    LOST = 4  # died or hung; a restart is on its way
-    FAILED = 5  # final, but for one of several engines, which is tried again
-    # a server that was told to stop and serves on, while those who ask `/ping` choose another
+    # It died or hung; a restart is on its way.
+    LOST = 4
+    # Final, but for one of several engines, which is tried again.
+    FAILED = 5
+    # A server that was told to stop and serves on, while those who ask `/ping` choose another.
     LEAVING = 6
 
 
 class SupervisorRecord(Record):
     pid = Int(is_gauge=True)
     phase = Int()
-    reason = TextField(2048)  # why it failed or drains, one line for people
-    stage = TextField(64)  # of the start, before there are engines: download, requirements
-    progress = Float()  # of the stage, 0 to 1
-    credentials_version = Int()  # how often keys and certificates were read again
-    log_level = (
-        Int()
-    )  # that SIGUSR1 chose, for the processes that have a record; 0: that of the settings
-    heir = Int()  # the pid of the server that has taken the ports of this one over
+    # Why it failed or drains, one line for people.
+    reason = TextField(2048)
+    # The stage of the start, before there are engines: download, requirements.
+    stage = TextField(64)
+    # How much of the stage is done, 0 to 1.
+    progress = Float()
+    # How often keys and certificates were read again.
+    credentials_version = Int()
+    # The level that SIGUSR1 chose, for the processes that have a record; 0: that of the settings.
+    log_level = Int()
+    # The pid of the server that has taken the ports of this one over.
+    heir = Int()
     num_engine_restarts = Int()
     num_log_lines_dropped = Int()
-    num_log_lines_dropped_by_master = Int()  # gunicorn's, which writes this field and has no record
+    # Gunicorn's master writes this field and has no record.
+    num_log_lines_dropped_by_master = Int()
 
 
 MAX_LORA_NAMES_BYTES = 2048
-PRIORITIES = ("high", "low", "default")  # over, under and at that of a request that names none
+# The class of a request is over or under the default priority, or it names none.
+PRIORITIES = ("high", "low", "default")
 
 
 class EngineRecord(Record):
@@ -274,45 +334,66 @@ class EngineRecord(Record):
     pid = Int(is_gauge=True)
     phase = Int()
     num_starts = Int()
-    was_ready = Int()  # 1 once a process of this slot was ready
-    stage = TextField(64, is_gauge=True)  # config, weights, warm-up ...
-    progress = Float(is_gauge=True)  # of the stage, 0 to 1
-    reason = TextField(2048)  # of the last death, one line
-    cause = TextField(32)  # the label of that error
-    lost_s = Float()  # time.monotonic() of the last death
-    beat_s = Float(is_gauge=True)  # time.monotonic() of the last sign of life
-    step_s = Float(
-        is_gauge=True
-    )  # time.monotonic() of the last step, or when work came to an idle engine
-    num_running = Int(is_gauge=True)  # requests in the batch
-    num_waiting = Int(is_gauge=True)  # requests that wait for a place in it
-    num_queued = Counters(PRIORITIES, is_gauge=True)  # requests in front of the engine
-    num_taken = Counters(PRIORITIES, is_gauge=True)  # requests that the engine has
-    num_clients = Int(is_gauge=True)  # of whom a request waits or runs
-    num_refused = Counters(PRIORITIES)  # requests that would have waited, or have waited, too long
-    wait_error_s = Float(is_gauge=True)  # how far expected waits were off, on average
-    max_loras = Int(is_gauge=True)  # adapters that a batch may have; 0: the engine has none
-    running_loras = TextField(
-        MAX_LORA_NAMES_BYTES, is_gauge=True
-    )  # names of those in the batch, with commas between
-    waiting_loras = TextField(
-        MAX_LORA_NAMES_BYTES, is_gauge=True
-    )  # of those for which a request waits
+    # 1 once a process of this slot was ready.
+    was_ready = Int()
+    # The stage of a load: config, weights, warm-up ...
+    stage = TextField(64, is_gauge=True)
+    # How much of the stage is done, 0 to 1.
+    progress = Float(is_gauge=True)
+    # Why the last process died, one line.
+    reason = TextField(2048)
+    # The label of that error.
+    cause = TextField(32)
+    # The time.monotonic() of the last death.
+    lost_s = Float()
+    # The time.monotonic() of the last sign of life.
+    beat_s = Float(is_gauge=True)
+    # The time.monotonic() of the last step, or when work came to an idle engine.
+    step_s = Float(is_gauge=True)
+    # Requests in the batch.
+    num_running = Int(is_gauge=True)
+    # Requests that wait for a place in it.
+    num_waiting = Int(is_gauge=True)
+    # Requests in front of the engine.
+    num_queued = Counters(PRIORITIES, is_gauge=True)
+    # Requests that the engine has.
+    num_taken = Counters(PRIORITIES, is_gauge=True)
+    # Clients of whom a request waits or runs.
+    num_clients = Int(is_gauge=True)
+    # Requests that would have waited, or have waited, too long.
+    num_refused = Counters(PRIORITIES)
+    # How far expected waits were off, on average.
+    wait_error_s = Float(is_gauge=True)
+    # Adapters that a batch may have; 0: the engine has none.
+    max_loras = Int(is_gauge=True)
+    # The names of those in the batch, with commas between.
+    running_loras = TextField(MAX_LORA_NAMES_BYTES, is_gauge=True)
+    # The names of those for which a request waits.
+    waiting_loras = TextField(MAX_LORA_NAMES_BYTES, is_gauge=True)
     num_used_blocks = Int(is_gauge=True)
     max_num_blocks = Int(is_gauge=True)
     tokens_per_block = Int(is_gauge=True)
     max_num_sequences = Int(is_gauge=True)
-    num_context_tokens = Int()  # that prefills have computed
-    num_generation_tokens = Int()  # of decodes
-    num_preemptions = Int()  # sequences put back to make room
-    queue_time_s = Histogram(PHASE_BOUNDS_S)  # from the arrival at the engine to the first step
-    prefill_time_s = Histogram(PHASE_BOUNDS_S)  # from there to the sequence's first token
-    decode_time_s = Histogram(PHASE_BOUNDS_S)  # from there to its last
+    # Tokens that prefills have computed.
+    num_context_tokens = Int()
+    # Tokens that decodes have computed.
+    num_generation_tokens = Int()
+    # Sequences put back to make room.
+    num_preemptions = Int()
+    # From the arrival at the engine to the first step.
+    queue_time_s = Histogram(PHASE_BOUNDS_S)
+    # From there to the sequence's first token.
+    prefill_time_s = Histogram(PHASE_BOUNDS_S)
+    # From there to its last.
+    decode_time_s = Histogram(PHASE_BOUNDS_S)
     num_drafts = Int()
+    # Tokens of drafts.
     num_draft_tokens = Int()
-    num_accepted_tokens = Int()  # of drafts
+    # Tokens of drafts that were right.
+    num_accepted_tokens = Int()
     step_length = Histogram(STEP_BOUNDS)
-    step = Int(is_gauge=True)  # the number of the last one
+    # The number of the last step.
+    step = Int(is_gauge=True)
     num_log_lines_dropped = Int()
 
     def fail(self, error: BaseException, reason: str) -> None:
@@ -329,6 +410,7 @@ class EngineRecord(Record):
         return self.phase == Phase.READY and time.monotonic() - self.beat_s < SILENT_S
 
 
+# Those of HTTP, and those of one API.
 OTHER_STATUSES = {
     200,
     207,
@@ -342,7 +424,7 @@ OTHER_STATUSES = {
     501,
     505,
     529,
-}  # HTTP's, and those of one API
+}
 STATUS_CODES = (*map(str, sorted(STATUSES | OTHER_STATUSES)), "other")
 FINISH_REASONS = ("length", "eos_token", "stop_sequence", "error", "cancelled", "other")
 
@@ -356,29 +438,45 @@ class FrontEndRecord(Record):
     beat_s = Float(is_gauge=True)
     num_starts = Int()
     num_log_lines_dropped = Int()
-    num_requests = Counters(STATUS_CODES)  # that have ended, without pings and scrapes
-    num_in_flight = Int(is_gauge=True)  # between admission and end
-    num_sequences = Int(is_gauge=True)  # that those requests ask for
-    num_body_bytes = Int(is_gauge=True)  # held of request bodies, whole or in part
+    # Requests that have ended, without pings and scrapes.
+    num_requests = Counters(STATUS_CODES)
+    # Requests between admission and end.
+    num_in_flight = Int(is_gauge=True)
+    # The sequences that those requests ask for.
+    num_sequences = Int(is_gauge=True)
+    # The bytes of request bodies that are in memory, whole or in part.
+    num_body_bytes = Int(is_gauge=True)
     num_open_connections = Int(is_gauge=True)
-    loop_lag_s = Float(is_gauge=True)  # the worst of the event loop, lately
+    # The worst lag of the event loop, lately.
+    loop_lag_s = Float(is_gauge=True)
     num_lost_traces = Int()
-    request_duration_s = Histogram(LATENCY_BOUNDS_S)  # from the request's arrival to its end
-    num_finished = Counters(FINISH_REASONS)  # generations
-    num_moved = Int()  # requests that went on at another replica
+    # From the request's arrival to its end.
+    request_duration_s = Histogram(LATENCY_BOUNDS_S)
+    # Generations by the reason of their end.
+    num_finished = Counters(FINISH_REASONS)
+    # Requests that went on at another replica.
+    num_moved = Int()
     num_prompt_tokens = Int()
-    num_cached_tokens = Int()  # of prompts
+    # Tokens of prompts that a cache had.
+    num_cached_tokens = Int()
     num_generated_tokens = Int()
-    time_to_first_token_s = Histogram(FIRST_TOKEN_BOUNDS_S)  # from a request's arrival
-    inter_token_latency_s = Histogram(
-        INTER_TOKEN_BOUNDS_S
-    )  # of each token, or of a whole answer on average
-    time_per_output_token_s = Histogram(INTER_TOKEN_BOUNDS_S)  # of a whole answer on average
-    answer_time_s = Histogram(PHASE_BOUNDS_S)  # from a request's arrival to the end of its answer
+    # From a request's arrival.
+    time_to_first_token_s = Histogram(FIRST_TOKEN_BOUNDS_S)
+    # Before each token, or in a whole answer on average.
+    inter_token_latency_s = Histogram(INTER_TOKEN_BOUNDS_S)
+    # In a whole answer on average.
+    time_per_output_token_s = Histogram(INTER_TOKEN_BOUNDS_S)
+    # From a request's arrival to the end of its answer.
+    answer_time_s = Histogram(PHASE_BOUNDS_S)
     prompt_length = Histogram(LENGTH_BOUNDS)
-    prefill_length = Histogram(LENGTH_BOUNDS)  # of what was not cached of a prompt
+    # The tokens of a prompt that were not cached.
+    prefill_length = Histogram(LENGTH_BOUNDS)
     sequence_length = Histogram(LENGTH_BOUNDS)
-    longest_sequence = Histogram(LENGTH_BOUNDS)  # of an answer
+    # The longest sequence of an answer.
+    longest_sequence = Histogram(LENGTH_BOUNDS)
+
+
+R = TypeVar("R", bound=Record)
 
 
 class Block:
@@ -388,15 +486,20 @@ class Block:
 
     def __init__(self, memory: mmap.mmap) -> None:
         self.raw = memoryview(memory)
-        self.ints, self.floats = self.raw.cast("q"), self.raw.cast("d")
+        self.ints = self.raw.cast("q")
+        self.floats = self.raw.cast("d")
 
         num_engines, num_frontends, num_formatters = self.ints[:3]
-        bases = accumulate(_num_words(num_engines, num_frontends, num_formatters))
+        lengths = _num_words(num_engines, num_frontends, num_formatters)
+        bases = accumulate(lengths)
 
         self.supervisor = SupervisorRecord(self, next(bases))
-        self.engines = [EngineRecord(self, next(bases)) for _ in range(num_engines)]
-        self.frontends = [FrontEndRecord(self, next(bases)) for _ in range(num_frontends)]
-        self.formatters = [EngineRecord(self, next(bases)) for _ in range(num_formatters)]
+        self.engines = self._records(EngineRecord, num_engines, bases)
+        self.frontends = self._records(FrontEndRecord, num_frontends, bases)
+        self.formatters = self._records(EngineRecord, num_formatters, bases)
+
+    def _records(self, kind: type[R], number: int, bases: Iterator[int]) -> list[R]:
+        return [kind(self, next(bases)) for _ in range(number)]
 
     @classmethod
     def create(
@@ -408,11 +511,10 @@ class Block:
         The file takes its room on the disk now. A later write to a mapped page on a full disk would
         kill the writer.
         """
+        num_words = sum(_num_words(num_engines, num_frontends, num_formatters))
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
-            os.posix_fallocate(
-                fd, 0, WORD * sum(_num_words(num_engines, num_frontends, num_formatters))
-            )
+            os.posix_fallocate(fd, 0, WORD * num_words)
             os.pwrite(fd, struct.pack("qqq", num_engines, num_frontends, num_formatters), 0)
         finally:
             os.close(fd)
@@ -427,9 +529,11 @@ class Block:
 
 def _num_words(num_engines: int, num_frontends: int, num_formatters: int) -> list[int]:
     """Return the length of a block's three numbers and of each record, in their order."""
-    kinds = (
-        [EngineRecord] * num_engines,
-        [FrontEndRecord] * num_frontends,
-        [EngineRecord] * num_formatters,
-    )
-    return [3, *(kind.num_words for kind in (SupervisorRecord, *chain.from_iterable(kinds)))]
+    return [
+        # The three numbers.
+        3,
+        SupervisorRecord.num_words,
+        *[EngineRecord.num_words] * num_engines,
+        *[FrontEndRecord.num_words] * num_frontends,
+        *[EngineRecord.num_words] * num_formatters,
+    ]
