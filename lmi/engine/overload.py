@@ -222,9 +222,11 @@ class LearningQueue(RequestQueue):
         self._target_s = TARGET_S if keeps_short else math.inf
         self._num_express = num_express
         self._num_express_running = 0
+
         self.speed = Speed()
         self.first_token_patience = ClientPatience()
         self.patience = ClientPatience()
+
         self.is_overloaded = False
         # The longest step of a batch that answers in time.
         self._longest_step_s = math.inf

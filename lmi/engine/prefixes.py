@@ -73,6 +73,7 @@ class PrefixTable:
                 path,
                 error.strerror,
             )
+
             return cls()
 
     def note(self, keys: Sequence[int], slot: int) -> None:

@@ -117,6 +117,7 @@ class RequestQueue:
         self.num_waiting = 0
         # How far the expected waits were off, on average, where waits are expected.
         self.wait_error_s = 0.0
+
         self._max_num_sequences = max_num_sequences
         self._max_wait_s = max_wait_s
         # The places of the batch that are in use.
@@ -125,6 +126,7 @@ class RequestQueue:
         self._num_running = 0
         self._running: dict[QueueEntry, None] = {}
         self._clients: dict[str, Client] = {}
+
         # The share of the client who was served last: a new one begins there.
         self._had = 0.0
         self._num_steps = 0

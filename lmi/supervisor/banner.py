@@ -164,6 +164,7 @@ def say_ready(config: Config, port: int, report: LoadReport, after_s: float) -> 
         "ready_after_s": round(after_s, 2),
         "stages_s": {stage: round(seconds, 2) for stage, seconds in report.stages_s.items()},
     }
+
     _say(config.server, banner(config, port, report, after_s), event)
 
 

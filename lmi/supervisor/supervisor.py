@@ -264,10 +264,11 @@ class Supervisor:
         return signals
 
     def _on_signal(self, signum: signal.Signals) -> None:
+        delay_s = self._config.drain_delay_s
+        timeout_s = self._config.drain_timeout_s
         is_hangup = signum == signal.SIGHUP and self._credentials is None and sys.stderr.isatty()
-        if signum == signal.SIGTERM and self._phase == Phase.READY and self._config.drain_delay_s:
-            delay_s = self._config.drain_delay_s
-            timeout_s = self._config.drain_timeout_s
+
+        if signum == signal.SIGTERM and self._phase == Phase.READY and delay_s:
             log.info(
                 "SIGTERM: new requests are served for %g s more, then open ones have %g s",
                 delay_s,
@@ -275,7 +276,7 @@ class Supervisor:
             )
             self._enter(Phase.LEAVING, TOLD_TO_STOP)
         elif signum == signal.SIGTERM and not self._is_ending:
-            self._begin_drain("SIGTERM: ", drain_notice_s(self._config.drain_timeout_s))
+            self._begin_drain("SIGTERM: ", drain_notice_s(timeout_s))
         elif signum in self._signals.ENDING or is_hangup:
             log.info("%s: stopping now", signum.name)
             self._exit_code = 128 + signum if self._failure is None else self._failure.code
