@@ -86,19 +86,20 @@ class Adapters:
         max_resident: int,
         kind_of: Callable[[Exception], ErrorKind],
     ) -> None:
-        self.is_reading = False  # the engine makes no step meanwhile
+        # While it reads weights, the engine makes no step.
+        self.is_reading = False
         self._engine = engine
-        self._title = title  # of the engine, for messages
+        # The name of the engine for messages.
+        self._title = title
         self._max_resident = max_resident
         self._kind_of = kind_of
+
         self._loaded: dict[str, LoadedAdapter] = {}
-        self._leaving: dict[
-            int, LoadedAdapter
-        ] = {}  # unloaded, and still used by sequences; by number
+        # Adapters that were unloaded and that sequences still use, by number.
+        self._leaving: dict[int, LoadedAdapter] = {}
         self._used: dict[TokenSequence, LoadedAdapter] = {}
-        self._resident: OrderedDict[int, LoadedAdapter] = (
-            OrderedDict()
-        )  # whose weights were read; by number
+        # Adapters whose weights were read, by number.
+        self._resident: OrderedDict[int, LoadedAdapter] = OrderedDict()
         self._numbers = count(1)
 
     @property
@@ -121,15 +122,17 @@ class Adapters:
         Raises InvalidParameter for the name, OutOfMemory if the adapter does not fit, ModelUnusable
         with the reason.
         """
-        known = self._loaded.get(name)
-        if not isinstance(name, str) or not name or (known is not None and known.path != str(path)):
+        loaded = self._loaded.get(name)
+        is_name = isinstance(name, str) and name
+        if not is_name or (loaded is not None and loaded.path != str(path)):
             raise InvalidParameter("lora_config", "a new name, or unloaded first", name)
 
         if not (Path(path) / CONFIG).is_file():
             raise ModelUnusable(f"{path}: an adapter's folder has an {CONFIG}")
 
-        adapter = known or LoadedAdapter(name, next(self._numbers), str(path))
+        adapter = loaded or LoadedAdapter(name, next(self._numbers), str(path))
         adapter = replace(adapter, is_pinned=adapter.is_pinned or pinned)
+
         self._check_room(adapter)
         self._explained(adapter, self._engine.check_adapter)
         if preload or pinned:
@@ -143,7 +146,8 @@ class Adapters:
         """
         adapters = [*{**self._loaded, new.name: new}.values(), *self._leaving.values()]
         num_pinned = sum(adapter.is_pinned for adapter in adapters)
-        if num_pinned + (num_pinned < len(adapters)) > self._max_resident:
+        num_places_for_others = int(num_pinned < len(adapters))
+        if num_pinned + num_places_for_others > self._max_resident:
             raise OutOfMemory(
                 f"{self._max_resident} adapters fit into a batch, and the pinned ones take all "
                 f"places"
@@ -155,7 +159,8 @@ class Adapters:
             self._explained(adapter, self._engine.add_adapter)
         except LmiError:
             if adapter.number not in self._resident:
-                self._engine.remove_adapter(adapter)  # it may be read in part
+                # The engine may have read a part of it.
+                self._engine.remove_adapter(adapter)
 
             raise
         finally:
@@ -173,8 +178,10 @@ class Adapters:
             raise
         except Exception as error:
             reason = f"{adapter.path}: {self._title} cannot load this adapter: {cause_line(error)}"
-            is_full = self._kind_of(error) is ErrorKind.OUT_OF_MEMORY
-            raise (OutOfMemory if is_full else ModelUnusable)(reason) from error
+            if self._kind_of(error) is ErrorKind.OUT_OF_MEMORY:
+                raise OutOfMemory(reason) from error
+
+            raise ModelUnusable(reason) from error
 
     def unload(self, name: str) -> None:
         """Unload an adapter. The engine keeps it until the last sequence ends that uses it. Raises
@@ -191,17 +198,20 @@ class Adapters:
         """Keep the adapter that a new sequence names until `release`. Raises UnknownAdapter if it
         was unloaded.
         """
-        if (named := sequence.request.lora_config) is None:
+        lora = sequence.request.lora_config
+        if lora is None:
             return None
 
-        if named.name not in self._loaded:
-            raise unknown_adapter(named.name)
+        if lora.name not in self._loaded:
+            raise unknown_adapter(lora.name)
 
-        adapter = self._used[sequence] = self._loaded[named.name]
+        adapter = self._loaded[lora.name]
+        self._used[sequence] = adapter
         return adapter
 
     def release(self, sequence: TokenSequence) -> None:
-        if (adapter := self._used.pop(sequence, None)) is not None:
+        adapter = self._used.pop(sequence, None)
+        if adapter is not None:
             self._remove_unused(adapter.number)
 
     def used_by(self, sequence: TokenSequence) -> LoadedAdapter | None:
@@ -240,9 +250,7 @@ class Turns(Generic[AnySequence]):
         self._adapters_take_turns = adapters_take_turns
 
     def add(self, sequence: AnySequence) -> None:
-        insort(
-            self.waiting, sequence, key=lambda one: (-one.request.is_express, -one.request.priority)
-        )
+        insort(self.waiting, sequence, key=_precedence)
 
     def take(self, running: dict[str, AnySequence]) -> Iterator[AnySequence]:
         """Yield the next sequences. The caller adds each to `running`, or fails it, before it asks
@@ -255,14 +263,24 @@ class Turns(Generic[AnySequence]):
         if not running:
             return True
 
-        others = running.values()
-        if (
-            not sequence.request.is_express
-            and sum(not one.request.is_express for one in others) >= self._max_batch
-        ):
-            return False
+        batch = running.values()
+        if not sequence.request.is_express:
+            num_in_batch = sum(not member.request.is_express for member in batch)
+            if num_in_batch >= self._max_batch:
+                return False
 
-        has_adapter = next(iter(others)).request.lora_config is not None
-        return not self._adapters_take_turns or has_adapter == (
-            sequence.request.lora_config is not None
-        )
+        if not self._adapters_take_turns:
+            return True
+
+        first = next(iter(batch))
+        return _has_adapter(first) == _has_adapter(sequence)
+
+
+def _precedence(sequence: TokenSequence) -> tuple[int, float]:
+    """What waiting sequences are sorted by, the least first."""
+    request = sequence.request
+    return (-request.is_express, -request.priority)
+
+
+def _has_adapter(sequence: TokenSequence) -> bool:
+    return sequence.request.lora_config is not None

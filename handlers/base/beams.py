@@ -26,9 +26,8 @@ class Candidate(NamedTuple):
     log_prob: float
 
 
-AnyCandidate: TypeAlias = tuple[
-    int, float, float
-]  # a Candidate, or a bare tuple of the same, which is quicker to make
+# A Candidate, or a bare tuple of the same, which is quicker to make.
+AnyCandidate: TypeAlias = tuple[int, float, float]
 
 
 class Continuation(NamedTuple):
@@ -45,7 +44,8 @@ class Beam:
     token_ids: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     top_log_probs: list[list[TokenLogProb]] = field(default_factory=list)
-    sum: float = 0.0  # of the scores of its tokens
+    # The sum of the scores of its tokens.
+    sum: float = 0.0
     finish_reason: FinishReason = FinishReason.NOT_FINISHED
 
     def score(self, length_penalty: float) -> float:
@@ -103,27 +103,28 @@ class BeamSearch:
         """
         steps: list[Continuation] = []
         running: list[Beam] = []
+        beams = zip(self.running, candidates, strict=True)
         sums = [
             (beam.sum + candidate[1], parent, candidate)
-            for parent, (beam, own) in enumerate(zip(self.running, candidates, strict=True))
-            for candidate in own
+            for parent, (beam, candidates_of_beam) in enumerate(beams)
+            for candidate in candidates_of_beam
             if math.isfinite(candidate[1])
         ]
         sums.sort(key=itemgetter(0), reverse=True)
+
         for rank, (_, parent, candidate) in enumerate(sums):
             if rank >= self.beam_width and len(running) == self.beam_width:
                 break
 
-            beam = self._continued(self.running[parent], candidate, tops[parent] if tops else None)
+            top = tops[parent] if tops else None
+            beam = self._continued(self.running[parent], candidate, top)
             if beam.finish_reason is FinishReason.NOT_FINISHED:
                 steps.append(Continuation(parent, beam.token_ids[-1]))
                 running.append(beam)
-            elif (
-                rank < self.beam_width
-            ):  # a worse one is only passed over, so that enough beams run on
-                self.finished = sorted([*self.finished, beam], key=self._score, reverse=True)[
-                    : self.beam_width
-                ]
+            # A finished beam that is worse is only passed over, so that enough beams run on.
+            elif rank < self.beam_width:
+                finished = sorted([*self.finished, beam], key=self._score, reverse=True)
+                self.finished = finished[: self.beam_width]
 
         self.running = running
         if running and self._is_settled():
@@ -134,7 +135,8 @@ class BeamSearch:
 
     def restate(self, beams: SequenceOf[Beam], *, is_over: bool) -> None:
         """Take the hypotheses of an engine that searches by itself, in place of those before."""
-        self.running, self.finished = ([], list(beams)) if is_over else (list(beams), [])
+        self.running = [] if is_over else list(beams)
+        self.finished = list(beams) if is_over else []
 
     def best(self, num_beams: int) -> list[Beam]:
         """At most `num_beams` hypotheses, the best by score: finished ones, and running ones while
@@ -148,10 +150,14 @@ class BeamSearch:
     ) -> Beam:
         token_id, score, log_prob = candidate
         token_ids = [*beam.token_ids, token_id]
+        top_log_probs = beam.top_log_probs
+        if top is not None:
+            top_log_probs = [*top_log_probs, top]
+
         return Beam(
             token_ids=token_ids,
             log_probs=[*beam.log_probs, log_prob],
-            top_log_probs=beam.top_log_probs if top is None else [*beam.top_log_probs, top],
+            top_log_probs=top_log_probs,
             sum=beam.sum + score,
             finish_reason=self._reason_after(token_ids),
         )
@@ -183,6 +189,5 @@ def num_candidates(beam_width: int, num_end_ids: int) -> int:
 
 
 def _score(sum: float, length: int, length_penalty: float) -> float:
-    return sum * math.pow(
-        max(length, 1), -length_penalty
-    )  # a quotient would overflow where a product becomes 0
+    # A quotient would overflow where a product becomes 0.
+    return sum * math.pow(max(length, 1), -length_penalty)

@@ -17,7 +17,8 @@ from lmi.executor import OutputConfig, Result, Tensor
 
 Array: TypeAlias = npt.NDArray[Any]
 
-LOGITS = "logits"  # the output that the flags of an OutputConfig ask for too
+# The output that the flags of an OutputConfig ask for too.
+LOGITS = "logits"
 
 
 class Rows:
@@ -29,15 +30,15 @@ class Rows:
 
     def __init__(self) -> None:
         self.by_place: dict[Hashable, Array] = {}
-        self.none: Array | None = None  # shows what a row is, once there was one
+        # No rows, in the shape of a row, once there was one.
+        self.none: Array | None = None
 
     def put(self, places: Iterable[Hashable], block: Array) -> None:
         """Copy rows (num_tokens, …). They replace those that are there: a step may be repeated."""
         block = block.copy()
         self.none = block[:0]
-        self.by_place.update(
-            zip(places, (block[n : n + 1] for n in range(len(block))), strict=False)
-        )
+        rows = (block[index : index + 1] for index in range(len(block)))
+        self.by_place.update(zip(places, rows, strict=False))
 
     def at(self, places: Iterable[Hashable]) -> Array:
         assert self.none is not None
@@ -51,20 +52,18 @@ class Captured:
         """`has_context`: whether the prompt's rows are kept too. Only the first sequence of a
         request has them.
         """
-        self._names = [one.name for one in output.additional_model_outputs]
-        self._context_names = [
-            one.name for one in output.additional_model_outputs if one.gather_context
-        ]
-        context = self._context_names + [LOGITS] * output.return_context_logits
-        self.generation = {
-            name: Rows() for name in self._names + [LOGITS] * output.return_generation_logits
-        }
-        self.context = {name: Rows() for name in context} if has_context else {}
-        self.has_begun = (
-            False  # whether rows of the prompt were computed, perhaps before a preemption
-        )
+        tensors = output.additional_model_outputs
+        self._names = [tensor.name for tensor in tensors]
+        self._context_names = [tensor.name for tensor in tensors if tensor.gather_context]
         self._output = output
         self._num_prompt_tokens = num_prompt_tokens
+
+        generation_names = self._names + [LOGITS] * output.return_generation_logits
+        context_names = self._context_names + [LOGITS] * output.return_context_logits
+        self.generation = {name: Rows() for name in generation_names}
+        self.context = {name: Rows() for name in context_names} if has_context else {}
+        # Whether rows of the prompt were computed, perhaps before a preemption.
+        self.has_begun = False
 
     def put_context(self, name: str, token: int, block: Array) -> None:
         self.has_begun = True
@@ -80,27 +79,36 @@ class Captured:
         """Give a Result the rows of its tokens, by their places in each beam, and the first one
         those of the prompt.
         """
-        generated = ((name, one) for name, one in self.generation.items() if one.none is not None)
-        rows = {
-            name: _tensor(_padded([one.at(places) for places in beams])) for name, one in generated
-        }
-        last = self._num_prompt_tokens - 1  # without it the prompt was not computed to its end
-        whole = (
-            (name, one) for name, one in self.context.items() if is_first and last in one.by_place
-        )
-        context = {name: _tensor(one.at(one.by_place)) for name, one in whole}
+        generation: dict[str, Tensor] = {}
+        for name, rows in self.generation.items():
+            if rows.none is not None:
+                rows_of_beams = [rows.at(places) for places in beams]
+                generation[name] = _tensor(_padded(rows_of_beams))
+
+        # Without this token the prompt was not computed to its end.
+        last = self._num_prompt_tokens - 1
+        context: dict[str, Tensor] = {}
+        for name, rows in self.context.items():
+            if is_first and last in rows.by_place:
+                context[name] = _tensor(rows.at(rows.by_place))
+
         if self._output.return_generation_logits:
-            result.generation_logits = rows.get(LOGITS)
+            result.generation_logits = generation.get(LOGITS)
 
         if self._output.return_context_logits:
             result.context_logits = context.get(LOGITS)
 
         if self._names:
-            wanted = [name for name in self._context_names if name in context]
-            result.additional_outputs = {f"context_{name}": context[name] for name in wanted}
-            result.additional_outputs |= {
-                f"generation_{name}": rows[name] for name in self._names if name in rows
-            }
+            outputs: dict[str, Tensor] = {}
+            for name in self._context_names:
+                if name in context:
+                    outputs[f"context_{name}"] = context[name]
+
+            for name in self._names:
+                if name in generation:
+                    outputs[f"generation_{name}"] = generation[name]
+
+            result.additional_outputs = outputs
 
     def drop(self, places: Iterable[Hashable]) -> None:
         """Forget the rows of the prompt, and of these tokens: a Result has carried them."""
@@ -114,7 +122,9 @@ def _padded(beams: list[Array]) -> Array:
     """From (num_tokens, …) of each beam to (num_beams, num_tokens, …), with zeros behind a shorter
     one.
     """
-    padded = np.zeros((len(beams), max(map(len, beams)), *beams[0].shape[1:]), beams[0].dtype)
+    num_tokens = max(map(len, beams))
+    shape = (len(beams), num_tokens, *beams[0].shape[1:])
+    padded = np.zeros(shape, beams[0].dtype)
     for beam, rows in zip(padded, beams, strict=True):
         beam[: len(rows)] = rows
 

@@ -12,7 +12,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-MAX_IDLE_CLIENTS = 1000  # whose share is remembered
+# So many clients with nothing to do have their share remembered.
+MAX_IDLE_CLIENTS = 1000
 
 T = TypeVar("T")
 
@@ -39,12 +40,18 @@ class ClientTurns(Generic[T]):
     def __init__(self, num_threads: int, name: str) -> None:
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
         self._num_threads = num_threads
-        self._lock = threading.Lock()  # guards what follows
-        self._lines: dict[int | None, list[PricedWork[T]]] = {}  # that are not empty, by client
+
+        # It guards what follows.
+        self._lock = threading.Lock()
+        # The work that waits, by client. No line is empty.
+        self._lines: dict[int | None, list[PricedWork[T]]] = {}
         self._num_running: Counter[int | None] = Counter()
-        self._had: dict[int | None, float] = {}  # prices, by client
-        self._last_had = 0.0  # of the client who was served last: a new one begins there
-        self.num_spent = 0.0  # prices of all that is done
+        # The sum of the prices that each client has had.
+        self._had: dict[int | None, float] = {}
+        # The sum of the client who was served last. A new client begins there.
+        self._last_had = 0.0
+        # The sum of the prices of all that is done.
+        self.num_spent = 0.0
 
     def submit(
         self,
@@ -66,11 +73,8 @@ class ClientTurns(Generic[T]):
 
             line = self._lines.setdefault(client, [])
             if not any(piece.future is future for piece in line):
-                line.append(
-                    PricedWork(
-                        future, work, price, price + (self.num_spent if since is None else since)
-                    )
-                )
+                start = self.num_spent if since is None else since
+                line.append(PricedWork(future, work, price, rank=price + start))
 
             self._start()
 
@@ -81,13 +85,17 @@ class ClientTurns(Generic[T]):
         """Let a client begin who has nothing that waits: it has not saved up the time in which it
         asked for nothing.
         """
-        least = min((self._had[other] for other in self._lines), default=self._last_had)
+        least = min((self._had[waiting] for waiting in self._lines), default=self._last_had)
         self._had[client] = max(self._had.get(client, least), least)
+
         if len(self._had) > MAX_IDLE_CLIENTS:
             busy = {*self._lines, *self._num_running, client}
-            self._had = {
-                name: had for name, had in self._had.items() if name in busy or had > least
-            }
+            remembered: dict[int | None, float] = {}
+            for name, had in self._had.items():
+                if name in busy or had > least:
+                    remembered[name] = had
+
+            self._had = remembered
 
     def _start(self) -> None:
         """Begin what may begin. Call it with the lock."""
@@ -102,10 +110,12 @@ class ClientTurns(Generic[T]):
             piece = min(line, key=lambda piece: piece.rank)
             line.remove(piece)
             if line:
-                self._lines[client] = line  # behind the others
+                # The client goes behind the others.
+                self._lines[client] = line
 
             future = piece.future
-            if not (future.running() or future.done()) and future.set_running_or_notify_cancel():
+            has_begun = future.running() or future.done()
+            if not has_begun and future.set_running_or_notify_cancel():
                 self._charge(client, piece.price)
                 self._pool.submit(self._run, client, piece)
 

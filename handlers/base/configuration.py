@@ -26,7 +26,9 @@ from lmi.executor.checks import broken
 from lmi.settings.config import EngineConfig
 
 AnyConfig: TypeAlias = ExecutorConfig | EngineConfig
-CONTEXT = ":context"  # behind the name of an additional output in an option: the prompt's rows too
+# It stands behind the name of an additional output in an option that asks for the prompt's rows
+# too.
+CONTEXT = ":context"
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +68,11 @@ def settled(
 def executor_config(config: EngineConfig) -> ExecutorConfig:
     """What requests may ask for, and the limits, as the options say."""
     most = config.max_num_sequences or config.max_beam_width
+    outputs = []
+    for text in config.additional_outputs:
+        output = AdditionalModelOutput(text.removesuffix(CONTEXT), text.endswith(CONTEXT))
+        outputs.append(output)
+
     return ExecutorConfig(
         min(config.max_beam_width, most),
         max_batch_size=config.max_num_sequences,
@@ -76,15 +83,16 @@ def executor_config(config: EngineConfig) -> ExecutorConfig:
             enable_block_reuse=config.enable_prefix_caching is not False,
             max_tokens=config.max_kv_cache_tokens,
         ),
-        additional_model_outputs=tuple(
-            AdditionalModelOutput(one.removesuffix(CONTEXT), one.endswith(CONTEXT))
-            for one in config.additional_outputs
-        ),
+        additional_model_outputs=tuple(outputs),
     )
 
 
 def engine_config(config: ExecutorConfig) -> EngineConfig:
     """The options that mean the same as the fields of an ExecutorConfig."""
+    outputs = []
+    for output in config.additional_model_outputs:
+        outputs.append(output.name + CONTEXT * output.gather_context)
+
     return EngineConfig(
         max_beam_width=config.max_beam_width,
         max_num_sequences=config.max_batch_size,
@@ -93,16 +101,15 @@ def engine_config(config: ExecutorConfig) -> EngineConfig:
         request_stats_max_iterations=config.request_stats_max_iterations,
         enable_prefix_caching=config.kv_cache_config.enable_block_reuse,
         max_kv_cache_tokens=config.kv_cache_config.max_tokens,
-        additional_outputs=tuple(
-            one.name + CONTEXT * one.gather_context for one in config.additional_model_outputs
-        ),
+        additional_outputs=tuple(outputs),
     )
 
 
 # The file of logits post-processors: Python of the user, which the process of the engine runs.
 
 BATCHED = Request.BATCHED_POST_PROCESSOR_NAME
-VARIABLE = "logits_post_processors"  # what the file holds
+# The variable that the file must have.
+VARIABLE = "logits_post_processors"
 
 
 def load_post_processors(path: Path) -> LogitsPostProcessorConfig:
@@ -113,11 +120,8 @@ def load_post_processors(path: Path) -> LogitsPostProcessorConfig:
         config = getattr(_run(path), VARIABLE)
         check_post_processors(config)
     except (Exception, SystemExit) as error:
-        lines = [
-            frame.lineno
-            for frame in traceback.extract_tb(error.__traceback__)
-            if frame.filename == str(path)
-        ]
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if frame.filename == str(path)]
         place = f"{path}, line {lines[-1]}" if lines else str(path)
         raise ModelUnusable(f"{place}: {said(error)}") from error
 
@@ -129,11 +133,14 @@ def _run(path: Path) -> ModuleType:
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
 
-    name = f"{VARIABLE}_{path.stem}"  # must not hide a module of a library
+    # The name must not hide a module of a library.
+    name = f"{VARIABLE}_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None, "not a Python file"
+
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and pickle look it up there
+    # Dataclasses and pickle look the module up there.
+    sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
 
@@ -166,7 +173,8 @@ def said(error: BaseException) -> str:
 
 # What engines make of options alike.
 
-MIN_TOKENS = 16  # one block
+# The tokens of one block.
+MIN_TOKENS = 16
 
 
 def default_budget(
@@ -175,8 +183,9 @@ def default_budget(
     """Tokens of cache: room for all sequences at 2048 tokens each, at most a quarter of memory, at
     least one block.
     """
-    wanted = max_num_sequences * min(max_length, 2048)
-    return max(min(wanted, memory_bytes // 4 // token_bytes), MIN_TOKENS)
+    num_useful_tokens = max_num_sequences * min(max_length, 2048)
+    num_affordable_tokens = memory_bytes // 4 // token_bytes
+    return max(min(num_useful_tokens, num_affordable_tokens), MIN_TOKENS)
 
 
 PATTERNS = ("*.bin", "*.pt", "*.pth")
@@ -189,6 +198,5 @@ def pickled_files(folder: Path) -> list[Path]:
 def refusal(file: Path) -> SecurityRefused:
     return SecurityRefused(
         f"{file}: pickled weights can run code when they are read, so they are refused; convert "
-        f"them to "
-        "safetensors, or set option.allow_pickle=true if you trust them"
+        f"them to safetensors, or set option.allow_pickle=true if you trust them"
     )

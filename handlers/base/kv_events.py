@@ -25,7 +25,8 @@ from lmi.shared.linux import REPLICA
 KEY = "option.kv_events_config"
 INSTALL = "scripts/install kv-events, pip install pyzmq"
 CLOSE_TIMEOUT_S = 1.0
-LAST = (-1).to_bytes(8, "big", signed=True)  # in the place of a number: nothing more is kept
+# It stands in the place of a number and says that nothing more is kept.
+LAST = (-1).to_bytes(8, "big", signed=True)
 
 log = logging.getLogger(__name__)
 
@@ -46,9 +47,8 @@ class BlockStored(CacheEvent):
     lora_id: int | None
     medium: str | None
     lora_name: str | None
-    extra_keys: list[tuple[str, ...] | None] | None = (
-        None  # of each block: what else its hash is made of
-    )
+    # What else the hash of each block is made of.
+    extra_keys: list[tuple[str, ...] | None] | None = None
     group_idx: int | None = None
 
 
@@ -63,9 +63,11 @@ class AllBlocksCleared(CacheEvent):
 
 
 class CacheEventBatch(msgspec.Struct, array_like=True):
-    ts: float  # seconds since the epoch
+    # Seconds since the epoch.
+    ts: float
     events: Sequence[BlockStored | BlockRemoved | AllBlocksCleared]
-    data_parallel_rank: int  # the number of the replica
+    # The number of the replica.
+    data_parallel_rank: int
 
 
 def replica_here() -> int:
@@ -134,9 +136,8 @@ class EventPublisher:
         self._replica = replica
         self._numbers = count()
         self._encode = msgspec.msgpack.Encoder().encode
-        self._queue: deque[tuple[int, CacheEventBatch]] = deque(
-            maxlen=config.max_queue_size
-        )  # full: the oldest goes
+        # A queue that is full forgets its oldest batch.
+        self._queue: deque[tuple[int, CacheEventBatch]] = deque(maxlen=config.max_queue_size)
         self._kept: deque[tuple[int, bytes]] = deque(maxlen=config.buffer_steps)
         self._is_closing = False
 
@@ -176,8 +177,9 @@ class EventPublisher:
             sockets.append((self._replay, config.replay_endpoint, True))
 
         for socket, endpoint, is_listening in sockets:
+            open_socket = socket.bind if is_listening else socket.connect
             try:
-                (socket.bind if is_listening else socket.connect)(endpoint)
+                open_socket(endpoint)
             except self._zmq.ZMQError as error:
                 verb = "bound" if is_listening else "connected to"
                 raise BadConfiguration(
@@ -218,7 +220,7 @@ class EventPublisher:
         assert self._replay is not None
         match self._replay.recv_multipart():
             case [client, b"", first] if len(first) == len(LAST):
-                wanted = int.from_bytes(first, "big")
+                first_number = int.from_bytes(first, "big")
             case frames:
                 log.warning(
                     "a request for events of the KV cache is not one number of 8 bytes: %d frames",
@@ -227,7 +229,7 @@ class EventPublisher:
                 return
 
         for number, payload in self._kept:
-            if number >= wanted:
+            if number >= first_number:
                 self._replay.send_multipart((client, b"", *self._frames(number, payload)))
 
         self._replay.send_multipart((client, b"", b"", LAST, b""))

@@ -48,9 +48,11 @@ class Mailbox(Executor):
     """The part of an Executor from a Response to those who wait for it."""
 
     def __init__(self) -> None:
-        self._posted = threading.Condition()  # guards the next four
+        # It guards the next four fields.
+        self._posted = threading.Condition()
         self._ready: dict[int, list[Response]] = {}
-        self._unanswered: set[int] = set()  # ids whose final Response was not handed out yet
+        # Ids of requests whose final Response was not handed out yet.
+        self._unanswered: set[int] = set()
         self._last_id = 0
         self._is_silent = False
         self._pass_on: Callable[[list[Response]], None] | None = None
@@ -60,9 +62,10 @@ class Mailbox(Executor):
 
     def get_num_responses_ready(self, request_id: int | None = None) -> int:
         with self._posted:
-            return sum(
-                len(batch) for one, batch in self._ready.items() if request_id in (None, one)
-            )
+            if request_id is None:
+                return sum(map(len, self._ready.values()))
+
+            return len(self._ready.get(request_id, ()))
 
     def await_responses(
         self, request_id: int | Sequence[int] | None = None, timeout_s: float | None = None
@@ -71,19 +74,22 @@ class Mailbox(Executor):
         with self._posted:
             if request_id is None:
                 self._wait(lambda: self._ready, deadline)
-                return [
-                    response for known in list(self._ready) for response in self._hand_out(known)
-                ]
+                responses: list[Response] = []
+                for ready_id in list(self._ready):
+                    responses += self._hand_out(ready_id)
 
+                return responses
+
+            is_single = isinstance(request_id, int)
             ids = [request_id] if isinstance(request_id, int) else request_id
-            for one in ids:
-                if not 1 <= one <= self._last_id:
+            for id in ids:
+                if not 1 <= id <= self._last_id:
                     raise ValueError(
-                        f"request_id must be one that enqueue_request gave out, given {one}"
+                        f"request_id must be one that enqueue_request gave out, given {id}"
                     )
 
-            batches = [self._await_one(one, deadline) for one in ids]
-            return batches[0] if isinstance(request_id, int) else batches
+            batches = [self._await_one(id, deadline) for id in ids]
+            return batches[0] if is_single else batches
 
     def _await_one(self, request_id: int, deadline: float | None) -> list[Response]:
         self._wait(
@@ -126,7 +132,9 @@ class Mailbox(Executor):
                 self._posted.notify_all()
                 return
 
-            self._unanswered.difference_update(one.request_id for one in responses if one.is_final)
+            for response in responses:
+                if response.is_final:
+                    self._unanswered.discard(response.request_id)
 
         self._pass_on(responses)
 

@@ -17,7 +17,8 @@ from handlers.base.token_sequence import AnySequence, TokenSequence, sequences_o
 from lmi.errors import PromptTooLong
 from lmi.executor import ErrorKind, FinishReason, Result, Tensor, TokenLogProb
 
-WAIT_S = 0.1  # a request may time out meanwhile
+# A request may time out meanwhile.
+WAIT_S = 0.1
 
 T = TypeVar("T")
 
@@ -30,16 +31,18 @@ class Sequence(TokenSequence):
     """
 
     slot: int | None = None
-    search: BeamSearch | None = None  # where the request wants beams
-    beams: list[Beam] = field(default_factory=list)  # those that the last Response has carried
-    rows: object = None  # what computes its beams, a type of the engine
-    prompt: object = None  # what the engine made of a prompt with images, a type of the engine
-    captured: Captured | None = (
-        None  # rows of logits and other tensors, where the request wants them
-    )
-    is_pooled_whole: bool = (
-        False  # the request wants an embedding of all its tokens, not only of the last one
-    )
+    # Set where the request asks for beams.
+    search: BeamSearch | None = None
+    # The beams that the last Response has carried.
+    beams: list[Beam] = field(default_factory=list)
+    # What computes its beams, a type of the engine.
+    rows: object = None
+    # What the engine made of a prompt with images, a type of the engine.
+    prompt: object = None
+    # Rows of logits and other tensors, where the request asks for them.
+    captured: Captured | None = None
+    # Whether the request asks for an embedding of all its tokens, not only of the last one.
+    is_pooled_whole: bool = False
     embedding: Tensor | None = None
 
     def __post_init__(self) -> None:
@@ -131,13 +134,14 @@ class Sequence(TokenSequence):
         tokens.
         """
         request = self.request
-        sampling = self.request.sampling_config
+        sampling = request.sampling_config
         rules = {
             "guided_decoding_params": request.guided_decoding_params,
             "bad_words": request.bad_words,
             "no_repeat_ngram_size": sampling.no_repeat_ngram_size,
             "min_tokens": sampling.min_tokens,
         }
+
         field = next((name for name, rule in rules.items() if rule), None)
         if field is None or request.logits_post_processor_name is not None:
             self.fail("no token can be chosen: every token is banned")
@@ -171,11 +175,11 @@ class Sequence(TokenSequence):
             self.captured.restart()
 
     def _result(self, num_sent: int, index: int) -> Result:
-        result = (
-            TokenSequence._result(self, num_sent, index)
-            if self.search is None
-            else self._beam_result(self.search)
-        )
+        if self.search is None:
+            result = TokenSequence._result(self, num_sent, index)
+        else:
+            result = self._beam_result(self.search)
+
         if num_sent == 0:
             result.num_cached_tokens = self.num_cached_tokens
             result.embedding = self.embedding
@@ -183,14 +187,18 @@ class Sequence(TokenSequence):
                 result.prompt_token_ids = self.token_ids[: self.num_prompt_tokens]
 
         if self.captured is not None:
-            beams: list[SequenceOf[Hashable]] = [
-                [tuple(one.token_ids[:end]) for end in range(len(one.token_ids))]
-                for one in self.beams
-            ]
-            places = beams or [range(num_sent, self.num_generated)]
+            places: list[SequenceOf[Hashable]] = []
+            for beam in self.beams:
+                places.append(_places_of(beam))
+
+            if not self.beams:
+                places.append(range(num_sent, self.num_generated))
+
             self.captured.add_to(result, places, is_first=index == num_sent == 0)
-            if self.num_sent and index == self.index + self.num_copies - 1:
-                self.captured.drop(() if beams else places[0])
+
+            is_last_copy = index == self.index + self.num_copies - 1
+            if self.num_sent and is_last_copy:
+                self.captured.drop(() if self.beams else places[0])
 
         return result
 
@@ -203,12 +211,15 @@ class Sequence(TokenSequence):
         if is_over or not self.is_finished:
             self.beams = search.best(self.request.sampling_config.num_return_sequences)
 
-        beams = self.beams = self.beams or [Beam()]
+        self.beams = self.beams or [Beam()]
+        beams = self.beams
+
         prompt = self.token_ids[self.first_told : self.num_prompt_tokens]
         reasons = [beam.finish_reason if is_over else self.finish_reason for beam in beams]
         token_ids = [prompt + beam.token_ids for beam in beams]
         is_final = self.group.num_owed == 0
         result = Result(token_ids, is_final, self.is_finished, self.index, reasons)
+
         if output.return_log_probs:
             result.log_probs = [beam.log_probs for beam in beams]
             result.cum_log_probs = [sum(beam.log_probs) for beam in beams]
@@ -217,6 +228,11 @@ class Sequence(TokenSequence):
             result.top_log_probs = [beam.top_log_probs for beam in beams]
 
         return result
+
+
+def _places_of(beam: Beam) -> list[Hashable]:
+    """The place of each token of a beam: the tokens before it."""
+    return [tuple(beam.token_ids[:end]) for end in range(len(beam.token_ids))]
 
 
 new_sequences = partial(sequences_of, Sequence)
@@ -230,7 +246,8 @@ class Waiting(Generic[AnySequence, T]):
 
     def __init__(self, wake: Callable[[], None] = lambda: None) -> None:
         """`wake` is called too when something is made, on the thread that made it."""
-        self.is_waiting = False  # the engine, which has nothing else to do
+        # Whether the engine sleeps, because it has nothing else to do.
+        self.is_waiting = False
         self._wake_others = wake
         self._futures: dict[AnySequence, Future[T]] = {}
         self._changed = Event()

@@ -31,9 +31,10 @@ from lmi.executor.executor import (
     RequestStatsPerIteration,
 )
 from lmi.executor.request import Request
-from lmi.executor.response import ErrorKind, FinishReason
+from lmi.executor.response import ErrorKind, FinishReason, Response
 
-MAX_FAILED_STEPS = 3  # in a row
+# So many failed steps in a row stop the engine.
+MAX_FAILED_STEPS = 3
 SHUTDOWN_TIMEOUT_S = 10.0
 
 log = logging.getLogger(__name__)
@@ -78,18 +79,24 @@ class SteppedExecutor(Mailbox, Generic[AnySequence]):
         super().__init__()
         self._kind = kind
         self._max_queue_size = max_queue_size
-        self._boundary = (
-            threading.Condition()
-        )  # guards what other threads hand to the loop: the next five
+
+        # It guards what other threads hand to the loop, which are the next five fields.
+        self._boundary = threading.Condition()
         self._arrived: list[AnySequence] = []
         self._cancelled: list[int] = []
         self._calls: list[tuple[Callable[[], None], Future[None]]] = []
         self._is_closing = False
         self._is_accepting = False
-        self._live: dict[int, list[AnySequence]] = {}  # by request
-        self._ended: list[AnySequence] = []  # whose last Responses are not published yet
-        self._deadlines: list[tuple[float, int]] = []  # a heap
-        self._unscheduled: list[AnySequence] = []  # those that report times and were in no step yet
+
+        # The sequences of each request that has not ended, by its id.
+        self._live: dict[int, list[AnySequence]] = {}
+        # Sequences whose last Responses are not published yet.
+        self._ended: list[AnySequence] = []
+        # A heap of times with the ids of requests.
+        self._deadlines: list[tuple[float, int]] = []
+        # Sequences that report times and were in no step yet.
+        self._unscheduled: list[AnySequence] = []
+
         self._num_steps = 0
         self._num_failed_steps = 0
         self._iteration_stats: deque[IterationStats] = deque(maxlen=num_iter_stats)
@@ -182,9 +189,10 @@ class SteppedExecutor(Mailbox, Generic[AnySequence]):
         return request_ids
 
     def cancel_request(self, request_id: int) -> None:
-        known_id = operator.index(request_id)
+        plain_id = operator.index(request_id)
+
         with self._boundary:
-            self._cancelled.append(known_id)
+            self._cancelled.append(plain_id)
             self._boundary.notify()
 
         self._wake()
@@ -195,7 +203,8 @@ class SteppedExecutor(Mailbox, Generic[AnySequence]):
         """
         sequences = list(self._live.get(request_id, ()))
         if not sequences:
-            return PromptProgress()  # it has not crossed a boundary yet
+            # The request has not crossed a boundary yet.
+            return PromptProgress()
 
         first = sequences[0]
         num_computed = min(first.num_computed, first.num_prompt_tokens)
@@ -217,7 +226,8 @@ class SteppedExecutor(Mailbox, Generic[AnySequence]):
             self._boundary.notify()
 
         self._wake()
-        self._loop.join(SHUTDOWN_TIMEOUT_S)  # a step that hangs is left behind
+        # A step that hangs is left behind.
+        self._loop.join(SHUTDOWN_TIMEOUT_S)
         self._end_waiting()
 
     def _at_boundary(self, function: Callable[[], None]) -> None:
@@ -243,12 +253,11 @@ class SteppedExecutor(Mailbox, Generic[AnySequence]):
             self._cross_boundary()
             self._finish(list(self._live), FinishReason.CANCELLED)
             self._publish([])
-        except (
-            BaseException
-        ) as error:  # every request gets its end, whichever error stopped the loop
-            log.critical(
-                "the executor stops: %s", error, exc_info=not isinstance(error, EngineStopped)
-            )
+        # Every request gets its end, whichever error stopped the loop.
+        except BaseException as error:
+            is_explained = isinstance(error, EngineStopped)
+            log.critical("the executor stops: %s", error, exc_info=not is_explained)
+
             with self._boundary:
                 self._is_accepting = False
                 sequences = [*self._all_live(), *self._arrived]
@@ -269,22 +278,20 @@ class SteppedExecutor(Mailbox, Generic[AnySequence]):
     def _wait_for_work(self) -> bool:
         """Sleep until there is work. Returns False when the executor shuts down."""
         with self._boundary:
-            self._boundary.wait_for(
-                lambda: (
-                    self._live
-                    or self._arrived
-                    or self._cancelled
-                    or self._calls
-                    or self._is_closing
-                )
-            )
+            self._boundary.wait_for(self._has_work)
             return not self._is_closing
+
+    def _has_work(self) -> bool:
+        has_requests = bool(self._live or self._arrived or self._cancelled)
+        return has_requests or bool(self._calls) or self._is_closing
 
     def _run_step(self) -> None:
         """Cross the boundary, make one step, keep its statistics and publish its answers."""
         self._cross_boundary()
-        started = time.monotonic()  # after the arrival of every sequence in the step
+        # This is after the arrival of every sequence in the step.
+        started = time.monotonic()
         step = self._step_or_fail() if self._live else None
+
         touched = [] if step is None else _with_siblings_of_failed(step.touched)
         if self._unscheduled:
             self._note_scheduled(touched, started)
@@ -308,7 +315,8 @@ class SteppedExecutor(Mailbox, Generic[AnySequence]):
                 self._live.setdefault(sequence.id, []).append(sequence)
 
             for sequence in arrived:
-                if not sequence.is_finished:  # a sibling may have failed just now
+                # A sibling may have failed just now.
+                if not sequence.is_finished:
                     self._add(sequence)
 
             calls, self._calls = self._calls, []
@@ -329,6 +337,7 @@ class SteppedExecutor(Mailbox, Generic[AnySequence]):
 
         self._settle([sequence for sequence in arrived if sequence.is_finished])
         self._finish(cancelled, FinishReason.CANCELLED)
+
         expired = []
         while self._deadlines and self._deadlines[0][0] <= time.monotonic():
             expired.append(heapq.heappop(self._deadlines)[1])
@@ -337,9 +346,10 @@ class SteppedExecutor(Mailbox, Generic[AnySequence]):
 
     def _finish(self, request_ids: list[int], reason: FinishReason) -> None:
         """End the sequences of these requests. Unknown and finished ids are ignored."""
-        sequences = [
-            sequence for one in dict.fromkeys(request_ids) for sequence in self._live.get(one, ())
-        ]
+        sequences: list[AnySequence] = []
+        for request_id in dict.fromkeys(request_ids):
+            sequences += self._live.get(request_id, ())
+
         for sequence in sequences:
             sequence.finish(reason)
 
@@ -355,13 +365,13 @@ class SteppedExecutor(Mailbox, Generic[AnySequence]):
             for sequence in failed:
                 sequence.fail(f"the step failed: {error}", self._kind_of(error))
 
-            log.exception(
-                "a step failed; its requests end with an error: %s", [one.id for one in failed]
-            )
+            failed_ids = [sequence.id for sequence in failed]
+            log.exception("a step failed; its requests end with an error: %s", failed_ids)
             self._num_failed_steps += 1
-            return Step(
-                touched=[one for one in self._all_live() if one.is_finished]
-            )  # some ended before it failed
+
+            # Some sequences ended before the step failed.
+            finished = [sequence for sequence in self._all_live() if sequence.is_finished]
+            return Step(touched=finished)
 
         self._num_failed_steps = 0
         return step
@@ -378,9 +388,8 @@ class SteppedExecutor(Mailbox, Generic[AnySequence]):
             assert sequence.perf_metrics is not None
             sequence.perf_metrics.first_scheduled_time = started
 
-        self._unscheduled = [
-            one for one in self._unscheduled if one not in begun and not one.is_finished
-        ]
+        waiting = [sequence for sequence in self._unscheduled if sequence not in begun]
+        self._unscheduled = [sequence for sequence in waiting if not sequence.is_finished]
 
     def _settle(self, ended: list[AnySequence]) -> None:
         """Free what ended sequences hold, before a client can see that they ended."""
@@ -395,31 +404,34 @@ class SteppedExecutor(Mailbox, Generic[AnySequence]):
 
     def _publish(self, touched: list[AnySequence]) -> None:
         """Post the new Responses of these sequences and of all that have ended."""
-        sequences, self._ended = dict.fromkeys(touched + self._ended), []
-        if responses := [
-            response for sequence in sequences for response in sequence.take_responses()
-        ]:
+        sequences = dict.fromkeys(touched + self._ended)
+        self._ended = []
+
+        responses: list[Response] = []
+        for sequence in sequences:
+            responses += sequence.take_responses()
+
+        if responses:
             self._post(responses)
 
     def _record(self, step: Step[AnySequence], latency_ms: float) -> None:
         self._num_steps += 1
+        completed_ids = {sequence.id for sequence in self._ended} - self._live.keys()
+
         stats = step.stats
         stats.timestamp = time.monotonic()
         stats.iter = self._num_steps
         stats.iter_latency_ms = latency_ms
         stats.num_active_requests = _num_requests(self._active)
         stats.num_queued_requests = _num_requests(self._queued)
-        stats.num_completed_requests = len(
-            {sequence.id for sequence in self._ended} - self._live.keys()
-        )
+        stats.num_completed_requests = len(completed_ids)
         stats.max_num_active_requests = self.info.max_num_sequences
         stats.kv_cache_stats = self._kv_cache_stats()
         self._iteration_stats.append(stats)
+
         if self._request_stats.maxlen:
-            states = [
-                _request_stats(sequence, is_active=False)
-                for sequence in [*self._ended, *self._queued]
-            ]
+            resting = [*self._ended, *self._queued]
+            states = [_request_stats(sequence, is_active=False) for sequence in resting]
             states += [_request_stats(sequence, is_active=True) for sequence in self._active]
             self._request_stats.append(
                 RequestStatsPerIteration(iter=self._num_steps, request_stats=states)
@@ -434,13 +446,14 @@ def _with_siblings_of_failed(sequences: Iterable[AnySequence]) -> list[AnySequen
     """Each sequence once, and after them the running siblings of each failed one: a failure ends
     the whole request.
     """
-    listed = dict.fromkeys(sequences)
-    for failed in [one for one in listed if one.error is not None]:
-        listed.update(
-            (one, None) for one in failed.siblings if one.finish_reason is FinishReason.NOT_FINISHED
-        )
+    family = dict.fromkeys(sequences)
+    failed = [sequence for sequence in family if sequence.error is not None]
+    for sequence in failed:
+        for sibling in sequence.siblings:
+            if sibling.finish_reason is FinishReason.NOT_FINISHED:
+                family[sibling] = None
 
-    return list(listed)
+    return list(family)
 
 
 def _request_stats(sequence: TokenSequence, *, is_active: bool) -> RequestStats:
@@ -448,8 +461,10 @@ def _request_stats(sequence: TokenSequence, *, is_active: bool) -> RequestStats:
         stage = "GENERATION_COMPLETE"
     elif not is_active:
         stage = "QUEUED"
+    elif sequence.is_prefilling:
+        stage = "CONTEXT_IN_PROGRESS"
     else:
-        stage = "CONTEXT_IN_PROGRESS" if sequence.is_prefilling else "GENERATION_IN_PROGRESS"
+        stage = "GENERATION_IN_PROGRESS"
 
     return RequestStats(
         id=sequence.id,

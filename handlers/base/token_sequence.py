@@ -25,9 +25,8 @@ from lmi.executor.response import (
 
 AnySequence = TypeVar("AnySequence", bound="TokenSequence")
 
-_NOT_FINISHED = (
-    FinishReason.NOT_FINISHED
-)  # to look it up in its class takes as long as the rest of `is_finished`
+# To look it up in its class takes as long as the rest of `is_finished`.
+_NOT_FINISHED = FinishReason.NOT_FINISHED
 
 
 @dataclass(slots=True, eq=False)
@@ -48,37 +47,41 @@ class TokenSequence:
     known by then. A sequence is live until `finish_reason` or `error` is set.
     """
 
-    id: int  # of the request
-    index: int  # among the sequences of the request
-    num_copies: (
-        int  # greedy sequences of a request are equal: one is computed and answered this many times
-    )
+    # The id of the request.
+    id: int
+    # Its place among the sequences of the request.
+    index: int
+    # Greedy sequences of a request are equal: one is computed and answered this many times.
+    num_copies: int
     group: Group
     request: Request
     min_tokens: int
-    max_tokens: int  # the request's, shortened to what the context has room for
+    # The limit of the request, shortened to what the context has room for.
+    max_tokens: int
     seed: int
-    deadline: float | None  # time.monotonic()
+    # A time of `time.monotonic()`.
+    deadline: float | None
     token_ids: list[int]
     num_prompt_tokens: int
     num_prefill: int
-    first_told: (
-        int  # the first token of an answer: that of the prompt where the answer begins with it
-    )
+    # The place of the first token of an answer, which may begin with the prompt.
+    first_told: int
     end_ids: frozenset[int]
-    stop_words: dict[int, list[list[int]]]  # by their last token
+    # The stop words by their last token.
+    stop_words: dict[int, list[list[int]]]
     num_computed: int = 0
-    num_cached_tokens: int = (
-        0  # of the prompt, those whose keys and values were in the cache, in whole parts
-    )
-    num_sent: int = 0  # generated tokens that Responses have carried
+    # Tokens of the prompt whose keys and values were in the cache, in whole parts.
+    num_cached_tokens: int = 0
+    # Generated tokens that Responses have carried.
+    num_sent: int = 0
     log_probs: list[float] = field(default_factory=list)
     cum_log_prob: float = 0.0
     top_log_probs: list[list[TokenLogProb]] = field(default_factory=list)
     prompt_log_probs: list[PromptLogProb] = field(default_factory=list)
     finish_reason: FinishReason = _NOT_FINISHED
     error: ResponseError | None = None
-    perf_metrics: RequestPerfMetrics | None = None  # where the request wants them
+    # Set where the request asks for them.
+    perf_metrics: RequestPerfMetrics | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -103,8 +106,10 @@ class TokenSequence:
 
     @property
     def lacks_prompt_log_probs(self) -> bool:
-        wanted = self.index == 0 and self.request.output_config.num_prompt_log_probs is not None
-        return wanted and len(self.prompt_log_probs) < self.num_prompt_tokens
+        if self.index != 0 or self.request.output_config.num_prompt_log_probs is None:
+            return False
+
+        return len(self.prompt_log_probs) < self.num_prompt_tokens
 
     def append(
         self, token_id: int, log_prob: float | None = None, top: list[TokenLogProb] | None = None
@@ -122,10 +127,13 @@ class TokenSequence:
         self.finish_reason = self.reason_after(self.token_ids, self.num_generated)
 
     def _note_time(self) -> None:
-        if (metrics := self.perf_metrics) is not None:
-            metrics.last_token_time = time.monotonic()
-            if metrics.first_token_time is None:
-                metrics.first_token_time = metrics.last_token_time
+        metrics = self.perf_metrics
+        if metrics is None:
+            return
+
+        metrics.last_token_time = time.monotonic()
+        if metrics.first_token_time is None:
+            metrics.first_token_time = metrics.last_token_time
 
     def reason_after(self, token_ids: list[int], num_generated: int) -> FinishReason:
         """Why a sequence ends with these tokens, the last `num_generated` of which were generated.
@@ -138,11 +146,9 @@ class TokenSequence:
             if token_id in self.end_ids and not self.request.ignore_eos:
                 return FinishReason.END_ID
 
-            words = self.stop_words.get(token_id)
-            if words and any(
-                len(word) <= num_generated and token_ids[-len(word) :] == word for word in words
-            ):
-                return FinishReason.STOP_WORDS
+            for word in self.stop_words.get(token_id, ()):
+                if len(word) <= num_generated and token_ids[-len(word) :] == word:
+                    return FinishReason.STOP_WORDS
 
         return FinishReason.LENGTH if num_generated >= self.max_tokens else _NOT_FINISHED
 
@@ -170,12 +176,11 @@ class TokenSequence:
         request = self.request
         is_finished = self.finish_reason is not _NOT_FINISHED
         if self.error is not None:
-            num_owed, self.group.num_owed = self.group.num_owed, 0
-            return (
-                [Response(self.id, error=self.error, client_id=request.client_id)]
-                if num_owed
-                else []
-            )
+            if self.group.num_owed == 0:
+                return []
+
+            self.group.num_owed = 0
+            return [Response(self.id, error=self.error, client_id=request.client_id)]
 
         start = self.num_sent
         end = len(self.token_ids) - self.num_prompt_tokens
@@ -233,13 +238,20 @@ def sequences_of(
     num_prompt_tokens = len(request.input_token_ids)
     num_answers = 1 if sampling.beam_width > 1 else sampling.num_return_sequences
     num_copies = num_answers if sampling.is_greedy else 1
+
     arrival_time = time.monotonic()
     seed = secrets.randbits(64) if sampling.seed is None else sampling.seed
-    deadline = (
-        None if request.allotted_time_ms is None else arrival_time + request.allotted_time_ms / 1000
-    )
+    deadline = None
+    if request.allotted_time_ms is not None:
+        deadline = arrival_time + request.allotted_time_ms / 1000
+
     has_metrics = request.output_config.return_perf_metrics
     excludes_prompt = request.output_config.exclude_input_from_output
+
+    end_ids = frozenset(request.end_ids)
+    if request.end_id is not None:
+        end_ids |= {request.end_id}
+
     stop_words: dict[int, list[list[int]]] = {}
     for word in request.stop_words:
         stop_words.setdefault(word[-1], []).append(list(word))
@@ -261,8 +273,7 @@ def sequences_of(
             num_prompt_tokens=num_prompt_tokens,
             num_prefill=num_prompt_tokens,
             first_told=num_prompt_tokens if request.streaming or excludes_prompt else 0,
-            end_ids=frozenset(request.end_ids)
-            | ({request.end_id} if request.end_id is not None else set()),
+            end_ids=end_ids,
             stop_words=stop_words,
             perf_metrics=RequestPerfMetrics(arrival_time=arrival_time) if has_metrics else None,
         )

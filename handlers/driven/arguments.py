@@ -16,7 +16,9 @@ from lmi.settings.kinds import BOOLEAN
 from lmi.settings.values import OPTIONS
 
 # The options, without their prefix, by the fields of an EngineConfig that they fill.
-OPTION_OF = {one.field.removeprefix("engine."): one.key.removeprefix("option.") for one in OPTIONS}
+OPTION_OF = {
+    option.field.removeprefix("engine."): option.key.removeprefix("option.") for option in OPTIONS
+}
 DTYPES = {"auto": "auto", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 log = logging.getLogger("lmi.options")
@@ -30,28 +32,34 @@ def fields_by_class(library: str, *place: str) -> Mapping[str, frozenset[str]]:
     it.
     """
     folder = folder_of(library)
-    file = folder.joinpath(*place) if folder else None
-    return _fields_in(file) if file is not None and file.is_file() else {}
+    if not folder:
+        return {}
+
+    file = folder.joinpath(*place)
+    return _fields_in(file) if file.is_file() else {}
 
 
 @functools.cache
 def _fields_in(file: Path) -> Mapping[str, frozenset[str]]:
     """The file is large, and it does not change while we run."""
-    found: dict[str, frozenset[str]] = {}
+    fields: dict[str, frozenset[str]] = {}
     for node in ast.parse(file.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.ClassDef):
-            targets = [each.target for each in node.body if isinstance(each, ast.AnnAssign)]
-            names = {
-                target.id
-                for target in targets
-                if isinstance(target, ast.Name) and target.id[0] != "_"
-            }
-            inherited = (
-                found.get(base.id, frozenset()) for base in node.bases if isinstance(base, ast.Name)
-            )
-            found[node.name] = frozenset(names).union(*inherited)
+        if not isinstance(node, ast.ClassDef):
+            continue
 
-    return found
+        names: set[str] = set()
+        for statement in node.body:
+            match statement:
+                case ast.AnnAssign(target=ast.Name(id=name)) if name[0] != "_":
+                    names.add(name)
+
+        for base in node.bases:
+            if isinstance(base, ast.Name):
+                names |= fields.get(base.id, frozenset())
+
+        fields[node.name] = frozenset(names)
+
+    return fields
 
 
 def boolean(text: str) -> bool:
@@ -66,42 +74,51 @@ def named(config: EngineConfig, name: str, text: str | None = None) -> str:
     """option.NAME=TEXT (SOURCE) for messages, as far as text and source are known."""
     text = text if text is not None else config.options.get(name)
     source = config.option_sources.get(name)
-    return (
-        f"option.{name}"
-        + (f"={shorten(text)}" if text is not None else "")
-        + (f" ({source})" if source else "")
-    )
+    option = f"option.{name}"
+    if text is not None:
+        option += f"={shorten(text)}"
+
+    if source:
+        option += f" ({source})"
+
+    return option
 
 
 def tell_unknown(
-    config: EngineConfig, said: str, name: str, known: Iterable[str], faults: list[str]
+    config: EngineConfig, message: str, name: str, names: Iterable[str], faults: list[str]
 ) -> None:
-    """Report an option that names no argument, with the closest one that there is: as a fault if
-    options are strict.
+    """Report an option that names no argument, with the closest of the `names` that there are: as a
+    fault if options are strict.
     """
-    nearest = difflib.get_close_matches(name, [*known], 1, 0.75)
-    said += f"; the closest one is option.{nearest[0]}" if nearest else ""
+    nearest = difflib.get_close_matches(name, [*names], 1, 0.75)
+    if nearest:
+        message += f"; the closest one is option.{nearest[0]}"
+
     if config.strict:
-        faults.append(said)
+        faults.append(message)
     else:
-        log.warning("%s", said)
+        log.warning("%s", message)
 
 
 def refusal(
-    error: BaseException, named: Callable[[tuple[int | str, ...]], str]
+    error: BaseException, name_of: Callable[[tuple[int | str, ...]], str]
 ) -> BadConfiguration | None:
     """The faults that a library's pydantic found in values, a line for each place, or None for
-    another error.
+    another error. `name_of` names a place.
     """
-    from pydantic import ValidationError  # the record of a handler is imported without it
+    # The record of a handler is imported without pydantic.
+    from pydantic import ValidationError
 
     if not isinstance(error, ValidationError):
         return None
 
     lines = []
     for fault in error.errors():
-        said = first_line(fault["msg"].removeprefix("Value error, "))
-        lines.append(f"{named(fault['loc'])}: {said}" if fault["loc"] else said)
+        line = first_line(fault["msg"].removeprefix("Value error, "))
+        if fault["loc"]:
+            line = f"{name_of(fault['loc'])}: {line}"
+
+        lines.append(line)
 
     return BadConfiguration("\n".join(lines))
 

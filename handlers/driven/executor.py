@@ -38,7 +38,8 @@ class EngineLoad:
     """
 
     running: list[str] | int = 0
-    num_preemptions: int = 0  # since the start
+    # The number since the start.
+    num_preemptions: int = 0
     kv_cache: KvCacheStats = field(default_factory=KvCacheStats)
 
 
@@ -80,7 +81,7 @@ class Preparation(Waiting[Sequence, T]):
         """What becomes of it, or None if the sequence needs nothing."""
 
     @abstractmethod
-    def equip(self, sequence: Sequence, made: T) -> None: ...
+    def equip(self, sequence: Sequence, product: T) -> None: ...
 
     @abstractmethod
     def close(self) -> None: ...
@@ -89,10 +90,10 @@ class Preparation(Waiting[Sequence, T]):
 class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
     """A subclass sets `title`, implements `_work`, and calls `_start` when the engine is warm."""
 
-    title: ClassVar[str]  # of the engine, for messages
-    searches_beams: ClassVar[bool] = (
-        False  # the engine itself, which then gets a sequence with beams as any other
-    )
+    # The name of the engine for messages.
+    title: ClassVar[str]
+    # Whether the engine searches by itself. Then it gets a sequence with beams as any other.
+    searches_beams: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -104,21 +105,24 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
         mixes_adapters: bool = True,
     ) -> None:
         """`mixes_adapters` says that one batch may hold sequences with and without an adapter."""
-        stats = settings.iter_stats_max_iterations, settings.request_stats_max_iterations
-        super().__init__(Sequence, settings.max_queue_size, *stats)
+        super().__init__(
+            Sequence,
+            settings.max_queue_size,
+            settings.iter_stats_max_iterations,
+            settings.request_stats_max_iterations,
+        )
         self._engine = engine
         self._info = msgspec.structs.replace(info, max_loras=max_resident_adapters)
         self._adapters = Adapters(engine, self.title, max_resident_adapters, self._kind_of)
-        max_batch = (
-            info.max_num_sequences if info.num_express_places else math.inf
-        )  # the engine has a bound too
+
+        # The engine has a bound too.
+        max_batch = info.max_num_sequences if info.num_express_places else math.inf
         self._turns = Turns[Sequence](max_batch, adapters_take_turns=not mixes_adapters)
-        self._preparations: SequenceOf[
-            Preparation[Any]
-        ] = ()  # a sequence passes one after the other
-        self._known: dict[
-            str, Sequence
-        ] = {}  # the sequences that the engine has, by their ids there
+
+        # A sequence passes one after the other.
+        self._preparations: SequenceOf[Preparation[Any]] = ()
+        # The sequences that the engine has, by their ids there.
+        self._known: dict[str, Sequence] = {}
         self._load = EngineLoad()
         self._num_preemptions = 0
 
@@ -141,11 +145,10 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
         if isinstance(error, errors.Unavailable):
             return ErrorKind.UNAVAILABLE
 
-        return (
-            ErrorKind.INVALID
-            if isinstance(error, ValueError | errors.InvalidRequest)
-            else ErrorKind.GENERATION
-        )
+        if isinstance(error, ValueError | errors.InvalidRequest):
+            return ErrorKind.INVALID
+
+        return ErrorKind.GENERATION
 
     def _run_to_the_end(self, works: SequenceOf[Work]) -> None:
         """Warm the engine up, before it has requests. Raises what ends a work, as it would end
@@ -182,7 +185,10 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
 
     @property
     def is_waiting_for_guides(self) -> bool:
-        return any(one.is_waiting for one in self._preparations if one.is_of_guides)
+        return any(
+            preparation.is_of_guides and preparation.is_waiting
+            for preparation in self._preparations
+        )
 
     def load_adapter(
         self, name: str, path: str, *, pinned: bool = False, preload: bool = True
@@ -190,9 +196,8 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
         if not self.capabilities.lora:
             super().load_adapter(name, path, pinned=pinned, preload=preload)
 
-        self._change_adapters(
-            partial(self._adapters.load, name, path, pinned=pinned, preload=preload)
-        )
+        change = partial(self._adapters.load, name, path, pinned=pinned, preload=preload)
+        self._change_adapters(change)
 
     def unload_adapter(self, name: str) -> None:
         if not self.capabilities.lora:
@@ -210,16 +215,17 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
     # The sequences that the engine has, and those that wait for it.
 
     @property
-    def _held(self) -> list[Sequence]:
+    def _in_preparation(self) -> list[Sequence]:
         """The sequences whose preparations go on."""
-        return [sequence for one in self._preparations for sequence in one.waiting]
+        return [sequence for preparation in self._preparations for sequence in preparation.waiting]
 
     def _add(self, sequence: Sequence, first: int = 0) -> None:
         """Begin the next preparation that a sequence needs. Its turn may come when there is none
         left.
         """
         for preparation in self._preparations[first:]:
-            if (future := preparation.begin(sequence)) is not None:
+            future = preparation.begin(sequence)
+            if future is not None:
                 preparation.add_waiting(sequence, future)
                 return
 
@@ -250,8 +256,10 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
 
     def _remove(self, sequence: Sequence) -> None:
         for preparation in self._preparations:
-            if (future := preparation.drop_waiting(sequence)) is not None:
-                future.cancel()  # what nobody waits for, unless it has begun
+            future = preparation.drop_waiting(sequence)
+            if future is not None:
+                # Nobody waits for it. What has begun goes on.
+                future.cancel()
 
         names = [name for name in _names_of(sequence) if self._known.pop(name, None) is not None]
         if names:
@@ -263,30 +271,29 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
 
     @property
     def _active(self) -> SequenceOf[Sequence]:
-        # another thread may ask while a step changes them
-        known = self._known.copy()
+        # Another thread may ask while a step changes them.
+        sequences = self._known.copy()
         load = self._load
         if isinstance(load.running, int):
-            running: Iterable[Sequence] = islice(known.values(), load.running)
+            running: Iterable[Sequence] = islice(sequences.values(), load.running)
         else:
-            running = (known[name] for name in load.running if name in known)
+            running = (sequences[name] for name in load.running if name in sequences)
 
-        return list(dict.fromkeys(running))  # several beams of one may run
+        # Several beams of a sequence may run.
+        return list(dict.fromkeys(running))
 
     @property
     def _queued(self) -> SequenceOf[Sequence]:
-        known = self._known.copy()
+        sequences = self._known.copy()
         active = self._active
         waiting = self._turns.waiting.copy()
-        if len(active) >= len(known):  # as nearly always
-            return [*waiting, *self._held]
+        # This is so nearly always.
+        if len(active) >= len(sequences):
+            return [*waiting, *self._in_preparation]
 
         begun = set(active)
-        return [
-            *dict.fromkeys(one for one in known.values() if one not in begun),
-            *waiting,
-            *self._held,
-        ]
+        queued = dict.fromkeys(sequence for sequence in sequences.values() if sequence not in begun)
+        return [*queued, *waiting, *self._in_preparation]
 
     def _wake(self) -> None:
         for preparation in self._preparations:
@@ -306,18 +313,20 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
     # One step.
 
     def _step(self) -> Step[Sequence] | None:
-        if ended := self._go_on():
+        ended = self._go_on()
+        if ended:
             return Step(ended)
 
-        if (held := [one for one in self._preparations if one.waiting]) and not (
-            self._known or self._turns.waiting
-        ):
-            held[0].wait()
+        busy = [preparation for preparation in self._preparations if preparation.waiting]
+        if busy and not self._known and not self._turns.waiting:
+            busy[0].wait()
             return None
 
-        refused = [
-            sequence for sequence in self._turns.take(self._known) if not self._give(sequence)
-        ]
+        refused = []
+        for sequence in self._turns.take(self._known):
+            if not self._give(sequence):
+                refused.append(sequence)
+
         try:
             outputs = self._engine.step() if self._known else ()
         except EngineStopped:
@@ -330,6 +339,7 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
             return None
 
         self._load = self._engine.load()
+
         step = Step(refused)
         step.stats.num_preemptions = self._load.num_preemptions - self._num_preemptions
         self._num_preemptions = self._load.num_preemptions
@@ -353,13 +363,14 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
                     self._known[row.name] = sequence
         except Exception as error:
             if self._kind_of(error) is not ErrorKind.INVALID:
-                is_told = isinstance(error, errors.LmiError)  # the client reads all that is known
+                # Of an LmiError the client reads all that is known.
+                is_explained = isinstance(error, errors.LmiError)
                 log.error(
                     "%s did not take request %d: %s",
                     self.title,
                     sequence.id,
                     error,
-                    exc_info=not is_told,
+                    exc_info=not is_explained,
                 )
 
             self._fail(sequence, error)
@@ -369,22 +380,23 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
 
     def _take(self, output: SequenceOutput, step: Step[Sequence]) -> None:
         sequence = self._known.get(output.id)
-        if sequence is None:  # it ended a moment ago
+        # The sequence may have ended a moment ago.
+        if sequence is None:
             return
 
         is_first = sequence.is_prefilling
         num_before = sequence.num_tokens
         if sequence.search is None or self.searches_beams:
             feed(sequence, output)
-            num_new = (
-                sequence.num_tokens - num_before
-            )  # an output may carry the tokens of several steps
+            # An output may carry the tokens of several steps.
+            num_new = sequence.num_tokens - num_before
         else:
             num_new = self._take_row(sequence, output)
 
         if is_first and not sequence.is_prefilling:
             step.stats.num_context_tokens += sequence.num_prompt_tokens
-            num_new -= num_new > 0  # the first comes with the prompt
+            # The first token comes with the prompt.
+            num_new -= num_new > 0
 
         step.stats.num_generation_tokens += max(0, num_new) + (output.embedding is not None)
         if isinstance(output.end, Exception) and not sequence.is_finished:
@@ -400,19 +412,25 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
         its new tokens.
         """
         rounds = _rounds(sequence)
-        if sequence.is_finished or isinstance(output.end, Exception) or not rounds.take(output):
+        if sequence.is_finished or isinstance(output.end, Exception):
+            return 0
+
+        if not rounds.take(output):
             return 0
 
         num_rows = len(rounds.names)
         if not sequence.is_finished and self._give(sequence):
-            # it runs on, though the engine has not seen these rows
-            names = rounds.names
-            running = self._load.running
-            self._load.running = (
-                running + len(names) if isinstance(running, int) else [*running, *names]
-            )
+            self._note_running(rounds.names)
 
         return num_rows
+
+    def _note_running(self, names: list[str]) -> None:
+        """Count rows as running that go on from others, though the engine has not seen them."""
+        running = self._load.running
+        if isinstance(running, int):
+            self._load.running = running + len(names)
+        else:
+            self._load.running = [*running, *names]
 
     def _fail(self, sequence: Sequence, error: Exception, message: str = "") -> None:
         """End a sequence with an error. The client reads the message of an LmiError, else `message`
@@ -428,10 +446,13 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
         the rest may fail.
         """
         self._load = self._engine.load()
-        held = self._held
-        waiting = [
-            one for one in self._queued if one not in held and not one.num_generated
-        ]  # else it was preempted
+        in_preparation = self._in_preparation
+        waiting = []
+        for sequence in self._queued:
+            # A sequence with tokens was preempted.
+            if sequence not in in_preparation and not sequence.num_generated:
+                waiting.append(sequence)
+
         self._engine.abort(self._known)
         for sequence in waiting:
             for name in _names_of(sequence):

@@ -92,22 +92,24 @@ class EngineLoop:
             self._loop.close()
 
     def _begin(self, name: str, coroutine: Coroutine[Any, Any, None]) -> None:
-        task = self._tasks[name] = self._loop.create_task(coroutine)
-        task.add_done_callback(
-            partial(self._forget, name)
-        )  # also if it was cancelled before it began
+        task = self._loop.create_task(coroutine)
+        self._tasks[name] = task
+        # The callback runs even if the task is cancelled before it begins.
+        task.add_done_callback(partial(self._forget, name))
 
     def _forget(self, name: str, task: asyncio.Task[None]) -> None:
-        if self._tasks.get(name) is task:  # not one that has begun since, by the same name
+        # Another task may have begun since, by the same name.
+        if self._tasks.get(name) is task:
             del self._tasks[name]
 
     def _cancel(self, name: str) -> None:
-        if (task := self._tasks.get(name)) is not None:
+        task = self._tasks.get(name)
+        if task is not None:
             task.cancel()
 
     def _flush(self) -> None:
-        batch, self._batch = self._batch, []
-        self._ready.put(batch)
+        self._ready.put(self._batch)
+        self._batch = []
 
 
 class Processes:
@@ -116,7 +118,8 @@ class Processes:
     def __init__(self, pids: Iterable[int]) -> None:
         self._fds: list[int] = []
         for pid in pids:
-            with contextlib.suppress(OSError):  # it has ended
+            # A process may have ended.
+            with contextlib.suppress(OSError):
                 self._fds.append(os.pidfd_open(pid))
 
     @property

@@ -43,10 +43,13 @@ class SequenceOutput:
     log_probs: LogProbs | None = None
     prompt_log_probs: LogProbs | None = None
     end: FinishReason | Exception | None = None
-    num_cached_tokens: int = 0  # of the prompt; with its first token it counts
+    # Tokens of the prompt that were cached. The number counts with the first token.
+    num_cached_tokens: int = 0
     beams: list[Beam] | None = None
-    embedding: Tensor | None = None  # of a request that asks for that of its prompt
-    rows: Any = None  # of tensors that the request asked for, a type of the engine
+    # The embedding of the prompt, if the request asks for it.
+    embedding: Tensor | None = None
+    # Rows of tensors that the request asks for, a type of the engine.
+    rows: Any = None
 
 
 def ending_tokens(sequence: Sequence) -> list[int]:
@@ -65,17 +68,17 @@ def feed(sequence: Sequence, output: SequenceOutput) -> None:
     if output.beams is not None:
         sequence.restate(output.beams, is_over=isinstance(output.end, FinishReason))
 
-    known = output.log_probs
+    log_probs = output.log_probs
     num_top = sequence.request.output_config.num_top_log_probs
     for position, token_id in enumerate(output.token_ids):
         if sequence.is_finished:
             return
 
-        if known is None:
+        if log_probs is None:
             sequence.append(token_id)
         else:
-            top = best(known, position, num_top) if num_top else None
-            sequence.append(token_id, known.values[position][0], top)
+            top = best(log_probs, position, num_top) if num_top else None
+            sequence.append(token_id, log_probs.values[position][0], top)
 
     if output.embedding is not None:
         sequence.embed(output.embedding)
@@ -85,11 +88,11 @@ def feed(sequence: Sequence, output: SequenceOutput) -> None:
 
 
 def best(log_probs: LogProbs, position: int, num_top: int) -> list[TokenLogProb]:
-    places = slice(1, num_top + 1)
-    pairs = zip(
-        log_probs.token_ids[position][places], log_probs.values[position][places], strict=True
-    )
-    return [TokenLogProb(token_id, log_prob) for token_id, log_prob in pairs]
+    token_ids = log_probs.token_ids[position][1 : num_top + 1]
+    values = log_probs.values[position][1 : num_top + 1]
+    return [
+        TokenLogProb(token_id, value) for token_id, value in zip(token_ids, values, strict=True)
+    ]
 
 
 def _note_prompt(sequence: Sequence, output: SequenceOutput) -> None:
@@ -97,13 +100,15 @@ def _note_prompt(sequence: Sequence, output: SequenceOutput) -> None:
     if not sequence.num_generated:
         sequence.count_cached(output.num_cached_tokens)
 
-    if (new := output.prompt_log_probs) is not None and sequence.lacks_prompt_log_probs:
+    new = output.prompt_log_probs
+    if new is not None and sequence.lacks_prompt_log_probs:
         num_top = sequence.request.output_config.num_prompt_log_probs or 0
-        known = sequence.prompt_log_probs or [PromptLogProb(None)]
-        sequence.prompt_log_probs = known + [
-            PromptLogProb(values[0], best(new, position, num_top))
-            for position, values in enumerate(new.values)
-        ]
+        # The first token of a prompt has no log-prob.
+        prompt_log_probs = sequence.prompt_log_probs.copy() or [PromptLogProb(None)]
+        for position, values in enumerate(new.values):
+            prompt_log_probs.append(PromptLogProb(values[0], best(new, position, num_top)))
+
+        sequence.prompt_log_probs = prompt_log_probs
 
 
 def check_beams(request: Request, info: EngineInfo) -> None:
@@ -134,8 +139,12 @@ def check_beams(request: Request, info: EngineInfo) -> None:
 
 def _ends(request: Request) -> set[int]:
     """The tokens that may end a beam."""
-    end_id = () if request.end_id is None else (request.end_id,)
-    return {*end_id, *request.end_ids, *(word[-1] for word in request.stop_words)}
+    ends = set(request.end_ids)
+    ends.update(word[-1] for word in request.stop_words)
+    if request.end_id is not None:
+        ends.add(request.end_id)
+
+    return ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,9 +156,8 @@ class BeamRow:
     name: str
     token_ids: list[int]
     num_top: int
-    arrival_time: (
-        float  # of the request, time.time(): a row does not wait behind what came after the request
-    )
+    # The time.time() of the request: a row does not wait behind what came after the request.
+    arrival_time: float
 
 
 class BeamRounds:
@@ -159,17 +167,19 @@ class BeamRounds:
         self._sequence = sequence
         self._name = name
         self._arrival_time = time.time()
+
         request = sequence.request
+        beam_width = request.sampling_config.beam_width
         self._num_top = request.output_config.num_top_log_probs
-        self._num_candidates = num_candidates(
-            request.sampling_config.beam_width, len(_ends(request))
-        )
+        self._num_candidates = num_candidates(beam_width, len(_ends(request)))
+
+        # These are banned until there are `min_tokens` tokens.
         stops = {word[0] for word in request.stop_words if len(word) == 1}
-        self._early_banned_ids = sequence.end_ids | stops  # until there are `min_tokens` tokens
+        self._early_banned_ids = sequence.end_ids | stops
+
         self._num_rounds = 0
-        self._outputs: dict[
-            str, SequenceOutput | None
-        ] = {}  # of the round's rows by name, in the order of the beams
+        # The outputs of the round's rows by name, in the order of the beams.
+        self._outputs: dict[str, SequenceOutput | None] = {}
 
     @property
     def names(self) -> list[str]:
@@ -182,15 +192,13 @@ class BeamRounds:
         self._num_rounds += 1
         prompt = self._sequence.request.input_token_ids
         num_top = max(self._num_candidates, self._num_top)
-        rows = [
-            BeamRow(
-                f"{self._name}.{self._num_rounds}.{number}",
-                [*prompt, *beam.token_ids],
-                num_top,
-                self._arrival_time,
-            )
-            for number, beam in enumerate(self._sequence.search.running)
-        ]
+
+        rows = []
+        for number, beam in enumerate(self._sequence.search.running):
+            name = f"{self._name}.{self._num_rounds}.{number}"
+            token_ids = [*prompt, *beam.token_ids]
+            rows.append(BeamRow(name, token_ids, num_top, self._arrival_time))
+
         self._outputs = {row.name: None for row in rows}
         return rows
 
@@ -199,25 +207,31 @@ class BeamRounds:
         was the last.
         """
         self._outputs[output.id] = output
-        outputs = [one for one in self._outputs.values() if one is not None]
+        outputs = [row_output for row_output in self._outputs.values() if row_output is not None]
         if len(outputs) < len(self._outputs):
             return False
 
         _note_prompt(self._sequence, outputs[0])
         self._sequence.num_computed = self._sequence.num_tokens
-        known = [one.log_probs for one in outputs if one.log_probs is not None]
-        tops = [best(one, 0, self._num_top) for one in known] if self._num_top else None
-        self._sequence.advance([self._candidates(one) for one in known], tops)
+
+        all_log_probs = [
+            row_output.log_probs for row_output in outputs if row_output.log_probs is not None
+        ]
+        candidates = [self._candidates(log_probs) for log_probs in all_log_probs]
+        tops = None
+        if self._num_top:
+            tops = [best(log_probs, 0, self._num_top) for log_probs in all_log_probs]
+
+        self._sequence.advance(candidates, tops)
         return True
 
-    def _candidates(self, known: LogProbs) -> list[Candidate]:
+    def _candidates(self, log_probs: LogProbs) -> list[Candidate]:
         is_early = self._sequence.num_generated < self._sequence.min_tokens
         banned_ids = self._early_banned_ids if is_early else frozenset[int]()
-        return [
-            Candidate(
-                one.token_id,
-                -math.inf if one.token_id in banned_ids else one.log_prob,
-                one.log_prob,
-            )
-            for one in best(known, 0, self._num_candidates)
-        ]
+
+        candidates = []
+        for token in best(log_probs, 0, self._num_candidates):
+            score = -math.inf if token.token_id in banned_ids else token.log_prob
+            candidates.append(Candidate(token.token_id, score, token.log_prob))
+
+        return candidates

@@ -1,8 +1,8 @@
 """Rules of arrays that look at several items at once, written as rules of each item."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain, combinations, islice, permutations
+from collections.abc import Callable, Iterable, Sequence
+from itertools import combinations, islice, permutations
 from typing import Any
 
 from handlers.guides.disjoint_schemas import (
@@ -17,30 +17,33 @@ from handlers.guides.disjoint_schemas import (
 Schema = dict[str, Any]
 Orders = Callable[[Sequence[Any], int], Iterable[tuple[Any, ...]]]
 
-MAX_LISTED = 256  # arrays
-MAX_CONTAINED = 16  # items that fit `contains`
-MAX_BEFORE = 8  # items before the first of them
+# So many arrays are listed at most.
+MAX_LISTED = 256
+# So many items may have to fit `contains`.
+MAX_CONTAINED = 16
+# So many items may stand before the first of them.
+MAX_BEFORE = 8
 
 
 def with_unique_items(
-    first: Sequence[Any], rest: object, least: int, most: int | None, resolve: Resolve
+    first: Sequence[Any], more: object, least: int, most: int | None, resolve: Resolve
 ) -> Schema:
     """A rule of arrays of `least` to `most` items in which no two are equal; {} if no two can be.
 
-    The items have the schemas `first`, the others `rest`. Raises ValueError if there is no such
+    The items have the schemas `first`, later ones `more`. Raises ValueError if there is no such
     rule. It may leave out arrays: it lists them, in as many orders as there is room for, or they
     have at most one item.
     """
-    if rest is False:
+    if more is False:
         most = len(first) if most is None else min(most, len(first))
 
     are_all_first = most is not None and most <= len(first)
-    if are_all_first and all(
-        are_disjoint(one, other, resolve) for one, other in combinations(first[:most], 2)
-    ):
-        return {}
+    if are_all_first:
+        pairs = combinations(first[:most], 2)
+        if all(are_disjoint(schema, other_schema, resolve) for schema, other_schema in pairs):
+            return {}
 
-    values = None if first else _all_values(rest, resolve)
+    values = None if first else _all_values(more, resolve)
     if values is not None:
         longest = len(values) if most is None else min(most, len(values))
         return {"enum": _arrays_of(values, least, longest)}
@@ -56,14 +59,16 @@ def are_unique(value: object) -> bool:
     if not isinstance(value, list):
         return True
 
-    written = [json.dumps(plain(item), sort_keys=True) for item in value]
-    return len(set(written)) == len(written)
+    texts = [json.dumps(plain(entry), sort_keys=True) for entry in value]
+    return len(set(texts)) == len(texts)
 
 
-def containing(wanted: object, others: Schema | None, least: int, most: int | None) -> list[Schema]:
-    """Arrays in which `least` to `most` items fit the schema `wanted`; they may leave out others.
+def containing(
+    schema: object, other_schema: Schema | None, least: int, most: int | None
+) -> list[Schema]:
+    """Arrays in which `least` to `most` items fit `schema`; they may leave out other arrays.
 
-    `others` is a schema of items that do not fit, or None if none is known. Raises ValueError for
+    `other_schema` is one of items that do not fit, or None if none is known. Raises ValueError for
     large numbers.
     """
     if max(least, most or 0) > MAX_CONTAINED:
@@ -71,14 +76,18 @@ def containing(wanted: object, others: Schema | None, least: int, most: int | No
 
     if most is None:
         num_places = MAX_BEFORE if least == 1 else 1
-        places = [[*[True] * place, *[wanted] * least] for place in range(num_places)]
-        return [{"type": "array", "minItems": len(items), "prefixItems": items} for items in places]
+        arrays: list[Schema] = []
+        for place in range(num_places):
+            items = [*[True] * place, *[schema] * least]
+            arrays.append({"type": "array", "minItems": len(items), "prefixItems": items})
+
+        return arrays
 
     if least > most:
         return []
 
-    array: Schema = {"type": "array", "minItems": least, "prefixItems": [wanted] * most}
-    return [{**array, "items": False if others is None else others}]
+    array: Schema = {"type": "array", "minItems": least, "prefixItems": [schema] * most}
+    return [{**array, "items": False if other_schema is None else other_schema}]
 
 
 def _all_values(schema: object, resolve: Resolve) -> list[Any] | None:
@@ -92,23 +101,28 @@ def _all_values(schema: object, resolve: Resolve) -> list[Any] | None:
         if part.keys() & RULES_OF_VALUES:
             return None
 
-        listed = listed_values(part)
-        if listed is None and part.get("type") == "boolean":
-            listed = {"false", "true"}
+        part_values = listed_values(part)
+        if part_values is None and part.get("type") == "boolean":
+            part_values = {"false", "true"}
 
-        if listed is not None:
-            values = listed if values is None else values & listed
+        if part_values is not None:
+            values = part_values if values is None else values & part_values
 
     if values is None:
         return None
 
-    read = [json.loads(text) for text in sorted(values)]
     types = [part["type"] for part in parts if "type" in part]
-    return [value for value in read if all(_has_type(value, given) for given in types)]
+    fitting = []
+    for text in sorted(values):
+        value = json.loads(text)
+        if all(_has_type(value, type) for type in types):
+            fitting.append(value)
+
+    return fitting
 
 
-def _has_type(value: object, given: str | list[str]) -> bool:
-    names = {given} if isinstance(given, str) else set(given)
+def _has_type(value: object, type_names: str | list[str]) -> bool:
+    names = {type_names} if isinstance(type_names, str) else set(type_names)
     is_whole = isinstance(value, int) and not isinstance(value, bool)
     return KINDS.get(type(value), "null") in names or (is_whole and "integer" in names)
 
@@ -119,9 +133,9 @@ def _arrays_of(values: Sequence[Any], least: int, most: int) -> list[list[Any]]:
     """
     orders: tuple[Orders, ...] = (permutations, combinations)
     for choose in orders:
-        found = _some(choose, values, least, most)
-        if len(found) <= MAX_LISTED:
-            return found
+        arrays = _some(choose, values, least, most)
+        if len(arrays) <= MAX_LISTED:
+            return arrays
 
     longest = least
     while len(_some(combinations, values, least, longest + 1)) <= MAX_LISTED:
@@ -132,19 +146,46 @@ def _arrays_of(values: Sequence[Any], least: int, most: int) -> list[list[Any]]:
 
 def _some(choose: Orders, values: Sequence[Any], least: int, most: int) -> list[list[Any]]:
     """Up to one more than there is room for."""
-    lengths = range(least, most + 1)
-    found: Iterator[tuple[Any, ...]] = chain.from_iterable(
-        choose(values, length) for length in lengths
-    )
-    return [list(items) for items in islice(found, MAX_LISTED + 1)]
+    arrays: list[list[Any]] = []
+    for length in range(least, most + 1):
+        num_missing = MAX_LISTED + 1 - len(arrays)
+        arrays += map(list, islice(choose(values, length), num_missing))
+
+    return arrays
 
 
 RULES_OF_VALUES = frozenset(
-    "anyOf oneOf not if pattern format minimum maximum exclusiveMinimum exclusiveMaximum "
-    "multipleOf minLength "
-    "maxLength properties patternProperties additionalProperties propertyNames required "
-    "minProperties maxProperties "
-    "items prefixItems contains uniqueItems minItems maxItems dependentRequired dependentSchemas "
-    "dependencies "
-    "unevaluatedItems unevaluatedProperties".split()
+    {
+        "additionalProperties",
+        "anyOf",
+        "contains",
+        "dependencies",
+        "dependentRequired",
+        "dependentSchemas",
+        "exclusiveMaximum",
+        "exclusiveMinimum",
+        "format",
+        "if",
+        "items",
+        "maxItems",
+        "maxLength",
+        "maxProperties",
+        "maximum",
+        "minItems",
+        "minLength",
+        "minProperties",
+        "minimum",
+        "multipleOf",
+        "not",
+        "oneOf",
+        "pattern",
+        "patternProperties",
+        "prefixItems",
+        "properties",
+        "propertyNames",
+        "required",
+        "unevaluatedItems",
+        "unevaluatedProperties",
+        "uniqueItems",
+    }
 )

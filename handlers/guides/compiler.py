@@ -27,12 +27,13 @@ if TYPE_CHECKING:
 
 FIELD = "guided_decoding_params"
 RULE = "must be a structure that lmi can follow"
-MAX_START_S = 60.0  # then the process is started again
-HANGS_AFTER = 1.5  # times the limit of a compile
+# A process that has not started by then is started again.
+MAX_START_S = 60.0
+# A process hangs that takes so many times the limit of a compilation.
+HANGS_AFTER = 1.5
 MIN_WAIT_S = 0.001
-STACK_BYTES = (
-    512 << 20
-)  # of address space, for a compilation here: what passed with less in the process passes
+# Address space for a compilation here. What passed with less in the process passes.
+STACK_BYTES = 512 << 20
 
 _STACK_LOCK = threading.Lock()
 
@@ -56,9 +57,8 @@ class Compiled:
 
     matcher: LLMatcher
     vocabulary: Vocabulary
-    is_spent: bool = (
-        False  # a copy has failed, and others may because of the states that they share
-    )
+    # A copy has failed, and others may because of the states that they share.
+    is_spent: bool = False
 
 
 class Wait:
@@ -87,29 +87,36 @@ class Wait:
 class _Process:
     popen: subprocess.Popen[bytes]
     control: socket.socket
-    started_s: float  # time.monotonic()
+    # A time of `time.monotonic()`.
+    started_s: float
     is_ready: bool = False
 
     def ask(self, message: bytes, timeout_s: float, wait: Wait) -> bytes:
         """Send a message over a new connection. Returns the answer, b"" if there is none. Raises
         TimeoutError.
         """
-        ours, its = socket.socketpair()
-        with ours, its:
-            ours.settimeout(max(timeout_s, MIN_WAIT_S))
+        connection, its_end = socket.socketpair()
+        with connection, its_end:
+            connection.settimeout(max(timeout_s, MIN_WAIT_S))
             try:
-                socket.send_fds(self.control, [b"."], [its.fileno()])
-                its.close()
-                wait.use(ours)
-                ours.sendall(message)
-                ours.shutdown(socket.SHUT_WR)
-                return gate.read_all(ours)
+                socket.send_fds(self.control, [b"."], [its_end.fileno()])
+                its_end.close()
+
+                wait.use(connection)
+                connection.sendall(message)
+                connection.shutdown(socket.SHUT_WR)
+                return gate.read_all(connection)
             except TimeoutError:
                 raise
-            except OSError:  # the process or the wait has ended
+            except OSError:
+                # The process or the wait has ended.
                 return b""
             finally:
                 wait.use(None)
+
+    def answers(self, timeout_s: float) -> bool:
+        """Whether it answers at all. Raises TimeoutError."""
+        return self.ask(gate.PROBE, timeout_s, Wait()) == gate.COMPILED
 
     def close(self) -> None:
         self.control.close()
@@ -145,10 +152,12 @@ class GuideCompiler:
         is not there.
         """
         text = self.check(params, wait or Wait())
+
         with self._vocabulary_lock:
-            vocabulary = self._vocabulary = self._vocabulary or Vocabulary(
-                self._config(), self.start.vocab_size
-            )
+            if self._vocabulary is None:
+                self._vocabulary = Vocabulary(self._config(), self.start.vocab_size)
+
+            vocabulary = self._vocabulary
 
         return Compiled(_new_template(vocabulary, text), vocabulary)
 
@@ -159,19 +168,17 @@ class GuideCompiler:
         Returns what the process has made of it, for llguidance.
         """
         process = self._ready()
-        asked_s = time.monotonic()
+        max_compile_s = self.start.max_compile_s
+        started_s = time.monotonic()
         try:
-            answer = process.ask(
-                msgspec.msgpack.encode(params), HANGS_AFTER * self.start.max_compile_s, wait
-            )
+            message = msgspec.msgpack.encode(params)
+            answer = process.ask(message, HANGS_AFTER * max_compile_s, wait)
             if wait.is_over:
                 raise Unavailable("nobody waits for the guide any more")
 
-            is_there = (
-                bool(answer)
-                or process.ask(gate.PROBE, self.start.max_compile_s / 2, Wait()) == gate.COMPILED
-            )
-        except TimeoutError as error:  # a fork would have been ended
+            is_there = bool(answer) or process.answers(max_compile_s / 2)
+        except TimeoutError as error:
+            # A fork would have been ended by its limits.
             process.close()
             raise Unavailable(
                 "the process that compiles guides hung; the next guide starts it again"
@@ -188,16 +195,13 @@ class GuideCompiler:
                 "the process that compiles guides has ended; the next guide starts it again"
             )
 
-        if time.monotonic() - asked_s >= self.start.max_compile_s:
-            raise TooSlow(
-                f"{RULE}: to compile it takes more than {self.start.max_compile_s:g} s here", FIELD
-            )
+        if time.monotonic() - started_s >= max_compile_s:
+            raise TooSlow(f"{RULE}: to compile it takes more than {max_compile_s:g} s here", FIELD)
 
         cpu_s = self.start.max_cpu_s
         memory_mb = self.start.max_bytes >> 20
-        limits = (
-            f"{cpu_s} s, or {memory_mb} MiB, or it is larger than {gate.MAX_TEXT_BYTES >> 20} MiB"
-        )
+        text_mb = gate.MAX_TEXT_BYTES >> 20
+        limits = f"{cpu_s} s, or {memory_mb} MiB, or it is larger than {text_mb} MiB"
         raise InvalidRequest(f"{RULE}: to compile it takes more than {limits} then", FIELD)
 
     def close(self) -> None:
@@ -223,7 +227,8 @@ class GuideCompiler:
                 self._process.close()
                 self._process = None
 
-            process = self._process = self._process or self._new_process()
+            self._process = self._process or self._new_process()
+            process = self._process
         finally:
             self._lock.release()
 
@@ -232,9 +237,7 @@ class GuideCompiler:
 
         try:
             if not process.is_ready:
-                process.is_ready = (
-                    process.ask(gate.PROBE, deadline_s - time.monotonic(), Wait()) == gate.COMPILED
-                )
+                process.is_ready = process.answers(deadline_s - time.monotonic())
         except TimeoutError as error:
             if time.monotonic() - process.started_s > MAX_START_S:
                 process.close()
@@ -250,24 +253,23 @@ class GuideCompiler:
 
     def _new_process(self) -> _Process:
         self.start.config = self._config()
-        ours, its = socket.socketpair()
-        with its, os.fdopen(os.memfd_create("guides"), "wb+") as file:
+        control, its_end = socket.socketpair()
+        with its_end, os.fdopen(os.memfd_create("guides"), "wb+") as file:
             file.write(msgspec.msgpack.encode(self.start))
             file.seek(0)
-            fds = [its.fileno(), file.fileno()]
+
+            fds = [its_end.fileno(), file.fileno()]
             argv = [sys.executable, "-m", "handlers.guides.process", *map(str, fds)]
+            # A second arena would reserve more memory than the limit.
+            environ = {**os.environ, "MALLOC_ARENA_MAX": "1"}
             try:
-                environ = {
-                    **os.environ,
-                    "MALLOC_ARENA_MAX": "1",
-                }  # another reserves more memory than the limit
                 popen = subprocess.Popen(argv, stdin=subprocess.DEVNULL, pass_fds=fds, env=environ)
             except OSError:
-                ours.close()
+                control.close()
                 raise
 
         log.info("guided decoding: process %d compiles guides", popen.pid)
-        return _Process(popen, ours, time.monotonic())
+        return _Process(popen, control, time.monotonic())
 
 
 def _new_template(vocabulary: Vocabulary, text: str) -> LLMatcher:
@@ -277,7 +279,8 @@ def _new_template(vocabulary: Vocabulary, text: str) -> LLMatcher:
     from handlers.guides.text import new_matcher
 
     def make() -> LLMatcher:
-        matcher = new_matcher(vocabulary.tokenizer, text)  # which the process has made too
+        # The process has made it too, within its limits.
+        matcher = new_matcher(vocabulary.tokenizer, text)
         matcher.compute_bitmask()
         return matcher
 

@@ -4,10 +4,12 @@ properties show it.
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from itertools import product
 from typing import Any
 
 Resolve = Callable[[str], object]
-TYPES = frozenset("null boolean object array number string".split())  # an integer is a number
+# An integer is a number.
+TYPES = frozenset({"null", "boolean", "object", "array", "number", "string"})
 KINDS = {
     bool: "boolean",
     int: "number",
@@ -19,31 +21,36 @@ KINDS = {
 MAX_LEVELS = 4
 
 
-def are_disjoint(one: object, other: object, resolve: Resolve, level: int = 0) -> bool:
+def are_disjoint(first: object, second: object, resolve: Resolve, level: int = 0) -> bool:
     """`resolve` gives the schema of a reference. False where it is not known."""
-    if one is False or other is False:
+    if first is False or second is False:
         return True
 
-    parts = list(conjuncts(one, resolve))
-    others = list(conjuncts(other, resolve))
-    types = TYPES.intersection(*map(_types, parts + others))
+    first_parts = list(conjuncts(first, resolve))
+    second_parts = list(conjuncts(second, resolve))
+    types = TYPES.intersection(*map(_types, first_parts + second_parts))
     if not types:
         return True
 
     is_object = types == {"object"} and level <= MAX_LEVELS
-    return any(
-        _have_other_values(part, against)
-        or (is_object and _have_other_properties(part, against, resolve, level))
-        for part in parts
-        for against in others
-    )
+    for part, second_part in product(first_parts, second_parts):
+        if _have_other_values(part, second_part):
+            return True
+
+        if is_object and _have_other_properties(part, second_part, resolve, level):
+            return True
+
+    return False
 
 
 def required_of(schema: object, resolve: Resolve) -> set[str]:
     """The names that every value has; none where not every value is known to be an object."""
     parts = list(conjuncts(schema, resolve))
-    is_object = set(TYPES).intersection(*map(_types, parts)) == {"object"}
-    return {name for part in parts for name in part.get("required", ())} if is_object else set()
+    types = TYPES.intersection(*map(_types, parts))
+    if types != {"object"}:
+        return set()
+
+    return {name for part in parts for name in part.get("required", ())}
 
 
 def conjuncts(schema: object, resolve: Resolve, level: int = 0) -> Iterator[Mapping[str, Any]]:
@@ -62,20 +69,22 @@ def conjuncts(schema: object, resolve: Resolve, level: int = 0) -> Iterator[Mapp
         yield from conjuncts(part, resolve, level + 1)
 
 
-def _have_other_values(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    values = listed_values(one)
-    others = listed_values(other)
-    return values is not None and others is not None and not values & others
+def _have_other_values(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
+    first_values = listed_values(first)
+    second_values = listed_values(second)
+    if first_values is None or second_values is None:
+        return False
+
+    return first_values.isdisjoint(second_values)
 
 
 def _have_other_properties(
-    one: Mapping[str, Any], other: Mapping[str, Any], resolve: Resolve, level: int
+    first: Mapping[str, Any], second: Mapping[str, Any], resolve: Resolve, level: int
 ) -> bool:
     """Whether a property that one of two objects must have tells them apart."""
-    for part, against in ((one, other), (other, one)):
-        is_closed = (
-            against.get("additionalProperties") is False and "patternProperties" not in against
-        )
+    for part, against in ((first, second), (second, first)):
+        has_only_named = against.get("additionalProperties") is False
+        is_closed = has_only_named and "patternProperties" not in against
         for name in part.get("required", ()):
             if is_closed and name not in against.get("properties", {}):
                 return True
@@ -87,30 +96,39 @@ def _have_other_properties(
 
 
 def _types(schema: Mapping[str, Any]) -> set[str]:
-    given = schema.get("type", TYPES)
-    found = {given} if isinstance(given, str) else set(given)
-    if "integer" in found:
-        found = found - {"integer"} | {"number"}
+    names = schema.get("type", TYPES)
+    types = {names} if isinstance(names, str) else set(names)
+    if "integer" in types:
+        types.remove("integer")
+        types.add("number")
 
-    values = [schema["const"]] if "const" in schema else schema.get("enum")
-    return found if values is None else found & {KINDS.get(type(value), "null") for value in values}
+    values = _values(schema)
+    if values is None:
+        return types
+
+    return types & {KINDS.get(type(value), "null") for value in values}
 
 
 def listed_values(schema: Mapping[str, Any]) -> set[str] | None:
     """The values that are listed, or None if any value may be."""
-    values = [schema["const"]] if "const" in schema else schema.get("enum")
-    return (
-        None if values is None else {json.dumps(plain(value), sort_keys=True) for value in values}
-    )
+    values = _values(schema)
+    if values is None:
+        return None
+
+    return {json.dumps(plain(value), sort_keys=True) for value in values}
+
+
+def _values(schema: Mapping[str, Any]) -> Any:
+    return [schema["const"]] if "const" in schema else schema.get("enum")
 
 
 def plain(value: object) -> object:
     """A value in which equal numbers are written alike."""
     if isinstance(value, list):
-        return [plain(one) for one in value]
+        return [plain(entry) for entry in value]
 
     if isinstance(value, dict):
-        return {name: plain(one) for name, one in value.items()}
+        return {name: plain(entry) for name, entry in value.items()}
 
     return int(value) if isinstance(value, float) and value.is_integer() else value
 

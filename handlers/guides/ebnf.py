@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 MAX_NODES = 50_000
 MAX_LEVELS = 100
-LAST = 0x10FFFF  # of Unicode
+# The last character of Unicode.
+LAST = 0x10FFFF
 SURROGATES = (0xD800, 0xDFFF)
 TOKEN = re.compile(
     r"""(?P<space>(?:\s|\#[^\n]*)+) | (?P<name>[A-Za-z_][\w.-]*) | (?P<define>::=)
@@ -75,16 +76,21 @@ class _GrammarReader:
     def __init__(self, text: str) -> None:
         self._text = text
         self._tokens: list[tuple[str, str, int]] = []
-        self._used = {"root": 0}  # the names of rules, and where each is used first
-        self._num_nodes = self._level = at = 0
-        while at < len(text):
-            if (found := TOKEN.match(text, at)) is None:
-                raise self._fault(at, f"{text[at]} is not known")
+        # The names of rules, and where each is used first.
+        self._used = {"root": 0}
+        self._num_nodes = 0
+        self._level = 0
 
-            if found.lastgroup != "space":
-                self._tokens.append((str(found.lastgroup), found.group(), at))
+        offset = 0
+        while offset < len(text):
+            match = TOKEN.match(text, offset)
+            if match is None:
+                raise self._fault(offset, f"{text[offset]} is not known")
 
-            at = found.end()
+            if match.lastgroup != "space":
+                self._tokens.append((str(match.lastgroup), match.group(), offset))
+
+            offset = match.end()
 
         self._tokens += [("end", "the end", len(text))] * 2
         self._next = -1
@@ -94,35 +100,35 @@ class _GrammarReader:
         rules: dict[str, Node] = {}
         while self._kind != "end":
             name = self._take("name", "rule's name")
-            at = self._at
+            offset = self._offset
             self._take("::=")
             if name in rules:
-                raise self._fault(at, f'rule "{name}" is there twice')
+                raise self._fault(offset, f'rule "{name}" is there twice')
 
             rules[name] = self._either()
 
-        for name, at in self._used.items():
+        for name, offset in self._used.items():
             if name not in rules:
-                raise self._fault(at, f'Rule "{name}" is not defined')
+                raise self._fault(offset, f'Rule "{name}" is not defined')
 
         return rules
 
     def _go_on(self) -> None:
         self._next += 1
-        self._kind, self._written, self._at = self._tokens[self._next]
+        self._kind, self._token, self._offset = self._tokens[self._next]
 
-    def _take(self, wanted: str, title: str = "") -> str:
-        """Go on behind a token that is of a kind, or is written so."""
-        written = self._written
-        if wanted not in (self._kind, written):
-            raise self._fault(self._at, f"{written} where a {title or wanted} must stand")
+    def _take(self, kind_or_token: str, title: str = "") -> str:
+        """Go on behind a token that is of this kind, or is this one."""
+        token = self._token
+        if kind_or_token not in (self._kind, token):
+            raise self._fault(self._offset, f"{token} where a {title or kind_or_token} must stand")
 
         self._go_on()
-        return written
+        return token
 
     def _either(self) -> Node:
         parts = [self._joined()]
-        while self._written == "|":
+        while self._token == "|":
             self._go_on()
             parts.append(self._joined())
 
@@ -130,133 +136,178 @@ class _GrammarReader:
 
     def _joined(self) -> Node:
         parts: list[Node] = []
-        while self._kind in ("text", "chars", "name") or self._written in ("(", "."):
-            if self._kind == "name" and self._tokens[self._next + 1][0] == "define":
-                break  # the next rule
-
+        while self._begins_part():
             parts.append(self._counted(self._single()))
 
-        return parts[0] if len(parts) == 1 else Joined(tuple(parts))
+        return _joined_parts(parts)
+
+    def _begins_part(self) -> bool:
+        if self._kind == "name":
+            # Else the next rule begins with it.
+            next_kind, _, _ = self._tokens[self._next + 1]
+            return next_kind != "define"
+
+        return self._kind in ("text", "chars") or self._token in ("(", ".")
 
     def _single(self) -> Node:
         kind = self._kind
-        written = self._written
-        at = self._at
+        token = self._token
+        offset = self._offset
         self._go_on()
-        self._num_nodes += len(written) if kind == "text" else 1
+
+        self._num_nodes += len(token) if kind == "text" else 1
         if self._num_nodes > MAX_NODES:
-            raise self._fault(at, f"the grammar has more than {MAX_NODES} parts")
+            raise self._fault(offset, f"the grammar has more than {MAX_NODES} parts")
 
         if kind == "text":
-            chars = re.finditer(CHAR, written[1:-1], re.DOTALL)
-            codes = [self._code(char[0], at + 1 + char.start()) for char in chars]
-            parts = tuple(Chars(((code, code),)) for code in codes)
-            return parts[0] if len(parts) == 1 else Joined(parts)
+            return self._text_node(token[1:-1], offset + 1)
 
         if kind == "chars":
-            return Chars(self._ranges(written[1:-1], at + 1))
+            return Chars(self._ranges(token[1:-1], offset + 1))
 
-        if written == ".":
+        if token == ".":
             return Chars(without_surrogates(((0, LAST),)))
 
         if kind == "name":
-            self._used.setdefault(written, at)
-            return Ref(written)
+            self._used.setdefault(token, offset)
+            return Ref(token)
 
         self._level += 1
         if self._level > MAX_LEVELS:
-            raise self._fault(at, f"more than {MAX_LEVELS} parentheses stand in each other")
+            raise self._fault(offset, f"more than {MAX_LEVELS} parentheses stand in each other")
 
         node = self._either()
         self._take(")")
         self._level -= 1
         return node
 
+    def _text_node(self, text: str, offset: int) -> Node:
+        """The characters of a text, whose quotes are away."""
+        parts: list[Node] = []
+        for match in re.finditer(CHAR, text, re.DOTALL):
+            code = self._code(match[0], offset + match.start())
+            ranges = ((code, code),)
+            parts.append(Chars(ranges))
+
+        return _joined_parts(parts)
+
     def _counted(self, node: Node) -> Node:
         num_counts = 0
-        while self._written in COUNTS or self._kind == "count":
-            if (num_counts := num_counts + 1) > MAX_LEVELS:
+        while self._token in COUNTS or self._kind == "count":
+            num_counts += 1
+            if num_counts > MAX_LEVELS:
                 raise self._fault(
-                    self._at, f"more than {MAX_LEVELS} counts stand one after the other"
+                    self._offset, f"more than {MAX_LEVELS} counts stand one after the other"
                 )
 
-            least, most = COUNTS.get(self._written) or _numbers(self._written)
+            least, most = COUNTS.get(self._token) or _numbers(self._token)
             if most is not None and most < least:
-                raise self._fault(self._at, f"{self._written} counts backwards")
+                raise self._fault(self._offset, f"{self._token} counts backwards")
 
             self._go_on()
             node = Joined(()) if most == 0 else Repeat(node, least, most)
 
         return node
 
-    def _ranges(self, text: str, at: int) -> Ranges:
+    def _ranges(self, text: str, offset: int) -> Ranges:
         """The ranges of a class, whose brackets are away."""
         is_negated = text.startswith("^")
         ranges = []
-        for found in RANGE.finditer(text, int(is_negated)):
-            low = high = self._code(found[1], at + found.start())
-            if found[2] is not None:
-                high = self._code(found[2], at + found.start(2))
+        for match in RANGE.finditer(text, int(is_negated)):
+            low = self._code(match[1], offset + match.start())
+            high = low
+            if match[2] is not None:
+                high = self._code(match[2], offset + match.start(2))
 
             if high < low:
-                raise self._fault(at + found.start(2), "the range goes backwards")
+                raise self._fault(offset + match.start(2), "the range goes backwards")
 
             ranges.append((low, high))
 
         chars = joined(ranges)
-        if not (chars := without_surrogates(negated(chars) if is_negated else chars)):
-            raise self._fault(at, "no character is in the class")
+        if is_negated:
+            chars = negated(chars)
+
+        chars = without_surrogates(chars)
+        if not chars:
+            raise self._fault(offset, "no character is in the class")
 
         return chars
 
-    def _code(self, written: str, at: int) -> int:
-        """The number of a character."""
-        letter = written[-1]
-        if len(written) == 1:
+    def _code(self, char: str, offset: int) -> int:
+        """The number of a character, which may be escaped."""
+        letter = char[-1]
+        if len(char) == 1:
             code = ord(letter)
-        elif len(written) > 2:
-            code = int(written[2:], 16)
+        elif len(char) > 2:
+            code = int(char[2:], 16)
         elif letter in ESCAPED or not letter.isalnum():
             code = ord(ESCAPED.get(letter, letter))
         else:
-            raise self._fault(at, f"{written} is not known")
+            raise self._fault(offset, f"{char} is not known")
 
         if code > LAST or SURROGATES[0] <= code <= SURROGATES[1]:
-            raise self._fault(at, f"{written} is no character")
+            raise self._fault(offset, f"{char} is no character")
 
         return code
 
-    def _fault(self, at: int, reason: str) -> ValueError:
-        line = self._text.count("\n", 0, at) + 1
-        column = at - self._text.rfind("\n", 0, at)
+    def _fault(self, offset: int, reason: str) -> ValueError:
+        line = self._text.count("\n", 0, offset) + 1
+        column = offset - self._text.rfind("\n", 0, offset)
         return ValueError(f"line {line}, column {column}: {reason}")
 
 
+def _joined_parts(parts: list[Node]) -> Node:
+    return parts[0] if len(parts) == 1 else Joined(tuple(parts))
+
+
 def _numbers(count: str) -> tuple[int, int | None]:
-    least, has_most, most = count[1:-1].replace(" ", "").partition(",")
-    return int(least), (None if most in ("", "-1") else int(most)) if has_most else int(least)
+    """The least and the most that a count such as `{1,3}` allows."""
+    least, comma, most = count[1:-1].replace(" ", "").partition(",")
+    if not comma:
+        return int(least), int(least)
+
+    if most in ("", "-1"):
+        return int(least), None
+
+    return int(least), int(most)
 
 
 def joined(ranges: list[tuple[int, int]]) -> Ranges:
     """Ranges in their order, none of which touch."""
-    found: list[tuple[int, int]] = []
+    apart: list[tuple[int, int]] = []
     for low, high in sorted(ranges):
-        if found and low <= found[-1][1] + 1:
-            found[-1] = found[-1][0], max(found[-1][1], high)
+        if apart and low <= apart[-1][1] + 1:
+            last_low, last_high = apart[-1]
+            apart[-1] = (last_low, max(last_high, high))
         else:
-            found.append((low, high))
+            apart.append((low, high))
 
-    return tuple(found)
+    return tuple(apart)
 
 
 def negated(ranges: Ranges) -> Ranges:
-    edges = [-1, *(edge for low, high in ranges for edge in (low, high)), LAST + 1]
-    pairs = zip(edges[::2], edges[1::2], strict=True)
-    return tuple((before + 1, after - 1) for before, after in pairs if before + 1 < after)
+    gaps: list[tuple[int, int]] = []
+    begin = 0
+    for low, high in ranges:
+        if begin < low:
+            gaps.append((begin, low - 1))
+
+        begin = high + 1
+
+    if begin <= LAST:
+        gaps.append((begin, LAST))
+
+    return tuple(gaps)
 
 
 def without_surrogates(ranges: Ranges) -> Ranges:
     """They are no characters."""
     first, last = SURROGATES
-    parts = [((low, min(high, first - 1)), (max(low, last + 1), high)) for low, high in ranges]
-    return tuple((low, high) for pair in parts for low, high in pair if low <= high)
+    parts: list[tuple[int, int]] = []
+    for low, high in ranges:
+        below = (low, min(high, first - 1))
+        above = (max(low, last + 1), high)
+        parts += [below, above]
+
+    return tuple((low, high) for low, high in parts if low <= high)

@@ -35,45 +35,107 @@ from lmi.shared.json_references import with_pointers
 Schema = dict[str, Any]
 
 MAX_LEVELS = 100
-MAX_INTEGER = 2**53  # a larger one is rounded
+# A larger integer is rounded.
+MAX_INTEGER = 2**53
 MAX_MULTIPLE = 10_000
 MAX_PATTERN_PROPERTIES = 64
 MAX_PATTERNS_TOGETHER = 4
 MAX_OPTIONAL = 1_000
-MAX_COMPARED = 128  # branches of a oneOf
-MAX_CHOICES = 8  # of ways in which a branch of a oneOf may keep out of the others
-MAX_NAMES = 1_000  # that propertyNames lists
-TYPES = frozenset("null boolean object array number integer string".split())
-FORMATS = frozenset("date-time time date duration email hostname ipv4 ipv6 uuid uri".split())
+# So many branches of a oneOf are compared with each other.
+MAX_COMPARED = 128
+# So many ways are written in which a branch of a oneOf keeps out of the others.
+MAX_CHOICES = 8
+# So many names may propertyNames list.
+MAX_NAMES = 1_000
+TYPES = frozenset({"null", "boolean", "object", "array", "number", "integer", "string"})
+FORMATS = frozenset(
+    {
+        "date",
+        "date-time",
+        "duration",
+        "email",
+        "hostname",
+        "ipv4",
+        "ipv6",
+        "time",
+        "uri",
+        "uuid",
+    }
+)
 BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 SIZES = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
-NOT_FOLLOWED = "$dynamicRef $recursiveRef disallow extends divisibleBy".split()
+NOT_FOLLOWED = ("$dynamicRef", "$recursiveRef", "disallow", "extends", "divisibleBy")
 NAME_RULES = ("pattern", "minLength", "maxLength")
 OLD_DRAFT = re.compile(r"draft-0[3-7]\b")
 CONDITIONS = ("if", "then", "else")
 NO_RULES = frozenset(
-    "$schema $id id $anchor $dynamicAnchor $recursiveAnchor $vocabulary $comment $defs definitions "
-    "title description "
-    "default example examples deprecated readOnly writeOnly contentEncoding contentMediaType "
-    "contentSchema then else "
-    "minContains maxContains nullable additionalItems unevaluatedItems "
-    "unevaluatedProperties".split()
+    {
+        "$anchor",
+        "$comment",
+        "$defs",
+        "$dynamicAnchor",
+        "$id",
+        "$recursiveAnchor",
+        "$schema",
+        "$vocabulary",
+        "additionalItems",
+        "contentEncoding",
+        "contentMediaType",
+        "contentSchema",
+        "default",
+        "definitions",
+        "deprecated",
+        "description",
+        "else",
+        "example",
+        "examples",
+        "id",
+        "maxContains",
+        "minContains",
+        "nullable",
+        "readOnly",
+        "then",
+        "title",
+        "unevaluatedItems",
+        "unevaluatedProperties",
+        "writeOnly",
+    }
 )
 DEPENDENT = ("dependentRequired", "dependentSchemas", "dependencies")
 OBJECT = {"type": "object"}
-ANY_OBJECT = '{"type": "object"}'  # what JSON means
+# The schema of a guide that asks for JSON and gives none.
+ANY_OBJECT = '{"type": "object"}'
 COMBINED = ("$ref", "anyOf", "oneOf", "allOf", "if", *DEPENDENT)
+# The keywords by which an object may have more properties than a schema names.
+ALLOWS_MORE_NAMES = frozenset(
+    {
+        *COMBINED,
+        "additionalProperties",
+        "patternProperties",
+        "unevaluatedProperties",
+    }
+)
+# The keywords that say that a value is an object, or an array.
+ABOUT_OBJECTS = frozenset(
+    {
+        "additionalProperties",
+        "patternProperties",
+        "properties",
+        "propertyNames",
+    }
+)
+ABOUT_ARRAYS = frozenset({"contains", "items", "prefixItems"})
 APPLIED = frozenset({*COMBINED, *CONDITIONS, "not"})
 MAPPINGS = ("properties", "patternProperties", *DEPENDENT)
 LISTS = ("enum", "prefixItems", "anyOf", "oneOf", "allOf")
+# The types of keywords. One that is not here may have any.
 JSON_TYPES = {
     "pattern": str,
     **dict.fromkeys(LISTS, list),
     **dict.fromkeys(MAPPINGS, dict),
-}  # else: of any
-CONTROL = re.compile(
-    r"[\x00-\x07\x0b\x0e-\x1f\x7f\ud800-\udfff]"
-)  # what a string of an answer never has
+}
+# What a string of an answer never has.
+CONTROL = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f\ud800-\udfff]")
 OF_PATTERNS = re.compile(r"\\(?:x[01][0-9A-Fa-f]|x7[Ff]|u00[01][0-9A-Fa-f]|u007[Ff]|[xu]\{|c|0)")
 
 
@@ -81,7 +143,10 @@ def read_schema(text: str) -> Schema:
     """Raises ValueError for a schema that cannot be followed, with the rule and where it stands."""
     try:
         schema = json.loads(text, parse_constant=_refuse_constant)
-        return _SchemaReader(with_pointers(schema) if isinstance(schema, dict) else schema).read()
+        if isinstance(schema, dict):
+            schema = with_pointers(schema)
+
+        return _SchemaReader(schema).read()
     except RecursionError:
         raise ValueError("so many levels cannot be followed") from None
 
@@ -93,24 +158,28 @@ class _Fault(ValueError):
 class _SchemaReader:
     def __init__(self, root: object) -> None:
         self._root = root
-        self._names: dict[
-            tuple[str, bool], str
-        ] = {}  # in `$defs`, of the schemas that are referred to
+        # The names in `$defs` of the schemas that are referred to.
+        self._names: dict[tuple[str, bool], str] = {}
         self._pending: list[tuple[str, bool]] = []
         self._negations = Negations(self._resolve)
         self._strings = StringRules()
 
     def read(self) -> Schema:
-        read = self._schema(self._root, "", is_alone=True)
+        root = self._schema(self._root, "", is_alone=True)
+
         defs: Schema = {}
         while self._pending:
             pointer, is_alone = self._pending.pop()
-            defs[self._names[pointer, is_alone]] = self._schema(
-                self._resolve(pointer), pointer, is_alone=is_alone
-            )
+            target = self._resolve(pointer)
+            name = self._names[pointer, is_alone]
+            defs[name] = self._schema(target, pointer, is_alone=is_alone)
 
-        schema = read if isinstance(read, dict) else {} if read else {"enum": []}
-        return {**schema, "$defs": defs} if defs else schema
+        if root is True:
+            root = {}
+        elif root is False:
+            root = {"enum": []}
+
+        return {**root, "$defs": defs} if defs else root
 
     def _schema(self, schema: object, where: str, *, is_alone: bool) -> Schema | bool:
         """`is_alone`: no other schema says something of the same value, so this one may be read
@@ -142,7 +211,10 @@ class _SchemaReader:
             self._combine(schema, where, out, together, is_alone=is_alone)
             return out
         except _Fault as fault:
-            place = f" in {where.removeprefix('#').strip('/')}" if where.strip("#/") else ""
+            place = ""
+            if where.strip("#/"):
+                place = f" in {where.removeprefix('#').strip('/')}"
+
             raise ValueError(f"{fault}{place} cannot be followed") from None
 
     def _inner(self, schema: object, where: str, *names: object) -> Schema | bool:
@@ -154,9 +226,9 @@ class _SchemaReader:
         required = _names(schema.get("required", []), "required")
         properties = schema.get("properties", {})
         patterns = schema.get("patternProperties", {})
-        more = _rest(schema, schema.get("additionalProperties"), "unevaluatedProperties")
+        more = _schema_of_rest(schema, schema.get("additionalProperties"), "unevaluatedProperties")
         if "propertyNames" in schema:
-            properties, patterns, more = self._named(schema, properties, patterns, more)
+            properties, patterns, more = self._with_names(schema, properties, patterns, more)
 
         for name in (*required, *properties):
             _check_value(name)
@@ -167,13 +239,12 @@ class _SchemaReader:
         if len(patterns) > MAX_PATTERN_PROPERTIES:
             raise _Fault(f"patternProperties with more than {MAX_PATTERN_PROPERTIES} names")
 
-        is_all = is_alone and _has_all_names(schema)
-        if more is None and is_all:
+        has_all_names = is_alone and _has_all_names(schema)
+        if more is None and has_all_names:
             more = False
-            properties = {
-                **properties,
-                **{name: True for name in required if name not in properties},
-            }
+            properties = dict(properties)
+            for name in required:
+                properties.setdefault(name, True)
 
         least = out.get("minProperties", 0)
         if least <= len(required):
@@ -189,24 +260,24 @@ class _SchemaReader:
 
         if properties:
             out["properties"] = {
-                name: self._inner(one, where, "properties", name)
-                for name, one in properties.items()
+                name: self._inner(inner, where, "properties", name)
+                for name, inner in properties.items()
             }
 
         if patterns:
             out["patternProperties"] = {
-                _pattern(name): self._inner(one, where, "patternProperties", name)
-                for name, one in patterns.items()
+                _pattern(name): self._inner(inner, where, "patternProperties", name)
+                for name, inner in patterns.items()
             }
 
         if more is not None:
             out["additionalProperties"] = self._inner(more, where, "additionalProperties")
 
-    def _named(
+    def _with_names(
         self, schema: Schema, properties: Schema, patterns: Schema, more: Any
     ) -> tuple[Schema, Schema, Any]:
         """`propertyNames` as other rules, where it lists the names, or is a pattern or sizes and
-        all that is said.
+        nothing else is said of properties.
         """
         names = schema["propertyNames"]
         if names is True or names == {}:
@@ -215,21 +286,23 @@ class _SchemaReader:
         if names is False:
             return dict.fromkeys(properties, False), {}, False
 
-        listed = self._listed_names(names)
-        if listed is not None and not patterns:
-            rest = True if more is None else more
-            taken = {name: inner if name in listed else False for name, inner in properties.items()}
-            return (
-                taken | {name: rest for name in sorted(listed) if name not in properties},
-                {},
-                False,
-            )
+        schema_of_rest = True if more is None else more
+        allowed_names = self._listed_names(names)
+        if allowed_names is not None and not patterns:
+            allowed: Schema = {}
+            for name, inner in properties.items():
+                allowed[name] = inner if name in allowed_names else False
+
+            for name in sorted(allowed_names):
+                allowed.setdefault(name, schema_of_rest)
+
+            return allowed, {}, False
 
         is_pattern = isinstance(names, dict) and not names.keys() - NO_RULES - {"type", *NAME_RULES}
         if not is_pattern or patterns or "properties" in schema or "required" in schema:
             raise _Fault("propertyNames")
 
-        return {}, {_pattern_of_names(names): True if more is None else more}, False
+        return {}, {_pattern_of_names(names): schema_of_rest}, False
 
     def _listed_names(self, names: object) -> set[str] | None:
         """The names that a schema lists, None if it says something else of them."""
@@ -239,22 +312,25 @@ class _SchemaReader:
             if not lists or names.keys() >= {"anyOf", "oneOf"} or None in lists:
                 return None
 
-            counts = Counter(name for part in lists if part is not None for name in part)
+            counts = Counter[str]()
+            for part_names in lists:
+                counts.update(part_names or ())
+
             return {name for name, number in counts.items() if number == 1 or "anyOf" in names}
 
         parts = list(conjuncts(names, self._resolve))
         if any(part.keys() - NO_RULES - {"type", "enum", "const", "allOf"} for part in parts):
             return None
 
-        values = [listed for part in parts if (listed := listed_values(part)) is not None]
-        if not values:
+        values_of_parts = [values for values in map(listed_values, parts) if values is not None]
+        if not values_of_parts:
             return None
 
-        read = [json.loads(text) for text in set.intersection(*values)]
-        if len(read) > MAX_NAMES:
+        values = [json.loads(text) for text in set.intersection(*values_of_parts)]
+        if len(values) > MAX_NAMES:
             raise _Fault(f"propertyNames with more than {MAX_NAMES} names")
 
-        return {name for name in read if isinstance(name, str)}
+        return {value for value in values if isinstance(value, str)}
 
     # Rules of arrays.
 
@@ -262,14 +338,16 @@ class _SchemaReader:
         """The rules that a value must fit besides."""
         together: list[Schema | bool] = []
         first = schema.get("prefixItems")
-        rest = schema.get("items")
-        if isinstance(rest, list):  # of older drafts
-            first, rest = rest, schema.get("additionalItems")
+        more = schema.get("items")
+        # In older drafts `items` may list the schemas of the first items.
+        if isinstance(more, list):
+            first = more
+            more = schema.get("additionalItems")
 
-        rest = _rest(schema, rest, "unevaluatedItems")
+        more = _schema_of_rest(schema, more, "unevaluatedItems")
 
         if schema.get("uniqueItems") not in (None, False) and out.get("maxItems", 2) > 1:
-            unique = self._unique(schema, first or [], rest, out)
+            unique = self._unique(schema, first or [], more, out)
             if "enum" in unique:
                 together.append({"anyOf": [{"type": sorted(DISJOINT_TYPES - {"array"})}, unique]})
             else:
@@ -280,49 +358,51 @@ class _SchemaReader:
 
         if first is not None:
             out["prefixItems"] = [
-                self._inner(one, where, "prefixItems", number) for number, one in enumerate(first)
+                self._inner(inner, where, "prefixItems", number)
+                for number, inner in enumerate(first)
             ]
 
-        if rest is not None:
-            out["items"] = self._inner(rest, where, "items")
+        if more is not None:
+            out["items"] = self._inner(more, where, "items")
 
         return together
 
-    def _unique(self, schema: Schema, first: list[Any], rest: object, out: Schema) -> Schema:
+    def _unique(self, schema: Schema, first: list[Any], more: object, out: Schema) -> Schema:
         """A rule of arrays whose items are not equal."""
         if listed_values(schema) is not None:
             values = [schema["const"]] if "const" in schema else schema["enum"]
             return {"enum": [value for value in values if are_unique(value)]}
 
+        least = out.get("minItems", 0)
+        most = out.get("maxItems")
         try:
-            return with_unique_items(
-                first, rest, out.get("minItems", 0), out.get("maxItems"), self._resolve
-            )
+            return with_unique_items(first, more, least, most, self._resolve)
         except ValueError as error:
             raise _Fault(str(error)) from None
 
     def _contains(self, schema: Schema, where: str) -> list[Schema | bool]:
         """Rules of arrays with the items that `contains` wants."""
-        is_old = (
-            bool(OLD_DRAFT.search(str(self._root.get("$schema", ""))))
-            if isinstance(self._root, dict)
-            else False
-        )
-        least, most = (1, None) if is_old else _contained(schema)
+        least, most = (1, None) if self._is_of_old_draft() else _contained(schema)
         if least == 0 and most is None:
             return []
 
-        wanted = schema["contains"]
-        negations = self._negations.of(wanted, {})
-        others = any_of(negations) if negations else None
+        contained = schema["contains"]
+        negations = self._negations.of(contained, {})
+        other_schema = any_of(negations) if negations else None
         try:
-            arrays = containing(wanted, others, least, most)
+            arrays = containing(contained, other_schema, least, most)
         except ValueError as error:
             raise _Fault(str(error)) from None
 
         no_array = {"type": sorted(DISJOINT_TYPES - {"array"})}
         choices = [self._schema(array, f"{where}/contains", is_alone=False) for array in arrays]
         return [{"anyOf": [no_array, *choices]}]
+
+    def _is_of_old_draft(self) -> bool:
+        if not isinstance(self._root, dict):
+            return False
+
+        return OLD_DRAFT.search(str(self._root.get("$schema", ""))) is not None
 
     # Rules that combine schemas.
 
@@ -343,31 +423,22 @@ class _SchemaReader:
             if name not in schema:
                 continue
 
-            if not (given := schema[name]):
+            branches = schema[name]
+            if not branches:
                 raise _Fault(f"{name} of a wrong type")
 
             if name == "oneOf":
                 together.append({"anyOf": self._one_of(schema, where, is_alone=is_alone)})
                 continue
 
-            is_single = name != "allOf" or len(given) == 1
+            is_single = name != "allOf" or len(branches) == 1
             parts = [
-                self._schema(one, f"{where}/{name}/{number}", is_alone=is_alone and is_single)
-                for number, one in enumerate(given)
+                self._schema(branch, f"{where}/{name}/{number}", is_alone=is_alone and is_single)
+                for number, branch in enumerate(branches)
             ]
             together += parts if name == "allOf" else [{"anyOf": parts}]
 
-        for keyword in DEPENDENT:
-            for name, needed in schema.get(keyword, {}).items():
-                needs: Schema | bool
-                if isinstance(needed, list):
-                    needs = {"required": _names(needed, keyword)}
-                else:
-                    needs = self._schema(needed, f"{where}/{keyword}/{name}", is_alone=False)
-
-                _check_value(name)
-                has_it = {"allOf": [{"required": [name]}, needs]}
-                together.append({"anyOf": [{"properties": {name: False}}, has_it]})
+        together += self._dependent(schema, where)
 
         if "if" in schema and schema.keys() & {"then", "else"}:
             together.append(self._condition(schema, where))
@@ -383,6 +454,23 @@ class _SchemaReader:
 
         if "$ref" in schema:
             out["$ref"] = f"#/$defs/{self._name(schema['$ref'], is_alone=is_alone)}"
+
+    def _dependent(self, schema: Schema, where: str) -> list[Schema | bool]:
+        """The rules of objects that have one property and then need something else."""
+        rules: list[Schema | bool] = []
+        for keyword in DEPENDENT:
+            for name, needed in schema.get(keyword, {}).items():
+                needs: Schema | bool
+                if isinstance(needed, list):
+                    needs = {"required": _names(needed, keyword)}
+                else:
+                    needs = self._schema(needed, f"{where}/{keyword}/{name}", is_alone=False)
+
+                _check_value(name)
+                has_it = {"allOf": [{"required": [name]}, needs]}
+                rules.append({"anyOf": [{"properties": {name: False}}, has_it]})
+
+        return rules
 
     def _negated(self, schema: Schema, where: str, *, is_alone: bool) -> Schema:
         """Schemas of values that do not fit `not`, of which a value must fit one."""
@@ -415,22 +503,26 @@ class _SchemaReader:
     def _one_of(self, schema: Schema, where: str, *, is_alone: bool) -> list[Schema | bool]:
         """The branches of a oneOf, each without what fits another."""
         branches = _without_common_types(schema["oneOf"])
-        written = [
-            {**_types(branch, is_alone=is_alone), **branch} if isinstance(branch, dict) else branch
-            for branch in branches
-        ]
+        typed_branches: list[Any] = []
+        for branch in branches:
+            if isinstance(branch, dict):
+                branch = {**_types(branch, is_alone=is_alone), **branch}
+
+            typed_branches.append(branch)
+
         context = {name: rule for name, rule in schema.items() if name not in APPLIED}
-        overlapping = self._overlapping(written, branches, context)
+        overlapping = self._overlapping(typed_branches, branches, context)
+
         parts: list[Schema | bool] = []
-        for number, branch in enumerate(written):
+        for number, branch in enumerate(typed_branches):
             place = f"{where}/oneOf/{number}"
-            others = [branches[other] for other in overlapping[number]]
-            if others:
-                parts.append(
-                    self._without_others(branch, others, context, place, is_alone=is_alone)
-                )
+            rivals = [branches[rival_number] for rival_number in overlapping[number]]
+            if rivals:
+                part = self._without_rivals(branch, rivals, context, place, is_alone=is_alone)
             else:
-                parts.append(self._schema(branch, place, is_alone=is_alone))
+                part = self._schema(branch, place, is_alone=is_alone)
+
+            parts.append(part)
 
         if all(part is False for part in parts) and any(overlapping):
             raise _Fault("oneOf of schemas that one value might fit together")
@@ -438,64 +530,71 @@ class _SchemaReader:
         return parts
 
     def _overlapping(
-        self, written: list[Any], branches: list[Any], context: Schema
+        self, typed_branches: list[Any], branches: list[Any], context: Schema
     ) -> list[list[int]]:
-        """For each branch, the numbers of the others that might fit the same value.
+        """For each branch, the numbers of those other branches that might fit the same value.
 
-        `written` are the branches as they are written, perhaps narrowly: what fits the others fits
-        all of `branches`.
+        `typed_branches` are read perhaps narrowly. A value that another branch must not fit is
+        compared with it as it is in `branches`.
         """
         overlapping: list[list[int]] = [[] for _ in branches]
-        listed = [
-            listed_values(branch) if isinstance(branch, dict) else None for branch in branches
-        ]
-        are_listed = all(values is not None for values in listed)
-        if len(branches) > MAX_COMPARED and not are_listed:
+        values_of_branches: list[set[str] | None] = []
+        for branch in branches:
+            values_of_branches.append(listed_values(branch) if isinstance(branch, dict) else None)
+
+        if len(branches) > MAX_COMPARED and None in values_of_branches:
             raise _Fault(f"oneOf of more than {MAX_COMPARED} schemas")
 
-        for number, branch in enumerate(written):
+        for number, branch in enumerate(typed_branches):
             within = {"allOf": [context, branch]} if isinstance(branch, dict) else branch
-            for other_number, other in enumerate(branches):
-                values = listed[number]
-                other_values = listed[other_number]
-                are_apart = (
-                    values is not None and other_values is not None and not values & other_values
-                )
-                if other_number == number or are_apart:
+            values = values_of_branches[number]
+            for rival_number, rival in enumerate(branches):
+                if rival_number == number:
                     continue
 
-                if not self._share_none(within, other):
-                    overlapping[number].append(other_number)
+                rival_values = values_of_branches[rival_number]
+                if values is not None and rival_values is not None:
+                    if values.isdisjoint(rival_values):
+                        continue
+
+                if not self._share_none(within, rival):
+                    overlapping[number].append(rival_number)
 
         return overlapping
 
-    def _share_none(self, schema: object, other: object) -> bool:
+    def _share_none(self, first: object, second: object) -> bool:
         """Whether no value fits both schemas. False where it is not known."""
-        if are_disjoint(schema, other, self._resolve):
+        if are_disjoint(first, second, self._resolve):
             return True
 
-        parts = [*conjuncts(schema, self._resolve), *conjuncts(other, self._resolve)]
+        parts = [*conjuncts(first, self._resolve), *conjuncts(second, self._resolve)]
         are_strings = any(part.get("type") == "string" for part in parts)
         return are_strings and self._strings.share_none(parts)
 
-    def _without_others(
-        self, branch: Any, others: list[Any], context: Schema, where: str, *, is_alone: bool
+    def _without_rivals(
+        self, branch: Any, rivals: list[Any], context: Schema, where: str, *, is_alone: bool
     ) -> Schema | bool:
-        """A branch of a oneOf without the values that fit others, False if nothing is known to be
-        left.
+        """A branch of a oneOf without the values that fit other branches, False if nothing is known
+        to be left.
         """
-        num_choices = max(1, int(MAX_CHOICES ** (1 / len(others))))
-        readings = [(_closed(branch), True)] if is_alone and _has_all_names(branch) else []
-        for reading, is_read_alone in [*readings, (branch, False)]:
-            known = {"allOf": [context, reading]}
-            negations = [self._negations.of(other, known)[:num_choices] for other in others]
+        num_choices = max(1, int(MAX_CHOICES ** (1 / len(rivals))))
+        readings = [(branch, False)]
+        if is_alone and _has_all_names(branch):
+            readings.insert(0, (_closed(branch), True))
+
+        for reading, is_read_alone in readings:
+            reading_context = {"allOf": [context, reading]}
+            negations = []
+            for rival in rivals:
+                negations.append(self._negations.of(rival, reading_context)[:num_choices])
+
             if not all(negations):
                 continue
 
-            parts = [
-                self._schema(reading, where, is_alone=is_read_alone),
-                *(self._any(choices, where) for choices in negations),
-            ]
+            parts: list[Schema | bool] = [self._schema(reading, where, is_alone=is_read_alone)]
+            for choices in negations:
+                parts.append(self._any(choices, where))
+
             return {"allOf": parts}
 
         return False
@@ -516,20 +615,20 @@ class _SchemaReader:
         """The schema that a pointer such as `#/$defs/a` stands for. Raises ValueError if there is
         none.
         """
-        found: Any = self._root
+        target: Any = self._root
         try:
             for part in pointer.split("/")[1:]:
                 part = unquote(part).replace("~1", "/").replace("~0", "~")
-                found = found[int(part) if isinstance(found, list) else part]
+                target = target[int(part) if isinstance(target, list) else part]
         except (KeyError, IndexError, TypeError):
-            found = None
+            target = None
 
-        if not isinstance(found, dict | bool):
+        if not isinstance(target, dict | bool):
             raise ValueError(
                 f"$ref {shorten(pointer)}, which points at no schema, cannot be followed"
             )
 
-        return found
+        return target
 
 
 def _check_names(schema: Schema) -> None:
@@ -542,18 +641,13 @@ def _check_names(schema: Schema) -> None:
 
 
 def _has_all_names(schema: object) -> bool:
-    """Whether an object has only the properties that a schema names, if no other one says something
-    of it.
+    """Whether an object has only the properties that a schema names, if no other schema says
+    something of it.
     """
     if not isinstance(schema, dict) or "properties" not in schema:
         return False
 
-    return not schema.keys() & {
-        *COMBINED,
-        "patternProperties",
-        "additionalProperties",
-        "unevaluatedProperties",
-    }
+    return not schema.keys() & ALLOWS_MORE_NAMES
 
 
 def _closed(schema: Schema) -> Schema:
@@ -569,26 +663,27 @@ def _closed(schema: Schema) -> Schema:
 
 def _types(schema: Schema, *, is_alone: bool) -> Schema:
     if "type" not in schema:
-        if is_alone and not schema.keys() & {*COMBINED, "enum", "const"}:
-            if schema.keys() & {
-                "properties",
-                "patternProperties",
-                "additionalProperties",
-                "propertyNames",
-            }:
-                return OBJECT
+        return _implied_types(schema) if is_alone else {}
 
-            if schema.keys() & {"items", "prefixItems", "contains"}:
-                return {"type": "array"}
-
-        return {}
-
-    given = schema["type"]
-    for name in given if isinstance(given, list) else [given]:
+    types = schema["type"]
+    for name in types if isinstance(types, list) else [types]:
         if not isinstance(name, str) or name not in TYPES:
             raise _Fault(f"type {shorten(name)}")
 
-    return {"type": given}
+    return {"type": types}
+
+
+def _implied_types(schema: Schema) -> Schema:
+    if schema.keys() & {*COMBINED, "enum", "const"}:
+        return {}
+
+    if schema.keys() & ABOUT_OBJECTS:
+        return OBJECT
+
+    if schema.keys() & ABOUT_ARRAYS:
+        return {"type": "array"}
+
+    return {}
 
 
 def _values(schema: Schema) -> Schema:
@@ -603,14 +698,18 @@ def _check_value(value: object) -> None:
     if isinstance(value, str) and CONTROL.search(value):
         raise _Fault(f"the control character in {shorten(value)}")
 
-    if isinstance(value, int | float) and not abs(value) <= MAX_INTEGER:  # or NaN
+    # The condition holds of NaN too.
+    if isinstance(value, int | float) and not abs(value) <= MAX_INTEGER:
         raise _Fault(f"the number {shorten(value)}, larger than {MAX_INTEGER},")
 
-    if isinstance(value, list | dict):
-        for one in value:
-            _check_value(one)
-            if isinstance(value, dict):
-                _check_value(value[one])
+    if isinstance(value, list):
+        for entry in value:
+            _check_value(entry)
+
+    if isinstance(value, dict):
+        for name, entry in value.items():
+            _check_value(name)
+            _check_value(entry)
 
 
 def _numbers(schema: Schema) -> Schema:
@@ -620,9 +719,8 @@ def _numbers(schema: Schema) -> Schema:
             continue
 
         value = schema[name]
-        if isinstance(value, bool) and name.startswith(
-            "exclusive"
-        ):  # of draft 4, where it says how a bound is meant
+        # In draft 4 it says how the bound beside it is meant.
+        if isinstance(value, bool) and name.startswith("exclusive"):
             continue
 
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -639,8 +737,10 @@ def _numbers(schema: Schema) -> Schema:
             out[exclusive] = out.pop(name)
 
     step = out.get("multipleOf")
-    if step is not None and not (step > 0 and Fraction(repr(step)).numerator <= MAX_MULTIPLE):
-        raise _Fault(f"multipleOf {step}, beyond {MAX_MULTIPLE},")
+    if step is not None:
+        is_small = step > 0 and Fraction(repr(step)).numerator <= MAX_MULTIPLE
+        if not is_small:
+            raise _Fault(f"multipleOf {step}, beyond {MAX_MULTIPLE},")
 
     return out
 
@@ -655,11 +755,11 @@ def _pattern(pattern: str) -> str:
         raise _Fault(f"{shorten(pattern)}: {error}, so it") from None
 
 
-def _names(given: object, keyword: str) -> list[str]:
-    if not isinstance(given, list) or not all(isinstance(name, str) for name in given):
+def _names(value: object, keyword: str) -> list[str]:
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
         raise _Fault(f"{keyword} of a wrong type")
 
-    return list(dict.fromkeys(given))
+    return list(dict.fromkeys(value))
 
 
 def _pattern_of_names(names: Schema) -> str:
@@ -688,12 +788,12 @@ def _contained(schema: Schema) -> tuple[int, int | None]:
     return sizes[0] or 0, sizes[1]
 
 
-def _rest(schema: Schema, given: object, keyword: str) -> object:
-    """The schema of what has no other: the given one, or that of `keyword` if nothing is evaluated
-    elsewhere.
+def _schema_of_rest(schema: Schema, explicit: object, keyword: str) -> object:
+    """The schema of what has no other: the explicit one, or that of `keyword` if nothing is
+    evaluated elsewhere.
     """
-    if given is not None or schema.get(keyword) in (None, True, {}):
-        return given
+    if explicit is not None or schema.get(keyword) in (None, True, {}):
+        return explicit
 
     if schema.keys() & set(COMBINED):
         raise _Fault(keyword)
@@ -705,37 +805,50 @@ def _without_common_types(branches: list[Any]) -> list[Any]:
     """A oneOf without the types that several branches allow with no further rule: what has one fits
     them all.
     """
-    plain = [_plain_types(one) for one in branches]
-    counts = Counter(name for types in plain for name in types)
-    rest = [{name for name in types if counts[name] == 1} for types in plain]
-    if not all(rest) or any(
-        "number" in types and "integer" not in types for types in rest
-    ):  # a rest without a name
-        return branches
+    types_of_branches = [_plain_types(branch) for branch in branches]
+    counts = Counter[str]()
+    for types in types_of_branches:
+        counts.update(types)
 
-    return [{"type": sorted(types)} for types in rest]
+    separate: list[Schema] = []
+    for types in types_of_branches:
+        own_types = {name for name in types if counts[name] == 1}
+        # Numbers that are no integers have no name.
+        has_no_name = "number" in own_types and "integer" not in own_types
+        if not own_types or has_no_name:
+            return branches
+
+        separate.append({"type": sorted(own_types)})
+
+    return separate
 
 
 def _plain_types(schema: object) -> set[str]:
     """The types of a schema that has no other rule; a number is an integer or another number."""
-    given = (
-        schema.get("type")
-        if isinstance(schema, dict) and schema.keys() - NO_RULES == {"type"}
-        else None
-    )
-    if not isinstance(given, str | list):
+    if not isinstance(schema, dict) or schema.keys() - NO_RULES != {"type"}:
         return set()
 
-    types = {
-        name for name in ([given] if isinstance(given, str) else given) if isinstance(name, str)
-    }
-    return types | {"integer"} if "number" in types else types
+    names = schema["type"]
+    if isinstance(names, str):
+        names = [names]
+
+    if not isinstance(names, list):
+        return set()
+
+    types = {name for name in names if isinstance(name, str)}
+    if "number" in types:
+        types.add("integer")
+
+    return types
 
 
 def _num_patterns(schema: Schema) -> int:
-    return ("pattern" in schema) + sum(
-        _num_patterns(one) for one in schema.get("allOf", ()) if isinstance(one, dict)
-    )
+    number = int("pattern" in schema)
+    for part in schema.get("allOf", ()):
+        if isinstance(part, dict):
+            number += _num_patterns(part)
+
+    return number
 
 
 def _refuse_constant(name: str) -> None:

@@ -11,10 +11,12 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from functools import reduce
 from operator import or_
+from typing import NamedTuple
 
 from handlers.guides.ebnf import Chars, Either, Joined, Node, Ranges, Ref, Repeat
 
-MAX_LEXEME_CHARS = 2_000  # of its regular expression
+# The regular expression of a lexeme has at most so many characters.
+MAX_LEXEME_CHARS = 2_000
 MAX_PASSES = 20
 MAX_PLACES = 4_000
 MAX_PAIRS = 100_000
@@ -22,7 +24,8 @@ TOKEN = re.compile(r"\\(?:[xuU]\{[0-9A-Fa-f]*\}|[pP]\{[^}]*\}|.)|.|\\", re.DOTAL
 NARROW = {"d": "0-9", "w": "0-9A-Za-z_", "s": r" \t\n\r\f\v"}
 WIDE = {"d": r"\p{N}", "w": r"\p{L}\p{M}\p{N}\p{Pc}", "s": r"\p{Z}\t\n\r\f\v\x1c-\x1f\x{85}"}
 CLASSES = "dDwWsSpP"
-IN_CLASS = "[&~"  # of another meaning in a class of Rust's
+# Letters that have another meaning in a class of Rust's.
+IN_CLASS = "[&~"
 # What an answer in JSON may have. llguidance 1.9.1 takes a class of all control characters for one
 # of all characters: `[^"]` would allow a quote with its backslash.
 WRITABLE = r"[^\x00-\x07\x0b\x0e-\x1f\x7f]"
@@ -37,18 +40,28 @@ def lark_of_ebnf(rules: dict[str, Node], *, has_lexemes: bool) -> str:
     read the same characters.
     """
     regexes = _regexes(rules) if has_lexemes else {}
-    while regexes and (wrong := _Places(rules, regexes).wrong_lexemes()):
+    while regexes:
+        wrong = _Places(rules, regexes).wrong_lexemes()
+        if not wrong:
+            break
+
         regexes = {key: regex for key, regex in regexes.items() if regex not in wrong}
 
-    names = {name: "start" if name == "root" else f"r{number}" for number, name in enumerate(rules)}
-    return "\n".join(
-        f"{names[name]}: {_lark(node, names, regexes)}" for name, node in rules.items()
-    )
+    names: dict[str, str] = {}
+    for number, name in enumerate(rules):
+        names[name] = "start" if name == "root" else f"r{number}"
+
+    lines = []
+    for name, node in rules.items():
+        lines.append(f"{names[name]}: {_lark(node, names, regexes)}")
+
+    return "\n".join(lines)
 
 
 def _lark(node: Node, names: dict[str, str], regexes: dict[int, str]) -> str:
     if id(node) in regexes:
-        return f"/{regexes[id(node)]}/" if regexes[id(node)] else '""'
+        regex = regexes[id(node)]
+        return f"/{regex}/" if regex else '""'
 
     if isinstance(node, Chars):
         return f"/{_class(node.ranges)}/"
@@ -60,7 +73,10 @@ def _lark(node: Node, names: dict[str, str], regexes: dict[int, str]) -> str:
         return f"({_lark(node.part, names, regexes)}){_count(node)}"
 
     parts = [_lark(part, names, regexes) for part in node.parts] or ['""']
-    return " ".join(parts) if isinstance(node, Joined) else f"({' | '.join(parts)})"
+    if isinstance(node, Joined):
+        return " ".join(parts)
+
+    return f"({' | '.join(parts)})"
 
 
 def _regexes(rules: dict[str, Node]) -> dict[int, str]:
@@ -69,7 +85,8 @@ def _regexes(rules: dict[str, Node]) -> dict[int, str]:
     """
     regexes: dict[int, str] = {}
     num_known = -1
-    for _ in range(MAX_PASSES):  # a rule may come before those that it needs
+    # A rule may come before those that it needs.
+    for _ in range(MAX_PASSES):
         if num_known == len(regexes):
             break
 
@@ -98,51 +115,84 @@ def _note_regex(node: Node, rules: dict[str, Node], regexes: dict[int, str]) -> 
 
         if isinstance(node, Repeat):
             regex = f"(?:{texts[0]}){_count(node)}"
+        elif isinstance(node, Joined):
+            regex = "".join(texts)
         else:
-            regex = "".join(texts) if isinstance(node, Joined) else f"(?:{'|'.join(texts)})"
+            regex = f"(?:{'|'.join(texts)})"
 
     regexes[id(node)] = regex
     return regex
 
 
 def _count(node: Repeat) -> str:
-    marks = {(0, None): "*", (1, None): "+", (0, 1): "?"}
-    return marks.get(
-        (node.least, node.most), f"{{{node.least},{'' if node.most is None else node.most}}}"
-    )
+    match (node.least, node.most):
+        case (0, None):
+            return "*"
+        case (1, None):
+            return "+"
+        case (0, 1):
+            return "?"
+
+    most = "" if node.most is None else node.most
+    return f"{{{node.least},{most}}}"
 
 
 def _class(ranges: Ranges) -> str:
-    spans = (_letter(low) + (f"-{_letter(high)}" if high > low else "") for low, high in ranges)
+    spans = []
+    for low, high in ranges:
+        span = _letter(low)
+        if high > low:
+            span += f"-{_letter(high)}"
+
+        spans.append(span)
+
     return f"[{''.join(spans)}]"
 
 
 def _letter(code: int) -> str:
-    return chr(code) if code < 0x80 and chr(code).isalnum() else f"\\x{{{code:x}}}"
+    letter = chr(code)
+    if letter.isascii() and letter.isalnum():
+        return letter
+
+    return f"\\x{{{code:x}}}"
+
+
+class _Lexeme(NamedTuple):
+    """A lexeme of the automaton: its states, and the range of its places."""
+
+    first_state: int
+    last_state: int
+    first_place: int
+    end_place: int
 
 
 class _Places:
     """The automaton of a grammar without a stack: states, steps between them that read nothing, and
     places.
 
-    A place is a character of the grammar, and a set of places an integer with a bit for each. More
-    may follow here than does, since nobody asks where a rule is called from; then a part that might
-    be a lexeme is none.
+    A place is a character of the grammar, and a set of places an integer with a bit for each. It
+    may say that more follows than does, since nobody asks where a rule is called from. Then a part
+    that might be a lexeme is none.
     """
 
     def __init__(self, rules: dict[str, Node], regexes: dict[int, str]) -> None:
         self._rules = rules
         self._regexes = regexes
-        self._steps: list[list[int]] = []  # from each state to others, without a character
-        self._places: list[list[int]] = []  # that begin at each state
-        self._chars: list[Ranges] = []  # of each place
-        self._ends: list[int] = []  # the state after each place
-        self._lexemes: dict[
-            str, tuple[int, int, int, int]
-        ] = {}  # first and last state, and the range of places
+        # The states that each state reaches without a character.
+        self._steps: list[list[int]] = []
+        # The places that begin at each state.
+        self._places: list[list[int]] = []
+        # The characters of each place.
+        self._chars: list[Ranges] = []
+        # The state after each place.
+        self._ends: list[int] = []
+        self._lexemes: dict[str, _Lexeme] = {}
+
+        # The first and the last state of each rule.
         self._rule_states = {name: (self._state(), self._state()) for name in rules}
         for name, node in rules.items():
-            self._build(node, *self._rule_states[name])
+            first, last = self._rule_states[name]
+            self._build(node, first, last)
 
     def wrong_lexemes(self) -> set[str]:
         """The lexemes that would change the language; all if that takes too long to find out."""
@@ -151,19 +201,29 @@ class _Places:
             return set(self._regexes.values())
 
         wrong = set()
-        for regex, (_, last, low, high) in self._lexemes.items():
-            inside = (1 << high) - (1 << low)
-            goes_on = 0
-            for place in range(low, high):
-                if last in self._walk(self._ends[place]):
-                    for other in _bits(mixed[place] & inside | 1 << place):
-                        goes_on |= self._reachable(self._ends[other], without=last)
-
-            has_two_ends = self._first_bytes(goes_on) & self._first_bytes(self._reachable(last))
-            if has_two_ends or any(mixed[place] & ~inside for place in range(low, high)):
+        for regex, lexeme in self._lexemes.items():
+            if self._is_wrong(lexeme, mixed):
                 wrong.add(regex)
 
         return wrong
+
+    def _is_wrong(self, lexeme: _Lexeme, mixed: list[int]) -> bool:
+        """Whether a lexeme may end in two places, or something outside it reads its characters."""
+        last = lexeme.last_state
+        places = range(lexeme.first_place, lexeme.end_place)
+        inside = (1 << lexeme.end_place) - (1 << lexeme.first_place)
+
+        goes_on = 0
+        for place in places:
+            if last in self._walk(self._ends[place]):
+                for end_place in _bits(mixed[place] & inside | 1 << place):
+                    goes_on |= self._reachable(self._ends[end_place], without=last)
+
+        follows = self._reachable(last)
+        if self._first_bytes(goes_on) & self._first_bytes(follows):
+            return True
+
+        return any(mixed[place] & ~inside for place in places)
 
     def _state(self) -> int:
         self._steps.append([])
@@ -171,7 +231,7 @@ class _Places:
         return len(self._steps) - 1
 
     def _build(self, node: Node, first: int, last: int, *, is_inside: bool = False) -> None:
-        """Add a part between two states. `is_inside`: of a lexeme."""
+        """Add a part between two states. `is_inside` says that it is a part of a lexeme."""
         if len(self._chars) > MAX_PLACES:
             return
 
@@ -181,18 +241,21 @@ class _Places:
             self._places[first].append(len(self._chars))
             self._chars.append(node.ranges)
             self._ends.append(last)
-        elif isinstance(node, Ref) or (id(node) in self._regexes and not is_inside):
-            begin, end = (
-                self._rule_states[node.name] if isinstance(node, Ref) else self._lexeme(node)
-            )
+        elif isinstance(node, Ref):
+            begin, end = self._rule_states[node.name]
             self._steps[first].append(begin)
             self._steps[end].append(last)
+        elif id(node) in self._regexes and not is_inside:
+            lexeme = self._lexeme(node)
+            self._steps[first].append(lexeme.first_state)
+            self._steps[lexeme.last_state].append(last)
         elif isinstance(node, Either):
             for part in node.parts:
                 self._build(part, first, last, is_inside=is_inside)
         elif isinstance(node, Joined):
             for part in node.parts:
-                self._build(part, first, end := self._state(), is_inside=is_inside)
+                end = self._state()
+                self._build(part, first, end, is_inside=is_inside)
                 first = end
 
             self._steps[first].append(last)
@@ -203,28 +266,32 @@ class _Places:
             self._steps[first] += [begin] if node.least else [begin, last]
             self._steps[end] += [last] if node.most == 1 else [last, begin]
 
-    def _lexeme(self, node: Node) -> tuple[int, int]:
-        """The first and the last state of a lexeme, which is one thing wherever it stands."""
+    def _lexeme(self, node: Node) -> _Lexeme:
+        """The lexeme of a part, which is one thing wherever it stands."""
         regex = self._regexes[id(node)]
         if regex not in self._lexemes:
             first = self._state()
             last = self._state()
-            low = len(self._chars)
+            first_place = len(self._chars)
             self._build(node, first, last, is_inside=True)
-            self._lexemes[regex] = first, last, low, len(self._chars)
+            self._lexemes[regex] = _Lexeme(first, last, first_place, len(self._chars))
 
-        return self._lexemes[regex][:2]
+        return self._lexemes[regex]
 
     def _walk(self, first: int, without: int = -1) -> set[int]:
-        """The states that are reached without a character, and not through one of them."""
-        seen = {first}
+        """The states that are reached without a character, and not through the state `without`."""
+        reached = {first}
         pending = [first]
         while pending:
-            if (state := pending.pop()) != without:
-                pending += (new := set(self._steps[state]) - seen)
-                seen |= new
+            state = pending.pop()
+            if state == without:
+                continue
 
-        return seen
+            new = set(self._steps[state]) - reached
+            pending += new
+            reached |= new
+
+        return reached
 
     def _reachable(self, first: int, without: int = -1) -> int:
         """The places that may be next at a state."""
@@ -232,26 +299,25 @@ class _Places:
         return sum(1 << place for state in states for place in self._places[state])
 
     def _mixed(self) -> list[int] | None:
-        """For each place, others that may read the same character of the same text; None if there
-        are too many.
+        """For each place, the other places that may read the same character of the same text; None
+        if there are too many.
         """
         same = self._overlapping()
         mixed = [0] * len(self._chars)
         nexts = [self._reachable(state) for state in self._ends]
         begin = self._reachable(self._rule_states["root"][0])
-        pending = [
-            (begin, begin),
-            *((places, places) for places in nexts),
-        ]  # that may be next in the same text
+
+        # Pairs of sets of places that may be next in the same text.
+        pending = [(places, places) for places in (begin, *nexts)]
         num_pairs = 0
         while pending:
-            ones, others = pending.pop()
-            for place in _bits(ones):
-                new = others & same[place] & ~mixed[place] & ~(1 << place)
+            places, rivals = pending.pop()
+            for place in _bits(places):
+                new = rivals & same[place] & ~mixed[place] & ~(1 << place)
                 mixed[place] |= new
-                for other in _bits(new):
-                    mixed[other] |= 1 << place
-                    pending.append((nexts[place], nexts[other]))
+                for rival in _bits(new):
+                    mixed[rival] |= 1 << place
+                    pending.append((nexts[place], nexts[rival]))
                     num_pairs += 1
 
             if num_pairs > MAX_PAIRS:
@@ -261,34 +327,46 @@ class _Places:
 
     def _overlapping(self) -> list[int]:
         """For each place, those that have a character in common with it."""
-        edges = sorted(
-            {edge for ranges in self._chars for low, high in ranges for edge in (low, high + 1)}
-        )
-        pieces = [
-            [
-                piece
-                for low, high in ranges
-                for piece in edges[bisect_left(edges, low) : bisect_left(edges, high + 1)]
-            ]
-            for ranges in self._chars
-        ]
-        holders = dict.fromkeys(edges, 0)
-        for place, own in enumerate(pieces):
-            for piece in own:
+        edges: set[int] = set()
+        for ranges in self._chars:
+            for low, high in ranges:
+                edges |= {low, high + 1}
+
+        # All characters from one edge to the next are in the same places: they are a piece.
+        begins = sorted(edges)
+        pieces: list[list[int]] = []
+        for ranges in self._chars:
+            pieces_of_place: list[int] = []
+            for low, high in ranges:
+                first = bisect_left(begins, low)
+                end = bisect_left(begins, high + 1)
+                pieces_of_place += begins[first:end]
+
+            pieces.append(pieces_of_place)
+
+        holders = dict.fromkeys(begins, 0)
+        for place, pieces_of_place in enumerate(pieces):
+            for piece in pieces_of_place:
                 holders[piece] |= 1 << place
 
-        return [reduce(or_, (holders[piece] for piece in own)) for own in pieces]
+        overlapping = []
+        for pieces_of_place in pieces:
+            overlapping.append(reduce(or_, map(holders.__getitem__, pieces_of_place)))
+
+        return overlapping
 
     def _first_bytes(self, places: int) -> set[int]:
-        """Of the UTF-8 of their characters, which has their order. A range may have some that begin
-        no character.
+        """The first bytes of the UTF-8 of their characters, which has the order of the characters.
+        Some of a range may begin no character.
         """
-        ranges = [one for place in _bits(places) for one in self._chars[place]]
-        return {
-            byte
-            for low, high in ranges
-            for byte in range(chr(low).encode()[0], chr(high).encode()[0] + 1)
-        }
+        first_bytes: set[int] = set()
+        for place in _bits(places):
+            for low, high in self._chars[place]:
+                first = chr(low).encode()[0]
+                last = chr(high).encode()[0]
+                first_bytes.update(range(first, last + 1))
+
+        return first_bytes
 
 
 def _bits(places: int) -> Iterator[int]:
@@ -304,9 +382,11 @@ def rust_regex(pattern: str, *, is_in_json: bool = False) -> str:
     `\d`, `\w` and `\s` are of ASCII in some languages and of Unicode in others: what is written
     fits both. In a class `[`, `&&`, `--` and `~~` are letters, as in Python and JavaScript.
     """
-    begin, end = ("[", f"&&{WRITABLE}]") if is_in_json else ("", "")
-    written: list[str] = []
-    inside: list[str] = []  # of the class that is open
+    begin = "[" if is_in_json else ""
+    end = f"&&{WRITABLE}]" if is_in_json else ""
+    parts: list[str] = []
+    # The parts of the class that is open.
+    inside: list[str] = []
     for token in TOKEN.findall(pattern):
         if token == "\\":
             raise ValueError("the regular expression ends with a backslash")
@@ -314,21 +394,23 @@ def rust_regex(pattern: str, *, is_in_json: bool = False) -> str:
         is_class = token[0] == "\\" and token[1] in CLASSES
         if is_class and token[1].lower() in NARROW:
             is_negated = token[1].isupper()
-            letters = WIDE if is_negated != (inside[:2] == ["[", "^"]) else NARROW
-            token = f"[{'^' if is_negated else ''}{letters[token[1].lower()]}]"
+            is_in_negation = inside[:2] == ["[", "^"]
+            letters = WIDE if is_negated != is_in_negation else NARROW
+            sign = "^" if is_negated else ""
+            token = f"[{sign}{letters[token[1].lower()]}]"
 
         has_begun = inside in (["["], ["[", "^"])
         if not inside and token == "[":
             inside = [token]
         elif not inside:
             text = OF_A_LINE if token == "." and is_in_json else token
-            written.append(f"{begin}{text}{end}" if is_class else text)
+            parts.append(f"{begin}{text}{end}" if is_class else text)
         elif token == "]" and not has_begun:
-            written.append(f"{begin}{''.join(inside)}]{end}")
+            parts.append(f"{begin}{''.join(inside)}]{end}")
             inside = []
         elif token in IN_CLASS or (token == "-" and (has_begun or inside[-1] == "-")):
             inside.append("\\" + token)
         else:
             inside.append(token)
 
-    return "".join(written + inside)
+    return "".join(parts + inside)

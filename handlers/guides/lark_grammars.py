@@ -41,11 +41,11 @@ def check_lark(grammar: str) -> None:
     """Raise ValueError, with the place, for what is no Lark: it would allow more than a structure
     may.
     """
-    for found in PIECE.finditer(grammar):
-        kind = str(found.lastgroup)
-        piece = found.group()
+    for match in PIECE.finditer(grammar):
+        kind = str(match.lastgroup)
+        piece = match.group()
         if kind in REFUSED and piece not in DIRECTIVES:
-            before = grammar[: found.start()]
+            before = grammar[: match.start()]
             line = before.count("\n") + 1
             column = len(before) - before.rfind("\n")
             raise ValueError(f"line {line}, column {column}: {REFUSED[kind].format(piece=piece)}")

@@ -18,11 +18,15 @@ from handlers.guides.disjoint_schemas import (
 Schema = dict[str, Any]
 Schemas = list[Schema]
 
-MAX_STEPS = 4_000  # for the whole of a client's schema
+# So many steps may the whole of a client's schema take.
+MAX_STEPS = 4_000
 MAX_LEVELS = 8
-MAX_LETTERS = 1_000  # of the strings that a pattern leaves out
-MAX_NUMBERS = 16  # that intervals leave out
-MAX_PAIRS = 6  # of schemas of a oneOf that both fit
+# So many letters have the strings that a pattern leaves out.
+MAX_LETTERS = 1_000
+# So many numbers are left out by intervals.
+MAX_NUMBERS = 16
+# A oneOf of more schemas is not negated by pairs that both fit.
+MAX_PAIRS = 6
 CLOSED = {"type": "object", "additionalProperties": False}
 ANY_LETTER = r"[\s\S]"
 
@@ -85,11 +89,11 @@ class Negations:
             for negation in self._rules[keyword](schema, context, level):
                 negations[json.dumps(negation, sort_keys=True)] = negation
 
-        possible = [
-            negation
-            for negation in negations.values()
-            if not are_disjoint(negation, context, self._resolve)
-        ]
+        possible = []
+        for negation in negations.values():
+            if not are_disjoint(negation, context, self._resolve):
+                possible.append(negation)
+
         return sorted(possible, key=_size)
 
     def _of_all(self, schema: Schema, context: Schema, level: int) -> Iterator[Schema]:
@@ -103,33 +107,38 @@ class Negations:
         parts = schema["oneOf"]
         yield from self._of_none(parts, context, level)
         if len(parts) <= MAX_PAIRS:
-            for part, other in combinations(parts, 2):
-                yield {"allOf": [part, other]}
+            for pair in combinations(parts, 2):
+                yield {"allOf": list(pair)}
 
     def _of_none(self, parts: Sequence[object], context: Schema, level: int) -> Iterator[Schema]:
         """A value that fits none of several schemas."""
-        negations = [
-            self.of(part, context, level + 1)
-            for part in parts
-            if not self._are_apart(part, context)
-        ]
+        negations = []
+        for part in parts:
+            if not self._are_apart(part, context):
+                negations.append(self.of(part, context, level + 1))
+
         if not negations:
             yield {}
         elif all(negations):
             yield together([any_of(choices) for choices in negations])
 
     def _are_apart(self, schema: object, context: Schema) -> bool:
-        """Not for the context of a whole, about which nothing is known."""
+        """Whether no value fits both. Nothing is known of the empty context of a whole schema."""
         return bool(context) and are_disjoint(schema, context, self._resolve)
 
     def _of_condition(self, schema: Schema, context: Schema, level: int) -> Iterator[Schema]:
         condition = schema["if"]
-        if breaks := self.of(schema.get("then", True), context, level + 1):
+        breaks = self.of(schema.get("then", True), context, level + 1)
+        if breaks:
             yield together([condition, any_of(breaks)])
 
         breaks = self.of(schema.get("else", True), context, level + 1)
-        if breaks and (others := self.of(condition, context, level + 1)):
-            yield together([any_of(others), any_of(breaks)])
+        if not breaks:
+            return
+
+        opposites = self.of(condition, context, level + 1)
+        if opposites:
+            yield together([any_of(opposites), any_of(breaks)])
 
     def _of_reference(self, schema: Schema, context: Schema, level: int) -> Iterator[Schema]:
         if isinstance(schema["$ref"], str):
@@ -141,45 +150,50 @@ class Negations:
 
     def _of_more_properties(self, schema: Schema, context: Schema, level: int) -> Iterator[Schema]:
         """Other properties that the context knows by name."""
-        if schema.keys() & {"patternProperties"}:
+        if "patternProperties" in schema:
             return
 
+        inner = schema["additionalProperties"]
         for part in conjuncts(context, self._resolve):
             for name in part.get("properties", ()):
                 if name not in schema.get("properties", {}):
-                    yield from self._of_property(
-                        name, schema["additionalProperties"], context, level
-                    )
+                    yield from self._of_property(name, inner, context, level)
 
     def _of_property(
         self, name: str, inner: object, context: Schema, level: int
     ) -> Iterator[Schema]:
-        known = [part.get("properties", {}) for part in conjuncts(context, self._resolve)]
-        inner_context: Schema = {
-            "allOf": [properties[name] for properties in known if name in properties]
-        }
-        if negations := self.of(inner, inner_context, level + 1):
+        inner_schemas = []
+        for part in conjuncts(context, self._resolve):
+            properties = part.get("properties", {})
+            if name in properties:
+                inner_schemas.append(properties[name])
+
+        negations = self.of(inner, {"allOf": inner_schemas}, level + 1)
+        if negations:
             yield {"type": "object", "required": [name], "properties": {name: any_of(negations)}}
 
     def _of_items(self, schema: Schema, context: Schema, level: int) -> Iterator[Schema]:
         first = schema.get("prefixItems", [])
-        rest = schema.get("items", True)
-        if isinstance(rest, list):
-            first, rest = rest, schema.get("additionalItems", True)
+        more = schema.get("items", True)
+        if isinstance(more, list):
+            first = more
+            more = schema.get("additionalItems", True)
 
-        for place, inner in enumerate([*first, rest]):
-            if negations := self.of(inner, {}, level + 1):
+        for place, inner in enumerate([*first, more]):
+            negations = self.of(inner, {}, level + 1)
+            if negations:
                 items = [*[True] * place, any_of(negations)]
                 yield {"type": "array", "minItems": place + 1, "prefixItems": items}
 
     def _of_contains(self, schema: Schema, context: Schema, level: int) -> Iterator[Schema]:
-        if schema.get("minContains") != 0:
-            negations = self.of(schema["contains"], {}, level + 1)
-            yield (
-                {"type": "array", "items": any_of(negations)}
-                if negations
-                else {"type": "array", "maxItems": 0}
-            )
+        if schema.get("minContains") == 0:
+            return
+
+        negations = self.of(schema["contains"], {}, level + 1)
+        if negations:
+            yield {"type": "array", "items": any_of(negations)}
+        else:
+            yield {"type": "array", "maxItems": 0}
 
 
 def any_of(schemas: Sequence[Any]) -> Any:
@@ -191,34 +205,38 @@ def together(schemas: Sequence[Any]) -> Schema:
 
 
 def _of_type(schema: Schema, context: Schema, level: int) -> Iterator[Schema]:
-    given = schema["type"]
-    names = {given} if isinstance(given, str) else set(given)
+    types = schema["type"]
+    names = {types} if isinstance(types, str) else set(types)
     if "integer" in names:
-        names = names | {"number"}  # of which no schema leaves out the integers
+        # No schema of numbers leaves out the integers.
+        names.add("number")
 
-    if others := TYPES - names:
-        yield {"type": sorted(others)}
+    other_types = TYPES - names
+    if other_types:
+        yield {"type": sorted(other_types)}
 
 
 def _of_values(schema: Schema, context: Schema, level: int) -> Iterator[Schema]:
     values = [schema["const"]] if "const" in schema else schema["enum"]
     for part in conjuncts(context, _of_nothing):
-        known = listed_values(part)
-        if known is not None:
+        possible = listed_values(part)
+        if possible is not None:
             left_out = {json.dumps(plain(value), sort_keys=True) for value in values}
-            if rest := [json.loads(text) for text in sorted(known - left_out)]:
-                yield {"enum": rest}
+            other_values = [json.loads(text) for text in sorted(possible - left_out)]
+            if other_values:
+                yield {"enum": other_values}
 
             return
 
     kinds = {KINDS.get(type(value), "null") for value in values}
-    if others := TYPES - kinds:
-        yield {"type": sorted(others)}
+    other_kinds = TYPES - kinds
+    if other_kinds:
+        yield {"type": sorted(other_kinds)}
 
-    if kinds & {"boolean"} and (
-        rest := [value for value in (True, False) if not any(value is one for one in values)]
-    ):
-        yield {"enum": rest}
+    if "boolean" in kinds:
+        booleans = {value for value in values if isinstance(value, bool)}
+        if len(booleans) == 1:
+            yield {"enum": [not booleans.pop()]}
 
     if "string" in kinds:
         yield from _other_strings([value for value in values if isinstance(value, str)])
@@ -227,10 +245,8 @@ def _of_values(schema: Schema, context: Schema, level: int) -> Iterator[Schema]:
         yield from _other_numbers([value for value in values if KINDS.get(type(value)) == "number"])
 
     if "array" in kinds:
-        yield {
-            "type": "array",
-            "minItems": 1 + max(len(value) for value in values if isinstance(value, list)),
-        }
+        longest = max(len(value) for value in values if isinstance(value, list))
+        yield {"type": "array", "minItems": 1 + longest}
 
 
 def _other_strings(values: Iterable[str]) -> Iterator[Schema]:
@@ -251,7 +267,9 @@ def _none_of(endings: Sequence[str]) -> str:
     choices = [] if "" in endings else [""]
     letters = "".join(map(_in_set, by_letter))
     choices.append(f"[^{letters}]{ANY_LETTER}*" if letters else f"{ANY_LETTER}+")
-    choices += (f"[{_in_set(letter)}]{_none_of(rest)}" for letter, rest in by_letter.items())
+    for letter, inner_endings in by_letter.items():
+        choices.append(f"[{_in_set(letter)}]{_none_of(inner_endings)}")
+
     return f"(?:{'|'.join(choices)})"
 
 
@@ -277,13 +295,10 @@ def _of_bounds(schema: Schema, context: Schema, level: int) -> Iterator[Schema]:
     """Of drafts 4 and newer: an exclusive bound may be a number, or true beside the bound."""
     sides = (("minimum", "exclusiveMinimum", "maximum"), ("maximum", "exclusiveMaximum", "minimum"))
     for inclusive, exclusive, beyond in sides:
-        exclusive_beyond = "exclusive" + beyond.capitalize()
         if inclusive in schema:
             is_exclusive = schema.get(exclusive) is True
-            yield {
-                "type": "number",
-                beyond if is_exclusive else exclusive_beyond: schema[inclusive],
-            }
+            bound = beyond if is_exclusive else f"exclusive{beyond.capitalize()}"
+            yield {"type": "number", bound: schema[inclusive]}
 
         if exclusive in schema and not isinstance(schema[exclusive], bool):
             yield {"type": "number", beyond: schema[exclusive]}
@@ -313,8 +328,8 @@ def _of_required(schema: Schema, context: Schema, level: int) -> Iterator[Schema
 
 def _of_dependent_required(schema: Schema, context: Schema, level: int) -> Iterator[Schema]:
     for name, needed in schema["dependentRequired"].items():
-        for other in needed:
-            yield {"type": "object", "required": [name], "properties": {other: False}}
+        for needed_name in needed:
+            yield {"type": "object", "required": [name], "properties": {needed_name: False}}
 
 
 def _of_not(schema: Schema, context: Schema, level: int) -> Iterator[Schema]:

@@ -22,19 +22,30 @@ import msgspec
 from lmi.executor import GuidedDecodingConfig, GuidedDecodingParams
 from lmi.shared import linux, machine
 
-MAX_COMPILATIONS = 4  # at a time
-MAX_COMPILE_S = 2  # of processor time
-MAX_COMPILE_WAIT_S = 15.0  # by the clock, on a machine that gives the process little time
-MAX_MEMORY_BYTES = 1 << 30  # of all compilations together, and at most an eighth of the container's
-MAX_TEXT_BYTES = 16 << 20  # of the answer
+# So many compilations run at a time.
+MAX_COMPILATIONS = 4
+# The processor time of a compilation.
+MAX_COMPILE_S = 2
+# Its time by the clock, on a machine that gives the process little time.
+MAX_COMPILE_WAIT_S = 15.0
+# The memory of all compilations together, which is at most an eighth of the container's.
+MAX_MEMORY_BYTES = 1 << 30
+# A longer answer is not sent.
+MAX_TEXT_BYTES = 16 << 20
+
 COMPILED = b"+"
 REFUSED = b"-"
-PROBE = b""  # asks for nothing; its answer is COMPILED
-STACK_BYTES = 64 << 20  # less than in the engine, so that what ends with an overflow ends here
-NICENESS = 5  # the engine's step goes first
+# A message that asks for nothing. Its answer is COMPILED.
+PROBE = b""
+
+# It is less than in the engine, so that what ends with an overflow ends here.
+STACK_BYTES = 64 << 20
+# The engine's step goes first.
+NICENESS = 5
 PAGE_BYTES = resource.getpagesize()
 
-Compile = Callable[[GuidedDecodingParams], str]  # raises ValueError
+# It raises ValueError.
+Compile = Callable[[GuidedDecodingParams], str]
 
 
 def max_compile_bytes() -> int:
@@ -57,9 +68,8 @@ class Start(msgspec.Struct):
     backends: tuple[str, ...] = ()
     max_cpu_s: int = MAX_COMPILE_S
     max_bytes: int = msgspec.field(default_factory=max_compile_bytes)
-    config: GuidedDecodingConfig = GuidedDecodingConfig(
-        []
-    )  # the vocabulary, which is read with the first guide
+    # The vocabulary, which is read with the first guide.
+    config: GuidedDecodingConfig = GuidedDecodingConfig([])
 
 
 def read_all(connection: socket.socket) -> bytes:
@@ -85,7 +95,8 @@ def _answer(compile: Compile, connection: socket.socket, message: bytes) -> None
 def _compile(compile: Compile, connection: socket.socket, start: Start) -> None:
     """Compile the guide of a connection within the limits, on a thread, and end this process."""
     _limit(start)
-    if (message := read_all(connection)) == PROBE:
+    message = read_all(connection)
+    if message == PROBE:
         connection.sendall(COMPILED)
         return
 
@@ -97,40 +108,52 @@ def _compile(compile: Compile, connection: socket.socket, start: Start) -> None:
 
     threading.stack_size(STACK_BYTES)
     threading.Thread(target=answer).start()
+
+    # This waits until the other side is closed.
     poll = select.poll()
     poll.register(connection, 0)
-    poll.poll()  # until the other side is closed
+    poll.poll()
 
 
 def _limit(start: Start) -> None:
-    for signum in (
-        signal.SIGALRM,
-        signal.SIGXCPU,
-    ):  # by which the limits end this process; the engine ignores them
+    # The limits end this process by these signals, which the engine ignores.
+    for signum in (signal.SIGALRM, signal.SIGXCPU):
         signal.signal(signum, signal.SIG_DFL)
 
     signal.setitimer(signal.ITIMER_REAL, start.max_compile_s)
     os.nice(NICENESS)
-    with open("/proc/self/statm") as file:
-        num_bytes = int(file.read().split()[0]) * PAGE_BYTES
 
-    resource.setrlimit(resource.RLIMIT_AS, (num_bytes + STACK_BYTES + start.max_bytes,) * 2)
-    resource.setrlimit(resource.RLIMIT_CPU, (start.max_cpu_s,) * 2)
+    with open("/proc/self/statm") as file:
+        num_pages = int(file.read().split()[0])
+
+    max_bytes = num_pages * PAGE_BYTES + STACK_BYTES + start.max_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (max_bytes, max_bytes))
+    resource.setrlimit(resource.RLIMIT_CPU, (start.max_cpu_s, start.max_cpu_s))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what Rust says of each client's guide
+
+    # Rust would write of each client's guide to standard error.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 def main(control: socket.socket, file: BinaryIO) -> None:
     linux.set_title("lmi-guides")
     linux.set_oom_score(1000)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal; the engine ends this process
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # forks leave no zombies
+    # A terminal sends it. The engine ends this process.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # So forks leave no zombies.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+
     with file:
         start = msgspec.msgpack.decode(file.read(), type=Start)
 
     compile: Compile = import_module(start.compiler).new_compile(start)
     pid = os.getpid()
-    while fds := socket.recv_fds(control, 1, 1)[1]:  # none when the engine has closed its end
+    while True:
+        _, fds, _, _ = socket.recv_fds(control, 1, 1)
+        if not fds:
+            # The engine has closed its end.
+            return
+
         with socket.socket(fileno=fds[0]) as connection:
             if os.fork() == 0:
                 try:
@@ -142,4 +165,5 @@ def main(control: socket.socket, file: BinaryIO) -> None:
 
 if __name__ == "__main__":
     main(socket.socket(fileno=int(sys.argv[1])), open(int(sys.argv[2]), "rb"))
-    os._exit(0)  # at once, with what it compiles
+    # It ends at once, with what it compiles.
+    os._exit(0)

@@ -5,9 +5,11 @@ from typing import Any
 
 from handlers.guides.lark import rust_regex
 
-MAX_COMPARED = 500  # pairs of schemas
+# So many groups of schemas are compared at most.
+MAX_COMPARED = 500
 RULES = ("pattern", "minLength", "maxLength", "enum", "const")
-NO_VALUE = "Unsatisfiable schema"  # llguidance's words
+# llguidance's words for it.
+NO_VALUE = "Unsatisfiable schema"
 
 
 class StringRules:
@@ -32,7 +34,8 @@ class StringRules:
                     rule["pattern"] = rust_regex(rule["pattern"], is_in_json=True)
 
                 rules.append(rule)
-        except (TypeError, ValueError):  # of a pattern that cannot be followed
+        except (TypeError, ValueError):
+            # A pattern cannot be followed.
             return False
 
         grammar = LLMatcher.grammar_from_json_schema({"type": "string", "allOf": rules})

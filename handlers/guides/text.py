@@ -23,25 +23,30 @@ if TYPE_CHECKING:
 
     from handlers.guides.process import Start
 
-DEAD_END = "NoExtension"  # llguidance's word for it
+# llguidance's word for it.
+DEAD_END = "NoExtension"
 NO_TEXT = "no text of this vocabulary fits it"
-PLACE = re.compile(
-    r"^(?:at )?(\d+)\((\d+)\): "
-)  # in Lark, which the client knows only if it wrote it
+# A place in a text of Lark, which the client knows only if it wrote it.
+PLACE = re.compile(r"^(?:at )?(\d+)\((\d+)\): ")
 BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-WORD = "\u2581"  # marks the begin of a word
-EMPTY = "(?:)"  # a regular expression; two slashes would begin a comment of Lark
-MAX_MASK_S = 0.05  # of processor time
-NUM_TRIED = 4  # masks
+# It marks the begin of a word.
+WORD = "\u2581"
+# The empty regular expression. Two slashes would begin a comment of Lark.
+EMPTY = "(?:)"
+# The processor time of a mask.
+MAX_MASK_S = 0.05
+# So many masks of a guide are tried.
+NUM_TRIED = 4
 TOO_SLOW = f"to follow it takes more than {MAX_MASK_S * 1000:g} ms for a token"
-# between two values of JSON: a model that goes on writing spaces would never end
+# What may stand between two values of JSON. A model that goes on writing spaces would never end.
 SPACES = r"[\x20\x0A\x0D\x09]{1,16}"
 JSON_OPTIONS: "JsonCompileOptions" = {
     "item_separator": ",",
     "key_separator": ":",
     "coerce_one_of": False,
     "lenient": False,
-    "json_allowed_escapes": 'nrbtf\\"',  # without \u, a name cannot be written in another form
+    # Without \u, a name cannot be written in another form.
+    "json_allowed_escapes": 'nrbtf\\"',
     "json_allow_general_unicode_escapes": False,
 }
 LIMITS = LLParserLimits(
@@ -50,14 +55,14 @@ LIMITS = LLParserLimits(
     step_max_items=10_000,
     max_lexer_states=20_000,
     max_grammar_size=100_000,
-    verbose_errors=False,  # else an error would show the answer
+    # Else an error would show the answer.
+    verbose_errors=False,
 )
 
 
 def new_compile(start: "Start") -> Callable[[GuidedDecodingParams], str]:
-    return partial(
-        text_of, new_tokenizer(start.config, start.vocab_size), is_compact=start.is_compact
-    )
+    tokenizer = new_tokenizer(start.config, start.vocab_size)
+    return partial(text_of, tokenizer, is_compact=start.is_compact)
 
 
 def text_of(tokenizer: LLTokenizer, params: GuidedDecodingParams, *, is_compact: bool) -> str:
@@ -109,11 +114,8 @@ def _texts_of(params: GuidedDecodingParams, *, is_compact: bool) -> list[str]:
             "whitespace_pattern": None if is_compact else SPACES,
         }
         schema = ANY_OBJECT if params.guide_type is GuideType.JSON else guide
-        return [
-            LLMatcher.grammar_from_json_schema(
-                read_schema(schema), overrides={**JSON_OPTIONS, **spaces}
-            )
-        ]
+        options: JsonCompileOptions = {**JSON_OPTIONS, **spaces}
+        return [LLMatcher.grammar_from_json_schema(read_schema(schema), overrides=options)]
 
     if params.guide_type is GuideType.REGEX:
         return [LLMatcher.grammar_from_regex(rust_regex(guide) or EMPTY)]
@@ -142,35 +144,39 @@ def reason_of(matcher: LLMatcher, *, has_places: bool = False) -> str:
     """Why a matcher has failed, without the lines that show the client's text or llguidance's form
     of it.
     """
-    lines = [
-        line
-        for line in matcher.get_error().splitlines()
-        if line.strip() and "<non-verbose/>" not in line
-    ]
-    if lines and lines[0].startswith(DEAD_END):
+    lines = []
+    for line in matcher.get_error().splitlines():
+        if line.strip() and "<non-verbose/>" not in line:
+            lines.append(line)
+
+    first_line = lines[0] if lines else ""
+    if first_line.startswith(DEAD_END):
         return NO_TEXT
 
-    place = PLACE.match(lines[0]) if lines else None
-    where = f"line {place[1]}, column {place[2]}: " if place is not None and has_places else ""
-    of_regex = next(
-        (line.removeprefix("error: ") for line in lines if line.startswith("error: ")), None
-    )
-    if of_regex is not None:
-        return f"{where}its regular expression: {of_regex}"
+    place = PLACE.match(first_line)
+    where = ""
+    if place is not None and has_places:
+        where = f"line {place[1]}, column {place[2]}: "
 
-    return where + PLACE.sub("", lines[0] if lines else "")
+    for line in lines:
+        if line.startswith("error: "):
+            return f"{where}its regular expression: {line.removeprefix('error: ')}"
+
+    return where + PLACE.sub("", first_line)
 
 
 def new_tokenizer(config: GuidedDecodingConfig, vocab_size: int) -> LLTokenizer:
     """`vocab_size` is the width of the logits, which may be wider than the vocabulary. It may also
     be narrower.
     """
-    end_ids = [
-        one for one in config.stop_token_ids or () if 0 <= one < len(config.encoded_vocab)
-    ] or None
-    num_tokens = max(vocab_size, len(config.encoded_vocab))
+    num_texts = len(config.encoded_vocab)
+    stop_ids = config.stop_token_ids or ()
+    end_ids = [token_id for token_id in stop_ids if 0 <= token_id < num_texts] or None
+
+    num_tokens = max(vocab_size, num_texts)
     if config.tokenizer_str is not None:
-        with suppress(ValueError):  # of a decoder that llguidance does not know
+        # llguidance may not know the tokenizer's decoder.
+        with suppress(ValueError):
             return LLTokenizer(config.tokenizer_str, n_vocab=num_tokens, eos_token=end_ids)
 
     greedy = _Greedy(config, end_ids)
@@ -185,47 +191,51 @@ class _Greedy:
     bos_token_id = None
 
     def __init__(self, config: GuidedDecodingConfig, end_ids: list[int] | None) -> None:
-        described = json.loads(config.tokenizer_str or "{}")
-        special = {
-            token["id"] for token in described.get("added_tokens", ()) if token["special"]
-        }.union(end_ids or ())
-        has_words = bool(
-            re.search('"type": "(Metaspace|ByteFallback)"', json.dumps(described.get("decoder")))
-        )
-        self.tokens = [
-            b"" if token_id in special else _written(text, has_words=has_words)
-            for token_id, text in enumerate(config.encoded_vocab)
-        ]
+        tokenizer = json.loads(config.tokenizer_str or "{}")
+        special = set(end_ids or ())
+        for token in tokenizer.get("added_tokens", ()):
+            if token["special"]:
+                special.add(token["id"])
+
+        decoder = json.dumps(tokenizer.get("decoder"))
+        has_words = re.search('"type": "(Metaspace|ByteFallback)"', decoder) is not None
+
+        self.tokens: list[bytes] = []
+        for token_id, text in enumerate(config.encoded_vocab):
+            is_special = token_id in special
+            self.tokens.append(b"" if is_special else _bytes_of(text, has_words=has_words))
+
         self.special_token_ids = sorted(special)
-        self.eos_token_id = (
-            end_ids[0]
-            if end_ids
-            else next((n for n, text in enumerate(self.tokens) if not text), 0)
-        )
+        if end_ids:
+            self.eos_token_id = end_ids[0]
+        else:
+            self.eos_token_id = self.tokens.index(b"") if b"" in self.tokens else 0
+
         self._ids = {text: token_id for token_id, text in enumerate(self.tokens) if text}
         self._max_bytes = max(map(len, self.tokens))
 
     def __call__(self, text: bytes) -> list[int]:
         ids = []
-        at = 0
-        while at < len(text):
-            ends = range(min(len(text), at + self._max_bytes), at, -1)
-            end = next((end for end in ends if text[at:end] in self._ids), None)
+        begin = 0
+        while begin < len(text):
+            ends = range(min(len(text), begin + self._max_bytes), begin, -1)
+            end = next((end for end in ends if text[begin:end] in self._ids), None)
             if end is None:
                 break
 
-            ids.append(self._ids[text[at:end]])
-            at = end
+            ids.append(self._ids[text[begin:end]])
+            begin = end
 
         return ids
 
 
-def _written(text: str, *, has_words: bool) -> bytes:
-    if has_words:
-        return (
-            bytes.fromhex(found[1])
-            if (found := BYTE.fullmatch(text))
-            else text.replace(WORD, " ").encode()
-        )
+def _bytes_of(text: str, *, has_words: bool) -> bytes:
+    """What a token writes."""
+    if not has_words:
+        return text.encode("utf-8", "ignore")
 
-    return text.encode("utf-8", "ignore")
+    byte = BYTE.fullmatch(text)
+    if byte is not None:
+        return bytes.fromhex(byte[1])
+
+    return text.replace(WORD, " ").encode()

@@ -14,8 +14,10 @@ from handlers.guides.process import MAX_COMPILATIONS
 from lmi.errors import InvalidRequest
 from lmi.executor import GuidedDecodingParams
 
-MAX_KEPT = 256  # outcomes of checks
-MAX_KEPT_CHARS = 32 << 20  # of their guides
+# So many outcomes are kept.
+MAX_KEPT = 256
+# So many characters may their guides have.
+MAX_KEPT_CHARS = 32 << 20
 
 T = TypeVar("T")
 
@@ -26,7 +28,8 @@ class Kept(OrderedDict[GuidedDecodingParams, T]):
     """
 
     def __init__(self, max_num: int, max_chars: int) -> None:
-        super().__init__()  # the one used longest ago first
+        # The guide used longest ago comes first.
+        super().__init__()
         self._max_num = max_num
         self._max_chars = max_chars
 
@@ -60,10 +63,12 @@ class GuideFuture(Future[T]):
         if not self.done():
             return False
 
-        if (error := self.exception()) is not None:
+        error = self.exception()
+        if error is not None:
             return isinstance(error, TooSlow) or not isinstance(error, InvalidRequest)
 
-        return isinstance(compiled := self.result(), Compiled) and compiled.is_spent
+        outcome = self.result()
+        return isinstance(outcome, Compiled) and outcome.is_spent
 
 
 class GuideOutcomes(Generic[T]):

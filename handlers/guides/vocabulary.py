@@ -22,8 +22,10 @@ Mask = NDArray[np.int32]
 
 WORD_BITS = 32
 FILE_NAME = "tokenizer.json"
-OLDEST = 1, 9  # of llguidance: those before obey escapes that leave a schema
+# The oldest llguidance. Those before it obey escapes that leave a schema.
+OLDEST = (1, 9)
 NO_TEXTS = "guides need the texts of tokens, which option.skip_tokenizer_init leaves out"
+TOKEN_FLAGS = ("lstrip", "rstrip", "single_word", "normalized")
 
 
 def why_no_guides(folder: Path | None) -> str:
@@ -31,8 +33,10 @@ def why_no_guides(folder: Path | None) -> str:
     if importlib.util.find_spec("llguidance") is None:
         return "llguidance is not installed"
 
-    if tuple(map(int, (found := version("llguidance")).split(".")[:2])) < OLDEST:
-        return f"llguidance {found} is too old for guides: pip install 'llguidance>=1.9'"
+    installed = version("llguidance")
+    numbers = tuple(map(int, installed.split(".")[:2]))
+    if numbers < OLDEST:
+        return f"llguidance {installed} is too old for guides: pip install 'llguidance>=1.9'"
 
     if folder is not None and not (folder / FILE_NAME).is_file():
         return f"the model's folder has no {FILE_NAME}"
@@ -49,17 +53,22 @@ def read_config(folder: str | Path) -> GuidedDecodingConfig:
     folder = Path(folder)
     tokenizer = Tokenizer.from_file(str(folder / FILE_NAME))
     config = _read_json(folder / "tokenizer_config.json")
-    eos_token = config.get("eos_token") or _read_json(folder / "special_tokens_map.json").get(
-        "eos_token"
-    )
+    eos_token = config.get("eos_token")
+    if not eos_token:
+        eos_token = _read_json(folder / "special_tokens_map.json").get("eos_token")
+
     _add_tokens(tokenizer, config.get("added_tokens_decoder", {}))
     ids = tokenizer.get_vocab()
     texts = [""] * (max(ids.values()) + 1)
     for text, token_id in ids.items():
         texts[token_id] = text
 
-    eos_id = ids.get(eos_token["content"] if isinstance(eos_token, dict) else eos_token or "")
-    return GuidedDecodingConfig(texts, tokenizer.to_str(), None if eos_id is None else [eos_id])
+    if isinstance(eos_token, dict):
+        eos_token = eos_token["content"]
+
+    eos_id = ids.get(eos_token or "")
+    end_ids = None if eos_id is None else [eos_id]
+    return GuidedDecodingConfig(texts, tokenizer.to_str(), end_ids)
 
 
 class Vocabulary:
@@ -74,16 +83,17 @@ class Vocabulary:
         from handlers.guides.text import new_tokenizer
 
         self.size = vocab_size
-        self.end_ids = frozenset(
-            one for one in config.stop_token_ids or () if 0 <= one < vocab_size
-        )
+        end_ids = config.stop_token_ids or ()
+        self.end_ids = frozenset(end_id for end_id in end_ids if 0 <= end_id < vocab_size)
         self.tokenizer = new_tokenizer(config, vocab_size)
-        self.marks = self.mask_of(
-            one for one in self.tokenizer.eos_tokens if one < vocab_size
-        )  # of an end or an error
-        self._row = np.zeros(
-            -(-self.tokenizer.vocab_size // WORD_BITS), np.int32
-        )  # the tokenizer may be wider
+
+        # The tokens by which llguidance marks an end or an error.
+        marks = self.tokenizer.eos_tokens
+        self.marks = self.mask_of(token_id for token_id in marks if token_id < vocab_size)
+
+        # The tokenizer may be wider than the logits.
+        num_words = -(-self.tokenizer.vocab_size // WORD_BITS)
+        self._row = np.zeros(num_words, np.int32)
 
     def mask_of(self, token_ids: Iterable[int]) -> Mask:
         bits = np.zeros(-(-self.size // WORD_BITS) * WORD_BITS, bool)
@@ -98,23 +108,24 @@ class Vocabulary:
         return self._row[: -(-self.size // WORD_BITS)]
 
 
-def _add_tokens(tokenizer: "Tokenizer", listed: Mapping[str, Mapping[str, Any]]) -> None:
-    """Add the tokens that only tokenizer_config.json has."""
+def _add_tokens(tokenizer: "Tokenizer", tokens: Mapping[str, Mapping[str, Any]]) -> None:
+    """Add the tokens that only tokenizer_config.json has. `tokens` are all of its tokens by id."""
     from tokenizers import AddedToken
 
-    known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
-    for _, token in sorted(listed.items(), key=lambda item: int(item[0])):
-        if token["content"] not in known:
-            flags = {
-                name: token[name]
-                for name in ("lstrip", "rstrip", "single_word", "normalized")
-                if name in token
-            }
-            tokenizer.add_tokens(
-                [AddedToken(token["content"], special=token.get("special", False), **flags)]
-            )
+    present = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    for token_id in sorted(tokens, key=int):
+        token = tokens[token_id]
+        if token["content"] in present:
+            continue
+
+        flags = {name: token[name] for name in TOKEN_FLAGS if name in token}
+        is_special = token.get("special", False)
+        tokenizer.add_tokens([AddedToken(token["content"], special=is_special, **flags)])
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    read: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return read
+    if not path.is_file():
+        return {}
+
+    fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return fields

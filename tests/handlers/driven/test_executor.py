@@ -81,7 +81,7 @@ class Broken(Preparation[None]):
         future.set_exception(OSError("no such program"))
         return future
 
-    def equip(self, sequence: Sequence, made: None) -> None:
+    def equip(self, sequence: Sequence, product: None) -> None:
         raise AssertionError
 
     def close(self) -> None:
