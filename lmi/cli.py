@@ -48,6 +48,7 @@ def djl_serving_main() -> None:
 def run(arguments: list[str]) -> int:
     """Run one command. Returns the exit code."""
     sink.open_missing()
+
     try:
         return lmi.main(_with_command(arguments), "lmi", standalone_mode=False) or 0
     except click.UsageError as error:
@@ -77,7 +78,7 @@ def _fault(error: click.UsageError) -> str:
 
 
 def _unknown(error: click.NoSuchOption) -> str:
-    """Return the message about an unknown flag of any command: only some of them have a flag for
+    """Return the message about an unknown flag of any command. Only some commands have a flag for
     each option.
     """
     if error.ctx is None or isinstance(error.ctx.command, OptionsCommand):

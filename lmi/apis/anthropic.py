@@ -397,8 +397,8 @@ class MessageStream(BlockStream):
         return self._event("content_block_delta", index=len(self._ended_blocks), delta=delta)
 
     def _close(self, *, is_cut: bool = False) -> list[bytes]:
-        """End the block that is open. A call whose arguments are cut has none, those that are no
-        object are a text.
+        """End the block that is open. A call whose arguments were cut gets none. A call whose
+        arguments are no object becomes a text.
         """
         if not self._block:
             return []
@@ -423,7 +423,9 @@ class MessageStream(BlockStream):
         return block if is_cut else {"type": "text", "text": text}
 
     def _end(self, delta: Delta, reason: AnswerEnd) -> tuple[list[bytes], dict[str, Any]]:
-        """A call ends the answer, if it is one. The stop string is the one that was found."""
+        """Return the last events and the whole message. An answer with calls that was not cut ends
+        for them.
+        """
         is_whole = reason is AnswerEnd.EOS_TOKEN
         records = self._close(is_cut=not is_whole)
         has_calls = any(block["type"] == "tool_use" for block in self._ended_blocks)

@@ -35,7 +35,7 @@ DATA = ("const", "enum", "default", "examples")
 log = logging.getLogger(__name__)
 MAX_MISSPELT = 4
 MAX_LETTERS = 40
-# A word is a misspelt keyword if it is at least so like one.
+# A word counts as a misspelt keyword if difflib finds it at least so similar to one.
 LIKENESS = 0.88
 KEYWORDS = frozenset(
     (
@@ -211,8 +211,8 @@ def checked_references(name: str, schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_end(name: str, schema: dict[str, Any], value: Any) -> None:
-    """Raise InvalidParameter if a $ref leads to nothing but further ones: no text fits it, and no
-    engine must look.
+    """Raise InvalidParameter if a $ref leads to nothing but further ones: no text fits such a
+    schema, and no engine must follow its references.
     """
     reference = None
     for _ in range(MAX_REFERENCES_IN_A_ROW):

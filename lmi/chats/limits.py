@@ -43,8 +43,8 @@ class OutOfRoom(GenerationFailed):
 
 
 class Extent(NamedTuple):
-    """How large a value is with all that it refers to, as often as it does, and how many containers
-    lie in each other.
+    """How large a value is with all that it refers to, counted as often as it refers to it, and how
+    many containers lie in each other.
 
     A text and a number have the depth 0, a list of them 1.
     """
@@ -64,7 +64,8 @@ class Budget:
         self._max_units = max_units
         self._end_s = time.monotonic() + max_s
         self._num_left = max_units
-        # Of containers by their ids. Each container is kept, so that its id stays its own.
+        # The extents of containers by their ids. Each container is kept, so that no other one gets
+        # its id.
         self._extents: dict[int, tuple[object, Extent]] = {}
 
     def check_time(self) -> None:

@@ -83,7 +83,7 @@ class ChatPrompts:
 
 
 class Forgery:
-    """Marks what spells one of some special tokens, or begins to at its end."""
+    """Marks texts where they spell a special token, or may begin to spell one at their end."""
 
     def __init__(self, specials: Iterable[str]) -> None:
         """Raises ModelUnusable for a special token that is too long to be looked for."""
@@ -151,8 +151,8 @@ class Forgery:
         return False
 
     def _is_beginning(self, text: str) -> bool:
-        """Whether a special token begins with a text and is longer. In order, such a one is the
-        next after it.
+        """Whether a special token begins with a text and is longer. Among the sorted tokens such a
+        one comes next after the text.
         """
         index = bisect_right(self._in_order, text)
         return index < len(self._in_order) and self._in_order[index].startswith(text)

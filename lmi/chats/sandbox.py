@@ -26,7 +26,7 @@ from lmi.settings.chat_templates import MAX_TEMPLATE_CHARS
 
 # The characters of a form of dates, and of the message of an exception.
 MAX_SHORT_CHARS = 1000
-# This takes about a second. Large templates have some ten thousand.
+# Jinja takes about a second for so many. Large templates have some ten thousand.
 MAX_NAMES_IN_BRANCHES = 1_000_000
 # These filters take long, and no chat template uses them.
 WITHOUT = ("pprint", "striptags", "urlize", "wordwrap", "xmlattr")

@@ -24,7 +24,7 @@ from lmi.errors import InvalidParameter, Unsupported, shorten
 from lmi.executor import MAX_PENALTY, MAX_TEMPERATURE, REPETITION_PENALTIES, SamplingConfig
 from lmi.types import GenerationRequest
 
-# Of one prompt.
+# The most sequences of one prompt.
 MAX_SEQUENCES = 16
 # The bound of option.max_beam_width. An engine has a lower one.
 MAX_BEAMS = 256
@@ -66,7 +66,7 @@ class Parameter:
 
 
 def named(*parameters: Parameter) -> dict[str, Parameter]:
-    """Return parameters that the wire calls as they are called here."""
+    """Return parameters whose names on the wire are their names here."""
     return {row.name: row for row in parameters}
 
 
@@ -237,8 +237,8 @@ ROWS = named(
 
 
 def rows(*names: str, **names_on_the_wire: str) -> dict[str, Parameter]:
-    """Return the rows of these names, each under its own name or under the keyword that passes it,
-    which is then its name on the wire.
+    """Return the rows of these names. A row that a keyword passes has that keyword as its name on
+    the wire.
     """
     selected = {name: ROWS[name] for name in names}
     for wire_name, name in names_on_the_wire.items():

@@ -59,7 +59,7 @@ Typed = TypeVar("Typed", bound=Reader)
 def takes(schema: dict[str, Any]) -> Callable[[Typed], Typed]:
     """Record on a reader the JSON Schema of the values that it takes.
 
-    It stands on the reader and in no table, so that a reader ends with whatever needed it.
+    The schema is kept on the reader and in no table, so that it is freed with the reader.
     """
 
     def note(reader: Typed) -> Typed:
@@ -157,8 +157,8 @@ class Parsed(Generic[Format]):
 
 
 def without_mark(body: bytes) -> bytes:
-    """Return a body, or a line of one, without the byte order mark before it. All that decodes JSON
-    of clients asks.
+    """Return a body, or a line of one, without the byte order mark before it. Whatever decodes the
+    JSON of a client calls this first.
     """
     return body.removeprefix(MARK)
 
@@ -178,7 +178,7 @@ def check_values(body: bytes, max_texts: int = 0) -> None:
 
 def check_size(body: bytes, num_text_bytes: Callable[[bytes], int], kind: str, texts: str) -> None:
     """Raise MalformedRequest if all but the `texts` of a body have over MAX_VALUES_BYTES, or if it
-    is not of a kind.
+    is not the JSON of `kind`.
     """
     if len(body) <= MAX_VALUES_BYTES:
         return
@@ -270,8 +270,8 @@ def checked(
     fault: Callable[[Any], str],
     convert: Callable[[Any], Any] = lambda value: value,
 ) -> Reader:
-    """Make a reader that returns a value, converted if need be, if the rule that it
-    breaks is "".
+    """Make a reader of values of a schema. `fault` returns the rule that a value breaks, or "" for
+    a good one, which `convert` then converts.
     """
 
     @takes(schema)

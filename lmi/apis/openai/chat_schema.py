@@ -42,7 +42,7 @@ from lmi.apis.openai.tools import (
 from lmi.errors import InvalidParameter, Unsupported, shorten
 from lmi.types import Chat, Image
 
-# The last two are those of responses.
+# The last four are those of Responses.
 TEXT_PARTS = (
     "text",
     "refusal",
@@ -356,8 +356,8 @@ def _chat(
 
 
 def _role(name: str, value: object) -> str:
-    """Read a role, one that every model has or one of the template's own: what that does not take,
-    it refuses.
+    """Read a role: one that every model has, or one of the template's own, which refuses those that
+    it does not know.
     """
     if not isinstance(value, str) or not (value in ROLES or OTHER_ROLE.fullmatch(value)):
         raise InvalidParameter(name, ROLE_RULE, value)

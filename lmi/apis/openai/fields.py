@@ -49,7 +49,7 @@ CANNOT: dict[str, str] = {
     "xtc_probability": NO_CHOICE,
 }
 NOTHING: tuple[object, ...] = (False, [], {}, "")
-# The values that ask for nothing, where they are others.
+# The values that ask for nothing, where they are not those of NOTHING.
 ASKS_NOTHING: dict[str, tuple[object, ...]] = {
     "dry_multiplier": (0, 0.0),
     "dynatemp_range": (0, 0.0),

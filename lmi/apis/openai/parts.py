@@ -209,7 +209,7 @@ def harmony(buffer: AnswerBuffer, *, has_tools: bool) -> Reading:
     openai/harmony.
     """
     kind: type[Thought | Text | Arguments] = Text
-    # There is none inside of a message.
+    # The header that is read now. Inside of a message there is none.
     header: str | None = None
     while True:
         text, mark, buffer.text = cut(buffer.text, START, CHANNEL, MESSAGE, CONSTRAIN, *ENDS)

@@ -137,8 +137,8 @@ def _logprobs(name: str, value: object) -> int | None:
 
 
 def check_stream_options(values: ParameterValues, ignored: list[str]) -> None:
-    """Refuse options of a stream that is none, as OpenAI and vLLM do. Adds a line for each unknown
-    name in them.
+    """Refuse options of a stream where the answer is not streamed, as OpenAI and vLLM do. Adds a
+    line for each unknown name in them.
     """
     options = values.get("stream_options")
     if not options:
@@ -187,7 +187,7 @@ SHARED |= FLAG
 SHARED |= rows("length_penalty", "early_stopping", "logits_post_processor_name")
 SHARED |= GUIDED
 SHARED |= OTHER_GUIDES
-# SGLang's name.
+# This is SGLang's name.
 SHARED |= rows(no_stop_trim="include_stop_str_in_output")
 SHARED |= rows(
     "truncation_side",
@@ -326,7 +326,7 @@ def read(
 def _format_of_stream(
     fields: Mapping[str, object], model: ModelConfig, stream_format: OutputFormat | None
 ) -> OutputFormat:
-    """Return the format that `read` describes. A stream's is none but those in STREAMS."""
+    """Return the format that `read` describes. Only the formats in STREAMS count."""
     if stream_format is None:
         return OutputFormat.SSE
 
@@ -390,7 +390,7 @@ def _check_together(values: ParameterValues) -> None:
 
 
 def format_of(values: ParameterValues, format: OpenAIFormat) -> OpenAIFormat:
-    """Return the format with what the fields say of it that both schemas share."""
+    """Return the format with those of its fields that completions and chats read alike."""
     if values.get("stream") and "num_prompt_log_probs" in values:
         raise Unsupported("prompt_logprobs", "a stream has no place for them")
 
