@@ -42,7 +42,9 @@ def run(folder: Path, *arguments: str, **files: str) -> tuple[int, list[str]]:
         (folder / f"test_{name}.py").write_text(text)
 
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    command = [sys.executable, "-m", "pytest", "-p", "tests.rerun", *arguments]
+    # The other plugins take longer to import than these tests to run.
+    environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    command = [sys.executable, "-m", "pytest", "-p", "xdist", "-p", "tests.rerun", *arguments]
     done = subprocess.run(
         command,
         cwd=folder,
