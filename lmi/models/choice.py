@@ -60,7 +60,7 @@ class SeveralModels(Models):
     once.
     """
 
-    keeps_one = False
+    keeps_only_one = False
 
     def __init__(self, front_end: FrontEnd) -> None:
         super().__init__(front_end)

@@ -74,7 +74,7 @@ async def member(exchange: Exchange, models: Models) -> None:
         await _registry(models).unregister(name)
         await exchange.send_json({"status": f'Model "{name}" unregistered'})
     elif not isinstance(models, SeveralModels):
-        service = models.the_only()
+        service = models.require_only()
         service.check_model(name)
         await exchange.send_json([as_in_reference(service)])
     else:
@@ -89,7 +89,7 @@ def _described(models: Models) -> list[dict[str, str]]:
     if isinstance(models, SeveralModels):
         return [_describe(models, entry) for entry in models.folder.entries()]
 
-    service = models.the_only()
+    service = models.require_only()
     model = service.config.model
     return [{"modelName": model.name, "modelUrl": model.name, "status": state_of(service).upper()}]
 

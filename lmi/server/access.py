@@ -17,7 +17,9 @@ from lmi.runtime import ServerRuntime
 from lmi.settings.annexes import digest
 from lmi.supervisor.credentials import Credentials, SharedCredentials
 
-PAGES = ("/", "/playground", "/docs")  # they ask for the key that their requests need
+# Pages need no key themselves: they ask for the one that their requests need.
+PAGES = ("/", "/playground", "/docs")
+# These paths need no key.
 PROBES = (
     "/ping",
     "/health",
@@ -26,16 +28,17 @@ PROBES = (
     "/readyz",
     "/v2/health/live",
     "/v2/health/ready",
-)  # need no key
+)
 KEY_FIELDS = (b"x-api-key", b"api-key")
 FAIRNESS_ID = "x-llm-d-inference-fairness-id"
 MAX_CLIENT_CHARS = 128
+# Pages of other origins may read these headers, beside those that every page may read.
 READABLE = (
     "Retry-After",
     REFUSAL,
     "X-Request-Id",
     "WWW-Authenticate",
-)  # by pages of other origins, beside what every page may
+)
 # The requests of the management port, and those of both: /docs and the playground both read the
 # description.
 MANAGEMENT = re.compile(
@@ -55,15 +58,16 @@ class Access:
     def __init__(
         self, runtime: ServerRuntime, credentials: SharedCredentials | None = None
     ) -> None:
+        config = runtime.config
         self._runtime = runtime
-        self._config = runtime.config
-        self._is_open = not self._config.api_keys and self._config.api_key_file is None
+        self._config = config
+        self._is_open = not config.api_keys and config.api_key_file is None
         self._keys = keys_of(runtime)
-        self._credentials = None if self._config.api_key_file is None else credentials
-        self._known: Credentials | None = None  # whose keys are among those above
-        self._hosts = self._config.allowed_hosts or (
-            () if is_loopback(self._config.host) else (ANY,)
-        )
+        self._credentials = None if config.api_key_file is None else credentials
+        # The credentials whose keys are among those above.
+        self._current: Credentials | None = None
+        hosts_of_address = () if is_loopback(config.host) else (ANY,)
+        self._hosts = config.allowed_hosts or hosts_of_address
         self._has_told_of_key = False
 
     def check(self, exchange: Exchange) -> None:
@@ -72,11 +76,16 @@ class Access:
         """
         self._check_port(exchange)
         key = self._key_of(exchange)
-        if not key:  # which no page has that its owner did not give it to
+        if not key:
+            # A page with a key has got it from the key's owner, so only the others are checked.
             check_page(exchange, self._config.cors_allowed_origins, self._hosts)
 
-        if self._config.trust_fairness_id and (given := exchange.headers.get(FAIRNESS_ID)):
-            exchange.client = f"id {given[:MAX_CLIENT_CHARS]}"
+        fairness_id = None
+        if self._config.trust_fairness_id:
+            fairness_id = exchange.headers.get(FAIRNESS_ID)
+
+        if fairness_id:
+            exchange.client = f"id {fairness_id[:MAX_CLIENT_CHARS]}"
         elif key:
             exchange.client = f"key {key[:16]}"
 
@@ -89,25 +98,25 @@ class Access:
         if port is None or ANYWHERE.fullmatch(path):
             return
 
-        is_management = MANAGEMENT.fullmatch(path) or CHANGES_MODELS.fullmatch(
-            f"{exchange.method} {path}"
+        method_and_path = f"{exchange.method} {path}"
+        is_management = bool(
+            MANAGEMENT.fullmatch(path) or CHANGES_MODELS.fullmatch(method_and_path)
         )
-        if bool(is_management) != (exchange.scope["server"][1] == port):
+        came_to_management_port = exchange.scope["server"][1] == port
+        if is_management != came_to_management_port:
             raise HTTPException(404)
 
     def _key_of(self, exchange: Exchange) -> str:
         """Return the digest of the request's key, "" where it needs none. Raises Unauthorized."""
-        given = given_keys(exchange)
+        keys = keys_of_client(exchange)
         if self._is_open:
-            if (
-                given and not self._has_told_of_key
-            ):  # its owner may believe that the server checks it
+            if keys and not self._has_told_of_key:
+                # The owner of the key may believe that the server checks it.
                 self._has_told_of_key = True
-                said = (
+                log.warning(
                     "a client sent an API key, but this server has no keys and checks nothing: "
                     "it serves everyone"
                 )
-                log.warning(said)
 
             return ""
 
@@ -116,16 +125,15 @@ class Access:
             return ""
 
         self._follow_file()
-        key = next((key for key in map(digest, given) if key in self._keys), "")
-        if not key:
-            what = (
-                "this server does not know the key of the request"
-                if given
-                else "the request has no key"
-            )
-            raise Unauthorized(f"{what}: send one as Authorization: Bearer KEY or x-api-key")
+        for key_digest in map(digest, keys):
+            if key_digest in self._keys:
+                return key_digest
 
-        return key
+        why = "the request has no key"
+        if keys:
+            why = "this server does not know the key of the request"
+
+        raise Unauthorized(f"{why}: send one as Authorization: Bearer KEY or x-api-key")
 
     def _follow_file(self) -> None:
         """Take the keys of the file as the supervisor has read it last. It may have none, and then
@@ -135,35 +143,35 @@ class Access:
             return
 
         current = self._credentials.current()
-        if current is not self._known:
-            self._known = current
+        if current is not self._current:
+            self._current = current
             self._keys = keys_of(self._runtime, current.keys)
 
 
-def given_keys(exchange: Exchange) -> list[str]:
+def keys_of_client(exchange: Exchange) -> list[str]:
     """Return the API keys that a client sends. Signatures and passwords do not count, because
     proxies read them.
     """
     headers = exchange.headers.raw
     keys = [value for name, value in headers if name in KEY_FIELDS]
-    keys += [
-        value[7:]
-        for name, value in headers
-        if name == b"authorization" and value[:7].lower() == b"bearer "
-    ]
+    for name, value in headers:
+        if name == b"authorization" and value[:7].lower() == b"bearer ":
+            keys.append(value[7:])
+
     return [key.strip().decode("latin-1") for key in keys]
 
 
-def keys_of(runtime: ServerRuntime, of_file: Iterable[str] = ()) -> set[str]:
-    """Return the digests of a server's keys, with its own gateway's if there are any. `of_file` are
-    those of a file.
-    """
-    found = {*runtime.config.api_keys, *of_file}
-    if found:
-        with suppress(FileNotFoundError):
-            found.add(runtime.gateway_key().read_text())
+def keys_of(runtime: ServerRuntime, keys_of_file: Iterable[str] = ()) -> set[str]:
+    """Return the digests of a server's keys, with its own gateway's if there are any.
 
-    return found
+    `keys_of_file` are the digests of a file of keys.
+    """
+    keys = {*runtime.config.api_keys, *keys_of_file}
+    if keys:
+        with suppress(FileNotFoundError):
+            keys.add(runtime.gateway_key().read_text())
+
+    return keys
 
 
 class CrossOrigin(CORSMiddleware):

@@ -49,19 +49,23 @@ if TYPE_CHECKING:
 
 Handler = Callable[[Exchange, Service], Awaitable[None]]
 ServerHandler = Callable[[Exchange, Models], Awaitable[None]]
-Row = tuple[str, list[str], Handler]  # path, methods
+# The path, its methods, and what answers it.
+Row = tuple[str, list[str], Handler]
 ServerRow = tuple[str, list[str], ServerHandler]
 
 log = logging.getLogger(__name__)
 
-TARGET_MODEL = "x-amzn-sagemaker-target-model"  # the platform's name of a model, for the log only
-UNCOUNTED = (*PROBES, "/metrics")  # nor logged
+# The platform's name of a model, which only the log has.
+TARGET_MODEL = "x-amzn-sagemaker-target-model"
+# Requests for these are neither counted nor logged.
+UNCOUNTED = (*PROBES, "/metrics")
+# These errors are told in the words of the API, all others in those of HTTP.
 IN_WORDS_OF_THE_API = (
     Unauthorized,
     ForeignPage,
     UnknownModel,
     Overloaded,
-)  # others have those of HTTP
+)
 SERVER_ROUTES: list[ServerRow] = [
     *pages.ROUTES,
     *health.ROUTES,
@@ -89,12 +93,16 @@ def create_app() -> ASGIApp:
     """Make the application of this front end. Its slot and settings come from the environment."""
     runtime = ServerRuntime.from_environ()
     block = runtime.attach()
+    record = block.frontends[int(os.environ["LMI_SLOT"])]
+    front_end = FrontEnd(runtime, block, record)
+
     kind = SeveralModels if runtime.config.multi_model else Models
-    models = kind(FrontEnd(runtime, block, block.frontends[int(os.environ["LMI_SLOT"])]))
+    models = kind(front_end)
     models.load()
-    return build_app(
-        models, exporter_of(models.front_end), SharedCredentials.from_environ(block.supervisor)
-    )
+
+    exporter = exporter_of(front_end)
+    credentials = SharedCredentials.from_environ(block.supervisor)
+    return build_app(models, exporter, credentials)
 
 
 def tls_context(config: object, make_default: object) -> ssl.SSLContext:
@@ -122,17 +130,15 @@ def build_app(
         if exporter is not None:
             await exporter.close()
 
-    by_code = {path: handler for path, _, handler in USER_CODE_ROUTES}
-    of_models = [
-        (path, methods, of_model(handler, by_code.get(path))) for path, methods, handler in ROUTES
-    ]
-    routes = [
-        Route(path, Endpoint(handler), methods=methods)
-        for path, methods, handler in SERVER_ROUTES + of_models
-    ]
-    app = ErrorMiddleware(
-        Router(routes, lifespan=lifespan, redirect_slashes=False), models, exporter, credentials
-    )
+    user_code_handlers = {path: handler for path, _, handler in USER_CODE_ROUTES}
+    rows = list(SERVER_ROUTES)
+    for path, methods, handler in ROUTES:
+        rows.append((path, methods, of_model(handler, user_code_handlers.get(path))))
+
+    routes = [Route(path, Endpoint(handler), methods=methods) for path, methods, handler in rows]
+    router = Router(routes, lifespan=lifespan, redirect_slashes=False)
+    app = ErrorMiddleware(router, models, exporter, credentials)
+
     origins = models.front_end.config.cors_allowed_origins
     return CrossOrigin(app, origins, app.end_requests) if origins else app
 
@@ -141,7 +147,8 @@ def exporter_of(front_end: FrontEnd) -> Exporter | None:
     """Return what exports traces, where `option.otlp_traces_endpoint` is given: nothing of it is
     imported elsewhere.
     """
-    if (endpoint := front_end.config.otlp_traces_endpoint) is None:
+    endpoint = front_end.config.otlp_traces_endpoint
+    if endpoint is None:
         return None
 
     from lmi.tracing import Exporter
@@ -159,7 +166,7 @@ class Endpoint:
         await self._handler(scope["lmi.exchange"], scope["lmi.models"])
 
 
-def of_model(of_engines: Handler, of_user_code: Handler | None) -> ServerHandler:
+def of_model(engine_handler: Handler, user_code_handler: Handler | None) -> ServerHandler:
     """Return what lets the model of a request answer it: one with engines, or one that is user
     code.
     """
@@ -168,7 +175,8 @@ def of_model(of_engines: Handler, of_user_code: Handler | None) -> ServerHandler
         service = await models.pick(exchange)
         exchange.model = service.config.model.name
         report_load(exchange, service)
-        handler = of_user_code if service.config.is_user_code else of_engines
+
+        handler = user_code_handler if service.config.is_user_code else engine_handler
         if handler is None:
             raise HTTPException(404)
 
@@ -196,19 +204,19 @@ class ErrorMiddleware:
         self._access = Access(models.front_end.runtime, credentials)
         self._exporter = exporter
         self._open: set[Exchange] = set()
-        self._end: LmiError | None = (
-            None  # of requests that are open when the time of a drain is over
-        )
+        # What ends the requests that are open when the time of a drain is over.
+        self._end: LmiError | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
 
-        make = BufferedExchange if self._front_end.config.buffer_streams else Exchange
-        exchange = make(scope, receive, send)
+        exchange_class = BufferedExchange if self._front_end.config.buffer_streams else Exchange
+        exchange = exchange_class(scope, receive, send)
         scope.update({"app": self, "lmi.exchange": exchange, "lmi.models": self._models})
         if self._exporter is not None:
-            scope["lmi.meters"] = []  # of the answers, for their spans
+            # The meters of the answers, for their spans.
+            scope["lmi.meters"] = []
 
         self._open.add(exchange)
         if anthropic.is_of_anthropic(exchange):
@@ -221,10 +229,12 @@ class ErrorMiddleware:
 
             async with exchange.deadline(None):
                 await self._app(scope, receive, send)
-        except HTTPException as error:  # starlette's own 404 and 405
+        except HTTPException as error:
+            # Starlette raises it where no route has the path (404) or the method (405).
             why = openai.why_not_found(exchange.path) if error.status_code == 404 else ""
             message = f"{error.detail}: {exchange.method} {shorten(exchange.path)}{why}"
-            await self._refuse(exchange, LmiError(message), error.status_code, error.headers or {})
+            headers = error.headers or {}
+            await self._refuse(exchange, LmiError(message), error.status_code, headers)
         except ClientGone:
             exchange.status = ClientGone.status
         except LmiError as error:
@@ -236,12 +246,11 @@ class ErrorMiddleware:
         except Exception:
             log.exception("request %s failed in the front end", exchange.request_id)
             if exchange.has_begun:
-                # an answer has begun: the server cuts the connection, which shows that it is
-                # incomplete
+                # The server cuts the connection, which shows that the answer is incomplete.
                 raise
 
-            said = f"internal error, see the log for request {exchange.request_id}"
-            await self._refuse(exchange, LmiError(said), LmiError.status, {})
+            message = f"internal error, see the log for request {exchange.request_id}"
+            await self._refuse(exchange, LmiError(message), LmiError.status, {})
         finally:
             self._open.remove(exchange)
             exchange.hold(0)
@@ -253,10 +262,11 @@ class ErrorMiddleware:
         self, exchange: Exchange, error: LmiError, status: int, headers: Mapping[str, str]
     ) -> None:
         """Answer as the API of the path does."""
-        model = self._models.usual
+        model = self._models.only_model
         api = ANTHROPIC if anthropic.is_of_anthropic(exchange) else api_at(exchange.path, model)
         format = api.default_format(model)
         request_id = exchange.request_id
+
         if isinstance(error, IN_WORDS_OF_THE_API):
             rendered = api.errors.render(error, format, accepted=False, request_id=request_id)
         else:
@@ -271,6 +281,7 @@ class ErrorMiddleware:
         self._end = Unavailable(
             f"the server shuts down, and the answer took longer than drain_timeout ({limit_s:g} s)"
         )
+
         for exchange in self._open:
             exchange.end_early(self._end)
 
@@ -282,7 +293,9 @@ class ErrorMiddleware:
         record = self._front_end.record
         record.num_requests.add(str(exchange.status))
         record.request_duration_s.observe(duration_s)
+
         target = exchange.headers.get(TARGET_MODEL)
-        exchange.log_access(duration_s, **({"target_model": target} if target else {}))
+        log_fields = {"target_model": target} if target else {}
+        exchange.log_access(duration_s, **log_fields)
         if self._exporter is not None:
             self._exporter.add(exchange, exchange.scope["lmi.meters"])

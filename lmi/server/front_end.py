@@ -28,13 +28,14 @@ class FrontEnd:
     def __init__(self, runtime: ServerRuntime, block: Block, record: FrontEndRecord) -> None:
         self.runtime = runtime
         self.config = runtime.config
-        self.block = block  # with the records of supervisor and front ends
-        self.record = record  # of this front end
+        # The records of the supervisor and of all front ends.
+        self.block = block
+        # The record of this front end.
+        self.record = record
         self.slot = block.frontends.index(record)
         self.body_memory = BodyMemory(record, self.config.max_body_memory)
-        self.reading = asyncio.Semaphore(
-            NUM_READERS
-        )  # of large bodies, whose objects take many times their bytes
+        # Bounds how many large bodies are read at once: their objects take many times their bytes.
+        self.reading = asyncio.Semaphore(NUM_READERS)
         self._reported: set[str] = set()
 
     @property
@@ -54,12 +55,8 @@ class FrontEnd:
         """
         for line in lines:
             is_new = line not in self._reported and len(self._reported) < MAX_REPORTED
-            log.log(
-                logging.WARNING if is_new else logging.DEBUG,
-                "%s",
-                line,
-                extra={"request_id": request_id},
-            )
+            level = logging.WARNING if is_new else logging.DEBUG
+            log.log(level, "%s", line, extra={"request_id": request_id})
             if is_new:
                 self._reported.add(line)
 
@@ -73,14 +70,19 @@ def explain(runtime: ServerRuntime, error: Exception) -> int:
 
     try:
         write_whole(runtime.front_end_failure(), describe(error).encode(errors="replace"))
-    except OSError:  # a full disk
+    except OSError:
+        # The disk may be full.
         log.error("the front end cannot start: %s", describe(error))
 
-    code: int = (
-        Arbiter.APP_LOAD_ERROR if isinstance(error, StartError) else Arbiter.WORKER_BOOT_ERROR
-    )
+    code: int = Arbiter.WORKER_BOOT_ERROR
+    if isinstance(error, StartError):
+        code = Arbiter.APP_LOAD_ERROR
+
     return code
 
 
 def describe(error: Exception) -> str:
-    return str(error) if isinstance(error, StartError) else f"{type(error).__name__}: {error}"
+    if isinstance(error, StartError):
+        return str(error)
+
+    return f"{type(error).__name__}: {error}"

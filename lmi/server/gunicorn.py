@@ -24,7 +24,8 @@ from gunicorn.workers.workertmp import WorkerTmp  # type: ignore[import-untyped]
 from uvicorn.server import Server
 from uvicorn_worker import UvicornWorker  # type: ignore[import-untyped]
 
-import lmi.server.app  # before the fork, so that all workers share its code
+# It is imported before the fork, so that all workers share its code.
+import lmi.server.app
 import lmi.shared.log
 from lmi.http.protocol import GuardedProtocol, Refusal
 from lmi.runtime import ServerRuntime
@@ -34,15 +35,17 @@ from lmi.shared.sink import guard_streams
 from lmi.shared.state import FrontEndRecord, Phase
 from lmi.supervisor.restarts import FIRST_DELAY_S, LONGEST_DELAY_S, Pauses, drain_notice_s
 
-util._setproctitle = lambda title: (
-    None
-)  # it would replace our names where setproctitle is installed, as with vLLM
+# setproctitle, which vLLM installs, would replace our names of processes.
+util._setproctitle = lambda title: None
 
 BEAT_S = 1.0
-# from the end of an application's open requests to the moment when uvicorn cancels those that go on
+# From the end of an application's open requests to the moment when uvicorn cancels those that go
+# on.
 LAST_S = 1.0
-LATE_S = 3.0  # the master checks its workers once a second; in a gap of this length it did not run
-SILENT_S = 15.0  # a record without a beat for this long is free
+# The master checks its workers once a second. In a gap of this length it did not run.
+LATE_S = 3.0
+# A record without a beat for this long is free.
+SILENT_S = 15.0
 
 log = logging.getLogger(__name__)
 
@@ -120,7 +123,10 @@ class FrontEndServer(Server):
 
     def stop_accepting(self) -> None:
         """Leave the port to another process. The connections that are here go on."""
-        for server in self.servers if self.started else ():
+        if not self.started:
+            return
+
+        for server in self.servers:
             server.close()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -179,14 +185,17 @@ class FrontEndWorker(UvicornWorker):  # type: ignore[misc]
                 return
 
             until_s = time.monotonic() + delay_s
-            while (left_s := until_s - time.monotonic()) > 0:
+            wait_s = delay_s
+            while wait_s > 0:
                 self.notify()
-                time.sleep(min(BEAT_S, left_s))
+                time.sleep(min(BEAT_S, wait_s))
+                wait_s = until_s - time.monotonic()
 
             delay_s = min(2 * delay_s, LONGEST_DELAY_S)
 
     async def _serve(self) -> None:
-        faulthandler.enable()  # gunicorn aborts a worker with a blocked loop; the stacks show where
+        # gunicorn aborts a worker with a blocked loop, and the stacks show where.
+        faulthandler.enable()
         self.config.app = self.wsgi
         server = FrontEndServer(self.config)
         asyncio.get_running_loop().add_signal_handler(signal.SIGQUIT, os._exit, 0)
@@ -196,8 +205,10 @@ class FrontEndWorker(UvicornWorker):  # type: ignore[misc]
         finally:
             beat.cancel()
 
-        if not server.started:  # BOOT_ERROR ends the master too
-            sys.exit(Arbiter.WORKER_BOOT_ERROR if _block.supervisor.phase == Phase.LOADING else 1)
+        if not server.started:
+            # WORKER_BOOT_ERROR ends the master too.
+            is_loading = _block.supervisor.phase == Phase.LOADING
+            sys.exit(Arbiter.WORKER_BOOT_ERROR if is_loading else 1)
 
     async def _beat(self, server: FrontEndServer) -> None:
         """Report once a second. End in order when the master is gone or the supervisor drains.
@@ -213,9 +224,11 @@ class FrontEndWorker(UvicornWorker):  # type: ignore[misc]
             self.record.loop_lag_s = now - due_s
             self.record.num_open_connections = len(server.server_state.connections)
             lmi.shared.log.follow(_block.supervisor.log_level)
+
             parent = os.getppid()
             if parent not in (self.ppid, _supervisor_pid):
-                os._exit(0)  # the supervisor is gone, and with it the container
+                # The supervisor is gone, and with it the container.
+                os._exit(0)
 
             if _block.supervisor.heir:
                 server.stop_accepting()
@@ -246,23 +259,25 @@ def when_ready(server: Arbiter) -> None:
 
 def pre_fork(server: Arbiter, worker: FrontEndWorker) -> None:
     """Give the worker the lowest slot that no live worker of any master has. Runs in the master."""
-    slots = set(range(len(_block.frontends))) - {other.slot for other in server.WORKERS.values()}
-    free = [slot for slot in slots if not _is_in_use(_block.frontends[slot])]
-    if not free:  # masters died faster than the streams of their workers ended
-        free = [min(slots, key=lambda slot: _block.frontends[slot].beat_s)]
-        linux.send(_block.frontends[free[0]].pid, signal.SIGKILL)
+    num_slots = len(_block.frontends)
+    slots = set(range(num_slots)) - {live.slot for live in server.WORKERS.values()}
+    free_slots = [slot for slot in slots if not _is_in_use(_block.frontends[slot])]
+    if not free_slots:
+        # Masters died faster than the streams of their workers ended.
+        silent_slot = min(slots, key=lambda slot: _block.frontends[slot].beat_s)
+        linux.send(_block.frontends[silent_slot].pid, signal.SIGKILL)
+        free_slots = [silent_slot]
 
-    worker.slot = min(free)
-    # a collection in the worker would write to every object, and so copy the pages that both share
+    worker.slot = min(free_slots)
+    # A collection in the worker would write to every object, and so copy the pages that both share.
     gc.freeze()
 
 
 def _is_in_use(record: FrontEndRecord) -> bool:
-    return (
-        record.pid != 0
-        and linux.is_alive(record.pid)
-        and time.monotonic() - record.beat_s < SILENT_S
-    )
+    if record.pid == 0 or not linux.is_alive(record.pid):
+        return False
+
+    return time.monotonic() - record.beat_s < SILENT_S
 
 
 def post_fork(server: Arbiter, worker: FrontEndWorker) -> None:
@@ -274,9 +289,10 @@ def post_fork(server: Arbiter, worker: FrontEndWorker) -> None:
     worker.record.claim()
     lmi.shared.log.count_dropped_in(worker.record)
     worker.record.num_starts += 1
-    if (
-        sum(record.num_starts for record in _block.frontends) > workers
-    ):  # the successor of a master takes other slots
+
+    # The starts of all slots count, because the successor of a master takes other slots.
+    num_starts = sum(record.num_starts for record in _block.frontends)
+    if num_starts > workers:
         log.info("front end %d starts again as process %d", worker.slot, os.getpid())
 
     os.environ["LMI_SLOT"] = str(worker.slot)
@@ -291,12 +307,13 @@ def child_exit(server: Arbiter, worker: FrontEndWorker) -> None:
 
 workers = _server.frontend_workers
 worker_class = FrontEndWorker
-worker_tmp_dir = (
-    "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-)  # a beat on an overlay disk can stall
+# A beat on an overlay disk can stall.
+worker_tmp_dir = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 timeout = 10  # seconds without a beat
-graceful_timeout = int(_finish_s + LAST_S) + 2  # must exceed uvicorn's own
-keepalive = 120  # longer than a proxy keeps an idle connection
+# It must exceed uvicorn's own.
+graceful_timeout = int(_finish_s + LAST_S) + 2
+# It is longer than a proxy keeps an idle connection.
+keepalive = 120
 control_socket_disable = True
 forwarded_allow_ips = ""
 logger_class = Log

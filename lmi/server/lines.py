@@ -32,17 +32,21 @@ from lmi.types import OutputFormat
 MEDIA_TYPE = "application/jsonlines"
 MEDIA_TYPES = (MEDIA_TYPE, "application/x-ndjson", "application/x-jsonlines")
 MAX_LINES = 100_000
-MAX_TRANSFORM_MB = 100  # of all requests at once, which is SageMaker's limit
+# SageMaker's limit for all requests of a transform that are in flight at once.
+MAX_TRANSFORM_MB = 100
 IGNORED_STREAM = "stream: no effect in a body of lines, whose answers are whole"
 OF_A_STREAM = ("stream", "stream_options")
-LINE = re.compile(rb"\S[^\n]*")  # skips blank lines, however many there are
+# It skips blank lines, however many there are.
+LINE = re.compile(rb"\S[^\n]*")
 
 log = logging.getLogger(__name__)
 
 
 def are_lines(exchange: Exchange) -> bool:
     """Whether the request's content type says that its body holds JSON lines."""
-    return exchange.headers.get("content-type", "").partition(";")[0].strip().lower() in MEDIA_TYPES
+    content_type = exchange.headers.get("content-type", "")
+    media_type = content_type.partition(";")[0].strip().lower()
+    return media_type in MEDIA_TYPES
 
 
 async def serve_lines(exchange: Exchange, service: Service, api: AnyApi, choose: Choose) -> None:
@@ -52,13 +56,16 @@ async def serve_lines(exchange: Exchange, service: Service, api: AnyApi, choose:
     """
     assert service.engines is not None
     with closing(Inference(exchange, service, api)) as body:
-        whole = await body.receive()
-        num_lines = check_lines(whole)
-        await service.engines.ready()  # else every line would fail for the same reason
+        content = await body.receive()
+        num_lines = check_lines(content)
+        # Without an engine every line would fail for the same reason.
+        await service.engines.ready()
         body.session = await session_of(exchange, service)
+
         answers = [b""] * num_lines
         places = Places(max(1, service.num_running_sequences))
-        waiting = enumerate(LINE.finditer(whole))  # those that no worker has taken
+        # The lines that no worker has taken yet.
+        waiting = enumerate(LINE.finditer(content))
 
         async def work() -> None:
             for number, line in waiting:
@@ -66,9 +73,8 @@ async def serve_lines(exchange: Exchange, service: Service, api: AnyApi, choose:
                     return
 
                 answers[number] = await LineInference(body).answer(line[0], choose, places) + b"\n"
-                await asyncio.sleep(
-                    0
-                )  # a line that is refused waits for nothing, and many would hold up others
+                # A line that is refused waits for nothing, and many would hold up other requests.
+                await asyncio.sleep(0)
 
         async def work_together() -> None:
             async with asyncio.TaskGroup() as workers:
@@ -78,7 +84,8 @@ async def serve_lines(exchange: Exchange, service: Service, api: AnyApi, choose:
         with service.admitted():
             await exchange.run_while_there(work_together())
 
-        exchange.check_goes_on()  # else the lines that were not answered would count as answered
+        # If the exchange ends early, the lines without an answer must not count as answered.
+        exchange.check_goes_on()
         await exchange.send_whole(200, MEDIA_TYPE, b"".join(answers))
 
 
@@ -91,8 +98,8 @@ def check_lines(body: bytes) -> int:
 
     num_lines = sum(1 for _ in islice(LINE.finditer(body), MAX_LINES + 1))
     if not 1 <= num_lines <= MAX_LINES:
-        found = "has more" if num_lines else "is empty"
-        raise MalformedRequest(f"the body {found}, 1 to {MAX_LINES} lines of JSON are needed")
+        why = "has more" if num_lines else "is empty"
+        raise MalformedRequest(f"the body {why}, 1 to {MAX_LINES} lines of JSON are needed")
 
     return num_lines
 
@@ -103,7 +110,8 @@ class Places:
     """
 
     def __init__(self, num: int) -> None:
-        self.num = self._num_free = num
+        self.num = num
+        self._num_free = num
         self._changed = asyncio.Condition()
 
     @asynccontextmanager
@@ -152,8 +160,8 @@ class LineInference(Inference):
             return with_code(rendered.body, rendered.status)
         except Exception:
             log.exception("a line of request %s failed in the front end", self.exchange.request_id)
-            said = f"internal error, see the log for request {self.exchange.request_id}"
-            return orjson.dumps({"error": said, "code": 500})
+            text = f"internal error, see the log for request {self.exchange.request_id}"
+            return orjson.dumps({"error": text, "code": 500})
         finally:
             self.close()
 
@@ -162,10 +170,11 @@ class LineInference(Inference):
 
     async def read(self, body: bytes, choose: Choose | None = None) -> Message[Any]:
         message = await super().read(body, choose)
+        dropped: tuple[str, ...] = ("stream",)
         if message.format.is_streamed:
+            dropped = OF_A_STREAM
             self.service.front_end.report_ignored((IGNORED_STREAM,), self.exchange.request_id)
 
-        dropped = OF_A_STREAM if message.format.is_streamed else ("stream",)
         fields = {name: value for name, value in message.fields.items() if name not in dropped}
         self.format = replace(message.format, output_format=OutputFormat.JSON)
         return replace(message, fields=fields, format=self.format)
@@ -181,7 +190,8 @@ def one_value(body: bytes) -> bytes:
     except orjson.JSONDecodeError:
         return one_line(orjson.dumps(body.decode(errors="replace")))
 
-    return one_line(orjson.dumps(value) if b"\n" in body or b"\r" in body else body)
+    has_several_lines = b"\n" in body or b"\r" in body
+    return one_line(orjson.dumps(value) if has_several_lines else body)
 
 
 def with_code(body: bytes, status: int) -> bytes:
@@ -189,17 +199,20 @@ def with_code(body: bytes, status: int) -> bytes:
     line.
     """
     error = orjson.loads(body)
-    return one_value(body if "code" in error else orjson.dumps(error | {"code": status}))
+    if "code" not in error:
+        body = orjson.dumps(error | {"code": status})
+
+    return one_value(body)
 
 
 async def execution_parameters(exchange: Exchange, models: Models) -> None:
     """Tell how a batch transform should send its records."""
     server = models.front_end.config
     services = await models.listed()
+    num_running_sequences = sum(service.num_running_sequences for service in services)
+
     fields = {
-        "MaxConcurrentTransforms": num_transforms(
-            server, sum(service.num_running_sequences for service in services)
-        ),
+        "MaxConcurrentTransforms": num_transforms(server, num_running_sequences),
         "BatchStrategy": server.batch_strategy,
         "MaxPayloadInMB": server.max_payload_mb,
     }
@@ -214,9 +227,8 @@ def num_transforms(server: ServerConfig, num_running_sequences: int) -> int:
         return server.max_concurrent_transforms
 
     if server.max_payload_mb:
-        num_running_sequences = min(
-            num_running_sequences, MAX_TRANSFORM_MB // server.max_payload_mb
-        )
+        num_under_limit = MAX_TRANSFORM_MB // server.max_payload_mb
+        num_running_sequences = min(num_running_sequences, num_under_limit)
 
     return max(1, num_running_sequences)
 

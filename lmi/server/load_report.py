@@ -12,24 +12,24 @@ from lmi.http.exchange import Exchange, Header
 from lmi.server.service import Service
 from lmi.shared.state import EngineRecord
 
-FORMAT = "endpoint-load-metrics-format"  # of a request
-REPORT = "endpoint-load-metrics"  # of its response
+# The header of a request that asks for the load, and that of the response which has it.
+FORMAT = "endpoint-load-metrics-format"
+REPORT = "endpoint-load-metrics"
 
 
 def report_load(exchange: Exchange, service: Service) -> None:
     """Let the head of the response have the load at that moment, if the request asks for it in a
     known format.
     """
-    given = exchange.headers.get(FORMAT)
-    if given is None:
+    format = exchange.headers.get(FORMAT)
+    if format is None:
         return
 
-    if given.upper() not in WRITERS:
+    write = WRITERS.get(format.upper())
+    if write is None:
         line = f"{FORMAT} has no effect: allowed is {' or '.join(WRITERS)}"
         service.front_end.report_ignored([line], exchange.request_id)
         return
-
-    write = WRITERS[given.upper()]
 
     def headers() -> Iterable[Header]:
         yield REPORT, write(load_of(service.block.engines))
@@ -38,10 +38,12 @@ def report_load(exchange: Exchange, service: Service) -> None:
 
 
 def load_of(engines: Sequence[EngineRecord]) -> dict[str, float]:
+    num_waiting = sum(engine.num_waiting for engine in engines)
+    num_running = sum(engine.num_running for engine in engines)
     return {
         "kv_cache_usage_perc": kv_cache_usage(engines),
-        "num_requests_waiting": float(sum(engine.num_waiting for engine in engines)),
-        "num_requests_running": float(sum(engine.num_running for engine in engines)),
+        "num_requests_waiting": float(num_waiting),
+        "num_requests_running": float(num_running),
     }
 
 
@@ -53,7 +55,8 @@ def kv_cache_usage(engines: Sequence[EngineRecord]) -> float:
 
 
 def as_text(metrics: dict[str, float]) -> str:
-    return "TEXT " + ", ".join(f"named_metrics.{name}={value}" for name, value in metrics.items())
+    values = [f"named_metrics.{name}={value}" for name, value in metrics.items()]
+    return "TEXT " + ", ".join(values)
 
 
 def as_json(metrics: dict[str, float]) -> str:

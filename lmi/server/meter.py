@@ -35,12 +35,20 @@ class Meter:
     ) -> None:
         self.requests = requests
         self.model = model
-        self.started_s = self.last_token_s = self.ended_s = started_s
+
+        self.started_s = started_s
         self.first_token_s = math.inf
-        self.times: list[RequestPerfMetrics] = []  # of sequences that have ended
-        self.lengths: defaultdict[int, int] = defaultdict(int)  # tokens of each sequence
-        self.num_prompt_tokens = self.num_cached_tokens = 0
+        self.last_token_s = started_s
+        self.ended_s = started_s
+        # As the engine measured them, of sequences that have ended.
+        self.times: list[RequestPerfMetrics] = []
+
+        # The number of tokens of each sequence, by its index.
+        self.lengths: defaultdict[int, int] = defaultdict(int)
+        self.num_prompt_tokens = 0
+        self.num_cached_tokens = 0
         self.outcome = "cancelled"
+
         self._is_timed_here = any(map(comes_in_parts, requests))
         self._record = record
         self._noted = noted
@@ -59,9 +67,8 @@ class Meter:
         if self._is_timed_here and num_tokens:
             now_s = time.monotonic()
             if self.lengths:
-                self._inter_token_latency_s.observe(
-                    (now_s - self.last_token_s) / num_tokens, num_tokens
-                )
+                mean_s = (now_s - self.last_token_s) / num_tokens
+                self._inter_token_latency_s.observe(mean_s, num_tokens)
             else:
                 self._note_first(now_s)
 
@@ -85,25 +92,31 @@ class Meter:
 
     def _note_first(self, first_s: float) -> None:
         self.first_token_s = first_s
-        self._record.time_to_first_token_s.observe(first_s - self.started_s)
-        self._noted.setdefault("ttft_ms", round((first_s - self.started_s) * 1000, 1))
+        wait_s = first_s - self.started_s
+        self._record.time_to_first_token_s.observe(wait_s)
+        self._noted.setdefault("ttft_ms", round(wait_s * 1000, 1))
 
     def _read_times(self, times: RequestPerfMetrics, num_tokens: int) -> None:
-        if times.first_token_time is None or times.last_token_time is None:
+        first_s = times.first_token_time
+        last_s = times.last_token_time
+        if first_s is None or last_s is None:
             return
 
-        if num_tokens > 1 and times.first_token_time == times.last_token_time:
-            return  # an engine's own search gives all tokens at its end
+        if num_tokens > 1 and first_s == last_s:
+            # An engine's own search gives all tokens at its end.
+            return
 
-        self.first_token_s = min(self.first_token_s, times.first_token_time)
-        self.last_token_s = max(self.last_token_s, times.last_token_time)
+        self.first_token_s = min(self.first_token_s, first_s)
+        self.last_token_s = max(self.last_token_s, last_s)
         if num_tokens > 1:
-            mean_s = (times.last_token_time - times.first_token_time) / (num_tokens - 1)
+            mean_s = (last_s - first_s) / (num_tokens - 1)
             self._inter_token_latency_s.observe(mean_s, num_tokens - 1)
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         self.ended_s = time.monotonic()
-        self.outcome = "error" if isinstance(error, LmiError) else self.outcome
+        if isinstance(error, LmiError):
+            self.outcome = "error"
+
         if not self._is_timed_here and self.first_token_s < math.inf:
             self._note_first(self.first_token_s)
 

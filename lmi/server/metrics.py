@@ -124,12 +124,13 @@ SHOWN: dict[type[Record], dict[str, tuple[str, str]]] = {
         "num_engine_restarts": ("lmi_engine_restarts{model}", "Engine processes started again"),
     },
 }
-WORST = {"loop_lag_s", "wait_error_s"}  # shown as the largest value instead of the sum
-COUNTED_ANEW = {"step"}  # a counter that begins at 0 with each process
+# These are shown as the largest value instead of the sum.
+WORST = {"loop_lag_s", "wait_error_s"}
+# A counter that begins at 0 with each process.
+COUNTED_ANEW = {"step"}
 PREFIX = "vllm:"
-ENGINE = (
-    "engine"  # the label of a replica, in vLLM's series only: who reads ours sees the load of all
-)
+# The label of a replica, which only vLLM's series have: who reads ours sees the load of all.
+ENGINE = "engine"
 Labels = tuple[tuple[str, str], ...]
 
 
@@ -142,12 +143,19 @@ class RecordGroup(NamedTuple):
     records: Sequence[Any]
 
 
+class Process(NamedTuple):
+    """A process with a record, and the labels of its samples."""
+
+    labels: dict[str, str]
+    record: Record
+
+
 class Twin(NamedTuple):
     """A family of ours that counts in one of vLLM's, where its samples have `labels` too. `sign` is
     1 or -1.
     """
 
-    ours: str
+    family: str
     name: str
     labels: Labels = ()
     sign: int = 1
@@ -158,9 +166,8 @@ TWINS = (
     Twin("lmi_requests_waiting", "num_requests_waiting"),
     Twin("lmi_requests_waiting", "num_requests_waiting_by_reason", (("reason", "capacity"),)),
     Twin("lmi_kv_cache_usage_ratio", "kv_cache_usage_perc"),
-    Twin(
-        "lmi_kv_cache_usage_ratio", "gpu_cache_usage_perc"
-    ),  # its former name, which gateways and autoscalers read
+    # Its former name, which gateways and autoscalers read.
+    Twin("lmi_kv_cache_usage_ratio", "gpu_cache_usage_perc"),
     Twin("lmi_kv_cache", "cache_config"),
     Twin("lmi_preemptions", "num_preemptions"),
     Twin("lmi_prompt_tokens", "prompt_tokens"),
@@ -192,11 +199,14 @@ TWINS = (
     Twin("lmi_requests", "http_requests"),
     Twin("lmi_request_duration_seconds", "http_request_duration_seconds"),
 )
-LEAST_BOUNDS = {  # vLLM's, where ours are finer below
+# The least bounds of vLLM's histograms, where ours have finer ones below.
+LEAST_BOUNDS = {
     "lmi_inter_token_latency_seconds": 0.01,
     "lmi_time_per_output_token_seconds": 0.01,
-    **dict.fromkeys(("lmi_answer_time_seconds", "lmi_queue_time_seconds"), 0.3),
-    **dict.fromkeys(("lmi_prefill_time_seconds", "lmi_decode_time_seconds"), 0.3),
+    "lmi_answer_time_seconds": 0.3,
+    "lmi_queue_time_seconds": 0.3,
+    "lmi_prefill_time_seconds": 0.3,
+    "lmi_decode_time_seconds": 0.3,
 }
 REASONS = {
     "length": "length",
@@ -213,35 +223,46 @@ class BlockCollector(Collector):
     def __init__(self, models: Models) -> None:
         self._models = models
         self._block = models.front_end.block
-        self._of_models = {name: service.block for name, service in models.services.items()}
+        self._blocks = {name: service.block for name, service in models.services.items()}
 
     def collect(self) -> Iterator[Metric]:
-        of_fields = (
-            self._family(kind, name, *row)
-            for kind, rows in SHOWN.items()
-            for name, row in rows.items()
-        )
-        of_models = [
-            RecordGroup([model], block.engines) for model, block in self._of_models.items()
+        families = [
+            *self._of_server(),
+            *self._of_fields(),
+            *self._of_engines(self._by_model(state.EngineRecord), MODEL),
+            self._loras(),
+            *self._of_processes(),
         ]
-        of_engines = [*self._of_engines(of_models, MODEL), self._loras()]
-        families = [*self._of_server(), *of_fields, *of_engines, *self._of_processes()]
 
         yield from families
         yield from twins([*families, *self._by_replica()])
         yield self._twin_of_loras()
 
+    def _of_fields(self) -> Iterator[Metric]:
+        for kind, rows in SHOWN.items():
+            for name, (metric_with_labels, text) in rows.items():
+                yield self._family(kind, name, metric_with_labels, text)
+
+    def _by_model(self, kind: type[Record]) -> list[RecordGroup]:
+        groups = []
+        for model, block in self._blocks.items():
+            groups.append(RecordGroup([model], records_of(kind, block)))
+
+        return groups
+
     def _by_replica(self) -> Iterator[Metric]:
         """Yield the families of engines again, with a label for each replica, where a model has
         several.
         """
-        if all(len(block.engines) <= 1 for block in self._of_models.values()):
+        if all(len(block.engines) <= 1 for block in self._blocks.values()):
             return
 
-        for name, (spelled, text) in SHOWN[state.EngineRecord].items():
-            yield self._family(state.EngineRecord, name, spelled, text, by_replica=True)
+        kind = state.EngineRecord
+        for name, (metric_with_labels, text) in SHOWN[kind].items():
+            yield self._family(kind, name, metric_with_labels, text, by_replica=True)
 
-        yield from self._of_engines(self._replicas(is_gauge=True), (*MODEL, ENGINE))
+        groups = self._replicas(is_gauge=True)
+        yield from self._of_engines(groups, (*MODEL, ENGINE))
 
     def _replicas(self, *, is_gauge: bool) -> list[RecordGroup]:
         """Return the replicas of each model: for a gauge only those that serve, while any does.
@@ -250,11 +271,14 @@ class BlockCollector(Collector):
         none.
         """
         groups: list[RecordGroup] = []
-        for model, block in self._of_models.items():
+        for model, block in self._blocks.items():
             engines = list(enumerate(block.engines))
             serving = [(slot, engine) for slot, engine in engines if engine.is_alive]
-            shown = serving if is_gauge and serving else engines
-            groups += [RecordGroup([model, str(slot)], [engine]) for slot, engine in shown]
+            if is_gauge and serving:
+                engines = serving
+
+            for slot, engine in engines:
+                groups.append(RecordGroup([model, str(slot)], [engine]))
 
         return groups
 
@@ -264,12 +288,15 @@ class BlockCollector(Collector):
             info.add_metric([name, service.config.engine.handler], {"version": __version__})
 
         yield info
+
         num_starts = sum(frontend.num_starts for frontend in self._block.frontends)
-        num_again = max(0, num_starts - self._models.front_end.config.frontend_workers)
+        num_restarts = max(0, num_starts - self._models.front_end.config.frontend_workers)
         yield core.CounterMetricFamily(
-            "lmi_frontend_restarts", "Front ends started again", value=num_again
+            "lmi_frontend_restarts", "Front ends started again", value=num_restarts
         )
-        num_dropped = sum(map(num_log_lines_dropped, (self._block, *self._of_models.values())))
+
+        blocks = (self._block, *self._blocks.values())
+        num_dropped = sum(map(num_log_lines_dropped, blocks))
         yield core.CounterMetricFamily(
             "lmi_log_lines_dropped", "Lines that the log had no room for", value=num_dropped
         )
@@ -290,15 +317,20 @@ class BlockCollector(Collector):
         cache = core.InfoMetricFamily(
             "lmi_kv_cache", "The KV cache of all engines together", labels=labels
         )
+
         for values, engines in groups:
-            ready.add_metric(values, sum(engine.is_alive for engine in engines))
-            aside.add_metric(values, sum(engine.phase == state.Phase.FAILED for engine in engines))
+            num_ready = sum(engine.is_alive for engine in engines)
+            num_aside = sum(engine.phase == state.Phase.FAILED for engine in engines)
+            ready.add_metric(values, num_ready)
+            aside.add_metric(values, num_aside)
             usage.add_metric(values, kv_cache_usage(engines))
-            if whole := sum(
-                engine.max_num_blocks for engine in engines
-            ):  # an engine tells it with its first step
+
+            # An engine tells the size of its cache with its first step.
+            num_blocks = sum(engine.max_num_blocks for engine in engines)
+            if num_blocks:
                 block_size = max(engine.tokens_per_block for engine in engines)
-                cache.add_metric(values, {"block_size": str(block_size), "num_blocks": str(whole)})
+                sizes = {"block_size": str(block_size), "num_blocks": str(num_blocks)}
+                cache.add_metric(values, sizes)
 
         yield from (ready, aside, usage, cache)
 
@@ -308,7 +340,7 @@ class BlockCollector(Collector):
         family = core.GaugeMetricFamily(
             "lmi_lora_requests_info", "Adapters that run and wait; the time", labels=labels
         )
-        for model, block in self._of_models.items():
+        for model, block in self._blocks.items():
             if any(engine.max_loras for engine in block.engines):
                 family.add_metric([model, *lora_values(block.engines)], time.time())
 
@@ -321,7 +353,7 @@ class BlockCollector(Collector):
         family = core.GaugeMetricFamily(
             f"{PREFIX}lora_requests_info", "Adapters that run and wait", labels=LORA_LABELS
         )
-        engines = [engine for block in self._of_models.values() for engine in block.engines]
+        engines = [engine for block in self._blocks.values() for engine in block.engines]
         if any(engine.max_loras for engine in engines):
             family.add_metric(lora_values(engines), time.time())
 
@@ -333,61 +365,71 @@ class BlockCollector(Collector):
         Open files are shown only where this front end may count those of all, as one that runs as
         root may: otherwise series would come and go with the front end that a scrape reaches.
         """
-        processes = [(labels, record.pid) for labels, record in self._processes() if record.pid]
-        collector = ProcessCollector(
-            pid=partial(next, iter([pid for _, pid in processes])), registry=None
-        )
+        processes = [process for process in self._processes() if process.record.pid]
+        pids = iter([process.record.pid for process in processes])
+        collector = ProcessCollector(pid=partial(next, pids), registry=None)
 
         families: dict[str, Metric] = {}
-        for labels, _ in processes:
-            for found in collector.collect():
-                family = families.setdefault(
-                    found.name, Metric(found.name, found.documentation, found.type)
-                )
-                family.samples += [sample._replace(labels=labels) for sample in found.samples]
+        for process in processes:
+            for metric in collector.collect():
+                empty_family = Metric(metric.name, metric.documentation, metric.type)
+                family = families.setdefault(metric.name, empty_family)
+                for sample in metric.samples:
+                    family.samples.append(sample._replace(labels=process.labels))
 
         num_alive = max((len(family.samples) for family in families.values()), default=0)
-        yield from (family for family in families.values() if len(family.samples) == num_alive)
+        for family in families.values():
+            if len(family.samples) == num_alive:
+                yield family
 
-    def _processes(self) -> Iterator[tuple[dict[str, str], Record]]:
-        yield {"process": "supervisor"}, self._block.supervisor
+    def _processes(self) -> Iterator[Process]:
+        yield Process({"process": "supervisor"}, self._block.supervisor)
         for slot, front_end in enumerate(self._block.frontends):
-            yield {"process": f"front {slot}"}, front_end
+            yield Process({"process": f"front {slot}"}, front_end)
 
-        for model, block in self._of_models.items():
+        for model, block in self._blocks.items():
             for name, records in (("engine", block.engines), ("code", block.formatters)):
                 for slot, record in enumerate(records):
-                    yield {"process": f"{name} {slot}", "model": model}, record
+                    yield Process({"process": f"{name} {slot}", "model": model}, record)
 
     def _family(
-        self, kind: type[Record], name: str, spelled: str, text: str, *, by_replica: bool = False
+        self,
+        kind: type[Record],
+        name: str,
+        metric_with_labels: str,
+        text: str,
+        *,
+        by_replica: bool = False,
     ) -> Metric:
         """Return the samples of a field: of the server, of each model, or of each replica."""
         field = kind.fields[name]
-        (metric, *label_names) = re.findall(r"\w+", spelled)
+        metric, *label_names = re.findall(r"\w+", metric_with_labels)
         is_gauge = field.is_gauge and name not in COUNTED_ANEW
-        plain = core.GaugeMetricFamily if is_gauge else core.CounterMetricFamily
 
         if by_replica:
             groups = self._replicas(is_gauge=is_gauge)
             label_names.insert(len(MODEL), ENGINE)
         elif "model" in label_names:
-            groups = [
-                RecordGroup([model], records_of(kind, block))
-                for model, block in self._of_models.items()
-            ]
+            groups = self._by_model(kind)
         else:
             groups = [RecordGroup([], records_of(kind, self._block))]
 
-        family: Any = core.HistogramMetricFamily if isinstance(field, state.Histogram) else plain
-        family = family(metric, text, labels=label_names)
+        family_class: Any = core.CounterMetricFamily
+        if isinstance(field, state.Histogram):
+            family_class = core.HistogramMetricFamily
+        elif is_gauge:
+            family_class = core.GaugeMetricFamily
+
+        family = family_class(metric, text, labels=label_names)
         for labels, records in groups:
             values = [getattr(record, name) for record in records]
             if isinstance(field, state.Histogram):
                 family.add_metric(labels, *summed(values))
             elif isinstance(field, state.Counters):
                 for counts in zip(*(view.items() for view in values), strict=True):
-                    family.add_metric([*labels, counts[0][0]], sum(count for _, count in counts))
+                    counter_name = counts[0][0]
+                    total = sum(count for _, count in counts)
+                    family.add_metric([*labels, counter_name], total)
             else:
                 family.add_metric(labels, max(values) if name in WORST else sum(values))
 
@@ -398,15 +440,29 @@ def records_of(kind: type[Record], block: Block) -> Sequence[Record]:
     if kind is state.SupervisorRecord:
         return [block.supervisor]
 
-    return block.engines if kind is state.EngineRecord else block.frontends
+    if kind is state.EngineRecord:
+        return block.engines
+
+    return block.frontends
 
 
 def lora_values(engines: Sequence[state.EngineRecord]) -> list[str]:
     """Return the values of LORA_LABELS for engines together."""
     max_loras = sum(engine.max_loras for engine in engines)
-    running = {name for engine in engines for name in engine.running_loras.split(",") if name}
-    waiting = {name for engine in engines for name in engine.waiting_loras.split(",") if name}
-    return [str(max_loras), ",".join(sorted(running)), ",".join(sorted(waiting))]
+    running = _names([engine.running_loras for engine in engines])
+    waiting = _names([engine.waiting_loras for engine in engines])
+    return [str(max_loras), running, waiting]
+
+
+def _names(lists: Iterable[str]) -> str:
+    """Return the names that stand in these lists with commas between them, each once, as such a
+    list.
+    """
+    names = set[str]()
+    for text in lists:
+        names.update(text.split(","))
+
+    return ",".join(sorted(names - {""}))
 
 
 def num_log_lines_dropped(block: Block) -> int:
@@ -420,9 +476,13 @@ def summed(views: Sequence[state.HistogramView]) -> tuple[list[tuple[str, float]
     """Return the sum of the views: the cumulative buckets of the text format, and the sum of the
     values.
     """
-    totals = accumulate(map(sum, zip(*(view.counts for view in views), strict=True)))
+    counts_of_views = [view.counts for view in views]
+    counts = map(sum, zip(*counts_of_views, strict=True))
+    totals = map(float, accumulate(counts))
     bounds = [*map(floatToGoString, views[0].bounds), "+Inf"]
-    return list(zip(bounds, map(float, totals), strict=True)), sum(view.sum for view in views)
+    buckets = list(zip(bounds, totals, strict=True))
+    sum_of_values = sum(view.sum for view in views)
+    return buckets, sum_of_values
 
 
 def twins(families: Iterable[Metric]) -> Iterator[Metric]:
@@ -431,27 +491,31 @@ def twins(families: Iterable[Metric]) -> Iterator[Metric]:
 
     Of two families with one name the last counts: it has a label for each replica.
     """
-    ours = {family.name: family for family in families}
-    found: dict[str, Metric] = {}
+    families_by_name = {family.name: family for family in families}
+    metrics: dict[str, Metric] = {}
     values: defaultdict[str, defaultdict[tuple[str, Labels], float]] = defaultdict(
         lambda: defaultdict(float)
     )
     for twin in TWINS:
-        family = ours[twin.ours]
+        family = families_by_name[twin.family]
         name = twin.name if twin.name.startswith("http_") else PREFIX + twin.name
-        found.setdefault(name, Metric(name, family.documentation, family.type))
+        metrics.setdefault(name, Metric(name, family.documentation, family.type))
         for sample in family.samples:
-            if (labels := _labels(family.name, sample.labels)) is not None:
-                series = name + sample.name.removeprefix(family.name)
-                values[name][series, (*labels.items(), *twin.labels)] += twin.sign * sample.value
+            labels = _labels(family.name, sample.labels)
+            if labels is None:
+                continue
 
-    for name, metric in found.items():
-        metric.samples = [
-            Sample(series, dict(labels), value) for (series, labels), value in values[name].items()
-        ]
+            series = name + sample.name.removeprefix(family.name)
+            values[name][series, (*labels.items(), *twin.labels)] += twin.sign * sample.value
+
+    for name, metric in metrics.items():
+        metric.samples = []
+        for (series, label_pairs), value in values[name].items():
+            metric.samples.append(Sample(series, dict(label_pairs), value))
+
         yield metric
 
-    yield _awake(ours["lmi_engines_ready"])
+    yield _awake(families_by_name["lmi_engines_ready"])
 
 
 def _awake(ready: Metric) -> Metric:
@@ -481,30 +545,28 @@ def _labels(name: str, labels: Mapping[str, str]) -> dict[str, str] | None:
     """Return vLLM's labels for those of a sample of ours, None for a sample that vLLM does not
     have.
     """
-    theirs = _of_engine(labels) if "model" in labels else {}
+    of_model = _of_engine(labels) if "model" in labels else {}
     if "code" in labels:
         code = labels["code"]
         return {"status": f"{code[0]}xx" if code.isdecimal() else code}
 
     if "block_size" in labels:
         return {
-            **theirs,
+            **of_model,
             "block_size": labels["block_size"],
             "num_gpu_blocks": labels["num_blocks"],
         }
 
     if "finish_reason" in labels:
         reason = REASONS.get(labels["finish_reason"])
-        return None if reason is None else {**theirs, "finished_reason": reason}
+        return None if reason is None else {**of_model, "finished_reason": reason}
 
     if "le" in labels:
-        return (
-            None
-            if float(labels["le"]) < LEAST_BOUNDS.get(name, 0)
-            else {**theirs, "le": labels["le"]}
-        )
+        bound = labels["le"]
+        is_finer = float(bound) < LEAST_BOUNDS.get(name, 0)
+        return None if is_finer else {**of_model, "le": bound}
 
-    return theirs
+    return of_model
 
 
 def render(models: Models) -> bytes:

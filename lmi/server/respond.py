@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, closing, nullcontext
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from lmi.adapters.choice import choose_adapter
 from lmi.apis.base.api import AnyApi, AsyncFormatter, Formatter, Rendered
@@ -31,7 +31,8 @@ from lmi.user_code.formatter import UserFormatters
 
 T = TypeVar("T")
 Choose = Callable[[bytes, str | None], AnyApi]
-LARGE_BODY = 128 << 10  # bytes; smaller ones are read and checked in some milliseconds
+# Smaller bodies are read and checked in some milliseconds.
+LARGE_BODY = 128 << 10  # bytes
 NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 
 
@@ -50,22 +51,34 @@ async def serve_request(
     """
     with closing(Inference(exchange, service, api, model)) as inference:
         body = await inference.receive()
-        may_ask = choose is not None and not is_text(inference.content_type)
-        asked = request_type(body, is_ours=not inference.formatters.reads(api)) if may_ask else None
-        if asked is not None:
-            await change_session(exchange, service, asked)
-        else:
-            async with service.front_end.reading if len(body) > LARGE_BODY else nullcontext():
-                message = await inference.read(body, choose)
-                del body
-                inference.session = await session_of(exchange, service)
-                parsed = await inference.parse(message)
-                message = inference.formatters.kept(message)
+        session_request = None
+        if choose is not None and not is_text(inference.content_type):
+            is_ours = not inference.formatters.reads(api)
+            session_request = request_type(body, is_ours=is_ours)
 
-            parsed = await inference.complete(parsed)
-            with service.admitted(parsed.num_places):
-                formatter, parsed = inference.begin_answer(message, parsed)
-                await exchange.run_while_there(stream_answer(inference, parsed, formatter))
+        if session_request is not None:
+            await change_session(exchange, service, session_request)
+            return
+
+        async with service.front_end.reading if len(body) > LARGE_BODY else nullcontext():
+            message = await inference.read(body, choose)
+            del body
+            inference.session = await session_of(exchange, service)
+            parsed = await inference.parse(message)
+            message = inference.formatters.kept(message)
+
+        parsed = await inference.complete(parsed)
+        with service.admitted(parsed.num_places):
+            formatter, parsed = inference.begin_answer(message, parsed)
+            await exchange.run_while_there(stream_answer(inference, parsed, formatter))
+
+
+class Timeout(NamedTuple):
+    """How long the whole answer may take (None: for ever), since when, and who says so."""
+
+    timeout_s: float | None
+    since_s: float
+    whose: str
 
 
 class Inference:
@@ -76,7 +89,8 @@ class Inference:
     until the body is read.
     """
 
-    # of a body of which another request was let in; the caller holds a place in the queue for it
+    # Whether it is one line of a body of which another request was let in. The caller holds a place
+    # in the queue for it.
     is_line = False
 
     def __init__(
@@ -86,17 +100,22 @@ class Inference:
         self.service = service
         self.api = api
         self.model = model or service.model
+
         self.content_type = exchange.headers.get("content-type")
-        self.session: str | None = None  # the id of its session, if it names one
+        # The id of its session, if it names one.
+        self.session: str | None = None
         self.started_s = exchange.started_s
-        self.received_s = exchange.started_s  # since when it waits for a place
+        # Since when it waits for a place.
+        self.received_s = exchange.started_s
         self.client_timeout_s = math.inf
         self.format: AnswerFormat | None = None
-        self._num_body_bytes = 0  # that became the requests
-        self._num_other_bytes = (
-            0  # of them, beside texts, ids and images, if the answer's format holds them
-        )
-        self._requests: Sequence[GenerationRequest] = ()  # until the pipeline has them
+
+        # The bytes that became the requests, and those of them that are held beside texts, ids and
+        # images, if the answer's format holds them.
+        self._num_body_bytes = 0
+        self._num_other_bytes = 0
+        # The requests until the pipeline has them.
+        self._requests: Sequence[GenerationRequest] = ()
         self.formatters = UserFormatters(exchange, service, is_admitted=self.is_line)
 
     async def receive(self) -> bytes:
@@ -106,14 +125,14 @@ class Inference:
         exchange = self.exchange
         service = self.service
         exchange.refuse = self.refuse
-        service.check_room()  # before the body: a full server reads nothing
+        # A full server does not read the body.
+        service.check_room()
         self.client_timeout_s = client_timeout_s(exchange)
         if not self.formatters.reads(self.api):
             exchange.check_is_whole()
 
-        body = await exchange.body(
-            service.config.server.max_request_size, service.front_end.body_memory
-        )
+        max_bytes = service.config.server.max_request_size
+        body = await exchange.body(max_bytes, service.front_end.body_memory)
         self.received_s = time.monotonic()
         return body
 
@@ -134,15 +153,16 @@ class Inference:
         """Check the requests. Raises Overloaded if there is no room for what was made of their
         body.
         """
-        parsed = await self._beside_the_loop(
-            self.api.parse, self.formatters.asked(self.api, message)
-        )
+        message = self.formatters.asked(self.api, message)
+        parsed = await self._beside_the_loop(self.api.parse, message)
         self.format = parsed.format
         if self.is_long:
             num_bytes = sum(request.num_bytes for request in parsed.requests)
-            self._num_other_bytes = (
-                max(0, self._num_body_bytes - num_bytes) if parsed.format.holds_fields else 0
-            )
+            if parsed.format.holds_fields:
+                self._num_other_bytes = max(0, self._num_body_bytes - num_bytes)
+            else:
+                self._num_other_bytes = 0
+
             self.hold(num_bytes + self._num_other_bytes)
 
         return parsed
@@ -153,34 +173,36 @@ class Inference:
         """
         before_s = time.monotonic()
         parsed = await choose_adapter(self.exchange, self.service, parsed)
-        self.received_s += (
-            time.monotonic() - before_s
-        )  # the load of an adapter is no wait for a place
+        # The load of an adapter is no wait for a place.
+        self.received_s += time.monotonic() - before_s
 
         self.exchange.model = parsed.requests[0].adapter or self.exchange.model
         self.format = parsed.format
         self.service.front_end.report_ignored(parsed.ignored, self.exchange.request_id)
         self.service.check_sequences(parsed.requests)
-        given = {"session": self.session, "priority": client_priority(self.exchange)}
-        of_body: dict[str, Any] = {
-            name: value for name, value in given.items() if value is not None
-        }
-        if not of_body:
+
+        changes: dict[str, Any] = {}
+        if self.session is not None:
+            changes["session"] = self.session
+
+        request_priority = client_priority(self.exchange)
+        if request_priority is not None:
+            changes["priority"] = request_priority
+
+        if not changes:
             return parsed
 
-        return replace(
-            parsed, requests=tuple(replace(request, **of_body) for request in parsed.requests)
-        )
+        requests = tuple(replace(request, **changes) for request in parsed.requests)
+        return replace(parsed, requests=requests)
 
     async def _beside_the_loop(self, work: Callable[..., T], *arguments: object) -> T:
         """Do what takes long for a large body, in a thread if it is one, so that others have their
         turns meanwhile.
         """
-        return (
-            await asyncio.to_thread(work, *arguments)
-            if self._num_body_bytes > LARGE_BODY
-            else work(*arguments)
-        )
+        if self._num_body_bytes > LARGE_BODY:
+            return await asyncio.to_thread(work, *arguments)
+
+        return work(*arguments)
 
     @property
     def is_long(self) -> bool:
@@ -199,17 +221,16 @@ class Inference:
         """Return what writes the answer, and the requests as far as it needs them. `take_requests`
         has them whole.
         """
-        of_answer = parsed
+        for_answer = parsed
         if self.is_long:
             keeps_prompt = parsed.format.details
-            lighter = tuple(
-                request.for_answer(keeps_prompt=keeps_prompt) for request in parsed.requests
-            )
-            of_answer = replace(parsed, requests=lighter)
+            requests = parsed.requests
+            lighter = tuple(request.for_answer(keeps_prompt=keeps_prompt) for request in requests)
+            for_answer = replace(parsed, requests=lighter)
 
-        formatter, parsed = self.formatters.choose(self.api, message, parsed, of_answer)
+        formatter, parsed = self.formatters.choose(self.api, message, parsed, for_answer)
         self._requests = parsed.requests
-        return formatter, of_answer
+        return formatter, for_answer
 
     def take_requests(self) -> list[GenerationRequest]:
         """Return the requests for the engine's queue, which lets in the first, and the others with
@@ -217,15 +238,23 @@ class Inference:
 
         They are not held here any more.
         """
-        requests, self._requests = self._requests, ()
-        timeout_s, since_s, _ = self._timeout
-        deadline_s = math.inf if timeout_s is None else since_s + timeout_s
+        requests = self._requests
+        self._requests = ()
+
+        limit = self._timeout
+        deadline_s = math.inf
+        if limit.timeout_s is not None:
+            deadline_s = limit.since_s + limit.timeout_s
+
         client = client_of(self.exchange, requests[0].adapter)
         first = Origin(client, self.started_s, deadline_s, self.is_line, self.received_s)
         further = Origin(client, self.started_s, deadline_s, is_further=True)
-        return [
-            replace(each, origin=further if index else first) for index, each in enumerate(requests)
-        ]
+
+        with_origins = [replace(requests[0], origin=first)]
+        for request in requests[1:]:
+            with_origins.append(replace(request, origin=further))
+
+        return with_origins
 
     def note_encoded(self, num_bytes: int) -> None:
         """Only `num_bytes` of the requests are held from now on."""
@@ -252,18 +281,21 @@ class Inference:
         return self.exchange.deadline(*self._timeout)
 
     @property
-    def _timeout(self) -> tuple[float | None, float, str]:
-        """The seconds for the whole answer, since when they count, and whose time that is.
+    def _timeout(self) -> Timeout:
+        """The time for the whole answer.
 
         The client's time is that of a whole body. The server's is that of each line by itself.
         """
         predict_timeout_s = self.service.config.server.predict_timeout_s
         arrived_s = self.exchange.started_s
-        end_s = math.inf if predict_timeout_s is None else self.started_s + predict_timeout_s
-        if arrived_s + self.client_timeout_s < end_s:
-            return self.client_timeout_s, arrived_s, "as the client asked"
+        end_s = math.inf
+        if predict_timeout_s is not None:
+            end_s = self.started_s + predict_timeout_s
 
-        return predict_timeout_s, self.started_s, "the server's predict_timeout"
+        if arrived_s + self.client_timeout_s < end_s:
+            return Timeout(self.client_timeout_s, arrived_s, "as the client asked")
+
+        return Timeout(predict_timeout_s, self.started_s, "the server's predict_timeout")
 
     def close(self) -> None:
         self.formatters.close()
@@ -277,9 +309,8 @@ async def stream_answer(
     body = Body(exchange, formatter, is_ascii=inference.service.config.server.ascii_streams)
     try:
         await generate(inference, parsed, formatter, body.take)
-    except (
-        LmiError
-    ) as error:  # the engine is already free, even if the client reads the rest slowly
+    except LmiError as error:
+        # The engine is already free, even if the client reads what is left of the answer slowly.
         if not exchange.status:
             raise
 
@@ -300,13 +331,15 @@ async def generate(
     service = inference.service
     exchange = inference.exchange
     assert service.pipeline is not None
+
+    record = service.record
+    model = service.model.name
     with (
         closing(formatter),
-        Meter(
-            service.record, inference.started_s, exchange.noted, parsed.requests, service.model.name
-        ) as meter,
+        Meter(record, inference.started_s, exchange.noted, parsed.requests, model) as meter,
     ):
-        exchange.scope.get("lmi.meters", []).append(meter)  # without traces nobody has the list
+        # Without traces nobody has the list.
+        exchange.scope.get("lmi.meters", []).append(meter)
 
         def take(delta: Delta) -> Awaitable[None] | None:
             meter.count(delta)
@@ -315,15 +348,10 @@ async def generate(
 
             return send_later(formatter, delta, send)
 
-        period_s = (
-            None
-            if service.config.server.buffer_streams
-            else service.config.server.stream_keepalive_s
-        )
-        async with (
-            inference.deadline(),
-            EarlyStart(formatter, send, period_s, inference.started_s) as early,
-        ):
+        settings = service.config.server
+        period_s = None if settings.buffer_streams else settings.stream_keepalive_s
+        early_start = EarlyStart(formatter, send, period_s, inference.started_s)
+        async with inference.deadline(), early_start as early:
             await formatter.begin()
             await service.pipeline.generate(
                 inference.take_requests(), take, early.streams, inference.note_encoded
@@ -332,38 +360,49 @@ async def generate(
 
 async def send_later(formatter: AsyncFormatter, delta: Delta, send: Send) -> None:
     records = formatter.feed(delta)
-    if (sent := send(records if isinstance(records, list) else await records)) is not None:
-        await sent
+    if not isinstance(records, list):
+        records = await records
+
+    pause = send(records)
+    if pause is not None:
+        await pause
 
 
 def client_of(exchange: Exchange, adapter: str | None) -> str:
     """Return whose part of the engine a request takes."""
+    if exchange.client:
+        return exchange.client
+
+    if adapter:
+        return f"adapter {adapter}"
+
     address = exchange.scope.get("client")
-    return exchange.client or (
-        f"adapter {adapter}" if adapter else str(address[0]) if address else ""
-    )
+    return str(address[0]) if address else ""
 
 
 def client_timeout_s(exchange: Exchange) -> float:
     """Return the seconds that the client waits for its answer, from the request's arrival. Raises
     InvalidParameter.
     """
-    shortest_s = math.inf
-    for name, text, unit_s in (
+    limits = (
         (TIMEOUT, exchange.headers.get(TIMEOUT), 1.0),
         (TIMEOUT_MS, exchange.headers.get(TIMEOUT_MS), 0.001),
         ("timeout in Custom-Attributes", exchange.attribute("timeout"), 1.0),
-    ):
-        if text is not None:
-            try:
-                number = float(text)
-            except ValueError:
-                number = math.nan
+    )
+    shortest_s = math.inf
+    for name, text, unit_s in limits:
+        if text is None:
+            continue
 
-            if not 0 < number < math.inf:
-                raise InvalidParameter(name, "a number over 0", text)
+        try:
+            number = float(text)
+        except ValueError:
+            number = math.nan
 
-            shortest_s = min(shortest_s, number * unit_s)
+        if not 0 < number < math.inf:
+            raise InvalidParameter(name, "a number over 0", text)
+
+        shortest_s = min(shortest_s, number * unit_s)
 
     return shortest_s
 
@@ -372,15 +411,15 @@ def client_priority(exchange: Exchange) -> float | None:
     """Return how urgent all of the body is, as Custom-Attributes say it in vLLM's numbers. Raises
     InvalidParameter.
     """
-    given = exchange.attribute("priority")
-    name = "priority in Custom-Attributes"
-    if given is None:
+    text = exchange.attribute("priority")
+    if text is None:
         return None
 
+    name = "priority in Custom-Attributes"
     try:
-        return priority(name, int(given))
+        return priority(name, int(text))
     except ValueError:
-        raise InvalidParameter(name, "a whole number", given) from None
+        raise InvalidParameter(name, "a whole number", text) from None
 
 
 class Body:
@@ -409,8 +448,8 @@ class Body:
         if not self.formatter.is_streaming:
             self._whole += records
         elif len(records) == 1 and self._exchange.status and records[0]:
-            sent = self._write(records[0])
-            return None if sent is SENT else sent
+            pause = self._write(records[0])
+            return None if pause is SENT else pause
         elif records:
             return self._send(records)
 
@@ -441,7 +480,9 @@ class Body:
 
         body = b"".join(self._whole)
         media_type = self.formatter.media_type
-        body = body if self.formatter.is_verbatim else api.whole(media_type, body)
+        if not self.formatter.is_verbatim:
+            body = api.whole(media_type, body)
+
         await self._exchange.send_whole(200, media_type, body)
 
 

@@ -42,16 +42,20 @@ log = logging.getLogger(__name__)
 @dataclass(slots=True)
 class Service:
     config: Config
-    block: Block  # with the records of the model's processes
+    # The records of the model's processes.
+    block: Block
     front_end: FrontEnd
-    engines: Engines | None = (
-        None  # engines and pipeline are None if user code answers the requests
-    )
+    # Both are None if user code answers the requests.
+    engines: Engines | None = None
     pipeline: Pipeline | None = None
-    user_code: UserCodeWorkers | None = None  # if the model has any
-    sessions: Sessions | None = None  # None: switched off
-    adapters: AdapterRegistry | None = None  # None if the model has no engines
-    folder: str = ""  # the name of the folder of its processes
+    # None if the model has no user code.
+    user_code: UserCodeWorkers | None = None
+    # None if sessions are switched off.
+    sessions: Sessions | None = None
+    # None if the model has no engines.
+    adapters: AdapterRegistry | None = None
+    # The name of the folder of the model's processes.
+    folder: str = ""
 
     @classmethod
     def load(cls, runtime: Runtime, front_end: FrontEnd) -> Self:
@@ -62,30 +66,42 @@ class Service:
         block = runtime.attach()
         service = cls(config, block, front_end, folder=runtime.path.name)
         if config.user_code is not None:
-            service.user_code = UserCodeWorkers(*zip(*ends(runtime.path, block), strict=True))
+            sockets, records = zip(*ends(runtime.path, block), strict=True)
+            service.user_code = UserCodeWorkers(sockets, records)
 
         if not config.is_user_code:
-            sockets = [runtime.engine_socket(slot) for slot in range(len(block.engines))]
-            shares_prompts = config.engine.enable_prefix_caching is not False
-            memory = front_end.body_memory
-            engines: Engines
-            if shares_prompts and len(sockets) > 1:
-                has_others = front_end.config.frontend_workers > 1
-                table = PrefixTable.shared(runtime.path / "prefixes") if has_others else None
-                engines = PrefixEngines(sockets, block.engines, service.record, table, memory)
-            else:
-                engines = Engines(sockets, block.engines, service.record, memory)
-
-            service.engines = engines
-            limits = config.server.max_adapters, config.engine.model_loading_timeout_s
-            tokenizer = Tokenizer.load(config.model.path)
-            service.pipeline = Pipeline(
-                tokenizer, engines, config.model, shares_prompts=shares_prompts
-            )
-            service.adapters = AdapterRegistry(engines, adapters_of(runtime), *limits)
+            service._load_pipeline(runtime)
 
         service.sessions = Sessions.of(runtime)
         return service
+
+    def _load_pipeline(self, runtime: Runtime) -> None:
+        """Load what a model with engines needs: their connections, its tokenizer, its adapters."""
+        config = self.config
+        records = self.block.engines
+        sockets = [runtime.engine_socket(slot) for slot in range(len(records))]
+        shares_prompts = config.engine.enable_prefix_caching is not False
+        memory = self.front_end.body_memory
+
+        engines: Engines
+        if shares_prompts and len(sockets) > 1:
+            table = None
+            if self.front_end.config.frontend_workers > 1:
+                table = PrefixTable.shared(runtime.path / "prefixes")
+
+            engines = PrefixEngines(sockets, records, self.record, table, memory)
+        else:
+            engines = Engines(sockets, records, self.record, memory)
+
+        self.engines = engines
+        tokenizer = Tokenizer.load(config.model.path)
+        self.pipeline = Pipeline(tokenizer, engines, config.model, shares_prompts=shares_prompts)
+        self.adapters = AdapterRegistry(
+            engines,
+            adapters_of(runtime),
+            config.server.max_adapters,
+            config.engine.model_loading_timeout_s,
+        )
 
     async def start(self) -> None:
         """Connect to the model's processes, now and whenever one starts again."""
@@ -98,9 +114,8 @@ class Service:
 
     @property
     def _connections(self) -> list[Connections[Any]]:
-        return [
-            connections for connections in (self.engines, self.user_code) if connections is not None
-        ]
+        connections = (self.engines, self.user_code)
+        return [connection for connection in connections if connection is not None]
 
     @property
     def record(self) -> FrontEndRecord:
@@ -124,19 +139,21 @@ class Service:
     @property
     def gives_embeddings(self) -> bool:
         """Whether this is an embedding model, as far as an engine has said so."""
-        infos = (
-            ()
-            if self.engines is None
-            else [connection.info for connection in self.engines.open.values()]
-        )
-        return any(info is not None and info.capabilities.embeddings is not None for info in infos)
+        if self.engines is None:
+            return False
+
+        for connection in self.engines.open.values():
+            info = connection.info
+            if info is not None and info.capabilities.embeddings is not None:
+                return True
+
+        return False
 
     @property
     def max_in_flight(self) -> int:
         """The most sequences of this model that may run and wait."""
-        return self.front_end.config.job_queue_size + sum(
-            engine.max_num_sequences for engine in self.block.engines
-        )
+        num_running = sum(engine.max_num_sequences for engine in self.block.engines)
+        return self.front_end.config.job_queue_size + num_running
 
     @property
     def served_names(self) -> str:
@@ -162,17 +179,18 @@ class Service:
         """
         self.front_end.check_serves()
         limit = self.max_in_flight
-        records = zip(self.block.frontends, self.front_end.block.frontends, strict=True)
-        num_taken = sum(
-            record.num_sequences for record, front_end in records if record.pid == front_end.pid
-        )
-        if num_taken + num_sequences > limit:
-            what = (
-                f"{num_taken} of {limit} sequences for the model {self.config.model.name!r} "
-                f"are "
-                f"in flight already"
+
+        num_in_flight = 0
+        front_ends = self.front_end.block.frontends
+        for record, front_end in zip(self.block.frontends, front_ends, strict=True):
+            if record.pid == front_end.pid:
+                num_in_flight += record.num_sequences
+
+        if num_in_flight + num_sequences > limit:
+            raise Overloaded(
+                f"{num_in_flight} of {limit} sequences for the model {self.config.model.name!r} "
+                f"are in flight already (job_queue_size and the running batch)"
             )
-            raise Overloaded(f"{what} (job_queue_size and the running batch)")
 
     @contextmanager
     def admitted(self, num_sequences: int = 1) -> Iterator[None]:
@@ -180,17 +198,18 @@ class Service:
         find room.
         """
         self.check_room(num_sequences)
-        of_server = self.front_end.record
-        of_model = self.record
-        of_server.num_in_flight += 1
-        of_server.num_sequences += num_sequences
-        of_model.num_sequences += num_sequences
+        server_record = self.front_end.record
+        model_record = self.record
+
+        server_record.num_in_flight += 1
+        server_record.num_sequences += num_sequences
+        model_record.num_sequences += num_sequences
         try:
             yield
         finally:
-            of_server.num_in_flight -= 1
-            of_server.num_sequences -= num_sequences
-            of_model.num_sequences -= num_sequences
+            server_record.num_in_flight -= 1
+            server_record.num_sequences -= num_sequences
+            model_record.num_sequences -= num_sequences
 
     def check_sequences(self, requests: Sequence[GenerationRequest]) -> None:
         """Raise InvalidParameter if one body asks for more sequences than it may, or than the queue
@@ -198,29 +217,29 @@ class Service:
         """
         limit = self.config.server.max_request_sequences
         reason = "max_request_sequences"
-        in_flight = self.max_in_flight
-        if in_flight < limit and all(
-            engine.is_alive for engine in self.block.engines
-        ):  # else it is not known yet
-            limit = in_flight
+        max_in_flight = self.max_in_flight
+        # While an engine is not alive, it is not known yet how many sequences it runs.
+        if max_in_flight < limit and all(engine.is_alive for engine in self.block.engines):
+            limit = max_in_flight
             reason = "job_queue_size and the running batch"
 
         num_prompts = len(requests)
-        num_each = max(request.num_places for request in requests)
         if num_prompts > limit:
             raise InvalidParameter(
                 "inputs", f"at most {limit} prompts ({reason})", f"{num_prompts} prompts"
             )
 
-        if num_prompts * num_each > limit:
-            each = f" for each of {num_prompts} prompts" if num_prompts > 1 else ""
-            rule = f"at most {limit // num_prompts}{each}, as best_of ({limit} sequences, {reason})"
-            name = (
-                "beam_width"
-                if any(request.is_beam_search for request in requests)
-                else "num_return_sequences"
-            )
-            raise InvalidParameter(name, rule, num_each)
+        num_places = max(request.num_places for request in requests)
+        if num_prompts * num_places > limit:
+            scope = f" for each of {num_prompts} prompts" if num_prompts > 1 else ""
+            limit_each = limit // num_prompts
+            rule = f"at most {limit_each}{scope}, as best_of ({limit} sequences, {reason})"
+
+            name = "num_return_sequences"
+            if any(request.is_beam_search for request in requests):
+                name = "beam_width"
+
+            raise InvalidParameter(name, rule, num_places)
 
 
 class Models:
@@ -228,44 +247,48 @@ class Models:
     come and go.
     """
 
-    keeps_one: ClassVar[bool] = True  # one model, whose failure ends the server
+    # Whether the server has one model, whose failure ends it.
+    keeps_only_one: ClassVar[bool] = True
 
     def __init__(self, front_end: FrontEnd) -> None:
         self.front_end = front_end
         self.runtime = front_end.runtime
-        self.services: dict[str, Service] = {}  # by the model's name
+        # By the name of the model.
+        self.services: dict[str, Service] = {}
 
     # Which a request is for.
 
     @property
     def only(self) -> Service | None:
         """The model that requests mean if they name none."""
-        return next(iter(self.services.values()), None) if len(self.services) == 1 else None
+        services = list(self.services.values())
+        return services[0] if len(services) == 1 else None
 
     @property
-    def usual(self) -> ModelConfig:
+    def only_model(self) -> ModelConfig:
         """The settings that decide the form of an error before its model is known."""
-        return UNKNOWN if self.only is None else self.only.config.model
+        only = self.only
+        return UNKNOWN if only is None else only.config.model
 
     @property
     def config(self) -> Config:
         """The settings that any model here may have. Raises Unavailable while the model is not
         here.
         """
-        return self.the_only().config
+        return self.require_only().config
 
-    def the_only(self) -> Service:
+    def require_only(self) -> Service:
         """Return the model of a server that keeps one. Raises Unavailable while it is not here."""
-        if self.only is None:
-            raise Unavailable(
-                f"the model is loading: {self.front_end.block.supervisor.stage or 'start'}"
-            )
+        only = self.only
+        if only is None:
+            stage = self.front_end.block.supervisor.stage or "start"
+            raise Unavailable(f"the model is loading: {stage}")
 
-        return self.only
+        return only
 
     async def pick(self, exchange: Exchange) -> Service:
         """Return the model that a request is for. Raises Unavailable while it is not here."""
-        return self.the_only()
+        return self.require_only()
 
     @contextmanager
     def using(self, service: Service) -> Iterator[None]:
@@ -280,14 +303,14 @@ class Models:
         """Return every model, by name. Raises Unavailable while the one of a server that keeps one
         is not here.
         """
-        return [self.the_only()]
+        return [self.require_only()]
 
     async def listed_for_engines(self) -> list[Service]:
         """Return every model for a route that the one model does not have if it is user code:
         HTTPException then.
         """
         services = await self.listed()
-        if self.keeps_one and services[0].config.is_user_code:
+        if self.keeps_only_one and services[0].config.is_user_code:
             raise HTTPException(404)
 
         return services
@@ -301,7 +324,8 @@ class Models:
 
     def load(self) -> None:
         """Load the model, if it is here. Raises what keeps this front end from using it."""
-        if (runtime := self.runtime.shown_model()) is not None:
+        runtime = self.runtime.shown_model()
+        if runtime is not None:
             self.add(Service.load(runtime, self.front_end))
 
     @asynccontextmanager
@@ -310,8 +334,9 @@ class Models:
         for service in self.services.values():
             await service.start()
 
-        # loaded objects stay; without this each full collection would walk through them
+        # Loaded objects stay. Without this each full collection would walk through them.
         gc.freeze()
+
         watch = asyncio.create_task(self.follow())
         try:
             yield
@@ -330,14 +355,17 @@ class Models:
 
     async def _load_late(self) -> None:
         try:
-            while (runtime := self.runtime.shown_model()) is None:
+            runtime = self.runtime.shown_model()
+            while runtime is None:
                 await asyncio.sleep(WATCH_S)
+                runtime = self.runtime.shown_model()
 
             service = await asyncio.to_thread(Service.load, runtime, self.front_end)
             await service.start()
         except Exception as error:
             if self.front_end.block.supervisor.phase == Phase.LOADING:
-                os._exit(explain(self.runtime, error))  # as after `load`
+                # The process ends as it does when `load` fails.
+                os._exit(explain(self.runtime, error))
 
             raise
 

@@ -8,21 +8,23 @@ status.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from lmi.apis.base.api import AsyncFormatter
 from lmi.engine.client import ResponseStream
 from lmi.types import WaitStatus
 
-ANSWER_S = 1.0  # for an engine to say how far it is
-# a queue looks as often for who has waited too long: a refusal after as long keeps its status
+T = TypeVar("T")
+
+# How long an engine may take to say how far it is.
+ANSWER_S = 1.0
+# A queue looks as often for who has waited too long: a refusal after as long keeps its status.
 QUEUE_LOOK_S = 0.3
 
-Send = Callable[
-    [list[bytes]], Awaitable[None] | None
-]  # what it returns is awaited before the next records
+# What it returns is awaited before the next records.
+Send = Callable[[list[bytes]], Awaitable[None] | None]
 
 
 class EarlyStart:
@@ -36,7 +38,8 @@ class EarlyStart:
         self, formatter: AsyncFormatter, send: Send, period_s: float | None, started_s: float
     ) -> None:
         """`started_s`: since when the client waits."""
-        self.streams: list[ResponseStream] = []  # of the requests that are answered together
+        # The streams of the requests that are answered together.
+        self.streams: list[ResponseStream] = []
         self._formatter = formatter
         self._send = send
         self._period_s = period_s
@@ -46,14 +49,14 @@ class EarlyStart:
         self._is_sending = False
 
     async def __aenter__(self) -> Self:
-        if (
-            self._period_s is not None
-            and self._formatter.is_streaming
-            and self._formatter.begins_early
-        ):
-            first_s = self._started_s + self._period_s + QUEUE_LOOK_S - time.monotonic()
+        period_s = self._period_s
+        if period_s is None:
+            return self
+
+        if self._formatter.is_streaming and self._formatter.begins_early:
+            first_s = self._started_s + period_s + QUEUE_LOOK_S - time.monotonic()
             self._timer = asyncio.get_running_loop().call_later(
-                max(0.0, first_s), self._begin, self._period_s
+                max(0.0, first_s), self._begin, period_s
             )
 
         return self
@@ -70,11 +73,12 @@ class EarlyStart:
         if self._task is None:
             return
 
-        is_left = kind is not None and issubclass(kind, asyncio.CancelledError)
-        if is_left or not self._is_sending:
+        is_cancelled = kind is not None and issubclass(kind, asyncio.CancelledError)
+        if is_cancelled or not self._is_sending:
             self._task.cancel()
 
-        await asyncio.wait([self._task])  # the records that it sends stand before an error
+        # The records that it sends stand before an error.
+        await asyncio.wait([self._task])
 
     def _begin(self, period_s: float) -> None:
         if self._may_tell():
@@ -91,15 +95,20 @@ class EarlyStart:
 
             records = self._formatter.waiting(status, time.monotonic() - self._started_s)
             self._is_sending = True
-            if (sent := self._send(records)) is not None:
-                await sent
+            pause = self._send(records)
+            if pause is not None:
+                await pause
 
             self._is_sending = False
             await asyncio.sleep(period_s)
 
     async def _status(self) -> WaitStatus:
-        waiting = [stream for stream in self.streams if stream.is_waiting]
-        return together(await asyncio.gather(*(stream.ask_status(ANSWER_S) for stream in waiting)))
+        questions = []
+        for stream in self.streams:
+            if stream.is_waiting:
+                questions.append(stream.ask_status(ANSWER_S))
+
+        return together(await asyncio.gather(*questions))
 
 
 def together(statuses: Sequence[WaitStatus]) -> WaitStatus:
@@ -111,14 +120,22 @@ def together(statuses: Sequence[WaitStatus]) -> WaitStatus:
     if not statuses:
         return WaitStatus()
 
-    computed = [status.num_computed_tokens for status in statuses]
-    cached = [status.num_cached_tokens for status in statuses]
-    positions = [status.queue_position for status in statuses if status.queue_position is not None]
-    waits_s = [status.wait_s for status in statuses if status.wait_s is not None]
+    positions = [status.queue_position for status in statuses]
+    waits_s = [status.wait_s for status in statuses]
     return WaitStatus(
         num_prompt_tokens=sum(status.num_prompt_tokens for status in statuses),
-        num_computed_tokens=None if None in computed else sum(filter(None, computed)),
-        num_cached_tokens=None if None in cached else sum(filter(None, cached)),
-        queue_position=min(positions, default=None),
-        wait_s=min(waits_s, default=None),
+        num_computed_tokens=_sum_of([status.num_computed_tokens for status in statuses]),
+        num_cached_tokens=_sum_of([status.num_cached_tokens for status in statuses]),
+        queue_position=min(_without_none(positions), default=None),
+        wait_s=min(_without_none(waits_s), default=None),
     )
+
+
+def _sum_of(counts: Sequence[int | None]) -> int | None:
+    """Return the sum, or None if one of the counts is not known."""
+    present = _without_none(counts)
+    return sum(present) if len(present) == len(counts) else None
+
+
+def _without_none(values: Iterable[T | None]) -> list[T]:
+    return [value for value in values if value is not None]

@@ -53,7 +53,7 @@ COMPLETIONS = APIS["openai_completions_lines"]
     ],
 )
 def test_a_body_goes_to_the_api_whose_field_it_has(body: bytes, api: AnyApi) -> None:
-    assert api_of_body(body, usual=LMI, accept="*/*") is api
+    assert api_of_body(body, default=LMI, accept="*/*") is api
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,9 @@ from lmi.server.service import Models
 
 MODELS = "/v1/models"
 MESSAGES = "/v1/messages"
-VERSION = "anthropic-version"  # the header that every client of Anthropic's sends
-REQUEST_ID = "request-id"  # the header by which these clients name a request
+# The header that every client of Anthropic's sends, and the one by which they name a request.
+VERSION = "anthropic-version"
+REQUEST_ID = "request-id"
 
 
 def is_of_anthropic(exchange: Exchange) -> bool:
@@ -33,14 +34,13 @@ async def models(exchange: Exchange, models: Models) -> None:
         return
 
     entries = [_entry(card) for card in await openai.cards(models)]
-    await exchange.send_json(
-        {
-            "data": entries,
-            "has_more": False,
-            "first_id": entries[0]["id"] if entries else None,
-            "last_id": entries[-1]["id"] if entries else None,
-        }
-    )
+    answer = {
+        "data": entries,
+        "has_more": False,
+        "first_id": entries[0]["id"] if entries else None,
+        "last_id": entries[-1]["id"] if entries else None,
+    }
+    await exchange.send_json(answer)
 
 
 async def model(exchange: Exchange, models: Models) -> None:

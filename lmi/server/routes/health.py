@@ -25,13 +25,16 @@ async def live(exchange: Exchange, models: Models) -> None:
 def health(models: Models) -> tuple[int, dict[str, object]]:
     """Return the status of `/ping` and its body."""
     supervisor = models.front_end.block.supervisor
-    if models.only is not None and models.keeps_one:
-        return service_health(models.only)
+    only = models.only
+    if only is not None and models.keeps_only_one:
+        return service_health(only)
 
-    if (ending := end_of(supervisor)) is not None:
+    ending = end_of(supervisor)
+    if ending is not None:
         return ending
 
-    if not models.keeps_one:  # a model that fails is no fault of the server
+    if not models.keeps_only_one:
+        # A model that fails is no fault of the server.
         return 200, {"status": "Healthy"}
 
     return 503, {
@@ -46,7 +49,10 @@ def liveness(models: Models) -> tuple[int, dict[str, object]]:
     would load longer.
     """
     status, body = health(models)
-    return 200 if status == 503 else status, body
+    if status == 503:
+        status = 200
+
+    return status, body
 
 
 def end_of(supervisor: SupervisorRecord) -> tuple[int, dict[str, object]] | None:
@@ -54,9 +60,8 @@ def end_of(supervisor: SupervisorRecord) -> tuple[int, dict[str, object]] | None
     if supervisor.phase == Phase.FAILED:
         return 500, {"status": "Failed", "reason": supervisor.reason}
 
-    is_leaving = (
-        supervisor.phase in (Phase.LEAVING, Phase.DRAINING) and not supervisor.heir
-    )  # which answers the others
+    # A server with an heir goes on answering: the heir answers the other requests.
+    is_leaving = supervisor.phase in (Phase.LEAVING, Phase.DRAINING) and not supervisor.heir
     return (503, {"status": "Draining"}) if is_leaving else None
 
 
@@ -64,10 +69,14 @@ def service_health(service: Service) -> tuple[int, dict[str, object]]:
     """Return the status of one model and its state."""
     front_end = service.front_end
     block = service.block
-    if (ending := end_of(front_end.block.supervisor)) is not None:
+    ending = end_of(front_end.block.supervisor)
+    if ending is not None:
         return ending
 
-    num_alive = sum(engine.is_alive for engine in block.engines) if has_formatters(block) else 0
+    num_alive = 0
+    if has_formatters(block):
+        num_alive = sum(engine.is_alive for engine in block.engines)
+
     if num_alive == len(block.engines):
         return 200, {"status": "Healthy"}
 
@@ -84,7 +93,10 @@ def service_health(service: Service) -> tuple[int, dict[str, object]]:
 
 def has_formatters(block: Block) -> bool:
     """Whether a process of user code is alive, if the model has formatters."""
-    return not block.formatters or any(formatter.is_alive for formatter in block.formatters)
+    if not block.formatters:
+        return True
+
+    return any(formatter.is_alive for formatter in block.formatters)
 
 
 def unready(block: Block) -> dict[str, object]:

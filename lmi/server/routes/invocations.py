@@ -49,51 +49,68 @@ def named_model(exchange: Exchange, service: Service) -> ModelConfig:
 async def invocations(exchange: Exchange, service: Service) -> None:
     route = exchange.attribute("route")
     has_lines = are_lines(exchange)
-    accept = (
-        "" if has_lines else exchange.headers.get("accept", "")
-    )  # lines are never answered with events
-    usual = api_of_inputs(service.config.model, gives_embeddings=service.gives_embeddings)
-    api = usual.for_accept(accept) if route is None else api_of_route(route)
-    choose: Choose = (
-        partial(api_of_body, usual=api, accept=accept) if route is None else lambda body, kind: api
-    )
+    # Lines are never answered with events.
+    accept = "" if has_lines else exchange.headers.get("accept", "")
+
+    model = service.config.model
+    default = api_of_inputs(model, gives_embeddings=service.gives_embeddings)
+    choose: Choose
+    if route is None:
+        api = default.for_accept(accept)
+        choose = partial(api_of_body, default=api, accept=accept)
+    else:
+        api = api_of_route(route)
+        choose = partial(api_of_any_body, api=api)
+
     serve = serve_lines if has_lines else serve_request
     await serve(exchange, service, api, choose=choose)
 
 
 async def invoke_model(exchange: Exchange, service: Service) -> None:
     """Answer `/predictions/{model}[/{version}]` and `/models/{model}/invoke`."""
-    named = exchange.scope["path_params"]
-    service.check_model(named["model"], named.get("version"))
+    parameters = exchange.scope["path_params"]
+    service.check_model(parameters["model"], parameters.get("version"))
     await invocations(exchange, service)
 
 
 def api_of_route(route: str) -> AnyApi:
     if route not in BY_ROUTE:
-        known = ", ".join(BY_ROUTE)
+        routes = ", ".join(BY_ROUTE)
         raise UnknownRoute(
-            f"route must be one of {known}, given {shorten(route)} ({CUSTOM_ATTRIBUTES})"
+            f"route must be one of {routes}, given {shorten(route)} ({CUSTOM_ATTRIBUTES})"
         )
 
     return BY_ROUTE[route]
 
 
+def api_of_any_body(body: bytes, content_type: str | None, *, api: AnyApi) -> AnyApi:
+    """Return the API that a header has named, whatever the body has."""
+    return api
+
+
 def api_of_body(
-    body: bytes, content_type: str | None = None, *, usual: AnyApi, accept: str
+    body: bytes, content_type: str | None = None, *, default: AnyApi, accept: str
 ) -> AnyApi:
     """Return the API whose field the body has, `inputs` before others. Without such a field it is
-    `usual`.
+    `default`.
     """
-    if is_text(content_type) or not any(b'"%b"' % field.encode() in body for field in BY_FIELD):
-        return usual
+    if is_text(content_type) or not _may_have_field(body):
+        return default
 
     fields = BodyOutline.of(body)
     if fields is None or fields.has("inputs"):
-        return usual
+        return default
 
-    return next(
-        (api.for_accept(accept) for field, api in BY_FIELD.items() if fields.has(field)), usual
-    )
+    for field, api in BY_FIELD.items():
+        if fields.has(field):
+            return api.for_accept(accept)
+
+    return default
+
+
+def _may_have_field(body: bytes) -> bool:
+    """Whether the name of a field that decides the API stands anywhere in the body."""
+    return any(b'"%b"' % field.encode() in body for field in BY_FIELD)
 
 
 ROUTES = [

@@ -48,31 +48,35 @@ async def _tell_health(exchange: Exchange, status: int, state: dict[str, object]
         await exchange.send_json({"error": f"not ready: {state['status']}"}, status)
 
 
-async def model(exchange: Exchange, service: Service) -> None:
-    named = named_model(exchange, service)
-    outputs = {"text_output": "BYTES", **OUTPUTS}
+async def model_metadata(exchange: Exchange, service: Service) -> None:
+    model = named_model(exchange, service)
+    output_types = {"text_output": "BYTES", **OUTPUTS}
+    outputs = []
+    for name, datatype in output_types.items():
+        outputs.append({"name": name, "datatype": datatype, "shape": [-1]})
+
     metadata = {
-        "name": named.name,
-        "versions": [named.version],
+        "name": model.name,
+        "versions": [model.version],
         "platform": service.config.engine.handler,
         "inputs": [tensor(name, row) for name, row in INPUTS.items()],
-        "outputs": [
-            {"name": name, "datatype": kind, "shape": [-1]} for name, kind in outputs.items()
-        ],
+        "outputs": outputs,
     }
     await exchange.send_json(metadata)
 
 
 async def stats(exchange: Exchange, service: Service) -> None:
-    await exchange.send_json({"model_stats": [counts(named_model(exchange, service), service)]})
+    model = named_model(exchange, service)
+    await exchange.send_json({"model_stats": [counts(model, service)]})
 
 
 async def all_stats(exchange: Exchange, models: Models) -> None:
-    found = [counts(service.config.model, service) for service in await models.listed_for_engines()]
-    await exchange.send_json({"model_stats": found})
+    services = await models.listed_for_engines()
+    model_stats = [counts(service.config.model, service) for service in services]
+    await exchange.send_json({"model_stats": model_stats})
 
 
-def counts(named: ModelConfig, service: Service) -> dict[str, object]:
+def counts(model: ModelConfig, service: Service) -> dict[str, object]:
     """Return counts of the model's generations through every API since the start."""
     ends = Counter[str]()
     for frontend in service.block.frontends:
@@ -80,8 +84,8 @@ def counts(named: ModelConfig, service: Service) -> dict[str, object]:
 
     num_successes = sum(ends[reason] for reason in SUCCESSES)
     return {
-        "name": named.name,
-        "version": named.version,
+        "name": model.name,
+        "version": model.version,
         "inference_count": num_successes,
         "execution_count": sum(engine.step for engine in service.block.engines),
         "inference_stats": {
@@ -94,7 +98,8 @@ def counts(named: ModelConfig, service: Service) -> dict[str, object]:
 
 async def index(exchange: Exchange, models: Models) -> None:
     """List the models. The body, which may ask for only ready models, is ignored."""
-    await exchange.send_json([_entry(service) for service in await models.listed_for_engines()])
+    services = await models.listed_for_engines()
+    await exchange.send_json([_entry(service) for service in services])
 
 
 def _entry(service: Service) -> dict[str, object]:
@@ -103,17 +108,19 @@ def _entry(service: Service) -> dict[str, object]:
         "name": service.config.model.name,
         "version": service.config.model.version,
     }
-    return entry | (
-        {"state": "READY"}
-        if status < 400
-        else {"state": "UNAVAILABLE", "reason": str(state["status"])}
-    )
+    if status < 400:
+        entry["state"] = "READY"
+    else:
+        entry["state"] = "UNAVAILABLE"
+        entry["reason"] = str(state["status"])
+
+    return entry
 
 
 async def not_served(exchange: Exchange, service: Service) -> None:
     named_model(exchange, service)
-    what = exchange.path.rpartition("/")[2]
-    raise HTTPException(404, f"{what} is not served here, generate and generate_stream are")
+    action = exchange.path.rpartition("/")[2]
+    raise HTTPException(404, f"{action} is not served here, generate and generate_stream are")
 
 
 SERVER_ROUTES = [
@@ -128,7 +135,7 @@ ROUTES = [
     (f"{path}{name}", methods, handler)
     for path in MODELS
     for name, methods, handler in (
-        ("", ["GET"], model),
+        ("", ["GET"], model_metadata),
         ("/ready", ["GET"], model_ready),
         ("/stats", ["GET"], stats),
         ("/infer", ["POST"], not_served),

@@ -24,8 +24,8 @@ from lmi.server.service import Models, Service
 from lmi.types import GenerationRequest
 
 NAMES = "return_token_strs"
-MAX_TEXT_CHARS = 4 << 20  # that are only tokenized
-
+# The longest text that is tokenized alone.
+MAX_TEXT_CHARS = 4 << 20
 
 NOT_HERE = {
     "/v1/audio/": "no audio",
@@ -50,9 +50,9 @@ NOT_HERE = {
 
 def why_not_found(path: str) -> str:
     """Return what the error of a path that is not found says besides, or ""."""
-    for beginning, what in NOT_HERE.items():
+    for beginning, reason in NOT_HERE.items():
         if f"{path}/".startswith(beginning):
-            return f" (lmi has {what}: docs/scope.md)"
+            return f" (lmi has {reason}: docs/scope.md)"
 
     if "//" in path or path.endswith("/"):
         return " (a path here has single slashes, and none at its end)"
@@ -70,16 +70,18 @@ async def model(exchange: Exchange, models: Models) -> None:
 
 async def card_of(name: str, models: Models) -> dict[str, Any]:
     """Return the entry of a model by a name of its. Raises UnknownModel."""
-    listed = await cards(models)
-    for card in listed:
+    entries = await cards(models)
+    for card in entries:
         if card["id"] == name:
             return card
 
-    if (only := models.only) is None:
-        served = ", ".join(repr(card["id"]) for card in listed) or "none"
+    only = models.only
+    if only is None:
+        served = ", ".join(repr(card["id"]) for card in entries) or "none"
         raise UnknownModel(f"no model {shorten(name)} is served here, only {served}")
 
-    if not only.model.answers_to(name):  # it may have further names
+    # A model may answer to further names, which the list does not have.
+    if not only.model.answers_to(name):
         only.check_model(name)
 
     return _card(only, name)
@@ -87,27 +89,30 @@ async def card_of(name: str, models: Models) -> dict[str, Any]:
 
 async def cards(models: Models) -> list[dict[str, Any]]:
     """Return the entries of all models, each under all of its names, and of their adapters."""
-    listed = []
+    entries = []
     for service in await models.listed_for_engines():
         model = service.config.model
-        listed += [_card(service, name) for name in (model.name, *model.aliases)]
-        adapters = [] if service.adapters is None else service.adapters.entries()
-        for adapter in adapters:
-            root = (
-                adapter.src or adapter.path
-            )  # the source that was named, which `/adapters` tells too
-            listed.append(_card(service, adapter.name) | {"root": root, "parent": model.name})
+        for name in (model.name, *model.aliases):
+            entries.append(_card(service, name))
 
-    return listed
+        if service.adapters is None:
+            continue
+
+        for adapter in service.adapters.entries():
+            # It is the source that the adapter was loaded from, which `/adapters` tells too.
+            root = adapter.src or adapter.path
+            entries.append(_card(service, adapter.name) | {"root": root, "parent": model.name})
+
+    return entries
 
 
 def _card(service: Service, name: str) -> dict[str, Any]:
+    # A model is as old as the last change of its folder.
+    created_s = Path(service.config.model.path).stat().st_mtime
     return {
         "id": name,
         "object": "model",
-        "created": int(
-            Path(service.config.model.path).stat().st_mtime
-        ),  # when its folder was last changed
+        "created": int(created_s),
         "owned_by": "lmi",
         "root": service.config.model.path,
         "parent": None,
@@ -120,20 +125,21 @@ async def tokenize(exchange: Exchange, service: Service) -> None:
     with closing(Inference(exchange, service, OPENAI_COMPLETIONS)) as inference:
         message = await inference.read(await inference.receive(), _api_of)
         has_names = boolean(NAMES, message.fields.pop(NAMES, None) or False)
-        any_tools = replace(
-            message.format, tool_calls="text"
-        )  # whether calls can be read matters to an answer only
-        parsed = await inference.complete(await inference.parse(replace(message, format=any_tools)))
+        # Whether calls of tools can be read matters to an answer only.
+        any_tools = replace(message.format, tool_calls="text")
+        parsed = await inference.parse(replace(message, format=any_tools))
+        parsed = await inference.complete(parsed)
         if len(parsed.requests) > 1:
             raise InvalidParameter("prompt", "one prompt", f"{len(parsed.requests)} prompts")
 
         ids = await _tokenize(service.pipeline, parsed.request)
         engine = await service.engines.ready()
-        names = (
-            [service.pipeline.tokenizer.token_name(token_id) for token_id in ids]
-            if has_names
-            else None
-        )
+
+        names = None
+        if has_names:
+            tokenizer = service.pipeline.tokenizer
+            names = [tokenizer.token_name(token_id) for token_id in ids]
+
         answer = {
             "count": len(ids),
             "max_model_len": engine.max_sequence_length,
@@ -178,14 +184,17 @@ async def detokenize(exchange: Exchange, service: Service) -> None:
         if not ids:
             raise InvalidParameter("tokens", "a non-empty list of token ids", [])
 
-        await inference.complete(
-            await inference.parse(replace(message, fields={"prompt": list(ids)}))
-        )  # its model
-        tokenizer = service.pipeline.tokenizer
-        if (worst := max(ids)) >= tokenizer.vocab_size:
-            raise InvalidParameter("tokens", f"ids below {tokenizer.vocab_size}", worst)
+        # The request is checked as that of a completion is, for the sake of its model.
+        prompt = replace(message, fields={"prompt": list(ids)})
+        await inference.complete(await inference.parse(prompt))
 
-        await exchange.send_json({"prompt": await asyncio.to_thread(tokenizer.decode, ids)})
+        tokenizer = service.pipeline.tokenizer
+        largest_id = max(ids)
+        if largest_id >= tokenizer.vocab_size:
+            raise InvalidParameter("tokens", f"ids below {tokenizer.vocab_size}", largest_id)
+
+        text = await asyncio.to_thread(tokenizer.decode, ids)
+        await exchange.send_json({"prompt": text})
 
 
 async def count_tokens(
@@ -196,10 +205,12 @@ async def count_tokens(
     """
     assert service.pipeline is not None and service.engines is not None
     with closing(Inference(exchange, service, api)) as inference:
-        parsed = await inference.parse(await inference.read(await inference.receive()))
-        request = (await inference.complete(parsed)).request
+        message = await inference.read(await inference.receive())
+        parsed = await inference.complete(await inference.parse(message))
+        request = parsed.request
         info = await service.engines.ready(request.adapter)
         _check_countable(request)
+
         _, ids = await service.pipeline.encode(request, info)
         head = {} if kind is None else {"object": kind}
         await exchange.send_json({**head, "input_tokens": len(ids)})
@@ -207,7 +218,10 @@ async def count_tokens(
 
 def _api_of(body: bytes, content_type: str | None) -> AnyApi:
     fields = BodyOutline.of(body)
-    return OPENAI_CHAT if fields is not None and fields.has("messages") else OPENAI_COMPLETIONS
+    if fields is not None and fields.has("messages"):
+        return OPENAI_CHAT
+
+    return OPENAI_COMPLETIONS
 
 
 ROUTES = [("/tokenize", ["POST"], tokenize), ("/detokenize", ["POST"], detokenize)]

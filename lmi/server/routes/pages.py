@@ -14,13 +14,13 @@ from lmi import __version__
 from lmi.http.exchange import Exchange
 from lmi.server.service import Models, Service
 
-FILES = {
-    path.name: path.read_bytes() for path in sorted((Path(__file__).parents[1] / "pages").iterdir())
-}
+FOLDER = Path(__file__).parents[1] / "pages"
+FILES = {path.name: path.read_bytes() for path in sorted(FOLDER.iterdir())}
 TYPES = {".css": "text/css", ".html": "text/html", ".js": "text/javascript"}
 SOURCES = "connect-src 'self'; img-src data:; script-src 'self'; style-src 'self'"
 POLICY = f"default-src 'none'; {SOURCES}; base-uri 'none'; frame-ancestors 'none'"
-OF_ENGINES = (
+# What an engine says of itself and `/server_info` shows.
+ENGINE_FIELDS = (
     "name",
     "device",
     "dtype",
@@ -70,8 +70,9 @@ async def openapi(exchange: Exchange, models: Models) -> None:
 async def scrape(exchange: Exchange, models: Models) -> None:
     from lmi.server import metrics
 
-    if not models.keeps_one:
-        await models.listed()  # those that have come are here then
+    if not models.keeps_only_one:
+        # This lets the models that have come be loaded here.
+        await models.listed()
 
     await exchange.send_whole(200, metrics.MEDIA_TYPE, metrics.render(models))
 
@@ -80,9 +81,9 @@ async def load(exchange: Exchange, models: Models) -> None:
     """Answer the number of requests that have begun and not ended, at all front ends, in vLLM's
     form.
     """
-    await exchange.send_json(
-        {"server_load": sum(each.num_in_flight for each in models.front_end.block.frontends)}
-    )
+    front_ends = models.front_end.block.frontends
+    num_requests = sum(front_end.num_in_flight for front_end in front_ends)
+    await exchange.send_json({"server_load": num_requests})
 
 
 async def server_info(exchange: Exchange, models: Models) -> None:
@@ -91,19 +92,20 @@ async def server_info(exchange: Exchange, models: Models) -> None:
 
     Beside those of a model stands what its engines have made of them.
     """
-    if not models.keeps_one:
-        await models.listed()  # those that have come are here then
+    if not models.keeps_only_one:
+        # This lets the models that have come be loaded here.
+        await models.listed()
 
-    of_models = {
-        name: public(msgspec.to_builtins(service.config))
-        for name, service in models.services.items()
-    }
-    for name, settings in of_models.items():
+    settings_of_models = {}
+    for name, service in models.services.items():
+        settings = public(msgspec.to_builtins(service.config))
         del settings["server"]
-        settings["loaded"] = loaded(models.services[name])
+        settings["loaded"] = loaded(service)
+        settings_of_models[name] = settings
 
     server = public(msgspec.to_builtins(models.front_end.config))
-    await exchange.send_json({"version": __version__, "server": server, "models": of_models})
+    answer = {"version": __version__, "server": server, "models": settings_of_models}
+    await exchange.send_json(answer)
 
 
 def loaded(service: Service) -> list[dict[str, object]]:
@@ -111,10 +113,13 @@ def loaded(service: Service) -> list[dict[str, object]]:
     if service.engines is None:
         return []
 
-    infos = [connection.info for connection in service.engines.open.values()]
-    return [
-        {name: getattr(info, name) for name in OF_ENGINES} for info in infos if info is not None
-    ]
+    entries = []
+    for connection in service.engines.open.values():
+        info = connection.info
+        if info is not None:
+            entries.append({name: getattr(info, name) for name in ENGINE_FIELDS})
+
+    return entries
 
 
 def public(settings: Any) -> Any:
@@ -124,10 +129,12 @@ def public(settings: Any) -> Any:
     if not isinstance(settings, dict):
         return settings
 
-    return {
-        name: "***" if value and SECRET.search(name) else public(value)
-        for name, value in settings.items()
-    }
+    censored = {}
+    for name, value in settings.items():
+        is_secret = value and SECRET.search(name)
+        censored[name] = "***" if is_secret else public(value)
+
+    return censored
 
 
 ROUTES: list[tuple[str, list[str], Callable[[Exchange, Models], Awaitable[None]]]] = [

@@ -16,13 +16,16 @@ async def info(exchange: Exchange, service: Service) -> None:
     assert service.engines is not None
     engine = await service.engines.ready()
     config = service.config
-    max_best_of = min(MAX_SEQUENCES, config.server.max_request_sequences)
+    max_best_of = 1
+    if engine.capabilities.num_return_sequences:
+        max_best_of = min(MAX_SEQUENCES, config.server.max_request_sequences)
+
     fields = {
         "model_id": config.model.name,
         "model_sha": None,
         "model_pipeline_tag": "text-generation",
         "max_concurrent_requests": service.max_in_flight,
-        "max_best_of": max_best_of if engine.capabilities.num_return_sequences else 1,
+        "max_best_of": max_best_of,
         "max_stop_sequences": MAX_STOP_SEQUENCES,
         "max_input_tokens": engine.max_sequence_length - 1,
         "max_total_tokens": engine.max_sequence_length,
