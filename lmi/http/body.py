@@ -12,10 +12,11 @@ from typing import Protocol
 from lmi.errors import Overloaded
 
 SMALL_BODY_BYTES = 64 << 10
-MAPPED_BYTES = 1 << 20  # a block of so many bytes is mapped, and grows without a copy
+# A block of so many bytes is mapped, and grows without a copy.
+MAPPED_BYTES = 1 << 20
 TRIM_BYTES = 16 << 20
 TRIM_S = 1.0
-# source: mallopt(3) and malloc.h
+# Source: mallopt(3) and malloc.h.
 M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3
 
@@ -39,21 +40,25 @@ class BodyMemory:
     def __init__(self, record: BodyRecord, max_bytes: int) -> None:
         self._record = record
         self._max_bytes = max_bytes
-        self._num_small_bytes = self._num_large_bytes = 0
-        self._num_freed_bytes = 0  # of large bodies since the heap was trimmed
+        self._num_small_bytes = 0
+        self._num_large_bytes = 0
+        # The bytes of large bodies that were freed since the heap was trimmed.
+        self._num_freed_bytes = 0
         self._trim: asyncio.TimerHandle | None = None
-        if hasattr(_libc, "mallopt"):  # other C libraries lack it
+
+        # Other C libraries than glibc lack it.
+        if hasattr(_libc, "mallopt"):
             _libc.mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES)
             _libc.mallopt(M_TRIM_THRESHOLD, TRIM_BYTES)
 
     def check_room(self, num_before: int, num_after: int) -> None:
         """Raise Overloaded if a body of `num_before` bytes may not grow to `num_after`."""
         num_small, num_large = self._changed(num_before, num_after)
-        if num_large + max(0, num_small - self._max_bytes // 8) > self._max_bytes:
+        num_over_small_part = max(0, num_small - self._max_bytes // 8)
+        if num_large + num_over_small_part > self._max_bytes:
             raise Overloaded(
                 f"request bodies, and requests that no engine has begun to answer, hold the "
-                f"{self._max_bytes} bytes"
-                " that they may have (max_body_memory)"
+                f"{self._max_bytes} bytes that they may have (max_body_memory)"
             )
 
     def change(self, num_before: int, num_after: int) -> None:

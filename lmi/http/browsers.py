@@ -16,7 +16,8 @@ from lmi.errors import ForeignPage, shorten
 from lmi.http.exchange import Exchange
 
 ANY = "*"
-OWN_PAGE = ("same-origin", "none")  # none: the user, not a page, has asked
+# With `none` the user, not a page, has asked.
+OWN_PAGE = ("same-origin", "none")
 USUAL_PORTS = {"http": "80", "https": "443"}
 
 
@@ -34,21 +35,20 @@ def check_page(exchange: Exchange, origins: Container[str], hosts: Container[str
         rule = "Host must be an address, a name without a dot, or one of lmi serve's allowed_hosts"
         raise ForeignPage(f"{rule}, given {shorten(host)}")
 
-    given = exchange.headers.getlist("origin")
-    if not given or ANY in origins:
+    origins_of_page = exchange.headers.getlist("origin")
+    if not origins_of_page or ANY in origins:
         return
 
     rule = "Origin must be that of this server or one of lmi serve's cors_allowed_origins"
-    if len(given) > 1:
-        raise ForeignPage(f"{rule}, given {len(given)} of them")
+    if len(origins_of_page) > 1:
+        raise ForeignPage(f"{rule}, given {len(origins_of_page)} of them")
 
-    [origin] = given
+    origin = origins_of_page[0]
+    if origin in origins:
+        return
+
     is_own = _parts_of(origin) == _parts_of(f"{exchange.scope['scheme']}://{host}")
-    if (
-        origin not in origins
-        and not is_own
-        and exchange.headers.get("sec-fetch-site") not in OWN_PAGE
-    ):
+    if not is_own and exchange.headers.get("sec-fetch-site") not in OWN_PAGE:
         raise ForeignPage(f"{rule}, given {shorten(origin)}")
 
 
@@ -73,4 +73,7 @@ def _is_address(name: str) -> bool:
 
 def is_loopback(host: str) -> bool:
     """Whether a server that listens on `host` is reached from its own machine only."""
-    return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
+    if host == "localhost":
+        return True
+
+    return _is_address(host) and ipaddress.ip_address(host).is_loopback

@@ -25,19 +25,22 @@ from lmi.http.body import BodyMemory
 
 REQUEST_ID = "x-request-id"
 CUSTOM_ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
-# how long the client waits
+# These headers say how long the client waits.
 TIMEOUT = "X-Request-Timeout"
 TIMEOUT_MS = "x-envoy-expected-rq-timeout-ms"
-# in the scope: of a chunked body, with a large chunk that is still to come
+# The key in the scope for the bytes of a chunked body, with a large chunk that is still to come.
 NUM_ANNOUNCED = "lmi.num_announced_bytes"
-ENDPOINT_NAME = (
-    "X-Lmi-Endpoint-Name"  # from the gateway; SageMaker tells a container no name of its endpoint
-)
-MAX_ATTRIBUTE_CHARS = 1024  # SageMaker's limit
-MAX_HEADER_BYTES = 4096  # of a response; SageMaker's asynchronous endpoints refuse more
-MAX_NAMED = 20  # headers in a warning
-OTHER_HEADER_BYTES = 256  # the status line, and the headers that the HTTP protocol adds
-# the headers that may name a request, the first one first, and the names that they may give it
+# The gateway sends it. SageMaker tells a container no name of its endpoint.
+ENDPOINT_NAME = "X-Lmi-Endpoint-Name"
+# SageMaker's limit.
+MAX_ATTRIBUTE_CHARS = 1024
+# SageMaker's asynchronous endpoints refuse a response with more.
+MAX_HEADER_BYTES = 4096
+# How many headers a warning names.
+MAX_NAMED = 20
+# The status line, and the headers that the HTTP protocol adds.
+OTHER_HEADER_BYTES = 256
+# The headers that may name a request, the first one first, and the names that they may give it.
 REQUEST_IDS = {
     "x-amzn-sagemaker-inference-id": re.compile(r"[\x21-\x7e][\x20-\x7e]{0,63}"),
     REQUEST_ID: re.compile(r"[\x21-\x7e]{1,128}"),
@@ -84,29 +87,35 @@ class Exchange:
         self.scope = scope
         self.headers = Headers(scope=scope)
         self.request_id = self._choose_id()
-        self.id_headers = [REQUEST_ID]  # of the response
+        # The headers of the response that have this id.
+        self.id_headers = [REQUEST_ID]
         self.status = 0
         self.started_s = time.monotonic()
-        self.client = ""  # whose request it is, where its key or a trusted gateway says so
+        # Whose request it is, where its key or a trusted gateway says so.
+        self.client = ""
         self.error_label = ""
-        self.model = ""  # or the adapter that answers
-        self.noted: defaultdict[str, float] = defaultdict(int)  # numbers for its line in the log
-        self.num_held_bytes = (
-            0  # of the body, or of what was made of it, as they count in the memory of bodies
-        )
-        self.early_end: LmiError | None = None  # that `end_early` was called with
-        self.refuse: Callable[[LmiError], Awaitable[None]] | None = (
-            None  # answers in a route's own form, if it has one
-        )
-        self.late_headers: Callable[[], Iterable[Header]] | None = (
-            None  # makes more headers as the head is sent
-        )
-        self._written = b""  # last
-        self._kept_body: bytes | None = None  # that `peek` has read and `body` returns
+        # The model that answers, or the adapter.
+        self.model = ""
+        # Numbers for its line in the log.
+        self.noted: defaultdict[str, float] = defaultdict(int)
+        # The bytes of the body, or of what was made of it, as they count in the memory of bodies.
+        self.num_held_bytes = 0
+        # What `end_early` was called with.
+        self.early_end: LmiError | None = None
+
+        # Answers in a route's own form, if it has one.
+        self.refuse: Callable[[LmiError], Awaitable[None]] | None = None
+        # Makes more headers as the head is sent.
+        self.late_headers: Callable[[], Iterable[Header]] | None = None
+        # What was written last.
+        self._written = b""
+        # The body that `peek` has read and `body` returns.
+        self._peeked_body: bytes | None = None
         self._memory: BodyMemory | None = None
         self._receive = receive
         self._send = send
-        self._deadlines: list[asyncio.Timeout] = []  # that run, the outermost first
+        # The deadlines that run, the outermost first.
+        self._deadlines: list[asyncio.Timeout] = []
 
     @property
     def path(self) -> str:
@@ -130,31 +139,36 @@ class Exchange:
         """Return a value of attributes such as `route=/v1/completions; model_name=b`, None if it is
         missing.
         """
-        pairs = (pair.partition("=") for pair in self.headers.get(CUSTOM_ATTRIBUTES, "").split(";"))
-        return next((value.strip() for key, _, value in pairs if key.strip() == name), None)
+        for pair in self.headers.get(CUSTOM_ATTRIBUTES, "").split(";"):
+            key, _, value = pair.partition("=")
+            if key.strip() == name:
+                return value.strip()
+
+        return None
 
     def _choose_id(self) -> str:
         """Return the id that the client sent, if it is short printable ASCII, else a new one."""
-        given = ((self.headers.get(name, ""), allowed) for name, allowed in REQUEST_IDS.items())
-        return (
-            next((value for value, allowed in given if allowed.fullmatch(value)), None)
-            or uuid.uuid4().hex
-        )
+        for name, allowed in REQUEST_IDS.items():
+            request_id = self.headers.get(name, "")
+            if allowed.fullmatch(request_id):
+                return request_id
+
+        return uuid.uuid4().hex
 
     def check_is_whole(self) -> None:
         """Raise UnsupportedMediaType for a multipart body. Other types pass, because curl labels
         JSON as a form.
         """
-        given = self.headers.get("content-type", "")
-        if given.strip().lower().startswith("multipart/"):
+        media_type = self.headers.get("content-type", "")
+        if media_type.strip().lower().startswith("multipart/"):
             raise UnsupportedMediaType(
-                f"content-type must be application/json, given {shorten(given)}"
+                f"content-type must be application/json, given {shorten(media_type)}"
             )
 
     async def peek(self, max_bytes: int, memory: BodyMemory) -> bytes:
         """Read the body, and keep it for the next call of `body`. Raises what that raises."""
-        self._kept_body = await self.body(max_bytes, memory)
-        return self._kept_body
+        self._peeked_body = await self.body(max_bytes, memory)
+        return self._peeked_body
 
     async def body(self, max_bytes: int, memory: BodyMemory) -> bytes:
         """Read the whole body. A body whose announced length is too long is refused before a byte
@@ -163,25 +177,24 @@ class Exchange:
         Its bytes count in `memory` until the caller says with `hold` how many are left, 0 at the
         end. Raises Overloaded if `memory` is full, BodyTooLarge, UnsupportedEncoding or ClientGone.
         """
-        if self._kept_body is not None:
-            kept, self._kept_body = self._kept_body, None
-            return kept
+        if self._peeked_body is not None:
+            peeked_body = self._peeked_body
+            self._peeked_body = None
+            return peeked_body
 
-        encodings = ", ".join(
-            self.headers.getlist("content-encoding")
-        )  # each field may be a list too
-        if any(
-            encoding.strip().lower() not in ("identity", "") for encoding in encodings.split(",")
-        ):
-            raise UnsupportedEncoding(
-                f"content-encoding must be identity, given {shorten(encodings)}"
-            )
+        # Each of several fields may be a list too.
+        encodings = ", ".join(self.headers.getlist("content-encoding"))
+        for encoding in encodings.split(","):
+            if encoding.strip().lower() not in ("identity", ""):
+                raise UnsupportedEncoding(
+                    f"content-encoding must be identity, given {shorten(encodings)}"
+                )
 
-        announced = int(self.headers.get("content-length", 0))
-        if announced > max_bytes:
+        num_announced = int(self.headers.get("content-length", 0))
+        if num_announced > max_bytes:
             raise BodyTooLarge(max_bytes)
 
-        memory.check_room(0, announced)
+        memory.check_room(0, num_announced)
         self._memory = memory
         body = bytearray()
         has_more = True
@@ -248,36 +261,45 @@ class Exchange:
 
     def log_access(self, duration_s: float, **more: str) -> None:
         """Write this exchange's line of the access log, with `more` fields."""
-        fields = {
+        fields: dict[str, object] = {
             "request_id": self.request_id,
             "status": self.status,
             "duration_ms": round(duration_s * 1000, 1),
             **self.noted,
-            **{
-                name: text
-                for name, text in (("model", self.model), ("error_label", self.error_label))
-                if text
-            },
-            **({"client": client[0]} if (client := self.scope.get("client")) else {}),
-            **more,
         }
+        if self.model:
+            fields["model"] = self.model
+
+        if self.error_label:
+            fields["error_label"] = self.error_label
+
+        client = self.scope.get("client")
+        if client:
+            fields["client"] = client[0]
+
+        fields.update(more)
         access.info("%s %s", self.method, self.path, extra=fields)
 
     async def _start(
         self, status: int, media_type: str, headers: Iterable[Header], length: int | None = None
     ) -> None:
-        given = [("content-type", media_type), *headers] if media_type else list(headers)
-        if self.late_headers is not None:
-            given += self.late_headers()
+        optional = list(headers)
+        if media_type:
+            optional.insert(0, ("content-type", media_type))
 
+        if self.late_headers is not None:
+            optional += self.late_headers()
+
+        # These always have room. The optional ones are dropped where they have none.
         ids = [(name, self.request_id) for name in self.id_headers]
-        own = [*ids, *self._echoed(given)]
-        own += [] if length is None else [("content-length", str(length))]
-        fields = [
-            *self._fitting(given, MAX_HEADER_BYTES - OTHER_HEADER_BYTES - num_bytes(own)),
-            *own,
-        ]
+        required = [*ids, *self._echoed(optional)]
+        if length is not None:
+            required.append(("content-length", str(length)))
+
+        max_bytes = MAX_HEADER_BYTES - OTHER_HEADER_BYTES - num_bytes(required)
+        fields = [*self._fitting(optional, max_bytes), *required]
         raw = [(name.encode(), value.encode("latin-1")) for name, value in fields]
+
         self.status = status
         await self._send({"type": "http.response.start", "status": status, "headers": raw})
 
@@ -285,25 +307,23 @@ class Exchange:
         """Return the headers without the last ones that have no room. User code may add any number
         of them.
         """
-        num_fitting = sum(
-            total <= max_bytes for total in accumulate(num_bytes([header]) for header in headers)
-        )
-        if dropped := [shorten(name) for name, _ in headers[num_fitting:]]:
-            said = (
-                f"response headers have at most {MAX_HEADER_BYTES} bytes together, without "
-                f"room "
-                f"for: "
-            )
+        totals = accumulate(num_bytes([header]) for header in headers)
+        num_fitting = sum(total <= max_bytes for total in totals)
+        dropped = [shorten(name) for name, _ in headers[num_fitting:]]
+        if dropped:
             log.warning(
-                "%s", said + ", ".join(dropped[:MAX_NAMED]), extra={"request_id": self.request_id}
+                "response headers have at most %d bytes together, without room for: %s",
+                MAX_HEADER_BYTES,
+                ", ".join(dropped[:MAX_NAMED]),
+                extra={"request_id": self.request_id},
             )
 
         return headers[:num_fitting]
 
-    def _echoed(self, given: list[Header]) -> list[Header]:
+    def _echoed(self, headers: list[Header]) -> list[Header]:
         """Return the client's attributes, unless the response has its own."""
         attributes = self.headers.get(CUSTOM_ATTRIBUTES, "")
-        if not attributes or any(name.lower() == CUSTOM_ATTRIBUTES for name, _ in given):
+        if not attributes or any(name.lower() == CUSTOM_ATTRIBUTES for name, _ in headers):
             return []
 
         if SAFE_ATTRIBUTES.fullmatch(attributes):
@@ -325,15 +345,21 @@ class Exchange:
 
         By default `since_s` is when the request arrived. `why` says whose time it is.
         """
-        since_s = self.started_s if since_s is None else since_s
-        left_s = None if timeout_s is None else max(0.0, since_s + timeout_s - time.monotonic())
+        if since_s is None:
+            since_s = self.started_s
+
+        remaining_s = None
+        if timeout_s is not None:
+            remaining_s = max(0.0, since_s + timeout_s - time.monotonic())
+
         self.check_goes_on()
         try:
-            async with asyncio.timeout(left_s) as timeout:
+            async with asyncio.timeout(remaining_s) as timeout:
                 self._deadlines.append(timeout)
                 try:
-                    if left_s == 0.0:
-                        await asyncio.sleep(0)  # what is late already does not begin
+                    if remaining_s == 0.0:
+                        # What is late already does not begin.
+                        await asyncio.sleep(0)
 
                     yield
                 finally:
@@ -352,9 +378,12 @@ class Exchange:
         begun goes on.
         """
         self.early_end = error
-        outermost = self._deadlines[:1]
-        inner = self._deadlines[1:]
-        for timeout in inner or ([] if self.status else outermost):
+        timeouts = self._deadlines[1:]
+        if not timeouts and not self.status:
+            # If no inner block runs, the outermost ends, unless a response has begun.
+            timeouts = self._deadlines[:1]
+
+        for timeout in timeouts:
             if not timeout.expired():
                 timeout.reschedule(asyncio.get_running_loop().time())
 
@@ -381,9 +410,10 @@ class Exchange:
         finally:
             departure.cancel()
             worker.cancel()
-            await asyncio.wait((worker,))  # its resources are free before the caller continues
-            # its error's traceback holds this frame, and the body would wait for the garbage
-            # collector
+            # Its resources are free before the caller continues.
+            await asyncio.wait((worker,))
+            # The traceback of its error holds this frame, and the body would wait for the garbage
+            # collector.
             del worker
 
     async def _until_gone(self) -> None:

@@ -34,7 +34,8 @@ class FairFlow(FlowControl):
 
     def _take_turn(self) -> None:
         """Let the connection that has waited longest read on."""
-        if flow := next(iter(self._waiting), None):
+        flow = next(iter(self._waiting), None)
+        if flow is not None:
             del self._waiting[flow]
             if not flow._transport.is_closing():
                 super(FairFlow, flow).resume_reading()

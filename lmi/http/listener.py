@@ -21,7 +21,8 @@ are minutes of tokens, and only after them the server would notice that the clie
 """
 LISTENING = "0A"
 
-Address = tuple[str, int]  # a number, not a name, and a port
+# An address as a number, not a name, and a port.
+Address = tuple[str, int]
 
 
 def address_of(host: str, port: int) -> Address:
@@ -40,23 +41,24 @@ def bind(host: str, port: int) -> socket.socket:
         family, address = _resolved(host, port)
         listener = socket.create_server(address, family=family, backlog=BACKLOG)
     except OSError as error:
-        by = ""
-        if (pid := next(owners(port), None)) is not None:
-            by = f", it belongs to process {pid} ({Path(f'/proc/{pid}/comm').read_text().strip()})"
+        owner = ""
+        pid = next(owners(port), None)
+        if pid is not None:
+            name = Path(f"/proc/{pid}/comm").read_text().strip()
+            owner = f", it belongs to process {pid} ({name})"
 
         raise PortUnavailable(
-            f"cannot listen on {host} port {port}: {error.strerror or error}{by}"
+            f"cannot listen on {host} port {port}: {error.strerror or error}{owner}"
         ) from error
 
-    listener.setsockopt(
-        socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES
-    )  # connections inherit it
+    # Connections inherit it.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
     return listener
 
 
 def _resolved(host: str, port: int) -> tuple[socket.AddressFamily, Address]:
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    family, _, _, _, address = found[0]
+    addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, _, _, _, address = addresses[0]
     return family, (str(address[0]), int(address[1]))
 
 
@@ -64,18 +66,21 @@ def owners(port: int) -> Iterator[int]:
     """Yield the pids of the processes that listen on a local port, as far as this user can see
     them.
     """
-    sockets = set[str]()  # as /proc names an open one
+    # The names by which /proc knows open sockets.
+    sockets = set[str]()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with suppress(OSError):
-            rows = [line.split() for line in Path(table).read_text().splitlines()[1:]]
-            listening = [
-                row
-                for row in rows
-                if row[3] == LISTENING and int(row[1].rpartition(":")[2], 16) == port
-            ]
-            sockets |= {f"socket:[{row[9]}]" for row in listening}
+            for line in Path(table).read_text().splitlines()[1:]:
+                fields = line.split()
+                local_port = int(fields[1].rpartition(":")[2], 16)
+                if fields[3] == LISTENING and local_port == port:
+                    sockets.add(f"socket:[{fields[9]}]")
 
-    for file in glob.iglob("/proc/[0-9]*/fd/*") if sockets else ():
-        with suppress(OSError):  # it was closed meanwhile
+    if not sockets:
+        return
+
+    for file in glob.iglob("/proc/[0-9]*/fd/*"):
+        # It may have been closed meanwhile.
+        with suppress(OSError):
             if os.readlink(file) in sockets:
                 yield int(file.split("/")[2])

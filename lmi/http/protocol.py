@@ -14,7 +14,7 @@ import resource
 import sys
 import termios
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -39,40 +39,46 @@ from lmi.http.refusals import refusal_headers
 log = logging.getLogger(__name__)
 
 MAX_HEAD_BYTES = 64 << 10
-MAX_FIELDS = 128  # of a head, and of a trailer
-# a body may have more chunks if they have so many bytes on average
+# Of a head, and of a trailer.
+MAX_FIELDS = 128
+# A body may have more chunks if they have so many bytes on average.
 MAX_CHUNKS = 65_536
 LARGE_CHUNK_BYTES = 1024
-MAX_UNTOLD_BYTES = 16 << 10  # of chunk extensions and blanks, of which the parser tells nothing
-CHUNK_LINES_BYTES = 32  # around a chunk without an extension, at most
-LARGE_CHUNK = re.compile(
-    rb"\n([0-9A-Fa-f]{6,32}+)[\r;][^\n]{0,1024}+(?=\n)"
-)  # perhaps of a chunk of over 1 MB
-MAX_LINES_LOOKED_AT = 64  # of one read, which has at most a few chunks of this size
+# Chunk extensions and blanks have at most as many bytes: the parser tells nothing of them.
+MAX_UNTOLD_BYTES = 16 << 10
+# The most bytes around a chunk without an extension.
+CHUNK_LINES_BYTES = 32
+# Perhaps the line before a chunk of over 1 MB.
+LARGE_CHUNK = re.compile(rb"\n([0-9A-Fa-f]{6,32}+)[\r;][^\n]{0,1024}+(?=\n)")
+# One read has at most a few chunks of this size, so only as many of its lines are looked at.
+MAX_LINES_LOOKED_AT = 64
 LARGE_CHUNK_AT_START = re.compile(LARGE_CHUNK.pattern[1:])
-MAX_SPLIT_LINE_BYTES = 1024  # of a request line that comes in pieces are looked at
+# As many bytes of a request line that comes in pieces are looked at.
+MAX_SPLIT_LINE_BYTES = 1024
 MAX_PIPELINED = 16
 MIN_BODY_BYTES_PER_S = 1024
-LINGER_S = 1.0  # a refused client may send for this long before the connection is cut
-# a client may send the rest of a body that was answered early for this long, before it reads
+# A refused client may send for this long before the connection is cut.
+LINGER_S = 1.0
+# A client whose body was answered early may send the remaining bytes for this long, before it
+# reads.
 BODY_LINGER_S = 10.0
-MAX_UNREAD_BYTES = (
-    64 << 10
-)  # of a body that was answered early; up to this many are discarded to keep the connection
+# Up to this many bytes of a body that was answered early are discarded to keep the connection.
+MAX_UNREAD_BYTES = 64 << 10
 BODY_LOOK_S = 1.0
-MAX_COMPARED = 64  # idle connections, of which those are closed that have been silent for longest
-# that are free for files and sockets other than clients', as those of a model that is loaded
+# As many idle connections are compared, to close those that have been silent for longest.
+MAX_COMPARED = 64
+# So many descriptors are free for files and sockets other than clients', as those of a model that
+# is loaded.
 RESERVED_FDS = 40
-TWO_SPACES = re.compile(
-    rb"[\r\n]*[^\s]+ (?: |[^\s]+  )"
-)  # in a request line; the parser takes them for one
-HOST = re.compile(
-    r"(\[[\w:.%~-]+\]|[\w.~!$&'()*+,;=%-]*)(:\d*)?", re.ASCII
-)  # RFC 3986, 3.2.2 and 3.2.3
+# In a request line the parser takes two spaces for one.
+TWO_SPACES = re.compile(rb"[\r\n]*[^\s]+ (?: |[^\s]+  )")
+# Source: RFC 3986, 3.2.2 and 3.2.3.
+HOST = re.compile(r"(\[[\w:.%~-]+\]|[\w.~!$&'()*+,;=%-]*)(:\d*)?", re.ASCII)
+# Every answer has the content type that its head says.
 NO_SNIFFING = (
     b"x-content-type-options",
     b"nosniff",
-)  # every answer has the content type that its head says
+)
 OTHER_VERSION = 505, "only HTTP/1.1 and HTTP/1.0 are spoken here"
 LARGE_HEAD = 431, f"a request head has at most {MAX_HEAD_BYTES} bytes"
 
@@ -89,12 +95,14 @@ class Refusal(Exception):
 class Arrival:
     """How much of a request has come."""
 
-    num_fed_bytes: int = 0  # to the parser
+    # The bytes that the parser was fed.
+    num_fed_bytes: int = 0
     num_head_bytes: int = 0
     num_trailers: int = 0
     num_chunks: int = 0
     num_body_bytes: int = 0
-    body_s: float = 0.0  # that the client had for its body so far
+    # The time that the client had for its body so far.
+    body_s: float = 0.0
 
 
 class Cycle(RequestResponseCycle):
@@ -104,13 +112,16 @@ class Cycle(RequestResponseCycle):
     it is unknown.
     """
 
-    num_head_bytes = num_missing_bytes = 0
-    is_chunked = False  # the body comes in chunks
-    is_early = False  # the answer began before the body was complete, and the rest is not awaited
-    is_delimited_by_close = False  # the answer to an HTTP/1.0 client ends where the connection does
-    is_leaving: Callable[
-        [], bool
-    ]  # whether the server leaves, and a connection ends with its next answer
+    num_head_bytes = 0
+    num_missing_bytes = 0
+    # Whether the body comes in chunks.
+    is_chunked = False
+    # Whether the answer began before the body was complete, whose last bytes are not awaited then.
+    is_early = False
+    # Whether the answer ends where the connection does, as one to an HTTP/1.0 client may.
+    is_delimited_by_close = False
+    # Tells whether the server leaves, and a connection ends with its next answer.
+    is_leaving: Callable[[], bool]
 
     def send(self, message: Any) -> Awaitable[None]:  # type: ignore[override]  # any awaitable does
         """Send a part of the response. A piece of a stream is written before this returns, if the
@@ -162,6 +173,7 @@ class Cycle(RequestResponseCycle):
     async def _start(self, message: Any) -> None:
         is_awaited = self.waiting_for_100_continue or self.num_missing_bytes > MAX_UNREAD_BYTES
         self.is_early = self.more_body and is_awaited
+
         has_length = any(name == b"content-length" for name, _ in message.get("headers", []))
         if self.scope["http_version"] == "1.0" and not has_length:
             self.is_delimited_by_close = True
@@ -169,7 +181,8 @@ class Cycle(RequestResponseCycle):
 
         self.keep_alive = self.keep_alive and not self.is_early and not self.is_leaving()
         await super().send(message)
-        self.keep_alive = self.keep_alive or self.is_early  # the protocol lingers and then closes
+        # After an early answer the protocol lingers and then closes.
+        self.keep_alive = self.keep_alive or self.is_early
 
 
 class GuardedProtocol(HttpToolsProtocol):
@@ -180,9 +193,8 @@ class GuardedProtocol(HttpToolsProtocol):
     header_timeout_s: ClassVar[float] = 10.0
     body_timeout_s: ClassVar[float] = 60.0
     stall_timeout_s: ClassVar[float] = 30.0
-    slow_start_s: ClassVar[float] = (
-        10.0  # a body may be slower than MIN_BODY_BYTES_PER_S for this long
-    )
+    # A body may be slower than MIN_BODY_BYTES_PER_S for this long.
+    slow_start_s: ClassVar[float] = 10.0
     last_client_fd: ClassVar[int] = max(
         RESERVED_FDS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - RESERVED_FDS
     )
@@ -191,12 +203,18 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._part: Literal["start", "head", "body"] = "start"  # of a request, which comes next
+        # The part of a request that comes next.
+        self._part: Literal["start", "head", "body"] = "start"
         self._arrival = Arrival()
-        self._num_begun = 0  # requests, in the bytes that are being read
-        self._unanswered: deque[Cycle] = deque()  # the oldest first, whose application runs
-        self._line = b""  # a request line as far as it has come, without an end
-        self._due: Callable[[], None] | None = None  # what the timer calls, or has called last
+        # The requests that have begun in the bytes that are being read.
+        self._num_begun = 0
+        # The requests whose application runs, the oldest first.
+        self._unanswered: deque[Cycle] = deque()
+        # A request line as far as it has come, without an end.
+        self._line = b""
+
+        # What the timer calls, or has called last.
+        self._due: Callable[[], None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
         self._refusal: Refusal | None = None
@@ -222,31 +240,34 @@ class GuardedProtocol(HttpToolsProtocol):
         gives each file the lowest number that is free, so the number of a new one says how many are
         open.
         """
-        opened = transport.get_extra_info("socket")
-        if opened is not None and opened.fileno() > self.last_client_fd:
+        client_socket = transport.get_extra_info("socket")
+        if client_socket is not None and client_socket.fileno() > self.last_client_fd:
             return 2
 
         return 1 if len(self.connections) > self.max_connections else 0
 
-    def _make_room(self, num_wanted: int) -> bool:
+    def _make_room(self, num_connections: int) -> bool:
         """Close idle connections, so that a health check gets through although idle clients hold
         all others.
 
         Those go first that have been silent for longest, and where none is idle, those that have
         had their last answer. Returns whether one was closed.
         """
-        others = (
-            other
-            for other in self.connections
-            if other is not self and isinstance(other, GuardedProtocol)
-        )
-        idle = list(islice((other for other in others if other._is_idle()), MAX_COMPARED))
-        idle.sort(key=lambda other: (other._is_lingering, other._heard_s))
+        idle = list(islice(self._idle_connections(), MAX_COMPARED))
+        idle.sort(key=lambda connection: (connection._is_lingering, connection._heard_s))
 
-        for other in idle[:num_wanted]:
-            other.transport.abort()
+        for connection in idle[:num_connections]:
+            connection.transport.abort()
 
         return bool(idle)
+
+    def _idle_connections(self) -> Iterator["GuardedProtocol"]:
+        for connection in self.connections:
+            if connection is self or not isinstance(connection, GuardedProtocol):
+                continue
+
+            if connection._is_idle():
+                yield connection
 
     def _is_idle(self) -> bool:
         """Whether no request runs or waits here, and no answer is on its way. A part of a head may
@@ -258,29 +279,33 @@ class GuardedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         self._heard_s = self.loop.time()
         if self._refusal is not None or self._is_lingering:
-            # and read on in turn: else the loop reads megabytes at once from a fast client
+            # The connection reads on in turn. Else the loop reads megabytes at once from a fast
+            # client.
             self.flow.pause_reading()
             self.flow.resume_reading()
             return
 
         self._unset_keepalive_if_required()
-        was_in = self._part
+        began_in = self._part
         self._num_begun = 0
         try:
             self._check_line(data)
             self._feed(data)
-            if self._num_begun == (was_in == "start"):  # else nobody tells whose bytes are which
+            # All bytes are those of one request. Else nobody tells whose bytes are which.
+            if self._num_begun == (began_in == "start"):
                 self._check_fed(len(data))
         except (Refusal, httptools.HttpParserError) as error:
             self._refuse(_refusal_of(error))
-        else:
-            self._mind_time()
-            num_waiting_bytes = sum(
-                cycle.num_head_bytes + len(cycle.body) for cycle in [*self._unanswered][1:]
-            )
-            if len(self.pipeline) == MAX_PIPELINED or num_waiting_bytes > HIGH_WATER_LIMIT:
-                # only now, because a connection that is not read does not show its end
-                self.flow.pause_reading()
+            return
+
+        self._mind_time()
+        num_waiting_bytes = 0
+        for cycle in islice(self._unanswered, 1, None):
+            num_waiting_bytes += cycle.num_head_bytes + len(cycle.body)
+
+        if len(self.pipeline) == MAX_PIPELINED or num_waiting_bytes > HIGH_WATER_LIMIT:
+            # This comes last, because a connection that is not read does not show its end.
+            self.flow.pause_reading()
 
     def _check_line(self, data: bytes) -> None:
         """Refuse two spaces in a request line. Where one begins in a pipeline, nobody tells, so
@@ -298,14 +323,19 @@ class GuardedProtocol(HttpToolsProtocol):
         """Refuse an endless field, as the parser reports only whole ones, and long chunk
         extensions.
         """
-        come = self._arrival
-        come.num_fed_bytes += num_bytes
-        told = come.num_head_bytes + come.num_body_bytes + CHUNK_LINES_BYTES * come.num_chunks
+        arrival = self._arrival
+        arrival.num_fed_bytes += num_bytes
         if self._part == "head":
-            if come.num_fed_bytes > MAX_HEAD_BYTES:
+            if arrival.num_fed_bytes > MAX_HEAD_BYTES:
                 raise Refusal(*LARGE_HEAD)
-        elif come.num_fed_bytes - told > MAX_UNTOLD_BYTES:
-            self._part = "body"  # also if it has just come whole, and no application has read it
+
+            return
+
+        num_told = arrival.num_head_bytes + arrival.num_body_bytes
+        num_told += CHUNK_LINES_BYTES * arrival.num_chunks
+        if arrival.num_fed_bytes - num_told > MAX_UNTOLD_BYTES:
+            # Its body is at fault, also if it has just come whole: no application has read it.
+            self._part = "body"
             raise Refusal(
                 400,
                 f"a request has at most {MAX_UNTOLD_BYTES} bytes of chunk extensions and blanks",
@@ -325,11 +355,13 @@ class GuardedProtocol(HttpToolsProtocol):
             except httptools.HttpParserUpgrade as upgrade:
                 head = [self.parser.get_method(), b" ", self.url, b" HTTP/1.1\r\n"]
                 for name, value in self.headers:
-                    head += [name, b": ", value, b"\r\n"] if name != b"upgrade" else []
+                    if name != b"upgrade":
+                        head += [name, b": ", value, b"\r\n"]
 
                 data = b"".join([*head, b"\r\n", data[upgrade.args[0] :]])
                 self.parser = httptools.HttpRequestParser(self)
-                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as in uvicorn
+                # uvicorn sets it too.
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
 
     def _parse(self, data: bytes) -> None:
         """Parse bytes, and tell the application of a large chunk as soon as its size has come.
@@ -340,16 +372,20 @@ class GuardedProtocol(HttpToolsProtocol):
         in all of `data`.
         """
         is_body = self._part == "body"
-        may_have_chunks = (
-            self.cycle.is_chunked if is_body else data.find(b"hunked", 0, MAX_HEAD_BYTES) >= 0
-        )
+        if is_body:
+            may_have_chunks = self.cycle.is_chunked
+        else:
+            may_have_chunks = data.find(b"hunked", 0, MAX_HEAD_BYTES) >= 0
+
         if not may_have_chunks:
             self.parser.feed_data(data)
             return
 
-        lines = [*islice(LARGE_CHUNK.finditer(data), MAX_LINES_LOOKED_AT)]
-        if is_body and (first := LARGE_CHUNK_AT_START.match(data)) is not None:
-            lines.insert(0, first)
+        lines = list(islice(LARGE_CHUNK.finditer(data), MAX_LINES_LOOKED_AT))
+        if is_body:
+            first_line = LARGE_CHUNK_AT_START.match(data)
+            if first_line is not None:
+                lines.insert(0, first_line)
 
         begin = 0
         try:
@@ -387,7 +423,8 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._count_head(len(name) + len(value) + 4)
-        if self._part == "body":  # a trailer, which must not pass for a field of the head
+        if self._part == "body":
+            # It is a trailer, which must not pass for a field of the head.
             self._arrival.num_trailers += 1
             if self._arrival.num_trailers > MAX_FIELDS:
                 raise Refusal(431, f"a request has at most {MAX_FIELDS} trailer fields")
@@ -408,7 +445,8 @@ class GuardedProtocol(HttpToolsProtocol):
             raise Refusal(405, "this is no proxy")
 
         if self.parser.should_upgrade():
-            return  # _feed parses the request again
+            # `_feed` parses the request again.
+            return
 
         fields = Headers(raw=self.headers)
         self._check_fields(fields)
@@ -435,7 +473,8 @@ class GuardedProtocol(HttpToolsProtocol):
         if url.fragment is not None or url.userinfo is not None:
             raise Refusal(400, "the request target must have no fragment and no user")
 
-        path = url.path or b"/"  # a URL may have none
+        # A URL may have none.
+        path = url.path or b"/"
         self.scope["method"] = method
         self.scope["http_version"] = self.parser.get_http_version()
         self.scope["path"] = unquote(path.decode("ascii"))
@@ -446,25 +485,28 @@ class GuardedProtocol(HttpToolsProtocol):
         """Run the application, or queue the request behind the one that the application
         works on.
         """
-        before = self.cycle
+        is_http_1_1 = self.scope["http_version"] == "1.1"
+        previous = self.cycle
         self.cycle = Cycle(
             scope=self.scope,
             transport=self.transport,
             flow=self.flow,
             logger=self.logger,
             access_logger=self.access_logger,
-            access_log=False,  # the application writes it
+            # The application writes the access log.
+            access_log=False,
             default_headers=[*self.server_state.default_headers, NO_SNIFFING],
             message_event=asyncio.Event(),
-            expect_100_continue=self.expect_100_continue and self.scope["http_version"] == "1.1",
-            keep_alive=self.scope["http_version"] == "1.1" and self.parser.should_keep_alive(),
+            expect_100_continue=self.expect_100_continue and is_http_1_1,
+            keep_alive=is_http_1_1 and self.parser.should_keep_alive(),
             on_response=self.on_response_complete,
         )
         self.cycle.is_leaving = self.is_leaving
         self.cycle.num_head_bytes = self._arrival.num_head_bytes
         self.cycle.num_missing_bytes = num_body_bytes
+
         self._unanswered.append(self.cycle)
-        if before is None or before.response_complete:
+        if previous is None or previous.response_complete:
             self._start_asgi_task(self.cycle, self.app)
         else:
             self.pipeline.appendleft((self.cycle, self.app))
@@ -485,10 +527,8 @@ class GuardedProtocol(HttpToolsProtocol):
         if version == "1.0" and codings:
             raise Refusal(400, "HTTP/1.0 has no Transfer-Encoding")
 
-        if codings not in (
-            "",
-            "chunked",
-        ):  # the end of the body can be found only if chunked is the last
+        # The end of the body can be found only if chunked is the last coding.
+        if codings not in ("", "chunked"):
             status = 501 if codings.endswith("chunked") else 400
             raise Refusal(status, f"Transfer-Encoding must be chunked, given {shorten(codings)}")
 
@@ -497,9 +537,8 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_chunk_header(self) -> None:
         self._arrival.num_chunks += 1
-        if self._arrival.num_chunks > max(
-            MAX_CHUNKS, 1 + self._arrival.num_body_bytes // LARGE_CHUNK_BYTES
-        ):
+        max_chunks = max(MAX_CHUNKS, 1 + self._arrival.num_body_bytes // LARGE_CHUNK_BYTES)
+        if self._arrival.num_chunks > max_chunks:
             raise Refusal(
                 400,
                 f"a body has at most {MAX_CHUNKS} chunks, "
@@ -539,7 +578,8 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
 
-        self._due, self._timer = due, None if due is None else self.loop.call_later(delay_s, due)
+        self._due = due
+        self._timer = None if due is None else self.loop.call_later(delay_s, due)
 
     def _head_is_late(self) -> None:
         self._refuse(
@@ -548,26 +588,22 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _look_at_body(self) -> None:
         if self._part != "body":
-            return self._set_timer(None)
+            self._set_timer(None)
+            return
 
-        come = self._arrival
-        if (
-            not self.flow.read_paused and not self.cycle.waiting_for_100_continue
-        ):  # else the server is slow
-            come.body_s += BODY_LOOK_S
+        arrival = self._arrival
+        # While the connection is not read, the server is slow, not the client.
+        if not self.flow.read_paused and not self.cycle.waiting_for_100_continue:
+            arrival.body_s += BODY_LOOK_S
 
-        is_slow = (
-            come.body_s > self.slow_start_s
-            and come.num_body_bytes < MIN_BODY_BYTES_PER_S * come.body_s
-        )
-        if is_slow or come.body_s >= self.body_timeout_s:
+        num_due_bytes = MIN_BODY_BYTES_PER_S * arrival.body_s
+        is_slow = arrival.body_s > self.slow_start_s and arrival.num_body_bytes < num_due_bytes
+        if is_slow or arrival.body_s >= self.body_timeout_s:
             self._refuse(
                 Refusal(408, f"the request body came too slowly, it has {self.body_timeout_s:g} s")
             )
         else:
             self._set_timer(self._look_at_body, BODY_LOOK_S)
-
-        return None
 
     # Bytes out.
 
@@ -589,12 +625,10 @@ class GuardedProtocol(HttpToolsProtocol):
         if self.transport.get_write_buffer_size() == 0:
             return
 
-        num_queued = fcntl.ioctl(
-            self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4)
-        )
-        num_unread = self.transport.get_write_buffer_size() + int.from_bytes(
-            num_queued, sys.byteorder
-        )
+        descriptor = self.transport.get_extra_info("socket").fileno()
+        num_queued = fcntl.ioctl(descriptor, termios.TIOCOUTQ, bytes(4))
+        num_in_kernel = int.from_bytes(num_queued, sys.byteorder)
+        num_unread = self.transport.get_write_buffer_size() + num_in_kernel
         if num_unread < num_before:
             self._stall = self.loop.call_later(self.stall_timeout_s, self._watch_reader, num_unread)
         else:
@@ -614,34 +648,39 @@ class GuardedProtocol(HttpToolsProtocol):
 
         self._refusal = refusal
         self._set_timer(None)
-        if self._part == "body" and not self.cycle.response_complete:  # its body is at fault
+        if self._part == "body" and not self.cycle.response_complete:
+            # The body of this request is at fault.
             self._unanswered.pop().note_departure()
             if self.pipeline and self.pipeline[0][0] is self.cycle:
                 self.pipeline.popleft()
 
+        # Else `on_response_complete` answers it later.
         if not self._unanswered:
-            self._answer_refusal(refusal)  # else on_response_complete answers it later
+            self._answer_refusal(refusal)
 
     def _answer_refusal(self, refusal: Refusal) -> None:
         if self._part == "body" and self.cycle.response_started:
-            self.transport.close()  # an answer to this request has already begun
-            return self._set_timer(self.transport.abort, LINGER_S)
+            # An answer to this request has already begun.
+            self.transport.close()
+            self._set_timer(self.transport.abort, LINGER_S)
+            return
 
         self.note_refusal(refusal)
-        body, more = self.rendered(refusal)
+        body, lines = self.rendered(refusal)
         if refusal.status == 503:
-            more += "".join(
-                f"{name.lower()}: {text}\r\n"
-                for name, text in refusal_headers(Overloaded()).items()
-            )
+            for name, text in refusal_headers(Overloaded()).items():
+                lines += f"{name.lower()}: {text}\r\n"
 
-        more += "x-content-type-options: nosniff\r\n"
-        fields = (
-            f"content-type: application/json\r\ncontent-length: "
-            f"{len(body)}\r\n{more}connection: close\r\n\r\n"
+        head = (
+            f"content-type: application/json\r\n"
+            f"content-length: {len(body)}\r\n"
+            f"{lines}"
+            f"x-content-type-options: nosniff\r\n"
+            f"connection: close\r\n"
+            f"\r\n"
         )
-        self.transport.write(STATUS_LINE[refusal.status] + fields.encode() + body)
-        return self._linger(LINGER_S)
+        self.transport.write(STATUS_LINE[refusal.status] + head.encode() + body)
+        self._linger(LINGER_S)
 
     def is_leaving(self) -> bool:
         """Whether each connection shall end with its next answer, so that its client connects to
@@ -651,7 +690,8 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def rendered(self, refusal: Refusal) -> tuple[bytes, str]:
         """Return the body of a refusal, and the lines of further headers."""
-        return orjson.dumps({"error": str(refusal), "code": refusal.status}) + b"\n", ""
+        body = orjson.dumps({"error": str(refusal), "code": refusal.status}) + b"\n"
+        return body, ""
 
     def note_refusal(self, refusal: Refusal) -> None:
         """Log the refusal. No application sees this request, so a subclass counts it here too."""
@@ -667,8 +707,10 @@ class GuardedProtocol(HttpToolsProtocol):
         self._is_lingering = True
         self._unset_keepalive_if_required()
         self.flow.resume_reading()
-        if self.transport.can_write_eof():  # not within TLS
-            with suppress(OSError):  # the client is gone already
+        # TLS has no such end.
+        if self.transport.can_write_eof():
+            # The client may be gone already.
+            with suppress(OSError):
                 self.transport.write_eof()
 
         self._set_timer(self.transport.abort, linger_s)
@@ -693,7 +735,8 @@ class GuardedProtocol(HttpToolsProtocol):
         """Watch the reader of an answer that the transport has whole. It closes only once all of it
         was read.
         """
-        if self in self.connections and not self.flow.write_paused:  # else it is watched already
+        # While writing is paused, the reader is watched already.
+        if self in self.connections and not self.flow.write_paused:
             self._watch_reader()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -23,6 +23,10 @@ def refusal_headers(error: LmiError) -> dict[str, str]:
     if error.retry_after_s is None:
         return {}
 
-    kind = next((kind for kind in OF_REFUSALS if isinstance(error, kind)), None)
-    told = {} if kind is None else OF_REFUSALS[kind]
-    return {"Retry-After": str(error.retry_after_s), **told}
+    headers = {"Retry-After": str(error.retry_after_s)}
+    for error_class, further_headers in OF_REFUSALS.items():
+        if isinstance(error, error_class):
+            headers.update(further_headers)
+            break
+
+    return headers
