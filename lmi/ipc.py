@@ -23,9 +23,8 @@ from lmi.shared.state import EngineRecord, Phase
 
 HEAD_BYTES = 4
 MAX_FRAME_BYTES = 64 << 20
-MAX_PASSED_BYTES = (
-    256 << 10
-)  # to the transport, which cannot give back what the other end has not read
+# As much is passed to the transport, which cannot give back what the other end has not read.
+MAX_PASSED_BYTES = 256 << 10
 RECONNECT_S = 0.05
 CONNECT_TIMEOUT_S = 2.0
 
@@ -59,26 +58,27 @@ class FrameReader:
         over the limit.
         """
         self._buffer += data
-        at = 0
-        while len(self._buffer) - at >= HEAD_BYTES:
-            size = int.from_bytes(self._buffer[at : at + HEAD_BYTES], "little")
+        offset = 0
+        while len(self._buffer) - offset >= HEAD_BYTES:
+            size = int.from_bytes(self._buffer[offset : offset + HEAD_BYTES], "little")
             if size > MAX_FRAME_BYTES:
                 raise FrameTooLarge(size)
 
-            if len(self._buffer) - at - HEAD_BYTES < size:
+            if len(self._buffer) - offset - HEAD_BYTES < size:
                 break
 
-            at += HEAD_BYTES
-            yield bytes(self._buffer[at : at + size])
-            at += size
+            offset += HEAD_BYTES
+            yield bytes(self._buffer[offset : offset + size])
+            offset += size
 
-        del self._buffer[:at]
+        del self._buffer[:offset]
 
 
 class Connection(asyncio.Protocol):
     """One end of one socket, from its first byte to its last."""
 
-    other_end: str  # the process there, for the log
+    # The process at the other end, for the log.
+    other_end: str
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
@@ -102,9 +102,8 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(
-            asyncio.Transport, transport
-        )  # uvloop's class has the methods but not the base
+        # uvloop's class has the methods but not the base.
+        self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -128,7 +127,8 @@ class Unsent(NamedTuple):
     """A frame that waits until the other end reads on."""
 
     data: bytes
-    owner: int | None  # the id of the request or call that it belongs to, if that may take it back
+    # The id of the request or call that it belongs to, if that may take it back.
+    owner: int | None
 
 
 class Connecting(Connection):
@@ -161,9 +161,9 @@ class Connecting(Connection):
         if not self._unsent:
             return False
 
-        kept = deque(unsent for unsent in self._unsent if unsent.owner != owner)
-        has_dropped = len(kept) < len(self._unsent)
-        self._unsent = kept
+        still_unsent = deque(unsent for unsent in self._unsent if unsent.owner != owner)
+        has_dropped = len(still_unsent) < len(self._unsent)
+        self._unsent = still_unsent
         return has_dropped
 
     def pause_writing(self) -> None:
@@ -184,13 +184,15 @@ class Accepted(Connection):
     else.
     """
 
-    client_uid: int | None = None  # of another user who may connect, beside this one and root
+    # Another user who may connect, beside this one and root.
+    client_uid: int | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         peer = transport.get_extra_info("socket")
         credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        _, uid, _ = struct.unpack("3i", credentials)  # pid, uid, gid; source: unix(7), SO_PEERCRED
+        # These are pid, uid and gid. Source: unix(7), SO_PEERCRED.
+        _, uid, _ = struct.unpack("3i", credentials)
         if uid not in (os.geteuid(), 0, self.client_uid):
             log.error("refused a connection of another user")
             self.close()
@@ -251,9 +253,8 @@ class Connections(Generic[C]):
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        self._tasks = [
-            asyncio.create_task(self._keep_connected(slot)) for slot in range(len(self._sockets))
-        ]
+        for slot in range(len(self._sockets)):
+            self._tasks.append(asyncio.create_task(self._keep_connected(slot)))
 
     async def close(self) -> None:
         for task in self._tasks:
@@ -277,10 +278,14 @@ class Connections(Generic[C]):
 
     def describe(self) -> str:
         """Return the states of the processes, for the message that no process can be reached."""
-        return ", ".join(
-            "not connected yet" if record.phase == Phase.READY else Phase(record.phase).name.lower()
-            for record in self.records
-        )
+        states = []
+        for record in self.records:
+            if record.phase == Phase.READY:
+                states.append("not connected yet")
+            else:
+                states.append(Phase(record.phase).name.lower())
+
+        return ", ".join(states)
 
     async def _keep_connected(self, slot: int) -> None:
         """Connect when the process of this slot is ready, and again after the
@@ -319,17 +324,17 @@ class ThreadSafeWriter:
     """
 
     def __init__(self, transport: asyncio.Transport, max_unsent_bytes: int) -> None:
-        transport.set_write_buffer_limits(
-            high=0
-        )  # asyncio then calls `resume_writing` only when nothing is left
+        # With it asyncio calls `resume_writing` only when nothing is left.
+        transport.set_write_buffer_limits(high=0)
         self._transport = transport
         self._max_unsent_bytes = max_unsent_bytes
         self._fd: int = transport.get_extra_info("socket").fileno()
         self._loop = asyncio.get_running_loop()
-        self._lock = (
-            threading.Lock()
-        )  # guards the three fields below, and keeps the descriptor open during a write
-        self._num_on_their_way = 0  # writes that were passed to the loop and have not arrived there
+
+        # It guards the three fields below, and keeps the descriptor open during a write.
+        self._lock = threading.Lock()
+        # The writes that were passed to the loop and have not arrived there.
+        self._num_on_their_way = 0
         self._is_behind = False
         self._is_open = True
 
@@ -344,22 +349,24 @@ class ThreadSafeWriter:
                     data = data[os.write(self._fd, data) :]
                 except BlockingIOError:
                     pass
-                except OSError:  # the loop sees the error too and ends the connection
+                except OSError:
+                    # The loop sees the error too and ends the connection.
                     return
 
             if data:
                 self._is_behind = True
                 self._num_on_their_way += 1
-                with suppress(RuntimeError):  # the loop has ended, so this process ends too
+                # The loop may have ended, and then this process ends too.
+                with suppress(RuntimeError):
                     self._loop.call_soon_threadsafe(self._pass_on, data)
 
-    def _pass_on(self, rest: bytes) -> None:
+    def _pass_on(self, data: bytes) -> None:
         with self._lock:
             self._num_on_their_way -= 1
             if not self._is_open:
                 return
 
-            self._transport.write(rest)
+            self._transport.write(data)
 
         if self._transport.get_write_buffer_size() > self._max_unsent_bytes:
             log.error("the other end has stopped reading, closing its connection")

@@ -31,16 +31,20 @@ from lmi.text.answer import AnswerText, prompt_tokens
 from lmi.text.tokenizer import NUM_THREADS, Tokenizer, truncated
 from lmi.types import AnswerEnd, Delta, GenerationRequest
 
-Take = Callable[[Delta], Awaitable[None] | None]  # what it returns is awaited before the next Delta
-Words = Sequence[tuple[int, ...]]  # by their token ids
-Encoded = Callable[[int], None]  # gets the bytes that the answers hold of their requests
+# What it returns is awaited before the next Delta.
+Take = Callable[[Delta], Awaitable[None] | None]
+# Words by their token ids.
+Words = Sequence[tuple[int, ...]]
+# It gets the bytes that the answers hold of their requests.
+Encoded = Callable[[int], None]
 
-LONG_BYTES = (
-    4096  # a request of more in its frame is not held as it came until its answer has ended
-)
-LONG_CHARS = 64 << 10  # prompts of more are prepared a few at a time
+# A request of more bytes in its frame is not held as it came until its answer has ended.
+LONG_BYTES = 4096
+# Prompts of more are prepared a few at a time.
+LONG_CHARS = 64 << 10
 ID_BYTES = 4
-OVER = "the answer is over"  # why its tasks are cancelled
+# Why the tasks of an answer that has ended are cancelled.
+OVER = "the answer is over"
 NOT_FINISHED = FinishReason.NOT_FINISHED
 REASONS = {
     FinishReason.END_ID: AnswerEnd.EOS_TOKEN,
@@ -93,14 +97,15 @@ class Pipeline:
         engine is added to `streams`. When all requests are encoded, none is held here any more and
         `encoded` is called, before they count as frames.
         """
-        streams = [] if streams is None else streams
+        if streams is None:
+            streams = []
+
         if self._prefix_cache_scope == "request":
             salt = secrets.token_hex(16)
             requests = [replace(request, cache_salt=salt) for request in requests]
 
-        bad_words = {
-            request.bad_sequences for request in requests
-        }  # nearly always one list for all
+        # Nearly always there is one list for all.
+        bad_words = {request.bad_sequences for request in requests}
         spelled = {words: await self.tokenizer.spellings_async(words) for words in bad_words}
         first_indexes = accumulate((request.num_sequences for request in requests), initial=0)
         preparing = [
@@ -108,10 +113,14 @@ class Pipeline:
             for request, first_index in zip(requests, first_indexes, strict=False)
         ]
         del requests, first_indexes, spelled
-        prepared = (
-            [await preparing.pop()] if len(preparing) == 1 else await asyncio.gather(*preparing)
-        )
-        preparing.clear()  # if one was refused, none begins
+
+        if len(preparing) == 1:
+            prepared = [await preparing.pop()]
+        else:
+            prepared = await asyncio.gather(*preparing)
+
+        # If one was refused, none begins.
+        preparing.clear()
         encoded(sum(sequences.num_bytes for sequences in prepared))
         if len(prepared) == 1:
             await self._generate(prepared[0], take, streams)
@@ -126,9 +135,10 @@ class Pipeline:
         """
         info = await self._engines.ready(request.adapter)
         if request.images and not info.capabilities.max_images:
-            kind = errors.shorten(request.images[0].kind)
+            image = request.images[0]
+            kind = errors.shorten(image.kind)
             raise errors.Unsupported(
-                request.images[0].place, f"messages are text alone, given a part of type {kind}"
+                image.place, f"messages are text alone, given a part of type {kind}"
             )
 
         if request.is_beam_search and request.guided_decoding is not None:
@@ -150,7 +160,10 @@ class Pipeline:
         """Let a long prompt wait until few others are prepared: one of a megabyte takes many while
         it is encoded.
         """
-        return self._long_prompts if request.num_prompt_chars > LONG_CHARS else nullcontext()
+        if request.num_prompt_chars > LONG_CHARS:
+            return self._long_prompts
+
+        return nullcontext()
 
     async def _generate(
         self, sequences: Sequences, take: Take, streams: list[ResponseStream]
@@ -163,9 +176,8 @@ class Pipeline:
         def take_result(result: Result) -> Awaitable[None] | None:
             delta = sequences.read(result)
             if delta is not None and delta.num_prompt_tokens and self._beginnings is not None:
-                self._beginnings.note(
-                    delta.prompt_token_ids, submission.owner, delta.num_cached_tokens
-                )
+                prompt_ids = delta.prompt_token_ids
+                self._beginnings.note(prompt_ids, submission.owner, delta.num_cached_tokens)
 
             if not sequences.open_texts:
                 stream.close()
@@ -174,22 +186,24 @@ class Pipeline:
 
         async def take_beams(result: Result) -> None:
             for delta in sequences.read_beams(result):
-                if (pause := take(delta)) is not None:
+                pause = take(delta)
+                if pause is not None:
                     await pause
 
         take_any = take_beams if request.is_beam_search else take_result
         try:
             try:
                 await stream.forward(take_any)
-            except (
-                errors.EngineLost,
-                errors.Overloaded,
-            ):  # once, since a request may be what ends an engine
-                other = None if stream.has_begun else self._engines.send_elsewhere(stream)
-                if other is None:
+            except (errors.EngineLost, errors.Overloaded):
+                # It is sent to another engine once, since a request may be what ends an engine.
+                next_stream = None
+                if not stream.has_begun:
+                    next_stream = self._engines.send_elsewhere(stream)
+
+                if next_stream is None:
                     raise
 
-                stream = other
+                stream = next_stream
                 streams.append(stream)
                 await stream.forward(take_any)
         except asyncio.CancelledError as error:
@@ -222,10 +236,12 @@ class Pipeline:
                 ahead = None if arrived.empty() else arrived.get_nowait()
                 delta.is_followed = isinstance(ahead, Delta)
                 num_open -= delta.finish_reason is not None
-                if (pause := take(delta)) is not None:
+                pause = take(delta)
+                if pause is not None:
                     await pause
         except asyncio.CancelledError as error:
-            reason = error.args  # none if the client has left
+            # It is empty if the client has left.
+            reason = error.args
             raise
         finally:
             for task in tasks:
@@ -240,20 +256,22 @@ class Pipeline:
         Raises InvalidRequest.
         """
         if request.prompt_token_ids is not None:
-            ids = truncated(
-                list(request.prompt_token_ids), request.truncate, request.truncation_side
-            )
-            return self.tokenizer.decode(ids) if request.return_full_text else request.prompt, ids
+            prompt_ids = list(request.prompt_token_ids)
+            ids = truncated(prompt_ids, request.truncate, request.truncation_side)
+            text = self.tokenizer.decode(ids) if request.return_full_text else request.prompt
+            return text, ids
 
         text, forged = await self.text_of(request, info.image_placeholder)
-        return text, await self.tokenizer.encode_prompt(
+        ids = await self.tokenizer.encode_prompt(
             text,
-            max_tokens=info.max_sequence_length - 1,  # one for the answer
+            # One token is left for the answer.
+            max_tokens=info.max_sequence_length - 1,
             truncate=request.truncate,
             truncation_side=request.truncation_side,
             add_special_tokens=adds_special_tokens(request),
             forged=forged,
         )
+        return text, ids
 
     async def text_of(
         self, request: GenerationRequest, image_placeholder: str = ""
@@ -281,6 +299,7 @@ class Pipeline:
         """
         room = max(1, info.max_sequence_length - len(prompt_ids))
         limits = (room, request.max_new_tokens, self._max_new_tokens)
+
         return Request(
             input_token_ids=tuple(prompt_ids),
             max_tokens=min(limit for limit in limits if limit is not None),
@@ -327,8 +346,10 @@ class Sequences:
         """`prompt` is the text that the answer continues, `prompt_ids` are its tokens."""
         self.num_bytes = 0
         if len(submission.frame) > LONG_BYTES:
-            is_prompt_read = request.return_full_text or request.chat is not None  # by a formatter
-            prompt = prompt if is_prompt_read else ""
+            if not request.return_full_text and request.chat is None:
+                # No formatter reads it.
+                prompt = ""
+
             prompt_ids = array("I", prompt_ids)
             request = request.for_answer()
             self.num_bytes = getsizeof(prompt) + ID_BYTES * len(prompt_ids)
@@ -340,10 +361,10 @@ class Sequences:
         self._first_index = first_index
         self._prompt_ids = prompt_ids
         self._is_prompt_told = False
-        indexes = range(request.num_sequences)
-        self.open_texts = {
-            index: AnswerText(tokenizer, request, self._prompt_ids) for index in indexes
-        }
+
+        self.open_texts: dict[int, AnswerText] = {}
+        for index in range(request.num_sequences):
+            self.open_texts[index] = AnswerText(tokenizer, request, self._prompt_ids)
 
     def read(self, result: Result) -> Delta | None:
         """Return the Delta of a Result, None for a sequence that a stop string has ended.
@@ -357,7 +378,8 @@ class Sequences:
         if result.prompt_token_ids is not None:
             self._prompt_ids = result.prompt_token_ids
 
-        if (answer := self.open_texts.get(index)) is None:
+        answer = self.open_texts.get(index)
+        if answer is None:
             return None
 
         if reason is FinishReason.TIMED_OUT:
@@ -377,9 +399,10 @@ class Sequences:
                     self._tokenizer, self._prompt_ids, result.prompt_log_probs
                 )
 
-        if (stop := answer.stop_string) is not None:
+        stop_string = answer.stop_string
+        if stop_string is not None:
             delta.finish_reason = AnswerEnd.STOP_SEQUENCE
-            delta.stop_reason = stop
+            delta.stop_reason = stop_string
         elif reason is not NOT_FINISHED:
             delta.finish_reason = REASONS[reason]
             delta.times = result.request_perf_metrics
@@ -396,11 +419,16 @@ class Sequences:
         """Return a Delta for each beam of a search that has ended. Raises GenerationFailed if beams
         are missing.
         """
-        deltas = [delta for beam in beams_of(result) if (delta := self.read(beam)) is not None]
+        deltas = []
+        for beam in beams_of(result):
+            delta = self.read(beam)
+            if delta is not None:
+                deltas.append(delta)
+
         if result.is_final and self.open_texts:
-            num_asked = len(deltas) + len(self.open_texts)
+            num_beams = len(deltas) + len(self.open_texts)
             raise errors.GenerationFailed(
-                f"the engine found only {len(deltas)} of {num_asked} beams"
+                f"the engine found only {len(deltas)} of {num_beams} beams"
             )
 
         return deltas
@@ -421,8 +449,12 @@ def beams_of(result: Result) -> list[Result]:
     """Return a Result for each beam of a search, as if each were a sequence. Before the end beams
     may still change.
     """
-    return [
-        msgspec.structs.replace(
+    if not result.is_final:
+        return []
+
+    beams = []
+    for index, ids in enumerate(result.output_token_ids):
+        beam = msgspec.structs.replace(
             result,
             output_token_ids=[ids],
             sequence_index=index,
@@ -430,17 +462,19 @@ def beams_of(result: Result) -> list[Result]:
             log_probs=result.log_probs and [result.log_probs[index]],
             top_log_probs=result.top_log_probs and [result.top_log_probs[index]],
         )
-        for index, ids in enumerate(result.output_token_ids if result.is_final else ())
-    ]
+        beams.append(beam)
+
+    return beams
 
 
 def adds_special_tokens(request: GenerationRequest) -> bool:
     """Whether the tokenizer adds what begins every text, such as `<s>`. A chat's template writes it
     by itself.
     """
-    return (
-        request.chat is None if request.add_special_tokens is None else request.add_special_tokens
-    )
+    if request.add_special_tokens is None:
+        return request.chat is None
+
+    return request.add_special_tokens
 
 
 def comes_in_parts(request: GenerationRequest) -> bool:

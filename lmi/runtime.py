@@ -41,11 +41,15 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     engine: str
     device: str = ""
     dtype: str = ""
-    kernels: str = ""  # what computes, where the engine has a choice
-    max_sequence_length: int | None = None  # tokens; None for user code, whose limit is not known
+    # What computes, where the engine has a choice.
+    kernels: str = ""
+    # In tokens. None for user code, whose limit is not known.
+    max_sequence_length: int | None = None
     max_num_sequences: int = 1
-    gives_embeddings: bool = False  # and no text
-    stages_s: dict[str, float]  # seconds by stage, in order
+    # Whether it gives embeddings, and no text.
+    gives_embeddings: bool = False
+    # The seconds of each stage, in order.
+    stages_s: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +61,8 @@ class RuntimeFolder(Generic[C]):
     path: Path
     config: C
     kind: ClassVar[type[Any]]
-    settings: ClassVar[str]  # the name of their file
+    # The name of the file of settings.
+    settings: ClassVar[str]
 
     @classmethod
     def create(
@@ -107,12 +112,20 @@ class RuntimeFolder(Generic[C]):
         made.
         """
         server = self.config.server if isinstance(self.config, Config) else self.config
-        if (user := server.user) is None or os.geteuid() != 0:
+        user = server.user
+        if user is None or os.geteuid() != 0:
             return
 
         for path in (*self.path.rglob("*"), self.path):
+            if path.is_dir():
+                mode = 0o770
+            elif path.name == self.settings:
+                mode = 0o640
+            else:
+                mode = 0o660
+
             os.chown(path, -1, user.gid)
-            path.chmod(0o770 if path.is_dir() else 0o640 if path.name == self.settings else 0o660)
+            path.chmod(mode)
 
         self.path.chmod(0o1770)
 
@@ -143,7 +156,8 @@ class ServerRuntime(RuntimeFolder[ServerConfig]):
             fcntl.flock(file, fcntl.LOCK_EX)
             file.write(url)
             file.flush()
-            new.rename(self.path / URL)  # no other server sees it without its lock
+            # No other server sees it without its lock.
+            new.rename(self.path / URL)
             yield
 
     def front_end_failure(self) -> Path:
@@ -212,15 +226,13 @@ class Runtime(RuntimeFolder[Config]):
 
     def write_report(self, slot: int, report: LoadReport) -> None:
         path = self.path / f"engine-{slot}.json"
-        if (
-            not path.exists()
-        ):  # an earlier process of this slot wrote it, perhaps before the disk was full
+        # An earlier process of this slot may have written it, perhaps before the disk was full.
+        if not path.exists():
             write_whole(path, msgspec.json.encode(report))
 
     def read_report(self, slot: int) -> LoadReport:
-        return msgspec.json.decode(
-            (self.path / f"engine-{slot}.json").read_bytes(), type=LoadReport
-        )
+        path = self.path / f"engine-{slot}.json"
+        return msgspec.json.decode(path.read_bytes(), type=LoadReport)
 
     @property
     def sessions_path(self) -> Path:

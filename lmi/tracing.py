@@ -35,10 +35,14 @@ try:
 except ImportError as error:
     raise BadConfiguration(f"option.otlp_traces_endpoint needs the extra otel: {error}") from None
 
-MAX_SENT = 256  # requests in one message
-CLOSE_S = 0.5  # for the last spans, when the process ends
-CONTEXT = ("traceparent", "tracestate")  # headers
-Attributes = dict[str, str | int | float | Sequence[str] | None]  # None: is left out
+# The most requests in one message.
+MAX_SENT = 256
+# The time for the last spans, when the process ends.
+CLOSE_S = 0.5
+# The headers that name the trace of a request.
+CONTEXT = ("traceparent", "tracestate")
+# An attribute that is None is left out.
+Attributes = dict[str, str | int | float | Sequence[str] | None]
 PHASES = ("queue", "prefill", "decode")
 
 log = logging.getLogger(__name__)
@@ -59,9 +63,8 @@ class Exporter(SpanProcessor):
         send_every_s: float = 1.0,
         max_waiting: int = 2048,
     ) -> None:
-        logging.getLogger("opentelemetry").setLevel(
-            logging.CRITICAL
-        )  # one line of ours says what happens
+        # One line of ours says what happens.
+        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
         resource = Resource.create({"service.version": __version__})
         if str(resource.attributes[SERVICE_NAME]).startswith("unknown_service"):
             resource = resource.merge(Resource({SERVICE_NAME: "lmi"}))
@@ -75,8 +78,8 @@ class Exporter(SpanProcessor):
         self._max_waiting = max_waiting
         self._record = record
         self._count_lock = threading.Lock()
-        self._waiting: deque[tuple[TraceSpan, dict[str, str]]] = deque()
-        self._made: list[ReadableSpan] = []
+        self._waiting: deque[EndedRequest] = deque()
+        self._ended_spans: list[ReadableSpan] = []
         self._is_away = False
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="traces", daemon=True)
@@ -89,7 +92,7 @@ class Exporter(SpanProcessor):
             return
 
         context = {name: exchange.headers[name] for name in CONTEXT if name in exchange.headers}
-        self._waiting.append((of_request(exchange, meters), context))
+        self._waiting.append(EndedRequest(of_request(exchange, meters), context))
 
     async def close(self) -> None:
         """Send what waits, if the collector takes it at once."""
@@ -102,27 +105,29 @@ class Exporter(SpanProcessor):
     def on_end(self, span: ReadableSpan) -> None:
         """Take a span of the library that the sampler wants."""
         if span.context is not None and span.context.trace_flags.sampled:
-            self._made.append(span)
+            self._ended_spans.append(span)
 
     def _run(self) -> None:
         is_last = False
         while not is_last:
             is_last = self._closing.wait(self._send_every_s)
-            while num := min(len(self._waiting), MAX_SENT):
-                self._send([self._waiting.popleft() for _ in range(num)])
+            while self._waiting:
+                num_requests = min(len(self._waiting), MAX_SENT)
+                self._send([self._waiting.popleft() for _ in range(num_requests)])
 
-    def _send(self, roots: list[tuple[TraceSpan, dict[str, str]]]) -> None:
-        for root, context in roots:
+    def _send(self, requests: list[EndedRequest]) -> None:
+        for request in requests:
             offset_ns = time.time_ns() - time.monotonic_ns()
-            self._make(
-                root, TraceContextTextMapPropagator().extract(context), SpanKind.SERVER, offset_ns
-            )
-            time.sleep(0)  # the event loop comes first
+            parent = TraceContextTextMapPropagator().extract(request.context)
+            self._make(request.span, parent, SpanKind.SERVER, offset_ns)
+            # The event loop comes first.
+            time.sleep(0)
 
-        made, self._made = self._made, []
-        is_taken = not made or self._client.export(made) is SpanExportResult.SUCCESS
+        spans = self._ended_spans
+        self._ended_spans = []
+        is_taken = not spans or self._client.export(spans) is SpanExportResult.SUCCESS
         if not is_taken:
-            self._lose(len(roots))
+            self._lose(len(requests))
 
         if not is_taken and not self._is_away:
             log.warning(
@@ -134,18 +139,20 @@ class Exporter(SpanProcessor):
         self._is_away = not is_taken
 
     def _make(self, span: TraceSpan, parent: Context, kind: SpanKind, offset_ns: int) -> None:
-        start_ns, end_ns = (
-            offset_ns + round(moment_s * 1e9) for moment_s in (span.start_s, span.end_s)
+        start_ns = offset_ns + round(span.start_s * 1e9)
+        end_ns = offset_ns + round(span.end_s * 1e9)
+        attributes = {name: value for name, value in span.attributes.items() if value is not None}
+        library_span = self._tracer.start_span(
+            span.name, parent, kind, attributes, start_time=start_ns
         )
-        given = {name: value for name, value in span.attributes.items() if value is not None}
-        made = self._tracer.start_span(span.name, parent, kind, given, start_time=start_ns)
         if span.error:
-            made.set_status(Status(StatusCode.ERROR, span.error))
+            library_span.set_status(Status(StatusCode.ERROR, span.error))
 
+        context = set_span_in_context(library_span, parent)
         for child in span.children:
-            self._make(child, set_span_in_context(made, parent), SpanKind.INTERNAL, offset_ns)
+            self._make(child, context, SpanKind.INTERNAL, offset_ns)
 
-        made.end(end_ns)
+        library_span.end(end_ns)
 
     def _lose(self, num: int) -> None:
         with self._count_lock:
@@ -166,10 +173,19 @@ class TraceSpan:
     error: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class EndedRequest:
+    """The span of a request, and the headers that name the trace that it belongs to."""
+
+    span: TraceSpan
+    context: dict[str, str]
+
+
 def of_request(exchange: Exchange, meters: Sequence[Meter]) -> TraceSpan:
     """Return the span of a request that has ended, with a span for each of its answers."""
     # The path with names for its parameters, so that spans have few names.
     route = exchange.scope["route"].path_format if "route" in exchange.scope else ""
+
     attributes: Attributes = {
         "http.request.method": exchange.method,
         "http.response.status_code": exchange.status,
@@ -179,20 +195,29 @@ def of_request(exchange: Exchange, meters: Sequence[Meter]) -> TraceSpan:
         "error.type": exchange.error_label or None,
     }
     children = [_of_answer(meter, exchange.request_id) for meter in meters]
-    error = (exchange.error_label or "internal") if exchange.status >= 500 else ""
+    error = ""
+    if exchange.status >= 500:
+        error = exchange.error_label or "internal"
+
     name = f"{exchange.method} {route}".strip()
     return TraceSpan(name, exchange.started_s, time.monotonic(), attributes, children, error)
 
 
 def _of_answer(meter: Meter, request_id: str) -> TraceSpan:
     request = meter.requests[0]
-    sampling = meter.requests[0].sampling
-    end_s = meter.ended_s
+    sampling = request.sampling
     model = request.adapter or meter.model
     operation = "text_completion" if request.chat is None else "chat"
+
+    num_sequences = sum(request.num_sequences for request in meter.requests)
     num_generated = sum(meter.lengths.values())
+    first_token_s = None
+    if num_generated:
+        first_token_s = meter.first_token_s - meter.started_s
+
     phases = list(_phases(meter))
-    took_s = {phase.name: phase.end_s - phase.start_s for phase in phases}
+    durations_s = {phase.name: phase.end_s - phase.start_s for phase in phases}
+
     attributes: Attributes = {
         "gen_ai.operation.name": operation,
         "gen_ai.provider.name": "lmi",
@@ -201,26 +226,27 @@ def _of_answer(meter: Meter, request_id: str) -> TraceSpan:
         "gen_ai.response.model": model,
         "gen_ai.response.finish_reasons": [REASONS.get(meter.outcome, meter.outcome)],
         "gen_ai.request.stream": request.is_streaming,
-        "gen_ai.request.n": sum(each.num_sequences for each in meter.requests),
+        "gen_ai.request.n": num_sequences,
         "gen_ai.request.choice.count": request.num_sequences,
         "gen_ai.request.max_tokens": request.max_new_tokens,
-        **{
-            f"gen_ai.request.{name}": getattr(sampling, name)
-            for name in ("temperature", "top_p", "top_k", "seed")
-        },
-        **{f"gen_ai.usage.{name}_tokens": meter.num_prompt_tokens for name in ("input", "prompt")},
-        **{f"gen_ai.usage.{name}_tokens": num_generated for name in ("output", "completion")},
+        "gen_ai.request.temperature": sampling.temperature,
+        "gen_ai.request.top_p": sampling.top_p,
+        "gen_ai.request.top_k": sampling.top_k,
+        "gen_ai.request.seed": sampling.seed,
+        "gen_ai.usage.input_tokens": meter.num_prompt_tokens,
+        "gen_ai.usage.prompt_tokens": meter.num_prompt_tokens,
+        "gen_ai.usage.output_tokens": num_generated,
+        "gen_ai.usage.completion_tokens": num_generated,
         "gen_ai.usage.cache_read.input_tokens": meter.num_cached_tokens,
-        "gen_ai.latency.e2e": end_s - meter.started_s,
-        "gen_ai.latency.time_to_first_token": meter.first_token_s - meter.started_s
-        if num_generated
-        else None,
-        "gen_ai.latency.time_in_queue": took_s.get("queue"),
-        "gen_ai.latency.time_in_model_prefill": took_s.get("prefill"),
-        "gen_ai.latency.time_in_model_decode": took_s.get("decode"),
+        "gen_ai.latency.e2e": meter.ended_s - meter.started_s,
+        "gen_ai.latency.time_to_first_token": first_token_s,
+        "gen_ai.latency.time_in_queue": durations_s.get("queue"),
+        "gen_ai.latency.time_in_model_prefill": durations_s.get("prefill"),
+        "gen_ai.latency.time_in_model_decode": durations_s.get("decode"),
     }
     error = "error" if meter.outcome == "error" else ""
-    return TraceSpan(f"{operation} {model}", meter.started_s, end_s, attributes, phases, error)
+    name = f"{operation} {model}"
+    return TraceSpan(name, meter.started_s, meter.ended_s, attributes, phases, error)
 
 
 def _phases(meter: Meter) -> Iterator[TraceSpan]:
@@ -230,21 +256,22 @@ def _phases(meter: Meter) -> Iterator[TraceSpan]:
     An engine tells its times at the end of a sequence. Where the client or a stop string ended it,
     only the decoding is known, from what arrived here.
     """
+    first_token_s = _first(meter.times, "first_token_time")
+    if not first_token_s and meter.lengths:
+        first_token_s = meter.first_token_s
+
+    last_tokens_s = [times.last_token_time for times in meter.times if times.last_token_time]
     moments = [
         _first(meter.times, "arrival_time"),
         _first(meter.times, "first_scheduled_time"),
-        _first(meter.times, "first_token_time") or (meter.first_token_s if meter.lengths else None),
-        max(
-            (times.last_token_time for times in meter.times if times.last_token_time),
-            default=meter.ended_s,
-        ),
+        first_token_s,
+        max(last_tokens_s, default=meter.ended_s),
     ]
     for name, start_s, end_s in zip(PHASES, moments, moments[1:], strict=False):
         if start_s is not None and end_s is not None:
             yield TraceSpan(name, start_s, max(start_s, end_s))
 
 
-def _first(times: Sequence[RequestPerfMetrics], name: str) -> float | None:
-    return min(
-        (moment for each in times if (moment := getattr(each, name)) is not None), default=None
-    )
+def _first(times_of_sequences: Sequence[RequestPerfMetrics], name: str) -> float | None:
+    moments = [getattr(times, name) for times in times_of_sequences]
+    return min((moment for moment in moments if moment is not None), default=None)

@@ -98,14 +98,13 @@ class Chat:
 
     @property
     def images(self) -> list[Image]:
-        contents = (message.get("content") for message in self.messages)
-        return [
-            part
-            for said in contents
-            if isinstance(said, list)
-            for part in said
-            if isinstance(part, Image)
-        ]
+        images = []
+        for message in self.messages:
+            content = message.get("content")
+            if isinstance(content, list):
+                images += [part for part in content if isinstance(part, Image)]
+
+        return images
 
     @property
     def texts(self) -> Iterator[str]:
@@ -115,7 +114,9 @@ class Chat:
             if isinstance(content, str):
                 yield content
             elif isinstance(content, list):
-                yield from (part for part in content if isinstance(part, str))
+                for part in content:
+                    if isinstance(part, str):
+                        yield part
 
     def without_messages(self) -> Self:
         """The chat for what needs to know only that it is one."""
@@ -151,7 +152,8 @@ class WaitStatus(msgspec.Struct, frozen=True, array_like=True):
     num_prompt_tokens: int = 0
     num_computed_tokens: int | None = None
     num_cached_tokens: int | None = None
-    queue_position: int | None = None  # None: nobody has said it
+    # None if nobody has said it.
+    queue_position: int | None = None
     wait_s: float | None = None
 
 
@@ -195,9 +197,8 @@ class GenerationRequest:
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     return_full_text: bool = False
-    add_special_tokens: bool | None = (
-        None  # None: to a prompt, and not to a chat, whose template writes them
-    )
+    # With None they are added to a prompt, and not to a chat, whose template writes them.
+    add_special_tokens: bool | None = None
     num_top_log_probs: int | None = None
     num_prompt_log_probs: int | None = None
     needs_log_probs: bool = False
@@ -208,7 +209,8 @@ class GenerationRequest:
     cache_salt: str | None = None
     prompt_cache_key: str | None = None
     logits_post_processor_name: str | None = None
-    priority: float = DEFAULT_PRIORITY  # the contract's: 1 is the most urgent
+    # The numbers are the contract's: 1 is the most urgent.
+    priority: float = DEFAULT_PRIORITY
     origin: Origin = Origin()
     pooling: PoolingParams | None = None
     defaulted: frozenset[str] = frozenset()
@@ -233,21 +235,25 @@ class GenerationRequest:
     @property
     def num_prompt_chars(self) -> int:
         """The characters of its prompt, those of a chat without what the template adds."""
-        return len(self.prompt) if self.chat is None else sum(map(len, self.chat.texts))
+        if self.chat is None:
+            return len(self.prompt)
+
+        return sum(map(len, self.chat.texts))
 
     @property
     def num_bytes(self) -> int:
         """The bytes of memory that its texts, ids and images take."""
-        texts = [
-            self.prompt,
-            self.guided_decoding.guide if self.guided_decoding else None,
-            *self.bad_sequences,
-        ]
-        texts += self.stop_sequences
-        texts += () if self.chat is None else self.chat.texts
+        texts = [self.prompt, *self.bad_sequences, *self.stop_sequences]
+        if self.guided_decoding is not None:
+            texts.append(self.guided_decoding.guide or "")
+
+        if self.chat is not None:
+            texts += self.chat.texts
+
+        num_text_bytes = sum(getsizeof(text) for text in texts if text)
         num_id_bytes = getsizeof(0) * len(self.prompt_token_ids or ())
         num_image_bytes = sum(len(image.data) for image in self.images)
-        return sum(getsizeof(text) for text in texts if text) + num_id_bytes + num_image_bytes
+        return num_text_bytes + num_id_bytes + num_image_bytes
 
     def for_answer(self, *, keeps_prompt: bool = False) -> Self:
         """The request without what only its engine needs, for what writes the answer and holds it
@@ -362,8 +368,7 @@ def ranked(request: GenerationRequest, answers: Sequence[Answer]) -> list[Answer
 
     Others are ranked by probability. Equal ones stay in order.
     """
-    return (
-        list(answers)
-        if request.is_beam_search
-        else sorted(answers, key=lambda answer: -answer.cum_log_prob)
-    )
+    if request.is_beam_search:
+        return list(answers)
+
+    return sorted(answers, key=lambda answer: -answer.cum_log_prob)

@@ -32,14 +32,16 @@ import msgspec
 from lmi.errors import LmiError, shorten
 from lmi.runtime import Runtime
 
-MAX_SESSIONS = 20_000  # so one owner alone may hold half of them
+# One owner alone may hold half of them.
+MAX_SESSIONS = 20_000
 ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 FILE = "session.json"
-HIDDEN = "."  # begins the name of a session that is being made or removed
+# Begins the name of a session that is being made or removed.
+HIDDEN = "."
 COUNTS = ".open"
 ALL = "all"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# between two scans for sessions that have expired, and where there is no room
+# The time between two scans for sessions that have expired, and that where there is no room.
 SCAN_S = 60.0
 FULL_SCAN_S = 1.0
 
@@ -49,8 +51,8 @@ log = logging.getLogger(__name__)
 class InvalidSession(LmiError, label="invalid_session", status=400):
     """The request names a session in a way that breaks a rule, or one that is not open."""
 
-    def __init__(self, name: str, rule: str, given: object) -> None:
-        super().__init__(f"must be {rule}, given {shorten(given)}", name)
+    def __init__(self, name: str, rule: str, value: object) -> None:
+        super().__init__(f"must be {rule}, given {shorten(value)}", name)
 
 
 class SessionFailed(LmiError, label="session_failed", status=424):
@@ -65,8 +67,10 @@ class NoRoomForSession(SessionFailed, status=507):
 
 class Session(msgspec.Struct, frozen=True):
     id: str
-    expires_s: float  # since the epoch
-    owner: str = ""  # what names who opened it: a hash
+    # In seconds since the epoch.
+    expires_s: float
+    # A hash that names who opened it.
+    owner: str = ""
 
     @property
     def has_expired(self) -> bool:
@@ -84,15 +88,18 @@ class Sessions:
         self._path = path
         self._expiration_s = expiration_s
         self._max_sessions = max_sessions
-        self._known: dict[str, Session] = {}  # those that were read before; a session never changes
+        # The sessions that were read before. A session never changes.
+        self._known: dict[str, Session] = {}
         self._scanned_s = -math.inf
 
     @classmethod
     def of(cls, runtime: Runtime) -> Self | None:
         """Return the sessions of a model, or None if they are switched off."""
         server = runtime.config.server
-        limits = server.sessions_expiration_s, server.max_sessions
-        return cls(runtime.sessions_path, *limits) if server.enable_sessions else None
+        if not server.enable_sessions:
+            return None
+
+        return cls(runtime.sessions_path, server.sessions_expiration_s, server.max_sessions)
 
     def open(self, owner: str = "") -> Session:
         """Open a session of an owner. Raises SessionFailed if there are too many, or if it cannot
@@ -117,9 +124,8 @@ class Sessions:
 
         with suppress(FileNotFoundError, NotADirectoryError):
             try:
-                return msgspec.json.decode(
-                    (self._path / session_id / FILE).read_bytes(), type=Session
-                )
+                content = (self._path / session_id / FILE).read_bytes()
+                return msgspec.json.decode(content, type=Session)
             except (msgspec.MsgspecError, UnicodeDecodeError) as error:
                 log.error("the session %s cannot be read and is not served: %s", session_id, error)
 
@@ -129,14 +135,16 @@ class Sessions:
         """Remove a session with its files. Returns False if no session has this id. Raises
         SessionFailed.
         """
-        if (session := self.find(session_id)) is None:
+        session = self.find(session_id)
+        if session is None:
             return False
 
         try:
             with self._lock():
                 hidden = self._hide(session_id)
                 self._count(session.owner, -1)
-        except FileNotFoundError:  # another process was faster
+        except FileNotFoundError:
+            # Another process was faster.
             return False
         except OSError as error:
             log.error(
@@ -162,21 +170,22 @@ class Sessions:
         """Raise SessionFailed unless another session of the owner has room. Sessions that have
         expired make room.
         """
-        if time.monotonic() - self._scanned_s >= (FULL_SCAN_S if self._is_full(owner) else SCAN_S):
+        scan_after_s = FULL_SCAN_S if self._is_full(owner) else SCAN_S
+        if time.monotonic() - self._scanned_s >= scan_after_s:
             self._remove_expired()
 
         if not self._is_full(owner):
             return
 
         num_open = self._num_open(ALL)
-        num_own = self._num_open(owner)
+        num_open_of_owner = self._num_open(owner)
         if num_open >= self._max_sessions:
             raise SessionFailed(f"{num_open} sessions are open, there is no room for another one")
 
-        free = self._max_sessions - num_open
+        num_free = self._max_sessions - num_open
         raise SessionFailed(
-            f"{num_own} sessions of this client are open, and it may have as many as are free "
-            f"({free})"
+            f"{num_open_of_owner} sessions of this client are open, and it may have as many as are "
+            f"free ({num_free})"
         )
 
     def _is_full(self, owner: str) -> bool:
@@ -188,10 +197,10 @@ class Sessions:
         except FileNotFoundError:
             return 0
 
-    def _count(self, owner: str, by: int) -> None:
-        """Note that sessions of an owner were opened, or closed if `by` is negative."""
+    def _count(self, owner: str, change: int) -> None:
+        """Note that sessions of an owner were opened, or closed if `change` is negative."""
         for name in (owner, ALL):
-            self._set_count(name, max(0, self._num_open(name) + by))
+            self._set_count(name, max(0, self._num_open(name) + change))
 
     def _set_count(self, owner: str, number: int) -> None:
         folder = self._path / COUNTS
@@ -203,7 +212,8 @@ class Sessions:
             return
 
         (folder / owner).unlink(missing_ok=True)
-        with suppress(OSError):  # there are others
+        # The folder stays while it has other files.
+        with suppress(OSError):
             folder.rmdir()
 
     def _remove_expired(self) -> None:
@@ -222,13 +232,16 @@ class Sessions:
 
         self._known = open_sessions
         self._scanned_s = time.monotonic()
-        counted = Counter(session.owner for session in open_sessions.values()) + Counter(
-            {ALL: len(open_sessions)}
-        )
-        known = os.listdir(self._path / COUNTS) if (self._path / COUNTS).is_dir() else []
-        for owner in {*known, *counted}:
-            if self._num_open(owner) != counted[owner]:
-                self._set_count(owner, counted[owner])
+
+        num_open = Counter(session.owner for session in open_sessions.values())
+        if open_sessions:
+            num_open[ALL] = len(open_sessions)
+
+        folder = self._path / COUNTS
+        noted_owners = os.listdir(folder) if folder.is_dir() else []
+        for owner in {*noted_owners, *num_open}:
+            if self._num_open(owner) != num_open[owner]:
+                self._set_count(owner, num_open[owner])
 
     def _make(self, owner: str) -> Session:
         session = Session(str(uuid.uuid4()), time.time() + self._expiration_s, owner)

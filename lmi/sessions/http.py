@@ -31,11 +31,13 @@ CLOSED_HEADER = "X-Amzn-SageMaker-Closed-Session-Id"
 NEW_SESSION = "NEW_SESSION"
 CLOSE = "CLOSE"
 MAX_ID_CHARS = 256
-ID = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9])*")  # of the API model of sagemaker-runtime
+# Source: the API model of sagemaker-runtime.
+ID = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9])*")
 ID_RULE = (
     f"{NEW_SESSION} or an id of at most {MAX_ID_CHARS} letters and digits, with - only between them"
 )
-CLEAN_S = 60.0  # between two looks for sessions that have expired
+# The time between two looks for sessions that have expired.
+CLEAN_S = 60.0
 
 log = logging.getLogger(__name__)
 
@@ -54,34 +56,42 @@ def request_type(body: bytes, *, is_ours: bool = True) -> str | None:
     if fields is None or not fields.has("request_type"):
         return None
 
-    given = fields.value("request_type")
-    if given not in (NEW_SESSION, CLOSE):
+    kind = fields.value("request_type")
+    if kind not in (NEW_SESSION, CLOSE):
         if not is_ours:
             return None
 
-        raise InvalidSession("requestType", f"{NEW_SESSION} or {CLOSE}", given)
+        raise InvalidSession("requestType", f"{NEW_SESSION} or {CLOSE}", kind)
 
-    for name, value in msgspec.json.decode(without_mark(body), type=dict[str, msgspec.Raw]).items():
-        if name != "requestType" and value not in LEFT_OUT and (is_ours or name in PROMPTS):
-            raise InvalidSession("requestType", f"left out beside {shorten(name)}", given)
+    values = msgspec.json.decode(without_mark(body), type=dict[str, msgspec.Raw])
+    for name, value in values.items():
+        if name == "requestType" or value in LEFT_OUT:
+            continue
 
-    return str(given)
+        if is_ours or name in PROMPTS:
+            raise InvalidSession("requestType", f"left out beside {shorten(name)}", kind)
+
+    return str(kind)
 
 
-async def change_session(exchange: Exchange, service: Service, asked: str) -> None:
-    """Open or close a session and answer. Raises InvalidSession, SessionFailed or Unavailable."""
-    sessions = switched_on(service, "requestType", asked)
-    if asked == NEW_SESSION:
-        client = exchange.scope.get(
-            "client"
-        )  # behind SageMaker and other proxies all clients have the same address
-        session = await asyncio.to_thread(sessions.open, str(client[0]) if client else "")
-        expires = datetime.fromtimestamp(int(session.expires_s), UTC)  # rounded down
-        said = f"{session.id}; Expires={expires:%Y-%m-%dT%H:%M:%SZ}"
-        done = "created"
-        headers = [(HEADER, said), (NEW_HEADER, said)]
+async def change_session(exchange: Exchange, service: Service, kind: str) -> None:
+    """Open or close a session, as the request type `kind` asks, and answer. Raises InvalidSession,
+    SessionFailed or Unavailable.
+    """
+    sessions = switched_on(service, "requestType", kind)
+    if kind == NEW_SESSION:
+        # Behind SageMaker and other proxies all clients have the same address.
+        client = exchange.scope.get("client")
+        owner = str(client[0]) if client else ""
+        session = await asyncio.to_thread(sessions.open, owner)
+
+        # The whole second before the end.
+        expires = datetime.fromtimestamp(int(session.expires_s), UTC)
+        text = f"{session.id}; Expires={expires:%Y-%m-%dT%H:%M:%SZ}"
+        result = "created"
+        headers = [(HEADER, text), (NEW_HEADER, text)]
     else:
-        session_id = given_id(exchange)
+        session_id = id_in_header(exchange)
         if session_id in (None, "", NEW_SESSION):
             raise InvalidSession(HEADER, "the id of the session to close", session_id)
 
@@ -89,10 +99,10 @@ async def change_session(exchange: Exchange, service: Service, asked: str) -> No
         if not await asyncio.to_thread(sessions.close, session.id):
             raise not_open(session.id)
 
-        done = "closed"
+        result = "closed"
         headers = [(CLOSED_HEADER, session.id)]
 
-    body = b'{"result": "Session %b %b"}\n' % (session.id.encode(), done.encode())
+    body = b'{"result": "Session %b %b"}\n' % (session.id.encode(), result.encode())
     await exchange.send_whole(200, "application/json", body, headers)
 
 
@@ -100,37 +110,46 @@ async def session_of(exchange: Exchange, service: Service) -> str | None:
     """Return the id of the open session that the request belongs to, or None. Raises
     InvalidSession.
     """
-    session_id = given_id(exchange)
+    session_id = id_in_header(exchange)
     if session_id is None:
         return None
 
     sessions = switched_on(service, HEADER, session_id)
     if session_id in ("", NEW_SESSION):
-        said = (
-            f"{HEADER} is {session_id!r} and the body does not open a session: the request is "
-            f"served without one"
+        log.info(
+            "%s is %r and the body does not open a session: the request is served without one",
+            HEADER,
+            session_id,
+            extra={"request_id": exchange.request_id},
         )
-        log.info("%s", said, extra={"request_id": exchange.request_id})
         return None
 
-    return (await open_session(sessions, session_id)).id
+    session = await open_session(sessions, session_id)
+    return session.id
 
 
-def given_id(exchange: Exchange) -> str | None:
+def id_in_header(exchange: Exchange) -> str | None:
     """Return the header, or None if the request has none. Raises InvalidSession for one that no
     session can have.
     """
-    given = exchange.headers.get(HEADER)
-    if given and (len(given) > MAX_ID_CHARS or (given != NEW_SESSION and not ID.fullmatch(given))):
-        raise InvalidSession(HEADER, ID_RULE, given)
+    session_id = exchange.headers.get(HEADER)
+    if not session_id:
+        return session_id
 
-    return given
+    is_allowed = session_id == NEW_SESSION or ID.fullmatch(session_id)
+    if len(session_id) > MAX_ID_CHARS or not is_allowed:
+        raise InvalidSession(HEADER, ID_RULE, session_id)
+
+    return session_id
 
 
-def switched_on(service: Service, name: str, given: str) -> Sessions:
+def switched_on(service: Service, name: str, value: str) -> Sessions:
+    """Return the sessions of a model. Raises InvalidSession if they are off: the request has
+    `value` in the field or header `name`.
+    """
     if service.sessions is None:
         raise InvalidSession(
-            name, "left out: sessions are off here (option.enable_stateful_sessions)", given
+            name, "left out: sessions are off here (option.enable_stateful_sessions)", value
         )
 
     return service.sessions
@@ -139,7 +158,8 @@ def switched_on(service: Service, name: str, given: str) -> Sessions:
 async def open_session(sessions: Sessions, session_id: str) -> Session:
     try:
         session = await asyncio.to_thread(sessions.find, session_id)
-    except OSError as error:  # for a moment, as without a free descriptor
+    except OSError as error:
+        # It fails for a moment, as without a free descriptor.
         raise Unavailable(f"the session cannot be read now: {error.strerror}") from None
 
     if session is None or session.has_expired:
@@ -165,9 +185,12 @@ async def kept_clean(
     async def clean() -> None:
         while True:
             await asyncio.sleep(every_s)
-            for sessions in [
-                service.sessions for service in services.values() if service.sessions is not None
-            ]:
+            sessions_of_models = [service.sessions for service in services.values()]
+
+            for sessions in sessions_of_models:
+                if sessions is None:
+                    continue
+
                 try:
                     await asyncio.to_thread(sessions.remove_expired)
                 except OSError as error:
