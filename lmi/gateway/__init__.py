@@ -8,7 +8,10 @@ WILDCARDS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
 def local_url(host: str, port: int, scheme: str = "http") -> str:
     """Return the URL at which this machine reaches what listens on `host`."""
     name = WILDCARDS.get(host, host)
-    return f"{scheme}://{f'[{name}]' if ':' in name else name}:{port}"
+    if ":" in name:
+        name = f"[{name}]"
+
+    return f"{scheme}://{name}:{port}"
 
 
 def argv(

@@ -39,11 +39,13 @@ from lmi.http.exchange import MAX_HEADER_BYTES, Header, num_bytes
 
 INPUT_LOCATION = PREFIX + "InputLocation"
 MAX_INLINE_BYTES = 128_000
-MAX_INPUT_BYTES = 1 << 30  # SageMaker's limit of an async payload
+# SageMaker's limit of an async payload.
+MAX_INPUT_BYTES = 1 << 30
 MAX_LOCATION_CHARS = 1024
-MAX_PART_CHARS = 255  # of a path, the limit of most file systems
+# Of a path, the limit of most file systems.
+MAX_PART_CHARS = 255
 MAX_WAITING = 1000
-# AWS's defaults
+# These are AWS's defaults.
 TTL_S = 21_600
 TIMEOUT_S = 900
 CONNECT_TIMEOUT_S = 5
@@ -124,9 +126,9 @@ class S3Output:
         except Exception as error:
             with suppress(Exception):
                 etag = s3().head_object(Bucket=bucket, Key=key)["ETag"].strip('"')
-                if (
-                    etag == hashlib.md5(data, usedforsecurity=False).hexdigest()
-                ):  # the ETag of most objects
+                # It is the ETag of most objects.
+                md5 = hashlib.md5(data, usedforsecurity=False).hexdigest()
+                if etag == md5:
                     return
 
             raise StoreError(f"{self.url(path)} cannot be written: {cause_line(error)}") from error
@@ -142,11 +144,10 @@ class Inputs:
         """Whether the location names an object of S3, or a place below the folder. It need not
         exist.
         """
-        return (
-            all(parse_s3(location))
-            if location.startswith(S3_SCHEME)
-            else self._file(location) is not None
-        )
+        if location.startswith(S3_SCHEME):
+            return all(parse_s3(location))
+
+        return self._file(location) is not None
 
     def read(self, location: str) -> bytes:
         """Return the bytes at a location. Raises StoreError."""
@@ -155,24 +156,25 @@ class Inputs:
                 return self._content(location)
 
             bucket, key = parse_s3(location)
-            found = s3().get_object(Bucket=bucket, Key=key)
-            _check_size(location, found["ContentLength"])
-            return bytes(found["Body"].read())
+            s3_object = s3().get_object(Bucket=bucket, Key=key)
+            _check_size(location, s3_object["ContentLength"])
+            return bytes(s3_object["Body"].read())
         except StoreError:
             raise
-        except (
-            Exception
-        ) as error:  # botocore's errors have no common base, and urllib3's pass through it
+        except Exception as error:
+            # botocore's errors have no common base, and urllib3's pass through it.
             raise StoreError(f"{location} cannot be read: {cause_line(error)}") from error
 
     def _content(self, location: str) -> bytes:
-        if (file := self._file(location)) is None:  # any more
+        # A link may have changed since the location was allowed.
+        file = self._file(location)
+        if file is None:
             raise StoreError(f"{location} is not below the folder of --async-input")
 
-        if not file.is_file():  # any other, such as a pipe, could let its reader wait for ever
-            raise StoreError(
-                f"{file} is not a regular file" if file.exists() else f"there is no {file}"
-            )
+        # Any other file, such as a pipe, could let its reader wait for ever.
+        if not file.is_file():
+            reason = f"{file} is not a regular file" if file.exists() else f"there is no {file}"
+            raise StoreError(reason)
 
         _check_size(file, file.stat().st_size)
         return file.read_bytes()
@@ -242,8 +244,9 @@ class AsyncJob:
     inference_id: str
     headers: list[Header]
     input: bytes | str
-    output: str  # the path of its answer
-    failure: str  # or of its error
+    # The paths of its answer, and of its error.
+    output: str
+    failure: str
     expires_s: float
     timeout_s: float = TIMEOUT_S
 
@@ -261,15 +264,15 @@ class AsyncJob:
         if not response.header("content-length"):
             raise self.error("The response did not specify the required Content-Length header.")
 
-        if (found := num_bytes(response.headers)) > MAX_HEADER_BYTES:
+        num_header_bytes = num_bytes(response.headers)
+        if num_header_bytes > MAX_HEADER_BYTES:
             raise self.error(
-                f"The headers of the response have {found} bytes together, more than "
+                f"The headers of the response have {num_header_bytes} bytes together, more than "
                 f"{MAX_HEADER_BYTES}."
             )
 
-        return OutputFile(
-            self.output, body, response.header("content-type") or "application/octet-stream"
-        )
+        media_type = response.header("content-type") or "application/octet-stream"
+        return OutputFile(self.output, body, media_type)
 
 
 class AsyncInvocations:
@@ -278,12 +281,18 @@ class AsyncInvocations:
     """
 
     def __init__(self, input_folder: Path | None, place: str, max_running: int) -> None:
-        self.output = S3Output(place) if place.startswith(S3_SCHEME) else FolderOutput(Path(place))
+        self.output: S3Output | FolderOutput
+        if place.startswith(S3_SCHEME):
+            self.output = S3Output(place)
+        else:
+            self.output = FolderOutput(Path(place))
+
         self._inputs = Inputs(input_folder)
         self._places = asyncio.Semaphore(max_running)
         self._num_waiting = 0
         self._tasks: set[asyncio.Task[None]] = set()
-        self._limits: set[asyncio.Timeout] = set()  # of those that have no answer yet
+        # The limits of the invocations that have no answer yet.
+        self._limits: set[asyncio.Timeout] = set()
         self._is_stopping = False
 
     def accept(self, exchange: AwsExchange, endpoint: AwsEndpoint) -> AsyncJob:
@@ -343,11 +352,11 @@ class AsyncInvocations:
         try:
             async with limit:
                 self._limits.add(limit)
-                body = (
-                    job.input
-                    if isinstance(job.input, bytes)
-                    else await run_in_thread(self._inputs.read, job.input)
-                )
+                if isinstance(job.input, bytes):
+                    body = job.input
+                else:
+                    body = await run_in_thread(self._inputs.read, job.input)
+
                 call = job.endpoint.container.call(
                     "POST", "/invocations", job.headers, body, job.timeout_s
                 )
@@ -373,16 +382,17 @@ class AsyncInvocations:
 
 def _read_job(exchange: AwsExchange, endpoint: AwsEndpoint, inputs: Inputs) -> AsyncJob:
     values = exchange.values("InvokeEndpointAsync")
-    id = str(uuid.uuid4())
+    name = str(uuid.uuid4())
     folder = _folder(values.get("S3OutputPathExtension", ""))
+
     return AsyncJob(
         endpoint=endpoint,
         region=exchange.region,
         inference_id=values.get("InferenceId") or str(uuid.uuid4()),
         headers=exchange.headers_for_container(values),
         input=_input(exchange, inputs),
-        output=folder + values.get("Filename", f"{id}.out"),
-        failure=f"{folder}{id}-error.out",
+        output=folder + values.get("Filename", f"{name}.out"),
+        failure=f"{folder}{name}-error.out",
         expires_s=time.monotonic() + int(values.get("RequestTTLSeconds", TTL_S)),
         timeout_s=int(values.get("InvocationTimeoutSeconds", TIMEOUT_S)),
     )
@@ -401,17 +411,20 @@ def _folder(extension: str) -> str:
 def _input(exchange: AwsExchange, inputs: Inputs) -> bytes | str:
     location = exchange.headers.get(INPUT_LOCATION, "")
     if bool(location) == bool(exchange.payload):
-        given = "both" if location else "neither"
-        raise invalid(f"Exactly one of Body and InputLocation must be given, not {given}.")
+        which = "both" if location else "neither"
+        raise invalid(f"Exactly one of Body and InputLocation must be given, not {which}.")
 
-    if len(exchange.payload) > MAX_INLINE_BYTES:
-        raise too_large(MAX_INLINE_BYTES)
+    if not location:
+        if len(exchange.payload) > MAX_INLINE_BYTES:
+            raise too_large(MAX_INLINE_BYTES)
 
-    if location and (len(location) > MAX_LOCATION_CHARS or not inputs.is_allowed(location)):
+        return exchange.payload
+
+    if len(location) > MAX_LOCATION_CHARS or not inputs.is_allowed(location):
         where = "s3://BUCKET/KEY or a file:// URL below the folder of --async-input"
         raise invalid(
             f"InputLocation must be {where}, with at most {MAX_LOCATION_CHARS} characters, given "
             f"{location}"
         )
 
-    return location or exchange.payload
+    return location

@@ -30,14 +30,16 @@ def _named(text: str) -> str:
 def _endpoint(text: str) -> tuple[str, str]:
     """Read `[NAME=]URL`."""
     name, _, url = text.rpartition("=")
-    return _named(name) if name else ANY, Container(url).url
+    endpoint = _named(name) if name else ANY
+    return endpoint, Container(url).url
 
 
 def _component(text: str) -> tuple[tuple[str, str], str]:
     """Read `[NAME/]IC[=ADAPTER]`."""
-    where, _, adapter = text.partition("=")
-    endpoint, _, component = where.rpartition("/")
-    return (_named(endpoint) if endpoint else ANY, _named(component)), adapter
+    path, _, adapter = text.partition("=")
+    endpoint, _, component = path.rpartition("/")
+    endpoint_name = _named(endpoint) if endpoint else ANY
+    return (endpoint_name, _named(component)), adapter
 
 
 def _models(text: str) -> tuple[str, str]:
@@ -74,12 +76,12 @@ def _collect(
     """Return the pairs of a repeated flag. Raises click.UsageError for a key that has
     two values.
     """
-    found: dict[object, object] = {}
+    values: dict[object, object] = {}
     for key, value in pairs:
-        if found.setdefault(key, value) != value:
+        if values.setdefault(key, value) != value:
             raise click.UsageError(f"{param.opts[0]} {value} contradicts another {param.opts[0]}.")
 
-    return found or None
+    return values or None
 
 
 def _flag(
@@ -91,9 +93,8 @@ def _flag(
     Without `name` the flag has that of the field, without its unit. Its help stands below the
     field.
     """
-    return field(
-        default_factory=lambda: default, metadata={"name": name, "parse": parse, "more": more}
-    )
+    metadata = {"name": name, "parse": parse, "more": more}
+    return field(default_factory=lambda: default, metadata=metadata)
 
 
 def _pairs(default: object, name: str, metavar: str, parse: Callable[[str], object]) -> Any:
@@ -164,35 +165,45 @@ def settings(**flags: Any) -> GatewaySettings:
     """Return the settings that the flags give. A flag that is not given is None. Raises
     click.UsageError.
     """
-    found = GatewaySettings(**{name: value for name, value in flags.items() if value is not None})
-    for source in found.models.values():
+    values = {name: value for name, value in flags.items() if value is not None}
+    gateway_settings = GatewaySettings(**values)
+    for source in gateway_settings.models.values():
         if not source.startswith(S3_SCHEME) and not Path(source).is_dir():
             raise click.UsageError(
                 f"--models must name a folder that exists or s3://BUCKET[/PREFIX], given {source}"
             )
 
-    return found
+    return gateway_settings
 
 
-def _option(setting: Field[Any], usual: object) -> click.Option:
+def _option(setting: Field[Any], default: object) -> click.Option:
     name = setting.metadata["name"] or "--" + setting.name.removesuffix("_s").replace("_", "-")
+    parse = setting.metadata["parse"]
 
     def read(text: str) -> object:
         try:
-            return setting.metadata["parse"](text)
+            return parse(text)
         except ValueError as error:
             raise click.UsageError(f"{name} {error}") from None
 
-    more = setting.metadata["more"] | ({"type": read} if setting.metadata["parse"] else {})
+    attributes = dict(setting.metadata["more"])
+    if parse:
+        attributes["type"] = read
+
     help = docstrings(__name__).get((GatewaySettings.__name__, setting.name), "")
-    is_plain = isinstance(usual, str | int | float | Path) and usual is not False
-    return click.Option(
-        [name, setting.name], help=f"{help} [{usual}]" if is_plain else help, **more
-    )
+    if isinstance(default, str | int | float | Path) and default is not False:
+        help = f"{help} [{default}]"
+
+    return click.Option([name, setting.name], help=help, **attributes)
+
+
+def _options() -> list[click.Parameter]:
+    defaults = GatewaySettings()
+    return [_option(setting, getattr(defaults, setting.name)) for setting in fields(defaults)]
 
 
 @click.command(
-    params=[_option(one, getattr(GatewaySettings(), one.name)) for one in fields(GatewaySettings)],
+    params=_options(),
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 def gateway(**flags: Any) -> int:

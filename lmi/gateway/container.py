@@ -15,12 +15,13 @@ import httptools
 
 from lmi.http.exchange import Header
 
-MAX_CHUNK_BYTES = 1 << 20  # a longer chunk is handed on in pieces of this size
-MAX_WAITING_BYTES = (
-    256 << 10
-)  # of a response wait for their reader; with more its connection is not read
+# A longer chunk is handed on in pieces of this size.
+MAX_CHUNK_BYTES = 1 << 20
+# While more bytes of a response wait for their reader, its connection is not read.
+MAX_WAITING_BYTES = 256 << 10
 MAX_RESPONSE_BYTES = 1 << 30
-MAX_HEAD_BYTES = 64 << 10  # of a response, with the interim answers before it
+# Of a response, with the interim answers before it.
+MAX_HEAD_BYTES = 64 << 10
 
 
 class ContainerFault(Exception):
@@ -48,13 +49,8 @@ class Container:
 
     def __init__(self, url: str, key: str = "") -> None:
         parts = urlsplit(url)
-        if (
-            parts.scheme != "http"
-            or not parts.hostname
-            or parts.username
-            or parts.query
-            or parts.fragment
-        ):
+        has_more = parts.username or parts.query or parts.fragment
+        if parts.scheme != "http" or not parts.hostname or has_more:
             raise ValueError(f"must be http://HOST[:PORT], given {url}")
 
         self.url = url.rstrip("/")
@@ -83,12 +79,10 @@ class Container:
         if method != "GET":
             fields.append(("Content-Length", str(len(body))))
 
-        lines = [
-            f"{method} {self._prefix}{path} HTTP/1.1",
-            *(f"{name}: {value}" for name, value in fields),
-            "",
-            "",
-        ]
+        lines = [f"{method} {self._prefix}{path} HTTP/1.1"]
+        lines += [f"{name}: {value}" for name, value in fields]
+        lines += ["", ""]
+
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + timeout_s
         incoming = Incoming(MAX_WAITING_BYTES // 2)
@@ -139,20 +133,27 @@ class ContainerResponse:
     """
 
     def __init__(self, incoming: Incoming) -> None:
-        self.status = 0  # or 1xx until the head is complete
-        self.headers: list[Header] = []  # names in lower case
+        # It is 0 or 1xx until the head is complete.
+        self.status = 0
+        # Names are in lower case.
+        self.headers: list[Header] = []
         self.is_chunked = False
         self.fault: ContainerFault | None = None
         self._incoming = incoming
         self._is_over = False
         self._num_head_bytes = 0
-        self._chunk = bytearray()  # what has come of the current chunk
+        # What has come of the current chunk.
+        self._chunk = bytearray()
         self._chunks: deque[bytes] = deque()
         self._parser = httptools.HttpResponseParser(self)
 
     def header(self, name: str) -> str:
         """Return the value of the first field of that name, or ""."""
-        return next((value for other, value in self.headers if other == name.lower()), "")
+        for field_name, value in self.headers:
+            if field_name == name.lower():
+                return value
+
+        return ""
 
     async def wait_for_head(self) -> None:
         """Raises Unreachable or OutOfTime."""
@@ -194,16 +195,9 @@ class ContainerResponse:
 
     async def _read(self) -> None:
         """Read what has come next, or note that the connection has ended."""
-        if not (data := await self._incoming.read(MAX_WAITING_BYTES)):
-            ends_with_connection = not self.is_chunked and not self.header("content-length")
-            loss = self._incoming.loss
-            if isinstance(loss, OutOfTime) or (
-                loss is None and self._has_head and ends_with_connection
-            ):
-                self._end(loss)
-            else:
-                self._lose(str(loss or "it closed the connection"))
-
+        data = await self._incoming.read(MAX_WAITING_BYTES)
+        if not data:
+            self._note_close()
             return
 
         try:
@@ -215,6 +209,17 @@ class ContainerResponse:
             self._num_head_bytes += len(data)
             if self._num_head_bytes > MAX_HEAD_BYTES:
                 self._lose(f"the head of its answer has over {MAX_HEAD_BYTES} bytes")
+
+    def _note_close(self) -> None:
+        """Note that the connection has ended, which may be the end of the body."""
+        loss = self._incoming.loss
+        ends_with_connection = not self.is_chunked and not self.header("content-length")
+        if loss is None and self._has_head and ends_with_connection:
+            self._end()
+        elif isinstance(loss, OutOfTime):
+            self._end(loss)
+        else:
+            self._lose(str(loss or "it closed the connection"))
 
     def _lose(self, reason: str) -> None:
         kind = ResponseCut if self._has_head else Unreachable
@@ -233,7 +238,8 @@ class ContainerResponse:
         self.headers = []
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._has_head:  # else a trailer
+        # After the head it is a trailer.
+        if not self._has_head:
             self.headers.append((name.decode("latin-1").lower(), value.decode("latin-1")))
 
     def on_headers_complete(self) -> None:

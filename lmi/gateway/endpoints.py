@@ -8,7 +8,7 @@ was first heard of.
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -28,12 +28,15 @@ from lmi.gateway.exchange import (
     unavailable,
 )
 
-ANY = ""  # in place of an endpoint's name
+# It stands in place of an endpoint's name.
+ANY = ""
 TIMED_OUT = "Your invocation timed out while waiting for a response from container primary."
-PING_TIMEOUT_S = 2.0  # as on the platform
+# As on the platform.
+PING_TIMEOUT_S = 2.0
 MAX_PING_BYTES = 64 << 10
 MAX_REASON_CHARS = 1024
-MAX_NAMES = 1000  # that are remembered of those that the clients choose
+# As many of the names that clients choose are remembered.
+MAX_NAMES = 1000
 
 Members = dict[str, Any]
 Input = TypeVar("Input")
@@ -56,8 +59,8 @@ class WatchedContainer(Container):
 
         status, text = await self._ping()
         if status != 200:
-            said = f"its /ping says {status}: {text}" if status else text
-            raise unavailable(f"The container at {self.url} is not ready: {said}")
+            why = f"its /ping says {status}: {text}" if status else text
+            raise unavailable(f"The container at {self.url} is not ready: {why}")
 
     async def status(self) -> tuple[str, str]:
         """Return AWS's EndpointStatus, and why it failed."""
@@ -68,7 +71,10 @@ class WatchedContainer(Container):
         if not self._was_ready:
             return "Creating", ""
 
-        lost_s = 0.0 if self._lost_since_s is None else time.monotonic() - self._lost_since_s
+        lost_s = 0.0
+        if self._lost_since_s is not None:
+            lost_s = time.monotonic() - self._lost_since_s
+
         return "OutOfService" if lost_s >= self.out_of_service_s else "InService", ""
 
     async def _ping(self) -> tuple[int, str]:
@@ -89,7 +95,8 @@ class WatchedContainer(Container):
 class AwsEndpoint:
     name: str
     container: WatchedContainer
-    created_s: float = field(default_factory=time.time)  # since 1970
+    # In seconds since 1970.
+    created_s: float = field(default_factory=time.time)
 
     def summary(self, status: str, region: str) -> Members:
         return {
@@ -105,9 +112,8 @@ class AwsEndpoint:
         if isinstance(fault, Unreachable):
             return unavailable(f"The container at {self.container.url} is not there: {fault}")
 
-        return model_error(
-            0, TIMED_OUT if isinstance(fault, OutOfTime) else str(fault), self.name, region
-        )
+        reason = TIMED_OUT if isinstance(fault, OutOfTime) else str(fault)
+        return model_error(0, reason, self.name, region)
 
 
 class Described(msgspec.Struct):
@@ -129,13 +135,13 @@ class Listed(msgspec.Struct):
     LastModifiedTimeBefore: float = float("inf")
 
     def takes(self, endpoint: Members) -> bool:
+        created_s = endpoint["CreationTime"]
+        modified_s = endpoint["LastModifiedTime"]
         return (
             self.NameContains in endpoint["EndpointName"]
             and self.StatusEquals in ("", endpoint["EndpointStatus"])
-            and self.CreationTimeAfter < endpoint["CreationTime"] < self.CreationTimeBefore
-            and self.LastModifiedTimeAfter
-            < endpoint["LastModifiedTime"]
-            < self.LastModifiedTimeBefore
+            and self.CreationTimeAfter < created_s < self.CreationTimeBefore
+            and self.LastModifiedTimeAfter < modified_s < self.LastModifiedTimeBefore
         )
 
 
@@ -151,26 +157,34 @@ class Endpoints:
     """
 
     def __init__(self, urls: Mapping[str, str], components: Mapping[tuple[str, str], str]) -> None:
-        key = os.environ.get("LMI_API_KEY", "").partition(",")[0].strip()
-        containers = {url: WatchedContainer(url, key) for url in urls.values()}
-        self._known = {name: AwsEndpoint(name, containers[url]) for name, url in urls.items()}
-        self._other = self._known.pop(ANY, None)  # whose name stands for every other
+        keys = os.environ.get("LMI_API_KEY", "")
+        key = keys.partition(",")[0].strip()
+        containers: dict[str, WatchedContainer] = {}
+        self._endpoints: dict[str, AwsEndpoint] = {}
+        for name, url in urls.items():
+            if url not in containers:
+                containers[url] = WatchedContainer(url, key)
+
+            self._endpoints[name] = AwsEndpoint(name, containers[url])
+
+        # It stands for every other name.
+        self._any = self._endpoints.pop(ANY, None)
         self._components = components
 
     def find(self, name: str) -> AwsEndpoint:
         """Return the endpoint. Raises AwsError for a name that cannot be one or that no container
         has.
         """
-        if found := self._known.get(name):
-            return found
+        if name in self._endpoints:
+            return self._endpoints[name]
 
         ENDPOINT_NAME.check(name)
-        if self._other is None:
+        if self._any is None:
             raise invalid(f"Endpoint {name} of account {ACCOUNT} not found.")
 
-        endpoint = AwsEndpoint(name, self._other.container)
-        if len(self._known) < MAX_NAMES:
-            self._known[name] = endpoint
+        endpoint = AwsEndpoint(name, self._any.container)
+        if len(self._endpoints) < MAX_NAMES:
+            self._endpoints[name] = endpoint
 
         return endpoint
 
@@ -195,43 +209,57 @@ class Endpoints:
             raise _invalid(f"Could not find endpoint {shorten(name)}.") from None
 
         status, reason = await endpoint.container.status()
-        variant = {"VariantName": VARIANT, "CurrentWeight": 1.0, "DesiredWeight": 1.0}
-        variant |= {"CurrentInstanceCount": 1, "DesiredInstanceCount": 1}
-        details = {"EndpointConfigName": endpoint.name, "ProductionVariants": [variant]}
-        why = {"FailureReason": reason} if reason else {}
-        return endpoint.summary(status, region) | details | why
+        variant = {
+            "VariantName": VARIANT,
+            "CurrentWeight": 1.0,
+            "DesiredWeight": 1.0,
+            "CurrentInstanceCount": 1,
+            "DesiredInstanceCount": 1,
+        }
+        description = endpoint.summary(status, region)
+        description["EndpointConfigName"] = endpoint.name
+        description["ProductionVariants"] = [variant]
+        if reason:
+            description["FailureReason"] = reason
+
+        return description
 
     async def list_endpoints(self, body: bytes, region: str) -> Members:
         """Return those with a container of their own, and those that clients have named so far."""
-        asked = _decode(body, Listed)
-        endpoints = list(self._known.values())
-        containers = list({endpoint.container for endpoint in endpoints})
-        statuses = dict(
-            zip(
-                containers,
-                await asyncio.gather(*(each.status() for each in containers)),
-                strict=True,
-            )
-        )
-        found = [
-            endpoint.summary(statuses[endpoint.container][0], region) for endpoint in endpoints
-        ]
-        chosen = [endpoint for endpoint in found if asked.takes(endpoint)]
-        chosen.sort(
-            key=lambda endpoint: endpoint[SORT_KEYS[asked.SortBy]],
-            reverse=asked.SortOrder == "Descending",
-        )
-        begin = int(asked.NextToken)
-        end = begin + asked.MaxResults
-        return {"Endpoints": chosen[begin:end]} | (
-            {"NextToken": str(end)} if end < len(chosen) else {}
-        )
+        query = _decode(body, Listed)
+        endpoints = list(self._endpoints.values())
+        statuses = await _statuses({endpoint.container for endpoint in endpoints})
+
+        summaries = []
+        for endpoint in endpoints:
+            summary = endpoint.summary(statuses[endpoint.container], region)
+            if query.takes(summary):
+                summaries.append(summary)
+
+        sort_key = SORT_KEYS[query.SortBy]
+        is_descending = query.SortOrder == "Descending"
+        summaries.sort(key=lambda summary: summary[sort_key], reverse=is_descending)
+
+        begin = int(query.NextToken)
+        end = begin + query.MaxResults
+        answer: Members = {"Endpoints": summaries[begin:end]}
+        if end < len(summaries):
+            answer["NextToken"] = str(end)
+
+        return answer
 
 
 OPERATIONS: dict[str, Callable[[Endpoints, bytes, str], Awaitable[Members]]] = {
     "SageMaker.DescribeEndpoint": Endpoints.describe,
     "SageMaker.ListEndpoints": Endpoints.list_endpoints,
 }
+
+
+async def _statuses(containers: Iterable[WatchedContainer]) -> dict[WatchedContainer, str]:
+    """Return AWS's EndpointStatus of each container."""
+    ordered = list(containers)
+    answers = await asyncio.gather(*(container.status() for container in ordered))
+    return {container: status for container, (status, _) in zip(ordered, answers, strict=True)}
 
 
 def _decode(body: bytes, kind: type[Input]) -> Input:

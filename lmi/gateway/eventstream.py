@@ -20,18 +20,20 @@ from lmi.gateway.container import MAX_CHUNK_BYTES, ContainerResponse
 MEDIA_TYPE = "application/vnd.amazon.eventstream"
 MAX_PART_BYTES = MAX_CHUNK_BYTES
 STRING = 7
-NUM_OTHER_BYTES = 16  # two lengths and two checksums
+# Two lengths and two checksums.
+NUM_OTHER_BYTES = 16
 
 
 def encode_headers(headers: Mapping[str, str]) -> bytes:
     """Return each name with its length in one byte, the type, and the value with its
     length in two.
     """
-    rows = [
-        (len(name), name.encode(), STRING, len(value), value.encode())
-        for name, value in headers.items()
-    ]
-    return b"".join(struct.pack(f"!B{row[0]}sBH{row[3]}s", *row) for row in rows)
+    encoded = bytearray()
+    for name, value in headers.items():
+        encoded += struct.pack(f"!B{len(name)}sB", len(name), name.encode(), STRING)
+        encoded += struct.pack(f"!H{len(value)}s", len(value), value.encode())
+
+    return bytes(encoded)
 
 
 def frame(headers: bytes, payload: bytes) -> bytes:
@@ -86,13 +88,19 @@ class Coalesced:
 
     async def cut(self, response: ContainerResponse) -> AsyncGenerator[bytes]:
         chunk = b""
-        while chunk := chunk or await response.receive():
-            part, chunk = bytearray(chunk), b""
+        while True:
+            part = bytearray(chunk or await response.receive())
+            if not part:
+                return
+
+            chunk = b""
             with suppress(TimeoutError):
                 async with asyncio.timeout(self.wait_s):
-                    while (chunk := await response.receive()) and len(part) + len(
-                        chunk
-                    ) <= MAX_PART_BYTES:
+                    while True:
+                        chunk = await response.receive()
+                        if not chunk or len(part) + len(chunk) > MAX_PART_BYTES:
+                            break
+
                         part += chunk
                         chunk = b""
 
@@ -106,22 +114,23 @@ class Split:
     num_bytes: int = 7
 
     async def cut(self, response: ContainerResponse) -> AsyncGenerator[bytes]:
-        left = b""
+        unsent = b""
         while chunk := await response.receive():
-            left += chunk
-            end = len(left) - len(left) % self.num_bytes
+            unsent += chunk
+            end = len(unsent) - len(unsent) % self.num_bytes
             for begin in range(0, end, self.num_bytes):
-                yield left[begin : begin + self.num_bytes]
+                yield unsent[begin : begin + self.num_bytes]
 
-            left = left[end:]
+            unsent = unsent[end:]
 
-        if left:
-            yield left
+        if unsent:
+            yield unsent
 
 
 Parts = AsIs | Coalesced | Split
 MODES: dict[str, Parts] = {"as-is": AsIs(), "coalesce": Coalesced(), "split": Split()}
-MAXIMA = {"coalesce": 60_000, "split": MAX_PART_BYTES}  # of a mode's number
+# The largest number of a mode.
+MAXIMA = {"coalesce": 60_000, "split": MAX_PART_BYTES}
 
 
 def parse_parts(text: str) -> Parts:
@@ -131,7 +140,10 @@ def parse_parts(text: str) -> Parts:
         return MODES[text]
 
     if re.fullmatch("[0-9]{1,9}", number) and 1 <= int(number) <= MAXIMA.get(word, 0):
-        return Split(int(number)) if word == "split" else Coalesced(int(number) / 1000)
+        if word == "split":
+            return Split(int(number))
+
+        return Coalesced(int(number) / 1000)
 
     raise ValueError(
         f"must be as-is, coalesce[:MS] (1..60000) or split[:BYTES] (1..{MAX_PART_BYTES}), given "

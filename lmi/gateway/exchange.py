@@ -22,7 +22,8 @@ from lmi.http.exchange import ENDPOINT_NAME as ENDPOINT_HEADER, Exchange, Header
 
 ACCOUNT = "000000000000"
 VARIANT = "AllTraffic"
-MAX_TEXT_CHARS = 2048  # of an error
+# Of an error.
+MAX_TEXT_CHARS = 2048
 REGION = re.compile(r"Credential=[^/,]+/\d{8}/([a-z0-9-]+)/")
 FOLDER = "^(?!s3:|https:)[a-zA-Z0-9!_.*'()/-]+$"
 ASCII = r"\p{ASCII}*"
@@ -33,18 +34,21 @@ NAME = "^[a-zA-Z0-9](-*[a-zA-Z0-9])*"
 class AwsError(LmiError):
     """An error with AWS's class, its status and message, and what else its body holds."""
 
-    def __init__(self, kind: str, status: int, message: str, **others: str | int) -> None:
+    def __init__(self, kind: str, status: int, message: str, **members: str | int) -> None:
         super().__init__(message)
-        self.kind = self.label = kind
+        self.kind = kind
+        self.label = kind
         self.status = status
-        self.others = others
+        self._further_members = members
 
     @property
     def members(self) -> dict[str, str | int]:
-        members = {"Message": self.message, **self.others}
-        return {
-            name: cut(value) if isinstance(value, str) else value for name, value in members.items()
-        }
+        members: dict[str, str | int] = {"Message": self.message, **self._further_members}
+        for name, value in members.items():
+            if isinstance(value, str):
+                members[name] = cut(value)
+
+        return members
 
 
 def cut(text: str, max_chars: int = MAX_TEXT_CHARS) -> str:
@@ -70,15 +74,18 @@ def unavailable(reason: str) -> AwsError:
 def model_error(status: int, body: str, endpoint: str, region: str) -> AwsError:
     """The container answered with `status`, 0 if with none, and `body`."""
     side = "client" if 400 <= status < 500 else "server"
-    before = f'Received {side} error ({status}) from primary with message "'
-    after = "\". See the container's log."
+    beginning = f'Received {side} error ({status}) from primary with message "'
+    ending = "\". See the container's log."
+    message = cut(body, MAX_TEXT_CHARS - len(beginning) - len(ending))
+    log_group = "/aws/sagemaker/Endpoints"
+
     return AwsError(
         "ModelError",
         424,
-        before + cut(body, MAX_TEXT_CHARS - len(before) - len(after)) + after,
+        beginning + message + ending,
         OriginalStatusCode=status,
         OriginalMessage=body,
-        LogStreamArn=f"arn:aws:logs:{region}:{ACCOUNT}:log-group:/aws/sagemaker/Endpoints/{endpoint}",
+        LogStreamArn=f"arn:aws:logs:{region}:{ACCOUNT}:log-group:{log_group}/{endpoint}",
     )
 
 
@@ -86,16 +93,18 @@ def model_error(status: int, body: str, endpoint: str, region: str) -> AwsError:
 class AwsMember:
     name: str
     header: str
-    pattern: str | None  # None: a whole number, which the bounds are of
+    # With None it is a whole number, and the bounds are its own.
+    pattern: str | None
     minimum: int
     maximum: int
 
     def check(self, value: str) -> str:
         """Return the value. Raises AwsError in AWS's own words."""
-        if rule := self.broken_rule(value):
+        rule = self.broken_rule(value)
+        if rule:
+            member = self.name[0].lower() + self.name[1:]
             raise invalid(
-                f"1 validation error detected: Value {shorten(value)} at "
-                f"'{self.name[0].lower()}{self.name[1:]}' "
+                f"1 validation error detected: Value {shorten(value)} at '{member}' "
                 f"failed to satisfy constraint: Member must {rule}"
             )
 
@@ -103,15 +112,21 @@ class AwsMember:
 
     def broken_rule(self, value: str) -> str:
         """Return the rule that the value breaks, or ""."""
-        if self.pattern is None and not re.fullmatch("[0-9]{1,9}", value):
-            return "be a whole number"
+        if self.pattern is None:
+            if not re.fullmatch("[0-9]{1,9}", value):
+                return "be a whole number"
 
-        measured, size = ("value", int(value)) if self.pattern is None else ("length", len(value))
+            measure = "value"
+            size = int(value)
+        else:
+            measure = "length"
+            size = len(value)
+
         if size < self.minimum:
-            return f"have {measured} greater than or equal to {self.minimum}"
+            return f"have {measure} greater than or equal to {self.minimum}"
 
         if size > self.maximum:
-            return f"have {measured} less than or equal to {self.maximum}"
+            return f"have {measure} less than or equal to {self.maximum}"
 
         if self.pattern is not None and not re.fullmatch(spelled(self.pattern), value, re.DOTALL):
             return f"satisfy regular expression pattern: {self.pattern}"
@@ -121,11 +136,9 @@ class AwsMember:
 
 def spelled(pattern: str) -> str:
     """Return a pattern of Java as Python spells it."""
-    return (
-        pattern.replace(r"\p{ASCII}", r"[\x00-\x7f]")
-        .replace(r"\p{Print}", r"\x20-\x7e")
-        .replace(r"\z", r"\Z")
-    )
+    pattern = pattern.replace(r"\p{ASCII}", r"[\x00-\x7f]")
+    pattern = pattern.replace(r"\p{Print}", r"\x20-\x7e")
+    return pattern.replace(r"\z", r"\Z")
 
 
 PREFIX = "X-Amzn-SageMaker-"
@@ -151,7 +164,8 @@ ROUTED = (
     COMPONENT_NAME,
     AwsMember("PrefixAwareId", PREFIX + "Prefix-Aware-Id", PRINTABLE, 1, 64),
 )
-MEMBERS: dict[str, tuple[AwsMember, ...]] = {  # that are headers, by operation
+# The members of each operation that are headers.
+MEMBERS: dict[str, tuple[AwsMember, ...]] = {
     "InvokeEndpoint": (
         *COMMON,
         *ROUTED,
@@ -179,7 +193,8 @@ MEMBERS: dict[str, tuple[AwsMember, ...]] = {  # that are headers, by operation
         AwsMember("RequestTTLSeconds", PREFIX + "RequestTTLSeconds", None, 60, 21600),
         AwsMember("InvocationTimeoutSeconds", PREFIX + "InvocationTimeoutSeconds", None, 1, 3600),
     ),
-    "chat": (*COMMON, CONTENT_TYPE, ACCEPT, SESSION_ID),  # at the path of OpenAI's API
+    # At the path of OpenAI's API.
+    "chat": (*COMMON, CONTENT_TYPE, ACCEPT, SESSION_ID),
 }
 # What a container gets of them, under which name. The others are for the platform.
 TO_CONTAINER = {
@@ -206,25 +221,25 @@ class AwsExchange(Exchange):
     @property
     def region(self) -> str:
         """The region that the client signed for, else "local"."""
-        found = REGION.search(self.headers.get("authorization", ""))
-        return found[1] if found else "local"
+        match = REGION.search(self.headers.get("authorization", ""))
+        return match[1] if match else "local"
 
     def values(self, operation: str) -> dict[str, str]:
         """Return the sent headers of an operation by member. Raises AwsError for a value against
         its rule.
         """
-        headers = self.headers
-        values = {
-            member.name: member.check(headers[member.header])
-            for member in MEMBERS[operation]
-            if member.header in headers
-        }
+        values = {}
+        for member in MEMBERS[operation]:
+            if member.header in self.headers:
+                values[member.name] = member.check(self.headers[member.header])
+
         if values.get("TargetVariant", VARIANT) != VARIANT:
             raise invalid(
                 f"Variant {values['TargetVariant']} of endpoint {self.names['endpoint']} not found."
             )
 
-        if component := self.names.get("component"):
+        component = self.names.get("component")
+        if component:
             values[COMPONENT_NAME.name] = COMPONENT_NAME.check(component)
 
         return values
@@ -235,9 +250,11 @@ class AwsExchange(Exchange):
 
         It gets the name of its endpoint too, which some clients send as the name of the model.
         """
-        headers = [
-            (header, values[member]) for member, header in TO_CONTAINER.items() if member in values
-        ]
+        headers = []
+        for member, header in TO_CONTAINER.items():
+            if member in values:
+                headers.append((header, values[member]))
+
         headers.append((ENDPOINT_HEADER, self.names["endpoint"]))
         if adapter:
             alias = values[COMPONENT_NAME.name]
@@ -248,17 +265,15 @@ class AwsExchange(Exchange):
     async def _start(
         self, status: int, media_type: str, headers: Iterable[Header], length: int | None = None
     ) -> None:
-        length_field = "" if length is None else str(length)
-        own = [
-            ("content-type", media_type),
-            ("x-amzn-RequestId", self.request_id),
-            ("content-length", length_field),
-        ]
-        raw = [
-            (name.lower().encode(), value.encode("latin-1"))
-            for name, value in [*own, *headers]
-            if value
-        ]
+        fields = [("content-type", media_type), ("x-amzn-RequestId", self.request_id)]
+        if length is not None:
+            fields.append(("content-length", str(length)))
+
+        raw = []
+        for name, value in [*fields, *headers]:
+            if value:
+                raw.append((name.lower().encode(), value.encode("latin-1")))
+
         self.status = status
         await self._send({"type": "http.response.start", "status": status, "headers": raw})
 
@@ -267,12 +282,12 @@ class AwsExchange(Exchange):
         the body.
         """
         self.error_label = error.kind
-        body = error.members | (
-            {"__type": error.kind} if (self.method, self.path) == ("POST", "/") else {}
-        )
-        await self.send_whole(
-            error.status, "application/json", orjson.dumps(body), [("x-amzn-ErrorType", error.kind)]
-        )
+        members = error.members
+        if (self.method, self.path) == ("POST", "/"):
+            members["__type"] = error.kind
+
+        headers = [("x-amzn-ErrorType", error.kind)]
+        await self.send_whole(error.status, "application/json", orjson.dumps(members), headers)
 
 
 SERVICE = "sagemaker"
@@ -283,12 +298,15 @@ AUTHORIZATION = re.compile(
     r"aws4_request, *"
     r"SignedHeaders=(?P<headers>[^,]+), *Signature=(?P<signature>[0-9a-f]{64})"
 )
-REQUIRED = {"host", "x-amz-date"}  # among the signed headers
+# These are always among the signed headers.
+REQUIRED = {"host", "x-amz-date"}
+# AWS has this rule, and these choose the model or its session.
 SIGNED_IF_SENT = (
     "x-amz-",
     "x-amzn-sagemaker-",
-)  # AWS's rule, and what chooses the model or its session
-DIGEST = "x-amz-content-sha256"  # is compared with the body
+)
+# It is compared with the body.
+DIGEST = "x-amz-content-sha256"
 TIME_FORM = "%Y%m%dT%H%M%SZ"
 NO_MATCH = "The request signature we calculated does not match the signature you provided."
 
@@ -297,11 +315,13 @@ NO_MATCH = "The request signature we calculated does not match the signature you
 class Signed:
     """What the head of a request says of its signature."""
 
-    names: list[str]  # of the headers that are signed
+    # The names of the headers that are signed.
+    names: list[str]
     region: str
     date: str
     signature: str
-    digest: str | None  # of the body, in hex
+    # The digest of the body, in hex.
+    digest: str | None
 
 
 class Signatures:
@@ -330,14 +350,15 @@ class Signatures:
         Where the head has the digest of the body, as that of S3's clients, the signature itself is
         checked here.
         """
-        given = AUTHORIZATION.fullmatch(exchange.headers.get("authorization", ""))
-        if given is None:
+        authorization = AUTHORIZATION.fullmatch(exchange.headers.get("authorization", ""))
+        if authorization is None:
             raise AwsError(
                 "MissingAuthenticationTokenException", 403, "Missing Authentication Token"
             )
 
         token = exchange.headers.get("x-amz-security-token")
-        if (given["key"], token) != (self._credentials.access_key, self._credentials.token):
+        credentials = (self._credentials.access_key, self._credentials.token)
+        if (authorization["key"], token) != credentials:
             message = "The security token included in the request is invalid."
             raise AwsError("UnrecognizedClientException", 403, message)
 
@@ -347,35 +368,36 @@ class Signatures:
         except ValueError:
             skew_s = float("inf")
 
-        if skew_s > MAX_SKEW_S or not date.startswith(given["day"]):
+        if skew_s > MAX_SKEW_S or not date.startswith(authorization["day"]):
             raise _wrong(
                 f"Signature expired or not yet current: X-Amz-Date is more than {MAX_SKEW_S:g} s "
                 f"off."
             )
 
         # What anyone could have added to a signed request, whose meaning it changes.
-        names = given["headers"].split(";")
+        names = authorization["headers"].split(";")
         sent = {name for name in exchange.headers.keys() if name.startswith(SIGNED_IF_SENT)}
-        if unsigned := sorted(sent - {DIGEST, *names}):
+        unsigned = sorted(sent - {DIGEST, *names})
+        if unsigned:
             raise _wrong(
                 f"There were headers present in the request which were not signed: "
                 f"{', '.join(unsigned)}"
             )
 
-        signed = Signed(
-            names, given["region"], date, given["signature"], exchange.headers.get(DIGEST)
-        )
-        is_bound = REQUIRED <= set(names) and given["service"] == SERVICE
-        if not is_bound:  # it would be good for other requests too
+        # A signature that is not bound to this request would be good for others too.
+        is_bound = REQUIRED <= set(names) and authorization["service"] == SERVICE
+        if not is_bound:
             raise _wrong(NO_MATCH)
 
-        if signed.digest is not None and not re.fullmatch(
-            "[0-9a-f]{64}", signed.digest
-        ):  # as UNSIGNED-PAYLOAD
-            raise _wrong(NO_MATCH)
+        digest = exchange.headers.get(DIGEST)
+        signature = authorization["signature"]
+        signed = Signed(names, authorization["region"], date, signature, digest)
+        if digest is not None:
+            # It may be none, as UNSIGNED-PAYLOAD.
+            if not re.fullmatch("[0-9a-f]{64}", digest):
+                raise _wrong(NO_MATCH)
 
-        if signed.digest is not None:
-            self._compare(exchange, signed, signed.digest)
+            self._compare(exchange, signed, digest)
 
         return signed
 
@@ -394,22 +416,22 @@ class Signatures:
         from botocore.auth import SigV4Auth  # type: ignore[import-untyped]
         from botocore.awsrequest import AWSRequest  # type: ignore[import-untyped]
 
-        headers = exchange.headers
-        query = exchange.scope["query_string"].decode("latin-1")
-        url = f"http://{headers['host']}{exchange.scope['raw_path'].decode('latin-1')}" + (
-            f"?{query}" if query else ""
-        )
-        request = AWSRequest(
-            exchange.method, url, {name: ",".join(headers.getlist(name)) for name in signed.names}
-        )
+        scope = exchange.scope
+        query = scope["query_string"].decode("latin-1")
+        url = f"http://{exchange.headers['host']}{scope['raw_path'].decode('latin-1')}"
+        if query:
+            url += f"?{query}"
+
+        headers = {name: ",".join(exchange.headers.getlist(name)) for name in signed.names}
+        request = AWSRequest(exchange.method, url, headers)
         request.context["timestamp"] = signed.date
 
         signer = SigV4Auth(self._credentials, SERVICE, signed.region)
         signer.payload = lambda request: digest
-        text = signer.signature(
-            signer.string_to_sign(request, signer.canonical_request(request)), request
-        )
-        if not hmac.compare_digest(text, signed.signature):
+        canonical_request = signer.canonical_request(request)
+        text_to_sign = signer.string_to_sign(request, canonical_request)
+        signature = signer.signature(text_to_sign, request)
+        if not hmac.compare_digest(signature, signed.signature):
             raise _wrong(NO_MATCH)
 
 

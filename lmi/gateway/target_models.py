@@ -28,19 +28,23 @@ from lmi.gateway.async_invocations import S3_SCHEME, run_in_thread
 from lmi.gateway.container import Container, ContainerFault
 from lmi.gateway.endpoints import ANY, AwsEndpoint
 from lmi.gateway.exchange import AwsError, invalid, model_error
+from lmi.http.exchange import Header
 from lmi.sources.archive import unpack
 from lmi.sources.fetches import Place, WantedSource
 from lmi.sources.job import FetchJob, fetch
 from lmi.sources.source import ARCHIVE_SUFFIXES, descended
 
-LOAD_TIMEOUT_S = 3600.0  # beyond the container's own, model_loading_timeout
-UNLOAD_TIMEOUT_S = 360.0  # as on the platform
+# Beyond the container's own limit, model_loading_timeout.
+LOAD_TIMEOUT_S = 3600.0
+# As on the platform.
+UNLOAD_TIMEOUT_S = 360.0
 ASK_TIMEOUT_S = 10.0
 OK = 200
 CONFLICT = 409
 NO_ROOM = 507
 NAME_CHARS = 32
-OURS = re.compile(f"[0-9a-f]{{{NAME_CHARS}}}")  # names that the gateway gives
+# The names that the gateway gives.
+NAME_OF_GATEWAY = re.compile(f"[0-9a-f]{{{NAME_CHARS}}}")
 READY = "READY"
 
 log = logging.getLogger(__name__)
@@ -74,14 +78,14 @@ class ModelStore:
         """Return the name that the model has in the container. Raises AwsError for a key against
         the rule.
         """
-        if not {"", ".", ".."}.isdisjoint(
-            key.split("/")
-        ):  # other spellings of a key, which S3 does not have either
+        # S3 does not have other spellings of a key either.
+        if not {"", ".", ".."}.isdisjoint(key.split("/")):
             raise invalid(
                 f"TargetModel must be a relative path without empty parts, . and .., given {key}"
             )
 
-        return hashlib.sha256(f"{self._source}/{key}".encode()).hexdigest()[:NAME_CHARS]
+        digest = hashlib.sha256(f"{self._source}/{key}".encode()).hexdigest()
+        return digest[:NAME_CHARS]
 
     def add(self, key: str) -> tuple[Path, bool]:
         """Store a model, unless it is there. Returns its folder, and whether the container may have
@@ -93,15 +97,15 @@ class ModelStore:
         place = Place(self._folder, "--models-dir", key)
         try:
             if self._is_remote:
-                wanted = WantedSource(
-                    source=f"{self._source}/{key}", download_dir=str(self._folder / "sources")
-                )
-                found = fetch(FetchJob(wanted))
+                source = f"{self._source}/{key}"
+                download_dir = str(self._folder / "sources")
+                files = fetch(FetchJob(WantedSource(source=source, download_dir=download_dir)))
             else:
-                found = self._find(key)
+                files = self._find(key)
 
-            with place.only_one(home / "lock"):  # of two gateways
-                was_replaced = _update(found, home, place.check_room)
+            # Two gateways may have one folder.
+            with place.only_one(home / "lock"):
+                was_replaced = _update(files, home, place.check_room)
 
             return home / "model", was_replaced
         except StartError as error:
@@ -114,21 +118,22 @@ class ModelStore:
     def _find(self, key: str) -> Path:
         """Return the folder or archive. A link that leads out of the source counts as nothing."""
         source = Path(self._source)
-        found = (source / key).resolve()
-        if not found.is_relative_to(source) or not found.exists():
+        files = (source / key).resolve()
+        if not files.is_relative_to(source) or not files.exists():
             raise invalid(f"TargetModel {key} is not below {source}")
 
-        if not found.is_dir() and not found.name.endswith(ARCHIVE_SUFFIXES):
+        if not files.is_dir() and not files.name.endswith(ARCHIVE_SUFFIXES):
             raise invalid(
                 f"TargetModel {key} is neither a folder nor one of {' '.join(ARCHIVE_SUFFIXES)}"
             )
 
-        if (link := _link_out_of(source, found)) is not None:
+        link = _link_out_of(source, files)
+        if link is not None:
             raise LoadFailed(
-                f"TargetModel {key}: the link {link.relative_to(found)} leads out of the source"
+                f"TargetModel {key}: the link {link.relative_to(files)} leads out of the source"
             )
 
-        return found
+        return files
 
 
 class TargetModels:
@@ -140,7 +145,8 @@ class TargetModels:
     def __init__(self, stores: Mapping[str, ModelStore], timeout_s: float) -> None:
         self._stores = stores
         self._timeout_s = timeout_s
-        self._loaded: dict[str, LoadedModels] = {}  # by the URL of their container
+        # By the URL of their container.
+        self._loaded: dict[str, LoadedModels] = {}
 
     async def close(self) -> None:
         await asyncio.gather(*(loaded.close() for loaded in self._loaded.values()))
@@ -159,34 +165,36 @@ class TargetModels:
                 raise invalid(f"Endpoint {endpoint.name} {rule}.")
 
             yield "/invocations"
-        elif store is None:
+            return
+
+        if store is None:
             raise invalid(
                 f"Endpoint {endpoint.name} is not a multi-model endpoint: --models names no source "
                 f"for it."
             )
-        else:
-            loaded = self._loaded.setdefault(
-                endpoint.container.url, LoadedModels(endpoint.container)
-            )
-            name = store.name(target)
-            with loaded.lease(name):
-                try:
-                    async with asyncio.timeout(self._timeout_s):
-                        await loaded.load(name, store, target)
-                except LoadFailed as error:
-                    raise model_error(error.status, error.reason, endpoint.name, region) from error
-                except ContainerFault as fault:
-                    raise endpoint.error(fault, region) from fault
-                except TimeoutError:
-                    not_ready = f"TargetModel {target} is still loading. Try again later."
-                    raise AwsError("ModelNotReadyException", 429, not_ready) from None
 
-                yield f"/models/{name}/invoke"
+        container = endpoint.container
+        loaded = self._loaded.setdefault(container.url, LoadedModels(container))
+        name = store.name(target)
+        with loaded.lease(name):
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    await loaded.load(name, store, target)
+            except LoadFailed as error:
+                raise model_error(error.status, error.reason, endpoint.name, region) from error
+            except ContainerFault as fault:
+                raise endpoint.error(fault, region) from fault
+            except TimeoutError:
+                not_ready = f"TargetModel {target} is still loading. Try again later."
+                raise AwsError("ModelNotReadyException", 429, not_ready) from None
+
+            yield f"/models/{name}/invoke"
 
 
 class _ListedModel(msgspec.Struct, rename="camel"):
     model_name: str = ""
-    status: str = READY  # other servers with this contract give none
+    # Other servers with this contract give none.
+    status: str = READY
 
 
 class _ListedModels(msgspec.Struct):
@@ -205,7 +213,8 @@ class LoadedModels:
         self._last_used_s: dict[str, float] = {}
         self._loads: dict[str, asyncio.Task[None]] = {}
         self._unloads: dict[str, asyncio.Task[None]] = {}
-        self._room = asyncio.Lock()  # whoever holds it may unload models to make room
+        # Whoever holds it may unload models to make room.
+        self._room = asyncio.Lock()
 
     @contextmanager
     def lease(self, name: str) -> Iterator[None]:
@@ -225,9 +234,10 @@ class LoadedModels:
         if name in self._unloads:
             await asyncio.wait([self._unloads[name]])
 
-        known = await self._get(f"/models/{name}", _ListedModel)
-        if known is None or known.status != READY:
-            if name not in self._loads:  # one task loads a model
+        loaded = await self._get(f"/models/{name}", _ListedModel)
+        if loaded is None or loaded.status != READY:
+            # One task loads a model.
+            if name not in self._loads:
                 self._loads[name] = asyncio.create_task(self._load(name, store, key))
 
             await asyncio.shield(self._loads[name])
@@ -242,7 +252,8 @@ class LoadedModels:
     async def _load(self, name: str, store: ModelStore, key: str) -> None:
         try:
             folder, was_replaced = await run_in_thread(store.add, key)
-            if was_replaced:  # the container may have loaded the files that were there
+            if was_replaced:
+                # The container may have loaded the files that were there.
                 await self._unload(name)
 
             log.info("loading model %s (TargetModel %s)", name, key)
@@ -251,7 +262,8 @@ class LoadedModels:
                 raise LoadFailed(body.decode(errors="replace"), status)
 
             self._last_used_s[name] = time.monotonic()
-        except Exception as error:  # its callers may have left
+        except Exception as error:
+            # Its callers may have left, so it is logged here.
             log.warning("model %s (TargetModel %s) was not loaded: %s", name, key, error)
             raise
         finally:
@@ -261,34 +273,40 @@ class LoadedModels:
         """Return the container's answer, after others were unloaded until the model fits or none is
         left to unload.
         """
-        register = partial(
-            self._ask, "POST", "/models", {"model_name": name, "url": url}, LOAD_TIMEOUT_S
-        )
-        answer = await register()
-        if answer[0] != NO_ROOM:
-            return answer
+        document = {"model_name": name, "url": url}
+        register = partial(self._ask, "POST", "/models", document, LOAD_TIMEOUT_S)
+        status, body = await register()
+        if status != NO_ROOM:
+            return status, body
 
         async with self._room:
-            answer = await register()
-            others = await self._idle() if answer[0] == NO_ROOM else []
-            while others and answer[0] == NO_ROOM:
-                if (other := others.pop(0)) in self._num_requests or other in self._loads:  # by now
+            status, body = await register()
+            idle = await self._idle() if status == NO_ROOM else []
+            while idle and status == NO_ROOM:
+                idle_name = idle.pop(0)
+                # It may serve a request or be loaded by now.
+                if idle_name in self._num_requests or idle_name in self._loads:
                     continue
 
-                self._unloads[other] = asyncio.create_task(self._unload(other))
-                try:  # requests for the other wait, and then load it again
-                    await self._unloads[other]
+                # Requests for this model wait, and then load it again.
+                self._unloads[idle_name] = asyncio.create_task(self._unload(idle_name))
+                try:
+                    await self._unloads[idle_name]
                 finally:
-                    del self._unloads[other]
+                    del self._unloads[idle_name]
 
-                answer = await register()
+                status, body = await register()
 
-        return answer
+        return status, body
 
     async def _idle(self) -> list[str]:
         """Return the loaded models of the gateway, the least recently used first."""
-        listed = await self._get("/models?limit=100", _ListedModels) or _ListedModels()
-        names = [model.model_name for model in listed.models if OURS.fullmatch(model.model_name)]
+        answer = await self._get("/models?limit=100", _ListedModels) or _ListedModels()
+        names = []
+        for model in answer.models:
+            if NAME_OF_GATEWAY.fullmatch(model.model_name):
+                names.append(model.model_name)
+
         return sorted(names, key=lambda name: self._last_used_s.get(name, 0.0))
 
     async def _unload(self, name: str) -> None:
@@ -315,64 +333,80 @@ class LoadedModels:
         timeout_s: float = ASK_TIMEOUT_S,
     ) -> tuple[int, bytes]:
         """Return the status and the body of the container's response. Raises ContainerFault."""
-        headers = [("Content-Type", "application/json")] if document else []
-        body = msgspec.json.encode(document) if document else b""
+        headers: list[Header] = []
+        body = b""
+        if document:
+            headers.append(("Content-Type", "application/json"))
+            body = msgspec.json.encode(document)
+
         async with self._container.call(method, path, headers, body, timeout_s) as response:
             return response.status, await response.read()
 
 
-def _link_out_of(source: Path, found: Path) -> Path | None:
+def _link_out_of(source: Path, files: Path) -> Path | None:
     """Return a link in a model's folder, or in a folder that it links to, that leads out of the
     source, if any does.
     """
-    seen: set[str] = set()
-    for parent, folders, files in os.walk(found, followlinks=True):
-        if (real := os.path.realpath(parent)) in seen:
-            folders.clear()
+    visited: set[str] = set()
+    for parent, folder_names, file_names in os.walk(files, followlinks=True):
+        real_parent = os.path.realpath(parent)
+        if real_parent in visited:
+            folder_names.clear()
             continue
 
-        seen.add(real)
-        for path in (Path(parent, name) for name in (*folders, *files)):
+        visited.add(real_parent)
+        for name in (*folder_names, *file_names):
+            path = Path(parent, name)
             if path.is_symlink() and not path.resolve().is_relative_to(source):
                 return path
 
     return None
 
 
-def _update(found: Path, home: Path, check_room: Callable[[int], None]) -> bool:
+def _update(files: Path, home: Path, check_room: Callable[[int], None]) -> bool:
     """Make the model, unless it is there as it should be. Returns whether other files were there
     before.
     """
     stamp = home / "stamp.json"
     model = home / "model"
-    files = (
-        sorted(path for path in found.rglob("*") if path.is_file()) if found.is_dir() else [found]
-    )
-    wanted = json.dumps(
-        [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    )
-    if model.is_dir() and stamp.is_file() and stamp.read_text() == wanted:
+    stamp_text = json.dumps(_stamps(files))
+    if model.is_dir() and stamp.is_file() and stamp.read_text() == stamp_text:
         return False
 
     part = home / "part"
-    shutil.rmtree(part, ignore_errors=True)  # of a process that was killed
+    # A process that was killed may have left it.
+    shutil.rmtree(part, ignore_errors=True)
     try:
-        if found.is_dir():
-            made = shutil.copytree(found, part, copy_function=_link_or_copy)
+        if files.is_dir():
+            new_model = shutil.copytree(files, part, copy_function=_link_or_copy)
         else:
             part.mkdir()
-            unpack(found, part, check_room=check_room)
-            made = descended(part)
+            unpack(files, part, check_room=check_room)
+            new_model = descended(part)
 
         stamp.unlink(missing_ok=True)
         is_new = not model.exists()
         shutil.rmtree(model, ignore_errors=True)
-        made.rename(model)
-        stamp.write_text(wanted)
+        new_model.rename(model)
+        stamp.write_text(stamp_text)
     finally:
         shutil.rmtree(part, ignore_errors=True)
 
     return not is_new
+
+
+def _stamps(files: Path) -> list[tuple[str, int, int]]:
+    """Return the path, size and time of change of each file of a folder, or of an archive."""
+    paths = [files]
+    if files.is_dir():
+        paths = sorted(path for path in files.rglob("*") if path.is_file())
+
+    stamps = []
+    for path in paths:
+        status = path.stat()
+        stamps.append((str(path), status.st_size, status.st_mtime_ns))
+
+    return stamps
 
 
 def _link_or_copy(source: str, target: str) -> None:

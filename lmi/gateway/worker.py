@@ -11,7 +11,7 @@ import re
 import signal
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import aclosing, asynccontextmanager
 from importlib.util import find_spec
 from typing import Any
@@ -47,11 +47,14 @@ from lmi.http.protocol import GuardedProtocol, Refusal
 from lmi.shared import linux
 from lmi.shared.log import escape, is_text
 
-FINISH_S = 25  # for requests that are still open at SIGTERM
+# For requests that are still open at SIGTERM.
+FINISH_S = 25
 KEEP_ALIVE_S = 120
-LARGE_BODY_BYTES = 6291456  # the bound in AWS's API model; its pages say 25 MB
+# The bound in AWS's API model. Its pages say 25 MB.
+LARGE_BODY_BYTES = 6291456
 MAX_BODY_MEMORY = 1 << 30
-MAX_ERROR_BYTES = 16 << 10  # that are read of an error, of which a client sees 2048 characters
+# As much is read of an error, of which a client sees 2048 characters.
+MAX_ERROR_BYTES = 16 << 10
 PASSED = ("Custom-Attributes", "Closed-Session-Id", "New-Session-Id")
 ALLOTTED = (
     "Your model primary did not complete sending the inference response in the allotted time."
@@ -67,12 +70,14 @@ class Gateway:
     def __init__(self, settings: GatewaySettings) -> None:
         self.settings = settings
         self.endpoints = Endpoints(settings.endpoints, settings.components)
-        self.num_body_bytes = 0  # of all requests that are open
+        # Of all requests that are open.
+        self.num_body_bytes = 0
         self.body_memory = BodyMemory(self, max(MAX_BODY_MEMORY, 4 * settings.max_body_bytes))
-        stores = {
-            name: ModelStore(source, settings.models_dir)
-            for name, source in settings.models.items()
-        }
+
+        stores = {}
+        for name, source in settings.models.items():
+            stores[name] = ModelStore(source, settings.models_dir)
+
         self._target_models = TargetModels(stores, settings.timeout_s)
         folder = settings.async_input
         place = settings.async_output
@@ -87,6 +92,7 @@ class Gateway:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = AwsExchange(scope, receive, send)
+
         try:
             await self._answer(exchange)
         except ClientGone:
@@ -95,10 +101,8 @@ class Gateway:
             await _refuse(exchange, error)
         except Exception:
             log.exception("request %s failed in the gateway", exchange.request_id)
-            await _refuse(
-                exchange,
-                AwsError("InternalFailure", 500, f"internal error, request {exchange.request_id}"),
-            )
+            message = f"internal error, request {exchange.request_id}"
+            await _refuse(exchange, AwsError("InternalFailure", 500, message))
         finally:
             exchange.hold(0)
             if exchange.path != "/ping":
@@ -109,23 +113,21 @@ class Gateway:
             await exchange.send_whole(200, "", b"")
             return
 
-        if self._signatures is None:  # which no page has
+        # No page has a signature.
+        if self._signatures is None:
             check_page(exchange, (), self._hosts)
 
-        matches = [
-            (found, each)
-            for path, each in ROUTES.items()
-            if (found := re.fullmatch(path, exchange.path))
-        ]
-        if exchange.method != "POST" or not matches:
+        handler = None
+        if exchange.method == "POST":
+            handler = _find_handler(exchange)
+
+        if handler is None:
             raise AwsError(
                 "UnknownOperationException",
                 404,
                 "The requested operation is not supported by the gateway.",
             )
 
-        [(found, handler)] = matches
-        exchange.names = found.groupdict()
         signed = None if self._signatures is None else self._signatures.check_head(exchange)
         max_bytes = self.settings.max_body_bytes
         try:
@@ -133,7 +135,8 @@ class Gateway:
         except BodyTooLarge:
             raise too_large(max_bytes) from None
 
-        if (size := len(exchange.payload)) > LARGE_BODY_BYTES:
+        size = len(exchange.payload)
+        if size > LARGE_BODY_BYTES:
             log.warning("a body of %d bytes: AWS's API model allows %d", size, LARGE_BODY_BYTES)
 
         if self._signatures is not None and signed is not None:
@@ -143,9 +146,8 @@ class Gateway:
 
     async def invoke(self, exchange: AwsExchange) -> None:
         """Send the container's whole response."""
-        async with self._invocation(
-            exchange, "InvokeEndpoint", self.settings.timeout_s
-        ) as response:
+        timeout_s = self.settings.timeout_s
+        async with self._invocation(exchange, "InvokeEndpoint", timeout_s) as response:
             if response.is_chunked:
                 log.warning(
                     "the container's answer is chunked: an asynchronous endpoint would refuse it"
@@ -153,20 +155,16 @@ class Gateway:
 
             body = await response.read()
 
-        await exchange.send_whole(
-            200, response.header("content-type"), body, headers_for_client(response)
-        )
+        headers = headers_for_client(response)
+        await exchange.send_whole(200, response.header("content-type"), body, headers)
 
     async def stream(self, exchange: AwsExchange) -> None:
         """Send the container's response as an event stream, part by part."""
+        operation = "InvokeEndpointWithResponseStream"
         timeout_s = self.settings.stream_timeout_s
-        async with self._invocation(
-            exchange, "InvokeEndpointWithResponseStream", timeout_s
-        ) as response:
-            headers = [
-                *headers_for_client(response),
-                (PREFIX + "Content-Type", response.header("content-type")),
-            ]
+        async with self._invocation(exchange, operation, timeout_s) as response:
+            headers = headers_for_client(response)
+            headers.append((PREFIX + "Content-Type", response.header("content-type")))
             async with aclosing(self.settings.parts.cut(response)) as parts:
                 async for part in parts:
                     if not exchange.status:
@@ -175,19 +173,20 @@ class Gateway:
                     await exchange.write(eventstream.part(part))
 
             fault = response.fault
-            is_late = isinstance(response.fault, OutOfTime)
             if not exchange.status:
-                if fault is not None and is_late:
+                if isinstance(fault, OutOfTime):
                     raise fault
 
                 await exchange.start(200, eventstream.MEDIA_TYPE, headers)
 
         if fault is not None:
             log.warning("a stream ends with an error: %s", fault)
-            said = (
-                ("ModelInvocationTimeExceeded", ALLOTTED) if is_late else ("StreamBroken", BROKEN)
-            )
-            await exchange.write(eventstream.failure(*said))
+            if isinstance(fault, OutOfTime):
+                failure = eventstream.failure("ModelInvocationTimeExceeded", ALLOTTED)
+            else:
+                failure = eventstream.failure("StreamBroken", BROKEN)
+
+            await exchange.write(failure)
 
         await exchange.end()
 
@@ -197,10 +196,9 @@ class Gateway:
         """
         endpoint = self.endpoints.find(exchange.names["endpoint"])
         values = exchange.values("chat")
+        path = "/v1/chat/completions"
         timeout_s = self.settings.stream_timeout_s
-        async with self._call(
-            exchange, endpoint, values, "/v1/chat/completions", timeout_s
-        ) as response:
+        async with self._call(exchange, endpoint, values, path, timeout_s) as response:
             headers = [
                 ("content-length", response.header("content-length")),
                 *headers_for_client(response),
@@ -210,7 +208,7 @@ class Gateway:
                 await exchange.write(chunk)
 
             if response.fault is not None:
-                # the client's connection is cut, which shows that the answer is not whole
+                # The client's connection is cut, which shows that the answer is not whole.
                 raise response.fault
 
         await exchange.end()
@@ -248,23 +246,16 @@ class Gateway:
         """
         endpoint = self.endpoints.find(exchange.names["endpoint"])
         values = exchange.values(operation)
-        async with self._target_models.path(
-            endpoint, values.get("TargetModel"), exchange.region
-        ) as path:
-            async with self._call(exchange, endpoint, values, path, timeout_s) as response:
-                if response.status >= 300:
-                    text = b""
-                    while len(text) < MAX_ERROR_BYTES and (chunk := await response.receive()):
-                        text += chunk
+        target = values.get("TargetModel")
+        async with (
+            self._target_models.path(endpoint, target, exchange.region) as path,
+            self._call(exchange, endpoint, values, path, timeout_s) as response,
+        ):
+            if response.status >= 300:
+                text = await _text_of_error(response)
+                raise model_error(response.status, text, endpoint.name, exchange.region)
 
-                    raise model_error(
-                        response.status,
-                        text.decode(errors="replace"),
-                        endpoint.name,
-                        exchange.region,
-                    )
-
-                yield response
+            yield response
 
     @asynccontextmanager
     async def _call(
@@ -281,12 +272,12 @@ class Gateway:
         adapter = self.endpoints.adapter(endpoint.name, values.get("InferenceComponentName"))
         headers = exchange.headers_for_container(values, adapter)
         await endpoint.container.check_was_ready()
+        call = endpoint.container.call("POST", path, headers, exchange.payload, timeout_s)
         try:
-            async with endpoint.container.call(
-                "POST", path, headers, exchange.payload, timeout_s
-            ) as response:
-                if (found := num_bytes(response.headers)) > MAX_HEADER_BYTES:
-                    log.warning("the container's answer has %d bytes of headers", found)
+            async with call as response:
+                num_header_bytes = num_bytes(response.headers)
+                if num_header_bytes > MAX_HEADER_BYTES:
+                    log.warning("the container's answer has %d bytes of headers", num_header_bytes)
 
                 yield response
         except ContainerFault as fault:
@@ -295,7 +286,8 @@ class Gateway:
 
 ENDPOINT = "/endpoints/(?P<endpoint>[^/]+)"
 COMPONENT = "(/inference-components/(?P<component>[^/]+))?"
-ROUTES = {  # by the path of a POST
+# By the path of a POST.
+ROUTES = {
     f"{ENDPOINT}/invocations": Gateway.invoke,
     f"{ENDPOINT}/invocations-response-stream": Gateway.stream,
     f"{ENDPOINT}/async-invocations": Gateway.invoke_later,
@@ -304,15 +296,44 @@ ROUTES = {  # by the path of a POST
 }
 
 
+Handler = Callable[[Gateway, AwsExchange], Coroutine[Any, Any, None]]
+
+
+def _find_handler(exchange: AwsExchange) -> Handler | None:
+    """Return what answers the path, whose names it notes, or None if nothing does."""
+    for pattern, handler in ROUTES.items():
+        match = re.fullmatch(pattern, exchange.path)
+        if match:
+            exchange.names = match.groupdict()
+            return handler
+
+    return None
+
+
+async def _text_of_error(response: ContainerResponse) -> str:
+    """Return as much of a container's error as its client may see."""
+    content = b""
+    while len(content) < MAX_ERROR_BYTES:
+        chunk = await response.receive()
+        if not chunk:
+            break
+
+        content += chunk
+
+    return content.decode(errors="replace")
+
+
 def headers_for_client(response: ContainerResponse) -> list[Header]:
     """Return what a client gets of the container's headers, beside the content type, and the
     variant.
     """
     headers = [("x-Amzn-Invoked-Production-Variant", VARIANT)]
-    headers += [(PREFIX + name, response.header(PREFIX + name)) for name in PASSED]
-    created = response.header(PREFIX + "Session-Id")
-    if "; Expires=" in created and not response.header(PREFIX + "New-Session-Id"):
-        headers.append((PREFIX + "New-Session-Id", created))
+    for name in PASSED:
+        headers.append((PREFIX + name, response.header(PREFIX + name)))
+
+    session = response.header(PREFIX + "Session-Id")
+    if "; Expires=" in session and not response.header(PREFIX + "New-Session-Id"):
+        headers.append((PREFIX + "New-Session-Id", session))
 
     return headers
 
@@ -325,30 +346,28 @@ async def _refuse(exchange: AwsExchange, error: LmiError) -> None:
         log.warning("request %s was cut: %s", exchange.request_id, error)
         return
 
-    if isinstance(error, Overloaded):
-        error = unavailable(str(error))
-
-    if isinstance(error, ForeignPage):
-        error = AwsError("AccessDeniedException", error.status, str(error))
-
-    await exchange.send_error(
-        error if isinstance(error, AwsError) else AwsError("ValidationError", 400, str(error))
-    )
+    if isinstance(error, AwsError):
+        await exchange.send_error(error)
+    elif isinstance(error, Overloaded):
+        await exchange.send_error(unavailable(str(error)))
+    elif isinstance(error, ForeignPage):
+        await exchange.send_error(AwsError("AccessDeniedException", error.status, str(error)))
+    else:
+        await exchange.send_error(AwsError("ValidationError", 400, str(error)))
 
 
 class AwsProtocol(GuardedProtocol):
     """HTTP/1.1 whose refusals have the form of AWS's API too."""
 
     def rendered(self, refusal: Refusal) -> tuple[bytes, str]:
-        said = str(refusal)
-        error = (
-            unavailable(said)
-            if refusal.status == 503
-            else AwsError("ValidationError", refusal.status, said)
-        )
-        return orjson.dumps(
-            error.members
-        ), f"x-amzn-requestid: {uuid.uuid4()}\r\nx-amzn-errortype: {error.kind}\r\n"
+        message = str(refusal)
+        if refusal.status == 503:
+            error = unavailable(message)
+        else:
+            error = AwsError("ValidationError", refusal.status, message)
+
+        lines = f"x-amzn-requestid: {uuid.uuid4()}\r\nx-amzn-errortype: {error.kind}\r\n"
+        return orjson.dumps(error.members), lines
 
 
 def run(settings: GatewaySettings) -> int:
@@ -356,10 +375,12 @@ def run(settings: GatewaySettings) -> int:
     lmi.shared.log.setup("gateway", settings.log_level, settings.log_format)
     linux.set_title("lmi-gateway")
     linux.hide_memory()
-    parent = os.environ.get(linux.SUPERVISOR_PID)
-    linux.ignore_strays(*(() if parent else linux.of_terminal()))
-    if parent:
-        linux.die_with_parent(int(parent), signal.SIGTERM)
+    supervisor_pid = os.environ.get(linux.SUPERVISOR_PID)
+    if supervisor_pid:
+        linux.ignore_strays()
+        linux.die_with_parent(int(supervisor_pid), signal.SIGTERM)
+    else:
+        linux.ignore_strays(*linux.of_terminal())
 
     if settings.s3_endpoint is not None:
         os.environ["AWS_ENDPOINT_URL_S3"] = settings.s3_endpoint
@@ -370,10 +391,9 @@ def run(settings: GatewaySettings) -> int:
 
     gateway = Gateway(settings)
     server = make_server(gateway, settings)
+    # It handles them also while the server starts, and when it raises them again.
     for signum in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(
-            signum, server.handle_exit
-        )  # also while the server starts, and when it raises them again
+        signal.signal(signum, server.handle_exit)
 
     listener = bind(settings.host, settings.port)
     if not settings.checks_signatures and not is_loopback(settings.host):
@@ -405,8 +425,9 @@ def make_server(app: Gateway, settings: GatewaySettings) -> uvicorn.Server:
         "access_log": False,
         "server_header": False,
         "proxy_headers": False,
+        "timeout_keep_alive": KEEP_ALIVE_S,
+        "timeout_graceful_shutdown": FINISH_S,
     }
-    options |= {"timeout_keep_alive": KEEP_ALIVE_S, "timeout_graceful_shutdown": FINISH_S}
     return uvicorn.Server(
         uvicorn.Config(app, http=AwsProtocol, ws="none", lifespan="off", **options)
     )
@@ -423,11 +444,13 @@ def say_ready(settings: GatewaySettings, port: int) -> None:
         print(orjson.dumps(event).decode(), flush=True)
         return
 
-    rows = "\n".join(
-        f"  endpoint {escape(name)} is {escape(container)}" for name, container in endpoints.items()
-    )
-    exports = (
-        f"  export AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME={url}\n  export "
-        f"AWS_ENDPOINT_URL_SAGEMAKER={url}"
-    )
-    print(f"\nlmi gateway is ready\n{rows}\n\n{exports}\n", flush=True)
+    rows = []
+    for name, container in endpoints.items():
+        rows.append(f"  endpoint {escape(name)} is {escape(container)}")
+
+    exports = [
+        f"  export AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME={url}",
+        f"  export AWS_ENDPOINT_URL_SAGEMAKER={url}",
+    ]
+    lines = ["lmi gateway is ready", *rows, "", *exports]
+    print("\n" + "\n".join(lines) + "\n", flush=True)
