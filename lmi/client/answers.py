@@ -13,7 +13,8 @@ import orjson
 
 from lmi.errors import shorten
 
-MAX_ANSWER_BYTES = 128 << 20  # 2,048 embeddings of 3,072 numbers are about 125 million
+# 2,048 embeddings of 3,072 numbers are about 125 million bytes.
+MAX_ANSWER_BYTES = 128 << 20
 MAX_LINE_BYTES = 16 << 20
 MAX_ERROR_BYTES = 1 << 20
 MAX_MESSAGE_CHARS = 500
@@ -35,7 +36,8 @@ class LineCutter:
 
     def __init__(self) -> None:
         self._num_bytes = 0
-        self._rest = bytearray()
+        # The beginning of a line that has not ended yet.
+        self._line = bytearray()
 
     def feed(self, piece: bytes) -> list[bytes]:
         """Return the lines that end in a piece. Raises OddAnswer."""
@@ -43,22 +45,22 @@ class LineCutter:
         if self._num_bytes > MAX_ANSWER_BYTES:
             raise OddAnswer(f"the answer has over {MAX_ANSWER_BYTES} bytes")
 
-        *ends, rest = piece.split(b"\n")
+        *ends, beginning = piece.split(b"\n")
         lines = []
         for end in ends:
-            self._rest += end
-            lines.append(bytes(self._rest).rstrip(b"\r"))
-            self._rest.clear()
+            self._line += end
+            lines.append(bytes(self._line).rstrip(b"\r"))
+            self._line.clear()
 
-        self._rest += rest
-        if len(self._rest) > MAX_LINE_BYTES:
+        self._line += beginning
+        if len(self._line) > MAX_LINE_BYTES:
             raise OddAnswer(f"a line of the answer has over {MAX_LINE_BYTES} bytes")
 
         return lines
 
     def last(self) -> list[bytes]:
         """Return the line that no line break ends, if there is one."""
-        return [bytes(self._rest)] if self._rest else []
+        return [bytes(self._line)] if self._line else []
 
 
 def lines_of(pieces: Iterable[bytes]) -> Iterator[bytes]:
@@ -98,7 +100,10 @@ class Whole:
 
     @property
     def data(self) -> bytes:
-        return bytes(self._data if self._is_success else self._data[:MAX_ERROR_BYTES])
+        if self._is_success:
+            return bytes(self._data)
+
+        return bytes(self._data[:MAX_ERROR_BYTES])
 
 
 def whole_of(pieces: Iterable[bytes], is_success: bool) -> bytes:
@@ -133,7 +138,10 @@ def message_of(body: Any) -> str:
     message = error.get("message") if isinstance(error, dict) else error
     text = message if isinstance(message, str) else str(body)
     line = " ".join(text[: 4 * MAX_MESSAGE_CHARS].split())
-    return line if len(line) <= MAX_MESSAGE_CHARS else f"{line[:MAX_MESSAGE_CHARS]} ..."
+    if len(line) > MAX_MESSAGE_CHARS:
+        line = f"{line[:MAX_MESSAGE_CHARS]} ..."
+
+    return line
 
 
 def object_of(data: bytes) -> Json:
@@ -170,7 +178,8 @@ def choices_of(chunk: Json) -> list[Json]:
 
 def delta_text(choice: Json) -> str:
     """Return what a choice of a chat adds to the content. Raises OddAnswer."""
-    return _text("content", _as_object("delta", choice.get("delta")).get("content"))
+    delta = _as_object("delta", choice.get("delta"))
+    return _text("content", delta.get("content"))
 
 
 def completion_text(choice: Json) -> str:
@@ -186,16 +195,17 @@ def waiting_text(chunk: Json) -> str:
     wait_s = _number(status, "estimated_wait_seconds")
     total = _number(progress, "total")
 
-    known = []
+    facts = []
     if place > 0:
-        known.append(f"place {place:.0f}")
+        facts.append(f"place {place:.0f}")
     elif total > 0:
-        known.append(f"{_number(progress, 'processed') / total:.0%} of the prompt")
+        share = _number(progress, "processed") / total
+        facts.append(f"{share:.0%} of the prompt")
 
     if wait_s > 0:
-        known.append(f"about {wait_s:.0f} s")
+        facts.append(f"about {wait_s:.0f} s")
 
-    return f"waiting: {', '.join(known)}" if known else ""
+    return f"waiting: {', '.join(facts)}" if facts else ""
 
 
 def pause_of(headers: Mapping[str, str]) -> tuple[float, str]:
@@ -203,37 +213,39 @@ def pause_of(headers: Mapping[str, str]) -> tuple[float, str]:
 
     And a warning, if that is not what the server asked for.
     """
-    asked = headers.get("Retry-After", "")
+    retry_after = headers.get("Retry-After", "")
     try:
-        pause_s = float(asked)
-    except ValueError:  # there is none, or a date
+        pause_s = float(retry_after)
+    except ValueError:
+        # There is none, or it is a date.
         return PAUSE_S, ""
 
     if math.isnan(pause_s):
         return PAUSE_S, ""
 
     if pause_s > MAX_PAUSE_S:
-        return (
-            MAX_PAUSE_S,
-            f"the server says Retry-After: {shorten(asked)}; asking again after {MAX_PAUSE_S:g} s",
+        warning = (
+            f"the server says Retry-After: {shorten(retry_after)}; "
+            f"asking again after {MAX_PAUSE_S:g} s"
         )
+        return MAX_PAUSE_S, warning
 
     return max(0.0, pause_s), ""
 
 
-def _as_object(what: str, value: Any) -> Json:
+def _as_object(name: str, value: Any) -> Json:
     if not isinstance(value, dict):
-        raise OddAnswer(f"{what} is no JSON object: {shorten(value)}")
+        raise OddAnswer(f"{name} is no JSON object: {shorten(value)}")
 
     return value
 
 
-def _text(what: str, value: Any) -> str:
+def _text(name: str, value: Any) -> str:
     if value is None:
         return ""
 
     if not isinstance(value, str):
-        raise OddAnswer(f"{what} is no text: {shorten(value)}")
+        raise OddAnswer(f"{name} is no text: {shorten(value)}")
 
     return value
 
@@ -241,4 +253,7 @@ def _text(what: str, value: Any) -> str:
 def _number(owner: Any, name: str) -> float:
     """Return a number of an object, 0 where there is none."""
     value = owner.get(name) if isinstance(owner, dict) else None
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else 0.0
+    if isinstance(value, int | float) and math.isfinite(value):
+        return float(value)
+
+    return 0.0

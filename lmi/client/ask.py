@@ -42,7 +42,11 @@ def base_of(url: str) -> str:
 
 def headers_of(api_key: str | None) -> dict[str, str]:
     """Return the header with the first of a server's keys."""
-    return {"Authorization": f"Bearer {api_key.split(',')[0].strip()}"} if api_key else {}
+    if not api_key:
+        return {}
+
+    key = api_key.split(",")[0].strip()
+    return {"Authorization": f"Bearer {key}"}
 
 
 class Talk:
@@ -63,9 +67,8 @@ class Talk:
         self._model = model
         if not model:
             with self._answers(), self._asked("GET", "models") as response:
-                self._model = answers.first_model_of(
-                    answers.whole_of(response.iter_bytes(), is_success=True)
-                )
+                body = answers.whole_of(response.iter_bytes(), is_success=True)
+                self._model = answers.first_model_of(body)
 
     def close(self) -> None:
         self._client.close()
@@ -73,22 +76,21 @@ class Talk:
     def chat(self, system_prompt: str | None, quick: str | None) -> None:
         """Answer each line that is typed, or only `quick`, with all that was said before."""
         messages = [{"role": "system", "content": system_prompt}] if system_prompt else []
-        num_kept = len(messages)
+        num_system_messages = len(messages)
 
         def clear() -> None:
-            del messages[num_kept:]
+            del messages[num_system_messages:]
 
         for text in [quick] if quick else _typed(clear):
             messages.append({"role": "user", "content": text})
-            said = _show(
-                self._stream("chat/completions", {"messages": messages}, answers.delta_text)
-            )
-            messages.append({"role": "assistant", "content": said})
+            pieces = self._stream("chat/completions", {"messages": messages}, answers.delta_text)
+            messages.append({"role": "assistant", "content": _show(pieces)})
 
     def complete(self, quick: str | None) -> None:
         """Continue each text that is typed, or only `quick`."""
         for text in [quick] if quick else _typed():
-            _show(self._stream("completions", {"prompt": text}, answers.completion_text))
+            pieces = self._stream("completions", {"prompt": text}, answers.completion_text)
+            _show(pieces)
 
     def _stream(self, path: str, body: Json, text_of: Callable[[Json], str]) -> Iterator[str]:
         """Yield the text of each choice of a streamed answer. Who leaves the loop leaves the
@@ -104,7 +106,8 @@ class Talk:
                 if "error" in chunk:
                     raise click.ClickException(answers.message_of(chunk))
 
-                if waiting := answers.waiting_text(chunk):
+                waiting = answers.waiting_text(chunk)
+                if waiting:
                     click.echo(waiting, err=True)
 
                 for choice in answers.choices_of(chunk):
@@ -134,10 +137,9 @@ class Talk:
             return closing(response)
 
         with closing(response):
-            refusal = answers.json_or_page(
-                answers.whole_of(response.iter_bytes(), is_success=False)
-            )
-            raise click.ClickException(f"{response.status_code}: {answers.message_of(refusal)}")
+            body_of_error = answers.whole_of(response.iter_bytes(), is_success=False)
+            message = answers.message_of(answers.json_or_page(body_of_error))
+            raise click.ClickException(f"{response.status_code}: {message}")
 
 
 def _advice(error: Exception) -> str:
@@ -156,18 +158,19 @@ def _typed(clear: Callable[[], None] = lambda: None) -> Iterator[str]:
     A text is a line, or all between two `\"\"\"`. Ctrl-C clears what is typed.
     """
     is_terminal = sys.stdin.isatty()
+    prompt = ""
+    prompt_in_quotes = ""
     if is_terminal:
+        prompt = "> "
+        prompt_in_quotes = "  "
         click.echo(f"{HELP_WORD} shows what else can be typed.")
 
     while True:
         try:
-            line = input("> " if is_terminal else "").strip()
-            is_quoted = line.startswith(QUOTES)
-            text = (
-                _quoted(line.removeprefix(QUOTES), "  " if is_terminal else "")
-                if is_quoted
-                else line
-            )
+            line = input(prompt).strip()
+            text = line
+            if line.startswith(QUOTES):
+                text = _quoted(line.removeprefix(QUOTES), prompt_in_quotes)
         except EOFError:
             return
         except KeyboardInterrupt:
@@ -202,19 +205,18 @@ def _quoted(first: str, prompt: str) -> str:
 
 def _show(pieces: Iterator[str]) -> str:
     """Print an answer as it comes and return it. Ctrl-C ends it, and the server stops too."""
-    said = ""
+    answer = ""
     try:
         for piece in pieces:
-            said += piece
+            answer += piece
             # What a model says must not command the terminal.
-            click.echo(
-                "".join(char for char in piece if char.isprintable() or char in "\n\t"), nl=False
-            )
+            printable = "".join(char for char in piece if char.isprintable() or char in "\n\t")
+            click.echo(printable, nl=False)
     except KeyboardInterrupt:
         pass
 
     click.echo()
-    return said
+    return answer
 
 
 async def run_batch(
@@ -229,12 +231,13 @@ async def run_batch(
     has not answered, or was not asked.
     """
     lines = _lines(source)
-    told: set[str] = set()
+
+    reported_kinds: set[str] = set()
 
     def tell(kind: str, text: str) -> None:
         """Say on standard error the first of what may be said of every line."""
-        if text and kind not in told:
-            told.add(kind)
+        if text and kind not in reported_kinds:
+            reported_kinds.add(kind)
             click.echo(f"lmi: {log.escape(text)}", err=True)
 
     async def ask_on(client: httpx2.AsyncClient) -> int:
@@ -243,7 +246,9 @@ async def run_batch(
         for line in lines:
             tell("line", line.fault)
             answer = await _answer(client, line, tell)
-            num_failed += answer["error"] is not None or answer["response"]["status_code"] != 200
+            if answer["error"] is not None or answer["response"]["status_code"] != 200:
+                num_failed += 1
+
             target.write(orjson.dumps(answer) + b"\n")
             target.flush()
 
@@ -252,14 +257,17 @@ async def run_batch(
     async with httpx2.AsyncClient(
         base_url=base_of(url), headers=headers_of(api_key), timeout=None
     ) as client:
-        return sum(await asyncio.gather(*(ask_on(client) for _ in range(num_at_once))))
+        workers = [ask_on(client) for _ in range(num_at_once)]
+        nums_failed = await asyncio.gather(*workers)
+        return sum(nums_failed)
 
 
 class BatchLine(NamedTuple):
     """A request of a file, or with a `fault` a line that is none."""
 
     custom_id: Any
-    path: str = ""  # behind /v1/
+    # What follows /v1/.
+    path: str = ""
     body: Json = {}
     fault: str = ""
 
@@ -271,20 +279,20 @@ def _lines(source: BinaryIO) -> Iterator[BatchLine]:
 
 
 def _line_of(line: bytes, place: str) -> BatchLine:
+    rule = "not a request with custom_id, url and body"
     try:
-        asked = orjson.loads(line.removeprefix(codecs.BOM_UTF8))  # as PowerShell writes it
+        # PowerShell writes a mark at the beginning.
+        fields = orjson.loads(line.removeprefix(codecs.BOM_UTF8))
     except ValueError as error:
-        return BatchLine(
-            None, fault=f"{place}: not a request with custom_id, url and body: {error}"
-        )
+        return BatchLine(None, fault=f"{place}: {rule}: {error}")
 
     try:
-        custom_id = asked["custom_id"]
-        url = asked["url"]
-        body = asked["body"]
+        custom_id = fields["custom_id"]
+        url = fields["url"]
+        body = fields["body"]
     except (TypeError, KeyError) as error:
-        fault = f"{place}: not a request with custom_id, url and body: {error}"
-        return BatchLine(asked.get("custom_id") if isinstance(asked, dict) else None, fault=fault)
+        custom_id = fields.get("custom_id") if isinstance(fields, dict) else None
+        return BatchLine(custom_id, fault=f"{place}: {rule}: {error}")
 
     if url not in ROUTES:
         return BatchLine(
@@ -294,8 +302,8 @@ def _line_of(line: bytes, place: str) -> BatchLine:
     if not isinstance(body, dict):
         return BatchLine(custom_id, fault=f"{place}: body={shorten(body)}: must be an object")
 
-    whole = {name: value for name, value in body.items() if name != "stream"}
-    return BatchLine(custom_id, url.removeprefix("/v1/"), whole)
+    body_without_stream = {name: value for name, value in body.items() if name != "stream"}
+    return BatchLine(custom_id, url.removeprefix("/v1/"), body_without_stream)
 
 
 async def _answer(
@@ -316,13 +324,11 @@ async def _answer(
     for _ in range(MAX_TRIES):
         try:
             async with client.stream("POST", line.path, json=line.body) as response:
-                body = await answers.whole_of_async(
-                    response.aiter_bytes(), response.status_code == 200
-                )
+                is_success = response.status_code == 200
+                body = await answers.whole_of_async(response.aiter_bytes(), is_success)
         except httpx2.TransportError as error:
-            return answer | {
-                "error": {"code": "server_lost", "message": str(error) or type(error).__name__}
-            }
+            message = str(error) or type(error).__name__
+            return answer | {"error": {"code": "server_lost", "message": message}}
         except (OddAnswer, httpx2.DecodingError) as error:
             return answer | {"error": {"code": "invalid_answer", "message": str(error)}}
 
@@ -333,9 +339,9 @@ async def _answer(
         tell("pause", warning)
         await asyncio.sleep(pause_s)
 
-    found = {
+    answer["response"] = {
         "status_code": response.status_code,
         "request_id": response.headers.get("x-request-id", ""),
         "body": answers.json_or_page(body),
     }
-    return answer | {"response": found}
+    return answer

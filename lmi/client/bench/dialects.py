@@ -26,7 +26,8 @@ class Dialect:
     returns whether an event is the last.
     """
 
-    path: str  # of a streamed answer
+    # The path of a streamed answer, and that of a whole one.
+    path: str
     whole_path: str
     body: Callable[[str, Ask, bool], Json]
     text_of: Callable[[Json], str]
@@ -36,26 +37,30 @@ class Dialect:
 
 
 def _chat_body(model: str, ask: Ask, is_streamed: bool) -> Json:
-    return {"messages": [{"role": "user", "content": ask.prompt}]} | _openai(
-        model, ask, is_streamed
-    )
+    messages = [{"role": "user", "content": ask.prompt}]
+    return {"messages": messages, **_openai(model, ask, is_streamed)}
 
 
 def _completion_body(model: str, ask: Ask, is_streamed: bool) -> Json:
-    return {"prompt": ask.prompt} | _openai(model, ask, is_streamed)
+    return {"prompt": ask.prompt, **_openai(model, ask, is_streamed)}
 
 
 def _openai(model: str, ask: Ask, is_streamed: bool) -> Json:
-    streaming = {"stream": True, "stream_options": {"include_usage": True}} if is_streamed else {}
-    return {"model": model, "max_tokens": ask.max_tokens, **streaming}
+    body: Json = {"model": model, "max_tokens": ask.max_tokens}
+    if is_streamed:
+        body["stream"] = True
+        body["stream_options"] = {"include_usage": True}
+
+    return body
 
 
 def _lmi_body(model: str, ask: Ask, is_streamed: bool) -> Json:
-    return _tgi_body(model, ask, is_streamed) | {"stream": is_streamed}
+    return {**_tgi_body(model, ask, is_streamed), "stream": is_streamed}
 
 
 def _tgi_body(model: str, ask: Ask, is_streamed: bool) -> Json:
-    return {"inputs": ask.prompt, "parameters": {"max_new_tokens": ask.max_tokens, "details": True}}
+    parameters = {"max_new_tokens": ask.max_tokens, "details": True}
+    return {"inputs": ask.prompt, "parameters": parameters}
 
 
 def _triton_body(model: str, ask: Ask, is_streamed: bool) -> Json:
@@ -67,9 +72,14 @@ def _triton_body(model: str, ask: Ask, is_streamed: bool) -> Json:
 
 def _chat_text(event: Json) -> str:
     """Return what is said, thought or called."""
-    deltas = [choice.get("delta") or {} for choice in event.get("choices") or ()]
-    names = ("content", "reasoning_content", "reasoning", "tool_calls")
-    return "".join(str(delta[name]) for delta in deltas for name in names if delta.get(name))
+    text = ""
+    for choice in event.get("choices") or ():
+        delta = choice.get("delta") or {}
+        for name in ("content", "reasoning_content", "reasoning", "tool_calls"):
+            if delta.get(name):
+                text += str(delta[name])
+
+    return text
 
 
 def _completion_text(event: Json) -> str:
@@ -118,7 +128,8 @@ DIALECTS = {
         _triton_body,
         lambda event: str(event.get("text_output") or ""),
         lambda event: None,
-        lambda event: True,  # an end looks like any other event
+        # An end looks like any other event.
+        lambda event: True,
         needs_model=True,
     ),
 }

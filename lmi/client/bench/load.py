@@ -25,7 +25,7 @@ from lmi.client.bench.dialects import Ask, Dialect
 from lmi.http.listener import owners
 from lmi.shared import linux
 
-# outcomes of requests that have no whole answer
+# The outcomes of requests that have no whole answer.
 LOST = "lost"
 TIMEOUT = "timeout"
 BROKEN = "broken"
@@ -57,9 +57,12 @@ class Sample:
 
     due_s: float
     end_s: float = 0.0
-    outcome: str = ""  # the status, or why there is no whole answer
-    times_s: list[float] = field(default_factory=list)  # of the events with text
-    num_reported: int | None = None  # tokens, by the server
+    # The status, or why there is no whole answer.
+    outcome: str = ""
+    # The times of the events with text.
+    times_s: list[float] = field(default_factory=list)
+    # The number of tokens that the server reported.
+    num_reported: int | None = None
 
     @property
     def is_ok(self) -> bool:
@@ -89,31 +92,32 @@ class Load:
     model: str
     is_streamed: bool = True
     num_streams: int = 8
-    rate: float | None = None  # requests per second
+    # In requests per second.
+    rate: float | None = None
     timeout_s: float = 600.0
-    extra: dict[str, Any] = field(default_factory=dict)  # further fields of each body
-    seen: list[Sample] = field(
-        default_factory=list
-    )  # also of the warm-up, and of the round that runs
-    running: dict[int, Sample] = field(
-        default_factory=dict
-    )  # those that have not ended, by their ids in Python
+    # Further fields of each body.
+    extra: dict[str, Any] = field(default_factory=dict)
+    # All that have ended, also those of the warm-up, and of the round that runs.
+    ended: list[Sample] = field(default_factory=list)
+    # Those that have not ended, by their ids in Python.
+    running: dict[int, Sample] = field(default_factory=dict)
     rounds: list[list[Sample]] = field(default_factory=list)
-    cpu_s: dict[str, float] = field(
-        default_factory=dict
-    )  # of its processes in the rounds, if it is on this machine
+    # What its processes used in the rounds, if it is on this machine.
+    cpu_s: dict[str, float] = field(default_factory=dict)
 
     async def round(self, asks: Sequence[Ask], seed: int) -> None:
         before_s = cpu_of(self.url)
         self.rounds.append(await self.run(iter(asks), seed))
         for name, until_s in cpu_of(self.url).items():
-            self.cpu_s[name] = self.cpu_s.get(name, 0.0) + until_s - before_s.get(name, 0.0)
+            used_s = until_s - before_s.get(name, 0.0)
+            self.cpu_s[name] = self.cpu_s.get(name, 0.0) + used_s
 
     async def run(self, asks: Iterator[Ask], seed: int = 0) -> list[Sample]:
         """Ask until `asks` ends. `seed` is that of the times at which an open load asks."""
-        return await (
-            self._closed(asks) if self.rate is None else self._open(asks, self.rate, seed)
-        )
+        if self.rate is None:
+            return await self._closed(asks)
+
+        return await self._open(asks, self.rate, seed)
 
     async def _closed(self, asks: Iterator[Ask]) -> list[Sample]:
         """Each stream asks again when it has its answer."""
@@ -121,7 +125,9 @@ class Load:
         async def stream() -> list[Sample]:
             return [await self.ask(ask, time.perf_counter()) for ask in asks]
 
-        return sum(await asyncio.gather(*(stream() for _ in range(self.num_streams))), [])
+        streams = [stream() for _ in range(self.num_streams)]
+        samples_of_streams = await asyncio.gather(*streams)
+        return list(itertools.chain.from_iterable(samples_of_streams))
 
     async def _open(self, asks: Iterator[Ask], rate: float, seed: int) -> list[Sample]:
         """Requests come as a Poisson process does, whatever became of those before."""
@@ -145,30 +151,25 @@ class Load:
             sample.outcome = TIMEOUT
         except httpx2.TransportError:
             sample.outcome = LOST
-        except (
-            ValueError,
-            TypeError,
-            AttributeError,
-            LookupError,
-            httpx2.DecodingError,
-        ):  # of another form
+        except (ValueError, TypeError, AttributeError, LookupError, httpx2.DecodingError):
+            # The answer has another form.
             sample.outcome = BROKEN
         finally:
             del self.running[id(sample)]
 
         sample.end_s = time.perf_counter()
-        self.seen.append(sample)
+        self.ended.append(sample)
         return sample
 
     async def _read(self, ask: Ask, sample: Sample) -> str:
         path = self.dialect.path if self.is_streamed else self.dialect.whole_path
+        url = path.format(model=self.model)
         body = merged(self.dialect.body(self.model, ask, self.is_streamed), self.extra)
-        async with self.client.stream("POST", path.format(model=self.model), json=body) as response:
-            if not self.is_streamed or response.status_code != 200:
-                answer = await answers.whole_of_async(
-                    response.aiter_bytes(), response.status_code == 200
-                )
-                if response.status_code == 200:
+        async with self.client.stream("POST", url, json=body) as response:
+            is_success = response.status_code == 200
+            if not self.is_streamed or not is_success:
+                answer = await answers.whole_of_async(response.aiter_bytes(), is_success)
+                if is_success:
                     sample.num_reported = _reported(self.dialect, orjson.loads(answer))
 
                 return str(response.status_code)
@@ -176,14 +177,13 @@ class Load:
             has_end = False
             async for line in answers.lines_of_async(response.aiter_bytes()):
                 data = line.removeprefix(b"data:").strip()
-                if not data.startswith(b"{"):  # an empty line, a comment, a field of SSE, [DONE]
+                if not data.startswith(b"{"):
+                    # It is an empty line, a comment, a field of SSE, or [DONE].
                     continue
 
                 event = orjson.loads(data)
-                if (
-                    event.get("error")
-                    or (event.get("details") or {}).get("finish_reason") == "error"
-                ):
+                details = event.get("details") or {}
+                if event.get("error") or details.get("finish_reason") == "error":
                     return BROKEN
 
                 if self.dialect.text_of(event):
@@ -196,7 +196,10 @@ class Load:
 
 
 def _reported(dialect: Dialect, answer: Any) -> int | None:
-    return dialect.num_tokens_of(answer[0] if isinstance(answer, list) else answer)
+    if isinstance(answer, list):
+        answer = answer[0]
+
+    return dialect.num_tokens_of(answer)
 
 
 def cpu_of(url: str) -> dict[str, float]:
@@ -206,28 +209,39 @@ def cpu_of(url: str) -> dict[str, float]:
     Nothing if the host is not this machine, or if the processes are another user's.
     """
     parts = urlsplit(url)
-    found = dict[str, float]()
     is_local = parts.hostname in ("localhost", socket.gethostname())
     with suppress(ValueError):
         is_local |= ipaddress.ip_address(parts.hostname or "").is_loopback
 
     if not is_local:
-        return found
+        return {}
 
-    listeners = owners(parts.port or (443 if parts.scheme == "https" else 80))
-    for pid in {one for listener in listeners for one in [listener, *linux.descendants(listener)]}:
-        with suppress(OSError):  # it has ended, or is another user's
+    default_port = 443 if parts.scheme == "https" else 80
+    pids = set[int]()
+    for listener in owners(parts.port or default_port):
+        pids.add(listener)
+        pids.update(linux.descendants(listener))
+
+    cpu_s: dict[str, float] = {}
+    for pid in pids:
+        # It may have ended, or be another user's.
+        with suppress(OSError):
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            ticks = int(fields[11]) + int(fields[12])  # in user and system mode, as of proc(5)
-            found[f"{linux.title(pid)} ({pid})"] = ticks / os.sysconf("SC_CLK_TCK")
+            # The ticks in user and in system mode. Source: proc(5).
+            ticks = int(fields[11]) + int(fields[12])
+            cpu_s[f"{linux.title(pid)} ({pid})"] = ticks / os.sysconf("SC_CLK_TCK")
 
-    return found
+    return cpu_s
 
 
 def merged(body: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
     """Return the body with further fields; objects in it, such as `parameters`, are merged too."""
-    both = {name: body[name] | extra[name] for name in extra if isinstance(body.get(name), dict)}
-    return body | extra | both
+    merged_objects = {}
+    for name, value in extra.items():
+        if isinstance(body.get(name), dict):
+            merged_objects[name] = body[name] | value
+
+    return body | extra | merged_objects
 
 
 async def first_model(client: httpx2.AsyncClient) -> str:
@@ -235,9 +249,8 @@ async def first_model(client: httpx2.AsyncClient) -> str:
     try:
         async with client.stream("GET", "/v1/models") as response:
             response.raise_for_status()
-            return answers.first_model_of(
-                await answers.whole_of_async(response.aiter_bytes(), is_success=True)
-            )
+            body = await answers.whole_of_async(response.aiter_bytes(), is_success=True)
+            return answers.first_model_of(body)
     except (httpx2.HTTPError, ValueError) as error:
         raise click.ClickException(
             f"{client.base_url}: no list at /v1/models ({error}): name a --model"
@@ -291,9 +304,9 @@ def synthetic(
     beginnings.
     """
     dice = random.Random(seed)
-    prefixes = [
-        dice.choices(WORDS, k=min(num_shared_words, num_words)) for _ in range(num_prefixes)
-    ]
+    num_shared = min(num_shared_words, num_words)
+    prefixes = [dice.choices(WORDS, k=num_shared) for _ in range(num_prefixes)]
     while True:
         prefix = dice.choice(prefixes)
-        yield Ask(" ".join([*prefix, *dice.choices(WORDS, k=num_words - len(prefix))]), max_tokens)
+        words = dice.choices(WORDS, k=num_words - len(prefix))
+        yield Ask(" ".join([*prefix, *words]), max_tokens)

@@ -10,9 +10,11 @@ HEIGHT = 220
 LEFT = 40
 BOTTOM = 36
 TOP = 10
-NUM_STEPS = 200  # points of a line
-NUM_BINS = 40  # of all rounds
-MIN_BINS = 4  # of each
+# The points of a line.
+NUM_STEPS = 200
+# The bins of all rounds, and the least of each.
+NUM_BINS = 40
+MIN_BINS = 4
 STYLE = """
 :root { color-scheme: light dark; --ink: #1c2024; --soft: #60646c; --rule: #d9dce0; --page: #fff;
   --a: #0b62d6;  --b: #c2410c; }
@@ -42,48 +44,56 @@ Line = list[tuple[float, float]]
 
 class Plot(NamedTuple):
     title: str
-    unit: str  # of what goes from left to right
-    lines: list[Line]  # one for each server
+    # The unit of what goes from left to right.
+    unit: str
+    # One line for each server.
+    lines: list[Line]
 
     @property
     def most(self) -> tuple[float, float]:
         """The largest value in both directions, more than 0."""
         points = [point for line in self.lines for point in line]
-        return max((x for x, _ in points), default=0.0) or 1.0, max(
-            (y for _, y in points), default=0.0
-        ) or 1.0
+        most_x = max((x for x, _ in points), default=0.0)
+        most_y = max((y for _, y in points), default=0.0)
+        return most_x or 1.0, most_y or 1.0
 
 
 def plots_of(report: dict[str, Any]) -> list[Plot]:
     servers = report["servers"]
-    plots = [
-        Plot(f"{label.capitalize()}: share within", "ms", [_shares(one, name) for one in servers])
-        for name, label in LATENCIES.items()
-    ]
-    return [
-        *plots,
-        Plot("Output tokens per second, over time", "s", [_rates(server) for server in servers]),
-    ]
+    plots = []
+    for name, label in LATENCIES.items():
+        shares = [_shares(server, name) for server in servers]
+        plots.append(Plot(f"{label.capitalize()}: share within", "ms", shares))
+
+    rates = [_rates(server) for server in servers]
+    plots.append(Plot("Output tokens per second, over time", "s", rates))
+    return plots
 
 
 def page_of(report: dict[str, Any]) -> str:
     servers = report["servers"]
-    keys = [
-        f'<span><svg viewBox="0 0 28 8" aria-hidden="true"><path class="{kind}" d="M0 '
-        f'4H28"/></svg> '
-        f"{escape(server['url'])}</span>"
-        for kind, server in zip("ab", servers, strict=False)
-    ]
-    settings = ", ".join(
-        f"{name}={value}" for name, value in report["settings"].items() if value and name != "urls"
-    )
+    keys = ""
+    for kind, server in zip("ab", servers, strict=False):
+        keys += (
+            f'<span><svg viewBox="0 0 28 8" aria-hidden="true">'
+            f'<path class="{kind}" d="M0 4H28"/></svg> '
+            f"{escape(server['url'])}</span>"
+        )
+
+    shown_settings = []
+    for name, value in report["settings"].items():
+        if value and name != "urls":
+            shown_settings.append(f"{name}={value}")
+
+    settings = escape(", ".join(shown_settings))
+    plots = "".join(map(_drawn, plots_of(report)))
     return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>lmi bench</title>'
-        f'<meta name="viewport" '
-        f'content="width=device-width"><style>{STYLE}</style></head><body><main>'
-        f'<h1>lmi bench</h1><p class="key">{"".join(keys)}</p><p '
-        f'class="about">{escape(settings)}</p>'
-        f'<div class="plots">{"".join(map(_drawn, plots_of(report)))}</div>'
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>lmi bench</title>'
+        f'<meta name="viewport" content="width=device-width">'
+        f"<style>{STYLE}</style></head><body><main>"
+        f'<h1>lmi bench</h1><p class="key">{keys}</p>'
+        f'<p class="about">{settings}</p>'
+        f'<div class="plots">{plots}</div>'
         f"{_table(rows_of(report))}{_processes(report)}</main></body></html>\n"
     )
 
@@ -92,16 +102,23 @@ def _shares(server: dict[str, Any], name: str) -> Line:
     """Return the distribution of latencies of whole answers: a value in ms, and the share of all up
     to it.
     """
-    good = [sample for part in server["samples"] for sample in part if sample.is_ok]
-    ordered = sorted(value * 1e3 for sample in good for value in sample.latencies_s[name])
-    marks = sorted(
-        {round(step * len(ordered) / NUM_STEPS) for step in range(1, NUM_STEPS + 1)} - {0}
-    )
-    return (
-        [(0.0, 0.0), *((ordered[mark - 1], mark / len(ordered)) for mark in marks)]
-        if ordered
-        else []
-    )
+    values_ms = []
+    for samples in server["samples"]:
+        for sample in samples:
+            if sample.is_ok:
+                values_ms += [value * 1e3 for value in sample.latencies_s[name]]
+
+    if not values_ms:
+        return []
+
+    values_ms.sort()
+    num_values = len(values_ms)
+    ranks = {round(step * num_values / NUM_STEPS) for step in range(1, NUM_STEPS + 1)}
+    line = [(0.0, 0.0)]
+    for rank in sorted(ranks - {0}):
+        line.append((values_ms[rank - 1], rank / num_values))
+
+    return line
 
 
 def _rates(server: dict[str, Any]) -> Line:
@@ -112,21 +129,20 @@ def _rates(server: dict[str, Any]) -> Line:
     passed_s = 0.0
     num_bins = max(MIN_BINS, NUM_BINS // len(server["samples"]))
     for samples in server["samples"]:
-        start_s = min(one.due_s for one in samples)
-        until_s = max(one.end_s for one in samples)
+        start_s = min(sample.due_s for sample in samples)
+        until_s = max(sample.end_s for sample in samples)
         step_s = max(until_s - start_s, 1e-9) / num_bins
         bins = [0.0] * num_bins
         for sample in samples:
             times_s = sample.times_s or [sample.end_s]
+            num_tokens_each = sample.num_tokens / len(times_s)
             for time_s in times_s:
-                bins[min(num_bins - 1, int((time_s - start_s) / step_s))] += (
-                    sample.num_tokens / len(times_s)
-                )
+                number = int((time_s - start_s) / step_s)
+                bins[min(num_bins - 1, number)] += num_tokens_each
 
-        points += [
-            (passed_s + (number + 0.5) * step_s, count / step_s)
-            for number, count in enumerate(bins)
-        ]
+        for number, num_tokens in enumerate(bins):
+            points.append((passed_s + (number + 0.5) * step_s, num_tokens / step_s))
+
         passed_s += until_s - start_s
 
     return points
@@ -136,36 +152,37 @@ def _drawn(plot: Plot) -> str:
     """Return the lines from 0 to the largest value in both directions, with an axis for each."""
     most_x, most_y = plot.most
 
-    def at(x: float, y: float) -> str:
-        return (
-            f"{LEFT + x / most_x * (WIDTH - LEFT - 16):.1f} "
-            f"{TOP + (1 - y / most_y) * (HEIGHT - TOP - BOTTOM):.1f}"
-        )
+    def place(x: float, y: float) -> tuple[float, float]:
+        across = x / most_x * (WIDTH - LEFT - 16)
+        down = (1 - y / most_y) * (HEIGHT - TOP - BOTTOM)
+        return LEFT + across, TOP + down
 
-    drawn = []
+    def spelled(x: float, y: float) -> str:
+        across, down = place(x, y)
+        return f"{across:.1f} {down:.1f}"
+
+    parts = []
     for share in (0.0, 0.25, 0.5, 0.75, 1.0):
-        x, y = at(share * most_x, share * most_y).split()
-        drawn.append(
-            f'<path class="grid" d="M{at(0, share * most_y)} L{at(most_x, share * most_y)}"/>'
+        value_x = share * most_x
+        value_y = share * most_y
+        x, y = spelled(value_x, value_y).split()
+        parts.append(f'<path class="grid" d="M{spelled(0, value_y)} L{spelled(most_x, value_y)}"/>')
+        parts.append(
+            f'<text x="{LEFT - 5}" y="{float(y) + 4}" text-anchor="end">{short(value_y)}</text>'
         )
-        drawn.append(
-            f'<text x="{LEFT - 5}" y="{float(y) + 4}" '
-            f'text-anchor="end">{short(share * most_y)}</text>'
-        )
-        drawn.append(
-            f'<text x="{x}" y="{HEIGHT - BOTTOM + 16}" '
-            f'text-anchor="middle">{short(share * most_x)}</text>'
+        parts.append(
+            f'<text x="{x}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{short(value_x)}</text>'
         )
 
-    drawn.append(f'<text x="{WIDTH / 2}" y="{HEIGHT - 4}" text-anchor="middle">{plot.unit}</text>')
+    parts.append(f'<text x="{WIDTH / 2}" y="{HEIGHT - 4}" text-anchor="middle">{plot.unit}</text>')
     for kind, line in zip("ab", plot.lines, strict=False):
         if line:
-            drawn.append(f'<path class="{kind}" d="M{" L".join(at(x, y) for x, y in line)}"/>')
+            path = " L".join(spelled(x, y) for x, y in line)
+            parts.append(f'<path class="{kind}" d="M{path}"/>')
 
     name = escape(plot.title)
-    svg = (
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{name}">{"".join(drawn)}</svg>'
-    )
+    content = "".join(parts)
+    svg = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{name}">{content}</svg>'
     return f"<section><h2>{name}</h2>{svg}</section>"
 
 
@@ -174,21 +191,19 @@ def short(value: float) -> str:
 
 
 def _table(rows: list[list[str]]) -> str:
-    heads = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in rows[0])
-    lines = [
-        f'<tr><th scope="row">{escape(row[0])}</th>'
-        f"{''.join(f'<td>{escape(cell)}</td>' for cell in row[1:])}</tr>"
-        for row in rows[1:]
-    ]
-    return f'<div class="wide" tabindex="0"><table><tr>{heads}</tr>{"".join(lines)}</table></div>'
+    head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in rows[0])
+    lines = ""
+    for row in rows[1:]:
+        cells = "".join(f"<td>{escape(cell)}</td>" for cell in row[1:])
+        lines += f'<tr><th scope="row">{escape(row[0])}</th>{cells}</tr>'
+
+    return f'<div class="wide" tabindex="0"><table><tr>{head}</tr>{lines}</table></div>'
 
 
 def _processes(report: dict[str, Any]) -> str:
     rows = [["CPU seconds by process", ""]]
     for server in report["servers"]:
-        rows += [
-            [f"{server['url']} {name}", f"{used_s:.2f}"]
-            for name, used_s in sorted(server["cpu_s"].items())
-        ]
+        for name, used_s in sorted(server["cpu_s"].items()):
+            rows.append([f"{server['url']} {name}", f"{used_s:.2f}"])
 
     return _table(rows) if len(rows) > 1 else ""

@@ -16,19 +16,20 @@ except ImportError:
     raise click.ClickException("--png needs Pillow: pip install pillow") from None
 
 SCALE = 3
-# of a plot, and of the names of the servers above all
+# The size of a plot, and the height of the names of the servers above all.
 WIDTH = 560
 HEIGHT = 320
 HEAD = 44
-# around the area of a plot
+# The margins around the area of a plot.
 TOP = 40
 BOTTOM = 50
 LEFT = 60
 RIGHT = 24
-# of letters
+# The sizes of letters.
 SIZE = 13
 LARGER = 15
-COLOURS = ("#0b62d6", "#c2410c")  # of the servers
+# The colours of the servers.
+COLOURS = ("#0b62d6", "#c2410c")
 INK = "#1c2024"
 SOFT = "#60646c"
 RULE = "#d9dce0"
@@ -39,21 +40,23 @@ def write_picture(report: dict[str, Any], path: Path) -> None:
     """Draw two plots in a row. Raises OSError."""
     plots = plots_of(report)
     urls = [server["url"] for server in report["servers"]]
-    size = 2 * WIDTH, HEAD + -(-len(plots) // 2) * HEIGHT
-    image = Image.new("RGB", (size[0] * SCALE, size[1] * SCALE), PAPER)
+    num_rows = -(-len(plots) // 2)
+    width = 2 * WIDTH
+    height = HEAD + num_rows * HEIGHT
+    image = Image.new("RGB", (width * SCALE, height * SCALE), PAPER)
     pen = Pen(ImageDraw.Draw(image))
 
     for number, (url, colour) in enumerate(zip(urls, COLOURS, strict=False)):
-        left = LEFT + number * size[0] / 2
-        pen.line([(left, HEAD / 2), (left + 24, HEAD / 2)], colour, 2.5)
-        pen.text(left + 32, HEAD / 2, url, INK, "lm")
+        left_x = LEFT + number * width / 2
+        pen.line([(left_x, HEAD / 2), (left_x + 24, HEAD / 2)], colour, 2.5)
+        pen.text(left_x + 32, HEAD / 2, url, INK, "lm")
 
     for number, plot in enumerate(plots):
-        _draw(pen, plot, number % 2 * WIDTH, HEAD + number // 2 * HEIGHT)
+        row, column = divmod(number, 2)
+        _draw(pen, plot, column * WIDTH, HEAD + row * HEIGHT)
 
-    image.resize((size[0] * 2, size[1] * 2), Image.Resampling.LANCZOS).save(
-        path, "PNG", optimize=True
-    )
+    picture = image.resize((width * 2, height * 2), Image.Resampling.LANCZOS)
+    picture.save(path, "PNG", optimize=True)
 
 
 class Pen:
@@ -73,24 +76,26 @@ class Pen:
         self._canvas.text((x * SCALE, y * SCALE), text, fill=colour, font=font, anchor=anchor)
 
 
-def _draw(pen: Pen, plot: Plot, left: float, top: float) -> None:
+def _draw(pen: Pen, plot: Plot, left_x: float, top_y: float) -> None:
     most_x, most_y = plot.most
 
-    def at(x: float, y: float) -> tuple[float, float]:
+    def place(x: float, y: float) -> tuple[float, float]:
         across = x / most_x * (WIDTH - LEFT - RIGHT)
         down = (1 - y / most_y) * (HEIGHT - TOP - BOTTOM)
-        return left + LEFT + across, top + TOP + down
+        return left_x + LEFT + across, top_y + TOP + down
 
-    pen.text(left + LEFT, top + TOP / 2, plot.title, INK, "lm", LARGER)
+    pen.text(left_x + LEFT, top_y + TOP / 2, plot.title, INK, "lm", LARGER)
     for share in (0.0, 0.25, 0.5, 0.75, 1.0):
-        start = at(0, share * most_y)
-        end = at(most_x, share * most_y)
+        value_x = share * most_x
+        value_y = share * most_y
+        start = place(0, value_y)
+        end = place(most_x, value_y)
         pen.line([start, end], RULE)
-        pen.text(start[0] - 8, start[1], short(share * most_y), SOFT, "rm")
-        x, y = at(share * most_x, 0)
-        pen.text(x, y + 16, short(share * most_x), SOFT, "mm")
+        pen.text(start[0] - 8, start[1], short(value_y), SOFT, "rm")
+        x, y = place(value_x, 0)
+        pen.text(x, y + 16, short(value_x), SOFT, "mm")
 
-    pen.text(left + (LEFT + WIDTH - RIGHT) / 2, top + HEIGHT - 14, plot.unit, SOFT, "mm")
+    pen.text(left_x + (LEFT + WIDTH - RIGHT) / 2, top_y + HEIGHT - 14, plot.unit, SOFT, "mm")
     for line, colour in zip(plot.lines, COLOURS, strict=False):
         if line:
-            pen.line([at(x, y) for x, y in line], colour, 2)
+            pen.line([place(x, y) for x, y in line], colour, 2)
