@@ -616,6 +616,7 @@ def expect_shown(shown: str, printed: str) -> None:
 
 
 REFERENCE = {
+    "adding",
     "engines",
     "licences",
     "options",

@@ -365,7 +365,7 @@ def test_no_lock_names_a_place_and_every_line_has_a_hash() -> None:
             )
 
 
-@pytest.mark.parametrize("page", ["lmi/README.md", "handlers/README.md"])
+@pytest.mark.parametrize("page", ["lmi/README.md", "handlers/README.md", "docs/adding.md"])
 def test_every_file_and_name_in_it_that_a_page_for_developers_names_is_there(page: str) -> None:
     paths = [path for folder in ("lmi", "handlers", "tests") for path in sources(folder)]
     text = (ROOT / page).read_text().replace("lmi_NAME", "lmi_dist")
@@ -375,3 +375,39 @@ def test_every_file_and_name_in_it_that_a_page_for_developers_names_is_there(pag
         assert any(re.search(rf"\b{name}\b", source) for source in found), f"{file}: {name}"
 
     assert len(named) > 20
+
+
+def test_the_functions_to_read_first_are_there_and_are_not_too_many() -> None:
+    text = (ROOT / "lmi" / "README.md").read_text()
+    [lists] = re.findall("## Where to begin\n(.*?)\n## ", text, re.DOTALL)
+    sizes = [
+        sum(num_lines_of(row) for row in re.findall(r"^\| `(.+?)` \|", part, re.MULTILINE))
+        for part in lists.split("### ")[1:]
+    ]
+
+    # The way of a request, HTTP, and processes.
+    assert len(sizes) == 3
+    assert max(sizes) <= 2_400, sizes
+
+
+def num_lines_of(row: str) -> int:
+    """Return the lines of what a row like `file.py: Class.method, function` names."""
+    file, _, names = row.partition(": ")
+    folder = ROOT if file.startswith("handlers/") else ROOT / "lmi"
+    definitions = definitions_of(ast.parse((folder / file).read_text()))
+    return sum(definitions[name] for name in names.split(", "))
+
+
+def definitions_of(tree: ast.Module | ast.ClassDef) -> dict[str, int]:
+    """Return the lines of each function, class and method, by its name."""
+    lines = dict[str, int]()
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno is not None
+            lines[node.name] = node.end_lineno - node.lineno + 1
+
+        if isinstance(node, ast.ClassDef):
+            methods = definitions_of(node)
+            lines |= {f"{node.name}.{name}": size for name, size in methods.items()}
+
+    return lines
