@@ -93,8 +93,8 @@ class Talk:
             _show(pieces)
 
     def _stream(self, path: str, body: Json, text_of: Callable[[Json], str]) -> Iterator[str]:
-        """Yield the text of each choice of a streamed answer. Who leaves the loop leaves the
-        answer.
+        """Yield the text of each choice of a streamed answer. A caller that leaves the loop ends
+        the answer.
         """
         fields = {"model": self._model, "stream": True, **self._parameters, **body}
         with self._answers(), self._asked("POST", path, fields) as response:

@@ -51,8 +51,10 @@ log = logging.getLogger(__name__)
 
 
 class Access:
-    """What one front end lets in. A key's digest is looked up, so the time of a comparison tells
-    nothing of a key.
+    """What one front end lets in.
+
+    Keys are known by their digests, which are looked up in a set: so the time that a comparison
+    takes tells nothing of a key.
     """
 
     def __init__(

@@ -106,8 +106,9 @@ def create_app() -> ASGIApp:
 
 
 def tls_context(config: object, make_default: object) -> ssl.SSLContext:
-    """Return the context in which this front end speaks TLS. uvicorn calls it, and asks what to do
-    in its place.
+    """Return the context in which this front end speaks TLS.
+
+    uvicorn calls it with its settings and what would make its own context. Neither is needed.
     """
     record = ServerRuntime.from_environ().attach().supervisor
     credentials = SharedCredentials.from_environ(record)

@@ -18,11 +18,13 @@ from lmi.types import Delta, GenerationRequest
 class Meter:
     """Counts one answer while it is generated.
 
-    Tokens that come in parts are timed here, when they come; those of a sequence that comes whole
-    by the engine. The Meter runs for every token, so it uses views and plain numbers, and writes
-    the totals when the answer ends: the time and the lengths of a whole one only. `noted` gets
-    tokens and the time to the first, for the log. Spans are made of its public fields, whose times
-    are those of time.monotonic().
+    Tokens that come in parts are timed here, when they come. Where a sequence comes whole, the
+    engine has timed its tokens. The Meter runs for every token, so it uses views and plain numbers,
+    and writes the totals when the answer ends. An answer that has failed or was cancelled adds
+    neither its time nor its lengths.
+
+    `noted` gets the numbers of tokens and the time to the first one, for the log. Spans are made of
+    the public fields, whose times are those of time.monotonic().
     """
 
     def __init__(

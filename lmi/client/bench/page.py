@@ -122,8 +122,9 @@ def _shares(server: dict[str, Any], name: str) -> Line:
 
 
 def _rates(server: dict[str, Any]) -> Line:
-    """Return tokens per second over the time of the rounds, one after another. Of whole answers, at
-    their end.
+    """Return tokens per second over the time of the rounds, one after another.
+
+    Tokens count when they come, and those of an answer that is not streamed at its end.
     """
     points: Line = []
     passed_s = 0.0
