@@ -17,18 +17,17 @@ from lmi.errors import ModelUnusable, SecurityRefused, cause_line
 from lmi.sources.source import check_path, shown
 
 MAX_MEMBERS = 100_000
-COUNTED_BYTES = (
-    256 << 20
-)  # of the unpacked archive, whose members are counted before the first is written
-MAX_HEADER_BYTES = (
-    1 << 20
-)  # of a member's long name or its further fields, which tarfile holds in memory
+# The members of so many unpacked bytes are counted before the first is written.
+COUNTED_BYTES = 256 << 20
+# The size of a member's long name or its further fields, which tarfile holds in memory.
+MAX_HEADER_BYTES = 1 << 20
 BUFFER_BYTES = 1 << 20
 BLOCK_BYTES = 512
 GZIP = b"\x1f\x8b"
 ZSTD = b"\x28\xb5\x2f\xfd"
 BZIP2 = re.compile(rb"BZh[1-9]1AY&SY")
-ZSTANDARD = "zstandard"  # which reads zstd
+# The library that reads zstd.
+ZSTANDARD = "zstandard"
 HEADERS = (
     tarfile.XHDTYPE,
     tarfile.XGLTYPE,
@@ -62,6 +61,7 @@ class TarStream(io.BufferedIOBase):
         self._count = count
         self._num_counted = 0
         self._file, self._faults = _unpacked(io.BufferedReader(file, BUFFER_BYTES))
+        # The last bytes that were read.
         self._end = b""
 
     def read(self, size: int | None = -1) -> bytes:
@@ -112,17 +112,10 @@ def unpack(
 
     with _opened(archive, subject, count) as (stream, tar):
         for member in _counted(tar, subject, max_members):
-            path = PurePosixPath(member.name)
-            if path.is_absolute() or ".." in path.parts:
-                raise SecurityRefused(
-                    f"{subject}: the member {shown(member.name)} leaves the archive's folder"
-                )
-
-            if path.parts:  # else the folder itself, as ./
-                check_path(subject, str(path))
-
+            _check_member(member, subject)
             check_room(member.size)
-            # the filter refuses links that lead outward and devices, and drops owners and modes
+
+            # The filter refuses links that lead outward and devices, and drops owners and modes.
             try:
                 tar.extract(member, folder, filter="data")
             except tarfile.FilterError as error:
@@ -130,6 +123,19 @@ def unpack(
                 raise SecurityRefused(f"{subject}: {reason}") from error
 
         stream.finish()
+
+
+def _check_member(member: tarfile.TarInfo, subject: str) -> None:
+    """Raise SecurityRefused for a path that leaves the folder, and what `check_path` raises."""
+    path = PurePosixPath(member.name)
+    if path.is_absolute() or ".." in path.parts:
+        raise SecurityRefused(
+            f"{subject}: the member {shown(member.name)} leaves the archive's folder"
+        )
+
+    # A path without parts is the folder itself, as ./ is.
+    if path.parts:
+        check_path(subject, str(path))
 
 
 def check_readable(name: str) -> None:
@@ -171,7 +177,8 @@ def _opened(
     except ModuleNotFoundError as error:
         raise _missing(subject) from error
     except (tarfile.TarError, RecursionError, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:  # of the disk
+        is_of_disk = isinstance(error, OSError) and error.errno is not None
+        if is_of_disk:
             raise
 
         raise ModelUnusable(f"{subject}: the archive is broken: {cause_line(error)}") from error

@@ -30,10 +30,13 @@ REQUEST = "request.json"
 PROGRESS = "progress.json"
 RESULT = "result.json"
 FAILURE = "failure.json"
-DOWNLOAD = "download"  # the stage in which bytes come
-SPARE_BYTES = 1 << 30  # that stay free beside what is fetched
+# The stage in which bytes come.
+DOWNLOAD = "download"
+# Bytes that stay free beside what is fetched.
+SPARE_BYTES = 1 << 30
 SLOW_BYTES_PER_S = 100_000
-SOON_S = 60.0  # a download that ends so soon is not slow
+# A download that ends so soon is not slow.
+SOON_S = 60.0
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 REFUSED = (
     errno.EACCES,
@@ -54,14 +57,15 @@ class WantedSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """One source to fetch."""
 
     source: str
-    revision: str | None = None  # of a hub's repository; None: main
+    # The revision of a hub's repository. None means main.
+    revision: str | None = None
     allow_pickle: bool = False
     trust_remote_code: bool = False
-    download_dir: str  # where sources of S3 go; those of a hub go to its client's cache
+    # Where sources of S3 go. Those of a hub go to its client's cache.
+    download_dir: str
     is_adapter: bool = False
-    opened_hosts: tuple[
-        str, ...
-    ] = ()  # to which a hub may redirect, beside its own and public ones
+    # Hosts to which a hub may redirect, beside its own and public ones.
+    opened_hosts: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, source: str, config: Config, *, is_adapter: bool = False) -> Self:
@@ -81,34 +85,38 @@ class WantedSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 class FetchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     sources: tuple[WantedSource, ...]
-    writer: int = 0  # the front end that waits for the result; 0: the process that starts the fetch
+    # The process id of the front end that waits for the result. 0 is the process that starts the
+    # fetch.
+    writer: int = 0
 
 
 class FetchReport(msgspec.Struct, kw_only=True):
     """How far a fetch is."""
 
-    stage: str = DOWNLOAD  # or "unpack"
+    # `DOWNLOAD` or "unpack".
+    stage: str = DOWNLOAD
     source: str = ""
-    share: float = 0.0  # of the bytes, 0 to 1
-    num_bytes: int = 0  # that arrived, of `total_bytes`
-    total_bytes: int = 0  # that were missing when the fetch began
-    bytes_per_s: float = 0.0  # of the last ten seconds
+    # The share of the bytes that arrived, 0 to 1.
+    share: float = 0.0
+    # Bytes that arrived, of `total_bytes`.
+    num_bytes: int = 0
+    # Bytes that were missing when the fetch began.
+    total_bytes: int = 0
+    # The rate of the last ten seconds.
+    bytes_per_s: float = 0.0
     num_files: int = 0
     total_files: int = 0
 
     def __str__(self) -> str:
+        rate = f"{readable(self.bytes_per_s)}/s"
         if not self.total_files:
-            come = (
-                f", {readable(self.num_bytes)} of it came, {readable(self.bytes_per_s)}/s"
-                if self.num_bytes
-                else ""
-            )
-            return f"{self.stage} of {self.source}: waits for the list of its files{come}"
+            arrived = ""
+            if self.num_bytes:
+                arrived = f", {readable(self.num_bytes)} of it came, {rate}"
 
-        amount = (
-            f"{readable(self.num_bytes)} of {readable(self.total_bytes)}, "
-            f"{readable(self.bytes_per_s)}/s"
-        )
+            return f"{self.stage} of {self.source}: waits for the list of its files{arrived}"
+
+        amount = f"{readable(self.num_bytes)} of {readable(self.total_bytes)}, {rate}"
         return (
             f"{self.stage} of {self.source}: {self.share:.0%}, {amount}, {self.num_files} of "
             f"{self.total_files} files"
@@ -131,8 +139,8 @@ class FetchReport(msgspec.Struct, kw_only=True):
         if left_s < SOON_S:
             return None
 
-        rest = f"{readable_s(left_s)} for the {readable(left_bytes)} that are missing"
-        return f"{self.stage} of {self.source} is slow: {readable(self.bytes_per_s)}/s, {rest}"
+        time_left = f"{readable_s(left_s)} for the {readable(left_bytes)} that are missing"
+        return f"{self.stage} of {self.source} is slow: {readable(self.bytes_per_s)}/s, {time_left}"
 
 
 def write(path: Path, value: object) -> None:
@@ -150,24 +158,32 @@ def read(path: Path, kind: type[T]) -> T | None:
 def result(folder: Path) -> dict[str, Path] | None:
     """Return the local folder of each source by its text, or None if they are not fetched."""
     folders = read(folder / RESULT, dict[str, str])
-    return None if folders is None else {source: Path(path) for source, path in folders.items()}
+    if folders is None:
+        return None
+
+    return {source: Path(path) for source, path in folders.items()}
 
 
 def failure(folder: Path) -> StartError | None:
     """Return the error that ended what reports in a folder, or None if it has not failed."""
     info = read(folder / FAILURE, ErrorInfo)
-    return None if info is None else cast(StartError, from_info(info))
+    if info is None:
+        return None
+
+    return cast(StartError, from_info(info))
 
 
 def readable(num_bytes: float) -> str:
     """Return a number of bytes for people, in powers of 1000 as disks are sold."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(num_bytes) < 1000:
-            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
+    if abs(num_bytes) < 1000:
+        return f"{num_bytes:.0f} B"
 
+    for unit in ("kB", "MB", "GB"):
         num_bytes /= 1000
+        if abs(num_bytes) < 1000:
+            return f"{num_bytes:.1f} {unit}"
 
-    return f"{num_bytes:.1f} TB"
+    return f"{num_bytes / 1000:.1f} TB"
 
 
 def readable_s(seconds: float) -> str:
@@ -250,7 +266,8 @@ def link(file: Path, name: Path) -> None:
     name.unlink(missing_ok=True)
     try:
         name.symlink_to(os.path.relpath(file, name.parent))
-    except OSError:  # the file system has no links
+    except OSError:
+        # The file system has no links.
         shutil.copyfile(file, name)
 
 

@@ -49,14 +49,13 @@ from lmi.sources.source import ADAPTER_CONFIG, CONFIG, HubModel, chosen, fault, 
 
 NO_CONNECTION = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.ProxyError)
 OFFLINE_VARIABLES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
-# the hub's words for these errors
+# The hub's words for these errors.
 GATED = "GatedRepo"
 NO_REVISION = "RevisionNotFound"
-# its end is that of the parts of the hub's client, which lists them for who cleans the cache
+# Its end is that of the parts of the hub's client, which lists them for who cleans the cache
 PART = ".lmi.incomplete"
-RANGE_BYTES = (
-    40_000_000_000  # of one answer, because some hosts of a hub's files send no more at once
-)
+# The bytes of one answer, because some hosts of a hub's files send no more at once.
+RANGE_BYTES = 40_000_000_000
 
 log = logging.getLogger(__name__)
 
@@ -72,8 +71,10 @@ class Download:
     folder: Path
     progress: Progress
     range_bytes: int = RANGE_BYTES
-    furthest = 0  # how many bytes were here at most
-    _num_bytes = 0  # in the part, of which the hash is
+    # How many bytes were here at most.
+    furthest = 0
+    # The bytes in the part, which are those of the digest.
+    _num_bytes = 0
 
     def __post_init__(self) -> None:
         self.whole = self.folder / self.file.id
@@ -108,29 +109,25 @@ class Download:
             out.truncate(0)
             return
 
-        with open(self.part, "rb") as left:
-            while data := left.read(READ_BYTES):
+        with open(self.part, "rb") as part:
+            while data := part.read(READ_BYTES):
                 self._count(data)
 
     def _read(self, out: BufferedWriter) -> None:
         """Ask once, for the rest of the file or the next part of a very large one."""
         first = self._num_bytes
-        end = min(self._num_bytes + self.range_bytes, self.file.size)
+        end = min(first + self.range_bytes, self.file.size)
         headers = self.headers | {"Accept-Encoding": "identity"}
         if first or end < self.file.size:
-            headers["Range"] = f"bytes={first}-{'' if end == self.file.size else end - 1}"
+            last = "" if end == self.file.size else end - 1
+            headers["Range"] = f"bytes={first}-{last}"
 
         limit_s = constants.HF_HUB_DOWNLOAD_TIMEOUT
         with self.hub.get(self.url, headers, silence_s=limit_s) as response:
-            status = response.status_code
-            begins = response.headers.get("Content-Range", "")
-            is_further = (
-                begins.startswith(f"bytes {first}-") if status == 206 else status not in (200, 416)
-            )
-            if first and not is_further:  # another error says nothing about the bytes
+            if first and _begins_elsewhere(response, first):
                 self._forget()
                 out.truncate(0)
-                if status != 200:
+                if response.status_code != 200:
                     return
 
             raise_for_status(response)
@@ -156,6 +153,17 @@ class Download:
         self._num_bytes = 0
 
 
+def _begins_elsewhere(response: httpx2.Response, first: int) -> bool:
+    """Return whether an answer to a request for the bytes from `first` on has other bytes, or says
+    that there are none. Another error says nothing about the bytes.
+    """
+    if response.status_code == 206:
+        range_text = response.headers.get("Content-Range", "")
+        return not range_text.startswith(f"bytes {first}-")
+
+    return response.status_code in (200, 416)
+
+
 class HubCache:
     def __init__(self, folder: Path, id: str, revision: str) -> None:
         storage = folder / f"models--{id.replace('/', '--')}"
@@ -179,7 +187,8 @@ class HubCache:
 
     def name_revision(self, commit: str) -> None:
         """Let the revision mean this commit, for a start without a network."""
-        with suppress(OSError):  # the cache may be read-only
+        # The cache may be read-only.
+        with suppress(OSError):
             if self.commit() == commit:
                 return
 
@@ -198,7 +207,8 @@ class HubFetch:
         self._headers = build_hf_headers(library_name="lmi", library_version=__version__)
         self._hub = HubClient(model, _reach(model, job.wanted.opened_hosts))
         self._api = HubApi(self._hub, constants.ENDPOINT, model.id, self._headers, job.progress.add)
-        self._tries_to_connect = False  # an id may be a mistyped path until the hub answers
+        # An id may be a mistyped path until the hub answers.
+        self._tries_to_connect = False
 
     def fetch(self) -> Path:
         """Return the snapshot's folder: as the hub has it now, or the cached one if no hub can be
@@ -225,17 +235,17 @@ class HubFetch:
         """
         try:
             # With a commit in the cache one try is enough.
-            commit, listed = attempt(
+            commit, listing = attempt(
                 self._explained()(self._list), self._model, () if cached else self._job.delays_s
             )
-            files = self._taken(listed)
+            files = self._taken(listing)
             if self._missing(commit, files):
                 with self._place.only_one(self._cache.lock):
                     self._bring(commit, files)
 
-            kept = KeptListing(self._cache.storage, commit)
-            if kept.read() != listed:
-                kept.write(listed)
+            kept_listing = KeptListing(self._cache.storage, commit)
+            if kept_listing.read() != listing:
+                kept_listing.write(listing)
 
             self._cache.name_revision(commit)
         except SourceUnreachable as error:
@@ -256,34 +266,44 @@ class HubFetch:
     def _lack(self, commit: str) -> str | None:
         """Return what keeps a cached snapshot from being whole and right, or None."""
         folder = self._cache.snapshots / commit
-        wanted = self._job.wanted
-        if (found := fault(folder, is_adapter=wanted.is_adapter)) is not None:
-            return found
+        wanted_source = self._job.wanted
+        reason = fault(folder, is_adapter=wanted_source.is_adapter)
+        if reason is not None:
+            return reason
 
         files = KeptListing(self._cache.storage, commit).read()
-        if files is None:  # another client may have filled the cache
+        if files is None:
+            # Another client may have filled the cache.
             files = files_by_blobs(folder)
 
         by_path = {file.path: file for file in files}
         names = chosen(
-            by_path, allow_pickle=wanted.allow_pickle, trust_remote_code=wanted.trust_remote_code
+            by_path,
+            allow_pickle=wanted_source.allow_pickle,
+            trust_remote_code=wanted_source.trust_remote_code,
         )
-        faults = (by_path[name].fault_of(folder / name) for name in names)
-        return next((found for found in faults if found is not None), None)
+        for name in names:
+            reason = by_path[name].fault_of(folder / name)
+            if reason is not None:
+                return reason
+
+        return None
 
     def _list(self) -> tuple[str, list[HubFile]]:
         """Return the commit of the revision, and its files."""
         commit = self._api.commit_of(self._revision)
         self._tries_to_connect = True
         log.info("%s: revision %s is commit %s", self._model, self._revision, commit)
-        kept = KeptListing(self._cache.storage, commit).read()
-        if kept is not None and not self._missing(commit, self._taken(kept)):
-            return commit, kept
 
-        return commit, self._api.files_of(commit)  # also where the kept one may be what is wrong
+        files = KeptListing(self._cache.storage, commit).read()
+        if files is not None and not self._missing(commit, self._taken(files)):
+            return commit, files
 
-    def _taken(self, listed: list[HubFile]) -> list[HubFile]:
-        by_path = {file.path: file for file in listed}
+        # The kept listing may also be what is wrong.
+        return commit, self._api.files_of(commit)
+
+    def _taken(self, files: list[HubFile]) -> list[HubFile]:
+        by_path = {file.path: file for file in files}
         return [by_path[name] for name in taken(self._model, by_path, self._job.wanted)]
 
     def _missing(self, commit: str, files: list[HubFile]) -> list[HubFile]:
@@ -295,44 +315,57 @@ class HubFetch:
 
     def _bring(self, commit: str, files: list[HubFile]) -> None:
         missing = self._missing(commit, files)
-        blobs = self._cache.blobs
-        for file in missing:
-            fault_of_blob = file.fault_of(blobs / file.id)
-            if fault_of_blob is not None and (blobs / file.id).exists():
-                log.warning("%s: the cache %s; it is fetched anew", self._model, fault_of_blob)
+        downloads = self._downloads(commit, missing)
+        needed_bytes = 0
+        for download in downloads:
+            needed_bytes += download.file.size - (size_of(download.part) or 0)
 
-        by_id = {file.id: file for file in missing if file.fault_of(blobs / file.id) is not None}
-        downloads = [
-            Download(
-                self._hub,
-                file,
-                self._api.url_of(commit, file),
-                self._headers,
-                blobs,
-                self._job.progress,
-            )
-            for file in sorted(by_id.values(), key=lambda file: file.size)  # small ones first
-        ]
-        needed_bytes = sum(each.file.size - (size_of(each.part) or 0) for each in downloads)
         self._place.check_room(needed_bytes)
-        self._job.progress.begin(
-            self._model, sum(each.file.size for each in downloads), len(downloads)
-        )
+        total_bytes = sum(download.file.size for download in downloads)
+        self._job.progress.begin(self._model, total_bytes, len(downloads))
+
+        blobs = self._cache.blobs
         with self._place.writing(needed_bytes):
             blobs.mkdir(parents=True, exist_ok=True)
-            for part in {*blobs.glob(f"*{PART}")} - {each.part for each in downloads}:
-                part.unlink()  # of a file that has changed
+            # The other parts are of files that have changed.
+            for part in {*blobs.glob(f"*{PART}")} - {download.part for download in downloads}:
+                part.unlink()
 
             try:
-                run_all([partial(self._fetch_file, each) for each in downloads], self._job.progress)
-            except OSError:  # of the disk, which gets its room back
-                for each in downloads:
-                    each.part.unlink(missing_ok=True)
+                tasks = [partial(self._fetch_file, download) for download in downloads]
+                run_all(tasks, self._job.progress)
+            except OSError:
+                # The error is of the disk, which gets its room back.
+                for download in downloads:
+                    download.part.unlink(missing_ok=True)
 
                 raise
 
+            # The configuration is last, so that only a whole snapshot has one.
             for file in sorted(missing, key=lambda file: file.path in (CONFIG, ADAPTER_CONFIG)):
                 link(blobs / file.id, self._cache.snapshots / commit / file.path)
+
+    def _downloads(self, commit: str, missing: list[HubFile]) -> list[Download]:
+        """Return the downloads of the blobs that are not there or not right, small ones first."""
+        blobs = self._cache.blobs
+        by_id: dict[str, HubFile] = {}
+        for file in missing:
+            fault_of_blob = file.fault_of(blobs / file.id)
+            if fault_of_blob is None:
+                continue
+
+            by_id[file.id] = file
+            if (blobs / file.id).exists():
+                log.warning("%s: the cache %s; it is fetched anew", self._model, fault_of_blob)
+
+        downloads: list[Download] = []
+        for file in sorted(by_id.values(), key=lambda file: file.size):
+            url = self._api.url_of(commit, file)
+            downloads.append(
+                Download(self._hub, file, url, self._headers, blobs, self._job.progress)
+            )
+
+        return downloads
 
     def _fetch_file(self, download: Download) -> None:
         attempt(
@@ -353,33 +386,37 @@ class HubFetch:
         except HubRefusal as error:
             raise self._of_answer(error) from error
         except httpx2.HTTPError as error:
-            said = f"{constants.ENDPOINT}: {type(error).__name__}: {cause_line(error)}"
+            reason = f"{constants.ENDPOINT}: {type(error).__name__}: {cause_line(error)}"
             if isinstance(error, NO_CONNECTION) and not self._tries_to_connect:
-                raise SourceUnreachable(f"{self._subject} it cannot be reached: {said}") from error
+                raise SourceUnreachable(
+                    f"{self._subject} it cannot be reached: {reason}"
+                ) from error
 
-            raise MayPass(said) from error
+            raise MayPass(reason) from error
         except (NoHub, httpx2.InvalidURL) as error:
-            said = f"{constants.ENDPOINT} does not answer as a hub: {cause_line(error)}"
-            raise ModelUnusable(f"{self._model}: {said}") from error
+            reason = f"{constants.ENDPOINT} does not answer as a hub: {cause_line(error)}"
+            raise ModelUnusable(f"{self._model}: {reason}") from error
 
     def _of_answer(self, refusal: HubRefusal) -> Exception:
         status = refusal.status
         self._tries_to_connect = True
-        said = f"{constants.ENDPOINT} answers {status}: {refusal}"
+        reason = f"{constants.ENDPOINT} answers {status}: {refusal}"
         token = f"HF_TOKEN is {'set' if client.get_token() else 'not set'}"
         if refusal.code == GATED:
             page = f"{constants.ENDPOINT}/{self._model}"
-            said = f"is gated: accept its licence at {page} with the account of the token; {token}"
+            reason = (
+                f"is gated: accept its licence at {page} with the account of the token; {token}"
+            )
         elif refusal.code == NO_REVISION:
-            said = f"has no revision {self._revision} at {constants.ENDPOINT}"
+            reason = f"has no revision {self._revision} at {constants.ENDPOINT}"
         elif status in (401, 403, 404):
             return ModelUnusable(
-                f"{self._subject} there is no such model, or it is private: {said}; {token}"
+                f"{self._subject} there is no such model, or it is private: {reason}; {token}"
             )
         elif status in PASSING_STATUSES:
-            return MayPass(said, refusal.wait_s)
+            return MayPass(reason, refusal.wait_s)
 
-        return ModelUnusable(f"{self._model}: {said}")
+        return ModelUnusable(f"{self._model}: {reason}")
 
     @property
     def _subject(self) -> str:
@@ -390,16 +427,17 @@ class HubFetch:
         return f"no folder {self._model} here; as an id of a hub"
 
     def _offline(self, commit: str | None, lack: str | None) -> StartError:
-        [variable, *_] = [*filter(os.environ.get, OFFLINE_VARIABLES), OFFLINE_VARIABLES[0]]
+        set_variables = [name for name in OFFLINE_VARIABLES if os.environ.get(name)]
+        variable = set_variables[0] if set_variables else OFFLINE_VARIABLES[0]
         where = f"it is not in the cache {self._cache.folder}"
         if commit is not None:
             where = f"its snapshot {self._cache.snapshots / commit} {lack}"
 
-        asked = (
+        rule = (
             f"{variable}={os.environ.get(variable, '')} forbids to ask the hub for revision "
             f"{self._revision}"
         )
-        return ModelUnusable(f"{self._subject} {where}, and {asked}")
+        return ModelUnusable(f"{self._subject} {where}, and {rule}")
 
 
 def _reach(model: HubModel, opened_hosts: Sequence[str]) -> Reach:

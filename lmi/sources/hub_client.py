@@ -22,12 +22,12 @@ from lmi.errors import SecurityRefused, cause_line, one_line
 from lmi.sources.job import NO_BYTE_S, MayPass
 from lmi.sources.reach import Reach, opening
 
-MAX_ANSWER_BYTES = 32 << 20  # of one answer of the API, unpacked; a page of 1,000 files has 0.3 MB
+# The bytes of one answer of the API, unpacked. A page of 1,000 files has 0.3 MB.
+MAX_ANSWER_BYTES = 32 << 20
 MAX_ANSWER_S = 300.0
 MAX_REDIRECTS = 10
-MAX_IGNORED_BYTES = (
-    64 << 10
-)  # of the body of a redirect, which is read so that its connection can be used again
+# The bytes of a redirect's body, which is read so that its connection can be used again.
+MAX_IGNORED_BYTES = 64 << 10
 MAX_ERROR_BYTES = 64 << 10
 PIECE_BYTES = 1 << 20
 PLAIN_ENCODINGS = ("", "identity")
@@ -51,8 +51,10 @@ class HubRefusal(Exception):
     def __init__(self, status: int, code: str, reason: str, wait_s: float) -> None:
         super().__init__(reason)
         self.status = status
-        self.code = code  # of the hub's own words, as GatedRepo, or ""
-        self.wait_s = wait_s  # that the hub asks to be left alone
+        # One of the hub's own words, as GatedRepo, or "".
+        self.code = code
+        # How long the hub asks to be left alone.
+        self.wait_s = wait_s
 
 
 class _ErrorBody(msgspec.Struct):
@@ -149,12 +151,12 @@ class HubClient:
 
     def _prepare(self, request: httpx2.Request, silence_s: float) -> None:
         """Look where a request would go, and limit its silence. Raises SecurityRefused."""
-        if (fault := self._reach.fault(request.url)) is not None:
+        fault = self._reach.fault(request.url)
+        if fault is not None:
             raise self._elsewhere(request.url, fault)
 
-        request.extensions["timeout"] = dict.fromkeys(
-            ("connect", "read", "write", "pool"), silence_s
-        )
+        phases = ("connect", "read", "write", "pool")
+        request.extensions["timeout"] = dict.fromkeys(phases, silence_s)
         request.extensions["trace"] = self._watch(request.url)
 
     def _watch(self, url: httpx2.URL) -> Callable[[str, Mapping[str, Any]], None]:
@@ -164,6 +166,8 @@ class HubClient:
         proxy is not looked at, which the operator has named and which looks up the other names
         itself.
         """
+        host = url.raw_host.decode("ascii")
+        # The host of the connection that begins.
         connecting_to = ""
 
         def look(event: str, info: Mapping[str, Any]) -> None:
@@ -171,18 +175,18 @@ class HubClient:
             if event == "connection.connect_tcp.started":
                 connecting_to = info["host"]
 
-            if event != "connection.connect_tcp.complete" or connecting_to != url.raw_host.decode(
-                "ascii"
-            ):
+            if event != "connection.connect_tcp.complete" or connecting_to != host:
                 return
 
             stream = info["return_value"]
             try:
                 address = stream.get_extra_info("server_addr")[0]
-            except OSError as error:  # the other side has closed it
+            except OSError as error:
+                # The other side has closed the connection.
                 raise httpx2.ConnectError(str(error)) from error
 
-            if (fault := self._reach.fault_of_address(url, address)) is not None:
+            fault = self._reach.fault_of_address(url, address)
+            if fault is not None:
                 stream.close()
                 raise self._elsewhere(url, fault)
 
@@ -226,20 +230,17 @@ def pieces(response: httpx2.Response) -> Iterator[bytes]:
 
 def raise_for_status(response: httpx2.Response) -> None:
     """Raise HubRefusal unless an answer says yes."""
-    if not response.is_success:
-        code = response.headers.get("X-Error-Code", "")
-        reason = (
-            response.headers.get("X-Error-Message")
-            or _told(response)
-            or response.reason_phrase
-            or "no reason"
-        )
-        raise HubRefusal(
-            response.status_code, code, one_line(reason), _asked_wait_s(response.headers)
-        )
+    if response.is_success:
+        return
+
+    reason = response.headers.get("X-Error-Message")
+    reason = reason or _reason_in_body(response) or response.reason_phrase or "no reason"
+    code = response.headers.get("X-Error-Code", "")
+    wait_s = _wait_s(response.headers)
+    raise HubRefusal(response.status_code, code, one_line(reason), wait_s)
 
 
-def _told(response: httpx2.Response) -> str:
+def _reason_in_body(response: httpx2.Response) -> str:
     """Return the reason that the body of an error gives, or ""."""
     body = b""
     with suppress(
@@ -263,14 +264,16 @@ def _ignore_body(response: httpx2.Response) -> None:
             return
 
 
-def _asked_wait_s(headers: httpx2.Headers) -> float:
+def _wait_s(headers: httpx2.Headers) -> float:
     """Return how long the hub asks to be left alone, in seconds."""
     seconds = headers.get("Retry-After", "")
-    with suppress(ValueError, OverflowError):  # of a number with thousands of digits
+    # A number may have thousands of digits.
+    with suppress(ValueError, OverflowError):
         limit = parse_ratelimit_headers(headers)
         if limit is not None and limit.remaining == 0:
             return float(limit.reset_in_seconds)
 
-        return float(seconds) if seconds.isdecimal() else 0.0
+        if seconds.isdecimal():
+            return float(seconds)
 
     return 0.0

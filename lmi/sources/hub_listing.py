@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, Self
 from urllib.parse import quote
 
 import httpx2
@@ -33,14 +33,14 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 ID = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 SHA1_DIGITS = 40
-MAX_LISTING_BYTES = 64 << 20  # of all pages; 100,000 files have 35 MB
+# The bytes of all pages. 100,000 files have 35 MB.
+MAX_LISTING_BYTES = 64 << 20
 MAX_PAGES = 1_000
 MAX_FILES = 100_000
 TREE_FORMAT = 1
 READ_BYTES = 1 << 20
-CHECKED_BYTES = (
-    32 << 20
-)  # a cached file of so many bytes is read and compared at each start, a larger one is not
+# A cached file of so many bytes is read and compared at each start, a larger one is not.
+CHECKED_BYTES = 32 << 20
 
 log = logging.getLogger(__name__)
 
@@ -50,12 +50,14 @@ class HubFile(NamedTuple):
 
     path: str
     size: int
-    id: str  # of its bytes, which names its blob: their SHA-256, or the id that git gives them
-    sha256: str | None = None  # of its bytes, if the listing has it
-    xet_hash: str | None = (
-        None  # of the hub's storage, which the hub's client reads from a kept listing
-    )
-    pointer_id: str | None = None  # the id that git gives to what stands for a large file
+    # The id of its bytes, which names its blob: their SHA-256, or the id that git gives them.
+    id: str
+    # The SHA-256 of its bytes, if the listing has it.
+    sha256: str | None = None
+    # The hash of the hub's storage, which the hub's client reads from a kept listing.
+    xet_hash: str | None = None
+    # The id that git gives to what stands for a large file.
+    pointer_id: str | None = None
 
     def __str__(self) -> str:
         return self.path
@@ -80,11 +82,10 @@ class HubFile(NamedTuple):
         except OSError as error:
             return f"has a {self.path} that cannot be read: {error.strerror}"
 
-        return (
-            None
-            if digest.is_right
-            else f"has other bytes of {self.path}: wanted {digest.wanted}, found {digest}"
-        )
+        if digest.is_right:
+            return None
+
+        return f"has other bytes of {self.path}: wanted {digest.wanted}, found {digest}"
 
 
 class Digest:
@@ -114,7 +115,8 @@ class Digest:
 
     @property
     def wanted(self) -> str:
-        return f"{'git id' if self._is_of_git else 'SHA-256'} {self._id}"
+        kind = "git id" if self._is_of_git else "SHA-256"
+        return f"{kind} {self._id}"
 
     def __str__(self) -> str:
         """The id of the bytes so far."""
@@ -143,13 +145,21 @@ class _Entry(msgspec.Struct, rename="camel"):
         """Return the file that this entry describes. Raises NoHub for an id that is none: it
         becomes a file's name.
         """
-        sha256 = self.lfs.oid if self.lfs is not None else None
-        id = sha256 or self.oid
-        if not ID.fullmatch(id) or (sha256 is not None and not SHA256.fullmatch(sha256)):
-            raise NoHub(f"it lists {shorten(self.path)} with the id {shorten(id)}")
+        if self.lfs is None:
+            if not ID.fullmatch(self.oid):
+                raise self._bad_id(self.oid)
 
-        pointer_id = self.oid if sha256 is not None and ID.fullmatch(self.oid) else None
-        return HubFile(self.path, self.size, id, sha256, self.xet_hash, pointer_id)
+            return HubFile(self.path, self.size, self.oid, xet_hash=self.xet_hash)
+
+        sha256 = self.lfs.oid
+        if not SHA256.fullmatch(sha256):
+            raise self._bad_id(sha256 or self.oid)
+
+        pointer_id = self.oid if ID.fullmatch(self.oid) else None
+        return HubFile(self.path, self.size, sha256, sha256, self.xet_hash, pointer_id)
+
+    def _bad_id(self, id: str) -> NoHub:
+        return NoHub(f"it lists {shorten(self.path)} with the id {shorten(id)}")
 
 
 class _KeptFile(msgspec.Struct, omit_defaults=True):
@@ -160,6 +170,27 @@ class _KeptFile(msgspec.Struct, omit_defaults=True):
     lfs_sha256: str | None = None
     lfs_size: int | None = None
     xet_hash: str | None = None
+
+    @classmethod
+    def of(cls, file: HubFile) -> Self:
+        is_large = file.sha256 is not None
+        return cls(
+            size=file.size,
+            blob_id=file.pointer_id or file.id,
+            lfs_sha256=file.sha256,
+            lfs_size=file.size if is_large else None,
+            xet_hash=file.xet_hash,
+        )
+
+    def file(self, path: str) -> HubFile:
+        return HubFile(
+            path=path,
+            size=self.size,
+            id=self.lfs_sha256 or self.blob_id,
+            sha256=self.lfs_sha256,
+            xet_hash=self.xet_hash,
+            pointer_id=None if self.lfs_sha256 is None else self.blob_id,
+        )
 
 
 class _Kept(msgspec.Struct):
@@ -255,44 +286,30 @@ class KeptListing:
     def read(self) -> list[HubFile] | None:
         """Return the files, or None if no listing is kept that can be read."""
         try:
-            kept = msgspec.json.decode(self._file.read_bytes(), type=_Kept)
+            listing = msgspec.json.decode(self._file.read_bytes(), type=_Kept)
         except FileNotFoundError:
             return None
         except (OSError, msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
             log.warning("%s cannot be read, the hub is asked again: %s", self._file, error)
             return None
 
-        files = [
-            HubFile(
-                path,
-                file.size,
-                file.lfs_sha256 or file.blob_id,
-                file.lfs_sha256,
-                file.xet_hash,
-                None if file.lfs_sha256 is None else file.blob_id,
-            )
-            for path, file in kept.files.items()
-        ]
-        is_known = kept.format_version == TREE_FORMAT and all(
-            ID.fullmatch(file.id) for file in files
-        )
-        return files if is_known else None
+        if listing.format_version != TREE_FORMAT:
+            return None
+
+        files = [entry.file(path) for path, entry in listing.files.items()]
+        if not all(ID.fullmatch(file.id) for file in files):
+            return None
+
+        return files
 
     def write(self, files: list[HubFile]) -> None:
         """Keep a listing whose files are here. A cache that cannot be written keeps none."""
-        kept = {
-            file.path: _KeptFile(
-                size=file.size,
-                blob_id=file.pointer_id or file.id,
-                lfs_sha256=file.sha256,
-                lfs_size=None if file.sha256 is None else file.size,
-                xet_hash=file.xet_hash,
-            )
-            for file in files
-        }
+        entries = {file.path: _KeptFile.of(file) for file in files}
+        data = msgspec.json.encode(_Kept(TREE_FORMAT, entries))
+        # The cache may be read-only.
         with suppress(OSError):
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(self._file, msgspec.json.encode(_Kept(TREE_FORMAT, kept)))
+            write_whole(self._file, data)
 
 
 def files_by_blobs(snapshot: Path) -> list[HubFile]:

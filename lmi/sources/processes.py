@@ -21,7 +21,8 @@ from lmi.sources.fetches import FAILURE, REQUEST, FetchRequest, read, write
 from lmi.supervisor.child import Failure
 from lmi.supervisor.stages import Stage, fetch_words
 
-MAX_AT_ONCE = 4  # the others wait, the oldest is next
+# So many run at once. The others wait, and the oldest is next.
+MAX_AT_ONCE = 4
 
 log = logging.getLogger(__name__)
 
@@ -32,31 +33,40 @@ class FetchProcesses:
     def __init__(self, runtime: ServerRuntime) -> None:
         self._folder = runtime.fetches()
         self._config = runtime.config
-        self._fetches: dict[Path, Fetch] = {}  # the oldest first
+        # The oldest comes first.
+        self._fetches: dict[Path, Fetch] = {}
 
     def __iter__(self) -> "Iterator[Fetch]":
-        return iter([fetch for fetch in self._fetches.values() if fetch.is_open][:MAX_AT_ONCE])
+        open_fetches = [fetch for fetch in self._fetches.values() if fetch.is_open]
+        return iter(open_fetches[:MAX_AT_ONCE])
 
     def look(self) -> None:
         """Note new requests, end the fetches that nobody waits for, and remove what is left of
         them.
         """
-        with suppress(OSError):  # nothing was asked for yet
-            found = {path for path in self._folder.iterdir() if not path.name.startswith(".")} - {
-                *self._fetches
-            }
-            for folder in sorted(found, key=lambda path: path.stat().st_mtime):
-                with suppress(OSError):  # it cannot be read now, so it is for the next look
-                    self._begin(folder)
+        # The folder is there from the first request on.
+        with suppress(OSError):
+            self._look_for_requests()
 
         for folder, fetch in list(self._fetches.items()):
-            if not fetch.is_wanted:
-                fetch.is_retired = True
-                fetch.send(signal.SIGKILL)  # what lies on the disk is good at any moment
-                if not fetch.is_open:
-                    fetch.close()
-                    shutil.rmtree(folder, ignore_errors=True)
-                    del self._fetches[folder]
+            if fetch.is_wanted:
+                continue
+
+            # What lies on the disk is good at any moment.
+            fetch.is_retired = True
+            fetch.send(signal.SIGKILL)
+            if not fetch.is_open:
+                fetch.close()
+                shutil.rmtree(folder, ignore_errors=True)
+                del self._fetches[folder]
+
+    def _look_for_requests(self) -> None:
+        folders = {path for path in self._folder.iterdir() if not path.name.startswith(".")}
+        new_folders = folders - self._fetches.keys()
+        for folder in sorted(new_folders, key=lambda path: path.stat().st_mtime):
+            # What cannot be read now is for the next look.
+            with suppress(OSError):
+                self._begin(folder)
 
     def _begin(self, folder: Path) -> None:
         """Note a request. One that is gone or no request is removed. Raises OSError where it cannot
@@ -70,8 +80,10 @@ class FetchProcesses:
 
         if request is not None:
             self._fetches[folder] = Fetch(folder, request, self._config)
-        else:  # nobody waits any more; where one does, this shows that nobody works on it
-            shutil.rmtree(folder, ignore_errors=True)
+            return
+
+        # Nobody waits any more. Where one does, this shows that nobody works on it.
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 class Fetch(Stage):
@@ -80,7 +92,8 @@ class Fetch(Stage):
     def __init__(self, folder: Path, request: FetchRequest, config: ServerConfig) -> None:
         super().__init__("fetch process", folder, config, *fetch_words(folder), "--no-bar")
         self._writer = request.writer
-        self._sources = ", ".join(shorten(wanted.source, 300) for wanted in request.sources)
+        texts = [shorten(source.source, 300) for source in request.sources]
+        self._sources = ", ".join(texts)
         log.info("fetching %s for a client", self._sources)
 
     @property
@@ -93,9 +106,11 @@ class Fetch(Stage):
         return linux.is_there(self.folder / REQUEST) and linux.is_alive(self._writer)
 
     def fatal(self, code: int, why: str) -> StartError | None:
-        return (
-            StartError(f"fetch process {why}") if code > 0 else None
-        )  # a signal may have ended it
+        # A code below 0 is a signal, which may have ended it.
+        if code <= 0:
+            return None
+
+        return StartError(f"fetch process {why}")
 
     def fail(self, failure: Failure) -> None:
         """Leave the reason for the front end, unless the process itself did."""
@@ -103,9 +118,10 @@ class Fetch(Stage):
         if (self.folder / FAILURE).exists():
             return
 
-        said = StartError(f"{self._sources}: {failure.message}")
+        start_error = StartError(f"{self._sources}: {failure.message}")
         try:
-            write(self.folder / FAILURE, said.info)
-        except OSError as error:  # the disk is full, or nobody waits
-            log.error("%s; this cannot be passed on: %s", said, error)
+            write(self.folder / FAILURE, start_error.info)
+        except OSError as error:
+            # The disk is full, or nobody waits.
+            log.error("%s; this cannot be passed on: %s", start_error, error)
             shutil.rmtree(self.folder, ignore_errors=True)

@@ -17,11 +17,14 @@ from typing import NamedTuple, Self
 import httpx2
 
 PORTS = {"http": 80, "https": 443}
-HOST = re.compile(r"(?:\[([^]]+)]|([^][:]+))(?::([0-9]+))?")  # with or without a port
+# A host with or without a port.
+HOST = re.compile(r"(?:\[([^]]+)]|([^][:]+))(?::([0-9]+))?")
 LOCAL_NAMES = ("localhost", ".localhost")
 GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
-RELAYED = ipaddress.IPv6Network("2002::/16")  # 6to4, whose packets go to the address of IPv4 in it
-TRANSLATED = ipaddress.IPv6Network("64:ff9b::/96")  # whose last 32 bits are an address of IPv4
+# 6to4, whose packets go to the address of IPv4 in it.
+RELAYED = ipaddress.IPv6Network("2002::/16")
+# The last 32 bits of these are an address of IPv4.
+TRANSLATED = ipaddress.IPv6Network("64:ff9b::/96")
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -29,8 +32,10 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 class OpenedHost(NamedTuple):
     """A host that the operator opens with `download_hosts`."""
 
-    name: str  # or an address; `*` opens every host, and `*.example` those whose names end so
-    port: int | None  # None: every port
+    # A name or an address. `*` opens every host, and `*.example` those whose names end so.
+    name: str
+    # None means every port.
+    port: int | None
 
     @classmethod
     def of(cls, text: str) -> Self:
@@ -91,7 +96,8 @@ class Reach:
         if host == LOCAL_NAMES[0] or host.endswith(LOCAL_NAMES[1]):
             return f"{origin(url)} is this machine"
 
-        with suppress(ValueError):  # it is a name
+        # What is no address is a name.
+        with suppress(ValueError):
             return self.fault_of_address(url, str(_literal(host)))
 
         return None

@@ -78,8 +78,10 @@ PASSING = (
 REFUSED_CREDENTIALS = frozenset(
     {"InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"}
 )
-MD5 = re.compile("[0-9a-f]{32}")  # of an ETag
-FIRST_ERROR = 300  # a status from here on has no object
+# An ETag that is an MD5.
+MD5 = re.compile("[0-9a-f]{32}")
+# An answer with a status from here on has no object.
+FIRST_ERROR = 300
 GONE = frozenset({"404", "NoSuchKey", "412", "PreconditionFailed"})
 CREDENTIALS = (
     faults.NoCredentialsError,
@@ -91,10 +93,11 @@ CREDENTIALS = (
     faults.NoAuthTokenError,
 )
 
-MAX_ANSWER_BYTES = (
-    32 << 20
-)  # that is no object: a page of a listing with 1,000 keys of 1,024 bytes has 2 MB
-MAX_OBJECTS = 100_000  # of one prefix
+# The bytes of an answer that is no object. A page of a listing with 1,000 keys of 1,024 bytes has 2
+# MB.
+MAX_ANSWER_BYTES = 32 << 20
+# The objects of one prefix.
+MAX_OBJECTS = 100_000
 MAX_PAGES = 1_000
 READ_BYTES = 1 << 16
 
@@ -108,7 +111,8 @@ class StoredObject(NamedTuple):
 
     key: str
     size: int
-    etag: str  # without quotes
+    # The ETag without quotes.
+    etag: str
     path: str = ""
 
     @property
@@ -131,7 +135,10 @@ class S3Fetch:
         with self._place.only_one(self._store.lock):
             attempt(self._bring, self._source, self._job.delays_s, reached=self._store.num_whole)
 
-        return descended(self._store.model) if self._source.is_archive else self._store.model
+        if self._source.is_archive:
+            return descended(self._store.model)
+
+        return self._store.model
 
     def _bring(self) -> None:
         """Compare one listing with what is here, and fetch what is missing."""
@@ -140,9 +147,9 @@ class S3Fetch:
             log.info("%s: %s is up to date", self._source, self._store.model)
             return
 
-        with self._place.writing(sum(each.size for each in objects)):
+        with self._place.writing(sum(stored.size for stored in objects)):
             missing = self._store.missing(objects)
-            needed_bytes = sum(each.size for each in missing)
+            needed_bytes = sum(stored.size for stored in missing)
             self._place.check_room(needed_bytes)
             self._job.progress.begin(self._source, needed_bytes, len(missing))
             self._bucket.fetch(missing, self._store.blobs, self._job.progress)
@@ -157,28 +164,30 @@ class S3Fetch:
         """Return the archive, or the objects that are taken, from one listing."""
         key = self._source.key
         if self._source.is_archive:
-            if (archive := self._bucket.head(key)) is None:
+            archive = self._bucket.head(key)
+            if archive is None:
                 raise self._nothing("there is no such object (NoSuchKey)")
 
             return [archive]
 
-        by_path = {found.path: found for found in self._bucket.objects(key)}
+        by_path = {stored.path: stored for stored in self._bucket.objects(key)}
         if not by_path:
             raise self._nothing("there are no objects with this prefix")
 
         return [by_path[path] for path in taken(self._source, by_path, self._job.wanted)]
 
-    def _nothing(self, said: str) -> ModelUnusable:
+    def _nothing(self, reason: str) -> ModelUnusable:
         key = self._source.key
         similar = self._bucket.similar(key)
         if similar is None:
-            return ModelUnusable(f"{self._source}: {said}")
+            return ModelUnusable(f"{self._source}: {reason}")
 
-        why = "differs in upper and lower case"
+        difference = "differs in upper and lower case"
         if similar.rstrip("/") == key.rstrip("/"):
-            why = "is a folder" if similar.endswith("/") else "is one file"
+            difference = "is a folder" if similar.endswith("/") else "is one file"
 
-        return ModelUnusable(f"{self._source}: {said}; s3://{self._source.bucket}/{similar} {why}")
+        url = f"s3://{self._source.bucket}/{similar}"
+        return ModelUnusable(f"{self._source}: {reason}; {url} {difference}")
 
     def _unpack(self, archive: Path) -> None:
         """Unpack the archive beside itself, check the model in it and empty the archive. What fails
@@ -186,19 +195,25 @@ class S3Fetch:
         """
         name = str(self._source)
         folder = self._store.new
-        wanted = self._job.wanted
+        wanted_source = self._job.wanted
         self._job.progress.begin(self._source, archive.stat().st_size, 1, stage="unpack")
         folder.mkdir()
         try:
             check_room = replace(self._place, spare_bytes=0).check_room
             unpack(archive, folder, name=name, count=self._job.progress.add, check_room=check_room)
             model = descended(folder)
-            check(model, name=name, allow_pickle=wanted.allow_pickle, is_adapter=wanted.is_adapter)
+            check(
+                model,
+                name=name,
+                allow_pickle=wanted_source.allow_pickle,
+                is_adapter=wanted_source.is_adapter,
+            )
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             archive.unlink()
             for emptied in archive.parents[:2]:
-                with suppress(OSError):  # an older model is in it
+                # A folder that is not empty has an older model in it.
+                with suppress(OSError):
                     emptied.rmdir()
 
             raise
@@ -213,19 +228,24 @@ class Store:
         self.lock = folder.with_suffix(".lock")
         self._folder = folder
         self._url = url
-        names = ("blobs", "model", "model.new", "model.old")
-        self.blobs, self.model, self.new, self.old = (folder / name for name in names)
+        self.blobs = folder / "blobs"
+        self.model = folder / "model"
+        self.new = folder / "model.new"
+        self.old = folder / "model.old"
 
     def num_whole(self) -> int:
         return sum(not path.suffix for path in self.blobs.glob("*"))
 
     def is_current(self, objects: Sequence[StoredObject], *, is_unpacked: bool = False) -> bool:
         """Return whether the model has exactly these objects."""
-        held = {path.name for path in self.blobs.glob("*")}
-        if held != {each.id for each in objects} or not self.model.is_dir():
+        ids = {path.name for path in self.blobs.glob("*")}
+        if ids != {stored.id for stored in objects} or not self.model.is_dir():
             return False
 
-        return is_unpacked or all(size_of(self.model / each.path) == each.size for each in objects)
+        if is_unpacked:
+            return True
+
+        return all(size_of(self.model / stored.path) == stored.size for stored in objects)
 
     def missing(self, objects: Sequence[StoredObject]) -> list[StoredObject]:
         """Remove what another process left unfinished. Returns the objects that must be fetched."""
@@ -237,21 +257,23 @@ class Store:
         for part in self.blobs.glob("*.*"):
             part.unlink()
 
-        return [each for each in objects if size_of(self.blobs / each.id) != each.size]
+        return [stored for stored in objects if size_of(self.blobs / stored.id) != stored.size]
 
     def name(self, objects: Sequence[StoredObject]) -> None:
         """Give the objects their names in the new model."""
-        for each in objects:
-            link(self.blobs / each.id, self.new / each.path)
+        for stored in objects:
+            link(self.blobs / stored.id, self.new / stored.path)
 
     def finish(self, objects: Sequence[StoredObject]) -> None:
         """Let the new model take the place of the one before. Other objects than its own go."""
+        # The model is never there in part.
         with suppress(FileNotFoundError):
-            self.model.rename(self.old)  # it is never there in part
+            self.model.rename(self.old)
 
         self.new.rename(self.model)
         shutil.rmtree(self.old, ignore_errors=True)
-        for path in {*self.blobs.iterdir()} - {self.blobs / each.id for each in objects}:
+        needed = {self.blobs / stored.id for stored in objects}
+        for path in {*self.blobs.iterdir()} - needed:
             path.unlink()
 
 
@@ -274,26 +296,27 @@ class Bucket:
 
     def objects(self, prefix: str) -> list[StoredObject]:
         """Return every object below `prefix`, without the empty ones that stand for folders."""
-        listed: list[dict[str, Any]] = []
+        entries: list[dict[str, Any]] = []
         with explained(f"s3://{self.name}/{prefix}"):
-            pages = self._lister.get_paginator("list_objects_v2").paginate(
-                Bucket=self.name, Prefix=prefix
-            )
+            paginator = self._lister.get_paginator("list_objects_v2")
+            pages = paginator.paginate(Bucket=self.name, Prefix=prefix)
             for number, page in enumerate(pages, start=1):
-                listed += page.get("Contents", [])
-                if number > MAX_PAGES or len(listed) > MAX_OBJECTS:
+                entries += page.get("Contents", [])
+                if number > MAX_PAGES or len(entries) > MAX_OBJECTS:
                     raise NoS3(
                         f"it lists more than {MAX_OBJECTS} objects, or more than {MAX_PAGES} pages "
                         f"of them"
                     )
 
-            found = [self._listed(entry, prefix) for entry in listed]
+            objects = [self._listed(entry, prefix) for entry in entries]
 
-        return [each for each in found if each.size or not each.key.endswith("/")]
+        return [stored for stored in objects if stored.size or not stored.key.endswith("/")]
 
     def _listed(self, entry: Mapping[str, Any], prefix: str) -> StoredObject:
         """Return an object of a listing. Raises NoS3 for one that lacks what S3 says of each."""
-        key, size, etag = (entry.get(name) for name in ("Key", "Size", "ETag"))
+        key = entry.get("Key")
+        size = entry.get("Size")
+        etag = entry.get("ETag")
         if key is None or size is None or etag is None or size < 0 or not key.startswith(prefix):
             raise NoS3(f"it lists {shorten(key)} with {size} bytes and the ETag {shorten(etag)}")
 
@@ -324,76 +347,82 @@ class Bucket:
             if _code(error) == "NoSuchBucket":
                 raise _of_answer(error, f"s3://{self.name}/{key}") from error
 
-            return None  # it may not be listed
+            # The bucket may not be listed.
+            return None
 
-        near = [each["Key"] for each in page.get("Contents", [])]
-        near += [each["Prefix"] for each in page.get("CommonPrefixes", [])]
-        return next(
-            (one for one in near if one.rstrip("/").rpartition("/")[2].lower() == name.lower()),
-            None,
-        )
+        candidates: list[str] = [entry["Key"] for entry in page.get("Contents", [])]
+        candidates += [entry["Prefix"] for entry in page.get("CommonPrefixes", [])]
+        for candidate in candidates:
+            last_part = candidate.rstrip("/").rpartition("/")[2]
+            if last_part.lower() == name.lower():
+                return candidate
 
-    def fetch(self, wanted: Sequence[StoredObject], folder: Path, progress: Progress) -> None:
+        return None
+
+    def fetch(self, objects: Sequence[StoredObject], folder: Path, progress: Progress) -> None:
         """Fetch objects into a folder. Each has its id as its name as soon as it is whole and
         checked.
         """
         with TransferManager(self._reader, TRANSFERS) as manager:
-            run_all(
-                [partial(self._fetch, each, folder, manager, progress) for each in wanted], progress
-            )
+            tasks = [partial(self._fetch, stored, folder, manager, progress) for stored in objects]
+            run_all(tasks, progress)
 
     def _fetch(
-        self, each: StoredObject, folder: Path, manager: TransferManager, progress: Progress
+        self, stored: StoredObject, folder: Path, manager: TransferManager, progress: Progress
     ) -> None:
-        new = folder / f"{each.id}.new"
+        new = folder / f"{stored.id}.new"
         try:
-            with explained(f"s3://{self.name}/{each.key}", read_key=each.key):
-                if each.size:
-                    manager.download(
-                        self.name, each.key, str(new), subscribers=[_Subscriber(each, progress)]
-                    ).result()
-                else:  # a range of nothing cannot be read
+            with explained(f"s3://{self.name}/{stored.key}", read_key=stored.key):
+                if stored.size:
+                    subscribers = [_Subscriber(stored, progress)]
+                    transfer = manager.download(
+                        self.name, stored.key, str(new), subscribers=subscribers
+                    )
+                    transfer.result()
+                else:
+                    # A range of nothing cannot be read.
                     new.touch()
 
-                self._check(each, new)
+                self._check(stored, new)
 
-            new.rename(folder / each.id)
+            new.rename(folder / stored.id)
         finally:
             new.unlink(missing_ok=True)
 
-    def _check(self, each: StoredObject, file: Path) -> None:
+    def _check(self, stored: StoredObject, file: Path) -> None:
         """Raise Damaged if the file is not what the listing says."""
-        if (size := size_of(file)) != each.size:
-            raise Damaged(each.key, wanted=f"{each.size} bytes", found=size)
+        size = size_of(file)
+        if size != stored.size:
+            raise Damaged(stored.key, wanted=f"{stored.size} bytes", found=size)
 
-        if not MD5.fullmatch(each.etag):
+        if not MD5.fullmatch(stored.etag):
             return
 
-        with open(file, "rb") as opened:
-            digest = hashlib.file_digest(
-                opened, lambda: hashlib.md5(usedforsecurity=False)
-            ).hexdigest()
+        with open(file, "rb") as content:
+            md5 = hashlib.file_digest(content, lambda: hashlib.md5(usedforsecurity=False))
 
-        if digest != each.etag:  # which is no MD5 either if the object is encrypted in some ways
-            head = self._reader.head_object(Bucket=self.name, Key=each.key)
-            if (
-                not head.get("ServerSideEncryption", "").startswith("aws:kms")
-                and "SSECustomerAlgorithm" not in head
-            ):
-                raise Damaged(each.key, wanted=f"MD5 {each.etag}", found=digest)
+        digest = md5.hexdigest()
+        if digest == stored.etag:
+            return
+
+        # An ETag of 32 digits is no MD5 either if the object is encrypted in some ways.
+        head = self._reader.head_object(Bucket=self.name, Key=stored.key)
+        is_by_kms = head.get("ServerSideEncryption", "").startswith("aws:kms")
+        if not is_by_kms and "SSECustomerAlgorithm" not in head:
+            raise Damaged(stored.key, wanted=f"MD5 {stored.etag}", found=digest)
 
 
 @dataclass
 class _Subscriber:
     """Hears from the transfer manager how one object gets on."""
 
-    wanted: StoredObject
+    stored: StoredObject
     progress: Progress
     num_bytes = 0
 
     def on_queued(self, future: Any, **_: object) -> None:
-        future.meta.provide_transfer_size(self.wanted.size)
-        future.meta.provide_object_etag(f'"{self.wanted.etag}"')
+        future.meta.provide_transfer_size(self.stored.size)
+        future.meta.provide_object_etag(f'"{self.stored.etag}"')
 
     def on_progress(self, future: Any, bytes_transferred: int, **_: object) -> None:
         """Count bytes, or take back those of a part that is read again. Raises Damaged for more
@@ -401,8 +430,8 @@ class _Subscriber:
         """
         self.progress.add(bytes_transferred)
         self.num_bytes += bytes_transferred
-        if self.num_bytes > self.wanted.size:
-            raise Damaged(self.wanted.key, wanted=f"{self.wanted.size} bytes", found="more")
+        if self.num_bytes > self.stored.size:
+            raise Damaged(self.stored.key, wanted=f"{self.stored.size} bytes", found="more")
 
 
 class NoS3(ValueError):
@@ -419,7 +448,8 @@ def _bounded(client: Any) -> Any:
 
     def send(request: Any, **_: object) -> Any:
         is_object = request.stream_output
-        request.stream_output = True  # so that the session leaves the body to be read
+        # The session then leaves the body to be read.
+        request.stream_output = True
         response = session.send(request)
         if not (is_object and response.status_code < FIRST_ERROR):
             response._content = _body(response.raw)
@@ -474,18 +504,20 @@ def _of_answer(error: Any, url: str, read_key: str = "") -> Exception:
     if read_key and code in GONE:
         return _changed(read_key, code)
 
-    said = f"S3 answers {code} to {operation}: {error.response.get('Error', {}).get('Message', '')}"
+    message = error.response.get("Error", {}).get("Message", "")
+    reason = f"S3 answers {code} to {operation}: {message}"
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     if status in PASSING_STATUSES or code in PASSING_CODES:
-        return MayPass(said)
+        return MayPass(reason)
 
     if code in REFUSED_CREDENTIALS:
-        return ModelUnusable(f"{url}: {said}; the credentials are not valid")
+        return ModelUnusable(f"{url}: {reason}; the credentials are not valid")
 
-    permission = PERMISSIONS.get(operation, "")
-    return ModelUnusable(
-        f"{url}: {said}" + (f"; it needs the permission {permission}" if permission else "")
-    )
+    permission = PERMISSIONS.get(operation)
+    if permission is None:
+        return ModelUnusable(f"{url}: {reason}")
+
+    return ModelUnusable(f"{url}: {reason}; it needs the permission {permission}")
 
 
 def _changed(key: str, code: str) -> Damaged:

@@ -40,7 +40,8 @@ KNOWN = (
 TAKEN = ("*.json", "*.txt", "*.model*", "*.spm", "*.jinja", "*.tiktoken", "*.safetensors")
 NEVER = ("*.gguf", "*.onnx", "*.h5", "*.msgpack")
 PICKLES = (".bin", ".pt", ".pth")
-ORIGINAL = "original"  # the folder with the weights in the form of the authors' own library
+# The folder with the weights in the form of the authors' own library.
+ORIGINAL = "original"
 CONFIG = "config.json"
 ADAPTER_CONFIG = "adapter_config.json"
 INDEX = ".index.json"
@@ -50,14 +51,17 @@ NO_GGUF = "GGUF is not read"
 NAMES_SHOWN = 5
 CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 MAX_PATH_BYTES = 1024
-# of each part of a path; file systems have 255, of which a file that is half written needs some
+# The bytes of each part of a path. File systems have 255, of which a file that is half written
+# needs some.
 MAX_NAME_BYTES = 240
-MAX_FOLDERS = 32  # one within another, each of which costs a call in Python when they are removed
-OF_CACHE = re.compile(r"/models--[^/]+/snapshots/[^/]+/")  # of a hub's client
-HUB_NOTES = (
-    ".cache/huggingface/download"  # of a hub's client, in a folder that it fills with a repository
-)
-OF_STORE = re.compile("[0-9a-f]{64}")  # of `s3.py: Store`
+# So many folders may lie one within another. Each costs a call in Python when they are removed.
+MAX_FOLDERS = 32
+# The cache of a hub's client.
+OF_CACHE = re.compile(r"/models--[^/]+/snapshots/[^/]+/")
+# What a hub's client notes in a folder that it fills with a repository.
+HUB_NOTES = ".cache/huggingface/download"
+# A folder of `s3.py: Store`.
+OF_STORE = re.compile("[0-9a-f]{64}")
 
 log = logging.getLogger(__name__)
 
@@ -105,10 +109,13 @@ def remote(text: str, *, exists_locally: bool, needs_owner: bool = False) -> Rem
     if text in CATALOGUE:
         return CATALOGUE[text]
 
-    if (scheme := SCHEME.match(text)) is None:
-        return (
-            HubModel(text) if HUB_ID.fullmatch(text) and ("/" in text or not needs_owner) else None
-        )
+    scheme = SCHEME.match(text)
+    if scheme is None:
+        has_owner = "/" in text
+        if HUB_ID.fullmatch(text) and (has_owner or not needs_owner):
+            return HubModel(text)
+
+        return None
 
     if scheme[1].lower() != "s3":
         raise ModelUnusable(
@@ -119,10 +126,11 @@ def remote(text: str, *, exists_locally: bool, needs_owner: bool = False) -> Rem
     if not bucket:
         raise ModelUnusable(f"{shorten(text)}: names no bucket; the form is s3://bucket/prefix")
 
+    if key.lower().endswith(ARCHIVE_SUFFIXES):
+        return S3Model(bucket, key)
+
     prefix = key.rstrip("/")
-    return S3Model(
-        bucket, key if key.lower().endswith(ARCHIVE_SUFFIXES) else f"{prefix}/" * bool(prefix)
-    )
+    return S3Model(bucket, f"{prefix}/" if prefix else "")
 
 
 def parse(text: str) -> RemoteSource:
@@ -146,20 +154,25 @@ def chosen(
     for path in paths:
         folders[str(PurePosixPath(path).parent)].append(path)
 
-    taken: list[str] = []
+    chosen_paths: list[str] = []
     for siblings in folders.values():
-        patterns = [*TAKEN, "*.py"] if trust_remote_code else [*TAKEN]
+        patterns = [*TAKEN]
+        if trust_remote_code:
+            patterns.append("*.py")
+
         if allow_pickle and not any(path.endswith(SAFETENSORS) for path in siblings):
             patterns += [f"*{suffix}" for suffix in PICKLES]
 
-        never = (
-            [*NEVER, "consolidated*"]
-            if any(_is(path, "model*.safetensors") for path in siblings)
-            else NEVER
-        )
-        taken += [path for path in siblings if _is(path, *patterns) and not _is(path, *never)]
+        never = [*NEVER]
+        if any(_is(path, "model*.safetensors") for path in siblings):
+            never.append("consolidated*")
 
-    return sorted(path for path in taken if PurePosixPath(path).parts[0] != ORIGINAL)
+        for path in siblings:
+            is_original = PurePosixPath(path).parts[0] == ORIGINAL
+            if _is(path, *patterns) and not _is(path, *never) and not is_original:
+                chosen_paths.append(path)
+
+    return sorted(chosen_paths)
 
 
 def _is(path: str, *patterns: str) -> bool:
@@ -168,7 +181,8 @@ def _is(path: str, *patterns: str) -> bool:
 
 
 class _Index(msgspec.Struct):
-    weight_map: dict[str, str]  # file by tensor
+    # The file of each tensor.
+    weight_map: dict[str, str]
 
 
 def fault(folder: Path, *, is_adapter: bool = False) -> str | None:
@@ -180,7 +194,10 @@ def fault(folder: Path, *, is_adapter: bool = False) -> str | None:
         return "is not a folder" if folder.exists() else "does not exist"
 
     names = sorted(entry.name for entry in folder.iterdir())
-    weights = [name for name in names if name.startswith("adapter_model.")] if is_adapter else names
+    weights = names
+    if is_adapter:
+        weights = [name for name in names if name.startswith("adapter_model.")]
+
     return _config_fault(names, is_adapter) or _weights_fault(folder, weights, names)
 
 
@@ -193,37 +210,39 @@ def check(
     Messages begin with `name`, which is the folder's path unless it is given.
     """
     subject = name or str(folder)
-    if (found := fault(folder, is_adapter=is_adapter)) is not None:
-        raise ModelUnusable(f"{subject}: {found}")
+    reason = fault(folder, is_adapter=is_adapter)
+    if reason is not None:
+        raise ModelUnusable(f"{subject}: {reason}")
 
-    refuse_pickles(subject, (entry.name for entry in folder.iterdir()), allow_pickle=allow_pickle)
+    names = [entry.name for entry in folder.iterdir()]
+    refuse_pickles(subject, names, allow_pickle=allow_pickle)
 
 
-def taken(source: object, listed: Iterable[str], wanted: WantedSource) -> list[str]:
+def taken(source: object, listing: Iterable[str], wanted_source: WantedSource) -> list[str]:
     """Return which paths of a source's listing are taken, before a byte of it is fetched.
 
     Raises what `check` would raise of its configuration and pickles, and of `check_path` for what
     is taken.
     """
     subject = str(source)
-    paths = list(listed)
+    paths = list(listing)
     top = [path for path in paths if "/" not in path]
-    if (
-        fault := _config_fault(
-            sorted({path.partition("/")[0] for path in paths}), wanted.is_adapter
-        )
-    ) is not None:
-        raise ModelUnusable(f"{subject}: {fault}")
+    names = sorted({path.partition("/")[0] for path in paths})
+    reason = _config_fault(names, wanted_source.is_adapter)
+    if reason is not None:
+        raise ModelUnusable(f"{subject}: {reason}")
 
-    refuse_pickles(subject, top, allow_pickle=wanted.allow_pickle)
+    refuse_pickles(subject, top, allow_pickle=wanted_source.allow_pickle)
     warn_of_properties(subject, top)
-    found = chosen(
-        paths, allow_pickle=wanted.allow_pickle, trust_remote_code=wanted.trust_remote_code
+    chosen_paths = chosen(
+        paths,
+        allow_pickle=wanted_source.allow_pickle,
+        trust_remote_code=wanted_source.trust_remote_code,
     )
-    for path in found:
+    for path in chosen_paths:
         check_path(subject, path)
 
-    return found
+    return chosen_paths
 
 
 def check_path(subject: str, path: str) -> None:
@@ -247,9 +266,9 @@ def check_path(subject: str, path: str) -> None:
             f"{MAX_PATH_BYTES} bytes, {MAX_NAME_BYTES} in each of its names, and "
             f"{MAX_FOLDERS} names"
         )
-        said = f"has {num_bytes} bytes, {longest} in its longest name, and {len(parts)} names"
+        size = f"has {num_bytes} bytes, {longest} in its longest name, and {len(parts)} names"
         raise ModelUnusable(
-            f"{subject}: the path {shorten(path)} {said}; a path has at most {limits}"
+            f"{subject}: the path {shorten(path)} {size}; a path has at most {limits}"
         )
 
 
@@ -283,23 +302,25 @@ def descended(folder: Path) -> Path:
     packed so.
     """
     entries = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
-    return entries[0] if len(entries) == 1 and entries[0].is_dir() else folder
+    if len(entries) == 1 and entries[0].is_dir():
+        return entries[0]
+
+    return folder
 
 
 def _config_fault(names: list[str], is_adapter: bool) -> str | None:
     config = ADAPTER_CONFIG if is_adapter else CONFIG
-    return (
-        None
-        if config in names
-        else f"{listed(names)}; {'an adapter' if is_adapter else 'a model'} has {config}"
-    )
+    if config in names:
+        return None
+
+    kind = "an adapter" if is_adapter else "a model"
+    return f"{listed(names)}; {kind} has {config}"
 
 
 def _weights_fault(folder: Path, weights: list[str], names: list[str]) -> str | None:
     for suffixes in ((SAFETENSORS,), PICKLES):
-        indexes = [
-            name for name in weights if name.endswith(tuple(suffix + INDEX for suffix in suffixes))
-        ]
+        index_suffixes = tuple(suffix + INDEX for suffix in suffixes)
+        indexes = [name for name in weights if name.endswith(index_suffixes)]
         if indexes:
             faults = [_index_fault(folder, index) for index in indexes]
             return None if None in faults else faults[0]
@@ -312,15 +333,17 @@ def _weights_fault(folder: Path, weights: list[str], names: list[str]) -> str | 
 
 def _index_fault(folder: Path, index: str) -> str | None:
     try:
-        shards = set(
-            msgspec.json.decode(read_bounded(folder / index), type=_Index).weight_map.values()
-        )
+        data = read_bounded(folder / index)
+        shards = set(msgspec.json.decode(data, type=_Index).weight_map.values())
     except (OSError, ValueError) as error:
         return f"{index} is not an index of weights: {error}"
 
     missing = sorted(shard for shard in shards if not (folder / shard).is_file())
+    if not missing:
+        return None
+
     more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-    return f"has no {shown(missing[0])}{more}, which {index} names" if missing else None
+    return f"has no {shown(missing[0])}{more}, which {index} names"
 
 
 def came_from(file: Path) -> str:
@@ -342,11 +365,9 @@ def came_from(file: Path) -> str:
         if note.with_name(f"{note.name}.metadata").is_file():
             return "a hub"
 
-        if (
-            folder.name == "model"
-            and OF_STORE.fullmatch(folder.parent.name)
-            and (folder.parent / "blobs").is_dir()
-        ):
+        store = folder.parent
+        is_model_of_store = folder.name == "model" and OF_STORE.fullmatch(store.name)
+        if is_model_of_store and (store / "blobs").is_dir():
             return "a bucket"
 
     return ""
@@ -359,9 +380,13 @@ def unreadable(folder: Path) -> Path | None:
     if not os.access(folder, os.R_OK | os.X_OK, effective_ids=True):
         return folder
 
-    patterns = (*TAKEN, *(f"*{suffix}" for suffix in PICKLES))
-    files = (file for file in sorted(folder.iterdir()) if _is(file.name, *patterns))
-    return next((file for file in files if not _is_readable(file)), None)
+    patterns = [*TAKEN]
+    patterns += [f"*{suffix}" for suffix in PICKLES]
+    for file in sorted(folder.iterdir()):
+        if _is(file.name, *patterns) and not _is_readable(file):
+            return file
+
+    return None
 
 
 def _is_readable(file: Path) -> bool:

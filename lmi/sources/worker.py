@@ -26,11 +26,15 @@ from lmi.shared.sink import guard_streams, stream
 from lmi.sources.fetches import FAILURE, PROGRESS, RESULT, SPARE_BYTES, FetchRequest, write
 from lmi.sources.job import DELAYS_S, FetchJob, Progress, fetch
 
-REPORT_S = 0.5  # between two files with the progress
-LOG_S = 10.0  # between two lines of the log
-SLOW_LINES = 3  # of them pass before a slow download is a warning, and between two warnings
+# Seconds between two files with the progress.
+REPORT_S = 0.5
+# Seconds between two lines of the log.
+LOG_S = 10.0
+# So many lines pass before a slow download is a warning, and between two warnings.
+SLOW_LINES = 3
 
-log = logging.getLogger("lmi.sources.worker")  # this module is __main__ where it runs
+# This module is `__main__` where it runs.
+log = logging.getLogger("lmi.sources.worker")
 
 
 @contextmanager
@@ -38,17 +42,17 @@ def reporting(progress: Progress, file: Path, *, has_bar: bool, log_s: float) ->
     """Report from a thread in the block: in a file, and to people as a bar on a terminal or as
     lines in the log.
     """
-    columns = (
+    bar = bars.Progress(
+        "{task.description}",
         bars.BarColumn(),
         bars.DownloadColumn(),
         bars.TransferSpeedColumn(),
         bars.TimeRemainingColumn(),
+        console=Console(file=stream(lmi.shared.log.fd())),
+        transient=True,
+        disable=not has_bar,
     )
-    console = Console(file=stream(lmi.shared.log.fd()))
-    is_off = not has_bar
-    bar = bars.Progress(
-        "{task.description}", *columns, console=console, transient=True, disable=is_off
-    )
+
     over = threading.Event()
     thread = threading.Thread(
         target=_report, args=(progress, file, bar, log_s, over), name="reporter", daemon=True
@@ -66,31 +70,36 @@ def _report(
     progress: Progress, file: Path, bar: bars.Progress, log_s: float, over: threading.Event
 ) -> None:
     task = bar.add_task("", total=None, visible=False)
-    written = None
+    last_report = None
     is_last = False
     logged_s = warned_s = time.monotonic()
     while not is_last:
         is_last = over.wait(REPORT_S)
         report = progress.report()
-        if report != written:
+        if report != last_report:
             try:
                 write(file, report)
-                written = report
-            except OSError as error:  # a full disk; the fetch itself says so
+                last_report = report
+            except OSError as error:
+                # The disk may be full, which the fetch itself says.
                 log.debug("%s cannot be written: %s", file, error)
 
-        said = f"{report.stage} {report.source} {report.num_files}/{report.total_files}"
-        total = report.total_bytes or None
-        bar.update(task, description=said, completed=report.num_bytes, total=total, visible=True)
-        if bar.disable and report.source and time.monotonic() - logged_s >= log_s:
+        description = f"{report.stage} {report.source} {report.num_files}/{report.total_files}"
+        bar.update(
+            task,
+            description=description,
+            completed=report.num_bytes,
+            total=report.total_bytes or None,
+            visible=True,
+        )
+        if not bar.disable:
+            continue
+
+        if report.source and time.monotonic() - logged_s >= log_s:
             logged_s = time.monotonic()
             log.info("%s", report)
 
-        if (
-            bar.disable
-            and report.slow is not None
-            and time.monotonic() - warned_s >= SLOW_LINES * log_s
-        ):
+        if report.slow is not None and time.monotonic() - warned_s >= SLOW_LINES * log_s:
             warned_s = time.monotonic()
             log.warning("%s", report.slow)
 
@@ -103,19 +112,15 @@ def run(
     says_failure: bool,
 ) -> int:
     """Fetch every source and write the result or the failure. Returns the exit code."""
+    folders: dict[str, str] = {}
     try:
         with reporter:
-            folders = {}
             for job in jobs:
                 started_s = time.monotonic()
                 source = job.wanted.source
                 folders[source] = str(fetch(job))
-                log.info(
-                    "%s is in %s, after %.1f s",
-                    source,
-                    folders[source],
-                    time.monotonic() - started_s,
-                )
+                time_s = time.monotonic() - started_s
+                log.info("%s is in %s, after %.1f s", source, folders[source], time_s)
     except Exception as error:
         if isinstance(error, StartError):
             failure = error
@@ -123,7 +128,8 @@ def run(
             log.exception("the fetch failed")
             failure = StartError(f"the fetch failed: {type(error).__name__}: {cause_line(error)}")
 
-        with suppress(OSError):  # if this disk is full too, the exit code and the log still say it
+        # If this disk is full too, the exit code and the log still say it.
+        with suppress(OSError):
             write(folder / FAILURE, failure.info)
 
         # On a terminal people read it only once, in the supervisor's last message.
@@ -136,10 +142,11 @@ def run(
     return 0
 
 
-def main() -> None:
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="lmi.sources.worker", description=__doc__)
     parser.add_argument("request", type=Path, help="a file with the FetchRequest as JSON")
     parser.add_argument("folder", type=Path, help="where progress, result or failure are written")
+
     parser.add_argument("--log-level", default="INFO")
     parser.add_argument("--log-format", default="auto", choices=("auto", "text", "json"))
     parser.add_argument("--no-bar", action="store_true", help="log the progress on a terminal too")
@@ -152,32 +159,45 @@ def main() -> None:
     parser.add_argument(
         "--spare-bytes", type=int, default=SPARE_BYTES, help="bytes of the disk that stay free"
     )
-    given = parser.parse_args()
-    guard_streams()
-    faulthandler.register(signal.SIGUSR2, all_threads=True)
-    linux.set_title("lmi-fetch")
-    linux.hide_memory()
-    lmi.shared.log.setup("fetch", given.log_level, given.log_format, linux.log_fd())
-    os.environ.setdefault(
-        "HF_HUB_DISABLE_TELEMETRY", "1"
-    )  # without it the client asks the hub for one more list
-    # The log of the hub's client goes where ours goes. Its other libraries write one line for each
-    # request.
+
+    return parser.parse_args()
+
+
+def _quieten_libraries() -> None:
+    """Let the log of the hub's client go where ours goes, and the other libraries write no line for
+    each request.
+    """
     hub = logging.getLogger("huggingface_hub")
     hub.handlers.clear()
     hub.propagate = True
     for name in ("httpx2", "httpx", "botocore", "boto3", "s3transfer", "urllib3", "filelock"):
         logging.getLogger(name).setLevel(logging.WARNING)
 
-    request = msgspec.json.decode(given.request.read_bytes(), type=FetchRequest)
-    has_bar = os.isatty(lmi.shared.log.fd()) and given.log_format != "json" and not given.no_bar
+
+def main() -> None:
+    arguments = _arguments()
+    guard_streams()
+    faulthandler.register(signal.SIGUSR2, all_threads=True)
+    linux.set_title("lmi-fetch")
+    linux.hide_memory()
+    lmi.shared.log.setup("fetch", arguments.log_level, arguments.log_format, linux.log_fd())
+    # Without it the client asks the hub for one more list.
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    _quieten_libraries()
+
+    request = msgspec.json.decode(arguments.request.read_bytes(), type=FetchRequest)
+    is_json = arguments.log_format == "json"
+    has_bar = os.isatty(lmi.shared.log.fd()) and not is_json and not arguments.no_bar
+
     progress = Progress()
-    jobs = [
-        FetchJob(wanted, progress, tuple(given.delays), given.spare_bytes)
-        for wanted in request.sources
-    ]
-    reporter = reporting(progress, given.folder / PROGRESS, has_bar=has_bar, log_s=given.log_s)
-    linux.end_at_once(run(jobs, given.folder, reporter, says_failure=not has_bar))
+    delays_s = tuple(arguments.delays)
+    jobs: list[FetchJob] = []
+    for source in request.sources:
+        jobs.append(FetchJob(source, progress, delays_s, arguments.spare_bytes))
+
+    progress_file = arguments.folder / PROGRESS
+    reporter = reporting(progress, progress_file, has_bar=has_bar, log_s=arguments.log_s)
+    linux.end_at_once(run(jobs, arguments.folder, reporter, says_failure=not has_bar))
 
 
 if __name__ == "__main__":
