@@ -41,26 +41,17 @@ from lmi.settings.config import Config
 
 def document(config: Config) -> dict[str, Any]:
     """Return the whole document, as JSON's objects."""
-    apis = [
-        invocations(config),
-        adapters.description(config),
-        models.description(config),
-        server(config),
-    ]
+    apis = [invocations(config)]
     if not config.is_user_code:
-        apis[1:1] = [
-            each.describe(config)
-            for each in (openai, responses, anthropic, embeddings, tgi, triton)
-        ]
+        for api in (openai, responses, anthropic, embeddings, tgi, triton):
+            apis.append(api.describe(config))
 
-    paths: dict[str, dict[str, parts.Operation]] = {}
-    for path, methods in ((path, methods) for api in apis for path, methods in api.paths.items()):
-        paths.setdefault(path, {}).update(methods)
-        for method, operation in methods.items():
-            # generators name a function by it
-            name = f"{method} {path}{'slash' if path.endswith('/') else ''}"
-            operation["operationId"] = re.sub(r"\W+", "_", name).strip("_")
+    apis += [adapters.description(config), models.description(config), server(config)]
+    schemas: dict[str, Schema] = {}
+    for description in apis:
+        schemas |= description.schemas
 
+    paths = _paths(apis)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -72,22 +63,38 @@ def document(config: Config) -> dict[str, Any]:
         },
         "tags": [{"name": api.name, "description": api.about} for api in apis],
         "components": {
-            "schemas": {name: schema for api in apis for name, schema in api.schemas.items()},
+            "schemas": schemas,
             "responses": _share_failures(paths),
         },
         "paths": paths,
     }
 
 
+def _paths(apis: list[ApiDescription]) -> dict[str, dict[str, parts.Operation]]:
+    """Return the operations of all APIs, by path and method, with an id for each."""
+    paths: dict[str, dict[str, parts.Operation]] = {}
+    for api in apis:
+        for path, methods in api.paths.items():
+            paths.setdefault(path, {}).update(methods)
+            for method, operation in methods.items():
+                # Generators name a function by it.
+                name = f"{method} {path}{'slash' if path.endswith('/') else ''}"
+                operation["operationId"] = re.sub(r"\W+", "_", name).strip("_")
+
+    return paths
+
+
 def _share_failures(paths: dict[str, dict[str, parts.Operation]]) -> dict[str, Any]:
     """Replace repeated error responses by references. Returns the shared responses."""
     shared: dict[str, Any] = {}
-    for operation in (operation for methods in paths.values() for operation in methods.values()):
-        responses = operation["responses"] = dict(operation["responses"])
-        for status, response in responses.items():
-            name = f"{operation['tags'][0]}{status}"
-            if status != "200" and shared.setdefault(name, response) == response:
-                responses[status] = {"$ref": f"#/components/responses/{name}"}
+    for methods in paths.values():
+        for operation in methods.values():
+            responses = dict(operation["responses"])
+            operation["responses"] = responses
+            for status, response in responses.items():
+                name = f"{operation['tags'][0]}{status}"
+                if status != "200" and shared.setdefault(name, response) == response:
+                    responses[status] = {"$ref": f"#/components/responses/{name}"}
 
     return shared
 
@@ -143,16 +150,17 @@ def server(config: Config) -> ApiDescription:
         "The settings of the server and its models, without secrets",
         content(info),
     )
+
     page = {"text/html; charset=utf-8": {"schema": parts.STRING}}
     api.add("get", "/metrics", "Metrics for Prometheus", {MEDIA_TYPE: {"schema": parts.STRING}})
     api.add("get", "/openapi.json", "This description", content(dict))
     api.add("get", "/", "The playground for a browser, links for others", page | content(dict))
     api.add("get", "/playground", "A page to chat with the model", page)
     api.add("get", "/docs", "This description, to read and to try", page)
-    files = {
-        f"{media_type}; charset=utf-8": {"schema": parts.STRING}
-        for media_type in pages.TYPES.values()
-    }
+    files: parts.Content = {}
+    for media_type in pages.TYPES.values():
+        files[f"{media_type}; charset=utf-8"] = {"schema": parts.STRING}
+
     api.add("get", "/pages/{name}", "A file of the pages", files)
     api.add(
         "get",
@@ -227,11 +235,9 @@ ANSWERS = (
 EVENTS = ("TgiEvent", "TgiError", "ResponseEvent", "AnthropicEvent", "AnthropicError")
 ABOUT = (
     "SageMaker's paths: `inputs` is read by the LMI schema, `messages` and `prompt` by OpenAI's. A "
-    "stream is "
-    "lines, or server-sent events where `output_formatter` or Accept ask for them; OpenAI's end "
-    "with `[DONE]`. "
-    "A body of type application/jsonlines holds a request on each line, and its answer a line for "
-    "each, in order."
+    "stream is lines, or server-sent events where `output_formatter` or Accept ask for them; "
+    "OpenAI's end with `[DONE]`. A body of type application/jsonlines holds a request on each "
+    "line, and its answer a line for each, in order."
 )
 THREE_KEYS = struct(code=int, message=str, error=str)
 BATCH = {
@@ -253,41 +259,43 @@ def invocations(config: Config) -> ApiDescription:
         return _user_code(config)
 
     is_tgi = config.model.tgi_compat
-    is_batch = config.model.dynamic_batch
     answer: Form = ["LmiAnswer"] if is_tgi else "LmiAnswer"
     request = "LmiRequest"
     record = "LmiRecord"
     error = "Error"
-    if is_batch:
+    schemas = _schemas(is_tgi)
+    error_rules = lmi.LMI.errors
+    if config.model.dynamic_batch:
         request = "BatchRequest"
         answer = "BatchAnswer"
         record = "BatchRecord"
         error = "BatchError"
+        schemas = BATCH
+        error_rules = batch.DYNAMIC_BATCH.errors
 
     body = content(either(request, "OpenAIChatRequest", "OpenAITextRequest", "SessionRequest"))
     body |= {"text/plain": {"schema": PROMPT}}
+    error_schemas = dict.fromkeys((error, "Error", "OpenAIError", "TgiError", "AnthropicError"))
     of_route = {
         "AnswerOfRoute": either(answer, *ANSWERS),
         "LineOfRoute": either(record, "OpenAIChatChunk", "OpenAITextChunk", "OpenAIError"),
         "EventOfRoute": either("LineOfRoute", *EVENTS),
-        "ErrorOfRoute": either(
-            *dict.fromkeys((error, "Error", "OpenAIError", "TgiError", "AnthropicError"))
-        ),
+        "ErrorOfRoute": either(*error_schemas),
     }
-    ok = (
-        content("AnswerOfRoute")
-        | content("LineOfRoute", JSONLINES)
-        | content("EventOfRoute", SSE, end="[DONE]")
-    )
+    ok = content("AnswerOfRoute")
+    ok |= content("LineOfRoute", JSONLINES)
+    ok |= content("EventOfRoute", SSE, end="[DONE]")
     if config.user_code is not None:
-        ok |= {"*/*": {}}  # its formatter's
+        # A formatter of user code answers what it likes.
+        ok |= {"*/*": {}}
 
-    rules = [
-        api.errors for api in (batch.DYNAMIC_BATCH if is_batch else lmi.LMI, *BY_ROUTE.values())
-    ]
-    schemas = (BATCH if is_batch else _schemas(is_tgi)) | SESSIONS | of_route
     api = ApiDescription(
-        "LMI", ABOUT, config.model, schemas, content("ErrorOfRoute", JSON, JSONLINES, SSE), rules
+        "LMI",
+        ABOUT,
+        config.model,
+        schemas | SESSIONS | of_route,
+        content("ErrorOfRoute", JSON, JSONLINES, SSE),
+        rules=[error_rules, *(route.errors for route in BY_ROUTE.values())],
     )
     for path in PATHS:
         api.infer(path, "Continue a prompt", ok, body, HEADERS)
@@ -301,8 +309,8 @@ def _user_code(config: Config) -> ApiDescription:
     anything = {"*/*": Schema()}
     api = ApiDescription("LMI", about, config.model, {"Error": THREE_KEYS}, rules=[lmi.LMI.errors])
     for path in PATHS:
-        asks = api.infer(path, "Ask the model's code", anything, anything)
-        asks["responses"]["default"] = {
+        operation = api.infer(path, "Ask the model's code", anything, anything)
+        operation["responses"]["default"] = {
             "description": "what the model's code answers",
             "content": anything,
         }
@@ -311,8 +319,11 @@ def _user_code(config: Config) -> ApiDescription:
 
 
 def _schemas(is_tgi: bool) -> dict[str, Schema]:
-    flag, log_prob = ("special", "logprob") if is_tgi else ("special_token", "log_prob")
+    flag = "special" if is_tgi else "special_token"
+    log_prob = "logprob" if is_tgi else "log_prob"
     token: dict[str, Form] = {"id": int, "text": str, log_prob: float | None, flag: bool}
+    optional_flag = () if is_tgi else (flag,)
+
     details = struct(
         "tokens",
         "prefill",
@@ -328,12 +339,15 @@ def _schemas(is_tgi: bool) -> dict[str, Schema]:
             struct(finish_reason=ENDS, generated_tokens=int, tokens=TOKENS, generated_text=str)
         ],
     )
+
     error: dict[str, Form] = {"error": str, "code": int}
-    error |= {"error_type": ("validation", "generation", "overloaded")} if is_tgi else {}
+    if is_tgi:
+        error["error_type"] = ("validation", "generation", "overloaded")
+
     answer: dict[str, Form] = {"generated_text": str, "details": "LmiDetails"}
     return {
         "LmiRequest": REQUEST,
-        "LmiToken": struct(*() if is_tgi else (flag,), **token),
+        "LmiToken": struct(*optional_flag, **token),
         "LmiDetails": details,
         "LmiAnswer": struct("details", **answer),
         "LmiRecord": struct(

@@ -20,7 +20,8 @@ from lmi.settings.config import ModelConfig
 Schema = dict[str, Any]
 Form = type | UnionType | str | tuple[str, ...] | list[Any] | Schema | None
 """A schema in short, which `schema_of` writes out. As a body it may also be a Content."""
-Content = dict[str, Schema]  # by media type
+# A schema by media type.
+Content = dict[str, Schema]
 Operation = dict[str, Any]
 Causes = Iterable[type[errors.LmiError]]
 
@@ -34,7 +35,8 @@ TYPES: dict[type | None, str] = {
     dict: "object",
 }
 STRING: Schema = {"type": "string"}
-OF_HTTP = {  # what an answer may mean besides the errors of its route
+# What an answer may mean besides the errors of its route.
+OF_HTTP = {
     404: "There is no such path.",
     405: "The path has other methods.",
     408: "The request did not come in time.",
@@ -73,11 +75,10 @@ def schema_of(form: Form) -> Schema:
     if isinstance(form, tuple):
         return {"enum": list(form)}
 
-    return (
-        or_null(form.__args__[0])
-        if isinstance(form, UnionType)
-        else {"type": TYPES.get(form, "null")}
-    )
+    if isinstance(form, UnionType):
+        return or_null(form.__args__[0])
+
+    return {"type": TYPES.get(form, "null")}
 
 
 def array(items: Form) -> Schema:
@@ -115,10 +116,14 @@ def asked(properties: Mapping[str, Form], *required: str, example: object = None
     """Describe an object of a request, which may have further properties."""
     schemas = {name: schema_of(form) for name, form in properties.items()}
     described: Schema = {"type": "object", "properties": schemas, "required": list(required)}
-    return described if example is None else {**described, "examples": [example]}
+    if example is not None:
+        described["examples"] = [example]
+
+    return described
 
 
-WAITING: dict[str, Form] = {  # what an event of a stream has beside while there is no token
+# What an event of a stream has beside while there is no token.
+WAITING: dict[str, Form] = {
     "prompt_progress": struct(**dict.fromkeys(("total", "cache", "processed", "time_ms"), int)),
     "queue_status": struct(queue_position=int, estimated_wait_seconds=float | None),
 }
@@ -128,10 +133,15 @@ def taken(table: Mapping[str, Parameter]) -> dict[str, Schema]:
     """Return the schemas of the values that a table takes, each with null added and with what it
     means.
     """
-    return {
-        name: or_null(json_schema_of(row.read)) | ({"description": row.help} if row.help else {})
-        for name, row in table.items()
-    }
+    schemas: dict[str, Schema] = {}
+    for name, row in table.items():
+        schema = or_null(json_schema_of(row.read))
+        if row.help:
+            schema = {**schema, "description": row.help}
+
+        schemas[name] = schema
+
+    return schemas
 
 
 def about_defaults(model: ModelConfig) -> str:
@@ -139,19 +149,26 @@ def about_defaults(model: ModelConfig) -> str:
     has none.
     """
     defaults = model.generation_defaults
-    return f" What a request leaves out is, for this model: {defaults}." if defaults.values else ""
+    if not defaults.values:
+        return ""
+
+    return f" What a request leaves out is, for this model: {defaults}."
 
 
 def parameter(place: str, name: str, form: Form, description: str = "") -> Schema:
-    described = {"name": name, "in": place, "schema": schema_of(form)}
-    return {**described, "description": description} if description else described
+    described: Schema = {"name": name, "in": place, "schema": schema_of(form)}
+    if description:
+        described["description"] = description
+
+    return described
 
 
 def content(form: Form, *media_types: str, end: str = "") -> Content:
     """Return the schema by media type: of the body for JSON, else of one record. `end` is an event
     that is not JSON.
     """
-    return {media: _medium(schema_of(form), media, end) for media in media_types or (JSON,)}
+    schema = schema_of(form)
+    return {media: _medium(schema, media, end) for media in media_types or (JSON,)}
 
 
 def _medium(schema: Schema, media_type: str, end: str) -> Schema:
@@ -198,19 +215,22 @@ class ApiDescription:
         """Describe an operation, whose failures have these causes and those of every route. Without
         `ok` it fails.
         """
-        causes = (
-            errors.Unavailable,
-            *causes,
-            *([errors.UnknownModel] if "{model}" in path else ()),
-        )
-        answers = {"200": {"description": "the answer", "content": _content(ok)}} if ok else {}
-        responses = answers | self._failures(causes)
+        all_causes: list[type[errors.LmiError]] = [errors.Unavailable, *causes]
+        if "{model}" in path:
+            all_causes.append(errors.UnknownModel)
+
+        responses: dict[str, Schema] = {}
+        if ok:
+            responses["200"] = {"description": "the answer", "content": _content(ok)}
+
+        responses |= self._failures(all_causes)
         described: Operation = {"tags": [self.name], "summary": summary, "responses": responses}
         if body:
             described["requestBody"] = {"required": True, "content": _content(body)}
 
-        if parameters := [*_names(self.model, path), *parameters]:
-            described["parameters"] = parameters
+        all_parameters = [*_parameters_of_path(self.model, path), *parameters]
+        if all_parameters:
+            described["parameters"] = all_parameters
 
         self.paths.setdefault(path, {})[method] = described
         return described
@@ -226,26 +246,37 @@ class ApiDescription:
         """
         reasons = {status: [reason] for status, reason in OF_HTTP.items()}
         for cause in dict.fromkeys(causes):
-            for status in {rules.status_of(cause) for rules in self.rules} or {cause.status}:
-                reasons.setdefault(status, []).append((cause.__doc__ or "").partition("\n")[0])
+            reason = (cause.__doc__ or "").partition("\n")[0]
+            statuses = {rules.status_of(cause) for rules in self.rules} or {cause.status}
+            for status in statuses:
+                reasons.setdefault(status, []).append(reason)
 
-        return {
-            str(status): {"description": " ".join(reasons[status]), "content": self.error}
-            for status in sorted(reasons)
-        }
+        failures: dict[str, Schema] = {}
+        for status in sorted(reasons):
+            description = " ".join(reasons[status])
+            failures[str(status)] = {"description": description, "content": self.error}
+
+        return failures
 
 
 def _content(form: Form) -> Content:
     return form if isinstance(form, dict) else content(form)
 
 
-def _names(model: ModelConfig, path: str) -> list[Schema]:
+def _parameters_of_path(model: ModelConfig, path: str) -> list[Schema]:
     """Return the parameters of a path, with all values that are served here if the server has only
     one model.
     """
-    served = {"model": list(model.names), "version": [model.version]} if model.path else {}
-    named = re.findall(r"{(\w+)}", path)
-    schemas = {name: STRING | ({"enum": served[name]} if name in served else {}) for name in named}
-    return [
-        {"name": name, "in": "path", "required": True, "schema": schemas[name]} for name in named
-    ]
+    served: dict[str, list[str]] = {}
+    if model.path:
+        served = {"model": list(model.names), "version": [model.version]}
+
+    parameters: list[Schema] = []
+    for name in re.findall(r"{(\w+)}", path):
+        schema = STRING
+        if name in served:
+            schema = {**STRING, "enum": served[name]}
+
+        parameters.append({"name": name, "in": "path", "required": True, "schema": schema})
+
+    return parameters
