@@ -11,14 +11,22 @@ MAX_INT = 2**63 - 1
 
 
 def check_int(name: str, value: int | None, minimum: int, maximum: int = MAX_INT) -> None:
-    if value is not None and (fault := int_fault(value, minimum, maximum)):
+    if value is None:
+        return
+
+    fault = int_fault(value, minimum, maximum)
+    if fault:
         raise broken(name, fault, value)
 
 
 def check_range(
     name: str, value: float | None, low: float, high: float, *, low_open: bool = False
 ) -> None:
-    if value is not None and (fault := range_fault(value, low, high, low_open=low_open)):
+    if value is None:
+        return
+
+    fault = range_fault(value, low, high, low_open=low_open)
+    if fault:
         raise broken(name, fault, value)
 
 

@@ -106,7 +106,8 @@ def matching(
     """
 
     def parse(text: str) -> Any:
-        if (match := re.fullmatch(pattern, text)) is None:
+        match = re.fullmatch(pattern, text)
+        if match is None:
             raise ValueError
 
         return value_of(*(match.groups() or [text]))

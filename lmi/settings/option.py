@@ -32,7 +32,7 @@ class Option(Struct, frozen=True):
     default: Any
     # The settings that declare it: server, model or engine.
     part: str
-    # The field of Config that it fills, such as "server.port", or "" if it fills none directly
+    # The field of Config that it fills, such as "server.port", or "" if it fills none directly.
     field: str
     # The class and its field.
     declared: tuple[type, str]
