@@ -11,8 +11,9 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import httpx2
 import msgspec
@@ -59,6 +60,15 @@ class HubRefusal(Exception):
 
 class _ErrorBody(msgspec.Struct):
     error: str
+
+
+@dataclass(frozen=True, slots=True)
+class ApiAnswer(Generic[T]):
+    """An answer of the hub's API as a value, the response it came with, and its bytes."""
+
+    value: T
+    response: httpx2.Response
+    num_bytes: int
 
 
 class HubClient:
@@ -119,8 +129,8 @@ class HubClient:
         *,
         left_bytes: int | None = None,
         count: Callable[[int], None] = lambda num_bytes: None,
-    ) -> tuple[T, httpx2.Response, int]:
-        """Return an answer of the hub's API as a value, the response it came with, and its bytes.
+    ) -> ApiAnswer[T]:
+        """Return an answer of the hub's API as a value of this kind.
 
         `count` gets the bytes as they come, and `left_bytes` is how many may come, if fewer than
         usual. Raises HubRefusal for a status that says no, and NoHub for an answer that is not of
@@ -143,11 +153,13 @@ class HubClient:
                     )
 
         try:
-            return msgspec.json.decode(body, type=kind), response, len(body)
+            value = msgspec.json.decode(body, type=kind)
         except RecursionError as error:
             raise NoHub(f"an answer to {response.url.path} is nested too deeply") from error
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise NoHub(f"an answer to {response.url.path}: {cause_line(error)}") from error
+
+        return ApiAnswer(value, response, len(body))
 
     def _prepare(self, request: httpx2.Request, silence_s: float) -> None:
         """Look where a request would go, and limit its silence. Raises SecurityRefused."""

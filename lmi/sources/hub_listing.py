@@ -220,11 +220,12 @@ class HubApi:
     def commit_of(self, revision: str) -> str:
         """Return the commit that a branch, tag or commit means."""
         url = f"{self._repository}/revision/{quote(revision, safe='')}"
-        answer, _, _ = self._client.answer(url, self._headers, _Revision, count=self._count)
-        if not COMMIT.fullmatch(answer.sha):
-            raise NoHub(f"it names the commit {shorten(answer.sha)}")
+        answer = self._client.answer(url, self._headers, _Revision, count=self._count)
+        commit = answer.value.sha
+        if not COMMIT.fullmatch(commit):
+            raise NoHub(f"it names the commit {shorten(commit)}")
 
-        return answer.sha
+        return commit
 
     def files_of(self, commit: str) -> list[HubFile]:
         """Return the files of a commit, from all pages of its listing."""
@@ -246,21 +247,21 @@ class HubApi:
         query = "?recursive=true&expand=false"
         left_bytes = MAX_LISTING_BYTES
         for _ in range(MAX_PAGES):
-            entries, response, num_bytes = self._client.answer(
+            answer = self._client.answer(
                 url + query,
                 self._headers,
                 list[_Entry],
                 left_bytes=left_bytes,
                 count=self._count,
             )
-            yield entries
+            yield answer.value
 
-            left_bytes -= num_bytes
-            following = _next_query(response)
-            if following is None:
+            left_bytes -= answer.num_bytes
+            next_query = _next_query(answer.response)
+            if next_query is None:
                 return
 
-            query = f"?{following}"
+            query = f"?{next_query}"
 
         raise NoHub(f"its list of files has more than {MAX_PAGES} pages")
 

@@ -113,12 +113,12 @@ class PackageFetch:
             text = output.read_text(errors="replace")
             raise self._unreachable(_last_error(text) or f"pip exits with {process.returncode}")
 
-        found = sorted(wheels.glob("*.whl"))
-        if not found:
+        arrived = sorted(wheels.glob("*.whl"))
+        if not arrived:
             raise self._unreachable("pip brought no wheel")
 
         self._progress.file_done()
-        return found[0]
+        return arrived[0]
 
     def _count(self, process: subprocess.Popen[bytes], temporary: Path) -> None:
         """Count the bytes that come until pip ends. Raises SourceUnreachable if none comes."""

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 import tokenizers
 from tokenizers import AddedToken
@@ -79,6 +79,13 @@ BYTE_OF_CHAR |= {chr(256 + n): byte for n, byte in enumerate(OTHER_BYTES)}
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
+
+
+class SpecialText(NamedTuple):
+    """The text of a special token, and the ids that encode it where it is only text."""
+
+    text: str
+    ids: list[int]
 
 
 class TokenTexts(dict[int, str | bytes]):
@@ -196,8 +203,7 @@ class Tokenizer:
             inside = bisect_right(forged, start)
             has_place_inside = inside < len(forged) and forged[inside] < end
             if has_place_inside and token_id in self.special_texts:
-                _, ids_of_text = self.special_texts[token_id]
-                ids += ids_of_text
+                ids += self.special_texts[token_id].ids
             else:
                 ids.append(token_id)
 
@@ -375,11 +381,9 @@ class Tokenizer:
         """Return the token as the vocabulary spells it."""
         return self._backend.id_to_token(token_id) or ""
 
-    def _special_texts(self) -> dict[int, tuple[str, list[int]]]:
-        """Return the text of each special token by its id, and the ids of this text where it is
-        only text.
-        """
-        special_texts: dict[int, tuple[str, list[int]]] = {}
+    def _special_texts(self) -> dict[int, SpecialText]:
+        """Return the texts of special tokens by the tokens' ids."""
+        special_texts: dict[int, SpecialText] = {}
         self._backend.encode_special_tokens = True
         try:
             for token_id, token in self._backend.get_added_tokens_decoder().items():
@@ -388,7 +392,7 @@ class Tokenizer:
 
                 ids = self._encode_inside(token.content)
                 if ids is not None and token_id not in ids:
-                    special_texts[token_id] = (token.content, ids)
+                    special_texts[token_id] = SpecialText(token.content, ids)
         finally:
             self._backend.encode_special_tokens = False
 
