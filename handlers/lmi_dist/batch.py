@@ -12,13 +12,16 @@ from dataclasses import dataclass
 from handlers.lmi_dist.runner import Chunk, Plan, Runner
 
 LEAST_BATCH = 8
-SHORT_GAP_S = 0.05  # between two tokens of a stream: 20 tokens/s are read by nobody
-LEAST_GAIN = (
-    1.1  # in tokens per second, for which a batch of twice the size is worth its longer gap
-)
-NUM_TRIES = 3  # of a step whose time may be disturbed by other processes
-LONG_TRY_S = 0.05  # a step that takes longer is tried twice
-# for measuring
+# The gap between two tokens of a stream. Nobody reads more than 20 tokens/s.
+SHORT_GAP_S = 0.05
+# A batch of twice the size is worth its longer gap if it makes so many times the tokens per
+# second.
+LEAST_GAIN = 1.1
+# How often a step is measured, as other processes may disturb it.
+NUM_TRIES = 3
+# A step that takes longer is tried twice.
+LONG_TRY_S = 0.05
+# How much time the measurement may take.
 LEAST_BUDGET_S = 0.3
 SHARE_OF_LOAD = 0.05
 
@@ -34,8 +37,9 @@ class BatchChoice:
 def choose_batch(
     step_s: Callable[[int], float], least: int, most: int, budget_s: float
 ) -> BatchChoice:
-    """The largest batch that pays, of `least` to `most` sequences. `step_s` makes a step of so many
-    and says its time.
+    """The largest batch that pays, of `least` to `most` sequences.
+
+    `step_s` makes a step of so many and says its time.
 
     A batch may grow to twice its size while its steps stay short, or while it makes LEAST_GAIN
     times the tokens.
@@ -54,7 +58,8 @@ def choose_batch(
 
         return min(tries)
 
-    size, seconds = least, best(least, seconds)
+    size = least
+    seconds = best(least, seconds)
     while size < most and spent_s < budget_s:
         larger = min(2 * size, most)
         first_s = step_s(larger)
@@ -62,18 +67,15 @@ def choose_batch(
         larger_s = best(larger, first_s)
         if larger_s > SHORT_GAP_S and larger / larger_s < LEAST_GAIN * size / seconds:
             speeds = f"{size / seconds:.0f} tokens/s, one of {larger} {larger / larger_s:.0f}"
-            return BatchChoice(
-                size, f"a batch of {size} makes {speeds} in steps of {_ms(larger_s)}"
-            )
+            why = f"a batch of {size} makes {speeds} in steps of {_ms(larger_s)}"
+            return BatchChoice(size, why)
 
         size = larger
         seconds = larger_s
 
     if size == most:
-        return BatchChoice(
-            most,
-            f"a batch of {most} makes {most / seconds:.0f} tokens/s in steps of {_ms(seconds)}",
-        )
+        speed = f"{most / seconds:.0f} tokens/s"
+        return BatchChoice(most, f"a batch of {most} makes {speed} in steps of {_ms(seconds)}")
 
     return BatchChoice(size, f"a step of {size} takes {_ms(seconds)}, too long to try more")
 

@@ -11,9 +11,8 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence as SequenceOf
-from functools import partial
-from typing import TYPE_CHECKING
+from collections.abc import Sequence as SequenceOf
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -72,19 +71,27 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
         *,
         progress: Progress = lambda stage, share: None,
     ) -> None:
-        if isinstance(
-            json_config_str, ExecutorConfig | EngineConfig
-        ):  # the second argument of the first form
-            json_config_str, config = None, json_config_str
+        if isinstance(json_config_str, ExecutorConfig | EngineConfig):
+            # It is the second argument of the first form.
+            config = json_config_str
+            json_config_str = None
 
         settings, options = both(config)
-        stats = settings.iter_stats_max_iterations, settings.request_stats_max_iterations
-        super().__init__(EmbeddedSequence, settings.max_queue_size, *stats)
+        super().__init__(
+            EmbeddedSequence,
+            settings.max_queue_size,
+            settings.iter_stats_max_iterations,
+            settings.request_stats_max_iterations,
+        )
+
         processors = new_post_processors(settings, options, model)
         with in_files(model, json_config_str) as source:
             self._runner, limits = load_runner(source, options, progress)
 
-        self._lora = None if self._runner.adapters is None else LoraAdapters(self._runner.adapters)
+        self._lora: LoraAdapters | None = None
+        if self._runner.adapters is not None:
+            self._lora = LoraAdapters(self._runner.adapters)
+
         self._events = self._new_events(options)
         self._cache = KvCache(
             limits.num_cache_tokens // self._runner.tokens_per_block,
@@ -94,13 +101,14 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
             reuses_prefixes=settings.kv_cache_config.enable_block_reuse,
             events=self._events,
         )
+        max_prefill_tokens = options.max_prefill_tokens or MAX_PREFILL_TOKENS
         max_step_s = None if options.max_step_ms is None else options.max_step_ms / 1000
-        self._pace = Pace(options.max_prefill_tokens or MAX_PREFILL_TOKENS, max_step_s)
+        self._pace = Pace(max_prefill_tokens, max_step_s)
         if options.speculative is not None and not self._runner.is_batch_invariant:
-            why = (
-                "option.speculative has no effect: with kernels of %s a draft could change answers"
+            log.warning(
+                "option.speculative has no effect: with kernels of %s a draft could change answers",
+                self._runner.kernels,
             )
-            log.warning(why, self._runner.kernels)
 
         self._scheduler = Scheduler(
             self._cache,
@@ -109,42 +117,47 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
             may_run=None if self._lora is None else self._lora.may_run,
             num_express=limits.num_express,
         )
+
         self._watch: MemoryWatch | None = None
-        if (memory := self._runner.memory) is not None:
-            num_rows = limits.num_all_slots + (options.max_prefill_tokens or MAX_PREFILL_TOKENS)
-            self._watch = MemoryWatch(
-                self._cache, memory, memory.step_bytes(num_rows, limits.num_all_slots)
-            )
+        memory = self._runner.memory
+        if memory is not None:
+            num_rows = limits.num_all_slots + max_prefill_tokens
+            step_bytes = memory.step_bytes(num_rows, limits.num_all_slots)
+            self._watch = MemoryWatch(self._cache, memory, step_bytes)
 
         self._sampler = Sampler(self._runner.vocab_size, processors, num_threads())
-        folder = None  # of a server's model: guides may read its tokenizer
+
+        # Guides may read the tokenizer of a server's model.
+        folder = None
         if isinstance(model, str | os.PathLike) and isinstance(config, EngineConfig):
             folder = os.fspath(model)
 
+        limit_s = compile_limit_s(options.step_timeout_s)
         is_compact = own_options(options.options).get("disable_any_whitespace", True)
-        start = Start(self._runner.vocab_size, compile_limit_s(options.step_timeout_s), is_compact)
+        start = Start(self._runner.vocab_size, limit_s, is_compact)
         self._guides = Guides(settings.guided_decoding_config, folder, start)
+
         self._info = describe(self._runner, limits, settings, self._guides.why_none, processors)
         self._start()
 
     def _new_events(self, options: EngineConfig) -> CacheEvents | None:
-        """Return what tells routers of the cache, where an option wants it. Raises
-        BadConfiguration.
+        """Return what tells routers of the cache, where an option wants it.
+
+        Raises BadConfiguration.
         """
         if options.kv_events_config is None or not options.kv_events_config.is_enabled:
             return None
 
         if self._runner.slots is not None:
-            why = (
-                "option.kv_events_config has no effect: with kernels of %s prompts share no blocks"
+            log.warning(
+                "option.kv_events_config has no effect: with kernels of %s prompts share no blocks",
+                self._runner.kernels,
             )
-            log.warning(why, self._runner.kernels)
             return None
 
         from handlers.lmi_dist.cache_events import new_events
 
-        lora = self._lora
-        name_of = (lambda number: None) if lora is None else lora.name_of
+        name_of = _no_name if self._lora is None else self._lora.name_of
         return new_events(options.kv_events_config, options.num_engines, name_of)
 
     # One step.
@@ -155,7 +168,8 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
             if sequence.error is None:
                 self._scheduler.add(sequence)
 
-        if refused := [sequence for sequence in ready if sequence.error is not None]:
+        refused = [sequence for sequence in ready if sequence.error is not None]
+        if refused:
             return Step(refused)
 
         if not (self._scheduler.running or self._scheduler.waiting):
@@ -215,11 +229,12 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
             draws = self._sample(logits, rows, sequences)
 
         for sequence in batch.decoding:
-            sequence.num_computed += 1  # the tokens of a draft are not among its own yet
+            # The tokens of a draft are not among its own yet.
+            sequence.num_computed += 1
 
-        for chunk, sequence, _ in batch.prefilling():
-            for one in (sequence, *batch.followers.get(sequence, ())):
-                one.num_computed = chunk.end
+        for chunk, leader, _ in batch.prefilling():
+            for sequence in (leader, *batch.followers.get(leader, ())):
+                sequence.num_computed = chunk.end
 
         for sequence in failed:
             sequence.fail("the model's logits for the prompt are not numbers")
@@ -234,19 +249,20 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
         return failed + sequences
 
     def _note_prompts(self, batch: Batch, logits: Floats) -> list[EmbeddedSequence]:
-        """Keep what requests want to know of their prompts. Returns the sequences whose log-probs
-        are not numbers.
+        """Keep what requests want to know of their prompts.
+
+        Returns the sequences whose log-probs are not numbers.
         """
         failed = []
         for chunk, sequence, row in batch.prefilling():
             if sequence.lacks_context:
                 take_prompt(self._runner, sequence, chunk, logits, row)
 
-            own = logits[row : row + chunk.num_logits]
-            if sequence.lacks_prompt_log_probs and not note_prompt(
-                self._sampler.choose, sequence, chunk, own
-            ):
-                failed.append(sequence)
+            if sequence.lacks_prompt_log_probs:
+                logits_of_chunk = logits[row : row + chunk.num_logits]
+                choose = self._sampler.choose
+                if not note_prompt(choose, sequence, chunk, logits_of_chunk):
+                    failed.append(sequence)
 
         return failed
 
@@ -255,60 +271,67 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
     ) -> list[Draw | None]:
         """Draw one token for each sequence from its row of `logits` (num_logits, vocab)."""
         take_draws(self._runner, logits, rows, sequences)
-        return self._sampler.sample(logits, rows, sequences) if sequences else []
+        if not sequences:
+            return []
+
+        return self._sampler.sample(logits, rows, sequences)
 
     def _check_drafts(self, batch: Batch, logits: Floats) -> SpecDecodingStats | None:
-        """Keep what is right of each draft, by `logits` (num_logits, vocab). Returns how much that
-        is.
+        """Keep what is right of each draft, by `logits` (num_logits, vocab).
+
+        Returns how much that is.
 
         Every token is drawn with the sampler's state that it has without a draft, so it is the same
         one. If memory runs out, the rest is dropped: the step must not be repeated.
         """
-        drafts = [
-            (sequence, chunk.token_ids[1:], row)  # the row is that of the token before the draft
-            for chunk, sequence, row in zip(
-                batch.plan.decodes, batch.decoding, batch.rows, strict=False
-            )
-            if len(chunk.token_ids) > 1
-        ]
+        drafts: list[_Draft] = []
+        decodes = zip(batch.plan.decodes, batch.decoding, batch.rows, strict=False)
+        for chunk, sequence, row in decodes:
+            if len(chunk.token_ids) > 1:
+                drafts.append(_Draft(sequence, chunk.token_ids[1:], row))
+
         if not drafts:
             return None
 
         num_right = Counter[EmbeddedSequence]()
-        right = drafts
         place = 0
+        right = [draft for draft in drafts if draft.is_right(place)]
         try:
-            while right := [one for one in right if _is_right(one[0], one[1][place : place + 1])]:
+            while right:
                 place += 1
-                sequences = [sequence for sequence, _, _ in right]
-                draws = self._sample(logits, [row + place for _, _, row in right], sequences)
+                sequences = [draft.sequence for draft in right]
+                draws = self._sample(logits, [draft.row + place for draft in right], sequences)
                 num_right.update(sequences)
                 for sequence in sequences:
                     sequence.num_computed += 1
 
                 append_draws(sequences, draws)
+                right = [draft for draft in right if draft.is_right(place)]
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
 
-        for sequence, draft, _ in drafts:
-            assert sequence.drafter is not None
-            sequence.drafter.note(num_right[sequence], len(draft))
+        for draft in drafts:
+            drafter = draft.sequence.drafter
+            assert drafter is not None
+            drafter.note(num_right[draft.sequence], len(draft.token_ids))
 
         return SpecDecodingStats(
             num_requests_with_draft_tokens=len(drafts),
-            num_draft_tokens=sum(len(draft) for _, draft, _ in drafts),
+            num_draft_tokens=sum(len(draft.token_ids) for draft in drafts),
             num_accepted_tokens=num_right.total(),
         )
 
     # Sequences come and go. One may wait for its guide before it is scheduled.
 
     def _add(self, sequence: EmbeddedSequence) -> None:
-        sequence.is_pooled_whole = (pooling := self._runner.pooling) is not None and pooling.is_mean
+        pooling = self._runner.pooling
+        sequence.is_pooled_whole = pooling is not None and pooling.is_mean
         sequence.check_room(self._cache)
-        if sequence.error is not None or (
-            self._lora is not None and not self._lora.admit(sequence)
-        ):
+        if sequence.error is not None:
+            return
+
+        if self._lora is not None and not self._lora.admit(sequence):
             return
 
         if self._guides.admit(sequence):
@@ -343,27 +366,36 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
 
     @property
     def is_loading_adapter(self) -> bool:
-        return (lora := self._lora) is not None and lora.is_reading
+        # Another thread may set it to None between two looks.
+        lora = self._lora
+        return lora is not None and lora.is_reading
 
     def load_adapter(
         self, name: str, path: str, *, pinned: bool = False, preload: bool = True
     ) -> None:
-        if (lora := self._lora) is None:
+        lora = self._lora
+        if lora is None:
             return super().load_adapter(name, path, pinned=pinned, preload=preload)
 
+        # Weights are read here, before the boundary between two steps.
         prepared = lora.prepare(path, with_weights=preload or pinned)
-        change = partial(lora.load_prepared, name, path, prepared, pinned=pinned, preload=preload)
-        self._at_boundary(partial(self._change_adapters, lora, change))
+
+        def load_prepared() -> None:
+            lora.load_prepared(name, path, prepared, pinned=pinned, preload=preload)
+            self._info = msgspec.structs.replace(self._info, adapters=lora.names)
+
+        self._at_boundary(load_prepared)
 
     def unload_adapter(self, name: str) -> None:
-        if (lora := self._lora) is None:
+        lora = self._lora
+        if lora is None:
             return super().unload_adapter(name)
 
-        self._at_boundary(partial(self._change_adapters, lora, partial(lora.unload, name)))
+        def unload() -> None:
+            lora.unload(name)
+            self._info = msgspec.structs.replace(self._info, adapters=lora.names)
 
-    def _change_adapters(self, lora: LoraAdapters, change: Callable[[], None]) -> None:
-        change()
-        self._info = msgspec.structs.replace(self._info, adapters=lora.names)
+        self._at_boundary(unload)
 
     # What it reports, and its end.
 
@@ -373,6 +405,8 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
 
     def _kv_cache_stats(self) -> KvCacheStats:
         cache = self._cache
+        num_found_or_missed = cache.num_reused_blocks + cache.num_missed_blocks
+
         return KvCacheStats(
             max_num_blocks=cache.num_blocks,
             free_num_blocks=cache.num_free_blocks,
@@ -382,8 +416,7 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
             alloc_new_blocks=cache.num_new_blocks,
             reused_blocks=cache.num_reused_blocks,
             missed_blocks=cache.num_missed_blocks,
-            cache_hit_rate=cache.num_reused_blocks
-            / (cache.num_reused_blocks + cache.num_missed_blocks or 1),
+            cache_hit_rate=cache.num_reused_blocks / (num_found_or_missed or 1),
         )
 
     def _close(self) -> None:
@@ -392,12 +425,30 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
             self._events.close()
 
         del self._runner, self._sampler, self._scheduler, self._cache
-        self._lora = None  # other threads may still ask for it
+        # Other threads may still ask for it.
+        self._lora = None
 
 
 def load(config: EngineConfig, model_path: str, progress: Progress) -> EmbeddedExecutor:
     """Entry point of the handler `lmi-dist`."""
     return EmbeddedExecutor(model_path, config, progress=progress)
+
+
+class _Draft(NamedTuple):
+    """The draft of a decode, and the row of the logits of the token before it."""
+
+    sequence: EmbeddedSequence
+    token_ids: list[int]
+    row: int
+
+    def is_right(self, place: int) -> bool:
+        """Whether the token that was drawn last is that at `place` of the draft, if it has one."""
+        drafted = self.token_ids[place : place + 1]
+        return self.sequence.token_ids[-1:] == drafted and not self.sequence.is_finished
+
+
+def _no_name(number: int) -> None:
+    """Adapters have no names where none can be loaded."""
 
 
 def _drawing(
@@ -410,9 +461,9 @@ def _drawing(
     rows = batch.rows[: len(sequences)]
     for chunk, sequence, row in batch.prefilling():
         if chunk.end >= sequence.num_tokens and sequence not in failed:
-            own = [sequence, *batch.followers.get(sequence, ())]
-            sequences += own
-            rows += [row + chunk.num_logits - 1] * len(own)
+            drawers = [sequence, *batch.followers.get(sequence, ())]
+            sequences += drawers
+            rows += [row + chunk.num_logits - 1] * len(drawers)
 
     return sequences, rows
 
@@ -423,16 +474,14 @@ def _fail_largest(batch: Batch, error: Exception) -> EmbeddedSequence:
 
     The other sequences repeat the step.
     """
-    start = len(batch.plan.decodes) if batch.plan.prefills else 0
-    chunks = list(zip(batch.plan.chunks, batch.sequences, strict=True))[start:]
-    sequence = max(chunks, key=lambda pair: (pair[0].num_logits, pair[0].end))[1].owner
+    pairs = list(zip(batch.plan.chunks, batch.sequences, strict=True))
+    if batch.plan.prefills:
+        pairs = pairs[len(batch.plan.decodes) :]
+
+    _, largest = max(pairs, key=lambda pair: (pair[0].num_logits, pair[0].end))
+    sequence = largest.owner
     sequence.fail(f"out of memory: {cause_line(error)}", ErrorKind.OUT_OF_MEMORY)
     return sequence
-
-
-def _is_right(sequence: EmbeddedSequence, drafted: list[int]) -> bool:
-    """Whether the token drawn last is the drafted one, where there is one."""
-    return sequence.token_ids[-1:] == drafted and not sequence.is_finished
 
 
 def _step_of(batch: Batch, touched: list[EmbeddedSequence]) -> Step[EmbeddedSequence]:
@@ -441,7 +490,8 @@ def _step_of(batch: Batch, touched: list[EmbeddedSequence]) -> Step[EmbeddedSequ
     prefilling = {sequence.id for _, sequence, _ in batch.prefilling()}
     num_context_tokens = num_tokens_of(batch.plan.prefills)
     num_accepted = 0 if batch.drafts is None else batch.drafts.num_accepted_tokens
-    num_embedded = sum(one.embedding is not None for one in touched)
+    num_embedded = sum(sequence.embedding is not None for sequence in touched)
+
     stats = IterationStats(
         inflight_batching_stats=InflightBatchingStats(
             num_scheduled_requests=len(generating | prefilling),

@@ -13,7 +13,8 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from handlers.lmi_dist.weights import Array
 
-Table: TypeAlias = Any  # what `place` gave
+# A table is what `place` gave.
+Table: TypeAlias = Any
 Packed = TypeVar("Packed")
 Pack = Callable[[Array], Packed]
 """Takes a weight (num_out, num_in), in the dtype of the checkpoint, and gives the form that the
@@ -26,23 +27,28 @@ class Embed:
     """output = table[token id] * scale + positions[position]"""
 
     output: int
-    table: Table  # (vocab_size, width), float32 or bfloat16
+    # (vocab_size, width), float32 or bfloat16
+    table: Table
     scale: float = 1.0
-    positions: Table | None = None  # (max_length, width), float32
+    # (max_length, width), float32
+    positions: Table | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """output (+)= normalised input * weight + bias. `input` and `output` may be one buffer if it
-    does not add.
+    """output (+)= normalised input * weight + bias.
+
+    `input` and `output` may be one buffer if it does not add.
     """
 
     input: int
     output: int
-    weight: Table  # (width,), float32
+    # (width,), float32
+    weight: Table
     eps: float
     bias: Table | None = None  # (width,), float32
-    is_centred: bool = False  # LayerNorm: the mean is subtracted first; otherwise RMSNorm
+    # True for LayerNorm, where the mean is subtracted first. Otherwise it is RMSNorm.
+    is_centred: bool = False
     adds: bool = False
 
 
@@ -55,17 +61,19 @@ class Linear(Generic[Packed]):
 
     input: int
     output: int
-    weight: Packed  # of (width of output, width of input)
+    # Packed from (width of output, width of input).
+    weight: Packed
     bias: Table | None = None  # (width of output,), float32
     gate: Packed | None = None
     gate_bias: Table | None = None
-    activation: str = "none"  # none, silu, relu, gelu, gelu_tanh
+    # One of none, silu, relu, gelu and gelu_tanh.
+    activation: str = "none"
     adds: bool = False
-    site: int | None = (
-        # what of a row's adapter is added before the activation: up to `weight`, gate to `gate`
-        None
-    )
-    low: int = 0  # the buffer that the Shrink before it wrote, with a site
+    # The site whose adapter weights are added before the activation: `up` to `weight`, `gate`
+    # to `gate`.
+    site: int | None = None
+    # The buffer that the Shrink before it wrote, if it has a site.
+    low: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +91,10 @@ class Shrink:
 class LowRank(Generic[Packed]):
     """What an adapter has for one site. `up` and `gate` include the adapter's scale."""
 
-    down: Packed  # of (rank, width of input)
-    up: Packed | None = None  # of (width of output, rank)
+    # Packed from (rank, width of input).
+    down: Packed
+    # Packed from (width of output, rank).
+    up: Packed | None = None
     gate: Packed | None = None
 
 
@@ -104,16 +114,16 @@ class Attend:
     input: int
     output: int
     layer: int
-    scale: float  # of the products of query and key
+    # The factor of the products of query and key.
+    scale: float
     softcap: float | None = None
-    window: int | None = None  # how many positions back a query sees, itself included
-    rotations: Table | None = (
-        None  # (max_length, 2, num_pairs), float32: cosines and sines. Channel i rotates with
-    )
-    # channel num_pairs + i; channels from 2 * num_pairs on do not rotate.
-    query_norm: Table | None = (
-        None  # (head_dim,), float32: an RMSNorm of each head before it is rotated
-    )
+    # How many positions back a query sees, itself included.
+    window: int | None = None
+    # (max_length, 2, num_pairs), float32: cosines and sines. Channel i rotates with channel
+    # num_pairs + i; channels from 2 * num_pairs on do not rotate.
+    rotations: Table | None = None
+    # (head_dim,), float32: the weights of an RMSNorm of each head before it is rotated
+    query_norm: Table | None = None
     key_norm: Table | None = None
     norm_eps: float = 0.0
     is_wanted: bool = False
@@ -140,20 +150,24 @@ Operation: TypeAlias = "Embed | Norm | Linear[Packed] | Attend | Gather | Cap | 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program(Generic[Packed]):
-    """A whole decoder. The last operation leaves the logits, or hidden states, in the last buffer,
-    of wanted rows.
+    """A whole decoder.
+
+    The last operation leaves the logits, or hidden states, in the last buffer, of wanted rows.
     """
 
     operations: tuple[Operation[Packed], ...]
-    widths: tuple[int, ...]  # floats in a row of each buffer
-    wanted: frozenset[int]  # the buffers that have only wanted rows
+    # The number of floats in a row of each buffer.
+    widths: tuple[int, ...]
+    # The buffers that have only wanted rows.
+    wanted: frozenset[int]
     num_layers: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
     vocab_size: int
-    max_length: int  # positions from 0 on
-    num_sites: int = 0  # linears that adapters may change
-    outputs: Mapping[str, int] = field(
-        default_factory=dict
-    )  # the buffer of wanted rows of each declared output
+    # Positions count from 0.
+    max_length: int
+    # The number of linears that adapters may change.
+    num_sites: int = 0
+    # The buffer of wanted rows of each declared output.
+    outputs: Mapping[str, int] = field(default_factory=dict)

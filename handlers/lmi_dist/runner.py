@@ -28,11 +28,13 @@ class Chunk(msgspec.Struct):
     slot: int
     start: int
     token_ids: list[int]
-    num_logits: int = (
-        1  # logits of the last n tokens: 0 inside a prompt, 1 at its end, all for prompt log-probs
-    )
-    table: list[int] = []  # blocks of the sequence, at least up to `end`; not to be changed
-    adapter: int = 0  # the number by which the runner knows it; 0: none
+    # Only the last tokens have logits: none inside a prompt, one at its end, and all of a chunk
+    # whose prompt log-probs are wanted.
+    num_logits: int = 1
+    # The blocks of the sequence, at least up to `end`. They must not be changed.
+    table: list[int] = []
+    # The number by which the runner knows the adapter, or 0 for none.
+    adapter: int = 0
 
     @property
     def end(self) -> int:
@@ -49,7 +51,8 @@ class Plan:
 
     decodes: list[Chunk]
     prefills: list[Chunk]
-    copies: list[tuple[int, int]] = field(default_factory=list)  # from block, to block
+    # Pairs of blocks: copied from, copied to.
+    copies: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def chunks(self) -> list[Chunk]:
@@ -100,17 +103,18 @@ class Runner(Protocol):
 
     vocab_size: int
     context_length: int
-    dtype: str  # of the weights
+    # The dtype of the weights.
+    dtype: str
     device: str
-    kernels: str  # what computes: "torch", or "native" and the kind of CPU that the library is for
-    is_batch_invariant: (
-        bool  # a token gets the same bits in every batch, and however its prompt was cut
-    )
+    # What computes: "torch", or "native" and the kind of CPU that the library is for.
+    kernels: str
+    # Whether a token gets the same bits in every batch, and however its prompt was cut.
+    is_batch_invariant: bool
     tokens_per_block: int
-    adapters: AnyLoader | None  # None: the runner was made without adapters
-    pooling: (
-        Pooling | None
-    )  # of an embedding model: it gives hidden states (num_logits, size) in place of logits
+    # None if the runner was made without adapters.
+    adapters: AnyLoader | None
+    # Of an embedding model, which gives hidden states (num_logits, size) in place of logits.
+    pooling: Pooling | None
 
     @property
     def slots(self) -> Slots | None:
@@ -118,8 +122,9 @@ class Runner(Protocol):
 
     @property
     def memory(self) -> BlockMemory | None:
-        """What the engine must know to keep it within what the machine has. None: it is taken at
-        the load.
+        """What the engine must know to keep it within what the machine has.
+
+        None: it is taken at the load.
         """
 
     def forward(self, plan: Plan) -> Array:

@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate, takewhile
 from operator import attrgetter
+from typing import NamedTuple
 
 from handlers.lmi_dist.cached_blocks import TOKENS_PER_PART, Match, Root, retentions
 from handlers.lmi_dist.kv_cache import KvCache
@@ -25,10 +26,14 @@ from handlers.lmi_dist.runner import Chunk, Plan, num_tokens_of
 from handlers.lmi_dist.sequence import BeamRows, EmbeddedSequence
 from lmi.executor import ErrorKind, SpecDecodingStats
 
-MIN_AWAITED_TOKENS = 16  # a step of one row takes about as long as that many rows more
-MIN_COPIED_TOKENS = 4  # fewer are computed as fast as their block is copied
-SHORT_STEPS_SHARE = 0.25  # of the time of the other steps
-MAX_SHORT_STEPS_S = 0.1  # together, so that no stream has a long gap
+# A step of one row takes about as long as that many rows more.
+MIN_AWAITED_TOKENS = 16
+# Fewer are computed as fast as their block is copied.
+MIN_COPIED_TOKENS = 4
+# The time of short steps, as a share of the time of the other steps.
+SHORT_STEPS_SHARE = 0.25
+# The most time of short steps in a row, so that no stream has a long gap.
+MAX_SHORT_STEPS_S = 0.1
 
 
 @dataclass(slots=True)
@@ -60,6 +65,14 @@ class Batch:
         return zip(self.plan.prefills, self.sequences[first:], self.rows[first:], strict=True)
 
 
+class _Draft(NamedTuple):
+    """The tokens that a drafter expects behind a decode, whose chunk they may join."""
+
+    drafter: Drafter
+    token_ids: list[int]
+    chunk: Chunk
+
+
 class Scheduler:
     """The scheduler owns the lists of `waiting` and `running` sequences, both sorted by rank."""
 
@@ -68,26 +81,35 @@ class Scheduler:
         cache: KvCache,
         pace: Pace,
         *,
-        # whether decodes may have drafts; without an invariant model answers would change
         drafts: bool = False,
         may_run: Callable[[EmbeddedSequence, SequenceOf[EmbeddedSequence]], bool] | None = None,
-        num_express: int = 0,  # the slots that only express requests get
+        num_express: int = 0,
     ) -> None:
-        """`may_run`: whether a sequence may run beside others, or fails; nothing overtakes one."""
-        self._may_run = may_run
-        self._num_express = num_express
-        has_adapters = may_run is not None and cache.shares_blocks
-        self._order = (
-            attrgetter("adapter", "slot") if has_adapters else attrgetter("slot")
-        )  # of decodes
+        """`drafts`: whether decodes may have drafts. Without an invariant model answers would
+        change.
+
+        `may_run`: whether a sequence may run beside others, or fails; nothing overtakes one.
+        `num_express`: the slots that only express requests get.
+        """
         self.cache = cache
         self.pace = pace
         self.drafts = drafts
+        self._may_run = may_run
+        self._num_express = num_express
+
+        # Decodes are sorted by this key.
+        self._order = attrgetter("slot")
+        if may_run is not None and cache.shares_blocks:
+            self._order = attrgetter("adapter", "slot")
+
         self.waiting: list[EmbeddedSequence] = []
         self.running: list[EmbeddedSequence] = []
-        self._short_steps_s = 0.0  # that are left for express sequences
-        self._num_reused_tokens = 0  # since the last batch
-        self._failed: list[EmbeddedSequence] = []  # that the next batch has to tell
+        # The time that is left for short steps.
+        self._short_steps_s = 0.0
+        # The tokens that were reused since the last batch.
+        self._num_reused_tokens = 0
+        # The next batch has to tell of these.
+        self._failed: list[EmbeddedSequence] = []
 
     def add(self, sequence: EmbeddedSequence) -> None:
         insort(self.waiting, sequence, key=_rank)
@@ -98,7 +120,8 @@ class Scheduler:
         What it has computed stays in the cache until its blocks are needed, except after an error.
         """
         if sequence.slot is None:
-            with suppress(ValueError):  # a sibling failed before this one was added
+            # It is not there if a sibling failed before it was added.
+            with suppress(ValueError):
                 self.waiting.remove(sequence)
 
             return
@@ -122,48 +145,49 @@ class Scheduler:
         A short step has the decodes of express sequences only.
         """
         num_preemptions = self._make_room()
-        decoders = [one for one in self.running if one.num_computed >= one.num_prefill]
-        express = list(
-            takewhile(lambda one: one.request.is_express, decoders)
-        )  # they are the first in rank
-        if is_short := self._may_be_short(len(express), len(decoders)):
+        decoders = [row for row in self.running if row.num_computed >= row.num_prefill]
+        # Express ones are the first in rank.
+        express = list(takewhile(_is_express, decoders))
+        is_short = self._may_be_short(len(express), len(decoders))
+        if is_short:
             decoders = express
 
-        rows = (
-            decoders if self.beam_width == 1 else [row for one in decoders for row in one.beam_rows]
-        )
+        rows = decoders
+        if self.beam_width != 1:
+            rows = [row for sequence in decoders for row in sequence.beam_rows]
+
         decoding = sorted(rows, key=self._order)
+        table = self.cache.table
         decodes = [
-            Chunk(
-                one.slot,
-                one.num_computed,
-                one.token_ids[-1:],
-                1,
-                self.cache.table(one.slot),
-                one.adapter,
-            )
-            for one in decoding
-            if one.slot is not None
+            Chunk(row.slot, row.num_computed, row.token_ids[-1:], 1, table(row.slot), row.adapter)
+            for row in decoding
+            if row.slot is not None
         ]
         if self.drafts and self.beam_width == 1:
             self._add_drafts(decodes, decoding)
 
-        num_prompts = 0 if is_short else len(self.running) - len(decoders) + len(self.waiting)
-        prefills = list(self._prefills(num_tokens_of(decodes), num_prompts)) if num_prompts else []
-        leaders = [
-            one for one, chunk in prefills if chunk.end == one.num_prefill and _is_at_prompt(one)
-        ]
-        followers = {
-            one: [other for other in one.siblings[one.index + 1 :] if _is_at_prompt(other)]
-            for one in leaders
-        }
+        prefills: list[tuple[EmbeddedSequence, Chunk]] = []
+        num_prompts = len(self.running) - len(decoders) + len(self.waiting)
+        if num_prompts and not is_short:
+            prefills += self._prefills(num_tokens_of(decodes), num_prompts)
+
         plan = Plan(decodes, [chunk for _, chunk in prefills], self.cache.copies)
-        num_reused_tokens, self._num_reused_tokens = self._num_reused_tokens, 0
         sequences = decoding + [sequence for sequence, _ in prefills]
         *first_rows, _ = accumulate([chunk.num_logits for chunk in plan.chunks], initial=0)
-        failed, self._failed = self._failed, []
+
+        num_reused_tokens = self._num_reused_tokens
+        self._num_reused_tokens = 0
+        failed = self._failed
+        self._failed = []
+
         return Batch(
-            plan, sequences, first_rows, followers, failed, num_preemptions, num_reused_tokens
+            plan,
+            sequences,
+            first_rows,
+            _followers_of(prefills),
+            failed,
+            num_preemptions,
+            num_reused_tokens,
         )
 
     def _may_be_short(self, num_express: int, num_decodes: int) -> bool:
@@ -191,19 +215,18 @@ class Scheduler:
         self.cache.end_copies()
         size = self.cache.tokens_per_block
         num_decodes = len(batch.plan.decodes)
-        for place, (chunk, sequence) in enumerate(
-            zip(batch.plan.chunks, batch.sequences, strict=True)
-        ):
+        pairs = zip(batch.plan.chunks, batch.sequences, strict=True)
+        for place, (chunk, sequence) in enumerate(pairs):
             if place >= num_decodes or sequence.num_computed // size > chunk.start // size:
                 if sequence.error is None:
                     self._store(sequence)
 
         for leader, followers in batch.followers.items():
             if leader.error is None and leader.slot is not None:
-                slots = [one.slot for one in followers if one.slot is not None]
+                slots = [follower.slot for follower in followers if follower.slot is not None]
                 self.cache.fork(leader.slot, slots, leader.num_prefill)
-                for one in followers:
-                    one.count_cached(leader.num_cached_tokens)
+                for follower in followers:
+                    follower.count_cached(leader.num_cached_tokens)
 
     def _store(self, sequence: EmbeddedSequence) -> int | None:
         """Put what is computed into the tree. Returns the tree's block with the end of it."""
@@ -218,33 +241,43 @@ class Scheduler:
         config = sequence.request.kv_cache_retention_config
         size = self.cache.tokens_per_block
         has_rows = sequence.search is not None and not sequence.is_prefilling
-        last = (
-            None if has_rows else self._store(sequence)
-        )  # blocks of rows are in the tree as soon as they are full
+        # Blocks of rows are in the tree as soon as they are full.
+        last_block = None
+        slots = sequence.slots
+        if not has_rows:
+            last_block = self._store(sequence)
+            slots = [sequence.slot]
+
         if config is None:
             return
 
-        for slot in sequence.slots if has_rows else [sequence.slot]:
-            num_tokens = len(self.cache.table(slot)) * size if has_rows else _num_known(sequence)
-            self.cache.retain(
-                slot, retentions(config, sequence.num_prompt_tokens, num_tokens, size), last
-            )
+        for slot in slots:
+            num_tokens = _num_known(sequence)
+            if has_rows:
+                num_tokens = len(self.cache.table(slot)) * size
+
+            retained = retentions(config, sequence.num_prompt_tokens, num_tokens, size)
+            self.cache.retain(slot, retained, last_block)
 
     def _make_room(self) -> int:
-        """Give each decoding sequence room for its next token, or preempt the last in rank. Returns
-        how many were.
+        """Give each decoding sequence room for its next token, or preempt the last in rank.
+
+        Returns how many were.
         """
         num_before = len(self.running)
         size = self.cache.tokens_per_block
-        while self.running and self.cache.num_free_blocks < 0:  # memory was promised that is gone
+        # Memory was promised that is gone.
+        while self.running and self.cache.num_free_blocks < 0:
             self._preempt(self.running[-1])
 
         for sequence in self.running[:]:
             if sequence.slot is None:
-                break  # this one and all after it were preempted
+                # This sequence and all after it were preempted.
+                break
 
             if sequence.num_computed < sequence.num_prefill:
-                continue  # its whole prompt was promised room when it was admitted
+                # Its whole prompt was promised room when it was admitted.
+                continue
 
             if sequence.rows is not None:
                 self._make_beam_room(sequence)
@@ -265,7 +298,8 @@ class Scheduler:
         for row in sequence.beam_rows:
             self._grow(row)
             if sequence.slot is None:
-                return  # it was preempted, or failed
+                # It was preempted, or it failed.
+                return
 
         for fork in forks:
             self.cache.adopt_rest(*fork)
@@ -279,50 +313,53 @@ class Scheduler:
         slot = sequence.slot
         owner = sequence.owner
         assert slot is not None
+
         while owner.slot is not None and not self.cache.grow(slot, sequence.num_tokens):
             if self.running == [owner] and owner.search is not None:
                 owner.fail_for_room(self.cache, f"after {owner.num_generated} tokens of each beam")
                 self.remove(owner)
                 self._failed.append(owner)
             else:
-                self._preempt(
-                    self.running[-1]
-                )  # perhaps itself; all sequences before it have their blocks
+                # It may preempt itself. All sequences before it have their blocks.
+                self._preempt(self.running[-1])
 
     def _preempt(self, sequence: EmbeddedSequence) -> None:
         self.remove(sequence)
         sequence.restart()
-        self.add(sequence)  # its age puts it before all sequences that came later
+        # Its age puts it before all sequences that came later.
+        self.add(sequence)
 
     def _add_drafts(self, decodes: list[Chunk], decoding: list[EmbeddedSequence]) -> None:
-        """Add the drafts that are worth their rows. A draft fits in the blocks that its sequence
-        has.
+        """Add the drafts that are worth their rows.
+
+        A draft fits in the blocks that its sequence has.
         """
-        found: list[tuple[Drafter, list[int], Chunk]] = []
+        drafts: list[_Draft] = []
         for chunk, sequence in zip(decodes, decoding, strict=True):
             drafter = sequence.drafter = sequence.drafter or Drafter()
             # One more token is drawn behind a draft.
             num_free = len(chunk.table) * self.cache.tokens_per_block - sequence.num_tokens
             room = min(num_free, sequence.max_tokens - sequence.num_generated - 1)
-            if (draft := drafter.draft(sequence.token_ids)) and room:
-                found.append((drafter, draft[:room], chunk))
+            token_ids = drafter.draft(sequence.token_ids)
+            if token_ids and room:
+                drafts.append(_Draft(drafter, token_ids[:room], chunk))
 
-        found.sort(key=lambda one: -one[0].share)
-        num_added = num_worth(
-            [(drafter, draft) for drafter, draft, _ in found], len(decodes), self.pace
-        )
-        for _, draft, chunk in found[:num_added]:
-            chunk.token_ids = chunk.token_ids + draft
-            chunk.num_logits += len(draft)
+        drafts.sort(key=lambda draft: -draft.drafter.share)
+        best_first = [(draft.drafter, draft.token_ids) for draft in drafts]
+        num_added = num_worth(best_first, len(decodes), self.pace)
+        for draft in drafts[:num_added]:
+            draft.chunk.token_ids = draft.chunk.token_ids + draft.token_ids
+            draft.chunk.num_logits += len(draft.token_ids)
 
-        for drafter, _, _ in found[num_added:]:
-            drafter.rest()
+        for draft in drafts[num_added:]:
+            draft.drafter.rest()
 
     def _prefills(
         self, num_decode_tokens: int, num_prompts: int
     ) -> Iterator[tuple[EmbeddedSequence, Chunk]]:
-        """Yield prompt chunks in rank order. The first that has tokens to compute waits
-        for nobody.
+        """Yield prompt chunks in rank order.
+
+        The first that has tokens to compute waits for nobody.
         """
         budget = self.pace.num_prompt_tokens(num_decode_tokens, num_prompts)
         leaders: list[EmbeddedSequence] = []
@@ -338,6 +375,7 @@ class Scheduler:
 
             chunk = self._next_chunk(sequence, match, budget)
             yield sequence, chunk
+
             leaders.append(sequence)
             budget -= len(chunk.token_ids)
             if budget <= 0:
@@ -351,48 +389,46 @@ class Scheduler:
         because they use none of the budget.
         """
         self._admit_followers()
-        for sequence in [one for one in self.running if one.is_prefilling and not _follows(one)]:
+        leaders = [row for row in self.running if row.is_prefilling and not _follows(row)]
+        for sequence in leaders:
             yield sequence, self._match(sequence)
 
         while self.waiting and self.cache.has_free_slot and not _follows(self.waiting[0]):
-            if self.beam_width not in (None, self.waiting[0].width):
+            sequence = self.waiting[0]
+            if self.beam_width not in (None, sequence.width):
                 return
 
-            match = self._match(self.waiting[0])
-            if not self._admit(self.waiting[0], match.blocks):
-                if not self._fail_alone(self.waiting[0]):
-                    return
-
-                continue
-
-            sequence = self.waiting.pop(0)
-            self._admit_followers()
-            yield sequence, match
+            match = self._match(sequence)
+            if self._admit(sequence, match.blocks):
+                self.waiting.pop(0)
+                self._admit_followers()
+                yield sequence, match
+            elif not self._fail_alone(sequence):
+                return
 
     def _fail_alone(self, sequence: EmbeddedSequence) -> bool:
-        """Fail the first that waits if nobody else's end can make room for it. Returns whether it
-        failed.
+        """Fail the first that waits if nobody else's end can make room for it.
+
+        Returns whether it failed.
         """
         if self.running or sequence.error is not None or not self.cache.is_short:
             return False
 
         self.waiting.pop(0)
-        num_wanted = sequence.width * self.cache.num_blocks_for(sequence.num_prefill)
-        num_tokens = self.cache.num_free_blocks * self.cache.tokens_per_block
-        what = f"{num_wanted * self.cache.tokens_per_block} tokens need keys and values"
-        sequence.fail(
-            f"out of memory: {what}, and memory is left for {num_tokens}", ErrorKind.OUT_OF_MEMORY
-        )
+        size = self.cache.tokens_per_block
+        num_blocks = sequence.width * self.cache.num_blocks_for(sequence.num_prefill)
+        need = f"{num_blocks * size} tokens need keys and values"
+        room = f"memory is left for {self.cache.num_free_blocks * size}"
+        sequence.fail(f"out of memory: {need}, and {room}", ErrorKind.OUT_OF_MEMORY)
         self._failed.append(sequence)
         return True
 
     def _admit_followers(self) -> None:
         while self.waiting and _follows(self.waiting[0]):
-            num_later = (
-                self.waiting[0].num_prefill // self.cache.tokens_per_block
-                if self.cache.shares_blocks
-                else 0
-            )
+            num_later = 0
+            if self.cache.shares_blocks:
+                num_later = self.waiting[0].num_prefill // self.cache.tokens_per_block
+
             if not self._admit(self.waiting[0], num_later=num_later):
                 return
 
@@ -408,14 +444,18 @@ class Scheduler:
         """
         width = sequence.width
         num_tokens = sequence.num_prefill
-        num_each = (
-            1 if self.cache.shares_blocks else num_tokens
-        )  # tokens that each further beam is promised room for
-        num_kept = width * len(self.running) + (width - 1) * self.cache.num_blocks_for(num_each)
-        num_slots = width if sequence.request.is_express else width + self._num_express
-        if not self.cache.can_allocate(
+        # Each further beam is promised room for so many tokens.
+        num_beam_tokens = 1 if self.cache.shares_blocks else num_tokens
+        num_beam_blocks = self.cache.num_blocks_for(num_beam_tokens)
+        num_kept = width * len(self.running) + (width - 1) * num_beam_blocks
+        num_slots = width
+        if not sequence.request.is_express:
+            num_slots += self._num_express
+
+        has_room = self.cache.can_allocate(
             num_tokens, shared, num_later=num_later, num_kept=num_kept, num_slots=num_slots
-        ):
+        )
+        if not has_room:
             return False
 
         if self._may_run is not None and not self._may_run(sequence, self.running):
@@ -426,7 +466,10 @@ class Scheduler:
 
         sequence.slot = self.cache.allocate(num_tokens, shared, num_later=num_later)
         if width > 1:
-            slots = [sequence.slot] + [self.cache.allocate(num_each) for _ in range(width - 1)]
+            slots = [sequence.slot]
+            for _ in range(width - 1):
+                slots.append(self.cache.allocate(num_beam_tokens))
+
             sequence.rows = BeamRows(sequence, slots)
 
         self._reuse(sequence, len(shared) * self.cache.tokens_per_block)
@@ -436,24 +479,29 @@ class Scheduler:
     def _next_chunk(self, sequence: EmbeddedSequence, match: Match, budget: int) -> Chunk:
         slot = sequence.slot
         assert slot is not None
+
         num_tokens = len(match.blocks) * self.cache.tokens_per_block + match.num_partial
-        if num_tokens - sequence.num_computed >= MIN_COPIED_TOKENS and self.cache.can_copy(
-            match.partial_block
-        ):
+        is_worth_copying = num_tokens - sequence.num_computed >= MIN_COPIED_TOKENS
+        if is_worth_copying and self.cache.can_copy(match.partial_block):
             self.cache.copy(slot, match.partial_block, len(match.blocks))
             self._reuse(sequence, num_tokens)
 
         start = sequence.num_computed
         end = min(start + budget, sequence.num_prefill)
         self.cache.cover(slot, end)
-        num_logits = end - start if sequence.lacks_prompt_rows else int(end == sequence.num_prefill)
-        ids = sequence.token_ids[start:end]
+        if sequence.lacks_prompt_rows:
+            num_logits = end - start
+        else:
+            num_logits = int(end == sequence.num_prefill)
+
+        token_ids = sequence.token_ids[start:end]
         table = self.cache.table(slot)
-        return Chunk(slot, start, ids, num_logits, table, sequence.adapter)
+        return Chunk(slot, start, token_ids, num_logits, table, sequence.adapter)
 
     def _match(self, sequence: EmbeddedSequence) -> Match:
-        """What the cache has of a prompt. Its last token is always computed, and all for prompt
-        log-probs.
+        """What the cache has of a prompt.
+
+        Its last token is always computed, and all for prompt log-probs.
 
         Rows of the context are those that are not counted as cached, so no part of a block is taken
         beside them.
@@ -462,11 +510,15 @@ class Scheduler:
             return Match([])
 
         match = self.cache.find(_root(sequence), sequence.token_ids, sequence.num_prefill - 1)
-        return Match(match.blocks) if sequence.lacks_context else match
+        if sequence.lacks_context:
+            return Match(match.blocks)
+
+        return match
 
     def _reuse(self, sequence: EmbeddedSequence, num_tokens: int) -> None:
-        """Note that the first `num_tokens` of a sequence need not be computed. Only whole parts
-        count as cached.
+        """Note that the first `num_tokens` of a sequence need not be computed.
+
+        Only whole parts count as cached.
         """
         self._num_reused_tokens += num_tokens - sequence.num_computed
         if sequence.num_generated == 0:
@@ -480,9 +532,27 @@ def _rank(sequence: EmbeddedSequence) -> tuple[float, int, int]:
     return (-sequence.request.priority - sequence.request.is_express, sequence.id, sequence.index)
 
 
+def _is_express(sequence: EmbeddedSequence) -> bool:
+    return sequence.request.is_express
+
+
+def _followers_of(
+    prefills: list[tuple[EmbeddedSequence, Chunk]],
+) -> dict[EmbeddedSequence, list[EmbeddedSequence]]:
+    """The sequences that get a copy of a prompt that is complete in this step, by their leader."""
+    followers = {}
+    for sequence, chunk in prefills:
+        if chunk.end == sequence.num_prefill and _is_at_prompt(sequence):
+            later = sequence.siblings[sequence.index + 1 :]
+            followers[sequence] = list(filter(_is_at_prompt, later))
+
+    return followers
+
+
 def _num_known(sequence: EmbeddedSequence) -> int:
-    """The tokens that are computed; a cancelled sequence may have computed more than it
-    has left.
+    """The number of tokens that are computed.
+
+    A cancelled sequence may have computed more tokens than it has left.
     """
     return min(sequence.num_computed, sequence.num_tokens)
 
@@ -498,6 +568,7 @@ def _computes_for(leader: EmbeddedSequence, sequence: EmbeddedSequence) -> bool:
     start = leader.num_computed
     root = _root(sequence)
     end = root.num_shared(start + MIN_AWAITED_TOKENS)
+
     return (
         start >= sequence.num_computed
         and end - sequence.num_computed >= MIN_AWAITED_TOKENS
@@ -512,9 +583,8 @@ def _follows(sequence: EmbeddedSequence) -> bool:
     """Whether a sequence needs only the prompt, and an earlier sequence of the request
     computes it.
     """
-    return sequence.num_generated == 0 and any(
-        map(_is_at_prompt, sequence.siblings[: sequence.index])
-    )
+    earlier = sequence.siblings[: sequence.index]
+    return sequence.num_generated == 0 and any(map(_is_at_prompt, earlier))
 
 
 def _is_at_prompt(sequence: EmbeddedSequence) -> bool:

@@ -27,13 +27,18 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class EmbeddedSequence(Sequence):
-    adapter: int = 0  # the number by which the runner knows the request's adapter
+    # The number by which the runner knows the request's adapter.
+    adapter: int = 0
     sampler_state: SamplerState | None = None
     drafter: Drafter | None = None
-    guide: Guide | None = None  # says which tokens may come next
-    must_end: bool = False  # its guide allows only end ids, before `min_tokens` too
-    rows: BeamRows | None = None  # where it runs and has beams
-    pooled: Array | None = None  # of its prompt so far, where the request wants its embedding
+    # It says which tokens may come next.
+    guide: Guide | None = None
+    # Its guide allows only end ids, before `min_tokens` too.
+    must_end: bool = False
+    # Set where the sequence runs and has beams.
+    rows: BeamRows | None = None
+    # The embedding of the prompt so far, where the request wants one.
+    pooled: Array | None = None
 
     @property
     def width(self) -> int:
@@ -59,10 +64,11 @@ class EmbeddedSequence(Sequence):
         """Whether it may take keys and values from the cache now: captured rows of a prompt have no
         gap.
         """
-        has_begun = (
-            self.captured is not None and self.captured.has_begun and self.num_generated == 0
-        )
-        return not (self.lacks_prompt_log_probs or self.is_pooled_whole or has_begun)
+        if self.lacks_prompt_log_probs or self.is_pooled_whole:
+            return False
+
+        is_prompt = self.num_generated == 0
+        return not (self.captured is not None and self.captured.has_begun and is_prompt)
 
     def check_room(self, cache: KvCache) -> None:
         """Fail a search that could not even begin: each beam needs one block beside the full blocks
@@ -71,7 +77,10 @@ class EmbeddedSequence(Sequence):
         if self.search is None:
             return
 
-        num_shared = self.num_prompt_tokens // cache.tokens_per_block if cache.shares_blocks else 0
+        num_shared = 0
+        if cache.shares_blocks:
+            num_shared = self.num_prompt_tokens // cache.tokens_per_block
+
         num_own = cache.num_blocks_for(self.num_prompt_tokens + 1) - num_shared
         if num_shared + self.width * num_own > cache.num_blocks:
             self.fail_for_room(cache, "for this prompt")
@@ -83,8 +92,9 @@ class EmbeddedSequence(Sequence):
 
 
 class BeamRows:
-    """The rows of `head`, a sequence with a search. `rows` are parallel to the search's running
-    beams.
+    """The rows of `head`, a sequence with a search.
+
+    `rows` are parallel to the search's running beams.
 
     While the prompt is computed, `head` is the only row. `forks` are still to be made, before the
     next step: from slot, to slot, how many tokens it takes.
@@ -98,8 +108,9 @@ class BeamRows:
         self.forks: list[tuple[int, int, int]] = []
 
     def advance(self, steps: SequenceOf[Continuation]) -> None:
-        """Make the rows of what the search runs next. The first beam that continues a row keeps its
-        slot.
+        """Make the rows of what the search runs next.
+
+        The first beam that continues a row keeps its slot.
         """
         kept_slots = {self.rows[step.parent].slot for step in steps}
         free = iter([slot for slot in self.slots if slot not in kept_slots])
