@@ -17,9 +17,8 @@ from lmi.settings.handler import Auto, Handler, folder_of
 from lmi.settings.kinds import BOOLEAN, Kind, integer
 from lmi.settings.other_names import ENGINE_KEYS
 
-MAX_NUM_SEQUENCES = (
-    64  # where no option says it: fewer, if they make as many tokens on this machine
-)
+# Without an option. There are fewer if they make as many tokens on this machine.
+MAX_NUM_SEQUENCES = 64
 MAX_PREFILL_TOKENS = 1024
 ONE_DEVICE = (
     "1 on lmi-dist, which runs on one device; more with option.rolling_batch=vllm, once installed"
@@ -32,20 +31,37 @@ LORA_KINDS: dict[str, Kind] = {
     "max_lora_rank": integer(1, 1024),
     "max_cpu_loras": integer(1),
 }
-OWN_KINDS = LORA_KINDS | {
-    "disable_any_whitespace": BOOLEAN
-}  # the last is vLLM's name for JSON without spaces
+# The last is vLLM's name for JSON without spaces.
+OWN_KINDS = LORA_KINDS | {"disable_any_whitespace": BOOLEAN}
 OWN_KEYS = frozenset(f"option.{name}" for name in OWN_KINDS)
 LIBRARIES = Path(__file__).parent / "native"
 PREFIX = "lmi_kernels-"
 SUFFIX = ".so"
-X86_64_V3 = frozenset("avx2 bmi1 bmi2 fma f16c abm movbe".split())  # as /proc/cpuinfo names them
-X86_64_V4 = X86_64_V3 | frozenset("avx512f avx512bw avx512cd avx512dq avx512vl".split())
+# Features of CPUs, as /proc/cpuinfo names them.
+X86_64_V3 = frozenset(
+    {
+        "abm",
+        "avx2",
+        "bmi1",
+        "bmi2",
+        "f16c",
+        "fma",
+        "movbe",
+    }
+)
+X86_64_V4 = X86_64_V3 | {
+    "avx512bw",
+    "avx512cd",
+    "avx512dq",
+    "avx512f",
+    "avx512vl",
+}
 
 
 def own_options(options: Mapping[str, str]) -> dict[str, Any]:
-    """The values of OWN_KINDS that are given. Raises BadConfiguration with a line for
-    each fault.
+    """The values of OWN_KINDS that are given.
+
+    Raises BadConfiguration with a line for each fault.
     """
     values = {}
     faults = []
@@ -63,9 +79,11 @@ def own_options(options: Mapping[str, str]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class LoraLimits:
-    max_in_batch: int = 4  # adapters that the running sequences use together
+    # Adapters that the running sequences use together.
+    max_in_batch: int = 4
     max_rank: int = 16
-    max_in_memory: int | None = None  # adapters whose weights stay; None: all that are loaded
+    # Adapters whose weights stay. None: all that are loaded.
+    max_in_memory: int | None = None
 
     @staticmethod
     def of(options: Mapping[str, str]) -> "LoraLimits | None":
@@ -74,18 +92,22 @@ class LoraLimits:
         if not values.get("enable_lora"):
             return None
 
-        num_kept = values.get("max_cpu_loras")
-        # A default gives way to what is given.
-        usual = (
-            LoraLimits.max_in_batch if num_kept is None else min(LoraLimits.max_in_batch, num_kept)
-        )
-        num_each = values.get("max_loras", usual)
-        if num_kept is not None and num_kept < num_each:
+        max_in_memory = values.get("max_cpu_loras")
+        max_in_batch = LoraLimits.max_in_batch
+        if "max_loras" in values:
+            max_in_batch = values["max_loras"]
+        elif max_in_memory is not None:
+            # A default gives way to an option.
+            max_in_batch = min(max_in_batch, max_in_memory)
+
+        if max_in_memory is not None and max_in_memory < max_in_batch:
             raise BadConfiguration(
-                f"option.max_cpu_loras={num_kept}: allowed is at least option.max_loras, {num_each}"
+                f"option.max_cpu_loras={max_in_memory}: "
+                f"allowed is at least option.max_loras, {max_in_batch}"
             )
 
-        return LoraLimits(num_each, values.get("max_lora_rank", LoraLimits.max_rank), num_kept)
+        max_rank = values.get("max_lora_rank", LoraLimits.max_rank)
+        return LoraLimits(max_in_batch, max_rank, max_in_memory)
 
 
 def check(config: EngineConfig) -> Mapping[str, str]:
@@ -126,9 +148,13 @@ def variant_here() -> str | None:
     except OSError:
         lines = []
 
-    flags = next(
-        (line.partition(":")[2] for line in lines if line.startswith("flags")), ""
-    )  # of the first core
+    # The first such line is that of the first core.
+    flags = ""
+    for line in lines:
+        if line.startswith("flags"):
+            flags = line.partition(":")[2]
+            break
+
     return variant_of(platform.machine(), frozenset(flags.split()))
 
 
@@ -140,21 +166,27 @@ def variant_of(machine: str, flags: frozenset[str]) -> str | None:
     if machine != "x86_64":
         return None
 
-    return "x86-64-v4" if flags >= X86_64_V4 else "x86-64-v3" if flags >= X86_64_V3 else None
+    if flags >= X86_64_V4:
+        return "x86-64-v4"
+
+    if flags >= X86_64_V3:
+        return "x86-64-v3"
+
+    return None
 
 
-def describe_kernels(folder: Path = LIBRARIES, wanted: str | None = None) -> str:
-    """What computes on this CPU, or on one that takes `wanted`, and which variants are built."""
-    wanted, names = wanted or variant_here(), built_variants(folder)
-    there = f"built: {', '.join(names) or 'none'}"
-    if wanted is None:
-        return f"kernels torch ({there}; none is for this CPU)"
+def describe_kernels(folder: Path = LIBRARIES, variant: str | None = None) -> str:
+    """What computes on this CPU, or on one that takes `variant`, and which variants are built."""
+    variant = variant or variant_here()
+    names = built_variants(folder)
+    built = f"built: {', '.join(names) or 'none'}"
+    if variant is None:
+        return f"kernels torch ({built}; none is for this CPU)"
 
-    return (
-        f"kernels native {wanted} ({there})"
-        if wanted in names
-        else f"kernels torch ({there}; this CPU: {wanted})"
-    )
+    if variant not in names:
+        return f"kernels torch ({built}; this CPU: {variant})"
+
+    return f"kernels native {variant} ({built})"
 
 
 def dtypes(config: EngineConfig, stored: str) -> tuple[str, str]:
@@ -167,7 +199,10 @@ def dtypes(config: EngineConfig, stored: str) -> tuple[str, str]:
     if variant_here() not in built_variants():
         return weights, weights
 
-    return ("bf16" if config.dtype == "auto" and stored == "bfloat16" else weights), "fp32"
+    if config.dtype == "auto" and stored == "bfloat16":
+        weights = "bf16"
+
+    return weights, "fp32"
 
 
 HANDLER = Handler(
@@ -188,8 +223,7 @@ HANDLER = Handler(
     check=check,
     check_model=check_model,
     dtypes=dtypes,
-    environment=lambda *_: {
-        "OPENBLAS_NUM_THREADS": "1"
-    },  # numpy would start a thread for each core, for nothing
+    # numpy would start a thread for each core, for nothing.
+    environment=lambda *_: {"OPENBLAS_NUM_THREADS": "1"},
     describe=describe_kernels,
 )

@@ -10,6 +10,7 @@ import math
 import mmap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -20,9 +21,8 @@ from handlers.lmi_dist.operations import Attend
 from handlers.lmi_dist.placement import Placement
 from handlers.lmi_dist.runner import Chunk, Plan
 
-_MAP_NORESERVE = (
-    0x4000  # Linux: slots may be longer in sum than the memory; Python 3.11 has no name for it
-)
+# Linux: slots may be longer in sum than the memory. Python 3.11 has no name for it.
+_MAP_NORESERVE = 0x4000
 # The cost of one more call, as the bytes of keys and values read in that time. A group is split
 # where that saves more.
 _SPLIT_BYTES = 400_000
@@ -40,24 +40,26 @@ class KvSlots:
         num_heads = facts.num_kv_heads
         head_dim = facts.head_dim
         shape = (num_slots, num_layers, 2 * num_heads, max_length, head_dim)
-        dtype, device = self.dtype, self.device = placement.dtype, placement.device
+        dtype = placement.dtype
+        device = placement.device
+        self.dtype = dtype
+        self.device = device
         self.num_heads = num_heads
         self.head_dim = head_dim
-        self.bytes_per_key = (
-            2 * num_heads * head_dim * dtype.itemsize
-        )  # of one position in one layer
+        # Of one position in one layer.
+        self.bytes_per_key = 2 * num_heads * head_dim * dtype.itemsize
         self._slot_bytes = num_layers * 2 * num_heads * max_length * head_dim * dtype.itemsize
         self._mapping: mmap.mmap | None = None
-        if device.type == "cpu":  # zeroed memory that costs nothing until it is written
+        if device.type == "cpu":
+            # This is zeroed memory that costs nothing until it is written.
             flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
             self._mapping = mmap.mmap(-1, num_slots * self._slot_bytes, flags=flags)
-            self._mapping.madvise(
-                mmap.MADV_NOHUGEPAGE
-            )  # huge pages would commit 2 MB at the first token
+            # Huge pages would commit 2 MB at the first token.
+            self._mapping.madvise(mmap.MADV_NOHUGEPAGE)
             self._storage = torch.frombuffer(self._mapping, dtype=dtype).view(shape)
         else:
-            # an accelerator has no lazy mapping; masked positions must hold finite numbers: 0 x NaN
-            # is NaN
+            # An accelerator has no lazy mapping. Masked positions must hold finite numbers, as
+            # 0 x NaN is NaN.
             self._storage = torch.zeros(shape, dtype=dtype, device=device)
 
         heads_of_layer = 2 * num_heads * max_length
@@ -65,13 +67,16 @@ class KvSlots:
         self.flat = [flat[layer * heads_of_layer :] for layer in range(num_layers)]
         self._heads = torch.arange(2 * num_heads, device=device) * max_length
         self._slot_stride = num_layers * heads_of_layer
-        self.layers = [
-            (slots[:, :num_heads], slots[:, num_heads:]) for slots in self._storage.unbind(1)
-        ]
+
+        # Keys and values of each layer: (slots, heads, positions, channels).
+        self.layers: list[tuple[Tensor, Tensor]] = []
+        for slots in self._storage.unbind(1):
+            self.layers.append((slots[:, :num_heads], slots[:, num_heads:]))
 
     def cell_indices(self, slots: Tensor, positions: Tensor) -> Tensor:
-        """The cells of each token, which are the same in every layer. A cell is one head's key or
-        value.
+        """The cells of each token, which are the same in every layer.
+
+        A cell is one head's key or value.
 
         (num_tokens,) and (num_tokens,) to (num_tokens * 2 * num_heads,).
         """
@@ -88,8 +93,9 @@ class KvSlots:
 
     @torch.inference_mode()
     def release(self, slot: int) -> None:
-        """Give the pages of a free slot back to the system. Pages shared with a neighbouring slot
-        stay.
+        """Give the pages of a free slot back to the system.
+
+        Pages shared with a neighbouring slot stay.
 
         On an accelerator the slot is cleared: it may hold numbers that are not finite, and its next
         owner reads past its end.
@@ -111,16 +117,20 @@ class AttentionCall:
     """
 
     slots: range
-    positions: range  # in each of them
-    first: int  # the rows of the queries, and of their answers
+    # The positions in each of the slots.
+    positions: range
+    # The rows of the queries, and of their answers.
+    first: int
     last: int
     num_queries: int
-    is_causal: bool  # each query sees the positions up to its own; the first query is at position 0
-    mask: Tensor | None = None  # (slots, 1, queries, positions), 0 or -inf
-    queries: Tensor | None = (
-        None  # (slots,), the rows of the queries if slots without one lie between
-    )
-    answers: Tensor | None = None  # (last - first,), in that case the slots whose answers are kept
+    # Each query sees the positions up to its own. The first query is at position 0.
+    is_causal: bool
+    # (slots, 1, queries, positions), 0 or -inf
+    mask: Tensor | None = None
+    # (slots,): the rows of the queries if slots without one lie between.
+    queries: Tensor | None = None
+    # (last - first,): in that case the slots whose answers are kept.
+    answers: Tensor | None = None
 
 
 class Attention:
@@ -143,48 +153,57 @@ class Attention:
         self._kv.flat[layer].index_copy_(0, self._cells, keys_values.reshape(-1, self._kv.head_dim))
 
     def __call__(self, queries: Tensor, how: Attend) -> Tensor:
-        """(rows, heads, head_dim) to (rows, heads * head_dim). With `is_wanted` these are only the
-        wanted rows.
+        """(rows, heads, head_dim) to (rows, heads * head_dim).
+
+        With `is_wanted` these are only the wanted rows.
         """
         window = how.window
         is_wanted = how.is_wanted
-        if (calls := self._calls.get((window, is_wanted))) is None:
-            calls = self._calls[window, is_wanted] = list(self._plan_calls(window, is_wanted))
+        calls = self._calls.get((window, is_wanted))
+        if calls is None:
+            calls = list(self._plan_calls(window, is_wanted))
+            self._calls[window, is_wanted] = calls
 
-        answers = [self._answer(call, queries, how) for call in calls] or [queries.flatten(1)]
+        if not calls:
+            return queries.flatten(1)
+
+        answers = [self._answer(call, queries, how) for call in calls]
         return answers[0] if len(answers) == 1 else torch.cat(answers)
 
     def _answer(self, call: AttentionCall, queries: Tensor, how: Attend) -> Tensor:
         """The answers of the rows of one call: (last - first, heads * head_dim)."""
-        slots, positions = (slice(one.start, one.stop) for one in (call.slots, call.positions))
-        part = (slots, slice(None), positions)
-        keys, values = (
-            half[part] for half in self._kv.layers[how.layer]
-        )  # (slots, kv_heads, positions, head_dim)
+        slots = slice(call.slots.start, call.slots.stop)
+        positions = slice(call.positions.start, call.positions.stop)
+
+        # Each is (slots, kv_heads, positions, head_dim).
+        all_keys, all_values = self._kv.layers[how.layer]
+        keys = all_keys[slots, :, positions]
+        values = all_values[slots, :, positions]
+
         if call.num_queries > 1:
-            heads = queries[call.first : call.last].transpose(0, 1)[
-                None
-            ]  # (1, heads, queries, head_dim)
+            # (1, heads, queries, head_dim)
+            heads = queries[call.first : call.last].transpose(0, 1)[None]
             return _attend(heads, keys, values, call, how)[0].transpose(0, 1).flatten(1)
 
-        rows = (
-            queries[call.first : call.last]
-            if call.queries is None
-            else queries.index_select(0, call.queries)
-        )
-        groups = rows.unflatten(
-            1, (self._kv.num_heads, -1)
-        )  # (slots, kv_heads, queries of a key head, head_dim)
+        if call.queries is None:
+            rows = queries[call.first : call.last]
+        else:
+            rows = queries.index_select(0, call.queries)
+
+        # (slots, kv_heads, queries of a key head, head_dim)
+        groups = rows.unflatten(1, (self._kv.num_heads, -1))
         num_queries = groups.shape[2]
-        if num_queries % 2 and num_queries > 1:  # torch is up to twice as fast with an even number
+        if num_queries % 2 and num_queries > 1:
+            # torch is up to twice as fast with an even number.
             groups = functional.pad(groups, (0, 0, 0, 1))
 
         answers = _attend(groups, keys, values, call, how)[:, :, :num_queries].flatten(1)
         return answers if call.answers is None else answers.index_select(0, call.answers)
 
     def _plan_calls(self, window: int | None, is_wanted: bool) -> Iterator[AttentionCall]:
-        """The calls of a layer, in the order of rows. With `is_wanted` only the last tokens of a
-        chunk are rows.
+        """The calls of a layer, in the order of rows.
+
+        With `is_wanted` only the last tokens of a chunk are rows.
         """
         decodes = [chunk for chunk in self._plan.decodes if chunk.num_logits or not is_wanted]
         for first, last in self._split(decodes):
@@ -210,23 +229,30 @@ class Attention:
                 first_slot = chunk.slot
                 longest = 0
 
-            last_slot, longest = chunk.slot + 1, max(longest, chunk.end)
+            last_slot = chunk.slot + 1
+            longest = max(longest, chunk.end)
 
-        return list(zip(cuts, [*cuts[1:], len(decodes)], strict=True)) if cuts else []
+        return list(pairwise([*cuts, len(decodes)]))
 
     def _call(
         self, chunks: Sequence[Chunk], num_queries: int, first: int, window: int | None
     ) -> AttentionCall:
         """The call for the last tokens of each chunk, whose rows begin at `first`."""
         ends = {chunk.slot: chunk.end for chunk in chunks}
-        start = 0 if window is None else max(0, min(ends.values()) - num_queries + 1 - window)
+        least_end = min(ends.values())
         end = max(ends.values())
+        start = 0
+        if window is not None:
+            start = max(0, least_end - num_queries + 1 - window)
+
+        # Such a call needs no mask.
+        is_whole_prompt = start == 0 and num_queries == end
+        is_causal = is_whole_prompt and num_queries > 1 and end <= (window or end)
+
         slots = range(chunks[0].slot, chunks[-1].slot + 1)
-        is_causal = start == 0 and 1 < num_queries == end <= (window or end)
         last = first + len(chunks) * num_queries
         call = AttentionCall(slots, range(start, end), first, last, num_queries, is_causal)
-
-        if not is_causal and (num_queries > 1 or min(ends.values()) < end):
+        if not is_causal and (num_queries > 1 or least_end < end):
             call.mask = self._mask(call, ends, window)
 
         if len(slots) > len(chunks):
@@ -238,16 +264,18 @@ class Attention:
 
     def _mask(self, call: AttentionCall, ends: dict[int, int], window: int | None) -> Tensor:
         """The mask of the last queries of each slot: (slots, 1, queries, positions)."""
-        last = self._indices(ends.get(slot, call.positions.stop) for slot in call.slots)
-        queries = (last[:, None] + torch.arange(-call.num_queries, 0, device=self._kv.device))[
-            :, None, :, None
-        ]
-        positions = torch.arange(call.positions.start, call.positions.stop, device=self._kv.device)
+        device = self._kv.device
+        visible = call.positions
+        last = self._indices(ends.get(slot, visible.stop) for slot in call.slots)
+        distances = torch.arange(-call.num_queries, 0, device=device)
+        queries = (last[:, None] + distances)[:, None, :, None]
+        positions = torch.arange(visible.start, visible.stop, device=device)
+
         is_hidden = positions > queries
         if window is not None:
             is_hidden |= positions <= queries - window
 
-        mask = torch.zeros(is_hidden.shape, dtype=self._kv.dtype, device=self._kv.device)
+        mask = torch.zeros(is_hidden.shape, dtype=self._kv.dtype, device=device)
         return mask.masked_fill_(is_hidden, -math.inf)
 
     def _indices(self, numbers: Iterator[int]) -> Tensor:
@@ -258,7 +286,8 @@ class Attention:
 class AdaptedRows:
     adapter: int
     rows: Tensor  # (num_rows,)
-    wanted: Tensor  # (num_wanted,): places among the wanted rows
+    # (num_wanted,): places among the wanted rows
+    wanted: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +296,8 @@ class StepInputs:
 
     token_ids: Tensor  # (rows,)
     positions: Tensor  # (rows,)
-    wanted: Tensor  # (num_wanted,): rows whose logits are asked for
+    # (num_wanted,): rows whose logits are wanted
+    wanted: Tensor
     attention: Attention
     adapted: tuple[AdaptedRows, ...] = ()
 
@@ -278,7 +308,8 @@ def _attend(
     """Attend with (slots, heads, queries, head_dim) tensors, of which keys and values may have
     fewer heads.
     """
-    if (softcap := how.softcap) is None:
+    softcap = how.softcap
+    if softcap is None:
         return functional.scaled_dot_product_attention(
             query,
             keys,
@@ -289,15 +320,13 @@ def _attend(
             enable_gqa=True,
         )
 
-    folded = query.reshape(
-        *keys.shape[:2], -1, query.shape[3]
-    )  # the queries of a key head in one product
+    # The queries of a key head are in one product.
+    folded = query.reshape(*keys.shape[:2], -1, query.shape[3])
     scores = torch.matmul(folded, keys.mT).mul_(how.scale / softcap).tanh_().mul_(softcap)
     mask = call.mask
     if call.is_causal:
-        mask = torch.full(
-            (call.num_queries, call.num_queries), -math.inf, device=scores.device
-        ).triu_(1)
+        shape = (call.num_queries, call.num_queries)
+        mask = torch.full(shape, -math.inf, device=scores.device).triu_(1)
 
     if mask is not None:
         scores = (scores.unflatten(2, (-1, call.num_queries)) + mask.unsqueeze(-3)).flatten(2, 3)

@@ -5,7 +5,7 @@ A hash is made as vLLM's `sha256_cbor` makes it, of the block before, the tokens
 keeps requests apart. It is shown as a number of 64 bits.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -20,20 +20,23 @@ from handlers.base.kv_events import (
 from handlers.lmi_dist.cached_blocks import Root, Tokens
 from lmi.settings.annexes import KvEventsConfig
 
-SEED = "vllm-none-hash"  # in the place of the block before the first one
-MEDIUM = "GPU"  # vLLM's word for the memory in which the engine computes, on a CPU too
-# CBOR's
+# This stands in the place of the block before the first one.
+SEED = "vllm-none-hash"
+# vLLM's word for the memory in which the engine computes, on a CPU too.
+MEDIUM = "GPU"
+# The kinds of values in CBOR.
 ARRAY = 4
 BYTES = 2
 TEXT = 3
 NUMBER = 0
 NOTHING = b"\xf6"
 
-Extra = tuple[tuple[str, ...], ...]  # what keeps requests apart: a name of what it is, then values
+# What keeps requests apart: each has a name of what it is, then values.
+Extra = tuple[tuple[str, ...], ...]
 
 
 @dataclass(slots=True)
-class _Known:
+class _Block:
     """A full block of the tree."""
 
     digest: bytes
@@ -49,28 +52,30 @@ class CacheEvents:
         """`name_of` returns the name of an adapter by its number."""
         self._publisher = publisher
         self._name_of = name_of
-        self._known: dict[int, _Known] = {}  # by block
+        # By block.
+        self._blocks: dict[int, _Block] = {}
         self._events: list[BlockStored | BlockRemoved | AllBlocksCleared] = []
-        self._has_begun = False  # something was told
+        # Whether something was published.
+        self._has_begun = False
 
     def store(self, root: Root, parent: int | None, tokens: Tokens, block: int) -> None:
         """Note that the tree has a full block below its parent, or as the first one."""
         name = self._name_of(root.adapter) if root.adapter else None
         extra = extra_of(root, name, is_first=parent is None)
-        before = None if parent is None else self._known[parent]
-        digest = digest_of(None if before is None else before.digest, tokens, extra)
-        known = self._known[block] = _Known(digest, int.from_bytes(digest[-8:], "big"))
+        values = tuple([pair[1] for pair in extra]) or None
+        digest_before: bytes | None = None
+        number_before: int | None = None
+        if parent is not None:
+            digest_before = self._blocks[parent].digest
+            number_before = self._blocks[parent].number
+
+        digest = digest_of(digest_before, tokens, extra)
+        number = int.from_bytes(digest[-8:], "big")
+        self._blocks[block] = _Block(digest, number)
 
         last = self._events[-1] if self._events else None
-        follows = (
-            isinstance(last, BlockStored)
-            and before is not None
-            and last.block_hashes[-1] == before.number
-        )
-        values = tuple(pair[1] for pair in extra) or None
-        if follows:
-            assert isinstance(last, BlockStored)
-            last.block_hashes.append(known.number)
+        if isinstance(last, BlockStored) and last.block_hashes[-1] == number_before:
+            last.block_hashes.append(number)
             last.token_ids += tokens
             if last.extra_keys is not None:
                 last.extra_keys.append(values)
@@ -78,8 +83,8 @@ class CacheEvents:
             return
 
         event = BlockStored(
-            block_hashes=[known.number],
-            parent_block_hash=None if before is None else before.number,
+            block_hashes=[number],
+            parent_block_hash=number_before,
             token_ids=list(tokens),
             block_size=len(tokens),
             lora_id=root.adapter or None,
@@ -92,24 +97,26 @@ class CacheEvents:
 
     def remove(self, block: int) -> None:
         """Note that the tree has forgotten a block. Nothing is told of one that was never full."""
-        known = self._known.pop(block, None)
-        if known is None:
+        removed = self._blocks.pop(block, None)
+        if removed is None:
             return
 
         last = self._events[-1] if self._events else None
         if isinstance(last, BlockRemoved):
-            last.block_hashes.append(known.number)
+            last.block_hashes.append(removed.number)
         else:
-            self._events.append(BlockRemoved([known.number], MEDIUM, 0))
+            self._events.append(BlockRemoved([removed.number], MEDIUM, 0))
 
     def publish(self) -> None:
-        """Publish what has changed. The first batch also says that what an engine before this one
-        had is gone.
+        """Publish what has changed.
+
+        The first batch also says that what an engine before this one had is gone.
         """
         if not self._events:
             return
 
-        events, self._events = self._events, []
+        events = self._events
+        self._events = []
         if not self._has_begun:
             events.insert(0, AllBlocksCleared())
             self._has_begun = True
@@ -133,8 +140,9 @@ def new_events(
 
 
 def extra_of(root: Root, adapter: str | None, *, is_first: bool) -> Extra:
-    """Return what keeps the blocks below a root apart from those with the same tokens. A salt is
-    part of the first.
+    """Return what keeps the blocks below a root apart from those with the same tokens.
+
+    A salt is part of the first.
     """
     extra: list[tuple[str, ...]] = []
     if root.adapter:
@@ -153,15 +161,18 @@ def digest_of(before: bytes | None, tokens: Sequence[int], extra: Extra = ()) ->
     parts = [
         _head(ARRAY, 3),
         _bytes(before or FIRST),
-        _array(_head(NUMBER, token) for token in tokens),
+        _array([_head(NUMBER, token) for token in tokens]),
     ]
-    parts.append(_array(_array(map(_text, each)) for each in extra) if extra else NOTHING)
+    if extra:
+        parts.append(_array([_array(list(map(_text, values))) for values in extra]))
+    else:
+        parts.append(NOTHING)
+
     return sha256(b"".join(parts)).digest()
 
 
-def _array(items: Iterable[bytes]) -> bytes:
-    listed = list(items)
-    return _head(ARRAY, len(listed)) + b"".join(listed)
+def _array(items: list[bytes]) -> bytes:
+    return _head(ARRAY, len(items)) + b"".join(items)
 
 
 def _bytes(value: bytes) -> bytes:

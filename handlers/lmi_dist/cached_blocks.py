@@ -21,25 +21,28 @@ from typing import NamedTuple, TypeAlias
 
 from lmi.executor import DEFAULT_RETENTION_PRIORITY, KvCacheRetentionConfig
 
-TOKENS_PER_PART = 16  # as many as vLLM has in a block
-MAX_STALE = 64  # entries of a heap beside one for each idle block, before it is built anew
+# As many as vLLM has in a block.
+TOKENS_PER_PART = 16
+# How many entries a heap may have beside one for each idle block, before it is built anew.
+MAX_STALE = 64
 
 
 class Root(NamedTuple):
-    """What requests must have in common to share anything. All requests without a salt are
-    strangers to each other.
+    """What requests must have in common to share anything.
+
+    All requests without a salt are strangers to each other.
     """
 
     cache_salt: str | None
-    adapter: int = 0  # a number that no other adapter ever has, also none of the same name
+    # A number that no other adapter ever has, also none of the same name.
+    adapter: int = 0
 
     def num_shared(self, num_tokens: int) -> int:
         """How many of the first `num_tokens` of a sequence others may find."""
-        return (
-            num_tokens
-            if self.cache_salt is not None
-            else num_tokens // TOKENS_PER_PART * TOKENS_PER_PART
-        )
+        if self.cache_salt is not None:
+            return num_tokens
+
+        return num_tokens // TOKENS_PER_PART * TOKENS_PER_PART
 
 
 class Match(NamedTuple):
@@ -53,14 +56,17 @@ class Match(NamedTuple):
 
 
 Tokens: TypeAlias = tuple[int, ...]
-Parent: TypeAlias = Root | int  # a block, or what the first blocks lie below
+# A block, or what the first blocks lie below.
+Parent: TypeAlias = Root | int
 
 
 class PrefixTree:
     def __init__(self, tokens_per_block: int) -> None:
         self._tokens_per_block = tokens_per_block
-        self._children: dict[Parent, list[tuple[Tokens, int]]] = {}  # sorted, never empty
-        self._places: dict[int, tuple[Parent, Tokens]] = {}  # of each block
+        # The children are sorted, and never empty.
+        self._children: dict[Parent, list[tuple[Tokens, int]]] = {}
+        # The place of each block.
+        self._places: dict[int, tuple[Parent, Tokens]] = {}
 
     def __contains__(self, block: int) -> bool:
         return block in self._places
@@ -75,8 +81,8 @@ class PrefixTree:
         parent: Parent = root
         blocks: list[int] = []
         for start in range(0, end, self._tokens_per_block):
-            wanted = tuple(token_ids[start : min(start + self._tokens_per_block, end)])
-            num_found, block = self._closest(parent, wanted)
+            tokens = tuple(token_ids[start : min(start + self._tokens_per_block, end)])
+            num_found, block = self._closest(parent, tokens)
             if num_found < self._tokens_per_block:
                 return Match(blocks, block, root.num_shared(num_found))
 
@@ -85,21 +91,25 @@ class PrefixTree:
 
         return Match(blocks)
 
-    def _closest(self, parent: Parent, wanted: Tokens) -> tuple[int, int]:
-        """How many tokens the most similar block below `parent` begins with, and that block."""
+    def _closest(self, parent: Parent, tokens: Tokens) -> tuple[int, int]:
+        """How many of the tokens the most similar block below `parent` begins with, and that
+        block.
+        """
         siblings = self._children.get(parent, [])
-        place = bisect_left(siblings, (wanted,))
-        if place < len(siblings) and siblings[place][0] == wanted:
-            return len(wanted), siblings[place][1]
+        place = bisect_left(siblings, (tokens,))
+        if place < len(siblings) and siblings[place][0] == tokens:
+            return len(tokens), siblings[place][1]
 
-        neighbours = siblings[max(place - 1, 0) : place + 1]
-        return max(
-            ((num_equal(tokens, wanted), block) for tokens, block in neighbours), default=(0, -1)
-        )
+        similar = [(0, -1)]
+        for tokens_of_block, block in siblings[max(place - 1, 0) : place + 1]:
+            similar.append((num_equal(tokens_of_block, tokens), block))
+
+        return max(similar)
 
     def insert(self, parent: Parent, tokens: Tokens, block: int) -> int:
-        """Put a block below its parent, which is in the tree. A block that was there with fewer
-        tokens moves.
+        """Put a block below its parent, which is in the tree.
+
+        A block that was there with fewer tokens moves.
 
         If another block begins with these tokens already, the tree keeps that one. Returns the
         block that it keeps.
@@ -128,18 +138,20 @@ class PrefixTree:
         return parent
 
 
-def num_equal(tokens: Sequence[int], others: Sequence[int]) -> int:
+def num_equal(first: Sequence[int], second: Sequence[int]) -> int:
     """The length of the longest common beginning."""
-    pairs = zip(tokens, others, strict=False)
-    return next(
-        (place for place, (one, other) in enumerate(pairs) if one != other),
-        min(len(tokens), len(others)),
-    )
+    pairs = zip(first, second, strict=False)
+    for place, (token_id, expected_id) in enumerate(pairs):
+        if token_id != expected_id:
+            return place
+
+    return min(len(first), len(second))
 
 
 class Retention(NamedTuple):
-    """The priority of an idle block, until it was idle for `duration_s`. Then it is the default
-    again.
+    """The priority of an idle block, until it was idle for `duration_s`.
+
+    Then it is the default again.
     """
 
     priority: int
@@ -149,33 +161,30 @@ class Retention(NamedTuple):
 def retentions(
     config: KvCacheRetentionConfig, num_prompt_tokens: int, num_tokens: int, tokens_per_block: int
 ) -> list[Retention | None]:
-    """What a request says of each of its blocks: what it says of the block's first token. None:
-    nothing.
+    """What a request says of each of its blocks: what it says of the block's first token.
+
+    None: nothing.
     """
-    ranges = config.token_range_retention_configs
 
-    def said_of(token: int) -> Retention | None:
+    def retention_of(token: int) -> Retention | None:
         if token >= num_prompt_tokens:
-            priority = config.decode_retention_priority
-            duration_ms = config.decode_duration_ms
-        else:
-            own = (
-                one
-                for one in ranges
-                if one.token_start <= token and (one.token_end is None or token < one.token_end)
-            )
-            if (found := next(own, None)) is None:
-                return None
+            return _retention(config.decode_retention_priority, config.decode_duration_ms)
 
-            priority = found.priority
-            duration_ms = found.duration_ms
+        for span in config.token_range_retention_configs:
+            if span.token_start <= token and (span.token_end is None or token < span.token_end):
+                return _retention(span.priority, span.duration_ms)
 
-        if duration_ms is None or priority == DEFAULT_RETENTION_PRIORITY:
-            return Retention(priority)
+        return None
 
-        return Retention(priority, duration_ms / 1000)
+    return [retention_of(token) for token in range(0, num_tokens, tokens_per_block)]
 
-    return [said_of(token) for token in range(0, num_tokens, tokens_per_block)]
+
+def _retention(priority: int, duration_ms: int | None) -> Retention:
+    """Return a retention whose duration is left out where it would change nothing."""
+    if duration_ms is None or priority == DEFAULT_RETENTION_PRIORITY:
+        return Retention(priority)
+
+    return Retention(priority, duration_ms / 1000)
 
 
 DEFAULT = Retention(DEFAULT_RETENTION_PRIORITY)
@@ -183,9 +192,11 @@ DEFAULT = Retention(DEFAULT_RETENTION_PRIORITY)
 
 @dataclass(slots=True)
 class _Idle:
-    order: int  # by the time at which it became idle
+    # By the time at which the block became idle.
+    order: int
     priority: int
-    end_s: float | None  # when the priority is the default again
+    # When the priority is the default again.
+    end_s: float | None
     is_evictable: bool
 
 
@@ -195,31 +206,30 @@ class IdleBlocks:
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s
         self._idle: dict[int, _Idle] = {}
-        self._retentions: dict[
-            int, Retention
-        ] = {}  # of blocks, idle and used, that do not have the default
-        self._heap: list[
-            tuple[int, int, int]
-        ] = []  # priority, order, block: all that are evictable, and stale entries
-        self._ends: list[
-            tuple[float, int, int]
-        ] = []  # a heap: end, order, block; with stale entries too
+        # Of blocks, idle and used, that do not have the default.
+        self._retentions: dict[int, Retention] = {}
+
+        # A heap of (priority, order, block): all that are evictable, and stale entries.
+        self._heap: list[tuple[int, int, int]] = []
+        # A heap of (end, order, block), with stale entries too.
+        self._ends: list[tuple[float, int, int]] = []
         self._orders = count()
 
     def __len__(self) -> int:
         return len(self._idle)
 
     def retain(self, block: int, retention: Retention) -> None:
-        """Set the retention of a block, used or idle. It counts when the block is idle, each time
-        from then on.
+        """Set the retention of a block, used or idle.
+
+        It counts when the block is idle, each time from then on.
         """
-        one = self._idle.get(block)
-        if one is not None:
+        idle = self._idle.get(block)
+        if idle is not None:
             self.remove(block)
 
         self._retentions[block] = retention
-        if one is not None:
-            self.add(block, is_evictable=one.is_evictable)
+        if idle is not None:
+            self.add(block, is_evictable=idle.is_evictable)
 
     def release(self, block: int) -> None:
         """Forget the retention of a used block: what it held is gone."""
@@ -227,60 +237,66 @@ class IdleBlocks:
 
     def add(self, block: int, *, is_evictable: bool) -> None:
         retention = self._retentions.get(block, DEFAULT)
-        end_s = None if retention.duration_s is None else self._now_s() + retention.duration_s
-        one = self._idle[block] = _Idle(next(self._orders), retention.priority, end_s, is_evictable)
-        if end_s is not None:
-            heapq.heappush(self._ends, (end_s, one.order, block))
+        idle = _Idle(next(self._orders), retention.priority, None, is_evictable)
+        self._idle[block] = idle
+        if retention.duration_s is not None:
+            idle.end_s = self._now_s() + retention.duration_s
+            heapq.heappush(self._ends, (idle.end_s, idle.order, block))
 
         if is_evictable:
-            self._push(block, one)
+            self._push(block, idle)
 
     def remove(self, block: int) -> None:
         """Take a block that is used again."""
-        one = self._idle.pop(block)
-        if one.end_s is not None and one.end_s <= self._now_s():
+        idle = self._idle.pop(block)
+        if idle.end_s is not None and idle.end_s <= self._now_s():
             self.release(block)
 
     def allow(self, block: int) -> None:
         """Let a block be evicted, if it is idle: nothing lies below it any more."""
-        one = self._idle.get(block)
-        if one is not None and not one.is_evictable:
-            one.is_evictable = True
-            self._push(block, one)
+        idle = self._idle.get(block)
+        if idle is not None and not idle.is_evictable:
+            idle.is_evictable = True
+            self._push(block, idle)
 
     def pop(self) -> int:
         """Evict a block, after the retentions that have ended."""
-        now_s = self._now_s() if self._ends else 0.0
-        while self._ends and self._ends[0][0] <= now_s:
-            _, order, block = heapq.heappop(self._ends)
-            one = self._idle.get(block)
-            if one is not None and one.order == order:
-                one.priority = DEFAULT.priority
-                self.release(block)
-                if one.is_evictable:
-                    self._push(block, one)
+        if self._ends:
+            self._end_retentions(self._now_s())
 
         while True:
             priority, order, block = heapq.heappop(self._heap)
-            one = self._idle.get(block)
-            if one is not None and (one.priority, one.order) == (priority, order):
+            idle = self._idle.get(block)
+            if idle is not None and (idle.priority, idle.order) == (priority, order):
                 del self._idle[block]
                 self.release(block)
                 return block
 
-    def _push(self, block: int, one: _Idle) -> None:
-        heapq.heappush(self._heap, (one.priority, one.order, block))
-        most = 2 * len(self._idle) + MAX_STALE
-        if len(self._heap) > most:
-            self._heap = [
-                (one.priority, one.order, at) for at, one in self._idle.items() if one.is_evictable
-            ]
+    def _end_retentions(self, now_s: float) -> None:
+        while self._ends and self._ends[0][0] <= now_s:
+            _, order, block = heapq.heappop(self._ends)
+            idle = self._idle.get(block)
+            if idle is not None and idle.order == order:
+                idle.priority = DEFAULT.priority
+                self.release(block)
+                if idle.is_evictable:
+                    self._push(block, idle)
+
+    def _push(self, block: int, idle: _Idle) -> None:
+        heapq.heappush(self._heap, (idle.priority, idle.order, block))
+        max_entries = 2 * len(self._idle) + MAX_STALE
+        if len(self._heap) > max_entries:
+            self._heap = []
+            for number, entry in self._idle.items():
+                if entry.is_evictable:
+                    self._heap.append((entry.priority, entry.order, number))
+
             heapq.heapify(self._heap)
 
-        if len(self._ends) > most:
-            self._ends = [
-                (one.end_s, one.order, at)
-                for at, one in self._idle.items()
-                if one.end_s is not None
-            ]
+        if len(self._ends) > max_entries:
+            self._ends = []
+            for number, entry in self._idle.items():
+                if entry.end_s is not None:
+                    self._ends.append((entry.end_s, entry.order, number))
+
             heapq.heapify(self._ends)

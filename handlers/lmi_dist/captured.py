@@ -21,8 +21,10 @@ from lmi.errors import BadConfiguration, shorten
 from lmi.executor import Embeddings, Tensor
 from lmi.settings.config import EngineConfig
 
-HIDDEN_STATES = "hidden_states"  # after the last norm
-LEAST_NORM = 1e-12  # as of torch's normalize
+# The states after the last norm.
+HIDDEN_STATES = "hidden_states"
+# As of torch's normalize.
+LEAST_NORM = 1e-12
 
 
 def layer_name(layer: int) -> str:
@@ -35,20 +37,26 @@ def hidden_names(num_layers: int) -> tuple[str, ...]:
     return (HIDDEN_STATES, *map(layer_name, range(num_layers)))
 
 
-def declared_names(config: EngineConfig, known: Iterable[str]) -> list[str]:
+def declared_names(config: EngineConfig, outputs: Iterable[str]) -> list[str]:
     """The declared outputs that a runner keeps, which are all but the logits.
 
-    Raises BadConfiguration with one line for each that is not `known`, which names the nearest one.
+    Raises BadConfiguration with one line for each that is none of the model's `outputs`, which
+    names the nearest one.
     """
-    texts = (text.removesuffix(CONTEXT) for text in config.additional_outputs)
-    names = [name for name in texts if name != LOGITS]
-    known = [LOGITS, *known]
-    faults = [
-        f"additional_outputs: the model has no output {shorten(name)}; the nearest is "
-        + difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
-        for name in names
-        if name not in known
-    ]
+    names: list[str] = []
+    faults: list[str] = []
+    possible_names = [LOGITS, *outputs]
+    for text in config.additional_outputs:
+        name = text.removesuffix(CONTEXT)
+        if name not in possible_names:
+            nearest = difflib.get_close_matches(name, possible_names, n=1, cutoff=0.0)[0]
+            faults.append(
+                f"additional_outputs: the model has no output {shorten(name)}; "
+                f"the nearest is {nearest}"
+            )
+        elif name != LOGITS:
+            names.append(name)
+
     if faults:
         raise BadConfiguration("\n".join(faults))
 
@@ -63,10 +71,10 @@ def take_prompt(
     """
     captured = sequence.captured
     assert captured is not None
+
     for name in captured.context:
-        captured.put_context(
-            name, chunk.start, _rows(runner, name, logits)[first : first + chunk.num_logits]
-        )
+        rows = _rows(runner, name, logits)[first : first + chunk.num_logits]
+        captured.put_context(name, chunk.start, rows)
 
 
 def take_draws(
@@ -76,15 +84,16 @@ def take_draws(
     next token.
     """
     for row, sequence in zip(rows, sequences, strict=True):
-        if (captured := sequence.captured) is None:
+        captured = sequence.captured
+        if captured is None:
             continue
 
-        for name, kept in captured.generation.items():
+        for name, rows_of_output in captured.generation.items():
             place: Hashable = sequence.num_generated
             if sequence.request.sampling_config.beam_width > 1:
                 place = tuple(sequence.token_ids[sequence.num_prompt_tokens :])
 
-            kept.put([place], _rows(runner, name, logits)[row : row + 1])
+            rows_of_output.put([place], _rows(runner, name, logits)[row : row + 1])
 
 
 def _rows(runner: Runner, name: str, logits: Array) -> Array:
@@ -96,10 +105,12 @@ def _rows(runner: Runner, name: str, logits: Array) -> Array:
 class Pooling:
     """How the states (num_tokens, size) behind the last norm become an embedding."""
 
-    is_mean: bool  # of all tokens; otherwise it is the state of the last one
+    # Of the states of all tokens. Otherwise the embedding is the state of the last one.
+    is_mean: bool
     is_normalised: bool
     embeddings: Embeddings
-    max_length: int  # tokens: those that the model was trained for, or its context
+    # In tokens: of those that the model was trained for, or its context.
+    max_length: int
 
     def take(
         self, prefilling: Iterable[tuple[Chunk, EmbeddedSequence, int]], states: Array
@@ -110,18 +121,19 @@ class Pooling:
         Returns the sequences that have their embedding or an error. Sequences change only after all
         is computed, so that a step that ran out of memory can be repeated.
         """
-        pooled = [
-            (sequence, chunk.end, self._pool(sequence, states[row : row + chunk.num_logits]))
-            for chunk, sequence, row in prefilling
-        ]
-        for sequence, end, state in pooled:
-            sequence.num_computed = end
-            if end < sequence.num_prompt_tokens:
+        pooled: list[tuple[Chunk, EmbeddedSequence, Array | None]] = []
+        for chunk, sequence, row in prefilling:
+            states_of_chunk = states[row : row + chunk.num_logits]
+            pooled.append((chunk, sequence, self._pool(sequence, states_of_chunk)))
+
+        for chunk, sequence, state in pooled:
+            sequence.num_computed = chunk.end
+            if chunk.end < sequence.num_prompt_tokens:
                 sequence.pooled = state
             else:
                 self._end(sequence, state)
 
-        return [sequence for sequence, _, _ in pooled if sequence.is_finished]
+        return [sequence for _, sequence, _ in pooled if sequence.is_finished]
 
     def _pool(self, sequence: EmbeddedSequence, states: Array) -> Array | None:
         """The sum, float64 (size,), of all states so far, or the last one, or None inside a prompt
@@ -130,20 +142,27 @@ class Pooling:
         if not self.is_mean:
             return states[-1].astype(np.float64) if len(states) else None
 
-        total = np.zeros(states.shape[1]) if sequence.pooled is None else sequence.pooled.copy()
+        if sequence.pooled is None:
+            total = np.zeros(states.shape[1])
+        else:
+            total = sequence.pooled.copy()
+
         for state in states:
             total += state
 
         return total
 
     def _end(self, sequence: EmbeddedSequence, state: Array | None) -> None:
-        asked = sequence.request.pooling_params
-        assert asked is not None and state is not None
-        embedding = (state / sequence.num_prompt_tokens if self.is_mean else state)[
-            : asked.dimensions
-        ]
+        params = sequence.request.pooling_params
+        assert params is not None and state is not None
+        embedding = state
+        if self.is_mean:
+            embedding = embedding / sequence.num_prompt_tokens
+
+        embedding = embedding[: params.dimensions]
         if self.is_normalised:
-            embedding = embedding / max(float(np.linalg.norm(embedding)), LEAST_NORM)
+            norm = float(np.linalg.norm(embedding))
+            embedding = embedding / max(norm, LEAST_NORM)
 
         if np.isfinite(embedding).all():
             sequence.embed(Tensor(embedding.shape, "float32", embedding.astype("<f4").tobytes()))

@@ -23,20 +23,22 @@ from handlers.lmi_dist.rotary import stable_context_length
 from handlers.lmi_dist.weights import existing_file, read_json
 from lmi.errors import ModelUnusable, cause_line, shorten
 from lmi.executor import Embeddings
-from lmi.executor.checks import MAX_INT
 
+# These are facts of an Architecture too.
 _SHARED = (
     "vocab_size",
     "num_layers",
     "num_kv_heads",
     "head_dim",
     "is_tied",
-)  # with an Architecture
+)
+# The modes of Pooling, and whether each needs the states of all tokens.
 MODES = {
     "mean": True,
     "lasttoken": False,
-}  # of Pooling, and whether it needs the states of all tokens
-FLAG = "pooling_mode_"  # how the names of modes begin in older files
+}
+# The names of modes begin so in older files.
+FLAG = "pooling_mode_"
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 
@@ -45,17 +47,23 @@ class ModelFacts:
     """What the engine must know about a model before it reads a weight."""
 
     path: str
-    name: str  # of the model's class in transformers
-    dtype: str | None  # of the checkpoint: one of _DTYPES, or None if the file does not say
-    architecture: Architecture | None  # None: only the modules of transformers can run it
-    config: Any  # of transformers, for its modules; None for an architecture of ours
+    # The name of the model's class in transformers.
+    name: str
+    # The dtype of the checkpoint: one of _DTYPES, or None if the file does not say.
+    dtype: str | None
+    # None if only the modules of transformers can run it.
+    architecture: Architecture | None
+    # The configuration of transformers, for its modules. None for an architecture of ours.
+    config: Any
     vocab_size: int
     context_length: int
     num_layers: int
     num_kv_heads: int
     head_dim: int
-    is_tied: bool  # the head is the table of embeddings
-    pooling: Pooling | None = None  # of an embedding model
+    # Whether the head is the table of embeddings.
+    is_tied: bool
+    # Only an embedding model has one.
+    pooling: Pooling | None = None
 
     def kv_bytes_per_token(self, itemsize: int) -> int:
         """The bytes of cache that one token needs over all layers, with keys and values of
@@ -79,7 +87,8 @@ def read_facts(path: str) -> ModelFacts:
         return _facts_of_modules(file, raw)
 
     for rotary in filter(None, architecture.rotaries):
-        if (num_channels := 2 * len(rotary.frequencies)) > architecture.head_dim:
+        num_channels = 2 * len(rotary.frequencies)
+        if num_channels > architecture.head_dim:
             why = f"heads of {architecture.head_dim} channels cannot rotate {num_channels} of them"
             raise ModelUnusable(f"{file}: {why}")
 
@@ -119,12 +128,18 @@ def _facts_of_modules(file: Path, raw: dict[str, Any]) -> ModelFacts:
     check_extra(file, f"{name} runs through the modules of transformers")
     config = _config_of_transformers(file, f"{name} runs through the modules of")
     for field in ("num_attention_heads", "num_hidden_layers", "max_position_embeddings"):
-        if not isinstance(value := getattr(config, field, None), int) or value < 1:
+        value = getattr(config, field, None)
+        if not isinstance(value, int) or value < 1:
             raise unsupported(
                 file.parent, f"{name} has no {field}: it does not run on attention alone"
             )
 
     num_heads = config.num_attention_heads
+    if getattr(config, "multi_query", False):
+        num_kv_heads = 1
+    else:
+        num_kv_heads = getattr(config, "num_key_value_heads", num_heads)
+
     return ModelFacts(
         path=str(file.parent),
         name=name,
@@ -134,9 +149,7 @@ def _facts_of_modules(file: Path, raw: dict[str, Any]) -> ModelFacts:
         vocab_size=config.vocab_size,
         context_length=stable_context_length(config),
         num_layers=config.num_hidden_layers,
-        num_kv_heads=1
-        if getattr(config, "multi_query", False)
-        else getattr(config, "num_key_value_heads", num_heads),
+        num_kv_heads=num_kv_heads,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // num_heads,
         is_tied=getattr(config, "tie_word_embeddings", False),
     )
@@ -154,14 +167,16 @@ def _config_of_transformers(file: Path, why: str) -> Any:
         return AutoConfig.from_pretrained(
             file.parent, trust_remote_code=False, local_files_only=True
         )
-    except (
-        Exception
-    ) as error:  # transformers raises a different type for each way a file can be wrong
+    except Exception as error:
+        # transformers raises a different type for each way a file can be wrong.
         raise ModelUnusable(f"{file}: {cause_line(error)}") from error
 
 
 def _dtype(file: Path, raw: dict[str, Any]) -> str | None:
-    name = raw.get("torch_dtype") if raw.get("dtype") is None else raw["dtype"]
+    name = raw.get("dtype")
+    if name is None:
+        name = raw.get("torch_dtype")
+
     if name is not None and name not in _DTYPES:
         raise ModelUnusable(
             f"{file}: dtype must be one of {', '.join(_DTYPES)}, given {shorten(name)}"
@@ -183,10 +198,10 @@ def read_pooling(
     folder = file.parent
     name = class_name(config["architectures"])
     is_headless = name in DEFAULTS and config["architectures"][0] != name
-    modules = {
-        _kind(one): folder / str(one.get("path", ""))
-        for one in _read(folder / "modules.json", list) or ()
-    }
+    modules: dict[str, Path] = {}
+    for module in _read(folder / "modules.json", list) or ():
+        modules[_kind(module)] = folder / str(module.get("path", ""))
+
     if "Pooling" not in modules and not is_headless:
         return None
 
@@ -201,38 +216,55 @@ def read_pooling(
     if config.get("is_causal") is False or config.get("use_bidirectional_attention"):
         raise unsupported(file, "its tokens attend to later ones, which lmi-dist does not let them")
 
-    mode = _mode(modules["Pooling"] / "config.json") if "Pooling" in modules else "lasttoken"
+    mode = "lasttoken"
+    if "Pooling" in modules:
+        mode = _mode(modules["Pooling"] / "config.json")
+
     size = architecture.hidden_size
     sizes = config.get("matryoshka_dimensions") or ()
     is_matryoshka = bool(sizes or config.get("is_matryoshka"))
-    if not isinstance(sizes, list | tuple) or not all(
-        type(one) is int and 0 < one <= size for one in sizes
-    ):
+    if not _are_sizes(sizes, size):
         raise ModelUnusable(f"{file}: matryoshka_dimensions must be a list of numbers up to {size}")
 
-    longest = (_read(folder / "sentence_bert_config.json", dict) or {}).get("max_seq_length")
+    max_length = architecture.context_length
+    options = _read(folder / "sentence_bert_config.json", dict) or {}
+    longest = options.get("max_seq_length")
+    if type(longest) is int and longest > 0:
+        max_length = min(max_length, longest)
+
     return Pooling(
         is_mean=MODES[mode],
         is_normalised="Normalize" in modules or "Pooling" not in modules,
         embeddings=Embeddings(size, tuple(sizes) if is_matryoshka else None),
-        max_length=min(
-            architecture.context_length,
-            longest if type(longest) is int and longest > 0 else MAX_INT,
-        ),
+        max_length=max_length,
     )
 
 
+def _are_sizes(values: Any, largest: int) -> bool:
+    if not isinstance(values, list | tuple):
+        return False
+
+    return all(type(value) is int and 0 < value <= largest for value in values)
+
+
 def _kind(module: Any) -> str:
-    return str(module.get("type", "")).rpartition(".")[2] if isinstance(module, dict) else ""
+    if not isinstance(module, dict):
+        return ""
+
+    return str(module.get("type", "")).rpartition(".")[2]
 
 
 def _mode(file: Path) -> str:
     """The word of a Pooling's only mode, of MODES. Raises ModelUnusable for others."""
     config = _read(file, dict) or {}
-    flags = [name.removeprefix(FLAG) for name in config if name.startswith(FLAG) and config[name]]
-    modes: list[str] = [name.removesuffix("_tokens") for name in flags] or [
-        str(config.get("pooling_mode", "mean"))
-    ]
+    modes: list[str] = []
+    for name, value in config.items():
+        if name.startswith(FLAG) and value:
+            modes.append(name.removeprefix(FLAG).removesuffix("_tokens"))
+
+    if not modes:
+        modes = [str(config.get("pooling_mode", "mean"))]
+
     if len(modes) > 1 or modes[0] not in MODES:
         raise unsupported(
             file, f"lmi-dist pools by {' or '.join(MODES)}, not by {' and '.join(modes)}"
@@ -242,4 +274,7 @@ def _mode(file: Path) -> str:
 
 
 def _read(file: Path, kind: type) -> Any:
-    return read_json(file, kind) if file.is_file() else None
+    if not file.is_file():
+        return None
+
+    return read_json(file, kind)

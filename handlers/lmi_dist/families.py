@@ -84,8 +84,9 @@ _ACTIVATIONS |= {"swish": "silu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": 
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """The facts that the generic decoder needs beside the weights. Tuples have one entry for each
-    layer.
+    """The facts that the generic decoder needs beside the weights.
+
+    Tuples have one entry for each layer.
     """
 
     names: Names
@@ -97,31 +98,34 @@ class Architecture:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    scale: float  # of the products of query and key
+    # The factor of the products of query and key.
+    scale: float
     activation: str
     norm_eps: float
     rotaries: tuple[Rotary | None, ...]
-    windows: tuple[
-        int | None, ...
-    ]  # how many positions back a query sees, itself included; None: all
-    biases: frozenset[str] = (
-        frozenset()
-    )  # names of the linears that have one; norms of kind "layer" always do
-    norm: str = "rms"  # or "layer"
-    norm_offset: float = 0.0  # Gemma keeps its norm weights as differences from 1
+    # How many positions back a query sees, itself included. None: all.
+    windows: tuple[int | None, ...]
+    # The names of the linears that have one. Norms of kind "layer" always do.
+    biases: frozenset[str] = frozenset()
+    # The kind of norms: "rms" or "layer".
+    norm: str = "rms"
+    # Gemma keeps its norm weights as differences from 1.
+    norm_offset: float = 0.0
     embedding_scale: float = 1.0
-    embedding_size: int = (
-        0  # width of the tables where they are projected to and from the hidden size
-    )
+    # The width of the tables where they are projected to and from the hidden size.
+    embedding_size: int = 0
     position_offset: int = 0
-    softcap: float | None = None  # of attention scores
-    final_softcap: float | None = None  # of logits
+    # The cap of attention scores.
+    softcap: float | None = None
+    # The cap of logits.
+    final_softcap: float | None = None
     is_tied: bool = False
-    is_parallel: bool = (
-        False  # attention and feed-forward read the same input and are added together
-    )
-    is_post_norm: bool = False  # norms follow the residual sum instead of preceding the block
-    is_transposed: bool = False  # linears are stored (in, out)
+    # Whether attention and feed-forward read the same input and are added together.
+    is_parallel: bool = False
+    # Whether norms follow the residual sum instead of preceding the block.
+    is_post_norm: bool = False
+    # Whether linears are stored (in, out).
+    is_transposed: bool = False
 
 
 def describe(config: Any) -> Architecture | None:
@@ -129,7 +133,10 @@ def describe(config: Any) -> Architecture | None:
     can run it.
     """
     family = _FAMILIES.get(class_name(config.architectures))
-    return None if family is None else family(config)
+    if family is None:
+        return None
+
+    return family(config)
 
 
 def _decoder(config: Any, **facts: Any) -> Architecture:
@@ -151,34 +158,35 @@ def _decoder(config: Any, **facts: Any) -> Architecture:
         "windows": (None,) * num_layers,
         "is_tied": config.tie_word_embeddings,
     }
+
     return Architecture(**(common | facts))
 
 
 def _head_dim(config: Any) -> int:
-    return int(
-        getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    )
+    head_dim = getattr(config, "head_dim", None)
+    return int(head_dim or config.hidden_size // config.num_attention_heads)
 
 
 def _llama(config: Any, **switches: Any) -> Architecture | None:
     """The Architecture of Llama, which other families change with `switches`, or None if a part of
     it is unknown.
     """
-    layer_types = (
-        getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
-    )
-    activation = _ACTIVATIONS.get(
-        switches.pop("activation", None) or getattr(config, "hidden_act", "")
-    )
+    layer_types = getattr(config, "layer_types", None)
+    layer_types = layer_types or ["full_attention"] * config.num_hidden_layers
+    activation_name = switches.pop("activation", None) or getattr(config, "hidden_act", "")
+    activation = _ACTIVATIONS.get(activation_name)
     rotaries = rotaries_of(config, layer_types, _head_dim(config))
-    if (
-        activation is None
-        or rotaries is None
-        or not set(layer_types) <= {"full_attention", "sliding_attention"}
-    ):
+    if activation is None or rotaries is None:
         return None
 
-    window = getattr(config, "sliding_window", None)
+    if not set(layer_types) <= {"full_attention", "sliding_attention"}:
+        return None
+
+    windows: list[int | None] = []
+    for kind in layer_types:
+        is_sliding = kind == "sliding_attention"
+        windows.append(getattr(config, "sliding_window", None) if is_sliding else None)
+
     biases = set[str]()
     if getattr(config, "attention_bias", False):
         biases |= {"q", "k", "v", "o"}
@@ -193,7 +201,7 @@ def _llama(config: Any, **switches: Any) -> Architecture | None:
         "activation": activation,
         "norm_eps": getattr(config, "rms_norm_eps", 1e-5),
         "rotaries": rotaries,
-        "windows": tuple(window if kind == "sliding_attention" else None for kind in layer_types),
+        "windows": tuple(windows),
         "biases": frozenset(biases),
     }
     return _decoder(config, **(facts | switches))
@@ -209,9 +217,8 @@ def _gemma(config: Any, **switches: Any) -> Architecture | None:
         return None
 
     activation = getattr(config, "hidden_activation", None) or config.hidden_act
-    if (
-        activation == "gelu"
-    ):  # the first checkpoints say gelu and mean its tanh form, as transformers does
+    if activation == "gelu":
+        # The first checkpoints say gelu and mean its tanh form, as transformers does.
         activation = "gelu_pytorch_tanh"
 
     return _llama(
@@ -224,9 +231,10 @@ def _gemma(config: Any, **switches: Any) -> Architecture | None:
 
 
 def _gemma2(config: Any, **switches: Any) -> Architecture | None:
+    names = {**_LLAMA, **_SANDWICH_NORMS}
     return _gemma(
         config,
-        **{"names": {**_LLAMA, **_SANDWICH_NORMS}} | switches,
+        **{"names": names} | switches,
         scale=config.query_pre_attn_scalar**-0.5,
         softcap=config.attn_logit_softcapping,
         final_softcap=config.final_logit_softcapping,
@@ -249,11 +257,10 @@ def _phi(config: Any) -> Architecture | None:
 
 def _gpt2(config: Any) -> Architecture | None:
     activation = _ACTIVATIONS.get(config.activation_function)
-    if (
-        activation is None
-        or config.scale_attn_by_inverse_layer_idx
-        or not config.scale_attn_weights
-    ):
+    if activation is None:
+        return None
+
+    if config.scale_attn_by_inverse_layer_idx or not config.scale_attn_weights:
         return None
 
     return _decoder(

@@ -8,9 +8,8 @@ otherwise.
 
 import time
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,9 +23,12 @@ from handlers.lmi_dist.sequence import EmbeddedSequence
 from lmi.errors import InvalidRequest, LmiError, cause_line
 from lmi.executor import ErrorKind, GuidedDecodingConfig
 
-MAX_KEPT = 64  # guides; one that was followed far has some megabytes of states
-MAX_KEPT_CHARS = 64 << 20  # of all that clients sent
-MAX_START_S = 0.05  # of processor time that a guide may take, and for each token
+# The most compiled guides that stay. One that was followed far has some megabytes of states.
+MAX_KEPT = 64
+# The most characters of their structures, as clients sent them.
+MAX_KEPT_CHARS = 64 << 20
+# The most processor time that a guide may take, and for each token.
+MAX_START_S = 0.05
 MAX_TOKEN_S = 0.002
 
 
@@ -40,25 +42,25 @@ class Guide:
         self._ends = compiled.vocabulary.mask_of(end_ids)
         self._others = ~(self._ends | compiled.vocabulary.marks)
         self._num_accepted = 0
-        self._is_over = False  # an end id was drawn
+        # Whether an end id was drawn.
+        self._is_over = False
         self._spent_s = 0.0
-        self.mask: Mask | None = None  # which tokens may come behind those that were accepted
+        # Which tokens may come behind those that were accepted.
+        self.mask: Mask | None = None
 
     def is_behind(self, sequence: Sequence) -> bool:
         return self.mask is None or self._num_accepted < sequence.num_generated
 
     def follow(self, sequence: EmbeddedSequence) -> None:
-        """Accept the tokens since the last call, and find the mask. Fails the sequence if that
-        cannot be known.
+        """Accept the tokens since the last call, and find the mask.
+
+        Fails the sequence if that cannot be known.
         """
         for token_id in sequence.token_ids[sequence.num_prompt_tokens + self._num_accepted :]:
             self._num_accepted += 1
             self._is_over = self._is_over or token_id in sequence.end_ids
-            if (
-                not self._is_over
-                and sequence.error is None
-                and not self._matcher.consume_token(token_id)
-            ):
+            may_go_on = not self._is_over and sequence.error is None
+            if may_go_on and not self._matcher.consume_token(token_id):
                 self._fail(sequence)
 
         if self._is_over:
@@ -70,10 +72,9 @@ class Guide:
             elif self._matcher.is_accepting():
                 self.mask |= self._ends
 
-        is_early = sequence.min_tokens > self._num_accepted
-        sequence.must_end = (
-            is_early and self.mask is not None and not (self.mask & ~self._ends).any()
-        )
+        sequence.must_end = False
+        if sequence.min_tokens > self._num_accepted and self.mask is not None:
+            sequence.must_end = not (self.mask & ~self._ends).any()
 
     def _fail(self, sequence: Sequence) -> None:
         """End the request with the error of the matcher, which would look like the end of the
@@ -89,22 +90,21 @@ class Guide:
         self._spent_s += spent_s
         if self._spent_s > MAX_START_S + MAX_TOKEN_S * self._num_accepted:
             limit = f"{MAX_START_S * 1000:g} ms and {MAX_TOKEN_S * 1000:g} ms for each token"
-            sequence.fail(
-                f"must be a structure that is quick to follow: over {limit}",
-                ErrorKind.INVALID,
-                FIELD,
-            )
+            why = f"must be a structure that is quick to follow: over {limit}"
+            sequence.fail(why, ErrorKind.INVALID, FIELD)
 
 
 def follow(sequences: Iterable[EmbeddedSequence]) -> None:
-    """Let the guides of sequences catch up with their tokens. A guide that fails, or is slow, ends
-    its request.
+    """Let the guides of sequences catch up with their tokens.
+
+    A guide that fails, or is slow, ends its request.
     """
-    behind = [
-        (guide, one)
-        for one in sequences
-        if (guide := one.guide) is not None and guide.is_behind(one)
-    ]
+    behind: list[tuple[Guide, EmbeddedSequence]] = []
+    for sequence in sequences:
+        guide = sequence.guide
+        if guide is not None and guide.is_behind(sequence):
+            behind.append((guide, sequence))
+
     if not behind:
         return
 
@@ -113,26 +113,30 @@ def follow(sequences: Iterable[EmbeddedSequence]) -> None:
     for guide, sequence in behind:
         try:
             guide.follow(sequence)
-        except Exception as error:  # the others go on
+        except Exception as error:
+            # The others go on.
             sequence.fail(f"the guide failed: {cause_line(error)}")
 
         times_s.append(time.perf_counter())
 
-    spent_s = time.thread_time() - started_s  # what other threads took does not count
-    if spent_s > MAX_TOKEN_S:  # less is within the limit, whoever took it
+    # What other threads took does not count, and less is within the limit, whoever took it.
+    spent_s = time.thread_time() - started_s
+    if spent_s > MAX_TOKEN_S:
         for (guide, sequence), before_s, after_s in zip(behind, times_s, times_s[1:], strict=False):
             guide.note(sequence, min(after_s - before_s, spent_s))
 
 
 def fill_masks(sequences: list[EmbeddedSequence], rows: list[int], vocab_size: int) -> Mask:
-    """The masks (num_sequences, vocab / 32). Only the sequences at `rows` have guides; others may
-    draw any token.
+    """The masks (num_sequences, vocab / 32).
+
+    Only the sequences at `rows` have guides; others may draw any token.
     """
     masks = np.full((len(sequences), -(-vocab_size // WORD_BITS)), -1, np.int32)
     follow([sequences[row] for row in rows])
     for row in rows:
         guide = sequences[row].guide
-        if guide is not None and guide.mask is not None:  # else it has failed
+        # Without a mask it has failed.
+        if guide is not None and guide.mask is not None:
             masks[row] = guide.mask
 
     return masks
@@ -142,22 +146,23 @@ class Guides(Waiting[EmbeddedSequence, Compiled]):
     def __init__(
         self, config: GuidedDecodingConfig | None, folder: str | None, start: Start
     ) -> None:
-        """Without a config it is that of the model's folder, where a server runs. It is read with
-        the first guide.
+        """Without a config it is that of the model's folder, where a server runs.
+
+        It is read with the first guide.
         """
         super().__init__()
         path = Path(folder or ".")
         self.why_none = "no GuidedDecodingConfig was given"
         if config is not None or folder is not None:
-            self.why_none = why_no_guides(
-                path if config is None else None
-            )  # "" if there are guides
+            # It is "" if there are guides.
+            self.why_none = why_no_guides(path if config is None else None)
 
-        read = partial(read_config, path) if config is None else lambda: config
-        self._compiler = GuideCompiler(read, start)
-        self.outcomes = GuideOutcomes(
-            self._compiler, self._compiler.compile, MAX_KEPT, MAX_KEPT_CHARS
-        )
+        def load_config() -> GuidedDecodingConfig:
+            return read_config(path) if config is None else config
+
+        compiler = GuideCompiler(load_config, start)
+        self._compiler = compiler
+        self.outcomes = GuideOutcomes(compiler, compiler.compile, MAX_KEPT, MAX_KEPT_CHARS)
         self._follower = ThreadPoolExecutor(1, thread_name_prefix="masks")
 
     def admit(self, sequence: EmbeddedSequence) -> bool:
@@ -180,13 +185,15 @@ class Guides(Waiting[EmbeddedSequence, Compiled]):
         sequences alone.
         """
         guided = [sequence for sequence in sequences if sequence.guide is not None]
-        followed = self._follower.submit(follow, guided) if guided else None
+        followed: Future[None] | None = None
+        if guided:
+            followed = self._follower.submit(follow, guided)
+
         try:
             yield
         finally:
-            if (
-                followed is not None and not followed.cancel()
-            ):  # without a core for the thread, the caller does it
+            # Without a core for the thread, the caller does it.
+            if followed is not None and not followed.cancel():
                 followed.result()
 
     def take_ready(self) -> list[EmbeddedSequence]:
@@ -198,13 +205,15 @@ class Guides(Waiting[EmbeddedSequence, Compiled]):
         return [sequence for sequence, _ in ready]
 
     def forget(self, sequence: EmbeddedSequence) -> bool:
-        """Forget a sequence that waits for its guide or was refused. Returns whether it is such a
-        one.
+        """Forget a sequence that waits for its guide or was refused.
+
+        Returns whether it is such a one.
         """
         if sequence.request.guided_decoding_params is None or sequence.guide is not None:
             return False
 
-        if isinstance(future := self.drop_waiting(sequence), GuideFuture):
+        future = self.drop_waiting(sequence)
+        if isinstance(future, GuideFuture):
             future.give_up()
 
         return True
@@ -216,18 +225,21 @@ class Guides(Waiting[EmbeddedSequence, Compiled]):
 
 def equip(sequence: EmbeddedSequence, outcome: Compiled | BaseException) -> None:
     """Give a sequence the state of its guide, or the error that there was."""
+    if isinstance(outcome, InvalidRequest):
+        sequence.fail(outcome.message, ErrorKind.INVALID, outcome.field)
+        return
+
     if isinstance(outcome, LmiError):
-        kind = ErrorKind.INVALID if isinstance(outcome, InvalidRequest) else ErrorKind.UNAVAILABLE
-        sequence.fail(outcome.message, kind, outcome.field)
-    elif isinstance(outcome, BaseException):
+        sequence.fail(outcome.message, ErrorKind.UNAVAILABLE, outcome.field)
+        return
+
+    if isinstance(outcome, BaseException):
         sequence.fail(f"the guide cannot be compiled: {cause_line(outcome)}")
+        return
+
+    sequence.end_ids |= outcome.vocabulary.end_ids
+    if sequence.end_ids:
+        sequence.guide = Guide(outcome, sequence.end_ids)
     else:
-        sequence.end_ids |= outcome.vocabulary.end_ids
-        if sequence.end_ids:
-            sequence.guide = Guide(outcome, sequence.end_ids)
-        else:
-            sequence.fail(
-                "needs an end id, of the request or of the GuidedDecodingConfig",
-                ErrorKind.INVALID,
-                FIELD,
-            )
+        why = "needs an end id, of the request or of the GuidedDecodingConfig"
+        sequence.fail(why, ErrorKind.INVALID, FIELD)

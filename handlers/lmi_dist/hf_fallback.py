@@ -32,18 +32,21 @@ from lmi.executor import Progress
 from lmi.settings.config import EngineConfig
 
 _NAME = "lmi_slots"
+# The largest difference from the untouched model, as a share of the largest logit.
 _TOLERANCES = {
     torch.float32: 1e-3,
     torch.float16: 0.05,
     torch.bfloat16: 0.1,
-}  # of the largest logit
-# the attribute of an attention module that holds `attend` of its model, for its layer
+}
+# The attribute of an attention module that holds `attend` of its model, for its layer.
 _SITE = "lmi_attend"
+_KINDS_OF_LAYERS = {"full_attention", "sliding_attention"}
 
 
 class HuggingFaceModel:
-    """A transformers model. Call it with a StepInputs for the logits of the wanted rows,
-    (num_wanted, vocab_size).
+    """A transformers model.
+
+    Call it with a StepInputs for the logits of the wanted rows, (num_wanted, vocab_size).
     """
 
     def __init__(
@@ -59,10 +62,7 @@ class HuggingFaceModel:
         self._name = facts.name
         self._layer_types = getattr(config, "layer_types", None)
         self._window = getattr(config, "sliding_window", None)
-        if self._layer_types and not set(self._layer_types) <= {
-            "full_attention",
-            "sliding_attention",
-        }:
+        if self._layer_types and not set(self._layer_types) <= _KINDS_OF_LAYERS:
             raise unsupported(facts.path, f"{self._name} has layers of another kind")
 
         AttentionInterface.register(_NAME, _attend)
@@ -71,12 +71,14 @@ class HuggingFaceModel:
         self._model = _load(facts, placement)
         progress("weights", 1.0)
         for module in self._model.modules():
-            if isinstance(layer := getattr(module, "layer_idx", None), int):
+            layer = getattr(module, "layer_idx", None)
+            if isinstance(layer, int):
                 setattr(module, _SITE, partial(self.attend, layer))
 
         self._token_ids = [(7 * index + 3) % config.vocab_size for index in range(9)]
         ids = torch.tensor([self._token_ids], device=self._model.device)
-        try:  # the logits of the untouched model, (num_token_ids, vocab_size)
+        try:
+            # The logits of the untouched model, (num_token_ids, vocab_size).
             self._model.set_attn_implementation("eager")
             self._expected: Tensor = self._model(input_ids=ids, use_cache=False).logits[0].float()
             self._model.set_attn_implementation(_NAME)
@@ -84,21 +86,21 @@ class HuggingFaceModel:
             raise ModelUnusable(f"{self._name} cannot be run: {error!r:.200}") from error
 
         pack_linears(self._model, pack)
-        self._outputs: dict[
-            str, Any
-        ] = {}  # what the module of each declared output gave when it was called last
+        # What the module of each declared output gave when it was called last.
+        self._outputs: dict[str, Any] = {}
         for name, module in output_modules(self._model, facts.num_layers, engine_config).items():
-            module.register_forward_hook(
-                lambda _, arguments, given, name=name: self._outputs.update({name: given})
-            )
+            module.register_forward_hook(partial(self._keep_output, name))
+
+    def _keep_output(self, name: str, module: nn.Module, arguments: Any, output: Any) -> None:
+        self._outputs[name] = output
 
     def with_adapters(self) -> ModuleAdapters:
         """Let rows have adapters of any linear. Call it before `check`."""
-        linears = {
-            path: module
-            for path, module in self._model.named_modules()
-            if isinstance(module, PackedLinear)
-        }
+        linears: dict[str, PackedLinear] = {}
+        for path, module in self._model.named_modules():
+            if isinstance(module, PackedLinear):
+                linears[path] = module
+
         return ModuleAdapters(linears, lambda: self.step)
 
     def __call__(self, step: StepInputs) -> Tensor:
@@ -113,11 +115,14 @@ class HuggingFaceModel:
 
     def output(self, name: str) -> Tensor:
         """The wanted rows of a declared output in the last step, (num_wanted, hidden_size)."""
-        given = self._outputs[name]
-        first = given[0] if isinstance(given, tuple) else given
-        states: Tensor = (
-            first if isinstance(first, Tensor) else first.last_hidden_state
-        )  # (1, rows, hidden_size)
+        output = self._outputs[name]
+        if isinstance(output, tuple):
+            output = output[0]
+
+        if not isinstance(output, Tensor):
+            output = output.last_hidden_state
+
+        states: Tensor = output  # (1, rows, hidden_size)
         return states[0].index_select(0, self.step.wanted)
 
     @property
@@ -134,16 +139,16 @@ class HuggingFaceModel:
         Behind the layer are the arguments that transformers gives an attention function.
         """
         window = options.get("sliding_window")
-        if self._layer_types is not None:  # the configuration lists kinds of layers
-            window = self._window if self._layer_types[layer] == "sliding_attention" else None
+        if self._layer_types is not None:
+            is_sliding = self._layer_types[layer] == "sliding_attention"
+            window = self._window if is_sliding else None
 
         attention = self.step.attention
         queries = query[0].transpose(0, 1)
         attention.write(layer, torch.cat((key[0], value[0])).transpose(0, 1))
         scale = options.get("scaling") or query.shape[-1] ** -0.5
-        answer = attention(
-            queries, Attend(0, 0, layer, scale, options.get("softcap"), window)
-        )  # of no program
+        operation = Attend(0, 0, layer, scale, options.get("softcap"), window)
+        answer = attention(queries, operation)
         return answer.view(1, len(answer), -1, query.shape[-1])
 
     def check(self, forward: Callable[[Plan], Tensor]) -> None:
@@ -151,18 +156,18 @@ class HuggingFaceModel:
 
         `forward` gives logits (num_logits, vocab_size).
         """
-        chunks = [Chunk(0, index, [self._token_ids[index]]) for index in (6, 7, 8)]
-        plans = [Plan([], [Chunk(0, 0, self._token_ids[:6], 6)])] + [
-            Plan([chunk], []) for chunk in chunks
-        ]
+        prompt = Chunk(0, 0, self._token_ids[:6], 6)
+        plans = [Plan([], [prompt])]
+        for index in (6, 7, 8):
+            decode = Chunk(0, index, [self._token_ids[index]])
+            plans.append(Plan([decode], []))
+
+        # The model's code can raise any error when it is used in this way.
         try:
             logits = torch.cat([forward(plan) for plan in plans])
-        except (
-            Exception
-        ) as error:  # the model's code can raise any error when it is used in this way
-            raise unsupported(
-                self._name, f"it does not run on slots of keys and values ({error!r:.200})"
-            ) from error
+        except Exception as error:
+            why = f"it does not run on slots of keys and values ({error!r:.200})"
+            raise unsupported(self._name, why) from error
 
         tolerance = _TOLERANCES[self._model.dtype] * float(self._expected.abs().max())
         if not torch.allclose(logits, self._expected, rtol=0.0, atol=tolerance):
@@ -179,18 +184,19 @@ def _load(facts: ModelFacts, placement: Placement) -> PreTrainedModel:
             local_files_only=True,
             output_loading_info=True,
         )
-    except Exception as error:  # transformers raises a different type for each obstacle
-        if isinstance(error, KeyError) and error.args == (_NAME,):  # it has a table of attentions
+    except Exception as error:
+        # transformers raises a different type for each obstacle. With this one the model has a
+        # table of attentions.
+        if isinstance(error, KeyError) and error.args == (_NAME,):
             raise unsupported(facts.path, f"{facts.name} {KEEPS_ITS_OWN}") from error
 
-        raise ModelUnusable(
-            f"{facts.path}: {facts.name} cannot be loaded: {said(error)}"
-        ) from error
+        why = f"{facts.name} cannot be loaded: {said(error)}"
+        raise ModelUnusable(f"{facts.path}: {why}") from error
 
-    model, info = cast(
-        "tuple[PreTrainedModel, dict[str, set[str]]]", loaded
-    )  # a pair, with output_loading_info
-    if missing := sorted(info["missing_keys"]):
+    # It is a pair, with output_loading_info.
+    model, info = cast("tuple[PreTrainedModel, dict[str, set[str]]]", loaded)
+    missing = sorted(info["missing_keys"])
+    if missing:
         raise ModelUnusable(f"{facts.path}: tensor {missing[0]} is missing from its weight files")
 
     tell_unused(facts.path, info["unexpected_keys"])
@@ -215,9 +221,8 @@ class PackedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, in_features) to (…, out_features)."""
-        return self._weight(x.reshape(-1, self.in_features), self._bias).view(
-            *x.shape[:-1], self.out_features
-        )
+        y = self._weight(x.reshape(-1, self.in_features), self._bias)
+        return y.view(*x.shape[:-1], self.out_features)
 
 
 def pack_linears(model: nn.Module, pack: Callable[[Tensor], Weight]) -> None:
@@ -235,9 +240,8 @@ class ModuleAdapters:
         self._linears = list(linears.items())
         self._step = step
         self._adapters: dict[int, Adapter[Tensor]] = {}
-        self._is_regular: dict[
-            int, bool
-        ] = {}  # by site: whether it saw the rows of a step whenever it was called
+        # By site: whether it saw the rows of a step whenever it was called.
+        self._is_regular: dict[int, bool] = {}
         for site, module in enumerate(linears.values()):
             module.register_forward_hook(partial(self._add, site))
 
@@ -255,10 +259,11 @@ class ModuleAdapters:
         for site, (path, linear) in enumerate(self._linears):
             num_in = linear.in_features
             num_out = linear.out_features
-            module = Module(path, num_in, (Piece(0, num_out, 0),))
-            sites.append(
-                Site(num_in, num_out, (module,) if self._is_regular.get(site, False) else ())
-            )
+            modules: tuple[Module, ...] = ()
+            if self._is_regular.get(site, False):
+                modules = (Module(path, num_in, (Piece(0, num_out, 0),)),)
+
+            sites.append(Site(num_in, num_out, modules))
 
         return tuple(sites)
 
@@ -269,16 +274,21 @@ class ModuleAdapters:
         rows, in_features).
         """
         if not arguments:
-            return  # it was called by keyword, and is not known to be regular
+            # It was called by keyword, and is not known to be regular.
+            return
 
         x = arguments[0]
         step = self._step()
         num_rows = x.shape[1] if x.dim() == 3 and len(x) == 1 else -1
         is_regular = num_rows in (len(step.token_ids), len(step.wanted))
         self._is_regular[site] = is_regular and self._is_regular.get(site, True)
-        for one in step.adapted if is_regular else ():
-            weights = self._adapters[one.adapter][site]
-            rows = one.rows if num_rows == len(step.token_ids) else one.wanted
+        if not is_regular:
+            return
+
+        has_all_rows = num_rows == len(step.token_ids)
+        for adapted in step.adapted:
+            weights = self._adapters[adapted.adapter][site]
+            rows = adapted.rows if has_all_rows else adapted.wanted
             if weights is not None and weights.up is not None:
                 low = functional.linear(x[0].index_select(0, rows), weights.down)
                 y[0].index_add_(0, rows, functional.linear(low, weights.up))
@@ -287,14 +297,17 @@ class ModuleAdapters:
 def output_modules(
     model: PreTrainedModel, num_layers: int, config: EngineConfig
 ) -> dict[str, nn.Module]:
-    """The module that gives each declared output. Raises BadConfiguration if the model has no
-    output of a name.
+    """The module that gives each declared output.
+
+    Raises BadConfiguration if the model has no output of a name.
     """
     modules: dict[str, nn.Module] = {HIDDEN_STATES: model.base_model}
-    lists = [
-        one for one in model.modules() if isinstance(one, nn.ModuleList) and len(one) == num_layers
-    ]
-    if lists:  # the first that has all layers
-        modules |= {layer_name(layer): module for layer, module in enumerate(lists[0])}
+    for layers in model.modules():
+        # The first such list has all layers.
+        if isinstance(layers, nn.ModuleList) and len(layers) == num_layers:
+            for layer, module in enumerate(layers):
+                modules[layer_name(layer)] = module
+
+            break
 
     return {name: modules[name] for name in declared_names(config, modules)}

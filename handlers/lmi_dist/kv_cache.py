@@ -33,8 +33,10 @@ if TYPE_CHECKING:
 class Holding:
     """What a slot holds. The first `num_stored` blocks of its table are full and in the tree."""
 
-    num_wanted: int = 0  # blocks for the prompt
-    num_promised: int = 0  # blocks that it will take
+    # The blocks that the prompt needs.
+    num_wanted: int = 0
+    # The blocks that it will take.
+    num_promised: int = 0
     num_stored: int = 0
     table: list[int] = field(default_factory=list)
 
@@ -52,8 +54,9 @@ class Slots(Protocol):
 
 
 class KvCache:
-    """The tables of all slots. `slots`: of a runner that reads no tables, and so shares
-    no blocks.
+    """The tables of all slots.
+
+    `slots`: of a runner that reads no tables, and so shares no blocks.
     """
 
     def __init__(
@@ -71,24 +74,35 @@ class KvCache:
         self.tokens_per_block = tokens_per_block
         self.shares_blocks = slots is None
         self.reuses_prefixes = reuses_prefixes and self.shares_blocks
-        self.num_new_blocks = 0  # taken so far
-        self.num_reused_blocks = 0  # of the tree or of a fork, shared so far
-        self.num_missed_blocks = 0  # of prompts, taken new so far
-        self._holdings = [Holding() for _ in range(num_slots)]  # by slot
-        self._free_slots = list(
-            range(num_slots)
-        )  # a heap: the lowest slot first keeps the active slots dense
-        self._new = list(range(num_blocks - 1, -1, -1))  # a stack of blocks that have no memory yet
-        self._num_withheld = 0  # of the new ones, which have no memory to take
-        self._empty: list[int] = []  # a stack of blocks that have memory
+
+        # Blocks that were taken so far.
+        self.num_new_blocks = 0
+        # Blocks of the tree, or of a fork, that were shared so far.
+        self.num_reused_blocks = 0
+        # Blocks of prompts that were taken new so far.
+        self.num_missed_blocks = 0
+
+        # By slot.
+        self._holdings = [Holding() for _ in range(num_slots)]
+        # A heap: the lowest slot first keeps the active slots dense.
+        self._free_slots = list(range(num_slots))
+
+        # A stack of blocks that have no memory yet.
+        self._new = list(range(num_blocks - 1, -1, -1))
+        # So many of the new blocks have no memory to take.
+        self._num_withheld = 0
+        # A stack of blocks that have memory.
+        self._empty: list[int] = []
         self._idle = IdleBlocks(now_s)
-        self._num_references = [0] * num_blocks  # tables and copies that need the block
-        self._copies: dict[
-            int, tuple[int, int]
-        ] = {}  # slot -> from block, to block: in the next step
+
+        # How many tables and copies need each block.
+        self._num_references = [0] * num_blocks
+        # By slot: the blocks that the next step copies from and to.
+        self._copies: dict[int, tuple[int, int]] = {}
         self._tree = PrefixTree(tokens_per_block)
         self._slots = slots
-        self._events = events  # told of full blocks that come into the tree and leave it
+        # They are told of full blocks that come into the tree and leave it.
+        self._events = events
 
     @property
     def has_free_slot(self) -> bool:
@@ -96,10 +110,9 @@ class KvCache:
 
     @property
     def num_free_blocks(self) -> int:
-        num_promised = sum([one.num_promised for one in self._holdings])
-        return (
-            len(self._empty) + len(self._new) - self._num_withheld + len(self._idle) - num_promised
-        )
+        num_promised = sum([holding.num_promised for holding in self._holdings])
+        num_new = len(self._new) - self._num_withheld
+        return len(self._empty) + num_new + len(self._idle) - num_promised
 
     @property
     def num_used_blocks(self) -> int:
@@ -145,13 +158,14 @@ class KvCache:
         `shared` are blocks with the first of the tokens. Those that are idle count as free before
         and as used after. `num_later` blocks will be shared by `fork`.
         """
-        num_shared = num_later + sum(1 for block in shared if self._num_references[block])
-        num_needed = self.num_blocks_for(num_tokens) - num_shared + num_kept
+        num_used = sum(1 for block in shared if self._num_references[block])
+        num_needed = self.num_blocks_for(num_tokens) - num_later - num_used + num_kept
         return len(self._free_slots) >= num_slots and num_needed <= self.num_free_blocks
 
     def allocate(self, num_tokens: int, shared: SequenceOf[int] = (), *, num_later: int = 0) -> int:
-        """Promise the lowest free slot blocks for `num_tokens`, and return it. Ask `can_allocate`
-        first.
+        """Promise the lowest free slot blocks for `num_tokens`, and return it.
+
+        Ask `can_allocate` first.
         """
         assert self.can_allocate(num_tokens, shared, num_later=num_later)
         slot = heapq.heappop(self._free_slots)
@@ -169,8 +183,9 @@ class KvCache:
             holding.num_promised -= 1
 
     def grow(self, slot: int, num_tokens: int) -> bool:
-        """Give the table room for `num_tokens` in all. Returns False and changes nothing if blocks
-        are too few.
+        """Give the table room for `num_tokens` in all.
+
+        Returns False and changes nothing if blocks are too few.
         """
         holding = self._holdings[slot]
         num_more = self.num_blocks_for(num_tokens) - len(holding.table) - holding.num_promised
@@ -183,10 +198,10 @@ class KvCache:
 
     def free(self, slot: int) -> None:
         self._drop_copy(slot)
-        holding, self._holdings[slot] = self._holdings[slot], Holding()
-        for block in reversed(
-            holding.table
-        ):  # the last first, so that a block is idle before what it lies below
+        holding = self._holdings[slot]
+        self._holdings[slot] = Holding()
+        # The last is the first, so that a block is idle before what it lies below.
+        for block in reversed(holding.table):
             self._release(block)
 
         if self._slots is not None:
@@ -197,8 +212,9 @@ class KvCache:
     # Memory.
 
     def withhold(self, num_blocks: int) -> None:
-        """Let so many of the new blocks not be taken for now. More than are free may then be
-        promised.
+        """Let so many of the new blocks not be taken for now.
+
+        More than are free may then be promised.
         """
         self._num_withheld = min(max(num_blocks, 0), len(self._new))
 
@@ -218,11 +234,15 @@ class KvCache:
 
     def find(self, root: Root, token_ids: list[int], end: int) -> Match:
         """Blocks with the longest known beginning of `token_ids[:end]`: see `PrefixTree.find`."""
-        return self._tree.find(root, token_ids, end) if self.reuses_prefixes else Match([])
+        if not self.reuses_prefixes:
+            return Match([])
+
+        return self._tree.find(root, token_ids, end)
 
     def share(self, slot: int, blocks: SequenceOf[int]) -> None:
-        """Begin the table with these full blocks. They replace blocks with the same or fewer
-        tokens.
+        """Begin the table with these full blocks.
+
+        They replace blocks with the same or fewer tokens.
         """
         if not blocks:
             return
@@ -247,8 +267,9 @@ class KvCache:
         self._copies[slot] = block, self._holdings[slot].table[index]
 
     def fork(self, slot: int, to_slots: list[int], num_tokens: int) -> None:
-        """Give other slots the first `num_tokens` of a slot. Full blocks are shared, the rest is
-        copied.
+        """Give other slots the first `num_tokens` of a slot.
+
+        Full blocks are shared, the rest is copied.
         """
         if self._slots is not None:
             return self._slots.copy(slot, to_slots, num_tokens)
@@ -292,29 +313,35 @@ class KvCache:
         tree has a block with the same tokens, that one takes the place of the slot's if it is full.
         Returns the tree's block with the last of the tokens, or None if none was added.
         """
-        if (
-            not self.reuses_prefixes or slot in self._copies
-        ):  # before the copy is made, nothing is new
+        # Before the copy is made, nothing is new.
+        if not self.reuses_prefixes or slot in self._copies:
             return None
 
-        kept: int | None = None
         holding = self._holdings[slot]
         size = self.tokens_per_block
         table = holding.table
         num_full = num_tokens // size
         num_shared = max(num_full * size, root.num_shared(num_tokens))
+        block: int | None = None
         for index in range(holding.num_stored, self.num_blocks_for(num_shared)):
             tokens = tuple(token_ids[index * size : min((index + 1) * size, num_shared)])
-            kept = self._tree.insert(table[index - 1] if index else root, tokens, table[index])
-            if index < num_full and kept != table[index]:
-                self._hold(kept)
+            previous = table[index - 1] if index else None
+            block = self._tree.insert(root if previous is None else previous, tokens, table[index])
+            if index >= num_full:
+                continue
+
+            if block != table[index]:
+                self._hold(block)
                 self._release(table[index])
-                table[index] = kept
-            elif index < num_full and self._events is not None:
-                self._events.store(root, table[index - 1] if index else None, tokens, kept)
+                table[index] = block
+            elif self._events is not None:
+                self._events.store(root, previous, tokens, block)
 
         holding.num_stored = max(holding.num_stored, num_full)
-        return kept if self.num_blocks_for(num_shared) == self.num_blocks_for(num_tokens) else None
+        if self.num_blocks_for(num_shared) < self.num_blocks_for(num_tokens):
+            return None
+
+        return block
 
     def forget(self, slot: int) -> None:
         """Take the slot's blocks out of the tree, up to the first that anybody else has used."""
@@ -328,17 +355,17 @@ class KvCache:
 
         holding.num_stored = 0
 
-    def retain(self, slot: int, said: SequenceOf[Retention | None], last: int | None) -> None:
+    def retain(self, slot: int, retentions: SequenceOf[Retention | None], last: int | None) -> None:
         """Set how long blocks are kept when nobody uses them: those of the slot, with `last` in
         place of the last one.
 
         None leaves what an earlier request said.
         """
-        blocks = self.table(slot)[: len(said)]
+        blocks = self.table(slot)[: len(retentions)]
         if last is not None:
             blocks[-1] = last
 
-        for block, retention in zip(blocks, said, strict=True):
+        for block, retention in zip(blocks, retentions, strict=True):
             if retention is not None and block in self._tree:
                 self._idle.retain(block, retention)
 
@@ -349,7 +376,8 @@ class KvCache:
         for block in shared:
             self._hold(block)
 
-        for block in reversed(table[start : len(blocks)]):  # as in `free`
+        # In the order of `free`.
+        for block in reversed(table[start : len(blocks)]):
             self._release(block)
 
         table[start : len(blocks)] = shared

@@ -39,9 +39,8 @@ from lmi.shared import linux, machine
 
 log = logging.getLogger(__name__)
 
-Model: TypeAlias = (
-    str | os.PathLike[str] | Runner
-)  # a folder with a checkpoint, or what has its weights already
+# A folder with a checkpoint, or what has its weights already.
+Model: TypeAlias = str | os.PathLike[str] | Runner
 
 SLOTS_PER_EXPRESS_PLACE = 16
 
@@ -68,12 +67,11 @@ def in_files(model: Model | bytes, json_config_str: str | None) -> Iterator[Mode
         try:
             yield folder
         except ModelUnusable as error:
-            said = (
-                str(error)
-                .replace(str(weights), "engine_buffer")
-                .replace(str(config), "json_config_str")
-            )
-            raise ModelUnusable(said.replace(folder, "engine_buffer")) from error
+            message = str(error)
+            message = message.replace(str(weights), "engine_buffer")
+            message = message.replace(str(config), "json_config_str")
+            message = message.replace(folder, "engine_buffer")
+            raise ModelUnusable(message) from error
 
 
 def choose_limits(
@@ -102,9 +100,10 @@ def choose_limits(
 
     num_slots = config.max_num_sequences or MAX_NUM_SEQUENCES
     memory_bytes = device_bytes or machine.memory_bytes()
-    budget = config.max_kv_cache_tokens or default_budget(
-        num_slots, max_length, token_bytes, memory_bytes
-    )
+    budget = config.max_kv_cache_tokens
+    if not budget:
+        budget = default_budget(num_slots, max_length, token_bytes, memory_bytes)
+
     if room_bytes is not None and budget * token_bytes > room_bytes:
         budget = _fitting(config, budget, room_bytes // token_bytes)
 
@@ -121,24 +120,25 @@ def choose_limits(
     if device_bytes is None:
         return Limits(num_slots, max_length, num_cache_tokens, num_slots // SLOTS_PER_EXPRESS_PLACE)
 
-    num_slots = max(
-        1, min(num_slots, max(num_cache_tokens, device_bytes // 4 // token_bytes) // max_length)
-    )
+    num_slot_tokens = max(num_cache_tokens, device_bytes // 4 // token_bytes)
+    num_slots = max(1, min(num_slots, num_slot_tokens // max_length))
     return Limits(num_slots, max_length, num_cache_tokens)
 
 
 def _fitting(config: EngineConfig, budget: int, num_fitting: int) -> int:
-    """The tokens of a cache that is larger than the memory. What an operator says counts: it is not
-    taken at once.
+    """The tokens of a cache that is larger than the memory.
+
+    What an operator says counts: it is not taken at once.
     """
     if config.max_kv_cache_tokens is None:
         return num_fitting
 
-    why = (
-        "option.max_kv_cache_tokens=%d is more than fits into memory now, %d: who finds no "
-        "memory gets 507"
+    log.warning(
+        "option.max_kv_cache_tokens=%d is more than fits into memory now, %d: "
+        "who finds no memory gets 507",
+        budget,
+        num_fitting,
     )
-    log.warning(why, budget, num_fitting)
     return budget
 
 
@@ -147,9 +147,8 @@ def load_runner(model: Model, config: EngineConfig, progress: Progress) -> tuple
     cannot run it.
     """
     if not isinstance(model, str | os.PathLike):
-        return model, choose_limits(
-            config, model.context_length, model.tokens_per_block, token_bytes=1
-        )
+        size = model.tokens_per_block
+        return model, choose_limits(config, model.context_length, size, token_bytes=1)
 
     with of_files(os.fspath(model)):
         facts = read_facts(os.fspath(model))
@@ -202,6 +201,7 @@ def _load(
         config, facts.context_length, size, token_bytes=token_bytes, room_bytes=room_bytes
     )
     say_memory(need, limits.num_cache_tokens * token_bytes, limits.num_cache_tokens)
+
     started_s = time.monotonic()
     runner = NativeRunner(facts, library, config, limits, progress)
     return runner, with_batch(limits, runner, config, time.monotonic() - started_s)
@@ -211,16 +211,16 @@ def with_batch(limits: Limits, runner: Runner, config: EngineConfig, load_s: flo
     """Limits with the largest batch that pays here, where no option says how many sequences run at
     once.
     """
-    is_said = config.max_num_sequences is not None and not config.is_batch_default
-    if (
-        is_said or runner.pooling is not None or limits.max_length < limits.num_slots
-    ):  # too short to be measured
+    has_option = config.max_num_sequences is not None and not config.is_batch_default
+    is_too_short = limits.max_length < limits.num_slots
+    if has_option or runner.pooling is not None or is_too_short:
         return limits
 
     least = min(max(LEAST_BATCH, config.max_beam_width), limits.num_slots)
     budget_s = max(LEAST_BUDGET_S, SHARE_OF_LOAD * load_s)
     choice = choose_batch(measured(runner), least, limits.num_slots, budget_s)
     log.info("batch: %d sequences at once: %s", choice.num_sequences, choice.why)
+
     num_express = max(1, choice.num_sequences // SLOTS_PER_EXPRESS_PLACE)
     return replace(
         limits, num_slots=choice.num_sequences, num_express=num_express, batch_reason=choice.why
@@ -229,16 +229,17 @@ def with_batch(limits: Limits, runner: Runner, config: EngineConfig, load_s: flo
 
 def _check_embedding(config: EngineConfig) -> None:
     """Raise BadConfiguration for an option that needs a model which generates."""
-    given = {
+    values = {
         "enable_lora": LoraLimits.of(config.options),
         "additional_outputs": config.additional_outputs,
         "logits_post_processors": config.logits_post_processors,
     }
-    if faults := [
-        f"option.{name}: lmi-dist does not have it for an embedding model"
-        for name in given
-        if given[name]
-    ]:
+    faults: list[str] = []
+    for name, value in values.items():
+        if value:
+            faults.append(f"option.{name}: lmi-dist does not have it for an embedding model")
+
+    if faults:
         raise BadConfiguration("\n".join(faults))
 
 
@@ -281,8 +282,9 @@ def _has_cuda(config: EngineConfig) -> bool:
 
 
 def choose_library(facts: ModelFacts, device: str, config: EngineConfig) -> native.Library | None:
-    """The native kernels, or None if the model or the machine needs torch. A line of the log says
-    which, and why.
+    """The native kernels, or None if the model or the machine needs torch.
+
+    A line of the log says which, and why.
     """
     try:
         if device != "cpu":
@@ -311,12 +313,13 @@ def choose_library(facts: ModelFacts, device: str, config: EngineConfig) -> nati
 
 def describe_threads(num_threads: int) -> str:
     """The threads of a step and, where the machine has more cores, why there are not more."""
-    said = f"{num_threads} thread{'s' if num_threads > 1 else ''}"
+    threads = f"{num_threads} thread{'s' if num_threads > 1 else ''}"
     num_cores = machine.num_usable_cores()
     if num_threads >= num_cores:
-        return said
+        return threads
 
-    return f"{said} (of {num_cores} cores: {os.environ.get(linux.THREADS_WHY, 'OMP_NUM_THREADS')})"
+    why = os.environ.get(linux.THREADS_WHY, "OMP_NUM_THREADS")
+    return f"{threads} (of {num_cores} cores: {why})"
 
 
 def _load_torch(
@@ -328,7 +331,10 @@ def _load_torch(
     from handlers.lmi_dist.placement import choose_placement
 
     placement = choose_placement(config, device, facts.dtype)
-    device_bytes = torch.cuda.mem_get_info()[1] if placement.device.type == "cuda" else None
+    device_bytes: int | None = None
+    if placement.device.type == "cuda":
+        _, device_bytes = torch.cuda.mem_get_info()
+
     token_bytes = facts.kv_bytes_per_token(placement.dtype.itemsize)
     limits = choose_limits(
         config, facts.context_length, ModelRunner.tokens_per_block, token_bytes, device_bytes
@@ -343,6 +349,10 @@ def describe(
     why_no_guides: str,
     post_processors: PostProcessors | None,
 ) -> EngineInfo:
+    max_loras = 0
+    if runner.adapters is not None:
+        max_loras = runner.adapters.limits.max_in_batch
+
     return EngineInfo(
         name="lmi-dist",
         vocab_size=runner.vocab_size,
@@ -350,36 +360,47 @@ def describe(
         max_num_sequences=limits.num_slots,
         batch_reason=limits.batch_reason,
         num_express_places=limits.num_express,
-        max_loras=0 if runner.adapters is None else runner.adapters.limits.max_in_batch,
+        max_loras=max_loras,
         dtype=runner.dtype,
         device=runner.device,
         kernels=runner.kernels,
         max_kv_cache_tokens=limits.num_cache_tokens,
-        capabilities=Capabilities(
-            perf_metrics=True, priority=True, embeddings=runner.pooling.embeddings
-        )
-        if runner.pooling is not None
-        else Capabilities(
-            max_beam_width=min(settings.max_beam_width, limits.num_slots),
-            num_return_sequences=True,
-            guided_decoding=() if why_no_guides else tuple(GuideType),
-            why_no_guides=why_no_guides,
-            typical_p=True,
-            embedding_bias=True,
-            no_repeat_ngram_size=True,
-            perf_metrics=True,
-            context_logits=True,
-            generation_logits=True,
-            additional_outputs=tuple(settings.additional_model_outputs),
-            logits_post_processors=post_processors.names if post_processors else (),
-            logits_post_processor_arrays=ARRAYS,
-            log_probs_before_processors=True,
-            max_top_log_probs=min(MAX_TOP_LOG_PROBS, runner.vocab_size),
-            priority=True,
-            kv_cache_retention=runner.slots is None and settings.kv_cache_config.enable_block_reuse,
-            lora=runner.adapters is not None,
-            adapter_pins=True,
-            batch_invariant=runner.is_batch_invariant,
-            log_probs_invariant=runner.is_batch_invariant,
-        ),
+        capabilities=_capabilities(runner, limits, settings, why_no_guides, post_processors),
+    )
+
+
+def _capabilities(
+    runner: Runner,
+    limits: Limits,
+    settings: ExecutorConfig,
+    why_no_guides: str,
+    post_processors: PostProcessors | None,
+) -> Capabilities:
+    if runner.pooling is not None:
+        return Capabilities(perf_metrics=True, priority=True, embeddings=runner.pooling.embeddings)
+
+    reuses_blocks = runner.slots is None and settings.kv_cache_config.enable_block_reuse
+
+    return Capabilities(
+        max_beam_width=min(settings.max_beam_width, limits.num_slots),
+        num_return_sequences=True,
+        guided_decoding=() if why_no_guides else tuple(GuideType),
+        why_no_guides=why_no_guides,
+        typical_p=True,
+        embedding_bias=True,
+        no_repeat_ngram_size=True,
+        perf_metrics=True,
+        context_logits=True,
+        generation_logits=True,
+        additional_outputs=tuple(settings.additional_model_outputs),
+        logits_post_processors=post_processors.names if post_processors else (),
+        logits_post_processor_arrays=ARRAYS,
+        log_probs_before_processors=True,
+        max_top_log_probs=min(MAX_TOP_LOG_PROBS, runner.vocab_size),
+        priority=True,
+        kv_cache_retention=reuses_blocks,
+        lora=runner.adapters is not None,
+        adapter_pins=True,
+        batch_invariant=runner.is_batch_invariant,
+        log_probs_invariant=runner.is_batch_invariant,
     )

@@ -20,7 +20,8 @@ from collections.abc import Collection, Iterator
 from copy import copy
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
-from itertools import groupby
+from itertools import chain, groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,9 +36,8 @@ from lmi.executor import ExecutorConfig, LogitsPostProcessorConfig
 from lmi.executor.checks import broken
 from lmi.settings.config import EngineConfig
 
-ARRAYS = (
-    "numpy" if find_spec("torch") is None else "torch"
-)  # the library whose arrays functions get
+# The library whose arrays functions get.
+ARRAYS = "numpy" if find_spec("torch") is None else "torch"
 
 log = logging.getLogger(__name__)
 
@@ -48,8 +48,10 @@ class SequenceLogits(NamedTuple):
     """
 
     sequence: EmbeddedSequence
-    logits: Any  # a tensor of torch, or an array of numpy
-    token_ids: list[list[int]]  # of each beam, without the prompt
+    # A tensor of torch, or an array of numpy.
+    logits: Any
+    # The tokens of each beam, without the prompt.
+    token_ids: list[list[int]]
 
 
 class PostProcessors:
@@ -59,10 +61,10 @@ class PostProcessors:
         check_post_processors(config)
         self._named = dict(config.processor_map)
         self._batched = config.processor_batched
-        self.names = (
-            *self._named,
-            *([] if self._batched is None else [BATCHED]),
-        )  # that a request may give
+        # A request may give one of these.
+        self.names = tuple(self._named)
+        if self._batched is not None:
+            self.names += (BATCHED,)
 
     def apply(self, logits: Floats, sequences: list[EmbeddedSequence]) -> None:
         """Let the functions change rows of `logits` (num_sequences, vocab), whose requests all name
@@ -71,10 +73,12 @@ class PostProcessors:
         The beams of a search are neighbours among the sequences. A sequence whose function fails
         has an error then.
         """
-        batched = []  # the batched function is called last, and once
+        # The batched function is called last, and once.
+        batched = []
         for piece in _pieces(logits, sequences):
             if piece.sequence.error is not None:
-                continue  # the function has failed for a sibling
+                # The function has failed for a sibling.
+                continue
 
             if piece.sequence.request.logits_post_processor_name == BATCHED:
                 batched.append(piece)
@@ -88,30 +92,31 @@ class PostProcessors:
         sequence, logits, token_ids = piece
         name = sequence.request.logits_post_processor_name or ""
         client_id = sequence.request.client_id
+
         try:
             changed = self._named[name](sequence.id, logits, token_ids, None, client_id)
             if changed is not None:
                 _replace(logits, changed)
         except (Exception, SystemExit) as error:
-            log.exception(
-                "logits post-processor %s failed for request %d", shorten(name), sequence.id
-            )
-            sequence.fail(f"logits post-processor {shorten(name)} failed: {said(error)}")
+            short_name = shorten(name)
+            log.exception("logits post-processor %s failed for request %d", short_name, sequence.id)
+            sequence.fail(f"logits post-processor {short_name} failed: {said(error)}")
 
     def _process_batch(self, pieces: list[SequenceLogits]) -> None:
         assert self._batched is not None
         sequences, logits, token_ids = map(list, zip(*pieces, strict=True))
-        client_ids = [one.request.client_id for one in sequences]
+        ids = [sequence.id for sequence in sequences]
+        client_ids = [sequence.request.client_id for sequence in sequences]
+
         try:
-            self._batched([one.id for one in sequences], logits, token_ids, None, client_ids)
-            for piece, changed in zip(
-                pieces, logits, strict=True
-            ):  # an entry of the list may be another tensor now
+            self._batched(ids, logits, token_ids, None, client_ids)
+            # An entry of the list may be another tensor now.
+            for piece, changed in zip(pieces, logits, strict=True):
                 _replace(piece.logits, changed)
         except (Exception, SystemExit) as error:
             log.exception("the batched logits post-processor failed")
-            for one in sequences:
-                one.fail(f"the batched logits post-processor failed: {said(error)}")
+            for sequence in sequences:
+                sequence.fail(f"the batched logits post-processor failed: {said(error)}")
 
 
 def new_post_processors(
@@ -125,38 +130,43 @@ def new_post_processors(
         folder = model if isinstance(model, str | os.PathLike) else ""
         config = load_post_processors(Path(folder, options.logits_post_processors))
 
-    return None if config is None else PostProcessors(config)
+    if config is None:
+        return None
+
+    return PostProcessors(config)
 
 
 def _pieces(logits: Floats, sequences: list[EmbeddedSequence]) -> Iterator[SequenceLogits]:
     """A piece for each sequence, or for all beams of a search, in the same memory."""
-    given: Any = logits
+    arrays: Any = logits
     if ARRAYS == "torch":
         import torch
 
-        given = torch.from_numpy(logits)
+        arrays = torch.from_numpy(logits)
 
-    for _, group in groupby(
-        range(len(sequences)), key=lambda row: (sequences[row].id, sequences[row].index)
-    ):
-        own = list(group)
-        beams = [sequences[row] for row in own]
+    first = 0
+    for _, group in groupby(sequences, key=attrgetter("id", "index")):
+        beams = list(group)
+        end = first + len(beams)
         token_ids = [beam.token_ids[beam.num_prompt_tokens :] for beam in beams]
-        yield SequenceLogits(beams[0], given[own[0] : own[-1] + 1][None], token_ids)
+        yield SequenceLogits(beams[0], arrays[first:end][None], token_ids)
+
+        first = end
 
 
 def _replace(logits: Any, changed: Any) -> None:
-    """Copy what a function gave into the logits of the step. Raises ValueError if it has another
-    shape.
+    """Copy what a function gave into the logits of the step.
+
+    Raises ValueError if it has another shape.
     """
     if changed is logits:
         return
 
-    is_like = isinstance(changed, type(logits))
-    if not is_like or changed.shape != logits.shape:
-        given = tuple(changed.shape) if is_like else changed
+    is_array = isinstance(changed, type(logits))
+    if not is_array or changed.shape != logits.shape:
+        returned = tuple(changed.shape) if is_array else changed
         noun = "an array" if ARRAYS == "numpy" else "a tensor"
-        raise broken("what it returns", f"None or {noun} of shape {tuple(logits.shape)}", given)
+        raise broken("what it returns", f"None or {noun} of shape {tuple(logits.shape)}", returned)
 
     logits[...] = changed
 
@@ -166,8 +176,10 @@ class TokenHistory:
 
     def __init__(self, sequence: Sequence, *, counts_prompt: bool) -> None:
         self.token_ids = array("i")
-        self.counts = array("f")  # in the output: 0 for a token that is only in the prompt
-        self._indices: dict[int, int] = {}  # token id -> its index in the arrays
+        # How often a token is in the output: 0 for one that is only in the prompt.
+        self.counts = array("f")
+        # The index of each token id in the arrays.
+        self._indices: dict[int, int] = {}
         self._num_seen = sequence.num_prompt_tokens
         if counts_prompt:
             for token_id in sequence.token_ids[: self._num_seen]:
@@ -203,11 +215,13 @@ class Repeats:
         self._size = size
         self._num_seen = 0
         self._next: dict[tuple[int, ...], set[int]] = {}
-        self._own: set[tuple[int, ...]] = set()  # the runs whose sets no fork shares
+        # The runs whose sets no fork shares.
+        self._own: set[tuple[int, ...]] = set()
 
     def fork(self) -> Repeats:
-        """The same for another sequence with the same tokens. Sets are copied when one of the two
-        changes them.
+        """The same for another sequence with the same tokens.
+
+        Sets are copied when one of the two changes them.
         """
         forked = copy(self)
         forked._next = self._next.copy()
@@ -241,15 +255,16 @@ class LogitsRules:
     """The rules of one sequence."""
 
     bias: Bias | None = None
-    history: TokenHistory | None = (
-        None  # the tokens that penalties count; None if no penalty is set
-    )
-    banned_ids: list[int] = field(default_factory=list)  # bad words of one token
-    early_banned_ids: list[int] = field(
-        default_factory=list
-    )  # banned until `min_tokens` tokens are generated
-    bad_words: list[list[int]] = field(default_factory=list)  # of several tokens
-    repeats: Repeats | None = None  # n-grams that must not come again
+    # The tokens that penalties count. None if no penalty is set.
+    history: TokenHistory | None = None
+    # Bad words of one token.
+    banned_ids: list[int] = field(default_factory=list)
+    # Tokens that are banned until `min_tokens` tokens are generated.
+    early_banned_ids: list[int] = field(default_factory=list)
+    # Bad words of several tokens.
+    bad_words: list[list[int]] = field(default_factory=list)
+    # N-grams that must not come again.
+    repeats: Repeats | None = None
 
     def fork(self) -> LogitsRules:
         return replace(
@@ -296,10 +311,9 @@ def new_rules(sequence: EmbeddedSequence, vocab_size: int) -> LogitsRules | None
         bad_words=[list(word) for word in request.bad_words if len(word) > 1],
     )
     if config.min_tokens:
-        stops = {
-            word[0] for words in sequence.stop_words.values() for word in words if len(word) == 1
-        }
-        rules.early_banned_ids = [one for one in sequence.end_ids | stops if 0 <= one < vocab_size]
+        words = chain.from_iterable(sequence.stop_words.values())
+        ends = sequence.end_ids | {word[0] for word in words if len(word) == 1}
+        rules.early_banned_ids = [token_id for token_id in ends if 0 <= token_id < vocab_size]
 
     if request.embedding_bias:
         token_ids, values = zip(*request.embedding_bias, strict=True)
@@ -311,26 +325,42 @@ def new_rules(sequence: EmbeddedSequence, vocab_size: int) -> LogitsRules | None
     if config.no_repeat_ngram_size:
         rules.repeats = Repeats(config.no_repeat_ngram_size)
 
-    return None if rules == LogitsRules() else rules
+    if rules == LogitsRules():
+        return None
+
+    return rules
 
 
 def add_rules(sampling: Sampling, ruled: list[RuledRow]) -> None:
     """Put into the lists of a sampling what the rules of its wishes are about in this step."""
-    if biases := [one.rules.bias for one in ruled if one.rules.bias is not None]:
+    biases = [row.rules.bias for row in ruled if row.rules.bias is not None]
+    if biases:
         sampling.biased_ids = np.concatenate([bias.token_ids for bias in biases])
         sampling.biases = np.concatenate([bias.values for bias in biases])
 
-    penalised = [(one, one.rules.history) for one in ruled if one.rules.history is not None]
-    for one, history in penalised:
-        history.catch_up(one.sequence)
+    _add_penalties(sampling, ruled)
 
-    if penalised:
-        sizes = [len(history.token_ids) for _, history in penalised]
-        sampling.wishes["num_seen"][[one.place for one, _ in penalised]] = sizes
-        sampling.seen_ids = np.concatenate([history.token_ids for _, history in penalised])
-        sampling.counts = np.concatenate([history.counts for _, history in penalised])
-
-    banned = [one.rules.next_banned_ids(one.sequence) for one in ruled]
+    banned = [row.rules.next_banned_ids(row.sequence) for row in ruled]
     if any(banned):
-        sampling.wishes["num_banned"][[one.place for one in ruled]] = [len(ids) for ids in banned]
-        sampling.banned_ids = np.array([token_id for ids in banned for token_id in ids], np.int32)
+        places = [row.place for row in ruled]
+        sampling.wishes["num_banned"][places] = [len(token_ids) for token_ids in banned]
+        sampling.banned_ids = np.array(list(chain.from_iterable(banned)), np.int32)
+
+
+def _add_penalties(sampling: Sampling, ruled: list[RuledRow]) -> None:
+    """Put the tokens that penalties count, and how often each came, into the lists."""
+    places: list[int] = []
+    histories: list[TokenHistory] = []
+    for row in ruled:
+        history = row.rules.history
+        if history is not None:
+            history.catch_up(row.sequence)
+            places.append(row.place)
+            histories.append(history)
+
+    if not histories:
+        return
+
+    sampling.wishes["num_seen"][places] = [len(history.token_ids) for history in histories]
+    sampling.seen_ids = np.concatenate([history.token_ids for history in histories])
+    sampling.counts = np.concatenate([history.counts for history in histories])

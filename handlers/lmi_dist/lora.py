@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence as SequenceOf
 from concurrent.futures import Future
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Generic, Protocol, TypeAlias, TypeVar
 
@@ -43,7 +44,8 @@ from lmi.settings.config import EngineConfig
 log = logging.getLogger(__name__)
 
 Number = TypeVar("Number", int, float)
-Own: TypeAlias = Callable[[str], Array | None]  # the model's own tensor of a name, if it has one
+# The model's own tensor of a name, if it has one.
+TensorOfModel: TypeAlias = Callable[[str], Array | None]
 
 _NAME = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?\.weight")
 _BASE = re.compile(r"(?:base_model\.model\.)?(.+?)(?:\.base_layer)?\.(weight|bias)")
@@ -92,12 +94,19 @@ class PeftConfig(msgspec.Struct, frozen=True):
     def scale(self, path: str) -> float:
         rank = self.rank(path)
         alpha = _pattern_value(self.alpha_pattern or {}, path, self.lora_alpha)
-        return float(alpha / rank**0.5 if self.use_rslora else alpha / rank)
+        if self.use_rslora:
+            return float(alpha / rank**0.5)
+
+        return float(alpha / rank)
 
 
 def _pattern_value(patterns: Mapping[str, Number], path: str, otherwise: Number) -> Number:
     """The value of the first name that is the path or its end."""
-    return next((value for name, value in patterns.items() if is_end(name, path)), otherwise)
+    for name, value in patterns.items():
+        if is_end(name, path):
+            return value
+
+    return otherwise
 
 
 def check_rank(rank: int, max_rank: int) -> None:
@@ -106,8 +115,9 @@ def check_rank(rank: int, max_rank: int) -> None:
 
 
 def read_config(folder: Path) -> PeftConfig:
-    """Read and check adapter_config.json. Raises NotUsable, or what the file system and the decoder
-    raise.
+    """Read and check adapter_config.json.
+
+    Raises NotUsable, or what the file system and the decoder raise.
     """
     raw = msgspec.json.decode((folder / CONFIG).read_bytes(), type=dict[str, Any])
     try:
@@ -124,11 +134,10 @@ def read_config(folder: Path) -> PeftConfig:
 
     method = config.init_lora_weights
     if isinstance(method, str) and method.lower().startswith(_CHANGES_BASE):
-        why = (
-            f"it belongs to a base model whose weights {method} changed; convert it to a plain "
-            f"LoRA adapter"
+        raise NotUsable(
+            f"it belongs to a base model whose weights {method} changed; "
+            "convert it to a plain LoRA adapter"
         )
-        raise NotUsable(why)
 
     for name, reason in _REFUSED.items():
         if raw.get(name):
@@ -140,49 +149,66 @@ def read_config(folder: Path) -> PeftConfig:
 class _Weights:
     """The As and Bs of an adapter, by the path of the linear that they change."""
 
-    def __init__(self, tensors: Mapping[str, Array], own: Own) -> None:
+    def __init__(self, tensors: Mapping[str, Array], tensor_of_model: TensorOfModel) -> None:
         self._tensors = tensors
-        self._names: dict[tuple[str, str], str] = {}  # by path, and A or B
+        self._tensor_of_model = tensor_of_model
+        # By path, and A or B.
+        self._names: dict[tuple[str, str], str] = {}
         for name in tensors:
-            if match := _NAME.fullmatch(name):
+            match = _NAME.fullmatch(name)
+            if match:
                 self._names[match[1], match[2]] = name
-            elif (base := _BASE.fullmatch(name)) and (
-                known := own(f"{base[1]}.{base[2]}")
-            ) is not None:
-                if (saved := tensors[name]).shape != known.shape:
-                    raise NotUsable(
-                        f"it resizes {name} to {saved.shape}, and this model's has {known.shape}"
-                    )
-
-                if not are_equal(saved, known):
-                    why = "a weight of the base model; merge it into the model and serve that"
-                    raise NotUsable(f"it changes {name}, {why}")
-            elif "lora_magnitude_vector" in name:
-                raise NotUsable(_REFUSED["use_dora"])
-            elif "lora_embedding" in name or name.removesuffix(".weight").endswith(_EMBEDDINGS):
-                raise NotUsable(f"it changes an embedding ({name}); only linears can have adapters")
             else:
-                raise NotUsable(f"it has a tensor {name}, which is no part of a plain LoRA adapter")
+                self._check_rest(name)
 
         self.paths = {path for path, _ in self._names}
+
+    def _check_rest(self, name: str) -> None:
+        """Raise NotUsable for a tensor that is no A or B, unless the model has the same one."""
+        match = _BASE.fullmatch(name)
+        tensor = None
+        if match:
+            tensor = self._tensor_of_model(f"{match[1]}.{match[2]}")
+
+        if tensor is not None:
+            self._check_equal(name, self._tensors[name], tensor)
+        elif "lora_magnitude_vector" in name:
+            raise NotUsable(_REFUSED["use_dora"])
+        elif "lora_embedding" in name or name.removesuffix(".weight").endswith(_EMBEDDINGS):
+            raise NotUsable(f"it changes an embedding ({name}); only linears can have adapters")
+        else:
+            raise NotUsable(f"it has a tensor {name}, which is no part of a plain LoRA adapter")
+
+    def _check_equal(self, name: str, saved: Array, tensor: Array) -> None:
+        if saved.shape != tensor.shape:
+            raise NotUsable(
+                f"it resizes {name} to {saved.shape}, and this model's has {tensor.shape}"
+            )
+
+        if not are_equal(saved, tensor):
+            raise NotUsable(
+                f"it changes {name}, a weight of the base model; "
+                "merge it into the model and serve that"
+            )
 
     def check(self, config: PeftConfig, sites: tuple[Site, ...], max_rank: int) -> None:
         """Raise NotUsable unless they are whole pairs of linears of this model, of ranks that have
         room.
         """
-        modules = {one.path for site in sites for one in site.modules}
-        if unknown := sorted(self.paths - modules):
-            known = ", ".join(sorted({path.rpartition(".")[2] for path in modules}))
+        paths = {module.path for site in sites for module in site.modules}
+        unknown = sorted(self.paths - paths)
+        if unknown:
+            names = ", ".join(sorted({path.rpartition(".")[2] for path in paths}))
             raise NotUsable(
                 f"{unknown[0]} is not among the linears of this model that adapters can change: "
-                f"{known}"
+                f"{names}"
             )
 
         if not self.paths:
             raise NotUsable("it has no weights")
 
         check_rank(max(map(config.rank, self.paths)), max_rank)
-        for path, part in ((path, part) for path in sorted(self.paths) for part in "AB"):
+        for path, part in product(sorted(self.paths), "AB"):
             if (path, part) not in self._names:
                 raise NotUsable(f"it has no lora_{part} of {path}")
 
@@ -195,8 +221,8 @@ class _Weights:
 
         if not is_float(array):
             raise NotUsable(
-                f"lora_{part} of {module.path} is {dtype_name(array)}, not a float that is read "
-                f"here"
+                f"lora_{part} of {module.path} is {dtype_name(array)}, "
+                "not a float that is read here"
             )
 
         return as_float32(array)
@@ -205,32 +231,37 @@ class _Weights:
 def _site(
     site: Site, weights: _Weights, config: PeftConfig, pack: Pack[Packed]
 ) -> LowRank[Packed] | None:
-    modules = [one for one in site.modules if one.path in weights.paths]
+    modules = [module for module in site.modules if module.path in weights.paths]
     if not modules:
         return None
 
-    ranks = [config.rank(one.path) for one in modules]
-    up, gate = (np.zeros((site.num_out, sum(ranks)), np.float32) for _ in range(2))
+    ranks = [config.rank(module.path) for module in modules]
+    up = np.zeros((site.num_out, sum(ranks)), np.float32)
+    gate = np.zeros((site.num_out, sum(ranks)), np.float32)
+    has_up = False
+    has_gate = False
+    downs: list[Array] = []
     column = 0
-    downs = []
     for module, rank in zip(modules, ranks, strict=True):
         downs.append(weights.take(module, "A", (rank, module.num_in)))
-        rows = weights.take(module, "B", (module.num_out, rank)) * np.float32(
-            config.scale(module.path)
-        )
-        for piece in module.pieces:
-            to = (gate if piece.is_gate else up)[
-                piece.row : piece.row + piece.num, column : column + rank
-            ]
-            to[:] = rows[piece.first : piece.first + piece.num]
-
+        scale = np.float32(config.scale(module.path))
+        rows = weights.take(module, "B", (module.num_out, rank)) * scale
+        columns = slice(column, column + rank)
         column += rank
+        for piece in module.pieces:
+            rows_of_piece = rows[piece.first : piece.first + piece.num]
+            rows_of_site = slice(piece.row, piece.row + piece.num)
+            if piece.is_gate:
+                gate[rows_of_site, columns] = rows_of_piece
+                has_gate = True
+            else:
+                up[rows_of_site, columns] = rows_of_piece
+                has_up = True
 
-    has_gate = {piece.is_gate for one in modules for piece in one.pieces}
-    down = pack(np.concatenate(downs))
-    return LowRank(
-        down, pack(up) if False in has_gate else None, pack(gate) if True in has_gate else None
-    )
+    packed_down = pack(np.concatenate(downs))
+    packed_up = pack(up) if has_up else None
+    packed_gate = pack(gate) if has_gate else None
+    return LowRank(packed_down, packed_up, packed_gate)
 
 
 class Adaptable(Protocol[Packed]):
@@ -252,41 +283,50 @@ class LoraLoader(Generic[Packed]):
     limits: LoraLimits
     sites: tuple[Site, ...]
     model: Adaptable[Packed]
-    new_pack: Callable[[], Pack[Packed]]  # gives what packs the weights of one adapter
+    # It gives what packs the weights of one adapter.
+    new_pack: Callable[[], Pack[Packed]]
 
     def check(self, path: str) -> None:
-        """Raise what `read` raises for the configuration. The weights are read when a request wants
-        them.
+        """Raise what `read` raises for the configuration.
+
+        The weights are read when a request wants them.
         """
         config = read_config(Path(path))
-        check_rank(max((config.rank_pattern or {"": config.r}).values()), self.limits.max_rank)
+        rank = config.r
+        if config.rank_pattern:
+            rank = max(config.rank_pattern.values())
+
+        check_rank(rank, self.limits.max_rank)
 
     def read(self, path: str) -> Adapter[Packed]:
-        """Read the adapter in folder `path`. Raises NotUsable, SecurityRefused for a pickle, and
-        what files raise.
+        """Read the adapter in folder `path`.
+
+        Raises NotUsable, SecurityRefused for a pickle, and what files raise.
         """
         folder = Path(path)
         pack = self.new_pack()
         config = read_config(folder)
-        weights = _Weights(
-            open_tensors(folder / WEIGHTS, folder / PICKLED, self.config.allow_pickle), self._own
-        )
+        tensors = open_tensors(folder / WEIGHTS, folder / PICKLED, self.config.allow_pickle)
+        weights = _Weights(tensors, self._tensor_of_model)
         weights.check(config, self.sites, self.limits.max_rank)
         return tuple(_site(site, weights, config, pack) for site in self.sites)
 
-    def _own(self, name: str) -> Array | None:
-        """The model's own tensor by its name in transformers, if it has one. Each call opens the
-        model's files.
+    def _tensor_of_model(self, name: str) -> Array | None:
+        """The model's own tensor by its name in transformers, if it has one.
+
+        Each call opens the model's files.
         """
         checkpoint = Checkpoint(self.facts.path, allow_pickle=self.config.allow_pickle)
-        names = [
-            name,
-            name.partition(".")[2],
-        ]  # a checkpoint of the model without its head lacks the first word
+        # A checkpoint of the model without its head lacks the first word.
+        names = [name, name.partition(".")[2]]
         if self.facts.is_tied and name == _HEAD:
-            names += [one for one in checkpoint.files if one.endswith(_TABLES)]
+            names += [table for table in checkpoint.files if table.endswith(_TABLES)]
 
-        return next((checkpoint.read(one) for one in names if one in checkpoint.files), None)
+        for name_in_file in names:
+            if name_in_file in checkpoint.files:
+                return checkpoint.read(name_in_file)
+
+        return None
 
 
 AnyLoader: TypeAlias = LoraLoader[Any]
@@ -297,8 +337,9 @@ error.
 
 
 class LoraAdapters(Adapters):
-    """The loaded adapters, and the engine that they are loaded into. Any thread may also use
-    `prepare`.
+    """The loaded adapters, and the engine that they are loaded into.
+
+    Any thread may also use `prepare`.
     """
 
     def __init__(self, loader: AnyLoader) -> None:
@@ -314,7 +355,8 @@ class LoraAdapters(Adapters):
                 self._loader.check(path)
 
             prepared.set_result(self._loader.read(path) if with_weights else None)
-        except Exception as error:  # `load` raises it, unless the name is at fault
+        except Exception as error:
+            # `load` raises it, unless the name is at fault.
             prepared.set_exception(error)
 
         return prepared
@@ -329,11 +371,13 @@ class LoraAdapters(Adapters):
         finally:
             self._prepared = None
 
-        self._evict(self.in_use.union(list(self._resident)[-1:]))  # not the newest either
+        # The newest stays too.
+        self._evict(self.in_use.union(list(self._resident)[-1:]))
 
     def admit(self, sequence: EmbeddedSequence) -> bool:
-        """Keep the adapter of a new sequence until `release`. If it was unloaded, the sequence
-        fails.
+        """Keep the adapter of a new sequence until `release`.
+
+        If it was unloaded, the sequence fails.
         """
         try:
             adapter = self.claim(sequence)
@@ -350,7 +394,7 @@ class LoraAdapters(Adapters):
 
         Its adapter's weights are there then, or it fails.
         """
-        used = {one.adapter for one in running} - {0}
+        used = {row.adapter for row in running} - {0}
         if not sequence.adapter or sequence.adapter in used:
             return True
 
@@ -364,17 +408,21 @@ class LoraAdapters(Adapters):
             sequence.fail(error.message, _kind_of(error), error.field)
             return False
 
-        self._resident.move_to_end(sequence.adapter)  # the one used longest ago is the first
+        # The one that was used longest ago is the first.
+        self._resident.move_to_end(sequence.adapter)
         self._evict(used | {sequence.adapter})
         return True
 
     def _evict(self, used: set[int]) -> None:
         """Drop the weights that were used longest ago, as far as memory has a limit."""
-        num_over = len(self._resident) - (self._loader.limits.max_in_memory or len(self._resident))
-        idle = [
-            one for one in self._resident.values() if one.number not in used and not one.is_pinned
-        ]
-        for adapter in idle[: max(num_over, 0)]:
+        max_in_memory = self._loader.limits.max_in_memory or len(self._resident)
+        num_over = max(len(self._resident) - max_in_memory, 0)
+        idle: list[LoadedAdapter] = []
+        for adapter in self._resident.values():
+            if adapter.number not in used and not adapter.is_pinned:
+                idle.append(adapter)
+
+        for adapter in idle[:num_over]:
             self.drop_weights(adapter)
 
     # What `Adapters` calls.
@@ -384,11 +432,12 @@ class LoraAdapters(Adapters):
             self._prepared.result()
 
     def add_adapter(self, adapter: LoadedAdapter) -> None:
-        if adapter.number not in self._resident:
-            weights = None if self._prepared is None else self._prepared.result()
-            self._loader.model.put_adapter(
-                adapter.number, weights or self._loader.read(adapter.path)
-            )
+        if adapter.number in self._resident:
+            return
+
+        weights = None if self._prepared is None else self._prepared.result()
+        weights = weights or self._loader.read(adapter.path)
+        self._loader.model.put_adapter(adapter.number, weights)
 
     def remove_adapter(self, adapter: LoadedAdapter) -> None:
         self._loader.model.drop_adapter(adapter.number)

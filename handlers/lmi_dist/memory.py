@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -26,15 +27,17 @@ from lmi.settings.config import EngineConfig
 from lmi.shared import machine
 from lmi.shared.machine import MB
 
-PROCESS_BYTES = 48 * MB  # of the interpreter, its libraries, and what requests keep there
-# that stays free for other processes
+# What the interpreter, its libraries, and what requests keep there take.
+PROCESS_BYTES = 48 * MB
+# The memory that stays free for other processes.
 MARGIN_SHARE = 0.03
 LEAST_MARGIN = 16 * MB
 LARGEST_MARGIN = 256 * MB
-# between two looks while steps are made
+# The time between two looks while steps are made.
 LOOK_S = 1.0
 LOOK_CLOSELY_S = 0.05
-NARROW = 4  # so many margins that are left are looked at closely
+# If no more than so many margins are left, it looks closely.
+NARROW = 4
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +47,8 @@ class MemoryNeed:
     """The bytes that a model takes beside its KV cache."""
 
     weights: int
-    steps: int  # the activations of the largest usual step
+    # The activations of the largest usual step.
+    steps: int
     process: int = PROCESS_BYTES
 
     @property
@@ -62,18 +66,26 @@ def need_of(
     """
     a = facts.architecture
     assert a is not None
-    sites = sites_of(a) if facts.pooling is None else sites_of(a)[:-1]  # the last one is the head
-    num_weights = sum(module.num_in * module.num_out for site in sites for module in site.modules)
+    sites = sites_of(a)
+    if facts.pooling is not None:
+        # The last one is the head.
+        sites = sites[:-1]
+
+    modules = chain.from_iterable(site.modules for site in sites)
+    num_weights = sum(module.num_in * module.num_out for module in modules)
     stored = stored_dtype(facts.path)
     weights = num_weights * bytes_of(stored)
-    if (
-        stored != BFLOAT16 and stored != np.float32
-    ):  # else the table of embeddings stays in its file
+
+    # In these dtypes the table of embeddings stays in its file.
+    if stored != BFLOAT16 and stored != np.float32:
         weights += a.vocab_size * (a.embedding_size or a.hidden_size) * 4
 
+    # Cosines and sines.
     length = min(config.max_sequence_length or facts.context_length, facts.context_length)
-    num_rotated = sum(len(rotary.frequencies) for rotary in set(a.rotaries) if rotary is not None)
-    weights += length * num_rotated * 8  # cosines and sines
+    rotaries = set(a.rotaries) - {None}
+    num_rotated = sum(len(rotary.frequencies) for rotary in rotaries if rotary is not None)
+    weights += length * num_rotated * 8
+
     return MemoryNeed(int(weights), _step_bytes(facts, config))
 
 
@@ -94,19 +106,21 @@ def room_for_cache(facts: ModelFacts, need: MemoryNeed, least_bytes: int) -> int
     Raises ModelUnusable if that is less than `least_bytes`.
     """
     share = machine.share_bytes()
-    if (room := share - need.total) >= least_bytes:
+    room = share - need.total
+    if room >= least_bytes:
         return room
 
     limit = machine.memory_limit()
     of_group = f" ({limit.source})" if limit.source else ""
+    parts = (
+        f"{need.weights // MB} MB for weights, {need.steps // MB} MB for steps, "
+        f"{need.process // MB} MB for the process, "
+        f"{-(-least_bytes // MB)} MB for keys and values at least"
+    )
     raise ModelUnusable(
-        f"{facts.path}: the model does not fit into memory: it needs "
-        f"{(need.total + least_bytes) // MB} MB "
-        f"({need.weights // MB} MB for weights, {need.steps // MB} MB for steps, "
-        f"{need.process // MB} MB for the "
-        f"process, {-(-least_bytes // MB)} MB for keys and values at least), and "
-        f"{max(0, share) // MB} MB are left for "
-        f"it of {limit.num_bytes // MB} MB{of_group}"
+        f"{facts.path}: the model does not fit into memory: "
+        f"it needs {(need.total + least_bytes) // MB} MB ({parts}), and "
+        f"{max(0, share) // MB} MB are left for it of {limit.num_bytes // MB} MB{of_group}"
     )
 
 
@@ -146,16 +160,20 @@ class MemoryWatch:
         self._usual_step_bytes = usual_step_bytes
         self._free_bytes = free_bytes or machine.free_bytes
         self._now_s = now_s
+
         share = int(MARGIN_SHARE * machine.memory_bytes())
         self._margin = min(max(share, LEAST_MARGIN), LARGEST_MARGIN)
-        self._written_bytes = 0  # of the activations, in the largest step so far
+        # The bytes of the activations in the largest step so far.
+        self._written_bytes = 0
         self._next_look_s = 0.0
 
     def look(self) -> None:
-        """Set how many new blocks may be written, if it is time. Call it before a step is
-        scheduled.
+        """Set how many new blocks may be written, if it is time.
+
+        Call it before a step is scheduled.
         """
-        if (now_s := self._now_s()) < self._next_look_s:
+        now_s = self._now_s()
+        if now_s < self._next_look_s:
             return
 
         for_steps = max(0, self._usual_step_bytes - self._written_bytes)
@@ -175,10 +193,12 @@ class MemoryWatch:
         """
         num_logits = sum(chunk.num_logits for chunk in plan.chunks)
         num_bytes = self._memory.step_bytes(num_tokens_of(plan.chunks), num_logits)
-        if (more := num_bytes - self._written_bytes) <= 0:
+        more = num_bytes - self._written_bytes
+        if more <= 0:
             return
 
-        if (free := self._free_bytes()) - more < self._margin // 2:
+        free = self._free_bytes()
+        if free - more < self._margin // 2:
             raise MemoryError(f"a step needs {more // MB} MB more, and {free // MB} MB are left")
 
         self._written_bytes = num_bytes

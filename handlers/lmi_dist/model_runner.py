@@ -29,7 +29,7 @@ from handlers.lmi_dist.operations import (
     Shrink,
 )
 from handlers.lmi_dist.placement import ACTIVATIONS, Placement, Weight, packer, to_array, to_tensor
-from handlers.lmi_dist.program import load, sites_of
+from handlers.lmi_dist.program import Site, load, sites_of
 from handlers.lmi_dist.runner import Limits, Plan
 from handlers.lmi_dist.weights import BFLOAT16, Array, Checkpoint
 from lmi.executor import Progress
@@ -58,10 +58,12 @@ class ModelRunner:
         self.device = str(placement.device)
         self._device = placement.device
         self.pooling = facts.pooling
+
         pack = packer(placement)
         lora = LoraLimits.of(config.options)
+        sites: tuple[Site, ...] = ()
+        adaptable: Adaptable[Tensor] | None = None
         self._model: TorchModel | HuggingFaceModel
-        adaptable: Adaptable[Tensor] | None
 
         def place(array: Array) -> Tensor:
             dtype = torch.bfloat16 if array.dtype == BFLOAT16 else placement.dtype
@@ -78,15 +80,23 @@ class ModelRunner:
                     lambda weight: pack(to_tensor(weight)),
                     place,
                 )
-                self._model = adaptable = TorchModel(program, placement.dtype)
+                decoder = TorchModel(program, placement.dtype)
+                self._model = decoder
+                adaptable = decoder
                 sites = sites_of(facts.architecture)
-            else:  # the modules of transformers run it
-                Checkpoint(facts.path, allow_pickle=config.allow_pickle)  # refuses pickles
-                self._model = decoder = HuggingFaceModel(facts, placement, pack, config, progress)
-                adaptable = modules = None if lora is None else decoder.with_adapters()
-                decoder.check(lambda plan: decoder(self._prepare(plan)))
+            else:
+                # The modules of transformers run it. A checkpoint refuses pickles.
+                Checkpoint(facts.path, allow_pickle=config.allow_pickle)
+                wrapper = HuggingFaceModel(facts, placement, pack, config, progress)
+                self._model = wrapper
+                modules = None if lora is None else wrapper.with_adapters()
+
+                # The check also says which of the modules can have adapters.
+                wrapper.check(lambda plan: wrapper(self._prepare(plan)))
                 self.slots.release(0)
-                sites = () if modules is None else modules.sites()
+                if modules is not None:
+                    adaptable = modules
+                    sites = modules.sites()
 
         self.adapters: AnyLoader | None = None
         if lora is not None and adaptable is not None:
@@ -107,30 +117,34 @@ class ModelRunner:
         token_ids = list[int]()
         positions = list[int]()
         slots = list[int]()
-        wanted = list[int]()
-        users: dict[
-            int, tuple[list[int], list[int]]
-        ] = {}  # by adapter: rows, and places among the wanted rows
+        wanted_rows = list[int]()
+        # By adapter: rows, and places among the wanted rows.
+        users: dict[int, tuple[list[int], list[int]]] = {}
         for chunk in plan.chunks:
             if chunk.adapter:
                 rows, places = users.setdefault(chunk.adapter, ([], []))
                 rows += range(len(token_ids), len(token_ids) + len(chunk.token_ids))
-                places += range(len(wanted), len(wanted) + chunk.num_logits)
+                places += range(len(wanted_rows), len(wanted_rows) + chunk.num_logits)
 
             token_ids += chunk.token_ids
             positions += range(chunk.start, chunk.end)
             slots += [chunk.slot] * len(chunk.token_ids)
-            wanted += range(len(token_ids) - chunk.num_logits, len(token_ids))
+            wanted_rows += range(len(token_ids) - chunk.num_logits, len(token_ids))
 
         tokens = torch.tensor((token_ids, positions, slots), device=self._device)
+        cells = self.slots.cell_indices(tokens[2], tokens[1])
+        wanted_indices = self._indices(wanted_rows)
+
+        adapted: list[AdaptedRows] = []
+        for adapter, (rows, places) in users.items():
+            adapted.append(AdaptedRows(adapter, self._indices(rows), self._indices(places)))
+
         return StepInputs(
             token_ids=tokens[0],
             positions=tokens[1],
-            wanted=self._indices(wanted),
-            attention=Attention(self.slots, plan, self.slots.cell_indices(tokens[2], tokens[1])),
-            adapted=tuple(
-                AdaptedRows(adapter, *map(self._indices, rows)) for adapter, rows in users.items()
-            ),
+            wanted=wanted_indices,
+            attention=Attention(self.slots, plan, cells),
+            adapted=tuple(adapted),
         )
 
     def _indices(self, rows: list[int]) -> Tensor:
@@ -148,20 +162,17 @@ class TorchModel:
         self._dtype = dtype
         self._logits = len(program.widths) - 1
         self._outputs: dict[str, Tensor] = {}
-        tables = [
-            one.rotations
-            for one in program.operations
-            if isinstance(one, Attend) and one.rotations is not None
-        ]
-        self._rotations: dict[
-            int, Tensor
-        ] = {}  # (max_length, 2, 1, channels): of each and of its partner in its pair
-        for table in tables:
-            cosines, sines = table.unbind(1)
-            factors = torch.stack(
-                (torch.cat((cosines, cosines), 1), torch.cat((-sines, sines), 1)), 1
-            )
-            self._rotations[id(table)] = factors[:, :, None].to(dtype)
+
+        # (max_length, 2, 1, channels): of each channel, and of its partner in its pair
+        self._rotations: dict[int, Tensor] = {}
+        for operation in program.operations:
+            if isinstance(operation, Attend) and operation.rotations is not None:
+                table = operation.rotations
+                cosines, sines = table.unbind(1)
+                of_channel = torch.cat((cosines, cosines), 1)
+                of_partner = torch.cat((-sines, sines), 1)
+                factors = torch.stack((of_channel, of_partner), 1)
+                self._rotations[id(table)] = factors[:, :, None].to(dtype)
 
         self._adapters: dict[int, Adapter[Tensor]] = {}
 
@@ -173,17 +184,21 @@ class TorchModel:
 
     def __call__(self, step: StepInputs) -> Tensor:
         buffers: dict[int, Tensor] = {}
+        positions = step.positions
         rotations = {
-            table: rows.index_select(0, step.positions) for table, rows in self._rotations.items()
+            table: rows.index_select(0, positions) for table, rows in self._rotations.items()
         }
         for operation in self._program.operations:
             match operation:
-                case Embed(output=output, positions=positions):
+                case Embed(output=output):
                     x = operation.table.index_select(0, step.token_ids).to(self._dtype)
-                    x = x if operation.scale == 1.0 else x * operation.scale
-                    buffers[output] = (
-                        x if positions is None else x + positions.index_select(0, step.positions)
-                    )
+                    if operation.scale != 1.0:
+                        x = x * operation.scale
+
+                    if operation.positions is not None:
+                        x = x + operation.positions.index_select(0, positions)
+
+                    buffers[output] = x
                 case Norm(output=output) | Linear(output=output):
                     x = buffers[operation.input]
                     if isinstance(operation, Linear):
@@ -200,16 +215,15 @@ class TorchModel:
                     heads = buffers[operation.input].unflatten(1, (-1, self._program.head_dim))
                     buffers[operation.output] = self._attend(operation, heads, rotations, step)
                 case Gather():
-                    buffers[operation.output] = buffers[operation.input].index_select(
-                        0, step.wanted
-                    )
+                    x = buffers[operation.input]
+                    buffers[operation.output] = x.index_select(0, step.wanted)
                 case Cap():
                     logits = buffers[operation.buffer].float()
-                    buffers[operation.buffer] = (
-                        logits.div_(operation.cap).tanh_().mul_(operation.cap)
-                    )
+                    capped = logits.div_(operation.cap).tanh_().mul_(operation.cap)
+                    buffers[operation.buffer] = capped
                 case Shrink():
-                    pass  # its Linear does it
+                    # Its Linear does it.
+                    pass
 
         self._outputs = {name: buffers[index] for name, index in self._program.outputs.items()}
         return buffers[self._logits].float()
@@ -222,22 +236,21 @@ class TorchModel:
         """(rows, width of input) to (rows, width of output)."""
         if step.adapted and operation.site is not None:
             is_wanted = operation.output in self._program.wanted
-            site = operation.site
-            low = [
-                (one.wanted if is_wanted else one.rows, self._adapters[one.adapter][site])
-                for one in step.adapted
-            ]
-            if some := [
-                (rows, weights) for rows, weights in low if weights is not None and len(rows)
-            ]:
-                return _multiply_adapted(operation, x, some)
+            low: list[tuple[Tensor, LowRank[Tensor]]] = []
+            for adapted in step.adapted:
+                rows = adapted.wanted if is_wanted else adapted.rows
+                weights = self._adapters[adapted.adapter][operation.site]
+                if weights is not None and len(rows):
+                    low.append((rows, weights))
+
+            if low:
+                return _multiply_adapted(operation, x, low)
 
         if operation.gate is None:
             return operation.weight(x, operation.bias, operation.activation)
 
-        return operation.gate(x, operation.gate_bias, operation.activation).mul_(
-            operation.weight(x, operation.bias)
-        )
+        gate = operation.gate(x, operation.gate_bias, operation.activation)
+        return gate.mul_(operation.weight(x, operation.bias))
 
     def _attend(
         self, operation: Attend, heads: Tensor, rotations: dict[int, Tensor], step: StepInputs
@@ -255,9 +268,8 @@ class TorchModel:
                 part.copy_(functional.rms_norm(part, part.shape[-1:], weight, operation.norm_eps))
 
         if operation.rotations is not None:
-            cosines, sines = rotations[id(operation.rotations)].unbind(
-                1
-            )  # (rows, 1, channels) each
+            # (rows, 1, channels) each
+            cosines, sines = rotations[id(operation.rotations)].unbind(1)
             rotated = heads[:, :num_rotated, : cosines.shape[-1]]
             swapped = rotated.roll(cosines.shape[-1] // 2, dims=2)
             rotated.mul_(cosines).addcmul_(swapped, sines)
@@ -276,13 +288,20 @@ def _multiply_adapted(
 ) -> Tensor:
     """What adapters add to some rows is added before the activation."""
     y = operation.weight(x, operation.bias)
-    gate = None if operation.gate is None else operation.gate(x, operation.gate_bias)
+    gate: Tensor | None = None
+    if operation.gate is not None:
+        gate = operation.gate(x, operation.gate_bias)
 
     for rows, weights in low:
         shrunk = functional.linear(x.index_select(0, rows), weights.down)
-        for grown, by in ((y, weights.up), (gate, weights.gate)):
-            if grown is not None and by is not None:
-                grown.index_add_(0, rows, functional.linear(shrunk, by))
+        if weights.up is not None:
+            y.index_add_(0, rows, functional.linear(shrunk, weights.up))
+
+        if gate is not None and weights.gate is not None:
+            gate.index_add_(0, rows, functional.linear(shrunk, weights.gate))
 
     activate = ACTIVATIONS[operation.activation]
-    return activate(y) if gate is None else activate(gate).mul_(y)
+    if gate is None:
+        return activate(y)
+
+    return activate(gate).mul_(y)

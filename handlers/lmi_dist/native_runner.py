@@ -22,21 +22,24 @@ from handlers.lmi_dist.native.library import (
     Arena,
     Library,
     NativeModel,
+    Panels,
     num_threads,
 )
-from handlers.lmi_dist.operations import Linear
+from handlers.lmi_dist.operations import Linear, Pack
 from handlers.lmi_dist.program import load, sites_of
 from handlers.lmi_dist.runner import Limits, Plan
 from handlers.lmi_dist.weights import BFLOAT16, Array
 from lmi.executor import Progress
 from lmi.settings.config import EngineConfig
 
+# The bytes of a number by its format. 64 numbers of int8 share a scale.
 BYTES_OF = {
     F32: 4.0,
     BF16: 2.0,
     INT8: 1 + 4 / 64,
-}  # of a number by format; 64 numbers of int8 share a scale
-_ADAPTER_BYTES = 2 << 20  # that are taken at a time for the weights of an adapter, and go with it
+}
+# So many are taken at a time for the weights of an adapter, and go with it.
+_ADAPTER_BYTES = 2 << 20
 
 
 class NativeRunner:
@@ -68,30 +71,29 @@ class NativeRunner:
             library, self.program, limits.num_cache_tokens // TOKENS_PER_BLOCK, num_threads()
         )
         self.memory = self._model
-        self._num_wanted = 0  # rows of the last step
+        # The number of rows of the last step.
+        self._num_wanted = 0
         self.adapters = None
-        if (lora := LoraLimits.of(config.options)) is not None:
+        lora = LoraLimits.of(config.options)
+        if lora is not None:
             sites = sites_of(facts.architecture)
-            pack = partial(library.pack, format=F32)
-            self.adapters = LoraLoader(
-                facts,
-                config,
-                lora,
-                sites,
-                self._model,
-                lambda: partial(pack, arena=Arena(_ADAPTER_BYTES)),
-            )
+
+            def new_pack() -> Pack[Panels]:
+                return partial(library.pack, format=F32, arena=Arena(_ADAPTER_BYTES))
+
+            self.adapters = LoraLoader(facts, config, lora, sites, self._model, new_pack)
 
         self.vocab_size = facts.vocab_size
         self.context_length = facts.context_length
-        linears = [one for one in self.program.operations if isinstance(one, Linear)]
-        formats = {
-            panels.format
-            for one in linears
-            for panels in (one.weight, one.gate)
-            if panels is not None
-        }
-        self.dtype = {F32: "float32", BF16: "bfloat16", INT8: "int8"}[max(formats)]  # the narrowest
+        formats: set[int] = set()
+        for operation in self.program.operations:
+            if isinstance(operation, Linear):
+                formats.add(operation.weight.format)
+                if operation.gate is not None:
+                    formats.add(operation.gate.format)
+
+        # The narrowest format that any weight has.
+        self.dtype = {F32: "float32", BF16: "bfloat16", INT8: "int8"}[max(formats)]
         self.kernels = f"native {library.kind}"
 
     def forward(self, plan: Plan) -> Array:
@@ -110,8 +112,11 @@ def _format(config: EngineConfig, stored: np.dtype[Any]) -> int:
     """As bfloat16 a weight is half as large, and gives the same bits as the same numbers in
     float32.
     """
+    if config.quantize == "int8":
+        return INT8
+
     is_narrow = config.dtype == "bf16" or (config.dtype == "auto" and stored == BFLOAT16)
-    return INT8 if config.quantize == "int8" else BF16 if is_narrow else F32
+    return BF16 if is_narrow else F32
 
 
 def weight_bytes(config: EngineConfig, stored: np.dtype[Any]) -> float:

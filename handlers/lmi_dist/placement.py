@@ -32,12 +32,14 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
     "gelu_tanh": partial(functional.gelu, approximate="tanh"),
 }
+# oneDNN's names.
 _POST_OPS = {
     "silu": ("swish", ""),
     "gelu": ("gelu", "none"),
     "gelu_tanh": ("gelu", "tanh"),
-}  # oneDNN's names
-_PACK_ROWS = 64  # the batch size that oneDNN packs for; every other batch size works as well
+}
+# The batch size that oneDNN packs for. Every other batch size works as well.
+_PACK_ROWS = 64
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -63,9 +65,8 @@ def choose_placement(config: EngineConfig, device: str, checkpoint_dtype: str | 
     if config.dtype == "fp16":
         log.warning("float32 instead of float16: this CPU has no arithmetic for it")
 
-    return Placement(
-        torch.device(device), torch.bfloat16 if config.dtype == "bf16" else torch.float32
-    )
+    dtype = torch.bfloat16 if config.dtype == "bf16" else torch.float32
+    return Placement(torch.device(device), dtype)
 
 
 class Weight(Protocol):
@@ -77,9 +78,11 @@ class Weight(Protocol):
 
 def dense(weight: Tensor) -> Weight:
     """The plain product, for CUDA and for dtypes that oneDNN does not pack."""
-    return lambda x, bias=None, activation="none": ACTIVATIONS[activation](
-        functional.linear(x, weight, bias)
-    )
+
+    def multiply(x: Tensor, bias: Tensor | None = None, activation: str = "none") -> Tensor:
+        return ACTIVATIONS[activation](functional.linear(x, weight, bias))
+
+    return multiply
 
 
 def packed(weight: Tensor) -> Weight:
@@ -111,23 +114,31 @@ def to_tensor(array: Array) -> Tensor:
     to write.
     """
     tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
-    return tensor.view(torch.bfloat16) if array.dtype == BFLOAT16 else tensor
+    if array.dtype == BFLOAT16:
+        return tensor.view(torch.bfloat16)
+
+    return tensor
 
 
 def to_array(tensor: Tensor) -> Array:
     """A tensor on the host, in its memory."""
-    array: Array = (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
+    if tensor.dtype == torch.bfloat16:
+        tensor = tensor.view(torch.uint16)
+
+    array: Array = tensor.numpy()
     return array
 
 
 def load_pickled(file: Path) -> dict[str, Array]:
-    """The tensors of a pickled file, which may run no code of its own. Raises ValueError, or what
-    torch raises.
+    """The tensors of a pickled file, which may run no code of its own.
+
+    Raises ValueError, or what torch raises.
     """
     tensors = torch.load(file, map_location="cpu", weights_only=True)
-    if not isinstance(tensors, dict) or not all(
-        isinstance(value, Tensor) for value in tensors.values()
-    ):
+    if not isinstance(tensors, dict):
+        raise ValueError("holds something else than a table of tensors")
+
+    if not all(isinstance(value, Tensor) for value in tensors.values()):
         raise ValueError("holds something else than a table of tensors")
 
     return {name: to_array(tensor.detach().contiguous()) for name, tensor in tensors.items()}

@@ -33,6 +33,7 @@ from handlers.lmi_dist.operations import (
     Shrink,
     Table,
 )
+from handlers.lmi_dist.rotary import Rotary
 from handlers.lmi_dist.weights import (
     BFLOAT16,
     Array,
@@ -61,13 +62,17 @@ def in_float32(array: Array) -> Array:
 class _Rows:
     """The buffers that have the same tokens as rows."""
 
-    x: int  # the residual, (hidden_size,)
-    h: int  # what a block reads, (hidden_size,)
-    heads: int  # what attention gives, (num_heads * head_dim,)
-    up: int  # the inside of the feed-forward, (intermediate_size,)
+    # The residual, (hidden_size,).
+    x: int
+    # What a block reads, (hidden_size,).
+    h: int
+    # What attention gives, (num_heads * head_dim,).
+    heads: int
+    # The inside of the feed-forward, (intermediate_size,).
+    up: int
 
 
-# from _GATHERED on: outputs, then logits
+# From _GATHERED on there are outputs, then the logits.
 _ALL = _Rows(0, 1, 2, 3)
 _QKV = 4
 _WANTED = _Rows(5, 6, 7, 8)
@@ -93,34 +98,47 @@ def load(
     has_head = facts.pooling is None
     limits = LoraLimits.of(config.options)
     outputs = declared_names(config, hidden_names(a.num_layers))
-    checkpoint = Checkpoint(
-        facts.path, allow_pickle=config.allow_pickle, progress=progress
-    )  # refuses pickles
+    # It refuses pickles.
+    checkpoint = Checkpoint(facts.path, allow_pickle=config.allow_pickle, progress=progress)
     reader = _Reader(a, checkpoint, pack, max_length, place)
     # The last operations leave some outputs as they are. The others have buffers of their own.
-    kept = {
+    buffers = {
         HIDDEN_STATES: _WANTED.h if "norm" in a.names else _WANTED.x,
         layer_name(a.num_layers - 1): _WANTED.x,
     }
-    gathered = [name for name in hidden_names(a.num_layers) if name in outputs and name not in kept]
-    kept |= {name: buffer for buffer, name in enumerate(gathered, start=_GATHERED)}
+    gathered = [name for name in hidden_names(a.num_layers) if name in outputs]
+    gathered = [name for name in gathered if name not in buffers]
+    for buffer, name in enumerate(gathered, start=_GATHERED):
+        buffers[name] = buffer
+
     logits = _GATHERED + len(gathered)
     operations: list[Operation[Packed]] = [reader.embed(_ALL.x)]
     for layer in range(a.num_layers):
         operations += _layer(reader, layer)
         if layer_name(layer) in gathered:
-            operations.append(Gather(_ALL.x, kept[layer_name(layer)]))
+            operations.append(Gather(_ALL.x, buffers[layer_name(layer)]))
 
-    operations += _head(reader, logits) if has_head else [reader.norm("norm", _WANTED.x, logits)]
+    if has_head:
+        operations += _head(reader, logits)
+    else:
+        operations.append(reader.norm("norm", _WANTED.x, logits))
+
     tell_unused(facts.path, checkpoint.unused() - reader.on_purpose(has_head))
     checkpoint.rest()
+
     row = (a.hidden_size, a.hidden_size, a.num_heads * a.head_dim, a.intermediate_size)
-    width = a.vocab_size if has_head else a.hidden_size
+    widths = (
+        *row,
+        sum(_qkv_widths(a)),
+        *row,
+        *[a.hidden_size] * len(gathered),
+        a.vocab_size if has_head else a.hidden_size,
+    )
     program = Program(
         operations=tuple(operations),
-        widths=(*row, sum(_qkv_widths(a)), *row, *[a.hidden_size] * len(gathered), width),
+        widths=widths,
         wanted=frozenset(range(_WANTED.x, logits + 1)),
-        outputs={name: kept[name] for name in outputs},
+        outputs={name: buffers[name] for name in outputs},
         num_layers=a.num_layers,
         num_heads=a.num_heads,
         num_kv_heads=a.num_kv_heads,
@@ -128,7 +146,11 @@ def load(
         vocab_size=a.vocab_size,
         max_length=max_length,
     )
-    return program if limits is None else adapted(program, limits.max_rank)
+
+    if limits is None:
+        return program
+
+    return adapted(program, limits.max_rank)
 
 
 def _layer(reader: _Reader[Packed], layer: int) -> Iterator[Operation[Packed]]:
@@ -179,7 +201,8 @@ def _head(reader: _Reader[Packed], logits: int) -> Iterator[Operation[Packed]]:
     a = reader.architecture
     states = _WANTED.x
     if "norm" in a.names:
-        yield reader.norm("norm", _WANTED.x, states := _WANTED.h)
+        states = _WANTED.h
+        yield reader.norm("norm", _WANTED.x, states)
 
     yield reader.head(states, logits)
     if a.final_softcap is not None:
@@ -197,36 +220,39 @@ class _Reader(Generic[Packed]):
         max_length: int,
         place: Place,
     ) -> None:
-        a = self.architecture = architecture
+        a = architecture
+        self.architecture = architecture
         self._checkpoint = checkpoint
         self._pack = pack
         self._max_length = max_length
         self._place = place
-        name = a.names["embedding"] + ".weight"
+
         # A checkpoint of the model without its head lacks the first word of each name.
-        self._has_prefix = (
-            name in checkpoint.files or name.partition(".")[2] not in checkpoint.files
-        )
-        self._embedding = self._take(
-            a.names["embedding"], a.vocab_size, a.embedding_size or a.hidden_size
-        )
-        self._rotations = {
-            one: place(one.rotations(max_length)) for one in set(a.rotaries) if one is not None
-        }
+        path = a.names["embedding"]
+        name = f"{path}.weight"
+        short_name = name.partition(".")[2]
+        self._has_prefix = name in checkpoint.files or short_name not in checkpoint.files
+        self._embedding = self._take(path, a.vocab_size, a.embedding_size or a.hidden_size)
+
+        self._rotations: dict[Rotary, Table] = {}
+        for rotary in set(a.rotaries):
+            if rotary is not None:
+                self._rotations[rotary] = place(rotary.rotations(max_length))
 
     def embed(self, output: int) -> Embed:
         """Narrow embeddings are projected to the hidden size here, not in every step."""
         a = self.architecture
         table = self._embedding
         positions = None
-        if path := a.names.get("project_in"):
-            table = (
-                as_float32(table) @ as_float32(self._take(path, a.hidden_size, a.embedding_size)).T
-            )
+        projection_path = a.names.get("project_in")
+        if projection_path:
+            projection = self._take(projection_path, a.hidden_size, a.embedding_size)
+            table = as_float32(table) @ as_float32(projection).T
 
         table = self._place(table)
-        if path := a.names.get("positions"):
-            rows = self._take(path, a.context_length + a.position_offset, a.hidden_size)
+        positions_path = a.names.get("positions")
+        if positions_path:
+            rows = self._take(positions_path, a.context_length + a.position_offset, a.hidden_size)
             positions = self._placed(rows[a.position_offset :][: self._max_length])
 
         return Embed(output, table, a.embedding_scale, positions)
@@ -237,17 +263,20 @@ class _Reader(Generic[Packed]):
         a = self.architecture
         is_centred = self.architecture.norm == "layer"
         weight = self._norm_weight(name, a.hidden_size, layer)
-        bias = (
-            self._take(a.names[name].format(layer), a.hidden_size, part="bias")
-            if is_centred
-            else None
-        )
+        bias = None
+        if is_centred:
+            bias = self._take(a.names[name].format(layer), a.hidden_size, part="bias")
+
         return Norm(input, output, weight, a.norm_eps, self._placed(bias), is_centred, adds)
 
     def attend(self, layer: int, input: int, output: int, is_wanted: bool) -> Attend:
         a = self.architecture
         rotary = a.rotaries[layer]
-        norms = {"query_norm": "q_norm", "key_norm": "k_norm"}
+        norms: dict[str, Table] = {}
+        for field, name in (("query_norm", "q_norm"), ("key_norm", "k_norm")):
+            if name in a.names:
+                norms[field] = self._norm_weight(name, a.head_dim, layer)
+
         return Attend(
             input,
             output,
@@ -258,11 +287,7 @@ class _Reader(Generic[Packed]):
             rotations=None if rotary is None else self._rotations[rotary],
             norm_eps=a.norm_eps,
             is_wanted=is_wanted,
-            **{
-                to: self._norm_weight(name, a.head_dim, layer)
-                for to, name in norms.items()
-                if name in a.names
-            },
+            **norms,
         )
 
     def linear(
@@ -271,47 +296,60 @@ class _Reader(Generic[Packed]):
         """One linear for the modules of a site, one below the other, and beside it those that are
         its gate.
         """
-        read = [(module.pieces, self._weight_and_bias(module)) for module in site.modules]
+        weights: list[Array] = []
+        biases: list[Array] = []
+        gates: list[Array] = []
+        gate_biases: list[Array] = []
+        for module in site.modules:
+            weight, bias = self._weight_and_bias(module)
+            for piece in module.pieces:
+                rows = slice(piece.first, piece.first + piece.num)
+                (gates if piece.is_gate else weights).append(weight[rows])
+                if bias is not None:
+                    (gate_biases if piece.is_gate else biases).append(bias[rows])
 
-        def rows(part: int, is_gate: bool) -> Array | None:
-            some = [
-                tensor[piece.first : piece.first + piece.num]
-                for pieces, tensors in read
-                for piece in pieces
-                if piece.is_gate is is_gate and (tensor := tensors[part]) is not None
-            ]
-            if len({one.dtype for one in some}) > 1:
-                some = list(map(as_float32, some))
+        joined_weight = _joined(weights)
+        joined_gate = _joined(gates)
+        assert joined_weight is not None
+        packed = self._pack(joined_weight)
+        packed_gate = None if joined_gate is None else self._pack(joined_gate)
 
-            return np.concatenate(some) if len(some) > 1 else some[0] if some else None
-
-        weight = rows(0, False)
-        gate = rows(0, True)
-        assert weight is not None
-        packed = self._pack(weight)
-        packed_gate = None if gate is None else self._pack(gate)
-        bias, gate_bias = (self._placed(rows(1, is_gate)) for is_gate in (False, True))
-        return Linear(input, output, packed, bias, packed_gate, gate_bias, activation, adds)
+        return Linear(
+            input,
+            output,
+            packed,
+            self._placed(_joined(biases)),
+            packed_gate,
+            self._placed(_joined(gate_biases)),
+            activation,
+            adds,
+        )
 
     def _weight_and_bias(self, module: Module) -> tuple[Array, Array | None]:
-        a = self.architecture
-        shape = (module.num_out, module.num_in)
-        weight = self._take(module.path, *(shape[::-1] if a.is_transposed else shape))
-        bias = self._take(module.path, module.num_out, part="bias") if module.has_bias else None
-        return weight.T if a.is_transposed else weight, bias
+        if self.architecture.is_transposed:
+            weight = self._take(module.path, module.num_in, module.num_out).T
+        else:
+            weight = self._take(module.path, module.num_out, module.num_in)
+
+        bias = None
+        if module.has_bias:
+            bias = self._take(module.path, module.num_out, part="bias")
+
+        return weight, bias
 
     def head(self, input: int, output: int) -> Linear[Packed]:
         """Narrow embeddings are projected from the hidden size here, not in every step."""
         a = self.architecture
         weight = self._head_weight()
-        if path := a.names.get("project_out"):
-            weight = as_float32(weight) @ as_float32(
-                self._take(path, a.embedding_size, a.hidden_size)
-            )
+        path = a.names.get("project_out")
+        if path:
+            projection = self._take(path, a.embedding_size, a.hidden_size)
+            weight = as_float32(weight) @ as_float32(projection)
 
-        bias = (
-            self._take(a.names["head"], a.vocab_size, part="bias") if "head" in a.biases else None
-        )
+        bias = None
+        if "head" in a.biases:
+            bias = self._take(a.names["head"], a.vocab_size, part="bias")
+
         return Linear(input, output, self._pack(weight), self._placed(bias))
 
     def _head_weight(self) -> Array:
@@ -334,24 +372,26 @@ class _Reader(Generic[Packed]):
         if are_same_rows(head, embedding):
             return embedding
 
-        place = self._checkpoint.files[name]
-        why = (
-            "%s: %s is used although config.json says tie_word_embeddings: it is not the embedding"
+        log.warning(
+            "%s: %s is used although config.json says tie_word_embeddings: it is not the embedding",
+            self._checkpoint.files[name],
+            name,
         )
-        log.warning(why, place, name)
         return head
 
     def on_purpose(self, has_head: bool) -> set[str]:
         """The tensors that a program without a head does not read."""
+        if has_head:
+            return set()
+
         path = self.architecture.names["head"]
-        return set() if has_head else {f"{path}.weight", f"{path}.bias"}
+        return {f"{path}.weight", f"{path}.bias"}
 
     def _norm_weight(self, name: str, size: int, layer: int | None) -> Table:
         """The weight of a norm, which a family may keep as a difference from 1."""
         a = self.architecture
-        return self._place(
-            as_float32(self._take(a.names[name].format(layer), size)) + np.float32(a.norm_offset)
-        )
+        weight = self._take(a.names[name].format(layer), size)
+        return self._place(as_float32(weight) + np.float32(a.norm_offset))
 
     def _take(self, path: str, *shape: int, part: str = "weight") -> Array:
         if not self._has_prefix and path != self.architecture.names["head"]:
@@ -363,6 +403,20 @@ class _Reader(Generic[Packed]):
         return None if array is None else self._place(as_float32(array))
 
 
+def _joined(arrays: list[Array]) -> Array | None:
+    """The rows of all arrays, in float32 if they differ in their dtype. None: there is none."""
+    if not arrays:
+        return None
+
+    if len(arrays) == 1:
+        return arrays[0]
+
+    if len({array.dtype for array in arrays}) > 1:
+        arrays = list(map(as_float32, arrays))
+
+    return np.concatenate(arrays)
+
+
 def _qkv_widths(a: Architecture) -> tuple[int, int, int]:
     """The channels of all queries, all keys and all values."""
     return a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim, a.num_kv_heads * a.head_dim
@@ -371,16 +425,19 @@ def _qkv_widths(a: Architecture) -> tuple[int, int, int]:
 # A program joins what transformers keeps apart: queries, keys and values, or the gate beside its
 # linear. A site is a linear of the program, in the order of these.
 
-MAX_MODULES = 3  # of one site
+# The most modules of one site.
+MAX_MODULES = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
     """Rows of a module that are rows of the site's weight, or of its gate."""
 
-    first: int  # of the module
+    # In the module.
+    first: int
     num: int
-    row: int  # of the site
+    # In the site.
+    row: int
     is_gate: bool = False
 
 
@@ -402,21 +459,24 @@ class Module:
 class Site:
     num_in: int
     num_out: int
-    modules: tuple[Module, ...]  # none: no adapter can change it
+    # Empty where no adapter can change it.
+    modules: tuple[Module, ...]
 
 
 def sites_of(architecture: Architecture) -> tuple[Site, ...]:
     a = architecture
-    path = a.names["head"]
-    shape = (a.hidden_size, a.vocab_size)
+    sites: list[Site] = []
+    for layer in range(a.num_layers):
+        sites += _sites_of_layer(a, layer)
+
     # The head cannot be changed where its weight is joined with a projection.
-    head = Site(
-        *shape,
-        ()
-        if "project_out" in a.names
-        else (Module(path, a.hidden_size, (Piece(0, a.vocab_size, 0),)),),
-    )
-    return (*(site for layer in range(a.num_layers) for site in _sites_of_layer(a, layer)), head)
+    modules: tuple[Module, ...] = ()
+    if "project_out" not in a.names:
+        piece = Piece(0, a.vocab_size, 0)
+        modules = (Module(a.names["head"], a.hidden_size, (piece,)),)
+
+    sites.append(Site(a.hidden_size, a.vocab_size, modules))
+    return tuple(sites)
 
 
 def _sites_of_layer(a: Architecture, layer: int) -> tuple[Site, Site, Site, Site]:
@@ -427,13 +487,15 @@ def _sites_of_layer(a: Architecture, layer: int) -> tuple[Site, Site, Site, Site
     inner = a.intermediate_size
     size = a.hidden_size
 
-    def site(num_in: int, num_out: int, **modules: list[Piece]) -> Site:
-        paths = {name: a.names[name].format(layer) for name in modules if name in a.names}
-        own = [
-            Module(path, num_in, tuple(modules[name]), name in a.biases)
-            for name, path in paths.items()
-        ]
-        return Site(num_in, num_out, tuple(own))
+    def site(num_in: int, num_out: int, **pieces: list[Piece]) -> Site:
+        modules: list[Module] = []
+        for name, pieces_of_module in pieces.items():
+            if name in a.names:
+                path = a.names[name].format(layer)
+                has_bias = name in a.biases
+                modules.append(Module(path, num_in, tuple(pieces_of_module), has_bias))
+
+        return Site(num_in, num_out, tuple(modules))
 
     qkv = {
         "q": [Piece(0, q, 0)],
@@ -442,6 +504,7 @@ def _sites_of_layer(a: Architecture, layer: int) -> tuple[Site, Site, Site, Site
         "qkv": [Piece(0, q + k + v, 0)],
     }
     gate = Piece(0, inner, 0, is_gate=True)
+
     return (
         site(size, q + k + v, **qkv),
         site(q, size, o=[Piece(0, size, 0)]),

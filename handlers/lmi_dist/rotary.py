@@ -20,8 +20,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Rotary:
-    """The angle of each pair per position, in radians, and a factor on the result. Other channels
-    do not change.
+    """The angle of each pair per position, in radians, and a factor on the result.
+
+    Other channels do not change.
     """
 
     frequencies: tuple[float, ...]
@@ -30,11 +31,14 @@ class Rotary:
     def rotations(self, max_length: int) -> Array:
         """Cosines and sines of every position times `factor`, (max_length, 2, num_pairs)."""
         frequencies = np.array(self.frequencies, np.float32)
-        angles = np.arange(max_length, dtype=np.float32)[:, None] * frequencies
-        table = np.empty((max_length, 2, len(frequencies)), np.float32)
-        for index, function in enumerate((np.cos, np.sin)):
-            function(angles, out=table[:, index], dtype=np.float64, casting="same_kind")
+        positions = np.arange(max_length, dtype=np.float32)
+        angles = positions[:, None] * frequencies
 
+        table = np.empty((max_length, 2, len(frequencies)), np.float32)
+        cosines = table[:, 0]
+        sines = table[:, 1]
+        np.cos(angles, out=cosines, dtype=np.float64, casting="same_kind")
+        np.sin(angles, out=sines, dtype=np.float64, casting="same_kind")
         table *= np.float32(self.factor)
         return table
 
@@ -45,10 +49,11 @@ def rotaries_of(
     """One Rotary for each layer, or None if a scaling rule is unknown."""
     by_type: dict[str, Rotary] = {}
     for kind, parameters in _parameters(config, layer_types).items():
-        if parameters["rope_type"] not in _FREQUENCIES:
+        rule = _FREQUENCIES.get(parameters["rope_type"])
+        if rule is None:
             return None
 
-        by_type[kind] = _FREQUENCIES[parameters["rope_type"]](config, parameters, head_dim)
+        by_type[kind] = rule(config, parameters, head_dim)
 
     return tuple(by_type[kind] for kind in layer_types)
 
@@ -64,16 +69,19 @@ def stable_context_length(config: Any) -> int:
     if not getattr(config, "rope_parameters", None):
         return longest
 
-    for parameters in _parameters(config, getattr(config, "layer_types", None) or [""]).values():
+    layer_types = getattr(config, "layer_types", None) or [""]
+    for parameters in _parameters(config, layer_types).values():
         if parameters.get("rope_type") not in ("dynamic", "longrope"):
             continue
 
-        if (first_stage := _original_length(config, parameters)) < longest:
-            why = (
-                "the context ends at %d tokens: beyond it %s scaling would change the keys of "
-                "earlier tokens"
+        first_stage = _original_length(config, parameters)
+        if first_stage < longest:
+            log.warning(
+                "the context ends at %d tokens: "
+                "beyond it %s scaling would change the keys of earlier tokens",
+                first_stage,
+                parameters["rope_type"],
             )
-            log.warning(why, first_stage, parameters["rope_type"])
             longest = first_stage
 
     return longest
@@ -93,20 +101,16 @@ def _is_shared(parameters: Mapping[str, Any]) -> bool:
 
 
 def _original_length(config: Any, parameters: Mapping[str, Any]) -> int:
-    """The context before it was made longer. Outside of the parameters it counts more, where they
-    are all layers'.
+    """The context before it was made longer.
+
+    Outside of the parameters it counts more, where they are all layers'.
     """
-    outside = (
-        getattr(config, "original_max_position_embeddings", None)
-        if _is_shared(config.rope_parameters)
-        else None
-    )
-    length: int = (
-        outside
-        or parameters.get("original_max_position_embeddings")
-        or config.max_position_embeddings
-    )
-    return length
+    name = "original_max_position_embeddings"
+    length: int | None = None
+    if _is_shared(config.rope_parameters):
+        length = getattr(config, name, None)
+
+    return length or parameters.get(name) or config.max_position_embeddings
 
 
 # The rules. Each takes a configuration, the rope parameters of a layer and the width of a head.
@@ -144,44 +148,64 @@ def _yarn(config: Any, parameters: Mapping[str, Any], head_dim: int) -> Rotary:
     first = pair(parameters.get("beta_fast") or 32)
     last = pair(parameters.get("beta_slow") or 1)
     if parameters.get("truncate", True):
-        first, last = math.floor(first), math.ceil(last)
+        first = math.floor(first)
+        last = math.ceil(last)
 
-    first, last = max(first, 0), min(last, num_channels - 1)
-    last = last + 0.001 if first == last else last
-    ramp = ((np.arange(num_channels // 2, dtype=np.float32) - first) / (last - first)).clip(0, 1)
-    kept = 1 - ramp
-    frequencies = 1 / (factor * wavelengths) * (1 - kept) + 1 / wavelengths * kept
+    first = max(first, 0)
+    last = min(last, num_channels - 1)
+    if first == last:
+        last = last + 0.001
+
+    pairs = np.arange(num_channels // 2, dtype=np.float32)
+    ramp = ((pairs - first) / (last - first)).clip(0, 1)
+    share = 1 - ramp
+    frequencies = 1 / (factor * wavelengths) * (1 - share) + 1 / wavelengths * share
 
     def scale(weight: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
-    given, weight, all_weight = (
-        parameters.get(name) for name in ("attention_factor", "mscale", "mscale_all_dim")
-    )
-    attention = scale(weight) / scale(all_weight) if weight and all_weight else scale(1)
-    return _rotary(frequencies, attention if given is None else given)
+    weight = parameters.get("mscale")
+    all_weight = parameters.get("mscale_all_dim")
+    attention = parameters.get("attention_factor")
+    if attention is not None:
+        return _rotary(frequencies, attention)
+
+    if weight and all_weight:
+        return _rotary(frequencies, scale(weight) / scale(all_weight))
+
+    return _rotary(frequencies, scale(1))
 
 
 def _longrope(config: Any, parameters: Mapping[str, Any], head_dim: int) -> Rotary:
     """Every pair has its own factor. Those of the first stage count."""
     length = _original_length(config, parameters)
     factor = parameters.get("factor") or config.max_position_embeddings / length
-    attention = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(length))
-    given = parameters.get("attention_factor")
     factors = np.array(parameters["short_factor"], np.float32)
-    return _rotary(
-        1 / (factors * _wavelengths(parameters, head_dim)), attention if given is None else given
-    )
+    frequencies = 1 / (factors * _wavelengths(parameters, head_dim))
+
+    attention = parameters.get("attention_factor")
+    if attention is not None:
+        return _rotary(frequencies, attention)
+
+    if factor <= 1:
+        return _rotary(frequencies)
+
+    return _rotary(frequencies, math.sqrt(1 + math.log(factor) / math.log(length)))
+
+
+def _default(config: Any, parameters: Mapping[str, Any], head_dim: int) -> Rotary:
+    return _rotary(1 / _wavelengths(parameters, head_dim))
+
+
+def _linear(config: Any, parameters: Mapping[str, Any], head_dim: int) -> Rotary:
+    return _rotary(1 / _wavelengths(parameters, head_dim) / parameters["factor"])
 
 
 _FREQUENCIES: dict[str, Callable[[Any, Mapping[str, Any], int], Rotary]] = {
-    "default": lambda config, parameters, head_dim: _rotary(1 / _wavelengths(parameters, head_dim)),
-    "dynamic": lambda config, parameters, head_dim: _rotary(
-        1 / _wavelengths(parameters, head_dim)
-    ),  # its first stage
-    "linear": lambda _, parameters, head_dim: _rotary(
-        1 / _wavelengths(parameters, head_dim) / parameters["factor"]
-    ),
+    "default": _default,
+    # Its first stage.
+    "dynamic": _default,
+    "linear": _linear,
     "llama3": _llama3,
     "yarn": _yarn,
     "longrope": _longrope,
@@ -196,9 +220,8 @@ def _wavelengths(parameters: Mapping[str, Any], head_dim: int) -> Array:
     """The positions in which each pair turns by one radian."""
     num_channels = _num_channels(parameters, head_dim)
     powers = np.arange(0, num_channels, 2, dtype=np.float32) / num_channels
-    return np.power(np.float32(parameters["rope_theta"]), powers, dtype=np.float64).astype(
-        np.float32
-    )
+    theta = np.float32(parameters["rope_theta"])
+    return np.power(theta, powers, dtype=np.float64).astype(np.float32)
 
 
 def _rotary(frequencies: Array, factor: float = 1.0) -> Rotary:

@@ -7,7 +7,7 @@ candidates of a beam search are the best log-probs of the model after such chang
 transformers.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice, repeat
@@ -54,7 +54,8 @@ class Outlook(NamedTuple):
 
     candidates: list[AnyCandidate]
     top: list[TokenLogProb]
-    is_usable: bool  # whether the row's logits are numbers, after functions of the user too
+    # Whether the row's logits are numbers, after functions of the user too.
+    is_usable: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +71,9 @@ class SamplerState:
 
 
 class Sampler:
-    """A sampler draws tokens. It keeps the state of a sequence in its `sampler_state` and has none
-    itself.
+    """A sampler draws tokens.
+
+    It keeps the state of a sequence in its `sampler_state` and has none itself.
     """
 
     def __init__(
@@ -91,17 +93,15 @@ class Sampler:
         A draw is None if the row's logits are not numbers, or every token is banned, and then its
         request has failed.
         """
-        states = [one.sampler_state or self.new_state(one) for one in sequences]
+        states = [sequence.sampler_state or self.new_state(sequence) for sequence in sequences]
         choices, best = self.fulfil(logits, rows, sequences, states)
-        left = iter(best.tolist())
-        tops = (
-            [_top(left, state.num_top) if state.num_top else None for state in states]
-            if len(best)
-            else repeat(None)
-        )
-        draws: list[Draw | None] = list(
-            zip(choices["token_id"].tolist(), choices["log_prob"].tolist(), tops, strict=False)
-        )
+        tops: Iterable[list[TokenLogProb] | None] = repeat(None)
+        if len(best):
+            tops = _tops(iter(best.tolist()), states)
+
+        token_ids = choices["token_id"].tolist()
+        log_probs = choices["log_prob"].tolist()
+        draws: list[Draw | None] = list(zip(token_ids, log_probs, tops, strict=False))
         for place in np.flatnonzero(choices["status"] != CHOSEN):
             draws[place] = None
             if choices["status"][place] == ALL_BANNED and sequences[place].error is None:
@@ -119,20 +119,21 @@ class Sampler:
         """
         row_of = dict(zip(sequences, rows, strict=True))
         searches = list(dict.fromkeys(beam.owner for beam in sequences))
-        beams = [beam for one in searches for beam in one.beam_rows]
+        beams = [beam for sequence in searches for beam in sequence.beam_rows]
         for beam in beams:
-            if beam.search is not None:  # it begins
+            # Only the head has a search, before it has rows.
+            if beam.search is not None:
                 self.new_state(beam, beam.search.num_candidates)
 
         states = [beam.sampler_state or self.new_state(beam) for beam in beams]
         choices, best = self.fulfil(logits, [row_of[beam] for beam in beams], beams, states)
-        left = iter(best.tolist())
+        ranked = iter(best.tolist())
         outlooks = dict[EmbeddedSequence, list[Outlook]]()
         for beam, state, status in zip(beams, states, choices["status"].tolist(), strict=True):
-            top = _top(left, state.num_top)
+            top = _top(ranked, state.num_top)
             search = beam.owner.search
             assert search is not None
-            candidates = list(islice(left, min(search.num_candidates, self.vocab_size)))
+            candidates = list(islice(ranked, min(search.num_candidates, self.vocab_size)))
             outlooks.setdefault(beam.owner, []).append(Outlook(candidates, top, status == CHOSEN))
 
         return outlooks
@@ -149,58 +150,78 @@ class Sampler:
         """
         wishes = np.frombuffer(bytearray(b"".join([state.wish for state in states])), WISH)
         wishes["row"] = rows
-        wishes["position"] = [len(one.token_ids) - one.num_prompt_tokens for one in sequences]
+        wishes["position"] = [len(row.token_ids) - row.num_prompt_tokens for row in sequences]
         sampling = Sampling(logits, wishes)
-        named = [
-            place
-            for place, one in enumerate(sequences)
-            if one.request.logits_post_processor_name is not None
-        ]
-        if (
-            named and self._post_processors is not None
-        ):  # functions of the user change copies of the rows
-            sampling.changed = logits[wishes["row"][named]]
-            self._post_processors.apply(sampling.changed, [sequences[place] for place in named])
-            wishes["changed"][named] = range(len(named))
+        if self._post_processors is not None:
+            self._change(self._post_processors, sampling, sequences)
 
-        guided = [place for place, one in enumerate(sequences) if one.guide is not None]
+        guided = [place for place, sequence in enumerate(sequences) if sequence.guide is not None]
         if guided:
             sampling.masks = fill_masks(sequences, guided, self.vocab_size)
             wishes["mask"][guided] = guided
 
-        ruled = [
-            RuledRow(place, sequences[place], one.rules)
-            for place, one in enumerate(states)
-            if one.rules
-        ]
+        ruled: list[RuledRow] = []
+        for place, state in enumerate(states):
+            if state.rules:
+                ruled.append(RuledRow(place, sequences[place], state.rules))
+
         if ruled:
             add_rules(sampling, ruled)
 
         return self.choose(sampling)
+
+    def _change(
+        self,
+        post_processors: PostProcessors,
+        sampling: Sampling,
+        sequences: list[EmbeddedSequence],
+    ) -> None:
+        """Let functions of the user change copies of the rows whose requests name one."""
+        places: list[int] = []
+        for place, sequence in enumerate(sequences):
+            if sequence.request.logits_post_processor_name is not None:
+                places.append(place)
+
+        if places:
+            wishes = sampling.wishes
+            sampling.changed = sampling.logits[wishes["row"][places]]
+            post_processors.apply(sampling.changed, [sequences[place] for place in places])
+            wishes["changed"][places] = range(len(places))
 
     def new_state(self, sequence: EmbeddedSequence, num_candidates: int = 0) -> SamplerState:
         """Begin a sequence, or a search that looks at so many candidates."""
         output = sequence.request.output_config
         rules = new_rules(sequence, self.vocab_size)
         num_top = min(output.num_top_log_probs, self.vocab_size)
+        num_biased = 0
+        if rules is not None and rules.bias is not None:
+            num_biased = len(rules.bias.token_ids)
+
         wish = new_wishes(
             1,
             seed=sequence.seed,
             num_top=num_top,
             num_candidates=min(num_candidates, self.vocab_size),
             wants_log_prob=output.return_log_probs or output.num_top_log_probs > 0,
-            num_biased=0 if rules is None or rules.bias is None else len(rules.bias.token_ids),
+            num_biased=num_biased,
             **filters_of(sequence.request.sampling_config, self.vocab_size),
         )
-        sequence.sampler_state = state = SamplerState(wish.tobytes(), num_top, rules)
+
+        state = SamplerState(wish.tobytes(), num_top, rules)
+        sequence.sampler_state = state
         return state
 
 
 def filters_of(config: SamplingConfig, vocab_size: int) -> dict[str, float]:
     """Of a wish, what a request says of how to choose."""
-    temperature = 1.0 if config.temperature is None else max(config.temperature, MIN_TEMPERATURE)
+    temperature = 1.0
+    if config.is_greedy:
+        temperature = 0.0
+    elif config.temperature is not None:
+        temperature = max(config.temperature, MIN_TEMPERATURE)
+
     return {
-        "temperature": 0.0 if config.is_greedy else temperature,
+        "temperature": temperature,
         "top_k": min(config.top_k or 0, vocab_size),
         "top_p": 1.0 if config.top_p is None else config.top_p,
         "min_p": config.min_p or 0.0,
@@ -215,7 +236,8 @@ def append_draws(sequences: list[EmbeddedSequence], draws: list[Draw | None]) ->
     """Append to each sequence its token, or end its request with an error if it has none."""
     for sequence, draw in zip(sequences, draws, strict=True):
         if sequence.error is not None:
-            continue  # a row, its guide or a function of the user has failed
+            # A row, its guide or a function of the user has failed.
+            continue
 
         if draw is None:
             sequence.fail("no token can be chosen: the model's logits are not numbers")
@@ -223,9 +245,20 @@ def append_draws(sequences: list[EmbeddedSequence], draws: list[Draw | None]) ->
             sequence.append(*draw)
 
 
-def _top(left: Iterator[AnyCandidate], num: int) -> list[TokenLogProb]:
+def _tops(
+    alternatives: Iterator[AnyCandidate], states: list[SamplerState]
+) -> list[list[TokenLogProb] | None]:
+    """The alternatives of each sequence whose request wants some, out of those of all."""
+    tops: list[list[TokenLogProb] | None] = []
+    for state in states:
+        tops.append(_top(alternatives, state.num_top) if state.num_top else None)
+
+    return tops
+
+
+def _top(alternatives: Iterator[AnyCandidate], num: int) -> list[TokenLogProb]:
     """The next alternatives of those of all sequences."""
-    return [TokenLogProb(token_id, log_prob) for token_id, _, log_prob in islice(left, num)]
+    return [TokenLogProb(token_id, log_prob) for token_id, _, log_prob in islice(alternatives, num)]
 
 
 def note_prompt(choose: Choose, sequence: Sequence, chunk: Chunk, logits: Floats) -> bool:
@@ -235,9 +268,9 @@ def note_prompt(choose: Choose, sequence: Sequence, chunk: Chunk, logits: Floats
     number.
     """
     next_ids = sequence.token_ids[chunk.start + 1 : min(chunk.end + 1, sequence.num_prompt_tokens)]
-    known = (sequence.prompt_log_probs or [PromptLogProb(None)])[
-        : chunk.start + 1
-    ]  # nothing is before the first token
+    # Nothing is before the first token.
+    log_probs = sequence.prompt_log_probs or [PromptLogProb(None)]
+    log_probs = log_probs[: chunk.start + 1]
     if next_ids:
         num = len(next_ids)
         num_top = min(sequence.request.output_config.num_prompt_log_probs or 0, logits.shape[1])
@@ -248,34 +281,34 @@ def note_prompt(choose: Choose, sequence: Sequence, chunk: Chunk, logits: Floats
         if (choices["status"] != CHOSEN).any():
             return False
 
-        left = iter(best.tolist())
-        known += [
-            PromptLogProb(log_prob, _top(left, num_top))
-            for log_prob in choices["log_prob"].tolist()
-        ]
+        alternatives = iter(best.tolist())
+        for log_prob in choices["log_prob"].tolist():
+            log_probs.append(PromptLogProb(log_prob, _top(alternatives, num_top)))
 
-    sequence.prompt_log_probs = known
+    sequence.prompt_log_probs = log_probs
     return True
 
 
 def advance_beams(outlooks: dict[EmbeddedSequence, list[Outlook]]) -> list[EmbeddedSequence]:
-    """Continue the searches, and say what the rows of each are in the next step. Returns the
-    searches.
-    """
-    for sequence, own in outlooks.items():
-        if sequence.error is not None:
-            continue  # a function of the user has failed
+    """Continue the searches, and say what the rows of each are in the next step.
 
-        if not all(outlook.is_usable for outlook in own):
+    Returns the searches.
+    """
+    for sequence, outlooks_of_search in outlooks.items():
+        if sequence.error is not None:
+            # A function of the user has failed.
+            continue
+
+        if not all(outlook.is_usable for outlook in outlooks_of_search):
             sequence.fail("no token can be chosen: the model's logits are not numbers")
             continue
 
-        tops = (
-            [outlook.top for outlook in own]
-            if sequence.request.output_config.num_top_log_probs
-            else None
-        )
-        steps = sequence.advance([outlook.candidates for outlook in own], tops)
+        tops = None
+        if sequence.request.output_config.num_top_log_probs:
+            tops = [outlook.top for outlook in outlooks_of_search]
+
+        candidates = [outlook.candidates for outlook in outlooks_of_search]
+        steps = sequence.advance(candidates, tops)
         assert sequence.rows is not None
         sequence.rows.advance(steps)
 

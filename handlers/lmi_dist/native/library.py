@@ -37,7 +37,8 @@ from handlers.lmi_dist.weights import BFLOAT16, Array, dtype_name, is_float
 from lmi.shared import machine
 
 TOKENS_PER_BLOCK = 64
-F32, BF16, INT8 = range(3)  # formats of packed weights
+# The formats of packed weights.
+F32, BF16, INT8 = range(3)
 
 _ABI = 4
 _EMBED, _NORM, _LINEAR, _ATTEND, _GATHER, _CAP, _SHRINK = range(7)
@@ -57,46 +58,63 @@ _OF_PROGRAM = (
 class Panels(Structure):
     """A weight (num_out, num_in) in the form that products read, F32, BF16 or INT8."""
 
-    memory: Array  # with what `data` points to
-    _fields_ = [(name, c_int32) for name in ("num_out", "num_in", "format", "reserved")] + [
-        ("data", c_void_p)
+    # The memory that `data` points to.
+    memory: Array
+    _fields_ = [
+        ("num_out", c_int32),
+        ("num_in", c_int32),
+        ("format", c_int32),
+        ("reserved", c_int32),
+        ("data", c_void_p),
     ]
 
 
 class _Op(Structure):
     _fields_ = [
-        *(
-            (name, c_int32)
-            for name in (
-                "kind",
-                "input",
-                "output",
-                "adds",
-                "is_centred",
-                "activation",
-                "layer",
-                "window",
-            )
-        ),
-        *((name, c_int32) for name in ("num_pairs", "is_wanted", "table_dtype", "site", "low")),
-        *((name, c_float) for name in ("eps", "scale", "cap")),
-        *((name, POINTER(Panels)) for name in ("weight", "gate")),
-        *(
-            (name, c_void_p)
-            for name in ("bias", "gate_bias", "table", "positions", "norm", "rotations")
-        ),
-        *((name, c_void_p) for name in ("query_norm", "key_norm")),
+        ("kind", c_int32),
+        ("input", c_int32),
+        ("output", c_int32),
+        ("adds", c_int32),
+        ("is_centred", c_int32),
+        ("activation", c_int32),
+        ("layer", c_int32),
+        ("window", c_int32),
+        ("num_pairs", c_int32),
+        ("is_wanted", c_int32),
+        ("table_dtype", c_int32),
+        ("site", c_int32),
+        ("low", c_int32),
+        ("eps", c_float),
+        ("scale", c_float),
+        ("cap", c_float),
+        ("weight", POINTER(Panels)),
+        ("gate", POINTER(Panels)),
+        ("bias", c_void_p),
+        ("gate_bias", c_void_p),
+        ("table", c_void_p),
+        ("positions", c_void_p),
+        ("norm", c_void_p),
+        ("rotations", c_void_p),
+        ("query_norm", c_void_p),
+        ("key_norm", c_void_p),
     ]
 
 
 class _Site(Structure):
-    _fields_ = [(name, Panels) for name in ("down", "up", "gate")]
+    _fields_ = [
+        ("down", Panels),
+        ("up", Panels),
+        ("gate", Panels),
+    ]
 
 
 class _Buffer(Structure):
     _fields_ = [
         ("data", c_void_p),
-        *((name, c_int32) for name in ("width", "num_rows", "is_wanted", "reserved")),
+        ("width", c_int32),
+        ("num_rows", c_int32),
+        ("is_wanted", c_int32),
+        ("reserved", c_int32),
     ]
 
 
@@ -108,16 +126,28 @@ class _Model(Structure):
         ("scratch", c_void_p),
         ("pool_bytes", c_int64),
         ("scratch_bytes", c_int64),
-        *((name, c_int32) for name in ("num_ops", "num_buffers", "num_blocks", *_OF_PROGRAM)),
+        ("num_ops", c_int32),
+        ("num_buffers", c_int32),
+        ("num_blocks", c_int32),
+        *((name, c_int32) for name in _OF_PROGRAM),
     ]
 
 
 class _Step(Structure):
     _fields_ = [
-        *((name, c_void_p) for name in ("ids", "starts", "lengths", "blocks", "wanted", "users")),
+        ("ids", c_void_p),
+        ("starts", c_void_p),
+        ("lengths", c_void_p),
+        ("blocks", c_void_p),
+        ("wanted", c_void_p),
+        ("users", c_void_p),
         ("adapters", POINTER(POINTER(_Site))),
-        *((name, c_int32) for name in ("num_rows", "num_chunks", "num_blocks", "num_wanted")),
-        *((name, c_int32) for name in ("num_adapters", "reserved")),
+        ("num_rows", c_int32),
+        ("num_chunks", c_int32),
+        ("num_blocks", c_int32),
+        ("num_wanted", c_int32),
+        ("num_adapters", c_int32),
+        ("reserved", c_int32),
     ]
 
 
@@ -132,8 +162,9 @@ def load() -> Library:
     if kind is None:
         raise NotAvailable("none are made for this system and CPU")
 
-    chosen = os.environ.get("LMI_NATIVE_LIBRARY")  # of tests: a build with sanitizers
-    return Library(Path(chosen) if chosen else library_file(kind), kind)
+    # Tests set it: a build with sanitizers.
+    path = os.environ.get("LMI_NATIVE_LIBRARY")
+    return Library(Path(path) if path else library_file(kind), kind)
 
 
 def num_threads() -> int:
@@ -141,7 +172,10 @@ def num_threads() -> int:
     core.
     """
     arranged = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
-    return max(1, int(arranged)) if arranged.isdecimal() else machine.num_usable_cores()
+    if arranged.isdecimal():
+        return max(1, int(arranged))
+
+    return machine.num_usable_cores()
 
 
 def map_memory(num_bytes: int, pages: int) -> mmap.mmap:
@@ -154,7 +188,8 @@ def map_memory(num_bytes: int, pages: int) -> mmap.mmap:
     try:
         memory.madvise(pages)
     except OSError:
-        pass  # a kernel without huge pages
+        # It is a kernel without huge pages.
+        pass
 
     return memory
 
@@ -190,7 +225,7 @@ class Library:
 
     def __init__(self, path: Path, kind: str) -> None:
         try:
-            self.functions = functions = ctypes.CDLL(str(path))
+            functions = ctypes.CDLL(str(path))
         except OSError as error:
             raise NotAvailable(
                 f"{path.name} cannot be loaded ({error}); scripts/build-native builds it"
@@ -211,6 +246,8 @@ class Library:
         functions.lmi_scratch_bytes.restype = c_int64
         functions.lmi_run.argtypes = (POINTER(_Model), POINTER(_Step), c_int32)
         functions.lmi_error.restype = c_char_p
+
+        self.functions = functions
         self.kind = kind
         self._arena = Arena()
 
@@ -225,7 +262,8 @@ class Library:
 
         num_out, num_in = weight.shape
         weight = np.ascontiguousarray(weight)
-        data = (arena or self._arena).take(self.functions.lmi_packed_bytes(num_out, num_in, format))
+        num_bytes = self.functions.lmi_packed_bytes(num_out, num_in, format)
+        data = (arena or self._arena).take(num_bytes)
         dtype = _DTYPES[weight.dtype]
         self.functions.lmi_pack(
             _address(weight), dtype, num_out, num_in, format, _address(data), num_threads()
@@ -248,6 +286,7 @@ class NativeModel:
         self._functions = library.functions
         self._program = program
         self._num_threads = num_threads
+
         self.block_bytes = library.block_bytes(
             program.num_layers, program.num_kv_heads, program.head_dim
         )
@@ -256,15 +295,18 @@ class NativeModel:
         # that to small ones.
         self._pool_memory = map_memory(num_blocks * self.block_bytes, mmap.MADV_NOHUGEPAGE)
         self.pool = np.frombuffer(self._pool_memory, np.uint8)
+
         ops = [_op(operation) for operation in program.operations]
-        self._ops = (_Op * len(ops))(*ops)  # keeps the panels alive, as the program does the arrays
+        # The array keeps the panels alive, as the program does the arrays.
+        self._ops = (_Op * len(ops))(*ops)
         self._buffers = (_Buffer * len(program.widths))()
-        self._memory: list[Array] = []  # (capacity, width) each
+        # A buffer is (capacity, width).
+        self._memory: list[Array] = []
         self._scratch = allocate(0)
-        self._max_rows = self._max_wanted = 0
-        self._adapters: dict[
-            int, tuple[ctypes.Array[_Site], Adapter[Panels]]
-        ] = {}  # sites, whose memory the 2nd keeps
+        self._max_rows = 0
+        self._max_wanted = 0
+        # By number: the sites, and the adapter that keeps their memory.
+        self._adapters: dict[int, tuple[ctypes.Array[_Site], Adapter[Panels]]] = {}
         self._model = _Model(
             ops=self._ops,
             buffers=self._buffers,
@@ -275,14 +317,10 @@ class NativeModel:
             num_blocks=num_blocks,
             **{name: getattr(program, name) for name in _OF_PROGRAM},
         )
-        widths = program.widths
-        wanted = program.wanted
-        self._wanted_bytes = 4 * sum(width for index, width in enumerate(widths) if index in wanted)
-        self._row_bytes = (
-            4 * sum(widths)
-            - self._wanted_bytes
-            + int(self._functions.lmi_scratch_bytes(self._model, 1))
-        )
+
+        scratch_bytes = int(self._functions.lmi_scratch_bytes(self._model, 1))
+        self._wanted_bytes = 4 * sum(program.widths[index] for index in program.wanted)
+        self._row_bytes = 4 * sum(program.widths) - self._wanted_bytes + scratch_bytes
         self._reserve(1, 1)
 
     def run(self, chunks: Sequence[Chunk]) -> Array:
@@ -291,38 +329,32 @@ class NativeModel:
         """
         ids = list[int]()
         blocks = list[int]()
-        wanted = list[int]()
+        rows_with_logits = list[int]()
         for chunk in chunks:
             ids += chunk.token_ids
-            blocks += chunk.table[
-                : (chunk.start + len(chunk.token_ids) + TOKENS_PER_BLOCK - 1) // TOKENS_PER_BLOCK
-            ]
-            if chunk.num_logits == 1:  # as of every decode
-                wanted.append(len(ids) - 1)
+            end = chunk.start + len(chunk.token_ids)
+            blocks += chunk.table[: (end + TOKENS_PER_BLOCK - 1) // TOKENS_PER_BLOCK]
+            if chunk.num_logits == 1:
+                # So it is in every decode.
+                rows_with_logits.append(len(ids) - 1)
             else:
-                wanted += range(len(ids) - chunk.num_logits, len(ids))
+                rows_with_logits += range(len(ids) - chunk.num_logits, len(ids))
 
         starts = [chunk.start for chunk in chunks]
         lengths = [len(chunk.token_ids) for chunk in chunks]
-        self._reserve(len(ids), len(wanted))
-        numbers = (
-            sorted({chunk.adapter for chunk in chunks} - {0}) if self._program.num_sites else []
-        )
-        users = (
-            [numbers.index(chunk.adapter) if chunk.adapter else -1 for chunk in chunks]
-            if numbers
-            else []
-        )
-        self._step(
-            ids,
-            starts,
-            lengths,
-            blocks,
-            wanted,
-            users,
-            adapters=[self._adapters[one][0] for one in numbers],
-        )
-        return self.buffer(-1)[: len(wanted)]
+        self._reserve(len(ids), len(rows_with_logits))
+
+        numbers: list[int] = []
+        users: list[int] = []
+        if self._program.num_sites:
+            numbers = sorted({chunk.adapter for chunk in chunks} - {0})
+
+        if numbers:
+            users = [numbers.index(chunk.adapter) if chunk.adapter else -1 for chunk in chunks]
+
+        adapters = [self._adapters[number][0] for number in numbers]
+        self._step(ids, starts, lengths, blocks, rows_with_logits, users, adapters=adapters)
+        return self.buffer(-1)[: len(rows_with_logits)]
 
     def _step(self, *columns: list[int], adapters: Sequence[ctypes.Array[_Site]] = ()) -> None:
         """Run a step of (ids, starts, lengths, blocks, wanted), and with adapters (users).
@@ -330,16 +362,16 @@ class NativeModel:
         Raises ValueError, with nothing done, if the model or the step breaks a rule.
         """
         try:
-            ids, _, lengths, blocks, wanted, *_ = arrays = [
-                array("i", column) for column in columns
-            ]
+            arrays = [array("i", column) for column in columns]
         except OverflowError as error:
             raise ValueError(f"a number of the step does not fit in 32 bits: {error}") from error
 
-        step = _Step(*(column.buffer_info()[0] for column in arrays))
-        step.num_rows, step.num_chunks, step.num_blocks, step.num_wanted = map(
-            len, (ids, lengths, blocks, wanted)
-        )
+        ids, _, lengths, blocks, rows_with_logits, *_ = arrays
+        step = _Step(*[column.buffer_info()[0] for column in arrays])
+        step.num_rows = len(ids)
+        step.num_chunks = len(lengths)
+        step.num_blocks = len(blocks)
+        step.num_wanted = len(rows_with_logits)
         if adapters:
             sites = [ctypes.cast(adapter, POINTER(_Site)) for adapter in adapters]
             step.adapters = (POINTER(_Site) * len(sites))(*sites)
@@ -350,13 +382,14 @@ class NativeModel:
 
     def put_adapter(self, number: int, adapter: Adapter[Panels]) -> None:
         """Let chunks use an adapter by its number, which is not 0."""
-        parts = [
-            (None, None, None) if one is None else (one.down, one.up, one.gate) for one in adapter
-        ]
-        sites = (_Site * self._program.num_sites)(
-            *(_Site(*(one or Panels() for one in part)) for part in parts)
-        )
-        self._adapters[number] = sites, adapter
+        sites: list[_Site] = []
+        for low in adapter:
+            if low is None:
+                sites.append(_Site(Panels(), Panels(), Panels()))
+            else:
+                sites.append(_Site(low.down, low.up or Panels(), low.gate or Panels()))
+
+        self._adapters[number] = (_Site * self._program.num_sites)(*sites), adapter
 
     def drop_adapter(self, number: int) -> None:
         self._adapters.pop(number, None)
@@ -397,15 +430,16 @@ class NativeModel:
         max_rows = max(_next_power_of_two(num_rows), self._max_rows)
         max_wanted = max(_next_power_of_two(num_wanted), self._max_wanted)
         widths = self._program.widths
-        wanted = self._program.wanted
-        capacities = [max_wanted if index in wanted else max_rows for index in range(len(widths))]
-        shapes = list(zip(capacities, widths, strict=True))
-        memory = [
-            allocate(4 * rows * width).view(np.float32).reshape(rows, width)
-            for rows, width in shapes
-        ]
-        for index, (rows, width) in enumerate(shapes):
-            self._buffers[index] = _Buffer(_address(memory[index]), width, rows, index in wanted, 0)
+        memory: list[Array] = []
+        for index, width in enumerate(widths):
+            num_rows = max_wanted if index in self._program.wanted else max_rows
+            rows = allocate(4 * num_rows * width).view(np.float32)
+            memory.append(rows.reshape(num_rows, width))
+
+        for index, rows in enumerate(memory):
+            num_rows, width = rows.shape
+            is_wanted = index in self._program.wanted
+            self._buffers[index] = _Buffer(_address(rows), width, num_rows, is_wanted, 0)
 
         self._memory = memory
         self._scratch = allocate(self._functions.lmi_scratch_bytes(self._model, max_rows))
@@ -422,7 +456,8 @@ def _next_power_of_two(number: int) -> int:
 def _op(operation: Operation[Panels]) -> _Op:
     match operation:
         case Embed(output=output, table=table):
-            op = _Op(_EMBED, output=output, table_dtype=_DTYPES[table.dtype], scale=operation.scale)
+            dtype = _DTYPES[table.dtype]
+            op = _Op(_EMBED, output=output, table_dtype=dtype, scale=operation.scale)
             op.table = _address(table)
             op.positions = _address(operation.positions)
         case Norm(input=input, output=output):
@@ -430,18 +465,18 @@ def _op(operation: Operation[Panels]) -> _Op:
             op.norm = _address(operation.weight)
             op.bias = _address(operation.bias)
         case Linear(input=input, output=output, site=site):
-            op = _Op(
-                _LINEAR,
-                input,
-                output,
-                operation.adds,
-                activation=_ACTIVATIONS[operation.activation],
-            )
-            op.site = 0 if site is None else site + 1
+            activation = _ACTIVATIONS[operation.activation]
+            op = _Op(_LINEAR, input, output, operation.adds, activation=activation)
+            # 0 is null, and so is a pointer that is not set.
+            if site is not None:
+                op.site = site + 1
+
+            if operation.gate is not None:
+                op.gate = ctypes.pointer(operation.gate)
+
             op.low = operation.low
             op.weight = ctypes.pointer(operation.weight)
             op.bias = _address(operation.bias)
-            op.gate = None if operation.gate is None else ctypes.pointer(operation.gate)
             op.gate_bias = _address(operation.gate_bias)
         case Shrink(input=input, output=output, site=site):
             op = _Op(_SHRINK, input, output, site=site + 1)
@@ -450,7 +485,9 @@ def _op(operation: Operation[Panels]) -> _Op:
             op.eps = operation.norm_eps
             op.scale = operation.scale
             op.cap = operation.softcap or 0.0
-            op.num_pairs = 0 if operation.rotations is None else operation.rotations.shape[2]
+            if operation.rotations is not None:
+                op.num_pairs = operation.rotations.shape[2]
+
             op.is_wanted = operation.is_wanted
             op.rotations = _address(operation.rotations)
             op.query_norm = _address(operation.query_norm)

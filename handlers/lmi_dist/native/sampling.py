@@ -25,29 +25,44 @@ Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int32]
 Records: TypeAlias = npt.NDArray[Any]
 
-_FLOATS = ("temperature", "top_p", "min_p", "typical_p", "repetition", "presence", "frequency")
-_INTS = (
-    "top_k",
-    "row",
-    "changed",
-    "mask",
-    "position",
-    "token_id",
-    "wants_log_prob",
-    "num_top",
-    "num_candidates",
-)
-_NUMBERS = ("num_biased", "num_seen", "num_banned", "reserved")
 WISH = np.dtype(
     [
         ("seed", "u8"),
-        *((name, "f4") for name in _FLOATS),
-        *((name, "i4") for name in _INTS + _NUMBERS),
+        ("temperature", "f4"),
+        ("top_p", "f4"),
+        ("min_p", "f4"),
+        ("typical_p", "f4"),
+        ("repetition", "f4"),
+        ("presence", "f4"),
+        ("frequency", "f4"),
+        ("top_k", "i4"),
+        ("row", "i4"),
+        ("changed", "i4"),
+        ("mask", "i4"),
+        ("position", "i4"),
+        ("token_id", "i4"),
+        ("wants_log_prob", "i4"),
+        ("num_top", "i4"),
+        ("num_candidates", "i4"),
+        ("num_biased", "i4"),
+        ("num_seen", "i4"),
+        ("num_banned", "i4"),
+        ("reserved", "i4"),
     ]
 )
+# What a wish says where it is not 0.
+_DEFAULTS = {
+    "top_p": 1,
+    "typical_p": 1,
+    "repetition": 1,
+    "changed": -1,
+    "mask": -1,
+    "token_id": -1,
+}
 CHOICE = np.dtype([("status", "i4"), ("token_id", "i4"), ("log_prob", "f4")])
 BEST = np.dtype([("token_id", "i4"), ("score", "f4"), ("log_prob", "f4")])
-CHOSEN, NO_NUMBERS, ALL_BANNED = range(3)  # the status of a choice
+# The status of a choice.
+CHOSEN, NO_NUMBERS, ALL_BANNED = range(3)
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = 2**64 - 1
 _LEAST_POWER = np.float32(-87)
@@ -59,8 +74,7 @@ NO_FLOATS = np.empty(0, np.float32)
 def new_wishes(num: int, **columns: Any) -> Records:
     """The best token of each row, without rules, where no column says otherwise."""
     wishes = np.zeros(num, WISH)
-    none = {"top_p": 1, "typical_p": 1, "repetition": 1, "changed": -1, "mask": -1, "token_id": -1}
-    for name, value in (none | columns).items():
+    for name, value in (_DEFAULTS | columns).items():
         wishes[name] = value
 
     return wishes
@@ -70,20 +84,21 @@ def new_wishes(num: int, **columns: Any) -> Records:
 class Sampling:
     """Wishes and what they are about. Nothing in it is written."""
 
-    logits: Floats  # (num_logits, vocab_size)
-    wishes: Records  # (num_wishes) of WISH
-    changed: Floats | None = (
-        None  # (num_changed, vocab_size): rows that take the place of those of the logits
-    )
-    masks: Ints | None = (
-        None  # (num_masks, vocab_size / 32, rounded up): a bit for each token that may come
-    )
+    # (num_logits, vocab_size)
+    logits: Floats
+    # (num_wishes) of WISH
+    wishes: Records
+    # (num_changed, vocab_size): rows that take the place of those of the logits
+    changed: Floats | None = None
+    # (num_masks, vocab_size / 32, rounded up): a bit for each token that may come
+    masks: Ints | None = None
     biased_ids: Ints = field(default_factory=lambda: NO_INTS)
-    biases: Floats = field(default_factory=lambda: NO_FLOATS)  # parallel to `biased_ids`
-    seen_ids: Ints = field(default_factory=lambda: NO_INTS)  # what penalties count
-    counts: Floats = field(
-        default_factory=lambda: NO_FLOATS
-    )  # parallel: how often each was generated
+    # Parallel to `biased_ids`.
+    biases: Floats = field(default_factory=lambda: NO_FLOATS)
+    # What penalties count.
+    seen_ids: Ints = field(default_factory=lambda: NO_INTS)
+    # Parallel to `seen_ids`: how often each was generated.
+    counts: Floats = field(default_factory=lambda: NO_FLOATS)
     banned_ids: Ints = field(default_factory=lambda: NO_INTS)
 
     @property
@@ -92,15 +107,16 @@ class Sampling:
 
 
 class Fulfilled(NamedTuple):
-    choices: Records  # (num_wishes) of CHOICE
-    best: Records  # of BEST; of each wish the best tokens by log-prob, then the candidates
+    # (num_wishes) of CHOICE
+    choices: Records
+    # Of BEST: for each wish the best tokens by log-prob, then the candidates.
+    best: Records
 
 
 Choose: TypeAlias = Callable[[Sampling], Fulfilled]
 
-_ARRAYS: tuple[
-    tuple[str, npt.DTypeLike, str], ...
-] = (  # the name of each, and of its length if it has one of its own
+# The name of each array, and of its length if it has one of its own.
+_ARRAYS: tuple[tuple[str, npt.DTypeLike, str], ...] = (
     ("logits", np.float32, "num_logits"),
     ("changed", np.float32, "num_changed"),
     ("masks", np.int32, "num_masks"),
@@ -111,31 +127,25 @@ _ARRAYS: tuple[
     ("counts", np.float32, ""),
     ("banned_ids", np.int32, "num_banned"),
 )
-_SIZES = (
-    "logits",
-    "changed",
-    "masks",
-    "vocab_size",
-    "wishes",
-    "biased",
-    "seen",
-    "banned",
-    "best",
-    "reserved",
-)
 
 
 class _Sampling(Structure):
     _fields_ = [
-        *(
-            (name, c_void_p)
-            for name in (*(name for name, _, _ in _ARRAYS), "choices", "best", "scratch")
-        ),
+        *((name, c_void_p) for name, _, _ in _ARRAYS),
+        ("choices", c_void_p),
+        ("best", c_void_p),
+        ("scratch", c_void_p),
         ("scratch_bytes", c_int64),
-        *(
-            (name if name in ("vocab_size", "reserved") else f"num_{name}", c_int32)
-            for name in _SIZES
-        ),
+        ("num_logits", c_int32),
+        ("num_changed", c_int32),
+        ("num_masks", c_int32),
+        ("vocab_size", c_int32),
+        ("num_wishes", c_int32),
+        ("num_biased", c_int32),
+        ("num_seen", c_int32),
+        ("num_banned", c_int32),
+        ("num_best", c_int32),
+        ("reserved", c_int32),
     ]
 
 
@@ -148,36 +158,35 @@ class NativeSampler:
         self._functions.lmi_sampling_bytes.argtypes = (c_int32,)
         self._functions.lmi_sampling_bytes.restype = c_int64
         self._functions.lmi_sample.argtypes = (POINTER(_Sampling), c_int32)
-        self._scratch = np.empty(
-            num_threads * self._functions.lmi_sampling_bytes(vocab_size), np.uint8
-        )
+
+        thread_bytes = self._functions.lmi_sampling_bytes(vocab_size)
+        self._scratch = np.empty(num_threads * thread_bytes, np.uint8)
         self._scratch_address = self._scratch.ctypes.data
 
     def __call__(self, sampling: Sampling) -> Fulfilled:
         """Raises ValueError, with nothing done, if a wish breaks a rule."""
-        answers = Fulfilled(
-            np.empty(len(sampling.wishes), CHOICE), np.empty(sampling.num_best, BEST)
-        )
-        given = _Sampling(
-            choices=_address(answers.choices),
-            best=_address(answers.best),
+        choices = np.empty(len(sampling.wishes), CHOICE)
+        best = np.empty(sampling.num_best, BEST)
+        native = _Sampling(
+            choices=_address(choices),
+            best=_address(best),
             scratch=self._scratch_address,
             scratch_bytes=self._scratch.nbytes,
             vocab_size=sampling.logits.shape[1],
-            num_best=len(answers.best),
+            num_best=len(best),
         )
         for name, dtype, size in _ARRAYS:
             array = getattr(sampling, name)
             if array is not None and array.size:
                 assert array.dtype == dtype and array.flags.c_contiguous
-                setattr(given, name, array.ctypes.data)
+                setattr(native, name, array.ctypes.data)
                 if size:
-                    setattr(given, size, len(array))
+                    setattr(native, size, len(array))
 
-        if self._functions.lmi_sample(byref(given), self._num_threads):
+        if self._functions.lmi_sample(byref(native), self._num_threads):
             raise ValueError(self._functions.lmi_error().decode())
 
-        return answers
+        return Fulfilled(choices, best)
 
 
 def _address(array: Records) -> int | None:
@@ -186,39 +195,49 @@ def _address(array: Records) -> int | None:
 
 def choose_plainly(sampling: Sampling) -> Fulfilled:
     """Fulfil wishes with numpy, where there is no native library."""
-    answers = Fulfilled(np.zeros(len(sampling.wishes), CHOICE), np.zeros(sampling.num_best, BEST))
-    taken = {"biased": 0, "seen": 0, "banned": 0, "best": 0}
+    choices = np.zeros(len(sampling.wishes), CHOICE)
+    best = np.zeros(sampling.num_best, BEST)
+    ends = {"biased": 0, "seen": 0, "banned": 0, "best": 0}
 
     with np.errstate(all="ignore"):
         for index, wish in enumerate(sampling.wishes):
             sizes = {name: int(wish[f"num_{name}"]) for name in ("biased", "seen", "banned")}
             sizes["best"] = int(wish["num_top"] + wish["num_candidates"])
-            own = {name: slice(taken[name], taken[name] + size) for name, size in sizes.items()}
-            answers.choices[index] = _grant(sampling, wish, own, answers.best[own["best"]])
-            taken = {name: one.stop for name, one in own.items()}
 
-    return answers
+            parts: dict[str, slice] = {}
+            for name, size in sizes.items():
+                parts[name] = slice(ends[name], ends[name] + size)
+                ends[name] += size
+
+            choices[index] = _grant(sampling, wish, parts, best[parts["best"]])
+
+    return Fulfilled(choices, best)
 
 
 def _grant(
-    sampling: Sampling, wish: Any, own: dict[str, slice], best: Any
+    sampling: Sampling, wish: Any, parts: dict[str, slice], best: Any
 ) -> tuple[int, int, float]:
-    """Status, token id and log-prob; `best` is filled."""
+    """Status, token id and log-prob; `best` is filled.
+
+    `parts` says which part of each list of the sampling is the wish's.
+    """
     logits = sampling.logits[wish["row"]]
-    source = (
-        logits
-        if wish["changed"] < 0 or sampling.changed is None
-        else sampling.changed[wish["changed"]]
-    )
-    token_id, num_top, num_candidates = (
-        int(wish[name]) for name in ("token_id", "num_top", "num_candidates")
-    )
+    source = logits
+    if wish["changed"] >= 0 and sampling.changed is not None:
+        source = sampling.changed[wish["changed"]]
+
+    token_id = int(wish["token_id"])
+    num_top = int(wish["num_top"])
+    num_candidates = int(wish["num_candidates"])
     is_drawn = token_id < 0 and not num_candidates
     if is_drawn:
-        ruled = apply_rules(sampling, wish, own, source)
+        ruled = apply_rules(sampling, wish, parts, source)
         largest = ruled.max()
+        if largest == -math.inf:
+            return ALL_BANNED, -1, 0.0
+
         if not math.isfinite(largest):
-            return (ALL_BANNED if largest == -math.inf else NO_NUMBERS), -1, 0.0
+            return NO_NUMBERS, -1, 0.0
 
         token_id = _draw(ruled, wish) if wish["temperature"] else int(ruled.argmax())
 
@@ -237,7 +256,7 @@ def _grant(
 
     _tell_best(best[:num_top], log_probs, log_probs)
     if num_candidates:
-        scores = apply_rules(sampling, wish, own, source - largest - log_sum)
+        scores = apply_rules(sampling, wish, parts, source - largest - log_sum)
         if not scores.max() < math.inf:
             return NO_NUMBERS, token_id, log_prob
 
@@ -246,17 +265,23 @@ def _grant(
     return CHOSEN, token_id, log_prob
 
 
-def apply_rules(sampling: Sampling, wish: Any, own: dict[str, slice], row: Floats) -> Floats:
+def apply_rules(sampling: Sampling, wish: Any, parts: dict[str, slice], row: Floats) -> Floats:
     """A row (vocab) after bias, penalties, bans and the mask."""
     row = row.copy()
-    np.add.at(row, sampling.biased_ids[own["biased"]], sampling.biases[own["biased"]])
-    seen = sampling.seen_ids[own["seen"]]
-    counts = sampling.counts[own["seen"]].astype(np.float64)
-    scores = row[seen]
-    less = np.float32(wish["frequency"] * counts + wish["presence"] * (counts > 0))
-    lower = scores.astype(np.float64) * wish["repetition"] - less
-    row[seen] = np.where(scores > 0, scores / wish["repetition"] - less, lower)
-    row[sampling.banned_ids[own["banned"]]] = -np.inf
+    biased_ids = sampling.biased_ids[parts["biased"]]
+    np.add.at(row, biased_ids, sampling.biases[parts["biased"]])
+
+    seen_ids = sampling.seen_ids[parts["seen"]]
+    counts = sampling.counts[parts["seen"]].astype(np.float64)
+    penalties = wish["frequency"] * counts + wish["presence"] * (counts > 0)
+    less = np.float32(penalties)
+    repetition = wish["repetition"]
+    scores = row[seen_ids]
+    divided = scores / repetition - less
+    multiplied = scores.astype(np.float64) * repetition - less
+    row[seen_ids] = np.where(scores > 0, divided, multiplied)
+
+    row[sampling.banned_ids[parts["banned"]]] = -np.inf
     if wish["mask"] >= 0 and sampling.masks is not None:
         bits = np.unpackbits(sampling.masks[wish["mask"]].view(np.uint8), bitorder="little")
         row[bits[: len(row)] == 0] = -np.inf
@@ -265,13 +290,16 @@ def apply_rules(sampling: Sampling, wish: Any, own: dict[str, slice], row: Float
 
 
 def _draw(row: Floats, wish: Any) -> int:
-    powers = (row - row.max()) * (np.float32(1) / wish["temperature"])
+    scale = np.float32(1) / wish["temperature"]
+    powers = (row - row.max()) * scale
     weights = _weights(powers)
     everything = weights.sum(dtype=np.float64)
     keep(weights, powers, wish)
 
-    cdf = (weights.cumsum(dtype=np.float64) / everything).astype(np.float32)
-    target = np.float32(uniform(int(wish["seed"]), int(wish["position"]))) * cdf[-1]
+    shares = weights.cumsum(dtype=np.float64) / everything
+    cdf = shares.astype(np.float32)
+    chance = uniform(int(wish["seed"]), int(wish["position"]))
+    target = np.float32(chance) * cdf[-1]
     return int(cdf.searchsorted(target, side="right"))
 
 
@@ -279,18 +307,21 @@ def keep(weights: Floats, powers: Floats, wish: Any) -> None:
     """Set the weights (vocab) of the tokens that filters leave out to 0; `powers` are
     those of e.
     """
-    if 0 < wish["top_k"] < len(weights):
-        weights[weights < np.partition(weights, -wish["top_k"])[-wish["top_k"]]] = 0
+    top_k = wish["top_k"]
+    if 0 < top_k < len(weights):
+        least = np.partition(weights, -top_k)[-top_k]
+        weights[weights < least] = 0
 
     if wish["top_p"] < 1:
-        weights[weights < -_last_taken(-weights, weights, wish["top_p"])] = 0
+        least = -_last_taken(-weights, weights, wish["top_p"])
+        weights[weights < least] = 0
 
     weights[weights < wish["min_p"]] = 0
-    if wish["typical_p"] < 1:  # Meister et al. 2022; the surprise is a constant less the power
-        known = np.where(weights > 0, powers, 0)
-        mean = np.float32(
-            (weights * known.astype(np.float64)).sum() / weights.sum(dtype=np.float64)
-        )
+    if wish["typical_p"] < 1:
+        # Meister et al. 2022. The surprise is a constant less the power.
+        possible_powers = np.where(weights > 0, powers, 0)
+        total = (weights * possible_powers.astype(np.float64)).sum()
+        mean = np.float32(total / weights.sum(dtype=np.float64))
         distances = np.maximum(np.abs(mean - powers), _LEAST_DISTANCE)
         weights[distances > _last_taken(distances, weights, wish["typical_p"])] = 0
 
@@ -305,19 +336,27 @@ def _last_taken(keys: Floats, weights: Floats, share: float) -> np.float32:
     """
     order = keys.argsort(kind="stable")
     order = order[weights[order] > 0]
-    after = weights[order].cumsum(dtype=np.float64)
-    return np.float32(keys[order[int((after[:-1] < after[-1] * float(share)).sum())]])
+    masses = weights[order].cumsum(dtype=np.float64)
+    least_mass = masses[-1] * float(share)
+    num_before = int((masses[:-1] < least_mass).sum())
+    return np.float32(keys[order[num_before]])
 
 
 def _tell_best(best: Any, scores: Floats, log_probs: Floats) -> None:
-    if len(best):
-        order = (-scores).argsort(kind="stable")[: len(best)]  # of equal ones the lower id first
-        best["token_id"], best["score"], best["log_prob"] = order, scores[order], log_probs[order]
+    if not len(best):
+        return
+
+    # Of equal ones the lower id is the first.
+    order = (-scores).argsort(kind="stable")[: len(best)]
+    best["token_id"] = order
+    best["score"] = scores[order]
+    best["log_prob"] = log_probs[order]
 
 
 def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) with 24 bits, exact in float32. Scaled by any total it stays below that
-    total.
+    """A number in [0, 1) with 24 bits, exact in float32.
+
+    Scaled by any total it stays below that total.
 
     A token's depends only on its sequence's seed and its index in the output, so neighbours in the
     batch, preemption and recomputation cannot change it. The mixing function is splitmix64 (Steele,
