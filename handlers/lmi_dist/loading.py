@@ -43,6 +43,15 @@ log = logging.getLogger(__name__)
 Model: TypeAlias = str | os.PathLike[str] | Runner
 
 SLOTS_PER_EXPRESS_PLACE = 16
+# What the code raises where a file breaks a rule that nothing checks.
+_FAULTS_OF_FILES = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    TypeError,
+    ValueError,
+)
 
 
 @contextmanager
@@ -171,14 +180,7 @@ def of_files(place: str) -> Iterator[None]:
     """
     try:
         yield
-    except (
-        ArithmeticError,
-        AssertionError,
-        AttributeError,
-        LookupError,
-        TypeError,
-        ValueError,
-    ) as error:
+    except _FAULTS_OF_FILES as error:
         log.debug("the load failed", exc_info=True)
         raise ModelUnusable(f"{place}: the model cannot be loaded: {said(error)}") from error
 

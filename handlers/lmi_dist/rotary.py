@@ -128,6 +128,7 @@ def _llama3(config: Any, parameters: Mapping[str, Any], head_dim: int) -> Rotary
     wavelengths = 1 / frequencies * (2 * math.pi)
     share = (1 / wavelengths * length - low) / (high - low)
     mixed = (1 - share) * frequencies / factor + share * frequencies
+
     slow = np.where(wavelengths > length / low, frequencies / factor, mixed)
     return _rotary(np.where(wavelengths < length / high, frequencies, slow))
 
@@ -219,9 +220,11 @@ def _num_channels(parameters: Mapping[str, Any], head_dim: int) -> int:
 def _wavelengths(parameters: Mapping[str, Any], head_dim: int) -> Array:
     """The positions in which each pair turns by one radian."""
     num_channels = _num_channels(parameters, head_dim)
-    powers = np.arange(0, num_channels, 2, dtype=np.float32) / num_channels
+    channels = np.arange(0, num_channels, 2, dtype=np.float32)
+    powers = channels / num_channels
     theta = np.float32(parameters["rope_theta"])
-    return np.power(theta, powers, dtype=np.float64).astype(np.float32)
+    wavelengths = np.power(theta, powers, dtype=np.float64)
+    return wavelengths.astype(np.float32)
 
 
 def _rotary(frequencies: Array, factor: float = 1.0) -> Rotary:
