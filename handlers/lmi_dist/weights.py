@@ -34,14 +34,16 @@ BFLOAT16 = np.dtype(np.uint16)
 NAMES = {np.dtype(np.float32): "float32", BFLOAT16: "bfloat16", np.dtype(np.float16): "float16"}
 MAX_HEADER_BYTES = 100_000_000
 DTYPES: dict[str, np.dtype[Any]] = {
-    **{
-        "F64": np.dtype(np.float64),
-        "F32": np.dtype(np.float32),
-        "F16": np.dtype(np.float16),
-        "BF16": BFLOAT16,
-    },
-    **{f"I{8 * size}": np.dtype(f"i{size}") for size in (1, 2, 4, 8)},
-    **{"U8": np.dtype(np.uint8), "BOOL": np.dtype(np.bool_)},
+    "F64": np.dtype(np.float64),
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": BFLOAT16,
+    "I8": np.dtype(np.int8),
+    "I16": np.dtype(np.int16),
+    "I32": np.dtype(np.int32),
+    "I64": np.dtype(np.int64),
+    "U8": np.dtype(np.uint8),
+    "BOOL": np.dtype(np.bool_),
 }
 _INDEX = "model.safetensors.index.json"
 # What older libraries saved beside the weights though it follows from config.json (angles of
@@ -50,8 +52,10 @@ _INDEX = "model.safetensors.index.json"
 _LEFTOVERS = re.compile(
     r"(.*\.)?(rotary_emb\.\w+|attn\.(masked_)?bias|attention\.(masked_)?bias)|(optimizer|exp_avg|exp_avg_sq)\..*"
 )
-_MAX_NAMED = 3  # tensors in a warning
-_ROWS_AT_A_TIME = 1024  # of two tables that are compared
+# A warning names so many tensors.
+_MAX_NAMED = 3
+# So many rows of two tables are compared at a time.
+_ROWS_AT_A_TIME = 1024
 
 log = logging.getLogger(__name__)
 
@@ -81,49 +85,65 @@ def _rounded(array: Array, dtype: np.dtype[Any]) -> Array:
             return numbers.astype(dtype)
 
     bits = numbers.view(np.uint32)
-    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(BFLOAT16)
+    last_bit = bits >> 16 & 1
+    return ((bits + 0x7FFF + last_bit) >> 16).astype(BFLOAT16)
 
 
-def are_equal(one: Array, other: Array) -> bool:
+def are_equal(first: Array, second: Array) -> bool:
     """Whether they hold the same numbers, as far as the coarser of their dtypes tells."""
-    pairs = ((_rounded(one, other.dtype), other), (_rounded(other, one.dtype), one))
-    return any(np.array_equal(as_float32(a), as_float32(b)) for a, b in pairs)
+    return _rounds_to(first, second) or _rounds_to(second, first)
 
 
-def are_same_rows(one: Array, other: Array) -> bool:
+def _rounds_to(array: Array, coarser: Array) -> bool:
+    rounded = _rounded(array, coarser.dtype)
+    return np.array_equal(as_float32(rounded), as_float32(coarser))
+
+
+def are_same_rows(first: Array, second: Array) -> bool:
     """Whether two tables, (num_rows, width), are equal. It needs memory for a few rows."""
-    if one.shape != other.shape:
+    if first.shape != second.shape:
         return False
 
-    starts = range(0, len(one), _ROWS_AT_A_TIME)
-    return all(
-        are_equal(one[start : start + _ROWS_AT_A_TIME], other[start : start + _ROWS_AT_A_TIME])
-        for start in starts
-    )
+    for start in range(0, len(first), _ROWS_AT_A_TIME):
+        rows = slice(start, start + _ROWS_AT_A_TIME)
+        if not are_equal(first[rows], second[rows]):
+            return False
+
+    return True
 
 
 def tell_unused(place: object, names: Iterable[str]) -> None:
     """Warn of the tensors `names` in the files of `place`, which the model has no use for.
+
     Leftovers are not told.
     """
     unused = sorted(name for name in names if not _LEFTOVERS.fullmatch(name))
-    if unused:
-        is_one = len(unused) == 1
-        what = (
-            "1 tensor of its weight files is"
-            if is_one
-            else f"{len(unused)} tensors of its weight files are"
-        )
-        named = ", ".join(unused[:_MAX_NAMED]) + (", …" if len(unused) > _MAX_NAMED else "")
-        pronoun = "it" if is_one else "them"
-        log.warning(
-            "%s: %s not used, config.json has no place for %s: %s", place, what, pronoun, named
-        )
+    if not unused:
+        return
+
+    tensors = f"{len(unused)} tensors of its weight files are"
+    pronoun = "them"
+    if len(unused) == 1:
+        tensors = "1 tensor of its weight files is"
+        pronoun = "it"
+
+    first_names = ", ".join(unused[:_MAX_NAMED])
+    if len(unused) > _MAX_NAMED:
+        first_names += ", …"
+
+    log.warning(
+        "%s: %s not used, config.json has no place for %s: %s",
+        place,
+        tensors,
+        pronoun,
+        first_names,
+    )
 
 
 class Checkpoint:
-    """The tensors of a folder by name. Files are mapped, so only tensors that are read
-    cost memory.
+    """The tensors of a folder by name.
+
+    Files are mapped, so only tensors that are read cost memory.
     """
 
     def __init__(
@@ -134,9 +154,12 @@ class Checkpoint:
         self._has_said_float64 = False
         self.folder = Path(path)
         self._tables = _tables(self.folder, allow_pickle)
-        self.files = {
-            name: file for file, table in self._tables.items() for name in table
-        }  # of each tensor
+
+        # The file of each tensor.
+        self.files: dict[str, Path] = {}
+        for file, table in self._tables.items():
+            for name in table:
+                self.files[name] = file
 
     def take(self, name: str, shape: Iterable[int]) -> Array:
         """Read the tensor `name`, once, whose shape must be `shape`, in one of the floats of NAMES.
@@ -159,16 +182,17 @@ class Checkpoint:
             return self._narrowed(array)
 
         if not is_float(array):
-            known = ", ".join(NAMES.values())
+            names = ", ".join(NAMES.values())
             raise ModelUnusable(
-                f"{file}: tensor {name} is {array.dtype.name}, weights must be {known} or float64"
+                f"{file}: tensor {name} is {array.dtype.name}, weights must be {names} or float64"
             )
 
         return array
 
     def rest(self) -> None:
-        """Let go of the pages of mapped files that were read. What is read again comes from the
-        page cache.
+        """Let go of the pages of mapped files that were read.
+
+        What is read again comes from the page cache.
         """
         for table in self._tables.values():
             if isinstance(table, SafetensorsFile | GgufTensors):
@@ -213,24 +237,27 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _tables(folder: Path, allow_pickle: bool) -> dict[Path, Mapping[str, Array]]:
-    read: Callable[[Path], Mapping[str, Array]] = SafetensorsFile
+    read_file: Callable[[Path], Mapping[str, Array]] = SafetensorsFile
     files = _weight_files(folder)
     fault = "not a whole safetensors file"
-    tables = dict[Path, Mapping[str, Array]]()
     if not files:
-        if (gguf := gguf_file(folder)) is not None:
+        gguf = gguf_file(folder)
+        if gguf is not None:
             return {gguf: GgufTensors(gguf)}
 
-        if not (files := pickled_files(folder)):
+        files = pickled_files(folder)
+        if not files:
             raise ModelUnusable(f"{folder}: no model.safetensors in it")
 
-        read = _pickle_reader(files[0], allow_pickle)
+        read_file = _pickle_reader(files[0], allow_pickle)
         fault = "cannot be read"
 
+    # Unpickling can raise any error.
+    tables = dict[Path, Mapping[str, Array]]()
     for file in files:
         try:
-            tables[file] = read(file)
-        except Exception as error:  # unpickling can raise any error
+            tables[file] = read_file(file)
+        except Exception as error:
             raise ModelUnusable(f"{file}: {fault}: {cause_line(error)}") from error
 
     return tables
@@ -242,15 +269,18 @@ def stored_dtype(path: str) -> np.dtype[Any]:
     """
     folder = Path(path)
     files = _weight_files(folder)
-    if not files and (gguf := gguf_file(folder)) is not None:
-        return GgufTensors(gguf).dtype_of_most()
+    if not files:
+        gguf = gguf_file(folder)
+        if gguf is not None:
+            return GgufTensors(gguf).dtype_of_most()
 
     sizes = Counter[np.dtype[Any]]()
     for file in files:
         try:
             sizes.update(SafetensorsFile(file).sizes())
         except (ValueError, OSError):
-            continue  # its load says what is wrong with it
+            # Its load says what is wrong with it.
+            continue
 
     return max(sizes, key=lambda dtype: sizes[dtype], default=np.dtype(np.float32))
 
@@ -312,21 +342,27 @@ class SafetensorsFile(Mapping[str, Array]):
             raise ValueError(f"its dtype {entry.dtype} is not read here, only {', '.join(DTYPES)}")
 
         dtype = DTYPES[entry.dtype]
-        num = math.prod(entry.shape)
-        array: Array = np.frombuffer(self._data, dtype, num, self._start + entry.data_offsets[0])
-        return (array if array.flags.aligned else array.copy()).reshape(entry.shape)
+        num_elements = math.prod(entry.shape)
+        start = self._start + entry.data_offsets[0]
+        array: Array = np.frombuffer(self._data, dtype, num_elements, start)
+        if not array.flags.aligned:
+            array = array.copy()
+
+        return array.reshape(entry.shape)
 
     def sizes(self) -> Counter[np.dtype[Any]]:
         """How many bytes the tensors of each dtype have."""
         sizes = Counter[np.dtype[Any]]()
         for entry in self._entries.values():
             if entry.dtype in DTYPES:
-                sizes[DTYPES[entry.dtype]] += entry.data_offsets[1] - entry.data_offsets[0]
+                start, end = entry.data_offsets
+                sizes[DTYPES[entry.dtype]] += end - start
 
         return sizes
 
     def rest(self) -> None:
-        with suppress(OSError):  # a file system that knows no advice
+        # There are file systems that know no advice.
+        with suppress(OSError):
             self._data.madvise(mmap.MADV_DONTNEED)
 
     def __iter__(self) -> Iterator[str]:
@@ -339,11 +375,8 @@ class SafetensorsFile(Mapping[str, Array]):
 def _entries(header: bytes) -> dict[str, TensorEntry]:
     try:
         raw = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
-        return {
-            name: msgspec.json.decode(text, type=TensorEntry)
-            for name, text in raw.items()
-            if name != "__metadata__"
-        }
+        raw.pop("__metadata__", None)
+        return {name: msgspec.json.decode(text, type=TensorEntry) for name, text in raw.items()}
     except msgspec.DecodeError as error:
         raise ValueError(f"its header is wrong: {error}") from error
 
@@ -353,10 +386,13 @@ def _check(name: str, entry: TensorEntry, num_bytes: int) -> None:
     if not 0 <= start <= end <= num_bytes:
         raise ValueError(f"tensor {name} lies in bytes {start} to {end} of {num_bytes}")
 
+    # The size of a dtype that is not read here is not known.
+    expected_bytes = end - start
     dtype = DTYPES.get(entry.dtype)
-    if min(entry.shape, default=0) < 0 or (
-        dtype and math.prod(entry.shape) * dtype.itemsize != end - start
-    ):
+    if dtype is not None:
+        expected_bytes = math.prod(entry.shape) * dtype.itemsize
+
+    if min(entry.shape, default=0) < 0 or expected_bytes != end - start:
         raise ValueError(
             f"tensor {name} has {end - start} bytes, which are not {entry.dtype} of {entry.shape}"
         )
@@ -368,10 +404,10 @@ def existing_file(folder: Path, name: str) -> Path:
 
     file = folder / name
     if not file.is_file():
-        is_empty = not any(folder.iterdir())
-        raise ModelUnusable(
-            f"{folder}: the model folder is empty" if is_empty else f"{file}: missing"
-        )
+        if not any(folder.iterdir()):
+            raise ModelUnusable(f"{folder}: the model folder is empty")
+
+        raise ModelUnusable(f"{file}: missing")
 
     return file
 
