@@ -137,7 +137,7 @@ STILL = {
 # Tokens of Python without comments and docstrings, so that nobody saves lines by packing them. A
 # change that needs more raises a number and says why.
 MAX_TOKENS_OF_THE_HOUSE = 94_000
-MAX_TOKENS = 378_000
+MAX_TOKENS = 379_400
 MAX_TOKENS_A_LINE = 8.5
 # Functions of four lines or more with at least 15 tokens a line. Such a function is read twice. The
 # number may only shrink, to 0 in the end: who mends some lowers it, and nobody adds one. They are
