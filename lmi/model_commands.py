@@ -61,7 +61,10 @@ def pull(name: str, revision: str | None) -> int:
 @click.command("list")
 @click.option("--json", "is_json", is_flag=True, help="one JSON array")
 def list_models(is_json: bool) -> None:
-    """Show the models that were fetched, and those of the catalogue that were not."""
+    """Show the models that were fetched.
+
+    Those of the catalogue that were not are named too, with their sizes and licences.
+    """
     models = _kept_models()
     if is_json:
         rows = [

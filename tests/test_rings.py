@@ -31,7 +31,7 @@ ANNEXES = {
     "lines": ("lmi.server.lines",),
     "chats": ("lmi.chats", "lmi.settings.chat_templates"),
     "description": ("lmi.description",),
-    "pages": ("lmi.server.routes.pages",),
+    "pages": ("lmi.server.routes.pages", "lmi.server.page_files"),
     "metrics": ("lmi.server.metrics", "lmi.server.load_report"),
     "waiting": ("lmi.server.waiting",),
     "buffered_streams": ("lmi.http.buffered",),
@@ -124,7 +124,7 @@ JOINTS = {
     *(
         "lmi.settings.config",
         "lmi.settings.resolve",
-        "lmi.supervisor.kinds",
+        "lmi.supervisor.running_model",
         "lmi.supervisor.supervisor",
     ),
 }

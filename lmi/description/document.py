@@ -34,7 +34,7 @@ from lmi.description.parts import (
 from lmi.http.exchange import CUSTOM_ATTRIBUTES, TIMEOUT, TIMEOUT_MS
 from lmi.models import routes as models
 from lmi.server.metrics import MEDIA_TYPE
-from lmi.server.routes import pages
+from lmi.server.page_files import TYPES
 from lmi.sessions.http import CLOSE, HEADER, ID, MAX_ID_CHARS, NEW_SESSION
 from lmi.settings.config import Config
 
@@ -158,7 +158,7 @@ def server(config: Config) -> ApiDescription:
     api.add("get", "/playground", "A page to chat with the model", page)
     api.add("get", "/docs", "This description, to read and to try", page)
     files: parts.Content = {}
-    for media_type in pages.TYPES.values():
+    for media_type in TYPES.values():
         files[f"{media_type}; charset=utf-8"] = {"schema": parts.STRING}
 
     api.add("get", "/pages/{name}", "A file of the pages", files)

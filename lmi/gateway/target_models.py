@@ -30,8 +30,9 @@ from lmi.gateway.endpoints import ANY, AwsEndpoint
 from lmi.gateway.exchange import AwsError, invalid, model_error
 from lmi.http.exchange import Header
 from lmi.sources.archive import unpack
+from lmi.sources.fetch import fetch
 from lmi.sources.fetches import Place, WantedSource
-from lmi.sources.job import FetchJob, fetch
+from lmi.sources.job import FetchJob
 from lmi.sources.source import ARCHIVE_SUFFIXES, descended
 
 # Beyond the container's own limit, model_loading_timeout.

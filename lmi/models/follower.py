@@ -17,8 +17,8 @@ from lmi.shared import linux
 from lmi.shared.desired_state import State
 from lmi.shared.state import Phase
 from lmi.supervisor.child import Child
-from lmi.supervisor.kinds import RunningModel
 from lmi.supervisor.restarts import KILL_S
+from lmi.supervisor.running_model import RunningModel
 from lmi.supervisor.stages import requirements
 
 # A new folder may be without an entry for so long.

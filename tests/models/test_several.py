@@ -22,7 +22,7 @@ from lmi.server.service import WATCH_S, Models
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
 from lmi.shared.desired_state import State
 from lmi.shared.state import Phase
-from lmi.supervisor.kinds import RunningModel
+from lmi.supervisor.running_model import RunningModel
 from tests.scripted import Host, host
 from tests.system.container import write_byte_tokenizer, write_model
 

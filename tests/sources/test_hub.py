@@ -11,8 +11,9 @@ import pytest
 from huggingface_hub import constants
 
 from lmi.errors import ModelUnusable, SecurityRefused, StartError
+from lmi.sources.fetch import fetch
 from lmi.sources.fetches import WantedSource
-from lmi.sources.job import FetchJob, fetch
+from lmi.sources.job import FetchJob
 from tests.sources.faulty_server import Answer
 from tests.sources.fetching import contents, model_files
 from tests.sources.hub_server import HubServer, git_id

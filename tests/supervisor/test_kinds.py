@@ -15,6 +15,7 @@ from lmi.shared.state import Phase
 from lmi.supervisor import kinds
 from lmi.supervisor.cores import Cores
 from lmi.supervisor.restarts import Pauses
+from lmi.supervisor.running_model import of_model
 from lmi.user_code.options import UserCodeConfig
 
 FORMATTER = "def write(output):\n    return b''\n"
@@ -32,7 +33,7 @@ def test_formatters_keep_off_the_cores_of_the_engines(tmp_path: Path) -> None:
     runtime = Runtime.create(config, folder)
     block = runtime.attach()
     core = max(os.sched_getaffinity(0))
-    *_, formatter = kinds.of_model(runtime, block, Cores(((0,),), (core,)))
+    *_, formatter = of_model(runtime, block, Cores(((0,),), (core,)))
     formatter.look(time.monotonic(), Pauses(late_s=1.0))
     assert formatter.pid is not None and formatter.record is not None
 

@@ -12,11 +12,9 @@ from starlette.exceptions import HTTPException
 
 from lmi import __version__
 from lmi.http.exchange import Exchange
+from lmi.server.page_files import FILES, TYPES
 from lmi.server.service import Models, Service
 
-FOLDER = Path(__file__).parents[1] / "pages"
-FILES = {path.name: path.read_bytes() for path in sorted(FOLDER.iterdir())}
-TYPES = {".css": "text/css", ".html": "text/html", ".js": "text/javascript"}
 SOURCES = "connect-src 'self'; img-src data:; script-src 'self'; style-src 'self'"
 POLICY = f"default-src 'none'; {SOURCES}; base-uri 'none'; frame-ancestors 'none'"
 # What an engine says of itself and `/server_info` shows.

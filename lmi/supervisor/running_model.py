@@ -1,0 +1,61 @@
+"""A model that runs: its processes, and whether it is ready."""
+
+from lmi.runtime import LoadReport, Runtime
+from lmi.shared.state import Block, Phase
+from lmi.supervisor.child import Child
+from lmi.supervisor.code import user_code
+from lmi.supervisor.cores import Cores
+from lmi.supervisor.kinds import engine
+
+
+class RunningModel:
+    """The processes of one model: engines or user code, and formatters. This one stays as long as
+    the server.
+    """
+
+    def __init__(self, runtime: Runtime, cores: Cores | None = None) -> None:
+        self.runtime = runtime
+        self.config = runtime.config
+        self.block = runtime.attach()
+        self.children = of_model(runtime, self.block, cores)
+        self._enter(Phase.LOADING)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the model can give its first answer."""
+        has_formatters = all(record.phase == Phase.READY for record in self.block.formatters)
+        return has_formatters and any(record.phase == Phase.READY for record in self.block.engines)
+
+    def report(self) -> LoadReport:
+        ready_slots = (
+            slot for slot, record in enumerate(self.block.engines) if record.phase == Phase.READY
+        )
+        return self.runtime.read_report(next(ready_slots))
+
+    def look(self, now: float) -> None:
+        if self._phase == Phase.LOADING and self.is_ready:
+            self._enter(Phase.READY)
+
+    def give_up(self, reason: str, now: float) -> bool:
+        """End its processes after a failure. Returns False if the server ends with it."""
+        return False
+
+    @property
+    def _phase(self) -> int:
+        return self.block.supervisor.phase
+
+    def _enter(self, phase: Phase, reason: str = "") -> None:
+        self.block.supervisor.reason = reason
+        self.block.supervisor.phase = phase
+
+
+def of_model(runtime: Runtime, block: Block, cores: Cores | None = None) -> list[Child]:
+    """Return the children of one model. `cores` are the cores that its processes are bound to."""
+    code = user_code(runtime, cores)
+    model = code if runtime.config.is_user_code else engine(runtime, cores)
+    replicas = [Child(model, slot, record) for slot, record in enumerate(block.engines)]
+    for child in replicas:
+        child.others = [record for record in block.engines if record is not child.record]
+
+    formatters = [Child(code, slot, record) for slot, record in enumerate(block.formatters)]
+    return [*replicas, *formatters]
