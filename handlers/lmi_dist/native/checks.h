@@ -51,7 +51,8 @@ inline bool is_op(const Model& model, const Op& op) {
     if (!is_between("kind", op.kind, LMI_EMBED, LMI_SHRINK)) return false;
     if (!is_between("input", op.input, 0, model.num_buffers - 1)) return false;
     if (!is_between("output", op.output, 0, model.num_buffers - 1)) return false;
-    const Buffer &input = model.buffers[op.input], &output = model.buffers[op.output];
+    const Buffer& input = model.buffers[op.input];
+    const Buffer& output = model.buffers[op.output];
     const int64_t heads = int64_t(model.num_heads) * model.head_dim;
     const int64_t kv_heads = int64_t(model.num_kv_heads) * model.head_dim;
     const bool is_in_place = op.input == op.output;
@@ -67,6 +68,7 @@ inline bool is_op(const Model& model, const Op& op) {
                    (!is_in_place || is_equal("adds of a Norm in place", op.adds, "no", 0));
         case LMI_CAP: return is_in_place || refuse("Cap must have one buffer");
     }
+
     if (is_in_place) return refuse("Linear, Attend, Gather and Shrink must have two buffers");
     switch (op.kind) {
         case LMI_LINEAR:
@@ -134,6 +136,7 @@ inline bool are_pairs(const Model& model) {
         const bool is_shrunk = op > model.ops && op[-1].kind == LMI_SHRINK;
         if (op->kind == LMI_LINEAR && op->site && !is_shrunk) return refuse("a Linear with a site must follow its Shrink");
     }
+
     return true;
 }
 
@@ -149,7 +152,8 @@ inline bool is_model(const Model& model) {
     for (const Op* op = model.ops; op < model.ops + model.num_ops; op++)
         if (!is_op(model, *op)) return false;
     if (model.num_sites && !are_pairs(model)) return false;
-    const Buffer& last = model.buffers[model.num_buffers - 1];  // of logits, or of hidden states
+    // The last buffer is that of logits, or of hidden states.
+    const Buffer& last = model.buffers[model.num_buffers - 1];
     const int output = model.ops[model.num_ops - 1].output;
     return is_equal("is_wanted of the last buffer", last.is_wanted, "yes", 1) &&
            is_equal("the output of the last operation", output, "the last buffer", model.num_buffers - 1);
@@ -179,7 +183,8 @@ inline bool is_low_rank(const char* name, const Panels& panels, int num_in, int 
 // What an adapter has for a linear. Its rank fits into a row of the buffer between the two weights.
 inline bool is_site(const Model& model, const Op& op, const Site& site) {
     if (!site.down.data) return true;
-    const Buffer &input = model.buffers[op.input], &output = model.buffers[op.output];
+    const Buffer& input = model.buffers[op.input];
+    const Buffer& output = model.buffers[op.output];
     const int rank = site.down.num_out;
     return is_between("rank of an adapter", rank, 1, model.buffers[op.low].width) &&
            is_low_rank("that of the linear's input", site.down, input.width, rank) &&
@@ -199,20 +204,24 @@ inline bool are_adapters(const Model& model, const Step& step) {
         for (const Op* op = model.ops; op < model.ops + model.num_ops; op++)
             if (op->kind == LMI_LINEAR && op->site && !is_site(model, *op, step.adapters[i][op->site - 1])) return false;
     }
+
     return true;
 }
 
 // ---- Steps -----------------------------------------------------------------------------------------------------------
 
 inline bool are_chunks(const Model& model, const Step& step) {
-    int64_t num_rows = 0, num_blocks = 0;
+    int64_t num_rows = 0;
+    int64_t num_blocks = 0;
     for (int i = 0; i < step.num_chunks; i++) {
-        const int64_t start = step.starts[i], length = step.lengths[i];
+        const int64_t start = step.starts[i];
+        const int64_t length = step.lengths[i];
         if (!is_between("length of a chunk", length, 1, step.num_rows - num_rows)) return false;
         if (!is_between("start of a chunk", start, 0, model.max_length - length)) return false;
         num_rows += length;
         num_blocks += divide_up(start + length, BLOCK);
     }
+
     if (!is_equal("num_rows", step.num_rows, "the tokens of the chunks", num_rows)) return false;
     if (!is_equal("the number of blocks", step.num_blocks, "what the chunks need", num_blocks)) return false;
     for (int i = 0; i < step.num_blocks; i++)
@@ -236,6 +245,7 @@ inline bool is_room(const Model& model, const Step& step) {
         if (!is_there("data of a buffer", buffer->data)) return false;
         if (!is_between("rows of a step", num_rows, 0, buffer->num_rows)) return false;
     }
+
     return true;
 }
 

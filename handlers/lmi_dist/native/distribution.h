@@ -12,7 +12,8 @@
 
 namespace lmi {
 
-constexpr int SPAN = 256;  // tokens
+// The tokens of a span.
+constexpr int SPAN = 256;
 
 inline int num_spans(int num_tokens) { return divide_up(num_tokens, SPAN); }
 
@@ -23,7 +24,8 @@ struct Item {
 
 // Sums by the value of ten bits. Neighbours go to different sums, which do not wait for each other.
 struct Bins {
-    static constexpr int BITS = 10, TURNS = 4;
+    static constexpr int BITS = 10;
+    static constexpr int TURNS = 4;
     double sums[1 << BITS][TURNS];
 
     // From the highest bin on: the last one before which less than `limit` is taken, or the first. Adds what lies
@@ -34,8 +36,11 @@ struct Bins {
         for (int bin = (1 << BITS) - 1; bin >= 0 && (last < 0 || before < limit); bin--) {
             const double sum = sums[bin][0] + sums[bin][1] + sums[bin][2] + sums[bin][3];
             if (sum == 0) continue;
-            last = bin, taken = before, before += sum;
+            last = bin;
+            taken = before;
+            before += sum;
         }
+
         return std::max(last, 0);
     }
 };
@@ -46,7 +51,8 @@ struct Scratch {
     Bins* bins;
     Item* items;               // (num_spans, SPAN)
     float *numbers, *weights;  // (num_spans, SPAN)
-    float *sums, *tops;        // (num_spans): of the weights of each span, their sum and the largest
+    // Of the weights of each span, (num_spans): their sum and the largest.
+    float *sums, *tops;
     float* ranked;             // (num_spans)
 
     static int64_t num_bytes(int64_t num_tokens) {
@@ -61,7 +67,8 @@ struct Scratch {
         numbers = reinterpret_cast<float*>(items + num_spans * int64_t(SPAN));
         weights = numbers + num_spans * int64_t(SPAN);
         sums = weights + num_spans * int64_t(SPAN);
-        tops = sums + num_spans, ranked = tops + num_spans;
+        tops = sums + num_spans;
+        ranked = tops + num_spans;
     }
 
     double total() const {
@@ -87,8 +94,10 @@ struct Row {
 
 struct Peak {
     float value;
-    int32_t token;  // the first that has it
-    bool is_number;  // whether no number of the row is a NaN
+    // The first token that has it.
+    int32_t token;
+    // Whether no number of the row is a NaN.
+    bool is_number;
 
     bool is_finite() const { return is_number && std::isfinite(value); }
 };
@@ -105,12 +114,15 @@ inline Peak peak_of(const Row& row, Scratch& scratch) {
         for (int i = 0; i < SPAN; i += 4 * VL)
             for (int j = 0; j < 4; j++) {
                 const Vec own = vec(x + i + j * VL);
-                most[j] = max(own, most[j]);  // a NaN is no more than anything
+                // A NaN is no more than anything.
+                most[j] = max(own, most[j]);
                 odd |= own != own;
             }
+
         scratch.tops[span] = largest(max(max(most[0], most[1]), max(most[2], most[3])));
         if (scratch.tops[span] > scratch.tops[best]) best = span;
     }
+
     Peak peak{scratch.tops[best], best * SPAN, true};
     for (int i = 0; i < VL; i++) peak.is_number &= odd[i] == 0;
     while (peak.token < row.num_tokens - 1 && row.data[peak.token] != peak.value) peak.token++;
@@ -119,7 +131,8 @@ inline Peak peak_of(const Row& row, Scratch& scratch) {
 
 // ---- Weights ---------------------------------------------------------------------------------------------------------
 
-constexpr float LEAST_POWER = -87.0f;  // a smaller one of e is 0
+// A smaller power of e is 0.
+constexpr float LEAST_POWER = -87.0f;
 
 // The weight of each token: e to the power of (its logit - the largest) * factor.
 inline void find_weights(const Row& row, float largest_logit, float factor, Scratch& scratch) {
@@ -136,6 +149,7 @@ inline void find_weights(const Row& row, float largest_logit, float factor, Scra
             sum.lanes[i / VL % VECS] += weight;
             most = max(weight, most);
         }
+
         scratch.sums[span] = sum.total();
         scratch.tops[span] = largest(most);
     }
@@ -155,6 +169,7 @@ inline void drop_below(float least, Scratch& scratch) {
                 vec(weights + i) = weight;
                 sum.lanes[i / VL % VECS] += weight;
             }
+
         scratch.sums[span] = sum.total();
     }
 }
@@ -177,6 +192,7 @@ inline void weigh_from(const float* least, const Scratch& scratch, double* sums)
             for (int i = 0; i < LANES; i++) lanes[step][i] += terms[i];
         }
     }
+
     for (int step = 0; step < NUM_STEPS; step++) {
         sums[step] = 0;
         for (const double lane : lanes[step]) sums[step] += lane;
@@ -197,6 +213,7 @@ inline int collect(float least, float end, Scratch& scratch) {
             }
         }
     }
+
     return num_items;
 }
 
@@ -216,6 +233,7 @@ inline uint32_t last_key(int num_items, double limit, double taken, Scratch& scr
         const Item* end = std::remove_if(items, items + num_items, [&](Item one) { return one.key >> shift != last; });
         num_items = end - items;
     }
+
     return last;
 }
 
@@ -234,21 +252,28 @@ inline void keep_top_k(int top_k, Scratch& scratch) {
 }
 
 inline void keep_top_p(float top_p, int num_tokens, Scratch& scratch) {
-    const double total = scratch.total(), limit = total * top_p;
+    const double total = scratch.total();
+    const double limit = total * top_p;
     // The least weight that stays is from `low` to below `high`: what is below this `low` is less, all together, than
     // what may be left out. `taken` is what weighs at least `high`.
-    float low = std::max(float((total - limit) / num_tokens * 0.999), FLT_MIN), high = 1.0f + FLT_EPSILON;
+    float low = std::max(float((total - limit) / num_tokens * 0.999), FLT_MIN);
+    float high = 1.0f + FLT_EPSILON;
     double taken = 0;
     for (int round = 0; round < 3; round++) {
-        const uint32_t from = bits_as<uint32_t>(low), range = bits_as<uint32_t>(high) - from;
+        const uint32_t from = bits_as<uint32_t>(low);
+        const uint32_t range = bits_as<uint32_t>(high) - from;
         float steps[NUM_STEPS];
         double sums[NUM_STEPS];
         for (uint32_t i = 0; i < NUM_STEPS; i++) steps[i] = bits_as<float>(from + range / (NUM_STEPS + 1) * (i + 1));
         weigh_from(steps, scratch, sums);
         int step = 0;
         while (step < NUM_STEPS && sums[step] >= limit) low = steps[step++];
-        if (step < NUM_STEPS) high = steps[step], taken = sums[step];
+        if (step < NUM_STEPS) {
+            high = steps[step];
+            taken = sums[step];
+        }
     }
+
     const int num_items = collect(low, high, scratch);
     drop_below(bits_as<float>(last_key(num_items, limit, taken, scratch)), scratch);
 }
@@ -283,26 +308,31 @@ inline int draw(const Scratch& scratch, double all, float uniform) {
     const double factor = 1 / all;
     const float target = uniform * float(scratch.total() * factor);
     double sum = 0;
-    int span = 0, drawn = 0;
+    int span = 0;
+    int drawn = 0;
     while (float((sum + scratch.sums[span]) * factor) <= target && span + 1 < scratch.num_spans)
         sum += scratch.sums[span++];
     for (int token = span * SPAN; token < (span + 1) * SPAN; token++) {
         if (scratch.weights[token] == 0) continue;
-        sum += scratch.weights[token], drawn = token;
+        sum += scratch.weights[token];
+        drawn = token;
         if (float(sum * factor) > target) break;
     }
+
     return drawn;
 }
 
 // The `num` largest numbers of a row, (token, number) in `items`, the largest first and of equal ones the first token.
 inline void find_best(const Row& row, int num, Scratch& scratch) {
     const float least = reached_by(num, scratch);
-    Item *items = scratch.items, *end = items;
+    Item* items = scratch.items;
+    Item* end = items;
     for (int span = 0; span < scratch.num_spans; span++) {
         if (scratch.tops[span] < least) continue;
         for (int token = span * SPAN; token < std::min((span + 1) * SPAN, row.num_tokens); token++)
             if (row.data[token] >= least) *end++ = {uint32_t(token), row.data[token]};
     }
+
     std::partial_sort(items, items + num, end, [](const Item& a, const Item& b) {
         return a.amount != b.amount ? a.amount > b.amount : a.key < b.key;
     });

@@ -37,16 +37,19 @@ float sum_of_squares(const float* x, int width, float mean) {
     Sum sum;
     for (int i = 0; i < width; i += LANES)
         for (int j = 0; j < VECS; j++) {
-            const int at = i + j * VL, count = width - at;
+            const int at = i + j * VL;
+            const int count = width - at;
             const Vec whole = load(x + at, count) - splat(mean);
             const Vec rest = load(reinterpret_cast<const float*>(&whole), count);
             sum.lanes[j] = fma(rest, rest, sum.lanes[j]);
         }
+
     return sum.total();
 }
 
 struct NormWeights {
-    const float *weight, *bias;  // (width); the bias may be null
+    // (width). The bias may be null.
+    const float *weight, *bias;
     float eps;
     bool is_centred;
 };
@@ -68,8 +71,10 @@ void normalise(const float* x, int width, const NormWeights& norm, bool adds, fl
 void rotate(float* head, const float* rotation, int num_pairs) {
     for (int i = 0; i < num_pairs; i += VL) {
         const int count = num_pairs - i;
-        const Vec cosine = load(rotation + i, count), sine = load(rotation + num_pairs + i, count);
-        const Vec low = load(head + i, count), high = load(head + num_pairs + i, count);
+        const Vec cosine = load(rotation + i, count);
+        const Vec sine = load(rotation + num_pairs + i, count);
+        const Vec low = load(head + i, count);
+        const Vec high = load(head + num_pairs + i, count);
         store(head + i, fma(low, cosine, -(high * sine)), count);
         store(head + num_pairs + i, fma(high, cosine, low * sine), count);
     }
@@ -77,12 +82,15 @@ void rotate(float* head, const float* rotation, int num_pairs) {
 
 // ---- A step in progress ----------------------------------------------------------------------------------------------
 
-constexpr int ROWS_PER_ITEM = 4;  // of a phase that goes row by row
+// The rows of an item, in a phase that goes row by row.
+constexpr int ROWS_PER_ITEM = 4;
 
 // Queries of one key head, in order of rows and, in a row, of heads.
 struct QueryTile {
-    int row;         // of the output: the chunk's first
-    int first, end;  // of the chunk's queries, one for each of its rows and each head of the group
+    // The chunk's first row of the output.
+    int row;
+    // The chunk's queries, one for each of its rows and each head of the group.
+    int first, end;
 };
 
 // Neighbouring rows of chunks with one adapter.
@@ -97,8 +105,9 @@ struct Run {
     int num_threads;
     std::vector<int> positions;           // by row
     std::vector<const int32_t*> tables;   // by row
-    std::vector<QueryTile> tiles[2];      // of all rows, and of the wanted ones
-    std::vector<AdaptedRows> adapted[2];  // of all rows, and of the wanted ones
+    // Of all rows, and of the wanted ones.
+    std::vector<QueryTile> tiles[2];
+    std::vector<AdaptedRows> adapted[2];
 
     int group() const { return model.num_heads / model.num_kv_heads; }
     const Buffer& buffer(int index) const { return model.buffers[index]; }
@@ -127,6 +136,7 @@ void embed_row(const Run& run, const Op& op, int row) {
                                                    : static_cast<const float*>(op.table)[from + i];
         out[i] = x * op.scale;
     }
+
     if (op.positions == nullptr) return;
     const float* position = op.positions + int64_t(run.positions[row]) * width;
     for (int i = 0; i < width; i++) out[i] += position[i];
@@ -161,7 +171,8 @@ void shrink(const Run& run, const Op& op, int item) {
     const Rows inputs{run.row(op.input, rows.first), run.buffer(op.input).width, nullptr, nullptr};
     for (int panel = 0; panel < num_panels(down.num_out); panel++) {
         product(down, panel, inputs, rows.end - rows.first, products);
-        const int column = panel * NR, width = std::min(NR, down.num_out - column);
+        const int column = panel * NR;
+        const int width = std::min(NR, down.num_out - column);
         for (int row = rows.first; row < rows.end; row++)
             std::memcpy(run.row(op.output, row) + column, products + (row - rows.first) * NR, sizeof(float) * width);
     }
@@ -169,8 +180,10 @@ void shrink(const Run& run, const Op& op, int item) {
 
 // ---- Linear: an item is a panel and some rows, or a few panels and the only row --------------------------------------
 
-constexpr int MAX_LINEAR_ROWS = 8 * MR;           // of an item
-constexpr int64_t INPUT_BYTES = 512 * 1024;  // of an item: they stay in the second-level cache from panel to panel
+// The most rows of an item.
+constexpr int MAX_LINEAR_ROWS = 8 * MR;
+// The inputs of an item stay in the second-level cache from panel to panel.
+constexpr int64_t INPUT_BYTES = 512 * 1024;
 
 int rows_per_linear(const Run& run, const Op& op) {
     const int num_rows = run.num_rows(op.output);
@@ -192,13 +205,17 @@ void finish(const Run& run, const Op& op, const float* products, const float* ga
     for (int r = 0; r < num_rows; r++) {
         float* out = run.row(op.output, row + r) + column;
         for (int i = 0; i < num_columns; i += VL) {
-            const int count = num_columns - i, at = column + i;
-            Vec y = vec(products + r * width + i), gate = splat(1.0f);
+            const int count = num_columns - i;
+            const int at = column + i;
+            Vec y = vec(products + r * width + i);
+            Vec gate = splat(1.0f);
             if (op.bias) y += load(op.bias + at, count);
             if (gates) {
-                gate = y, y = vec(gates + r * width + i);
+                gate = y;
+                y = vec(gates + r * width + i);
                 if (op.gate_bias) y += load(op.gate_bias + at, count);
             }
+
             store(out + i, fma(activate(y, op.activation), gate, op.adds ? load(out + i, count) : Vec{}), count);
         }
     }
@@ -232,7 +249,8 @@ void expand(const Run& run, const Op& op, const Panels& up, int panel, int first
 void adapt(const Run& run, const Op& op, int panel, int row, int num_rows, float* products, float* gates) {
     if (!op.site) return;
     for (const AdaptedRows& rows : run.adapted_rows(op.low)) {
-        const int first = std::max(rows.first, row), end = std::min(rows.end, row + num_rows);
+        const int first = std::max(rows.first, row);
+        const int end = std::min(rows.end, row + num_rows);
         const Site& site = rows.sites[op.site - 1];
         if (first >= end || !site.down.data) continue;
         expand(run, op, site.up, panel, first, end, products + (first - row) * NR);
@@ -242,7 +260,8 @@ void adapt(const Run& run, const Op& op, int panel, int row, int num_rows, float
 
 void linear_of_one(const Run& run, const Op& op, int item) {
     alignas(64) float products[PANELS * NR], gates[PANELS * NR];
-    const int panel = item * PANELS, count = std::min<int>(PANELS, num_panels(op.weight->num_out) - panel);
+    const int panel = item * PANELS;
+    const int count = std::min<int>(PANELS, num_panels(op.weight->num_out) - panel);
     const Rows rows = input_of(run, op, 0);
     product_of_one(*op.weight, panel, count, rows, products);
     if (op.gate) product_of_one(*op.gate, panel, count, rows, gates);
@@ -254,11 +273,14 @@ void linear_of_one(const Run& run, const Op& op, int item) {
 void linear(const Run& run, const Op& op, int item) {
     if (run.num_rows(op.output) == 1) return linear_of_one(run, op, item);
     alignas(64) float products[MAX_LINEAR_ROWS * NR], gates[MAX_LINEAR_ROWS * NR];
-    const int panels = num_panels(op.weight->num_out), most = rows_per_linear(run, op);
-    const int panel = item % panels, row = item / panels * most;
+    const int panels = num_panels(op.weight->num_out);
+    const int most = rows_per_linear(run, op);
+    const int panel = item % panels;
+    const int row = item / panels * most;
     const int num_rows = std::min(most, run.num_rows(op.output) - row);
     const Rows rows = input_of(run, op, row);
-    const char* next = panel_of(*op.weight, panel + run.num_threads);  // threads take panels in turn
+    // Threads take panels in turn.
+    const char* next = panel_of(*op.weight, panel + run.num_threads);
     product(*op.weight, panel, rows, num_rows, op.gate ? panel_of(*op.gate, panel) : next, products);
     if (op.gate) product(*op.gate, panel, rows, num_rows, next, gates);
     adapt(run, op, panel, row, num_rows, products, op.gate ? gates : nullptr);
@@ -280,7 +302,9 @@ void store_value(const float* value, int head_dim, int slot, float* values) {
 // Normalises and rotates queries and keys of a row where they are, and stores its keys and values.
 void store_row(const Run& run, const Op& op, int row) {
     const Model& model = run.model;
-    const int head_dim = model.head_dim, position = run.positions[row], slot = position % BLOCK;
+    const int head_dim = model.head_dim;
+    const int position = run.positions[row];
+    const int slot = position % BLOCK;
     const int64_t block = run.tables[row][position / BLOCK];
     float* heads = run.row(op.input, row);
     for (int i = 0; i < model.num_heads + model.num_kv_heads; i++) {
@@ -289,6 +313,7 @@ void store_row(const Run& run, const Op& op, int row) {
         if (norm.weight) normalise(head, head_dim, norm, false, head);
         if (op.num_pairs) rotate(head, op.rotations + int64_t(position) * 2 * op.num_pairs, op.num_pairs);
     }
+
     const float* key = heads + model.num_heads * head_dim;
     for (int head = 0; head < model.num_kv_heads; head++, key += head_dim) {
         store_key(key, head_dim, slot, keys_of(model, block, op.layer, head));
@@ -296,23 +321,33 @@ void store_row(const Run& run, const Op& op, int row) {
     }
 }
 
-constexpr int MAX_QUERIES = 48;  // of a tile
+// The most queries of a tile.
+constexpr int MAX_QUERIES = 48;
 
 int queries_per_tile(int group) { return group > MAX_QUERIES ? MAX_QUERIES : MAX_QUERIES / group * group; }
 
 // A tile of queries on its way through the blocks of its sequence.
 struct Attention {
-    int num_queries, head_dim, width;         // width: head_dim rounded up to panels
+    // `width` is head_dim rounded up to panels.
+    int num_queries, head_dim, width;
     const int32_t* table;
     int positions[MAX_QUERIES];
-    float* outputs[MAX_QUERIES];              // (head_dim) each
-    float largest[MAX_QUERIES];               // score so far
-    float factors[MAX_QUERIES];               // by which what was summed up to the last block must be multiplied
-    Sum sums[MAX_QUERIES];                    // of weights so far
-    alignas(64) float rows[MAX_QUERIES * MAX_HEAD_DIM];  // the queries as (num_queries, head_dim)
-    alignas(64) float weights[MAX_QUERIES * BLOCK];      // of the block's keys, e^(score - largest score)
-    alignas(64) float scores[MAX_QUERIES * BLOCK];       // (panel of keys, num_queries, NR)
-    alignas(64) float totals[MAX_QUERIES * MAX_HEAD_DIM];  // (panel of channels, num_queries, NR): weighted values
+    // Each is (head_dim).
+    float* outputs[MAX_QUERIES];
+    // The largest score so far.
+    float largest[MAX_QUERIES];
+    // What was summed up to the last block must be multiplied by these.
+    float factors[MAX_QUERIES];
+    // The sums of weights so far.
+    Sum sums[MAX_QUERIES];
+    // The queries as (num_queries, head_dim).
+    alignas(64) float rows[MAX_QUERIES * MAX_HEAD_DIM];
+    // The weights of the block's keys, e^(score - largest score).
+    alignas(64) float weights[MAX_QUERIES * BLOCK];
+    // (panel of keys, num_queries, NR).
+    alignas(64) float scores[MAX_QUERIES * BLOCK];
+    // The weighted values, (panel of channels, num_queries, NR).
+    alignas(64) float totals[MAX_QUERIES * MAX_HEAD_DIM];
 };
 
 // Makes weights of the scores of one query with a block's keys. Keys first ... last are visible.
@@ -329,6 +364,7 @@ void weigh(Attention& a, const Op& op, int query, int num_keys, int first, int l
         vec(weights + k) = score;
         most = max(score, most);
     }
+
     const float largest_now = largest(most);
     Sum sum;
     for (int k = 0; k < num_keys; k += VL) {
@@ -337,6 +373,7 @@ void weigh(Attention& a, const Op& op, int query, int num_keys, int first, int l
         vec(weights + k) = weight;
         sum.lanes[k / VL % VECS] += weight;
     }
+
     const Vec factor = exp(splat(a.largest[query]) - splat(largest_now));
     for (int j = 0; j < VECS; j++) a.sums[query].lanes[j] = fma(a.sums[query].lanes[j], factor, sum.lanes[j]);
     a.factors[query] = factor[0];
@@ -367,6 +404,7 @@ void attend_block(Attention& a, const Run& run, const Op& op, int64_t block, int
         const int first = op.window ? position - op.window + 1 : 0;
         weigh(a, op, query, num_keys, first - start, position - start);
     }
+
     add_values(a, values_of(run.model, block, op.layer, head), num_keys);
 }
 
@@ -376,7 +414,8 @@ void begin(Attention& a, const Run& run, const Op& op, const QueryTile& tile, in
     a.head_dim = run.model.head_dim;
     a.width = padded(a.head_dim);
     for (int query = 0; query < a.num_queries; query++) {
-        const int index = tile.first + query, out = tile.row + index / group;
+        const int index = tile.first + query;
+        const int out = tile.row + index / group;
         const int channel = (head * group + index % group) * a.head_dim;
         const int row = op.is_wanted ? run.step.wanted[out] : out;
         a.table = run.tables[row];
@@ -386,6 +425,7 @@ void begin(Attention& a, const Run& run, const Op& op, const QueryTile& tile, in
         a.largest[query] = HIDDEN;
         a.sums[query] = Sum();
     }
+
     std::memset(a.totals, 0, sizeof(float) * a.width * a.num_queries);
 }
 
@@ -400,7 +440,8 @@ void end(Attention& a) {
 }
 
 void attend(const Run& run, const Op& op, int item) {
-    const int num_heads = run.model.num_kv_heads, head = item % num_heads;
+    const int num_heads = run.model.num_kv_heads;
+    const int head = item % num_heads;
     const QueryTile& tile = run.tiles[op.is_wanted][item / num_heads];
     Attention a;
     begin(a, run, op, tile, head);
@@ -421,7 +462,8 @@ struct alignas(64) Phase {
     const Op* op;
     Work* work;
     int num, grain;
-    std::atomic<int> next{0}, done{0};
+    std::atomic<int> next{0};
+    std::atomic<int> done{0};
 
     bool is_small() const { return num <= grain; }
 
@@ -433,6 +475,7 @@ struct alignas(64) Phase {
             for (int index = first; index < end; index++) work(run, *op, index);
             count += end - first;
         }
+
         return count && done.fetch_add(count) + count == num;
     }
 };
@@ -465,7 +508,10 @@ struct Phases {
     void add(const Op& op, Work* work, int num, int grain) {
         if (num == 0) return;
         Phase& phase = phases[count++];
-        phase.op = &op, phase.work = work, phase.num = num, phase.grain = grain;
+        phase.op = &op;
+        phase.work = work;
+        phase.num = num;
+        phase.grain = grain;
     }
 
     // What each thread of the step does. The thread that ends a phase also does the small phases behind it: to hand
@@ -481,7 +527,8 @@ struct Phases {
 };
 
 void add_tiles(std::vector<QueryTile>& tiles, int row, int num_rows, int group) {
-    const int num_queries = num_rows * group, most = queries_per_tile(group);
+    const int num_queries = num_rows * group;
+    const int most = queries_per_tile(group);
     for (int first = 0; first < num_queries; first += most)
         tiles.push_back({row, first, std::min(first + most, num_queries)});
 }
@@ -500,7 +547,10 @@ Run begin_run(const Model& model, const Step& step, int num_threads) {
     Run run{model, step, num_threads, {}, {}, {}, {}};
     const int32_t* table = step.blocks;
     for (int chunk = 0, wanted = 0; chunk < step.num_chunks; chunk++) {
-        const int row = run.positions.size(), start = step.starts[chunk], length = step.lengths[chunk], first = wanted;
+        const int row = run.positions.size();
+        const int start = step.starts[chunk];
+        const int length = step.lengths[chunk];
+        const int first = wanted;
         while (wanted < step.num_wanted && step.wanted[wanted] < row + length) wanted++;
         add_tiles(run.tiles[0], row, length, run.group());
         add_tiles(run.tiles[1], first, wanted - first, run.group());
@@ -508,17 +558,20 @@ Run begin_run(const Model& model, const Step& step, int num_threads) {
             add_adapted(run.adapted[0], row, length, step.adapters[step.users[chunk]]);
             add_adapted(run.adapted[1], first, wanted - first, step.adapters[step.users[chunk]]);
         }
+
         for (int i = 0; i < length; i++) run.positions.push_back(start + i);
         run.tables.resize(row + length, table);
         table += divide_up(start + length, BLOCK);
     }
+
     return run;
 }
 
 void run_step(const Model& model, const Step& step, int num_threads) {
     const Run run = begin_run(model, step, num_threads);
     Phases phases(run);
-    Signal progress(0);  // how many phases are finished
+    // It counts the phases that are finished.
+    Signal progress(0);
     in_parallel(num_threads, [&] { phases.join(run, progress); });
 }
 
@@ -557,6 +610,7 @@ EXPORT int lmi_run(const Model* model, const Step* step, int32_t num_threads) {
     } catch (const std::exception& exception) {
         return !refuse("%s", exception.what());
     }
+
     return 0;
 }
 
@@ -570,6 +624,7 @@ EXPORT int lmi_sample(const Sampling* sampling, int32_t num_threads) {
     } catch (const std::exception& exception) {
         return !refuse("%s", exception.what());
     }
+
     return 0;
 }
 

@@ -18,15 +18,18 @@ constexpr int MAX_HEAD_DIM = 512;
 enum LmiKind : int32_t { LMI_EMBED, LMI_NORM, LMI_LINEAR, LMI_ATTEND, LMI_GATHER, LMI_CAP, LMI_SHRINK };
 enum LmiActivation : int32_t { LMI_NONE, LMI_SILU, LMI_RELU, LMI_GELU, LMI_GELU_TANH };
 enum LmiDtype : int32_t { LMI_FLOAT32, LMI_BFLOAT16, LMI_FLOAT16 };
-enum LmiFormat : int32_t { LMI_F32, LMI_BF16, LMI_INT8 };  // of packed weights
+// The formats of packed weights.
+enum LmiFormat : int32_t { LMI_F32, LMI_BF16, LMI_INT8 };
 
-struct Panels {  // a weight (num_out, num_in) that lmi_pack has packed
+// A weight (num_out, num_in) that lmi_pack has packed.
+struct Panels {
     int32_t num_out, num_in, format, reserved;
     const void* data;  // 64-byte aligned
 };
 
 struct Op {
-    int32_t kind, input, output;  // an LmiKind and two buffers; Embed has no input, Cap has one buffer as both
+    // An LmiKind and two buffers. Embed has no input, Cap has one buffer as both.
+    int32_t kind, input, output;
     int32_t adds;                 // Norm, Linear: the result is added to the output
     int32_t is_centred;           // Norm
     int32_t activation;           // Linear: an LmiActivation
@@ -54,9 +57,11 @@ struct Buffer {
     int32_t width, num_rows, is_wanted, reserved;
 };
 
-struct Site {  // what an adapter has for a linear; `data` is null where it has nothing
-    Panels down;      // (rank, num_in)
-    Panels up, gate;  // (num_out, rank): for the linear's weight and for its gate
+// What an adapter has for a linear. `data` is null where it has nothing.
+struct Site {
+    Panels down;  // (rank, num_in)
+    // (num_out, rank): for the linear's weight and for its gate.
+    Panels up, gate;
 };
 
 struct Model {
@@ -73,9 +78,11 @@ struct Step {
     const int32_t* ids;      // (num_rows): the tokens of the chunks, in order
     const int32_t* starts;   // (num_chunks): the position of a chunk's first token
     const int32_t* lengths;  // (num_chunks): its tokens
-    const int32_t* blocks;   // (num_blocks): the tables of the chunks, in order, each up to the chunk's last token
+    // (num_blocks): the tables of the chunks, in order, each up to the chunk's last token.
+    const int32_t* blocks;
     const int32_t* wanted;   // (num_wanted): rows, ascending
-    const int32_t* users;    // (num_chunks): the adapter of each chunk, -1 for none; not read without adapters
+    // (num_chunks): the adapter of each chunk, -1 for none. It is not read without adapters.
+    const int32_t* users;
     const Site* const* adapters;  // (num_adapters, num_sites)
     int32_t num_rows, num_chunks, num_blocks, num_wanted, num_adapters, reserved;
 };
@@ -88,14 +95,18 @@ struct Wish {
     float repetition, presence, frequency;  // penalties: 1, 0 and 0 are none
     int32_t top_k;                          // 0 is none
     int32_t row;                            // of the logits
-    int32_t changed;                        // the row that takes its place, but not for log-probs; -1 is none
+    // The row that takes its place, but not for log-probs. -1 is none.
+    int32_t changed;
     int32_t mask;                           // -1 is none
     int32_t position;                       // of the token in its output
-    int32_t token_id;                       // whose log-prob is wanted; -1: one is drawn
+    // The token whose log-prob is wanted. -1: one is drawn.
+    int32_t token_id;
     int32_t wants_log_prob;
     int32_t num_top;         // of the best tokens by log-prob
-    int32_t num_candidates;  // over 0: this many of the best tokens by score, and none is drawn
-    int32_t num_biased, num_seen, num_banned;  // ids of the lists: those behind the ids of the wishes before
+    // If it is over 0, this many of the best tokens by score are told, and none is drawn.
+    int32_t num_candidates;
+    // How many ids of the lists belong to it: those behind the ids of the wishes before.
+    int32_t num_biased, num_seen, num_banned;
     int32_t reserved;
 };
 
@@ -107,7 +118,8 @@ struct Choice {
     float log_prob;  // by the logits, before any rule
 };
 
-struct Best {  // the score is the log-prob after all rules; that of a token by log-prob is its log-prob
+// The score is the log-prob after all rules. That of a token by log-prob is its log-prob.
+struct Best {
     int32_t token_id;
     float score, log_prob;
 };
@@ -115,7 +127,8 @@ struct Best {  // the score is the log-prob after all rules; that of a token by 
 struct Sampling {
     const float* logits;        // (num_logits, vocab_size)
     const float* changed;       // (num_changed, vocab_size)
-    const int32_t* masks;       // (num_masks, vocab_size / 32, rounded up): a bit for each token that may come
+    // (num_masks, vocab_size / 32, rounded up): a bit for each token that may come.
+    const int32_t* masks;
     const Wish* wishes;         // (num_wishes)
     const int32_t* biased_ids;  // (num_biased)
     const float* biases;        // (num_biased)
@@ -123,7 +136,8 @@ struct Sampling {
     const float* counts;        // (num_seen): how often each was generated
     const int32_t* banned_ids;  // (num_banned)
     Choice* choices;            // (num_wishes)
-    Best* best;                 // (num_best): of each wish the best by log-prob, then the candidates
+    // (num_best): of each wish the best by log-prob, then the candidates.
+    Best* best;
     char* scratch;              // lmi_sampling_bytes for each thread, 8-byte aligned
     int64_t scratch_bytes;
     int32_t num_logits, num_changed, num_masks, vocab_size, num_wishes, num_biased, num_seen, num_banned, num_best;

@@ -68,9 +68,15 @@ class alignas(64) Helper {
     bool join(void (*new_work)(const void*), const void* new_context) {
         const bool is_new = state.change(NONE, HELD);
         if (!is_new && !state.change(FREE, HELD)) return false;
-        work = new_work, context = new_context;
-        if (is_new && !start()) return state.set(NONE), false;
-        return state.set(OFFERED), true;
+        work = new_work;
+        context = new_context;
+        if (is_new && !start()) {
+            state.set(NONE);
+            return false;
+        }
+
+        state.set(OFFERED);
+        return true;
     }
 
     // Returns when the helper is out of the work, or will not begin it.
@@ -86,14 +92,19 @@ class alignas(64) Helper {
         if (!is_none()) new (this) Helper;
     }
 
-    Helper* next = nullptr;  // of the same caller
+    // The next helper of the same caller.
+    Helper* next = nullptr;
 
   private:
     enum : int {
-        NONE,     // no thread yet
-        FREE,     // of nobody
-        HELD,     // of a caller, with nothing to do
-        OFFERED,  // work that the helper may begin and the caller may withdraw
+        // It has no thread yet.
+        NONE,
+        // Nobody has it.
+        FREE,
+        // A caller has it, with nothing to do.
+        HELD,
+        // It has work that it may begin and the caller may withdraw.
+        OFFERED,
         BUSY
     };
 
@@ -102,13 +113,15 @@ class alignas(64) Helper {
         sigset_t signals, before;
         sigfillset(&signals);
         for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL}) sigdelset(&signals, fault);
-        sigprocmask(SIG_SETMASK, &signals, &before);  // of this thread; the new one begins with it
+        // The new thread begins with the mask of this one.
+        sigprocmask(SIG_SETMASK, &signals, &before);
         bool is_started = true;
         try {
             std::thread(&Helper::serve, this).detach();
         } catch (const std::system_error&) {
             is_started = false;
         }
+
         sigprocmask(SIG_SETMASK, &before, nullptr);
         return is_started;
     }
@@ -131,7 +144,8 @@ class alignas(64) Helper {
     const void* context = nullptr;
 };
 
-inline Helper helpers[1023];  // never destroyed: at the end of the process they may still wait
+// They are never destroyed: at the end of the process they may still wait.
+inline Helper helpers[1023];
 
 inline const int is_forgotten_at_fork = pthread_atfork(nullptr, nullptr, [] {
     for (Helper& helper : helpers) helper.forget();
@@ -145,12 +159,19 @@ void in_parallel(int num_threads, const Work& work) {
     Helper* team = nullptr;
     for (Helper& helper : helpers) {
         if (num_threads <= 1) break;
-        if (helper.join(call, &work)) helper.next = team, team = &helper, num_threads--;
+        if (helper.join(call, &work)) {
+            helper.next = team;
+            team = &helper;
+            num_threads--;
+        }
+
         if (helper.is_none()) break;
     }
+
     work();
     for (Helper* next; team; team = next) {
-        next = team->next;  // before another caller has the helper
+        // Read it before another caller has the helper.
+        next = team->next;
         team->leave();
     }
 }

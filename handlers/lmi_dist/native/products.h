@@ -27,24 +27,38 @@
 namespace lmi {
 
 #if defined(__AVX512F__)
-constexpr int VL = 16, MR = 12;  // of 32 registers: 24 of sums, 2 of weights, 1 of inputs
+// Of 32 registers 24 are for sums, 2 for weights, 1 for inputs.
+constexpr int VL = 16;
+constexpr int MR = 12;
 #elif defined(__AVX2__)
-constexpr int VL = 8, MR = 6;  // of 16 registers
+// There are 16 registers.
+constexpr int VL = 8;
+constexpr int MR = 6;
 #else
-constexpr int VL = 4, MR = 12;  // of 32 registers
+// There are 32 registers.
+constexpr int VL = 4;
+constexpr int MR = 12;
 #endif
-constexpr int NR = 2 * VL;    // output channels of a panel
-constexpr int PANELS = 3;     // that one row takes at a time: two sums of one panel would wait for each other
-constexpr int RUN = 192;      // inputs: the weights of a run stay in the first-level cache from tile to tile
-constexpr int GROUP = 64;     // inputs that share a scale in INT8
-constexpr int GROUPS = 8;     // of a run in INT8
-constexpr int PREFETCH = 64;  // steps ahead, where tiles do not share the prefetch
+// The output channels of a panel.
+constexpr int NR = 2 * VL;
+// The panels that one row takes at a time: two sums of one panel would wait for each other.
+constexpr int PANELS = 3;
+// The inputs of a run, whose weights stay in the first-level cache from tile to tile.
+constexpr int RUN = 192;
+// The inputs that share a scale in INT8.
+constexpr int GROUP = 64;
+// The groups of a run in INT8.
+constexpr int GROUPS = 8;
+// How many steps ahead weights are prefetched, where tiles do not share the prefetch.
+constexpr int PREFETCH = 64;
 
 struct Rows {
-    const float* values;   // (rows, stride): read by F32 and BF16
+    // (rows, stride): read by F32 and BF16.
+    const float* values;
     int64_t stride;
-    const uint8_t* bytes;  // (rows, groups, GROUP) and
-    const float* scales;   // (rows, groups), as `quantize` writes them: read by INT8
+    // (rows, groups, GROUP), and (rows, groups) as `quantize` writes them: read by INT8.
+    const uint8_t* bytes;
+    const float* scales;
 };
 
 // ---- Vectors --------------------------------------------------------------------------------------------------------
@@ -109,31 +123,42 @@ inline void prefetch(const char* at) {
 
 // ---- Tiles in float32 -----------------------------------------------------------------------------------------------
 
-struct Float32Weights {  // (num_in, NR) floats
-    static constexpr int STEP = 4 * NR;  // bytes per input
-    static void load(const char* at, Vec& low, Vec& high) { low = vec(at), high = vec(at + 4 * VL); }
+// (num_in, NR) floats.
+struct Float32Weights {
+    // Bytes per input.
+    static constexpr int STEP = 4 * NR;
+    static void load(const char* at, Vec& low, Vec& high) {
+        low = vec(at);
+        high = vec(at + 4 * VL);
+    }
 };
 
-struct BFloat16Weights {  // (num_in, VL) words: channel i in the lower half, channel VL + i in the upper half
+// (num_in, VL) words: channel i in the lower half, channel VL + i in the upper half.
+struct BFloat16Weights {
     static constexpr int STEP = 2 * NR;
     static void load(const char* at, Vec& low, Vec& high) {
-        low = bits_as<Vec>(ints(at) << 16), high = upper_half(ints(at));
+        low = bits_as<Vec>(ints(at) << 16);
+        high = upper_half(ints(at));
     }
 };
 
 template <class Weights>
 struct FloatTile {
     static constexpr int ROWS = MR;
-    static constexpr int STEP = Weights::STEP, RUN_BYTES = RUN * STEP;
-    static constexpr bool SHARES = true;  // the prefetch of the next run
+    static constexpr int STEP = Weights::STEP;
+    static constexpr int RUN_BYTES = RUN * STEP;
+    // Whether tiles share the prefetch of the next run.
+    static constexpr bool SHARES = true;
     static int64_t num_runs(int64_t num_in) { return divide_up(num_in, RUN); }
 
     // One run of inputs of M rows and P panels. `out` is (M, P * NR): the first run writes it, the others add to it.
     template <int M, int P>
     static void add_run(const Panels& panels, const char* panel, const Rows& rows, int64_t row, int run, Ahead ahead,
                         float* out) {
-        const int first = run * RUN, last = std::min(first + RUN, panels.num_in);
-        const int64_t bytes = panel_bytes(panels.num_in, panels.format), stride = rows.stride;
+        const int first = run * RUN;
+        const int last = std::min(first + RUN, panels.num_in);
+        const int64_t bytes = panel_bytes(panels.num_in, panels.format);
+        const int64_t stride = rows.stride;
         const float* x = rows.values + row * stride;
         Vec sums[M][2 * P];
         UNROLLED for (int m = 0; m < M; m++)
@@ -144,12 +169,14 @@ struct FloatTile {
                 Weights::load(panel + p * bytes + int64_t(k) * STEP, weights[2 * p], weights[2 * p + 1]);
                 prefetch<STEP>(ahead.at + p * bytes);
             }
+
             ahead.at += ahead.pace;
             UNROLLED for (int m = 0; m < M; m++) {
                 const Vec input = splat(x[m * stride + k]);
                 UNROLLED for (int j = 0; j < 2 * P; j++) sums[m][j] += input * weights[j];
             }
         }
+
         UNROLLED for (int m = 0; m < M; m++)
             UNROLLED for (int j = 0; j < 2 * P; j++) {
                 Vec& total = vec(out + (m * P * 2 + j) * VL);
@@ -164,7 +191,8 @@ struct FloatTile {
 // `inputs` makes them of a row's bytes. Every kind gives the same integers, without the excess.
 
 #if defined(__x86_64__)
-struct VnniDot {  // in assembly, for a function that is compiled for VNNI can only be inlined into such functions
+// It is in assembly, for a function that is compiled for VNNI can only be inlined into such functions.
+struct VnniDot {
     static constexpr int EXCESS = 128;
     static inline Ints inputs(Ints bytes) { return bytes; }
 
@@ -182,16 +210,19 @@ struct VnniDot {  // in assembly, for a function that is compiled for VNNI can o
 #endif
 
 #if defined(__AVX2__) && !defined(__AVX512F__)
-struct PlainDot {  // the sizes of weights, unsigned, by the inputs with the weights' signs: two products fit in 16 bits
+// The sizes of weights, unsigned, by the inputs with the weights' signs: two products fit in 16 bits.
+struct PlainDot {
     static constexpr int EXCESS = 0;
 
     static inline Ints inputs(Ints bytes) {
-        asm("" : "+x"(bytes));  // else each word is changed before it is broadcast, which takes longer
+        // Else each word is changed before it is broadcast, which takes longer.
+        asm("" : "+x"(bytes));
         return bytes ^ splat(int32_t(0x80808080));
     }
 
     static inline Ints dot(Ints sums, Ints inputs, Ints weights) {
-        const __m256i x = bits_as<__m256i>(inputs), w = bits_as<__m256i>(weights);
+        const __m256i x = bits_as<__m256i>(inputs);
+        const __m256i w = bits_as<__m256i>(weights);
         const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
         return sums + bits_as<Ints>(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
     }
@@ -225,17 +256,22 @@ struct PlainDot {
 
 template <class Dot>
 struct Int8Tile {
-    static constexpr int ROWS = MR / 2;  // registers hold the integers of a group and the totals
-    static constexpr int STEP = 4 * NR, RUN_BYTES = GROUPS * GROUP_BYTES;
-    static constexpr bool SHARES = false;  // its tiles are too short
+    // Registers hold the integers of a group and the totals.
+    static constexpr int ROWS = MR / 2;
+    static constexpr int STEP = 4 * NR;
+    static constexpr int RUN_BYTES = GROUPS * GROUP_BYTES;
+    // Its tiles are too short.
+    static constexpr bool SHARES = false;
     static int64_t num_runs(int64_t num_in) { return divide_up(num_groups(num_in), GROUPS); }
 
     // One run of groups of M rows and P panels. `out` is (M, P * NR): the first run writes it, the others add to it.
     template <int M, int P>
     static void add_run(const Panels& panels, const char* panel, const Rows& rows, int64_t row, int run, Ahead ahead,
                         float* out) {
-        const int64_t groups = num_groups(panels.num_in), bytes = groups * GROUP_BYTES;
-        const int first = run * GROUPS, last = std::min<int64_t>(first + GROUPS, groups);
+        const int64_t groups = num_groups(panels.num_in);
+        const int64_t bytes = groups * GROUP_BYTES;
+        const int first = run * GROUPS;
+        const int last = std::min<int64_t>(first + GROUPS, groups);
         const uint8_t* x = rows.bytes + row * groups * GROUP;
         const float* scales = rows.scales + row * groups;
         Vec totals[M][2 * P];
@@ -248,13 +284,16 @@ struct Int8Tile {
                 const Ints start = (ints(word_of(at, bytes, j)) << 16 >> 16) * -Dot::EXCESS;
                 UNROLLED for (int m = 0; m < M; m++) sums[m][j] = start;
             }
+
             for (int k = 0; k < GROUP; k += 4) {
                 Ints weights[2 * P];
                 UNROLLED for (int p = 0; p < P; p++) {
                     const char* here = at + p * bytes + k * NR;
-                    weights[2 * p] = ints(here), weights[2 * p + 1] = ints(here + 4 * VL);
+                    weights[2 * p] = ints(here);
+                    weights[2 * p + 1] = ints(here + 4 * VL);
                     prefetch<STEP>(ahead.at + p * bytes);
                 }
+
                 ahead.at += ahead.pace;
                 UNROLLED for (int m = 0; m < M; m++) {
                     int32_t four;
@@ -263,12 +302,14 @@ struct Int8Tile {
                     UNROLLED for (int j = 0; j < 2 * P; j++) sums[m][j] = Dot::dot(sums[m][j], inputs, weights[j]);
                 }
             }
+
             UNROLLED for (int j = 0; j < 2 * P; j++) {
                 const Vec scale = upper_half(ints(word_of(at, bytes, j)));
                 UNROLLED for (int m = 0; m < M; m++)
                     totals[m][j] += __builtin_convertvector(sums[m][j], Vec) * splat(scales[m * groups + g]) * scale;
             }
         }
+
         UNROLLED for (int m = 0; m < M; m++)
             UNROLLED for (int j = 0; j < 2 * P; j++) vec(out + (m * P * 2 + j) * VL) = totals[m][j];
     }
@@ -301,11 +342,13 @@ template <class Tile>
 void product_by(const Panels& panels, int panel, const Rows& rows, int num_rows, const char* next, float* out) {
     static constexpr auto add_run = by_rows<Tile>(std::make_integer_sequence<int, Tile::ROWS>());
     const char* data = panel_of(panels, panel);
-    const int num_tiles = divide_up(num_rows, Tile::ROWS), num_runs = Tile::num_runs(panels.num_in);
+    const int num_tiles = divide_up(num_rows, Tile::ROWS);
+    const int num_runs = Tile::num_runs(panels.num_in);
     for (int run = 0; run < num_runs; run++) {
         const char* next_run = run + 1 < num_runs ? data + (run + 1) * Tile::RUN_BYTES : next;
         for (int tile = 0; tile < num_tiles; tile++) {
-            const int row = num_rows * tile / num_tiles, end = num_rows * (tile + 1) / num_tiles;
+            const int row = num_rows * tile / num_tiles;
+            const int end = num_rows * (tile + 1) / num_tiles;
             const Ahead share{next_run + Tile::RUN_BYTES / num_tiles * tile, Tile::STEP / num_tiles};
             const Ahead ahead = Tile::SHARES ? share : own_weights<Tile>(data, run);
             add_run[end - row - 1](panels, data, rows, row, run, ahead, out + row * NR);
@@ -371,7 +414,8 @@ inline uint32_t rounded(float x) { return bits_as<uint32_t>(x + 0x1.8p23f); }
 
 // A group of inputs -> bytes = 128 + x / scale. Infinity and NaN become the scale, and so make the row's results.
 inline float quantize_group(const float* x, uint8_t* bytes) {
-    const float largest = largest_of(x), inverse = largest > 0 ? 127 / largest : 0;
+    const float largest = largest_of(x);
+    const float inverse = largest > 0 ? 127 / largest : 0;
     for (int k = 0; k < GROUP; k++) bytes[k] = 128 + rounded(x[k] * inverse);
     return largest * (1.0f / 127);
 }
@@ -397,12 +441,14 @@ inline uint16_t to_bfloat16(float x) {
 }
 
 inline float from_float16(uint16_t bits) {
-    const uint32_t sign = uint32_t(bits & 0x8000) << 16, rest = uint32_t(bits & 0x7fff) << 13;
+    const uint32_t sign = uint32_t(bits & 0x8000) << 16;
+    const uint32_t rest = uint32_t(bits & 0x7fff) << 13;
     const float size = rest >= 0x0f800000 ? bits_as<float>(rest | 0x7f800000) : bits_as<float>(rest) * 0x1p112f;
     return bits_as<float>(bits_as<uint32_t>(size) | sign);
 }
 
-struct Source {  // the weight as the checkpoint has it
+// The weight as the checkpoint has it.
+struct Source {
     const void* data;  // (num_out, num_in)
     int dtype, num_out, num_in;
 
@@ -447,6 +493,7 @@ inline uint32_t pack_group(const Source& source, int64_t channel, int64_t k, int
         to[i / 4 * 4 * NR + i % 4] = weight;
         sum += weight;
     }
+
     return uint32_t(scale) << 16 | uint16_t(sum);
 }
 

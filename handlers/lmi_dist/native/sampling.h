@@ -16,7 +16,8 @@ namespace lmi {
 
 // ---- What is refused -------------------------------------------------------------------------------------------------
 
-inline bool is_within(const char* name, float value, float least, float most) {  // a NaN is not
+// A NaN is not within.
+inline bool is_within(const char* name, float value, float least, float most) {
     return (value >= least && value <= most) || refuse("%s must be from %g to %g, given %g", name, least, most, value);
 }
 
@@ -47,12 +48,18 @@ inline bool is_wish(const Sampling& sampling, const Wish& wish) {
 }
 
 inline bool are_wishes(const Sampling& sampling) {
-    int64_t num_biased = 0, num_seen = 0, num_banned = 0, num_best = 0;
+    int64_t num_biased = 0;
+    int64_t num_seen = 0;
+    int64_t num_banned = 0;
+    int64_t num_best = 0;
     for (const Wish* wish = sampling.wishes; wish < sampling.wishes + sampling.num_wishes; wish++) {
         if (!is_wish(sampling, *wish)) return false;
-        num_biased += wish->num_biased, num_seen += wish->num_seen, num_banned += wish->num_banned;
+        num_biased += wish->num_biased;
+        num_seen += wish->num_seen;
+        num_banned += wish->num_banned;
         num_best += int64_t(wish->num_top) + wish->num_candidates;
     }
+
     return is_equal("num_biased", sampling.num_biased, "that of the wishes", num_biased) &&
            is_equal("num_seen", sampling.num_seen, "that of the wishes", num_seen) &&
            is_equal("num_banned", sampling.num_banned, "that of the wishes", num_banned) &&
@@ -78,7 +85,8 @@ inline bool is_sampling(const Sampling& sampling) {
 
 // ---- Rules -----------------------------------------------------------------------------------------------------------
 
-struct Lists {  // where those of a wish begin
+// Where the lists of a wish begin.
+struct Lists {
     int64_t biased, seen, banned, best;
 };
 
@@ -107,6 +115,7 @@ inline void apply_rules(const Sampling& sampling, const Wish& wish, const Lists&
         const float less = std::fma(wish.frequency, count, count > 0 ? wish.presence : 0.0f);
         own = own > 0 ? own / wish.repetition - less : std::fma(own, wish.repetition, -less);
     }
+
     for (int64_t i = lists.banned; i < lists.banned + wish.num_banned; i++) x[sampling.banned_ids[i]] = -INFINITY;
     const int64_t num_words = divide_up(sampling.vocab_size, 32);
     if (wish.mask >= 0) apply_mask(sampling.masks + wish.mask * num_words, num_words, x);
@@ -133,7 +142,8 @@ inline int32_t draw_token(const Row& row, const Wish& wish, const Peak& peak, Sc
     const double all = scratch.total();
     if (wish.top_k > 0 && wish.top_k < row.num_tokens) keep_top_k(wish.top_k, scratch);
     if (wish.top_p < 1) keep_top_p(wish.top_p, row.num_tokens, scratch);
-    if (wish.min_p > 0) drop_below(std::max(wish.min_p, FLT_MIN), scratch);  // the largest weight is 1
+    // The largest weight is 1.
+    if (wish.min_p > 0) drop_below(std::max(wish.min_p, FLT_MIN), scratch);
     if (wish.typical_p < 1) keep_typical(row, peak.value, factor, wish.typical_p, scratch);
     return draw(scratch, all, uniform(wish.seed, wish.position));
 }
@@ -155,6 +165,7 @@ struct LogSoftmax {
             const int count = logits.num_tokens - i;
             store(to + i, load(logits.data + i, count) - splat(largest) - splat(log_sum), count);
         }
+
         return {to, logits.num_tokens};
     }
 };
@@ -165,9 +176,11 @@ struct Granting {
     const Wish& wish;
     const Lists& lists;
     Scratch& scratch;
-    Row logits, source;  // the model's, and what functions of the user made of them
+    // The model's row, and what functions of the user made of it.
+    Row logits, source;
     Choice& choice;
-    std::optional<Peak> known = {};  // of the logits, once it was found
+    // The peak of the logits, once it was found.
+    std::optional<Peak> known = {};
 
     int32_t grant() {
         if (wish.token_id < 0 && !wish.num_candidates)
@@ -189,6 +202,7 @@ struct Granting {
             apply_rules(sampling, wish, lists, scratch.numbers);
             row.data = scratch.numbers;
         }
+
         const Peak peak = peak_of(row, scratch);
         if (row.data == logits.data) known = peak;
         if (peak.is_number && peak.value == -INFINITY) return LMI_ALL_BANNED;
@@ -211,6 +225,7 @@ struct Granting {
             const int32_t token_id = scratch.items[i].key;
             sampling.best[first + i] = {token_id, scratch.items[i].amount, log_prob(logits.data[token_id])};
         }
+
         return LMI_CHOSEN;
     }
 };
@@ -223,17 +238,21 @@ inline std::vector<Lists> lists_of(const Sampling& sampling) {
                     lists[i - 1].banned + before.num_banned,
                     lists[i - 1].best + before.num_top + before.num_candidates};
     }
+
     return lists;
 }
 
-constexpr int64_t TOKENS_PER_THREAD = 1 << 17;  // less are not worth waking one
+// Fewer tokens are not worth waking a thread.
+constexpr int64_t TOKENS_PER_THREAD = 1 << 17;
 
 inline void sample(const Sampling& sampling, int64_t num_threads) {
     const std::vector<Lists> lists = lists_of(sampling);
-    const int64_t vocab_size = sampling.vocab_size, num_bytes = Scratch::num_bytes(vocab_size);
+    const int64_t vocab_size = sampling.vocab_size;
+    const int64_t num_bytes = Scratch::num_bytes(vocab_size);
     num_threads = std::min(num_threads, sampling.scratch_bytes / num_bytes);
     num_threads = std::min(num_threads, 1 + sampling.num_wishes * vocab_size / TOKENS_PER_THREAD);
-    std::atomic<int64_t> next_thread{0}, next_wish{0};
+    std::atomic<int64_t> next_thread{0};
+    std::atomic<int64_t> next_wish{0};
     in_parallel(num_threads, [&] {
         Scratch scratch(sampling.scratch + next_thread.fetch_add(1) * num_bytes, vocab_size);
         for (int64_t i; (i = next_wish.fetch_add(1)) < sampling.num_wishes;) {
@@ -242,7 +261,8 @@ inline void sample(const Sampling& sampling, int64_t num_threads) {
             const float* source = wish.changed < 0 ? logits : sampling.changed + wish.changed * vocab_size;
             Choice& choice = sampling.choices[i];
             choice = {LMI_CHOSEN, wish.token_id, 0};
-            const Row row{logits, sampling.vocab_size}, changed{source, sampling.vocab_size};
+            const Row row{logits, sampling.vocab_size};
+            const Row changed{source, sampling.vocab_size};
             choice.status = Granting{sampling, wish, lists[i], scratch, row, changed, choice}.grant();
         }
     });

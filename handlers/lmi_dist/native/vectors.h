@@ -15,9 +15,11 @@
 
 namespace lmi {
 
-constexpr int LANES = 16;  // of a sum, on every CPU
+// The lanes of a sum, on every CPU.
+constexpr int LANES = 16;
 constexpr int VECS = LANES / VL;
-constexpr float HIDDEN = -FLT_MAX;  // the score of a key that a query does not see
+// The score of a key that a query does not see.
+constexpr float HIDDEN = -FLT_MAX;
 
 // The first `count` floats of a vector; the others are 0.
 inline Vec load(const float* at, int count) {
@@ -49,7 +51,8 @@ inline Vec fma(Vec a, Vec b, Vec c) {
 #endif
 }
 
-inline Vec from(Vec x, const float* coefficients, int count) {  // a polynomial, the highest coefficient first
+// A polynomial, the highest coefficient first.
+inline Vec from(Vec x, const float* coefficients, int count) {
     Vec sum = splat(coefficients[0]);
     for (int i = 1; i < count; i++) sum = fma(sum, x, splat(coefficients[i]));
     return sum;
@@ -59,7 +62,8 @@ inline Vec from(Vec x, const float* coefficients, int count) {  // a polynomial,
 inline Vec exp(Vec x) {
     static constexpr float terms[] = {1.9875691500e-4f, 1.3981999507e-3f, 8.3334519073e-3f,
                                       4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f};
-    const Vec magic = splat(12582912.0f);  // 1.5 * 2^23: the sum's lowest bits are the nearest integer
+    // 1.5 * 2^23: the sum's lowest bits are the nearest integer.
+    const Vec magic = splat(12582912.0f);
     x = min(max(x, splat(-87.0f)), splat(88.0f));
     const Vec shifted = fma(x, splat(1.44269504f), magic);
     const Vec n = shifted - magic;
@@ -77,18 +81,21 @@ inline Vec with_sign(Vec x, Vec sign) { return bits_as<Vec>(bits_as<Ints>(x) | (
 inline Vec tanh(Vec x) {
     static constexpr float terms[] = {-5.70498872745e-3f, 2.06390887954e-2f, -5.37397155531e-2f, 1.33314422036e-1f,
                                       -3.33332819422e-1f};
-    const Vec a = magnitude(x), square = x * x;
+    const Vec a = magnitude(x);
+    const Vec square = x * x;
     const Vec small = fma(from(square, terms, 5) * square, x, x);
     const Vec large = splat(1.0f) - splat(2.0f) / (exp(a + a) + splat(1.0f));
     return a < splat(0.625f) ? small : with_sign(large, x);
 }
 
 inline Vec erf(Vec x) {
+    // A polynomial of x^2: erf(x) / x.
     static constexpr float near[] = {7.882497114e-5f, -8.018854994e-4f, 5.189311943e-3f, -2.685432880e-2f,
-                                     1.128359746e-1f, -3.761262690e-1f, 1.128379166e+0f};  // of x^2: erf(x) / x
+                                     1.128359746e-1f, -3.761262690e-1f, 1.128379166e+0f};
+    // A polynomial of x: -log(1 - erf(x)).
     static constexpr float far[] = {-1.614061636e-6f, 4.559062311e-5f, -5.927695436e-4f,
                                     4.740222370e-3f,  -2.636471745e-2f, 1.099782453e-1f,
-                                    6.319370935e-1f,  1.130166676e+0f,  -3.032129968e-4f};  // -log(1 - erf(x))
+                                    6.319370935e-1f,  1.130166676e+0f,  -3.032129968e-4f};
     const Vec a = min(magnitude(x), splat(4.0f));
     const Vec large = splat(1.0f) - exp(-from(a, far, 9));
     return a < splat(1.0f) ? from(x * x, near, 7) * x : with_sign(large, x);
