@@ -124,6 +124,7 @@ JOINTS = {
     *(
         "lmi.settings.config",
         "lmi.settings.resolve",
+        "lmi.supervisor.kinds",
         "lmi.supervisor.running_model",
         "lmi.supervisor.supervisor",
     ),

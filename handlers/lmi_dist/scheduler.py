@@ -65,7 +65,7 @@ class Batch:
         return zip(self.plan.prefills, self.sequences[first:], self.rows[first:], strict=True)
 
 
-class _Draft(NamedTuple):
+class _ProposedDraft(NamedTuple):
     """The tokens that a drafter expects behind a decode, whose chunk they may join."""
 
     drafter: Drafter
@@ -334,7 +334,7 @@ class Scheduler:
 
         A draft fits in the blocks that its sequence has.
         """
-        drafts: list[_Draft] = []
+        drafts: list[_ProposedDraft] = []
         for chunk, sequence in zip(decodes, decoding, strict=True):
             drafter = sequence.drafter = sequence.drafter or Drafter()
             # One more token is drawn behind a draft.
@@ -342,7 +342,7 @@ class Scheduler:
             room = min(num_free, sequence.max_tokens - sequence.num_generated - 1)
             token_ids = drafter.draft(sequence.token_ids)
             if token_ids and room:
-                drafts.append(_Draft(drafter, token_ids[:room], chunk))
+                drafts.append(_ProposedDraft(drafter, token_ids[:room], chunk))
 
         drafts.sort(key=lambda draft: -draft.drafter.share)
         best_first = [(draft.drafter, draft.token_ids) for draft in drafts]

@@ -109,7 +109,7 @@ def export_openvino(source: Path, folder: Path) -> None:
 
 def write_gguf(source: Path, file: Path) -> None:
     """Write a folder as a GGUF file in float32, for llama.cpp."""
-    import gguf  # type: ignore[import-not-found]
+    import gguf
     from safetensors.numpy import load_file
 
     config = json.loads((source / "config.json").read_text())
