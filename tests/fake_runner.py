@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from handlers.lmi_dist.kv_cache import Slots
 from handlers.lmi_dist.pace import Pace
-from handlers.lmi_dist.runner import BlockMemory, Chunk, Plan
+from handlers.lmi_dist.plan import Chunk, Plan
+from handlers.lmi_dist.runner import BlockMemory
 
 _FACTOR = 0x9E3779B97F4A7C15
 

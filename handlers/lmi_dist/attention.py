@@ -19,7 +19,7 @@ from torch.nn import functional
 from handlers.lmi_dist.facts import ModelFacts
 from handlers.lmi_dist.operations import Attend
 from handlers.lmi_dist.placement import Placement
-from handlers.lmi_dist.runner import Chunk, Plan
+from handlers.lmi_dist.plan import Chunk, Plan
 
 # Linux: slots may be longer in sum than the memory. Python 3.11 has no name for it.
 _MAP_NORESERVE = 0x4000

@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from handlers.lmi_dist.runner import Chunk, Plan, Runner
+from handlers.lmi_dist.plan import Chunk, Plan
+from handlers.lmi_dist.runner import Runner
 
 LEAST_BATCH = 8
 # The gap between two tokens of a stream. Nobody reads more than 20 tokens/s.

@@ -31,7 +31,8 @@ from handlers.lmi_dist.memory import MemoryWatch
 from handlers.lmi_dist.native.library import num_threads
 from handlers.lmi_dist.native.sampling import Floats
 from handlers.lmi_dist.pace import Pace
-from handlers.lmi_dist.runner import Runner, num_tokens_of
+from handlers.lmi_dist.plan import num_tokens_of
+from handlers.lmi_dist.runner import Runner
 from handlers.lmi_dist.sampler import Draw, Sampler, advance_beams, append_draws, note_prompt
 from handlers.lmi_dist.scheduler import Batch, Scheduler
 from handlers.lmi_dist.sequence import EmbeddedSequence

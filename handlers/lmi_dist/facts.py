@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from handlers.lmi_dist.captured import Pooling
 from handlers.lmi_dist.config_file import (
     DEFAULTS,
     check_config,
@@ -19,6 +18,7 @@ from handlers.lmi_dist.config_file import (
     unsupported,
 )
 from handlers.lmi_dist.families import Architecture, describe
+from handlers.lmi_dist.pooling import Pooling
 from handlers.lmi_dist.rotary import stable_context_length
 from handlers.lmi_dist.weights import existing_file, read_json
 from lmi.errors import ModelUnusable, cause_line, shorten

@@ -19,13 +19,13 @@ from transformers.utils import logging as transformers_logging
 
 from handlers.base.configuration import said
 from handlers.lmi_dist.attention import StepInputs
-from handlers.lmi_dist.captured import HIDDEN_STATES, declared_names, layer_name
 from handlers.lmi_dist.config_file import KEEPS_ITS_OWN, unsupported
 from handlers.lmi_dist.facts import ModelFacts
 from handlers.lmi_dist.operations import Adapter, Attend
+from handlers.lmi_dist.output_names import HIDDEN_STATES, declared_names, layer_name
 from handlers.lmi_dist.placement import Placement, Weight
+from handlers.lmi_dist.plan import Chunk, Plan
 from handlers.lmi_dist.program import Module, Piece, Site
-from handlers.lmi_dist.runner import Chunk, Plan
 from handlers.lmi_dist.weights import tell_unused
 from lmi.errors import ModelUnusable
 from lmi.executor import Progress

@@ -23,12 +23,12 @@ from msgspec import Meta
 
 from handlers.base.adapters import Adapters, LoadedAdapter, check_names, is_end
 from handlers.lmi_dist.about import LoraLimits
+from handlers.lmi_dist.arrays import Array
 from handlers.lmi_dist.facts import ModelFacts
 from handlers.lmi_dist.operations import Adapter, LowRank, Pack, Packed
 from handlers.lmi_dist.program import Module, Site
 from handlers.lmi_dist.sequence import EmbeddedSequence
 from handlers.lmi_dist.weights import (
-    Array,
     Checkpoint,
     are_equal,
     as_float32,

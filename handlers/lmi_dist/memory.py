@@ -17,11 +17,13 @@ from typing import Any
 import numpy as np
 
 from handlers.lmi_dist.about import MAX_NUM_SEQUENCES, MAX_PREFILL_TOKENS
+from handlers.lmi_dist.arrays import BFLOAT16
 from handlers.lmi_dist.facts import ModelFacts
 from handlers.lmi_dist.kv_cache import KvCache
+from handlers.lmi_dist.plan import Plan, num_tokens_of
 from handlers.lmi_dist.program import sites_of
-from handlers.lmi_dist.runner import BlockMemory, Plan, num_tokens_of
-from handlers.lmi_dist.weights import BFLOAT16, stored_dtype
+from handlers.lmi_dist.runner import BlockMemory
+from handlers.lmi_dist.weights import stored_dtype
 from lmi.errors import ModelUnusable
 from lmi.settings.config import EngineConfig
 from lmi.shared import machine

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from handlers.lmi_dist.about import LoraLimits
+from handlers.lmi_dist.arrays import BFLOAT16, Array
 from handlers.lmi_dist.attention import AdaptedRows, Attention, KvSlots, StepInputs
 from handlers.lmi_dist.facts import ModelFacts
 from handlers.lmi_dist.hf_fallback import HuggingFaceModel
@@ -29,9 +30,10 @@ from handlers.lmi_dist.operations import (
     Shrink,
 )
 from handlers.lmi_dist.placement import ACTIVATIONS, Placement, Weight, packer, to_array, to_tensor
+from handlers.lmi_dist.plan import Plan
 from handlers.lmi_dist.program import Site, load, sites_of
-from handlers.lmi_dist.runner import Limits, Plan
-from handlers.lmi_dist.weights import BFLOAT16, Array, Checkpoint
+from handlers.lmi_dist.runner import Limits
+from handlers.lmi_dist.weights import Checkpoint
 from lmi.executor import Progress
 from lmi.settings.config import EngineConfig
 

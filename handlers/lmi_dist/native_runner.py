@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from handlers.lmi_dist.about import LoraLimits
+from handlers.lmi_dist.arrays import BFLOAT16, Array
 from handlers.lmi_dist.facts import ModelFacts
 from handlers.lmi_dist.lora import LoraLoader
 from handlers.lmi_dist.native.library import (
@@ -26,9 +27,9 @@ from handlers.lmi_dist.native.library import (
     num_threads,
 )
 from handlers.lmi_dist.operations import Linear, Pack
+from handlers.lmi_dist.plan import Plan
 from handlers.lmi_dist.program import load, sites_of
-from handlers.lmi_dist.runner import Limits, Plan
-from handlers.lmi_dist.weights import BFLOAT16, Array
+from handlers.lmi_dist.runner import Limits
 from lmi.executor import Progress
 from lmi.settings.config import EngineConfig
 

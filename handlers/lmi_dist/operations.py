@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from handlers.lmi_dist.weights import Array
+from handlers.lmi_dist.arrays import Array
 
 # A table is what `place` gave.
 Table: TypeAlias = Any

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from handlers.lmi_dist.weights import BFLOAT16, Array
+from handlers.lmi_dist.arrays import BFLOAT16, Array
 from lmi.settings.config import EngineConfig
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from typing import Generic, TypeAlias
 import numpy as np
 
 from handlers.lmi_dist.about import LoraLimits
-from handlers.lmi_dist.captured import HIDDEN_STATES, declared_names, hidden_names, layer_name
+from handlers.lmi_dist.arrays import BFLOAT16, Array
 from handlers.lmi_dist.facts import ModelFacts
 from handlers.lmi_dist.families import Architecture
 from handlers.lmi_dist.operations import (
@@ -33,15 +33,9 @@ from handlers.lmi_dist.operations import (
     Shrink,
     Table,
 )
+from handlers.lmi_dist.output_names import HIDDEN_STATES, declared_names, hidden_names, layer_name
 from handlers.lmi_dist.rotary import Rotary
-from handlers.lmi_dist.weights import (
-    BFLOAT16,
-    Array,
-    Checkpoint,
-    are_same_rows,
-    as_float32,
-    tell_unused,
-)
+from handlers.lmi_dist.weights import Checkpoint, are_same_rows, as_float32, tell_unused
 from lmi.executor import Progress
 from lmi.settings.config import EngineConfig
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from handlers.lmi_dist.weights import Array
+from handlers.lmi_dist.arrays import Array
 
 log = logging.getLogger(__name__)
 

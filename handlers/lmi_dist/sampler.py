@@ -38,7 +38,7 @@ from handlers.lmi_dist.native.sampling import (
     choose_plainly,
     new_wishes,
 )
-from handlers.lmi_dist.runner import Chunk
+from handlers.lmi_dist.plan import Chunk
 from handlers.lmi_dist.sequence import EmbeddedSequence
 from lmi.executor import PromptLogProb, SamplingConfig, TokenLogProb
 

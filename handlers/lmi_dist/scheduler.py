@@ -22,7 +22,7 @@ from typing import NamedTuple
 from handlers.lmi_dist.cached_blocks import TOKENS_PER_PART, Match, Root, retentions
 from handlers.lmi_dist.kv_cache import KvCache
 from handlers.lmi_dist.pace import Drafter, Pace, num_worth
-from handlers.lmi_dist.runner import Chunk, Plan, num_tokens_of
+from handlers.lmi_dist.plan import Chunk, Plan, num_tokens_of
 from handlers.lmi_dist.sequence import BeamRows, EmbeddedSequence
 from lmi.executor import ErrorKind, SpecDecodingStats
 

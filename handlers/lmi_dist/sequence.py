@@ -19,10 +19,10 @@ from handlers.lmi_dist.kv_cache import KvCache
 from lmi.executor import ErrorKind
 
 if TYPE_CHECKING:
+    from handlers.lmi_dist.arrays import Array
     from handlers.lmi_dist.guides import Guide
     from handlers.lmi_dist.pace import Drafter
     from handlers.lmi_dist.sampler import SamplerState
-    from handlers.lmi_dist.weights import Array
 
 
 @dataclass(slots=True, eq=False)

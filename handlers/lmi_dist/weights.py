@@ -15,22 +15,19 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from handlers.base.configuration import pickled_files, refusal
+from handlers.lmi_dist.arrays import BFLOAT16, Array
 from handlers.lmi_dist.config_file import check_extra
 from handlers.lmi_dist.gguf.tensors import GgufTensors, gguf_file
 from lmi.errors import ModelUnusable, cause_line
 from lmi.executor import Progress
 from lmi.shared.model_files import read_bounded
 
-Array: TypeAlias = npt.NDArray[Any]
-
-BFLOAT16 = np.dtype(np.uint16)
 NAMES = {np.dtype(np.float32): "float32", BFLOAT16: "bfloat16", np.dtype(np.float16): "float16"}
 MAX_HEADER_BYTES = 100_000_000
 DTYPES: dict[str, np.dtype[Any]] = {

@@ -25,7 +25,6 @@ import lmi.shared.log
 from lmi.errors import BadConfiguration, ClientGone, ForeignPage, LmiError, Overloaded, shorten
 from lmi.gateway import eventstream, local_url
 from lmi.gateway.async_invocations import NO_BOTO3, S3_SCHEME, AsyncInvocations
-from lmi.gateway.command import GatewaySettings
 from lmi.gateway.container import ContainerFault, ContainerResponse, OutOfTime
 from lmi.gateway.endpoints import OPERATIONS, AwsEndpoint, Endpoints
 from lmi.gateway.exchange import (
@@ -38,6 +37,7 @@ from lmi.gateway.exchange import (
     too_large,
     unavailable,
 )
+from lmi.gateway.settings import GatewaySettings
 from lmi.gateway.target_models import ModelStore, TargetModels
 from lmi.http.body import BodyMemory
 from lmi.http.browsers import ANY, check_page, is_loopback

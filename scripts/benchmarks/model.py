@@ -25,7 +25,8 @@ from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, LlamaF
 from transformers.utils import logging as transformers_logging  # noqa: E402
 
 from handlers.lmi_dist import loading  # noqa: E402
-from handlers.lmi_dist.runner import Chunk, Plan, Runner  # noqa: E402
+from handlers.lmi_dist.plan import Chunk, Plan
+from handlers.lmi_dist.runner import Runner  # noqa: E402
 from lmi.settings.config import EngineConfig  # noqa: E402
 from scripts.benchmarks.peers import shapes  # noqa: E402
 

@@ -12,8 +12,9 @@ import click
 import pytest
 
 from lmi.gateway import argv, local_url
-from lmi.gateway.command import GatewaySettings, gateway, settings as read
+from lmi.gateway.command import gateway
 from lmi.gateway.eventstream import Split
+from lmi.gateway.settings import GatewaySettings, settings as read
 from tests.system.container import ENVIRON, ROOT
 
 
@@ -172,7 +173,7 @@ def test_a_url_names_an_address_that_can_be_called(host: str, name: str) -> None
 
 
 def test_what_a_supervisor_loads_of_the_gateway_is_one_module() -> None:
-    unused = ["asyncio", "click", "lmi.gateway.command"]
+    unused = ["asyncio", "click", "lmi.gateway.settings"]
     code = f"import sys, lmi.gateway; print([name for name in {unused} if name in sys.modules])"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True

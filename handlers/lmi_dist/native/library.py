@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from handlers.lmi_dist.about import library_file, variant_here
+from handlers.lmi_dist.arrays import BFLOAT16, Array
 from handlers.lmi_dist.operations import (
     Adapter,
     Attend,
@@ -32,8 +33,8 @@ from handlers.lmi_dist.operations import (
     Program,
     Shrink,
 )
-from handlers.lmi_dist.runner import Chunk
-from handlers.lmi_dist.weights import BFLOAT16, Array, dtype_name, is_float
+from handlers.lmi_dist.plan import Chunk
+from handlers.lmi_dist.weights import dtype_name, is_float
 from lmi.shared import machine
 
 TOKENS_PER_BLOCK = 64

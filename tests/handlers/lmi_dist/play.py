@@ -16,7 +16,8 @@ from handlers.lmi_dist.model_runner import ModelRunner
 from handlers.lmi_dist.native.library import TOKENS_PER_BLOCK, load
 from handlers.lmi_dist.native_runner import NativeRunner
 from handlers.lmi_dist.placement import choose_placement
-from handlers.lmi_dist.runner import Chunk, Limits, Plan, Runner
+from handlers.lmi_dist.plan import Chunk, Plan
+from handlers.lmi_dist.runner import Limits, Runner
 from lmi.executor import Progress
 from lmi.settings.config import EngineConfig
 

@@ -21,7 +21,7 @@ from handlers.base.beams import Candidate
 from handlers.base.token_sequence import sequences_of
 from handlers.lmi_dist import Executor
 from handlers.lmi_dist.native.sampling import Sampling, new_wishes
-from handlers.lmi_dist.runner import Plan
+from handlers.lmi_dist.plan import Plan
 from handlers.lmi_dist.sampler import Sampler
 from handlers.lmi_dist.sequence import EmbeddedSequence
 from lmi.errors import InvalidParameter

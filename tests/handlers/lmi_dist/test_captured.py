@@ -17,7 +17,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from handlers.lmi_dist import Executor
-from handlers.lmi_dist.runner import Plan, Runner
+from handlers.lmi_dist.plan import Plan
+from handlers.lmi_dist.runner import Runner
 from lmi.errors import BadConfiguration, Unsupported
 from lmi.executor import (
     AdditionalModelOutput,

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from handlers.lmi_dist import Executor
 from handlers.lmi_dist.loading import choose_limits
-from handlers.lmi_dist.runner import Limits, Plan
+from handlers.lmi_dist.plan import Plan
+from handlers.lmi_dist.runner import Limits
 from lmi.errors import InvalidParameter, Overloaded
 from lmi.executor import (
     ErrorKind,

@@ -28,7 +28,7 @@ from handlers.guides.vocabulary import Vocabulary, read_config
 from handlers.lmi_dist import Executor
 from handlers.lmi_dist.about import own_options
 from handlers.lmi_dist.guides import Guide, equip, fill_masks
-from handlers.lmi_dist.runner import Plan
+from handlers.lmi_dist.plan import Plan
 from handlers.lmi_dist.sequence import EmbeddedSequence
 from lmi.errors import BadConfiguration, InvalidRequest, Unsupported
 from lmi.executor import (

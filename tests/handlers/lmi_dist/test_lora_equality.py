@@ -18,7 +18,8 @@ from torch import Tensor
 
 from handlers.lmi_dist import Executor
 from handlers.lmi_dist.native.library import TOKENS_PER_BLOCK
-from handlers.lmi_dist.runner import Chunk, Plan, Runner
+from handlers.lmi_dist.plan import Chunk, Plan
+from handlers.lmi_dist.runner import Runner
 from lmi.executor import LoraConfig, OutputConfig, Request, SamplingConfig
 from lmi.settings.config import EngineConfig
 from tests.handlers.lmi_dist import peft_adapters

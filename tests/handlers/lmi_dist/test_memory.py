@@ -17,7 +17,7 @@ from handlers.lmi_dist.kv_cache import KvCache
 from handlers.lmi_dist.loading import choose_limits, load_runner
 from handlers.lmi_dist.memory import LEAST_MARGIN, MemoryWatch, need_of
 from handlers.lmi_dist.native_runner import weight_bytes
-from handlers.lmi_dist.runner import Chunk, Plan
+from handlers.lmi_dist.plan import Chunk, Plan
 from lmi.errors import ModelUnusable
 from lmi.executor import ErrorKind, OutputConfig, Request, Response, SamplingConfig
 from lmi.settings.config import EngineConfig

@@ -13,7 +13,7 @@ from handlers.lmi_dist.attention import Attention
 from handlers.lmi_dist.facts import read_facts
 from handlers.lmi_dist.model_runner import ModelRunner
 from handlers.lmi_dist.placement import choose_placement
-from handlers.lmi_dist.runner import Chunk, Plan
+from handlers.lmi_dist.plan import Chunk, Plan
 from lmi.settings.config import EngineConfig
 from tests.handlers.lmi_dist.play import (
     Player,

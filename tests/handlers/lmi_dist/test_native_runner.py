@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from handlers.lmi_dist.native_runner import NativeRunner
-from handlers.lmi_dist.runner import Chunk, Plan
+from handlers.lmi_dist.plan import Chunk, Plan
 from lmi.errors import SecurityRefused
 from lmi.settings.config import EngineConfig
 from tests.handlers.lmi_dist.play import forward, load_native, table_of

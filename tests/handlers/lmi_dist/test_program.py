@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from handlers.lmi_dist.arrays import BFLOAT16, Array
 from handlers.lmi_dist.facts import read_facts
 from handlers.lmi_dist.operations import Attend, Embed, Gather, Linear
 from handlers.lmi_dist.program import load
-from handlers.lmi_dist.weights import BFLOAT16, Array
 from lmi.errors import ModelUnusable
 from lmi.settings.config import EngineConfig
 from tests.handlers.lmi_dist.whole_sequence import read_program, run

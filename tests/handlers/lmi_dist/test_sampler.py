@@ -34,7 +34,7 @@ from handlers.lmi_dist.native.sampling import (
     new_wishes,
     uniform,
 )
-from handlers.lmi_dist.runner import Chunk
+from handlers.lmi_dist.plan import Chunk
 from handlers.lmi_dist.sampler import Sampler, filters_of, note_prompt
 from handlers.lmi_dist.sequence import EmbeddedSequence
 from lmi.executor import (

@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 
 from handlers.base.token_sequence import sequences_of
 from handlers.lmi_dist.kv_cache import KvCache
-from handlers.lmi_dist.runner import Chunk
+from handlers.lmi_dist.plan import Chunk
 from handlers.lmi_dist.scheduler import Batch, Scheduler
 from handlers.lmi_dist.sequence import EmbeddedSequence
 from lmi.executor import OutputConfig, Request, SamplingConfig

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from handlers.lmi_dist.loading import of_files
-from handlers.lmi_dist.runner import Chunk, Plan
+from handlers.lmi_dist.plan import Chunk, Plan
 from lmi.errors import ModelUnusable, SecurityRefused
 from lmi.settings.config import EngineConfig
 from tests.handlers.lmi_dist.play import forward, load_native, load_runner

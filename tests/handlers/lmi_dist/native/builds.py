@@ -20,9 +20,9 @@ from pathlib import Path
 import numpy as np
 
 from handlers.lmi_dist.about import variant_here
+from handlers.lmi_dist.arrays import Array
 from handlers.lmi_dist.native import library as native
 from handlers.lmi_dist.native.library import Library
-from handlers.lmi_dist.weights import Array
 
 NATIVE = Path(__file__).parents[4] / "handlers" / "lmi_dist" / "native"
 SOURCES = sorted([*NATIVE.glob("*.h"), *NATIVE.glob("*.cpp")])

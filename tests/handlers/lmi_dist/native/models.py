@@ -8,11 +8,11 @@ from dataclasses import fields, replace
 import torch
 from torch import Tensor
 
+from handlers.lmi_dist.arrays import Array
 from handlers.lmi_dist.native.library import TOKENS_PER_BLOCK, Library, NativeModel, Panels
 from handlers.lmi_dist.operations import Attend, Embed, Gather, Linear, Norm, Operation, Program
 from handlers.lmi_dist.placement import to_array
-from handlers.lmi_dist.runner import Chunk
-from handlers.lmi_dist.weights import Array
+from handlers.lmi_dist.plan import Chunk
 
 
 def packed(library: Library, program: Program[Tensor], format: int) -> Program[Panels]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from handlers.lmi_dist.native.library import BF16, F32, INT8, NativeModel
 from handlers.lmi_dist.operations import Program
-from handlers.lmi_dist.runner import Chunk
+from handlers.lmi_dist.plan import Chunk
 from tests.handlers.lmi_dist.native.builds import library, variants
 from tests.handlers.lmi_dist.native.models import (
     chunk,

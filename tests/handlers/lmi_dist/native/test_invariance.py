@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from handlers.lmi_dist.native_runner import NativeRunner
-from handlers.lmi_dist.runner import Chunk, Plan
+from handlers.lmi_dist.plan import Chunk, Plan
 from lmi.settings.config import EngineConfig
 from tests.handlers.lmi_dist.play import forward, load_native
 from tests.tiny_models import VOCAB_SIZE, tiny_model

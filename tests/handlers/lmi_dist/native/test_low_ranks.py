@@ -13,8 +13,8 @@ from torch import Tensor
 from handlers.lmi_dist.native.library import F32, NativeModel
 from handlers.lmi_dist.operations import Adapter, Linear, LowRank, Program
 from handlers.lmi_dist.placement import to_array
+from handlers.lmi_dist.plan import Chunk
 from handlers.lmi_dist.program import MAX_MODULES, adapted
-from handlers.lmi_dist.runner import Chunk
 from tests.handlers.lmi_dist.native.builds import library, variants
 from tests.handlers.lmi_dist.native.models import llama, packed, run_step
 from tests.handlers.lmi_dist.whole_sequence import run

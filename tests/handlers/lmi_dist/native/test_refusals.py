@@ -14,9 +14,9 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
+from handlers.lmi_dist.arrays import Array
 from handlers.lmi_dist.native.library import F32, NativeModel
-from handlers.lmi_dist.runner import Chunk
-from handlers.lmi_dist.weights import Array
+from handlers.lmi_dist.plan import Chunk
 from tests.handlers.lmi_dist.native.builds import library, variants
 from tests.handlers.lmi_dist.native.models import llama, packed, run_step
 
