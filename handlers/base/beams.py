@@ -135,8 +135,12 @@ class BeamSearch:
 
     def restate(self, beams: SequenceOf[Beam], *, is_over: bool) -> None:
         """Take the hypotheses of an engine that searches by itself, in place of those before."""
-        self.running = [] if is_over else list(beams)
-        self.finished = list(beams) if is_over else []
+        self.running = []
+        self.finished = []
+        if is_over:
+            self.finished += beams
+        else:
+            self.running += beams
 
     def best(self, num_beams: int) -> list[Beam]:
         """At most `num_beams` hypotheses, the best by score: finished ones, and running ones while

@@ -121,7 +121,10 @@ def _endpoint_of(endpoint: str, replica: int) -> str:
 
 def _port(endpoint: str) -> int | None:
     """Return the port of a TCP endpoint, 0 where the kernel chooses it."""
-    return int(endpoint.rpartition(":")[2]) if endpoint.startswith("tcp://") else None
+    if not endpoint.startswith("tcp://"):
+        return None
+
+    return int(endpoint.rpartition(":")[2])
 
 
 class EventPublisher:

@@ -37,7 +37,10 @@ def _plain(value: Any) -> object:
     if hasattr(value, "__iter__"):
         return list(value)
 
-    return operator.index(value) if hasattr(value, "__index__") else float(value)
+    if hasattr(value, "__index__"):
+        return operator.index(value)
+
+    return float(value)
 
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=_plain)

@@ -150,7 +150,10 @@ class TokenSequence:
                 if len(word) <= num_generated and token_ids[-len(word) :] == word:
                     return FinishReason.STOP_WORDS
 
-        return FinishReason.LENGTH if num_generated >= self.max_tokens else _NOT_FINISHED
+        if num_generated >= self.max_tokens:
+            return FinishReason.LENGTH
+
+        return _NOT_FINISHED
 
     def finish(self, reason: FinishReason) -> None:
         """End a cancelled or timed-out sequence. Tokens that no Response has carried are dropped,

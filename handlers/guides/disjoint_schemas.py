@@ -130,7 +130,10 @@ def plain(value: object) -> object:
     if isinstance(value, dict):
         return {name: plain(entry) for name, entry in value.items()}
 
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+
+    return value
 
 
 def _property(schema: Mapping[str, Any], name: object) -> object:

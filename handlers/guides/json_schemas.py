@@ -436,7 +436,10 @@ class _SchemaReader:
                 self._schema(branch, f"{where}/{name}/{number}", is_alone=is_alone and is_single)
                 for number, branch in enumerate(branches)
             ]
-            together += parts if name == "allOf" else [{"anyOf": parts}]
+            if name == "allOf":
+                together += parts
+            else:
+                together.append({"anyOf": parts})
 
         together += self._dependent(schema, where)
 
@@ -653,7 +656,10 @@ def _has_all_names(schema: object) -> bool:
 def _closed(schema: Schema) -> Schema:
     """A schema of objects that have only the properties that it names."""
     names = schema.get("required", [])
-    required = dict.fromkeys(names, True) if isinstance(names, list) else {}
+    required: Schema = {}
+    if isinstance(names, list):
+        required = dict.fromkeys(names, True)
+
     return {
         **schema,
         "properties": {**required, **schema.get("properties", {})},

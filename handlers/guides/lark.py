@@ -382,8 +382,12 @@ def rust_regex(pattern: str, *, is_in_json: bool = False) -> str:
     `\d`, `\w` and `\s` are of ASCII in some languages and of Unicode in others: what is written
     fits both. In a class `[`, `&&`, `--` and `~~` are letters, as in Python and JavaScript.
     """
-    begin = "[" if is_in_json else ""
-    end = f"&&{WRITABLE}]" if is_in_json else ""
+    begin = ""
+    end = ""
+    if is_in_json:
+        begin = "["
+        end = f"&&{WRITABLE}]"
+
     parts: list[str] = []
     # The parts of the class that is open.
     inside: list[str] = []

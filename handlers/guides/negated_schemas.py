@@ -274,7 +274,10 @@ def _none_of(endings: Sequence[str]) -> str:
 
 
 def _in_set(letter: str) -> str:
-    return f"\\{letter}" if letter in "\\]^-[" else letter
+    if letter in "\\]^-[":
+        return f"\\{letter}"
+
+    return letter
 
 
 def _other_numbers(values: Iterable[float]) -> Iterator[Schema]:

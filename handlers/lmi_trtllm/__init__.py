@@ -18,11 +18,8 @@ def load(config: EngineConfig, model_path: str, progress: Progress) -> TrtllmExe
     """Entry point of the handler `trtllm`. Raises StartError."""
     try:
         from handlers.lmi_trtllm.executor import TrtllmExecutor
-    except (
-        ImportError,
-        OSError,
-        RuntimeError,
-    ) as error:  # of its native libraries, which it loads as it is imported
+    # TensorRT-LLM loads its native libraries as it is imported, and they may raise each of these.
+    except (ImportError, OSError, RuntimeError) as error:
         from handlers.lmi_trtllm.about import explained
 
         raise explained(error, model_path, config) from error

@@ -29,11 +29,11 @@ from lmi.settings.handler import Handler, folder_of
 
 CHECKED = (
     "checked against the published sources of TensorRT-LLM's main of October 2025 and of August "
-    "2026, never run on the "
-    "wheel"
+    "2026, never run on the wheel"
 )
 NOTHING_IS_SENT = {"TRTLLM_NO_USAGE_STATS": "1", "TELEMETRY_DISABLED": "1", "DO_NOT_TRACK": "1"}
-ARGUMENTS = ("tensorrt_llm", "llmapi", "llm_args.py")  # the file with what LLM takes
+# The file that declares what LLM takes.
+ARGUMENTS = ("tensorrt_llm", "llmapi", "llm_args.py")
 ARGUMENT_CLASSES = ("BaseLlmArgs", "TorchLlmArgs")
 # Ranks on one machine need no network: TensorRT-LLM's answer to a single node that hangs. A
 # container rarely may read another process's memory (CMA), which shared memory of Open MPI 4 would
@@ -58,13 +58,14 @@ OWN_SPECULATION = (
     "nothing on trtllm, whose own option is option.speculative_config, as in "
     '{"decoding_type": "NGram", "max_draft_len": 4, "max_matching_ngram_size": 2}'
 )
-CPP_SAMPLER = "TRTLLMSampler"  # a value of the argument sampler_type
-AUTO = "auto"  # the value by default
+# A value of the argument sampler_type, and its default.
+CPP_SAMPLER = "TRTLLMSampler"
+AUTO = "auto"
 NUMBERS = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?(?:rc(\d+))?")
 OUT_OF_MEMORY = (
     "set option.kv_cache_free_gpu_mem_fraction, option.max_rolling_batch_prefill_tokens, "
-    "option.max_model_len or "
-    "option.max_rolling_batch_size lower, or option.tensor_parallel_degree higher"
+    "option.max_model_len or option.max_rolling_batch_size lower, or "
+    "option.tensor_parallel_degree higher"
 )
 FROM_THE_IMAGE = "serve from the image of target trtllm"
 # What the most telling error in a chain says, in the order in which they are looked for, and what
@@ -105,10 +106,15 @@ def option_names() -> frozenset[str] | None:
     not installed.
     """
     classes = fields_by_class(*ARGUMENTS)
-    own = frozenset[str]().union(*(classes.get(name, ()) for name in ARGUMENT_CLASSES)) - {
-        "model_config"
-    }
-    return (own | TRANSLATED.keys() | FORBIDDEN.keys()) - IGNORED.keys() if own else None
+    arguments: set[str] = set()
+    for name in ARGUMENT_CLASSES:
+        arguments.update(classes.get(name, ()))
+
+    arguments.discard("model_config")
+    if not arguments:
+        return None
+
+    return frozenset(arguments | TRANSLATED.keys() | FORBIDDEN.keys()) - IGNORED.keys()
 
 
 def check(config: EngineConfig) -> Mapping[str, str]:
@@ -140,10 +146,14 @@ def _lacking(config: EngineConfig) -> dict[str, str]:
     for name in sorted(config.options.keys() & (TRANSLATED.keys() | LACKING.keys())):
         target = TRANSLATED.get(name, name)
         argument, _, field = target.partition(".")
-        known = classes.get(CONFIG_CLASSES.get(argument, "") if field else ARGUMENT_CLASSES[-1])
-        if (
-            known is not None and (field or argument) not in known
-        ):  # what the text does not show counts as existing
+        if field:
+            class_name = CONFIG_CLASSES.get(argument, "")
+        else:
+            class_name = ARGUMENT_CLASSES[-1]
+
+        # What the text does not show counts as existing.
+        fields = classes.get(class_name)
+        if fields is not None and (field or argument) not in fields:
             why = f", {LACKING[target]}" if target in LACKING else ""
             faults[f"option.{name}"] = f"nothing: this TensorRT-LLM has no {target}{why}"
 
@@ -154,34 +164,40 @@ def environment(
     config: EngineConfig, environ: Mapping[str, str], slot: int, folder: str
 ) -> Mapping[str, str]:
     """Forbid reports, give ranks their GPUs, take packages from where TensorRT-LLM is. Else the
-    operator counts.
+    operator's environment counts.
     """
-    wanted = {
-        name: value for name, value in (NOTHING_IS_SENT | OF_MPI).items() if name not in environ
-    }
-    num_each = len(config.device_ids) // config.num_engines
-    if gpus := config.device_ids[slot * num_each : (slot + 1) * num_each]:
-        wanted["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    variables: dict[str, str] = {}
+    for name, value in (NOTHING_IS_SENT | OF_MPI).items():
+        if name not in environ:
+            variables[name] = value
 
-    return {**wanted, **base_packages(environ)}
+    num_gpus = len(config.device_ids) // config.num_engines
+    gpus = config.device_ids[slot * num_gpus : (slot + 1) * num_gpus]
+    if gpus:
+        variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+
+    return {**variables, **base_packages(environ)}
 
 
-def base_packages(environ: Mapping[str, str], own: str = sys.prefix) -> Mapping[str, str]:
+def base_packages(environ: Mapping[str, str], prefix: str = sys.prefix) -> Mapping[str, str]:
     """The variable with which processes take packages first from where TensorRT-LLM is, unless that
-    is in `own`.
+    is below `prefix`, where ours are.
 
     lmi's environment lies on top of that one, as in the image, and has newer versions of some
     packages there: its huggingface_hub ends the import of the transformers that TensorRT-LLM 1.2
     pins.
     """
     library = folder_of("tensorrt_llm")
-    given = environ.get("PYTHONPATH", "")
-    if library is None or library.is_relative_to(own):
+    if library is None or library.is_relative_to(prefix):
         return {}
 
-    below = str(library.parent)
-    paths = [path for path in given.split(os.pathsep) if path and path != below]
-    return {"PYTHONPATH": os.pathsep.join([below, *paths])}
+    packages = str(library.parent)
+    paths = [packages]
+    for path in environ.get("PYTHONPATH", "").split(os.pathsep):
+        if path and path != packages:
+            paths.append(path)
+
+    return {"PYTHONPATH": os.pathsep.join(paths)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,10 +208,14 @@ class Profile:
     of a prompt it reports the log-probs of the best tokens, not those of the prompt's own.
     """
 
-    name: str  # the version
-    takes_priority: bool  # as an argument of generate_async
-    has_cpp_sampler: bool  # beside the Torch sampler
-    # the C++ sampler searches beams where nobody chose a sampler, and 0 asks for no log-probs
+    # The version.
+    name: str
+    # Whether generate_async has an argument for it.
+    takes_priority: bool
+    # Whether it has one beside the Torch sampler.
+    has_cpp_sampler: bool
+    # Whether the C++ sampler searches beams where nobody chose a sampler. Then 0 asks for no
+    # log-probs.
     has_cpp_beams: bool
 
 
@@ -209,18 +229,15 @@ def of_version(text: str, *, takes_priority: bool) -> Profile:
     """1.3.0rc26 is the first version of which a page says that the Torch sampler is the only one.
     Raises ValueError.
     """
-    found = NUMBERS.match(text)
-    if found is None:
+    match = NUMBERS.match(text)
+    if match is None:
         raise ValueError(f"{text!r} is no version of TensorRT-LLM")
 
-    major, minor, patch, candidate = found.groups()
+    major, minor, patch, candidate = match.groups()
     # A release follows all of its candidates.
-    number = (
-        int(major),
-        int(minor),
-        int(patch or 0),
-        math.inf if candidate is None else int(candidate),
-    )
+    candidate_number = math.inf if candidate is None else int(candidate)
+    number = (int(major), int(minor), int(patch or 0), candidate_number)
+
     return Profile(
         text,
         takes_priority,
@@ -236,22 +253,24 @@ def explained(error: BaseException, model: str, config: EngineConfig) -> StartEr
     if isinstance(error, StartError):
         return error
 
-    if (
-        refused := refusal(error, lambda place: named(config, ".".join(map(str, place))))
-    ) is not None:
-        return refused
+    bad_values = refusal(error, lambda place: named(config, ".".join(map(str, place))))
+    if bad_values is not None:
+        return bad_values
 
-    chain = _linked(error, lambda each: each.__cause__ or each.__context__)
+    chain = _linked(error, lambda later: later.__cause__ or later.__context__)
     for pattern, advice in ADVICE.items():
-        for each in chain:
-            if found := re.search(pattern, _text(each), re.I):
-                line = next(
-                    line for line in _text(each).splitlines() if found[0].partition("\n")[0] in line
-                )
-                kind = NoMemory if advice is OUT_OF_MEMORY else ModelUnusable
-                return kind(f"{model}: TensorRT-LLM cannot start: {first_line(line)}; {advice}")
+        for linked in chain:
+            text = _text(linked)
+            match = re.search(pattern, text, re.I)
+            if match is None:
+                continue
 
-    root = _linked(error, lambda each: each.__cause__)[-1]
+            telling = match[0].partition("\n")[0]
+            line = next(line for line in text.splitlines() if telling in line)
+            kind = NoMemory if advice is OUT_OF_MEMORY else ModelUnusable
+            return kind(f"{model}: TensorRT-LLM cannot start: {first_line(line)}; {advice}")
+
+    root = _linked(error, lambda later: later.__cause__)[-1]
     return ModelUnusable(f"{model}: TensorRT-LLM cannot start: {first_line(_text(root))}")
 
 
@@ -276,13 +295,15 @@ HANDLER = Handler(
     load="handlers.lmi_trtllm:load",
     library="tensorrt_llm",
     distributions=("tensorrt-llm",),
-    other_names=("tensorrt-llm",),  # as the reference names its image
+    # The reference names its image so.
+    other_names=("tensorrt-llm",),
     defaults=DEFAULTS,
     sampling_defaults=SAMPLING,
     uses=frozenset({"option.trust_remote_code"}),
     unused={f"option.{name}": why for name, why in IGNORED.items()},
     means={f"option.{name}": target for name, target in TRANSLATED.items()},
-    wins=frozenset({"option.max_num_sequences"}),  # the engine's batch; without it the other one is
+    # It is the engine's batch. Without it the other option is.
+    wins=frozenset({"option.max_num_sequences"}),
     caveat=CHECKED,
     option_names=option_names,
     check=check,

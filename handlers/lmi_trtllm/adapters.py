@@ -27,15 +27,18 @@ from lmi.executor import SamplingConfig
 
 if TYPE_CHECKING:
     from tensorrt_llm.llmapi.llm_args import LoraConfig
-else:  # its module has moved, so the argument that takes one says which class it is
+else:
+    # Its module has moved, so the argument that takes one says which class it is.
     LoraConfig = get_args(TorchLlmArgs.model_fields["lora_config"].annotation)[0]
 
 NO_PIN = (
     "TensorRT-LLM pins no adapter; those that were used last stay, as many as option.max_loras says"
 )
 WAY_OUT = '(option.lora_config={"trtllm_modules_to_hf_modules": …} adds names)'
-MAX_LORAS = 4  # where no option says it, as on the other engines
-NAMES = "get_default_trtllm_modules_to_hf_modules"  # a function beside LoraConfig
+# The number where no option says it, as on the other engines.
+MAX_LORAS = 4
+# The name of a function beside LoraConfig. Some versions have none.
+NAMES = "get_default_trtllm_modules_to_hf_modules"
 MODULE = re.compile(r"\.layers\.\d+\.(?:\w+\.)*(\w+)\.lora_[AB]\.weight$")
 # What PEFT can save and the engine would leave out: each field with the values that mean it is off.
 OFF: dict[str, tuple[object, ...]] = {
@@ -47,12 +50,12 @@ OFF: dict[str, tuple[object, ...]] = {
 }
 
 
-def arguments(given: Mapping[str, Any]) -> dict[str, LoraConfig]:
-    """The argument of LLM by which it takes adapters, if those that are given ask for them."""
-    if not given.get("enable_lora"):
+def arguments(llm_arguments: Mapping[str, Any]) -> dict[str, LoraConfig]:
+    """The argument of LLM by which it takes adapters, if its other arguments ask for them."""
+    if not llm_arguments.get("enable_lora"):
         return {}
 
-    config = given.get("lora_config") or LoraConfig()
+    config = llm_arguments.get("lora_config") or LoraConfig()
     config.max_loras = config.max_loras or MAX_LORAS
     return {"lora_config": config}
 
@@ -88,10 +91,13 @@ def check_adapter(adapter: LoadedAdapter, config: LoraConfig) -> None:
     except msgspec.MsgspecError as error:
         raise ValueError(f"{CONFIG}: {error}") from None
 
-    if reason := _config_fault(stored, config.max_lora_rank):
+    reason = _config_fault(stored, config.max_lora_rank)
+    if reason:
         raise ValueError(f"{CONFIG}: {reason}")
 
-    if (path / WEIGHTS).is_file() and (reason := _weights_fault(path / WEIGHTS, config)):
+    weights = path / WEIGHTS
+    reason = _weights_fault(weights, config) if weights.is_file() else None
+    if reason:
         raise ValueError(f"{WEIGHTS}: {reason}")
 
 
@@ -117,13 +123,17 @@ def _modules(config: LoraConfig) -> set[str]:
     """The linears that the engine has low ranks of, by the last part of their names in
     checkpoints.
     """
-    known: dict[str, Any] = getattr(
-        sys.modules[LoraConfig.__module__], NAMES, dict
-    )()  # some versions have no list
-    names = known | config.trtllm_modules_to_hf_modules
-    listed = [names.get(one, one) for one in config.lora_target_modules or names]
-    parts = (one if isinstance(one, list) else [one] for one in listed)
-    return {name.rpartition(".")[2] for group in parts for name in group}
+    default_names = getattr(sys.modules[LoraConfig.__module__], NAMES, dict)
+    names: dict[str, Any] = default_names() | config.trtllm_modules_to_hf_modules
+
+    modules: set[str] = set()
+    for target in config.lora_target_modules or names:
+        # An entry is a name, or several.
+        entry = names.get(target, target)
+        for name in entry if isinstance(entry, list) else [entry]:
+            modules.add(name.rpartition(".")[2])
+
+    return modules
 
 
 def _weights_fault(file: Path, config: LoraConfig) -> str | None:
@@ -131,12 +141,12 @@ def _weights_fault(file: Path, config: LoraConfig) -> str | None:
     modules = _modules(config)
     max_rank = config.max_lora_rank
     shapes = dict[str, list[int]]()
-    with suppress(SafetensorError), safe_open(file, "np") as opened:
-        shapes = {name: opened.get_slice(name).get_shape() for name in opened.keys()}
+    with suppress(SafetensorError), safe_open(file, "np") as tensors:
+        shapes = {name: tensors.get_slice(name).get_shape() for name in tensors.keys()}
 
     for name, shape in shapes.items():
-        found = MODULE.search(name)
-        if found is None or found[1] not in modules:
+        match = MODULE.search(name)
+        if match is None or match[1] not in modules:
             return f"{name} would be left out: the engine has no low ranks there {WAY_OUT}"
 
         rank = shape[0] if name.endswith("lora_A.weight") else 1

@@ -22,18 +22,16 @@ from lmi.settings.config import EngineConfig
 # These differ from TensorRT-LLM's defaults: without a backend it answers guided requests unguided,
 # or not at all.
 DEFAULTS: dict[str, Any] = {"guided_decoding_backend": "xgrammar"}
-LEFT_TO_LLM = frozenset(
-    {"cuda_graph_config"}
-)  # on main, LLM chooses between two classes by what the object holds
+# On main, LLM chooses between two classes by what the object holds.
+LEFT_TO_LLM = frozenset({"cuda_graph_config"})
 ENGINE_FOLDER = (
     "a built engine of TensorRT: tensorrt_llm.LLM reads none in 1.2, and later versions have "
-    "removed them; name the "
-    "folder of the checkpoint that the engine was built from, as Hugging Face has it"
+    "removed them; name the folder of the checkpoint that the engine was built from, as Hugging "
+    "Face has it"
 )
 CONVERTED_FOLDER = (
     "a checkpoint that was converted for TensorRT's engines: name the folder that it was converted "
-    "from, as Hugging "
-    "Face has it"
+    "from, as Hugging Face has it"
 )
 WORD = "decoding_type"
 QUEUE_POLICY = "waiting_queue_policy"
@@ -43,9 +41,10 @@ log = logging.getLogger("lmi.trtllm")
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """A value for an argument of LLM, or for a field of a nested one, and the option
-    that gave it.
+class Setting:
+    """A value for an argument of LLM, or for a field of a nested one, and the option that gave it.
+
+    `target` is the name of the argument, with that of the field behind a dot.
     """
 
     option: str
@@ -60,37 +59,32 @@ def llm_arguments(config: EngineConfig, model_path: str, profile: about.Profile)
     Raises BadConfiguration with one line for each fault, ModelUnusable for a folder that LLM cannot
     read, SecurityRefused for weights that would be unpickled.
     """
-    if refused := about.check(config):
-        lines = [
-            f"{named(config, key.removeprefix('option.'))}: allowed is {why}"
-            for key, why in refused.items()
-        ]
+    refusals = about.check(config)
+    if refusals:
+        lines = []
+        for key, why in refusals.items():
+            option = named(config, key.removeprefix("option."))
+            lines.append(f"{option}: allowed is {why}")
+
         raise BadConfiguration("\n".join(lines))
 
     _check_folder(Path(model_path), config)
     faults: list[str] = []
-    ours = [
-        Said(OPTION_OF[field], argument, getattr(config, field))
-        for field, argument in options.OURS.items()
-    ]
-    said = [
-        *(each for each in ours if each.value is not None),
-        *_others(config, profile.name, faults),
-    ]
-    given = _by_argument(said, config, faults)
-    # Cached tokens of a part of a block would tell a client, one by one, what others have asked.
-    _fill_in(given, "kv_cache_config", "enable_partial_reuse", False)
-    if (
-        profile.takes_priority
-        and QUEUE_POLICY in TorchLlmArgs.model_fields["scheduler_config"].annotation.model_fields
-    ):
-        _fill_in(
-            given, "scheduler_config", QUEUE_POLICY, "priority"
-        )  # the queue by default ignores a priority
+    settings = [*_from_fields(config), *_from_options(config, profile.name, faults)]
+    by_argument = _by_argument(settings, config, faults)
 
-    typed = {
-        name: _typed(name, values, config, profile.name, faults) for name, values in given.items()
-    }
+    # Cached tokens of a part of a block would tell a client, one by one, what others have asked.
+    _fill_in(by_argument, "kv_cache_config", "enable_partial_reuse", False)
+
+    # The queue by default ignores a priority.
+    scheduler_fields = TorchLlmArgs.model_fields["scheduler_config"].annotation.model_fields
+    if profile.takes_priority and QUEUE_POLICY in scheduler_fields:
+        _fill_in(by_argument, "scheduler_config", QUEUE_POLICY, "priority")
+
+    typed: dict[str, Any] = {}
+    for name, fields in by_argument.items():
+        typed[name] = _typed(name, fields, config, profile.name, faults)
+
     if faults:
         raise BadConfiguration("\n".join(faults))
 
@@ -99,15 +93,16 @@ def llm_arguments(config: EngineConfig, model_path: str, profile: about.Profile)
     if max_prompt is not None and max_length is not None and max_prompt >= max_length:
         log.warning(
             "%s: a prompt has at most %d tokens, because prompt and answer together have at most "
-            "%d "
-            "(option.max_model_len, which option.max_output_len sets too)",
-            *(named(config, "max_input_len"), max_length - 1, max_length),
+            "%d (option.max_model_len, which option.max_output_len sets too)",
+            named(config, "max_input_len"),
+            max_length - 1,
+            max_length,
         )
 
-    defaults = {} if typed.get("skip_tokenizer_init") else DEFAULTS  # guides need the tokenizer
-    if (
-        config.max_beam_width or 1
-    ) > 1:  # a search may answer once, at its end; its iterations show that it goes on
+    # Guides need the tokenizer.
+    defaults = {} if typed.get("skip_tokenizer_init") else DEFAULTS
+    # A search may answer once, at its end. Its iterations show that it goes on.
+    if (config.max_beam_width or 1) > 1:
         defaults = {**defaults, "enable_iter_perf_stats": True}
 
     return {**defaults, **typed, "dtype": DTYPES[config.dtype], "model": model_path}
@@ -125,32 +120,27 @@ def _check_folder(folder: Path, config: EngineConfig) -> None:
     if config.quantize is not None:
         _check_quantisation(folder, stored, config)
 
-    if (
-        not any(folder.glob("*.safetensors"))
-        and not config.allow_pickle
-        and (files := pickled_files(folder))
-    ):
-        raise refusal(files[0])
+    if config.allow_pickle or any(folder.glob("*.safetensors")):
+        return
+
+    pickled = pickled_files(folder)
+    if pickled:
+        raise refusal(pickled[0])
 
 
 def _check_quantisation(folder: Path, stored: Mapping[str, Any], config: EngineConfig) -> None:
     """The method that option.quantize names must be the one that the checkpoint has."""
     optimised = _json(folder / "hf_quant_config.json").get("quantization") or {}
-    methods = [
-        optimised.get("quant_algo"),
-        (stored.get("quantization_config") or {}).get("quant_method"),
-    ]
-    has = next((str(method) for method in methods if method), None)
-    method = str(config.quantize)
-    if has is None:
-        raise BadConfiguration(
-            f"{named(config, 'quantize', method)}: allowed is {options.QUANTISE_BEFORE}"
-        )
+    quantised = stored.get("quantization_config") or {}
+    stored_method = optimised.get("quant_algo") or quantised.get("quant_method")
 
-    if method.lower() not in has.lower():
-        raise BadConfiguration(
-            f"{named(config, 'quantize', method)}: allowed is {has}, as the checkpoint has it"
-        )
+    method = str(config.quantize)
+    option = named(config, "quantize", method)
+    if not stored_method:
+        raise BadConfiguration(f"{option}: allowed is {options.QUANTISE_BEFORE}")
+
+    if method.lower() not in str(stored_method).lower():
+        raise BadConfiguration(f"{option}: allowed is {stored_method}, as the checkpoint has it")
 
 
 def _json(file: Path) -> dict[str, Any]:
@@ -163,9 +153,20 @@ def _json(file: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _others(config: EngineConfig, version: str, faults: list[str]) -> list[Said]:
+def _from_fields(config: EngineConfig) -> list[Setting]:
+    """What the fields of an EngineConfig say that are arguments too."""
+    settings = []
+    for field, argument in options.OURS.items():
+        value = getattr(config, field)
+        if value is not None:
+            settings.append(Setting(OPTION_OF[field], argument, value))
+
+    return settings
+
+
+def _from_options(config: EngineConfig, version: str, faults: list[str]) -> list[Setting]:
     """What the options say that have no field of their own in an EngineConfig."""
-    said = []
+    settings = []
     for name, text in config.options.items():
         if name in options.FORBIDDEN or name in options.IGNORED:
             continue
@@ -180,90 +181,102 @@ def _others(config: EngineConfig, version: str, faults: list[str]) -> list[Said]
 
         if target.partition(".")[0] not in TorchLlmArgs.model_fields:
             text = f"{named(config, name)}: TensorRT-LLM ({version}) has no argument {target}"
-            known = (
+            names = (
                 *TorchLlmArgs.model_fields,
                 *options.TRANSLATED,
                 *options.FORBIDDEN,
                 *options.IGNORED,
             )
-            tell_unknown(config, text, name, known, faults)
-        elif (
-            isinstance(value, dict) and value and "." not in target
-        ):  # a field at a time, so that none is set twice
-            said += [Said(name, f"{target}.{field}", each) for field, each in value.items()]
+            tell_unknown(config, text, name, names, faults)
+        # It is set a field at a time, so that none is set twice.
+        elif isinstance(value, dict) and value and "." not in target:
+            for field, field_value in value.items():
+                settings.append(Setting(name, f"{target}.{field}", field_value))
         elif value is not options.UPSTREAMS:
-            said.append(Said(name, target, value))
+            settings.append(Setting(name, target, value))
 
-    return _with_lora(said, config)
+    return _with_lora(settings, config)
 
 
-def _with_lora(said: list[Said], config: EngineConfig) -> list[Said]:
+def _with_lora(settings: list[Setting], config: EngineConfig) -> list[Setting]:
     """LLM takes adapters just where there is a lora_config, which its defaults make, whatever
     enable_lora says.
     """
-    own = [each for each in said if each.target.startswith("lora_config")]
+    of_lora = [setting for setting in settings if setting.target.startswith("lora_config")]
     if is_enabled(config.options):
-        return said if own else [*said, Said("enable_lora", "lora_config", {})]
+        return settings if of_lora else [*settings, Setting("enable_lora", "lora_config", {})]
 
-    for option in sorted({each.option for each in own}):
+    for option in sorted({setting.option for setting in of_lora}):
         log.warning("%s: has no effect without option.enable_lora=true", named(config, option))
 
-    return [each for each in said if each not in own]
+    return [setting for setting in settings if setting not in of_lora]
 
 
 def _by_argument(
-    said: list[Said], config: EngineConfig, faults: list[str]
-) -> dict[str, dict[str, Said]]:
+    settings: list[Setting], config: EngineConfig, faults: list[str]
+) -> dict[str, dict[str, Setting]]:
     """Each argument with its fields; the field "" is the whole argument. Two options for one of
     them must agree.
     """
-    given: dict[str, dict[str, Said]] = {}
-    for each in said:
-        argument, _, field = each.target.partition(".")
-        fields = given.setdefault(argument, {})
-        rivals = (
-            other for place, other in fields.items() if place == field or "" in (place, field)
-        )
-        if rival := next(
-            (other for other in rivals if str(other.value).lower() != str(each.value).lower()), None
-        ):
-            both = " and ".join(named(config, option) for option in (rival.option, each.option))
-            faults.append(
-                f"{both}: these set the same argument, {each.target}, allowed is one of them"
-            )
+    by_argument: dict[str, dict[str, Setting]] = {}
+    for setting in settings:
+        argument, _, field = setting.target.partition(".")
+        fields = by_argument.setdefault(argument, {})
+        rival = _rival_of(setting, field, fields)
+        if rival is None:
+            fields[field] = setting
         else:
-            fields[field] = each
+            first = named(config, rival.option)
+            second = named(config, setting.option)
+            faults.append(
+                f"{first} and {second}: these set the same argument, {setting.target}, allowed is "
+                f"one of them"
+            )
 
-    return given
+    return by_argument
 
 
-def _fill_in(given: dict[str, dict[str, Said]], argument: str, field: str, value: object) -> None:
+def _rival_of(setting: Setting, field: str, fields: Mapping[str, Setting]) -> Setting | None:
+    """One of the `fields` that sets the same as a setting of this field, to another value."""
+    for rival_field, rival in fields.items():
+        set_the_same = rival_field == field or "" in (rival_field, field)
+        if set_the_same and str(rival.value).lower() != str(setting.value).lower():
+            return rival
+
+    return None
+
+
+def _fill_in(
+    by_argument: dict[str, dict[str, Setting]], argument: str, field: str, value: object
+) -> None:
     """Set a field of a nested configuration, unless an option sets it or the whole
     configuration.
     """
-    fields = given.setdefault(argument, {})
+    fields = by_argument.setdefault(argument, {})
     if "" not in fields:
-        fields.setdefault(field, Said(argument, f"{argument}.{field}", value))
+        fields.setdefault(field, Setting(argument, f"{argument}.{field}", value))
 
 
 def _typed(
-    name: str, values: Mapping[str, Said], config: EngineConfig, version: str, faults: list[str]
+    name: str, fields: Mapping[str, Setting], config: EngineConfig, version: str, faults: list[str]
 ) -> Any:
     """The value of one argument as its field's type. Adds a line to `faults` for each fault."""
-    value = (
-        values[""].value if "" in values else {field: said.value for field, said in values.items()}
-    )
-    first = next(iter(values.values())).option
+    whole = fields.get("")
+    if whole is not None:
+        value = whole.value
+    else:
+        value = {field: setting.value for field, setting in fields.items()}
+
+    first = next(iter(fields.values())).option
     try:
         return _read(name, value)
     except ValidationError as error:
         for fault in error.errors():
             place = [str(part) for part in fault["loc"]]
-            said = values.get(place[0] if place else "", values.get(""))
-            faults.append(
-                f"{named(config, said.option if said else first)}: "
-                f"{_reason(name, place, fault, version)}"
-            )
+            setting = fields.get(place[0] if place else "", whole)
+            option = setting.option if setting else first
+            reason = _reason(name, place, fault, version)
+            faults.append(f"{named(config, option)}: {reason}")
     except (TypeError, ValueError) as error:
         faults.append(f"{named(config, first)}: {shorten(str(error), 200)[1:-1]}")
 
@@ -281,11 +294,15 @@ def _read(name: str, value: Any) -> Any:
     if isinstance(value, dict) and WORD in value:
         # Older classes of a union have their own words outside of their fields, so an object with a
         # word fits none.
-        kinds = [field.annotation, *get_args(field.annotation)]
-        if kind := next((one for one in kinds if getattr(one, WORD, None) == value[WORD]), None):
-            return kind(**{key: each for key, each in value.items() if key != WORD})
+        for kind in (field.annotation, *get_args(field.annotation)):
+            if getattr(kind, WORD, None) == value[WORD]:
+                fields = {key: entry for key, entry in value.items() if key != WORD}
+                return kind(**fields)
 
-    hint: Any = Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
+    hint: Any = field.annotation
+    if field.metadata:
+        hint = Annotated[field.annotation, *field.metadata]
+
     is_model = isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
     settings = None if is_model else ConfigDict(arbitrary_types_allowed=True)
     return TypeAdapter(hint, config=settings).validate_python(value)
@@ -297,5 +314,5 @@ def _reason(name: str, place: list[str], fault: Mapping[str, Any], version: str)
         why = f", {options.LACKING[target]}" if target in options.LACKING else ""
         return f"TensorRT-LLM ({version}) has no {target}{why}"
 
-    said = first_line(str(fault["msg"]).removeprefix("Value error, "))
-    return f"{'.'.join([name, *place])}: {said}"
+    reason = first_line(str(fault["msg"]).removeprefix("Value error, "))
+    return f"{'.'.join([name, *place])}: {reason}"

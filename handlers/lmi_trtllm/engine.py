@@ -30,22 +30,23 @@ from lmi.errors import InvalidRequest, LmiError
 from lmi.executor import KvCacheStats
 from lmi.shared import linux
 
-MAX_BATCH_SIZE = 2048  # TensorRT-LLM's own, for what an LLM leaves open
-WAIT_S = 0.1  # for an output, before deadlines are checked
-STATISTICS_WAIT_S = 0.5  # for statistics, before they are asked for again
-CLOSE_WAIT_S = 5.0  # for TensorRT-LLM's own shutdown, which may never return
-STARTERS = (
-    b"mpi4py",
-    b"multiprocessing.spawn",
-    b"--multiprocessing-fork",
-)  # in command lines of ranks
-# What ends only one request; any other error ends the engine. TensorRT-LLM asserts that a result is
+# TensorRT-LLM's own number, for what an LLM leaves open.
+MAX_BATCH_SIZE = 2048
+# The wait for an output, before deadlines are checked.
+WAIT_S = 0.1
+# The wait for statistics, before they are asked for again.
+STATISTICS_WAIT_S = 0.5
+# The wait for TensorRT-LLM's own shutdown, which may never return.
+CLOSE_WAIT_S = 5.0
+# The command line of a rank has one of them.
+STARTERS = (b"mpi4py", b"multiprocessing.spawn", b"--multiprocessing-fork")
+# What ends only one request. Any other error ends the engine. TensorRT-LLM asserts that a result is
 # right.
 OF_ONE_REQUEST = (RequestError, AssertionError, OutputFault, LmiError)
 # TensorRT-LLM's names are ours in camel case.
 CACHE_FIELDS = {
-    one: re.sub("_(.)", lambda found: found[1].upper(), one)
-    for one in KvCacheStats.__struct_fields__
+    field: re.sub("_(.)", lambda match: match[1].upper(), field)
+    for field in KvCacheStats.__struct_fields__
 }
 
 log = logging.getLogger("lmi.trtllm")
@@ -57,12 +58,14 @@ class TrtllmWork:
 
     id: str
     token_ids: list[int]
-    params: SamplingParams  # never shared: a submit changes it
-    more: dict[str, Any]  # further keyword arguments; only those that the profile's signature has
-    sequence: Sequence  # the engine's thread only reads what never changes of it
-    is_streamed: bool = (
-        True  # also where the client does not stream: each output shows that the engine goes on
-    )
+    # It is never shared, because a submit changes it.
+    params: SamplingParams
+    # Further keyword arguments, and only those that the profile's signature has.
+    more: dict[str, Any]
+    # The engine's thread only reads what never changes of it.
+    sequence: Sequence
+    # It is so where the client does not stream too: each output shows that the engine goes on.
+    is_streamed: bool = True
 
 
 class Statistics:
@@ -81,31 +84,34 @@ class Statistics:
 
     def has_news(self) -> bool:
         """Whether there were iterations since the last call."""
-        before, self._num_seen = self._num_seen, self._num_iterations
-        return self._num_seen > before
+        num_before = self._num_seen
+        self._num_seen = self._num_iterations
+        return self._num_seen > num_before
 
     async def read(self, llm: LLM) -> None:
         """Read statistics until the task is cancelled. An error ends only this."""
         try:
             while True:
-                async for one in llm.get_stats_async(timeout=STATISTICS_WAIT_S):
-                    self.take(one)
+                async for iteration in llm.get_stats_async(timeout=STATISTICS_WAIT_S):
+                    self.take(iteration)
 
-                await asyncio.sleep(
-                    STATISTICS_WAIT_S
-                )  # it returns at once before the first request
+                # Before the first request the call above returns at once.
+                await asyncio.sleep(STATISTICS_WAIT_S)
         except Exception:
             log.warning("TensorRT-LLM reports no statistics any more", exc_info=True)
 
     def take(self, iteration: Mapping[str, object]) -> None:
         self._num_iterations += 1
-        if isinstance(cache := iteration.get("kvCacheStats"), dict):
-            known = {
-                ours: cache[theirs]
-                for ours, theirs in CACHE_FIELDS.items()
-                if cache.get(theirs) is not None
-            }
-            self.kv_cache = msgspec.convert(known, KvCacheStats)
+        cache = iteration.get("kvCacheStats")
+        if not isinstance(cache, dict):
+            return
+
+        fields = {}
+        for field, name_there in CACHE_FIELDS.items():
+            if cache.get(name_there) is not None:
+                fields[field] = cache[name_there]
+
+        self.kv_cache = msgspec.convert(fields, KvCacheStats)
 
 
 class TrtllmEngine(EngineLoop):
@@ -114,7 +120,8 @@ class TrtllmEngine(EngineLoop):
         self._llm = LLM(**arguments)
         self.faults = Faults()
         self._ranks = ranks()
-        self._error: Exception | None = None  # after which TensorRT-LLM cannot go on
+        # The error after which TensorRT-LLM cannot go on.
+        self._error: Exception | None = None
         self._statistics = Statistics()
         super().__init__("trtllm")
         if self.argument("enable_iter_perf_stats"):
@@ -140,14 +147,16 @@ class TrtllmEngine(EngineLoop):
     def step(self) -> SequenceOf[SequenceOutput] | None:
         batch = self.take(WAIT_S)
         if not self.is_alive:
-            log.error(
-                "TensorRT-LLM cannot go on: %s", self._error or "one of its processes has ended"
-            )
+            reason = self._error or "one of its processes has ended"
+            log.error("TensorRT-LLM cannot go on: %s", reason)
             raise EngineStopped("TensorRT-LLM's engine died") from self._error
 
         batch, failed = self.faults.end(batch)
         self.abort(failed)
-        return batch if batch or self._statistics.has_news() else None
+        if batch or self._statistics.has_news():
+            return batch
+
+        return None
 
     def load(self) -> EngineLoad:
         """The first sequences count as running, as many as fit: TensorRT-LLM does not
@@ -210,19 +219,22 @@ class TrtllmEngine(EngineLoop):
                 streaming=work.is_streamed,
                 **work.more,
             )
-        except (TypeError, ValueError) as error:  # of a check of the arguments
+        except (TypeError, ValueError) as error:
+            # A check of the arguments has raised it.
             raise InvalidRequest(f"TensorRT-LLM refuses it: {error}") from error
 
         cursor = Cursor(work.id, work.sequence)
         end = None
         try:
             async for step in output:
-                if (new := _new_of(cursor, step)) is not None:
+                new = _new_of(cursor, step)
+                if new is not None:
                     self.put(new)
                     end = new.end
         finally:
             if not output.finished:
-                with contextlib.suppress(Exception):  # an engine that is gone has nothing to abort
+                # An engine that is gone has nothing to abort.
+                with contextlib.suppress(Exception):
                     output.abort()
 
         if end is None:
@@ -246,8 +258,10 @@ def ranks() -> Processes:
     """
     pids = []
     for pid in linux.descendants(os.getpid()):
-        with contextlib.suppress(OSError):  # it has ended
+        # A process may have ended.
+        with contextlib.suppress(OSError):
             command_line = Path(f"/proc/{pid}/cmdline").read_bytes()
-            pids += [pid] * any(word in command_line for word in STARTERS)
+            if any(word in command_line for word in STARTERS):
+                pids.append(pid)
 
     return Processes(pids)

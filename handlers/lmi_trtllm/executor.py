@@ -10,8 +10,9 @@ import os
 import secrets
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from tensorrt_llm import LLM
@@ -99,10 +100,12 @@ class TrtllmExecutor(DrivenExecutor[TrtllmWork]):
             self._file = processors.file_of(options, folder)
             arguments |= processors.arguments(self._file, arguments)
             arguments |= adapters.arguments(arguments)
+
             model_config = read_config(folder)
-            guides = guide_kinds(options, folder)
+            guides = guide_support(options, folder)
             start = Start(model_config["vocab_size"], compile_limit_s(options.step_timeout_s))
-            checks = [GuideChecks(folder, start, self._wake)] if guides[0] else []
+            checks = [GuideChecks(folder, start, self._wake)] if guides.kinds else []
+
             progress("weights", 0.0)
             self._trtllm = TrtllmEngine(arguments)
         except Exception as error:
@@ -112,11 +115,13 @@ class TrtllmExecutor(DrivenExecutor[TrtllmWork]):
         try:
             self._sampler = self._new_sampler(model_config["vocab_size"])
             info = self._describe(folder, model_config, settings, guides)
-            max_loras = (
-                self._trtllm.argument("lora_config").max_loras if info.capabilities.lora else 0
-            )
+            max_loras = 0
+            if info.capabilities.lora:
+                max_loras = self._trtllm.argument("lora_config").max_loras
+
             super().__init__(self._trtllm, info, settings, max_resident_adapters=max_loras)
             self._preparations = checks
+
             progress("warm-up", 0.0)
             self._run_to_the_end(self._warm_up_works())
         except Exception as error:
@@ -127,19 +132,19 @@ class TrtllmExecutor(DrivenExecutor[TrtllmWork]):
 
     def _new_sampler(self, vocab_size: int) -> TrtllmSampler:
         profile = self._profile
-        given = self._trtllm.argument("sampler_type")
-        name = str(getattr(given, "value", given))
-        searches_by_it = profile.has_cpp_beams and name == AUTO and self._trtllm.max_beam_width > 1
-        return TrtllmSampler(
-            profile, vocab_size, searches_by_it or (profile.has_cpp_sampler and name == CPP_SAMPLER)
-        )
+        sampler_type = self._trtllm.argument("sampler_type")
+        name = str(getattr(sampler_type, "value", sampler_type))
+
+        is_default = name == AUTO and profile.has_cpp_beams and self._trtllm.max_beam_width > 1
+        is_option = name == CPP_SAMPLER and profile.has_cpp_sampler
+        return TrtllmSampler(profile, vocab_size, is_cpp=is_default or is_option)
 
     def _describe(
         self,
         folder: str,
         model: dict[str, Any],
         settings: ExecutorConfig,
-        guides: tuple[tuple[GuideType, ...], str],
+        guides: "GuideSupport",
     ) -> EngineInfo:
         engine = self._trtllm
         sampler = self._sampler
@@ -148,17 +153,21 @@ class TrtllmExecutor(DrivenExecutor[TrtllmWork]):
             dtype = model.get("dtype") or model.get("torch_dtype") or ""
 
         lengths = [engine.argument("max_seq_len"), *map(model.get, LENGTHS)]
-        length = next((one for one in lengths if isinstance(one, int) and one > 0), None)
-        if length is None:
+        usable_lengths = [length for length in lengths if isinstance(length, int) and length > 0]
+        if not usable_lengths:
             raise ModelUnusable(
                 f"{folder}: config.json has no length of the context; set option.max_model_len"
             )
 
         has_no_beams = engine.max_beam_width == 1
+        max_top_log_probs = min(MAX_TOP_LOG_PROBS, sampler.vocab_size)
+        if sampler.is_cpp and has_no_beams:
+            max_top_log_probs = 0
+
         return EngineInfo(
             name="trtllm",
             vocab_size=sampler.vocab_size,
-            max_sequence_length=length,
+            max_sequence_length=usable_lengths[0],
             max_num_sequences=engine.max_num_sequences,
             dtype=str(dtype).removeprefix("torch."),
             device="cuda",
@@ -166,16 +175,14 @@ class TrtllmExecutor(DrivenExecutor[TrtllmWork]):
             capabilities=Capabilities(
                 max_beam_width=engine.max_beam_width,
                 num_return_sequences=True,
-                guided_decoding=guides[0] if has_no_beams else (),
-                why_no_guides=guides[1],
+                guided_decoding=guides.kinds if has_no_beams else (),
+                why_no_guides=guides.why_none,
                 min_p=sampler.has_rules,
                 seed=sampler.has_rules,
                 penalties=sampler.has_rules,
                 no_repeat_ngram_size=sampler.has_rules,
                 embedding_bias=True,
-                max_top_log_probs=0
-                if sampler.is_cpp and has_no_beams
-                else min(MAX_TOP_LOG_PROBS, sampler.vocab_size),
+                max_top_log_probs=max_top_log_probs,
                 context_logits=True,
                 generation_logits=has_no_beams,
                 perf_metrics=True,
@@ -191,24 +198,31 @@ class TrtllmExecutor(DrivenExecutor[TrtllmWork]):
         """Greedy, and sampled with every output there is; where the engine only searches beams, one
         of those.
         """
-        can = self.capabilities
+        capabilities = self.capabilities
         length = self.info.max_sequence_length
-        outputs = OutputConfig(
-            return_log_probs=True, additional_model_outputs=can.additional_outputs
-        )
-        kinds = [
-            (SamplingConfig(temperature=0), OutputConfig()),
-            (SamplingConfig(top_p=0.9), outputs),
-        ]
-        if can.max_beam_width > 1:
-            kinds = [(SamplingConfig(can.max_beam_width), OutputConfig(return_log_probs=True))]
-
         prompt = (0,) * min(MAX_WARM_UP_PROMPT, length - 1)
-        works = list[TrtllmWork]()
-        for number, (sampling, output) in enumerate(kinds):
-            request = Request(
-                prompt, NUM_WARM_UP_TOKENS, sampling_config=sampling, output_config=output
+        new_request = partial(Request, prompt, NUM_WARM_UP_TOKENS)
+
+        beam_width = capabilities.max_beam_width
+        if beam_width > 1:
+            search = new_request(
+                sampling_config=SamplingConfig(beam_width),
+                output_config=OutputConfig(return_log_probs=True),
             )
+            requests = [search]
+        else:
+            greedy = new_request(sampling_config=SamplingConfig(temperature=0))
+            sampled = new_request(
+                sampling_config=SamplingConfig(top_p=0.9),
+                output_config=OutputConfig(
+                    return_log_probs=True,
+                    additional_model_outputs=capabilities.additional_outputs,
+                ),
+            )
+            requests = [greedy, sampled]
+
+        works = list[TrtllmWork]()
+        for number, request in enumerate(requests):
             works += map(self._work, new_sequences(-number, request, length))
 
         return works
@@ -217,14 +231,17 @@ class TrtllmExecutor(DrivenExecutor[TrtllmWork]):
         super()._check(request)
         check_beams(request, self.info.capabilities.max_beam_width)
         refuse_rules(request, self._sampler)
-        known = self._trtllm.argument
-        processors.check(request, sees_tokens=bool(known("disable_overlap_scheduler")))
-        most = (
-            None if known("enable_chunked_prefill") else known("max_num_tokens")
-        )  # of a whole prompt
-        if most is not None and len(request.input_token_ids) > most:
+        argument = self._trtllm.argument
+        processors.check(request, sees_tokens=bool(argument("disable_overlap_scheduler")))
+
+        if argument("enable_chunked_prefill"):
+            return
+
+        max_tokens = argument("max_num_tokens")
+        num_tokens = len(request.input_token_ids)
+        if max_tokens is not None and num_tokens > max_tokens:
             raise PromptTooLong(
-                f"{most} tokens at most {MAX_PREFILL}", f"{len(request.input_token_ids)} tokens"
+                f"{max_tokens} tokens at most {MAX_PREFILL}", f"{num_tokens} tokens"
             )
 
     def _work(self, sequence: Sequence) -> TrtllmWork:
@@ -232,7 +249,9 @@ class TrtllmExecutor(DrivenExecutor[TrtllmWork]):
         more = dict[str, Any]()
         functions = processors.of(sequence, self._file, self._trtllm.faults.path)
         params = sampling_params(sequence, self._sampler, functions)
-        if (adapter := self._adapters.used_by(sequence)) is not None:
+
+        adapter = self._adapters.used_by(sequence)
+        if adapter is not None:
             more["lora_request"] = adapters.lora_request(adapter)
 
         if request.kv_cache_retention_config is not None:
@@ -246,13 +265,11 @@ class TrtllmExecutor(DrivenExecutor[TrtllmWork]):
         if self._profile.takes_priority:
             more["priority"] = float(request.priority)
 
-        # Each step is told, not only the end, but for outputs of several steps, which have only the
-        # row of the last, and for a search, whose steps restate its beams and append to the
-        # log-probs of other tokens.
-        is_streamed = sequence.captured is None or self._trtllm.argument("stream_interval") in (
-            None,
-            1,
-        )
+        # Each step is told, not only the end. There are two exceptions: an output of several steps
+        # has only the row of the last, and the steps of a search restate its beams and append to
+        # the log-probs of other tokens.
+        is_each_step_told = self._trtllm.argument("stream_interval") in (None, 1)
+        is_streamed = sequence.captured is None or is_each_step_told
         if sequence.search is not None and request.output_config.return_log_probs:
             is_streamed = False
 
@@ -284,9 +301,12 @@ class GuideChecks(Preparation[None]):
 
     def begin(self, sequence: Sequence) -> Future[None] | None:
         params = sequence.request.guided_decoding_params
-        return None if params is None else self._outcomes.of(params, sequence.request.client_id)
+        if params is None:
+            return None
 
-    def equip(self, sequence: Sequence, made: None) -> None:
+        return self._outcomes.of(params, sequence.request.client_id)
+
+    def equip(self, sequence: Sequence, product: None) -> None:
         """Let the tokenizer's end tokens end a sequence: the engine closes its structure with one
         of them.
         """
@@ -299,17 +319,24 @@ class GuideChecks(Preparation[None]):
         self._compiler.check(params, wait)
 
 
-def guide_kinds(config: EngineConfig, folder: str) -> tuple[tuple[GuideType, ...], str]:
+class GuideSupport(NamedTuple):
     """The kinds of structures that requests may have, or none and the reason."""
+
+    kinds: tuple[GuideType, ...]
+    why_none: str
+
+
+def guide_support(config: EngineConfig, folder: str) -> GuideSupport:
     backend = config.options.get(BACKEND, XGRAMMAR)
     if backend not in KINDS:
-        return (), f"option.{BACKEND}={backend} is neither {XGRAMMAR} nor {LLGUIDANCE}"
+        reason = f"option.{BACKEND}={backend} is neither {XGRAMMAR} nor {LLGUIDANCE}"
+        return GuideSupport((), reason)
 
     if is_true(config.options.get("skip_tokenizer_init", "")):
-        return (), NO_TEXTS
+        return GuideSupport((), NO_TEXTS)
 
     reason = why_no_guides(Path(folder))
-    return (() if reason else KINDS[backend]), reason
+    return GuideSupport(() if reason else KINDS[backend], reason)
 
 
 def read_config(folder: str) -> dict[str, Any]:
@@ -322,10 +349,13 @@ def read_config(folder: str) -> dict[str, Any]:
     except (OSError, msgspec.MsgspecError) as error:
         raise ModelUnusable(f"{file}: {error}") from None
 
-    if isinstance(text := config.get("text_config"), dict):
-        config |= text
+    text_config = config.get("text_config")
+    if isinstance(text_config, dict):
+        config |= text_config
 
-    if not isinstance(size := config.get("vocab_size"), int) or size < 1:  # the width of the logits
+    # It is the width of the logits.
+    vocab_size = config.get("vocab_size")
+    if not isinstance(vocab_size, int) or vocab_size < 1:
         raise ModelUnusable(f"{folder}: config.json has no vocab_size")
 
     return config

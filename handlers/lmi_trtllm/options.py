@@ -13,15 +13,15 @@ from typing import Final
 from handlers.driven.arguments import boolean
 
 POLICIES = ("max_utilization", "guaranteed_no_evict", "static_batch")
-UPSTREAMS: Final = object()  # the value that TensorRT-LLM has by itself, so nothing is said
+# The value that TensorRT-LLM has by itself. Its argument is left out.
+UPSTREAMS: Final = object()
 NOTHING_IS_BUILT = "no engine is built: the checkpoint is loaded as it is"
 NOTHING_IS_QUANTISED = (
     "nothing is quantised at load: the checkpoint says how its weights are stored"
 )
 QUANTISE_BEFORE = (
     "nothing: TensorRT-LLM quantises no weights at load, so give a checkpoint that is quantised, "
-    "as NVIDIA's Model "
-    "Optimizer writes it"
+    "as NVIDIA's Model Optimizer writes it"
 )
 PYTHON_OBJECT = "nothing: it is an object of Python, which no text names"
 
@@ -52,49 +52,86 @@ def _policy(text: str) -> str:
 # Arguments of LLM, and fields of its nested configurations, that the reference has by the same
 # name.
 SAME = (
-    "max_input_len tokenizer tokenizer_mode tokenizer_revision skip_tokenizer_init "
-    "context_parallel_size "
-    "moe_tensor_parallel_size moe_expert_parallel_size enable_attention_dp load_format "
-    "enable_chunked_prefill "
-    "guided_decoding_backend iter_stats_max_iterations gather_generation_logits attn_backend "
-    "enable_lora"
-).split()
+    "max_input_len",
+    "tokenizer",
+    "tokenizer_mode",
+    "tokenizer_revision",
+    "skip_tokenizer_init",
+    "context_parallel_size",
+    "moe_tensor_parallel_size",
+    "moe_expert_parallel_size",
+    "enable_attention_dp",
+    "load_format",
+    "enable_chunked_prefill",
+    "guided_decoding_backend",
+    "iter_stats_max_iterations",
+    "gather_generation_logits",
+    "attn_backend",
+    "enable_lora",
+)
 OF_KV_CACHE = (
-    "tokens_per_block max_attention_window sink_token_length free_gpu_memory_fraction "
-    "host_cache_size "
-    "onboard_blocks cross_kv_cache_fraction secondary_offload_min_priority event_buffer_max_size"
-).split()
-OF_LORA = "max_loras max_lora_rank max_cpu_loras".split()
+    "tokens_per_block",
+    "max_attention_window",
+    "sink_token_length",
+    "free_gpu_memory_fraction",
+    "host_cache_size",
+    "onboard_blocks",
+    "cross_kv_cache_fraction",
+    "secondary_offload_min_priority",
+    "event_buffer_max_size",
+)
+OF_LORA = ("max_loras", "max_lora_rank", "max_cpu_loras")
 # What the reference's builds of engines, its quantisation and its tables of models read.
 OF_BUILDS = (
-    "trtllm_checkpoint_path num_checkpoint_workers num_engine_workers load_by_shard use_fused_mlp "
-    "embedding_parallel_mode fast_build enable_build_cache"
-).split()
+    "trtllm_checkpoint_path",
+    "num_checkpoint_workers",
+    "num_engine_workers",
+    "load_by_shard",
+    "use_fused_mlp",
+    "embedding_parallel_mode",
+    "fast_build",
+    "enable_build_cache",
+)
 OF_QUANTISATION = (
-    "smoothquant_alpha smoothquant_per_token smoothquant_per_channel multi_query_mode awq_format "
-    "awq_calib_size "
-    "awq_block_size q_format calib_size calib_batch_size group_size smoothquant_val clamp_val "
-    "use_meta_recipe "
-    "has_zero_point pre_quant_scales exclude_modules calib_dataset calib_batches "
-    "calib_max_seq_length random_seed "
-    "tokenizer_max_seq_length"
-).split()
-OF_MODELS = "baichuan_model_version chatglm_model_version gpt_model_version".split()
-OF_NODES = "node_rank master_addr master_port".split()
+    "smoothquant_alpha",
+    "smoothquant_per_token",
+    "smoothquant_per_channel",
+    "multi_query_mode",
+    "awq_format",
+    "awq_calib_size",
+    "awq_block_size",
+    "q_format",
+    "calib_size",
+    "calib_batch_size",
+    "group_size",
+    "smoothquant_val",
+    "clamp_val",
+    "use_meta_recipe",
+    "has_zero_point",
+    "pre_quant_scales",
+    "exclude_modules",
+    "calib_dataset",
+    "calib_batches",
+    "calib_max_seq_length",
+    "random_seed",
+    "tokenizer_max_seq_length",
+)
+OF_MODELS = ("baichuan_model_version", "chatglm_model_version", "gpt_model_version")
+OF_NODES = ("node_rank", "master_addr", "master_port")
 
 # An option of the table of lmi, or an argument of LLM. A dot leads into a nested configuration.
 TRANSLATED: dict[str, str] = {
     **{name: name for name in SAME},
     **{name: f"kv_cache_config.{name}" for name in OF_KV_CACHE},
     **{name: f"lora_config.{name}" for name in OF_LORA},
-    # The guide.
-    "max_output_len": "option.max_model_len",  # the guide: it maps to max_seq_len
+    # Of the guide, which maps this one to max_seq_len.
+    "max_output_len": "option.max_model_len",
     "max_num_tokens": "option.max_rolling_batch_prefill_tokens",
     "max_num_sequences": "option.max_rolling_batch_size",
     "enable_kv_cache_reuse": "option.enable_prefix_caching",
     "kv_cache_free_gpu_mem_fraction": "kv_cache_config.free_gpu_memory_fraction",
     "batch_scheduler_policy": "scheduler_config.capacity_scheduler_policy",
-    # The class of properties.
+    # Of the class of properties.
     "enable_chunked_context": "enable_chunked_prefill",
     "max_batch_size": "option.max_rolling_batch_size",
     "max_seq_len": "option.max_model_len",
@@ -104,7 +141,7 @@ TRANSLATED: dict[str, str] = {
     "kv_cache_dtype": "kv_cache_config.dtype",
     "use_cuda_graph": "cuda_graph_config",
     "moe_backend": "moe_config.backend",
-    # The script that built engines, and the reference's options for all engines.
+    # Of the script that built engines, and of the reference's options for all engines.
     "kv_cache_quant_algo": "kv_cache_config.dtype",
     "enforce_eager": "cuda_graph_config",
 }

@@ -7,6 +7,7 @@ sequence may have been cut off, and is put back, and the reason of the end may b
 
 from collections.abc import Mapping, Sequence as SequenceOf
 from itertools import count
+from typing import NamedTuple
 
 import torch
 from tensorrt_llm.executor.result import Logprob
@@ -20,14 +21,23 @@ from handlers.driven.outputs import LogProbs, SequenceOutput
 from handlers.lmi_trtllm.sampling import end_token, stop_token_ids
 from lmi.executor import FinishReason
 
-MAX_ROWS = 128  # of logits in float32 at a time: each is as long as the vocabulary
+# So many rows of logits are float32 at a time. Each is as long as the vocabulary.
+MAX_ROWS = 128
 
 # One position: the chosen token and the best ones by their ids, or only the chosen token's
 # log-prob.
 Entry = Mapping[int, Logprob] | float
-# The rows (num_tokens, …) of a result by the name of their output, on any device: the last ones of
-# the prompt, and those of generated tokens, from the first token on or from the first new one.
-Rows = tuple[dict[str, Tensor], dict[str, Tensor]]
+
+
+class Rows(NamedTuple):
+    """The rows (num_tokens, …) of a result by the name of their output, on any device.
+
+    `context` has the last ones of the prompt, `generation` those of generated tokens, from the
+    first token on or from the first new one.
+    """
+
+    context: dict[str, Tensor]
+    generation: dict[str, Tensor]
 
 
 class OutputFault(RuntimeError):
@@ -43,13 +53,16 @@ class Cursor:
         self._name = name
         self._sequence = sequence
         self._lacks_prompt = sequence.lacks_prompt_log_probs
-        self._num_read = 0  # tokens
+        # The number of tokens that were read.
+        self._num_read = 0
 
     def read(self, output: RequestOutput) -> SequenceOutput | None:
         """What is new, or None if nothing is. Raises OutputFault if something is missing at the
         end.
         """
-        if error := getattr(output, "error", None):  # older versions have no such attribute
+        # Older versions have no such attribute.
+        error = getattr(output, "error", None)
+        if error:
             raise OutputFault(str(error))
 
         prompt = self._prompt(output) if self._lacks_prompt else None
@@ -59,7 +72,7 @@ class Cursor:
 
             return None
 
-        new = self._beams(output) if self._sequence.search is not None else self._tokens(output)
+        new = self._tokens(output) if self._sequence.search is None else self._beams(output)
         if new is None:
             return None
 
@@ -73,7 +86,7 @@ class Cursor:
 
     def _tokens(self, output: RequestOutput) -> SequenceOutput | None:
         completion = output.outputs[0]
-        asked = self._sequence.request.output_config
+        config = self._sequence.request.output_config
         token_ids = list(completion.token_ids or ())
         num_reported = len(token_ids)
         if output.finished:
@@ -81,28 +94,30 @@ class Cursor:
 
         new = token_ids[self._num_read :]
         log_probs = None
-        if asked.return_log_probs or asked.num_top_log_probs:
-            entries = (completion.logprobs or [])[
-                self._num_read :
-            ]  # at the end also that of a token that was cut off
+        if config.return_log_probs or config.num_top_log_probs:
+            # At the end there is also an entry of a token that was cut off.
+            entries = (completion.logprobs or [])[self._num_read :]
             new = new[: len(entries)]
             if output.finished and self._num_read + len(new) < num_reported:
                 raise OutputFault("the engine reported fewer log-probs than tokens")
 
-            log_probs = of_entries(new, entries, asked.num_top_log_probs)
+            log_probs = of_entries(new, entries, config.num_top_log_probs)
 
         self._num_read += len(new)
         end = end_of(completion, self._sequence) if output.finished else None
-        return (
-            SequenceOutput(self._name, new, log_probs, end=end) if new or end is not None else None
-        )
+        if not new and end is None:
+            return None
+
+        return SequenceOutput(self._name, new, log_probs, end=end)
 
     def _beams(self, output: RequestOutput) -> SequenceOutput:
         """All beams at this step, the best first."""
-        beams = [_beam(one, self._sequence, is_over=output.finished) for one in output.outputs]
-        return SequenceOutput(
-            self._name, [], end=beams[0].finish_reason if output.finished else None, beams=beams
-        )
+        beams = []
+        for completion in output.outputs:
+            beams.append(_beam(completion, self._sequence, is_over=output.finished))
+
+        end = beams[0].finish_reason if output.finished else None
+        return SequenceOutput(self._name, [], end=end, beams=beams)
 
     def _prompt(self, output: RequestOutput) -> LogProbs | None:
         """The log-probs of the prompt, or None if they are not there yet."""
@@ -111,14 +126,14 @@ class Cursor:
         num_top = request.output_config.num_prompt_log_probs or 0
         entries = output.outputs[0].prompt_logprobs or ()
         logits = output.context_logits
-        if entries or len(token_ids) == 1:
-            return (
-                of_entries(token_ids[1:], entries, num_top)
-                if len(entries) >= len(token_ids) - 1
-                else None
-            )
+        num_needed = len(token_ids) - 1
+        if entries or num_needed == 0:
+            if len(entries) < num_needed:
+                return None
 
-        if logits is None or len(logits) < len(token_ids) - 1:
+            return of_entries(token_ids[1:], entries, num_top)
+
+        if logits is None or len(logits) < num_needed:
             return None
 
         return of_logits(token_ids, logits, num_top)
@@ -126,14 +141,15 @@ class Cursor:
 
 def cut_off(completion: CompletionOutput, sequence: Sequence) -> list[int]:
     """The token that ended a sequence if it is not among its tokens, else nothing."""
-    token_ids = completion.token_ids or ()
-    cause = completion.stop_reason
-    end_id = end_token(sequence)
-    if completion.finish_reason != "stop" or (
-        token_ids and token_ids[-1] in (end_id, *stop_token_ids(sequence))
-    ):
+    if completion.finish_reason != "stop":
         return []
 
+    token_ids = completion.token_ids or ()
+    end_id = end_token(sequence)
+    if token_ids and token_ids[-1] in (end_id, *stop_token_ids(sequence)):
+        return []
+
+    cause = completion.stop_reason
     token_id = cause if isinstance(cause, int) else end_id
     return [] if token_id is None else [token_id]
 
@@ -151,48 +167,56 @@ def end_of(completion: CompletionOutput, sequence: Sequence) -> FinishReason | E
         return OutputFault(f"the engine ended it before min_tokens ({sequence.min_tokens})")
 
     is_word = completion.stop_reason is not None and completion.stop_reason not in sequence.end_ids
-    return FinishReason.STOP_WORDS if is_word else FinishReason.END_ID
+    if is_word:
+        return FinishReason.STOP_WORDS
+
+    return FinishReason.END_ID
 
 
 def of_entries(token_ids: SequenceOf[int], entries: SequenceOf[Entry], num_top: int) -> LogProbs:
     """The log-probs of tokens, and of the best at their positions. Raises OutputFault if one is
     missing.
     """
-    known = LogProbs([], [])
+    log_probs = LogProbs([], [])
     for token_id, entry in zip(token_ids, entries, strict=False):
-        if isinstance(entry, Mapping):
-            if token_id not in entry:
-                raise OutputFault(f"the engine reported no log-prob of token {token_id}")
-
-            best = sorted(entry.items(), key=lambda item: -item[1].logprob)
-            known.token_ids.append([token_id, *(one for one, _ in best)])
-            known.values.append([entry[token_id].logprob, *(value.logprob for _, value in best)])
-        else:
+        if not isinstance(entry, Mapping):
             if num_top:
                 raise OutputFault("the engine reported log-probs of the chosen tokens only")
 
-            known.token_ids.append([token_id])
-            known.values.append([entry])
+            log_probs.token_ids.append([token_id])
+            log_probs.values.append([entry])
+            continue
 
-    return known
+        if token_id not in entry:
+            raise OutputFault(f"the engine reported no log-prob of token {token_id}")
+
+        best_ids = sorted(entry, key=lambda candidate_id: -entry[candidate_id].logprob)
+        ids = [token_id, *best_ids]
+        log_probs.token_ids.append(ids)
+        log_probs.values.append([entry[candidate_id].logprob for candidate_id in ids])
+
+    return log_probs
 
 
 def of_logits(token_ids: SequenceOf[int], logits: Tensor, num_top: int) -> LogProbs:
     """The log-probs of a prompt from its second token on, from the logits (num_tokens, vocab) at
     its tokens.
     """
-    known = LogProbs([], [])
-    rest = torch.tensor(token_ids[1:], dtype=torch.int64)
+    log_probs = LogProbs([], [])
+    all_ids = torch.tensor(token_ids[1:], dtype=torch.int64)
+    parts_of_ids = all_ids.split(MAX_ROWS)
+    parts_of_logits = logits[: len(all_ids)].split(MAX_ROWS)
 
-    for chosen, rows in zip(rest.split(MAX_ROWS), logits[: len(rest)].split(MAX_ROWS), strict=True):
-        log_probs = torch.log_softmax(rows.float().cpu(), dim=-1)
-        best = log_probs.topk(num_top, dim=-1)
-        known.token_ids += torch.cat([chosen.unsqueeze(1), best.indices], dim=1).tolist()
-        known.values += torch.cat(
-            [log_probs.gather(1, chosen.unsqueeze(1)), best.values], dim=1
-        ).tolist()
+    for ids, rows in zip(parts_of_ids, parts_of_logits, strict=True):
+        values = torch.log_softmax(rows.float().cpu(), dim=-1)
+        best = values.topk(num_top, dim=-1)
 
-    return known
+        id_column = ids.unsqueeze(1)
+        value_column = values.gather(1, id_column)
+        log_probs.token_ids += torch.cat([id_column, best.indices], dim=1).tolist()
+        log_probs.values += torch.cat([value_column, best.values], dim=1).tolist()
+
+    return log_probs
 
 
 def _beam(completion: CompletionOutput, sequence: Sequence, *, is_over: bool) -> Beam:
@@ -200,29 +224,25 @@ def _beam(completion: CompletionOutput, sequence: Sequence, *, is_over: bool) ->
     token_ids = list(completion.token_ids or ())
     log_probs = list[float]()
     if sequence.request.output_config.return_log_probs:
-        log_probs = [
-            values[0] for values in of_entries(token_ids, completion.logprobs or (), 0).values
-        ]
+        entries = completion.logprobs or ()
+        log_probs = [values[0] for values in of_entries(token_ids, entries, 0).values]
         if len(log_probs) < len(token_ids):
             raise OutputFault("the engine reported fewer log-probs than tokens of a beam")
     elif is_over:
         token_ids += cut_off(completion, sequence)
 
     reason = _reason_of(completion, token_ids, sequence) if is_over else FinishReason.NOT_FINISHED
-    return Beam(
-        token_ids, log_probs, sum=completion.cumulative_logprob or 0.0, finish_reason=reason
-    )
+    score = completion.cumulative_logprob or 0.0
+    return Beam(token_ids, log_probs, sum=score, finish_reason=reason)
 
 
 def _reason_of(
     completion: CompletionOutput, token_ids: list[int], sequence: Sequence
 ) -> FinishReason:
-    if (
-        token_ids
-        and (known := sequence.reason_after(token_ids, len(token_ids)))
-        is not FinishReason.NOT_FINISHED
-    ):
-        return known
+    if token_ids:
+        reason = sequence.reason_after(token_ids, len(token_ids))
+        if reason is not FinishReason.NOT_FINISHED:
+            return reason
 
     end = end_of(completion, sequence)
     if isinstance(end, Exception):
@@ -243,9 +263,10 @@ def rows_of(result: RequestOutput) -> Rows:
         generation[LOGITS] = output.generation_logits
 
     for name, rows in (output.additional_generation_outputs or {}).items():
-        generation[name] = rows.flatten(1)  # from (num_tokens, 1, size)
+        # They are (num_tokens, 1, size).
+        generation[name] = rows.flatten(1)
 
-    return context, generation
+    return Rows(context, generation)
 
 
 def note_rows(sequence: Sequence, rows: Rows, num_new: int) -> None:
@@ -253,20 +274,22 @@ def note_rows(sequence: Sequence, rows: Rows, num_new: int) -> None:
     has no row.
     """
     captured = sequence.captured
-    (context, generation) = rows
     assert captured is not None
     for name in captured.context:
-        if name in context and not captured.context[name].by_place:
-            block = _array(context[name])
+        if name in rows.context and not captured.context[name].by_place:
+            block = _array(rows.context[name])
             captured.put_context(name, sequence.num_prompt_tokens - len(block), block)
 
-    for name, kept in captured.generation.items() if num_new else ():
-        new = _new_rows(generation.get(name), sequence.num_generated, num_new)
+    if not num_new:
+        return
+
+    for name, captured_rows in captured.generation.items():
+        new = _new_rows(rows.generation.get(name), sequence.num_generated, num_new)
         if new is None:
             sequence.fail(f"the model gave no row of {name} for each token of a step")
             return
 
-        kept.put(count(sequence.num_generated), _array(new))
+        captured_rows.put(count(sequence.num_generated), _array(new))
 
 
 def _new_rows(rows: Tensor | None, num_before: int, num_new: int) -> Tensor | None:
@@ -284,5 +307,7 @@ def _new_rows(rows: Tensor | None, num_before: int, num_new: int) -> Tensor | No
 
 def _array(rows: Tensor) -> Array:
     """From (num_tokens, …). Numbers with a fraction are float32."""
-    rows = rows.float() if rows.is_floating_point() else rows
+    if rows.is_floating_point():
+        rows = rows.float()
+
     return rows.contiguous().cpu().numpy()

@@ -28,7 +28,8 @@ from lmi.executor import LogitsPostProcessorConfig, Request
 from lmi.executor.checks import broken
 from lmi.settings.config import EngineConfig
 
-MAX_FAULT_CHARS = 600  # a write of at most 4096 bytes to a pipe is never split
+# A write of at most 4096 bytes to a pipe is never split.
+MAX_FAULT_CHARS = 600
 NO_OVERLAP = "disable_overlap_scheduler"
 NEEDS_TOKENS = (
     f"words of several tokens need option.{NO_OVERLAP}=true, without which a token comes late"
@@ -42,7 +43,7 @@ class Faults:
 
     def __init__(self) -> None:
         self._read_fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        # where any process of this machine writes them
+        # Any process of this machine writes them there.
         self.path = f"/proc/{os.getpid()}/fd/{self._write_fd}"
 
     def take(self) -> dict[str, GenerationFailed]:
@@ -52,8 +53,12 @@ class Faults:
             while part := os.read(self._read_fd, 1 << 16):
                 lines += part
 
-        faults = [msgspec.json.decode(line, type=tuple[str, str]) for line in lines.splitlines()]
-        return {name: GenerationFailed(message) for name, message in faults}
+        faults = {}
+        for line in lines.splitlines():
+            name, message = msgspec.json.decode(line, type=tuple[str, str])
+            faults[name] = GenerationFailed(message)
+
+        return faults
 
     def end(self, outputs: Iterable[SequenceOutput]) -> tuple[list[SequenceOutput], list[str]]:
         """End the sequences with new faults. Returns the outputs as they are then, and the names of
@@ -62,11 +67,12 @@ class Faults:
         A fault is written before the token is drawn, so a token after it comes with it or later and
         is dropped.
         """
-        failed = self.take()
-        kept = [output for output in outputs if output.id not in failed]
-        return kept + [SequenceOutput(name, [], end=error) for name, error in failed.items()], list(
-            failed
-        )
+        faults = self.take()
+        results = [output for output in outputs if output.id not in faults]
+        for name, error in faults.items():
+            results.append(SequenceOutput(name, [], end=error))
+
+        return results, list(faults)
 
     def close(self) -> None:
         os.close(self._read_fd)
@@ -86,11 +92,13 @@ class PostProcessor:
 
     file: str
     function: str
-    sequence: str  # its name at the engine
+    # The name of the sequence at the engine.
+    sequence: str
     request_id: int
     client_id: int | None
     num_prompt_tokens: int
-    faults: str  # the path of a `Faults`
+    # The path of a `Faults`.
+    faults: str
 
     def __call__(
         self,
@@ -103,21 +111,22 @@ class PostProcessor:
         try:
             self._call(logits, [ids[self.num_prompt_tokens :] for ids in token_ids])
         except (Exception, SystemExit) as error:
-            name = shorten(self.function)
-            title = (
-                "the batched logits post-processor"
-                if self.function == BATCHED
-                else f"logits post-processor {name}"
-            )
+            title = f"logits post-processor {shorten(self.function)}"
+            if self.function == BATCHED:
+                title = "the batched logits post-processor"
+
             log.exception("%s failed for request %d", title, self.request_id)
-            fault = self.sequence, writable(f"{title} failed: {said(error)}"[:MAX_FAULT_CHARS])
-            try:
-                with open(
-                    os.open(self.faults, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC), "wb"
-                ) as pipe:
-                    os.write(pipe.fileno(), msgspec.json.encode(fault) + b"\n")
-            except OSError as unsent:  # it is not here, or is full
-                log.error("request %d is not told: %s", self.request_id, unsent)
+            self._report(f"{title} failed: {said(error)}")
+
+    def _report(self, reason: str) -> None:
+        fault = (self.sequence, writable(reason[:MAX_FAULT_CHARS]))
+        try:
+            fd = os.open(self.faults, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            with open(fd, "wb") as pipe:
+                os.write(pipe.fileno(), msgspec.json.encode(fault) + b"\n")
+        except OSError as error:
+            # The pipe is not here, or it is full.
+            log.error("request %d is not told: %s", self.request_id, error)
 
     def _call(self, logits: Tensor, token_ids: list[list[int]]) -> None:
         """Let the function change the logits (num_beams, 1, vocab). It sees them as float32 (1,
@@ -160,9 +169,11 @@ class BadWords:
     ) -> None:
         for beam, ids in enumerate(token_ids):
             generated = ids[self.num_prompt_tokens :]
-            banned = [
-                word[-1] for word in self.words if tuple(generated[1 - len(word) :]) == word[:-1]
-            ]
+            banned = []
+            for word in self.words:
+                if tuple(generated[1 - len(word) :]) == word[:-1]:
+                    banned.append(word[-1])
+
             if banned:
                 logits[beam, 0, banned] = -torch.inf
 
@@ -175,8 +186,8 @@ def _rows(changed: object, rows: Tensor) -> Tensor:
         return rows
 
     if not isinstance(changed, Tensor) or changed.shape != rows.shape:
-        given = tuple(changed.shape) if isinstance(changed, Tensor) else changed
-        raise broken("what it returns", f"None or a tensor of shape {tuple(rows.shape)}", given)
+        value = tuple(changed.shape) if isinstance(changed, Tensor) else changed
+        raise broken("what it returns", f"None or a tensor of shape {tuple(rows.shape)}", value)
 
     return changed
 
@@ -189,17 +200,20 @@ def _loaded(file: str) -> LogitsPostProcessorConfig:
 def file_of(config: EngineConfig, model_path: str) -> str | None:
     """The file of post-processors that an option names, in the model's folder."""
     name = config.logits_post_processors
-    return None if name is None else str(Path(model_path, name).resolve())
+    if name is None:
+        return None
+
+    return str(Path(model_path, name).resolve())
 
 
-def arguments(file: str | None, given: Mapping[str, Any]) -> dict[str, bool]:
-    """What LLM needs for post-processors beside what is given. Raises BadConfiguration if an option
-    says otherwise.
+def arguments(file: str | None, llm_arguments: Mapping[str, Any]) -> dict[str, bool]:
+    """What LLM needs for post-processors beside its other arguments. Raises BadConfiguration if an
+    option says otherwise.
     """
     if file is None:
         return {}
 
-    if given.get(NO_OVERLAP) is False:
+    if llm_arguments.get(NO_OVERLAP) is False:
         rule = (
             "true beside option.logits_post_processors, whose functions miss the last token "
             "otherwise"
@@ -217,7 +231,10 @@ def names(file: str | None) -> tuple[str, ...]:
         return ()
 
     config = _loaded(file)
-    return (*config.processor_map, *([BATCHED] if config.processor_batched is not None else []))
+    if config.processor_batched is None:
+        return tuple(config.processor_map)
+
+    return (*config.processor_map, BATCHED)
 
 
 def check(request: Request, *, sees_tokens: bool) -> None:
@@ -232,22 +249,22 @@ def of(sequence: Sequence, file: str | None, faults: str) -> list[PostProcessor 
     """The objects of a sequence in the order of their calls, or None if it needs none."""
     request = sequence.request
     num_prompt_tokens = sequence.num_prompt_tokens
-    found: list[PostProcessor | BadWords] = []
-    if (name := request.logits_post_processor_name) is not None:
+    processors: list[PostProcessor | BadWords] = []
+    if request.logits_post_processor_name is not None:
         assert file is not None
-        found.append(
-            PostProcessor(
-                file,
-                name,
-                name_of(sequence),
-                sequence.id,
-                request.client_id,
-                num_prompt_tokens,
-                faults,
-            )
+        post_processor = PostProcessor(
+            file,
+            request.logits_post_processor_name,
+            name_of(sequence),
+            sequence.id,
+            request.client_id,
+            num_prompt_tokens,
+            faults,
         )
+        processors.append(post_processor)
 
-    if words := tuple(word for word in request.bad_words if len(word) > 1):
-        found.append(BadWords(words, num_prompt_tokens))
+    words = tuple(word for word in request.bad_words if len(word) > 1)
+    if words:
+        processors.append(BadWords(words, num_prompt_tokens))
 
-    return found or None
+    return processors or None

@@ -31,15 +31,19 @@ from lmi.executor.request import (
     SamplingConfig,
 )
 
-NO_END = -1  # the end token of a sequence that has none
-MAX_SIGNED = 2**63 - 1  # torch's seeds are signed: two seeds that differ by 2^63 become one
-MIN_TEMPERATURE = 1e-3  # nearly greedy, and logits stay far from the limit of float32
+# The end token of a sequence that has none.
+NO_END = -1
+# Torch's seeds are signed: two seeds that differ by 2^63 become one.
+MAX_SIGNED = 2**63 - 1
+# It is nearly greedy, and logits stay far from the limit of float32.
+MIN_TEMPERATURE = 1e-3
 ONE_WIDTH = "(option.max_beam_width): TensorRT-LLM runs all requests at one beam width"
+# Each penalty with the value that leaves logits alone.
 PENALTIES = {
     "repetition_penalty": 1,
     "presence_penalty": 0,
     "frequency_penalty": 0,
-}  # with what leaves logits alone
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,23 +75,28 @@ def sampling_params(
     """
     request = sequence.request
     end_id = end_token(sequence)
-    min_tokens = min(int(sequence.min_tokens), int(sequence.max_tokens)) or None
+
+    # Without an end token older versions would hold back another token.
+    min_tokens = None
+    if end_id is not None:
+        min_tokens = min(int(sequence.min_tokens), int(sequence.max_tokens)) or None
+
     return SamplingParams(
         end_id=NO_END if end_id is None else end_id,
-        pad_id=0,  # behind the end of a sequence in a tensor; never in an answer
+        # It stands behind the end of a sequence in a tensor, and never in an answer.
+        pad_id=0,
         max_tokens=int(sequence.max_tokens),
-        min_tokens=min_tokens
-        if end_id is not None
-        else None,  # else older versions hold back another token
+        min_tokens=min_tokens,
         stop_token_ids=stop_token_ids(sequence) or None,
-        include_stop_str_in_output=True,  # else a stop word is cut off from the tokens too
+        # Else a stop word is cut off from the tokens too.
+        include_stop_str_in_output=True,
         embedding_bias=embedding_bias(request, sampler.vocab_size),
         logits_processor=functions,
         guided_decoding=guided(request.guided_decoding_params),
         detokenize=False,
         add_special_tokens=False,
         **_choice(request.sampling_config, sequence.seed, sampler),
-        **(wanted_rows(request) | _log_probs(sequence, sampler)),
+        **(row_parameters(request) | _log_probs(sequence, sampler)),
     )
 
 
@@ -104,11 +113,11 @@ def stop_token_ids(sequence: Sequence) -> list[int]:
     """Every other single token that ends the sequence there; none beside `min_tokens`, which holds
     back only ends.
     """
-    return (
-        []
-        if sequence.min_tokens
-        else [one for one in ending_tokens(sequence) if one != end_token(sequence)]
-    )
+    if sequence.min_tokens:
+        return []
+
+    end_id = end_token(sequence)
+    return [token_id for token_id in ending_tokens(sequence) if token_id != end_id]
 
 
 def embedding_bias(request: Request, vocab_size: int) -> Tensor | None:
@@ -123,7 +132,8 @@ def embedding_bias(request: Request, vocab_size: int) -> Tensor | None:
 
     biases = torch.zeros(vocab_size, dtype=torch.float32)
     for token_id, bias in request.embedding_bias:
-        biases[token_id] += bias  # those of one token add up, as in the other engines
+        # The biases of one token add up, as in the other engines.
+        biases[token_id] += bias
 
     biases[banned] = -math.inf
     return biases
@@ -136,9 +146,14 @@ def guided(params: GuidedDecodingParams | None) -> TheirGuide | None:
     if params is None:
         return None
 
-    field = {GuideType.REGEX: "regex", GuideType.EBNF_GRAMMAR: "grammar"}.get(
-        params.guide_type, "json"
-    )
+    match params.guide_type:
+        case GuideType.REGEX:
+            field = "regex"
+        case GuideType.EBNF_GRAMMAR:
+            field = "grammar"
+        case _:
+            field = "json"
+
     return TheirGuide(**{field: params.guide or ANY_OBJECT})
 
 
@@ -148,7 +163,8 @@ def refuse_rules(request: Request, sampler: TrtllmSampler) -> None:
 
     Behind its end the engine allows only end tokens. Other rules have a capability.
     """
-    if (params := request.guided_decoding_params) is not None:
+    params = request.guided_decoding_params
+    if params is not None:
         if params.guide_type is GuideType.EBNF_GRAMMAR and is_lark(params.guide or ""):
             raise Unsupported(
                 "guided_decoding_params", "grammars are read in EBNF here (root ::= …), not in Lark"
@@ -185,31 +201,26 @@ def check_beams(request: Request, max_beam_width: int) -> None:
         return
 
     output = request.output_config
+    has_long_stop_words = any(len(word) > 1 for word in request.stop_words)
+    has_long_bad_words = any(len(word) > 1 for word in request.bad_words)
+    has_function = request.logits_post_processor_name is not None
+
+    num_end_ids = len({*request.end_ids, request.end_id} - {None})
+    has_several_ends = bool(request.stop_words) or num_end_ids > 1
+    holds_back_several = bool(request.sampling_config.min_tokens) and has_several_ends
+
     no_rows = "has rows that do not follow the beams"
-    has_words = bool(request.stop_words) or len({*request.end_ids, request.end_id} - {None}) > 1
-    is_held_back = bool(request.sampling_config.min_tokens)
-    for name, reason, is_asked in (
+    no_top = "has only the log-probs of the chosen tokens"
+    for name, reason, is_violated in (
         ("return_generation_logits", no_rows, output.return_generation_logits),
         ("additional_model_outputs", no_rows, bool(output.additional_model_outputs)),
-        (
-            "num_top_log_probs",
-            "has only the log-probs of the chosen tokens",
-            output.num_top_log_probs > 0,
-        ),
-        (
-            "stop_words",
-            "ends at stop words of one token only",
-            any(len(word) > 1 for word in request.stop_words),
-        ),
-        ("min_tokens", "holds back one end token only", is_held_back and has_words),
-        ("bad_words", "bans single tokens only", any(len(word) > 1 for word in request.bad_words)),
-        (
-            "logits_post_processor_name",
-            "calls no function of ours",
-            request.logits_post_processor_name is not None,
-        ),
+        ("num_top_log_probs", no_top, output.num_top_log_probs > 0),
+        ("stop_words", "ends at stop words of one token only", has_long_stop_words),
+        ("min_tokens", "holds back one end token only", holds_back_several),
+        ("bad_words", "bans single tokens only", has_long_bad_words),
+        ("logits_post_processor_name", "calls no function of ours", has_function),
     ):
-        if is_asked:
+        if is_violated:
             raise Unsupported(name, f"TensorRT-LLM {reason} in a beam search")
 
 
@@ -217,46 +228,61 @@ def _choice(config: SamplingConfig, seed: int, sampler: TrtllmSampler) -> dict[s
     """The parameters that choose a token. TensorRT-LLM is greedy where temperature, top_p and top_k
     are unset.
     """
-    chosen: dict[str, Any]
+    parameters: dict[str, Any]
     if config.beam_width > 1:
-        chosen = beam_search(config)
+        parameters = beam_search(config)
     elif config.is_greedy:
-        chosen = {
-            "top_k": 1
-        }  # greedy whatever else is given, and no sampler divides by a temperature of 0
+        # It is greedy whatever else is set, and no sampler divides by a temperature of 0.
+        parameters = {"top_k": 1}
     else:
-        temperature = (
-            1.0 if config.temperature is None else max(float(config.temperature), MIN_TEMPERATURE)
-        )
-        given = {"temperature": temperature, "top_p": config.top_p, "min_p": config.min_p}
-        chosen = {name: float(value) for name, value in given.items() if value is not None}
-        if config.top_k is not None:
-            chosen["top_k"] = min(int(config.top_k), sampler.vocab_size)
+        parameters = _sampling(config, seed, sampler)
 
-        if sampler.has_rules:
-            chosen["seed"] = int(seed) & MAX_SIGNED
+    for name in PENALTIES:
+        penalty = getattr(config, name)
+        if penalty is not None:
+            parameters[name] = float(penalty)
 
-    chosen |= {
-        name: float(value) for name in PENALTIES if (value := getattr(config, name)) is not None
-    }
     if config.no_repeat_ngram_size:
-        chosen["no_repeat_ngram_size"] = int(config.no_repeat_ngram_size)
+        parameters["no_repeat_ngram_size"] = int(config.no_repeat_ngram_size)
 
-    return chosen
+    return parameters
+
+
+def _sampling(config: SamplingConfig, seed: int, sampler: TrtllmSampler) -> dict[str, Any]:
+    """The parameters of random tokens."""
+    temperature = 1.0
+    if config.temperature is not None:
+        temperature = max(float(config.temperature), MIN_TEMPERATURE)
+
+    parameters: dict[str, Any] = {"temperature": temperature}
+    if config.top_p is not None:
+        parameters["top_p"] = float(config.top_p)
+
+    if config.min_p is not None:
+        parameters["min_p"] = float(config.min_p)
+
+    if config.top_k is not None:
+        parameters["top_k"] = min(int(config.top_k), sampler.vocab_size)
+
+    if sampler.has_rules:
+        parameters["seed"] = int(seed) & MAX_SIGNED
+
+    return parameters
 
 
 def beam_search(config: SamplingConfig) -> dict[str, Any]:
     """The keyword arguments of a search. Temperature and what else makes sampling random have no
     effect.
     """
+    # TensorRT-LLM's own default is 0.
+    length_penalty = 1.0 if config.length_penalty is None else float(config.length_penalty)
     return {
         "use_beam_search": True,
         "best_of": int(config.beam_width),
         "n": int(config.num_return_sequences),
-        "length_penalty": 1.0
-        if config.length_penalty is None
-        else float(config.length_penalty),  # TensorRT-LLM's is 0
-        "early_stopping": int(config.early_stopping or 0),  # TensorRT-LLM's is 1
+        "length_penalty": length_penalty,
+        # TensorRT-LLM's own default is 1.
+        "early_stopping": int(config.early_stopping or 0),
     }
 
 
@@ -264,35 +290,34 @@ def _log_probs(sequence: Sequence, sampler: TrtllmSampler) -> dict[str, Any]:
     """How many log-probs are asked for. The contract's 0 means those of the chosen tokens."""
     output = sequence.request.output_config
     profile = sampler.profile
-    wanted: dict[str, Any] = {}
+    parameters: dict[str, Any] = {}
     if output.return_log_probs or output.num_top_log_probs:
-        wanted["logprobs"] = max(
-            int(output.num_top_log_probs), int(profile.has_cpp_beams or sampler.is_cpp)
-        )
+        least = int(profile.has_cpp_beams or sampler.is_cpp)
+        parameters["logprobs"] = max(int(output.num_top_log_probs), least)
 
     if sequence.lacks_prompt_log_probs:
         if profile.has_cpp_sampler:
-            wanted["return_context_logits"] = True  # from which `outputs` computes them
+            # The module `outputs` computes the log-probs from them.
+            parameters["return_context_logits"] = True
         else:
-            wanted["prompt_logprobs"] = max(
-                1, int(output.num_prompt_log_probs or 0)
-            )  # 0 may ask for nothing
+            # A 0 may ask for nothing.
+            parameters["prompt_logprobs"] = max(1, int(output.num_prompt_log_probs or 0))
 
-    return wanted
+    return parameters
 
 
-def wanted_rows(request: Request) -> dict[str, Any]:
-    """The keyword arguments of SamplingParams for what a request wants. The contract's `logits` is
-    two flags there.
+def row_parameters(request: Request) -> dict[str, Any]:
+    """The keyword arguments of SamplingParams for the rows that a request asks for. The contract's
+    `logits` is two flags there.
     """
-    output = request.output_config
-    outputs = request.output_config.additional_model_outputs
-    logits = [one for one in outputs if one.name == LOGITS]
-    names = [one.name for one in outputs if one.name != LOGITS]
+    config = request.output_config
+    outputs = config.additional_model_outputs
+    logits = [output for output in outputs if output.name == LOGITS]
+    names = [output.name for output in outputs if output.name != LOGITS]
+    has_context = any(output.gather_context for output in logits)
     return {
-        "return_context_logits": output.return_context_logits
-        or any(one.gather_context for one in logits),
-        "return_generation_logits": output.return_generation_logits or bool(logits),
+        "return_context_logits": config.return_context_logits or has_context,
+        "return_generation_logits": config.return_generation_logits or bool(logits),
         "additional_model_outputs": names or None,
     }
 
@@ -305,15 +330,16 @@ def retention(config: KvCacheRetentionConfig) -> TheirRetention:
     def duration(duration_ms: int | None) -> timedelta | None:
         return None if duration_ms is None else timedelta(milliseconds=duration_ms)
 
-    ranges = [
-        TheirRetention.TokenRangeRetentionConfig(
-            token_start=one.token_start,
-            token_end=one.token_end,
-            priority=one.priority,
-            duration_ms=duration(one.duration_ms),
+    ranges = []
+    for token_range in config.token_range_retention_configs:
+        their_range = TheirRetention.TokenRangeRetentionConfig(
+            token_start=token_range.token_start,
+            token_end=token_range.token_end,
+            priority=token_range.priority,
+            duration_ms=duration(token_range.duration_ms),
         )
-        for one in config.token_range_retention_configs
-    ]
+        ranges.append(their_range)
+
     return TheirRetention(
         token_range_retention_configs=ranges,
         decode_retention_priority=config.decode_retention_priority,

@@ -51,7 +51,7 @@ def test_paths_that_the_operator_set_stay_behind_them(below: Path) -> None:
 
 
 def test_nothing_changes_where_tensorrt_llm_is_in_lmis_own_environment(below: Path) -> None:
-    assert base_packages({"PYTHONPATH": "/one"}, own=str(below.parent)) == {}
+    assert base_packages({"PYTHONPATH": "/one"}, prefix=str(below.parent)) == {}
 
 
 def test_nothing_changes_where_tensorrt_llm_is_not_installed(

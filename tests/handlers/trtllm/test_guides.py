@@ -78,12 +78,12 @@ def test_each_backend_has_its_kinds_and_a_grammar_of_llguidance_is_another_langu
     executor: Any,
 ) -> None:
     model = str(tiny_model("llama"))
-    assert executor.guide_kinds(options(), model) == (tuple(GuideType), "")
-    assert executor.guide_kinds(options(guided_decoding_backend="xgrammar"), model) == (
+    assert executor.guide_support(options(), model) == (tuple(GuideType), "")
+    assert executor.guide_support(options(guided_decoding_backend="xgrammar"), model) == (
         tuple(GuideType),
         "",
     )
-    assert executor.guide_kinds(options(guided_decoding_backend="llguidance"), model) == (
+    assert executor.guide_support(options(guided_decoding_backend="llguidance"), model) == (
         (GuideType.JSON, GuideType.JSON_SCHEMA, GuideType.REGEX),
         "",
     )
@@ -95,12 +95,12 @@ def test_with_another_backend_without_a_tokenizer_or_its_file_there_are_no_guide
     model = str(tiny_model("llama"))
     skipped = options(guided_decoding_backend="xgrammar", skip_tokenizer_init="true")
 
-    assert executor.guide_kinds(options(guided_decoding_backend="outlines"), model) == (
+    assert executor.guide_support(options(guided_decoding_backend="outlines"), model) == (
         (),
         "option.guided_decoding_backend=outlines is neither xgrammar nor llguidance",
     )
-    assert executor.guide_kinds(skipped, model) == ((), executor.NO_TEXTS)
-    assert executor.guide_kinds(options(guided_decoding_backend="xgrammar"), str(tmp_path)) == (
+    assert executor.guide_support(skipped, model) == ((), executor.NO_TEXTS)
+    assert executor.guide_support(options(guided_decoding_backend="xgrammar"), str(tmp_path)) == (
         (),
         "the model's folder has no tokenizer.json",
     )

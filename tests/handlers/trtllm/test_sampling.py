@@ -206,7 +206,7 @@ def test_a_bias_travels_to_another_process_as_it_is(sampling: Any) -> None:
 
 
 def test_wanted_rows_become_flags_and_names(sampling: Any) -> None:
-    assert sampling.wanted_rows(Request((1,), 1)) == {
+    assert sampling.row_parameters(Request((1,), 1)) == {
         "return_context_logits": False,
         "return_generation_logits": False,
         "additional_model_outputs": None,
@@ -215,7 +215,7 @@ def test_wanted_rows_become_flags_and_names(sampling: Any) -> None:
     logits = AdditionalModelOutput("logits", gather_context=True)
     output = OutputConfig(additional_model_outputs=(logits, HIDDEN))
 
-    assert sampling.wanted_rows(Request((1,), 1, output_config=output)) == {
+    assert sampling.row_parameters(Request((1,), 1, output_config=output)) == {
         "return_context_logits": True,
         "return_generation_logits": True,
         "additional_model_outputs": ["hidden"],

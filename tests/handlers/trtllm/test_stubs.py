@@ -31,8 +31,8 @@ MISTAKES = (
     (
         "a log-prob read by another name",
         "outputs",
-        "entry[token_id].logprob",
-        "entry[token_id].value",
+        "entry[candidate_id].logprob for",
+        "entry[candidate_id].value for",
     ),
     (
         "a name that its module does not export",
