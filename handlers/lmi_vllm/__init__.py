@@ -20,7 +20,7 @@ def load(config: EngineConfig, model_path: str, progress: Progress) -> VllmExecu
     from handlers.lmi_vllm import process_setup
 
     process_setup.prepare(config)
-    # the import of vllm makes no garbage, and the search for it takes a sixth of the time
+    # The import of vllm makes no garbage, and the search for it takes a sixth of the time.
     gc.disable()
     try:
         process_setup.calm_torch()

@@ -17,9 +17,8 @@ ON_RAY = "ray"
 # vLLM's process. What a rank prints stays in Ray's log on its node: by default Ray prints it in its
 # own form to the standard output here.
 JOINS_A_CLUSTER = {"RAY_ADDRESS": "auto", "RAY_LOG_TO_DRIVER": "0"}
-MAX_SOCKET_FOLDER_BYTES = (
-    107 - 37
-)  # the longest path of a socket, less the file name that vLLM chooses
+# The longest path of a socket, less the file name that vLLM chooses.
+MAX_SOCKET_FOLDER_BYTES = 107 - 37
 # LMI's names for fields of vLLM's speculative_config.
 SPECULATIVE = {
     "speculative_draft_model": "model",
@@ -37,7 +36,11 @@ def option_names() -> frozenset[str] | None:
     not installed.
     """
     names = fields_by_class("vllm", "engine", "arg_utils.py").get("AsyncEngineArgs")
-    return (names | SPECULATIVE.keys()) - {"model"} if names else None  # which lmi sets
+    if not names:
+        return None
+
+    # The model is the one that lmi sets.
+    return (names | SPECULATIVE.keys()) - {"model"}
 
 
 def check(config: EngineConfig) -> Mapping[str, str]:
@@ -87,23 +90,24 @@ def environment(
     container that is read-only: so an engine that starts again finds it. A variable that the
     operator has set keeps its value.
     """
-    wanted = dict(NOTHING_IS_SENT)
+    variables = dict(NOTHING_IS_SENT)
     if 0 < len(os.fsencode(folder)) <= MAX_SOCKET_FOLDER_BYTES:
-        wanted["VLLM_RPC_BASE_PATH"] = folder
+        variables["VLLM_RPC_BASE_PATH"] = folder
 
     if folder and not can_write(cache_folder(environ)):
-        wanted["VLLM_CACHE_ROOT"] = os.path.join(folder, "vllm")
+        variables["VLLM_CACHE_ROOT"] = os.path.join(folder, "vllm")
 
     if config.options.get(BACKEND) == ON_RAY:
-        wanted |= JOINS_A_CLUSTER
+        variables |= JOINS_A_CLUSTER
 
     if config.tensor_parallel_degree > 1 and not config.device_ids:
-        groups = rank_cores(config, slot, sorted(os.sched_getaffinity(0)))
-        wanted["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(
-            ",".join(map(str, cores)) for cores in groups
-        )
+        groups = []
+        for cores in rank_cores(config, slot, sorted(os.sched_getaffinity(0))):
+            groups.append(",".join(map(str, cores)))
 
-    return {name: value for name, value in wanted.items() if name not in environ}
+        variables["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(groups)
+
+    return {name: value for name, value in variables.items() if name not in environ}
 
 
 def cache_folder(environ: Mapping[str, str]) -> str:
@@ -127,9 +131,14 @@ def rank_cores(config: EngineConfig, slot: int, cores: Sequence[int]) -> list[tu
     """
     num_ranks = config.num_ranks_here(config.tensor_parallel_degree)
     size = max(1, len(cores) // (num_ranks * config.num_engines))
-    used = min(size, config.num_threads or size)
-    starts = [rank * size % len(cores) for rank in range(slot * num_ranks, (slot + 1) * num_ranks)]
-    return [tuple(cores[start : start + used]) for start in starts]
+    num_used = min(size, config.num_threads or size)
+
+    groups = []
+    for rank in range(slot * num_ranks, (slot + 1) * num_ranks):
+        start = rank * size % len(cores)
+        groups.append(tuple(cores[start : start + num_used]))
+
+    return groups
 
 
 HANDLER = Handler(
@@ -147,7 +156,8 @@ HANDLER = Handler(
         )
     },
     on_cluster={f"option.{BACKEND}": ON_RAY},
-    port_variables=("VLLM_PORT", "MASTER_PORT"),  # of each rank's first meeting, and of torch's
+    # The ports of each rank's first meeting, and of torch's.
+    port_variables=("VLLM_PORT", "MASTER_PORT"),
     option_names=option_names,
     check=check,
     environment=environment,

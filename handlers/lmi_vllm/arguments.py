@@ -9,7 +9,7 @@ import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any, NamedTuple, get_args, get_origin
 
 import msgspec
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -34,13 +34,15 @@ FIELDS = {
     for field in dataclasses.fields(AsyncEngineArgs)
     if not field.name.startswith("_")
 }
-NUM_SEQUENCES_ON_CPU = 128  # the default of vLLM's server there
+# The default of vLLM's server on a CPU.
+NUM_SEQUENCES_ON_CPU = 128
 SEQUENCES_PER_EXPRESS_PLACE = 32
 MAX_EXPRESS_PLACES = 4
 TOKENS_PER_BLOCK_ON_CPU = 128
 TOKENS_PER_BLOCK = 16
 SPECULATIVE_LENGTH = 5
-UNLIMITED = -1  # as max_logprobs
+# The max_logprobs of a server without a limit.
+UNLIMITED = -1
 
 # These differ from vLLM's defaults. lmi keeps the statistics, requests have priorities, and no
 # progress bar is drawn into the log. The front end fills in the parameters that a request leaves
@@ -50,7 +52,7 @@ DEFAULTS: dict[str, Any] = {
     "disable_log_stats": True,
     "generation_config": "vllm",
     "max_logprobs": 20,
-    # it needs every request to reach the core that was read; a cancelled one does not
+    # That cache needs every request that was read to reach the core. A cancelled one does not.
     "mm_processor_cache_gb": 0,
     "scheduling_policy": "priority",
     "seed": 0,
@@ -88,35 +90,33 @@ def engine_arguments(
     """
     typed = _typed(config)
     _check(config, Path(model_path), typed.get("load_format", "auto"))
-    ours = {
-        field: getattr(config, name)
-        for field, name in OURS.items()
-        if getattr(config, name) is not None
-    }
-    arguments = {**DEFAULTS, "model": model_path, "dtype": DTYPES[config.dtype], **ours, **typed}
+    arguments = {**DEFAULTS, "model": model_path, "dtype": DTYPES[config.dtype]}
+    for field, name in OURS.items():
+        value = getattr(config, name)
+        if value is not None:
+            arguments[field] = value
+
+    arguments |= typed
     if "max_num_seqs" in arguments:
-        arguments["max_num_seqs"] += min(
-            MAX_EXPRESS_PLACES, arguments["max_num_seqs"] // SEQUENCES_PER_EXPRESS_PLACE
-        )
+        num_places = arguments["max_num_seqs"] // SEQUENCES_PER_EXPRESS_PLACE
+        arguments["max_num_seqs"] += min(MAX_EXPRESS_PLACES, num_places)
 
     if config.max_beam_width > 1 and arguments["max_logprobs"] != UNLIMITED:
-        arguments["max_logprobs"] = max(
-            arguments["max_logprobs"], 2 * config.max_beam_width
-        )  # a beam's candidates
+        num_candidates = 2 * config.max_beam_width
+        arguments["max_logprobs"] = max(arguments["max_logprobs"], num_candidates)
 
     if current_platform.is_cpu():
         arguments |= _cache_on_cpu(config, arguments, memory_bytes or machine.memory_bytes())
         if "enforce_eager" not in config.options and process_setup.is_eager(config.options):
-            if (
-                why := process_setup.why_no_compiler()
-            ):  # vLLM compiles by default and would not start
+            # vLLM compiles by default and would not start.
+            why = process_setup.why_no_compiler()
+            if why:
                 log.warning("vLLM runs the model eagerly, which is up to a quarter slower: %s", why)
 
             arguments["enforce_eager"] = True
     elif config.max_kv_cache_tokens is not None:
-        arguments |= _cache_in_blocks(
-            config, config.max_kv_cache_tokens, typed.get("block_size") or TOKENS_PER_BLOCK
-        )
+        block_size = typed.get("block_size") or TOKENS_PER_BLOCK
+        arguments |= _cache_in_blocks(config, config.max_kv_cache_tokens, block_size)
 
     if config.kv_events_config is not None:
         arguments["kv_events_config"] = _kv_events(config.kv_events_config, config.num_engines)
@@ -128,11 +128,13 @@ def _kv_events(config: KvEventsConfig, num_replicas: int) -> KVEventsConfig:
     """vLLM's configuration of events of the cache, with the sockets of this replica. Raises
     BadConfiguration.
     """
-    own = of_replica(config, replica_here(), num_replicas)
-    given = {
-        name: value for name, value in msgspec.structs.asdict(own).items() if value is not None
-    }
-    return KVEventsConfig(**given)
+    config = of_replica(config, replica_here(), num_replicas)
+    fields = {}
+    for name, value in msgspec.structs.asdict(config).items():
+        if value is not None:
+            fields[name] = value
+
+    return KVEventsConfig(**fields)
 
 
 def num_express_places(max_num_seqs: int) -> int:
@@ -157,13 +159,17 @@ def _check(config: EngineConfig, folder: Path, load_format: str) -> None:
     num_tokens = config.max_kv_cache_tokens
     length = config.max_sequence_length
     if num_tokens is not None and length is not None and num_tokens < length:
-        said = named_for(config, "max_kv_cache_tokens", str(num_tokens))
-        raise BadConfiguration(f"{said}: allowed is at least option.max_model_len, {length}")
+        option = named_for(config, "max_kv_cache_tokens", str(num_tokens))
+        raise BadConfiguration(f"{option}: allowed is at least option.max_model_len, {length}")
+
+    if config.allow_pickle:
+        return
 
     takes_any = load_format in ("auto", "hf") and not any(folder.glob("*.safetensors"))
-    is_pickled = takes_any or load_format in ("pt", "npcache")
-    if is_pickled and not config.allow_pickle and (files := pickled_files(folder)):
-        raise refusal(files[0])
+    reads_pickles = takes_any or load_format in ("pt", "npcache")
+    pickled = pickled_files(folder) if reads_pickles else []
+    if pickled:
+        raise refusal(pickled[0])
 
 
 def _typed(config: EngineConfig) -> dict[str, Any]:
@@ -178,8 +184,8 @@ def _typed(config: EngineConfig) -> dict[str, Any]:
         if name == "model":
             faults.append(f"{named_for(config, name, text)}: the model is named by option.model_id")
         elif name not in FIELDS:
-            said = f"{named_for(config, name)}: vLLM has no such argument"
-            tell_unknown(config, said, name, FIELDS, faults)
+            message = f"{named_for(config, name)}: vLLM has no such argument"
+            tell_unknown(config, message, name, FIELDS, faults)
         else:
             try:
                 values[name] = _value(name, text, flags.get(name))
@@ -200,18 +206,8 @@ def _flags() -> dict[str, argparse.Action]:
 
 def _value(name: str, text: str, flag: argparse.Action | None) -> Any:
     """Read a text as vLLM's flag does. Raises ValueError with the allowed values."""
-    if flag is None:  # vLLM's command line leaves the field out
-        hint: Any = FIELDS[name]
-        is_plain = dataclasses.is_dataclass(hint) or isinstance(hint, type)
-        try:
-            adapter = TypeAdapter(
-                hint, config=None if is_plain else ConfigDict(arbitrary_types_allowed=True)
-            )
-            return (
-                adapter.validate_json(text) if text[:1] in "{[" else adapter.validate_python(text)
-            )
-        except ValidationError as error:
-            raise ValueError(shorten(error.errors()[0]["msg"], 200)[1:-1]) from None
+    if flag is None:
+        return _value_without_flag(name, text)
 
     if isinstance(flag, argparse.BooleanOptionalAction) or flag.nargs == 0:
         return boolean(text)
@@ -223,6 +219,21 @@ def _value(name: str, text: str, flag: argparse.Action | None) -> Any:
         return flag.const
 
     return _word(name, text, flag)
+
+
+def _value_without_flag(name: str, text: str) -> Any:
+    """Read a text for a field that vLLM's command line leaves out. Raises ValueError."""
+    hint: Any = FIELDS[name]
+    is_plain = dataclasses.is_dataclass(hint) or isinstance(hint, type)
+    config = None if is_plain else ConfigDict(arbitrary_types_allowed=True)
+    try:
+        adapter = TypeAdapter(hint, config=config)
+        if text[:1] in "{[":
+            return adapter.validate_json(text)
+
+        return adapter.validate_python(text)
+    except ValidationError as error:
+        raise ValueError(shorten(error.errors()[0]["msg"], 200)[1:-1]) from None
 
 
 def _word(name: str, text: str, flag: argparse.Action) -> Any:
@@ -242,44 +253,46 @@ def _allowed(name: str, flag: argparse.Action, error: Exception | None = None) -
         return ", ".join(str(choice) for choice in flag.choices if choice is not None)
 
     types = _types_in(FIELDS[name])
-    is_plain = not any(get_origin(each) is dict for each in types)
+    is_plain = not any(get_origin(type) is dict for type in types)
     if is_plain and int in types:
         return "a whole number"
 
-    return (
-        "a number"
-        if is_plain and float in types
-        else f"what vLLM's {name} takes ({shorten(str(error), 200)[1:-1]})"
-    )
+    if is_plain and float in types:
+        return "a number"
+
+    return f"what vLLM's {name} takes ({shorten(str(error), 200)[1:-1]})"
 
 
 def _types_in(hint: Any) -> list[Any]:
     """The hint and all types in it: for list[int] | None also list[int], int and None."""
-    return [hint, *(inner for part in get_args(hint) for inner in _types_in(part))]
+    types = [hint]
+    for part in get_args(hint):
+        types += _types_in(part)
+
+    return types
 
 
 def _words(text: str) -> list[str]:
     """Read a list, in JSON or as words with commas or blanks between."""
-    if text.startswith("["):
-        try:
-            return [
-                word if isinstance(word, str) else json.dumps(word) for word in json.loads(text)
-            ]
-        except ValueError:
-            raise ValueError("a list in JSON, or words with commas between") from None
+    if not text.startswith("["):
+        return text.replace(",", " ").split()
 
-    return text.replace(",", " ").split()
+    try:
+        words = json.loads(text)
+    except ValueError:
+        raise ValueError("a list in JSON, or words with commas between") from None
+
+    return [word if isinstance(word, str) else json.dumps(word) for word in words]
 
 
 def _speculation(config: EngineConfig, faults: list[str]) -> dict[str, Any]:
     """vLLM's speculative_config from LMI's options for a draft model."""
-    given = {name: config.options[name] for name in SPECULATIVE if name in config.options}
-    made: dict[str, Any] = {"model": given.pop("speculative_draft_model", None)}
-    if made["model"] is None:
-        for name in sorted(given):
-            log.warning(
-                "%s: has no effect without option.speculative_draft_model", named_for(config, name)
-            )
+    texts = {name: config.options[name] for name in SPECULATIVE if name in config.options}
+    model = texts.pop("speculative_draft_model", None)
+    if model is None:
+        for name in sorted(texts):
+            option = named_for(config, name)
+            log.warning("%s: has no effect without option.speculative_draft_model", option)
 
         return {}
 
@@ -289,14 +302,14 @@ def _speculation(config: EngineConfig, faults: list[str]) -> dict[str, Any]:
         )
         return {}
 
-    made["num_speculative_tokens"] = SPECULATIVE_LENGTH
-    for name, text in given.items():
+    fields: dict[str, Any] = {"model": model, "num_speculative_tokens": SPECULATIVE_LENGTH}
+    for name, text in texts.items():
         if text.isascii() and text.isdigit() and 0 < int(text) < 1024:
-            made[SPECULATIVE[name]] = int(text)
+            fields[SPECULATIVE[name]] = int(text)
         else:
             faults.append(f"{named_for(config, name, text)}: allowed is a whole number 1..1023")
 
-    return {"speculative_config": made}
+    return {"speculative_config": fields}
 
 
 def _cache_on_cpu(
@@ -309,33 +322,33 @@ def _cache_on_cpu(
     that counts, so a high estimate of the bytes does no harm. If the shape of the model's cache is
     not known, the cache takes the whole quarter.
     """
-    own_words = ("kv_cache_memory_bytes", "num_gpu_blocks_override", "gpu_memory_utilization")
-    is_said = any(name in arguments for name in own_words) or bool(
-        os.environ.get("VLLM_CPU_KVCACHE_SPACE")
-    )
-    if is_said and config.max_kv_cache_tokens is None:
+    sizes = ("kv_cache_memory_bytes", "num_gpu_blocks_override", "gpu_memory_utilization")
+    has_size = any(name in arguments for name in sizes)
+    has_variable = bool(os.environ.get("VLLM_CPU_KVCACHE_SPACE"))
+    if (has_size or has_variable) and config.max_kv_cache_tokens is None:
         return {}
 
     memory_bytes //= config.num_engines
-    ranks = config.tensor_parallel_degree
-    block = arguments.get("block_size") or TOKENS_PER_BLOCK_ON_CPU
+    num_ranks = config.tensor_parallel_degree
+    block_size = arguments.get("block_size") or TOKENS_PER_BLOCK_ON_CPU
     shape = _cache_shape(config, str(arguments["model"]))
-    in_blocks = (
-        {} if "max_model_len" in arguments else {"max_model_len": -1}
-    )  # -1: as long as the cache can hold
+
+    in_blocks: dict[str, Any] = {}
     if config.max_kv_cache_tokens:
-        in_blocks = _cache_in_blocks(config, config.max_kv_cache_tokens, block)
+        in_blocks = _cache_in_blocks(config, config.max_kv_cache_tokens, block_size)
+    elif "max_model_len" not in arguments:
+        # A context of -1 is as long as the cache can hold.
+        in_blocks = {"max_model_len": -1}
 
     if shape is None:
-        return {"kv_cache_memory_bytes": memory_bytes // 4 // ranks, **in_blocks}
+        return {"kv_cache_memory_bytes": memory_bytes // 4 // num_ranks, **in_blocks}
 
-    token_bytes, context_length = shape  # of each rank
-    context_length = min(config.max_sequence_length or context_length, context_length)
+    length = min(config.max_sequence_length or shape.context_length, shape.context_length)
     num_sequences = arguments.get("max_num_seqs") or NUM_SEQUENCES_ON_CPU
-    budget = default_budget(num_sequences, context_length, token_bytes * ranks, memory_bytes)
+    budget = default_budget(num_sequences, length, shape.token_bytes * num_ranks, memory_bytes)
     num_tokens = config.max_kv_cache_tokens or max(budget, config.max_sequence_length or 0)
-    num_blocks = _cache_in_blocks(config, num_tokens, block)["num_gpu_blocks_override"]
-    return {"kv_cache_memory_bytes": num_blocks * block * token_bytes, **in_blocks}
+    num_blocks = _cache_in_blocks(config, num_tokens, block_size)["num_gpu_blocks_override"]
+    return {"kv_cache_memory_bytes": num_blocks * block_size * shape.token_bytes, **in_blocks}
 
 
 def _cache_in_blocks(
@@ -344,14 +357,23 @@ def _cache_in_blocks(
     """Ask for one block more than the tokens need, which vLLM reserves. A context that does not fit
     is shortened.
     """
-    fit = {"max_model_len": -1} if config.max_sequence_length is None else {}
-    return {"num_gpu_blocks_override": -(-num_tokens // tokens_per_block) + 1, **fit}
+    num_blocks = -(-num_tokens // tokens_per_block)
+    arguments: dict[str, Any] = {"num_gpu_blocks_override": num_blocks + 1}
+    if config.max_sequence_length is None:
+        arguments["max_model_len"] = -1
+
+    return arguments
 
 
-def _cache_shape(config: EngineConfig, model_path: str) -> tuple[int, int] | None:
-    """The bytes of cache of one token on one rank, and the context length, or None if config.json
-    lacks them.
-    """
+class CacheShape(NamedTuple):
+    """The bytes of cache of one token on one rank, and the length of the model's context."""
+
+    token_bytes: int
+    context_length: int
+
+
+def _cache_shape(config: EngineConfig, model_path: str) -> CacheShape | None:
+    """None if config.json lacks the shape."""
     try:
         model = AutoConfig.from_pretrained(
             model_path, local_files_only=True, trust_remote_code=config.trust_remote_code
@@ -359,20 +381,21 @@ def _cache_shape(config: EngineConfig, model_path: str) -> tuple[int, int] | Non
         num_heads = model.num_attention_heads
         num_kv_heads = getattr(model, "num_key_value_heads", None) or num_heads
         head_dim = getattr(model, "head_dim", None) or model.hidden_size // num_heads
-        element_bytes = 4 if config.dtype == "fp32" else 2  # vLLM's auto turns 32 bits into 16
+
+        # vLLM's auto turns 32 bits into 16.
+        element_bytes = 4 if config.dtype == "fp32" else 2
         heads_a_rank = max(1, num_kv_heads // config.tensor_parallel_degree)
-        return (
-            2 * model.num_hidden_layers * heads_a_rank * head_dim * element_bytes,
-            model.max_position_embeddings,
-        )
-    except Exception:  # vLLM reports a fault of the file better
+        layer_bytes = 2 * heads_a_rank * head_dim * element_bytes
+        return CacheShape(model.num_hidden_layers * layer_bytes, model.max_position_embeddings)
+    except Exception:
+        # vLLM reports a fault of the file better.
         return None
 
 
 def named_for(config: EngineConfig, name: str, text: str | None = None) -> str:
     """As `named`, for an argument of vLLM. The name is lmi's where lmi has one."""
-    ours = OUR_NAMES.get(name, name)
-    if ours not in config.option_sources and name in config.option_sources:
-        ours = name
+    our_name = OUR_NAMES.get(name, name)
+    if our_name not in config.option_sources and name in config.option_sources:
+        our_name = name
 
-    return named(config, ours, text)
+    return named(config, our_name, text)

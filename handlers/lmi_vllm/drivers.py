@@ -34,10 +34,10 @@ from lmi.executor import KvCacheStats
 from lmi.shared import linux
 
 BEAT_S = 0.5
-SILENT_S = 10.0  # a node that is silent for longer is lost
-FIRST_BEAT_S = (
-    60.0  # for its first heartbeat: the nodes of a group do not end their start at the same moment
-)
+# A node that is silent for longer is lost.
+SILENT_S = 10.0
+# The wait for its first heartbeat. The nodes of a group do not end their start at the same moment.
+FIRST_BEAT_S = 60.0
 
 Allocate = Callable[..., Any]
 
@@ -49,40 +49,43 @@ class VllmEngine:
     several nodes.
     """
 
-    num_open: ClassVar[int] = 0  # in this process
-    closed: ClassVar[
-        list[LLMEngine]
-    ] = []  # kept alive, because the finalizer of an engine ends groups of ranks too
+    # The number of engines in this process.
+    num_open: ClassVar[int] = 0
+    # They are kept alive, because the finalizer of an engine ends groups of ranks too.
+    closed: ClassVar[list[LLMEngine]] = []
 
     def __init__(self, arguments: AsyncEngineArgs) -> None:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         cast(Any, sampler).batched_count_greater_than = _no_ranks
         num_threads = torch.get_num_threads()
+
         self._engine = LLMEngine.from_engine_args(arguments)
         self._scheduler = cast(Any, self._engine.engine_core).engine_core.scheduler
         shorten_allocation(self._scheduler)
-        if isinstance(publisher := self._scheduler.kv_event_publisher, ZmqEventPublisher):
-            publisher._data_parallel_rank = (
-                replica_here()
-            )  # of its events: each replica is vLLM's rank 0
 
+        publisher = self._scheduler.kv_event_publisher
+        if isinstance(publisher, ZmqEventPublisher):
+            # Its events carry this number. Each replica is vLLM's rank 0.
+            publisher._data_parallel_rank = replica_here()
+
+        # The numbers of preemptions of the sequences that wait again, by vLLM's ids.
         self._preempted: dict[str, int] = {}
         self._num_preemptions = 0
-        self.config, self.tasks = self._engine.vllm_config, self._engine.get_supported_tasks()
+        self.config = self._engine.vllm_config
+        self.tasks = self._engine.get_supported_tasks()
         self.renderer = self._engine.renderer
         process_setup.unlink_shared_memory()
+
         # vLLM ends the other ranks before it reports that one has ended. Compilers are not watched.
-        pids = [
-            pid for pid in linux.descendants(os.getpid()) if linux.title(pid).startswith("VLLM")
-        ]
-        self._ranks = Processes(pids)
+        pids = linux.descendants(os.getpid())
+        self._ranks = Processes(pid for pid in pids if linux.title(pid).startswith("VLLM"))
         self._is_alone = isinstance(self._engine.model_executor, UniProcExecutor)
         if not self._is_alone:
-            torch.set_num_threads(
-                num_threads
-            )  # vLLM leaves one to this process, where another engine may compute
+            # vLLM leaves one thread to this process, where another engine may compute.
+            torch.set_num_threads(num_threads)
 
-        nodes = self.config.parallel_config  # of one node on Ray, whose own nodes watch each other
+        # With Ray there is one node here, and Ray's own nodes watch each other.
+        nodes = self.config.parallel_config
         self._heartbeat = NodeHeartbeat(nodes) if nodes.nnodes > 1 else None
         VllmEngine.num_open += 1
 
@@ -103,32 +106,31 @@ class VllmEngine:
         try:
             new = self._engine.engine_core.get_output().outputs
         except Exception as error:
-            if not self._is_alone:  # the ranks may wait for each other now
+            if not self._is_alone:
+                # The ranks may wait for each other now.
                 log.error(
                     "vLLM's engine died; its own lines further up say why", exc_info=self.is_alive
                 )
                 self._ranks.kill()
                 raise EngineStopped("vLLM's engine died") from error
 
-            if isinstance(error, getattr(torch, "AcceleratorError", ())) or "CUDA error" in str(
-                error
-            ):
+            if _is_of_device(error):
                 raise EngineStopped(f"the device cannot be used any more: {error}") from error
 
             raise
 
-        if ended := [output.request_id for output in new if output.finish_reason is not None]:
-            self._engine.output_processor.abort_requests(
-                ended, internal=True
-            )  # the core has already forgotten them
+        ended = [output.request_id for output in new if output.finish_reason is not None]
+        if ended:
+            # The core has already forgotten them.
+            self._engine.output_processor.abort_requests(ended, internal=True)
 
         return [translation.of_core(_outer_id(output.request_id), output) for output in new]
 
     def load(self) -> EngineLoad:
-        before, self._preempted = self._preempted, {}
-        for request in (
-            self._scheduler.waiting
-        ):  # a preempted one waits again and keeps the number of its preemptions
+        before = self._preempted
+        self._preempted = {}
+        for request in self._scheduler.waiting:
+            # A preempted request waits again and keeps the number of its preemptions.
             if request.num_preemptions:
                 self._preempted[request.request_id] = request.num_preemptions
                 self._num_preemptions += request.num_preemptions > before.get(request.request_id, 0)
@@ -156,8 +158,11 @@ class VllmEngine:
         ones get there.
         """
         helper = PEFTHelper.from_local_dir(adapter.path, self.config.model_config.max_model_len)
-        patterns = ("rank_pattern", "alpha_pattern")  # 0.30 has neither
-        check_names(**{name: getattr(helper, name, None) for name in patterns})
+        # vLLM 0.30 has neither pattern.
+        check_names(
+            rank_pattern=getattr(helper, "rank_pattern", None),
+            alpha_pattern=getattr(helper, "alpha_pattern", None),
+        )
         helper.validate_legal(self.config.lora_config)
 
     def add_adapter(self, adapter: LoadedAdapter) -> None:
@@ -170,20 +175,19 @@ class VllmEngine:
 
     @property
     def is_alive(self) -> bool:
-        has_failed = getattr(
-            self._engine.model_executor, "is_failed", False
-        )  # Ray's ranks are not ours
-        return (
-            self._ranks.are_alive
-            and not has_failed
-            and (self._heartbeat is None or self._heartbeat.is_whole)
-        )
+        # Ray's ranks are no processes of ours, so vLLM tells of them.
+        has_failed = getattr(self._engine.model_executor, "is_failed", False)
+        if has_failed or not self._ranks.are_alive:
+            return False
+
+        return self._heartbeat is None or self._heartbeat.is_whole
 
     def close(self) -> None:
         """Shut down. vLLM's groups of ranks belong to the process, so only the last of several
         engines ends them.
         """
-        self.wake()  # a broken group cannot shut down in order
+        # A broken group cannot shut down in order.
+        self.wake()
         if self._heartbeat is not None:
             self._heartbeat.close()
 
@@ -195,14 +199,23 @@ class VllmEngine:
             VllmEngine.closed.clear()
 
 
-def _no_ranks(log_probs: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+def _is_of_device(error: Exception) -> bool:
+    """Whether an error says that the device cannot be used any more."""
+    if isinstance(error, getattr(torch, "AcceleratorError", ())):
+        return True
+
+    return "CUDA error" in str(error)
+
+
+def _no_ranks(log_probs: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """Replace vLLM's count of likelier tokens, which lmi does not use: (rows, vocabulary), (rows,
     1) to (rows,).
     """
-    return torch.zeros(len(chosen), dtype=torch.int64, device=chosen.device)
+    return torch.zeros(len(values), dtype=torch.int64, device=values.device)
 
 
-@lru_cache(maxsize=4096)  # asked twice a token
+# It is called twice a token.
+@lru_cache(maxsize=4096)
 def _outer_id(inner_id: str) -> str:
     """The id that vLLM was given. vLLM appends eight letters to it."""
     return inner_id.rpartition("-")[0]
@@ -219,11 +232,8 @@ def shorten_allocation(scheduler: Any) -> None:
     """
     manager = scheduler.kv_cache_manager
     managers = manager.coordinator.single_type_managers
-    if (
-        len(managers) == 1
-        and type(managers[0]) is FullAttentionManager
-        and scheduler.connector is None
-    ):
+    is_plain = len(managers) == 1 and type(managers[0]) is FullAttentionManager
+    if is_plain and scheduler.connector is None:
         manager.allocate_slots = skipping(
             manager.allocate_slots, managers[0], manager.empty_kv_cache_blocks
         )
@@ -280,14 +290,16 @@ class NodeHeartbeat:
             address = self._nodes.master_addr
             port = self._nodes.master_port
             store = TCPStore(address, port, is_master=False, timeout=timedelta(seconds=SILENT_S))
+
             while not self._is_closed.wait(BEAT_S):
                 store.add(f"lmi/beat/{self._nodes.node_rank}", 1)
                 for node, (last, heard_s) in self._heard.items():
                     num_beats = store.add(f"lmi/beat/{node}", 0)
                     now = time.monotonic()
+                    max_silence_s = SILENT_S if num_beats else FIRST_BEAT_S
                     if num_beats != last:
-                        self._heard[node] = num_beats, now
-                    elif now - heard_s > (SILENT_S if num_beats else FIRST_BEAT_S):
+                        self._heard[node] = (num_beats, now)
+                    elif now - heard_s > max_silence_s:
                         raise TimeoutError(f"node {node} was silent for {now - heard_s:.0f} s")
         except Exception as error:
             if not self._is_closed.is_set():

@@ -34,8 +34,7 @@ from lmi.settings.config import EngineConfig
 
 OUT_OF_MEMORY = (
     "set option.gpu_memory_utilization, option.max_model_len or option.max_rolling_batch_size "
-    "lower, or "
-    "option.tensor_parallel_degree higher"
+    "lower, or option.tensor_parallel_degree higher"
 )
 LACKS_MEMORY = r"Free memory on device|out of memory|can't allocate memory|No available memory"
 WITHOUT_RAY = (
@@ -86,70 +85,72 @@ class VllmExecutor(DrivenExecutor[translation.VllmWork]):
             raise errors.Unsupported("logits_post_processor_config", reason)
 
         if settings.additional_model_outputs:
-            raise errors.Unsupported(
-                "additional_model_outputs", "a step of vLLM returns only tokens"
-            )
+            reason = "a step of vLLM returns only tokens"
+            raise errors.Unsupported("additional_model_outputs", reason)
 
         with starting(folder, options, progress) as arguments:
             engine = VllmEngine(arguments)
 
         info = translation.describe(engine.config, settings.max_beam_width, engine.renderer)
-        if (is_pooling := info.capabilities.embeddings is not None) and "embed" not in engine.tasks:
+        is_pooling = info.capabilities.embeddings is not None
+        if is_pooling and "embed" not in engine.tasks:
             tasks = ", ".join(engine.tasks)
             raise errors.ModelUnusable(
                 f"{folder}: vLLM runs it for {tasks}, and lmi serves only embeddings so"
             )
 
-        max_loras = 0 if (lora := engine.config.lora_config) is None else lora.max_loras
-        mixes = (
-            info.device != "cpu"
-        )  # on a CPU vLLM computes wrong rows for the base model beside adapters
+        lora = engine.config.lora_config
         super().__init__(
-            engine, info, settings, max_resident_adapters=max_loras, mixes_adapters=mixes
+            engine,
+            info,
+            settings,
+            max_resident_adapters=0 if lora is None else lora.max_loras,
+            # On a CPU vLLM computes wrong rows for the base model beside adapters.
+            mixes_adapters=info.device != "cpu",
         )
         self._guides = GuideGate(engine.config, engine.wake)
-        self._preparations = (
-            self._guides,
-            ImageReader(engine.renderer, info.max_sequence_length, self._wake),
-        )
+        image_reader = ImageReader(engine.renderer, info.max_sequence_length, self._wake)
+        self._preparations = (self._guides, image_reader)
+
         progress("warm-up", 0.0)
         try:
             self._run_to_the_end(translation.warm_up_works(is_pooling=is_pooling))
-        except Exception as error:  # only a step shows that a kernel cannot do what the model needs
+        except Exception as error:
+            # Only a step shows that a kernel cannot do what the model needs.
             raise explained(error, folder, options) from error
 
         self._start()
 
     def _work(self, sequence: Sequence) -> translation.VllmWork:
         request = sequence.request
-        prompt = sequence.prompt or tokens_input(
-            list(request.input_token_ids), cache_salt=request.cache_salt
-        )
-        params = translation.params_of(
-            sequence, self.capabilities.embeddings, self._guides.checked.get(sequence)
-        )
+        prompt = sequence.prompt
+        if not prompt:
+            token_ids = list(request.input_token_ids)
+            prompt = tokens_input(token_ids, cache_salt=request.cache_salt)
+
+        structure = self._guides.checked.get(sequence)
+        params = translation.params_of(sequence, self.capabilities.embeddings, structure)
         return self._work_of(sequence, name_of(sequence), prompt, params)
 
     def _row_work(self, sequence: Sequence, row: BeamRow) -> translation.VllmWork:
         prompt = tokens_input(row.token_ids, cache_salt=sequence.request.cache_salt)
         prompt["arrival_time"] = row.arrival_time
-        return self._work_of(
-            sequence, row.name, prompt, translation.row_params(sequence, row.num_top)
-        )
+        params = translation.row_params(sequence, row.num_top)
+        return self._work_of(sequence, row.name, prompt, params)
 
     def _work_of(
         self, sequence: Sequence, name: str, prompt: Any, params: translation.Params
     ) -> translation.VllmWork:
         loaded = self._adapters.used_by(sequence)
         adapter = None if loaded is None else translation.lora_request(loaded)
-        return translation.VllmWork(
-            name, prompt, params, adapter, translation.priority(sequence.request)
-        )
+        priority = translation.priority(sequence.request)
+        return translation.VllmWork(name, prompt, params, adapter, priority)
 
     def _kind_of(self, error: Exception) -> ErrorKind:
-        return (
-            ErrorKind.INVALID if isinstance(error, VLLMValidationError) else super()._kind_of(error)
-        )
+        if isinstance(error, VLLMValidationError):
+            return ErrorKind.INVALID
+
+        return super()._kind_of(error)
 
 
 class Follower(Mailbox):
@@ -169,6 +170,7 @@ class Follower(Mailbox):
         self._has_lost_rank = threading.Event()
         self._ranks.register_failure_callback(self._has_lost_rank.set)
         self._ranks.start_worker_monitor()
+
         nodes = settings.parallel_config
         self._heartbeat = NodeHeartbeat(nodes)
         self._info = translation.describe(settings, config.max_beam_width)
@@ -211,9 +213,9 @@ def starting(model: str, config: EngineConfig, progress: Progress) -> Iterator[A
     """
     progress("configuration", 0.0)
     startup_log = StartupLog.new()
-    added = environment(
-        config, os.environ, 0, ""
-    )  # the cores of ranks; nothing in a server, where engines share them
+
+    # They name the cores of ranks. In a server they are none, because engines share the cores.
+    added = environment(config, os.environ, 0, "")
     os.environ.update(added)
     try:
         arguments = AsyncEngineArgs(**engine_arguments(config, model))
@@ -237,29 +239,39 @@ def explained(
     if isinstance(error, errors.StartError):
         return error
 
-    refused = refusal(error, lambda place: named_for(config, str(place[-1])))
-    if isinstance(of_rank := getattr(error, "cause", None), Exception):  # which Ray has wrapped
-        cause = cause or f"{type(of_rank).__name__}: {of_rank}"
+    bad_values = refusal(error, lambda place: named_for(config, str(place[-1])))
+    # Ray wraps the error of a rank.
+    error_of_rank = getattr(error, "cause", None)
+    if isinstance(error_of_rank, Exception):
+        cause = cause or f"{type(error_of_rank).__name__}: {error_of_rank}"
 
-    text = str(refused or cause or error).strip()
-    advice = next(
-        (advice for pattern, advice in ADVICE.items() if re.search(pattern, text, re.I)), None
-    )
-    if refused is not None and not OF_THE_MODEL.search(text):
-        return errors.BadConfiguration(text + (f"; {advice}" if advice else ""))
+    text = str(bad_values or cause or error).strip()
+    advice = _advice_for(text)
+    if bad_values is not None and not OF_THE_MODEL.search(text):
+        return errors.BadConfiguration(f"{text}; {advice}" if advice else text)
 
-    said = errors.shorten(
-        text.partition("\n")[0].partition(". Supported ")[0] or type(error).__name__, 400
-    )[1:-1]
-    if lacks_memory := errors.is_out_of_memory(error) or re.search(LACKS_MEMORY, text, re.I):
+    lacks_memory = errors.is_out_of_memory(error) or re.search(LACKS_MEMORY, text, re.I)
+    if lacks_memory:
         advice = advice or OUT_OF_MEMORY
 
-    said += f"; {advice}" if advice else ""
+    line = text.partition("\n")[0].partition(". Supported ")[0]
+    reason = errors.shorten(line or type(error).__name__, 400)[1:-1]
+    if advice:
+        reason += f"; {advice}"
+
     if OF_RAY.search(text):
         return errors.BadConfiguration(
-            f"option.distributed_executor_backend=ray: vLLM cannot start: {said}"
+            f"option.distributed_executor_backend=ray: vLLM cannot start: {reason}"
         )
 
-    return (errors.NoMemory if lacks_memory else errors.ModelUnusable)(
-        f"{model}: vLLM cannot start: {said}"
-    )
+    message = f"{model}: vLLM cannot start: {reason}"
+    return errors.NoMemory(message) if lacks_memory else errors.ModelUnusable(message)
+
+
+def _advice_for(text: str) -> str | None:
+    """What helps against an error with this text, or None if nothing is known."""
+    for pattern, advice in ADVICE.items():
+        if re.search(pattern, text, re.I):
+            return advice
+
+    return None

@@ -19,18 +19,20 @@ if TYPE_CHECKING:
 
 XGRAMMAR = "xgrammar"
 GUIDANCE = "guidance"
+# The backends that may be needed, by the value of vLLM's option.
 BACKENDS = {
     "auto": (XGRAMMAR, GUIDANCE),
     XGRAMMAR: (XGRAMMAR,),
     GUIDANCE: (GUIDANCE,),
-}  # by vLLM's option
+}
 
 
 def new_compile(start: "Start") -> Callable[[GuidedDecodingParams], str]:
     """The config's `tokenizer_str` is xgrammar's form of the vocabulary."""
     backends: list[Callable[[GuidedDecodingParams], None]] = []
     if XGRAMMAR in start.backends:
-        process_setup.hide_foreign_builds()  # which the import of transformers would find
+        # The import of transformers would find them.
+        process_setup.hide_foreign_builds()
         import xgrammar
 
         info = xgrammar.TokenizerInfo.deserialize_json(start.config.tokenizer_str or "")
@@ -55,6 +57,7 @@ def _by_xgrammar(
     xgrammar: Any, info: Any, params: GuidedDecodingParams, *, has_spaces: bool
 ) -> None:
     compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+
     if params.guide_type in (GuideType.JSON, GuideType.JSON_SCHEMA):
         compiler.compile_json_schema(params.guide or ANY_OBJECT, any_whitespace=has_spaces)
     elif params.guide_type is GuideType.REGEX:

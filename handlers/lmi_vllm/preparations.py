@@ -33,16 +33,19 @@ from lmi.errors import InvalidParameter, InvalidRequest, OutOfMemory, cause_line
 from lmi.executor import GuidedDecodingConfig, GuidedDecodingParams, Request
 from lmi.shared import machine
 
-# of processor time: with a large vocabulary xgrammar takes seconds for schemas that are in use
+# Processor time: with a large vocabulary xgrammar takes seconds for schemas that are in use.
 MAX_COMPILE_S = 10
-MAX_MEMORY_BYTES = 4 << 30  # of all compilations together, and at most a quarter of the container's
+# The memory of all compilations together, which is at most a quarter of the container's.
+MAX_MEMORY_BYTES = 4 << 30
 FORMATS = ("PNG", "JPEG", "GIF", "WEBP")
 # Models look at 13 million pixels of an image at most, mostly at one to four; a photo of a
-# telephone has 12.
-MAX_IMAGE_PIXELS = 1 << 24  # unless vLLM's variable says otherwise
-MAX_LARGE_IMAGES = 3  # the pixels of all images of a request are at most those of so many
+# telephone has 12. vLLM's variable may say otherwise.
+MAX_IMAGE_PIXELS = 1 << 24
+# The images of a request together have at most the pixels of so many images.
+MAX_LARGE_IMAGES = 3
 NUM_IMAGE_THREADS = 2
-HEADS_PRICE = 4096  # pixels that are decoded in the time that heads take
+# So many pixels are decoded in the time that heads take.
+HEADS_PRICE = 4096
 
 
 class GuideGate(Preparation[StructuredOutputsParams]):
@@ -61,25 +64,31 @@ class GuideGate(Preparation[StructuredOutputsParams]):
         settings = config.structured_outputs_config
         self._config = config
         self._backends = BACKENDS.get(settings.backend, ())
+
+        memory_bytes = min(MAX_MEMORY_BYTES, machine.memory_bytes() // 4)
         start = Start(
             config.model_config.get_vocab_size(),
             is_compact=settings.disable_any_whitespace,
             compiler="handlers.lmi_vllm.guide_check",
             backends=self._backends,
             max_cpu_s=MAX_COMPILE_S,
-            max_bytes=min(MAX_MEMORY_BYTES, machine.memory_bytes() // 4) // MAX_COMPILATIONS,
+            max_bytes=memory_bytes // MAX_COMPILATIONS,
         )
-        self._compiler = GuideCompiler(self._read_config, start, MAX_START_S)  # it imports torch
+        # The process imports torch, so its start may take long.
+        self._compiler = GuideCompiler(self._read_config, start, MAX_START_S)
         self._outcomes: GuideOutcomes[StructuredOutputsParams] = GuideOutcomes(
             self._compiler, self._check
         )
 
     def begin(self, sequence: Sequence) -> Future[StructuredOutputsParams] | None:
         params = sequence.request.guided_decoding_params
-        return None if params is None else self._outcomes.of(params, sequence.request.client_id)
+        if params is None:
+            return None
 
-    def equip(self, sequence: Sequence, made: StructuredOutputsParams) -> None:
-        self.checked[sequence] = made
+        return self._outcomes.of(params, sequence.request.client_id)
+
+    def equip(self, sequence: Sequence, product: StructuredOutputsParams) -> None:
+        self.checked[sequence] = product
 
     def drop_waiting(self, sequence: Sequence) -> Future[StructuredOutputsParams] | None:
         self.checked.pop(sequence, None)
@@ -114,12 +123,10 @@ class GuideGate(Preparation[StructuredOutputsParams]):
         from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
 
         model = self._config.model_config
-        backend = XgrammarBackend(
-            self._config, cached_tokenizer_from_config(model), model.get_vocab_size()
-        )
-        return GuidedDecodingConfig(
-            [], backend.compiler.compile_regex("a").tokenizer_info.serialize_json()
-        )
+        tokenizer = cached_tokenizer_from_config(model)
+        backend = XgrammarBackend(self._config, tokenizer, model.get_vocab_size())
+        tokenizer_info = backend.compiler.compile_regex("a").tokenizer_info
+        return GuidedDecodingConfig([], tokenizer_info.serialize_json())
 
 
 class Reading(Future[Any]):
@@ -153,15 +160,16 @@ class ImageReader(Preparation[Any]):
         super().__init__(wake)
         self._renderer = renderer
         self._max_sequence_length = max_sequence_length
+        self._options: Mapping[str, Any] = {}
         config = renderer.model_config.multimodal_config
-        self._options: Mapping[str, Any] = (
-            {} if config is None else config.media_io_kwargs.get("image", {})
-        )
+        if config is not None:
+            self._options = config.media_io_kwargs.get("image", {})
+
         self._turns: ClientTurns[Any] = ClientTurns(NUM_IMAGE_THREADS, "images")
         self._processor = Lock()
-        self._max_pixels = (
-            envs.VLLM_MAX_IMAGE_PIXELS if envs.is_set("VLLM_MAX_IMAGE_PIXELS") else MAX_IMAGE_PIXELS
-        )
+        self._max_pixels = MAX_IMAGE_PIXELS
+        if envs.is_set("VLLM_MAX_IMAGE_PIXELS"):
+            self._max_pixels = envs.VLLM_MAX_IMAGE_PIXELS
 
     def begin(self, sequence: Sequence) -> Future[Any] | None:
         """Images are read once for all sequences of a request."""
@@ -169,11 +177,9 @@ class ImageReader(Preparation[Any]):
         if not request.images:
             return None
 
-        read = next(
-            (future for other, future in self._futures.items() if other.id == sequence.id), None
-        )
-        if read is not None:
-            return read
+        for waiting, future in self._futures.items():
+            if waiting.id == sequence.id:
+                return future
 
         reading = Reading()
         heads = Future[int]()
@@ -184,15 +190,16 @@ class ImageReader(Preparation[Any]):
 
     def _queue(self, request: Request, reading: Reading, since: float, heads: Future[int]) -> None:
         """Let a request wait for its turn, whose price the heads of its files have told."""
-        if (error := heads.exception()) is None:
-            read = partial(self._read, request, reading)
-            self._turns.submit(request.client_id, read, reading, heads.result(), since)
+        error = heads.exception()
+        if error is None:
+            work = partial(self._read, request, reading)
+            self._turns.submit(request.client_id, work, reading, heads.result(), since)
         elif reading.set_running_or_notify_cancel():
             reading.set_exception(error)
 
-    def equip(self, sequence: Sequence, made: Any) -> None:
-        sequence.prompt = made
-        sequence.replace_prompt(made["prompt_token_ids"], self._max_sequence_length)
+    def equip(self, sequence: Sequence, product: Any) -> None:
+        sequence.prompt = product
+        sequence.replace_prompt(product["prompt_token_ids"], self._max_sequence_length)
 
     def close(self) -> None:
         self._turns.close()
@@ -205,16 +212,13 @@ class ImageReader(Preparation[Any]):
             reading.check_wanted()
             images.append(self._decode(number, file))
 
+        # What is cached of an image goes by this name, so images of different salts share nothing
+        # either.
+        names = [hashlib.sha256(salt + b"\0" + file).hexdigest() for file in request.images]
         prompt = TokensPrompt(
             prompt_token_ids=list(request.input_token_ids),
             multi_modal_data={"image": images},
-            # What is cached of an image goes by this name, so images of different salts share
-            # nothing either.
-            multi_modal_uuids={
-                "image": [
-                    hashlib.sha256(salt + b"\0" + file).hexdigest() for file in request.images
-                ]
-            },
+            multi_modal_uuids={"image": names},
         )
         if request.cache_salt is not None:
             prompt["cache_salt"] = request.cache_salt
@@ -261,7 +265,8 @@ def check_images(images: tuple[bytes, ...], max_pixels: int) -> int:
                 width, height = image.size
         except Image.DecompressionBombError as error:
             raise InvalidParameter(f"images[{number}]", of_one, str(error)) from None
-        except Exception as error:  # what a parser of files raises is not known
+        except Exception as error:
+            # What a parser of files raises is not known.
             raise _unreadable(number, error) from error
 
         num_pixels += width * height

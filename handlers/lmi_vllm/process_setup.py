@@ -34,7 +34,8 @@ from lmi.shared.sink import STDERR, guard_streams
 
 ENVIRONMENT = {
     **NOTHING_IS_SENT,
-    "VLLM_CONFIGURE_LOGGING": "0",  # its lines go through the root logger
+    # Its lines go through the root logger.
+    "VLLM_CONFIGURE_LOGGING": "0",
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     "TORCH_CPP_LOG_LEVEL": "ERROR",
 }
@@ -49,7 +50,8 @@ LOG_NAME = "LMI_VLLM_LOG"
 # picks their CUDA builds, whose import fails beside that torch. vllm and transformers do not need
 # them for text, but import those they find.
 COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
-CPU_TAG = "+cpu"  # of 2.13.0+cpu
+# The end of a version such as 2.13.0+cpu.
+CPU_TAG = "+cpu"
 # On a CPU these loggers warn at each start about normal facts: no Triton, no tcmalloc, a seed.
 CHATTY_ON_CPU = (
     "vllm.config.vllm",
@@ -66,21 +68,24 @@ def prepare(config: EngineConfig | None = None) -> None:
     """Prepare this process. Call it before the first import of vllm. Variables that the user has
     set stay.
     """
-    of_compiler = _of_compiler(config.options if config else {}) if is_on_cpu() else {}
-    for name, value in {**ENVIRONMENT, **of_compiler}.items():
+    variables = ENVIRONMENT
+    if is_on_cpu():
+        options = config.options if config else {}
+        variables = {**ENVIRONMENT, **_of_compiler(options)}
+
+    for name, value in variables.items():
         os.environ.setdefault(name, value)
 
     hide_foreign_builds()
-    sys.modules["__main__"].__spec__ = importlib.util.find_spec(
-        __name__
-    )  # the main module of a spawned child
+    # So this module becomes the main module of a spawned child.
+    sys.modules["__main__"].__spec__ = importlib.util.find_spec(__name__)
+
     for handler in logging.getLogger().handlers:
         if isinstance(handler, LineHandler):
             level = logging.getLevelName(logging.getLogger().level)
             form = "json" if handler.formatter.render is as_json else "text"
-            os.environ[LOG_NAME] = json.dumps(
-                [handler.formatter.role, level, form, f"/proc/{os.getpid()}/fd/{fd()}"]
-            )
+            path = f"/proc/{os.getpid()}/fd/{fd()}"
+            os.environ[LOG_NAME] = json.dumps([handler.formatter.role, level, form, path])
 
     _start_tracker()
     vllm_log.listen()
@@ -100,38 +105,42 @@ def hide_foreign_builds() -> None:
     foreign: list[str] = []
     for name in COMPANIONS if is_on_cpu() else ():
         with suppress(PackageNotFoundError):
-            if not (build := version(name)).endswith(CPU_TAG) and sys.modules.get(name) is None:
+            build = version(name)
+            if not build.endswith(CPU_TAG) and sys.modules.get(name) is None:
                 foreign.append(f"{name} {build}")
                 sys.modules[name] = None  # type: ignore[assignment]
 
     if foreign:
-        log.info(
-            "hidden from vllm, not built for torch %s: %s", version("torch"), ", ".join(foreign)
-        )
+        names = ", ".join(foreign)
+        log.info("hidden from vllm, not built for torch %s: %s", version("torch"), names)
 
 
 def is_eager(options: Mapping[str, str]) -> bool:
     """The value of option.enforce_eager. Without it, whether torch's switch is set or this machine
     cannot compile.
     """
-    if (given := options.get("enforce_eager")) is not None:
-        return is_true(given, otherwise=True)
+    text = options.get("enforce_eager")
+    if text is not None:
+        return is_true(text, otherwise=True)
 
-    return (
-        os.environ.get("TORCHDYNAMO_DISABLE", "0") not in ("", "0") or why_no_compiler() is not None
-    )
+    is_disabled = os.environ.get("TORCHDYNAMO_DISABLE", "0") not in ("", "0")
+    return is_disabled or why_no_compiler() is not None
 
 
 def why_no_compiler(headers: str = sysconfig.get_path("include")) -> str | None:
     """The reason why this machine cannot compile, as vLLM does by default, or None. `headers` are
     Python's.
     """
-    compiler = os.environ.get("CXX") or "g++"  # as torch does
+    # torch takes the same one.
+    compiler = os.environ.get("CXX") or "g++"
     if shutil.which(compiler) is None:
         return f"there is no C++ compiler {compiler}"
 
     header = Path(headers, "Python.h")
-    return None if header.is_file() else f"{header} is not there, which belongs to Python's headers"
+    if header.is_file():
+        return None
+
+    return f"{header} is not there, which belongs to Python's headers"
 
 
 def _of_compiler(options: Mapping[str, str]) -> dict[str, str]:
@@ -142,7 +151,10 @@ def _of_compiler(options: Mapping[str, str]) -> dict[str, str]:
     # The next start finds kernels beside vLLM's other caches; torch's default is a temporary
     # folder.
     folder = os.path.join(cache_folder(os.environ), "torchinductor")
-    return COMPILED | ({"TORCHINDUCTOR_CACHE_DIR": folder} if can_write(folder) else {})
+    if can_write(folder):
+        return {**COMPILED, "TORCHINDUCTOR_CACHE_DIR": folder}
+
+    return COMPILED
 
 
 def calm_torch() -> None:
@@ -157,28 +169,28 @@ def calm_torch() -> None:
             logger.handlers.clear()
             logger.propagate = True
 
-    logging.getLogger("torch._library.triton").setLevel(
-        logging.ERROR
-    )  # it warns that Triton is missing
+    # It warns that Triton is missing.
+    logging.getLogger("torch._library.triton").setLevel(logging.ERROR)
 
 
 def _set_levels() -> None:
     """Show vLLM's INFO, but for a start's progress, only if lmi's level is DEBUG.
     VLLM_LOGGING_LEVEL overrides it.
     """
-    asked = os.environ.get("VLLM_LOGGING_LEVEL")
-    ours = logging.getLogger().level
-    logging.getLogger("vllm").setLevel(
-        asked or (logging.INFO if ours <= logging.DEBUG else max(ours, logging.WARNING))
-    )
-    if asked is None and ours > logging.DEBUG:
-        for name in vllm_log.BEGINS:
-            logging.getLogger(name).setLevel(
-                logging.DEBUG if name in vllm_log.SAID_AT_DEBUG else logging.INFO
-            )
+    variable = os.environ.get("VLLM_LOGGING_LEVEL")
+    our_level = logging.getLogger().level
+    shows_info = our_level <= logging.DEBUG
+    default = logging.INFO if shows_info else max(our_level, logging.WARNING)
+    logging.getLogger("vllm").setLevel(variable or default)
+    if variable is not None or shows_info:
+        return
 
-        for name in CHATTY_ON_CPU if is_on_cpu() else ():
-            logging.getLogger(name).setLevel(logging.ERROR)
+    for name in vllm_log.BEGINS:
+        is_at_debug = name in vllm_log.SAID_AT_DEBUG
+        logging.getLogger(name).setLevel(logging.DEBUG if is_at_debug else logging.INFO)
+
+    for name in CHATTY_ON_CPU if is_on_cpu() else ():
+        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def _start_tracker() -> None:
@@ -188,9 +200,8 @@ def _start_tracker() -> None:
     even if it was killed. The SIGKILL that the supervisor sends to the whole group must not reach
     the tracker. Its warnings about the memory that it removes are silenced.
     """
-    is_alone = (
-        os.getpgrp() == os.getpid() != os.getsid(0)
-    )  # the leader of a session cannot leave its group
+    # The leader of a session cannot leave its group.
+    is_alone = os.getpgrp() == os.getpid() != os.getsid(0)
     if is_alone:
         with suppress(OSError):
             os.setpgid(0, os.getpgid(os.getppid()))
@@ -213,9 +224,8 @@ def unlink_shared_memory() -> None:
     """
     for pid in (os.getpid(), *linux.descendants(os.getpid())):
         with suppress(OSError):
-            for path in re.findall(
-                r" (/dev/shm/vllm_\S+)$", Path(f"/proc/{pid}/maps").read_text(), re.MULTILINE
-            ):
+            maps = Path(f"/proc/{pid}/maps").read_text()
+            for path in re.findall(r" (/dev/shm/vllm_\S+)$", maps, re.MULTILINE):
                 os.unlink(path)
 
 
@@ -254,16 +264,17 @@ def _open_again(path: str) -> int:
 
 def _in_child() -> None:
     linux.die_with_parent(os.getppid(), signal.SIGKILL)
-    hide_foreign_builds()  # before logging is set up: the parent has logged it
-    role, level, form, path = json.loads(
-        os.environ.get(LOG_NAME, '["engine", "INFO", "auto", "/proc/self/fd/2"]')
-    )
+    # This comes before logging is set up, because the parent has logged it.
+    hide_foreign_builds()
+
+    text = os.environ.get(LOG_NAME, '["engine", "INFO", "auto", "/proc/self/fd/2"]')
+    role, level, form, path = json.loads(text)
     setup(f"{role} {multiprocessing.current_process().name}", level, form, _open_again(path))
     guard_streams()
     sys.stderr = _Stderr()
-    warnings.simplefilter(
-        "ignore", FutureWarning
-    )  # about names that torch will drop, for vLLM's authors
+
+    # They are about names that torch will drop, and are for vLLM's authors.
+    warnings.simplefilter("ignore", FutureWarning)
     vllm_log.listen()
     _set_levels()
 

@@ -6,7 +6,7 @@ Every value gets its exact type: a wrong type ends vLLM silently. vLLM stops at 
 """
 
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from vllm.config import ModelConfig, VllmConfig
 from vllm.inputs import MultiModalInput, TokensInput, tokens_input
@@ -34,10 +34,10 @@ from lmi.executor.request import (
 )
 from lmi.executor.response import FinishReason, Tensor
 
-MAX_TEMPERATURE = 2.0  # of SamplingParams
-MAX_SIGNED = (
-    2**63 - 1
-)  # vLLM's seeds are signed, as torch's are: two seeds that differ by 2^63 become one
+# SamplingParams takes no higher one.
+MAX_TEMPERATURE = 2.0
+# vLLM's seeds are signed, as torch's are: two seeds that differ by 2^63 become one.
+MAX_SIGNED = 2**63 - 1
 # The ends that vLLM reports, for a sequence that Sequence's rules have not ended by then.
 REASONS = {
     "stop": FinishReason.END_ID,
@@ -45,7 +45,7 @@ REASONS = {
     "repetition": FinishReason.STOP_WORDS,
 }
 NUM_WARM_UP_TOKENS = 4
-# Of every request for tokens. Its stop_token_ids has the end tokens too.
+# The parameters of every request for tokens. Its stop_token_ids has the end tokens too.
 OF_ALL = {
     "ignore_eos": True,
     "detokenize": False,
@@ -82,15 +82,13 @@ def params_of(
     sequence: Sequence, embeddings: Embeddings | None, structure: StructuredOutputsParams | None
 ) -> Params:
     """Translate the request of a sequence, whose structure is given as vLLM has checked it."""
-    asked = sequence.request.pooling_params
-    if asked is None or embeddings is None:
+    pooling = sequence.request.pooling_params
+    if pooling is None or embeddings is None:
         return sampling_params(sequence, structure)
 
-    is_whole = asked.dimensions in (
-        None,
-        embeddings.size,
-    )  # vLLM refuses the number if the model has no other
-    return PoolingParams(task="embed", dimensions=None if is_whole else asked.dimensions)
+    # vLLM refuses the size of the whole embedding if the model has no other.
+    is_whole = pooling.dimensions in (None, embeddings.size)
+    return PoolingParams(task="embed", dimensions=None if is_whole else pooling.dimensions)
 
 
 def sampling_params(
@@ -98,19 +96,21 @@ def sampling_params(
 ) -> SamplingParams:
     """Translate a request for tokens."""
     request = sequence.request
-    params = (SamplingParams if structure is None else CheckedParams)(
+    biases = {int(token_id): float(bias) for token_id, bias in request.embedding_bias}
+    kind = SamplingParams if structure is None else CheckedParams
+    params = kind(
         max_tokens=int(sequence.max_tokens),
         min_tokens=min(int(sequence.min_tokens), int(sequence.max_tokens)),
         stop_token_ids=ending_tokens(sequence),
         structured_outputs=structure,
-        logit_bias={int(token_id): float(bias) for token_id, bias in request.embedding_bias}
-        or None,
+        logit_bias=biases or None,
         **OF_ALL,
         **_choice(sequence),
         **_log_probs(sequence),
     )
-    if request.bad_words:  # vLLM's argument takes texts and turns them into token ids
-        params._bad_words_token_ids = [[int(one) for one in word] for word in request.bad_words]
+    # vLLM's argument takes texts and turns them into token ids.
+    if request.bad_words:
+        params._bad_words_token_ids = [list(map(int, word)) for word in request.bad_words]
 
     return params
 
@@ -127,10 +127,12 @@ def warm_up_works(*, is_pooling: bool) -> list[VllmWork]:
     greedy = SamplingParams(max_tokens=NUM_WARM_UP_TOKENS, temperature=0.0, **OF_ALL)
     sampled = SamplingParams(max_tokens=NUM_WARM_UP_TOKENS, top_p=0.9, seed=0, logprobs=0, **OF_ALL)
     kinds: list[Params] = [PoolingParams(task="embed")] if is_pooling else [greedy, sampled]
-    return [
-        VllmWork(f"warm-up.{number}", tokens_input([0] * 8), kind)
-        for number, kind in enumerate(kinds)
-    ]
+
+    works = []
+    for number, params in enumerate(kinds):
+        works.append(VllmWork(f"warm-up.{number}", tokens_input([0] * 8), params))
+
+    return works
 
 
 def _choice(sequence: Sequence) -> dict[str, Any]:
@@ -139,37 +141,40 @@ def _choice(sequence: Sequence) -> dict[str, Any]:
     """
     config = sequence.request.sampling_config
     if config.is_greedy:
-        given: dict[str, float | None] = {"temperature": 0.0}
+        values: dict[str, float | None] = {"temperature": 0.0}
     else:
-        given = {"temperature": config.temperature, "top_p": config.top_p, "min_p": config.min_p}
+        values = {"temperature": config.temperature, "top_p": config.top_p, "min_p": config.min_p}
 
-    given["repetition_penalty"] = config.repetition_penalty
-    given["presence_penalty"] = config.presence_penalty
-    given["frequency_penalty"] = config.frequency_penalty
-    chosen: dict[str, Any] = {
-        name: float(value) for name, value in given.items() if value is not None
-    }
+    values["repetition_penalty"] = config.repetition_penalty
+    values["presence_penalty"] = config.presence_penalty
+    values["frequency_penalty"] = config.frequency_penalty
+
+    params: dict[str, Any] = {}
+    for name, value in values.items():
+        if value is not None:
+            params[name] = float(value)
+
     if not config.is_greedy and config.top_k is not None:
-        chosen["top_k"] = int(config.top_k)
+        params["top_k"] = int(config.top_k)
 
-    if config.seed is not None:  # vLLM then makes a generator for the request, which costs time
-        chosen["seed"] = (
-            int(sequence.seed) & MAX_SIGNED
-        )  # the highest bit could make -1, which means no seed
+    # With a seed vLLM makes a generator for the request, which costs time.
+    if config.seed is not None:
+        # The highest bit could make -1, which means no seed.
+        params["seed"] = int(sequence.seed) & MAX_SIGNED
 
-    return chosen
+    return params
 
 
 def _log_probs(sequence: Sequence) -> dict[str, Any]:
     output = sequence.request.output_config
-    wanted = dict[str, Any]()
+    params = dict[str, Any]()
     if output.return_log_probs or output.num_top_log_probs:
-        wanted["logprobs"] = int(output.num_top_log_probs)
+        params["logprobs"] = int(output.num_top_log_probs)
 
     if sequence.lacks_prompt_log_probs:
-        wanted["prompt_logprobs"] = int(output.num_prompt_log_probs or 0)
+        params["prompt_logprobs"] = int(output.num_prompt_log_probs or 0)
 
-    return wanted
+    return params
 
 
 def structure(guide: GuidedDecodingParams) -> StructuredOutputsParams:
@@ -186,8 +191,8 @@ def structure(guide: GuidedDecodingParams) -> StructuredOutputsParams:
 
 
 def priority(request: Request) -> int:
-    """vLLM's priority of a request, where a lower number is more urgent. An express one comes
-    before all others.
+    """vLLM's priority of a request, where a lower number is more urgent. An express request comes
+    before all that are not.
     """
     return round((DEFAULT_PRIORITY - request.priority - request.is_express) * PRIORITY_STEPS)
 
@@ -201,13 +206,15 @@ def of_core(name: str, output: EngineCoreOutput) -> SequenceOutput:
     if vector is not None:
         embedding = Tensor(tuple(vector.shape), "float32", vector.float().numpy().tobytes())
 
+    stats = output.prefill_stats
+    reason = output.finish_reason
     return SequenceOutput(
         name,
         output.new_token_ids,
         _of_arrays(output.new_logprobs),
         _of_arrays(output.new_prompt_logprobs_tensors),
-        None if output.finish_reason is None else _end(name, str(output.finish_reason)),
-        0 if output.prefill_stats is None else output.prefill_stats.num_cached_tokens,
+        end=None if reason is None else _end(name, str(reason)),
+        num_cached_tokens=0 if stats is None else stats.num_cached_tokens,
         embedding=embedding,
     )
 
@@ -227,11 +234,10 @@ def _end(name: str, reason: str) -> FinishReason | Exception:
         return REASONS[reason]
 
     cause = vllm_log.cause_of(name)
-    return (
-        RuntimeError(reason)
-        if cause is None
-        else InvalidRequest(vllm_log.refusal(cause), vllm_log.GUIDE_FIELD)
-    )
+    if cause is None:
+        return RuntimeError(reason)
+
+    return InvalidRequest(vllm_log.refusal(cause), vllm_log.GUIDE_FIELD)
 
 
 def num_blocks(config: VllmConfig) -> int:
@@ -245,11 +251,15 @@ def describe(config: VllmConfig, max_beam_width: int, renderer: Any = None) -> E
     max_num_seqs = config.scheduler_config.max_num_seqs
     vocab_size = model.get_vocab_size()
     max_logprobs = model.max_logprobs
-    max_images, image_placeholder = (0, "") if renderer is None else _reads_images(model, renderer)
     max_top_log_probs = vocab_size if max_logprobs < 0 else min(max_logprobs, vocab_size)
-    shorter = (
-        tuple(model.matryoshka_dimensions or ()) if model.is_matryoshka else None
-    )  # embeddings
+    images = NO_IMAGES if renderer is None else _reads_images(model, renderer)
+
+    embeddings = None
+    if model.runner_type == "pooling":
+        # The sizes to which embeddings may be shortened.
+        sizes = tuple(model.matryoshka_dimensions or ()) if model.is_matryoshka else None
+        embeddings = Embeddings(model.embedding_size, sizes)
+
     return EngineInfo(
         name="vllm",
         vocab_size=vocab_size,
@@ -264,7 +274,8 @@ def describe(config: VllmConfig, max_beam_width: int, renderer: Any = None) -> E
             num_return_sequences=True,
             guided_decoding=() if model.skip_tokenizer_init else tuple(GuideType),
             why_no_guides=NO_TEXTS if model.skip_tokenizer_init else "",
-            min_p=not speculates,  # vLLM refuses both beside drafts
+            # vLLM refuses both beside drafts.
+            min_p=not speculates,
             embedding_bias=not speculates,
             perf_metrics=True,
             max_top_log_probs=max_top_log_probs,
@@ -272,24 +283,38 @@ def describe(config: VllmConfig, max_beam_width: int, renderer: Any = None) -> E
             lora=config.lora_config is not None,
             adapter_pins=True,
             priority=config.scheduler_config.policy == "priority",
-            embeddings=Embeddings(model.embedding_size, shorter)
-            if model.runner_type == "pooling"
-            else None,
-            max_images=max_images,
+            embeddings=embeddings,
+            max_images=images.max_num,
         ),
-        image_placeholder=image_placeholder,
+        image_placeholder=images.placeholder,
     )
 
 
-def _reads_images(model: ModelConfig, renderer: Any) -> tuple[int, str]:
-    """Return how many images a prompt may have, and the placeholder of one where a chat template
-    writes none.
+class Images(NamedTuple):
+    """How many images a prompt may have, and the placeholder of one where a chat template writes
+    none.
     """
-    if not model.supports_multimodal_inputs:
-        return 0, ""
 
-    num = renderer.get_mm_processor().info.allowed_mm_limits.get("image", 0)
-    first, second = (
-        get_model_cls(model).get_placeholder_str("image", n) if num else "" for n in (1, 2)
-    )
-    return num, (first or "") if first == second else first.replace("1", "{n}")
+    max_num: int
+    placeholder: str
+
+
+NO_IMAGES = Images(0, "")
+
+
+def _reads_images(model: ModelConfig, renderer: Any) -> Images:
+    if not model.supports_multimodal_inputs:
+        return NO_IMAGES
+
+    max_num = renderer.get_mm_processor().info.allowed_mm_limits.get("image", 0)
+    if not max_num:
+        return Images(max_num, "")
+
+    # Some models number their placeholders.
+    placeholder_of = get_model_cls(model).get_placeholder_str
+    first = placeholder_of("image", 1)
+    second = placeholder_of("image", 2)
+    if first == second:
+        return Images(max_num, first or "")
+
+    return Images(max_num, first.replace("1", "{n}"))

@@ -17,41 +17,44 @@ from typing import Self
 from lmi.errors import shorten
 from lmi.executor import Progress
 
-START = "LMI_VLLM_STARTUP_LOG"  # the variable with the path of the file
+# The variable with the path of the file.
+START = "LMI_VLLM_STARTUP_LOG"
 LOOK_S = 0.1
-# characters
-MAX_CAUSE = 1000
-MAX_REFUSAL = 300
-MAX_REFUSALS = 1000  # a cause is read a moment after it was noted
+MAX_CAUSE = 1000  # characters
+MAX_REFUSAL = 300  # characters
+# So many causes are noted. Each is read a moment later.
+MAX_REFUSALS = 1000
 
 # The first line of one of these loggers begins the stage.
 BEGINS = {
     "vllm.v1.worker.cpu_model_runner": "weights",
     "vllm.v1.worker.gpu_model_runner": "weights",
     "vllm.v1.worker.gpu.model_runner": "weights",
-    # vLLM measures its size, then allocates it
+    # After the weights vLLM measures the size of the cache, then it allocates the cache.
     "vllm.model_executor.model_loader.default_loader": "kv cache",
     "vllm.compilation.decorators": "compilation",
-    "vllm.v1.core.kv_cache_utils": "kernels",  # vLLM captures and warms them up
+    # After the cache vLLM captures its kernels and warms them up.
+    "vllm.v1.core.kv_cache_utils": "kernels",
 }
-SAID_AT_DEBUG = frozenset({"vllm.compilation.decorators"})  # these lines are only for this module
+# The lines of these loggers are only for this module.
+SAID_AT_DEBUG = frozenset({"vllm.compilation.decorators"})
 STAGES = tuple(dict.fromkeys(BEGINS.values()))
 REPORTING_FAILURE = ("vllm.v1.executor.multiproc_executor",)
-REPORTING_GUIDES = tuple(
-    f"vllm.v1.structured_output{name}" for name in ("", ".backend_xgrammar", ".backend_guidance")
+REPORTING_GUIDES = (
+    "vllm.v1.structured_output",
+    "vllm.v1.structured_output.backend_xgrammar",
+    "vllm.v1.structured_output.backend_guidance",
 )
 STARTED = "started"
 
 GUIDE_FIELD = "guided_decoding_params"
 GUIDE_RULE = "must be a structure that vLLM can follow"
 NO_TEXT = "no text fits it"
-PLACE = re.compile(
-    r"\[[0-9:]+\] \S+:[0-9]+: "
-)  # a line of the compiler's code: [04:07:14] /x/regex.cc:83:
+# A line of the compiler's code, as in `[04:07:14] /x/regex.cc:83: `.
+PLACE = re.compile(r"\[[0-9:]+\] \S+:[0-9]+: ")
 
-_refusals: deque[tuple[str, str]] = deque(
-    maxlen=MAX_REFUSALS
-)  # vLLM's own id of a sequence, and the cause
+# vLLM's own id of a sequence, and the cause.
+_refusals: deque[tuple[str, str]] = deque(maxlen=MAX_REFUSALS)
 
 
 def listen() -> None:
@@ -81,9 +84,9 @@ class StartupLog:
     @classmethod
     def new(cls) -> Self:
         """A log in memory for this process and those that it starts from now on."""
-        os.environ[START] = path = (
-            f"/proc/{os.getpid()}/fd/{os.memfd_create(START, os.MFD_CLOEXEC)}"
-        )
+        fd = os.memfd_create(START, os.MFD_CLOEXEC)
+        path = f"/proc/{os.getpid()}/fd/{fd}"
+        os.environ[START] = path
         return cls(path)
 
     @classmethod
@@ -94,7 +97,8 @@ class StartupLog:
         return cls(os.environ.get(START, os.devnull))
 
     def write(self, line: str) -> None:
-        with suppress(OSError), open(self.path, "ab", buffering=0) as file:  # its owner may be gone
+        # The owner of the file may be gone.
+        with suppress(OSError), open(self.path, "ab", buffering=0) as file:
             file.write(line.replace("\n", " ").encode("utf-8", "backslashreplace") + b"\n")
 
     @property
@@ -104,10 +108,11 @@ class StartupLog:
     @property
     def cause(self) -> str | None:
         """The first failure, which caused the others."""
-        causes = (
-            line.removeprefix("failed ") for line in _lines(self.path) if line.startswith("failed ")
-        )
-        return next(causes, None)
+        for line in _lines(self.path):
+            if line.startswith("failed "):
+                return line.removeprefix("failed ")
+
+        return None
 
     @contextmanager
     def reported_to(self, progress: Progress) -> Iterator[None]:
@@ -115,21 +120,22 @@ class StartupLog:
         is_over = threading.Event()
 
         def tell() -> None:
-            reached = -1
+            num_told = 0
             while not is_over.wait(LOOK_S):
-                lines = _lines(self.path)
-                named = [
-                    STAGES.index(line.removeprefix("stage "))
-                    for line in lines
-                    if line.startswith("stage ")
-                ]
-                for stage in STAGES[reached + 1 : max(named, default=reached) + 1]:
+                num_begun = num_told
+                for line in _lines(self.path):
+                    if line.startswith("stage "):
+                        stage_number = STAGES.index(line.removeprefix("stage "))
+                        num_begun = max(num_begun, stage_number + 1)
+
+                for stage in STAGES[num_told:num_begun]:
                     progress(stage, 0.0)
 
-                reached = max([reached, *named])
+                num_told = num_begun
 
         thread = threading.Thread(target=tell, name="startup-log", daemon=True)
         thread.start()
+
         try:
             yield
             self.write(STARTED)
@@ -140,17 +146,19 @@ class StartupLog:
 
 def refusal(cause: Exception | str) -> str:
     """One line for the client that says why the structure was refused."""
-    said = PLACE.sub("", " ".join(str(cause).split()))
-    return f"{GUIDE_RULE}: {shorten(said, MAX_REFUSAL)[1:-1]}"
+    reason = PLACE.sub("", " ".join(str(cause).split()))
+    return f"{GUIDE_RULE}: {shorten(reason, MAX_REFUSAL)[1:-1]}"
 
 
 def cause_of(name: str) -> str | None:
     """The reason why vLLM gave up the sequence `name`, or None if its structure was not
     the cause.
     """
-    return next(
-        (cause for inner_id, cause in _refusals if inner_id.rpartition("-")[0] == name), None
-    )
+    for inner_id, cause in _refusals:
+        if inner_id.rpartition("-")[0] == name:
+            return cause
+
+    return None
 
 
 def _note_stage(record: logging.LogRecord) -> bool:
@@ -178,9 +186,14 @@ def _note_guide(record: logging.LogRecord) -> bool:
     """Note why vLLM ends a request with the word "error". The line is logged only at DEBUG: the
     client reads it.
     """
-    if record.levelno >= logging.ERROR and isinstance(record.args, tuple) and record.args:
+    values = record.args
+    if record.levelno >= logging.ERROR and isinstance(values, tuple) and values:
+        inner_id = str(values[0])
         error = record.exc_info[1] if record.exc_info else None
-        cause = NO_TEXT if error is None else " ".join(str(error).split())
-        _refusals.append((str(record.args[0]), cause))
+        cause = NO_TEXT
+        if error is not None:
+            cause = " ".join(str(error).split())
+
+        _refusals.append((inner_id, cause))
 
     return logging.getLogger().isEnabledFor(logging.DEBUG)
