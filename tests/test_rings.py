@@ -52,7 +52,12 @@ ANNEXES = {
     "strangers": ("lmi.settings.strangers",),
     "generation": ("lmi.settings.generation",),
     "commands": ("lmi.commands", "lmi.flags", "lmi.model_commands"),
-    "choice": ("lmi.settings.engine_choice", "lmi.settings.model_choice", "lmi.settings.ports"),
+    "choice": (
+        "lmi.settings.engine_choice",
+        "lmi.settings.gguf_choice",
+        "lmi.settings.model_choice",
+        "lmi.settings.ports",
+    ),
     "cores": ("lmi.supervisor.cores",),
     "other_names": ("lmi.settings.other_names", "lmi.settings.other_servers"),
     "takeover": ("lmi.supervisor.takeover",),
@@ -77,7 +82,7 @@ ARROWS = {
     "access": {"options"},
     "adapters": {"description", "desired_state", "models", "openai", "secure_mode", "sources"},
     "anthropic": {"description", "guides", "openai"},  # both answer chats
-    "choice": {"options", "sources", "user_code"},
+    "choice": {"gguf", "options", "sources", "user_code"},
     "commands": {"client", "gateway", "options", "other_names", "sources"},
     "description": {  # the whole document names all of them, and each is described in its words
         *("adapters", "anthropic", "batch", "embeddings", "metrics", "models", "openai"),
@@ -86,6 +91,7 @@ ARROWS = {
     "embeddings": {"description", "openai"},
     "engines": {"adapters", "beams"},
     "generation": {"options"},
+    "gguf": {"sources"},
     "lines": {"sessions"},
     "kv_events": {"options"},
     "lmi_dist": {
@@ -101,7 +107,7 @@ ARROWS = {
     "pages": {"description", "metrics"},
     "responses": {"description", "guides", "openai"},
     "secure_mode": {"choice", "user_code"},
-    "sources": {"start"},
+    "sources": {"gguf", "start"},
     "start": {"choice", "options", "sources"},
     "strangers": {"choice", "other_names", "secure_mode", "sources", "user_code"},
     "tgi": {"description", "guides"},
@@ -138,7 +144,7 @@ STILL = {
 # Tokens of Python without comments and docstrings, so that nobody saves lines by packing them. A
 # change that needs more raises a number and says why.
 MAX_TOKENS_OF_THE_HOUSE = 94_000
-MAX_TOKENS = 379_400
+MAX_TOKENS = 392_400
 MAX_TOKENS_A_LINE = 8.5
 # Functions of four lines or more with at least 15 tokens a line. Such a function is read twice. The
 # number may only shrink, to 0 in the end: who mends some lowers it, and nobody adds one. They are

@@ -210,6 +210,7 @@ HANDLER = Handler(
     auto=Auto.ELSEWHERE,
     other_names=("scheduler",),
     is_one_device=True,
+    reads_gguf=True,
     quantize_methods=QUANTIZE_METHODS,
     defaults={
         "option.max_rolling_batch_size": MAX_NUM_SEQUENCES,

@@ -45,6 +45,7 @@ class Handler:
     is_one_device: bool = False
     # Whether some of its models read images.
     reads_images: bool = False
+    reads_gguf: bool = False
     # The values of `option.quantize` that it has. None means that it says itself.
     quantize_methods: frozenset[str] | None = None
     # The defaults of options that are the engine's own, by option.

@@ -16,6 +16,7 @@ from typing import Any
 from lmi.errors import ModelUnusable, shorten
 from lmi.settings.annexes import MODELS, NamedModel
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
+from lmi.settings.gguf_choice import is_gguf, opened_folder, with_files
 from lmi.settings.handler import announced
 from lmi.settings.kinds import local_path
 from lmi.settings.properties import Properties
@@ -32,7 +33,7 @@ from lmi.settings.values import (
 from lmi.shared.model_files import read_bounded
 from lmi.sources.catalogue import CATALOGUE
 from lmi.sources.fetches import default_download_dir
-from lmi.sources.source import ARCHIVE_SUFFIXES, GGUF, NO_GGUF, fault, listed, remote
+from lmi.sources.source import ARCHIVE_SUFFIXES, GGUF, fault, listed, remote
 
 MODEL = "option.model_id"
 NAME = "option.model_name"
@@ -80,9 +81,7 @@ def _no_folder(text: str, folder: Path, cwd: Path) -> ModelUnusable:
     meant = f"; did you mean {near[0]}?" if near else ""
 
     reason = "does not exist"
-    if folder.name.endswith(GGUF):
-        reason = NO_GGUF
-    elif folder.exists():
+    if folder.exists():
         reason = "is not a folder"
 
     return ModelUnusable(f"{text}: {reason}{meant}")
@@ -118,7 +117,7 @@ def place(givens: list[Given], values: Values) -> tuple[list[Given], tuple[str, 
     warning says so.
     """
     is_whole = values.folder is not None and fault(values.folder) is None
-    givens = _without_images(givens, values, is_whole)
+    givens = with_files(_without_images(givens, values, is_whole), values)
     first_ranks: dict[str, tuple[int, int]] = {}
     for entry in givens:
         first_ranks[entry.key] = min(entry.rank, first_ranks.get(entry.key, entry.rank))
@@ -153,9 +152,9 @@ def place(givens: list[Given], values: Values) -> tuple[list[Given], tuple[str, 
 
 
 def _find_in_cache(entry: Given, givens: list[Given], values: Values) -> None:
-    """Note where a model of the catalogue lies, if it does: no process has to fetch it."""
-    model = CATALOGUE.get(entry.text)
-    if model is None or entry.text in values.fetched:
+    """Note where what was made of a GGUF file lies, of the catalogue too: no process makes it."""
+    is_file = entry.text in CATALOGUE or is_gguf(entry.text)
+    if not is_file or entry.text in values.fetched:
         return
 
     candidates = [candidate for candidate in givens if candidate.key == "download_dir"]
@@ -165,7 +164,7 @@ def _find_in_cache(entry: Given, givens: list[Given], values: Values) -> None:
     else:
         download_dir = default_download_dir(values.environ)
 
-    folder = model.kept(download_dir.absolute())
+    folder = opened_folder(entry.text, download_dir.absolute())
     if folder is not None:
         values.fetched = {**values.fetched, entry.text: folder}
 
@@ -208,11 +207,11 @@ def without_model(values: Values, flags: Mapping[str, str]) -> Config:
 
 
 def source_name(text: str) -> str:
-    """Return the last part of a remote source, without the suffix of an archive: what its model is
-    called.
+    """Return the last part of a source, without the suffix of an archive or a file: what its model
+    is called.
     """
     name = text.rstrip("/").rpartition("/")[2]
-    for suffix in ARCHIVE_SUFFIXES:
+    for suffix in (*ARCHIVE_SUFFIXES, GGUF):
         if name.endswith(suffix):
             return name.removesuffix(suffix)
 
@@ -256,6 +255,9 @@ def user_code_folders(values: Values) -> list[Path]:
 def _is_remote(entry: Given, values: Values) -> bool:
     if entry.key not in (MODEL, DRAFT) or entry.text == DEMO:
         return False
+
+    if entry.key == MODEL and is_gguf(entry.text):
+        return Path(entry.text).is_file()
 
     path = local_path(entry.text)
     is_here = any((base / path).is_dir() for base in (values.folder or values.cwd, values.cwd))
@@ -331,7 +333,7 @@ def _model_path(values: Values) -> Path:
         return demo_folder()
 
     if model_id.endswith(GGUF):
-        raise ModelUnusable(f"{shorten(model_id)}: {NO_GGUF}")
+        raise ModelUnusable(f"{shorten(model_id)}: no such file in {folder or cwd}")
 
     raise ModelUnusable(f"{shorten(model_id)}: no such folder in {folder or cwd}")
 

