@@ -144,12 +144,8 @@ STILL = {
 # Tokens of Python without comments and docstrings, so that nobody saves lines by packing them. A
 # change that needs more raises a number and says why.
 MAX_TOKENS_OF_THE_HOUSE = 94_000
-MAX_TOKENS = 392_400
+MAX_TOKENS = 396_000
 MAX_TOKENS_A_LINE = 8.5
-# Functions of four lines or more with at least 15 tokens a line. Such a function is read twice. The
-# number may only shrink, to 0 in the end: who mends some lowers it, and nobody adds one. They are
-# not listed by name, since a list is a permit for each on it; `scripts/measure-style` counts them.
-MAX_DENSE_FUNCTIONS = 53
 OURS = {
     module_name(path): path
     for top in ("lmi", "handlers")
@@ -219,7 +215,7 @@ def test_the_product_grows_only_with_its_number() -> None:
 def test_the_product_is_not_packed() -> None:
     product = style_of(sources("lmi") + sources("handlers"))
     assert product.tokens_a_line <= MAX_TOKENS_A_LINE, size(product)
-    assert product.num_dense_functions <= MAX_DENSE_FUNCTIONS, size(product)
+    assert product.num_dense_functions == 0, size(product)
 
 
 def test_no_two_classes_have_one_name() -> None:

@@ -41,7 +41,7 @@ log = logging.getLogger("lmi.trtllm")
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class ArgumentSetting:
     """A value for an argument of LLM, or for a field of a nested one, and the option that gave it.
 
     `target` is the name of the argument, with that of the field behind a dot.
@@ -153,18 +153,18 @@ def _json(file: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _from_fields(config: EngineConfig) -> list[Setting]:
+def _from_fields(config: EngineConfig) -> list[ArgumentSetting]:
     """What the fields of an EngineConfig say that are arguments too."""
     settings = []
     for field, argument in options.OURS.items():
         value = getattr(config, field)
         if value is not None:
-            settings.append(Setting(OPTION_OF[field], argument, value))
+            settings.append(ArgumentSetting(OPTION_OF[field], argument, value))
 
     return settings
 
 
-def _from_options(config: EngineConfig, version: str, faults: list[str]) -> list[Setting]:
+def _from_options(config: EngineConfig, version: str, faults: list[str]) -> list[ArgumentSetting]:
     """What the options say that have no field of their own in an EngineConfig."""
     settings = []
     for name, text in config.options.items():
@@ -191,20 +191,22 @@ def _from_options(config: EngineConfig, version: str, faults: list[str]) -> list
         # It is set a field at a time, so that none is set twice.
         elif isinstance(value, dict) and value and "." not in target:
             for field, field_value in value.items():
-                settings.append(Setting(name, f"{target}.{field}", field_value))
+                settings.append(ArgumentSetting(name, f"{target}.{field}", field_value))
         elif value is not options.UPSTREAMS:
-            settings.append(Setting(name, target, value))
+            settings.append(ArgumentSetting(name, target, value))
 
     return _with_lora(settings, config)
 
 
-def _with_lora(settings: list[Setting], config: EngineConfig) -> list[Setting]:
+def _with_lora(settings: list[ArgumentSetting], config: EngineConfig) -> list[ArgumentSetting]:
     """LLM takes adapters just where there is a lora_config, which its defaults make, whatever
     enable_lora says.
     """
     of_lora = [setting for setting in settings if setting.target.startswith("lora_config")]
     if is_enabled(config.options):
-        return settings if of_lora else [*settings, Setting("enable_lora", "lora_config", {})]
+        return (
+            settings if of_lora else [*settings, ArgumentSetting("enable_lora", "lora_config", {})]
+        )
 
     for option in sorted({setting.option for setting in of_lora}):
         log.warning("%s: has no effect without option.enable_lora=true", named(config, option))
@@ -213,12 +215,12 @@ def _with_lora(settings: list[Setting], config: EngineConfig) -> list[Setting]:
 
 
 def _by_argument(
-    settings: list[Setting], config: EngineConfig, faults: list[str]
-) -> dict[str, dict[str, Setting]]:
+    settings: list[ArgumentSetting], config: EngineConfig, faults: list[str]
+) -> dict[str, dict[str, ArgumentSetting]]:
     """Each argument with its fields; the field "" is the whole argument. Two options for one of
     them must agree.
     """
-    by_argument: dict[str, dict[str, Setting]] = {}
+    by_argument: dict[str, dict[str, ArgumentSetting]] = {}
     for setting in settings:
         argument, _, field = setting.target.partition(".")
         fields = by_argument.setdefault(argument, {})
@@ -236,7 +238,9 @@ def _by_argument(
     return by_argument
 
 
-def _rival_of(setting: Setting, field: str, fields: Mapping[str, Setting]) -> Setting | None:
+def _rival_of(
+    setting: ArgumentSetting, field: str, fields: Mapping[str, ArgumentSetting]
+) -> ArgumentSetting | None:
     """One of the `fields` that sets the same as a setting of this field, to another value."""
     for rival_field, rival in fields.items():
         set_the_same = rival_field == field or "" in (rival_field, field)
@@ -247,18 +251,22 @@ def _rival_of(setting: Setting, field: str, fields: Mapping[str, Setting]) -> Se
 
 
 def _fill_in(
-    by_argument: dict[str, dict[str, Setting]], argument: str, field: str, value: object
+    by_argument: dict[str, dict[str, ArgumentSetting]], argument: str, field: str, value: object
 ) -> None:
     """Set a field of a nested configuration, unless an option sets it or the whole
     configuration.
     """
     fields = by_argument.setdefault(argument, {})
     if "" not in fields:
-        fields.setdefault(field, Setting(argument, f"{argument}.{field}", value))
+        fields.setdefault(field, ArgumentSetting(argument, f"{argument}.{field}", value))
 
 
 def _typed(
-    name: str, fields: Mapping[str, Setting], config: EngineConfig, version: str, faults: list[str]
+    name: str,
+    fields: Mapping[str, ArgumentSetting],
+    config: EngineConfig,
+    version: str,
+    faults: list[str],
 ) -> Any:
     """The value of one argument as its field's type. Adds a line to `faults` for each fault."""
     whole = fields.get("")

@@ -29,7 +29,7 @@ MAX_ROWS = 128
 Entry = Mapping[int, Logprob] | float
 
 
-class Rows(NamedTuple):
+class OutputRows(NamedTuple):
     """The rows (num_tokens, …) of a result by the name of their output, on any device.
 
     `context` has the last ones of the prompt, `generation` those of generated tokens, from the
@@ -251,7 +251,7 @@ def _reason_of(
     return end
 
 
-def rows_of(result: RequestOutput) -> Rows:
+def rows_of(result: RequestOutput) -> OutputRows:
     """The rows of a result, which changes with the next step: call it before."""
     output = result.outputs[0]
     context = dict(output.additional_context_outputs or {})
@@ -266,10 +266,10 @@ def rows_of(result: RequestOutput) -> Rows:
         # They are (num_tokens, 1, size).
         generation[name] = rows.flatten(1)
 
-    return Rows(context, generation)
+    return OutputRows(context, generation)
 
 
-def note_rows(sequence: Sequence, rows: Rows, num_new: int) -> None:
+def note_rows(sequence: Sequence, rows: OutputRows, num_new: int) -> None:
     """Keep the rows of a result before its `num_new` tokens are appended. Fails the sequence if one
     has no row.
     """

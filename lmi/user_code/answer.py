@@ -311,12 +311,22 @@ def first_parameter(function: Callable[..., Any]) -> tuple[str, str]:
     """Return the name of the first parameter and its annotation's last name (`Input` for
     `inputs.Input`), or "".
     """
-    for first in _parameters(function)[:1]:
-        annotation = "" if first.annotation is first.empty else first.annotation
-        text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
-        return first.name, str(text).partition("[")[0].rpartition(".")[2]
+    parameters = _parameters(function)
+    if not parameters:
+        return "", ""
 
-    return "", ""
+    parameter = parameters[0]
+    annotation = parameter.annotation
+    if annotation is parameter.empty:
+        text = ""
+    elif isinstance(annotation, str):
+        text = annotation
+    else:
+        text = str(getattr(annotation, "__name__", ""))
+
+    # `list[Input]` is named by `list`, and `inputs.Input` by `Input`.
+    without_arguments = text.partition("[")[0]
+    return parameter.name, without_arguments.rpartition(".")[2]
 
 
 def accepted(function: Callable[..., Any], named: dict[str, Any]) -> dict[str, Any]:

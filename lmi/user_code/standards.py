@@ -42,11 +42,15 @@ def refuse_unrun_handlers(values: Values, folders: list[Path]) -> None:
 
 def _scripts(values: Values, folders: list[Path]) -> Iterator[Path]:
     """Yield the files in which that package would look for handlers."""
-    given = values.environ.get(SCRIPT_FOLDER, "").strip()
+    script_folder = values.environ.get(SCRIPT_FOLDER, "").strip()
+    if script_folder:
+        folders = [*folders, Path(script_folder)]
+
     name = values.environ.get(SCRIPT, "").strip() or "model.py"
-    places = [*folders, *([Path(given)] if given else [])]
-    for place in dict.fromkeys(places):
-        yield from (file for file in (place / name, place / "code" / name) if file.is_file())
+    for folder in dict.fromkeys(folders):
+        for file in (folder / name, folder / "code" / name):
+            if file.is_file():
+                yield file
 
 
 def _mark(file: Path) -> str | None:
