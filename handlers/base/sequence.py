@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class Sequence(TokenSequence):
-    """Of its tokens `num_computed` have keys and values in cache slot `slot`.
+    """A sequence whose first `num_computed` tokens have keys and values in the cache's `slot`.
 
     A request with beams is one sequence, whose output is that of the best running beam.
     """
@@ -131,7 +131,7 @@ class Sequence(TokenSequence):
 
     def fail_for_bans(self) -> None:
         """End the request because no token may come next: its own fault if it has a rule that bans
-        tokens.
+        tokens, and no function of the user's changed its logits.
         """
         request = self.request
         sampling = request.sampling_config

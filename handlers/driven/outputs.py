@@ -161,7 +161,7 @@ class BeamRow:
 
 
 class BeamRounds:
-    """The rounds of one sequence's search. `name` is that of the sequence at the engine."""
+    """The rounds of one sequence's search. The engine knows the sequence by `name`."""
 
     def __init__(self, sequence: Sequence, name: str) -> None:
         self._sequence = sequence
@@ -173,8 +173,8 @@ class BeamRounds:
         self._num_top = request.output_config.num_top_log_probs
         self._num_candidates = num_candidates(beam_width, len(_ends(request)))
 
-        # These are banned until there are `min_tokens` tokens.
         stops = {word[0] for word in request.stop_words if len(word) == 1}
+        # Banned until there are `min_tokens` tokens.
         self._early_banned_ids = sequence.end_ids | stops
 
         self._num_rounds = 0

@@ -2,8 +2,8 @@
 otherwise.
 
 It has read the vocabulary once and forks for each guide, which comes over a connection of its own.
-The kernel ends a fork that reaches a limit, and no answer means that. The engine imports this
-module too, without llguidance.
+The kernel ends a fork that reaches a limit; the engine knows it by the missing answer. The engine
+imports this module too, without llguidance.
 """
 
 import os
@@ -38,13 +38,14 @@ REFUSED = b"-"
 # A message that asks for nothing. Its answer is COMPILED.
 PROBE = b""
 
-# It is less than in the engine, so that what ends with an overflow ends here.
+# The stack of a compilation. It is smaller than the engine's, so that a guide that would overflow
+# that one overflows this one.
 STACK_BYTES = 64 << 20
 # The engine's step goes first.
 NICENESS = 5
 PAGE_BYTES = resource.getpagesize()
 
-# It raises ValueError.
+# Makes the engine's text of a guide. Raises ValueError for one that cannot be compiled.
 Compile = Callable[[GuidedDecodingParams], str]
 
 
@@ -58,7 +59,7 @@ class Start(msgspec.Struct):
 
     `vocab_size` is the width of the logits, `max_compile_s` the time of a guide by the clock. JSON
     that `is_compact` has no spaces between its values. `compiler` is a module whose `new_compile`
-    makes of this a function from a guide to its text for the engine; `backends` is for it alone.
+    takes this record and returns a Compile; `backends` is for it alone.
     """
 
     vocab_size: int
@@ -131,14 +132,14 @@ def _limit(start: Start) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (start.max_cpu_s, start.max_cpu_s))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
-    # Rust would write of each client's guide to standard error.
+    # llguidance, in Rust, would write about clients' guides to standard error.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 def main(control: socket.socket, file: BinaryIO) -> None:
     linux.set_title("lmi-guides")
     linux.set_oom_score(1000)
-    # A terminal sends it. The engine ends this process.
+    # A terminal sends SIGINT to its whole group, but only the engine may end this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # So forks leave no zombies.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -165,5 +166,5 @@ def main(control: socket.socket, file: BinaryIO) -> None:
 
 if __name__ == "__main__":
     main(socket.socket(fileno=int(sys.argv[1])), open(int(sys.argv[2]), "rb"))
-    # It ends at once, with what it compiles.
+    # End at once: the forks, which may still compile, end with this process.
     os._exit(0)

@@ -29,8 +29,9 @@ _SPLIT_BYTES = 400_000
 
 
 class KvSlots:
-    """The storage is (slot, layer, keys of all heads then values of all heads,
-    position, channel).
+    """The keys and values of sequences, each in a slot of `max_length` positions.
+
+    The storage is (slot, layer, keys of all heads then values of all heads, position, channel).
     """
 
     def __init__(
@@ -112,8 +113,8 @@ class KvSlots:
 
 @dataclass(slots=True)
 class AttentionCall:
-    """One call of the kernel: the last `num_queries` tokens of a chunk, or of the chunk in each of
-    the slots.
+    """One call of the kernel, for the last `num_queries` tokens of the chunk in each of the
+    slots.
     """
 
     slots: range
@@ -245,8 +246,8 @@ class Attention:
         if window is not None:
             start = max(0, least_end - num_queries + 1 - window)
 
-        # Such a call needs no mask.
         is_whole_prompt = start == 0 and num_queries == end
+        # A causal call of a whole prompt needs no mask.
         is_causal = is_whole_prompt and num_queries > 1 and end <= (window or end)
 
         slots = range(chunks[0].slot, chunks[-1].slot + 1)

@@ -78,8 +78,8 @@ class HuggingFaceModel:
         self._token_ids = [(7 * index + 3) % config.vocab_size for index in range(9)]
         ids = torch.tensor([self._token_ids], device=self._model.device)
         try:
-            # The logits of the untouched model, (num_token_ids, vocab_size).
             self._model.set_attn_implementation("eager")
+            # The logits of the untouched model, (num_token_ids, vocab_size).
             self._expected: Tensor = self._model(input_ids=ids, use_cache=False).logits[0].float()
             self._model.set_attn_implementation(_NAME)
         except Exception as error:
@@ -147,6 +147,7 @@ class HuggingFaceModel:
         queries = query[0].transpose(0, 1)
         attention.write(layer, torch.cat((key[0], value[0])).transpose(0, 1))
         scale = options.get("scaling") or query.shape[-1] ** -0.5
+        # Its buffers are not used: it belongs to no program.
         operation = Attend(0, 0, layer, scale, options.get("softcap"), window)
         answer = attention(queries, operation)
         return answer.view(1, len(answer), -1, query.shape[-1])
@@ -185,8 +186,8 @@ def _load(facts: ModelFacts, placement: Placement) -> PreTrainedModel:
             output_loading_info=True,
         )
     except Exception as error:
-        # transformers raises a different type for each obstacle. With this one the model has a
-        # table of attentions.
+        # transformers raises a different type for each obstacle. A KeyError with our name means
+        # that the model has its own table of attentions.
         if isinstance(error, KeyError) and error.args == (_NAME,):
             raise unsupported(facts.path, f"{facts.name} {KEEPS_ITS_OWN}") from error
 

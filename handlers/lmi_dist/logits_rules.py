@@ -1,8 +1,8 @@
 """What changes the logits of a request before its token is drawn: functions of the user, then bias,
 penalties and bans.
 
-The functions run on the thread of the engine, between two steps of the model: what they take, every
-request waits for. Logits are torch's tensors in the host's memory where torch is installed, and
+The functions run on the thread of the engine, between two steps of the model: every request waits
+while they run. Logits are torch's tensors in the host's memory where torch is installed, and
 numpy's arrays elsewhere; the stream is None. Source: LogitsPostProcessorConfig of TensorRT-LLM's
 Executor API.
 
@@ -67,11 +67,11 @@ class PostProcessors:
             self.names += (BATCHED,)
 
     def apply(self, logits: Floats, sequences: list[EmbeddedSequence]) -> None:
-        """Let the functions change rows of `logits` (num_sequences, vocab), whose requests all name
-        one.
+        """Let the functions change the rows of `logits` (num_sequences, vocab), of sequences whose
+        requests each name a function.
 
         The beams of a search are neighbours among the sequences. A sequence whose function fails
-        has an error then.
+        gets an error.
         """
         # The batched function is called last, and once.
         batched = []
@@ -123,7 +123,7 @@ def new_post_processors(
     settings: ExecutorConfig, options: EngineConfig, model: object
 ) -> PostProcessors | None:
     """The functions of the configuration, or of the file that an option names, in the folder
-    `model`; None without.
+    `model`. Returns None if there are none.
     """
     config = settings.logits_post_processor_config
     if options.logits_post_processors is not None:
@@ -332,7 +332,9 @@ def new_rules(sequence: EmbeddedSequence, vocab_size: int) -> LogitsRules | None
 
 
 def add_rules(sampling: Sampling, ruled: list[RuledRow]) -> None:
-    """Put into the lists of a sampling what the rules of its wishes are about in this step."""
+    """Put into the lists of a sampling the ids that the rules of its wishes name in this step, with
+    their biases and counts.
+    """
     biases = [row.rules.bias for row in ruled if row.rules.bias is not None]
     if biases:
         sampling.biased_ids = np.concatenate([bias.token_ids for bias in biases])

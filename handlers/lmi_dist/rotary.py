@@ -103,7 +103,7 @@ def _is_shared(parameters: Mapping[str, Any]) -> bool:
 def _original_length(config: Any, parameters: Mapping[str, Any]) -> int:
     """The context before it was made longer.
 
-    Outside of the parameters it counts more, where they are all layers'.
+    Where all layers share the parameters, the configuration's own value goes before theirs.
     """
     name = "original_max_position_embeddings"
     length: int | None = None
@@ -204,7 +204,7 @@ def _linear(config: Any, parameters: Mapping[str, Any], head_dim: int) -> Rotary
 
 _FREQUENCIES: dict[str, Callable[[Any, Mapping[str, Any], int], Rotary]] = {
     "default": _default,
-    # Its first stage.
+    # Sequences end with its first stage, which is the default rule.
     "dynamic": _default,
     "linear": _linear,
     "llama3": _llama3,

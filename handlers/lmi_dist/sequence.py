@@ -33,7 +33,7 @@ class EmbeddedSequence(Sequence):
     drafter: Drafter | None = None
     # It says which tokens may come next.
     guide: Guide | None = None
-    # Its guide allows only end ids, before `min_tokens` too.
+    # Whether its guide allows only end ids now. They may then come before `min_tokens` too.
     must_end: bool = False
     # Set where the sequence runs and has beams.
     rows: BeamRows | None = None
@@ -61,8 +61,8 @@ class EmbeddedSequence(Sequence):
 
     @property
     def can_reuse(self) -> bool:
-        """Whether it may take keys and values from the cache now: captured rows of a prompt have no
-        gap.
+        """Whether it may take keys and values from the cache now: not once rows of its prompt were
+        captured, because a hit would leave a gap in them.
         """
         if self.lacks_prompt_log_probs or self.is_pooled_whole:
             return False
@@ -141,8 +141,8 @@ class BeamRows:
 
 
 def _copy(row: EmbeddedSequence) -> EmbeddedSequence:
-    """Only tokens that were computed are a row's: `head` knows already what its best
-    beam has next.
+    """A copy of a row with its computed tokens only: `head` already has the next token of its best
+    beam, which need not be this row's.
     """
     copied = copy(row)
     copied.search = None

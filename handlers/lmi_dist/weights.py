@@ -159,7 +159,8 @@ class Checkpoint:
                 self.files[name] = file
 
     def take(self, name: str, shape: Iterable[int]) -> Array:
-        """Read the tensor `name`, once, whose shape must be `shape`, in one of the floats of NAMES.
+        """Read the tensor `name`, which must have this shape and a dtype of NAMES, and count it as
+        taken.
 
         float64 becomes float32. Raises ModelUnusable.
         """
@@ -249,12 +250,12 @@ def _tables(folder: Path, allow_pickle: bool) -> dict[Path, Mapping[str, Array]]
         read_file = _pickle_reader(files[0], allow_pickle)
         fault = "cannot be read"
 
-    # Unpickling can raise any error.
     tables = dict[Path, Mapping[str, Array]]()
     for file in files:
         try:
             tables[file] = read_file(file)
         except Exception as error:
+            # Unpickling can raise any error.
             raise ModelUnusable(f"{file}: {fault}: {cause_line(error)}") from error
 
     return tables

@@ -97,7 +97,7 @@ def _report_ignored(
     outside: list[Naming],
     in_body: tuple[str | None, ...],
 ) -> None:
-    """Report the first name that another one outside the body overrules."""
+    """Report the first name without effect, because a name outside the body goes before it."""
     first = outside[0]
     names = [*(naming.name for naming in outside[1:]), *filter(None, in_body)]
     lines = list[str]()

@@ -113,8 +113,8 @@ an_object = checked(
 
 
 class AskedGuide(NamedTuple):
-    """The guide that a request asks for, or None, and the field that asked for it, by the guide's
-    name in the contract.
+    """The guide that a request asks for, or None. `field_names` maps the guide's name in the
+    contract to the field that asked for it, which errors name.
     """
 
     params: GuidedDecodingParams | None
@@ -212,7 +212,7 @@ def checked_references(name: str, schema: dict[str, Any]) -> dict[str, Any]:
 
 def check_end(name: str, schema: dict[str, Any], value: Any) -> None:
     """Raise InvalidParameter if a $ref leads to nothing but further ones: no text fits such a
-    schema, and no engine must follow its references.
+    schema, and an engine that followed its references might never end.
     """
     reference = None
     for _ in range(MAX_REFERENCES_IN_A_ROW):

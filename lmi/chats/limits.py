@@ -30,11 +30,11 @@ MAX_NUMBER_CHARS = 1300
 MAX_COUNT = 100_000
 # The characters of an attribute that a filter reads.
 MAX_NAME_CHARS = 256
-# The work of a search is the product of two lengths.
+# The most work of one search, which is the product of two lengths.
 MAX_WORK = 100_000_000
 VIEWS: tuple[type[Any], ...] = type({}.keys()), type({}.values()), type({}.items())
 CONTAINERS: tuple[type[Any], ...] = (list, tuple, dict, *VIEWS, MappingProxyType)
-# It spends what the call of a method takes at most.
+# A function that spends what a call of a method takes at most.
 Method = Callable[["Budget", Any, tuple[Any, ...]], None]
 
 
@@ -43,8 +43,8 @@ class OutOfRoom(GenerationFailed):
 
 
 class Extent(NamedTuple):
-    """How large a value is with all that it refers to, counted as often as it refers to it, and how
-    many containers lie in each other.
+    """The size of a value and of all that it refers to, each as often as it is referred to, and how
+    deep its containers are nested.
 
     A text and a number have the depth 0, a list of them 1.
     """
@@ -367,7 +367,8 @@ OF_TEXT: Mapping[str, Method] = {
     "expandtabs": _expand,
     "replace": replaced,
 }
-# The results of these are no larger than what is there, or measured when there.
+# All methods that a template may call. One that is not in OF_TEXT makes nothing much larger than
+# its owner, and what it makes is measured afterwards.
 METHODS: Mapping[type, Collection[str]] = {
     str: {*ASKING, *SHORTENING, *OF_TEXT},
     dict: ("get", "items", "keys", "values", "copy"),

@@ -23,7 +23,7 @@ MAX_PROMPT_CHARS = 64 << 20
 MAX_RENDER_S = 2.0
 # A template may make so many copies of its messages. One that makes more is at fault itself.
 MAX_COPIES = 16
-# A template writes it if it takes the form of a content.
+# A template that takes a form of content writes this text if it comes in that form.
 PROBE = "Is this text there?"
 # The end of a message that is continued: a noncharacter, and a space that is lost where a template
 # trims.
@@ -83,9 +83,9 @@ class ChatTemplate:
         """Return the prompt. An image is written by the template, or else `image_placeholder`
         stands for it.
 
-        Where it refuses a late message of the system, or a second one of the user, the message
-        before says the same. Raises InvalidRequest if the template refuses the messages, and
-        GenerationFailed if it exceeds a limit.
+        Where the template refuses a late message of the system, or a second one of the user in a
+        row, its text is joined to the message before, or becomes the user's. Raises InvalidRequest
+        if the template refuses the messages, and GenerationFailed if it exceeds a limit.
         """
         if chat.tools and self._tells_tools:
             messages = tools.in_words(chat.messages, chat.tools, takes_system=self._takes_system)
@@ -258,8 +258,8 @@ def in_turns(messages: Messages, refused: Container[str]) -> Messages:
     """Return the messages without late ones of the system and second ones of the user, if these are
     `refused`.
 
-    The message before says the same, so that the prompt grows at its end alone. After an answer the
-    user says it.
+    The text of such a message is joined to the message before, so that a longer chat changes only
+    the end of the prompt. Behind an answer it becomes the user's.
     """
     turns: list[Mapping[str, Any]] = []
     for message in messages:

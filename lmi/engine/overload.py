@@ -1,10 +1,11 @@
 """The queue of an engine that learns its speed and how long clients wait, and refuses early what
 would wait longer.
 
-While the batch has room every request is let in, and before a speed is known each that has not
-waited elsewhere for too long. A client of whom nothing runs need not wait for an end: a few express
-places beside the batch are for such. The order stays that of arrival: if the newest went first, the
-oldest would wait for as long as the load lasts, and be refused late.
+While the batch has room every request is let in. Before the speed is known, so is every one that
+has not waited too long at other engines. A client with no running request need not wait until
+another one ends: a few express places beside the batch are kept for it. The order stays that of
+arrival: if the newest went first, the oldest would wait for as long as the load lasts, and be
+refused late.
 """
 
 import math
@@ -16,10 +17,13 @@ from dataclasses import dataclass
 from lmi.engine.queue import Client, Line, QueueEntry, RequestQueue, Turn
 from lmi.errors import LmiError, Overloaded
 
-# How much work may wait for long.
+# The seconds of work that may wait for longer than OVERLOADED_AFTER_S.
 TARGET_S = 0.5
+# The queue counts as overloaded after more work has waited for so long, and until it has refused
+# nobody for so long.
 OVERLOADED_AFTER_S = 1.0
-# The part of the time that clients wait, which answers may take: estimates err.
+# The share of clients' patience that an answer may be expected to take. The rest is for errors of
+# the estimate.
 PART = 0.8
 # The batch is reduced to no fewer places.
 MIN_PLACES = 8
@@ -40,7 +44,7 @@ INSTANT_S = 0.1
 FORGET_S = 600.0
 # Patience ends when fewer than this part of the clients still wait.
 QUANTILE = 0.5
-# From 0.1 s to 125 s.
+# The times at which patience is counted, from 0.1 s to 125 s.
 BOUNDS_S = tuple(0.1 * 1.15**i for i in range(52))
 
 
@@ -142,7 +146,7 @@ class ClientPatience:
         # Of the clients who waited until a bound, the share that left before the next.
         self._left = [0.0] * len(BOUNDS_S)
         self._seen = [NUM_STAYED] * len(BOUNDS_S)
-        # When a client left who counted.
+        # When the last client left that was counted.
         self._left_s = -math.inf
         self._forgotten_s = 0.0
 
@@ -230,7 +234,7 @@ class LearningQueue(RequestQueue):
         self.is_overloaded = False
         # The longest step of a batch that answers in time.
         self._longest_step_s = math.inf
-        # The short steps since the last other one.
+        # The seconds of short steps that are added to the next step that is not short.
         self._short_steps_s = 0.0
         # When the queue was last short.
         self._short_s = 0.0
@@ -302,8 +306,8 @@ class LearningQueue(RequestQueue):
     def _ahead_s(self, entry: QueueEntry) -> float:
         """The time that those take who go before a request.
 
-        Of each other client go as many before it as fit into the time of its own client's requests
-        up to it.
+        Clients take turns. So of every other client, requests go before it for at most the time
+        that its own client's take up to it, this one included.
         """
         sender = self._clients.get(entry.client)
         line_of_sender = None if sender is None else sender.lines.get(entry.priority)
@@ -330,7 +334,7 @@ class LearningQueue(RequestQueue):
         return error
 
     def service_s(self, entry: QueueEntry) -> float:
-        """The time from its start to its end, while the engine is full."""
+        """The time from a request's start to its end, while the engine is full."""
         tokens_s = entry.max_tokens * self._answered_share * self.speed.step_s
         return entry.num_prompt_tokens * self.speed.prompt_token_s + tokens_s
 

@@ -1,8 +1,8 @@
 """Sends a prompt to the engine that has computed its beginning, whose keys and values it may still
 cache.
 
-The front ends of a server share what they know: which of them a client reaches says nothing of its
-prompt.
+The front ends of a server share what they know: a client reaches any of them, whatever its prompt
+is.
 """
 
 import logging
@@ -29,7 +29,7 @@ from lmi.shared.state import WORD, EngineRecord, FrontEndRecord
 from lmi.types import Origin
 
 BLOCK_SIZE = 64  # tokens
-# What is behind them is not looked at.
+# The blocks of a prompt that are looked at; those behind them are not.
 MAX_PROMPT_BLOCKS = 256
 # Four for each block of 2 million tokens of prompts.
 NUM_WORDS = 1 << 17
@@ -135,8 +135,8 @@ class PrefixTable:
 class PrefixEngines(Engines):
     """Engines of which one counts as having less to do by the tokens of the prompt that it has had.
 
-    That of a `prompt_cache_key` counts as having had them all: an engine may have had similar
-    prompts before.
+    The engine of a `prompt_cache_key` counts as having had the whole prompt: it may have had
+    similar prompts before.
     """
 
     def __init__(

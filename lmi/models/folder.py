@@ -51,7 +51,9 @@ class ModelFolder(Folder[Model]):
         self._server = server
 
     def register(self, name: str, make: Callable[[list[Model]], Model]) -> Model:
-        """Write the entry that `make` returns for those that there are, unless it raises."""
+        """Write the entry that `make` returns when it gets all entries that are there. Nothing is
+        written if it raises.
+        """
         entry = self.change(name, lambda old: make(self.entries()))
         assert entry is not None
         failed = [entry for entry in self.entries() if entry.state is State.FAILED]
@@ -88,11 +90,11 @@ class ModelFolder(Folder[Model]):
         self.change(entry.name, put, flags)
 
     def lose(self, entry: Model, reason: str) -> bool:
-        """Mark an entry FAILED whose processes are gone, or remove it where the disk has no room
-        for a word.
+        """Mark an entry FAILED whose processes are gone, or remove it where the disk has no room to
+        say so.
 
-        Never waits for the lock. Returns False if somebody has it, so that this is for the next
-        look.
+        Never waits for the lock. Returns False if somebody has it, and the caller tries again at
+        its next look.
         """
         flags = fcntl.LOCK_EX | fcntl.LOCK_NB
         try:

@@ -1,5 +1,5 @@
-"""`/models`: the models of the server, and with several of them their loading and unloading, as
-SageMaker asks for it.
+"""`/models`: the models of the server and, where there are several, how they are loaded and
+unloaded, in SageMaker's form.
 
 A server with one model describes that one as the reference does, and loads and unloads nothing.
 `description` has the routes for /openapi.json.

@@ -1,5 +1,5 @@
-"""What one answer counts: tokens, the time to the first, the time between tokens, and the finish
-reason.
+"""What is counted of one answer: tokens, the time to the first, the time between tokens, and the
+finish reason.
 """
 
 import math

@@ -126,7 +126,8 @@ SHOWN: dict[type[Record], dict[str, tuple[str, str]]] = {
 }
 # These are shown as the largest value instead of the sum.
 WORST = {"loop_lag_s", "wait_error_s"}
-# A counter that begins at 0 with each process.
+# Gauges of a record that Prometheus gets as counters: they only grow, and begin at 0 with each
+# process.
 COUNTED_ANEW = {"step"}
 PREFIX = "vllm:"
 # The label of a replica, which only vLLM's series have: who reads ours sees the load of all.
@@ -151,8 +152,8 @@ class Process(NamedTuple):
 
 
 class Twin(NamedTuple):
-    """A family of ours that counts in one of vLLM's, where its samples have `labels` too. `sign` is
-    1 or -1.
+    """A family of ours whose samples are added to one of vLLM's, with `labels` beside their own.
+    `sign` is 1, or -1 where they are subtracted.
     """
 
     family: str
@@ -267,8 +268,8 @@ class BlockCollector(Collector):
     def _replicas(self, *, is_gauge: bool) -> list[RecordGroup]:
         """Return the replicas of each model: for a gauge only those that serve, while any does.
 
-        Who reads the first series of a server would take one without load for a server that has
-        none.
+        A reader that takes a server's first series would take a dead replica, which has no load,
+        for an idle server.
         """
         groups: list[RecordGroup] = []
         for model, block in self._blocks.items():
@@ -360,7 +361,8 @@ class BlockCollector(Collector):
         return family
 
     def _of_processes(self) -> Iterator[Metric]:
-        """Yield what Prometheus' clients say of their process, of each process with a record.
+        """Yield, for each process with a record, what Prometheus' client libraries tell of a
+        process.
 
         Open files are shown only where this front end may count those of all, as one that runs as
         root may: otherwise series would come and go with the front end that a scrape reaches.
@@ -486,8 +488,8 @@ def summed(views: Sequence[state.HistogramView]) -> tuple[list[tuple[str, float]
 
 
 def twins(families: Iterable[Metric]) -> Iterator[Metric]:
-    """Yield what vLLM would call families of ours. One has most under one name, some under several
-    or none.
+    """Yield families of ours under vLLM's names. Most have one name there, some have several or
+    none.
 
     Of two families with one name the last counts: it has a label for each replica.
     """
@@ -519,8 +521,8 @@ def twins(families: Iterable[Metric]) -> Iterator[Metric]:
 
 
 def _awake(ready: Metric) -> Metric:
-    """Return which models have an engine. None ever sleeps, but a dashboard takes one without this
-    series as down.
+    """Return which models have an engine. No model ever sleeps, but a dashboard shows one without
+    this series as down.
     """
     metric = Metric(PREFIX + "engine_sleep_state", "Engines that are awake, as all are", "gauge")
     for sample in ready.samples:

@@ -76,8 +76,8 @@ def check_options(values: Values) -> None:
 
 
 def choose_defaults(values: Values, folder: Path) -> GenerationDefaults:
-    """Return the defaults for the model in a folder, after `check_options`. The author gets a note
-    of what counts.
+    """Return the defaults for the model in a folder, after `check_options`. The operator gets a
+    note of what counts.
     """
     named_file = _named_file(values)
     of_file = _of_file(values, named_file or folder / FILE_NAME)
@@ -107,7 +107,7 @@ def choose_defaults(values: Values, folder: Path) -> GenerationDefaults:
 
 
 def _named_file(values: Values) -> Path | None:
-    """Return the file of the folder that the option names, None if it names none."""
+    """Return the file that the option names, or the one in the folder that it names, if any."""
     text = values.final(KEY)
     if text in ("auto", *OWN_DEFAULTS):
         return None

@@ -110,11 +110,11 @@ def named_folder(environ: Mapping[str, str], flags: Mapping[str, str], cwd: Path
 
 
 def place(givens: list[Given], values: Values) -> tuple[list[Given], tuple[str, ...]]:
-    """Replace remote sources by the folders that they were fetched to. Returns those too that were
-    not fetched yet.
+    """Replace remote sources by the folders that they were fetched to. Returns the given values,
+    and the sources that are not fetched yet.
 
-    An id from the environment does not count beside a whole model in the served folder, and a
-    warning says so.
+    Notes in `values.fetched` the folder that a GGUF file was opened to before. An id from the
+    environment does not count beside a whole model in the served folder, and a warning says so.
     """
     is_whole = values.folder is not None and fault(values.folder) is None
     givens = with_files(_without_images(givens, values, is_whole), values)
@@ -152,7 +152,9 @@ def place(givens: list[Given], values: Values) -> tuple[list[Given], tuple[str, 
 
 
 def _find_in_cache(entry: Given, givens: list[Given], values: Values) -> None:
-    """Note where what was made of a GGUF file lies, of the catalogue too: no process makes it."""
+    """Note the folder that a GGUF file, also one of the catalogue, was opened to before, so that no
+    process opens it again.
+    """
     is_file = entry.text in CATALOGUE or is_gguf(entry.text)
     if not is_file or entry.text in values.fetched:
         return
@@ -173,7 +175,8 @@ def _without_images(givens: list[Given], values: Values, is_whole: bool) -> list
     """Return `givens` without the models that variables of AWS's images name, if the command line
     names another.
 
-    It does with a folder that holds a whole model, or whose file has option.model_id.
+    The command line names one by a folder that holds a whole model, or whose serving.properties has
+    option.model_id.
     """
     is_in_file = any(entry.key == MODEL and entry.rank[0] == FILE for entry in givens)
     if not values.is_folder_asked or not (is_whole or is_in_file):
@@ -253,6 +256,7 @@ def user_code_folders(values: Values) -> list[Path]:
 
 
 def _is_remote(entry: Given, values: Values) -> bool:
+    """Whether a process must fetch the model that an entry names, or open its GGUF file."""
     if entry.key not in (MODEL, DRAFT) or entry.text == DEMO:
         return False
 

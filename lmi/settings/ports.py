@@ -18,8 +18,8 @@ LEADER_PORT = "option.master_port"
 
 
 def check_listeners(values: Values) -> None:
-    """Refuse a management port that another listener has or that the range does not allow, and a
-    gateway before TLS.
+    """Refuse a takeover that cannot work, a gateway in front of a server with TLS, and a management
+    port that another listener has, that the range does not allow, or that the gateway replaces.
     """
     _check_takeover(values)
     with_gateway = values.final("with_gateway")
@@ -65,8 +65,8 @@ def _check_takeover(values: Values) -> None:
 
 
 def choose_ports(values: Values, variables: Sequence[str], config: EngineConfig) -> EngineConfig:
-    """Return the engine's settings with ports for each replica's `variables`. Too few, or one
-    outside, are faults.
+    """Return the engine's settings with ports for each replica's `variables`. Too few ports, and a
+    given port outside of the range, are faults.
     """
     server = ServerConfig(**values.fields("server"))
     if server.safe_port_range is None:

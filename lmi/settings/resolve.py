@@ -50,7 +50,7 @@ BODIES_PART = 8
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """The configuration, the source of each value, and warnings and notes for its author."""
+    """The configuration, the source of each value, and warnings and notes for the operator."""
 
     config: Config
     settings: tuple[Setting, ...] = ()
@@ -95,8 +95,8 @@ def resolve_folder(
     """Return the settings that `lmi serve FOLDER_TEXT` runs with. Raises BadConfiguration or
     ModelUnusable.
 
-    `fetched` has the folders of the sources that a former result asked for, `files` the file of a
-    flag, by key.
+    `fetched` has the folders of the sources that a former result asked for, `files` the file that a
+    flag came from, by key.
     """
     cwd = cwd or Path.cwd()
     is_folder_asked = folder_text is not None or "load_models" in flags
@@ -155,8 +155,9 @@ def resolve(
     `flags` holds the texts of the command line by key, `files` the files that some of them came
     from. If `folder` is None, the demo is served. The result's `request` names the remote sources
     that are not in `fetched`. Until they are, its settings are what is known without them. Secure
-    mode searches the folders of `untrusted` as it does those that were fetched. What `counts` is
-    false for is left out. `is_folder_asked` says that the command line names `folder`.
+    mode searches the folders of `untrusted` as it does those that were fetched. A given value for
+    which `counts` is false is left out. `is_folder_asked` says that the command line names
+    `folder`.
     """
     machine = machine or Machine.here(environ)
     values = Values(
@@ -221,7 +222,7 @@ def _with_one_model(values: Values, missing: tuple[str, ...]) -> Resolved:
 
     requirements = choose_requirements(values, code)
     if is_code:
-        # It loads a hub's id itself, as with the reference.
+        # User code loads a hub's id itself, as with the reference, and a GGUF file too.
         missing = tuple(
             text for text in missing if not isinstance(parse(text), HubModel | GgufSource)
         )

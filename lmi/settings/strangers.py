@@ -173,8 +173,10 @@ def _is_read(key: str, handler: Handler) -> bool:
 
 
 def _paths(values: Values) -> Iterator[Power]:
-    """Yield each path outside of the model's folder that its file names. Whoever finds the model
-    checks its path.
+    """Yield each path outside of the model's folder that its file names.
+
+    The model's own path is not among them: that of one of several models is checked where it is
+    found, in `lmi/models/settings.py`.
     """
     assert values.folder is not None
     bases = [values.folder, values.cwd]

@@ -128,12 +128,12 @@ class Given:
 
     @property
     def said(self) -> str:
-        """Its name in messages, with its value and source."""
+        """How messages name it, with its value and source."""
         return f"{self.written}={self.shown} ({self.source})"
 
     @property
     def place(self) -> str:
-        """Its name in messages, with its source."""
+        """How messages name it, with its source."""
         return f"{self.written} ({self.source})"
 
     @property
@@ -228,8 +228,8 @@ def _variables(environ: Mapping[str, str]) -> Iterator[_Variable]:
 
 @dataclass(slots=True)
 class Values:
-    """What was given and chosen for each option, on what it depends, and what its author should
-    know.
+    """What was given and chosen for each option, what the choices depend on, and what the operator
+    should be told.
 
     The key is that of the row in the table of options, or as written if the option has no row.
     Steps that settle the options in turn write their choices here.
@@ -298,6 +298,7 @@ class Values:
             self.faults.append(f"{texts}: these mean the same option, allowed is one value")
 
     def given(self, key: str, otherwise: Any = None) -> Any:
+        """Return the value that was given for an option, or `otherwise`."""
         return self.picked[key].value if key in self.picked else otherwise
 
     def how_given(self, key: str) -> Given:
@@ -307,6 +308,7 @@ class Values:
         return self.picked[key].given
 
     def final(self, key: str) -> Any:
+        """Return the value of an option: the chosen one, else the given one, else its default."""
         if key in self.chosen:
             value, _ = self.chosen[key]
             return value
@@ -336,6 +338,7 @@ class Values:
         return values
 
     def refuse(self, key: str, allowed: str) -> None:
+        """Add a fault: the option's value is not what is `allowed`."""
         if key in self.picked:
             self.faults.append(self.how_given(key).fault(allowed))
         else:

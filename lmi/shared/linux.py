@@ -68,8 +68,8 @@ def hide_memory() -> None:
     """Keep other processes of this user from reading this process's environment and memory in
     /proc.
 
-    The kernel makes its files there root's, also to itself. A program that it starts is readable
-    again.
+    Its files there belong to root then, so that it cannot open some of them itself. A program that
+    it starts is readable again.
     """
     _prctl(PR_SET_DUMPABLE, 0)
 
@@ -225,10 +225,10 @@ def spawn(
         for signum in (signal.SIGPIPE, signal.SIGCHLD, *ENDING):
             signal.signal(signum, signal.SIG_DFL)
 
-        # From its first moment, because the program has them ignored.
+        # Before signals come in: the program is to ignore strays from its first moment.
         ignore_strays()
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        # Otherwise the file of its score is root's.
+        # While a process hides its memory, its /proc/self/oom_score_adj is root's.
         _prctl(PR_SET_DUMPABLE, 1)
         set_oom_score(oom_score)
         hide_memory()
@@ -341,7 +341,7 @@ def _children() -> dict[int, list[int]]:
     children: dict[int, list[int]] = {}
     pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
     for pid in pids:
-        # An OSError: it has ended.
+        # An OSError means that the process has ended.
         with suppress(OSError):
             fields = _fields_of_stat(Path(f"/proc/{pid}/stat"))
             parent = int(fields[1])
@@ -359,7 +359,7 @@ def processor_times(pid: int) -> dict[int, float]:
     """
     times: dict[int, float] = {}
     for process in [pid, *descendants(pid)]:
-        # An OSError: it has ended.
+        # An OSError means that the process or the thread has ended.
         with suppress(OSError):
             for thread in os.listdir(f"/proc/{process}/task"):
                 with suppress(OSError):
@@ -390,7 +390,7 @@ def bind_threads(cores: Sequence[int], pid: int | None = None) -> None:
     """Let every thread of a process, of this one by default, run only on these cores. Later threads
     inherit them.
     """
-    # An OSError: the process or a thread of it has ended, or a core is gone.
+    # An OSError means that the process or a thread of it has ended, or that a core is gone.
     with suppress(OSError):
         for task in os.listdir(f"/proc/{pid or 'self'}/task"):
             with suppress(OSError):
@@ -470,7 +470,7 @@ def write_whole(path: Path, data: bytes) -> None:
     new = path.with_name(f"{path.name}.{os.getpid()}")
     try:
         new.unlink(missing_ok=True)
-        # It follows no link that another user has put there.
+        # The mode `x` follows no link that another user has put there.
         with open(new, "xb") as file:
             file.write(data)
 

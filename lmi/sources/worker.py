@@ -27,7 +27,7 @@ from lmi.sources.fetch import fetch
 from lmi.sources.fetches import FAILURE, PROGRESS, RESULT, SPARE_BYTES, FetchRequest, write
 from lmi.sources.job import DELAYS_S, FetchJob, Progress
 
-# Seconds between two files with the progress.
+# Seconds between two writings of the file with the progress.
 REPORT_S = 0.5
 # Seconds between two lines of the log.
 LOG_S = 10.0
@@ -182,7 +182,8 @@ def main() -> None:
     linux.set_title("lmi-fetch")
     linux.hide_memory()
     lmi.shared.log.setup("fetch", arguments.log_level, arguments.log_format, linux.log_fd())
-    # Without it the client asks the hub for one more list.
+    # With telemetry on, the hub's client also fetches /api/agent-harnesses, a list of the programs
+    # that it may run in.
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     _quieten_libraries()
 

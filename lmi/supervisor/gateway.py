@@ -15,8 +15,8 @@ from lmi.supervisor.restarts import RestartTable
 
 
 def gateways(runtime: ServerRuntime, port: int) -> list[Child]:
-    """Return the gateway of the server on `port`, if it has one. Front ends find the digest of the
-    key that it gets.
+    """Return the gateway of the server on `port`, if it has one. Writes the digest of the gateway's
+    key where front ends look for it.
     """
     config = runtime.config
     user = config.user
@@ -43,7 +43,7 @@ def gateways(runtime: ServerRuntime, port: int) -> list[Child]:
     kind = ChildKind(
         title="gateway",
         argv=lambda slot: [sys.executable, "-P", "-m", "lmi", *words],
-        # With secrets, because it uses S3.
+        # The variables with secrets stay in it: the gateway uses S3.
         environ=lambda slot: environ_of_child(os.environ) | variables,
         become=user.become if user else None,
         restarts=lambda: RestartTable(MAX_FRONT_END_DEATHS, 600.0),

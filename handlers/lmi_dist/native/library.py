@@ -1,9 +1,9 @@
 """The native kernels of this CPU: finds their library, packs weights for it, and runs steps of a
 program.
 
-`lmi_kernels.h` describes the library; all of ctypes is in this file. Memory comes from the system
-directly, and is taken when it is first written: weights and buffers in huge pages where the system
-has them, blocks in small ones.
+`lmi_kernels.h` describes the library, which only this file and `sampling.py` call, by ctypes.
+Memory comes from the system directly, and is taken when it is first written: weights and buffers in
+huge pages where the system has them, blocks in small ones.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ def map_memory(num_bytes: int, pages: int) -> mmap.mmap:
     try:
         memory.madvise(pages)
     except OSError:
-        # It is a kernel without huge pages.
+        # This kernel has no huge pages.
         pass
 
     return memory
@@ -336,7 +336,7 @@ class NativeModel:
             end = chunk.start + len(chunk.token_ids)
             blocks += chunk.table[: (end + TOKENS_PER_BLOCK - 1) // TOKENS_PER_BLOCK]
             if chunk.num_logits == 1:
-                # So it is in every decode.
+                # Every decode without a draft is such a chunk.
                 rows_with_logits.append(len(ids) - 1)
             else:
                 rows_with_logits += range(len(ids) - chunk.num_logits, len(ids))

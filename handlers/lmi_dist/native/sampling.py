@@ -82,7 +82,7 @@ def new_wishes(num: int, **columns: Any) -> Records:
 
 @dataclass(slots=True)
 class Sampling:
-    """Wishes and what they are about. Nothing in it is written."""
+    """Wishes and what they are about. What fulfils them writes to none of the arrays."""
 
     # (num_logits, vocab_size)
     logits: Floats
@@ -304,8 +304,8 @@ def _draw(row: Floats, wish: Any) -> int:
 
 
 def keep(weights: Floats, powers: Floats, wish: Any) -> None:
-    """Set the weights (vocab) of the tokens that filters leave out to 0; `powers` are
-    those of e.
+    """Set the weights (vocab) of the tokens that filters leave out to 0. `weights` are e to the
+    `powers`.
     """
     top_k = wish["top_k"]
     if 0 < top_k < len(weights):
@@ -331,8 +331,8 @@ def _weights(powers: Floats) -> Floats:
 
 
 def _last_taken(keys: Floats, weights: Floats, share: float) -> np.float32:
-    """Tokens are taken by ascending keys, while less than a share of the mass was taken: the key of
-    the last.
+    """The key of the last token that is taken, where tokens are taken by ascending keys until they
+    have a share of the mass.
     """
     order = keys.argsort(kind="stable")
     order = order[weights[order] > 0]

@@ -66,7 +66,9 @@ OPENAI_COMPLETIONS = replace(
 
 
 def _at_invocations(api: Api[OpenAIFormat], body_field: str) -> Api[OpenAIFormat]:
-    """A stream is lines, or events if Accept asks for them; body or settings may override it."""
+    """Return the API as it is at /invocations: a stream is lines, or events if Accept asks for
+    them, unless body or settings say otherwise.
+    """
     read_body: Callable[..., Message[OpenAIFormat]] = api.read
     name = f"{api.name}_lines"
 

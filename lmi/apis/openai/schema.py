@@ -158,7 +158,7 @@ STREAM_OPTIONS = (
     "include_usage",
     # This one is vLLM's.
     "continuous_usage_stats",
-    # vLLM's too, without effect: nothing here is padded.
+    # This one is OpenAI's, and has no effect: nothing here is padded.
     "include_obfuscation",
 )
 STREAM_OPTIONS_HELP = (

@@ -281,6 +281,7 @@ MEANT |= {
     "exclude_input_in_output": replace(ROWS["return_full_text"], read=NEGATED),
     **_flags(),
 }
+# Names that other models of Triton have for the same inputs.
 TWINS = {
     "streaming": "stream",
     "random_seed": "seed",

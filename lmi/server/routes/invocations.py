@@ -1,4 +1,4 @@
-"""The paths of every API, and `/invocations`, with the paths that do the same, for the bodies of
+"""Serves the paths of every API. `/invocations`, and the paths that do the same, take the bodies of
 several APIs.
 
 So a client reaches every API even if a platform forwards only this path, as in AWS's containers.
