@@ -124,6 +124,7 @@ def _with_command(arguments: list[str]) -> list[str]:
 FIRST_EXAMPLES = """\b
 Examples:
   lmi serve demo
+  lmi serve smollm2
   lmi serve OWNER/NAME --max-model-len 32k
   lmi chat -q 'Who are you?'
   lmi bench http://127.0.0.1:8080 --streams 16"""
@@ -146,9 +147,10 @@ Examples:
 def serve(folder: str | None, flags: dict[str, str], files: dict[str, str]) -> int:
     """Serve the model in DIR.
 
-    DIR is a folder with serving.properties or config.json, OWNER/NAME of a hub, s3://BUCKET/PREFIX,
-    or demo. Without DIR: /opt/ml/model when it holds something, else the current folder when it has
-    one of these files, else the built-in demo model.
+    DIR is a folder with serving.properties or config.json, a GGUF file, a name that lmi list shows
+    (smollm2), OWNER/NAME of a hub, s3://BUCKET/PREFIX, or demo. Without DIR: /opt/ml/model when it
+    holds something, else the current folder when it has one of these files, else the built-in demo
+    model.
     """
     return _serve(folder, flags, files)
 

@@ -259,8 +259,8 @@ class ModelConfig(
         platform=["SM_VLLM_MODEL", "SM_SGLANG_MODEL_PATH", "SM_SGLANG_MODEL"],
         is_path=True,
     )
-    """a folder, OWNER/NAME of a hub, s3://BUCKET/PREFIX or demo; nothing: the folder of
-    serving.properties itself
+    """a folder, a GGUF file, a name that lmi list shows, OWNER/NAME of a hub, s3://BUCKET/PREFIX or
+    demo; nothing: the folder of serving.properties itself
     """
     revision: str | None = option(
         None,

@@ -39,7 +39,10 @@ OF_QUANTISED = (
     "--quantize int8 where memory is short"
 )
 OPTIONS = "`lmi config` prints every option, its value and where it came from"
-SOURCES = "lmi serve takes a folder, OWNER/NAME of a hub, s3://BUCKET/PREFIX or demo"
+SOURCES = (
+    "lmi serve takes a folder, a GGUF file, a name that lmi list shows, OWNER/NAME of a hub, "
+    "s3://BUCKET/PREFIX or demo"
+)
 MISSING_LIBRARY = re.compile(
     r"No module named '(\w+)|the library (\w+) is not installed|No package metadata was found for "
     r"(\w+)"
