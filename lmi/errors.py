@@ -259,6 +259,11 @@ def cause_line(error: BaseException, max_chars: int = 300) -> str:
     return one_line(str(error), max_chars) or type(error).__name__
 
 
+def error_line(error: BaseException) -> str:
+    """Return one line with the kind of an error and its text."""
+    return f"{type(error).__name__}: {cause_line(error)}"
+
+
 def one_line(text: str, max_chars: int = 300) -> str:
     """Return a text of others on one line. A long one keeps its beginning and its end: either may
     name the cause.

@@ -1,26 +1,18 @@
 """What an engine with a model knows of a sequence: cached keys and values, beams, captured rows,
 images, embeddings.
 
-Also which sequences wait beside the steps. Plain Python, without scheduling rules.
+Plain Python, without scheduling rules.
 """
 
-from collections.abc import Callable, Hashable, Sequence as SequenceOf
-from concurrent.futures import Future
+from collections.abc import Hashable, Sequence as SequenceOf
 from dataclasses import dataclass, field
 from functools import partial
-from threading import Event
-from typing import Generic, TypeVar
 
 from handlers.base.beams import AnyCandidate, Beam, BeamSearch, Continuation
 from handlers.base.captured import Captured
-from handlers.base.token_sequence import AnySequence, TokenSequence, sequences_of
+from handlers.base.token_sequence import TokenSequence, sequences_of
 from lmi.errors import PromptTooLong
 from lmi.executor import ErrorKind, FinishReason, Result, Tensor, TokenLogProb
-
-# A request may time out meanwhile.
-WAIT_S = 0.1
-
-T = TypeVar("T")
 
 
 @dataclass(slots=True, eq=False)
@@ -236,54 +228,3 @@ def _places_of(beam: Beam) -> list[Hashable]:
 
 
 new_sequences = partial(sequences_of, Sequence)
-
-
-class Waiting(Generic[AnySequence, T]):
-    """Sequences that wait for what another thread makes of their requests: a guide, or pixels.
-
-    Each has the future of what it waits for. The engine's thread uses it; any may ask or `wake`.
-    """
-
-    def __init__(self, wake: Callable[[], None] = lambda: None) -> None:
-        """`wake` is called too when something is made, on the thread that made it."""
-        # Whether the engine sleeps, because it has nothing else to do.
-        self.is_waiting = False
-        self._wake_others = wake
-        self._futures: dict[AnySequence, Future[T]] = {}
-        self._changed = Event()
-
-    @property
-    def waiting(self) -> list[AnySequence]:
-        return list(self._futures.copy())
-
-    def add_waiting(self, sequence: AnySequence, future: Future[T]) -> None:
-        self._futures[sequence] = future
-        future.add_done_callback(self._note_done)
-
-    def drop_waiting(self, sequence: AnySequence) -> Future[T] | None:
-        """Forget a sequence that has ended. Returns what it waited for if nobody else does."""
-        future = self._futures.pop(sequence, None)
-        return None if future in self._futures.values() else future
-
-    def take_done(self) -> list[tuple[AnySequence, Future[T]]]:
-        """The sequences whose wait is over, all of a future together."""
-        over = {future for future in self._futures.values() if future.done()}
-        done = [(sequence, future) for sequence, future in self._futures.items() if future in over]
-        for sequence, _ in done:
-            del self._futures[sequence]
-
-        return done
-
-    def wait(self) -> None:
-        """Sleep until something is made, `wake` is called, or some time has passed."""
-        self.is_waiting = True
-        self._changed.wait(WAIT_S)
-        self._changed.clear()
-        self.is_waiting = False
-
-    def wake(self) -> None:
-        self._changed.set()
-
-    def _note_done(self, _: Future[T]) -> None:
-        self.wake()
-        self._wake_others()

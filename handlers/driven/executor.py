@@ -18,8 +18,9 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 import msgspec
 
 from handlers.base.adapters import AdapterEngine, Adapters, Turns
-from handlers.base.sequence import Sequence, Waiting
+from handlers.base.sequence import Sequence
 from handlers.base.stepped import EngineStopped, Step, SteppedExecutor
+from handlers.base.waiting import Waiting
 from handlers.driven.outputs import BeamRounds, BeamRow, SequenceOutput, check_beams, feed
 from lmi import errors
 from lmi.executor import EngineInfo, ErrorKind, ExecutorConfig, KvCacheStats, Request

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from handlers.base.sequence import Sequence, Waiting
+from handlers.base.sequence import Sequence
+from handlers.base.waiting import Waiting
 from handlers.guides.compiler import FIELD, RULE, Compiled, GuideCompiler
 from handlers.guides.process import Start
 from handlers.guides.turns import GuideFuture, GuideOutcomes

@@ -17,7 +17,6 @@ from torch.nn import functional
 from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from handlers.base.configuration import said
 from handlers.lmi_dist.attention import StepInputs
 from handlers.lmi_dist.config_file import KEEPS_ITS_OWN, unsupported
 from handlers.lmi_dist.facts import ModelFacts
@@ -27,7 +26,7 @@ from handlers.lmi_dist.placement import Placement, Weight
 from handlers.lmi_dist.plan import Chunk, Plan
 from handlers.lmi_dist.program import Module, Piece, Site
 from handlers.lmi_dist.weights import tell_unused
-from lmi.errors import ModelUnusable
+from lmi.errors import ModelUnusable, error_line
 from lmi.executor import Progress
 from lmi.settings.config import EngineConfig
 
@@ -191,7 +190,7 @@ def _load(facts: ModelFacts, placement: Placement) -> PreTrainedModel:
         if isinstance(error, KeyError) and error.args == (_NAME,):
             raise unsupported(facts.path, f"{facts.name} {KEEPS_ITS_OWN}") from error
 
-        why = f"{facts.name} cannot be loaded: {said(error)}"
+        why = f"{facts.name} cannot be loaded: {error_line(error)}"
         raise ModelUnusable(f"{facts.path}: {why}") from error
 
     # It is a pair, with output_loading_info.

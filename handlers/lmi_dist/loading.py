@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TypeAlias
 
-from handlers.base.configuration import default_budget, said
+from handlers.base.cache_budget import default_budget
 from handlers.lmi_dist.about import MAX_NUM_SEQUENCES, LoraLimits
 from handlers.lmi_dist.batch import (
     LEAST_BATCH,
@@ -30,7 +30,7 @@ from handlers.lmi_dist.native import library as native
 from handlers.lmi_dist.native_runner import NativeRunner, weight_bytes
 from handlers.lmi_dist.runner import Limits, Runner
 from handlers.lmi_dist.sampler import MAX_TOP_LOG_PROBS
-from lmi.errors import BadConfiguration, ModelUnusable
+from lmi.errors import BadConfiguration, ModelUnusable, error_line
 from lmi.executor import Capabilities, EngineInfo, ExecutorConfig, GuideType, Progress
 from lmi.executor.checks import broken
 from lmi.settings.config import EngineConfig
@@ -182,7 +182,7 @@ def of_files(place: str) -> Iterator[None]:
         yield
     except _FAULTS_OF_FILES as error:
         log.debug("the load failed", exc_info=True)
-        raise ModelUnusable(f"{place}: the model cannot be loaded: {said(error)}") from error
+        raise ModelUnusable(f"{place}: the model cannot be loaded: {error_line(error)}") from error
 
 
 def _load(

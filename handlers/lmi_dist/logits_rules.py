@@ -27,11 +27,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from handlers.base.configuration import BATCHED, check_post_processors, load_post_processors, said
+from handlers.base.post_processors import BATCHED, check_post_processors, load_post_processors
 from handlers.base.sequence import Sequence
 from handlers.lmi_dist.native.sampling import Floats, Ints, Sampling
 from handlers.lmi_dist.sequence import EmbeddedSequence
-from lmi.errors import shorten
+from lmi.errors import error_line, shorten
 from lmi.executor import ExecutorConfig, LogitsPostProcessorConfig
 from lmi.executor.checks import broken
 from lmi.settings.config import EngineConfig
@@ -100,7 +100,7 @@ class PostProcessors:
         except (Exception, SystemExit) as error:
             short_name = shorten(name)
             log.exception("logits post-processor %s failed for request %d", short_name, sequence.id)
-            sequence.fail(f"logits post-processor {short_name} failed: {said(error)}")
+            sequence.fail(f"logits post-processor {short_name} failed: {error_line(error)}")
 
     def _process_batch(self, pieces: list[SequenceLogits]) -> None:
         assert self._batched is not None
@@ -116,7 +116,7 @@ class PostProcessors:
         except (Exception, SystemExit) as error:
             log.exception("the batched logits post-processor failed")
             for sequence in sequences:
-                sequence.fail(f"the batched logits post-processor failed: {said(error)}")
+                sequence.fail(f"the batched logits post-processor failed: {error_line(error)}")
 
 
 def new_post_processors(

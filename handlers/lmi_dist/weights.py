@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from handlers.base.configuration import pickled_files, refusal
+from handlers.base.pickles import pickled_files, refusal
 from handlers.lmi_dist.arrays import BFLOAT16, Array
 from handlers.lmi_dist.config_file import check_extra
 from handlers.lmi_dist.gguf.tensors import GgufTensors, gguf_file

@@ -12,7 +12,7 @@ from typing import Annotated, Any, get_args
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from tensorrt_llm.llmapi import TorchLlmArgs
 
-from handlers.base.configuration import pickled_files, refusal
+from handlers.base.pickles import pickled_files, refusal
 from handlers.driven.arguments import DTYPES, OPTION_OF, first_line, named, tell_unknown
 from handlers.lmi_trtllm import about, options
 from lmi.adapters.files import is_enabled

@@ -19,11 +19,18 @@ import msgspec
 import torch
 from torch import Tensor
 
-from handlers.base.configuration import BATCHED, load_post_processors, said
+from handlers.base.post_processors import BATCHED, load_post_processors
 from handlers.base.sequence import Sequence
 from handlers.driven.executor import name_of
 from handlers.driven.outputs import SequenceOutput
-from lmi.errors import BadConfiguration, GenerationFailed, Unsupported, shorten, writable
+from lmi.errors import (
+    BadConfiguration,
+    GenerationFailed,
+    Unsupported,
+    error_line,
+    shorten,
+    writable,
+)
 from lmi.executor import LogitsPostProcessorConfig, Request
 from lmi.executor.checks import broken
 from lmi.settings.config import EngineConfig
@@ -116,7 +123,7 @@ class PostProcessor:
                 title = "the batched logits post-processor"
 
             log.exception("%s failed for request %d", title, self.request_id)
-            self._report(f"{title} failed: {said(error)}")
+            self._report(f"{title} failed: {error_line(error)}")
 
     def _report(self, reason: str) -> None:
         fault = (self.sequence, writable(reason[:MAX_FAULT_CHARS]))

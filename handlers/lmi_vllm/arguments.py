@@ -19,8 +19,9 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from handlers.base.configuration import default_budget, pickled_files, refusal
+from handlers.base.cache_budget import default_budget
 from handlers.base.kv_events import of_replica, replica_here
+from handlers.base.pickles import pickled_files, refusal
 from handlers.driven.arguments import DTYPES, OPTION_OF, boolean, named, tell_unknown
 from handlers.lmi_vllm import process_setup
 from handlers.lmi_vllm.about import SPECULATIVE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from handlers.base.configuration import MIN_TOKENS, default_budget
+from handlers.base.cache_budget import MIN_TOKENS, default_budget
 
 
 @pytest.mark.parametrize(
