@@ -25,7 +25,7 @@ import msgspec
 
 from lmi.errors import StartError
 from lmi.settings.config import Config, ServerConfig
-from lmi.shared.linux import write_whole
+from lmi.shared.files import write_whole
 from lmi.shared.state import Block
 
 ENVIRONMENT_NAME = "LMI_RUNTIME_DIR"

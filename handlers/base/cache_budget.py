@@ -1,6 +1,6 @@
 """How many tokens of keys and values an engine keeps where no option says it."""
 
-# The tokens of one block.
+# The least cache: one block.
 MIN_TOKENS = 16
 
 

@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 
 from handlers.base.token_sequence import AnySequence
 
-# A request may time out meanwhile.
+# The longest sleep of the engine: a request may time out meanwhile.
 WAIT_S = 0.1
 
 T = TypeVar("T")

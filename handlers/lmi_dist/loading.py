@@ -36,6 +36,7 @@ from lmi.executor.checks import broken
 from lmi.settings.config import EngineConfig
 from lmi.settings.handler import folder_of
 from lmi.shared import linux, machine
+from lmi.shared.machine import Machine
 
 log = logging.getLogger(__name__)
 
@@ -258,7 +259,7 @@ def choose_device(config: EngineConfig) -> str:
 
 def _has_cuda(config: EngineConfig) -> bool:
     is_wanted = config.device == "cuda"
-    if not is_wanted and not linux.Machine.here(os.environ).gpus:
+    if not is_wanted and not Machine.here(os.environ).gpus:
         return False
 
     if folder_of("torch") is None:

@@ -2,28 +2,19 @@
 
 Each accepted invocation leaves exactly one file, an output or a failure, also when the gateway
 stops. An answer fails here for what it fails for in production: no Content-Length, or headers over
-4096 bytes. Inputs and files are objects of S3 or files of a folder, which are read and written in
-threads. boto3 is imported for the first object.
+4096 bytes. Inputs and files (`stores.py`) are read and written in threads.
 """
 
 import asyncio
-import hashlib
 import logging
-import threading
 import time
 import uuid
-from collections.abc import Callable
-from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
-from urllib.parse import unquote, urlsplit
+from typing import NamedTuple
 
 import orjson
 
-from lmi.errors import cause_line
 from lmi.gateway.container import ContainerFault, ContainerResponse, OutOfTime
 from lmi.gateway.endpoints import TIMED_OUT, AwsEndpoint
 from lmi.gateway.exchange import (
@@ -35,12 +26,12 @@ from lmi.gateway.exchange import (
     too_large,
     unavailable,
 )
+from lmi.gateway.stores import S3_SCHEME, FolderOutput, Inputs, S3Output, StoreError
+from lmi.gateway.threads import run_in_thread
 from lmi.http.exchange import MAX_HEADER_BYTES, Header, num_bytes
 
 INPUT_LOCATION = PREFIX + "InputLocation"
 MAX_INLINE_BYTES = 128_000
-# SageMaker's limit of an async payload.
-MAX_INPUT_BYTES = 1 << 30
 MAX_LOCATION_CHARS = 1024
 # Of a path, the limit of most file systems.
 MAX_PART_CHARS = 255
@@ -48,180 +39,10 @@ MAX_WAITING = 1000
 # These are AWS's defaults.
 TTL_S = 21_600
 TIMEOUT_S = 900
-CONNECT_TIMEOUT_S = 5
-READ_TIMEOUT_S = 10
-NUM_TRIES = 3
 STOPPED = "The gateway was stopped before the invocation was complete."
 EXPIRED = "The request waited in the queue for longer than RequestTTLSeconds."
-S3_SCHEME = "s3://"
-NO_BOTO3 = "S3 needs boto3, which `pip install boto3` brings"
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
-
-
-class StoreError(Exception):
-    """An object or a file cannot be read or written. The text names it and the cause."""
-
-
-class FolderOutput:
-    """Answers as files of a folder. A file is written under another name and renamed, so nobody
-    reads half of it.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder.absolute()
-
-    def url(self, path: str) -> str:
-        return (self._folder / path).as_uri()
-
-    def write(self, path: str, data: bytes, media_type: str) -> None:
-        """Write a whole file, or nothing. Raises StoreError."""
-        file = self._folder / path
-        part = file.with_name(f".{uuid.uuid4().hex}.part")
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            part.write_bytes(data)
-            part.replace(file)
-        except OSError as error:
-            with suppress(OSError):
-                part.unlink()
-
-            raise StoreError(f"{file} cannot be written: {cause_line(error)}") from error
-
-
-@cache
-def s3() -> Any:
-    """Return a client of S3, which many threads may use. Raises StoreError without boto3.
-
-    boto3 finds endpoint, region and credentials in the environment.
-    """
-    try:
-        import boto3  # type: ignore[import-untyped]
-        from botocore.config import Config  # type: ignore[import-untyped]
-    except ImportError:
-        raise StoreError(NO_BOTO3) from None
-
-    retries = {"mode": "standard", "max_attempts": NUM_TRIES}
-    limits = Config(connect_timeout=CONNECT_TIMEOUT_S, read_timeout=READ_TIMEOUT_S, retries=retries)
-    return boto3.session.Session().client("s3", config=limits)
-
-
-class S3Output:
-    """Answers as objects below a URL, in the way of FolderOutput."""
-
-    def __init__(self, root: str) -> None:
-        self._root = root.rstrip("/")
-
-    def url(self, path: str) -> str:
-        return f"{self._root}/{path}"
-
-    def write(self, path: str, data: bytes, media_type: str) -> None:
-        """Write an object. Raises StoreError if it is not there afterwards, for S3's answer may be
-        lost.
-        """
-        bucket, key = parse_s3(self.url(path))
-        try:
-            s3().put_object(Bucket=bucket, Key=key, Body=data, ContentType=media_type)
-        except Exception as error:
-            with suppress(Exception):
-                etag = s3().head_object(Bucket=bucket, Key=key)["ETag"].strip('"')
-                # It is the ETag of most objects.
-                md5 = hashlib.md5(data, usedforsecurity=False).hexdigest()
-                if etag == md5:
-                    return
-
-            raise StoreError(f"{self.url(path)} cannot be written: {cause_line(error)}") from error
-
-
-class Inputs:
-    """Reads inputs by URL: any object of S3, and files below `folder` if there is one."""
-
-    def __init__(self, folder: Path | None) -> None:
-        self._folder = folder and folder.resolve()
-
-    def is_allowed(self, location: str) -> bool:
-        """Whether the location names an object of S3, or a place below the folder. It need not
-        exist.
-        """
-        if location.startswith(S3_SCHEME):
-            return all(parse_s3(location))
-
-        return self._file(location) is not None
-
-    def read(self, location: str) -> bytes:
-        """Return the bytes at a location. Raises StoreError."""
-        try:
-            if not location.startswith(S3_SCHEME):
-                return self._content(location)
-
-            bucket, key = parse_s3(location)
-            s3_object = s3().get_object(Bucket=bucket, Key=key)
-            _check_size(location, s3_object["ContentLength"])
-            return bytes(s3_object["Body"].read())
-        except StoreError:
-            raise
-        except Exception as error:
-            # botocore's errors have no common base, and urllib3's pass through it.
-            raise StoreError(f"{location} cannot be read: {cause_line(error)}") from error
-
-    def _content(self, location: str) -> bytes:
-        # A link may have changed since the location was allowed.
-        file = self._file(location)
-        if file is None:
-            raise StoreError(f"{location} is not below the folder of --async-input")
-
-        # Any other file, such as a pipe, could let its reader wait for ever.
-        if not file.is_file():
-            reason = f"{file} is not a regular file" if file.exists() else f"there is no {file}"
-            raise StoreError(reason)
-
-        _check_size(file, file.stat().st_size)
-        return file.read_bytes()
-
-    def _file(self, location: str) -> Path | None:
-        """Return the file that a location names, or None if it may not be read. Links count where
-        they lead.
-        """
-        with suppress(ValueError, OSError):
-            url = urlsplit(location)
-            file = Path(unquote(url.path)).resolve()
-            is_local = url.scheme == "file" and url.netloc in ("", "localhost")
-            if is_local and self._folder is not None and file.is_relative_to(self._folder):
-                return file
-
-        return None
-
-
-def parse_s3(url: str) -> tuple[str, str]:
-    """Return the bucket and the key of `s3://BUCKET/KEY`. Either is "" if the URL lacks it."""
-    bucket, _, key = url.removeprefix(S3_SCHEME).partition("/")
-    return bucket, key
-
-
-def _check_size(source: object, num_bytes: int) -> None:
-    if num_bytes > MAX_INPUT_BYTES:
-        raise StoreError(f"{source} has {num_bytes} bytes, at most {MAX_INPUT_BYTES} are read")
-
-
-async def run_in_thread(call: Callable[..., T], *arguments: object) -> T:
-    """Return what a blocking call returns, or raise what it raises. The call goes on if its caller
-    is cancelled.
-
-    Its thread does not keep the process alive, because a disk or a network may hang when the
-    process should end.
-    """
-    outcome: Future[T] = Future()
-    outcome.set_running_or_notify_cancel()
-
-    def run() -> None:
-        try:
-            outcome.set_result(call(*arguments))
-        except Exception as error:
-            outcome.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    return await asyncio.wrap_future(outcome)
 
 
 class OutputFile(NamedTuple):

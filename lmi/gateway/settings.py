@@ -8,11 +8,11 @@ from typing import Any
 
 import click
 
-from lmi.gateway.async_invocations import S3_SCHEME, parse_s3
 from lmi.gateway.container import Container
 from lmi.gateway.endpoints import ANY
 from lmi.gateway.eventstream import AsIs, Parts, parse_parts
 from lmi.gateway.exchange import ENDPOINT_NAME
+from lmi.gateway.stores import S3_SCHEME, parse_s3
 from lmi.settings.option import docstrings
 
 SECONDS = click.FloatRange(min=0, min_open=True)

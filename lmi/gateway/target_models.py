@@ -24,10 +24,11 @@ from typing import TypeVar
 import msgspec
 
 from lmi.errors import StartError, cause_line
-from lmi.gateway.async_invocations import S3_SCHEME, run_in_thread
 from lmi.gateway.container import Container, ContainerFault
 from lmi.gateway.endpoints import ANY, AwsEndpoint
 from lmi.gateway.exchange import AwsError, invalid, model_error
+from lmi.gateway.stores import S3_SCHEME
+from lmi.gateway.threads import run_in_thread
 from lmi.http.exchange import Header
 from lmi.sources.archive import unpack
 from lmi.sources.fetch import fetch

@@ -24,7 +24,7 @@ from starlette.types import Receive, Scope, Send
 import lmi.shared.log
 from lmi.errors import BadConfiguration, ClientGone, ForeignPage, LmiError, Overloaded, shorten
 from lmi.gateway import eventstream, local_url
-from lmi.gateway.async_invocations import NO_BOTO3, S3_SCHEME, AsyncInvocations
+from lmi.gateway.async_invocations import AsyncInvocations
 from lmi.gateway.container import ContainerFault, ContainerResponse, OutOfTime
 from lmi.gateway.endpoints import OPERATIONS, AwsEndpoint, Endpoints
 from lmi.gateway.exchange import (
@@ -38,6 +38,7 @@ from lmi.gateway.exchange import (
     unavailable,
 )
 from lmi.gateway.settings import GatewaySettings
+from lmi.gateway.stores import NO_BOTO3, S3_SCHEME
 from lmi.gateway.target_models import ModelStore, TargetModels
 from lmi.http.body import BodyMemory
 from lmi.http.browsers import ANY, check_page, is_loopback

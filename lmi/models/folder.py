@@ -13,7 +13,7 @@ from lmi.errors import Unavailable
 from lmi.runtime import Runtime, ServerRuntime
 from lmi.settings.config import Config
 from lmi.shared.desired_state import Entry, Folder, State, is_abandoned
-from lmi.shared.linux import is_there
+from lmi.shared.files import is_there
 
 # So many entries are kept that only say why a load failed.
 MAX_FAILED = 64

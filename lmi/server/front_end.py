@@ -13,7 +13,7 @@ from gunicorn.arbiter import Arbiter  # type: ignore[import-untyped]
 from lmi.errors import Draining, StartError
 from lmi.http.body import BodyMemory
 from lmi.runtime import ServerRuntime
-from lmi.shared.linux import write_whole
+from lmi.shared.files import write_whole
 from lmi.shared.state import Block, FrontEndRecord, Phase
 
 log = logging.getLogger(__name__)

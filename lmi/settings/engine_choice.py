@@ -7,7 +7,7 @@ from lmi.errors import BadConfiguration
 from lmi.settings.config import EngineConfig
 from lmi.settings.handler import USER_CODE, Auto, Handler, installed
 from lmi.settings.values import Given, Values, find
-from lmi.shared.linux import Machine
+from lmi.shared.machine import Machine
 from lmi.user_code.options import UserCodeConfig
 
 # The dynamic-batch schema, over any engine.

@@ -27,7 +27,7 @@ from lmi.settings.kinds import local_path
 from lmi.settings.model_choice import MODEL, Fetched, find_folder
 from lmi.settings.properties import Properties, read
 from lmi.settings.values import OPTIONS, Given, Setting, Values, collect
-from lmi.shared.linux import Machine
+from lmi.shared.machine import Machine
 from lmi.sources.fetches import FetchRequest, WantedSource, default_download_dir
 from lmi.sources.source import GGUF, GgufSource, HubModel, parse, remote
 from lmi.user_code.options import FORMATTER_WORDS

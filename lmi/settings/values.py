@@ -18,7 +18,7 @@ from lmi.settings.handler import Handler
 from lmi.settings.kinds import OF_TYPE, TEXT, Kind, TooLarge, is_true
 from lmi.settings.option import Option
 from lmi.settings.properties import Properties
-from lmi.shared.linux import Machine
+from lmi.shared.machine import Machine
 
 COMMAND_LINE, PLATFORM, FILE, ENVIRONMENT, OTHER_NAMES = range(5)
 SECRET = re.compile(

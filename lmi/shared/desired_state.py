@@ -22,7 +22,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from lmi.errors import InvalidParameter, Unavailable
-from lmi.shared.linux import write_whole
+from lmi.shared.files import write_whole
 
 NAME_PATTERN = "[A-Za-z0-9][A-Za-z0-9._:-]{0,255}"
 NAME_RULE = "1 to 256 letters, digits and . _ : -, with a letter or digit first"

@@ -1,8 +1,6 @@
-"""What Linux does with processes (start and end, signals, names, cores), what this machine has, and
-a whole file.
+"""What Linux does with processes: start and end, signals, names, cores.
 
-`scripts/install` asks for the machine before anything is installed, so this module and what it
-imports need only Python. Sources: prctl(2), waitpid(2), proc(5).
+Sources: prctl(2), waitpid(2), proc(5).
 """
 
 import ctypes
@@ -12,11 +10,9 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn, Self
+from typing import NoReturn
 
-from lmi.shared import machine
 from lmi.shared.sink import STDERR, STDOUT
 
 PR_SET_PDEATHSIG = 1
@@ -36,14 +32,6 @@ REPLICA = "LMI_REPLICA"
 CORES = "LMI_CORES"
 # The variable that says why an engine has fewer threads than there are cores.
 THREADS_WHY = "LMI_THREADS_WHY"
-# What Docker, Podman, Kubernetes, ECS and SageMaker leave in a container.
-OF_CONTAINERS = (Path("/.dockerenv"), Path("/run/.containerenv"), Path("/opt/ml"))
-CONTAINER_VARIABLES = (
-    "KUBERNETES_SERVICE_HOST",
-    "ECS_CONTAINER_METADATA_URI_V4",
-    "SAGEMAKER_",
-    "SM_",
-)
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -404,94 +392,6 @@ def keep_to_cores() -> None:
     cores = os.environ.get(CORES)
     if cores:
         bind_threads([int(core) for core in cores.split(",")])
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """Cores, GPUs and memory that this process may use."""
-
-    num_cores: int
-    # The names that CUDA_VISIBLE_DEVICES has for them.
-    gpus: tuple[str, ...] = ()
-    is_container: bool = False
-    memory_bytes: int = machine.UNLIMITED
-
-    @classmethod
-    def here(cls, environ: Mapping[str, str]) -> Self:
-        return cls(
-            machine.num_usable_cores(),
-            cls._gpus(environ),
-            is_container(environ),
-            machine.memory_bytes(),
-        )
-
-    @staticmethod
-    def _gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
-        present = sorted((path.name[6:] for path in Path("/dev").glob("nvidia[0-9]*")), key=int)
-        has_driver = Path("/dev/nvidiactl").exists() or Path("/proc/driver/nvidia").exists()
-        if not present or not has_driver:
-            return ()
-
-        visible = environ.get("CUDA_VISIBLE_DEVICES")
-        if visible is None:
-            return tuple(str(number) for number in range(len(present)))
-
-        names = [name.strip() for name in visible.split(",")]
-        # CUDA too ends the list at the first invalid name.
-        invalid = next((i for i, name in enumerate(names) if name in ("", "-1")), len(names))
-        return tuple(names[:invalid])
-
-
-def unusable_gpu_files(files: Path = Path("/dev")) -> list[Path]:
-    """Return the files of NVIDIA's driver that the effective user of this process may not open, and
-    CUDA must.
-    """
-    needed = [files / "nvidiactl", files / "nvidia-uvm", *sorted(files.glob("nvidia[0-9]*"))]
-    return [
-        file
-        for file in needed
-        if file.exists() and not os.access(file, os.R_OK | os.W_OK, effective_ids=True)
-    ]
-
-
-def is_container(environ: Mapping[str, str], files: Iterable[Path] = OF_CONTAINERS) -> bool:
-    """Return whether this process runs in a container, whose ports only its runtime opens to a
-    network.
-    """
-    is_named = any(name.startswith(CONTAINER_VARIABLES) for name in environ)
-    return os.getpid() == 1 or is_named or any(file.exists() for file in files)
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file and rename it into place, so that a reader sees the old file or the new one.
-
-    Raises OSError, as on a full disk, and leaves no part of the new file then.
-    """
-    new = path.with_name(f"{path.name}.{os.getpid()}")
-    try:
-        new.unlink(missing_ok=True)
-        # The mode `x` follows no link that another user has put there.
-        with open(new, "xb") as file:
-            file.write(data)
-
-        new.rename(path)
-    except OSError:
-        new.unlink(missing_ok=True)
-        raise
-
-
-def is_there(path: Path) -> bool:
-    """Return whether a file or folder is there, and True where that cannot be seen now, as on a
-    disk that fails.
-    """
-    try:
-        path.stat()
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True
-
-    return True
 
 
 def _prctl(option: int, value: int) -> None:

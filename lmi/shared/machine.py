@@ -5,15 +5,18 @@ A process is in one group of each hierarchy of control groups, of version 1 or 2
 all groups above its own count too. Everything that is sized by the machine asks here. Sources:
 cgroups(7), cpuset(7), proc(5), and the kernel's pages on both versions and their memory
 controllers.
+
+`scripts/install` asks here before anything is installed, so this module needs only Python.
 """
 
 import os
 import re
 import resource
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 PROC = Path("/proc")
 # The variable that names to an engine the bytes that it may take, itself included.
@@ -36,6 +39,14 @@ OF_ALL_ABOVE = "hierarchical_memory_limit"
 CACHED = {1: "total_cache", 2: "file"}
 # Parts of the cache that the kernel cannot give back, or only at the cost of programs that run.
 KEPT = {1: ("total_shmem", "total_mapped_file"), 2: ("shmem", "file_mapped")}
+# What Docker, Podman, Kubernetes, ECS and SageMaker leave in a container.
+OF_CONTAINERS = (Path("/.dockerenv"), Path("/run/.containerenv"), Path("/opt/ml"))
+CONTAINER_VARIABLES = (
+    "KUBERNETES_SERVICE_HOST",
+    "ECS_CONTAINER_METADATA_URI_V4",
+    "SAGEMAKER_",
+    "SM_",
+)
 
 
 class ControlGroup(NamedTuple):
@@ -292,3 +303,59 @@ def _num_tasks_of(uid: int, proc: Path) -> int:
                 num_tasks += len(os.listdir(process / "task"))
 
     return num_tasks
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Cores, GPUs and memory that this process may use."""
+
+    num_cores: int
+    # The names that CUDA_VISIBLE_DEVICES has for them.
+    gpus: tuple[str, ...] = ()
+    is_container: bool = False
+    memory_bytes: int = UNLIMITED
+
+    @classmethod
+    def here(cls, environ: Mapping[str, str]) -> Self:
+        return cls(
+            num_usable_cores(),
+            cls._gpus(environ),
+            is_container(environ),
+            memory_bytes(),
+        )
+
+    @staticmethod
+    def _gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
+        present = sorted((path.name[6:] for path in Path("/dev").glob("nvidia[0-9]*")), key=int)
+        has_driver = Path("/dev/nvidiactl").exists() or Path("/proc/driver/nvidia").exists()
+        if not present or not has_driver:
+            return ()
+
+        visible = environ.get("CUDA_VISIBLE_DEVICES")
+        if visible is None:
+            return tuple(str(number) for number in range(len(present)))
+
+        names = [name.strip() for name in visible.split(",")]
+        # CUDA too ends the list at the first invalid name.
+        invalid = next((i for i, name in enumerate(names) if name in ("", "-1")), len(names))
+        return tuple(names[:invalid])
+
+
+def unusable_gpu_files(files: Path = Path("/dev")) -> list[Path]:
+    """Return the files of NVIDIA's driver that the effective user of this process may not open, and
+    CUDA must.
+    """
+    needed = [files / "nvidiactl", files / "nvidia-uvm", *sorted(files.glob("nvidia[0-9]*"))]
+    return [
+        file
+        for file in needed
+        if file.exists() and not os.access(file, os.R_OK | os.W_OK, effective_ids=True)
+    ]
+
+
+def is_container(environ: Mapping[str, str], files: Iterable[Path] = OF_CONTAINERS) -> bool:
+    """Return whether this process runs in a container, whose ports only its runtime opens to a
+    network.
+    """
+    is_named = any(name.startswith(CONTAINER_VARIABLES) for name in environ)
+    return os.getpid() == 1 or is_named or any(file.exists() for file in files)

@@ -24,7 +24,7 @@ import msgspec
 
 from lmi.errors import ErrorInfo, ModelUnusable, StartError, from_info
 from lmi.settings.config import Config
-from lmi.shared.linux import write_whole
+from lmi.shared.files import write_whole
 
 REQUEST = "request.json"
 PROGRESS = "progress.json"

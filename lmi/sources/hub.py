@@ -31,7 +31,7 @@ from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
 from lmi import __version__
 from lmi.errors import ModelUnusable, SourceUnreachable, StartError, cause_line, shorten
-from lmi.shared.linux import write_whole
+from lmi.shared.files import write_whole
 from lmi.sources.fetches import Place, link, size_of
 from lmi.sources.hub_client import HubClient, HubRefusal, NoHub, pieces, raise_for_status
 from lmi.sources.hub_listing import (

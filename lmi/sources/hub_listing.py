@@ -25,7 +25,7 @@ import httpx2
 import msgspec
 
 from lmi.errors import shorten
-from lmi.shared.linux import write_whole
+from lmi.shared.files import write_whole
 from lmi.sources.fetches import size_of
 from lmi.sources.hub_client import HubClient, NoHub
 

@@ -8,7 +8,7 @@ from lmi.errors import BadConfiguration, PortUnavailable, StartError
 from lmi.gateway import argv
 from lmi.runtime import ServerRuntime
 from lmi.settings.annexes import digest
-from lmi.shared.linux import write_whole
+from lmi.shared.files import write_whole
 from lmi.supervisor.child import Child, ChildKind
 from lmi.supervisor.kinds import MAX_FRONT_END_DEATHS, environ_of_child
 from lmi.supervisor.restarts import RestartTable

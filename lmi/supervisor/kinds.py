@@ -16,8 +16,8 @@ from lmi.runtime import ENVIRONMENT_NAME, Runtime, ServerRuntime
 from lmi.settings.config import Config
 from lmi.settings.handler import USER_CODE, announced
 from lmi.settings.listeners import User
-from lmi.shared import linux
 from lmi.shared.linux import REPLICA, SUPERVISOR_PID
+from lmi.shared.machine import unusable_gpu_files
 from lmi.shared.memory_file import MemoryFile
 from lmi.shared.state import Block, Phase
 from lmi.sources.source import unreadable
@@ -102,7 +102,7 @@ def user_of_engine(config: Config) -> User | None:
         return None
 
     with user.acting():
-        unusable = linux.unusable_gpu_files() if engine.device_ids else []
+        unusable = unusable_gpu_files() if engine.device_ids else []
 
     if unusable:
         log.warning("engines run as root, since option.user=%s may not open %s", user, unusable[0])

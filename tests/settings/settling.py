@@ -10,7 +10,7 @@ import pytest
 from lmi.errors import BadConfiguration
 from lmi.settings.properties import parse
 from lmi.settings.resolve import Resolved, resolve
-from lmi.shared.linux import Machine
+from lmi.shared.machine import Machine
 
 CPU = Machine(num_cores=4)
 FOUR_GPUS = Machine(num_cores=32, gpus=("0", "1", "2", "3"))

@@ -10,7 +10,7 @@ import pytest
 from lmi.errors import BadConfiguration
 from lmi.settings.engine_choice import choose_handler, num_engines
 from lmi.settings.handler import Handler, announced
-from lmi.shared.linux import Machine
+from lmi.shared.machine import Machine
 from tests.settings.settling import ASYNC_SERVICE, CPU, FOUR_GPUS, faults, settle
 
 

@@ -14,7 +14,7 @@ import pytest
 from lmi.errors import BadConfiguration
 from lmi.settings.properties import parse
 from lmi.settings.resolve import Resolved, resolve
-from lmi.shared.linux import Machine
+from lmi.shared.machine import Machine
 from tests.settings.settling import CPU
 
 EIGHT_GPUS = Machine(num_cores=96, gpus=tuple("01234567"))

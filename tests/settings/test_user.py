@@ -13,7 +13,7 @@ from lmi.errors import BadConfiguration, ModelUnusable
 from lmi.models.settings import resolve_model
 from lmi.settings.config import ServerConfig
 from lmi.settings.listeners import User
-from lmi.shared.linux import unusable_gpu_files
+from lmi.shared.machine import unusable_gpu_files
 from lmi.supervisor.kinds import check_files
 
 only_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")

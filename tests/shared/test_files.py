@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lmi.shared.linux import write_whole
+from lmi.shared.files import write_whole
 
 
 def test_a_file_that_cannot_be_written_whole_leaves_the_old_one_and_nothing_else(

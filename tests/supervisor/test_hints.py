@@ -15,7 +15,7 @@ from lmi.errors import BadConfiguration, ModelUnusable
 from lmi.settings.config import ModelConfig
 from lmi.settings.engine_choice import choose_handler
 from lmi.settings.handler import announced
-from lmi.shared.linux import Machine
+from lmi.shared.machine import Machine
 from lmi.shared.state import Block
 from lmi.supervisor.banner import CHECKPOINT, DAMAGED_FILE, LOG, OF_GGUF, OPTIONS, SOURCES, hint
 from lmi.user_code.options import UserCodeConfig

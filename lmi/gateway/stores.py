@@ -1,0 +1,166 @@
+"""Where inputs of async invocations come from and answers go: objects of S3, or files of a folder.
+
+All of it blocks. boto3 is imported for the first object.
+"""
+
+import hashlib
+import uuid
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from lmi.errors import cause_line
+
+# SageMaker's limit of an async payload.
+MAX_INPUT_BYTES = 1 << 30
+CONNECT_TIMEOUT_S = 5
+READ_TIMEOUT_S = 10
+NUM_TRIES = 3
+S3_SCHEME = "s3://"
+NO_BOTO3 = "S3 needs boto3, which `pip install boto3` brings"
+
+
+class StoreError(Exception):
+    """An object or a file cannot be read or written. The text names it and the cause."""
+
+
+class FolderOutput:
+    """Answers as files of a folder. A file is written under another name and renamed, so nobody
+    reads half of it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder.absolute()
+
+    def url(self, path: str) -> str:
+        return (self._folder / path).as_uri()
+
+    def write(self, path: str, data: bytes, media_type: str) -> None:
+        """Write a whole file, or nothing. Raises StoreError."""
+        file = self._folder / path
+        part = file.with_name(f".{uuid.uuid4().hex}.part")
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            part.write_bytes(data)
+            part.replace(file)
+        except OSError as error:
+            with suppress(OSError):
+                part.unlink()
+
+            raise StoreError(f"{file} cannot be written: {cause_line(error)}") from error
+
+
+@cache
+def s3() -> Any:
+    """Return a client of S3, which many threads may use. Raises StoreError without boto3.
+
+    boto3 finds endpoint, region and credentials in the environment.
+    """
+    try:
+        import boto3  # type: ignore[import-untyped]
+        from botocore.config import Config  # type: ignore[import-untyped]
+    except ImportError:
+        raise StoreError(NO_BOTO3) from None
+
+    retries = {"mode": "standard", "max_attempts": NUM_TRIES}
+    limits = Config(connect_timeout=CONNECT_TIMEOUT_S, read_timeout=READ_TIMEOUT_S, retries=retries)
+    return boto3.session.Session().client("s3", config=limits)
+
+
+class S3Output:
+    """Answers as objects below a URL, in the way of FolderOutput."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root.rstrip("/")
+
+    def url(self, path: str) -> str:
+        return f"{self._root}/{path}"
+
+    def write(self, path: str, data: bytes, media_type: str) -> None:
+        """Write an object. Raises StoreError if it is not there afterwards, for S3's answer may be
+        lost.
+        """
+        bucket, key = parse_s3(self.url(path))
+        try:
+            s3().put_object(Bucket=bucket, Key=key, Body=data, ContentType=media_type)
+        except Exception as error:
+            with suppress(Exception):
+                etag = s3().head_object(Bucket=bucket, Key=key)["ETag"].strip('"')
+                # It is the ETag of most objects.
+                md5 = hashlib.md5(data, usedforsecurity=False).hexdigest()
+                if etag == md5:
+                    return
+
+            raise StoreError(f"{self.url(path)} cannot be written: {cause_line(error)}") from error
+
+
+class Inputs:
+    """Reads inputs by URL: any object of S3, and files below `folder` if there is one."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder and folder.resolve()
+
+    def is_allowed(self, location: str) -> bool:
+        """Whether the location names an object of S3, or a place below the folder. It need not
+        exist.
+        """
+        if location.startswith(S3_SCHEME):
+            return all(parse_s3(location))
+
+        return self._file(location) is not None
+
+    def read(self, location: str) -> bytes:
+        """Return the bytes at a location. Raises StoreError."""
+        try:
+            if not location.startswith(S3_SCHEME):
+                return self._content(location)
+
+            bucket, key = parse_s3(location)
+            s3_object = s3().get_object(Bucket=bucket, Key=key)
+            _check_size(location, s3_object["ContentLength"])
+            return bytes(s3_object["Body"].read())
+        except StoreError:
+            raise
+        except Exception as error:
+            # botocore's errors have no common base, and urllib3's pass through it.
+            raise StoreError(f"{location} cannot be read: {cause_line(error)}") from error
+
+    def _content(self, location: str) -> bytes:
+        # A link may have changed since the location was allowed.
+        file = self._file(location)
+        if file is None:
+            raise StoreError(f"{location} is not below the folder of --async-input")
+
+        # Any other file, such as a pipe, could let its reader wait for ever.
+        if not file.is_file():
+            reason = f"{file} is not a regular file" if file.exists() else f"there is no {file}"
+            raise StoreError(reason)
+
+        _check_size(file, file.stat().st_size)
+        return file.read_bytes()
+
+    def _file(self, location: str) -> Path | None:
+        """Return the file that a location names, or None if it may not be read. Links count where
+        they lead.
+        """
+        with suppress(ValueError, OSError):
+            url = urlsplit(location)
+            file = Path(unquote(url.path)).resolve()
+            is_local = url.scheme == "file" and url.netloc in ("", "localhost")
+            if is_local and self._folder is not None and file.is_relative_to(self._folder):
+                return file
+
+        return None
+
+
+def parse_s3(url: str) -> tuple[str, str]:
+    """Return the bucket and the key of `s3://BUCKET/KEY`. Either is "" if the URL lacks it."""
+    bucket, _, key = url.removeprefix(S3_SCHEME).partition("/")
+    return bucket, key
+
+
+def _check_size(source: object, num_bytes: int) -> None:
+    if num_bytes > MAX_INPUT_BYTES:
+        raise StoreError(f"{source} has {num_bytes} bytes, at most {MAX_INPUT_BYTES} are read")
