@@ -76,7 +76,6 @@ def resolve_model(
     )
 
     model = resolved.config.model
-    model = resolved.config.model
     if resolved.request is not None:
         source = resolved.request.sources[0].source
         raise ModelUnusable(

@@ -45,7 +45,7 @@ class RequestsConfig:
 
     max_queue_wait_s: float = option(10.0)
     """seconds that a request may be expected to wait before it starts; one that would wait longer
-    gets 503 at once. Not given, a queue that was long for a second lets in only who would be next.
+    is refused at once (503; 429 at OpenAI's and TGI's APIs, 529 at Anthropic's). Not given, a queue that was long for a second lets in only who would be next.
     On SageMaker 60 at most, but for batch transforms and with buffer_streams
     """
     trust_fairness_id: bool = option(False)
@@ -127,8 +127,8 @@ class FrontEndsConfig:
     frontend_workers: int = option(1, integer(1, 256))
     """front-end processes"""
     job_queue_size: int = option(1000, names="MAX_CONCURRENT_REQUESTS")
-    """waiting sequences of the model; more are answered 503. For how long they may wait,
-    max_queue_wait says
+    """waiting sequences of the model; more are refused (503; 429 at OpenAI's and TGI's APIs, 529 at
+    Anthropic's). For how long they may wait, max_queue_wait says
     """
 
 

@@ -205,7 +205,11 @@ def without_model(values: Values, flags: Mapping[str, str]) -> Config:
 
     values.stop_at_faults()
     of_models = {key: text for key, text in flags.items() if not is_of_server(key)}
-    server = ServerConfig(**values.fields("server"), model_flags=of_models)
+    server = ServerConfig(
+        **values.fields("server"),
+        model_flags=of_models,
+        keeps_queue_short="max_queue_wait" not in values,
+    )
     return Config(server=server, model=ModelConfig(path="", name="model"), engine=EngineConfig())
 
 

@@ -157,6 +157,8 @@ def test_only_a_port_and_one_model_are_taken_over(folder: Path, line: str, why: 
         ("max_queue_wait=10", {}, False),
         ("", {"SERVING_MAX_QUEUE_WAIT": "60"}, False),
         ("max_queue_wait=90", {"SAGEMAKER_BIND_TO_PORT": "8080"}, False),
+        ("multi_model=true", {}, True),
+        ("multi_model=true\nmax_queue_wait=60", {}, False),
     ],
 )
 def test_a_queue_is_kept_short_unless_it_was_said_how_long_all_may_wait(
