@@ -45,8 +45,9 @@ class RequestsConfig:
 
     max_queue_wait_s: float = option(10.0)
     """seconds that a request may be expected to wait before it starts; one that would wait longer
-    is refused at once (503; 429 at OpenAI's and TGI's APIs, 529 at Anthropic's). Not given, a queue that was long for a second lets in only who would be next.
-    On SageMaker 60 at most, but for batch transforms and with buffer_streams
+    is refused at once (503; 429 at OpenAI's and TGI's APIs, 529 at Anthropic's). Not given, a queue
+    that was long for a second lets in only who would be next. On SageMaker 60 at most, but for
+    batch transforms and with buffer_streams
     """
     trust_fairness_id: bool = option(False)
     """requests with another x-llm-d-inference-fairness-id count as another client, and clients
