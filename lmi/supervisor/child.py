@@ -159,6 +159,7 @@ class Child:
             self.output = None
             if kind.output_logger:
                 self.output = ChildOutput(kind.output_logger, role=self.name)
+
             self.pid = linux.spawn(
                 kind.argv(self._slot),
                 kind.environ(self._slot),
@@ -166,6 +167,7 @@ class Child:
                 become=kind.become,
                 inherited_fds=kind.inherited_fds,
                 folder=kind.folder,
+                output_fd=self.output.writer if self.output else None,
             )
         except OSError as error:
             self._start_s = now + FORK_AGAIN_S

@@ -224,7 +224,7 @@ def test_a_step_for_which_memory_runs_out_fails_and_the_next_one_runs() -> None:
     """In a process of its own, whose memory is limited after its first step."""
     code = (
         "import resource, sys\n"
-        "from handlers.lmi_dist.runner import Chunk, Plan\n"
+        "from handlers.lmi_dist.plan import Chunk, Plan\n"
         "from tests.handlers.lmi_dist.play import forward, load_native, table_of\n"
         "runner, ids, table = load_native(sys.argv[1], max_length=1000), list(range(3, 303)) * 3, "
         "table_of(0, 1000)\n"
