@@ -19,7 +19,9 @@ import sys
 import time
 import zipfile
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 
@@ -172,7 +174,9 @@ class PackageFetch:
 
 def _pip() -> Sequence[str]:
     """Return the command that runs pip: the installed one, or the one that Python brings."""
-    if find_spec("pip") is not None:
+    # To look for its module would warn where distutils is imported already.
+    with suppress(metadata.PackageNotFoundError):
+        metadata.distribution("pip")
         return (sys.executable, "-P", "-m", "pip")
 
     # An environment that uv made has no pip.

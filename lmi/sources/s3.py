@@ -253,7 +253,6 @@ class Store:
             shutil.rmtree(folder, ignore_errors=True)
 
         self.blobs.mkdir(parents=True, exist_ok=True)
-        (self._folder / "url").write_text(self._url)
         for part in self.blobs.glob("*.*"):
             part.unlink()
 
@@ -271,6 +270,7 @@ class Store:
             self.model.rename(self.old)
 
         self.new.rename(self.model)
+        (self._folder / "url").write_text(self._url)
         shutil.rmtree(self.old, ignore_errors=True)
         needed = {self.blobs / stored.id for stored in objects}
         for path in {*self.blobs.iterdir()} - needed:
