@@ -23,18 +23,19 @@ if TYPE_CHECKING:
 
 JSON = "application/json"
 JSONLINES = "application/jsonlines"
-NUM_LEGACY_PARAMETERS = 6  # token, first_token, last_token, details, generated_tokens, id
+# token, first_token, last_token, details, generated_tokens, id
+NUM_LEGACY_PARAMETERS = 6
 NO_TOKEN = types.Token(-1, "", is_special=True)
 BODY_FIELDS = ("inputs", "parameters", "stream")
-_runner = (
-    asyncio.Runner()
-)  # one event loop for all calls: locks and clients that the code keeps belong to it
+# All calls run in one event loop, to which locks and clients that the code keeps belong.
+_runner = asyncio.Runner()
 
 
 class TokenAnswer:
     """One answer by a formatter that reads tokens, all that are there or one in each call."""
 
-    media_type = ""  # no content type, as in the reference
+    # The response has no content type, as in the reference.
+    media_type = ""
 
     def __init__(
         self, formatter: Callable[..., Any], opened: Open, request: Any, model_name: str
@@ -63,11 +64,13 @@ class TokenAnswer:
 
         sequence.tokens += _tokens(step.tokens)
         if any(token.top is not None for token in step.tokens):
-            sequence.top_tokens += [_tokens(token.top or ()) for token in step.tokens]
+            for token in step.tokens:
+                sequence.top_tokens.append(_tokens(token.top or ()))
 
         sequence.cumulative_log_prob += sum(token.log_prob or 0.0 for token in step.tokens)
         sequence.finish_reason = step.finish_reason
         sequence.stop_reason = step.stop_reason
+
         output.finished = step.finish_reason is not None
         output.prompt_tokens_details += _tokens(step.prefill or ())
         return self._write(step)
@@ -75,17 +78,18 @@ class TokenAnswer:
     def _write(self, step: Feed) -> bytes:
         """Call the formatter until all tokens are read."""
         sequence = self._sequence
-        written = []
         if self._output.finished and not step.tokens:
             sequence.tokens += _tokens([NO_TOKEN])
 
+        pieces = []
         while sequence.has_next_token():
             num_read = sequence._next
-            written.append(as_bytes(self._format()))
-            if sequence._next == num_read:  # it read no token, so it looks at whole answers
+            pieces.append(as_bytes(self._format()))
+            # A formatter that read no token looks at whole answers.
+            if sequence._next == num_read:
                 sequence._next = len(sequence.tokens)
 
-        return b"".join(written)
+        return b"".join(pieces)
 
     def _format(self) -> Any:
         if not self._is_legacy:
@@ -93,23 +97,27 @@ class TokenAnswer:
 
         sequence = self._sequence
         token, is_first, is_last = sequence.get_next_token()
-        read = sequence.tokens[: sequence._next]
-        details = self._details(read, sequence.finish_reason if is_last else None) | {
-            "tokens": _shown(read)
-        }
+        tokens_so_far = sequence.tokens[: sequence._next]
+        finish_reason = sequence.finish_reason if is_last else None
+        details = self._details(tokens_so_far, finish_reason)
+        details["tokens"] = _as_dicts(tokens_so_far)
+
         return call(
             self._formatter,
             token,
             is_first,
             is_last,
             details,
-            _text(read),
+            _text(tokens_so_far),
             self._request.request_id,
         )
 
     def _details(self, tokens: list[Token], finish_reason: str | None) -> dict[str, Any]:
-        inputs = self._request.input_text
-        return {"finish_reason": finish_reason, "generated_tokens": len(tokens), "inputs": inputs}
+        return {
+            "finish_reason": finish_reason,
+            "generated_tokens": len(tokens),
+            "inputs": self._request.input_text,
+        }
 
 
 class ResponseAnswer(TokenAnswer):
@@ -141,7 +149,9 @@ class ResponseAnswer(TokenAnswer):
         """
         self._num_prompt_tokens += len(step.prompt_token_ids or ())
         self._has_prefill |= step.prefill is not None
-        if step.finish_reason is None and not (self._opened.is_streaming and step.tokens):
+
+        has_text_to_stream = self._opened.is_streaming and step.tokens
+        if step.finish_reason is None and not has_text_to_stream:
             return b""
 
         response = json.dumps(self._response(step))
@@ -149,44 +159,50 @@ class ResponseAnswer(TokenAnswer):
 
     def _response(self, step: Feed) -> dict[str, Any]:
         tokens = self._sequence.tokens
-        is_streaming = self._opened.is_streaming
-        whole = "" if step.finish_reason is None else self._prompt + _text(tokens)
-        choice = {
-            "index": 0,
-            "text": _text(step.tokens) if is_streaming else whole,
-            "logprobs": None,
-            "finish_reason": step.finish_reason
-            and ("length" if step.finish_reason == "length" else "stop"),
-            "stop_reason": step.stop_reason,
-        }
-        response = self._head | {"choices": [choice]}
+        whole_text = ""
+        if step.finish_reason is not None:
+            whole_text = self._prompt + _text(tokens)
+
+        response = self._head | {"choices": [self._choice(step, whole_text)]}
         if step.finish_reason is None:
             return response
 
-        details = (
-            {"details": self._whole_details(step.finish_reason)} if self._opened.details else {}
-        )
-        num_prompt = self._num_prompt_tokens
-        num_new = len(tokens)
+        answer: dict[str, Any] = {"generated_text": whole_text}
+        if self._opened.details:
+            answer["details"] = self._whole_details(step.finish_reason)
+
         usage = {
-            "prompt_tokens": num_prompt,
-            "completion_tokens": num_new,
-            "total_tokens": num_prompt + num_new,
+            "prompt_tokens": self._num_prompt_tokens,
+            "completion_tokens": len(tokens),
+            "total_tokens": self._num_prompt_tokens + len(tokens),
         }
-        return {"generated_text": whole} | details | response | {"usage": usage}
+        return answer | response | {"usage": usage}
+
+    def _choice(self, step: Feed, whole_text: str) -> dict[str, Any]:
+        finish_reason = step.finish_reason
+        if finish_reason and finish_reason != "length":
+            finish_reason = "stop"
+
+        return {
+            "index": 0,
+            "text": _text(step.tokens) if self._opened.is_streaming else whole_text,
+            "logprobs": None,
+            "finish_reason": finish_reason,
+            "stop_reason": step.stop_reason,
+        }
 
     def _whole_details(self, finish_reason: str) -> dict[str, Any]:
         sequence = self._sequence
         is_whole = not self._opened.is_streaming
         details = self._details(sequence.tokens, finish_reason)
         if is_whole:
-            details["tokens"] = _shown(sequence.tokens)
+            details["tokens"] = _as_dicts(sequence.tokens)
 
         if self._has_prefill:
-            details["prefill"] = _shown(self._output.prompt_tokens_details)
+            details["prefill"] = _as_dicts(self._output.prompt_tokens_details)
 
         if is_whole and sequence.top_tokens:
-            details["top_tokens"] = [_shown(top) for top in sequence.top_tokens]
+            details["top_tokens"] = list(map(_as_dicts, sequence.top_tokens))
 
         return details
 
@@ -201,12 +217,16 @@ def takes_responses(formatter: Callable[..., Any]) -> bool:
 def format_response(
     formatter: Callable[..., Any], response: str | bytes, request: Any, tokenizer: Any
 ) -> bytes:
-    """Return what the formatter writes for a response in JSON, as a line, b"" if it
-    writes nothing.
+    """Return what the formatter writes for a response in JSON, as a line, or b"" if it writes
+    nothing.
     """
-    named = accepted(formatter, {"tokenizer": tokenizer, "request": request})
-    written = as_bytes(call(formatter, json.loads(response, object_hook=Attributes), **named))
-    return written if not written or written.endswith(b"\n") else written + b"\n"
+    keywords = accepted(formatter, {"tokenizer": tokenizer, "request": request})
+    decoded = json.loads(response, object_hook=Attributes)
+    line = as_bytes(call(formatter, decoded, **keywords))
+    if not line or line.endswith(b"\n"):
+        return line
+
+    return line + b"\n"
 
 
 def request_input(request: Any, opened: Open, request_id: int, prompt: str, tokenizer: Any) -> Any:
@@ -222,7 +242,9 @@ def request_input(request: Any, opened: Open, request_id: int, prompt: str, toke
                 setattr(request, name, value)
 
     request = copy.copy(request)
-    request.request_id = request_id if request.request_id is None else request.request_id
+    if request.request_id is None:
+        request.request_id = request_id
+
     request.input_text = prompt
     if getattr(request, "tokenizer", None) is None:
         request.tokenizer = tokenizer
@@ -230,19 +252,20 @@ def request_input(request: Any, opened: Open, request_id: int, prompt: str, toke
     return request
 
 
-def as_bytes(written: Any) -> bytes:
+def as_bytes(value: Any) -> bytes:
     """Return bytes as they are, str in UTF-8, and any other value as JSON."""
-    if written is None:
+    if value is None:
         return b""
 
-    if isinstance(written, bytes | bytearray | memoryview):
-        return bytes(written)
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
 
-    if not isinstance(written, str):
-        to_json = getattr(written, "model_dump_json", None)
-        written = to_json() if callable(to_json) else json.dumps(written, ensure_ascii=False)
+    if isinstance(value, str):
+        return str(value).encode()
 
-    return str(written).encode()
+    to_json = getattr(value, "model_dump_json", None)
+    text = to_json() if callable(to_json) else json.dumps(value, ensure_ascii=False)
+    return str(text).encode()
 
 
 def _tokens(tokens: Iterable[types.Token]) -> list[Token]:
@@ -251,7 +274,7 @@ def _tokens(tokens: Iterable[types.Token]) -> list[Token]:
     return [Token(token.id, token.text, token.log_prob, token.is_special) for token in tokens]
 
 
-def _shown(tokens: Iterable[Token]) -> list[Mapping[str, Any]]:
+def _as_dicts(tokens: Iterable[Token]) -> list[Mapping[str, Any]]:
     return [token.as_dict() for token in tokens]
 
 
@@ -260,8 +283,9 @@ def _text(tokens: Iterable[Token | types.Token]) -> str:
 
 
 class Attributes(dict[str, Any]):
-    """A dict: `response["model"]` and `response.model` are the same. A name that is not a key
-    raises AttributeError.
+    """A dict whose keys are attributes too: `response["model"]` and `response.model` are the same.
+
+    A name that is not a key raises AttributeError.
     """
 
     def __getattr__(self, name: str) -> Any:
@@ -281,10 +305,13 @@ class Attributes(dict[str, Any]):
         return json.dumps(self, ensure_ascii=False)
 
 
-def call(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
+def call(function: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
     """Return the result of the function, awaited if it is awaitable."""
-    result = function(*args, **named)
-    return _runner.run(_awaited(result)) if inspect.isawaitable(result) else result
+    result = function(*args, **keywords)
+    if not inspect.isawaitable(result):
+        return result
+
+    return _runner.run(_awaited(result))
 
 
 def synchronous(items: AsyncIterable[Any]) -> Generator[Any]:
@@ -303,13 +330,19 @@ def synchronous(items: AsyncIterable[Any]) -> Generator[Any]:
 
 def num_required(function: Callable[..., Any]) -> int:
     """Return the number of positional parameters without a default."""
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return sum(p.kind in kinds and p.default is p.empty for p in _parameters(function))
+    positional_kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    number = 0
+    for parameter in _parameters(function):
+        is_positional = parameter.kind in positional_kinds
+        number += is_positional and parameter.default is parameter.empty
+
+    return number
 
 
 def first_parameter(function: Callable[..., Any]) -> tuple[str, str]:
-    """Return the name of the first parameter and its annotation's last name (`Input` for
-    `inputs.Input`), or "".
+    """Return the name of the first parameter, and the last name of its annotation, or "" for each.
+
+    The last name of `inputs.Input` is `Input`.
     """
     parameters = _parameters(function)
     if not parameters:
@@ -329,15 +362,19 @@ def first_parameter(function: Callable[..., Any]) -> tuple[str, str]:
     return parameter.name, without_arguments.rpartition(".")[2]
 
 
-def accepted(function: Callable[..., Any], named: dict[str, Any]) -> dict[str, Any]:
-    """Return the named arguments that the function takes besides its first parameter."""
+def accepted(function: Callable[..., Any], keywords: dict[str, Any]) -> dict[str, Any]:
+    """Return the keyword arguments that the function takes besides its first parameter."""
     parameters = _parameters(function)
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    first = {parameter.name for parameter in parameters[:1]}
     if takes_all:
-        return {name: value for name, value in named.items() if name not in first}
+        remaining = dict(keywords)
+        if parameters:
+            remaining.pop(parameters[0].name, None)
 
-    return {p.name: named[p.name] for p in parameters[1:] if p.name in named}
+        return remaining
+
+    names = [parameter.name for parameter in parameters[1:]]
+    return {name: keywords[name] for name in names if name in keywords}
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:

@@ -1,5 +1,5 @@
-"""Calls of user code: the messages between a front end and its process, in msgpack, and the front
-end's end.
+"""Calls of user code: the messages between a front end and the code's process, in msgpack, and the
+front end's side of them.
 
 A call is a request to `handle`, or a request with formatters, which run in one call, so that the
 second finds the object that the first made. The front end chooses its id, with which each message
@@ -21,7 +21,8 @@ from lmi.ipc import Connecting, Connections, FrameTooLarge, frame
 from lmi.shared.state import Block, EngineRecord
 from lmi.types import Token
 
-WINDOW = 32  # chunks of one call that are sent and not taken yet
+# The most chunks of one call that are sent and not taken yet.
+WINDOW = 32
 MAX_CHUNK_BYTES = 1 << 20
 
 
@@ -94,7 +95,8 @@ class Head(_Message, frozen=True, tag="head"):
     status: int
     media_type: str
     headers: dict[str, str]
-    is_streaming: bool = False  # send the chunks on as they arrive
+    # The front end sends the chunks on as they arrive.
+    is_streaming: bool = False
 
 
 class End(_Message, frozen=True, tag="end"):
@@ -103,12 +105,14 @@ class End(_Message, frozen=True, tag="end"):
     error: ErrorInfo | None = None
 
 
-Work = Handle | ReadInput | Open | Feed | Respond  # what the code works on
+# What the code works on.
+Work = Handle | ReadInput | Open | Feed | Respond
 ToWorker = Work | Taken | Drop
-ToFrontEnd = Head | bytes | End  # bytes are a chunk of a body
+# Bytes are a chunk of a body.
+ToFrontEnd = Head | bytes | End
 
 encode: Callable[[tuple[int, ToWorker | ToFrontEnd]], bytes] = msgspec.msgpack.Encoder().encode
-# They raise msgspec.DecodeError or ValidationError for any other bytes.
+# The decoders raise msgspec.DecodeError or ValidationError for any other bytes.
 decode_to_worker: Callable[[bytes], tuple[int, ToWorker]] = msgspec.msgpack.Decoder(
     tuple[int, ToWorker]
 ).decode
@@ -133,17 +137,17 @@ class Call:
         """Wait for the next message. Returns None after the last. Raises the LmiError that ended
         the call.
         """
-        item = await self.inbox.get()
-        if isinstance(item, End):
-            if item.error is not None:
-                raise from_info(item.error)
+        message = await self.inbox.get()
+        if isinstance(message, End):
+            if message.error is not None:
+                raise from_info(message.error)
 
             return None
 
-        if isinstance(item, bytes):
+        if isinstance(message, bytes):
             self.send(Taken())
 
-        return item
+        return message
 
     async def head(self) -> Head:
         head = await self.take()
@@ -178,7 +182,8 @@ class WorkerConnection(Connecting):
     def begin(self, first: ToWorker) -> Call:
         call_id = next(self._ids)
         self.send(call_id, first)
-        call = self.calls[call_id] = Call(self, call_id)
+        call = Call(self, call_id)
+        self.calls[call_id] = call
         return call
 
     def send(self, call_id: int, message: ToWorker) -> None:
@@ -196,26 +201,32 @@ class WorkerConnection(Connecting):
 
     def take(self, payload: bytes) -> None:
         call_id, message = decode_to_front_end(payload)
-        call = (self.calls.pop if isinstance(message, End) else self.calls.get)(call_id, None)
-        if call is not None:  # else it was dropped a moment ago
-            call.inbox.put_nowait(message)
+        call = self.calls.get(call_id)
+        # A call that was dropped a moment ago is not here any more.
+        if call is None:
+            return
+
+        if isinstance(message, End):
+            del self.calls[call_id]
+
+        call.inbox.put_nowait(message)
 
     def connection_lost(self, error: Exception | None) -> None:
         super().connection_lost(error)
-        calls, self.calls = self.calls, {}
+        calls = self.calls
+        self.calls = {}
         lost = EngineLost("the model's code was lost while it worked on this request")
         for call in calls.values():
             call.inbox.put_nowait(End(lost.info))
 
 
 def ends(folder: Path, block: Block) -> list[tuple[str, EngineRecord]]:
-    """Return the socket and the record of each process of user code. As the model it has the
-    engines' records.
+    """Return the socket and the record of each process of user code.
+
+    User code that is the model has the records of engines.
     """
-    return [
-        (str(folder / f"code-{slot}.sock"), each)
-        for slot, each in enumerate(block.formatters or block.engines)
-    ]
+    records = block.formatters or block.engines
+    return [(str(folder / f"code-{slot}.sock"), record) for slot, record in enumerate(records)]
 
 
 class UserCodeWorkers(Connections[WorkerConnection]):

@@ -32,9 +32,8 @@ class UserFormatters:
         self._service = service
         self._is_admitted = is_admitted
         self._call: Call | None = None
-        self._takes_user_code = (
-            False  # whether the API of the path does; the body's may be OpenAI's
-        )
+        # Whether the API of the path takes user code. The API of the body may be OpenAI's.
+        self._takes_user_code = False
 
     def reads(self, api: AnyApi) -> bool:
         """Whether the input formatter gets the bodies of this API."""
@@ -51,11 +50,12 @@ class UserFormatters:
         if not self.reads(api):
             return body, content_type
 
-        given = properties(self._exchange) | (
-            {} if content_type is None else {"Content-Type": content_type}
-        )
+        headers = properties(self._exchange)
+        if content_type is not None:
+            headers["Content-Type"] = content_type
+
         with nullcontext() if self._is_admitted else self._service.admitted():
-            call = await self.ask(ReadInput(given, body))
+            call = await self.ask(ReadInput(headers, body))
             try:
                 return await call.chunk(), JSON
             except UserCodeFailed as error:
@@ -66,30 +66,27 @@ class UserFormatters:
         which needs them.
         """
         config = self._service.config
-        if (
-            config.model.dynamic_batch
-            or not api.takes_user_code
-            or not has_output_formatter(config, message)
-        ):
+        if config.model.dynamic_batch or not api.takes_user_code:
+            return message
+
+        if not has_output_formatter(config, message):
             return message
 
         parameters = message.fields.get("parameters") or {}
         if parameters.get("details") not in (None, False):
             return message
 
-        return replace(
-            message, fields=message.fields | {"parameters": parameters | {"details": True}}
-        )
+        with_details = parameters | {"details": True}
+        return replace(message, fields=message.fields | {"parameters": with_details})
 
     def kept(self, message: Message[Any]) -> Message[Any]:
         """Return what `choose` needs of a message: no field where no code of the model's writes a
         response.
         """
-        return (
-            message
-            if self._takes_user_code and self._service.config.user_code
-            else replace(message, fields={})
-        )
+        if self._takes_user_code and self._service.config.user_code:
+            return message
+
+        return replace(message, fields={})
 
     def choose(
         self, api: AnyApi, message: Message[Any], parsed: Parsed[Any], of_answer: Parsed[Any]
@@ -106,11 +103,13 @@ class UserFormatters:
         if not api.takes_user_code:
             return ResponseFormatter(self, api, of_answer), parsed
 
-        kind = (
-            ListOutputFormatter if isinstance(message.fields["inputs"], list) else OutputFormatter
-        )
         requests = tuple(replace(request, needs_log_probs=True) for request in parsed.requests)
-        return kind(self, message, parsed), replace(parsed, requests=requests)
+        if isinstance(message.fields["inputs"], list):
+            formatter: OutputFormatter = ListOutputFormatter(self, message, parsed)
+        else:
+            formatter = OutputFormatter(self, message, parsed)
+
+        return formatter, replace(parsed, requests=requests)
 
     async def ask(self, message: ToWorker) -> Call:
         """Send the message, the first one of a new call if there is none."""
@@ -161,19 +160,32 @@ class OutputFormatter(CallFormatter):
 
     async def begin(self) -> None:
         message = self._message
-        request = self._parsed.requests[0]
-        prompts = [each.prompt for each in self._parsed.requests]
-        fields = {name: value for name, value in message.fields.items() if name != "inputs"}
-        settings = request.is_streaming, message.format.details, request.return_full_text
-        await self._code.ask(Open(prompts, fields, *settings))
+        fields = dict(message.fields)
+        fields.pop("inputs", None)
+
+        first_request = self._parsed.requests[0]
+        opening = Open(
+            prompts=[request.prompt for request in self._parsed.requests],
+            fields=fields,
+            is_streaming=first_request.is_streaming,
+            details=message.format.details,
+            return_full_text=first_request.return_full_text,
+        )
+        await self._code.ask(opening)
 
     async def feed(self, delta: Delta) -> list[bytes]:
         return [await self._written(delta)]
 
     async def _written(self, delta: Delta) -> bytes:
-        ids = list(delta.prompt_token_ids) if delta.num_prompt_tokens else None
-        reasons = delta.finish_reason, delta.stop_reason
-        call = await self._code.ask(Feed(delta.index, delta.tokens, *reasons, ids, delta.prefill))
+        step = Feed(
+            index=delta.index,
+            tokens=delta.tokens,
+            finish_reason=delta.finish_reason,
+            stop_reason=delta.stop_reason,
+            prompt_token_ids=list(delta.prompt_token_ids) if delta.num_prompt_tokens else None,
+            prefill=delta.prefill,
+        )
+        call = await self._code.ask(step)
         if not self._has_begun:
             self._has_begun = True
             head = await call.head()
@@ -198,16 +210,22 @@ class ListOutputFormatter(OutputFormatter):
     async def feed(self, delta: Delta) -> list[bytes]:
         self._unsent[delta.index] += await self._written(delta)
         self._num_open -= delta.finish_reason is not None
-        if not self.is_streaming:
-            return [] if self._num_open else [b"[%b]\n" % b", ".join(map(as_json, self._unsent))]
+        if self.is_streaming:
+            return self._lines_of_stream(delta)
 
+        if self._num_open:
+            return []
+
+        values = b", ".join(map(as_json, self._unsent))
+        return [b"[%b]\n" % values]
+
+    def _lines_of_stream(self, delta: Delta) -> list[bytes]:
         if delta.is_followed or not any(self._unsent):
             return []
 
-        written, self._unsent = self._unsent, [b""] * len(self._unsent)
-        return [
-            orjson.dumps({"outputs": [each.decode(errors="replace") for each in written]}) + b"\n"
-        ]
+        outputs = [unsent.decode(errors="replace") for unsent in self._unsent]
+        self._unsent = [b""] * len(self._unsent)
+        return [orjson.dumps({"outputs": outputs}) + b"\n"]
 
 
 class ResponseFormatter(CallFormatter):
@@ -223,13 +241,16 @@ class ResponseFormatter(CallFormatter):
         self.is_streaming = self._formatter.is_streaming
 
     async def feed(self, delta: Delta) -> list[bytes]:
-        records = [
-            self._api.whole(self.media_type, record) for record in self._formatter.feed(delta)
-        ]
-        return [
-            b"".join([await self._rewritten(line) for line in record.splitlines(keepends=True)])
-            for record in records
-        ]
+        whole_records = []
+        for record in self._formatter.feed(delta):
+            whole_records.append(self._api.whole(self.media_type, record))
+
+        rewritten_records = []
+        for record in whole_records:
+            lines = [await self._rewritten(line) for line in record.splitlines(keepends=True)]
+            rewritten_records.append(b"".join(lines))
+
+        return rewritten_records
 
     async def _rewritten(self, line: bytes) -> bytes:
         """Return the line with its object rewritten by the code. A line without an object stays as
@@ -240,33 +261,40 @@ class ResponseFormatter(CallFormatter):
             return line
 
         call = await self._code.ask(Respond(body))
-        written = await call.chunk()
+        new_body = await call.chunk()
         if body == line:
-            return written
+            return new_body
 
-        lines = written.splitlines()  # each becomes the data of an event, unless it is one already
-        return b"".join(
-            (each if each.startswith(EVENT) else EVENT + each) + b"\n" for each in lines
-        )
+        # Each line becomes the data of an event, unless it is an event already.
+        events = []
+        for new_line in new_body.splitlines():
+            prefix = b"" if new_line.startswith(EVENT) else EVENT
+            events.append(prefix + new_line + b"\n")
+
+        return b"".join(events)
 
 
-def as_json(written: bytes) -> bytes:
-    """Return what was written if it is JSON, else a JSON string of it."""
+def as_json(output: bytes) -> bytes:
+    """Return what the code wrote if it is JSON, else a JSON string of it."""
     try:
-        orjson.loads(written)
+        orjson.loads(output)
     except orjson.JSONDecodeError:
-        return orjson.dumps(written.decode(errors="replace"))
+        return orjson.dumps(output.decode(errors="replace"))
 
-    return written.strip()
+    return output.strip()
 
 
 def properties(exchange: Exchange) -> dict[str, str]:
     """Return headers with capitalised names, and each `name=value` of the custom attributes, as in
     the reference.
     """
-    given = {name.title(): value for name, value in exchange.headers.items()}
-    pairs = (part.partition("=") for part in exchange.headers.get(CUSTOM_ATTRIBUTES, "").split(";"))
-    return given | {name.strip(): value.strip() for name, equals, value in pairs if equals}
+    fields = {name.title(): value for name, value in exchange.headers.items()}
+    for attribute in exchange.headers.get(CUSTOM_ATTRIBUTES, "").split(";"):
+        name, equals, value = attribute.partition("=")
+        if equals:
+            fields[name.strip()] = value.strip()
+
+    return fields
 
 
 def has_output_formatter(config: Config, message: Message[Any]) -> bool:
@@ -277,8 +305,9 @@ def has_output_formatter(config: Config, message: Message[Any]) -> bool:
     if code is None or code.output_formatter is None or config.model.output_formatter is not None:
         return False
 
-    parameters = message.fields.get("parameters")  # of any type in a body of OpenAI's API
-    named = parameters.get("output_formatter") if isinstance(parameters, dict) else None
-    return not (
-        named or ("inputs" not in message.fields and message.fields.get("output_formatter"))
-    )
+    # In a body of OpenAI's API they may have any type.
+    parameters = message.fields.get("parameters")
+    if isinstance(parameters, dict) and parameters.get("output_formatter"):
+        return False
+
+    return "inputs" in message.fields or not message.fields.get("output_formatter")

@@ -1,5 +1,5 @@
-"""The options of user code and of the form of answers, and what is settled of the
-model's own code.
+"""The options of user code and of the form of answers, and the configuration of the model's own
+code.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ FUNCTION = matching(
 FORMATTER_WORDS = ("json", "jsonlines", "sse")
 FORMATTER = Kind(
     "json, jsonlines, sse, or a function in the model's own model.py",
-    word({each: each for each in FORMATTER_WORDS}, FUNCTION.parse),
+    word({name: name for name in FORMATTER_WORDS}, FUNCTION.parse),
     words=FORMATTER_WORDS,
 )
 # The reference's own streamer, or transformers'.
@@ -90,9 +90,8 @@ class UserCodeConfig:
     handler: str | None = None
     output_formatter: str | None = None
     input_formatter: str | None = None
-    properties: dict[str, str] = field(
-        default_factory=dict
-    )  # the properties of the handler's first call
+    # The properties of the handler's first call.
+    properties: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,11 +45,14 @@ PIP = (
     "--disable-pip-version-check",
     "--progress-bar=off",
 )
-FOUND = ("Collecting ", "Processing ")  # lines of pip, one for each package
-STEPS = (*FOUND, "Downloading ", "Building ", "Installing ")
-LOG_S = 10.0  # the least time between two lines of the log about progress
+# How lines of pip begin, of which it writes one for each package.
+PACKAGE_STEPS = ("Collecting ", "Processing ")
+STEPS = (*PACKAGE_STEPS, "Downloading ", "Building ", "Installing ")
+# The least time between two lines of the log about progress.
+LOG_S = 10.0
 
-log = logging.getLogger("lmi.user_code.requirements")  # this module is __main__ where it runs
+# Where this module runs, its name is __main__.
+log = logging.getLogger("lmi.user_code.requirements")
 
 
 class Installer:
@@ -62,10 +65,7 @@ class Installer:
         self._part = folder.with_name(f"{folder.name}.part")
         self._state = state
         self._logged_s = time.monotonic()
-        lines = filter(None, map(str.strip, file.read_text(errors="replace").splitlines()))
-        self._num_named = max(
-            1, sum(not line.startswith(("#", "-")) for line in lines)
-        )  # packages in the file
+        self._num_packages = max(1, _num_packages(file.read_text(errors="replace")))
 
     def install(self) -> None:
         """Fill the folder, unless it is complete. Raises ModelUnusable with the cause that pip
@@ -80,18 +80,15 @@ class Installer:
             started_s = time.monotonic()
             try:
                 self._fill()
-                self._part.mkdir(exist_ok=True)  # a file that names nothing
+                # For a file that names nothing, pip makes no folder.
+                self._part.mkdir(exist_ok=True)
                 self._take_over()
                 self._part.rename(self._folder)
             finally:
                 shutil.rmtree(self._part, ignore_errors=True)
 
-            log.info(
-                "%s: installed in %s, %.1f s",
-                self._file,
-                self._folder,
-                time.monotonic() - started_s,
-            )
+            duration_s = time.monotonic() - started_s
+            log.info("%s: installed in %s, %.1f s", self._file, self._folder, duration_s)
 
     def _fill(self) -> None:
         """Install from the folder of wheels, then from the index if that fails and an index may be
@@ -117,20 +114,18 @@ class Installer:
                 "%s: not all of it is in %s, so the index is asked: %s", self._file, wheels, error
             )
 
-        if (error := self._pip(*sources)) is not None:
+        error = self._pip(*sources)
+        if error is not None:
             raise ModelUnusable(f"{self._file}: {error}")
 
     def _offline(self) -> str:
         """Return the variable that forbids the network, with its value, or ""."""
-        given = {name: os.environ.get(name, "") for name in OFFLINE}
-        return next(
-            (
-                f"{name}={text}"
-                for name, text in given.items()
-                if text.strip() and is_true(text, True)
-            ),
-            "",
-        )
+        for name in OFFLINE:
+            text = os.environ.get(name, "")
+            if text.strip() and is_true(text, True):
+                return f"{name}={text}"
+
+        return ""
 
     def _pip(self, *arguments: str) -> str | None:
         """Run pip beside the file. Returns None if it succeeded, else its last line that begins
@@ -142,9 +137,8 @@ class Installer:
             os.chown(self._part, self._user.uid, self._user.gid)
 
         command = [*PIP, f"--target={self._part}", *arguments, f"--requirement={self._file}"]
-        lines = list[str]()
-        num_found = 0
-        process = subprocess.Popen(  # in a group of its own, of which nothing is left at the end
+        # pip gets a process group of its own, of which nothing is left at the end.
+        process = subprocess.Popen(
             command,
             cwd=self._file.parent,
             stdin=subprocess.DEVNULL,
@@ -156,13 +150,15 @@ class Installer:
             preexec_fn=partial(_prepare, self._user, os.getpid()),
         )
         assert process.stdout is not None
+        lines = list[str]()
+        num_packages = 0
         try:
             for line in filter(None, map(str.strip, process.stdout)):
                 log.debug("pip: %s", line)
                 lines.append(line)
                 if line.startswith(STEPS):
-                    num_found += line.startswith(FOUND)
-                    self._report(min(0.9, num_found / self._num_named), line)
+                    num_packages += line.startswith(PACKAGE_STEPS)
+                    self._report(min(0.9, num_packages / self._num_packages), line)
 
             process.wait()
         finally:
@@ -175,7 +171,8 @@ class Installer:
             return None
 
         errors = [line for line in lines if line.startswith("ERROR:")]
-        return (errors or lines or [f"pip exited with code {process.returncode}"])[-1]
+        candidates = errors or lines or [f"pip exited with code {process.returncode}"]
+        return candidates[-1]
 
     def _take_over(self) -> None:
         """Make what pip has installed this process's own, each folder before what is in it. Pip has
@@ -196,13 +193,19 @@ class Installer:
                 waiting += path.iterdir()
 
     def _report(self, share: float, step: str) -> None:
-        write(
-            self._state / PROGRESS,
-            FetchReport(stage="requirements", source=str(self._file), share=share),
-        )
-        if (now := time.monotonic()) - self._logged_s >= LOG_S:
-            self._logged_s = now
+        report = FetchReport(stage="requirements", source=str(self._file), share=share)
+        write(self._state / PROGRESS, report)
+
+        now_s = time.monotonic()
+        if now_s - self._logged_s >= LOG_S:
+            self._logged_s = now_s
             log.info("installing: %s", step)
+
+
+def _num_packages(requirements: str) -> int:
+    """Return how many lines name a package: neither a comment nor an option of pip."""
+    lines = filter(None, map(str.strip, requirements.splitlines()))
+    return sum(not line.startswith(("#", "-")) for line in lines)
 
 
 def _prepare(user: User | None, parent_pid: int) -> None:
@@ -225,7 +228,8 @@ def run(file: Path, folder: Path, state: Path, user: User | None = None) -> int:
         log.exception("%s was not installed", file)
         failure = ModelUnusable(f"{file}: {cause_line(error)}")
 
-    with suppress(OSError):  # on a full disk the exit code and the log still say it
+    # On a full disk, the exit code and the log still tell of the failure.
+    with suppress(OSError):
         write(state / FAILURE, failure.info)
 
     return failure.exit_code
@@ -239,16 +243,18 @@ def main() -> None:
     parser.add_argument("--user", type=User.of)
     parser.add_argument("--log-level", default="INFO")
     parser.add_argument("--log-format", default="auto")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
+
     guard_streams()
     signal.signal(signal.SIGTERM, _end)
     linux.set_title("lmi-install")
-    lmi.shared.log.setup("requirements", given.log_level, given.log_format, linux.log_fd())
-    sys.exit(run(given.file, given.folder, given.state, given.user))
+    lmi.shared.log.setup("requirements", arguments.log_level, arguments.log_format, linux.log_fd())
+    sys.exit(run(arguments.file, arguments.folder, arguments.state, arguments.user))
 
 
 def _end(signum: int, frame: FrameType | None) -> NoReturn:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not interrupt the end of pip
+    # A second signal must not interrupt the end of pip.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise SystemExit(128 + signum)
 
 

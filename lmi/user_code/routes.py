@@ -23,14 +23,15 @@ from lmi.user_code.formatter import properties
 
 async def invocations(exchange: Exchange, service: Service) -> None:
     """Answer `/invocations`, and the paths that name the model too."""
-    if "model" in (named := exchange.scope["path_params"]):
-        service.check_model(named["model"], named.get("version"))
+    path_params = exchange.scope["path_params"]
+    if "model" in path_params:
+        service.check_model(path_params["model"], path_params.get("version"))
 
     exchange.refuse = partial(refuse, exchange, service)
     service.check_room()
-    body = await exchange.body(
-        service.config.server.max_request_size, service.front_end.body_memory
-    )
+    max_size = service.config.server.max_request_size
+    body = await exchange.body(max_size, service.front_end.body_memory)
+
     with service.admitted():
         call = Handle(properties(exchange), exchange.query, body)
         del body
@@ -39,9 +40,8 @@ async def invocations(exchange: Exchange, service: Service) -> None:
 
 async def refuse(exchange: Exchange, service: Service, error: LmiError) -> None:
     rendered = LMI.errors.render(error, LMI.default_format(service.config.model), accepted=False)
-    await exchange.send_whole(
-        rendered.status, JSON, error_body(error, rendered.status), rendered.headers.items()
-    )
+    body = error_body(error, rendered.status)
+    await exchange.send_whole(rendered.status, JSON, body, rendered.headers.items())
 
 
 async def call_handler(exchange: Exchange, service: Service, calls: list[Handle]) -> None:
@@ -77,25 +77,23 @@ async def send_response(exchange: Exchange, call: Call, *, is_ascii: bool) -> No
             await exchange.send_whole(head.status, head.media_type, body, head.headers.items())
             return
 
-        kind = head.media_type.lower()
+        media_type = head.media_type.lower()
+        is_json = "json" in media_type
+        is_text = media_type.startswith("text/") or is_json
+        headers = {"cache-control": "no-cache"} | head.headers
+
         chunk = await anext(chunks, None)
-        await exchange.start(
-            head.status, head.media_type, ({"cache-control": "no-cache"} | head.headers).items()
-        )
+        await exchange.start(head.status, head.media_type, headers.items())
         while chunk is not None:
-            await exchange.write(as_ascii(chunk) if is_ascii and "json" in kind else chunk)
+            await exchange.write(as_ascii(chunk) if is_ascii and is_json else chunk)
             chunk = await anext(chunks, None)
 
-        await exchange.end(
-            exchange.line_end() if kind.startswith("text/") or "json" in kind else b""
-        )
+        await exchange.end(exchange.line_end() if is_text else b"")
 
 
 def error_body(error: LmiError, code: int) -> bytes:
-    return (
-        orjson.dumps({"code": code, "message": "invoke handler failure", "error": str(error)})
-        + b"\n"
-    )
+    content = {"code": code, "message": "invoke handler failure", "error": str(error)}
+    return orjson.dumps(content) + b"\n"
 
 
 ROUTES = [(path, methods, invocations) for path, methods, _ in of_engines.ROUTES]

@@ -29,16 +29,24 @@ from lmi.user_code.options import UserCodeConfig, is_built_in
 if TYPE_CHECKING:
     from djl_python import Input, Output
 
-COMPAT = Path(__file__).parent / "compat"  # holds only djl_python
-UNUSED_MARKS = "is_init_handler", "is_prediction_handler"
+# The folder that has only djl_python in it.
+COMPAT = Path(__file__).parent / "compat"
+UNUSED_MARKS = ("is_init_handler", "is_prediction_handler")
 
+# The properties of an Output that the server itself turns into headers, or sets.
 NOT_HEADERS = frozenset(
-    "content-type content-length transfer-encoding connection x-request-id".split()
+    {
+        "content-type",
+        "content-length",
+        "transfer-encoding",
+        "connection",
+        "x-request-id",
+    }
 )
-HEADER_NAME, HEADER_VALUE = (
-    re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"),
-    re.compile(r"[\t -~\x80-\xff]*"),
-)
+# Source: RFC 9110, sections 5.1 and 5.5.
+HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+HEADER_VALUE = re.compile(r"[\t -~\x80-\xff]*")
+# The statuses whose responses have no body.
 WITHOUT_BODY = (204, 205, 304)
 
 log = logging.getLogger(__name__)
@@ -58,9 +66,10 @@ class UserCode:
         self._output_formatter = _find(module, config.output_formatter, "is_output_formatter")
         self._input_formatter = _find(module, config.input_formatter, "is_input_formatter")
         for mark in UNUSED_MARKS:
-            if (unused := _find(module, None, mark)) is not None:
-                why = "it is for scikit-learn and XGBoost"
-                log.warning("%s: %s is never called here, %s", config.path, unused.__name__, why)
+            unused = _find(module, None, mark)
+            if unused is not None:
+                reason = "it is for scikit-learn and XGBoost"
+                log.warning("%s: %s is never called here, %s", config.path, unused.__name__, reason)
 
         self._properties = dict(config.properties)
         self._tokenizer = LazyTokenizer(folder)
@@ -98,16 +107,17 @@ class UserCode:
 
         assert self._handle is not None
         result = call(self._handle, _input(properties, body, query))
-        head = None
         is_streaming = hasattr(result, "__aiter__") or isinstance(result, Generator)
+        head = None
         with closing(read_results(result)) as results:
             for output in results:
                 if not isinstance(output, Output):
-                    said = f"must return an Output or None, not {type(output).__name__}"
-                    raise TypeError(f"{self._handler_name} {said}")
+                    fault = f"must return an Output or None, not {type(output).__name__}"
+                    raise TypeError(f"{self._handler_name} {fault}")
 
                 if head is None:
-                    yield (head := read_head(output, is_streaming=is_streaming))
+                    head = read_head(output, is_streaming=is_streaming)
+                    yield head
 
                 yield from read_pieces(output)
 
@@ -115,14 +125,16 @@ class UserCode:
             yield Head(204, "", {})
 
     def read_input(self, properties: Mapping[str, str], body: bytes) -> tuple[Any, bytes]:
-        """Return what the input formatter made of a body, None if that is a dict, and the JSON of
-        the request.
+        """Return the object that the input formatter made of a body, and the JSON of the request.
+
+        The object is None if the formatter made a dict.
         """
         from djl_python.encode_decode import decode
 
         formatter = self._input_formatter
         argument = _input(properties, body)
         assert formatter is not None
+
         name, annotation = answer.first_parameter(formatter)
         if annotation.lower() == "dict" or name == "decoded_payload":
             argument = decode(argument, argument.get_property("content-type"))
@@ -146,11 +158,13 @@ class UserCode:
         formatter = self._output_formatter
         assert formatter is not None
         kind = ResponseAnswer if answer.takes_responses(formatter) else TokenAnswer
-        asked = (
-            answer.request_input(request, opened, request_id, each, self._tokenizer)
-            for each in opened.prompts
-        )
-        return [kind(formatter, opened, each, self._name) for each in asked]
+
+        answers: list[TokenAnswer] = []
+        for prompt in opened.prompts:
+            text_input = answer.request_input(request, opened, request_id, prompt, self._tokenizer)
+            answers.append(kind(formatter, opened, text_input, self._name))
+
+        return answers
 
     def respond(self, body: bytes, request: Any) -> bytes:
         """Rewrite a response of another API. It stays as it is if the output formatter reads
@@ -165,9 +179,9 @@ class UserCode:
 
 def load(config: UserCodeConfig, *, folder: str, name: str) -> UserCode:
     """Import the file. It finds djl_python and the modules beside it, and runs in `folder`."""
-    for place in (str(COMPAT), folder, str(Path(config.path).parent)):
-        if place not in sys.path:
-            sys.path.insert(0, place)
+    for entry in (str(COMPAT), folder, str(Path(config.path).parent)):
+        if entry not in sys.path:
+            sys.path.insert(0, entry)
 
     os.chdir(folder)
     return UserCode(config, folder=folder, name=name)
@@ -176,8 +190,10 @@ def load(config: UserCodeConfig, *, folder: str, name: str) -> UserCode:
 def _import(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None, f"{path} is not a Python file"
+
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # dataclasses and pickle look it up there
+    # dataclasses and pickle look the module up there.
+    sys.modules[path.stem] = module
     spec.loader.exec_module(module)
     return module
 
@@ -197,94 +213,126 @@ def _find(module: ModuleType, name: str | None, mark: str) -> Callable[..., Any]
     if name:
         return _named(module, name)
 
-    return next(
-        (value for value in vars(module).values() if callable(value) and hasattr(value, mark)), None
-    )
+    for value in vars(module).values():
+        if callable(value) and hasattr(value, mark):
+            function: Callable[..., Any] = value
+            return function
+
+    return None
 
 
 def _input(
     properties: Mapping[str, str], body: bytes, query: Mapping[str, str] | None = None
 ) -> Input:
-    """Make an Input: the body under `data`, or each part of a multipart body under its name, and
-    the query's names.
+    """Make an Input of a request.
+
+    Its content is the body under `data`, or each part of a multipart body under its name, and then
+    each value of the query under its name.
     """
     from djl_python import Input
     from djl_python.pair_list import PairList
 
-    content_type = next(
-        (value for name, value in properties.items() if name.lower() == "content-type"), ""
-    )
-    parts = read_parts(body, content_type) if is_multipart(content_type) else [("data", body)]
-    return Input(
-        properties,
-        PairList([*parts, *((name, value.encode()) for name, value in (query or {}).items())]),
-    )
+    content_type = _content_type(properties) or ""
+    pairs: list[tuple[str | None, Any]] = [("data", body)]
+    if is_multipart(content_type):
+        pairs = [*read_parts(body, content_type)]
+
+    for name, value in (query or {}).items():
+        pairs.append((name, value.encode()))
+
+    return Input(properties, PairList(pairs))
+
+
+def _content_type(headers: Mapping[str, str]) -> str | None:
+    """Return the header's value. Its name may have any case."""
+    for name, value in headers.items():
+        if name.lower() == "content-type":
+            return value
+
+    return None
 
 
 def _request_fields(request: Any) -> dict[str, Any]:
     """Return a RequestInput as a body of the LMI schema."""
-    parameters = dict(
-        request.parameters if request.server_parameters is None else request.server_parameters
-    )
+    parameters = request.server_parameters
+    if parameters is None:
+        parameters = request.parameters
+
+    parameters = dict(parameters)
     fields = {
         "inputs": getattr(request, "input_text", None),
         "stream": parameters.pop("stream", None),
+        "parameters": parameters,
     }
     if callable(parameters.get("output_formatter")):
         del parameters["output_formatter"]
 
-    adapters = {"adapters": request.adapters} if getattr(request, "adapters", None) else {}
-    return fields | {"parameters": parameters} | adapters
+    if getattr(request, "adapters", None):
+        fields["adapters"] = request.adapters
+
+    return fields
 
 
 def read_results(result: Any) -> Generator[object]:
-    """Yield a handler's result, or each item of its generator. An item is finalized after it was
-    used.
+    """Yield a handler's result, or each output of its generator. An output is finalized after it
+    was used.
     """
     if hasattr(result, "__aiter__"):
         result = synchronous(result)
     elif not isinstance(result, Generator):
-        result = (item for item in (result,) if item is not None)
+        result = _single(result)
 
-    with closing(result) as items:
-        for item in items:
+    with closing(result) as outputs:
+        for output in outputs:
             try:
-                yield item
+                yield output
             finally:
-                if (finalize := getattr(item, "finalizer", None)) is not None:
+                finalize = getattr(output, "finalizer", None)
+                if finalize is not None:
                     finalize()
 
-            if getattr(item, "is_last", False):
+            if getattr(output, "is_last", False):
                 return
+
+
+def _single(result: object) -> Generator[object]:
+    if result is not None:
+        yield result
 
 
 def read_head(output: Output, *, is_streaming: bool) -> Head:
     """Return the head of an Output's response. Raises ValueError for values that HTTP
     cannot carry.
     """
-    headers = {str(name): str(value) for name, value in output.properties.items()}
-    given = next((value for name, value in headers.items() if name.lower() == "content-type"), None)
+    properties = {str(name): str(value) for name, value in output.properties.items()}
     status = _status(output.code)
-    is_streaming = (
-        is_streaming or output.stream_content is not None
-    ) and status not in WITHOUT_BODY
+    is_streaming = is_streaming or output.stream_content is not None
+    if status in WITHOUT_BODY:
+        is_streaming = False
+
     has_body = is_streaming or not output.content.is_empty()
-    media_type = given or output.media_type or ("application/octet-stream" if has_body else "")
-    others = {name: value for name, value in headers.items() if name.lower() not in NOT_HEADERS}
-    for name, value in [
-        ("content-type", media_type),
-        *others.items(),
-    ]:  # RFC 9110, sections 5.1 and 5.5
-        if not HEADER_NAME.fullmatch(name):
-            raise ValueError(f"an Output's property must have a header's name, given {name!r}")
+    media_type = _content_type(properties) or output.media_type or ""
+    if not media_type and has_body:
+        media_type = "application/octet-stream"
 
-        if not HEADER_VALUE.fullmatch(value):
-            raise ValueError(
-                f"an Output's property {name} must be one line of Latin-1 characters, given "
-                f"{value!r}"
-            )
+    _check_header("content-type", media_type)
+    headers = {}
+    for name, value in properties.items():
+        if name.lower() not in NOT_HEADERS:
+            _check_header(name, value)
+            headers[name] = value
 
-    return Head(status, media_type, others, is_streaming)
+    return Head(status, media_type, headers, is_streaming)
+
+
+def _check_header(name: str, value: str) -> None:
+    if not HEADER_NAME.fullmatch(name):
+        raise ValueError(f"an Output's property must have a header's name, given {name!r}")
+
+    if not HEADER_VALUE.fullmatch(value):
+        raise ValueError(
+            f"an Output's property {name} must be one line of Latin-1 characters, given {value!r}"
+        )
 
 
 def read_pieces(output: Output) -> Iterator[bytes]:
@@ -293,15 +341,16 @@ def read_pieces(output: Output) -> Iterator[bytes]:
         return
 
     if output.stream_content is None:
-        if (data := output.content.get()) is not None:
+        data = output.content.get()
+        if data is not None:
             yield data
 
         return
 
-    write = output.stream_formatter or (lambda item: item)
-    items = output.stream_content
-    for item in synchronous(items) if isinstance(items, AsyncIterable) else items:
-        yield as_bytes(write(item))
+    write = output.stream_formatter or (lambda piece: piece)
+    pieces = output.stream_content
+    for piece in synchronous(pieces) if isinstance(pieces, AsyncIterable) else pieces:
+        yield as_bytes(write(piece))
 
 
 def _status(code: Any) -> int:
@@ -327,13 +376,14 @@ class LazyTokenizer:
         return AutoTokenizer.from_pretrained(self._folder)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # copy and pickle look for such names on this object
+        # copy and pickle look for such names on this object.
+        if name.startswith("__"):
             raise AttributeError(name)
 
         return getattr(self._tokenizer, name)
 
-    def __call__(self, *args: Any, **named: Any) -> Any:
-        return self._tokenizer(*args, **named)
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        return self._tokenizer(*args, **keywords)
 
     def __len__(self) -> int:
         return len(self._tokenizer)
@@ -350,7 +400,7 @@ def read_parts(body: bytes, content_type: str) -> list[tuple[str, bytes]]:
     """Return the name and bytes of each part, including files, in order. Raises ValueError for a
     malformed body.
     """
-    boundary = _message("content-type: " + content_type).get_boundary()
+    boundary = _headers("content-type: " + content_type).get_boundary()
     if not boundary:
         raise ValueError("the content type of a multipart body must name its boundary")
 
@@ -368,9 +418,8 @@ def read_parts(body: bytes, content_type: str) -> list[tuple[str, bytes]]:
             raise ValueError("a boundary of the multipart body does not end its line")
 
         head, head_end, content = (b"\r\n" + part).partition(b"\r\n\r\n")
-        name = _message(head.decode(errors="replace").lstrip()).get_param(
-            "name", header="content-disposition"
-        )
+        headers = _headers(head.decode(errors="replace").lstrip())
+        name = headers.get_param("name", header="content-disposition")
         if not head_end or not isinstance(name, str):
             raise ValueError("a part of the multipart body has no name")
 
@@ -379,5 +428,5 @@ def read_parts(body: bytes, content_type: str) -> list[tuple[str, bytes]]:
     return parts
 
 
-def _message(head: str) -> Message:
+def _headers(head: str) -> Message:
     return HeaderParser().parsestr(head)

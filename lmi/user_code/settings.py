@@ -31,7 +31,8 @@ from lmi.user_code.standards import refuse_unrun_handlers
 HANDLER = "handle"
 # Entry points that call the handler of a model.py first.
 TRIES_HANDLER = re.compile(r"djl_python\.lmi_.*|.*async_service")
-MARKS = ("output_formatter", "input_formatter")  # decorators of djl_python
+# The decorators of djl_python.
+MARKS = ("output_formatter", "input_formatter")
 ENTRY_KEY = "option.entryPoint"
 HANDLER_KEY = "option.handler"
 REQUIREMENTS = "requirements.txt"
@@ -52,7 +53,7 @@ def outline(path: Path) -> tuple[set[str], set[str]]:
         raise ModelUnusable(f"{path}: {error}") from None
 
     names = set[str]()
-    used = set[str]()
+    decorators = set[str]()
     for node in body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             names.add(node.name)
@@ -62,9 +63,9 @@ def outline(path: Path) -> tuple[set[str], set[str]]:
             names.update(target.id for target in node.targets if isinstance(target, ast.Name))
 
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            used.update(map(_last_name, node.decorator_list))
+            decorators.update(map(_last_name, node.decorator_list))
 
-    return names, used.intersection(MARKS)
+    return names, decorators.intersection(MARKS)
 
 
 def _last_name(decorator: ast.expr) -> str:
@@ -72,18 +73,16 @@ def _last_name(decorator: ast.expr) -> str:
     `@module.output_formatter`.
     """
     node = decorator.func if isinstance(decorator, ast.Call) else decorator
-    return (
-        node.attr
-        if isinstance(node, ast.Attribute)
-        else node.id
-        if isinstance(node, ast.Name)
-        else ""
-    )
+    match node:
+        case ast.Attribute(attr=name) | ast.Name(id=name):
+            return name
+
+    return ""
 
 
 def choose_code(values: Values) -> UserCodeConfig | None:
-    """Return the file of user code and its functions that are used, or None if nothing
-    in it runs.
+    """Return the file of user code and its functions that are used, or None if nothing in it
+    runs.
     """
     path = _find_file(values)
     refuse_unrun_handlers(values, user_code_folders(values))
@@ -111,24 +110,30 @@ def choose_code(values: Values) -> UserCodeConfig | None:
 
 def _find_file(values: Values) -> Path | None:
     """Return the file that the entry point names, or a model.py; None if neither exists."""
-    name = entry = values.given(ENTRY_KEY, "model.py")
-    if is_built_in(entry):  # one of the reference has no effect, but for images and for Neuron
+    entry = values.given(ENTRY_KEY, "model.py")
+    name = entry
+    # An entry point of the reference has no effect, but for images and for Neuron.
+    if is_built_in(entry):
         name = "model.py"
         if "stable" in entry:
             values.refuse(ENTRY_KEY, "an entry point that generates text, images are not made here")
         elif "neuron" in entry:
-            values.warn(
-                f"{values.how_given(ENTRY_KEY).said}: {NEURON}, the model runs on GPUs or a CPU"
-            )
+            source = values.how_given(ENTRY_KEY).said
+            values.warn(f"{source}: {NEURON}, the model runs on GPUs or a CPU")
 
-    found = [place / name for place in user_code_folders(values) if (place / name).is_file()]
-    unasked = {
-        file for file in found if not values.final(TRUST) and _is_unasked(values, file.parent)
-    }
-    for file in unasked:
+    files = []
+    for folder in user_code_folders(values):
+        if (folder / name).is_file():
+            files.append(folder / name)
+
+    untrusted_files = set()
+    if not values.final(TRUST):
+        untrusted_files = {file for file in files if _is_unasked(values, file.parent)}
+
+    for file in untrusted_files:
         values.note(f"{file}: not run, since it came from a hub or bucket and {TRUST}=false")
 
-    path = next((file for file in found if file not in unasked), None)
+    path = next((file for file in files if file not in untrusted_files), None)
     if path is None and _is_own_file(values):
         values.refuse(ENTRY_KEY, ENTRY_POINT.allowed)
 
@@ -139,17 +144,23 @@ def _is_unasked(values: Values, folder: Path) -> bool:
     """Return whether a fetch brought the folder without its Python files. Another client of a hub
     may have added them.
 
-    An archive is unpacked whole.
+    An archive is unpacked whole, with its Python files.
     """
-    sources = [text for text, fetched in values.fetched.items() if fetched == folder]
-    return any(
-        not (isinstance(source, S3Model) and source.is_archive) for source in map(parse, sources)
-    )
+    for text, fetched_folder in values.fetched.items():
+        if fetched_folder != folder:
+            continue
+
+        source = parse(text)
+        is_archive = isinstance(source, S3Model) and source.is_archive
+        if not is_archive:
+            return True
+
+    return False
 
 
 def _is_own_file(values: Values) -> bool:
-    """Return whether the entry point names a file, which then must exist and hold
-    something to run.
+    """Return whether the entry point names a file, which then must exist and hold something to
+    run.
     """
     return ENTRY_KEY in values and not is_built_in(values.given(ENTRY_KEY))
 
@@ -171,39 +182,40 @@ def _choose_handler(values: Values, path: Path, names: set[str]) -> str | None:
 
 def _named_formatters(values: Values, names: set[str]) -> dict[str, str]:
     """Return the functions that options name as formatters, by kind. Each must be among `names`."""
-    given = {kind: values.given(f"option.{kind}") for kind in MARKS}
-    named = {
-        kind: wanted for kind, wanted in given.items() if wanted not in (None, *FORMATTER_WORDS)
-    }
-    for kind, wanted in named.items():
-        if wanted not in names:
+    functions = {}
+    for kind in MARKS:
+        function = values.given(f"option.{kind}")
+        if function is None or function in FORMATTER_WORDS:
+            continue
+
+        functions[kind] = function
+        if function not in names:
             words = f"{', '.join(FORMATTER_WORDS)} or " if kind == "output_formatter" else ""
             values.refuse(f"option.{kind}", f"{words}a function of the model's own model.py")
 
-    return named
+    return functions
 
 
 def _warn_of_nothing_to_run(values: Values, path: Path, names: set[str]) -> None:
     if _is_own_file(values):
         values.refuse(ENTRY_KEY, f"a file with a function {HANDLER} or a formatter")
 
-    wanted = values.given(HANDLER_KEY, HANDLER)
-    lacks = f"has neither a function {wanted} nor a formatter"
-    if wanted in names:
+    handler = values.given(HANDLER_KEY, HANDLER)
+    reason = f"has neither a function {handler} nor a formatter"
+    if handler in names:
         entry = values.given(ENTRY_KEY)
-        lacks = (
-            f"has no formatter, and option.entryPoint={entry} answers in place of its "
-            f"function "
-            f"{wanted}"
+        reason = (
+            f"has no formatter, and option.entryPoint={entry} answers in place of its function "
+            f"{handler}"
         )
 
     if "option.model_id" not in values and not (path.parent / CONFIG).is_file():
         values.unusable = ModelUnusable(
-            f"{path}: {lacks}, and there is no {CONFIG} of a model beside it"
+            f"{path}: {reason}, and there is no {CONFIG} of a model beside it"
         )
         return
 
-    values.warn(f"{path}: {lacks}, so it is not run")
+    values.warn(f"{path}: {reason}, so it is not run")
 
 
 def with_properties(
@@ -214,24 +226,30 @@ def with_properties(
 
     `is_apart` says that option.model_id names a local folder.
     """
+    options = {}
+    for setting in values.picked.values():
+        entry = setting.given
+        if entry.key.startswith("option.") and entry.shown != "***":
+            options[entry.key.removeprefix("option.")] = entry.text
+
     path = config.model.path
     engine = config.engine
-    given = [
-        picked.given for picked in values.picked.values() if picked.given.key.startswith("option.")
-    ]
-    options = {row.key.removeprefix("option."): row.text for row in given if row.shown != "***"}
     options.setdefault("tensor_parallel_degree", str(engine.tensor_parallel_degree))
     if is_apart or "model_id" not in options:
         options["model_id"] = path
 
-    properties = options | {"model_dir": path, "device_id": "0" if engine.device_ids else "-1"}
-    return replace(code, properties=properties)
+    options["model_dir"] = path
+    options["device_id"] = "0" if engine.device_ids else "-1"
+    return replace(code, properties=options)
 
 
 def choose_requirements(values: Values, code: UserCodeConfig | None) -> RequirementsConfig | None:
     """Return what is installed for the model's own code, or None."""
-    beside = [Path(code.path).parent] if code is not None else []
-    files = [folder / REQUIREMENTS for folder in (*beside, *user_code_folders(values))]
+    folders = list(user_code_folders(values))
+    if code is not None:
+        folders.insert(0, Path(code.path).parent)
+
+    files = [folder / REQUIREMENTS for folder in folders]
     file = next((file for file in files if file.is_file()), None)
     if file is None:
         return None
@@ -244,19 +262,28 @@ def choose_requirements(values: Values, code: UserCodeConfig | None) -> Requirem
         values.note(f"{file}: not installed, since no code of the model runs ({TRUST}=false)")
         return None
 
-    wheels = file.parent / WHEELS
     try:
-        names = sorted(entry.name for entry in wheels.iterdir()) if wheels.is_dir() else []
-        parts = [platform.python_version().encode(), read_bounded(file), *map(os.fsencode, names)]
+        digest = _digest_of_requirements(file)
     except OSError as error:
         raise ModelUnusable(f"{file}: cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise ModelUnusable(f"{file}: cannot be read: {error}") from None
 
-    folder = Path(
-        values.final("download_dir"), "requirements", hashlib.sha256(b"\0".join(parts)).hexdigest()
-    )
+    folder = Path(values.final("download_dir"), "requirements", digest)
     return RequirementsConfig(file=str(file.resolve()), folder=str(folder))
+
+
+def _digest_of_requirements(file: Path) -> str:
+    """Return a digest of what decides what is installed: Python's version, the file, and the names
+    of the wheels beside it.
+    """
+    wheels = file.parent / WHEELS
+    names = []
+    if wheels.is_dir():
+        names = sorted(entry.name for entry in wheels.iterdir())
+
+    parts = [platform.python_version().encode(), read_bounded(file), *map(os.fsencode, names)]
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()
 
 
 def unrun_code(folder: Path) -> list[str]:
@@ -266,10 +293,6 @@ def unrun_code(folder: Path) -> list[str]:
     if not facts(folder).get("auto_map"):
         return []
 
+    fact = f"{folder / CONFIG}: auto_map names Python code of the checkpoint, which is not run"
     advice = "option.trust_remote_code=true runs it, if you trust it and the engine can"
-    return [
-        (
-            f"{folder / CONFIG}: auto_map names Python code of the checkpoint, which is not run; "
-            f"{advice}"
-        )
-    ]
+    return [f"{fact}; {advice}"]

@@ -18,9 +18,12 @@ FIXED_NAMES = ("custom_sagemaker_ping_handler", "custom_sagemaker_invocation_han
 SCRIPT = "CUSTOM_SCRIPT_FILENAME"
 SCRIPT_FOLDER = "SAGEMAKER_MODEL_PATH"
 VARIABLES = (
-    *("CUSTOM_FASTAPI_PING_HANDLER", "CUSTOM_FASTAPI_INVOCATION_HANDLER"),
-    *("CUSTOM_FASTAPI_MIDDLEWARE_THROTTLE", "CUSTOM_FASTAPI_MIDDLEWARE_PRE_POST_PROCESS"),
-    *("CUSTOM_PRE_PROCESS", "CUSTOM_POST_PROCESS"),
+    "CUSTOM_FASTAPI_PING_HANDLER",
+    "CUSTOM_FASTAPI_INVOCATION_HANDLER",
+    "CUSTOM_FASTAPI_MIDDLEWARE_THROTTLE",
+    "CUSTOM_FASTAPI_MIDDLEWARE_PRE_POST_PROCESS",
+    "CUSTOM_PRE_PROCESS",
+    "CUSTOM_POST_PROCESS",
 )
 INSTEAD = (
     "handlers of model-hosting-container-standards are not run here; LMI's handle and "
@@ -31,11 +34,13 @@ INSTEAD = (
 def refuse_unrun_handlers(values: Values, folders: list[Path]) -> None:
     """Refuse variables that name such a handler, and each file below `folders` that has one."""
     for name in VARIABLES:
-        if spec := values.environ.get(name, "").strip():
+        spec = values.environ.get(name, "").strip()
+        if spec:
             values.faults.append(f"{name}={shorten(spec)}: {INSTEAD}")
 
     for file in _scripts(values, folders):
-        if (mark := _mark(file)) is not None:
+        mark = _mark(file)
+        if mark is not None:
             values.unusable = ModelUnusable(f"{file}: {mark}: {INSTEAD}")
             return
 
@@ -58,17 +63,17 @@ def _mark(file: Path) -> str | None:
     try:
         tree = ast.parse(read_bounded(file), str(file))
     except (OSError, SyntaxError, ValueError, RecursionError):
-        return None  # whoever would run the file reports it
+        # Whoever would run the file reports it.
+        return None
 
     for node in ast.walk(tree):
-        if not isinstance(node, ast.Import | ast.ImportFrom):
+        if isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            modules = [node.module or ""]
+        else:
             continue
 
-        modules = (
-            [alias.name for alias in node.names]
-            if isinstance(node, ast.Import)
-            else [node.module or ""]
-        )
         if any(module.split(".")[0] == PACKAGE for module in modules):
             return f"line {node.lineno} imports {PACKAGE}"
 

@@ -33,14 +33,17 @@ from lmi.user_code.runner import UserCode
 
 ENDING = (signal.SIGTERM, signal.SIGINT)
 BEAT_S = 0.2
-FINISH_S = 2.0  # for the message that the code still works on after SIGTERM
+# How long the code may go on with the message that it works on at SIGTERM.
+FINISH_S = 2.0
 
-log = logging.getLogger("lmi.user_code.worker")  # this module is __main__ where it runs
+# Where this module runs, its name is __main__.
+log = logging.getLogger("lmi.user_code.worker")
 
 
 class Job:
-    """One call. `send` may be called from any thread. What comes after it is dropped or has failed
-    has no effect.
+    """One call. `send` may be called from any thread.
+
+    A message that comes after the call was dropped or has failed has no effect.
     """
 
     def __init__(
@@ -49,18 +52,22 @@ class Job:
         self._id = call_id
         self._user_code = user_code
         self._send = send
-        self._request: Any = None  # what the input formatter returned
-        self._answers: list[TokenAnswer] = []  # by prompt
+        # What the input formatter returned.
+        self._request: Any = None
+        # One answer for each prompt.
+        self._answers: list[TokenAnswer] = []
         self._is_over = threading.Event()
-        self.room = threading.Semaphore(WINDOW)  # chunks of `handle` that may still be sent
+        # How many chunks of `handle` may still be sent.
+        self.room = threading.Semaphore(WINDOW)
 
     def drop(self) -> None:
         self._is_over.set()
-        self.room.release()  # wakes the thread if it waits for room
+        # This wakes the thread if it waits for room.
+        self.room.release()
 
     def work_on(self, message: Work) -> None:
-        """Run the code for one message. An exception in it, even SystemExit, fails only
-        this call.
+        """Run the code for one message. An exception in it, even SystemExit, fails only this
+        call.
         """
         if self._is_over.is_set():
             return
@@ -75,8 +82,8 @@ class Job:
             self._send(End(kind(describe(error)).info))
 
     def _is_last(self, message: Work) -> bool:
-        """Send what the code makes of the message. Returns whether the call ends with
-        this message.
+        """Send what the code makes of the message. Returns whether the call ends with this
+        message.
         """
         match message:
             case calls.Handle():
@@ -92,22 +99,20 @@ class Job:
                 self._send(Head(200, self._answers[0].media_type, {}, message.is_streaming))
             case calls.Feed():
                 self._send(self._answers[message.index].feed(message))
-                return all(each.is_over for each in self._answers)
+                return all(answer.is_over for answer in self._answers)
 
         return False
 
     def _handle(self, message: calls.Handle) -> None:
-        with closing(
-            self._user_code.handle(message.properties, message.query, message.body)
-        ) as pieces:
+        generator = self._user_code.handle(message.properties, message.query, message.body)
+        with closing(generator) as pieces:
             for piece in pieces:
                 if isinstance(piece, Head):
                     self._send(piece)
                     continue
 
-                for start in range(
-                    0, len(piece) or 1, MAX_CHUNK_BYTES
-                ):  # an empty piece is one empty message
+                # An empty piece is sent as one empty chunk.
+                for start in range(0, len(piece) or 1, MAX_CHUNK_BYTES):
                     self.room.acquire()
                     if self._is_over.is_set():
                         return
@@ -166,12 +171,12 @@ class CallConnection(Accepted):
         call_id, message = calls.decode_to_worker(payload)
         job = self._jobs.get(call_id)
         if job is None:
+            # These never begin a call, so theirs has ended.
             if isinstance(message, calls.Taken | calls.Drop | calls.Feed):
-                return  # the call has ended
+                return
 
-            job = self._jobs[call_id] = Job(
-                call_id, self._user_code, partial(self._send_from_thread, call_id)
-            )
+            job = Job(call_id, self._user_code, partial(self._send_from_thread, call_id))
+            self._jobs[call_id] = job
 
         if isinstance(message, calls.Taken):
             job.room.release()
@@ -187,7 +192,8 @@ class CallConnection(Accepted):
             job.drop()
 
     def _send_from_thread(self, call_id: int, message: ToFrontEnd) -> None:
-        with suppress(RuntimeError):  # the loop is closed: the process is stopping
+        # When the process is stopping, the loop is closed.
+        with suppress(RuntimeError):
             self.loop.call_soon_threadsafe(self._send, call_id, message)
 
     def _send(self, call_id: int, message: ToFrontEnd) -> None:
@@ -219,6 +225,7 @@ async def serve(user_code: UserCode, record: EngineRecord, socket_path: str) -> 
     beat = asyncio.create_task(thread.beat())
     record.phase = Phase.READY
     await stop.wait()
+
     record.phase = Phase.DRAINING
     server.close()
     deadline_s = time.monotonic() + FINISH_S
@@ -226,10 +233,9 @@ async def serve(user_code: UserCode, record: EngineRecord, socket_path: str) -> 
         await asyncio.sleep(0.02)
 
     beat.cancel()
+    # A signal that came while the loop closes would find the loop's pipe closed.
     for signum in ENDING:
-        signal.signal(
-            signum, signal.SIG_IGN
-        )  # one that came while the loop closes would find its pipe closed
+        signal.signal(signum, signal.SIG_IGN)
 
 
 def load(code: UserCodeConfig, model: ModelConfig, record: EngineRecord) -> UserCode:
@@ -243,38 +249,47 @@ def load(code: UserCodeConfig, model: ModelConfig, record: EngineRecord) -> User
         user_code.begin()
     except BaseException as error:
         log.error("%s cannot be used", code.path, exc_info=error)
-        lines = [
-            place.lineno
-            for place in traceback.extract_tb(error.__traceback__)
-            if place.filename == code.path
-        ]
-        number = error.lineno if isinstance(error, SyntaxError) else [None, *lines][-1]
-        place = f"line {number}: " if number else ""
+        line_number = _line_of(error, code.path)
+        place = f"line {line_number}: " if line_number else ""
         raise ModelUnusable(f"{code.path}: {place}{describe(error)}") from error
 
     return user_code
+
+
+def _line_of(error: BaseException, path: str) -> int | None:
+    """Return the innermost line of the file at which the error was raised, or None outside it."""
+    if isinstance(error, SyntaxError):
+        return error.lineno
+
+    line_number = None
+    for call in traceback.extract_tb(error.__traceback__):
+        if call.filename == path:
+            line_number = call.lineno
+
+    return line_number
 
 
 def run(slot: int) -> int:
     """Load, serve, stop. Returns the exit code."""
     runtime = Runtime.from_environ()
     socket, record = calls.ends(runtime.path, runtime.attach())[slot]
-    given = runtime.config.user_code
     server = runtime.config.server
-    assert given is not None
-    sessions = {  # which djl_python's SessionManager reads
+    configured_code = runtime.config.user_code
+    assert configured_code is not None
+
+    # djl_python's SessionManager reads these two.
+    sessions = {
         "sessions_path": str(runtime.sessions_path),
         "sessions_expiration": f"{server.sessions_expiration_s:.15g}",
     }
-    code = replace(given, properties=sessions | given.properties)
+    code = replace(configured_code, properties=sessions | configured_code.properties)
 
     def live() -> None:
         started_s = time.monotonic()
         user_code = load(code, runtime.config.model, record)
         if code.handler is not None:
-            runtime.write_report(
-                slot, LoadReport(engine="model.py", stages_s={"load": time.monotonic() - started_s})
-            )
+            load_s = time.monotonic() - started_s
+            runtime.write_report(slot, LoadReport(engine="model.py", stages_s={"load": load_s}))
 
         record.stage = ""
         linux.keep_to_cores()

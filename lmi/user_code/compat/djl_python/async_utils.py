@@ -16,8 +16,9 @@ def create_non_stream_output(
     error: str | None = None,
     code: int | None = None,
 ) -> Output:
-    """Make a whole answer, JSON. `properties` become headers. An `error` replaces it; `code` is its
-    status (424).
+    """Make a whole answer in JSON. `properties` become headers.
+
+    An `error` replaces the data, and `code` is its status (424).
     """
     output = _output(data, JSON, True, error, code)
     output.properties.update(properties or {})
@@ -38,7 +39,7 @@ async def handle_streaming_response(
     response: AsyncIterator[Any],
     stream_output_formatter: Callable[..., Any],
     accumulate_chunks: bool = False,
-    **named: Any,
+    **keywords: Any,
 ) -> AsyncIterator[Output]:
     """Yield an Output for each chunk, until the formatter reports that one is the last.
 
@@ -50,9 +51,9 @@ async def handle_streaming_response(
     async for chunk in response:
         try:
             if accumulate_chunks:
-                data, is_last, history = stream_output_formatter(chunk, history=history, **named)
+                data, is_last, history = stream_output_formatter(chunk, history=history, **keywords)
             else:
-                data, is_last = stream_output_formatter(chunk, **named)
+                data, is_last = stream_output_formatter(chunk, **keywords)
         except Exception as error:
             log.exception("the formatter of a stream failed")
             yield create_stream_chunk_output("", True, error=str(error), code=424)
@@ -71,5 +72,11 @@ def _output(
     code: int | None,
 ) -> Output:
     text = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False)
-    fields = {"data": text + "\n", "last": is_last, "error": error, "code": code}
-    return Output().add_property("Content-Type", media_type).add(Output.binary_encode(fields))
+    fields = {
+        "data": text + "\n",
+        "last": is_last,
+        "error": error,
+        "code": code,
+    }
+    record = Output.binary_encode(fields)
+    return Output().add_property("Content-Type", media_type).add(record)

@@ -10,20 +10,23 @@ def decode(inputs: Input, content_type: str | None = None, key: str | int | None
     """Return the value of a JSON body (the default). Any other body becomes `{"inputs": ...}`,
     plain text in a list.
     """
-    kind = (content_type or "application/json").lower()
-    if "application/json" in kind:
-        return inputs.get_as_json(key) if inputs.get_as_bytes(key) else {"inputs": ""}
+    media_type = (content_type or "application/json").lower()
+    if "application/json" in media_type:
+        if not inputs.get_as_bytes(key):
+            return {"inputs": ""}
 
-    if "text/csv" in kind:
+        return inputs.get_as_json(key)
+
+    if "text/csv" in media_type:
         return {"inputs": inputs.get_as_csv(key)}
 
-    if "text/plain" in kind:
+    if "text/plain" in media_type:
         return {"inputs": [inputs.get_as_string(key)]}
 
-    if kind.startswith("image/"):
+    if media_type.startswith("image/"):
         return {"inputs": inputs.get_as_image(key)}
 
-    if "tensor/npz" in kind or "tensor/npy" in kind:
+    if "tensor/npz" in media_type or "tensor/npy" in media_type:
         return {"inputs": inputs.get_as_numpy(key)}
 
     return {"inputs": inputs.get_as_bytes(key)}
@@ -33,10 +36,11 @@ def encode(
     outputs: Output, prediction: Any, accept: str | None = None, key: str | None = None
 ) -> None:
     """Add a prediction to the outputs in the form that `accept` asks for: npz, npy, else JSON."""
-    wanted = (accept or "").lower()
-    if "tensor/npz" in wanted:
-        outputs.add_as_npz(prediction if isinstance(prediction, list) else [prediction], key)
-    elif "tensor/npy" in wanted:
+    media_types = (accept or "").lower()
+    if "tensor/npz" in media_types:
+        arrays = prediction if isinstance(prediction, list) else [prediction]
+        outputs.add_as_npz(arrays, key)
+    elif "tensor/npy" in media_types:
         outputs.add_as_numpy(prediction, key)
     else:
         outputs.add_as_json(prediction, key)

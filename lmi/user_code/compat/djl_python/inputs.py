@@ -29,10 +29,11 @@ class Input:
 
     def get_property(self, key: str, default: Any = None) -> Any:
         """Return a property. The key may have any case, like HTTP headers."""
-        lowered = key.lower()
-        return next(
-            (value for name, value in self.properties.items() if name.lower() == lowered), default
-        )
+        for name, value in self.properties.items():
+            if name.lower() == key.lower():
+                return value
+
+        return default
 
     def contains_property(self, key: str) -> bool:
         return any(name.lower() == key.lower() for name in self.properties)
@@ -56,8 +57,8 @@ class Input:
         return 1
 
     def get_batches(self) -> "list[Input]":
-        """Return the only request. A batch is always one request here, even in the first call,
-        without content.
+        """Return this request, which is the whole batch, even in the first call, which has no
+        content.
         """
         return [self]
 
@@ -71,15 +72,20 @@ class Input:
 
     def get_as_json(self, key: str | int | None = None) -> Any:
         value = self.get_as_bytes(key)
-        return None if value is None else json.loads(value)
+        if value is None:
+            return None
+
+        return json.loads(value)
 
     def get_as_csv(self, key: str | int | None = None) -> list[dict[str, str]]:
-        return list(csv.DictReader(io.StringIO(self.get_as_string(key) or "", newline="")))
+        text = self.get_as_string(key) or ""
+        return list(csv.DictReader(io.StringIO(text, newline="")))
 
     def get_as_npz(self, key: str | int | None = None) -> list[Any]:
         import numpy
 
-        with numpy.load(io.BytesIO(self.get_as_bytes(key) or b""), allow_pickle=False) as arrays:
+        data = self.get_as_bytes(key) or b""
+        with numpy.load(io.BytesIO(data), allow_pickle=False) as arrays:
             return list(arrays.values())
 
     def get_as_numpy(self, key: str | int | None = None) -> list[Any]:
@@ -88,14 +94,16 @@ class Input:
 
         data = self.get_as_bytes(key) or b""
         is_npz = data.startswith(b"PK")
-        return (
-            self.get_as_npz(key) if is_npz else [numpy.load(io.BytesIO(data), allow_pickle=False)]
-        )
+        if is_npz:
+            return self.get_as_npz(key)
+
+        return [numpy.load(io.BytesIO(data), allow_pickle=False)]
 
     def get_as_image(self, key: str | int | None = None) -> Any:
         from PIL import Image
 
-        return Image.open(io.BytesIO(self.get_as_bytes(key) or b"")).convert("RGB")
+        data = self.get_as_bytes(key) or b""
+        return Image.open(io.BytesIO(data)).convert("RGB")
 
     def __str__(self) -> str:
         return f"Input(properties={self.properties}, keys={self.content.keys()})"

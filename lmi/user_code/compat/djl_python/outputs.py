@@ -13,9 +13,10 @@ JSON = "application/json"
 JSONLINES = "application/jsonlines"
 
 
-def _default_stream_output_formatter(item: Any) -> bytes:
-    """Return one line for each item of a stream."""
-    return (json.dumps({"outputs": item}) + "\n").encode()
+def _default_stream_output_formatter(output: Any) -> bytes:
+    """Return one line for each output of a stream."""
+    line = json.dumps({"outputs": output}) + "\n"
+    return line.encode()
 
 
 class Record(bytes):
@@ -36,8 +37,10 @@ class Output:
         self.stream_content: Iterable[Any] | AsyncIterable[Any] | None = None
         self.stream_formatter: Callable[[Any], bytes | str] | None = None
         self.finalizer: Callable[[], Any] | None = None
-        self.media_type: str | None = None  # of the first thing added, if no property names one
-        self.is_last = False  # ends the answer, even if the generator would yield more
+        # The type of the value that was added first. A property that names one goes before it.
+        self.media_type: str | None = None
+        # A last output ends the answer, even if the generator would yield more.
+        self.is_last = False
 
     def set_code(self, code: int) -> Self:
         self.code = code
@@ -63,15 +66,14 @@ class Output:
         its `code`.
         """
         text = str(data.get("data") or "")
+        code = None
         if data.get("error"):
-            text = (
-                json.dumps({"error": str(data["error"]), "code": int(data.get("code") or 424)})
-                + "\n"
-            )
+            code = int(data.get("code") or 424)
+            text = json.dumps({"error": str(data["error"]), "code": code}) + "\n"
 
         record = Record(text.encode())
         record.is_last = str(data.get("last", False)).lower() == "true"
-        record.code = int(data.get("code") or 424) if data.get("error") else None
+        record.code = code
         return record
 
     def error(self, error: str, code: int = 424, message: str = "invoke handler failure") -> Self:
@@ -84,7 +86,8 @@ class Output:
     def add(self, value: Any, key: str | None = None, batch_index: int | None = None) -> Self:
         """Add bytes as they are, str in UTF-8, and any other value as JSON."""
         if isinstance(value, Record):
-            self.code, self.is_last = value.code or self.code, value.is_last
+            self.code = value.code or self.code
+            self.is_last = value.is_last
 
         if isinstance(value, bytes | bytearray | memoryview):
             return self._add(bytes(value), key, None)
@@ -110,8 +113,9 @@ class Output:
         """Add an array, or the first of a list of arrays, as npy."""
         import numpy
 
+        array = np_list[0] if isinstance(np_list, list) else np_list
         buffer = io.BytesIO()
-        numpy.save(buffer, np_list[0] if isinstance(np_list, list) else np_list, allow_pickle=False)
+        numpy.save(buffer, array, allow_pickle=False)
         return self._add(buffer.getvalue(), key, "tensor/npy")
 
     def add_as_npz(

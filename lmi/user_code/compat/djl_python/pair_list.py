@@ -26,12 +26,19 @@ class PairList:
 
         if key is None:
             data = self.get("data")
-            return data if data is not None or not self.pairs else self.pairs[0][1]
+            if data is None and self.pairs:
+                return self.pairs[0][1]
 
-        return next((value for name, value in self.pairs if name == key), None)
+            return data
+
+        for name, value in self.pairs:
+            if name == key:
+                return value
+
+        return None
 
     def contains_key(self, key: str) -> bool:
-        return any(name == key for name, _ in self.pairs)
+        return key in self.keys()
 
     def keys(self) -> list[str | None]:
         return [name for name, _ in self.pairs]

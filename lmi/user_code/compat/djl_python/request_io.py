@@ -16,15 +16,21 @@ class Token:
     error_msg: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        shown = {"id": self.id, "text": self.text, "log_prob": self.log_prob}
+        fields: dict[str, Any] = {"id": self.id, "text": self.text, "log_prob": self.log_prob}
         if self.special_token:
-            shown["special_token"] = True
+            fields["special_token"] = True
 
-        return shown if self.error_msg is None else shown | {"error_msg": self.error_msg}
+        if self.error_msg is not None:
+            fields["error_msg"] = self.error_msg
+
+        return fields
 
     def as_tgi_dict(self) -> dict[str, Any]:
-        shown = {"id": self.id, "text": self.text, "logprob": self.log_prob}
-        return shown | {"special": True} if self.special_token else shown
+        fields: dict[str, Any] = {"id": self.id, "text": self.text, "logprob": self.log_prob}
+        if self.special_token:
+            fields["special"] = True
+
+        return fields
 
 
 @dataclass
@@ -49,18 +55,25 @@ class Sequence:
         token = self.tokens[self._next]
         is_first = self._next == 0
         self._next += 1
-        return token, is_first, self.finish_reason is not None and not self.has_next_token()
+        is_last = self.finish_reason is not None and not self.has_next_token()
+        return token, is_first, is_last
 
     def get_last_token(self) -> Token | None:
-        return self.tokens[-1] if self.finish_reason is not None and self.tokens else None
+        if self.finish_reason is None or not self.tokens:
+            return None
+
+        return self.tokens[-1]
 
     def has_next_top_tokens(self) -> bool:
         return self._next < len(self.top_tokens)
 
     def get_next_top_tokens(self) -> list[Token]:
         """Return the top tokens at the position of the token that was read last."""
-        at = self._next - 1
-        return self.top_tokens[at] if 0 <= at < len(self.top_tokens) else []
+        position = self._next - 1
+        if not 0 <= position < len(self.top_tokens):
+            return []
+
+        return self.top_tokens[position]
 
 
 @dataclass
@@ -95,8 +108,9 @@ class RequestOutput:
 
 @dataclass
 class TextGenerationOutput(RequestOutput):
-    """The answer so far. `sequences` is by index. `prompt_tokens_details` is set if the request
-    asked for it.
+    """The answer so far. `sequences` has its sequences by their index.
+
+    `prompt_tokens_details` is set if the request asked for it.
     """
 
     sequences: dict[int, Sequence] = field(default_factory=dict)

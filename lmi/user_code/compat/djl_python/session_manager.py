@@ -41,9 +41,9 @@ class Session:
         """Keep a value. Raises TypeError for one that JSON cannot hold."""
         text = json.dumps(value)
         path = self._path(key)
-        new = path.with_suffix(f".{os.getpid()}")
-        new.write_text(text)
-        new.rename(path)
+        new_path = path.with_suffix(f".{os.getpid()}")
+        new_path.write_text(text)
+        new_path.rename(path)
 
     def get(self, key: str, d: Any = None) -> Any:
         """Return the value that was kept, or `d` if there is none."""
@@ -65,10 +65,8 @@ class Session:
 
         path = self._path(key)
         if create:
-            num_bytes = (
-                math.prod([shape] if isinstance(shape, int) else shape)
-                * numpy.dtype(dtype).itemsize
-            )
+            sizes = [shape] if isinstance(shape, int) else shape
+            num_bytes = math.prod(sizes) * numpy.dtype(dtype).itemsize
             with open(path, "wb") as file:
                 if num_bytes:
                     os.posix_fallocate(file.fileno(), 0, num_bytes)
@@ -94,9 +92,11 @@ class SessionManager:
 
     def __init__(self, properties: Mapping[str, Any]) -> None:
         self.expiration = float(properties.get("sessions_expiration", EXPIRATION_S))
-        self.sessions_path = str(
-            properties.get("sessions_path") or os.path.join(tempfile.gettempdir(), "djl_sessions")
-        )
+        sessions_path = properties.get("sessions_path")
+        if not sessions_path:
+            sessions_path = os.path.join(tempfile.gettempdir(), "djl_sessions")
+
+        self.sessions_path = str(sessions_path)
         self._sessions = Sessions(Path(self.sessions_path), self.expiration)
         if properties.get("sessions_s3url"):
             log.warning(
@@ -116,11 +116,11 @@ class SessionManager:
         if not session_id or session_id == NEW_SESSION:
             return None
 
-        found = self._sessions.find(session_id)
-        if found is None:
+        opened = self._sessions.find(session_id)
+        if opened is None:
             raise ValueError(f"session not found: {session_id}")
 
-        return None if found.has_expired else self._as_session(found)
+        return None if opened.has_expired else self._as_session(opened)
 
     def close_session(self, session_id: str | None) -> None:
         """Remove a session. Raises ValueError for an id that is missing or unknown."""

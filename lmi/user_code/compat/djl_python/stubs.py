@@ -17,30 +17,62 @@ SESSIONS = (
     "model's own code"
 )
 
-REASONS = {
-    SERVICE: "huggingface deepspeed fastertransformer tensorrt_llm tensorrt_llm_python "
-    "streaming_utils "
-    "chat_completions chat_completions.chat_utils "
-    "lmi_vllm lmi_vllm.vllm_async_service lmi_vllm.request_response_utils "
-    "lmi_trtllm lmi_trtllm.trtllm_async_service lmi_trtllm.request_response_utils "
-    "rolling_batch rolling_batch.rolling_batch rolling_batch.lmi_dist_rolling_batch "
-    "rolling_batch.rolling_batch_vllm_utils rolling_batch.scheduler_rolling_batch "
-    "rolling_batch.trtllm_rolling_batch rolling_batch.vllm_rolling_batch",
-    NEURON: "transformers_neuronx stable_diffusion_inf2 neuron_utils neuron_utils.model_loader "
-    "neuron_utils.utils "
-    "rolling_batch.neuron_rolling_batch",
-    OPTIONS: "properties_manager properties_manager.properties properties_manager.ds_properties "
-    "properties_manager.hf_properties properties_manager.lmi_dist_rb_properties "
-    "properties_manager.scheduler_rb_properties properties_manager.sd_inf2_properties "
-    "properties_manager.tnx_properties properties_manager.trt_properties "
-    "properties_manager.vllm_rb_properties",
-    SESSIONS: "session_utils",
-    "it is part of djl-serving itself": "custom_formatter_handling custom_handler_service request "
-    "service_loader "
-    "test_model utils",
-    "lmi does not serve models of scikit-learn": "sklearn_handler",
-    "lmi does not serve models of XGBoost": "xgboost_handler",
-    "lmi does not write tensors as ndlist, use add_as_numpy or add_as_npz": "np_util",
+MODULES_BY_REASON: dict[str, tuple[str, ...]] = {
+    SERVICE: (
+        "huggingface",
+        "deepspeed",
+        "fastertransformer",
+        "tensorrt_llm",
+        "tensorrt_llm_python",
+        "streaming_utils",
+        "chat_completions",
+        "chat_completions.chat_utils",
+        "lmi_vllm",
+        "lmi_vllm.vllm_async_service",
+        "lmi_vllm.request_response_utils",
+        "lmi_trtllm",
+        "lmi_trtllm.trtllm_async_service",
+        "lmi_trtllm.request_response_utils",
+        "rolling_batch",
+        "rolling_batch.rolling_batch",
+        "rolling_batch.lmi_dist_rolling_batch",
+        "rolling_batch.rolling_batch_vllm_utils",
+        "rolling_batch.scheduler_rolling_batch",
+        "rolling_batch.trtllm_rolling_batch",
+        "rolling_batch.vllm_rolling_batch",
+    ),
+    NEURON: (
+        "transformers_neuronx",
+        "stable_diffusion_inf2",
+        "neuron_utils",
+        "neuron_utils.model_loader",
+        "neuron_utils.utils",
+        "rolling_batch.neuron_rolling_batch",
+    ),
+    OPTIONS: (
+        "properties_manager",
+        "properties_manager.properties",
+        "properties_manager.ds_properties",
+        "properties_manager.hf_properties",
+        "properties_manager.lmi_dist_rb_properties",
+        "properties_manager.scheduler_rb_properties",
+        "properties_manager.sd_inf2_properties",
+        "properties_manager.tnx_properties",
+        "properties_manager.trt_properties",
+        "properties_manager.vllm_rb_properties",
+    ),
+    SESSIONS: ("session_utils",),
+    "it is part of djl-serving itself": (
+        "custom_formatter_handling",
+        "custom_handler_service",
+        "request",
+        "service_loader",
+        "test_model",
+        "utils",
+    ),
+    "lmi does not serve models of scikit-learn": ("sklearn_handler",),
+    "lmi does not serve models of XGBoost": ("xgboost_handler",),
+    "lmi does not write tensors as ndlist, use add_as_numpy or add_as_npz": ("np_util",),
 }
 """The modules of `djl_python` that are not here, by the reason. A package comes before
 its modules.
@@ -61,20 +93,20 @@ class _Uses(type):
 class Stub(metaclass=_Uses):
     """Replaces a class or function of the reference."""
 
-    sentence = ""  # the message of NotHere
+    # The message of NotHere.
+    sentence = ""
 
-    def __init__(self, *args: Any, **named: Any) -> None:
+    def __init__(self, *args: Any, **keywords: Any) -> None:
         pass
 
     def __getattr__(self, name: str) -> Any:
         raise _fault(type(self), name)
 
-    def __call__(self, *args: Any, **named: Any) -> Any:
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
         raise _fault(type(self), "__call__")
 
-    def initialize(
-        self, *args: Any, **named: Any
-    ) -> Any:  # a subclass in the file calls it by super()
+    # A subclass in the file calls it by super().
+    def initialize(self, *args: Any, **keywords: Any) -> Any:
         raise _fault(type(self), "initialize")
 
     inference = initialize
@@ -101,17 +133,17 @@ class StubModule(ModuleType):
 
 def install(package: str) -> None:
     """Make all stub modules importable below `package`."""
-    for name, reason in (
-        (name, reason) for reason, names in REASONS.items() for name in names.split()
-    ):
-        module = StubModule(f"{package}.{name}", reason)
-        sys.modules[module.__name__] = module
-        parent, _, last = module.__name__.rpartition(".")
-        setattr(sys.modules[parent], last, module)
+    for reason, names in MODULES_BY_REASON.items():
+        for name in names:
+            module = StubModule(f"{package}.{name}", reason)
+            sys.modules[module.__name__] = module
+            parent, _, last_name = module.__name__.rpartition(".")
+            setattr(sys.modules[parent], last_name, module)
 
 
 def _fault(stub: Any, name: str) -> AttributeError:
-    if name.startswith("__") and name != "__call__":  # Python looks for such names
+    # Python itself looks for such names.
+    if name.startswith("__") and name != "__call__":
         return AttributeError(name)
 
     return NotHere(stub.sentence)
