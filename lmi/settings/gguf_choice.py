@@ -27,40 +27,59 @@ def with_files(givens: list[Given], values: Values) -> list[Given]:
     that of the served folder, if nothing names a model.
     """
     folders = (values.folder or values.cwd, values.cwd)
-    placed = []
+    placed_givens = []
+    names_model = False
     for entry in givens:
-        file = gguf_path(entry.text, *folders) if entry.key == MODEL else None
-        placed.append(entry if file is None else replace(entry, text=str(file)))
+        if entry.key == MODEL:
+            names_model = True
+            file = gguf_path(entry.text, *folders)
+            if file is not None:
+                entry = replace(entry, text=str(file))
 
-    if values.folder is None or any(entry.key == MODEL for entry in givens):
-        return placed
+        placed_givens.append(entry)
+
+    if values.folder is None or names_model:
+        return placed_givens
 
     file = only_file(values.folder)
     if file is not None:
-        placed.append(Given.of(MODEL, str(file), "the folder", OTHER_NAMES))
+        placed_givens.append(Given.of(MODEL, str(file), "the folder", OTHER_NAMES))
 
-    return placed
+    return placed_givens
 
 
 def opened_folder(text: str, download_dir: Path) -> Path | None:
-    """Return the folder that was made of the file that a text means, of a model of the catalogue
-    too, or None if a process must make it.
+    """Return the folder that was made of the file that a text means, or None if a process must make
+    it.
+
+    The text is what `with_files` writes for a file, or the name of a model of the catalogue.
     """
+    file = _fetched_file(text, download_dir)
+    if file is None:
+        return None
+
+    return opened_before(file, download_dir)
+
+
+def _fetched_file(text: str, download_dir: Path) -> Path | None:
+    """Return the file that a text means, or None if it was not fetched or means something else."""
     model = CATALOGUE.get(text)
     if model is None:
-        return opened_before(Path(text), download_dir) if is_gguf(text) else None
+        return Path(text) if is_gguf(text) else None
 
-    kept = model.kept(download_dir)
-    file = None if kept is None else only_file(kept)
-    return None if file is None else opened_before(file, download_dir)
+    folder = model.kept(download_dir)
+    return None if folder is None else only_file(folder)
 
 
 def check_engine(missing: tuple[str, ...], name: str, handler: Handler) -> None:
     """Raise ModelUnusable for a file that the chosen engine does not read."""
+    if handler.reads_gguf:
+        return
+
     for text in missing:
-        if (is_gguf(text) or text in CATALOGUE) and not handler.reads_gguf:
-            readers = [other for other, record in announced().items() if record.reads_gguf]
+        if is_gguf(text) or text in CATALOGUE:
+            engines = announced().items()
+            readers = ", ".join(engine for engine, record in engines if record.reads_gguf)
             raise ModelUnusable(
-                f"{text}: {name} does not read GGUF; option.rolling_batch may be "
-                f"{', '.join(readers)}"
+                f"{text}: {name} does not read GGUF; option.rolling_batch may be {readers}"
             )

@@ -13,7 +13,7 @@ import mmap
 import re
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from itertools import pairwise
 from math import prod
@@ -23,21 +23,25 @@ from typing import Any, NamedTuple
 from lmi.errors import ModelUnusable, shorten
 
 MAGIC = b"GGUF"
-VERSIONS = (2, 3)  # of one layout
+# The two have the same layout.
+VERSIONS = (2, 3)
 SUFFIX = ".gguf"
 SPLIT_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 ALIGNMENT = "general.alignment"
 DEFAULT_ALIGNMENT = 32
 
-MAX_FILES = 1024  # of one model
+# The files of one model.
+MAX_FILES = 1024
 MAX_PAIRS = 65_536
 MAX_TENSORS = 65_536
+# The dimensions and elements of one tensor.
 MAX_DIMENSIONS = 4
-MAX_ELEMENTS = 1 << 40  # of a tensor
+MAX_ELEMENTS = 1 << 40
 MAX_NAME_BYTES = 65_535
 MAX_TEXT_BYTES = 64 << 20
 MAX_METADATA_BYTES = 256 << 20
-MAX_ITEMS = 8 << 20  # of all arrays together
+# The items of all arrays together.
+MAX_ITEMS = 8 << 20
 MAX_ALIGNMENT = 1 << 16
 
 Metadata = Mapping[str, Any]
@@ -78,7 +82,7 @@ FORMATS = {
 
 
 class TensorType(NamedTuple):
-    """How numbers are stored: so many elements of a row take a block of so many bytes."""
+    """How numbers are stored: `num_elements` of a row take a block of `num_bytes`."""
 
     name: str
     num_elements: int
@@ -145,7 +149,8 @@ class StoredTensor:
     name: str
     type: TensorType
     shape: tuple[int, ...]
-    start: int  # in bytes from the beginning of the file
+    # The first byte, counted from the beginning of the file.
+    start: int
     num_bytes: int
 
     @property
@@ -163,7 +168,7 @@ class GgufModel:
 
 
 def read_model(path: Path) -> GgufModel:
-    """Read a file, and where it is one of several the others too.
+    """Read a model: the file, and if it is one of several, all of them.
 
     Raises ModelUnusable with one line for a file that is missing or broken.
     """
@@ -179,11 +184,13 @@ def read_model(path: Path) -> GgufModel:
     tensors: dict[str, StoredTensor] = {}
     for number, model in enumerate(models):
         if len(files) > 1 and model.metadata.get("split.no") != number:
-            said = shorten(model.metadata.get("split.no"))
-            raise ModelUnusable(f"{files[number]}: split.no must be {number}, given {said}")
+            value = shorten(model.metadata.get("split.no"))
+            raise ModelUnusable(f"{files[number]}: split.no must be {number}, given {value}")
+
         for name, tensor in model.tensors.items():
             if name in tensors:
                 raise ModelUnusable(f"{tensor.file}: tensor {name} is in {tensors[name].file} too")
+
             tensors[name] = tensor
 
     num_tensors = metadata.get("split.tensors.count", len(tensors))
@@ -192,6 +199,7 @@ def read_model(path: Path) -> GgufModel:
             f"{files[0]}: split.tensors.count is {shorten(num_tensors)}, the files have "
             f"{len(tensors)}"
         )
+
     return GgufModel(tuple(files), metadata, tensors)
 
 
@@ -200,23 +208,28 @@ def files_of(path: Path) -> list[Path]:
 
     Raises ModelUnusable if one of them is missing.
     """
-    named = SPLIT_NAME.fullmatch(path.name)
-    if named is None:
-        files = [path]
-    else:
-        count = int(named["count"])
-        if not 1 <= int(named["number"]) <= count <= MAX_FILES:
-            raise ModelUnusable(
-                f"{path}: the name of a split file counts from 00001 to at most {MAX_FILES}"
-            )
-        names = [
-            f"{named['stem']}-{number + 1:05}-of-{count:05}{SUFFIX}" for number in range(count)
-        ]
-        files = [path.with_name(name) for name in names]
-
+    split_name = SPLIT_NAME.fullmatch(path.name)
+    files = [path] if split_name is None else _split_files(path, split_name)
     for file in files:
         if not file.is_file():
             raise ModelUnusable(f"{file}: {'is no file' if file.exists() else 'is missing'}")
+
+    return files
+
+
+def _split_files(path: Path, split_name: re.Match[str]) -> list[Path]:
+    """Return the files of a split model, of which `path` is one, by its name."""
+    count = int(split_name["count"])
+    if not 1 <= int(split_name["number"]) <= count <= MAX_FILES:
+        raise ModelUnusable(
+            f"{path}: the name of a split file counts from 00001 to at most {MAX_FILES}"
+        )
+
+    files = []
+    for number in range(1, count + 1):
+        name = f"{split_name['stem']}-{number:05}-of-{count:05}{SUFFIX}"
+        files.append(path.with_name(name))
+
     return files
 
 
@@ -225,7 +238,9 @@ def _read_file(path: Path) -> GgufModel:
         with path.open("rb") as file:
             if path.stat().st_size == 0:
                 raise ValueError("is empty")
+
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
         with data:
             return _HeadReader(path, data).model()
     except (ValueError, OSError) as error:
@@ -233,27 +248,33 @@ def _read_file(path: Path) -> GgufModel:
 
 
 class _HeadReader:
-    """Reads the head of a mapped file from its beginning to its end. Raises ValueError."""
+    """Reads the head of a mapped file from its beginning to its end.
+
+    Every method raises ValueError for a head that is broken, or not read here.
+    """
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self._path = path
         self._data = data
-        self._at = 0  # the next byte
-        self._num_items = 0  # of the arrays so far
+        # The place of the next byte that is read.
+        self._offset = 0
+        # The items of all arrays so far.
+        self._num_items = 0
 
     def model(self) -> GgufModel:
         num_tensors, num_pairs = self._start()
         metadata = self._metadata(num_pairs)
         alignment = metadata.get(ALIGNMENT, DEFAULT_ALIGNMENT)
-        is_power = type(alignment) is int and 8 <= alignment <= MAX_ALIGNMENT
-        if not is_power or alignment & (alignment - 1):
+        is_in_range = type(alignment) is int and 8 <= alignment <= MAX_ALIGNMENT
+        if not is_in_range or alignment & (alignment - 1):
             raise ValueError(
                 f"{ALIGNMENT} must be a power of two from 8 to {MAX_ALIGNMENT}, given "
                 f"{shorten(alignment)}"
             )
 
         described = [self._tensor(alignment) for _ in range(num_tensors)]
-        first_byte = -(-self._at // alignment) * alignment
+        # The data begins at the next multiple of the alignment.
+        first_byte = -(-self._offset // alignment) * alignment
         tensors = self._placed(described, first_byte)
         return GgufModel((self._path,), metadata, tensors)
 
@@ -261,9 +282,11 @@ class _HeadReader:
         """Return how many tensors and pairs the file has."""
         if self._take(len(MAGIC)) != MAGIC:
             raise ValueError("is not a GGUF file: it does not begin with GGUF")
+
         version = self._number(ValueKind.UINT32)
         if version & 0xFFFF == 0:
             raise ValueError("is a big-endian GGUF file, only little-endian ones are read")
+
         if version not in VERSIONS:
             raise ValueError(f"is GGUF of version {version}, only 2 and 3 are read")
 
@@ -271,8 +294,10 @@ class _HeadReader:
         num_pairs = self._number(ValueKind.UINT64)
         if num_tensors > MAX_TENSORS:
             raise ValueError(f"names {num_tensors} tensors, at most {MAX_TENSORS} are read")
+
         if num_pairs > MAX_PAIRS:
             raise ValueError(f"names {num_pairs} pairs of metadata, at most {MAX_PAIRS} are read")
+
         return num_tensors, num_pairs
 
     def _metadata(self, num_pairs: int) -> dict[str, Any]:
@@ -281,10 +306,16 @@ class _HeadReader:
             key = self._text(MAX_NAME_BYTES)
             if key in metadata:
                 raise ValueError(f"its metadata has {shorten(key)} twice")
+
             kind = self._kind(key)
-            metadata[key] = self._array(key) if kind is ValueKind.ARRAY else self._value(key, kind)
-            if self._at > MAX_METADATA_BYTES:
+            if kind is ValueKind.ARRAY:
+                metadata[key] = self._array(key)
+            else:
+                metadata[key] = self._value(key, kind)
+
+            if self._offset > MAX_METADATA_BYTES:
                 raise ValueError(f"its metadata is over {MAX_METADATA_BYTES} bytes")
+
         return metadata
 
     def _kind(self, key: str) -> ValueKind:
@@ -298,30 +329,39 @@ class _HeadReader:
         kind = self._kind(key)
         if kind is ValueKind.ARRAY:
             raise ValueError(f"{shorten(key)} is an array of arrays")
+
         length = self._number(ValueKind.UINT64)
         self._num_items += length
         if self._num_items > MAX_ITEMS:
             raise ValueError(
                 f"its arrays have over {MAX_ITEMS} items, at {shorten(key)} with {length}"
             )
+
         if kind is ValueKind.TEXT:
             return [self._text(MAX_TEXT_BYTES) for _ in range(length)]
 
         form = FORMATS[kind]
-        values = list(struct.unpack(f"<{length}{form}", self._take(length * struct.calcsize(form))))
+        data = self._take(length * struct.calcsize(form))
+        values = list(struct.unpack(f"<{length}{form}", data))
         if kind is ValueKind.BOOL:
             return [self._bool(key, value) for value in values]
+
         return values
 
     def _value(self, key: str, kind: ValueKind) -> Any:
         if kind is ValueKind.TEXT:
             return self._text(MAX_TEXT_BYTES)
+
         number = self._number(kind)
-        return self._bool(key, number) if kind is ValueKind.BOOL else number
+        if kind is ValueKind.BOOL:
+            return self._bool(key, number)
+
+        return number
 
     def _bool(self, key: str, byte: int) -> bool:
         if byte not in (0, 1):
             raise ValueError(f"{shorten(key)} must be true or false, given the byte {byte}")
+
         return byte == 1
 
     def _tensor(self, alignment: int) -> StoredTensor:
@@ -333,6 +373,7 @@ class _HeadReader:
                 f"tensor {shorten(name)} has {num_dimensions} dimensions, allowed are 1 to "
                 f"{MAX_DIMENSIONS}"
             )
+
         sizes = [self._number(ValueKind.UINT64) for _ in range(num_dimensions)]
         shape = tuple(reversed(sizes))
         if min(shape) < 1 or prod(shape) > MAX_ELEMENTS:
@@ -342,12 +383,13 @@ class _HeadReader:
             )
 
         kind = self._type_of(name, self._number(ValueKind.UINT32))
-        num_blocks, rest = divmod(shape[-1], kind.num_elements)
-        if rest:
+        num_blocks, remainder = divmod(shape[-1], kind.num_elements)
+        if remainder:
             raise ValueError(
                 f"tensor {shorten(name)} has rows of {shape[-1]} numbers, {kind.name} needs a "
                 f"multiple of {kind.num_elements}"
             )
+
         num_bytes = prod(shape[:-1]) * num_blocks * kind.num_bytes
         offset = self._number(ValueKind.UINT64)
         if offset % alignment:
@@ -355,14 +397,18 @@ class _HeadReader:
                 f"tensor {shorten(name)} begins at byte {offset} of the data, which is no multiple "
                 f"of {alignment}"
             )
+
         return StoredTensor(self._path, name, kind, shape, offset, num_bytes)
 
     def _type_of(self, name: str, number: int) -> TensorType:
         if number in TENSOR_TYPES:
             return TENSOR_TYPES[number]
-        said = OTHER_TYPES.get(number, f"the unknown type {number}")
-        read = ", ".join(kind.name for kind in TENSOR_TYPES.values())
-        raise ValueError(f"tensor {shorten(name)} is {said}, which is not read, only {read}")
+
+        type_name = OTHER_TYPES.get(number, f"the unknown type {number}")
+        readable = ", ".join(kind.name for kind in TENSOR_TYPES.values())
+        raise ValueError(
+            f"tensor {shorten(name)} is {type_name}, which is not read, only {readable}"
+        )
 
     def _placed(self, described: list[StoredTensor], first_byte: int) -> dict[str, StoredTensor]:
         """Return the tensors by name, with their places counted from the beginning of the file."""
@@ -370,6 +416,7 @@ class _HeadReader:
         for tensor in described:
             if tensor.name in tensors:
                 raise ValueError(f"it has tensor {shorten(tensor.name)} twice")
+
             start = first_byte + tensor.start
             if start + tensor.num_bytes > len(self._data):
                 raise ValueError(
@@ -377,9 +424,8 @@ class _HeadReader:
                     f"{start + tensor.num_bytes}, the file has {len(self._data)}: it is cut short "
                     f"or damaged"
                 )
-            tensors[tensor.name] = StoredTensor(
-                tensor.file, tensor.name, tensor.type, tensor.shape, start, tensor.num_bytes
-            )
+
+            tensors[tensor.name] = replace(tensor, start=start)
 
         in_order = sorted(tensors.values(), key=lambda tensor: tensor.start)
         for former, latter in pairwise(in_order):
@@ -387,26 +433,30 @@ class _HeadReader:
                 raise ValueError(
                     f"tensors {shorten(former.name)} and {shorten(latter.name)} overlap"
                 )
+
         return tensors
 
     def _number(self, kind: ValueKind) -> Any:
         form = f"<{FORMATS[kind]}"
-        return struct.unpack(form, self._take(struct.calcsize(form)))[0]
+        data = self._take(struct.calcsize(form))
+        return struct.unpack(form, data)[0]
 
     def _text(self, max_bytes: int) -> str:
         length = self._number(ValueKind.UINT64)
         if length > max_bytes:
             raise ValueError(
-                f"a text of {length} bytes at byte {self._at}, at most {max_bytes} are read"
+                f"a text of {length} bytes at byte {self._offset}, at most {max_bytes} are read"
             )
+
         try:
             return self._take(length).decode()
         except UnicodeDecodeError:
-            raise ValueError(f"the text before byte {self._at} is not UTF-8") from None
+            raise ValueError(f"the text before byte {self._offset} is not UTF-8") from None
 
     def _take(self, length: int) -> bytes:
-        if length > len(self._data) - self._at:
+        if length > len(self._data) - self._offset:
             raise ValueError(f"it ends within its head, at byte {len(self._data)}")
-        taken = self._data[self._at : self._at + length]
-        self._at += length
-        return taken
+
+        data = self._data[self._offset : self._offset + length]
+        self._offset += length
+        return data

@@ -14,14 +14,20 @@ import numpy.typing as npt
 
 from lmi.shared.gguf_file import TensorType
 
-Bytes: TypeAlias = npt.NDArray[Any]  # of uint8
+# Arrays of uint8.
+Bytes: TypeAlias = npt.NDArray[Any]
 Floats: TypeAlias = npt.NDArray[np.float32]
 
-BLOCKS_AT_A_TIME = 1 << 15  # what is in between takes some MB, however large a tensor is
-SMALL = 32  # elements of a block that is no super-block, and of a part of most that are
-LARGE = 256  # elements of a super-block
-HALF_BYTES = 2  # of a float16
-PACKED_SCALES = 12  # bytes of the eight scales and eight minima of a super-block
+# The arrays in between take some MB, however large a tensor is.
+BLOCKS_AT_A_TIME = 1 << 15
+# The elements of a block that is no super-block, and of each part of most super-blocks.
+SMALL = 32
+# The elements of a super-block.
+LARGE = 256
+# The bytes of a float16.
+HALF_BYTES = 2
+# The bytes of the eight scales and eight minima of a super-block.
+PACKED_SCALES = 12
 
 IQ4_VALUES = np.array(
     (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113), np.float32
@@ -35,26 +41,29 @@ def dequantise(data: Bytes, kind: TensorType) -> Floats:
     """
     blocks = data.reshape(-1, kind.num_bytes)
     numbers = np.empty((len(blocks), kind.num_elements), np.float32)
-    read = DEQUANTISE[kind.name]
+    read_blocks = DEQUANTISE[kind.name]
     for start in range(0, len(blocks), BLOCKS_AT_A_TIME):
         part = slice(start, start + BLOCKS_AT_A_TIME)
-        numbers[part] = read(blocks[part])
+        numbers[part] = read_blocks(blocks[part])
+
     return numbers.reshape(-1)
 
 
 def _halves(blocks: Bytes, first: int) -> Floats:
-    """The float16 at byte `first` of each block, (num_blocks, 1)."""
+    """Return the float16 at byte `first` of each block, (num_blocks, 1)."""
     two_bytes = np.ascontiguousarray(blocks[:, first : first + HALF_BYTES])
     return two_bytes.view(np.float16).astype(np.float32)
 
 
 def _nibbles(packed: Bytes) -> Bytes:
-    """Four bits each, (num_blocks, 2 * bytes): first the low ones of all bytes, then the high."""
+    """Return four bits in each byte, (num_blocks, 2 * bytes): first the low ones of all bytes, then
+    the high ones.
+    """
     return np.concatenate((packed & 0x0F, packed >> 4), axis=1)
 
 
 def _fifth_bits(packed: Bytes) -> Bytes:
-    """The fifth bit of each of 32 elements from four bytes, as 0 or 16, (num_blocks, 32)."""
+    """Return the fifth bit of each of 32 elements from four bytes, as 0 or 16, (num_blocks, 32)."""
     bits: Bytes = np.unpackbits(packed, axis=1, bitorder="little")
     return bits << 4
 
@@ -100,7 +109,7 @@ def _q5_k(blocks: Bytes) -> Floats:
     fifth = blocks[:, first : first + SMALL]
     fourth = blocks[:, first + SMALL :]
 
-    # bit i of byte j is of element j of part i
+    # Bit i of byte j is that of element j of part i.
     bits = np.unpackbits(fifth[:, None], axis=1, bitorder="little")
     low = _nibbles_of_parts(fourth)
 
@@ -125,32 +134,38 @@ def _q6_k(blocks: Bytes) -> Floats:
 
 
 def _shifted(packed: Bytes, shifts: tuple[int, ...]) -> Bytes:
-    """The bytes shifted right, (num_blocks, 256): a half of them by each shift, then the other."""
-    halves = np.split(packed, 2, axis=1)
-    shifted = [half >> np.uint8(shift) for half in halves for shift in shifts]
+    """Return the bytes shifted right, (num_blocks, 256): the first half of them by each shift in
+    turn, then the second half.
+    """
+    shifted = []
+    for half in np.split(packed, 2, axis=1):
+        for shift in shifts:
+            shifted.append(half >> np.uint8(shift))
+
     return np.concatenate(shifted, axis=1)
 
 
 def _scales_and_minima(blocks: Bytes) -> tuple[Floats, Floats]:
-    """The scale and the minimum of each of the eight parts of a super-block, (num_blocks, 8) each.
+    """Return the scale and the minimum of each of the eight parts of a super-block, (num_blocks, 8)
+    each.
 
-    Of six bits each, the first four lie in the low bits of four bytes, and of the others the two
-    highest bits in the high bits there.
+    Each has six bits. Those of the first four parts are the low bits of a byte each. The two high
+    bits of that byte are the high bits of the last four parts, whose low bits share four bytes.
     """
     packed = blocks[:, 4 : 4 + PACKED_SCALES]
     first_scales = packed[:, 0:4]
     first_minima = packed[:, 4:8]
-    rest = packed[:, 8:12]
+    low_bits_of_last = packed[:, 8:12]
 
-    last_scales = (rest & 0x0F) | ((first_scales >> 2) & 0x30)
-    last_minima = (rest >> 4) | ((first_minima >> 2) & 0x30)
+    last_scales = (low_bits_of_last & 0x0F) | ((first_scales >> 2) & 0x30)
+    last_minima = (low_bits_of_last >> 4) | ((first_minima >> 2) & 0x30)
     scales = np.concatenate((first_scales & 0x3F, last_scales), axis=1)
     minima = np.concatenate((first_minima & 0x3F, last_minima), axis=1)
     return _halves(blocks, 0) * scales, _halves(blocks, 2) * minima
 
 
 def _nibbles_of_parts(packed: Bytes) -> Bytes:
-    """Four bits of each element, (num_blocks, 8, 32): 32 bytes hold those of two parts."""
+    """Return four bits of each element, (num_blocks, 8, 32). 32 bytes hold those of two parts."""
     pairs = packed.reshape(-1, 4, 1, SMALL)
     nibbles: Bytes = np.concatenate((pairs & 0x0F, pairs >> 4), axis=2)
     return nibbles.reshape(-1, 8, SMALL)

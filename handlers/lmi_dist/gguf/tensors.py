@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -29,9 +29,9 @@ from lmi.shared.gguf_file import SUFFIX, GgufModel, StoredTensor, read_model
 Array: TypeAlias = npt.NDArray[Any]
 Names: TypeAlias = Mapping[str, str]
 
-# Of bfloat16 an array of uint16 has the bits.
+# The bits of bfloat16 are in an array of uint16.
 DTYPES: dict[str, npt.DTypeLike] = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
-# What the model's configuration was made of, and no layer reads.
+# The tensors that the model's configuration was made of. No layer reads them.
 OF_CONFIGURATION = frozenset(
     {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}
 )
@@ -105,14 +105,16 @@ TURNED_IN_GPT2 = frozenset({"attn_qkv", "attn_output", "ffn_up", "ffn_down"})
 
 @dataclass(frozen=True, slots=True)
 class _Tensor:
-    """A tensor of transformers: where it lies, and what makes it of what lies there."""
+    """A tensor of transformers: the stored one that it is made of, and the function that makes it,
+    if it is changed.
+    """
 
     stored: StoredTensor
     undo: Callable[[Array], Array] | None = None
 
 
 def gguf_file(folder: Path) -> Path | None:
-    """The first GGUF file in a folder, or None if there is none."""
+    """Return the first GGUF file in a folder, or None if there is none."""
     return next(iter(sorted(folder.glob(f"*{SUFFIX}"))), None)
 
 
@@ -124,7 +126,10 @@ class GgufTensors(Mapping[str, Array]):
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises ModelUnusable for a file that is broken, or of a family that is not known here."""
+        """Map the files of a model.
+
+        Raises ModelUnusable for a file that is broken, or of a family that is not read here.
+        """
         model = read_model(path)
         self._data = {file: _mapped(file) for file in model.files}
         self._tensors = _tensors(path, model)
@@ -137,13 +142,14 @@ class GgufTensors(Mapping[str, Array]):
             numbers: Array = dequantise(data, stored.type)
         else:
             numbers = data.view(DTYPES[stored.type.name])
+
         array = numbers.reshape(stored.shape)
         return array if tensor.undo is None else tensor.undo(array)
 
     def dtype_of_most(self) -> np.dtype[Any]:
-        """The dtype in which most numbers are kept.
+        """Return the dtype in which most numbers are kept.
 
-        Of blocks it is float16: as of these, float32 is made of them, and nothing stays mapped.
+        For blocks it is float16: float32 is made of either, so nothing stays mapped.
         """
         sizes = Counter[str]()
         for tensor in self._tensors.values():
@@ -156,7 +162,8 @@ class GgufTensors(Mapping[str, Array]):
     def rest(self) -> None:
         """Let go of the pages that were read."""
         for data in self._data.values():
-            with suppress(OSError):  # a file system that knows no advice
+            # Some file systems take no advice.
+            with suppress(OSError):
                 data.madvise(mmap.MADV_DONTNEED)
 
     def __iter__(self) -> Iterator[str]:
@@ -172,7 +179,9 @@ def _mapped(path: Path) -> mmap.mmap:
 
 
 def _tensors(path: Path, model: GgufModel) -> dict[str, _Tensor]:
-    """The tensors by the names of transformers. One that has none keeps the name of its file."""
+    """Return the tensors by the names of transformers. One without such a name keeps the name that
+    it has in the file.
+    """
     family = model.metadata.get("general.architecture")
     if not isinstance(family, str) or family not in NAMES:
         raise ModelUnusable(f"{path}: general.architecture must be one of {', '.join(NAMES)}")
@@ -181,42 +190,61 @@ def _tensors(path: Path, model: GgufModel) -> dict[str, _Tensor]:
     for name, stored in model.tensors.items():
         if name in OF_CONFIGURATION:
             continue
-        part, layer, kind = _parts(name)
-        if family == "phi2" and part == "attn_qkv":
+
+        words = _NameParts.of(name)
+        if family == "phi2" and words.part == "attn_qkv":
+            attention = f"model.layers.{words.layer}.self_attn"
             for index, projection in enumerate(QKV_OF_PHI2):
-                theirs = f"model.layers.{layer}.self_attn.{projection}.{kind}"
-                tensors[theirs] = _Tensor(stored, _third(index))
+                new_name = f"{attention}.{projection}.{words.kind}"
+                tensors[new_name] = _Tensor(stored, _third(index))
+
             continue
-        module = NAMES[family].get(part)
-        theirs = name if module is None else f"{module.format(layer)}.{kind}"
-        tensors[theirs] = _Tensor(stored, _undo(family, part, kind, model))
+
+        module = NAMES[family].get(words.part)
+        new_name = name if module is None else f"{module.format(words.layer)}.{words.kind}"
+        tensors[new_name] = _Tensor(stored, _undo(family, words, model))
+
     return tensors
 
 
-def _parts(name: str) -> tuple[str, str, str]:
-    """The part that `blk.3.attn_q.weight` is, its layer and its kind: attn_q, 3, weight."""
-    words = name.split(".")
-    if len(words) == 4 and words[0] == "blk":
-        return words[2], words[1], words[3]
-    part, _, kind = name.rpartition(".")
-    return part, "", kind
+class _NameParts(NamedTuple):
+    """What the name of a tensor in a file says: of `blk.3.attn_q.weight` attn_q, 3 and weight."""
+
+    part: str
+    layer: str
+    kind: str
+
+    @classmethod
+    def of(cls, name: str) -> "_NameParts":
+        words = name.split(".")
+        if len(words) == 4 and words[0] == "blk":
+            return cls(part=words[2], layer=words[1], kind=words[3])
+
+        part, _, kind = name.rpartition(".")
+        return cls(part=part, layer="", kind=kind)
 
 
-def _undo(family: str, part: str, kind: str, model: GgufModel) -> Callable[[Array], Array] | None:
+def _undo(family: str, words: _NameParts, model: GgufModel) -> Callable[[Array], Array] | None:
+    """Return what undoes the converter's change of a tensor, or None if it has changed nothing."""
+    part = words.part
     if family == "llama" and part in ("attn_q", "attn_k"):
         num_heads = model.metadata.get("llama.attention.head_count")
         if part == "attn_k":
             num_heads = model.metadata.get("llama.attention.head_count_kv", num_heads)
+
         return _unpermuted(num_heads)
+
     if family.startswith("gemma") and part.endswith("norm"):
         return _less_one
-    if family == "gpt2" and part in TURNED_IN_GPT2 and kind == "weight":
+
+    if family == "gpt2" and part in TURNED_IN_GPT2 and words.kind == "weight":
         return np.transpose
+
     return None
 
 
 def _unpermuted(num_heads: Any) -> Callable[[Array], Array]:
-    """What puts the two halves of each head's rows one below the other, as transformers has them.
+    """Return what puts the second half of each head's rows below the first, as in transformers.
 
     The converter has put row i of the second half behind row i of the first.
     """
@@ -246,5 +274,6 @@ def _third(index: int) -> Callable[[Array], Array]:
 def _less_one(array: Array) -> Array:
     if array.dtype != np.float32:
         raise ValueError("a norm must be F32")
+
     less: Array = array - np.float32(1)
     return less

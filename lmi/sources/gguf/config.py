@@ -1,8 +1,8 @@
-"""Writes config.json of what the metadata of a GGUF file says.
+"""Makes the content of config.json from the metadata of a GGUF file.
 
-The names are those of transformers. What a file leaves out is what llama.cpp takes in its place.
-Sources: `src/llama-model.cpp` of llama.cpp, which reads these keys, and `convert_hf_to_gguf.py`,
-which writes them.
+The names are those of transformers. For a value that a file leaves out, this module takes the
+default of llama.cpp. Sources: `src/llama-model.cpp` of llama.cpp, which reads these keys, and
+`convert_hf_to_gguf.py`, which writes them.
 """
 
 import struct
@@ -29,21 +29,25 @@ def config_of(model: GgufModel) -> Config:
     values = GgufValues(model)
     family = FAMILIES.get(values.architecture)
     if family is None:
-        known = ", ".join(FAMILIES)
-        raise values.fault("general.architecture", f"one of {known}", values.architecture)
+        names = ", ".join(FAMILIES)
+        raise values.fault("general.architecture", f"one of {names}", values.architecture)
+
     if values.whole(".expert_count", 0, least=0):
         raise values.refusal("models with experts are not read from GGUF")
+
     if not values.switch(".attention.causal", True) or values.whole(".pooling_type", 0, least=0):
         raise values.refusal("embedding models are not read from GGUF")
+
     return family(values, model)
 
 
 def _decoder(values: GgufValues, model: GgufModel) -> Config:
-    """What every family has."""
+    """Return what every family has."""
     hidden_size = values.whole(".embedding_length")
     num_heads = values.whole(".attention.head_count")
     if EMBEDDING not in model.tensors or len(model.tensors[EMBEDDING].shape) != 2:
         raise values.refusal(f"it has no tensor {EMBEDDING} of two dimensions")
+
     return {
         "vocab_size": model.tensors[EMBEDDING].shape[0],
         "hidden_size": hidden_size,
@@ -56,10 +60,15 @@ def _decoder(values: GgufValues, model: GgufModel) -> Config:
 
 
 def _rotated(values: GgufValues, model: GgufModel, **facts: Any) -> Config:
-    """What every family has whose queries and keys are rotated, with root-mean-square norms."""
+    """Return what every family has whose queries and keys are rotated, and whose norms divide by
+    the root of the mean square.
+
+    `facts` are added as they are.
+    """
     config = _decoder(values, model)
     num_heads = config["num_attention_heads"]
-    head_dim = values.whole(".attention.key_length", max(1, config["hidden_size"] // num_heads))
+    width_of_heads = max(1, config["hidden_size"] // num_heads)
+    head_dim = values.whole(".attention.key_length", width_of_heads)
     if values.whole(".attention.value_length", head_dim) != head_dim:
         raise values.refusal("heads whose values are wider or narrower than keys are not read")
 
@@ -69,28 +78,34 @@ def _rotated(values: GgufValues, model: GgufModel, **facts: Any) -> Config:
         "rms_norm_eps": values.number(".attention.layer_norm_rms_epsilon", 1e-5),
         "rope_theta": values.number(".rope.freq_base", 10_000.0),
     }
+
     num_channels = values.whole(".rope.dimension_count", head_dim)
     if num_channels != head_dim:
         config["partial_rotary_factor"] = num_channels / head_dim
+
     scaling = _rope_scaling(values, config["max_position_embeddings"])
     if scaling:
         config["rope_scaling"] = scaling
+
     return config | facts
 
 
 def _rope_scaling(values: GgufValues, context_length: int) -> Config | None:
-    """What makes rotations slower, by a rule that the metadata names."""
+    """Return what makes rotations slower, by a rule that the metadata names, or None."""
     kind = values.text(".rope.scaling.type", "none")
     if kind == "none" or kind == "longrope":
         return None
+
     factor = values.number(".rope.scaling.factor")
     if kind == "linear":
         return {"rope_type": "linear", "factor": factor}
+
     if kind != "yarn":
         raise values.fault(".rope.scaling.type", "none, linear, yarn or longrope", kind)
 
     if values.number(".rope.scaling.yarn_ext_factor", 1.0) != 1.0:
         raise values.refusal("rope.scaling.yarn_ext_factor is read only where it is 1")
+
     scaling: Config = {
         "rope_type": "yarn",
         "factor": factor,
@@ -101,25 +116,34 @@ def _rope_scaling(values: GgufValues, context_length: int) -> Config | None:
     for key, name in (("yarn_beta_fast", "beta_fast"), ("yarn_beta_slow", "beta_slow")):
         if f".rope.scaling.{key}" in values:
             scaling[name] = values.number(f".rope.scaling.{key}")
+
     return scaling
 
 
 def _factors(values: GgufValues, model: GgufModel, name: str) -> list[float]:
-    """The numbers of a small tensor, by which the wavelength of each pair of channels grows."""
+    """Return the numbers of a small tensor, by which the wavelength of each pair of channels
+    grows.
+    """
     tensor = model.tensors[name]
     num_factors = tensor.shape[-1]
     if tensor.type.name != "F32" or tensor.shape != (num_factors,) or num_factors > MAX_FACTORS:
         raise values.refusal(f"tensor {name} must be F32 with one dimension, up to {MAX_FACTORS}")
+
     with tensor.file.open("rb") as file:
         file.seek(tensor.start)
         data = file.read(tensor.num_bytes)
+
     if len(data) < tensor.num_bytes:
         raise values.refusal(f"it ends within tensor {name}")
+
     return list(struct.unpack(f"<{num_factors}f", data))
 
 
 def _llama(values: GgufValues, model: GgufModel) -> Config:
-    """Llama, and Mistral, which is written as one. Llama 3's scaling is a tensor of factors."""
+    """Return the configuration of a Llama, or of a Mistral, whose files say that it is a Llama.
+
+    The scaling of Llama 3 is a tensor of factors.
+    """
     config = _rotated(
         values,
         model,
@@ -131,6 +155,7 @@ def _llama(values: GgufValues, model: GgufModel) -> Config:
     )
     if ROPE_FREQUENCIES not in model.tensors:
         return config
+
     if "rope_scaling" in config:
         raise values.refusal(f"it has both {ROPE_FREQUENCIES} and rope.scaling.type")
 
@@ -166,9 +191,12 @@ def _gemma(values: GgufValues, model: GgufModel) -> Config:
 
 
 def _with_windows(values: GgufValues, model: GgufModel, pattern: int) -> Config:
-    """What Gemma 2 and 3 share: of `pattern` layers in turn only the last sees all positions."""
+    """Return what Gemma 2 and 3 share: of `pattern` layers in turn only the last sees all
+    positions.
+    """
     config = _rotated(values, model, hidden_activation="gelu_pytorch_tanh")
     num_layers = config["num_hidden_layers"]
+
     key = ".attention.sliding_window_pattern"
     if isinstance(values.metadata.get(values.key(key)), list):
         kinds = {True: "sliding_attention", False: "full_attention"}
@@ -202,6 +230,7 @@ def _gemma3(values: GgufValues, model: GgufModel) -> Config:
     }
     if ".final_logit_softcapping" in values:
         config["final_logit_softcapping"] = values.number(".final_logit_softcapping")
+
     return config
 
 
@@ -215,7 +244,10 @@ def _phi2(values: GgufValues, model: GgufModel) -> Config:
 
 
 def _phi3(values: GgufValues, model: GgufModel) -> Config:
-    """Phi-3, whose window counts here as for its maker, unlike in llama.cpp, and Phi-4."""
+    """Return the configuration of a Phi-3 or Phi-4.
+
+    The window of Phi-3 counts here as its maker counts it, unlike in llama.cpp.
+    """
     config = _rotated(
         values, model, architectures=["Phi3ForCausalLM"], model_type="phi3", hidden_act="silu"
     )
@@ -224,6 +256,7 @@ def _phi3(values: GgufValues, model: GgufModel) -> Config:
         ".rope.scaling.original_context_length", config["max_position_embeddings"]
     )
     config["original_max_position_embeddings"] = length
+
     if SHORT_FACTORS in model.tensors and LONG_FACTORS in model.tensors:
         config["rope_scaling"] = {
             "rope_type": "longrope",
@@ -231,6 +264,7 @@ def _phi3(values: GgufValues, model: GgufModel) -> Config:
             "long_factor": _factors(values, model, LONG_FACTORS),
             "attention_factor": values.number(".rope.scaling.attn_factor", 1.0),
         }
+
     return config
 
 

@@ -16,9 +16,10 @@ log = logging.getLogger(__name__)
 
 
 def open_file(file: Path, job: FetchJob) -> Path:
-    """Return the folder that is made of a file, by one process at a time.
+    """Return the folder that is made of a file. Only one process makes it at a time.
 
-    Raises ModelUnusable for a file that is broken or not read, and a disk that is full.
+    Raises ModelUnusable for a file that is broken or of a kind that is not read, and for a disk
+    that is full.
     """
     download_dir = Path(job.wanted.download_dir).absolute()
     folder = folder_of_file(file, download_dir)
@@ -27,16 +28,17 @@ def open_file(file: Path, job: FetchJob) -> Path:
         if opened_before(file, download_dir) is None:
             with place.writing(BYTES_OF_FOLDER):
                 _open(file, folder)
+
     return folder
 
 
 def _open(file: Path, folder: Path) -> None:
-    made_of = OpenedFrom.of(file)
-    new = folder.with_suffix(".new")
-    shutil.rmtree(new, ignore_errors=True)
-    new.mkdir(parents=True)
-    open_into(file, new)
-    write(new / OPENED_GGUF, made_of)
+    opened_from = OpenedFrom.of(file)
+    new_folder = folder.with_suffix(".new")
+    shutil.rmtree(new_folder, ignore_errors=True)
+    new_folder.mkdir(parents=True)
+    open_into(file, new_folder)
+    write(new_folder / OPENED_GGUF, opened_from)
 
     shutil.rmtree(folder, ignore_errors=True)
-    new.rename(folder)
+    new_folder.rename(folder)

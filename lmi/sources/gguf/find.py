@@ -11,11 +11,11 @@ from lmi.shared.gguf_file import SPLIT_NAME, files_of
 from lmi.sources.fetches import read
 from lmi.sources.source import GGUF, NAMES_SHOWN, OPENED_GGUF, shown
 
-# What is made of a file is made anew where this number has grown.
+# A folder that was made with a smaller number is made anew.
 VERSION = 1
 OTHER_WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth")
 CODE = "model.py"
-# A projector of images lies beside the model that it belongs to, and is none.
+# A projector of images lies beside the model that it belongs to, and is no model itself.
 PROJECTOR = "mmproj"
 
 
@@ -27,18 +27,20 @@ class OpenedFrom(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, file: Path) -> "OpenedFrom":
-        """Raises ModelUnusable if a file of a split model is missing."""
+        """Look at the files of a model. Raises ModelUnusable if one of a split model is missing."""
         files = []
         for part in files_of(file):
             status = part.stat()
             files.append((str(part.absolute()), status.st_size, status.st_mtime_ns))
+
         return cls(VERSION, files)
 
 
 def gguf_path(text: str, *bases: Path) -> Path | None:
-    """Return the file that a text means, a path to it or to a folder with it, below one of `bases`.
+    """Return the file that a text means, or None if it means something else.
 
-    None: it means something else. Raises ModelUnusable for a folder with several models.
+    The text is a path below one of `bases`, to the file or to a folder with it. Raises
+    ModelUnusable for a folder with several models.
     """
     for base in bases:
         path = (base / local_path(text)).absolute()
@@ -53,11 +55,18 @@ def gguf_path(text: str, *bases: Path) -> Path | None:
 
 def only_file(folder: Path) -> Path | None:
     """Return the GGUF file of a folder that has no other weights and no code, or None."""
-    has_others = any(any(folder.glob(pattern)) for pattern in OTHER_WEIGHTS)
-    if has_others or (folder / CODE).is_file() or (folder / OPENED_GGUF).is_file():
+    for pattern in OTHER_WEIGHTS:
+        if any(folder.glob(pattern)):
+            return None
+
+    if (folder / CODE).is_file() or (folder / OPENED_GGUF).is_file():
         return None
 
-    files = {_first(file) for file in folder.glob(f"*{GGUF}") if PROJECTOR not in file.name}
+    files = set()
+    for file in folder.glob(f"*{GGUF}"):
+        if PROJECTOR not in file.name:
+            files.add(_first(file))
+
     if len(files) > 1:
         names = ", ".join(sorted(shown(file.name) for file in files)[:NAMES_SHOWN])
         raise ModelUnusable(f"{folder}: it holds several models, name one of the files: {names}")
@@ -66,11 +75,12 @@ def only_file(folder: Path) -> Path | None:
 
 
 def _first(file: Path) -> Path:
-    """Return the first file of a split model."""
-    named = SPLIT_NAME.fullmatch(file.name)
-    if named is None:
+    """Return the first file of a split model, or the file itself if its model is not split."""
+    split_name = SPLIT_NAME.fullmatch(file.name)
+    if split_name is None:
         return file
-    return file.with_name(f"{named['stem']}-00001-of-{named['count']}{GGUF}")
+
+    return file.with_name(f"{split_name['stem']}-00001-of-{split_name['count']}{GGUF}")
 
 
 def folder_of_file(file: Path, download_dir: Path) -> Path:
@@ -80,11 +90,13 @@ def folder_of_file(file: Path, download_dir: Path) -> Path:
 
 
 def opened_before(file: Path, download_dir: Path) -> Path | None:
-    """Return the folder of a file, if it is whole and made of the file as it is now."""
+    """Return the folder of a file, or None if it is not whole, or not made of the file as it is
+    now.
+    """
     folder = folder_of_file(file, download_dir)
     try:
-        made_of = read(folder / OPENED_GGUF, OpenedFrom)
+        opened_from = read(folder / OPENED_GGUF, OpenedFrom)
     except (OSError, ValueError):
         return None
 
-    return folder if made_of == OpenedFrom.of(file) else None
+    return folder if opened_from == OpenedFrom.of(file) else None

@@ -1,6 +1,6 @@
 """Makes a model's folder of a GGUF file: the files that all else reads, and links to the weights.
 
-Nothing of the file is run. What is made of it is read again as any file of a model is.
+Nothing of the file is run. The files made of it are read again as those of any model are.
 """
 
 import json
@@ -51,23 +51,33 @@ def open_into(file: Path, folder: Path) -> None:
 
 
 def _defaults(values: GgufValues, end_ids: list[int]) -> dict[str, Any]:
-    said = {name: values.metadata[key] for key, name in SAMPLING.items() if key in values.metadata}
-    numbers = {name: value for name, value in said.items() if type(value) in (int, float)}
-    return {**numbers, "eos_token_id": end_ids}
+    """Return the content of generation_config.json. Advice that is no number is left out."""
+    defaults: dict[str, Any] = {}
+    for key, name in SAMPLING.items():
+        value = values.metadata.get(key)
+        if type(value) in (int, float):
+            defaults[name] = value
+
+    defaults["eos_token_id"] = end_ids
+    return defaults
 
 
 def _write_templates(values: GgufValues, folder: Path) -> None:
     """Write the chat template, and others beside it where the file names them."""
     if TEMPLATE not in values:
         return
+
     (folder / "chat_template.jinja").write_text(values.text(TEMPLATE), encoding="utf-8")
-    names = values.texts(NAMES_OF_TEMPLATES) if NAMES_OF_TEMPLATES in values else []
-    others = folder / "additional_chat_templates"
+    if NAMES_OF_TEMPLATES not in values:
+        return
+
+    names = values.texts(NAMES_OF_TEMPLATES)
+    further_templates = folder / "additional_chat_templates"
     for name in names[:MAX_TEMPLATES]:
         key = f"{TEMPLATE}.{name}"
         if NAME_OF_TEMPLATE.fullmatch(name) and key in values:
-            others.mkdir(exist_ok=True)
-            (others / f"{name}.jinja").write_text(values.text(key), encoding="utf-8")
+            further_templates.mkdir(exist_ok=True)
+            (further_templates / f"{name}.jinja").write_text(values.text(key), encoding="utf-8")
 
 
 def _link(model: GgufModel, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Writes tokenizer.json of the vocabulary in a GGUF file, and what stands beside it.
+"""Makes tokenizer.json and what stands beside it from the vocabulary in a GGUF file.
 
 Two kinds are read. `gpt2` is byte-level BPE, whose merges are in the file, and whose rule for
 cutting a text into words has only a name there. `llama` is SentencePiece's BPE: the merges follow
@@ -16,16 +16,20 @@ from lmi.sources.gguf.values import GgufValues
 
 Part = dict[str, Any]
 
+# The kinds of tokens, by the numbers that files have for them.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
-SPACE = "▁"  # SentencePiece's letter for a space
-MAX_SPLITTING = 1 << 31  # characters that are looked at to find merges: a second per 2^27
+# SentencePiece's letter for a space.
+SPACE = "▁"
+# How many characters are looked at to find merges, 2^27 of them in a second.
+MAX_SPLITTING = 1 << 31
 HUGGING_FACE = "tokenizer.huggingface.json"
 
 NAMED_TOKENS = {
     "bos_token": "tokenizer.ggml.bos_token_id",
     "eos_token": "tokenizer.ggml.eos_token_id",
     "unk_token": "tokenizer.ggml.unknown_token_id",
-    "sep_token": "tokenizer.ggml.seperator_token_id",  # their spelling
+    # The key is spelled so in files.
+    "sep_token": "tokenizer.ggml.seperator_token_id",
     "pad_token": "tokenizer.ggml.padding_token_id",
     "mask_token": "tokenizer.ggml.mask_token_id",
 }
@@ -95,54 +99,88 @@ DEFAULT = (r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]")
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """How a text is cut before BPE: each expression cuts what the former ones have left."""
+    """How a text is cut before BPE: each expression cuts the pieces that the former ones leave."""
 
     patterns: tuple[str, ...]
-    ignores_merges: bool = False  # a word that is a token is taken as it is
-    adds_bos: bool = False  # where the file does not say it
+    # A word that is a token is taken as it is.
+    ignores_merges: bool = False
+    # Whether a text begins with the token for it, if the file does not say.
+    adds_bos: bool = False
 
+
+LLAMA3_WORDS = Words((LLAMA3,), ignores_merges=True, adds_bos=True)
+PLAIN_LLAMA3_WORDS = Words((LLAMA3,))
+QWEN2_WORDS = Words((QWEN2,))
+O200K_WORDS = Words((O200K,))
+GPT2_WORDS = Words((GPT2,))
+GPT2_WORDS_AND_DIGITS = Words((r"\p{N}", GPT2))
+BLOOM_WORDS = Words(BLOOM)
 
 WORDS_BY_NAME: Mapping[str, Words] = {
-    **dict.fromkeys(
-        ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "midm-2.0", "lfm2"),
-        Words((LLAMA3,), ignores_merges=True, adds_bos=True),
-    ),
-    **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe"), Words((LLAMA3,))),
-    **dict.fromkeys(("qwen2", "stablelm2", "deepseek-r1-qwen", "megrez"), Words((QWEN2,))),
+    "llama-bpe": LLAMA3_WORDS,
+    "llama3": LLAMA3_WORDS,
+    "llama-v3": LLAMA3_WORDS,
+    "falcon3": LLAMA3_WORDS,
+    "pixtral": LLAMA3_WORDS,
+    "midm-2.0": LLAMA3_WORDS,
+    "lfm2": LLAMA3_WORDS,
+    "dbrx": PLAIN_LLAMA3_WORDS,
+    "smaug-bpe": PLAIN_LLAMA3_WORDS,
+    "chatglm-bpe": PLAIN_LLAMA3_WORDS,
+    "qwen2": QWEN2_WORDS,
+    "stablelm2": QWEN2_WORDS,
+    "deepseek-r1-qwen": QWEN2_WORDS,
+    "megrez": QWEN2_WORDS,
     "qwen35": Words((QWEN35,)),
     "tekken": Words((TEKKEN,), ignores_merges=True, adds_bos=True),
-    **dict.fromkeys(("gpt-4o", "llama4"), Words((O200K,))),
-    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais", "gigachat"), Words((GPT2,))),
-    **dict.fromkeys(
-        ("smollm", "starcoder", "refact", "command-r", "codeshell"), Words((r"\p{N}", GPT2))
-    ),
+    "gpt-4o": O200K_WORDS,
+    "llama4": O200K_WORDS,
+    "gpt-2": GPT2_WORDS,
+    "phi-2": GPT2_WORDS,
+    "mpt": GPT2_WORDS,
+    "olmo": GPT2_WORDS,
+    "jais": GPT2_WORDS,
+    "gigachat": GPT2_WORDS,
+    "smollm": GPT2_WORDS_AND_DIGITS,
+    "starcoder": GPT2_WORDS_AND_DIGITS,
+    "refact": GPT2_WORDS_AND_DIGITS,
+    "command-r": GPT2_WORDS_AND_DIGITS,
+    "codeshell": GPT2_WORDS_AND_DIGITS,
     "deepseek-coder": Words(DEEPSEEK_CODER),
     "deepseek-v3": Words(DEEPSEEK_V3),
     "falcon": Words(FALCON),
-    **dict.fromkeys(("bloom", "poro-chat"), Words(BLOOM)),
+    "bloom": BLOOM_WORDS,
+    "poro-chat": BLOOM_WORDS,
     "default": Words(DEFAULT),
 }
+"""How texts are cut, by the names that files give it in tokenizer.ggml.pre."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedTokenizer:
-    """What the text machinery of a model's folder reads."""
+    """The files about text in a model's folder, and the tokens that end an answer."""
 
-    tokenizer: Part | str  # the content of tokenizer.json, or its text
-    config: Part  # of tokenizer_config.json
+    # The content of tokenizer.json, or its text.
+    tokenizer: Part | str
+    # The content of tokenizer_config.json.
+    config: Part
     end_ids: list[int]
     warnings: list[str] = field(default_factory=list)
 
 
 def tokenizer_of(values: GgufValues) -> OpenedTokenizer:
-    """Raises ModelUnusable for a vocabulary that is broken, or of a kind that is not read."""
+    """Open the tokenizer of a file.
+
+    Raises ModelUnusable for a vocabulary that is broken, or of a kind that is not read.
+    """
     vocabulary = _Vocabulary(values)
-    named = {
-        name: vocabulary.tokens[token_id]
-        for name, key in NAMED_TOKENS.items()
-        if (token_id := vocabulary.id_of(key)) is not None
-    }
-    config: Part = {**named, "clean_up_tokenization_spaces": False}
+    config: Part = {}
+    for name, key in NAMED_TOKENS.items():
+        token_id = vocabulary.id_of(key)
+        if token_id is not None:
+            config[name] = vocabulary.tokens[token_id]
+
+    config["clean_up_tokenization_spaces"] = False
     if HUGGING_FACE in values:
         text = values.text(HUGGING_FACE)
         return OpenedTokenizer(text, config, vocabulary.end_ids())
@@ -151,17 +189,18 @@ def tokenizer_of(values: GgufValues) -> OpenedTokenizer:
     if kind == "gpt2":
         pre = values.text("tokenizer.ggml.pre", "default")
         tokenizer = _byte_level(vocabulary, pre)
-        warnings = (
-            [
-                f"{values.file}: it does not say how its tokenizer cuts words, so it may do "
-                "it otherwise than its maker's"
-            ]
-            if pre == "default"
-            else []
-        )
+        warnings = []
+        if pre == "default":
+            warnings.append(
+                f"{values.file}: it does not say how its tokenizer cuts words, so it may do it "
+                "otherwise than its maker's"
+            )
+
         return OpenedTokenizer(tokenizer, config, vocabulary.end_ids(), warnings)
+
     if kind == "llama":
         return OpenedTokenizer(_sentence_piece(vocabulary), config, vocabulary.end_ids())
+
     raise values.fault("tokenizer.ggml.model", "gpt2 or llama", kind)
 
 
@@ -170,12 +209,12 @@ class _Vocabulary:
 
     def __init__(self, values: GgufValues) -> None:
         self.values = values
-        listed = values.texts("tokenizer.ggml.tokens")
-        self.tokens = [token or f"[EMPTY_{index}]" for index, token in enumerate(listed)]
-        self.ids = {token: index for index, token in enumerate(self.tokens)}
-        if len(self.ids) != len(self.tokens):
-            twice = next(token for i, token in enumerate(self.tokens) if self.ids[token] != i)
-            raise values.refusal(f"its tokenizer has the token {twice[:40]!r} twice")
+        texts = values.texts("tokenizer.ggml.tokens")
+        self.tokens = [text or f"[EMPTY_{token_id}]" for token_id, text in enumerate(texts)]
+        self.ids = {token: token_id for token_id, token in enumerate(self.tokens)}
+        for token_id, token in enumerate(self.tokens):
+            if self.ids[token] != token_id:
+                raise values.refusal(f"its tokenizer has the token {token[:40]!r} twice")
 
         key = "tokenizer.ggml.token_type"
         self.kinds = values.wholes(key) if key in values else [NORMAL] * len(self.tokens)
@@ -185,61 +224,78 @@ class _Vocabulary:
             )
 
     def id_of(self, key: str) -> int | None:
-        """The id that a key names, or None where it names no token."""
+        """Return the id that a key names, or None where it names no token."""
         token_id = self.values.metadata.get(key)
         is_token = type(token_id) is int and 0 <= token_id < len(self.tokens)
         return token_id if is_token else None
 
     def end_ids(self) -> list[int]:
+        """Return the ids of the tokens that end an answer, each once."""
         by_key = [self.id_of(key) for key in END_KEYS]
         by_text = [self.ids.get(text) for text in END_TEXTS]
-        return list(dict.fromkeys(token for token in (*by_key, *by_text) if token is not None))
+        ids = dict.fromkeys([*by_key, *by_text])
+        return [token_id for token_id in ids if token_id is not None]
 
     def added_tokens(self) -> list[Part]:
-        """What is found in a text before all else: control tokens, and what users have defined."""
-        named = {self.id_of(key) for key in NAMED_TOKENS.values()}
-        flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-        return [
-            {"id": index, "content": self.tokens[index], **flags, "special": kind != USER_DEFINED}
-            for index, kind in enumerate(self.kinds)
-            if kind in (CONTROL, USER_DEFINED) or index in named
-        ]
+        """Return the tokens that are looked for in a text before it is cut: those for control, and
+        those that users have defined.
+        """
+        special_ids = {self.id_of(key) for key in NAMED_TOKENS.values()}
+        added_tokens = []
+        for token_id, kind in enumerate(self.kinds):
+            if kind in (CONTROL, USER_DEFINED) or token_id in special_ids:
+                added_token = {
+                    "id": token_id,
+                    "content": self.tokens[token_id],
+                    "single_word": False,
+                    "lstrip": False,
+                    "rstrip": False,
+                    "normalized": False,
+                    "special": kind != USER_DEFINED,
+                }
+                added_tokens.append(added_token)
+
+        return added_tokens
 
     def around(self, adds_bos: bool) -> Part | None:
-        """What puts the tokens of a beginning and an end around a text."""
-        values = self.values
-        begins = values.switch("tokenizer.ggml.add_bos_token", adds_bos)
-        ends = values.switch("tokenizer.ggml.add_eos_token", False)
-        first = self.id_of("tokenizer.ggml.bos_token_id") if begins else None
-        last = self.id_of("tokenizer.ggml.eos_token_id") if ends else None
-        if first is None and last is None:
+        """Return the part that puts the tokens of a beginning and an end around a text, or None if
+        there is neither.
+
+        `adds_bos` counts if the file does not say whether a text gets a beginning.
+        """
+        begins = self.values.switch("tokenizer.ggml.add_bos_token", adds_bos)
+        ends = self.values.switch("tokenizer.ggml.add_eos_token", False)
+        first_id = self.id_of("tokenizer.ggml.bos_token_id") if begins else None
+        last_id = self.id_of("tokenizer.ggml.eos_token_id") if ends else None
+        if first_id is None and last_id is None:
             return None
 
-        before = [_special(self.tokens[first])] if first is not None else []
-        behind = [_special(self.tokens[last])] if last is not None else []
-        one = {"Sequence": {"id": "A", "type_id": 0}}
-        other = {"Sequence": {"id": "B", "type_id": 0}}
-        used = [token for token in (first, last) if token is not None]
+        special_tokens: Part = {}
+        before = self._special(first_id, special_tokens)
+        behind = self._special(last_id, special_tokens)
+        text = {"Sequence": {"id": "A", "type_id": 0}}
+        second_text = {"Sequence": {"id": "B", "type_id": 0}}
         return {
             "type": "TemplateProcessing",
-            "single": [*before, one, *behind],
-            "pair": [*before, one, other, *behind],
-            "special_tokens": {
-                self.tokens[token]: {
-                    "id": self.tokens[token],
-                    "ids": [token],
-                    "tokens": [self.tokens[token]],
-                }
-                for token in used
-            },
+            "single": [*before, text, *behind],
+            "pair": [*before, text, second_text, *behind],
+            "special_tokens": special_tokens,
         }
 
+    def _special(self, token_id: int | None, special_tokens: Part) -> list[Part]:
+        """Add a token to those that a template uses. Returns its place in the template, as a list,
+        which is empty for no token.
+        """
+        if token_id is None:
+            return []
 
-def _special(text: str) -> Part:
-    return {"SpecialToken": {"id": text, "type_id": 0}}
+        token = self.tokens[token_id]
+        special_tokens[token] = {"id": token, "ids": [token_id], "tokens": [token]}
+        return [{"SpecialToken": {"id": token, "type_id": 0}}]
 
 
 def _tokenizer(vocabulary: _Vocabulary, adds_bos: bool, model: Part, **parts: Any) -> Part:
+    """Return the content of tokenizer.json: that of every kind, with `model` and `parts` of one."""
     return {
         "version": "1.0",
         "truncation": None,
@@ -266,100 +322,116 @@ def _tokenizer(vocabulary: _Vocabulary, adds_bos: bool, model: Part, **parts: An
 def _byte_level(vocabulary: _Vocabulary, pre: str) -> Part:
     words = WORDS_BY_NAME.get(pre)
     if words is None:
-        known = ", ".join(WORDS_BY_NAME)
-        raise vocabulary.values.fault("tokenizer.ggml.pre", f"one of {known}", pre)
+        names = ", ".join(WORDS_BY_NAME)
+        raise vocabulary.values.fault("tokenizer.ggml.pre", f"one of {names}", pre)
 
-    cuts = [
-        {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
-        for pattern in words.patterns
-    ]
     in_bytes = {
         "type": "ByteLevel",
         "add_prefix_space": False,
         "trim_offsets": True,
         "use_regex": False,
     }
+    cuts = [_cut(pattern) for pattern in words.patterns]
+    merges = list(_merges_of_file(vocabulary))
     return _tokenizer(
         vocabulary,
         words.adds_bos,
-        {
-            "ignore_merges": words.ignores_merges,
-            "merges": list(_listed_merges(vocabulary)),
-        },
+        {"ignore_merges": words.ignores_merges, "merges": merges},
         pre_tokenizer={"type": "Sequence", "pretokenizers": [*cuts, in_bytes]},
         decoder=in_bytes,
     )
 
 
-def _listed_merges(vocabulary: _Vocabulary) -> Iterator[tuple[str, str]]:
-    """The merges of the file in their order, without those that make no token."""
+def _cut(pattern: str) -> Part:
+    return {
+        "type": "Split",
+        "pattern": {"Regex": pattern},
+        "behavior": "Isolated",
+        "invert": False,
+    }
+
+
+def _merges_of_file(vocabulary: _Vocabulary) -> Iterator[tuple[str, str]]:
+    """Yield the merges of the file in their order, without those that make no token."""
     ids = vocabulary.ids
     for merge in vocabulary.values.texts("tokenizer.ggml.merges"):
-        place = merge.find(" ", 1)
-        left = merge[:place]
-        right = merge[place + 1 :]
-        if place > 0 and left in ids and right in ids and left + right in ids:
-            yield left, right
+        offset = merge.find(" ", 1)
+        prefix = merge[:offset]
+        suffix = merge[offset + 1 :]
+        are_tokens = prefix in ids and suffix in ids
+        if offset > 0 and are_tokens and prefix + suffix in ids:
+            yield prefix, suffix
 
 
 def _sentence_piece(vocabulary: _Vocabulary) -> Part:
-    values = vocabulary.values
-    has_prefix = values.switch("tokenizer.ggml.add_space_prefix", True)
-    prefix = [{"type": "Prepend", "prepend": SPACE}] if has_prefix else []
-    spaces = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
-    cut = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if has_prefix else []
-    letters = {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}
-    unknown = vocabulary.id_of("tokenizer.ggml.unknown_token_id")
+    normalizers: list[Part] = [
+        {"type": "Replace", "pattern": {"String": " "}, "content": SPACE},
+    ]
+    decoders: list[Part] = [
+        {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+    ]
+    if vocabulary.values.switch("tokenizer.ggml.add_space_prefix", True):
+        normalizers.insert(0, {"type": "Prepend", "prepend": SPACE})
+        decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+
+    unknown_id = vocabulary.id_of("tokenizer.ggml.unknown_token_id")
+    model = {
+        "unk_token": None if unknown_id is None else vocabulary.tokens[unknown_id],
+        "fuse_unk": True,
+        "byte_fallback": True,
+        "ignore_merges": False,
+        "merges": _merges_by_score(vocabulary),
+    }
     return _tokenizer(
         vocabulary,
         True,
-        {
-            "unk_token": None if unknown is None else vocabulary.tokens[unknown],
-            "fuse_unk": True,
-            "byte_fallback": True,
-            "ignore_merges": False,
-            "merges": _merges_by_score(vocabulary),
-        },
-        normalizer={"type": "Sequence", "normalizers": [*prefix, spaces]},
-        decoder={
-            "type": "Sequence",
-            "decoders": [letters, {"type": "ByteFallback"}, {"type": "Fuse"}, *cut],
-        },
+        model,
+        normalizer={"type": "Sequence", "normalizers": normalizers},
+        decoder={"type": "Sequence", "decoders": decoders},
     )
 
 
 def _merges_by_score(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
-    """Every way to join two tokens to a third, the best score first."""
+    """Return every way to join two tokens to a third, the best score first."""
     values = vocabulary.values
     scores = values.numbers("tokenizer.ggml.scores")
     tokens = vocabulary.tokens
     if len(scores) != len(tokens) or not all(map(isfinite, scores)):
         raise values.refusal(f"tokenizer.ggml.scores must be {len(tokens)} finite numbers")
+
     if sum(len(token) ** 2 for token in tokens) > MAX_SPLITTING:
         raise values.refusal("its tokens are too long for a tokenizer of SentencePiece")
 
-    kinds = vocabulary.kinds
-    joined = {
-        token
-        for token, kind in zip(tokens, kinds, strict=True)
-        if kind not in (UNKNOWN, CONTROL, BYTE)
-    }
-    best_first = sorted(range(len(tokens)), key=lambda index: -scores[index])
-    return [pair for index in best_first for pair in _splits(tokens[index], joined)]
+    texts = set()
+    for token, kind in zip(tokens, vocabulary.kinds, strict=True):
+        if kind not in (UNKNOWN, CONTROL, BYTE):
+            texts.add(token)
+
+    merges = list[tuple[str, str]]()
+    best_first = sorted(range(len(tokens)), key=lambda token_id: -scores[token_id])
+    for token_id in best_first:
+        merges += _splits(tokens[token_id], texts)
+
+    return merges
 
 
-def _splits(token: str, joined: set[str]) -> Iterator[tuple[str, str]]:
-    if token not in joined:
+def _splits(token: str, texts: set[str]) -> Iterator[tuple[str, str]]:
+    """Yield each two of `texts` that make the token, if it is one of them too."""
+    if token not in texts:
         return
-    for place in range(1, len(token)):
-        left = token[:place]
-        right = token[place:]
-        if left in joined and right in joined:
-            yield left, right
+
+    for offset in range(1, len(token)):
+        prefix = token[:offset]
+        suffix = token[offset:]
+        if prefix in texts and suffix in texts:
+            yield prefix, suffix
 
 
 def text_of(tokenizer: Part | str) -> str:
-    """The text of tokenizer.json."""
+    """Return the text of tokenizer.json."""
     if isinstance(tokenizer, str):
         return tokenizer
+
     return json.dumps(tokenizer, ensure_ascii=False, separators=(",", ":"))
