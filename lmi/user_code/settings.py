@@ -11,6 +11,7 @@ import platform
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from lmi.errors import ModelUnusable
 from lmi.settings.config import Config
@@ -41,10 +42,15 @@ SWITCH = "option.install_requirements"
 TRUST = "option.trust_remote_code"
 
 
-def outline(path: Path) -> tuple[set[str], set[str]]:
-    """Return the names that a file binds at its top level, and its decorators of djl_python. Raises
-    ModelUnusable.
-    """
+class Outline(NamedTuple):
+    """What is at the top level of a file: the names that it binds, and decorators of djl_python."""
+
+    names: set[str]
+    marks: set[str]
+
+
+def outline(path: Path) -> Outline:
+    """Read a file without running it. Raises ModelUnusable if it is not Python."""
     try:
         body = ast.parse(read_bounded(path), str(path)).body
     except SyntaxError as error:
@@ -65,7 +71,7 @@ def outline(path: Path) -> tuple[set[str], set[str]]:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             decorators.update(map(_last_name, node.decorator_list))
 
-    return names, decorators.intersection(MARKS)
+    return Outline(names, decorators.intersection(MARKS))
 
 
 def _last_name(decorator: ast.expr) -> str:
