@@ -241,12 +241,13 @@ class ApiDescription:
         return self.add("post", path, summary, ok, OF_INFERENCE, body=body, parameters=parameters)
 
     def _failures(self, causes: Causes) -> dict[str, Schema]:
-        """Describe each status that HTTP or a cause gives. The reason is the first line of the
-        cause's docstring.
+        """Describe each status that HTTP or a cause gives. The reason is the first paragraph of
+        the cause's docstring.
         """
         reasons = {status: [reason] for status, reason in OF_HTTP.items()}
         for cause in dict.fromkeys(causes):
-            reason = (cause.__doc__ or "").partition("\n")[0]
+            paragraph = (cause.__doc__ or "").partition("\n\n")[0]
+            reason = " ".join(paragraph.split())
             statuses = {rules.status_of(cause) for rules in self.rules} or {cause.status}
             for status in statuses:
                 reasons.setdefault(status, []).append(reason)

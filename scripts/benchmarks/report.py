@@ -98,7 +98,7 @@ GOALS: list[Goal] = [
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        "scripts/bench", description=__doc__.splitlines()[0] if __doc__ else None
+        "scripts/bench", description=(__doc__ or "").partition("\n\n")[0]
     )
     parser.add_argument("parts", nargs="*", help=f"any of {', '.join(PARTS)}; all by default")
     parser.add_argument(

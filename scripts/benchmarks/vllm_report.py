@@ -315,7 +315,7 @@ def figures(records: dict[str, Record], own_ratios: dict[str, float]) -> dict[st
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="scripts/bench vllm", description=(__doc__ or "").splitlines()[0]
+        prog="scripts/bench vllm", description=(__doc__ or "").partition("\n\n")[0]
     )
     parser.add_argument("--quick", action="store_true", help="one turn, under three minutes")
     parser.add_argument(

@@ -86,6 +86,18 @@ def test_generators_of_clients_can_read_it(several: bool, code: UserCodeConfig |
         assert "itemSchema" not in part, "OpenAPI 3.2's"
 
 
+def test_each_reason_of_a_failure_is_a_whole_sentence(document: dict[str, Any]) -> None:
+    reasons = {
+        response["description"]
+        for methods in document["paths"].values()
+        for operation in methods.values()
+        for status, response in operation["responses"].items()
+        if int(status) >= 400 and "description" in response
+    }
+    assert len(reasons) > 10
+    assert [reason for reason in reasons if not reason.endswith(".")] == []
+
+
 def objects_in(value: Any) -> Iterator[dict[str, Any]]:
     if isinstance(value, dict):
         yield value

@@ -68,7 +68,7 @@ def contestants(caps: str) -> dict[str, Contestant]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        "scripts/overload contest", description=(__doc__ or "").partition("\n")[0]
+        "scripts/overload contest", description=(__doc__ or "").partition("\n\n")[0]
     )
     parser.add_argument("--quick", action="store_true", help="10 s of each load in place of 60")
     parser.add_argument("--write", action="store_true", help=f"put the table into {PAGE}")

@@ -368,7 +368,7 @@ def stored_results() -> dict[str, Results]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="scripts/bench peers", description=(__doc__ or "").splitlines()[0]
+        prog="scripts/bench peers", description=(__doc__ or "").partition("\n\n")[0]
     )
     parser.add_argument(
         "--quick", action="store_true", help="float32 of 5M and 135M, one round, under four minutes"
