@@ -79,6 +79,8 @@ FORMATS = {
     ValueKind.INT64: "q",
     ValueKind.FLOAT64: "d",
 }
+# The number of bytes that stands before each text.
+TEXT_LENGTH = struct.Struct("<Q")
 
 
 class TensorType(NamedTuple):
@@ -338,7 +340,7 @@ class _HeadReader:
             )
 
         if kind is ValueKind.TEXT:
-            return [self._text(MAX_TEXT_BYTES) for _ in range(length)]
+            return self._texts(length)
 
         form = FORMATS[kind]
         data = self._take(length * struct.calcsize(form))
@@ -452,6 +454,32 @@ class _HeadReader:
             return self._take(length).decode()
         except UnicodeDecodeError:
             raise ValueError(f"the text before byte {self._offset} is not UTF-8") from None
+
+    def _texts(self, count: int) -> list[str]:
+        """Read texts that lie one behind the other.
+
+        A vocabulary has hundreds of thousands, so a sound text is read without calls of `_text`,
+        which says what is wrong with any other.
+        """
+        data = self._data
+        num_bytes = len(data)
+        texts: list[str] = []
+        for _ in range(count):
+            try:
+                [length] = TEXT_LENGTH.unpack_from(data, self._offset)
+                start = self._offset + TEXT_LENGTH.size
+                end = start + length
+                if length > MAX_TEXT_BYTES or end > num_bytes:
+                    raise ValueError
+
+                text = data[start:end].decode()
+            except (struct.error, ValueError):
+                texts.append(self._text(MAX_TEXT_BYTES))
+            else:
+                texts.append(text)
+                self._offset = end
+
+        return texts
 
     def _take(self, length: int) -> bytes:
         if length > len(self._data) - self._offset:
