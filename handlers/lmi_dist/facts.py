@@ -18,9 +18,9 @@ from handlers.lmi_dist.config_file import (
     unsupported,
 )
 from handlers.lmi_dist.families import Architecture, describe
+from handlers.lmi_dist.folder_files import existing_file, read_json
 from handlers.lmi_dist.pooling import Pooling
 from handlers.lmi_dist.rotary import stable_context_length
-from handlers.lmi_dist.weights import existing_file, read_json
 from lmi.errors import ModelUnusable, cause_line, shorten
 from lmi.executor import Embeddings
 

@@ -25,7 +25,7 @@ from handlers.lmi_dist.output_names import HIDDEN_STATES, declared_names, layer_
 from handlers.lmi_dist.placement import Placement, Weight
 from handlers.lmi_dist.plan import Chunk, Plan
 from handlers.lmi_dist.program import Module, Piece, Site
-from handlers.lmi_dist.weights import tell_unused
+from handlers.lmi_dist.unused_tensors import tell_unused
 from lmi.errors import ModelUnusable, error_line
 from lmi.executor import Progress
 from lmi.settings.config import EngineConfig

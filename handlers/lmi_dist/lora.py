@@ -23,19 +23,12 @@ from msgspec import Meta
 
 from handlers.base.adapters import Adapters, LoadedAdapter, check_names, is_end
 from handlers.lmi_dist.about import LoraLimits
-from handlers.lmi_dist.arrays import Array
+from handlers.lmi_dist.arrays import Array, are_equal, as_float32, dtype_name, is_float
 from handlers.lmi_dist.facts import ModelFacts
 from handlers.lmi_dist.operations import Adapter, LowRank, Pack, Packed
 from handlers.lmi_dist.program import Module, Site
 from handlers.lmi_dist.sequence import EmbeddedSequence
-from handlers.lmi_dist.weights import (
-    Checkpoint,
-    are_equal,
-    as_float32,
-    dtype_name,
-    is_float,
-    open_tensors,
-)
+from handlers.lmi_dist.weights import Checkpoint, open_tensors
 from lmi.adapters.files import CONFIG, PICKLED, WEIGHTS
 from lmi.errors import LmiError, OutOfMemory, UnknownAdapter, is_out_of_memory
 from lmi.executor import ErrorKind

@@ -16,7 +16,7 @@ from typing import Generic, TypeAlias
 import numpy as np
 
 from handlers.lmi_dist.about import LoraLimits
-from handlers.lmi_dist.arrays import BFLOAT16, Array
+from handlers.lmi_dist.arrays import BFLOAT16, Array, are_same_rows, as_float32
 from handlers.lmi_dist.facts import ModelFacts
 from handlers.lmi_dist.families import Architecture
 from handlers.lmi_dist.operations import (
@@ -35,7 +35,8 @@ from handlers.lmi_dist.operations import (
 )
 from handlers.lmi_dist.output_names import HIDDEN_STATES, declared_names, hidden_names, layer_name
 from handlers.lmi_dist.rotary import Rotary
-from handlers.lmi_dist.weights import Checkpoint, are_same_rows, as_float32, tell_unused
+from handlers.lmi_dist.unused_tensors import tell_unused
+from handlers.lmi_dist.weights import Checkpoint
 from lmi.executor import Progress
 from lmi.settings.config import EngineConfig
 
@@ -118,7 +119,7 @@ def load(
         operations.append(reader.norm("norm", _WANTED.x, logits))
 
     tell_unused(facts.path, checkpoint.unused() - reader.on_purpose(has_head))
-    checkpoint.rest()
+    checkpoint.release_pages()
 
     row = (a.hidden_size, a.hidden_size, a.num_heads * a.head_dim, a.intermediate_size)
     widths = (

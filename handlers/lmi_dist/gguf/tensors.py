@@ -159,7 +159,7 @@ class GgufTensors(Mapping[str, Array]):
         dtype = DTYPES.get(most, np.float16)
         return np.dtype(dtype)
 
-    def rest(self) -> None:
+    def release_pages(self) -> None:
         """Let go of the pages that were read."""
         for data in self._data.values():
             # Some file systems take no advice.

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from handlers.lmi_dist.about import library_file, variant_here
-from handlers.lmi_dist.arrays import BFLOAT16, Array
+from handlers.lmi_dist.arrays import BFLOAT16, Array, dtype_name, is_float
 from handlers.lmi_dist.operations import (
     Adapter,
     Attend,
@@ -34,7 +34,6 @@ from handlers.lmi_dist.operations import (
     Shrink,
 )
 from handlers.lmi_dist.plan import Chunk
-from handlers.lmi_dist.weights import dtype_name, is_float
 from lmi.shared import machine
 
 TOKENS_PER_BLOCK = 64

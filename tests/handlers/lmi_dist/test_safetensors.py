@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 from safetensors.torch import save_file
 
 from handlers.lmi_dist.placement import to_array, to_tensor
-from handlers.lmi_dist.weights import SafetensorsFile
+from handlers.lmi_dist.safetensors_file import SafetensorsFile
 
 DTYPES = (
     torch.float32,

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from handlers.lmi_dist.arrays import as_float32
 from handlers.lmi_dist.facts import read_facts
 from handlers.lmi_dist.operations import Attend, Cap, Embed, Gather, Linear, Norm, Program
 from handlers.lmi_dist.placement import to_tensor
 from handlers.lmi_dist.program import load
-from handlers.lmi_dist.weights import as_float32
 from lmi.settings.config import EngineConfig
 
 ACTIVATIONS = {
