@@ -5,6 +5,15 @@ lock. So before a text, a list or a number is made, the size that it can have is
 `Budget`, and each container's size with all that it refers to is bounded, because writing or
 comparing one walks through all of it. How deep containers lie in each other is bounded too: Python
 hashes a tuple in a tuple in C, where no limit of recursion saves the stack.
+
+minijinja with its `fuel` does not replace this (measured with the Python package 3.1.0). Fuel
+counts instructions, not what one of them makes: lists that hold each other twice run without end,
+with the interpreter's lock held, and lists that lie 90,000 deep, or a namespace that holds itself,
+end the process. A template may also change the client's messages
+(`messages.append`). And what it writes differs: floats (`1e20`), `%` on texts, `rsplit`,
+`partition`, `removeprefix`, `varargs`, `cycler`, a property of the name `items`.
+tests/chats/test_families.py has the right text of each, and the constructs of 44 published
+families, of which five differ by a float.
 """
 
 import operator
