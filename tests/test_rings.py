@@ -145,8 +145,17 @@ JOINTS = {
 STILL = {
     "lmi.apis.lmi": {"guides"},
     "lmi.pipeline": {"chats"},  # loaded with a model, and Jinja where the model has a template
-    "lmi.server.respond": {"adapters", "sessions", "user_code", "waiting"},
+    "lmi.server.respond": {"adapters", "sessions", "waiting"},
     "lmi.server.routes.invocations": {"lines"},
+}
+# Where the house meets the code that may come with a model: its options, its processes, its routes,
+# and the hooks of a request, which are built with the service.
+JOINTS_WITH_USER_CODE = {
+    "lmi.server.app",
+    "lmi.server.service",
+    "lmi.settings.config",
+    "lmi.settings.resolve",
+    "lmi.supervisor.running_model",
 }
 # Tokens of Python without comments and docstrings, so that nobody saves lines by packing them. A
 # change that needs more raises a number and says why.
@@ -192,6 +201,12 @@ def test_only_the_folder_of_an_annex_has_no_layer() -> None:
 def test_the_house_imports_an_annex_only_where_the_lists_say_so() -> None:
     house = [module for module in OURS if annex_of(module) is None and module not in JOINTS]
     assert {module: annexes for module in house if (annexes := annexes_of(module))} == STILL
+
+
+def test_the_way_of_a_request_can_be_read_without_user_code() -> None:
+    house = [module for module in OURS if annex_of(module) is None]
+    with_user_code = {module for module in house if "user_code" in annexes_of(module)}
+    assert with_user_code == JOINTS_WITH_USER_CODE
 
 
 @pytest.mark.parametrize("annex", ANNEXES)

@@ -27,7 +27,6 @@ from lmi.server.waiting import EarlyStart, Send
 from lmi.sessions.http import change_session, request_type, session_of
 from lmi.settings.config import ModelConfig
 from lmi.types import AnswerFormat, Delta, GenerationRequest, Origin
-from lmi.user_code.formatter import UserFormatters
 
 T = TypeVar("T")
 Choose = Callable[[bytes, str | None], AnyApi]
@@ -53,7 +52,7 @@ async def serve_request(
         body = await inference.receive()
         session_request = None
         if choose is not None and not is_text(inference.content_type):
-            is_ours = not inference.formatters.reads(api)
+            is_ours = not inference.hooks.changes_bodies
             session_request = request_type(body, is_ours=is_ours)
 
         if session_request is not None:
@@ -65,10 +64,11 @@ async def serve_request(
             del body
             inference.session = await session_of(exchange, service)
             parsed = await inference.parse(message)
-            message = inference.formatters.kept(message)
+            message = inference.hooks.message_to_keep(message)
 
         parsed = await inference.complete(parsed)
         with service.admitted(parsed.num_places):
+            # From here on only `inference` holds the whole requests, until the engine has them.
             formatter, parsed = inference.begin_answer(message, parsed)
             await exchange.run_while_there(stream_answer(inference, parsed, formatter))
 
@@ -116,7 +116,7 @@ class Inference:
         self._num_other_bytes = 0
         # The requests until the pipeline has them.
         self._requests: Sequence[GenerationRequest] = ()
-        self.formatters = UserFormatters(exchange, service, is_admitted=self.is_line)
+        self.hooks = service.hooks_for(exchange, api, is_admitted=self.is_line)
 
     async def receive(self) -> bytes:
         """Return the body of the HTTP request. From here on the exchange is refused in the form of
@@ -128,7 +128,7 @@ class Inference:
         # A full server does not read the body.
         service.check_room()
         self.client_timeout_s = client_timeout_s(exchange)
-        if not self.formatters.reads(self.api):
+        if not self.hooks.changes_bodies:
             exchange.check_is_whole()
 
         max_bytes = service.config.server.max_request_size
@@ -139,7 +139,7 @@ class Inference:
     async def read(self, body: bytes, choose: Choose | None = None) -> Message[Any]:
         """Decode the body. After this, errors have the format of the answer."""
         async with self.deadline():
-            body, content_type = await self.formatters.read(self.api, body, self.content_type)
+            body, content_type = await self.hooks.change_body(body, self.content_type)
 
         self._num_body_bytes = len(body)
         if choose is not None:
@@ -153,7 +153,7 @@ class Inference:
         """Check the requests. Raises Overloaded if there is no room for what was made of their
         body.
         """
-        message = self.formatters.asked(self.api, message)
+        message = self.hooks.change_message(self.api, message)
         parsed = await self._beside_the_loop(self.api.parse, message)
         self.format = parsed.format
         if self.is_long:
@@ -221,16 +221,21 @@ class Inference:
         """Return what writes the answer, and the requests as far as it needs them. `take_requests`
         has them whole.
         """
-        for_answer = parsed
-        if self.is_long:
-            keeps_prompt = parsed.format.details
-            requests = parsed.requests
-            lighter = tuple(request.for_answer(keeps_prompt=keeps_prompt) for request in requests)
-            for_answer = replace(parsed, requests=lighter)
-
-        formatter, parsed = self.formatters.choose(self.api, message, parsed, for_answer)
+        parsed = self.hooks.change_requests(self.api, message, parsed)
         self._requests = parsed.requests
+        for_answer = self._for_answer(parsed)
+        formatter = self.hooks.formatter(self.api, message, parsed, for_answer)
         return formatter, for_answer
+
+    def _for_answer(self, parsed: Parsed[Any]) -> Parsed[Any]:
+        """Return the requests without what only engines need, if their body is long."""
+        if not self.is_long:
+            return parsed
+
+        keeps_prompt = parsed.format.details
+        requests = parsed.requests
+        lighter = tuple(request.for_answer(keeps_prompt=keeps_prompt) for request in requests)
+        return replace(parsed, requests=lighter)
 
     def take_requests(self) -> list[GenerationRequest]:
         """Return the requests for the engine's queue, which lets in the first, and the others with
@@ -247,7 +252,13 @@ class Inference:
             deadline_s = limit.since_s + limit.timeout_s
 
         client = client_of(self.exchange, requests[0].adapter)
-        first = Origin(client, self.started_s, deadline_s, self.is_line, self.received_s)
+        first = Origin(
+            client,
+            self.started_s,
+            deadline_s,
+            is_further=self.is_line,
+            received_s=self.received_s,
+        )
         further = Origin(client, self.started_s, deadline_s, is_further=True)
 
         with_origins = [replace(requests[0], origin=first)]
@@ -298,7 +309,7 @@ class Inference:
         return Timeout(predict_timeout_s, self.started_s, "the server's predict_timeout")
 
     def close(self) -> None:
-        self.formatters.close()
+        self.hooks.close()
 
 
 async def stream_answer(

@@ -9,7 +9,7 @@ import gc
 import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 
 from lmi.adapters.files import adapters_of
 from lmi.adapters.registry import AdapterRegistry
+from lmi.apis.base.api import AnyApi
 from lmi.engine.client import Engines
 from lmi.engine.prefixes import PrefixEngines, PrefixTable
 from lmi.errors import InvalidParameter, Overloaded, Unavailable, UnknownModel, shorten
@@ -25,6 +26,7 @@ from lmi.ipc import Connections
 from lmi.pipeline import Pipeline
 from lmi.runtime import Runtime
 from lmi.server.front_end import FrontEnd, describe, explain
+from lmi.server.hooks import RequestHooks
 from lmi.sessions.folder import Sessions
 from lmi.settings.config import Config, ModelConfig
 from lmi.shared.state import Block, FrontEndRecord, Phase
@@ -32,6 +34,7 @@ from lmi.supervisor.restarts import LONGEST_DELAY_S
 from lmi.text.tokenizer import Tokenizer
 from lmi.types import GenerationRequest
 from lmi.user_code.calls import UserCodeWorkers, ends
+from lmi.user_code.hooks import FormatterHooks
 
 WATCH_S = 0.1
 UNKNOWN = ModelConfig(path="", name="model")
@@ -240,6 +243,17 @@ class Service:
                 name = "beam_width"
 
             raise InvalidParameter(name, rule, num_places)
+
+    def hooks_for(self, exchange: Exchange, api: AnyApi, *, is_admitted: bool) -> RequestHooks:
+        """Return what the model's own code changes of a request to a path of this API.
+
+        With `is_admitted` the caller holds a place in the queue for the request.
+        """
+        if self.user_code is None or not api.takes_user_code:
+            return RequestHooks()
+
+        admit = nullcontext if is_admitted else self.admitted
+        return FormatterHooks(exchange, self.config, self.user_code, admit)
 
 
 class Models:

@@ -242,3 +242,26 @@ class UserCodeWorkers(Connections[WorkerConnection]):
             raise Unavailable("the model's code is not ready: " + self.describe())
 
         return min(self.alive, key=lambda connection: len(connection.calls)).begin(first)
+
+
+class SharedCall:
+    """The one call around a request, which all its formatters share. It begins with the first
+    message. Always `close` it.
+    """
+
+    def __init__(self, workers: UserCodeWorkers) -> None:
+        self._workers = workers
+        self._call: Call | None = None
+
+    async def send(self, message: ToWorker) -> Call:
+        """Send the message. Returns the call, whose next messages answer it."""
+        if self._call is None:
+            self._call = await self._workers.begin(message)
+        else:
+            self._call.send(message)
+
+        return self._call
+
+    def close(self) -> None:
+        if self._call is not None:
+            self._call.close()

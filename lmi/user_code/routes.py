@@ -18,7 +18,7 @@ from lmi.server.respond import as_ascii
 from lmi.server.routes import invocations as of_engines
 from lmi.server.service import Service
 from lmi.user_code.calls import Call, Handle
-from lmi.user_code.formatter import properties
+from lmi.user_code.properties import properties_of
 
 
 async def invocations(exchange: Exchange, service: Service) -> None:
@@ -33,7 +33,7 @@ async def invocations(exchange: Exchange, service: Service) -> None:
     body = await exchange.body(max_size, service.front_end.body_memory)
 
     with service.admitted():
-        call = Handle(properties(exchange), exchange.query, body)
+        call = Handle(properties_of(exchange), exchange.query, body)
         del body
         await exchange.run_while_there(call_handler(exchange, service, [call]))
 
