@@ -25,7 +25,15 @@ from lmi.adapters.registry import (
 )
 from lmi.apis.base.readers import Reader, boolean, json_schema_of, read_object, refused, text
 from lmi.apis.openai.api import OPENAI_CHAT
-from lmi.description.parts import STRING, ApiDescription, Schema, asked, content, parameter, struct
+from lmi.description.parts import (
+    STRING,
+    ApiDescription,
+    Schema,
+    answer_object,
+    content,
+    parameter,
+    request_object,
+)
 from lmi.errors import InvalidParameter, InvalidRequest, shorten, without_paths
 from lmi.http.exchange import Exchange
 from lmi.models.routes import PAGE, page
@@ -303,9 +311,11 @@ SRC = {
 NEW: dict[str, Schema] = {"name": {**WORD, "pattern": f"^{NAME_PATTERN}$"}, "src": SRC, **SETTINGS}
 LABEL = parameter("header", ALIAS, str, "replaces the adapter's name in messages")
 SCHEMAS = {
-    "Adapter": struct("reason", name=str, src=str, preload=bool, pin=bool, reason=str),
-    "Adapters": struct("nextPageToken", adapters=["Adapter"], nextPageToken=str),
-    "AdapterChange": struct("warning", status=str, warning=str),
+    "Adapter": answer_object(
+        optional=("reason",), name=str, src=str, preload=bool, pin=bool, reason=str
+    ),
+    "Adapters": answer_object(optional=("nextPageToken",), adapters=["Adapter"], nextPageToken=str),
+    "AdapterChange": answer_object(optional=("warning",), status=str, warning=str),
 }
 
 
@@ -322,7 +332,10 @@ def description(config: Config) -> ApiDescription:
             method, path, summary, "AdapterChange", CHANGING, parameters=(*in_query, LABEL)
         )
         if settings:
-            changed["requestBody"] = {"required": False, "content": content(asked(settings))}
+            changed["requestBody"] = {
+                "required": False,
+                "content": content(request_object(settings)),
+            }
 
     for prefix in ("/adapters", "/models/{model}/adapters"):
         member = f"{prefix}/{{adapter}}"
@@ -336,8 +349,11 @@ def description(config: Config) -> ApiDescription:
         openai = dataclasses.replace(api, error=content("OpenAIError"), rules=[OPENAI_CHAT.errors])
         ok = {TEXT: {"schema": STRING}}
         name = {"lora_name": NEW["name"]}
-        new = asked(name | {"lora_path": SRC}, "lora_name", "lora_path")
-        old = asked(name, "lora_name")
+        new = request_object(
+            name | {"lora_path": SRC},
+            required=("lora_name", "lora_path"),
+        )
+        old = request_object(name, required=("lora_name",))
         openai.add(
             "post",
             "/v1/load_lora_adapter",

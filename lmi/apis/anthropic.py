@@ -31,13 +31,13 @@ from lmi.description.parts import (
     Form,
     Schema,
     about_defaults,
+    answer_object,
     array,
-    asked,
     content,
     either,
     or_null,
-    struct,
-    taken,
+    request_object,
+    table_schemas,
 )
 from lmi.errors import InvalidParameter, Unsupported, shorten
 from lmi.settings.config import Config
@@ -498,7 +498,7 @@ COUNT_TOKENS = replace(
 
 
 def _typed(kind: str, **fields: Form) -> Schema:
-    return struct(type={"const": kind}, **fields)
+    return answer_object(type={"const": kind}, **fields)
 
 
 # The description, for /openapi.json.
@@ -506,16 +506,26 @@ EXAMPLE = {
     "max_tokens": 8,
     "messages": [{"role": "user", "content": "What is the capital of France?"}],
 }
-SAYS = either(str, [asked({"type": str}, "type")])
-FIELDS = taken(MESSAGES) | {
+SAYS = either(str, [request_object({"type": str}, required=("type",))])
+FIELDS = table_schemas(MESSAGES) | {
     "max_tokens": {"type": "integer", "minimum": 1},
     "messages": {
-        **array(asked({"role": tuple(BLOCKS), "content": SAYS}, "role", "content")),
+        **array(
+            request_object(
+                {"role": tuple(BLOCKS), "content": SAYS},
+                required=("role", "content"),
+            )
+        ),
         "minItems": 1,
     },
     "system": or_null(SAYS),
     "tools": or_null(
-        [asked({"name": {"type": "string", "minLength": 1}, "input_schema": dict}, "name")]
+        [
+            request_object(
+                {"name": {"type": "string", "minLength": 1}, "input_schema": dict},
+                required=("name",),
+            )
+        ]
     ),
 }
 SAID = either(
@@ -527,25 +537,29 @@ END: dict[str, Form] = {
     "stop_reason": or_null((*ENDS.values(), "tool_use")),
     "stop_sequence": str | None,
 }
-USAGE = struct(
+USAGE = answer_object(
     input_tokens=int,
     cache_creation_input_tokens=int,
     cache_read_input_tokens=int,
     output_tokens=int,
 )
-DELTA = struct(
-    "text",
-    "thinking",
-    "partial_json",
+DELTA = answer_object(
+    optional=("text", "thinking", "partial_json"),
     type=("text_delta", "thinking_delta", "input_json_delta"),
     text=str,
     thinking=str,
     partial_json=str,
 )
 SCHEMAS = {
-    "AnthropicRequest": asked(FIELDS, "max_tokens", "messages", example=EXAMPLE),
-    "AnthropicCount": asked(FIELDS, "messages", example={"messages": EXAMPLE["messages"]}),
-    "AnthropicMessage": struct(
+    "AnthropicRequest": request_object(
+        FIELDS,
+        required=("max_tokens", "messages"),
+        example=EXAMPLE,
+    ),
+    "AnthropicCount": request_object(
+        FIELDS, required=("messages",), example={"messages": EXAMPLE["messages"]}
+    ),
+    "AnthropicMessage": answer_object(
         id=str,
         type={"const": "message"},
         role={"const": "assistant"},
@@ -560,13 +574,19 @@ SCHEMAS = {
         _typed("content_block_start", index=int, content_block=SAID),
         _typed("content_block_delta", index=int, delta=DELTA),
         _typed("content_block_stop", index=int),
-        struct(
-            *WAITING, type={"const": "message_delta"}, delta=struct(**END), usage=USAGE, **WAITING
+        answer_object(
+            optional=WAITING,
+            type={"const": "message_delta"},
+            delta=answer_object(**END),
+            usage=USAGE,
+            **WAITING,
         ),
         _typed("message_stop"),
     ),
     "AnthropicError": _typed(
-        "error", error=struct("details", type=str, message=str, details=dict), request_id=str | None
+        "error",
+        error=answer_object(optional=("details",), type=str, message=str, details=dict),
+        request_id=str | None,
     ),
 }
 
@@ -579,7 +599,7 @@ def describe(config: Config) -> ApiDescription:
     )
     ok = content("AnthropicMessage") | content(either("AnthropicEvent", "AnthropicError"), SSE)
     api.infer("/v1/messages", "Answer a conversation", ok, "AnthropicRequest")
-    count = content(struct(input_tokens=int))
+    count = content(answer_object(input_tokens=int))
     path = "/v1/messages/count_tokens"
     api.infer(path, "Count the tokens of a conversation", count, "AnthropicCount")
     return api

@@ -39,7 +39,14 @@ from lmi.apis.openai.api import OPENAI_CHAT, OPENAI_CHAT_ERRORS, PROMPT
 from lmi.apis.openai.fields import AS_THE_MODEL_SAYS, hidden
 from lmi.apis.openai.formatter import OpenAIFormatter
 from lmi.apis.openai.schema import SHARED, OpenAIFormat, anything, prompts_of, read
-from lmi.description.parts import ApiDescription, asked, content, either, struct, taken
+from lmi.description.parts import (
+    ApiDescription,
+    answer_object,
+    content,
+    either,
+    request_object,
+    table_schemas,
+)
 from lmi.errors import InvalidParameter, InvalidRequest, Unsupported
 from lmi.executor import PoolingParams, SamplingConfig
 from lmi.settings.config import Config, ModelConfig
@@ -292,12 +299,16 @@ EMBEDDING_INPUTS: Api[VectorsFormat] = Api(
 # The description, for /openapi.json.
 EXAMPLE = {"input": "What is the capital of France?"}
 SCHEMAS = {
-    "EmbeddingsRequest": asked(taken(PARAMETERS) | {"input": PROMPT}, "input", example=EXAMPLE),
-    "Embeddings": struct(
+    "EmbeddingsRequest": request_object(
+        table_schemas(PARAMETERS) | {"input": PROMPT}, required=("input",), example=EXAMPLE
+    ),
+    "Embeddings": answer_object(
         object={"const": "list"},
-        data=[struct(object={"const": "embedding"}, index=int, embedding=either([float], str))],
+        data=[
+            answer_object(object={"const": "embedding"}, index=int, embedding=either([float], str))
+        ],
         model=str,
-        usage=struct(prompt_tokens=int, total_tokens=int),
+        usage=answer_object(prompt_tokens=int, total_tokens=int),
     ),
 }
 

@@ -50,12 +50,12 @@ from lmi.description.parts import (
     NOTHING,
     ApiDescription,
     Form,
-    asked,
+    answer_object,
     content,
     either,
     or_null,
-    struct,
-    taken,
+    request_object,
+    table_schemas,
 )
 from lmi.settings.config import Config, ModelConfig
 from lmi.types import (
@@ -343,7 +343,7 @@ EXAMPLE = {
 }
 FIELDS = {
     "inputs": {"type": "string", "minLength": 1},
-    "parameters": or_null(asked(taken(PARAMETERS))),
+    "parameters": or_null(request_object(table_schemas(PARAMETERS))),
 }
 ENDS = ("length", "eos_token", "stop_sequence")
 PROMPT_TOKEN: dict[str, Form] = {"id": int, "text": str, "logprob": float | None}
@@ -351,26 +351,36 @@ SEQUENCE: dict[str, Form] = {
     "finish_reason": ENDS,
     "generated_tokens": int,
     "seed": int | None,
-    "prefill": [struct(**PROMPT_TOKEN)],
+    "prefill": [answer_object(**PROMPT_TOKEN)],
     "tokens": ["TgiToken"],
     "top_tokens": [["TgiToken"]],
 }
-BEST_OF = [struct("top_tokens", generated_text=str, **SEQUENCE)]
-DETAILS = struct("top_tokens", "best_of_sequences", **SEQUENCE, best_of_sequences=BEST_OF)
+BEST_OF = [answer_object(optional=("top_tokens",), generated_text=str, **SEQUENCE)]
+DETAILS = answer_object(
+    optional=("top_tokens", "best_of_sequences"),
+    **SEQUENCE,
+    best_of_sequences=BEST_OF,
+)
 EVENT_TOKENS: dict[str, Form] = {"token": "TgiToken", "top_tokens": ["TgiToken"]}
 EVENT_DETAILS = or_null(
-    struct(finish_reason=ENDS, generated_tokens=int, seed=int | None, input_length=int)
+    answer_object(finish_reason=ENDS, generated_tokens=int, seed=int | None, input_length=int)
 )
 SCHEMAS = {
-    "TgiRequest": asked(FIELDS, "inputs", example=EXAMPLE),
-    "TgiEitherRequest": asked(FIELDS | {"stream": bool | None}, "inputs", example=EXAMPLE),
-    "TgiToken": struct(**PROMPT_TOKEN, special=bool),
-    "TgiAnswer": struct("details", generated_text=str, details=DETAILS),
-    "TgiEvent": struct(
-        "top_tokens", index=int, **EVENT_TOKENS, generated_text=str | None, details=EVENT_DETAILS
+    "TgiRequest": request_object(FIELDS, required=("inputs",), example=EXAMPLE),
+    "TgiEitherRequest": request_object(
+        FIELDS | {"stream": bool | None}, required=("inputs",), example=EXAMPLE
     ),
-    "TgiError": struct(error=str, error_type=str),
-    "TgiInfo": struct(
+    "TgiToken": answer_object(**PROMPT_TOKEN, special=bool),
+    "TgiAnswer": answer_object(optional=("details",), generated_text=str, details=DETAILS),
+    "TgiEvent": answer_object(
+        optional=("top_tokens",),
+        index=int,
+        **EVENT_TOKENS,
+        generated_text=str | None,
+        details=EVENT_DETAILS,
+    ),
+    "TgiError": answer_object(error=str, error_type=str),
+    "TgiInfo": answer_object(
         model_id=str,
         model_pipeline_tag=str,
         router=str,

@@ -23,13 +23,13 @@ from lmi.description.parts import (
     ApiDescription,
     Form,
     Schema,
+    answer_object,
     array,
-    asked,
     content,
     either,
     or_null,
-    struct,
-    taken,
+    request_object,
+    table_schemas,
 )
 from lmi.http.exchange import CUSTOM_ATTRIBUTES, TIMEOUT, TIMEOUT_MS
 from lmi.models import routes as models
@@ -106,8 +106,8 @@ HINTS: dict[str, Form] = {
     **dict.fromkeys(("progress", "lost_for_s", "silent_s"), float),
 }
 SCHEMAS = {
-    "Health": struct(*HINTS, status=STATES, **HINTS),
-    "ExecutionParameters": struct(
+    "Health": answer_object(optional=HINTS, status=STATES, **HINTS),
+    "ExecutionParameters": answer_object(
         MaxConcurrentTransforms={"type": "integer", "minimum": 1},
         BatchStrategy=("SINGLE_RECORD", "MULTI_RECORD"),
         MaxPayloadInMB={"type": "integer", "minimum": 0},
@@ -139,11 +139,14 @@ def server(config: Config) -> ApiDescription:
             ping["responses"][status] = {"description": meaning, "content": content("Health")}
 
     api.add("get", "/livez", "Whether the server has not failed finally", "Health")
-    api.add("get", "/version", "The version of the server", content(struct(version=str)))
+    api.add("get", "/version", "The version of the server", content(answer_object(version=str)))
     api.add(
-        "get", "/load", "The number of requests that are served", content(struct(server_load=int))
+        "get",
+        "/load",
+        "The number of requests that are served",
+        content(answer_object(server_load=int)),
     )
-    info = struct(version=str, server=dict, models=dict)
+    info = answer_object(version=str, server=dict, models=dict)
     api.add(
         "get",
         "/server_info",
@@ -182,17 +185,17 @@ EXAMPLE = {
     "inputs": "What is the capital of France?",
     "parameters": {"max_new_tokens": 8, "details": True},
 }
-REQUEST = asked(
+REQUEST = request_object(
     {
         "inputs": PROMPT,
         "stream": bool | None,
-        "parameters": or_null(asked(taken(lmi.PARAMETERS))),
+        "parameters": or_null(request_object(table_schemas(lmi.PARAMETERS))),
         "adapters": {
             **or_null(json_schema_of(adapter)),
             "description": "the name of a loaded LoRA adapter",
         },
     },
-    "inputs",
+    required=("inputs",),
     example=EXAMPLE,
 )
 BATCH_REQUEST = {
@@ -218,10 +221,12 @@ OF_HEADERS: tuple[tuple[str, Form, str], ...] = (
 )
 HEADERS = [parts.parameter("header", name, form, meaning) for name, form, meaning in OF_HEADERS]
 SESSIONS = {
-    "SessionRequest": asked(
-        {"requestType": (NEW_SESSION, CLOSE)}, "requestType", example={"requestType": NEW_SESSION}
+    "SessionRequest": request_object(
+        {"requestType": (NEW_SESSION, CLOSE)},
+        required=("requestType",),
+        example={"requestType": NEW_SESSION},
     ),
-    "SessionAnswer": struct(result=str),
+    "SessionAnswer": answer_object(result=str),
 }
 ANSWERS = (
     "OpenAIChat",
@@ -239,12 +244,15 @@ ABOUT = (
     "OpenAI's end with `[DONE]`. A body of type application/jsonlines holds a request on each "
     "line, and its answer a line for each, in order."
 )
-THREE_KEYS = struct(code=int, message=str, error=str)
+THREE_KEYS = answer_object(code=int, message=str, error=str)
 BATCH = {
-    "Error": asked({"error": str, "code": int}, "error", "code"),
+    "Error": request_object(
+        {"error": str, "code": int},
+        required=("error", "code"),
+    ),
     "BatchRequest": BATCH_REQUEST,
-    "BatchAnswer": array(struct(generated_text=str)),
-    "BatchRecord": either(struct(outputs=[str]), "BatchError"),
+    "BatchAnswer": array(answer_object(generated_text=str)),
+    "BatchRecord": either(answer_object(outputs=[str]), "BatchError"),
     "BatchError": THREE_KEYS,
 }
 ENDS = ("length", "eos_token", "stop_sequence")
@@ -324,19 +332,24 @@ def _schemas(is_tgi: bool) -> dict[str, Schema]:
     token: dict[str, Form] = {"id": int, "text": str, log_prob: float | None, flag: bool}
     optional_flag = () if is_tgi else (flag,)
 
-    details = struct(
-        "tokens",
-        "prefill",
-        "top_tokens",
-        "best_of_sequences",
+    details = answer_object(
+        optional=("tokens", "prefill", "top_tokens", "best_of_sequences"),
         finish_reason=(*ENDS, "error"),
         generated_tokens=int | None,
         inputs=str | None,
         tokens=or_null(TOKENS),
-        prefill=[struct(flag, "top_tokens", **token, top_tokens=TOKENS)],
+        prefill=[
+            answer_object(
+                optional=(flag, "top_tokens"),
+                **token,
+                top_tokens=TOKENS,
+            )
+        ],
         top_tokens=[TOKENS],
         best_of_sequences=[
-            struct(finish_reason=ENDS, generated_tokens=int, tokens=TOKENS, generated_text=str)
+            answer_object(
+                finish_reason=ENDS, generated_tokens=int, tokens=TOKENS, generated_text=str
+            )
         ],
     )
 
@@ -347,11 +360,15 @@ def _schemas(is_tgi: bool) -> dict[str, Schema]:
     answer: dict[str, Form] = {"generated_text": str, "details": "LmiDetails"}
     return {
         "LmiRequest": REQUEST,
-        "LmiToken": struct(*optional_flag, **token),
+        "LmiToken": answer_object(optional=optional_flag, **token),
         "LmiDetails": details,
-        "LmiAnswer": struct("details", **answer),
-        "LmiRecord": struct(
-            "top_tokens", *answer, *error, token="LmiToken", top_tokens=TOKENS, **answer, **error
+        "LmiAnswer": answer_object(optional=("details",), **answer),
+        "LmiRecord": answer_object(
+            optional=("top_tokens", *answer, *error),
+            token="LmiToken",
+            top_tokens=TOKENS,
+            **answer,
+            **error,
         ),
-        "Error": struct(*answer, **error, **answer),
+        "Error": answer_object(optional=answer, **error, **answer),
     }

@@ -6,7 +6,7 @@ server-sent event as an object with the text of its `data`.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import UnionType
 from typing import Any
@@ -104,15 +104,17 @@ def either(*forms: Form) -> Schema:
     return {"anyOf": list(map(schema_of, forms))}
 
 
-def struct(*optional: str, **properties: Form) -> Schema:
-    """Describe an object of an answer. It has only these properties, and all except the `optional`
-    ones.
+def answer_object(*, optional: Collection[str] = (), **properties: Form) -> Schema:
+    """Describe an object of an answer. It has these properties and no others, and always all that
+    are not `optional`.
     """
     required = [name for name in properties if name not in optional]
-    return {**asked(properties, *required), "additionalProperties": False}
+    return {**request_object(properties, required=required), "additionalProperties": False}
 
 
-def asked(properties: Mapping[str, Form], *required: str, example: object = None) -> Schema:
+def request_object(
+    properties: Mapping[str, Form], *, required: Collection[str] = (), example: object = None
+) -> Schema:
     """Describe an object of a request, which may have further properties."""
     schemas = {name: schema_of(form) for name, form in properties.items()}
     described: Schema = {"type": "object", "properties": schemas, "required": list(required)}
@@ -124,12 +126,12 @@ def asked(properties: Mapping[str, Form], *required: str, example: object = None
 
 # What an event of a stream has beside while there is no token.
 WAITING: dict[str, Form] = {
-    "prompt_progress": struct(**dict.fromkeys(("total", "cache", "processed", "time_ms"), int)),
-    "queue_status": struct(queue_position=int, estimated_wait_seconds=float | None),
+    "prompt_progress": answer_object(total=int, cache=int, processed=int, time_ms=int),
+    "queue_status": answer_object(queue_position=int, estimated_wait_seconds=float | None),
 }
 
 
-def taken(table: Mapping[str, Parameter]) -> dict[str, Schema]:
+def table_schemas(table: Mapping[str, Parameter]) -> dict[str, Schema]:
     """Return the schemas of the values that a table takes, each with null added and with what it
     means.
     """

@@ -14,7 +14,14 @@ from starlette.exceptions import HTTPException
 
 from lmi import errors
 from lmi.apis.base.readers import read_object
-from lmi.description.parts import ApiDescription, Form, asked, content, parameter, struct
+from lmi.description.parts import (
+    ApiDescription,
+    Form,
+    answer_object,
+    content,
+    parameter,
+    request_object,
+)
 from lmi.errors import InvalidParameter, InvalidRequest, UnknownModel, shorten
 from lmi.http.exchange import Exchange
 from lmi.models.choice import SeveralModels
@@ -229,27 +236,31 @@ LOADING = (
     errors.OutOfMemory,
 )
 STATUS = ("READY", "PENDING", "FAILED")
-GROUP = struct(
-    device=struct(deviceType=str, deviceId=int),
+GROUP = answer_object(
+    device=answer_object(deviceType=str, deviceId=int),
     minWorkers=int,
     maxWorkers=int,
-    workers=[struct(id=int, startTime=str | None, status=str)],
+    workers=[answer_object(id=int, startTime=str | None, status=str)],
 )
 SCHEMAS = {
-    "Model": struct("reason", modelName=str, modelUrl=str, status=STATUS, reason=str),
-    "ModelPage": struct("nextPageToken", models=["Model"], nextPageToken=str),
-    "Workflow": struct(
+    "Model": answer_object(
+        optional=("reason",), modelName=str, modelUrl=str, status=STATUS, reason=str
+    ),
+    "ModelPage": answer_object(optional=("nextPageToken",), models=["Model"], nextPageToken=str),
+    "Workflow": answer_object(
         workflowName=str,
         version=str,
-        models=[struct(modelName=str, modelUrl=str, status=STATUS, workerGroups=[GROUP])],
+        models=[answer_object(modelName=str, modelUrl=str, status=STATUS, workerGroups=[GROUP])],
     ),
-    "NewModel": asked(
+    "NewModel": request_object(
         {"model_name": {"type": "string", "pattern": f"^{NAME_PATTERN}$"}, "url": str},
-        "model_name",
-        "url",
+        required=("model_name", "url"),
     ),
-    "ModelStatus": struct(status=str),
-    "ModelError": asked({"error": str, "code": int}, "error", "code"),
+    "ModelStatus": answer_object(status=str),
+    "ModelError": request_object(
+        {"error": str, "code": int},
+        required=("error", "code"),
+    ),
 }
 
 

@@ -17,13 +17,13 @@ from lmi.description.parts import (
     Form,
     Schema,
     about_defaults,
+    answer_object,
     array,
-    asked,
     content,
     either,
     or_null,
-    struct,
-    taken,
+    request_object,
+    table_schemas,
 )
 from lmi.settings.config import Config
 from lmi.types import OutputFormat
@@ -89,13 +89,24 @@ OPENAI_TEXT_LINES = _at_invocations(OPENAI_COMPLETIONS, "prompt")
 # The description, for /openapi.json.
 CHAT_EXAMPLE = {"messages": [{"role": "user", "content": "say Hello"}], "max_completion_tokens": 8}
 EXAMPLE = {"prompt": "What is the capital of France?", "max_tokens": 8, "temperature": 0}
-SAYS = either(str, [asked({"type": ("text",), "text": str}, "type", "text")], None)
+SAYS = either(
+    str,
+    [
+        request_object(
+            {"type": ("text",), "text": str},
+            required=("type", "text"),
+        )
+    ],
+    None,
+)
 ROLE: Schema = {
     "type": "string",
     "pattern": f"^{chat_schema.OTHER_ROLE.pattern}$",
     "examples": list(chat_schema.ROLES),
 }
-MESSAGE_ASKED = asked({"role": ROLE, "content": SAYS, "tool_calls": or_null([dict])}, "role")
+MESSAGE_ASKED = request_object(
+    {"role": ROLE, "content": SAYS, "tool_calls": or_null([dict])}, required=("role",)
+)
 MESSAGES = {**array(MESSAGE_ASKED), "minItems": 1}
 ABOUT_TOKENS: dict[str, Form] = {
     "model": str | None,
@@ -115,29 +126,37 @@ TOKENS = (
 PROMPT = either(
     {"type": "string", "minLength": 1}, {**array(either(str, int, [int])), "minItems": 1}
 )
-CACHED = struct(cached_tokens=int)
+CACHED = answer_object(cached_tokens=int)
 NUM_TOKENS: dict[str, Form] = {
     "prompt_tokens": int,
     "completion_tokens": int,
     "total_tokens": int,
 }
-USAGE = struct(**NUM_TOKENS, prompt_tokens_details=CACHED)
-USAGE_OF_CHUNK = struct("prompt_tokens_details", **NUM_TOKENS, prompt_tokens_details=CACHED)
+USAGE = answer_object(**NUM_TOKENS, prompt_tokens_details=CACHED)
+USAGE_OF_CHUNK = answer_object(
+    optional=("prompt_tokens_details",), **NUM_TOKENS, prompt_tokens_details=CACHED
+)
 TOKEN: dict[str, Form] = {"token": str, "logprob": float | None, "bytes": [int]}
 CHAT_LOG_PROBS = or_null(
-    struct(content=[struct(**TOKEN, top_logprobs=[struct(**TOKEN)])], refusal=None)
+    answer_object(
+        content=[answer_object(**TOKEN, top_logprobs=[answer_object(**TOKEN)])], refusal=None
+    )
 )
 LOG_PROBS = or_null(
-    struct(
+    answer_object(
         tokens=[str],
         token_logprobs=[float | None],
         top_logprobs=or_null([dict | None]),
         text_offset=[int],
     )
 )
-FUNCTION = struct("name", name=str, arguments=str)
-CALL = struct(
-    "index", "id", "type", index=int, id=str, type={"const": "function"}, function=FUNCTION
+FUNCTION = answer_object(optional=("name",), name=str, arguments=str)
+CALL = answer_object(
+    optional=("index", "id", "type"),
+    index=int,
+    id=str,
+    type={"const": "function"},
+    function=FUNCTION,
 )
 SAID: dict[str, Form] = {
     "role": {"const": "assistant"},
@@ -146,7 +165,11 @@ SAID: dict[str, Form] = {
     "reasoning_content": str,
     "tool_calls": [CALL],
 }
-MESSAGE = struct("reasoning", "reasoning_content", "tool_calls", **SAID, refusal=None)
+MESSAGE = answer_object(
+    optional=("reasoning", "reasoning_content", "tool_calls"),
+    **SAID,
+    refusal=None,
+)
 REASON = ("stop", "length", "tool_calls")
 OF_PROMPT: dict[str, Form] = {
     "prompt_token_ids": or_null([int]),
@@ -178,10 +201,11 @@ def _answer(kind: str, *optional: str, **choice: Form) -> Schema:
     else:
         choice |= OF_PROMPT
 
-    choices = [struct(*optional_of_client, index=int, token_ids=or_null([int]), **choice)]
-    return struct(
-        *optional,
-        *optional_of_client,
+    choices = [
+        answer_object(optional=optional_of_client, index=int, token_ids=or_null([int]), **choice)
+    ]
+    return answer_object(
+        optional=(*optional, *optional_of_client),
         **head,
         object={"const": kind},
         choices=choices,
@@ -195,34 +219,43 @@ ADAPTERS: dict[str, Form] = {
         "description": "the name of a loaded LoRA adapter, before `model`",
     },
 }
-CHAT_ASKED = taken(chat_schema.CHAT) | {"messages": MESSAGES} | ADAPTERS
-TEXT_ASKED = taken(schema.COMPLETION) | {"prompt": PROMPT} | ADAPTERS
+CHAT_ASKED = table_schemas(chat_schema.CHAT) | {"messages": MESSAGES} | ADAPTERS
+TEXT_ASKED = table_schemas(schema.COMPLETION) | {"prompt": PROMPT} | ADAPTERS
 SCHEMAS = {
-    "OpenAIChatRequest": asked(CHAT_ASKED, "messages", example=CHAT_EXAMPLE),
-    "OpenAITextRequest": asked(TEXT_ASKED, "prompt", example=EXAMPLE),
+    "OpenAIChatRequest": request_object(CHAT_ASKED, required=("messages",), example=CHAT_EXAMPLE),
+    "OpenAITextRequest": request_object(TEXT_ASKED, required=("prompt",), example=EXAMPLE),
     "OpenAIChat": _answer("chat.completion", message=MESSAGE, logprobs=CHAT_LOG_PROBS),
     "OpenAIChatChunk": _answer(
-        "chat.completion.chunk", "usage", delta=struct(*SAID, **SAID), logprobs=CHAT_LOG_PROBS
+        "chat.completion.chunk",
+        "usage",
+        delta=answer_object(optional=SAID, **SAID),
+        logprobs=CHAT_LOG_PROBS,
     ),
     "OpenAIText": _answer("text_completion", text=str, logprobs=LOG_PROBS),
     "OpenAITextChunk": _answer("text_completion", "usage", text=str, logprobs=LOG_PROBS),
     "OpenAIToTokenize": {
-        **asked(
+        **request_object(
             ABOUT_TOKENS | {"prompt": PROMPT, "messages": MESSAGES},
             example={"prompt": "The capital of France"},
         ),
         "oneOf": [{"required": ["prompt"]}, {"required": ["messages"]}],
     },
-    "OpenAITokens": struct(count=int, max_model_len=int, tokens=[int], token_strs=or_null([str])),
-    "OpenAIToText": asked(
-        {"model": str | None, "tokens": IDS}, "tokens", example={"tokens": [1, 2, 3]}
+    "OpenAITokens": answer_object(
+        count=int, max_model_len=int, tokens=[int], token_strs=or_null([str])
     ),
-    "OpenAIModel": struct(
+    "OpenAIToText": request_object(
+        {"model": str | None, "tokens": IDS}, required=("tokens",), example={"tokens": [1, 2, 3]}
+    ),
+    "OpenAIModel": answer_object(
         **HEAD_OF_MODEL, owned_by=str, root=str, parent=str | None, has_chat_template=bool
     ),
     # This is for the clients of Anthropic's API.
-    "AnthropicModel": struct(type={"const": "model"}, id=str, display_name=str, created_at=str),
-    "OpenAIError": struct(error=struct(message=str, type=str, param=str | None, code=str | None)),
+    "AnthropicModel": answer_object(
+        type={"const": "model"}, id=str, display_name=str, created_at=str
+    ),
+    "OpenAIError": answer_object(
+        error=answer_object(message=str, type=str, param=str | None, code=str | None)
+    ),
 }
 
 
@@ -249,12 +282,12 @@ def describe(config: Config) -> ApiDescription:
         "post",
         "/detokenize",
         "The text of token ids",
-        content(struct(prompt=str)),
+        content(answer_object(prompt=str)),
         TOKENS,
         body="OpenAIToText",
     )
-    openai_models = struct(object={"const": "list"}, data=["OpenAIModel"])
-    anthropic_models = struct(
+    openai_models = answer_object(object={"const": "list"}, data=["OpenAIModel"])
+    anthropic_models = answer_object(
         data=["AnthropicModel"],
         has_more=bool,
         first_id=or_null({"type": "string"}),

@@ -26,13 +26,13 @@ from lmi.description.parts import (
     Form,
     Schema,
     about_defaults,
+    answer_object,
     array,
-    asked,
     content,
     either,
     or_null,
-    struct,
-    taken,
+    request_object,
+    table_schemas,
 )
 from lmi.settings.config import Config
 from lmi.types import AnswerEnd, Delta
@@ -227,35 +227,44 @@ RESPONSES: Api[OpenAIFormat] = replace(
 
 # The description, for /openapi.json.
 EXAMPLE = {"input": "What is the capital of France?", "max_output_tokens": 8}
-ITEM = asked({"type": str, "content": either(str, [asked({"type": str}, "type")])})
-FIELDS = taken(schema.RESPONSES) | {
+ITEM = request_object(
+    {"type": str, "content": either(str, [request_object({"type": str}, required=("type",))])}
+)
+FIELDS = table_schemas(schema.RESPONSES) | {
     "input": either({"type": "string"}, {**array(ITEM), "minItems": 1}),
     "tools": or_null(
-        [asked({"type": ("function",), "name": {"type": "string", "minLength": 1}}, "type", "name")]
+        [
+            request_object(
+                {"type": ("function",), "name": {"type": "string", "minLength": 1}},
+                required=("type", "name"),
+            )
+        ]
     ),
 }
 STATUS = ("in_progress", "completed", "incomplete")
-OUTPUT_TEXT = struct(type={"const": "output_text"}, text=str, annotations=[dict], logprobs=[dict])
-REASONING_TEXT = struct(type={"const": "reasoning_text"}, text=str)
+OUTPUT_TEXT = answer_object(
+    type={"const": "output_text"}, text=str, annotations=[dict], logprobs=[dict]
+)
+REASONING_TEXT = answer_object(type={"const": "reasoning_text"}, text=str)
 PART = either(OUTPUT_TEXT, REASONING_TEXT)
 CALL: dict[str, Form] = {"call_id": str, "name": str, "arguments": str, "status": STATUS}
 OUTPUT = either(
-    struct(
+    answer_object(
         type={"const": "message"},
         id=str,
         status=STATUS,
         role={"const": "assistant"},
         content=[OUTPUT_TEXT],
     ),
-    struct(type={"const": "reasoning"}, id=str, summary=[dict], content=[REASONING_TEXT]),
-    struct(type={"const": "function_call"}, id=str, **CALL),
+    answer_object(type={"const": "reasoning"}, id=str, summary=[dict], content=[REASONING_TEXT]),
+    answer_object(type={"const": "function_call"}, id=str, **CALL),
 )
-USAGE = struct(
+USAGE = answer_object(
     input_tokens=int,
     output_tokens=int,
     total_tokens=int,
     input_tokens_details=CACHED,
-    output_tokens_details=struct(reasoning_tokens=int),
+    output_tokens_details=answer_object(reasoning_tokens=int),
 )
 PLACE: dict[str, Form] = {"item_id": str, "output_index": int, "content_index": int}
 MORE: dict[str, Form] = {
@@ -290,8 +299,8 @@ NAMES = (
 )
 
 SCHEMAS = {
-    "ResponseRequest": asked(FIELDS, "input", example=EXAMPLE),
-    "Response": struct(
+    "ResponseRequest": request_object(FIELDS, required=("input",), example=EXAMPLE),
+    "Response": answer_object(
         id=str,
         object={"const": "response"},
         created_at=int,
@@ -299,12 +308,12 @@ SCHEMAS = {
         status=(*STATUS, "failed"),
         model=str,
         output=[OUTPUT],
-        error=or_null(struct(code=str, message=str)),
-        incomplete_details=or_null(struct(reason={"const": "max_output_tokens"})),
+        error=or_null(answer_object(code=str, message=str)),
+        incomplete_details=or_null(answer_object(reason={"const": "max_output_tokens"})),
         usage=or_null(USAGE),
         **{name: Schema() for name in schema.SETTINGS},
     ),
-    "ResponseEvent": struct(*MORE, type=NAMES, sequence_number=int, **MORE),
+    "ResponseEvent": answer_object(optional=MORE, type=NAMES, sequence_number=int, **MORE),
 }
 
 
@@ -318,7 +327,7 @@ def describe(config: Config) -> ApiDescription:
     response = content("Response") | content("ResponseEvent", SSE)
     api.infer("/v1/responses", "Answer a conversation", response, request)
 
-    count = content(struct(object={"const": "response.input_tokens"}, input_tokens=int))
+    count = content(answer_object(object={"const": "response.input_tokens"}, input_tokens=int))
     path = "/v1/responses/input_tokens"
     api.infer(path, "Count the tokens of a conversation", count, request)
     return api

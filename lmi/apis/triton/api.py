@@ -32,11 +32,11 @@ from lmi.description.parts import (
     ApiDescription,
     Form,
     Schema,
-    asked,
+    answer_object,
     content,
     either,
+    request_object,
     schema_of,
-    struct,
 )
 from lmi.errors import GenerationFailed
 from lmi.settings.config import Config
@@ -192,7 +192,7 @@ FIELDS = {name: json_schema_of(row.read) for name, row in schema.INPUTS.items()}
 NEEDED: Schema = {"required": ["text_input"]}
 REQUEST: Schema = {
     "allOf": [schema_of("TritonInputs")],
-    **asked(
+    **request_object(
         {
             "id": {"type": "string", "maxLength": schema.MAX_ID_BYTES},
             schema.PACKED: {
@@ -225,20 +225,33 @@ ANSWER: dict[str, Form] = {
     "text_output": either(str, [str]),
 }
 ANSWER |= {name: _one_or_several(VALUES[datatype]) for name, datatype in OUTPUTS.items()}
-TENSORS = [struct(name=str, datatype=str, shape=[int])]
+TENSORS = [answer_object(name=str, datatype=str, shape=[int])]
 COUNTS: dict[str, Form] = {"inference_count": int, "execution_count": int}
-ENDS = struct(success=struct(count=int), fail=struct(count=int), cancel=struct(count=int))
+ENDS = answer_object(
+    success=answer_object(count=int), fail=answer_object(count=int), cancel=answer_object(count=int)
+)
 SCHEMAS = {
-    "TritonInputs": asked(FIELDS | {"text_input": PROMPT}),
+    "TritonInputs": request_object(FIELDS | {"text_input": PROMPT}),
     "TritonRequest": REQUEST,
-    "TritonAnswer": struct("id", *OUTPUTS, **ANSWER),
-    "TritonEvent": struct(*ANSWER, "error", **ANSWER, error=str),
-    "TritonError": struct(error=str),
-    "TritonServer": struct(name=str, version=str, extensions=[str]),
-    "TritonModel": struct(name=str, versions=[str], platform=str, inputs=TENSORS, outputs=TENSORS),
-    "TritonIndex": schema_of([struct("reason", name=str, version=str, state=str, reason=str)]),
-    "TritonStats": struct(
-        model_stats=[struct(name=str, version=str, **COUNTS, inference_stats=ENDS)]
+    "TritonAnswer": answer_object(
+        optional=("id", *OUTPUTS),
+        **ANSWER,
+    ),
+    "TritonEvent": answer_object(
+        optional=(*ANSWER, "error"),
+        **ANSWER,
+        error=str,
+    ),
+    "TritonError": answer_object(error=str),
+    "TritonServer": answer_object(name=str, version=str, extensions=[str]),
+    "TritonModel": answer_object(
+        name=str, versions=[str], platform=str, inputs=TENSORS, outputs=TENSORS
+    ),
+    "TritonIndex": schema_of(
+        [answer_object(optional=("reason",), name=str, version=str, state=str, reason=str)]
+    ),
+    "TritonStats": answer_object(
+        model_stats=[answer_object(name=str, version=str, **COUNTS, inference_stats=ENDS)]
     ),
 }
 
