@@ -20,7 +20,7 @@ from lmi.flags import OptionsCommand
 from lmi.model_commands import list_models, pull, rm
 from lmi.settings.handler import announced
 from lmi.settings.resolve import resolve_folder
-from lmi.settings.values import Setting
+from lmi.settings.shown import Setting
 from lmi.shared import log, machine
 
 REPORTED_LIBRARIES = ("torch", "transformers", "tokenizers", "gunicorn", "uvicorn", "starlette")

@@ -23,7 +23,8 @@ from lmi.settings.handler import announced
 from lmi.settings.kinds import BOOLEAN, WORDS
 from lmi.settings.option import Option
 from lmi.settings.other_names import elsewhere, known_keys
-from lmi.settings.values import OPTIONS, written
+from lmi.settings.shown import written
+from lmi.settings.table import OPTIONS
 
 GROUPS = {"model": "The model", "server": "The server", "engine": "The engine"}
 # The options that the short help shows.

@@ -13,7 +13,7 @@ import pytest
 from lmi import __version__
 from lmi.cli import main
 from lmi.flags import COMMON
-from lmi.settings.values import OPTIONS
+from lmi.settings.table import OPTIONS
 
 ROOT = Path(__file__).resolve().parent.parent
 

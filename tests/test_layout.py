@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from lmi.settings.properties import read
-from lmi.settings.values import OPTIONS
+from lmi.settings.table import OPTIONS
 from lmi.types import GenerationRequest
 
 ROOT = Path(__file__).resolve().parent.parent

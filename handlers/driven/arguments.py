@@ -13,7 +13,7 @@ from lmi.errors import BadConfiguration, shorten
 from lmi.settings.config import EngineConfig
 from lmi.settings.handler import folder_of
 from lmi.settings.kinds import BOOLEAN
-from lmi.settings.values import OPTIONS
+from lmi.settings.table import OPTIONS
 
 # The options, without their prefix, by the fields of an EngineConfig that they fill.
 OPTION_OF = {

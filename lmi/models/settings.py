@@ -13,18 +13,20 @@ from typing import Any
 
 from lmi.errors import ModelUnusable
 from lmi.settings.config import Config, EngineConfig, ServerConfig
+from lmi.settings.given import COMMAND_LINE, FILE, Given
 from lmi.settings.handler import Handler, announced
 from lmi.settings.kinds import local_path
-from lmi.settings.model_choice import MODEL, facts, find_folder
 from lmi.settings.other_names import is_of_other_image
 from lmi.settings.ports import RANGE
 from lmi.settings.properties import read
 from lmi.settings.resolve import Resolved, resolve
 from lmi.settings.secure_mode import CONTROLS_KEY, SWITCH
+from lmi.settings.served_folder import find_folder
 from lmi.settings.strangers import ALLOWED
-from lmi.settings.values import COMMAND_LINE, FILE, Given, find, is_of_server
+from lmi.settings.table import MODEL, find, is_of_server
 from lmi.shared import machine
 from lmi.shared.machine import MB
+from lmi.shared.model_files import facts
 from lmi.sources.source import unreadable
 
 NAMING = frozenset(

@@ -5,8 +5,10 @@ from dataclasses import dataclass, replace
 
 from lmi.errors import BadConfiguration
 from lmi.settings.config import EngineConfig
+from lmi.settings.given import Given
 from lmi.settings.handler import USER_CODE, Auto, Handler, installed
-from lmi.settings.values import Given, Values, find
+from lmi.settings.table import find
+from lmi.settings.values import Values
 from lmi.shared.machine import Machine
 from lmi.user_code.options import UserCodeConfig
 

@@ -8,13 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from lmi.errors import ModelUnusable
+from lmi.settings.given import OTHER_NAMES, Given
 from lmi.settings.handler import Handler, announced
-from lmi.settings.values import OTHER_NAMES, Given, Values
+from lmi.settings.table import MODEL
+from lmi.settings.values import Values
 from lmi.sources.catalogue import CATALOGUE
 from lmi.sources.gguf.find import gguf_path, only_file, opened_before
 from lmi.sources.source import GGUF
-
-MODEL = "option.model_id"
 
 
 def is_gguf(text: str) -> bool:

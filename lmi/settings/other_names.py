@@ -14,6 +14,7 @@ from dataclasses import replace
 from lmi.errors import shorten
 from lmi.settings.annexes import MODELS, REASONING_FORMS, TOOL_CALL_FORMS
 from lmi.settings.engine_choice import ChosenEngine, is_for_embeddings
+from lmi.settings.given import COMMAND_LINE, Given
 from lmi.settings.handler import USER_CODE
 from lmi.settings.kinds import LENGTH_OR_AUTO, WORDS
 from lmi.settings.listeners import ADDRESS
@@ -26,7 +27,8 @@ from lmi.settings.other_servers import (
     UNUSED,
     WRITE_INSTEAD,
 )
-from lmi.settings.values import BY_KEY, COMMAND_LINE, OPTIONS, Given, Values, find
+from lmi.settings.table import BY_KEY, MODEL, OPTIONS, find
+from lmi.settings.values import Values
 
 # The least ratio of difflib: rolling_back is a slip for rolling_batch, max_new_tokens is not one
 # for max_num_tokens.
@@ -177,7 +179,6 @@ NAMES = frozenset(
         "STANDARD_PIP_ARGS",
     )
 )
-MODEL = "option.model_id"
 # Variables of AWS's llama.cpp image that name the model, a GGUF file. One of them ends the start,
 # because the model that would be served is another one.
 OF_GGUF = re.compile(

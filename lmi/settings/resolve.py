@@ -15,18 +15,24 @@ from lmi.settings import (
     engine_choice,
     generation,
     model_choice,
+    model_names,
     other_names,
+    placement,
     ports,
     secure_mode,
     strangers,
 )
 from lmi.settings.config import Config, EngineConfig, GenerationDefaults, ModelConfig, ServerConfig
 from lmi.settings.gguf_choice import check_engine
+from lmi.settings.given import Given, collect
 from lmi.settings.handler import USER_CODE, announced
 from lmi.settings.kinds import local_path
-from lmi.settings.model_choice import MODEL, Fetched, find_folder
+from lmi.settings.placement import Fetched
 from lmi.settings.properties import Properties, read
-from lmi.settings.values import OPTIONS, Given, Setting, Values, collect
+from lmi.settings.served_folder import find_folder, named_folder
+from lmi.settings.shown import Setting
+from lmi.settings.table import MODEL, OPTIONS
+from lmi.settings.values import Values
 from lmi.shared.machine import Machine
 from lmi.sources.fetches import FetchRequest, WantedSource, default_download_dir
 from lmi.sources.source import GGUF, GgufSource, HubModel, parse, remote
@@ -100,8 +106,8 @@ def resolve_folder(
     """
     cwd = cwd or Path.cwd()
     is_folder_asked = folder_text is not None or "load_models" in flags
-    source = folder_text or model_choice.named_folder(environ, flags, cwd)
-    if source is not None and _is_remote(source, cwd):
+    source = folder_text or named_folder(environ, flags, cwd)
+    if source is not None and _is_source(source, cwd):
         if flags.get(MODEL, source) != source:
             raise BadConfiguration(
                 f"{source} is to be served and {MODEL} is {flags[MODEL]}: allowed is one model"
@@ -130,7 +136,8 @@ def resolve_folder(
     )
 
 
-def _is_remote(source: str, cwd: Path) -> bool:
+def _is_source(source: str, cwd: Path) -> bool:
+    """Return whether what is to be served is no folder here but a source, such as OWNER/NAME."""
     exists = (cwd / source).exists()
     return remote(source, exists_locally=exists, needs_owner=True) is not None
 
@@ -168,7 +175,7 @@ def resolve(
 
     givens = filter(counts, collect(properties, environ, flags, files or {}))
     with_meanings = list(other_names.with_meanings(givens, bool(machine.gpus)))
-    placed, missing = model_choice.place(with_meanings, values)
+    placed, missing = placement.place(with_meanings, values)
     values.pick(placed)
 
     _warn_of_keys(values)
@@ -371,7 +378,7 @@ def _config(
         ),
         model=ModelConfig(
             path=str(path.resolve()),
-            sources=model_choice.sources_of(values, path),
+            sources=model_names.sources_of(values, path),
             dynamic_batch=engine.has_dynamic_batch,
             sampling_defaults=engine.handler.sampling_defaults,
             generation_defaults=defaults,

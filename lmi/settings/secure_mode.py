@@ -14,10 +14,11 @@ from typing import Any, NoReturn
 
 from lmi.errors import SecurityRefused
 from lmi.settings.config import ServerConfig
+from lmi.settings.given import FILE, Given
 from lmi.settings.kinds import local_path
-from lmi.settings.model_choice import DRAFT
 from lmi.settings.option import PICKLES, REMOTE_CODE, SCRIPTS, TEMPLATES
-from lmi.settings.values import FILE, OPTIONS, Given, Values, find
+from lmi.settings.table import DRAFT, OPTIONS, find
+from lmi.settings.values import Values
 from lmi.shared.model_files import read_bounded
 from lmi.user_code.settings import REQUIREMENTS
 

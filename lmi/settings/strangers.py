@@ -14,11 +14,12 @@ from pathlib import Path
 from msgspec import Struct
 
 from lmi.settings.engine_choice import ChosenEngine
+from lmi.settings.given import FILE, Given
 from lmi.settings.handler import USER_CODE, Handler
-from lmi.settings.model_choice import DRAFT, MODEL
 from lmi.settings.other_names import ENGINE_KEYS, WITHOUT_EFFECT
 from lmi.settings.secure_mode import LOAD_FORMAT, SAFE_LOAD_FORMATS, SAFE_OPTIONS, paths_outside
-from lmi.settings.values import FILE, Given, Picked, Values, find, is_of_server
+from lmi.settings.table import DRAFT, MODEL, find, is_of_server
+from lmi.settings.values import Picked, Values
 from lmi.sources.source import came_from
 from lmi.user_code.options import UserCodeConfig
 

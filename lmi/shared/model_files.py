@@ -2,9 +2,13 @@
 all.
 """
 
+import json
 import os
 import stat
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 # For a model's own JSON, of which the largest that models have are some MB.
 MAX_BYTES = 32 << 20
@@ -25,3 +29,13 @@ def read_bounded(file: Path, max_bytes: int = MAX_BYTES) -> bytes:
         raise ValueError(f"over {max_bytes} bytes")
 
     return data
+
+
+def facts(folder: Path) -> Mapping[str, Any]:
+    """Return a model's config.json, or nothing if it cannot be read, which the engine reports."""
+    with suppress(OSError, ValueError, RecursionError):
+        config = json.loads(read_bounded(folder / "config.json"))
+        if isinstance(config, dict):
+            return config
+
+    return {}

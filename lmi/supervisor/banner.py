@@ -17,7 +17,7 @@ import orjson
 
 from lmi.runtime import LoadReport
 from lmi.settings.config import Config, ServerConfig
-from lmi.settings.model_choice import PLATFORM_FOLDER
+from lmi.settings.served_folder import PLATFORM_FOLDER
 from lmi.shared.log import escape, is_text
 from lmi.shared.state import EngineRecord
 from lmi.supervisor.child import Failure

@@ -22,7 +22,7 @@ from lmi.errors import BadConfiguration, StartError
 from lmi.runtime import URL, Runtime, ServerRuntime, cannot_write
 from lmi.settings.config import Config, ServerConfig
 from lmi.settings.listeners import User
-from lmi.settings.model_choice import Fetched
+from lmi.settings.placement import Fetched
 from lmi.settings.resolve import Resolved
 from lmi.shared import machine
 from lmi.shared.linux import SUPERVISOR_PID

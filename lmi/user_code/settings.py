@@ -16,9 +16,9 @@ from typing import NamedTuple
 from lmi.errors import ModelUnusable
 from lmi.settings.config import Config
 from lmi.settings.engine_choice import NEURON
-from lmi.settings.model_choice import facts, user_code_folders
+from lmi.settings.model_choice import user_code_folders
 from lmi.settings.values import Values
-from lmi.shared.model_files import read_bounded
+from lmi.shared.model_files import facts, read_bounded
 from lmi.sources.source import CONFIG, S3Model, parse
 from lmi.user_code.options import (
     ENTRY_POINT,

@@ -27,7 +27,7 @@ from lmi.executor import (
 )
 from lmi.ipc import frame
 from lmi.settings.config import EngineConfig
-from lmi.settings.model_choice import demo_folder
+from lmi.settings.served_folder import demo_folder
 from lmi.shared import machine
 from lmi.supervisor.cores import num_engine_threads
 from scripts.benchmarks import servers

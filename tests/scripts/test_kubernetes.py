@@ -19,7 +19,8 @@ import pytest
 import yaml
 
 from lmi.settings.config import ServerConfig
-from lmi.settings.values import OTHER_ENV, find, key_of_env
+from lmi.settings.given import OTHER_ENV, key_of_env
+from lmi.settings.table import find
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "scripts" / "kubernetes"

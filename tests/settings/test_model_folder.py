@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from lmi.errors import ModelUnusable
-from lmi.settings.model_choice import demo_folder, find_folder, model_name
+from lmi.settings.model_names import model_name
 from lmi.settings.resolve import resolve_folder
+from lmi.settings.served_folder import demo_folder, find_folder
 from tests.settings.settling import settle
 
 

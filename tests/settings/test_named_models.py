@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from lmi.errors import BadConfiguration
-from lmi.settings import model_choice
-from lmi.settings.model_choice import MODEL, demo_folder
+from lmi.settings import model_names
 from lmi.settings.resolve import Resolved, resolve_folder
+from lmi.settings.served_folder import demo_folder
+from lmi.settings.table import MODEL
 from tests.settings.settling import settle, source_of
 
 FOLLOWED = (
@@ -210,7 +211,7 @@ def test_a_model_answers_to_its_path_and_to_its_id_at_the_hub(folder: Path, tmp_
 def test_the_model_in_a_folder_of_the_platforms_folder_answers_to_both(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model_choice, "PLATFORM_FOLDER", tmp_path)
+    monkeypatch.setattr(model_names, "PLATFORM_FOLDER", tmp_path)
     model = settle(folder).config.model
     assert model.answers_to(str(folder)) and model.answers_to(str(tmp_path))
 

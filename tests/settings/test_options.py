@@ -6,7 +6,8 @@ import pytest
 
 from lmi.settings.option import Option
 from lmi.settings.secure_mode import CONTROLS
-from lmi.settings.values import OPTIONS, written
+from lmi.settings.shown import written
+from lmi.settings.table import OPTIONS
 
 
 def test_every_key_and_every_flag_means_one_option() -> None:

@@ -12,7 +12,7 @@ import pytest
 from handlers.lmi_dist.about import HANDLER as LMI_DIST
 from lmi.settings.annexes import REASONING_FORMS, TOOL_CALL_FORMS
 from lmi.settings.config import EngineConfig, ModelConfig, ServerConfig
-from lmi.settings.values import OPTIONS
+from lmi.settings.table import OPTIONS
 from lmi.shared.machine import Machine, is_container
 from lmi.supervisor.banner import hint
 from tests.settings.settling import faults, settle, source_of

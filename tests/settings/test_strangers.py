@@ -15,7 +15,7 @@ from lmi.settings.config import ServerConfig
 from lmi.settings.option import PICKLES, REMOTE_CODE
 from lmi.settings.resolve import Resolved, resolve_folder
 from lmi.settings.strangers import PLAIN_OPTIONS
-from lmi.settings.values import OPTIONS
+from lmi.settings.table import OPTIONS
 from tests.settings.settling import settle
 
 ECHO = "option.rolling_batch=echo\n"

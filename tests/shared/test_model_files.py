@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from lmi.errors import BadConfiguration, ModelUnusable
-from lmi.settings.model_choice import facts
 from lmi.settings.properties import read
-from lmi.shared.model_files import MAX_BYTES, read_bounded
+from lmi.shared.model_files import MAX_BYTES, facts, read_bounded
 from lmi.text.tokenizer import Tokenizer
 from tests.system.container import write_byte_tokenizer
 

@@ -16,7 +16,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from lmi.settings.model_choice import demo_folder
+from lmi.settings.served_folder import demo_folder
 from tests.served import Server, serve
 from tests.system import weather
 from tests.system.container import wait_until

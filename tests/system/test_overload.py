@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lmi.client.bench.figures import quantile
-from lmi.settings.model_choice import demo_folder
+from lmi.settings.served_folder import demo_folder
 from scripts.benchmarks.overload import client, records
 from scripts.benchmarks.overload.client import Phase, User
 from scripts.benchmarks.overload.door import Ask, Door, Target, model_35m

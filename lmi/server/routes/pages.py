@@ -122,7 +122,7 @@ def loaded(service: Service) -> list[dict[str, object]]:
 
 def public(settings: Any) -> Any:
     """Return settings with *** in the place of what may be a secret."""
-    from lmi.settings.values import SECRET
+    from lmi.settings.given import SECRET
 
     if not isinstance(settings, dict):
         return settings

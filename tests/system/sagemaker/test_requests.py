@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from lmi.settings.model_choice import demo_folder
+from lmi.settings.served_folder import demo_folder
 from tests.served import Server, launch
 from tests.system.container import wait_until, write_model
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from lmi.settings.model_choice import demo_folder
 from lmi.settings.secure_mode import CONTROLS
+from lmi.settings.served_folder import demo_folder
 from tests.served import launch
 from tests.sources.hub_server import HubServer
 from tests.system.container import ROOT, write_model

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from lmi.settings.model_choice import demo_folder
+from lmi.settings.served_folder import demo_folder
 from tests.machine import measurements
 from tests.served import launch
 from tests.sources.hub_server import HubServer

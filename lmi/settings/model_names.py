@@ -1,0 +1,98 @@
+"""Chooses what a model is called: by clients, and by those of vLLM."""
+
+import re
+from pathlib import Path
+
+from lmi.errors import shorten
+from lmi.settings.annexes import NamedModel
+from lmi.settings.kinds import local_path
+from lmi.settings.served_folder import PLATFORM_FOLDER, find_folder
+from lmi.settings.table import MODEL
+from lmi.settings.values import Values
+from lmi.sources.source import ARCHIVE_SUFFIXES, GGUF
+
+NAME = "option.model_name"
+
+
+def choose_names(values: Values, loaded_name: str, name: str) -> None:
+    """Choose the names: answers carry the first, requests may use any.
+
+    The first is the one that an option or `load_models` gives, which is `loaded_name`, else it is
+    made of `name`.
+    """
+    served_names = values.given("option.served_model_name", ())
+    reasons = dict.fromkeys(served_names, "option.served_model_name")
+    if loaded_name:
+        reasons[loaded_name] = "load_models"
+
+    first, reason = next(iter(reasons.items()), (model_name(name), "the model's last name"))
+    values.choose(NAME, first, reason)
+
+    given_aliases = values.given("option.model_alias", ())
+    first = values.final(NAME)
+    aliases = tuple(alias for alias in (*given_aliases, *reasons) if alias != first)
+    if aliases != given_aliases:
+        values.settle(
+            "option.model_alias", tuple(dict.fromkeys(aliases)), "further names that were given"
+        )
+
+
+def name_by_load_models(values: Values, served: Path) -> str:
+    """Return the name that `load_models` gives to the served model, or "". Warns of each model that
+    is not served.
+    """
+    models: tuple[NamedModel, ...] = values.given("load_models", ())
+    if not models:
+        return ""
+
+    place = values.how_given("load_models").place
+    for model in models[1:]:
+        values.warn(f"{place}: one model is served, so {shorten(str(model), 300)} is not")
+
+    cwd = values.cwd
+    folder = cwd / local_path(models[0].url)
+    if folder.is_dir() and find_folder(str(folder), cwd) != values.folder:
+        values.warn(f"{place}: the model in {served} is served and this is not")
+        return ""
+
+    return models[0].name
+
+
+def source_name(text: str) -> str:
+    """Return the last part of a source, without the suffix of an archive or a file: what its model
+    is called.
+    """
+    name = text.rstrip("/").rpartition("/")[2]
+    for suffix in (*ARCHIVE_SUFFIXES, GGUF):
+        if name.endswith(suffix):
+            return name.removesuffix(suffix)
+
+    return name
+
+
+def model_name(text: str) -> str:
+    """Return `text` with each character replaced that has a meaning in a URL's path or in a log
+    line.
+    """
+    return re.sub(r"[^A-Za-z0-9._-]", "_", text).lstrip("._-")[:128] or "model"
+
+
+def sources_of(values: Values, path: Path) -> tuple[str, ...]:
+    """Return what a client of vLLM calls the model: the text that names it, its folder, and the
+    platform's folder.
+    """
+    names = [str(path), str(path.absolute())]
+    if MODEL in values:
+        text = values.how_given(MODEL).text
+        fetched_from = {str(folder): source for source, folder in values.fetched.items()}
+        names += [text, fetched_from.get(text, "")]
+
+    folder = values.folder
+    if folder is not None:
+        names.append(str(folder))
+        if PLATFORM_FOLDER in (folder, *folder.parents):
+            names.append(str(PLATFORM_FOLDER))
+
+    # Without a slash it may be the name of an adapter.
+    names = [name.rstrip("/") for name in names]
+    return tuple(dict.fromkeys(name for name in names if "/" in name))

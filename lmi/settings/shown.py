@@ -1,0 +1,54 @@
+"""The lines of `lmi config`: each option's value, and where it comes from."""
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+from lmi.settings.table import find
+from lmi.settings.values import Values
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One line of `lmi config`."""
+
+    option: str
+    value: str
+    source: str
+    # "value (source)" of each value that was given and does not count.
+    shadowed: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, values: Values, key: str) -> Self:
+        value = written(key, values.final(key))
+        winner = values.picked.get(key)
+        _, reason = values.chosen.get(key, (None, ""))
+        if winner is None:
+            return cls(key, value, reason or "default")
+
+        if winner.given.shown == "***":
+            value = "***"
+
+        source = ", ".join(filter(None, (winner.given.source, reason)))
+        shadowed = tuple(f"{rival.shown} ({rival.source})" for rival in winner.shadowed)
+        return cls(key, value, source, shadowed)
+
+
+def written(key: str, value: Any) -> str:
+    """Return an option's value in the form that serving.properties has."""
+    if value is None:
+        option = find(key)
+        return option.kind.unset if option else ""
+
+    if value == {}:
+        return ""
+
+    if isinstance(value, bool):
+        return str(value).lower()
+
+    if isinstance(value, float):
+        return f"{value:g}"
+
+    if isinstance(value, tuple):
+        return ";".join(map(str, value))
+
+    return str(value)
