@@ -18,11 +18,11 @@ SHORT_GAP_S = 0.05
 # A batch of twice the size is worth its longer gap if it makes so many times the tokens per
 # second.
 LEAST_GAIN = 1.1
-# How often a step is measured, as other processes may disturb it.
+# How often a step is measured, as other processes may disturb its caches.
 NUM_TRIES = 3
 # A step that takes longer is tried twice.
 LONG_TRY_S = 0.05
-# How much time the measurement may take.
+# How much time the measurement may take, as `step_s` counts it.
 LEAST_BUDGET_S = 0.3
 SHARE_OF_LOAD = 0.05
 
@@ -40,7 +40,8 @@ def choose_batch(
 ) -> BatchChoice:
     """The largest batch that pays, of `least` to `most` sequences.
 
-    `step_s` makes a step of so many and says its time.
+    `step_s` makes a step of so many and says its time. The measurement takes `budget_s` of such
+    time, and what the last step takes beyond it.
 
     A batch may grow to twice its size while its steps stay short, or while it makes LEAST_GAIN
     times the tokens.
@@ -82,13 +83,17 @@ def choose_batch(
 
 
 def measured(runner: Runner) -> Callable[[int], float]:
-    """What makes a step of so many rows, all of the same prompt, and says how long it took."""
+    """What makes a step of so many rows, all of the same prompt, and says how long it took.
+
+    It counts the time in which this thread had a core, which computes its share of every step. So
+    who loads a model beside other processes, which may be gone soon, chooses as who loads it alone.
+    """
 
     def step_s(num_rows: int) -> float:
         rows = Chunk(0, 0, [0] * num_rows, num_rows, [0])
-        started_s = time.perf_counter()
+        started_s = time.thread_time()
         runner.forward(Plan([], [rows]))
-        return time.perf_counter() - started_s
+        return time.thread_time() - started_s
 
     return step_s
 
