@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from lmi.adapters.files import OPTION, is_enabled
 from lmi.adapters.registry import NotRegistered
 from lmi.apis.base.readers import Parsed
-from lmi.apis.openai.schema import OpenAIFormat
+from lmi.apis.openai.answer_format import OpenAIFormat
 from lmi.capabilities import unknown_adapter
 from lmi.errors import UnknownModel, Unsupported, shorten
 from lmi.http.exchange import ENDPOINT_NAME, Exchange

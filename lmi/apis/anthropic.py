@@ -17,14 +17,15 @@ from orjson import dumps
 from lmi import errors
 from lmi.apis.base.api import JSON, SSE, Api, ErrorFields, ErrorRules, Forms, Row
 from lmi.apis.base.parameters import Parameter, ParameterTable, ParameterValues, named, rows
-from lmi.apis.base.readers import Message, Parsed, boolean, choice, text
+from lmi.apis.base.readers import Message, Parsed, anything, boolean, choice, text
 from lmi.apis.guides import AskedGuide, an_object, check_levels, guide_of_format
 from lmi.apis.openai import chat_schema
+from lmi.apis.openai.answer_format import OpenAIFormat, default_format
 from lmi.apis.openai.calls import AnswerPart, Arguments, Text, Thought, ToolCall
 from lmi.apis.openai.chat_formatter import BlockStream, named_event
 from lmi.apis.openai.fields import CANNOT, WITHOUT_EFFECT, hidden
-from lmi.apis.openai.schema import SHARED, TOOLS, OpenAIFormat, anything, default_format
-from lmi.apis.openai.tools import ToolChoice, Tools, flat_tools, function_choice, mode_choice
+from lmi.apis.openai.shared_parameters import SHARED
+from lmi.apis.openai.tools import TOOLS, ToolChoice, Tools, flat_tools, function_choice, mode_choice
 from lmi.description.parts import (
     WAITING,
     ApiDescription,

@@ -4,15 +4,13 @@
 
 from typing import Any
 
-from lmi.apis.base.parameters import Parameter, ParameterTable, named
+from lmi.apis.base.parameters import Parameter, ParameterTable
 from lmi.apis.base.readers import boolean
 from lmi.errors import InvalidParameter, Unsupported
 
 ONE_BEAM_STREAMED = "the best beam is known only at its end, so it cannot be streamed"
-FLAG = named(
-    Parameter(
-        "use_beam_search", boolean, "Whether to search with beams.", (False,), ("beam_width",)
-    )
+USE_BEAM_SEARCH = Parameter(
+    "use_beam_search", boolean, "Whether to search with beams.", (False,), ("beam_width",)
 )
 
 

@@ -27,6 +27,7 @@ from lmi.apis.base.parameters import Parameter, ParameterTable, in_parameters, n
 from lmi.apis.base.readers import (
     Message,
     Parsed,
+    anything,
     boolean,
     check_types,
     check_values,
@@ -35,10 +36,13 @@ from lmi.apis.base.readers import (
     read_inputs,
     refused,
 )
-from lmi.apis.openai.api import OPENAI_CHAT, OPENAI_CHAT_ERRORS, PROMPT
+from lmi.apis.openai.answer_format import OpenAIFormat
+from lmi.apis.openai.api import OPENAI_CHAT, OPENAI_CHAT_ERRORS
+from lmi.apis.openai.description import PROMPT
 from lmi.apis.openai.fields import AS_THE_MODEL_SAYS, hidden
 from lmi.apis.openai.formatter import OpenAIFormatter
-from lmi.apis.openai.schema import SHARED, OpenAIFormat, anything, prompts_of, read
+from lmi.apis.openai.schema import prompts_of, read
+from lmi.apis.openai.shared_parameters import SHARED
 from lmi.description.parts import (
     ApiDescription,
     answer_object,

@@ -14,7 +14,7 @@ from lmi.adapters import routes as adapters
 from lmi.apis import anthropic, batch, embeddings, lmi, tgi
 from lmi.apis.base.api import JSON, JSONLINES, SSE
 from lmi.apis.base.readers import adapter, json_schema_of
-from lmi.apis.openai import api as openai
+from lmi.apis.openai import description as openai
 from lmi.apis.responses import api as responses
 from lmi.apis.table import BY_ROUTE
 from lmi.apis.triton import api as triton

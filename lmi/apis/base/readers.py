@@ -77,6 +77,11 @@ def json_schema_of(reader: Reader) -> dict[str, Any]:
     return schema
 
 
+def anything(name: str, value: object) -> object:
+    """Read a value that is checked later, together with others."""
+    return value
+
+
 class BodyOutline(msgspec.Struct):
     """The fields that are looked at before a schema reads a body. They stay raw, so a long prompt
     costs little time.

@@ -17,6 +17,7 @@ from orjson import dumps
 
 from lmi.apis.base.api import SSE, one_line, text_of, waiting_fields
 from lmi.apis.base.readers import Parsed
+from lmi.apis.openai.answer_format import OpenAIFormat
 from lmi.apis.openai.calls import AnswerPart, Arguments, Text, Thought, ToolCall
 from lmi.apis.openai.formatter import (
     OpenAIFormatter,
@@ -26,7 +27,6 @@ from lmi.apis.openai.formatter import (
     log_prob_fields,
 )
 from lmi.apis.openai.parts import AnswerParts
-from lmi.apis.openai.schema import OpenAIFormat
 from lmi.types import AnswerEnd, Delta, WaitStatus
 
 

@@ -19,6 +19,7 @@ from lmi.apis.base.parameters import Parameter, ParameterTable, ParameterValues,
 from lmi.apis.base.readers import (
     Message,
     Parsed,
+    anything,
     boolean,
     check_size,
     choice,
@@ -29,9 +30,11 @@ from lmi.apis.base.readers import (
 )
 from lmi.apis.guides import CONTRACT_NAME, AskedGuide, an_object, asked_guide, check_levels
 from lmi.apis.openai import schema
+from lmi.apis.openai.answer_format import HARMONY, OpenAIFormat
 from lmi.apis.openai.fields import CANNOT, WITHOUT_EFFECT, hidden
-from lmi.apis.openai.schema import HARMONY, OpenAIFormat, anything
+from lmi.apis.openai.shared_parameters import SHARED
 from lmi.apis.openai.tools import (
+    TOOLS,
     ToolChoice,
     Tools,
     call_guide,
@@ -98,8 +101,8 @@ CANNOT_CHAT = CANNOT | {
 OF_THOUGHTS = ("include_reasoning", "separate_reasoning")
 SILENT = [name for name in WITHOUT_EFFECT if name not in OF_THOUGHTS]
 CHAT = ParameterTable(
-    schema.SHARED
-    | schema.TOOLS
+    SHARED
+    | TOOLS
     | named(
         Parameter(
             "messages",

@@ -24,7 +24,7 @@ from lmi.apis.base.api import (
     waiting_fields,
 )
 from lmi.apis.base.readers import Parsed
-from lmi.apis.openai.schema import OpenAIFormat
+from lmi.apis.openai.answer_format import OpenAIFormat
 from lmi.types import Answer, AnswerEnd, Delta, Token, WaitStatus
 
 # JSON has no infinity, so this stands for it.

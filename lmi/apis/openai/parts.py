@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, NamedTuple, Self
 
 from lmi.apis.openai import calls
+from lmi.apis.openai.answer_format import HARMONY, OpenAIFormat
 from lmi.apis.openai.calls import (
     AnswerBuffer,
     AnswerPart,
@@ -24,7 +25,6 @@ from lmi.apis.openai.calls import (
     cut,
     read_rest,
 )
-from lmi.apis.openai.schema import HARMONY, OpenAIFormat
 from lmi.types import AnswerEnd
 
 START = "<|start|>"

@@ -1,13 +1,12 @@
-"""The schema of completions, `{"model": "m", "prompt": "Once", "max_tokens": 16}`, and fields that
-chat shares with it.
+"""The schema of completions, `{"model": "m", "prompt": "Once", "max_tokens": 16}`, and the steps
+from a body to its request that chats go through too.
 
-Sampling is on unless `temperature` or `top_p` is 0. Names, defaults and bounds are those of
-OpenAI's API reference, and fields of vLLM's server are taken too. A field that would change the
-answer but is not supported is refused.
+Sampling is on unless `temperature` or `top_p` is 0. A field that would change the answer but is not
+supported is refused.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,232 +18,42 @@ from lmi.apis.base.parameters import (
     Parameter,
     ParameterTable,
     ParameterValues,
-    named,
     request_of,
-    rows,
     unknown,
 )
-from lmi.apis.base.readers import Message, Parsed, boolean, takes, text
-from lmi.apis.beams import FLAG, read_search
-from lmi.apis.guides import GUIDED, OTHER_GUIDES, an_object, asked_guide, structured_outputs
+from lmi.apis.base.readers import Message, Parsed, anything, boolean, takes, text
+from lmi.apis.beams import read_search
+from lmi.apis.guides import asked_guide
+from lmi.apis.openai.answer_format import OpenAIFormat, default_format
 from lmi.apis.openai.fields import CANNOT, hidden
-from lmi.apis.openai.tools import Tools
+from lmi.apis.openai.shared_parameters import SHARED, STREAM_OPTIONS
 from lmi.errors import InvalidParameter, MalformedRequest, Unsupported, shorten
-from lmi.executor import DEFAULT_PRIORITY
 from lmi.settings.config import ModelConfig
-from lmi.types import AnswerFormat, GenerationRequest, OutputFormat
+from lmi.types import GenerationRequest, OutputFormat
 
 # The default of completions. A chat's is the room in the context.
 DEFAULT_MAX_TOKENS = 16
 MAX_PROMPTS = 128
 MAX_PROMPT_IDS = 1 << 20
-MAX_TEMPERATURE = 2.0
-MAX_BIAS = 100.0
 MAX_LOG_PROBS = 20
 # The examples of huggingface_hub and TGI send these where only the URL names the model.
 UNNAMED = ("dummy", "tgi")
+# The forms that a stream can have.
 STREAMS = (OutputFormat.JSONLINES, OutputFormat.SSE)
-# The form of both tool calls and reasoning.
-HARMONY = "openai"
-STOPS = ROWS["stop_sequences"].read
-BIAS = readers.number(-MAX_BIAS, MAX_BIAS)
-TOP = readers.integer(0, MAX_LOG_PROBS)
-PROMPT_IDS = readers.token_ids(MAX_PROMPT_IDS)
+read_num_log_probs = readers.integer(0, MAX_LOG_PROBS)
+read_prompt_ids = readers.token_ids(MAX_PROMPT_IDS)
 check_prompts = partial(readers.check_values, max_texts=MAX_PROMPTS)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenAIFormat(AnswerFormat):
-    """The format of an answer, which holds `num_choices` sequences of each prompt.
-
-    `model` equals `adapter` if the request names one, by `adapters` if `is_adapter_named`, else by
-    `model`. With `is_forced` the whole text is a list of calls, or the arguments of the one
-    `function` that the model must call. `tool_calls` is the form of other calls in the text,
-    `reasoning` that of thoughts. Both are the server's settings until the parameters are checked.
-    """
-
-    model: str
-    adapter: str | None = None
-    is_adapter_named: bool = False
-    # A stream's last chunk reports the usage.
-    has_usage: bool = False
-    # The chunks before it report the usage so far.
-    has_running_usage: bool = False
-    has_token_ids: bool = False
-    has_log_probs: bool = False
-    num_prompt_log_probs: int | None = None
-    # Log-probs name tokens by their ids.
-    names_tokens_by_id: bool = False
-    num_choices: int = 1
-    # If not, the answer is the prompt alone, for its log-probs.
-    is_answer_wanted: bool = True
-    function: str | None = None
-    is_forced: bool = False
-    tool_calls: str | None = None
-    reasoning: str | None = None
-    # If not, thoughts are told apart and left out.
-    has_thoughts: bool = True
-    # Embeddings are the bytes of float32, little-endian, in place of numbers.
-    is_base64: bool = False
-    # The tools by their names, for the types of arguments.
-    tools: Tools = field(default_factory=dict, compare=False, repr=False)
-    # The state of a response. It changes, so that an error knows how much is written.
-    state: Any = field(default=None, compare=False)
-
-    @property
-    def holds_fields(self) -> bool:
-        return bool(self.tools) or self.state is not None
-
-
-@takes(
-    {
-        "type": ["string", "array"],
-        "items": {"type": "string", "minLength": 1},
-        "maxItems": readers.MAX_STOP_SEQUENCES,
-    }
-)
-def _stop(name: str, value: object) -> tuple[str, ...]:
-    if isinstance(value, str):
-        return STOPS(name, [value]) if value else ()
-
-    return STOPS(name, value)  # type: ignore[no-any-return]
-
-
-@takes({"type": "object", "maxProperties": readers.MAX_WORDS})
-def _biases(name: str, value: object) -> tuple[tuple[int, float], ...]:
-    if not isinstance(value, dict) or len(value) > readers.MAX_WORDS:
-        raise InvalidParameter(
-            name, f"an object of at most {readers.MAX_WORDS} token ids and numbers", value
-        )
-
-    biases = []
-    for token_id, bias in value.items():
-        if not (token_id.isascii() and token_id.isdigit() and len(token_id) < 10):
-            raise InvalidParameter(name, "an object whose keys are token ids", token_id)
-
-        biases.append((int(token_id), BIAS(f"{name}.{token_id}", bias)))
-
-    return tuple(biases)
-
-
 @takes({"type": ["integer", "boolean"], "minimum": 0, "maximum": MAX_LOG_PROBS})
-def _logprobs(name: str, value: object) -> int | None:
+def read_logprobs(name: str, value: object) -> int | None:
     """Read a number. Some clients send true or false, as for chat; false asks for none."""
     if isinstance(value, bool):
         return 1 if value else None
 
-    return TOP(name, value)  # type: ignore[no-any-return]
+    return read_num_log_probs(name, value)  # type: ignore[no-any-return]
 
 
-def check_stream_options(values: ParameterValues, ignored: list[str]) -> None:
-    """Refuse options of a stream where the answer is not streamed, as OpenAI and vLLM do. Adds a
-    line for each unknown name in them.
-    """
-    options = values.get("stream_options")
-    if not options:
-        return
-
-    if not values.get("stream"):
-        raise InvalidParameter("stream_options", "left out without stream true", options)
-
-    ignored += [f"stream_options.{line}" for line in unknown(options, STREAM_OPTIONS)]
-
-
-def anything(name: str, value: object) -> object:
-    return value
-
-
-STREAM_OPTIONS = (
-    "include_usage",
-    # This one is vLLM's.
-    "continuous_usage_stats",
-    # This one is OpenAI's, and has no effect: nothing here is padded.
-    "include_obfuscation",
-)
-STREAM_OPTIONS_HELP = (
-    "With `include_usage` true, a stream ends with the numbers of tokens; "
-    "with `continuous_usage_stats` true too, each chunk has those so far."
-)
-SHARED: dict[str, Parameter] = rows(
-    "n",
-    "seed",
-    "top_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "ignore_eos",
-    "min_tokens",
-    "stop_token_ids",
-    "skip_special_tokens",
-    "spaces_between_special_tokens",
-    "include_stop_str_in_output",
-    "cache_salt",
-    "add_special_tokens",
-)
-SHARED |= FLAG
-SHARED |= rows("length_penalty", "early_stopping", "logits_post_processor_name")
-SHARED |= GUIDED
-SHARED |= OTHER_GUIDES
-# This is SGLang's name.
-SHARED |= rows(no_stop_trim="include_stop_str_in_output")
-SHARED |= rows(
-    "truncation_side",
-    bad_words="bad_sequences",
-    truncate_prompt_tokens="truncate",
-    max_tokens="max_new_tokens",
-)
-SHARED |= named(
-    Parameter(
-        "model",
-        text,
-        "The model or adapter that answers; left out, the server's own.",
-        fields=("lora_config",),
-    ),
-    Parameter("stream", boolean, "Whether the answer comes token by token."),
-    Parameter("stream_options", an_object, STREAM_OPTIONS_HELP),
-    Parameter(
-        "return_token_ids", boolean, "Whether the ids of prompt and answer are given.", (False,)
-    ),
-    Parameter(
-        "return_tokens_as_token_ids",
-        boolean,
-        "Whether log-probs name tokens as `token_id:ID`.",
-        (False,),
-    ),
-)
-SHARED |= {
-    "prompt_logprobs": ROWS["num_prompt_log_probs"],
-    "stop": replace(ROWS["stop_sequences"], read=_stop),
-    "temperature": replace(ROWS["temperature"], read=readers.number(0, MAX_TEMPERATURE)),
-    "logit_bias": Parameter(
-        "token_biases",
-        _biases,
-        "What is added to the logits of tokens, by id.",
-        fields=("embedding_bias",),
-    ),
-}
-SHARED |= named(
-    Parameter(
-        "prompt_cache_key",
-        text,
-        "Requests with the same key go to the same replica where loads allow it.",
-    ),
-    Parameter(
-        "priority", readers.priority, "A lower number is served earlier.", (DEFAULT_PRIORITY,)
-    ),
-    Parameter("structured_outputs", structured_outputs, "The structure that the answer must have."),
-    Parameter(
-        "output_formatter",
-        readers.choice(list(OutputFormat)),
-        "The form of the answer at `/invocations`.",
-    ),
-)
-TOOLS = named(
-    Parameter("tools", anything, "Functions that the model may call."),
-    Parameter("tool_choice", anything, "Which of the tools the answer calls, if it must."),
-)
 COMPLETION = ParameterTable(
     SHARED
     | {
@@ -258,7 +67,7 @@ COMPLETION = ParameterTable(
         "best_of": replace(ROWS["best_of"], off=()),
         "logprobs": Parameter(
             "logprobs",
-            _logprobs,
+            read_logprobs,
             "How many alternatives to each token the answer has, with log-probs.",
             fields=("num_top_log_probs", "return_log_probs"),
         ),
@@ -269,16 +78,6 @@ COMPLETION = ParameterTable(
     },
     hidden=hidden(CANNOT),
 )
-
-
-def default_format(model: ModelConfig) -> OpenAIFormat:
-    tool_calls = model.tool_call_parser
-    reasoning = model.reasoning_parser
-    return OpenAIFormat(
-        model=model.name,
-        tool_calls=None if tool_calls == "none" else tool_calls,
-        reasoning=None if reasoning == "none" else reasoning,
-    )
 
 
 def read(
@@ -339,6 +138,7 @@ def _format_of_stream(
 
 
 def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
+    """Check the fields of a completion, and return a request for each of its prompts."""
     ignored: list[str] = []
     values = COMPLETION.read(message.fields, ignored)
     check_stream_options(values, ignored)
@@ -389,6 +189,20 @@ def _check_together(values: ParameterValues) -> None:
         raise InvalidParameter("max_tokens", "at least 1 without echo", 0)
 
 
+def check_stream_options(values: ParameterValues, ignored: list[str]) -> None:
+    """Refuse options of a stream where the answer is not streamed, as OpenAI and vLLM do. Adds a
+    line for each unknown name in them.
+    """
+    options = values.get("stream_options")
+    if not options:
+        return
+
+    if not values.get("stream"):
+        raise InvalidParameter("stream_options", "left out without stream true", options)
+
+    ignored += [f"stream_options.{line}" for line in unknown(options, STREAM_OPTIONS)]
+
+
 def format_of(values: ParameterValues, format: OpenAIFormat) -> OpenAIFormat:
     """Return the format with those of its fields that completions and chats read alike."""
     if values.get("stream") and "num_prompt_log_probs" in values:
@@ -428,7 +242,7 @@ def _prompt(name: str, value: object, rule: str) -> dict[str, Any]:
         return {"prompt": value}
 
     if isinstance(value, list) and value:
-        return {"prompt_token_ids": PROMPT_IDS(name, value)}
+        return {"prompt_token_ids": read_prompt_ids(name, value)}
 
     raise InvalidParameter(name, rule, value)
 

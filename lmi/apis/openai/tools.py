@@ -5,7 +5,8 @@ forced call.
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from lmi.apis.base.readers import text
+from lmi.apis.base.parameters import Parameter, named
+from lmi.apis.base.readers import anything, text
 from lmi.apis.guides import an_object, check_levels, checked_references, json_schema
 from lmi.errors import InvalidParameter, Unsupported
 from lmi.executor import GuidedDecodingParams
@@ -13,11 +14,17 @@ from lmi.executor import GuidedDecodingParams
 MAX_TOOLS = 128
 MODES = ("auto", "none", "required")
 ONLY_TOOLS = "functions are the only tools"
+TOOLS = named(
+    Parameter("tools", anything, "Functions that the model may call."),
+    Parameter("tool_choice", anything, "Which of the tools the answer calls, if it must."),
+)
 # Tools in OpenAI's form, by the names of their functions.
 Tools = dict[str, dict[str, Any]]
 
 
 class ToolChoice(NamedTuple):
+    """Which of its tools an answer calls, if it must call one."""
+
     # The mode is auto, none, required or function.
     mode: str
     # The function that must be called.

@@ -11,12 +11,13 @@ from typing import Any
 
 from lmi.apis.base.api import JSON, SSE, Api, ErrorFields, Forms
 from lmi.apis.base.readers import Parsed
-from lmi.apis.openai.api import CACHED, OPENAI_CHAT, OPENAI_CHAT_ERRORS
+from lmi.apis.openai.answer_format import OpenAIFormat
+from lmi.apis.openai.api import OPENAI_CHAT, OPENAI_CHAT_ERRORS
 from lmi.apis.openai.calls import AnswerPart, Arguments, Text, Thought, ToolCall
 from lmi.apis.openai.chat_formatter import BlockStream
 from lmi.apis.openai.chat_schema import parsed_arguments
+from lmi.apis.openai.description import CACHED_TOKENS
 from lmi.apis.openai.formatter import log_prob_fields
-from lmi.apis.openai.schema import OpenAIFormat
 from lmi.apis.responses import schema
 from lmi.apis.responses.log_probs import TextLogProbs
 from lmi.apis.responses.schema import ResponseState
@@ -263,7 +264,7 @@ USAGE = answer_object(
     input_tokens=int,
     output_tokens=int,
     total_tokens=int,
-    input_tokens_details=CACHED,
+    input_tokens_details=CACHED_TOKENS,
     output_tokens_details=answer_object(reasoning_tokens=int),
 )
 PLACE: dict[str, Form] = {"item_id": str, "output_index": int, "content_index": int}

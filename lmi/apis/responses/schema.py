@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lmi.apis.base.parameters import ROWS, Parameter, ParameterTable, ParameterValues, named
-from lmi.apis.base.readers import Message, Parsed, choice, integer, takes, text
+from lmi.apis.base.readers import Message, Parsed, anything, choice, integer, takes, text
 from lmi.apis.guides import (
     CONTRACT_NAME,
     AskedGuide,
@@ -21,11 +21,12 @@ from lmi.apis.guides import (
     check_levels,
     guide_of_format,
 )
+from lmi.apis.openai.answer_format import OpenAIFormat
 from lmi.apis.openai.chat_formatter import named_event
 from lmi.apis.openai.chat_schema import CHAT, chat_request, content, fill_in, parsed_arguments
 from lmi.apis.openai.fields import CANNOT, WITHOUT_EFFECT, hidden
-from lmi.apis.openai.schema import MAX_LOG_PROBS, TOOLS, OpenAIFormat, anything
-from lmi.apis.openai.tools import flat_tools, tool_choice
+from lmi.apis.openai.schema import MAX_LOG_PROBS
+from lmi.apis.openai.tools import TOOLS, flat_tools, tool_choice
 from lmi.errors import InvalidParameter, Unsupported, shorten
 
 KEEPS_NOTHING = "nothing is kept here: send store: false, and the whole conversation in input"

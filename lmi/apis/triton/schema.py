@@ -17,7 +17,7 @@ import orjson
 from lmi.apis.base import readers
 from lmi.apis.base.parameters import ROWS, Parameter, ParameterTable, request_of, rows
 from lmi.apis.base.readers import Message, Parsed, Reader, takes
-from lmi.apis.beams import FLAG, read_search
+from lmi.apis.beams import USE_BEAM_SEARCH, read_search
 from lmi.apis.guides import CONTRACT_NAME, json_schema
 from lmi.errors import InvalidParameter, InvalidRequest, MalformedRequest, Unsupported, shorten
 from lmi.executor import GuidedDecodingParams, GuideType
@@ -254,7 +254,7 @@ MEANT = rows(
     "best_of",
     "beam_width",
 )
-MEANT |= FLAG
+MEANT["use_beam_search"] = USE_BEAM_SEARCH
 MEANT |= rows(
     "length_penalty",
     "early_stopping",

@@ -15,7 +15,7 @@ from typing import Any
 from lmi.apis.base.api import AnyApi
 from lmi.apis.base.readers import BodyOutline, boolean
 from lmi.apis.openai.api import OPENAI_CHAT, OPENAI_COMPLETIONS
-from lmi.apis.openai.schema import PROMPT_IDS
+from lmi.apis.openai.schema import read_prompt_ids
 from lmi.errors import InvalidParameter, UnknownModel, Unsupported, shorten
 from lmi.http.exchange import Exchange
 from lmi.pipeline import Pipeline, adds_special_tokens
@@ -180,7 +180,7 @@ async def detokenize(exchange: Exchange, service: Service) -> None:
     assert service.pipeline is not None
     with closing(Inference(exchange, service, OPENAI_COMPLETIONS)) as inference:
         message = await inference.read(await inference.receive())
-        ids = PROMPT_IDS("tokens", message.fields.get("tokens"))
+        ids = read_prompt_ids("tokens", message.fields.get("tokens"))
         if not ids:
             raise InvalidParameter("tokens", "a non-empty list of token ids", [])
 

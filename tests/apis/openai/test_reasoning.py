@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
+from lmi.apis.openai.answer_format import OpenAIFormat
 from lmi.apis.openai.calls import Text, Thought
 from lmi.apis.openai.parts import THOUGHT_MARKS, AnswerParts
-from lmi.apis.openai.schema import OpenAIFormat
 from lmi.settings.annexes import REASONING_FORMS
 from lmi.types import AnswerEnd
 

@@ -14,6 +14,7 @@ from hypothesis import given, strategies as st
 
 from lmi.apis.base.readers import MAX_VALUES_BYTES, Parsed
 from lmi.apis.openai import chat_schema as openai_chat, schema as openai
+from lmi.apis.openai.answer_format import OpenAIFormat
 from lmi.errors import InvalidParameter, InvalidRequest, LmiError, MalformedRequest, Unsupported
 from lmi.executor import GuidedDecodingParams, GuideType, SamplingConfig
 from lmi.settings.config import ModelConfig
@@ -26,12 +27,12 @@ TOOL = {"type": "function", "function": {"name": "f", "description": "d", "param
 NAMED = {"type": "function", "function": {"name": "f"}}
 
 
-def completion(model: ModelConfig = MODEL, /, **fields: Any) -> Parsed[openai.OpenAIFormat]:
+def completion(model: ModelConfig = MODEL, /, **fields: Any) -> Parsed[OpenAIFormat]:
     body = json.dumps({"prompt": "Once", **fields}).encode()
     return openai.parse(openai.read(body, "application/json", model))
 
 
-def chat(model: ModelConfig = MODEL, /, **fields: Any) -> Parsed[openai.OpenAIFormat]:
+def chat(model: ModelConfig = MODEL, /, **fields: Any) -> Parsed[OpenAIFormat]:
     body = json.dumps({"messages": [USER], **fields}).encode()
     return openai_chat.parse(openai_chat.read(body, None, model))
 
@@ -207,7 +208,7 @@ def test_a_named_function_guides_the_answer_by_its_parameters() -> None:
 
 @pytest.mark.parametrize("ask", [chat, completion])
 def test_what_the_options_of_a_stream_do_not_know_is_told(
-    ask: Callable[..., Parsed[openai.OpenAIFormat]],
+    ask: Callable[..., Parsed[OpenAIFormat]],
 ) -> None:
     parsed = ask(
         stream=True, stream_options={"include_usage": True, "include_obfuscation": False, "pace": 5}
@@ -342,7 +343,7 @@ def test_what_has_no_effect_is_taken() -> None:
 
 @pytest.mark.parametrize("ask", [chat, completion])
 def test_a_beam_search_is_asked_for_as_vllms_clients_do(
-    ask: Callable[..., Parsed[openai.OpenAIFormat]],
+    ask: Callable[..., Parsed[OpenAIFormat]],
 ) -> None:
     sampled = {"temperature": 0.5, "top_k": 5}
     parsed = ask(
