@@ -15,17 +15,10 @@ from handlers.lmi_dist.about import LoraLimits
 from handlers.lmi_dist.arrays import BFLOAT16, Array
 from handlers.lmi_dist.facts import ModelFacts
 from handlers.lmi_dist.lora import LoraLoader
-from handlers.lmi_dist.native.library import (
-    BF16,
-    F32,
-    INT8,
-    TOKENS_PER_BLOCK,
-    Arena,
-    Library,
-    NativeModel,
-    Panels,
-    num_threads,
-)
+from handlers.lmi_dist.native.library import Library, num_threads
+from handlers.lmi_dist.native.model import NativeModel
+from handlers.lmi_dist.native.pages import Arena
+from handlers.lmi_dist.native.records import BF16, F32, INT8, TOKENS_PER_BLOCK, Panels
 from handlers.lmi_dist.operations import Linear, Pack
 from handlers.lmi_dist.plan import Plan
 from handlers.lmi_dist.program import load, sites_of

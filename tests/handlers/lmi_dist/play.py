@@ -13,7 +13,8 @@ from torch import Tensor
 
 from handlers.lmi_dist.facts import read_facts
 from handlers.lmi_dist.model_runner import ModelRunner
-from handlers.lmi_dist.native.library import TOKENS_PER_BLOCK, load
+from handlers.lmi_dist.native.library import load
+from handlers.lmi_dist.native.records import TOKENS_PER_BLOCK
 from handlers.lmi_dist.native_runner import NativeRunner
 from handlers.lmi_dist.placement import choose_placement
 from handlers.lmi_dist.plan import Chunk, Plan

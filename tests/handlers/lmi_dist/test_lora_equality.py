@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from handlers.lmi_dist import Executor
-from handlers.lmi_dist.native.library import TOKENS_PER_BLOCK
+from handlers.lmi_dist.native.records import TOKENS_PER_BLOCK
 from handlers.lmi_dist.plan import Chunk, Plan
 from handlers.lmi_dist.runner import Runner
 from lmi.executor import LoraConfig, OutputConfig, Request, SamplingConfig

@@ -21,7 +21,7 @@ import numpy as np
 
 from handlers.lmi_dist.about import variant_here
 from handlers.lmi_dist.arrays import Array
-from handlers.lmi_dist.native import library as native
+from handlers.lmi_dist.native import pages
 from handlers.lmi_dist.native.library import Library
 
 NATIVE = Path(__file__).parents[4] / "handlers" / "lmi_dist" / "native"
@@ -60,7 +60,7 @@ def from_malloc(num_bytes: int, pages: int = mmap.MADV_HUGEPAGE) -> Array:
 
 
 if "LMI_NATIVE_LIBRARY" in os.environ:
-    native.allocate = from_malloc
+    pages.allocate = from_malloc
 
 
 def _fresh(kind: str) -> Path:

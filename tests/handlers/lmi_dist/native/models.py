@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from handlers.lmi_dist.arrays import Array
-from handlers.lmi_dist.native.library import TOKENS_PER_BLOCK, Library, NativeModel, Panels
+from handlers.lmi_dist.native.library import Library
+from handlers.lmi_dist.native.model import NativeModel
+from handlers.lmi_dist.native.records import TOKENS_PER_BLOCK, Panels
 from handlers.lmi_dist.operations import Attend, Embed, Gather, Linear, Norm, Operation, Program
 from handlers.lmi_dist.placement import to_array
 from handlers.lmi_dist.plan import Chunk

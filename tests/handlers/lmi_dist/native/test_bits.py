@@ -11,7 +11,8 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from handlers.lmi_dist.native.library import BF16, F32, INT8, NativeModel
+from handlers.lmi_dist.native.model import NativeModel
+from handlers.lmi_dist.native.records import BF16, F32, INT8
 from handlers.lmi_dist.operations import Program
 from handlers.lmi_dist.plan import Chunk
 from tests.handlers.lmi_dist.native.builds import library, variants

@@ -10,7 +10,8 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from handlers.lmi_dist.native.library import F32, NativeModel
+from handlers.lmi_dist.native.model import NativeModel, StepLists
+from handlers.lmi_dist.native.records import F32
 from handlers.lmi_dist.operations import Adapter, Linear, LowRank, Program
 from handlers.lmi_dist.placement import to_array
 from handlers.lmi_dist.plan import Chunk
@@ -125,14 +126,22 @@ numbers = st.one_of(st.integers(-3, 4), st.sampled_from([2**31 - 1, -(2**31)]))
 @settings(max_examples=300)
 @given(users=st.lists(numbers, min_size=3, max_size=3))
 def test_a_step_with_any_numbers_of_adapters_runs_or_is_refused(users: list[int]) -> None:
-    step = ([1, 2, 3], [0, 0, 0], [1, 1, 1], [0, 1, 2], [0, 1, 2], users)
+    adapters = [MODEL._adapters[number].sites for number in (1, 2)]
+    step = StepLists(
+        ids=[1, 2, 3],
+        starts=[0, 0, 0],
+        lengths=[1, 1, 1],
+        blocks=[0, 1, 2],
+        wanted=[0, 1, 2],
+        users=users,
+        adapters=adapters,
+    )
     MODEL._reserve(3, 3)
-    known = [MODEL._adapters[1][0], MODEL._adapters[2][0]]
     if set(users) <= {-1, 0, 1}:
-        MODEL._step(*step, adapters=known)
+        MODEL._run_step(step)
     else:
         with pytest.raises(ValueError, match="the adapter of a chunk must be from -1 to 1"):
-            MODEL._step(*step, adapters=known)
+            MODEL._run_step(step)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +164,7 @@ def test_a_wrong_weight_of_an_adapter_is_refused(
 ) -> None:
     model = new_model(variants()[0])
     put(model, 1, random_adapter(4, seed=1))
-    setattr(getattr(model._adapters[1][0][site], part), field, value)
+    setattr(getattr(model._adapters[1].sites[site], part), field, value)
     with pytest.raises(ValueError, match=says):
         run_step(model, [Chunk(0, 0, [1, 2], 1, [0], 1)])
 
@@ -192,5 +201,6 @@ def test_a_step_that_does_not_say_who_uses_its_adapters_is_refused() -> None:
     model = new_model(variants()[0])
     put(model, 1, random_adapter(4, seed=1))
     model._reserve(1, 1)
+    step = StepLists([1], [0], [1], [0], [0], adapters=[model._adapters[1].sites])
     with pytest.raises(ValueError, match="users is missing"):
-        model._step([1], [0], [1], [0], [0], adapters=[model._adapters[1][0]])
+        model._run_step(step)

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from handlers.lmi_dist.arrays import Array
-from handlers.lmi_dist.native.library import F32, NativeModel
+from handlers.lmi_dist.native.model import NativeModel
+from handlers.lmi_dist.native.records import F32
 from tests.handlers.lmi_dist.native.builds import library, variants
 from tests.handlers.lmi_dist.native.models import llama, packed, run_whole
 

@@ -15,7 +15,8 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from handlers.lmi_dist.arrays import Array
-from handlers.lmi_dist.native.library import F32, NativeModel
+from handlers.lmi_dist.native.model import NativeModel, StepLists
+from handlers.lmi_dist.native.records import F32
 from handlers.lmi_dist.plan import Chunk
 from tests.handlers.lmi_dist.native.builds import library, variants
 from tests.handlers.lmi_dist.native.models import llama, packed, run_step
@@ -42,7 +43,7 @@ def test_steps_of_any_numbers_run_or_are_refused(
 ) -> None:
     num_chunks = min(len(starts), len(lengths))
     try:
-        MODEL._step(ids, starts[:num_chunks], lengths[:num_chunks], blocks, wanted)
+        MODEL._run_step(StepLists(ids, starts[:num_chunks], lengths[:num_chunks], blocks, wanted))
     except ValueError as error:
         assert str(error)
 
@@ -59,7 +60,7 @@ def test_a_step_with_one_wrong_number_runs_or_is_refused(data: st.DataObject) ->
     column[data.draw(st.integers(0, len(column) - 1))] = data.draw(numbers)
     MODEL._reserve(4, 2)
     try:
-        MODEL._step(*step)
+        MODEL._run_step(StepLists(*step))
     except ValueError as error:
         assert str(error)
 
@@ -206,7 +207,7 @@ def test_a_wrong_buffer_is_refused(field: str, value: int | None) -> None:
     model._reserve(2, 2)
     setattr(model._buffers[0], field, value)
     with pytest.raises(ValueError):
-        model._step([1, 2], [0], [2], [0], [1])
+        model._run_step(StepLists([1, 2], [0], [2], [0], [1]))
 
 
 @pytest.mark.parametrize(
@@ -241,6 +242,6 @@ def test_a_step_that_finds_no_memory_is_refused_and_the_next_one_runs() -> None:
         address_space(55 << 20),
         pytest.raises(ValueError, match="bad_alloc"),
     ):  # the arrays of the step take 50 MB
-        model._step(*step)
+        model._run_step(StepLists(*step))
 
-    model._step(*VALID)
+    model._run_step(StepLists(*VALID))

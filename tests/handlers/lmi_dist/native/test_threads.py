@@ -19,7 +19,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from handlers.lmi_dist.native.library import BF16, F32, INT8, NativeModel
+from handlers.lmi_dist.native.model import NativeModel
+from handlers.lmi_dist.native.records import BF16, F32, INT8
 from tests.handlers.lmi_dist.native.builds import library, variants
 from tests.handlers.lmi_dist.native.models import llama, num_blocks_of, packed, run_whole
 

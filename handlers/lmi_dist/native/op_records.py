@@ -1,0 +1,130 @@
+"""The record of an operation, as `lmi_kernels.h` describes it."""
+
+from __future__ import annotations
+
+import ctypes
+
+from handlers.lmi_dist.native.records import DTYPE_NUMBERS, OpRecord, Panels, address_or_null
+from handlers.lmi_dist.operations import (
+    Attend,
+    Cap,
+    Embed,
+    Gather,
+    Linear,
+    Norm,
+    Operation,
+    Shrink,
+)
+
+# The kinds of operations.
+EMBED = 0
+NORM = 1
+LINEAR = 2
+ATTEND = 3
+GATHER = 4
+CAP = 5
+SHRINK = 6
+ACTIVATION_NUMBERS = {
+    "none": 0,
+    "silu": 1,
+    "relu": 2,
+    "gelu": 3,
+    "gelu_tanh": 4,
+}
+
+
+def record_of(operation: Operation[Panels]) -> OpRecord:
+    """Return the record of an operation, whose arrays somebody must keep. It keeps the panels."""
+    match operation:
+        case Embed():
+            return _embed(operation)
+        case Norm():
+            return _norm(operation)
+        case Linear():
+            return _linear(operation)
+        case Attend():
+            return _attend(operation)
+        case Shrink():
+            # The numbers of sites count from 1, since 0 is none.
+            return OpRecord(
+                kind=SHRINK,
+                input=operation.input,
+                output=operation.output,
+                site=operation.site + 1,
+            )
+        case Gather():
+            return OpRecord(kind=GATHER, input=operation.input, output=operation.output)
+        case Cap():
+            return OpRecord(
+                kind=CAP, input=operation.buffer, output=operation.buffer, cap=operation.cap
+            )
+
+
+def _embed(embed: Embed) -> OpRecord:
+    return OpRecord(
+        kind=EMBED,
+        output=embed.output,
+        table_dtype=DTYPE_NUMBERS[embed.table.dtype],
+        scale=embed.scale,
+        table=address_or_null(embed.table),
+        positions=address_or_null(embed.positions),
+    )
+
+
+def _norm(norm: Norm) -> OpRecord:
+    return OpRecord(
+        kind=NORM,
+        input=norm.input,
+        output=norm.output,
+        adds=norm.adds,
+        is_centred=norm.is_centred,
+        eps=norm.eps,
+        norm=address_or_null(norm.weight),
+        bias=address_or_null(norm.bias),
+    )
+
+
+def _linear(linear: Linear[Panels]) -> OpRecord:
+    record = OpRecord(
+        kind=LINEAR,
+        input=linear.input,
+        output=linear.output,
+        adds=linear.adds,
+        activation=ACTIVATION_NUMBERS[linear.activation],
+        low=linear.low,
+        weight=ctypes.pointer(linear.weight),
+        bias=address_or_null(linear.bias),
+        gate_bias=address_or_null(linear.gate_bias),
+    )
+
+    # A pointer that is not set is null.
+    if linear.gate is not None:
+        record.gate = ctypes.pointer(linear.gate)
+
+    # The numbers of sites count from 1, since 0 is none.
+    if linear.site is not None:
+        record.site = linear.site + 1
+
+    return record
+
+
+def _attend(attend: Attend) -> OpRecord:
+    num_pairs = 0
+    if attend.rotations is not None:
+        num_pairs = attend.rotations.shape[2]
+
+    return OpRecord(
+        kind=ATTEND,
+        input=attend.input,
+        output=attend.output,
+        layer=attend.layer,
+        window=attend.window or 0,
+        num_pairs=num_pairs,
+        is_wanted=attend.is_wanted,
+        eps=attend.norm_eps,
+        scale=attend.scale,
+        cap=attend.softcap or 0.0,
+        rotations=address_or_null(attend.rotations),
+        query_norm=address_or_null(attend.query_norm),
+        key_norm=address_or_null(attend.key_norm),
+    )
