@@ -169,14 +169,31 @@ def complete(quick: str | None, **talk: Any) -> None:
 @click.option(
     "--concurrency", type=click.IntRange(1), default=16, show_default=True, help="requests at once"
 )
-def run_batch(source: Path, target: Path, url: str, api_key: str | None, concurrency: int) -> int:
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(0, min_open=True),
+    metavar="SECONDS",
+    default=3600.0,
+    show_default=True,
+    help="for each answer, from its request to its end",
+)
+def run_batch(
+    source: Path,
+    target: Path,
+    url: str,
+    api_key: str | None,
+    concurrency: int,
+    timeout_s: float,
+) -> int:
     """Answer the requests of a file in OpenAI's batch form."""
     import asyncio
 
     from lmi.client import ask
 
     with source.open("rb") as requests, target.open("wb") as answers:
-        num_failed = asyncio.run(ask.run_batch(requests, answers, url, api_key, concurrency))
+        batch = ask.run_batch(requests, answers, url, api_key, concurrency, timeout_s)
+        num_failed = asyncio.run(batch)
 
     if num_failed:
         click.echo(

@@ -220,10 +220,15 @@ def _show(pieces: Iterator[str]) -> str:
 
 
 async def run_batch(
-    source: BinaryIO, target: BinaryIO, url: str, api_key: str | None, num_at_once: int
+    source: BinaryIO,
+    target: BinaryIO,
+    url: str,
+    api_key: str | None,
+    num_at_once: int,
+    timeout_s: float,
 ) -> int:
-    """Ask for every line of `source`, `num_at_once` at a time. Returns how many were not answered
-    with 200.
+    """Ask for every line of `source`, `num_at_once` at a time, and wait `timeout_s` for each
+    answer. Returns how many were not answered with 200.
 
     A line has the form of OpenAI's batches, `{"custom_id": …, "url": "/v1/chat/completions",
     "body": …}`. Its answer is written when it comes: `{"id": …, "custom_id": …, "response":
@@ -245,7 +250,7 @@ async def run_batch(
         num_failed = 0
         for line in lines:
             tell("line", line.fault)
-            answer = await _answer(client, line, tell)
+            answer = await _answer(client, line, timeout_s, tell)
             if answer["error"] is not None or answer["response"]["status_code"] != 200:
                 num_failed += 1
 
@@ -307,10 +312,13 @@ def _line_of(line: bytes, place: str) -> BatchLine:
 
 
 async def _answer(
-    client: httpx2.AsyncClient, line: BatchLine, tell: Callable[[str, str], None]
+    client: httpx2.AsyncClient,
+    line: BatchLine,
+    timeout_s: float,
+    tell: Callable[[str, str], None],
 ) -> Json:
     """Return the answer to a line. A busy server is asked again when it says that it
-    may have room.
+    may have room, and each time has `timeout_s` for its whole answer.
     """
     answer: Json = {
         "id": f"batch_req_{uuid4().hex}",
@@ -323,9 +331,13 @@ async def _answer(
 
     for _ in range(MAX_TRIES):
         try:
-            async with client.stream("POST", line.path, json=line.body) as response:
-                is_success = response.status_code == 200
-                body = await answers.whole_of_async(response.aiter_bytes(), is_success)
+            async with asyncio.timeout(timeout_s):
+                async with client.stream("POST", line.path, json=line.body) as response:
+                    is_success = response.status_code == 200
+                    body = await answers.whole_of_async(response.aiter_bytes(), is_success)
+        except TimeoutError:
+            message = f"no whole answer in {timeout_s:g} s, as --timeout allows"
+            return answer | {"error": {"code": "timeout", "message": message}}
         except httpx2.TransportError as error:
             message = str(error) or type(error).__name__
             return answer | {"error": {"code": "server_lost", "message": message}}

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import io
 import json
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,29 @@ def test_a_batch_goes_on_after_the_page_of_a_proxy_and_after_a_date_at_which_to_
 
     assert (answers["late"]["status_code"], answers["page"]["status_code"]) == (200, 502)
     assert answers["page"]["body"] == {"error": "<h1>Bad gateway</h1>"}
+
+
+def test_a_batch_waits_for_a_silent_server_as_long_as_it_is_told(tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    target = tmp_path / "out.jsonl"
+    line = {"custom_id": "a", "url": "/v1/completions", "body": {"prompt": "x"}}
+    source.write_text(json.dumps(line))
+    is_over = threading.Event()
+
+    # Half an answer, and then nothing.
+    def answer(talk: Talk) -> None:
+        talk.send(b"HTTP/1.1 200 X\r\nContent-Length: 20\r\n\r\n{")
+        is_over.wait(60)
+
+    with scripted(answer) as server:
+        files = ("-i", str(source), "-o", str(target))
+        done = lmi("run-batch", *files, "--url", server.url, "--timeout", "0.5")
+        is_over.set()
+
+    error = json.loads(target.read_text())["error"]
+    assert done.returncode == 1
+    assert error["code"] == "timeout"
+    assert error["message"] == "no whole answer in 0.5 s, as --timeout allows"
 
 
 def test_a_batch_of_windows_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
