@@ -1,34 +1,33 @@
-"""How the functions of user code are called, and the answers that its output formatter writes.
+"""The answers that an output formatter of user code writes, by tokens or with responses.
 
-Its parameters decide how a formatter is called, by tokens or with responses (README.md,
-"Formatters"). Source: the reference's guides to output formatters, of v0.28 and of today.
+Its parameters decide which (README.md, "Formatters"). Source: the reference's guides to output
+formatters, of v0.28 and of today.
 """
 
 from __future__ import annotations
 
-import asyncio
 import copy
-import inspect
 import json
 import time
 import uuid
-from collections.abc import AsyncIterable, Awaitable, Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from lmi import types
 from lmi.user_code.calls import Feed, Open
+from lmi.user_code.functions import accepted, call, first_parameter, num_required
+from lmi.user_code.outputs import as_bytes
 
 if TYPE_CHECKING:
     from djl_python.request_io import Token
 
 JSON = "application/json"
 JSONLINES = "application/jsonlines"
-# token, first_token, last_token, details, generated_tokens, id
-NUM_LEGACY_PARAMETERS = 6
+# A formatter with so many parameters is called for each token: with the token, whether it is the
+# first and the last, details, the text so far, and the id of the request.
+NUM_TOKEN_PARAMETERS = 6
 NO_TOKEN = types.Token(-1, "", is_special=True)
 BODY_FIELDS = ("inputs", "parameters", "stream")
-# All calls run in one event loop, to which locks and clients that the code keeps belong.
-_runner = asyncio.Runner()
 
 
 class TokenAnswer:
@@ -45,7 +44,7 @@ class TokenAnswer:
         self._formatter = formatter
         self._opened = opened
         self._request = request
-        self._is_legacy = num_required(formatter) == NUM_LEGACY_PARAMETERS
+        self._is_called_by_token = num_required(formatter) == NUM_TOKEN_PARAMETERS
         self._sequence = Sequence()
         self._output = TextGenerationOutput(
             request.request_id, request, sequences={0: self._sequence}
@@ -83,21 +82,21 @@ class TokenAnswer:
 
         pieces = []
         while sequence.has_next_token():
-            num_read = sequence._next
+            num_read = sequence.num_read
             pieces.append(as_bytes(self._format()))
             # A formatter that read no token looks at whole answers.
-            if sequence._next == num_read:
-                sequence._next = len(sequence.tokens)
+            if sequence.num_read == num_read:
+                sequence.skip_tokens()
 
         return b"".join(pieces)
 
     def _format(self) -> Any:
-        if not self._is_legacy:
+        if not self._is_called_by_token:
             return call(self._formatter, self._output)
 
         sequence = self._sequence
         token, is_first, is_last = sequence.get_next_token()
-        tokens_so_far = sequence.tokens[: sequence._next]
+        tokens_so_far = sequence.tokens[: sequence.num_read]
         finish_reason = sequence.finish_reason if is_last else None
         details = self._details(tokens_so_far, finish_reason)
         details["tokens"] = _as_dicts(tokens_so_far)
@@ -210,8 +209,8 @@ class ResponseAnswer(TokenAnswer):
 def takes_responses(formatter: Callable[..., Any]) -> bool:
     """Whether the formatter is called with responses, because its parameters ask for no tokens."""
     _, annotation = first_parameter(formatter)
-    is_by_tokens = num_required(formatter) == NUM_LEGACY_PARAMETERS
-    return not is_by_tokens and annotation not in ("TextGenerationOutput", "RequestOutput")
+    is_called_by_token = num_required(formatter) == NUM_TOKEN_PARAMETERS
+    return not is_called_by_token and annotation not in ("TextGenerationOutput", "RequestOutput")
 
 
 def format_response(
@@ -252,22 +251,6 @@ def request_input(request: Any, opened: Open, request_id: int, prompt: str, toke
     return request
 
 
-def as_bytes(value: Any) -> bytes:
-    """Return bytes as they are, str in UTF-8, and any other value as JSON."""
-    if value is None:
-        return b""
-
-    if isinstance(value, bytes | bytearray | memoryview):
-        return bytes(value)
-
-    if isinstance(value, str):
-        return str(value).encode()
-
-    to_json = getattr(value, "model_dump_json", None)
-    text = to_json() if callable(to_json) else json.dumps(value, ensure_ascii=False)
-    return str(text).encode()
-
-
 def _tokens(tokens: Iterable[types.Token]) -> list[Token]:
     from djl_python.request_io import Token
 
@@ -303,83 +286,3 @@ class Attributes(dict[str, Any]):
 
     def model_dump_json(self, **_: Any) -> str:
         return json.dumps(self, ensure_ascii=False)
-
-
-def call(function: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
-    """Return the result of the function, awaited if it is awaitable."""
-    result = function(*args, **keywords)
-    if not inspect.isawaitable(result):
-        return result
-
-    return _runner.run(_awaited(result))
-
-
-def synchronous(items: AsyncIterable[Any]) -> Generator[Any]:
-    """Yield the items of an asynchronous iterator. Closing the generator closes the iterator."""
-    iterator = aiter(items)
-    try:
-        while True:
-            try:
-                yield _runner.run(_awaited(anext(iterator)))
-            except StopAsyncIteration:
-                return
-    finally:
-        if hasattr(iterator, "aclose"):
-            _runner.run(_awaited(iterator.aclose()))
-
-
-def num_required(function: Callable[..., Any]) -> int:
-    """Return the number of positional parameters without a default."""
-    positional_kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    number = 0
-    for parameter in _parameters(function):
-        is_positional = parameter.kind in positional_kinds
-        number += is_positional and parameter.default is parameter.empty
-
-    return number
-
-
-def first_parameter(function: Callable[..., Any]) -> tuple[str, str]:
-    """Return the name of the first parameter, and the last name of its annotation, or "" for each.
-
-    The last name of `inputs.Input` is `Input`.
-    """
-    parameters = _parameters(function)
-    if not parameters:
-        return "", ""
-
-    parameter = parameters[0]
-    annotation = parameter.annotation
-    if annotation is parameter.empty:
-        text = ""
-    elif isinstance(annotation, str):
-        text = annotation
-    else:
-        text = str(getattr(annotation, "__name__", ""))
-
-    # `list[Input]` is named by `list`, and `inputs.Input` by `Input`.
-    without_arguments = text.partition("[")[0]
-    return parameter.name, without_arguments.rpartition(".")[2]
-
-
-def accepted(function: Callable[..., Any], keywords: dict[str, Any]) -> dict[str, Any]:
-    """Return the keyword arguments that the function takes besides its first parameter."""
-    parameters = _parameters(function)
-    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    if takes_all:
-        remaining = dict(keywords)
-        if parameters:
-            remaining.pop(parameters[0].name, None)
-
-        return remaining
-
-    names = [parameter.name for parameter in parameters[1:]]
-    return {name: keywords[name] for name in names if name in keywords}
-
-
-def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    return list(inspect.signature(function).parameters.values())
-
-
-async def _awaited(result: Awaitable[Any]) -> Any:
-    return await result

@@ -10,44 +10,34 @@ import importlib.util
 import json
 import logging
 import os
-import re
 import sys
-from collections.abc import AsyncIterable, Callable, Generator, Iterator, Mapping
-from contextlib import closing, suppress
-from email.message import Message
-from email.parser import HeaderParser
+from collections.abc import Callable, Generator, Mapping
+from contextlib import closing
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from lmi.user_code import answer
-from lmi.user_code.answer import ResponseAnswer, TokenAnswer, as_bytes, call, synchronous
+from lmi.user_code.answer import (
+    Attributes,
+    ResponseAnswer,
+    TokenAnswer,
+    format_response,
+    request_input,
+    takes_responses,
+)
 from lmi.user_code.calls import Head, Open
+from lmi.user_code.functions import accepted, call, first_parameter
+from lmi.user_code.multipart import content_type_of, is_multipart, read_parts
 from lmi.user_code.options import UserCodeConfig, is_built_in
+from lmi.user_code.outputs import read_head, read_pieces, read_results
 
 if TYPE_CHECKING:
-    from djl_python import Input, Output
+    from djl_python import Input
 
 # The folder that has only djl_python in it.
 COMPAT = Path(__file__).parent / "compat"
 UNUSED_MARKS = ("is_init_handler", "is_prediction_handler")
-
-# The properties of an Output that the server itself turns into headers, or sets.
-NOT_HEADERS = frozenset(
-    {
-        "content-type",
-        "content-length",
-        "transfer-encoding",
-        "connection",
-        "x-request-id",
-    }
-)
-# Source: RFC 9110, sections 5.1 and 5.5.
-HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-HEADER_VALUE = re.compile(r"[\t -~\x80-\xff]*")
-# The statuses whose responses have no body.
-WITHOUT_BODY = (204, 205, 304)
 
 log = logging.getLogger(__name__)
 
@@ -135,17 +125,17 @@ class UserCode:
         argument = _input(properties, body)
         assert formatter is not None
 
-        name, annotation = answer.first_parameter(formatter)
+        name, annotation = first_parameter(formatter)
         if annotation.lower() == "dict" or name == "decoded_payload":
             argument = decode(argument, argument.get_property("content-type"))
 
         options = {
             "tokenizer": self._tokenizer,
             "properties": dict(self._properties),
-            "configs": answer.Attributes(self._properties),
+            "configs": Attributes(self._properties),
             "output_formatter": None,
         }
-        request = call(formatter, argument, **answer.accepted(formatter, options))
+        request = call(formatter, argument, **accepted(formatter, options))
         if isinstance(request, dict):
             return None, json.dumps(request).encode()
 
@@ -157,11 +147,11 @@ class UserCode:
         """
         formatter = self._output_formatter
         assert formatter is not None
-        kind = ResponseAnswer if answer.takes_responses(formatter) else TokenAnswer
+        kind = ResponseAnswer if takes_responses(formatter) else TokenAnswer
 
         answers: list[TokenAnswer] = []
         for prompt in opened.prompts:
-            text_input = answer.request_input(request, opened, request_id, prompt, self._tokenizer)
+            text_input = request_input(request, opened, request_id, prompt, self._tokenizer)
             answers.append(kind(formatter, opened, text_input, self._name))
 
         return answers
@@ -171,10 +161,10 @@ class UserCode:
         tokens.
         """
         assert self._output_formatter is not None
-        if not answer.takes_responses(self._output_formatter):
+        if not takes_responses(self._output_formatter):
             return body
 
-        return answer.format_response(self._output_formatter, body, request, self._tokenizer)
+        return format_response(self._output_formatter, body, request, self._tokenizer)
 
 
 def load(config: UserCodeConfig, *, folder: str, name: str) -> UserCode:
@@ -232,7 +222,7 @@ def _input(
     from djl_python import Input
     from djl_python.pair_list import PairList
 
-    content_type = _content_type(properties) or ""
+    content_type = content_type_of(properties) or ""
     pairs: list[tuple[str | None, Any]] = [("data", body)]
     if is_multipart(content_type):
         pairs = [*read_parts(body, content_type)]
@@ -241,15 +231,6 @@ def _input(
         pairs.append((name, value.encode()))
 
     return Input(properties, PairList(pairs))
-
-
-def _content_type(headers: Mapping[str, str]) -> str | None:
-    """Return the header's value. Its name may have any case."""
-    for name, value in headers.items():
-        if name.lower() == "content-type":
-            return value
-
-    return None
 
 
 def _request_fields(request: Any) -> dict[str, Any]:
@@ -271,94 +252,6 @@ def _request_fields(request: Any) -> dict[str, Any]:
         fields["adapters"] = request.adapters
 
     return fields
-
-
-def read_results(result: Any) -> Generator[object]:
-    """Yield a handler's result, or each output of its generator. An output is finalized after it
-    was used.
-    """
-    if hasattr(result, "__aiter__"):
-        result = synchronous(result)
-    elif not isinstance(result, Generator):
-        result = _single(result)
-
-    with closing(result) as outputs:
-        for output in outputs:
-            try:
-                yield output
-            finally:
-                finalize = getattr(output, "finalizer", None)
-                if finalize is not None:
-                    finalize()
-
-            if getattr(output, "is_last", False):
-                return
-
-
-def _single(result: object) -> Generator[object]:
-    if result is not None:
-        yield result
-
-
-def read_head(output: Output, *, is_streaming: bool) -> Head:
-    """Return the head of an Output's response. Raises ValueError for values that HTTP
-    cannot carry.
-    """
-    properties = {str(name): str(value) for name, value in output.properties.items()}
-    status = _status(output.code)
-    is_streaming = is_streaming or output.stream_content is not None
-    if status in WITHOUT_BODY:
-        is_streaming = False
-
-    has_body = is_streaming or not output.content.is_empty()
-    media_type = _content_type(properties) or output.media_type or ""
-    if not media_type and has_body:
-        media_type = "application/octet-stream"
-
-    _check_header("content-type", media_type)
-    headers = {}
-    for name, value in properties.items():
-        if name.lower() not in NOT_HEADERS:
-            _check_header(name, value)
-            headers[name] = value
-
-    return Head(status, media_type, headers, is_streaming)
-
-
-def _check_header(name: str, value: str) -> None:
-    if not HEADER_NAME.fullmatch(name):
-        raise ValueError(f"an Output's property must have a header's name, given {name!r}")
-
-    if not HEADER_VALUE.fullmatch(value):
-        raise ValueError(
-            f"an Output's property {name} must be one line of Latin-1 characters, given {value!r}"
-        )
-
-
-def read_pieces(output: Output) -> Iterator[bytes]:
-    """Yield the body, piece by piece if it is a stream."""
-    if _status(output.code) in WITHOUT_BODY:
-        return
-
-    if output.stream_content is None:
-        data = output.content.get()
-        if data is not None:
-            yield data
-
-        return
-
-    write = output.stream_formatter or (lambda piece: piece)
-    pieces = output.stream_content
-    for piece in synchronous(pieces) if isinstance(pieces, AsyncIterable) else pieces:
-        yield as_bytes(write(piece))
-
-
-def _status(code: Any) -> int:
-    with suppress(TypeError, ValueError):
-        if 200 <= int(code) <= 599:
-            return int(code)
-
-    raise ValueError(f"an Output's code must be an HTTP status from 200 to 599, given {code!r}")
 
 
 class LazyTokenizer:
@@ -390,43 +283,3 @@ class LazyTokenizer:
 
     def __bool__(self) -> bool:
         return True
-
-
-def is_multipart(content_type: str) -> bool:
-    return content_type.strip().lower().startswith("multipart/form-data")
-
-
-def read_parts(body: bytes, content_type: str) -> list[tuple[str, bytes]]:
-    """Return the name and bytes of each part, including files, in order. Raises ValueError for a
-    malformed body.
-    """
-    boundary = _headers("content-type: " + content_type).get_boundary()
-    if not boundary:
-        raise ValueError("the content type of a multipart body must name its boundary")
-
-    pieces = (b"\r\n" + body).split(b"\r\n--" + boundary.encode("latin-1", "replace"))
-    if len(pieces) == 1:
-        raise ValueError(f"the multipart body has no line with its boundary, {boundary!r}")
-
-    if not pieces[-1].startswith(b"--"):
-        raise ValueError("the multipart body ends before its last boundary")
-
-    parts = []
-    for piece in pieces[1:-1]:
-        padding, line_end, part = piece.partition(b"\r\n")
-        if not line_end or padding.strip(b" \t"):
-            raise ValueError("a boundary of the multipart body does not end its line")
-
-        head, head_end, content = (b"\r\n" + part).partition(b"\r\n\r\n")
-        headers = _headers(head.decode(errors="replace").lstrip())
-        name = headers.get_param("name", header="content-disposition")
-        if not head_end or not isinstance(name, str):
-            raise ValueError("a part of the multipart body has no name")
-
-        parts.append((name, content))
-
-    return parts
-
-
-def _headers(head: str) -> Message:
-    return HeaderParser().parsestr(head)

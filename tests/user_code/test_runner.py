@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 from lmi.user_code.calls import Head
+from lmi.user_code.multipart import is_multipart, read_parts
 from lmi.user_code.options import UserCodeConfig
-from lmi.user_code.runner import UserCode, is_multipart, read_parts
+from lmi.user_code.runner import UserCode
 from tests.user_code.written import model
 
 ROOT = Path(__file__).parents[2]

@@ -44,6 +44,15 @@ class Sequence:
     stop_reason: str | int | None = None
     _next: int = 0
 
+    @property
+    def num_read(self) -> int:
+        """The number of tokens that were read. The reference does not have it."""
+        return self._next
+
+    def skip_tokens(self) -> None:
+        """Count all tokens as read. The reference does not have it."""
+        self._next = len(self.tokens)
+
     def has_next_token(self) -> bool:
         return self._next < len(self.tokens)
 
