@@ -21,7 +21,7 @@ from lmi.errors import BadConfiguration
 from lmi.executor import RequestPerfMetrics
 from lmi.http.exchange import Exchange
 from lmi.server.meter import Meter
-from lmi.server.metrics import REASONS
+from lmi.server.twins import REASONS
 from lmi.shared.state import FrontEndRecord
 
 try:

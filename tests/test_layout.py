@@ -74,7 +74,7 @@ ENGINES_NAMED_IN = {
         *("SM_VLLM_MODEL", "SM_VLLM_REVISION"),
     },
     "lmi.settings.other_names": {"SM_VLLM_", "SM_VLLM_CONFIG"},  # variables of another image
-    "lmi.server.metrics": {"vllm:"},  # the beginning of another server's metrics
+    "lmi.server.twins": {"vllm:"},  # the beginning of another server's metrics
 }
 
 

@@ -32,7 +32,7 @@ ANNEXES = {
     "chats": ("lmi.chats", "lmi.settings.chat_templates"),
     "description": ("lmi.description",),
     "pages": ("lmi.server.routes.pages", "lmi.server.page_files"),
-    "metrics": ("lmi.server.metrics", "lmi.server.load_report"),
+    "metrics": ("lmi.server.metrics", "lmi.server.load_report", "lmi.server.twins"),
     "waiting": ("lmi.server.waiting",),
     "buffered_streams": ("lmi.http.buffered",),
     "access": ("lmi.server.access", "lmi.http.browsers", "lmi.supervisor.credentials"),

@@ -2,26 +2,23 @@
 when it is unloaded.
 
 Any front end renders the text for all processes from shared memory, so a dead process's totals
-stay. What reads vLLM's `/metrics` reads ours too, dashboards, gateways and autoscalers: our series
-come a second time, under vLLM's names.
+stay. Our series come a second time under vLLM's names (`twins.py`).
 """
 
 import re
 import time
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple, cast
 
 from prometheus_client import CONTENT_TYPE_LATEST, Metric, ProcessCollector, core, generate_latest
 from prometheus_client.registry import Collector
-from prometheus_client.samples import Sample
 from prometheus_client.utils import floatToGoString
 
 from lmi import __version__
 from lmi.server.load_report import kv_cache_usage
 from lmi.server.service import Models
+from lmi.server.twins import ENGINE, joined_names, twins
 from lmi.shared import state
 from lmi.shared.state import Block, Record
 
@@ -129,10 +126,6 @@ WORST = {"loop_lag_s", "wait_error_s"}
 # Gauges of a record that Prometheus gets as counters: they only grow, and begin at 0 with each
 # process.
 COUNTED_ANEW = {"step"}
-PREFIX = "vllm:"
-# The label of a replica, which only vLLM's series have: who reads ours sees the load of all.
-ENGINE = "engine"
-Labels = tuple[tuple[str, str], ...]
 
 
 class RecordGroup(NamedTuple):
@@ -145,77 +138,10 @@ class RecordGroup(NamedTuple):
 
 
 class Process(NamedTuple):
-    """A process with a record, and the labels of its samples."""
+    """A process with a record, and the labels of its samples. The pid is 0 while there is none."""
 
     labels: dict[str, str]
-    record: Record
-
-
-class Twin(NamedTuple):
-    """A family of ours whose samples are added to one of vLLM's, with `labels` beside their own.
-    `sign` is 1, or -1 where they are subtracted.
-    """
-
-    family: str
-    name: str
-    labels: Labels = ()
-    sign: int = 1
-
-
-TWINS = (
-    Twin("lmi_requests_running", "num_requests_running"),
-    Twin("lmi_requests_waiting", "num_requests_waiting"),
-    Twin("lmi_requests_waiting", "num_requests_waiting_by_reason", (("reason", "capacity"),)),
-    Twin("lmi_kv_cache_usage_ratio", "kv_cache_usage_perc"),
-    # Its former name, which gateways and autoscalers read.
-    Twin("lmi_kv_cache_usage_ratio", "gpu_cache_usage_perc"),
-    Twin("lmi_kv_cache", "cache_config"),
-    Twin("lmi_preemptions", "num_preemptions"),
-    Twin("lmi_prompt_tokens", "prompt_tokens"),
-    Twin("lmi_prompt_tokens", "prefix_cache_queries"),
-    Twin("lmi_prompt_tokens_cached", "prompt_tokens_cached"),
-    Twin("lmi_prompt_tokens_cached", "prompt_tokens_cached_by_source", (("source", "device"),)),
-    Twin("lmi_prompt_tokens_cached", "prefix_cache_hits"),
-    Twin("lmi_prompt_tokens_cached", "prompt_tokens_by_source", (("source", "local_cache_hit"),)),
-    Twin("lmi_prompt_tokens", "prompt_tokens_by_source", (("source", "local_compute"),)),
-    Twin("lmi_prompt_tokens_cached", "prompt_tokens_by_source", (("source", "local_compute"),), -1),
-    Twin("lmi_generated_tokens", "generation_tokens"),
-    Twin("lmi_finished", "request_success"),
-    Twin("lmi_time_to_first_token_seconds", "time_to_first_token_seconds"),
-    Twin("lmi_inter_token_latency_seconds", "inter_token_latency_seconds"),
-    Twin("lmi_time_per_output_token_seconds", "request_time_per_output_token_seconds"),
-    Twin("lmi_answer_time_seconds", "e2e_request_latency_seconds"),
-    Twin("lmi_queue_time_seconds", "request_queue_time_seconds"),
-    Twin("lmi_prefill_time_seconds", "request_prefill_time_seconds"),
-    Twin("lmi_decode_time_seconds", "request_decode_time_seconds"),
-    Twin("lmi_step_length_tokens", "iteration_tokens_total"),
-    Twin("lmi_drafts", "spec_decode_num_drafts"),
-    Twin("lmi_draft_tokens", "spec_decode_num_draft_tokens"),
-    Twin("lmi_draft_tokens_accepted", "spec_decode_num_accepted_tokens"),
-    Twin("lmi_prompt_length_tokens", "request_prompt_tokens"),
-    Twin("lmi_prefill_length_tokens", "request_prefill_kv_computed_tokens"),
-    Twin("lmi_sequence_length_tokens", "request_generation_tokens"),
-    Twin("lmi_longest_sequence_tokens", "request_max_num_generation_tokens"),
-    # What its HTTP server counts, without a prefix and of no model.
-    Twin("lmi_requests", "http_requests"),
-    Twin("lmi_request_duration_seconds", "http_request_duration_seconds"),
-)
-# The least bounds of vLLM's histograms, where ours have finer ones below.
-LEAST_BOUNDS = {
-    "lmi_inter_token_latency_seconds": 0.01,
-    "lmi_time_per_output_token_seconds": 0.01,
-    "lmi_answer_time_seconds": 0.3,
-    "lmi_queue_time_seconds": 0.3,
-    "lmi_prefill_time_seconds": 0.3,
-    "lmi_decode_time_seconds": 0.3,
-}
-REASONS = {
-    "length": "length",
-    "eos_token": "stop",
-    "stop_sequence": "stop",
-    "cancelled": "abort",
-    "error": "error",
-}
+    pid: int
 
 
 class BlockCollector(Collector):
@@ -228,18 +154,17 @@ class BlockCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         families = [
-            *self._of_server(),
-            *self._of_fields(),
-            *self._of_engines(self._by_model(state.EngineRecord), MODEL),
-            self._loras(),
-            *self._of_processes(),
+            *self._server_families(),
+            *self._field_families(),
+            *self._engine_families(self._by_model(state.EngineRecord), MODEL),
+            self._lora_family(),
+            *self._process_families(),
         ]
 
         yield from families
-        yield from twins([*families, *self._by_replica()])
-        yield self._twin_of_loras()
+        yield from twins([*families, *self._replica_families()])
 
-    def _of_fields(self) -> Iterator[Metric]:
+    def _field_families(self) -> Iterator[Metric]:
         for kind, rows in SHOWN.items():
             for name, (metric_with_labels, text) in rows.items():
                 yield self._family(kind, name, metric_with_labels, text)
@@ -251,7 +176,7 @@ class BlockCollector(Collector):
 
         return groups
 
-    def _by_replica(self) -> Iterator[Metric]:
+    def _replica_families(self) -> Iterator[Metric]:
         """Yield the families of engines again, with a label for each replica, where a model has
         several.
         """
@@ -262,10 +187,10 @@ class BlockCollector(Collector):
         for name, (metric_with_labels, text) in SHOWN[kind].items():
             yield self._family(kind, name, metric_with_labels, text, by_replica=True)
 
-        groups = self._replicas(is_gauge=True)
-        yield from self._of_engines(groups, (*MODEL, ENGINE))
+        groups = self._by_replica(is_gauge=True)
+        yield from self._engine_families(groups, (*MODEL, ENGINE))
 
-    def _replicas(self, *, is_gauge: bool) -> list[RecordGroup]:
+    def _by_replica(self, *, is_gauge: bool) -> list[RecordGroup]:
         """Return the replicas of each model: for a gauge only those that serve, while any does.
 
         A reader that takes a server's first series would take a dead replica, which has no load,
@@ -283,7 +208,7 @@ class BlockCollector(Collector):
 
         return groups
 
-    def _of_server(self) -> Iterator[Metric]:
+    def _server_families(self) -> Iterator[Metric]:
         info = core.InfoMetricFamily("lmi_build", "What runs here", labels=["model", "engine"])
         for name, service in self._models.services.items():
             info.add_metric([name, service.config.engine.handler], {"version": __version__})
@@ -302,7 +227,9 @@ class BlockCollector(Collector):
             "lmi_log_lines_dropped", "Lines that the log had no room for", value=num_dropped
         )
 
-    def _of_engines(self, groups: Iterable[RecordGroup], labels: Sequence[str]) -> Iterator[Metric]:
+    def _engine_families(
+        self, groups: Iterable[RecordGroup], labels: Sequence[str]
+    ) -> Iterator[Metric]:
         """Yield what is made of several fields of engines. `labels` are the names of those of the
         groups.
         """
@@ -335,7 +262,7 @@ class BlockCollector(Collector):
 
         yield from (ready, aside, usage, cache)
 
-    def _loras(self) -> Metric:
+    def _lora_family(self) -> Metric:
         """Return which adapters run and wait, of each model whose engines have any."""
         labels = (*MODEL, *LORA_LABELS)
         family = core.GaugeMetricFamily(
@@ -347,52 +274,47 @@ class BlockCollector(Collector):
 
         return family
 
-    def _twin_of_loras(self) -> Metric:
-        """Return the same of all models together: who reads vLLM's series takes one, by which it
-        chooses a server.
-        """
-        family = core.GaugeMetricFamily(
-            f"{PREFIX}lora_requests_info", "Adapters that run and wait", labels=LORA_LABELS
-        )
-        engines = [engine for block in self._blocks.values() for engine in block.engines]
-        if any(engine.max_loras for engine in engines):
-            family.add_metric(lora_values(engines), time.time())
-
-        return family
-
-    def _of_processes(self) -> Iterator[Metric]:
+    def _process_families(self) -> Iterator[Metric]:
         """Yield, for each process with a record, what Prometheus' client libraries tell of a
         process.
 
         Open files are shown only where this front end may count those of all, as one that runs as
         root may: otherwise series would come and go with the front end that a scrape reaches.
         """
-        processes = [process for process in self._processes() if process.record.pid]
-        pids = iter([process.record.pid for process in processes])
-        collector = ProcessCollector(pid=partial(next, pids), registry=None)
+        pid = 0
+        collector = ProcessCollector(pid=lambda: pid, registry=None)
 
         families: dict[str, Metric] = {}
-        for process in processes:
+        for process in self._processes():
+            pid = process.pid
+            if not pid:
+                continue
+
             for metric in collector.collect():
                 empty_family = Metric(metric.name, metric.documentation, metric.type)
                 family = families.setdefault(metric.name, empty_family)
                 for sample in metric.samples:
                     family.samples.append(sample._replace(labels=process.labels))
 
-        num_alive = max((len(family.samples) for family in families.values()), default=0)
+        # A process that has ended, or whose files may not be counted, has no sample.
+        num_processes = max((len(family.samples) for family in families.values()), default=0)
         for family in families.values():
-            if len(family.samples) == num_alive:
+            if len(family.samples) == num_processes:
                 yield family
 
     def _processes(self) -> Iterator[Process]:
-        yield Process({"process": "supervisor"}, self._block.supervisor)
+        supervisor = self._block.supervisor
+        yield Process({"process": "supervisor"}, supervisor.pid)
+
         for slot, front_end in enumerate(self._block.frontends):
-            yield Process({"process": f"front {slot}"}, front_end)
+            yield Process({"process": f"front {slot}"}, front_end.pid)
 
         for model, block in self._blocks.items():
-            for name, records in (("engine", block.engines), ("code", block.formatters)):
+            kinds = {"engine": block.engines, "code": block.formatters}
+            for kind, records in kinds.items():
                 for slot, record in enumerate(records):
-                    yield Process({"process": f"{name} {slot}", "model": model}, record)
+                    labels = {"process": f"{kind} {slot}", "model": model}
+                    yield Process(labels, record.pid)
 
     def _family(
         self,
@@ -409,7 +331,7 @@ class BlockCollector(Collector):
         is_gauge = field.is_gauge and name not in COUNTED_ANEW
 
         if by_replica:
-            groups = self._replicas(is_gauge=is_gauge)
+            groups = self._by_replica(is_gauge=is_gauge)
             label_names.insert(len(MODEL), ENGINE)
         elif "model" in label_names:
             groups = self._by_model(kind)
@@ -451,20 +373,9 @@ def records_of(kind: type[Record], block: Block) -> Sequence[Record]:
 def lora_values(engines: Sequence[state.EngineRecord]) -> list[str]:
     """Return the values of LORA_LABELS for engines together."""
     max_loras = sum(engine.max_loras for engine in engines)
-    running = _names([engine.running_loras for engine in engines])
-    waiting = _names([engine.waiting_loras for engine in engines])
+    running = joined_names([engine.running_loras for engine in engines])
+    waiting = joined_names([engine.waiting_loras for engine in engines])
     return [str(max_loras), running, waiting]
-
-
-def _names(lists: Iterable[str]) -> str:
-    """Return the names that stand in these lists with commas between them, each once, as such a
-    list.
-    """
-    names = set[str]()
-    for text in lists:
-        names.update(text.split(","))
-
-    return ",".join(sorted(names - {""}))
 
 
 def num_log_lines_dropped(block: Block) -> int:
@@ -485,90 +396,6 @@ def summed(views: Sequence[state.HistogramView]) -> tuple[list[tuple[str, float]
     buckets = list(zip(bounds, totals, strict=True))
     sum_of_values = sum(view.sum for view in views)
     return buckets, sum_of_values
-
-
-def twins(families: Iterable[Metric]) -> Iterator[Metric]:
-    """Yield families of ours under vLLM's names. Most have one name there, some have several or
-    none.
-
-    Of two families with one name the last counts: it has a label for each replica.
-    """
-    families_by_name = {family.name: family for family in families}
-    metrics: dict[str, Metric] = {}
-    values: defaultdict[str, defaultdict[tuple[str, Labels], float]] = defaultdict(
-        lambda: defaultdict(float)
-    )
-    for twin in TWINS:
-        family = families_by_name[twin.family]
-        name = twin.name if twin.name.startswith("http_") else PREFIX + twin.name
-        metrics.setdefault(name, Metric(name, family.documentation, family.type))
-        for sample in family.samples:
-            labels = _labels(family.name, sample.labels)
-            if labels is None:
-                continue
-
-            series = name + sample.name.removeprefix(family.name)
-            values[name][series, (*labels.items(), *twin.labels)] += twin.sign * sample.value
-
-    for name, metric in metrics.items():
-        metric.samples = []
-        for (series, label_pairs), value in values[name].items():
-            metric.samples.append(Sample(series, dict(label_pairs), value))
-
-        yield metric
-
-    yield _awake(families_by_name["lmi_engines_ready"])
-
-
-def _awake(ready: Metric) -> Metric:
-    """Return which models have an engine. No model ever sleeps, but a dashboard shows one without
-    this series as down.
-    """
-    metric = Metric(PREFIX + "engine_sleep_state", "Engines that are awake, as all are", "gauge")
-    for sample in ready.samples:
-        if not sample.value:
-            continue
-
-        for name in ("awake", "weights_offloaded", "discard_all"):
-            labels = {**_of_engine(sample.labels), "sleep_state": name}
-            metric.add_sample(metric.name, labels, name == "awake")
-
-    return metric
-
-
-def _of_engine(labels: Mapping[str, str]) -> dict[str, str]:
-    """Return vLLM's labels for the model and the replica of a sample. What front ends count is
-    shown as of engine 0.
-    """
-    return {"model_name": labels["model"], "engine": labels.get(ENGINE, "0")}
-
-
-def _labels(name: str, labels: Mapping[str, str]) -> dict[str, str] | None:
-    """Return vLLM's labels for those of a sample of ours, None for a sample that vLLM does not
-    have.
-    """
-    of_model = _of_engine(labels) if "model" in labels else {}
-    if "code" in labels:
-        code = labels["code"]
-        return {"status": f"{code[0]}xx" if code.isdecimal() else code}
-
-    if "block_size" in labels:
-        return {
-            **of_model,
-            "block_size": labels["block_size"],
-            "num_gpu_blocks": labels["num_blocks"],
-        }
-
-    if "finish_reason" in labels:
-        reason = REASONS.get(labels["finish_reason"])
-        return None if reason is None else {**of_model, "finished_reason": reason}
-
-    if "le" in labels:
-        bound = labels["le"]
-        is_finer = float(bound) < LEAST_BOUNDS.get(name, 0)
-        return None if is_finer else {**of_model, "le": bound}
-
-    return of_model
 
 
 def render(models: Models) -> bytes:

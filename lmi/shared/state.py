@@ -202,7 +202,7 @@ LATENCY_BOUNDS_S = (
     120.0,
 )
 # Those below are vLLM's, after a few smaller ones, so that its series can be made of ours
-# (`server/metrics.py`).
+# (`server/twins.py`).
 PHASE_BOUNDS_S = (
     0.001,
     0.003,

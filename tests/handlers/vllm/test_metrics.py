@@ -10,7 +10,8 @@ import pytest
 from prometheus_client import REGISTRY
 from prometheus_client.metrics_core import Metric
 
-from lmi.server.metrics import PREFIX, TWINS, BlockCollector
+from lmi.server.metrics import BlockCollector
+from lmi.server.twins import PREFIX, TWINS
 from lmi.shared.state import Block, Phase
 from tests.handlers.vllm.test_arguments import config, engine_config
 from tests.server.test_metrics import models_of
