@@ -143,25 +143,35 @@ class ClientPatience:
     """
 
     def __init__(self) -> None:
-        # Of the clients who waited until a bound, the share that left before the next.
-        self._left = [0.0] * len(BOUNDS_S)
-        self._seen = [NUM_STAYED] * len(BOUNDS_S)
-        # When the last client left that was counted.
-        self._left_s = -math.inf
-        self._forgotten_s = 0.0
+        # Of the clients who waited until a bound, the share that left before the next, and how many
+        # they were.
+        self._shares_leaving = [0.0] * len(BOUNDS_S)
+        self._num_seen = [NUM_STAYED] * len(BOUNDS_S)
+        # The moments at which the last client left that was counted, and shares were reduced.
+        self._last_leave_s = -math.inf
+        self._last_forget_s = 0.0
 
     def note(self, waited_s: float, *, has_left: bool, now: float) -> None:
+        """Count a client that waited for so long, and then left or was answered."""
         self._forget(now)
         if has_left:
-            if now - self._left_s < INSTANT_S:
+            if now - self._last_leave_s < INSTANT_S:
                 return
 
-            self._left_s = now
+            self._last_leave_s = now
 
         last = bisect_right(BOUNDS_S, waited_s) - 1
-        for i in range(last + has_left):
-            self._seen[i] = min(self._seen[i] + 1, MAX_SEEN)
-            self._left[i] += ((i == last) - self._left[i]) / self._seen[i]
+        for i in range(last):
+            self._count(i, is_leaving=False)
+
+        # Whether one that was answered would have left before the next bound, nobody knows.
+        if has_left and last >= 0:
+            self._count(last, is_leaving=True)
+
+    def _count(self, i: int, *, is_leaving: bool) -> None:
+        """Count a client that waited until the bound `i`, and left before the next or stayed."""
+        self._num_seen[i] = min(self._num_seen[i] + 1, MAX_SEEN)
+        self._shares_leaving[i] += (is_leaving - self._shares_leaving[i]) / self._num_seen[i]
 
     def seconds(self, now: float) -> float:
         """The time after which fewer than QUANTILE of the clients still wait. Infinite if few were
@@ -169,7 +179,7 @@ class ClientPatience:
         """
         self._forget(now)
         staying = 1.0
-        for bound_s, share in zip(BOUNDS_S, self._left, strict=True):
+        for bound_s, share in zip(BOUNDS_S, self._shares_leaving, strict=True):
             staying *= 1 - share
             if staying < QUANTILE:
                 return bound_s
@@ -177,13 +187,13 @@ class ClientPatience:
         return math.inf
 
     def _forget(self, now: float) -> None:
-        passed_s = now - self._forgotten_s
+        passed_s = now - self._last_forget_s
         if passed_s < 1.0:
             return
 
-        self._forgotten_s = now
+        self._last_forget_s = now
         keep = 0.5 ** (passed_s / FORGET_S)
-        self._left = [keep * share for share in self._left]
+        self._shares_leaving = [keep * share for share in self._shares_leaving]
 
 
 class CountedLine(Line):
@@ -236,10 +246,9 @@ class LearningQueue(RequestQueue):
         self._longest_step_s = math.inf
         # The seconds of short steps that are added to the next step that is not short.
         self._short_steps_s = 0.0
-        # When the queue was last short.
-        self._short_s = 0.0
-        # When a request was last refused.
-        self._refused_s = 0.0
+        # The moments at which the queue was last short, and a request was last refused.
+        self._last_short_s = 0.0
+        self._last_refusal_s = 0.0
 
     def _price(self, num_prompt_tokens: float, num_output_tokens: float) -> float:
         return (
@@ -260,7 +269,7 @@ class LearningQueue(RequestQueue):
         if must_wait and not entry.is_further and not may_be_express:
             reason = self._why_refused(entry, now)
             if reason:
-                self._refused_s = now
+                self._last_refusal_s = now
                 raise self.refusal(reason)
 
         super().offer(entry, now)
@@ -279,27 +288,35 @@ class LearningQueue(RequestQueue):
             return ""
 
         ahead_s = self._ahead_s(entry)
-        service_s = self.service_s(entry)
         wait_s = self._next_end_s() + ahead_s
         entry.expected_s = wait_s
-        takes_s = wait_s + service_s
-        left_s = entry.deadline_s - now
-        first_s = self.first_token_patience.seconds(now)
-        whole_s = self.patience.seconds(now)
         if self.is_overloaded and ahead_s > self._target_s:
             return f"the queue is long, and it would wait {wait_s:.1f} s"
 
         if waited_s + wait_s > self._max_wait_s:
             return f"it would wait {waited_s + wait_s:.1f} s, of at most {self._max_wait_s:g}"
 
-        if takes_s > left_s:
-            return f"it would take {takes_s:.1f} s, and has {max(0.0, left_s):.1f}"
+        return self._why_too_late(entry, wait_s, now)
 
-        if entry.is_streaming and wait_s > first_s:
-            return f"it would wait {wait_s:.1f} s, and clients leave after {first_s:.1f}"
+    def _why_too_late(self, entry: QueueEntry, wait_s: float, now: float) -> str:
+        """Return why the client of a request would not be there for the answer, or ""."""
+        service_s = self.service_s(entry)
+        takes_s = wait_s + service_s
+        until_deadline_s = entry.deadline_s - now
+        if takes_s > until_deadline_s:
+            return f"it would take {takes_s:.1f} s, and has {max(0.0, until_deadline_s):.1f}"
 
-        if service_s <= PART * whole_s < takes_s:
-            return f"it would take {takes_s:.1f} s, and clients leave after {whole_s:.1f}"
+        first_token_patience_s = self.first_token_patience.seconds(now)
+        if entry.is_streaming and wait_s > first_token_patience_s:
+            return (
+                f"it would wait {wait_s:.1f} s, and clients leave after "
+                f"{first_token_patience_s:.1f}"
+            )
+
+        # Without a queue it would be answered in time. One that takes too long anyway is let in.
+        patience_s = self.patience.seconds(now)
+        if service_s <= PART * patience_s < takes_s:
+            return f"it would take {takes_s:.1f} s, and clients leave after {patience_s:.1f}"
 
         return ""
 
@@ -421,13 +438,13 @@ class LearningQueue(RequestQueue):
         Clear it when nobody was refused for that long.
         """
         if self.is_overloaded:
-            self.is_overloaded = now - self._refused_s < OVERLOADED_AFTER_S
-            self._short_s = now
+            self.is_overloaded = now - self._last_refusal_s < OVERLOADED_AFTER_S
+            self._last_short_s = now
         elif not self.num_waiting or self._waiting_s() < self._target_s:
-            self._short_s = now
-        elif now - self._short_s > OVERLOADED_AFTER_S:
+            self._last_short_s = now
+        elif now - self._last_short_s > OVERLOADED_AFTER_S:
             self.is_overloaded = True
-            self._refused_s = now
+            self._last_refusal_s = now
 
     def _set_places(self, now: float) -> None:
         """Let the batch be the largest that answers in PART of the time that clients wait, if any
@@ -436,12 +453,13 @@ class LearningQueue(RequestQueue):
         most = self._max_num_sequences
         self._places = most
         self._longest_step_s = math.inf
-        whole_s = self.patience.seconds(now)
-        if whole_s == math.inf:
+        patience_s = self.patience.seconds(now)
+        if patience_s == math.inf:
             return
 
-        num_tokens = sum(entry.max_tokens for entry in self._running) / max(1, len(self._running))
-        longest_s = PART * whole_s / max(1.0, self._answered_share * num_tokens)
+        max_tokens = sum(entry.max_tokens for entry in self._running) / max(1, len(self._running))
+        num_tokens = max(1.0, self._answered_share * max_tokens)
+        longest_s = PART * patience_s / num_tokens
         if longest_s < self.speed.least_step_s:
             return
 
