@@ -27,6 +27,11 @@ from lmi.errors import GenerationFailed
 
 # An element counts so much in a container's size, where a character counts 1.
 NODE_UNITS = 256
+# What Python takes for an element of a list, for a text without its characters, and for a character
+# that is not ASCII, at most.
+BYTES_OF_ELEMENT = 8
+BYTES_SPENDING = 64
+BYTES_OF_CHAR = 4
 # Containers may lie in each other so deep.
 MAX_DEPTH = 200
 # The size of all that a filter may sort or compare.
@@ -138,20 +143,21 @@ class Budget:
         if isinstance(value, str):
             self.spend(num_units(value))
         elif isinstance(value, CONTAINERS):
-            self.spend(8 * len(value))
+            self.spend(BYTES_OF_ELEMENT * len(value))
             self.size(value)
 
         return value
 
     def listed(self, values: Iterable[Any]) -> list[Any]:
+        """Return the values as a list, after spending what it takes."""
         if isinstance(values, Sized):
-            self.spend(8 * len(values))
+            self.spend(BYTES_OF_ELEMENT * len(values))
             return list(values)
 
         elements = []
         for value in values:
             self.check_time()
-            self.spend(8)
+            self.spend(BYTES_OF_ELEMENT)
             elements.append(value)
 
         return elements
@@ -163,23 +169,25 @@ class Budget:
         return texts
 
     def operate(self, sign: str, first: Any, second: Any) -> Any:
-        """Check and spend what a binary operation takes. Returns its result where that was made for
-        it.
+        """Spend what a binary operation takes.
+
+        Returns its result if it is a list, a tuple or a repeated text, whose extent follows from
+        those of the operands. Returns None for any other operation, which the caller makes itself.
         """
         if isinstance(first, int) and isinstance(second, int):
             _check_bits(sign, first, second)
         elif sign == "+":
-            return self._added(first, second)
+            return self._sum(first, second)
         elif sign == "*" and isinstance(first, str | list | tuple) and isinstance(second, int):
-            return self._repeated(first, second)
+            return self._repetition(first, second)
         elif sign == "*" and isinstance(second, str | list | tuple) and isinstance(first, int):
-            return self._repeated(second, first)
+            return self._repetition(second, first)
         elif sign == "%" and isinstance(first, str):
             self.check_format(first, second)
 
         return None
 
-    def _added(self, first: Any, second: Any) -> Any:
+    def _sum(self, first: Any, second: Any) -> Any:
         """Return the sum of two lists or tuples. Of texts only spend what the sum takes."""
         if isinstance(first, str):
             self.spend(num_units(first))
@@ -191,7 +199,7 @@ class Budget:
         if not isinstance(first, list | tuple) or type(first) is not type(second):
             return None
 
-        self.spend(8 * (len(first) + len(second)))
+        self.spend(BYTES_OF_ELEMENT * (len(first) + len(second)))
         total: Any = operator.add(first, second)
         first_extent = self.extent(first)
         second_extent = self.extent(second)
@@ -199,13 +207,14 @@ class Budget:
         self._note(total, Extent(first_extent.num_units + second_extent.num_units, depth))
         return total
 
-    def _repeated(self, value: Any, count: int) -> Any:
+    def _repetition(self, value: Any, count: int) -> Any:
+        """Return a text, a list or a tuple repeated `count` times."""
         count = max(0, count)
         if isinstance(value, str):
             self.spend(count * num_units(value))
             return value * count
 
-        self.spend(count * 8 * len(value))
+        self.spend(count * BYTES_OF_ELEMENT * len(value))
         total = value * count
         extent = self.extent(value)
         self._note(total, Extent(NODE_UNITS + count * extent.num_units, extent.depth))
@@ -225,7 +234,7 @@ class Budget:
         max_value_chars = 8 * (self.size(values) - NODE_UNITS)
         max_field_chars = MAX_NUMBER_CHARS + max(widths) + max_value_chars
         num_fields = form.count("%")
-        self.spend(4 * num_units(form) + num_fields * max_field_chars)
+        self.spend(BYTES_OF_CHAR * num_units(form) + num_fields * max_field_chars)
 
     def check_heavy(self, values: Iterable[object]) -> None:
         """Raise OutOfRoom for values that are too many or too large to be sorted or compared with
@@ -239,7 +248,7 @@ class Budget:
 
 def num_units(text: str) -> int:
     """Return the bytes of a text in memory, at most."""
-    return len(text) if text.isascii() else 4 * len(text)
+    return len(text) if text.isascii() else BYTES_OF_CHAR * len(text)
 
 
 def text_of(value: object) -> str:
@@ -273,7 +282,7 @@ def check_names(values: Iterable[object]) -> None:
             )
 
 
-def searched(budget: Budget, text: str, args: tuple[Any, ...]) -> None:
+def check_search(budget: Budget, text: str, args: tuple[Any, ...]) -> None:
     """Raise GenerationFailed for a search that may look at each character of `text` for each one of
     the arguments.
     """
@@ -284,21 +293,21 @@ def searched(budget: Budget, text: str, args: tuple[Any, ...]) -> None:
             )
 
 
-def _split(budget: Budget, text: str, args: tuple[Any, ...]) -> None:
-    searched(budget, text, args)
+def _spend_split(budget: Budget, text: str, args: tuple[Any, ...]) -> None:
+    check_search(budget, text, args)
     separator = next((part for part in args if isinstance(part, str)), "")
     if separator:
-        budget.spend(64 * text.count(separator))
+        budget.spend(BYTES_SPENDING * text.count(separator))
     else:
-        budget.spend(4 * len(text))
+        budget.spend(BYTES_OF_CHAR * len(text))
 
 
-def _pad(budget: Budget, text: str, args: tuple[Any, ...]) -> None:
+def _spend_padding(budget: Budget, text: str, args: tuple[Any, ...]) -> None:
     width = args[0] if args and isinstance(args[0], int) else 0
-    budget.spend(4 * width)
+    budget.spend(BYTES_OF_CHAR * width)
 
 
-def _expand(budget: Budget, text: str, args: tuple[Any, ...]) -> None:
+def _spend_tabs(budget: Budget, text: str, args: tuple[Any, ...]) -> None:
     width = args[0] if args else 8
     check_count(width)
     if not isinstance(width, int):
@@ -307,7 +316,10 @@ def _expand(budget: Budget, text: str, args: tuple[Any, ...]) -> None:
     budget.spend(text.count("\t") * width)
 
 
-def replaced(budget: Budget, text: str, args: tuple[Any, ...]) -> None:
+def spend_replacement(budget: Budget, text: str, args: tuple[Any, ...]) -> None:
+    """Spend what the text takes in which a part is replaced. `args` are the part, the new one, and
+    perhaps how often.
+    """
     if len(args) < 2 or not all(isinstance(value, str) for value in args[:2]):
         return
 
@@ -348,7 +360,8 @@ ASKING = frozenset(
         "values",
     )
 )
-SHORTENING = (
+# These make a text, or texts, about as long as the one that they have.
+SAME_LENGTH = (
     "capitalize",
     "casefold",
     "lower",
@@ -360,26 +373,27 @@ SHORTENING = (
     "title",
     "upper",
 )
-OF_TEXT: Mapping[str, Method] = {
-    "strip": searched,
-    "lstrip": searched,
-    "rstrip": searched,
-    "rfind": searched,
-    "rindex": searched,
-    "rpartition": searched,
-    "split": _split,
-    "rsplit": _split,
-    "center": _pad,
-    "ljust": _pad,
-    "rjust": _pad,
-    "zfill": _pad,
-    "expandtabs": _expand,
-    "replace": replaced,
+# What a call of these takes is spent before.
+SPENDING: Mapping[str, Method] = {
+    "strip": check_search,
+    "lstrip": check_search,
+    "rstrip": check_search,
+    "rfind": check_search,
+    "rindex": check_search,
+    "rpartition": check_search,
+    "split": _spend_split,
+    "rsplit": _spend_split,
+    "center": _spend_padding,
+    "ljust": _spend_padding,
+    "rjust": _spend_padding,
+    "zfill": _spend_padding,
+    "expandtabs": _spend_tabs,
+    "replace": spend_replacement,
 }
-# All methods that a template may call. One that is not in OF_TEXT makes nothing much larger than
+# All methods that a template may call. One that is not in SPENDING makes nothing much larger than
 # its owner, and what it makes is measured afterwards.
 METHODS: Mapping[type, Collection[str]] = {
-    str: {*ASKING, *SHORTENING, *OF_TEXT},
+    str: {*ASKING, *SAME_LENGTH, *SPENDING},
     dict: ("get", "items", "keys", "values", "copy"),
     list: ("index", "count", "copy"),
     tuple: ("index", "count"),
@@ -397,5 +411,5 @@ def check_method(budget: Budget, owner: object, name: str, args: tuple[Any, ...]
             f"here"
         )
 
-    if kind is str and name in OF_TEXT:
-        OF_TEXT[name](budget, owner, args)
+    if kind is str and name in SPENDING:
+        SPENDING[name](budget, owner, args)

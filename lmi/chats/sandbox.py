@@ -294,7 +294,9 @@ class TemplateEnvironment(sandbox.ImmutableSandboxedEnvironment):
         text = text_of(s)
         old = text_of(old)
         new = text_of(new)
-        limits.replaced(self.budget, text, (old, new) if count is None else (old, new, count))
+        limits.spend_replacement(
+            self.budget, text, (old, new) if count is None else (old, new, count)
+        )
         return str(self.budget.made(plain.do_replace(eval_ctx, text, old, new, count)))
 
     def do_center(self, value: Any, width: int = 80) -> str:
@@ -307,7 +309,7 @@ class TemplateEnvironment(sandbox.ImmutableSandboxedEnvironment):
 
     def do_trim(self, value: Any, chars: str | None = None) -> str:
         text = text_of(value)
-        limits.searched(self.budget, text, (chars,))
+        limits.check_search(self.budget, text, (chars,))
         return str(self.budget.made(plain.do_trim(text, chars)))
 
     def do_round(self, value: float, precision: int = 0, method: Any = "common") -> float:

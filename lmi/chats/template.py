@@ -87,6 +87,7 @@ class ChatTemplate:
         row, its text is joined to the message before, or becomes the user's. Raises InvalidRequest
         if the template refuses the messages, and GenerationFailed if it exceeds a limit.
         """
+        # Whole messages come and go first, and their contents get the template's form last.
         if chat.tools and self._tells_tools:
             messages = tools.in_words(chat.messages, chat.tools, takes_system=self._takes_system)
             chat = replace(chat, messages=messages, tools=None)
@@ -120,7 +121,9 @@ class ChatTemplate:
         forms = self._forms
         has_images = any(isinstance(message.get("content"), list) for message in messages)
         if forms.takes_parts and (has_images or not forms.takes_texts):
-            return [{**message, "content": parts(message.get("content"))} for message in messages]
+            return [
+                {**message, "content": typed_parts(message.get("content"))} for message in messages
+            ]
 
         if not has_images:
             return messages
@@ -128,14 +131,14 @@ class ChatTemplate:
         if not placeholder:
             raise errors.Unsupported("messages", "the chat template takes no images")
 
-        return of_texts(messages, placeholder)
+        return with_placeholders(messages, placeholder)
 
     @cached_property
     def _forms(self) -> _Forms:
         if not self._may_take_parts:
             return _Forms(takes_texts=True, takes_parts=False)
 
-        return _Forms(self._writes(PROBE), self._writes(parts(PROBE)))
+        return _Forms(self._writes(PROBE), self._writes(typed_parts(PROBE)))
 
     def _writes(self, content: object) -> bool:
         """Whether the template writes the text of a content, and not the list that it is."""
@@ -265,49 +268,51 @@ def in_turns(messages: Messages, refused: Container[str]) -> Messages:
     for message in messages:
         role = message["role"]
         last_role = turns[-1]["role"] if turns else None
-        if role == "system" and last_role is not None and role in refused:
-            role = "user"
-            is_joined = last_role != "assistant"
-        else:
-            is_joined = role == last_role == "user" and role in refused
+        is_late_system = role == "system" and last_role is not None and role in refused
+        is_second_user = role == last_role == "user" and role in refused
 
-        if is_joined:
+        if is_second_user or (is_late_system and last_role != "assistant"):
             content = _joined(turns[-1].get("content"), message.get("content"))
             turns[-1] = {**turns[-1], "content": content}
+        elif is_late_system:
+            turns.append({**message, "role": "user"})
         else:
-            turns.append({**message, "role": role})
+            turns.append(message)
 
     return turns
 
 
 def _joined(first: Any, second: Any) -> object:
-    """Return two contents as one text, or as a list of parts if one of them is a list."""
+    """Return two contents as one text, or as a list of texts and images if one of them is one."""
     if not isinstance(first, list) and not isinstance(second, list):
         return "\n".join([first or "", second or ""])
 
-    return [*_parts_of(first), *_parts_of(second)]
+    return [*_as_list(first), *_as_list(second)]
 
 
-def _parts_of(content: object) -> list[Any]:
+def _as_list(content: object) -> list[Any]:
     return content if isinstance(content, list) else [content or ""]
 
 
-def parts(content: object) -> list[dict[str, str]]:
-    typed_parts = []
-    for part in _parts_of(content):
+def typed_parts(content: object) -> list[dict[str, str]]:
+    """Return a content as the list of parts that templates read, each with its type."""
+    parts = []
+    for part in _as_list(content):
         if isinstance(part, str):
-            typed_parts.append({"type": "text", "text": part})
+            parts.append({"type": "text", "text": part})
         else:
-            typed_parts.append({"type": "image"})
+            parts.append({"type": "image"})
 
-    return typed_parts
+    return parts
 
 
-def of_texts(messages: Messages, placeholder: str) -> Messages:
-    """Return messages whose contents are texts, with a placeholder for each image."""
+def with_placeholders(messages: Messages, placeholder: str) -> Messages:
+    """Return messages whose contents are texts, with a placeholder for each image. `{n}` in it is
+    the number of the image, from 1.
+    """
     numbers = itertools.count(1)
 
-    def text(content: object) -> object:
+    def as_text(content: object) -> object:
         if not isinstance(content, list):
             return content
 
@@ -320,7 +325,7 @@ def of_texts(messages: Messages, placeholder: str) -> Messages:
 
         return "\n".join(texts)
 
-    return [{**message, "content": text(message.get("content"))} for message in messages]
+    return [{**message, "content": as_text(message.get("content"))} for message in messages]
 
 
 def _is_large(values: object, max_units: int) -> bool:
