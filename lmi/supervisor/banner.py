@@ -33,15 +33,20 @@ CHECKPOINT = (
 )
 DAMAGED_FILE = "mend the file that the message names, or copy it again"
 LOG = "see the log above"
-OF_GGUF = "serve the checkpoint in safetensors that it was made from"
+OF_GGUF = "serve another GGUF file of it, or the checkpoint in safetensors that it was made from"
+GGUF_ENGINE = (
+    "--rolling-batch lmi-dist reads GGUF; other engines take the checkpoint in safetensors that it "
+    "was made from"
+)
+GGUF_FILE = "lmi serve takes the GGUF file itself: lmi serve FOLDER/FILE.gguf"
 OF_QUANTISED = (
     "serve it with that engine, or the checkpoint that it was made from, with "
     "--quantize int8 where memory is short"
 )
 OPTIONS = "`lmi config` prints every option, its value and where it came from"
 SOURCES = (
-    "lmi serve takes a folder, a GGUF file, a name that lmi list shows, OWNER/NAME of a hub, "
-    "s3://BUCKET/PREFIX or demo"
+    "lmi serve takes a folder, a GGUF file, a name that lmi list shows, OWNER/NAME of a hub "
+    "(OWNER/NAME:Q4_K_M of its GGUF files), s3://BUCKET/PREFIX or demo"
 )
 MISSING_LIBRARY = re.compile(
     r"No module named '(\w+)|the library (\w+) is not installed|No package metadata was found for "
@@ -76,7 +81,7 @@ HINTS = (
     ),
     Hint(
         "source_unreachable",
-        "^no folder ",
+        "^no (folder|file) ",
         "HF_HUB_OFFLINE=1 asks no hub and serves what its cache holds",
     ),
     Hint(
@@ -89,7 +94,12 @@ HINTS = (
     ),
     Hint("model_unusable", "^[^:]+: (does not exist|is not a folder)", SOURCES),
     Hint("model_unusable", "^option[.]", OPTIONS),
-    Hint("model_unusable", "GGUF", OF_GGUF),
+    Hint("model_unusable", "does not read GGUF|its weights are GGUF", GGUF_ENGINE),
+    Hint(
+        "model_unusable", "[.]gguf: (is not a GGUF file|is empty|it ends|.*cut short)", DAMAGED_FILE
+    ),
+    Hint("model_unusable", "[.]gguf: .*(not read|only .* read|must be one of)", OF_GGUF),
+    Hint("model_unusable", "holds .*[.]gguf.*; a model", GGUF_FILE),
     Hint(
         "model_unusable",
         "a model(.s folder)? has |: no tokenizer|: no (weights|model[.]safetensors)",

@@ -17,7 +17,17 @@ from lmi.settings.engine_choice import choose_handler
 from lmi.settings.handler import announced
 from lmi.shared.machine import Machine
 from lmi.shared.state import Block
-from lmi.supervisor.banner import CHECKPOINT, DAMAGED_FILE, LOG, OF_GGUF, OPTIONS, SOURCES, hint
+from lmi.supervisor.banner import (
+    CHECKPOINT,
+    DAMAGED_FILE,
+    GGUF_ENGINE,
+    GGUF_FILE,
+    LOG,
+    OF_GGUF,
+    OPTIONS,
+    SOURCES,
+    hint,
+)
 from lmi.user_code.options import UserCodeConfig
 from lmi.user_code.worker import load
 
@@ -30,6 +40,11 @@ ROOT = Path(__file__).parents[2]
         (
             "source_unreachable",
             "no folder a/b here; as an id of a hub it cannot be reached: x",
+            "HF_HUB_OFFLINE=1",
+        ),
+        (
+            "source_unreachable",
+            "no file a/b:Q4_0 here; as an id of a hub it cannot be reached: x",
             "HF_HUB_OFFLINE=1",
         ),
         (
@@ -50,11 +65,39 @@ ROOT = Path(__file__).parents[2]
             CHECKPOINT,
         ),
         ("model_unusable", "s3://b/k: holds zeros.json; a model has config.json", CHECKPOINT),
-        ("model_unusable", "models/fox.gguf: GGUF is not read", OF_GGUF),
         (
             "model_unusable",
-            "/m: holds a.gguf (GGUF is not read); a model's folder has a config.json",
+            "/m/fox.gguf: vllm does not read GGUF; option.rolling_batch may be lmi-dist",
+            GGUF_ENGINE,
+        ),
+        (
+            "model_unusable",
+            "a/b: its weights are GGUF, which the chosen engine does not read; option",
+            GGUF_ENGINE,
+        ),
+        ("model_unusable", "/m/fox.gguf: is not a GGUF file: it does not begin", DAMAGED_FILE),
+        ("model_unusable", "/m/fox.gguf: it ends within its head, at byte 9", DAMAGED_FILE),
+        (
+            "model_unusable",
+            "/m/fox.gguf: tensor 'a' lies in bytes 1 to 9, the file has 3: it is cut short or dama",
+            DAMAGED_FILE,
+        ),
+        (
+            "model_unusable",
+            "/m/fox.gguf: tensor 'a' is Q2_K, which is not read, only F32, F16",
             OF_GGUF,
+        ),
+        ("model_unusable", "/m/fox.gguf: is GGUF of version 1, only 2 and 3 are read", OF_GGUF),
+        ("model_unusable", "/m/fox.gguf: models with experts are not read from GGUF", OF_GGUF),
+        (
+            "model_unusable",
+            "/m/fox.gguf: general.architecture must be one of llama, given 'bert'",
+            OF_GGUF,
+        ),
+        (
+            "model_unusable",
+            "/m: holds a.bin, a.gguf; a model's folder has a config.json",
+            GGUF_FILE,
         ),
         (
             "model_unusable",
@@ -110,6 +153,9 @@ def test_a_hint_fits_its_fault(label: str, message: str, said: str) -> None:
             "model_unusable",
             "a/b: https://hub does not answer as a hub: Expecting value: line 1 column 1 (char 0)",
         ),
+        ("model_unusable", "a/b:Q5_K: there is no such GGUF file, only b.Q4_K_M.gguf"),
+        ("model_unusable", "s3://b/k: it holds several models, name one of the files: a.gguf"),
+        ("model_unusable", "no file a/b:Q4_0 here; as an id of a hub there is no such model"),
         ("model_unusable", "/m/requirements.txt: pip: No matching distribution found for one"),
         ("security_refused", "s3://b/k.tar.gz: the member ../../evil leaves the archive's folder"),
         ("source_unreachable", "s3://b/k: EndpointConnectionError: x (5 tries)"),
