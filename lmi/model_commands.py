@@ -26,8 +26,8 @@ INTERRUPTED = 130
 def pull(name: str, revision: str | None) -> int:
     """Fetch the model NAME, which `lmi serve NAME` then finds.
 
-    NAME is a model of the catalogue (`lmi list` shows them), OWNER/NAME of a hub, or
-    s3://BUCKET/PREFIX.
+    NAME is a model of the catalogue (`lmi list` shows them), OWNER/NAME of a hub, of its GGUF files
+    OWNER/NAME:Q4_K_M or OWNER/NAME/FILE.gguf, or s3://BUCKET/PREFIX or s3://BUCKET/FILE.gguf.
     """
     parse(name)
     wanted = WantedSource(source=name, revision=revision, download_dir=str(_download_dir()))

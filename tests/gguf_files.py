@@ -125,6 +125,19 @@ def gguf_bytes(
     return head + bytes(-len(head) % alignment) + data
 
 
+EMBEDDING = {"token_embd.weight": floats([[0.0] * 32] * 260)}
+SMALL_FILE = gguf_bytes(SMALL_MODEL, EMBEDDING)
+SMALL_PARTS = {
+    "small-00001-of-00002.gguf": gguf_bytes(
+        SMALL_MODEL | {"split.no": 0, "split.count": 2, "split.tensors.count": 2}, EMBEDDING
+    ),
+    "small-00002-of-00002.gguf": gguf_bytes(
+        {"split.no": 1, "split.count": 2}, {"output_norm.weight": floats([0.0] * 32)}
+    ),
+}
+"""The small model in one file, and split into two. It opens, and has no layers to be served."""
+
+
 def write_gguf(
     file: Path, metadata: Mapping[str, Any], tensors: Mapping[str, Written] | None = None
 ) -> Path:

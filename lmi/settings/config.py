@@ -260,8 +260,9 @@ class ModelConfig(
         platform=["SM_VLLM_MODEL", "SM_SGLANG_MODEL_PATH", "SM_SGLANG_MODEL"],
         is_path=True,
     )
-    """a folder, a GGUF file, a name that lmi list shows, OWNER/NAME of a hub, s3://BUCKET/PREFIX or
-    demo; nothing: the folder of serving.properties itself
+    """a folder, a GGUF file, a name that lmi list shows, OWNER/NAME of a hub, OWNER/NAME:Q4_K_M or
+    OWNER/NAME/FILE.gguf of it, s3://BUCKET/PREFIX, s3://BUCKET/FILE.gguf or demo; nothing: the
+    folder of serving.properties itself
     """
     revision: str | None = option(
         None,

@@ -14,7 +14,7 @@ from lmi.settings.table import MODEL
 from lmi.settings.values import Values
 from lmi.sources.catalogue import CATALOGUE
 from lmi.sources.gguf.find import gguf_path, only_file, opened_before
-from lmi.sources.source import GGUF
+from lmi.sources.source import GGUF, parse
 
 
 def is_gguf(text: str) -> bool:
@@ -77,7 +77,7 @@ def check_engine(missing: tuple[str, ...], name: str, handler: Handler) -> None:
         return
 
     for text in missing:
-        if is_gguf(text) or text in CATALOGUE:
+        if parse(text).names_gguf:
             engines = announced().items()
             readers = ", ".join(engine for engine, record in engines if record.reads_gguf)
             raise ModelUnusable(

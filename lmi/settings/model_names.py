@@ -63,7 +63,10 @@ def source_name(text: str) -> str:
     is called.
     """
     name = text.rstrip("/").rpartition("/")[2]
-    for suffix in (*ARCHIVE_SUFFIXES, GGUF):
+    if name.endswith(GGUF):
+        return name.rpartition(":")[2].removesuffix(GGUF)
+
+    for suffix in ARCHIVE_SUFFIXES:
         if name.endswith(suffix):
             return name.removesuffix(suffix)
 

@@ -210,8 +210,7 @@ def files_of(path: Path) -> list[Path]:
 
     Raises ModelUnusable if one of them is missing.
     """
-    split_name = SPLIT_NAME.fullmatch(path.name)
-    files = [path] if split_name is None else _split_files(path, split_name)
+    files = parts_of(path)
     for file in files:
         if not file.is_file():
             raise ModelUnusable(f"{file}: {'is no file' if file.exists() else 'is missing'}")
@@ -219,8 +218,25 @@ def files_of(path: Path) -> list[Path]:
     return files
 
 
-def _split_files(path: Path, split_name: re.Match[str]) -> list[Path]:
-    """Return the files of a split model, of which `path` is one, by its name."""
+def first_part(path: Path) -> Path:
+    """Return the first file of a split model, or the file itself if its model is not split."""
+    split_name = SPLIT_NAME.fullmatch(path.name)
+    if split_name is None:
+        return path
+
+    return path.with_name(f"{split_name['stem']}-00001-of-{split_name['count']}{SUFFIX}")
+
+
+def parts_of(path: Path) -> list[Path]:
+    """Return the files of a model in their order, as the name of one says, whether they are there
+    or not.
+
+    Raises ModelUnusable for a name that counts wrongly.
+    """
+    split_name = SPLIT_NAME.fullmatch(path.name)
+    if split_name is None:
+        return [path]
+
     count = int(split_name["count"])
     if not 1 <= int(split_name["number"]) <= count <= MAX_FILES:
         raise ModelUnusable(

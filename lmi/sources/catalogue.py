@@ -6,6 +6,7 @@ reaches these models too, and no hub is needed. A further model is a further row
 
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import ClassVar
 
 FOLDER = "packages"
 """The folder below `download_dir` with the models of packages."""
@@ -36,6 +37,8 @@ class PackagedModel:
 
     licence_file: str
     """The path of the licence's text within the wheel."""
+
+    names_gguf: ClassVar = True
 
     def __str__(self) -> str:
         return self.name

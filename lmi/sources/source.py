@@ -3,9 +3,13 @@
     /opt/ml/model, ./model, file:///…   a local folder
     owner/name                          a repository of the hub; option.model_id may leave the
                                         owner out
+    owner/name:Q4_K_M                   the GGUF model of a repository that has this word in its
+                                        name
+    owner/name/model.gguf               this GGUF file of a repository; owner/name:model.gguf too
     smollm2                             a model of the catalogue (`catalogue.py`)
     s3://bucket/prefix                  every object below `prefix/`
     s3://bucket/key.tar.gz              an archive; .tgz, .tar.bz2, .tar.zst and .tar too
+    s3://bucket/model.gguf              a GGUF file
 
 Of a source only certain files are taken, and a folder with them may hold a whole model or adapter,
 or not.
@@ -19,13 +23,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
+from typing import ClassVar
 
 import msgspec
 
 from lmi.errors import ModelUnusable, SecurityRefused, shorten
 from lmi.shared.model_files import read_bounded
 from lmi.sources.catalogue import CATALOGUE, PackagedModel
-from lmi.sources.fetches import WantedSource
 
 SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 ARCHIVE_SUFFIXES = (".tar.gz", ".tgz", ".tar.bz2", ".tar.zst", ".tar")
@@ -33,9 +37,14 @@ ARCHIVE_SUFFIXES = (".tar.gz", ".tgz", ".tar.bz2", ".tar.zst", ".tar")
 # nor end a name. A name in .gguf is meant as a file.
 _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?"
 HUB_ID = re.compile(rf"(?=.{{1,96}}$)(?!.*(?:--|\.\.|\.git$|\.gguf$))(?:{_PART}/)?{_PART}")
+# A GGUF model of a repository.
+HUB_GGUF = re.compile(
+    r"(?P<id>[^/:]+/[^/:]+)(?::(?P<word>[A-Za-z0-9_.-]{1,64})|[:/](?P<file>[^:]+\.gguf))"
+)
 KNOWN = (
-    "a folder, owner/name of a hub, s3://bucket/prefix, s3://bucket/key.tar.gz (.tgz, "
-    ".tar.bz2, .tar.zst, .tar)"
+    "a folder, owner/name of a hub, owner/name:Q4_K_M and owner/name/model.gguf for GGUF, "
+    "s3://bucket/prefix, s3://bucket/model.gguf, s3://bucket/key.tar.gz (.tgz, .tar.bz2, "
+    ".tar.zst, .tar)"
 )
 TAKEN = ("*.json", "*.txt", "*.model*", "*.spm", "*.jinja", "*.tiktoken", "*.safetensors")
 NEVER = ("*.gguf", "*.onnx", "*.h5", "*.msgpack")
@@ -47,7 +56,6 @@ ADAPTER_CONFIG = "adapter_config.json"
 INDEX = ".index.json"
 SAFETENSORS = ".safetensors"
 GGUF = ".gguf"
-NO_GGUF = "GGUF is not read from there"
 OPENED_GGUF = "opened-gguf.json"  # in a folder that was made of such a file
 NAMES_SHOWN = 5
 CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
@@ -69,18 +77,28 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class HubModel:
-    """A repository of the hub, `owner/name`."""
+    """A repository of the hub, `owner/name`, or one of the GGUF models in it."""
 
     id: str
+    gguf: str = ""
+    """The path of a GGUF file, or a word of its name such as Q4_K_M."""
 
     def __str__(self) -> str:
-        return self.id
+        if not self.gguf:
+            return self.id
+
+        mark = "/" if self.gguf.endswith(GGUF) else ":"
+        return f"{self.id}{mark}{self.gguf}"
+
+    @property
+    def names_gguf(self) -> bool:
+        return bool(self.gguf)
 
 
 @dataclass(frozen=True, slots=True)
 class S3Model:
-    """An archive of a bucket, or every object whose key begins with `key`, which ends in "/" unless
-    it is empty.
+    """An archive or a GGUF file of a bucket, or every object whose key begins with `key`, which
+    ends in "/" unless it is empty.
     """
 
     bucket: str
@@ -93,12 +111,17 @@ class S3Model:
     def is_archive(self) -> bool:
         return self.key.lower().endswith(ARCHIVE_SUFFIXES)
 
+    @property
+    def names_gguf(self) -> bool:
+        return self.key.endswith(GGUF)
+
 
 @dataclass(frozen=True, slots=True)
 class GgufSource:
     """A GGUF file of this machine, which is opened into a folder. A split model's is the first."""
 
     file: Path
+    names_gguf: ClassVar = True
 
     def __str__(self) -> str:
         return str(self.file)
@@ -122,11 +145,7 @@ def remote(text: str, *, exists_locally: bool, needs_owner: bool = False) -> Rem
 
     scheme = SCHEME.match(text)
     if scheme is None:
-        has_owner = "/" in text
-        if HUB_ID.fullmatch(text) and (has_owner or not needs_owner):
-            return HubModel(text)
-
-        return None
+        return _hub_model(text, needs_owner)
 
     if scheme[1].lower() != "s3":
         raise ModelUnusable(
@@ -137,11 +156,25 @@ def remote(text: str, *, exists_locally: bool, needs_owner: bool = False) -> Rem
     if not bucket:
         raise ModelUnusable(f"{shorten(text)}: names no bucket; the form is s3://bucket/prefix")
 
-    if key.lower().endswith(ARCHIVE_SUFFIXES):
-        return S3Model(bucket, key)
+    model = S3Model(bucket, key)
+    if model.is_archive or model.names_gguf:
+        return model
 
     prefix = key.rstrip("/")
     return S3Model(bucket, f"{prefix}/" if prefix else "")
+
+
+def _hub_model(text: str, needs_owner: bool) -> HubModel | None:
+    """Return what a text names at a hub, or None if it is no name there."""
+    has_owner = "/" in text
+    if HUB_ID.fullmatch(text) and (has_owner or not needs_owner):
+        return HubModel(text)
+
+    of_gguf = HUB_GGUF.fullmatch(text)
+    if of_gguf is None or not HUB_ID.fullmatch(of_gguf["id"]):
+        return None
+
+    return HubModel(of_gguf["id"], of_gguf["word"] or of_gguf["file"])
 
 
 def parse(text: str) -> RemoteSource | GgufSource:
@@ -214,7 +247,7 @@ def fault(folder: Path, *, is_adapter: bool = False) -> str | None:
     if is_adapter:
         weights = [name for name in names if name.startswith("adapter_model.")]
 
-    return _config_fault(names, is_adapter) or _weights_fault(folder, weights, names)
+    return config_fault(names, is_adapter) or _weights_fault(folder, weights, names)
 
 
 def check(
@@ -232,33 +265,6 @@ def check(
 
     names = [entry.name for entry in folder.iterdir()]
     refuse_pickles(subject, names, allow_pickle=allow_pickle)
-
-
-def taken(source: object, listing: Iterable[str], wanted_source: WantedSource) -> list[str]:
-    """Return which paths of a source's listing are taken, before a byte of it is fetched.
-
-    Raises what `check` would raise of its configuration and pickles, and of `check_path` for what
-    is taken.
-    """
-    subject = str(source)
-    paths = list(listing)
-    top = [path for path in paths if "/" not in path]
-    names = sorted({path.partition("/")[0] for path in paths})
-    reason = _config_fault(names, wanted_source.is_adapter)
-    if reason is not None:
-        raise ModelUnusable(f"{subject}: {reason}")
-
-    refuse_pickles(subject, top, allow_pickle=wanted_source.allow_pickle)
-    warn_of_properties(subject, top)
-    chosen_paths = chosen(
-        paths,
-        allow_pickle=wanted_source.allow_pickle,
-        trust_remote_code=wanted_source.trust_remote_code,
-    )
-    for path in chosen_paths:
-        check_path(subject, path)
-
-    return chosen_paths
 
 
 def check_path(subject: str, path: str) -> None:
@@ -324,7 +330,8 @@ def descended(folder: Path) -> Path:
     return folder
 
 
-def _config_fault(names: list[str], is_adapter: bool) -> str | None:
+def config_fault(names: list[str], is_adapter: bool) -> str | None:
+    """Return that a folder with these names has no configuration, or None if it has one."""
     config = ADAPTER_CONFIG if is_adapter else CONFIG
     if config in names:
         return None
@@ -425,6 +432,5 @@ def listed(names: list[str]) -> str:
     if not names:
         return "is empty"
 
-    gguf = f" ({NO_GGUF})" if any(name.endswith(GGUF) for name in names) else ""
     more = ", …" if len(names) > NAMES_SHOWN else ""
-    return f"holds {', '.join(map(shown, names[:NAMES_SHOWN]))}{more}{gguf}"
+    return f"holds {', '.join(map(shown, names[:NAMES_SHOWN]))}{more}"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lmi.errors import BadConfiguration
+from lmi.errors import BadConfiguration, ModelUnusable
 from lmi.settings.resolve import Resolved, resolve_folder
 
 ECHO = {"OPTION_ROLLING_BATCH": "echo"}
@@ -47,6 +47,33 @@ def test_a_remote_folder_is_fetched_and_then_served_by_its_name(tmp_path: Path, 
     after = resolve(asked, tmp_path, fetched={asked: cache})
     assert wanted(after) == []
     assert (after.config.model.name, after.config.model.path) == ("small-model", str(cache))
+
+
+@pytest.mark.parametrize(
+    ("asked", "name"),
+    [
+        ("owner/fox:Q4_K_M", "fox_Q4_K_M"),
+        ("owner/fox:fox-small.Q8_0.gguf", "fox-small.Q8_0"),
+        ("owner/fox/sub/fox-small.Q8_0.gguf", "fox-small.Q8_0"),
+        ("s3://bucket/models/fox-small.gguf", "fox-small"),
+    ],
+)
+def test_a_gguf_file_that_is_elsewhere_is_fetched_however_it_is_named(
+    tmp_path: Path, asked: str, name: str
+) -> None:
+    before = resolve_folder(asked, {}, {}, tmp_path)
+    assert wanted(before) == [asked] and before.config.model.name == name
+    assert before.request is not None and before.request.sources[0].reads_gguf
+    for variable in ("OPTION_MODEL_ID", "HF_MODEL_ID"):
+        assert wanted(resolve_folder(None, {variable: asked}, {}, tmp_path)) == [asked]
+
+    with pytest.raises(ModelUnusable, match=f"^{asked}: echo does not read GGUF; option.rolling"):
+        resolve(asked, tmp_path)
+
+
+def test_the_fetch_knows_whether_the_engine_reads_gguf(tmp_path: Path) -> None:
+    request = resolve("owner/name", tmp_path).request
+    assert request is not None and not request.sources[0].reads_gguf
 
 
 def test_the_serving_properties_of_the_current_folder_do_not_count_for_a_remote_one(

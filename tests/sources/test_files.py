@@ -9,7 +9,8 @@ import pytest
 
 from lmi.errors import ModelUnusable, SecurityRefused
 from lmi.sources.fetches import WantedSource
-from lmi.sources.source import check, chosen, descended, fault, refuse_pickles, taken
+from lmi.sources.listing import taken
+from lmi.sources.source import check, chosen, descended, fault, refuse_pickles
 
 SMALL = [
     "config.json",
@@ -120,7 +121,7 @@ def test_a_folder_is_whole(tmp_path: Path, files: dict[str, str]) -> None:
             {"model.safetensors": "x", "a.txt": ""},
             "holds a.txt, model.safetensors; a model has config.json",
         ),
-        ({"a.gguf": ""}, "holds a.gguf (GGUF is not read from there); a model has config.json"),
+        ({"a.gguf": ""}, "holds a.gguf; a model has config.json"),
         ({"config.json": "{}"}, r"holds config.json; no weights are there"),
         (
             {"config.json": "{}", "model.py": ""},

@@ -9,6 +9,11 @@ from lmi.sources.source import HubModel, RemoteSource, S3Model, parse, remote
     [
         ("Qwen/Qwen3-0.6B", HubModel("Qwen/Qwen3-0.6B")),
         ("gpt2", HubModel("gpt2")),
+        ("owner/name:Q4_K_M", HubModel("owner/name", "Q4_K_M")),
+        ("owner/name/model.gguf", HubModel("owner/name", "model.gguf")),
+        ("owner/name:model.gguf", HubModel("owner/name", "model.gguf")),
+        ("owner/name/Q4/model.gguf", HubModel("owner/name", "Q4/model.gguf")),
+        ("owner/name:Q4/model.gguf", HubModel("owner/name", "Q4/model.gguf")),
         ("s3://bucket/llama", S3Model("bucket", "llama/")),
         ("s3://bucket/a/llama//", S3Model("bucket", "a/llama/")),
         ("S3://bucket/llama", S3Model("bucket", "llama/")),
@@ -18,6 +23,7 @@ from lmi.sources.source import HubModel, RemoteSource, S3Model, parse, remote
         ("s3://bucket/model.TGZ", S3Model("bucket", "model.TGZ")),
         ("s3://bucket/model.tar", S3Model("bucket", "model.tar")),
         ("s3://bucket/model.tar.gz/", S3Model("bucket", "model.tar.gz/")),
+        ("s3://bucket/a/model.gguf", S3Model("bucket", "a/model.gguf")),
     ],
 )
 def test_a_text_names_a_remote_source(text: str, source: RemoteSource) -> None:
@@ -36,6 +42,16 @@ def test_a_text_names_a_remote_source(text: str, source: RemoteSource) -> None:
         "file:///opt/ml/model",
         "a--b/c",
         "a/b.git",
+        "a/b.gguf",
+        "b.gguf",
+        "b:Q4_K_M",
+        "a/b:",
+        "a/b:Q4 K",
+        "a/b:Q4:K",
+        "a/b/c:Q4",
+        "a--b/c:Q4",
+        "../a/b.gguf",
+        "./a/b/c.gguf",
         "-a/b",
         "",
     ],
@@ -71,9 +87,6 @@ def test_a_url_without_a_bucket_is_refused() -> None:
 
 
 def test_the_text_of_a_source_is_its_url_without_a_slash_at_the_end() -> None:
-    assert [str(parse(text)) for text in ("s3://b/p/", "s3://b/", "s3://b/k.tar", "a/b")] == [
-        "s3://b/p",
-        "s3://b",
-        "s3://b/k.tar",
-        "a/b",
-    ]
+    texts = ["s3://b/p", "s3://b", "s3://b/k.tar", "s3://b/m.gguf", "a/b", "a/b:Q8_0", "a/b/m.gguf"]
+    assert [str(parse(text)) for text in ("s3://b/p/", "s3://b/", *texts[2:])] == texts
+    assert str(parse("a/b:m.gguf")) == "a/b/m.gguf"

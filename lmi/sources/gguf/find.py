@@ -7,7 +7,7 @@ import msgspec
 
 from lmi.errors import ModelUnusable
 from lmi.settings.kinds import local_path
-from lmi.shared.gguf_file import SPLIT_NAME, files_of
+from lmi.shared.gguf_file import files_of, first_part
 from lmi.sources.fetches import read
 from lmi.sources.source import GGUF, NAMES_SHOWN, OPENED_GGUF, shown
 
@@ -45,7 +45,7 @@ def gguf_path(text: str, *bases: Path) -> Path | None:
     for base in bases:
         path = (base / local_path(text)).absolute()
         if path.name.endswith(GGUF) and path.is_file():
-            return _first(path)
+            return first_part(path)
 
         if path.is_dir():
             return only_file(path)
@@ -65,22 +65,13 @@ def only_file(folder: Path) -> Path | None:
     files = set()
     for file in folder.glob(f"*{GGUF}"):
         if PROJECTOR not in file.name:
-            files.add(_first(file))
+            files.add(first_part(file))
 
     if len(files) > 1:
         names = ", ".join(sorted(shown(file.name) for file in files)[:NAMES_SHOWN])
         raise ModelUnusable(f"{folder}: it holds several models, name one of the files: {names}")
 
     return next(iter(files), None)
-
-
-def _first(file: Path) -> Path:
-    """Return the first file of a split model, or the file itself if its model is not split."""
-    split_name = SPLIT_NAME.fullmatch(file.name)
-    if split_name is None:
-        return file
-
-    return file.with_name(f"{split_name['stem']}-00001-of-{split_name['count']}{GGUF}")
 
 
 def folder_of_file(file: Path, download_dir: Path) -> Path:

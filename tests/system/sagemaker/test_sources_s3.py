@@ -21,6 +21,7 @@ import pytest
 import zstandard
 
 from lmi.supervisor.banner import hint
+from tests.gguf_files import EMBEDDING, SMALL_FILE, SMALL_MODEL, SMALL_PARTS, gguf_bytes
 from tests.machine import measurements, wait_until
 from tests.sources.faulty_server import Answer
 from tests.sources.fetching import (
@@ -112,6 +113,68 @@ def link(name: str, target: str, kind: bytes = tarfile.SYMTYPE) -> tarfile.TarIn
     member.type = kind
     member.linkname = target
     return member
+
+
+# GGUF files.
+
+
+def test_a_gguf_file_is_opened_and_a_second_start_reads_nothing_again(bucket: Bucket) -> None:
+    url = bucket.put("team", {"fox.gguf": SMALL_FILE, "other.gguf": b"x"})
+    [folder] = bucket.fetch(f"{url}/fox.gguf").folders()
+    assert (folder / "fox.gguf").read_bytes() == SMALL_FILE
+    assert json.loads((folder / "config.json").read_text())["model_type"] == "llama"
+
+    asked = len(bucket.s3.requests)
+    assert bucket.fetch(f"{url}/fox.gguf").folders() == [folder]
+    assert bucket.s3.requests[asked:] == [f"HEAD /{bucket.name}/team/fox.gguf"]
+
+
+def test_a_gguf_file_that_changed_is_opened_anew(bucket: Bucket) -> None:
+    url = bucket.put("team", {"fox.gguf": SMALL_FILE})
+    bucket.fetch(f"{url}/fox.gguf").folders()
+    longer = gguf_bytes(SMALL_MODEL | {"llama.context_length": 128}, EMBEDDING)
+    bucket.put("team", {"fox.gguf": longer})
+    [folder] = bucket.fetch(f"{url}/fox.gguf").folders()
+    assert json.loads((folder / "config.json").read_text())["max_position_embeddings"] == 128
+
+
+@pytest.mark.parametrize("name", SMALL_PARTS)
+def test_all_files_of_a_split_gguf_model_are_fetched(bucket: Bucket, name: str) -> None:
+    url = bucket.put("team", SMALL_PARTS)
+    [folder] = bucket.fetch(f"{url}/{name}").folders()
+    assert sorted(file.name for file in folder.glob("*.gguf")) == sorted(SMALL_PARTS)
+
+
+def test_a_split_gguf_model_without_a_part_is_named(bucket: Bucket) -> None:
+    first, second = SMALL_PARTS
+    url = bucket.put("team", {first: SMALL_PARTS[first]})
+    failure = bucket.fetch(f"{url}/{first}").failure()
+    assert failure.message == f"{url}/{first}: its part {second} is missing (NoSuchKey)"
+
+
+def test_a_gguf_file_that_is_not_there_is_named(bucket: Bucket) -> None:
+    url = bucket.put("team", {"Fox.gguf": SMALL_FILE})
+    failure = bucket.fetch(f"{url}/fox.gguf").failure()
+    assert failure.message == (
+        f"{url}/fox.gguf: there is no such object (NoSuchKey); {url}/Fox.gguf differs in upper and "
+        "lower case"
+    )
+
+
+def test_a_prefix_and_an_archive_with_a_gguf_file_alone_are_that_model(bucket: Bucket) -> None:
+    url = bucket.put("team/fox", {"fox.gguf": SMALL_FILE, "README.md": b"x", "mmproj.gguf": b"x"})
+    packed = bucket.put_archive("fox.tar.gz", archive({"fox/fox.gguf": SMALL_FILE}))
+    for folder in bucket.fetch(url, packed).folders():
+        assert (folder / "fox.gguf").read_bytes() == SMALL_FILE
+        assert (folder / "tokenizer.json").is_file()
+
+
+def test_an_engine_that_reads_no_gguf_gets_none(bucket: Bucket) -> None:
+    url = bucket.put("team/fox", {"fox.gguf": SMALL_FILE})
+    packed = bucket.put_archive("fox.tar.gz", archive({"fox.gguf": SMALL_FILE}))
+    for source in (url, packed):
+        failure = bucket.fetch(source, reads_gguf=False).failure()
+        assert failure.message.startswith(f"{source}: its weights are GGUF, which the chosen")
 
 
 # Prefixes.
