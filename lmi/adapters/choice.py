@@ -20,6 +20,7 @@ from lmi.errors import UnknownModel, Unsupported, shorten
 from lmi.http.exchange import ENDPOINT_NAME, Exchange
 from lmi.models.choice import OPENAI_PATHS
 from lmi.server.service import Service
+from lmi.settings.config import ModelConfig
 
 HEADER = "X-Amzn-SageMaker-Adapter-Identifier"
 QUERY = "adapter"
@@ -41,42 +42,53 @@ async def choose_adapter(exchange: Exchange, service: Service, parsed: Parsed[An
     Raises UnknownAdapter or UnknownModel for a name that is not registered, Unavailable if no
     engine is ready that may have the adapter, and why it cannot be loaded if no engine can.
     """
-    outside = list(_names_outside(exchange))
-    in_body = tuple(request.adapter for request in parsed.requests)
-    if not outside and not any(in_body):
+    names_outside = list(_names_outside(exchange))
+    names = [request.adapter for request in parsed.requests]
+    if not names_outside and not any(names):
         return parsed
 
-    model = service.config.model
     format = parsed.format
-    names_of_model = ["", *model.names]
-    names = in_body
-    is_model = False
-    if outside:
-        names = (outside[0].name,) * len(in_body)
-        _report_ignored(exchange, service, outside, in_body)
+    names_of_model = ["", *service.config.model.names]
+    # In OpenAI's API the name of an adapter may stand where that of the model does.
+    is_in_model = False
+    if names_outside:
+        _report_ignored(exchange, service, names_outside, names)
+        names = [names_outside[0].name] * len(names)
     elif isinstance(format, OpenAIFormat) and not format.is_adapter_named:
-        is_model = True
+        is_in_model = True
         names_of_model += _further_names(exchange, service)
 
-    adapters = list[str | None]()
-    for name in names:
-        is_adapter = name is not None and name not in names_of_model and not model.answers_to(name)
-        adapters.append(name if is_adapter else None)
-
-    for name in dict.fromkeys(name for name in adapters if name is not None):
-        await _find(service, name, alias(exchange) or name, is_model=is_model)
+    adapters = [_adapter_of(name, service.config.model, names_of_model) for name in names]
+    for adapter in dict.fromkeys(adapters):
+        if adapter is not None:
+            label = alias(exchange) or adapter
+            await _make_known(service, adapter, label, is_in_model=is_in_model)
 
     if isinstance(format, OpenAIFormat):
-        format = replace(format, model=adapters[0] or model.name, adapter=adapters[0])
-        if format.is_adapter_named:
-            field_names = {**format.field_names, "lora_config": "adapters"}
-            format = replace(format, field_names=field_names)
+        format = _with_adapter(format, adapters[0], service.config.model)
 
     requests = tuple(
-        replace(request, adapter=name)
-        for request, name in zip(parsed.requests, adapters, strict=True)
+        replace(request, adapter=adapter)
+        for request, adapter in zip(parsed.requests, adapters, strict=True)
     )
     return replace(parsed, requests=requests, format=format)
+
+
+def _adapter_of(name: str | None, model: ModelConfig, names_of_model: list[str]) -> str | None:
+    """Return the adapter of a name. Returns None without a name, and for one of the model."""
+    if name is None or name in names_of_model or model.answers_to(name):
+        return None
+
+    return name
+
+
+def _with_adapter(format: OpenAIFormat, adapter: str | None, model: ModelConfig) -> OpenAIFormat:
+    """Return the format of an answer that names the adapter as its model, or else the model."""
+    format = replace(format, model=adapter or model.name, adapter=adapter)
+    if not format.is_adapter_named:
+        return format
+
+    return replace(format, field_names={**format.field_names, "lora_config": "adapters"})
 
 
 def _names_outside(exchange: Exchange) -> Iterator[Naming]:
@@ -94,19 +106,17 @@ def _names_outside(exchange: Exchange) -> Iterator[Naming]:
 def _report_ignored(
     exchange: Exchange,
     service: Service,
-    outside: list[Naming],
-    in_body: tuple[str | None, ...],
+    names_outside: list[Naming],
+    names_in_body: list[str | None],
 ) -> None:
     """Report the first name without effect, because a name outside the body goes before it."""
-    first = outside[0]
-    names = [*(naming.name for naming in outside[1:]), *filter(None, in_body)]
-    lines = list[str]()
-    for name in names:
-        if name != first.name:
-            lines.append(f"the adapter {shorten(name)} has no effect beside {first.place}")
-            break
-
-    service.front_end.report_ignored(lines, exchange.request_id)
+    first = names_outside[0]
+    later_names = [naming.name for naming in names_outside[1:]]
+    names = [*later_names, *filter(None, names_in_body)]
+    ignored = next((name for name in names if name != first.name), None)
+    if ignored is not None:
+        line = f"the adapter {shorten(ignored)} has no effect beside {first.place}"
+        service.front_end.report_ignored([line], exchange.request_id)
 
 
 def _further_names(exchange: Exchange, service: Service) -> list[str]:
@@ -127,9 +137,11 @@ def alias(exchange: Exchange) -> str | None:
     return name if SAFE_ALIAS.fullmatch(name) else None
 
 
-async def _find(service: Service, name: str, label: str, *, is_model: bool) -> None:
-    """Make sure that this front end's engines know a registered adapter. Raises an error for any
-    other name. `label` is its name in messages.
+async def _make_known(service: Service, name: str, label: str, *, is_in_model: bool) -> None:
+    """Wait until this front end knows an engine that has a registered adapter. Raises an error for
+    any other name.
+
+    `label` is its name in messages. With `is_in_model` it stands where the name of a model does.
     """
     engines = service.engines
     registry = service.adapters
@@ -139,7 +151,7 @@ async def _find(service: Service, name: str, label: str, *, is_model: bool) -> N
     try:
         entry = registry.find(name)
     except NotRegistered:
-        if is_model:
+        if is_in_model:
             raise UnknownModel(
                 f"the model {shorten(name)} does not exist, only {service.served_names}"
             ) from None

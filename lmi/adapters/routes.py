@@ -36,7 +36,7 @@ from lmi.description.parts import (
 )
 from lmi.errors import InvalidParameter, InvalidRequest, shorten, without_paths
 from lmi.http.exchange import Exchange
-from lmi.models.routes import PAGE, page
+from lmi.models.pages import PAGE, page
 from lmi.server.service import Service
 from lmi.settings.config import Config
 from lmi.shared.desired_state import NAME_PATTERN, State, check_name

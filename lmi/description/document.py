@@ -32,7 +32,7 @@ from lmi.description.parts import (
     table_schemas,
 )
 from lmi.http.exchange import CUSTOM_ATTRIBUTES, TIMEOUT, TIMEOUT_MS
-from lmi.models import routes as models
+from lmi.models import description as models
 from lmi.server.metrics import MEDIA_TYPE
 from lmi.server.page_files import TYPES
 from lmi.sessions.http import CLOSE, HEADER, ID, MAX_ID_CHARS, NEW_SESSION

@@ -186,7 +186,7 @@ class SeveralModels(Models):
         if service is not None and service.folder == entry.folder:
             return service.block
 
-        return self.folder.files(entry).attach()
+        return self.folder.runtime_of(entry).attach()
 
     async def listed(self) -> list[Service]:
         """Return every model that is ready and can be used here, by name."""
@@ -266,7 +266,7 @@ class SeveralModels(Models):
 
     async def _load(self, entry: Model) -> Service:
         def load() -> Service:
-            return Service.load(self.folder.files(entry), self.front_end)
+            return Service.load(self.folder.runtime_of(entry), self.front_end)
 
         try:
             service = await asyncio.to_thread(load)

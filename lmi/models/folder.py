@@ -21,6 +21,8 @@ ENVIRON = "environ.json"
 
 
 class Model(Entry, frozen=True, kw_only=True):
+    """The entry of one model, by which front ends and the supervisor agree whether it is here."""
+
     # The folder of its processes, below the server's.
     folder: str
     # Where a client says that it is.
@@ -54,14 +56,15 @@ class ModelFolder(Folder[Model]):
         """Write the entry that `make` returns when it gets all entries that are there. Nothing is
         written if it raises.
         """
-        entry = self.change(name, lambda old: make(self.entries()))
-        assert entry is not None
+        registered = self.change(name, lambda old: make(self.entries()))
+        assert registered is not None
+
         failed = [entry for entry in self.entries() if entry.state is State.FAILED]
         failed.sort(key=lambda entry: entry.settled_s)
         for oldest in failed[:-MAX_FAILED]:
             self.withdraw(oldest)
 
-        return entry
+        return registered
 
     def settle(
         self,
@@ -126,7 +129,7 @@ class ModelFolder(Folder[Model]):
         """Return whether the entry is there, perhaps in another state."""
         return is_same(self.read(entry.name), entry)
 
-    def add_files(self, config: Config) -> Runtime:
+    def add_folder(self, config: Config) -> Runtime:
         """Make the folder of a model's processes, with the option.env that the supervisor gives
         them.
         """
@@ -134,20 +137,20 @@ class ModelFolder(Folder[Model]):
         (runtime.path / ENVIRON).write_bytes(msgspec.json.encode(config.engine.environ))
         return runtime
 
-    def has_files(self, entry: Model) -> bool:
+    def has_folder(self, entry: Model) -> bool:
         return is_there(self._server.path / entry.folder)
 
-    def files(self, entry: Model) -> Runtime:
+    def runtime_of(self, entry: Model) -> Runtime:
         """Return the folder of a model's processes. Raises OSError if it has just been removed."""
         return Runtime.at(self._server.path / entry.folder)
 
-    def files_with_environ(self, entry: Model) -> Runtime:
+    def runtime_with_environ(self, entry: Model) -> Runtime:
         """Return the folder of a model's processes as the supervisor starts them, by the server's
         own settings.
 
         A front end wrote the folder, and the settings of the server say as whom its processes run.
         """
-        runtime = self.files(entry)
+        runtime = self.runtime_of(entry)
         encoded = (runtime.path / ENVIRON).read_bytes()
         environ = msgspec.json.decode(encoded, type=dict[str, str])
 

@@ -85,7 +85,7 @@ class ModelFollower:
                     shutil.rmtree(path, ignore_errors=True)
 
     def _start(self, entry: Model) -> None:
-        if not self._folder.has_files(entry):
+        if not self._folder.has_folder(entry):
             # One that is not READY was given up before, which its front end sees.
             is_ready = entry.state is State.READY
             if is_ready and self._folder.lose(entry, LOST):
@@ -94,7 +94,7 @@ class ModelFollower:
             return
 
         try:
-            runtime = self._folder.files_with_environ(entry)
+            runtime = self._folder.runtime_with_environ(entry)
             # A server of one model has this before there is a model.
             first = requirements(runtime.config, runtime)
             self.models.append(PassingModel(runtime, first=first))

@@ -125,7 +125,7 @@ class ModelRegistry:
         self._check_room(need, living)
         try:
             config = choose_free_ports(config, self._ports_in_use(living))
-            runtime = self._folder.add_files(config)
+            runtime = self._folder.add_folder(config)
         except (OSError, StartError) as error:
             raise errors.OutOfMemory(
                 f"no room for the files of the model's processes: {error}"
@@ -141,7 +141,7 @@ class ModelRegistry:
         for entry in entries:
             # An OSError: it has just been removed.
             with suppress(OSError):
-                ports.update(self._folder.files(entry).config.engine.ports)
+                ports.update(self._folder.runtime_of(entry).config.engine.ports)
 
         return ports
 
@@ -166,7 +166,7 @@ class ModelRegistry:
     async def _load(self, entry: Model) -> None:
         """Wait until the model can be used. Its tokenizer is loaded while its engines load."""
         try:
-            timeout_s = self._folder.files(entry).config.engine.model_loading_timeout_s
+            timeout_s = self._folder.runtime_of(entry).config.engine.model_loading_timeout_s
         except OSError:
             raise self._gone(entry) from None
 
@@ -200,7 +200,7 @@ class ModelRegistry:
                 raise kind(reason_for_client(block.supervisor.reason, entry.url))
 
             self._check_is_serving()
-            if not self._folder.holds(entry) or not self._folder.has_files(entry):
+            if not self._folder.holds(entry) or not self._folder.has_folder(entry):
                 raise self._gone(entry)
 
             await asyncio.sleep(LOOK_S)
@@ -241,7 +241,7 @@ class ModelRegistry:
         front_end = self._models.front_end
 
         def is_gone() -> bool:
-            return not self._folder.has_files(entry) or front_end.is_draining
+            return not self._folder.has_folder(entry) or front_end.is_draining
 
         return await until(is_gone, timeout_s)
 

@@ -142,6 +142,6 @@ def test_the_processes_of_a_model_run_as_the_user_that_the_server_names_whatever
         model=ModelConfig(path=str(tmp_path), name="m"),
         engine=EngineConfig(environ={"A": "1"}),
     )
-    made = folder.add_files(forged)
-    found = folder.files_with_environ(pending("m", made.path.name)).config
+    made = folder.add_folder(forged)
+    found = folder.runtime_with_environ(pending("m", made.path.name)).config
     assert (found.server, found.engine.environ) == (server, {"A": "1"})

@@ -98,7 +98,7 @@ def follower(tmp_path: Path) -> ModelFollower:
     config = Config(
         server=server, model=ModelConfig(path=str(tmp_path), name="m"), engine=EngineConfig()
     )
-    runtime = follower._folder.add_files(config)
+    runtime = follower._folder.add_folder(config)
     follower._folder.replace(Model(name="m", state=State.READY, folder=runtime.path.name))
     follower.look()
     return follower

@@ -14,8 +14,8 @@ import pytest
 from lmi.errors import InvalidParameter, StartError, Unavailable, UnknownModel
 from lmi.models.choice import SeveralModels
 from lmi.models.folder import Model, ModelFolder
+from lmi.models.pages import page
 from lmi.models.registry import ModelRegistry
-from lmi.models.routes import page
 from lmi.runtime import Runtime, ServerRuntime
 from lmi.server.front_end import FrontEnd
 from lmi.server.service import WATCH_S, Models
@@ -134,7 +134,7 @@ async def follow_two_models(runtime: ServerRuntime, folder: Path) -> None:
         model=ModelConfig(path=str(folder), name="quick"),
         engine=EngineConfig(),
     )
-    quick = models.folder.add_files(config).path.name
+    quick = models.folder.add_folder(config).path.name
     for name, files in (("first", "0"), ("quick", quick)):
         models.folder.replace(Model(name=name, state=State.READY, folder=files))
 
