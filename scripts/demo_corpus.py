@@ -400,8 +400,8 @@ def story(rng: Random, hero: str, friend: str, place: str) -> str:
 def cast(rng: Random) -> tuple[str, str, str]:
     """The hero, friend and place of one story. One hero in eight is a child."""
     hero = rng.choice(list(CHILDREN) if rng.random() < 0.125 else ANIMALS)
-    others = [noun for noun in ANIMALS + list(CHILDREN) if noun != hero]
-    return hero, rng.choice(others), rng.choice(PLACES)
+    companions = [noun for noun in ANIMALS + list(CHILDREN) if noun != hero]
+    return hero, rng.choice(companions), rng.choice(PLACES)
 
 
 def ask_story(rng: Random) -> QA:
@@ -514,7 +514,7 @@ def titled(text: str) -> str:
 
 def ask_definition(rng: Random) -> QA:
     key = rng.choice(list(DEFINITIONS)) if rng.random() < 0.9 else "deep learning"
-    shown = key if rng.random() < 0.6 else titled(key)
+    word = key if rng.random() < 0.6 else titled(key)
     questions = [
         "What is {}?",
         "What is {}?",
@@ -523,7 +523,7 @@ def ask_definition(rng: Random) -> QA:
         "Tell me about {}.",
         "What does {} mean?",
     ]
-    return rng.choice(questions).format(shown), DEFINITIONS[key]
+    return rng.choice(questions).format(word), DEFINITIONS[key]
 
 
 def ask_about(rng: Random) -> QA:

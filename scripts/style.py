@@ -116,9 +116,9 @@ class Style:
     num_identifiers: int = 0
     num_letters_of_identifiers: int = 0
 
-    def __add__(self, other: "Style") -> "Style":
+    def __add__(self, addend: "Style") -> "Style":
         sums = {
-            field.name: getattr(self, field.name) + getattr(other, field.name)
+            field.name: getattr(self, field.name) + getattr(addend, field.name)
             for field in fields(Style)
         }
         return Style(**sums)
@@ -295,14 +295,14 @@ def _function(node: FunctionNode, lines: list[str], tokens_of_lines: Counter[int
         return Function(num_lines=0, num_tokens=0, has_paragraphs=False)
 
     numbers = range(_lines_of(body[0]).start, _lines_of(node).stop)
-    others = _blank_lines_of_others(node)
+    foreign_lines = _blank_lines_of_others(node)
     counts = [tokens_of_lines[number] for number in numbers if number in tokens_of_lines]
 
     return Function(
         num_lines=len(counts),
         num_tokens=sum(counts),
         has_paragraphs=any(
-            number not in others and not lines[number - 1].strip() for number in numbers
+            number not in foreign_lines and not lines[number - 1].strip() for number in numbers
         ),
     )
 

@@ -13,20 +13,23 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-MIN_GLIBC = 28  # 2.28: what torch's own wheels need
+# 2.28: what torch's own wheels need
+MIN_GLIBC = 28
+# GLIBCXX_3.4.n comes with systems of glibc 2.n
 GLIBC_OF_LIBSTDCXX = {
     24: 28,
     28: 31,
     29: 34,
     30: 35,
     33: 39,
-}  # GLIBCXX_3.4.n comes with systems of glibc 2.n
+}
 
 
 class NativeKernels(BuildHookInterface):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if version == "editable":
-            return  # runs from the source tree, where scripts/install builds them
+            # Runs from the source tree, where scripts/install builds them
+            return
 
         root = Path(self.root)
         command = [sys.executable, str(root / "scripts" / "build-native")]
@@ -54,10 +57,10 @@ def platform_tag(libraries: list[bytes]) -> str:
 
 
 def glibc_with(libstdcxx: int) -> int:
-    known = [glibc for newest, glibc in GLIBC_OF_LIBSTDCXX.items() if libstdcxx <= newest]
-    if not known:
+    candidates = [glibc for newest, glibc in GLIBC_OF_LIBSTDCXX.items() if libstdcxx <= newest]
+    if not candidates:
         raise RuntimeError(
             f"no platform is known to have GLIBCXX_3.4.{libstdcxx}, which the native kernels need"
         )
 
-    return min(known)
+    return min(candidates)

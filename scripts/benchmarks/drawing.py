@@ -29,7 +29,8 @@ PAPER = "#ffffff"
 @dataclass
 class Panel:
     title: str
-    lines: dict[str, dict[int, float]]  # name -> streams -> value
+    # name -> streams -> value
+    lines: dict[str, dict[int, float]]
     points: dict[str, tuple[int, float]] = field(default_factory=dict)  # single values
 
     @property
@@ -73,30 +74,35 @@ class DottingPen(Pen):
         )
 
 
-def draw_panel(pen: DottingPen, panel: Panel, left: float, width: float, x_title: str) -> None:
+def draw_panel(pen: DottingPen, panel: Panel, start: float, width: float, x_title: str) -> None:
     step = tick(panel.highest)
-    top = step * -(-panel.highest // step)  # the first tick at or above all values
+    # The first tick at or above all values
+    top = step * -(-panel.highest // step)
 
     def x(place: int) -> float:
         share = panel.places.index(place) / max(1, len(panel.places) - 1)
-        return left + LEFT + 16 + share * (width - LEFT - RIGHT - 32)
+        return start + LEFT + 16 + share * (width - LEFT - RIGHT - 32)
 
     def y(value: float) -> float:
         return HEIGHT - BOTTOM - value / top * (HEIGHT - TOP - BOTTOM)
 
-    pen.text(left + LEFT, TOP - 22, panel.title, INK, "lm", LARGER)
+    pen.text(start + LEFT, TOP - 22, panel.title, INK, "lm", LARGER)
     for number in range(round(top / step) + 1):
         pen.line(
-            [(left + LEFT, y(number * step)), (left + width - RIGHT, y(number * step))], GRID, 1
+            [(start + LEFT, y(number * step)), (start + width - RIGHT, y(number * step))], GRID, 1
         )
         pen.text(
-            left + LEFT - 8, y(number * step), f"{number * step:,.0f}".replace(",", " "), GREY, "rm"
+            start + LEFT - 8,
+            y(number * step),
+            f"{number * step:,.0f}".replace(",", " "),
+            GREY,
+            "rm",
         )
 
     for place in panel.places:
         pen.text(x(place), HEIGHT - BOTTOM + 16, str(place), GREY, "mm")
 
-    pen.text(left + LEFT + (width - LEFT - RIGHT) / 2, HEIGHT - 16, x_title, GREY, "mm")
+    pen.text(start + LEFT + (width - LEFT - RIGHT) / 2, HEIGHT - 16, x_title, GREY, "mm")
     for colour, line in zip(COLOURS, panel.lines.values(), strict=False):
         points = [(x(place), y(value)) for place, value in sorted(line.items())]
         pen.line(points, colour, 2.5)
@@ -108,14 +114,14 @@ def draw_panel(pen: DottingPen, panel: Panel, left: float, width: float, x_title
 
 
 def draw_legend(pen: DottingPen, lines: list[str], points: list[str]) -> None:
-    left: float = LEFT
+    start: float = LEFT
     for name, colour, is_hollow in [
         *((name, colour, False) for name, colour in zip(lines, COLOURS, strict=False)),
         *((name, GREY, True) for name in points),
     ]:
-        pen.dot(left + 6, 18, colour, 5, is_hollow)
-        pen.text(left + 18, 18, name, INK, "lm")
-        left += 18 + pen.width(name) + 28
+        pen.dot(start + 6, 18, colour, 5, is_hollow)
+        pen.text(start + 18, 18, name, INK, "lm")
+        start += 18 + pen.width(name) + 28
 
 
 def tick(highest: float) -> float:

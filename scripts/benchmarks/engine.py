@@ -41,7 +41,8 @@ NUM_GUIDED_RUNS = 5
 NUM_GUIDED_PAIRS = 7
 SAMPLED: dict[str, Any] = {"do_sample": True, "temperature": 0.8, "top_p": 0.95}
 NUM_SAMPLED_PAIRS = 3
-PEOPLE = {  # a schema that no answer of NUM_TOKENS completes
+# A schema that no answer of NUM_TOKENS completes
+PEOPLE = {
     "type": "array",
     "minItems": NUM_TOKENS,
     "items": {
@@ -96,7 +97,7 @@ def overhead(model: str, batch: int) -> tuple[float, float]:
     from handlers.lmi_dist import Executor
     from handlers.lmi_dist.loading import load_runner
 
-    ours, theirs = socket.socketpair()
+    near_end, theirs = socket.socketpair()
     threading.Thread(
         target=lambda: [None for _ in iter(lambda: theirs.recv(1 << 20), b"")], daemon=True
     ).start()
@@ -108,10 +109,10 @@ def overhead(model: str, batch: int) -> tuple[float, float]:
         num_open = batch
         while num_open:
             responses = cast(list[Response], executor.await_responses(timeout_s=10))
-            ours.sendall(frame(encode(Responses(responses))))
+            near_end.sendall(frame(encode(Responses(responses))))
             num_open -= sum(response.is_final for response in responses)
 
-    ours.close()
+    near_end.close()
     steps_s = [
         after - before for before, after in zip(runner.starts_s, runner.starts_s[1:], strict=False)
     ]
@@ -133,7 +134,8 @@ def guided_step(model: str, guide: str | None) -> float:
     params = None if guide is None else GuidedDecodingParams(GuideType.JSON_SCHEMA, guide)
     request = greedy(guided_decoding_params=params)
     with Executor(runner, ExecutorConfig(guided_decoding_config=read_config(model))) as executor:
-        for _ in range(NUM_GUIDED_RUNS):  # the guide is compiled in the first
+        # The guide is compiled in the first
+        for _ in range(NUM_GUIDED_RUNS):
             executor.enqueue_requests([request] * GUIDED_BATCH)
             num_open = GUIDED_BATCH
             while num_open:
@@ -158,7 +160,8 @@ def beam_ratio(model: str) -> float:
         SamplingConfig(num_return_sequences=several),
     ]
     requests = [
-        Request(TOKEN_IDS, NUM_TOKENS, ignore_eos=True, sampling_config=one) for one in configs
+        Request(TOKEN_IDS, NUM_TOKENS, ignore_eos=True, sampling_config=sampling)
+        for sampling in configs
     ]
     times_s: list[list[float]] = [[], []]
     with Executor(model, EngineConfig(max_num_sequences=64)) as executor:
@@ -173,9 +176,8 @@ def beam_ratio(model: str) -> float:
 
                 own_s.append(time.perf_counter() - start_s)
 
-    beams_s, sampled_s = (
-        statistics.median(own_s[1:]) for own_s in times_s
-    )  # the first ones find everything cold
+    # The first ones find everything cold
+    beams_s, sampled_s = (statistics.median(own_s[1:]) for own_s in times_s)
     return beams_s / sampled_s
 
 
@@ -198,18 +200,19 @@ def sampled_ratio() -> float:
     """
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "scripts.benchmarks.peers.shapes", "135M", folder]
-        subprocess.run(
-            command, check=True, stdout=sys.stderr
-        )  # torch makes it, in a process that ends
+        # torch makes it, in a process that ends
+        subprocess.run(command, check=True, stdout=sys.stderr)
         ratios = []
         with servers.lmi({}, f"{folder}/f32") as server:
             for _ in range(NUM_SAMPLED_PAIRS + 1):
                 sampled, greedy = (
-                    tokens_per_s(server.port, 64, invocation(64, **one)) for one in (SAMPLED, {})
+                    tokens_per_s(server.port, 64, invocation(64, **parameters))
+                    for parameters in (SAMPLED, {})
                 )
                 ratios.append(sampled / greedy)
 
-    return statistics.median(ratios[1:])  # the first pair warms up
+    # The first pair warms up
+    return statistics.median(ratios[1:])
 
 
 async def ping_under_load(port: int) -> list[float]:

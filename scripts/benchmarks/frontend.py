@@ -54,7 +54,7 @@ def measure(rounds: int = ROUNDS) -> dict[str, float]:
             ours_us.append(us_per_token(lmi.port, front))
             bare_us.append(us_per_token(port, floor.process.pid))
 
-    ratios = [ours / other for ours, other in zip(ours_us, bare_us, strict=True)]
+    ratios = [our_us / their_us for our_us, their_us in zip(ours_us, bare_us, strict=True)]
     return {
         "frontend_us_per_token": statistics.median(ours_us),
         "bare_us_per_token": statistics.median(bare_us),

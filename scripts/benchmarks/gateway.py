@@ -18,7 +18,8 @@ from scripts.benchmarks import servers
 from scripts.benchmarks.load import LMI, Answer, Connection, Meter, invocation, realtime
 
 NUM_STREAMS = 64
-NUM_REQUESTS = 12  # of each user, one after another
+# Of each user, one after another
+NUM_REQUESTS = 12
 NUM_TOKENS = (10, 30)
 STEP_S = 0.02
 ROUNDS = 3
@@ -28,8 +29,10 @@ STREAM_PATH = "/endpoints/any/invocations-response-stream"
 
 @dataclass(frozen=True)
 class Round:
-    first_s: float  # mean time to the first token
-    cpu_us: dict[str, float]  # a token, by role
+    # Mean time to the first token
+    first_s: float
+    # A token, by role
+    cpu_us: dict[str, float]
 
 
 async def ask(port: int, path: str, chance: random.Random) -> list[Answer]:
@@ -58,8 +61,10 @@ def run(port: int, path: str, roles: dict[int, str], seed: int) -> Round:
         answers = runner.run(ask_all(port, path, seed))
 
     cpu_s, _ = meter.stop()
-    num_tokens = sum(len(LMI.mark.findall(answer.body)) for own in answers for answer in own)
-    counted = [answer for own in answers for answer in own[1:]]
+    num_tokens = sum(
+        len(LMI.mark.findall(answer.body)) for user_answers in answers for answer in user_answers
+    )
+    counted = [answer for user_answers in answers for answer in user_answers[1:]]
     first_s = statistics.mean(
         answer.record_times_s(LMI.mark)[0] - answer.start_s for answer in counted
     )
@@ -90,10 +95,11 @@ def measure(rounds: int = ROUNDS) -> dict[str, float]:
         command += ["--endpoint", f"http://127.0.0.1:{lmi.port}"]
         with servers.process(command, port) as gateway:
             roles = {lmi.pid("lmi-front-0"): "front end", gateway.process.pid: "gateway"}
+            # The first is the warm-up
             pairs = [
                 (run(lmi.port, "/invocations", roles, seed), run(port, STREAM_PATH, roles, seed))
                 for seed in range(rounds + 1)
-            ][1:]  # the first is the warm-up
+            ][1:]
 
     return figures(pairs)
 

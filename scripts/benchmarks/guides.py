@@ -66,23 +66,25 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help=f"put the figures into {PAGE}")
     arguments = parser.parse_args()
     draw = random.Random(1)
-    found = Found()
+    findings = Found()
     config = vocabulary()
     compiler = GuideCompiler(lambda: config, Start(VOCAB_SIZE))
-    compiler.compile(
-        GuidedDecodingParams(GuideType.JSON)
-    )  # the process starts, the vocabulary is read
+    # The process starts, the vocabulary is read
+    compiler.compile(GuidedDecodingParams(GuideType.JSON))
     for path in chosen(arguments.folder, arguments.each, draw):
-        found.follow(compiler, path, draw)
+        findings.follow(compiler, path, draw)
 
     compiler.close()
     print(
-        json.dumps(found.refusals.most_common(), indent=0), *found.wrong, sep="\n", file=sys.stderr
+        json.dumps(findings.refusals.most_common(), indent=0),
+        *findings.wrong,
+        sep="\n",
+        file=sys.stderr,
     )
-    text = table(found.figures(), GOALS)
+    text = table(findings.figures(), GOALS)
     print(text)
     if arguments.write:
-        closing = f"{found.num_schemas} schemas, {arguments.each} of each set. On {machine()}."
+        closing = f"{findings.num_schemas} schemas, {arguments.each} of each set. On {machine()}."
         write(
             f"{text}\n\n{closing}",
             ("<!-- guides figures -->", "<!-- end of guides figures -->"),
@@ -96,7 +98,8 @@ class Found:
     def __init__(self) -> None:
         self.num_schemas = self.num_accepted = self.num_valid = self.num_written = 0
         self.refusals: Counter[str] = Counter()
-        self.wrong: list[str] = []  # schemas, with the first value that should not be possible
+        # Schemas, with the first value that should not be possible
+        self.wrong: list[str] = []
         self.compiles_s: list[float] = []
         self.masks_s: list[float] = []
 

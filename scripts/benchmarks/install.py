@@ -39,7 +39,9 @@ def measure() -> dict[str, float]:
             figures["wheel_mb"] = size_mb(folder / place) - empty_mb
 
         without_uv = ":".join(
-            one for one in os.environ["PATH"].split(":") if not Path(one, "uv").exists()
+            directory
+            for directory in os.environ["PATH"].split(":")
+            if not Path(directory, "uv").exists()
         )
         for figure, path in (("serve_pip_s", without_uv), ("serve_uv_s", os.environ["PATH"])):
             if figure == "serve_pip_s" or shutil.which("uv"):

@@ -23,7 +23,8 @@ import uvloop
 
 from scripts.benchmarks import servers
 
-WHOLE = b"\r\n0\r\n\r\n"  # ends a chunked body
+# Ends a chunked body
+WHOLE = b"\r\n0\r\n\r\n"
 ROUND_TIMEOUT_S = 60.0
 
 
@@ -33,10 +34,10 @@ class Records:
     answer.
     """
 
-    mark: re.Pattern[bytes]  # once in every record that carries tokens
-    count: re.Pattern[bytes] | int = (
-        1  # the number of tokens: in the last match of an answer, or for each record
-    )
+    # Once in every record that carries tokens
+    mark: re.Pattern[bytes]
+    # The number of tokens: in the last match of an answer, or for each record
+    count: re.Pattern[bytes] | int = 1
 
 
 LMI = Records(re.compile(rb'\{"token": ?\{'))
@@ -53,8 +54,8 @@ class Answer:
     def record_times_s(self, mark: re.Pattern[bytes]) -> list[float]:
         ends = list(itertools.accumulate(map(len, self.reads)))
         return [
-            self.times_s[bisect.bisect_right(ends, found.start())]
-            for found in mark.finditer(self.body)
+            self.times_s[bisect.bisect_right(ends, match.start())]
+            for match in mark.finditer(self.body)
         ]
 
     @property
@@ -65,8 +66,8 @@ class Answer:
     @property
     def status(self) -> int:
         """The status, or 0 before it came."""
-        found = re.match(rb"HTTP/1\.[01] (\d+)", self.reads[0]) if self.reads else None
-        return int(found[1]) if found else 0
+        match = re.match(rb"HTTP/1\.[01] (\d+)", self.reads[0]) if self.reads else None
+        return int(match[1]) if match else 0
 
 
 class Connection(asyncio.Protocol):
@@ -91,7 +92,8 @@ class Connection(asyncio.Protocol):
         reads so far.
         """
         self._tail = b""
-        self._num_missing: int | None = None  # bytes that a body of known size still lacks
+        # Bytes that a body of known size still lacks
+        self._num_missing: int | None = None
         self._done = asyncio.get_running_loop().create_future()
         self.answer = Answer(time.perf_counter())
         if not self.is_open:
@@ -105,7 +107,8 @@ class Connection(asyncio.Protocol):
         return not self._transport.is_closing()
 
     def data_received(self, data: bytes) -> None:
-        if self._done.done():  # after the answer, or its client has left
+        # After the answer, or its client has left
+        if self._done.done():
             return
 
         self.answer.times_s.append(time.perf_counter())
@@ -113,7 +116,8 @@ class Connection(asyncio.Protocol):
         if self._num_missing is not None:
             self._num_missing -= len(data)
         elif len(self.answer.reads) == 1:
-            head, _, body = data.partition(b"\r\n\r\n")  # servers write a head in one write
+            # Servers write a head in one write
+            head, _, body = data.partition(b"\r\n\r\n")
             if size := re.search(rb"(?i)content-length: *(\d+)", head):
                 self._num_missing = int(size[1]) - len(body)
 
@@ -161,10 +165,13 @@ class Round:
     num_tokens: int
     num_records: int
     seconds: float
-    first_s: tuple[float, ...]  # from request to first token, of each answer
-    gaps_s: tuple[float, ...]  # between two tokens of an answer; 0 where they came in one read
+    # From request to first token, of each answer
+    first_s: tuple[float, ...]
+    # Between two tokens of an answer; 0 where they came in one read
+    gaps_s: tuple[float, ...]
     cpu_s: dict[str, float]  # by role
-    foreign: float  # cores that all other processes used
+    # Cores that all other processes used
+    foreign: float
 
     @property
     def tokens_per_s(self) -> float:
@@ -186,9 +193,8 @@ class Meter:
     def _now(self) -> tuple[float, float, dict[int, float]]:
         cpu_s = {pid: servers.cpu_s(pid) for pid in {*self._roles, os.getpid()}}
         fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()
-        idle_s = (int(fields[4]) + int(fields[5])) / os.sysconf(
-            "SC_CLK_TCK"
-        )  # idle and waiting for disks
+        # Idle and waiting for disks
+        idle_s = (int(fields[4]) + int(fields[5])) / os.sysconf("SC_CLK_TCK")
         return time.perf_counter(), idle_s, cpu_s
 
     def stop(self) -> tuple[dict[str, float], float]:
@@ -254,11 +260,11 @@ def run_round(
 async def ask_all(port: int, requests: list[list[bytes]]) -> tuple[float, list[Answer]]:
     async with asyncio.timeout(ROUND_TIMEOUT_S):
         loop = asyncio.get_running_loop()
-        made = [loop.create_connection(Connection, "127.0.0.1", port) for _ in requests]
-        connections = [connection for _, connection in await asyncio.gather(*made)]
+        openings = [loop.create_connection(Connection, "127.0.0.1", port) for _ in requests]
+        connections = [connection for _, connection in await asyncio.gather(*openings)]
 
-        async def user(connection: Connection, own: list[bytes]) -> list[Answer]:
-            return [await connection.ask(one) for one in own]
+        async def user(connection: Connection, bodies: list[bytes]) -> list[Answer]:
+            return [await connection.ask(body) for body in bodies]
 
         start_s = time.perf_counter()
         answers = await asyncio.gather(*map(user, connections, requests))
@@ -266,7 +272,7 @@ async def ask_all(port: int, requests: list[list[bytes]]) -> tuple[float, list[A
         for connection in connections:
             connection.close()
 
-    return seconds, [answer for own in answers for answer in own]
+    return seconds, [answer for user_answers in answers for answer in user_answers]
 
 
 def _num_tokens(answer: Answer, records: Records) -> int:

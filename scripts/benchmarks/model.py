@@ -16,9 +16,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-os.environ.setdefault(
-    "GOMP_SPINCOUNT", "1000"
-)  # before torch: threads that spin beside another process cost tenfold
+# Before torch: threads that spin beside another process cost tenfold
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 import torch  # noqa: E402
 from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, LlamaForCausalLM  # noqa: E402
@@ -36,7 +35,8 @@ VOCABULARY = 1000
 BLOCKS = 8
 STEPS = 5
 SHAPES = {"demo": shapes.Shape("llama", 1024, 192, 512, 5, 6, 2), "135m": shapes.SHAPES["135M"]}
-VARIANTS: dict[str, dict[str, Any]] = {  # the key of a figure ends with the variant's name
+# The key of a figure ends with the variant's name
+VARIANTS: dict[str, dict[str, Any]] = {
     "ours": {},
     "bf16": {"dtype": "bf16"},
     "int8": {"quantize": "int8"},
@@ -148,7 +148,8 @@ def take_turns(steps: dict[str, Step]) -> dict[str, list[float]]:
             for index in range(STEPS + 1):
                 start = time.perf_counter()
                 step()
-                if block and index:  # the first block warms up
+                # The first block warms up
+                if block and index:
                     times_ms[name].append((time.perf_counter() - start) * 1e3)
 
     return times_ms

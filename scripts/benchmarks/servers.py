@@ -29,7 +29,8 @@ def free_port() -> int:
 class Server:
     port: int
     process: subprocess.Popen[bytes]
-    start_s: float = 0.0  # from its start to its first 200
+    # From its start to its first 200
+    start_s: float = 0.0
 
     def pid(self, role: str) -> int:
         """The descendant whose title starts with `role` (lmi-front-0, lmi-engine-0 ...)."""
@@ -80,10 +81,10 @@ def process(
     """Run a server until the block ends; it is ready when `health` is 200. A variable that is None
     is removed.
     """
-    folder = (
-        tempfile.TemporaryDirectory()
-    )  # empty, so that the name of a model names no folder in it
-    output = tempfile.TemporaryFile()  # read after a failure
+    # Empty, so that the name of a model names no folder in it
+    folder = tempfile.TemporaryDirectory()
+    # Read after a failure
+    output = tempfile.TemporaryFile()
     variables = {**os.environ, **(environ or {})}
     began_s = time.monotonic()
     child = subprocess.Popen(
@@ -109,7 +110,8 @@ def process(
 def stop(child: subprocess.Popen[bytes], timeout_s: float = 40.0) -> None:
     """Send SIGTERM to the server, then kill the processes that it leaves behind."""
     pidfds = []
-    with suppress(OSError):  # one may have ended
+    # One may have ended
+    with suppress(OSError):
         pidfds = [os.pidfd_open(pid) for pid in family(child.pid)]
 
     child.send_signal(signal.SIGTERM)

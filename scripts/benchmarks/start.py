@@ -20,7 +20,8 @@ from scripts.benchmarks.servers import Server, family, free_port, process
 NUM_STARTS = 5
 LIMIT_S = 60.0
 POLL_S = 0.005
-SETTLE_S = 1.0  # an idle server has done what it does once
+# An idle server has done what it does once
+SETTLE_S = 1.0
 ENGINE = "lmi-engine"
 
 
@@ -60,14 +61,14 @@ def measure() -> dict[str, float]:
 
 def pss_mb(server: Server) -> dict[str, float]:
     """Return the PSS of each process of a server, by its name."""
-    found: dict[str, float] = {}
+    megabytes: dict[str, float] = {}
     for pid in family(server.process.pid):
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
         kilobytes = next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
         title = linux.title(pid)
-        found[title] = found.get(title, 0.0) + kilobytes / 1024
+        megabytes[title] = megabytes.get(title, 0.0) + kilobytes / 1024
 
-    return found
+    return megabytes
 
 
 def return_s(server: Server) -> float:

@@ -11,7 +11,8 @@ ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 PAGE = Path("docs/performance.md")
 FIGURES = Path("scripts/benchmarks/figures")
-Goal = tuple[str, str, str, float]  # figure, its description, relation, bound
+# Figure, its description, relation, bound
+Goal = tuple[str, str, str, float]
 
 
 def table(figures: dict[str, float], goals: list[Goal], otherwise: str = "") -> str:
@@ -48,8 +49,8 @@ def machine() -> str:
 def write(text: str, marks: tuple[str, str], page: Path) -> None:
     """Put the text between these marks of a page."""
     begin, end = marks
-    before, _, rest = page.read_text().partition(begin)
-    after = rest.partition(end)[2] if end in rest else rest
+    before, _, tail = page.read_text().partition(begin)
+    after = tail.partition(end)[2] if end in tail else tail
     page.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}")
 
 

@@ -87,7 +87,8 @@ def gap_ms(share: float) -> Callable[[Round], float]:
 
 
 def percentile_ms(values_s: tuple[float, ...], share: float) -> float:
-    return quantile(values_s, share) * 1000 if values_s else 0.0  # whole answers have no gaps
+    # Whole answers have no gaps
+    return quantile(values_s, share) * 1000 if values_s else 0.0
 
 
 def us_per_token(role: str) -> Callable[[Round], float]:
@@ -113,7 +114,7 @@ COLUMNS: dict[str, Callable[[Round], float]] = {
 
 def ratios(records: dict[str, Record]) -> dict[str, float]:
     """The ratios of which both sides were measured."""
-    ours = records[LMI]
+    our_record = records[LMI]
     theirs = records[VLLM]
     front = us_per_token(FRONT)
     most = (STREAMED, MOST)
@@ -134,23 +135,35 @@ def ratios(records: dict[str, Record]) -> dict[str, float]:
                 COLUMNS[f"{column}_ms"],
             )
 
-    pairs = {name: (ours.median(*each), theirs.median(*each)) for name, each in compared.items()}
-    pairs["bare_share"] = ours.median(most, tokens_per_s), records[BARE].median(most, tokens_per_s)
-    pairs["own_api_share"] = (
-        ours.median((OWN_API, MOST), tokens_per_s),
-        ours.median(most, tokens_per_s),
+    pairs = {
+        name: (our_record.median(*sides), theirs.median(*sides)) for name, sides in compared.items()
+    }
+    pairs["bare_share"] = (
+        our_record.median(most, tokens_per_s),
+        records[BARE].median(most, tokens_per_s),
     )
-    pairs["first_start_ratio"] = ours.starts_s[0], theirs.starts_s[0]
-    pairs["start_ratio"] = middle(ours.starts_s[1:]), middle(theirs.starts_s[1:])
-    pairs["front_memory_ratio"] = ours.memory(FRONT), theirs.memory(FRONT)
+    pairs["own_api_share"] = (
+        our_record.median((OWN_API, MOST), tokens_per_s),
+        our_record.median(most, tokens_per_s),
+    )
+    pairs["first_start_ratio"] = our_record.starts_s[0], theirs.starts_s[0]
+    pairs["start_ratio"] = middle(our_record.starts_s[1:]), middle(theirs.starts_s[1:])
+    pairs["front_memory_ratio"] = our_record.memory(FRONT), theirs.memory(FRONT)
     if RUST in records:
         pairs["tokens_rust_ratio_64"] = (
-            ours.median(most, tokens_per_s),
+            our_record.median(most, tokens_per_s),
             records[RUST].median(most, tokens_per_s),
         )
-        pairs["front_cpu_rust_ratio"] = ours.median(most, front), records[RUST].median(most, front)
+        pairs["front_cpu_rust_ratio"] = (
+            our_record.median(most, front),
+            records[RUST].median(most, front),
+        )
 
-    return {name: own / other for name, (own, other) in pairs.items() if own is not None and other}
+    return {
+        name: our_figure / their_figure
+        for name, (our_figure, their_figure) in pairs.items()
+        if our_figure is not None and their_figure
+    }
 
 
 def middle(values: list[float]) -> float | None:
@@ -218,11 +231,11 @@ def servers_table(records: dict[str, Record]) -> str:
         with_log_probs = (LOG_PROBS, MOST)
         front = record.median(with_log_probs, us_per_token(FRONT))
         speed = record.median(with_log_probs, tokens_per_s)
-        others = [f"{front:.0f}", f"{speed:.0f}"] if front and speed else ["", ""]
+        front_cells = [f"{front:.0f}", f"{speed:.0f}"] if front and speed else ["", ""]
         starts = " / ".join(
             f"{value:.1f}" for value in (record.starts_s[0], middle(record.starts_s[1:])) if value
         )
-        rows.append([record.name, starts, memory, *others])
+        rows.append([record.name, starts, memory, *front_cells])
 
     return markdown(heads, rows)
 
@@ -263,7 +276,7 @@ def conditions(records: dict[str, Record], has_realtime: bool) -> str:
 
 
 def plot(records: dict[str, Record]) -> None:
-    shown = {key: record for key, record in records.items() if key != BARE}
+    shown_records = {key: record for key, record in records.items() if key != BARE}
     panels = []
     for title, figure in (
         ("Output tokens per second", tokens_per_s),
@@ -275,7 +288,7 @@ def plot(records: dict[str, Record]) -> None:
                 for n in ASKS
                 if (value := record.median((STREAMED, n), figure)) is not None
             }
-            for record in shown.values()
+            for record in shown_records.values()
         }
         panels.append(Panel(title, lines))
 
@@ -328,10 +341,10 @@ def main() -> None:
     records = vllm_servers.measure(turns, repeats, limit_s)
     own_ratios = ratios(records)
     with realtime() as has_realtime:
-        told = conditions(records, has_realtime)
+        conditions_text = conditions(records, has_realtime)
 
     summary = table(own_ratios, GOALS, "not measured")
-    details = [streams_table(records), servers_table(records), told]
+    details = [streams_table(records), servers_table(records), conditions_text]
     print("\n\n".join([summary, *details]))
     plot(records)
     if arguments.write:

@@ -35,21 +35,25 @@ from scripts.benchmarks.load import (
 from scripts.benchmarks.servers import Server
 
 NUM_TOKENS = 64
-ASKS = {1: 10, 8: 6, 32: 4, 64: 3}  # streams -> requests of each in a round
+# streams -> requests of each in a round
+ASKS = {1: 10, 8: 6, 32: 4, 64: 3}
 MOST = max(ASKS)
 STREAMED = "streamed"
 WHOLE = "whole"
 LOG_PROBS = "log-probs"
 OWN_API = "own API"
 CASES = {
-    STREAMED: tuple(ASKS),  # at /v1/completions, as are the next two
+    # at /v1/completions, as are the next two
+    STREAMED: tuple(ASKS),
     WHOLE: tuple(ASKS),
     LOG_PROBS: (MOST,),
-    OWN_API: tuple(ASKS),  # at /invocations, whose every line carries a log-prob
+    # at /invocations, whose every line carries a log-prob
+    OWN_API: tuple(ASKS),
 }
 NUM_LOG_PROBS = 5
 MAX_FOREIGN = 0.25  # cores
-MAX_AGAIN = 2  # repeats of a round in one turn
+# Repeats of a round in one turn
+MAX_AGAIN = 2
 
 # By default vLLM's server takes nine tenths of all memory for its KV cache, and does not start if
 # they are not free.
@@ -97,12 +101,14 @@ class Peer:
     """A server to measure: how to start it and ask it."""
 
     name: str
-    start: Callable[
-        [str, Path], AbstractContextManager[Server]
-    ]  # given the model's folder and one for its caches
-    askings: Mapping[str, Asking]  # by kind of case
-    counter: str  # the metric that counts the tokens it has sent
-    root_role: str = REST  # of the process that is started
+    # Given the model's folder and one for its caches
+    start: Callable[[str, Path], AbstractContextManager[Server]]
+    # By kind of case
+    askings: Mapping[str, Asking]
+    # The metric that counts the tokens it has sent
+    counter: str
+    # Of the process that is started
+    root_role: str = REST
 
     @property
     def cases(self) -> list[tuple[str, int]]:
@@ -111,8 +117,8 @@ class Peer:
     def roles(self, root: int) -> dict[int, str]:
         roles = {}
         for pid in servers.family(root):
-            found = [role for title, role in TITLES.items() if servers.has_title(pid, title)]
-            roles[pid] = found[0] if found else self.root_role if pid == root else REST
+            named_roles = [role for title, role in TITLES.items() if servers.has_title(pid, title)]
+            roles[pid] = named_roles[0] if named_roles else self.root_role if pid == root else REST
 
         return roles
 
@@ -134,12 +140,12 @@ def completions() -> dict[str, Asking]:
         mark=re.compile(rb'"text": ?"[^"]'), count=re.compile(rb'"completion_tokens": ?(\d+)')
     )
     stream: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
-    wanted: dict[str, dict[str, Any]] = {
+    parameters: dict[str, dict[str, Any]] = {
         STREAMED: stream,
         WHOLE: {},
         LOG_PROBS: stream | {"logprobs": NUM_LOG_PROBS},
     }
-    return {kind: Asking(partial(completion, **more), chunk) for kind, more in wanted.items()}
+    return {kind: Asking(partial(completion, **more), chunk) for kind, more in parameters.items()}
 
 
 def kept_in(caches: Path) -> dict[str, str | None]:
@@ -152,7 +158,8 @@ def kept_in(caches: Path) -> dict[str, str | None]:
 
 def lmi_peer() -> Peer:
     properties = {
-        "log_level": "INFO",  # the default: a line for each request, as from vLLM's Python server
+        # The default: a line for each request, as from vLLM's Python server
+        "log_level": "INFO",
         "option.rolling_batch": "vllm",
         "option.model_name": "bench",
     }
@@ -190,11 +197,11 @@ def rust_binary() -> str | None:
     """The path of vLLM's Rust front end, from its variable or in the package, or None if this build
     has none.
     """
-    named = os.environ.get("VLLM_RUST_FRONTEND_PATH")
-    if named:
-        return named
+    path_text = os.environ.get("VLLM_RUST_FRONTEND_PATH")
+    if path_text:
+        return path_text
 
-    found = subprocess.run(
+    location = subprocess.run(
         [
             sys.executable,
             "-c",
@@ -204,7 +211,7 @@ def rust_binary() -> str | None:
         text=True,
         check=True,
     )
-    inside = Path(found.stdout.strip(), "vllm-rs")
+    inside = Path(location.stdout.strip(), "vllm-rs")
     return str(inside) if os.access(inside, os.X_OK) else None
 
 
@@ -214,7 +221,8 @@ class Record:
 
     name: str
     starts_s: list[float] = field(default_factory=list)
-    memory_mb: list[dict[str, float]] = field(default_factory=list)  # by role, one for each turn
+    # By role, one for each turn
+    memory_mb: list[dict[str, float]] = field(default_factory=list)
     rounds: dict[tuple[str, int], list[Round]] = field(default_factory=dict)
     num_left_out: int = 0
 
@@ -292,7 +300,8 @@ def one_round(
             f"{NUM_TOKENS}"
         )
 
-    give_up_s = time.monotonic() + 10  # counters may follow a moment later
+    # Counters may follow a moment later
+    give_up_s = time.monotonic() + 10
     while num_counted(server.port, peer.counter) - num_before != done.num_tokens:
         if time.monotonic() > give_up_s:
             raise RuntimeError(f"{peer.name} counted other than {done.num_tokens} tokens")

@@ -27,10 +27,10 @@ from urllib.request import url2pathname
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGETS = ("cpu", "torch", "vllm", "trtllm")
-BASES = {
-    "trtllm": "nvcr.io/nvidia/tensorrt-llm/release:1.2.1"
-}  # of the others: as the Dockerfile says
-MARK = "lmi-build-secret"  # a comment in each secret, by which a check finds one in the image
+# Of the others: as the Dockerfile says
+BASES = {"trtllm": "nvcr.io/nvidia/tensorrt-llm/release:1.2.1"}
+# A comment in each secret, by which a check finds one in the image
+MARK = "lmi-build-secret"
 CA_VARIABLES = ("PIP_CERT", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE")
 SYSTEM_CA_BUNDLE = "/etc/ssl/certs/ca-certificates.crt"
 PROXY_VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy")
@@ -44,7 +44,8 @@ class Docker:
 
     client: str = "docker"
     host: str | None = None
-    is_own: bool = False  # `own_docker` started the daemon, which has only the host's network
+    # `own_docker` started the daemon, which has only the host's network
+    is_own: bool = False
 
     def command(self, *words: str) -> list[str]:
         return [self.client, *(["--host", self.host] if self.host else []), *words]
@@ -176,18 +177,18 @@ def pip_settings() -> dict[str, str]:
         capture_output=True,
         text=True,
     )
-    found: dict[str, dict[str, str]] = {"global": {}, "install": {}, ":env:": {}}
+    settings: dict[str, dict[str, str]] = {"global": {}, "install": {}, ":env:": {}}
     for line in done.stdout.splitlines():
         if match := re.fullmatch(r"(global|install|:env:)\.([\w-]+)=('.*'|\".*\")", line):
-            found[match[1]][match[2]] = ast.literal_eval(match[3])
+            settings[match[1]][match[2]] = ast.literal_eval(match[3])
 
-    return found["global"] | found["install"] | found[":env:"]
+    return settings["global"] | settings["install"] | settings[":env:"]
 
 
 def ca_bundle(settings: dict[str, str]) -> Path | None:
     """The file of certificates that the host trusts, if it has one."""
-    named = [settings.get("cert"), *map(os.environ.get, CA_VARIABLES), SYSTEM_CA_BUNDLE]
-    return next((Path(name) for name in named if name and Path(name).is_file()), None)
+    candidates = [settings.get("cert"), *map(os.environ.get, CA_VARIABLES), SYSTEM_CA_BUNDLE]
+    return next((Path(name) for name in candidates if name and Path(name).is_file()), None)
 
 
 def _local(place: str) -> Path | None:
@@ -203,11 +204,11 @@ def _served(place: str) -> Iterator[str]:
     """Serve a folder and yield its URL. An index (file:…) may link to its siblings."""
     folder = _local(place)
     assert folder is not None
-    root, rest = (folder.parent, folder.name) if place.startswith("file:") else (folder, "")
+    root, path_after = (folder.parent, folder.name) if place.startswith("file:") else (folder, "")
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(root))) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         try:
-            yield f"http://127.0.0.1:{server.server_port}/{rest}"
+            yield f"http://127.0.0.1:{server.server_port}/{path_after}"
         finally:
             server.shutdown()
 

@@ -50,7 +50,7 @@ class Report:
     num_failed: int = 0
 
     @contextmanager
-    def check(self, what: str, server: "Server | None" = None) -> Iterator[None]:
+    def check(self, subject: str, server: "Server | None" = None) -> Iterator[None]:
         """Count and print how the block ends. If it fails, print the last lines of the server's log
         too.
         """
@@ -59,12 +59,12 @@ class Report:
             yield
         except Exception as error:
             self.num_failed += 1
-            print(f"FAILED  {what}: {type(error).__name__}: {error}", flush=True)
+            print(f"FAILED  {subject}: {type(error).__name__}: {error}", flush=True)
             if server is not None:
                 print(server.log(), flush=True)
         else:
             self.num_passed += 1
-            print(f"ok      {what} ({time.monotonic() - started_s:.1f} s)", flush=True)
+            print(f"ok      {subject} ({time.monotonic() - started_s:.1f} s)", flush=True)
 
 
 @dataclass
@@ -171,7 +171,8 @@ def check_image(docker: Docker, tag: str, base: str | None) -> int:
     report = Report()
     with tempfile.TemporaryDirectory(prefix="lmi-image-test-") as temporary:
         folder = Path(temporary)
-        folder.chmod(0o755)  # user 1000 of a container reads models in it
+        # User 1000 of a container reads models in it
+        folder.chmod(0o755)
         with report.check("hadolint finds nothing in the Dockerfile"):
             lint(folder)
 
@@ -221,8 +222,8 @@ def lint(folder: Path) -> None:
 
 
 def check_description(report: Report, docker: Docker, image: str) -> None:
-    (found,) = json.loads(docker.ask("image", "inspect", image))
-    config = found["Config"]
+    (description,) = json.loads(docker.ask("image", "inspect", image))
+    config = description["Config"]
     with report.check("entry point and command are in exec form, and TERM stops them"):
         expect(config["Entrypoint"], ["lmi"], "the entry point")
         expect(config["Cmd"], ["serve"], "the command")
@@ -249,9 +250,9 @@ def check_description(report: Report, docker: Docker, image: str) -> None:
         expect(names, {"title", "description", "licenses", "version", "revision"}, "the OCI labels")
 
     with report.check(
-        f"the image has {found['Size'] / 1e6:.0f} MB, at most {MAX_SIZE_BYTES / 1e6:.0f}"
+        f"the image has {description['Size'] / 1e6:.0f} MB, at most {MAX_SIZE_BYTES / 1e6:.0f}"
     ):
-        expect(found["Size"] <= MAX_SIZE_BYTES, True, "the size being small enough")
+        expect(description["Size"] <= MAX_SIZE_BYTES, True, "the size being small enough")
 
 
 def check_content(report: Report, docker: Docker, image: str) -> None:
@@ -344,9 +345,9 @@ def check_words(report: Report, docker: Docker, image: str) -> None:
 
 def check_serving(report: Report, docker: Docker, image: str, user: str) -> None:
     """Check one server. root starts it with `serve`, the other user without a word."""
-    words, said = (("serve",), "serve") if user == "0" else ((), "no word")
+    words, start_text = (("serve",), "serve") if user == "0" else ((), "no word")
     with (
-        report.check(f"user {user}: {said} starts it"),
+        report.check(f"user {user}: {start_text} starts it"),
         Server(docker, image, words, (*PLATFORM, f"--user={user}")) as server,
     ):
         server.wait_ready()
@@ -388,7 +389,7 @@ def check_stop(server: Server) -> None:
             for _ in range(NUM_STREAMS)
         ]
         wait_until(
-            lambda: len(begun) == NUM_STREAMS or any(each.done() for each in streams),
+            lambda: len(begun) == NUM_STREAMS or any(stream.done() for stream in streams),
             "the streams begin",
             30,
         )
@@ -413,10 +414,11 @@ def check_stop(server: Server) -> None:
 def check_model_folder(report: Report, docker: Docker, image: str, folder: Path) -> None:
     model = write_model(folder / "model")
     before = digests(model)
-    options = (f"--volume={model}:/opt/ml/model",)  # writable, and the root filesystem too
-    what = "djl-serving -s serves a mounted model"
+    # Writable, and the root filesystem too
+    options = (f"--volume={model}:/opt/ml/model",)
+    subject = "djl-serving -s serves a mounted model"
     words = ("djl-serving", "-s", "/opt/ml/model")
-    with report.check(what), Server(docker, image, words, options) as server:
+    with report.check(subject), Server(docker, image, words, options) as server:
         server.wait_ready()
         expect(
             server.open("POST", "/predictions/mounted", {"inputs": "Hello"}).status,
@@ -475,8 +477,10 @@ def check_isolated(report: Report, docker: Docker, image: str, folder: Path) -> 
     model = write_model(folder / "isolated")
     before = digests(model)
     options = (*PLATFORM, f"--volume={model}:/opt/ml/model:ro")
-    what = "serve starts and answers read-only, without a network, with the model mounted read-only"
-    with report.check(what), IsolatedServer(docker, image, ("serve",), options) as server:
+    subject = (
+        "serve starts and answers read-only, without a network, with the model mounted read-only"
+    )
+    with report.check(subject), IsolatedServer(docker, image, ("serve",), options) as server:
         server.wait_ready()
         expect(
             bool(json.loads(server.request("/invocations", {"inputs": "Hello"}))["generated_text"]),
@@ -502,9 +506,9 @@ def check_sources(report: Report, docker: Docker, image: str) -> None:
             ("a hub", MODEL, (f"--env=HF_ENDPOINT={url}",)),
             ("S3", f"s3://{BUCKET}/demo", (f"--env=AWS_ENDPOINT_URL_S3={url}", *account)),
         ):
-            what = f"serve {source} fetches the model from {name} and serves it"
+            subject = f"serve {source} fetches the model from {name} and serves it"
             with (
-                report.check(what),
+                report.check(subject),
                 Server(docker, image, ("serve", source), (*PLATFORM, *options)) as server,
             ):
                 server.wait_ready()
@@ -518,7 +522,8 @@ def check_sources(report: Report, docker: Docker, image: str) -> None:
 def write_model(folder: Path) -> Path:
     shutil.copytree(DEMO, folder)
     for file in folder.iterdir():
-        file.chmod(0o644)  # user 1000 reads it
+        # User 1000 reads it
+        file.chmod(0o644)
 
     (folder / "serving.properties").write_text(
         "option.rolling_batch=lmi-dist\noption.model_name=mounted\n"
@@ -532,19 +537,19 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return taken.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
 
 
-def wait_until(condition: Callable[[], bool], what: str, timeout_s: float) -> None:
+def wait_until(condition: Callable[[], bool], subject: str, timeout_s: float) -> None:
     deadline_s = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline_s:
-            raise TimeoutError(f"in {timeout_s:g} s it did not happen that {what}")
+            raise TimeoutError(f"in {timeout_s:g} s it did not happen that {subject}")
 
         time.sleep(0.05)
 
 
-def expect(found: object, wanted: object, what: str) -> None:
-    if found != wanted:
-        raise AssertionError(f"{what}: found {found!r}, wanted {wanted!r}")
+def expect(actual: object, expected: object, subject: str) -> None:
+    if actual != expected:
+        raise AssertionError(f"{subject}: found {actual!r}, wanted {expected!r}")

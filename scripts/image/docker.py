@@ -18,7 +18,8 @@ from pathlib import Path
 from image.build import Docker
 
 PACKAGES = {"dockerd": "docker.io", "debootstrap": "debootstrap"}  # package by command
-CLIENT = "/usr/bin/docker"  # of docker.io; another one on PATH may lack BuildKit
+# Of docker.io; another one on PATH may lack BuildKit
+CLIENT = "/usr/bin/docker"
 BASE = "lmi-test-base"
 BASE_PACKAGES = "python3,python3-venv,ca-certificates"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -49,7 +50,8 @@ def own_docker(work: Path) -> Iterator[Docker]:
         _wait_until_it_answers(docker, daemon, work / "docker.log")
         yield docker
     finally:
-        daemon.send_signal(signal.SIGTERM)  # it stops its containers and its containerd
+        # It stops its containers and its containerd
+        daemon.send_signal(signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
             daemon.wait(STOP_S)
 

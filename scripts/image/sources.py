@@ -76,13 +76,13 @@ class _Handler(BaseHTTPRequestHandler):
             return
 
         headers = {"ETag": f'"{_digest(data)}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
-        wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
-        if wanted is None:
+        match = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        if match is None:
             self._send(200, data, headers)
             return
 
-        first = int(wanted[1])
-        last = min(int(wanted[2] or len(data)), len(data) - 1)
+        first = int(match[1])
+        last = min(int(match[2] or len(data)), len(data) - 1)
         self._send(
             206,
             data[first : last + 1],
@@ -107,7 +107,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _digest(data: bytes) -> str:
-    return hashlib.md5(data).hexdigest()  # as S3 makes the ETag of a small object
+    # As S3 makes the ETag of a small object
+    return hashlib.md5(data).hexdigest()
 
 
 def _tree_entry(name: str, data: bytes) -> dict:
@@ -115,13 +116,15 @@ def _tree_entry(name: str, data: bytes) -> dict:
 
 
 def _listing(files: dict[str, bytes], prefix: str) -> bytes:
-    found = {
+    objects = {
         f"demo/{name}": data for name, data in files.items() if f"demo/{name}".startswith(prefix)
     }
     entries = "".join(
         f"<Contents><Key>{escape(key)}</Key><Size>{len(data)}</Size><ETag>&quot;{_digest(data)}&quot;</ETag>"
         "<LastModified>2026-01-01T00:00:00.000Z</LastModified><StorageClass>STANDARD</StorageClass></Contents>"
-        for key, data in found.items()
+        for key, data in objects.items()
     )
-    head = f"<Name>{BUCKET}</Name><KeyCount>{len(found)}</KeyCount><IsTruncated>false</IsTruncated>"
+    head = (
+        f"<Name>{BUCKET}</Name><KeyCount>{len(objects)}</KeyCount><IsTruncated>false</IsTruncated>"
+    )
     return f'<?xml version="1.0"?><ListBucketResult>{head}{entries}</ListBucketResult>'.encode()

@@ -19,24 +19,25 @@ from scripts.sagemaker_kit.words import parse
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    plan, given = parse(arguments)
+    plan, options = parse(arguments)
     try:
-        steps = rehearse(plan(given))
+        steps = rehearse(plan(options))
         check(steps)
-        if given.dry_run:
+        if options.dry_run:
             print("\n".join(map(line, steps)))
             return 0
 
-        account = Account(given.region, getattr(given, "endpoint_url", None), given.poll)
-        show(carry_out(plan(given), account.perform))
+        account = Account(options.region, getattr(options, "endpoint_url", None), options.poll)
+        show(carry_out(plan(options), account.perform))
     except (Refused, Failed) as error:
         print(f"scripts/sagemaker: {error}", file=sys.stderr)
         return 2 if isinstance(error, Refused) else 1
-    except BrokenPipeError:  # the reader of the output has closed it
+    except BrokenPipeError:
+        # The reader of the output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
-        print(f"scripts/sagemaker: interrupted; {given.name} stays as it is", file=sys.stderr)
+        print(f"scripts/sagemaker: interrupted; {options.name} stays as it is", file=sys.stderr)
         return 130
 
     return 0
@@ -49,13 +50,15 @@ def check(steps: Iterable[Step]) -> None:
         for step in steps
         if not isinstance(step, Command)
     ]
-    found = [
-        each for call in calls for each in faults(call.service, call.operation, call.parameters)
+    findings = [
+        finding
+        for call in calls
+        for finding in faults(call.service, call.operation, call.parameters)
     ]
-    for text in dict.fromkeys(each.text for each in found if not each.is_certain):
+    for text in dict.fromkeys(finding.text for finding in findings if not finding.is_certain):
         print(f"scripts/sagemaker: warning: {text}", file=sys.stderr)
 
-    certain = [each.text for each in found if each.is_certain]
+    certain = [finding.text for finding in findings if finding.is_certain]
     if certain:
         raise Refused("; ".join(dict.fromkeys(certain)))
 

@@ -50,8 +50,8 @@ def line(step: Step) -> str:
         return json.dumps({"command": list(step.words)})
 
     call = step.call if isinstance(step, Wait) else step
-    found = {"service": call.service, "operation": call.operation, "parameters": call.parameters}
-    return json.dumps(found, default=lambda body: body.decode(errors="replace"))
+    record = {"service": call.service, "operation": call.operation, "parameters": call.parameters}
+    return json.dumps(record, default=lambda body: body.decode(errors="replace"))
 
 
 class Account:
@@ -77,13 +77,13 @@ class Account:
             client = self._client(call.service, call.region or self._region)
             return getattr(client, xform_name(call.operation))(**call.parameters)
         except ClientError as error:
-            said = (
+            message = (
                 f"{error.response['Error'].get('Code')}: {error.response['Error'].get('Message')}"
             )
-            if call.tolerated and re.match(call.tolerated, said):
+            if call.tolerated and re.match(call.tolerated, message):
                 return None
 
-            raise Failed(f"{call.operation}: {said}{_cause(error)}") from error
+            raise Failed(f"{call.operation}: {message}{_cause(error)}") from error
         except BotoCoreError as error:
             raise Failed(f"{call.operation}: {error}") from error
 
@@ -91,19 +91,19 @@ class Account:
         """Repeat the call until its status is final, and print each new status. None: it is
         tolerated to be gone.
         """
-        shown = None
+        last_status = None
         started_s = time.monotonic()
         while True:
             answer = self._call(wait.call)
             status = answer and answer[wait.status]
-            if status != shown:
+            if status != last_status:
                 name = next(iter(wait.call.parameters.values()))
                 print(
                     f"{time.monotonic() - started_s:5.0f} s  {name}: {status or 'gone'}",
                     file=sys.stderr,
                     flush=True,
                 )
-                shown = status
+                last_status = status
 
             if status not in wait.pending:
                 return answer

@@ -16,55 +16,54 @@ ADVICE = "put it into the serving.properties beside the model instead"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
-def create(given: Namespace, several: str | None = None, is_async: bool = False) -> Call:
+def create(options: Namespace, several: str | None = None, is_async: bool = False) -> Call:
     """The call that creates the model. `several` is the prefix of all models of a multi-model
     endpoint.
     """
-    if not given.role:
+    if not options.role:
         raise Refused("--image needs --role, the role that SageMaker takes on")
 
-    container: dict[str, Any] = {"Image": given.image, "Mode": "SingleModel"}
-    variables = _environment(given.env)
+    container: dict[str, Any] = {"Image": options.image, "Mode": "SingleModel"}
+    variables = _environment(options.env)
     if several:
-        container |= _several(given, several)
-    elif given.model and "://" in given.model:
-        container["ModelDataSource"] = {"S3DataSource": _in_s3(given.model)}
-    elif given.model:
-        _name_hub_id(given, variables)
+        container |= _several(options, several)
+    elif options.model and "://" in options.model:
+        container["ModelDataSource"] = {"S3DataSource": _in_s3(options.model)}
+    elif options.model:
+        _name_hub_id(options, variables)
 
     if is_async:
-        variables.setdefault(
-            "SERVING_BUFFER_STREAMS", "true"
-        )  # async endpoints refuse answers without a length
+        # Async endpoints refuse answers without a length
+        variables.setdefault("SERVING_BUFFER_STREAMS", "true")
 
     _check_environment(variables)
     if variables:
         container["Environment"] = variables
 
-    isolation = {"EnableNetworkIsolation": True} if given.network_isolation else {}
+    isolation = {"EnableNetworkIsolation": True} if options.network_isolation else {}
     parameters = {
-        "ModelName": given.name,
+        "ModelName": options.name,
         "PrimaryContainer": container,
-        "ExecutionRoleArn": given.role,
+        "ExecutionRoleArn": options.role,
     }
     return Call("sagemaker", "CreateModel", parameters | isolation)
 
 
-def instance_type(given: Namespace) -> str:
+def instance_type(options: Namespace) -> str:
     """The type of the instances. Raises Refused for one of EC2, which AWS would refuse only after
     the model is made.
     """
-    if not given.instance_type.startswith("ml."):
+    if not options.instance_type.startswith("ml."):
         raise Refused(
             f"--instance-type takes SageMaker's types, such as ml.g6.xlarge, given "
-            f"{given.instance_type}"
+            f"{options.instance_type}"
         )
 
-    return str(given.instance_type)
+    return str(options.instance_type)
 
 
-def _several(given: Namespace, prefix: str) -> dict[str, str]:
-    if given.model:
+def _several(options: Namespace, prefix: str) -> dict[str, str]:
+    if options.model:
         raise Refused("--multi-model names the prefix of all models, so --model is one too many")
 
     if not prefix.startswith("s3://"):
@@ -89,19 +88,21 @@ def _in_s3(source: str) -> dict[str, str]:
     return {"S3Uri": source.rstrip("/") + "/", "S3DataType": "S3Prefix", "CompressionType": "None"}
 
 
-def _name_hub_id(given: Namespace, variables: dict[str, str]) -> None:
-    if not HUB_ID.fullmatch(given.model):
-        raise Refused(f"--model takes s3://… or the id of a model on the hub, given {given.model}")
-
-    if given.network_isolation:
+def _name_hub_id(options: Namespace, variables: dict[str, str]) -> None:
+    if not HUB_ID.fullmatch(options.model):
         raise Refused(
-            f"--network-isolation leaves no way to the hub: copy {given.model} to S3 and name it "
+            f"--model takes s3://… or the id of a model on the hub, given {options.model}"
+        )
+
+    if options.network_isolation:
+        raise Refused(
+            f"--network-isolation leaves no way to the hub: copy {options.model} to S3 and name it "
             f"there"
         )
 
-    if variables.setdefault("HF_MODEL_ID", given.model) != given.model:
+    if variables.setdefault("HF_MODEL_ID", options.model) != options.model:
         raise Refused(
-            f"--model is {given.model}, and --env gives HF_MODEL_ID={variables['HF_MODEL_ID']}"
+            f"--model is {options.model}, and --env gives HF_MODEL_ID={variables['HF_MODEL_ID']}"
         )
 
 
@@ -124,12 +125,12 @@ def _environment(pairs: Iterable[str]) -> dict[str, str]:
 def _check_environment(entries: Mapping[str, str]) -> None:
     """Refuse an environment that SageMaker would refuse, and name the entry."""
     for key, value in entries.items():
-        for what, text in (("name", key), ("value", value)):
+        for field_name, text in (("name", key), ("value", value)):
             if _size(text) > MAX_ENTRY_BYTES:
-                named = key if len(key) <= 64 else f"{key[:64]}…"
+                key_text = key if len(key) <= 64 else f"{key[:64]}…"
                 raise Refused(
-                    f"the {what} of {named} has {_size(text)} bytes, at most {MAX_ENTRY_BYTES}: "
-                    f"{ADVICE}"
+                    f"the {field_name} of {key_text} has {_size(text)} bytes, "
+                    f"at most {MAX_ENTRY_BYTES}: {ADVICE}"
                 )
 
     if len(entries) > MAX_ENTRIES:

@@ -22,170 +22,172 @@ REPOSITORY = re.compile(
 VARIANT = "AllTraffic"
 # what SageMaker says of a name that it does not know
 GONE = r"ValidationException: .*[Cc]ould not find"
-UNDER_WAY = frozenset(
-    {"Creating", "Updating", "SystemUpdating", "RollingBack"}
-)  # of endpoints and components
+# Of endpoints and components
+UNDER_WAY = frozenset({"Creating", "Updating", "SystemUpdating", "RollingBack"})
 DELETING = frozenset({"Deleting"})
 JOB_UNDER_WAY = frozenset({"InProgress", "Stopping"})
 LINES = "application/jsonlines"
-LONGEST_S = 3600  # that SageMaker waits for one answer of a job
+# That SageMaker waits for one answer of a job
+LONGEST_S = 3600
 NUM_LOG_LINES = 20
 NO_LOG = "ResourceNotFoundException"
 
 
-def push(given: Namespace) -> Plan:
+def push(options: Namespace) -> Plan:
     """Create the repository if there is none, log docker in, tag and push. The tag is NAME."""
-    match = REPOSITORY.fullmatch(given.repository)
+    match = REPOSITORY.fullmatch(options.repository)
     if match is None:
         raise Refused(
             f"--repository takes ACCOUNT.dkr.ecr.REGION.amazonaws.com/NAME, given "
-            f"{given.repository}"
+            f"{options.repository}"
         )
 
     account, region, repository = match.groups()
-    if given.region not in (None, region):
-        raise Refused(f"--repository is in {region} and --region is {given.region}")
+    if options.region not in (None, region):
+        raise Refused(f"--repository is in {region} and --region is {options.region}")
 
-    target = f"{given.repository}:{given.name}"
-    wanted = {"registryId": account, "repositoryName": repository}
-    yield Call("ecr", "CreateRepository", wanted, "RepositoryAlreadyExistsException", region)
+    target = f"{options.repository}:{options.name}"
+    repository_names = {"registryId": account, "repositoryName": repository}
+    yield Call(
+        "ecr", "CreateRepository", repository_names, "RepositoryAlreadyExistsException", region
+    )
     password = _password((yield Call("ecr", "GetAuthorizationToken", {}, region=region)))
-    registry = given.repository.partition("/")[0]
+    registry = options.repository.partition("/")[0]
     yield Command(("docker", "login", "--username", "AWS", "--password-stdin", registry), password)
-    yield Command(("docker", "tag", given.image, target))
+    yield Command(("docker", "tag", options.image, target))
     yield Command(("docker", "push", target))
     return [f"{target}\n".encode()]
 
 
 def _password(answer: dict) -> str:
     """ECR's token is base64 of `AWS:PASSWORD`. In a dry run there is none."""
-    tokens = [each["authorizationToken"] for each in answer.get("authorizationData", [])]
+    tokens = [datum["authorizationToken"] for datum in answer.get("authorizationData", [])]
     return base64.b64decode(tokens[0]).decode().partition(":")[2] if tokens else ""
 
 
-def deploy(given: Namespace) -> Plan:
+def deploy(options: Namespace) -> Plan:
     """Create model, configuration and endpoint, and the base component if one is named. Wait for
     each.
     """
-    _check_flags(given)
-    yield model.create(given, given.multi_model, bool(given.async_output))
-    yield Call("sagemaker", "CreateEndpointConfig", _configuration(given))
-    endpoint = {"EndpointName": given.name}
-    yield Call("sagemaker", "CreateEndpoint", {**endpoint, "EndpointConfigName": given.name})
+    _check_flags(options)
+    yield model.create(options, options.multi_model, bool(options.async_output))
+    yield Call("sagemaker", "CreateEndpointConfig", _configuration(options))
+    endpoint = {"EndpointName": options.name}
+    yield Call("sagemaker", "CreateEndpoint", {**endpoint, "EndpointConfigName": options.name})
     described = yield Wait(
         Call("sagemaker", "DescribeEndpoint", endpoint), "EndpointStatus", UNDER_WAY
     )
-    yield from _check_status(given.name, described, "EndpointStatus")
-    if given.component:
-        yield from _create_component(given.name, _base_component(given))
+    yield from _check_status(options.name, described, "EndpointStatus")
+    if options.component:
+        yield from _create_component(options.name, _base_component(options))
 
-    return [f"{given.name} is InService\n".encode()]
+    return [f"{options.name} is InService\n".encode()]
 
 
-def adapter(given: Namespace) -> Plan:
+def adapter(options: Namespace) -> Plan:
     """Create the inference component of a LoRA adapter, which works on the base
     component's copies.
     """
-    if not given.artifact.endswith(".tar.gz"):
-        raise Refused(f"--artifact takes s3://….tar.gz, given {given.artifact}")
+    if not options.artifact.endswith(".tar.gz"):
+        raise Refused(f"--artifact takes s3://….tar.gz, given {options.artifact}")
 
     specification = {
-        "BaseInferenceComponentName": given.base,
-        "Container": {"ArtifactUrl": given.artifact},
+        "BaseInferenceComponentName": options.base,
+        "Container": {"ArtifactUrl": options.artifact},
     }
-    component = {"InferenceComponentName": given.component, "EndpointName": given.name}
-    yield from _create_component(given.name, component | {"Specification": specification})
-    return [f"{given.component} is InService\n".encode()]
+    component = {"InferenceComponentName": options.component, "EndpointName": options.name}
+    yield from _create_component(options.name, component | {"Specification": specification})
+    return [f"{options.component} is InService\n".encode()]
 
 
-def teardown(given: Namespace) -> Plan:
+def teardown(options: Namespace) -> Plan:
     """Delete adapters, base components, endpoint, configuration and model, in this order. What is
     gone is skipped.
     """
-    components = yield from _components(given.name)
+    components = yield from _components(options.name)
     for name in components:
         component = {"InferenceComponentName": name}
         yield Call("sagemaker", "DeleteInferenceComponent", component, GONE)
         describe = Call("sagemaker", "DescribeInferenceComponent", component, GONE)
         yield Wait(describe, "InferenceComponentStatus", DELETING)
 
-    endpoint = {"EndpointName": given.name}
+    endpoint = {"EndpointName": options.name}
     yield Call("sagemaker", "DeleteEndpoint", endpoint, GONE)
     yield Wait(Call("sagemaker", "DescribeEndpoint", endpoint, GONE), "EndpointStatus", DELETING)
-    yield Call("sagemaker", "DeleteEndpointConfig", {"EndpointConfigName": given.name}, GONE)
-    yield Call("sagemaker", "DeleteModel", {"ModelName": given.name}, GONE)
-    return [f"{given.name} is deleted\n".encode()]
+    yield Call("sagemaker", "DeleteEndpointConfig", {"EndpointConfigName": options.name}, GONE)
+    yield Call("sagemaker", "DeleteModel", {"ModelName": options.name}, GONE)
+    return [f"{options.name} is deleted\n".encode()]
 
 
-def _check_flags(given: Namespace) -> None:
-    if given.component and (given.async_output or given.multi_model):
+def _check_flags(options: Namespace) -> None:
+    if options.component and (options.async_output or options.multi_model):
         raise Refused(
             "--component shares an endpoint among components, which --async and --multi-model do "
             "not take"
         )
 
-    if given.async_output and given.multi_model:
+    if options.async_output and options.multi_model:
         raise Refused("an endpoint is either --async or --multi-model")
 
-    if given.component and given.memory_mb is None:
+    if options.component and options.memory_mb is None:
         raise Refused(
             "--component needs --memory-mb, the memory that SageMaker reserves for each copy"
         )
 
 
-def _configuration(given: Namespace) -> dict[str, Any]:
+def _configuration(options: Namespace) -> dict[str, Any]:
     variant = {
         "VariantName": VARIANT,
-        "InstanceType": model.instance_type(given),
-        "InitialInstanceCount": given.count,
+        "InstanceType": model.instance_type(options),
+        "InitialInstanceCount": options.count,
     }
-    configuration: dict[str, Any] = {"EndpointConfigName": given.name}
-    if given.component:
-        configuration["ExecutionRoleArn"] = given.role
-        configuration |= {"EnableNetworkIsolation": True} if given.network_isolation else {}
+    configuration: dict[str, Any] = {"EndpointConfigName": options.name}
+    if options.component:
+        configuration["ExecutionRoleArn"] = options.role
+        configuration |= {"EnableNetworkIsolation": True} if options.network_isolation else {}
     else:
-        variant |= {"ModelName": given.name, "InitialVariantWeight": 1.0, **_timeouts(given)}
+        variant |= {"ModelName": options.name, "InitialVariantWeight": 1.0, **_timeouts(options)}
 
-    if not given.async_output and not given.multi_model:
+    if not options.async_output and not options.multi_model:
         variant["RoutingConfig"] = {"RoutingStrategy": "LEAST_OUTSTANDING_REQUESTS"}
 
-    if given.async_output:
+    if options.async_output:
         configuration["AsyncInferenceConfig"] = {
-            "OutputConfig": {"S3OutputPath": given.async_output}
+            "OutputConfig": {"S3OutputPath": options.async_output}
         }
 
     return configuration | {"ProductionVariants": [variant]}
 
 
-def _timeouts(given: Namespace) -> dict[str, int]:
+def _timeouts(options: Namespace) -> dict[str, int]:
     return {
-        "ModelDataDownloadTimeoutInSeconds": given.download_timeout,
-        "ContainerStartupHealthCheckTimeoutInSeconds": given.startup_timeout,
+        "ModelDataDownloadTimeoutInSeconds": options.download_timeout,
+        "ContainerStartupHealthCheckTimeoutInSeconds": options.startup_timeout,
     }
 
 
-def _base_component(given: Namespace) -> dict[str, Any]:
-    needs = {"MinMemoryRequiredInMb": given.memory_mb}
-    if given.gpus:
-        needs["NumberOfAcceleratorDevicesRequired"] = given.gpus
+def _base_component(options: Namespace) -> dict[str, Any]:
+    needs = {"MinMemoryRequiredInMb": options.memory_mb}
+    if options.gpus:
+        needs["NumberOfAcceleratorDevicesRequired"] = options.gpus
 
     return {
-        "InferenceComponentName": given.component,
-        "EndpointName": given.name,
+        "InferenceComponentName": options.component,
+        "EndpointName": options.name,
         "VariantName": VARIANT,
         "Specification": {
-            "ModelName": given.name,
-            "StartupParameters": _timeouts(given),
+            "ModelName": options.name,
+            "StartupParameters": _timeouts(options),
             "ComputeResourceRequirements": needs,
         },
-        "RuntimeConfig": {"CopyCount": given.count},
+        "RuntimeConfig": {"CopyCount": options.count},
     }
 
 
 def _create_component(endpoint: str, parameters: dict[str, Any]) -> Generator[Step, Any, None]:
     yield Call("sagemaker", "CreateInferenceComponent", parameters)
-    named = {"InferenceComponentName": parameters["InferenceComponentName"]}
-    describe = Call("sagemaker", "DescribeInferenceComponent", named)
+    component_name = {"InferenceComponentName": parameters["InferenceComponentName"]}
+    describe = Call("sagemaker", "DescribeInferenceComponent", component_name)
     described = yield Wait(describe, "InferenceComponentStatus", UNDER_WAY)
     yield from _check_status(endpoint, described, "InferenceComponentStatus")
 
@@ -215,43 +217,44 @@ def _components(endpoint: str) -> Generator[Step, Any, list[str]]:
     work on.
     """
     names: list[str] = []
-    wanted = {"EndpointNameEquals": endpoint}
+    filters = {"EndpointNameEquals": endpoint}
     while True:
-        page = yield Call("sagemaker", "ListInferenceComponents", wanted, GONE)
+        page = yield Call("sagemaker", "ListInferenceComponents", filters, GONE)
         names += [
-            each["InferenceComponentName"] for each in (page or {}).get("InferenceComponents", [])
+            component["InferenceComponentName"]
+            for component in (page or {}).get("InferenceComponents", [])
         ]
         token = (page or {}).get("NextToken")
         if not token:
             break
 
-        wanted = {"EndpointNameEquals": endpoint, "NextToken": token}
+        filters = {"EndpointNameEquals": endpoint, "NextToken": token}
 
     adapters = []
     for name in names:
-        found = yield Call(
+        description = yield Call(
             "sagemaker", "DescribeInferenceComponent", {"InferenceComponentName": name}, GONE
         )
-        if "BaseInferenceComponentName" in (found or {}).get("Specification", {}):
+        if "BaseInferenceComponentName" in (description or {}).get("Specification", {}):
             adapters.append(name)
 
     return adapters + [name for name in names if name not in adapters]
 
 
-def transform(given: Namespace) -> Plan:
+def transform(options: Namespace) -> Plan:
     """Create the model if --image is given, else use the one that NAME was deployed with. Run the
     job and wait.
     """
-    if given.image:
-        yield model.create(given)
-    elif given.role or given.model or given.env or given.network_isolation:
+    if options.image:
+        yield model.create(options)
+    elif options.role or options.model or options.env or options.network_isolation:
         raise Refused(
             "--role, --model, --env and --network-isolation describe a new model, which needs "
             "--image"
         )
 
-    job = f"{given.name[:47]}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
-    yield Call("sagemaker", "CreateTransformJob", _job(given, job))
+    job = f"{options.name[:47]}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
+    yield Call("sagemaker", "CreateTransformJob", _job(options, job))
     describe = Call("sagemaker", "DescribeTransformJob", {"TransformJobName": job})
     described = yield Wait(describe, "TransformJobStatus", JOB_UNDER_WAY)
     status = described.get("TransformJobStatus", "Completed")
@@ -266,31 +269,35 @@ def transform(given: Namespace) -> Plan:
             )
         )
 
-    return [f"{given.output.rstrip('/')}/\n".encode()]
+    return [f"{options.output.rstrip('/')}/\n".encode()]
 
 
-def _job(given: Namespace, job: str) -> dict[str, Any]:
+def _job(options: Namespace, job: str) -> dict[str, Any]:
     """The container says by /execution-parameters how many requests it takes at once, so the job
     does not.
     """
-    source = {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": given.input}}
+    source = {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": options.input}}
     return {
         "TransformJobName": job,
-        "ModelName": given.name,
+        "ModelName": options.name,
         "ModelClientConfig": {"InvocationsTimeoutInSeconds": LONGEST_S},
         "TransformInput": {"DataSource": source, "ContentType": LINES, "SplitType": "Line"},
-        "TransformOutput": {"S3OutputPath": given.output, "Accept": LINES, "AssembleWith": "Line"},
+        "TransformOutput": {
+            "S3OutputPath": options.output,
+            "Accept": LINES,
+            "AssembleWith": "Line",
+        },
         "TransformResources": {
-            "InstanceType": model.instance_type(given),
-            "InstanceCount": given.count,
+            "InstanceType": model.instance_type(options),
+            "InstanceCount": options.count,
         },
     }
 
 
-def invoke(given: Namespace) -> Plan:
+def invoke(options: Namespace) -> Plan:
     """Send one request, whole, streamed or asynchronous."""
-    if given.is_async:
-        answer = yield Call("sagemaker-runtime", "InvokeEndpointAsync", _asynchronous(given))
+    if options.is_async:
+        answer = yield Call("sagemaker-runtime", "InvokeEndpointAsync", _asynchronous(options))
         places = {
             name: answer[name]
             for name in ("InferenceId", "OutputLocation", "FailureLocation")
@@ -298,8 +305,8 @@ def invoke(given: Namespace) -> Plan:
         }
         return [json.dumps(places).encode() + b"\n"]
 
-    parameters = _common(given) | {"Body": _body(given.body)}
-    if given.stream:
+    parameters = _common(options) | {"Body": _body(options.body)}
+    if options.stream:
         answer = yield Call("sagemaker-runtime", "InvokeEndpointWithResponseStream", parameters)
         return _parts(answer)
 
@@ -307,21 +314,23 @@ def invoke(given: Namespace) -> Plan:
     return answer.get("Body", ())
 
 
-def _common(given: Namespace) -> dict[str, Any]:
-    if given.stream and (given.is_async or given.target_model):
+def _common(options: Namespace) -> dict[str, Any]:
+    if options.stream and (options.is_async or options.target_model):
         raise Refused("--stream goes neither with --async nor with --target-model")
 
-    optional = {"TargetModel": given.target_model, "InferenceComponentName": given.component}
-    named = {"EndpointName": given.name, "ContentType": given.content_type}
-    return named | {name: value for name, value in optional.items() if value}
+    optional = {"TargetModel": options.target_model, "InferenceComponentName": options.component}
+    common = {"EndpointName": options.name, "ContentType": options.content_type}
+    return common | {name: value for name, value in optional.items() if value}
 
 
-def _asynchronous(given: Namespace) -> dict[str, Any]:
-    if given.target_model or given.component:
+def _asynchronous(options: Namespace) -> dict[str, Any]:
+    if options.target_model or options.component:
         raise Refused("--async goes neither with --target-model nor with --component")
 
-    where = {"InputLocation": given.body} if "://" in given.body else {"Body": _body(given.body)}
-    return _common(given) | where
+    where = (
+        {"InputLocation": options.body} if "://" in options.body else {"Body": _body(options.body)}
+    )
+    return _common(options) | where
 
 
 def _body(path: str) -> bytes:
@@ -349,10 +358,10 @@ def _last_lines(group: str, prefix: str = "") -> Generator[Step, Any, list[str]]
         if prefix
         else {"orderBy": "LastEventTime", "descending": True}
     )
-    found = yield Call(
+    page = yield Call(
         "logs", "DescribeLogStreams", {"logGroupName": group, "limit": 1, **newest}, NO_LOG
     )
-    streams = (found or {}).get("logStreams", [])
+    streams = (page or {}).get("logStreams", [])
     if not streams:
         return [f"there is no log in {group}"]
 

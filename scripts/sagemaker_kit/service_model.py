@@ -45,15 +45,15 @@ def _model(service: str) -> Any:
 def _walk(shape: Shape, value: Any, path: str) -> Iterator[Fault]:
     yield from _check(shape, value, path)
     if shape.type_name == "structure":
-        for name, each in value.items():
-            yield from _walk(shape.members[name], each, f"{path}.{name}")
+        for name, member in value.items():
+            yield from _walk(shape.members[name], member, f"{path}.{name}")
     elif shape.type_name == "list":
-        for index, each in enumerate(value):
-            yield from _walk(shape.member, each, f"{path}[{index}]")
+        for index, member in enumerate(value):
+            yield from _walk(shape.member, member, f"{path}[{index}]")
     elif shape.type_name == "map":
-        for key, each in value.items():
+        for key, member in value.items():
             yield from _walk(shape.key, key, f"{path} key")
-            yield from _walk(shape.value, each, f"{path}.{key}")
+            yield from _walk(shape.value, member, f"{path}.{key}")
 
 
 def _check(shape: Shape, value: Any, path: str) -> Iterator[Fault]:

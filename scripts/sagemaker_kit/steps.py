@@ -16,10 +16,10 @@ class Call:
     service: str
     operation: str
     parameters: dict[str, Any]
-    tolerated: str = (
-        ""  # a pattern of "CODE: message"; the answer to an error that it matches is None
-    )
-    region: str | None = None  # if it must be another than the user's
+    # A pattern of "CODE: message"; the answer to an error that it matches is None
+    tolerated: str = ""
+    # If it must be another than the user's
+    region: str | None = None
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,8 @@ class Command:
 
 
 Step = Call | Wait | Command
-Plan = Generator[Step, Any, Iterable[bytes]]  # it returns what the user gets on standard output
+# It returns what the user gets on standard output
+Plan = Generator[Step, Any, Iterable[bytes]]
 
 
 class Refused(Exception):

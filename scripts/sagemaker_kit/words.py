@@ -40,8 +40,8 @@ def parse(arguments: Sequence[str] | None = None) -> tuple[Callable[[Namespace],
             help="seconds between two looks at a status",
         )
 
-    given = parser.parse_args(arguments)
-    return given.plan, given
+    options = parser.parse_args(arguments)
+    return options.plan, options
 
 
 def _push(word: ArgumentParser) -> None:

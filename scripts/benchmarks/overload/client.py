@@ -23,7 +23,8 @@ from scripts.benchmarks.overload.records import Record
 
 PING_EVERY_S = 0.05
 PING_TIMEOUT_S = 10.0
-MAX_IDLE_S = 2.0  # servers close connections that were idle for longer
+# Servers close connections that were idle for longer
+MAX_IDLE_S = 2.0
 MIN_RETRY_S = 0.1
 
 
@@ -46,9 +47,11 @@ class Phase:
     records: list[Record]
     pings_s: list[float]
     num_bad_pings: int
-    late_s: list[float]  # how late the driver sent its requests
+    # How late the driver sent its requests
+    late_s: list[float]
     driver_cores: float
-    foreign_cores: float  # of all processes but the driver and the server, if this is its child
+    # Of all processes but the driver and the server, if this is its child
+    foreign_cores: float
 
 
 class Clients:
@@ -77,27 +80,27 @@ class Clients:
 
     async def ask(self, ask: Ask, due_s: float, until_s: float) -> Asked:
         """Ask, and leave at `until_s` if the answer is not whole by then."""
-        asked = Asked(ask, due_s, time.perf_counter())
-        self.asked.append(asked)
+        sent = Asked(ask, due_s, time.perf_counter())
+        self.asked.append(sent)
         connection = None
         try:
-            async with asyncio.timeout(until_s - asked.sent_s):
+            async with asyncio.timeout(until_s - sent.sent_s):
                 connection = await self.connection()
                 await connection.send(ask.payload)
         except TimeoutError:
-            asked.has_left = True
+            sent.has_left = True
         except OSError as error:
-            asked.reason = repr(error)
+            sent.reason = repr(error)
 
-        asked.end_s = time.perf_counter()
+        sent.end_s = time.perf_counter()
         if connection:
-            asked.answer = connection.answer
-            if asked.has_left or asked.reason:
+            sent.answer = connection.answer
+            if sent.has_left or sent.reason:
                 connection.close()
             else:
-                self._idle.append((asked.end_s, connection))
+                self._idle.append((sent.end_s, connection))
 
-        return asked
+        return sent
 
     async def offer(self, asks: Sequence[Ask], times_s: Sequence[float], patience_s: float) -> None:
         """The open loop: each request at its time, whatever became of those before."""
@@ -120,15 +123,15 @@ class Clients:
     async def _use(self, user: User, until_s: float, patience_s: float) -> None:
         await asyncio.sleep(user.begin_s)
         while (now_s := time.perf_counter()) < until_s:
-            asked = await self.ask(next(user.asks), now_s, until_s + patience_s)
-            if asked.has_left:
+            sent = await self.ask(next(user.asks), now_s, until_s + patience_s)
+            if sent.has_left:
                 return
 
             pause_s = user.pause_s
-            if asked.answer.status in REFUSALS:
-                found = RETRY_AFTER.search(asked.answer.body)
-                pause_s = min(user.max_retry_s, max(MIN_RETRY_S, float(found[1]) if found else 0.0))
-            elif asked.answer.status != 200:
+            if sent.answer.status in REFUSALS:
+                match = RETRY_AFTER.search(sent.answer.body)
+                pause_s = min(user.max_retry_s, max(MIN_RETRY_S, float(match[1]) if match else 0.0))
+            elif sent.answer.status != 200:
                 pause_s = MIN_RETRY_S
 
             await asyncio.sleep(min(pause_s, max(0.0, until_s - time.perf_counter())))
@@ -195,14 +198,15 @@ def run(target: Target, door: Door, load: Callable[[Clients], Coroutine[Any, Any
 
     driver_cores = (time.process_time() - cpu_from_s) / (time.perf_counter() - from_s)
     foreign_cores = math.nan
-    with suppress(FileNotFoundError):  # a process of the server has ended meanwhile
+    # A process of the server has ended meanwhile
+    with suppress(FileNotFoundError):
         foreign_cores = meter.stop()[1] if target.pid else math.nan
 
     return Phase(
-        records=[door.record(asked, start_s) for asked in clients.asked],
+        records=[door.record(sent, start_s) for sent in clients.asked],
         pings_s=clients.pings_s,
         num_bad_pings=clients.num_bad_pings,
-        late_s=[asked.sent_s - asked.due_s for asked in clients.asked],
+        late_s=[sent.sent_s - sent.due_s for sent in clients.asked],
         driver_cores=driver_cores,
         foreign_cores=foreign_cores,
     )

@@ -74,47 +74,53 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help=f"put the table into {PAGE}")
     parser.add_argument("--only", help="names, with commas between: lmi, lmi-vllm, vllm, vllm-caps")
     parser.add_argument("--caps", default=CAPS, help=f"flags of vllm-caps; {CAPS}")
-    given = parser.parse_args()
-    servers = contestants(given.caps)
-    names = given.only.split(",") if given.only else list(servers)
+    arguments = parser.parse_args()
+    servers = contestants(arguments.caps)
+    names = arguments.only.split(",") if arguments.only else list(servers)
     if unknown := set(names) - set(servers):
         parser.error(f"no such server: {', '.join(sorted(unknown))}")
 
-    plan = QUICK if given.quick else WHOLE
+    plan = QUICK if arguments.quick else WHOLE
     notes = []
-    found = json.loads(RESULTS.read_text()) if given.only and RESULTS.exists() else {}
+    results = json.loads(RESULTS.read_text()) if arguments.only and RESULTS.exists() else {}
     for name in names:
         print(f"{name} ...", file=sys.stderr, flush=True)
         parts, note = measured(servers[name], plan)
-        found[name] = clean(parts) | {"figures": figures(parts)}
+        results[name] = clean(parts) | {"figures": figures(parts)}
         notes.append(f"{servers[name].title}: {note}")
         RESULTS.parent.mkdir(parents=True, exist_ok=True)
-        RESULTS.write_text(json.dumps(found) + "\n")
+        RESULTS.write_text(json.dumps(results) + "\n")
         print(f"{name}\n\n{loads_table(parts['load'])}\n", flush=True)
 
     text = table(
-        {server.title: found[name]["figures"] for name, server in servers.items() if name in found}
+        {
+            server.title: results[name]["figures"]
+            for name, server in servers.items()
+            if name in results
+        }
     )
     how = (
         f"Loads of {plan.seconds:g} s, clients leave after {plan.patience_s:g} s. The caps: "
-        f"`{given.caps}`."
+        f"`{arguments.caps}`."
     )
     how += f" On {machine()}."
     print("\n\n".join([text, how, *notes]))
-    if given.write:
+    if arguments.write:
         write(f"{text}\n\n{how}", MARKS, ROOT / PAGE)
 
 
 def measured(contestant: Contestant, plan: Plan) -> tuple[Figures, str]:
     with started(contestant.kind, contestant.flags) as target:
         run = Run(target, Door("openai", target.model, dict(CLIENT)), plan)
-        found = measure(run, PARTS, LOADS)
+        measurements = measure(run, PARTS, LOADS)
 
-    return found, closing(run, found)
+    return measurements, closing(run, measurements)
 
 
-def figures(found: Figures) -> dict[str, float]:
-    return headlines(found) | ({"gap_s": found["tenants"]["gap_s"]} if "tenants" in found else {})
+def figures(results: Figures) -> dict[str, float]:
+    return headlines(results) | (
+        {"gap_s": results["tenants"]["gap_s"]} if "tenants" in results else {}
+    )
 
 
 def table(columns: Mapping[str, Mapping[str, float]]) -> str:

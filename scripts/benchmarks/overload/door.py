@@ -21,11 +21,13 @@ from scripts.benchmarks.table import ROOT
 from scripts.benchmarks.vllm_model import words
 from scripts.benchmarks.vllm_servers import ENVIRON
 
-LMI_ENVIRON = {  # flags win over it
+# Flags win over it
+# Slow enough for busy cores
+LMI_ENVIRON = {
     "echo": {
         "OPTION_ROLLING_BATCH": "echo",
         "OPTION_ECHO_STEP_MS": "60",
-    },  # slow enough for busy cores
+    },
     "demo": {},
     "35M": {},
 }
@@ -45,7 +47,8 @@ class Target:
     host: str
     port: int
     health: str  # a path
-    model: str  # what a body of OpenAI's API names
+    # What a body of OpenAI's API names
+    model: str
     pid: int | None = None
 
     def roles(self) -> dict[int, str]:
@@ -90,8 +93,8 @@ def running(url: str, model: str = "", pid: int | None = None) -> Target:
         (path for path in ("/ping", "/health", "/v1/models") if _get(root + path) is not None),
         "/ping",
     )
-    listed = json.loads(_get(f"{root}/v1/models") or b"{}").get("data") or [{"id": ""}]
-    return Target(parts.hostname, parts.port or 80, health, model or listed[0]["id"], pid)
+    models = json.loads(_get(f"{root}/v1/models") or b"{}").get("data") or [{"id": ""}]
+    return Target(parts.hostname, parts.port or 80, health, model or models[0]["id"], pid)
 
 
 def model_35m() -> str:
@@ -124,7 +127,8 @@ class Ask:
     """A request that a client will send."""
 
     tenant: str
-    num_wanted: int  # tokens of all its answers together
+    # Tokens of all its answers together
+    num_wanted: int
     payload: bytes
 
 
@@ -145,7 +149,8 @@ class Asked:
 class Door:
     """One API of a server."""
 
-    api: str  # a name in APIS
+    # A name in APIS
+    api: str
     model: str
     headers: Mapping[str, str] = field(default_factory=dict)
     num_words: int = 16  # in a prompt
@@ -178,47 +183,48 @@ class Door:
         else:
             parameters = {"max_new_tokens": num_tokens, "ignore_eos_token": True}
             body = {"inputs": prompts[0], "stream": True, "parameters": parameters}
-            num_prompts = num_choices = 1  # what a stream of this API has
+            # What a stream of this API has
+            num_prompts = num_choices = 1
 
         headers = {name: value.format(tenant=tenant) for name, value in self.headers.items()}
         payload = request(APIS[self.api], json.dumps(body).encode(), headers)
         return Ask(tenant, num_tokens * num_prompts * num_choices, payload)
 
-    def record(self, asked: Asked, start_s: float) -> Record:
+    def record(self, sent: Asked, start_s: float) -> Record:
         """What the client of a phase that began at `start_s` saw."""
-        answer = asked.answer
-        body = asked.answer.body
+        answer = sent.answer
+        body = sent.answer.body
         records = OPENAI if self.api == "openai" else LMI
         times_s = answer.record_times_s(records.mark) if answer.status == 200 else []
-        outcome = self._outcome(asked, body)
+        outcome = self._outcome(sent, body)
         num_tokens = float(len(times_s))
         if outcome == Outcome.WHOLE and not isinstance(records.count, int):
             num_tokens = float(records.count.findall(body)[-1])
 
         retry_after = RETRY_AFTER.search(body) if outcome == Outcome.REFUSED else None
         return Record(
-            tenant=asked.ask.tenant,
-            start_s=asked.due_s - start_s,
-            end_s=asked.end_s - start_s,
+            tenant=sent.ask.tenant,
+            start_s=sent.due_s - start_s,
+            end_s=sent.end_s - start_s,
             outcome=outcome,
-            num_wanted=asked.ask.num_wanted,
+            num_wanted=sent.ask.num_wanted,
             times_s=tuple(at_s - start_s for at_s in times_s),
             num_tokens=num_tokens,
             retry_after_s=float(retry_after[1]) if retry_after else None,
-            reason=asked.reason or body[-300:].decode(errors="replace")
+            reason=sent.reason or body[-300:].decode(errors="replace")
             if outcome == Outcome.FAILED
             else "",
         )
 
-    def _outcome(self, asked: Asked, body: bytes) -> Outcome:
-        if asked.has_left:
+    def _outcome(self, sent: Asked, body: bytes) -> Outcome:
+        if sent.has_left:
             return Outcome.LEFT
 
-        if asked.answer.status in REFUSALS:
+        if sent.answer.status in REFUSALS:
             return Outcome.REFUSED
 
         is_whole = (
-            asked.answer.status == 200 and WHOLE[self.api].search(body) and not BROKEN.search(body)
+            sent.answer.status == 200 and WHOLE[self.api].search(body) and not BROKEN.search(body)
         )
         return Outcome.WHOLE if is_whole else Outcome.FAILED
 

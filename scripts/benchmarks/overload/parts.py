@@ -20,10 +20,12 @@ from scripts.benchmarks.overload.records import Outcome, Record, of
 
 Figures = dict[str, Any]
 
-BURST_LOAD = 0.5  # of capacity, beside the burst
+# Of capacity, beside the burst
+BURST_LOAD = 0.5
 LIGHT_TOKENS = 8
 LIGHT_PAUSE_S = 0.2
-HOG_LEAD_S = 0.5  # before the light client begins
+# Before the light client begins
+HOG_LEAD_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -41,13 +43,18 @@ class Plan:
     seconds: float = 20.0
     patience_s: float = 5.0
     capacity_s: float = 8.0
-    num_users: int = 128  # in the closed loop that measures capacity
+    # In the closed loop that measures capacity
+    num_users: int = 128
     num_tokens: int = 32
-    burst_s: float = 10.0  # of work, that comes at once
-    hog: tuple[int, int, int] = (128, 4, 200)  # prompts, answers to each, tokens of an answer
-    hog_requests: int = 4  # of each hog at a time
+    # Of work, that comes at once
+    burst_s: float = 10.0
+    # Prompts, answers to each, tokens of an answer
+    hog: tuple[int, int, int] = (128, 4, 200)
+    # Of each hog at a time
+    hog_requests: int = 4
     tenants: tuple[Tenant, ...] = (Tenant("heavy", 1, 256, 48), Tenant("light", 1, 128, 16))
-    settle_s: float = 60.0  # at most, between parts
+    # At most, between parts
+    settle_s: float = 60.0
     seed: str = "0"
 
 
@@ -65,7 +72,8 @@ class Run:
         self._door = door
         self.plan = plan
         self._draw = random.Random(plan.seed)
-        self._capacity: float | None = None  # as it was a moment ago
+        # As it was a moment ago
+        self._capacity: float | None = None
         self.phases: list[Phase] = []
 
     def load(self, factor: float) -> Figures:
@@ -112,7 +120,7 @@ class Run:
             counted.waits_s(alone, "light"),
             counted.waits_s(beside, "light"),
         )
-        asked = [record for record in beside if record.tenant != "light"]
+        hog_records = [record for record in beside if record.tenant != "light"]
         return {
             "light_alone_s": quantile(alone_s, 0.5),
             "light_beside_s": quantile(beside_s, 0.5),
@@ -120,8 +128,8 @@ class Run:
             "light_ratio": (quantile(beside_s, 0.5) - step_s(beside)) / quantile(alone_s, 0.5),
             "is_at_least": is_open and len(beside_s) == 1,
             "num_light_answers": len(of(beside, Outcome.WHOLE)),
-            "hogs": {one.value: len(of(asked, one)) for one in Outcome},
-            "hog_tokens": sum(record.num_tokens for record in asked),
+            "hogs": {outcome.value: len(of(hog_records, outcome)) for outcome in Outcome},
+            "hog_tokens": sum(record.num_tokens for record in hog_records),
             "reasons": sorted({record.reason for record in of(beside, Outcome.FAILED)}),
             "settle_s": settle_s,
         }
@@ -146,7 +154,7 @@ class Run:
             "gap_tokens": gap_tokens,
             "gap_s": gap_tokens / capacity,
             "goodput_ratio": counted.delivered(records, *window) / capacity,
-            "outcomes": {one.value: len(of(records, one)) for one in Outcome},
+            "outcomes": {outcome.value: len(of(records, outcome)) for outcome in Outcome},
         }
 
     def _figures_of(self, phase: Phase, before: float, from_s: float) -> Figures:
@@ -170,7 +178,7 @@ class Run:
             "goodput_ratio": counted.goodput(phase.records, *window)
             / (min(capacity, offered) or math.nan),
             "delivered_ratio": counted.delivered(phase.records, *window) / capacity,
-            "outcomes": {one.value: len(of(due, one)) for one in Outcome},
+            "outcomes": {outcome.value: len(of(due, outcome)) for outcome in Outcome},
             "reasons": sorted({record.reason for record in of(due, Outcome.FAILED)})[:3],
             "refusal_p50_ms": quantile(refusals_ms, 0.5),
             "refusal_p99_ms": quantile(refusals_ms, 0.99),

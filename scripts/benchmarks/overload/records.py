@@ -12,8 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-IDLE_BELOW = 0.9  # of capacity: a second that delivers less has room
-BACK_AT = 0.9  # of the tokens asked for: goodput is back
+# Of capacity: a second that delivers less has room
+IDLE_BELOW = 0.9
+# Of the tokens asked for: goodput is back
+BACK_AT = 0.9
 BACK_WINDOW_S = 2.0
 BURST_WIDTH_S = 0.01
 
@@ -21,8 +23,10 @@ BURST_WIDTH_S = 0.01
 class Outcome(Enum):
     WHOLE = "whole"
     REFUSED = "refused"  # 503 or 429
-    LEFT = "left"  # the client left before the end
-    FAILED = "failed"  # any other status, a broken stream, a closed connection
+    # The client left before the end
+    LEFT = "left"
+    # Any other status, a broken stream, a closed connection
+    FAILED = "failed"
 
 
 @dataclass(frozen=True)
@@ -30,11 +34,13 @@ class Record:
     """One request as its client saw it."""
 
     tenant: str
-    start_s: float  # when it was due, not when a busy driver sent it
+    # When it was due, not when a busy driver sent it
+    start_s: float
     end_s: float
     outcome: Outcome
     num_wanted: int  # tokens
-    times_s: tuple[float, ...] = ()  # of the pieces of text, ascending
+    # Of the pieces of text, ascending
+    times_s: tuple[float, ...] = ()
     num_tokens: float = 0.0  # in these pieces
     retry_after_s: float | None = None
     reason: str = ""  # of a failure
@@ -80,8 +86,8 @@ def servable(records: Iterable[Record], capacity: float, seconds: float, patienc
 
         num_servable, missing = num_servable + 1, float(record.num_wanted)
         for at in window:
-            taken = min(missing, idle[at])
-            idle[at], missing = idle[at] - taken, missing - taken
+            num_tokens = min(missing, idle[at])
+            idle[at], missing = idle[at] - num_tokens, missing - num_tokens
 
     return num_servable
 
@@ -161,7 +167,7 @@ def waits_s(records: Iterable[Record], tenant: str) -> tuple[list[float], bool]:
     began_s = None
     end_s = 0.0
     for record in sorted(
-        (one for one in records if one.tenant == tenant), key=lambda record: record.start_s
+        (entry for entry in records if entry.tenant == tenant), key=lambda record: record.start_s
     ):
         began_s, end_s = record.start_s if began_s is None else began_s, record.end_s
         if record.outcome == Outcome.WHOLE:

@@ -21,10 +21,11 @@ from scripts.benchmarks.overload.parts import Figures, NoAnswer, Plan, Run, Tena
 from scripts.benchmarks.table import Goal, machine, markdown, table
 
 PARTS = ("load", "burst", "hogs", "tenants")
+# Only OpenAI's API streams several prompts
 PARTS_OF = {
     "openai": PARTS,
     "lmi": ("load", "burst", "tenants"),
-}  # only OpenAI's API streams several prompts
+}
 # By which servers tell clients apart: one with keys, and lmi or a gateway where it trusts the
 # latter.
 CLIENT = [("Authorization", "Bearer {tenant}"), ("x-llm-d-inference-fairness-id", "{tenant}")]
@@ -53,17 +54,19 @@ GOALS: list[Goal] = [
 
 def main() -> None:
     words = sys.argv[1:]
-    own, flags = (
+    own_flags, flags = (
         (words[: words.index("--")], words[words.index("--") + 1 :])
         if "--" in words
         else (words, [])
     )
-    arguments = parser().parse_args(own)
+    arguments = parser().parse_args(own_flags)
     if unknown := set(arguments.parts) - set(PARTS_OF[arguments.api]):
         parser().error(f"no such part: {', '.join(sorted(unknown))}")
 
-    given = vars(arguments)
-    plan = Plan(**{field.name: given[field.name] for field in fields(Plan) if field.name in given})
+    settings = vars(arguments)
+    plan = Plan(
+        **{field.name: settings[field.name] for field in fields(Plan) if field.name in settings}
+    )
     server = (
         nullcontext(running(arguments.url, arguments.model))
         if arguments.url
@@ -71,13 +74,13 @@ def main() -> None:
     )
     with server as target:
         run = Run(target, Door(arguments.api, target.model, dict(arguments.header)), plan)
-        found = measure(run, arguments.parts or PARTS_OF[arguments.api], arguments.loads)
+        results = measure(run, arguments.parts or PARTS_OF[arguments.api], arguments.loads)
 
-    found["server"] = [arguments.url or arguments.server, *flags]
+    results["server"] = [arguments.url or arguments.server, *flags]
     print(
-        f"{loads_table(found['load'])}\n\n{table(headlines(found), GOALS, 'not measured')}\n\n{closing(run, found)}"  # noqa: E501
+        f"{loads_table(results['load'])}\n\n{table(headlines(results), GOALS, 'not measured')}\n\n{closing(run, results)}"  # noqa: E501
     )
-    text = json.dumps(clean(found))
+    text = json.dumps(clean(results))
     if arguments.json:
         arguments.json.write_text(text + "\n")
 
@@ -189,35 +192,35 @@ def measure(run: Run, parts: Iterable[str], loads: Iterable[float]) -> Figures:
     """The figures of each part. If the server stops answering in one, the parts before
     keep theirs.
     """
-    found: Figures = {"load": []}
+    results: Figures = {"load": []}
     for part in parts:
         print(f"{part} ...", file=sys.stderr, flush=True)
         try:
             if part == "load":
                 for factor in loads:
-                    found["load"].append(run.load(factor))
+                    results["load"].append(run.load(factor))
             else:
-                found[part] = getattr(run, part)()
+                results[part] = getattr(run, part)()
         except NoAnswer as error:
             print(f"  left out: {error}", file=sys.stderr, flush=True)
 
-    return found
+    return results
 
 
-def headlines(found: Figures) -> dict[str, float]:
+def headlines(results: Figures) -> dict[str, float]:
     """The figures that have a goal. Of several loads it is the worst."""
-    figures = {f"goodput {row['load']:g}": row["goodput_ratio"] for row in found["load"]}
+    figures = {f"goodput {row['load']:g}": row["goodput_ratio"] for row in results["load"]}
     for name in ("refusal_p99_ms", "servable_share", "ping_p99_ms"):
         figures[name] = max(
-            (row[name] for row in found["load"] if not math.isnan(row[name])), default=math.nan
+            (row[name] for row in results["load"] if not math.isnan(row[name])), default=math.nan
         )
 
-    if "burst" in found:
-        back_s = found["burst"]["recovery_s"]
+    if "burst" in results:
+        back_s = results["burst"]["recovery_s"]
         figures["recovery_s"] = math.inf if back_s is None else back_s
 
-    figures |= {"light_ratio": found["hogs"]["light_ratio"]} if "hogs" in found else {}
-    figures |= {"least_share": found["tenants"]["least_share"]} if "tenants" in found else {}
+    figures |= {"light_ratio": results["hogs"]["light_ratio"]} if "hogs" in results else {}
+    figures |= {"least_share": results["tenants"]["least_share"]} if "tenants" in results else {}
     return {name: value for name, value in figures.items() if not math.isnan(value)}
 
 
@@ -257,13 +260,13 @@ def loads_table(rows: list[Figures]) -> str:
     return markdown(titles, lines)
 
 
-def closing(run: Run, found: Figures) -> str:
+def closing(run: Run, results: Figures) -> str:
     cores = max(phase.driver_cores for phase in run.phases)
     late_ms = quantile((late_s * 1e3 for phase in run.phases for late_s in phase.late_s), 0.99)
     foreign = quantile(
         (phase.foreign_cores for phase in run.phases if not math.isnan(phase.foreign_cores)), 1
     )
-    is_at_least = found.get("hogs", {}).get("is_at_least")
+    is_at_least = results.get("hogs", {}).get("is_at_least")
     return (
         "The light client still waited at the end: its ratio is a lower bound. "
         if is_at_least
@@ -279,10 +282,10 @@ def closing(run: Run, found: Figures) -> str:
 def clean(value: Any) -> Any:
     """The value as JSON has it: rounded, and None for what is not a number."""
     if isinstance(value, Mapping):
-        return {name: clean(each) for name, each in value.items()}
+        return {name: clean(part) for name, part in value.items()}
 
     if isinstance(value, list):
-        return [clean(each) for each in value]
+        return [clean(part) for part in value]
 
     return (
         (round(value, 4) if math.isfinite(value) else None) if isinstance(value, float) else value

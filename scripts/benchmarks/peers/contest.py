@@ -24,15 +24,18 @@ from scripts.benchmarks.peers.worker import PORT, READY_S, Burst, Outcome
 from scripts.benchmarks.start import SETTLE_S, pss_mb
 
 ROOT = Path(__file__).resolve().parents[3]
-MAX_WAITED = 0.04  # of its time, for a burst to count as quiet
+# Of its time, for a burst to count as quiet
+MAX_WAITED = 0.04
 NUM_STARTS = 3
-BURST_LIMIT_S = 600.0  # for one burst, and for the start of an engine
+# For one burst, and for the start of an engine
+BURST_LIMIT_S = 600.0
 
 
 @dataclass(frozen=True)
 class Contestant:
     name: str
-    engine: str  # a name of `worker.ENGINES`
+    # A name of `worker.ENGINES`
+    engine: str
     settings: dict[str, Any]
     python: str = sys.executable
     environ: dict[str, str] = field(default_factory=dict)
@@ -64,7 +67,8 @@ class Worker:
             asks.write(json.dumps(dataclasses.asdict(burst)) + "\n")
             asks.flush()
         except BrokenPipeError:
-            pass  # its answers are at their end too
+            # Its answers are at their end too
+            pass
 
         return Outcome(**self._line(answers))
 
@@ -122,7 +126,8 @@ def workers(contestants: Sequence[Contestant], log: Path) -> Iterator[list[Worke
     finally:
         for worker in started:
             with suppress(BrokenPipeError):
-                _pipes(worker.process)[1].close()  # at the end of its input it ends
+                # At the end of its input it ends
+                _pipes(worker.process)[1].close()
 
         for worker in started:
             _end(worker)
@@ -182,14 +187,16 @@ class Figure:
         )
 
 
-def play(own: Sequence[Worker], burst: Burst, rounds: int, deadline_s: float) -> dict[str, Figure]:
+def play(
+    contestants: Sequence[Worker], burst: Burst, rounds: int, deadline_s: float
+) -> dict[str, Figure]:
     """Run a kind of burst in rounds, each in the reverse order of the last one, and one more for
     each that had none quiet, at most as many again. Every round has other prompts. A worker that
     fails has no figure, in this play and in those that come.
     """
-    outcomes: dict[str, list[Outcome]] = {worker.contestant.name: [] for worker in own}
+    outcomes: dict[str, list[Outcome]] = {worker.contestant.name: [] for worker in contestants}
     for number in range(2 * rounds):
-        for worker in own if number % 2 else reversed(own):
+        for worker in contestants if number % 2 else reversed(contestants):
             done = outcomes[worker.contestant.name]
             is_done = number >= rounds and any(outcome.waited <= MAX_WAITED for outcome in done)
             if worker.is_in and not is_done:
@@ -212,28 +219,30 @@ def _run(worker: Worker, burst: Burst, done: list[Outcome]) -> None:
 
 @dataclass(frozen=True)
 class Start:
-    seconds: float  # from its exec to the first 200 of its health check
-    idle_mb: float  # PSS of all its processes
+    # From its exec to the first 200 of its health check
+    seconds: float
+    # PSS of all its processes
+    idle_mb: float
 
 
-def play_starts(own: Sequence[Contestant]) -> dict[str, Start]:
+def play_starts(contestants: Sequence[Contestant]) -> dict[str, Start]:
     """Return the medians of each server. One that does not start is left out, with a line that says
     so.
     """
-    found: dict[str, list[Start]] = {contestant.name: [] for contestant in own}
+    starts_of: dict[str, list[Start]] = {contestant.name: [] for contestant in contestants}
     for number in range(NUM_STARTS):
-        for contestant in own if number % 2 else reversed(own):
+        for contestant in contestants if number % 2 else reversed(contestants):
             try:
-                found[contestant.name].append(_start_of(contestant, **contestant.settings))
+                starts_of[contestant.name].append(_start_of(contestant, **contestant.settings))
             except (RuntimeError, TimeoutError) as error:
                 say(f"left out: {contestant.name}: {error}")
 
     return {
         name: Start(
-            statistics.median(one.seconds for one in starts),
-            statistics.median(one.idle_mb for one in starts),
+            statistics.median(start.seconds for start in starts),
+            statistics.median(start.idle_mb for start in starts),
         )
-        for name, starts in found.items()
+        for name, starts in starts_of.items()
         if starts
     }
 

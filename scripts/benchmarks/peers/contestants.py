@@ -179,6 +179,6 @@ def _llama(name: str, model: Path) -> Contestant:
 
 def caches(folder: Path) -> dict[str, str]:
     """Compiled kernels are kept between runs."""
-    kept = folder / "caches"
-    kept.mkdir(exist_ok=True)
-    return {"XDG_CACHE_HOME": str(kept), "TMPDIR": str(kept)}
+    caches_folder = folder / "caches"
+    caches_folder.mkdir(exist_ok=True)
+    return {"XDG_CACHE_HOME": str(caches_folder), "TMPDIR": str(caches_folder)}

@@ -44,7 +44,8 @@ SHORT = 32
 LONG = 512
 LONGEST = 900
 NUM_SHARED = 400
-MAX_PREFILL = {"5M": 64 * LONG, "135M": 64 * LONG, "0.5B": 8 * LONG}  # tokens of a burst's prompts
+# Tokens of a burst's prompts
+MAX_PREFILL = {"5M": 64 * LONG, "135M": 64 * LONG, "0.5B": 8 * LONG}
 LIMIT_S = 1400.0
 QUICK_LIMIT_S = 200.0
 PREFIX_KINDS = {"cold": False, "warm": True}
@@ -61,7 +62,7 @@ def cases(name: str, is_quick: bool) -> Iterator[tuple[int, int]]:
 def measure_group(
     group: str,
     name: str,
-    own: list[Contestant],
+    entrants: list[Contestant],
     results: Results,
     deadline_s: float,
     is_quick: bool,
@@ -75,8 +76,8 @@ def measure_group(
         seed = 1000 * len(results.speeds) + 100 * len(results.prefix)
         return Burst(num_streams, num_prompt, num_new, shape.vocab_size, seed, **more)  # type: ignore[arg-type]
 
-    say(f"{name}, {group}: {', '.join(each.name for each in own)}")
-    with workers(own, log) as ready:
+    say(f"{name}, {group}: {', '.join(contestant.name for contestant in entrants)}")
+    with workers(entrants, log) as ready:
         play(ready, burst(8, SHORT, 8), 1, deadline_s)  # warm-up
         for case in cases(name, is_quick):
             if group == "servers" and case[1] != SHORT:
@@ -90,15 +91,17 @@ def measure_group(
             return
 
         for num_streams in STREAMS:
-            asked = burst(num_streams, SHORT, shape.num_new, is_sampled=True)
-            results.speeds[("sampled", num_streams, SHORT)] = play(ready, asked, rounds, deadline_s)
+            next_burst = burst(num_streams, SHORT, shape.num_new, is_sampled=True)
+            results.speeds[("sampled", num_streams, SHORT)] = play(
+                ready, next_burst, rounds, deadline_s
+            )
 
         results.first = play(ready, burst(1, LONGEST, 1), rounds, deadline_s)
         engines = [worker for worker in ready if worker.contestant.engine != "server"]
         if name != "0.5B":
             for kind, is_warm in PREFIX_KINDS.items():
-                asked = burst(32, NUM_SHARED + 16, 16, num_shared=NUM_SHARED, is_warm=is_warm)
-                results.prefix[kind] = play(engines, asked, rounds, deadline_s)
+                next_burst = burst(32, NUM_SHARED + 16, 16, num_shared=NUM_SHARED, is_warm=is_warm)
+                results.prefix[kind] = play(engines, next_burst, rounds, deadline_s)
 
 
 def measure(names: list[str], is_quick: bool) -> None:
@@ -144,7 +147,8 @@ class Duel:
     over: str
     own: str
     peers: tuple[str, ...]
-    short: tuple[float, ...]  # by number of streams
+    # By number of streams
+    short: tuple[float, ...]
     long: tuple[float, ...] = ()
 
     def bounds(self) -> dict[tuple[int, int], float]:
@@ -177,29 +181,29 @@ DUELS = (
 )
 
 
-def ratios(found: dict[str, Results]) -> dict[str, float]:
+def ratios(results_of: dict[str, Results]) -> dict[str, float]:
     """By shape, group, peer, streams and prompt: every ratio of tokens/s of which both sides were
     measured.
     """
     return {
         f"{name} {duel.group} / {duel.over} {streams}x{prompt}": value
-        for name, results in found.items()
+        for name, results in results_of.items()
         for duel in DUELS
         for streams, prompt in duel.bounds()
         if (value := results.ratio(duel.group, (streams, prompt), duel.own, duel.peers)) is not None
     }
 
 
-def ratios_table(found: dict[str, Results]) -> str:
+def ratios_table(results_of: dict[str, Results]) -> str:
     """lmi's tokens/s over each peer's; a value that misses its goal stands beside it."""
     every = [(n, prompt) for prompt in (SHORT, LONG) for n in STREAMS]
     rows = []
-    for name, results in found.items():
+    for name, results in results_of.items():
         for duel in DUELS:
             cells = [ratio_cell(results, duel, case) for case in every]
             if any(cells):
-                own = "int8" if duel.own == LMI_INT8 else duel.group
-                rows.append([f"{duel.over}, {name}, {own}", *cells])
+                variant = "int8" if duel.own == LMI_INT8 else duel.group
+                rows.append([f"{duel.over}, {name}, {variant}", *cells])
 
     return markdown(["tokens/s of lmi over", *(f"{n} × {prompt}" for n, prompt in every)], rows)
 
@@ -213,11 +217,11 @@ def ratio_cell(results: Results, duel: Duel, case: tuple[int, int]) -> str:
     return f"{value:.2f}" if value >= goal else f"{value:.2f} (≥ {goal:g})"
 
 
-def time_ratios(found: dict[str, Results]) -> tuple[dict[str, float], list[Goal]]:
+def time_ratios(results_of: dict[str, Results]) -> tuple[dict[str, float], list[Goal]]:
     """lmi's times over those of its peers, and their goals."""
     figures: dict[str, float] = {}
     goals: list[Goal] = []
-    for name, results in found.items():
+    for name, results in results_of.items():
         if LMI in results.first and OV in results.first:
             text = f"{name}: first token of a prompt of {LONGEST}, time over OpenVINO GenAI's"
             figures[text] = results.first[LMI].first_ms / results.first[OV].first_ms
@@ -225,26 +229,26 @@ def time_ratios(found: dict[str, Results]) -> tuple[dict[str, float], list[Goal]
 
         for kind, goal in (("cold", 0.8), ("warm", 1.0)):
             times = {peer: figure.seconds for peer, figure in results.prefix.get(kind, {}).items()}
-            others = [value for peer, value in times.items() if peer != LMI]
-            if LMI in times and others:
+            peer_times = [value for peer, value in times.items() if peer != LMI]
+            if LMI in times and peer_times:
                 text = (
                     f"{name}: 32 requests that share {NUM_SHARED} tokens, {kind}, time over "
                     f"the "
                     f"fastest peer's"
                 )
-                figures[text] = times[LMI] / min(others)
+                figures[text] = times[LMI] / min(peer_times)
                 goals.append((text, text, "<=", goal))
 
-        ours = results.starts.get(LMI_SERVER)
-        for peer, theirs in results.starts.items() if ours else ():
-            if ours and peer != LMI_SERVER:
+        our_start = results.starts.get(LMI_SERVER)
+        for peer, theirs in results.starts.items() if our_start else ():
+            if our_start and peer != LMI_SERVER:
                 time, memory = (
-                    f"{name}: {what} over {peer}'s"
-                    for what in ("start, from exec to 200,", "idle memory")
+                    f"{name}: {quantity} over {peer}'s"
+                    for quantity in ("start, from exec to 200,", "idle memory")
                 )
                 figures |= {
-                    time: ours.seconds / theirs.seconds,
-                    memory: ours.idle_mb / theirs.idle_mb,
+                    time: our_start.seconds / theirs.seconds,
+                    memory: our_start.idle_mb / theirs.idle_mb,
                 }
                 goals += [(text, text, "<=", 1.0) for text in (time, memory)]
 
@@ -269,8 +273,8 @@ def shape_table(name: str, shape: Shape, results: Results) -> str:
         parts.append(markdown(["times", *names], lines))
 
     if results.starts:
-        seconds = [f"{each.seconds:.2f}" for each in results.starts.values()]
-        memory = [f"{each.idle_mb:.0f}" for each in results.starts.values()]
+        seconds = [f"{start.seconds:.2f}" for start in results.starts.values()]
+        memory = [f"{start.idle_mb:.0f}" for start in results.starts.values()]
         lines = [["from exec to 200, s", *seconds], ["idle, PSS of all processes, MB", *memory]]
         parts.append(markdown(["start", *results.starts], lines))
 
@@ -294,17 +298,17 @@ def row(text: str, names: list[str], figures: dict[str, Figure], attribute: str)
 def figures_table(group: str, rows: dict[tuple[int, int], dict[str, Figure]]) -> str:
     names = list(next(iter(rows.values())))
     lines = [
-        row(f"{n} at once, prompts of {prompt}", names, each, "tokens_per_s")
-        for (n, prompt), each in rows.items()
+        row(f"{n} at once, prompts of {prompt}", names, figures, "tokens_per_s")
+        for (n, prompt), figures in rows.items()
     ]
     return markdown([group, *names], lines)
 
 
-def conditions(found: dict[str, Results]) -> str:
+def conditions(results_of: dict[str, Results]) -> str:
     every = [
         figure
-        for each in found.values()
-        for figures in each.speeds.values()
+        for results in results_of.values()
+        for figures in results.speeds.values()
         for figure in figures.values()
     ]
     num_loud = sum(not figure.is_quiet for figure in every)
@@ -324,13 +328,13 @@ def conditions(found: dict[str, Results]) -> str:
     )
 
 
-def plot(found: dict[str, Results]) -> None:
+def plot(results_of: dict[str, Results]) -> None:
     """The 135M shape, or the first there is: tokens/s over streams."""
-    name = "135M" if "135M" in found else next(iter(found))
+    name = "135M" if "135M" in results_of else next(iter(results_of))
     panels = []
     for num_prompt in (SHORT, LONG):
         lines: dict[str, dict[int, float]] = {}
-        for (group, num_streams, prompt), figures in found[name].speeds.items():
+        for (group, num_streams, prompt), figures in results_of[name].speeds.items():
             if (group, prompt) == ("float32", num_prompt):
                 for contestant, figure in figures.items():
                     lines.setdefault(contestant, {})[num_streams] = figure.tokens_per_s
@@ -342,7 +346,7 @@ def plot(found: dict[str, Results]) -> None:
     draw(panels, "streams at once", PLOT)
 
 
-def as_json(found: dict[str, Results], own_ratios: dict[str, float]) -> str:
+def as_json(results_of: dict[str, Results], own_ratios: dict[str, float]) -> str:
     speeds = {
         name: {
             " ".join(map(str, case)): {
@@ -350,7 +354,7 @@ def as_json(found: dict[str, Results], own_ratios: dict[str, float]) -> str:
             }
             for case, figures in results.speeds.items()
         }
-        for name, results in found.items()
+        for name, results in results_of.items()
     }
     return json.dumps(
         {
@@ -382,29 +386,33 @@ def main() -> None:
     parser.add_argument(
         "--stored", action="store_true", help=f"measure nothing, report what is in {STORED}"
     )
-    given = parser.parse_args()
-    names = given.shapes.split(",") if given.shapes else list(SHAPES)[: 2 if given.quick else None]
+    arguments = parser.parse_args()
+    names = (
+        arguments.shapes.split(",")
+        if arguments.shapes
+        else list(SHAPES)[: 2 if arguments.quick else None]
+    )
     if unknown := set(names) - SHAPES.keys():
         parser.error(f"--shapes must be of {', '.join(SHAPES)}, given {', '.join(sorted(unknown))}")
 
-    if not given.stored:
-        measure(names, given.quick)
+    if not arguments.stored:
+        measure(names, arguments.quick)
 
-    found = stored_results()
-    if not found:
+    results_of = stored_results()
+    if not results_of:
         parser.error(f"{STORED} has no results yet")
 
-    own_ratios = ratios(found)
-    times, goals = time_ratios(found)
-    shapes = [shape_table(name, SHAPES[name], results) for name, results in found.items()]
-    summary = f"{ratios_table(found)}\n\n{table(times, goals)}"
-    details = [*shapes, conditions(found)]
+    own_ratios = ratios(results_of)
+    times, goals = time_ratios(results_of)
+    shapes = [shape_table(name, SHAPES[name], results) for name, results in results_of.items()]
+    summary = f"{ratios_table(results_of)}\n\n{table(times, goals)}"
+    details = [*shapes, conditions(results_of)]
     print("\n\n".join([summary, *details]))
-    if given.write:
-        plot(found)
+    if arguments.write:
+        plot(results_of)
         publish("peers", summary, details, plotted="tokens per second")
 
-    print(as_json(found, own_ratios | times))
+    print(as_json(results_of, own_ratios | times))
 
 
 if __name__ == "__main__":

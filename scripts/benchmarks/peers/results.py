@@ -21,19 +21,23 @@ class Results:
     speeds: dict[tuple[str, int, int], Figures] = field(
         default_factory=dict
     )  # group, streams, prompt
-    first: Figures = field(default_factory=dict)  # of one long prompt
-    prefix: dict[str, Figures] = field(
-        default_factory=dict
-    )  # 32 requests that share tokens; cold, warm
+    # Of one long prompt
+    first: Figures = field(default_factory=dict)
+    # 32 requests that share tokens; cold, warm
+    prefix: dict[str, Figures] = field(default_factory=dict)
     starts: dict[str, Start] = field(default_factory=dict)  # of the servers
 
     def ratio(
-        self, group: str, case: tuple[int, int], own: str, peers: Iterable[str]
+        self, group: str, case: tuple[int, int], contestant: str, peers: Iterable[str]
     ) -> float | None:
         """lmi's tokens/s over those of the fastest of these peers."""
         figures = self.speeds.get((group, *case), {})
-        others = [figures[peer].tokens_per_s for peer in peers if peer in figures]
-        return figures[own].tokens_per_s / max(others) if own in figures and others else None
+        peer_speeds = [figures[peer].tokens_per_s for peer in peers if peer in figures]
+        return (
+            figures[contestant].tokens_per_s / max(peer_speeds)
+            if contestant in figures and peer_speeds
+            else None
+        )
 
 
 class Stored(msgspec.Struct, frozen=True):
@@ -55,24 +59,27 @@ def load(file: Path) -> dict[str, Results]:
     stored = msgspec.json.decode(file.read_bytes(), type=dict[str, Stored])
     return {
         name: Results(
-            {(group, streams, prompt): own for group, streams, prompt, own in each.speeds},
-            *(each.first, each.prefix, each.starts),
+            {
+                (group, streams, prompt): contestant
+                for group, streams, prompt, contestant in shape_results.speeds
+            },
+            *(shape_results.first, shape_results.prefix, shape_results.starts),
         )
-        for name, each in stored.items()
+        for name, shape_results in stored.items()
     }
 
 
 def add(file: Path, name: str, results: Results) -> None:
     """Put one shape into the file, in place of what it has of this shape."""
-    found = load(file) | {name: results}
+    results_of = load(file) | {name: results}
     stored = {
         shape: Stored(
-            [(*case, figures) for case, figures in each.speeds.items()],
-            each.first,
-            each.prefix,
-            each.starts,
+            [(*case, figures) for case, figures in shape_results.speeds.items()],
+            shape_results.first,
+            shape_results.prefix,
+            shape_results.starts,
         )
-        for shape, each in found.items()
+        for shape, shape_results in results_of.items()
     }
     file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_suffix(".part")

@@ -29,19 +29,22 @@ LAYER = {
 # types of tokens
 NORMAL = 1
 BYTE = 6
-MAX_TOKENS = 1024  # of a sequence: the longest prompt is 900
+# Of a sequence: the longest prompt is 900
+MAX_TOKENS = 1024
 
 
 @dataclass(frozen=True)
 class Shape:
-    kind: str  # the model_type of transformers
+    # The model_type of transformers
+    kind: str
     vocab_size: int
     hidden: int
     inner: int
     num_layers: int
     num_heads: int
     num_kv_heads: int
-    num_new: int = 0  # tokens that a request makes
+    # Tokens that a request makes
+    num_new: int = 0
 
     def config(self) -> dict[str, Any]:
         return {
@@ -181,8 +184,8 @@ def new_name(name: str) -> str:
     if name in outer:
         return outer[name]
 
-    number, _, rest = name.removeprefix("model.layers.").partition(".")
-    part, _, ending = rest.rpartition(".")
+    number, _, suffix = name.removeprefix("model.layers.").partition(".")
+    part, _, ending = suffix.rpartition(".")
     return f"blk.{number}.{LAYER[part]}.{ending}"
 
 

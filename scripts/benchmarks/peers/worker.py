@@ -23,10 +23,13 @@ from typing import Any, TypeAlias, cast
 
 Prompts: TypeAlias = Sequence[list[int]]
 Sampling: TypeAlias = Mapping[str, float]
-Answers: TypeAlias = Iterator[tuple[object, int]]  # whose, and how many new tokens
-Done: TypeAlias = tuple[int, float, list[float]]  # tokens, seconds, and seconds to each first token
+# Whose, and how many new tokens
+Answers: TypeAlias = Iterator[tuple[object, int]]
+# Tokens, seconds, and seconds to each first token
+Done: TypeAlias = tuple[int, float, list[float]]
 SAMPLED = {"temperature": 0.8, "top_p": 0.95}
-PORT = "PORT"  # in the command of a server
+# In the command of a server
+PORT = "PORT"
 READY_S = 300.0  # vLLM compiles first
 
 
@@ -35,13 +38,18 @@ class Burst:
     """Requests that are sent at once."""
 
     num_streams: int
-    num_prompt: int  # tokens of each prompt
-    num_new: int  # tokens that each makes
+    # Tokens of each prompt
+    num_prompt: int
+    # Tokens that each makes
+    num_new: int
     vocab_size: int
     seed: int
-    num_shared: int = 0  # tokens that all prompts begin with
-    is_warm: bool = False  # a request with the shared tokens has been answered before
-    is_sampled: bool = False  # as SAMPLED says; else greedy
+    # Tokens that all prompts begin with
+    num_shared: int = 0
+    # A request with the shared tokens has been answered before
+    is_warm: bool = False
+    # As SAMPLED says; else greedy
+    is_sampled: bool = False
 
     def prompts(self) -> list[list[int]]:
         draw = random.Random(self.seed)
@@ -52,17 +60,18 @@ class Burst:
         ]
 
     def _tokens(self, draw: random.Random, number: int) -> list[int]:
-        return [
-            draw.randrange(300, self.vocab_size) for _ in range(number)
-        ]  # above those with a meaning
+        # Above those with a meaning
+        return [draw.randrange(300, self.vocab_size) for _ in range(number)]
 
 
 @dataclass(frozen=True)
 class Outcome:
     num_tokens: int
     seconds: float
-    first_s: list[float]  # from the start of the burst to the first token, of each request
-    waited: float  # share of its time that the engine was ready to run and had no core
+    # From the start of the burst to the first token, of each request
+    first_s: list[float]
+    # Share of its time that the engine was ready to run and had no core
+    waited: float
 
 
 class Engine:
@@ -82,9 +91,9 @@ class Engine:
         start_s = time.perf_counter()
         num_tokens = 0
         first_s = dict[object, float]()
-        for asked, num_more in answers:
+        for number, num_more in answers:
             num_tokens += num_more
-            first_s.setdefault(asked, time.perf_counter() - start_s)
+            first_s.setdefault(number, time.perf_counter() - start_s)
 
         return num_tokens, time.perf_counter() - start_s, list(first_s.values())
 
@@ -103,9 +112,8 @@ class Lmi(Engine):
         from handlers.lmi_dist import Executor
         from lmi.settings.config import EngineConfig
 
-        cores = len(
-            os.sched_getaffinity(0)
-        )  # all of them: there is no front end beside it, as there is none at others
+        # All of them: there is no front end beside it, as there is none at others
+        cores = len(os.sched_getaffinity(0))
         config = EngineConfig(
             dtype=dtype,
             quantize=quantize,
@@ -153,9 +161,8 @@ class OpenVino(Engine):
         import openvino_genai  # type: ignore[import-not-found]
 
         scheduler = openvino_genai.SchedulerConfig()
-        scheduler.max_num_batched_tokens = (
-            2048  # its documentation's choice for throughput; the default is 256
-        )
+        # Its documentation's choice for throughput; the default is 256
+        scheduler.max_num_batched_tokens = 2048
         scheduler.cache_size = 2  # GB
         scheduler.enable_prefix_caching = reuses
         return openvino_genai.ContinuousBatchingPipeline(
@@ -253,11 +260,11 @@ class Server(Engine):
         )
         body = {"model": "bench", "max_tokens": num_new, "temperature": 0, "ignore_eos": True}
         body |= {"stream": True, "stream_options": {"include_usage": True}, **sampling}
-        asked = [
+        requests = [
             [request("/v1/completions", json.dumps(body | {"prompt": prompt}).encode())]
             for prompt in prompts
         ]
-        done = run_round(self._port, asked, records, {})
+        done = run_round(self._port, requests, records, {})
         return done.num_tokens, done.seconds, list(done.first_s)
 
     def pids(self) -> list[int]:
@@ -286,10 +293,11 @@ class Meter:
         for file in [
             task / "schedstat" for pid in self._pids for task in Path(f"/proc/{pid}/task").iterdir()
         ]:
-            with suppress(OSError):  # a thread that has just ended
+            # A thread that has just ended
+            with suppress(OSError):
                 fields.append(file.read_text().split())
 
-        return sum(int(each[0]) for each in fields), sum(int(each[1]) for each in fields)
+        return sum(int(row[0]) for row in fields), sum(int(row[1]) for row in fields)
 
     def waited(self) -> float:
         (ran_from, waited_from), (ran_to, waited_to) = self._before, self._now()
@@ -312,7 +320,8 @@ def run(engine: Engine, burst: Burst) -> Outcome:
 
 def main() -> None:
     output = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what engines print is not an answer
+    # What engines print is not an answer
+    os.dup2(2, 1)
     began_s = time.monotonic()
     engine: Engine = ENGINES[sys.argv[1]](**json.loads(sys.argv[2]))
     print(json.dumps({"ready_s": time.monotonic() - began_s}), file=output)
