@@ -108,7 +108,7 @@ class ResponseStream:
     """The Responses of one request, in order, which `forward` passes on. Always close it."""
 
     def __init__(self, connection: "EngineConnection", submission: Submission) -> None:
-        # Whether a Result with tokens has come.
+        # Whether a Result has come.
         self.has_begun = False
         self.connection = connection
         # What the engine told last of the wait.

@@ -33,6 +33,8 @@ BLOCK_SIZE = 64  # tokens
 MAX_PROMPT_BLOCKS = 256
 # Four for each block of 2 million tokens of prompts.
 NUM_WORDS = 1 << 17
+# The bits of a key that choose its word.
+PLACE_MASK = NUM_WORDS - 1
 # How many bits of a word stand for engines.
 NUM_BITS = 32
 # The mask of these bits; the other bits of a word are those of the key.
@@ -79,16 +81,15 @@ class PrefixTable:
     def note(self, keys: Sequence[int], slot: int) -> None:
         """Note that an engine gets a prompt with these blocks."""
         words = self._words
-        last = NUM_WORDS - 1
         bit = 1 << slot % NUM_BITS
 
         for key in keys:
-            word = words[key & last]
-            is_of_this_block = 0 <= word ^ key <= ENGINES
-            if not is_of_this_block:
-                words[key & last] = key & ~ENGINES | bit
+            place = key & PLACE_MASK
+            word = words[place]
+            if not _is_of(word, key):
+                words[place] = key & ~ENGINES | bit
             elif not word & bit:
-                words[key & last] = word | bit
+                words[place] = word | bit
 
     def num_known_blocks(self, keys: Sequence[int], num_slots: int) -> list[int]:
         """Return how many blocks at the beginning of a prompt the engine in each slot has had.
@@ -97,15 +98,13 @@ class PrefixTable:
         that it had those.
         """
         words = self._words
-        last = NUM_WORDS - 1
         num_known = [0] * num_slots
         every_engine = (1 << min(num_slots, NUM_BITS)) - 1
         engines = 0
 
         for num_blocks, key in zip(range(len(keys), 0, -1), reversed(keys), strict=True):
-            word = words[key & last]
-            is_of_this_block = 0 <= word ^ key <= ENGINES
-            if not is_of_this_block:
+            word = words[key & PLACE_MASK]
+            if not _is_of(word, key):
                 continue
 
             new = word & every_engine & ~engines
@@ -123,13 +122,24 @@ class PrefixTable:
         return num_known
 
     def forget(self, slot: int) -> None:
-        """Note that an engine was lost, with all that it had cached."""
+        """Note that an engine was lost, with all that it had cached.
+
+        The whole table is read, changed as one number and written: what others write meanwhile may
+        be lost.
+        """
         bit = 1 << slot % NUM_BITS
         all_bits = (1 << 8 * WORD) - 1
         mask_of_word = (all_bits & ~bit).to_bytes(WORD, "little")
         mask = int.from_bytes(mask_of_word * NUM_WORDS, "little")
         words = int.from_bytes(self._bytes, "little") & mask
         self._bytes[:] = words.to_bytes(NUM_WORDS * WORD, "little")
+
+
+def _is_of(word: int, key: int) -> bool:
+    """Whether a word is of the block with this key: their upper halves are the same, so that an
+    exclusive or leaves only bits of the lower half, and no sign.
+    """
+    return 0 <= word ^ key <= ENGINES
 
 
 class PrefixEngines(Engines):

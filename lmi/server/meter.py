@@ -18,10 +18,10 @@ from lmi.types import Delta, GenerationRequest
 class Meter:
     """Counts one answer while it is generated.
 
-    Tokens that come in parts are timed here, when they come. Where a sequence comes whole, the
-    engine has timed its tokens. The Meter runs for every token, so it uses views and plain numbers,
-    and writes the totals when the answer ends. An answer that has failed or was cancelled adds
-    neither its time nor its lengths.
+    If any of its sequences comes in parts, tokens are timed here, when they come. If all come
+    whole, the engine has timed their tokens. The Meter runs for every token, so it uses views and
+    plain numbers, and writes the totals when the answer ends. An answer that has failed or was
+    cancelled adds neither its time nor its lengths.
 
     `noted` gets the numbers of tokens and the time to the first one, for the log. Spans are made of
     the public fields, whose times are those of time.monotonic().
@@ -68,6 +68,7 @@ class Meter:
 
         if self._is_timed_here and num_tokens:
             now_s = time.monotonic()
+            # Whether a token has come before.
             if self.lengths:
                 mean_s = (now_s - self.last_token_s) / num_tokens
                 self._inter_token_latency_s.observe(mean_s, num_tokens)
@@ -126,15 +127,19 @@ class Meter:
         self._record.num_generated_tokens += num_tokens
         self._noted["generated_tokens"] += num_tokens
         if kind is None:
-            self._record.answer_time_s.observe(self.ended_s - self.started_s)
-            longest = max(self.lengths.values(), default=0)
-            self._record.longest_sequence.observe(longest)
-            if longest > 1 and self.last_token_s > self.first_token_s:
-                mean_s = (self.last_token_s - self.first_token_s) / (longest - 1)
-                self._record.time_per_output_token_s.observe(mean_s)
-
-            sequence_length = self._record.sequence_length
-            for length in self.lengths.values():
-                sequence_length.observe(length)
+            self._count_whole_answer()
 
         self._record.num_finished.add(self.outcome)
+
+    def _count_whole_answer(self) -> None:
+        """Count the time and the lengths of an answer that neither failed nor was cancelled."""
+        self._record.answer_time_s.observe(self.ended_s - self.started_s)
+        longest = max(self.lengths.values(), default=0)
+        self._record.longest_sequence.observe(longest)
+        if longest > 1 and self.last_token_s > self.first_token_s:
+            mean_s = (self.last_token_s - self.first_token_s) / (longest - 1)
+            self._record.time_per_output_token_s.observe(mean_s)
+
+        sequence_length = self._record.sequence_length
+        for length in self.lengths.values():
+            sequence_length.observe(length)

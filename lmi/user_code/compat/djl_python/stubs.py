@@ -17,6 +17,7 @@ SESSIONS = (
     "model's own code"
 )
 
+# The modules of `djl_python` that are not here, by the reason. A package comes before its modules.
 MODULES_BY_REASON: dict[str, tuple[str, ...]] = {
     SERVICE: (
         "huggingface",
@@ -74,9 +75,6 @@ MODULES_BY_REASON: dict[str, tuple[str, ...]] = {
     "lmi does not serve models of XGBoost": ("xgboost_handler",),
     "lmi does not write tensors as ndlist, use add_as_numpy or add_as_npz": ("np_util",),
 }
-"""The modules of `djl_python` that are not here, by the reason. A package comes before
-its modules.
-"""
 
 
 class NotHere(NotImplementedError, AttributeError):
@@ -85,12 +83,14 @@ class NotHere(NotImplementedError, AttributeError):
     """
 
 
-class _Uses(type):
+class _StubClass(type):
+    """The class of classes whose attributes cannot be used."""
+
     def __getattr__(cls, name: str) -> Any:
         raise _fault(cls, name)
 
 
-class Stub(metaclass=_Uses):
+class Stub(metaclass=_StubClass):
     """Replaces a class or function of the reference."""
 
     # The message of NotHere.
@@ -125,7 +125,7 @@ class StubModule(ModuleType):
             raise AttributeError(f"module {self.__name__} has no attribute {name}")
 
         sentence = f"{self.__name__}.{name} is not here: {self._reason}"
-        kind = _Uses(name, (Stub,), {"__module__": self.__name__, "sentence": sentence})
+        kind = _StubClass(name, (Stub,), {"__module__": self.__name__, "sentence": sentence})
         stub = kind if name[0].isupper() else kind()
         setattr(self, name, stub)
         return stub
