@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import gc
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -20,13 +19,9 @@ def load(config: EngineConfig, model_path: str, progress: Progress) -> VllmExecu
     from handlers.lmi_vllm import process_setup
 
     process_setup.prepare(config)
-    # The import of vllm makes no garbage, and the search for it takes a sixth of the time.
-    gc.disable()
-    try:
+    with process_setup.collecting_no_garbage():
         process_setup.calm_torch()
         from handlers.lmi_vllm.executor import Follower, VllmExecutor
-    finally:
-        gc.enable()
 
     if int(config.options.get("node_rank") or 0) > 0:
         return Follower(model_path, config, progress)
@@ -41,6 +36,7 @@ def __getattr__(name: str) -> Any:
     from handlers.lmi_vllm import process_setup
 
     process_setup.prepare()
-    from handlers.lmi_vllm.executor import VllmExecutor
+    with process_setup.collecting_no_garbage():
+        from handlers.lmi_vllm.executor import VllmExecutor
 
     return VllmExecutor
