@@ -62,7 +62,11 @@ ANNEXES = {
         "lmi.settings.served_folder",
     ),
     "cores": ("lmi.supervisor.cores",),
-    "other_names": ("lmi.settings.other_names", "lmi.settings.other_servers"),
+    "other_names": (
+        "lmi.settings.llama_cpp",
+        "lmi.settings.other_names",
+        "lmi.settings.other_servers",
+    ),
     "takeover": ("lmi.supervisor.takeover",),
     "older_tokenizers": ("lmi.text.convert",),
     "welcome": ("lmi.supervisor.banner", "lmi.engine.progress"),

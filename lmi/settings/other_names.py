@@ -12,9 +12,10 @@ from contextlib import suppress
 from dataclasses import replace
 
 from lmi.errors import shorten
+from lmi.settings import llama_cpp
 from lmi.settings.annexes import MODELS, REASONING_FORMS, TOOL_CALL_FORMS
 from lmi.settings.engine_choice import ChosenEngine, is_for_embeddings
-from lmi.settings.given import COMMAND_LINE, Given
+from lmi.settings.given import Given
 from lmi.settings.handler import USER_CODE
 from lmi.settings.kinds import LENGTH_OR_AUTO, WORDS
 from lmi.settings.listeners import ADDRESS
@@ -178,11 +179,6 @@ NAMES = frozenset(
         "SAGEMAKER_MODEL_PATH",
         "STANDARD_PIP_ARGS",
     )
-)
-# Variables of AWS's llama.cpp image that name the model, a GGUF file. One of them ends the start,
-# because the model that would be served is another one.
-OF_GGUF = re.compile(
-    r"SM_LLAMA_CPP_(MODELS?(_DIR|_URL|_PRESET)?|HF_REPO|HF_FILE|DOCKER_REPO|[A-Z0-9_]+_DEFAULT)"
 )
 # Names that other servers have for the model and this one does not read. One of them ends a start
 # that would serve the demo, and is no reason to end any other.
@@ -406,7 +402,7 @@ def report_unread_models(values: Values) -> None:
         if text.strip():
             texts[name] = shorten(text)
 
-    _report_gguf(values, texts)
+    llama_cpp.report(values)
     is_demo = values.folder is None and MODEL not in values and not values.final("multi_model")
     if not is_demo:
         return
@@ -420,21 +416,6 @@ def report_unread_models(values: Values) -> None:
     for key, winner in values.picked.items():
         if find(key) is None and MODEL_KEY.fullmatch(key):
             values.faults.append(f"{winner.given.said}: names a model and is not read; {instead}")
-
-
-def _report_gguf(values: Values, texts: dict[str, str]) -> None:
-    """Report each variable that names a model in GGUF. `texts` are those of the environment."""
-    is_model_in_command = MODEL in values and values.how_given(MODEL).rank[0] == COMMAND_LINE
-    in_command = values.is_folder_asked or is_model_in_command
-    safetensors = "HF_MODEL_ID with OWNER/NAME or a folder of *.safetensors"
-    for name in sorted(filter(OF_GGUF.fullmatch, texts)):
-        report = f"{name}={texts[name]}: names a model in GGUF, which is not read"
-        if values.final("multi_model"):
-            values.warn(f"{report}; multi_model starts without a model")
-        elif in_command:
-            values.warn(f"{report}, so the model of the command line is served")
-        else:
-            values.faults.append(f"{report}; write {safetensors} in its place")
 
 
 def report_unused_variables(values: Values) -> None:
@@ -503,7 +484,7 @@ def report_variables(values: Values) -> None:
     """
     of_images: list[str] = []
     for name in sorted(values.environ):
-        if is_of_other_image(name) and name not in READ and not OF_GGUF.fullmatch(name):
+        if is_of_other_image(name) and name not in READ and not llama_cpp.is_read(name):
             of_images.append(name)
 
     if of_images:

@@ -14,6 +14,7 @@ from lmi.settings import (
     chat_templates,
     engine_choice,
     generation,
+    llama_cpp,
     model_choice,
     model_names,
     other_names,
@@ -173,8 +174,9 @@ def resolve(
     values.warnings += properties.warnings
     other_names.report_variables(values)
 
-    givens = filter(counts, collect(properties, environ, flags, files or {}))
-    with_meanings = list(other_names.with_meanings(givens, bool(machine.gpus)))
+    givens = collect(properties, environ, flags, files or {})
+    givens += llama_cpp.givens(environ)
+    with_meanings = list(other_names.with_meanings(filter(counts, givens), bool(machine.gpus)))
     placed, missing = placement.place(with_meanings, values)
     values.pick(placed)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lmi.errors import BadConfiguration
+from lmi.errors import BadConfiguration, ModelUnusable
 from lmi.settings import model_names
 from lmi.settings.resolve import Resolved, resolve_folder
 from lmi.settings.served_folder import demo_folder
@@ -22,14 +22,9 @@ FOLLOWED = (
     "MODEL_ID",
     "OPTION_MODEL_ID",
 )
-OF_GGUF = (
-    *("SM_LLAMA_CPP_MODEL", "SM_LLAMA_CPP_MODEL_DIR", "SM_LLAMA_CPP_MODEL_URL"),
-    *(
-        "SM_LLAMA_CPP_HF_REPO",
-        "SM_LLAMA_CPP_HF_FILE",
-        "SM_LLAMA_CPP_DOCKER_REPO",
-        "SM_LLAMA_CPP_GPT_OSS_20B_DEFAULT",
-    ),
+OF_LLAMA_CPP = (
+    *("SM_LLAMA_CPP_MODEL_URL", "SM_LLAMA_CPP_MODELS_DIR", "SM_LLAMA_CPP_HF_FILE"),
+    *("SM_LLAMA_CPP_DOCKER_REPO", "SM_LLAMA_CPP_GPT_OSS_20B_DEFAULT"),
 )
 UNREAD = (
     *("SM_VLLM_CONFIG", "SM_SGLANG_CONFIG", "HF_MODEL_DIR", "NIM_MODEL_NAME"),
@@ -125,8 +120,8 @@ def test_the_folder_of_the_command_line_beats_every_variable(whole: Path) -> Non
             f"option.model_id=owner/other (SM_VLLM_MODEL): has no effect beside {whole}, which the "
             f"command line names"
         ),
-        "SM_LLAMA_CPP_MODEL='/opt/ml/model/other.gguf': names a model in GGUF, which is not read, "
-        "so the model of the command line is served",
+        f"option.model_id=/opt/ml/model/other.gguf (SM_LLAMA_CPP_MODEL): has no effect beside "
+        f"{whole}, which the command line names",
     )
 
     demo = resolved_in(whole.parent, environ, asked="demo")
@@ -141,18 +136,105 @@ def test_a_variable_is_followed_beside_a_folder_of_the_command_line_that_has_onl
     assert source_of(resolved, MODEL) == "SM_VLLM_MODEL"
 
 
-@pytest.mark.parametrize("name", OF_GGUF)
+@pytest.mark.parametrize("name", OF_LLAMA_CPP)
 @pytest.mark.parametrize("has_folder", [False, True])
-def test_a_variable_that_names_a_gguf_file_ends_the_start(
+def test_a_name_of_a_model_that_only_llama_server_reads_ends_the_start(
     empty: Path, folder: Path, name: str, has_folder: bool
 ) -> None:
     said = refusal(
         folder if has_folder else empty, {name: "owner/tiny-GGUF", "HF_MODEL_ID": str(folder)}
     )
     assert said == (
-        f"{name}='owner/tiny-GGUF': names a model in GGUF, which is not read; "
-        "write HF_MODEL_ID with OWNER/NAME or a folder of *.safetensors in its place"
+        f"{name}='owner/tiny-GGUF': names a model and is not read; write HF_MODEL_ID with "
+        "OWNER/NAME:Q4_K_M, OWNER/NAME/FILE.gguf or the path of a file in its place"
     )
+
+
+@pytest.mark.parametrize(
+    ("environ", "source"),
+    [
+        ({"SM_LLAMA_CPP_HF_REPO": "owner/fox-GGUF"}, "owner/fox-GGUF"),
+        ({"SM_LLAMA_CPP_HF_REPO": "owner/fox-GGUF:Q8_0"}, "owner/fox-GGUF:Q8_0"),
+        (
+            {
+                "SM_LLAMA_CPP_HF_REPO": "owner/fox-GGUF:Q8_0",
+                "SM_LLAMA_CPP_HF_FILE": "sub/fox.gguf",
+            },
+            "owner/fox-GGUF/sub/fox.gguf",
+        ),
+    ],
+)
+def test_llama_cpps_variables_name_a_file_of_a_hub(
+    empty: Path, environ: dict[str, str], source: str
+) -> None:
+    resolved = resolved_in(empty, environ | {"HF_MODEL_ID": "owner/other"})
+    assert resolved.request is not None
+    assert [wanted.source for wanted in resolved.request.sources] == [source]
+    assert (source_of(resolved, MODEL), resolved.warnings) == ("SM_LLAMA_CPP_HF_REPO", ())
+
+
+def test_llama_cpps_variables_name_a_file_before_a_folder_before_a_repository(
+    empty: Path, tmp_path: Path
+) -> None:
+    models = tmp_path / "models"
+    for path in ("b/b.gguf", "a/c/deep.gguf", "b/a.gguf"):
+        (models / path).parent.mkdir(parents=True, exist_ok=True)
+        (models / path).touch()
+
+    def served(**names: str) -> list[str]:
+        environ = {f"SM_LLAMA_CPP_{name}": text for name, text in names.items()}
+        resolved = resolved_in(empty, environ)
+        assert resolved.request is not None
+        return [wanted.source for wanted in resolved.request.sources]
+
+    folder, file = str(models), str(models / "b" / "b.gguf")
+    repository = "owner/fox-GGUF"
+    assert served(MODEL=file, MODEL_DIR=folder, HF_REPO=repository) == [file]
+    assert served(MODEL_DIR=folder, HF_REPO=repository) == [str(models / "b" / "a.gguf")]
+
+    (models / "top.gguf").touch()
+    assert served(MODEL_DIR=folder) == [str(models / "top.gguf")]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("SM_LLAMA_CPP_MODEL", "/nowhere/x.gguf", "no such file"),
+        ("SM_LLAMA_CPP_MODEL_DIR", "/nowhere", "no such folder"),
+    ],
+)
+def test_a_file_of_llama_cpps_variables_that_is_not_there_is_named(
+    empty: Path, name: str, text: str, says: str
+) -> None:
+    with pytest.raises(ModelUnusable, match=f"{says} in .* [(]{name}[)]$"):
+        resolved_in(empty, {name: text})
+
+
+def test_other_variables_of_llama_cpp_set_what_they_mean(whole: Path) -> None:
+    environ = {
+        "SM_LLAMA_CPP_CTX_SIZE": "4096",
+        "SM_LLAMA_CPP_PARALLEL": "8",
+        "SM_LLAMA_CPP_ALIAS": "fox,hare",
+        "SM_LLAMA_CPP_PORT": "8090",
+        "SM_LLAMA_CPP_N_GPU_LAYERS": "99",
+    }
+    resolved = settle(whole, environ=environ)
+    engine = resolved.config.engine
+    assert (engine.max_sequence_length, engine.max_num_sequences) == (4096, 8)
+    assert (resolved.config.model.name, resolved.config.model.aliases) == ("fox", ("hare",))
+    assert resolved.config.server.port == 8090
+    assert resolved.warnings == (
+        "1 variable of AWS's other images not read yet: SM_LLAMA_CPP_N_GPU_LAYERS",
+    )
+
+
+def test_llama_servers_words_for_its_defaults_are_the_defaults_here(whole: Path) -> None:
+    environ = {
+        "SM_LLAMA_CPP_CTX_SIZE": "0",
+        "SM_LLAMA_CPP_PARALLEL": "-1",
+        "SM_LLAMA_CPP_THREADS": "-1",
+    }
+    assert settle(whole, environ=environ).config == settle(whole).config
 
 
 @pytest.mark.parametrize("name", UNREAD)
@@ -176,17 +258,17 @@ def test_a_server_of_several_models_serves_none_that_a_variable_names(empty: Pat
     environ = {
         "SAGEMAKER_MULTI_MODEL": "true",
         "SM_VLLM_MODEL": "owner/tiny",
-        "SM_LLAMA_CPP_MODEL": "/x.gguf",
+        "SM_LLAMA_CPP_MODEL_URL": "/x.gguf",
     }
     resolved = resolved_in(empty, environ)
     assert [warning.split(":")[0] for warning in resolved.warnings] == [
-        "SM_LLAMA_CPP_MODEL='/x.gguf'",
+        "SM_LLAMA_CPP_MODEL_URL='/x.gguf'",
         "option.model_id=owner/tiny (SM_VLLM_MODEL)",
     ]
 
 
 def test_an_empty_variable_names_no_model(empty: Path) -> None:
-    environ = dict.fromkeys((*FOLLOWED, *OF_GGUF, *UNREAD), " ")
+    environ = dict.fromkeys((*FOLLOWED, *OF_LLAMA_CPP, *UNREAD), " ")
     assert resolved_in(empty, environ).config.model.path == str(demo_folder())
 
 

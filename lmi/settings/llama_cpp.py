@@ -1,0 +1,126 @@
+"""The variables of AWS's llama.cpp image, where SM_LLAMA_CPP_<FLAG> is a flag of llama-server.
+
+Those that name the model, or set what an option here sets, are read. Others that name a model end
+the start, because the model that would be served is another one. Source: AWS's llama.cpp
+containers.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from lmi.errors import shorten
+from lmi.settings.given import COMMAND_LINE, PLATFORM, Given
+from lmi.settings.table import MODEL
+from lmi.settings.values import Values
+
+GGUF = ".gguf"
+PREFIX = "SM_LLAMA_CPP_"
+FILE = f"{PREFIX}MODEL"
+FOLDER = f"{PREFIX}MODEL_DIR"
+REPOSITORY = f"{PREFIX}HF_REPO"
+FILE_OF_REPOSITORY = f"{PREFIX}HF_FILE"
+# Behind the names of a model that the other images have.
+FIRST_ORDER = 10
+UNREAD_MODEL = re.compile(
+    rf"{PREFIX}(MODELS(_DIR|_PRESET)?|MODEL_URL|DOCKER_REPO|[A-Z0-9_]+_DEFAULT)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """A flag of llama-server: the option that means it, and the text that means its default."""
+
+    name: str
+    key: str
+    default: str = ""
+
+
+FLAGS = (
+    Flag("CTX_SIZE", "option.max_model_len", default="0"),
+    Flag("PARALLEL", "option.max_rolling_batch_size", default="-1"),
+    Flag("THREADS", "option.num_threads", default="-1"),
+    Flag("ALIAS", "option.served_model_name"),
+    Flag("API_KEY", "option.api_key"),
+    Flag("HOST", "host"),
+    Flag("PORT", "port"),
+)
+READ = frozenset(
+    (FILE, FOLDER, REPOSITORY, FILE_OF_REPOSITORY, *(f"{PREFIX}{flag.name}" for flag in FLAGS))
+)
+
+
+def givens(environ: Mapping[str, str]) -> Iterator[Given]:
+    """Yield the values that the image's variables give to options."""
+    texts = _texts(environ)
+    for order, (name, text) in enumerate(_models(texts), FIRST_ORDER):
+        yield Given.of(MODEL, text, name, PLATFORM, order)
+
+    for flag in FLAGS:
+        name = f"{PREFIX}{flag.name}"
+        text = texts.get(name, "")
+        if text and text != flag.default:
+            yield Given.of(flag.key, text, name, PLATFORM, FIRST_ORDER)
+
+
+def _texts(environ: Mapping[str, str]) -> dict[str, str]:
+    texts = {}
+    for name, text in environ.items():
+        if name.startswith(PREFIX) and text.strip():
+            texts[name] = text.strip()
+
+    return texts
+
+
+def _models(texts: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield the variables that name a model, and what each names, the one that counts first."""
+    if FILE in texts:
+        yield FILE, texts[FILE]
+
+    if FOLDER in texts:
+        yield FOLDER, _first_file(texts[FOLDER])
+
+    if REPOSITORY in texts:
+        repository = texts[REPOSITORY]
+        file = texts.get(FILE_OF_REPOSITORY)
+        yield REPOSITORY, repository if file is None else f"{repository.partition(':')[0]}/{file}"
+
+
+def _first_file(folder: str) -> str:
+    """Return the first GGUF file of a folder, else the first in one of its folders, else the
+    folder itself, for the message about it.
+    """
+    for pattern in (f"*{GGUF}", f"*/*{GGUF}"):
+        files = sorted(Path(folder).glob(pattern))
+        if files:
+            return str(files[0])
+
+    return folder
+
+
+def is_read(name: str) -> bool:
+    """Return whether a variable is read, or reported by `report`."""
+    return name in READ or UNREAD_MODEL.fullmatch(name) is not None
+
+
+def report(values: Values) -> None:
+    """Report each variable that names a model in a way that is not read here."""
+    texts = _texts(values.environ)
+    unread = set(filter(UNREAD_MODEL.fullmatch, texts))
+    if FILE_OF_REPOSITORY in texts and REPOSITORY not in texts:
+        unread.add(FILE_OF_REPOSITORY)
+
+    is_model_in_command = MODEL in values and values.how_given(MODEL).rank[0] == COMMAND_LINE
+    in_command = values.is_folder_asked or is_model_in_command
+    for name in sorted(unread):
+        fault = f"{name}={shorten(texts[name])}: names a model and is not read"
+        if values.final("multi_model"):
+            values.warn(f"{fault}; multi_model starts without a model")
+        elif in_command:
+            values.warn(f"{fault}, so the model of the command line is served")
+        else:
+            values.faults.append(
+                f"{fault}; write HF_MODEL_ID with OWNER/NAME:Q4_K_M, OWNER/NAME/FILE.gguf or the "
+                "path of a file in its place"
+            )
