@@ -35,8 +35,8 @@ DAMAGED_FILE = "mend the file that the message names, or copy it again"
 LOG = "see the log above"
 OF_GGUF = "serve another GGUF file of it, or the checkpoint in safetensors that it was made from"
 GGUF_ENGINE = (
-    "--rolling-batch lmi-dist reads GGUF; other engines take the checkpoint in safetensors that it "
-    "was made from"
+    "--rolling-batch chooses an engine that reads it; others take the checkpoint in safetensors "
+    "that it was made from"
 )
 GGUF_FILE = "lmi serve takes the GGUF file itself: lmi serve FOLDER/FILE.gguf"
 OF_QUANTISED = (
