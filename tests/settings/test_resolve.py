@@ -591,7 +591,7 @@ def test_variables_of_other_images_are_one_warning_with_their_names_and_no_value
 ) -> None:
     environ = {
         **dict.fromkeys(
-            ("SM_VLLM_MAX_MODEL_LEN", "SM_LLAMA_CPP_CTX_SIZE", "CUSTOM_SCRIPT_FILENAME"),
+            ("SM_VLLM_MAX_MODEL_LEN", "SM_LLAMA_CPP_MLOCK", "CUSTOM_SCRIPT_FILENAME"),
             "hf_secret",
         ),
         **dict.fromkeys(
@@ -605,7 +605,7 @@ def test_variables_of_other_images_are_one_warning_with_their_names_and_no_value
     assert [line for line in resolved.warnings if "images" in line] == [
         "6 variables of AWS's other images not read yet: CUSTOM_SCRIPT_FILENAME, "
         "PROCESS_AUTO_RECOVERY, "
-        "SAGEMAKER_MODEL_PATH, SM_LLAMA_CPP_CTX_SIZE, SM_VLLM_MAX_MODEL_LEN, "
+        "SAGEMAKER_MODEL_PATH, SM_LLAMA_CPP_MLOCK, SM_VLLM_MAX_MODEL_LEN, "
         "SUPERVISOR_PROGRAM_STARTSECS"
     ]
     assert "hf_secret" not in str(resolved.warnings) and resolved.details == ()
