@@ -16,11 +16,12 @@ from msgspec import Struct
 from lmi.settings.engine_choice import ChosenEngine
 from lmi.settings.given import FILE, Given
 from lmi.settings.handler import USER_CODE, Handler
+from lmi.settings.kinds import local_path
 from lmi.settings.other_names import ENGINE_KEYS, WITHOUT_EFFECT
 from lmi.settings.secure_mode import LOAD_FORMAT, SAFE_LOAD_FORMATS, SAFE_OPTIONS, paths_outside
 from lmi.settings.table import DRAFT, MODEL, find, is_of_server
 from lmi.settings.values import Picked, Values
-from lmi.sources.source import came_from
+from lmi.sources.source import came_from, remote
 from lmi.user_code.options import UserCodeConfig
 
 PROPERTIES = "serving.properties"
@@ -174,17 +175,33 @@ def _is_read(key: str, handler: Handler) -> bool:
 
 
 def _paths(values: Values) -> Iterator[Power]:
-    """Yield each path outside of the model's folder that its file names.
+    """Yield each path outside of the model's folder that its file names, and another model that it
+    names in its own place.
 
-    The model's own path is not among them: that of one of several models is checked where it is
-    found, in `lmi/models/settings.py`.
+    The path of one of several models is not among them, since it is checked where it is found, in
+    `lmi/models/settings.py`.
     """
     assert values.folder is not None
     bases = [values.folder, values.cwd]
+    is_of_several = values.folder in values.untrusted
     for path, entry in paths_outside(values, bases, [values.folder]):
         is_in_store = entry.key == DRAFT and _is_in_store(values, path)
-        if entry.rank[0] == FILE and entry.key != MODEL and not is_in_store:
+        is_checked = is_in_store or (entry.key == MODEL and is_of_several)
+        if entry.rank[0] == FILE and not is_checked:
             yield Power(entry, f"{path.resolve()}, which is outside of the model's folder")
+
+    if not is_of_several and _is_elsewhere(values, bases):
+        yield Power(values.how_given(MODEL), "another model, which is fetched")
+
+
+def _is_elsewhere(values: Values, bases: list[Path]) -> bool:
+    """Return whether the file says that another model, which must be fetched, is the model."""
+    if MODEL not in values or values.how_given(MODEL).rank[0] != FILE:
+        return False
+
+    text = local_path(values.given(MODEL))
+    is_here = any((base / text).exists() for base in bases)
+    return remote(text, exists_locally=is_here) is not None
 
 
 def _is_in_store(values: Values, path: Path) -> bool:

@@ -258,6 +258,47 @@ def test_the_file_of_a_folder_that_was_fetched_sets_nothing_of_a_process(
     assert resolve_folder(str(folder), {}, flags).config.server.port == 9
 
 
+@pytest.mark.parametrize(
+    ("model_id", "grants"),
+    [
+        ("/secret", "{tmp}/secret, which is outside of the model's folder"),
+        ("../../../../secret", "{tmp}/secret, which is outside of the model's folder"),
+        ("/secret/private.gguf", "{tmp}/secret/private.gguf, which is outside of the model's"),
+        ("owner/other", "another model, which is fetched"),
+        ("owner/other:Q4_K_M", "another model, which is fetched"),
+        ("s3://bucket/other", "another model, which is fetched"),
+        ("smollm2", "another model, which is fetched"),
+    ],
+)
+def test_the_file_of_a_folder_that_was_fetched_names_no_other_model_in_its_place(
+    tmp_path: Path, model_id: str, grants: str
+) -> None:
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    for name in ("config.json", "model.safetensors", "private.gguf"):
+        (secret / name).write_text("{}")
+
+    folder = of_hub_cache(tmp_path)
+    (folder / "sub").mkdir(parents=True)
+    (folder / "sub" / "config.json").write_text("{}")
+    path = f"{tmp_path}{model_id}" if model_id.startswith("/") else model_id
+    file = folder / "serving.properties"
+    file.write_text(f"option.model_id={path}\n")
+    with pytest.raises(BadConfiguration) as caught:
+        resolve_folder(str(folder), {}, {}, tmp_path)
+
+    message = str(caught.value)
+    assert message.startswith(f"option.model_id ({file}:1): {grants.format(tmp=tmp_path)}")
+    assert message.endswith("(the file is of a hub)")
+
+    flags = {"allow_model_options": "option.model_id"}
+    assert resolve_folder(str(folder), {}, flags, tmp_path).config.model
+
+    file.write_text(f"{ECHO}option.model_id=sub\n")
+    model = resolve_folder(str(folder), {}, {}, tmp_path).config.model
+    assert model.path == str(folder / "sub"), "a folder within its own is its own"
+
+
 def test_a_file_that_its_owner_wrote_beside_a_download_is_his_own(tmp_path: Path) -> None:
     folder = of_hub_client(tmp_path)
     (folder / ".cache" / "huggingface" / "download" / "serving.properties.metadata").unlink()
