@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from handlers.driven.outputs import SequenceOutput
-from lmi.shared import linux
+from lmi.shared import signals
 
 T = TypeVar("T")
 
@@ -124,7 +124,7 @@ class Processes:
 
     @property
     def are_alive(self) -> bool:
-        return not linux.is_any_readable(self._fds)
+        return not signals.is_any_readable(self._fds)
 
     def kill(self) -> None:
         for fd in self._fds:

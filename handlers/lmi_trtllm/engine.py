@@ -28,7 +28,7 @@ from handlers.lmi_trtllm.outputs import Cursor, OutputFault
 from handlers.lmi_trtllm.processors import Faults
 from lmi.errors import InvalidRequest, LmiError
 from lmi.executor import KvCacheStats
-from lmi.shared import linux
+from lmi.shared import processes
 
 # TensorRT-LLM's own number, for what an LLM leaves open.
 MAX_BATCH_SIZE = 2048
@@ -257,7 +257,7 @@ def ranks() -> Processes:
     process.
     """
     pids = []
-    for pid in linux.descendants(os.getpid()):
+    for pid in processes.descendants(os.getpid()):
         # A process may have ended.
         with contextlib.suppress(OSError):
             command_line = Path(f"/proc/{pid}/cmdline").read_bytes()

@@ -31,7 +31,7 @@ from handlers.driven.outputs import SequenceOutput
 from handlers.lmi_vllm import process_setup, translation
 from lmi.errors import cause_line
 from lmi.executor import KvCacheStats
-from lmi.shared import linux
+from lmi.shared import processes
 
 BEAT_S = 0.5
 # A node that is silent for longer is lost.
@@ -77,8 +77,8 @@ class VllmEngine:
         process_setup.unlink_shared_memory()
 
         # vLLM ends the other ranks before it reports that one has ended. Compilers are not watched.
-        pids = linux.descendants(os.getpid())
-        self._ranks = Processes(pid for pid in pids if linux.title(pid).startswith("VLLM"))
+        pids = processes.descendants(os.getpid())
+        self._ranks = Processes(pid for pid in pids if processes.title(pid).startswith("VLLM"))
         self._is_alone = isinstance(self._engine.model_executor, UniProcExecutor)
         if not self._is_alone:
             # vLLM leaves one thread to this process, where another engine may compute.

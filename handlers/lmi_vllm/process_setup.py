@@ -29,7 +29,7 @@ from handlers.lmi_vllm import vllm_log
 from handlers.lmi_vllm.about import NOTHING_IS_SENT, cache_folder, can_write
 from lmi.settings.config import EngineConfig
 from lmi.settings.kinds import is_true
-from lmi.shared import linux
+from lmi.shared import linux, processes
 from lmi.shared.log import LineHandler, as_json, fd, setup
 from lmi.shared.sink import STDERR, guard_streams
 
@@ -239,7 +239,7 @@ def unlink_shared_memory() -> None:
     No other code removes them when the ranks are killed: Python's tracker does not accept a colon
     in a name.
     """
-    for pid in (os.getpid(), *linux.descendants(os.getpid())):
+    for pid in (os.getpid(), *processes.descendants(os.getpid())):
         with suppress(OSError):
             maps = Path(f"/proc/{pid}/maps").read_text()
             for path in re.findall(r" (/dev/shm/vllm_\S+)$", maps, re.MULTILINE):

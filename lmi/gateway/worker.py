@@ -45,7 +45,7 @@ from lmi.http.browsers import ANY, check_page, is_loopback
 from lmi.http.exchange import MAX_HEADER_BYTES, BodyTooLarge, Header, num_bytes
 from lmi.http.listener import bind
 from lmi.http.protocol import GuardedProtocol, Refusal
-from lmi.shared import linux
+from lmi.shared import linux, signals
 from lmi.shared.log import escape, is_text
 
 # For requests that are still open at SIGTERM.
@@ -378,10 +378,10 @@ def run(settings: GatewaySettings) -> int:
     linux.hide_memory()
     supervisor_pid = os.environ.get(linux.SUPERVISOR_PID)
     if supervisor_pid:
-        linux.ignore_strays()
+        signals.ignore_strays()
         linux.die_with_parent(int(supervisor_pid), signal.SIGTERM)
     else:
-        linux.ignore_strays(*linux.of_terminal())
+        signals.ignore_strays(*signals.of_terminal())
 
     if settings.s3_endpoint is not None:
         os.environ["AWS_ENDPOINT_URL_S3"] = settings.s3_endpoint

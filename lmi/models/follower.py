@@ -13,7 +13,7 @@ from pathlib import Path
 from lmi.models.folder import Model, ModelFolder
 from lmi.runtime import ENVIRONMENT_NAME, Runtime, ServerRuntime
 from lmi.settings.listeners import User
-from lmi.shared import linux
+from lmi.shared import processes
 from lmi.shared.desired_state import State
 from lmi.shared.state import Phase
 from lmi.supervisor.child import Child
@@ -145,7 +145,7 @@ class PassingModel(RunningModel):
             self.left = self._still_left(self.left)
             if now - self._ended_s >= KILL_S:
                 for pid in self.left:
-                    linux.send(pid, signal.SIGKILL)
+                    processes.send(pid, signal.SIGKILL)
         elif self._unwanted_s is not None:
             if self._may_end(now - self._unwanted_s):
                 self._end(now)
@@ -164,7 +164,9 @@ class PassingModel(RunningModel):
     def _may_end(self, unwanted_s: float) -> bool:
         """Return whether no front end has a request for it any more, or UNLOAD_S are over."""
         records = [
-            record for record in self.block.frontends if record.pid and linux.is_alive(record.pid)
+            record
+            for record in self.block.frontends
+            if record.pid and processes.is_alive(record.pid)
         ]
         has_requests = any(record.num_in_flight for record in records)
         is_idle = unwanted_s >= NOTICE_S and not has_requests
@@ -198,11 +200,11 @@ class PassingModel(RunningModel):
         environment shows.
         """
         variable = f"{ENVIRONMENT_NAME}={self.runtime.path}"
-        pids = pids.union(linux.descendants(*pids))
+        pids = pids.union(processes.descendants(*pids))
         user = self.config.server.user
         return {
             pid
-            for pid in linux.descendants(os.getpid())
+            for pid in processes.descendants(os.getpid())
             if pid in pids or _has_variable(pid, variable, user)
         }
 

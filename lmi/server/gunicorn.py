@@ -30,7 +30,7 @@ import lmi.shared.log
 from lmi.http.protocol import GuardedProtocol, Refusal
 from lmi.runtime import ServerRuntime
 from lmi.server.front_end import describe, explain
-from lmi.shared import linux
+from lmi.shared import linux, processes, signals
 from lmi.shared.sink import guard_streams
 from lmi.shared.state import FrontEndRecord, Phase
 from lmi.supervisor.restarts import FIRST_DELAY_S, LONGEST_DELAY_S, Pauses, drain_notice_s
@@ -161,7 +161,7 @@ class FrontEndWorker(UvicornWorker):  # type: ignore[misc]
 
     def init_signals(self) -> None:
         super().init_signals()
-        linux.ignore_strays()
+        signals.ignore_strays()
 
     def load_wsgi(self) -> None:
         """Load the application. While the server starts, a model that the front end cannot use ends
@@ -254,7 +254,7 @@ def when_ready(server: Arbiter) -> None:
 
     A reload would cut the streams of the workers that it replaces.
     """
-    linux.ignore_strays()
+    signals.ignore_strays()
 
 
 def pre_fork(server: Arbiter, worker: FrontEndWorker) -> None:
@@ -265,7 +265,7 @@ def pre_fork(server: Arbiter, worker: FrontEndWorker) -> None:
     if not free_slots:
         # Masters died faster than the streams of their workers ended.
         silent_slot = min(slots, key=lambda slot: _block.frontends[slot].beat_s)
-        linux.send(_block.frontends[silent_slot].pid, signal.SIGKILL)
+        processes.send(_block.frontends[silent_slot].pid, signal.SIGKILL)
         free_slots = [silent_slot]
 
     worker.slot = min(free_slots)
@@ -274,7 +274,7 @@ def pre_fork(server: Arbiter, worker: FrontEndWorker) -> None:
 
 
 def _is_in_use(record: FrontEndRecord) -> bool:
-    if record.pid == 0 or not linux.is_alive(record.pid):
+    if record.pid == 0 or not processes.is_alive(record.pid):
         return False
 
     return time.monotonic() - record.beat_s < SILENT_S

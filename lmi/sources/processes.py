@@ -16,7 +16,7 @@ import msgspec
 from lmi.errors import StartError, shorten
 from lmi.runtime import ServerRuntime
 from lmi.settings.config import ServerConfig
-from lmi.shared import linux
+from lmi.shared import processes
 from lmi.shared.files import is_there
 from lmi.sources.fetches import FAILURE, REQUEST, FetchRequest, read, write
 from lmi.supervisor.child import Failure
@@ -104,7 +104,7 @@ class Fetch(Stage):
 
     @property
     def is_wanted(self) -> bool:
-        return is_there(self.folder / REQUEST) and linux.is_alive(self._writer)
+        return is_there(self.folder / REQUEST) and processes.is_alive(self._writer)
 
     def fatal(self, code: int, why: str) -> StartError | None:
         # A code below 0 is a signal, which may have ended it.

@@ -12,7 +12,7 @@ from typing import Self
 from msgspec import Struct
 
 from lmi.errors import NoMemory, StartError
-from lmi.shared import linux
+from lmi.shared import linux, processes
 from lmi.shared.state import EngineRecord, Phase
 from lmi.supervisor.output import ChildOutput
 from lmi.supervisor.restarts import (
@@ -191,7 +191,7 @@ class Child:
         runs.
         """
         if self.pid is not None:
-            linux.send(self.pid, signum, to_group=signum == signal.SIGKILL)
+            processes.send(self.pid, signum, to_group=signum == signal.SIGKILL)
 
     def read_last(self) -> None:
         """Log the last output of the process."""
@@ -268,7 +268,7 @@ class Child:
         if self.pid is None:
             return {}
 
-        times = linux.processor_times(self.pid)
+        times = processes.processor_times(self.pid)
         times.pop(self.pid, None)
         return times
 
@@ -318,7 +318,7 @@ class Child:
             return record.reason, record.cause
 
         label = NoMemory.label if code == -signal.SIGKILL else ""
-        return linux.describe_exit(code), label
+        return processes.describe_exit(code), label
 
     def _clear(self, reason: str, label: str, now: float) -> None:
         """Clean up after the process: kill its group, log its last output, clear the gauges of its

@@ -23,9 +23,10 @@ from lmi.http.listener import bind
 from lmi.runtime import ServerRuntime
 from lmi.settings.config import Config
 from lmi.settings.resolve import Resolved
-from lmi.shared import linux
+from lmi.shared import linux, processes
 from lmi.shared.log import count_dropped_in, follow
 from lmi.shared.memory_file import MemoryFile
+from lmi.shared.signals import ENDING, SignalPipe
 from lmi.shared.state import Phase
 from lmi.sources.processes import Fetch, FetchProcesses
 from lmi.supervisor import banner, kinds, stages
@@ -71,7 +72,7 @@ class Supervisor:
         self,
         runtime: ServerRuntime,
         listeners: Sequence[socket.socket],
-        signals: linux.Signals,
+        signal_pipe: SignalPipe,
         steps: Iterator[Stage | Config],
         credentials: MemoryFile | None = None,
         predecessor: Predecessor | None = None,
@@ -84,7 +85,7 @@ class Supervisor:
         # The server whose ports this one takes over, if it does.
         self._predecessor = predecessor
         self._handover = Handover(listeners, predecessor.end if predecessor else None)
-        self._signals = signals
+        self._signal_pipe = signal_pipe
         # Front ends inherit it, if there are files of keys or certificates.
         self._credentials = credentials
         self._steps = steps
@@ -195,7 +196,7 @@ class Supervisor:
         for signum in self._wait(timeout_s):
             self._on_signal(signum)
 
-        for pid, code in linux.reap():
+        for pid, code in processes.reap():
             self._on_exit(pid, code, time.monotonic())
 
         for model in self._models:
@@ -258,7 +259,7 @@ class Supervisor:
         ]
         now = time.monotonic()
         readers = [output.reader for output in outputs if output.may_wake(now)]
-        signals = self._signals.wait(timeout_s, readers)
+        signals = self._signal_pipe.wait(timeout_s, readers)
         for output in outputs:
             output.read()
 
@@ -278,7 +279,7 @@ class Supervisor:
             self._enter(Phase.LEAVING, TOLD_TO_STOP)
         elif signum == signal.SIGTERM and not self._is_ending:
             self._begin_drain("SIGTERM: ", drain_notice_s(timeout_s))
-        elif signum in self._signals.ENDING or is_hangup:
+        elif signum in ENDING or is_hangup:
             log.info("%s: stopping now", signum.name)
             self._exit_code = 128 + signum if self._failure is None else self._failure.code
         elif signum == signal.SIGHUP and self._credentials is not None:
@@ -421,7 +422,7 @@ class Supervisor:
             self._front_end.send(signal.SIGTERM)
 
         # A dead master's workers count too.
-        has_workers = any(map(linux.is_alive, self._front_end_pids()))
+        has_workers = any(map(processes.is_alive, self._front_end_pids()))
         has_front_ends = self._front_end.pid is not None or has_workers
         if not self._is_listening and (not is_serving or not has_front_ends):
             _send(self._workers, signal.SIGTERM)
@@ -463,28 +464,28 @@ class Supervisor:
 
     def _kill_strays(self) -> None:
         patient_until_s = time.monotonic() + STRAYS_S
-        pids = linux.children()
+        pids = processes.children()
         while pids and time.monotonic() < patient_until_s + STOP_S:
             if time.monotonic() > patient_until_s:
                 for pid in pids:
-                    linux.send(pid, signal.SIGKILL)
+                    processes.send(pid, signal.SIGKILL)
 
             self._wait(0.02)
-            linux.reap()
-            pids = linux.children()
+            processes.reap()
+            pids = processes.children()
 
     def _stop(self, children: Iterable[Child]) -> None:
         """Send SIGTERM to these children, and kill those that do not end."""
         pids = {child.pid for child in children if child.pid is not None}
         _send(children, signal.SIGTERM)
-        self._wait_while(lambda: pids & set(linux.children()))
+        self._wait_while(lambda: pids & set(processes.children()))
         _send(children, signal.SIGKILL)
 
     def _wait_while(self, holds: Callable[[], object]) -> None:
         deadline_s = time.monotonic() + STOP_S
         while holds() and time.monotonic() < deadline_s:
             self._wait(0.02)
-            linux.reap()
+            processes.reap()
 
 
 def _send(children: Iterable[Child], signum: signal.Signals) -> None:
@@ -515,7 +516,7 @@ def serve(resolved: Resolved, settle: Settle) -> int:
     linux.adopt_orphans()
     linux.set_oom_score(OWN_OOM_SCORE)
     linux.hide_memory()
-    signals = linux.Signals()
+    signal_pipe = SignalPipe()
     if config.user is not None:
         # Front ends read what root writes.
         os.umask(0o022)
@@ -529,7 +530,9 @@ def serve(resolved: Resolved, settle: Settle) -> int:
         steps = stages.stages(resolved, settle, runtime)
         url = local_url(config.host, listeners[0].getsockname()[1], config.scheme)
         with runtime.running(url):
-            return Supervisor(runtime, listeners, signals, steps, credentials, predecessor).run()
+            return Supervisor(
+                runtime, listeners, signal_pipe, steps, credentials, predecessor
+            ).run()
     finally:
         runtime.remove()
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.request import urlopen
 
-from lmi.shared import linux
+from lmi.shared import processes
 
 
 def free_port() -> int:
@@ -34,7 +34,7 @@ class Server:
 
     def pid(self, role: str) -> int:
         """The descendant whose title starts with `role` (lmi-front-0, lmi-engine-0 ...)."""
-        for pid in linux.descendants(self.process.pid):
+        for pid in processes.descendants(self.process.pid):
             if has_title(pid, role):
                 return pid
 
@@ -53,7 +53,7 @@ def has_title(pid: int, start: str) -> bool:
 
 def family(pid: int) -> list[int]:
     """A process, those that it has started, and that those have started."""
-    return [pid, *linux.descendants(pid)]
+    return [pid, *processes.descendants(pid)]
 
 
 def cpu_s(pid: int) -> float:

@@ -14,7 +14,7 @@ import time
 from http.client import HTTPConnection
 from pathlib import Path
 
-from lmi.shared import linux
+from lmi.shared import processes
 from scripts.benchmarks.servers import Server, family, free_port, process
 
 NUM_STARTS = 5
@@ -65,7 +65,7 @@ def pss_mb(server: Server) -> dict[str, float]:
     for pid in family(server.process.pid):
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
         kilobytes = next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
-        title = linux.title(pid)
+        title = processes.title(pid)
         megabytes[title] = megabytes.get(title, 0.0) + kilobytes / 1024
 
     return megabytes

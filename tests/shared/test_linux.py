@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lmi.shared import linux
+from lmi.shared import processes, signals
 from tests.descriptors import FIRST_REFUSED, many_descriptors
 
 ROOT = Path(__file__).parents[2]
@@ -31,8 +31,8 @@ def run_python(code: str) -> str:
 def test_no_signal_is_lost_between_the_start_of_a_child_and_that_of_its_program() -> None:
     code = """
 import os, signal
-from lmi.shared import linux
-signals = linux.Signals()
+from lmi.shared import linux, signals
+pipe = signals.SignalPipe()
 codes = []
 for _ in range(20):
     pid = linux.spawn(["/bin/sleep", "60"], {})
@@ -46,8 +46,8 @@ print(set(codes))
 def test_a_child_is_ended_by_no_signal_but_those_that_wish_it_and_by_faults() -> None:
     code = """
 import os, signal
-from lmi.shared import linux
-signals = linux.Signals()
+from lmi.shared import linux, signals
+pipe = signals.SignalPipe()
 pid = linux.spawn(["/bin/grep", "SigIgn", "/proc/self/status"], {})
 os.waitpid(pid, 0)
 """
@@ -65,16 +65,16 @@ os.waitpid(pid, 0)
 def test_a_process_that_may_not_fork_still_hears_its_signals() -> None:
     code = """
 import os, signal
-from lmi.shared import linux
+from lmi.shared import linux, signals
 def refuse():
     raise BlockingIOError(11, "Resource temporarily unavailable")
 os.fork = refuse
-signals = linux.Signals()
+pipe = signals.SignalPipe()
 try:
     linux.spawn(["/bin/true"], {})
 except OSError as error:
     os.kill(os.getpid(), signal.SIGTERM)
-    print(error.errno, [signum.name for signum in signals.wait(60)])
+    print(error.errno, [signum.name for signum in pipe.wait(60)])
 """
     assert run_python(code) == "11 ['SIGTERM']"
 
@@ -117,7 +117,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert done.returncode == -signal.SIGKILL
 
     deadline_s = time.monotonic() + 60
-    while linux.is_alive(int(done.stdout)):
+    while processes.is_alive(int(done.stdout)):
         assert time.monotonic() < deadline_s
         time.sleep(0.01)
 
@@ -125,11 +125,11 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_a_child_whose_parent_is_gone_already_does_not_start() -> None:
     code = """
 import os, signal
-from lmi.shared import linux
+from lmi.shared import linux, processes
 if os.fork() == 0:
     linux.die_with_parent(1 << 30, signal.SIGKILL)
     os._exit(0)
-print(linux.describe_exit(os.waitstatus_to_exitcode(os.wait()[1])))
+print(processes.describe_exit(os.waitstatus_to_exitcode(os.wait()[1])))
 """
     assert run_python(code).startswith("was killed by SIGKILL")
 
@@ -137,7 +137,7 @@ print(linux.describe_exit(os.waitstatus_to_exitcode(os.wait()[1])))
 def test_orphans_are_adopted_and_reaped() -> None:
     code = """
 import os, time
-from lmi.shared import linux
+from lmi.shared import linux, processes
 linux.adopt_orphans()
 if os.fork() == 0:
     if os.fork() == 0:
@@ -147,9 +147,9 @@ if os.fork() == 0:
 codes = []
 deadline = time.monotonic() + 60
 while len(codes) < 2 and time.monotonic() < deadline:
-    codes += [code for _, code in linux.reap()]
+    codes += [code for _, code in processes.reap()]
     time.sleep(0.01)
-print(codes, linux.children())
+print(codes, processes.children())
 """
     assert run_python(code) == "[3, 7] []"
 
@@ -158,32 +158,32 @@ def test_the_end_of_a_process_is_seen_whatever_the_number_of_its_descriptor() ->
     with many_descriptors(), subprocess.Popen(["/bin/sleep", "60"]) as child:
         descriptor = os.pidfd_open(child.pid)
         assert descriptor >= FIRST_REFUSED
-        assert not linux.is_any_readable([descriptor])
+        assert not signals.is_any_readable([descriptor])
         child.kill()
-        assert linux.is_any_readable([descriptor], timeout_s=60)
+        assert signals.is_any_readable([descriptor], timeout_s=60)
         os.close(descriptor)
 
 
 def test_signals_and_output_are_waited_for_whatever_the_numbers_of_their_descriptors() -> None:
     code = """
 import os, signal
-from lmi.shared import linux
+from lmi.shared import signals
 from tests.descriptors import FIRST_REFUSED, many_descriptors
 with many_descriptors():
-    signals = linux.Signals()
+    pipe = signals.SignalPipe()
     reader, writer = os.pipe()
-    print(reader >= FIRST_REFUSED, signals.wait(0, [reader]))
+    print(reader >= FIRST_REFUSED, pipe.wait(0, [reader]))
     os.kill(os.getpid(), signal.SIGUSR1)
-    print([signum.name for signum in signals.wait(60, [reader])])
+    print([signum.name for signum in pipe.wait(60, [reader])])
     os.write(writer, b"a line")
-    print(signals.wait(60, [reader]), os.read(reader, 10))
+    print(pipe.wait(60, [reader]), os.read(reader, 10))
 """
     assert run_python(code).splitlines() == ["True []", "['SIGUSR1']", "[] b'a line'"]
 
 
 def test_the_children_of_this_process_are_found() -> None:
     with subprocess.Popen(["/bin/sleep", "60"]) as child:
-        assert child.pid in linux.children()
+        assert child.pid in processes.children()
         child.kill()
 
 
@@ -197,20 +197,20 @@ def test_the_descendants_of_a_process_are_found_whichever_thread_started_them() 
         assert child.stdout is not None
 
         grandchild = int(child.stdout.readline())
-        assert linux.descendants(child.pid) == [grandchild]
-        assert {child.pid, grandchild} <= set(linux.descendants(os.getpid()))
+        assert processes.descendants(child.pid) == [grandchild]
+        assert {child.pid, grandchild} <= set(processes.descendants(os.getpid()))
 
         os.kill(grandchild, signal.SIGKILL)
 
-    assert linux.descendants(child.pid) == []
+    assert processes.descendants(child.pid) == []
 
 
 def test_a_signal_to_a_process_that_is_gone_is_no_fault() -> None:
     with subprocess.Popen(["/bin/true"]) as child:
         child.wait()
 
-    linux.send(child.pid, signal.SIGTERM)
-    assert not linux.is_alive(child.pid)
+    processes.send(child.pid, signal.SIGTERM)
+    assert not processes.is_alive(child.pid)
 
 
 @pytest.mark.parametrize(
@@ -223,4 +223,4 @@ def test_a_signal_to_a_process_that_is_gone_is_no_fault() -> None:
     ],
 )
 def test_an_exit_is_told_in_words(code: int, words: str) -> None:
-    assert linux.describe_exit(code).startswith(words)
+    assert processes.describe_exit(code).startswith(words)

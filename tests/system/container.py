@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from lmi.runtime import Runtime, ServerRuntime
-from lmi.shared.linux import descendants, title
+from lmi.shared.processes import descendants, title
 from lmi.shared.state import Block, EngineRecord, Phase
 from tests import machine
 from tests.machine import WAIT_S, wait_until

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lmi.shared.linux import ENDING, FAULTS, UNSTOPPABLE
+from lmi.shared.signals import ENDING, FAULTS, UNSTOPPABLE
 from tests.machine import wait_until
 from tests.served import Server, launch
 from tests.system.container import free_port, write_model

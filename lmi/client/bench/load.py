@@ -23,7 +23,7 @@ import orjson
 from lmi.client import answers
 from lmi.client.bench.dialects import Ask, Dialect
 from lmi.http.listener import owners
-from lmi.shared import linux
+from lmi.shared import processes
 
 # The outcomes of requests that have no whole answer.
 LOST = "lost"
@@ -220,7 +220,7 @@ def cpu_of(url: str) -> dict[str, float]:
     pids = set[int]()
     for listener in owners(parts.port or default_port):
         pids.add(listener)
-        pids.update(linux.descendants(listener))
+        pids.update(processes.descendants(listener))
 
     cpu_s: dict[str, float] = {}
     for pid in pids:
@@ -229,7 +229,7 @@ def cpu_of(url: str) -> dict[str, float]:
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
             # The ticks in user and in system mode. Source: proc(5).
             ticks = int(fields[11]) + int(fields[12])
-            cpu_s[f"{linux.title(pid)} ({pid})"] = ticks / os.sysconf("SC_CLK_TCK")
+            cpu_s[f"{processes.title(pid)} ({pid})"] = ticks / os.sysconf("SC_CLK_TCK")
 
     return cpu_s
 

@@ -47,7 +47,7 @@ from lmi.executor import (
     SamplingConfig,
 )
 from lmi.settings.config import EngineConfig
-from lmi.shared import linux
+from lmi.shared import processes
 from tests.fake_runner import FakeRunner, Floats, SharingRunner, log_softmax
 from tests.handlers.lmi_dist.test_executor import collect, joined
 from tests.handlers.lmi_dist.test_speculation import steady
@@ -466,17 +466,17 @@ def test_the_compilation_of_a_guide_ends_when_the_last_request_that_waits_for_it
     result_of(executor, regex("a"))
     pid = compiling_process(executor)
     wait_until(
-        lambda: linux.descendants(pid) == [], "the forks of other tests have ended", TIMEOUT_S
+        lambda: processes.descendants(pid) == [], "the forks of other tests have ended", TIMEOUT_S
     )
     for number in range(4, 9):
         ids = executor.enqueue_requests([exploding(number)] * 2)
         wait_until(
-            lambda: len(linux.descendants(pid)) == 1, "its fork compiles the guide", TIMEOUT_S
+            lambda: len(processes.descendants(pid)) == 1, "its fork compiles the guide", TIMEOUT_S
         )
-        forks = linux.descendants(pid)
+        forks = processes.descendants(pid)
         executor.cancel_request(ids[0])
         collect_ids(executor, [ids[0]])
-        if linux.descendants(pid) == forks:
+        if processes.descendants(pid) == forks:
             break  # else it has reached its own limit meanwhile, as on a busy machine it may
 
         collect_ids(executor, [ids[1]])
@@ -484,7 +484,7 @@ def test_the_compilation_of_a_guide_ends_when_the_last_request_that_waits_for_it
         raise AssertionError("the fork ended with the first of its two requests")
 
     executor.cancel_request(ids[1])
-    wait_until(lambda: linux.descendants(pid) == [], "the fork ends", 1.0)
+    wait_until(lambda: processes.descendants(pid) == [], "the fork ends", 1.0)
 
 
 def test_an_option_gives_json_its_spaces() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from lmi.models.folder import ModelFolder
 from lmi.runtime import ServerRuntime
-from lmi.shared.linux import descendants
+from lmi.shared.processes import descendants
 from tests.system.container import ROOT, wait_until
 from tests.system.engines.foreign_engine import write_adapter
 from tests.system.sagemaker.several import SeveralServer, error_of, several_models
