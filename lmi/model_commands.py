@@ -61,7 +61,7 @@ def pull(name: str, revision: str | None) -> int:
 @click.command("list")
 @click.option("--json", "is_json", is_flag=True, help="one JSON array")
 def list_models(is_json: bool) -> None:
-    """Show the models that were fetched.
+    """Show the models that were fetched, and what was made of other GGUF files, by their paths.
 
     Those of the catalogue that were not are named too, with their sizes and licences.
     """
@@ -95,7 +95,10 @@ def list_models(is_json: bool) -> None:
 @click.command()
 @click.argument("names", nargs=-1, required=True, metavar="NAME…")
 def rm(names: Sequence[str]) -> int:
-    """Remove fetched models, by the names that `lmi list` shows."""
+    """Remove fetched models, by the names that `lmi list` shows.
+
+    A name that is the path of a GGUF file means what was made of it. The file itself stays.
+    """
     models = _kept_models()
     code = 0
     for name in names:

@@ -1,16 +1,20 @@
-"""What lies in the caches of this machine: models of the catalogue, repositories of the hub, and
-what came from S3. `lmi list` shows it and `lmi rm` removes it.
+"""What lies in the caches of this machine: models of the catalogue, repositories of the hub, what
+came from S3, and what was made of GGUF files. `lmi list` shows it and `lmi rm` removes it.
 """
 
 import fcntl
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lmi.errors import ModelUnusable
 from lmi.sources.catalogue import CATALOGUE, PackagedModel
+from lmi.sources.fetches import read
+from lmi.sources.gguf.find import OPENED_PREFIX, OpenedFrom
+from lmi.sources.source import OPENED_GGUF
 
 HUB_PREFIX = "models--"
 OF_STORE = "[0-9a-f]" * 64
@@ -18,17 +22,23 @@ OF_STORE = "[0-9a-f]" * 64
 
 @dataclass(frozen=True, slots=True)
 class KeptModel:
-    """A model, or an adapter, that was fetched."""
+    """A model, or an adapter, that was fetched, or the folder that was made of a GGUF file of
+    somebody's own.
+    """
 
     name: str
-    """What fetched it: a name of the catalogue, an id of the hub, or a URL of S3."""
+    """What fetched it: a name of the catalogue, an id of the hub, or a URL of S3. Else the path of
+    the GGUF file.
+    """
 
     source: str
-    """`catalogue`, `hub` or `s3`."""
+    """`catalogue`, `hub`, `s3` or `gguf`."""
 
     num_bytes: int
     folder: Path
     lock: Path
+    opened: tuple["KeptModel", ...] = ()
+    """What was made of the GGUF files among its own. It is counted with it, and goes with it."""
 
     def remove(self) -> None:
         """Remove its files. Raises ModelUnusable while a process fetches it.
@@ -42,6 +52,9 @@ class KeptModel:
             except BlockingIOError:
                 raise ModelUnusable(f"{self.name}: a process fetches it now") from None
 
+            for made in self.opened:
+                made.remove()
+
             shutil.rmtree(self.folder)
 
 
@@ -49,8 +62,17 @@ def kept_models(
     download_dir: Path, hub_cache: Path, catalogue: Mapping[str, PackagedModel] = CATALOGUE
 ) -> list[KeptModel]:
     """Return what lies in both caches, sorted by its name."""
-    models = [*_of_catalogue(download_dir, catalogue), *_of_hub(hub_cache), *_of_s3(download_dir)]
-    return sorted(models, key=lambda model: model.name)
+    fetched = [*_of_catalogue(download_dir, catalogue), *_of_hub(hub_cache), *_of_s3(download_dir)]
+    opened = list(_of_gguf(download_dir))
+    models: list[KeptModel] = []
+    for model in fetched:
+        folder = model.folder.absolute()
+        made = tuple(entry for entry in opened if Path(entry.name).is_relative_to(folder))
+        opened = [entry for entry in opened if entry not in made]
+        num_bytes = model.num_bytes + sum(entry.num_bytes for entry in made)
+        models.append(replace(model, num_bytes=num_bytes, opened=made))
+
+    return sorted([*models, *opened], key=lambda model: model.name)
 
 
 def _of_catalogue(
@@ -79,6 +101,23 @@ def _of_s3(download_dir: Path) -> Iterator[KeptModel]:
             name = f"s3:{folder.name[:12]}"
 
         yield KeptModel(name, "s3", _size(folder), folder, folder.with_suffix(".lock"))
+
+
+def _of_gguf(download_dir: Path) -> Iterator[KeptModel]:
+    """Yield what was made of GGUF files, by the path of the file. What cannot be read has the name
+    of its folder.
+    """
+    for folder in download_dir.glob(f"{OPENED_PREFIX}*"):
+        if folder.suffix or not folder.is_dir():
+            continue
+
+        name = folder.name
+        with suppress(OSError, ValueError):
+            opened_from = read(folder / OPENED_GGUF, OpenedFrom)
+            if opened_from is not None and opened_from.files:
+                name = opened_from.files[0][0]
+
+        yield KeptModel(name, "gguf", _size(folder), folder, folder.with_suffix(".lock"))
 
 
 def _size(folder: Path) -> int:

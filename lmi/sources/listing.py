@@ -13,6 +13,7 @@ from lmi.errors import ModelUnusable
 from lmi.settings.handler import announced
 from lmi.shared.gguf_file import first_part, parts_of
 from lmi.sources.fetches import WantedSource
+from lmi.sources.gguf.find import NO_MODEL
 from lmi.sources.source import (
     GGUF,
     PICKLES,
@@ -28,8 +29,6 @@ from lmi.sources.source import (
 )
 
 USUAL_WORD = "Q4_K_M"
-# A projector of images, or what was measured to quantise a model, is no model itself.
-NO_MODEL = re.compile(r"mmproj|imatrix\.gguf$")
 # A repository has a file for each of some 25 quantisations.
 MODELS_SHOWN = 30
 

@@ -217,6 +217,41 @@ def test_both_caches_are_listed_with_names_and_sizes(tiny: PackagedModel, tmp_pa
     assert kept_models(downloads, hub, {"tiny": tiny}) == []
 
 
+def test_what_was_made_of_gguf_files_is_listed_by_the_file_or_with_its_model(
+    tiny: PackagedModel, tmp_path: Path
+) -> None:
+    downloads = tmp_path / "cache"
+    tiny = replace(tiny, file_bytes=40_000)
+    folder = tiny.folder(downloads)
+    folder.mkdir(parents=True)
+    own_file = tmp_path / "own.gguf"
+    files = [own_file, folder / "tiny.gguf"]
+    for file in files:
+        write_small(file, tiny.file_bytes)
+
+    own_folder, tiny_folder = [open_file(file, job(downloads)) for file in files]
+    unreadable = downloads / "gguf-unreadable"
+    unreadable.mkdir()
+    (unreadable / "opened-gguf.json").write_text("{")
+
+    models = {model.name: model for model in kept_models(downloads, tmp_path, {"tiny": tiny})}
+    assert sorted(models) == sorted([str(own_file), unreadable.name, "tiny"])
+    own = models[str(own_file)]
+    assert (own.source, own.folder, own.num_bytes) == ("gguf", own_folder, bytes_of(own_folder))
+    assert models["tiny"].num_bytes == tiny.file_bytes + bytes_of(tiny_folder)
+
+    for model in models.values():
+        model.remove()
+
+    assert own_file.is_file() and kept_models(downloads, tmp_path, {"tiny": tiny}) == []
+    assert not own_folder.exists() and not tiny_folder.exists()
+
+
+def bytes_of(folder: Path) -> int:
+    files = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
+    return sum(file.stat().st_size for file in files)
+
+
 def test_a_model_that_is_being_fetched_is_not_removed(tmp_path: Path) -> None:
     hub = tmp_path / "hub"
     (hub / "models--owner--name").mkdir(parents=True)
@@ -258,7 +293,7 @@ def test_pull_list_and_rm_name_the_same_models(
     assert rows["smollm2"] == {
         "name": "smollm2",
         "source": "catalogue",
-        "bytes": smollm2.file_bytes,
+        "bytes": smollm2.file_bytes + bytes_of(opened),
         "folder": str(folder),
     }
 

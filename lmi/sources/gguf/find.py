@@ -1,6 +1,7 @@
 """Finds the GGUF file that a text or a folder means, and the folder that was made of it before."""
 
 import hashlib
+import re
 from pathlib import Path
 
 import msgspec
@@ -11,12 +12,14 @@ from lmi.shared.gguf_file import files_of, first_part
 from lmi.sources.fetches import read
 from lmi.sources.source import GGUF, NAMES_SHOWN, OPENED_GGUF, shown
 
+# The folders that are made of files have names that begin so.
+OPENED_PREFIX = "gguf-"
 # A folder that was made with a smaller number is made anew.
 VERSION = 1
 OTHER_WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth")
 CODE = "model.py"
-# A projector of images lies beside the model that it belongs to, and is no model itself.
-PROJECTOR = "mmproj"
+# A projector of images, or what was measured to quantise a model, is no model itself.
+NO_MODEL = re.compile(r"mmproj|imatrix\.gguf$")
 
 
 class OpenedFrom(msgspec.Struct, frozen=True):
@@ -64,7 +67,7 @@ def only_file(folder: Path) -> Path | None:
 
     files = set()
     for file in folder.glob(f"*{GGUF}"):
-        if PROJECTOR not in file.name:
+        if not NO_MODEL.search(file.name):
             files.add(first_part(file))
 
     if len(files) > 1:
@@ -77,7 +80,7 @@ def only_file(folder: Path) -> Path | None:
 def folder_of_file(file: Path, download_dir: Path) -> Path:
     """Return where the folder of a file lies, or will lie."""
     digest = hashlib.sha256(str(file.absolute()).encode()).hexdigest()
-    return download_dir / f"gguf-{digest[:32]}"
+    return download_dir / f"{OPENED_PREFIX}{digest[:32]}"
 
 
 def opened_before(file: Path, download_dir: Path) -> Path | None:
