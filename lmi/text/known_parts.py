@@ -50,6 +50,13 @@ CONTRACTIONS = (
 UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
 LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 BEFORE_WORD = r"[^\r\n\p{L}\p{N}]?"
+# The letters of scripts that have capitals, as DeepSeek LLM lists them.
+CASED_LETTERS = (
+    "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽ"
+    "ᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ί"
+    "ῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇ"
+    "Ꞌ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃"
+)
 ENDINGS = ("", *(f"{contraction}?" for contraction in CONTRACTIONS[:2]))
 CAPITALISED = tuple(f"{BEFORE_WORD}{UPPER}*{LOWER}+{ending}" for ending in ENDINGS)
 CAPITALS = tuple(f"{BEFORE_WORD}{UPPER}+{LOWER}*{ending}" for ending in ENDINGS)
@@ -64,6 +71,7 @@ ALTERNATIVES = (
     r" ?\p{L}+",
     r"\s?\p{L}+",
     r"[\p{L}]+",
+    rf"\s?[{CASED_LETTERS}]+",
     rf"{BEFORE_WORD}\p{{L}}+",
     rf"{BEFORE_WORD}+\p{{L}}+",
     rf"{BEFORE_WORD}[\p{{L}}\p{{M}}]+",
@@ -98,6 +106,7 @@ ALTERNATIVES = (
     r" ?[\p{P}\p{S}]+",
     r"\s?\p{P}+",
     r"\s?[!-/:-~！-／：-～‘-‟　-。]+",
+    r"\s?[!-/:-~！-／：-～‘-‟、-。]+",
     r"[\p{P}\$\+<=>\^~\|`]+",
     r"[\p{P}\$\+<=>\^~\|]+",
     r" ?[^(\s|[.,!?…。，、।۔،])]+",
@@ -107,6 +116,7 @@ ALTERNATIVES = (
     "[一-龥]+",
     "[一-龥぀-ゟ゠-ヿ]+",
     "[一-龥ࠀ-一가-퟿]+",
+    r"[一-龥ࠀ-一가-퟿&&\S]+",
     r"[\p{Han}]+",
     r"\p{Han}+",
     "[가-힣ㄱ-ㆎ]+",
@@ -115,6 +125,7 @@ ALTERNATIVES = (
     # Spaces and lines.
     SPACES,
     r"\s+(?!\S)",
+    r"(?<!\s)\s++\z",
     r"[\r\n]",
     r"[\r\n]+",
     r"[^\n]+",

@@ -13,6 +13,7 @@ from math import isfinite
 from typing import Any
 
 from lmi.sources.gguf.values import GgufValues
+from lmi.text.known_parts import CASED_LETTERS
 
 Part = dict[str, Any]
 
@@ -79,11 +80,22 @@ QWEN35 = (
 TEKKEN = rf"{CAPITALISED}|{CAPITALS}|\p{{N}}|{REST_WITH_SLASH}"
 O200K = rf"{CAPITALISED}{CONTRACTIONS}?|{CAPITALS}{CONTRACTIONS}?|\p{{N}}{{1,3}}|{REST_WITH_SLASH}"
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+# llama.cpp takes no space for one of these, though the ranges of the makers have some.
+DEEPSEEK_CJK = r"[一-龥ࠀ-一가-퟿&&\S]+"
+DEEPSEEK_LLM = (
+    r"[\r\n]",
+    rf"\s?[{CASED_LETTERS}]+",
+    r"\s?[!-/:-~！-／：-～‘-‟、-。]+",
+    # Spaces at the end, of which only the first is tried, so that a long row takes no longer.
+    r"(?<!\s)\s++\z",
+    DEEPSEEK_CJK,
+    r"\p{N}+",
+)
 DEEPSEEK_CODER = (
     r"[\r\n]",
     r"\s?\p{L}+",
     r"\s?\p{P}+",
-    "[一-龥ࠀ-一가-퟿]+",
+    DEEPSEEK_CJK,
     r"\p{N}",
 )
 DEEPSEEK_V3 = (
@@ -146,6 +158,7 @@ WORDS_BY_NAME: Mapping[str, Words] = {
     "refact": GPT2_WORDS_AND_DIGITS,
     "command-r": GPT2_WORDS_AND_DIGITS,
     "codeshell": GPT2_WORDS_AND_DIGITS,
+    "deepseek-llm": Words(DEEPSEEK_LLM),
     "deepseek-coder": Words(DEEPSEEK_CODER),
     "deepseek-v3": Words(DEEPSEEK_V3),
     "falcon": Words(FALCON),
