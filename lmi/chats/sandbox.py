@@ -2,8 +2,8 @@
 `limits.py`.
 
 Each filter and test is Jinja's own, after what it may take was spent. Those that take long, and
-that no chat template uses, are away. `BoundedTree` puts others, in whose names there is a blank,
-where a template makes values or takes time.
+that no chat template uses, are away. `bounded_tree.py` puts others where a template makes values or
+takes time.
 """
 
 import json
@@ -16,21 +16,30 @@ from types import BuiltinMethodType, MethodType
 from typing import Any
 
 import jinja2
-from jinja2 import ext, filters as plain, nodes, runtime, sandbox, utils, visitor
+from jinja2 import ext, filters as plain, nodes, runtime, sandbox, utils
 from jinja2.parser import Parser
 
 from lmi.chats import limits
+from lmi.chats.bounded_tree import (
+    CLOCK,
+    CONCAT,
+    LISTED,
+    MADE,
+    PART,
+    BoundedTree,
+    check_branches,
+)
 from lmi.chats.limits import Budget, check_count, check_names, num_units, text_of
 from lmi.errors import GenerationFailed
 from lmi.settings.chat_templates import MAX_TEMPLATE_CHARS
 
 # The characters of a form of dates, and of the message of an exception.
 MAX_SHORT_CHARS = 1000
-# Jinja takes about a second for so many. Large templates have some ten thousand.
-MAX_NAMES_IN_BRANCHES = 1_000_000
 # These filters take long, and no chat template uses them.
 WITHOUT = ("pprint", "striptags", "urlize", "wordwrap", "xmlattr")
+# The result of these is spent when it is made.
 MEASURED = ("capitalize", "e", "escape", "forceescape", "lower", "string", "upper")
+# These sort or compare what they are given, or read all of it.
 HEAVY = (
     "dictsort",
     "filesizeformat",
@@ -45,7 +54,9 @@ HEAVY = (
     "urlencode",
     "wordcount",
 )
+# These read an attribute, or call a filter or a test, by a name that the template gives.
 NAMING = ("attr", "map", "reject", "rejectattr", "select", "selectattr")
+# These compare values, which may be large.
 TIMED_TESTS = (
     "!=",
     "<",
@@ -66,13 +77,8 @@ TIMED_TESTS = (
     "ne",
     "upper",
 )
-OF_NUMBERS = ("divisibleby", "even", "odd")
-CLOCK = " clock"
-MADE = " made"
-PART = " part"
-CONCAT = " concat"
-LISTED = " listed"
-
+# These compute with `%`, which writes a text if their value is one.
+TESTS_OF_NUMBERS = ("divisibleby", "even", "odd")
 Filter = Callable[..., Any]
 
 
@@ -212,7 +218,7 @@ class TemplateEnvironment(sandbox.ImmutableSandboxedEnvironment):
         for name in TIMED_TESTS:
             tests[name] = self._measured(tests[name])
 
-        for name in OF_NUMBERS:
+        for name in TESTS_OF_NUMBERS:
             tests[name] = _of_number(tests[name])
 
     def _in_time(self, value: Any) -> Any:
@@ -220,6 +226,8 @@ class TemplateEnvironment(sandbox.ImmutableSandboxedEnvironment):
         return value
 
     def _measured(self, function: Filter) -> Filter:
+        """Return a filter or a test after which the clock is looked at and the result is spent."""
+
         @wraps(function)
         def bounded(*args: Any, **kwargs: Any) -> Any:
             return self.budget.made(function(*args, **kwargs))
@@ -227,6 +235,8 @@ class TemplateEnvironment(sandbox.ImmutableSandboxedEnvironment):
         return bounded
 
     def _heavy(self, function: Filter) -> Filter:
+        """Return a filter that refuses too much to sort or compare."""
+
         @wraps(function)
         def bounded(*args: Any, **kwargs: Any) -> Any:
             values = [self._at_hand(value) for value in args]
@@ -237,6 +247,8 @@ class TemplateEnvironment(sandbox.ImmutableSandboxedEnvironment):
         return bounded
 
     def _naming(self, function: Filter) -> Filter:
+        """Return a filter that refuses a long name."""
+
         @wraps(function)
         def bounded(context: Any, values: Any, *args: Any, **kwargs: Any) -> Any:
             self.budget.check_time()
@@ -294,9 +306,8 @@ class TemplateEnvironment(sandbox.ImmutableSandboxedEnvironment):
         text = text_of(s)
         old = text_of(old)
         new = text_of(new)
-        limits.spend_replacement(
-            self.budget, text, (old, new) if count is None else (old, new, count)
-        )
+        args = (old, new) if count is None else (old, new, count)
+        limits.spend_replacement(self.budget, text, args)
         return str(self.budget.made(plain.do_replace(eval_ctx, text, old, new, count)))
 
     def do_center(self, value: Any, width: int = 80) -> str:
@@ -422,66 +433,3 @@ def _of_number(function: Filter) -> Filter:
         return isinstance(value, int | float) and bool(function(value, *args))
 
     return bounded
-
-
-class BoundedTree(visitor.NodeTransformer):
-    """Changes a parsed template in place."""
-
-    def visit(self, node: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(node, nodes.Call | nodes.Filter | nodes.Test) and node.dyn_args is not None:
-            node.dyn_args = _filtered(node.dyn_args, LISTED)
-
-        self.generic_visit(node)
-        match node:
-            case nodes.For() | nodes.Macro() | nodes.CallBlock():
-                clock = _filtered(nodes.Const(None, lineno=node.lineno), CLOCK)
-                node.body.insert(0, nodes.ExprStmt(clock).set_lineno(node.lineno))
-                if isinstance(node, nodes.For) and node.test is not None:
-                    clock = _filtered(nodes.Const(True, lineno=node.lineno), CLOCK)
-                    node.test = nodes.And(clock, node.test).set_lineno(node.lineno)
-            case nodes.Concat():
-                return _filtered(node.nodes[0], CONCAT, *node.nodes[1:])
-            case nodes.Dict():
-                return _filtered(node, MADE)
-            case nodes.List() | nodes.Tuple(ctx="load") if not _is_const(node):
-                return _filtered(node, MADE)
-            case nodes.Getitem(arg=nodes.Slice() as part):
-                ends = [end or nodes.Const(None) for end in (part.start, part.stop, part.step)]
-                return _filtered(node.node, PART, *ends)
-            case nodes.Compare() if not _is_short(node):
-                return _filtered(node, CLOCK)
-
-        return node
-
-
-def check_branches(tree: nodes.Template) -> None:
-    """Raise TemplateError for a template that Jinja compiles for long: it copies all names for each
-    branch.
-    """
-    num_names = len({node.name for node in tree.find_all(nodes.Name)})
-    num_branches = sum(1 for _ in tree.find_all(nodes.If))
-    if num_names * num_branches > MAX_NAMES_IN_BRANCHES:
-        raise jinja2.TemplateError(
-            f"over {MAX_NAMES_IN_BRANCHES} names in branches: {num_names} x {num_branches}"
-        )
-
-
-def _is_short(node: nodes.Compare) -> bool:
-    """Whether a comparison is with a constant, and so takes no longer than the constant is long."""
-    if len(node.ops) > 1:
-        return False
-
-    operand = node.ops[0]
-    is_search = operand.op in ("in", "notin")
-    return _is_const(operand.expr) or (_is_const(node.expr) and not is_search)
-
-
-def _filtered(node: nodes.Node, name: str, *args: nodes.Node) -> nodes.Expr:
-    return nodes.Filter(node, name, list(args), [], None, None, lineno=node.lineno)
-
-
-def _is_const(node: nodes.Node) -> bool:
-    if isinstance(node, nodes.List | nodes.Tuple):
-        return all(map(_is_const, node.items))
-
-    return isinstance(node, nodes.Const)

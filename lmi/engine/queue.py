@@ -201,6 +201,9 @@ class RequestQueue:
         return self._first_of(client for client in self._clients.values() if client.lines)
 
     def _first_of(self, clients: Iterable[Client]) -> Turn | None:
+        """The turn of the client with the most urgent request, and of several the one who had least
+        of the engine.
+        """
         client = min(clients, key=lambda client: (-max(client.lines), client.had), default=None)
         return None if client is None else Turn(client, client.first)
 
@@ -227,11 +230,13 @@ class RequestQueue:
                 if priority > entry.priority:
                     ahead.add(map(self._cost_of, line))
                 elif priority == entry.priority and client is not sender:
-                    ahead.add(self._first(line, client.had, had_then, wins_ties))
+                    ahead.add(self._costs_before(line, client.had, had_then, wins_ties))
 
         return ahead
 
-    def _first(self, line: Line, had: float, had_then: float, wins_ties: bool) -> Iterator[float]:
+    def _costs_before(
+        self, line: Line, had: float, had_then: float, wins_ties: bool
+    ) -> Iterator[float]:
         """Yield the costs of the requests that start before their client, who has had `had`, has
         had `had_then`.
         """

@@ -147,7 +147,7 @@ class Dispatcher:
 
             self._entries[entry.engine_id] = entry
 
-        self._count()
+        self._count_requests()
 
     def status_of(self, entry: FrontEndEntry) -> WaitStatus:
         """Return how far a request without a token is."""
@@ -210,7 +210,7 @@ class Dispatcher:
             if entry.engine_id is None:
                 if entry.request_id in entry.connection.entries:
                     self._end(entry, time.monotonic(), has_left=has_left)
-                    self._count()
+                    self._count_requests()
 
                 return
 
@@ -232,7 +232,7 @@ class Dispatcher:
         with self._lock:
             now = time.monotonic()
             # Before requests end, since the queue learns who was in these steps.
-            self._observe(has_output=True)
+            self._note_steps(has_output=True)
 
             for response in responses:
                 entry = self._entries.get(response.request_id)
@@ -293,7 +293,7 @@ class Dispatcher:
         """
         record = self._record
         with self._lock:
-            self._observe(has_output=False)
+            self._note_steps(has_output=False)
             now = time.monotonic()
             for entry, error in self._queue.expired(now):
                 assert isinstance(entry, FrontEndEntry)
@@ -332,9 +332,9 @@ class Dispatcher:
         self._record.running_loras = listed(running)
         self._record.waiting_loras = listed(waiting)
 
-    def _observe(self, *, has_output: bool) -> None:
-        """Update the record. A batch of Responses counts as a step even if the executor reports
-        none.
+    def _note_steps(self, *, has_output: bool) -> None:
+        """Write the executor's steps since the last look into the record. A batch of Responses
+        counts as a step even if the executor reports none.
         """
         record = self._record
         steps = self._executor.get_latest_iteration_stats()
@@ -368,7 +368,7 @@ class Dispatcher:
             record.max_num_blocks = cache.max_num_blocks
             record.tokens_per_block = cache.tokens_per_block
 
-    def _count(self) -> None:
+    def _count_requests(self) -> None:
         """Write the running and waiting requests, which together are all that have not ended."""
         num_running = min(self._num_active, len(self._entries))
         self._num_active = num_running

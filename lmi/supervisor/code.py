@@ -15,6 +15,7 @@ NOTHING_BESIDE_CODE = {"PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def user_code(runtime: Runtime, cores: Cores | None = None) -> ChildKind:
+    """Return the kind of the processes that run a model's own code."""
     config = runtime.config
     cores_of_code = of_cores(cores.others if cores else ())
     user = config.server.user
@@ -62,5 +63,6 @@ def limits(config: Config) -> HangLimits:
     limit_s = server.predict_timeout_s if config.is_user_code else config.engine.step_timeout_s
     if limit_s is None:
         limit_s = math.inf
+
     loading_s = config.engine.model_loading_timeout_s
     return HangLimits(loading_s, limit_s, limit_s, "worked on one request", waiting_counts=False)

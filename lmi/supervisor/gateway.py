@@ -10,7 +10,7 @@ from lmi.runtime import ServerRuntime
 from lmi.settings.annexes import digest
 from lmi.shared.files import write_whole
 from lmi.supervisor.child import Child, ChildKind
-from lmi.supervisor.kinds import MAX_FRONT_END_DEATHS, environ_of_child
+from lmi.supervisor.kinds import FRONT_END_DEATHS_WINDOW_S, MAX_FRONT_END_DEATHS, environ_of_child
 from lmi.supervisor.restarts import RestartTable
 
 
@@ -35,7 +35,7 @@ def gateways(runtime: ServerRuntime, port: int) -> list[Child]:
                 f"the gateway cannot listen on port {gateway_port} (with_gateway)"
             )
 
-        if code == 2:
+        if code == BadConfiguration.exit_code:
             return BadConfiguration("the gateway cannot start, see the log above")
 
         return None
@@ -46,7 +46,7 @@ def gateways(runtime: ServerRuntime, port: int) -> list[Child]:
         # The variables with secrets stay in it: the gateway uses S3.
         environ=lambda slot: environ_of_child(os.environ) | variables,
         become=user.become if user else None,
-        restarts=lambda: RestartTable(MAX_FRONT_END_DEATHS, 600.0),
+        restarts=lambda: RestartTable(MAX_FRONT_END_DEATHS, FRONT_END_DEATHS_WINDOW_S),
         fatal=fatal,
         lost_label="gateway_lost",
     )

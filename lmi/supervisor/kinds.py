@@ -30,6 +30,7 @@ from lmi.supervisor.restarts import HangLimits, RestartTable
 APP = "lmi.server.app:create_app()"
 FAILED_NOTICE_S = 2.0
 MAX_FRONT_END_DEATHS = 10
+FRONT_END_DEATHS_WINDOW_S = 600.0
 ENGINE_OOM_SCORE = 500
 ENGINE_ERRORS = {
     error.exit_code: error for error in (BadConfiguration, ModelUnusable, SecurityRefused)
@@ -208,6 +209,9 @@ def front_end(
 
         return FRONT_END_ERRORS[code](message)
 
+    def restarts() -> RestartTable:
+        return RestartTable(MAX_FRONT_END_DEATHS, FRONT_END_DEATHS_WINDOW_S, first_delay_s=0.05)
+
     def environ(slot: int) -> dict[str, str]:
         inherited = environ_of_front_end(environ_of(runtime.path, user))
         return inherited | of_cores(cores()) | variables
@@ -220,7 +224,7 @@ def front_end(
         inherited_fds=tuple(inherited_fds),
         # Gunicorn imports from its working directory, and a model folder is not trusted.
         folder=str(runtime.path),
-        restarts=lambda: RestartTable(MAX_FRONT_END_DEATHS, 600.0, first_delay_s=0.05),
+        restarts=restarts,
         fatal=fatal,
         lost_label="front_end_lost",
         serves_clients=True,
