@@ -221,20 +221,29 @@ def test_a_pickled_checkpoint_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_step_for_which_memory_runs_out_fails_and_the_next_one_runs() -> None:
-    """In a process of its own, whose memory is limited after its first step."""
+    """In a process of its own without torch, whose memory is limited after its first step."""
     code = (
         "import resource, sys\n"
+        "from handlers.lmi_dist.facts import read_facts\n"
+        "from handlers.lmi_dist.native.library import load\n"
+        "from handlers.lmi_dist.native.records import TOKENS_PER_BLOCK\n"
+        "from handlers.lmi_dist.native_runner import NativeRunner\n"
         "from handlers.lmi_dist.plan import Chunk, Plan\n"
-        "from tests.handlers.lmi_dist.play import forward, load_native, table_of\n"
-        "runner, ids, table = load_native(sys.argv[1], max_length=1000), list(range(3, 303)) * 3, "
-        "table_of(0, 1000)\n"
+        "from handlers.lmi_dist.runner import Limits\n"
+        "from lmi.settings.config import EngineConfig\n"
+        "limits = Limits(1, 1000, 1024)\n"
+        "runner = NativeRunner(\n"
+        "    read_facts(sys.argv[1]), load(), EngineConfig(), limits, lambda stage, share: None\n"
+        ")\n"
+        "ids = list(range(3, 303)) * 3\n"
+        "table = list(range(limits.num_cache_tokens // TOKENS_PER_BLOCK))\n"
         "small, large = (Plan([], [Chunk(0, 0, ids[:size], size, table)]) for size in (20, 900))\n"
-        "expected = forward(runner, small)\n"
+        "expected = runner.forward(small).copy()\n"
         "limit = int(open('/proc/self/statm').read().split()[0]) * 4096 + 400_000\n"
         "resource.setrlimit(resource.RLIMIT_AS, (limit, limit))\n"
-        "try:\n    forward(runner, large)\n"
+        "try:\n    runner.forward(large)\n"
         "except MemoryError as error:\n    print(error)\n"
-        "print(bool((forward(runner, small) == expected).all()))"
+        "print(bool((runner.forward(small) == expected).all()))"
     )
     command = [sys.executable, "-c", code, str(tiny_model("llama"))]
     done = subprocess.run(command, cwd=DEMO.parents[2], capture_output=True, text=True, check=True)
